@@ -1,0 +1,65 @@
+"""The exceptions that moeinf raises on purpose; each message is one line that names the remedy.
+
+    MoeinfError                    anything a user can mend; the command line prints it and exits 1
+    |- UsageError                  a value or a combination of options that cannot be meant (exit 2)
+    |- ModelNotFoundError          no stored model of that name
+    |- CheckpointError             the source is not a checkpoint that can be converted
+    |  `- UnsupportedModelError    a sound checkpoint of an architecture moeinf does not know
+    |- HubError                    the Hugging Face Hub refused, is out of reach or sent wrong bytes
+    |- StoreError                  the store is damaged, read-only, locked or of a newer version
+    |  `- ExpertReadError          an expert could not be read from its shard
+    |- DiskSpaceError              not enough free disk for a pull
+    |- OutOfMemoryError            the model, or its dense part, does not fit the memory budget
+    |- ContextLengthError          the prompt is longer than the context
+    `- TextError                   a tokenizer or chat template that fails, hangs or is malformed
+"""
+
+
+class MoeinfError(Exception):
+    """Root of the tree: one line for the user, with the remedy."""
+
+    exit_code = 1
+
+
+class UsageError(MoeinfError):
+    exit_code = 2
+
+
+class ModelNotFoundError(MoeinfError):
+    pass
+
+
+class CheckpointError(MoeinfError):
+    pass
+
+
+class UnsupportedModelError(CheckpointError):
+    pass
+
+
+class HubError(MoeinfError):
+    pass
+
+
+class StoreError(MoeinfError):
+    pass
+
+
+class ExpertReadError(StoreError):
+    pass
+
+
+class DiskSpaceError(MoeinfError):
+    pass
+
+
+class OutOfMemoryError(MoeinfError):
+    pass
+
+
+class ContextLengthError(MoeinfError):
+    pass
+
+
+class TextError(MoeinfError):
+    pass

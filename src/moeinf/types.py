@@ -1,0 +1,174 @@
+"""Values that pass between layers, and the protocols that have two implementations.
+
+MoE layers are numbered 0..num_layers-1 in order of depth, counting only layers that have experts;
+an architecture maps its own decoder layers onto them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:  # list, show and the policies need these types but must not pay for importing torch
+    from torch import Tensor
+
+DType = Literal["bf16", "f16", "f32"]
+DTYPE_BYTES: Mapping[DType, int] = {"bf16": 2, "f16": 2, "f32": 4}
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
+
+BLOCK_ALIGN_BYTES = 4096  # O_DIRECT wants offset, length and address on the device's block: 4 KiB covers all
+TENSOR_ALIGN_BYTES = 64  # one cache line, and one AVX-512 load
+
+
+class ExpertId(NamedTuple):
+    layer: int
+    expert: int
+
+
+@dataclass(frozen=True, slots=True)
+class MoeShape:
+    """How many MoE layers, experts in each, and experts that one token uses in each."""
+
+    num_layers: int
+    num_experts: int
+    top_k: int
+
+    @property
+    def total_experts(self) -> int:
+        return self.num_layers * self.num_experts
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One tensor inside an expert block (or a dense file): where it lies and what it is."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    offset_bytes: int  # from the start of the block
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertLayout:
+    """The block of one expert. All experts of a model share it, so a tier is an arena of equal slots."""
+
+    tensors: tuple[TensorSpec, ...]
+    block_bytes: int  # end of the last tensor
+    stride_bytes: int  # block_bytes rounded up to BLOCK_ALIGN_BYTES: distance between two experts
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertPiece:
+    """A run of elements of a source tensor that is one whole part (gate, up or down) of one expert."""
+
+    layer: int
+    expert: int
+    part: str
+    start_element: int
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPlan:
+    """What an architecture expects of a checkpoint, under the checkpoint's own tensor names.
+
+    dense:   name -> shape; each is required, and kept under its name.
+    experts: alternative layouts of the expert weights (one tensor an expert, or fused ones). The first layout whose
+             names are all present is taken. Each maps a source name to its shape and the pieces cut from it.
+    parts:   the tensors of one expert block, in block order, with their shapes.
+    ignored: regular expressions (full match) of tensors that carry nothing for this architecture.
+    """
+
+    moe: MoeShape
+    parts: Mapping[str, tuple[int, ...]]
+    dense: Mapping[str, tuple[int, ...]]
+    experts: Sequence[Mapping[str, tuple[tuple[int, ...], tuple[ExpertPiece, ...]]]]
+    ignored: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What `show` and memory planning need to know of a model without loading it."""
+
+    architecture: str  # model_type of config.json
+    num_params: int
+    active_params: int  # used by one token
+    num_shared_experts: int
+    context_length: int
+    hidden_size: int
+    num_layers: int  # decoder layers, MoE or not
+    vocab_size: int
+    kv_bytes_per_token: int
+    dtype: DType  # of the dense weights, the activations and the KV cache
+
+
+class Routing(NamedTuple):
+    """What the router of one MoE layer chose: ids int64 and weights, both [tokens, top_k]."""
+
+    ids: Tensor
+    weights: Tensor
+
+
+class Experts(Protocol):
+    """All that a model knows of its experts, wherever they lie."""
+
+    def run(self, layer: int, hidden: Tensor, routing: Routing) -> Tensor:
+        """Weighted sum of the routed experts' outputs. hidden and result: [tokens, hidden_size]."""
+        ...
+
+    @property
+    def wants_expectations(self) -> bool:
+        """Whether `expect` is worth calling (a look-ahead predictor is in use)."""
+        ...
+
+    def expect(self, layer: int, ids: Tensor) -> None:
+        """A guess at the routing of a later layer, ids [tokens, top_k], made before that layer's input is known."""
+        ...
+
+
+class ReadDone(NamedTuple):
+    """Keys whose reads ended since they were last asked for."""
+
+    done: IntArray
+    failed: IntArray
+
+
+class Reader(Protocol):
+    """Reads byte ranges of files into the arena; the native engine and its Python twin.
+
+    Keys are the caller's (layer * num_experts + expert). Requests of priority inf are demand: they overtake every
+    other and may use the whole queue depth. Finite priorities are prefetches: highest first, and only while no demand
+    waits, at most `prefetch_depth` segments of them in flight. Called from one thread; no call but `wait_any` blocks.
+    """
+
+    @property
+    def backend(self) -> str: ...  # "io_uring" | "threads" | "pure"
+
+    @property
+    def notice(self) -> str: ...  # one line when O_DIRECT or io_uring was refused, else ""
+
+    def submit(self, keys: IntArray, files: IntArray, offsets: IntArray, destinations: IntArray, num_bytes: int,
+               priorities: FloatArray) -> None: ...
+
+    def reprioritise(self, keys: IntArray, priorities: FloatArray) -> None: ...
+
+    def cancel(self, keys: IntArray) -> IntArray: ...
+
+    def wait_any(self, keys: IntArray) -> IntArray: ...
+
+    def poll(self) -> ReadDone: ...
+
+    def bytes_read(self) -> int: ...
+
+    def busy_seconds(self) -> float: ...
+
+    def close(self) -> None: ...
+
+
+Message = Mapping[str, Any]  # {"role": "user", "content": "..."}
