@@ -1,0 +1,48 @@
+"""Architectures, one file per family, found by the model_type of config.json."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any, Protocol, cast
+
+from moeinf.errors import CheckpointError, UnsupportedModelError
+from moeinf.laps import Laps
+from moeinf.types import DType, Experts, ModelInfo, TensorPlan
+
+SUPPORTED = ("mixtral", "olmoe", "qwen3_moe")
+
+
+class Architecture(Protocol):
+    """What the module of a family offers; docs/adding-a-model.md walks through one."""
+
+    def tensor_plan(self, config: dict[str, Any]) -> TensorPlan:
+        """The tensors that a checkpoint with this config.json has. Raises CheckpointError for a bad field."""
+        ...
+
+    def model_info(self, config: dict[str, Any], dtype: DType) -> ModelInfo: ...
+
+    def build(self, config: dict[str, Any], weights: Any, experts: Experts, laps: Laps) -> Any:
+        """The runnable model (models.decoder.Decoder) over dense weights by name."""
+        ...
+
+
+def architecture(config: dict[str, Any]) -> Architecture:
+    """The family of a parsed config.json.
+
+    Raises CheckpointError where model_type is missing, UnsupportedModelError for a type that is not in SUPPORTED.
+    """
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str):
+        raise CheckpointError("config.json has no model_type: not a Hugging Face checkpoint")
+    if model_type in SUPPORTED:
+        return cast(Architecture, import_module(f"moeinf.models.{model_type}"))
+    experts = next((key for key in ("num_experts", "num_local_experts", "n_routed_experts") if config.get(key)), None)
+    if experts is None:
+        raise UnsupportedModelError(
+            f"{model_type} is not a Mixture-of-Experts model (config.json names no experts); "
+            f"moeinf runs {', '.join(SUPPORTED)}"
+        )
+    raise UnsupportedModelError(f"architecture {model_type!r} is not supported; moeinf runs {', '.join(SUPPORTED)}")
+
+
+__all__ = ["SUPPORTED", "Architecture", "architecture"]

@@ -1,0 +1,78 @@
+"""Mixtral 8x7B and 8x22B: every layer has 8 experts, each token takes 2 (arXiv 2401.04088)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from moeinf.laps import Laps
+from moeinf.models.decoder import Decoder, DecoderConfig, MoeBlock, decoder_shapes
+from moeinf.models.fields import Fields, rope_theta
+from moeinf.models.layers import AttentionConfig, Weights
+from moeinf.models.moe_plan import gated_experts_plan, plan_info
+from moeinf.types import DType, Experts, ModelInfo, MoeShape, Routing, TensorPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    decoder: DecoderConfig
+    moe: MoeShape
+    intermediate_size: int
+
+    @staticmethod
+    def parse(config: dict[str, Any]) -> Config:
+        f = Fields(config)
+        f.only("hidden_act", "silu", None)
+        f.only("quantization_config", None)
+        heads, hidden, layers = f.count("num_attention_heads"), f.count("hidden_size"), f.count("num_hidden_layers")
+        attention = AttentionConfig(
+            hidden_size=hidden,
+            num_heads=heads,
+            num_kv_heads=f.count("num_key_value_heads", heads),
+            head_dim=f.count("head_dim", hidden // heads, minimum=2),
+            norm_eps=f.number("rms_norm_eps", 1e-5),
+            rope_theta=rope_theta(f, 1e6),
+            window=f.count("sliding_window", 0) or None,
+        )
+        decoder = DecoderConfig(attention, layers, f.count("vocab_size"), f.count("max_position_embeddings"),
+                                f.flag("tie_word_embeddings", False))
+        moe = MoeShape(layers, f.count_of("num_local_experts", "num_experts"), f.count("num_experts_per_tok"))
+        return Config(decoder, moe, f.count("intermediate_size"))
+
+
+class Router:
+    """Softmax over all experts, the best k, weights made to sum to 1."""
+
+    def __init__(self, weight: Tensor, top_k: int) -> None:
+        self._weight = weight  # [experts, hidden]
+        self._top_k = top_k
+
+    def __call__(self, hidden: Tensor) -> Routing:
+        probabilities = torch.softmax(F.linear(hidden, self._weight).float(), dim=-1)
+        weights, ids = torch.topk(probabilities, self._top_k, dim=-1)
+        return Routing(ids, weights / weights.sum(dim=-1, keepdim=True))
+
+
+def tensor_plan(config: dict[str, Any]) -> TensorPlan:
+    c = Config.parse(config)
+    blocks = [f"model.layers.{i}.block_sparse_moe." for i in range(c.decoder.num_layers)]
+    dense = decoder_shapes(c.decoder)
+    dense |= {f"{block}gate.weight": (c.moe.num_experts, c.decoder.attention.hidden_size) for block in blocks}
+    return gated_experts_plan(c.decoder, c.moe, dense, blocks, c.intermediate_size, ("w1", "w3", "w2"))
+
+
+def model_info(config: dict[str, Any], dtype: DType) -> ModelInfo:
+    return plan_info("mixtral", Config.parse(config).decoder, tensor_plan(config), dtype)
+
+
+def build(config: dict[str, Any], weights: Weights, experts: Experts, laps: Laps) -> Decoder:
+    c = Config.parse(config)
+    blocks = [
+        MoeBlock(i, Router(weights[f"model.layers.{i}.block_sparse_moe.gate.weight"], c.moe.top_k), experts, laps)
+        for i in range(c.decoder.num_layers)
+    ]
+    return Decoder(c.decoder, weights, blocks, experts, laps)

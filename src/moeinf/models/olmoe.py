@@ -1,0 +1,85 @@
+"""OLMoE: 64 experts a layer, 8 a token, norms over whole queries and keys (arXiv 2409.02060)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from moeinf.laps import Laps
+from moeinf.models.decoder import Decoder, DecoderConfig, MoeBlock, decoder_shapes
+from moeinf.models.fields import Fields, rope_theta
+from moeinf.models.layers import AttentionConfig, Weights
+from moeinf.models.moe_plan import gated_experts_plan, plan_info
+from moeinf.types import DType, Experts, ModelInfo, MoeShape, Routing, TensorPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    decoder: DecoderConfig
+    moe: MoeShape
+    intermediate_size: int
+    norm_topk_prob: bool
+
+    @staticmethod
+    def parse(config: dict[str, Any]) -> Config:
+        f = Fields(config)
+        f.only("hidden_act", "silu", None)
+        f.only("quantization_config", None)
+        heads, hidden, layers = f.count("num_attention_heads"), f.count("hidden_size"), f.count("num_hidden_layers")
+        attention = AttentionConfig(
+            hidden_size=hidden,
+            num_heads=heads,
+            num_kv_heads=f.count("num_key_value_heads", heads),
+            head_dim=hidden // heads,
+            norm_eps=f.number("rms_norm_eps", 1e-5),
+            rope_theta=rope_theta(f, 1e4),
+            bias=f.flag("attention_bias", False),
+            qk_norm="full",
+            clip_qkv=f.number("clip_qkv", 0.0) or None,
+        )
+        decoder = DecoderConfig(attention, layers, f.count("vocab_size"), f.count("max_position_embeddings"),
+                                f.flag("tie_word_embeddings", False))
+        moe = MoeShape(layers, f.count_of("num_experts", "num_local_experts"), f.count("num_experts_per_tok"))
+        return Config(decoder, moe, f.count("intermediate_size"), f.flag("norm_topk_prob", False))
+
+
+class Router:
+    """Softmax over all experts, the best k; their weights sum to 1 only where norm_topk_prob says so."""
+
+    def __init__(self, weight: Tensor, top_k: int, normalise: bool) -> None:
+        self._weight = weight  # [experts, hidden]
+        self._top_k = top_k
+        self._normalise = normalise
+
+    def __call__(self, hidden: Tensor) -> Routing:
+        logits = F.linear(hidden, self._weight)
+        weights, ids = torch.topk(torch.softmax(logits, dim=-1, dtype=torch.float32), self._top_k, dim=-1)
+        if self._normalise:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        return Routing(ids, weights.to(logits.dtype))
+
+
+def tensor_plan(config: dict[str, Any]) -> TensorPlan:
+    c = Config.parse(config)
+    blocks = [f"model.layers.{i}.mlp." for i in range(c.decoder.num_layers)]
+    dense = decoder_shapes(c.decoder)
+    dense |= {f"{block}gate.weight": (c.moe.num_experts, c.decoder.attention.hidden_size) for block in blocks}
+    names = ("gate_proj", "up_proj", "down_proj")
+    return gated_experts_plan(c.decoder, c.moe, dense, blocks, c.intermediate_size, names)
+
+
+def model_info(config: dict[str, Any], dtype: DType) -> ModelInfo:
+    return plan_info("olmoe", Config.parse(config).decoder, tensor_plan(config), dtype)
+
+
+def build(config: dict[str, Any], weights: Weights, experts: Experts, laps: Laps) -> Decoder:
+    c = Config.parse(config)
+    blocks = [
+        MoeBlock(i, Router(weights[f"model.layers.{i}.mlp.gate.weight"], c.moe.top_k, c.norm_topk_prob), experts, laps)
+        for i in range(c.decoder.num_layers)
+    ]
+    return Decoder(c.decoder, weights, blocks, experts, laps)

@@ -1,0 +1,102 @@
+"""Qwen3-MoE: 128 small experts a layer, per-head norms on queries and keys (arXiv 2505.09388)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from moeinf.errors import CheckpointError
+from moeinf.laps import Laps
+from moeinf.models.decoder import Block, Decoder, DecoderConfig, MoeBlock, decoder_shapes
+from moeinf.models.fields import Fields, rope_theta
+from moeinf.models.layers import AttentionConfig, GatedMLP, Weights, mlp_shapes
+from moeinf.models.moe_plan import gated_experts_plan, plan_info
+from moeinf.types import DType, Experts, ModelInfo, MoeShape, Routing, TensorPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    decoder: DecoderConfig
+    moe: MoeShape
+    moe_layers: tuple[int, ...]  # decoder layers that have experts; the others a dense MLP
+    intermediate_size: int  # of the dense MLPs
+    moe_intermediate_size: int
+    norm_topk_prob: bool
+
+    @staticmethod
+    def parse(config: dict[str, Any]) -> Config:
+        f = Fields(config)
+        f.only("hidden_act", "silu", None)
+        f.only("quantization_config", None)
+        f.only("use_sliding_window", False, None)
+        heads, hidden, layers = f.count("num_attention_heads"), f.count("hidden_size"), f.count("num_hidden_layers")
+        attention = AttentionConfig(
+            hidden_size=hidden,
+            num_heads=heads,
+            num_kv_heads=f.count("num_key_value_heads", heads),
+            head_dim=f.count("head_dim", hidden // heads, minimum=2),
+            norm_eps=f.number("rms_norm_eps", 1e-6),
+            rope_theta=rope_theta(f, 1e4),
+            bias=f.flag("attention_bias", False),
+            qk_norm="head",
+        )
+        decoder = DecoderConfig(attention, layers, f.count("vocab_size"), f.count("max_position_embeddings"),
+                                f.flag("tie_word_embeddings", False))
+        step, dense_only = f.count("decoder_sparse_step", 1), config.get("mlp_only_layers") or []
+        moe_layers = tuple(i for i in range(layers) if i not in dense_only and (i + 1) % step == 0)
+        if not moe_layers:
+            raise CheckpointError("config.json: decoder_sparse_step and mlp_only_layers leave no layer with experts")
+        moe = MoeShape(len(moe_layers), f.count_of("num_experts", "num_local_experts"), f.count("num_experts_per_tok"))
+        return Config(decoder, moe, moe_layers, f.count("intermediate_size", hidden),
+                      f.count("moe_intermediate_size"), f.flag("norm_topk_prob", False))
+
+
+class Router:
+    """Softmax over all experts, the best k; their weights sum to 1 only where norm_topk_prob says so."""
+
+    def __init__(self, weight: Tensor, top_k: int, normalise: bool) -> None:
+        self._weight = weight  # [experts, hidden]
+        self._top_k = top_k
+        self._normalise = normalise
+
+    def __call__(self, hidden: Tensor) -> Routing:
+        logits = F.linear(hidden, self._weight)
+        weights, ids = torch.topk(torch.softmax(logits, dim=-1, dtype=torch.float32), self._top_k, dim=-1)
+        if self._normalise:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        return Routing(ids, weights.to(logits.dtype))
+
+
+def tensor_plan(config: dict[str, Any]) -> TensorPlan:
+    c = Config.parse(config)
+    hidden = c.decoder.attention.hidden_size
+    dense = decoder_shapes(c.decoder)
+    for i in range(c.decoder.num_layers):
+        if i in c.moe_layers:
+            dense[f"model.layers.{i}.mlp.gate.weight"] = (c.moe.num_experts, hidden)
+        else:
+            dense |= mlp_shapes(hidden, c.intermediate_size, f"model.layers.{i}.mlp.")
+    blocks = [f"model.layers.{i}.mlp." for i in c.moe_layers]
+    names = ("gate_proj", "up_proj", "down_proj")
+    return gated_experts_plan(c.decoder, c.moe, dense, blocks, c.moe_intermediate_size, names)
+
+
+def model_info(config: dict[str, Any], dtype: DType) -> ModelInfo:
+    return plan_info("qwen3_moe", Config.parse(config).decoder, tensor_plan(config), dtype)
+
+
+def build(config: dict[str, Any], weights: Weights, experts: Experts, laps: Laps) -> Decoder:
+    c = Config.parse(config)
+    blocks: list[Block] = []
+    for i in range(c.decoder.num_layers):
+        prefix = f"model.layers.{i}.mlp."
+        if i in c.moe_layers:
+            router = Router(weights[f"{prefix}gate.weight"], c.moe.top_k, c.norm_topk_prob)
+            blocks.append(MoeBlock(c.moe_layers.index(i), router, experts, laps))
+        else:
+            blocks.append(GatedMLP(weights, prefix))
+    return Decoder(c.decoder, weights, blocks, experts, laps)

@@ -1,0 +1,133 @@
+"""Every architecture against transformers, on tiny random configs that switch its features on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from moeinf.laps import Laps
+from moeinf.models import SUPPORTED, architecture
+from moeinf.models.decoder import Decoder
+from moeinf.models.layers import gated_mlp
+from moeinf.runtime.experts import ResidentExperts
+from moeinf.types import TensorPlan
+
+COMMON: dict[str, Any] = {
+    "vocab_size": 97, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "max_position_embeddings": 256, "rope_theta": 10000.0, "tie_word_embeddings": False, "bos_token_id": 0,
+    "eos_token_id": 1, "initializer_range": 0.2,
+}
+MIXTRAL = COMMON | {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 96}
+QWEN3 = COMMON | {
+    "model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32,
+    "intermediate_size": 48, "head_dim": 24, "norm_topk_prob": True,
+}
+OLMOE = COMMON | {"model_type": "olmoe", "num_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 32}
+CONFIGS = {
+    "mixtral": MIXTRAL,
+    "mixtral sliding window": MIXTRAL | {"sliding_window": 9},
+    "qwen3_moe": QWEN3,
+    "qwen3_moe tied, weights not normalised": QWEN3 | {"tie_word_embeddings": True, "norm_topk_prob": False},
+    "qwen3_moe dense layers, biased attention": QWEN3 | {"decoder_sparse_step": 2, "attention_bias": True},
+    "qwen3_moe dense layers by name": QWEN3 | {"mlp_only_layers": [1]},
+    "olmoe": OLMOE,
+    "olmoe clipped, normalised": OLMOE | {"clip_qkv": 0.9, "norm_topk_prob": True},
+}
+
+
+class Pair:
+    """A transformers model and ours over the same weights, as save_pretrained wrote them."""
+
+    def __init__(self, config: dict[str, Any], folder: Path) -> None:
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        torch.manual_seed(7)
+        kind = config["model_type"]
+        values = {key: value for key, value in config.items() if key != "model_type"}
+        model: Any = AutoModelForCausalLM
+        self.theirs = model.from_config(AutoConfig.for_model(kind, **values)).float().eval()
+        with torch.no_grad():
+            for name, parameter in self.theirs.named_parameters():
+                if "norm" in name or name.endswith("bias"):
+                    parameter.add_(torch.randn_like(parameter) * 0.1)
+        self.theirs.save_pretrained(folder)
+        self.tensors = safetensors.torch.load_file(folder / "model.safetensors")
+        saved = json.loads((folder / "config.json").read_text())
+        arch = architecture(saved)
+        self.plan = arch.tensor_plan(saved)
+        self.info = arch.model_info(saved, "f32")
+        experts = ResidentExperts(expert_weights(self.plan, self.tensors), gated_mlp)
+        self.ours: Decoder = arch.build(saved, self.tensors, experts, Laps())
+
+
+def expert_weights(plan: TensorPlan, tensors: dict[str, Tensor]) -> Callable[[int, int], list[Tensor]]:
+    layout = next(layout for layout in plan.experts if layout.keys() <= tensors.keys())
+    found: dict[tuple[int, int, str], Tensor] = {}
+    for name, (shape, pieces) in layout.items():
+        assert tuple(tensors[name].shape) == shape
+        for piece in pieces:
+            part = plan.parts[piece.part]
+            end = piece.start_element + part[0] * part[1]
+            weight = tensors[name].flatten()[piece.start_element : end].view(part)
+            found[piece.layer, piece.expert, piece.part] = weight
+    return lambda layer, expert: [found[layer, expert, part] for part in plan.parts]
+
+
+@pytest.fixture(scope="module", params=CONFIGS, ids=lambda name: name.replace(" ", "-"))
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return Pair(CONFIGS[request.param], tmp_path_factory.mktemp("checkpoint"))
+
+
+PROMPT = torch.tensor([5, 17, 3, 88, 41, 41, 2, 60, 9, 33, 75, 14, 96, 22, 8, 51, 7])
+
+
+def logits(model: Decoder, chunks: list[Tensor]) -> Tensor:
+    cache = model.new_cache(256)
+    return torch.cat([model.forward(chunk, cache, last_only=False) for chunk in chunks])
+
+
+@torch.inference_mode()
+def test_logits_are_those_of_transformers(pair: Pair) -> None:
+    theirs = pair.theirs(PROMPT[None]).logits[0]
+    assert theirs.std() > 0.1, "the comparison means something"
+    assert (logits(pair.ours, [PROMPT]) - theirs).abs().max() < 1e-4
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("size", [1, 2, 5, 16])
+def test_prefill_in_chunks_equals_prefill_at_once(pair: Pair, size: int) -> None:
+    whole = logits(pair.ours, [PROMPT])
+    assert (logits(pair.ours, list(torch.split(PROMPT, size))) - whole).abs().max() < 1e-4
+
+
+@torch.inference_mode()
+def test_64_greedy_tokens_are_those_of_transformers(pair: Pair) -> None:
+    theirs = pair.theirs.generate(PROMPT[None], max_new_tokens=64, do_sample=False, eos_token_id=None, pad_token_id=0)
+    cache = pair.ours.new_cache(256)
+    token = pair.ours.forward(PROMPT, cache)[-1].argmax()
+    ours = [int(token)]
+    for _ in range(63):
+        token = pair.ours.forward(token[None], cache)[-1].argmax()
+        ours.append(int(token))
+    assert ours == theirs[0, len(PROMPT) :].tolist()
+
+
+def test_the_plan_names_every_tensor_of_the_checkpoint_and_no_other(pair: Pair) -> None:
+    layout = next(layout for layout in pair.plan.experts if layout.keys() <= pair.tensors.keys())
+    assert pair.plan.dense.keys() | layout.keys() == pair.tensors.keys()
+    assert all(tuple(pair.tensors[name].shape) == shape for name, shape in pair.plan.dense.items())
+
+
+def test_model_info_counts_the_parameters_of_transformers(pair: Pair) -> None:
+    assert pair.info.num_params == sum(p.numel() for p in pair.theirs.parameters())
+
+
+def test_each_supported_architecture_is_compared() -> None:
+    assert {config["model_type"] for config in CONFIGS.values()} == set(SUPPORTED)
