@@ -1,0 +1,216 @@
+// moeinf._native: the arena and the read engine for Python.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <cerrno>
+#include <chrono>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "moeinf/arena.h"
+#include "moeinf/errors.h"
+#include "moeinf/reader.h"
+
+namespace nb = nanobind;
+using moeinf::Arena;
+
+namespace {
+
+template <typename T>
+using Column = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Keys = Column<std::int64_t>;
+using Priorities = Column<double>;
+
+constexpr std::chrono::milliseconds kSignalPeriod(100);  // how long Ctrl-C may go unnoticed
+
+nb::object read_failure_type() { return nb::module_::import_("moeinf._native").attr("ReadFailure"); }
+
+nb::object to_numpy(std::vector<std::int64_t> values) {
+  auto owned = std::make_unique<std::vector<std::int64_t>>(std::move(values));
+  std::int64_t* data = owned->data();
+  const std::size_t count = owned->size();
+  nb::capsule owner(owned.get(), [](void* p) noexcept { delete static_cast<std::vector<std::int64_t>*>(p); });
+  owned.release();
+  return nb::cast(nb::ndarray<nb::numpy, std::int64_t, nb::ndim<1>>(data, {count}, owner));
+}
+
+void require_as_many(const Keys& keys, std::size_t count, const char* name) {
+  if (count != keys.shape(0)) {
+    throw std::invalid_argument(std::to_string(keys.shape(0)) + " keys and " + std::to_string(count) + " " +
+                                name);
+  }
+}
+
+moeinf::BackendKind backend_kind(const std::string& name) {
+  if (name == "auto") return moeinf::BackendKind::kAuto;
+  if (name == "io_uring") return moeinf::BackendKind::kRing;
+  if (name == "threads") return moeinf::BackendKind::kThreads;
+  throw std::invalid_argument("backend is '" + name + "'; it is 'auto', 'io_uring' or 'threads'");
+}
+
+// The engine knows no Python: this adds arrays, the GIL and signals.
+class NativeReader {
+ public:
+  NativeReader(std::vector<std::string> paths, std::vector<std::int64_t> sizes, std::shared_ptr<Arena> arena,
+               const moeinf::ReaderOptions& options)
+      : read_done_(nb::module_::import_("moeinf.types").attr("ReadDone")), arena_(std::move(arena)) {
+    const nb::gil_scoped_release released;
+    reader_ = std::make_unique<moeinf::Reader>(std::move(paths), std::move(sizes), arena_, options);
+  }
+  ~NativeReader() { close(); }
+
+  std::string backend() const { return reader_->backend(); }
+  const std::string& notice() const { return reader_->notice(); }
+
+  void submit(const Keys& keys, const Keys& files, const Keys& offsets, const Keys& destinations,
+              std::int64_t num_bytes, const Priorities& priorities) {
+    require_as_many(keys, files.shape(0), "files");
+    require_as_many(keys, offsets.shape(0), "offsets");
+    require_as_many(keys, destinations.shape(0), "destinations");
+    require_as_many(keys, priorities.shape(0), "priorities");
+    reader_->submit(keys.data(), files.data(), offsets.data(), destinations.data(), num_bytes,
+                    priorities.data(), keys.shape(0));
+  }
+
+  void reprioritise(const Keys& keys, const Priorities& priorities) {
+    require_as_many(keys, priorities.shape(0), "priorities");
+    reader_->reprioritise(keys.data(), priorities.data(), keys.shape(0));
+  }
+
+  nb::object cancel(const Keys& keys) { return to_numpy(reader_->cancel(keys.data(), keys.shape(0))); }
+
+  nb::object wait_any(const Keys& keys) {
+    for (;;) {
+      std::vector<std::int64_t> done;
+      {
+        const nb::gil_scoped_release released;
+        done = reader_->wait_any(keys.data(), keys.shape(0), kSignalPeriod);
+      }
+      if (!done.empty()) return to_numpy(std::move(done));
+      if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    }
+  }
+
+  nb::object poll() {
+    moeinf::Scheduler::Polled polled = reader_->poll();
+    return read_done_(to_numpy(std::move(polled.done)), to_numpy(std::move(polled.failed)));
+  }
+
+  std::int64_t bytes_read() const { return reader_->bytes_read(); }
+  double busy_seconds() const { return reader_->busy_seconds(); }
+
+  void close() {
+    const nb::gil_scoped_release released;
+    if (reader_) reader_->close();
+  }
+
+ private:
+  nb::object read_done_;
+  std::shared_ptr<Arena> arena_;
+  std::unique_ptr<moeinf::Reader> reader_;
+};
+
+void raise_read_failure(const moeinf::ReadFailure& failure) {
+  const nb::object type = read_failure_type();
+  const nb::object raised = type(failure.what());
+  raised.attr("key") = failure.key;
+  raised.attr("errno") = failure.error;
+  raised.attr("path") = failure.path;
+  raised.attr("offset") = failure.offset;
+  raised.attr("num_bytes_read") = failure.num_bytes_read;
+  PyErr_SetObject(type.ptr(), raised.ptr());
+}
+
+void raise_system_failure(const moeinf::SystemFailure& failure) {
+  if (failure.path.empty()) {
+    PyErr_SetObject(PyExc_OSError, nb::make_tuple(failure.error, failure.what()).ptr());
+    return;
+  }
+  errno = failure.error;  // the subclass follows from it: FileNotFoundError, PermissionError
+  PyErr_SetFromErrnoWithFilename(PyExc_OSError, failure.path.c_str());
+}
+
+void translate(const std::exception_ptr& thrown, void*) {
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const moeinf::ReadFailure& failure) {
+    raise_read_failure(failure);
+  } catch (const moeinf::SystemFailure& failure) {
+    raise_system_failure(failure);
+  }
+}
+
+void bind_read_failure(nb::module_& m) {
+  const nb::object type =
+      nb::steal(PyErr_NewExceptionWithDoc("moeinf._native.ReadFailure",
+                                          "A read that failed or came back short; errno is 0 where the file "
+                                          "has the wrong size. key is -1 at opening.",
+                                          PyExc_OSError, nullptr));
+  if (!type.is_valid()) throw nb::python_error();
+  m.attr("ReadFailure") = type;
+}
+
+void bind_arena(nb::module_& m) {
+  nb::class_<Arena>(
+      m, "Arena", "Anonymous memory on a 2 MiB border, taken from the machine page by page as it is written.")
+      .def(nb::init<std::size_t>(), nb::arg("num_bytes"))
+      .def_prop_ro("address",
+                   [](const Arena& arena) { return reinterpret_cast<std::uintptr_t>(arena.data()); })
+      .def_prop_ro("num_bytes", &Arena::num_bytes)
+      .def(
+          "array",
+          [](nb::pointer_and_handle<Arena> self) {
+            return nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>(self.p->data(), {self.p->num_bytes()},
+                                                                     self.h);
+          },
+          "All of it as a writable array that keeps the arena alive.");
+}
+
+void bind_reader(nb::module_& m) {
+  nb::class_<NativeReader>(m, "NativeReader", "moeinf.types.Reader over io_uring or a pool of threads.")
+      .def(
+          "__init__",
+          [](NativeReader* self, std::vector<std::string> paths, std::vector<std::int64_t> sizes,
+             std::shared_ptr<Arena> arena, const std::string& backend, bool direct, int queue_depth,
+             int prefetch_depth, std::int64_t segment_bytes) {
+            moeinf::ReaderOptions options;
+            options.backend = backend_kind(backend);
+            options.direct = direct;
+            options.queue_depth = queue_depth;
+            options.prefetch_depth = prefetch_depth;
+            options.segment_bytes = segment_bytes;
+            new (self) NativeReader(std::move(paths), std::move(sizes), std::move(arena), options);
+          },
+          nb::arg("paths"), nb::arg("sizes"), nb::arg("arena"), nb::kw_only(), nb::arg("backend") = "auto",
+          nb::arg("direct") = true, nb::arg("queue_depth") = moeinf::ReaderOptions().queue_depth,
+          nb::arg("prefetch_depth") = moeinf::ReaderOptions().prefetch_depth,
+          nb::arg("segment_bytes") = moeinf::ReaderOptions().segment_bytes)
+      .def_prop_ro("backend", &NativeReader::backend)
+      .def_prop_ro("notice", &NativeReader::notice)
+      .def("submit", &NativeReader::submit, nb::arg("keys").noconvert(), nb::arg("files").noconvert(),
+           nb::arg("offsets").noconvert(), nb::arg("destinations").noconvert(), nb::arg("num_bytes"),
+           nb::arg("priorities").noconvert())
+      .def("reprioritise", &NativeReader::reprioritise, nb::arg("keys").noconvert(),
+           nb::arg("priorities").noconvert())
+      .def("cancel", &NativeReader::cancel, nb::arg("keys").noconvert())
+      .def("wait_any", &NativeReader::wait_any, nb::arg("keys").noconvert())
+      .def("poll", &NativeReader::poll)
+      .def("bytes_read", &NativeReader::bytes_read)
+      .def("busy_seconds", &NativeReader::busy_seconds)
+      .def("close", &NativeReader::close);
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  m.doc() = "The native read engine: memory for experts, and reads into it in the background.";
+  nb::register_exception_translator(translate);
+  bind_read_failure(m);
+  bind_arena(m);
+  bind_reader(m);
+}

@@ -1,0 +1,27 @@
+// The memory that experts are read into: one anonymous mapping, cut into slots by its owner.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "moeinf/mapping.h"
+
+namespace moeinf {
+
+class Arena {
+ public:
+  // Reserves num_bytes > 0 on a 2 MiB border; pages come from the kernel, zeroed, when they are first
+  // written, so memory in use is that of the slots in use. Throws std::invalid_argument for 0 bytes,
+  // std::bad_alloc where refused.
+  explicit Arena(std::size_t num_bytes);
+
+  unsigned char* data() const { return data_; }
+  std::size_t num_bytes() const { return num_bytes_; }
+
+ private:
+  Mapping mapping_;
+  unsigned char* data_ = nullptr;
+  std::size_t num_bytes_ = 0;
+};
+
+}  // namespace moeinf

@@ -1,0 +1,45 @@
+// The open files of one reader, each checked for its size and opened past the page cache where its file
+// system allows.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "moeinf/descriptor.h"
+
+namespace moeinf {
+
+constexpr std::int64_t kBlockBytes = 4096;  // O_DIRECT wants offset, length and address on it
+
+class FileSet {
+ public:
+  // Opens every file. Throws SystemFailure (missing file, no permission, too many open files) and, where a
+  // size is not the expected one, ReadFailure.
+  FileSet(std::vector<std::string> paths, std::vector<std::int64_t> sizes, bool direct);
+
+  int count() const { return static_cast<int>(files_.size()); }
+  int descriptor(int file) const { return files_[file].descriptor.get(); }
+  bool is_direct(int file) const { return files_[file].direct; }
+  std::int64_t num_bytes(int file) const { return files_[file].num_bytes; }
+  const std::string& path(int file) const { return files_[file].path; }
+
+  std::int64_t num_bytes_now(int file) const;            // asks the file system; -1 where it does not tell
+  const std::string& notice() const { return notice_; }  // one line when O_DIRECT was refused, else empty
+  void close();                                          // only when nothing reads any more
+
+ private:
+  struct File {
+    std::string path;
+    std::int64_t num_bytes = 0;
+    Descriptor descriptor;
+    bool direct = false;
+  };
+
+  static File open(const std::string& path, std::int64_t num_bytes, bool direct, int& refusal);
+
+  std::vector<File> files_;
+  std::string notice_;
+};
+
+}  // namespace moeinf

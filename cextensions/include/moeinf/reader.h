@@ -1,0 +1,72 @@
+// Reads byte ranges of files into an arena in the background: files, scheduler and backend put together.
+#pragma once
+
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "moeinf/arena.h"
+#include "moeinf/backend.h"
+#include "moeinf/errors.h"
+#include "moeinf/file_set.h"
+#include "moeinf/scheduler.h"
+
+namespace moeinf {
+
+enum class BackendKind { kAuto, kRing, kThreads };
+
+struct ReaderOptions {
+  BackendKind backend = BackendKind::kAuto;
+  bool direct = true;
+  int queue_depth = 16;
+  int prefetch_depth = 4;
+  std::int64_t segment_bytes = 1 << 20;
+  PreadFunction pread = ::pread;
+};
+
+class Reader {
+ public:
+  // Throws std::invalid_argument for options out of range, SystemFailure and ReadFailure as FileSet and the
+  // backends do.
+  Reader(std::vector<std::string> paths, std::vector<std::int64_t> sizes, std::shared_ptr<Arena> arena,
+         const ReaderOptions& options);
+  ~Reader();  // closes
+
+  const char* backend() const { return backend_->name(); }
+  const std::string& notice() const { return notice_; }
+
+  // `destinations` are offsets in the arena. Throws std::invalid_argument, before anything is queued, for a
+  // known key and for a range that is not on 4 KiB borders or not inside its file and the arena.
+  void submit(const std::int64_t* keys, const std::int64_t* files, const std::int64_t* offsets,
+              const std::int64_t* destinations, std::int64_t num_bytes, const double* priorities,
+              std::size_t count);
+  void reprioritise(const std::int64_t* keys, const double* priorities, std::size_t count);
+  std::vector<std::int64_t> cancel(const std::int64_t* keys, std::size_t count);
+
+  // As Scheduler::wait_any, but a failure is thrown as ReadFailure. Empty: the time is over.
+  std::vector<std::int64_t> wait_any(const std::int64_t* keys, std::size_t count,
+                                     std::chrono::milliseconds timeout);
+  Scheduler::Polled poll() { return scheduler_.poll(); }
+
+  std::int64_t bytes_read() const { return scheduler_.bytes_read(); }
+  double busy_seconds() const { return scheduler_.busy_seconds(); }
+  void close();  // drops what is queued, waits for what is in flight; any thread, any number of times
+
+ private:
+  void start(const ReaderOptions& options);
+  ReadFailure failure(const FailedRequest& failed) const;
+
+  std::shared_ptr<Arena> arena_;
+  FileSet files_;
+  Scheduler scheduler_;
+  std::unique_ptr<Backend> backend_;
+  std::string notice_;
+  std::mutex closing_;
+};
+
+}  // namespace moeinf

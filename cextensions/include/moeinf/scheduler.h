@@ -1,0 +1,123 @@
+// Which segment is read next, and what has landed: the queue between the thread that asks and the threads
+// that read.
+//
+// Requests of priority +inf are demand: first come, first served, and free to fill the queue depth. Finite
+// priorities are prefetches: highest first, only while no demand waits to be issued, and at most
+// prefetch_depth of their segments in flight. A request is issued segment by segment, so a half-issued
+// prefetch yields to a demand.
+//
+// Every member may be called from any thread; one mutex guards all state and is never held across a system
+// call. Only wait_any (caller's side) and wait_next (reader's side) block, and close() wakes both for good.
+// Members of the caller's side throw std::invalid_argument once closed. Memory of a segment that was handed
+// out belongs to the reader's side until finished() is called for it, also after close().
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <unordered_map>
+#include <vector>
+
+#include "moeinf/segment_read.h"
+
+namespace moeinf {
+
+struct Request {
+  std::int64_t key = 0;
+  int file = 0;
+  std::int64_t offset = 0;
+  unsigned char* destination = nullptr;
+  std::int64_t num_bytes = 0;
+  double priority = 0;
+};
+
+struct FailedRequest {
+  Request request;
+  Outcome outcome;
+};
+
+class Scheduler {
+ public:
+  Scheduler(int queue_depth, int prefetch_depth, std::int64_t segment_bytes);
+
+  // Caller's side. The first two tell whether something may be issued now: only then is there a reason to
+  // wake a reader, and the wake-up of a sleeping thread is what a call costs.
+  bool submit(const std::vector<Request>& requests);  // all or, where a key is known already, none
+  bool reprioritise(const std::int64_t* keys, const double* priorities, std::size_t count);
+  std::vector<std::int64_t> cancel(const std::int64_t* keys, std::size_t count);
+
+  struct Waited {
+    std::vector<std::int64_t> done;  // in the order in which they landed; forgotten by the scheduler
+    std::optional<FailedRequest> failed;
+  };
+  // Blocks until one of the keys has landed or failed, or the time is over (then both members are empty). A
+  // failure is reported alone, and only the failed key is forgotten.
+  Waited wait_any(const std::int64_t* keys, std::size_t count, std::chrono::milliseconds timeout);
+
+  struct Polled {
+    std::vector<std::int64_t> done;
+    std::vector<std::int64_t> failed;
+  };
+  Polled poll();
+
+  // Reader's side.
+  bool try_next(Segment* segment);   // false: nothing may be issued now
+  bool wait_next(Segment* segment);  // false: closed
+  void finished(const Segment& segment, const Outcome& outcome);
+  void wake_one();  // a thread inside wait_next looks again
+
+  void close();
+  bool is_closed() const;
+  std::int64_t bytes_read() const;
+  double busy_seconds() const;   // time in which at least one segment was in flight
+  void check_integrity() const;  // throws std::logic_error; for tests
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  struct Entry {
+    Request request;
+    std::uint64_t order = 0;        // ties: first come, first served
+    std::int64_t issued_bytes = 0;  // handed out so far
+    std::int64_t landed_bytes = 0;
+    int in_flight = 0;  // segments
+    Outcome failure;    // the first one
+    bool complete = false;
+  };
+  struct Sooner {
+    bool operator()(const Entry* a, const Entry* b) const;
+  };
+
+  static bool is_demand(const Entry& entry);
+  static bool has_failed(const Entry& entry);
+  bool can_issue() const;
+  void take(Segment* segment);
+  void require_open() const;
+  void require_known(const std::int64_t* keys, std::size_t count) const;
+  void forget_landed(const Entry* entry);
+
+  const int queue_depth_;
+  const int prefetch_depth_;
+  const std::int64_t segment_bytes_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable work_;    // wait_next
+  std::condition_variable landed_;  // wait_any
+  std::unordered_map<std::int64_t, Entry> entries_;
+  std::set<Entry*, Sooner> waiting_;    // entries with segments not yet issued
+  std::vector<const Entry*> complete_;  // landed or failed, in that order, and not collected
+  std::uint64_t next_order_ = 0;
+  int in_flight_ = 0;
+  int prefetch_in_flight_ = 0;
+  int num_waiters_ = 0;
+  bool closed_ = false;
+  std::int64_t bytes_read_ = 0;
+  Clock::duration busy_{};
+  Clock::time_point busy_since_{};
+};
+
+}  // namespace moeinf

@@ -1,0 +1,47 @@
+// The full-length loop of one segment: what is still to be asked of the kernel after each of its answers.
+#pragma once
+
+#include <cstdint>
+
+namespace moeinf {
+
+// A piece of a request: the unit of issuing, so that a demand waits for one segment and not for a whole
+// expert.
+struct Segment {
+  std::int64_t key = 0;
+  int file = 0;
+  std::int64_t offset = 0;  // in the file
+  unsigned char* destination = nullptr;
+  std::int64_t num_bytes = 0;
+};
+
+struct Outcome {
+  std::int64_t num_bytes_read = 0;
+  int error = 0;       // errno
+  bool ended = false;  // the file ended before the segment did
+};
+
+class SegmentRead {
+ public:
+  SegmentRead() = default;
+  SegmentRead(const Segment& segment, bool direct) : segment_(segment), direct_(direct) {}
+
+  const Segment& segment() const { return segment_; }
+  unsigned char* destination() const { return segment_.destination + progress_; }
+  std::int64_t offset() const { return segment_.offset + progress_; }
+  std::int64_t num_bytes() const { return segment_.num_bytes - progress_; }
+
+  // Takes the kernel's answer (bytes read, or -errno); true: ask again for what is left, false: see
+  // outcome().
+  bool advance(std::int64_t result);
+  const Outcome& outcome() const { return outcome_; }
+
+ private:
+  Segment segment_;
+  bool direct_ = false;
+  std::int64_t progress_ = 0;
+  int num_interruptions_ = 0;
+  Outcome outcome_;
+};
+
+}  // namespace moeinf

@@ -1,0 +1,30 @@
+#include "moeinf/arena.h"
+
+#include <new>
+#include <stdexcept>
+
+namespace moeinf {
+namespace {
+
+constexpr std::size_t kHugePageBytes = std::size_t{2} << 20;
+
+}  // namespace
+
+Arena::Arena(std::size_t num_bytes) : num_bytes_(num_bytes) {
+  if (num_bytes == 0) throw std::invalid_argument("an arena needs at least one byte");
+  if (num_bytes > SIZE_MAX - kHugePageBytes) throw std::bad_alloc();
+  // Mapped larger by one huge page, since mmap aligns to small pages only; the rest is address space, never
+  // memory.
+  const std::size_t mapped_bytes = num_bytes + kHugePageBytes;
+  void* address = ::mmap(nullptr, mapped_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (address == MAP_FAILED) throw std::bad_alloc();
+  mapping_ = Mapping(address, mapped_bytes);
+  const auto start = reinterpret_cast<std::uintptr_t>(address);
+  data_ = reinterpret_cast<unsigned char*>((start + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes);
+#ifdef MADV_HUGEPAGE
+  // Only a hint: fewer TLB misses in the kernels, and fewer pages for the disk driver to look up.
+  (void)::madvise(data_, num_bytes, MADV_HUGEPAGE);
+#endif
+}
+
+}  // namespace moeinf

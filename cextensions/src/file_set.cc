@@ -1,0 +1,108 @@
+#include "moeinf/file_set.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <stdexcept>
+
+#include "moeinf/errors.h"
+
+namespace moeinf {
+namespace {
+
+int open_retrying(const std::string& path, int flags) {
+  int fd;
+  do {
+    fd = ::open(path.c_str(), flags);
+  } while (fd < 0 && errno == EINTR);
+  return fd;
+}
+
+#ifdef O_DIRECT
+// Some file systems accept the flag at open and refuse the first read.
+bool refuses_direct_read(int fd) {
+  const std::unique_ptr<void, decltype(&std::free)> block(std::aligned_alloc(kBlockBytes, kBlockBytes),
+                                                          &std::free);
+  if (!block) throw std::bad_alloc();
+  return ::pread(fd, block.get(), kBlockBytes, 0) < 0 && errno == EINVAL;
+}
+#endif
+
+// Past the page cache where possible; `refusal` is the errno of a file system that has no such reads, else 0.
+Descriptor open_direct(const std::string& path, int& refusal) {
+  refusal = 0;
+#ifdef O_DIRECT
+  Descriptor direct(open_retrying(path, O_RDONLY | O_CLOEXEC | O_DIRECT));
+  if (!direct.is_open() && errno != EINVAL) return direct;
+  if (direct.is_open() && !refuses_direct_read(direct.get())) return direct;
+  refusal = EINVAL;
+  return Descriptor(open_retrying(path, O_RDONLY | O_CLOEXEC));
+#else
+  Descriptor opened(open_retrying(path, O_RDONLY | O_CLOEXEC));
+#ifdef F_NOCACHE
+  if (opened.is_open() && ::fcntl(opened.get(), F_NOCACHE, 1) < 0) refusal = errno;
+#else
+  refusal = ENOTSUP;
+#endif
+  return opened;
+#endif
+}
+
+}  // namespace
+
+FileSet::FileSet(std::vector<std::string> paths, std::vector<std::int64_t> sizes, bool direct) {
+  if (paths.size() != sizes.size()) throw std::invalid_argument("as many sizes as paths are needed");
+  int num_refused = 0;
+  std::string first_refused;
+  int refusal = 0;
+  for (std::size_t i = 0; i < paths.size(); ++i) {
+    int refused = 0;
+    files_.push_back(open(paths[i], sizes[i], direct, refused));
+    if (refused == 0) continue;
+    if (num_refused++ == 0) first_refused = paths[i];
+    refusal = refused;
+  }
+  if (num_refused > 0) {
+    notice_ = "O_DIRECT refused for " + first_refused +
+              (num_refused > 1 ? " and " + std::to_string(num_refused - 1) + " more" : "") + " (" +
+              std::strerror(refusal) + "): reading through the page cache";
+  }
+}
+
+FileSet::File FileSet::open(const std::string& path, std::int64_t num_bytes, bool direct, int& refusal) {
+  File file;
+  file.path = path;
+  file.num_bytes = num_bytes;
+  file.descriptor =
+      direct ? open_direct(path, refusal) : Descriptor(open_retrying(path, O_RDONLY | O_CLOEXEC));
+  struct stat status {};
+  if (!file.descriptor.is_open() || ::fstat(file.descriptor.get(), &status) < 0) {
+    const int error = errno;
+    throw SystemFailure(error, "cannot open " + path + ": " + std::strerror(error), path);
+  }
+  if (!S_ISREG(status.st_mode)) throw SystemFailure(EINVAL, path + " is not a regular file", path);
+  if (status.st_size != num_bytes) {
+    throw ReadFailure(
+        path + " has " + std::to_string(status.st_size) + " bytes, expected " + std::to_string(num_bytes), -1,
+        0, path, 0, 0);
+  }
+#ifdef O_DIRECT
+  file.direct = direct && refusal == 0;
+#endif
+  return file;
+}
+
+std::int64_t FileSet::num_bytes_now(int file) const {
+  struct stat status {};
+  return ::fstat(descriptor(file), &status) == 0 ? static_cast<std::int64_t>(status.st_size) : -1;
+}
+
+void FileSet::close() {
+  for (File& file : files_) file.descriptor = Descriptor();
+}
+
+}  // namespace moeinf

@@ -1,0 +1,125 @@
+#include "moeinf/reader.h"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+namespace moeinf {
+namespace {
+
+constexpr int kMaxQueueDepth = 1024;
+constexpr std::int64_t kMaxSegmentBytes = std::int64_t{1} << 30;  // one read of the kernel is below 2 GiB
+constexpr int kMaxThreads = 16;  // more only wait for each other: the disk is full before
+
+const ReaderOptions& require_options(const ReaderOptions& options) {
+  if (options.queue_depth < 1 || options.queue_depth > kMaxQueueDepth) {
+    throw std::invalid_argument("queue_depth is " + std::to_string(options.queue_depth) +
+                                "; it is from 1 to " + std::to_string(kMaxQueueDepth));
+  }
+  if (options.prefetch_depth < 1) throw std::invalid_argument("prefetch_depth is at least 1");
+  if (options.segment_bytes < kBlockBytes || options.segment_bytes > kMaxSegmentBytes ||
+      options.segment_bytes % kBlockBytes != 0) {
+    throw std::invalid_argument("segment_bytes is a multiple of 4096, at most 1 GiB");
+  }
+  return options;
+}
+
+void require_range(const char* what, std::int64_t start, std::int64_t num_bytes, std::int64_t limit,
+                   std::int64_t key) {
+  if (start % kBlockBytes != 0 || num_bytes % kBlockBytes != 0) {
+    throw std::invalid_argument("key " + std::to_string(key) + ": " + std::to_string(num_bytes) +
+                                " bytes at " + std::to_string(start) + " of the " + what +
+                                " are not on 4096-byte borders");
+  }
+  if (start < 0 || num_bytes <= 0 || num_bytes > limit || start > limit - num_bytes) {
+    throw std::invalid_argument("key " + std::to_string(key) + ": " + std::to_string(num_bytes) +
+                                " bytes at " + std::to_string(start) + " are not inside the " + what +
+                                " of " + std::to_string(limit) + " bytes");
+  }
+}
+
+}  // namespace
+
+Reader::Reader(std::vector<std::string> paths, std::vector<std::int64_t> sizes, std::shared_ptr<Arena> arena,
+               const ReaderOptions& options)
+    : arena_(std::move(arena)),
+      files_(std::move(paths), std::move(sizes), require_options(options).direct),
+      scheduler_(options.queue_depth, options.prefetch_depth, options.segment_bytes),
+      notice_(files_.notice()) {
+  start(options);
+}
+
+Reader::~Reader() { close(); }
+
+void Reader::start(const ReaderOptions& options) {
+  const int num_threads = std::min(options.queue_depth, kMaxThreads);
+  if (options.backend != BackendKind::kThreads) {
+    try {
+      backend_ = make_ring_backend(scheduler_, files_, options.queue_depth);
+      return;
+    } catch (const SystemFailure& refused) {
+      if (options.backend == BackendKind::kRing) throw;
+      notice_ += (notice_.empty() ? "" : "; ") + std::string(refused.what()) + ": reading with " +
+                 std::to_string(num_threads) + " threads";
+    }
+  }
+  backend_ = make_thread_backend(scheduler_, files_, num_threads, options.pread);
+}
+
+void Reader::submit(const std::int64_t* keys, const std::int64_t* files, const std::int64_t* offsets,
+                    const std::int64_t* destinations, std::int64_t num_bytes, const double* priorities,
+                    std::size_t count) {
+  std::vector<Request> requests(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    if (files[i] < 0 || files[i] >= files_.count()) {
+      throw std::invalid_argument("key " + std::to_string(keys[i]) + ": there is no file " +
+                                  std::to_string(files[i]));
+    }
+    const int file = static_cast<int>(files[i]);
+    require_range("file", offsets[i], num_bytes, files_.num_bytes(file), keys[i]);
+    require_range("arena", destinations[i], num_bytes, static_cast<std::int64_t>(arena_->num_bytes()),
+                  keys[i]);
+    requests[i] = {keys[i], file, offsets[i], arena_->data() + destinations[i], num_bytes, priorities[i]};
+  }
+  if (scheduler_.submit(requests)) backend_->wake();
+}
+
+void Reader::reprioritise(const std::int64_t* keys, const double* priorities, std::size_t count) {
+  // What was held back as a prefetch may be demand now.
+  if (scheduler_.reprioritise(keys, priorities, count)) backend_->wake();
+}
+
+std::vector<std::int64_t> Reader::cancel(const std::int64_t* keys, std::size_t count) {
+  return scheduler_.cancel(keys, count);
+}
+
+std::vector<std::int64_t> Reader::wait_any(const std::int64_t* keys, std::size_t count,
+                                           std::chrono::milliseconds timeout) {
+  Scheduler::Waited waited = scheduler_.wait_any(keys, count, timeout);
+  if (waited.failed) throw failure(*waited.failed);
+  return std::move(waited.done);
+}
+
+void Reader::close() {
+  const std::lock_guard<std::mutex> lock(closing_);
+  scheduler_.close();
+  if (!backend_) return;
+  backend_->wake();
+  backend_->join();
+  files_.close();
+}
+
+ReadFailure Reader::failure(const FailedRequest& failed) const {
+  const Request& request = failed.request;
+  const std::string& path = files_.path(request.file);
+  const std::string bytes = std::to_string(request.num_bytes) + " bytes at " + std::to_string(request.offset);
+  const std::string what =
+      failed.outcome.ended
+          ? path + " ends at " + std::to_string(files_.num_bytes_now(request.file)) + ", expected " + bytes +
+                ": the file is truncated"
+          : "read of " + bytes + " in " + path + " failed: " + std::strerror(failed.outcome.error);
+  return ReadFailure(what, request.key, failed.outcome.error, path, request.offset,
+                     failed.outcome.num_bytes_read);
+}
+
+}  // namespace moeinf

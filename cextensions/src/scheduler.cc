@@ -1,0 +1,255 @@
+#include "moeinf/scheduler.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <stdexcept>
+#include <string>
+
+namespace moeinf {
+namespace {
+
+constexpr double kDemand = std::numeric_limits<double>::infinity();
+
+void require_priority(double priority) {
+  if (std::isnan(priority) || priority == -kDemand) {
+    throw std::invalid_argument("a priority is finite (prefetch) or +inf (demand)");
+  }
+}
+
+}  // namespace
+
+Scheduler::Scheduler(int queue_depth, int prefetch_depth, std::int64_t segment_bytes)
+    : queue_depth_(queue_depth), prefetch_depth_(prefetch_depth), segment_bytes_(segment_bytes) {}
+
+bool Scheduler::Sooner::operator()(const Entry* a, const Entry* b) const {
+  if (a->request.priority != b->request.priority) return a->request.priority > b->request.priority;
+  return a->order < b->order;
+}
+
+bool Scheduler::is_demand(const Entry& entry) { return entry.request.priority == kDemand; }
+
+bool Scheduler::has_failed(const Entry& entry) { return entry.failure.ended || entry.failure.error != 0; }
+
+bool Scheduler::submit(const std::vector<Request>& requests) {
+  for (const Request& request : requests) require_priority(request.priority);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  require_open();
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    const auto [place, inserted] = entries_.try_emplace(requests[i].key);
+    if (!inserted) {
+      for (std::size_t j = 0; j < i; ++j) {
+        const auto undone = entries_.find(requests[j].key);
+        waiting_.erase(&undone->second);
+        entries_.erase(undone);
+      }
+      throw std::invalid_argument("key " + std::to_string(requests[i].key) + " is submitted already");
+    }
+    place->second.request = requests[i];
+    place->second.order = next_order_++;
+    waiting_.insert(&place->second);
+  }
+  return can_issue();
+}
+
+bool Scheduler::reprioritise(const std::int64_t* keys, const double* priorities, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) require_priority(priorities[i]);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  require_open();
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto place = entries_.find(keys[i]);
+    if (place == entries_.end() || place->second.complete) continue;
+    Entry& entry = place->second;
+    if (entry.request.priority == priorities[i]) continue;
+    auto node = waiting_.extract(&entry);  // before its sort key changes; empty when it is issued to the end
+    const bool was_demand = is_demand(entry);
+    entry.request.priority = priorities[i];
+    if (is_demand(entry))
+      entry.order = next_order_++;  // demand is served in the order in which it became demand
+    if (was_demand) prefetch_in_flight_ += entry.in_flight;
+    if (is_demand(entry)) prefetch_in_flight_ -= entry.in_flight;
+    if (!node.empty()) waiting_.insert(std::move(node));
+  }
+  return can_issue();
+}
+
+std::vector<std::int64_t> Scheduler::cancel(const std::int64_t* keys, std::size_t count) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  require_open();
+  std::vector<std::int64_t> cancelled;
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto place = entries_.find(keys[i]);
+    if (place == entries_.end() || place->second.issued_bytes > 0) continue;
+    waiting_.erase(&place->second);
+    entries_.erase(place);
+    cancelled.push_back(keys[i]);
+  }
+  if (!cancelled.empty() && num_waiters_ > 0)
+    landed_.notify_all();  // a waiter for such a key has to hear of it
+  return cancelled;
+}
+
+Scheduler::Waited Scheduler::wait_any(const std::int64_t* keys, std::size_t count,
+                                      std::chrono::milliseconds timeout) {
+  if (count == 0) throw std::invalid_argument("wait_any needs at least one key");
+  const auto deadline = Clock::now() + timeout;
+  std::unique_lock<std::mutex> lock(mutex_);
+  for (bool in_time = true;;) {
+    require_open();
+    require_known(keys, count);
+    Waited waited;
+    std::vector<const Entry*> landed;
+    for (const Entry* entry : complete_) {
+      if (std::find(keys, keys + count, entry->request.key) == keys + count) continue;
+      if (has_failed(*entry)) {
+        waited.failed = FailedRequest{entry->request, entry->failure};
+        forget_landed(entry);
+        return waited;
+      }
+      landed.push_back(entry);
+    }
+    for (const Entry* entry : landed) {
+      waited.done.push_back(entry->request.key);
+      forget_landed(entry);
+    }
+    if (!landed.empty() || !in_time) return waited;
+    ++num_waiters_;
+    in_time = landed_.wait_until(lock, deadline) == std::cv_status::no_timeout;
+    --num_waiters_;
+  }
+}
+
+Scheduler::Polled Scheduler::poll() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  require_open();
+  Polled polled;
+  for (const Entry* entry : complete_) {
+    const std::int64_t key = entry->request.key;
+    (has_failed(*entry) ? polled.failed : polled.done).push_back(key);
+    entries_.erase(key);
+  }
+  complete_.clear();
+  return polled;
+}
+
+bool Scheduler::try_next(Segment* segment) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!can_issue()) return false;
+  take(segment);
+  return true;
+}
+
+bool Scheduler::wait_next(Segment* segment) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  work_.wait(lock, [this] { return closed_ || can_issue(); });
+  if (closed_) return false;
+  take(segment);
+  // Threads are woken one by one, each by the one before it, instead of all for what may be a single segment.
+  if (can_issue()) work_.notify_one();
+  return true;
+}
+
+void Scheduler::finished(const Segment& segment, const Outcome& outcome) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  Entry& entry = entries_.at(segment.key);
+  bytes_read_ += outcome.num_bytes_read;
+  entry.landed_bytes += outcome.num_bytes_read;
+  entry.in_flight -= 1;
+  if (!is_demand(entry)) prefetch_in_flight_ -= 1;
+  if (--in_flight_ == 0) busy_ += Clock::now() - busy_since_;
+  if ((outcome.ended || outcome.error != 0) && !has_failed(entry)) {
+    entry.failure = outcome;
+    waiting_.erase(&entry);  // the rest is not worth reading
+  }
+  const bool landed = entry.landed_bytes == entry.request.num_bytes || has_failed(entry);
+  if (!landed || entry.in_flight > 0) return;
+  entry.failure.num_bytes_read = entry.landed_bytes;
+  entry.complete = true;
+  complete_.push_back(&entry);
+  if (num_waiters_ > 0) landed_.notify_all();
+}
+
+void Scheduler::wake_one() { work_.notify_one(); }
+
+void Scheduler::close() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  closed_ = true;
+  waiting_.clear();
+  work_.notify_all();
+  landed_.notify_all();
+}
+
+bool Scheduler::is_closed() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return closed_;
+}
+
+std::int64_t Scheduler::bytes_read() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return bytes_read_;
+}
+
+double Scheduler::busy_seconds() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto busy = in_flight_ > 0 ? busy_ + (Clock::now() - busy_since_) : busy_;
+  return std::chrono::duration<double>(busy).count();
+}
+
+void Scheduler::check_integrity() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  int in_flight = 0;
+  int prefetch_in_flight = 0;
+  std::size_t num_complete = 0;
+  for (const auto& [key, entry] : entries_) {
+    in_flight += entry.in_flight;
+    if (!is_demand(entry)) prefetch_in_flight += entry.in_flight;
+    if (entry.complete) ++num_complete;
+    const bool issued = entry.issued_bytes == entry.request.num_bytes || has_failed(entry) || closed_;
+    const bool waiting = waiting_.count(const_cast<Entry*>(&entry)) > 0;
+    if (key != entry.request.key || waiting == issued || entry.landed_bytes > entry.issued_bytes ||
+        (entry.complete && entry.in_flight > 0)) {
+      throw std::logic_error("scheduler: the state of key " + std::to_string(key) + " contradicts itself");
+    }
+  }
+  if (in_flight != in_flight_ || prefetch_in_flight != prefetch_in_flight_ || in_flight_ > queue_depth_ ||
+      num_complete != complete_.size()) {
+    throw std::logic_error("scheduler: counts differ from the entries");
+  }
+}
+
+bool Scheduler::can_issue() const {
+  if (closed_ || waiting_.empty() || in_flight_ >= queue_depth_) return false;
+  return is_demand(**waiting_.begin()) || prefetch_in_flight_ < prefetch_depth_;
+}
+
+void Scheduler::take(Segment* segment) {
+  Entry& entry = **waiting_.begin();
+  const Request& request = entry.request;
+  const std::int64_t start = entry.issued_bytes;
+  const std::int64_t num_bytes = std::min(segment_bytes_, request.num_bytes - start);
+  *segment = {request.key, request.file, request.offset + start, request.destination + start, num_bytes};
+  entry.issued_bytes += num_bytes;
+  entry.in_flight += 1;
+  if (!is_demand(entry)) prefetch_in_flight_ += 1;
+  if (in_flight_++ == 0) busy_since_ = Clock::now();
+  if (entry.issued_bytes == request.num_bytes) waiting_.erase(waiting_.begin());
+}
+
+void Scheduler::require_open() const {
+  if (closed_) throw std::invalid_argument("the reader is closed");
+}
+
+void Scheduler::require_known(const std::int64_t* keys, std::size_t count) const {
+  for (std::size_t i = 0; i < count; ++i) {
+    if (entries_.count(keys[i]) == 0) {
+      throw std::invalid_argument("key " + std::to_string(keys[i]) + " is not being read");
+    }
+  }
+}
+
+void Scheduler::forget_landed(const Entry* entry) {
+  complete_.erase(std::find(complete_.begin(), complete_.end(), entry));
+  entries_.erase(entry->request.key);
+}
+
+}  // namespace moeinf

@@ -1,0 +1,36 @@
+#include "moeinf/segment_read.h"
+
+#include <algorithm>
+#include <cerrno>
+
+#include "moeinf/file_set.h"
+
+namespace moeinf {
+namespace {
+
+constexpr int kMaxInterruptions = 1000;  // in a row, without one byte: the kernel does not mean to answer
+
+}  // namespace
+
+bool SegmentRead::advance(std::int64_t result) {
+  const bool interrupted = result == -EINTR || result == -EAGAIN;
+  if (interrupted && ++num_interruptions_ < kMaxInterruptions) return true;
+  if (result < 0) {
+    outcome_ = {progress_, static_cast<int>(-result), false};
+    return false;
+  }
+  num_interruptions_ = 0;
+  const std::int64_t reached = progress_ + std::min(result, num_bytes());
+  // A direct read has to go on from a block border; the part of a block before it is read again.
+  const std::int64_t next =
+      direct_ && reached < segment_.num_bytes ? reached / kBlockBytes * kBlockBytes : reached;
+  if (next == progress_) {
+    outcome_ = {reached, 0, true};
+    return false;
+  }
+  progress_ = next;
+  outcome_.num_bytes_read = progress_;
+  return progress_ < segment_.num_bytes;
+}
+
+}  // namespace moeinf

@@ -1,0 +1,85 @@
+// The full-length loop: every answer that a kernel may give to a read.
+#include <cerrno>
+
+#include "check.h"
+#include "moeinf/segment_read.h"
+
+using moeinf::Segment;
+using moeinf::SegmentRead;
+
+namespace {
+
+unsigned char memory[16384];
+const Segment kSegment{1, 0, 4096, memory, 16384};
+
+}  // namespace
+
+TEST(a_whole_answer_ends_the_segment) {
+  SegmentRead read(kSegment, true);
+  CHECK(!read.advance(16384));
+  CHECK(read.outcome().num_bytes_read == 16384);
+  CHECK(read.outcome().error == 0 && !read.outcome().ended);
+}
+
+TEST(a_short_answer_is_continued_where_it_stopped) {
+  SegmentRead read(kSegment, false);
+  CHECK(read.advance(5000));
+  CHECK(read.offset() == 4096 + 5000);
+  CHECK(read.num_bytes() == 16384 - 5000);
+  CHECK(read.destination() == memory + 5000);
+  CHECK(!read.advance(16384 - 5000));
+  CHECK(read.outcome().num_bytes_read == 16384);
+}
+
+TEST(a_short_direct_answer_is_continued_on_a_block_border) {
+  SegmentRead read(kSegment, true);
+  CHECK(read.advance(5000));
+  CHECK(read.offset() == 8192);
+  CHECK(read.destination() == memory + 4096);
+  CHECK(!read.advance(12288));
+  CHECK(read.outcome().num_bytes_read == 16384);
+}
+
+TEST(an_empty_answer_is_the_end_of_the_file) {
+  for (const bool direct : {false, true}) {
+    SegmentRead read(kSegment, direct);
+    CHECK(read.advance(8192));
+    CHECK(!read.advance(0));
+    CHECK(read.outcome().ended);
+    CHECK(read.outcome().num_bytes_read == 8192);
+  }
+}
+
+TEST(a_direct_answer_below_one_block_is_the_end_of_the_file) {
+  SegmentRead read(kSegment, true);
+  CHECK(!read.advance(100));
+  CHECK(read.outcome().ended);
+  CHECK(read.outcome().num_bytes_read == 100);
+}
+
+TEST(an_interrupted_read_is_asked_again_unchanged) {
+  SegmentRead read(kSegment, true);
+  CHECK(read.advance(4096));
+  CHECK(read.advance(-EINTR));
+  CHECK(read.advance(-EAGAIN));
+  CHECK(read.offset() == 8192);
+  CHECK(!read.advance(12288));
+  CHECK(read.outcome().error == 0);
+}
+
+TEST(interruptions_without_end_become_an_error) {
+  SegmentRead read(kSegment, true);
+  int num_asked = 1;
+  while (read.advance(-EAGAIN)) ++num_asked;
+  CHECK(read.outcome().error == EAGAIN);
+  CHECK(num_asked == 1000);
+}
+
+TEST(an_errno_ends_the_segment_with_what_was_read) {
+  SegmentRead read(kSegment, true);
+  CHECK(read.advance(4096));
+  CHECK(!read.advance(-EIO));
+  CHECK(read.outcome().error == EIO);
+  CHECK(!read.outcome().ended);
+  CHECK(read.outcome().num_bytes_read == 4096);
+}

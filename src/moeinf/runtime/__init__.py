@@ -1,0 +1,1 @@
+"""Where an expert is, and when it moves."""
