@@ -209,6 +209,7 @@ void bind_reader(nb::module_& m) {
 
 NB_MODULE(_native, m) {
   m.doc() = "The native read engine: memory for experts, and reads into it in the background.";
+  nb::set_leak_warnings(false);  // tensors alive at exit hold their arena: normal, and nothing to tell a user about
   nb::register_exception_translator(translate);
   bind_read_failure(m);
   bind_arena(m);
