@@ -1,0 +1,253 @@
+"""Chat templates: where a checkpoint keeps its own, and how it is rendered in a sandbox.
+
+Templates are untrusted code. The sandbox keeps them from Python's internals; only the process of text_worker.py, which
+alone imports this module, bounds their time and memory.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.ext
+from jinja2 import nodes
+from jinja2.exceptions import SecurityError
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+from moeinf.errors import TextError
+
+Message = Mapping[str, Any]
+
+# Put behind the first character of a control token that stands in a message, so that neither the template nor the
+# tokenizer takes it for one. A noncharacter: it cannot occur in interchanged text, and is removed from messages first.
+MARK = "\ufdd0"
+
+_MAX_OUTPUT_CHARS = 4 << 20
+_MAX_INT_BITS = 4096  # of a product or power in a template: those that count messages stay far below
+
+
+def find_template(folder: Path, tokenizer_config: Mapping[str, Any]) -> str | None:
+    """The checkpoint's chat template, or None for a base model. Raises TextError where one is there but unreadable."""
+    own_file = folder / "chat_template.jinja"
+    try:
+        if own_file.is_file():
+            return own_file.read_text(encoding="utf-8")
+        template = tokenizer_config.get("chat_template")
+        if template is None and (folder / "chat_template.json").is_file():
+            template = json.loads((folder / "chat_template.json").read_text(encoding="utf-8")).get("chat_template")
+    except (OSError, ValueError, AttributeError) as error:
+        raise TextError(f"the chat template in {folder} cannot be read ({error}); pull the model again") from error
+    if isinstance(template, list):  # [{"name": "default", "template": "..."}, {"name": "tool_use", ...}]
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        template = named.get("default")
+    if template is not None and not isinstance(template, str):
+        raise TextError(f"the chat template in {folder} is not text; pull the model again")
+    return template
+
+
+class ChatTemplate:
+    """One compiled template. `specials` are the variables bos_token, eos_token and so on."""
+
+    def __init__(self, source: str, specials: Mapping[str, str]) -> None:
+        self._specials = dict(specials)
+        self._template = _environment().from_string(source)
+
+    def render(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> tuple[str, list[str]]:
+        """The text up to where the assistant speaks, and a note for each change the template forced on the messages.
+
+        Some templates refuse a system message or two turns of one role in a row, and some drop the system message in
+        silence; then turns are merged and the system text is put in front of the first user turn.
+        Raises jinja2.TemplateError with the template's own words when nothing helps.
+        """
+        refusal: jinja2.TemplateError | None = None
+        for candidate, notes in _accommodations(messages):
+            try:
+                text = self._render(candidate, variables)
+            except jinja2.TemplateError as error:
+                refusal = refusal or error
+                continue
+            if not _drops_system(candidate, text):
+                return text, notes
+        raise refusal or jinja2.TemplateError("the template leaves out the system message")
+
+    def _render(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> str:
+        given = {"tools": None, "documents": None, **self._specials, **variables}
+        pieces: list[str] = []
+        num_chars = 0
+        for piece in self._template.generate(given | {"messages": list(messages), "add_generation_prompt": True}):
+            num_chars += len(piece)
+            if num_chars > _MAX_OUTPUT_CHARS:
+                raise TextError("the chat template writes more than 4 MiB; use --raw to do without it")
+            pieces.append(piece)
+        return "".join(pieces)
+
+
+def mark_control_tokens(messages: Sequence[Message], tokens: Sequence[str]) -> list[dict[str, Any]]:
+    """Messages in which every control token is marked as plain text (see MARK), at any depth."""
+    pattern = _alternatives(tokens)
+
+    def mark(value: Any) -> Any:
+        if isinstance(value, str):
+            plain = value.replace(MARK, "")
+            return pattern.sub(lambda match: match[0][0] + MARK + match[0][1:], plain) if pattern else plain
+        if isinstance(value, Mapping):
+            return {key: mark(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [mark(item) for item in value]
+        return value
+
+    return [mark(message) for message in messages]
+
+
+def split_marked(text: str, tokens: Sequence[str]) -> Iterator[tuple[str, bool]]:
+    """Pieces of rendered text without marks; True for those whose control tokens are plain text.
+
+    Cuts only at control tokens that the template wrote: tokenizers cut there anyway, so the ids of the other pieces
+    are those of the whole text.
+    """
+    pattern = _alternatives(tokens)
+    start = 0
+    for match in pattern.finditer(text) if pattern else ():
+        yield from _unmarked(text[start : match.start()])
+        yield match[0], False
+        start = match.end()
+    yield from _unmarked(text[start:])
+
+
+def _unmarked(text: str) -> Iterator[tuple[str, bool]]:
+    if text:
+        yield text.replace(MARK, ""), MARK in text
+
+
+def _alternatives(tokens: Sequence[str]) -> re.Pattern[str] | None:
+    longest_first = sorted(tokens, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first))) if tokens else None
+
+
+def _accommodations(messages: Sequence[Message]) -> Iterator[tuple[list[Message], list[str]]]:
+    yield list(messages), []
+    merged = merge_turns(messages)
+    merge_note = "the chat template wants alternating turns: consecutive turns of one role were merged"
+    notes = [merge_note] if len(merged) < len(messages) else []
+    if notes:
+        yield merged, notes
+    if messages and messages[0].get("role") == "system":
+        note = "the chat template takes no system message: it was put in front of the first user turn"
+        yield merge_turns(fold_system(merged)), [*notes, note]
+
+
+def merge_turns(messages: Sequence[Message]) -> list[Message]:
+    """Consecutive turns of one role joined by an empty line."""
+    merged: list[Message] = []
+    for message in messages:
+        before = merged[-1] if merged else None
+        if before is not None and before.get("role") == message.get("role") and _both_text(before, message):
+            merged[-1] = {**before, "content": f"{before['content']}\n\n{message['content']}"}
+        else:
+            merged.append(message)
+    return merged
+
+
+def fold_system(messages: Sequence[Message]) -> list[Message]:
+    """A leading system message put in front of the user turn that follows, or made a user turn if none does."""
+    if not messages or messages[0].get("role") != "system":
+        return list(messages)
+    return merge_turns([{**messages[0], "role": "user"}, *messages[1:]])
+
+
+def _both_text(first: Message, second: Message) -> bool:
+    return isinstance(first.get("content"), str) and isinstance(second.get("content"), str)
+
+
+def _drops_system(messages: Sequence[Message], text: str) -> bool:
+    content = messages[0].get("content") if messages and messages[0].get("role") == "system" else None
+    return isinstance(content, str) and content.strip() not in text
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Also intercepts the operators with which one short expression takes all time or memory."""
+
+    intercepted_binops = frozenset(["**", "*", "%"])
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        sides = (left, right) if operator == "*" else (left,)
+        if any(isinstance(side, str | bytes | list | tuple) for side in sides):
+            raise SecurityError(f"operator {operator} on text or lists is not allowed in a template")
+        if isinstance(left, int) and isinstance(right, int) and _result_bits(operator, left, right) > _MAX_INT_BITS:
+            raise SecurityError(f"operator {operator} gives too large a number for a template")
+        return super().call_binop(context, operator, left, right)
+
+
+def _result_bits(operator: str, left: int, right: int) -> int:
+    if operator == "**":
+        return left.bit_length() * max(right, 0)
+    return left.bit_length() + right.bit_length()
+
+
+class _GenerationTag(jinja2.ext.Extension):
+    """{% generation %} marks what the assistant says, for training; here its body is simply rendered."""
+
+    tags = {"generation"}  # noqa: RUF012 - the type that jinja2 declares
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_body"), [], [], body).set_lineno(line)
+
+    def _body(self, caller: Callable[[], str]) -> str:
+        return caller()
+
+
+class _Dict:
+    """Stands for dict, without the attributes of a class."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+
+class _Namespace(Namespace):
+    """A jinja2 namespace that refuses underscored names, as transformers does."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        attributes = dict(*args[1:], **kwargs)
+        for name in attributes:
+            _check_name(name)
+        Namespace.__init__(args[0], attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"namespace attribute {name!r} is not allowed in a template")
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols])
+    environment.filters["tojson"] = _tojson
+    environment.globals |= {"raise_exception": _raise, "strftime_now": _strftime_now, "dict": _Dict(),
+                            "namespace": _Namespace}
+    return environment
+
+
+def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None,
+            sort_keys: bool = False) -> str:
+    # jinja2's own filter escapes HTML
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)

@@ -1,0 +1,191 @@
+"""From logits to the next token: penalties, top-k, top-p, min-p, temperature, draw."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from moeinf.errors import MoeinfError, UsageError
+from moeinf.types import FloatArray, IntArray
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are drawn and when an answer ends. Raises UsageError for a value out of range."""
+
+    temperature: float = 0.8  # <= 0: always the likeliest token
+    top_k: int = 40  # 0: off
+    top_p: float = 0.95  # 1: off; keeps the token that crosses it
+    min_p: float = 0.0  # 0: off; keeps p >= min_p * largest p
+    repeat_penalty: float = 1.0  # 1: off
+    repeat_last_n: int = 64  # window of the three penalties; 0: off, -1: the whole context
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int = -1  # -1: a new one each time
+    num_predict: int = -1  # -1: until the end of the answer or of the context
+    stop: tuple[str, ...] = ()
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, (low, high) in _RANGES.items():
+            value = getattr(self, name)
+            if not (isinstance(value, int | float) and math.isfinite(value) and low <= value <= high):
+                raise UsageError(f"{name} must be {_range_text(low, high)}, not {value}")
+
+
+# Bounds are what the formulas allow; the upper ones keep float32 finite.
+_RANGES: Mapping[str, tuple[float, float]] = {
+    "temperature": (-math.inf, 1e4), "top_k": (0, math.inf), "top_p": (0, 1), "min_p": (0, 1),
+    "repeat_penalty": (1e-3, 1e3), "repeat_last_n": (-1, math.inf), "presence_penalty": (-1e3, 1e3),
+    "frequency_penalty": (-1e3, 1e3), "seed": (-1, 2**63 - 1), "num_predict": (-1, math.inf),
+}
+# Their name in generation_config.json, where the two differ.
+_CHECKPOINT_NAMES: Mapping[str, str] = {"repeat_penalty": "repetition_penalty", "num_predict": "max_new_tokens"}
+_FROM_CHECKPOINT = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty")
+
+
+def option_kinds() -> dict[str, str]:
+    """Name of each option -> its type as text ("float", "int", "tuple[str, ...]"), for those who parse user input."""
+    return {option.name: str(option.type) for option in fields(SamplingParams) if option.name != "logit_bias"}
+
+
+def parse_option(name: str, text: str) -> Any:
+    """The value of an option written as text. Raises UsageError for an unknown name or a text that is no such value."""
+    kinds = option_kinds()
+    if name not in kinds:
+        raise UsageError(f"unknown option {name!r}; known: {', '.join(sorted(kinds))}")
+    if name == "stop":
+        return (text,)
+    kind, word = (int, "a whole number") if kinds[name] == "int" else (float, "a number")
+    try:
+        return kind(text)
+    except ValueError:
+        raise UsageError(f"{name} must be {word}, not {text!r}") from None
+
+
+def resolve_params(given: Mapping[str, Any], environment: Mapping[str, Any] | None = None,
+                   generation_config: Mapping[str, Any] | None = None) -> SamplingParams:
+    """Each option from `given`, else `environment`, else the checkpoint's generation_config, else the default.
+
+    None counts as not given. do_sample=false in generation_config means greedy. Raises UsageError for unknown names.
+    """
+    known = {option.name for option in fields(SamplingParams)}
+    unknown = sorted(set(given) - known)
+    if unknown:
+        raise UsageError(f"unknown option {unknown[0]!r}; known: {', '.join(sorted(known))}")
+    values = from_generation_config(generation_config or {})
+    for source in (environment or {}, given):
+        values |= {name: value for name, value in source.items() if value is not None}
+    return SamplingParams(**values)
+
+
+def from_generation_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The checkpoint's own recommendation, in our names; what is out of range is left out."""
+    values: dict[str, Any] = {}
+    for name in _FROM_CHECKPOINT:
+        value = config.get(_CHECKPOINT_NAMES.get(name, name))
+        low, high = _RANGES[name]
+        if isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high:
+            values[name] = int(value) if name == "top_k" else value
+    if config.get("do_sample") is False:
+        values["temperature"] = 0.0
+    return values
+
+
+class Sampler:
+    """Draws the tokens of one answer. Equal params, seed and logits give equal tokens."""
+
+    def __init__(self, params: SamplingParams, *, num_ids: int | None = None) -> None:
+        """num_ids: size of the tokenizer; ids beyond it (padding rows of the model) are never drawn."""
+        self.seed = params.seed if params.seed >= 0 else secrets.randbits(31)
+        self._params = params
+        self._num_ids = num_ids
+        self._random = np.random.Generator(np.random.PCG64(self.seed))
+
+    def sample(self, logits: torch.Tensor, history: Sequence[int]) -> int:
+        """The next token. logits: float32 [vocab], left as they are; history: prompt and generated ids.
+
+        Raises MoeinfError for NaN or infinite logits.
+        """
+        logits = self._adjusted(logits[: self._num_ids], history)  # [ids]
+        if self._params.temperature <= 0:
+            return int(logits.argmax())  # the first of equals
+        ids, scores = _top_k(logits, self._params.top_k)
+        keep = _num_kept(_softmax(scores), self._params.top_p, self._params.min_p)
+        with np.errstate(over="ignore"):  # a tiny temperature: all but the best get -inf, which is right
+            heated = (scores[:keep] - scores[0]) / self._params.temperature
+        return int(ids[self._draw(_softmax(heated))])
+
+    def _draw(self, probabilities: FloatArray) -> int:
+        cumulative = np.cumsum(probabilities)
+        at = int(np.searchsorted(cumulative, self._random.random() * cumulative[-1], side="right"))
+        return min(at, len(cumulative) - 1)
+
+    def _adjusted(self, logits: torch.Tensor, history: Sequence[int]) -> torch.Tensor:
+        if not bool(logits.sum().isfinite()) and not bool(logits.isfinite().all()):  # the sum alone may overflow
+            raise MoeinfError("non-finite logits: the weights or the experts read are damaged; run moeinf verify")
+        params = self._params
+        changes = {i: bias for i, bias in params.logit_bias.items() if 0 <= i < len(logits)}
+        penalised = (params.repeat_penalty, params.presence_penalty, params.frequency_penalty) != (1.0, 0.0, 0.0)
+        counts = self._recent_counts(history, len(logits)) if penalised else {}
+        if not changes and not counts:
+            return logits
+        logits = logits.clone()
+        for i, bias in changes.items():
+            logits[i] += bias
+        for i, count in counts.items():
+            value = float(logits[i])
+            value = value / params.repeat_penalty if value > 0 else value * params.repeat_penalty
+            logits[i] = value - count * params.frequency_penalty - params.presence_penalty
+        return logits
+
+    def _recent_counts(self, history: Sequence[int], num_ids: int) -> dict[int, int]:
+        window = self._params.repeat_last_n
+        recent = history if window < 0 else history[max(0, len(history) - window) :]
+        counts: dict[int, int] = {}
+        for i in recent:
+            if i < num_ids:
+                counts[i] = counts.get(i, 0) + 1
+        return counts
+
+
+def _top_k(logits: torch.Tensor, k: int) -> tuple[IntArray, FloatArray]:
+    """Ids and logits of the k largest (all for k = 0), largest first and lowest id first among equals."""
+    if 0 < k < len(logits):
+        smallest = logits.topk(k).values[-1]
+        ids = (logits >= smallest).nonzero().squeeze(1).cpu().numpy()
+        scores = logits[logits >= smallest].cpu().double().numpy()
+    else:
+        ids, scores = np.arange(len(logits)), logits.cpu().double().numpy()
+    order = np.lexsort((ids, -scores))[: k or None]
+    return ids[order], scores[order]
+
+
+def _softmax(scores: FloatArray) -> FloatArray:
+    exponentials: FloatArray = np.exp(scores - scores[0])  # largest first
+    exponentials /= exponentials.sum()
+    return exponentials
+
+
+def _num_kept(probabilities: FloatArray, top_p: float, min_p: float) -> int:
+    """How many of the sorted candidates pass top_p and then min_p; at least one."""
+    keep = len(probabilities)
+    if top_p < 1:
+        keep = int(np.searchsorted(np.cumsum(probabilities), top_p)) + 1
+    if min_p > 0:
+        keep = min(keep, int((probabilities >= min_p * probabilities[0]).sum()))
+    return max(1, min(keep, len(probabilities)))
+
+
+def _range_text(low: float, high: float) -> str:
+    if math.isinf(high):
+        return "a number" if math.isinf(low) else f"at least {low:g}"
+    return f"at most {high:g}" if math.isinf(low) else f"between {low:g} and {high:g}"

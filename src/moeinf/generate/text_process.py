@@ -1,0 +1,129 @@
+"""The parent's end of the text worker: one request at a time, each with a deadline, over a pair of pipes."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from moeinf.config import debug_wanted
+from moeinf.errors import TextError
+
+_LOAD_LIMIT_S = 60.0
+# The worker gets this process's import path, and not the current folder, which may hold a json.py of anybody.
+_BOOTSTRAP = ("import os, sys; sys.path[:] = sys.argv[1].split(os.pathsep); "
+              "from moeinf.generate.text_worker import main; main()")
+
+
+class TextProcess:
+    """A worker for one model folder. A worker that hangs, dies or runs out of memory becomes a TextError, and the
+    next request gets a fresh one. Loading starts at once and is waited for by the first request.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._ids = itertools.count()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._start()
+
+    def request(self, op: str, limit_s: float, **fields: Any) -> dict[str, Any]:
+        """The worker's answer. Blocks for at most limit_s, and first for the load. Raises TextError."""
+        with self._lock:
+            if self._process is None:
+                self._start()
+            self._loaded()
+            return self._receive(self._send(op, limit_s, fields), op, limit_s)
+
+    def info(self) -> Mapping[str, Any]:
+        """What loading told about the tokenizer. Blocks until it is loaded. Raises TextError."""
+        with self._lock:
+            if self._process is None:
+                self._start()
+            return self._loaded()
+
+    def close(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.communicate()
+
+    def _start(self) -> None:
+        paths = [path for path in sys.path if path] + [str(Path(__file__).parents[2])]
+        environment = os.environ | {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _BOOTSTRAP, os.pathsep.join(paths), str(self._folder)], bufsize=0, env=environment,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=None if debug_wanted() else subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C reaches the foreground group of the terminal: not this process
+        )
+        self._unread = b""
+        self._info: dict[str, Any] | None = None
+        self._load_id = self._send("load", _LOAD_LIMIT_S, {})
+
+    def _loaded(self) -> Mapping[str, Any]:
+        if self._info is None:
+            self._info = self._receive(self._load_id, "load", _LOAD_LIMIT_S)
+        return self._info
+
+    def _send(self, op: str, limit_s: float, fields: Mapping[str, Any]) -> int:
+        request_id = next(self._ids)
+        data = json.dumps({"op": op, "id": request_id, "limit_s": limit_s, **fields}).encode() + b"\n"
+        process = self._process
+        assert process is not None and process.stdin is not None
+        try:
+            while data:
+                data = data[process.stdin.write(data) :]
+        except BrokenPipeError:
+            raise self._lost(op, "died") from None
+        return request_id
+
+    def _receive(self, request_id: int, op: str, limit_s: float) -> dict[str, Any]:
+        deadline = time.monotonic() + limit_s
+        while True:
+            answer: dict[str, Any] = json.loads(self._line(op, deadline, limit_s))
+            if answer.get("fatal"):
+                raise self._lost(op, f"failed ({answer['error']})")
+            if answer.pop("id") == request_id:  # others are answers that an interrupted caller never fetched
+                break
+        if "error" in answer:
+            raise TextError(_one_line(str(answer["error"])) if op != "load" else self._load_error(answer["error"]))
+        return answer
+
+    def _line(self, op: str, deadline: float, limit_s: float) -> bytes:
+        process = self._process
+        assert process is not None and process.stdout is not None
+        descriptor = process.stdout.fileno()
+        while b"\n" not in self._unread:
+            ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
+            if not ready:
+                raise self._lost(op, f"took more than {limit_s:.0f} s")
+            piece = os.read(descriptor, 1 << 20)
+            if not piece:
+                raise self._lost(op, "died")
+            self._unread += piece
+        line, _, self._unread = self._unread.partition(b"\n")
+        return line
+
+    def _lost(self, op: str, what: str) -> TextError:
+        self.close()
+        part, remedy = {
+            "load": ("the tokenizer", "pull the model again, or report it to the model's makers"),
+            "render": ("the chat template", "use --raw to do without it"),
+        }.get(op, ("the tokenizer", "try another prompt or pull the model again"))
+        return TextError(f"{part} of {self._folder} {_one_line(what)} and was stopped; {remedy}")
+
+    def _load_error(self, error: object) -> str:
+        self.close()
+        return f"the tokenizer in {self._folder} cannot be loaded ({_one_line(str(error))}); pull the model again"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:500]

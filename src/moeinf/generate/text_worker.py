@@ -1,0 +1,251 @@
+"""The process that owns what is untrusted in text: tokenizer.json and the chat template.
+
+Why a process: a template can hold the GIL or take all memory, tokenizers panics with a BaseException and may abort;
+here that costs one worker (see text_process.py for the parent's end). One JSON object a line, in and out. It ends when
+its input ends, that is, with its parent.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+from moeinf.errors import TextError
+from moeinf.generate.chat import ChatTemplate, find_template, mark_control_tokens, split_marked
+
+_MAX_FILE_BYTES = 128 << 20  # the largest tokenizer.json in use is about 34 MB
+_LOAD_MEMORY_BYTES = 4 << 30
+_RENDER_MEMORY_BYTES = 512 << 20  # above what the worker already has
+_SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+# Ends of a turn that checkpoints forget to list as end of sequence; without them a chat never stops.
+_END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end_of_turn|>", "<|END_OF_TURN_TOKEN|>",
+                "<|end|>", "<|end_of_text|>")
+
+
+class TextWorker:
+    """The operations, by the name of their method; each takes the request and returns the answer."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._streams: dict[int, _Stream] = {}
+        self._template: ChatTemplate | None = None
+
+    def load(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        path = self._folder / "tokenizer.json"
+        if path.stat().st_size > _MAX_FILE_BYTES:
+            raise TextError(f"{path} is larger than 128 MiB, which no tokenizer is; pull the model again")
+        self._tokenizer = Tokenizer.from_file(str(path))
+        self._tokenizer.no_truncation()  # some files come with the cut and the padding of their training
+        self._tokenizer.no_padding()
+        config = read_json(self._folder / "tokenizer_config.json")
+        self._specials = _special_tokens(config, read_json(self._folder / "special_tokens_map.json"))
+        self._template_source = find_template(self._folder, config)
+        self._control = _control_tokens(self._tokenizer, config)
+        return self._info(config)
+
+    def _info(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        model = read_json(self._folder / "config.json")
+        generation = read_json(self._folder / "generation_config.json")
+        bos = self._tokenizer.token_to_id(self._specials.get("bos_token", ""))
+        return {
+            "num_ids": max(self._tokenizer.get_vocab().values(), default=-1) + 1,
+            "bos_id": model.get("bos_token_id") if bos is None else bos,
+            "add_bos": config.get("add_bos_token") is True,
+            "eos_ids": sorted(self._eos_ids(model, generation)),
+            "special_ids": sorted(i for i, t in self._tokenizer.get_added_tokens_decoder().items() if t.special),
+            "has_template": self._template_source is not None,
+            "generation_config": generation,
+        }
+
+    def _eos_ids(self, model: Mapping[str, Any], generation: Mapping[str, Any]) -> set[int]:
+        text_config = model.get("text_config")
+        listed = [generation.get("eos_token_id"), model.get("eos_token_id")]
+        listed += [text_config.get("eos_token_id")] if isinstance(text_config, dict) else []
+        ids = {i for entry in listed for i in (entry if isinstance(entry, list) else [entry]) if type(i) is int}
+        harmony = self._tokenizer.token_to_id("<|channel|>") is not None  # there <|end|> only ends a channel
+        names = [name for name in _END_OF_TURN if not (harmony and name == "<|end|>")]
+        named = (self._tokenizer.token_to_id(name) for name in [self._specials.get("eos_token", ""), *names])
+        return ids | {i for i in named if i is not None}
+
+    def render(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Text with marked control tokens (see chat.MARK), and notes for the user."""
+        if self._template_source is None:
+            raise TextError("this model has no chat template; use --raw")
+        messages = mark_control_tokens(request["messages"], self._control)
+        with _MemoryLimit(_RENDER_MEMORY_BYTES):
+            try:
+                self._template = self._template or ChatTemplate(self._template_source, self._specials)
+                text, notes = self._template.render(messages, request["variables"])
+            except jinja2.TemplateError as error:
+                raise TextError(f"the chat template refuses this chat: {error}") from error
+        return {"text": text, "notes": notes}
+
+    def encode(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Ids of `text`. kind: "raw" (control tokens count), "plain" (they are text) or "chat" (rendered, marked)."""
+        kind, text = request["kind"], request["text"]
+        pieces = split_marked(text, self._control) if kind == "chat" else [(text, kind == "plain")]
+        ids: list[int] = []
+        for piece, plain in _joined(pieces):
+            self._tokenizer.encode_special_tokens = plain
+            ids += self._tokenizer.encode(piece, add_special_tokens=kind != "chat").ids
+        return {"ids": ids}
+
+    def decode(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        return {"text": self._tokenizer.decode(request["ids"], skip_special_tokens=request["skip_special"])}
+
+    def open(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        self._streams[request["stream"]] = _Stream(self._tokenizer, request["ids"])
+        return {}
+
+    def step(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        return {"text": self._streams[request["stream"]].step(request["ids"])}
+
+    def close(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        return {"text": self._streams.pop(request["stream"]).flush()}
+
+
+class _Stream:
+    """Text of ids as they come; holds back what may still be the middle of a character."""
+
+    def __init__(self, tokenizer: Tokenizer, context: list[int]) -> None:
+        self._tokenizer = tokenizer
+        self._held: list[int] = []
+        self._restart(context)
+
+    def _restart(self, context: list[int]) -> None:
+        self._context = list(context)
+        self._stream = DecodeStream(skip_special_tokens=True)
+        for token in context:
+            self._stream.step(self._tokenizer, token)
+
+    def step(self, ids: list[int]) -> str:
+        return "".join(map(self._step_one, ids))
+
+    def _step_one(self, token: int) -> str:
+        self._held.append(token)
+        try:
+            text = self._stream.step(self._tokenizer, token)
+        except Exception:  # "Invalid prefix": the decoder rewrote text that was out already; start anew behind it
+            self._restart([])
+            text = self._stream.step(self._tokenizer, token)
+        if text is None:
+            return ""
+        self._context, self._held = (self._context + self._held)[-8:], []
+        return text
+
+    def flush(self) -> str:
+        """The tail that never became whole characters, with U+FFFD for the bytes that are not text."""
+        before = self._tokenizer.decode(self._context, skip_special_tokens=True)
+        whole = self._tokenizer.decode(self._context + self._held, skip_special_tokens=True)
+        return whole[len(before) :] if self._held and whole.startswith(before) else ""
+
+
+class _MemoryLimit:
+    """Lets the address space grow by at most `num_bytes` inside the block; beyond it Python raises MemoryError."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self._num_bytes = num_bytes
+
+    def __enter__(self) -> None:
+        try:
+            used_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        except OSError:  # no procfs: the limit of the process has to do
+            used_bytes = _LOAD_MEMORY_BYTES - self._num_bytes
+        self._before = resource.getrlimit(resource.RLIMIT_AS)
+        limit_bytes = min(used_bytes + self._num_bytes, self._before[1]) if self._before[1] >= 0 else -1
+        resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, self._before[1]))
+
+    def __exit__(self, *_: object) -> None:
+        resource.setrlimit(resource.RLIMIT_AS, self._before)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a small JSON file; {} where the file is missing. Raises TextError for anything else."""
+    try:
+        if not path.is_file():
+            return {}
+        if path.stat().st_size > _MAX_FILE_BYTES:
+            raise TextError(f"{path} is larger than 128 MiB; pull the model again")
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise TextError(f"{path} is not sound JSON ({error}); pull the model again") from error
+    if not isinstance(value, dict):
+        raise TextError(f"{path} is not a JSON object; pull the model again")
+    return value
+
+
+def _special_tokens(config: Mapping[str, Any], token_map: Mapping[str, Any]) -> dict[str, str]:
+    tokens: dict[str, str] = {}
+    for name in _SPECIAL_NAMES:
+        value = config.get(name) or token_map.get(name)
+        value = value.get("content") if isinstance(value, dict) else value
+        if isinstance(value, str):
+            tokens[name] = value
+    return tokens
+
+
+def _control_tokens(tokenizer: Tokenizer, config: Mapping[str, Any]) -> list[str]:
+    """Special tokens; where tokenizer_config.json says which they are it counts, as for transformers."""
+    listed = config.get("added_tokens_decoder")
+    entries = [entry for entry in listed.values() if isinstance(entry, dict)] if isinstance(listed, dict) else []
+    said = {entry.get("content"): entry.get("special") for entry in entries}
+    tokens = tokenizer.get_added_tokens_decoder().values()
+    return [token.content for token in tokens if said.get(token.content, token.special) and token.content.strip()]
+
+
+def _joined(pieces: Any) -> list[tuple[str, bool]]:
+    """Neighbouring pieces of one kind as one: without marked tokens the whole text is encoded at once."""
+    joined: list[tuple[str, bool]] = []
+    for text, plain in pieces:
+        if joined and joined[-1][1] == plain:
+            joined[-1] = (joined[-1][0] + text, plain)
+        else:
+            joined.append((text, plain))
+    return joined
+
+
+def _answer(worker: TextWorker, request: Mapping[str, Any]) -> dict[str, Any]:
+    operations = {"load": worker.load, "render": worker.render, "encode": worker.encode, "decode": worker.decode,
+                  "open": worker.open, "step": worker.step, "close": worker.close}
+    try:
+        return operations[request["op"]](request)
+    except TextError as error:
+        return {"error": str(error)}
+    except MemoryError:
+        return {"error": "out of the memory it may use", "fatal": True}
+    except BaseException as error:  # the top of this process; a panic of tokenizers is no Exception
+        return {"error": f"{type(error).__name__}: {error}", "fatal": not isinstance(error, Exception)}
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # kills even where a template holds the GIL
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    limit_bytes = _LOAD_MEMORY_BYTES if hard < 0 else min(hard, _LOAD_MEMORY_BYTES)
+    resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, limit_bytes))
+    worker = TextWorker(Path(sys.argv[-1]))
+    for line in sys.stdin.buffer:
+        request = json.loads(line)
+        # The parent's deadline comes first; this one is for a parent that died meanwhile.
+        signal.setitimer(signal.ITIMER_REAL, request["limit_s"] + 5)
+        answer = _answer(worker, request)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        _write(json.dumps({**answer, "id": request["id"]}).encode() + b"\n")
+
+
+def _write(data: bytes) -> None:
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""Text to token ids and back, for one stored model; the work is done by a worker process (text_process.py)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from moeinf.errors import TextError
+from moeinf.generate.text_process import TextProcess
+
+_RENDER_LIMIT_S = 2.0
+_STEP_LIMIT_S = 10.0
+_CONTEXT_TOKENS = 8  # prompt tail that tells the detokeniser whether a space belongs in front of the first word
+
+
+class Tokenizer:
+    """The tokenizer and chat template in a model's folder. Every method may raise TextError."""
+
+    def __init__(self, folder: Path, *, num_embeddings: int | None = None) -> None:
+        """Starts loading and returns. num_embeddings: rows of the embedding; prompt ids beyond it are refused."""
+        if not (folder / "tokenizer.json").is_file():
+            raise TextError(f"{folder} has no tokenizer.json; pull a model that has one "
+                            "(transformers can convert tokenizer.model: AutoTokenizer(...).save_pretrained)")
+        self._folder = folder
+        self._num_embeddings = num_embeddings
+        self._stream_ids = itertools.count()
+        self._process = TextProcess(folder)
+
+    @property
+    def num_ids(self) -> int:
+        """One more than the largest id that means something; the model may have more (padding) rows."""
+        return int(self._process.info()["num_ids"])
+
+    @property
+    def bos_id(self) -> int | None:
+        bos_id = self._process.info()["bos_id"]
+        return bos_id if isinstance(bos_id, int) else None
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """All that end an answer: of generation_config, config and tokenizer_config, and known ends of turn."""
+        return frozenset(self._process.info()["eos_ids"])
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        return frozenset(self._process.info()["special_ids"])
+
+    @property
+    def has_template(self) -> bool:
+        """False for a base model."""
+        return bool(self._process.info()["has_template"])
+
+    @property
+    def generation_config(self) -> Mapping[str, Any]:
+        """The folder's generation_config.json, {} if there is none."""
+        config: Mapping[str, Any] = self._process.info()["generation_config"]
+        return config
+
+    def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None = None
+               ) -> tuple[str, list[str]]:
+        """The chat as the template writes it, for `encode_chat`, and notes for the user about what it forced.
+
+        The text holds a mark (chat.MARK) in each control token that came from a message.
+        """
+        clean_messages = [_clean(message) for message in messages]
+        answer = self._process.request("render", _RENDER_LIMIT_S, messages=clean_messages,
+                                       variables=_clean(variables or {}))
+        return str(answer["text"]), list(answer["notes"])
+
+    def encode_chat(self, rendered: str) -> list[int]:
+        """Ids of rendered text: the template's control tokens count, those of messages are text. Adds no BOS."""
+        return self._encode(rendered, "chat")
+
+    def encode(self, text: str, *, control_tokens: bool = False, bos: bool = True) -> list[int]:
+        """Ids of text without a template, with the special tokens that the tokenizer adds (BOS).
+
+        control_tokens: whether text like <|im_end|> means the control token (a raw prompt) or just those characters.
+        """
+        ids = self._encode(text, "raw" if control_tokens else "plain")
+        bos_id = self.bos_id
+        if bos_id is None:
+            return ids
+        if not bos:
+            return ids[1:] if ids[:1] == [bos_id] else ids
+        return [bos_id, *ids] if self._process.info()["add_bos"] and ids[:1] != [bos_id] else ids
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        limit_s = _STEP_LIMIT_S + len(ids) / 10_000
+        answer = self._process.request("decode", limit_s, ids=list(ids), skip_special=skip_special)
+        return str(answer["text"])
+
+    def stream(self, prompt_ids: Sequence[int] = ()) -> TextStream:
+        """A detokeniser for what follows prompt_ids."""
+        return TextStream(self._process, next(self._stream_ids), list(prompt_ids)[-_CONTEXT_TOKENS:])
+
+    def close(self) -> None:
+        self._process.close()
+
+    def __enter__(self) -> Tokenizer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+                 ) -> None:
+        self.close()
+
+    def _encode(self, text: str, kind: str) -> list[int]:
+        text = _clean(text)
+        ids: list[int] = self._process.request("encode", 10 + len(text) / 20_000, text=text, kind=kind)["ids"]
+        limit = self._num_embeddings
+        if limit is not None and ids and max(ids) >= limit:
+            raise TextError(f"the tokenizer in {self._folder} gives token {max(ids)}, but the model has only {limit}; "
+                            "pull the model again")
+        return ids
+
+
+class TextStream:
+    """Text of generated ids as they come, right across characters that are split over tokens."""
+
+    def __init__(self, process: TextProcess, stream_id: int, context: list[int]) -> None:
+        self._process = process
+        self._id = stream_id
+        process.request("open", _STEP_LIMIT_S, stream=stream_id, ids=context)
+
+    def step(self, token_id: int) -> str:
+        """The text that is whole now; "" while a character is incomplete."""
+        return str(self._process.request("step", _STEP_LIMIT_S, stream=self._id, ids=[token_id])["text"])
+
+    def flush(self) -> str:
+        """Ends the stream. Bytes that never became a character come out as U+FFFD."""
+        return str(self._process.request("close", _STEP_LIMIT_S, stream=self._id)["text"])
+
+
+def _clean(value: Any) -> Any:
+    """Text without lone surrogates (undecodable bytes of a command line), at any depth; tokenizers refuse them."""
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, Mapping):
+        return {str(key): _clean(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_clean(item) for item in value]
+    return value

@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moeinf.errors import MoeinfError, UsageError
+from moeinf.generate.sampling import Sampler, SamplingParams, option_kinds, parse_option, resolve_params
+
+GREEDY = SamplingParams(temperature=0)
+
+
+def plain_sample(params: SamplingParams, logits: Sequence[float], history: Sequence[int], uniform: float) -> int:
+    """The obvious twin: one step after the other over all ids."""
+    scores = np.array(logits, np.float64)
+    n = params.repeat_last_n
+    recent = list(history) if n < 0 else list(history)[len(history) - min(n, len(history)) :]
+    for i, count in Counter(recent).items():
+        scores[i] = scores[i] / params.repeat_penalty if scores[i] > 0 else scores[i] * params.repeat_penalty
+        scores[i] -= count * params.frequency_penalty + params.presence_penalty
+    ranked = sorted(range(len(scores)), key=lambda i: (-scores[i], i))
+    if params.temperature <= 0:
+        return ranked[0]
+    if params.top_k:
+        ranked = ranked[: params.top_k]
+    weights = [math.exp(scores[i] - scores[ranked[0]]) for i in ranked]
+    probabilities = [weight / sum(weights) for weight in weights]
+    kept: list[int] = []
+    total = 0.0
+    for i, p in zip(ranked, probabilities, strict=True):
+        if kept and (total >= params.top_p or p < params.min_p * probabilities[0]):
+            break
+        kept.append(i)
+        total += p
+    weights = [math.exp(float(scores[i] - scores[kept[0]]) / params.temperature) for i in kept]
+    point = uniform * sum(weights)
+    for i, weight in zip(kept, weights, strict=True):
+        point -= weight
+        if point < 0:
+            return i
+    return kept[-1]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.integers(2, 40), st.integers(0, 2**31), st.floats(0, 3), st.integers(0, 45), st.floats(0, 1), st.floats(0, 1),
+    st.floats(0.5, 2), st.integers(-1, 10), st.floats(-1, 1), st.floats(-1, 1),
+)
+def test_the_sampler_draws_what_its_plain_twin_draws(
+    size: int, seed: int, temperature: float, top_k: int, top_p: float, min_p: float, repeat: float, last_n: int,
+    presence: float, frequency: float,
+) -> None:
+    params = SamplingParams(temperature, top_k, top_p, min_p, repeat, last_n, presence, frequency, seed)
+    numbers = np.random.default_rng(seed)
+    logits = numbers.normal(0, 3, size).astype(np.float32)
+    history = numbers.integers(0, size, 12).tolist()
+    uniform = np.random.Generator(np.random.PCG64(seed)).random()
+    expected = plain_sample(params, logits.tolist(), history, uniform)
+    assert Sampler(params).sample(torch.from_numpy(logits), history) == expected
+
+
+def test_equal_seeds_draw_equal_tokens_and_others_others() -> None:
+    logits = torch.randn(500, generator=torch.Generator().manual_seed(1))
+
+    def draw(seed: int) -> list[int]:
+        sampler = Sampler(SamplingParams(seed=seed, temperature=2.0))
+        return [sampler.sample(logits, []) for _ in range(50)]
+
+    assert draw(7) == draw(7) != draw(8)
+
+
+def test_a_random_seed_is_told_and_repeats_the_answer() -> None:
+    logits = torch.randn(100, generator=torch.Generator().manual_seed(1))
+    sampler = Sampler(SamplingParams(seed=-1))
+    first = [sampler.sample(logits, []) for _ in range(20)]
+    again = Sampler(SamplingParams(seed=sampler.seed))
+    assert [again.sample(logits, []) for _ in range(20)] == first
+
+
+def test_greedy_takes_the_lowest_of_equal_tokens() -> None:
+    assert Sampler(GREEDY).sample(torch.tensor([0.0, 5.0, 5.0, 5.0]), []) == 1
+    assert Sampler(SamplingParams(temperature=-1)).sample(torch.tensor([5.0, 5.0]), []) == 0
+
+
+def test_equal_tokens_at_the_border_of_top_k_are_taken_lowest_first() -> None:
+    sampler = Sampler(SamplingParams(top_k=2, top_p=1, seed=3))
+    assert {sampler.sample(torch.zeros(50), []) for _ in range(60)} == {0, 1}
+
+
+def test_rows_beyond_the_tokenizer_are_never_drawn() -> None:
+    logits = torch.tensor([0.0, 0.0, 100.0, 100.0])
+    for params in (GREEDY, SamplingParams(top_k=0, top_p=1, seed=0)):
+        assert Sampler(params, num_ids=2).sample(logits, [3, 3]) < 2
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_logits_that_are_not_finite_are_an_error(bad: float) -> None:
+    with pytest.raises(MoeinfError, match="non-finite logits"):
+        Sampler(GREEDY).sample(torch.tensor([0.0, bad, 1.0]), [])
+
+
+def test_large_finite_logits_are_no_error() -> None:
+    assert Sampler(GREEDY).sample(torch.tensor([3e38, 3e38, 2e38]), []) == 0
+
+
+def test_logits_are_left_as_they_are() -> None:
+    logits = torch.tensor([1.0, 2.0, 3.0])
+    Sampler(SamplingParams(repeat_penalty=2, presence_penalty=1, logit_bias={0: 5})).sample(logits, [0, 1, 2])
+    assert logits.tolist() == [1, 2, 3]
+
+
+def test_a_bias_can_force_a_token() -> None:
+    assert Sampler(SamplingParams(temperature=0, logit_bias={2: 50, 99: 50})).sample(torch.zeros(4), []) == 2
+
+
+@pytest.mark.parametrize(("name", "value"), [
+    ("top_p", 1.5), ("top_p", -0.1), ("min_p", 2), ("top_k", -1), ("temperature", math.nan), ("repeat_penalty", 0),
+    ("seed", -2), ("num_predict", -2), ("repeat_last_n", -2),
+])
+def test_values_out_of_range_are_refused_by_name(name: str, value: float) -> None:
+    with pytest.raises(UsageError, match=f"^{name} must be "):
+        SamplingParams(**{name: value})  # type: ignore[arg-type]
+
+
+def test_what_is_given_goes_before_the_environment_and_that_before_the_checkpoint() -> None:
+    checkpoint = {"temperature": 0.6, "top_k": 20, "top_p": 0.9, "eos_token_id": 3}
+    params = resolve_params({"temperature": 1.0, "min_p": None}, {"temperature": 0.1, "top_k": 5}, checkpoint)
+    assert (params.temperature, params.top_k, params.top_p, params.min_p) == (1.0, 5, 0.9, 0.0)
+
+
+def test_a_checkpoint_that_does_not_sample_is_greedy_unless_told_otherwise() -> None:
+    assert resolve_params({}, None, {"do_sample": False, "temperature": 0.7}).temperature == 0
+    assert resolve_params({"temperature": 0.7}, None, {"do_sample": False}).temperature == 0.7
+
+
+def test_nonsense_in_the_checkpoint_is_left_out() -> None:
+    config = {"temperature": "hot", "top_p": 7, "top_k": 12.0, "repetition_penalty": 1.1}
+    params = resolve_params({}, None, config)
+    assert params == SamplingParams(top_k=12, repeat_penalty=1.1)
+
+
+def test_unknown_options_are_refused_with_the_known_ones() -> None:
+    with pytest.raises(UsageError, match=r"unknown option 'heat'; known: .*temperature"):
+        resolve_params({"heat": 1})
+    with pytest.raises(UsageError, match="unknown option 'heat'"):
+        parse_option("heat", "1")
+
+
+def test_options_written_as_text_get_their_type() -> None:
+    assert parse_option("top_k", "20") == 20
+    assert parse_option("top_p", "0.5") == 0.5
+    assert parse_option("stop", "a b") == ("a b",)
+    assert "logit_bias" not in option_kinds()
+    with pytest.raises(UsageError, match="top_k must be a whole number"):
+        parse_option("top_k", "2.5")

@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from moeinf.errors import TextError
+from moeinf.generate import text_process
+from moeinf.generate.tokenizer import Tokenizer
+
+MakeFolder = Callable[..., Path]
+USER = [{"role": "user", "content": "hi"}]
+
+HOSTILE = {
+    "nested ranges": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "power": "{{ 9**(9**8) }}",
+    "power of a variable": "{% set n = 9**8 %}{{ 9**n }}",
+    "text times number": "{{ 'a' * 500000000 }}",
+    "number times text": "{{ 500000000 * 'a' }}",
+    "list times number": "{{ [0] * 500000000 }}",
+    "doubling": "{% set n = namespace(t='aaaaaaaa') %}{% for i in range(40) %}{% set n.t = n.t ~ n.t %}{% endfor %}",
+    "doubling by plus": "{% set n = namespace(t='aaaaaaaa') %}{% for i in range(40) %}{% set n.t = n.t + n.t %}"
+                        "{% endfor %}",
+    "centre": "{{ 'a' | center(300000000) }}{{ 'a' | center(300000000) }}",
+    "percent format": "{{ '%0300000000d' % 1 }}",
+    "format filter": "{{ '%0900000000d' | format(1) }}",
+    "long output": "{% for a in range(99999) %}{{ 'a' | center(60) }}{% endfor %}",
+    "big product": "{% set n = namespace(v=9) %}{% for i in range(60) %}{% set n.v = n.v * n.v %}{% endfor %}{{ n.v }}",
+    "recursive macro": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+    "class escape": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "namespace escape": "{% set n = namespace(__init__=1) %}",
+    "changing messages": "{{ messages.append({'role': 'system', 'content': 'x'}) }}",
+    "syntax error": "{% for %}",
+    "huge range": "{{ range(999999999) | list }}",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_template_costs_one_line_and_never_the_caller(
+    model_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr("moeinf.generate.tokenizer._RENDER_LIMIT_S", 1.0)
+    with Tokenizer(model_folder(HOSTILE[name])) as tokenizer:
+        with pytest.raises(TextError) as caught:
+            tokenizer.render(USER)
+        assert "\n" not in str(caught.value)
+        assert tokenizer.decode(tokenizer.encode("still alive")) == "still alive"
+
+
+@pytest.mark.parametrize("template", ["{{ raise_exception.__globals__ }}", "{{ '' | attr('__class__') }}",
+                                      "{{ dict.__class__ }}", "{{ namespace().__init__ }}"])
+def test_a_template_sees_nothing_of_the_interpreter(model_folder: MakeFolder, template: str) -> None:
+    with Tokenizer(model_folder(template)) as tokenizer:
+        assert tokenizer.render(USER)[0] == ""
+
+
+def test_small_arithmetic_is_allowed(model_folder: MakeFolder) -> None:
+    with Tokenizer(model_folder("{{ 7 % 3 }} {{ 2 * 3.5 }} {{ 2 ** 10 }}")) as tokenizer:
+        assert tokenizer.render(USER)[0] == "1 7.0 1024"
+
+
+def test_variables_cannot_replace_the_messages_or_what_a_template_calls(model_folder: MakeFolder) -> None:
+    with Tokenizer(model_folder("{{ messages[0].content }}{{ tojson is defined }}")) as tokenizer:
+        assert tokenizer.render(USER, {"messages": [], "extra": 1})[0] == "hiFalse"
+
+
+BROKEN_TOKENIZERS = {
+    "empty": "",
+    "not JSON": "{",
+    "an array": "[]",
+    "an unknown model": '{"version": "1.0", "model": {"type": "Nonsense"}}',
+    "a regular expression that cannot be": (
+        '{"version":"1.0","added_tokens":[],"normalizer":null,"post_processor":null,"decoder":null,'
+        '"pre_tokenizer":{"type":"Split","pattern":{"Regex":"(("},"behavior":"Isolated","invert":false},'
+        '"model":{"type":"WordLevel","vocab":{"a":0},"unk_token":"a"}}'),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN_TOKENIZERS)
+def test_a_broken_tokenizer_json_is_one_line_with_the_remedy(tmp_path: Path, name: str) -> None:
+    (tmp_path / "tokenizer.json").write_text(BROKEN_TOKENIZERS[name])
+    with Tokenizer(tmp_path) as tokenizer, pytest.raises(TextError, match=r"cannot be loaded .*pull the model again"):
+        tokenizer.encode("a")
+
+
+def test_a_panic_of_the_tokenizer_costs_only_the_worker(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(
+        '{"version":"1.0","added_tokens":[],"normalizer":null,"post_processor":null,"decoder":null,'
+        '"pre_tokenizer":{"type":"Split","pattern":{"Regex":"(a+)+$"},"behavior":"Isolated","invert":false},'
+        '"model":{"type":"WordLevel","vocab":{"a":0},"unk_token":"a"}}')
+    with Tokenizer(tmp_path) as tokenizer:
+        with pytest.raises(TextError, match="tokenizer"):
+            tokenizer.encode("a" * 60 + "b")
+        assert tokenizer.encode("a") == [0]
+
+
+def test_configs_that_are_not_objects_are_refused(model_folder: MakeFolder) -> None:
+    folder = model_folder()
+    (folder / "generation_config.json").write_text("[1]")
+    with Tokenizer(folder) as tokenizer, pytest.raises(TextError, match="not a JSON object"):
+        _ = tokenizer.eos_ids
+
+
+def test_a_worker_that_was_killed_is_replaced(model_folder: MakeFolder) -> None:
+    with Tokenizer(model_folder()) as tokenizer:
+        ids = tokenizer.encode("hello")
+        process = tokenizer._process._process
+        assert process is not None
+        process.kill()
+        process.wait()
+        with pytest.raises(TextError, match="died"):
+            tokenizer.encode("hello")
+        assert tokenizer.encode("hello") == ids
+
+
+def test_the_answer_to_an_interrupted_request_is_not_taken_for_the_next_one(model_folder: MakeFolder) -> None:
+    with Tokenizer(model_folder()) as tokenizer:
+        process = tokenizer._process
+        process.info()
+        process._send("encode", 10.0, {"text": "abandoned by Ctrl-C", "kind": "plain"})
+        assert tokenizer.decode(tokenizer.encode("mine")) == "mine"
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="only Linux can wait for a process that is no child")
+def test_the_worker_ends_with_its_parent(model_folder: MakeFolder) -> None:
+    script = ("import os, sys; from pathlib import Path; from moeinf.generate.tokenizer import Tokenizer\n"
+              "t = Tokenizer(Path(sys.argv[1])); t.encode('a'); print(t._process._process.pid, flush=True)\n"
+              "os.kill(os.getpid(), 9)")
+    parent = subprocess.run([sys.executable, "-c", script, str(model_folder())], capture_output=True, text=True,
+                            timeout=60, check=False)
+    assert parent.returncode == -signal.SIGKILL
+    try:
+        worker = os.pidfd_open(int(parent.stdout))
+    except ProcessLookupError:
+        return  # it has ended already
+    with open(worker, closefd=True):
+        ended, _, _ = select.select([worker], [], [], 30)
+    assert ended
+
+
+def test_ctrl_c_does_not_reach_the_worker(model_folder: MakeFolder) -> None:
+    with Tokenizer(model_folder()) as tokenizer:
+        ids = tokenizer.encode("hello")
+        process = tokenizer._process._process
+        assert process is not None
+        os.kill(process.pid, signal.SIGINT)
+        assert os.getpgid(process.pid) != os.getpgid(0)
+        assert tokenizer.encode("hello") == ids
+
+
+def test_the_worker_imports_neither_torch_nor_numpy() -> None:
+    script = "import sys, moeinf.generate.text_worker; print([m for m in ('torch', 'numpy') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_current_folder_is_not_on_the_workers_import_path(
+    model_folder: MakeFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit('a stranger was imported')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", ["", *sys.path])
+    with Tokenizer(model_folder()) as tokenizer:
+        assert tokenizer.encode("hello")
+    assert text_process._LOAD_LIMIT_S == 60.0
