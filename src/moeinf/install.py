@@ -1,0 +1,282 @@
+"""Composition root of pull: source, tensor plan of the architecture, conversion, store."""
+
+from __future__ import annotations
+
+import difflib
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, overload
+
+from moeinf.errors import CheckpointError, DiskSpaceError, ModelNotFoundError, UsageError
+from moeinf.models import Architecture, architecture
+from moeinf.references import DATA, Origin, full_name, known_names, named_origin, outside_origin, stored_origin
+from moeinf.store.checkpoint import Conversion, Copy, plan_conversion
+from moeinf.store.convert import convert_shard, create_files
+from moeinf.store.files import errors_named, make_folders
+from moeinf.store.format import Header, read_header
+from moeinf.store.journal import Journal, pull_lock
+from moeinf.store.library import Library, StoredModel, partial_folder
+from moeinf.store.manifest import ModelSource
+from moeinf.store.progress import PullProgress, SilentProgress
+from moeinf.store.seal import publish_model, seal
+from moeinf.store.source import FolderSource, Source, read_config
+
+_SPACE_MARGIN = 1.02  # for the file system's own records
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedFile:
+    file: str
+    num_bytes: int
+    fetch_bytes: int  # still to be downloaded; 0 where it is on this machine
+
+
+@dataclass(frozen=True, slots=True)
+class PullPlan:
+    """What a pull would do."""
+
+    name: str  # "mixtral:latest"
+    source: ModelSource
+    files: tuple[PlannedFile, ...]  # of the source
+    store_bytes: int  # of the finished model
+    needed_bytes: int  # of free disk: what is still to be written, and the largest shard still to be downloaded
+    free_bytes: int
+    up_to_date: bool
+
+    @property
+    def fetch_bytes(self) -> int:
+        return sum(file.fetch_bytes for file in self.files)
+
+
+@overload
+def pull(source: str, *, home: Path, name: str | None = None, revision: str | None = None, token: str | None = None,
+         force: bool = False, dry_run: Literal[False] = False, keep_source: bool = False,
+         progress: PullProgress | None = None) -> StoredModel: ...
+@overload
+def pull(source: str, *, home: Path, name: str | None = None, revision: str | None = None, token: str | None = None,
+         force: bool = False, dry_run: bool, keep_source: bool = False, progress: PullProgress | None = None
+         ) -> StoredModel | PullPlan: ...
+def pull(source: str, *, home: Path, name: str | None = None, revision: str | None = None, token: str | None = None,
+         force: bool = False, dry_run: bool = False, keep_source: bool = False,
+         progress: PullProgress | None = None) -> StoredModel | PullPlan:
+    """Fetches and converts a model and publishes it under a name; goes on where an interrupted pull stopped.
+
+    source: path of a checkpoint folder, org/repo[@revision] or an address of the Hub, an alias, or the name of a stored
+    model, which is brought up to date. name: default is the alias, or the last component in lower case.
+    force skips the check of free disk space; keep_source keeps downloaded shards under sources/ of the store.
+    dry_run gives the plan instead, and writes nothing. Blocks; another pull of the same source is waited for.
+    Raises UsageError, ModelNotFoundError, CheckpointError, HubError, StoreError, DiskSpaceError: one line each. What
+    was done stays for the next attempt.
+    """
+    library = Library(home)
+    origin = _origin(source, library)
+    if revision is not None:
+        if origin.kind != "hub":
+            raise UsageError(f"--revision is for repositories of the Hub; {source[:100]!r} is none")
+        origin = replace(origin, revision=revision)
+    target = full_name(name or origin.name)
+    steps = _Pull(library, origin, target, token, progress or SilentProgress())
+    return steps.plan() if dry_run else steps.run(force=force, keep_source=keep_source)
+
+
+def ensure(reference: str, *, home: Path, token: str | None = None, progress: PullProgress | None = None
+           ) -> StoredModel:
+    """The stored model that `run` means; pulled first where it is not stored. Touches no network for a stored one.
+
+    Order: a path, an address of the Hub, a stored name, an alias, org/repo[@revision].
+    """
+    library = Library(home)
+    stored = _stored(reference, library)
+    return stored or pull(reference, home=home, token=token, progress=progress)
+
+
+def _stored(reference: str, library: Library) -> StoredModel | None:
+    outside = outside_origin(reference)
+    if outside is not None and outside.kind == "folder":
+        return None  # the pull finds it up to date, or converts what has changed
+    wanted = f"{outside.location}@{outside.revision}".rstrip("@") if outside else reference
+    try:
+        return library.find(wanted)
+    except ModelNotFoundError:
+        return None
+
+
+def _origin(reference: str, library: Library) -> Origin:
+    outside = outside_origin(reference)
+    if outside is not None:
+        return outside
+    try:
+        if "/" not in reference:
+            return stored_origin(library.find(reference))
+    except ModelNotFoundError:
+        pass
+    named = named_origin(reference)
+    if named is not None:
+        return named
+    stored = [model.name.removesuffix(":latest") for model in library.list()]
+    close = difflib.get_close_matches(reference, [*stored, *known_names()], n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(known_names())}"
+    shown = reference[:100] if reference.isprintable() else ascii(reference[:100])
+    raise ModelNotFoundError(f"model '{shown}' not found; {hint} (or give org/repo, or the path of a folder)")
+
+
+def open_source(origin: Origin, token: str | None, progress: PullProgress) -> Source:
+    if origin.kind == "folder":
+        return FolderSource(Path(origin.location))
+    if origin.kind == "embedded":
+        return FolderSource(DATA / origin.location, ModelSource("embedded", origin.location))
+    # Here and not at the top: it takes 0.2 s that no other source has to pay.
+    from moeinf.store.hub import open_hub
+
+    return open_hub(origin.location, origin.revision, token, progress)
+
+
+class _Pull:
+    """One pull, step by step."""
+
+    def __init__(self, library: Library, origin: Origin, name: str, token: str | None, progress: PullProgress) -> None:
+        self._library = library
+        self._origin = origin
+        self._name = name
+        self._progress = progress
+        self._folder = partial_folder(library.home, origin.locator)
+        progress.stage("pulling manifest")
+        self._source = open_source(origin, token, progress)
+        self._journal = Journal(self._folder, name, self._source.fingerprint)
+        self._config = read_config(self._source)
+        self._family: Architecture = architecture(self._config)
+
+    def plan(self) -> PullPlan:
+        conversion, _ = self._plan_conversion()
+        journal, source = self._journal, self._source
+        journal.peek(conversion)
+        downloads = journal.download_folder
+        files = tuple(PlannedFile(shard, source.shard_bytes(shard), source.fetch_bytes(shard, downloads))
+                      for shard in source.shards.files)
+        done = self._library.made_of(source.fingerprint)
+        needed = 0 if done else self._needed_bytes(conversion, downloads)
+        return PullPlan(self._name, source.origin, files, conversion.total_bytes, needed, self._free_bytes(),
+                        bool(done))
+
+    def run(self, *, force: bool, keep_source: bool) -> StoredModel:
+        # A work folder is there while a pull is under way, or was killed; then the lock decides what is left to do.
+        stored = None if self._folder.exists() else self._up_to_date()
+        if stored is None:
+            with pull_lock(self._folder, self._name, self._progress.note):
+                stored = self._up_to_date() or self._publish_made()
+                if stored is None:
+                    stored = self._make(force=force, keep_source=keep_source)
+                self._journal.close()
+        return stored
+
+    def _up_to_date(self) -> StoredModel | None:
+        """The model of this name, where it was made of this very state of the source."""
+        for model in self._library.made_of(self._source.fingerprint):
+            if model.name == self._name:
+                self._progress.stage(f"{self._name} is up to date")
+                return model
+        return None
+
+    def _publish_made(self) -> StoredModel | None:
+        """Names the model that was made of this source under another name, or by a pull killed at its last step."""
+        made = self._library.made_of(self._source.fingerprint)
+        if not made:
+            return None
+        with errors_named(self._library.home), self._library.lock():
+            return self._library.bind(self._name, made[0].id)
+
+    def _make(self, *, force: bool, keep_source: bool) -> StoredModel:
+        conversion, headers = self._plan_conversion()
+        journal = self._journal
+        notice = journal.open(conversion)
+        if notice:
+            self._progress.note(notice)
+        downloads = self._kept_folder() if keep_source else journal.download_folder
+        if not force:
+            self._check_space(conversion, downloads)
+        create_files(journal.model_folder, conversion)
+        self._announce(conversion, downloads)
+        for shard in self._source.shards.files:
+            if not journal.converted(shard):
+                self._convert(shard, headers[shard], conversion.copies[shard], downloads)
+            if not keep_source:
+                self._source.release_shard(shard, downloads)
+        return self._seal(conversion)
+
+    def _plan_conversion(self) -> tuple[Conversion, Mapping[str, Header]]:
+        """Every check of the checkpoint's form, before a byte of weights moves."""
+        tensor_plan = self._family.tensor_plan(self._config)
+        headers = self._source.headers()
+        return plan_conversion(tensor_plan, self._source.shards, headers), headers
+
+    def _convert(self, shard: str, header: Header, copies: Sequence[Copy], downloads: Path) -> None:
+        path = self._source.open_shard(shard, downloads)
+        with errors_named(path, CheckpointError):
+            if read_header(path) != header:
+                raise CheckpointError(f"{path} changed while the pull was being planned; repeat the pull")
+        self._progress.start("converting", shard, sum(copy.num_bytes for copy in copies), 0)
+        convert_shard(path, copies, self._journal.model_folder, self._progress.advance)
+        self._source.check_unchanged()
+        self._journal.record(shard)
+        self._progress.finish()
+
+    def _seal(self, conversion: Conversion) -> StoredModel:
+        source, folder = self._source, self._journal.model_folder
+        small = {name: source.read_file(name) for name in source.kept_files()}
+        info = self._family.model_info(self._config, conversion.dtype)
+        receipt = {"fingerprint": source.fingerprint, "requested": source.requested}
+        self._progress.start("verifying", self._name, conversion.total_bytes, 0)
+        identifier = seal(folder, conversion, source.origin, info, small, receipt, self._progress.advance)
+        self._progress.finish()
+        source.check_unchanged()
+        before = next((model.id for model in self._library.list() if model.name == self._name), identifier)
+        stored = publish_model(self._library, folder, identifier, self._name)
+        if before != identifier:
+            self._progress.note(f"updated {self._name}: {before} is now {identifier}")
+        return stored
+
+    def _announce(self, conversion: Conversion, downloads: Path) -> None:
+        """The bytes of all steps: each is downloaded, converted and read back."""
+        fetched = converted = done = 0
+        for shard in self._source.shards.files:
+            copied = sum(copy.num_bytes for copy in conversion.copies[shard])
+            converted += copied
+            if self._journal.converted(shard):
+                done += copied
+                continue
+            left = self._source.fetch_bytes(shard, downloads)
+            if left:
+                fetched += self._source.shard_bytes(shard)
+                done += self._source.shard_bytes(shard) - left
+        self._progress.total(fetched + converted + conversion.total_bytes, done)
+
+    def _needed_bytes(self, conversion: Conversion, downloads: Path) -> int:
+        journal = self._journal
+        shards = [shard for shard in self._source.shards.files if not journal.converted(shard)]
+        largest = max((self._source.fetch_bytes(shard, downloads) for shard in shards), default=0)
+        return int((max(0, conversion.total_bytes - journal.written_bytes()) + largest) * _SPACE_MARGIN)
+
+    def _check_space(self, conversion: Conversion, downloads: Path) -> None:
+        needed, free = self._needed_bytes(conversion, downloads), self._free_bytes()
+        if needed > free:
+            raise DiskSpaceError(f"not enough disk space in {self._library.home}: {needed / 1e9:.1f} GB needed, "
+                                 f"{free / 1e9:.1f} GB free; free some, set MOEINF_HOME, or use --force")
+
+    def _free_bytes(self) -> int:
+        folder = self._library.home
+        while not folder.exists():
+            folder = folder.parent
+        with errors_named(folder):
+            return shutil.disk_usage(folder).free
+
+    def _kept_folder(self) -> Path:
+        """Where --keep-source leaves downloaded shards. A folder source downloads nothing, so it has none."""
+        origin = self._source.origin
+        if origin.kind != "hub":
+            return self._journal.download_folder
+        folder = self._library.home / "sources" / origin.location.replace("/", "--") / origin.revision
+        with errors_named(folder):
+            make_folders(folder)
+        return folder

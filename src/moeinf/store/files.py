@@ -1,0 +1,139 @@
+"""File operations that survive a crash, and whose errors are one line that names the file."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from moeinf.errors import DiskSpaceError, MoeinfError, StoreError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+@contextmanager
+def errors_named(path: Path, error_type: type[MoeinfError] = StoreError) -> Iterator[None]:
+    """Turns an OSError inside into one line that names the file (the error's own, else `path`) and the reason."""
+    try:
+        yield
+    except OSError as error:
+        name = error.filename if isinstance(error.filename, str) else str(path)
+        if error.errno in _FULL:
+            raise DiskSpaceError(f"{name}: {error.strerror}; free some space and repeat the command, "
+                                 "it goes on where it stopped") from error
+        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+            hint = "; choose a folder that you can write to with MOEINF_HOME" if error_type is StoreError else ""
+            raise error_type(f"{name}: {error.strerror}{hint}") from error
+        raise error_type(f"{name}: {error.strerror or error}") from error
+
+
+def sync_folder(path: Path) -> None:
+    """Makes the names in a folder durable: without it a power cut may undo a rename that was reported done."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def publish(path: Path, data: bytes) -> None:
+    """Replaces a file so that, whatever happens, it holds its old content or all of the new."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    try:
+        write_fully(fd, data, 0, temporary)
+        os.fsync(fd)
+    except OSError:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
+    finally:
+        os.close(fd)
+    os.replace(temporary, path)
+    sync_folder(path.parent)
+
+
+def make_folders(path: Path) -> None:
+    """Creates a folder and its parents, each durable in the one above."""
+    if path.is_dir():
+        return
+    make_folders(path.parent)
+    with suppress(FileExistsError):
+        path.mkdir()
+    if not path.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
+    sync_folder(path.parent)
+
+
+def open_regular(path: Path) -> int:
+    """A read-only descriptor of a regular file. O_NONBLOCK: opening a FIFO must not hang. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return fd
+
+
+def read_fully(fd: int, buffer: memoryview, offset: int, path: Path) -> None:
+    """Fills the buffer from `offset`; a file that ends before is an OSError, never a part-filled buffer."""
+    done = 0
+    while done < len(buffer):
+        count = os.preadv(fd, [buffer[done:]], offset + done)
+        if count == 0:
+            raise OSError(errno.EIO, f"ends at byte {offset + done}, {len(buffer) - done} bytes too early", str(path))
+        done += count
+
+
+def write_fully(fd: int, data: bytes | memoryview, offset: int, path: Path) -> None:
+    """Writes all of data at `offset`; OSErrors name the path."""
+    view, done = memoryview(data), 0
+    try:
+        while done < len(view):
+            done += os.pwrite(fd, view[done:], offset + done)
+    except OSError as error:
+        error.filename = str(path)
+        raise
+
+
+def drop_cached(fd: int, offset: int = 0, num_bytes: int = 0) -> None:
+    """Tells the kernel that these bytes are not needed again, so that a pull does not push out what is in use."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(fd, offset, num_bytes, os.POSIX_FADV_DONTNEED)
+
+
+def read_small(path: Path, limit_bytes: int = 100_000_000) -> bytes:
+    """The whole of a regular file that is not larger than the limit. Raises OSError."""
+    fd = open_regular(path)
+    try:
+        size = os.fstat(fd).st_size
+        if size > limit_bytes:
+            raise OSError(errno.EFBIG, f"is {size} bytes long, more than {limit_bytes}", str(path))
+        data = bytearray(size)
+        read_fully(fd, memoryview(data), 0, path)
+        return bytes(data)
+    finally:
+        os.close(fd)
+
+
+def parse_json_object(data: bytes, where: str, error_type: type[MoeinfError]) -> dict[str, Any]:
+    """A JSON object in UTF-8 without repeated keys. Raises error_type, naming `where`."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            raise ValueError("a key occurs twice")
+        return found
+
+    try:
+        value = json.loads(data.decode("utf-8"), object_pairs_hook=unique)
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
+        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise error_type(f"{where} is not sound JSON: {reason}") from error
+    if not isinstance(value, dict):
+        raise error_type(f"{where} is not a JSON object")
+    return value

@@ -1,0 +1,166 @@
+"""The two binary forms of the store: safetensors headers, read strictly and written, and blocks of experts."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moeinf.errors import CheckpointError, MoeinfError
+from moeinf.store.files import open_regular, parse_json_object, read_fully
+from moeinf.types import BLOCK_ALIGN_BYTES, DTYPE_BYTES, TENSOR_ALIGN_BYTES, DType, ExpertLayout, TensorSpec
+
+DENSE_FILE = "dense.safetensors"
+MAX_HEADER_BYTES = 100_000_000  # the safetensors library's own limit
+_MAX_RANK = 8
+_MAX_TENSORS = 1_000_000
+
+STORE_DTYPES: Mapping[str, DType] = {"BF16": "bf16", "F16": "f16", "F32": "f32"}
+_FILE_DTYPES = {dtype: name for name, dtype in STORE_DTYPES.items()}
+# Bits, as the packed types have less than a byte an element.
+_DTYPE_BITS = {
+    "BOOL": 8, "U8": 8, "I8": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32,
+    "I64": 64, "U64": 64, "F64": 64, "C64": 64, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8,
+    "F8_E5M2FNUZ": 8, "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """One tensor of a safetensors file; offset_bytes counts from the start of the file."""
+
+    name: str
+    dtype: str  # as the file spells it: BF16, F8_E4M3, ...
+    shape: tuple[int, ...]
+    offset_bytes: int
+    num_bytes: int
+
+
+Header = Mapping[str, TensorEntry]
+
+
+def shard_file(layer: int) -> str:
+    return f"experts-{layer:05d}.bin"
+
+
+def header_length(first_8: bytes, file_bytes: int, where: str, error_type: type[MoeinfError] = CheckpointError) -> int:
+    """Length of the JSON header that follows the first 8 bytes of a safetensors file."""
+    if len(first_8) < 8:
+        raise error_type(f"{where} is {len(first_8)} bytes long: truncated, fetch it again")
+    length = int.from_bytes(first_8, "little")
+    if length > MAX_HEADER_BYTES:
+        raise error_type(f"{where} is not a safetensors file (a header of {length} bytes)")
+    if 8 + length > file_bytes:
+        raise error_type(f"{where} is truncated inside its header ({file_bytes} bytes); fetch it again")
+    return length
+
+
+def parse_header(data: bytes, file_bytes: int, where: str, error_type: type[MoeinfError] = CheckpointError) -> Header:
+    """Tensors by name from a safetensors header (without its 8 length bytes) of a file of file_bytes.
+
+    Parsing is validating: what is returned lies inside the file, and fills it without hole or overlap. Raises
+    error_type, naming the file and the tensor.
+    """
+    if not data.startswith(b"{"):
+        raise error_type(f"{where} is not a safetensors file (the header is not a JSON object)")
+    fields = parse_json_object(data, f"the header of {where}", error_type)
+    fields.pop("__metadata__", None)
+    if len(fields) > _MAX_TENSORS:
+        raise error_type(f"{where} names {len(fields)} tensors, more than {_MAX_TENSORS}")
+    start = 8 + len(data)
+    entries = [_parse_entry(name, value, start, f"{where}: tensor {name!r}", error_type)
+               for name, value in fields.items()]
+    entries.sort(key=lambda entry: (entry.offset_bytes, entry.num_bytes))
+    end = start
+    for entry in entries:
+        if entry.offset_bytes != end:
+            fault = "overlaps another tensor" if entry.offset_bytes < end else "leaves a hole before it"
+            raise error_type(f"{where}: tensor {entry.name!r} {fault}; the file is damaged")
+        end += entry.num_bytes
+    if end > file_bytes:
+        raise error_type(f"{where} is truncated: {file_bytes} bytes, its header promises {end}; fetch it again")
+    if end < file_bytes:
+        raise error_type(f"{where} has {file_bytes - end} bytes behind its last tensor; the file is damaged")
+    return {entry.name: entry for entry in entries}
+
+
+def _parse_entry(name: str, value: Any, start: int, where: str, error_type: type[MoeinfError]) -> TensorEntry:
+    if not name or not name.isprintable():  # control characters would reach terminals and file names
+        raise error_type(f"{where} has an empty or unprintable name")
+    if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
+        raise error_type(f"{where} must have dtype, shape and data_offsets and nothing else")
+    dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in _DTYPE_BITS:
+        raise error_type(f"{where} has the unknown dtype {dtype!r}")
+    if not _naturals(shape) or len(shape) > _MAX_RANK:
+        raise error_type(f"{where} has the shape {str(shape)[:100]}: must be at most {_MAX_RANK} whole numbers")
+    if not _naturals(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise error_type(f"{where} has the data_offsets {str(offsets)[:100]}: must be [begin, end]")
+    bits = math.prod(shape) * _DTYPE_BITS[dtype]
+    if bits != 8 * (offsets[1] - offsets[0]):
+        raise error_type(f"{where}: {dtype} {shape} takes {bits / 8:g} bytes, data_offsets give "
+                         f"{offsets[1] - offsets[0]}")
+    return TensorEntry(name, dtype, tuple(shape), start + offsets[0], offsets[1] - offsets[0])
+
+
+def _naturals(value: Any) -> bool:
+    return isinstance(value, list) and all(type(item) is int and 0 <= item < 1 << 63 for item in value)
+
+
+def read_header(path: Path, error_type: type[MoeinfError] = CheckpointError) -> Header:
+    """The header of a safetensors file on disk. Raises error_type for its content, OSError for the disk."""
+    fd = open_regular(path)
+    try:
+        size = os.fstat(fd).st_size
+        first = bytearray(min(8, size))
+        read_fully(fd, memoryview(first), 0, path)
+        data = bytearray(header_length(bytes(first), size, str(path), error_type))
+        read_fully(fd, memoryview(data), 8, path)
+    finally:
+        os.close(fd)
+    return parse_header(bytes(data), size, str(path), error_type)
+
+
+def dense_header(tensors: Mapping[str, tuple[DType, tuple[int, ...]]]) -> tuple[bytes, tuple[TensorSpec, ...]]:
+    """Head of a dense file (length, JSON, spaces) and where each tensor lies in the file, in file order.
+
+    Tensors whose size is a multiple of TENSOR_ALIGN_BYTES come first: the format allows no gaps, so this order is
+    what aligns them. The rest follows with wide elements first, so that each is aligned to its own elements.
+    """
+
+    def order(name: str) -> tuple[bool, int, str]:
+        dtype, shape = tensors[name]
+        width = DTYPE_BYTES[dtype]
+        return math.prod(shape) * width % TENSOR_ALIGN_BYTES != 0, -width, name
+
+    fields: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    specs, end = [], 0
+    for name in sorted(tensors, key=order):
+        dtype, shape = tensors[name]
+        num_bytes = math.prod(shape) * DTYPE_BYTES[dtype]
+        fields[name] = {"dtype": _FILE_DTYPES[dtype], "shape": list(shape), "data_offsets": [end, end + num_bytes]}
+        specs.append(TensorSpec(name, dtype, shape, end, num_bytes))
+        end += num_bytes
+    text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
+    start = round_up(8 + len(text), BLOCK_ALIGN_BYTES)  # data on a block border, as direct reads want
+    head = (start - 8).to_bytes(8, "little") + text.ljust(start - 8)
+    placed = (TensorSpec(s.name, s.dtype, s.shape, start + s.offset_bytes, s.num_bytes) for s in specs)
+    return head, tuple(placed)
+
+
+def expert_layout(parts: Sequence[tuple[str, DType, tuple[int, ...]]]) -> ExpertLayout:
+    """The block of one expert: parts in the given order, each on a TENSOR_ALIGN_BYTES border."""
+    specs, end = [], 0
+    for name, dtype, shape in parts:
+        offset = round_up(end, TENSOR_ALIGN_BYTES)
+        end = offset + math.prod(shape) * DTYPE_BYTES[dtype]
+        specs.append(TensorSpec(name, dtype, shape, offset, end - offset))
+    return ExpertLayout(tuple(specs), end, round_up(end, BLOCK_ALIGN_BYTES))
+
+
+def round_up(value: int, step: int) -> int:
+    return -(-value // step) * step

@@ -1,0 +1,210 @@
+"""A repository of the Hugging Face Hub as a source: pinned to a commit, every byte checked against the Hub's hashes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TypeVar
+
+from huggingface_hub import HfApi, constants, hf_hub_url, try_to_load_from_cache
+from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.hf_api import ModelInfo as RepoInfo
+from huggingface_hub.hf_api import RepoSibling
+from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined, unused-ignore]
+
+from moeinf.errors import CheckpointError, HubError, UsageError
+from moeinf.store.download import download, fetch_bytes, held_bytes, matches
+from moeinf.store.files import errors_named
+from moeinf.store.format import Header, header_length, parse_header, read_header
+from moeinf.store.hub_errors import hub_errors_named, offline_error, transport_error
+from moeinf.store.manifest import ModelSource
+from moeinf.store.progress import PullProgress
+from moeinf.store.remote import MAX_RETRIES, Patience, Remote, RemoteFile
+from moeinf.store.source import FolderSource, Source, find_shards, is_kept
+
+_REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[\w][\w.-]{0,95}", re.ASCII)
+_REVISION = re.compile(r"[\w][\w./-]{0,255}", re.ASCII)
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_SMALL_BYTES = 100_000_000
+_HEAD_BYTES = 256 << 10  # holds the header of most shards, so that one request suffices
+_METADATA_TIMEOUT_S = 30.0
+_HEADER_THREADS = 8  # a large model has a hundred shards; one after the other their headers take half a minute
+_T = TypeVar("_T")
+
+
+def check_repo(repo: str, revision: str) -> None:
+    """Raises UsageError for what cannot name a repository or revision, before it reaches a URL or a path."""
+    if not _REPO.fullmatch(repo) or ".." in repo or "--" in repo:
+        raise UsageError(f"{repo[:100]!r} is not the name of a Hub repository (org/repo)")
+    if revision and (not _REVISION.fullmatch(revision) or ".." in revision):
+        raise UsageError(f"{revision[:100]!r} is not a branch, tag or commit")
+
+
+def open_hub(repo: str, revision: str, token: str | None, progress: PullProgress, patience: Patience | None = None
+             ) -> Source:
+    """The repository at a revision, "" for its default branch.
+
+    With HF_HUB_OFFLINE no request is made: the source is then what the Hub's cache holds. Raises HubError,
+    CheckpointError, UsageError.
+    """
+    check_repo(repo, revision)
+    if constants.HF_HUB_OFFLINE:
+        return _CachedSource(repo, revision)
+    return HubSource(repo, revision, token, progress, patience or Patience())
+
+
+class HubSource:
+    """A repository whose files are fetched as they are needed. Used from one thread."""
+
+    def __init__(self, repo: str, revision: str, token: str | None, progress: PullProgress, patience: Patience) -> None:
+        self.requested = revision
+        self._repo = repo
+        self._progress = progress
+        self._patience = patience
+        self._endpoint = constants.ENDPOINT
+        self._auth = {key: value for key, value in build_hf_headers(token=token, library_name="moeinf").items()
+                      if key.lower() in ("authorization", "user-agent")}
+        info = self._repo_info(HfApi(endpoint=self._endpoint, token=token, library_name="moeinf"))
+        if not info.sha or not _COMMIT.fullmatch(info.sha):
+            raise HubError(f"{self._endpoint} does not tell the commit of {repo}; check HF_ENDPOINT")
+        self._commit = info.sha
+        self._files = {sibling.rfilename: sibling for sibling in info.siblings or []}
+        self.origin = ModelSource("hub", repo, self._commit)
+        self.fingerprint = f"hub:{repo}@{self._commit}"
+        self.shards = find_shards(self._files, self.read_file, repo, _base_model(info, repo))
+        self._cached: dict[str, Path | None] = {}
+
+    def kept_files(self) -> list[str]:
+        return sorted(name for name in self._files if is_kept(name))
+
+    def read_file(self, name: str) -> bytes:
+        if name not in self._files:
+            raise CheckpointError(f"{self._repo} has no {name}: not a Hugging Face checkpoint")
+        file = self._remote_file(name)
+        if file.num_bytes > _SMALL_BYTES:
+            raise CheckpointError(f"{self._repo}: {name} is {file.num_bytes} bytes long; no such file is that large")
+        with self._named_errors():
+            return fetch_bytes(self._remote(file))
+
+    def shard_bytes(self, shard: str) -> int:
+        return self._remote_file(shard).num_bytes
+
+    def fetch_bytes(self, shard: str, folder: Path) -> int:
+        if self._in_cache(shard):
+            return 0
+        return self.shard_bytes(shard) - held_bytes(self._remote_file(shard), folder)
+
+    def headers(self) -> Mapping[str, Header]:
+        """Read by range: enough to find every fault of form before gigabytes are fetched."""
+        cached = {shard: path for shard in self.shards.files if (path := self._in_cache(shard))}
+        found = {}
+        for shard, path in cached.items():
+            with errors_named(path, CheckpointError):
+                found[shard] = read_header(path)
+        rest = [shard for shard in self.shards.files if shard not in cached]
+        with ThreadPoolExecutor(_HEADER_THREADS) as pool:
+            return found | dict(zip(rest, pool.map(self._remote_header, rest), strict=True))
+
+    def _remote_header(self, shard: str) -> Header:
+        file, where = self._remote_file(shard), f"{self._repo}: {shard}"
+        with self._named_errors():
+            head = bytearray()
+            remote = self._remote(file)
+            remote.read(0, min(_HEAD_BYTES, file.num_bytes), head.extend)
+            length = header_length(bytes(head[:8]), file.num_bytes, where)
+            if 8 + length > len(head):
+                remote.read(len(head), 8 + length, head.extend)
+        return parse_header(bytes(head[8 : 8 + length]), file.num_bytes, where)
+
+    def open_shard(self, shard: str, folder: Path) -> Path:
+        cached = self._in_cache(shard)
+        if cached:
+            return cached  # the cache is another program's: read in place, left alone
+        with self._named_errors():
+            return download(self._remote(self._remote_file(shard)), folder, self._progress)
+
+    def release_shard(self, shard: str, folder: Path) -> None:
+        with errors_named(folder):
+            (folder / shard).unlink(missing_ok=True)
+
+    def check_unchanged(self) -> None:
+        """A commit does not change."""
+
+    def _repo_info(self, api: HfApi) -> RepoInfo:
+        def ask() -> RepoInfo:
+            return api.model_info(self._repo, revision=self.requested or None, files_metadata=True,
+                                  timeout=_METADATA_TIMEOUT_S)
+
+        with self._named_errors():
+            return _patiently(ask, self._patience)
+
+    def _remote_file(self, name: str) -> RemoteFile:
+        sibling = self._files[name]
+        sha256 = _sha256_of(sibling)
+        if sibling.size is None or not (sha256 or sibling.blob_id):
+            raise HubError(f"{self._endpoint} tells no size and checksum of {name}; check HF_ENDPOINT")
+        url = hf_hub_url(self._repo, name, revision=self._commit, endpoint=self._endpoint)
+        return RemoteFile(name, url, sibling.size, sha256, sibling.blob_id or "", self._commit)
+
+    def _remote(self, file: RemoteFile) -> Remote:
+        return Remote(file, self._auth, self._patience)
+
+    def _in_cache(self, shard: str) -> Path | None:
+        """The Hub's cache holds this very file, byte by byte; asked once, as it takes a read of it all."""
+        if shard not in self._cached:
+            found = try_to_load_from_cache(self._repo, shard, revision=self._commit)
+            path = Path(found) if isinstance(found, str) else None
+            if path:
+                self._progress.stage(f"checking {shard} in the Hub's cache")
+                with errors_named(path, CheckpointError):
+                    if not matches(path, self._remote_file(shard)):
+                        self._progress.note(f"{path} is damaged; downloading {shard} instead")
+                        path = None
+            self._cached[shard] = path
+        return self._cached[shard]
+
+    def _named_errors(self) -> AbstractContextManager[None]:
+        return hub_errors_named(self._repo, self.requested, self._endpoint)
+
+
+class _CachedSource(FolderSource):
+    """What the Hub's cache holds of a repository, for work without a network."""
+
+    def __init__(self, repo: str, revision: str) -> None:
+        config = try_to_load_from_cache(repo, "config.json", revision=revision or None)
+        if not isinstance(config, str):
+            raise offline_error(repo)
+        snapshot = Path(config).parent
+        super().__init__(snapshot, ModelSource("hub", repo, snapshot.name), f"hub:{repo}@{snapshot.name}")
+        self.requested = revision
+
+
+def _sha256_of(sibling: RepoSibling) -> str:
+    return sibling.lfs.sha256 if sibling.lfs else ""
+
+
+def _base_model(info: RepoInfo, repo: str) -> str:
+    """The repository that the model card names as what this one was made from, if it is fit to be printed."""
+    named = (info.card_data.base_model if info.card_data else None) or []
+    for base in [named] if isinstance(named, str) else named:
+        if isinstance(base, str) and _REPO.fullmatch(base) and base != repo:
+            return base
+    return ""
+
+
+def _patiently(ask: Callable[[], _T], patience: Patience) -> _T:
+    """Repeats a request that failed for a reason that may pass."""
+    for failures in range(MAX_RETRIES):
+        try:
+            return ask()
+        except HfHubHTTPError as error:
+            if error.response is None or error.response.status_code not in (408, 429, 500, 502, 503, 504):
+                raise
+        except transport_error():
+            if failures >= 2:  # a wrong address does not get better; a first lost connection may
+                raise
+        patience.sleep(2.0**failures)
+    return ask()

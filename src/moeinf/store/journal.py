@@ -1,0 +1,143 @@
+"""The work folder of one pull: its lock, and a journal of what is done that survives a kill."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from moeinf.store.checkpoint import Conversion
+from moeinf.store.files import errors_named, make_folders, publish, read_small
+
+_VERSION = 1
+
+
+@contextmanager
+def pull_lock(folder: Path, label: str, say: Callable[[str], None]) -> Iterator[None]:
+    """Held by the one process that works in the folder; others say so and wait. The kernel frees it at a kill."""
+    path = folder.with_suffix(".lock")
+    with errors_named(path):
+        make_folders(path.parent)
+        fd = _acquire(path, label, say)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            path.unlink()  # before the lock goes: whoever waits on this inode notices that it lost its name
+        os.close(fd)
+
+
+def _acquire(path: Path, label: str, say: Callable[[str], None]) -> int:
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = os.pread(fd, 20, 0).decode("ascii", "replace").strip() or "?"
+                say(f"another pull of '{label}' is running (pid {holder}); waiting")
+                fcntl.flock(fd, fcntl.LOCK_EX)
+            if path.exists() and os.path.samestat(os.fstat(fd), path.stat()):
+                os.ftruncate(fd, 0)
+                os.pwrite(fd, str(os.getpid()).encode(), 0)
+                return fd
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)
+
+
+class Journal:
+    """What of a pull is on the disk for good. Bound to one state of the source and one layout."""
+
+    def __init__(self, folder: Path, label: str, fingerprint: str) -> None:
+        self._folder = folder
+        self._label = label
+        self._fingerprint = fingerprint
+        self.model_folder = folder / "model"  # becomes the stored model
+        self.download_folder = folder / "downloads"
+        self._layout = ""
+        self._converted: list[str] = []
+
+    def open(self, conversion: Conversion) -> str:
+        """Goes on with the folder's work where it fits; else empties the folder and says in one line why.
+
+        Raises StoreError, DiskSpaceError.
+        """
+        self._layout = _layout_hash(conversion)
+        with errors_named(self._folder):
+            notice = self._load(conversion)
+            if notice is not None and self._folder.exists():
+                shutil.rmtree(self._folder)
+            make_folders(self.model_folder)
+            make_folders(self.download_folder)
+            self._save()
+        return notice or ""
+
+    def peek(self, conversion: Conversion) -> None:
+        """Like `open`, but changes nothing on the disk."""
+        self._layout = _layout_hash(conversion)
+        with errors_named(self._folder):
+            self._load(conversion)
+
+    def converted(self, shard: str) -> bool:
+        return shard in self._converted
+
+    def record(self, shard: str) -> None:
+        """To be called when the shard's bytes have reached the disk, not before."""
+        self._converted.append(shard)
+        with errors_named(self._folder):
+            self._save()
+
+    def written_bytes(self) -> int:
+        """Disk space that the model folder takes already; files are sparse until they are filled."""
+        if not self.model_folder.exists():
+            return 0
+        with errors_named(self.model_folder):
+            return sum(path.stat().st_blocks * 512 for path in self.model_folder.iterdir())
+
+    def close(self) -> None:
+        """Deletes the work folder, after the model has left it."""
+        with errors_named(self._folder):
+            if self._folder.exists():
+                shutil.rmtree(self._folder)
+
+    def _load(self, conversion: Conversion) -> str | None:
+        """Takes over what an earlier pull recorded; None if it can be gone on with, else the reason ("" for none)."""
+        try:
+            value = json.loads(read_small(self._folder / "journal.json"))
+            known = [value[key] for key in ("version", "fingerprint", "layout", "converted")]
+        except FileNotFoundError:
+            return ""
+        except (ValueError, KeyError, TypeError):
+            return "the journal of the interrupted pull is damaged; starting again"
+        if known[:1] != [_VERSION] or known[2] != self._layout:
+            return "the interrupted pull was made by another version of moeinf; starting again"
+        if known[1] != self._fingerprint:
+            return "the source has changed since the interrupted pull; starting again"
+        if known[3] and not self._all_there(conversion):
+            return "files of the interrupted pull are missing; starting again"
+        self._converted = [str(shard) for shard in known[3]]
+        return None
+
+    def _all_there(self, conversion: Conversion) -> bool:
+        """Every weight file exists at its full size, as `create_files` has left it before the first record."""
+        sizes = conversion.file_sizes()
+        paths = {name: self.model_folder / name for name in sizes}
+        return all(path.is_file() and path.stat().st_size == sizes[name] for name, path in paths.items())
+
+    def _save(self) -> None:
+        value = {"version": _VERSION, "label": self._label, "fingerprint": self._fingerprint, "layout": self._layout,
+                 "converted": self._converted}
+        publish(self._folder / "journal.json", json.dumps(value).encode())
+
+
+def _layout_hash(conversion: Conversion) -> str:
+    """Of everything that decides which byte goes where."""
+    parts = (conversion.dense_head, repr(conversion.layout).encode(), repr(conversion.moe).encode())
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()

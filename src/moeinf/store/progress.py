@@ -1,0 +1,54 @@
+"""What a pull reports while it works."""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol
+
+Verb = Literal["pulling", "converting", "verifying"]
+
+
+class PullProgress(Protocol):
+    """Receives the events of a pull, all from the thread that called it.
+
+    total comes once, before the first start; the num_bytes of all later starts add up to its num_bytes. What an
+    interrupted pull had done already is in the done_bytes, so that a counter never goes back. start, advance...,
+    finish belong together; one file is open at a time. Note and stage may come at any time.
+    """
+
+    def stage(self, text: str) -> None:
+        """A step without a byte count: `pulling manifest`, `success`."""
+        ...
+
+    def note(self, text: str) -> None:
+        """A line that the user should read: a wait, a restart."""
+        ...
+
+    def total(self, num_bytes: int, done_bytes: int) -> None: ...
+
+    def start(self, verb: Verb, file: str, num_bytes: int, done_bytes: int) -> None: ...
+
+    def advance(self, num_bytes: int) -> None: ...
+
+    def finish(self) -> None: ...
+
+
+class SilentProgress:
+    """Reports to nobody."""
+
+    def stage(self, text: str) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        pass
+
+    def total(self, num_bytes: int, done_bytes: int) -> None:
+        pass
+
+    def start(self, verb: Verb, file: str, num_bytes: int, done_bytes: int) -> None:
+        pass
+
+    def advance(self, num_bytes: int) -> None:
+        pass
+
+    def finish(self) -> None:
+        pass

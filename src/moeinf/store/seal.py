@@ -1,0 +1,79 @@
+"""Turns a fully converted work folder into a published model: checksums, manifest, rename, name."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+from moeinf.store.checkpoint import Conversion
+from moeinf.store.files import errors_named, publish, sync_folder, write_fully
+from moeinf.store.format import DENSE_FILE, shard_file
+from moeinf.store.library import RECEIPT_FILE, Library, StoredModel
+from moeinf.store.manifest import MANIFEST_FILE, FileEntry, Manifest, ModelSource, ShardEntry, model_id
+from moeinf.store.verify import Span, hash_spans
+from moeinf.types import ModelInfo
+
+
+def write_small_file(path: Path, data: bytes) -> None:
+    """Durable but for its name, which `seal` makes durable with all others."""
+    with errors_named(path):
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        try:
+            write_fully(fd, data, 0, path)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def seal(folder: Path, conversion: Conversion, source: ModelSource, info: ModelInfo, small_files: dict[str, bytes],
+         receipt: dict[str, str], advance: Callable[[int], None]) -> str:
+    """Reads the weights back from the disk for their checksums, writes the manifest last; returns the model's id.
+
+    advance gets the bytes read since its last call.
+    """
+    for name, data in small_files.items():
+        write_small_file(folder / name, data)
+    shards, dense = _checksums(folder, conversion, advance)
+    files = [FileEntry(name, len(data), hashlib.sha256(data).hexdigest()) for name, data in small_files.items()]
+    entries = sorted([*files, FileEntry(DENSE_FILE, conversion.dense_bytes, dense)], key=lambda entry: entry.file)
+    manifest = Manifest(source, info, conversion.moe, conversion.layout, tuple(shards), tuple(entries))
+    expected = manifest.file_sizes()
+    with errors_named(folder):
+        for path in folder.iterdir():
+            if path.name not in expected:  # of an earlier attempt, from which the source has since changed
+                path.unlink()
+    write_small_file(folder / RECEIPT_FILE, json.dumps(receipt).encode())
+    with errors_named(folder):
+        sync_folder(folder)
+        publish(folder / MANIFEST_FILE, manifest.dumps())
+    return model_id(manifest.dumps())
+
+
+def _checksums(folder: Path, conversion: Conversion, advance: Callable[[int], None]) -> tuple[list[ShardEntry], str]:
+    """The entries of all layers, and the dense file's sum."""
+    experts, stride = conversion.moe.num_experts, conversion.layout.stride_bytes
+    spans = [Span(folder / DENSE_FILE, 0, conversion.dense_bytes)]
+    spans += [Span(folder / shard_file(layer), expert * stride, stride)
+              for layer in range(conversion.moe.num_layers) for expert in range(experts)]
+    sums: list[str] = []
+    with closing(hash_spans(spans)) as results:
+        for span, found in zip(spans, results, strict=True):
+            with errors_named(span.path):
+                if isinstance(found, OSError):
+                    raise found
+            sums.append(found)
+            advance(span.num_bytes)
+    shards = [ShardEntry(shard_file(layer), conversion.shard_bytes, tuple(sums[1 + layer * experts :][:experts]))
+              for layer in range(conversion.moe.num_layers)]
+    return shards, sums[0]
+
+
+def publish_model(library: Library, folder: Path, identifier: str, name: str) -> StoredModel:
+    """Moves the sealed folder into the library, under a name; a model that the name had before goes if unheld."""
+    with errors_named(folder), library.lock():
+        library.adopt(folder, identifier)
+        return library.bind(name, identifier)

@@ -1,0 +1,197 @@
+"""Where a checkpoint comes from: what any source offers, and the source that is a local folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from moeinf.errors import CheckpointError, UnsupportedModelError
+from moeinf.store.files import errors_named, open_regular, parse_json_object, read_small
+from moeinf.store.format import Header, read_header
+from moeinf.store.manifest import ModelSource
+
+INDEX_FILE = "model.safetensors.index.json"
+SINGLE_FILE = "model.safetensors"
+_SHARD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}\.safetensors")
+# What a stored model takes over beside weights. An allow-list: nothing of a checkpoint can pose as a file of the store.
+_KEPT_NAME = re.compile(
+    r"(config|generation_config|tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab|chat_template)\.json"
+    r"|chat_template\.jinja|merges\.txt|tokenizer\.model|(LICEN[CS]E|NOTICE|COPYING)(\.(txt|md))?",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Shards:
+    """The safetensors files of a checkpoint. weight_map: tensor -> file as its index has it, None without an index."""
+
+    files: tuple[str, ...]
+    weight_map: Mapping[str, str] | None
+
+
+class Source(Protocol):
+    """A checkpoint: a local folder, or a repository of the Hub. Every method may block on disk or network."""
+
+    @property
+    def origin(self) -> ModelSource: ...
+
+    @property
+    def requested(self) -> str:
+        """The revision that was asked for, "" for the default and for folders."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Differs when a byte of the checkpoint may differ."""
+        ...
+
+    @property
+    def shards(self) -> Shards: ...
+
+    def kept_files(self) -> list[str]:
+        """Names of the small files that a stored model takes over."""
+        ...
+
+    def read_file(self, name: str) -> bytes: ...
+
+    def shard_bytes(self, shard: str) -> int: ...
+
+    def fetch_bytes(self, shard: str, folder: Path) -> int:
+        """Bytes that `open_shard` still has to download into the folder; 0 for what is on this machine."""
+        ...
+
+    def headers(self) -> Mapping[str, Header]:
+        """Of every shard, without downloading it."""
+        ...
+
+    def open_shard(self, shard: str, folder: Path) -> Path:
+        """The shard as a whole and checked file, downloaded into the folder where it is not on this machine."""
+        ...
+
+    def release_shard(self, shard: str, folder: Path) -> None:
+        """Deletes what `open_shard` has downloaded."""
+        ...
+
+    def check_unchanged(self) -> None:
+        """Raises CheckpointError where the checkpoint is no longer the one of the fingerprint."""
+        ...
+
+
+def is_kept(name: str) -> bool:
+    return bool(_KEPT_NAME.fullmatch(name))
+
+
+def read_config(source: Source) -> dict[str, Any]:
+    """config.json of a source. Raises CheckpointError, UnsupportedModelError for a quantised one."""
+    config = parse_json_object(source.read_file("config.json"), "config.json", CheckpointError)
+    quantisation = config.get("quantization_config")
+    if quantisation:
+        method = quantisation.get("quant_method") if isinstance(quantisation, dict) else None
+        raise UnsupportedModelError(f"the checkpoint is quantised ({method or 'unknown method'}); "
+                                    "pull the bf16, f16 or f32 original instead")
+    return config
+
+
+def find_shards(names: Collection[str], read: Callable[[str], bytes], where: str, base: str = "") -> Shards:
+    """The weight files among a source's file names. base: the repository that the model card names as the original.
+
+    Raises CheckpointError in words that tell what is there instead.
+    """
+    if INDEX_FILE in names:
+        shards = parse_index(read(INDEX_FILE))
+    elif SINGLE_FILE in names:
+        shards = Shards((SINGLE_FILE,), None)
+    else:
+        raise CheckpointError(f"{where} {_instead_of_shards(names)}" + (f"; try `moeinf pull {base}`" if base else ""))
+    for shard in shards.files:
+        if shard not in names:
+            raise CheckpointError(f"{where} lacks {shard}, which {INDEX_FILE} names; fetch the checkpoint again")
+    if "config.json" not in names:
+        raise CheckpointError(f"{where} has no config.json: not a Hugging Face checkpoint")
+    return shards
+
+
+def _instead_of_shards(names: Collection[str]) -> str:
+    for suffixes, words in (((".gguf",), "has only GGUF files"), ((".bin", ".pt", ".pth"), "has only PyTorch files")):
+        if any(name.endswith(suffixes) for name in names):
+            return f"{words}; moeinf needs safetensors, so pull the original repository of the model"
+    return f"has neither {SINGLE_FILE} nor {INDEX_FILE}: not a checkpoint in safetensors form"
+
+
+def parse_index(data: bytes) -> Shards:
+    """model.safetensors.index.json; file names in it must be plain, so that none leads out of the folder."""
+    weight_map = parse_json_object(data, INDEX_FILE, CheckpointError).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{INDEX_FILE}: weight_map is missing or empty")
+    for name, file in weight_map.items():
+        if not isinstance(file, str) or not _SHARD_NAME.fullmatch(file):
+            raise CheckpointError(f"{INDEX_FILE}: weight_map puts {name[:100]!r} into {str(file)[:100]!r}, "
+                                  "which is not a plain safetensors file name")
+    return Shards(tuple(sorted(set(weight_map.values()))), weight_map)
+
+
+class FolderSource:
+    """A checkpoint folder on this machine. It is only read."""
+
+    def __init__(self, path: Path, origin: ModelSource | None = None, fingerprint: str = "") -> None:
+        """fingerprint: of what the folder is known to be a copy of; else one is made of its files.
+
+        Raises CheckpointError where the folder is not a checkpoint in safetensors form.
+        """
+        self.requested = ""
+        self._path = Path(os.path.realpath(path))
+        self.origin = origin or ModelSource("folder", str(self._path))
+        with errors_named(self._path, CheckpointError):
+            if not self._path.is_dir():
+                raise CheckpointError(f"{path} is not a folder; give the folder of a checkpoint, or org/repo")
+            self._names = {entry.name for entry in os.scandir(self._path)}
+        self.shards = find_shards(self._names, self.read_file, str(path))
+        self._state_at_open = self._state()
+        self.fingerprint = fingerprint or self._state_at_open
+
+    def kept_files(self) -> list[str]:
+        return sorted(name for name in self._names if is_kept(name))
+
+    def read_file(self, name: str) -> bytes:
+        with errors_named(self._path / name, CheckpointError):
+            return read_small(self._path / name)
+
+    def shard_bytes(self, shard: str) -> int:
+        with errors_named(self._path / shard, CheckpointError):
+            return (self._path / shard).stat().st_size
+
+    def fetch_bytes(self, shard: str, folder: Path) -> int:
+        return 0
+
+    def headers(self) -> Mapping[str, Header]:
+        found = {}
+        for shard in self.shards.files:
+            with errors_named(self._path / shard, CheckpointError):
+                found[shard] = read_header(self._path / shard)
+        return found
+
+    def open_shard(self, shard: str, folder: Path) -> Path:
+        return self._path / shard
+
+    def release_shard(self, shard: str, folder: Path) -> None:
+        """Nothing was downloaded."""
+
+    def check_unchanged(self) -> None:
+        if self._state() != self._state_at_open:
+            raise CheckpointError(f"{self._path} changed while it was converted; repeat the pull")
+
+    def _state(self) -> str:
+        """Of names, sizes, times and inodes: reading the weights would take as long as converting them."""
+        state = []
+        for name in (*self.shards.files, *self.kept_files()):
+            path = self._path / name
+            with errors_named(path, CheckpointError):
+                os.close(open_regular(path))  # refuses FIFOs and devices before anything waits for them
+                info = path.stat()
+            state.append([name, info.st_size, info.st_mtime_ns, info.st_ino])
+        return hashlib.sha256(json.dumps(state).encode()).hexdigest()

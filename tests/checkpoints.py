@@ -1,0 +1,73 @@
+"""Makes small Qwen3-MoE checkpoints with random weights."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from moeinf.models import architecture
+
+CONFIG: dict[str, Any] = {
+    "model_type": "qwen3_moe", "vocab_size": 97, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 48, "moe_intermediate_size": 256, "num_experts": 8,
+    "num_experts_per_tok": 2, "max_position_embeddings": 256, "rope_theta": 10000.0, "tie_word_embeddings": False,
+}
+LICENSE = b"Do what you like.\n"
+NUM_SHARDS = 4
+
+
+def random_tensors(config: Mapping[str, Any] = CONFIG, seed: int = 0) -> dict[str, Tensor]:
+    """Everything that the config implies, in bf16, each expert with tensors of its own."""
+    plan = architecture(dict(config)).tensor_plan(dict(config))
+    shapes = dict(plan.dense) | {name: shape for name, (shape, _) in plan.experts[0].items()}
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(shape, generator=generator).to(torch.bfloat16) for name, shape in shapes.items()}
+
+
+def fused(tensors: Mapping[str, Tensor], config: Mapping[str, Any] = CONFIG) -> dict[str, Tensor]:
+    """The same weights in the layout that has one tensor for all experts of a layer."""
+    result = {name: tensor for name, tensor in tensors.items() if ".experts." not in name}
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}.mlp.experts."
+        parts = {part: torch.stack([tensors[f"{prefix}{e}.{part}_proj.weight"] for e in range(config["num_experts"])])
+                 for part in ("gate", "up", "down")}
+        result[f"{prefix}gate_up_proj"] = torch.cat((parts["gate"], parts["up"]), dim=1)
+        result[f"{prefix}down_proj"] = parts["down"]
+    return result
+
+
+def write_checkpoint(folder: Path, tensors: Mapping[str, Tensor] | None = None, config: Mapping[str, Any] = CONFIG,
+                     num_shards: int = NUM_SHARDS) -> Path:
+    """A checkpoint folder; num_shards 0 writes the single-file form, without an index."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = random_tensors(config) if tensors is None else tensors
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "LICENSE").write_bytes(LICENSE)
+    (folder / "tokenizer_config.json").write_text("{}")
+    if not num_shards:
+        safetensors.torch.save_file(dict(tensors), folder / "model.safetensors", metadata={"format": "pt"})
+        return folder
+    weight_map: dict[str, str] = {}
+    for number, names in enumerate(split(sorted(tensors), num_shards)):
+        file = f"model-{number + 1:05d}-of-{num_shards:05d}.safetensors"
+        safetensors.torch.save_file({name: tensors[name] for name in names}, folder / file, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(names, file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    return folder
+
+
+def split(names: Sequence[str], parts: int) -> list[Sequence[str]]:
+    return [names[len(names) * i // parts : len(names) * (i + 1) // parts] for i in range(parts)]
+
+
+def content(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file of a stored model but its receipt."""
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in sorted(folder.iterdir()) if path.name != "receipt.json"}

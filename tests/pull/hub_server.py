@@ -1,0 +1,217 @@
+"""A local server that speaks as much of the Hub's HTTP API as a pull uses, with faults on demand.
+
+Two origins, as in reality: the Hub, which redirects LFS files, and a "CDN" on another host that serves their bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+REPO = "org/Tiny-MoE"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One request."""
+
+    host: str  # "hub" or "cdn"
+    method: str
+    path: str
+    range: str
+    token: str
+    sent_bytes: int
+
+
+@dataclass
+class Hub:
+    """One repository with one commit, and what shall go wrong with it.
+
+    faults: name -> how many of the next requests that it concerns it spoils. Of the CDN: "drop" (connection closed
+    before an answer), "cut" (closed in the middle of the body), "flip" (one bit), "shift" (Content-Range of other
+    bytes), "whole" (200 and the whole file), "etag" (another one than before), "expired" (403), or a status as "503".
+    Of the Hub: "api 503", "relink" (announces another hash), "commit" (serves another commit), "self" (no redirect).
+    """
+
+    folder: Path
+    commit: str = "c" * 40
+    faults: dict[str, int] = field(default_factory=dict)
+    gated: bool = False
+    missing: bool = False
+    card: dict[str, Any] = field(default_factory=dict)
+    seen: list[Seen] = field(default_factory=list)
+    waits: dict[str, str] = field(default_factory=dict)  # extra headers of a status fault
+    endpoint: str = ""
+    cdn: str = ""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def takes(self, fault: str) -> bool:
+        """Whether this request is to be spoilt so."""
+        with self._lock:
+            left = self.faults.get(fault, 0)
+            self.faults[fault] = max(0, left - 1)
+            return left > 0
+
+    def note(self, seen: Seen) -> None:
+        with self._lock:
+            self.seen.append(seen)
+
+    def sent_bytes(self, suffix: str) -> int:
+        return sum(seen.sent_bytes for seen in self.seen if seen.path.endswith(suffix))
+
+    def files(self) -> list[str]:
+        return sorted(path.name for path in self.folder.iterdir() if path.is_file())
+
+    def info(self) -> dict[str, Any]:
+        return {"_id": "0", "id": REPO, "modelId": REPO, "sha": self.commit, "private": False, "tags": [],
+                "downloads": 0, "likes": 0, "cardData": self.card, "siblings": [self._sibling(n) for n in self.files()]}
+
+    def _sibling(self, name: str) -> dict[str, Any]:
+        data = (self.folder / name).read_bytes()
+        if not is_lfs(name):
+            return {"rfilename": name, "size": len(data), "blobId": git_sha1(data)}
+        sha256 = hashlib.sha256(data).hexdigest()
+        return {"rfilename": name, "size": len(data), "blobId": git_sha1(sha256.encode()),
+                "lfs": {"sha256": sha256, "size": len(data), "pointerSize": 130}}
+
+
+def is_lfs(name: str) -> bool:
+    return name.endswith(".safetensors")
+
+
+def git_sha1(data: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[Hub]:
+    """The Hub on 127.0.0.1, its CDN on localhost, which is another host to a client."""
+    hub = Hub(folder)
+    servers = [_Server(("127.0.0.1", 0), _handler(hub, host)) for host in ("hub", "cdn")]
+    hub.endpoint = f"http://127.0.0.1:{servers[0].server_address[1]}"
+    hub.cdn = f"http://localhost:{servers[1].server_address[1]}"
+    threads = [threading.Thread(target=server.serve_forever, args=(0.01,)) for server in servers]
+    for thread in threads:
+        thread.start()
+    try:
+        yield hub
+    finally:
+        for server in servers:
+            server.shutdown()
+            server.server_close()
+        for thread in threads:
+            thread.join()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 64
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that was killed is no news."""
+
+
+def _handler(hub: Hub, host: str) -> type[BaseHTTPRequestHandler]:
+    class Handler(_Handler):
+        pass
+
+    Handler.hub, Handler.host = hub, host
+    return Handler
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    hub: Hub
+    host: str
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def _answer(self) -> None:
+        path = self.path.partition("?")[0]
+        if self.host == "cdn":
+            self._serve_cdn(path)
+        elif path.startswith(f"/api/models/{REPO}"):
+            self._serve_api(path)
+        elif path.startswith(f"/{REPO}/resolve/{self.hub.commit}/"):
+            self._serve_resolve(path.rpartition("/")[2])
+        else:
+            self._send(404, b"{}", {"X-Error-Code": "RepoNotFound"})
+
+    def _serve_api(self, path: str) -> None:
+        revision = path.partition("/revision/")[2]
+        if self.hub.takes("api 503"):
+            self._send(503, b"{}")
+        elif self.hub.missing:
+            self._send(401, b"{}", {"X-Error-Code": "RepoNotFound"})
+        elif revision not in ("", "main", self.hub.commit):
+            self._send(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
+        else:
+            self._send(200, json.dumps(self.hub.info()).encode(), {"Content-Type": "application/json"})
+
+    def _serve_resolve(self, name: str) -> None:
+        if self.hub.gated:
+            self._send(403, b"{}", {"X-Error-Code": "GatedRepo", "X-Error-Message": "accept the terms"})
+            return
+        data = (self.hub.folder / name).read_bytes()
+        headers = {"X-Repo-Commit": "d" * 40 if self.hub.takes("commit") else self.hub.commit}
+        if not is_lfs(name) or self.hub.takes("self"):
+            etag = hashlib.sha256(data).hexdigest() if is_lfs(name) else git_sha1(data)
+            self._send_range(data, headers | {"ETag": f'"{etag}"'})
+            return
+        etag = "0" * 64 if self.hub.takes("relink") else hashlib.sha256(data).hexdigest()
+        headers |= {"X-Linked-Etag": f'"{etag}"', "X-Linked-Size": str(len(data))}
+        self._send(302, b"", headers | {"Location": f"{self.hub.cdn}/signed/{name}?secret=signature"})
+
+    def _serve_cdn(self, path: str) -> None:
+        data = (self.hub.folder / path.rpartition("/")[2]).read_bytes()
+        for status in ("429", "500", "503", "404"):
+            if self.hub.takes(status):
+                self._send(int(status), b"no", self.hub.waits)
+                return
+        if self.hub.takes("drop"):
+            self.close_connection = True
+            return
+        if self.hub.takes("expired"):
+            self._send(403, b"expired")
+            return
+        etag = "other" if self.hub.takes("etag") else hashlib.md5(data).hexdigest()
+        if self.hub.takes("flip"):
+            data = data[:-9] + bytes([data[-9] ^ 4]) + data[-8:]
+        self._send_range(data, {"ETag": f'"{etag}"'})
+
+    def _send_range(self, data: bytes, headers: dict[str, str]) -> None:
+        wanted = self.headers.get("Range", "")
+        if not wanted or self.hub.takes("whole"):
+            self._send(200, data, headers)
+            return
+        first, last = (int(number) for number in wanted.removeprefix("bytes=").split("-"))
+        shift = 7 if self.hub.takes("shift") else 0
+        headers |= {"Content-Range": f"bytes {first + shift}-{last + shift}/{len(data)}"}
+        self._send(206, data[first : last + 1], headers, cut=self.hub.takes("cut"))
+
+    def _send(self, status: int, body: bytes, headers: dict[str, str] | None = None, cut: bool = False) -> None:
+        sent = body[: len(body) // 2] if cut else body
+        self.hub.note(Seen(self.host, self.command, self.path.partition("?")[0], self.headers.get("Range", ""),
+                           self.headers.get("Authorization", ""), len(sent)))
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(sent)
+        if cut:
+            self.close_connection = True

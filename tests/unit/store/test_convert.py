@@ -1,0 +1,90 @@
+"""Bytes of a checkpoint end where the format says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moeinf.errors import CheckpointError, DiskSpaceError
+from moeinf.install import pull
+from moeinf.store import convert
+from moeinf.store.checkpoint import DENSE, Copy
+from moeinf.store.convert import convert_shard, segments
+from moeinf.store.dense import dense_tensors
+from tests.checkpoints import random_tensors, write_checkpoint
+
+
+def raw(tensor: torch.Tensor) -> bytes:
+    return tensor.contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def test_every_expert_and_dense_tensor_lies_where_manifest_and_header_say(tmp_path: Path) -> None:
+    tensors = random_tensors()
+    model = pull(str(write_checkpoint(tmp_path / "checkpoint", tensors)), home=tmp_path / "home")
+    layout = model.manifest.layout
+    assert [spec.name for spec in layout.tensors] == ["gate", "up", "down"]
+    for layer, path in enumerate(model.shard_paths):
+        data = path.read_bytes()
+        for expert in range(8):
+            block = bytearray(layout.stride_bytes)
+            for spec in layout.tensors:
+                source = tensors[f"model.layers.{layer}.mlp.experts.{expert}.{spec.name}_proj.weight"]
+                block[spec.offset_bytes : spec.offset_bytes + spec.num_bytes] = raw(source)
+            assert data[expert * layout.stride_bytes :][: layout.stride_bytes] == block
+    dense = model.dense_path.read_bytes()
+    found = {spec.name: dense[spec.offset_bytes :][: spec.num_bytes] for spec in dense_tensors(model.dense_path)}
+    assert found == {name: raw(tensor) for name, tensor in tensors.items() if ".experts." not in name}
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 40)), max_size=20), st.integers(1, 16))
+def test_segments_cover_the_copies_byte_by_byte_and_stay_small(gaps: list[tuple[int, int]], limit: int) -> None:
+    copies, offset = [], 0
+    for number, (gap, size) in enumerate(gaps):
+        copies.append(Copy(offset + gap, size, number % 3, 1000 * number))
+        offset += gap + size
+    moved: dict[int, tuple[int, int]] = {}
+    for segment in segments(copies, limit):
+        assert 0 < segment.num_bytes <= limit
+        assert sum(piece.num_bytes for piece in segment.pieces) == segment.num_bytes
+        for piece in segment.pieces:
+            assert segment.offset_bytes <= piece.source_offset
+            assert piece.source_offset + piece.num_bytes <= segment.offset_bytes + segment.num_bytes
+            for i in range(piece.num_bytes):
+                assert moved.setdefault(piece.source_offset + i, (piece.target, piece.target_offset + i))
+    wanted = {c.source_offset + i: (c.target, c.target_offset + i) for c in copies for i in range(c.num_bytes)}
+    assert moved == wanted
+
+
+@pytest.mark.parametrize("flush_bytes", [1, 1 << 30])
+def test_tensors_larger_than_all_buffers_are_copied(flush_bytes: int, tmp_path: Path,
+                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(convert, "_SEGMENT_BYTES", 1000)
+    monkeypatch.setattr(convert, "_FLUSH_BYTES", flush_bytes)
+    monkeypatch.setattr(segments, "__defaults__", (1000,))
+    data = bytes(range(256)) * 100
+    (tmp_path / "source").write_bytes(data)
+    for name in ("dense.safetensors", "experts-00000.bin"):
+        (tmp_path / name).touch()
+    seen: list[int] = []
+    convert_shard(tmp_path / "source", [Copy(0, 9999, DENSE, 1), Copy(9999, 15601, 0, 0)], tmp_path, seen.append)
+    assert (tmp_path / "dense.safetensors").read_bytes() == b"\0" + data[:9999]
+    assert (tmp_path / "experts-00000.bin").read_bytes() == data[9999:]
+    assert sum(seen) == len(data)
+
+
+def test_a_source_that_ends_too_early_is_an_error_that_names_it_and_never_padding(tmp_path: Path) -> None:
+    (tmp_path / "source").write_bytes(bytes(100))
+    (tmp_path / "experts-00000.bin").touch()
+    with pytest.raises(CheckpointError, match="source: ends at byte 100, 1 bytes too early"):
+        convert_shard(tmp_path / "source", [Copy(0, 101, 0, 0)], tmp_path, lambda count: None)
+
+
+def test_a_full_disk_ends_the_copy_in_one_line_and_the_reader_with_it(tmp_path: Path) -> None:
+    (tmp_path / "source").write_bytes(bytes(200 << 20))
+    (tmp_path / "experts-00000.bin").symlink_to("/dev/full")
+    with pytest.raises(DiskSpaceError, match=r"experts-00000\.bin: No space left.*goes on where it stopped"):
+        convert_shard(tmp_path / "source", [Copy(0, 200 << 20, 0, 0)], tmp_path, lambda count: None)

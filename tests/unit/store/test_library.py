@@ -1,0 +1,123 @@
+"""Names, listing and removal of stored models."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from moeinf.errors import ModelNotFoundError, StoreError, UsageError
+from moeinf.store.library import Library, StoredModel
+from moeinf.store.names import name_from, parse_name
+from tests.checkpoints import content
+
+
+@pytest.fixture
+def library(demo: StoredModel, tmp_path: Path) -> Library:
+    """A store of its own that holds the demo under two names."""
+    shutil.copytree(demo.path, tmp_path / "models" / demo.id)
+    library = Library(tmp_path)
+    with library.lock():
+        library.bind("demo", demo.id)
+        library.bind("demo:small", demo.id)
+    return library
+
+
+def test_a_model_is_found_by_name_with_and_without_the_default_tag(library: Library, demo: StoredModel) -> None:
+    assert library.find("demo") == library.find("demo:latest")
+    assert library.find("demo").manifest == demo.manifest
+    assert {model.name for model in library.list()} == {"demo:latest", "demo:small"}
+
+
+def test_an_unknown_name_is_answered_with_close_ones_and_the_remedy(library: Library) -> None:
+    with pytest.raises(ModelNotFoundError, match=r"model 'demmo' not found; did you mean demo.*moeinf pull"):
+        library.find("demmo")
+
+
+def test_an_empty_store_lists_nothing_and_is_not_created(tmp_path: Path) -> None:
+    library = Library(tmp_path / "nowhere")
+    assert library.list() == [] and library.partials() == []
+    with pytest.raises(ModelNotFoundError, match="moeinf pull"):
+        library.find("demo")
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_removing_one_of_two_names_keeps_the_model(library: Library, demo: StoredModel) -> None:
+    assert library.remove("demo") == 0
+    assert content(library.find("demo:small").path) == content(demo.path)
+    size = library.find("demo:small").size_bytes
+    assert library.remove("demo:small") == size
+    assert library.list() == [] and list((library.home / "models").iterdir()) == []
+    assert list((library.home / "names").iterdir()) == []
+
+
+def test_a_name_that_moves_takes_the_model_that_nobody_holds_with_it(library: Library, demo: StoredModel) -> None:
+    other = "0123456789ab"
+    with library.lock():
+        library.bind("kept", demo.id)
+        shutil.copytree(demo.path, library.home / "models" / other)
+        library.bind("demo", other)
+        library.bind("demo:small", other)
+        assert (library.home / "models" / demo.id).is_dir()
+        library.bind("kept", other)
+    assert [path.name for path in (library.home / "models").iterdir()] == [other]
+
+
+def test_a_folder_without_manifest_is_not_a_model(library: Library, demo: StoredModel) -> None:
+    (library.home / "models" / demo.id / "manifest.json").unlink()
+    assert library.list() == []
+    with pytest.raises(ModelNotFoundError):
+        library.find("demo")
+
+
+def test_a_damaged_manifest_is_an_error_only_when_it_is_opened(library: Library, demo: StoredModel) -> None:
+    (library.home / "models" / demo.id / "manifest.json").write_text("{}")
+    model = library.find("demo")
+    assert len(library.list()) == 2 and model.size_bytes > 0
+    with pytest.raises(StoreError, match="damaged"):
+        _ = model.manifest
+
+
+def test_a_reference_file_with_other_content_is_an_error_that_names_it(library: Library) -> None:
+    (library.home / "names" / "demo" / "latest").write_text("../../../etc\n")
+    with pytest.raises(StoreError, match="names/demo/latest"):
+        library.find("demo")
+
+
+EVIL = ["../x", "/etc/x", "a/../../b", "a\\..\\b", "C:x:y", "a\0b", "x" * 4096, "..", ".hidden", "-x", "", ":", "a:",
+        ":b", "a:..", "a:b/c", "a b", "naïve", "\x1b[2J", "a..b", "a:b:c"]
+
+
+@pytest.mark.parametrize("name", EVIL)
+def test_names_that_could_leave_the_store_are_refused_before_anything_is_touched(name: str, library: Library) -> None:
+    before = sorted(library.home.rglob("*"))
+    with pytest.raises(UsageError) as caught:
+        parse_name(name)
+    assert str(caught.value).isprintable()
+    with pytest.raises(ModelNotFoundError):
+        library.find(name)
+    with pytest.raises(ModelNotFoundError):
+        library.remove(name)
+    assert sorted(library.home.rglob("*")) == before
+
+
+@pytest.mark.parametrize(("text", "name"), [
+    ("Qwen/Qwen3-30B-A3B", "qwen3-30b-a3b"), ("/a/My Model (1)", "my-model-1-"), ("org/..", "model"), ("..x..y", "x.y"),
+    ("/data/x/", "x"), ("é", "model"), ("a" * 200, "a" * 80),
+])
+def test_a_default_name_is_always_valid(text: str, name: str) -> None:
+    assert name_from(text) == name
+    assert parse_name(name_from(text)) == (name, "latest")
+
+
+def test_listing_imports_neither_torch_nor_the_hub_s_library(library: Library) -> None:
+    code = ("import sys, pathlib; from moeinf.store.library import Library; from moeinf.store import verify; "
+            "found = Library(pathlib.Path(sys.argv[1])).list(); assert len(found) == 2 and found[0].manifest.info; "
+            "print([m for m in ('torch', 'huggingface_hub', 'rich') if m in sys.modules])")
+    result = subprocess.run([sys.executable, "-c", code, str(library.home)], capture_output=True, text=True, check=True,
+                            env=os.environ)
+    assert result.stdout.strip() == "[]"
