@@ -10,17 +10,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 if TYPE_CHECKING:  # list, show and the policies need these types but must not pay for importing torch
+    import numpy as np
+    import numpy.typing as npt
     from torch import Tensor
+
+    IntArray = npt.NDArray[np.int64]
+    FloatArray = npt.NDArray[np.float64]
+else:
+    IntArray = FloatArray = Any
 
 DType = Literal["bf16", "f16", "f32"]
 DTYPE_BYTES: Mapping[DType, int] = {"bf16": 2, "f16": 2, "f32": 4}
-
-IntArray = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float64]
 
 BLOCK_ALIGN_BYTES = 4096  # O_DIRECT wants offset, length and address on the device's block: 4 KiB covers all
 TENSOR_ALIGN_BYTES = 64  # one cache line, and one AVX-512 load

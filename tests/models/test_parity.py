@@ -15,7 +15,7 @@ from torch import Tensor
 from moeinf.laps import Laps
 from moeinf.models import SUPPORTED, architecture
 from moeinf.models.decoder import Decoder
-from moeinf.models.layers import gated_mlp
+from moeinf.models.layers import expert_mlp
 from moeinf.runtime.experts import ResidentExperts
 from moeinf.types import TensorPlan
 
@@ -63,7 +63,7 @@ class Pair:
         arch = architecture(saved)
         self.plan = arch.tensor_plan(saved)
         self.info = arch.model_info(saved, "f32")
-        experts = ResidentExperts(expert_weights(self.plan, self.tensors), gated_mlp)
+        experts = ResidentExperts(expert_weights(self.plan, self.tensors), expert_mlp)
         self.ours: Decoder = arch.build(saved, self.tensors, experts, Laps())
 
 

@@ -16,15 +16,16 @@ class KVCache:
         self.capacity = capacity
         self.length = 0  # tokens that every layer has stored
 
-    def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Stores [kv_heads, tokens, head_dim] behind the tokens seen; returns views of all of the layer's.
+    def append(self, layer: int, keys: Tensor, values: Tensor, at: int = 0) -> tuple[Tensor, Tensor]:
+        """Stores [kv_heads, tokens, head_dim], `at` tokens behind those seen; returns views of the layer's up to there.
 
         `length` moves only when the last layer is through: see `advance`.
         """
-        end = self.length + keys.shape[1]
+        start = self.length + at
+        end = start + keys.shape[1]
         assert end <= self.capacity, "the caller checks the context before a forward pass"
-        self._keys[layer, :, self.length : end] = keys
-        self._values[layer, :, self.length : end] = values
+        self._keys[layer, :, start:end] = keys
+        self._values[layer, :, start:end] = values
         return self._keys[layer, :, :end], self._values[layer, :, :end]
 
     def advance(self, num_tokens: int) -> None:

@@ -13,6 +13,8 @@ from torch import Tensor
 from moeinf.errors import CheckpointError
 from moeinf.models.kv_cache import KVCache
 
+ROWS_AT_ONCE = 128  # tokens of a prefill chunk that attention takes at once: its temporaries are 40 KiB a token
+
 Weights = Mapping[str, Tensor]
 Shapes = dict[str, tuple[int, ...]]
 
@@ -99,6 +101,14 @@ class Attention:
 
     def __call__(self, x: Tensor, cache: KVCache, cos: Tensor, sin: Tensor) -> Tensor:
         """x and result [tokens, hidden]; stores the tokens' keys and values."""
+        if len(x) <= ROWS_AT_ONCE:
+            return self._block(x, cache, cos, sin, 0)
+        starts = range(0, len(x), ROWS_AT_ONCE)
+        pieces = (torch.split(t, ROWS_AT_ONCE) for t in (x, cos, sin))
+        return torch.cat([self._block(a, cache, b, c, at) for at, a, b, c in zip(starts, *pieces, strict=True)])
+
+    def _block(self, x: Tensor, cache: KVCache, cos: Tensor, sin: Tensor, at: int) -> Tensor:
+        """The rows of a chunk that begin at its row `at`; those before have been through."""
         c = self._config
         query, key, value = (F.linear(x, weight, bias) for weight, bias in self._qkv)
         if c.qk_norm == "full":
@@ -111,7 +121,7 @@ class Attention:
         if c.qk_norm == "head":
             query, key = self._normed(query, 0), self._normed(key, 1)
         query, key = rotate(query.transpose(0, 1), cos, sin), rotate(key.transpose(0, 1), cos, sin)
-        keys, values = cache.append(self._layer, key, value.transpose(0, 1))
+        keys, values = cache.append(self._layer, key, value.transpose(0, 1), at)
         out = attend(query.contiguous(), keys, values, c.window)
         return F.linear(out.transpose(0, 1).reshape(x.shape[0], -1), *self._out)
 
@@ -152,6 +162,19 @@ class GatedMLP:
 def gated_mlp(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
     """x [tokens, hidden]; gate, up [intermediate, hidden]; down [hidden, intermediate]; result like x."""
     return F.linear(F.silu(F.linear(x, gate)).mul_(F.linear(x, up)), down)
+
+
+def expert_mlp(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    """gated_mlp over rows padded to a few sizes.
+
+    In a prefill every expert has another number of tokens, and oneDNN compiles and keeps a kernel for each: 100 MB
+    after 512 tokens, and the time of compiling them.
+    """
+    rows = len(x)
+    padded = 1 << (rows - 1).bit_length() if rows <= 64 else -(-rows // 64) * 64
+    if padded == rows:
+        return gated_mlp(x, gate, up, down)
+    return gated_mlp(F.pad(x, (0, 0, 0, padded - rows)), gate, up, down)[:rows]
 
 
 def mlp_shapes(hidden: int, intermediate: int, prefix: str) -> Shapes:
