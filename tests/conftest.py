@@ -1,0 +1,44 @@
+"""A store with the embedded model, shared by all tests that only read it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from moeinf.hardware import let_openmp_sleep
+from moeinf.store.library import StoredModel
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_environment_of_the_user() -> Iterator[None]:
+    """MOEINF_* and HF_* of whoever runs the tests must not change what they test."""
+    taken = {name: os.environ.pop(name) for name in list(os.environ)
+             if name.startswith(("MOEINF_", "HF_")) and name != "MOEINF_TEST_DATA"}
+    yield
+    os.environ.update(taken)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cores_shared_with_others() -> None:
+    """The two cores of a test machine are seldom idle."""
+    let_openmp_sleep()
+
+
+@pytest.fixture(scope="session")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> StoredModel:
+    """The embedded model, pulled into a store of its own."""
+    from moeinf.install import ensure
+
+    return ensure("demo", home=tmp_path_factory.mktemp("home"))
+
+
+@pytest.fixture(scope="session")
+def data_folder() -> Path:
+    """Folder of traces, tokenizers and texts too large for the repository; skips where it is missing."""
+    folder = Path(os.environ.get("MOEINF_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
+    if not folder.is_dir():
+        pytest.skip(f"no test data at {folder}; set MOEINF_TEST_DATA")
+    return folder

@@ -1,0 +1,57 @@
+"""config.json is read strictly: every bad field is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from moeinf.errors import CheckpointError, UnsupportedModelError
+from moeinf.models import architecture
+from tests.models.test_parity import MIXTRAL, OLMOE, QWEN3
+
+BAD_NUMBERS = [0, -1, 1.5, "8", True, [8], 1 << 40]
+
+
+@pytest.mark.parametrize("bad", BAD_NUMBERS, ids=repr)
+@pytest.mark.parametrize(("config", "field"), [
+    (MIXTRAL, "hidden_size"), (MIXTRAL, "num_hidden_layers"), (MIXTRAL, "num_local_experts"),
+    (MIXTRAL, "num_experts_per_tok"), (QWEN3, "head_dim"), (QWEN3, "moe_intermediate_size"),
+    (OLMOE, "num_attention_heads"), (OLMOE, "vocab_size"), (OLMOE, "max_position_embeddings"),
+])
+def test_a_number_out_of_range_is_refused_by_name(config: dict[str, Any], field: str, bad: object) -> None:
+    with pytest.raises(CheckpointError, match=field):
+        architecture(config).tensor_plan(config | {field: bad})
+
+
+@pytest.mark.parametrize("config", [MIXTRAL, QWEN3, OLMOE], ids=lambda config: config["model_type"])
+@pytest.mark.parametrize(("field", "value"), [
+    ("hidden_act", "gelu"), ("rope_scaling", {"type": "yarn", "factor": 4.0}), ("quantization_config", {"bits": 8}),
+    ("rope_parameters", {"rope_type": "llama3", "rope_theta": 1e4}),
+])
+def test_a_field_that_changes_the_maths_and_is_not_handled_is_refused_by_name(
+    config: dict[str, Any], field: str, value: object
+) -> None:
+    with pytest.raises(UnsupportedModelError, match=field):
+        architecture(config).tensor_plan(config | {field: value})
+
+
+@pytest.mark.parametrize("changes", [{"num_experts_per_tok": 9}, {"num_key_value_heads": 3}, {"head_dim": 7},
+                                     {"decoder_sparse_step": 4}, {"mlp_only_layers": [0, 1, 2]}], ids=str)
+def test_fields_that_contradict_each_other_are_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        architecture(QWEN3).tensor_plan(QWEN3 | changes)
+
+
+def test_a_missing_field_is_named() -> None:
+    with pytest.raises(CheckpointError, match="moe_intermediate_size is missing"):
+        architecture(QWEN3).tensor_plan({k: v for k, v in QWEN3.items() if k != "moe_intermediate_size"})
+
+
+def test_a_dense_model_is_told_apart_from_an_unsupported_moe() -> None:
+    with pytest.raises(UnsupportedModelError, match="llama is not a Mixture-of-Experts model"):
+        architecture({"model_type": "llama"})
+    with pytest.raises(UnsupportedModelError, match=r"'deepseek_v9' is not supported.*mixtral, olmoe, qwen3_moe"):
+        architecture({"model_type": "deepseek_v9", "n_routed_experts": 64})
+    with pytest.raises(CheckpointError, match="no model_type"):
+        architecture({})
