@@ -1,0 +1,41 @@
+"""Prediction by the next layer's own router, applied before this layer's experts have run."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from moeinf.runtime.trace import Phase
+from moeinf.types import FloatArray, IntArray, MoeShape
+
+
+class LookAheadPredictor:
+    """Takes the model's own guess at the next MoE layer (see Experts.expect) as the likelihood of that layer."""
+
+    name: Final = "look-ahead"
+
+    def __init__(self, shape: MoeShape) -> None:
+        self._shape = shape
+        self._expected_layer = -1
+        self._likelihood: FloatArray = np.zeros((shape.num_layers, shape.num_experts))
+
+    def begin(self, phase: Phase) -> None:
+        self._expected_layer = -1
+
+    def observe(self, layer: int, ids: IntArray) -> None:
+        pass
+
+    def expect(self, layer: int, ids: IntArray, weights: FloatArray) -> None:
+        """The guess: `ids` will be routed to in `layer`, with `weights`, both [tokens, top_k].
+
+        What the router is sure of comes true more often than its last choice, so an expert is as likely as its weight.
+        """
+        self._likelihood[self._expected_layer] = 0.0
+        self._expected_layer = layer
+        scale = self._shape.top_k / weights.sum()  # the row sums to top_k, as probabilities of use do
+        self._likelihood[layer] = np.bincount(ids.ravel(), weights.ravel() * scale, self._shape.num_experts)
+
+    def predict(self, layer: int) -> FloatArray | None:
+        """Likelihoods [L, E], all in the row expected; None if the model's guess was for no later layer."""
+        return self._likelihood if self._expected_layer > layer else None

@@ -1,0 +1,164 @@
+"""Which expert leaves the cache when another needs its slot."""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from moeinf.errors import UsageError
+from moeinf.runtime.eamc import NUM_MATCHES, ActivationCollection, Match, normalise_rows
+from moeinf.runtime.predict import UseProbability
+from moeinf.runtime.priority import EPS
+from moeinf.runtime.trace import ActivationMatrix, Phase, count_ids
+from moeinf.types import ExpertId, FloatArray, IntArray, MoeShape
+
+POLICIES: Final = ("lru", "lfu", "paper", "next-use")
+
+
+class EvictionPolicy(Protocol):
+    """Told every routing in order; scores every expert. The cache keeps what scores high.
+
+    begin("prefill") starts a request, begin("decode") its second phase; a further begin("decode") changes nothing.
+    """
+
+    name: str
+
+    def begin(self, phase: Phase) -> None: ...
+
+    def observe(self, layer: int, ids: IntArray) -> None:
+        """Takes the routing `ids` [tokens, top_k] of `layer`; the ids of one token are distinct."""
+        ...
+
+    def keep_scores(self, layer: int) -> FloatArray:
+        """Scores [L, E] right after observe(layer, ..): the smallest leaves first; see choose_victims.
+
+        The array belongs to the policy: read-only for the caller, and valid until the next observe.
+        """
+        ...
+
+
+def choose_victims(scores: FloatArray, evictable: npt.NDArray[np.bool_], count: int) -> list[ExpertId]:
+    """The `count` experts of smallest score among the `evictable` [L, E]; of equals the lowest (layer, expert)."""
+    remaining = np.where(evictable, scores, np.inf).ravel()
+    victims = []
+    for _ in range(count):  # a few times argmin beats any sort, and is stable
+        victim = int(remaining.argmin())
+        assert remaining[victim] < np.inf, "fewer experts may be evicted than have to be"
+        remaining[victim] = np.inf
+        victims.append(ExpertId(*divmod(victim, scores.shape[1])))
+    return victims
+
+
+class LeastRecentlyUsed:
+    """Out goes the expert whose last use is longest ago, measured in layer visits."""
+
+    name = "lru"
+
+    def __init__(self, shape: MoeShape) -> None:
+        self._last_use: FloatArray = np.full((shape.num_layers, shape.num_experts), -1.0)
+        self._clock = 0
+
+    def begin(self, phase: Phase) -> None:
+        pass
+
+    def observe(self, layer: int, ids: IntArray) -> None:
+        self._last_use[layer, ids] = self._clock
+        self._clock += 1
+
+    def keep_scores(self, layer: int) -> FloatArray:
+        return self._last_use
+
+
+class LeastFrequentlyUsed:
+    """Out goes the expert that the fewest tokens have used since the start."""
+
+    name = "lfu"
+
+    def __init__(self, shape: MoeShape) -> None:
+        self._uses: FloatArray = np.zeros((shape.num_layers, shape.num_experts))
+
+    def begin(self, phase: Phase) -> None:
+        pass
+
+    def observe(self, layer: int, ids: IntArray) -> None:
+        self._uses[layer] += count_ids(ids, self._uses.shape[1])
+
+    def keep_scores(self, layer: int) -> FloatArray:
+        return self._uses
+
+
+class ActivationAware:
+    """arXiv 2401.14361 v3, Algorithm 1: out goes what the matched requests used least, late layers before early ones.
+
+    keep = (pEAM[i,j] + eps) * (1 - i/L) / sum_j pEAM[i,j]. pEAM here has every row of the matches, those of layers that
+    ran already too: they stand for the next token. Without a match the request's own matrix serves (v1, Algorithm 2).
+    """
+
+    name = "paper"
+
+    def __init__(self, shape: MoeShape, collection: ActivationCollection, num_matches: int = NUM_MATCHES,
+                 eps: float = EPS) -> None:
+        self._collection = collection
+        self._match = Match(collection)
+        self._num_matches = num_matches
+        self._eps = eps
+        self._request = ActivationMatrix(shape)
+        self._layer_decay: FloatArray = 1 - np.arange(shape.num_layers)[:, None] / float(shape.num_layers)
+
+    def begin(self, phase: Phase) -> None:
+        self._match.restart()
+        if phase == "prefill":
+            self._request.clear()
+
+    def observe(self, layer: int, ids: IntArray) -> None:
+        self._match.record(layer, ids)
+        self._request.record(layer, ids)
+
+    def keep_scores(self, layer: int) -> FloatArray:
+        nearest = self._match.nearest(self._num_matches)
+        likely = self._collection.rows[nearest].sum(axis=0, dtype=float) if len(nearest) else self._request.counts
+        scores: FloatArray = (normalise_rows(likely) + self._eps) * self._layer_decay
+        return scores
+
+
+class NextUse:
+    """Out goes the expert whose next use is expected last.
+
+    keep = -(layers until the expert's layer is visited again + (1/p - 1) * L), p its UseProbability at such a visit.
+    """
+
+    name = "next-use"
+
+    def __init__(self, shape: MoeShape) -> None:
+        layers = shape.num_layers
+        self._use = UseProbability(shape)
+        self._missed_visits: FloatArray = np.exp(-self._use.logits) * -layers  # -(1/p - 1) * L
+        ahead = np.arange(layers) - np.arange(layers)[:, None] - 1
+        self._until_visit = (ahead % layers + 1)[:, :, None].astype(np.float64)  # [running layer, layer, 1]: 1 .. L
+        self._scores: FloatArray = np.zeros_like(self._missed_visits)
+
+    def begin(self, phase: Phase) -> None:
+        pass
+
+    def observe(self, layer: int, ids: IntArray) -> None:
+        self._use.observe(layer, ids)
+        self._missed_visits[layer] = np.exp(-self._use.logits[layer]) * -len(self._until_visit)
+
+    def keep_scores(self, layer: int) -> FloatArray:
+        np.subtract(self._missed_visits, self._until_visit[layer], out=self._scores)
+        return self._scores
+
+
+def make_policy(name: str, shape: MoeShape, collection: ActivationCollection) -> EvictionPolicy:
+    """Raises UsageError for a name not in POLICIES."""
+    if name == "lru":
+        return LeastRecentlyUsed(shape)
+    if name == "lfu":
+        return LeastFrequentlyUsed(shape)
+    if name == "paper":
+        return ActivationAware(shape, collection)
+    if name == "next-use":
+        return NextUse(shape)
+    raise UsageError(f"unknown policy {name!r}; known: {', '.join(POLICIES)}")

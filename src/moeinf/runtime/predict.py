@@ -1,0 +1,200 @@
+"""Which experts the layers ahead will need, as far as the routing seen so far tells."""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+import numpy as np
+
+from moeinf.errors import UsageError
+from moeinf.runtime.eamc import NUM_MATCHES, ActivationCollection, Match, normalise_rows
+from moeinf.runtime.lookahead import LookAheadPredictor
+from moeinf.runtime.trace import Phase, count_ids
+from moeinf.types import FloatArray, IntArray, MoeShape
+
+PREDICTORS: Final = ("eamc", "frequency", "cross-layer", "look-ahead")
+
+
+class Predictor(Protocol):
+    """Told every routing in order; asked after that of `layer` what the layers behind it will use.
+
+    begin("prefill") starts a request, begin("decode") its second phase; a further begin("decode") changes nothing.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    def begin(self, phase: Phase) -> None: ...
+
+    def observe(self, layer: int, ids: IntArray) -> None:
+        """Takes the routing `ids` [tokens, top_k] of `layer`."""
+        ...
+
+    def predict(self, layer: int) -> FloatArray | None:
+        """Likelihood [L, E] that a token uses each expert; rows up to `layer` are zero. None without evidence."""
+        ...
+
+
+class UseProbability:
+    """Probability that the next token at a layer uses an expert: an online logistic regression, one for all experts.
+
+    Features: log of the expert's decayed frequencies, whether the layer's last token used it, and 1. The weights start
+    at what fits two recorded models about equally well (docs/policies.md) and follow the model at hand.
+    """
+
+    HALF_LIVES_TOKENS: Final = (10.0, 160.0)
+    FIRST_WEIGHTS: Final = (0.5, 0.4, 0.7, 0.5)
+    LEARNING_RATE: Final = 0.03  # 0.003 .. 0.03 measure alike, 0.3 loses
+    FLOOR: Final = 0.01  # added to a frequency before its log; 0.001 fits worse
+
+    def __init__(self, shape: MoeShape) -> None:
+        layers, experts, chance = shape.num_layers, shape.num_experts, shape.top_k / shape.num_experts
+        self._decay: FloatArray = np.exp2(-1 / np.array(self.HALF_LIVES_TOKENS))[:, None]
+        self._weights: FloatArray = np.array(self.FIRST_WEIGHTS)
+        self._frequency: FloatArray = np.full((layers, len(self._decay), experts), chance)
+        self._features: FloatArray = np.ones((layers, len(self._weights), experts))
+        self._features[:, :-2] = np.log(chance + self.FLOOR)
+        self._features[:, -2] = 0.0
+        self.logits: FloatArray = np.full((layers, experts), np.log(chance / (1 - chance) if chance < 1 else 1.0))
+
+    def observe(self, layer: int, ids: IntArray) -> None:
+        """Takes the routing `ids` [tokens, top_k]; afterwards `logits[layer]` is of the token to come."""
+        features, frequency = self._features[layer], self._frequency[layer]
+        used: FloatArray = np.zeros((len(ids), features.shape[1]))  # [tokens, E]
+        if len(ids) == 1:
+            used[0, ids[0]] = 1.0
+            error = 1 / (1 + np.exp(-self.logits[layer])) - used[0]
+            self._weights -= self.LEARNING_RATE / len(error) * (features @ error)
+            frequency *= self._decay
+            frequency += (1 - self._decay) * used
+        else:  # many tokens at once say nothing of one token's probability: count, do not learn
+            np.put_along_axis(used, ids, 1.0, axis=1)
+            frequency *= self._decay ** len(ids)
+            frequency += (1 - self._decay) * self._decay ** np.arange(len(ids) - 1, -1, -1) @ used
+        np.log(frequency + self.FLOOR, out=features[:-2])
+        features[-2] = used[-1]
+        np.dot(self._weights, features, out=self.logits[layer])
+
+
+class EamcPredictor:
+    """The past requests most like this one tell what it needs (arXiv 2401.14361 v3, 4.5).
+
+    The iEAM of the running pass is matched on its rows so far; a likelihood is top_k times the matches' share.
+    Matching the whole request so far instead recalls less (docs/policies.md).
+    """
+
+    name = "eamc"
+
+    def __init__(self, collection: ActivationCollection, num_matches: int = NUM_MATCHES) -> None:
+        self._collection = collection
+        self._match = Match(collection)
+        self._num_matches = num_matches
+
+    def begin(self, phase: Phase) -> None:
+        self._match.restart()
+
+    def observe(self, layer: int, ids: IntArray) -> None:
+        self._match.record(layer, ids)
+
+    def predict(self, layer: int) -> FloatArray | None:
+        nearest = self._match.nearest(self._num_matches)
+        if not len(nearest):
+            return None
+        shape = self._collection.shape
+        likelihood = np.zeros((shape.num_layers, shape.num_experts))
+        matched = self._collection.rows[nearest, layer + 1 :].sum(axis=0, dtype=float)
+        likelihood[layer + 1 :] = normalise_rows(matched) * shape.top_k
+        return likelihood
+
+
+class FrequencyPredictor:
+    """What a layer used lately it uses again, in this request or in the last: UseProbability as a prediction."""
+
+    name = "frequency"
+
+    def __init__(self, shape: MoeShape) -> None:
+        self._use = UseProbability(shape)
+        self._seen = False
+
+    def begin(self, phase: Phase) -> None:
+        pass
+
+    def observe(self, layer: int, ids: IntArray) -> None:
+        self._use.observe(layer, ids)
+        self._seen = True
+
+    def predict(self, layer: int) -> FloatArray | None:
+        if not self._seen:
+            return None
+        likelihood = np.zeros_like(self._use.logits)
+        likelihood[layer + 1 :] = 1 / (1 + np.exp(-self._use.logits[layer + 1 :]))
+        return likelihood
+
+
+class CrossLayerPredictor:
+    """UseProbability, and for the next layer what this token's experts in this layer were followed by before.
+
+    logit = logit(use) + DAMPING * sum_i log(P(j at l+1 | i at l) / P(j at l+1)) over the token's experts i at l:
+    naive Bayes, damped because the experts of one token are not independent evidence. Learned online.
+    """
+
+    name = "cross-layer"
+
+    DAMPING: Final = 0.6
+    PRIOR_TOKENS: Final = 4.0  # P(j | i) counts as if seen so often at j's plain rate
+
+    def __init__(self, shape: MoeShape) -> None:
+        layers, experts = shape.num_layers, shape.num_experts
+        self._use = UseProbability(shape)
+        self._uses: FloatArray = np.full((layers, experts), 1.0)
+        self._tokens: FloatArray = np.full(layers, experts / shape.top_k)
+        self._pairs: FloatArray = np.zeros((layers, experts, experts))  # [l, i, j]: tokens with i at l, j at l + 1
+        self._layer = -1
+        self._ids: IntArray = np.zeros((0, shape.top_k), np.int64)
+
+    def begin(self, phase: Phase) -> None:
+        self._layer = -1
+
+    def observe(self, layer: int, ids: IntArray) -> None:
+        if layer == self._layer + 1 and layer and len(ids) == len(self._ids):
+            if len(ids) == 1:
+                self._pairs[layer - 1][self._ids.T, ids] += 1
+            else:
+                np.add.at(self._pairs[layer - 1], (self._ids[:, :, None], ids[:, None, :]), 1)
+        if len(ids) == 1:
+            self._uses[layer, ids[0]] += 1
+        else:
+            self._uses[layer] += count_ids(ids, self._uses.shape[1])
+        self._tokens[layer] += len(ids)
+        self._use.observe(layer, ids)
+        self._layer, self._ids = layer, ids
+
+    def predict(self, layer: int) -> FloatArray | None:
+        if self._layer != layer:
+            return None
+        likelihood = np.zeros_like(self._use.logits)
+        logits = self._use.logits[layer + 1 :].copy()
+        if len(self._ids) == 1 and len(logits):
+            logits[0] += self.DAMPING * self._evidence(layer)
+        likelihood[layer + 1 :] = 1 / (1 + np.exp(-logits))
+        return likelihood
+
+    def _evidence(self, layer: int) -> FloatArray:
+        plain = self._uses[layer + 1] / self._tokens[layer + 1]
+        seen = self._uses[layer, self._ids[0]][:, None]
+        lift = (self._pairs[layer, self._ids[0]] / plain + self.PRIOR_TOKENS) / (seen + self.PRIOR_TOKENS)
+        evidence: FloatArray = np.log(lift).sum(axis=0)
+        return evidence
+
+
+def make_predictor(name: str, shape: MoeShape, collection: ActivationCollection) -> Predictor:
+    """Raises UsageError for a name not in PREDICTORS."""
+    if name == "eamc":
+        return EamcPredictor(collection)
+    if name == "frequency":
+        return FrequencyPredictor(shape)
+    if name == "cross-layer":
+        return CrossLayerPredictor(shape)
+    if name == "look-ahead":
+        return LookAheadPredictor(shape)
+    raise UsageError(f"unknown predictor {name!r}; known: {', '.join(PREDICTORS)}")

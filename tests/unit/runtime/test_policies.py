@@ -1,0 +1,140 @@
+"""Eviction policies: what each keeps, and what all of them promise."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from moeinf.errors import UsageError
+from moeinf.runtime.eamc import ActivationCollection
+from moeinf.runtime.policies import POLICIES, EvictionPolicy, choose_victims, make_policy
+from moeinf.runtime.trace import ActivationMatrix
+from moeinf.types import ExpertId, IntArray, MoeShape
+
+SHAPE = MoeShape(num_layers=3, num_experts=5, top_k=2)
+
+
+def policy(name: str, collection: ActivationCollection | None = None) -> EvictionPolicy:
+    made = make_policy(name, SHAPE, collection or ActivationCollection(SHAPE))
+    made.begin("prefill")
+    made.begin("decode")
+    return made
+
+
+def routing(seed: int, tokens: int) -> IntArray:
+    """[tokens, layers, top_k], the experts of a token distinct."""
+    order = np.random.default_rng(seed).random((tokens, SHAPE.num_layers, SHAPE.num_experts)).argsort(axis=2)
+    return order[:, :, : SHAPE.top_k]
+
+
+def observe(observed: EvictionPolicy, tokens: IntArray) -> None:
+    for token in tokens:
+        for layer, ids in enumerate(token):
+            observed.observe(layer, ids[None])
+
+
+def test_victims_are_the_smallest_scores_that_may_be_evicted() -> None:
+    scores = np.array([[3.0, 1.0, 2.0], [0.0, 1.0, 5.0]])
+    evictable = np.array([[True, True, True], [False, True, True]])
+    assert choose_victims(scores, evictable, 3) == [ExpertId(0, 1), ExpertId(1, 1), ExpertId(0, 2)]
+    assert choose_victims(scores, evictable, 0) == []
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("tokens", [1, 7])
+def test_every_policy_scores_every_expert_after_any_visit(name: str, tokens: int) -> None:
+    scored = policy(name)
+    for layer in (0, 1, 2, 0):
+        scored.observe(layer, routing(layer, tokens)[:, layer])
+        scores = scored.keep_scores(layer)
+        assert scores.shape == (3, 5) and scores.dtype == np.float64 and np.isfinite(scores).all()
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_the_same_routing_gives_the_same_scores(name: str) -> None:
+    first, second = policy(name), policy(name)
+    for scored in (first, second):
+        observe(scored, routing(1, 20))
+    assert (first.keep_scores(2) == second.keep_scores(2)).all()
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_asking_for_scores_changes_nothing(name: str) -> None:
+    asked, left_alone = policy(name), policy(name)
+    for token in routing(2, 10):
+        for layer, ids in enumerate(token):
+            asked.observe(layer, ids[None])
+            left_alone.observe(layer, ids[None])
+            asked.keep_scores(layer)
+            asked.keep_scores(layer)
+    assert (asked.keep_scores(2) == left_alone.keep_scores(2)).all()
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_an_expert_used_by_every_token_is_kept_before_one_never_used(name: str) -> None:
+    scored = policy(name)
+    for _ in range(30):
+        for layer in range(3):
+            scored.observe(layer, np.array([[1, 3]]))
+    scores = scored.keep_scores(2)
+    assert all(scores[layer, [1, 3]].min() > scores[layer, [0, 2, 4]].max() for layer in range(3))
+
+
+def test_lru_orders_by_last_use() -> None:
+    scored = policy("lru")
+    scored.observe(0, np.array([[0, 1]]))
+    scored.observe(1, np.array([[0, 1]]))
+    scored.observe(0, np.array([[1, 2]]))
+    scores = scored.keep_scores(0)
+    assert scores[0, 3] < scores[0, 0] < scores[1, 0] < scores[0, 1] == scores[0, 2]
+
+
+def test_lfu_orders_by_number_of_uses() -> None:
+    scored = policy("lfu")
+    scored.observe(0, np.array([[0, 1], [1, 2], [1, 3]]))
+    assert scored.keep_scores(0)[0].tolist() == [1, 3, 1, 1, 0]
+
+
+def test_the_papers_policy_uses_the_matched_request_with_decay_from_the_first_layer() -> None:
+    collection = ActivationCollection(SHAPE)
+    past = ActivationMatrix(SHAPE)
+    for layer in range(3):
+        past.record(layer, np.array([[0, 1], [0, 2]]))
+    collection.add(past)
+    scored = policy("paper", collection)
+    scored.observe(0, np.array([[0, 4]]))
+    expected = np.outer([1, 2 / 3, 1 / 3], [0.5, 0.25, 0.25, 0.0, 0.0])
+    assert scored.keep_scores(0) == pytest.approx(expected, abs=1e-5)
+
+
+def test_the_papers_policy_without_a_match_uses_the_running_request() -> None:
+    scored = policy("paper")
+    scored.observe(1, np.array([[0, 4]]))
+    assert scored.keep_scores(1) == pytest.approx(np.outer([0, 2 / 3, 0], [0.5, 0, 0, 0, 0.5]), abs=1e-5)
+    scored.begin("prefill")
+    scored.observe(1, np.array([[2, 3]]))
+    assert scored.keep_scores(1)[1] == pytest.approx([0, 0, 1 / 3, 1 / 3, 0], abs=1e-5)
+
+
+def test_next_use_prefers_the_layer_that_runs_sooner() -> None:
+    scored = policy("next-use")
+    for _ in range(10):
+        for layer in range(3):
+            scored.observe(layer, np.array([[1, 3]]))
+    scored.observe(0, np.array([[1, 3]]))
+    scores = scored.keep_scores(0)
+    assert scores[1, 1] > scores[2, 1] > scores[0, 1] - 1e-9
+
+
+def test_next_use_forgets_what_was_popular_long_ago() -> None:
+    scored = policy("next-use")
+    for experts in [[0, 1]] * 60 + [[2, 3]] * 60:
+        for layer in range(3):
+            scored.observe(layer, np.array([experts]))
+    scores = scored.keep_scores(2)
+    assert scores[0, 2] > scores[0, 0] > scores[0, 4]
+
+
+def test_an_unknown_policy_is_refused_with_those_known() -> None:
+    with pytest.raises(UsageError, match="lru, lfu, paper, next-use"):
+        policy("random")

@@ -1,0 +1,68 @@
+"""Expert activation matrices and the recorder of requests."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from moeinf.runtime.trace import ActivationMatrix, RequestRecorder
+from moeinf.types import MoeShape
+
+SHAPE = MoeShape(num_layers=3, num_experts=5, top_k=2)
+
+
+def ids(*tokens: tuple[int, int]) -> np.ndarray:
+    return np.array(tokens, np.int64)
+
+
+def recorded() -> tuple[RequestRecorder, list[ActivationMatrix]]:
+    finished: list[ActivationMatrix] = []
+    return RequestRecorder(SHAPE, finished.append), finished
+
+
+def test_a_row_counts_the_tokens_of_each_expert() -> None:
+    matrix = ActivationMatrix(SHAPE)
+    matrix.record(1, ids((0, 4), (4, 2), (4, 1)))
+    matrix.record(1, ids((4, 3)))
+    assert matrix.counts.tolist() == [[0] * 5, [1, 1, 1, 1, 4], [0] * 5]
+
+
+def test_a_row_sums_to_tokens_times_top_k() -> None:
+    matrix = ActivationMatrix(SHAPE)
+    for layer in range(3):
+        matrix.record(layer, ids((0, 1), (1, 2)))
+        matrix.record(layer, ids((3, 4)))
+    assert matrix.row_sums().tolist() == [3 * SHAPE.top_k] * 3
+
+
+def test_prefill_and_decode_are_handed_on_apart() -> None:
+    recorder, finished = recorded()
+    recorder.begin("prefill")
+    recorder.observe(0, ids((0, 1), (0, 2)))
+    recorder.begin("decode")
+    recorder.observe(0, ids((3, 4)))
+    recorder.begin("decode")
+    recorder.observe(0, ids((3, 2)))
+    recorder.finish()
+    assert [matrix.counts[0].tolist() for matrix in finished] == [[2, 1, 1, 0, 0], [0, 0, 1, 2, 1]]
+
+
+@pytest.mark.parametrize("end", ["finish", "next request"])
+def test_a_request_ends_once(end: str) -> None:
+    recorder, finished = recorded()
+    recorder.begin("prefill")
+    recorder.observe(2, ids((0, 1)))
+    for _ in range(2):
+        if end == "finish":
+            recorder.finish()
+        else:
+            recorder.begin("prefill")
+    assert len(finished) == 1
+
+
+def test_a_phase_without_tokens_is_not_handed_on() -> None:
+    recorder, finished = recorded()
+    recorder.begin("prefill")
+    recorder.begin("decode")
+    recorder.finish()
+    assert finished == []
