@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from moeinf.bench.policies_table import hit_rate_table
+from moeinf.bench.report import FORMS, format_rows, profile_text
+from moeinf.errors import UsageError
+
+COLD: dict[str, Any] = {
+    "moeinf_version": "0.1.0", "backends": "CPU", "model_filename": "m:latest", "model_type": "mixtral bf16",
+    "model_size": 93 * 10**9, "model_n_params": 46_700_000_000, "n_threads": 2, "policy": "lru", "predictor": "eamc",
+    "reader": "io_uring", "expert_cache_mib": 1024.0, "experts": 34, "experts_total": 256, "disk_gb_per_s": 1.5,
+    "load_ms": 2500.0, "test": "tg64", "cold": True, "samples_ts": [10.5, 10.6], "avg_ts": 10.54, "stddev_ts": 0.21,
+    "ttft_ms": 812.0, "itl_ms": {"p50": 90.0, "p90": 120.0, "p99": 300.0}, "expert_hit_rate": 0.382, "late_hits": 7,
+    "stall_s": 1.25, "bytes_per_token": 3 << 20, "read_gb_per_s": 1.3, "disk_share": 0.87,
+    "peak_rss_bytes": 2_500_000_000,
+    "profile_ms": {"attention": 3.0, "stall": 1.0},
+}
+ROWS = [COLD, COLD | {"test": "pp128", "cold": False, "itl_ms": {}, "profile_ms": {}}]
+
+
+def test_the_table_has_a_line_a_row_below_one_that_tells_the_setting() -> None:
+    lines = format_rows(ROWS, "table").splitlines()
+    assert lines[0].startswith("m:latest · mixtral bf16 · 86.61 GiB · 34/256 experts (1024 MiB) · lru, prefetch eamc")
+    assert lines[2].split()[:4] == ["cache", "test", "t/s", "TTFT"]
+    assert "10.54 ± 0.21" in lines[3] and "38.2%" in lines[3] and "87%" in lines[3] and "3.00" in lines[3]
+    assert len(lines) == 5
+
+
+def test_markdown_has_the_columns_of_llama_bench() -> None:
+    lines = format_rows(ROWS, "md").splitlines()
+    assert lines[0].startswith("| model | size | params | backend | ecache |")
+    assert lines[2].startswith("| mixtral bf16 | 86.61 GiB | 46.70 B | CPU | 34/256 | cold | tg64 | 10.54 ± 0.21 |")
+    assert {line.count("|") for line in lines[:4]} == {20}
+    assert lines[-1] == "build: moeinf 0.1.0"
+
+
+def test_csv_has_every_column_in_every_row() -> None:
+    first, second = csv.DictReader(io.StringIO(format_rows(ROWS, "csv")))
+    assert (first["itl_ms.p50"], second["itl_ms.p50"]) == ("90.0", "")
+    assert first["samples_ts"] == "10.5 10.6" and first["cold"] == "True"
+
+
+def test_json_and_json_lines_are_the_rows_themselves() -> None:
+    assert json.loads(format_rows(ROWS, "json")) == ROWS
+    assert [json.loads(line) for line in format_rows(ROWS, "jsonl").splitlines()] == ROWS
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_no_rows_are_no_error(form: str) -> None:
+    assert format_rows([], form) in ("", "[]")
+
+
+def test_an_unknown_form_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(UsageError, match="unknown output 'xml'; known: table, md, csv, json, jsonl"):
+        format_rows(ROWS, "xml")
+
+
+def test_the_profile_shares_out_a_step() -> None:
+    assert profile_text(ROWS).splitlines() == [
+        "cold tg64: 4.00 ms a step", "attention    3.000 ms    75.0%", "stall        1.000 ms    25.0%"]
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    experts = np.random.default_rng(0).integers(0, 8, (60, 3, 2))
+    np.savez(tmp_path / "routing.npz", experts=experts, offsets=np.array([0, 30, 60]), n_experts=8, top_k=2)
+    return tmp_path
+
+
+def test_policies_are_compared_at_each_size_and_none_beats_the_bound(trace: Path) -> None:
+    lines = hit_rate_table(trace, "25,50%", "all", None)
+    assert "60 tokens, 3 layers x 8 experts, top-2" in lines[0]
+    rates = {line.split()[0]: [float(cell.rstrip("%")) for cell in line.split()[1:]] for line in lines[3:]}
+    assert all(rates["belady"][size] >= rate[size] for rate in rates.values() for size in (0, 1))
+    assert [line.split()[0] for line in hit_rate_table(trace, "25", "lru,lfu", 10)[3:]] == ["lru", "lfu"]
+
+
+@pytest.mark.parametrize(("percents", "policies", "said"), [
+    ("many", "all", "not a list of percents"), ("0", "all", "not a list of percents"),
+    ("20", "lru,best", "unknown policy 'best'; known: all, lru"),
+])
+def test_sizes_and_policies_that_cannot_be_are_refused(trace: Path, percents: str, policies: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        hit_rate_table(trace, percents, policies, None)

@@ -1,0 +1,186 @@
+"""The replay of a trace, against a slow obvious cache and against the bound."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moeinf.bench.simulate import Belady, CacheModel, Trace, load_trace, replay
+from moeinf.errors import UsageError
+from moeinf.runtime.eamc import ActivationCollection
+from moeinf.runtime.policies import POLICIES, EvictionPolicy, make_policy
+from moeinf.runtime.predict import PREDICTORS, make_predictor
+from moeinf.runtime.stats import CacheStats
+from moeinf.runtime.trace import RequestRecorder
+from moeinf.types import MoeShape
+
+SHAPE = MoeShape(num_layers=3, num_experts=6, top_k=2)
+Key = tuple[int, int]
+
+
+def random_trace(seed: int, tokens: int = 30, requests: int = 3) -> Trace:
+    """Tokens that lean on the experts of the one before, as real ones do."""
+    rng = np.random.default_rng(seed)
+    liking = rng.random((SHAPE.num_layers, SHAPE.num_experts))
+    experts = np.zeros((tokens, SHAPE.num_layers, SHAPE.top_k), np.int64)
+    for token in range(tokens):
+        liking = 0.6 * liking + 0.4 * rng.random(liking.shape)
+        experts[token] = np.argsort(-liking, axis=1)[:, : SHAPE.top_k]
+    return Trace("random", SHAPE, experts, np.linspace(0, tokens, requests + 1).astype(np.int64))
+
+
+def fresh(name: str, trace: Trace) -> tuple[EvictionPolicy, RequestRecorder]:
+    collection = ActivationCollection(trace.shape)
+    policy = Belady(trace) if name == "belady" else make_policy(name, trace.shape, collection)
+    return policy, RequestRecorder(trace.shape, collection.add)
+
+
+def hits_of(name: str, trace: Trace, slots: int) -> int:
+    policy, recorder = fresh(name, trace)
+    return replay(trace, [slots], policy, recorder)[0].hits
+
+
+def obvious_replay(trace: Trace, slots: int, policy: EvictionPolicy, recorder: RequestRecorder) -> CacheStats:
+    """Dictionaries and sorting, one activation after the other."""
+    stats, resident = CacheStats(), set[Key]()
+    for start, end in zip(trace.offsets[:-1], trace.offsets[1:], strict=True):
+        for token in range(start, end):
+            for layer in range(trace.shape.num_layers):
+                for observer in (recorder, policy):
+                    if layer == 0 and token == start:
+                        observer.begin("prefill")
+                    if layer == 0 and token == start + 1:
+                        observer.begin("decode")
+                    observer.observe(layer, trace.experts[token, layer][None])
+                scores = policy.keep_scores(layer)
+                needed = [(layer, int(expert)) for expert in trace.experts[token, layer]]
+                missing = [key for key in needed if key not in resident]
+                stats.hits += len(needed) - len(missing)
+                stats.misses += len(missing)
+                stats.demand_reads += len(missing)
+                surplus = max(0, len(resident) + len(missing) - slots)
+                candidates = sorted(resident - set(needed), key=lambda key: (scores[key], key))
+                resident = (resident - set(candidates[:surplus])) | set(missing)
+    return stats
+
+
+@pytest.mark.parametrize("name", [*POLICIES, "belady"])
+@pytest.mark.parametrize("slots", [2, 5, 11, 18])
+def test_the_replay_counts_as_a_brute_force_replay_does(name: str, slots: int) -> None:
+    trace = random_trace(seed=slots)
+    assert replay(trace, [slots], *fresh(name, trace)) == [obvious_replay(trace, slots, *fresh(name, trace))]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(2, 18))
+def test_no_policy_hits_more_often_than_belady(seed: int, slots: int) -> None:
+    trace = random_trace(seed)
+    bound = hits_of("belady", trace, slots)
+    assert all(hits_of(name, trace, slots) <= bound for name in POLICIES)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.sampled_from(POLICIES), st.sampled_from(PREDICTORS), st.integers(2, 18),
+       st.integers(0, 3), st.integers(0, 6))
+def test_every_activation_is_a_hit_or_a_miss(seed: int, name: str, predictor: str, slots: int, per_visit: int,
+                                            prefill: int) -> None:
+    trace = random_trace(seed)
+    policy, recorder = fresh(name, trace)
+    guess = make_predictor(predictor, SHAPE, ActivationCollection(SHAPE))
+    stats, = replay(trace, [slots], policy, recorder, guess, per_visit, prefill)
+    assert stats.hits + stats.misses == SHAPE.num_layers * SHAPE.top_k * trace.num_tokens
+    assert stats.prefetches_used + stats.prefetches_wasted <= stats.prefetches
+    assert (stats.prefetches == 0) >= (per_visit == 0)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(2, 18))
+def test_a_cache_never_holds_more_than_its_slots_and_always_what_runs(seed: int, slots: int) -> None:
+    rng, cache = np.random.default_rng(seed), CacheModel(SHAPE, slots)
+    for _ in range(20):
+        layer, tokens = int(rng.integers(3)), int(rng.integers(1, 4))
+        ids = rng.random((tokens, SHAPE.num_experts)).argsort(axis=1)[:, : SHAPE.top_k]
+        scores, priorities = rng.random((2, 3, 6))
+        priorities[: layer + 1] = 0
+        cache.demand(layer, ids, scores)
+        assert cache.resident.sum() <= slots
+        held = cache.resident[layer, np.unique(ids)]
+        assert held.all() or held.sum() == slots  # more than the slots hold passes through
+        cache.prefetch(layer, ids, priorities, int(rng.integers(4)), scores)
+        assert cache.resident.sum() <= slots
+        assert (cache.resident[layer, np.unique(ids)] == held).all()
+
+
+def test_several_caches_in_one_pass_do_what_each_does_alone() -> None:
+    trace = random_trace(seed=4)
+    together = replay(trace, [2, 9, 18], *fresh("next-use", trace))
+    assert together == [replay(trace, [slots], *fresh("next-use", trace))[0] for slots in (2, 9, 18)]
+
+
+def test_with_everything_resident_each_expert_misses_once() -> None:
+    trace = random_trace(seed=5)
+    stats, = replay(trace, [18], *fresh("lru", trace))
+    used = {(layer, expert) for token in trace.experts for layer in range(3) for expert in token[layer]}
+    assert stats.misses == stats.demand_reads == len(used)
+
+
+def test_next_use_survives_a_cache_below_the_working_set_of_a_token() -> None:
+    trace = random_trace(seed=6, tokens=200)
+    assert hits_of("lru", trace, 4) == 0 < hits_of("next-use", trace, 4)
+
+
+def test_a_prefetched_expert_is_a_hit_when_its_layer_runs() -> None:
+    trace = random_trace(seed=7, tokens=60)
+    policy, recorder = fresh("next-use", trace)
+    guess = make_predictor("frequency", SHAPE, ActivationCollection(SHAPE))
+    stats, = replay(trace, [9], policy, recorder, guess, prefetch_per_visit=1)
+    assert 0 < stats.prefetches_used <= stats.prefetches
+    assert stats.demand_reads < replay(trace, [9], *fresh("next-use", trace))[0].demand_reads
+
+
+def test_a_cache_too_small_for_one_token_is_refused() -> None:
+    with pytest.raises(UsageError, match="1 slots cannot hold the 2"):
+        CacheModel(SHAPE, 1)
+
+
+def write(folder: Path, **changed: object) -> Path:
+    fields: dict[str, object] = {"experts": np.zeros((4, 2, 1), np.uint8), "offsets": np.array([0, 3, 4]),
+                                 "layers": np.arange(2, dtype=np.int16), "n_experts": 3, "top_k": 1}
+    np.savez(folder / "routing.npz", **(fields | changed))  # type: ignore[arg-type]
+    return folder
+
+
+def test_a_trace_is_read_and_cut_at_a_number_of_tokens(tmp_path: Path) -> None:
+    whole, cut = load_trace(write(tmp_path)), load_trace(write(tmp_path), max_tokens=2)
+    assert whole.shape == cut.shape == MoeShape(2, 3, 1)
+    assert (whole.offsets.tolist(), whole.num_tokens) == ([0, 3, 4], 4)
+    assert (cut.offsets.tolist(), cut.num_tokens) == ([0, 2], 2)
+
+
+@pytest.mark.parametrize("changed", [
+    {"experts": np.full((4, 2, 1), 3)}, {"experts": np.zeros((4, 2, 2), np.uint8)}, {"experts": np.zeros((0, 2, 1))},
+    {"experts": np.zeros(4)}, {"experts": np.full((4, 2, 1), -1)}, {"top_k": np.array([1, 2])},
+    {"offsets": np.array([0, 3, 2])}, {"offsets": np.array([1, 4])}, {"offsets": np.array(["a", "b"])},
+])
+def test_what_is_no_trace_is_refused(tmp_path: Path, changed: dict[str, object]) -> None:
+    with pytest.raises(UsageError, match=r"routing\.npz is not a routing trace"):
+        load_trace(write(tmp_path, **changed))
+
+
+def test_a_folder_without_a_trace_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"has no routing\.npz"):
+        load_trace(tmp_path)
+    (tmp_path / "routing.npz").write_bytes(b"PK not really")
+    with pytest.raises(UsageError, match="is not a routing trace"):
+        load_trace(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["deepseek-v2-lite-chat", "gpt-oss-20b"])
+def test_on_real_routing_next_use_lies_between_lru_and_the_bound(data_folder: Path, name: str) -> None:
+    trace = load_trace(data_folder / "traces" / name, max_tokens=800)
+    slots = trace.shape.total_experts // 5
+    assert hits_of("lru", trace, slots) < hits_of("next-use", trace, slots) < hits_of("belady", trace, slots)
