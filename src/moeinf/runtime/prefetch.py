@@ -1,0 +1,67 @@
+"""From a prediction to queued reads: which experts are fetched ahead, and no more than the link has time for."""
+
+from __future__ import annotations
+
+import math
+from typing import Final, Protocol
+
+import numpy as np
+
+from moeinf.runtime.lookahead import LookAheadPredictor
+from moeinf.runtime.predict import Predictor
+from moeinf.runtime.priority import prefetch_priority, select_prefetches
+from moeinf.runtime.tiers import HostTier
+from moeinf.types import FloatArray, IntArray
+
+
+AT_LEAST: Final = 0.3  # priority, on the scale of a probability: below it a prefetch is more often wasted than used
+
+
+class Link(Protocol):
+    """What the admission needs to know of the reader."""
+
+    def bytes_read(self) -> int: ...
+
+    def busy_seconds(self) -> float: ...
+
+
+class Prefetcher:
+    """After each routing: re-score the layers ahead, re-order what is queued, admit what fits the idle window.
+
+    Source: arXiv 2401.14361 v1, Algorithm 1. Admission is ours: prefetches that outlast the link's idle window delay
+    the demand reads behind them.
+    """
+
+    def __init__(self, tier: HostTier, predictor: Predictor, link: Link, expert_bytes: int) -> None:
+        self._tier = tier
+        self._predictor = predictor
+        self._link = link
+        self._expert_bytes = expert_bytes
+        self.wants_expectations = isinstance(predictor, LookAheadPredictor)
+
+    def expect(self, layer: int, ids: IntArray, weights: FloatArray) -> None:
+        """Passes on the model's guess at the routing of a later layer."""
+        assert isinstance(self._predictor, LookAheadPredictor)
+        self._predictor.expect(layer, ids, weights)
+
+    def after_routing(self, layer: int) -> None:
+        """Call when the demand of `layer` is queued: prefetches come behind it."""
+        if not self._tier.has_absent:
+            return
+        likelihood = self._predictor.predict(layer)
+        if likelihood is None:
+            return
+        priorities = prefetch_priority(likelihood, layer)
+        self._tier.reprioritise(priorities.ravel())
+        budget = min(self.idle_window_experts() - self._tier.queued_prefetches(), self._tier.prefetch_room)
+        chosen = select_prefetches(priorities, self._tier.known, budget, AT_LEAST) if budget > 0 else []
+        if chosen:
+            keys = np.array([e.layer * likelihood.shape[1] + e.expert for e in chosen])
+            self._tier.prefetch(keys, priorities.ravel()[keys])
+
+    def idle_window_experts(self) -> int:
+        """Experts that the link reads, at the rate measured so far, between two visits' demand; at least one."""
+        busy_s = self._link.busy_seconds()
+        if busy_s <= 0:
+            return 1
+        return max(1, math.ceil(self._tier.idle_s * self._link.bytes_read() / busy_s / self._expert_bytes))

@@ -1,0 +1,120 @@
+"""What is fetched ahead, and how much of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from moeinf.runtime.lookahead import LookAheadPredictor
+from moeinf.runtime.prefetch import Prefetcher
+from moeinf.types import FloatArray, ReadDone
+from tests.unit.runtime.test_tiers import LAYOUT, SHAPE, FakeReader, make_tier, visit
+
+
+class Oracle:
+    """Says what it was told, for any layer ahead."""
+
+    name = "oracle"
+
+    def __init__(self, likelihood: FloatArray | None) -> None:
+        self._likelihood = likelihood
+
+    def begin(self, phase: object) -> None: ...
+
+    def observe(self, layer: int, ids: object) -> None: ...
+
+    def predict(self, layer: int) -> FloatArray | None:
+        return self._likelihood
+
+
+class Link:
+    """A link that has read 10 experts in one second."""
+
+    def bytes_read(self) -> int:
+        return 10 * LAYOUT.stride_bytes
+
+    def busy_seconds(self) -> float:
+        return 1.0
+
+
+def likelihood(**rows: dict[int, float]) -> FloatArray:
+    matrix = np.zeros((SHAPE.num_layers, SHAPE.num_experts))
+    for name, values in rows.items():
+        for expert, value in values.items():
+            matrix[int(name.removeprefix("layer")), expert] = value
+    return matrix
+
+
+def queued(reader: FakeReader) -> list[int]:
+    return sorted(reader.queued)
+
+
+def hold_polls(reader: FakeReader) -> None:
+    empty = np.array([], np.int64)
+    reader.poll = lambda: ReadDone(empty, empty)  # type: ignore[method-assign]
+
+
+def test_the_likeliest_absent_experts_of_layers_ahead_are_queued_within_the_idle_window() -> None:
+    tier, reader, _ = make_tier(num_slots=12)
+    tier.idle_s = 0.2  # two experts of the link's ten a second
+    ahead = likelihood(layer0={0: 0.9}, layer1={1: 0.6, 2: 0.3, 3: 0.1})
+    Prefetcher(tier, Oracle(ahead), Link(), LAYOUT.stride_bytes).after_routing(0)
+    assert queued(reader) == [7, 8]
+
+
+def test_near_layers_come_before_far_ones_of_equal_likelihood() -> None:
+    tier, reader, _ = make_tier(num_slots=12)
+    Prefetcher(tier, Oracle(likelihood(layer2={0: 0.5}, layer1={5: 0.5})), Link(), LAYOUT.stride_bytes).after_routing(0)
+    assert queued(reader) == [11]
+
+
+def test_nothing_is_queued_without_a_prediction_or_without_need() -> None:
+    tier, reader, _ = make_tier(num_slots=12)
+    Prefetcher(tier, Oracle(None), Link(), LAYOUT.stride_bytes).after_routing(0)
+    assert queued(reader) == []
+
+
+def test_what_is_under_way_counts_against_the_window_and_is_not_queued_again() -> None:
+    tier, reader, _ = make_tier(num_slots=12)
+    hold_polls(reader)
+    tier.idle_s = 0.2
+    prefetcher = Prefetcher(tier, Oracle(likelihood(layer1={1: 0.6, 2: 0.3, 3: 0.1})), Link(), LAYOUT.stride_bytes)
+    prefetcher.after_routing(0)
+    prefetcher.after_routing(0)
+    assert queued(reader) == [7, 8] and tier.stats.prefetches == 2
+
+
+def test_prefetches_leave_demand_the_slots_of_a_token() -> None:
+    tier, reader, policy = make_tier(num_slots=4)
+    hold_polls(reader)
+    tier.idle_s = 10.0
+    oracle = Oracle(likelihood(layer1=dict.fromkeys(range(6), 0.1)))
+    Prefetcher(tier, oracle, Link(), LAYOUT.stride_bytes).after_routing(0)
+    assert len(queued(reader)) == (4 - SHAPE.top_k) // 2
+    visit(tier, policy, 0, np.array([[0, 1]]))
+    tier.check_integrity()
+
+
+def test_a_queued_prefetch_follows_the_new_priorities() -> None:
+    tier, reader, _ = make_tier(num_slots=12)
+    hold_polls(reader)
+    tier.idle_s = 0.2
+    oracle = Oracle(likelihood(layer1={1: 0.6, 2: 0.3}))
+    prefetcher = Prefetcher(tier, oracle, Link(), LAYOUT.stride_bytes)
+    prefetcher.after_routing(0)
+    oracle._likelihood = likelihood(layer1={1: 0.1, 2: 0.8})
+    prefetcher.after_routing(0)
+    assert reader.queued[8][1] > reader.queued[7][1]
+
+
+def test_the_models_own_guess_is_the_likelihood_of_its_layer() -> None:
+    predictor = LookAheadPredictor(SHAPE)
+    assert predictor.predict(0) is None
+    predictor.expect(1, np.array([[2, 4], [2, 5]]), np.array([[0.7, 0.3], [0.6, 0.4]]))
+    found = predictor.predict(0)
+    assert found is not None
+    assert found[1].tolist() == pytest.approx([0, 0, 1.3, 0, 0.3, 0.4]) and not found[[0, 2]].any()
+    assert predictor.predict(1) is None, "the layer has been reached"
+    predictor.expect(2, np.array([[0, 1]]), np.array([[0.5, 0.5]]))
+    found = predictor.predict(1)
+    assert found is not None and not found[1].any(), "an old guess is forgotten"

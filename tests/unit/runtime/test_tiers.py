@@ -1,0 +1,231 @@
+"""The slots of a tier against a brute-force replay, under random routings, arrivals, prefetches and failures."""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moeinf._native import ReadFailure
+from moeinf.errors import ExpertReadError
+from moeinf.laps import Laps
+from moeinf.runtime.eamc import ActivationCollection
+from moeinf.runtime.policies import POLICIES, make_policy
+from moeinf.runtime.tiers import HostTier, SlotRegion
+from moeinf.types import ExpertLayout, FloatArray, IntArray, MoeShape, ReadDone, TensorSpec
+
+SHAPE = MoeShape(num_layers=3, num_experts=6, top_k=2)
+LAYOUT = ExpertLayout((TensorSpec("gate", "f32", (2, 3), 0, 24), TensorSpec("down", "f32", (4,), 64, 16)), 80, 4096)
+
+
+class FakeReader:
+    """Lands reads in a random order and writes each expert's key into its slot; may fail chosen keys."""
+
+    def __init__(self, memory: np.ndarray, seed: int, failing: frozenset[int] = frozenset()) -> None:
+        self._memory = memory
+        self._random = random.Random(seed)
+        self._failing = failing
+        self.queued: dict[int, tuple[int, float]] = {}  # key -> destination, priority
+        self.submitted = 0
+
+    def submit(self, keys: IntArray, files: IntArray, offsets: IntArray, destinations: IntArray, num_bytes: int,
+               priorities: FloatArray) -> None:
+        columns = zip(keys, files, offsets, destinations, priorities, strict=True)
+        for key, file, offset, destination, priority in columns:
+            assert int(key) not in self.queued, "read twice at once"
+            assert (file, offset) == (key // SHAPE.num_experts, key % SHAPE.num_experts * LAYOUT.stride_bytes)
+            self.queued[int(key)] = int(destination), float(priority)
+            self.submitted += 1
+
+    def reprioritise(self, keys: IntArray, priorities: FloatArray) -> None:
+        for key, priority in zip(keys.tolist(), priorities.tolist(), strict=True):
+            if key in self.queued:
+                self.queued[key] = self.queued[key][0], priority
+
+    def cancel(self, keys: IntArray) -> IntArray:
+        cancelled = [key for key in keys.tolist() if self._random.random() < 0.5]
+        for key in cancelled:
+            del self.queued[key]
+        return np.array(cancelled, np.int64)
+
+    def wait_any(self, keys: IntArray) -> IntArray:
+        assert all(key in self.queued for key in keys.tolist())
+        some = self._random.sample(keys.tolist(), self._random.randint(1, len(keys)))
+        for key in some:
+            if key in self._failing:
+                del self.queued[key]
+                failure = ReadFailure("input/output error")
+                failure.key = key
+                raise failure
+        return self._land(some)
+
+    def poll(self) -> ReadDone:
+        some = [key for key in self.queued if self._random.random() < 0.5]
+        failed = [key for key in some if key in self._failing]
+        for key in failed:
+            del self.queued[key]
+        return ReadDone(self._land([key for key in some if key not in failed]), np.array(failed, np.int64))
+
+    def _land(self, keys: list[int]) -> IntArray:
+        for key in keys:
+            destination, _ = self.queued.pop(key)
+            self._memory[destination : destination + LAYOUT.stride_bytes].view(np.float32)[:] = key
+        return np.array(keys, np.int64)
+
+    backend, notice = "fake", ""
+
+    def bytes_read(self) -> int:
+        return 0
+
+    def busy_seconds(self) -> float:
+        return 0.0
+
+    def close(self) -> None:
+        pass
+
+
+def make_tier(num_slots: int, policy: str = "lru", seed: int = 0, failing: frozenset[int] = frozenset()
+              ) -> tuple[HostTier, FakeReader, object]:
+    memory = np.full(4096 + num_slots * LAYOUT.stride_bytes, 0xA5, np.uint8)
+    reader = FakeReader(memory, seed, failing)
+    chosen = make_policy(policy, SHAPE, ActivationCollection(SHAPE))
+    shards = [Path(f"experts-{layer:05d}.bin") for layer in range(SHAPE.num_layers)]
+    tier = HostTier(SHAPE, LAYOUT, SlotRegion(memory, 4096, num_slots), reader, chosen, shards, Laps())
+    return tier, reader, chosen
+
+
+def visit(tier: HostTier, policy: object, layer: int, ids: np.ndarray) -> list[int]:
+    """One layer's visit; checks that every weight is that of its expert at the moment of use."""
+    policy.observe(layer, ids)  # type: ignore[attr-defined]
+    experts, counts = np.unique(ids, return_counts=True)
+    tier.request(layer, experts, counts)
+    order = []
+    for expert, weights in tier.arrivals():
+        key = layer * SHAPE.num_experts + expert
+        assert all(bool((w == key).all()) for w in weights), "the slot holds another expert"
+        assert [tuple(w.shape) for w in weights] == [(2, 3), (4,)]
+        order.append(expert)
+    assert sorted(order) == experts.tolist(), "each expert comes once"
+    return order
+
+
+routings = st.lists(
+    st.tuples(st.integers(1, 5), st.integers(0, 2**32 - 1)), min_size=1, max_size=12
+)  # tokens of a forward pass, seed of its routing
+
+
+@settings(max_examples=120, deadline=None)
+@given(num_slots=st.integers(2, 18), policy=st.sampled_from(POLICIES), seed=st.integers(0, 999), passes=routings,
+       prefetching=st.booleans())
+def test_any_schedule_gives_the_right_weights_and_counts_every_activation(
+    num_slots: int, policy: str, seed: int, passes: list[tuple[int, int]], prefetching: bool
+) -> None:
+    tier, reader, chosen = make_tier(num_slots, policy, seed)
+    activations = 0
+    for tokens, routing_seed in passes:
+        rng = np.random.default_rng(routing_seed)
+        for layer in range(SHAPE.num_layers):
+            ids = np.array([rng.permutation(SHAPE.num_experts)[: SHAPE.top_k] for _ in range(tokens)])
+            before = tier.stats.snapshot()
+            resident = {int(k) for k in np.flatnonzero(tier._state == 2)}
+            landed_in_poll = {k for k in reader.queued}
+            visit(tier, chosen, layer, ids)
+            tier.check_integrity()
+            activations += ids.size
+            hits = tier.stats.since(before).hits
+            keys = (layer * SHAPE.num_experts + ids).ravel().tolist()
+            assert sum(k in resident for k in keys) <= hits <= sum(k in resident | landed_in_poll for k in keys)
+            if prefetching and tier.prefetch_room > 0 and layer + 1 < SHAPE.num_layers:
+                absent = np.flatnonzero(~tier.known[layer + 1])[: tier.prefetch_room]
+                tier.prefetch((layer + 1) * SHAPE.num_experts + absent, rng.random(len(absent)))
+                tier.check_integrity()
+    stats = tier.stats
+    assert stats.hits + stats.misses == activations
+    assert stats.late_hits <= stats.misses
+    assert stats.demand_reads + stats.prefetches == reader.submitted
+    assert stats.prefetches_used + stats.prefetches_wasted <= stats.prefetches
+    assert tier.resident_experts() + len(reader.queued) <= num_slots, "more is held than the budget"
+
+
+@settings(max_examples=60, deadline=None)
+@given(num_slots=st.integers(6, 18), seeds=st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=12))
+def test_lru_keeps_what_was_used_last(num_slots: int, seeds: list[int]) -> None:
+    tier, _, policy = make_tier(num_slots, "lru")
+    last_visit = dict.fromkeys(range(SHAPE.total_experts), -1)
+    for number, (seed, layer) in enumerate((s, layer) for s in seeds for layer in range(SHAPE.num_layers)):
+        held_before = set(np.flatnonzero(tier.known).tolist())
+        ids = np.random.default_rng(seed + layer).permutation(SHAPE.num_experts)[: SHAPE.top_k][None]
+        needed = set((layer * SHAPE.num_experts + ids[0]).tolist())
+        visit(tier, policy, layer, ids)
+        held = set(np.flatnonzero(tier.known).tolist())
+        evicted, kept = held_before - held, held - needed
+        assert needed <= held and len(held) == min(num_slots, len(held_before | needed))
+        assert not evicted or not kept or max(last_visit[k] for k in evicted) <= min(last_visit[k] for k in kept)
+        last_visit |= dict.fromkeys(needed, number)
+
+
+def test_a_visit_of_more_experts_than_slots_goes_through_in_waves() -> None:
+    tier, _, policy = make_tier(num_slots=2)
+    ids = np.array([[0, 1], [2, 3], [4, 5]])
+    assert sorted(visit(tier, policy, 0, ids)) == [0, 1, 2, 3, 4, 5]
+    assert tier.stats.demand_reads == 6
+    tier.check_integrity()
+
+
+def test_residents_come_before_what_must_be_read() -> None:
+    tier, _, policy = make_tier(num_slots=6)
+    visit(tier, policy, 0, np.array([[4, 5]]))
+    assert set(visit(tier, policy, 0, np.array([[0, 4], [1, 5]]))[:2]) == {4, 5}
+
+
+def test_a_prefetched_expert_is_not_evicted_before_its_layer_has_run() -> None:
+    tier, reader, policy = make_tier(num_slots=6)
+    tier.prefetch(np.array([6, 7]), np.array([0.5, 0.4]))
+    reader.wait_any(np.array([6, 7]))
+    tier._land(np.array([6, 7]), np.array([], np.int64))
+    for first in (0, 2, 4, 0, 2):
+        visit(tier, policy, 0, np.array([[first, first + 1]]))
+    assert tier.known[1, 0] and tier.known[1, 1]
+    before = tier.stats.hits
+    visit(tier, policy, 1, np.array([[0, 1]]))
+    assert tier.stats.hits == before + 2 and tier.stats.prefetches_used == 2
+
+
+def test_a_prefetch_in_flight_is_raised_to_demand_and_not_read_again() -> None:
+    tier, reader, policy = make_tier(num_slots=8, seed=3)
+    tier.prefetch(np.array([7]), np.array([0.5]))
+    reader.poll = lambda: ReadDone(np.array([], np.int64), np.array([], np.int64))  # type: ignore[method-assign]
+    seen: list[float] = []
+    wait = reader.wait_any
+
+    def wait_and_note(keys: IntArray) -> IntArray:
+        seen.append(reader.queued[7][1])
+        return wait(keys)
+
+    reader.wait_any = wait_and_note  # type: ignore[method-assign]
+    visit(tier, policy, 1, np.array([[1, 1]])[:, :1])
+    assert seen[0] == math.inf and reader.submitted == 1
+    assert (tier.stats.late_hits, tier.stats.misses, tier.stats.prefetches_used) == (1, 1, 1)
+
+
+def test_an_unreadable_expert_is_named_and_the_tier_goes_on() -> None:
+    tier, _, policy = make_tier(num_slots=4, failing=frozenset([8]))
+    with pytest.raises(ExpertReadError, match=r"expert 2 of layer 1 .*experts-00001\.bin.*moeinf verify"):
+        visit(tier, policy, 1, np.array([[2]]))
+    tier.abandon_visit()
+    tier.check_integrity()
+    assert visit(tier, policy, 0, np.array([[2, 3]])) != []
+
+
+def test_a_failed_prefetch_frees_its_slot_and_says_nothing() -> None:
+    tier, reader, policy = make_tier(num_slots=8, failing=frozenset([7]))
+    tier.prefetch(np.array([7]), np.array([0.5]))
+    while 7 in reader.queued:
+        visit(tier, policy, 0, np.array([[0, 1]]))
+    assert not tier.known[1, 1] and tier.stats.prefetches_wasted == 1
+    tier.check_integrity()
