@@ -23,7 +23,7 @@ class RuntimeConfig:
 
     expert_cache: str = "auto"  # bytes, percent of all experts, or what fits into the memory this process may use
     policy: str = "next-use"  # eviction; see runtime/policies.py
-    predictor: str = "eamc"  # what prefetch is based on; see runtime/predict.py
+    predictor: str = "look-ahead"  # what prefetch is based on; see runtime/predict.py
     prefetch: bool = True
     context: int | None = None  # tokens; None: the model's own, at most DEFAULT_CONTEXT, less where memory is short
     threads: int | None = None  # None: physical cores this process may use

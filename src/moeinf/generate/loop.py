@@ -94,6 +94,9 @@ def generate(
             logits = _forward(model, sequence, prompt[start : start + chunk], check)
             on_prefill(min(start + chunk, len(prompt)), len(prompt))
         assert logits is not None, "rewind_to leaves at least one token to run"
+        if max_tokens < 1:
+            timing.prefill_s = time.perf_counter() - started
+            return
         history = list(prompt)
         token = sampler.sample(logits[-1], history)
         timing.prefill_s = time.perf_counter() - started

@@ -1,0 +1,54 @@
+"""Runs Mixture-of-Experts language models that do not fit in memory.
+
+    with moeinf.load("demo", expert_cache="30%") as model:
+        for piece in model.stream("Once upon a time"):
+            print(piece, end="")
+
+Importing this package loads neither torch nor anything of that size; `load` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from moeinf.errors import MoeinfError
+
+if TYPE_CHECKING:
+    from moeinf.completion import Completion, GenerationStats
+    from moeinf.engine import Model
+    from moeinf.generate.sampling import SamplingParams
+
+__version__ = "0.1.0"
+__all__ = ["Completion", "GenerationStats", "Model", "MoeinfError", "SamplingParams", "__version__", "load"]
+
+_HOMES = {
+    "Completion": "moeinf.completion", "GenerationStats": "moeinf.completion", "Model": "moeinf.engine",
+    "SamplingParams": "moeinf.generate.sampling",
+}
+
+
+def load(name: str, *, progress: Callable[[int, int], None] | None = None, **options: object) -> Model:
+    """Opens a model, pulling it first where it is not stored yet.
+
+    name: as on the command line (`demo`, `mixtral`, `org/repo`, a folder). options: fields of
+    moeinf.config.RuntimeConfig, such as expert_cache="6GiB", policy="lru", prefetch=False, context=8192.
+    progress: called with (bytes read, bytes in all) while the dense weights are read.
+    Raises MoeinfError (its subclasses tell what went wrong; the text tells the remedy).
+    """
+    from moeinf.config import store_home, with_environment
+    from moeinf.hardware import let_openmp_sleep
+
+    let_openmp_sleep()
+    from moeinf.engine import Model
+    from moeinf.install import ensure
+
+    return Model(ensure(name, home=store_home()), with_environment(**options), progress)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        from importlib import import_module
+
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,40 @@
+"""What one request gave: the answer and its figures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from moeinf.runtime.stats import CacheStats
+
+FinishReason = Literal["stop", "length", "interrupted"]
+
+
+@dataclass(slots=True)
+class GenerationStats:
+    """Counts and seconds of one request, prefill and decode apart; rates are left to whoever prints them."""
+
+    load_s: float = 0.0  # opening the model, charged to its first request
+    prompt_tokens: int = 0
+    cached_tokens: int = 0  # of the prompt: keys and values reused from the request before
+    prompt_s: float = 0.0  # from the request to the first token
+    generated_tokens: int = 0
+    token_s: list[float] = field(default_factory=list)  # each token after the first
+    total_s: float = 0.0
+    prefill_cache: CacheStats = field(default_factory=CacheStats)
+    decode_cache: CacheStats = field(default_factory=CacheStats)
+    decode_laps: dict[str, float] = field(default_factory=dict)  # where the time of the decode steps went, by name
+    peak_rss_bytes: int = 0  # of the process so far
+    seed: int = 0  # that the answer was drawn with
+
+    @property
+    def decode_s(self) -> float:
+        return sum(self.token_s)
+
+
+@dataclass(slots=True)
+class Completion:
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason
+    stats: GenerationStats

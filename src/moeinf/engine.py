@@ -1,0 +1,321 @@
+"""Opens a stored model: joins store, model, runtime and text into the object that its users hold."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from moeinf._native import Arena
+from moeinf.completion import Completion, GenerationStats
+from moeinf.config import RuntimeConfig
+from moeinf.errors import ContextLengthError, StoreError
+from moeinf.generate.loop import CachedTokens, Chooser, Timing, generate
+from moeinf.generate.sampling import Sampler, SamplingParams, resolve_params
+from moeinf.generate.stops import StopMatcher
+from moeinf.generate.tokenizer import Tokenizer
+from moeinf.hardware import Machine, machine, peak_rss_bytes
+from moeinf.laps import Laps
+from moeinf.memory import Demands, plan_memory
+from moeinf.meter import Meter
+from moeinf.models import architecture
+from moeinf.models.layers import expert_mlp
+from moeinf.runtime.eamc import ActivationCollection
+from moeinf.runtime.experts import Observer, StreamedExperts
+from moeinf.runtime.policies import make_policy
+from moeinf.runtime.predict import make_predictor
+from moeinf.runtime.prefetch import Prefetcher
+from moeinf.runtime.reading import open_reader, read_file
+from moeinf.runtime.tiers import TORCH_DTYPES, HostTier, SlotRegion
+from moeinf.runtime.trace import Phase, RequestRecorder
+from moeinf.store.dense import dense_tensors
+from moeinf.store.files import publish
+from moeinf.store.library import StoredModel
+from moeinf.types import Message, Reader
+
+Progress = Callable[[int, int], None]  # done and in all, of bytes or of tokens
+
+
+class Model:
+    """A stored model, ready to generate. One request at a time, from one thread. Close it, or use `with`."""
+
+    def __init__(self, stored: StoredModel, config: RuntimeConfig, progress: Progress | None = None,
+                 on: Machine | None = None) -> None:
+        """Reads the dense weights; experts come when they are needed. progress(bytes done, bytes in all).
+
+        Raises OutOfMemoryError before anything is read, StoreError for a damaged store.
+        """
+        started = time.perf_counter()
+        self.name = stored.name
+        self.manifest = stored.manifest
+        self.config = config
+        self.notices: list[str] = []  # each fallback, said once
+        self.last: Completion | None = None
+        self._stored = stored
+        self._laps = Laps()
+        self._reader: Reader | None = None
+        here = on or machine()
+        torch.set_num_threads(config.threads or here.cores)
+        shape, layout, dense_bytes = stored.manifest.moe, stored.manifest.layout, stored.dense_path.stat().st_size
+        self.plan = plan_memory(Demands(stored.manifest.info, shape, layout, dense_bytes), config, here)
+        self.tokenizer = Tokenizer(stored.path, num_embeddings=stored.manifest.info.vocab_size)
+        try:
+            self._assemble(progress or (lambda done, total: None))
+        except BaseException:
+            self.close()
+            raise
+        self._load_s = time.perf_counter() - started
+
+    def _assemble(self, progress: Progress) -> None:
+        stored, config, shape, layout = self._stored, self.config, self.manifest.moe, self.manifest.layout
+        config_json = json.loads((stored.path / "config.json").read_text())
+        family = architecture(config_json)
+        self._collection = self._load_collection()
+        weights = self._read_dense(family.tensor_plan(config_json).dense, progress)
+        arena = Arena(self.plan.cache_bytes)
+        self._reader = open_reader(stored.shard_paths, [s.num_bytes for s in stored.manifest.shards], arena, config)
+        self.notices += [self._reader.notice] if self._reader.notice else []
+        self._recorder = RequestRecorder(shape, self._collection.add)
+        policy = make_policy(config.policy, shape, self._collection)
+        slots = SlotRegion(arena.array(), 0, self.plan.num_slots)
+        self.tier = HostTier(shape, layout, slots, self._reader, policy, stored.shard_paths, self._laps)
+        self._observers: list[Observer] = [policy, self._recorder]
+        experts = StreamedExperts(self.tier, self._observers, self._open_prefetcher(), expert_mlp, self._laps)
+        self._model = family.build(config_json, weights, experts, self._laps)
+        self._sequence = CachedTokens(self._model.new_cache(self.plan.context))
+
+    def _read_dense(self, shapes: Mapping[str, tuple[int, ...]], progress: Progress) -> dict[str, torch.Tensor]:
+        """The dense weights by name, as views of one buffer; all in the dtype that the manifest names."""
+        path = self._stored.dense_path
+        memory = read_file(path, path.stat().st_size, self.config, progress)
+        dtype = TORCH_DTYPES[self.manifest.info.dtype]
+        weights = {}
+        for spec in dense_tensors(path):
+            if shapes.get(spec.name) != spec.shape:
+                raise StoreError(f"{path}: tensor {spec.name} has shape {spec.shape}, the architecture wants "
+                                 f"{shapes.get(spec.name)}; pull the model again")
+            piece = memory[spec.offset_bytes : spec.offset_bytes + spec.num_bytes]
+            weights[spec.name] = torch.from_numpy(piece).view(TORCH_DTYPES[spec.dtype]).view(spec.shape).to(dtype)
+        missing = sorted(shapes.keys() - weights.keys())
+        if missing:
+            raise StoreError(f"{path} lacks tensor {missing[0]}; pull the model again")
+        return weights
+
+    def _open_prefetcher(self) -> Prefetcher | None:
+        if not self.config.prefetch:
+            return None
+        predictor = make_predictor(self.config.predictor, self.manifest.moe, self._collection)
+        self._observers.append(predictor)
+        return Prefetcher(self.tier, predictor, self.reader, self.manifest.layout.stride_bytes)
+
+    def _load_collection(self) -> ActivationCollection:
+        """The collection of earlier runs, or an empty one."""
+        path = self._stored.path / "eamc.npz"
+        if not os.access(path.parent, os.W_OK):
+            self.notices.append(f"{path.parent} is read-only: what this run learns about routing is not kept")
+        try:
+            return ActivationCollection.loads(path.read_bytes(), self.manifest.moe)
+        except FileNotFoundError:
+            return ActivationCollection(self.manifest.moe)
+        except (OSError, StoreError) as error:
+            self.notices.append(f"{path}: {error}; starting without it")
+            return ActivationCollection(self.manifest.moe)
+
+    # ---- generating
+
+    def params(self, **given: Any) -> SamplingParams:
+        """Sampling options: `given`, else the checkpoint's generation_config, else the defaults."""
+        return resolve_params(given, generation_config=self.tokenizer.generation_config)
+
+    def generate(self, prompt: str | Sequence[Message], params: SamplingParams | None = None,
+                 **options: Any) -> Completion:
+        """The whole answer at once; arguments as for `stream`."""
+        for _ in self.stream(prompt, params, **options):
+            pass
+        assert self.last is not None
+        return self.last
+
+    def stream(
+        self,
+        prompt: str | Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        raw: bool = False,
+        should_stop: Callable[[], bool] = lambda: False,
+        on_prefill: Progress = lambda done, total: None,
+    ) -> Iterator[str]:
+        """Yields the answer piece by piece as it is made; afterwards `last` holds the Completion.
+
+        prompt: text, or messages with role and content. raw: text is continued as it is, without the chat template.
+        should_stop is asked between layers and ends the answer within a token. A prompt that begins as the one
+        before reuses its keys and values.
+        Raises ContextLengthError before anything is computed, ExpertReadError when a disk fails in the middle.
+        """
+        ids = self.encode(prompt, raw=raw)  # here, so that errors come with the call and not with the first piece
+        return self._answer(ids, params or self.params(), should_stop, on_prefill)
+
+    def _answer(self, ids: list[int], params: SamplingParams, should_stop: Callable[[], bool], on_prefill: Progress
+                ) -> Iterator[str]:
+        sampler = Sampler(params, num_ids=min(self.tokenizer.num_ids, self.manifest.info.vocab_size))
+        room = self.plan.context - len(ids) + 1
+        limit = room if params.num_predict < 0 else min(params.num_predict, room)
+        answer = Completion("", [], "interrupted", GenerationStats(seed=sampler.seed))
+        with closing(self._tokens(ids, sampler, limit, answer.stats, should_stop, on_prefill)) as tokens:
+            for piece in self._text(tokens, limit, answer, ids, StopMatcher(params.stop)):
+                answer.text += piece
+                self.last = answer
+                yield piece
+        self.last = answer
+
+    def replay(self, prompt: Sequence[int], continuation: Sequence[int]) -> GenerationStats:
+        """Feeds `continuation` token by token behind `prompt` instead of drawing: real text for a benchmark.
+
+        Starts from an empty KV cache; the expert cache stays as it is. Raises ContextLengthError.
+        """
+        if len(prompt) + len(continuation) > self.plan.context:
+            raise ContextLengthError(f"{len(prompt)} + {len(continuation)} tokens do not fit the context of "
+                                     f"{self.plan.context}; raise --num-ctx or ask for fewer")
+        self._sequence.forget()
+        stats = GenerationStats()
+        self._check_open()
+        for _ in self._tokens(list(prompt), _Forced(continuation), len(continuation) + 1, stats):
+            pass
+        return stats
+
+    def encode(self, prompt: str | Sequence[Message], *, raw: bool = False) -> list[int]:
+        """The prompt's token ids. Raises ContextLengthError, TextError, StoreError for a closed model."""
+        self._check_open()
+        if isinstance(prompt, str) and (raw or not self.tokenizer.has_template):
+            ids = self.tokenizer.encode(prompt, control_tokens=raw)
+        elif not self.tokenizer.has_template:
+            ids = self.tokenizer.encode("\n".join(str(m["content"]) for m in prompt if not isinstance(m, str)))
+        else:
+            messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+            text, notes = self.tokenizer.render(messages)
+            self.notices += [note for note in notes if note not in self.notices]
+            ids = self.tokenizer.encode_chat(text)
+        if not ids:
+            raise ContextLengthError("the prompt is empty: give at least one word")
+        if len(ids) >= self.plan.context:
+            raise ContextLengthError(f"the prompt has {len(ids)} tokens, the context {self.plan.context}: shorten it, "
+                                     f"or raise --num-ctx (the model allows {self.manifest.info.context_length})")
+        return ids
+
+    def _tokens(self, prompt: list[int], sampler: Chooser, limit: int, stats: GenerationStats,
+                should_stop: Callable[[], bool] = lambda: False,
+                on_prefill: Progress = lambda done, total: None) -> Generator[int, None, None]:
+        """The generation loop, with the observers told of its phases and `stats` filled when it ends, however."""
+        started, timing, meter = time.perf_counter(), Timing(), Meter(self.tier, self._laps)
+        stats.load_s, self._load_s = self._load_s, 0.0
+        stats.prompt_tokens = len(prompt)
+
+        def on_phase(phase: Phase) -> None:
+            for observer in self._observers:
+                observer.begin(phase)
+            meter.begin(phase)
+
+        try:
+            for token in generate(self._model, self._sequence, prompt, sampler, max_tokens=limit, timing=timing,
+                                  chunk=self.config.prefill_chunk, should_stop=should_stop, on_phase=on_phase,
+                                  on_prefill=on_prefill):
+                stats.generated_tokens += 1
+                yield token
+        finally:
+            self.tier.abandon_visit()
+            self._recorder.finish()
+            meter.end(stats)
+            stats.cached_tokens, stats.prompt_s, stats.token_s = timing.cached_tokens, timing.prefill_s, timing.token_s
+            stats.total_s, stats.peak_rss_bytes = time.perf_counter() - started, peak_rss_bytes()
+
+    def _text(self, tokens: Iterator[int], limit: int, answer: Completion, prompt: list[int], stops: StopMatcher
+              ) -> Iterator[str]:
+        """Pieces of text of the tokens up to the end of the answer, which is noted in `answer`."""
+        detokeniser = self.tokenizer.stream(prompt)
+        for token in tokens:
+            if token in self.tokenizer.eos_ids:
+                answer.finish_reason = "stop"
+                break
+            answer.token_ids.append(token)
+            piece = stops.push(detokeniser.step(token))
+            if piece:
+                yield piece
+            if stops.stopped:
+                answer.finish_reason = "stop"
+                break
+        else:
+            if len(answer.token_ids) >= limit:
+                answer.finish_reason = "length"
+        rest = stops.push(detokeniser.flush()) + stops.flush()
+        if rest:
+            yield rest
+
+    # ---- the rest
+
+    @property
+    def reader(self) -> Reader:
+        """What reads the experts; for its counters. Raises StoreError once the model is closed."""
+        self._check_open()
+        assert self._reader is not None
+        return self._reader
+
+    def _check_open(self) -> None:
+        if self._reader is None:
+            raise StoreError(f"model {self.name} is closed; load it again")
+
+    def describe(self) -> str:
+        """One line: what was loaded, and where its memory went."""
+        info, plan, moe = self.manifest.info, self.plan, self.manifest.moe
+        rest = " · rest on disk" if plan.num_slots < moe.total_experts else ""
+        return (f"{self.name} · {_billions(info.num_params)} ({_billions(info.active_params)} active) {info.dtype} · "
+                f"CPU, RAM {_gb(plan.total_bytes)} GB: dense {_gb(plan.dense_bytes)}, KV {_gb(plan.kv_bytes)}, "
+                f"experts {plan.num_slots}/{moe.total_experts} ({_gb(plan.cache_bytes)}){rest} · "
+                f"context {plan.context}")
+
+    def save_activations(self) -> None:
+        """Writes the activation collection beside the model; where the store cannot be written, notes that once."""
+        path = self._stored.path / "eamc.npz"
+        if not os.access(path.parent, os.W_OK):
+            return  # said when the model was opened
+        try:
+            publish(path, self._collection.dumps())
+        except OSError as error:
+            self.notices.append(f"the activation collection was not kept: {path}: {error.strerror}")
+
+    def close(self) -> None:
+        """Ends the reader and the tokenizer's process; a second call does nothing."""
+        if self._reader is not None:
+            self.save_activations()
+            self._reader.close()
+            self._reader = None
+        self.tokenizer.close()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+                 ) -> None:
+        self.close()
+
+
+class _Forced:
+    """Chooses the tokens of a given text, whatever the logits say."""
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self._tokens = iter(tokens)
+
+    def sample(self, logits: torch.Tensor, history: Sequence[int]) -> int:
+        return next(self._tokens, 0)
+
+
+def _billions(count: int) -> str:
+    return f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.2f}M"
+
+
+def _gb(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.2f}"
