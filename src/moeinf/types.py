@@ -128,8 +128,8 @@ class Experts(Protocol):
         """Whether `expect` is worth calling (a look-ahead predictor is in use)."""
         ...
 
-    def expect(self, layer: int, ids: Tensor) -> None:
-        """A guess at the routing of a later layer, ids [tokens, top_k], made before that layer's input is known."""
+    def expect(self, layer: int, guess: Routing) -> None:
+        """A guess at the routing of a later layer, made before that layer's input is known."""
         ...
 
 

@@ -111,7 +111,7 @@ class Decoder:
         block = self._blocks[layer + 1]
         if isinstance(block, MoeBlock):
             guess = block.router(rms_norm(x, self._norms[layer + 1][1], self.config.attention.norm_eps))
-            self._experts.expect(block.moe_layer, guess.ids)
+            self._experts.expect(block.moe_layer, guess)
             self._laps.lap("router")
 
 

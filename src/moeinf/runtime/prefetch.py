@@ -13,7 +13,6 @@ from moeinf.runtime.priority import prefetch_priority, select_prefetches
 from moeinf.runtime.tiers import HostTier
 from moeinf.types import FloatArray, IntArray
 
-
 AT_LEAST: Final = 0.3  # priority, on the scale of a probability: below it a prefetch is more often wasted than used
 
 
