@@ -1,0 +1,148 @@
+"""Times a stored model on real text: prefill and decode, with a cold expert cache and with a warm one."""
+
+from __future__ import annotations
+
+import platform
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from moeinf import __version__
+from moeinf.bench.disk import disk_bytes_per_s
+from moeinf.completion import GenerationStats
+from moeinf.config import RuntimeConfig
+from moeinf.engine import Model
+from moeinf.errors import UsageError
+from moeinf.runtime.stats import CacheStats
+from moeinf.store.library import StoredModel
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """num_prompt tokens of text are prefilled, the num_decode that follow are fed one by one; `repeats` times warm."""
+
+    num_prompt: int = 128
+    num_decode: int = 64
+    repeats: int = 3
+    text_file: Path | None = None
+
+
+def run_bench(stored: StoredModel, config: RuntimeConfig, workload: Workload,
+              report: Callable[[str], None] = lambda line: None) -> list[Row]:
+    """Rows for bench/report.py: prefill and decode of the first request (cold), then of `repeats` more (warm).
+
+    Decode is fed the text itself, so that every configuration routes the same tokens. Each request takes the next
+    passage. Raises UsageError where the text is too short to be read.
+    """
+    report("measuring the disk")
+    disk = disk_bytes_per_s(stored, config)
+    report("loading")
+    with Model(stored, config) as model:
+        passages = _passages(model, workload)
+        rounds = []
+        for number, (prompt, continuation) in enumerate(passages):
+            report(f"request {number + 1} of {len(passages)} ({'warm' if number else 'cold'})")
+            rounds.append(_round(model, prompt, continuation))
+        common = _common(model, stored.size_bytes, workload)
+        common |= {"load_ms": round(rounds[0].stats.load_s * 1e3, 1), "disk_gb_per_s": round(disk / 1e9, 3)}
+    rows = []
+    for cold, group in ((True, rounds[:1]), (False, rounds[1:])):
+        rows += [_row(common, cold, group, disk, test) for test in ("pp", "tg") if group]
+    return rows
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    stats: GenerationStats
+    read_gb: float  # by the reader, while decoding and prefilling together
+    busy_s: float
+
+
+def _round(model: Model, prompt: Sequence[int], continuation: Sequence[int]) -> _Round:
+    bytes_before, busy_before = model.reader.bytes_read(), model.reader.busy_seconds()
+    stats = model.replay(prompt, continuation)
+    return _Round(stats, (model.reader.bytes_read() - bytes_before) / 1e9, model.reader.busy_seconds() - busy_before)
+
+
+def _passages(model: Model, workload: Workload) -> list[tuple[list[int], list[int]]]:
+    """(prompt, continuation) of each request: consecutive passages, from the start again when the text ends."""
+    if workload.text_file is None:
+        text = resources.files("moeinf").joinpath("data/bench_text.txt").read_text(encoding="utf-8")
+    else:
+        try:
+            text = workload.text_file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"--prompt-file {workload.text_file} cannot be read: {error}") from error
+    ids = model.tokenizer.encode(text, bos=False)
+    if len(ids) < 2:
+        raise UsageError("the benchmark's text is empty; give a --prompt-file with more")
+    size = workload.num_prompt + workload.num_decode
+    whole = ids * (-(-size * (workload.repeats + 1) // len(ids)))
+    starts = [size * number for number in range(workload.repeats + 1)]
+    return [(whole[s : s + workload.num_prompt], whole[s + workload.num_prompt : s + size]) for s in starts]
+
+
+def _common(model: Model, stored_bytes: int, workload: Workload) -> Row:
+    import torch
+
+    info, plan, config = model.manifest.info, model.plan, model.config
+    return {
+        "moeinf_version": __version__, "cpu_info": platform.processor() or platform.machine(), "backends": "CPU",
+        "model_filename": model.name, "model_type": f"{info.architecture} {info.dtype}",
+        "model_size": stored_bytes, "model_n_params": info.num_params, "n_threads": torch.get_num_threads(),
+        "n_batch": config.prefill_chunk, "type_k": info.dtype, "type_v": info.dtype, "n_ctx": plan.context,
+        "n_prompt": workload.num_prompt, "n_gen": workload.num_decode, "policy": config.policy,
+        "predictor": config.predictor if config.prefetch else "off", "reader": model.reader.backend,
+        "expert_cache_mib": round(plan.cache_bytes / 2**20, 1), "experts": plan.num_slots,
+        "experts_total": model.manifest.moe.total_experts,
+    }
+
+
+def _row(common: Row, cold: bool, rounds: Sequence[_Round], disk: float, test: str) -> Row:
+    stats = [r.stats for r in rounds]
+    prefill = test == "pp"
+    tokens = [s.prompt_tokens if prefill else len(s.token_s) for s in stats]
+    seconds = [s.prompt_s if prefill else s.decode_s for s in stats]
+    rates = [n / t for n, t in zip(tokens, seconds, strict=True)]
+    cache = _total([s.prefill_cache if prefill else s.decode_cache for s in stats])
+    read_bytes = cache.demand_bytes + cache.prefetch_bytes
+    busy_s = sum(r.busy_s for r in rounds)
+    rate = sum(r.read_gb for r in rounds) / busy_s if busy_s else 0.0
+    latencies = sorted(t * 1e3 for s in stats for t in s.token_s)
+    row = common | {
+        "test": f"{test}{tokens[0]}", "cold": cold, "samples_ts": [round(r, 3) for r in rates],
+        "avg_ts": round(statistics.fmean(rates), 3), "median_ts": round(statistics.median(rates), 3),
+        "stddev_ts": round(statistics.stdev(rates), 3) if len(rates) > 1 else 0.0,
+        "ttft_ms": round(statistics.median(s.prompt_s for s in stats) * 1e3, 1),
+        "itl_ms": {} if prefill else {f"p{p}": round(_percentile(latencies, p), 2) for p in (50, 90, 99)},
+        "expert_hit_rate": round(cache.hit_rate, 4), "hits": cache.hits, "misses": cache.misses,
+        "late_hits": cache.late_hits, "prefetches": cache.prefetches, "prefetches_wasted": cache.prefetches_wasted,
+        "stall_s": round(cache.stall_s, 4), "total_s": round(sum(seconds), 4),
+        "bytes_per_token": round(read_bytes / max(1, sum(tokens))),
+        "read_gb_per_s": round(rate, 3), "disk_share": round(rate * 1e9 / disk, 3) if disk else 0.0,
+        "peak_rss_bytes": max(s.peak_rss_bytes for s in stats),
+    }
+    if not prefill:
+        row["profile_ms"] = _profile(stats)
+    return row
+
+
+def _profile(stats: Sequence[GenerationStats]) -> dict[str, float]:
+    """Mean milliseconds of a decode step by where they went."""
+    steps = max(1, sum(len(s.token_s) for s in stats))
+    names = sorted({name for s in stats for name in s.decode_laps})
+    return {name: round(sum(s.decode_laps.get(name, 0.0) for s in stats) * 1e3 / steps, 3) for name in names}
+
+
+def _total(parts: Sequence[CacheStats]) -> CacheStats:
+    return CacheStats(**{f.name: sum(getattr(part, f.name) for part in parts) for f in fields(CacheStats)})
+
+
+def _percentile(ordered: Sequence[float], percent: int) -> float:
+    """Nearest rank."""
+    return ordered[min(len(ordered) - 1, max(0, -(-len(ordered) * percent // 100) - 1))] if ordered else 0.0

@@ -1,0 +1,112 @@
+"""Rows of a benchmark as a table, as Markdown in llama-bench's manner, as CSV or as JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from moeinf.display import table
+from moeinf.errors import UsageError
+
+Row = Mapping[str, Any]
+
+
+def check_form(form: str) -> None:
+    """Raises UsageError for a form that is not in FORMS."""
+    if form not in FORMS:
+        raise UsageError(f"unknown output {form!r}; known: {', '.join(FORMS)}")
+
+
+def format_rows(rows: Sequence[Row], form: str) -> str:
+    """The whole report without a newline at its end. Raises UsageError as check_form does."""
+    check_form(form)
+    return FORMS[form](rows)
+
+
+def _as_table(rows: Sequence[Row]) -> str:
+    lines = table([_HEADER, *map(_cells, rows)])
+    return "\n".join([_title(rows[0]), "", *lines]) if rows else ""
+
+
+def _as_markdown(rows: Sequence[Row]) -> str:
+    if not rows:
+        return ""
+    header = ["model", "size", "params", "backend", "ecache", *_HEADER]
+    lines = [header, ["---"] * len(header), *([*_model_cells(row), *_cells(row)] for row in rows)]
+    footer = f"build: moeinf {rows[0]['moeinf_version']}"
+    return "\n".join([*("| " + " | ".join(cells) + " |" for cells in lines), "", footer])
+
+
+def _as_csv(rows: Sequence[Row]) -> str:
+    """Nested values flat: itl_ms.p50; lists with a space between. Every row has every column."""
+    flat = [_flat(row) for row in rows]
+    columns = list(dict.fromkeys(name for row in flat for name in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
+    return text.getvalue().rstrip("\n")
+
+
+def _as_json(rows: Sequence[Row]) -> str:
+    return json.dumps(list(rows), indent=2)
+
+
+def _as_json_lines(rows: Sequence[Row]) -> str:
+    return "\n".join(map(json.dumps, rows))
+
+
+FORMS: Mapping[str, Callable[[Sequence[Row]], str]] = {
+    "table": _as_table, "md": _as_markdown, "csv": _as_csv, "json": _as_json, "jsonl": _as_json_lines,
+}
+
+_HEADER = ["cache", "test", "t/s", "TTFT ms", "p50 ms", "p90 ms", "p99 ms", "hit", "late", "stall s", "MiB/token",
+           "GB/s", "of disk", "RSS GB"]
+
+
+def _title(row: Row) -> str:
+    return (f"{row['model_filename']} · {row['model_type']} · {row['model_size'] / 2**30:.2f} GiB · "
+            f"{row['experts']}/{row['experts_total']} experts ({row['expert_cache_mib']:.0f} MiB) · {row['policy']}, "
+            f"prefetch {row['predictor']} · {row['reader']} reader · {row['n_threads']} threads · "
+            f"disk {row['disk_gb_per_s']:.2f} GB/s · load {row['load_ms'] / 1000:.2f} s")
+
+
+def _model_cells(row: Row) -> list[str]:
+    return [str(row["model_type"]), f"{row['model_size'] / 2**30:.2f} GiB", f"{row['model_n_params'] / 1e9:.2f} B",
+            str(row["backends"]), f"{row['experts']}/{row['experts_total']}"]
+
+
+def _cells(row: Row) -> list[str]:
+    latency = row["itl_ms"]
+    return [
+        "cold" if row["cold"] else "warm", str(row["test"]), f"{row['avg_ts']:.2f} ± {row['stddev_ts']:.2f}",
+        f"{row['ttft_ms']:.0f}", *(f"{latency[p]:.1f}" if p in latency else "" for p in ("p50", "p90", "p99")),
+        f"{100 * row['expert_hit_rate']:.1f}%", str(row["late_hits"]), f"{row['stall_s']:.2f}",
+        f"{row['bytes_per_token'] / 2**20:.2f}", f"{row['read_gb_per_s']:.2f}", f"{100 * row['disk_share']:.0f}%",
+        f"{row['peak_rss_bytes'] / 1e9:.2f}",
+    ]
+
+
+def profile_text(rows: Sequence[Row]) -> str:
+    """Where the milliseconds of a decode step went, for each row that knows."""
+    lines = []
+    for row in rows:
+        parts = row.get("profile_ms") or {}
+        total = sum(parts.values())
+        cells = [[name, f"{ms:.3f} ms", f"{100 * ms / total:.1f}%" if total else ""] for name, ms in parts.items()]
+        if cells:
+            lines += [f"{'cold' if row['cold'] else 'warm'} {row['test']}: {total:.2f} ms a step", *table(cells), ""]
+    return "\n".join(lines).rstrip("\n")
+
+
+def _flat(row: Row) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in row.items():
+        if isinstance(value, Mapping):
+            flat |= {f"{name}.{key}": item for key, item in value.items()}
+        else:
+            flat[name] = " ".join(map(str, value)) if isinstance(value, list | tuple) else value
+    return flat
