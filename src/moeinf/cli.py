@@ -1,0 +1,374 @@
+"""The command line: one short function per verb, which parses, calls and prints. Heavy imports are inside the verbs."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from moeinf import __version__
+from moeinf.config import debug_wanted, store_home
+from moeinf.errors import MoeinfError, UsageError
+from moeinf.hardware import let_openmp_sleep
+from moeinf.options import (
+    AsJson,
+    Context,
+    DirectIo,
+    ExpertCache,
+    ModelName,
+    Policy,
+    Predictor,
+    Prefetch,
+    PrefillChunk,
+    QueueDepth,
+    Quiet,
+    ReaderName,
+    StoredName,
+    Threads,
+    runtime_config,
+    sampling_options,
+)
+
+if TYPE_CHECKING:
+    from moeinf.config import RuntimeConfig
+    from moeinf.engine import Model
+    from moeinf.session import Session
+    from moeinf.store.library import StoredModel
+
+app = typer.Typer(
+    name="moeinf", rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    help="Run Mixture-of-Experts language models that do not fit in memory.",
+)
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"moeinf version is {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def top(
+    ctx: typer.Context,
+    version: Annotated[bool, typer.Option("--version", "-v", callback=_version, is_eager=True,
+                                          help="Print the version.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks; may stand anywhere on the line.")] = False,
+) -> None:
+    if ctx.invoked_subcommand is None:
+        print(ctx.get_help())
+
+
+@app.command()
+def run(
+    ctx: typer.Context,
+    model: ModelName,
+    prompt: Annotated[list[str] | None, typer.Argument(metavar="PROMPT", help=(
+        "Without a prompt: a chat. Standard input, if piped, comes before it."))] = None,
+    system: Annotated[str | None, typer.Option("--system", "-s", metavar="TEXT", help="System message.")] = None,
+    option: Annotated[list[str] | None, typer.Option("--option", "-o", metavar="NAME=VALUE", help=(
+        "Any sampling option, repeatable; those without a flag: repeat_last_n, presence_penalty, frequency_penalty, "
+        "stop."))] = None,
+    temperature: Annotated[float | None, typer.Option(metavar="X", help="0: always the likeliest token.")] = None,
+    top_k: Annotated[int | None, typer.Option(metavar="N", help="Only the N likeliest tokens; 0: off.")] = None,
+    top_p: Annotated[float | None, typer.Option(metavar="P", help="Only the likeliest that sum to P; 1: off.")] = None,
+    min_p: Annotated[float | None, typer.Option(metavar="P", help="Only tokens of P times the best; 0: off.")] = None,
+    repeat_penalty: Annotated[float | None, typer.Option(metavar="X", help="Above 1: against repetition.")] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="-1: a new one each time.")] = None,
+    num_predict: Annotated[int | None, typer.Option("--num-predict", "-n", metavar="TOKENS", help=(
+        "Longest answer; -1: until it ends."))] = None,
+    stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Ends the answer; repeatable.")] = None,
+    file: Annotated[Path | None, typer.Option("--file", "-f", metavar="PATH", help="Prompt file.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt as it is, without a chat template.")] = False,
+    json: AsJson = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Figures after each answer.")] = False,
+    nowordwrap: Annotated[bool, typer.Option("--nowordwrap", help="Do not wrap lines at words.")] = False,
+    quiet: Quiet = False,
+    expert_cache: ExpertCache = None, policy: Policy = None, predictor: Predictor = None, prefetch: Prefetch = None,
+    context: Context = None, threads: Threads = None, prefill_chunk: PrefillChunk = None, reader: ReaderName = None,
+    direct_io: DirectIo = None, queue_depth: QueueDepth = None,
+) -> None:
+    """Answer a prompt, or chat. A model that is not stored yet is pulled first."""
+    from moeinf.oneshot import answer_once, prompt_text
+    from moeinf.session import Session
+
+    text = prompt_text(prompt or [], file)
+    if text is None and (raw or json):
+        raise UsageError(f"{'--raw' if raw else '--json'} needs a prompt; give one")
+    options, others = sampling_options(ctx.params, option or [], stop or [])
+    config = runtime_config(ctx.params, others)
+    with _open(model, config, quiet) as loaded:
+        session = Session(loaded, options, system, verbose=verbose, wordwrap=not nowordwrap, quiet=quiet)
+        session.show_notices()
+        if text is None:
+            _chat(session, config)
+        elif text:
+            raise typer.Exit(answer_once(session, text, raw=raw, as_json=json))
+
+
+@app.command()
+def pull(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="org/repo[@rev] on the Hugging Face Hub, a folder, "
+                                          "or demo.")],
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="Store it under this name.")] = None,
+    revision: Annotated[str | None, typer.Option(metavar="REV", help="Branch, tag or commit.")] = None,
+    token: Annotated[str | None, typer.Option(metavar="TOKEN", help="Access token. [default: HF_TOKEN]")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Skip the check of free disk space.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be fetched.")] = False,
+    keep_source: Annotated[bool, typer.Option("--keep-source", help="Keep downloaded shards.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Fetch a model and convert it; repeat it to go on after an interruption."""
+    from moeinf.install import pull as install
+    from moeinf.pull_display import PullDisplay, plan_lines
+    from moeinf.store.library import StoredModel
+
+    try:
+        with PullDisplay(sys.stderr, quiet=quiet) as display:
+            pulled = install(source, name=name, home=store_home(), revision=revision, token=token, force=force,
+                             dry_run=dry_run, keep_source=keep_source, progress=display)
+    except KeyboardInterrupt:
+        print(f"interrupted; `moeinf pull {source}` goes on where this stopped", file=sys.stderr)
+        raise
+    if not isinstance(pulled, StoredModel):
+        print("\n".join(plan_lines(pulled)))
+    elif not quiet:
+        print("success", file=sys.stderr)
+
+
+@app.command("list")
+def list_models(
+    prefix: Annotated[str, typer.Argument(metavar="PREFIX", help="Only names that begin so.")] = "",
+    everything: Annotated[bool, typer.Option("--all", help="Interrupted pulls as well.")] = False,
+    json: AsJson = False,
+) -> None:
+    """Stored models, newest first (also: ls)."""
+    from moeinf.show import list_json, list_lines, partial_lines
+    from moeinf.store.library import Library
+
+    library = Library(store_home())
+    models = [stored for stored in library.list() if stored.name.lower().startswith(prefix.lower())]
+    print(list_json(models) if json else "\n".join(list_lines(models)))
+    if everything and not json:
+        _print("\n".join(partial_lines(library.partials())))
+
+
+app.command("ls", hidden=True)(list_models)
+
+
+@app.command()
+def show(
+    model: StoredName,
+    license: Annotated[bool, typer.Option("--license", help="Only the licence.")] = False,
+    parameters: Annotated[bool, typer.Option("--parameters", help="Only the checkpoint's sampling options.")] = False,
+    template: Annotated[bool, typer.Option("--template", help="Only the chat template.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Metadata and tensors as well.")] = False,
+    json: AsJson = False,
+) -> None:
+    """What a stored model is, and the memory it needs."""
+    from moeinf import show as facts
+
+    flags = {"--license": license, "--parameters": parameters, "--template": template, "--json": json}
+    chosen = [flag for flag, wanted in flags.items() if wanted]
+    if len(chosen) > 1:
+        raise UsageError(f"only one of {', '.join(flags)} at a time, not {' and '.join(chosen)}")
+    stored = _stored(model)
+    texts: dict[str, Callable[[StoredModel], str]] = {
+        "--license": facts.license_text, "--template": facts.template_text, "--json": facts.show_json,
+        "--parameters": facts.parameters_text,
+    }
+    _print(texts[chosen[0]](stored) if chosen else "\n".join(facts.show_lines(stored, verbose=verbose)))
+
+
+@app.command()
+def rm(models: Annotated[list[str], typer.Argument(metavar="MODEL", help="Stored models.")]) -> None:
+    """Delete models; stops at the first that fails."""
+    from moeinf.display import size_text
+    from moeinf.store.library import Library
+
+    for name in models:
+        freed = Library(store_home()).remove(name)
+        print(f"deleted '{name}' ({size_text(freed)} freed)")
+
+
+@app.command()
+def verify(model: StoredName, quiet: Quiet = False) -> None:
+    """Compare every expert and file with its checksum."""
+    from moeinf.progress import ByteCount, StatusLine
+    from moeinf.store.verify import verify as find_faults
+
+    stored = _stored(model)
+    line = StatusLine(sys.stderr, enabled=sys.stderr.isatty() and not quiet)
+    faults = find_faults(stored, ByteCount(line, f"verifying {stored.name}", stored.manifest.size_bytes))
+    line.clear()
+    manifest = stored.manifest
+    if faults:
+        print("\n".join(faults))
+        raise MoeinfError(f"{len(faults)} fault(s) in {stored.name}; pull it again")
+    num_files = len(manifest.shards) + len(manifest.files)
+    print(f"verified {num_files} files, {manifest.moe.total_experts} experts")
+
+
+@app.command()
+def bench(
+    ctx: typer.Context,
+    model: ModelName,
+    num_prompt: Annotated[int, typer.Option("--num-prompt", "-p", metavar="TOKENS", min=1, help="Prompt.")] = 128,
+    num_decode: Annotated[int, typer.Option("--num-decode", "-n", metavar="TOKENS", min=2, help="Decode.")] = 64,
+    repeats: Annotated[int, typer.Option("--repeats", "-r", metavar="N", min=0, help="Warm requests.")] = 3,
+    prompt_file: Annotated[Path | None, typer.Option(metavar="PATH", help="Text to use. [default: built in]")] = None,
+    output: Annotated[str, typer.Option("--output", "-o", metavar="FORM", help="table, md, csv, json, jsonl")
+                      ] = "table",
+    profile: Annotated[bool, typer.Option("--profile", help="Where the time of a token went.")] = False,
+    quiet: Quiet = False,
+    expert_cache: ExpertCache = None, policy: Policy = None, predictor: Predictor = None, prefetch: Prefetch = None,
+    context: Context = None, threads: Threads = None, prefill_chunk: PrefillChunk = None, reader: ReaderName = None,
+    direct_io: DirectIo = None, queue_depth: QueueDepth = None,
+) -> None:
+    """Time a model on real text, with a cold and with a warm expert cache."""
+    from moeinf.bench.report import check_form, format_rows, profile_text
+
+    check_form(output)
+    config = runtime_config(ctx.params)
+    from moeinf.bench.live import Workload, run_bench
+    from moeinf.session import say
+
+    report: Callable[[str], None] = (lambda line: None) if quiet else say
+    rows = run_bench(_ensure(model, quiet), config, Workload(num_prompt, num_decode, repeats, prompt_file), report)
+    print(format_rows(rows, output))
+    if profile:
+        print(("\n" if output in ("table", "md") else "") + profile_text(rows),
+              file=sys.stdout if output in ("table", "md") else sys.stderr)
+
+
+@app.command()
+def simulate(
+    trace: Annotated[Path, typer.Argument(metavar="TRACE", help="A folder with routing.npz.")],
+    cache: Annotated[str, typer.Option(metavar="PERCENTS", help="Cache sizes, in percent of the experts.")
+                     ] = "10,20,35,50",
+    policy: Annotated[str, typer.Option(metavar="NAMES", help="Eviction policies, with commas, or all.")] = "all",
+    max_tokens: Annotated[int | None, typer.Option(metavar="N", min=1, help="Only the first N tokens.")] = None,
+) -> None:
+    """Replay recorded routing through the eviction policies, and print their hit rates."""
+    from moeinf.bench.policies_table import hit_rate_table
+
+    print("\n".join(hit_rate_table(trace, cache, policy, max_tokens)))
+
+
+@contextmanager
+def _open(name: str, config: RuntimeConfig, quiet: bool) -> Iterator[Model]:
+    """The model, pulled first if need be; what it takes is shown on a terminal."""
+    model = _load(name, config, quiet)
+    try:
+        yield model
+    finally:
+        num_said = len(model.notices)
+        model.close()
+        for notice in model.notices[num_said:]:
+            print(f"note: {notice}", file=sys.stderr)
+
+
+def _load(name: str, config: RuntimeConfig, quiet: bool) -> Model:
+    from moeinf.progress import LoadBar, StatusLine
+    from moeinf.session import say
+
+    stored = _ensure(name, quiet)
+    talkative = sys.stderr.isatty() and not quiet
+    line = StatusLine(sys.stderr, enabled=talkative)
+    line.show(f"loading {stored.name}")
+    try:
+        from moeinf.engine import Model
+
+        model = Model(stored, config, LoadBar(line, stored.name))
+    finally:
+        line.clear()
+    if talkative:
+        say(model.describe())
+    return model
+
+
+def _ensure(name: str, quiet: bool) -> StoredModel:
+    from moeinf.install import ensure
+    from moeinf.pull_display import PullDisplay
+
+    with PullDisplay(sys.stderr, quiet=quiet) as display:
+        return ensure(name, home=store_home(), progress=display)
+
+
+def _chat(session: Session, config: RuntimeConfig) -> None:
+    from moeinf.config import history_wanted
+    from moeinf.lines import open_reader
+    from moeinf.repl import Repl
+    from moeinf.store.library import Library
+
+    reader = open_reader(store_home() / "history" if history_wanted() else None)
+    chat = Repl(session, reader, config, Library(store_home()),
+                lambda name, changed: _load(name, changed, session.quiet))
+    try:
+        chat.run()
+    finally:
+        chat.model.close()
+
+
+def _print(text: str) -> None:
+    """Text that came with a checkpoint, to stdout; a terminal gets nothing of it that it would act on."""
+    from moeinf.display import harmless
+
+    print(harmless(text) if sys.stdout.isatty() else text)
+
+
+def _stored(name: str) -> StoredModel:
+    from moeinf.store.library import Library
+
+    return Library(store_home()).find(name)
+
+
+def main() -> None:
+    """The console command: every error is one line on stderr and an exit code."""
+    let_openmp_sleep()
+    code = run_command(sys.argv[1:])
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read our output has gone; the interpreter must not try again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = code or 1
+    sys.exit(code)
+
+
+def run_command(arguments: list[str]) -> int:
+    """Runs the words behind `moeinf`; returns the exit code."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    debug = debug_wanted() or "--debug" in arguments[:end]
+    arguments = [word for at, word in enumerate(arguments) if at >= end or word != "--debug"]
+    try:
+        return int(app(arguments, prog_name="moeinf", standalone_mode=False) or 0)
+    except SystemExit as error:  # typer's own for a broken pipe
+        return error.code if isinstance(error.code, int) else 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:  # the top: nobody above us could name the fault
+        if debug:
+            traceback.print_exc()
+        return _fail(error)
+
+
+def _fail(error: Exception) -> int:
+    from moeinf.display import harmless
+
+    explain = getattr(error, "format_message", None)  # click's errors: a wrong option, a missing argument
+    if isinstance(error, MoeinfError):
+        message, code = str(error), error.exit_code
+    elif explain is not None:
+        message, code = f"{explain()} (see moeinf --help)", 2
+    else:
+        message, code = f"unexpected {type(error).__name__}: {error}; run again with --debug and report it", 1
+    print(f"Error: {harmless(' '.join(message.split()))}", file=sys.stderr)
+    return code

@@ -1,0 +1,127 @@
+"""Reading what the user types: with line editing and a history on a terminal that can, plainly elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Protocol
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.formatted_text import HTML
+from prompt_toolkit.history import History
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+
+_MAX_ENTRIES = 1000
+_PLACEHOLDER = HTML('<style color="ansibrightblack">Send a message (/? for help)</style>')
+
+
+class LineReader(Protocol):
+    keep_history: bool
+
+    def read(self, prompt: str) -> str:
+        """One entry, which may hold newlines. Raises EOFError at the end, KeyboardInterrupt for Ctrl-C."""
+        ...
+
+
+def open_reader(history_path: Path | None) -> LineReader:
+    """The reader for this terminal. history_path None: nothing is kept."""
+    return PlainLines() if os.environ.get("TERM", "dumb") in ("", "dumb") else EditedLines(history_path)
+
+
+class PlainLines:
+    """For terminals without cursor control."""
+
+    keep_history = False
+
+    def read(self, prompt: str) -> str:
+        return input(prompt)
+
+
+class EditedLines:
+    """Emacs keys, bracketed paste, Ctrl-J for a newline; Ctrl-C clears a line that is not empty."""
+
+    def __init__(self, history_path: Path | None) -> None:
+        self._history = FileHistory(history_path)
+        self._session: PromptSession[str] = PromptSession(
+            history=self._history, key_bindings=_key_bindings(), enable_suspend=True, prompt_continuation="... ")
+
+    @property
+    def keep_history(self) -> bool:
+        return self._history.keep
+
+    @keep_history.setter
+    def keep_history(self, keep: bool) -> None:
+        self._history.keep = keep
+
+    def read(self, prompt: str) -> str:
+        return self._session.prompt(prompt, placeholder=_PLACEHOLDER if prompt == ">>> " else None)
+
+
+def _key_bindings() -> KeyBindings:
+    bindings = KeyBindings()
+
+    @bindings.add("c-j")
+    def newline(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    @bindings.add("c-c")
+    def clear_or_leave(event: KeyPressEvent) -> None:
+        if event.current_buffer.text:
+            event.current_buffer.reset()
+        else:
+            event.app.exit(exception=KeyboardInterrupt(), style="class:aborting")
+
+    return bindings
+
+
+class FileHistory(History):
+    """The last 1000 entries in a file of mode 0600, one JSON string a line, so that newlines survive.
+
+    A history that cannot be read or written is none: it is never worth an error.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        super().__init__()
+        self.keep = path is not None
+        self._path = path
+
+    def load_history_strings(self) -> Iterable[str]:
+        return reversed(self._entries())
+
+    def store_string(self, string: str) -> None:
+        if self.keep and self._path is not None:
+            entries = [*self._entries(), string][-_MAX_ENTRIES:]
+            try:
+                _replace(self._path, "".join(json.dumps(entry) + "\n" for entry in entries))
+            except OSError:
+                self.keep = False
+
+    def _entries(self) -> list[str]:
+        try:
+            lines = self._path.read_text(encoding="utf-8").splitlines() if self._path else []
+        except (OSError, UnicodeDecodeError):
+            return []
+        return [entry for entry in map(_entry, lines) if isinstance(entry, str)]
+
+
+def _entry(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
+
+
+def _replace(path: Path, text: str) -> None:
+    """Writes a file as a whole or not at all; mkstemp makes it readable to its owner only."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".history")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise

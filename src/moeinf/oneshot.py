@@ -1,0 +1,68 @@
+"""One prompt, one answer: what `moeinf run` does when it is not a chat."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moeinf.errors import UsageError
+from moeinf.session import AnswerWriter, Session
+
+if TYPE_CHECKING:
+    from moeinf.completion import Completion
+
+_INTERRUPTED = 130
+
+
+def prompt_text(words: Sequence[str], file: Path | None) -> str | None:
+    """The prompt: standard input unless it is a terminal, then the file, then the words, joined by one space.
+
+    "" asks for the model to be loaded and no more; None asks for a chat. Newlines at the end of standard input and of
+    the file are dropped, as a shell's $(...) does. Raises UsageError where there is neither prompt nor terminal.
+    """
+    parts = [_standard_input(), _file_text(file), " ".join(words)]
+    text = " ".join(part for part in parts if part)
+    if text or words:
+        return text
+    if sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty() and file is None:
+        return None
+    raise UsageError("no prompt given; write it behind the model's name or pipe it in")
+
+
+def _standard_input() -> str:
+    if sys.stdin is None or sys.stdin.isatty():
+        return ""
+    return sys.stdin.buffer.read().decode("utf-8", "replace").rstrip("\r\n")
+
+
+def _file_text(file: Path | None) -> str:
+    if file is None:
+        return ""
+    try:
+        return file.read_text(encoding="utf-8", errors="replace").rstrip("\r\n")
+    except OSError as error:
+        raise UsageError(f"--file {file} cannot be read: {error.strerror}") from error
+
+
+def answer_once(session: Session, text: str, *, raw: bool, as_json: bool) -> int:
+    """Writes the answer, or one JSON object, to stdout; returns the exit code."""
+    if as_json:
+        completion = session.ask(text, lambda piece: None, raw=raw)
+        print(json.dumps(_as_object(session, completion)))
+    else:
+        writer = AnswerWriter(sys.stdout, tty=sys.stdout.isatty(), wrap=session.wordwrap)
+        try:
+            completion = session.ask(text, writer.write, raw=raw)
+        finally:
+            writer.finish()
+    return _INTERRUPTED if completion.finish_reason == "interrupted" else 0
+
+
+def _as_object(session: Session, completion: Completion) -> dict[str, Any]:
+    stats = asdict(completion.stats)
+    return {"model": session.model.name, "response": completion.text, "finish_reason": completion.finish_reason,
+            "stats": stats}

@@ -1,0 +1,90 @@
+"""The options that verbs share, and how their words become checked values, before anything is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from moeinf.config import RuntimeConfig, option_from_environment, with_environment
+from moeinf.errors import UsageError
+
+_RUNTIME = ("expert_cache", "policy", "predictor", "prefetch", "context", "threads", "prefill_chunk", "reader",
+            "direct_io", "queue_depth")
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed", "num_predict")
+_OLLAMA_RUNTIME = {"num_ctx": "context", "num_thread": "threads", "num_batch": "prefill_chunk"}  # their names with -o
+
+ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="A stored model, org/repo[@rev], or a folder.")]
+StoredName = Annotated[str, typer.Argument(metavar="MODEL", help="A stored model.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no line about memory.")]
+ExpertCache = Annotated[str | None, typer.Option(metavar="SIZE", help=(
+    "Memory for experts: auto, bytes (6GiB, 500MB) or percent of all experts (40%). [default: auto]"))]
+Policy = Annotated[str | None, typer.Option(metavar="NAME", help="Which expert is evicted: lru, lfu, paper, next-use.")]
+Predictor = Annotated[str | None, typer.Option(metavar="NAME", help=(
+    "What prefetch goes by: look-ahead, cross-layer, eamc, frequency."))]
+Prefetch = Annotated[bool | None, typer.Option("--prefetch/--no-prefetch", help="Read experts ahead of their use.")]
+Context = Annotated[int | None, typer.Option("--num-ctx", "-c", metavar="TOKENS", help=(
+    "Context length. [default: the model's, at most 4096, less where memory is short]"))]
+Threads = Annotated[int | None, typer.Option("--threads", "-t", metavar="N", help="[default: physical cores]")]
+PrefillChunk = Annotated[int | None, typer.Option(metavar="TOKENS", help="Prompt tokens run together.")]
+ReaderName = Annotated[str | None, typer.Option("--reader", metavar="NAME", help="native, or pure (to find faults).")]
+DirectIo = Annotated[bool | None, typer.Option("--direct-io/--no-direct-io", help="Read past the page cache.")]
+QueueDepth = Annotated[int | None, typer.Option(metavar="N", help="Reads in flight.")]
+
+
+def sampling_options(params: Mapping[str, Any], pairs: Sequence[str], stop: Sequence[str]
+                     ) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Sampling options and run-time options: of flags, else of -o NAME=VALUE, else (sampling) of MOEINF_* variables."""
+    options, runtime = _pairs(pairs)
+    options |= {name: params[name] for name in _SAMPLING if params[name] is not None}
+    options |= {"stop": tuple(stop)} if stop else {}
+    return _checked(options), runtime
+
+
+def runtime_config(params: Mapping[str, Any], others: Mapping[str, Any] | None = None) -> RuntimeConfig:
+    """Of flags, else of `others`, else of MOEINF_* variables. Raises UsageError."""
+    from moeinf.config import parse_size
+    from moeinf.runtime.policies import POLICIES
+    from moeinf.runtime.predict import PREDICTORS
+
+    given = {name: params[name] for name in _RUNTIME if params.get(name) is not None}
+    config = with_environment(**{**(others or {}), **given})
+    for option, value, known in (("--policy", config.policy, POLICIES), ("--predictor", config.predictor, PREDICTORS)):
+        if value not in known:
+            raise UsageError(f"unknown {option} {value!r}; known: {', '.join(known)}")
+    if config.expert_cache != "auto":
+        parse_size("--expert-cache", config.expert_cache, 0)
+    return config
+
+
+def _pairs(pairs: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Sampling and run-time options of -o NAME=VALUE. Raises UsageError."""
+    from moeinf.generate.sampling import parse_option
+
+    sampling: dict[str, Any] = {}
+    runtime: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise UsageError(f"-o {pair!r} is not NAME=VALUE; write for example -o top_k=20")
+        if name in _OLLAMA_RUNTIME:
+            if not value.isdecimal():
+                raise UsageError(f"{name} must be a whole number, not {value!r}")
+            runtime[_OLLAMA_RUNTIME[name]] = int(value)
+        elif name == "stop":
+            sampling["stop"] = (*sampling.get("stop", ()), value)
+        else:
+            sampling[name] = parse_option(name, value)
+    return sampling, runtime
+
+
+def _checked(options: dict[str, Any]) -> dict[str, Any]:
+    """With what MOEINF_* variables add. Raises UsageError for a value out of range, before anything is loaded."""
+    from moeinf.generate.sampling import SamplingParams, option_kinds, parse_option
+
+    texts = {name: option_from_environment(name) for name in option_kinds()}
+    options = {name: parse_option(name, text) for name, text in texts.items() if text} | options
+    SamplingParams(**options)
+    return options

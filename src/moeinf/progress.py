@@ -1,0 +1,92 @@
+"""What a user sees of long work: one line on a terminal that redraws itself, and nothing of it elsewhere."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from typing import TextIO
+
+from moeinf.display import bar_text, harmless, size_text, text_width
+
+_REDRAW_S = 0.1
+_PREFILL_SILENCE_S = 2.0
+_BAR_COLUMNS = 20
+
+
+class StatusLine:
+    """The last line of a terminal. Silent when the stream is none, so that callers need not ask."""
+
+    def __init__(self, stream: TextIO, *, enabled: bool, clock: Callable[[], float] = time.monotonic) -> None:
+        self.enabled = enabled
+        self._stream = stream
+        self._clock = clock
+        self._drawn_at: float | None = None
+
+    def show(self, text: str) -> None:
+        """Draws over what was there; at most ten times a second."""
+        now = self._clock()
+        if not self.enabled or (self._drawn_at is not None and now - self._drawn_at < _REDRAW_S):
+            return
+        self._drawn_at = now
+        self._write("\r" + _cut(harmless(text), shutil.get_terminal_size().columns - 1) + "\x1b[K")
+
+    def clear(self) -> None:
+        if self._drawn_at is not None:
+            self._drawn_at = None
+            self._write("\r\x1b[K")
+
+    def _write(self, text: str) -> None:
+        self._stream.write(text)
+        self._stream.flush()
+
+
+class LoadBar:
+    """progress(bytes done, bytes in all) of a model that is loading."""
+
+    def __init__(self, line: StatusLine, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._line = line
+        self._name = name
+        self._clock = clock
+        self._started = clock()
+
+    def __call__(self, done: int, total: int) -> None:
+        seconds = max(1e-3, self._clock() - self._started)
+        percent = 100 * done // total if total else 100
+        self._line.show(f"loading {self._name}: {percent:3d}% {bar_text(done, total, _BAR_COLUMNS)} "
+                        f"{size_text(done)}/{size_text(total)}   {done / seconds / 1e9:.2f} GB/s")
+
+
+class ByteCount:
+    """progress(bytes since the last call) of work whose size is known."""
+
+    def __init__(self, line: StatusLine, label: str, total_bytes: int) -> None:
+        self._line = line
+        self._label = label
+        self._total_bytes = total_bytes
+        self._done_bytes = 0
+
+    def __call__(self, num_bytes: int) -> None:
+        self._done_bytes += num_bytes
+        done, total = self._done_bytes, max(1, self._total_bytes)
+        self._line.show(f"{self._label}: {min(100, 100 * done // total):3d}% {bar_text(done, total, _BAR_COLUMNS)} "
+                        f"{size_text(done)}/{size_text(total)}")
+
+
+class PrefillCount:
+    """progress(tokens done, tokens in all) of a prompt; says nothing for the first two seconds."""
+
+    def __init__(self, line: StatusLine, clock: Callable[[], float] = time.monotonic) -> None:
+        self._line = line
+        self._clock = clock
+        self._started = clock()
+
+    def __call__(self, done: int, total: int) -> None:
+        if self._clock() - self._started >= _PREFILL_SILENCE_S:
+            self._line.show(f"prefill {done}/{total} tokens")
+
+
+def _cut(text: str, columns: int) -> str:
+    while text_width(text) > columns:
+        text = text[:-1]
+    return text

@@ -1,0 +1,193 @@
+"""What a pull shows: bars on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol, TextIO
+
+from moeinf.display import bar_text, eta_text, harmless, size_text
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from moeinf.install import PullPlan
+
+_RATE_WINDOW_S = 10.0
+_PLAIN_EVERY_S = 30.0
+_PLAIN_EVERY_PERCENT = 10
+_BAR_COLUMNS = 20
+
+
+class ByteMeter:
+    """Bytes done of a known total, their rate over the last ten seconds, and the time left."""
+
+    def __init__(self, total: int, done: int, clock: Callable[[], float]) -> None:
+        self.total, self.done = total, done
+        self._clock = clock
+        self._samples = deque([(clock(), done)])
+
+    def advance(self, num_bytes: int) -> None:
+        now = self._clock()
+        self.done += num_bytes
+        self._samples.append((now, self.done))
+        while now - self._samples[0][0] > _RATE_WINDOW_S and len(self._samples) > 2:
+            self._samples.popleft()
+
+    @property
+    def percent(self) -> int:
+        return 100 * min(self.done, self.total) // self.total if self.total else 100
+
+    @property
+    def bytes_per_s(self) -> float:
+        started, before = self._samples[0]
+        elapsed = self._clock() - started
+        return (self.done - before) / elapsed if elapsed > 0 else 0.0
+
+    def line(self, label: str) -> str:
+        """`pulling x:  67% ▕████   ▏ 6.2 GB/9.3 GB   11 MB/s   4m28s`"""
+        text = (f"{label}: {self.percent:3d}% {bar_text(self.done, self.total, _BAR_COLUMNS)} "
+                f"{size_text(self.done)}/{size_text(self.total)}")
+        rate = self.bytes_per_s
+        if rate <= 0 or self.done >= self.total:
+            return text
+        return f"{text}   {size_text(rate)}/s   {eta_text((self.total - self.done) / rate)}"
+
+
+class View(Protocol):
+    """Where lines and meters go. The meters: of the open file, and of the whole."""
+
+    def say(self, text: str) -> None: ...
+
+    def open(self, label: str, file: ByteMeter, whole: ByteMeter | None) -> None: ...
+
+    def refresh(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def end(self) -> None: ...
+
+
+class PullDisplay:
+    """A PullProgress for people; a context manager, so that a terminal is left as it was found."""
+
+    def __init__(self, stream: TextIO, *, quiet: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
+        self._quiet = quiet
+        self._clock = clock
+        self._view: View = BarView(stream) if stream.isatty() and not quiet else PlainView(stream, quiet, clock)
+        self._whole: ByteMeter | None = None
+        self._file: ByteMeter | None = None
+
+    def stage(self, text: str) -> None:
+        if not self._quiet:
+            self._view.say(text)
+
+    def note(self, text: str) -> None:
+        self._view.say(f"note: {text}")
+
+    def total(self, num_bytes: int, done_bytes: int) -> None:
+        self._whole = ByteMeter(num_bytes, done_bytes, self._clock)
+
+    def start(self, verb: str, file: str, num_bytes: int, done_bytes: int) -> None:
+        self._file = ByteMeter(num_bytes, done_bytes, self._clock)
+        self._view.open(f"{verb} {harmless(file)}", self._file, self._whole)
+
+    def advance(self, num_bytes: int) -> None:
+        for meter in (self._file, self._whole):
+            if meter is not None:
+                meter.advance(num_bytes)
+        self._view.refresh()
+
+    def finish(self) -> None:
+        self._view.close()
+        self._file = None
+
+    def __enter__(self) -> PullDisplay:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._view.end()
+
+
+class PlainView:
+    """A line when a file starts and ends, and in between at every tenth of it or every half minute."""
+
+    def __init__(self, stream: TextIO, quiet: bool, clock: Callable[[], float]) -> None:
+        self._stream = stream
+        self._quiet = quiet
+        self._clock = clock
+
+    def say(self, text: str) -> None:
+        self._stream.write(harmless(text) + "\n")
+        self._stream.flush()
+
+    def open(self, label: str, file: ByteMeter, whole: ByteMeter | None) -> None:
+        self._label, self._meter = label, file
+        self._said_percent, self._said_at = file.percent, self._clock()
+        if not self._quiet:
+            self.say(f"{label} ({size_text(file.total)})")
+
+    def refresh(self) -> None:
+        meter = self._meter
+        due = (meter.percent >= self._said_percent + _PLAIN_EVERY_PERCENT
+               or self._clock() - self._said_at >= _PLAIN_EVERY_S)
+        if due and meter.done < meter.total and not self._quiet:
+            self._said_percent, self._said_at = meter.percent, self._clock()
+            self.say(f"{self._label}: {meter.percent}% {size_text(meter.done)}/{size_text(meter.total)}")
+
+    def close(self) -> None:
+        if not self._quiet:
+            self.say(f"{self._label}: done")
+
+    def end(self) -> None:
+        pass
+
+
+class BarView:
+    """Two lines that redraw themselves: the open file, and the whole with its rate and the time left."""
+
+    def __init__(self, stream: TextIO) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._console = Console(file=stream, highlight=False, markup=False)
+        self._lines: list[tuple[str, ByteMeter]] = []
+        self._live = Live(console=self._console, transient=True, refresh_per_second=10, get_renderable=self._render,
+                          redirect_stdout=False, redirect_stderr=False)
+
+    def _render(self) -> Text:
+        from rich.text import Text
+
+        lines = [meter.line(label) for label, meter in self._lines]
+        return Text("\n".join(lines), no_wrap=True, overflow="crop")
+
+    def say(self, text: str) -> None:
+        self._console.print(harmless(text), markup=False, soft_wrap=True)
+
+    def open(self, label: str, file: ByteMeter, whole: ByteMeter | None) -> None:
+        self._lines = [(label, file)] + ([("in all", whole)] if whole is not None else [])
+        self._live.start()
+
+    def refresh(self) -> None:
+        pass  # the console redraws itself ten times a second
+
+    def close(self) -> None:
+        pass  # the line stays until the next file, so that the display does not jump
+
+    def end(self) -> None:
+        self._live.stop()
+
+
+def plan_lines(plan: PullPlan) -> list[str]:
+    """What --dry-run tells."""
+    from moeinf.display import table
+
+    state = "up to date" if plan.up_to_date else "to be pulled"
+    rows = [("FILE", "SIZE", "TO FETCH")]
+    rows += [(harmless(file.file), size_text(file.num_bytes), size_text(file.fetch_bytes)) for file in plan.files]
+    return [
+        f"{plan.name}: {state}", *table(rows), "",
+        f"fetch {size_text(plan.fetch_bytes)}, store {size_text(plan.store_bytes)}, "
+        f"disk needed {size_text(plan.needed_bytes)}, free {size_text(plan.free_bytes)}",
+    ]

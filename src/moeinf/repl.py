@@ -1,0 +1,283 @@
+"""The chat on a terminal: lines in, /commands, answers out."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from moeinf.display import harmless
+from moeinf.errors import ModelNotFoundError, MoeinfError, UsageError
+from moeinf.generate.sampling import option_kinds, parse_option
+from moeinf.lines import LineReader
+from moeinf.session import SECOND_INTERRUPT_S, AnswerWriter, Session, say
+from moeinf.stats_block import cache_lines
+
+if TYPE_CHECKING:
+    from moeinf.config import RuntimeConfig
+    from moeinf.engine import Model
+    from moeinf.store.library import Library, StoredModel
+
+_QUOTES = '"""'
+_HELP = """\
+Available Commands:
+  /set            Set session variables
+  /show           Show model information
+  /load <model>   Load another model
+  /list           List stored models
+  /stats          Show the expert cache and the context
+  /regen          Answer the last message again
+  /clear          Clear session context
+  /bye            Exit
+  /?, /help       Help for a command
+  /? shortcuts    Help for keyboard shortcuts
+
+Use \"\"\" to begin a multi-line message."""
+_HELP_SET = """\
+Available Commands:
+  /set parameter ...     Set a parameter
+  /set system <string>   Set system message
+  /set verbose           Show figures after each answer
+  /set quiet             Show none
+  /set wordwrap          Wrap lines at words
+  /set nowordwrap        Do not
+  /set history           Keep what is typed in the history file
+  /set nohistory         Do not"""
+_HELP_SHOW = """\
+Available Commands:
+  /show info         Show details of this model
+  /show license      Show its license
+  /show parameters   Show its parameters, and yours
+  /show system       Show system message
+  /show template     Show its chat template"""
+_HELP_SHORTCUTS = """\
+Available keyboard shortcuts:
+  Ctrl + a, Ctrl + e      Move to the beginning or the end of the line
+  Alt + b, Alt + f        Move by a word
+  Ctrl + k, Ctrl + u      Delete to the end or the beginning of the line
+  Ctrl + w                Delete the word before the cursor
+  Ctrl + j                Begin a new line in the message
+  Up, Down                Earlier and later messages
+  Ctrl + l                Clear the screen
+  Ctrl + c                Stop the answer; twice: exit
+  Ctrl + d                Exit"""
+_HELPS = {"": _HELP, "set": _HELP_SET, "/set": _HELP_SET, "show": _HELP_SHOW, "/show": _HELP_SHOW,
+          "shortcuts": _HELP_SHORTCUTS}
+_MODES = ("verbose", "quiet", "wordwrap", "nowordwrap", "history", "nohistory")
+# ollama's; num_ctx and num_gpu belong to loading, the others to sampling
+_PARAMETERS = ("seed", "num_predict", "top_k", "top_p", "min_p", "num_ctx", "temperature", "repeat_penalty",
+               "repeat_last_n", "num_gpu", "stop")
+
+
+class Repl:
+    """One chat. open_model(name, config) opens another model, or the same with another configuration."""
+
+    def __init__(self, session: Session, reader: LineReader, config: RuntimeConfig, library: Library,
+                 open_model: Callable[[str, RuntimeConfig], Model], clock: Callable[[], float] = time.monotonic
+                 ) -> None:
+        self._session = session
+        self._reader = reader
+        self._config = config
+        self._library = library
+        self._open_model = open_model
+        self._clock = clock
+        self._interrupted_s = float("-inf")
+        self._commands: dict[str, Callable[[str], None]] = {
+            "/?": self._help, "/help": self._help, "/clear": self._clear, "/set": self._set, "/show": self._show,
+            "/load": self._load, "/list": self._list, "/ls": self._list, "/stats": self._stats, "/regen": self._regen,
+        }
+
+    def run(self) -> None:
+        """Until /bye or the end of input. The model that is open then stays open. KeyboardInterrupt: Ctrl-C twice."""
+        while True:
+            try:
+                message = self._read_message()
+            except KeyboardInterrupt:
+                if self._clock() - self._interrupted_s < SECOND_INTERRUPT_S:
+                    raise
+                say("\nUse Ctrl + d or /bye to exit.")
+                continue
+            except EOFError:
+                print()
+                return
+            if message.strip() in ("/bye", "/exit"):
+                return
+            try:
+                self._handle(message)
+            except MoeinfError as error:
+                say(f"error: {error}")
+
+    @property
+    def model(self) -> Model:
+        """The one that is open now, for whoever closes it."""
+        return self._session.model
+
+    def _read_message(self) -> str:
+        """One line, or the lines of a block in triple quotes."""
+        text = self._reader.read(">>> ")
+        at = text.find(_QUOTES)
+        opens = at == 0 or (at > 0 and text[:at].split() == ["/set", "system"])
+        if not opens:
+            return text
+        head, body = text[:at], text[at + 3 :]
+        while not body.rstrip().endswith(_QUOTES):
+            body += "\n" + self._reader.read("... ")
+        return head + body.rstrip()[:-3].strip("\n")
+
+    def _handle(self, message: str) -> None:
+        word, _, rest = message.strip().partition(" ")
+        if word in self._commands:
+            self._commands[word](rest.strip())
+        elif word.startswith("/"):
+            say(f"Unknown command '{word}'. Type /? for help")
+        elif message.strip():
+            self._answer(message)
+
+    def _answer(self, message: str) -> None:
+        writer = AnswerWriter(sys.stdout, tty=True, wrap=self._session.wordwrap)
+        try:
+            completion = self._session.ask(message, writer.write)
+        finally:
+            writer.finish()
+        if completion.finish_reason == "interrupted":
+            self._interrupted_s = self._clock()
+            say("[interrupted]")
+
+    def _help(self, topic: str) -> None:
+        say(_HELPS.get(topic, _HELP))
+
+    def _clear(self, _: str) -> None:
+        self._session.clear()
+        say("Cleared session context")
+
+    def _regen(self, _: str) -> None:
+        message = self._session.take_last_question()
+        if message is None:
+            say("There is no message to answer again")
+        else:
+            self._answer(message)
+
+    def _stats(self, _: str) -> None:
+        for line in cache_lines(self.model):
+            say(line)
+
+    def _list(self, _: str) -> None:
+        from moeinf.show import list_lines
+
+        print("\n".join(list_lines(self._library.list())))
+
+    # ---- /set
+
+    def _set(self, rest: str) -> None:
+        what, _, value = rest.partition(" ")
+        if what == "parameter":
+            self._set_parameter(value)
+        elif what == "system" and value.strip():
+            self._session.system = value.strip()
+            say("Set system message.")
+        elif what in _MODES:
+            self._set_mode(what)
+        else:
+            say(_HELP_SET if what in ("", "system") else f"Unknown command '/set {what}'. Type /? set for help")
+
+    def _set_mode(self, mode: str) -> None:
+        on = mode in ("verbose", "wordwrap", "history")
+        if mode in ("verbose", "quiet"):
+            self._session.verbose = on
+        elif mode.endswith("wordwrap"):
+            self._session.wordwrap = on
+        else:
+            self._reader.keep_history = on
+        say(f"Set '{mode}' mode.")
+
+    def _set_parameter(self, text: str) -> None:
+        name, *values = _words(text)
+        try:
+            if name not in _PARAMETERS and name not in option_kinds():
+                raise UsageError(f"unknown parameter '{name}'")
+            if not values:
+                raise UsageError(f"'{name}' needs a value")
+            self._store_parameter(name, values)
+        except UsageError as error:
+            say(f'Couldn\'t set parameter: "{error}"')
+            return
+        say(f"Set parameter '{name}' to '{', '.join(values)}'")
+
+    def _store_parameter(self, name: str, values: list[str]) -> None:
+        from dataclasses import replace
+
+        if name == "num_ctx":
+            if not values[0].isdecimal() or int(values[0]) < 1:
+                raise UsageError(f"num_ctx must be a whole number of at least 1, not {values[0]!r}")
+            self._reopen(self.model.name, replace(self._config, context=int(values[0])))
+        elif name == "num_gpu":
+            if values != ["0"]:
+                raise UsageError("this version computes on the CPU: num_gpu can only be 0")
+        else:
+            changed: dict[str, Any] = {name: tuple(values) if name == "stop" else parse_option(name, values[0])}
+            options = self._session.options | changed
+            self.model.params(**options)  # refuses what is out of range
+            self._session.options = options
+
+    # ---- /show and /load
+
+    def _show(self, what: str) -> None:
+        from moeinf import show as facts
+
+        texts: dict[str, Callable[[StoredModel], str]] = {
+            "info": lambda stored: "\n".join(facts.show_lines(stored)),
+            "license": lambda stored: facts.license_text(stored) or _none("license"),
+            "parameters": self._parameters_text,
+            "template": lambda stored: facts.template_text(stored) or _none("prompt template"),
+        }
+        if what == "system":
+            print(self._session.system or _none("system message"))
+        elif what in texts:
+            print(harmless(texts[what](self._library.find(self.model.name))))
+        else:
+            say(_HELP_SHOW)
+
+    def _parameters_text(self, stored: StoredModel) -> str:
+        from moeinf.show import parameters_text
+
+        user = [f"{name} {value}" for name, value in self._session.options.items()]
+        return "\n".join(["Model defined parameters:", parameters_text(stored) or "none", "",
+                          "User defined parameters:", *(user or ["none"])])
+
+    def _load(self, name: str) -> None:
+        if not name:
+            say("Usage: /load <model>")
+            return
+        try:
+            found = self._library.find(name)
+        except ModelNotFoundError:
+            say(f"Couldn't find model '{name}'")
+            return
+        self._reopen(found.name, self._config)
+        self._session.clear()
+
+    def _reopen(self, name: str, config: RuntimeConfig) -> None:
+        """Two models seldom fit side by side: the old one is closed first, and opened again if the new one fails."""
+        old = self.model.name
+        self.model.close()
+        try:
+            model = self._open_model(name, config)
+        except MoeinfError:
+            self._session.use(self._open_model(old, self._config))
+            raise
+        self._config = config
+        self._session.use(model)
+
+
+def _none(what: str) -> str:
+    return f"No {what} was specified for this model."
+
+
+def _words(text: str) -> list[str]:
+    """Words as a shell splits them, so that a stop string may hold spaces; at least one."""
+    try:
+        return shlex.split(text) or [""]
+    except ValueError:
+        return text.split() or [""]

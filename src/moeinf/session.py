@@ -1,0 +1,173 @@
+"""A conversation with one loaded model: what was said, how an answer is written out, and how Ctrl-C ends it."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import TYPE_CHECKING, Any, TextIO
+
+from moeinf.display import WordWrap, harmless
+from moeinf.errors import ContextLengthError
+from moeinf.progress import PrefillCount, StatusLine
+from moeinf.stats_block import stats_lines
+
+if TYPE_CHECKING:
+    from moeinf.completion import Completion
+    from moeinf.engine import Model
+    from moeinf.types import Message
+
+SECOND_INTERRUPT_S = 1.0
+
+
+class Interrupt:
+    """While entered, the first Ctrl-C only asks for a stop; a second one within a second raises KeyboardInterrupt."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.wanted = False
+        self._clock = clock
+        self._last_s = float("-inf")
+
+    def __enter__(self) -> Interrupt:
+        self._before = signal.signal(signal.SIGINT, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        now = self._clock()
+        if now - self._last_s < SECOND_INTERRUPT_S:
+            raise KeyboardInterrupt
+        self.wanted, self._last_s = True, now
+
+
+class AnswerWriter:
+    """Writes pieces of an answer as they come. On a terminal: harmless and wrapped, with an empty line behind.
+
+    Elsewhere: as the model made it, but for the newlines at its end, which become exactly one.
+    """
+
+    def __init__(self, stream: TextIO, *, tty: bool, wrap: bool) -> None:
+        self._stream = stream
+        self._tty = tty
+        self._wrap = WordWrap(shutil.get_terminal_size().columns) if tty and wrap else None
+        self._newlines = ""
+
+    def write(self, piece: str) -> None:
+        if self._tty:
+            piece = harmless(piece)
+            piece = self._wrap.push(piece) if self._wrap else piece
+        else:
+            piece = self._newlines + piece
+            text = piece.rstrip("\n")
+            piece, self._newlines = text, piece[len(text) :]
+        self._stream.write(piece)
+        self._stream.flush()
+
+    def finish(self) -> None:
+        self._stream.write("\n\n" if self._tty else "\n")
+        self._stream.flush()
+
+
+@dataclass
+class Session:
+    """The state that run and the REPL share. `options` are the sampling options that the user gave."""
+
+    model: Model
+    options: dict[str, Any] = field(default_factory=dict)
+    system: str | None = None
+    messages: list[Message] = field(default_factory=list)
+    verbose: bool = False
+    wordwrap: bool = True
+    quiet: bool = False
+    _num_notices_shown: int = 0
+    _warned: bool = False
+
+    def show_notices(self) -> None:
+        """Each fallback of the model to stderr, once."""
+        for notice in self.model.notices[self._num_notices_shown :]:
+            say(f"note: {notice}")
+        self._num_notices_shown = len(self.model.notices)
+
+    def use(self, model: Model) -> None:
+        """Goes on with another open model, or the same anew; its notices are said."""
+        self.model, self._num_notices_shown = model, 0
+        self.show_notices()
+
+    def clear(self) -> None:
+        self.messages.clear()
+
+    def take_last_question(self) -> str | None:
+        """Removes the last question and its answer from what was said, and returns the question."""
+        if not self.messages:
+            return None
+        question = str(self.messages[-2]["content"])
+        del self.messages[-2:]
+        return question
+
+    def ask(self, text: str, write: Callable[[str], None], *, raw: bool = False) -> Completion:
+        """Writes the answer piece by piece; an interrupted answer is kept as far as it came.
+
+        When the context is full the oldest pair of turns is dropped. Raises ContextLengthError when nothing is left
+        to drop, KeyboardInterrupt at the second Ctrl-C.
+        """
+        if not raw and not self.model.tokenizer.has_template and not self._warned:
+            self._warned = True
+            say("note: a base model without a chat template: it continues your text, each prompt on its own"
+                + (", and takes no system message" if self.system else ""))
+        self.messages.append({"role": "user", "content": text})
+        kept = False
+        try:
+            completion = self._generate(write, raw)
+            self.messages.append({"role": "assistant", "content": completion.text})
+            kept = True
+        finally:
+            if not kept:
+                self.messages.pop()
+        self.show_notices()
+        if self.verbose:
+            for line in stats_lines(completion.stats, self.model):
+                say(line)
+        return completion
+
+    def _generate(self, write: Callable[[str], None], raw: bool) -> Completion:
+        line = StatusLine(sys.stderr, enabled=sys.stderr.isatty() and not self.quiet)
+        with Interrupt() as interrupt:
+            try:
+                pieces = self._pieces(raw, lambda: interrupt.wanted, PrefillCount(line))
+                for piece in pieces:
+                    line.clear()
+                    write(piece)
+            finally:
+                line.clear()
+        assert self.model.last is not None
+        return self.model.last
+
+    def _pieces(self, raw: bool, should_stop: Callable[[], bool], on_prefill: PrefillCount) -> Iterator[str]:
+        params = self.model.params(**self.options)
+        while True:
+            try:
+                return self.model.stream(self._prompt(raw), params, raw=raw, should_stop=should_stop,
+                                         on_prefill=on_prefill)
+            except ContextLengthError:
+                if len(self.messages) < 3:
+                    raise
+                del self.messages[:2]
+                say("note: the context is full: the oldest question and answer were dropped")
+
+    def _prompt(self, raw: bool) -> str | list[Message]:
+        if raw or not self.model.tokenizer.has_template:  # a base model continues each text on its own
+            return str(self.messages[-1]["content"])
+        system: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
+        return [*system, *self.messages]
+
+
+def say(line: str) -> None:
+    """One line to stderr, harmless to a terminal."""
+    sys.stderr.write(harmless(line) + "\n")
+    sys.stderr.flush()

@@ -1,0 +1,140 @@
+"""What `show` and `list` tell about stored models; reads small files only, and loads nothing heavy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+from moeinf.display import ago_text, binary_size_text, count_text, section, size_text, table
+from moeinf.memory import Demands, smallest_bytes
+
+if TYPE_CHECKING:
+    from moeinf.store.library import PartialPull, StoredModel
+
+_NUM_LICENSE_LINES = 2
+_PROCESS_BYTES = 204 << 20  # interpreter and torch before anything is loaded; with memory.OVERHEAD_BYTES: 300 MiB
+
+
+def list_lines(models: list[StoredModel], now: datetime | None = None) -> list[str]:
+    now = now or datetime.now(timezone.utc)
+    return table([("NAME", "ID", "SIZE", "MODIFIED"), *(_list_row(model, now) for model in models)])
+
+
+def _list_row(model: StoredModel, now: datetime) -> tuple[str, str, str, str]:
+    return model.name, model.id[:12], size_text(model.size_bytes), ago_text(_aware(model.modified), now)
+
+
+def list_json(models: list[StoredModel]) -> str:
+    return json.dumps([{"name": model.name, "id": model.id, "size_bytes": model.size_bytes,
+                        "modified": _aware(model.modified).isoformat()} for model in models], indent=2)
+
+
+def partial_lines(partials: Sequence[PartialPull]) -> list[str]:
+    """Interrupted pulls, below the list of models."""
+    return [f"{partial.label}    (interrupted pull, {size_text(partial.size_bytes)}; pull it again to go on)"
+            for partial in partials]
+
+
+def _aware(moment: datetime) -> datetime:
+    return moment if moment.tzinfo else moment.astimezone()
+
+
+def needed_bytes(model: StoredModel) -> int:
+    """Memory of the machine below which the model does not run: smallest cache, shortest context, this process."""
+    manifest = model.manifest
+    demands = Demands(manifest.info, manifest.moe, manifest.layout, model.dense_path.stat().st_size)
+    return smallest_bytes(demands) + _PROCESS_BYTES
+
+
+def show_lines(model: StoredModel, *, verbose: bool = False) -> list[str]:
+    """All sections, each followed by an empty line; the last empty line is left out."""
+    info = model.manifest.info
+    lines = section("Model", [
+        ("architecture", info.architecture), ("parameters", count_text(info.num_params)),
+        ("context length", str(info.context_length)), ("embedding length", str(info.hidden_size)),
+        ("quantization", info.dtype.upper()),
+    ])
+    lines += section("MoE", _moe_rows(model))
+    lines += section("Capabilities", [("completion", "")])
+    parameters = generation_parameters(model)
+    if parameters:
+        lines += section("Parameters", [(name, json.dumps(value)) for name, value in parameters.items()])
+    lines += _license_section(model)
+    if verbose:
+        lines += section("Metadata", [(name, json.dumps(value)) for name, value in config(model).items()])
+        lines += section("Tensors of one expert", [
+            (spec.name, f"{spec.dtype}  {list(spec.shape)}") for spec in model.manifest.layout.tensors])
+    return lines[:-1]
+
+
+def _moe_rows(model: StoredModel) -> list[tuple[str, str]]:
+    info, moe, layout = model.manifest.info, model.manifest.moe, model.manifest.layout
+    return [
+        ("layers", str(moe.num_layers)), ("experts per layer", str(moe.num_experts)),
+        ("active per token", str(moe.top_k)), ("shared experts", str(info.num_shared_experts)),
+        ("total parameters", count_text(info.num_params)), ("active parameters", count_text(info.active_params)),
+        ("bytes per expert", f"{layout.stride_bytes} ({binary_size_text(layout.stride_bytes)})"),
+        ("dense bytes", size_text(model.dense_path.stat().st_size)),
+        ("needs at least", f"{binary_size_text(needed_bytes(model))} RAM"),
+    ]
+
+
+def _license_section(model: StoredModel) -> list[str]:
+    text = [line.strip() for line in license_text(model).splitlines() if line.strip()]
+    if not text:
+        return []
+    cut = [*text[:_NUM_LICENSE_LINES], "..."] if len(text) > _NUM_LICENSE_LINES else text
+    return ["  License", *(f"    {line}" for line in cut), ""]
+
+
+def show_json(model: StoredModel) -> str:
+    info, moe, layout = model.manifest.info, model.manifest.moe, model.manifest.layout
+    return json.dumps({
+        "name": model.name, "id": model.id, "size_bytes": model.size_bytes, "source": model.manifest.source.to_json(),
+        "architecture": info.architecture, "parameters": info.num_params, "active_parameters": info.active_params,
+        "context_length": info.context_length, "embedding_length": info.hidden_size, "dtype": info.dtype,
+        "capabilities": ["completion"], "generation_config": generation_parameters(model),
+        "moe": {"layers": moe.num_layers, "experts_per_layer": moe.num_experts, "active_per_token": moe.top_k,
+                "shared_experts": info.num_shared_experts, "bytes_per_expert": layout.stride_bytes,
+                "dense_bytes": model.dense_path.stat().st_size, "needs_at_least_bytes": needed_bytes(model)},
+    }, indent=2)
+
+
+def generation_parameters(model: StoredModel) -> dict[str, Any]:
+    """The sampling options that the checkpoint recommends."""
+    return {name: value for name, value in _json_file(model, "generation_config.json").items()
+            if isinstance(value, int | float) and not name.endswith("_token_id")}
+
+
+def parameters_text(model: StoredModel) -> str:
+    return "\n".join(table((name, json.dumps(value)) for name, value in generation_parameters(model).items()))
+
+
+def config(model: StoredModel) -> dict[str, Any]:
+    return _json_file(model, "config.json")
+
+
+def license_text(model: StoredModel) -> str:
+    """The licence file of the checkpoint, "" if it brought none."""
+    for path in sorted(model.path.iterdir()):
+        if path.name.lower().startswith(("license", "licence", "copying")):
+            return path.read_text(encoding="utf-8", errors="replace")
+    return ""
+
+
+def template_text(model: StoredModel) -> str:
+    """The chat template, "" for a base model. Raises TextError."""
+    from moeinf.generate.chat import find_template  # imports jinja2, which nothing else here needs
+
+    return find_template(model.path, _json_file(model, "tokenizer_config.json")) or ""
+
+
+def _json_file(model: StoredModel, name: str) -> dict[str, Any]:
+    """A small JSON file of the model; {} where it is missing or not an object."""
+    try:
+        value = json.loads((model.path / name).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}

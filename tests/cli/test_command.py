@@ -1,0 +1,247 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from moeinf.store.library import StoredModel
+from tests.cli.conftest import Done, run_process
+
+Command = Callable[..., Done]
+SHORT = ("-n", "12", "--seed", "1", "-t", "1")  # more threads only wait for each other here
+
+GREEDY = ("-n", "24", "--temperature", "0", "-t", "1")
+
+
+def test_piped_text_comes_before_the_words_and_both_streams_stay_apart(environment: dict[str, str]) -> None:
+    done = run_process(environment, "run", "demo", "there was", *SHORT, "--verbose", input="Once upon a time\n")
+    assert done.returncode == 0
+    assert done.stdout.endswith("\n") and not done.stdout.endswith("\n\n") and len(done.stdout) > 10
+    assert "\x1b" not in done.stdout + done.stderr and "\r" not in done.stderr
+    assert "eval count:           12 token(s)" in done.stderr
+    assert "base model" in done.stderr and "eval" not in done.stdout
+
+
+def test_a_reader_that_goes_away_ends_the_command_without_a_word_about_it(environment: dict[str, str]) -> None:
+    script = f'"{sys.executable}" -m moeinf run demo "Once upon a time" -n 200 --seed 1 | head -c1'
+    done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, timeout=120,
+                          check=False, stdin=subprocess.DEVNULL)
+    assert len(done.stdout) == 1
+    assert "Traceback" not in done.stderr and "Error" not in done.stderr and "Broken" not in done.stderr
+
+
+def test_equal_seeds_give_equal_answers_on_stdout(command: Command) -> None:
+    answers = {command("run", "demo", "Once", *SHORT).out for _ in range(2)}
+    assert len(answers) == 1
+    assert command("run", "demo", "Once", "-n", "12", "--seed", "2", "-t", "1").out not in answers
+
+
+def test_json_holds_the_answer_and_its_figures(command: Command) -> None:
+    done = command("run", "demo", "Once", *SHORT, "--json")
+    answer = json.loads(done.out)
+    assert answer["model"] == "demo:latest" and answer["finish_reason"] == "length"
+    assert answer["stats"]["generated_tokens"] == 12 and answer["stats"]["seed"] == 1
+    assert answer["response"] == command("run", "demo", "Once", *SHORT).out.removesuffix("\n")
+
+
+def test_the_prompt_may_come_from_a_file_and_a_raw_prompt_is_the_same_for_a_base_model(
+    command: Command, tmp_path: Path
+) -> None:
+    file = tmp_path / "prompt.txt"
+    file.write_text("Once upon\n")
+    expected = command("run", "demo", "Once upon", *SHORT).out
+    assert command("run", "demo", "-f", str(file), *SHORT).out == expected
+    assert command("run", "demo", "--raw", "Once upon", *SHORT).out == expected
+
+
+def test_an_answer_ends_at_a_stop_string_which_is_left_out(command: Command) -> None:
+    whole = command("run", "demo", "Once upon a time", *GREEDY).out
+    word = whole.split()[3]
+    cut = command("run", "demo", "Once upon a time", *GREEDY, "--stop", word).out
+    assert cut.rstrip("\n") == whole[: whole.index(word)].rstrip("\n")
+
+
+def test_an_empty_prompt_word_loads_the_model_and_prints_nothing(command: Command) -> None:
+    done = command("run", "demo", "")
+    assert (done.code, done.out) == (0, "")
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (("run", "demo"), "no prompt given"),
+    (("run", "demo", "x", "--policy", "best"), "known: lru, lfu, paper, next-use"),
+    (("run", "demo", "x", "--predictor", "oracle"), "known: "),
+    (("run", "demo", "x", "--reader", "mmap"), "known: native, pure"),
+    (("run", "demo", "x", "--expert-cache", "much"), "auto, bytes (6GiB, 500MB) or percent (40%)"),
+    (("run", "demo", "x", "--expert-cache", "1"), "at least"),
+    (("run", "demo", "x", "--top-p", "2"), "top_p must be between 0 and 1"),
+    (("run", "demo", "x", "--temperature", "hot"), "--temperature"),
+    (("run", "demo", "x", "-t", "0"), "threads must be at least 1"),
+    (("run", "demo", "x", "-c", "9999999"), "beyond the model's 2048"),
+    (("run", "demo", "x", "-o", "heat=1"), "unknown option 'heat'; known: "),
+    (("run", "demo", "x", "-o", "top_k"), "NAME=VALUE"),
+    (("run", "demo", "x", "-o", "top_k=many"), "top_k must be a whole number"),
+    (("run", "demo", "x", "--file", "/nowhere/at/all"), "cannot be read"),
+    (("run", "demo", "x", "--frobnicate"), "--frobnicate"),
+    (("run",), "MODEL"),
+    (("bench", "demo", "-o", "xml"), "known: table, md, csv, json, jsonl"),
+    (("show", "demo", "--license", "--template"), "only one of"),
+    (("simulate", "/nowhere"), "no trace in /nowhere"),
+    (("dance",), "dance"),
+])
+def test_a_wrong_use_is_one_line_with_what_is_allowed_and_exit_code_2(
+    command: Command, words: tuple[str, ...], said: str
+) -> None:
+    done = command(*words)
+    assert done.code == 2 and done.out == ""
+    assert done.err.startswith("Error: ") and done.err.count("\n") == 1
+    assert said in done.err
+
+
+@pytest.mark.parametrize("words", [("rm", "dmo"), ("show", "dmo"), ("verify", "dmo"), ("run", "dmo", "x")])
+def test_an_unknown_model_is_one_line_with_close_names(command: Command, words: tuple[str, ...]) -> None:
+    done = command(*words)
+    assert done.code == 1 and done.out == ""
+    assert done.err.startswith("Error: model 'dmo' not found; did you mean demo") and done.err.count("\n") == 1
+
+
+def test_a_prompt_beyond_the_context_is_one_line_with_both_numbers(command: Command) -> None:
+    done = command("run", "demo", "word " * 700, "-c", "64")
+    assert done.code == 1 and done.out.strip() == ""
+    assert "the context 64" in done.err
+
+
+def test_debug_anywhere_on_the_line_shows_the_traceback(command: Command) -> None:
+    assert "Traceback" not in command("show", "dmo").err
+    assert "Traceback" in command("show", "dmo", "--debug").err
+
+
+def test_an_unexpected_error_is_one_line_that_asks_for_debug(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(home: Path) -> None:
+        raise ZeroDivisionError("a fault\nof ours")
+
+    monkeypatch.setattr("moeinf.store.library.Library", fail)
+    done = command("list")
+    assert done.code == 1
+    assert done.err == "Error: unexpected ZeroDivisionError: a fault of ours; run again with --debug and report it\n"
+
+
+def test_ctrl_c_outside_of_an_answer_is_exit_code_130(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(home: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("moeinf.store.library.Library", interrupt)
+    assert command("list").code == 130
+
+
+def test_an_interrupted_pull_tells_how_to_go_on(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(source: str, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("moeinf.install.pull", interrupt)
+    done = command("pull", "org/repo")
+    assert done.code == 130
+    assert done.err == "interrupted; `moeinf pull org/repo` goes on where this stopped\n"
+
+
+def test_options_may_come_from_variables_and_flags_go_first(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MOEINF_SEED", "5")
+    monkeypatch.setenv("MOEINF_NUM_PREDICT", "3")
+    stats = json.loads(command("run", "demo", "Once", "--json", "-t", "1").out)["stats"]
+    assert (stats["seed"], stats["generated_tokens"]) == (5, 3)
+    assert json.loads(command("run", "demo", "Once", "--json", "--seed", "6", "-t", "1").out)["stats"]["seed"] == 6
+    monkeypatch.setenv("MOEINF_TOP_K", "many")
+    assert command("run", "demo", "Once").code == 2
+
+
+def test_list_has_four_columns_and_only_a_header_when_there_is_nothing(
+    command: Command, demo: StoredModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    header, line = command("list").out.splitlines()
+    assert header.split() == ["NAME", "ID", "SIZE", "MODIFIED"]
+    assert line.startswith(f"demo:latest    {demo.id[:12]}    11 MB    ") and line.endswith(" ago")
+    assert command("ls", "DEM").out.splitlines()[1] == line
+    assert command("list", "other").out.splitlines() == ["NAME    ID    SIZE    MODIFIED"]
+    assert json.loads(command("list", "--json").out)[0]["id"] == demo.id
+    monkeypatch.setenv("MOEINF_HOME", str(tmp_path / "new"))
+    empty = command("list")
+    assert (empty.code, empty.out) == (0, "NAME    ID    SIZE    MODIFIED\n")
+
+
+def test_show_tells_the_model_and_its_experts(command: Command) -> None:
+    text = command("show", "demo").out
+    for line in ("    architecture        qwen3_moe", "    experts per layer    32", "    active per token     4",
+                 "    quantization        BF16", "    top_p          0.95"):
+        assert line in text.splitlines()
+    assert "needs at least" in text
+    assert "gate" in command("show", "demo", "-v").out
+    facts = json.loads(command("show", "demo", "--json").out)
+    assert facts["moe"]["experts_per_layer"] == 32 and facts["context_length"] == 2048
+
+
+def test_verify_counts_what_it_read_and_names_a_flipped_expert(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MOEINF_HOME", str(tmp_path))
+    assert command("pull", "demo", "-q").code == 0
+    assert "192 experts" in command("verify", "demo").out
+    shard = next(tmp_path.glob("models/*/experts-00002.bin"))
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1
+    shard.chmod(0o644)
+    shard.write_bytes(data)
+    done = command("verify", "demo")
+    assert done.code == 1 and done.out.splitlines() == ["experts-00002.bin: expert 16 does not match its checksum"]
+    removed = command("rm", "demo")
+    assert removed.out == "deleted 'demo' (11 MB freed)\n" and not list(tmp_path.glob("models/*"))
+    assert command("rm", "demo").code == 1
+
+
+def test_pull_prints_plain_lines_where_there_is_no_terminal(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MOEINF_HOME", str(tmp_path))
+    plan = command("pull", "demo", "--dry-run")
+    assert plan.code == 0 and "to be pulled" in plan.out and not list(tmp_path.glob("models/*"))
+    done = command("pull", "demo", "--name", "mine:v1")
+    assert done.code == 0 and done.out == "" and "\x1b" not in done.err and "\r" not in done.err
+    assert done.err.splitlines()[0] == "pulling manifest" and done.err.splitlines()[-1] == "success"
+    assert command("list").out.splitlines()[1].startswith("mine:v1")
+
+
+def test_bench_rows_parse_in_every_form(command: Command) -> None:
+    done = command("bench", "demo", "-p", "8", "-n", "4", "-r", "1", "-o", "json", "-q", "-t", "1")
+    rows = json.loads(done.out)
+    assert {(row["test"], row["cold"]) for row in rows} >= {("pp8", True), ("pp8", False)}
+    assert all(0 <= row["expert_hit_rate"] <= 1 for row in rows)
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["pull", "--help"], ["run", "--help"], ["list"],
+                                   ["show", "demo"], ["rm", "--help"]])
+def test_light_verbs_import_nothing_heavy(environment: dict[str, str], words: list[str]) -> None:
+    heavy = ["torch", "huggingface_hub", "transformers", "tokenizers", "prompt_toolkit", "jinja2"]
+    if "demo" not in words and words != ["list"]:
+        heavy.append("numpy")
+    script = ("import sys; from moeinf import cli; code = cli.run_command(sys.argv[2:]); "
+              "print([name for name in sys.argv[1].split(',') if name in sys.modules]); sys.exit(code)")
+    done = subprocess.run([sys.executable, "-c", script, ",".join(heavy), *words], env=environment, timeout=60,
+                          capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_the_version_is_said_as_ollama_says_it(command: Command) -> None:
+    from moeinf import __version__
+
+    assert command("-v").out == f"moeinf version is {__version__}\n"
+
+
+def test_the_command_alone_prints_its_help(command: Command) -> None:
+    done = command()
+    assert done.code == 0 and "Usage: moeinf" in done.out and "run" in done.out

@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import io
+import os
+import signal
+import sys
+from typing import Any, cast
+
+import pytest
+
+from moeinf.engine import Model
+from moeinf.errors import ContextLengthError
+from moeinf.oneshot import answer_once, prompt_text
+from moeinf.session import AnswerWriter, Interrupt, Session
+from tests.cli.conftest import ScriptedModel
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def session(model: ScriptedModel, **options: Any) -> Session:
+    return Session(cast(Model, model), **options)
+
+
+def press_ctrl_c(number: int) -> None:
+    if number == 1:
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize(("stdin", "words", "stdout_is_terminal", "expected"), [
+    (None, [], True, None), (None, ["say", "hi"], True, "say hi"), (None, ["say", "hi"], False, "say hi"),
+    (None, [""], True, ""), ("piped\n", ["say"], False, "piped say"), ("piped\n\n", [], True, "piped"),
+    ("", ["say"], True, "say"), ("a\nb\n", ["c", "d"], True, "a\nb c d"), ("", [""], True, ""),
+])
+def test_what_stdin_and_the_words_mean(
+    monkeypatch: pytest.MonkeyPatch, stdin: str | None, words: list[str], stdout_is_terminal: bool,
+    expected: str | None,
+) -> None:
+    piped = io.TextIOWrapper(io.BytesIO((stdin or "").encode()))
+    monkeypatch.setattr(sys, "stdin", Terminal() if stdin is None else piped)
+    monkeypatch.setattr(sys, "stdout", Terminal() if stdout_is_terminal else io.StringIO())
+    assert prompt_text(words, None) == expected
+
+
+@pytest.mark.parametrize("stdin", [None, ""])
+def test_no_prompt_and_no_terminal_is_a_wrong_use(monkeypatch: pytest.MonkeyPatch, stdin: str | None) -> None:
+    from moeinf.errors import UsageError
+
+    monkeypatch.setattr(sys, "stdin", Terminal() if stdin is None else io.TextIOWrapper(io.BytesIO(b"")))
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    with pytest.raises(UsageError, match="no prompt given"):
+        prompt_text([], None)
+
+
+def test_ctrl_c_stops_the_answer_and_the_exit_code_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    model = ScriptedModel([["one ", "two ", "three"]], on_piece=press_ctrl_c)
+    assert answer_once(session(model), "hi", raw=False, as_json=False) == 130
+    assert capsys.readouterr().out == "one two \n"
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_second_ctrl_c_within_a_second_gives_up_at_once() -> None:
+    times = iter([10.0, 10.5])
+    with pytest.raises(KeyboardInterrupt), Interrupt(lambda: next(times)) as interrupt:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert interrupt.wanted
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_second_ctrl_c_later_only_asks_again() -> None:
+    times = iter([10.0, 12.0])
+    with Interrupt(lambda: next(times)) as interrupt:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert interrupt.wanted
+
+
+def test_an_interrupted_answer_stays_in_the_history_so_that_turns_alternate() -> None:
+    model = ScriptedModel([["one ", "two ", "three"]], on_piece=press_ctrl_c)
+    chat = session(model, system="Be brief.")
+    chat.ask("first", lambda piece: None)
+    chat.ask("second", lambda piece: None)
+    assert [message["role"] for message in model.prompts[1]] == ["system", "user", "assistant", "user"]
+    assert model.prompts[1][2]["content"] == "one two "
+
+
+def test_an_answer_that_fails_leaves_no_question_behind() -> None:
+    def fail(number: int) -> None:
+        raise ContextLengthError("broken")
+
+    chat = session(ScriptedModel(on_piece=fail))
+    with pytest.raises(ContextLengthError):
+        chat.ask("first", lambda piece: None)
+    assert chat.messages == []
+
+
+def test_a_full_context_drops_the_oldest_pair_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    model = ScriptedModel(context_turns=3)
+    chat = session(model)
+    for text in ("one", "two", "three"):
+        chat.ask(text, lambda piece: None)
+    assert [message["content"] for message in model.prompts[2]] == ["two", "Hello there", "three"]
+    assert capsys.readouterr().err.count("the oldest question and answer were dropped") == 1
+
+
+def test_a_single_message_that_does_not_fit_is_an_error() -> None:
+    with pytest.raises(ContextLengthError):
+        session(ScriptedModel(context_turns=0)).ask("long", lambda piece: None)
+
+
+def test_a_base_model_gets_each_text_on_its_own_and_one_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    model = ScriptedModel(has_template=False)
+    chat = session(model)
+    chat.ask("one", lambda piece: None)
+    chat.ask("two", lambda piece: None)
+    assert model.prompts == ["one", "two"]
+    assert capsys.readouterr().err.count("base model") == 1
+
+
+def test_each_notice_of_the_model_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    model = ScriptedModel(notices=["O_DIRECT was refused"])
+    chat = session(model)
+    chat.show_notices()
+    model.notices.append("turns were merged")
+    chat.ask("hi", lambda piece: None)
+    assert capsys.readouterr().err == "note: O_DIRECT was refused\nnote: turns were merged\n"
+
+
+def test_figures_come_in_ollamas_words_and_those_of_the_cache_behind(capsys: pytest.CaptureFixture[str]) -> None:
+    session(ScriptedModel(), verbose=True).ask("hi", lambda piece: None)
+    assert capsys.readouterr().err.splitlines() == [
+        "total duration:       2.5s", "prompt eval count:    26 token(s)", "prompt eval duration: 1.204s",
+        "prompt eval rate:     21.59 tokens/s", "eval count:           3 token(s)", "eval duration:        1s",
+        "eval rate:            2.00 tokens/s", "seed:                 7",
+        "expert cache:         4/8 experts, 37.5% hit (3/8)",
+        "expert transfer:      512.0 KiB/token, 1.0 MiB/s, 0ms stalled",
+    ]
+
+
+def test_off_a_terminal_an_answer_ends_with_exactly_one_newline_and_is_else_untouched() -> None:
+    stream = io.StringIO()
+    writer = AnswerWriter(stream, tty=False, wrap=True)
+    for piece in ("a\x1b[1m\n", "\n", "b\n\n"):
+        writer.write(piece)
+    writer.finish()
+    assert stream.getvalue() == "a\x1b[1m\n\nb\n"
+
+
+def test_on_a_terminal_model_text_cannot_drive_it() -> None:
+    stream = io.StringIO()
+    writer = AnswerWriter(stream, tty=True, wrap=False)
+    writer.write("a\x1b]52;c;eA==\x07\x9b2Jb")
+    writer.finish()
+    assert stream.getvalue() == "a]52;c;eA==2Jb\n\n"
