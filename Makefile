@@ -1,0 +1,35 @@
+# The two commands of the README. Everything is installed into .venv, nothing outside the folder is touched.
+PYTHON ?= python3
+PROMPT ?= Once upon a time
+VENV := .venv
+BIN := $(VENV)/bin
+TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
+READY := $(VENV)/.ready
+
+.PHONY: demo test lint native-test clean
+
+demo: $(READY)
+	$(BIN)/moeinf run demo --expert-cache 33% --num-predict 64 --seed 7 --verbose "$(PROMPT)"
+
+test: $(READY) lint native-test
+	$(BIN)/python -m pytest tests
+
+lint: $(READY)
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/mypy
+
+native-test: $(READY)
+	PATH="$(CURDIR)/$(BIN):$$PATH" cextensions/tests/run.sh
+
+# torch comes first and from constraints.txt: a CPU machine must not download CUDA packages for it.
+$(READY): pyproject.toml constraints.txt CMakeLists.txt $(shell find cextensions -name '*.cc' -o -name '*.h' -o -name 'CMakeLists.txt')
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "moeinf needs Python 3.10 or newer; set PYTHON=")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -c constraints.txt torch numpy 2>/dev/null || \
+	  $(BIN)/python -m pip install -q -c constraints.txt --extra-index-url $(TORCH_CPU_INDEX) torch numpy
+	$(BIN)/python -m pip install -q -c constraints.txt "scikit-build-core>=0.10" "nanobind>=2.2" cmake ninja
+	$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e '.[test]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build
