@@ -59,6 +59,7 @@ def answer_once(session: Session, text: str, *, raw: bool, as_json: bool) -> int
             completion = session.ask(text, writer.write, raw=raw)
         finally:
             writer.finish()
+    session.comment(completion)
     return _INTERRUPTED if completion.finish_reason == "interrupted" else 0
 
 

@@ -141,6 +141,7 @@ class Repl:
             completion = self._session.ask(message, writer.write)
         finally:
             writer.finish()
+        self._session.comment(completion)
         if completion.finish_reason == "interrupted":
             self._interrupted_s = self._clock()
             say("[interrupted]")

@@ -129,11 +129,14 @@ class Session:
         finally:
             if not kept:
                 self.messages.pop()
+        return completion
+
+    def comment(self, completion: Completion) -> None:
+        """What there is to say of an answer once it stands: notices, and with `verbose` its figures."""
         self.show_notices()
         if self.verbose:
             for line in stats_lines(completion.stats, self.model):
                 say(line)
-        return completion
 
     def _generate(self, write: Callable[[str], None], raw: bool) -> Completion:
         line = StatusLine(sys.stderr, enabled=sys.stderr.isatty() and not self.quiet)

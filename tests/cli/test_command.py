@@ -26,6 +26,13 @@ def test_piped_text_comes_before_the_words_and_both_streams_stay_apart(environme
     assert "base model" in done.stderr and "eval" not in done.stdout
 
 
+def test_figures_begin_on_a_line_of_their_own_behind_the_answer(environment: dict[str, str]) -> None:
+    words = [sys.executable, "-m", "moeinf", "run", "demo", "Once upon a time", *SHORT, "--verbose"]
+    done = subprocess.run(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                          timeout=120, check=False, stdin=subprocess.DEVNULL)
+    assert "\ntotal duration: " in done.stdout
+
+
 def test_a_reader_that_goes_away_ends_the_command_without_a_word_about_it(environment: dict[str, str]) -> None:
     script = f'"{sys.executable}" -m moeinf run demo "Once upon a time" -n 200 --seed 1 | head -c1'
     done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, timeout=120,

@@ -124,12 +124,15 @@ def test_each_notice_of_the_model_is_said_once(capsys: pytest.CaptureFixture[str
     chat = session(model)
     chat.show_notices()
     model.notices.append("turns were merged")
-    chat.ask("hi", lambda piece: None)
+    chat.comment(chat.ask("hi", lambda piece: None))
     assert capsys.readouterr().err == "note: O_DIRECT was refused\nnote: turns were merged\n"
 
 
 def test_figures_come_in_ollamas_words_and_those_of_the_cache_behind(capsys: pytest.CaptureFixture[str]) -> None:
-    session(ScriptedModel(), verbose=True).ask("hi", lambda piece: None)
+    chat = session(ScriptedModel(), verbose=True)
+    completion = chat.ask("hi", lambda piece: None)
+    assert capsys.readouterr().err == "", "nothing before the answer has ended"
+    chat.comment(completion)
     assert capsys.readouterr().err.splitlines() == [
         "total duration:       2.5s", "prompt eval count:    26 token(s)", "prompt eval duration: 1.204s",
         "prompt eval rate:     21.59 tokens/s", "eval count:           3 token(s)", "eval duration:        1s",
