@@ -68,6 +68,6 @@ def split(names: Sequence[str], parts: int) -> list[Sequence[str]]:
 
 
 def content(folder: Path) -> dict[str, str]:
-    """SHA-256 of every file of a stored model but its receipt."""
+    """SHA-256 of every file of a stored model that its manifest names, and of the manifest."""
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest()
-            for path in sorted(folder.iterdir()) if path.name != "receipt.json"}
+            for path in sorted(folder.iterdir()) if path.name not in ("receipt.json", "eamc.npz")}

@@ -57,7 +57,7 @@ def hold_polls(reader: FakeReader) -> None:
 def test_the_likeliest_absent_experts_of_layers_ahead_are_queued_within_the_idle_window() -> None:
     tier, reader, _ = make_tier(num_slots=12)
     tier.idle_s = 0.2  # two experts of the link's ten a second
-    ahead = likelihood(layer0={0: 0.9}, layer1={1: 0.6, 2: 0.3, 3: 0.1})
+    ahead = likelihood(layer0={0: 0.9}, layer1={1: 0.9, 2: 0.7, 3: 0.6})
     Prefetcher(tier, Oracle(ahead), Link(), LAYOUT.stride_bytes).after_routing(0)
     assert queued(reader) == [7, 8]
 
@@ -68,17 +68,18 @@ def test_near_layers_come_before_far_ones_of_equal_likelihood() -> None:
     assert queued(reader) == [11]
 
 
-def test_nothing_is_queued_without_a_prediction_or_without_need() -> None:
+def test_nothing_is_queued_without_a_prediction_that_is_likely_enough() -> None:
     tier, reader, _ = make_tier(num_slots=12)
-    Prefetcher(tier, Oracle(None), Link(), LAYOUT.stride_bytes).after_routing(0)
-    assert queued(reader) == []
+    for prediction in (None, likelihood(layer1={1: 0.3}, layer2={0: 0.8})):
+        Prefetcher(tier, Oracle(prediction), Link(), LAYOUT.stride_bytes).after_routing(0)
+        assert queued(reader) == []
 
 
 def test_what_is_under_way_counts_against_the_window_and_is_not_queued_again() -> None:
     tier, reader, _ = make_tier(num_slots=12)
     hold_polls(reader)
     tier.idle_s = 0.2
-    prefetcher = Prefetcher(tier, Oracle(likelihood(layer1={1: 0.6, 2: 0.3, 3: 0.1})), Link(), LAYOUT.stride_bytes)
+    prefetcher = Prefetcher(tier, Oracle(likelihood(layer1={1: 0.9, 2: 0.7, 3: 0.6})), Link(), LAYOUT.stride_bytes)
     prefetcher.after_routing(0)
     prefetcher.after_routing(0)
     assert queued(reader) == [7, 8] and tier.stats.prefetches == 2
@@ -88,7 +89,7 @@ def test_prefetches_leave_demand_the_slots_of_a_token() -> None:
     tier, reader, policy = make_tier(num_slots=4)
     hold_polls(reader)
     tier.idle_s = 10.0
-    oracle = Oracle(likelihood(layer1=dict.fromkeys(range(6), 0.1)))
+    oracle = Oracle(likelihood(layer1=dict.fromkeys(range(6), 0.6)))
     Prefetcher(tier, oracle, Link(), LAYOUT.stride_bytes).after_routing(0)
     assert len(queued(reader)) == (4 - SHAPE.top_k) // 2
     visit(tier, policy, 0, np.array([[0, 1]]))
@@ -99,7 +100,7 @@ def test_a_queued_prefetch_follows_the_new_priorities() -> None:
     tier, reader, _ = make_tier(num_slots=12)
     hold_polls(reader)
     tier.idle_s = 0.2
-    oracle = Oracle(likelihood(layer1={1: 0.6, 2: 0.3}))
+    oracle = Oracle(likelihood(layer1={1: 0.9, 2: 0.7}))
     prefetcher = Prefetcher(tier, oracle, Link(), LAYOUT.stride_bytes)
     prefetcher.after_routing(0)
     oracle._likelihood = likelihood(layer1={1: 0.1, 2: 0.8})
