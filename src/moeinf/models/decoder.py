@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from moeinf.laps import Laps
+from moeinf.models.fields import Fields, rope_theta
 from moeinf.models.kv_cache import KVCache
 from moeinf.models.layers import (
     Attention,
@@ -31,6 +32,28 @@ class DecoderConfig:
     vocab_size: int
     context_length: int
     tied_embeddings: bool
+
+
+def parse_decoder(f: Fields, *, norm_eps: float, theta: float, **features: Any) -> DecoderConfig:
+    """The fields that decoder families share, under the names they share; `features` are AttentionConfig's own.
+
+    norm_eps, theta: the family's defaults. Refuses what the shared code does not compute.
+    """
+    f.only("hidden_act", "silu", None)
+    f.only("quantization_config", None)
+    heads, hidden = f.count("num_attention_heads"), f.count("hidden_size")
+    attention = AttentionConfig(
+        hidden_size=hidden,
+        num_heads=heads,
+        num_kv_heads=f.count("num_key_value_heads", heads),
+        head_dim=f.count("head_dim", hidden // heads, minimum=2),
+        norm_eps=f.number("rms_norm_eps", norm_eps),
+        rope_theta=rope_theta(f, theta),
+        bias=f.flag("attention_bias", False),
+        **features,
+    )
+    return DecoderConfig(attention, f.count("num_hidden_layers"), f.count("vocab_size"),
+                         f.count("max_position_embeddings"), f.flag("tie_word_embeddings", False))
 
 
 class Router(Protocol):

@@ -45,6 +45,13 @@ class Fields:
             raise CheckpointError(f"{self._where}: {name} is {value!r}; must be a positive number")
         return float(value)
 
+    def layers(self, name: str) -> frozenset[int]:
+        """A list of layer numbers; null or absent is none."""
+        value = self._values.get(name) or []
+        if not isinstance(value, list) or not all(type(item) is int for item in value):
+            raise CheckpointError(f"{self._where}: {name} is {value!r}; must be a list of layer numbers")
+        return frozenset(value)
+
     def flag(self, name: str, default: bool) -> bool:
         value = self._values.get(name)
         if value is None:

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from moeinf.laps import Laps
-from moeinf.models.decoder import Decoder, DecoderConfig, MoeBlock, decoder_shapes
-from moeinf.models.fields import Fields, rope_theta
-from moeinf.models.layers import AttentionConfig, Weights
+from moeinf.models.decoder import Decoder, DecoderConfig, MoeBlock, decoder_shapes, parse_decoder
+from moeinf.models.fields import Fields
+from moeinf.models.layers import Weights
 from moeinf.models.moe_plan import gated_experts_plan, plan_info
 from moeinf.types import DType, Experts, ModelInfo, MoeShape, Routing, TensorPlan
 
@@ -27,23 +27,9 @@ class Config:
     @staticmethod
     def parse(config: dict[str, Any]) -> Config:
         f = Fields(config)
-        f.only("hidden_act", "silu", None)
-        f.only("quantization_config", None)
-        heads, hidden, layers = f.count("num_attention_heads"), f.count("hidden_size"), f.count("num_hidden_layers")
-        attention = AttentionConfig(
-            hidden_size=hidden,
-            num_heads=heads,
-            num_kv_heads=f.count("num_key_value_heads", heads),
-            head_dim=hidden // heads,
-            norm_eps=f.number("rms_norm_eps", 1e-5),
-            rope_theta=rope_theta(f, 1e4),
-            bias=f.flag("attention_bias", False),
-            qk_norm="full",
-            clip_qkv=f.number("clip_qkv", 0.0) or None,
-        )
-        decoder = DecoderConfig(attention, layers, f.count("vocab_size"), f.count("max_position_embeddings"),
-                                f.flag("tie_word_embeddings", False))
-        moe = MoeShape(layers, f.count_of("num_experts", "num_local_experts"), f.count("num_experts_per_tok"))
+        decoder = parse_decoder(f, norm_eps=1e-5, theta=1e4, qk_norm="full", clip_qkv=f.number("clip_qkv", 0.0) or None)
+        experts = f.count_of("num_experts", "num_local_experts")
+        moe = MoeShape(decoder.num_layers, experts, f.count("num_experts_per_tok"))
         return Config(decoder, moe, f.count("intermediate_size"), f.flag("norm_topk_prob", False))
 
 

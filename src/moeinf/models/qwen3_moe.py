@@ -11,9 +11,9 @@ from torch import Tensor
 
 from moeinf.errors import CheckpointError
 from moeinf.laps import Laps
-from moeinf.models.decoder import Block, Decoder, DecoderConfig, MoeBlock, decoder_shapes
-from moeinf.models.fields import Fields, rope_theta
-from moeinf.models.layers import AttentionConfig, GatedMLP, Weights, mlp_shapes
+from moeinf.models.decoder import Block, Decoder, DecoderConfig, MoeBlock, decoder_shapes, parse_decoder
+from moeinf.models.fields import Fields
+from moeinf.models.layers import GatedMLP, Weights, mlp_shapes
 from moeinf.models.moe_plan import gated_experts_plan, plan_info
 from moeinf.types import DType, Experts, ModelInfo, MoeShape, Routing, TensorPlan
 
@@ -30,28 +30,14 @@ class Config:
     @staticmethod
     def parse(config: dict[str, Any]) -> Config:
         f = Fields(config)
-        f.only("hidden_act", "silu", None)
-        f.only("quantization_config", None)
         f.only("use_sliding_window", False, None)
-        heads, hidden, layers = f.count("num_attention_heads"), f.count("hidden_size"), f.count("num_hidden_layers")
-        attention = AttentionConfig(
-            hidden_size=hidden,
-            num_heads=heads,
-            num_kv_heads=f.count("num_key_value_heads", heads),
-            head_dim=f.count("head_dim", hidden // heads, minimum=2),
-            norm_eps=f.number("rms_norm_eps", 1e-6),
-            rope_theta=rope_theta(f, 1e4),
-            bias=f.flag("attention_bias", False),
-            qk_norm="head",
-        )
-        decoder = DecoderConfig(attention, layers, f.count("vocab_size"), f.count("max_position_embeddings"),
-                                f.flag("tie_word_embeddings", False))
-        step, dense_only = f.count("decoder_sparse_step", 1), config.get("mlp_only_layers") or []
-        moe_layers = tuple(i for i in range(layers) if i not in dense_only and (i + 1) % step == 0)
+        decoder = parse_decoder(f, norm_eps=1e-6, theta=1e4, qk_norm="head")
+        step, dense_only = f.count("decoder_sparse_step", 1), f.layers("mlp_only_layers")
+        moe_layers = tuple(i for i in range(decoder.num_layers) if i not in dense_only and (i + 1) % step == 0)
         if not moe_layers:
             raise CheckpointError("config.json: decoder_sparse_step and mlp_only_layers leave no layer with experts")
         moe = MoeShape(len(moe_layers), f.count_of("num_experts", "num_local_experts"), f.count("num_experts_per_tok"))
-        return Config(decoder, moe, moe_layers, f.count("intermediate_size", hidden),
+        return Config(decoder, moe, moe_layers, f.count("intermediate_size", decoder.attention.hidden_size),
                       f.count("moe_intermediate_size"), f.flag("norm_topk_prob", False))
 
 

@@ -43,6 +43,12 @@ def test_fields_that_contradict_each_other_are_refused(changes: dict[str, Any]) 
         architecture(QWEN3).tensor_plan(QWEN3 | changes)
 
 
+@pytest.mark.parametrize("bad", [5, "1", [1.5], [True], {"0": 1}], ids=repr)
+def test_a_list_of_layers_that_is_none_is_refused_by_name(bad: object) -> None:
+    with pytest.raises(CheckpointError, match="mlp_only_layers"):
+        architecture(QWEN3).tensor_plan(QWEN3 | {"mlp_only_layers": bad})
+
+
 def test_a_missing_field_is_named() -> None:
     with pytest.raises(CheckpointError, match="moe_intermediate_size is missing"):
         architecture(QWEN3).tensor_plan({k: v for k, v in QWEN3.items() if k != "moe_intermediate_size"})
