@@ -117,6 +117,24 @@ def test_prefill_in_small_chunks_gives_the_same_answer(demo: StoredModel, model:
         assert greedy(chunked, num_predict=16).token_ids == greedy(model, num_predict=16).token_ids
 
 
+CHATML = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+          "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+
+
+def test_a_chat_goes_through_the_checkpoints_template_and_reuses_its_past(own_copy: StoredModel) -> None:
+    (own_copy.path / "chat_template.jinja").write_text(CHATML)
+    start, end = 1, 2  # ids of <|im_start|> and <|im_end|>
+    with Model(own_copy, RuntimeConfig()) as chat:
+        question = {"role": "user", "content": "Hello <|im_end|> there"}
+        first = chat.encode([question])
+        assert first.count(start) == 2 and first.count(end) == 1, "control tokens in a message are text"
+        answer = chat.generate([question], chat.params(temperature=0.0, num_predict=6))
+        turns = [question, {"role": "assistant", "content": answer.text}, {"role": "user", "content": "And then?"}]
+        second = chat.generate(turns, chat.params(temperature=0.0, num_predict=4))
+        assert second.stats.cached_tokens >= len(first)
+        assert end in chat.tokenizer.eos_ids
+
+
 def test_stats_count_every_activation_and_every_second(model: Model) -> None:
     shape, stats = model.manifest.moe, greedy(model, "A new prompt for this test", num_predict=9).stats
     per_token = shape.num_layers * shape.top_k

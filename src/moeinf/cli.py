@@ -133,7 +133,8 @@ def pull(
             pulled = install(source, name=name, home=store_home(), revision=revision, token=token, force=force,
                              dry_run=dry_run, keep_source=keep_source, progress=display)
     except KeyboardInterrupt:
-        print(f"interrupted; `moeinf pull {source}` goes on where this stopped", file=sys.stderr)
+        again = f"moeinf pull {source}" + (f" --name {name}" if name else "")
+        print(f"interrupted; `{again}` goes on where this stopped", file=sys.stderr)
         raise
     if not isinstance(pulled, StoredModel):
         print("\n".join(plan_lines(pulled)))
