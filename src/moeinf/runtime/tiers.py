@@ -227,7 +227,9 @@ class HostTier:
             landed = self._reader.wait_any(np.array(wanted))
         except ReadFailure as failure:
             self._forget(np.array([failure.key]))
-            raise self._explain(failure) from failure
+            if failure.key in self._waiting:
+                raise self._explain(failure) from failure
+            landed = np.empty(0, np.int64)  # a prefetch whose slot was waited for: it has given the slot up
         finally:
             self.stats.stall_s += self._laps.lap("stall")
         self._land(landed, np.empty(0, np.int64))

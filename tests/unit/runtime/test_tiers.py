@@ -222,6 +222,14 @@ def test_an_unreadable_expert_is_named_and_the_tier_goes_on() -> None:
     assert visit(tier, policy, 0, np.array([[2, 3]])) != []
 
 
+def test_demand_that_waits_for_the_slot_of_a_failing_prefetch_gets_it() -> None:
+    tier, reader, policy = make_tier(num_slots=2, failing=frozenset([6, 7]))
+    reader.poll = lambda: ReadDone(np.array([], np.int64), np.array([], np.int64))  # type: ignore[method-assign]
+    tier.prefetch(np.array([6, 7]), np.array([0.5, 0.4]))
+    assert sorted(visit(tier, policy, 0, np.array([[0, 1]]))) == [0, 1]
+    tier.check_integrity()
+
+
 def test_a_failed_prefetch_frees_its_slot_and_says_nothing() -> None:
     tier, reader, policy = make_tier(num_slots=8, failing=frozenset([7]))
     tier.prefetch(np.array([7]), np.array([0.5]))
