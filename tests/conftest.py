@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from moeinf.hardware import let_openmp_sleep
 from moeinf.store.library import StoredModel
 
 
@@ -19,12 +18,6 @@ def no_environment_of_the_user() -> Iterator[None]:
              if name.startswith(("MOEINF_", "HF_")) and name != "MOEINF_TEST_DATA"}
     yield
     os.environ.update(taken)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def cores_shared_with_others() -> None:
-    """The two cores of a test machine are seldom idle."""
-    let_openmp_sleep()
 
 
 @pytest.fixture(scope="session")

@@ -37,9 +37,6 @@ def load(name: str, *, progress: Callable[[int, int], None] | None = None, **opt
     Raises MoeinfError (its subclasses tell what went wrong; the text tells the remedy).
     """
     from moeinf.config import store_home, with_environment
-    from moeinf.hardware import let_openmp_sleep
-
-    let_openmp_sleep()
     from moeinf.engine import Model
     from moeinf.install import ensure
 

@@ -15,7 +15,6 @@ import typer
 from moeinf import __version__
 from moeinf.config import debug_wanted, store_home
 from moeinf.errors import MoeinfError, UsageError
-from moeinf.hardware import let_openmp_sleep
 from moeinf.options import (
     AsJson,
     Context,
@@ -331,7 +330,6 @@ def _stored(name: str) -> StoredModel:
 
 def main() -> None:
     """The console command: every error is one line on stderr and an exit code."""
-    let_openmp_sleep()
     code = run_command(sys.argv[1:])
     try:
         sys.stdout.flush()

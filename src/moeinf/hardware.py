@@ -79,15 +79,6 @@ def _physical_cores(root: Path) -> int:
     return len(siblings)
 
 
-def let_openmp_sleep() -> None:
-    """Keeps torch's threads from spinning while they wait for each other. Has effect only before torch is imported.
-
-    libgomp spins for milliseconds by default. When another program wants a core, each of the hundreds of parallel
-    regions of a token then waits for a time slice: 1.5 tokens/s were measured beside one busy process, 26 with this.
-    """
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-
-
 def peak_rss_bytes() -> int:
     """Most memory that was ever resident in this process."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
