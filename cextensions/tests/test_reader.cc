@@ -236,7 +236,8 @@ TEST(a_waiter_in_another_thread_ends_when_the_reader_closes) {
   for (const BackendKind kind : backends()) {
     Reader reader({file.path()}, {file.num_bytes()}, std::make_shared<Arena>(file.num_bytes()),
                   options(kind, kBlock));
-    for (std::int64_t key = 0; key < 16; ++key) submit(reader, key, key * 16 * kBlock, 0, 16 * kBlock, 1.0);
+    for (std::int64_t key = 0; key < 16; ++key)
+      submit(reader, key, key * 16 * kBlock, key * 16 * kBlock, 16 * kBlock, 1.0);
     std::thread waiter([&] {
       try {
         for (std::int64_t key = 0; key < 16; ++key) wait_for(reader, key);
