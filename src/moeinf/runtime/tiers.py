@@ -16,7 +16,7 @@ from torch import Tensor
 from moeinf._native import ReadFailure
 from moeinf.errors import ExpertReadError
 from moeinf.laps import Laps
-from moeinf.runtime.policies import EvictionPolicy
+from moeinf.runtime.policies import EvictionPolicy, choose_victims
 from moeinf.runtime.stats import CacheStats
 from moeinf.types import ExpertLayout, IntArray, MoeShape, Reader
 
@@ -289,8 +289,11 @@ class HostTier:
         slots = np.flatnonzero(among & ~self._pinned & (self._key_in != NO_SLOT))
         slots = slots[self._state[self._key_in[slots]] == RESIDENT]
         if len(slots) > wanted:
-            scores = self._policy.keep_scores(self._layer).ravel()[self._key_in[slots]]
-            slots = slots[np.argpartition(scores, wanted)[:wanted]]
+            evictable = np.zeros(self._state.size, np.bool_)
+            evictable[self._key_in[slots]] = True
+            scores = self._policy.keep_scores(self._layer)
+            victims = choose_victims(scores, evictable.reshape(scores.shape), wanted)
+            slots = self._slot_of[[v.layer * self._shape.num_experts + v.expert for v in victims]]
         keys = self._key_in[slots]
         self.stats.prefetches_wasted += int(self._unused[slots].sum())
         self._state[keys] = ABSENT
