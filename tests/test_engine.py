@@ -194,6 +194,21 @@ def test_a_truncated_dense_file_is_refused_by_name(own_copy: StoredModel) -> Non
         Model(own_copy, RuntimeConfig())
 
 
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]"], ids=repr)
+def test_a_damaged_config_is_refused_by_name(own_copy: StoredModel, damage: bytes) -> None:
+    path = own_copy.path / "config.json"
+    path.write_bytes(damage.ljust(path.stat().st_size if damage else 0))
+    with pytest.raises(StoreError, match=r"config\.json"):
+        Model(own_copy, RuntimeConfig())
+
+
+@pytest.mark.parametrize("file", ["config.json", "dense.safetensors", "tokenizer.json"])
+def test_a_missing_file_is_refused_by_name(own_copy: StoredModel, file: str) -> None:
+    (own_copy.path / file).unlink()
+    with pytest.raises(StoreError, match=f"{file}.*moeinf verify"):
+        Model(own_copy, RuntimeConfig())
+
+
 def test_no_memory_for_the_dense_part_is_refused_before_reading(demo: StoredModel) -> None:
     with pytest.raises(OutOfMemoryError, match="MiB needed"):
         Model(demo, RuntimeConfig(), on=Machine(1 << 20, "control group /tight", 2))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -35,8 +34,9 @@ from moeinf.runtime.reading import open_reader, read_file
 from moeinf.runtime.tiers import TORCH_DTYPES, HostTier, SlotRegion
 from moeinf.runtime.trace import Phase, RequestRecorder
 from moeinf.store.dense import dense_tensors
-from moeinf.store.files import publish
+from moeinf.store.files import parse_json_object, publish, read_small
 from moeinf.store.library import StoredModel
+from moeinf.store.verify import check_sizes
 from moeinf.types import Message, Reader
 
 Progress = Callable[[int, int], None]  # done and in all, of bytes or of tokens
@@ -62,6 +62,7 @@ class Model:
         self._reader: Reader | None = None
         here = on or machine()
         torch.set_num_threads(config.threads or here.cores)
+        check_sizes(stored)
         shape, layout, dense_bytes = stored.manifest.moe, stored.manifest.layout, stored.dense_path.stat().st_size
         self.plan = plan_memory(Demands(stored.manifest.info, shape, layout, dense_bytes), config, here)
         self.tokenizer = Tokenizer(stored.path, num_embeddings=stored.manifest.info.vocab_size)
@@ -74,7 +75,8 @@ class Model:
 
     def _assemble(self, progress: Progress) -> None:
         stored, config, shape, layout = self._stored, self.config, self.manifest.moe, self.manifest.layout
-        config_json = json.loads((stored.path / "config.json").read_text())
+        config_path = stored.path / "config.json"
+        config_json = parse_json_object(read_small(config_path), str(config_path), StoreError)
         family = architecture(config_json)
         self._collection = self._load_collection()
         weights = self._read_dense(family.tensor_plan(config_json).dense, progress)

@@ -47,11 +47,6 @@ class Conversion:
     def total_bytes(self) -> int:
         return self.dense_bytes + self.moe.num_layers * self.shard_bytes
 
-    @property
-    def copied_bytes(self) -> int:
-        """What converting reads and writes."""
-        return sum(copy.num_bytes for copies in self.copies.values() for copy in copies)
-
     def file_sizes(self) -> dict[str, int]:
         """The weight files of the store by name."""
         shards = {shard_file(layer): self.shard_bytes for layer in range(self.moe.num_layers)}

@@ -7,7 +7,6 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -259,8 +258,3 @@ def _parse_file(item: _Object) -> FileEntry:
 
 def _is_sha256(value: object) -> bool:
     return isinstance(value, str) and bool(_SHA256.fullmatch(value))
-
-
-def source_from_json(value: Mapping[str, str]) -> ModelSource:
-    """The inverse of ModelSource.to_json. Raises StoreError."""
-    return _parse_source(_Object(dict(value), "source"))

@@ -110,4 +110,4 @@ def check_sizes(model: StoredModel) -> None:
     faults: list[str] = []
     for name, num_bytes in model.manifest.file_sizes().items():
         if not _right_size(model.path / name, num_bytes, faults):
-            raise StoreError(f"{model.name}: {faults[0]}; pull the model again")
+            raise StoreError(f"{model.name}: {faults[0]}; check it with `moeinf verify`, then `moeinf pull` it again")
