@@ -6,6 +6,7 @@ an architecture maps its own decoder layers onto them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
@@ -13,15 +14,32 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 if TYPE_CHECKING:  # list, show and the policies need these types but must not pay for importing torch
     import numpy as np
     import numpy.typing as npt
-    from torch import Tensor
 
     IntArray = npt.NDArray[np.int64]
     FloatArray = npt.NDArray[np.float64]
+    Float32Array = npt.NDArray[np.float32]
+    ByteArray = npt.NDArray[np.uint8]
 else:
-    IntArray = FloatArray = Any
+    IntArray = FloatArray = Float32Array = ByteArray = Any
 
 DType = Literal["bf16", "f16", "f32"]
 DTYPE_BYTES: Mapping[DType, int] = {"bf16": 2, "f16": 2, "f32": 4}
+
+Format = Literal["bf16", "f16", "f32", "q8_0", "q4_0", "q4_k", "iq4_nl", "mxfp4"]
+# Weights and bytes of one block, of which a row has a whole number; the quantised ones are ggml's, bit for bit.
+FORMAT_BLOCKS: Mapping[Format, tuple[int, int]] = {
+    "bf16": (1, 2), "f16": (1, 2), "f32": (1, 4),
+    "q8_0": (32, 34), "q4_0": (32, 18), "q4_k": (256, 144), "iq4_nl": (32, 18), "mxfp4": (32, 17),
+}  # fmt: skip
+
+
+def format_bytes(format: Format, shape: Sequence[int]) -> int:
+    """Bytes of a tensor whose last dimension is cut into blocks. Raises ValueError where a row is no whole number."""
+    weights, num_bytes = FORMAT_BLOCKS[format]
+    if shape[-1] % weights:
+        raise ValueError(f"rows of {shape[-1]} are no whole number of {format} blocks of {weights}")
+    return math.prod(shape) // weights * num_bytes
+
 
 BLOCK_ALIGN_BYTES = 4096  # O_DIRECT wants offset, length and address on the device's block: 4 KiB covers all
 TENSOR_ALIGN_BYTES = 64  # one cache line, and one AVX-512 load
@@ -50,7 +68,7 @@ class TensorSpec:
     """One tensor inside an expert block (or a dense file): where it lies and what it is."""
 
     name: str
-    dtype: DType
+    dtype: Format
     shape: tuple[int, ...]
     offset_bytes: int  # from the start of the block
     num_bytes: int
@@ -84,6 +102,12 @@ class TensorPlan:
              names are all present is taken. Each maps a source name to its shape and the pieces cut from it.
     parts:   the tensors of one expert block, in block order, with their shapes.
     ignored: regular expressions (full match) of tensors that carry nothing for this architecture.
+    matrices: the dense tensors that may be quantised, as only linear layers read them. Norms, routers and embeddings
+             are not among them, nor is the head.
+    lookups: the dense tensors of which single rows are looked up (embeddings): unless one is the head too, it need not
+             lie in memory.
+    head:    (source name, stored name) of the matrix that makes logits; the source is the embedding where they are
+             tied. A quantised head is stored under the stored name, and an embedding stays beside it as it is.
     """
 
     moe: MoeShape
@@ -91,6 +115,9 @@ class TensorPlan:
     dense: Mapping[str, tuple[int, ...]]
     experts: Sequence[Mapping[str, tuple[tuple[int, ...], tuple[ExpertPiece, ...]]]]
     ignored: tuple[str, ...] = ()
+    matrices: frozenset[str] = frozenset()
+    lookups: frozenset[str] = frozenset()
+    head: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,17 +137,17 @@ class ModelInfo:
 
 
 class Routing(NamedTuple):
-    """What the router of one MoE layer chose: ids int64 and weights, both [tokens, top_k]."""
+    """What the router of one MoE layer chose: ids int64 and weights float32, both [tokens, top_k]."""
 
-    ids: Tensor
-    weights: Tensor
+    ids: IntArray
+    weights: Float32Array
 
 
 class Experts(Protocol):
     """All that a model knows of its experts, wherever they lie."""
 
-    def run(self, layer: int, hidden: Tensor, routing: Routing) -> Tensor:
-        """Weighted sum of the routed experts' outputs. hidden and result: [tokens, hidden_size]."""
+    def run(self, layer: int, hidden: Float32Array, routing: Routing, out: Float32Array) -> None:
+        """Adds the weighted sum of the routed experts' outputs to `out`. hidden and out: [tokens, hidden_size]."""
         ...
 
     @property

@@ -1,0 +1,12 @@
+// What each file of bindings adds to moeinf._native.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace moeinf {
+
+void bind_kernels(nanobind::module_& m);
+void bind_formats(nanobind::module_& m);
+void bind_decoder(nanobind::module_& m);
+
+}  // namespace moeinf

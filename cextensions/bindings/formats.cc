@@ -1,0 +1,90 @@
+// Quantising for pull, and its checks; the GIL is released throughout, as each call works through megabytes.
+#include "moeinf/kernels/formats.h"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+
+#include <stdexcept>
+#include <string>
+
+#include "bindings.h"
+#include "moeinf/kernels/quantize.h"
+
+namespace nb = nanobind;
+
+namespace {
+
+using Bytes = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Room = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using FloatMatrix = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+// Throws where `found` is not what a matrix of the format takes.
+void require_bytes(const char* what, std::size_t found, moeinf::Format format, std::int64_t rows,
+                   std::int64_t cols) {
+  if (rows < 0 || cols < 1 || cols % moeinf::block_weights(format) != 0) {
+    throw std::invalid_argument(std::to_string(rows) + " rows of " + std::to_string(cols) + " are no " +
+                                moeinf::name_of(format) + " matrix");
+  }
+  const std::size_t wanted = static_cast<std::size_t>(rows) * moeinf::row_bytes(format, cols);
+  if (found != wanted) {
+    throw std::invalid_argument(std::string(what) + " has " + std::to_string(found) + " bytes, not " +
+                                std::to_string(wanted));
+  }
+}
+
+moeinf::Matrix matrix_of(const std::string& format, const Bytes& data, std::int64_t rows, std::int64_t cols) {
+  const moeinf::Matrix matrix = {data.data(), moeinf::format_named(format), rows, cols};
+  require_bytes("data", data.shape(0), matrix.format, rows, cols);
+  return matrix;
+}
+
+void quantize(const std::string& format, const Bytes& source, const std::string& source_dtype,
+              std::int64_t rows, std::int64_t cols, const Room& out) {
+  const moeinf::Format to = moeinf::format_named(format), from = moeinf::format_named(source_dtype);
+  require_bytes("source", source.shape(0), from, rows, cols);
+  require_bytes("out", out.shape(0), to, rows, cols);
+  const nb::gil_scoped_release released;
+  moeinf::quantize(to, source.data(), from, rows, cols, out.data());
+}
+
+void dequantize(const std::string& format, const Bytes& data, std::int64_t rows, std::int64_t cols,
+                const FloatMatrix& out) {
+  const moeinf::Matrix matrix = matrix_of(format, data, rows, cols);
+  if (static_cast<std::int64_t>(out.shape(0)) != rows || static_cast<std::int64_t>(out.shape(1)) != cols) {
+    throw std::invalid_argument("out is not of the shape [rows, cols]");
+  }
+  const nb::gil_scoped_release released;
+  moeinf::dequantize(matrix, out.data());
+}
+
+std::int64_t check_scales(const std::string& format, const Bytes& data, std::int64_t rows,
+                          std::int64_t cols) {
+  const moeinf::Matrix matrix = matrix_of(format, data, rows, cols);
+  const nb::gil_scoped_release released;
+  return moeinf::first_bad_scale(matrix);
+}
+
+void repack_mxfp4(const Bytes& blocks, const Bytes& scales, const Room& out) {
+  const auto num_blocks = static_cast<std::int64_t>(scales.shape(0));
+  if (blocks.shape(0) != scales.shape(0) * 16 ||
+      out.shape(0) != scales.shape(0) * sizeof(moeinf::BlockMXFP4)) {
+    throw std::invalid_argument("16 bytes of blocks and 17 of out belong to each scale");
+  }
+  const nb::gil_scoped_release released;
+  moeinf::repack_mxfp4(blocks.data(), scales.data(), num_blocks,
+                       reinterpret_cast<moeinf::BlockMXFP4*>(out.data()));
+}
+
+}  // namespace
+
+void moeinf::bind_formats(nb::module_& m) {
+  m.def("quantize", &::quantize, nb::arg("format"), nb::arg("source").noconvert(), nb::arg("source_dtype"),
+        nb::arg("rows"), nb::arg("cols"), nb::arg("out").noconvert());
+  m.def("dequantize", &::dequantize, nb::arg("format"), nb::arg("data").noconvert(), nb::arg("rows"),
+        nb::arg("cols"), nb::arg("out").noconvert());
+  m.def("check_scales", &::check_scales, nb::arg("format"), nb::arg("data").noconvert(), nb::arg("rows"),
+        nb::arg("cols"));
+  m.def("repack_mxfp4", &::repack_mxfp4, nb::arg("blocks").noconvert(), nb::arg("scales").noconvert(),
+        nb::arg("out").noconvert());
+}

@@ -1,0 +1,61 @@
+// The formats in which weights are stored. Block formats are those of ggml, bit for bit.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace moeinf {
+
+enum class Format : int { kF32, kF16, kBF16, kQ8_0, kQ4_0, kQ4_K, kIQ4_NL, kMXFP4 };
+
+struct BlockQ8_0 {  // 32 weights: d * q
+  std::uint16_t d;  // float16
+  std::int8_t q[32];
+};
+struct BlockQ4_0 {  // 32 weights: d * (nibble - 8); byte i holds weight i (low nibble) and i + 16 (high)
+  std::uint16_t d;
+  std::uint8_t q[16];
+};
+struct BlockIQ4_NL {  // 32 weights: d * kIQ4NLValues[nibble]; nibbles as in BlockQ4_0
+  std::uint16_t d;
+  std::uint8_t q[16];
+};
+struct BlockMXFP4 {  // 32 weights: 2^(e - 127) * E2M1 value of the nibble; nibbles as in BlockQ4_0
+  std::uint8_t e;    // E8M0; 255 is NaN
+  std::uint8_t q[16];
+};
+struct BlockQ4_K {  // 256 weights in 8 sub-blocks s of 32: d * scale[s] * nibble - dmin * min[s]
+  std::uint16_t d, dmin;
+  std::uint8_t scales[12];  // 8 scales and 8 mins of 6 bits, packed as ggml's get_scale_min_k4 reads them
+  std::uint8_t q[128];      // 64 weights in each 32 bytes: low nibbles are sub-block 2j, high ones 2j + 1
+};
+static_assert(sizeof(BlockQ8_0) == 34 && sizeof(BlockQ4_0) == 18 && sizeof(BlockMXFP4) == 17 &&
+              sizeof(BlockQ4_K) == 144);
+
+extern const std::int8_t kIQ4NLValues[16];
+extern const std::int8_t
+    kMXFP4Values[16];  // doubled, so that they are whole: 0 1 2 3 4 6 8 12 and their negatives
+
+Format format_named(const std::string& name);  // "q4_k"; throws std::invalid_argument naming the known ones
+const char* name_of(Format format);
+int block_weights(Format format);  // 1, 32 or 256: a row is a whole number of blocks
+std::size_t block_bytes(Format format);
+
+inline std::size_t row_bytes(Format format, std::int64_t cols) {
+  return static_cast<std::size_t>(cols / block_weights(format)) * block_bytes(format);
+}
+
+// A weight matrix in memory that somebody else owns: rows one behind the other, each row_bytes(format, cols)
+// long, with no alignment beyond that of the first byte.
+struct Matrix {
+  const unsigned char* data;
+  Format format;
+  std::int64_t rows, cols;
+
+  const unsigned char* row(std::int64_t r) const {
+    return data + static_cast<std::size_t>(r) * row_bytes(format, cols);
+  }
+};
+
+}  // namespace moeinf

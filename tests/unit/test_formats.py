@@ -1,0 +1,114 @@
+"""Blocks of weights against ggml's own Python reading of them, and the faces of the native functions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moeinf._native import check_scales, dequantize, quantize, repack_mxfp4
+from moeinf.types import FORMAT_BLOCKS, Format
+
+GGML = {"q8_0": GGMLQuantizationType.Q8_0, "q4_0": GGMLQuantizationType.Q4_0, "q4_k": GGMLQuantizationType.Q4_K,
+        "iq4_nl": GGMLQuantizationType.IQ4_NL, "mxfp4": GGMLQuantizationType.MXFP4}
+QUANTISED: list[Format] = [format for format, (weights, _) in FORMAT_BLOCKS.items() if weights > 1]
+# How far a weight may move, as a share of the largest of its block: half a step where values are widest apart; a whole
+# one where the range has no value at its other end (q4_0: 8 becomes 7; mxfp4: 8 becomes 6); for q4_k twice the step of
+# 15 that a range of both signs has, as scales are rounded too (to float16 all are, which q8_0 alone feels).
+LARGEST_MOVE = {"q8_0": 0.51 / 127 + 2**-11, "q4_0": 1.02 / 8, "q4_k": 4.2 / 15, "iq4_nl": 0.16, "mxfp4": 0.26}
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+Floats = np.ndarray[Any, np.dtype[np.float32]]
+
+
+def quantised(format: Format, weights: Floats) -> Bytes:
+    rows, cols = weights.shape
+    block_weights, num_bytes = FORMAT_BLOCKS[format]
+    out = np.zeros(rows * cols // block_weights * num_bytes, np.uint8)
+    quantize(format, weights.view(np.uint8).reshape(-1), "f32", rows, cols, out)
+    return out
+
+
+def dequantised(format: Format, data: Bytes, rows: int, cols: int) -> Floats:
+    out = np.empty((rows, cols), np.float32)
+    dequantize(format, data, rows, cols, out)
+    return out
+
+
+@pytest.mark.parametrize("format", QUANTISED)
+def test_any_block_means_what_it_means_to_ggml(format: Format) -> None:
+    """Random bytes, but for scales that are numbers, compared bit for bit."""
+    block_weights, num_bytes = FORMAT_BLOCKS[format]
+    blocks = np.random.default_rng(3).integers(0, 256, (500, num_bytes), np.uint8)
+    if format == "mxfp4":
+        blocks[:, 0] %= 250  # 12 times 2^126 overflows
+    for high_byte in {"mxfp4": (), "q4_k": (1, 3)}.get(format, (1,)):
+        blocks[:, high_byte] &= 0xBF  # an exponent that is not all ones
+    wanted = gguf.dequantize(blocks, GGML[format])
+    found = dequantised(format, blocks.reshape(-1), 500, block_weights)
+    assert np.array_equal(found.view(np.uint32), wanted.view(np.uint32))
+
+
+@pytest.mark.parametrize("format", ["q8_0", "q4_0"])
+def test_formats_that_leave_no_choice_are_rounded_as_by_ggml(format: Format) -> None:
+    weights = np.random.default_rng(5).standard_normal((64, 256)).astype(np.float32)
+    wanted = gguf.quantize(weights, GGML[format]).reshape(-1)
+    assert np.array_equal(quantised(format, weights), wanted)
+
+
+@pytest.mark.parametrize("format", QUANTISED)
+@given(st.data())
+@settings(max_examples=60)
+def test_no_weight_moves_further_than_its_block_allows(format: Format, data: st.DataObject) -> None:
+    cols = FORMAT_BLOCKS[format][0]
+    number = st.floats(-65504, 65504, width=32, allow_subnormal=False)
+    scale = data.draw(st.sampled_from([1.0, 2.0**-10, 0.0]))
+    few = data.draw(st.lists(number, min_size=1, max_size=9))
+    order = data.draw(st.randoms(use_true_random=False))
+    weights = np.array([[order.choice(few) * scale for _ in range(cols)]], np.float32)
+    moved = np.abs(dequantised(format, quantised(format, weights), 1, cols) - weights).reshape(-1, 32).max(axis=1)
+    largest = np.abs(weights).max()  # of q4_k's 8 groups the largest: they share a scale
+    assert np.all(moved <= LARGEST_MOVE[format] * largest + 1e-5)
+
+
+def test_dense_formats_are_read_as_numpy_reads_them() -> None:
+    weights = np.random.default_rng(1).standard_normal((3, 5)).astype(np.float32)
+    assert np.array_equal(dequantised("f32", weights.view(np.uint8).reshape(-1), 3, 5), weights)
+    half = weights.astype(np.float16)
+    assert np.array_equal(dequantised("f16", half.view(np.uint8).reshape(-1), 3, 5), half.astype(np.float32))
+    cut = weights.view(np.uint32) & 0xFFFF0000
+    bf16 = (cut >> 16).astype(np.uint16)
+    assert np.array_equal(dequantised("bf16", bf16.view(np.uint8).reshape(-1), 3, 5), cut.view(np.float32))
+
+
+def test_sizes_and_names_that_do_not_fit_are_refused() -> None:
+    source, out = np.zeros(64 * 4, np.uint8), np.zeros(68, np.uint8)
+    quantize("q8_0", source, "f32", 2, 32, out)
+    with pytest.raises(ValueError, match="source has 256 bytes, not 128"):
+        quantize("q8_0", source, "bf16", 2, 32, out)
+    with pytest.raises(ValueError, match="out has 68 bytes, not 36"):
+        quantize("q4_0", source, "f32", 2, 32, out)
+    with pytest.raises(ValueError, match="64 rows of 1 are no q8_0 matrix"):
+        quantize("q8_0", source, "f32", 64, 1, out)
+    with pytest.raises(ValueError, match="unknown format 'q5_1'; known: f32, f16, bf16, q8_0"):
+        quantize("q5_1", source, "f32", 2, 32, out)
+    with pytest.raises(ValueError, match="data has 68 bytes, not 34"):
+        check_scales("q8_0", out, 1, 32)
+    with pytest.raises(ValueError, match="shape"):
+        dequantize("q8_0", out, 2, 32, np.zeros((4, 16), np.float32))
+    with pytest.raises(ValueError, match="16 bytes of blocks and 17 of out"):
+        repack_mxfp4(np.zeros(32, np.uint8), np.zeros(2, np.uint8), np.zeros(33, np.uint8))
+    with pytest.raises(TypeError):
+        quantize("q8_0", source.view(np.float32), "f32", 2, 32, out)
+
+
+def test_a_weight_that_is_no_number_is_refused_wherever_it_stands() -> None:
+    for bad in (np.nan, np.inf, -np.inf, 70000.0):
+        weights = np.ones((2, 256), np.float32)
+        weights[1, 77] = bad
+        with pytest.raises(ValueError, match=r"holds .*only finite weights up to 65504 can be quantised"):
+            quantised("q4_k", weights)
