@@ -31,6 +31,7 @@ class RuntimeConfig:
     reader: ReaderKind = "native"  # the Python twin is for tests and for finding faults
     direct_io: bool = True  # O_DIRECT; False reads through the page cache
     queue_depth: int = 16  # reads in flight
+    isa: str = ""  # instruction set of the kernels; "": the best that this CPU has
 
 
 DEFAULT_CONTEXT = 4096

@@ -1,0 +1,78 @@
+// The inner loops, one table of functions for each instruction set; all are equal to the generic one within a stated
+// tolerance. None of them allocates, locks or starts threads: callers split rows over threads.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "moeinf/kernels/formats.h"
+
+namespace moeinf {
+
+// What activations are turned into before weights of a format are multiplied with them.
+enum class ActivationKind : int {
+  kF32,   // as they are
+  kBF16,  // rounded to nearest even
+  kInt8,  // blocks of 32 with a float scale; the layout is private to one Ops: only it can multiply what it prepared
+};
+
+constexpr int kMaxDotRows = 8;  // activations that dot_rows takes at once
+
+// For 1 to kMaxDotRows activations: f32, f16 -> kF32; bf16 -> kBF16; quantised -> kInt8.
+ActivationKind dot_activation(Format format);
+// For more: f32, f16 -> kF32; all others -> kBF16 (weights are expanded to bf16 panel by panel).
+ActivationKind matmul_activation(Format format);
+// Bytes of one prepared activation of `cols` elements, a multiple of 64. Rows of prepared activations lie that far apart.
+std::size_t activation_bytes(ActivationKind kind, std::int64_t cols);
+
+constexpr int kMaxHeadDim = 576;  // what the loops keep on their stack
+constexpr int kMaxGroup = 8;
+
+// Query heads of one token that share a key/value head, and the positions first..last that they attend to.
+struct AttendTask {
+  const float* queries;  // [num_queries <= kMaxGroup, head_dim <= kMaxHeadDim]
+  int num_queries;
+  const unsigned char *keys, *values;  // [positions, head_dim] in `format`: f32, f16 or bf16
+  Format format;
+  std::int64_t first, last, head_dim;
+  float scale;  // of the scores
+};
+
+struct Ops {
+  const char* name;  // "generic", "avx2", "avx512", "avx512bf16", "neon", "neon_dotprod"
+
+  // out (64-byte aligned, activation_bytes long) from x [cols]. For kInt8 cols is a multiple of 32.
+  void (*prepare)(ActivationKind kind, const float* x, std::int64_t cols, void* out);
+
+  // y[i * y_stride + r] = dot(row r of w, x_i) for first <= r < last, i < num_x <= kMaxDotRows.
+  // x: prepared as dot_activation(w.format), 64-byte aligned. The result for one x depends neither on the other x nor on
+  // first and last.
+  void (*dot_rows)(const Matrix& w, std::int64_t first, std::int64_t last, const void* x, int num_x, float* y,
+                   std::int64_t y_stride);
+
+  // The same for any num_x, x prepared as matmul_activation(w.format); scratch: matmul_scratch_bytes(w.cols), 64-byte
+  // aligned, one for each thread. Same independence.
+  void (*matmul_rows)(const Matrix& w, std::int64_t first, std::int64_t last, const void* x, std::int64_t num_x,
+                      void* scratch, float* y, std::int64_t y_stride);
+
+  void (*silu_mul)(const float* gate, const float* up, float* out, std::int64_t count);  // out = silu(gate) * up
+  void (*add_scaled)(const float* x, float scale, float* sum, std::int64_t count);       // sum += scale * x, rounded after each of * and +
+
+  // Decoding's other loops. rms_norm: out (may be x) = x / rms(x) * weight. rotate: pairs (x[i], x[i + half]).
+  void (*rms_norm)(const float* x, const float* weight, float eps, std::int64_t count, float* out);
+  void (*rotate)(float* x, const float* cos, const float* sin, std::int64_t half);
+  void (*store_kv)(Format format, const float* x, std::int64_t count, void* out);
+  void (*softmax)(float* x, std::int64_t count, float scale);  // x = softmax(scale * x), scale > 0
+  void (*attend)(const AttendTask& task, float* out);  // out [num_queries, head_dim]
+};
+
+std::size_t matmul_scratch_bytes(std::int64_t cols);
+
+// The instruction sets that this build has and this CPU can run, best first; the last is "generic".
+std::vector<std::string> available_isas();
+// The table of `isa`, or of the best for "". Throws std::invalid_argument: unknown name (lists the known ones), or not
+// supported by this CPU or build (says so).
+const Ops& ops_for(const std::string& isa);
+
+}  // namespace moeinf

@@ -1,0 +1,106 @@
+// Which instruction sets this build has and this CPU can run, and the table of operations of each.
+#include "isa.h"
+
+#if defined(__aarch64__) && defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
+
+#include <stdexcept>
+
+namespace moeinf {
+namespace {
+
+struct Isa {
+  const char* name;
+  const Ops* ops;  // null: not in this build
+  bool (*cpu_has)();
+};
+
+#if defined(__x86_64__) || defined(__i386__)
+bool cpu_has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+
+bool cpu_has_avx512() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+         __builtin_cpu_supports("avx512vnni") && cpu_has_avx2();
+}
+
+bool cpu_has_avx512bf16() { return __builtin_cpu_supports("avx512bf16") && cpu_has_avx512(); }
+#else
+bool cpu_has_avx2() { return false; }
+bool cpu_has_avx512() { return false; }
+bool cpu_has_avx512bf16() { return false; }
+#endif
+
+#if defined(__aarch64__) && defined(__linux__)
+bool cpu_has_dotprod() { return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0; }
+#else
+bool cpu_has_dotprod() { return false; }
+#endif
+
+bool always() { return true; }
+
+// CMake says which of them the compiler could make.
+#ifdef MOEINF_HAS_AVX2
+constexpr const Ops* kAvx2 = &isa::avx2;
+#else
+constexpr const Ops* kAvx2 = nullptr;
+#endif
+#ifdef MOEINF_HAS_AVX512
+constexpr const Ops* kAvx512 = &isa::avx512;
+#else
+constexpr const Ops* kAvx512 = nullptr;
+#endif
+#ifdef MOEINF_HAS_AVX512BF16
+constexpr const Ops* kAvx512Bf16 = &isa::avx512bf16;
+#else
+constexpr const Ops* kAvx512Bf16 = nullptr;
+#endif
+#ifdef MOEINF_HAS_NEON
+constexpr const Ops* kNeon = &isa::neon;
+#else
+constexpr const Ops* kNeon = nullptr;
+#endif
+#ifdef MOEINF_HAS_NEON_DOTPROD
+constexpr const Ops* kNeonDotprod = &isa::neon_dotprod;
+#else
+constexpr const Ops* kNeonDotprod = nullptr;
+#endif
+
+const Isa kIsas[] = {
+    // best first
+    {"avx512bf16", kAvx512Bf16, cpu_has_avx512bf16},
+    {"avx512", kAvx512, cpu_has_avx512},
+    {"avx2", kAvx2, cpu_has_avx2},
+    {"neon_dotprod", kNeonDotprod, cpu_has_dotprod},
+    {"neon", kNeon, always},
+    {"generic", &isa::generic, always},
+};
+
+}  // namespace
+
+std::vector<std::string> available_isas() {
+  std::vector<std::string> names;
+  for (const Isa& isa : kIsas) {
+    if (isa.ops != nullptr && isa.cpu_has()) names.push_back(isa.name);
+  }
+  return names;
+}
+
+const Ops& ops_for(const std::string& name) {
+  std::string known;
+  for (const Isa& isa : kIsas) {
+    if (name.empty() && isa.ops != nullptr && isa.cpu_has()) return *isa.ops;
+    if (name == isa.name) {
+      if (isa.ops == nullptr)
+        throw std::invalid_argument("instruction set " + name + " is not in this build");
+      if (!isa.cpu_has()) throw std::invalid_argument("this CPU lacks the instruction set " + name);
+      return *isa.ops;
+    }
+    known += std::string(known.empty() ? "" : ", ") + isa.name;
+  }
+  throw std::invalid_argument("unknown instruction set '" + name + "'; known are " + known);
+}
+
+}  // namespace moeinf

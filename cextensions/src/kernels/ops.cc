@@ -1,0 +1,100 @@
+// The inner loops for one instruction set. CMake compiles this file once for each, with MOEINF_ISA, its name,
+// and MOEINF_VECTORS, the header that wraps its vectors. All but the table is local to the file, and no
+// inline function of another header may be called: the linker could take a copy made for AVX-512 into the
+// generic build.
+#include <cstdint>
+#include <cstring>
+
+#include "isa.h"
+#include "layout.h"
+
+#define ALWAYS_INLINE inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 64")
+#define STRING_OF(name) #name
+#define NAME_OF(name) STRING_OF(name)
+
+#if defined(__x86_64__) || defined(__i386__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+namespace moeinf {
+namespace {
+
+// Each of them builds on those before it.
+// clang-format off
+#include "scalar.h"
+#include "q4k.h"
+#include "tables.h"
+#include MOEINF_VECTORS
+#include "sums.h"
+#include "dot_rows.h"
+#include "dot_float.h"
+#include "dot_blocks.h"
+#include "elementwise.h"
+#include "expand.h"
+#include "matmul.h"
+#include "attention_loops.h"
+// clang-format on
+
+void dot_rows(const Matrix& w, std::int64_t first, std::int64_t last, const void* x, int num_x, float* y,
+              std::int64_t y_stride) {
+  const std::int64_t row =
+      w.cols / block_weights(w.format) * static_cast<std::int64_t>(block_bytes(w.format));
+  const auto x_bytes = static_cast<std::int64_t>(activation_bytes(dot_activation(w.format), w.cols));
+  const DotCall call = {w.data, row, w.cols, static_cast<const unsigned char*>(x), x_bytes, y, y_stride};
+  switch (w.format) {
+    case Format::kF32:
+      return dot<FloatRows<F32Lanes>>(call, first, last, num_x);
+    case Format::kF16:
+      return dot<FloatRows<F16Lanes>>(call, first, last, num_x);
+    case Format::kBF16:
+      return dot<FloatRows<Bf16Lanes>>(call, first, last, num_x);
+    case Format::kQ8_0:
+      return dot<BlockRows<Q8_0>>(call, first, last, num_x);
+    case Format::kQ4_0:
+      return dot<BlockRows<Q4_0>>(call, first, last, num_x);
+    case Format::kIQ4_NL:
+      return dot<BlockRows<IQ4_NL>>(call, first, last, num_x);
+    case Format::kMXFP4:
+      return dot<BlockRows<MXFP4>>(call, first, last, num_x);
+    case Format::kQ4_K:
+      return dot<Q4KRows>(call, first, last, num_x);
+  }
+}
+
+void matmul_rows(const Matrix& w, std::int64_t first, std::int64_t last, const void* x, std::int64_t num_x,
+                 void* scratch, float* y, std::int64_t y_stride) {
+  const auto x_bytes = static_cast<std::int64_t>(activation_bytes(matmul_activation(w.format), w.cols));
+  const MatmulCall call = {static_cast<const unsigned char*>(x), x_bytes, num_x, y, y_stride};
+  switch (w.format) {
+    case Format::kF32:
+      return multiply_floats<F32Lanes>(w, first, last, call);
+    case Format::kF16:
+      return multiply_floats<F16Lanes>(w, first, last, call);
+    case Format::kBF16:
+      return multiply_floats<Bf16Lanes>(w, first, last, call);
+    default:
+      return multiply_blocks(w, first, last, call, static_cast<unsigned char*>(scratch));
+  }
+}
+
+}  // namespace
+
+namespace isa {
+
+const Ops MOEINF_ISA = {NAME_OF(MOEINF_ISA),
+                        prepare,
+                        dot_rows,
+                        matmul_rows,
+                        silu_mul,
+                        add_scaled,
+                        rms_norm,
+                        rotate,
+                        store_kv,
+                        softmax,
+                        attend};
+
+}  // namespace isa
+}  // namespace moeinf

@@ -1,0 +1,214 @@
+// The inner loops: every instruction set against a float64 reference, one row against many.
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "ops_reference.h"
+
+using namespace moeinf;
+
+namespace {
+
+std::vector<std::int64_t> column_counts(Format format) {
+  if (format == Format::kQ4_K) return {256, 768, 2304};
+  if (block_weights(format) == 32) return {32, 64, 96, 416, 2080};
+  return {1, 7, 31, 33, 64, 250, 2063};
+}
+
+void check_all(const std::vector<std::string>& isas, const std::vector<std::int64_t>& activation_counts,
+               bool many) {
+  std::mt19937 random(1);
+  for (const Format format : kFormats) {
+    for (const std::int64_t cols : column_counts(format)) {
+      const TestMatrix w(random, format, 1 + random() % 9 + (cols == 96 || cols == 33 ? 100 : 0), cols);
+      const std::vector<float> weights = w.dequantised();
+      for (const std::int64_t num_x : activation_counts) {
+        if (cols > 500 && num_x > 20) continue;  // long enough as it is
+        const std::vector<float> x = random_floats(random, num_x * cols);
+        const ActivationKind kind = many ? matmul_activation(format) : dot_activation(format);
+        const Reference expected = reference(w.view, weights, kind, x, many);
+        for (const std::string& isa : isas) {
+          if (close(product(ops_for(isa), w.view, x, many), expected)) continue;
+          throw std::runtime_error(isa + ", " + name_of(format) + ", " + std::to_string(w.view.rows) +
+                                   " rows of " + std::to_string(cols) + ", " + std::to_string(num_x) +
+                                   " activations");
+        }
+      }
+    }
+  }
+}
+
+void check_independence(bool many, std::int64_t num_x) {
+  std::mt19937 random(2);
+  for (const Format format : kFormats) {
+    const std::int64_t cols = format == Format::kQ4_K ? 2304 : block_weights(format) == 32 ? 2080 : 2063;
+    const TestMatrix w(random, format, 103, cols);
+    const std::vector<float> x = random_floats(random, num_x * cols);
+    for (const std::string& isa : available_isas()) {
+      const Ops& ops = ops_for(isa);
+      const std::vector<float> together = product(ops, w.view, x, many);
+      CHECK(together == product(ops, w.view, x, many, 50));
+      for (const std::int64_t i : {std::int64_t{0}, num_x / 2, num_x - 1}) {
+        const auto begin = x.begin() + static_cast<std::ptrdiff_t>(i * cols);
+        const auto same = together.begin() + static_cast<std::ptrdiff_t>(i * 103);
+        CHECK(product(ops, w.view, {begin, begin + cols}, many, 1) == std::vector<float>(same, same + 103));
+      }
+    }
+  }
+}
+
+}  // namespace
+
+TEST(generic_products_of_up_to_eight_activations_equal_a_float64_reference) {
+  check_all({"generic"}, {1, 2, 3, 4, 5, 6, 7, 8}, false);
+}
+
+TEST(generic_products_of_many_activations_equal_a_float64_reference) {
+  check_all({"generic"}, {1, 9, 10, 67}, true);
+}
+
+TEST(every_instruction_set_multiplies_up_to_eight_activations_as_the_reference_does) {
+  check_all(available_isas(), {1, 2, 3, 4, 5, 6, 7, 8}, false);
+}
+
+TEST(every_instruction_set_multiplies_many_activations_as_the_reference_does) {
+  check_all(available_isas(), {1, 2, 9, 12, 33, 70}, true);
+}
+
+TEST(a_product_of_few_depends_neither_on_the_other_activations_nor_on_the_split_of_rows) {
+  for (std::int64_t num_x = 2; num_x <= kMaxDotRows; ++num_x) check_independence(false, num_x);
+}
+
+TEST(a_product_of_many_depends_neither_on_the_other_activations_nor_on_the_split_of_rows) {
+  for (const std::int64_t num_x : {5, 11, 66}) check_independence(true, num_x);
+}
+
+TEST(a_row_range_writes_its_own_results_only) {
+  std::mt19937 random(3);
+  const TestMatrix w(random, Format::kQ8_0, 9, 64);
+  const std::vector<float> x = random_floats(random, 2 * 64);
+  for (const std::string& isa : available_isas()) {
+    const Ops& ops = ops_for(isa);
+    const Lines prepared(2 * activation_bytes(ActivationKind::kInt8, 64));
+    prepare_all(ops, ActivationKind::kInt8, x, 64, prepared.memory);
+    std::vector<float> y(20, -1.0f);
+    ops.dot_rows(w.view, 2, 7, prepared.memory, 2, y.data(), 10);
+    for (std::size_t i = 0; i < y.size(); ++i) CHECK((y[i] == -1.0f) == (i % 10 < 2 || i % 10 >= 7));
+  }
+}
+
+TEST(extreme_bytes_do_not_overflow_the_sums) {  // -128 times 127 everywhere: what 16 bits could not hold
+                                                // twice over
+  std::vector<unsigned char> bytes(34 * 4);
+  const std::uint16_t one = 0x3c00;
+  for (std::size_t b = 0; b < 4; ++b) {
+    std::memset(&bytes[34 * b], 0x80, 34);
+    std::memcpy(&bytes[34 * b], &one, 2);
+  }
+  const Matrix w = {bytes.data(), Format::kQ8_0, 1, 128};
+  for (const std::string& isa : available_isas()) {
+    CHECK(product(ops_for(isa), w, std::vector<float>(128, 127.0f), false)[0] == -128.0f * 127.0f * 128.0f);
+    CHECK(product(ops_for(isa), w, std::vector<float>(128, -127.0f), false)[0] == 128.0f * 127.0f * 128.0f);
+  }
+}
+
+TEST(the_smallest_mxfp4_scales_are_subnormal_numbers) {
+  std::vector<unsigned char> bytes(17, 0x22);  // all weights are 1
+  for (const unsigned char e : {0, 1, 2}) {
+    bytes[0] = e;
+    const Matrix w = {bytes.data(), Format::kMXFP4, 1, 32};
+    for (const std::string& isa : available_isas()) {
+      CHECK(product(ops_for(isa), w, std::vector<float>(32, 127.0f), false)[0] ==
+            std::ldexp(127.0f * 32, e - 127));
+    }
+  }
+}
+
+TEST(what_is_not_finite_in_an_activation_shows_in_every_result) {
+  std::mt19937 random(4);
+  for (const Format format : kFormats) {
+    const TestMatrix w(random, format, 5, 256);
+    for (const float bad :
+         {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+      std::vector<float> x = random_floats(random, 2 * 256);
+      x[256 + 77] = bad;
+      for (const std::string& isa : available_isas()) {
+        for (const bool many : {false, true}) {
+          const std::vector<float> y = product(ops_for(isa), w.view, x, many);
+          for (std::size_t r = 0; r < 5; ++r) CHECK(std::isfinite(y[r]) && !std::isfinite(y[5 + r]));
+        }
+      }
+    }
+  }
+}
+
+TEST(an_activation_of_zeros_or_of_subnormal_numbers_gives_zero) {
+  std::mt19937 random(5);
+  const TestMatrix w(random, Format::kQ4_K, 3, 256);
+  for (const std::string& isa : available_isas()) {
+    for (const float value : {0.0f, 1e-42f}) {
+      for (const float y : product(ops_for(isa), w.view, std::vector<float>(256, value), false))
+        CHECK(y == 0.0f);
+    }
+  }
+}
+
+TEST(silu_is_exact_to_a_few_units_in_the_last_place) {
+  for (const std::string& isa : available_isas()) {
+    for (const std::int64_t count : {1, 15, 1000}) {
+      std::vector<float> gate(static_cast<std::size_t>(count)), up(gate.size()), out(gate.size());
+      for (std::size_t i = 0; i < gate.size(); ++i) {
+        gate[i] = static_cast<float>(i) * 0.17f - 80.0f;
+        up[i] = 1.0f + static_cast<float>(i % 3);
+      }
+      ops_for(isa).silu_mul(gate.data(), up.data(), out.data(), count);
+      for (std::size_t i = 0; i < gate.size(); ++i) {
+        const double g = static_cast<double>(gate[i]),
+                     exact = g / (1.0 + std::exp(-g)) * static_cast<double>(up[i]);
+        CHECK(std::fabs(static_cast<double>(out[i]) - exact) <= 4e-7 * std::fabs(exact));
+      }
+    }
+  }
+}
+
+TEST(silu_keeps_what_is_not_finite_and_vanishes_far_below_zero) {
+  const float infinity = std::numeric_limits<float>::infinity(), ones[] = {1, 1, 1, 1, 1};
+  const float gate[] = {std::numeric_limits<float>::quiet_NaN(), infinity, -200.0f, -89.0f, 0.0f};
+  for (const std::string& isa : available_isas()) {
+    float out[5];
+    ops_for(isa).silu_mul(gate, ones, out, 5);
+    CHECK(std::isnan(out[0]) && out[1] == infinity && out[2] == 0.0f && std::fabs(out[3]) < 1e-36f &&
+          out[4] == 0.0f);
+  }
+}
+
+TEST(a_scaled_sum_is_rounded_after_the_product_and_after_the_sum) {
+  std::mt19937 random(6);
+  const std::vector<float> x = random_floats(random, 77), start = random_floats(random, 77);
+  for (const std::string& isa : available_isas()) {
+    std::vector<float> sum = start;
+    ops_for(isa).add_scaled(x.data(), 0.3f, sum.data(), 77);
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      volatile float scaled = 0.3f * x[i];
+      CHECK(sum[i] == start[i] + scaled);
+    }
+  }
+}
+
+TEST(the_best_instruction_set_is_taken_and_others_are_refused_by_name) {
+  const std::vector<std::string> isas = available_isas();
+  CHECK(isas.back() == "generic" && ops_for("").name == isas.front());
+  for (const std::string& isa : isas) CHECK(ops_for(isa).name == isa);
+  CHECK(throws<std::invalid_argument>([] { ops_for("sse9"); }));
+  for (const std::string isa : {"avx2", "avx512", "avx512bf16", "neon", "neon_dotprod"}) {
+    bool available = false;
+    for (const std::string& name : isas) available = available || name == isa;
+    CHECK(available != throws<std::invalid_argument>([&] { ops_for(isa); }));
+  }
+}
