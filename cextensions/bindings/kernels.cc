@@ -1,0 +1,139 @@
+// Threads, dense products and routed experts for Python. The GIL is released while anything is computed.
+#include "moeinf/kernels/kernels.h"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "bindings.h"
+#include "matrix.h"
+#include "moeinf/kernels/experts.h"
+
+namespace nb = nanobind;
+
+namespace {
+
+using moeinf::BoundMatrix;
+using moeinf::Kernels;
+template <typename T, int Dimensions>
+using Array = nb::ndarray<T, nb::ndim<Dimensions>, nb::c_contig, nb::device::cpu>;
+using Floats = Array<const float, 2>;
+using FloatsOut = Array<float, 2>;
+using Ids = Array<const std::int64_t, 2>;
+using Column = Array<const std::int64_t, 1>;
+using Part = std::tuple<std::string, std::int64_t, std::int64_t, std::int64_t>;  // format, rows, cols, offset
+
+template <typename T>
+void require_shape(const char* name, const Array<T, 2>& array, std::int64_t rows, std::int64_t cols) {
+  if (array.shape(0) == static_cast<std::size_t>(rows) && array.shape(1) == static_cast<std::size_t>(cols))
+    return;
+  throw std::invalid_argument(std::string(name) + " is [" + std::to_string(array.shape(0)) + ", " +
+                              std::to_string(array.shape(1)) + "], not [" + std::to_string(rows) + ", " +
+                              std::to_string(cols) + "]");
+}
+
+nb::object to_numpy(const std::vector<std::int64_t>& values) {
+  auto* copy = new std::int64_t[values.size()];
+  nb::capsule owner(copy, [](void* p) noexcept { delete[] static_cast<std::int64_t*>(p); });
+  std::copy(values.begin(), values.end(), copy);
+  return nb::cast(nb::ndarray<nb::numpy, std::int64_t, nb::ndim<1>>(copy, {values.size()}, owner));
+}
+
+void linear(Kernels& kernels, const Floats& x, const BoundMatrix& w, const FloatsOut& y) {
+  const moeinf::Matrix matrix = w.view();
+  const auto num_x = static_cast<std::int64_t>(x.shape(0));
+  require_shape("x", x, num_x, matrix.cols);
+  require_shape("y", y, num_x, matrix.rows);
+  const nb::gil_scoped_release released;
+  kernels.linear(matrix, x.data(), num_x, y.data());
+}
+
+double read_rate(Kernels& kernels, std::int64_t num_bytes, int repeats) {
+  if (num_bytes < 0) throw std::invalid_argument("num_bytes is negative");
+  const nb::gil_scoped_release released;
+  return moeinf::memory_read_rate(kernels.pool(), static_cast<std::size_t>(num_bytes), repeats);
+}
+
+moeinf::ExpertPart part_of(const Part& part) {
+  if (std::get<3>(part) < 0) throw std::invalid_argument("a part begins before its block");
+  return {moeinf::format_named(std::get<0>(part)), std::get<1>(part), std::get<2>(part),
+          static_cast<std::size_t>(std::get<3>(part))};
+}
+
+// Holds the memory and the kernels that it works with.
+class BoundExpertKernel {
+ public:
+  BoundExpertKernel(nb::object kernels, BoundMatrix::Memory memory, const std::vector<Part>& parts)
+      : kernels_(kernels), memory_(memory), kernel_(make(nb::cast<Kernels&>(kernels), memory, parts)) {}
+
+  nb::tuple begin(const Floats& hidden, const Ids& ids, const Floats& weights) {
+    const auto num_tokens = static_cast<std::int64_t>(hidden.shape(0));
+    const auto top_k = static_cast<std::int64_t>(ids.shape(1));
+    require_shape("hidden", hidden, num_tokens, kernel_.hidden_size());
+    require_shape("ids", ids, num_tokens, top_k);
+    require_shape("weights", weights, num_tokens, top_k);
+    {
+      const nb::gil_scoped_release released;
+      kernel_.begin(hidden.data(), num_tokens, ids.data(), weights.data(), top_k);
+    }
+    return nb::make_tuple(to_numpy(kernel_.experts()), to_numpy(kernel_.counts()));
+  }
+
+  void compute(const Column& experts, const Column& offsets) {
+    if (experts.shape(0) != offsets.shape(0)) {
+      throw std::invalid_argument(std::to_string(experts.shape(0)) + " experts and " +
+                                  std::to_string(offsets.shape(0)) + " offsets");
+    }
+    const nb::gil_scoped_release released;
+    kernel_.compute(experts.data(), offsets.data(), experts.shape(0));
+  }
+
+  void finish(const FloatsOut& out) {
+    if (kernel_.has_begun()) require_shape("out", out, kernel_.num_tokens(), kernel_.hidden_size());
+    const nb::gil_scoped_release released;
+    kernel_.finish(out.data());
+  }
+
+ private:
+  static moeinf::ExpertKernel make(Kernels& kernels, const BoundMatrix::Memory& memory,
+                                   const std::vector<Part>& parts) {
+    if (parts.size() != 3) throw std::invalid_argument("an expert has 3 parts: gate, up, down");
+    return {kernels, memory.data(), memory.shape(0), part_of(parts[0]), part_of(parts[1]), part_of(parts[2])};
+  }
+
+  nb::object kernels_;
+  BoundMatrix::Memory memory_;
+  moeinf::ExpertKernel kernel_;
+};
+
+}  // namespace
+
+void moeinf::bind_kernels(nb::module_& m) {
+  nb::class_<BoundMatrix>(m, "Matrix", "A weight matrix in bytes that it keeps alive.")
+      .def(nb::init<BoundMatrix::Memory, const std::string&, std::int64_t, std::int64_t>(),
+           nb::arg("memory").noconvert(), nb::arg("format"), nb::arg("rows"), nb::arg("cols"));
+  nb::class_<Kernels>(m, "Kernels", "A pool of threads, and the inner loops of one instruction set.")
+      .def(nb::init<int, const std::string&>(), nb::arg("threads"), nb::arg("isa") = "")
+      .def_prop_ro("isa", [](const Kernels& kernels) { return std::string(kernels.ops().name); })
+      .def_prop_ro("threads", [](Kernels& kernels) { return kernels.pool().num_threads(); })
+      .def("linear", &linear, nb::arg("x").noconvert(), nb::arg("w"), nb::arg("y").noconvert());
+  nb::class_<BoundExpertKernel>(m, "ExpertKernel",
+                                "The routed experts of one layer, computed as they arrive.")
+      .def(nb::init<nb::object, BoundMatrix::Memory, const std::vector<Part>&>(), nb::arg("kernels"),
+           nb::arg("memory").noconvert(), nb::arg("parts"))
+      .def("begin", &BoundExpertKernel::begin, nb::arg("hidden").noconvert(), nb::arg("ids").noconvert(),
+           nb::arg("weights").noconvert())
+      .def("compute", &BoundExpertKernel::compute, nb::arg("experts").noconvert(),
+           nb::arg("offsets").noconvert())
+      .def("finish", &BoundExpertKernel::finish, nb::arg("out").noconvert());
+  m.def("memory_read_rate", &read_rate, nb::arg("kernels"), nb::arg("num_bytes"), nb::arg("repeats"));
+  m.def("available_isas", &moeinf::available_isas);
+}

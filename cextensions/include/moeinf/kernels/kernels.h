@@ -1,0 +1,81 @@
+// Threads, inner loops and scratch memory put together: what every operation on weights is given.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "moeinf/kernels/buffer.h"
+#include "moeinf/kernels/ops.h"
+#include "moeinf/kernels/pool.h"
+
+namespace moeinf {
+
+class Kernels {
+ public:
+  // isa "": the best that this CPU has. Throws std::invalid_argument as ops_for does, or for num_threads < 1.
+  Kernels(int num_threads, const std::string& isa);
+
+  Pool& pool() { return pool_; }
+  const Ops& ops() const { return ops_; }
+
+  // 64-byte aligned memory of this object that grows and is reused; `which` (a small number) keeps the
+  // buffers of one call apart. Valid until the next call with the same `which`. What is in it does not
+  // survive one with more bytes.
+  void* scratch(int which, std::size_t num_bytes);
+
+  // ys[m] [num_x, ws[m].rows] = x [num_x, cols] times the transposed ws[m], for all m in one parallel region;
+  // x is prepared once for each kind. All ws have the same cols. Uses dot_rows up to kMaxDotRows, matmul_rows
+  // beyond.
+  void linears(const std::vector<Matrix>& ws, const float* x, std::int64_t num_x,
+               const std::vector<float*>& ys);
+  void linear(const Matrix& w, const float* x, std::int64_t num_x, float* y);
+
+  // Rows of one matrix that a task takes, of a call that goes over total_rows rows of such matrices: so many
+  // bytes that taking a task costs nothing beside reading them, but several tasks for each thread. A multiple
+  // of 16, so that no two tasks write to one cache line. Grows with total_rows.
+  std::int64_t rows_per_task(Format format, std::int64_t cols, std::int64_t num_x,
+                             std::int64_t total_rows) const;
+  // For the drivers of kernels: one row of x [num_x, cols] after the other turned into `kind` at `out`, by
+  // all threads where that pays.
+  void prepare(ActivationKind kind, const float* x, std::int64_t num_x, std::int64_t cols, void* out);
+  // y[i * y_stride + r] = row r of w times x_i for first <= r < last: by dot_rows up to kMaxDotRows, else
+  // matmul_rows. x is prepared for it (activation_for). Called inside a task, after
+  // reserve_thread_scratch(w.cols).
+  void multiply(const Matrix& w, std::int64_t first, std::int64_t last, const void* x, std::int64_t num_x,
+                int thread, float* y, std::int64_t y_stride);
+  void reserve_thread_scratch(std::int64_t cols);
+
+ private:
+  void linears(const Matrix* ws, std::size_t num_ws, const float* x, std::int64_t num_x, float* const* ys);
+
+  std::array<const void*, 3> prepare_for(const Matrix* ws, std::size_t num_ws, const float* x,
+                                         std::int64_t num_x);
+  void split_rows(const Matrix* ws, std::size_t num_ws, std::int64_t num_x);
+
+  struct RowTasks {         // of one matrix of a call
+    std::int64_t num_rows;  // of each task
+    std::int64_t end_task;  // where those of the next matrix begin
+  };
+
+  const Ops& ops_;
+  Pool pool_;
+  std::vector<RowTasks> row_tasks_;
+  std::vector<Buffer> scratch_;
+  std::array<Buffer, 3> prepared_;  // one for each ActivationKind
+  Buffer thread_scratch_;
+  std::size_t thread_scratch_bytes_ = 0;  // of one thread
+};
+
+inline ActivationKind activation_for(Format format, std::int64_t num_x) {
+  return num_x <= kMaxDotRows ? dot_activation(format) : matmul_activation(format);
+}
+
+// Measured rate, bytes/s, of reading num_bytes of fresh huge-page memory with all threads of the pool, best
+// of `repeats`. Of less than several times the last-level cache, part is read from there. Throws
+// std::invalid_argument for less than 1 MiB or 1 repeat.
+double memory_read_rate(Pool& pool, std::size_t num_bytes, int repeats);
+
+}  // namespace moeinf

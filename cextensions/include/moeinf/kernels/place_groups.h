@@ -1,0 +1,35 @@
+// The places of a routing (token, j-th choice) sorted by the expert that they name.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace moeinf {
+
+class PlaceGroups {
+ public:
+  static constexpr std::int64_t kMaxExperts = 1 << 20;
+
+  // Throws std::invalid_argument for an id that is negative or not below kMaxExperts; there are no groups
+  // then.
+  void sort(const std::int64_t* ids, std::int64_t num_places);
+
+  std::int64_t find(std::int64_t expert) const;  // its group, or -1
+
+  std::size_t size() const { return experts.size(); }
+
+  // One element for each group: experts ascend, and lie behind one another from starts on in `sorted`.
+  std::vector<std::int64_t> experts, counts, starts;
+  std::vector<std::int64_t> sorted;       // places, by expert and then ascending
+  std::vector<std::int64_t> position_of;  // of each place in `sorted`
+
+ private:
+  void count_ids(const std::int64_t* ids, std::int64_t num_places);
+  void make_groups();
+
+  std::vector<std::int64_t>
+      by_id_;  // group of each expert id, -1: none; while sorting, how many places name it
+};
+
+}  // namespace moeinf

@@ -1,0 +1,45 @@
+// A pool of threads that outlive the calls: the caller is one of them.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+namespace moeinf {
+
+class Pool {
+ public:
+  // num_threads >= 1 counts the caller. The others are pinned to physical cores of this process's affinity
+  // mask where the system can do that; the caller is left where it is, as threads that it starts later would
+  // inherit its mask. Throws std::invalid_argument for less than 1, SystemFailure where a thread is refused.
+  explicit Pool(int num_threads);
+  ~Pool();  // in a forked child, which has none of the threads, it leaves them alone
+  Pool(const Pool&) = delete;
+  Pool& operator=(const Pool&) = delete;
+
+  int num_threads() const;
+
+  // Calls task(index, thread) once for each index in [0, num_tasks), 0 <= thread < num_threads(); returns
+  // when all are done. Each thread begins with a run of neighbouring indices and then takes from the others
+  // what they have not begun. One caller at a time, and not from inside a task; not in a forked child. An
+  // idle worker spins some 100 us for the next call, then sleeps. The first exception of a task reaches the
+  // caller; tasks not begun by then are skipped.
+  template <typename Task>
+  void run(std::int64_t num_tasks, const Task& task) {
+    run_erased(
+        num_tasks,
+        [](const void* erased, std::int64_t index, int thread) {
+          (*static_cast<const Task*>(erased))(index, thread);
+        },
+        &task);
+  }
+
+ private:
+  using Function = void (*)(const void* task, std::int64_t index, int thread);
+  struct State;
+
+  void run_erased(std::int64_t num_tasks, Function function, const void* task);
+
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace moeinf

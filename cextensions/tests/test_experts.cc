@@ -1,0 +1,304 @@
+// Dense products and routed experts: against plain double arithmetic, and equal to the bit however work is
+// split.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <stdexcept>
+#include <vector>
+
+#include "check.h"
+#include "moeinf/kernels/experts.h"
+#include "moeinf/kernels/quantize.h"
+
+using moeinf::ExpertKernel;
+using moeinf::ExpertPart;
+using moeinf::Format;
+using moeinf::Kernels;
+using moeinf::Matrix;
+using Floats = std::vector<float>;
+using Bytes = std::vector<unsigned char>;
+using Ids = std::vector<std::int64_t>;
+
+namespace {
+
+constexpr std::int64_t kHidden = 64, kIntermediate = 96, kNumExperts = 6, kTopK = 3;
+constexpr std::size_t kStride = 80 << 10;
+
+Floats random_floats(std::size_t count, unsigned seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal;
+  Floats values(count);
+  for (float& value : values) value = normal(random);
+  return values;
+}
+
+Bytes stored(Format format, const Floats& values, std::int64_t rows, std::int64_t cols) {
+  Bytes bytes(static_cast<std::size_t>(rows) * moeinf::row_bytes(format, cols));
+  if (format == Format::kF32) {
+    std::memcpy(bytes.data(), values.data(), bytes.size());
+  } else {
+    moeinf::quantize(format, reinterpret_cast<const unsigned char*>(values.data()), Format::kF32, rows, cols,
+                     bytes.data());
+  }
+  return bytes;
+}
+
+double dot(const float* a, const float* b, std::int64_t count) {
+  double sum = 0;
+  for (std::int64_t i = 0; i < count; ++i) sum += static_cast<double>(a[i]) * b[i];
+  return sum;
+}
+
+// Blocks of kNumExperts experts, last expert first, and the float weights that they hold.
+struct Layer {
+  explicit Layer(Format format) : memory(kStride * kNumExperts) {
+    const std::int64_t rows[] = {kIntermediate, kIntermediate, kHidden};
+    std::size_t offset = 0;
+    for (std::size_t p = 0; p < 3; ++p) {
+      const std::int64_t cols = p == 2 ? kIntermediate : kHidden;
+      parts[p] = {format, rows[p], cols, offset};
+      for (std::int64_t e = 0; e < kNumExperts; ++e) {
+        Floats values =
+            random_floats(static_cast<std::size_t>(rows[p] * cols), static_cast<unsigned>(10 * e) + p);
+        for (float& value : values) value /= 8;
+        const Bytes bytes = stored(format, values, rows[p], cols);
+        const Matrix matrix{bytes.data(), format, rows[p], cols};
+        moeinf::dequantize(matrix, values.data());
+        std::copy(bytes.begin(), bytes.end(),
+                  memory.begin() + static_cast<std::ptrdiff_t>(offset_of(e) + offset));
+        weights[p].push_back(values);
+      }
+      offset += static_cast<std::size_t>(rows[p]) * moeinf::row_bytes(format, cols);
+    }
+    CHECK(offset <= kStride);
+  }
+  static std::size_t offset_of(std::int64_t e) {
+    return kStride * static_cast<std::size_t>(kNumExperts - 1 - e);
+  }
+
+  ExpertKernel kernel(Kernels& kernels) const {
+    return {kernels, memory.data(), memory.size(), parts[0], parts[1], parts[2]};
+  }
+
+  Bytes memory;
+  ExpertPart parts[3];
+  std::vector<Floats> weights[3];
+};
+
+struct Step {
+  explicit Step(std::int64_t num_tokens, unsigned seed = 1)
+      : num_tokens(num_tokens),
+        hidden(random_floats(static_cast<std::size_t>(num_tokens * kHidden), seed)),
+        weights(random_floats(static_cast<std::size_t>(num_tokens * kTopK), seed + 1)) {
+    for (std::int64_t t = 0; t < num_tokens; ++t) {
+      for (std::int64_t j = 0; j < kTopK; ++j) ids.push_back((t * t + 2 * j + t % 2) % kNumExperts);
+    }
+  }
+  void begin(ExpertKernel& kernel) const {
+    kernel.begin(hidden.data(), num_tokens, ids.data(), weights.data(), kTopK);
+  }
+  Floats zeros() const { return Floats(hidden.size()); }
+
+  std::int64_t num_tokens;
+  Floats hidden, weights;
+  Ids ids;
+};
+
+void compute(ExpertKernel& kernel, const Ids& experts) {
+  Ids offsets;
+  for (const std::int64_t e : experts) offsets.push_back(static_cast<std::int64_t>(Layer::offset_of(e)));
+  kernel.compute(experts.data(), offsets.data(), experts.size());
+}
+
+Floats run(ExpertKernel& kernel, const Step& step) {
+  step.begin(kernel);
+  compute(kernel, kernel.experts());
+  Floats out = step.zeros();
+  kernel.finish(out.data());
+  return out;
+}
+
+// Element h of the sum for token t, in double.
+double expected(const Layer& layer, const Step& step, std::int64_t t, std::int64_t h) {
+  double sum = 0;
+  for (std::int64_t j = 0; j < kTopK; ++j) {
+    const auto place = static_cast<std::size_t>(t * kTopK + j);
+    const auto e = static_cast<std::size_t>(step.ids[place]);
+    for (std::int64_t i = 0; i < kIntermediate; ++i) {
+      const float* x = step.hidden.data() + t * kHidden;
+      const double gate = dot(layer.weights[0][e].data() + i * kHidden, x, kHidden);
+      const double up = dot(layer.weights[1][e].data() + i * kHidden, x, kHidden);
+      const float down = layer.weights[2][e][static_cast<std::size_t>(h * kIntermediate + i)];
+      sum += step.weights[place] * down * gate / (1 + std::exp(-gate)) * up;
+    }
+  }
+  return sum;
+}
+
+}  // namespace
+
+TEST(experts_equal_plain_double_arithmetic_for_few_tokens_and_many) {
+  Kernels kernels(2, "generic");
+  for (const Format format : {Format::kF32, Format::kQ8_0}) {
+    const Layer layer(format);
+    ExpertKernel kernel = layer.kernel(kernels);
+    const double tolerance = format == Format::kF32 ? 1e-4 : 0.1;
+    for (const std::int64_t num_tokens : {1, 2, 5, 40}) {
+      const Step step(num_tokens);
+      const Floats out = run(kernel, step);
+      for (std::int64_t t = 0; t < num_tokens; t += 3) {
+        for (std::int64_t h = 0; h < kHidden; h += 7) {
+          CHECK(std::abs(out[static_cast<std::size_t>(t * kHidden + h)] - expected(layer, step, t, h)) <
+                tolerance);
+        }
+      }
+    }
+  }
+}
+
+TEST(experts_that_arrive_one_by_one_in_any_order_give_the_same_bits) {
+  Kernels kernels(2, "");
+  for (const Format format : {Format::kF32, Format::kQ8_0, Format::kQ4_0}) {
+    const Layer layer(format);
+    ExpertKernel kernel = layer.kernel(kernels);
+    for (const std::int64_t num_tokens : {1, 4, 33}) {
+      const Step step(num_tokens);
+      const Floats at_once = run(kernel, step);
+      step.begin(kernel);
+      Ids experts = kernel.experts();
+      std::reverse(experts.begin(), experts.end());
+      for (const std::int64_t e : experts) compute(kernel, {e});
+      Floats split = step.zeros();
+      kernel.finish(split.data());
+      CHECK(split == at_once);
+    }
+  }
+}
+
+TEST(the_number_of_threads_does_not_change_a_bit) {
+  const Layer layer(Format::kQ8_0);
+  const Step step(21);
+  std::vector<Floats> outs;
+  for (const int num_threads : {1, 2, 3}) {
+    Kernels kernels(num_threads, "");
+    ExpertKernel kernel = layer.kernel(kernels);
+    outs.push_back(run(kernel, step));
+  }
+  CHECK(outs[0] == outs[1] && outs[0] == outs[2]);
+}
+
+TEST(finish_adds_to_what_is_there_and_a_kernel_serves_steps_of_any_size_in_turn) {
+  Kernels kernels(2, "");
+  const Layer layer(Format::kF32);
+  ExpertKernel kernel = layer.kernel(kernels);
+  const Floats first = run(kernel, Step(1));
+  run(kernel, Step(50));
+  run(kernel, Step(0));
+  CHECK(run(kernel, Step(1)) == first);
+  const Step step(1);
+  step.begin(kernel);
+  compute(kernel, kernel.experts());
+  Floats out(first.size(), 100.0f);
+  kernel.finish(out.data());
+  for (std::size_t i = 0; i < out.size(); ++i) CHECK(std::abs(out[i] - 100.0f - first[i]) < 1e-4);
+}
+
+TEST(an_expert_may_come_twice_for_one_token_and_a_token_without_any_gets_nothing) {
+  Kernels kernels(2, "generic");
+  const Layer layer(Format::kF32);
+  ExpertKernel kernel = layer.kernel(kernels);
+  Step step(1);
+  step.ids = {4, 2, 4};
+  const Floats out = run(kernel, step);
+  for (std::int64_t h = 0; h < kHidden; ++h) {
+    CHECK(std::abs(out[static_cast<std::size_t>(h)] - expected(layer, step, 0, h)) < 1e-4);
+  }
+  kernel.begin(step.hidden.data(), 1, step.ids.data(), step.weights.data(), 0);
+  CHECK(kernel.experts().empty());
+  Floats untouched = step.hidden;
+  kernel.finish(untouched.data());
+  CHECK(untouched == step.hidden);
+}
+
+TEST(misuse_of_a_step_is_refused_and_leaves_it_as_it_was) {
+  Kernels kernels(1, "generic");
+  const Layer layer(Format::kF32);
+  ExpertKernel kernel = layer.kernel(kernels);
+  Floats out(static_cast<std::size_t>(kHidden));
+  CHECK(throws<std::invalid_argument>([&] { kernel.finish(out.data()); }));
+  CHECK(throws<std::invalid_argument>([&] { compute(kernel, {0}); }));
+  const Step step(1);  // experts 0, 2 and 4
+  const Floats expected_out = run(kernel, step);
+  step.begin(kernel);
+  CHECK(throws<std::invalid_argument>([&] { compute(kernel, {0, 1}); }));
+  CHECK(throws<std::invalid_argument>([&] { compute(kernel, {0, 0}); }));
+  CHECK(throws<std::invalid_argument>([&] { compute(kernel, {-1}); }));
+  const std::int64_t expert = 0;
+  for (const std::int64_t offset : {std::int64_t{-1}, static_cast<std::int64_t>(layer.memory.size())}) {
+    CHECK(throws<std::invalid_argument>([&] { kernel.compute(&expert, &offset, 1); }));
+  }
+  compute(kernel, {0});
+  CHECK(throws<std::invalid_argument>([&] { compute(kernel, {0}); }));
+  CHECK(throws<std::invalid_argument>([&] { kernel.finish(out.data()); }));
+  compute(kernel, {4, 2});
+  kernel.finish(out.data());
+  CHECK(out == expected_out);
+  Step wrong(1);
+  wrong.ids[1] = -3;
+  CHECK(throws<std::invalid_argument>([&] { wrong.begin(kernel); }));
+  CHECK(throws<std::invalid_argument>([&] { compute(kernel, {0}); }));
+}
+
+TEST(parts_that_do_not_fit_together_are_refused) {
+  Kernels kernels(1, "generic");
+  const ExpertPart gate{Format::kF32, 32, 64, 0}, down{Format::kF32, 64, 32, 0};
+  const auto refused = [&](const ExpertPart& g, const ExpertPart& u, const ExpertPart& d) {
+    return throws<std::invalid_argument>([&] { ExpertKernel kernel(kernels, nullptr, 0, g, u, d); });
+  };
+  CHECK(!refused(gate, gate, down));
+  CHECK(refused(gate, down, down));
+  CHECK(refused(gate, gate, gate));
+  CHECK(refused({Format::kQ4_K, 32, 64, 0}, gate, down));
+}
+
+TEST(linears_of_mixed_formats_equal_each_alone_and_plain_double_arithmetic) {
+  constexpr std::int64_t kRows[] = {70, 33, 130};
+  const Format formats[] = {Format::kF32, Format::kQ8_0, Format::kF32};
+  for (const int num_threads : {1, 2}) {
+    Kernels kernels(num_threads, "generic");
+    for (const std::int64_t num_x : {1, 8, 9, 30}) {
+      const Floats x = random_floats(static_cast<std::size_t>(num_x * kHidden), 3);
+      std::vector<Bytes> bytes;
+      std::vector<Floats> ys;
+      std::vector<Matrix> matrices;
+      std::vector<float*> outs;
+      for (std::size_t m = 0; m < 3; ++m) {
+        const Floats w =
+            random_floats(static_cast<std::size_t>(kRows[m] * kHidden), static_cast<unsigned>(m));
+        bytes.push_back(stored(formats[m], w, kRows[m], kHidden));
+        matrices.push_back({bytes[m].data(), formats[m], kRows[m], kHidden});
+        ys.emplace_back(static_cast<std::size_t>(num_x * kRows[m]));
+      }
+      for (Floats& y : ys) outs.push_back(y.data());
+      kernels.linears(matrices, x.data(), num_x, outs);
+      for (std::size_t m = 0; m < 3; ++m) {
+        Floats alone(ys[m].size()), w(static_cast<std::size_t>(kRows[m] * kHidden));
+        kernels.linear(matrices[m], x.data(), num_x, alone.data());
+        CHECK(alone == ys[m]);
+        moeinf::dequantize(matrices[m], w.data());
+        for (std::int64_t i = 0; i < num_x * kRows[m]; ++i) {
+          const double y = dot(w.data() + i % kRows[m] * kHidden, x.data() + i / kRows[m] * kHidden, kHidden);
+          CHECK(std::abs(y - alone[static_cast<std::size_t>(i)]) < (formats[m] == Format::kF32 ? 1e-4 : 0.5));
+        }
+      }
+    }
+  }
+}
+
+TEST(a_read_rate_is_measured_and_senseless_ones_are_refused) {
+  moeinf::Pool pool(2);
+  CHECK(moeinf::memory_read_rate(pool, 3 << 20, 2) > 0);
+  CHECK(throws<std::invalid_argument>([&] { moeinf::memory_read_rate(pool, 1000, 2); }));
+  CHECK(throws<std::invalid_argument>([&] { moeinf::memory_read_rate(pool, 3 << 20, 0); }));
+}
