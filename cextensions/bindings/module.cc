@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "bindings.h"
 #include "moeinf/arena.h"
 #include "moeinf/errors.h"
 #include "moeinf/reader.h"
@@ -171,6 +172,17 @@ void bind_arena(nb::module_& m) {
           "All of it as a writable array that keeps the arena alive.");
 }
 
+void bind_populate(nb::module_& m) {
+  m.def(
+      "populate",
+      [](const nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>& memory) {
+        const nb::gil_scoped_release released;
+        return moeinf::populate(memory.data(), memory.size());
+      },
+      nb::arg("memory").noconvert(),
+      "Takes the whole pages of an array from the machine now; its contents stay. False where it cannot.");
+}
+
 void bind_reader(nb::module_& m) {
   nb::class_<NativeReader>(m, "NativeReader", "moeinf.types.Reader over io_uring or a pool of threads.")
       .def(
@@ -213,5 +225,9 @@ NB_MODULE(_native, m) {
   nb::register_exception_translator(translate);
   bind_read_failure(m);
   bind_arena(m);
+  bind_populate(m);
   bind_reader(m);
+  moeinf::bind_formats(m);
+  moeinf::bind_kernels(m);
+  moeinf::bind_decoder(m);
 }

@@ -1,5 +1,6 @@
 // Both backends over real files, and the pool over reads that are short, interrupted or refused.
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -99,6 +100,18 @@ ssize_t pread_with_a_bad_block(int fd, void* buffer, std::size_t num_bytes, off_
 }
 
 }  // namespace
+
+TEST(populated_memory_is_there_and_keeps_what_was_in_it) {
+  Arena arena(4 << 20);
+  arena.data()[1 << 20] = 7;
+  const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  if (!moeinf::populate(arena.data() + 1, (3 << 20) - 1)) return;  // an old kernel
+  std::vector<unsigned char> present((3 << 20) / page);
+  CHECK(::mincore(arena.data(), 3 << 20, present.data()) == 0);
+  CHECK(std::all_of(present.begin() + 1, present.end(), [](unsigned char byte) { return (byte & 1) != 0; }));
+  CHECK(arena.data()[1 << 20] == 7);
+  CHECK(moeinf::populate(arena.data() + 1, page - 1));  // no whole page: nothing to do
+}
 
 TEST(bytes_arrive_where_they_were_asked_for_on_any_backend) {
   const TemporaryFile file(64 * kBlock);

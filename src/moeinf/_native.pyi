@@ -30,6 +30,12 @@ class Arena:
     def array(self) -> npt.NDArray[np.uint8]:
         """All of it as a writable array that keeps the arena alive."""
 
+def populate(memory: npt.NDArray[np.uint8]) -> bool:
+    """Takes the whole pages of an array from the machine now, without the GIL; its contents stay as they are.
+
+    Reads into them then need not wait for pages to be zeroed. False where the kernel cannot do it.
+    """
+
 class NativeReader:
     """moeinf.types.Reader over io_uring or a pool of threads.
 
@@ -92,3 +98,148 @@ class NativeReader:
 
     def close(self) -> None:
         """Drops what is queued and waits for what is in flight, since the kernel writes into the arena until then."""
+
+_Bytes = npt.NDArray[np.uint8] | bytes | bytearray | memoryview  # of contiguous uint8
+
+def quantize(format: str, source: _Bytes, source_dtype: str, rows: int, cols: int, out: _Bytes) -> None:
+    """Rounds [rows, cols] of bf16, f16 or f32 into blocks, in `out`; without the GIL, in this thread, deterministic.
+
+    A block's bytes depend on its own weights alone. ValueError for sizes that do not fit, formats that it cannot go
+    between, and a weight that is NaN, infinite or beyond 65504.
+    """
+
+def dequantize(format: str, data: _Bytes, rows: int, cols: int, out: npt.NDArray[np.float32]) -> None:
+    """The weights of any format, into out [rows, cols]. ValueError for sizes that do not fit."""
+
+def check_scales(format: str, data: _Bytes, rows: int, cols: int) -> int:
+    """Index of the first block whose scale (or minimum) is NaN or infinite, -1 if there is none."""
+
+def repack_mxfp4(blocks: _Bytes, scales: _Bytes, out: _Bytes) -> None:
+    """Blocks as gpt-oss publishes them (16 bytes a block, its scale apart) to MXFP4 blocks of 17 bytes, lossless."""
+
+class AttentionLayer:
+    """Self-attention of one layer, the norm in front of it included."""
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        matrices: list[Matrix],
+        norm: npt.NDArray[np.float32],
+        vectors: list[npt.NDArray[np.float32] | None],
+        head_dim: int,
+        norm_eps: float,
+        head_norm: Literal["none", "head", "full"],
+        clip: float,
+        window: int,
+    ) -> None:
+        """matrices: q, k, v, o; norm [hidden]; vectors: q norm, k norm, then the biases of q, k, v and o.
+
+        clip, window: 0 for none. ValueError for shapes that do not fit together.
+        """
+
+    def run(
+        self,
+        x: npt.NDArray[np.float32],
+        keys: _Bytes,
+        values: _Bytes,
+        format: Literal["f32", "f16", "bf16"],
+        capacity: int,
+        length: int,
+        cos: npt.NDArray[np.float32],
+        sin: npt.NDArray[np.float32],
+    ) -> None:
+        """x [tokens, hidden] += attention(norm(x)); keys and values of the tokens are stored at `length`.
+
+        keys, values: the bytes of [kv_heads, capacity, head_dim]; cos, sin [tokens, head_dim / 2].
+        """
+
+class RouterLayer:
+    """The norm in front of a MoE block, and its softmax router."""
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        gate: Matrix,
+        norm: npt.NDArray[np.float32],
+        norm_eps: float,
+        top_k: int,
+        normalise: bool,
+    ) -> None: ...
+    def run(
+        self,
+        x: npt.NDArray[np.float32],
+        hidden: npt.NDArray[np.float32],
+        ids: IntArray,
+        weights: npt.NDArray[np.float32],
+    ) -> None:
+        """Writes norm(x) [tokens, hidden], the chosen experts, largest weight first, and weights [tokens, top_k]."""
+
+def rms_norm(
+    kernels: Kernels,
+    x: npt.NDArray[np.float32],
+    weight: npt.NDArray[np.float32],
+    eps: float,
+    out: npt.NDArray[np.float32],
+) -> None:
+    """out [tokens, count] = x / rms(x) * weight."""
+
+class Matrix:
+    """A weight matrix in bytes that it keeps alive. ValueError for an unknown format and sizes that do not fit."""
+
+    def __init__(self, memory: npt.NDArray[np.uint8], format: str, rows: int, cols: int) -> None: ...
+
+class Kernels:
+    """A pool of threads (the caller is one of them), and the inner loops of one instruction set.
+
+    isa "": the best that this CPU has. ValueError for one that is unknown, or that this CPU or build has not, and for
+    less than 1 thread. For one Python thread at a time, with all that was made from it; not after a fork.
+    """
+
+    def __init__(self, threads: int, isa: str = "") -> None: ...
+    @property
+    def isa(self) -> str: ...
+    @property
+    def threads(self) -> int: ...
+    def linear(self, x: npt.NDArray[np.float32], w: Matrix, y: npt.NDArray[np.float32]) -> None:
+        """y [n, rows] = x [n, cols] times the transpose of w. ValueError for shapes that do not fit."""
+
+class ExpertKernel:
+    """The routed experts of one layer, whose blocks lie in one memory; kernels.ReferenceExpertKernel is its twin.
+
+    parts: (format, rows, cols, offset in the block in bytes) of gate and up [intermediate, hidden] and of down
+    [hidden, intermediate]; ValueError where they do not fit together. What finish adds depends neither on how the
+    experts were spread over compute calls nor on their order.
+    """
+
+    def __init__(
+        self, kernels: Kernels, memory: npt.NDArray[np.uint8], parts: Sequence[tuple[str, int, int, int]]
+    ) -> None: ...
+    def begin(
+        self, hidden: npt.NDArray[np.float32], ids: IntArray, weights: npt.NDArray[np.float32]
+    ) -> tuple[IntArray, IntArray]:
+        """The experts routed to, ascending, and how many tokens each has. hidden [tokens, H]; ids, weights [tokens, k].
+
+        The arrays are the caller's again afterwards. ValueError for shapes that do not fit and a negative id.
+        """
+
+    def compute(self, experts: IntArray, offsets: IntArray) -> None:
+        """The outputs of `experts`, whose blocks begin at `offsets` of the memory.
+
+        ValueError, and nothing is computed, for one that no token was routed to, that was computed before, or whose
+        block is not inside the memory.
+        """
+
+    def finish(self, out: npt.NDArray[np.float32]) -> None:
+        """out [tokens, H] += weights * outputs, one after the other in the order of the routing.
+
+        ValueError unless every expert was computed.
+        """
+
+def memory_read_rate(kernels: Kernels, num_bytes: int, repeats: int) -> float:
+    """Bytes a second at which all threads read num_bytes of fresh huge pages: the best of `repeats`.
+
+    num_bytes is to be several times the last-level cache; ValueError for less than 1 MiB or 1 repeat.
+    """
+
+def available_isas() -> list[str]:
+    """What `Kernels` accepts here, best first; the last is "generic"."""

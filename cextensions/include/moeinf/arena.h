@@ -24,4 +24,10 @@ class Arena {
   std::size_t num_bytes_ = 0;
 };
 
+// Takes the whole pages of a range from the kernel now, as writing them would, and leaves their contents
+// alone: reads may be landing in it meanwhile. Where a read is the first to touch memory, its submission
+// waits for pages to be zeroed. False where the kernel cannot do this (before Linux 5.14): the pages then
+// come as they are touched.
+bool populate(unsigned char* data, std::size_t num_bytes);
+
 }  // namespace moeinf

@@ -1,0 +1,43 @@
+// One layer of self-attention, norm included, for any number of tokens.
+#pragma once
+
+#include <cstdint>
+
+#include "moeinf/kernels/kernels.h"
+
+namespace moeinf {
+
+enum class HeadNorm {
+  kNone,
+  kEach,
+  kAll
+};  // RMS norm of queries and keys: none, over each head, over all heads together
+
+struct AttentionShape {
+  std::int64_t hidden, num_heads, num_kv_heads, head_dim;
+  float norm_eps;
+  HeadNorm head_norm;
+  float clip;           // queries, keys and values are clamped to [-clip, clip]; 0: they are not
+  std::int64_t window;  // a token sees itself and the window - 1 before it; 0: all
+};
+
+struct AttentionWeights {  // pointers may be null where the model has no such tensor
+  Matrix q, k, v, o;
+  const float* norm;  // [hidden]: of the layer's input
+  const float *q_norm, *k_norm;
+  const float *q_bias, *k_bias, *v_bias, *o_bias;
+};
+
+// Keys and values of one layer, both [num_kv_heads, capacity, head_dim] in `format` (f32, f16 or bf16).
+struct KVView {
+  void *keys, *values;
+  Format format;
+  std::int64_t capacity;
+};
+
+// x [num_tokens, hidden] += attention(norm(x)), the tokens at positions length.. of the cache, where their
+// keys and values are stored. cos, sin: [num_tokens, head_dim / 2]; rotary pairs are (i, i + head_dim / 2).
+void attend(Kernels& kernels, const AttentionShape& shape, const AttentionWeights& weights, const KVView& kv,
+            std::int64_t length, const float* cos, const float* sin, float* x, std::int64_t num_tokens);
+
+}  // namespace moeinf

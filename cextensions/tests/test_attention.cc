@@ -1,0 +1,292 @@
+// Attention and the router against plain double-precision twins, on every instruction set that this CPU has.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "moeinf/kernels/attention.h"
+#include "moeinf/kernels/router.h"
+
+namespace {
+
+using moeinf::AttentionShape;
+using moeinf::AttentionWeights;
+using moeinf::Format;
+using moeinf::HeadNorm;
+using moeinf::Kernels;
+using moeinf::Matrix;
+using Floats = std::vector<float>;
+
+Floats random_floats(std::int64_t count, float scale, std::mt19937& random) {
+  std::normal_distribution<float> normal(0.0f, scale);
+  Floats values(static_cast<std::size_t>(count));
+  for (float& value : values) value = normal(random);
+  return values;
+}
+
+Matrix matrix_of(const Floats& values, std::int64_t rows, std::int64_t cols) {
+  return {reinterpret_cast<const unsigned char*>(values.data()), Format::kF32, rows, cols};
+}
+
+std::vector<double> times(const Floats& w, const std::vector<double>& x) {
+  std::vector<double> y(w.size() / x.size());
+  for (std::size_t r = 0; r < y.size(); ++r) {
+    for (std::size_t c = 0; c < x.size(); ++c) y[r] += double(w[r * x.size() + c]) * x[c];
+  }
+  return y;
+}
+
+void norm(std::vector<double>& x, std::size_t first, std::size_t count, const Floats& weight, double eps) {
+  double sum = 0;
+  for (std::size_t i = 0; i < count; ++i) sum += x[first + i] * x[first + i];
+  for (std::size_t i = 0; i < count; ++i) x[first + i] *= weight[i] / std::sqrt(sum / double(count) + eps);
+}
+
+// A layer with random weights, and the positions it has seen, in double precision.
+struct Layer {
+  AttentionShape shape;
+  Floats q, k, v, o, norm_weight, q_norm, k_norm, q_bias, k_bias, v_bias, o_bias;
+  std::vector<std::vector<double>> keys, values;
+
+  Layer(const AttentionShape& s, bool biased, std::mt19937& random) : shape(s) {
+    const std::int64_t queries = s.num_heads * s.head_dim, kv = s.num_kv_heads * s.head_dim;
+    const float scale = 1.0f / std::sqrt(float(s.hidden));
+    q = random_floats(queries * s.hidden, scale, random);
+    k = random_floats(kv * s.hidden, scale, random);
+    v = random_floats(kv * s.hidden, scale, random);
+    o = random_floats(s.hidden * queries, scale, random);
+    norm_weight = random_floats(s.hidden, 1, random);
+    q_norm = random_floats(s.head_norm == HeadNorm::kAll ? queries : s.head_dim, 1, random);
+    k_norm = random_floats(s.head_norm == HeadNorm::kAll ? kv : s.head_dim, 1, random);
+    if (!biased) return;
+    q_bias = random_floats(queries, 1, random);
+    k_bias = random_floats(kv, 1, random);
+    v_bias = random_floats(kv, 1, random);
+    o_bias = random_floats(s.hidden, 1, random);
+  }
+
+  AttentionWeights weights() const {
+    const std::int64_t queries = shape.num_heads * shape.head_dim, kv = shape.num_kv_heads * shape.head_dim;
+    const bool normed = shape.head_norm != HeadNorm::kNone;
+    const auto pointer = [](const Floats& values, bool there) {
+      return there && !values.empty() ? values.data() : nullptr;
+    };
+    return {matrix_of(q, queries, shape.hidden),
+            matrix_of(k, kv, shape.hidden),
+            matrix_of(v, kv, shape.hidden),
+            matrix_of(o, shape.hidden, queries),
+            norm_weight.data(),
+            pointer(q_norm, normed),
+            pointer(k_norm, normed),
+            pointer(q_bias, true),
+            pointer(k_bias, true),
+            pointer(v_bias, true),
+            pointer(o_bias, true)};
+  }
+
+  std::vector<double> heads(const Floats& w, const Floats& bias, const Floats& weight, std::int64_t count,
+                            const std::vector<double>& x, const float* cos, const float* sin) const {
+    std::vector<double> y = times(w, x);
+    for (std::size_t i = 0; i < bias.size(); ++i) y[i] += bias[i];
+    if (shape.head_norm == HeadNorm::kAll) norm(y, 0, y.size(), weight, shape.norm_eps);
+    for (double& value : y)
+      value = shape.clip > 0 ? std::clamp<double>(value, -shape.clip, shape.clip) : value;
+    const auto dim = std::size_t(shape.head_dim), half = dim / 2;
+    for (std::size_t h = 0; h < std::size_t(count); ++h) {
+      if (shape.head_norm == HeadNorm::kEach) norm(y, h * dim, dim, weight, shape.norm_eps);
+      for (std::size_t i = 0; i < half; ++i) {
+        const double a = y[h * dim + i], b = y[h * dim + half + i];
+        y[h * dim + i] = a * cos[i] - b * sin[i];
+        y[h * dim + half + i] = b * cos[i] + a * sin[i];
+      }
+    }
+    return y;
+  }
+
+  // One token behind those seen.
+  void step(float* x, const float* cos, const float* sin) {
+    std::vector<double> normed(x, x + shape.hidden);
+    norm(normed, 0, normed.size(), norm_weight, shape.norm_eps);
+    const std::vector<double> query = heads(q, q_bias, q_norm, shape.num_heads, normed, cos, sin);
+    keys.push_back(heads(k, k_bias, k_norm, shape.num_kv_heads, normed, cos, sin));
+    values.push_back(times(v, normed));
+    for (std::size_t i = 0; i < values.back().size(); ++i) {
+      double& value = values.back()[i];
+      if (!v_bias.empty()) value += v_bias[i];
+      if (shape.clip > 0) value = std::clamp<double>(value, -shape.clip, shape.clip);
+    }
+    const std::size_t first = shape.window > 0 && keys.size() > std::size_t(shape.window)
+                                  ? keys.size() - std::size_t(shape.window)
+                                  : 0;
+    std::vector<double> mixed(query.size());
+    for (std::size_t h = 0; h < std::size_t(shape.num_heads); ++h) mix(query, h, first, mixed);
+    const std::vector<double> out = times(o, mixed);
+    for (std::size_t i = 0; i < out.size(); ++i)
+      x[i] += float(out[i] + (o_bias.empty() ? 0.0 : double(o_bias[i])));
+  }
+
+  void mix(const std::vector<double>& query, std::size_t h, std::size_t first,
+           std::vector<double>& mixed) const {
+    const auto dim = std::size_t(shape.head_dim), kv = h / std::size_t(shape.num_heads / shape.num_kv_heads);
+    std::vector<double> weights;
+    double total = 0;
+    for (std::size_t j = first; j < keys.size(); ++j) {
+      double score = 0;
+      for (std::size_t i = 0; i < dim; ++i) score += query[h * dim + i] * keys[j][kv * dim + i];
+      weights.push_back(std::exp(score / std::sqrt(double(dim))));
+      total += weights.back();
+    }
+    for (std::size_t j = first; j < keys.size(); ++j) {
+      for (std::size_t i = 0; i < dim; ++i)
+        mixed[h * dim + i] += weights[j - first] / total * values[j][kv * dim + i];
+    }
+  }
+};
+
+struct Cache {
+  std::vector<unsigned char> keys, values;
+  Format format;
+  std::int64_t capacity;
+
+  Cache(const AttentionShape& s, Format f, std::int64_t tokens)
+      : keys(moeinf::row_bytes(f, s.num_kv_heads * tokens * s.head_dim)),
+        values(keys.size()),
+        format(f),
+        capacity(tokens) {}
+  moeinf::KVView view() { return {keys.data(), values.data(), format, capacity}; }
+};
+
+double largest_difference(const Floats& a, const Floats& b) {
+  double most = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    const double difference = std::fabs(double(a[i]) - double(b[i]));
+    if (!(difference <= most)) most = difference;
+  }
+  return most;
+}
+
+// Passes of the given sizes, one behind the other, against token after token in double precision.
+void compare(const AttentionShape& shape, bool biased, Format kv, const std::vector<std::int64_t>& passes,
+             const std::string& isa, double tolerance) {
+  std::mt19937 random(7);
+  Layer layer(shape, biased, random);
+  std::int64_t tokens = 0;
+  for (const std::int64_t count : passes) tokens += count;
+  Floats x = random_floats(tokens * shape.hidden, 1, random);
+  Floats expected = x;
+  Floats cos = random_floats(tokens * shape.head_dim / 2, 1, random),
+         sin = random_floats(tokens * shape.head_dim / 2, 1, random);
+  const std::int64_t half = shape.head_dim / 2;
+  for (std::int64_t t = 0; t < tokens; ++t)
+    layer.step(&expected[std::size_t(t * shape.hidden)], &cos[std::size_t(t * half)],
+               &sin[std::size_t(t * half)]);
+  Kernels kernels(2, isa);
+  Cache cache(shape, kv, tokens + 3);
+  std::int64_t length = 0;
+  for (const std::int64_t count : passes) {
+    moeinf::attend(kernels, shape, layer.weights(), cache.view(), length, &cos[std::size_t(length * half)],
+                   &sin[std::size_t(length * half)], &x[std::size_t(length * shape.hidden)], count);
+    length += count;
+  }
+  CHECK(largest_difference(x, expected) < tolerance);
+}
+
+TEST(attention_is_that_of_its_double_precision_twin) {
+  for (const std::string& isa : moeinf::available_isas()) {
+    for (const HeadNorm head_norm : {HeadNorm::kNone, HeadNorm::kEach, HeadNorm::kAll}) {
+      const AttentionShape shape{40, 6, 2, 10, 1e-6f, head_norm, head_norm == HeadNorm::kNone ? 0.9f : 0.0f,
+                                 0};
+      compare(shape, head_norm != HeadNorm::kAll, Format::kF32, {3, 1, 1, 70, 8, 9, 1}, isa, 2e-4);
+    }
+  }
+}
+
+TEST(a_window_hides_what_lies_before_it) {
+  for (const std::string& isa : moeinf::available_isas()) {
+    const AttentionShape shape{32, 4, 4, 8, 1e-5f, HeadNorm::kNone, 0.0f, 13};
+    compare(shape, false, Format::kF32, {5, 30, 1, 1, 40, 2}, isa, 2e-4);
+  }
+}
+
+TEST(more_query_heads_than_a_task_takes_share_a_key) {
+  for (const std::string& isa : moeinf::available_isas()) {
+    const AttentionShape shape{24, 11, 1, 6, 1e-5f, HeadNorm::kEach, 0.0f, 0};
+    compare(shape, false, Format::kF32, {2, 20, 1, 150}, isa, 2e-4);
+  }
+}
+
+TEST(keys_and_values_of_16_bits_lose_only_their_last_digits) {
+  for (const std::string& isa : moeinf::available_isas()) {
+    const AttentionShape shape{64, 4, 2, 16, 1e-6f, HeadNorm::kEach, 0.0f, 0};
+    compare(shape, false, Format::kF16, {20, 1, 5, 300, 1}, isa, 2e-2);
+    compare(shape, false, Format::kBF16, {20, 1, 5, 300, 1}, isa, 1.5e-1);
+  }
+}
+
+TEST(halves_are_rounded_to_the_nearest_even_and_keep_what_is_not_finite) {
+  const float values[] = {0.0f,  -0.0f, 1.0f,       -2.5f,          65504.0f, 65519.0f,  65520.0f, 1e30f,
+                          6e-8f, 2e-8f, 1.0009766f, 1.00048828125f, INFINITY, -INFINITY, NAN};
+  const std::uint16_t halves[] = {0, 0x8000, 0x3c00, 0xc100, 0x7bff, 0x7bff, 0x7c00, 0x7c00,
+                                  1, 0,      0x3c01, 0x3c00, 0x7c00, 0xfc00, 0x7e00};
+  for (const std::string& isa : moeinf::available_isas()) {
+    std::uint16_t stored[15];
+    moeinf::ops_for(isa).store_kv(Format::kF16, values, 15, stored);
+    CHECK(std::memcmp(stored, halves, sizeof halves) == 0);
+  }
+}
+
+TEST(the_router_takes_the_largest_of_the_softmax_and_of_equals_the_first) {
+  const std::int64_t experts = 13, hidden = 24, k = 4;
+  std::mt19937 random(3);
+  Floats gate = random_floats(experts * hidden, 1, random);
+  std::copy(gate.begin(), gate.begin() + hidden, gate.begin() + 5 * hidden);  // expert 5 equals expert 0
+  const Floats weight = random_floats(hidden, 1, random);
+  for (const std::int64_t tokens : {std::int64_t{1}, std::int64_t{40}}) {
+    const Floats x = random_floats(tokens * hidden, 1, random);
+    for (const bool normalise : {false, true}) {
+      Kernels kernels(2, "");
+      Floats normed(x.size()), weights(std::size_t(tokens * k));
+      std::vector<std::int64_t> ids(std::size_t(tokens * k));
+      const moeinf::RouterWeights router{weight.data(), 1e-6f, matrix_of(gate, experts, hidden), k,
+                                         normalise};
+      moeinf::route(kernels, router, x.data(), tokens, normed.data(), ids.data(), weights.data());
+      for (std::int64_t t = 0; t < tokens; ++t) {
+        std::vector<double> row(x.begin() + t * hidden, x.begin() + (t + 1) * hidden);
+        norm(row, 0, row.size(), weight, 1e-6);
+        std::vector<double> scores = times(gate, row);
+        double total = 0, chosen = 0;
+        for (double& score : scores) total += score = std::exp(score);
+        std::vector<std::int64_t> order(static_cast<std::size_t>(experts));
+        for (std::int64_t e = 0; e < experts; ++e) order[std::size_t(e)] = e;
+        std::stable_sort(order.begin(), order.end(),
+                         [&](auto a, auto b) { return scores[std::size_t(a)] > scores[std::size_t(b)]; });
+        for (std::int64_t j = 0; j < k; ++j) chosen += scores[std::size_t(order[std::size_t(j)])] / total;
+        for (std::int64_t j = 0; j < k; ++j) {
+          const auto place = std::size_t(t * k + j);
+          CHECK(ids[place] == order[std::size_t(j)]);
+          const double share = scores[std::size_t(order[std::size_t(j)])] / total;
+          CHECK(std::fabs(weights[place] - (normalise ? share / chosen : share)) < 1e-5);
+        }
+        for (std::int64_t i = 0; i < hidden; ++i)
+          CHECK(std::fabs(normed[std::size_t(t * hidden + i)] - row[std::size_t(i)]) < 1e-5);
+      }
+    }
+  }
+}
+
+TEST(a_router_that_meets_no_number_still_chooses_distinct_experts) {
+  const Floats gate(5 * 8, 1.0f), weight(8, 1.0f), x(8, NAN);
+  Kernels kernels(1, "");
+  Floats normed(8), weights(3);
+  std::vector<std::int64_t> ids(3);
+  moeinf::route(kernels, {weight.data(), 1e-6f, matrix_of(gate, 5, 8), 3, true}, x.data(), 1, normed.data(),
+                ids.data(), weights.data());
+  std::sort(ids.begin(), ids.end());
+  CHECK(std::unique(ids.begin(), ids.end()) == ids.end() && ids.front() >= 0 && ids.back() < 5);
+}
+
+}  // namespace
