@@ -25,6 +25,9 @@ from moeinf.options import (
     Predictor,
     Prefetch,
     PrefillChunk,
+    Quant,
+    QuantDense,
+    QuantExperts,
     QueueDepth,
     Quiet,
     ReaderName,
@@ -115,6 +118,7 @@ def pull(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="org/repo[@rev] on the Hugging Face Hub, a folder, "
                                           "or demo.")],
     name: Annotated[str | None, typer.Option(metavar="NAME", help="Store it under this name.")] = None,
+    quant: Quant = None, quant_experts: QuantExperts = None, quant_dense: QuantDense = None,
     revision: Annotated[str | None, typer.Option(metavar="REV", help="Branch, tag or commit.")] = None,
     token: Annotated[str | None, typer.Option(metavar="TOKEN", help="Access token. [default: HF_TOKEN]")] = None,
     force: Annotated[bool, typer.Option("--force", help="Skip the check of free disk space.")] = False,
@@ -129,10 +133,12 @@ def pull(
 
     try:
         with PullDisplay(sys.stderr, quiet=quiet) as display:
-            pulled = install(source, name=name, home=store_home(), revision=revision, token=token, force=force,
-                             dry_run=dry_run, keep_source=keep_source, progress=display)
+            pulled = install(source, name=name, home=store_home(), quant=quant, quant_experts=quant_experts,
+                             quant_dense=quant_dense, revision=revision, token=token, force=force, dry_run=dry_run,
+                             keep_source=keep_source, progress=display)
     except KeyboardInterrupt:
-        again = f"moeinf pull {source}" + (f" --name {name}" if name else "")
+        given = {"--name": name, "--quant": quant, "--quant-experts": quant_experts, "--quant-dense": quant_dense}
+        again = " ".join([f"moeinf pull {source}", *(f"{flag} {value}" for flag, value in given.items() if value)])
         print(f"interrupted; `{again}` goes on where this stopped", file=sys.stderr)
         raise
     if not isinstance(pulled, StoredModel):

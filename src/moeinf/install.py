@@ -19,7 +19,9 @@ from moeinf.store.format import Header, read_header
 from moeinf.store.journal import Journal, pull_lock
 from moeinf.store.library import Library, StoredModel, partial_folder
 from moeinf.store.manifest import ModelSource
-from moeinf.store.progress import PullProgress, SilentProgress
+from moeinf.store.names import parse_name
+from moeinf.store.progress import PullProgress, SilentProgress, Verb
+from moeinf.store.quantisation import KEEP, Quantisation, chosen
 from moeinf.store.seal import publish_model, seal
 from moeinf.store.source import FolderSource, Source, read_config
 
@@ -44,6 +46,7 @@ class PullPlan:
     needed_bytes: int  # of free disk: what is still to be written, and the largest shard still to be downloaded
     free_bytes: int
     up_to_date: bool
+    fallbacks: tuple[str, ...]  # one line for each reason why weights are stored in another format than wanted
 
     @property
     def fetch_bytes(self) -> int:
@@ -52,32 +55,38 @@ class PullPlan:
 
 @overload
 def pull(source: str, *, home: Path, name: str | None = None, revision: str | None = None, token: str | None = None,
+         quant: str | None = None, quant_experts: str | None = None, quant_dense: str | None = None,
          force: bool = False, dry_run: Literal[False] = False, keep_source: bool = False,
          progress: PullProgress | None = None) -> StoredModel: ...
 @overload
 def pull(source: str, *, home: Path, name: str | None = None, revision: str | None = None, token: str | None = None,
+         quant: str | None = None, quant_experts: str | None = None, quant_dense: str | None = None,
          force: bool = False, dry_run: bool, keep_source: bool = False, progress: PullProgress | None = None
          ) -> StoredModel | PullPlan: ...
 def pull(source: str, *, home: Path, name: str | None = None, revision: str | None = None, token: str | None = None,
+         quant: str | None = None, quant_experts: str | None = None, quant_dense: str | None = None,
          force: bool = False, dry_run: bool = False, keep_source: bool = False,
          progress: PullProgress | None = None) -> StoredModel | PullPlan:
     """Fetches and converts a model and publishes it under a name; goes on where an interrupted pull stopped.
 
     source: path of a checkpoint folder, org/repo[@revision] or an address of the Hub, an alias, or the name of a stored
     model, which is brought up to date. name: default is the alias, or the last component in lower case.
+    quant: format of the weights (store.quantisation.CHOICES), quant_experts and quant_dense override it; default is
+    that of the source, and of a stored model its own. One that is given becomes the default name's tag: `demo:q4_k`.
     force skips the check of free disk space; keep_source keeps downloaded shards under sources/ of the store.
     dry_run gives the plan instead, and writes nothing. Blocks; another pull of the same source is waited for.
     Raises UsageError, ModelNotFoundError, CheckpointError, HubError, StoreError, DiskSpaceError: one line each. What
     was done stays for the next attempt.
     """
     library = Library(home)
+    wanted = chosen(quant, quant_experts, quant_dense)
     origin = _origin(source, library)
     if revision is not None:
         if origin.kind != "hub":
             raise UsageError(f"--revision is for repositories of the Hub; {source[:100]!r} is none")
         origin = replace(origin, revision=revision)
-    target = full_name(name or origin.name)
-    steps = _Pull(library, origin, target, token, progress or SilentProgress())
+    target = full_name(name or (_variant(origin.name, wanted) if wanted else origin.name))
+    steps = _Pull(library, origin, target, wanted or origin.quantisation, token, progress or SilentProgress())
     return steps.plan() if dry_run else steps.run(force=force, keep_source=keep_source)
 
 
@@ -101,6 +110,12 @@ def _stored(reference: str, library: Library) -> StoredModel | None:
         return library.find(wanted)
     except ModelNotFoundError:
         return None
+
+
+def _variant(name: str, wanted: Quantisation) -> str:
+    """The name with its tag replaced by the formats; without a tag for those of the source."""
+    word, _ = parse_name(name)
+    return word if wanted == KEEP else f"{word}:{wanted.tag}"
 
 
 def _origin(reference: str, library: Library) -> Origin:
@@ -136,15 +151,18 @@ def open_source(origin: Origin, token: str | None, progress: PullProgress) -> So
 class _Pull:
     """One pull, step by step."""
 
-    def __init__(self, library: Library, origin: Origin, name: str, token: str | None, progress: PullProgress) -> None:
+    def __init__(self, library: Library, origin: Origin, name: str, quantisation: Quantisation, token: str | None,
+                 progress: PullProgress) -> None:
         self._library = library
         self._origin = origin
         self._name = name
+        self._quantisation = quantisation
         self._progress = progress
-        self._folder = partial_folder(library.home, origin.locator)
+        self._folder = partial_folder(library.home, quantisation.of(origin.locator))
         progress.stage("pulling manifest")
         self._source = open_source(origin, token, progress)
-        self._journal = Journal(self._folder, name, self._source.fingerprint)
+        self._fingerprint = quantisation.of(self._source.fingerprint)
+        self._journal = Journal(self._folder, name, self._fingerprint)
         self._config = read_config(self._source)
         self._family: Architecture = architecture(self._config)
 
@@ -155,10 +173,10 @@ class _Pull:
         downloads = journal.download_folder
         files = tuple(PlannedFile(shard, source.shard_bytes(shard), source.fetch_bytes(shard, downloads))
                       for shard in source.shards.files)
-        done = self._library.made_of(source.fingerprint)
+        done = self._library.made_of(self._fingerprint)
         needed = 0 if done else self._needed_bytes(conversion, downloads)
         return PullPlan(self._name, source.origin, files, conversion.total_bytes, needed, self._free_bytes(),
-                        bool(done))
+                        bool(done), conversion.fallbacks)
 
     def run(self, *, force: bool, keep_source: bool) -> StoredModel:
         # A work folder is there while a pull is under way, or was killed; then the lock decides what is left to do.
@@ -173,7 +191,7 @@ class _Pull:
 
     def _up_to_date(self) -> StoredModel | None:
         """The model of this name, where it was made of this very state of the source."""
-        for model in self._library.made_of(self._source.fingerprint):
+        for model in self._library.made_of(self._fingerprint):
             if model.name == self._name:
                 self._progress.stage(f"{self._name} is up to date")
                 return model
@@ -181,7 +199,7 @@ class _Pull:
 
     def _publish_made(self) -> StoredModel | None:
         """Names the model that was made of this source under another name, or by a pull killed at its last step."""
-        made = self._library.made_of(self._source.fingerprint)
+        made = self._library.made_of(self._fingerprint)
         if not made:
             return None
         with errors_named(self._library.home), self._library.lock():
@@ -193,6 +211,8 @@ class _Pull:
         notice = journal.open(conversion)
         if notice:
             self._progress.note(notice)
+        for line in conversion.fallbacks:
+            self._progress.note(line)
         downloads = self._kept_folder() if keep_source else journal.download_folder
         if not force:
             self._check_space(conversion, downloads)
@@ -209,14 +229,15 @@ class _Pull:
         """Every check of the checkpoint's form, before a byte of weights moves."""
         tensor_plan = self._family.tensor_plan(self._config)
         headers = self._source.headers()
-        return plan_conversion(tensor_plan, self._source.shards, headers), headers
+        return plan_conversion(tensor_plan, self._source.shards, headers, self._quantisation), headers
 
     def _convert(self, shard: str, header: Header, copies: Sequence[Copy], downloads: Path) -> None:
         path = self._source.open_shard(shard, downloads)
         with errors_named(path, CheckpointError):
             if read_header(path) != header:
                 raise CheckpointError(f"{path} changed while the pull was being planned; repeat the pull")
-        self._progress.start("converting", shard, sum(copy.num_bytes for copy in copies), 0)
+        verb: Verb = "converting" if self._quantisation == KEEP else "quantising"
+        self._progress.start(verb, shard, sum(copy.num_bytes for copy in copies), 0)
         convert_shard(path, copies, self._journal.model_folder, self._progress.advance)
         self._source.check_unchanged()
         self._journal.record(shard)
@@ -226,7 +247,7 @@ class _Pull:
         source, folder = self._source, self._journal.model_folder
         small = {name: source.read_file(name) for name in source.kept_files()}
         info = self._family.model_info(self._config, conversion.dtype)
-        receipt = {"fingerprint": source.fingerprint, "requested": source.requested}
+        receipt = {"fingerprint": self._fingerprint, "requested": source.requested}
         self._progress.start("verifying", self._name, conversion.total_bytes, 0)
         identifier = seal(folder, conversion, source.origin, info, small, receipt, self._progress.advance)
         self._progress.finish()

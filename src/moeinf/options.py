@@ -31,6 +31,10 @@ Threads = Annotated[int | None, typer.Option("--threads", "-t", metavar="N", hel
 PrefillChunk = Annotated[int | None, typer.Option(metavar="TOKENS", help="Prompt tokens run together.")]
 ReaderName = Annotated[str | None, typer.Option("--reader", metavar="NAME", help="native, or pure (to find faults).")]
 DirectIo = Annotated[bool | None, typer.Option("--direct-io/--no-direct-io", help="Read past the page cache.")]
+Quant = Annotated[str | None, typer.Option("--quant", metavar="FORMAT", help=(
+    "Store weights as keep, q8_0, q4_0, q4_k, iq4_nl or mxfp4. [default: keep]"))]
+QuantExperts = Annotated[str | None, typer.Option("--quant-experts", metavar="FORMAT", help="Other format of experts.")]
+QuantDense = Annotated[str | None, typer.Option("--quant-dense", metavar="FORMAT", help="Other format of the rest.")]
 QueueDepth = Annotated[int | None, typer.Option(metavar="N", help="Reads in flight.")]
 
 

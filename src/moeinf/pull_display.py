@@ -187,7 +187,7 @@ def plan_lines(plan: PullPlan) -> list[str]:
     rows = [("FILE", "SIZE", "TO FETCH")]
     rows += [(harmless(file.file), size_text(file.num_bytes), size_text(file.fetch_bytes)) for file in plan.files]
     return [
-        f"{plan.name}: {state}", *table(rows), "",
+        f"{plan.name}: {state}", *table(rows), "", *(f"note: {line}" for line in plan.fallbacks),
         f"fetch {size_text(plan.fetch_bytes)}, store {size_text(plan.store_bytes)}, "
         f"disk needed {size_text(plan.needed_bytes)}, free {size_text(plan.free_bytes)}",
     ]

@@ -11,6 +11,7 @@ from typing import Literal
 
 from moeinf.store.library import StoredModel
 from moeinf.store.names import name_from, parse_name
+from moeinf.store.quantisation import KEEP, Quantisation
 
 DATA = Path(__file__).parent / "data"
 _HUB_PREFIX = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/|hf://", re.IGNORECASE)
@@ -25,10 +26,11 @@ class Origin:
     location: str  # org/repo, path, or name of the embedded model
     revision: str
     name: str
+    quantisation: Quantisation = KEEP  # what a pull of it stores, where nothing else is asked for
 
     @property
     def locator(self) -> str:
-        """Two pulls with the same locator share one work folder."""
+        """Two pulls with the same locator, into the same formats, share one work folder."""
         return f"{self.kind}:{self.location}@{self.revision}"
 
 
@@ -56,7 +58,8 @@ def outside_origin(reference: str) -> Origin | None:
 def stored_origin(model: StoredModel) -> Origin:
     """What a stored model was made of, for an update. Raises StoreError for a damaged manifest."""
     source = model.manifest.source
-    return Origin(source.kind, source.location, model.receipt().get("requested", ""), model.name)
+    return Origin(source.kind, source.location, model.receipt().get("requested", ""), model.name,
+                  model.manifest.quantisation)
 
 
 def named_origin(reference: str) -> Origin | None:

@@ -3,32 +3,47 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from moeinf.display import ago_text, binary_size_text, count_text, section, size_text, table
+from moeinf.errors import StoreError
+from moeinf.hardware import physical_cores
 from moeinf.memory import Demands, smallest_bytes
+from moeinf.store.quantisation import KEEP
 
 if TYPE_CHECKING:
     from moeinf.store.library import PartialPull, StoredModel
 
 _NUM_LICENSE_LINES = 2
-_PROCESS_BYTES = 204 << 20  # interpreter and torch before anything is loaded; with memory.OVERHEAD_BYTES: 300 MiB
+_PROCESS_BYTES = 64 << 20  # interpreter and libraries before anything is loaded; memory.OVERHEAD_BYTES comes on top
 
 
 def list_lines(models: list[StoredModel], now: datetime | None = None) -> list[str]:
     now = now or datetime.now(timezone.utc)
-    return table([("NAME", "ID", "SIZE", "MODIFIED"), *(_list_row(model, now) for model in models)])
+    return table([("NAME", "ID", "SIZE", "FORMAT", "MODIFIED"), *(_list_row(model, now) for model in models)])
 
 
-def _list_row(model: StoredModel, now: datetime) -> tuple[str, str, str, str]:
-    return model.name, model.id[:12], size_text(model.size_bytes), ago_text(_aware(model.modified), now)
+def _list_row(model: StoredModel, now: datetime) -> tuple[str, str, str, str, str]:
+    return (model.name, model.id[:12], size_text(model.size_bytes), _format_word(model),
+            ago_text(_aware(model.modified), now))
+
+
+def _format_word(model: StoredModel) -> str:
+    """`bf16`, or what the model was quantised to; `?` for one whose manifest is damaged."""
+    try:
+        manifest = model.manifest
+    except StoreError:
+        return "?"
+    return manifest.info.dtype if manifest.quantisation == KEEP else manifest.quantisation.tag
 
 
 def list_json(models: list[StoredModel]) -> str:
     return json.dumps([{"name": model.name, "id": model.id, "size_bytes": model.size_bytes,
-                        "modified": _aware(model.modified).isoformat()} for model in models], indent=2)
+                        "format": _format_word(model), "modified": _aware(model.modified).isoformat()}
+                       for model in models], indent=2)
 
 
 def partial_lines(partials: Sequence[PartialPull]) -> list[str]:
@@ -45,7 +60,7 @@ def needed_bytes(model: StoredModel) -> int:
     """Memory of the machine below which the model does not run: smallest cache, shortest context, this process."""
     manifest = model.manifest
     demands = Demands(manifest.info, manifest.moe, manifest.layout, model.dense_path.stat().st_size)
-    return smallest_bytes(demands) + _PROCESS_BYTES
+    return smallest_bytes(demands, physical_cores()) + _PROCESS_BYTES
 
 
 def show_lines(model: StoredModel, *, verbose: bool = False) -> list[str]:
@@ -54,7 +69,7 @@ def show_lines(model: StoredModel, *, verbose: bool = False) -> list[str]:
     lines = section("Model", [
         ("architecture", info.architecture), ("parameters", count_text(info.num_params)),
         ("context length", str(info.context_length)), ("embedding length", str(info.hidden_size)),
-        ("quantization", info.dtype.upper()),
+        ("quantization", formats_text(model)), *(("", line) for line in model.manifest.fallbacks),
     ])
     lines += section("MoE", _moe_rows(model))
     lines += section("Capabilities", [("completion", "")])
@@ -67,6 +82,27 @@ def show_lines(model: StoredModel, *, verbose: bool = False) -> list[str]:
         lines += section("Tensors of one expert", [
             (spec.name, f"{spec.dtype}  {list(spec.shape)}") for spec in model.manifest.layout.tensors])
     return lines[:-1]
+
+
+def formats_text(model: StoredModel) -> str:
+    """`BF16`, or `q4_k experts, q4_k dense, q8_0 head`."""
+    manifest = model.manifest
+    if manifest.quantisation == KEEP:
+        return manifest.info.dtype.upper()
+    experts = {spec.name: spec.dtype for spec in manifest.layout.tensors}
+    dense = {name: blocks.format for name, blocks in manifest.dense_formats.items() if not _is_head(name)}
+    head = [f"{blocks.format} head" for name, blocks in manifest.dense_formats.items() if _is_head(name)]
+    return ", ".join([f"{_mixed(experts.values())} experts",
+                      f"{_mixed(dense.values()) or manifest.info.dtype} dense", *head])
+
+
+def _mixed(formats: Iterable[str]) -> str:
+    """The formats, the most frequent first."""
+    return "/".join(format for format, _ in Counter(formats).most_common())
+
+
+def _is_head(name: str) -> bool:
+    return name.split(".")[0] == "lm_head"
 
 
 def _moe_rows(model: StoredModel) -> list[tuple[str, str]]:
@@ -95,6 +131,7 @@ def show_json(model: StoredModel) -> str:
         "name": model.name, "id": model.id, "size_bytes": model.size_bytes, "source": model.manifest.source.to_json(),
         "architecture": info.architecture, "parameters": info.num_params, "active_parameters": info.active_params,
         "context_length": info.context_length, "embedding_length": info.hidden_size, "dtype": info.dtype,
+        "quantization": formats_text(model), "fallbacks": list(model.manifest.fallbacks),
         "capabilities": ["completion"], "generation_config": generation_parameters(model),
         "moe": {"layers": moe.num_layers, "experts_per_layer": moe.num_experts, "active_per_token": moe.top_k,
                 "shared_experts": info.num_shared_experts, "bytes_per_expert": layout.stride_bytes,

@@ -96,6 +96,7 @@ def test_an_empty_prompt_word_loads_the_model_and_prints_nothing(command: Comman
     (("run",), "MODEL"),
     (("bench", "demo", "-o", "xml"), "known: table, md, csv, json, jsonl"),
     (("show", "demo", "--license", "--template"), "only one of"),
+    (("pull", "demo", "--quant", "q5_k"), "unknown --quant 'q5_k'; known: keep, q8_0, q4_0, q4_k, iq4_nl, mxfp4"),
     (("simulate", "/nowhere"), "no trace in /nowhere"),
     (("dance",), "dance"),
 ])
@@ -168,19 +169,20 @@ def test_options_may_come_from_variables_and_flags_go_first(
     assert command("run", "demo", "Once").code == 2
 
 
-def test_list_has_four_columns_and_only_a_header_when_there_is_nothing(
+def test_list_has_five_columns_and_only_a_header_when_there_is_nothing(
     command: Command, demo: StoredModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     header, line = command("list").out.splitlines()
-    assert header.split() == ["NAME", "ID", "SIZE", "MODIFIED"]
-    columns = f"demo:latest    {demo.id[:12]}    11 MB    "  # the age behind them goes on between two calls
+    assert header.split() == ["NAME", "ID", "SIZE", "FORMAT", "MODIFIED"]
+    columns = f"demo:latest    {demo.id[:12]}    11 MB    bf16      "  # the age behind them goes on between two calls
     assert line.startswith(columns) and line.endswith(" ago")
     assert command("ls", "DEM").out.splitlines()[1].startswith(columns)
-    assert command("list", "other").out.splitlines() == ["NAME    ID    SIZE    MODIFIED"]
-    assert json.loads(command("list", "--json").out)[0]["id"] == demo.id
+    assert command("list", "other").out.splitlines() == ["NAME    ID    SIZE    FORMAT    MODIFIED"]
+    listed = json.loads(command("list", "--json").out)[0]
+    assert (listed["id"], listed["format"]) == (demo.id, "bf16")
     monkeypatch.setenv("MOEINF_HOME", str(tmp_path / "new"))
     empty = command("list")
-    assert (empty.code, empty.out) == (0, "NAME    ID    SIZE    MODIFIED\n")
+    assert (empty.code, empty.out) == (0, "NAME    ID    SIZE    FORMAT    MODIFIED\n")
 
 
 def test_show_tells_the_model_and_its_experts(command: Command) -> None:
@@ -222,6 +224,21 @@ def test_pull_prints_plain_lines_where_there_is_no_terminal(
     assert done.code == 0 and done.out == "" and "\x1b" not in done.err and "\r" not in done.err
     assert done.err.splitlines()[0] == "pulling manifest" and done.err.splitlines()[-1] == "success"
     assert command("list").out.splitlines()[1].startswith("mine:v1")
+
+
+def test_formats_are_in_the_name_the_list_and_what_show_tells(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MOEINF_HOME", str(tmp_path))
+    done = command("pull", "demo", "--quant", "q8_0", "--quant-experts", "q4_k")
+    assert done.code == 0
+    notes = [line.removeprefix("note: ") for line in done.err.splitlines() if line.startswith("note: ")]
+    assert notes[0] == "expert gate, expert up: rows of 128 are no whole number of q4_k blocks (256); stored as iq4_nl"
+    assert command("list").out.splitlines()[1].split()[:5:4] == ["demo:q4_k-q8_0", "q4_k-q8_0"]
+    lines = [line.strip() for line in command("show", "demo:q4_k-q8_0").out.splitlines()]
+    assert "quantization        iq4_nl experts, q8_0 dense, q8_0 head" in lines and set(notes) <= set(lines)
+    assert "demo:q4_k-q8_0: up to date" in command("pull", "demo:q4_k-q8_0", "--dry-run").out
+    assert "demo:latest: to be pulled" in command("pull", "demo", "--dry-run").out
 
 
 def test_bench_rows_parse_in_every_form(command: Command) -> None:

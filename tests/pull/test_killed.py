@@ -56,7 +56,7 @@ def count_calls(then: Callable[[int], None]) -> None:
         setattr(os, name, partial(counted, getattr(os, name)))
 
 
-def child(source: str, home: Path, endpoint: str, kill_at: int, report: Path | None) -> None:
+def child(source: str, home: Path, endpoint: str, kill_at: int, report: Path | None, quant: str | None = None) -> None:
     """A pull that kills itself at the n-th point, or tells how many points there were."""
     if endpoint:
         from huggingface_hub import constants
@@ -75,7 +75,7 @@ def child(source: str, home: Path, endpoint: str, kill_at: int, report: Path | N
             os.kill(os.getpid(), signal.SIGKILL)
 
     count_calls(then)
-    pull(source, home=home, name="m")
+    pull(source, home=home, name="m", quant=quant)
     if report:
         report.write_text(str(last[0]))
 
@@ -123,6 +123,18 @@ def test_a_pull_from_a_folder_survives_kills(seed: int, checkpoint: Path, whole_
         assert status in (0, -signal.SIGKILL)
         assert absent_or_complete(home, reference) or status != 0
     assert run(str(checkpoint), home, "", 0, None) == 0
+    assert absent_or_complete(home, reference) and Library(home).partials() == []
+
+
+@pytest.mark.parametrize("seed", SEEDS[:3])
+def test_a_pull_that_quantises_survives_kills(seed: int, checkpoint: Path, tmp_path: Path) -> None:
+    assert run(str(checkpoint), tmp_path / "whole", "", 0, tmp_path / "points", "q8_0") == 0
+    points, reference = int((tmp_path / "points").read_text()), content(Library(tmp_path / "whole").find("m").path)
+    generator, home = random.Random(200 + seed), tmp_path / "killed"
+    for _ in range(KILLS):
+        assert run(str(checkpoint), home, "", generator.randint(1, points), None, "q8_0") in (0, -signal.SIGKILL)
+        absent_or_complete(home, reference)
+    assert run(str(checkpoint), home, "", 0, None, "q8_0") == 0
     assert absent_or_complete(home, reference) and Library(home).partials() == []
 
 

@@ -44,12 +44,15 @@ def test_a_status_line_that_is_off_writes_nothing() -> None:
     assert stream.getvalue() == ""
 
 
-def test_loading_shows_percent_bytes_and_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loading_shows_percent_bytes_and_the_rate_since_reading_began(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     clock, stream = Clock(), io.StringIO()
     bar = LoadBar(StatusLine(stream, enabled=True, clock=clock), "m:latest", clock)
+    clock.now += 5
+    bar(0, 9_300_000_000)
     clock.now += 2
     bar(6_200_000_000, 9_300_000_000)
+    assert "loading m:latest:   0% ▕                    ▏ 0 B/9.3 GB   0.00 GB/s" in stream.getvalue()
     assert "loading m:latest:  66% ▕█████████████       ▏ 6.2 GB/9.3 GB   3.10 GB/s" in stream.getvalue()
 
 
@@ -128,7 +131,7 @@ def test_file_names_and_notes_cannot_drive_the_terminal(monkeypatch: pytest.Monk
 
 def test_a_plan_names_files_bytes_and_room() -> None:
     plan = PullPlan("m:latest", ModelSource("hub", "org/m", "abc"), (PlannedFile("a.safetensors", 5000, 3000),), 6000,
-                    7000, 8_000_000, False)
+                    7000, 8_000_000, False, ())
     assert plan_lines(plan) == [
         "m:latest: to be pulled", "FILE             SIZE      TO FETCH", "a.safetensors    5.0 KB    3.0 KB", "",
         "fetch 3.0 KB, store 6.0 KB, disk needed 7.0 KB, free 8.0 MB"]

@@ -1,4 +1,4 @@
-"""Copies the bytes of a source shard to their places in the store; reading, writing and flushing overlap."""
+"""Brings a source shard to its places in the store; reading, quantising, writing and flushing overlap."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moeinf.errors import CheckpointError
+from moeinf.hardware import machine
 from moeinf.store.checkpoint import DENSE, Conversion, Copy
 from moeinf.store.files import drop_cached, errors_named, open_regular, read_fully, sync_folder, write_fully
 from moeinf.store.format import DENSE_FILE, shard_file
 
 _SEGMENT_BYTES = 8 << 20  # one read; beyond it a disk gains nothing
-_NUM_BUFFERS = 4  # so memory is 32 MiB, whatever the size of a tensor
+_NUM_BUFFERS = 4  # and one for each thread that quantises: memory does not grow with the size of a tensor
+_MAX_THREADS = 16  # quantise 4 GB/s of bf16, which is more than a pull can read and write
 _FLUSH_BYTES = 256 << 20  # dirty bytes between two flushes: what a pull takes of the page cache, twice
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Neighbouring bytes of the source, read at once and scattered."""
+    """Neighbouring bytes of the source, read at once, recast where their place wants that, and scattered."""
 
     offset_bytes: int
     num_bytes: int
@@ -30,20 +32,21 @@ class Segment:
 
 
 def segments(copies: Sequence[Copy], limit_bytes: int = _SEGMENT_BYTES) -> Iterator[Segment]:
-    """Cuts copies (in order of source_offset) into segments without gaps of at most limit_bytes."""
+    """Cuts copies (in order of source_offset) into segments without gaps of at most limit_bytes, between blocks."""
     pieces: list[Copy] = []
     start = end = 0
     for copy in copies:
         done = 0
         while done < copy.num_bytes:
             here = copy.source_offset + done
-            if pieces and (here != end or end - start >= limit_bytes):
+            if pieces and (here != end or limit_bytes - (end - start) < copy.unit_bytes):
                 yield Segment(start, end - start, tuple(pieces))
                 pieces = []
             if not pieces:
                 start = end = here
-            size = min(copy.num_bytes - done, limit_bytes - (end - start))
-            pieces.append(Copy(here, size, copy.target, copy.target_offset + done))
+            room = limit_bytes - (end - start)
+            size = min(copy.num_bytes - done, room - room % copy.unit_bytes)
+            pieces.append(copy.part(done, size))
             end += size
             done += size
     if pieces:
@@ -68,21 +71,23 @@ def create_files(folder: Path, conversion: Conversion) -> None:
 
 
 def convert_shard(source: Path, copies: Sequence[Copy], folder: Path, advance: Callable[[int], None]) -> None:
-    """Copies one source shard into the files of `folder`; on return the bytes are on the disk (fsync).
+    """Brings one source shard into the files of `folder`; on return the bytes are on the disk (fsync).
 
-    advance gets the bytes written since its last call, from the calling thread. Raises CheckpointError for the source,
-    DiskSpaceError or StoreError for the store; what was written is then incomplete.
+    advance gets the source bytes done since its last call, from the calling thread. What is written does not depend on
+    the number of threads. Raises CheckpointError for the source, DiskSpaceError or StoreError for the store; what was
+    written is then incomplete.
     """
     with errors_named(source, CheckpointError):
         fd = open_regular(source)
     try:
-        with _Targets(folder) as targets, ThreadPoolExecutor(1) as pool:
-            pipe = _Pipe()
-            reader = pool.submit(_read_segments, source, fd, copies, pipe)
+        threads = num_threads() if any(copy.recast for copy in copies) else 1
+        with _Targets(folder) as targets, ThreadPoolExecutor(threads) as workers, ThreadPoolExecutor(1) as pool:
+            pipe = _Pipe(_NUM_BUFFERS + threads)
+            reader = pool.submit(_read_segments, source, fd, copies, pipe, workers)
             try:
                 while (item := pipe.full.get()) is not None:
-                    segment, buffer = item
-                    targets.write(segment, buffer)
+                    segment, buffer, prepared = item
+                    targets.write(segment, prepared.result())
                     pipe.free.put(buffer)
                     advance(segment.num_bytes)
                 reader.result()
@@ -94,18 +99,40 @@ def convert_shard(source: Path, copies: Sequence[Copy], folder: Path, advance: C
         os.close(fd)
 
 
-class _Pipe:
-    """Buffers on their way from the reader to the writer and back."""
+def num_threads() -> int:
+    """Threads that quantise: the physical cores of this process."""
+    return min(machine().cores, _MAX_THREADS)
 
-    def __init__(self) -> None:
+
+Prepared = list[memoryview]  # what is to be written of each piece of a segment
+
+
+class _Pipe:
+    """Buffers on their way from the reader, past the workers, to the writer and back."""
+
+    def __init__(self, num_buffers: int) -> None:
         self.free: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
-        self.full: queue.SimpleQueue[tuple[Segment, memoryview] | None] = queue.SimpleQueue()  # None: no more
+        # In the order of the source, so that the writer waits for the oldest; None: no more.
+        self.full: queue.SimpleQueue[tuple[Segment, memoryview, Future[Prepared]] | None] = queue.SimpleQueue()
         self.stop = threading.Event()
-        for _ in range(_NUM_BUFFERS):
+        for _ in range(num_buffers):
             self.free.put(memoryview(bytearray(_SEGMENT_BYTES)))
 
 
-def _read_segments(source: Path, fd: int, copies: Sequence[Copy], pipe: _Pipe) -> None:
+def _prepare(source: Path, segment: Segment, buffer: memoryview) -> Prepared:
+    prepared = []
+    for piece in segment.pieces:
+        start = piece.source_offset - segment.offset_bytes
+        data = buffer[start : start + piece.num_bytes]
+        try:
+            prepared.append(piece.recast.apply(data) if piece.recast else data)
+        except ValueError as error:
+            name = piece.recast.tensor if piece.recast else ""
+            raise CheckpointError(f"{source}: tensor {name!r}: {error}") from error
+    return prepared
+
+
+def _read_segments(source: Path, fd: int, copies: Sequence[Copy], pipe: _Pipe, workers: ThreadPoolExecutor) -> None:
     try:
         with errors_named(source, CheckpointError):
             for segment in segments(copies):
@@ -114,7 +141,7 @@ def _read_segments(source: Path, fd: int, copies: Sequence[Copy], pipe: _Pipe) -
                     return
                 read_fully(fd, buffer[: segment.num_bytes], segment.offset_bytes, source)
                 drop_cached(fd, segment.offset_bytes, segment.num_bytes)
-                pipe.full.put((segment, buffer))
+                pipe.full.put((segment, buffer, workers.submit(_prepare, source, segment, buffer)))
     finally:
         pipe.full.put(None)
 
@@ -130,14 +157,13 @@ class _Targets:
         self._flusher = ThreadPoolExecutor(1)
         self._flush: Future[None] | None = None
 
-    def write(self, segment: Segment, buffer: memoryview) -> None:
-        for piece in segment.pieces:
-            start = piece.source_offset - segment.offset_bytes
+    def write(self, segment: Segment, prepared: Prepared) -> None:
+        for piece, data in zip(segment.pieces, prepared, strict=True):
             fd, path = self._open(piece.target)
             with errors_named(path):
-                write_fully(fd, buffer[start : start + piece.num_bytes], piece.target_offset, path)
+                write_fully(fd, data, piece.target_offset, path)
             self._dirty.add(piece.target)
-        self._dirty_bytes += segment.num_bytes
+            self._dirty_bytes += len(data)
         if self._dirty_bytes >= _FLUSH_BYTES:
             self._start_flush(self._dirty)
             self._dirty, self._dirty_bytes = set(), 0

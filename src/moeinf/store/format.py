@@ -8,11 +8,20 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from moeinf.errors import CheckpointError, MoeinfError
 from moeinf.store.files import open_regular, parse_json_object, read_fully
-from moeinf.types import BLOCK_ALIGN_BYTES, DTYPE_BYTES, TENSOR_ALIGN_BYTES, DType, ExpertLayout, TensorSpec
+from moeinf.types import (
+    BLOCK_ALIGN_BYTES,
+    FORMAT_BLOCKS,
+    TENSOR_ALIGN_BYTES,
+    DType,
+    ExpertLayout,
+    Format,
+    TensorSpec,
+    format_bytes,
+)
 
 DENSE_FILE = "dense.safetensors"
 MAX_HEADER_BYTES = 100_000_000  # the safetensors library's own limit
@@ -20,7 +29,8 @@ _MAX_RANK = 8
 _MAX_TENSORS = 1_000_000
 
 STORE_DTYPES: Mapping[str, DType] = {"BF16": "bf16", "F16": "f16", "F32": "f32"}
-_FILE_DTYPES = {dtype: name for name, dtype in STORE_DTYPES.items()}
+_FILE_DTYPES: Mapping[Format, str] = {dtype: name for name, dtype in STORE_DTYPES.items()}
+BLOCK_DTYPE = "U8"  # as which a safetensors file holds blocks of a quantised tensor
 # Bits, as the packed types have less than a byte an element.
 _DTYPE_BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32,
@@ -41,6 +51,22 @@ class TensorEntry:
 
 
 Header = Mapping[str, TensorEntry]
+
+
+class BlockTensor(NamedTuple):
+    """What a tensor of blocks in a dense file is, which the file itself cannot tell."""
+
+    format: Format
+    shape: tuple[int, ...]
+
+    def file_shape(self) -> tuple[int, int]:
+        """[rows, bytes per row]: what the file says of it."""
+        row_bytes = format_bytes(self.format, self.shape[-1:])
+        return math.prod(self.shape[:-1]), row_bytes
+
+
+def is_quantised(format: Format) -> bool:
+    return FORMAT_BLOCKS[format][0] > 1
 
 
 def shard_file(layer: int) -> str:
@@ -125,25 +151,28 @@ def read_header(path: Path, error_type: type[MoeinfError] = CheckpointError) -> 
     return parse_header(bytes(data), size, str(path), error_type)
 
 
-def dense_header(tensors: Mapping[str, tuple[DType, tuple[int, ...]]]) -> tuple[bytes, tuple[TensorSpec, ...]]:
+def dense_header(tensors: Mapping[str, tuple[Format, tuple[int, ...]]]) -> tuple[bytes, tuple[TensorSpec, ...]]:
     """Head of a dense file (length, JSON, spaces) and where each tensor lies in the file, in file order.
 
     Tensors whose size is a multiple of TENSOR_ALIGN_BYTES come first: the format allows no gaps, so this order is
     what aligns them. The rest follows with wide elements first, so that each is aligned to its own elements.
+    Quantised ones are bytes to the file: their blocks, [rows, bytes per row].
     """
 
     def order(name: str) -> tuple[bool, int, str]:
-        dtype, shape = tensors[name]
-        width = DTYPE_BYTES[dtype]
-        return math.prod(shape) * width % TENSOR_ALIGN_BYTES != 0, -width, name
+        format, shape = tensors[name]
+        width = 1 if is_quantised(format) else FORMAT_BLOCKS[format][1]
+        return format_bytes(format, shape) % TENSOR_ALIGN_BYTES != 0, -width, name
 
     fields: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     specs, end = [], 0
     for name in sorted(tensors, key=order):
-        dtype, shape = tensors[name]
-        num_bytes = math.prod(shape) * DTYPE_BYTES[dtype]
-        fields[name] = {"dtype": _FILE_DTYPES[dtype], "shape": list(shape), "data_offsets": [end, end + num_bytes]}
-        specs.append(TensorSpec(name, dtype, shape, end, num_bytes))
+        format, shape = tensors[name]
+        num_bytes = format_bytes(format, shape)
+        file_shape = BlockTensor(format, shape).file_shape() if is_quantised(format) else shape
+        fields[name] = {"dtype": _FILE_DTYPES.get(format, BLOCK_DTYPE), "shape": list(file_shape),
+                        "data_offsets": [end, end + num_bytes]}
+        specs.append(TensorSpec(name, format, shape, end, num_bytes))
         end += num_bytes
     text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
     start = round_up(8 + len(text), BLOCK_ALIGN_BYTES)  # data on a block border, as direct reads want
@@ -152,13 +181,13 @@ def dense_header(tensors: Mapping[str, tuple[DType, tuple[int, ...]]]) -> tuple[
     return head, tuple(placed)
 
 
-def expert_layout(parts: Sequence[tuple[str, DType, tuple[int, ...]]]) -> ExpertLayout:
+def expert_layout(parts: Sequence[tuple[str, Format, tuple[int, ...]]]) -> ExpertLayout:
     """The block of one expert: parts in the given order, each on a TENSOR_ALIGN_BYTES border."""
     specs, end = [], 0
-    for name, dtype, shape in parts:
+    for name, format, shape in parts:
         offset = round_up(end, TENSOR_ALIGN_BYTES)
-        end = offset + math.prod(shape) * DTYPE_BYTES[dtype]
-        specs.append(TensorSpec(name, dtype, shape, offset, end - offset))
+        end = offset + format_bytes(format, shape)
+        specs.append(TensorSpec(name, format, shape, offset, end - offset))
     return ExpertLayout(tuple(specs), end, round_up(end, BLOCK_ALIGN_BYTES))
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from moeinf.store.checkpoint import Conversion
 from moeinf.store.files import errors_named, make_folders, publish, read_small
 
-_VERSION = 1
+_VERSION = 2
 
 
 @contextmanager
@@ -139,5 +139,6 @@ class Journal:
 
 def _layout_hash(conversion: Conversion) -> str:
     """Of everything that decides which byte goes where."""
-    parts = (conversion.dense_head, repr(conversion.layout).encode(), repr(conversion.moe).encode())
+    parts = (conversion.dense_head, repr(conversion.layout).encode(), repr(conversion.moe).encode(),
+             repr(conversion.dense_formats).encode())
     return hashlib.sha256(b"\0".join(parts)).hexdigest()

@@ -5,28 +5,32 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from moeinf.errors import StoreError
 from moeinf.store.files import errors_named, parse_json_object, read_small
-from moeinf.store.format import DENSE_FILE, round_up, shard_file
+from moeinf.store.format import DENSE_FILE, BlockTensor, is_quantised, round_up, shard_file
+from moeinf.store.quantisation import CHOICES, KEEP, Choice, Quantisation
 from moeinf.types import (
     BLOCK_ALIGN_BYTES,
     DTYPE_BYTES,
+    FORMAT_BLOCKS,
     TENSOR_ALIGN_BYTES,
     DType,
     ExpertLayout,
+    Format,
     ModelInfo,
     MoeShape,
     TensorSpec,
+    format_bytes,
 )
 
 MANIFEST_FILE = "manifest.json"
-VERSION = 1
+VERSION = 2  # 1 knew no quantised formats
 ID_DIGITS = 12
 _LARGEST = 1 << 62
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
@@ -73,6 +77,9 @@ class Manifest:
     layout: ExpertLayout
     shards: tuple[ShardEntry, ...]  # by MoE layer
     files: tuple[FileEntry, ...]  # by name; dense.safetensors and what was taken over from the source
+    quantisation: Quantisation = KEEP  # what was asked for
+    fallbacks: tuple[str, ...] = ()  # one line for each reason why a format is another one
+    dense_formats: Mapping[str, BlockTensor] = field(default_factory=dict)  # the quantised tensors of dense.safetensors
 
     @property
     def size_bytes(self) -> int:
@@ -93,6 +100,8 @@ class Manifest:
             "experts": dataclasses.asdict(self.moe) | dataclasses.asdict(self.layout),
             "shards": [dataclasses.asdict(shard) for shard in self.shards],
             "files": [dataclasses.asdict(file) for file in self.files],
+            "quantisation": dataclasses.asdict(self.quantisation) | {"fallbacks": list(self.fallbacks)},
+            "dense_formats": {name: blocks._asdict() for name, blocks in self.dense_formats.items()},
         }
         return (json.dumps(value, sort_keys=True, indent=1, ensure_ascii=False) + "\n").encode()
 
@@ -131,8 +140,14 @@ def parse(data: bytes, where: str) -> Manifest:
     names = [shard.file for shard in shards] + [file.file for file in files]
     if len(set(names)) != len(names) or DENSE_FILE not in names or MANIFEST_FILE in names:
         raise StoreError(f"{where}: files must name {DENSE_FILE}, each file once, and not the manifest")
+    if version == 1:
+        root.nothing_else()
+        return Manifest(source, info, moe, layout, shards, files)
+    quantisation, fallbacks = _parse_quantisation(root.child("quantisation"))
+    formats = root.child("dense_formats")
+    dense_formats = {name: _parse_blocks(formats.child(name)) for name in formats.names()}
     root.nothing_else()
-    return Manifest(source, info, moe, layout, shards, files)
+    return Manifest(source, info, moe, layout, shards, files, quantisation, fallbacks, dense_formats)
 
 
 class _Object:
@@ -168,6 +183,28 @@ class _Object:
             raise self.error("dtype", f"is {value[:100]!r}; known: {', '.join(DTYPE_BYTES)}")
         return cast(DType, value)
 
+    def format(self, name: str) -> Format:
+        value = self.text(name)
+        if value not in FORMAT_BLOCKS:
+            raise self.error(name, f"is {value[:100]!r}; known: {', '.join(FORMAT_BLOCKS)}")
+        return cast(Format, value)
+
+    def shape(self, format: Format) -> tuple[int, ...]:
+        """Of a tensor in this format: positive whole numbers, and rows of whole blocks."""
+        shape = self.take("shape", list)
+        if not all(type(size) is int and 0 < size < 1 << 31 for size in shape) or not 1 <= len(shape) <= 8:
+            raise self.error("shape", f"is {str(shape)[:100]}; must be positive whole numbers")
+        weights = FORMAT_BLOCKS[format][0]
+        if shape[-1] % weights:
+            raise self.error("shape", f"is {shape}; rows must be whole {format} blocks of {weights}")
+        return tuple(shape)
+
+    def names(self) -> list[str]:
+        for name in self._values:
+            if not name or not name.isprintable():
+                raise self.error(ascii(name[:100]), "is not a name")
+        return list(self._values)
+
     def child(self, name: str) -> _Object:
         return _Object(self.take(name, dict), f"{self._where}: {name}")
 
@@ -197,9 +234,9 @@ def _parse_source(item: _Object) -> ModelSource:
 
 def _parse_info(item: _Object) -> ModelInfo:
     values: dict[str, Any] = {"dtype": item.dtype(), "architecture": item.text("architecture")}
-    for field in dataclasses.fields(ModelInfo):
-        if field.name not in values:
-            values[field.name] = item.number(field.name)
+    for each in dataclasses.fields(ModelInfo):
+        if each.name not in values:
+            values[each.name] = item.number(each.name)
     item.nothing_else()
     return ModelInfo(**values)
 
@@ -227,15 +264,34 @@ def _parse_experts(item: _Object) -> tuple[MoeShape, ExpertLayout]:
 
 
 def _parse_tensor(item: _Object) -> TensorSpec:
-    shape = item.take("shape", list)
-    if not all(type(size) is int and 0 < size < 1 << 31 for size in shape) or not 1 <= len(shape) <= 8:
-        raise item.error("shape", f"is {str(shape)[:100]}; must be positive whole numbers")
-    dtype, num_bytes = item.dtype(), item.number("num_bytes", 1)
-    if num_bytes != math.prod(shape) * DTYPE_BYTES[dtype]:
-        raise item.error("num_bytes", f"is {num_bytes}, which is not that of {dtype} {shape}")
-    spec = TensorSpec(item.text("name"), dtype, tuple(shape), item.number("offset_bytes"), num_bytes)
+    format = item.format("dtype")
+    shape, num_bytes = item.shape(format), item.number("num_bytes", 1)
+    if num_bytes != format_bytes(format, shape):
+        raise item.error("num_bytes", f"is {num_bytes}, which is not that of {format} {list(shape)}")
+    spec = TensorSpec(item.text("name"), format, shape, item.number("offset_bytes"), num_bytes)
     item.nothing_else()
     return spec
+
+
+def _parse_quantisation(item: _Object) -> tuple[Quantisation, tuple[str, ...]]:
+    choices = {name: item.text(name) for name in ("experts", "dense")}
+    for name, value in choices.items():
+        if value not in CHOICES:
+            raise item.error(name, f"is {value[:100]!r}; known: {', '.join(CHOICES)}")
+    fallbacks = item.take("fallbacks", list)
+    if not all(type(line) is str and line.isprintable() for line in fallbacks):
+        raise item.error("fallbacks", "is not a list of lines")
+    item.nothing_else()
+    return Quantisation(cast(Choice, choices["experts"]), cast(Choice, choices["dense"])), tuple(fallbacks)
+
+
+def _parse_blocks(item: _Object) -> BlockTensor:
+    format = item.format("format")
+    if not is_quantised(format):
+        raise item.error("format", f"is {format}, which has no blocks")
+    blocks = BlockTensor(format, item.shape(format))
+    item.nothing_else()
+    return blocks
 
 
 def _parse_shard(item: _Object, layer: int, moe: MoeShape, layout: ExpertLayout) -> ShardEntry:

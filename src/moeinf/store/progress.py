@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, Protocol
 
-Verb = Literal["pulling", "converting", "verifying"]
+Verb = Literal["pulling", "converting", "quantising", "verifying"]
 
 
 class PullProgress(Protocol):

@@ -9,12 +9,14 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
+from moeinf.errors import StoreError
 from moeinf.store.checkpoint import Conversion
+from moeinf.store.dense import dense_tensors
 from moeinf.store.files import errors_named, publish, sync_folder, write_fully
 from moeinf.store.format import DENSE_FILE, shard_file
 from moeinf.store.library import RECEIPT_FILE, Library, StoredModel
 from moeinf.store.manifest import MANIFEST_FILE, FileEntry, Manifest, ModelSource, ShardEntry, model_id
-from moeinf.store.verify import Span, hash_spans
+from moeinf.store.verify import Span, check_spans
 from moeinf.types import ModelInfo
 
 
@@ -33,14 +35,15 @@ def seal(folder: Path, conversion: Conversion, source: ModelSource, info: ModelI
          receipt: dict[str, str], advance: Callable[[int], None]) -> str:
     """Reads the weights back from the disk for their checksums, writes the manifest last; returns the model's id.
 
-    advance gets the bytes read since its last call.
+    advance gets the bytes read since its last call. Raises StoreError, also for a block whose scale is no number.
     """
     for name, data in small_files.items():
         write_small_file(folder / name, data)
     shards, dense = _checksums(folder, conversion, advance)
     files = [FileEntry(name, len(data), hashlib.sha256(data).hexdigest()) for name, data in small_files.items()]
     entries = sorted([*files, FileEntry(DENSE_FILE, conversion.dense_bytes, dense)], key=lambda entry: entry.file)
-    manifest = Manifest(source, info, conversion.moe, conversion.layout, tuple(shards), tuple(entries))
+    manifest = Manifest(source, info, conversion.moe, conversion.layout, tuple(shards), tuple(entries),
+                        conversion.quantisation, conversion.fallbacks, conversion.dense_formats)
     expected = manifest.file_sizes()
     with errors_named(folder):
         for path in folder.iterdir():
@@ -56,16 +59,20 @@ def seal(folder: Path, conversion: Conversion, source: ModelSource, info: ModelI
 def _checksums(folder: Path, conversion: Conversion, advance: Callable[[int], None]) -> tuple[list[ShardEntry], str]:
     """The entries of all layers, and the dense file's sum."""
     experts, stride = conversion.moe.num_experts, conversion.layout.stride_bytes
-    spans = [Span(folder / DENSE_FILE, 0, conversion.dense_bytes)]
-    spans += [Span(folder / shard_file(layer), expert * stride, stride)
+    dense = dense_tensors(folder / DENSE_FILE, conversion.dense_formats)
+    spans = [Span(folder / DENSE_FILE, 0, conversion.dense_bytes, dense)]
+    spans += [Span(folder / shard_file(layer), expert * stride, stride, conversion.layout.tensors)
               for layer in range(conversion.moe.num_layers) for expert in range(experts)]
     sums: list[str] = []
-    with closing(hash_spans(spans)) as results:
+    with closing(check_spans(spans)) as results:
         for span, found in zip(spans, results, strict=True):
             with errors_named(span.path):
                 if isinstance(found, OSError):
                     raise found
-            sums.append(found)
+            if found.fault:
+                expert = "" if span is spans[0] else f"expert {span.offset_bytes // stride}: "
+                raise StoreError(f"{span.path}: {expert}{found.fault}; pull the model again")
+            sums.append(found.sha256)
             advance(span.num_bytes)
     shards = [ShardEntry(shard_file(layer), conversion.shard_bytes, tuple(sums[1 + layer * experts :][:experts]))
               for layer in range(conversion.moe.num_layers)]

@@ -15,6 +15,8 @@ from moeinf.store import convert
 from moeinf.store.checkpoint import DENSE, Copy
 from moeinf.store.convert import convert_shard, segments
 from moeinf.store.dense import dense_tensors
+from moeinf.store.recast import Recast
+from moeinf.types import Format
 from tests.checkpoints import random_tensors, write_checkpoint
 
 
@@ -57,6 +59,28 @@ def test_segments_cover_the_copies_byte_by_byte_and_stay_small(gaps: list[tuple[
                 assert moved.setdefault(piece.source_offset + i, (piece.target, piece.target_offset + i))
     wanted = {c.source_offset + i: (c.target, c.target_offset + i) for c in copies for i in range(c.num_bytes)}
     assert moved == wanted
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["q8_0", "q4_k", None])), max_size=12),
+       st.integers(1024, 5000))
+def test_segments_are_cut_between_blocks_and_each_lands_behind_the_one_before(
+    kinds: list[tuple[int, Format | None]], limit: int,
+) -> None:
+    copies, offset = [], 0
+    for number, (units, format) in enumerate(kinds):
+        recast = Recast("t", "f32", format) if format else None
+        copies.append(Copy(offset, (1 + units) * (recast.unit_bytes if recast else 1000), 0, 10_000 * number, recast))
+        offset += copies[-1].num_bytes
+    pieces = [piece for segment in segments(copies, limit) for piece in segment.pieces]
+    for copy in copies:
+        at, target = copy.source_offset, copy.target_offset
+        for piece in pieces:
+            if copy.source_offset <= piece.source_offset < copy.source_offset + copy.num_bytes:
+                assert (piece.source_offset, piece.target_offset, piece.recast) == (at, target, copy.recast)
+                assert piece.num_bytes % piece.unit_bytes == 0
+                at += piece.num_bytes
+                target += copy.recast.stored_bytes(piece.num_bytes) if copy.recast else piece.num_bytes
+        assert at == copy.source_offset + copy.num_bytes
 
 
 @pytest.mark.parametrize("flush_bytes", [1, 1 << 30])

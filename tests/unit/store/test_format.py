@@ -12,10 +12,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moeinf.errors import CheckpointError
-from moeinf.store.dense import dense_tensors
-from moeinf.store.format import dense_header, expert_layout, parse_header, read_header
-from moeinf.types import DTYPE_BYTES, DType
+from moeinf.errors import CheckpointError, StoreError
+from moeinf.store.dense import check_dense, dense_tensors
+from moeinf.store.format import BlockTensor, dense_header, expert_layout, parse_header, read_header
+from moeinf.types import FORMAT_BLOCKS, DType
 
 GOOD = {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}
 SHAPES = st.lists(st.integers(1, 9), min_size=1, max_size=4).map(tuple)
@@ -50,7 +50,7 @@ def test_a_dense_file_is_aligned_and_sound_to_the_safetensors_library(
     assert {name: tuple(tensor.shape) for name, tensor in loaded.items()} == {n: s for n, (_, s) in wanted.items()}
     assert len(head) % 4096 == 0
     for spec in specs:
-        assert spec.offset_bytes % (64 if spec.num_bytes % 64 == 0 else DTYPE_BYTES[spec.dtype]) == 0
+        assert spec.offset_bytes % (64 if spec.num_bytes % 64 == 0 else FORMAT_BLOCKS[spec.dtype][1]) == 0
 
 
 def test_dense_tensors_lie_where_the_file_has_them(tmp_path: Path) -> None:
@@ -58,6 +58,39 @@ def test_dense_tensors_lie_where_the_file_has_them(tmp_path: Path) -> None:
     path = tmp_path / "dense.safetensors"
     path.write_bytes(head + bytes(sum(spec.num_bytes for spec in specs)))
     assert dense_tensors(path) == specs
+
+
+def test_quantised_tensors_are_bytes_to_the_file_and_blocks_to_the_manifest(tmp_path: Path) -> None:
+    head, specs = dense_header({"a": ("f32", (3,)), "b": ("q8_0", (5, 64)), "c": ("q4_k", (2, 512)),
+                                "d": ("bf16", (4,))})
+    data = head + bytes(sum(spec.num_bytes for spec in specs))
+    assert {name: tuple(tensor.shape) for name, tensor in safetensors.torch.load(data).items()} == {
+        "a": (3,), "b": (5, 68), "c": (2, 288), "d": (4,)}
+    path = tmp_path / "dense.safetensors"
+    path.write_bytes(data)
+    formats = {"b": BlockTensor("q8_0", (5, 64)), "c": BlockTensor("q4_k", (2, 512))}
+    assert dense_tensors(path, formats) == specs
+    for wrong, words in ((formats | {"b": BlockTensor("q8_0", (4, 64))}, "'b' has dtype U8"),
+                         (formats | {"c": BlockTensor("q8_0", (2, 512))}, "'c' has dtype U8"),
+                         ({"b": formats["b"]}, "'c' has dtype U8 .*which its manifest does not explain"),
+                         (formats | {"a": BlockTensor("q8_0", (3, 32))}, "'a' has dtype F32 .*not the q8_0"),
+                         (formats | {"e": formats["b"]}, "'e' of the manifest is missing")):
+        with pytest.raises(StoreError, match=f"dense.safetensors: tensor {words}"):
+            dense_tensors(path, wrong)
+
+
+def test_a_block_without_a_number_as_its_scale_is_named_before_the_dense_file_is_used(tmp_path: Path) -> None:
+    head, specs = dense_header({"a": ("q8_0", (5, 64)), "b": ("mxfp4", (2, 64)), "c": ("f32", (32,))})
+    data = bytearray(head + bytes(sum(spec.num_bytes for spec in specs)))
+    path = tmp_path / "dense.safetensors"
+    offsets = {spec.name: spec.offset_bytes for spec in specs}
+    data[offsets["c"] : offsets["c"] + 128] = b"\xff" * 128  # floats may be anything
+    check_dense(path, specs, memoryview(data))
+    for name, at, value, block in (("a", 7 * 34 + 1, 0x7c, 7), ("b", 3 * 17, 255, 3)):
+        spoilt = bytearray(data)
+        spoilt[offsets[name] + at] = value
+        with pytest.raises(StoreError, match=rf"safetensors: tensor '{name}': the scale of \w+ block {block} is NaN"):
+            check_dense(path, specs, memoryview(spoilt))
 
 
 ATTACKS: dict[str, tuple[bytes, str]] = {

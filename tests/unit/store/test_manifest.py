@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from moeinf.errors import StoreError
+from moeinf.store.format import BlockTensor
 from moeinf.store.library import StoredModel
 from moeinf.store.manifest import load, model_id, parse
+from moeinf.store.quantisation import Quantisation
 
 
 def test_a_manifest_reads_back_to_the_same_bytes(demo: StoredModel) -> None:
@@ -22,7 +24,7 @@ def test_a_manifest_reads_back_to_the_same_bytes(demo: StoredModel) -> None:
 
 def test_the_contract_s_fields_are_there(demo: StoredModel) -> None:
     value = json.loads((demo.path / "manifest.json").read_bytes())
-    assert value["format"] == "moeinf" and value["version"] == 1
+    assert value["format"] == "moeinf" and value["version"] == 2
     assert value["source"] == {"kind": "embedded", "name": "demo"}
     assert [tensor["name"] for tensor in value["experts"]["tensors"]] == ["gate", "up", "down"]
     assert len(value["shards"]) == value["experts"]["num_layers"] == 6
@@ -31,9 +33,25 @@ def test_the_contract_s_fields_are_there(demo: StoredModel) -> None:
 
 
 def test_a_newer_version_asks_for_an_upgrade(demo: StoredModel) -> None:
-    value = json.loads((demo.path / "manifest.json").read_bytes()) | {"version": 2, "unheard": "of"}
+    value = json.loads((demo.path / "manifest.json").read_bytes()) | {"version": 3, "unheard": "of"}
     with pytest.raises(StoreError, match=r"newer moeinf.*upgrade"):
         parse(json.dumps(value).encode(), "m")
+
+
+def test_a_manifest_of_version_1_has_no_quantised_formats(demo: StoredModel) -> None:
+    value = json.loads((demo.path / "manifest.json").read_bytes()) | {"version": 1}
+    with pytest.raises(StoreError, match="is not known to this version"):
+        parse(json.dumps(value).encode(), "m")
+    del value["quantisation"], value["dense_formats"]
+    assert parse(json.dumps(value).encode(), "m") == demo.manifest
+
+
+def test_quantised_tensors_read_back(demo: StoredModel) -> None:
+    value = json.loads((demo.path / "manifest.json").read_bytes()) | QUANTISED
+    manifest = parse(json.dumps(value).encode(), "m")
+    assert manifest.dense_formats == {"a": BlockTensor("q4_k", (3, 512))}
+    assert (manifest.quantisation, manifest.fallbacks) == (Quantisation("q4_k", "q8_0"), ("for a reason",))
+    assert parse(manifest.dumps(), "m") == manifest
 
 
 def test_a_manifest_whose_hash_is_not_the_id_is_damaged(demo: StoredModel, tmp_path: Path) -> None:
@@ -52,6 +70,10 @@ def change(*keys: str | int, to: Any) -> Callable[[dict[str, Any]], None]:
     return apply
 
 
+QUANTISED = {
+    "quantisation": {"experts": "q4_k", "dense": "q8_0", "fallbacks": ["for a reason"]},
+    "dense_formats": {"a": {"format": "q4_k", "shape": [3, 512]}},
+}
 FAULTS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "format": (change("format", to="gguf"), "format"),
     "version is text": (change("version", to="1"), "version"),
@@ -62,6 +84,16 @@ FAULTS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "size is a float": (change("model", "num_params", to=1.5), "model: num_params"),
     "dtype": (change("model", "dtype", to="f8"), "model: dtype"),
     "escape sequence": (change("model", "architecture", to="\x1b[2J"), "model: architecture"),
+    "quantisation": (change("quantisation", "experts", to="q5"), "quantisation: experts is 'q5'; known: keep, q8_0"),
+    "fallbacks": (change("quantisation", "fallbacks", to=["\x1b"]), "quantisation: fallbacks"),
+    "tensor format": (change("experts", "tensors", 0, "dtype", to="q9_0"), "tensors[0]: dtype is 'q9_0'; known: bf16"),
+    "tensor of part blocks": (change("experts", "tensors", 0, "dtype", to="q4_k"), "must be whole q4_k blocks of 256"),
+    "dense format": (change("dense_formats", to={"a": {"format": "q5", "shape": [32]}}), "a: format is 'q5'; known: "),
+    "dense format without blocks": (change("dense_formats", to={"a": {"format": "bf16", "shape": [32]}}), "no blocks"),
+    "dense tensor of part blocks": (change("dense_formats", to={"a": {"format": "q8_0", "shape": [2, 33]}}),
+                                    "a: shape is [2, 33]; rows must be whole q8_0 blocks of 32"),
+    "dense tensor without shape": (change("dense_formats", to={"a": {"format": "q8_0", "shape": []}}), "a: shape"),
+    "dense tensor's name": (change("dense_formats", to={"\x1b[2J": {"format": "q8_0", "shape": [32]}}), "not a name"),
     "no layers": (change("experts", "num_layers", to=0), "experts: num_layers"),
     "more layers than shards": (change("experts", "num_layers", to=7), "shards has 6 entries"),
     "top_k": (change("experts", "top_k", to=33), "experts: top_k"),
@@ -95,7 +127,8 @@ def test_a_wrong_field_is_refused_by_name(fault: str, demo: StoredModel) -> None
 
 def test_every_field_is_required(demo: StoredModel) -> None:
     whole = json.loads((demo.path / "manifest.json").read_bytes())
-    for part in ((), ("model",), ("experts",), ("source",), ("shards", 0), ("files", 0), ("experts", "tensors", 0)):
+    for part in ((), ("model",), ("experts",), ("source",), ("shards", 0), ("files", 0), ("experts", "tensors", 0),
+                 ("quantisation",)):
         for field in _at(whole, part):
             value = json.loads(json.dumps(whole))
             del _at(value, part)[field]

@@ -1,0 +1,101 @@
+"""Which formats weights are stored in: the user's choice, and what the rows of a matrix allow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, cast, get_args
+
+from moeinf.errors import UsageError
+from moeinf.types import FORMAT_BLOCKS, DType, Format, TensorPlan
+
+Choice = Literal["keep", "q8_0", "q4_0", "q4_k", "iq4_nl", "mxfp4"]
+CHOICES: tuple[Choice, ...] = get_args(Choice)
+# 8 bits even where the rest has 4: logits come from this matrix, and it is read only once a token.
+_HEAD_FORMAT: Literal["q8_0"] = "q8_0"
+_FALLBACKS: Mapping[Format, Format] = {"q4_k": "iq4_nl"}  # the same 4.5 bits in blocks of 32
+
+
+@dataclass(frozen=True, slots=True)
+class Quantisation:
+    """What experts and dense matrices are to be stored in; `keep` is the format of the source."""
+
+    experts: Choice = "keep"
+    dense: Choice = "keep"
+
+    @property
+    def tag(self) -> str:
+        """`q4_k`, or `q4_k-q8_0` where experts and dense differ."""
+        return self.experts if self.experts == self.dense else f"{self.experts}-{self.dense}"
+
+    def of(self, state: str) -> str:
+        """Tells apart what is made of one state of a source (a fingerprint, a locator) by different choices."""
+        return state if self == KEEP else f"{state} as {self.tag}"
+
+
+KEEP = Quantisation()
+
+
+def chosen(quant: str | None, experts: str | None = None, dense: str | None = None) -> Quantisation | None:
+    """The choice of --quant and of the options that override it; None where none is given. Raises UsageError."""
+    for option, value in (("--quant", quant), ("--quant-experts", experts), ("--quant-dense", dense)):
+        if value is not None and value not in CHOICES:
+            raise UsageError(f"unknown {option} {value[:100]!r}; known: {', '.join(CHOICES)}")
+    if quant is experts is dense is None:
+        return None
+    return Quantisation(cast(Choice, experts or quant or "keep"), cast(Choice, dense or quant or "keep"))
+
+
+@dataclass(frozen=True, slots=True)
+class DenseTensor:
+    """A tensor of the dense file and what it is made of."""
+
+    source: str  # its name in the checkpoint
+    format: Format
+    shape: tuple[int, ...]
+
+
+class FormatPlan:
+    """Chooses the format of each matrix, and remembers where it could not be the wanted one."""
+
+    def __init__(self) -> None:
+        self._departures: dict[tuple[str, int, Format, Format], list[str]] = {}  # kind, columns, wanted, found -> names
+
+    def fit(self, kind: str, name: str, wanted: Choice, cols: int, source: DType) -> Format:
+        """The wanted format or its fallback, whose blocks divide the rows; else that of the source."""
+        if wanted == "keep":
+            return source
+        options: Sequence[Format] = (wanted, _FALLBACKS.get(wanted, wanted))
+        found = next((each for each in options if cols % FORMAT_BLOCKS[each][0] == 0), source)
+        if found != wanted:
+            self._departures.setdefault((kind, cols, wanted, found), []).append(name)
+        return found
+
+    @property
+    def fallbacks(self) -> tuple[str, ...]:
+        """One line for each kind of departure."""
+        return tuple(
+            f"{', '.join(names) if len(names) <= 3 else f'{len(names)} {kind} tensors'}: rows of {cols} are no whole "
+            f"number of {wanted} blocks ({FORMAT_BLOCKS[wanted][0]}); stored as {found}"
+            for (kind, cols, wanted, found), names in self._departures.items())
+
+
+def expert_formats(plan: TensorPlan, wanted: Choice, source: DType, formats: FormatPlan) -> dict[str, Format]:
+    """The format of each part of an expert."""
+    return {part: formats.fit("expert", f"expert {part}", wanted, shape[-1], source)
+            for part, shape in plan.parts.items()}
+
+
+def dense_tensors_of(plan: TensorPlan, wanted: Choice, dtypes: Mapping[str, DType], formats: FormatPlan
+                     ) -> dict[str, DenseTensor]:
+    """Every tensor of the dense file by its stored name. dtypes: of the checkpoint's tensors."""
+    dense = {name: DenseTensor(name, formats.fit("dense", name, wanted if name in plan.matrices else "keep", shape[-1],
+                                                 dtypes[name]), shape)
+             for name, shape in plan.dense.items()}
+    if wanted != "keep" and plan.head is not None:
+        source, stored = plan.head
+        shape = plan.dense[source]
+        head = formats.fit("dense", stored, _HEAD_FORMAT, shape[-1], dtypes[source])
+        if head == _HEAD_FORMAT:
+            dense[stored] = DenseTensor(source, head, shape)
+    return dense
