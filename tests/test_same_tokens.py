@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 
+from moeinf._native import ExpertKernel, Kernels, available_isas
 from moeinf.config import RuntimeConfig
-from moeinf.engine import Model
+from moeinf.engine import Model, expert_parts
+from moeinf.install import pull
 from moeinf.laps import Laps
 from moeinf.models import architecture
-from moeinf.models.layers import expert_mlp
+from moeinf.models.weights import StoredTensor, Weights
 from moeinf.runtime.experts import ResidentExperts
 from moeinf.runtime.policies import POLICIES
 from moeinf.runtime.predict import PREDICTORS
-from moeinf.runtime.tiers import TORCH_DTYPES
 from moeinf.store.dense import dense_tensors
 from moeinf.store.library import StoredModel
 
@@ -34,34 +36,50 @@ def tokens(stored: StoredModel, **options: Any) -> list[int]:
         return answer.token_ids
 
 
-@pytest.fixture(scope="module")
-def oracle(demo: StoredModel) -> list[int]:
+def plain_tokens(stored: StoredModel) -> list[int]:
     """Greedy tokens with every weight read by plain Python into memory and every expert resident."""
-    config = json.loads((demo.path / "config.json").read_text())
-    weights = {}
-    data = bytearray(demo.dense_path.read_bytes())
-    for spec in dense_tensors(demo.dense_path):
-        flat = torch.frombuffer(data, dtype=TORCH_DTYPES[spec.dtype], offset=spec.offset_bytes,
-                                count=spec.num_bytes // TORCH_DTYPES[spec.dtype].itemsize)
-        weights[spec.name] = flat.view(spec.shape)
-    layout = demo.manifest.layout
-    shards = [bytearray(path.read_bytes()) for path in demo.shard_paths]
-
-    def expert(layer: int, index: int) -> list[torch.Tensor]:
-        start = index * layout.stride_bytes
-        return [torch.frombuffer(shards[layer], dtype=TORCH_DTYPES[t.dtype], offset=start + t.offset_bytes,
-                                 count=t.num_bytes // TORCH_DTYPES[t.dtype].itemsize).view(t.shape)
-                for t in layout.tensors]
-
-    model = architecture(config).build(config, weights, ResidentExperts(expert, expert_mlp), Laps())
-    with Model(demo, RuntimeConfig()) as streamed:
-        prompt, chunk = streamed.encode(PROMPT), streamed.config.prefill_chunk
+    config = json.loads((stored.path / "config.json").read_text())
+    data = np.frombuffer(stored.dense_path.read_bytes(), np.uint8)
+    tensors = {spec.name: StoredTensor(data[spec.offset_bytes : spec.offset_bytes + spec.num_bytes], spec.dtype,
+                                       spec.shape)
+               for spec in dense_tensors(stored.dense_path, stored.manifest.dense_formats)}
+    kernels, layout, moe = Kernels(2), stored.manifest.layout, stored.manifest.moe
+    memory = np.concatenate([np.frombuffer(path.read_bytes(), np.uint8) for path in stored.shard_paths])
+    experts = ResidentExperts(ExpertKernel(kernels, memory, expert_parts(layout)),
+                              lambda layer, expert: (layer * moe.num_experts + expert) * layout.stride_bytes)
+    weights = Weights(kernels, tensors, stored.manifest.info.dtype)
+    model = architecture(config).build(config, weights, experts, Laps())
+    with Model(stored, RuntimeConfig()) as streamed:
+        prompt, chunk = streamed.encode(PROMPT), streamed.plan.prefill_chunk
     cache = model.new_cache(len(prompt) + NUM_TOKENS)
     assert len(prompt) < chunk
-    chosen = [int(model.forward(torch.tensor(prompt), cache)[-1].argmax())]
+    chosen = [int(model.forward(prompt, cache)[-1].argmax())]
     while len(chosen) < NUM_TOKENS:
-        chosen.append(int(model.forward(torch.tensor(chosen[-1:]), cache)[-1].argmax()))
+        chosen.append(int(model.forward(chosen[-1:], cache)[-1].argmax()))
     return chosen
+
+
+@pytest.fixture(scope="module")
+def oracle(demo: StoredModel) -> list[int]:
+    return plain_tokens(demo)
+
+
+@pytest.mark.parametrize("format", ["q8_0", "q4_k", "q4_0", "mxfp4"])
+def test_tokens_are_the_same_for_every_cache_size_in_every_format(format: str, tmp_path: Path) -> None:
+    stored = pull("demo", home=tmp_path, quant=format)
+    wanted = plain_tokens(stored)
+    for cache in ("8%", "40%", "100%"):
+        assert tokens(stored, expert_cache=cache) == wanted
+
+
+@pytest.mark.parametrize("isa", available_isas())
+def test_tokens_are_the_same_for_every_cache_size_on_every_instruction_set(demo: StoredModel, isa: str) -> None:
+    assert tokens(demo, expert_cache="8%", isa=isa) == tokens(demo, expert_cache="100%", isa=isa)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_tokens_do_not_depend_on_the_number_of_threads(demo: StoredModel, oracle: list[int], threads: int) -> None:
+    assert tokens(demo, expert_cache="20%", threads=threads) == oracle
 
 
 @pytest.mark.parametrize("cache", ["196608", "5%", "17%", "50%", "100%", "auto"])

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from types import TracebackType
 from typing import Any
 
-import torch
-
-from moeinf._native import Arena
+from moeinf._native import Arena, ExpertKernel, Kernels
 from moeinf.completion import Completion, GenerationStats
 from moeinf.config import RuntimeConfig
-from moeinf.errors import ContextLengthError, StoreError
+from moeinf.dense import DenseFile
+from moeinf.errors import ContextLengthError, StoreError, UsageError
 from moeinf.generate.loop import CachedTokens, Chooser, Timing, generate
 from moeinf.generate.sampling import Sampler, SamplingParams, resolve_params
 from moeinf.generate.stops import StopMatcher
@@ -23,21 +22,20 @@ from moeinf.hardware import Machine, machine, peak_rss_bytes
 from moeinf.laps import Laps
 from moeinf.memory import Demands, plan_memory
 from moeinf.meter import Meter
-from moeinf.models import architecture
-from moeinf.models.layers import expert_mlp
+from moeinf.models import Architecture, architecture
+from moeinf.models.weights import Weights
 from moeinf.runtime.eamc import ActivationCollection
 from moeinf.runtime.experts import Observer, StreamedExperts
 from moeinf.runtime.policies import make_policy
 from moeinf.runtime.predict import make_predictor
 from moeinf.runtime.prefetch import Prefetcher
-from moeinf.runtime.reading import open_reader, read_file
-from moeinf.runtime.tiers import TORCH_DTYPES, HostTier, SlotRegion
+from moeinf.runtime.reading import open_reader
+from moeinf.runtime.tiers import HostTier, SlotRegion
 from moeinf.runtime.trace import Phase, RequestRecorder
-from moeinf.store.dense import dense_tensors
 from moeinf.store.files import parse_json_object, publish, read_small
 from moeinf.store.library import StoredModel
 from moeinf.store.verify import check_sizes
-from moeinf.types import Message, Reader
+from moeinf.types import ExpertLayout, Float32Array, Message, Reader
 
 Progress = Callable[[int, int], None]  # done and in all, of bytes or of tokens
 
@@ -61,25 +59,29 @@ class Model:
         self._laps = Laps()
         self._reader: Reader | None = None
         here = on or machine()
-        torch.set_num_threads(config.threads or here.cores)
         check_sizes(stored)
-        shape, layout, dense_bytes = stored.manifest.moe, stored.manifest.layout, stored.dense_path.stat().st_size
-        self.plan = plan_memory(Demands(stored.manifest.info, shape, layout, dense_bytes), config, here)
+        config_path = stored.path / "config.json"
+        self._config_json = parse_json_object(read_small(config_path), str(config_path), StoreError)
+        family = architecture(self._config_json)
+        dense = DenseFile(stored, family.tensor_plan(self._config_json))
+        demands = Demands(stored.manifest.info, stored.manifest.moe, stored.manifest.layout, dense.memory_bytes)
+        self.plan = plan_memory(demands, config, here)
+        self.num_threads = config.threads or here.cores
+        self.kernels = open_kernels(self.num_threads, config.isa)
         self.tokenizer = Tokenizer(stored.path, num_embeddings=stored.manifest.info.vocab_size)
         try:
-            self._assemble(progress or (lambda done, total: None))
+            self._assemble(family, dense, progress or (lambda done, total: None))
         except BaseException:
             self.close()
             raise
         self._load_s = time.perf_counter() - started
 
-    def _assemble(self, progress: Progress) -> None:
+    def _assemble(self, family: Architecture, dense: DenseFile, progress: Progress) -> None:
         stored, config, shape, layout = self._stored, self.config, self.manifest.moe, self.manifest.layout
-        config_path = stored.path / "config.json"
-        config_json = parse_json_object(read_small(config_path), str(config_path), StoreError)
-        family = architecture(config_json)
+        fits = self.plan.num_slots == shape.total_experts
+        total = dense.memory_bytes + (self.plan.cache_bytes if fits else 0)
         self._collection = self._load_collection()
-        weights = self._read_dense(family.tensor_plan(config_json).dense, progress)
+        tensors = dense.read(config, lambda done, _: progress(done, total))
         arena = Arena(self.plan.cache_bytes)
         self._reader = open_reader(stored.shard_paths, [s.num_bytes for s in stored.manifest.shards], arena, config)
         self.notices += [self._reader.notice] if self._reader.notice else []
@@ -87,34 +89,21 @@ class Model:
         policy = make_policy(config.policy, shape, self._collection)
         slots = SlotRegion(arena.array(), 0, self.plan.num_slots)
         self.tier = HostTier(shape, layout, slots, self._reader, policy, stored.shard_paths, self._laps)
-        self._observers: list[Observer] = [policy, self._recorder]
-        experts = StreamedExperts(self.tier, self._observers, self._open_prefetcher(), expert_mlp, self._laps)
-        self._model = family.build(config_json, weights, experts, self._laps)
+        self._observers: list[Observer] = [self._recorder]
+        predictor = make_predictor(config.predictor, shape, self._collection)
+        prefetcher = None
+        if not fits:  # where nothing has to leave or to come, nothing needs to be predicted
+            self._observers.append(policy)
+            if config.prefetch:
+                self._observers.append(predictor)
+                prefetcher = Prefetcher(self.tier, predictor, self._reader, layout.stride_bytes)
+        kernel = ExpertKernel(self.kernels, slots.memory, expert_parts(layout))
+        experts = StreamedExperts(self.tier, kernel, self._observers, prefetcher, self._laps)
+        weights = Weights(self.kernels, tensors, self.manifest.info.dtype)
+        self._model = family.build(self._config_json, weights, experts, self._laps)
         self._sequence = CachedTokens(self._model.new_cache(self.plan.context))
-
-    def _read_dense(self, shapes: Mapping[str, tuple[int, ...]], progress: Progress) -> dict[str, torch.Tensor]:
-        """The dense weights by name, as views of one buffer; all in the dtype that the manifest names."""
-        path = self._stored.dense_path
-        memory = read_file(path, path.stat().st_size, self.config, progress)
-        dtype = TORCH_DTYPES[self.manifest.info.dtype]
-        weights = {}
-        for spec in dense_tensors(path):
-            if shapes.get(spec.name) != spec.shape:
-                raise StoreError(f"{path}: tensor {spec.name} has shape {spec.shape}, the architecture wants "
-                                 f"{shapes.get(spec.name)}; pull the model again")
-            piece = memory[spec.offset_bytes : spec.offset_bytes + spec.num_bytes]
-            weights[spec.name] = torch.from_numpy(piece).view(TORCH_DTYPES[spec.dtype]).view(spec.shape).to(dtype)
-        missing = sorted(shapes.keys() - weights.keys())
-        if missing:
-            raise StoreError(f"{path} lacks tensor {missing[0]}; pull the model again")
-        return weights
-
-    def _open_prefetcher(self) -> Prefetcher | None:
-        if not self.config.prefetch:
-            return None
-        predictor = make_predictor(self.config.predictor, self.manifest.moe, self._collection)
-        self._observers.append(predictor)
-        return Prefetcher(self.tier, predictor, self.reader, self.manifest.layout.stride_bytes)
+        if fits:
+            self.tier.load_all(lambda done, _: progress(dense.memory_bytes + done, total))
 
     def _load_collection(self) -> ActivationCollection:
         """The collection of earlier runs, or an empty one."""
@@ -224,7 +213,7 @@ class Model:
 
         try:
             for token in generate(self._model, self._sequence, prompt, sampler, max_tokens=limit, timing=timing,
-                                  chunk=self.config.prefill_chunk, should_stop=should_stop, on_phase=on_phase,
+                                  chunk=self.plan.prefill_chunk, should_stop=should_stop, on_phase=on_phase,
                                   on_prefill=on_prefill):
                 stats.generated_tokens += 1
                 yield token
@@ -311,8 +300,21 @@ class _Forced:
     def __init__(self, tokens: Sequence[int]) -> None:
         self._tokens = iter(tokens)
 
-    def sample(self, logits: torch.Tensor, history: Sequence[int]) -> int:
+    def sample(self, logits: Float32Array, history: Sequence[int]) -> int:
         return next(self._tokens, 0)
+
+
+def open_kernels(num_threads: int, isa: str) -> Kernels:
+    """Raises UsageError for an instruction set that is unknown or that this CPU lacks."""
+    try:
+        return Kernels(num_threads, isa)
+    except ValueError as error:
+        raise UsageError(f"MOEINF_ISA: {error}") from error
+
+
+def expert_parts(layout: ExpertLayout) -> list[tuple[str, int, int, int]]:
+    """(format, rows, cols, offset in the block) of gate, up and down, as ExpertKernel takes them."""
+    return [(t.dtype, t.shape[0], t.shape[1], t.offset_bytes) for t in layout.tensors]
 
 
 def _billions(count: int) -> str:

@@ -22,7 +22,7 @@ def machine(root: Path = Path("/")) -> Machine:
     for group, room in _cgroup_rooms(root):
         if room < available:
             available, limited_by = room, f"control group {group}"
-    return Machine(max(0, available), limited_by, _physical_cores(root))
+    return Machine(max(0, available), limited_by, physical_cores(root))
 
 
 def _memory_available(root: Path) -> int:
@@ -70,7 +70,7 @@ def _lines(path: Path) -> list[str]:
         return []
 
 
-def _physical_cores(root: Path) -> int:
+def physical_cores(root: Path = Path("/")) -> int:
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
     siblings = set()
     for cpu in allowed:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from moeinf.config import DEFAULT_CONTEXT, RuntimeConfig, parse_size
 from moeinf.errors import OutOfMemoryError, UsageError
 from moeinf.hardware import Machine
-from moeinf.types import DTYPE_BYTES, ExpertLayout, ModelInfo, MoeShape
+from moeinf.types import ExpertLayout, ModelInfo, MoeShape
 
+ATTENTION_TOKENS = 128  # of a prompt that attention takes at once (kernels/attention.cc)
+ATTENTION_ROWS = 128  # queries whose scores a thread holds (kernels/attend_many.cc)
+EXPERT_PLACES = 512  # whose intermediates exist at once (kernels/experts.cc)
+MIN_CHUNK = 64  # what the prefill chunk is never shortened below for want of memory
 MIN_CONTEXT = 512  # what an automatic context is never shortened below
-OVERHEAD_BYTES = 96 << 20  # allocator, interpreter and libraries still to be touched after this point; measured: 60
+OVERHEAD_BYTES = 64 << 20  # allocator, libraries and the tokenizer's process, still to be touched after this point
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,7 @@ class MemoryPlan:
     kv_bytes: int
     activation_bytes: int
     context: int  # tokens
+    prefill_chunk: int  # tokens
     num_slots: int
     slot_bytes: int
 
@@ -41,44 +46,56 @@ class MemoryPlan:
         return self.dense_bytes + self.kv_bytes + self.activation_bytes + self.cache_bytes
 
 
-def activation_bytes(info: ModelInfo, moe: MoeShape, chunk: int, context: int) -> int:
-    """Upper estimate for a prefill chunk: the largest of its steps, and the logits of one token."""
-    width = DTYPE_BYTES[info.dtype]
-    hidden = chunk * info.hidden_size * (6 * width + 3 * 4)  # residual, norms (float32 too), q/k/v, sums
-    experts = chunk * moe.top_k * info.hidden_size * width
-    mask = chunk * context * 5  # bool and float32
-    return hidden + max(experts, mask) + info.vocab_size * 8
+def activation_bytes(demands: Demands, chunk: int, context: int, num_threads: int) -> int:
+    """Upper estimate of the working memory of a prefill chunk, all float32 but where the kernels prepare inputs."""
+    info, moe, hidden = demands.info, demands.moe, demands.info.hidden_size
+    width = 4 if info.dtype != "bf16" else 2  # of a prepared input
+    state = chunk * hidden * (2 * 4 + width)  # hidden state, its norm
+    projected = min(chunk, ATTENTION_TOKENS) * 8 * hidden * 4  # norm, queries, keys, values, mixture, output
+    attended = num_threads * ATTENTION_ROWS * context * (4 + width)  # scores, twice
+    attended += context * info.kv_bytes_per_token // info.num_layers  # values of a layer, transposed
+    intermediate = max((spec.shape[0] for spec in demands.layout.tensors[:-1]), default=0)
+    experts = chunk * moe.top_k * hidden * (4 + width)  # outputs and inputs of every place
+    experts += min(chunk * moe.top_k, max(chunk, EXPERT_PLACES)) * intermediate * (4 + width)
+    return state + projected + attended + experts + info.vocab_size * 8
 
 
 def plan_memory(demands: Demands, config: RuntimeConfig, machine: Machine) -> MemoryPlan:
     """Reserves dense, KV at the context and activations first; the rest is expert slots, unless told otherwise.
 
+    Where top_k slots do not fit, the prefill chunk is shortened, then a context that was not asked for.
+
     Raises OutOfMemoryError with the shortfall and the remedies, UsageError for a size or context that cannot be meant.
     """
     info, moe, stride = demands.info, demands.moe, demands.layout.stride_bytes
     context = _wanted_context(info, config)
+    chunk = min(config.prefill_chunk, context)
     while True:
-        fixed = MemoryPlan(
-            demands.dense_bytes, context * info.kv_bytes_per_token,
-            activation_bytes(info, moe, min(config.prefill_chunk, context), context), context, 0, stride,
-        )
+        activations = activation_bytes(demands, chunk, context, config.threads or machine.cores)
+        kv_bytes = context * info.kv_bytes_per_token
+        fixed = MemoryPlan(demands.dense_bytes, kv_bytes, activations, context, chunk, 0, stride)
         room = machine.available_bytes - fixed.total_bytes - OVERHEAD_BYTES
-        if config.context is not None or room >= moe.top_k * stride or context <= MIN_CONTEXT:
+        if room >= moe.top_k * stride:
             break
-        context = max(MIN_CONTEXT, context // 2)
-    slots = _wanted_slots(moe, stride, config, room)
-    plan = MemoryPlan(fixed.dense_bytes, fixed.kv_bytes, fixed.activation_bytes, context, slots, stride)
+        if chunk > MIN_CHUNK:  # prompts take longer, but nothing is lost
+            chunk = max(MIN_CHUNK, chunk // 2)
+        elif config.context is None and context > MIN_CONTEXT:
+            context = max(MIN_CONTEXT, context // 2)
+        else:
+            break
+    plan = replace(fixed, num_slots=_wanted_slots(moe, stride, config, room))
     if plan.total_bytes + OVERHEAD_BYTES > machine.available_bytes:
         raise _shortfall(plan, machine)
     return plan
 
 
-def smallest_bytes(demands: Demands) -> int:
-    """The least memory that the model runs in, the process itself not counted: top_k slots and MIN_CONTEXT tokens."""
+def smallest_bytes(demands: Demands, num_threads: int) -> int:
+    """The least memory that the model runs in, the process itself not counted: top_k slots, MIN_CONTEXT tokens."""
     info, moe = demands.info, demands.moe
     context = min(MIN_CONTEXT, info.context_length)
-    return (demands.dense_bytes + context * info.kv_bytes_per_token + OVERHEAD_BYTES
-            + activation_bytes(info, moe, context, context) + moe.top_k * demands.layout.stride_bytes)
+    activations = activation_bytes(demands, min(MIN_CHUNK, context), context, num_threads)
+    kv_bytes, cache_bytes = context * info.kv_bytes_per_token, moe.top_k * demands.layout.stride_bytes
+    return demands.dense_bytes + kv_bytes + OVERHEAD_BYTES + activations + cache_bytes
 
 
 def _wanted_context(info: ModelInfo, config: RuntimeConfig) -> int:

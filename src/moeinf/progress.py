@@ -42,19 +42,22 @@ class StatusLine:
 
 
 class LoadBar:
-    """progress(bytes done, bytes in all) of a model that is loading."""
+    """progress(bytes done, bytes in all) of a model that is loading, dense weights and experts in one bar."""
 
     def __init__(self, line: StatusLine, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._line = line
         self._name = name
         self._clock = clock
-        self._started = clock()
+        self._first: tuple[float, int] | None = None  # time and bytes when reading began
 
     def __call__(self, done: int, total: int) -> None:
-        seconds = max(1e-3, self._clock() - self._started)
+        now = self._clock()
+        self._first = self._first or (now, done)
+        started, before = self._first
+        rate = (done - before) / max(1e-3, now - started)
         percent = 100 * done // total if total else 100
         self._line.show(f"loading {self._name}: {percent:3d}% {bar_text(done, total, _BAR_COLUMNS)} "
-                        f"{size_text(done)}/{size_text(total)}   {done / seconds / 1e9:.2f} GB/s")
+                        f"{size_text(done)}/{size_text(total)}   {rate / 1e9:.2f} GB/s")
 
 
 class ByteCount:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,11 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from moeinf._native import ExpertKernel, Kernels
 from moeinf.laps import Laps
 from moeinf.models import SUPPORTED, architecture
 from moeinf.models.decoder import Decoder
-from moeinf.models.layers import expert_mlp
+from moeinf.models.weights import StoredTensor, Weights
 from moeinf.runtime.experts import ResidentExperts
 from moeinf.types import TensorPlan
 
@@ -63,21 +63,34 @@ class Pair:
         arch = architecture(saved)
         self.plan = arch.tensor_plan(saved)
         self.info = arch.model_info(saved, "f32")
-        experts = ResidentExperts(expert_weights(self.plan, self.tensors), expert_mlp)
-        self.ours: Decoder = arch.build(saved, self.tensors, experts, Laps())
+        kernels = Kernels(2)
+        experts = resident_experts(self.plan, self.tensors, kernels)
+        weights = Weights(kernels, {name: stored(tensor) for name, tensor in self.tensors.items()}, "f32")
+        self.ours: Decoder = arch.build(saved, weights, experts, Laps())
 
 
-def expert_weights(plan: TensorPlan, tensors: dict[str, Tensor]) -> Callable[[int, int], list[Tensor]]:
+def stored(tensor: Tensor) -> StoredTensor:
+    return StoredTensor(tensor.contiguous().view(-1).view(torch.uint8).numpy(), "f32", tuple(tensor.shape))
+
+
+def resident_experts(plan: TensorPlan, tensors: dict[str, Tensor], kernels: Kernels) -> ResidentExperts:
+    """Every expert's gate, up and down one behind the other, and the experts one behind the other."""
     layout = next(layout for layout in plan.experts if layout.keys() <= tensors.keys())
     found: dict[tuple[int, int, str], Tensor] = {}
     for name, (shape, pieces) in layout.items():
         assert tuple(tensors[name].shape) == shape
         for piece in pieces:
-            part = plan.parts[piece.part]
-            end = piece.start_element + part[0] * part[1]
-            weight = tensors[name].flatten()[piece.start_element : end].view(part)
-            found[piece.layer, piece.expert, piece.part] = weight
-    return lambda layer, expert: [found[layer, expert, part] for part in plan.parts]
+            rows, cols = plan.parts[piece.part]
+            start = piece.start_element
+            found[piece.layer, piece.expert, piece.part] = tensors[name].flatten()[start : start + rows * cols]
+    memory = torch.cat([found[layer, expert, part] for layer in range(plan.moe.num_layers)
+                        for expert in range(plan.moe.num_experts) for part in plan.parts])
+    parts, size = [], 0
+    for rows, cols in plan.parts.values():
+        parts.append(("f32", rows, cols, size))
+        size += rows * cols * 4
+    kernel = ExpertKernel(kernels, memory.view(torch.uint8).numpy(), parts)
+    return ResidentExperts(kernel, lambda layer, expert: (layer * plan.moe.num_experts + expert) * size)
 
 
 @pytest.fixture(scope="module", params=CONFIGS, ids=lambda name: name.replace(" ", "-"))
@@ -85,17 +98,17 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return Pair(CONFIGS[request.param], tmp_path_factory.mktemp("checkpoint"))
 
 
-PROMPT = torch.tensor([5, 17, 3, 88, 41, 41, 2, 60, 9, 33, 75, 14, 96, 22, 8, 51, 7])
+PROMPT = [5, 17, 3, 88, 41, 41, 2, 60, 9, 33, 75, 14, 96, 22, 8, 51, 7]
 
 
-def logits(model: Decoder, chunks: list[Tensor]) -> Tensor:
+def logits(model: Decoder, chunks: list[list[int]]) -> Tensor:
     cache = model.new_cache(256)
-    return torch.cat([model.forward(chunk, cache, last_only=False) for chunk in chunks])
+    return torch.cat([torch.from_numpy(model.forward(chunk, cache, last_only=False)) for chunk in chunks])
 
 
 @torch.inference_mode()
 def test_logits_are_those_of_transformers(pair: Pair) -> None:
-    theirs = pair.theirs(PROMPT[None]).logits[0]
+    theirs = pair.theirs(torch.tensor([PROMPT])).logits[0]
     assert theirs.std() > 0.1, "the comparison means something"
     assert (logits(pair.ours, [PROMPT]) - theirs).abs().max() < 1e-4
 
@@ -104,18 +117,18 @@ def test_logits_are_those_of_transformers(pair: Pair) -> None:
 @pytest.mark.parametrize("size", [1, 2, 5, 16])
 def test_prefill_in_chunks_equals_prefill_at_once(pair: Pair, size: int) -> None:
     whole = logits(pair.ours, [PROMPT])
-    assert (logits(pair.ours, list(torch.split(PROMPT, size))) - whole).abs().max() < 1e-4
+    chunks = [PROMPT[at : at + size] for at in range(0, len(PROMPT), size)]
+    assert (logits(pair.ours, chunks) - whole).abs().max() < 1e-4
 
 
 @torch.inference_mode()
 def test_64_greedy_tokens_are_those_of_transformers(pair: Pair) -> None:
-    theirs = pair.theirs.generate(PROMPT[None], max_new_tokens=64, do_sample=False, eos_token_id=None, pad_token_id=0)
+    theirs = pair.theirs.generate(torch.tensor([PROMPT]), max_new_tokens=64, do_sample=False, eos_token_id=None,
+                                  pad_token_id=0)
     cache = pair.ours.new_cache(256)
-    token = pair.ours.forward(PROMPT, cache)[-1].argmax()
-    ours = [int(token)]
+    ours = [int(pair.ours.forward(PROMPT, cache)[-1].argmax())]
     for _ in range(63):
-        token = pair.ours.forward(token[None], cache)[-1].argmax()
-        ours.append(int(token))
+        ours.append(int(pair.ours.forward(ours[-1:], cache)[-1].argmax()))
     assert ours == theirs[0, len(PROMPT) :].tolist()
 
 

@@ -48,7 +48,7 @@ def test_the_refusal_names_need_room_and_remedies() -> None:
 
 
 def test_the_smallest_memory_is_where_the_plan_begins_to_succeed() -> None:
-    smallest = smallest_bytes(DEMANDS)
+    smallest = smallest_bytes(DEMANDS, 2)
     config = RuntimeConfig(prefill_chunk=MIN_CONTEXT)
     assert plan_memory(DEMANDS, config, Machine(smallest, "machine", 2)).num_slots == 2
     with pytest.raises(OutOfMemoryError):

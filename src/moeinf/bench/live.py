@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from moeinf import __version__
+from moeinf.bench.bandwidth import formats_text, memory_bytes_per_s, weight_bytes_per_token
 from moeinf.bench.disk import disk_bytes_per_s
 from moeinf.completion import GenerationStats
 from moeinf.config import RuntimeConfig
@@ -42,17 +43,13 @@ def run_bench(stored: StoredModel, config: RuntimeConfig, workload: Workload,
     report("measuring the disk")
     disk = disk_bytes_per_s(stored, config)
     report("loading")
-    with Model(stored, config) as model:
-        passages = _passages(model, workload)
-        rounds = []
-        for number, (prompt, continuation) in enumerate(passages):
-            report(f"request {number + 1} of {len(passages)} ({'warm' if number else 'cold'})")
-            rounds.append(_round(model, prompt, continuation))
-        common = _common(model, stored.size_bytes, workload)
-        common |= {"load_ms": round(rounds[0].stats.load_s * 1e3, 1), "disk_gb_per_s": round(disk / 1e9, 3)}
+    common, rounds = _requests(stored, config, workload, report)
+    report("measuring the memory")  # now that the model is gone, and the peak of its memory noted
+    memory = memory_bytes_per_s(config)
+    common |= {"disk_gb_per_s": round(disk / 1e9, 3), "memory_gb_per_s": round(memory / 1e9, 3)}
     rows = []
     for cold, group in ((True, rounds[:1]), (False, rounds[1:])):
-        rows += [_row(common, cold, group, disk, test) for test in ("pp", "tg") if group]
+        rows += [_row(common, cold, group, test) for test in ("pp", "tg") if group]
     return rows
 
 
@@ -61,6 +58,19 @@ class _Round:
     stats: GenerationStats
     read_gb: float  # by the reader, while decoding and prefilling together
     busy_s: float
+
+
+def _requests(stored: StoredModel, config: RuntimeConfig, workload: Workload, report: Callable[[str], None]
+              ) -> tuple[Row, list[_Round]]:
+    """What all rows share, and the requests, the first of which finds an empty expert cache."""
+    with Model(stored, config) as model:
+        passages = _passages(model, workload)
+        rounds = []
+        for number, (prompt, continuation) in enumerate(passages):
+            report(f"request {number + 1} of {len(passages)} ({'warm' if number else 'cold'})")
+            rounds.append(_round(model, prompt, continuation))
+        common = _common(model, stored, workload)
+    return common | {"load_ms": round(rounds[0].stats.load_s * 1e3, 1)}, rounds
 
 
 def _round(model: Model, prompt: Sequence[int], continuation: Sequence[int]) -> _Round:
@@ -87,23 +97,22 @@ def _passages(model: Model, workload: Workload) -> list[tuple[list[int], list[in
     return [(whole[s : s + workload.num_prompt], whole[s + workload.num_prompt : s + size]) for s in starts]
 
 
-def _common(model: Model, stored_bytes: int, workload: Workload) -> Row:
-    import torch
-
+def _common(model: Model, stored: StoredModel, workload: Workload) -> Row:
     info, plan, config = model.manifest.info, model.plan, model.config
     return {
         "moeinf_version": __version__, "cpu_info": platform.processor() or platform.machine(), "backends": "CPU",
-        "model_filename": model.name, "model_type": f"{info.architecture} {info.dtype}",
-        "model_size": stored_bytes, "model_n_params": info.num_params, "n_threads": torch.get_num_threads(),
-        "n_batch": config.prefill_chunk, "type_k": info.dtype, "type_v": info.dtype, "n_ctx": plan.context,
+        "model_filename": model.name, "model_type": f"{info.architecture} {formats_text(stored)}",
+        "model_size": stored.size_bytes, "model_n_params": info.num_params, "n_threads": model.num_threads,
+        "isa": model.kernels.isa,
+        "n_batch": plan.prefill_chunk, "type_k": info.dtype, "type_v": info.dtype, "n_ctx": plan.context,
         "n_prompt": workload.num_prompt, "n_gen": workload.num_decode, "policy": config.policy,
         "predictor": config.predictor if config.prefetch else "off", "reader": model.reader.backend,
         "expert_cache_mib": round(plan.cache_bytes / 2**20, 1), "experts": plan.num_slots,
-        "experts_total": model.manifest.moe.total_experts,
+        "experts_total": model.manifest.moe.total_experts, "weight_bytes_per_token": weight_bytes_per_token(stored),
     }
 
 
-def _row(common: Row, cold: bool, rounds: Sequence[_Round], disk: float, test: str) -> Row:
+def _row(common: Row, cold: bool, rounds: Sequence[_Round], test: str) -> Row:
     stats = [r.stats for r in rounds]
     prefill = test == "pp"
     tokens = [s.prompt_tokens if prefill else len(s.token_s) for s in stats]
@@ -113,6 +122,7 @@ def _row(common: Row, cold: bool, rounds: Sequence[_Round], disk: float, test: s
     read_bytes = cache.demand_bytes + cache.prefetch_bytes
     busy_s = sum(r.busy_s for r in rounds)
     rate = sum(r.read_gb for r in rounds) / busy_s if busy_s else 0.0
+    used = 0.0 if prefill else common["weight_bytes_per_token"] * statistics.median(rates) / 1e9
     latencies = sorted(t * 1e3 for s in stats for t in s.token_s)
     row = common | {
         "test": f"{test}{tokens[0]}", "cold": cold, "samples_ts": [round(r, 3) for r in rates],
@@ -124,7 +134,8 @@ def _row(common: Row, cold: bool, rounds: Sequence[_Round], disk: float, test: s
         "late_hits": cache.late_hits, "prefetches": cache.prefetches, "prefetches_wasted": cache.prefetches_wasted,
         "stall_s": round(cache.stall_s, 4), "total_s": round(sum(seconds), 4),
         "bytes_per_token": round(read_bytes / max(1, sum(tokens))),
-        "read_gb_per_s": round(rate, 3), "disk_share": round(rate * 1e9 / disk, 3) if disk else 0.0,
+        "read_gb_per_s": round(rate, 3), "disk_share": _share(rate, common["disk_gb_per_s"]),
+        "weights_gb_per_s": round(used, 3), "memory_share": _share(used, common["memory_gb_per_s"]),
         "peak_rss_bytes": max(s.peak_rss_bytes for s in stats),
     }
     if not prefill:
@@ -137,6 +148,10 @@ def _profile(stats: Sequence[GenerationStats]) -> dict[str, float]:
     steps = max(1, sum(len(s.token_s) for s in stats))
     names = sorted({name for s in stats for name in s.decode_laps})
     return {name: round(sum(s.decode_laps.get(name, 0.0) for s in stats) * 1e3 / steps, 3) for name in names}
+
+
+def _share(rate: float, limit: float) -> float:
+    return round(rate / limit, 3) if limit else 0.0
 
 
 def _total(parts: Sequence[CacheStats]) -> CacheStats:

@@ -64,14 +64,15 @@ FORMS: Mapping[str, Callable[[Sequence[Row]], str]] = {
 }
 
 _HEADER = ["cache", "test", "t/s", "TTFT ms", "p50 ms", "p90 ms", "p99 ms", "hit", "late", "stall s", "MiB/token",
-           "GB/s", "of disk", "RSS GB"]
+           "GB/s", "of disk", "of memory", "RSS GB"]
 
 
 def _title(row: Row) -> str:
     return (f"{row['model_filename']} · {row['model_type']} · {row['model_size'] / 2**30:.2f} GiB · "
             f"{row['experts']}/{row['experts_total']} experts ({row['expert_cache_mib']:.0f} MiB) · {row['policy']}, "
-            f"prefetch {row['predictor']} · {row['reader']} reader · {row['n_threads']} threads · "
-            f"disk {row['disk_gb_per_s']:.2f} GB/s · load {row['load_ms'] / 1000:.2f} s")
+            f"prefetch {row['predictor']} · {row['reader']} reader · {row['n_threads']} threads, {row['isa']} · "
+            f"disk {row['disk_gb_per_s']:.2f} GB/s, memory {row['memory_gb_per_s']:.1f} GB/s · "
+            f"load {row['load_ms'] / 1000:.2f} s")
 
 
 def _model_cells(row: Row) -> list[str]:
@@ -86,7 +87,7 @@ def _cells(row: Row) -> list[str]:
         f"{row['ttft_ms']:.0f}", *(f"{latency[p]:.1f}" if p in latency else "" for p in ("p50", "p90", "p99")),
         f"{100 * row['expert_hit_rate']:.1f}%", str(row["late_hits"]), f"{row['stall_s']:.2f}",
         f"{row['bytes_per_token'] / 2**20:.2f}", f"{row['read_gb_per_s']:.2f}", f"{100 * row['disk_share']:.0f}%",
-        f"{row['peak_rss_bytes'] / 1e9:.2f}",
+        f"{100 * row['memory_share']:.0f}%" if row["memory_share"] else "", f"{row['peak_rss_bytes'] / 1e9:.2f}",
     ]
 
 

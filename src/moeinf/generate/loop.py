@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-import torch
-from torch import Tensor
+from moeinf.types import Float32Array
 
 
 class Cache(Protocol):
@@ -19,13 +18,13 @@ class Cache(Protocol):
 
 
 class LanguageModel(Protocol):
-    def forward(self, ids: Tensor, cache: Cache, between_layers: Callable[[], None]) -> Tensor: ...
+    def forward(self, ids: Sequence[int], cache: Cache, between_layers: Callable[[], None]) -> Float32Array: ...
 
 
 class Chooser(Protocol):
     """A sampler, or a text to follow."""
 
-    def sample(self, logits: Tensor, history: Sequence[int]) -> int: ...
+    def sample(self, logits: Float32Array, history: Sequence[int]) -> int: ...
 
 
 class Interrupted(Exception):
@@ -113,7 +112,8 @@ def generate(
         return
 
 
-def _forward(model: LanguageModel, sequence: CachedTokens, tokens: Sequence[int], check: Callable[[], None]) -> Tensor:
-    logits = model.forward(torch.tensor(tokens), sequence.cache, check)
+def _forward(model: LanguageModel, sequence: CachedTokens, tokens: Sequence[int], check: Callable[[], None]
+             ) -> Float32Array:
+    logits = model.forward(tokens, sequence.cache, check)
     sequence.tokens += tokens
     return logits

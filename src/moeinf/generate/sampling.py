@@ -6,15 +6,12 @@ import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from moeinf.errors import MoeinfError, UsageError
-from moeinf.types import FloatArray, IntArray
-
-if TYPE_CHECKING:
-    import torch
+from moeinf.types import Float32Array, FloatArray, IntArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +107,7 @@ class Sampler:
         self._num_ids = num_ids
         self._random = np.random.Generator(np.random.PCG64(self.seed))
 
-    def sample(self, logits: torch.Tensor, history: Sequence[int]) -> int:
+    def sample(self, logits: Float32Array, history: Sequence[int]) -> int:
         """The next token. logits: float32 [vocab], left as they are; history: prompt and generated ids.
 
         Raises MoeinfError for NaN or infinite logits.
@@ -129,8 +126,8 @@ class Sampler:
         at = int(np.searchsorted(cumulative, self._random.random() * cumulative[-1], side="right"))
         return min(at, len(cumulative) - 1)
 
-    def _adjusted(self, logits: torch.Tensor, history: Sequence[int]) -> torch.Tensor:
-        if not bool(logits.sum().isfinite()) and not bool(logits.isfinite().all()):  # the sum alone may overflow
+    def _adjusted(self, logits: Float32Array, history: Sequence[int]) -> Float32Array:
+        if not np.isfinite(logits).all():
             raise MoeinfError("non-finite logits: the weights or the experts read are damaged; run moeinf verify")
         params = self._params
         changes = {i: bias for i, bias in params.logit_bias.items() if 0 <= i < len(logits)}
@@ -138,7 +135,7 @@ class Sampler:
         counts = self._recent_counts(history, len(logits)) if penalised else {}
         if not changes and not counts:
             return logits
-        logits = logits.clone()
+        logits = logits.copy()
         for i, bias in changes.items():
             logits[i] += bias
         for i, count in counts.items():
@@ -157,14 +154,10 @@ class Sampler:
         return counts
 
 
-def _top_k(logits: torch.Tensor, k: int) -> tuple[IntArray, FloatArray]:
+def _top_k(logits: Float32Array, k: int) -> tuple[IntArray, FloatArray]:
     """Ids and logits of the k largest (all for k = 0), largest first and lowest id first among equals."""
-    if 0 < k < len(logits):
-        smallest = logits.topk(k).values[-1]
-        ids = (logits >= smallest).nonzero().squeeze(1).cpu().numpy()
-        scores = logits[logits >= smallest].cpu().double().numpy()
-    else:
-        ids, scores = np.arange(len(logits)), logits.cpu().double().numpy()
+    ids = np.flatnonzero(logits >= np.partition(logits, -k)[-k]) if 0 < k < len(logits) else np.arange(len(logits))
+    scores = logits[ids].astype(np.float64)
     order = np.lexsort((ids, -scores))[: k or None]
     return ids[order], scores[order]
 

@@ -6,23 +6,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+import numpy as np
 
 from moeinf.laps import Laps
 from moeinf.models.fields import Fields, rope_theta
 from moeinf.models.kv_cache import KVCache
-from moeinf.models.layers import (
-    Attention,
-    AttentionConfig,
-    Shapes,
-    Weights,
-    attention_shapes,
-    rms_norm,
-    rotary_tables,
-)
-from moeinf.types import Experts, Routing
+from moeinf.models.layers import Attention, AttentionConfig, Norm, Rotary, Shapes, attention_shapes
+from moeinf.models.weights import Weights
+from moeinf.types import Experts, Float32Array, Routing
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +50,17 @@ def parse_decoder(f: Fields, *, norm_eps: float, theta: float, **features: Any) 
 
 
 class Router(Protocol):
-    def __call__(self, hidden: Tensor) -> Routing: ...
+    """A norm and a choice of experts; what is spelled out in the file of each family that has its own."""
+
+    def __call__(self, x: Float32Array) -> tuple[Float32Array, Routing]:
+        """x [tokens, hidden] -> norm(x) and the routing of each token."""
+        ...
+
+
+class Block(Protocol):
+    """What follows attention: a MoeBlock or a dense MLP."""
+
+    def add_to(self, x: Float32Array) -> None: ...
 
 
 class MoeBlock:
@@ -69,13 +72,10 @@ class MoeBlock:
         self._experts = experts
         self._laps = laps
 
-    def __call__(self, hidden: Tensor) -> Tensor:
-        routing = self.router(hidden)
+    def add_to(self, x: Float32Array) -> None:
+        hidden, routing = self.router(x)
         self._laps.lap("router")
-        return self._experts.run(self.moe_layer, hidden, routing)
-
-
-Block = Callable[[Tensor], Tensor]  # [tokens, hidden] -> the same; a MoeBlock or a dense MLP
+        self._experts.run(self.moe_layer, hidden, routing, x)
 
 
 class Decoder:
@@ -84,66 +84,59 @@ class Decoder:
     def __init__(self, config: DecoderConfig, weights: Weights, blocks: Sequence[Block], experts: Experts,
                  laps: Laps) -> None:
         self.config = config
-        self._embedding = weights["model.embed_tokens.weight"]
-        self._head = self._embedding if config.tied_embeddings else weights["lm_head.weight"]
-        self._norm = weights["model.norm.weight"]
-        self._attention = [Attention(config.attention, weights, f"model.layers.{i}.self_attn.", i)
-                           for i in range(config.num_layers)]
-        self._norms = [tuple(weights[f"model.layers.{i}.{n}_layernorm.weight"] for n in ("input", "post_attention"))
-                       for i in range(config.num_layers)]
+        self._embedding = weights.embedding(EMBEDDING)
+        self._head = weights.linear(HEAD if HEAD in weights else EMBEDDING)
+        self._norm = Norm(weights, "model.norm.weight", config.attention.norm_eps)
+        self._rotary = Rotary(config.attention.head_dim, config.attention.rope_theta)
+        self._attention = [Attention(config.attention, weights, f"model.layers.{i}.self_attn.",
+                                     f"model.layers.{i}.input_layernorm.weight", i) for i in range(config.num_layers)]
         self._blocks = blocks
         self._experts = experts
         self._laps = laps
-        self.dtype = self._embedding.dtype
+        self._dtype = weights.dtype
 
     def new_cache(self, capacity: int) -> KVCache:
         a = self.config.attention
-        return KVCache(self.config.num_layers, a.num_kv_heads, a.head_dim, capacity, self.dtype)
+        return KVCache(self.config.num_layers, a.num_kv_heads, a.head_dim, capacity, self._dtype)
 
-    @torch.inference_mode()
-    def forward(self, ids: Tensor, cache: KVCache, between_layers: Callable[[], None] | None = None, *,
-                last_only: bool = True) -> Tensor:
-        """Logits, float32 [1 or tokens, vocab], of ids int64 [tokens], which follow what the cache holds.
+    def forward(self, ids: Sequence[int], cache: KVCache, between_layers: Callable[[], None] | None = None, *,
+                last_only: bool = True) -> Float32Array:
+        """Logits [1 or tokens, vocab] of the tokens `ids`, which follow what the cache holds.
 
         between_layers may raise to give the pass up; the cache is then as it was before.
         """
         self._laps.lap("other")
-        a, eps = self.config.attention, self.config.attention.norm_eps
-        x = F.embedding(ids, self._embedding)
-        cos, sin = rotary_tables(cache.length, len(ids), a.head_dim, a.rope_theta, self.dtype)
-        for layer, (attention, (before, after), block) in enumerate(
-            zip(self._attention, self._norms, self._blocks, strict=True)
-        ):
+        x = self._embedding(np.asarray(ids))
+        cos, sin = self._rotary.tables(cache.length, len(ids))
+        for layer, (attention, block) in enumerate(zip(self._attention, self._blocks, strict=True)):
             if between_layers is not None:
                 between_layers()
-            x = x + attention(rms_norm(x, before, eps), cache, cos, sin)
+            attention.add_to(x, cache, cos, sin)
             self._laps.lap("attention")
             self._look_ahead(layer, x)
-            x = x + block(rms_norm(x, after, eps))
+            block.add_to(x)
             self._laps.lap("experts")
         cache.advance(len(ids))
-        x = rms_norm(x[-1:] if last_only else x, self._norm, eps)
-        logits = F.linear(x, self._head).float()
+        logits = self._head(self._norm(x[-1:] if last_only else x))
         self._laps.lap("head")
         return logits
 
-    def _look_ahead(self, layer: int, x: Tensor) -> None:
+    def _look_ahead(self, layer: int, x: Float32Array) -> None:
         """Guesses the next layer's routing by its own router on the state before this layer's experts."""
         if not self._experts.wants_expectations or layer + 1 == len(self._blocks):
             return
         block = self._blocks[layer + 1]
         if isinstance(block, MoeBlock):
-            guess = block.router(rms_norm(x, self._norms[layer + 1][1], self.config.attention.norm_eps))
-            self._experts.expect(block.moe_layer, guess)
+            self._experts.expect(block.moe_layer, block.router(x)[1])
             self._laps.lap("router")
 
 
 def decoder_shapes(config: DecoderConfig) -> Shapes:
     """Names and shapes of every dense tensor outside the blocks."""
     hidden = config.attention.hidden_size
-    shapes: Shapes = {"model.embed_tokens.weight": (config.vocab_size, hidden), "model.norm.weight": (hidden,)}
+    shapes: Shapes = {EMBEDDING: (config.vocab_size, hidden), "model.norm.weight": (hidden,)}
     if not config.tied_embeddings:
-        shapes["lm_head.weight"] = (config.vocab_size, hidden)
+        shapes[HEAD] = (config.vocab_size, hidden)
     for i in range(config.num_layers):
         shapes |= attention_shapes(config.attention, f"model.layers.{i}.self_attn.")
         shapes |= {f"model.layers.{i}.{n}_layernorm.weight": (hidden,) for n in ("input", "post_attention")}
@@ -154,3 +147,13 @@ def ignored_tensors(config: DecoderConfig) -> tuple[str, ...]:
     """Tensors that some exporters write although they follow from the rest."""
     tied = (r"lm_head\.weight",) if config.tied_embeddings else ()
     return (r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq", *tied)
+
+
+def linear_names(shapes: Shapes) -> frozenset[str]:
+    """The dense tensors that may be quantised: projections of attention and of dense MLPs, `*_proj.weight`."""
+    return frozenset(name for name in shapes if name.endswith("_proj.weight"))
+
+
+def head(config: DecoderConfig) -> tuple[str, str]:
+    """The matrix that makes logits: its name in the checkpoint, and in the store where it is quantised."""
+    return (EMBEDDING if config.tied_embeddings else HEAD), HEAD

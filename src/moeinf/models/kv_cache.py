@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+import numpy as np
+
+from moeinf.types import DTYPE_BYTES, ByteArray, DType
 
 
 class KVCache:
-    """Room for `capacity` tokens; pages are touched, and so counted as resident, only as tokens arrive."""
+    """Room for `capacity` tokens; pages are touched, and so counted as resident, only as tokens arrive.
 
-    def __init__(self, num_layers: int, num_kv_heads: int, head_dim: int, capacity: int, dtype: torch.dtype) -> None:
-        shape = (num_layers, num_kv_heads, capacity, head_dim)
-        self._keys = torch.empty(shape, dtype=dtype)
-        self._values = torch.empty(shape, dtype=dtype)
+    keys[layer], values[layer]: the bytes of [kv_heads, capacity, head_dim] in `format`.
+    """
+
+    def __init__(self, num_layers: int, num_kv_heads: int, head_dim: int, capacity: int, dtype: DType) -> None:
+        size = num_kv_heads * capacity * head_dim * DTYPE_BYTES[dtype]
+        self.keys: list[ByteArray] = list(np.empty((num_layers, size), np.uint8))
+        self.values: list[ByteArray] = list(np.empty((num_layers, size), np.uint8))
+        self.format = dtype
         self.capacity = capacity
         self.length = 0  # tokens that every layer has stored
 
-    def append(self, layer: int, keys: Tensor, values: Tensor, at: int = 0) -> tuple[Tensor, Tensor]:
-        """Stores [kv_heads, tokens, head_dim], `at` tokens behind those seen; returns views of the layer's up to there.
-
-        `length` moves only when the last layer is through: see `advance`.
-        """
-        start = self.length + at
-        end = start + keys.shape[1]
-        assert end <= self.capacity, "the caller checks the context before a forward pass"
-        self._keys[layer, :, start:end] = keys
-        self._values[layer, :, start:end] = values
-        return self._keys[layer, :, :end], self._values[layer, :, :end]
-
     def advance(self, num_tokens: int) -> None:
+        """Called when the last layer has stored its keys and values of the tokens behind `length`."""
         self.length += num_tokens
+        assert self.length <= self.capacity, "the caller checks the context before a forward pass"
 
     def truncate(self, length: int) -> None:
         """Forgets all but the first `length` tokens."""

@@ -5,16 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
-
 from moeinf.laps import Laps
 from moeinf.models.decoder import Decoder, DecoderConfig, MoeBlock, decoder_shapes, parse_decoder
 from moeinf.models.fields import Fields
-from moeinf.models.layers import Weights
+from moeinf.models.layers import SoftmaxRouter
 from moeinf.models.moe_plan import gated_experts_plan, plan_info
-from moeinf.types import DType, Experts, ModelInfo, MoeShape, Routing, TensorPlan
+from moeinf.models.weights import Weights
+from moeinf.types import DType, Experts, ModelInfo, MoeShape, TensorPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,19 +29,6 @@ class Config:
         return Config(decoder, moe, f.count("intermediate_size"))
 
 
-class Router:
-    """Softmax over all experts, the best k, weights made to sum to 1."""
-
-    def __init__(self, weight: Tensor, top_k: int) -> None:
-        self._weight = weight  # [experts, hidden]
-        self._top_k = top_k
-
-    def __call__(self, hidden: Tensor) -> Routing:
-        probabilities = torch.softmax(F.linear(hidden, self._weight).float(), dim=-1)
-        weights, ids = torch.topk(probabilities, self._top_k, dim=-1)
-        return Routing(ids, weights / weights.sum(dim=-1, keepdim=True))
-
-
 def tensor_plan(config: dict[str, Any]) -> TensorPlan:
     c = Config.parse(config)
     blocks = [f"model.layers.{i}.block_sparse_moe." for i in range(c.decoder.num_layers)]
@@ -59,8 +43,10 @@ def model_info(config: dict[str, Any], dtype: DType) -> ModelInfo:
 
 def build(config: dict[str, Any], weights: Weights, experts: Experts, laps: Laps) -> Decoder:
     c = Config.parse(config)
-    blocks = [
-        MoeBlock(i, Router(weights[f"model.layers.{i}.block_sparse_moe.gate.weight"], c.moe.top_k), experts, laps)
-        for i in range(c.decoder.num_layers)
-    ]
+    eps, blocks = c.decoder.attention.norm_eps, []
+    for i in range(c.decoder.num_layers):
+        gate = f"model.layers.{i}.block_sparse_moe.gate.weight"
+        norm = f"model.layers.{i}.post_attention_layernorm.weight"
+        router = SoftmaxRouter(weights, gate, norm, eps, c.moe.top_k, normalise=True)
+        blocks.append(MoeBlock(i, router, experts, laps))
     return Decoder(c.decoder, weights, blocks, experts, laps)

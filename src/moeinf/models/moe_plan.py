@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from moeinf.errors import CheckpointError
-from moeinf.models.decoder import DecoderConfig, ignored_tensors
+from moeinf.models.decoder import EMBEDDING, DecoderConfig, head, ignored_tensors, linear_names
 from moeinf.models.layers import Shapes
 from moeinf.types import DTYPE_BYTES, DType, ExpertPiece, ModelInfo, MoeShape, TensorPlan
 
@@ -44,7 +44,8 @@ def gated_experts_plan(
             (moe.num_experts, hidden, intermediate),
             tuple(ExpertPiece(layer, expert, "down", expert * size) for expert in range(moe.num_experts)),
         )
-    return TensorPlan(moe, shapes, dense, (separate, fused), ignored_tensors(config))
+    return TensorPlan(moe, shapes, dense, (separate, fused), ignored_tensors(config), linear_names(dense),
+                      frozenset({EMBEDDING}), head(config))
 
 
 def plan_info(architecture: str, config: DecoderConfig, plan: TensorPlan, dtype: DType) -> ModelInfo:

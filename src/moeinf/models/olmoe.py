@@ -5,16 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
-
 from moeinf.laps import Laps
 from moeinf.models.decoder import Decoder, DecoderConfig, MoeBlock, decoder_shapes, parse_decoder
 from moeinf.models.fields import Fields
-from moeinf.models.layers import Weights
+from moeinf.models.layers import SoftmaxRouter
 from moeinf.models.moe_plan import gated_experts_plan, plan_info
-from moeinf.types import DType, Experts, ModelInfo, MoeShape, Routing, TensorPlan
+from moeinf.models.weights import Weights
+from moeinf.types import DType, Experts, ModelInfo, MoeShape, TensorPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,22 +30,6 @@ class Config:
         return Config(decoder, moe, f.count("intermediate_size"), f.flag("norm_topk_prob", False))
 
 
-class Router:
-    """Softmax over all experts, the best k; their weights sum to 1 only where norm_topk_prob says so."""
-
-    def __init__(self, weight: Tensor, top_k: int, normalise: bool) -> None:
-        self._weight = weight  # [experts, hidden]
-        self._top_k = top_k
-        self._normalise = normalise
-
-    def __call__(self, hidden: Tensor) -> Routing:
-        logits = F.linear(hidden, self._weight)
-        weights, ids = torch.topk(torch.softmax(logits, dim=-1, dtype=torch.float32), self._top_k, dim=-1)
-        if self._normalise:
-            weights = weights / weights.sum(dim=-1, keepdim=True)
-        return Routing(ids, weights.to(logits.dtype))
-
-
 def tensor_plan(config: dict[str, Any]) -> TensorPlan:
     c = Config.parse(config)
     blocks = [f"model.layers.{i}.mlp." for i in range(c.decoder.num_layers)]
@@ -64,8 +45,10 @@ def model_info(config: dict[str, Any], dtype: DType) -> ModelInfo:
 
 def build(config: dict[str, Any], weights: Weights, experts: Experts, laps: Laps) -> Decoder:
     c = Config.parse(config)
-    blocks = [
-        MoeBlock(i, Router(weights[f"model.layers.{i}.mlp.gate.weight"], c.moe.top_k, c.norm_topk_prob), experts, laps)
-        for i in range(c.decoder.num_layers)
-    ]
+    eps, blocks = c.decoder.attention.norm_eps, []
+    for i in range(c.decoder.num_layers):
+        gate = f"model.layers.{i}.mlp.gate.weight"
+        norm = f"model.layers.{i}.post_attention_layernorm.weight"
+        router = SoftmaxRouter(weights, gate, norm, eps, c.moe.top_k, normalise=c.norm_topk_prob)
+        blocks.append(MoeBlock(i, router, experts, laps))
     return Decoder(c.decoder, weights, blocks, experts, laps)

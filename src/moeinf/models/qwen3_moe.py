@@ -5,17 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
-
 from moeinf.errors import CheckpointError
 from moeinf.laps import Laps
 from moeinf.models.decoder import Block, Decoder, DecoderConfig, MoeBlock, decoder_shapes, parse_decoder
 from moeinf.models.fields import Fields
-from moeinf.models.layers import GatedMLP, Weights, mlp_shapes
+from moeinf.models.layers import GatedMLP, Norm, SoftmaxRouter, mlp_shapes
 from moeinf.models.moe_plan import gated_experts_plan, plan_info
-from moeinf.types import DType, Experts, ModelInfo, MoeShape, Routing, TensorPlan
+from moeinf.models.weights import Weights
+from moeinf.types import DType, Experts, ModelInfo, MoeShape, TensorPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,22 +38,6 @@ class Config:
                       f.count("moe_intermediate_size"), f.flag("norm_topk_prob", False))
 
 
-class Router:
-    """Softmax over all experts, the best k; their weights sum to 1 only where norm_topk_prob says so."""
-
-    def __init__(self, weight: Tensor, top_k: int, normalise: bool) -> None:
-        self._weight = weight  # [experts, hidden]
-        self._top_k = top_k
-        self._normalise = normalise
-
-    def __call__(self, hidden: Tensor) -> Routing:
-        logits = F.linear(hidden, self._weight)
-        weights, ids = torch.topk(torch.softmax(logits, dim=-1, dtype=torch.float32), self._top_k, dim=-1)
-        if self._normalise:
-            weights = weights / weights.sum(dim=-1, keepdim=True)
-        return Routing(ids, weights.to(logits.dtype))
-
-
 def tensor_plan(config: dict[str, Any]) -> TensorPlan:
     c = Config.parse(config)
     hidden = c.decoder.attention.hidden_size
@@ -77,12 +58,12 @@ def model_info(config: dict[str, Any], dtype: DType) -> ModelInfo:
 
 def build(config: dict[str, Any], weights: Weights, experts: Experts, laps: Laps) -> Decoder:
     c = Config.parse(config)
-    blocks: list[Block] = []
+    eps, blocks = c.decoder.attention.norm_eps, list[Block]()
     for i in range(c.decoder.num_layers):
-        prefix = f"model.layers.{i}.mlp."
+        prefix, norm = f"model.layers.{i}.mlp.", f"model.layers.{i}.post_attention_layernorm.weight"
         if i in c.moe_layers:
-            router = Router(weights[f"{prefix}gate.weight"], c.moe.top_k, c.norm_topk_prob)
+            router = SoftmaxRouter(weights, f"{prefix}gate.weight", norm, eps, c.moe.top_k, c.norm_topk_prob)
             blocks.append(MoeBlock(c.moe_layers.index(i), router, experts, laps))
         else:
-            blocks.append(GatedMLP(weights, prefix))
+            blocks.append(GatedMLP(weights, prefix, Norm(weights, norm, eps)))
     return Decoder(c.decoder, weights, blocks, experts, laps)

@@ -6,14 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from moeinf.laps import Laps
 from moeinf.runtime.prefetch import Prefetcher
 from moeinf.runtime.tiers import HostTier
 from moeinf.runtime.trace import Phase
-from moeinf.types import IntArray, Routing
+from moeinf.types import Float32Array, IntArray, Routing
 
 
 class Observer(Protocol):
@@ -21,28 +19,45 @@ class Observer(Protocol):
 
     def begin(self, phase: Phase) -> None: ...
 
-    def observe(self, layer: int, ids: IntArray) -> None: ...
+    def observe(self, layer: int, ids: IntArray) -> None:
+        """Takes the routing `ids` [tokens, top_k]; the array is the caller's again afterwards."""
+        ...
 
 
-ExpertWeights = Sequence[Tensor]  # in the order of the block: gate, up, down
-ExpertFunction = Callable[..., Tensor]  # (x [tokens, hidden], *weights) -> [tokens, hidden]
+class ExpertKernel(Protocol):
+    """Computes experts whose blocks lie in one memory, in any order; native, and its slow twin in moeinf/kernels.py.
+
+    One layer is begin, any number of compute, finish. A begin after an unfinished one starts anew.
+    """
+
+    def begin(self, hidden: Float32Array, ids: IntArray, weights: Float32Array) -> tuple[IntArray, IntArray]:
+        """Experts routed to, ascending, and how many tokens each has. hidden [tokens, H]; ids, weights [tokens, k]."""
+        ...
+
+    def compute(self, experts: IntArray, offsets: IntArray) -> None:
+        """The outputs of `experts`, whose blocks begin at `offsets` of the memory."""
+        ...
+
+    def finish(self, out: Float32Array) -> None:
+        """out [tokens, H] += the weighted outputs, summed in the order of the routing. Every expert was computed."""
+        ...
 
 
 class ResidentExperts:
-    """Every expert in memory: the slow, obvious oracle of StreamedExperts."""
+    """Every expert in memory, one after the other: the slow, obvious oracle of StreamedExperts."""
 
     wants_expectations = False
 
-    def __init__(self, weights: Callable[[int, int], ExpertWeights], compute: ExpertFunction) -> None:
-        self._weights = weights
-        self._compute = compute
+    def __init__(self, kernel: ExpertKernel, offset: Callable[[int, int], int]) -> None:
+        """offset(layer, expert): where the expert's block begins in the kernel's memory."""
+        self._kernel = kernel
+        self._offset = offset
 
-    def run(self, layer: int, hidden: Tensor, routing: Routing) -> Tensor:
-        outputs = _outputs(hidden, routing)
-        for expert in np.unique(routing.ids.numpy()).tolist():
-            tokens, places = (routing.ids == expert).nonzero(as_tuple=True)
-            outputs[tokens, places] = self._compute(hidden[tokens], *self._weights(layer, expert))
-        return combine(outputs, routing.weights)
+    def run(self, layer: int, hidden: Float32Array, routing: Routing, out: Float32Array) -> None:
+        experts, _ = self._kernel.begin(hidden, routing.ids, routing.weights)
+        for expert in experts.tolist():
+            self._kernel.compute(np.array([expert]), np.array([self._offset(layer, expert)]))
+        self._kernel.finish(out)
 
     def expect(self, layer: int, guess: Routing) -> None:
         pass
@@ -51,60 +66,49 @@ class ResidentExperts:
 class StreamedExperts:
     """Experts in the slots of a tier; what is missing is read while what is there computes.
 
-    The result does not depend on what was resident: every expert sees the same rows in one call, and the outputs
-    are summed in the order of the routing, not of arrival.
+    The result does not depend on what was resident: the kernel sums the outputs in the order of the routing, not of
+    arrival. Where every expert is resident nothing is predicted and nothing evicted, so observers may be left out that
+    only serve those.
     """
 
-    def __init__(self, tier: HostTier, observers: Sequence[Observer], prefetcher: Prefetcher | None,
-                 compute: ExpertFunction, laps: Laps) -> None:
+    def __init__(self, tier: HostTier, kernel: ExpertKernel, observers: Sequence[Observer],
+                 prefetcher: Prefetcher | None, laps: Laps) -> None:
         self._tier = tier
+        self._kernel = kernel
         self._observers = observers
         self._prefetcher = prefetcher
-        self._compute = compute
         self._laps = laps
-        self.wants_expectations = prefetcher is not None and prefetcher.wants_expectations
 
-    def run(self, layer: int, hidden: Tensor, routing: Routing) -> Tensor:
-        """hidden and result [tokens, hidden]. Blocks for missing experts; raises ExpertReadError."""
-        ids = routing.ids.numpy()
-        experts, rows = group(ids)
+    @property
+    def wants_expectations(self) -> bool:
+        prefetcher = self._prefetcher
+        return prefetcher is not None and prefetcher.wants_expectations and not self._tier.all_resident
+
+    def run(self, layer: int, hidden: Float32Array, routing: Routing, out: Float32Array) -> None:
+        """out += the experts' weighted sum; hidden and out [tokens, H]. Blocks for missing experts.
+
+        Raises ExpertReadError; HostTier.abandon_visit comes before the next run then, as after any exception.
+        """
+        kernel, tier, laps, ids = self._kernel, self._tier, self._laps, routing.ids
+        experts, counts = kernel.begin(hidden, ids, routing.weights)
         for observer in self._observers:
             observer.observe(layer, ids)
-        self._tier.request(layer, experts, np.array([len(places) for places in rows]))
-        if self._prefetcher is not None:
-            self._prefetcher.after_routing(layer)
-        self._laps.lap("policy")
-        outputs = _outputs(hidden, routing)
-        flat = outputs.view(-1, hidden.shape[1])
-        for expert, weights in self._tier.arrivals():
-            chosen = rows[int(np.searchsorted(experts, expert))]
-            x = hidden if len(hidden) == 1 else hidden[chosen // ids.shape[1]]
-            flat[chosen] = self._compute(x, *weights)
-            self._laps.lap("experts")
-        return combine(outputs, routing.weights)
+        if tier.all_resident:
+            offsets = tier.hits(layer, experts, ids.size)
+            laps.lap("policy")
+            kernel.compute(experts, offsets)
+        else:
+            tier.request(layer, experts, counts, len(ids))
+            if self._prefetcher is not None:
+                self._prefetcher.after_routing(layer, len(ids))
+            laps.lap("policy")
+            for landed, offsets in tier.arrivals():
+                laps.lap("policy")
+                kernel.compute(landed, offsets)
+                laps.lap("experts")
+        kernel.finish(out)
+        laps.lap("experts")
 
     def expect(self, layer: int, guess: Routing) -> None:
         assert self._prefetcher is not None
-        self._prefetcher.expect(layer, guess.ids.numpy(), guess.weights.double().numpy())
-
-
-def group(ids: IntArray) -> tuple[IntArray, list[Tensor]]:
-    """Distinct experts of ids [tokens, top_k], ascending, and for each its places in ids.ravel(), ascending."""
-    flat = ids.ravel()
-    order = np.argsort(flat, kind="stable")
-    experts, starts = np.unique(flat[order], return_index=True)
-    places = np.split(order, starts[1:])
-    return experts, [torch.from_numpy(p) for p in places]
-
-
-def combine(outputs: Tensor, weights: Tensor) -> Tensor:
-    """Weighted sum over the chosen experts in float32, best expert first: [tokens, k, hidden] -> [tokens, hidden]."""
-    wide = weights.float()
-    total = outputs[:, 0].float() * wide[:, :1]
-    for place in range(1, outputs.shape[1]):
-        total.addcmul_(outputs[:, place].float(), wide[:, place : place + 1])
-    return total.to(outputs.dtype)
-
-
-def _outputs(hidden: Tensor, routing: Routing) -> Tensor:
-    return torch.empty((*routing.ids.shape, hidden.shape[1]), dtype=hidden.dtype)
+        self._prefetcher.expect(layer, guess.ids, guess.weights)

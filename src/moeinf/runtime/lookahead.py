@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from moeinf.runtime.trace import Phase
-from moeinf.types import FloatArray, IntArray, MoeShape
+from moeinf.types import Float32Array, FloatArray, IntArray, MoeShape
 
 
 class LookAheadPredictor:
@@ -26,7 +26,7 @@ class LookAheadPredictor:
     def observe(self, layer: int, ids: IntArray) -> None:
         pass
 
-    def expect(self, layer: int, ids: IntArray, weights: FloatArray) -> None:
+    def expect(self, layer: int, ids: IntArray, weights: Float32Array) -> None:
         """The guess: `ids` will be routed to in `layer`, with `weights`, both [tokens, top_k].
 
         What the router is sure of comes true more often than its last choice, so an expert is as likely as its weight.

@@ -15,6 +15,7 @@ from moeinf.runtime.trace import ActivationMatrix, Phase, count_ids
 from moeinf.types import ExpertId, FloatArray, IntArray, MoeShape
 
 POLICIES: Final = ("lru", "lfu", "paper", "next-use")
+FEW: Final = 12  # victims up to which repeated argmin beats a partition
 
 
 class EvictionPolicy(Protocol):
@@ -39,16 +40,28 @@ class EvictionPolicy(Protocol):
         ...
 
 
-def choose_victims(scores: FloatArray, evictable: npt.NDArray[np.bool_], count: int) -> list[ExpertId]:
-    """The `count` experts of smallest score among the `evictable` [L, E]; of equals the lowest (layer, expert)."""
-    remaining = np.where(evictable, scores, np.inf).ravel()
+def lowest(scores: FloatArray, evictable: npt.NDArray[np.bool_], count: int) -> IntArray:
+    """Indices of the `count` smallest scores among the `evictable` (both 1-D), smallest first; of equals the lowest."""
+    remaining = np.where(evictable, scores, np.inf)
+    if count > FEW:
+        border = np.partition(remaining, count - 1)[count - 1]
+        assert border < np.inf, "fewer experts may be evicted than have to be"
+        below = np.flatnonzero(remaining < border)
+        chosen = np.concatenate((below, np.flatnonzero(remaining == border)[: count - len(below)]))
+        return chosen[np.argsort(remaining[chosen], kind="stable")]
     victims = []
-    for _ in range(count):  # a few times argmin beats any sort, and is stable
+    for _ in range(count):
         victim = int(remaining.argmin())
         assert remaining[victim] < np.inf, "fewer experts may be evicted than have to be"
         remaining[victim] = np.inf
-        victims.append(ExpertId(*divmod(victim, scores.shape[1])))
-    return victims
+        victims.append(victim)
+    return np.array(victims, np.int64)
+
+
+def choose_victims(scores: FloatArray, evictable: npt.NDArray[np.bool_], count: int) -> list[ExpertId]:
+    """The `count` experts of smallest score among the `evictable` [L, E]; of equals the lowest (layer, expert)."""
+    victims = lowest(scores.ravel(), evictable.ravel(), count)
+    return [ExpertId(*divmod(victim, scores.shape[1])) for victim in victims.tolist()]
 
 
 class LeastRecentlyUsed:
@@ -126,7 +139,9 @@ class ActivationAware:
 class NextUse:
     """Out goes the expert whose next use is expected last.
 
-    keep = -(layers until the expert's layer is visited again + (1/p - 1) * L), p its UseProbability at such a visit.
+    keep = -(layers until the expert's layer is visited again + (1/P - 1) * L). P is the probability that such a visit
+    uses it: its UseProbability p where the visit is of one token, as decode's are, and 1 - (1 - p)^n in the layers
+    that a running pass of n tokens has not reached.
     """
 
     name = "next-use"
@@ -134,20 +149,31 @@ class NextUse:
     def __init__(self, shape: MoeShape) -> None:
         layers = shape.num_layers
         self._use = UseProbability(shape)
-        self._missed_visits: FloatArray = np.exp(-self._use.logits) * -layers  # -(1/p - 1) * L
+        self._missed_visits: FloatArray = self._use.odds_against * -layers  # -(1/p - 1) * L
         ahead = np.arange(layers) - np.arange(layers)[:, None] - 1
         self._until_visit = (ahead % layers + 1)[:, :, None].astype(np.float64)  # [running layer, layer, 1]: 1 .. L
         self._scores: FloatArray = np.zeros_like(self._missed_visits)
+        self._num_tokens = 1
+        self._scored_layer = -1  # of what _scores holds; -1 after an observation
 
     def begin(self, phase: Phase) -> None:
         pass
 
     def observe(self, layer: int, ids: IntArray) -> None:
         self._use.observe(layer, ids)
-        self._missed_visits[layer] = np.exp(-self._use.logits[layer]) * -len(self._until_visit)
+        np.multiply(self._use.odds_against[layer], -len(self._until_visit), out=self._missed_visits[layer])
+        self._num_tokens = len(ids)
+        self._scored_layer = -1
 
     def keep_scores(self, layer: int) -> FloatArray:
-        np.subtract(self._missed_visits, self._until_visit[layer], out=self._scores)
+        if layer != self._scored_layer:
+            np.subtract(self._missed_visits, self._until_visit[layer], out=self._scores)
+            if self._num_tokens > 1:
+                odds = self._use.odds_against[layer + 1 :]
+                no_use = (odds / (1 + odds)) ** self._num_tokens
+                missed = no_use / (1 - no_use) * len(self._until_visit)
+                self._scores[layer + 1 :] = -(self._until_visit[layer, layer + 1 :] + missed)
+            self._scored_layer = layer
         return self._scores
 
 

@@ -56,24 +56,28 @@ class UseProbability:
         self._features[:, :-2] = np.log(chance + self.FLOOR)
         self._features[:, -2] = 0.0
         self.logits: FloatArray = np.full((layers, experts), np.log(chance / (1 - chance) if chance < 1 else 1.0))
+        self.odds_against: FloatArray = np.exp(-self.logits)  # (1 - p) / p
+        self._seen_one = 1 - self._decay
 
     def observe(self, layer: int, ids: IntArray) -> None:
         """Takes the routing `ids` [tokens, top_k]; afterwards `logits[layer]` is of the token to come."""
         features, frequency = self._features[layer], self._frequency[layer]
-        used: FloatArray = np.zeros((len(ids), features.shape[1]))  # [tokens, E]
+        last: FloatArray = np.zeros(features.shape[1])  # used by the last token
+        last[ids[-1]] = 1.0
         if len(ids) == 1:
-            used[0, ids[0]] = 1.0
-            error = 1 / (1 + np.exp(-self.logits[layer])) - used[0]
-            self._weights -= self.LEARNING_RATE / len(error) * (features @ error)
+            error = 1 / (1 + self.odds_against[layer]) - last
+            self._weights -= self.LEARNING_RATE / len(error) * features.dot(error)
             frequency *= self._decay
-            frequency += (1 - self._decay) * used
+            frequency += self._seen_one * last
         else:  # many tokens at once say nothing of one token's probability: count, do not learn
+            used: FloatArray = np.zeros((len(ids), features.shape[1]))  # [tokens, E]
             np.put_along_axis(used, ids, 1.0, axis=1)
             frequency *= self._decay ** len(ids)
-            frequency += (1 - self._decay) * self._decay ** np.arange(len(ids) - 1, -1, -1) @ used
+            frequency += self._seen_one * self._decay ** np.arange(len(ids) - 1, -1, -1) @ used
         np.log(frequency + self.FLOOR, out=features[:-2])
-        features[-2] = used[-1]
-        np.dot(self._weights, features, out=self.logits[layer])
+        features[-2] = last
+        logits = np.dot(self._weights, features, out=self.logits[layer])
+        np.exp(np.negative(logits), out=self.odds_against[layer])
 
 
 class EamcPredictor:

@@ -11,7 +11,7 @@ from moeinf.runtime.lookahead import LookAheadPredictor
 from moeinf.runtime.predict import Predictor
 from moeinf.runtime.priority import prefetch_priority, select_prefetches
 from moeinf.runtime.tiers import HostTier
-from moeinf.types import FloatArray, IntArray
+from moeinf.types import Float32Array, FloatArray, IntArray
 
 AT_LEAST: Final = 0.3  # priority, on the scale of a probability: below it a prefetch is more often wasted than used
 
@@ -38,25 +38,20 @@ class Prefetcher:
         self._expert_bytes = expert_bytes
         self.wants_expectations = isinstance(predictor, LookAheadPredictor)
 
-    def expect(self, layer: int, ids: IntArray, weights: FloatArray) -> None:
+    def expect(self, layer: int, ids: IntArray, weights: Float32Array) -> None:
         """Passes on the model's guess at the routing of a later layer."""
         assert isinstance(self._predictor, LookAheadPredictor)
         self._predictor.expect(layer, ids, weights)
 
-    def after_routing(self, layer: int) -> None:
+    def after_routing(self, layer: int, num_tokens: int) -> None:
         """Call when the demand of `layer` is queued: prefetches come behind it."""
-        if not self._tier.has_absent:
-            return
         likelihood = self._predictor.predict(layer)
         if likelihood is None:
             return
-        priorities = prefetch_priority(likelihood, layer)
-        self._tier.reprioritise(priorities.ravel())
-        budget = min(self.idle_window_experts() - self._tier.queued_prefetches(), self._tier.prefetch_room)
-        chosen = select_prefetches(priorities, self._tier.known, budget, AT_LEAST) if budget > 0 else []
-        if chosen:
-            keys = np.array([e.layer * likelihood.shape[1] + e.expert for e in chosen])
-            self._tier.prefetch(keys, priorities.ravel()[keys])
+        if num_tokens > 1:
+            self._stream(layer, likelihood, num_tokens)
+        else:
+            self._fetch_likely(layer, likelihood)
 
     def idle_window_experts(self) -> int:
         """Experts that the link reads, at the rate measured so far, between two visits' demand; at least one."""
@@ -64,3 +59,25 @@ class Prefetcher:
         if busy_s <= 0:
             return 1
         return max(1, math.ceil(self._tier.idle_s * self._link.bytes_read() / busy_s / self._expert_bytes))
+
+    def _fetch_likely(self, layer: int, likelihood: FloatArray) -> None:
+        queued = self._tier.queued_prefetches()
+        budget = min(self.idle_window_experts() - len(queued), self._tier.prefetch_room)
+        if not len(queued) and budget <= 0:
+            return
+        priorities = prefetch_priority(likelihood, layer)
+        if len(queued):
+            self._tier.reprioritise(queued, priorities.ravel()[queued])
+        chosen = select_prefetches(priorities, self._tier.known, budget, AT_LEAST) if budget > 0 else []
+        if chosen:
+            keys = np.array([e.layer * likelihood.shape[1] + e.expert for e in chosen])
+            self._tier.prefetch(keys, priorities.ravel()[keys])
+
+    def _stream(self, layer: int, likelihood: FloatArray, num_tokens: int) -> None:
+        """A pass of many tokens reads the next layer while this one computes: all that any token is likely to use."""
+        if layer + 1 == len(likelihood):
+            return
+        touched = 1 - (1 - np.minimum(likelihood[layer + 1], 1.0)) ** num_tokens
+        likely = np.flatnonzero(touched > AT_LEAST)
+        surest_first = likely[np.argsort(-touched[likely], kind="stable")]
+        self._tier.stream((layer + 1) * likelihood.shape[1] + surest_first)

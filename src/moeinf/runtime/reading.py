@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
@@ -12,8 +13,9 @@ import numpy.typing as npt
 from moeinf._native import Arena, NativeReader, ReadFailure
 from moeinf.config import RuntimeConfig
 from moeinf.errors import StoreError
+from moeinf.runtime.pages import PIECE_BYTES, take
 from moeinf.runtime.pure_reader import PureReader
-from moeinf.types import BLOCK_ALIGN_BYTES, Reader
+from moeinf.types import BLOCK_ALIGN_BYTES, ByteArray, IntArray, Reader
 
 _CHUNK_BYTES: Final = 4 << 20  # of a whole file: large enough for the disk's full rate
 
@@ -29,15 +31,19 @@ def open_reader(paths: Sequence[Path], sizes: Sequence[int], arena: Arena, confi
         raise StoreError(f"{error}; check the store with `moeinf verify`, then `moeinf pull` it again") from error
 
 
-def read_file(path: Path, num_bytes: int, config: RuntimeConfig, progress: Callable[[int, int], None]
-              ) -> npt.NDArray[np.uint8]:
-    """The whole of a file, in memory of its own that is page-aligned. Raises StoreError."""
+def read_file(path: Path, num_bytes: int, config: RuntimeConfig, progress: Callable[[int, int], None],
+              left_out: Sequence[tuple[int, int]] = ()) -> npt.NDArray[np.uint8]:
+    """The whole of a file, in memory of its own that is page-aligned. Raises StoreError.
+
+    left_out: ranges (start, end) that are not needed: blocks inside them are not read and take no memory.
+    progress(bytes done, bytes in all) counts what is read.
+    """
     arena = Arena(-(-num_bytes // BLOCK_ALIGN_BYTES) * BLOCK_ALIGN_BYTES)
     memory = arena.array()[:num_bytes]
     whole = num_bytes // BLOCK_ALIGN_BYTES * BLOCK_ALIGN_BYTES
     reader = open_reader([path], [num_bytes], arena, config)
     try:
-        _read_blocks(reader, whole, progress, num_bytes)
+        _read_blocks(reader, memory[:whole], left_out, progress)
     except ReadFailure as failure:
         raise StoreError(f"{failure}; check the store with `moeinf verify`, then `moeinf pull` it again") from failure
     finally:
@@ -48,20 +54,44 @@ def read_file(path: Path, num_bytes: int, config: RuntimeConfig, progress: Calla
     if len(tail) != num_bytes - whole:
         raise StoreError(f"{path} ends early; `moeinf pull` it again")
     memory[whole:] = np.frombuffer(tail, np.uint8)
-    progress(num_bytes, num_bytes)
     return memory
 
 
-def _read_blocks(reader: Reader, end: int, progress: Callable[[int, int], None], total: int) -> None:
+def _read_blocks(reader: Reader, memory: ByteArray, left_out: Sequence[tuple[int, int]],
+                 progress: Callable[[int, int], None]) -> None:
+    end = len(memory)
     chunks = np.arange(0, end - end % _CHUNK_BYTES, _CHUNK_BYTES)
     rest = np.arange(end - end % _CHUNK_BYTES, end, BLOCK_ALIGN_BYTES)
-    for offsets, size in ((chunks, _CHUNK_BYTES), (rest, BLOCK_ALIGN_BYTES)):
+    steps = [(_needed(offsets, size, left_out), size) for offsets, size in ((chunks, _CHUNK_BYTES),
+                                                                            (rest, BLOCK_ALIGN_BYTES))]
+    pages = deque(memory[at : at + _CHUNK_BYTES] for at in steps[0][0].tolist())
+    if len(pages) * _CHUNK_BYTES > PIECE_BYTES:
+        take(pages)
+    try:
+        _read_steps(reader, steps, progress)
+    finally:
+        pages.clear()
+
+
+def _read_steps(reader: Reader, steps: Sequence[tuple[IntArray, int]], progress: Callable[[int, int], None]) -> None:
+    """Reads of (offsets, bytes of each), step by step."""
+    total, done = sum(len(offsets) * size for offsets, size in steps), 0
+    progress(0, total)
+    for offsets, size in steps:
         if not len(offsets):
             continue
         zeros = np.zeros(len(offsets), np.int64)
         reader.submit(offsets, zeros, offsets, offsets, size, np.full(len(offsets), np.inf))
         waiting = offsets
         while len(waiting):
-            waiting = np.setdiff1d(waiting, reader.wait_any(waiting))
-            progress(int(offsets[-1]) + size - len(waiting) * size, total)
+            left = np.setdiff1d(waiting, reader.wait_any(waiting))
+            done += (len(waiting) - len(left)) * size
+            waiting = left
+            progress(done, total)
 
+
+def _needed(offsets: IntArray, size: int, left_out: Sequence[tuple[int, int]]) -> IntArray:
+    keep = np.ones(len(offsets), np.bool_)
+    for start, end in left_out:
+        keep &= ~((offsets >= start) & (offsets + size <= end))
+    return offsets[keep]

@@ -1,32 +1,29 @@
-"""The slots of host memory: which expert lies in which, what is on its way, what may leave."""
+"""Host memory as a tier of experts: what is resident, on its way, pinned, and what has to leave for it."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from moeinf._native import ReadFailure
 from moeinf.errors import ExpertReadError
 from moeinf.laps import Laps
-from moeinf.runtime.policies import EvictionPolicy, choose_victims
+from moeinf.runtime.pages import PagesAhead
+from moeinf.runtime.policies import EvictionPolicy, lowest
+from moeinf.runtime.slots import ABSENT, LOADING, RESIDENT, BoolArray, SlotTable
 from moeinf.runtime.stats import CacheStats
-from moeinf.types import ExpertLayout, IntArray, MoeShape, Reader
+from moeinf.types import ExpertLayout, FloatArray, IntArray, MoeShape, Reader
 
-ABSENT: Final = 0
-LOADING: Final = 1
-RESIDENT: Final = 2
-NO_SLOT: Final = -1
 DEMAND: Final = np.inf
-
-TORCH_DTYPES: Final = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
+BATCH_EXPERTS: Final = 16  # of one compute call while others wait for the slots that it frees
+_NO_KEYS: Final = np.empty(0, np.int64)
+LOAD_BYTES_AHEAD: Final = 256 << 20  # queued while a whole model is loaded: keeps the disk busy, and the queue short
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,194 +42,228 @@ class HostTier:
     visits nothing is pinned. An expert is pinned from the moment its layer asks until it has been computed, so a
     visit may need more experts than there are slots: it then goes through in waves. Keys are layer * num_experts +
     expert.
+
+    A visit of many tokens passes nearly every expert of its layer through the slots once. For that it takes as many as
+    a layer has experts, at most half of all: in simulation fewer let the disk wait, and more cost reads, as the others
+    keep what the policy values most for the layers to come and for decode.
     """
 
     def __init__(self, shape: MoeShape, layout: ExpertLayout, slots: SlotRegion, reader: Reader,
                  policy: EvictionPolicy, shards: list[Path], laps: Laps) -> None:
         assert slots.num_slots >= 1
         self._shape = shape
-        self._layout = layout
-        self._slots = slots
+        self._stride_bytes = layout.stride_bytes
+        self._table = SlotTable(shape.total_experts, slots.offset_bytes, layout.stride_bytes, slots.num_slots)
+        self._offset_rows = list(self._table.offset_of.reshape(shape.num_layers, shape.num_experts))
+        self._pages = PagesAhead(slots.memory)
         self._reader = reader
         self._policy = policy
         self._shards = shards
         self._laps = laps
         self.num_slots = slots.num_slots
+        self._held_slots = max(slots.num_slots // 2, slots.num_slots - shape.num_experts)  # see above
+        self.all_resident = False  # once true, for good: nothing can be missing, so nothing is evicted
         self.stats = CacheStats()
         self.idle_s = 0.0  # smoothed time between a visit's last demand read and the next visit: the link's idle window
         self._demand_ended_s = time.perf_counter()
-        self._state = np.zeros(shape.total_experts, np.uint8)
-        self._slot_of = np.full(shape.total_experts, NO_SLOT, np.int64)
-        self._key_in = np.full(self.num_slots, NO_SLOT, np.int64)
-        self._pinned = np.zeros(self.num_slots, np.bool_)
-        self._reserved = np.zeros(self.num_slots, np.bool_)  # prefetched for a layer that has not run yet
-        self._unused = np.zeros(self.num_slots, np.bool_)  # prefetched and not used so far
-        self._free = list(range(self.num_slots))[::-1]
-        self._views: list[tuple[Tensor, ...] | None] = [None] * self.num_slots
         self._layer = 0
-        self._ready: list[int] = []
-        self._waiting: list[int] = []
-        self._pending: list[int] = []
+        self._streaming = False  # the visit is one of many tokens
+        self._ready: list[int] = []  # resident and not computed
+        self._waiting: list[int] = []  # on their way
+        self._pending: list[int] = []  # without a slot so far
+        self._abandoned = False  # reads may be under way that nobody needs
+        self._ahead: list[int] = []  # of the next layer, to be read into the slots that demand leaves
 
     # ---- a visit
 
-    def request(self, layer: int, experts: IntArray, counts: IntArray) -> None:
-        """The running layer needs `experts`, each for `counts` tokens: pins what is there, queues reads of the rest."""
+    def hits(self, layer: int, experts: IntArray, num_activations: int) -> IntArray:
+        """A whole visit where `all_resident`: counts, and returns the offsets of the experts' blocks."""
+        self.stats.hits += num_activations
+        return self._offset_rows[layer].take(experts)
+
+    def request(self, layer: int, experts: IntArray, counts: IntArray, num_tokens: int) -> None:
+        """`num_tokens` tokens need the layer's `experts`, each of them as many as `counts` says.
+
+        Pins what is there, queues reads of the rest.
+        """
         self._land(*self._reader.poll())
         now = time.perf_counter()
         self.idle_s += 0.2 * (now - self._demand_ended_s - self.idle_s)
         self._demand_ended_s = now
-        self._layer = layer
-        keys = layer * self._shape.num_experts + experts
-        states = self._state[keys]
-        self._count(states, counts)
-        here, coming = keys[states == RESIDENT], keys[states == LOADING]
-        for slots in (self._slot_of[here], self._slot_of[coming]):
-            self._pinned[slots] = True
-            self.stats.prefetches_used += int(self._unused[slots].sum())
-            self._unused[slots] = False
-        if len(coming):
+        self._layer, self._streaming, self._ahead = layer, num_tokens > 1, []
+        table, keys = self._table, experts + layer * self._shape.num_experts
+        states = table.state[keys]
+        self._pending, self._waiting, self._ready = _by_state(keys, states)
+        self._count(keys, states, counts)
+        table.pinned[keys] = states != ABSENT
+        if self._waiting:
+            coming = np.array(self._waiting)
             self._reader.reprioritise(coming, np.full(len(coming), DEMAND))
         self._drop_stale(layer)
-        self._ready = here.tolist()
-        self._waiting = coming.tolist()
-        self._pending = keys[states == ABSENT].tolist()
-        self._queue_demand()
+        if self._pending:
+            self._queue_demand()
 
-    def arrivals(self) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
-        """(expert, weights) of the visit: residents first, then the others as they land.
+    def arrivals(self) -> Iterator[tuple[IntArray, IntArray]]:
+        """(experts, offsets of their blocks) of the visit, batch by batch: residents first, then what has landed.
 
-        Weights are valid until the iterator moves on. Raises ExpertReadError; what had landed stays usable.
+        A batch lies still until the iterator moves on. Raises ExpertReadError; what had landed stays usable.
         """
         first_key = self._layer * self._shape.num_experts
         while self._ready or self._waiting or self._pending:
             if not self._ready:
                 self._wait()
             while self._ready:
-                key = self._ready.pop()
-                slot = int(self._slot_of[key])
-                yield key - first_key, self.weights(slot)
-                self._pinned[slot] = False
-                if self._pending:
-                    self._queue_demand()
-
-    def weights(self, slot: int) -> tuple[Tensor, ...]:
-        """The tensors of the expert block in `slot`, as views."""
-        views = self._views[slot]
-        if views is None:
-            start = self._slots.offset_bytes + slot * self._layout.stride_bytes
-            views = self._views[slot] = tuple(
-                torch.from_numpy(self._slots.memory[start + t.offset_bytes : start + t.offset_bytes + t.num_bytes])
-                .view(TORCH_DTYPES[t.dtype]).view(t.shape)
-                for t in self._layout.tensors
-            )
-        return views
+                batch = self._next_batch()
+                yield batch - first_key, self._table.offset_of[batch]
+                self._table.pinned[batch] = False
+                if self._pending or self._ahead:
+                    self._refill()
 
     # ---- prefetch
 
     @property
-    def known(self) -> npt.NDArray[np.bool_]:
+    def known(self) -> BoolArray:
         """[layers, experts]: resident or on the way."""
-        known: npt.NDArray[np.bool_] = self._state != ABSENT
+        known: BoolArray = self._table.state != ABSENT
         return known.reshape(self._shape.num_layers, self._shape.num_experts)
 
     @property
     def prefetch_room(self) -> int:
         """How many more experts may be held for layers to come, so that demand always finds slots."""
-        return (self.num_slots - self._shape.top_k) // 2 - int(self._reserved.sum())
+        return (self.num_slots - self._shape.top_k) // 2 - int(np.count_nonzero(self._table.reserved))
 
-    @property
-    def has_absent(self) -> bool:
-        return self.num_slots < self._shape.total_experts or bool(self._free)
+    def queued_prefetches(self) -> IntArray:
+        """Keys of the prefetches that have not landed."""
+        reserved = np.flatnonzero(self._table.reserved)
+        queued: IntArray = reserved[self._table.state[reserved] == LOADING]
+        return queued
 
-    def queued_prefetches(self) -> int:
-        """Prefetches that have not landed."""
-        return int((self._reserved & (self._state[self._key_in] == LOADING)).sum())
-
-    def prefetch(self, keys: IntArray, priorities: npt.NDArray[np.float64]) -> None:
+    def prefetch(self, keys: IntArray, priorities: FloatArray) -> None:
         """Queues reads of absent experts behind all demand; their slots are kept until their layer has run."""
-        slots = self._take_slots(len(keys), for_demand=False)
-        keys, priorities = keys[: len(slots)], priorities[: len(slots)]
-        if not len(keys):
+        count = self._make_room(len(keys), for_demand=False)
+        if not count:
             return
-        self._submit(keys, slots, priorities)
-        self._reserved[slots] = True
-        self._unused[slots] = True
-        self.stats.prefetches += len(keys)
-        self.stats.prefetch_bytes += len(keys) * self._layout.stride_bytes
+        keys = keys[:count]
+        self._submit(keys, priorities[:count])
+        self._table.reserved[keys] = True
+        self._table.unused[keys] = True
+        self.stats.prefetches += count
+        self.stats.prefetch_bytes += count * self._stride_bytes
 
-    def reprioritise(self, priorities: npt.NDArray[np.float64]) -> None:
-        """New priorities [layers * experts] for the prefetches still queued."""
-        queued = self._key_in[self._reserved]
-        queued = queued[self._state[queued] == LOADING]
-        if len(queued):
-            self._reader.reprioritise(queued, priorities[queued])
+    def reprioritise(self, keys: IntArray, priorities: FloatArray) -> None:
+        """New priorities for prefetches still queued."""
+        self._reader.reprioritise(keys, priorities)
 
-    # ---- integrity
+    def stream(self, keys: IntArray) -> None:
+        """In a visit of many tokens: the layer behind it will need `keys`, surest first.
+
+        What is there stays for it, up to half of the slots; what is absent is read into every slot that this visit's
+        demand leaves, now and after each batch.
+        """
+        states, reserved = self._table.state[keys], self._table.reserved
+        room = self.num_slots // 2 - int(np.count_nonzero(reserved))
+        reserved[keys[states == RESIDENT][: max(0, room)]] = True
+        self._ahead = keys[states == ABSENT].tolist()
+        self._refill()
+
+    # ---- loading
+
+    def load_all(self, progress: Callable[[int, int], None]) -> None:
+        """Reads every expert, in the order of the files; there must be a slot for each. progress(bytes done, in all).
+
+        Raises ExpertReadError. An error or an interrupt leaves a tier that goes on with what has landed.
+        """
+        total = self._shape.total_experts
+        assert self.num_slots == total, "only a tier with a slot for every expert can load them all"
+        at_once = max(2, LOAD_BYTES_AHEAD // self._stride_bytes)
+        absent = np.flatnonzero(self._table.state == ABSENT)
+        while not self.all_resident:
+            progress(self._table.num_resident * self._stride_bytes, total * self._stride_bytes)
+            coming = np.flatnonzero(self._table.state == LOADING)
+            more, absent = absent[: at_once - len(coming)], absent[at_once - len(coming) :]
+            if len(more):
+                self._submit(more, np.full(len(more), DEMAND))
+            self._land(self._landed(np.concatenate((coming, more))), _NO_KEYS)
+        progress(total * self._stride_bytes, total * self._stride_bytes)
+
+    # ---- after an error
+
+    def abandon_visit(self) -> None:
+        """After an error or an interrupt in a visit: nothing is held any more; reads under way land as usual."""
+        self._ready, self._waiting, self._pending, self._ahead = [], [], [], []
+        self._table.pinned[:] = False
+        self._table.reserved[:] = False
+        self._abandoned = True
 
     def check_integrity(self) -> None:
         """Asserts what always holds between visits; tests call it after every step."""
-        held = self._key_in[self._key_in != NO_SLOT]
-        assert len(held) == len(set(held.tolist())), "an expert lies in two slots"
-        assert len(held) + len(self._free) == self.num_slots, "a slot is lost"
-        assert (self._slot_of[held] == np.flatnonzero(self._key_in != NO_SLOT)).all(), "slot tables disagree"
-        assert (self._state[held] != ABSENT).all() and (self._state != ABSENT).sum() == len(held), "states disagree"
-        assert not self._pinned.any(), "a slot stayed pinned"
+        self._table.check_integrity()
         assert not (self._ready or self._waiting or self._pending), "a visit was not finished"
-        assert not self._reserved[self._free].any(), "a free slot is reserved"
 
     def resident_experts(self) -> int:
-        return int((self._state == RESIDENT).sum())
-
-    def abandon_visit(self) -> None:
-        """After an error or an interrupt in a visit: pins are dropped; reads under way land as usual."""
-        self._ready, self._waiting, self._pending = [], [], []
-        self._pinned[:] = False
+        return self._table.num_resident
 
     # ---- inside
 
-    def _count(self, states: npt.NDArray[np.uint8], counts: IntArray) -> None:
-        hits = int(counts[states == RESIDENT].sum())
-        self.stats.hits += hits
-        self.stats.misses += int(counts.sum()) - hits
-        self.stats.late_hits += int(counts[states == LOADING].sum())
+    def _count(self, keys: IntArray, states: npt.NDArray[np.uint8], counts: IntArray) -> None:
+        stats = self.stats
+        if self._streaming:
+            hits, late = int(counts @ (states == RESIDENT)), int(counts @ (states == LOADING))
+            stats.misses += int(counts.sum()) - hits
+        else:
+            hits, late = len(self._ready), len(self._waiting)
+            stats.misses += late + len(self._pending)
+        stats.hits += hits
+        stats.late_hits += late
+        if stats.prefetches > stats.prefetches_used + stats.prefetches_wasted:
+            stats.prefetches_used += int(np.count_nonzero(self._table.unused[keys]))
+            self._table.unused[keys] = False
+
+    def _refill(self) -> None:
+        """Slots that have become free, or may, go to what waits for them: demand first."""
+        if self._pending:
+            self._queue_demand()
+        if self._ahead and not self._pending:
+            before = self.stats.prefetches
+            self.prefetch(np.array(self._ahead), np.full(len(self._ahead), DEMAND))  # to be needed for certain
+            del self._ahead[: self.stats.prefetches - before]
 
     def _queue_demand(self) -> None:
-        slots = self._take_slots(len(self._pending), for_demand=True)
-        if not len(slots):
+        count = self._make_room(len(self._pending), for_demand=True)
+        if not count:
             return
-        keys = np.array(self._pending[: len(slots)])
-        del self._pending[: len(slots)]
-        self._submit(keys, slots, np.full(len(slots), DEMAND))
-        self._pinned[slots] = True
-        self._waiting += keys.tolist()
-        self.stats.demand_reads += len(keys)
-        self.stats.demand_bytes += len(keys) * self._layout.stride_bytes
+        chosen = self._pending[:count]
+        del self._pending[:count]
+        keys = np.array(chosen)
+        self._submit(keys, np.full(count, DEMAND))
+        self._table.pinned[keys] = True
+        self._waiting += chosen
+        self.stats.demand_reads += count
+        self.stats.demand_bytes += count * self._stride_bytes
 
-    def _submit(self, keys: IntArray, slots: IntArray, priorities: npt.NDArray[np.float64]) -> None:
+    def _submit(self, keys: IntArray, priorities: FloatArray) -> None:
         layers, experts = np.divmod(keys, self._shape.num_experts)
-        stride = self._layout.stride_bytes
-        self._state[keys] = LOADING
-        self._slot_of[keys] = slots
-        self._key_in[slots] = keys
-        self._reader.submit(keys, layers, experts * stride, self._slots.offset_bytes + slots * stride, stride,
-                            priorities)
+        offsets = self._table.assign(keys)
+        if not self._pages.all_taken:
+            self._pages.reach(int(offsets.max()) + self._stride_bytes)
+        self._reader.submit(keys, layers, experts * self._stride_bytes, offsets, self._stride_bytes, priorities)
+
+    def _next_batch(self) -> IntArray:
+        size = BATCH_EXPERTS if self._pending or self._ahead else len(self._ready)
+        batch = self._ready[:size]
+        del self._ready[:size]
+        return np.array(batch)
 
     def _wait(self) -> None:
         """Blocks until an expert of this visit lands, or, with no slot to be had, until a prefetch gives one up."""
         self._laps.lap("policy")
-        wanted = self._waiting or self._loading_keys()
-        assert wanted, "demand has no slot and nothing is on its way"
+        wanted = np.array(self._waiting) if self._waiting else np.flatnonzero(self._table.state == LOADING)
+        assert len(wanted), "demand has no slot and nothing is on its way"
         try:
-            landed = self._reader.wait_any(np.array(wanted))
-        except ReadFailure as failure:
-            self._forget(np.array([failure.key]))
-            if failure.key in self._waiting:
-                raise self._explain(failure) from failure
-            landed = np.empty(0, np.int64)  # a prefetch whose slot was waited for: it has given the slot up
+            landed = self._landed(wanted)
         finally:
             self.stats.stall_s += self._laps.lap("stall")
-        self._land(landed, np.empty(0, np.int64))
+        self._land(landed, _NO_KEYS)
         if self._waiting:
             arrived = set(landed.tolist())
             self._ready = [key for key in self._waiting if key in arrived]
@@ -242,68 +273,70 @@ class HostTier:
         elif self._pending:
             self._queue_demand()
 
-    def _loading_keys(self) -> list[int]:
-        keys: list[int] = np.flatnonzero(self._state == LOADING).tolist()
-        return keys
+    def _landed(self, wanted: IntArray) -> IntArray:
+        """Waits for one of the keys or more. Raises ExpertReadError, but for a prefetch: that gives up its slot."""
+        try:
+            return self._reader.wait_any(wanted)
+        except ReadFailure as failure:
+            unasked = bool(self._table.reserved[failure.key])
+            self.stats.prefetches_wasted += self._table.release(np.array([failure.key]))
+            if unasked:
+                return _NO_KEYS
+            raise self._explain(failure) from failure
 
     def _land(self, done: IntArray, failed: IntArray) -> None:
-        self._state[done] = RESIDENT
+        if len(done):
+            self._table.land(done)
+            self.all_resident = self._table.num_resident == self._shape.total_experts
         if len(failed):  # only prefetches can fail unasked; if the expert is needed, its demand read will tell
-            self._forget(failed)
-
-    def _forget(self, keys: IntArray) -> None:
-        """The slots of reads that failed or were cancelled become free."""
-        slots = self._slot_of[keys]
-        self.stats.prefetches_wasted += int(self._unused[slots].sum())
-        self._state[keys] = ABSENT
-        self._slot_of[keys] = NO_SLOT
-        for flags in (self._pinned, self._reserved, self._unused):
-            flags[slots] = False
-        self._key_in[slots] = NO_SLOT
-        self._free += slots.tolist()
+            self.stats.prefetches_wasted += self._table.release(failed)
 
     def _drop_stale(self, layer: int) -> None:
-        """Ends the reservations of the layer that now runs, and cancels its prefetches that nobody needs."""
-        slots = np.flatnonzero(self._reserved)
-        slots = slots[self._key_in[slots] // self._shape.num_experts == layer]
-        if not len(slots):
+        """Ends the reservations of the layer that now runs, and cancels reads that nobody needs."""
+        first = layer * self._shape.num_experts
+        reserved = self._table.reserved[first : first + self._shape.num_experts]
+        if not self._abandoned and not reserved.any():
             return
-        self._reserved[slots] = False
-        keys = self._key_in[slots[~self._pinned[slots]]]
-        stale = keys[self._state[keys] == LOADING]
+        self._abandoned = False
+        reserved[:] = False
+        stale = np.flatnonzero((self._table.state == LOADING) & ~self._table.pinned & ~self._table.reserved)
         if len(stale):
             cancelled = self._reader.cancel(stale)
-            self.stats.prefetch_bytes -= len(cancelled) * self._layout.stride_bytes
-            self._forget(cancelled)
+            self.stats.prefetch_bytes -= int(np.count_nonzero(self._table.unused[cancelled])) * self._stride_bytes
+            self.stats.prefetches_wasted += self._table.release(cancelled)
 
-    def _take_slots(self, wanted: int, *, for_demand: bool) -> IntArray:
-        """At most `wanted` empty slots: free ones, else those of the experts that the policy values least."""
-        taken = [self._free.pop() for _ in range(min(wanted, len(self._free)))]
-        if len(taken) < wanted:
-            taken += self._evict(wanted - len(taken), ~self._reserved)
-        if for_demand and len(taken) < wanted:
-            taken += self._evict(wanted - len(taken), self._reserved)
-        return np.array(taken, dtype=np.int64)
+    def _make_room(self, wanted: int, *, for_demand: bool) -> int:
+        """How many of `wanted` slots are free, after evicting for them what the policy values least."""
+        missing = wanted - self._table.num_free
+        if missing > 0:
+            missing -= self._evict(missing, reserved=False)
+            if missing > 0 and for_demand and not (self._ready or self._waiting or self._table.num_free):
+                self._evict(missing, reserved=True)  # else the visit could not go on
+        return min(wanted, self._table.num_free)
 
-    def _evict(self, wanted: int, among: npt.NDArray[np.bool_]) -> list[int]:
-        slots = np.flatnonzero(among & ~self._pinned & (self._key_in != NO_SLOT))
-        slots = slots[self._state[self._key_in[slots]] == RESIDENT]
-        if len(slots) > wanted:
-            evictable = np.zeros(self._state.size, np.bool_)
-            evictable[self._key_in[slots]] = True
-            scores = self._policy.keep_scores(self._layer)
-            victims = choose_victims(scores, evictable.reshape(scores.shape), wanted)
-            slots = self._slot_of[[v.layer * self._shape.num_experts + v.expert for v in victims]]
-        keys = self._key_in[slots]
-        self.stats.prefetches_wasted += int(self._unused[slots].sum())
-        self._state[keys] = ABSENT
-        self._slot_of[keys] = NO_SLOT
-        self._key_in[slots] = NO_SLOT
-        self._reserved[slots] = False
-        self._unused[slots] = False
-        return slots.tolist()  # type: ignore[no-any-return]
+    def _evict(self, wanted: int, *, reserved: bool) -> int:
+        evictable = self._table.evictable(reserved=reserved)
+        count = int(np.count_nonzero(evictable))
+        if self._streaming and not reserved:
+            wanted = min(wanted, count - self._held_slots)
+        if wanted <= 0 or not count:
+            return 0
+        if wanted < count:
+            victims = lowest(self._policy.keep_scores(self._layer).ravel(), evictable, wanted)
+        else:
+            victims = np.flatnonzero(evictable)
+        self.stats.prefetches_wasted += self._table.release(victims)
+        return len(victims)
 
     def _explain(self, failure: ReadFailure) -> ExpertReadError:
         layer, expert = divmod(int(failure.key), self._shape.num_experts)
         return ExpertReadError(f"expert {expert} of layer {layer} is unreadable in {self._shards[layer]}: {failure}; "
                                "check the store with `moeinf verify`, then `moeinf pull` it again")
+
+
+def _by_state(keys: IntArray, states: npt.NDArray[np.uint8]) -> tuple[list[int], list[int], list[int]]:
+    """Keys that are absent, loading, resident."""
+    groups: tuple[list[int], list[int], list[int]] = ([], [], [])
+    for key, state in zip(keys.tolist(), states.tolist(), strict=True):
+        groups[state].append(key)
+    return groups

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Final, Literal
 
 import numpy as np
 
@@ -32,6 +32,13 @@ class ActivationMatrix:
         else:
             self.counts[layer] += count_ids(ids, self.shape.num_experts)
 
+    def record_all(self, layers: Sequence[int], routings: Sequence[IntArray]) -> None:
+        """`record` of routings [tokens, top_k], each of the layer at its place, in one call of numpy."""
+        num_experts = self.shape.num_experts
+        first_keys = np.repeat(np.array(layers) * num_experts, [ids.size for ids in routings])
+        keys = first_keys + np.concatenate([ids.ravel() for ids in routings])
+        self.counts += np.bincount(keys, minlength=self.counts.size).reshape(self.counts.shape)
+
     def row_sums(self) -> IntArray:
         """Activations recorded for each layer [layers]; zero marks a layer that has not run."""
         sums: IntArray = self.counts.sum(axis=1)
@@ -48,9 +55,13 @@ class RequestRecorder:
     gets the matrix of each phase that ran any token, for instance ActivationCollection.add.
     """
 
+    ROWS_AT_ONCE: Final = 4096  # routings kept before they are counted together: a call of numpy for each costs more
+
     def __init__(self, shape: MoeShape, on_finished: Callable[[ActivationMatrix], None]) -> None:
         self._on_finished = on_finished
         self._matrix = ActivationMatrix(shape)
+        self._layers: list[int] = []
+        self._ids: list[IntArray] = []
         self._phase: Phase = "prefill"
 
     def begin(self, phase: Phase) -> None:
@@ -60,11 +71,20 @@ class RequestRecorder:
         self._phase = phase
 
     def observe(self, layer: int, ids: IntArray) -> None:
-        self._matrix.record(layer, ids)
+        self._layers.append(layer)
+        self._ids.append(ids.copy())
+        if len(self._ids) == self.ROWS_AT_ONCE:
+            self._add_up()
 
     def finish(self) -> None:
         """Ends the request; a second call does nothing."""
+        self._add_up()
         if self._matrix.counts.any():
             finished, self._matrix = self._matrix, ActivationMatrix(self._matrix.shape)
             self._on_finished(finished)
         self._phase = "prefill"
+
+    def _add_up(self) -> None:
+        if self._ids:
+            self._matrix.record_all(self._layers, self._ids)
+            self._layers, self._ids = [], []

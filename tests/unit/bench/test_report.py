@@ -15,15 +15,15 @@ from moeinf.errors import UsageError
 
 COLD: dict[str, Any] = {
     "moeinf_version": "0.1.0", "backends": "CPU", "model_filename": "m:latest", "model_type": "mixtral bf16",
-    "model_size": 93 * 10**9, "model_n_params": 46_700_000_000, "n_threads": 2, "policy": "lru", "predictor": "eamc",
-    "reader": "io_uring", "expert_cache_mib": 1024.0, "experts": 34, "experts_total": 256, "disk_gb_per_s": 1.5,
-    "load_ms": 2500.0, "test": "tg64", "cold": True, "samples_ts": [10.5, 10.6], "avg_ts": 10.54, "stddev_ts": 0.21,
-    "ttft_ms": 812.0, "itl_ms": {"p50": 90.0, "p90": 120.0, "p99": 300.0}, "expert_hit_rate": 0.382, "late_hits": 7,
-    "stall_s": 1.25, "bytes_per_token": 3 << 20, "read_gb_per_s": 1.3, "disk_share": 0.87,
-    "peak_rss_bytes": 2_500_000_000,
-    "profile_ms": {"attention": 3.0, "stall": 1.0},
+    "model_size": 93 * 10**9, "model_n_params": 46_700_000_000, "n_threads": 2, "isa": "avx2", "policy": "lru",
+    "predictor": "eamc", "reader": "io_uring", "expert_cache_mib": 1024.0, "experts": 34, "experts_total": 256,
+    "disk_gb_per_s": 1.5, "memory_gb_per_s": 45.3, "load_ms": 2500.0, "test": "tg64", "cold": True,
+    "samples_ts": [10.5, 10.6], "avg_ts": 10.54, "stddev_ts": 0.21, "ttft_ms": 812.0,
+    "itl_ms": {"p50": 90.0, "p90": 120.0, "p99": 300.0}, "expert_hit_rate": 0.382, "late_hits": 7, "stall_s": 1.25,
+    "bytes_per_token": 3 << 20, "read_gb_per_s": 1.3, "disk_share": 0.87, "memory_share": 0.79,
+    "peak_rss_bytes": 2_500_000_000, "profile_ms": {"attention": 3.0, "stall": 1.0},
 }
-ROWS = [COLD, COLD | {"test": "pp128", "cold": False, "itl_ms": {}, "profile_ms": {}}]
+ROWS = [COLD, COLD | {"test": "pp128", "cold": False, "itl_ms": {}, "memory_share": 0.0, "profile_ms": {}}]
 
 
 def test_the_table_has_a_line_a_row_below_one_that_tells_the_setting() -> None:
@@ -31,6 +31,7 @@ def test_the_table_has_a_line_a_row_below_one_that_tells_the_setting() -> None:
     assert lines[0].startswith("m:latest · mixtral bf16 · 86.61 GiB · 34/256 experts (1024 MiB) · lru, prefetch eamc")
     assert lines[2].split()[:4] == ["cache", "test", "t/s", "TTFT"]
     assert "10.54 ± 0.21" in lines[3] and "38.2%" in lines[3] and "87%" in lines[3] and "3.00" in lines[3]
+    assert "79%" in lines[3] and "2 threads, avx2" in lines[0] and "disk 1.50 GB/s, memory 45.3 GB/s" in lines[0]
     assert len(lines) == 5
 
 
@@ -38,7 +39,7 @@ def test_markdown_has_the_columns_of_llama_bench() -> None:
     lines = format_rows(ROWS, "md").splitlines()
     assert lines[0].startswith("| model | size | params | backend | ecache |")
     assert lines[2].startswith("| mixtral bf16 | 86.61 GiB | 46.70 B | CPU | 34/256 | cold | tg64 | 10.54 ± 0.21 |")
-    assert {line.count("|") for line in lines[:4]} == {20}
+    assert {line.count("|") for line in lines[:4]} == {21}
     assert lines[-1] == "build: moeinf 0.1.0"
 
 

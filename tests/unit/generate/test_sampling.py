@@ -6,14 +6,18 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeinf.errors import MoeinfError, UsageError
 from moeinf.generate.sampling import Sampler, SamplingParams, option_kinds, parse_option, resolve_params
+from moeinf.types import Float32Array
 
 GREEDY = SamplingParams(temperature=0)
+
+
+def floats(values: Sequence[float]) -> Float32Array:
+    return np.array(values, np.float32)
 
 
 def plain_sample(params: SamplingParams, logits: Sequence[float], history: Sequence[int], uniform: float) -> int:
@@ -62,11 +66,11 @@ def test_the_sampler_draws_what_its_plain_twin_draws(
     history = numbers.integers(0, size, 12).tolist()
     uniform = np.random.Generator(np.random.PCG64(seed)).random()
     expected = plain_sample(params, logits.tolist(), history, uniform)
-    assert Sampler(params).sample(torch.from_numpy(logits), history) == expected
+    assert Sampler(params).sample(logits, history) == expected
 
 
 def test_equal_seeds_draw_equal_tokens_and_others_others() -> None:
-    logits = torch.randn(500, generator=torch.Generator().manual_seed(1))
+    logits = np.random.default_rng(1).standard_normal(500, np.float32)
 
     def draw(seed: int) -> list[int]:
         sampler = Sampler(SamplingParams(seed=seed, temperature=2.0))
@@ -76,7 +80,7 @@ def test_equal_seeds_draw_equal_tokens_and_others_others() -> None:
 
 
 def test_a_random_seed_is_told_and_repeats_the_answer() -> None:
-    logits = torch.randn(100, generator=torch.Generator().manual_seed(1))
+    logits = np.random.default_rng(1).standard_normal(100, np.float32)
     sampler = Sampler(SamplingParams(seed=-1))
     first = [sampler.sample(logits, []) for _ in range(20)]
     again = Sampler(SamplingParams(seed=sampler.seed))
@@ -84,17 +88,17 @@ def test_a_random_seed_is_told_and_repeats_the_answer() -> None:
 
 
 def test_greedy_takes_the_lowest_of_equal_tokens() -> None:
-    assert Sampler(GREEDY).sample(torch.tensor([0.0, 5.0, 5.0, 5.0]), []) == 1
-    assert Sampler(SamplingParams(temperature=-1)).sample(torch.tensor([5.0, 5.0]), []) == 0
+    assert Sampler(GREEDY).sample(floats([0.0, 5.0, 5.0, 5.0]), []) == 1
+    assert Sampler(SamplingParams(temperature=-1)).sample(floats([5.0, 5.0]), []) == 0
 
 
 def test_equal_tokens_at_the_border_of_top_k_are_taken_lowest_first() -> None:
     sampler = Sampler(SamplingParams(top_k=2, top_p=1, seed=3))
-    assert {sampler.sample(torch.zeros(50), []) for _ in range(60)} == {0, 1}
+    assert {sampler.sample(np.zeros(50, np.float32), []) for _ in range(60)} == {0, 1}
 
 
 def test_rows_beyond_the_tokenizer_are_never_drawn() -> None:
-    logits = torch.tensor([0.0, 0.0, 100.0, 100.0])
+    logits = floats([0.0, 0.0, 100.0, 100.0])
     for params in (GREEDY, SamplingParams(top_k=0, top_p=1, seed=0)):
         assert Sampler(params, num_ids=2).sample(logits, [3, 3]) < 2
 
@@ -102,21 +106,21 @@ def test_rows_beyond_the_tokenizer_are_never_drawn() -> None:
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_logits_that_are_not_finite_are_an_error(bad: float) -> None:
     with pytest.raises(MoeinfError, match="non-finite logits"):
-        Sampler(GREEDY).sample(torch.tensor([0.0, bad, 1.0]), [])
+        Sampler(GREEDY).sample(floats([0.0, bad, 1.0]), [])
 
 
 def test_large_finite_logits_are_no_error() -> None:
-    assert Sampler(GREEDY).sample(torch.tensor([3e38, 3e38, 2e38]), []) == 0
+    assert Sampler(GREEDY).sample(floats([3e38, 3e38, 2e38]), []) == 0
 
 
 def test_logits_are_left_as_they_are() -> None:
-    logits = torch.tensor([1.0, 2.0, 3.0])
+    logits = floats([1.0, 2.0, 3.0])
     Sampler(SamplingParams(repeat_penalty=2, presence_penalty=1, logit_bias={0: 5})).sample(logits, [0, 1, 2])
     assert logits.tolist() == [1, 2, 3]
 
 
 def test_a_bias_can_force_a_token() -> None:
-    assert Sampler(SamplingParams(temperature=0, logit_bias={2: 50, 99: 50})).sample(torch.zeros(4), []) == 2
+    assert Sampler(SamplingParams(temperature=0, logit_bias={2: 50, 99: 50})).sample(np.zeros(4, np.float32), []) == 2
 
 
 @pytest.mark.parametrize(("name", "value"), [

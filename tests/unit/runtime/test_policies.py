@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from moeinf.errors import UsageError
 from moeinf.runtime.eamc import ActivationCollection
-from moeinf.runtime.policies import POLICIES, EvictionPolicy, choose_victims, make_policy
+from moeinf.runtime.policies import POLICIES, EvictionPolicy, choose_victims, lowest, make_policy
 from moeinf.runtime.trace import ActivationMatrix
 from moeinf.types import ExpertId, IntArray, MoeShape
 
@@ -38,6 +40,16 @@ def test_victims_are_the_smallest_scores_that_may_be_evicted() -> None:
     evictable = np.array([[True, True, True], [False, True, True]])
     assert choose_victims(scores, evictable, 3) == [ExpertId(0, 1), ExpertId(1, 1), ExpertId(0, 2)]
     assert choose_victims(scores, evictable, 0) == []
+
+
+@settings(max_examples=60)
+@given(scores=st.lists(st.integers(-4, 4), min_size=1, max_size=60), seed=st.integers(0, 99), data=st.data())
+def test_the_lowest_are_those_that_sorting_finds(scores: list[int], seed: int, data: st.DataObject) -> None:
+    values = np.array(scores, np.float64)
+    evictable = np.random.default_rng(seed).random(len(scores)) < 0.8
+    count = data.draw(st.integers(0, int(evictable.sum())))
+    expected = sorted(np.flatnonzero(evictable).tolist(), key=lambda index: (values[index], index))[:count]
+    assert lowest(values, evictable, count).tolist() == expected
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -124,6 +136,15 @@ def test_next_use_prefers_the_layer_that_runs_sooner() -> None:
     scored.observe(0, np.array([[1, 3]]))
     scores = scored.keep_scores(0)
     assert scores[1, 1] > scores[2, 1] > scores[0, 1] - 1e-9
+
+
+def test_next_use_keeps_what_a_running_prefill_has_yet_to_pass_before_what_it_has_passed() -> None:
+    scored = policy("next-use")
+    for layer in (0, 1, 2):
+        scored.observe(layer, np.array([[1, 3]]))
+    scored.observe(0, np.array([[0, 1], [2, 3], [1, 4]] * 40))
+    scores = scored.keep_scores(0)
+    assert scores[1:].min() > scores[0].max(), "with 120 tokens every expert of the layers to come is needed"
 
 
 def test_next_use_forgets_what_was_popular_long_ago() -> None:

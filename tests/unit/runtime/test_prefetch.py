@@ -8,7 +8,7 @@ import pytest
 from moeinf.runtime.lookahead import LookAheadPredictor
 from moeinf.runtime.prefetch import Prefetcher
 from moeinf.types import FloatArray, ReadDone
-from tests.unit.runtime.test_tiers import LAYOUT, SHAPE, FakeReader, make_tier, visit
+from tests.unit.runtime.fakes import LAYOUT, SHAPE, FakeReader, make_tier, visit
 
 
 class Oracle:
@@ -58,20 +58,21 @@ def test_the_likeliest_absent_experts_of_layers_ahead_are_queued_within_the_idle
     tier, reader, _ = make_tier(num_slots=12)
     tier.idle_s = 0.2  # two experts of the link's ten a second
     ahead = likelihood(layer0={0: 0.9}, layer1={1: 0.9, 2: 0.7, 3: 0.6})
-    Prefetcher(tier, Oracle(ahead), Link(), LAYOUT.stride_bytes).after_routing(0)
+    Prefetcher(tier, Oracle(ahead), Link(), LAYOUT.stride_bytes).after_routing(0, 1)
     assert queued(reader) == [7, 8]
 
 
 def test_near_layers_come_before_far_ones_of_equal_likelihood() -> None:
     tier, reader, _ = make_tier(num_slots=12)
-    Prefetcher(tier, Oracle(likelihood(layer2={0: 0.5}, layer1={5: 0.5})), Link(), LAYOUT.stride_bytes).after_routing(0)
+    oracle = Oracle(likelihood(layer2={0: 0.5}, layer1={5: 0.5}))
+    Prefetcher(tier, oracle, Link(), LAYOUT.stride_bytes).after_routing(0, 1)
     assert queued(reader) == [11]
 
 
 def test_nothing_is_queued_without_a_prediction_that_is_likely_enough() -> None:
     tier, reader, _ = make_tier(num_slots=12)
     for prediction in (None, likelihood(layer1={1: 0.3}, layer2={0: 0.8})):
-        Prefetcher(tier, Oracle(prediction), Link(), LAYOUT.stride_bytes).after_routing(0)
+        Prefetcher(tier, Oracle(prediction), Link(), LAYOUT.stride_bytes).after_routing(0, 1)
         assert queued(reader) == []
 
 
@@ -80,8 +81,8 @@ def test_what_is_under_way_counts_against_the_window_and_is_not_queued_again() -
     hold_polls(reader)
     tier.idle_s = 0.2
     prefetcher = Prefetcher(tier, Oracle(likelihood(layer1={1: 0.9, 2: 0.7, 3: 0.6})), Link(), LAYOUT.stride_bytes)
-    prefetcher.after_routing(0)
-    prefetcher.after_routing(0)
+    prefetcher.after_routing(0, 1)
+    prefetcher.after_routing(0, 1)
     assert queued(reader) == [7, 8] and tier.stats.prefetches == 2
 
 
@@ -90,7 +91,7 @@ def test_prefetches_leave_demand_the_slots_of_a_token() -> None:
     hold_polls(reader)
     tier.idle_s = 10.0
     oracle = Oracle(likelihood(layer1=dict.fromkeys(range(6), 0.6)))
-    Prefetcher(tier, oracle, Link(), LAYOUT.stride_bytes).after_routing(0)
+    Prefetcher(tier, oracle, Link(), LAYOUT.stride_bytes).after_routing(0, 1)
     assert len(queued(reader)) == (4 - SHAPE.top_k) // 2
     visit(tier, policy, 0, np.array([[0, 1]]))
     tier.check_integrity()
@@ -102,20 +103,20 @@ def test_a_queued_prefetch_follows_the_new_priorities() -> None:
     tier.idle_s = 0.2
     oracle = Oracle(likelihood(layer1={1: 0.9, 2: 0.7}))
     prefetcher = Prefetcher(tier, oracle, Link(), LAYOUT.stride_bytes)
-    prefetcher.after_routing(0)
+    prefetcher.after_routing(0, 1)
     oracle._likelihood = likelihood(layer1={1: 0.1, 2: 0.8})
-    prefetcher.after_routing(0)
+    prefetcher.after_routing(0, 1)
     assert reader.queued[8][1] > reader.queued[7][1]
 
 
 def test_the_models_own_guess_is_the_likelihood_of_its_layer() -> None:
     predictor = LookAheadPredictor(SHAPE)
     assert predictor.predict(0) is None
-    predictor.expect(1, np.array([[2, 4], [2, 5]]), np.array([[0.7, 0.3], [0.6, 0.4]]))
+    predictor.expect(1, np.array([[2, 4], [2, 5]]), np.array([[0.7, 0.3], [0.6, 0.4]], np.float32))
     found = predictor.predict(0)
     assert found is not None
     assert found[1].tolist() == pytest.approx([0, 0, 1.3, 0, 0.3, 0.4]) and not found[[0, 2]].any()
     assert predictor.predict(1) is None, "the layer has been reached"
-    predictor.expect(2, np.array([[0, 1]]), np.array([[0.5, 0.5]]))
+    predictor.expect(2, np.array([[0, 1]]), np.array([[0.5, 0.5]], np.float32))
     found = predictor.predict(1)
     assert found is not None and not found[1].any(), "an old guess is forgotten"

@@ -3,116 +3,17 @@
 from __future__ import annotations
 
 import math
-import random
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moeinf._native import ReadFailure
 from moeinf.errors import ExpertReadError
-from moeinf.laps import Laps
-from moeinf.runtime.eamc import ActivationCollection
-from moeinf.runtime.policies import POLICIES, make_policy
-from moeinf.runtime.tiers import HostTier, SlotRegion
-from moeinf.types import ExpertLayout, FloatArray, IntArray, MoeShape, ReadDone, TensorSpec
-
-SHAPE = MoeShape(num_layers=3, num_experts=6, top_k=2)
-LAYOUT = ExpertLayout((TensorSpec("gate", "f32", (2, 3), 0, 24), TensorSpec("down", "f32", (4,), 64, 16)), 80, 4096)
-
-
-class FakeReader:
-    """Lands reads in a random order and writes each expert's key into its slot; may fail chosen keys."""
-
-    def __init__(self, memory: np.ndarray, seed: int, failing: frozenset[int] = frozenset()) -> None:
-        self._memory = memory
-        self._random = random.Random(seed)
-        self._failing = failing
-        self.queued: dict[int, tuple[int, float]] = {}  # key -> destination, priority
-        self.submitted = 0
-
-    def submit(self, keys: IntArray, files: IntArray, offsets: IntArray, destinations: IntArray, num_bytes: int,
-               priorities: FloatArray) -> None:
-        columns = zip(keys, files, offsets, destinations, priorities, strict=True)
-        for key, file, offset, destination, priority in columns:
-            assert int(key) not in self.queued, "read twice at once"
-            assert (file, offset) == (key // SHAPE.num_experts, key % SHAPE.num_experts * LAYOUT.stride_bytes)
-            self.queued[int(key)] = int(destination), float(priority)
-            self.submitted += 1
-
-    def reprioritise(self, keys: IntArray, priorities: FloatArray) -> None:
-        for key, priority in zip(keys.tolist(), priorities.tolist(), strict=True):
-            if key in self.queued:
-                self.queued[key] = self.queued[key][0], priority
-
-    def cancel(self, keys: IntArray) -> IntArray:
-        cancelled = [key for key in keys.tolist() if self._random.random() < 0.5]
-        for key in cancelled:
-            del self.queued[key]
-        return np.array(cancelled, np.int64)
-
-    def wait_any(self, keys: IntArray) -> IntArray:
-        assert all(key in self.queued for key in keys.tolist())
-        some = self._random.sample(keys.tolist(), self._random.randint(1, len(keys)))
-        for key in some:
-            if key in self._failing:
-                del self.queued[key]
-                failure = ReadFailure("input/output error")
-                failure.key = key
-                raise failure
-        return self._land(some)
-
-    def poll(self) -> ReadDone:
-        some = [key for key in self.queued if self._random.random() < 0.5]
-        failed = [key for key in some if key in self._failing]
-        for key in failed:
-            del self.queued[key]
-        return ReadDone(self._land([key for key in some if key not in failed]), np.array(failed, np.int64))
-
-    def _land(self, keys: list[int]) -> IntArray:
-        for key in keys:
-            destination, _ = self.queued.pop(key)
-            self._memory[destination : destination + LAYOUT.stride_bytes].view(np.float32)[:] = key
-        return np.array(keys, np.int64)
-
-    backend, notice = "fake", ""
-
-    def bytes_read(self) -> int:
-        return 0
-
-    def busy_seconds(self) -> float:
-        return 0.0
-
-    def close(self) -> None:
-        pass
-
-
-def make_tier(num_slots: int, policy: str = "lru", seed: int = 0, failing: frozenset[int] = frozenset()
-              ) -> tuple[HostTier, FakeReader, object]:
-    memory = np.full(4096 + num_slots * LAYOUT.stride_bytes, 0xA5, np.uint8)
-    reader = FakeReader(memory, seed, failing)
-    chosen = make_policy(policy, SHAPE, ActivationCollection(SHAPE))
-    shards = [Path(f"experts-{layer:05d}.bin") for layer in range(SHAPE.num_layers)]
-    tier = HostTier(SHAPE, LAYOUT, SlotRegion(memory, 4096, num_slots), reader, chosen, shards, Laps())
-    return tier, reader, chosen
-
-
-def visit(tier: HostTier, policy: object, layer: int, ids: np.ndarray) -> list[int]:
-    """One layer's visit; checks that every weight is that of its expert at the moment of use."""
-    policy.observe(layer, ids)  # type: ignore[attr-defined]
-    experts, counts = np.unique(ids, return_counts=True)
-    tier.request(layer, experts, counts)
-    order = []
-    for expert, weights in tier.arrivals():
-        key = layer * SHAPE.num_experts + expert
-        assert all(bool((w == key).all()) for w in weights), "the slot holds another expert"
-        assert [tuple(w.shape) for w in weights] == [(2, 3), (4,)]
-        order.append(expert)
-    assert sorted(order) == experts.tolist(), "each expert comes once"
-    return order
-
+from moeinf.runtime.policies import POLICIES
+from moeinf.runtime.slots import RESIDENT
+from moeinf.types import IntArray, ReadDone
+from tests.unit.runtime.fakes import SHAPE, make_tier, visit
 
 routings = st.lists(
     st.tuples(st.integers(1, 5), st.integers(0, 2**32 - 1)), min_size=1, max_size=12
@@ -132,7 +33,7 @@ def test_any_schedule_gives_the_right_weights_and_counts_every_activation(
         for layer in range(SHAPE.num_layers):
             ids = np.array([rng.permutation(SHAPE.num_experts)[: SHAPE.top_k] for _ in range(tokens)])
             before = tier.stats.snapshot()
-            resident = {int(k) for k in np.flatnonzero(tier._state == 2)}
+            resident = {int(k) for k in np.flatnonzero(tier._table.state == RESIDENT)}
             landed_in_poll = {k for k in reader.queued}
             visit(tier, chosen, layer, ids)
             tier.check_integrity()

@@ -66,3 +66,17 @@ def test_a_phase_without_tokens_is_not_handed_on() -> None:
     recorder.begin("decode")
     recorder.finish()
     assert finished == []
+
+
+def test_what_is_counted_together_is_what_is_recorded_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RequestRecorder, "ROWS_AT_ONCE", 4)
+    recorder, finished = recorded()
+    expected = ActivationMatrix(SHAPE)
+    rng = np.random.default_rng(0)
+    for number in range(11):
+        layer, routed = number % 3, rng.random((1 + number % 4, 5)).argsort(axis=1)[:, :2]
+        expected.record(layer, routed)
+        recorder.observe(layer, routed)
+        routed[:] = 0  # the caller's array is its own again
+    recorder.finish()
+    assert finished[0].counts.tolist() == expected.counts.tolist()

@@ -1,0 +1,70 @@
+"""The dense weights of a stored model: read into memory, but for what is only looked up by row, which is mapped."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable
+
+import numpy as np
+
+from moeinf.config import RuntimeConfig
+from moeinf.errors import StoreError
+from moeinf.models.weights import StoredTensor
+from moeinf.runtime.reading import read_file
+from moeinf.store.dense import check_dense, dense_tensors
+from moeinf.store.files import errors_named
+from moeinf.store.library import StoredModel
+from moeinf.types import ByteArray, TensorPlan, TensorSpec
+
+
+class DenseFile:
+    """dense.safetensors of a model, held against the architecture's plan. Raises StoreError where they disagree."""
+
+    def __init__(self, stored: StoredModel, plan: TensorPlan) -> None:
+        self._path = stored.dense_path
+        self._specs = dense_tensors(self._path, stored.manifest.dense_formats)
+        names = {spec.name for spec in self._specs}
+        wanted = dict(plan.dense)
+        head, stored_head = plan.head or ("", "")
+        if stored_head in names and head:
+            wanted[stored_head] = plan.dense[head]
+        for spec in self._specs:
+            if wanted.get(spec.name) != spec.shape:
+                raise StoreError(f"{self._path}: tensor {spec.name} has shape {spec.shape}, the architecture wants "
+                                 f"{wanted.get(spec.name)}; pull the model again")
+        missing = sorted(wanted.keys() - names)
+        if missing:
+            raise StoreError(f"{self._path} lacks tensor {missing[0]}; pull the model again")
+        in_memory = {stored_head if stored_head in names else head}
+        self._mapped = tuple(s for s in self._specs if s.name in plan.lookups - in_memory)
+        self._num_bytes = max((s.offset_bytes + s.num_bytes for s in self._specs), default=0)
+
+    @property
+    def memory_bytes(self) -> int:
+        """What `read` takes of memory."""
+        return self._num_bytes - sum(spec.num_bytes for spec in self._mapped)
+
+    def read(self, config: RuntimeConfig, progress: Callable[[int, int], None]) -> dict[str, StoredTensor]:
+        """Every tensor by name. progress(bytes done, memory_bytes). Raises StoreError."""
+        left_out = [(spec.offset_bytes, spec.offset_bytes + spec.num_bytes) for spec in self._mapped]
+        memory = read_file(self._path, self._num_bytes, config, progress, left_out)
+        resident = [spec for spec in self._specs if spec not in self._mapped]
+        check_dense(self._path, resident, memory.data)
+        tensors = {spec.name: _tensor(spec, memory) for spec in resident}
+        if self._mapped:
+            mapped = self._map()
+            tensors |= {spec.name: _tensor(spec, mapped) for spec in self._mapped}
+        return tensors
+
+    def _map(self) -> ByteArray:
+        """The file's pages as the kernel caches them; a row of an embedding is one or two of them."""
+        with errors_named(self._path), self._path.open("rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        if hasattr(mmap, "MADV_RANDOM"):
+            mapped.madvise(mmap.MADV_RANDOM)  # reading around a row would bring 32 pages that nobody asked for
+        return np.frombuffer(mapped, np.uint8)
+
+
+def _tensor(spec: TensorSpec, memory: ByteArray) -> StoredTensor:
+    data = memory[spec.offset_bytes : spec.offset_bytes + spec.num_bytes]
+    return StoredTensor(data, spec.dtype, spec.shape)

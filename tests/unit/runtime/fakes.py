@@ -1,0 +1,218 @@
+"""Stands-in for reader, disk and kernel, whose time is that of a clock which the tests move."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+
+from moeinf._native import ReadFailure
+from moeinf.laps import Laps
+from moeinf.runtime.eamc import ActivationCollection
+from moeinf.runtime.policies import EvictionPolicy, make_policy
+from moeinf.runtime.tiers import HostTier, SlotRegion
+from moeinf.types import ExpertLayout, Float32Array, FloatArray, IntArray, MoeShape, ReadDone, TensorSpec
+
+SHAPE = MoeShape(num_layers=3, num_experts=6, top_k=2)
+LAYOUT = ExpertLayout((TensorSpec("gate", "f32", (2, 3), 0, 24), TensorSpec("down", "f32", (4,), 64, 16)), 80, 4096)
+SLOTS_START = 4096  # slots need not begin where the arena does
+
+
+class FakeReader:
+    """Lands reads in a random order and writes each expert's key into its slot; may fail chosen keys."""
+
+    def __init__(self, memory: np.ndarray, seed: int, failing: frozenset[int] = frozenset()) -> None:
+        self._memory = memory
+        self._random = random.Random(seed)
+        self._failing = failing
+        self.queued: dict[int, tuple[int, float]] = {}  # key -> destination, priority
+        self.submitted = 0
+
+    def submit(self, keys: IntArray, files: IntArray, offsets: IntArray, destinations: IntArray, num_bytes: int,
+               priorities: FloatArray) -> None:
+        columns = zip(keys, files, offsets, destinations, priorities, strict=True)
+        for key, file, offset, destination, priority in columns:
+            assert int(key) not in self.queued, "read twice at once"
+            assert (file, offset) == (key // SHAPE.num_experts, key % SHAPE.num_experts * LAYOUT.stride_bytes)
+            self.queued[int(key)] = int(destination), float(priority)
+            self.submitted += 1
+
+    def reprioritise(self, keys: IntArray, priorities: FloatArray) -> None:
+        for key, priority in zip(keys.tolist(), priorities.tolist(), strict=True):
+            if key in self.queued:
+                self.queued[key] = self.queued[key][0], priority
+
+    def cancel(self, keys: IntArray) -> IntArray:
+        cancelled = [key for key in keys.tolist() if self._random.random() < 0.5]
+        for key in cancelled:
+            del self.queued[key]
+        return np.array(cancelled, np.int64)
+
+    def wait_any(self, keys: IntArray) -> IntArray:
+        assert all(key in self.queued for key in keys.tolist())
+        some = self._random.sample(keys.tolist(), self._random.randint(1, len(keys)))
+        for key in some:
+            if key in self._failing:
+                del self.queued[key]
+                failure = ReadFailure("input/output error")
+                failure.key = key
+                raise failure
+        return self._land(some)
+
+    def poll(self) -> ReadDone:
+        some = [key for key in self.queued if self._random.random() < 0.5]
+        failed = [key for key in some if key in self._failing]
+        for key in failed:
+            del self.queued[key]
+        return ReadDone(self._land([key for key in some if key not in failed]), np.array(failed, np.int64))
+
+    def _land(self, keys: list[int]) -> IntArray:
+        for key in keys:
+            destination, _ = self.queued.pop(key)
+            self._memory[destination : destination + LAYOUT.stride_bytes].view(np.float32)[:] = key
+        return np.array(keys, np.int64)
+
+    backend, notice = "fake", ""
+
+    def bytes_read(self) -> int:
+        return 0
+
+    def busy_seconds(self) -> float:
+        return 0.0
+
+    def close(self) -> None:
+        pass
+
+
+class Clock:
+    """Seconds that pass only where a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+
+class Disk(FakeReader):
+    """Reads one expert after the other, `read_s` each, while the clock goes on; demand first, then first come."""
+
+    def __init__(self, memory: np.ndarray, clock: Clock, shape: MoeShape, read_s: float = 1.0) -> None:
+        super().__init__(memory, 0)
+        self._clock = clock
+        self._shape = shape
+        self._read_s = read_s
+        self._free_at = 0.0  # when the read under way ends
+        self._landed: list[int] = []
+        self.reads: list[int] = []  # every key submitted
+        self.busy_s = 0.0
+
+    def submit(self, keys: IntArray, files: IntArray, offsets: IntArray, destinations: IntArray, num_bytes: int,
+               priorities: FloatArray) -> None:
+        self._catch_up()
+        if not self.queued:
+            self._free_at = max(self._free_at, self._clock.now)
+        for key, destination, priority in zip(keys.tolist(), destinations.tolist(), priorities.tolist(), strict=True):
+            assert key not in self.queued and key not in self._landed, "read twice at once"
+            self.queued[key] = destination, priority
+        self.reads += keys.tolist()
+
+    def cancel(self, keys: IntArray) -> IntArray:
+        self._catch_up()
+        cancelled = [key for key in keys.tolist() if key in list(self._in_order())[1:]]
+        for key in cancelled:
+            del self.queued[key]
+        return np.array(cancelled, np.int64)
+
+    def wait_any(self, keys: IntArray) -> IntArray:
+        self._catch_up()
+        wanted = set(keys.tolist())
+        assert wanted and wanted <= self.queued.keys() | set(self._landed)
+        while not wanted & set(self._landed):
+            self._clock.now = self._free_at + self._read_s
+            self._catch_up()
+        done = [key for key in self._landed if key in wanted]
+        self._landed = [key for key in self._landed if key not in wanted]
+        return np.array(done, np.int64)
+
+    def poll(self) -> ReadDone:
+        self._catch_up()
+        done, self._landed = self._landed, []
+        return ReadDone(np.array(done, np.int64), np.array([], np.int64))
+
+    def _in_order(self) -> list[int]:
+        return sorted(self.queued, key=lambda key: -self.queued[key][1])  # stable
+
+    def _catch_up(self) -> None:
+        while self.queued and self._free_at + self._read_s <= self._clock.now:
+            key = self._in_order()[0]
+            self._land([key])
+            self._landed.append(key)
+            self._free_at += self._read_s
+            self.busy_s += self._read_s
+
+
+class FakeKernel:
+    """Finds each expert's key at its offset; an output is the key times the token's hidden state. Takes its time."""
+
+    def __init__(self, memory: np.ndarray, num_experts: int, clock: Clock | None = None, expert_s: float = 0.0) -> None:
+        self._memory = memory
+        self._num_experts = num_experts
+        self._clock = clock or Clock()
+        self._expert_s = expert_s
+        self.batches: list[list[int]] = []  # experts of each compute call
+        self.stop_after: int | None = None  # compute calls, then an interrupt
+
+    def begin(self, hidden: Float32Array, ids: IntArray, weights: Float32Array) -> tuple[IntArray, IntArray]:
+        self._hidden, self._ids, self._weights = hidden, ids, weights
+        self._keys: dict[int, float] = {}
+        experts, counts = np.unique(ids, return_counts=True)
+        return experts, counts
+
+    def compute(self, experts: IntArray, offsets: IntArray) -> None:
+        if self.stop_after is not None and len(self.batches) >= self.stop_after:
+            raise KeyboardInterrupt
+        assert len(experts) == len(offsets) > 0
+        for expert, offset in zip(experts.tolist(), offsets.tolist(), strict=True):
+            assert expert in self._ids and expert not in self._keys, "not routed to, or computed twice"
+            block = self._memory[offset : offset + LAYOUT.stride_bytes].view(np.float32)
+            assert (block == block[0]).all() and int(block[0]) % self._num_experts == expert, "another lies there"
+            self._keys[expert] = float(block[0])
+            self._clock.now += self._expert_s
+        self.batches.append(experts.tolist())
+
+    def finish(self, out: Float32Array) -> None:
+        assert self._keys.keys() == set(self._ids.ravel().tolist()), "an expert was left out"
+        for place in range(self._ids.shape[1]):
+            keys = np.array([self._keys[expert] for expert in self._ids[:, place].tolist()], np.float32)
+            out += self._weights[:, place, None] * (keys[:, None] * self._hidden)
+
+
+class Tier(HostTier):
+    """A HostTier whose memory the tests can look into."""
+
+    memory: np.ndarray
+
+
+def make_tier(num_slots: int, policy: str = "lru", seed: int = 0, failing: frozenset[int] = frozenset()
+              ) -> tuple[Tier, FakeReader, EvictionPolicy]:
+    memory = np.full(SLOTS_START + num_slots * LAYOUT.stride_bytes, 0xA5, np.uint8)
+    reader = FakeReader(memory, seed, failing)
+    chosen = make_policy(policy, SHAPE, ActivationCollection(SHAPE))
+    shards = [Path(f"experts-{layer:05d}.bin") for layer in range(SHAPE.num_layers)]
+    tier = Tier(SHAPE, LAYOUT, SlotRegion(memory, SLOTS_START, num_slots), reader, chosen, shards, Laps())
+    tier.memory = memory
+    return tier, reader, chosen
+
+
+def visit(tier: Tier, policy: EvictionPolicy, layer: int, ids: np.ndarray) -> list[int]:
+    """One layer's visit; checks that every block is that of its expert at the moment of use."""
+    policy.observe(layer, ids)
+    experts, counts = np.unique(ids, return_counts=True)
+    tier.request(layer, experts, counts, len(ids))
+    order: list[int] = []
+    for batch, offsets in tier.arrivals():
+        for expert, offset in zip(batch.tolist(), offsets.tolist(), strict=True):
+            block = tier.memory[offset : offset + LAYOUT.stride_bytes].view(np.float32)
+            assert (block == layer * SHAPE.num_experts + expert).all(), "the slot holds another expert"
+            order.append(expert)
+    assert sorted(order) == experts.tolist(), "each expert comes once"
+    return order
