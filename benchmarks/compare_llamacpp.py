@@ -1,10 +1,15 @@
-"""moeinf beside llama.cpp: same weights, same token ids, same threads, same memory limit, alternating.
+"""moeinf beside llama.cpp: same weights, same bits, same token ids, same threads, same memory, alternating.
 
-    python benchmarks/compare_llamacpp.py MODEL FILE.gguf --limit 1.7GiB --rounds 3
+    python benchmarks/compare_llamacpp.py MODEL=FILE.gguf ... --rounds 3 --passages 3
+    python benchmarks/compare_llamacpp.py MODEL=FILE.gguf ... --limit 33.3% --rounds 5 --passages 2
 
-MODEL is a stored model made from the checkpoint of make_checkpoint.py, FILE.gguf what to_gguf.py made of the same.
---limit puts each process into a memory control group (version 1, needs root) and drops the page cache before it.
-Prints a Markdown table, and what moeinf says of its last decode.
+MODEL is a stored model made from the checkpoint of make_checkpoint.py, FILE.gguf what to_gguf.py and quantize_gguf.py
+made of the same. A round runs each pair once, both sides one after the other; each process serves `--passages`
+requests, of which the first is reported apart. Without a limit the GGUF is in the page cache, and llama.cpp runs as it
+is by default and with --no-repack, as each may be the faster. --limit puts each process into a memory control group
+(version 1, needs root), bytes or a share of the smaller file, and drops the page cache before it; llama.cpp runs with
+--no-repack where it is killed otherwise. Prints Markdown: medians (smallest-largest, n), ratios, the share of the
+measured memory bandwidth that decoding reached, and what moeinf says of its last decode. A process that fails is named.
 """
 
 from __future__ import annotations
@@ -12,35 +17,68 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
+import signal
 import subprocess
 import sys
 import tempfile
+from collections import defaultdict
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import gguf
+from side_by_side import OURS, PEER, PEER_UNPACKED, Request, Side, markdown
 from tokenizers import Tokenizer
 
 from moeinf.config import parse_size, store_home
-from moeinf.store.library import Library
+from moeinf.store.library import Library, StoredModel
 
 GROUP = Path("/sys/fs/cgroup/memory/moeinf-bench")
 HERE = Path(__file__).parent
+TIMEOUT_S = 600
 
 
-def limited(command: list[str], limit: int | None) -> str:
-    """Output of a command run within `limit` bytes of memory. Raises CalledProcessError."""
-    if limit is None:
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    GROUP.mkdir(exist_ok=True)
-    (GROUP / "memory.limit_in_bytes").write_text(str(limit))
-    Path("/proc/sys/vm/drop_caches").write_text("3")
+@dataclass(frozen=True)
+class Pair:
+    """One format: a stored model and a GGUF of the same weights."""
 
+    stored: StoredModel
+    gguf: Path
+    limit_bytes: int | None
+
+    @staticmethod
+    def parse(text: str, limit: str | None) -> Pair:
+        name, _, gguf = text.partition("=")
+        stored, path = Library(store_home()).find(name), Path(gguf)
+        whole = min(stored.size_bytes, path.stat().st_size)
+        return Pair(stored, path, parse_size("--limit", limit, whole) if limit else None)
+
+
+class Failed(Exception):
+    """What a process ended with."""
+
+
+def output_of(command: list[str], limit_bytes: int | None) -> str:
+    """What a command prints, run within a limit of memory and on a cold page cache if there is one. Raises Failed."""
     def join() -> None:
         (GROUP / "cgroup.procs").write_text(str(os.getpid()))
 
-    return subprocess.run(command, check=True, capture_output=True, text=True, preexec_fn=join).stdout
+    if limit_bytes is not None:
+        GROUP.mkdir(exist_ok=True)
+        (GROUP / "memory.limit_in_bytes").write_text(str(limit_bytes))
+        os.sync()
+        Path("/proc/sys/vm/drop_caches").write_text("3")
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S,
+                              preexec_fn=join if limit_bytes is not None else None)
+    except subprocess.TimeoutExpired:
+        raise Failed(f"not done after {TIMEOUT_S} s") from None
+    if done.returncode == -signal.SIGKILL:
+        raise Failed("killed: out of memory")
+    if done.returncode:
+        raise Failed((done.stderr.strip().splitlines() or ["no message"])[-1][:200])
+    return done.stdout
 
 
 def passages(folder: Path, prompt: int, decode: int, count: int) -> list[tuple[list[int], list[int]]]:
@@ -52,59 +90,108 @@ def passages(folder: Path, prompt: int, decode: int, count: int) -> list[tuple[l
     return [(ids[s : s + prompt], ids[s + prompt : s + size]) for s in range(0, size * count, size)]
 
 
-def rates(rounds: list[dict[str, Any]], prompt: int) -> tuple[list[float], list[float]]:
-    return [prompt / r["prefill_s"] for r in rounds], [len(r["token_s"]) / sum(r["token_s"]) for r in rounds]
+class Comparison:
+    """Runs processes of both sides by turns and collects what they say."""
+
+    def __init__(self, given: argparse.Namespace) -> None:
+        self._given = given
+        self._context = given.prompt + given.decode + 64
+        self.sides: dict[tuple[str, str], Side] = defaultdict(Side)  # (model, engine)
+
+    def round(self, pair: Pair) -> None:
+        name = pair.stored.name
+        self._run(self.sides[name, OURS], self._moeinf, pair)
+        if not pair.limit_bytes:
+            _into_page_cache(pair.gguf)
+        default = self.sides[name, PEER]
+        if pair.limit_bytes is None or not default.failures:
+            self._run(default, self._llamacpp, pair, True)
+        if _repacked(pair.gguf) and (pair.limit_bytes is None or default.failures):
+            self._run(self.sides[name, PEER_UNPACKED], self._llamacpp, pair, False)
+
+    def _run(self, side: Side, runner: Any, *arguments: Any) -> None:
+        try:
+            runner(side, *arguments)
+        except Failed as failure:
+            side.failures.append(str(failure))
+
+    def _moeinf(self, side: Side, pair: Pair) -> None:
+        given = self._given
+        command = [sys.executable, "-m", "moeinf", "bench", pair.stored.name, "-q", "-o", "json", "-p",
+                   str(given.prompt), "-n", str(given.decode), "-r", str(given.passages - 1), "-t", str(given.threads),
+                   "-c", str(self._context), *given.bench_option]
+        if pair.limit_bytes is None:
+            command += ["--expert-cache", "100%"]
+        rows = json.loads(output_of(command, pair.limit_bytes))
+        for cold in (True, False):
+            group = [row["samples_ts"] for row in rows if row["cold"] is cold]  # prefill, decode
+            side.requests += [Request(cold, prefill, decode) for prefill, decode in zip(*group, strict=True)]
+        side.row = next((row for row in reversed(rows) if row["test"].startswith("tg")), {})
+
+    def _llamacpp(self, side: Side, pair: Pair, repack: bool) -> None:
+        given = self._given
+        work = {"context": self._context, "threads": given.threads, "repack": repack, "mmap": True,
+                "passages": passages(pair.stored.path, given.prompt, given.decode, given.passages)}
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+            json.dump(work, file)
+            file.flush()
+            command = [sys.executable, str(HERE / "llamacpp_run.py"), str(pair.gguf), file.name]
+            done = json.loads(output_of(command, pair.limit_bytes).splitlines()[-1])
+        for number, request in enumerate(done["rounds"]):
+            side.requests.append(Request(number == 0, given.prompt / request["prefill_s"],
+                                         len(request["token_s"]) / sum(request["token_s"])))
+        side.row = {"weight_bytes_per_token": weight_bytes_per_token(pair.gguf)}
+
+
+def _into_page_cache(path: Path) -> None:
+    with path.open("rb", buffering=0) as file:
+        while file.read(1 << 24):
+            pass
+
+
+def _repacked(path: Path) -> bool:
+    """Whether llama.cpp would repack any of it; it leaves 8-bit weights as they are on x86."""
+    kinds = {tensor.tensor_type.name for tensor in gguf.GGUFReader(path).tensors}
+    return bool(kinds - {"F32", "F16", "BF16", "Q8_0"})
+
+
+def weight_bytes_per_token(path: Path) -> int:
+    """Bytes of weights that a GGUF's model reads for one token: not idle experts, nor an embedding that is no head."""
+    reader = gguf.GGUFReader(path)
+    fields = {name.split(".")[-1]: field for name, field in reader.fields.items() if "expert" in name}
+    share = fields["expert_used_count"].contents() / fields["expert_count"].contents()
+    names = {tensor.name for tensor in reader.tensors}
+    idle = {"token_embd.weight"} if "output.weight" in names else set()
+    return sum(round(int(tensor.n_bytes) * (share if "_exps" in tensor.name else 1))
+               for tensor in reader.tensors if tensor.name not in idle)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model")
-    parser.add_argument("gguf")
-    parser.add_argument("--limit")
+    parser.add_argument("pairs", nargs="+", metavar="MODEL=FILE.gguf")
+    parser.add_argument("--limit", help="bytes (1.7GB), or a share of the smaller of the two files (33.3%%)")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--passages", type=int, default=2, help="requests a process; the first is cold")
-    parser.add_argument("--prompt", type=int, default=64)
+    parser.add_argument("--passages", type=int, default=3, help="requests a process; the first is reported apart")
+    parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--decode", type=int, default=32)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--bench-option", action="append", default=[], help="passed on to moeinf bench")
+    parser.add_argument("--json", type=Path, help="where to write every figure")
     given = parser.parse_args()
-    limit = parse_size("--limit", given.limit, 0) if given.limit else None
-    folder = Library(store_home()).find(given.model).path
-    work = {"context": 512, "threads": given.threads,
-            "passages": passages(folder, given.prompt, given.decode, given.passages)}
-    ours: list[list[dict[str, Any]]] = []
-    theirs: list[list[dict[str, Any]]] = []
-    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-        json.dump(work, file)
-        file.flush()
-        for number in range(given.rounds):
-            bench = [sys.executable, "-m", "moeinf", "bench", given.model, "-o", "json", "-p", str(given.prompt),
-                     "-n", str(given.decode), "-r", str(given.passages - 1), "-t", str(given.threads), "-c", "512"]
-            ours.append(json.loads(limited(bench + given.bench_option, limit)))
-            peer = [sys.executable, str(HERE / "llamacpp_run.py"), given.gguf, file.name]
-            theirs.append(json.loads(limited(peer, limit).splitlines()[-1]))
-            print(f"round {number + 1} of {given.rounds} done", file=sys.stderr)
-    report(ours, theirs, given.prompt)
-
-
-def report(ours: list[list[dict[str, Any]]], theirs: list[list[dict[str, Any]]], prompt: int) -> None:
-    print("| test | cache | moeinf tok/s | llama.cpp tok/s | ratio |\n|---|---|---|---|---|")
-    for cold in (True, False):
-        group = [r for rounds in theirs for r in (rounds[:1] if cold else rounds[1:])]
-        for test, their_rates in zip(("pp", "tg"), rates(group, prompt) if group else ([], []), strict=True):
-            rows = [row for rows in ours for row in rows if row["cold"] is cold and row["test"].startswith(test)]
-            our_rates = [rate for row in rows for rate in row["samples_ts"]]
-            if our_rates and their_rates:
-                mine, peer = statistics.median(our_rates), statistics.median(their_rates)
-                print(f"| {rows[0]['test']} | {'cold' if cold else 'warm'} | {spread(our_rates)} "
-                      f"| {spread(their_rates)} | {mine / peer:.2f} |")
-    last = [row for row in ours[-1] if row["test"].startswith("tg")][-1]
-    print(json.dumps({k: last[k] for k in ("expert_hit_rate", "stall_s", "total_s", "bytes_per_token", "read_gb_per_s",
-                                           "disk_gb_per_s", "peak_rss_bytes", "experts", "profile_ms")}))
-
-
-def spread(values: list[float]) -> str:
-    return f"{statistics.median(values):.2f} ({min(values):.2f}-{max(values):.2f}, n={len(values)})"
+    pairs = [Pair.parse(text, given.limit) for text in given.pairs]
+    print(f"load average before: {os.getloadavg()[0]:.2f}; a busy machine makes figures worthless", file=sys.stderr)
+    comparison = Comparison(given)
+    for number in range(given.rounds):
+        for pair in pairs:
+            comparison.round(pair)
+        print(f"round {number + 1} of {given.rounds} done", file=sys.stderr, flush=True)
+    for pair in pairs:
+        held = f", held to {pair.limit_bytes / 1e9:.3f} GB" if pair.limit_bytes else ""
+        print(f"{pair.stored.name}: {pair.stored.size_bytes / 1e9:.2f} GB{held}; {pair.gguf.name}: "
+              f"{pair.gguf.stat().st_size / 1e9:.2f} GB")
+    print(markdown(comparison.sides, given.prompt, given.decode))
+    if given.json:
+        given.json.write_text(json.dumps({"/".join(key): side.to_json() for key, side in comparison.sides.items()}))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Writes a checkpoint of make_checkpoint.py as bf16 GGUF, for llama.cpp to run the same weights.
+"""Writes a tied bf16 checkpoint, as of make_checkpoint.py, as bf16 GGUF, for llama.cpp to run the same weights.
 
     pip install gguf
-    python benchmarks/to_gguf.py CHECKPOINT OUT.gguf
+    python benchmarks/to_gguf.py CHECKPOINT OUT.gguf             # CHECKPOINT may be src/moeinf/data/demo
 
 llama.cpp's own converter knows tokenizers by a list of hashes and refuses the embedded one; benchmarks feed token ids,
 so the vocabulary written here is only a placeholder of the right size.
@@ -35,9 +35,19 @@ EXPERT_NAMES = {
 
 
 class Checkpoint:
+    """Tensors by name, of one file or of several with an index."""
+
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._files: dict[str, str] = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+        index = folder / "model.safetensors.index.json"
+        if index.exists():
+            self._files: dict[str, str] = json.loads(index.read_text())["weight_map"]
+        else:
+            with safe_open(folder / "model.safetensors", "pt") as file:
+                self._files = dict.fromkeys(file.keys(), "model.safetensors")
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
 
     def tensor(self, name: str) -> Tensor:
         with safe_open(self._folder / self._files[name], "pt") as file:
@@ -95,7 +105,7 @@ def convert(folder: Path, out: Path) -> None:
     for layer in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}."
         for theirs, ours in LAYER_NAMES.items():
-            if f"{prefix}{theirs}.weight" not in checkpoint._files:
+            if f"{prefix}{theirs}.weight" not in checkpoint:
                 continue
             weight = checkpoint.tensor(f"{prefix}{theirs}.weight")
             if kind == "mixtral" and ours in ("attn_q", "attn_k"):
