@@ -15,7 +15,8 @@ from moeinf.engine import Model, expert_parts
 from moeinf.install import pull
 from moeinf.laps import Laps
 from moeinf.models import architecture
-from moeinf.models.weights import StoredTensor, Weights
+from moeinf.models.native_layers import NativeLayers
+from moeinf.models.weights import StoredTensor
 from moeinf.runtime.experts import ResidentExperts
 from moeinf.runtime.policies import POLICIES
 from moeinf.runtime.predict import PREDICTORS
@@ -47,7 +48,7 @@ def plain_tokens(stored: StoredModel) -> list[int]:
     memory = np.concatenate([np.frombuffer(path.read_bytes(), np.uint8) for path in stored.shard_paths])
     experts = ResidentExperts(ExpertKernel(kernels, memory, expert_parts(layout)),
                               lambda layer, expert: (layer * moe.num_experts + expert) * layout.stride_bytes)
-    weights = Weights(kernels, tensors, stored.manifest.info.dtype)
+    weights = NativeLayers(kernels, tensors, stored.manifest.info.dtype)
     model = architecture(config).build(config, weights, experts, Laps())
     with Model(stored, RuntimeConfig()) as streamed:
         prompt, chunk = streamed.encode(PROMPT), streamed.plan.prefill_chunk

@@ -23,14 +23,14 @@ from moeinf.laps import Laps
 from moeinf.memory import Demands, plan_memory
 from moeinf.meter import Meter
 from moeinf.models import Architecture, architecture
-from moeinf.models.weights import Weights
+from moeinf.models.native_layers import NativeLayers
 from moeinf.runtime.eamc import ActivationCollection
 from moeinf.runtime.experts import Observer, StreamedExperts
 from moeinf.runtime.policies import make_policy
 from moeinf.runtime.predict import make_predictor
 from moeinf.runtime.prefetch import Prefetcher
 from moeinf.runtime.reading import open_reader
-from moeinf.runtime.tiers import HostTier, SlotRegion
+from moeinf.runtime.tiers import ExpertTier, SlotRegion
 from moeinf.runtime.trace import Phase, RequestRecorder
 from moeinf.store.files import parse_json_object, publish, read_small
 from moeinf.store.library import StoredModel
@@ -88,7 +88,7 @@ class Model:
         self._recorder = RequestRecorder(shape, self._collection.add)
         policy = make_policy(config.policy, shape, self._collection)
         slots = SlotRegion(arena.array(), 0, self.plan.num_slots)
-        self.tier = HostTier(shape, layout, slots, self._reader, policy, stored.shard_paths, self._laps)
+        self.tier = ExpertTier(shape, layout, slots, self._reader, policy, stored.shard_paths, self._laps)
         self._observers: list[Observer] = [self._recorder]
         predictor = make_predictor(config.predictor, shape, self._collection)
         prefetcher = None
@@ -99,8 +99,8 @@ class Model:
                 prefetcher = Prefetcher(self.tier, predictor, self._reader, layout.stride_bytes)
         kernel = ExpertKernel(self.kernels, slots.memory, expert_parts(layout))
         experts = StreamedExperts(self.tier, kernel, self._observers, prefetcher, self._laps)
-        weights = Weights(self.kernels, tensors, self.manifest.info.dtype)
-        self._model = family.build(self._config_json, weights, experts, self._laps)
+        layers = NativeLayers(self.kernels, tensors, self.manifest.info.dtype)
+        self._model = family.build(self._config_json, layers, experts, self._laps)
         self._sequence = CachedTokens(self._model.new_cache(self.plan.context))
         if fits:
             self.tier.load_all(lambda done, _: progress(dense.memory_bytes + done, total))

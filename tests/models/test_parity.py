@@ -15,7 +15,8 @@ from moeinf._native import ExpertKernel, Kernels
 from moeinf.laps import Laps
 from moeinf.models import SUPPORTED, architecture
 from moeinf.models.decoder import Decoder
-from moeinf.models.weights import StoredTensor, Weights
+from moeinf.models.native_layers import NativeLayers
+from moeinf.models.weights import StoredTensor
 from moeinf.runtime.experts import ResidentExperts
 from moeinf.types import TensorPlan
 
@@ -65,7 +66,7 @@ class Pair:
         self.info = arch.model_info(saved, "f32")
         kernels = Kernels(2)
         experts = resident_experts(self.plan, self.tensors, kernels)
-        weights = Weights(kernels, {name: stored(tensor) for name, tensor in self.tensors.items()}, "f32")
+        weights = NativeLayers(kernels, {name: stored(tensor) for name, tensor in self.tensors.items()}, "f32")
         self.ours: Decoder = arch.build(saved, weights, experts, Laps())
 
 

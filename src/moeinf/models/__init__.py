@@ -21,8 +21,8 @@ class Architecture(Protocol):
 
     def model_info(self, config: dict[str, Any], dtype: DType) -> ModelInfo: ...
 
-    def build(self, config: dict[str, Any], weights: Any, experts: Experts, laps: Laps) -> Any:
-        """The runnable model (models.decoder.Decoder) over dense weights by name."""
+    def build(self, config: dict[str, Any], layers: Any, experts: Experts, laps: Laps) -> Any:
+        """The runnable model (models.decoder.Decoder) out of the layers (models.layers.Layers) of a device."""
         ...
 
 

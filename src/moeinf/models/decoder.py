@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-import numpy as np
+from typing import Any
 
 from moeinf.laps import Laps
 from moeinf.models.fields import Fields, rope_theta
-from moeinf.models.kv_cache import KVCache
-from moeinf.models.layers import Attention, AttentionConfig, Norm, Rotary, Shapes, attention_shapes
-from moeinf.models.weights import Weights
-from moeinf.types import Experts, Float32Array, Routing
+from moeinf.models.layers import AttentionConfig, Block, Cache, Hidden, Layers, Places, Router, Shapes, attention_shapes
+from moeinf.types import Experts, Float32Array
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
@@ -49,20 +45,6 @@ def parse_decoder(f: Fields, *, norm_eps: float, theta: float, **features: Any) 
                          f.count("max_position_embeddings"), f.flag("tie_word_embeddings", False))
 
 
-class Router(Protocol):
-    """A norm and a choice of experts; what is spelled out in the file of each family that has its own."""
-
-    def __call__(self, x: Float32Array) -> tuple[Float32Array, Routing]:
-        """x [tokens, hidden] -> norm(x) and the routing of each token."""
-        ...
-
-
-class Block(Protocol):
-    """What follows attention: a MoeBlock or a dense MLP."""
-
-    def add_to(self, x: Float32Array) -> None: ...
-
-
 class MoeBlock:
     """Router, then the experts: the one call in which a model meets offloading."""
 
@@ -72,7 +54,7 @@ class MoeBlock:
         self._experts = experts
         self._laps = laps
 
-    def add_to(self, x: Float32Array) -> None:
+    def add_to(self, x: Hidden) -> None:
         hidden, routing = self.router(x)
         self._laps.lap("router")
         self._experts.run(self.moe_layer, hidden, routing, x)
@@ -81,47 +63,49 @@ class MoeBlock:
 class Decoder:
     """A whole model of one sequence at a time."""
 
-    def __init__(self, config: DecoderConfig, weights: Weights, blocks: Sequence[Block], experts: Experts,
-                 laps: Laps) -> None:
+    def __init__(self, config: DecoderConfig, layers: Layers, blocks: Sequence[Block], experts: Experts, laps: Laps
+                 ) -> None:
+        a = config.attention
         self.config = config
-        self._embedding = weights.embedding(EMBEDDING)
-        self._head = weights.linear(HEAD if HEAD in weights else EMBEDDING)
-        self._norm = Norm(weights, "model.norm.weight", config.attention.norm_eps)
-        self._rotary = Rotary(config.attention.head_dim, config.attention.rope_theta)
-        self._attention = [Attention(config.attention, weights, f"model.layers.{i}.self_attn.",
-                                     f"model.layers.{i}.input_layernorm.weight", i) for i in range(config.num_layers)]
+        self._layers = layers
+        self._embedding = layers.embedding(EMBEDDING)
+        self._head = layers.head(HEAD if HEAD in layers else EMBEDDING, "model.norm.weight", a.norm_eps)
+        self._rotary = layers.rotary(a.head_dim, a.rope_theta, config.context_length)
+        self._attention = [layers.attention(a, f"model.layers.{i}.self_attn.",
+                                            f"model.layers.{i}.input_layernorm.weight", i)
+                           for i in range(config.num_layers)]
         self._blocks = blocks
         self._experts = experts
         self._laps = laps
-        self._dtype = weights.dtype
 
-    def new_cache(self, capacity: int) -> KVCache:
+    def new_cache(self, capacity: int) -> Any:
         a = self.config.attention
-        return KVCache(self.config.num_layers, a.num_kv_heads, a.head_dim, capacity, self._dtype)
+        return self._layers.new_cache(self.config.num_layers, a.num_kv_heads, a.head_dim, capacity)
 
-    def forward(self, ids: Sequence[int], cache: KVCache, between_layers: Callable[[], None] | None = None, *,
+    def forward(self, ids: Sequence[int], cache: Cache, between_layers: Callable[[], None] | None = None, *,
                 last_only: bool = True) -> Float32Array:
         """Logits [1 or tokens, vocab] of the tokens `ids`, which follow what the cache holds.
 
         between_layers may raise to give the pass up; the cache is then as it was before.
         """
+        def compute(x: Hidden, places: Places) -> Hidden:
+            for layer, (attention, block) in enumerate(zip(self._attention, self._blocks, strict=True)):
+                if between_layers is not None:
+                    between_layers()
+                attention.add_to(x, cache, places)
+                self._laps.lap("attention")
+                self._look_ahead(layer, x)
+                block.add_to(x)
+                self._laps.lap("experts")
+            return self._head(x[-1:] if last_only else x)
+
         self._laps.lap("other")
-        x = self._embedding(np.asarray(ids))
-        cos, sin = self._rotary.tables(cache.length, len(ids))
-        for layer, (attention, block) in enumerate(zip(self._attention, self._blocks, strict=True)):
-            if between_layers is not None:
-                between_layers()
-            attention.add_to(x, cache, cos, sin)
-            self._laps.lap("attention")
-            self._look_ahead(layer, x)
-            block.add_to(x)
-            self._laps.lap("experts")
+        logits = self._layers.carry_out(compute, self._embedding(ids), self._rotary(cache.length, len(ids)))
         cache.advance(len(ids))
-        logits = self._head(self._norm(x[-1:] if last_only else x))
         self._laps.lap("head")
         return logits
 
-    def _look_ahead(self, layer: int, x: Float32Array) -> None:
+    def _look_ahead(self, layer: int, x: Hidden) -> None:
         """Guesses the next layer's routing by its own router on the state before this layer's experts."""
         if not self._experts.wants_expectations or layer + 1 == len(self._blocks):
             return

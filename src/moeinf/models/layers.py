@@ -1,50 +1,23 @@
-"""The dense pieces that decoder families share: rotary positions, attention, gated MLP, softmax router.
+"""What a decoder family is built from: attention, gated MLP, softmax router, norms. Each device has its own layers.
 
-Hidden states are float32 arrays [tokens, hidden]; a layer adds its output to the one it is given.
+Hidden states [tokens, hidden] are float32: numpy arrays on the CPU (native_layers.py), torch tensors on a GPU
+(device_layers.py). Who builds a model with Layers never looks into them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, Protocol
 
-import numpy as np
-
-from moeinf import _native
 from moeinf.errors import CheckpointError
-from moeinf.models.kv_cache import KVCache
-from moeinf.models.weights import Weights
-from moeinf.types import Float32Array, Routing
+from moeinf.types import DType, Float32Array, Routing
 
 MAX_HEAD_DIM = 576  # what the native attention has room for
 
 Shapes = dict[str, tuple[int, ...]]
-
-
-class Rotary:
-    """Rotary positions of plain rope: cos and sin [tokens, head_dim / 2]; pairs are (i, i + head_dim / 2)."""
-
-    def __init__(self, head_dim: int, theta: float) -> None:
-        self._frequencies = (theta ** (-np.arange(0, head_dim, 2) / head_dim)).astype(np.float32)
-
-    def tables(self, start: int, num_tokens: int) -> tuple[Float32Array, Float32Array]:
-        """Of the positions start .. start + num_tokens."""
-        angles = np.arange(start, start + num_tokens, dtype=np.float32)[:, None] * self._frequencies
-        return np.cos(angles), np.sin(angles)
-
-
-class Norm:
-    """x / rms(x) * weight over the last dimension."""
-
-    def __init__(self, weights: Weights, name: str, eps: float) -> None:
-        self._kernels = weights.kernels
-        self._weight = weights.vector(name)
-        self._eps = eps
-
-    def __call__(self, x: Float32Array) -> Float32Array:
-        out = np.empty_like(x)
-        _native.rms_norm(self._kernels, x, self._weight, self._eps, out)
-        return out
+Hidden = Any  # [tokens, hidden] float32, of the library that computes
+Places = Any  # of the tokens of one pass, as Layers.rotary gives them and Layers.attention takes them
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,30 +44,89 @@ class AttentionConfig:
                                   "moeinf computes")
 
 
-class Attention:
-    """Causal multi-head attention with grouped keys and values, and the norm in front of it.
+class Cache(Protocol):
+    """Keys and values of the tokens seen so far, with room for `capacity` of them."""
 
-    Weights under `prefix`, in Hugging Face names. Keys and values are kept in the cache's format.
+    length: int  # tokens that every layer has stored
+    capacity: int
+
+    def advance(self, num_tokens: int) -> None:
+        """Called when the last layer has stored its keys and values of the tokens behind `length`."""
+        ...
+
+    def truncate(self, length: int) -> None:
+        """Forgets all but the first `length` tokens."""
+        ...
+
+
+class Attention(Protocol):
+    def add_to(self, x: Hidden, cache: Any, places: Places) -> None:
+        """x += attention(norm(x)); stores the tokens' keys and values behind those seen."""
+        ...
+
+
+class Block(Protocol):
+    """What follows attention: the experts, or a dense MLP."""
+
+    def add_to(self, x: Hidden) -> None:
+        """x += block(norm(x))."""
+        ...
+
+
+class Router(Protocol):
+    """A norm and a choice of experts; spelled out in the file of each family that has its own."""
+
+    def __call__(self, x: Hidden) -> tuple[Hidden, Routing]:
+        """x [tokens, hidden] -> norm(x), what the experts are given, and the routing, best expert first."""
+        ...
+
+
+class Layers(Protocol):
+    """The dense weights of a model, by checkpoint name, as layers that compute on one device.
+
+    Names were checked by the tensor plan: KeyError for others.
     """
 
-    def __init__(self, config: AttentionConfig, weights: Weights, prefix: str, norm: str, layer: int) -> None:
-        self._layer = layer
-        matrices = [weights.linear(f"{prefix}{n}_proj.weight").native for n in "qkvo"]
-        vectors = [weights.optional_vector(f"{prefix}{n}_norm.weight") for n in "qk"]
-        vectors += [weights.optional_vector(f"{prefix}{n}_proj.bias") for n in "qkvo"]
-        self._native = _native.AttentionLayer(
-            weights.kernels, matrices, weights.vector(norm), vectors, config.head_dim, config.norm_eps, config.qk_norm,
-            config.clip_qkv or 0.0, config.window or 0,
-        )
+    @property
+    def dtype(self) -> DType:
+        """Of keys and values."""
+        ...
 
-    def add_to(self, x: Float32Array, cache: KVCache, cos: Float32Array, sin: Float32Array) -> None:
-        """x [tokens, hidden] += attention(norm(x)); stores the tokens' keys and values behind those seen."""
-        keys, values = cache.keys[self._layer], cache.values[self._layer]
-        self._native.run(x, keys, values, cache.format, cache.capacity, cache.length, cos, sin)
+    def __contains__(self, name: str) -> bool: ...
+
+    def embedding(self, name: str) -> Callable[[Sequence[int]], Hidden]:
+        """Token ids to hidden states."""
+        ...
+
+    def rotary(self, head_dim: int, theta: float, context_length: int) -> Callable[[int, int], Places]:
+        """Plain rope, pairs (i, i + head_dim / 2): (first place, tokens) to what `attention` takes."""
+        ...
+
+    def attention(self, config: AttentionConfig, prefix: str, norm: str, layer: int) -> Attention:
+        """Causal attention with grouped keys and values, and the norm in front of it, under Hugging Face names."""
+        ...
+
+    def softmax_router(self, gate: str, norm: str, eps: float, top_k: int, normalise: bool) -> Router:
+        """Norm, then softmax over all experts, and of these the best k; `normalise` makes their weights sum to 1."""
+        ...
+
+    def gated_mlp(self, prefix: str, norm: str, eps: float) -> Block:
+        """down(silu(gate(x)) * up(x)), and the norm in front of it."""
+        ...
+
+    def head(self, matrix: str, norm: str, eps: float) -> Callable[[Hidden], Hidden]:
+        """The norm at the end and the matrix that makes logits."""
+        ...
+
+    def new_cache(self, num_layers: int, num_kv_heads: int, head_dim: int, capacity: int) -> Any: ...
+
+    def carry_out(self, compute: Callable[[Hidden, Places], Hidden], x: Hidden, places: Places) -> Float32Array:
+        """Logits, in host memory, of one pass of a model; a device may keep its steps and repeat them."""
+        ...
 
 
 def attention_shapes(config: AttentionConfig, prefix: str) -> Shapes:
-    """Names and shapes of the tensors that Attention takes."""
+    """Names and shapes of the tensors that Layers.attention takes."""
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     shapes: Shapes = {
         f"{prefix}q_proj.weight": (queries, config.hidden_size),
@@ -111,40 +143,9 @@ def attention_shapes(config: AttentionConfig, prefix: str) -> Shapes:
     return shapes
 
 
-class GatedMLP:
-    """down(silu(gate(x)) * up(x)), and the norm in front of it."""
-
-    def __init__(self, weights: Weights, prefix: str, norm: Norm) -> None:
-        self._gate, self._up, self._down = (weights.linear(f"{prefix}{n}_proj.weight") for n in ("gate", "up", "down"))
-        self._norm = norm
-
-    def add_to(self, x: Float32Array) -> None:
-        """x [tokens, hidden] += mlp(norm(x))."""
-        hidden = self._norm(x)
-        gate = self._gate(hidden)
-        with np.errstate(over="ignore"):  # exp(-gate) of a very negative gate is infinite, and silu then 0
-            x += self._down(gate / (1 + np.exp(-gate)) * self._up(hidden))
-
-
 def mlp_shapes(hidden: int, intermediate: int, prefix: str) -> Shapes:
     return {
         f"{prefix}gate_proj.weight": (intermediate, hidden),
         f"{prefix}up_proj.weight": (intermediate, hidden),
         f"{prefix}down_proj.weight": (hidden, intermediate),
     }
-
-
-class SoftmaxRouter:
-    """Norm, then softmax over all experts, and of these the best k; `normalise` makes their weights sum to 1."""
-
-    def __init__(self, weights: Weights, gate: str, norm: str, eps: float, top_k: int, normalise: bool) -> None:
-        self._native = _native.RouterLayer(weights.kernels, weights.linear(gate).native, weights.vector(norm), eps,
-                                           top_k, normalise)
-        self._top_k = top_k
-
-    def __call__(self, x: Float32Array) -> tuple[Float32Array, Routing]:
-        """x [tokens, hidden] -> norm(x), what the experts are given, and the routing, best expert first."""
-        hidden = np.empty_like(x)
-        routing = Routing(np.empty((len(x), self._top_k), np.int64), np.empty((len(x), self._top_k), np.float32))
-        self._native.run(x, hidden, routing.ids, routing.weights)
-        return hidden, routing

@@ -8,9 +8,8 @@ from typing import Any
 from moeinf.laps import Laps
 from moeinf.models.decoder import Decoder, DecoderConfig, MoeBlock, decoder_shapes, parse_decoder
 from moeinf.models.fields import Fields
-from moeinf.models.layers import SoftmaxRouter
+from moeinf.models.layers import Layers
 from moeinf.models.moe_plan import gated_experts_plan, plan_info
-from moeinf.models.weights import Weights
 from moeinf.types import DType, Experts, ModelInfo, MoeShape, TensorPlan
 
 
@@ -43,12 +42,12 @@ def model_info(config: dict[str, Any], dtype: DType) -> ModelInfo:
     return plan_info("olmoe", Config.parse(config).decoder, tensor_plan(config), dtype)
 
 
-def build(config: dict[str, Any], weights: Weights, experts: Experts, laps: Laps) -> Decoder:
+def build(config: dict[str, Any], layers: Layers, experts: Experts, laps: Laps) -> Decoder:
     c = Config.parse(config)
     eps, blocks = c.decoder.attention.norm_eps, []
     for i in range(c.decoder.num_layers):
         gate = f"model.layers.{i}.mlp.gate.weight"
         norm = f"model.layers.{i}.post_attention_layernorm.weight"
-        router = SoftmaxRouter(weights, gate, norm, eps, c.moe.top_k, normalise=c.norm_topk_prob)
+        router = layers.softmax_router(gate, norm, eps, c.moe.top_k, normalise=c.norm_topk_prob)
         blocks.append(MoeBlock(i, router, experts, laps))
-    return Decoder(c.decoder, weights, blocks, experts, laps)
+    return Decoder(c.decoder, layers, blocks, experts, laps)

@@ -7,11 +7,10 @@ from typing import Any
 
 from moeinf.errors import CheckpointError
 from moeinf.laps import Laps
-from moeinf.models.decoder import Block, Decoder, DecoderConfig, MoeBlock, decoder_shapes, parse_decoder
+from moeinf.models.decoder import Decoder, DecoderConfig, MoeBlock, decoder_shapes, parse_decoder
 from moeinf.models.fields import Fields
-from moeinf.models.layers import GatedMLP, Norm, SoftmaxRouter, mlp_shapes
+from moeinf.models.layers import Block, Layers, mlp_shapes
 from moeinf.models.moe_plan import gated_experts_plan, plan_info
-from moeinf.models.weights import Weights
 from moeinf.types import DType, Experts, ModelInfo, MoeShape, TensorPlan
 
 
@@ -56,14 +55,14 @@ def model_info(config: dict[str, Any], dtype: DType) -> ModelInfo:
     return plan_info("qwen3_moe", Config.parse(config).decoder, tensor_plan(config), dtype)
 
 
-def build(config: dict[str, Any], weights: Weights, experts: Experts, laps: Laps) -> Decoder:
+def build(config: dict[str, Any], layers: Layers, experts: Experts, laps: Laps) -> Decoder:
     c = Config.parse(config)
     eps, blocks = c.decoder.attention.norm_eps, list[Block]()
     for i in range(c.decoder.num_layers):
         prefix, norm = f"model.layers.{i}.mlp.", f"model.layers.{i}.post_attention_layernorm.weight"
         if i in c.moe_layers:
-            router = SoftmaxRouter(weights, f"{prefix}gate.weight", norm, eps, c.moe.top_k, c.norm_topk_prob)
+            router = layers.softmax_router(f"{prefix}gate.weight", norm, eps, c.moe.top_k, c.norm_topk_prob)
             blocks.append(MoeBlock(c.moe_layers.index(i), router, experts, laps))
         else:
-            blocks.append(GatedMLP(weights, prefix, Norm(weights, norm, eps)))
-    return Decoder(c.decoder, weights, blocks, experts, laps)
+            blocks.append(layers.gated_mlp(prefix, norm, eps))
+    return Decoder(c.decoder, layers, blocks, experts, laps)

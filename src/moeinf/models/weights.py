@@ -1,14 +1,13 @@
-"""The dense weights of a model, in the forms in which layers use them."""
+"""Dense weights as they are stored: bytes with a format and a shape, and what is read from them without a device."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from moeinf import _native
-from moeinf.types import ByteArray, DType, Float32Array, Format, IntArray
+from moeinf.types import ByteArray, Float32Array, Format
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,22 +19,6 @@ class StoredTensor:
     shape: tuple[int, ...]
 
 
-class Linear:
-    """A weight matrix [rows, cols], multiplied by the native kernels in the format in which it is stored."""
-
-    def __init__(self, kernels: _native.Kernels, tensor: StoredTensor) -> None:
-        rows, cols = tensor.shape
-        self.native = _native.Matrix(tensor.data, tensor.format, rows, cols)
-        self._kernels = kernels
-        self._rows = rows
-
-    def __call__(self, x: Float32Array) -> Float32Array:
-        """x [tokens, cols] -> [tokens, rows]."""
-        y = np.empty((len(x), self._rows), np.float32)
-        self._kernels.linear(x, self.native, y)
-        return y
-
-
 class Embedding:
     """Rows of a matrix, looked up; its bytes may lie in memory or in a mapped file."""
 
@@ -43,35 +26,14 @@ class Embedding:
         self._table = _halves_or_floats(tensor).reshape(tensor.shape)
         self._format = tensor.format
 
-    def __call__(self, ids: IntArray) -> Float32Array:
+    def __call__(self, ids: Sequence[int]) -> Float32Array:
         """ids [tokens] -> [tokens, hidden]."""
-        return _widened(self._table[ids], self._format)
+        return _widened(self._table[np.asarray(ids)], self._format)
 
 
-class Weights:
-    """Dense tensors by name, checked by the tensor plan (KeyError for others), and the dtype of keys and values."""
-
-    def __init__(self, kernels: _native.Kernels, tensors: Mapping[str, StoredTensor], dtype: DType) -> None:
-        self.kernels = kernels
-        self.dtype: DType = dtype
-        self._tensors = tensors
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._tensors
-
-    def linear(self, name: str) -> Linear:
-        return Linear(self.kernels, self._tensors[name])
-
-    def vector(self, name: str) -> Float32Array:
-        """A norm or a bias, in float32."""
-        tensor = self._tensors[name]
-        return np.ascontiguousarray(_widened(_halves_or_floats(tensor), tensor.format))
-
-    def optional_vector(self, name: str) -> Float32Array | None:
-        return self.vector(name) if name in self else None
-
-    def embedding(self, name: str) -> Embedding:
-        return Embedding(self._tensors[name])
+def vector(tensor: StoredTensor) -> Float32Array:
+    """A norm or a bias, in float32."""
+    return np.ascontiguousarray(_widened(_halves_or_floats(tensor), tensor.format))
 
 
 def _halves_or_floats(tensor: StoredTensor) -> Float32Array:
