@@ -5,14 +5,14 @@ from __future__ import annotations
 from moeinf.completion import GenerationStats
 from moeinf.laps import Laps
 from moeinf.runtime.stats import CacheStats
-from moeinf.runtime.tiers import HostTier
+from moeinf.runtime.tiers import ExpertTier
 from moeinf.runtime.trace import Phase
 
 
 class Meter:
     """Starts with the request; told of its phases; `end` writes what was counted into its stats."""
 
-    def __init__(self, tier: HostTier, laps: Laps) -> None:
+    def __init__(self, tier: ExpertTier, laps: Laps) -> None:
         self._tier = tier
         self._laps = laps
         self._cache = tier.stats.snapshot()

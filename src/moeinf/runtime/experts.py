@@ -9,7 +9,7 @@ import numpy as np
 
 from moeinf.laps import Laps
 from moeinf.runtime.prefetch import Prefetcher
-from moeinf.runtime.tiers import HostTier
+from moeinf.runtime.tiers import ExpertTier
 from moeinf.runtime.trace import Phase
 from moeinf.types import Float32Array, IntArray, Routing
 
@@ -71,7 +71,7 @@ class StreamedExperts:
     only serve those.
     """
 
-    def __init__(self, tier: HostTier, kernel: ExpertKernel, observers: Sequence[Observer],
+    def __init__(self, tier: ExpertTier, kernel: ExpertKernel, observers: Sequence[Observer],
                  prefetcher: Prefetcher | None, laps: Laps) -> None:
         self._tier = tier
         self._kernel = kernel
@@ -87,7 +87,7 @@ class StreamedExperts:
     def run(self, layer: int, hidden: Float32Array, routing: Routing, out: Float32Array) -> None:
         """out += the experts' weighted sum; hidden and out [tokens, H]. Blocks for missing experts.
 
-        Raises ExpertReadError; HostTier.abandon_visit comes before the next run then, as after any exception.
+        Raises ExpertReadError; ExpertTier.abandon_visit comes before the next run then, as after any exception.
         """
         kernel, tier, laps, ids = self._kernel, self._tier, self._laps, routing.ids
         experts, counts = kernel.begin(hidden, ids, routing.weights)

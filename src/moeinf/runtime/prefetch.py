@@ -10,7 +10,7 @@ import numpy as np
 from moeinf.runtime.lookahead import LookAheadPredictor
 from moeinf.runtime.predict import Predictor
 from moeinf.runtime.priority import prefetch_priority, select_prefetches
-from moeinf.runtime.tiers import HostTier
+from moeinf.runtime.tiers import ExpertTier
 from moeinf.types import Float32Array, FloatArray, IntArray
 
 AT_LEAST: Final = 0.3  # priority, on the scale of a probability: below it a prefetch is more often wasted than used
@@ -31,7 +31,7 @@ class Prefetcher:
     the demand reads behind them.
     """
 
-    def __init__(self, tier: HostTier, predictor: Predictor, link: Link, expert_bytes: int) -> None:
+    def __init__(self, tier: ExpertTier, predictor: Predictor, link: Link, expert_bytes: int) -> None:
         self._tier = tier
         self._predictor = predictor
         self._link = link

@@ -38,6 +38,10 @@ class SlotTable:
     def num_free(self) -> int:
         return len(self._free)
 
+    @property
+    def num_loading(self) -> int:
+        return len(self._offsets) - len(self._free) - self.num_resident
+
     def assign(self, keys: IntArray) -> IntArray:
         """Free slots for absent experts that are now on their way; returns their offsets. There must be enough."""
         count = len(keys)
@@ -63,6 +67,31 @@ class SlotTable:
             flags[keys] = False
         return wasted
 
+    def slots(self) -> IntArray:
+        """[total_experts]: number of the slot of each expert that has one, else NO_SLOT."""
+        numbers = (self.offset_of - self._offsets[0]) // self._offsets.step
+        return np.where(self.state == ABSENT, NO_SLOT, numbers)
+
+    def adopt(self, slots: IntArray) -> None:
+        """Takes over what another has done with the slots: `slots` as from slots(), all of them resident."""
+        here = slots != NO_SLOT
+        offsets = self._offsets[0] + slots * self._offsets.step
+        self.state[:] = np.where(here, RESIDENT, ABSENT)
+        self.offset_of[:] = np.where(here, offsets, NO_SLOT)
+        for flags in (self.pinned, self.reserved, self.unused):
+            flags &= here
+        self.num_resident = int(np.count_nonzero(here))
+        self._free = np.setdiff1d(self._offsets, offsets[here])[::-1].tolist()
+
+    def beyond(self, num_slots: int) -> IntArray:
+        """Experts in other slots than the lowest `num_slots`."""
+        return np.flatnonzero(self.offset_of >= self._offsets[0] + num_slots * self._offsets.step)
+
+    def shrink(self, num_slots: int) -> None:
+        """Forgets all slots but the lowest `num_slots`; those must be free."""
+        self._offsets = self._offsets[:num_slots]
+        self._free = [offset for offset in self._free if offset < self._offsets.stop]
+
     def evictable(self, *, reserved: bool) -> BoolArray:
         """Residents that nothing holds; or those, not pinned, that are held for a layer to come."""
         among = self.reserved if reserved else ~self.reserved
@@ -78,3 +107,11 @@ class SlotTable:
         assert self.num_resident == np.count_nonzero(self.state == RESIDENT), "residents are miscounted"
         assert not self.pinned.any(), "an expert stayed pinned"
         assert not ((self.reserved | self.unused) & (self.state == ABSENT)).any(), "an absent expert is held"
+
+
+def by_state(keys: IntArray, states: npt.NDArray[np.uint8]) -> tuple[list[int], list[int], list[int]]:
+    """Keys that are absent, loading, resident."""
+    groups: tuple[list[int], list[int], list[int]] = ([], [], [])
+    for key, state in zip(keys.tolist(), states.tolist(), strict=True):
+        groups[state].append(key)
+    return groups

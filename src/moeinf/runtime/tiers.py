@@ -1,4 +1,4 @@
-"""Host memory as a tier of experts: what is resident, on its way, pinned, and what has to leave for it."""
+"""A memory as a tier of experts: what is resident, on its way, pinned, and what has to leave for it."""
 
 from __future__ import annotations
 
@@ -14,29 +14,32 @@ import numpy.typing as npt
 from moeinf._native import ReadFailure
 from moeinf.errors import ExpertReadError
 from moeinf.laps import Laps
-from moeinf.runtime.pages import PagesAhead
+from moeinf.runtime.filling import DEMAND, FilledSlots
 from moeinf.runtime.policies import EvictionPolicy, lowest
-from moeinf.runtime.slots import ABSENT, LOADING, RESIDENT, BoolArray, SlotTable
+from moeinf.runtime.slots import ABSENT, LOADING, RESIDENT, BoolArray, SlotTable, by_state
 from moeinf.runtime.stats import CacheStats
-from moeinf.types import ExpertLayout, FloatArray, IntArray, MoeShape, Reader
+from moeinf.types import ByteArray, ExpertLayout, FloatArray, IntArray, MoeShape, Reader
 
-DEMAND: Final = np.inf
 BATCH_EXPERTS: Final = 16  # of one compute call while others wait for the slots that it frees
 _NO_KEYS: Final = np.empty(0, np.int64)
-LOAD_BYTES_AHEAD: Final = 256 << 20  # queued while a whole model is loaded: keeps the disk busy, and the queue short
 
 
 @dataclass(frozen=True, slots=True)
 class SlotRegion:
-    """The part of an arena that holds slots: `num_slots` of layout.stride_bytes each, from offset_bytes."""
+    """The part of an arena that holds slots: `num_slots` of layout.stride_bytes each, from offset_bytes.
 
-    memory: npt.NDArray[np.uint8]
+    memory: the arena, where it is the host's; None for a device's, of which only the reader knows the addresses.
+    """
+
+    memory: ByteArray | None
     offset_bytes: int
     num_slots: int
 
 
-class HostTier:
-    """Experts of all layers in equal slots of host memory. Used from one thread; the reader works beside it.
+class ExpertTier:
+    """Experts of all layers in equal slots of one memory, the host's or a device's. Used from one thread.
+
+    The reader works beside it: it brings experts from the disk into the host, from there (HostLink) into a device.
 
     A visit of a layer is `request` (demand is queued, residents are pinned), then `arrivals` to its end. Between
     visits nothing is pinned. An expert is pinned from the moment its layer asks until it has been computed, so a
@@ -49,21 +52,22 @@ class HostTier:
     """
 
     def __init__(self, shape: MoeShape, layout: ExpertLayout, slots: SlotRegion, reader: Reader,
-                 policy: EvictionPolicy, shards: list[Path], laps: Laps) -> None:
+                 policy: EvictionPolicy, shards: list[Path], laps: Laps,
+                 lag_s: Callable[[], float] = lambda: 0.0) -> None:
+        """lag_s(): for how long what has landed is still under way, where a reader says that it landed before."""
         assert slots.num_slots >= 1
         self._shape = shape
         self._stride_bytes = layout.stride_bytes
         self._table = SlotTable(shape.total_experts, slots.offset_bytes, layout.stride_bytes, slots.num_slots)
+        self.stats = CacheStats()
+        self._filled = FilledSlots(self._table, reader, shape, layout, slots.memory, self.stats)
         self._offset_rows = list(self._table.offset_of.reshape(shape.num_layers, shape.num_experts))
-        self._pages = PagesAhead(slots.memory)
         self._reader = reader
         self._policy = policy
         self._shards = shards
         self._laps = laps
+        self._lag_s = lag_s
         self.num_slots = slots.num_slots
-        self._held_slots = max(slots.num_slots // 2, slots.num_slots - shape.num_experts)  # see above
-        self.all_resident = False  # once true, for good: nothing can be missing, so nothing is evicted
-        self.stats = CacheStats()
         self.idle_s = 0.0  # smoothed time between a visit's last demand read and the next visit: the link's idle window
         self._demand_ended_s = time.perf_counter()
         self._layer = 0
@@ -76,6 +80,11 @@ class HostTier:
 
     # ---- a visit
 
+    @property
+    def all_resident(self) -> bool:
+        """Once true, until slots are taken away: nothing can be missing, so nothing is evicted."""
+        return self._filled.all_resident
+
     def hits(self, layer: int, experts: IntArray, num_activations: int) -> IntArray:
         """A whole visit where `all_resident`: counts, and returns the offsets of the experts' blocks."""
         self.stats.hits += num_activations
@@ -86,14 +95,14 @@ class HostTier:
 
         Pins what is there, queues reads of the rest.
         """
-        self._land(*self._reader.poll())
+        self._filled.poll()  # only prefetches can have failed; if such an expert is needed, its demand read will tell
         now = time.perf_counter()
-        self.idle_s += 0.2 * (now - self._demand_ended_s - self.idle_s)
+        self.idle_s += 0.2 * (max(0.0, now - self._demand_ended_s) - self.idle_s)
         self._demand_ended_s = now
         self._layer, self._streaming, self._ahead = layer, num_tokens > 1, []
         table, keys = self._table, experts + layer * self._shape.num_experts
         states = table.state[keys]
-        self._pending, self._waiting, self._ready = _by_state(keys, states)
+        self._pending, self._waiting, self._ready = by_state(keys, states)
         self._count(keys, states, counts)
         table.pinned[keys] = states != ABSENT
         if self._waiting:
@@ -144,7 +153,7 @@ class HostTier:
         if not count:
             return
         keys = keys[:count]
-        self._submit(keys, priorities[:count])
+        self._filled.submit(keys, priorities[:count])
         self._table.reserved[keys] = True
         self._table.unused[keys] = True
         self.stats.prefetches += count
@@ -173,18 +182,52 @@ class HostTier:
 
         Raises ExpertReadError. An error or an interrupt leaves a tier that goes on with what has landed.
         """
-        total = self._shape.total_experts
-        assert self.num_slots == total, "only a tier with a slot for every expert can load them all"
-        at_once = max(2, LOAD_BYTES_AHEAD // self._stride_bytes)
-        absent = np.flatnonzero(self._table.state == ABSENT)
-        while not self.all_resident:
-            progress(self._table.num_resident * self._stride_bytes, total * self._stride_bytes)
-            coming = np.flatnonzero(self._table.state == LOADING)
-            more, absent = absent[: at_once - len(coming)], absent[at_once - len(coming) :]
-            if len(more):
-                self._submit(more, np.full(len(more), DEMAND))
-            self._land(self._landed(np.concatenate((coming, more))), _NO_KEYS)
-        progress(total * self._stride_bytes, total * self._stride_bytes)
+        assert self.num_slots == self._shape.total_experts, "only a tier with a slot for every expert can load them all"
+        try:
+            self._filled.load(self.num_slots, progress)
+        except ReadFailure as failure:
+            raise self.explain(failure) from failure
+
+    # ---- beside other tiers
+
+    def keep_scores_below(self) -> FloatArray:
+        """[layers * experts]: what the tier below keeps best; its smallest leaves first.
+
+        What lies in this tier needs no copy there. Of that, the surest to stay here is missed least below.
+        """
+        scores = self._policy.keep_scores(self._layer).ravel()
+        least = scores.min()
+        below: FloatArray = np.where(self._table.state == ABSENT, scores, 2 * least - scores - 1)
+        return below
+
+    def shrink(self, num_slots: int) -> None:
+        """Between visits: gives up all but the lowest `num_slots`, with what lies in them. May wait for reads.
+
+        On a device, work and copies that were submitted before may still use them until the device has done them.
+        """
+        assert 1 <= num_slots <= self.num_slots
+        self._filled.shrink(num_slots)
+        self.num_slots = num_slots
+
+    def settle(self) -> None:
+        """Between visits: nothing is on its way any more, nor kept for a layer to come."""
+        self._table.reserved[:] = False
+        self._filled.settle(np.arange(self._shape.total_experts))
+
+    def slot_numbers(self) -> IntArray:
+        """[layers * experts]: the slot of each expert that has one, else NO_SLOT."""
+        return self._table.slots()
+
+    def adopt(self, slots: IntArray) -> None:
+        """Takes over what somebody else has done with the slots since `settle`, numbered as by `slot_numbers`."""
+        self._filled.adopt(slots)
+
+    def count_direct(self, activations: int, misses: int) -> None:
+        """What was used, and of that brought into the slots, by somebody else."""
+        self.stats.hits += activations - misses
+        self.stats.misses += misses
+        self.stats.demand_reads += misses
+        self.stats.demand_bytes += misses * self._stride_bytes
 
     # ---- after an error
 
@@ -199,6 +242,12 @@ class HostTier:
         """Asserts what always holds between visits; tests call it after every step."""
         self._table.check_integrity()
         assert not (self._ready or self._waiting or self._pending), "a visit was not finished"
+
+    def explain(self, failure: ReadFailure) -> ExpertReadError:
+        """What a read that failed means to the user."""
+        layer, expert = divmod(int(failure.key), self._shape.num_experts)
+        return ExpertReadError(f"expert {expert} of layer {layer} is unreadable in {self._shards[layer]}: {failure}; "
+                               "check the store with `moeinf verify`, then `moeinf pull` it again")
 
     def resident_experts(self) -> int:
         return self._table.num_resident
@@ -235,18 +284,11 @@ class HostTier:
         chosen = self._pending[:count]
         del self._pending[:count]
         keys = np.array(chosen)
-        self._submit(keys, np.full(count, DEMAND))
+        self._filled.submit(keys, np.full(count, DEMAND))
         self._table.pinned[keys] = True
         self._waiting += chosen
         self.stats.demand_reads += count
         self.stats.demand_bytes += count * self._stride_bytes
-
-    def _submit(self, keys: IntArray, priorities: FloatArray) -> None:
-        layers, experts = np.divmod(keys, self._shape.num_experts)
-        offsets = self._table.assign(keys)
-        if not self._pages.all_taken:
-            self._pages.reach(int(offsets.max()) + self._stride_bytes)
-        self._reader.submit(keys, layers, experts * self._stride_bytes, offsets, self._stride_bytes, priorities)
 
     def _next_batch(self) -> IntArray:
         size = BATCH_EXPERTS if self._pending or self._ahead else len(self._ready)
@@ -260,36 +302,21 @@ class HostTier:
         wanted = np.array(self._waiting) if self._waiting else np.flatnonzero(self._table.state == LOADING)
         assert len(wanted), "demand has no slot and nothing is on its way"
         try:
-            landed = self._landed(wanted)
+            landed = self._filled.wait(wanted)
+        except ReadFailure as failure:
+            if self._waiting:
+                raise self.explain(failure) from failure
+            landed = _NO_KEYS  # a prefetch failed; its slot is free
         finally:
             self.stats.stall_s += self._laps.lap("stall")
-        self._land(landed, _NO_KEYS)
         if self._waiting:
             arrived = set(landed.tolist())
             self._ready = [key for key in self._waiting if key in arrived]
             self._waiting = [key for key in self._waiting if key not in arrived]
             if not self._waiting:
-                self._demand_ended_s = time.perf_counter()
+                self._demand_ended_s = time.perf_counter() + self._lag_s()
         elif self._pending:
             self._queue_demand()
-
-    def _landed(self, wanted: IntArray) -> IntArray:
-        """Waits for one of the keys or more. Raises ExpertReadError, but for a prefetch: that gives up its slot."""
-        try:
-            return self._reader.wait_any(wanted)
-        except ReadFailure as failure:
-            unasked = bool(self._table.reserved[failure.key])
-            self.stats.prefetches_wasted += self._table.release(np.array([failure.key]))
-            if unasked:
-                return _NO_KEYS
-            raise self._explain(failure) from failure
-
-    def _land(self, done: IntArray, failed: IntArray) -> None:
-        if len(done):
-            self._table.land(done)
-            self.all_resident = self._table.num_resident == self._shape.total_experts
-        if len(failed):  # only prefetches can fail unasked; if the expert is needed, its demand read will tell
-            self.stats.prefetches_wasted += self._table.release(failed)
 
     def _drop_stale(self, layer: int) -> None:
         """Ends the reservations of the layer that now runs, and cancels reads that nobody needs."""
@@ -301,9 +328,9 @@ class HostTier:
         reserved[:] = False
         stale = np.flatnonzero((self._table.state == LOADING) & ~self._table.pinned & ~self._table.reserved)
         if len(stale):
-            cancelled = self._reader.cancel(stale)
-            self.stats.prefetch_bytes -= int(np.count_nonzero(self._table.unused[cancelled])) * self._stride_bytes
-            self.stats.prefetches_wasted += self._table.release(cancelled)
+            before = self.stats.prefetches_wasted
+            self._filled.cancel(stale)
+            self.stats.prefetch_bytes -= (self.stats.prefetches_wasted - before) * self._stride_bytes
 
     def _make_room(self, wanted: int, *, for_demand: bool) -> int:
         """How many of `wanted` slots are free, after evicting for them what the policy values least."""
@@ -318,25 +345,13 @@ class HostTier:
         evictable = self._table.evictable(reserved=reserved)
         count = int(np.count_nonzero(evictable))
         if self._streaming and not reserved:
-            wanted = min(wanted, count - self._held_slots)
+            held = max(self.num_slots // 2, self.num_slots - self._shape.num_experts)  # see above
+            wanted = min(wanted, count - held)
         if wanted <= 0 or not count:
             return 0
         if wanted < count:
             victims = lowest(self._policy.keep_scores(self._layer).ravel(), evictable, wanted)
         else:
             victims = np.flatnonzero(evictable)
-        self.stats.prefetches_wasted += self._table.release(victims)
+        self._filled.release(victims)
         return len(victims)
-
-    def _explain(self, failure: ReadFailure) -> ExpertReadError:
-        layer, expert = divmod(int(failure.key), self._shape.num_experts)
-        return ExpertReadError(f"expert {expert} of layer {layer} is unreadable in {self._shards[layer]}: {failure}; "
-                               "check the store with `moeinf verify`, then `moeinf pull` it again")
-
-
-def _by_state(keys: IntArray, states: npt.NDArray[np.uint8]) -> tuple[list[int], list[int], list[int]]:
-    """Keys that are absent, loading, resident."""
-    groups: tuple[list[int], list[int], list[int]] = ([], [], [])
-    for key, state in zip(keys.tolist(), states.tolist(), strict=True):
-        groups[state].append(key)
-    return groups

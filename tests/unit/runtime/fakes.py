@@ -11,7 +11,7 @@ from moeinf._native import ReadFailure
 from moeinf.laps import Laps
 from moeinf.runtime.eamc import ActivationCollection
 from moeinf.runtime.policies import EvictionPolicy, make_policy
-from moeinf.runtime.tiers import HostTier, SlotRegion
+from moeinf.runtime.tiers import ExpertTier, SlotRegion
 from moeinf.types import ExpertLayout, Float32Array, FloatArray, IntArray, MoeShape, ReadDone, TensorSpec
 
 SHAPE = MoeShape(num_layers=3, num_experts=6, top_k=2)
@@ -186,8 +186,8 @@ class FakeKernel:
             out += self._weights[:, place, None] * (keys[:, None] * self._hidden)
 
 
-class Tier(HostTier):
-    """A HostTier whose memory the tests can look into."""
+class Tier(ExpertTier):
+    """An ExpertTier whose memory the tests can look into."""
 
     memory: np.ndarray
 

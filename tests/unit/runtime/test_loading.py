@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from moeinf.errors import ExpertReadError
-from moeinf.runtime import tiers
+from moeinf.runtime import filling
 from moeinf.types import IntArray
 from tests.unit.runtime.fakes import LAYOUT, SHAPE, make_tier, visit
 
@@ -46,7 +46,7 @@ def test_progress_rises_from_nothing_to_all_bytes() -> None:
 
 
 def test_the_queue_stays_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiers, "LOAD_BYTES_AHEAD", 4 * STRIDE)
+    monkeypatch.setattr(filling, "LOAD_BYTES_AHEAD", 4 * STRIDE)
     tier, reader, _ = make_tier(TOTAL)
     longest = []
     tier.load_all(lambda done, total: longest.append(len(reader.queued)))

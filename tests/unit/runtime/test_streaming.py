@@ -14,7 +14,7 @@ from moeinf.runtime.lookahead import LookAheadPredictor
 from moeinf.runtime.policies import POLICIES, make_policy
 from moeinf.runtime.prefetch import Prefetcher
 from moeinf.runtime.slots import RESIDENT
-from moeinf.runtime.tiers import BATCH_EXPERTS, HostTier, SlotRegion
+from moeinf.runtime.tiers import BATCH_EXPERTS, ExpertTier, SlotRegion
 from moeinf.types import IntArray, MoeShape, Routing
 from tests.unit.runtime.fakes import LAYOUT, Clock, Disk, FakeKernel
 
@@ -30,7 +30,7 @@ class Machine:
         self.disk = Disk(memory, self.clock, SHAPE, read_s)
         chosen, predictor = make_policy(policy, SHAPE, ActivationCollection(SHAPE)), LookAheadPredictor(SHAPE)
         shards = [Path(f"experts-{layer:05d}.bin") for layer in range(SHAPE.num_layers)]
-        self.tier = HostTier(SHAPE, LAYOUT, SlotRegion(memory, 0, num_slots), self.disk, chosen, shards, Laps())
+        self.tier = ExpertTier(SHAPE, LAYOUT, SlotRegion(memory, 0, num_slots), self.disk, chosen, shards, Laps())
         self.kernel = FakeKernel(memory, SHAPE.num_experts, self.clock, expert_s)
         prefetcher = Prefetcher(self.tier, predictor, self.disk, LAYOUT.stride_bytes)
         self.experts = StreamedExperts(self.tier, self.kernel, [chosen, predictor], prefetcher, Laps())

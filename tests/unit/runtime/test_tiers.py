@@ -88,7 +88,7 @@ def test_a_prefetched_expert_is_not_evicted_before_its_layer_has_run() -> None:
     tier, reader, policy = make_tier(num_slots=6)
     tier.prefetch(np.array([6, 7]), np.array([0.5, 0.4]))
     reader.wait_any(np.array([6, 7]))
-    tier._land(np.array([6, 7]), np.array([], np.int64))
+    tier._filled.land(np.array([6, 7]))
     for first in (0, 2, 4, 0, 2):
         visit(tier, policy, 0, np.array([[first, first + 1]]))
     assert tier.known[1, 0] and tier.known[1, 1]

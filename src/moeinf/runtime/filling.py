@@ -1,0 +1,117 @@
+"""Slots and the reader that fills them: from absent to resident, and back where a read ends in nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+import numpy as np
+
+from moeinf._native import ReadFailure
+from moeinf.runtime.pages import PagesAhead
+from moeinf.runtime.slots import ABSENT, LOADING, SlotTable
+from moeinf.runtime.stats import CacheStats
+from moeinf.types import ByteArray, ExpertLayout, FloatArray, IntArray, MoeShape, Reader
+
+DEMAND: Final = np.inf
+LOAD_BYTES_AHEAD: Final = 256 << 20  # queued while slots are loaded in order: keeps the disk busy, the queue short
+
+
+class FilledSlots:
+    """Moves experts through the states of `table` by means of `reader`. Keys are layer * num_experts + expert."""
+
+    def __init__(self, table: SlotTable, reader: Reader, shape: MoeShape, layout: ExpertLayout,
+                 memory: ByteArray | None, stats: CacheStats) -> None:
+        """memory: what the slots are offsets of, where its pages are to be taken ahead of the reads.
+
+        stats: where prefetches in vain are counted.
+        """
+        self.table = table
+        self.reader = reader
+        self.all_resident = False  # once true, until slots are taken away: nothing can be missing, nothing is evicted
+        self._stats = stats
+        self._num_experts = shape.num_experts
+        self._stride_bytes = layout.stride_bytes
+        self._pages = None if memory is None else PagesAhead(memory)
+
+    def submit(self, keys: IntArray, priorities: FloatArray) -> None:
+        """Queues reads of absent experts. There must be as many free slots."""
+        layers, experts = np.divmod(keys, self._num_experts)
+        offsets = self.table.assign(keys)
+        if self._pages is not None and not self._pages.all_taken:
+            self._pages.reach(int(offsets.max()) + self._stride_bytes)
+        self.reader.submit(keys, layers, experts * self._stride_bytes, offsets, self._stride_bytes, priorities)
+
+    def poll(self) -> IntArray:
+        """Collects what has ended; returns the keys that failed, whose slots are free again."""
+        done, failed = self.reader.poll()
+        self.land(done)
+        if len(failed):
+            self.release(failed)
+        return failed
+
+    def wait(self, keys: IntArray) -> IntArray:
+        """Blocks until one of the keys or more has landed, and returns them.
+
+        Raises ReadFailure; the slot of its key is free again.
+        """
+        try:
+            landed = self.reader.wait_any(keys)
+        except ReadFailure as failure:
+            self.release(np.array([failure.key]))
+            raise
+        self.land(landed)
+        return landed
+
+    def land(self, keys: IntArray) -> None:
+        if len(keys):
+            self.table.land(keys)
+            self.all_resident = self.table.num_resident == len(self.table.state)
+
+    def release(self, keys: IntArray) -> None:
+        """Residents, or experts whose reads have ended without them, give up their slots."""
+        self._stats.prefetches_wasted += self.table.release(keys)
+
+    def cancel(self, keys: IntArray) -> IntArray:
+        """Drops reads of which nothing was issued; returns the keys, whose slots are free again."""
+        cancelled = self.reader.cancel(keys)
+        self.release(cancelled)
+        return cancelled
+
+    def load(self, num_experts: int, progress: Callable[[int, int], None]) -> None:
+        """Until `num_experts` are resident, the lowest absent keys first: the order of the files. There must be slots.
+
+        progress(bytes done, bytes in all). Raises ReadFailure; after it, or an interrupt, what has landed stays.
+        """
+        table, stride_bytes = self.table, self._stride_bytes
+        at_once = max(2, LOAD_BYTES_AHEAD // stride_bytes)
+        while table.num_resident < num_experts:
+            progress(table.num_resident * stride_bytes, num_experts * stride_bytes)
+            coming = np.flatnonzero(table.state == LOADING)
+            room = min(at_once, num_experts - table.num_resident) - len(coming)
+            more = np.flatnonzero(table.state == ABSENT)[: max(0, room)]
+            if len(more):
+                self.submit(more, np.full(len(more), DEMAND))
+            self.wait(np.concatenate((coming, more)))
+        progress(num_experts * stride_bytes, num_experts * stride_bytes)
+
+    def shrink(self, num_slots: int) -> None:
+        """Gives up all but the lowest `num_slots`, with what lies in them; waits for reads that go on into them."""
+        self.settle(self.table.beyond(num_slots))
+        self.release(self.table.beyond(num_slots))
+        self.table.shrink(num_slots)
+        self.all_resident = self.table.num_resident == len(self.table.state)
+
+    def settle(self, keys: IntArray) -> None:
+        """Of `keys`, nothing is on its way any more: reads are dropped, or waited for."""
+        self.poll()
+        self.cancel(keys[self.table.state[keys] == LOADING])
+        while len(coming := keys[self.table.state[keys] == LOADING]):
+            with suppress(ReadFailure):  # nobody waits for it
+                self.wait(coming)
+
+    def adopt(self, slots: IntArray) -> None:
+        """The slots hold what another has brought into them: SlotTable.adopt."""
+        self.table.adopt(slots)
+        self.all_resident = self.table.num_resident == len(self.table.state)
