@@ -230,4 +230,5 @@ NB_MODULE(_native, m) {
   moeinf::bind_formats(m);
   moeinf::bind_kernels(m);
   moeinf::bind_decoder(m);
+  moeinf::bind_cuda(m);
 }

@@ -243,3 +243,82 @@ def memory_read_rate(kernels: Kernels, num_bytes: int, repeats: int) -> float:
 
 def available_isas() -> list[str]:
     """What `Kernels` accepts here, best first; the last is "generic"."""
+
+class CudaError(RuntimeError):
+    """A call of the CUDA driver that failed; name is the driver's, as "CUDA_ERROR_OUT_OF_MEMORY" for code 2."""
+
+    code: int
+    name: str
+
+class CudaDriver:
+    """The NVIDIA driver's library, loaded at run time: what it is, and which devices it shows to this process.
+
+    OSError where it cannot be loaded or lacks a function, CudaError where it does not start (no device, a kernel module
+    that does not fit it). Devices are numbered as torch numbers them; CudaError for one that is not there.
+    """
+
+    def __init__(self, library: str = "libcuda.so.1") -> None: ...
+    @property
+    def version(self) -> int:
+        """The newest CUDA that the driver can run: 12040 is 12.4."""
+
+    @property
+    def device_count(self) -> int: ...
+    def name(self, device: int) -> str: ...
+    def capability(self, device: int) -> tuple[int, int]: ...
+    def total_bytes(self, device: int) -> int: ...
+    def uuid(self, device: int) -> str:
+        """As nvidia-smi writes it: "GPU-" and 32 hexadecimal digits in five groups."""
+
+    def memory(self, device: int) -> tuple[int, int]:
+        """Free and total bytes. Makes the device's primary context where there is none yet: a second, 0.5 GB of it."""
+
+class Copier:
+    """Copies experts from host to device memory on one stream of its own; moeinf.types.Copier is its protocol.
+
+    It works in the device's primary context, the one that torch uses. Addresses are numbers; streams are
+    torch.cuda.Stream.cuda_stream, 0 for the default one. Everything is called from one thread, and not while one of its
+    streams is captured into a graph. A call that the driver refuses is a CudaError, misuse a ValueError; after close()
+    every call but bytes_copied, busy_seconds and close is a ValueError.
+    """
+
+    def __init__(self, driver: CudaDriver, device: int, ring_bytes: int = 64 << 20) -> None:
+        """ring_bytes: pinned memory for copying from memory that is not registered; at least 16384."""
+
+    @property
+    def batched(self) -> bool:
+        """Whether the copies of one call go to the driver in one submission (drivers from 12.8 on)."""
+
+    def register(self, memory: npt.NDArray[np.uint8]) -> int:
+        """Pins memory in pieces of 256 MiB up to the first that the system refuses; bytes pinned from its start.
+
+        The memory is kept alive until close(). Without the GIL; signal handlers run between pieces. ValueError for
+        memory that overlaps what is registered already.
+        """
+
+    def device_address(self, address: int, num_bytes: int = 1) -> int:
+        """Where kernels see registered memory. ValueError unless the range is registered, and in one piece for them."""
+
+    def copy(self, sources: IntArray, destinations: IntArray, num_bytes: int, compute_stream: int) -> int:
+        """Submits copies of num_bytes each, behind what was submitted to compute_stream so far; returns their ticket.
+
+        sources are host, destinations device addresses. Registered sources must stay as they are until the ticket is
+        done; others go through the ring, which may have to wait for earlier copies, and are the caller's again at once.
+        Nothing of the call is under way when it raises; what lay at its destinations is lost. Without the GIL.
+        """
+
+    def make_wait(self, compute_stream: int, ticket: int) -> None:
+        """What is submitted to compute_stream from now on waits for the copies of the ticket. Does not block."""
+
+    def done(self, ticket: int) -> bool: ...
+    def wait(self, ticket: int) -> None:
+        """Blocks, without the GIL, until the copies of the ticket and of all before it have ended."""
+
+    def bytes_copied(self) -> int:
+        """Bytes of the copies that have ended."""
+
+    def busy_seconds(self) -> float:
+        """Seconds of the device's clock in which copies that have ended were under way."""
+
+    def close(self) -> None:
+        """Waits for the copies, then gives back the pinned memory; CudaError, once, where the driver failed at it."""
