@@ -1,0 +1,101 @@
+"""Triton kernels for attention of a few tokens over a long cache, in a grid that does not depend on its length.
+
+What a token sees is cut into shares, a whole number of blocks each, which `attend_split` takes side by side (there are
+always SPLITS programs, those behind the end have nothing to do) and `attend_merge` puts together.
+"""
+
+# Triton's language has Python's syntax alone: its functions take pointers and blocks, which have no types to write.
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _seen(position, token, WINDOW: tl.constexpr, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr):
+    """The places that a token sees, first and last + 1, and how many of them are one share."""
+    last = tl.load(position) + token + 1
+    num_seen = last
+    if WINDOW > 0:
+        num_seen = tl.minimum(last, WINDOW)
+    share = tl.cdiv(num_seen, SPLITS)
+    return last - num_seen, last, tl.cdiv(share, BLOCK_N) * BLOCK_N
+
+
+@triton.jit
+def attend_split(
+    q, keys, values, position, mixed, maxima, sums, capacity, scale,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, WINDOW: tl.constexpr, SPLITS: tl.constexpr,
+    BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, WIDEN: tl.constexpr,
+):  # fmt: skip
+    """Programs [tokens * KV_HEADS, SPLITS]: the query heads of one key/value head over one share.
+
+    Writes unnormalised sums mixed [tokens * HEADS, SPLITS, HEAD_DIM], and maxima and sums [tokens * HEADS, SPLITS].
+    WIDEN: multiplies as f32, which gives the same: Triton's interpreter takes bf16 for integers in products.
+    """
+    GROUP: tl.constexpr = HEADS // KV_HEADS
+    kind: tl.constexpr = tl.float32 if WIDEN else keys.dtype.element_ty
+    token, kv_head, split = tl.program_id(0) // KV_HEADS, tl.program_id(0) % KV_HEADS, tl.program_id(1)
+    first, last, share = _seen(position, token, WINDOW, SPLITS, BLOCK_N)
+    begin = first + split * share
+    end = tl.minimum(begin + share, last)
+    if begin < end:
+        g, d = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D)
+        head = token * HEADS + kv_head * GROUP + g
+        in_group, in_head = g < GROUP, d < HEAD_DIM
+        query = tl.load(q + head[:, None] * HEAD_DIM + d[None, :], mask=in_group[:, None] & in_head[None, :], other=0.0)
+        query = query.to(keys.dtype.element_ty).to(kind)
+        base = kv_head.to(tl.int64) * capacity * HEAD_DIM
+        top = tl.full([BLOCK_G], -float("inf"), tl.float32)
+        total = tl.zeros([BLOCK_G], tl.float32)
+        sum_of_values = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
+        for start in range(begin, end, BLOCK_N):
+            n = start + tl.arange(0, BLOCK_N)
+            cells = base + n[:, None].to(tl.int64) * HEAD_DIM + d[None, :]
+            here = (n < end)[:, None] & in_head[None, :]
+            key = tl.load(keys + cells, mask=here, other=0.0).to(kind)
+            score = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+            score = tl.where((n < end)[None, :], score, -float("inf"))
+            higher = tl.maximum(top, tl.max(score, axis=1))
+            power = tl.exp(score - higher[:, None])
+            fade = tl.exp(top - higher)
+            total = total * fade + tl.sum(power, axis=1)
+            top = higher
+            value = tl.load(values + cells, mask=here, other=0.0).to(kind)
+            sum_of_values = sum_of_values * fade[:, None]
+            if kind == tl.float32:
+                sum_of_values += tl.dot(power, value, input_precision="ieee")
+            else:  # a power as the sum of two numbers of 16 bits, which keeps 16 of its bits or more: tensor cores
+                high = power.to(kind)
+                low = (power - high.to(tl.float32)).to(kind)
+                sum_of_values += tl.dot(high, value) + tl.dot(low, value)
+        cell = head * SPLITS + split
+        tl.store(mixed + cell[:, None] * HEAD_DIM + d[None, :], sum_of_values,
+                 mask=in_group[:, None] & in_head[None, :])
+        tl.store(maxima + cell, top, mask=in_group)
+        tl.store(sums + cell, total, mask=in_group)
+
+
+@triton.jit
+def attend_merge(
+    mixed, maxima, sums, position, out,
+    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, WINDOW: tl.constexpr, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Programs [tokens * HEADS, pieces of BLOCK_D]: weighs the shares of one head; out [tokens * HEADS, HEAD_DIM]."""
+    row = tl.program_id(0)
+    first, last, share = _seen(position, row // HEADS, WINDOW, SPLITS, BLOCK_N)
+    split = tl.arange(0, SPLITS)
+    used = split * share < last - first
+    top = tl.load(maxima + row * SPLITS + split, mask=used, other=-float("inf"))
+    weight = tl.exp(top - tl.max(top, axis=0))
+    total = tl.sum(weight * tl.load(sums + row * SPLITS + split, mask=used, other=0.0), axis=0)
+    d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
+    cells = (row * SPLITS + split)[:, None] * HEAD_DIM + d[None, :]
+    parts = tl.load(mixed + cells, mask=used[:, None] & (d < HEAD_DIM)[None, :], other=0.0)
+    tl.store(out + row * HEAD_DIM + d, tl.sum(parts * weight[:, None], axis=0) / total, mask=d < HEAD_DIM)
+
+
+INTERPRETED = not isinstance(attend_split, triton.JITFunction)  # in Triton's interpreter, on the CPU

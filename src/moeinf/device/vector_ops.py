@@ -1,0 +1,238 @@
+"""What a device computes on hidden states besides matrix products, and the slot table that lies on the device.
+
+Hidden states are contiguous float32 tensors [tokens, hidden]. Every operation writes into tensors that it is given,
+does not wait for the device, and for up to MAX_ROWS tokens allocates nothing and can be captured in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from moeinf.device.matrix import MAX_ROWS
+
+MASK_ELEMENTS: Final = 1 << 25  # of the mask of one block of queries in prefill: 32 MiB, and 64 MiB as 16-bit bias
+QUERY_BLOCK: Final = 1024  # more queries at once save nothing: the mask alone grows
+GATHER_ALIGN_BYTES: Final = 4096  # blocks of experts are a whole number of these
+
+
+@dataclass(frozen=True, slots=True)
+class DirectTable:
+    """Which expert lies in which slot, kept on the device and changed by `claim` alone while a graph decodes.
+
+    A key is layer * num_experts + expert. The host refreshes `scores` off the critical path: the least is evicted.
+    """
+
+    slot_of: Tensor  # int32 [layers * experts]: slot of each key, -1 where absent
+    key_of: Tensor  # int32 [slots]: key in each slot, -1 where empty
+    slot_address: Tensor  # int64 [slots]: on the device
+    host: Tensor  # int64 [layers * experts]: address of each expert in mapped, pinned host memory
+    scores: Tensor  # f32 [layers * experts]
+    misses: Tensor  # int64 [1]: counted since the host last set it
+    num_experts: int  # of one layer
+
+
+class VectorOps(Protocol):
+    """Has two implementations: TritonVectorOps, and its twin TorchVectorOps (vector_twins.py), the oracle in tests."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+        """out = x / rms(x) * weight of each row. x, out f32 [tokens, hidden], weight f32 [hidden]; out may be x."""
+        ...
+
+    def rope_store(
+        self, q: Tensor, k: Tensor, v: Tensor, q_norm: Tensor | None, k_norm: Tensor | None, eps: float, clip: float,
+        cos: Tensor, sin: Tensor, position: Tensor, keys: Tensor, values: Tensor,
+    ) -> None:
+        """Finishes the heads of a layer, and stores keys and values; of k and v nothing changes but the cache.
+
+        In this order: rms norm of each head (q and k), clip to -clip..clip (q, k and v; 0 for none), rotary positions
+        (q and k), store. q f32 [tokens, heads * D], in place; k, v f32 [tokens, kv_heads * D]; q_norm, k_norm f32 [D];
+        cos, sin f32 [capacity, D / 2] of the pairs (i, i + D / 2); position int32 [1]: place of the first token;
+        keys, values [kv_heads, capacity, D] in f32, f16 or bf16.
+        """
+        ...
+
+    def attend(
+        self, q: Tensor, keys: Tensor, values: Tensor, position: Tensor, start: int, window: int, scale: float,
+        out: Tensor,
+    ) -> None:
+        """Causal attention: token t sees the places up to position + t, the last `window` of them (0: all).
+
+        q, out f32 [tokens, heads * D]; keys, values as rope_store left them. q is rounded to their type; for up to
+        MAX_ROWS tokens scores and sums are f32, and a token's result does not depend on the others of the call. Beyond,
+        the result may be rounded to the type of the cache. `start` is position on the host, and is used only there.
+        """
+        ...
+
+    def softmax_topk(self, logits: Tensor, k: int, normalise: bool, ids: Tensor, weights: Tensor) -> None:
+        """The k largest of the softmax of each row, best first, ties to the lowest id; a NaN counts as the smallest.
+
+        logits f32 [tokens, experts]; ids int32 [tokens, k], weights f32 [tokens, k]; normalise: they sum to 1.
+        """
+        ...
+
+    def combine(self, places: Tensor, weights: Tensor, out: Tensor) -> None:
+        """out [tokens, hidden] += weights [tokens, k] times places [tokens * k, hidden], one after the other."""
+        ...
+
+    def claim(self, ids: Tensor, layer: int, table: DirectTable, addresses: Tensor, copies: Tensor) -> None:
+        """Gives each of the distinct experts `ids` (int32 [P], of a layer) a slot, and says what has to be copied.
+
+        addresses int64 [P]: of the slots. copies int64 [P, 2]: source in host memory and destination, (0, 0) where the
+        expert is resident. Victims are the lowest empty slots, then the slots of least score (ties: the lowest) that
+        this call does not use; there must be at least P slots. For decode: P is at most a few dozen.
+        """
+        ...
+
+    def gather(self, copies: Tensor, num_bytes: int) -> None:
+        """Copies num_bytes, a multiple of 4096, for each row (source, destination) of copies int64 [P, 2] but source 0.
+
+        Addresses are those that the device sees (mapped, pinned memory for the sources), on 16-byte borders.
+        """
+        ...
+
+
+class TritonVectorOps:
+    """VectorOps in Triton kernels, on the current CUDA device (or anywhere in Triton's interpreter).
+
+    Buffers for attention are made at the first call with heads of a new shape, which must not be a captured one.
+    attention_programs: for one token, rounded up; 256 keep all parts of a large device busy, less suit an interpreter.
+    """
+
+    def __init__(self, attention_programs: int = 256) -> None:
+        # Here, since only torch builds with CUDA bring triton along, and everyone imports the protocol.
+        from moeinf.device import triton_attention, triton_vector
+
+        self._vector, self._attention = triton_vector, triton_attention
+        self._programs = attention_programs
+        self._partial: dict[tuple[torch.device, int, int, int], tuple[Tensor, Tensor, Tensor]] = {}
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+        tokens, hidden = x.shape
+        block = _power_of_two(hidden)
+        self._vector.rms_norm[(tokens,)](x, weight, out, eps, COUNT=hidden, BLOCK=block, num_warps=_warps(block))
+
+    def rope_store(
+        self, q: Tensor, k: Tensor, v: Tensor, q_norm: Tensor | None, k_norm: Tensor | None, eps: float, clip: float,
+        cos: Tensor, sin: Tensor, position: Tensor, keys: Tensor, values: Tensor,
+    ) -> None:
+        kv_heads, capacity, head_dim = keys.shape
+        heads, half = q.shape[1] // head_dim, head_dim // 2
+        self._vector.rope_store[(len(q), heads + kv_heads)](
+            q, k, v, q_norm, k_norm, cos, sin, position, keys, values, capacity, eps,
+            HEADS=heads, KV_HEADS=kv_heads, HALF=half, CLIP=clip, BLOCK=_power_of_two(half), num_warps=1,
+        )
+
+    def attend(
+        self, q: Tensor, keys: Tensor, values: Tensor, position: Tensor, start: int, window: int, scale: float,
+        out: Tensor,
+    ) -> None:
+        tokens, (kv_heads, capacity, head_dim) = len(q), keys.shape
+        if tokens > MAX_ROWS:
+            attend_many(q, keys, values, start, window, scale, out)
+            return
+        heads, block_d = q.shape[1] // head_dim, max(16, _power_of_two(head_dim))
+        splits = min(64, _power_of_two(-(-self._programs // kv_heads)))  # so few are cheap to merge
+        # Of keys and of values 16 KiB a block, twice since the next is loaded meanwhile: what any card has room for.
+        block_n = max(16, min(64, (16 << 10) // (block_d * keys.itemsize)))
+        shape = {"WINDOW": window, "SPLITS": splits, "BLOCK_N": block_n}
+        partial = self._buffers(q.device, heads, splits, head_dim)
+        self._attention.attend_split[(tokens * kv_heads, splits)](
+            q, keys, values, position, *partial, capacity, scale, HEADS=heads, KV_HEADS=kv_heads, HEAD_DIM=head_dim,
+            BLOCK_G=max(16, _power_of_two(heads // kv_heads)), BLOCK_D=block_d,
+            WIDEN=self._attention.INTERPRETED and keys.dtype == torch.bfloat16, **shape,
+            num_warps=8 if block_d > 256 or keys.dtype == torch.float32 else 4, num_stages=1 if block_d > 256 else 2,
+        )
+        piece = min(64, block_d)
+        self._attention.attend_merge[(tokens * heads, -(-head_dim // piece))](
+            *partial, position, out, HEADS=heads, HEAD_DIM=head_dim, BLOCK_D=piece, **shape
+        )
+
+    def softmax_topk(self, logits: Tensor, k: int, normalise: bool, ids: Tensor, weights: Tensor) -> None:
+        tokens, experts = logits.shape
+        self._vector.softmax_topk[(tokens,)](
+            logits, ids, weights, NORMALISE=normalise, COUNT=experts, K=k, BLOCK=_power_of_two(experts),
+            BLOCK_K=_power_of_two(k), num_warps=1,  # of one warp: maxima without a round through shared memory
+        )
+
+    def combine(self, places: Tensor, weights: Tensor, out: Tensor) -> None:
+        tokens, hidden = out.shape
+        block = 256
+        self._vector.combine[(tokens, -(-hidden // block))](
+            places, weights, out, COUNT=hidden, K=weights.shape[1], BLOCK=block, num_warps=2
+        )
+
+    def claim(self, ids: Tensor, layer: int, table: DirectTable, addresses: Tensor, copies: Tensor) -> None:
+        num_slots = len(table.key_of)
+        assert len(ids) <= num_slots, "every expert of the call needs a slot"
+        block = max(32, _power_of_two(num_slots))
+        self._vector.claim[(1,)](
+            ids, layer, table.num_experts, table.slot_of, table.key_of, table.slot_address, table.host, table.scores,
+            table.misses, addresses, copies, num_slots,
+            P=len(ids), BLOCK_P=_power_of_two(len(ids)), BLOCK=block, num_warps=_warps(block),
+        )
+
+    def gather(self, copies: Tensor, num_bytes: int) -> None:
+        assert num_bytes % GATHER_ALIGN_BYTES == 0, "blocks are a whole number of 4 KiB"
+        # 64 programs with 4 KiB under way each are several times what a link holds in flight; idle ones cost nothing.
+        programs = min(64, num_bytes // GATHER_ALIGN_BYTES)
+        self._vector.gather[(len(copies), programs)](copies, NUM_WORDS=num_bytes // 8, BLOCK=GATHER_ALIGN_BYTES // 8)
+
+    def _buffers(self, device: torch.device, heads: int, splits: int, head_dim: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Weighted sums of values, maxima and sums of powers of each share; layers take turns with them."""
+        key = device, heads, splits, head_dim
+        if key not in self._partial:
+            rows = MAX_ROWS * heads
+            mixed = torch.empty((rows, splits, head_dim), dtype=torch.float32, device=device)
+            self._partial[key] = mixed, mixed.new_empty((rows, splits)), mixed.new_empty((rows, splits))
+        return self._partial[key]
+
+
+def attend_many(
+    q: Tensor, keys: Tensor, values: Tensor, start: int, window: int, scale: float, out: Tensor
+) -> None:
+    """VectorOps.attend for prefill, by torch's kernels in the cache's type; out is rounded to it.
+
+    In one piece where the whole of it is a causal square, else in blocks of queries with a mask of at most
+    MASK_ELEMENTS. What query heads share is broadcast, not copied: [kv_heads, group, places, D] with a stride of 0.
+    """
+    tokens, (kv_heads, _, head_dim) = len(q), keys.shape
+    queries = q.view(tokens, kv_heads, -1, head_dim).permute(1, 2, 0, 3).to(keys.dtype)
+    outs = out.view(tokens, kv_heads, -1, head_dim).permute(1, 2, 0, 3)
+
+    def attend(block: slice, seen: slice, mask: Tensor | None) -> None:
+        shape = (-1, queries.shape[1], -1, -1)
+        k, v = keys[:, None, seen].expand(shape), values[:, None, seen].expand(shape)
+        # Only kernels that take strides of 0; those of cuDNN are not known to.
+        with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+            outs[:, :, block] = torch.nn.functional.scaled_dot_product_attention(
+                queries[:, :, block], k, v, attn_mask=mask, is_causal=mask is None, scale=scale
+            )
+
+    if start == 0 and not 0 < window < tokens:
+        attend(slice(0, tokens), slice(0, tokens), None)
+        return
+    size = max(1, min(QUERY_BLOCK, MASK_ELEMENTS // (start + tokens)))
+    for first in range(0, tokens, size):
+        last = min(first + size, tokens)
+        begin = max(0, start + first - window + 1) if window else 0
+        rows = torch.arange(start + first, start + last, device=q.device)[:, None]
+        places = torch.arange(begin, start + last, device=q.device)
+        mask = places <= rows
+        if window:
+            mask &= places > rows - window
+        attend(slice(first, last), slice(begin, start + last), mask)
+
+
+def _power_of_two(count: int) -> int:
+    """The least one that is not below `count`."""
+    return 1 << (count - 1).bit_length()
+
+
+def _warps(block: int) -> int:
+    """For one program over `block` numbers: eight of them a thread, as far as that goes."""
+    return min(16, max(1, block // 256))

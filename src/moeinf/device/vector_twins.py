@@ -1,0 +1,117 @@
+"""The operations of vector_ops.VectorOps in plain torch, on any device: short, slow, and the oracle of the kernels."""
+
+from __future__ import annotations
+
+import ctypes
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from moeinf.device.vector_ops import DirectTable
+
+
+class TorchVectorOps:
+    """VectorOps. Allocates, and waits for the device where it reads positions and ids: not for graphs."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+        out.copy_(_normed(x, weight, eps))
+
+    def rope_store(
+        self, q: Tensor, k: Tensor, v: Tensor, q_norm: Tensor | None, k_norm: Tensor | None, eps: float, clip: float,
+        cos: Tensor, sin: Tensor, position: Tensor, keys: Tensor, values: Tensor,
+    ) -> None:
+        tokens, kv_heads, _, head_dim = len(q), *keys.shape
+        places = position + torch.arange(tokens, device=q.device)
+        queries = _finished(q.view(tokens, -1, head_dim), q_norm, eps, clip, cos[places], sin[places])
+        new_keys = _finished(k.view(tokens, kv_heads, head_dim), k_norm, eps, clip, cos[places], sin[places])
+        q.copy_(queries.reshape(tokens, -1))
+        keys[:, places] = new_keys.transpose(0, 1).to(keys.dtype)
+        values[:, places] = _clipped(v, clip).view(tokens, kv_heads, head_dim).transpose(0, 1).to(values.dtype)
+
+    def attend(
+        self, q: Tensor, keys: Tensor, values: Tensor, position: Tensor, start: int, window: int, scale: float,
+        out: Tensor,
+    ) -> None:
+        tokens, (kv_heads, _, head_dim) = len(q), keys.shape
+        first = int(position)
+        queries = q.view(tokens, kv_heads, -1, head_dim).to(keys.dtype).float()  # [tokens, kv_heads, group, D]
+        for token in range(tokens):
+            end = first + token + 1
+            seen = slice(max(0, end - window) if window else 0, end)
+            scores = scale * queries[token] @ keys[:, seen].float().transpose(1, 2)  # [kv_heads, group, seen]
+            out[token] = (scores.softmax(-1) @ values[:, seen].float()).reshape(-1)
+
+    def softmax_topk(self, logits: Tensor, k: int, normalise: bool, ids: Tensor, weights: Tensor) -> None:
+        logits = torch.where(logits.isnan(), -torch.inf, logits)
+        largest = logits.amax(1, keepdim=True)
+        powers = torch.exp(logits - torch.where(largest.isfinite(), largest, 0))  # nothing but NaN: all count alike
+        best = powers.sort(dim=1, descending=True, stable=True)  # stable: ties stay in the order of their ids
+        chosen = best.values[:, :k] / powers.sum(1, keepdim=True)
+        ids.copy_(best.indices[:, :k])
+        weights.copy_(chosen / chosen.sum(1, keepdim=True) if normalise else chosen)
+
+    def combine(self, places: Tensor, weights: Tensor, out: Tensor) -> None:
+        tokens, k = weights.shape
+        for choice in range(k):
+            out += weights[:, choice, None] * places.view(tokens, k, -1)[:, choice]
+
+    def claim(self, ids: Tensor, layer: int, table: DirectTable, addresses: Tensor, copies: Tensor) -> None:
+        wanted = [layer * table.num_experts + expert for expert in ids.tolist()]
+        assert len(wanted) <= len(table.key_of), "every expert of the call needs a slot"
+        copies.zero_()
+        for place, key in enumerate(wanted):
+            slot = int(table.slot_of[key])
+            if slot < 0:
+                slot = _victim(table, wanted)
+                old = int(table.key_of[slot])
+                if old >= 0:
+                    table.slot_of[old] = -1
+                table.key_of[slot], table.slot_of[key] = key, slot
+                copies[place, 0], copies[place, 1] = table.host[key], table.slot_address[slot]
+                table.misses.add_(1)
+            addresses[place] = table.slot_address[slot]
+
+    def gather(self, copies: Tensor, num_bytes: int) -> None:
+        for source, destination in copies.tolist():
+            if source:
+                memory_at(destination, num_bytes, copies.device).copy_(memory_at(source, num_bytes, copies.device))
+
+
+def memory_at(address: int, num_bytes: int, device: torch.device) -> Tensor:
+    """The bytes at an address that `device` sees, which has to outlive the tensor: uint8 [num_bytes]."""
+    if device.type == "cpu":
+        return torch.frombuffer((ctypes.c_uint8 * num_bytes).from_address(address), dtype=torch.uint8)
+
+    memory = SimpleNamespace(
+        __cuda_array_interface__={"shape": (num_bytes,), "typestr": "|u1", "data": (address, False), "version": 2}
+    )
+    return torch.as_tensor(memory, device=device)
+
+
+def _normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+
+
+def _clipped(x: Tensor, clip: float) -> Tensor:
+    return x.clamp(-clip, clip) if clip else x
+
+
+def _finished(heads: Tensor, norm: Tensor | None, eps: float, clip: float, cos: Tensor, sin: Tensor) -> Tensor:
+    """heads [tokens, heads, D], normed, clipped and turned by cos, sin [tokens, D / 2]."""
+    if norm is not None:
+        heads = _normed(heads, norm, eps)
+    left, right = _clipped(heads, clip).chunk(2, dim=-1)
+    cos, sin = cos[:, None], sin[:, None]
+    return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1)
+
+
+def _victim(table: DirectTable, wanted: list[int]) -> int:
+    """The lowest empty slot, else the lowest of least score among those that hold nothing of `wanted`."""
+    slots = list(enumerate(table.key_of.tolist()))
+    free = [slot for slot, key in slots if key < 0]
+    if free:
+        return free[0]
+    return min((float(table.scores[key]), slot) for slot, key in slots if key not in wanted)[1]
