@@ -1,0 +1,15 @@
+"""The kernels of a device together."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from moeinf.device.matrix_ops import MatrixOps
+from moeinf.device.vector_ops import VectorOps
+
+
+class Ops(NamedTuple):
+    """Triton's, or their twins in plain torch."""
+
+    vectors: VectorOps
+    matrices: MatrixOps

@@ -1,0 +1,170 @@
+# mypy: ignore-errors
+"""Triton kernels for what matrix_ops.MatrixOps says. Names in capitals are constants of a compiled kernel.
+
+An expert is given by the 64-bit address of its block, and its parts lie at constant, 64-byte-aligned offsets behind.
+Rows behind the end of a matrix are read as its last row again, and not stored: loads need no mask for them.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from moeinf.device.triton_formats import rounded, row_dots, weights_at
+
+
+@triton.jit
+def _tile(COUNT: tl.constexpr, TILE: tl.constexpr):
+    """Rows (or columns) of this program's tile that are there, and which of them are its own."""
+    own = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    return tl.minimum(own, COUNT - 1), own < COUNT
+
+
+@triton.jit
+def _part(address, OFFSET: tl.constexpr):
+    """Pointer to bytes of one matrix of the expert at `address`. The compiler forgets what it is told of an integer, or
+    of a sum: so the block's pointer says which alignment it has, else loads would be 2 bytes wide."""
+    return tl.multiple_of(address.to(tl.pointer_type(tl.uint8)), 64) + OFFSET
+
+
+@triton.jit
+def _silu_times(gate, up):
+    return gate / (1.0 + tl.exp(-gate)) * up
+
+
+# Not specialised for the number of tokens, so that one token is computed by the very instructions that eight are.
+@triton.jit(do_not_specialize=["num_tokens"])
+def linear(
+    x, data, bias, out, num_tokens,
+    FORMAT: tl.constexpr, COLS: tl.constexpr, ROWS: tl.constexpr, ADD: tl.constexpr, TILE: tl.constexpr,
+    LANES: tl.constexpr,
+):  # fmt: skip
+    """Decode. A program has TILE rows of the matrix, and comes back to them for the next token while they are in L1."""
+    row, own = _tile(ROWS, TILE)
+    for token in range(num_tokens):
+        dots = row_dots(x + token * COLS, data, row, FORMAT, COLS, TILE, LANES)
+        if bias is not None:
+            dots += tl.load(bias + row)
+        place = out + token * ROWS + row
+        if ADD:
+            dots += tl.load(place)
+        tl.store(place, dots, mask=own)
+
+
+@triton.jit(do_not_specialize=["top_k"])
+def gate_up(
+    x, addresses, out, top_k,
+    GATE: tl.constexpr, GATE_OFFSET: tl.constexpr, UP: tl.constexpr, UP_OFFSET: tl.constexpr,
+    COLS: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, GATE_LANES: tl.constexpr, UP_LANES: tl.constexpr,
+):  # fmt: skip
+    """Decode: TILE rows of gate, then of up, of a place's expert. One after the other, as both at once would take the
+    registers of twice as many programs; these hide each other's waits."""
+    place = tl.program_id(1)
+    address = tl.load(addresses + place)
+    if address != 0:
+        row, own = _tile(ROWS, TILE)
+        token = x + place // top_k * COLS
+        gate = row_dots(token, _part(address, GATE_OFFSET), row, GATE, COLS, TILE, GATE_LANES)
+        up = row_dots(token, _part(address, UP_OFFSET), row, UP, COLS, TILE, UP_LANES)
+        tl.store(out + place * ROWS + row, _silu_times(gate, up), mask=own)
+
+
+@triton.jit
+def down(
+    act, addresses, out,
+    FORMAT: tl.constexpr, OFFSET: tl.constexpr, COLS: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
+    LANES: tl.constexpr,
+):  # fmt: skip
+    """Decode: TILE rows of a place's expert."""
+    place = tl.program_id(1)
+    address = tl.load(addresses + place)
+    if address != 0:
+        row, own = _tile(ROWS, TILE)
+        dots = row_dots(act + place * COLS, _part(address, OFFSET), row, FORMAT, COLS, TILE, LANES)
+        tl.store(out + place * ROWS + row, dots, mask=own)
+
+
+@triton.jit
+def _as_operand(values, FORMAT: tl.constexpr, NARROW: tl.constexpr):
+    """For a tensor core: f16 as it is, widened weights and bf16 as bf16. Not NARROW: the same numbers in f32, since
+    Triton's interpreter multiplies the bits of bf16 as if they were whole numbers."""
+    if FORMAT == "f32" or not NARROW:
+        return rounded(values, FORMAT)
+    elif FORMAT == "f16":
+        return values.to(tl.float16)
+    else:
+        return values.to(tl.bfloat16)
+
+
+@triton.jit
+def _add_product(
+    sums, x, base, row, start, FORMAT: tl.constexpr, COLS: tl.constexpr, STEP: tl.constexpr, NARROW: tl.constexpr
+):
+    """sums [M, N] += x [M, STEP] @ weights [N, STEP from start].T. IEEE for f32 weights: no TF32."""
+    weights = weights_at(base, row, start, FORMAT, COLS, STEP)
+    rows, columns = _as_operand(x, FORMAT, NARROW), tl.trans(_as_operand(weights, FORMAT, NARROW))
+    return tl.dot(rows, columns, sums, input_precision="ieee")
+
+
+@triton.jit
+def gate_up_grouped(
+    x, places, starts, counts, addresses, out, top_k,
+    GATE: tl.constexpr, GATE_OFFSET: tl.constexpr, UP: tl.constexpr, UP_OFFSET: tl.constexpr,
+    COLS: tl.constexpr, ROWS: tl.constexpr, PLACES: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr,
+    NARROW: tl.constexpr,
+):  # fmt: skip
+    """Prefill: a tile of places of one expert times TILE rows of its gate and up, which share the loads of x. Tiles
+    of one expert are neighbours in the grid, and so find its weights in L2."""
+    row, own = _tile(ROWS, TILE)
+    place, there, address = _places(places, starts, counts, addresses, PLACES)
+    token = x + (place // top_k).to(tl.int64)[:, None] * COLS
+    gate_at, up_at = _part(address, GATE_OFFSET), _part(address, UP_OFFSET)
+    gate = tl.zeros([PLACES, TILE], tl.float32)
+    up = tl.zeros([PLACES, TILE], tl.float32)
+    for start in range(0, COLS, STEP):
+        k = start + tl.arange(0, STEP)
+        part = tl.load(token + k[None, :], mask=there[:, None] & (k < COLS)[None, :], other=0.0)
+        gate = _add_product(gate, part, gate_at, row, start, GATE, COLS, STEP, NARROW)
+        up = _add_product(up, part, up_at, row, start, UP, COLS, STEP, NARROW)
+    at = out + place.to(tl.int64)[:, None] * ROWS + row[None, :]
+    tl.store(at, _silu_times(gate, up), mask=there[:, None] & own[None, :])
+
+
+@triton.jit
+def down_grouped(
+    act, places, starts, counts, addresses, out,
+    FORMAT: tl.constexpr, OFFSET: tl.constexpr, COLS: tl.constexpr, ROWS: tl.constexpr, PLACES: tl.constexpr,
+    TILE: tl.constexpr, STEP: tl.constexpr, NARROW: tl.constexpr,
+):  # fmt: skip
+    """Prefill: a tile of places of one expert times TILE rows of its down."""
+    row, own = _tile(ROWS, TILE)
+    place, there, address = _places(places, starts, counts, addresses, PLACES)
+    rows = act + place.to(tl.int64)[:, None] * COLS
+    sums = tl.zeros([PLACES, TILE], tl.float32)
+    for start in range(0, COLS, STEP):
+        k = start + tl.arange(0, STEP)
+        part = tl.load(rows + k[None, :], mask=there[:, None] & (k < COLS)[None, :], other=0.0)
+        sums = _add_product(sums, part, _part(address, OFFSET), row, start, FORMAT, COLS, STEP, NARROW)
+    at = out + place.to(tl.int64)[:, None] * ROWS + row[None, :]
+    tl.store(at, sums, mask=there[:, None] & own[None, :])
+
+
+@triton.jit
+def _places(places, starts, counts, addresses, PLACES: tl.constexpr):
+    """Places of this program's tile, which of them are there, and the address of their expert."""
+    tile = tl.program_id(1)
+    turn = tl.arange(0, PLACES)
+    there = turn < tl.load(counts + tile)
+    return tl.load(places + tl.load(starts + tile) + turn, mask=there, other=0), there, tl.load(addresses + tile)
+
+
+@triton.jit
+def widen(data, out, num_rows, FORMAT: tl.constexpr, COLS: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr):
+    """out bf16 [num_rows, COLS]: the weights of a matrix, for a large product that torch computes."""
+    own = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    row = tl.minimum(own, num_rows - 1)
+    start = tl.program_id(1) * STEP
+    k = start + tl.arange(0, STEP)
+    weights = weights_at(data, row, start, FORMAT, COLS, STEP).to(tl.bfloat16)
+    at = out + (row.to(tl.int64) * COLS)[:, None] + k[None, :]
+    tl.store(at, weights, mask=(own < num_rows)[:, None] & (k < COLS)[None, :])

@@ -1,0 +1,158 @@
+"""Every kernel of TritonMatrixOps compiles for real GPUs, at the shapes of models: needs Triton, but no GPU.
+
+The test runs this file in a process of its own, without Triton's interpreter. There launches are recorded instead of
+carried out, and what was recorded is compiled: so the test compiles what the class launches, and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from moeinf.device.matrix import DeviceMatrix, ExpertPart, ExpertParts, Groups
+from moeinf.device.matrix_ops import TritonMatrixOps
+from moeinf.types import FORMAT_BLOCKS, Format, format_bytes
+
+TARGETS = (80, 90)
+POINTERS = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.uint8: "*u8", torch.int32: "*i32",
+            torch.int64: "*i64"}  # fmt: skip
+KERNELS = {"linear", "gate_up", "down", "gate_up_grouped", "down_grouped", "widen"}
+DECODE = {"linear", "gate_up", "down"}
+PLAIN = {"bf16", "f16", "f32"}
+
+
+@pytest.fixture(scope="module", params=TARGETS, ids=lambda capability: f"sm_{capability}")
+def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What main() says of each kernel for one target."""
+    pytest.importorskip("triton", reason="triton is not installed: nothing to compile")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton"))
+    command = [sys.executable, __file__, str(request.param)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_every_kernel_compiles_for_every_format_and_fits_into_the_registers(compiled: list[dict[str, Any]]) -> None:
+    names = {(kernel["name"], format) for kernel in compiled for format in kernel["formats"]}
+    assert names >= {(name, format) for name in KERNELS - {"widen"} for format in FORMAT_BLOCKS}
+    assert {format for name, format in names if name == "widen"} == set(FORMAT_BLOCKS) - PLAIN
+    for kernel in compiled:
+        assert kernel["shared_bytes"] <= 99 << 10, kernel  # what every card from 8.0 on gives a program
+        few_words = 32 if kernel["name"] in DECODE else 128  # a tile's are paid for by all its rows
+        assert kernel["spilled_bytes"] <= few_words, kernel
+
+
+def test_decode_leaves_room_for_four_programs_on_an_sm(compiled: list[dict[str, Any]]) -> None:
+    for kernel in compiled:
+        assert kernel["name"] not in DECODE or kernel["registers"] <= 128, kernel
+
+
+def test_plain_weights_are_loaded_16_bytes_at_a_time_wherever_an_expert_lies(compiled: list[dict[str, Any]]) -> None:
+    """The compiler has to be told how addresses are aligned, and forgets it easily."""
+    plain = [kernel for kernel in compiled if kernel["name"] in DECODE and set(kernel["formats"]) <= PLAIN]
+    assert len(plain) >= len(DECODE) * len(PLAIN)
+    for kernel in plain:
+        assert kernel["wide_loads"] > 0 and kernel["narrow_loads"] == 0, kernel
+
+
+def test_tiles_of_16_bit_numbers_are_multiplied_by_tensor_cores(compiled: list[dict[str, Any]]) -> None:
+    for kernel in compiled:
+        if "grouped" in kernel["name"]:
+            assert (kernel["tensor_products"] > 0) == ("f32" not in kernel["formats"]), kernel
+
+
+# in the process without the interpreter
+
+
+def main(capability: int) -> None:
+    """Prints a line of JSON for every kernel and combination of types and constants that is launched."""
+    launches: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {}
+
+    def record(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        arguments = dict(zip(kernel.arg_names, args, strict=True))
+        if "NARROW" in arguments:
+            arguments["NARROW"] = True  # as for tensors on a GPU
+        types = {name: getattr(value, "dtype", value) for name, value in arguments.items()}
+        launches[f"{kernel.__name__} {types}"] = kernel, arguments, options
+
+    triton.JITFunction.run = record
+    for format in FORMAT_BLOCKS:
+        launch_all(TritonMatrixOps(), format)
+    for kernel, arguments, options in launches.values():
+        formats = sorted({value for name, value in arguments.items() if name in ("FORMAT", "GATE", "UP")})
+        facts = compile_for(capability, kernel, arguments, options)
+        print(json.dumps({"name": kernel.__name__, "formats": formats} | facts))
+
+
+def launch_all(ops: TritonMatrixOps, format: Format) -> None:
+    """Each operation at the geometry of Qwen3-30B-A3B's experts, and those of decode at one with remainders too."""
+    cells = torch.empty(64, dtype=torch.int32)
+    addresses = torch.empty(8, dtype=torch.int64)
+    groups = Groups(cells, cells[:4], cells[:4], addresses[:4], 64, 8)
+    odd = (2304, 1280) if format == "q4_k" else (2880, 1408)
+    for hidden, intermediate in ((2048, 768), odd):
+        gate = ExpertPart(format, intermediate, hidden, 0)
+        end = format_bytes(format, (intermediate, hidden))
+        up, down = gate._replace(offset_bytes=end), ExpertPart(format, hidden, intermediate, 2 * end)
+        parts = ExpertParts(gate, up, down)
+        x, act, out = torch.empty(9, hidden), torch.empty(8, intermediate), torch.empty(8, hidden)
+        ops.gate_up(x[:1], addresses, parts, act)
+        ops.down(act, addresses, parts, out)
+        if hidden != 2048:
+            continue
+        ops.gate_up_grouped(x, groups, parts, act)
+        ops.down_grouped(act, groups, parts, out)
+        data = torch.empty(format_bytes(format, (512, hidden)), dtype=torch.uint8)
+        w = DeviceMatrix(data, format, 512, hidden)
+        ops.linear(x[:1], w, torch.empty(1, 512))
+        ops.linear(x[:8], w, torch.empty(8, 512), torch.empty(512), True)
+        if format not in PLAIN:
+            ops.linear(x, w, torch.empty(9, 512))
+
+
+def compile_for(capability: int, kernel: Any, arguments: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+    """Compiles as a launch would: tensors are aligned."""
+    signature, constants, aligned = {}, {}, {}
+    for number, (name, parameter) in enumerate(zip(kernel.arg_names, kernel.params, strict=True)):
+        value = arguments[name]
+        if parameter.is_constexpr or value is None:
+            signature[name], constants[(number,)] = "constexpr", value
+        elif isinstance(value, torch.Tensor):
+            signature[name], aligned[(number,)] = POINTERS[value.dtype], [["tt.divisibility", 16]]
+        else:
+            signature[name] = "i32"
+    source = triton.compiler.ASTSource(kernel, signature, constants, aligned)
+    target = triton.backends.compiler.GPUTarget("cuda", capability, 32)
+    binary = triton.compile(source, target=target, options=options)
+    assembly = binary.asm["ptx"]
+    return {"constants": str(constants), "shared_bytes": binary.metadata.shared, **resources(binary.asm["cubin"]),
+            "wide_loads": len(re.findall(r"ld\.global\S*\.v4\.[bu]32", assembly)),
+            "narrow_loads": len(re.findall(r"ld\.global\S*\.[bu](?:8|16)\b", assembly)),
+            "tensor_products": len(re.findall(r"\b(?:mma\.sync|wgmma\.mma_async)", assembly))}
+
+
+def resources(cubin: bytes) -> dict[str, int]:
+    """Of one thread: registers, and bytes of what they have no room for."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+        usage = subprocess.run([tool, "--dump-resource-usage", file.name], check=True, capture_output=True, text=True)
+    count = {name: int(value) for name, value in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", usage.stdout)}
+    return {"registers": count["REG"], "spilled_bytes": count["STACK"] + count["LOCAL"]}
+
+
+if __name__ == "__main__":
+    import triton
+
+    main(int(sys.argv[1]))
