@@ -18,6 +18,8 @@ from moeinf.errors import MoeinfError, UsageError
 from moeinf.options import (
     AsJson,
     Context,
+    CpuExperts,
+    Device,
     DirectIo,
     ExpertCache,
     ModelName,
@@ -30,9 +32,11 @@ from moeinf.options import (
     QuantExperts,
     QueueDepth,
     Quiet,
+    Ram,
     ReaderName,
     StoredName,
     Threads,
+    Vram,
     runtime_config,
     sampling_options,
 )
@@ -91,7 +95,8 @@ def run(
     verbose: Annotated[bool, typer.Option("--verbose", help="Figures after each answer.")] = False,
     nowordwrap: Annotated[bool, typer.Option("--nowordwrap", help="Do not wrap lines at words.")] = False,
     quiet: Quiet = False,
-    expert_cache: ExpertCache = None, policy: Policy = None, predictor: Predictor = None, prefetch: Prefetch = None,
+    device: Device = None, vram: Vram = None, ram: Ram = None, expert_cache: ExpertCache = None,
+    cpu_experts: CpuExperts = None, policy: Policy = None, predictor: Predictor = None, prefetch: Prefetch = None,
     context: Context = None, threads: Threads = None, prefill_chunk: PrefillChunk = None, reader: ReaderName = None,
     direct_io: DirectIo = None, queue_depth: QueueDepth = None,
 ) -> None:
@@ -232,7 +237,8 @@ def bench(
                       ] = "table",
     profile: Annotated[bool, typer.Option("--profile", help="Where the time of a token went.")] = False,
     quiet: Quiet = False,
-    expert_cache: ExpertCache = None, policy: Policy = None, predictor: Predictor = None, prefetch: Prefetch = None,
+    device: Device = None, vram: Vram = None, ram: Ram = None, expert_cache: ExpertCache = None,
+    cpu_experts: CpuExperts = None, policy: Policy = None, predictor: Predictor = None, prefetch: Prefetch = None,
     context: Context = None, threads: Threads = None, prefill_chunk: PrefillChunk = None, reader: ReaderName = None,
     direct_io: DirectIo = None, queue_depth: QueueDepth = None,
 ) -> None:

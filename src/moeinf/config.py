@@ -21,13 +21,17 @@ _UNITS |= {f"{letter}{suffix}": 1024**power for power, letter in enumerate("kmgt
 class RuntimeConfig:
     """How a stored model is run. Sizes are text as the user writes them: `auto`, `6GiB`, `40%`."""
 
-    expert_cache: str = "auto"  # bytes, percent of all experts, or what fits into the memory this process may use
+    device: str = "auto"  # "cpu", "cuda", "cuda:1"; auto: the first GPU if there is one, else the CPU
+    vram: str = "auto"  # what may be used of the GPU's memory: bytes, percent of it, or all that is free
+    ram: str = "auto"  # what this process may use of the machine's memory: bytes, percent of it, or all available
+    expert_cache: str = "auto"  # of the device: bytes, percent of all experts, or what fits into its memory
+    cpu_experts: bool = False  # the CPU computes some experts that the GPU lacks; rounding then varies with residency
     policy: str = "next-use"  # eviction; see runtime/policies.py
     predictor: str = "look-ahead"  # what prefetch is based on; see runtime/predict.py
     prefetch: bool = True
     context: int | None = None  # tokens; None: the model's own, at most DEFAULT_CONTEXT, less where memory is short
     threads: int | None = None  # None: physical cores this process may use
-    prefill_chunk: int = 512  # tokens; bounds activation memory
+    prefill_chunk: int | None = None  # tokens; bounds activation memory; None: 512, on a GPU what its memory allows
     reader: ReaderKind = "native"  # the Python twin is for tests and for finding faults
     direct_io: bool = True  # O_DIRECT; False reads through the page cache
     queue_depth: int = 16  # reads in flight
@@ -35,6 +39,7 @@ class RuntimeConfig:
 
 
 DEFAULT_CONTEXT = 4096
+SIZES = ("vram", "ram", "expert_cache")  # options whose text is a size
 
 
 def with_environment(**given: object) -> RuntimeConfig:
@@ -75,6 +80,13 @@ def _check(config: RuntimeConfig) -> None:
         value = getattr(config, name)
         if value is not None and value < 1:
             raise UsageError(f"{name.replace('_', '-')} must be at least 1, not {value}")
+    for name in SIZES:
+        if getattr(config, name) != "auto":
+            parse_size(f"--{name.replace('_', '-')}", getattr(config, name), 0)
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", config.device):
+        raise UsageError(f"unknown device {config.device!r}; known: auto, cpu, cuda, cuda:0 and so on")
+    if config.device == "cpu" and config.vram != "auto":
+        raise UsageError(f"--vram {config.vram} is memory of a GPU, and --device cpu uses none; leave one of them out")
 
 
 def parse_bool(name: str, text: str) -> bool:

@@ -10,6 +10,7 @@
     |  `- ExpertReadError          an expert could not be read from its shard
     |- DiskSpaceError              not enough free disk for a pull
     |- OutOfMemoryError            the model, or its dense part, does not fit the memory budget
+    |- DeviceError              the GPU that was asked for cannot be used, or failed while it was
     |- ContextLengthError          the prompt is longer than the context
     `- TextError                   a tokenizer or chat template that fails, hangs or is malformed
 """
@@ -54,6 +55,10 @@ class DiskSpaceError(MoeinfError):
 
 
 class OutOfMemoryError(MoeinfError):
+    pass
+
+
+class DeviceError(MoeinfError):
     pass
 
 

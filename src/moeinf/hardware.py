@@ -14,20 +14,22 @@ class Machine:
     available_bytes: int  # memory that this process may still take without swapping or being killed
     limited_by: str  # "machine" or the control group that binds
     cores: int  # physical cores in this process's affinity mask
+    total_bytes: int = 0  # memory of the machine, whoever uses it; 0: not known
 
 
 def machine(root: Path = Path("/")) -> Machine:
     """Reads /proc and the control groups (v1 and v2) under `root`."""
-    available, limited_by = _memory_available(root), "machine"
+    available, limited_by = _memory(root, "MemAvailable"), "machine"
     for group, room in _cgroup_rooms(root):
         if room < available:
             available, limited_by = room, f"control group {group}"
-    return Machine(max(0, available), limited_by, physical_cores(root))
+    return Machine(max(0, available), limited_by, physical_cores(root), _memory(root, "MemTotal"))
 
 
-def _memory_available(root: Path) -> int:
+def _memory(root: Path, what: str) -> int:
+    """Bytes of a line of /proc/meminfo; all of the machine's memory where there is no such line."""
     for line in _lines(root / "proc/meminfo"):
-        if line.startswith("MemAvailable:"):
+        if line.startswith(f"{what}:"):
             return int(line.split()[1]) * 1024
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 

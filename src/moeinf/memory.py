@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Final
 
 from moeinf.config import DEFAULT_CONTEXT, RuntimeConfig, parse_size
 from moeinf.errors import OutOfMemoryError, UsageError
@@ -14,7 +15,21 @@ ATTENTION_ROWS = 128  # queries whose scores a thread holds (kernels/attend_many
 EXPERT_PLACES = 512  # whose intermediates exist at once (kernels/experts.cc)
 MIN_CHUNK = 64  # what the prefill chunk is never shortened below for want of memory
 MIN_CONTEXT = 512  # what an automatic context is never shortened below
+PREFILL_CHUNK = 512  # where none is given
+PROCESS_BYTES = 64 << 20  # interpreter and libraries before anything is loaded; --ram is held to count them
 OVERHEAD_BYTES = 64 << 20  # allocator, libraries and the tokenizer's process, still to be touched after this point
+
+CONTEXT_BYTES: Final = 512 << 20  # of the GPU's memory, for the driver's context; a --vram budget has to hold it too
+DEVICE_OVERHEAD_BYTES: Final = 512 << 20  # cuBLAS, kernels loaded at first use, graphs, what the allocator cannot reuse
+HOST_OVERHEAD_BYTES: Final = 1 << 30  # what torch's CUDA libraries and the driver's context take of the host
+MAX_DEVICE_CHUNK: Final = 8192  # tokens of a prompt; beyond, no expert is read less often and nothing computes faster
+ACTIVATION_SHARE: Final = 8  # an automatic chunk takes at most an eighth of what experts could use
+ATTENTION_MASK_BYTES: Final = 128 << 20  # of a block of queries, also as a bias (device/vector_ops.py)
+WIDENED_BYTES: Final = 128 << 20  # rows of a quantised matrix that are widened at once (device/matrix_ops.py)
+WIDENED_BYTES: Final = 128 << 20  # device/matrix_ops.py, SCRATCH_WEIGHTS
+MAX_ROWS: Final = 8  # tokens up to which quantised weights are multiplied as they are (device/matrix.py, without torch)
+RING_BYTES: Final = 256 << 20  # host slots through which experts pass into a device that holds them all
+SPARE_HOST_SLOTS: Final = 2  # beside top_k: so that a read lands while a layer's experts are being copied
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +61,22 @@ class MemoryPlan:
         return self.dense_bytes + self.kv_bytes + self.activation_bytes + self.cache_bytes
 
 
+@dataclass(frozen=True, slots=True)
+class DevicePlan(MemoryPlan):
+    """The division of a GPU's memory, and the slots in host memory behind it.
+
+    Keys, values, activations and num_slots are the GPU's. Copies are inclusive: an expert in a slot of the GPU may or
+    may not have a slot of the host as well.
+    """
+
+    host_slots: int
+    limit_bytes: int  # of the GPU's memory that this process may use: --vram, or the whole card
+
+    @property
+    def host_bytes(self) -> int:
+        return self.host_slots * self.slot_bytes
+
+
 def activation_bytes(demands: Demands, chunk: int, context: int, num_threads: int) -> int:
     """Upper estimate of the working memory of a prefill chunk, all float32 but where the kernels prepare inputs."""
     info, moe, hidden = demands.info, demands.moe, demands.info.hidden_size
@@ -68,8 +99,12 @@ def plan_memory(demands: Demands, config: RuntimeConfig, machine: Machine) -> Me
     Raises OutOfMemoryError with the shortfall and the remedies, UsageError for a size or context that cannot be meant.
     """
     info, moe, stride = demands.info, demands.moe, demands.layout.stride_bytes
+    if config.vram != "auto":
+        raise UsageError(f"--vram {config.vram} is memory of a GPU, and this run uses none; leave it out, or see why "
+                         "with --device cuda")
     context = _wanted_context(info, config)
-    chunk = min(config.prefill_chunk, context)
+    chunk = min(config.prefill_chunk or PREFILL_CHUNK, context)
+    machine = _within_ram(machine, config)
     while True:
         activations = activation_bytes(demands, chunk, context, config.threads or machine.cores)
         kv_bytes = context * info.kv_bytes_per_token
@@ -89,6 +124,112 @@ def plan_memory(demands: Demands, config: RuntimeConfig, machine: Machine) -> Me
     return plan
 
 
+def plan_device_memory(demands: Demands, config: RuntimeConfig, machine: Machine, device_free_bytes: int,
+                       device_total_bytes: int) -> DevicePlan:
+    """The same for a GPU, whose dense weights, keys, values and activations come first, with host slots behind it.
+
+    device_free_bytes: what may still be allocated there, read when the driver's context exists. What is only looked up
+    by row stays on the host, and is not in demands.dense_bytes. A --vram below the card is like a smaller card.
+
+    Raises as plan_memory does.
+    """
+    info, moe, stride = demands.info, demands.moe, demands.layout.stride_bytes
+    limit = device_total_bytes if config.vram == "auto" else parse_size("--vram", config.vram, device_total_bytes)
+    limit = min(limit, device_total_bytes)
+    available = max(0, min(device_free_bytes, limit - CONTEXT_BYTES))
+    context = _wanted_context(info, config)
+    while True:
+        kv_bytes = context * info.kv_bytes_per_token
+        room = available - DEVICE_OVERHEAD_BYTES - demands.dense_bytes - kv_bytes
+        chunk = min(config.prefill_chunk or _largest_chunk(demands, context, room // ACTIVATION_SHARE), context)
+        while (slots_room := room - device_activation_bytes(demands, chunk, context)) < moe.top_k * stride:
+            if chunk <= MIN_CHUNK:
+                break
+            chunk = max(MIN_CHUNK, chunk // 2)
+        if slots_room >= moe.top_k * stride or config.context is not None or context <= MIN_CONTEXT:
+            break
+        context = max(MIN_CONTEXT, context // 2)
+    num_slots = _wanted_slots(moe, stride, config, slots_room)
+    plan = DevicePlan(demands.dense_bytes, kv_bytes, room - slots_room, context, chunk, num_slots, stride,
+                      _host_slots(demands, config, machine, num_slots), limit)
+    if plan.total_bytes + DEVICE_OVERHEAD_BYTES > available:
+        raise _device_shortfall(plan, available, config)
+    return plan
+
+
+def device_activation_bytes(demands: Demands, chunk: int, context: int) -> int:
+    """Upper estimate of what a prefill chunk takes of the GPU's memory beside weights, cache and slots.
+
+    A sum of what attention and the experts take by turns: memory of one size seldom serves for another.
+    """
+    info, moe, hidden = demands.info, demands.moe, demands.info.hidden_size
+    places = chunk * moe.top_k
+    intermediate = max((spec.shape[0] for spec in demands.layout.tensors[:-1]), default=0)
+    state = chunk * hidden * 2 * 4  # hidden state and its norm, f32
+    attention = chunk * hidden * 10 * 4  # queries, keys, values, mixture, output: f32, and as the products take them
+    mask = min(ATTENTION_MASK_BYTES, chunk * context * 4)  # bool, a bias of 16 bits, and what makes them
+    widened = min(WIDENED_BYTES, hidden * hidden * 8)  # the largest matrix but the head, as bf16: [4 hidden, hidden]
+    routed = chunk * moe.num_experts * 2 * 4 + places * 6 * 4  # logits, probabilities; ids, weights, groups
+    experts = places * (hidden + intermediate) * 4  # output and intermediate of every place, f32
+    return state + attention + mask + widened + routed + experts + info.vocab_size * 8
+
+
+def _largest_chunk(demands: Demands, context: int, room: int) -> int:
+    """The largest power of two whose activations take no more than `room`, from MIN_CHUNK to MAX_DEVICE_CHUNK."""
+    chunk = MAX_DEVICE_CHUNK
+    while chunk > MIN_CHUNK and (chunk >= 2 * context or device_activation_bytes(demands, chunk, context) > room):
+        chunk //= 2
+    return chunk
+
+
+def _host_slots(demands: Demands, config: RuntimeConfig, machine: Machine, device_slots: int) -> int:
+    """As many as memory allows, at most one an expert; where the GPU has them all, a ring to pass through.
+
+    The dense weights pass through host memory before the slots are taken. Raises OutOfMemoryError.
+    """
+    moe, stride = demands.moe, demands.layout.stride_bytes
+    machine = _within_ram(machine, config)
+    room = machine.available_bytes - HOST_OVERHEAD_BYTES
+    least = _least_host_slots(moe)
+    if room < max(least * stride, demands.dense_bytes):
+        need = HOST_OVERHEAD_BYTES + max(least * stride, demands.dense_bytes)
+        raise OutOfMemoryError(
+            f"not enough memory beside the GPU: {_mib(need)} MiB needed ({least} experts {_mib(least * stride)}, dense "
+            f"weights on their way to the GPU {_mib(demands.dense_bytes)}, CUDA {_mib(HOST_OVERHEAD_BYTES)}), "
+            f"{_mib(machine.available_bytes)} available ({machine.limited_by}); raise --ram, or free memory")
+    wanted = moe.total_experts
+    if device_slots == wanted:
+        wanted = min(wanted, max(2 * moe.top_k, RING_BYTES // stride))
+    return max(least, min(wanted, room // stride))
+
+
+def _least_host_slots(moe: MoeShape) -> int:
+    return min(moe.top_k + SPARE_HOST_SLOTS, moe.total_experts)
+
+
+def _device_shortfall(plan: DevicePlan, available: int, config: RuntimeConfig) -> OutOfMemoryError:
+    need = plan.total_bytes + DEVICE_OVERHEAD_BYTES
+    bound, remedy = "free on the card", ""
+    if config.vram != "auto":
+        bound, remedy = f"left of --vram {config.vram} and free on the card", "raise --vram, "
+    return OutOfMemoryError(
+        f"not enough memory on the GPU: {_mib(need)} MiB needed (dense {_mib(plan.dense_bytes)}, KV cache "
+        f"{_mib(plan.kv_bytes)} for {plan.context} tokens, experts {_mib(plan.cache_bytes)}, rest "
+        f"{_mib(plan.activation_bytes + DEVICE_OVERHEAD_BYTES)}), {_mib(available)} {bound}; lower --num-ctx, "
+        f"--prefill-chunk or --expert-cache, {remedy}or run with --device cpu")
+
+
+def smallest_device_bytes(demands: Demands) -> tuple[int, int]:
+    """The least --vram, and memory of the machine, in which a GPU runs the model: top_k slots, MIN_CONTEXT tokens."""
+    info, moe, stride = demands.info, demands.moe, demands.layout.stride_bytes
+    context = min(MIN_CONTEXT, info.context_length)
+    activations = device_activation_bytes(demands, min(MIN_CHUNK, context), context)
+    kv_bytes = context * info.kv_bytes_per_token
+    overhead = CONTEXT_BYTES + DEVICE_OVERHEAD_BYTES
+    return (overhead + demands.dense_bytes + kv_bytes + activations + moe.top_k * stride,
+            HOST_OVERHEAD_BYTES + max(_least_host_slots(moe) * stride, demands.dense_bytes))
+
+
 def smallest_bytes(demands: Demands, num_threads: int) -> int:
     """The least memory that the model runs in, the process itself not counted: top_k slots, MIN_CONTEXT tokens."""
     info, moe = demands.info, demands.moe
@@ -96,6 +237,16 @@ def smallest_bytes(demands: Demands, num_threads: int) -> int:
     activations = activation_bytes(demands, min(MIN_CHUNK, context), context, num_threads)
     kv_bytes, cache_bytes = context * info.kv_bytes_per_token, moe.top_k * demands.layout.stride_bytes
     return demands.dense_bytes + kv_bytes + OVERHEAD_BYTES + activations + cache_bytes
+
+
+def _within_ram(machine: Machine, config: RuntimeConfig) -> Machine:
+    """The machine as --ram leaves it. Raises UsageError for a size that is none."""
+    if config.ram == "auto":
+        return machine
+    asked = parse_size("--ram", config.ram, machine.total_bytes or machine.available_bytes) - PROCESS_BYTES
+    if asked >= machine.available_bytes:
+        return machine
+    return replace(machine, available_bytes=max(0, asked), limited_by=f"--ram {config.ram}")
 
 
 def _wanted_context(info: ModelInfo, config: RuntimeConfig) -> int:

@@ -10,8 +10,8 @@ import typer
 from moeinf.config import RuntimeConfig, option_from_environment, with_environment
 from moeinf.errors import UsageError
 
-_RUNTIME = ("expert_cache", "policy", "predictor", "prefetch", "context", "threads", "prefill_chunk", "reader",
-            "direct_io", "queue_depth")
+_RUNTIME = ("device", "vram", "ram", "expert_cache", "cpu_experts", "policy", "predictor", "prefetch", "context",
+            "threads", "prefill_chunk", "reader", "direct_io", "queue_depth")
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed", "num_predict")
 _OLLAMA_RUNTIME = {"num_ctx": "context", "num_thread": "threads", "num_batch": "prefill_chunk"}  # their names with -o
 
@@ -19,8 +19,17 @@ ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="A stored model,
 StoredName = Annotated[str, typer.Argument(metavar="MODEL", help="A stored model.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no line about memory.")]
+Device = Annotated[str | None, typer.Option(metavar="NAME", help=(
+    "cpu, cuda, cuda:1, or auto: a GPU if there is one. [default: auto]"))]
+Vram = Annotated[str | None, typer.Option(metavar="SIZE", help=(
+    "What may be used of the GPU's memory: auto, bytes (12GB) or percent of it. [default: auto]"))]
+Ram = Annotated[str | None, typer.Option(metavar="SIZE", help=(
+    "What may be used of the machine's memory: auto, bytes or percent of it. [default: auto]"))]
 ExpertCache = Annotated[str | None, typer.Option(metavar="SIZE", help=(
-    "Memory for experts: auto, bytes (6GiB, 500MB) or percent of all experts (40%). [default: auto]"))]
+    "Memory for experts, on a GPU its own: auto, bytes (6GiB, 500MB) or percent of all experts (40%). "
+    "[default: auto]"))]
+CpuExperts = Annotated[bool | None, typer.Option("--cpu-experts/--no-cpu-experts", help=(
+    "The CPU computes some of the experts that the GPU lacks. [default: off]"))]
 Policy = Annotated[str | None, typer.Option(metavar="NAME", help="Which expert is evicted: lru, lfu, paper, next-use.")]
 Predictor = Annotated[str | None, typer.Option(metavar="NAME", help=(
     "What prefetch goes by: look-ahead, cross-layer, eamc, frequency."))]
@@ -28,7 +37,8 @@ Prefetch = Annotated[bool | None, typer.Option("--prefetch/--no-prefetch", help=
 Context = Annotated[int | None, typer.Option("--num-ctx", "-c", metavar="TOKENS", help=(
     "Context length. [default: the model's, at most 4096, less where memory is short]"))]
 Threads = Annotated[int | None, typer.Option("--threads", "-t", metavar="N", help="[default: physical cores]")]
-PrefillChunk = Annotated[int | None, typer.Option(metavar="TOKENS", help="Prompt tokens run together.")]
+PrefillChunk = Annotated[int | None, typer.Option(metavar="TOKENS", help=(
+    "Prompt tokens run together. [default: 512, on a GPU what its memory allows]"))]
 ReaderName = Annotated[str | None, typer.Option("--reader", metavar="NAME", help="native, or pure (to find faults).")]
 DirectIo = Annotated[bool | None, typer.Option("--direct-io/--no-direct-io", help="Read past the page cache.")]
 Quant = Annotated[str | None, typer.Option("--quant", metavar="FORMAT", help=(
@@ -48,8 +58,11 @@ def sampling_options(params: Mapping[str, Any], pairs: Sequence[str], stop: Sequ
 
 
 def runtime_config(params: Mapping[str, Any], others: Mapping[str, Any] | None = None) -> RuntimeConfig:
-    """Of flags, else of `others`, else of MOEINF_* variables. Raises UsageError."""
-    from moeinf.config import parse_size
+    """Of flags, else of `others`, else of MOEINF_* variables.
+
+    Raises UsageError, and DeviceError for a GPU that was asked for and cannot be used: before a model is pulled for it.
+    """
+    from moeinf.device.cuda import check_cuda
     from moeinf.runtime.policies import POLICIES
     from moeinf.runtime.predict import PREDICTORS
 
@@ -58,8 +71,7 @@ def runtime_config(params: Mapping[str, Any], others: Mapping[str, Any] | None =
     for option, value, known in (("--policy", config.policy, POLICIES), ("--predictor", config.predictor, PREDICTORS)):
         if value not in known:
             raise UsageError(f"unknown {option} {value!r}; known: {', '.join(known)}")
-    if config.expert_cache != "auto":
-        parse_size("--expert-cache", config.expert_cache, 0)
+    check_cuda(config.device)
     return config
 
 

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 from moeinf.display import ago_text, binary_size_text, count_text, section, size_text, table
 from moeinf.errors import StoreError
 from moeinf.hardware import physical_cores
-from moeinf.memory import Demands, smallest_bytes
+from moeinf.memory import PROCESS_BYTES, Demands, smallest_bytes, smallest_device_bytes
 from moeinf.store.quantisation import KEEP
 
 if TYPE_CHECKING:
     from moeinf.store.library import PartialPull, StoredModel
 
 _NUM_LICENSE_LINES = 2
-_PROCESS_BYTES = 64 << 20  # interpreter and libraries before anything is loaded; memory.OVERHEAD_BYTES comes on top
 
 
 def list_lines(models: list[StoredModel], now: datetime | None = None) -> list[str]:
@@ -58,9 +57,18 @@ def _aware(moment: datetime) -> datetime:
 
 def needed_bytes(model: StoredModel) -> int:
     """Memory of the machine below which the model does not run: smallest cache, shortest context, this process."""
+    return smallest_bytes(_demands(model), physical_cores()) + PROCESS_BYTES
+
+
+def needed_on_gpu(model: StoredModel) -> tuple[int, int]:
+    """The least memory of a GPU, and of the machine behind it."""
+    vram, ram = smallest_device_bytes(_demands(model))
+    return vram, ram + PROCESS_BYTES
+
+
+def _demands(model: StoredModel) -> Demands:
     manifest = model.manifest
-    demands = Demands(manifest.info, manifest.moe, manifest.layout, model.dense_path.stat().st_size)
-    return smallest_bytes(demands, physical_cores()) + _PROCESS_BYTES
+    return Demands(manifest.info, manifest.moe, manifest.layout, model.dense_path.stat().st_size)
 
 
 def show_lines(model: StoredModel, *, verbose: bool = False) -> list[str]:
@@ -114,6 +122,8 @@ def _moe_rows(model: StoredModel) -> list[tuple[str, str]]:
         ("bytes per expert", f"{layout.stride_bytes} ({binary_size_text(layout.stride_bytes)})"),
         ("dense bytes", size_text(model.dense_path.stat().st_size)),
         ("needs at least", f"{binary_size_text(needed_bytes(model))} RAM"),
+        ("on a GPU", " and ".join(f"{binary_size_text(size)} {kind}" for size, kind
+                                  in zip(needed_on_gpu(model), ("VRAM", "RAM"), strict=True))),
     ]
 
 
@@ -135,7 +145,8 @@ def show_json(model: StoredModel) -> str:
         "capabilities": ["completion"], "generation_config": generation_parameters(model),
         "moe": {"layers": moe.num_layers, "experts_per_layer": moe.num_experts, "active_per_token": moe.top_k,
                 "shared_experts": info.num_shared_experts, "bytes_per_expert": layout.stride_bytes,
-                "dense_bytes": model.dense_path.stat().st_size, "needs_at_least_bytes": needed_bytes(model)},
+                "dense_bytes": model.dense_path.stat().st_size, "needs_at_least_bytes": needed_bytes(model),
+                "on_gpu_needs_at_least_bytes": dict(zip(("vram", "ram"), needed_on_gpu(model), strict=True))},
     }, indent=2)
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -84,6 +85,11 @@ def test_an_empty_prompt_word_loads_the_model_and_prints_nothing(command: Comman
     (("run", "demo", "x", "--reader", "mmap"), "known: native, pure"),
     (("run", "demo", "x", "--expert-cache", "much"), "auto, bytes (6GiB, 500MB) or percent (40%)"),
     (("run", "demo", "x", "--expert-cache", "1"), "at least"),
+    (("run", "demo", "x", "--device", "gpu"), "known: auto, cpu, cuda, cuda:0"),
+    (("run", "demo", "x", "--device", "cpu", "--vram", "8GiB"), "leave one of them out"),
+    (("run", "nowhere", "x", "--vram", "lots"), "--vram 'lots' is not a size"),
+    (("bench", "nowhere", "--ram", "101%"), "--ram '101%' is not a size"),
+    (("bench", "demo", "--device", "cuda:one"), "unknown device 'cuda:one'"),
     (("run", "demo", "x", "--top-p", "2"), "top_p must be between 0 and 1"),
     (("run", "demo", "x", "--temperature", "hot"), "--temperature"),
     (("run", "demo", "x", "-t", "0"), "threads must be at least 1"),
@@ -120,6 +126,30 @@ def test_a_prompt_beyond_the_context_is_one_line_with_both_numbers(command: Comm
     done = command("run", "demo", "word " * 700, "-c", "64")
     assert done.code == 1 and done.out.strip() == ""
     assert "the context 64" in done.err
+
+
+def test_a_budget_for_the_process_binds_and_too_small_a_one_is_one_line(command: Command) -> None:
+    assert command("run", "demo", "Once", *SHORT, "--ram", "200MiB").code == 0
+    done = command("run", "demo", "Once", *SHORT, "--ram", "100MiB")
+    assert done.code == 1 and done.out == "" and done.err.count("\n") == 1
+    assert "(--ram 100MiB)" in done.err
+
+
+@pytest.mark.parametrize("verb", ["run", "bench"])
+def test_a_gpu_that_is_asked_for_and_is_not_there_is_one_line_with_the_remedy(
+    command: Command, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    words = ["Once"] if verb == "run" else []
+    done = command(verb, "not-pulled-yet", *words, "--device", "cuda")
+    assert done.code == 1 and done.out == ""
+    assert done.err == "Error: CUDA_VISIBLE_DEVICES='' hides every GPU: unset it, or run with --device cpu\n"
+
+
+def test_memory_of_a_gpu_is_refused_where_there_is_none(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    done = command("run", "demo", "Once", "--vram", "8GiB")
+    assert done.code == 2 and done.err.count("\n") == 1 and "this run uses none" in done.err
 
 
 def test_debug_anywhere_on_the_line_shows_the_traceback(command: Command) -> None:
@@ -190,9 +220,10 @@ def test_show_tells_the_model_and_its_experts(command: Command) -> None:
     for line in ("    architecture        qwen3_moe", "    experts per layer    32", "    active per token     4",
                  "    quantization        BF16", "    top_p          0.95"):
         assert line in text.splitlines()
-    assert "needs at least" in text
+    assert "needs at least" in text and re.search(r"on a GPU +\S+ GiB VRAM and \S+ GiB RAM\n", text)
     assert "gate" in command("show", "demo", "-v").out
     facts = json.loads(command("show", "demo", "--json").out)
+    assert facts["moe"]["on_gpu_needs_at_least_bytes"]["vram"] > 1 << 30
     assert facts["moe"]["experts_per_layer"] == 32 and facts["context_length"] == 2048
 
 

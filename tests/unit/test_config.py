@@ -42,3 +42,36 @@ def test_a_variable_that_cannot_be_meant_is_refused(monkeypatch: pytest.MonkeyPa
 def test_an_unknown_option_is_refused_and_the_known_ones_are_listed() -> None:
     with pytest.raises(UsageError, match=r"'expert_cash'.*expert_cache"):
         with_environment(expert_cash="1GiB")
+
+
+@pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "cuda:0", "cuda:11"])
+def test_devices_are_named_as_torch_names_them(device: str) -> None:
+    assert with_environment(device=device).device == device
+
+
+@pytest.mark.parametrize("device", ["", "gpu", "cuda:", "cuda:x", "cuda0", "CUDA", "cpu:0", "cuda:-1"])
+def test_another_device_is_refused_with_the_known_ones(device: str) -> None:
+    with pytest.raises(UsageError, match=r"unknown device .*known: auto, cpu, cuda, cuda:0"):
+        with_environment(device=device)
+
+
+@pytest.mark.parametrize("option", ["vram", "ram", "expert_cache"])
+def test_a_size_is_looked_at_before_anything_is_loaded(option: str) -> None:
+    with pytest.raises(UsageError, match=f"--{option.replace('_', '-')} 'much' is not a size"):
+        with_environment(**{option: "much"})
+    assert getattr(with_environment(**{option: "40%"}), option) == "40%"
+
+
+def test_memory_of_a_gpu_is_refused_beside_the_cpu_wherever_either_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match=r"--vram 8GiB .*--device cpu"):
+        with_environment(device="cpu", vram="8GiB")
+    monkeypatch.setenv("MOEINF_DEVICE", "cpu")
+    with pytest.raises(UsageError, match=r"--vram 8GiB .*--device cpu"):
+        with_environment(vram="8GiB")
+    assert with_environment(vram="8GiB", device="cuda").vram == "8GiB"
+
+
+def test_the_cpu_takes_no_part_on_a_gpu_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not with_environment().cpu_experts
+    monkeypatch.setenv("MOEINF_CPU_EXPERTS", "on")
+    assert with_environment().cpu_experts and not with_environment(cpu_experts=False).cpu_experts

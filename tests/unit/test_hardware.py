@@ -20,6 +20,7 @@ def write(root: Path, files: dict[str, str]) -> Path:
 def test_without_limits_the_machine_binds(tmp_path: Path) -> None:
     here = machine(write(tmp_path, {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "max\n"}))
     assert (here.available_bytes, here.limited_by) == (8 * GIB, "machine")
+    assert here.total_bytes == 99 * 1024
 
 
 def test_a_v2_limit_counts_less_what_is_used_but_page_cache(tmp_path: Path) -> None:

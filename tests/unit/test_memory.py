@@ -9,8 +9,25 @@ import pytest
 from moeinf.config import RuntimeConfig
 from moeinf.errors import OutOfMemoryError, UsageError
 from moeinf.hardware import Machine
-from moeinf.memory import MIN_CONTEXT, OVERHEAD_BYTES, Demands, plan_memory, smallest_bytes
-from moeinf.types import ExpertLayout, ModelInfo, MoeShape
+from moeinf.memory import (
+    CONTEXT_BYTES,
+    DEVICE_OVERHEAD_BYTES,
+    HOST_OVERHEAD_BYTES,
+    MAX_DEVICE_CHUNK,
+    MIN_CHUNK,
+    MIN_CONTEXT,
+    OVERHEAD_BYTES,
+    PROCESS_BYTES,
+    RING_BYTES,
+    Demands,
+    DevicePlan,
+    device_activation_bytes,
+    plan_device_memory,
+    plan_memory,
+    smallest_bytes,
+    smallest_device_bytes,
+)
+from moeinf.types import ExpertLayout, ModelInfo, MoeShape, TensorSpec
 
 MIB = 1 << 20
 INFO = ModelInfo("mixtral", 10, 5, 0, 32768, 1024, 8, 1000, 100_000, "bf16")
@@ -78,3 +95,138 @@ def test_a_context_beyond_the_models_is_refused() -> None:
 def test_a_short_model_is_not_given_a_longer_context() -> None:
     short = dataclasses.replace(DEMANDS, info=dataclasses.replace(INFO, context_length=100))
     assert plan_memory(short, RuntimeConfig(), on(100_000)).context == 100
+
+
+# ---- a budget for the process
+
+
+def test_a_budget_below_the_machine_binds_and_is_named_where_it_does_not_suffice() -> None:
+    plan = plan_memory(DEMANDS, RuntimeConfig(ram="1200MiB"), on(100_000))
+    assert 0 <= 1200 * MIB - PROCESS_BYTES - OVERHEAD_BYTES - plan.total_bytes < 4 * MIB
+    with pytest.raises(OutOfMemoryError, match=r"136 available \(--ram 200MiB\)"):
+        plan_memory(DEMANDS, RuntimeConfig(ram="200MiB"), on(100_000))
+
+
+def test_a_budget_beyond_what_is_available_changes_nothing() -> None:
+    machine = on(1200)
+    assert plan_memory(DEMANDS, RuntimeConfig(ram="9GiB"), machine) == plan_memory(DEMANDS, RuntimeConfig(), machine)
+
+
+def test_a_percentage_is_of_the_whole_machine() -> None:
+    machine = dataclasses.replace(on(3000), total_bytes=4000 * MIB)
+    assert plan_memory(DEMANDS, RuntimeConfig(ram="30%"), machine) == plan_memory(
+        DEMANDS, RuntimeConfig(ram="1200MiB"), machine)
+
+
+def test_a_budget_of_a_gpu_is_refused_where_none_is_used() -> None:
+    with pytest.raises(UsageError, match=r"--vram 8GiB .*this run uses none"):
+        plan_memory(DEMANDS, RuntimeConfig(vram="8GiB"), on(100_000))
+
+
+# ---- a GPU
+
+CARD = 24_000 * MIB  # bytes
+WIDE = dataclasses.replace(DEMANDS, layout=ExpertLayout(
+    tuple(TensorSpec(name, "bf16", shape, 0, 1) for name, shape in (("gate", (2048, 1024)), ("up", (2048, 1024)),
+                                                                    ("down", (1024, 2048)))), 400 * MIB, 400 * MIB))
+
+
+def on_gpu(config: RuntimeConfig | None = None, free: int = CARD, host_mib: int = 200_000,
+           demands: Demands = WIDE) -> DevicePlan:
+    return plan_device_memory(demands, config or RuntimeConfig(), on(host_mib), free, CARD)
+
+
+def test_all_of_the_card_that_is_left_becomes_slots() -> None:
+    plan = on_gpu(free=10_000 * MIB)
+    assert plan.context == 4096 and plan.kv_bytes == 4096 * 100_000 and plan.dense_bytes == 300 * MIB
+    assert 0 <= 10_000 * MIB - DEVICE_OVERHEAD_BYTES - plan.total_bytes < 400 * MIB and 2 <= plan.num_slots < 128
+
+
+def test_a_budget_below_the_card_plans_as_a_card_of_that_size_would() -> None:
+    limited = on_gpu(RuntimeConfig(vram="12000MiB"))
+    smaller = plan_device_memory(WIDE, RuntimeConfig(), on(200_000), 12_000 * MIB - CONTEXT_BYTES, 12_000 * MIB)
+    assert limited == smaller and limited.limit_bytes == 12_000 * MIB
+    assert on_gpu(RuntimeConfig(vram="50%")) == limited
+
+
+def test_what_others_use_of_the_card_binds_before_a_budget_does() -> None:
+    assert on_gpu(RuntimeConfig(vram="12000MiB"), free=6000 * MIB).num_slots == on_gpu(free=6000 * MIB).num_slots
+
+
+def test_every_expert_may_lie_in_host_memory_and_none_twice() -> None:
+    plan = on_gpu()
+    assert plan.num_slots < 128 and plan.host_slots == 128 and plan.host_bytes == 128 * 400 * MIB
+
+
+def test_a_card_that_holds_every_expert_leaves_the_host_a_ring() -> None:
+    small = dataclasses.replace(WIDE, layout=dataclasses.replace(WIDE.layout, stride_bytes=4 * MIB))
+    plan = on_gpu(demands=small)
+    assert (plan.num_slots, plan.host_bytes) == (128, RING_BYTES)
+    assert on_gpu(RuntimeConfig(expert_cache="50%"), demands=small).host_slots == 128
+
+
+def test_the_host_gets_the_slots_that_its_budget_has_room_for() -> None:
+    host = on_gpu(RuntimeConfig(ram="10000MiB")).host_bytes
+    assert 0 <= 10_000 * MIB - PROCESS_BYTES - HOST_OVERHEAD_BYTES - host < 400 * MIB
+
+
+def test_a_host_without_room_for_one_tokens_experts_is_refused_by_its_own_name() -> None:
+    with pytest.raises(OutOfMemoryError, match=r"beside the GPU: 2624 MiB .*experts 1600.* 2436 .*--ram 2500MiB"):
+        on_gpu(RuntimeConfig(ram="2500MiB"))
+
+
+def test_the_dense_weights_must_pass_through_the_host() -> None:
+    heavy = dataclasses.replace(WIDE, dense_bytes=8000 * MIB)
+    with pytest.raises(OutOfMemoryError, match="on their way to the GPU 8000"):
+        on_gpu(RuntimeConfig(ram="4000MiB"), demands=heavy)
+
+
+@pytest.mark.parametrize("free_mib", [3000, 6000, 12_000, 24_000])
+def test_an_automatic_chunk_takes_an_eighth_of_what_is_left_at_most(free_mib: int) -> None:
+    plan = on_gpu(RuntimeConfig(context=32768), free=free_mib * MIB + 3_300_000_000, demands=WIDE)
+    room = free_mib * MIB + 3_300_000_000 - DEVICE_OVERHEAD_BYTES - plan.dense_bytes - plan.kv_bytes
+    assert plan.prefill_chunk & (plan.prefill_chunk - 1) == 0 and MIN_CHUNK <= plan.prefill_chunk <= MAX_DEVICE_CHUNK
+    assert plan.activation_bytes == device_activation_bytes(WIDE, plan.prefill_chunk, 32768)
+    assert plan.activation_bytes <= room / 8 or plan.prefill_chunk == MIN_CHUNK
+    assert plan.prefill_chunk == MAX_DEVICE_CHUNK or device_activation_bytes(
+        WIDE, 2 * plan.prefill_chunk, 32768) > room / 8
+
+
+def test_a_chunk_that_is_given_is_kept_and_none_is_longer_than_the_context() -> None:
+    assert on_gpu(RuntimeConfig(prefill_chunk=300)).prefill_chunk == 300
+    assert on_gpu(RuntimeConfig(context=1000)).prefill_chunk == 1000
+
+
+def test_the_chunk_shrinks_before_the_context_and_that_before_a_gpu_is_refused() -> None:
+    kv_bytes = 4096 * INFO.kv_bytes_per_token
+    free = DEVICE_OVERHEAD_BYTES + (300 + 800) * MIB + kv_bytes
+    plan = on_gpu(RuntimeConfig(prefill_chunk=4096), free=free + 100 * MIB)
+    assert MIN_CHUNK <= plan.prefill_chunk < 4096 and (plan.context, plan.num_slots) == (4096, 2)
+    plan = on_gpu(free=free - 100 * MIB)
+    assert MIN_CONTEXT <= plan.context < 4096 and plan.num_slots == 2
+    with pytest.raises(OutOfMemoryError, match=r"on the GPU: \d+ MiB needed .*4096 tokens.*1903 free on the card; "):
+        on_gpu(RuntimeConfig(context=4096), free=free - 100 * MIB)
+
+
+def test_a_refusal_under_a_budget_names_it() -> None:
+    with pytest.raises(OutOfMemoryError, match=r"1488 left of --vram 2000MiB.*--num-ctx.*--expert-cache.*--vram"):
+        on_gpu(RuntimeConfig(vram="2000MiB", context=4096))
+
+
+def test_a_given_cache_is_the_cards() -> None:
+    assert on_gpu(RuntimeConfig(expert_cache="10%")).num_slots == 12
+    with pytest.raises(UsageError, match="at least 800 MiB"):
+        on_gpu(RuntimeConfig(expert_cache="799MiB"))
+    with pytest.raises(OutOfMemoryError, match="experts 51200"):
+        on_gpu(RuntimeConfig(expert_cache="100GiB"), free=20_000 * MIB)
+
+
+def test_the_smallest_card_is_where_its_plan_begins_to_succeed() -> None:
+    vram, ram = smallest_device_bytes(WIDE)
+    machine = Machine(ram, "machine", 2)
+    config = RuntimeConfig(vram=str(vram))
+    assert plan_device_memory(WIDE, config, machine, CARD, CARD).num_slots == 2
+    with pytest.raises(OutOfMemoryError, match="on the GPU"):
+        plan_device_memory(WIDE, RuntimeConfig(vram=str(vram - 1)), machine, CARD, CARD)
+    with pytest.raises(OutOfMemoryError, match="beside the GPU"):
+        plan_device_memory(WIDE, config, dataclasses.replace(machine, available_bytes=ram - 1), CARD, CARD)
