@@ -143,11 +143,14 @@ class Routing(NamedTuple):
     weights: Float32Array
 
 
-class Experts(Protocol):
-    """All that a model knows of its experts, wherever they lie."""
+Hidden = Any  # [tokens, hidden_size] float32, of the library that computes: numpy on the CPU, torch on a GPU
 
-    def run(self, layer: int, hidden: Float32Array, routing: Routing, out: Float32Array) -> None:
-        """Adds the weighted sum of the routed experts' outputs to `out`. hidden and out: [tokens, hidden_size]."""
+
+class Experts(Protocol):
+    """All that a model knows of its experts, wherever they lie. A routing is of the library that computes, too."""
+
+    def run(self, layer: int, hidden: Hidden, routing: Any, out: Hidden) -> None:
+        """Adds the weighted sum of the routed experts' outputs to `out`."""
         ...
 
     @property
@@ -155,7 +158,7 @@ class Experts(Protocol):
         """Whether `expect` is worth calling (a look-ahead predictor is in use)."""
         ...
 
-    def expect(self, layer: int, guess: Routing) -> None:
+    def expect(self, layer: int, guess: Any) -> None:
         """A guess at the routing of a later layer, made before that layer's input is known."""
         ...
 
@@ -193,6 +196,38 @@ class Reader(Protocol):
     def poll(self) -> ReadDone: ...
 
     def bytes_read(self) -> int: ...
+
+    def busy_seconds(self) -> float: ...
+
+    def close(self) -> None: ...
+
+
+class Copier(Protocol):
+    """Copies from host to device memory on a stream of its own; the native copier, and a fake one in tests.
+
+    Addresses are numbers. Tickets rise, and copies end in the order of their tickets. Called from one thread.
+    """
+
+    def register(self, memory: ByteArray) -> int: ...  # pins it; bytes from its start up to where that was refused
+
+    def device_address(self, address: int, num_bytes: int) -> int: ...  # of pinned memory; ValueError for other
+
+    def copy(self, sources: IntArray, destinations: IntArray, num_bytes: int, compute_stream: int) -> int:
+        """Submits copies of num_bytes each, behind what compute_stream was given so far; returns their ticket.
+
+        sources stay as they are until the ticket is done.
+        """
+        ...
+
+    def make_wait(self, compute_stream: int, ticket: int) -> None:
+        """What compute_stream is given from now on waits for the copies of the ticket. Does not block."""
+        ...
+
+    def done(self, ticket: int) -> bool: ...
+
+    def wait(self, ticket: int) -> None: ...  # blocks until it is done
+
+    def bytes_copied(self) -> int: ...
 
     def busy_seconds(self) -> float: ...
 

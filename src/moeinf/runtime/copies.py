@@ -1,0 +1,94 @@
+"""Copies of experts to the device: which are under way, and which of them compute has to wait for."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from moeinf.runtime.slots import BoolArray
+from moeinf.types import Copier, IntArray
+
+NO_TICKET: Final = -1
+BATCH_EXPERTS: Final = 16  # of one submission: compute begins with the first of many while the rest is on its way
+PREFETCH_BYTES: Final = 16 << 20  # of prefetches under way: demand waits behind them for half a millisecond at most
+
+
+class _Batch(NamedTuple):
+    ticket: int
+    num_demand: int
+    num_prefetches: int
+
+
+class Copies:
+    """Submits copies, and knows of each expert the ticket of its last one."""
+
+    def __init__(self, copier: Copier, expert_bytes: int, total_experts: int, compute_stream: Callable[[], int]
+                 ) -> None:
+        self._copier = copier
+        self._expert_bytes = expert_bytes
+        self._compute_stream = compute_stream
+        self._ticket_of: IntArray = np.full(total_experts, NO_TICKET, np.int64)
+        self._under_way: deque[_Batch] = deque()
+        self._last_done = NO_TICKET
+        self._ordered = (0, NO_TICKET)  # the stream that was last made to wait, and for which ticket
+        self.last_ticket = NO_TICKET
+
+    def submit(self, keys: IntArray, sources: IntArray, destinations: IntArray, *, demand: bool) -> None:
+        """sources, destinations: addresses of the blocks. What lies at a source stays until its copy has ended."""
+        self.retire()
+        stream = self._compute_stream()
+        for at in range(0, len(keys), BATCH_EXPERTS):
+            part = slice(at, at + BATCH_EXPERTS)
+            ticket = self._copier.copy(sources[part], destinations[part], self._expert_bytes, stream)
+            self._ticket_of[keys[part]] = self.last_ticket = ticket
+            count = len(keys[part])
+            self._under_way.append(_Batch(ticket, count if demand else 0, 0 if demand else count))
+
+    def retire(self) -> None:
+        """Forgets what has ended."""
+        while self._under_way and self._copier.done(self._under_way[0].ticket):
+            self._last_done = self._under_way.popleft().ticket
+
+    def wait(self) -> None:
+        """Blocks until the oldest submission has ended; there must be one."""
+        self._copier.wait(self._under_way[0].ticket)
+        self.retire()
+
+    @property
+    def any_under_way(self) -> bool:
+        return bool(self._under_way)
+
+    def under_way(self) -> BoolArray:
+        """[total_experts]: whether an expert is still read by a copy."""
+        coming: BoolArray = self._ticket_of > self._last_done
+        return coming
+
+    @property
+    def prefetch_room(self) -> int:
+        """How many prefetches more may be submitted: few enough that demand soon comes behind them, at least one."""
+        at_once = max(1, PREFETCH_BYTES // self._expert_bytes)
+        return at_once - sum(batch.num_prefetches for batch in self._under_way)
+
+    def lag_s(self) -> float:
+        """How long the demand under way will take, at the rate measured so far."""
+        self.retire()
+        num_bytes = self._expert_bytes * sum(batch.num_demand for batch in self._under_way)
+        copied = self._copier.bytes_copied()
+        return num_bytes * self._copier.busy_seconds() / copied if copied else 0.0
+
+    def ticket(self, keys: IntArray) -> int:
+        """The copier's ticket with which all of the keys' copies have ended; NO_TICKET where none was ever made."""
+        return int(self._ticket_of[keys].max(initial=NO_TICKET))
+
+    def order_compute(self, keys: IntArray | None = None) -> None:
+        """What compute is given next comes behind the copies of `keys`; None: behind all that were submitted."""
+        ticket = self.last_ticket if keys is None else self.ticket(keys)
+        if ticket <= self._last_done:
+            return
+        stream = self._compute_stream()
+        if stream != self._ordered[0] or ticket > self._ordered[1]:
+            self._copier.make_wait(stream, ticket)
+            self._ordered = stream, ticket
