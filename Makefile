@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint native-test clean
+.PHONY: demo test lint native-test gpu-test clean
 
 demo: $(READY)
 	$(BIN)/moeinf run demo --expert-cache 33% --num-predict 64 --seed 7 --verbose "$(PROMPT)"
@@ -20,6 +20,10 @@ lint: $(READY)
 
 native-test: $(READY)
 	PATH="$(CURDIR)/$(BIN):$$PATH" cextensions/tests/run.sh
+
+# What only a GPU can show, in the environment at hand: torch for CUDA brings its own Triton.
+gpu-test:
+	$(PYTHON) -m pytest tests/gpu
 
 # torch comes first and from constraints.txt: a CPU machine must not download CUDA packages for it.
 $(READY): pyproject.toml constraints.txt CMakeLists.txt $(shell find cextensions -name '*.cc' -o -name '*.h' -o -name 'CMakeLists.txt')

@@ -36,6 +36,7 @@ class DenseFile:
         if missing:
             raise StoreError(f"{self._path} lacks tensor {missing[0]}; pull the model again")
         in_memory = {stored_head if stored_head in names else head}
+        self._lookups = tuple(s for s in self._specs if s.name in plan.lookups)
         self._mapped = tuple(s for s in self._specs if s.name in plan.lookups - in_memory)
         self._num_bytes = max((s.offset_bytes + s.num_bytes for s in self._specs), default=0)
 
@@ -55,6 +56,11 @@ class DenseFile:
             mapped = self._map()
             tensors |= {spec.name: _tensor(spec, mapped) for spec in self._mapped}
         return tensors
+
+    def lookups(self) -> dict[str, StoredTensor]:
+        """What is looked up by row, in the mapped file."""
+        mapped = self._map()
+        return {spec.name: _tensor(spec, mapped) for spec in self._lookups}
 
     def _map(self) -> ByteArray:
         """The file's pages as the kernel caches them; a row of an embedding is one or two of them."""

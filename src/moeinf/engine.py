@@ -7,47 +7,65 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from moeinf._native import Arena, ExpertKernel, Kernels
+from moeinf._native import Kernels
 from moeinf.completion import Completion, GenerationStats
 from moeinf.config import RuntimeConfig
 from moeinf.dense import DenseFile
+from moeinf.device.cuda import find_cuda
 from moeinf.errors import ContextLengthError, StoreError, UsageError
-from moeinf.generate.loop import CachedTokens, Chooser, Timing, generate
+from moeinf.generate.loop import CachedTokens, Chooser, LanguageModel, Timing, generate
 from moeinf.generate.sampling import Sampler, SamplingParams, resolve_params
 from moeinf.generate.stops import StopMatcher
 from moeinf.generate.tokenizer import Tokenizer
 from moeinf.hardware import Machine, machine, peak_rss_bytes
 from moeinf.laps import Laps
-from moeinf.memory import Demands, plan_memory
+from moeinf.memory import MemoryPlan
 from moeinf.meter import Meter
-from moeinf.models import Architecture, architecture
-from moeinf.models.native_layers import NativeLayers
+from moeinf.models import architecture
+from moeinf.parts import ModelParts, Progress
 from moeinf.runtime.eamc import ActivationCollection
-from moeinf.runtime.experts import Observer, StreamedExperts
-from moeinf.runtime.policies import make_policy
-from moeinf.runtime.predict import make_predictor
-from moeinf.runtime.prefetch import Prefetcher
-from moeinf.runtime.reading import open_reader
-from moeinf.runtime.tiers import ExpertTier, SlotRegion
+from moeinf.runtime.experts import Observer
+from moeinf.runtime.tiers import ExpertTier
 from moeinf.runtime.trace import Phase, RequestRecorder
 from moeinf.store.files import parse_json_object, publish, read_small
 from moeinf.store.library import StoredModel
 from moeinf.store.verify import check_sizes
-from moeinf.types import ExpertLayout, Float32Array, Message, Reader
+from moeinf.types import Float32Array, Message, Reader
 
-Progress = Callable[[int, int], None]  # done and in all, of bytes or of tokens
+if TYPE_CHECKING:  # loads torch, which a run on the CPU does without
+    from moeinf.on_gpu import OpenGpu
+
+
+class Run(LanguageModel, Protocol):
+    """A model put together on the CPU (on_cpu.py) or on a GPU (on_gpu.py)."""
+
+    tier: ExpertTier  # of the device that computes
+    reader: Reader  # of the disk
+    observers: list[Observer]
+    cache: Any
+
+    @property
+    def plan(self) -> MemoryPlan: ...
+
+    def describe(self, total_experts: int) -> str:
+        """Where its memory went."""
+        ...
+
+    def close(self) -> None: ...
 
 
 class Model:
     """A stored model, ready to generate. One request at a time, from one thread. Close it, or use `with`."""
 
     def __init__(self, stored: StoredModel, config: RuntimeConfig, progress: Progress | None = None,
-                 on: Machine | None = None) -> None:
+                 on: Machine | None = None, gpu: OpenGpu | None = None) -> None:
         """Reads the dense weights; experts come when they are needed. progress(bytes done, bytes in all).
 
-        Raises OutOfMemoryError before anything is read, StoreError for a damaged store.
+        on, gpu: instead of the machine at hand, and of the device that the configuration names.
+        Raises OutOfMemoryError before anything is read, StoreError for a damaged store, DeviceError for a GPU that was
+        asked for and cannot be used.
         """
         started = time.perf_counter()
         self.name = stored.name
@@ -57,53 +75,41 @@ class Model:
         self.last: Completion | None = None
         self._stored = stored
         self._laps = Laps()
-        self._reader: Reader | None = None
+        self._run: Run | None = None
         here = on or machine()
         check_sizes(stored)
         config_path = stored.path / "config.json"
-        self._config_json = parse_json_object(read_small(config_path), str(config_path), StoreError)
-        family = architecture(self._config_json)
-        dense = DenseFile(stored, family.tensor_plan(self._config_json))
-        demands = Demands(stored.manifest.info, stored.manifest.moe, stored.manifest.layout, dense.memory_bytes)
-        self.plan = plan_memory(demands, config, here)
+        config_json = parse_json_object(read_small(config_path), str(config_path), StoreError)
+        family = architecture(config_json)
+        dense = DenseFile(stored, family.tensor_plan(config_json))
         self.num_threads = config.threads or here.cores
         self.kernels = open_kernels(self.num_threads, config.isa)
+        self._collection = self._load_collection()
+        self._recorder = RequestRecorder(stored.manifest.moe, self._collection.add)
+        parts = ModelParts(stored, config, here, family, config_json, dense, self.kernels, self._collection,
+                           [self._recorder], self._laps, self.notices, progress or (lambda done, total: None))
         self.tokenizer = Tokenizer(stored.path, num_embeddings=stored.manifest.info.vocab_size)
         try:
-            self._assemble(family, dense, progress or (lambda done, total: None))
+            self._run = run = self._put_together(parts, gpu)
         except BaseException:
             self.close()
             raise
+        self.plan, self.tier = run.plan, run.tier
+        self._sequence = CachedTokens(run.cache)
         self._load_s = time.perf_counter() - started
 
-    def _assemble(self, family: Architecture, dense: DenseFile, progress: Progress) -> None:
-        stored, config, shape, layout = self._stored, self.config, self.manifest.moe, self.manifest.layout
-        fits = self.plan.num_slots == shape.total_experts
-        total = dense.memory_bytes + (self.plan.cache_bytes if fits else 0)
-        self._collection = self._load_collection()
-        tensors = dense.read(config, lambda done, _: progress(done, total))
-        arena = Arena(self.plan.cache_bytes)
-        self._reader = open_reader(stored.shard_paths, [s.num_bytes for s in stored.manifest.shards], arena, config)
-        self.notices += [self._reader.notice] if self._reader.notice else []
-        self._recorder = RequestRecorder(shape, self._collection.add)
-        policy = make_policy(config.policy, shape, self._collection)
-        slots = SlotRegion(arena.array(), 0, self.plan.num_slots)
-        self.tier = ExpertTier(shape, layout, slots, self._reader, policy, stored.shard_paths, self._laps)
-        self._observers: list[Observer] = [self._recorder]
-        predictor = make_predictor(config.predictor, shape, self._collection)
-        prefetcher = None
-        if not fits:  # where nothing has to leave or to come, nothing needs to be predicted
-            self._observers.append(policy)
-            if config.prefetch:
-                self._observers.append(predictor)
-                prefetcher = Prefetcher(self.tier, predictor, self._reader, layout.stride_bytes)
-        kernel = ExpertKernel(self.kernels, slots.memory, expert_parts(layout))
-        experts = StreamedExperts(self.tier, kernel, self._observers, prefetcher, self._laps)
-        layers = NativeLayers(self.kernels, tensors, self.manifest.info.dtype)
-        self._model = family.build(self._config_json, layers, experts, self._laps)
-        self._sequence = CachedTokens(self._model.new_cache(self.plan.context))
-        if fits:
-            self.tier.load_all(lambda done, _: progress(dense.memory_bytes + done, total))
+    def _put_together(self, parts: ModelParts, gpu: OpenGpu | None) -> Run:
+        found = None if gpu is not None else find_cuda(parts.config.device, self.notices.append)
+        if gpu is None and found is None:
+            from moeinf.on_cpu import CpuRun
+
+            return CpuRun(parts)
+        from moeinf.on_gpu import GpuRun, open_gpu
+
+        if gpu is None:
+            assert found is not None
+            gpu = open_gpu(found)
+        return GpuRun(parts, gpu)
 
     def _load_collection(self) -> ActivationCollection:
         """The collection of earlier runs, or an empty one."""
@@ -174,14 +180,14 @@ class Model:
                                      f"{self.plan.context}; raise --num-ctx or ask for fewer")
         self._sequence.forget()
         stats = GenerationStats()
-        self._check_open()
+        self._opened()
         for _ in self._tokens(list(prompt), _Forced(continuation), len(continuation) + 1, stats):
             pass
         return stats
 
     def encode(self, prompt: str | Sequence[Message], *, raw: bool = False) -> list[int]:
         """The prompt's token ids. Raises ContextLengthError, TextError, StoreError for a closed model."""
-        self._check_open()
+        self._opened()
         if isinstance(prompt, str) and (raw or not self.tokenizer.has_template):
             ids = self.tokenizer.encode(prompt, control_tokens=raw)
         elif not self.tokenizer.has_template:
@@ -202,17 +208,18 @@ class Model:
                 should_stop: Callable[[], bool] = lambda: False,
                 on_prefill: Progress = lambda done, total: None) -> Generator[int, None, None]:
         """The generation loop, with the observers told of its phases and `stats` filled when it ends, however."""
+        run = self._opened()
         started, timing, meter = time.perf_counter(), Timing(), Meter(self.tier, self._laps)
         stats.load_s, self._load_s = self._load_s, 0.0
         stats.prompt_tokens = len(prompt)
 
         def on_phase(phase: Phase) -> None:
-            for observer in self._observers:
+            for observer in run.observers:
                 observer.begin(phase)
             meter.begin(phase)
 
         try:
-            for token in generate(self._model, self._sequence, prompt, sampler, max_tokens=limit, timing=timing,
+            for token in generate(run, self._sequence, prompt, sampler, max_tokens=limit, timing=timing,
                                   chunk=self.plan.prefill_chunk, should_stop=should_stop, on_phase=on_phase,
                                   on_prefill=on_prefill):
                 stats.generated_tokens += 1
@@ -251,22 +258,18 @@ class Model:
     @property
     def reader(self) -> Reader:
         """What reads the experts; for its counters. Raises StoreError once the model is closed."""
-        self._check_open()
-        assert self._reader is not None
-        return self._reader
+        return self._opened().reader
 
-    def _check_open(self) -> None:
-        if self._reader is None:
+    def _opened(self) -> Run:
+        if self._run is None:
             raise StoreError(f"model {self.name} is closed; load it again")
+        return self._run
 
     def describe(self) -> str:
         """One line: what was loaded, and where its memory went."""
-        info, plan, moe = self.manifest.info, self.plan, self.manifest.moe
-        rest = " · rest on disk" if plan.num_slots < moe.total_experts else ""
+        info = self.manifest.info
         return (f"{self.name} · {_billions(info.num_params)} ({_billions(info.active_params)} active) {info.dtype} · "
-                f"CPU, RAM {_gb(plan.total_bytes)} GB: dense {_gb(plan.dense_bytes)}, KV {_gb(plan.kv_bytes)}, "
-                f"experts {plan.num_slots}/{moe.total_experts} ({_gb(plan.cache_bytes)}){rest} · "
-                f"context {plan.context}")
+                f"{self._opened().describe(self.manifest.moe.total_experts)} · context {self.plan.context}")
 
     def save_activations(self) -> None:
         """Writes the activation collection beside the model; where the store cannot be written, notes that once."""
@@ -280,10 +283,10 @@ class Model:
 
     def close(self) -> None:
         """Ends the reader and the tokenizer's process; a second call does nothing."""
-        if self._reader is not None:
+        if self._run is not None:
             self.save_activations()
-            self._reader.close()
-            self._reader = None
+            self._run.close()
+            self._run = None
         self.tokenizer.close()
 
     def __enter__(self) -> Model:
@@ -312,14 +315,5 @@ def open_kernels(num_threads: int, isa: str) -> Kernels:
         raise UsageError(f"MOEINF_ISA: {error}") from error
 
 
-def expert_parts(layout: ExpertLayout) -> list[tuple[str, int, int, int]]:
-    """(format, rows, cols, offset in the block) of gate, up and down, as ExpertKernel takes them."""
-    return [(t.dtype, t.shape[0], t.shape[1], t.offset_bytes) for t in layout.tensors]
-
-
 def _billions(count: int) -> str:
     return f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.2f}M"
-
-
-def _gb(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.2f}"

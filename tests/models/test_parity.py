@@ -60,7 +60,7 @@ class Pair:
                     parameter.add_(torch.randn_like(parameter) * 0.1)
         self.theirs.save_pretrained(folder)
         self.tensors = safetensors.torch.load_file(folder / "model.safetensors")
-        saved = json.loads((folder / "config.json").read_text())
+        self.config = saved = json.loads((folder / "config.json").read_text())
         arch = architecture(saved)
         self.plan = arch.tensor_plan(saved)
         self.info = arch.model_info(saved, "f32")

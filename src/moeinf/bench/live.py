@@ -8,17 +8,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from moeinf import __version__
 from moeinf.bench.bandwidth import formats_text, memory_bytes_per_s, weight_bytes_per_token
 from moeinf.bench.disk import disk_bytes_per_s
 from moeinf.completion import GenerationStats
 from moeinf.config import RuntimeConfig
+from moeinf.device.cuda import Gpu, find_cuda
 from moeinf.engine import Model
 from moeinf.errors import UsageError
+from moeinf.memory import DevicePlan
 from moeinf.runtime.stats import CacheStats
 from moeinf.store.library import StoredModel
+
+if TYPE_CHECKING:
+    from moeinf.on_gpu import OpenGpu
 
 Row = dict[str, Any]
 
@@ -40,43 +45,67 @@ def run_bench(stored: StoredModel, config: RuntimeConfig, workload: Workload,
     Decode is fed the text itself, so that every configuration routes the same tokens. Each request takes the next
     passage. Raises UsageError where the text is too short to be read.
     """
+    gpu = find_cuda(config.device, report)
     report("measuring the disk")
-    disk = disk_bytes_per_s(stored, config)
+    disk, link, memory, opened = disk_bytes_per_s(stored, config), 0.0, 0.0, None
+    if gpu:
+        from moeinf.bench.device_rates import gpu_rates  # torch, which a run on the CPU does without
+        from moeinf.on_gpu import open_gpu
+
+        report("measuring the GPU's memory and the link to it")
+        link, memory = gpu_rates(gpu)
+        opened = open_gpu(gpu)
     report("loading")
-    common, rounds = _requests(stored, config, workload, report)
-    report("measuring the memory")  # now that the model is gone, and the peak of its memory noted
-    memory = memory_bytes_per_s(config)
-    common |= {"disk_gb_per_s": round(disk / 1e9, 3), "memory_gb_per_s": round(memory / 1e9, 3)}
+    common, rounds = _requests(stored, config, workload, report, opened)
+    if not gpu:
+        report("measuring the memory")  # now that the model is gone, and the peak of its memory noted
+        memory = memory_bytes_per_s(config)
+    common |= _gpu_facts(gpu)
+    common |= {"disk_gb_per_s": round(disk / 1e9, 3), "link_gb_per_s": round(link / 1e9, 3),
+               "memory_gb_per_s": round(memory / 1e9, 3)}
     rows = []
     for cold, group in ((True, rounds[:1]), (False, rounds[1:])):
         rows += [_row(common, cold, group, test) for test in ("pp", "tg") if group]
     return rows
 
 
+def _gpu_facts(gpu: Gpu | None) -> Row:
+    if gpu is None:
+        return {"backends": "CPU", "gpu_info": "", "cuda_driver": "", "gpu_bytes": 0}
+    driver = f"{gpu.driver_version // 1000}.{gpu.driver_version % 1000 // 10}"
+    return {"backends": "CUDA", "gpu_info": gpu.name, "cuda_driver": driver, "gpu_bytes": gpu.total_bytes}
+
+
 @dataclass(frozen=True, slots=True)
 class _Round:
     stats: GenerationStats
-    read_gb: float  # by the reader, while decoding and prefilling together
+    read_gb: float  # by the reader of the disk or the copies to the GPU, while decoding and prefilling together
     busy_s: float
 
 
-def _requests(stored: StoredModel, config: RuntimeConfig, workload: Workload, report: Callable[[str], None]
-              ) -> tuple[Row, list[_Round]]:
+def _requests(stored: StoredModel, config: RuntimeConfig, workload: Workload, report: Callable[[str], None],
+              gpu: OpenGpu | None) -> tuple[Row, list[_Round]]:
     """What all rows share, and the requests, the first of which finds an empty expert cache."""
-    with Model(stored, config) as model:
+    with Model(stored, config, gpu=gpu) as model:
         passages = _passages(model, workload)
         rounds = []
         for number, (prompt, continuation) in enumerate(passages):
             report(f"request {number + 1} of {len(passages)} ({'warm' if number else 'cold'})")
-            rounds.append(_round(model, prompt, continuation))
+            rounds.append(_round(model, gpu, prompt, continuation))
         common = _common(model, stored, workload)
     return common | {"load_ms": round(rounds[0].stats.load_s * 1e3, 1)}, rounds
 
 
-def _round(model: Model, prompt: Sequence[int], continuation: Sequence[int]) -> _Round:
-    bytes_before, busy_before = model.reader.bytes_read(), model.reader.busy_seconds()
+def _round(model: Model, gpu: OpenGpu | None, prompt: Sequence[int], continuation: Sequence[int]) -> _Round:
+    def moved() -> tuple[int, float]:
+        if gpu is not None:
+            return gpu.copier.bytes_copied(), gpu.copier.busy_seconds()
+        return model.reader.bytes_read(), model.reader.busy_seconds()
+
+    bytes_before, busy_before = moved()
     stats = model.replay(prompt, continuation)
-    return _Round(stats, (model.reader.bytes_read() - bytes_before) / 1e9, model.reader.busy_seconds() - busy_before)
+    bytes_after, busy_after = moved()
+    return _Round(stats, (bytes_after - bytes_before) / 1e9, busy_after - busy_before)
 
 
 def _passages(model: Model, workload: Workload) -> list[tuple[list[int], list[int]]]:
@@ -100,7 +129,7 @@ def _passages(model: Model, workload: Workload) -> list[tuple[list[int], list[in
 def _common(model: Model, stored: StoredModel, workload: Workload) -> Row:
     info, plan, config = model.manifest.info, model.plan, model.config
     return {
-        "moeinf_version": __version__, "cpu_info": platform.processor() or platform.machine(), "backends": "CPU",
+        "moeinf_version": __version__, "cpu_info": platform.processor() or platform.machine(),
         "model_filename": model.name, "model_type": f"{info.architecture} {formats_text(stored)}",
         "model_size": stored.size_bytes, "model_n_params": info.num_params, "n_threads": model.num_threads,
         "isa": model.kernels.isa,
@@ -108,13 +137,15 @@ def _common(model: Model, stored: StoredModel, workload: Workload) -> Row:
         "n_prompt": workload.num_prompt, "n_gen": workload.num_decode, "policy": config.policy,
         "predictor": config.predictor if config.prefetch else "off", "reader": model.reader.backend,
         "expert_cache_mib": round(plan.cache_bytes / 2**20, 1), "experts": plan.num_slots,
+        "vram_limit_bytes": plan.limit_bytes if isinstance(plan, DevicePlan) else 0,
+        "host_experts": plan.host_slots if isinstance(plan, DevicePlan) else 0,
         "experts_total": model.manifest.moe.total_experts, "weight_bytes_per_token": weight_bytes_per_token(stored),
     }
 
 
 def _row(common: Row, cold: bool, rounds: Sequence[_Round], test: str) -> Row:
     stats = [r.stats for r in rounds]
-    prefill = test == "pp"
+    prefill, gpu = test == "pp", common["backends"] != "CPU"
     tokens = [s.prompt_tokens if prefill else len(s.token_s) for s in stats]
     seconds = [s.prompt_s if prefill else s.decode_s for s in stats]
     rates = [n / t for n, t in zip(tokens, seconds, strict=True)]
@@ -122,6 +153,7 @@ def _row(common: Row, cold: bool, rounds: Sequence[_Round], test: str) -> Row:
     read_bytes = cache.demand_bytes + cache.prefetch_bytes
     busy_s = sum(r.busy_s for r in rounds)
     rate = sum(r.read_gb for r in rounds) / busy_s if busy_s else 0.0
+    missed = read_bytes / sum(seconds) / 1e9  # kernels fetch misses as well, which the copies' own counters do not see
     used = 0.0 if prefill else common["weight_bytes_per_token"] * statistics.median(rates) / 1e9
     latencies = sorted(t * 1e3 for s in stats for t in s.token_s)
     row = common | {
@@ -134,7 +166,8 @@ def _row(common: Row, cold: bool, rounds: Sequence[_Round], test: str) -> Row:
         "late_hits": cache.late_hits, "prefetches": cache.prefetches, "prefetches_wasted": cache.prefetches_wasted,
         "stall_s": round(cache.stall_s, 4), "total_s": round(sum(seconds), 4),
         "bytes_per_token": round(read_bytes / max(1, sum(tokens))),
-        "read_gb_per_s": round(rate, 3), "disk_share": _share(rate, common["disk_gb_per_s"]),
+        "read_gb_per_s": round(rate, 3), "disk_share": 0.0 if gpu else _share(rate, common["disk_gb_per_s"]),
+        "missed_gb_per_s": round(missed, 3), "link_share": _share(missed, common["link_gb_per_s"]),
         "weights_gb_per_s": round(used, 3), "memory_share": _share(used, common["memory_gb_per_s"]),
         "peak_rss_bytes": max(s.peak_rss_bytes for s in stats),
     }

@@ -27,14 +27,14 @@ def format_rows(rows: Sequence[Row], form: str) -> str:
 
 
 def _as_table(rows: Sequence[Row]) -> str:
-    lines = table([_HEADER, *map(_cells, rows)])
+    lines = table([_header(rows[0]), *map(_cells, rows)]) if rows else []
     return "\n".join([_title(rows[0]), "", *lines]) if rows else ""
 
 
 def _as_markdown(rows: Sequence[Row]) -> str:
     if not rows:
         return ""
-    header = ["model", "size", "params", "backend", "ecache", *_HEADER]
+    header = ["model", "size", "params", "backend", "ecache", *_header(rows[0])]
     lines = [header, ["---"] * len(header), *([*_model_cells(row), *_cells(row)] for row in rows)]
     footer = f"build: moeinf {rows[0]['moeinf_version']}"
     return "\n".join([*("| " + " | ".join(cells) + " |" for cells in lines), "", footer])
@@ -63,16 +63,31 @@ FORMS: Mapping[str, Callable[[Sequence[Row]], str]] = {
     "table": _as_table, "md": _as_markdown, "csv": _as_csv, "json": _as_json, "jsonl": _as_json_lines,
 }
 
-_HEADER = ["cache", "test", "t/s", "TTFT ms", "p50 ms", "p90 ms", "p99 ms", "hit", "late", "stall s", "MiB/token",
-           "GB/s", "of disk", "of memory", "RSS GB"]
+
+def _header(row: Row) -> list[str]:
+    """GB/s: the disk's while it reads, or what missing experts take of the link to a GPU, over the whole time."""
+    return ["cache", "test", "t/s", "TTFT ms", "p50 ms", "p90 ms", "p99 ms", "hit", "late", "stall s", "MiB/token",
+            "GB/s", "of link" if _on_gpu(row) else "of disk", "of memory", "RSS GB"]
+
+
+def _on_gpu(row: Row) -> bool:
+    return bool(row["backends"] != "CPU")
 
 
 def _title(row: Row) -> str:
     return (f"{row['model_filename']} · {row['model_type']} · {row['model_size'] / 2**30:.2f} GiB · "
             f"{row['experts']}/{row['experts_total']} experts ({row['expert_cache_mib']:.0f} MiB) · {row['policy']}, "
             f"prefetch {row['predictor']} · {row['reader']} reader · {row['n_threads']} threads, {row['isa']} · "
-            f"disk {row['disk_gb_per_s']:.2f} GB/s, memory {row['memory_gb_per_s']:.1f} GB/s · "
+            f"disk {row['disk_gb_per_s']:.2f} GB/s, {_gpu_text(row)}memory {row['memory_gb_per_s']:.1f} GB/s · "
             f"load {row['load_ms'] / 1000:.2f} s")
+
+
+def _gpu_text(row: Row) -> str:
+    if not _on_gpu(row):
+        return ""
+    limit = f"{row['vram_limit_bytes'] / 2**30:.1f} of {row['gpu_bytes'] / 2**30:.1f} GiB"
+    return (f"{row['gpu_info']} ({limit}, driver for CUDA {row['cuda_driver']}), {row['host_experts']} experts in RAM, "
+            f"link {row['link_gb_per_s']:.1f} GB/s, its ")
 
 
 def _model_cells(row: Row) -> list[str]:
@@ -86,7 +101,8 @@ def _cells(row: Row) -> list[str]:
         "cold" if row["cold"] else "warm", str(row["test"]), f"{row['avg_ts']:.2f} ± {row['stddev_ts']:.2f}",
         f"{row['ttft_ms']:.0f}", *(f"{latency[p]:.1f}" if p in latency else "" for p in ("p50", "p90", "p99")),
         f"{100 * row['expert_hit_rate']:.1f}%", str(row["late_hits"]), f"{row['stall_s']:.2f}",
-        f"{row['bytes_per_token'] / 2**20:.2f}", f"{row['read_gb_per_s']:.2f}", f"{100 * row['disk_share']:.0f}%",
+        f"{row['bytes_per_token'] / 2**20:.2f}", f"{row['missed_gb_per_s' if _on_gpu(row) else 'read_gb_per_s']:.2f}",
+        f"{100 * row['link_share' if _on_gpu(row) else 'disk_share']:.0f}%",
         f"{100 * row['memory_share']:.0f}%" if row["memory_share"] else "", f"{row['peak_rss_bytes'] / 1e9:.2f}",
     ]
 

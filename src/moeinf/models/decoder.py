@@ -8,8 +8,8 @@ from typing import Any
 
 from moeinf.laps import Laps
 from moeinf.models.fields import Fields, rope_theta
-from moeinf.models.layers import AttentionConfig, Block, Cache, Hidden, Layers, Places, Router, Shapes, attention_shapes
-from moeinf.types import Experts, Float32Array
+from moeinf.models.layers import AttentionConfig, Block, Cache, Layers, Places, Router, Shapes, attention_shapes
+from moeinf.types import Experts, Float32Array, Hidden
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
@@ -100,7 +100,7 @@ class Decoder:
             return self._head(x[-1:] if last_only else x)
 
         self._laps.lap("other")
-        logits = self._layers.carry_out(compute, self._embedding(ids), self._rotary(cache.length, len(ids)))
+        logits = self._layers.carry_out(compute, self._embedding(ids), self._rotary(cache.length, len(ids)), cache)
         cache.advance(len(ids))
         self._laps.lap("head")
         return logits

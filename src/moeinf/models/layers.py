@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from moeinf.errors import CheckpointError
-from moeinf.types import DType, Float32Array, Routing
+from moeinf.types import DType, Float32Array, Hidden
 
 MAX_HEAD_DIM = 576  # what the native attention has room for
 
 Shapes = dict[str, tuple[int, ...]]
-Hidden = Any  # [tokens, hidden] float32, of the library that computes
 Places = Any  # of the tokens of one pass, as Layers.rotary gives them and Layers.attention takes them
 
 
@@ -76,8 +75,8 @@ class Block(Protocol):
 class Router(Protocol):
     """A norm and a choice of experts; spelled out in the file of each family that has its own."""
 
-    def __call__(self, x: Hidden) -> tuple[Hidden, Routing]:
-        """x [tokens, hidden] -> norm(x), what the experts are given, and the routing, best expert first."""
+    def __call__(self, x: Hidden) -> tuple[Hidden, Any]:
+        """x [tokens, hidden] -> norm(x), what the experts are given, and the Routing, best expert first."""
         ...
 
 
@@ -120,8 +119,9 @@ class Layers(Protocol):
 
     def new_cache(self, num_layers: int, num_kv_heads: int, head_dim: int, capacity: int) -> Any: ...
 
-    def carry_out(self, compute: Callable[[Hidden, Places], Hidden], x: Hidden, places: Places) -> Float32Array:
-        """Logits, in host memory, of one pass of a model; a device may keep its steps and repeat them."""
+    def carry_out(self, compute: Callable[[Hidden, Places], Hidden], x: Hidden, places: Places, cache: Any
+                  ) -> Float32Array:
+        """Logits, in host memory, of one pass over a cache; a device may keep a token's steps and repeat them."""
         ...
 
 

@@ -61,8 +61,8 @@ class NativeLayers:
     def new_cache(self, num_layers: int, num_kv_heads: int, head_dim: int, capacity: int) -> KVCache:
         return KVCache(num_layers, num_kv_heads, head_dim, capacity, self.dtype)
 
-    def carry_out(self, compute: Callable[[Float32Array, Angles], Float32Array], x: Float32Array, places: Angles
-                  ) -> Float32Array:
+    def carry_out(self, compute: Callable[[Float32Array, Angles], Float32Array], x: Float32Array, places: Angles,
+                  cache: object) -> Float32Array:
         return compute(x, places)
 
 

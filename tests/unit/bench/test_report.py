@@ -43,6 +43,19 @@ def test_markdown_has_the_columns_of_llama_bench() -> None:
     assert lines[-1] == "build: moeinf 0.1.0"
 
 
+GPU = COLD | {"backends": "CUDA", "gpu_info": "NVIDIA A5000", "cuda_driver": "13.0", "gpu_bytes": 24 << 30,
+              "vram_limit_bytes": 12 << 30, "host_experts": 256, "link_gb_per_s": 24.5, "memory_gb_per_s": 700.0,
+              "link_share": 0.91, "missed_gb_per_s": 22.25, "disk_share": 0.0}
+
+
+def test_rows_of_a_gpu_tell_the_card_its_budget_and_the_share_of_its_link() -> None:
+    lines = format_rows([GPU], "table").splitlines()
+    assert "NVIDIA A5000 (12.0 of 24.0 GiB, driver for CUDA 13.0), 256 experts in RAM, link 24.5 GB/s" in lines[0]
+    assert "of link" in lines[2] and "of disk" not in lines[2] and " 91% " in lines[3]
+    assert " 22.25 " in lines[3]
+    assert "| CUDA | 34/256 |" in format_rows([GPU], "md")
+
+
 def test_csv_has_every_column_in_every_row() -> None:
     first, second = csv.DictReader(io.StringIO(format_rows(ROWS, "csv")))
     assert (first["itl_ms.p50"], second["itl_ms.p50"]) == ("90.0", "")

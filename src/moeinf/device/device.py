@@ -1,0 +1,115 @@
+"""A GPU as the rest of the program sees it: one compute stream, captured graphs, pinned memory."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Graph(Protocol):
+    def replay(self) -> None:
+        """Submits the captured operations again, over the same memory."""
+        ...
+
+
+class Device(Protocol):
+    """Everything is submitted to one stream, in order. Used from one thread."""
+
+    @property
+    def kind(self) -> torch.device: ...
+
+    @property
+    def stream(self) -> int:
+        """Handle of the compute stream, for copies that are ordered behind it."""
+        ...
+
+    def computing(self) -> AbstractContextManager[None]:
+        """Inside, torch submits to the compute stream."""
+        ...
+
+    def begin_capture(self) -> None:
+        """What is submitted from here on is recorded."""
+        ...
+
+    def end_capture(self) -> Graph:
+        """What was recorded, after it has been carried out once."""
+        ...
+
+    def drop_capture(self) -> None:
+        """Gives a recording up; does nothing where none is under way."""
+        ...
+
+    def synchronise(self) -> None:
+        """Waits for the compute stream."""
+        ...
+
+    def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Zeros in host memory that copies to and from the device need not wait for."""
+        ...
+
+    def free_bytes(self) -> int:
+        """Device memory that may still be taken."""
+        ...
+
+    def limit(self, num_bytes: int) -> None:
+        """Never takes more than this in all, as if the card were smaller."""
+        ...
+
+    def release_unused(self) -> None:
+        """Gives memory back that torch holds in reserve."""
+        ...
+
+
+class CudaDevice:
+    """A CUDA device through torch."""
+
+    def __init__(self, index: int) -> None:
+        self.kind = torch.device("cuda", index)
+        torch.cuda.init()
+        torch.backends.cuda.matmul.allow_tf32 = False  # float32 models mean float32
+        self._stream = torch.cuda.Stream(self.kind)
+        self._pool = torch.cuda.graph_pool_handle()
+        self._capture: torch.cuda.CUDAGraph | None = None
+
+    @property
+    def stream(self) -> int:
+        return int(self._stream.cuda_stream)
+
+    def computing(self) -> AbstractContextManager[None]:
+        return torch.cuda.stream(self._stream)
+
+    def begin_capture(self) -> None:
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        self._capture = graph
+
+    def end_capture(self) -> Graph:
+        graph, self._capture = self._capture, None
+        assert graph is not None, "no capture is under way"
+        graph.capture_end()
+        graph.replay()  # recording alone computes nothing
+        return graph
+
+    def drop_capture(self) -> None:
+        graph, self._capture = self._capture, None
+        if graph is not None:
+            graph.capture_end()
+
+    def synchronise(self) -> None:
+        self._stream.synchronize()
+
+    def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.zeros(shape, dtype=dtype, pin_memory=True)
+
+    def free_bytes(self) -> int:
+        return int(torch.cuda.mem_get_info(self.kind)[0])
+
+    def limit(self, num_bytes: int) -> None:
+        total = torch.cuda.get_device_properties(self.kind).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, num_bytes / total), self.kind)
+
+    def release_unused(self) -> None:
+        torch.cuda.empty_cache()

@@ -1,0 +1,274 @@
+"""Layers on a GPU: float32 torch tensors in, the device's kernels inside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from moeinf.device.device import Device
+from moeinf.device.matrix import DeviceMatrix, DeviceRouting
+from moeinf.device.ops import Ops
+from moeinf.device.program import DecodeProgram
+from moeinf.models.layers import AttentionConfig
+from moeinf.models.weights import Embedding, StoredTensor, vector
+from moeinf.types import ByteArray, DType, Float32Array
+
+_TORCH_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+
+
+class DeviceKVCache:
+    """keys[layer], values[layer]: [kv_heads, capacity, head_dim]."""
+
+    def __init__(self, device: torch.device, num_layers: int, shape: tuple[int, int, int], dtype: DType) -> None:
+        self.keys = [torch.zeros(shape, dtype=_TORCH_DTYPES[dtype], device=device) for _ in range(num_layers)]
+        self.values = [torch.zeros(shape, dtype=_TORCH_DTYPES[dtype], device=device) for _ in range(num_layers)]
+        self.capacity = shape[1]
+        self.length = 0  # tokens that every layer has stored
+
+    def advance(self, num_tokens: int) -> None:
+        self.length += num_tokens
+        assert self.length <= self.capacity, "the caller checks the context before a forward pass"
+
+    def truncate(self, length: int) -> None:
+        assert 0 <= length <= self.length
+        self.length = length
+
+
+class DevicePlaces(NamedTuple):
+    """The places of one pass: tables over the whole context, and where in them its first token is."""
+
+    cos: Tensor  # f32 [context, head_dim / 2]
+    sin: Tensor
+    position: Tensor  # int32 [1]: what captured work reads
+    start: int  # the same number, for work that is not captured
+
+
+class DeviceLayers:
+    """moeinf.models.layers.Layers over the kernels of a device. Embeddings are looked up in host memory."""
+
+    def __init__(self, device: Device, ops: Ops, tensors: Mapping[str, StoredTensor],
+                 lookups: Mapping[str, StoredTensor], dtype: DType, context: int, program: DecodeProgram) -> None:
+        """tensors: what is computed with, `lookups`: embeddings by row; both in host memory. context: tokens at most.
+
+        A tensor is copied to the device when a layer asks for it.
+        """
+        self.dtype: DType = dtype
+        self.device = device
+        self.ops = ops
+        self.program = program
+        self._tensors = tensors
+        self._lookups = lookups
+        self._context = context
+        self._staging: Tensor | None = None
+        self._logits: Tensor | None = None
+        self._input: Tensor | None = None
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors or name in self._lookups
+
+    # ---- weights on the device
+
+    def matrix(self, name: str) -> DeviceMatrix:
+        return self.stacked([name])
+
+    def stacked(self, names: Sequence[str]) -> DeviceMatrix:
+        """Matrices of one format as one, row below row."""
+        tensors = [self._tensors[name] for name in names]
+        data = torch.empty(sum(len(t.data) for t in tensors), dtype=torch.uint8, device=self.device.kind)
+        at = 0
+        for tensor in tensors:
+            data[at : at + len(tensor.data)].copy_(_shared(tensor.data))
+            at += len(tensor.data)
+        return DeviceMatrix(data, tensors[0].format, sum(t.shape[0] for t in tensors), tensors[0].shape[1])
+
+    def forget_stored(self) -> None:
+        """Every layer has been made: what it took is on the device, and host memory may be given back."""
+        self._tensors = {}
+
+    def format_of(self, name: str) -> str:
+        return self._tensors[name].format
+
+    def vector(self, name: str) -> Tensor:
+        """A norm or a bias, f32."""
+        return torch.from_numpy(vector(self._tensors[name])).to(self.device.kind)
+
+    def optional_vector(self, name: str) -> Tensor | None:
+        return self.vector(name) if name in self._tensors else None
+
+    # ---- layers
+
+    def embedding(self, name: str) -> Callable[[Sequence[int]], Tensor]:
+        look_up = Embedding(self._lookups[name])
+        return lambda ids: self._upload(look_up(ids))
+
+    def rotary(self, head_dim: int, theta: float, context_length: int) -> DeviceRotary:
+        return DeviceRotary(self.device.kind, head_dim, theta, min(context_length, self._context))
+
+    def attention(self, config: AttentionConfig, prefix: str, norm: str, layer: int) -> DeviceAttention:
+        return DeviceAttention(self, config, prefix, norm, layer)
+
+    def softmax_router(self, gate: str, norm: str, eps: float, top_k: int, normalise: bool) -> DeviceSoftmaxRouter:
+        return DeviceSoftmaxRouter(self, gate, norm, eps, top_k, normalise)
+
+    def gated_mlp(self, prefix: str, norm: str, eps: float) -> DeviceGatedMLP:
+        return DeviceGatedMLP(self, prefix, norm, eps)
+
+    def head(self, matrix: str, norm: str, eps: float) -> Callable[[Tensor], Tensor]:
+        weight, weights = self.matrix(matrix), self.vector(norm)
+
+        def logits(x: Tensor) -> Tensor:
+            hidden = self.normed(x.contiguous(), weights, eps)
+            return self.product(hidden, weight)
+
+        return logits
+
+    def new_cache(self, num_layers: int, num_kv_heads: int, head_dim: int, capacity: int) -> DeviceKVCache:
+        assert capacity <= self._context, "rotary tables end at the context"
+        return DeviceKVCache(self.device.kind, num_layers, (num_kv_heads, capacity, head_dim), self.dtype)
+
+    def carry_out(self, compute: Callable[[Tensor, DevicePlaces], Tensor], x: Tensor, places: DevicePlaces,
+                  cache: object) -> Float32Array:
+        """Waits for the device; a decode step becomes a captured program."""
+        if len(x) > 1:
+            return self._to_host(compute(x, places))
+        if self._input is None:
+            self._input = torch.empty_like(x)
+        given = self._input.copy_(x)
+        return self._to_host(self.program.run(lambda: compute(given, places), cache))
+
+    # ---- what the layers share
+
+    def normed(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        out = torch.empty_like(x)
+        self.ops.vectors.rms_norm(x, weight, eps, out)
+        return out
+
+    def product(self, x: Tensor, matrix: DeviceMatrix, bias: Tensor | None = None) -> Tensor:
+        out = torch.empty((len(x), matrix.rows), dtype=torch.float32, device=x.device)
+        self.ops.matrices.linear(x, matrix, out, bias)
+        return out
+
+    def _upload(self, rows: Float32Array) -> Tensor:
+        count, width = rows.shape
+        if self._staging is None or len(self._staging) < count:
+            self._staging = self.device.pinned((count, width), torch.float32)
+        staged = self._staging[:count]
+        staged.copy_(torch.from_numpy(rows))
+        return staged.to(self.device.kind, non_blocking=True)
+
+    def _to_host(self, logits: Tensor) -> Float32Array:
+        if self._logits is None or self._logits.shape != logits.shape:
+            self._logits = self.device.pinned(tuple(logits.shape), torch.float32)
+        self._logits.copy_(logits, non_blocking=True)
+        self.device.synchronise()
+        values: Float32Array = self._logits.numpy().copy()
+        return values
+
+
+class DeviceRotary:
+    """Rotary positions of plain rope, for every place of the context at once."""
+
+    def __init__(self, device: torch.device, head_dim: int, theta: float, context: int) -> None:
+        frequencies = (theta ** (-np.arange(0, head_dim, 2) / head_dim)).astype(np.float32)
+        angles = np.arange(context, dtype=np.float32)[:, None] * frequencies
+        self._cos = torch.from_numpy(np.cos(angles)).to(device)
+        self._sin = torch.from_numpy(np.sin(angles)).to(device)
+        self._position = torch.zeros(1, dtype=torch.int32, device=device)
+
+    def __call__(self, start: int, num_tokens: int) -> DevicePlaces:
+        self._position.fill_(start)
+        return DevicePlaces(self._cos, self._sin, self._position, start)
+
+
+class DeviceAttention:
+    """See Layers.attention."""
+
+    def __init__(self, layers: DeviceLayers, config: AttentionConfig, prefix: str, norm: str, layer: int) -> None:
+        c, self._layers, self._layer, self._config = config, layers, layer, config
+        names = [f"{prefix}{n}_proj.weight" for n in "qkv"]
+        rows = [c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim, c.num_kv_heads * c.head_dim]
+        if len({layers.format_of(name) for name in names}) == 1:  # one product of one token instead of three
+            self._stacked: DeviceMatrix | None = layers.stacked(names)
+            self._matrices = list(_cut(self._stacked, rows))
+        else:
+            self._stacked = None
+            self._matrices = [layers.matrix(name) for name in names]
+        self._rows = rows
+        self._biases = [layers.optional_vector(f"{prefix}{n}_proj.bias") for n in "qkv"]
+        self._bias = torch.cat([b for b in self._biases if b is not None]) if config.bias else None
+        self._output = layers.matrix(f"{prefix}o_proj.weight")
+        self._output_bias = layers.optional_vector(f"{prefix}o_proj.bias")
+        self._norm = layers.vector(norm)
+        self._q_norm, self._k_norm = (layers.optional_vector(f"{prefix}{n}_norm.weight") for n in "qk")
+
+    def add_to(self, x: Tensor, cache: DeviceKVCache, places: DevicePlaces) -> None:
+        layers, vectors, c = self._layers, self._layers.ops.vectors, self._config
+        hidden = layers.normed(x, self._norm, c.norm_eps)
+        q, k, v = self._projected(hidden)
+        q_norm, k_norm = self._q_norm, self._k_norm
+        if c.qk_norm == "full":  # over all heads together, before anything else
+            assert q_norm is not None and k_norm is not None
+            q, k = layers.normed(q, q_norm, c.norm_eps), layers.normed(k, k_norm, c.norm_eps)
+            q_norm = k_norm = None
+        keys, values = cache.keys[self._layer], cache.values[self._layer]
+        vectors.rope_store(q, k, v, q_norm, k_norm, c.norm_eps, c.clip_qkv or 0.0, places.cos, places.sin,
+                           places.position, keys, values)
+        mixture = torch.empty_like(q)
+        vectors.attend(q, keys, values, places.position, places.start, c.window or 0, c.head_dim**-0.5, mixture)
+        layers.ops.matrices.linear(mixture, self._output, x, self._output_bias, add=True)
+
+    def _projected(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        if len(hidden) == 1 and self._stacked is not None:
+            q, k, v = torch.split(self._layers.product(hidden, self._stacked, self._bias), self._rows, dim=1)
+            return q, k, v
+        q, k, v = (self._layers.product(hidden, matrix, bias)
+                   for matrix, bias in zip(self._matrices, self._biases, strict=True))
+        return q, k, v
+
+
+class DeviceGatedMLP:
+    """See Layers.gated_mlp."""
+
+    def __init__(self, layers: DeviceLayers, prefix: str, norm: str, eps: float) -> None:
+        self._layers, self._eps = layers, eps
+        self._gate, self._up, self._down = (layers.matrix(f"{prefix}{n}_proj.weight") for n in ("gate", "up", "down"))
+        self._norm = layers.vector(norm)
+
+    def add_to(self, x: Tensor) -> None:
+        layers = self._layers
+        hidden = layers.normed(x, self._norm, self._eps)
+        gated = torch.nn.functional.silu(layers.product(hidden, self._gate)) * layers.product(hidden, self._up)
+        layers.ops.matrices.linear(gated, self._down, x, add=True)
+
+
+class DeviceSoftmaxRouter:
+    """See Layers.softmax_router; ids are int32."""
+
+    def __init__(self, layers: DeviceLayers, gate: str, norm: str, eps: float, top_k: int, normalise: bool) -> None:
+        self._layers, self._eps, self._top_k, self._normalise = layers, eps, top_k, normalise
+        self._gate, self._norm = layers.matrix(gate), layers.vector(norm)
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, DeviceRouting]:
+        layers = self._layers
+        hidden = layers.normed(x, self._norm, self._eps)
+        logits = layers.product(hidden, self._gate)
+        ids = torch.empty((len(x), self._top_k), dtype=torch.int32, device=x.device)
+        weights = torch.empty((len(x), self._top_k), dtype=torch.float32, device=x.device)
+        layers.ops.vectors.softmax_topk(logits, self._top_k, self._normalise, ids, weights)
+        return hidden, DeviceRouting(ids, weights)
+
+
+def _cut(matrix: DeviceMatrix, rows: Sequence[int]) -> list[DeviceMatrix]:
+    """The matrices that were stacked, without copying."""
+    parts = torch.split(matrix.data, [len(matrix.data) // matrix.rows * count for count in rows])
+    return [DeviceMatrix(part, matrix.format, count, matrix.cols) for part, count in zip(parts, rows, strict=True)]
+
+
+def _shared(data: ByteArray) -> Tensor:
+    if not data.flags.writeable:  # a mapped file: torch warns of memory that it must not write
+        data = data.copy()
+    return torch.from_numpy(data)

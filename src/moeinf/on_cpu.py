@@ -1,0 +1,70 @@
+"""A stored model running on the CPU: slots in host memory, filled from the disk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from moeinf._native import Arena, ExpertKernel
+from moeinf.memory import Demands, MemoryPlan, plan_memory
+from moeinf.models.native_layers import NativeLayers
+from moeinf.models.weights import StoredTensor
+from moeinf.parts import ModelParts, expert_parts, prefetcher_of
+from moeinf.runtime.experts import StreamedExperts
+from moeinf.runtime.policies import make_policy
+from moeinf.runtime.reading import open_reader
+from moeinf.runtime.tiers import ExpertTier, SlotRegion
+
+
+class CpuRun:
+    """moeinf.engine.Run on the CPU."""
+
+    def __init__(self, parts: ModelParts) -> None:
+        """Reads the dense weights, and the experts where all of them fit.
+
+        Raises OutOfMemoryError before anything is read, StoreError for a damaged store.
+        """
+        stored, manifest, config = parts.stored, parts.manifest, parts.config
+        shape, layout = manifest.moe, manifest.layout
+        demands = Demands(manifest.info, shape, layout, parts.dense.memory_bytes)
+        self.plan: MemoryPlan = plan_memory(demands, config, parts.machine)
+        fits = self.plan.num_slots == shape.total_experts
+        total = parts.dense.memory_bytes + (self.plan.cache_bytes if fits else 0)
+        tensors = parts.dense.read(config, lambda done, _: parts.progress(done, total))
+        arena = Arena(self.plan.cache_bytes)
+        self.reader = open_reader(stored.shard_paths, [s.num_bytes for s in manifest.shards], arena, config)
+        parts.notices += [self.reader.notice] if self.reader.notice else []
+        try:
+            self._assemble(parts, arena, tensors, fits)
+            if fits:
+                self.tier.load_all(lambda done, _: parts.progress(parts.dense.memory_bytes + done, total))
+        except BaseException:
+            self.close()
+            raise
+
+    def _assemble(self, parts: ModelParts, arena: Arena, tensors: Mapping[str, StoredTensor], fits: bool) -> None:
+        stored, manifest, config, laps = parts.stored, parts.manifest, parts.config, parts.laps
+        shape, layout = manifest.moe, manifest.layout
+        policy = make_policy(config.policy, shape, parts.collection)
+        slots = SlotRegion(arena.array(), 0, self.plan.num_slots)
+        self.tier = ExpertTier(shape, layout, slots, self.reader, policy, stored.shard_paths, laps)
+        self.observers = [*parts.observers] if fits else [*parts.observers, policy]  # nothing has to leave
+        prefetcher = prefetcher_of(parts, self.tier, self.reader, self.observers, fits=fits)
+        kernel = ExpertKernel(parts.kernels, arena.array(), expert_parts(layout))
+        experts = StreamedExperts(self.tier, kernel, self.observers, prefetcher, laps)
+        layers = NativeLayers(parts.kernels, tensors, manifest.info.dtype)
+        decoder = parts.family.build(parts.config_json, layers, experts, laps)
+        self.cache = decoder.new_cache(self.plan.context)
+        self.forward = decoder.forward
+
+    def describe(self, total_experts: int) -> str:
+        plan = self.plan
+        rest = " · rest on disk" if plan.num_slots < total_experts else ""
+        return (f"CPU, RAM {gb(plan.total_bytes)} GB: dense {gb(plan.dense_bytes)}, KV {gb(plan.kv_bytes)}, "
+                f"experts {plan.num_slots}/{total_experts} ({gb(plan.cache_bytes)}){rest}")
+
+    def close(self) -> None:
+        self.reader.close()
+
+
+def gb(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.2f}"

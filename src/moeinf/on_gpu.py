@@ -1,0 +1,210 @@
+"""A stored model running on a GPU: slots in its memory, filled from host memory, and that from the disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from moeinf._native import Arena, ExpertKernel, ReadFailure
+from moeinf.device.arena import DeviceArena
+from moeinf.device.cuda import Gpu, explain, is_out_of_memory
+from moeinf.device.device import Device
+from moeinf.device.matrix import ExpertPart, ExpertParts
+from moeinf.device.ops import Ops
+from moeinf.device.program import DecodeProgram
+from moeinf.errors import OutOfMemoryError
+from moeinf.memory import CONTEXT_BYTES, Demands, DevicePlan, plan_device_memory
+from moeinf.models.device_layers import DeviceLayers
+from moeinf.on_cpu import gb
+from moeinf.parts import ModelParts, expert_parts, prefetcher_of
+from moeinf.runtime.cpu_experts import CpuExperts
+from moeinf.runtime.cpu_share import CpuShare
+from moeinf.runtime.device_experts import DeviceExperts
+from moeinf.runtime.direct import DirectSlots
+from moeinf.runtime.host_link import HostLink
+from moeinf.runtime.policies import make_policy
+from moeinf.runtime.reading import open_reader
+from moeinf.runtime.tiers import ExpertTier, SlotRegion
+from moeinf.types import Copier, Float32Array
+
+
+@dataclass(frozen=True, slots=True)
+class OpenGpu:
+    """A device, its kernels and its copies, ready for use."""
+
+    name: str
+    device: Device
+    ops: Ops
+    copier: Copier
+    free_bytes: int  # now, with the driver's context in place
+    total_bytes: int
+
+
+def open_gpu(gpu: Gpu) -> OpenGpu:
+    """Raises DeviceError where the card refuses."""
+    from moeinf._native import Copier as NativeCopier
+    from moeinf._native import CudaDriver
+    from moeinf.device.device import CudaDevice
+    from moeinf.device.matrix_ops import TritonMatrixOps
+    from moeinf.device.vector_ops import TritonVectorOps
+
+    try:
+        device = CudaDevice(gpu.index)
+        ops = Ops(TritonVectorOps(), TritonMatrixOps())
+        return OpenGpu(gpu.name, device, ops, NativeCopier(CudaDriver(), gpu.index), device.free_bytes(),
+                       gpu.total_bytes)
+    except RuntimeError as error:
+        raise explain(error) or error from error
+
+
+class GpuRun:
+    """moeinf.engine.Run on a GPU."""
+
+    def __init__(self, parts: ModelParts, gpu: OpenGpu) -> None:
+        """Takes the dense weights to the device, then fills host or device memory where that holds every expert.
+
+        Raises OutOfMemoryError before anything is read, StoreError for a damaged store, DeviceError.
+        """
+        self._parts, self._gpu, self._notice = parts, gpu, parts.notices.append
+        manifest, config = parts.manifest, parts.config
+        shape, layout = manifest.moe, manifest.layout
+        demands = Demands(manifest.info, shape, layout, parts.dense.memory_bytes)
+        self.plan: DevicePlan = plan_device_memory(demands, config, parts.machine, gpu.free_bytes, gpu.total_bytes)
+        gpu.device.limit(self.plan.limit_bytes - CONTEXT_BYTES)
+        self._program = DecodeProgram(gpu.device)
+        self._host = Arena(self.plan.host_bytes)
+        self.reader = open_reader(parts.stored.shard_paths, [s.num_bytes for s in manifest.shards], self._host, config)
+        try:
+            with gpu.device.computing():
+                self._assemble(parts, gpu)
+        except BaseException as error:
+            self.close()
+            raise self._named(error) from error
+        parts.notices += [self.reader.notice] if self.reader.notice else []
+
+    def _assemble(self, parts: ModelParts, gpu: OpenGpu) -> None:
+        manifest, config, laps, plan = parts.manifest, parts.config, parts.laps, self.plan
+        shape, layout, info = manifest.moe, manifest.layout, manifest.info
+        tensors = parts.dense.read(config, self._progress(0))
+        self._arena = DeviceArena(gpu.device, layout.stride_bytes, plan.num_slots)
+        policy = make_policy(config.policy, shape, parts.collection)
+        host = SlotRegion(self._host.array(), 0, plan.host_slots)
+        self._link = HostLink(shape, layout, host, self.reader, gpu.copier, self._arena.addresses,
+                              lambda: gpu.device.stream, lambda: self.tier.keep_scores_below())
+        slots = SlotRegion(None, 0, self._arena.num_slots)
+        self.tier = ExpertTier(shape, layout, slots, self._link, policy, parts.stored.shard_paths, laps,
+                               self._link.lag_s)
+        fits = self._arena.num_slots == shape.total_experts
+        self.observers = [*parts.observers] if fits else [*parts.observers, policy]
+        prefetcher = prefetcher_of(parts, self.tier, self._link, self.observers, fits=fits)
+        self._direct = DirectSlots(gpu.device, gpu.ops, self.tier, self._link, self._arena, shape, policy,
+                                   self.observers, layout.stride_bytes, allowed=not config.cpu_experts)
+        cpu = None
+        if config.cpu_experts and not fits:
+            kernel = ExpertKernel(parts.kernels, self._host.array(), expert_parts(layout))
+            cpu = CpuExperts(gpu.device, self._link, gpu.copier, kernel, CpuShare(self._notice), info.hidden_size,
+                             shape.num_experts, layout.stride_bytes)
+        experts = DeviceExperts(gpu.device, gpu.ops, self._program, self.tier, self._link, self._arena,
+                                _device_parts(expert_parts(layout)), shape, self.observers, prefetcher, self._direct,
+                                cpu, laps)
+        layers = DeviceLayers(gpu.device, gpu.ops, tensors, parts.dense.lookups(), info.dtype, plan.context,
+                              self._program)
+        self._decoder = parts.family.build(parts.config_json, layers, experts, laps)
+        self.cache = self._decoder.new_cache(plan.context)
+        layers.forget_stored()
+        del tensors
+        self._fill(fits)
+
+    def _fill(self, fits: bool) -> None:
+        """Pins the host's slots; reads every expert where the device, or the host, has a slot for each."""
+        total = self._parts.manifest.moe.total_experts
+        progress = self._progress(self.plan.dense_bytes)
+        if self.plan.host_slots == total and not fits:  # memory is pinned sooner when it is there
+            try:
+                self._link.load_host(progress)
+            except ReadFailure as failure:
+                raise self.tier.explain(failure) from failure
+        pinned = self._link.pin()
+        if pinned < self.plan.host_bytes:
+            self._notice(f"the system pins {gb(pinned)} of {gb(self.plan.host_bytes)} GB: the rest goes to the GPU "
+                         "through a small pinned buffer, which is slower")
+        if fits:
+            self.tier.load_all(progress)
+
+    def forward(self, ids: Sequence[int], cache: Any, between_layers: Callable[[], None] = lambda: None
+                ) -> Float32Array:
+        """Logits of the last token. Raises DeviceError for a GPU that is lost, OutOfMemoryError at last."""
+        with self._gpu.device.computing():
+            while True:
+                try:
+                    return self._forward(ids, cache, between_layers)
+                except RuntimeError as error:
+                    if not is_out_of_memory(error):
+                        raise self._named(error) from error
+                    self.tier.abandon_visit()
+                    self._shrink(error)
+
+    def _forward(self, ids: Sequence[int], cache: Any, between_layers: Callable[[], None]) -> Float32Array:
+        direct, decode = self._direct, len(ids) == 1
+        if direct.active != (decode and direct.possible):
+            self._program.reset()
+            if direct.active:
+                direct.leave()
+            else:
+                direct.enter()
+        if decode:  # the layers of a token may run without the host
+            between_layers()
+        logits: Float32Array = self._decoder.forward(ids, cache, None if decode else between_layers)
+        direct.after_token()
+        return logits
+
+    def _shrink(self, error: BaseException) -> None:
+        """Gives up a part of the slots, which another process or a longer prompt needs. OutOfMemoryError at the end."""
+        left = self._arena.smaller()
+        if left <= self._parts.manifest.moe.top_k:
+            raise OutOfMemoryError(
+                f"the GPU's memory does not suffice, even with {self._arena.num_slots} experts in it: end what else "
+                "uses it (nvidia-smi lists that), or lower --num-ctx or --prefill-chunk") from error
+        self._program.reset()
+        self._direct.leave()
+        self._gpu.device.synchronise()
+        before = self._arena.num_slots
+        self.tier.shrink(left)
+        self._arena.shrink()
+        self._direct.forget()
+        self._gpu.device.release_unused()
+        self._notice(f"the GPU's memory ran out: {before - left} of {before} experts left it, the run goes on")
+
+    def _progress(self, before: int) -> Callable[[int, int], None]:
+        """Progress of a step behind `before` bytes that are done, of all that is loaded."""
+        fits = self._parts.manifest.moe.total_experts in (self.plan.num_slots, self.plan.host_slots)
+        experts = self._parts.manifest.moe.total_experts * self.plan.slot_bytes if fits else 0
+        return lambda done, _: self._parts.progress(before + done, self.plan.dense_bytes + experts)
+
+    def _named(self, error: BaseException) -> BaseException:
+        return (explain(error) if isinstance(error, RuntimeError) else None) or error
+
+    def describe(self, total_experts: int) -> str:
+        plan, slots = self.plan, self._arena.num_slots
+        used = plan.total_bytes - (plan.num_slots - slots) * plan.slot_bytes
+        rest = ""
+        if slots < total_experts:
+            rest = f" · RAM: experts {plan.host_slots}/{total_experts} ({gb(plan.host_bytes)})"
+            rest += " · rest on disk" if plan.host_slots < total_experts else ""
+        return (f"{self._gpu.name}, VRAM {gb(used)}/{gb(plan.limit_bytes)} GB: dense {gb(plan.dense_bytes)}, KV "
+                f"{gb(plan.kv_bytes)}, experts {slots}/{total_experts} ({gb(slots * plan.slot_bytes)}){rest}")
+
+    def close(self) -> None:
+        """Ends reads and copies, and gives the device's memory back."""
+        self._program.reset()
+        self._link.close() if hasattr(self, "_link") else self.reader.close()
+        self._gpu.copier.close()
+        self._gpu.device.release_unused()
+
+
+def _device_parts(parts: Sequence[tuple[Any, int, int, int]]) -> ExpertParts:
+    gate, up, down = (ExpertPart(*part) for part in parts)
+    return ExpertParts(gate, up, down)
+
+

@@ -1,0 +1,62 @@
+"""What every way of running a model is put together from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from moeinf._native import Kernels
+from moeinf.config import RuntimeConfig
+from moeinf.dense import DenseFile
+from moeinf.hardware import Machine
+from moeinf.laps import Laps
+from moeinf.models import Architecture
+from moeinf.runtime.eamc import ActivationCollection
+from moeinf.runtime.experts import Observer
+from moeinf.runtime.predict import make_predictor
+from moeinf.runtime.prefetch import Link, Prefetcher
+from moeinf.runtime.tiers import ExpertTier
+from moeinf.store.library import StoredModel
+from moeinf.store.manifest import Manifest
+from moeinf.types import ExpertLayout
+
+Progress = Callable[[int, int], None]  # done and in all, of bytes or of tokens
+
+
+@dataclass(slots=True)
+class ModelParts:
+    stored: StoredModel
+    config: RuntimeConfig
+    machine: Machine
+    family: Architecture
+    config_json: dict[str, Any]
+    dense: DenseFile
+    kernels: Kernels  # of the CPU
+    collection: ActivationCollection
+    observers: list[Observer]  # told every routing, wherever experts lie
+    laps: Laps
+    notices: list[str]  # each fallback, said once; of the model, and added to while it runs
+    progress: Progress
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.stored.manifest
+
+
+def prefetcher_of(parts: ModelParts, tier: ExpertTier, link: Link, observers: list[Observer], *, fits: bool
+                  ) -> Prefetcher | None:
+    """The prefetcher that the configuration asks for; its predictor joins the observers.
+
+    None where every expert fits: nothing needs to be predicted. Raises UsageError for an unknown predictor.
+    """
+    predictor = make_predictor(parts.config.predictor, parts.manifest.moe, parts.collection)
+    if fits or not parts.config.prefetch:
+        return None
+    observers.append(predictor)
+    return Prefetcher(tier, predictor, link, parts.manifest.layout.stride_bytes)
+
+
+def expert_parts(layout: ExpertLayout) -> list[tuple[str, int, int, int]]:
+    """(format, rows, cols, offset in the block) of gate, up and down, as ExpertKernel takes them."""
+    return [(t.dtype, t.shape[0], t.shape[1], t.offset_bytes) for t in layout.tensors]

@@ -1,0 +1,218 @@
+"""The hot path on a GPU: the experts of one layer, in device slots, copied there from host memory where missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from moeinf.device.arena import DeviceArena
+from moeinf.device.device import Device
+from moeinf.device.matrix import DeviceRouting, ExpertParts
+from moeinf.device.ops import Ops
+from moeinf.device.program import DecodeProgram
+from moeinf.laps import Laps
+from moeinf.runtime.cpu_experts import CpuExperts
+from moeinf.runtime.direct import DirectSlots
+from moeinf.runtime.experts import Observer
+from moeinf.runtime.host_link import HostLink
+from moeinf.runtime.prefetch import Prefetcher
+from moeinf.runtime.tiers import ExpertTier
+from moeinf.types import IntArray, MoeShape
+
+
+@dataclass(slots=True)
+class Guess:
+    """The model's guess at the routing of a later layer, as DeviceExperts.expect was given it."""
+
+    layer: int
+    routing: DeviceRouting
+
+
+class DeviceExperts:
+    """moeinf.types.Experts in the slots of a device tier.
+
+    One token: the host learns the routing (the only wait), queues copies of what is missing, and meanwhile the device
+    computes what is resident; then the rest, behind its copies. All of it may be recorded (see DecodeProgram). Where
+    every expert is on the device, or within its reach in pinned memory, DirectSlots takes over and the host learns
+    nothing until the token is done. Many tokens: batch by batch as slots allow, copies beside products.
+
+    The result does not depend on what was resident: outputs are summed in the order of the routing.
+    """
+
+    def __init__(self, device: Device, ops: Ops, program: DecodeProgram, tier: ExpertTier, link: HostLink,
+                 arena: DeviceArena, parts: ExpertParts, shape: MoeShape, observers: Sequence[Observer],
+                 prefetcher: Prefetcher | None, direct: DirectSlots, cpu: CpuExperts | None, laps: Laps) -> None:
+        self._device = device
+        self._ops = ops
+        self._program = program
+        self._tier = tier
+        self._link = link
+        self._arena = arena
+        self._parts = parts
+        self._shape = shape
+        self._observers = observers
+        self._prefetcher = prefetcher
+        self._direct = direct
+        self._cpu = cpu
+        self._laps = laps
+        self._guess: Guess | None = None
+        self._arrivals: Iterator[tuple[IntArray, IntArray]] = iter(())
+        k = shape.top_k
+        self._ids, self._guessed_ids = (device.pinned((1, k), torch.int32) for _ in range(2))
+        self._weights, self._guessed_weights = (device.pinned((1, k), torch.float32) for _ in range(2))
+        self._present, self._coming = Addresses(device, k), Addresses(device, k)
+
+    @property
+    def wants_expectations(self) -> bool:
+        prefetcher = self._prefetcher
+        return (prefetcher is not None and prefetcher.wants_expectations and not self._tier.all_resident
+                and not self._direct.active)
+
+    def expect(self, layer: int, guess: DeviceRouting) -> None:
+        self._guess = Guess(layer, guess)
+
+    def run(self, layer: int, hidden: Tensor, routing: DeviceRouting, out: Tensor) -> None:
+        """out += the experts' weighted sum; hidden, out f32 [tokens, H]; routing.ids int32.
+
+        Raises ExpertReadError; ExpertTier.abandon_visit comes before the next run then, as after any exception.
+        """
+        guess, self._guess = self._guess, None
+        if self._direct.active:
+            self._run_direct(layer, hidden, routing, out)
+        elif len(hidden) == 1:
+            self._run_one(layer, hidden, routing, guess, out)
+        else:
+            self._run_many(layer, hidden, routing, guess, out)
+
+    # ---- one token, slots chosen by the device
+
+    def _run_direct(self, layer: int, hidden: Tensor, routing: DeviceRouting, out: Tensor) -> None:
+        addresses = self._direct.slots(layer, routing.ids)
+        act, places = self._scratch(1)
+        self._compute(hidden, addresses, act, places)
+        self._ops.vectors.combine(places, routing.weights, out)
+
+    # ---- one token, slots chosen by the host
+
+    def _run_one(self, layer: int, hidden: Tensor, routing: DeviceRouting, guess: Guess | None, out: Tensor) -> None:
+        self._ids.copy_(routing.ids, non_blocking=True)
+        if guess is not None:
+            self._guessed_ids.copy_(guess.routing.ids, non_blocking=True)
+            self._guessed_weights.copy_(guess.routing.weights, non_blocking=True)
+        if self._cpu is not None:
+            self._weights.copy_(routing.weights, non_blocking=True)
+            self._cpu.hidden.copy_(hidden, non_blocking=True)
+        guessed_layer = None if guess is None else guess.layer
+        act, places = self._scratch(1)
+        if self._cpu is not None:
+            places.zero_()  # of the CPU's share
+        self._program.outside(lambda: self._request(layer, guessed_layer))
+        self._compute(hidden, self._present.tensor, act, places)
+        self._program.outside(lambda: self._collect(layer))
+        self._compute(hidden, self._coming.tensor, act, places)
+        self._ops.vectors.combine(places, routing.weights, out)
+        if self._cpu is not None:
+            out.add_(self._cpu.output)
+
+    def _request(self, layer: int, guessed_layer: int | None) -> None:
+        """Waits for the routing, queues what it misses, and says what is there."""
+        self._laps.lap("dispatch")
+        self._device.synchronise()
+        self._laps.lap("device")
+        ids = self._ids.numpy().astype(np.int64)
+        for observer in self._observers:
+            observer.observe(layer, ids)
+        if guessed_layer is not None and self._prefetcher is not None:
+            self._prefetcher.expect(guessed_layer, self._guessed_ids.numpy().astype(np.int64),
+                                    self._guessed_weights.numpy())
+        experts = np.sort(ids[0])
+        if self._cpu is not None:
+            experts = self._cpu.take_share(layer, experts, self._tier.known[layer])
+        self._tier.request(layer, experts, np.ones(len(experts), np.int64), 1)
+        self._arrivals = self._tier.arrivals()
+        self._laps.lap("policy")
+        self._put(layer, self._present, [batch] if (batch := next(self._arrivals, None)) else [])
+
+    def _collect(self, layer: int) -> None:
+        """While the device computes what was there: prefetches, the CPU's share, and the rest as it comes."""
+        self._laps.lap("dispatch")
+        if self._prefetcher is not None:
+            self._prefetcher.after_routing(layer, 1)
+            self._laps.lap("policy")
+        if self._cpu is not None:
+            self._cpu.compute(self._ids.numpy(), self._weights.numpy())
+            self._laps.lap("cpu experts")
+        self._put(layer, self._coming, list(self._arrivals))
+
+    def _put(self, layer: int, addresses: Addresses, batches: Sequence[tuple[IntArray, IntArray]]) -> None:
+        experts = np.concatenate([landed for landed, _ in batches]) if batches else np.empty(0, np.int64)
+        offsets = np.concatenate([offsets for _, offsets in batches]) if batches else np.empty(0, np.int64)
+        self._link.order_compute(experts + layer * self._shape.num_experts)
+        addresses.put(self._ids.numpy()[0], experts, self._arena.addresses(offsets))
+        self._laps.lap("dispatch")
+
+    # ---- many tokens
+
+    def _run_many(self, layer: int, hidden: Tensor, routing: DeviceRouting, guess: Guess | None, out: Tensor) -> None:
+        ids = routing.ids.cpu().numpy().astype(np.int64)  # waits
+        self._laps.lap("device")
+        for observer in self._observers:
+            observer.observe(layer, ids)
+        if guess is not None and self._prefetcher is not None:
+            guessed_ids, weights = (values.cpu().numpy() for values in guess.routing)
+            self._prefetcher.expect(guess.layer, guessed_ids.astype(np.int64), weights)
+        experts, counts = np.unique(ids, return_counts=True)
+        order = np.argsort(last_uses(ids, experts), kind="stable")  # what the last tokens use is there at the end
+        self._tier.request(layer, experts[order], counts[order], len(ids))
+        if self._prefetcher is not None:
+            self._prefetcher.after_routing(layer, len(ids))
+        self._laps.lap("policy")
+        act, places = self._scratch(len(ids))
+        matrices = self._ops.matrices
+        for landed, offsets in self._tier.arrivals():
+            self._link.order_compute(landed + layer * self._shape.num_experts)
+            groups = matrices.make_groups(ids, landed, self._arena.addresses(offsets), self._device.kind)
+            matrices.gate_up_grouped(hidden, groups, self._parts, act)
+            matrices.down_grouped(act, groups, self._parts, places)
+            self._laps.lap("dispatch")
+        self._ops.vectors.combine(places, routing.weights, out)
+
+    # ---- both
+
+    def _scratch(self, tokens: int) -> tuple[Tensor, Tensor]:
+        """act [tokens * top_k, intermediate] and the outputs [tokens * top_k, hidden], of each place."""
+        rows, device = tokens * self._shape.top_k, self._device.kind
+        return (torch.empty((rows, self._parts.gate.rows), dtype=torch.float32, device=device),
+                torch.empty((rows, self._parts.down.rows), dtype=torch.float32, device=device))
+
+    def _compute(self, hidden: Tensor, addresses: Tensor, act: Tensor, places: Tensor) -> None:
+        self._ops.matrices.gate_up(hidden, addresses, self._parts, act)
+        self._ops.matrices.down(act, addresses, self._parts, places)
+
+
+class Addresses:
+    """Where on the device the blocks of one token's experts lie, by place; 0 for a place that has another turn."""
+
+    def __init__(self, device: Device, top_k: int) -> None:
+        self._staged = device.pinned((top_k,), torch.int64)
+        self.tensor = torch.zeros(top_k, dtype=torch.int64, device=device.kind)  # [top_k]
+
+    def put(self, ids: IntArray, experts: IntArray, addresses: IntArray) -> None:
+        """The places of `experts` among `ids` [top_k]. The device has read what was put before."""
+        staged = self._staged.numpy()
+        staged[:] = 0
+        order = np.argsort(ids)
+        staged[order[np.searchsorted(ids, experts, sorter=order)]] = addresses
+        self.tensor.copy_(self._staged, non_blocking=True)
+
+
+def last_uses(ids: IntArray, experts: IntArray) -> IntArray:
+    """The last token of `ids` [tokens, top_k] that uses each of the experts (ascending, all of them used)."""
+    last = np.zeros(len(experts), np.int64)
+    tokens = np.repeat(np.arange(len(ids)), ids.shape[1])
+    np.maximum.at(last, np.searchsorted(experts, ids.ravel()), tokens)
+    return last

@@ -1,0 +1,174 @@
+"""The compiled kernels against their twins in plain torch, on the GPU, at the sizes of real models."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from moeinf.device.groups import make_groups
+from moeinf.device.matrix import DeviceMatrix, ExpertPart, ExpertParts
+from moeinf.device.matrix_ops import TritonMatrixOps
+from moeinf.device.matrix_twins import TorchMatrixOps
+from moeinf.device.vector_ops import DirectTable, TritonVectorOps
+from moeinf.device.vector_twins import TorchVectorOps
+from moeinf.types import FORMAT_BLOCKS, Format, IntArray, format_bytes
+
+pytestmark = pytest.mark.gpu
+FORMATS = list(FORMAT_BLOCKS)
+HIDDEN, INTERMEDIATE, TOP_K, NUM_EXPERTS = 2048, 768, 8, 16
+BF16_BIT = 2.0**-7
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    values = np.random.default_rng((seed, *shape)).standard_normal(shape, np.float32)
+    return torch.from_numpy(values).cuda()
+
+
+def blocks(format: Format, rows: int, cols: int, seed: int) -> Tensor:
+    """Any codes, with scales that make weights of about 0.02."""
+    plain = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+    if format in plain:
+        return (0.02 * random(rows, cols, seed=seed)).to(plain[format]).view(torch.uint8).reshape(-1)
+    num_bytes = FORMAT_BLOCKS[format][1]
+    rng = np.random.default_rng((seed, rows, cols))
+    data = rng.integers(0, 256, (format_bytes(format, (rows, cols)) // num_bytes, num_bytes), np.uint8)
+    if format == "mxfp4":
+        data[:, 0] = 118 + data[:, 0] % 4
+    for start in {"mxfp4": (), "q4_k": (0, 2)}.get(format, (0,)):
+        data[:, start : start + 2] = rng.uniform(0.0002, 0.002, (len(data), 1)).astype(np.float16).view(np.uint8)
+    return torch.from_numpy(data.reshape(-1)).cuda()
+
+
+def near(found: Tensor, wanted: Tensor, share: float) -> None:
+    """Within a share of the largest value: sums differ in order, and tiles round weights."""
+    assert torch.isfinite(found).all()
+    assert (found - wanted).abs().max() <= share * wanted.abs().max()
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 8, 9, 200])
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_matrix_is_multiplied_as_by_its_twin(format: Format, tokens: int) -> None:
+    matrix = DeviceMatrix(blocks(format, 512, HIDDEN, 1), format, 512, HIDDEN)
+    x, bias = random(tokens, HIDDEN), random(512)
+    results = []
+    for ops in (TritonMatrixOps(), TorchMatrixOps()):
+        out = random(tokens, 512, seed=5)
+        ops.linear(x, matrix, out, bias, add=True)
+        results.append(out)
+    near(results[0], results[1], 1e-4 if format == "f32" else BF16_BIT)
+
+
+class Layer:
+    """Experts of one layer in device memory, one behind the other."""
+
+    def __init__(self, format: Format) -> None:
+        size = format_bytes(format, (INTERMEDIATE, HIDDEN))
+        self.stride = -(-3 * size // 4096) * 4096
+        self.memory = torch.zeros(NUM_EXPERTS * self.stride, dtype=torch.uint8, device="cuda")
+        for expert in range(NUM_EXPERTS):
+            at = expert * self.stride
+            for part, shape in enumerate(((INTERMEDIATE, HIDDEN), (INTERMEDIATE, HIDDEN), (HIDDEN, INTERMEDIATE))):
+                self.memory[at + part * size : at + (part + 1) * size] = blocks(format, *shape, 3 * expert + part)
+        self.parts = ExpertParts(ExpertPart(format, INTERMEDIATE, HIDDEN, 0),
+                                 ExpertPart(format, INTERMEDIATE, HIDDEN, size),
+                                 ExpertPart(format, HIDDEN, INTERMEDIATE, 2 * size))
+
+    def addresses(self, experts: IntArray) -> IntArray:
+        return self.memory.data_ptr() + experts.astype(np.int64) * self.stride
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_experts_of_one_token_are_those_of_the_twin(format: Format) -> None:
+    layer, x = Layer(format), random(1, HIDDEN)
+    ids = np.array([3, 0, 15, 7, 9, 1, 2, 11])
+    addresses = torch.from_numpy(np.where(ids == 9, 0, layer.addresses(ids))).cuda()
+    results = []
+    for ops in (TritonMatrixOps(), TorchMatrixOps()):
+        act, places = torch.zeros(TOP_K, INTERMEDIATE).cuda(), torch.full((TOP_K, HIDDEN), 5.0).cuda()
+        ops.gate_up(x, addresses, layer.parts, act)
+        ops.down(act, addresses, layer.parts, places)
+        assert (places[4] == 5).all(), "the place of address 0 was left alone"
+        results.append(places)
+    near(results[0], results[1], 1e-4 if format == "f32" else BF16_BIT)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_experts_of_a_prompt_are_those_of_the_twin_and_of_single_tokens(format: Format) -> None:
+    layer, tokens = Layer(format), 150
+    x = random(tokens, HIDDEN)
+    rng = np.random.default_rng(2)
+    ids = np.stack([rng.permutation(NUM_EXPERTS)[:TOP_K] for _ in range(tokens)])
+    results = []
+    for ops in (TritonMatrixOps(), TorchMatrixOps()):
+        act = torch.zeros(tokens * TOP_K, INTERMEDIATE).cuda()
+        places = torch.zeros(tokens * TOP_K, HIDDEN).cuda()
+        for batch in (np.arange(0, 9), np.arange(9, NUM_EXPERTS)):
+            groups = make_groups(ids, batch, layer.addresses(batch), x.device)
+            ops.gate_up_grouped(x, groups, layer.parts, act)
+            ops.down_grouped(act, groups, layer.parts, places)
+        results.append(places)
+    near(results[0], results[1], 1e-4 if format == "f32" else 2 * BF16_BIT)
+    ops, act, places = TritonMatrixOps(), torch.zeros(TOP_K, INTERMEDIATE).cuda(), torch.zeros(TOP_K, HIDDEN).cuda()
+    addresses = torch.from_numpy(layer.addresses(ids[17])).cuda()
+    ops.gate_up(x[17:18], addresses, layer.parts, act)
+    ops.down(act, addresses, layer.parts, places)
+    near(results[0][17 * TOP_K : 18 * TOP_K], places, 1e-4 if format == "f32" else 4 * BF16_BIT)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim", "window"), [(32, 4, 128, 0), (32, 8, 128, 100), (4, 4, 96, 0)])
+@pytest.mark.parametrize("tokens", [1, 5, 300])
+def test_attention_is_that_of_the_twin(
+    dtype: torch.dtype, heads: int, kv_heads: int, dim: int, window: int, tokens: int
+) -> None:
+    capacity, start = 1024, 517
+    caches = [random(kv_heads, capacity, dim, seed=n).to(dtype) for n in (1, 2)]
+    angles = random(capacity, dim // 2, seed=3)
+    position = torch.tensor([start], dtype=torch.int32, device="cuda")
+    results = []
+    for ops in (TritonVectorOps(), TorchVectorOps()):
+        keys, values = (cache.clone() for cache in caches)
+        q, k, v = (random(tokens, n * dim, seed=4 + n) for n in (heads, kv_heads, kv_heads))
+        ops.rope_store(q, k, v, random(dim, seed=9), random(dim, seed=8), 1e-6, 0.0, angles.cos(), angles.sin(),
+                       position, keys, values)
+        out = torch.empty_like(q)
+        ops.attend(q, keys, values, position, start, window, dim**-0.5, out)
+        results += [out]
+    near(results[0], results[1], 1e-4 if dtype is torch.float32 else 2 * BF16_BIT)
+
+
+def test_routing_is_that_of_the_twin() -> None:
+    logits = random(64, 128)
+    results = []
+    for ops in (TritonVectorOps(), TorchVectorOps()):
+        ids = torch.empty((64, TOP_K), dtype=torch.int32, device="cuda")
+        weights = torch.empty((64, TOP_K), device="cuda")
+        ops.softmax_topk(logits, TOP_K, True, ids, weights)
+        results.append((ids, weights))
+    assert torch.equal(results[0][0], results[1][0])
+    near(results[0][1], results[1][1], 1e-5)
+
+
+def test_missing_experts_are_claimed_and_gathered_from_pinned_memory() -> None:
+    experts, slots, size = 32, 12, 1 << 20
+    host = torch.randint(0, 256, (experts, size), dtype=torch.uint8).pin_memory()
+    memory = torch.zeros((slots, size), dtype=torch.uint8, device="cuda")
+    table = DirectTable(
+        slot_of=torch.full((experts,), -1, dtype=torch.int32, device="cuda"),
+        key_of=torch.full((slots,), -1, dtype=torch.int32, device="cuda"),
+        slot_address=(memory.data_ptr() + torch.arange(slots) * size).cuda(),
+        host=(host.data_ptr() + torch.arange(experts) * size).cuda(),
+        scores=random(experts), misses=torch.zeros(1, dtype=torch.int64, device="cuda"), num_experts=experts)
+    addresses = torch.zeros(TOP_K, dtype=torch.int64, device="cuda")
+    copies = torch.zeros((TOP_K, 2), dtype=torch.int64, device="cuda")
+    ops, rng = TritonVectorOps(), np.random.default_rng(1)
+    for _ in range(20):
+        ids = rng.permutation(experts)[:TOP_K]
+        ops.claim(torch.from_numpy(ids.astype(np.int32)).cuda(), 0, table, addresses, copies)
+        ops.gather(copies, size)
+        found = ((addresses - memory.data_ptr()) // size).tolist()
+        assert len(set(found)) == TOP_K
+        for expert, slot in zip(ids.tolist(), found, strict=True):
+            assert torch.equal(memory[slot].cpu(), host[expert])

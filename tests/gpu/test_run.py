@@ -1,0 +1,124 @@
+"""Whole runs on the GPU: the driver's copies, captured graphs, memory that runs out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from moeinf._native import Arena, Copier, CudaDriver
+from moeinf.config import RuntimeConfig
+from moeinf.device.device import CudaDevice
+from moeinf.device.program import DecodeProgram
+from moeinf.engine import Model
+from moeinf.install import pull
+from moeinf.on_gpu import GpuRun
+from moeinf.store.library import StoredModel
+
+pytestmark = pytest.mark.gpu
+PROMPT = "Once upon a time, in a village by the sea, there was a fisherman who said:"
+NUM_TOKENS = 48
+
+
+def tokens(stored: StoredModel, **options: Any) -> list[int]:
+    settings: dict[str, Any] = {"device": "cuda", "prefill_chunk": 16} | options
+    with Model(stored, RuntimeConfig(**settings)) as model:
+        answer = model.generate(PROMPT, model.params(temperature=0.0, num_predict=NUM_TOKENS, stop=()))
+        again = model.generate(PROMPT, model.params(temperature=0.0, num_predict=NUM_TOKENS, stop=()))
+        assert again.token_ids == answer.token_ids
+        return answer.token_ids
+
+
+def host_room(stored: StoredModel, experts: int) -> str:
+    """--ram that leaves room for so many experts, so that others come from the disk."""
+    return str((1 << 30) + (64 << 20) + experts * stored.manifest.layout.stride_bytes + (1 << 20))
+
+
+@pytest.mark.parametrize("quant", ["keep", "q8_0", "q4_k", "iq4_nl", "mxfp4"])
+def test_tokens_are_the_same_for_every_number_of_slots(quant: str, tmp_path: Any) -> None:
+    stored = pull("demo", home=tmp_path, quant=quant)
+    whole = tokens(stored, expert_cache="100%")
+    for slots in ("8%", "40%"):
+        assert tokens(stored, expert_cache=slots) == whole
+        assert tokens(stored, expert_cache=slots, ram=host_room(stored, 60)) == whole
+        assert tokens(stored, expert_cache=slots, ram=host_room(stored, 60), prefetch=False) == whole
+
+
+def test_the_first_logits_are_those_of_the_cpu_within_bf16(demo: StoredModel) -> None:
+    results = []
+    for device in ("cuda", "cpu"):
+        with Model(demo, RuntimeConfig(device=device)) as model:
+            run = model._opened()
+            ids = model.encode(PROMPT)
+            results.append(torch.from_numpy(run.forward(ids, run.cache, lambda: None)[-1]))
+    assert (results[0] - results[1]).abs().max() < 0.02 * results[1].abs().max()
+
+
+def test_when_device_memory_runs_out_slots_are_given_up(demo: StoredModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moeinf.device.arena.SEGMENT_BYTES", 4 * demo.manifest.layout.stride_bytes)
+    with Model(demo, RuntimeConfig(device="cuda", expert_cache="60%")) as model:
+        run = model._opened()
+        assert isinstance(run, GpuRun)
+        slots, forward, calls = run.tier.num_slots, run._decoder.forward, [0]
+
+        def scarce(*args: Any) -> Any:
+            calls[0] += 1
+            if calls[0] == 9:
+                torch.empty(1 << 50, dtype=torch.uint8, device="cuda")  # more than any card has
+            return forward(*args)
+
+        run._decoder.forward = scarce
+        answer = model.generate(PROMPT, model.params(temperature=0.0, num_predict=NUM_TOKENS, stop=()))
+        assert run.tier.num_slots < slots
+    assert answer.token_ids == tokens(demo, expert_cache="60%")
+
+
+def test_a_program_replays_what_was_captured() -> None:
+    device = CudaDevice(0)
+    program, seen = DecodeProgram(device), list[float]()
+    with device.computing():
+        given = torch.zeros(4, device="cuda")
+        noted = device.pinned((4,), torch.float32)
+
+        def step() -> torch.Tensor:
+            doubled = given * 2
+            noted.copy_(doubled, non_blocking=True)
+
+            def look() -> None:
+                device.synchronise()
+                seen.append(float(noted[0]))
+
+            program.outside(look)
+            return doubled + 1
+
+        for value in range(6):
+            given.fill_(value)
+            result = program.run(step, "owner")
+            device.synchronise()
+            assert float(result[0]) == 2 * value + 1
+    assert seen == [0, 2, 4, 6, 8, 10]
+
+
+def test_the_driver_copies_from_pinned_and_from_other_memory_behind_compute() -> None:
+    driver = CudaDriver()
+    copier = Copier(driver, 0)
+    try:
+        arena = Arena(600 << 20)  # more than one pinned piece
+        memory = arena.array()
+        memory[:] = np.arange(len(memory), dtype=np.uint64).astype(np.uint8)
+        pinned = copier.register(memory)
+        size, stream = 3 << 20, torch.cuda.current_stream().cuda_stream
+        target = torch.zeros((100, size), dtype=torch.uint8, device="cuda")
+        offsets = np.arange(100, dtype=np.int64) * 5_000_000 // 4096 * 4096  # some lie across two pieces
+        ticket = copier.copy(arena.address + offsets, target.data_ptr() + np.arange(100) * size, size, stream)
+        copier.make_wait(stream, ticket)
+        total = target.sum(dim=1, dtype=torch.int64).cpu()
+        assert pinned == len(memory)
+        assert total.tolist() == [int(memory[at : at + size].sum(dtype=np.int64)) for at in offsets.tolist()]
+        plain = np.full(2 * size, 7, np.uint8)
+        copier.wait(copier.copy(np.array([plain.ctypes.data]), np.array([target.data_ptr()]), size, stream))
+        assert (target[0] == 7).all()
+    finally:
+        copier.close()

@@ -1,0 +1,278 @@
+"""The GPU path, all of it, on a device in host memory: the same tokens for every number of slots, wherever experts lie.
+
+Copies come as late as they may and captured graphs are replayed, so a slot that is reused too early, or compute that
+does not wait for its copy, changes the text. The kernels are the twins in plain torch; Triton's own have their tests
+beside them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from moeinf.config import RuntimeConfig
+from moeinf.device.matrix_twins import TorchMatrixOps
+from moeinf.device.ops import Ops
+from moeinf.device.vector_twins import TorchVectorOps
+from moeinf.engine import Model
+from moeinf.errors import ExpertReadError, OutOfMemoryError
+from moeinf.hardware import Machine
+from moeinf.install import pull
+from moeinf.memory import DevicePlan, plan_device_memory
+from moeinf.on_gpu import GpuRun, OpenGpu
+from moeinf.runtime.predict import PREDICTORS
+from moeinf.store.library import StoredModel
+from moeinf.types import IntArray
+from tests.checkpoints import CONFIG, random_tensors, write_checkpoint
+from tests.emulated_device import EmulatedDevice, recorded
+from tests.unit.device.fakes import FakeCopier
+
+os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel is declared
+
+PROMPT = "Once upon a time, in a village by the sea, there was a fisherman who said:"
+NUM_TOKENS = 12
+
+
+class LateCopier(FakeCopier):
+    """Compute runs at once on the emulated device: what it waits for has to be there."""
+
+    def make_wait(self, compute_stream: int, ticket: int) -> None:
+        super().make_wait(compute_stream, ticket)
+        self.wait(ticket)
+
+
+def emulated(pinned_bytes: int | None = None, copier: type[FakeCopier] = LateCopier) -> OpenGpu:
+    device = EmulatedDevice()
+    ops = recorded(device, Ops(TorchVectorOps(), TorchMatrixOps()))
+    return OpenGpu("Emulated", device, ops, copier(pinned_bytes=pinned_bytes), 1 << 40, 1 << 40)
+
+
+def opened(stored: StoredModel, gpu: OpenGpu | None = None, host: int | None = None, **options: Any) -> Model:
+    """host: experts that the machine's memory holds; None for what the plan gives, all or a ring."""
+    def plan(*args: Any) -> DevicePlan:
+        made = plan_device_memory(*args)
+        return made if host is None else replace(made, host_slots=host)
+
+    config = RuntimeConfig(**{"prefill_chunk": 16, "threads": 1} | options)
+    with patch("moeinf.on_gpu.plan_device_memory", plan):
+        return Model(stored, config, on=Machine(1 << 40, "test", 2), gpu=gpu or emulated())
+
+
+def answer(model: Model) -> list[int]:
+    result = model.generate(PROMPT, model.params(temperature=0.0, num_predict=NUM_TOKENS, stop=()))
+    shape = model.manifest.moe
+    for cache, count in ((result.stats.prefill_cache, result.stats.prompt_tokens),
+                         (result.stats.decode_cache, len(result.stats.token_s))):
+        assert cache.hits + cache.misses == count * shape.num_layers * shape.top_k
+    return result.token_ids
+
+
+def tokens(stored: StoredModel, gpu: OpenGpu | None = None, host: int | None = None, **options: Any) -> list[int]:
+    with opened(stored, gpu, host, **options) as model:
+        return answer(model)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """The tensors are small: more threads only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def wanted(demo: StoredModel) -> list[int]:
+    """Of the run with every expert on the device."""
+    return tokens(demo)
+
+
+@pytest.fixture(scope="module")
+def in_float32(demo: StoredModel, tmp_path_factory: pytest.TempPathFactory) -> StoredModel:
+    folder = tmp_path_factory.mktemp("f32")
+    weights = {name: tensor.float() * 0.2 for name, tensor in random_tensors().items()}
+    source = write_checkpoint(folder / "source", weights, CONFIG | {"torch_dtype": "float32"})
+    shutil.copy(demo.path / "tokenizer.json", source)
+    return pull(str(source), home=folder / "home")
+
+
+@pytest.mark.parametrize("slots", ["8%", "30%", "75%", "100%"])
+@pytest.mark.parametrize("host", [6, 40, None], ids=lambda host: f"host-{host}")
+def test_tokens_are_the_same_for_every_number_of_slots(
+    demo: StoredModel, wanted: list[int], slots: str, host: int | None
+) -> None:
+    assert tokens(demo, host=host, expert_cache=slots) == wanted
+
+
+@pytest.mark.parametrize("options", [{"prefetch": False}, *({"predictor": name} for name in PREDICTORS)], ids=str)
+def test_tokens_are_the_same_with_and_without_prefetch(
+    demo: StoredModel, wanted: list[int], options: dict[str, Any]
+) -> None:
+    assert tokens(demo, host=20, expert_cache="30%", **options) == wanted
+
+
+@pytest.mark.parametrize("pinned", [0, 1 << 20])
+def test_tokens_are_the_same_where_the_system_pins_little(demo: StoredModel, wanted: list[int], pinned: int) -> None:
+    with opened(demo, emulated(pinned), expert_cache="30%") as model:
+        assert answer(model) == wanted
+        assert sum("pins" in notice for notice in model.notices) == 1
+
+
+@pytest.mark.parametrize("quant", ["q8_0", "q4_k", "mxfp4"])
+def test_tokens_of_every_format_are_the_same_for_every_number_of_slots(quant: str, tmp_path: Path) -> None:
+    stored = pull("demo", home=tmp_path, quant=quant)
+    whole = tokens(stored)
+    assert tokens(stored, expert_cache="25%") == whole
+    assert tokens(stored, host=20, expert_cache="25%") == whole
+
+
+def all_logits(stored: StoredModel, gpu: OpenGpu | None, tokens: int = 20, **options: Any) -> list[torch.Tensor]:
+    """Of a prompt and `tokens` tokens behind it."""
+    config = RuntimeConfig(device="cpu" if gpu is None else "auto", **options)
+    with Model(stored, config, on=Machine(1 << 36, "test", 2), gpu=gpu) as model:
+        run = model._opened()
+        steps = [[5, 17, 3, 88, 41], *([token] for token in range(20, 20 + tokens))]
+        return [torch.from_numpy(run.forward(step, run.cache, lambda: None)[-1]) for step in steps]
+
+
+@pytest.mark.parametrize("slots", ["40%", "100%"])
+def test_tokens_in_float32_are_those_of_the_cpu(in_float32: StoredModel, slots: str) -> None:
+    on_cpu = all_logits(in_float32, None, expert_cache=slots)
+    for ours, theirs in zip(all_logits(in_float32, emulated(), expert_cache=slots), on_cpu, strict=True):
+        assert (ours - theirs).abs().max() < 1e-4
+        assert ours.argmax() == theirs.argmax()
+
+
+def test_tokens_of_tritons_kernels_are_those_of_their_twins(in_float32: StoredModel) -> None:
+    """In the interpreter; bfloat16, which it rounds otherwise, is for the tests on a GPU."""
+    pytest.importorskip("triton", reason="triton is not installed")
+    from moeinf.device.matrix_ops import TritonMatrixOps
+    from moeinf.device.vector_ops import TritonVectorOps
+
+    device = EmulatedDevice()
+    ops = recorded(device, Ops(TritonVectorOps(attention_programs=10), TritonMatrixOps()))
+    gpu = OpenGpu("Emulated", device, ops, LateCopier(), 1 << 40, 1 << 40)
+    ours = all_logits(in_float32, gpu, 4, expert_cache="40%")
+    for mine, theirs in zip(ours, all_logits(in_float32, emulated(), 4, expert_cache="40%"), strict=True):
+        assert (mine - theirs).abs().max() < 1e-4
+
+
+def test_with_a_share_computed_by_the_cpu_logits_are_the_same_but_for_rounding(
+    in_float32: StoredModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[int] = []
+    monkeypatch.setattr("moeinf.runtime.cpu_share.CpuShare.share", lambda self, missing: (missing + 1) // 2)
+    monkeypatch.setattr("moeinf.runtime.cpu_share.CpuShare.computed", lambda self, count, seconds: taken.append(count))
+    alone = all_logits(in_float32, emulated(), expert_cache="40%")
+    for ours, theirs in zip(all_logits(in_float32, emulated(), expert_cache="40%", cpu_experts=True), alone,
+                            strict=True):
+        assert (ours - theirs).abs().max() < 1e-4
+    assert sum(taken) > 0
+
+
+def test_a_second_request_goes_on_with_the_first_ones_keys_and_experts(demo: StoredModel, wanted: list[int]) -> None:
+    for host in (20, None):
+        with opened(demo, host=host, expert_cache="30%") as model:
+            assert answer(model) == wanted
+            again = model.generate(PROMPT, model.params(temperature=0.0, num_predict=NUM_TOKENS, stop=()))
+            assert again.token_ids == wanted
+            assert again.stats.cached_tokens > 0
+
+
+def test_decode_needs_no_host_where_the_device_reaches_every_expert(demo: StoredModel) -> None:
+    gpu = emulated()
+    with opened(demo, gpu, expert_cache="30%") as model:
+        answer(model)
+        assert isinstance(gpu.device, EmulatedDevice)
+        assert gpu.device.num_captures == 1, "a whole token is one graph"
+        assert model.last is not None
+        assert model.last.stats.decode_cache.demand_reads > 0, "the device fetched what was missing"
+
+
+def test_decode_goes_layer_by_layer_where_experts_come_from_the_disk(demo: StoredModel) -> None:
+    gpu = emulated()
+    with opened(demo, gpu, host=20, expert_cache="30%") as model:
+        answer(model)
+        assert isinstance(gpu.device, EmulatedDevice)
+        assert gpu.device.num_captures == 2 * demo.manifest.moe.num_layers + 1
+
+
+def test_what_the_last_tokens_of_a_prompt_use_is_on_the_device_when_it_ends(demo: StoredModel) -> None:
+    moe = demo.manifest.moe
+    with opened(demo, host=20, expert_cache=f"{100 * (moe.num_experts + 1) // moe.total_experts + 1}%") as model:
+        seen: list[IntArray] = []
+        observer = model._recorder.observe
+
+        def observe(layer: int, ids: IntArray) -> None:
+            seen.append(ids[-1].copy())
+            observer(layer, ids)
+
+        model._recorder.observe = observe  # type: ignore[method-assign]
+        ids = model.encode(PROMPT)
+        model.replay(ids[:16], [])
+        last_layer = seen[moe.num_layers - 1]
+        assert model.tier.known[moe.num_layers - 1][last_layer].all()
+
+
+def test_when_device_memory_runs_out_slots_are_given_up_and_the_text_is_the_same(
+    demo: StoredModel, wanted: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("moeinf.device.arena.SEGMENT_BYTES", 4 * demo.manifest.layout.stride_bytes)
+    for host in (20, None):
+        with opened(demo, host=host, expert_cache="60%") as model:
+            run = model._opened()
+            assert isinstance(run, GpuRun)
+            calls, forward = [0], run._decoder.forward
+
+            def scarce(*args: Any, calls: list[int] = calls, forward: Any = forward) -> Any:
+                calls[0] += 1
+                if calls[0] in (2, 9, 10):
+                    raise torch.OutOfMemoryError("no more")
+                return forward(*args)
+
+            run._decoder.forward = scarce
+            before = run.tier.num_slots
+            assert answer(model) == wanted
+            assert run.tier.num_slots == 4 * (-(-before // 4) - 3), "three segments left"
+            assert sum("memory ran out" in notice for notice in model.notices) == 3
+
+
+def test_when_no_slots_are_left_to_give_up_memory_is_said_to_be_short(demo: StoredModel) -> None:
+    with opened(demo, host=20, expert_cache="30%") as model:
+        run = model._opened()
+        assert isinstance(run, GpuRun)
+
+        def none_left(*args: Any) -> Any:
+            raise torch.OutOfMemoryError("no more")
+
+        run._decoder.forward = none_left
+        with pytest.raises(OutOfMemoryError, match="nvidia-smi"):
+            answer(model)
+
+
+def test_a_shard_truncated_while_running_is_an_error_that_names_the_expert(tmp_path: Path) -> None:
+    stored = pull("demo", home=tmp_path)
+    with opened(stored, host=8, expert_cache="8%") as model:
+        shard = stored.shard_paths[1]
+        whole = shard.read_bytes()
+        shard.write_bytes(b"")
+        with pytest.raises(ExpertReadError, match="layer 1"):
+            answer(model)
+        shard.write_bytes(whole)
+        assert len(answer(model)) == NUM_TOKENS
+
+
+def test_one_line_says_where_the_memory_went(demo: StoredModel) -> None:
+    with opened(demo, host=20, expert_cache="30%") as model:
+        line = model.describe()
+        assert "Emulated, VRAM" in line
+        assert f"experts {model.tier.num_slots}/{demo.manifest.moe.total_experts}" in line
+        assert "rest on disk" in line
