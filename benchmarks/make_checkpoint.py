@@ -5,19 +5,21 @@
 The vocabulary is cut and tied to the head. The tokenizer is the embedded model's, so real text gives real, varied
 routing. With embeddings of scale 1 the head all but repeats its input, which speed does not mind; to compare
 predictions, spread them with --embedding-scale 0.04. One shard a layer; only one layer is in memory at a time.
+--device cuda draws the numbers on a GPU, which is faster and gives others.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import shutil
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from moeinf.models import architecture
@@ -37,24 +39,53 @@ def random_tensor(name: str, shape: tuple[int, ...], embedding_scale: float, gen
     if len(shape) == 1:
         return torch.ones(shape, dtype=torch.bfloat16)
     scale = embedding_scale if "embed" in name else shape[-1] ** -0.5
-    return (torch.randn(shape, generator=generator) * scale).bfloat16()
+    return (torch.randn(shape, generator=generator, device=generator.device) * scale).bfloat16().cpu()
 
 
-def write_checkpoint(config: dict[str, Any], out: Path, seed: int, embedding_scale: float) -> None:
-    plan: TensorPlan = architecture(config).tensor_plan(config)
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def plan_shards(plan: TensorPlan) -> dict[str, Shapes]:
+    """The tensors of each file: a layer's, and one with the rest."""
     shapes = dict(plan.dense) | {name: shape for name, (shape, _) in plan.experts[0].items()}
-    generator = torch.Generator().manual_seed(seed)
+    groups: dict[str, dict[str, tuple[int, ...]]] = {}
+    for name, shape in shapes.items():
+        groups.setdefault(name.split(".")[2] if ".layers." in name else "rest", {})[name] = shape
+    return {f"model-{number:05d}-of-{len(groups):05d}.safetensors": group
+            for number, group in enumerate(groups.values(), start=1)}
+
+
+def write_empty_shard(path: Path, shapes: Shapes) -> None:
+    """A whole safetensors file whose zeros take no room on the disk."""
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, shape in shapes.items():
+        size = 2 * math.prod(shape)
+        entries[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [end, end + size]}
+        end += size
+    header = json.dumps(entries).encode()
+    header += b" " * (-len(header) % 8)
+    with path.open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + end)
+
+
+def fill_shard(path: Path, shapes: Shapes, embedding_scale: float, generator: torch.Generator) -> None:
+    """Writes random weights into what write_empty_shard has made."""
+    with path.open("r+b") as file:
+        file.seek(8 + int.from_bytes(file.read(8), "little"))
+        for name, shape in shapes.items():
+            file.write(random_tensor(name, shape, embedding_scale, generator).view(torch.uint8).numpy().data)
+
+
+def write_empty_checkpoint(config: dict[str, Any], out: Path) -> dict[str, Shapes]:
+    """All of a checkpoint but its weights, which are zeros that take no room. Returns plan_shards."""
+    shards = plan_shards(architecture(config).tensor_plan(config))
     out.mkdir(parents=True)
-    groups: dict[str, list[str]] = {}
-    for name in shapes:
-        groups.setdefault(name.split(".")[2] if ".layers." in name else "rest", []).append(name)
-    weight_map: dict[str, str] = {}
-    for number, names in enumerate(groups.values(), start=1):
-        file = f"model-{number:05d}-of-{len(groups):05d}.safetensors"
-        tensors = {name: random_tensor(name, shapes[name], embedding_scale, generator) for name in names}
-        save_file(tensors, out / file, metadata={"format": "pt"})
-        weight_map |= dict.fromkeys(names, file)
-    total = sum(2 * torch.Size(shape).numel() for shape in shapes.values())
+    for file, shapes in shards.items():
+        write_empty_shard(out / file, shapes)
+    total = sum(2 * math.prod(shape) for shapes in shards.values() for shape in shapes.values())
+    weight_map = {name: file for file, shapes in shards.items() for name in shapes}
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     (out / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
     (out / "config.json").write_text(json.dumps(config, indent=1))
@@ -62,20 +93,30 @@ def write_checkpoint(config: dict[str, Any], out: Path, seed: int, embedding_sca
     for file in ("tokenizer.json", "tokenizer_config.json"):
         with resources.as_file(demo.joinpath(file)) as source:
             shutil.copy(source, out / file)
-    print(f"{out}: {total / 1e9:.2f} GB")
+    print(f"{out}: {total / 1e9:.2f} GB", flush=True)
+    return shards
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def geometry_parser(description: str | None) -> argparse.ArgumentParser:
+    """The options that say what is made."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config", type=Path)
-    parser.add_argument("out", type=Path)
     parser.add_argument("--layers", type=int, required=True)
     parser.add_argument("--vocab", type=int, default=32000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--embedding-scale", type=float, default=1.0)
+    parser.add_argument("--device", default="cpu", help="where random numbers are drawn")
+    return parser
+
+
+def main() -> None:
+    parser = geometry_parser(__doc__)
+    parser.add_argument("out", type=Path)
     given = parser.parse_args()
-    write_checkpoint(cut_config(given.config, given.layers, given.vocab), given.out, given.seed,
-                     given.embedding_scale)
+    generator = torch.Generator(given.device).manual_seed(given.seed)
+    shards = write_empty_checkpoint(cut_config(given.config, given.layers, given.vocab), given.out)
+    for file, shapes in shards.items():
+        fill_shard(given.out / file, shapes, given.embedding_scale, generator)
 
 
 if __name__ == "__main__":

@@ -54,12 +54,12 @@ class Stored:
         stored = Library(store_home()).find(name)
         self.size_bytes = stored.size_bytes
         self._rows = rows
-        self._model = Model(stored, RuntimeConfig(context=context, threads=threads))
+        self._model = Model(stored, RuntimeConfig(device="cpu", context=context, threads=threads))
 
     def logits(self, ids: Sequence[int]) -> Any:
-        decoder = self._model._model
-        cache = decoder.new_cache(len(ids))
-        return np.concatenate([decoder.forward(ids[at : at + self._rows], cache, last_only=False)
+        run: Any = self._model._run  # what generates takes the logits of the last token alone
+        run.cache.truncate(0)
+        return np.concatenate([run.forward(ids[at : at + self._rows], run.cache, last_only=False)
                                for at in range(0, len(ids), self._rows)])
 
     def close(self) -> None:

@@ -45,19 +45,19 @@ def markdown(sides: Sides, prompt: int, decode: int) -> str:
     Below: shares of the memory bandwidth, failures, and where the time of moeinf's decode went.
     """
     models = list(dict.fromkeys(model for model, _ in sides))
-    lines = [_row("model", "test", "request", *(f"{engine} tok/s" for engine in ENGINES), "ratio", "to the better"),
+    lines = [row("model", "test", "request", *(f"{engine} tok/s" for engine in ENGINES), "ratio", "to the better"),
              "|---|---|---|---|---|---|---|---|"]
     for model in models:
         for test, tokens in (("prefill", prompt), ("decode", decode)):
             for cold in (True, False):
                 rates = [sides[model, e].rates(test, cold) if (model, e) in sides else [] for e in ENGINES]
                 if any(rates):
-                    lines.append(_row(model, f"{test} {tokens}", "first" if cold else "later", *map(_spread, rates),
-                                      _ratio(rates[0], rates[1] or rates[2]),
-                                      _ratio(rates[0], max(rates[1:], key=_median))))
-    memory = _median([side.row["memory_gb_per_s"] for side in sides.values() if side.row.get("memory_gb_per_s")])
+                    lines.append(row(model, f"{test} {tokens}", "first" if cold else "later", *map(spread, rates),
+                                      ratio(rates[0], rates[1] or rates[2]),
+                                      ratio(rates[0], max(rates[1:], key=median))))
+    memory = median([side.row["memory_gb_per_s"] for side in sides.values() if side.row.get("memory_gb_per_s")])
     lines += ["", f"| model | weights a token, later decodes: {' | '.join(ENGINES)} |", "|---|---|---|---|"]
-    lines += [_row(model, *(_bandwidth(sides.get((model, e)), memory) for e in ENGINES)) for model in models]
+    lines += [row(model, *(_bandwidth(sides.get((model, e)), memory) for e in ENGINES)) for model in models]
     lines += ["", f"Memory gives {memory:.1f} GB/s (median of moeinf's processes)."]
     lines += [f"{engine} on {model}: {len(side.failures)} of its processes failed: {side.failures[-1]}"
               for (model, engine), side in sides.items() if side.failures]
@@ -66,19 +66,19 @@ def markdown(sides: Sides, prompt: int, decode: int) -> str:
     return "\n".join(lines)
 
 
-def _row(*cells: str) -> str:
+def row(*cells: str) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def _median(values: list[float]) -> float:
+def median(values: list[float]) -> float:
     return statistics.median(values) if values else 0.0
 
 
-def _ratio(mine: list[float], theirs: list[float]) -> str:
-    return f"{_median(mine) / _median(theirs):.2f}" if mine and theirs else ""
+def ratio(mine: list[float], theirs: list[float]) -> str:
+    return f"{median(mine) / median(theirs):.2f}" if mine and theirs else ""
 
 
-def _spread(values: list[float]) -> str:
+def spread(values: list[float]) -> str:
     if not values:
         return "-"
     return f"{statistics.median(values):.2f} ({min(values):.2f}-{max(values):.2f}, n={len(values)})"
@@ -90,6 +90,6 @@ def _bandwidth(side: Side | None, memory: float) -> str:
     used = side.row.get("weight_bytes_per_token", 0) if side else 0
     if not (used and rates):
         return "-"
-    rate = _median(rates) * used / 1e9
+    rate = median(rates) * used / 1e9
     share = f", {100 * rate / memory:.0f} %" if memory else ""
     return f"{used / 1e6:.0f} MB, {rate:.1f} GB/s{share}"

@@ -1,0 +1,115 @@
+#!/bin/sh
+# Every figure of docs/benchmarks.md under GPU, row by row, each step within 10 minutes on an H200 and 16 cores:
+#
+#     benchmarks/gpu.sh install                      # moeinf into PYTHON's environment, without a registry
+#     benchmarks/gpu.sh prepare WORK CONFIGS ROW...  # random weights, drawn on the GPU
+#     benchmarks/gpu.sh measure WORK ROW...          # prints Markdown or JSON, and keeps JSON in WORK/results
+#     benchmarks/gpu.sh clean WORK ROW...            # before the next row, where the disk is small
+#
+# ROW         needs (disk)   what
+# resident    30 GB          Qwen3-30B-A3B geometry, 12 layers, bf16: all and half of the experts on the GPU, beside
+#                            transformers and transformers + accelerate
+# 12gb        17 GB          Qwen3-30B-A3B geometry, 48 layers, q4_k, --vram 12GB
+# 24gb        27 GB          Mixtral-8x7B geometry, 32 layers, q4_k, --vram 24GB
+# host-time   as resident    where the host's time of a token goes: all, and half of the experts on the GPU
+#
+# It needs torch for CUDA, triton, transformers, accelerate, nanobind, scikit-build-core, cmake, ninja and a C++
+# compiler, and no network. CONFIGS has qwen3-30b-a3b/config.json and mixtral-8x7b/config.json. WORK may lie in
+# /dev/shm, where memory allows: experts are then read from memory, not from a disk.
+set -eu
+here=$(cd "$(dirname "$0")" && pwd)
+python=${PYTHON:-python3}
+gpu=${DEVICE:-cuda:0}
+
+install() {
+    "$python" -m pip install -q --no-index --no-build-isolation --no-deps "$here/.."
+    "$python" -c 'import moeinf._native, torch, triton; print("torch", torch.__version__, "triton", triton.__version__)'
+    nvidia-smi --query-gpu=name,driver_version,memory.total,pcie.link.gen.max,pcie.link.width.max --format=csv
+}
+
+prepare() {
+    configs=$1
+    shift
+    mkdir -p "$work/results"
+    for row in "$@"; do
+        case $row in
+        resident | host-time)
+            [ -d "$work/qwen12" ] || "$python" "$here/make_checkpoint.py" "$configs/qwen3-30b-a3b/config.json" \
+                "$work/qwen12" --layers 12 --device "$gpu"
+            "$python" -m moeinf pull "$work/qwen12" --name qwen12:bf16 -q
+            ;;
+        12gb) store "$configs/qwen3-30b-a3b/config.json" qwen48:q4_k --layers 48 ;;
+        24gb) store "$configs/mixtral-8x7b/config.json" mixtral32:q4_k --layers 32 ;;
+        *) unknown "$row" ;;
+        esac
+    done
+}
+
+# store CONFIG NAME OPTIONS...: a 4-bit model, without a checkpoint
+store() {
+    "$python" "$here/make_store.py" "$@" --quant q4_k --device "$gpu" --scratch "$work/scratch"
+}
+
+measure() {
+    for row in "$@"; do
+        case $row in
+        resident)
+            "$python" "$here/compare_transformers.py" "qwen12:bf16=$work/qwen12" --device "$gpu" --cache 100% \
+                --cache 50% --rounds 2 --passages 3 --prompt 512 --decode 64 --json "$work/results/resident.json"
+            ;;
+        12gb) bench 12gb qwen48:q4_k --vram 12GB ;;
+        24gb) bench 24gb mixtral32:q4_k --vram 24GB ;;
+        host-time)
+            bench host-time-resident qwen12:bf16 --expert-cache 100% --profile
+            bench host-time-half qwen12:bf16 --expert-cache 50% --profile
+            ;;
+        *) unknown "$row" ;;
+        esac
+    done
+}
+
+# bench RESULT MODEL OPTIONS...: twice, as one process is one sample
+bench() {
+    result=$1
+    shift
+    for number in 1 2; do
+        "$python" -m moeinf bench "$@" --device "$gpu" -p 512 -n 128 -r 3 -o json >"$work/results/$result-$number.json"
+        "$python" "$here/bench_rows.py" "$work/results/$result-$number.json"
+    done
+}
+
+clean() {
+    for row in "$@"; do
+        case $row in
+        resident | host-time)
+            rm -rf "${work:?}/qwen12"
+            "$python" -m moeinf rm qwen12:bf16
+            ;;
+        12gb) "$python" -m moeinf rm qwen48:q4_k ;;
+        24gb) "$python" -m moeinf rm mixtral32:q4_k ;;
+        *) unknown "$row" ;;
+        esac
+    done
+}
+
+unknown() {
+    echo "$0: no row $1; known: resident, 12gb, 24gb, host-time" >&2
+    exit 2
+}
+
+verb=${1:-}
+case $verb in
+install)
+    install
+    exit
+    ;;
+prepare | measure | clean) ;;
+*)
+    echo "$0: install, prepare, measure or clean, not '$verb'" >&2
+    exit 2
+    ;;
+esac
+work=$2
+export MOEINF_HOME="$work/home" TMPDIR="$work"
+shift 2
+"$verb" "$@"

@@ -1,0 +1,63 @@
+"""Makes a stored model of random weights with the geometry of a real config.json, without a checkpoint on the disk.
+
+    python benchmarks/make_store.py CONFIG_JSON NAME --layers 48 --quant q4_k --scratch /dev/shm/scratch
+
+The weights are those of make_checkpoint.py, drawn and converted a layer at a time: the disk needs room for the store,
+and --scratch for one layer in bf16. The store is that of MOEINF_HOME.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import torch
+from make_checkpoint import cut_config, fill_shard, geometry_parser, write_empty_checkpoint, write_empty_shard
+
+from moeinf.config import store_home
+from moeinf.models import architecture
+from moeinf.references import full_name
+from moeinf.store.checkpoint import plan_conversion
+from moeinf.store.convert import convert_shard, create_files
+from moeinf.store.library import Library, partial_folder
+from moeinf.store.quantisation import KEEP, chosen
+from moeinf.store.seal import publish_model, seal
+from moeinf.store.source import FolderSource, read_config
+
+
+def main() -> None:
+    parser = geometry_parser(__doc__)
+    parser.add_argument("name")
+    parser.add_argument("--quant", default="keep")
+    parser.add_argument("--scratch", type=Path, required=True, help="a folder that is made and removed")
+    given = parser.parse_args()
+    generator = torch.Generator(given.device).manual_seed(given.seed)
+    shards = write_empty_checkpoint(cut_config(given.config, given.layers, given.vocab), given.scratch)
+    try:
+        source = FolderSource(given.scratch)
+        config = read_config(source)
+        family = architecture(config)
+        conversion = plan_conversion(family.tensor_plan(config), source.shards, source.headers(),
+                                     chosen(given.quant) or KEEP)
+        library, locator = Library(store_home()), f"random {given.name}"
+        folder = partial_folder(library.home, locator) / "model"
+        folder.mkdir(parents=True, exist_ok=True)
+        create_files(folder, conversion)
+        for file, shapes in shards.items():
+            fill_shard(given.scratch / file, shapes, given.embedding_scale, generator)
+            convert_shard(given.scratch / file, conversion.copies[file], folder, lambda num_bytes: None)
+            write_empty_shard(given.scratch / file, shapes)
+            print(f"{file} done", flush=True)
+        small = {name: source.read_file(name) for name in source.kept_files()}
+        receipt = {"fingerprint": locator, "requested": ""}
+        info = family.model_info(config, conversion.dtype)
+        identifier = seal(folder, conversion, source.origin, info, small, receipt, lambda num_bytes: None)
+        stored = publish_model(library, folder, identifier, full_name(given.name))
+        shutil.rmtree(folder.parent, ignore_errors=True)
+    finally:
+        shutil.rmtree(given.scratch)
+    print(f"{stored.name}: {stored.size_bytes / 1e9:.2f} GB")
+
+
+if __name__ == "__main__":
+    main()
