@@ -26,8 +26,6 @@ MAX_DEVICE_CHUNK: Final = 8192  # tokens of a prompt; beyond, no expert is read 
 ACTIVATION_SHARE: Final = 8  # an automatic chunk takes at most an eighth of what experts could use
 ATTENTION_MASK_BYTES: Final = 128 << 20  # of a block of queries, also as a bias (device/vector_ops.py)
 WIDENED_BYTES: Final = 128 << 20  # rows of a quantised matrix that are widened at once (device/matrix_ops.py)
-WIDENED_BYTES: Final = 128 << 20  # device/matrix_ops.py, SCRATCH_WEIGHTS
-MAX_ROWS: Final = 8  # tokens up to which quantised weights are multiplied as they are (device/matrix.py, without torch)
 RING_BYTES: Final = 256 << 20  # host slots through which experts pass into a device that holds them all
 SPARE_HOST_SLOTS: Final = 2  # beside top_k: so that a read lands while a layer's experts are being copied
 
