@@ -93,6 +93,23 @@ class ExpertPiece:
     start_element: int
 
 
+Activation = Literal["silu", "gelu", "relu", "swiglu_clamped"]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertForm:
+    """What an expert computes with its parts: down(act(gate(x)) * up(x)), or down(act(up(x))) where it has no gate.
+
+    biased: parts `gate_bias`, `up_bias` and `down_bias` are added to the products. swiglu_clamped (gpt-oss): with
+    g = min(gate, limit) and u = clip(up, -limit, limit): (u + 1) * g * sigmoid(1.702 g).
+    """
+
+    activation: Activation = "silu"
+    gated: bool = True
+    biased: bool = False
+    limit: float = 0.0  # of swiglu_clamped alone
+
+
 @dataclass(frozen=True, slots=True)
 class TensorPlan:
     """What an architecture expects of a checkpoint, under the checkpoint's own tensor names.
@@ -100,7 +117,8 @@ class TensorPlan:
     dense:   name -> shape; each is required, and kept under its name.
     experts: alternative layouts of the expert weights (one tensor an expert, or fused ones). The first layout whose
              names are all present is taken. Each maps a source name to its shape and the pieces cut from it.
-    parts:   the tensors of one expert block, in block order, with their shapes.
+    parts:   the tensors of one expert block, in block order, with their shapes: matrices [rows, cols] named gate, up
+             and down, then biases [rows].
     ignored: regular expressions (full match) of tensors that carry nothing for this architecture.
     matrices: the dense tensors that may be quantised, as only linear layers read them. Norms, routers and embeddings
              are not among them, nor is the head.
@@ -108,6 +126,7 @@ class TensorPlan:
              lie in memory.
     head:    (source name, stored name) of the matrix that makes logits; the source is the embedding where they are
              tied. A quantised head is stored under the stored name, and an embedding stays beside it as it is.
+    form:    what an expert computes with its parts.
     """
 
     moe: MoeShape
@@ -118,6 +137,7 @@ class TensorPlan:
     matrices: frozenset[str] = frozenset()
     lookups: frozenset[str] = frozenset()
     head: tuple[str, str] | None = None
+    form: ExpertForm = ExpertForm()
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +154,7 @@ class ModelInfo:
     vocab_size: int
     kv_bytes_per_token: int
     dtype: DType  # of the dense weights, the activations and the KV cache
+    state_bytes: int = 0  # of one sequence, whatever its length: recurrent layers
 
 
 class Routing(NamedTuple):

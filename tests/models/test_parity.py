@@ -19,28 +19,9 @@ from moeinf.models.native_layers import NativeLayers
 from moeinf.models.weights import StoredTensor
 from moeinf.runtime.experts import ResidentExperts
 from moeinf.types import TensorPlan
+from tests.models.common import all_configs
 
-COMMON: dict[str, Any] = {
-    "vocab_size": 97, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "max_position_embeddings": 256, "rope_theta": 10000.0, "tie_word_embeddings": False, "bos_token_id": 0,
-    "eos_token_id": 1, "initializer_range": 0.2,
-}
-MIXTRAL = COMMON | {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 96}
-QWEN3 = COMMON | {
-    "model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32,
-    "intermediate_size": 48, "head_dim": 24, "norm_topk_prob": True,
-}
-OLMOE = COMMON | {"model_type": "olmoe", "num_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 32}
-CONFIGS = {
-    "mixtral": MIXTRAL,
-    "mixtral sliding window": MIXTRAL | {"sliding_window": 9},
-    "qwen3_moe": QWEN3,
-    "qwen3_moe tied, weights not normalised": QWEN3 | {"tie_word_embeddings": True, "norm_topk_prob": False},
-    "qwen3_moe dense layers, biased attention": QWEN3 | {"decoder_sparse_step": 2, "attention_bias": True},
-    "qwen3_moe dense layers by name": QWEN3 | {"mlp_only_layers": [1]},
-    "olmoe": OLMOE,
-    "olmoe clipped, normalised": OLMOE | {"clip_qkv": 0.9, "norm_topk_prob": True},
-}
+CONFIGS = all_configs()
 
 
 class Pair:

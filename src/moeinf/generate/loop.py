@@ -14,7 +14,7 @@ class Cache(Protocol):
     length: int
     capacity: int
 
-    def truncate(self, length: int) -> None: ...
+    def truncate(self, length: int) -> int: ...  # how many tokens are left: fewer where a state cannot go back
 
 
 class LanguageModel(Protocol):
@@ -55,7 +55,7 @@ class CachedTokens:
         """Keeps what `prompt` shares with the cache, at least one token short of it; returns how many tokens."""
         limit = min(len(self.tokens), len(prompt) - 1)
         common = next((i for i in range(limit) if self.tokens[i] != prompt[i]), limit)
-        self.cache.truncate(common)
+        common = self.cache.truncate(common)
         del self.tokens[common:]
         return common
 

@@ -7,9 +7,10 @@ from typing import Any, Protocol, cast
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.laps import Laps
+from moeinf.models.table import FAMILIES
 from moeinf.types import DType, Experts, ModelInfo, TensorPlan
 
-SUPPORTED = ("mixtral", "olmoe", "qwen3_moe")
+SUPPORTED = tuple(family.model_type for family in FAMILIES)
 
 
 class Architecture(Protocol):
@@ -35,7 +36,7 @@ def architecture(config: dict[str, Any]) -> Architecture:
     if not isinstance(model_type, str):
         raise CheckpointError("config.json has no model_type: not a Hugging Face checkpoint")
     if model_type in SUPPORTED:
-        return cast(Architecture, import_module(f"moeinf.models.{model_type}"))
+        return cast(Architecture, import_module(f"moeinf.models.{model_type.replace('-', '_')}"))
     experts = next((key for key in ("num_experts", "num_local_experts", "n_routed_experts") if config.get(key)), None)
     if experts is None:
         raise UnsupportedModelError(

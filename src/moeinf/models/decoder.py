@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from moeinf.laps import Laps
+from moeinf.models.cache import Cache
 from moeinf.models.fields import Fields, rope_theta
-from moeinf.models.layers import AttentionConfig, Block, Cache, Layers, Places, Router, Shapes, attention_shapes
+from moeinf.models.layers import Attention, AttentionConfig, Block, Layers, Places, Router, Shapes, attention_shapes
+from moeinf.models.rope import plain_rope
 from moeinf.types import Experts, Float32Array, Hidden
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -21,6 +23,14 @@ class DecoderConfig:
     vocab_size: int
     context_length: int
     tied_embeddings: bool
+    windows: tuple[int | None, ...] | None = None  # of each layer, where they differ; else attention.window
+    embedding_scale: float = 1.0
+    residual: float = 1.0  # multiplies what attention and blocks add
+    logits_scale: float = 1.0
+    head_bias: bool = False
+
+    def attention_of(self, layer: int) -> AttentionConfig:
+        return self.attention if self.windows is None else replace(self.attention, window=self.windows[layer])
 
 
 def parse_decoder(f: Fields, *, norm_eps: float, theta: float, **features: Any) -> DecoderConfig:
@@ -31,14 +41,16 @@ def parse_decoder(f: Fields, *, norm_eps: float, theta: float, **features: Any) 
     f.only("hidden_act", "silu", None)
     f.only("quantization_config", None)
     heads, hidden = f.count("num_attention_heads"), f.count("hidden_size")
+    head_dim = f.count("head_dim", hidden // heads, minimum=2)
     attention = AttentionConfig(
         hidden_size=hidden,
         num_heads=heads,
         num_kv_heads=f.count("num_key_value_heads", heads),
-        head_dim=f.count("head_dim", hidden // heads, minimum=2),
+        head_dim=head_dim,
         norm_eps=f.number("rms_norm_eps", norm_eps),
-        rope_theta=rope_theta(f, theta),
+        rope=plain_rope(head_dim, rope_theta(f, theta)),
         bias=f.flag("attention_bias", False),
+        output_bias=f.flag("attention_bias", False),
         **features,
     )
     return DecoderConfig(attention, f.count("num_hidden_layers"), f.count("vocab_size"),
@@ -46,41 +58,54 @@ def parse_decoder(f: Fields, *, norm_eps: float, theta: float, **features: Any) 
 
 
 class MoeBlock:
-    """Router, then the experts: the one call in which a model meets offloading."""
+    """Router, then the experts: the one call in which a model meets offloading.
 
-    def __init__(self, moe_layer: int, router: Router, experts: Experts, laps: Laps) -> None:
+    shared: what every token is given besides, of norm(x): shared experts, or a dense MLP beside the routed ones.
+    """
+
+    def __init__(self, moe_layer: int, router: Router, experts: Experts, laps: Laps, *,
+                 shared: Callable[[Hidden], Hidden] | None = None, residual: float = 1.0) -> None:
         self.moe_layer = moe_layer
         self.router = router
         self._experts = experts
         self._laps = laps
+        self._shared = shared
+        self._residual = residual
 
     def add_to(self, x: Hidden) -> None:
         hidden, routing = self.router(x)
         self._laps.lap("router")
-        self._experts.run(self.moe_layer, hidden, routing, x)
+        out = x if self._residual == 1.0 else x * 0
+        self._experts.run(self.moe_layer, hidden, routing, out)
+        if self._shared is not None:
+            out += self._shared(hidden)
+        if self._residual != 1.0:
+            x += out * self._residual
 
 
 class Decoder:
     """A whole model of one sequence at a time."""
 
-    def __init__(self, config: DecoderConfig, layers: Layers, blocks: Sequence[Block], experts: Experts, laps: Laps
-                 ) -> None:
+    def __init__(self, config: DecoderConfig, layers: Layers, blocks: Sequence[Block], experts: Experts, laps: Laps,
+                 attention: Sequence[Attention] | None = None) -> None:
+        """attention: of a family that has its own; else what config says, under the common names."""
         a = config.attention
         self.config = config
         self._layers = layers
         self._embedding = layers.embedding(EMBEDDING)
-        self._head = layers.head(HEAD if HEAD in layers else EMBEDDING, "model.norm.weight", a.norm_eps)
-        self._rotary = layers.rotary(a.head_dim, a.rope_theta, config.context_length)
-        self._attention = [layers.attention(a, f"model.layers.{i}.self_attn.",
-                                            f"model.layers.{i}.input_layernorm.weight", i)
-                           for i in range(config.num_layers)]
+        self._head = layers.head(HEAD if HEAD in layers else EMBEDDING, "model.norm.weight", a.norm_eps, a.norm,
+                                 config.logits_scale, "lm_head.bias" if config.head_bias else None)
+        self._rotary = layers.rotary(a.rope, config.context_length)
+        self._attention = attention or [
+            layers.attention(config.attention_of(i), f"model.layers.{i}.self_attn.",
+                             f"model.layers.{i}.input_layernorm.weight", i, config.residual)
+            for i in range(config.num_layers)]
         self._blocks = blocks
         self._experts = experts
         self._laps = laps
 
-    def new_cache(self, capacity: int) -> Any:
-        a = self.config.attention
-        return self._layers.new_cache(self.config.num_layers, a.num_kv_heads, a.head_dim, capacity)
+    def new_cache(self, capacity: int) -> Cache:
+        return Cache([attention.new_state(capacity) for attention in self._attention], capacity)
 
     def forward(self, ids: Sequence[int], cache: Cache, between_layers: Callable[[], None] | None = None, *,
                 last_only: bool = True) -> Float32Array:
@@ -100,7 +125,10 @@ class Decoder:
             return self._head(x[-1:] if last_only else x)
 
         self._laps.lap("other")
-        logits = self._layers.carry_out(compute, self._embedding(ids), self._rotary(cache.length, len(ids)), cache)
+        x = self._embedding(ids)
+        if self.config.embedding_scale != 1.0:
+            x *= self.config.embedding_scale
+        logits = self._layers.carry_out(compute, x, self._rotary(cache.length, len(ids)), cache)
         cache.advance(len(ids))
         self._laps.lap("head")
         return logits
@@ -116,14 +144,26 @@ class Decoder:
 
 
 def decoder_shapes(config: DecoderConfig) -> Shapes:
-    """Names and shapes of every dense tensor outside the blocks."""
-    hidden = config.attention.hidden_size
-    shapes: Shapes = {EMBEDDING: (config.vocab_size, hidden), "model.norm.weight": (hidden,)}
-    if not config.tied_embeddings:
-        shapes[HEAD] = (config.vocab_size, hidden)
+    """Names and shapes of every dense tensor outside the blocks, of a family with the common attention."""
+    shapes = outer_shapes(config)
     for i in range(config.num_layers):
         shapes |= attention_shapes(config.attention, f"model.layers.{i}.self_attn.")
-        shapes |= {f"model.layers.{i}.{n}_layernorm.weight": (hidden,) for n in ("input", "post_attention")}
+    return shapes
+
+
+def outer_shapes(config: DecoderConfig) -> Shapes:
+    """Embedding, norms and head."""
+    hidden = config.attention.hidden_size
+    norms = ["model.norm", *(f"model.layers.{i}.{n}_layernorm" for i in range(config.num_layers)
+                             for n in ("input", "post_attention"))]
+    shapes: Shapes = {EMBEDDING: (config.vocab_size, hidden)}
+    shapes |= {f"{norm}.weight": (hidden,) for norm in norms}
+    if config.attention.norm == "layer":
+        shapes |= {f"{norm}.bias": (hidden,) for norm in norms}
+    if not config.tied_embeddings:
+        shapes[HEAD] = (config.vocab_size, hidden)
+    if config.head_bias:
+        shapes["lm_head.bias"] = (config.vocab_size,)
     return shapes
 
 

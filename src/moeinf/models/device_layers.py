@@ -13,29 +13,27 @@ from moeinf.device.device import Device
 from moeinf.device.matrix import DeviceMatrix, DeviceRouting
 from moeinf.device.ops import Ops
 from moeinf.device.program import DecodeProgram
-from moeinf.models.layers import AttentionConfig
+from moeinf.models.cache import Cache
+from moeinf.models.device_math import TorchMath
+from moeinf.models.layers import AttentionConfig, NormKind
+from moeinf.models.rope import Rope
 from moeinf.models.weights import Embedding, StoredTensor, vector
 from moeinf.types import ByteArray, DType, Float32Array
 
 _TORCH_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
 
-class DeviceKVCache:
-    """keys[layer], values[layer]: [kv_heads, capacity, head_dim]."""
+class DeviceKVState:
+    """Keys and values of one layer: [kv_heads, capacity, head_dim]."""
 
-    def __init__(self, device: torch.device, num_layers: int, shape: tuple[int, int, int], dtype: DType) -> None:
-        self.keys = [torch.zeros(shape, dtype=_TORCH_DTYPES[dtype], device=device) for _ in range(num_layers)]
-        self.values = [torch.zeros(shape, dtype=_TORCH_DTYPES[dtype], device=device) for _ in range(num_layers)]
-        self.capacity = shape[1]
-        self.length = 0  # tokens that every layer has stored
+    rewinds = True
 
-    def advance(self, num_tokens: int) -> None:
-        self.length += num_tokens
-        assert self.length <= self.capacity, "the caller checks the context before a forward pass"
+    def __init__(self, device: torch.device, shape: tuple[int, int, int], dtype: DType) -> None:
+        self.keys = torch.zeros(shape, dtype=_TORCH_DTYPES[dtype], device=device)
+        self.values = torch.zeros(shape, dtype=_TORCH_DTYPES[dtype], device=device)
 
     def truncate(self, length: int) -> None:
-        assert 0 <= length <= self.length
-        self.length = length
+        pass  # what lies behind the cache's length is never read
 
 
 class DevicePlaces(NamedTuple):
@@ -59,10 +57,11 @@ class DeviceLayers:
         self.dtype: DType = dtype
         self.device = device
         self.ops = ops
+        self.math = TorchMath(device.kind)
         self.program = program
         self._tensors = tensors
         self._lookups = lookups
-        self._context = context
+        self.context = context
         self._staging: Tensor | None = None
         self._logits: Tensor | None = None
         self._input: Tensor | None = None
@@ -105,30 +104,38 @@ class DeviceLayers:
         look_up = Embedding(self._lookups[name])
         return lambda ids: self._upload(look_up(ids))
 
-    def rotary(self, head_dim: int, theta: float, context_length: int) -> DeviceRotary:
-        return DeviceRotary(self.device.kind, head_dim, theta, min(context_length, self._context))
+    def rotary(self, rope: Rope | None, context_length: int) -> DeviceRotary:
+        return DeviceRotary(self.device.kind, rope, min(context_length, self.context))
 
-    def attention(self, config: AttentionConfig, prefix: str, norm: str, layer: int) -> DeviceAttention:
+    def attention(self, config: AttentionConfig, prefix: str, norm: str, layer: int, residual: float = 1.0
+                  ) -> DeviceAttention:
         return DeviceAttention(self, config, prefix, norm, layer)
 
     def softmax_router(self, gate: str, norm: str, eps: float, top_k: int, normalise: bool) -> DeviceSoftmaxRouter:
         return DeviceSoftmaxRouter(self, gate, norm, eps, top_k, normalise)
 
-    def gated_mlp(self, prefix: str, norm: str, eps: float) -> DeviceGatedMLP:
-        return DeviceGatedMLP(self, prefix, norm, eps)
+    def gated_mlp(self, prefix: str, norm: str, eps: float, residual: float = 1.0) -> DeviceGatedMLP:
+        return DeviceGatedMLP(self, prefix, norm, eps, residual)
 
-    def head(self, matrix: str, norm: str, eps: float) -> Callable[[Tensor], Tensor]:
-        weight, weights = self.matrix(matrix), self.vector(norm)
+    def linear(self, name: str, bias: str | None = None) -> Callable[[Tensor], Tensor]:
+        matrix, added = self.matrix(name), None if bias is None else self.vector(bias)
+        return lambda x: self.product(x.contiguous(), matrix, added)
 
-        def logits(x: Tensor) -> Tensor:
-            hidden = self.normed(x.contiguous(), weights, eps)
-            return self.product(hidden, weight)
+    def norm(self, name: str, eps: float, kind: NormKind = "rms") -> Callable[[Tensor], Tensor]:
+        weight = self.vector(name)
+        if kind == "layer":
+            bias = self.vector(name.removesuffix("weight") + "bias")
+            return lambda x: torch.nn.functional.layer_norm(x, (x.shape[-1],), weight, bias, eps)
+        scale = weight + 1 if kind == "rms+1" else weight
+        return lambda x: self.normed(x.contiguous(), scale, eps)
 
-        return logits
+    def routing(self, ids: Tensor, weights: Tensor) -> DeviceRouting:
+        return DeviceRouting(ids.to(torch.int32).contiguous(), weights.contiguous())
 
-    def new_cache(self, num_layers: int, num_kv_heads: int, head_dim: int, capacity: int) -> DeviceKVCache:
-        assert capacity <= self._context, "rotary tables end at the context"
-        return DeviceKVCache(self.device.kind, num_layers, (num_kv_heads, capacity, head_dim), self.dtype)
+    def head(self, matrix: str, norm: str, eps: float, kind: NormKind = "rms", scale: float = 1.0,
+             bias: str | None = None) -> Callable[[Tensor], Tensor]:
+        last_norm, product = self.norm(norm, eps, kind), self.linear(matrix, bias)
+        return lambda x: product(last_norm(x)) * scale if scale != 1.0 else product(last_norm(x))
 
     def carry_out(self, compute: Callable[[Tensor, DevicePlaces], Tensor], x: Tensor, places: DevicePlaces,
                   cache: object) -> Float32Array:
@@ -170,13 +177,11 @@ class DeviceLayers:
 
 
 class DeviceRotary:
-    """Rotary positions of plain rope, for every place of the context at once."""
+    """Rotary positions, for every place of the context at once."""
 
-    def __init__(self, device: torch.device, head_dim: int, theta: float, context: int) -> None:
-        frequencies = (theta ** (-np.arange(0, head_dim, 2) / head_dim)).astype(np.float32)
-        angles = np.arange(context, dtype=np.float32)[:, None] * frequencies
-        self._cos = torch.from_numpy(np.cos(angles)).to(device)
-        self._sin = torch.from_numpy(np.sin(angles)).to(device)
+    def __init__(self, device: torch.device, rope: Rope | None, context: int) -> None:
+        cos, sin = (np.empty((0, 0), np.float32),) * 2 if rope is None else rope.tables(0, context)
+        self._cos, self._sin = torch.from_numpy(cos).to(device), torch.from_numpy(sin).to(device)
         self._position = torch.zeros(1, dtype=torch.int32, device=device)
 
     def __call__(self, start: int, num_tokens: int) -> DevicePlaces:
@@ -205,7 +210,12 @@ class DeviceAttention:
         self._norm = layers.vector(norm)
         self._q_norm, self._k_norm = (layers.optional_vector(f"{prefix}{n}_norm.weight") for n in "qk")
 
-    def add_to(self, x: Tensor, cache: DeviceKVCache, places: DevicePlaces) -> None:
+    def new_state(self, capacity: int) -> DeviceKVState:
+        c = self._config
+        assert capacity <= self._layers.context, "rotary tables end at the context"
+        return DeviceKVState(self._layers.device.kind, (c.num_kv_heads, capacity, c.head_dim), self._layers.dtype)
+
+    def add_to(self, x: Tensor, cache: Cache, places: DevicePlaces) -> None:
         layers, vectors, c = self._layers, self._layers.ops.vectors, self._config
         hidden = layers.normed(x, self._norm, c.norm_eps)
         q, k, v = self._projected(hidden)
@@ -214,11 +224,12 @@ class DeviceAttention:
             assert q_norm is not None and k_norm is not None
             q, k = layers.normed(q, q_norm, c.norm_eps), layers.normed(k, k_norm, c.norm_eps)
             q_norm = k_norm = None
-        keys, values = cache.keys[self._layer], cache.values[self._layer]
+        state: DeviceKVState = cache.states[self._layer]
         vectors.rope_store(q, k, v, q_norm, k_norm, c.norm_eps, c.clip_qkv or 0.0, places.cos, places.sin,
-                           places.position, keys, values)
+                           places.position, state.keys, state.values)
         mixture = torch.empty_like(q)
-        vectors.attend(q, keys, values, places.position, places.start, c.window or 0, c.head_dim**-0.5, mixture)
+        scale = c.head_dim**-0.5 if c.scale is None else c.scale
+        vectors.attend(q, state.keys, state.values, places.position, places.start, c.window or 0, scale, mixture)
         layers.ops.matrices.linear(mixture, self._output, x, self._output_bias, add=True)
 
     def _projected(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -233,8 +244,8 @@ class DeviceAttention:
 class DeviceGatedMLP:
     """See Layers.gated_mlp."""
 
-    def __init__(self, layers: DeviceLayers, prefix: str, norm: str, eps: float) -> None:
-        self._layers, self._eps = layers, eps
+    def __init__(self, layers: DeviceLayers, prefix: str, norm: str, eps: float, residual: float) -> None:
+        self._layers, self._eps, self._residual = layers, eps, residual
         self._gate, self._up, self._down = (layers.matrix(f"{prefix}{n}_proj.weight") for n in ("gate", "up", "down"))
         self._norm = layers.vector(norm)
 
@@ -242,6 +253,8 @@ class DeviceGatedMLP:
         layers = self._layers
         hidden = layers.normed(x, self._norm, self._eps)
         gated = torch.nn.functional.silu(layers.product(hidden, self._gate)) * layers.product(hidden, self._up)
+        if self._residual != 1.0:
+            gated *= self._residual
         layers.ops.matrices.linear(gated, self._down, x, add=True)
 
 

@@ -11,11 +11,15 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from moeinf.errors import CheckpointError
+from moeinf.models.array_math import ArrayMath
+from moeinf.models.cache import Cache, LayerState
+from moeinf.models.rope import Rope
 from moeinf.types import DType, Float32Array, Hidden
 
 MAX_HEAD_DIM = 576  # what the native attention has room for
 
 Shapes = dict[str, tuple[int, ...]]
+NormKind = Literal["rms", "rms+1", "layer"]
 Places = Any  # of the tokens of one pass, as Layers.rotary gives them and Layers.attention takes them
 
 
@@ -26,11 +30,16 @@ class AttentionConfig:
     num_kv_heads: int
     head_dim: int
     norm_eps: float
-    rope_theta: float
-    bias: bool = False
+    rope: Rope | None  # None: no positions
+    bias: bool = False  # of queries, keys and values
+    output_bias: bool = False
     qk_norm: Literal["none", "head", "full"] = "none"  # over each head, or over all heads together
     clip_qkv: float | None = None
     window: int | None = None  # a token sees itself and the window-1 tokens before it
+    scale: float | None = None  # of the scores; None: head_dim^-0.5
+    sinks: bool = False  # each head has a further score, tensor `sinks`, whose weight goes nowhere
+    gate: bool = False  # q_proj gives each head its query and then a gate, whose sigmoid multiplies the head's output
+    norm: NormKind = "rms"  # in front of it, and of each head
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads or self.head_dim % 2:
@@ -41,26 +50,17 @@ class AttentionConfig:
         if self.head_dim > MAX_HEAD_DIM:
             raise CheckpointError(f"config.json: heads of {self.head_dim} are beyond the {MAX_HEAD_DIM} that "
                                   "moeinf computes")
-
-
-class Cache(Protocol):
-    """Keys and values of the tokens seen so far, with room for `capacity` of them."""
-
-    length: int  # tokens that every layer has stored
-    capacity: int
-
-    def advance(self, num_tokens: int) -> None:
-        """Called when the last layer has stored its keys and values of the tokens behind `length`."""
-        ...
-
-    def truncate(self, length: int) -> None:
-        """Forgets all but the first `length` tokens."""
-        ...
+        if self.rope is not None and self.rope.rotary_dim > self.head_dim:
+            raise CheckpointError(f"config.json: {self.rope.rotary_dim} rotary dimensions in heads of {self.head_dim}")
 
 
 class Attention(Protocol):
-    def add_to(self, x: Hidden, cache: Any, places: Places) -> None:
-        """x += attention(norm(x)); stores the tokens' keys and values behind those seen."""
+    def new_state(self, capacity: int) -> LayerState:
+        """What this layer keeps of a sequence, with room for so many tokens."""
+        ...
+
+    def add_to(self, x: Hidden, cache: Cache, places: Places) -> None:
+        """x += residual * attention(norm(x)); stores what it keeps of the tokens behind those seen."""
         ...
 
 
@@ -68,7 +68,7 @@ class Block(Protocol):
     """What follows attention: the experts, or a dense MLP."""
 
     def add_to(self, x: Hidden) -> None:
-        """x += block(norm(x))."""
+        """x += residual * block(norm(x))."""
         ...
 
 
@@ -83,7 +83,8 @@ class Router(Protocol):
 class Layers(Protocol):
     """The dense weights of a model, by checkpoint name, as layers that compute on one device.
 
-    Names were checked by the tensor plan: KeyError for others.
+    Names were checked by the tensor plan: KeyError for others. A family that has layers of its own spells them out with
+    `linear`, `norm`, `vector` and `math`, once for all devices.
     """
 
     @property
@@ -91,17 +92,42 @@ class Layers(Protocol):
         """Of keys and values."""
         ...
 
+    @property
+    def math(self) -> ArrayMath: ...
+
     def __contains__(self, name: str) -> bool: ...
+
+    # ---- the pieces
+
+    def vector(self, name: str) -> Hidden:
+        """A norm, a bias or another small tensor, in float32, flattened."""
+        ...
+
+    def linear(self, name: str, bias: str | None = None) -> Callable[[Hidden], Hidden]:
+        """x [tokens, cols] -> x w^T + bias, [tokens, rows]."""
+        ...
+
+    def norm(self, name: str, eps: float, kind: NormKind = "rms") -> Callable[[Hidden], Hidden]:
+        """Over the last dimension. "rms": x / rms(x) * weight; "rms+1": the weight stored is one less; "layer":
+        (x - mean) / std * weight + bias, the bias under the weight's name."""
+        ...
+
+    def routing(self, ids: Hidden, weights: Hidden) -> Any:
+        """Routing of what math.top_k chose; weights [tokens, top_k]."""
+        ...
+
+    # ---- whole layers
 
     def embedding(self, name: str) -> Callable[[Sequence[int]], Hidden]:
         """Token ids to hidden states."""
         ...
 
-    def rotary(self, head_dim: int, theta: float, context_length: int) -> Callable[[int, int], Places]:
-        """Plain rope, pairs (i, i + head_dim / 2): (first place, tokens) to what `attention` takes."""
+    def rotary(self, rope: Rope | None, context_length: int) -> Callable[[int, int], Places]:
+        """(first place, tokens) to what `attention` takes."""
         ...
 
-    def attention(self, config: AttentionConfig, prefix: str, norm: str, layer: int) -> Attention:
+    def attention(self, config: AttentionConfig, prefix: str, norm: str, layer: int, residual: float = 1.0
+                  ) -> Attention:
         """Causal attention with grouped keys and values, and the norm in front of it, under Hugging Face names."""
         ...
 
@@ -109,15 +135,14 @@ class Layers(Protocol):
         """Norm, then softmax over all experts, and of these the best k; `normalise` makes their weights sum to 1."""
         ...
 
-    def gated_mlp(self, prefix: str, norm: str, eps: float) -> Block:
+    def gated_mlp(self, prefix: str, norm: str, eps: float, residual: float = 1.0) -> Block:
         """down(silu(gate(x)) * up(x)), and the norm in front of it."""
         ...
 
-    def head(self, matrix: str, norm: str, eps: float) -> Callable[[Hidden], Hidden]:
-        """The norm at the end and the matrix that makes logits."""
+    def head(self, matrix: str, norm: str, eps: float, kind: NormKind = "rms", scale: float = 1.0,
+             bias: str | None = None) -> Callable[[Hidden], Hidden]:
+        """The norm at the end and the matrix that makes logits, which are multiplied by `scale`."""
         ...
-
-    def new_cache(self, num_layers: int, num_kv_heads: int, head_dim: int, capacity: int) -> Any: ...
 
     def carry_out(self, compute: Callable[[Hidden, Places], Hidden], x: Hidden, places: Places, cache: Any
                   ) -> Float32Array:
@@ -129,13 +154,15 @@ def attention_shapes(config: AttentionConfig, prefix: str) -> Shapes:
     """Names and shapes of the tensors that Layers.attention takes."""
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     shapes: Shapes = {
-        f"{prefix}q_proj.weight": (queries, config.hidden_size),
+        f"{prefix}q_proj.weight": (queries * (2 if config.gate else 1), config.hidden_size),
         f"{prefix}k_proj.weight": (keys, config.hidden_size),
         f"{prefix}v_proj.weight": (keys, config.hidden_size),
         f"{prefix}o_proj.weight": (config.hidden_size, queries),
     }
-    if config.bias:
-        shapes |= {f"{prefix}{n}_proj.bias": (shapes[f"{prefix}{n}_proj.weight"][0],) for n in "qkvo"}
+    biased = ("qkv" if config.bias else "") + ("o" if config.output_bias else "")
+    shapes |= {f"{prefix}{n}_proj.bias": (shapes[f"{prefix}{n}_proj.weight"][0],) for n in biased}
+    if config.sinks:
+        shapes[f"{prefix}sinks"] = (config.num_heads,)
     if config.qk_norm != "none":
         whole = config.qk_norm == "full"
         shapes[f"{prefix}q_norm.weight"] = (queries if whole else config.head_dim,)

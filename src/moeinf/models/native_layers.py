@@ -7,12 +7,14 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from moeinf import _native
-from moeinf.models.kv_cache import KVCache
-from moeinf.models.layers import AttentionConfig
+from moeinf.models.array_math import NumpyMath
+from moeinf.models.cache import Cache, KVState
+from moeinf.models.layers import AttentionConfig, NormKind
+from moeinf.models.rope import Rope
 from moeinf.models.weights import Embedding, StoredTensor, vector
-from moeinf.types import DType, Float32Array, Routing
+from moeinf.types import DType, Float32Array, IntArray, Routing
 
-Angles = tuple[Float32Array, Float32Array]  # cos and sin [tokens, head_dim / 2]
+Angles = tuple[Float32Array, Float32Array]  # cos and sin [tokens, rotary_dim / 2]
 
 
 class NativeLayers:
@@ -21,6 +23,7 @@ class NativeLayers:
     def __init__(self, kernels: _native.Kernels, tensors: Mapping[str, StoredTensor], dtype: DType) -> None:
         self.kernels = kernels
         self.dtype: DType = dtype
+        self.math = NumpyMath()
         self._tensors = tensors
 
     def __contains__(self, name: str) -> bool:
@@ -33,44 +36,53 @@ class NativeLayers:
     def optional_vector(self, name: str) -> Float32Array | None:
         return self.vector(name) if name in self else None
 
-    def linear(self, name: str) -> Linear:
-        return Linear(self.kernels, self._tensors[name])
+    def linear(self, name: str, bias: str | None = None) -> Linear:
+        return Linear(self.kernels, self._tensors[name], None if bias is None else self.vector(bias))
 
-    def norm(self, name: str, eps: float) -> Norm:
-        return Norm(self.kernels, self.vector(name), eps)
+    def norm(self, name: str, eps: float, kind: NormKind = "rms") -> Callable[[Float32Array], Float32Array]:
+        weight = self.vector(name)
+        if kind == "layer":
+            return LayerNorm(weight, self.vector(name.removesuffix("weight") + "bias"), eps)
+        return Norm(self.kernels, weight + 1 if kind == "rms+1" else weight, eps)
+
+    def routing(self, ids: IntArray, weights: Float32Array) -> Routing:
+        return Routing(ids, np.ascontiguousarray(weights, np.float32))
 
     def embedding(self, name: str) -> Embedding:
         return Embedding(self._tensors[name])
 
-    def rotary(self, head_dim: int, theta: float, context_length: int) -> Rotary:
-        return Rotary(head_dim, theta)
+    def rotary(self, rope: Rope | None, context_length: int) -> Callable[[int, int], Angles]:
+        return rope.tables if rope is not None else lambda start, num_tokens: (_NOTHING, _NOTHING)
 
-    def attention(self, config: AttentionConfig, prefix: str, norm: str, layer: int) -> Attention:
+    def attention(self, config: AttentionConfig, prefix: str, norm: str, layer: int, residual: float = 1.0
+                  ) -> Attention:
         return Attention(self, config, prefix, norm, layer)
 
     def softmax_router(self, gate: str, norm: str, eps: float, top_k: int, normalise: bool) -> SoftmaxRouter:
         return SoftmaxRouter(self, gate, norm, eps, top_k, normalise)
 
-    def gated_mlp(self, prefix: str, norm: str, eps: float) -> GatedMLP:
-        return GatedMLP(self, prefix, norm, eps)
+    def gated_mlp(self, prefix: str, norm: str, eps: float, residual: float = 1.0) -> GatedMLP:
+        return GatedMLP(self, prefix, norm, eps, residual)
 
-    def head(self, matrix: str, norm: str, eps: float) -> Callable[[Float32Array], Float32Array]:
-        last_norm, product = self.norm(norm, eps), self.linear(matrix)
-        return lambda x: product(last_norm(x))
-
-    def new_cache(self, num_layers: int, num_kv_heads: int, head_dim: int, capacity: int) -> KVCache:
-        return KVCache(num_layers, num_kv_heads, head_dim, capacity, self.dtype)
+    def head(self, matrix: str, norm: str, eps: float, kind: NormKind = "rms", scale: float = 1.0,
+             bias: str | None = None) -> Callable[[Float32Array], Float32Array]:
+        last_norm, product, factor = self.norm(norm, eps, kind), self.linear(matrix, bias), np.float32(scale)
+        return lambda x: product(last_norm(x)) * factor if scale != 1.0 else product(last_norm(x))
 
     def carry_out(self, compute: Callable[[Float32Array, Angles], Float32Array], x: Float32Array, places: Angles,
                   cache: object) -> Float32Array:
         return compute(x, places)
 
 
+_NOTHING: Float32Array = np.empty((0, 0), np.float32)
+
+
 class Linear:
     """A weight matrix [rows, cols], multiplied by the native kernels in the format in which it is stored."""
 
-    def __init__(self, kernels: _native.Kernels, tensor: StoredTensor) -> None:
+    def __init__(self, kernels: _native.Kernels, tensor: StoredTensor, bias: Float32Array | None = None) -> None:
         rows, cols = tensor.shape
+        self._bias = bias
         self.native = _native.Matrix(tensor.data, tensor.format, rows, cols)
         self._kernels = kernels
         self._rows = rows
@@ -79,19 +91,9 @@ class Linear:
         """x [tokens, cols] -> [tokens, rows]."""
         y = np.empty((len(x), self._rows), np.float32)
         self._kernels.linear(x, self.native, y)
+        if self._bias is not None:
+            y += self._bias
         return y
-
-
-class Rotary:
-    """Rotary positions of plain rope: cos and sin [tokens, head_dim / 2]; pairs are (i, i + head_dim / 2)."""
-
-    def __init__(self, head_dim: int, theta: float) -> None:
-        self._frequencies = (theta ** (-np.arange(0, head_dim, 2) / head_dim)).astype(np.float32)
-
-    def __call__(self, start: int, num_tokens: int) -> Angles:
-        """Of the places start .. start + num_tokens."""
-        angles = np.arange(start, start + num_tokens, dtype=np.float32)[:, None] * self._frequencies
-        return np.cos(angles), np.sin(angles)
 
 
 class Norm:
@@ -108,11 +110,24 @@ class Norm:
         return out
 
 
+class LayerNorm:
+    """(x - mean) / std * weight + bias over the last dimension."""
+
+    def __init__(self, weight: Float32Array, bias: Float32Array, eps: float) -> None:
+        self._weight, self._bias, self._eps = weight, bias, np.float32(eps)
+
+    def __call__(self, x: Float32Array) -> Float32Array:
+        centred = x - x.mean(-1, keepdims=True)
+        spread = np.sqrt((centred * centred).mean(-1, keepdims=True) + self._eps)
+        out: Float32Array = centred / spread * self._weight + self._bias
+        return out
+
+
 class Attention:
     """See Layers.attention. Keys and values are kept in the cache's format."""
 
     def __init__(self, layers: NativeLayers, config: AttentionConfig, prefix: str, norm: str, layer: int) -> None:
-        self._layer = layer
+        self._layer, self._config, self._dtype = layer, config, layers.dtype
         matrices = [layers.linear(f"{prefix}{n}_proj.weight").native for n in "qkvo"]
         vectors = [layers.optional_vector(f"{prefix}{n}_norm.weight") for n in "qk"]
         vectors += [layers.optional_vector(f"{prefix}{n}_proj.bias") for n in "qkvo"]
@@ -121,24 +136,26 @@ class Attention:
             config.clip_qkv or 0.0, config.window or 0,
         )
 
-    def add_to(self, x: Float32Array, cache: KVCache, places: Angles) -> None:
+    def new_state(self, capacity: int) -> KVState:
+        return KVState(self._config.num_kv_heads, self._config.head_dim, capacity, self._dtype)
+
+    def add_to(self, x: Float32Array, cache: Cache, places: Angles) -> None:
         cos, sin = places
-        keys, values = cache.keys[self._layer], cache.values[self._layer]
-        self._native.run(x, keys, values, cache.format, cache.capacity, cache.length, cos, sin)
+        state: KVState = cache.states[self._layer]
+        self._native.run(x, state.keys, state.values, state.format, cache.capacity, cache.length, cos, sin)
 
 
 class GatedMLP:
     """See Layers.gated_mlp."""
 
-    def __init__(self, layers: NativeLayers, prefix: str, norm: str, eps: float) -> None:
+    def __init__(self, layers: NativeLayers, prefix: str, norm: str, eps: float, residual: float) -> None:
+        self._residual = np.float32(residual)
         self._gate, self._up, self._down = (layers.linear(f"{prefix}{n}_proj.weight") for n in ("gate", "up", "down"))
-        self._norm = layers.norm(norm, eps)
+        self._norm, self._math = layers.norm(norm, eps), layers.math
 
     def add_to(self, x: Float32Array) -> None:
         hidden = self._norm(x)
-        gate = self._gate(hidden)
-        with np.errstate(over="ignore"):  # exp(-gate) of a very negative gate is infinite, and silu then 0
-            x += self._down(gate / (1 + np.exp(-gate)) * self._up(hidden))
+        x += self._down(self._math.silu(self._gate(hidden)) * self._up(hidden)) * self._residual
 
 
 class SoftmaxRouter:

@@ -8,7 +8,9 @@ import pytest
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.models import architecture
-from tests.models.test_parity import MIXTRAL, OLMOE, QWEN3
+from tests.models.configs.mixtral import MIXTRAL
+from tests.models.configs.olmoe import OLMOE
+from tests.models.configs.qwen3_moe import QWEN3
 
 BAD_NUMBERS = [0, -1, 1.5, "8", True, [8], 1 << 40]
 

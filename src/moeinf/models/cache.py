@@ -1,0 +1,66 @@
+"""What a model keeps of the tokens it has seen: a state for each layer, and their number."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from moeinf.types import DTYPE_BYTES, ByteArray, DType
+
+
+class LayerState(Protocol):
+    """Keys and values, compressed ones, or a recurrent state."""
+
+    @property
+    def rewinds(self) -> bool:
+        """Whether the state after fewer tokens can be had again; a recurrent one only begins anew."""
+        ...
+
+    def truncate(self, length: int) -> None:
+        """Forgets all but the first `length` tokens; of a state that does not rewind, length is 0."""
+        ...
+
+
+class Cache:
+    """The states of one sequence, with room for `capacity` tokens."""
+
+    def __init__(self, states: Sequence[Any], capacity: int) -> None:
+        self.states = list(states)  # by decoder layer; whoever made the layer knows what its state is
+        self.capacity = capacity
+        self.length = 0  # tokens that every layer has stored
+
+    def advance(self, num_tokens: int) -> None:
+        """Called when the last layer has stored the tokens behind `length`."""
+        self.length += num_tokens
+        assert self.length <= self.capacity, "the caller checks the context before a forward pass"
+
+    def truncate(self, length: int) -> int:
+        """Forgets all but the first `length` tokens, or all where a state cannot go back; how many are left."""
+        assert 0 <= length <= self.length
+        if length < self.length and not all(state.rewinds for state in self.states):
+            length = 0
+        if length < self.length:
+            for state in self.states:
+                state.truncate(length)
+        self.length = length
+        return length
+
+
+class KVState:
+    """Keys and values of one layer on the CPU: the bytes of [kv_heads, capacity, head_dim] in `format`.
+
+    Pages are touched, and so counted as resident, only as tokens arrive.
+    """
+
+    rewinds = True
+
+    def __init__(self, num_kv_heads: int, head_dim: int, capacity: int, dtype: DType) -> None:
+        size = num_kv_heads * capacity * head_dim * DTYPE_BYTES[dtype]
+        self.keys: ByteArray = np.empty(size, np.uint8)
+        self.values: ByteArray = np.empty(size, np.uint8)
+        self.format = dtype
+
+    def truncate(self, length: int) -> None:
+        pass  # what lies behind the cache's length is never read

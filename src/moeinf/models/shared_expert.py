@@ -1,0 +1,21 @@
+"""Experts that every token uses: they lie with the dense weights, and never move."""
+
+from __future__ import annotations
+
+from moeinf.models.layers import Layers
+from moeinf.types import Hidden
+
+
+class SharedExpert:
+    """down(silu(gate(x)) * up(x)), times sigmoid(w x) where it has a gate of its own."""
+
+    def __init__(self, layers: Layers, prefix: str, own_gate: str | None = None) -> None:
+        """prefix: of gate_proj, up_proj and down_proj; own_gate: name of w [1, hidden]."""
+        self._math = layers.math
+        self._gate, self._up, self._down = (layers.linear(f"{prefix}{n}_proj.weight") for n in ("gate", "up", "down"))
+        self._own_gate = None if own_gate is None else layers.linear(own_gate)
+
+    def __call__(self, hidden: Hidden) -> Hidden:
+        """hidden [tokens, hidden] -> what the tokens are given."""
+        out = self._down(self._math.silu(self._gate(hidden)) * self._up(hidden))
+        return out if self._own_gate is None else out * self._math.sigmoid(self._own_gate(hidden))

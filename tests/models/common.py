@@ -1,0 +1,21 @@
+"""What the tiny configs of all families share, and where they are found: one file a family in configs/."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+COMMON: dict[str, Any] = {
+    "vocab_size": 97, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "max_position_embeddings": 256, "rope_theta": 10000.0, "tie_word_embeddings": False, "bos_token_id": 0,
+    "eos_token_id": 1, "initializer_range": 0.2,
+}
+
+
+def all_configs() -> dict[str, dict[str, Any]]:
+    """By a name that tells what is switched on."""
+    found: dict[str, dict[str, Any]] = {}
+    for path in sorted((Path(__file__).parent / "configs").glob("[a-z]*.py")):
+        found |= import_module(f"tests.models.configs.{path.stem}").CONFIGS
+    return found
