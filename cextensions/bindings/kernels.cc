@@ -3,11 +3,14 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstring>
+#include <map>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <tuple>
@@ -30,6 +33,7 @@ using FloatsOut = Array<float, 2>;
 using Ids = Array<const std::int64_t, 2>;
 using Column = Array<const std::int64_t, 1>;
 using Part = std::tuple<std::string, std::int64_t, std::int64_t, std::int64_t>;  // format, rows, cols, offset
+using Parts = std::map<std::string, Part>;
 
 template <typename T>
 void require_shape(const char* name, const Array<T, 2>& array, std::int64_t rows, std::int64_t cols) {
@@ -62,6 +66,15 @@ double read_rate(Kernels& kernels, std::int64_t num_bytes, int repeats) {
   return moeinf::memory_read_rate(kernels.pool(), static_cast<std::size_t>(num_bytes), repeats);
 }
 
+moeinf::Activation activation_named(const std::string& name) {
+  if (name == "silu") return moeinf::Activation::kSilu;
+  if (name == "gelu") return moeinf::Activation::kGelu;
+  if (name == "relu") return moeinf::Activation::kRelu;
+  if (name == "swiglu_clamped") return moeinf::Activation::kSwigluClamped;
+  throw std::invalid_argument("activation is '" + name +
+                              "'; it is 'silu', 'gelu', 'relu' or 'swiglu_clamped'");
+}
+
 moeinf::ExpertPart part_of(const Part& part) {
   if (std::get<3>(part) < 0) throw std::invalid_argument("a part begins before its block");
   return {moeinf::format_named(std::get<0>(part)), std::get<1>(part), std::get<2>(part),
@@ -71,8 +84,9 @@ moeinf::ExpertPart part_of(const Part& part) {
 // Holds the memory and the kernels that it works with.
 class BoundExpertKernel {
  public:
-  BoundExpertKernel(nb::object kernels, BoundMatrix::Memory memory, const std::vector<Part>& parts)
-      : kernels_(kernels), memory_(memory), kernel_(make(nb::cast<Kernels&>(kernels), memory, parts)) {}
+  // form: None, or an object with the attributes of moeinf.types.ExpertForm.
+  BoundExpertKernel(nb::object kernels, BoundMatrix::Memory memory, const Parts& parts, nb::object form)
+      : kernels_(kernels), memory_(memory), kernel_(make(nb::cast<Kernels&>(kernels), memory, parts, form)) {}
 
   nb::tuple begin(const Floats& hidden, const Ids& ids, const Floats& weights) {
     const auto num_tokens = static_cast<std::int64_t>(hidden.shape(0));
@@ -103,10 +117,29 @@ class BoundExpertKernel {
   }
 
  private:
-  static moeinf::ExpertKernel make(Kernels& kernels, const BoundMatrix::Memory& memory,
-                                   const std::vector<Part>& parts) {
-    if (parts.size() != 3) throw std::invalid_argument("an expert has 3 parts: gate, up, down");
-    return {kernels, memory.data(), memory.shape(0), part_of(parts[0]), part_of(parts[1]), part_of(parts[2])};
+  static moeinf::ExpertKernel make(Kernels& kernels, const BoundMatrix::Memory& memory, const Parts& parts,
+                                   const nb::object& form) {
+    const bool plain = form.is_none(), gated = plain || nb::cast<bool>(form.attr("gated")),
+               biased = !plain && nb::cast<bool>(form.attr("biased"));
+    std::size_t num_found = 0;
+    const auto part = [&](const char* name, bool wanted) -> std::optional<moeinf::ExpertPart> {
+      if (!wanted) return std::nullopt;
+      const auto found = parts.find(name);
+      if (found == parts.end()) throw std::invalid_argument(std::string("an expert lacks the part ") + name);
+      ++num_found;
+      return part_of(found->second);
+    };
+    const moeinf::ExpertParts found{part("gate", gated),     *part("up", true),
+                                    *part("down", true),     part("gate_bias", gated && biased),
+                                    part("up_bias", biased), part("down_bias", biased)};
+    if (num_found != parts.size()) throw std::invalid_argument("an expert has parts that its form has not");
+    if (plain) return {kernels, memory.data(), memory.shape(0), found};
+    return {kernels,
+            memory.data(),
+            memory.shape(0),
+            found,
+            activation_named(nb::cast<std::string>(form.attr("activation"))),
+            nb::cast<float>(form.attr("limit"))};
   }
 
   nb::object kernels_;
@@ -127,8 +160,8 @@ void moeinf::bind_kernels(nb::module_& m) {
       .def("linear", &linear, nb::arg("x").noconvert(), nb::arg("w"), nb::arg("y").noconvert());
   nb::class_<BoundExpertKernel>(m, "ExpertKernel",
                                 "The routed experts of one layer, computed as they arrive.")
-      .def(nb::init<nb::object, BoundMatrix::Memory, const std::vector<Part>&>(), nb::arg("kernels"),
-           nb::arg("memory").noconvert(), nb::arg("parts"))
+      .def(nb::init<nb::object, BoundMatrix::Memory, const Parts&, nb::object>(), nb::arg("kernels"),
+           nb::arg("memory").noconvert(), nb::arg("parts"), nb::arg("form") = nb::none())
       .def("begin", &BoundExpertKernel::begin, nb::arg("hidden").noconvert(), nb::arg("ids").noconvert(),
            nb::arg("weights").noconvert())
       .def("compute", &BoundExpertKernel::compute, nb::arg("experts").noconvert(),

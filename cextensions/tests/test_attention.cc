@@ -49,13 +49,17 @@ void norm(std::vector<double>& x, std::size_t first, std::size_t count, const Fl
 // A layer with random weights, and the positions it has seen, in double precision.
 struct Layer {
   AttentionShape shape;
-  Floats q, k, v, o, norm_weight, q_norm, k_norm, q_bias, k_bias, v_bias, o_bias;
+  Floats q, k, v, o, norm_weight, q_norm, k_norm, q_bias, k_bias, v_bias, o_bias, norm_bias, sinks;
   std::vector<std::vector<double>> keys, values;
 
-  Layer(const AttentionShape& s, bool biased, std::mt19937& random) : shape(s) {
+  Layer(const AttentionShape& s, bool biased, bool layer_norm, bool has_sinks, std::mt19937& random)
+      : shape(s) {
     const std::int64_t queries = s.num_heads * s.head_dim, kv = s.num_kv_heads * s.head_dim;
+    const std::int64_t q_rows = queries * (s.gated ? 2 : 1);
     const float scale = 1.0f / std::sqrt(float(s.hidden));
-    q = random_floats(queries * s.hidden, scale, random);
+    if (layer_norm) norm_bias = random_floats(s.hidden, 1, random);
+    if (has_sinks) sinks = random_floats(s.num_heads, 2, random);
+    q = random_floats(q_rows * s.hidden, scale, random);
     k = random_floats(kv * s.hidden, scale, random);
     v = random_floats(kv * s.hidden, scale, random);
     o = random_floats(s.hidden * queries, scale, random);
@@ -63,7 +67,7 @@ struct Layer {
     q_norm = random_floats(s.head_norm == HeadNorm::kAll ? queries : s.head_dim, 1, random);
     k_norm = random_floats(s.head_norm == HeadNorm::kAll ? kv : s.head_dim, 1, random);
     if (!biased) return;
-    q_bias = random_floats(queries, 1, random);
+    q_bias = random_floats(q_rows, 1, random);
     k_bias = random_floats(kv, 1, random);
     v_bias = random_floats(kv, 1, random);
     o_bias = random_floats(s.hidden, 1, random);
@@ -75,7 +79,7 @@ struct Layer {
     const auto pointer = [](const Floats& values, bool there) {
       return there && !values.empty() ? values.data() : nullptr;
     };
-    return {matrix_of(q, queries, shape.hidden),
+    return {matrix_of(q, queries * (shape.gated ? 2 : 1), shape.hidden),
             matrix_of(k, kv, shape.hidden),
             matrix_of(v, kv, shape.hidden),
             matrix_of(o, shape.hidden, queries),
@@ -85,23 +89,32 @@ struct Layer {
             pointer(q_bias, true),
             pointer(k_bias, true),
             pointer(v_bias, true),
-            pointer(o_bias, true)};
+            pointer(o_bias, true),
+            pointer(norm_bias, true),
+            pointer(sinks, true)};
   }
 
-  std::vector<double> heads(const Floats& w, const Floats& bias, const Floats& weight, std::int64_t count,
-                            const std::vector<double>& x, const float* cos, const float* sin) const {
+  static std::vector<double> product(const Floats& w, const Floats& bias, const std::vector<double>& x) {
     std::vector<double> y = times(w, x);
     for (std::size_t i = 0; i < bias.size(); ++i) y[i] += bias[i];
+    return y;
+  }
+
+  // Norms, clamp and positions of y, which is what came of a projection.
+  std::vector<double> heads(std::vector<double> y, const Floats& weight, std::int64_t count, const float* cos,
+                            const float* sin) const {
     if (shape.head_norm == HeadNorm::kAll) norm(y, 0, y.size(), weight, shape.norm_eps);
     for (double& value : y)
       value = shape.clip > 0 ? std::clamp<double>(value, -shape.clip, shape.clip) : value;
-    const auto dim = std::size_t(shape.head_dim), half = dim / 2;
+    const auto dim = std::size_t(shape.head_dim), pairs = std::size_t(shape.rotary_pairs);
     for (std::size_t h = 0; h < std::size_t(count); ++h) {
       if (shape.head_norm == HeadNorm::kEach) norm(y, h * dim, dim, weight, shape.norm_eps);
-      for (std::size_t i = 0; i < half; ++i) {
-        const double a = y[h * dim + i], b = y[h * dim + half + i];
-        y[h * dim + i] = a * cos[i] - b * sin[i];
-        y[h * dim + half + i] = b * cos[i] + a * sin[i];
+      for (std::size_t i = 0; i < pairs; ++i) {
+        double& first = y[h * dim + (shape.interleaved ? 2 * i : i)];
+        double& second = y[h * dim + (shape.interleaved ? 2 * i + 1 : i + pairs)];
+        const double a = first, b = second;
+        first = a * cos[i] - b * sin[i];
+        second = b * cos[i] + a * sin[i];
       }
     }
     return y;
@@ -110,34 +123,52 @@ struct Layer {
   // One token behind those seen.
   void step(float* x, const float* cos, const float* sin) {
     std::vector<double> normed(x, x + shape.hidden);
-    norm(normed, 0, normed.size(), norm_weight, shape.norm_eps);
-    const std::vector<double> query = heads(q, q_bias, q_norm, shape.num_heads, normed, cos, sin);
-    keys.push_back(heads(k, k_bias, k_norm, shape.num_kv_heads, normed, cos, sin));
-    values.push_back(times(v, normed));
-    for (std::size_t i = 0; i < values.back().size(); ++i) {
-      double& value = values.back()[i];
-      if (!v_bias.empty()) value += v_bias[i];
-      if (shape.clip > 0) value = std::clamp<double>(value, -shape.clip, shape.clip);
+    if (norm_bias.empty()) {
+      norm(normed, 0, normed.size(), norm_weight, shape.norm_eps);
+    } else {
+      double mean = 0;
+      for (const double value : normed) mean += value / double(normed.size());
+      for (double& value : normed) value -= mean;
+      norm(normed, 0, normed.size(), norm_weight, shape.norm_eps);
+      for (std::size_t i = 0; i < normed.size(); ++i) normed[i] += norm_bias[i];
     }
+    std::vector<double> queries = product(q, q_bias, normed), gates;
+    if (shape.gated) split(queries, gates);
+    const std::vector<double> query = heads(queries, q_norm, shape.num_heads, cos, sin);
+    keys.push_back(heads(product(k, k_bias, normed), k_norm, shape.num_kv_heads, cos, sin));
+    values.push_back(product(v, v_bias, normed));
+    for (double& value : values.back())
+      value = shape.clip > 0 ? std::clamp<double>(value, -shape.clip, shape.clip) : value;
     const std::size_t first = shape.window > 0 && keys.size() > std::size_t(shape.window)
                                   ? keys.size() - std::size_t(shape.window)
                                   : 0;
     std::vector<double> mixed(query.size());
     for (std::size_t h = 0; h < std::size_t(shape.num_heads); ++h) mix(query, h, first, mixed);
-    const std::vector<double> out = times(o, mixed);
-    for (std::size_t i = 0; i < out.size(); ++i)
-      x[i] += float(out[i] + (o_bias.empty() ? 0.0 : double(o_bias[i])));
+    for (std::size_t i = 0; i < gates.size(); ++i) mixed[i] /= 1 + std::exp(-gates[i]);
+    const std::vector<double> out = product(o, o_bias, mixed);
+    for (std::size_t i = 0; i < out.size(); ++i) x[i] += float(shape.residual * out[i]);
+  }
+
+  // Rows that are a query and a gate in turn.
+  void split(std::vector<double>& queries, std::vector<double>& gates) const {
+    const auto dim = shape.head_dim;
+    const std::vector<double> both = queries;
+    queries.clear();
+    for (auto from = both.begin(); from != both.end(); from += 2 * dim) {
+      queries.insert(queries.end(), from, from + dim);
+      gates.insert(gates.end(), from + dim, from + 2 * dim);
+    }
   }
 
   void mix(const std::vector<double>& query, std::size_t h, std::size_t first,
            std::vector<double>& mixed) const {
     const auto dim = std::size_t(shape.head_dim), kv = h / std::size_t(shape.num_heads / shape.num_kv_heads);
     std::vector<double> weights;
-    double total = 0;
+    double total = sinks.empty() ? 0 : std::exp(double(sinks[h]));
     for (std::size_t j = first; j < keys.size(); ++j) {
       double score = 0;
       for (std::size_t i = 0; i < dim; ++i) score += query[h * dim + i] * keys[j][kv * dim + i];
-      weights.push_back(std::exp(score / std::sqrt(double(dim))));
+      weights.push_back(std::exp(score * double(shape.scale)));
       total += weights.back();
     }
     for (std::size_t j = first; j < keys.size(); ++j) {
@@ -169,27 +200,44 @@ double largest_difference(const Floats& a, const Floats& b) {
   return most;
 }
 
+// The plain form: positions of whole heads, nothing scaled but by the square root of the head's size.
+AttentionShape plain_shape(std::int64_t hidden, std::int64_t heads, std::int64_t kv_heads,
+                           std::int64_t head_dim, float eps, HeadNorm head_norm, float clip,
+                           std::int64_t window) {
+  return {hidden,
+          heads,
+          kv_heads,
+          head_dim,
+          eps,
+          head_norm,
+          clip,
+          window,
+          head_dim / 2,
+          false,
+          1 / std::sqrt(float(head_dim)),
+          1.0f,
+          false};
+}
+
 // Passes of the given sizes, one behind the other, against token after token in double precision.
 void compare(const AttentionShape& shape, bool biased, Format kv, const std::vector<std::int64_t>& passes,
-             const std::string& isa, double tolerance) {
+             const std::string& isa, double tolerance, bool layer_norm = false, bool sinks = false) {
   std::mt19937 random(7);
-  Layer layer(shape, biased, random);
+  Layer layer(shape, biased, layer_norm, sinks, random);
   std::int64_t tokens = 0;
   for (const std::int64_t count : passes) tokens += count;
   Floats x = random_floats(tokens * shape.hidden, 1, random);
   Floats expected = x;
-  Floats cos = random_floats(tokens * shape.head_dim / 2, 1, random),
-         sin = random_floats(tokens * shape.head_dim / 2, 1, random);
-  const std::int64_t half = shape.head_dim / 2;
+  const std::int64_t pairs = shape.rotary_pairs;
+  const Floats cos = random_floats(tokens * pairs, 1, random), sin = random_floats(tokens * pairs, 1, random);
   for (std::int64_t t = 0; t < tokens; ++t)
-    layer.step(&expected[std::size_t(t * shape.hidden)], &cos[std::size_t(t * half)],
-               &sin[std::size_t(t * half)]);
+    layer.step(&expected[std::size_t(t * shape.hidden)], cos.data() + t * pairs, sin.data() + t * pairs);
   Kernels kernels(2, isa);
   Cache cache(shape, kv, tokens + 3);
   std::int64_t length = 0;
   for (const std::int64_t count : passes) {
-    moeinf::attend(kernels, shape, layer.weights(), cache.view(), length, &cos[std::size_t(length * half)],
-                   &sin[std::size_t(length * half)], &x[std::size_t(length * shape.hidden)], count);
+    moeinf::attend(kernels, shape, layer.weights(), cache.view(), length, cos.data() + length * pairs,
+                   sin.data() + length * pairs, &x[std::size_t(length * shape.hidden)], count);
     length += count;
   }
   CHECK(largest_difference(x, expected) < tolerance);
@@ -198,8 +246,8 @@ void compare(const AttentionShape& shape, bool biased, Format kv, const std::vec
 TEST(attention_is_that_of_its_double_precision_twin) {
   for (const std::string& isa : moeinf::available_isas()) {
     for (const HeadNorm head_norm : {HeadNorm::kNone, HeadNorm::kEach, HeadNorm::kAll}) {
-      const AttentionShape shape{40, 6, 2, 10, 1e-6f, head_norm, head_norm == HeadNorm::kNone ? 0.9f : 0.0f,
-                                 0};
+      const AttentionShape shape =
+          plain_shape(40, 6, 2, 10, 1e-6f, head_norm, head_norm == HeadNorm::kNone ? 0.9f : 0.0f, 0);
       compare(shape, head_norm != HeadNorm::kAll, Format::kF32, {3, 1, 1, 70, 8, 9, 1}, isa, 2e-4);
     }
   }
@@ -207,21 +255,57 @@ TEST(attention_is_that_of_its_double_precision_twin) {
 
 TEST(a_window_hides_what_lies_before_it) {
   for (const std::string& isa : moeinf::available_isas()) {
-    const AttentionShape shape{32, 4, 4, 8, 1e-5f, HeadNorm::kNone, 0.0f, 13};
+    const AttentionShape shape = plain_shape(32, 4, 4, 8, 1e-5f, HeadNorm::kNone, 0.0f, 13);
     compare(shape, false, Format::kF32, {5, 30, 1, 1, 40, 2}, isa, 2e-4);
   }
 }
 
 TEST(more_query_heads_than_a_task_takes_share_a_key) {
   for (const std::string& isa : moeinf::available_isas()) {
-    const AttentionShape shape{24, 11, 1, 6, 1e-5f, HeadNorm::kEach, 0.0f, 0};
+    const AttentionShape shape = plain_shape(24, 11, 1, 6, 1e-5f, HeadNorm::kEach, 0.0f, 0);
     compare(shape, false, Format::kF32, {2, 20, 1, 150}, isa, 2e-4);
+  }
+}
+
+TEST(some_dimensions_of_a_head_have_positions_or_none_in_either_order_of_pairs) {
+  for (const std::string& isa : moeinf::available_isas()) {
+    for (const bool interleaved : {false, true}) {
+      for (const std::int64_t pairs : {0, 3, 6}) {
+        AttentionShape shape = plain_shape(32, 4, 2, 12, 1e-5f, HeadNorm::kEach, 0.0f, 0);
+        shape.rotary_pairs = pairs;
+        shape.interleaved = interleaved;
+        shape.scale = 0.11f;
+        shape.residual = 0.22f;
+        compare(shape, false, Format::kF32, {3, 1, 20, 1}, isa, 2e-4);
+      }
+    }
+  }
+}
+
+TEST(sinks_take_their_share_of_few_tokens_and_of_many_within_a_window_and_without) {
+  for (const std::string& isa : moeinf::available_isas()) {
+    for (const std::int64_t window : {0, 7}) {
+      AttentionShape shape = plain_shape(32, 11, 1, 8, 1e-5f, HeadNorm::kNone, 0.0f, window);
+      shape.scale = 0.3f;
+      compare(shape, true, Format::kF32, {1, 1, 5, 40, 1, 150, 8}, isa, 2e-4, false, true);
+    }
+  }
+}
+
+TEST(gates_multiply_what_heads_give_and_a_layer_norm_may_come_first) {
+  for (const std::string& isa : moeinf::available_isas()) {
+    AttentionShape shape = plain_shape(40, 6, 2, 10, 1e-5f, HeadNorm::kEach, 0.0f, 0);
+    shape.gated = true;
+    shape.rotary_pairs = 2;
+    compare(shape, false, Format::kF32, {4, 1, 30, 1}, isa, 2e-4);
+    shape.head_norm = HeadNorm::kNone;
+    compare(shape, true, Format::kF32, {4, 1, 30, 1, 140}, isa, 2e-4, true);
   }
 }
 
 TEST(keys_and_values_of_16_bits_lose_only_their_last_digits) {
   for (const std::string& isa : moeinf::available_isas()) {
-    const AttentionShape shape{64, 4, 2, 16, 1e-6f, HeadNorm::kEach, 0.0f, 0};
+    const AttentionShape shape = plain_shape(64, 4, 2, 16, 1e-6f, HeadNorm::kEach, 0.0f, 0);
     compare(shape, false, Format::kF16, {20, 1, 5, 300, 1}, isa, 2e-2);
     compare(shape, false, Format::kBF16, {20, 1, 5, 300, 1}, isa, 1.5e-1);
   }

@@ -11,6 +11,7 @@
 #include "moeinf/kernels/experts.h"
 #include "moeinf/kernels/quantize.h"
 
+using moeinf::Activation;
 using moeinf::ExpertKernel;
 using moeinf::ExpertPart;
 using moeinf::Format;
@@ -50,7 +51,13 @@ double dot(const float* a, const float* b, std::int64_t count) {
   return sum;
 }
 
-// Blocks of kNumExperts experts, last expert first, and the float weights that they hold.
+struct Form {  // what experts compute
+  bool gated = true, biased = false;
+  Activation activation = Activation::kSilu;
+  float limit = 0;
+};
+
+// Blocks of kNumExperts experts, last expert first, and the float weights that they hold; then their biases.
 struct Layer {
   explicit Layer(Format format) : memory(kStride * kNumExperts) {
     const std::int64_t rows[] = {kIntermediate, kIntermediate, kHidden};
@@ -71,19 +78,33 @@ struct Layer {
       }
       offset += static_cast<std::size_t>(rows[p]) * moeinf::row_bytes(format, cols);
     }
+    for (std::size_t p = 0; p < 3; ++p) {
+      bias_parts[p] = {Format::kF32, rows[p], 1, offset};
+      for (std::int64_t e = 0; e < kNumExperts; ++e) {
+        biases[p].push_back(
+            random_floats(static_cast<std::size_t>(rows[p]), static_cast<unsigned>(100 + e) + p));
+        std::memcpy(memory.data() + offset_of(e) + offset, biases[p].back().data(),
+                    biases[p].back().size() * sizeof(float));
+      }
+      offset += static_cast<std::size_t>(rows[p]) * sizeof(float);
+    }
     CHECK(offset <= kStride);
   }
   static std::size_t offset_of(std::int64_t e) {
     return kStride * static_cast<std::size_t>(kNumExperts - 1 - e);
   }
 
-  ExpertKernel kernel(Kernels& kernels) const {
-    return {kernels, memory.data(), memory.size(), parts[0], parts[1], parts[2]};
+  ExpertKernel kernel(Kernels& kernels, const Form& form = {}) const {
+    moeinf::ExpertParts chosen{{}, parts[1], parts[2], {}, {}, {}};
+    if (form.gated) chosen.gate = parts[0];
+    if (form.gated && form.biased) chosen.gate_bias = bias_parts[0];
+    if (form.biased) chosen.up_bias = bias_parts[1], chosen.down_bias = bias_parts[2];
+    return {kernels, memory.data(), memory.size(), chosen, form.activation, form.limit};
   }
 
   Bytes memory;
-  ExpertPart parts[3];
-  std::vector<Floats> weights[3];
+  ExpertPart parts[3], bias_parts[3];
+  std::vector<Floats> weights[3], biases[3];
 };
 
 struct Step {
@@ -119,18 +140,34 @@ Floats run(ExpertKernel& kernel, const Step& step) {
   return out;
 }
 
+double activated(const Form& form, double gate, double up) {
+  if (form.activation == Activation::kSwigluClamped) {
+    const double g = std::min<double>(gate, form.limit), u = std::clamp<double>(up, -form.limit, form.limit);
+    return g / (1 + std::exp(-1.702 * g)) * (u + 1);
+  }
+  const double a = form.gated ? gate : up;
+  const double value = form.activation == Activation::kSilu   ? a / (1 + std::exp(-a))
+                       : form.activation == Activation::kGelu ? a * (1 + std::erf(a / std::sqrt(2.0))) / 2
+                                                              : std::max(a, 0.0);
+  return form.gated ? value * up : value;
+}
+
 // Element h of the sum for token t, in double.
-double expected(const Layer& layer, const Step& step, std::int64_t t, std::int64_t h) {
+double expected(const Layer& layer, const Step& step, std::int64_t t, std::int64_t h, const Form& form = {}) {
   double sum = 0;
   for (std::int64_t j = 0; j < kTopK; ++j) {
     const auto place = static_cast<std::size_t>(t * kTopK + j);
     const auto e = static_cast<std::size_t>(step.ids[place]);
+    if (form.biased) sum += step.weights[place] * layer.biases[2][e][static_cast<std::size_t>(h)];
     for (std::int64_t i = 0; i < kIntermediate; ++i) {
       const float* x = step.hidden.data() + t * kHidden;
-      const double gate = dot(layer.weights[0][e].data() + i * kHidden, x, kHidden);
-      const double up = dot(layer.weights[1][e].data() + i * kHidden, x, kHidden);
+      const auto row = static_cast<std::size_t>(i);
+      const double gate = dot(layer.weights[0][e].data() + i * kHidden, x, kHidden) +
+                          (form.biased ? layer.biases[0][e][row] : 0.0f);
+      const double up = dot(layer.weights[1][e].data() + i * kHidden, x, kHidden) +
+                        (form.biased ? layer.biases[1][e][row] : 0.0f);
       const float down = layer.weights[2][e][static_cast<std::size_t>(h * kIntermediate + i)];
-      sum += step.weights[place] * down * gate / (1 + std::exp(-gate)) * up;
+      sum += step.weights[place] * down * activated(form, gate, up);
     }
   }
   return sum;
@@ -151,6 +188,32 @@ TEST(experts_equal_plain_double_arithmetic_for_few_tokens_and_many) {
         for (std::int64_t h = 0; h < kHidden; h += 7) {
           CHECK(std::abs(out[static_cast<std::size_t>(t * kHidden + h)] - expected(layer, step, t, h)) <
                 tolerance);
+        }
+      }
+    }
+  }
+}
+
+TEST(experts_of_every_form_equal_plain_double_arithmetic) {
+  const Form forms[] = {{true, true},
+                        {false, false, Activation::kRelu},
+                        {false, true, Activation::kRelu},
+                        {true, false, Activation::kGelu},
+                        {false, true, Activation::kGelu},
+                        {true, true, Activation::kSwigluClamped, 1.5f}};
+  const Layer layer(Format::kF32);
+  for (const char* isa : {"", "generic"}) {
+    Kernels kernels(2, isa);
+    for (const Form& form : forms) {
+      ExpertKernel kernel = layer.kernel(kernels, form);
+      for (const std::int64_t num_tokens : {1, 3, 40}) {
+        const Step step(num_tokens);
+        const Floats out = run(kernel, step);
+        for (std::int64_t t = 0; t < num_tokens; t += 3) {
+          for (std::int64_t h = 0; h < kHidden; h += 7) {
+            CHECK(std::abs(out[static_cast<std::size_t>(t * kHidden + h)] -
+                           expected(layer, step, t, h, form)) < 1e-4);
+          }
         }
       }
     }
@@ -254,12 +317,25 @@ TEST(parts_that_do_not_fit_together_are_refused) {
   Kernels kernels(1, "generic");
   const ExpertPart gate{Format::kF32, 32, 64, 0}, down{Format::kF32, 64, 32, 0};
   const auto refused = [&](const ExpertPart& g, const ExpertPart& u, const ExpertPart& d) {
-    return throws<std::invalid_argument>([&] { ExpertKernel kernel(kernels, nullptr, 0, g, u, d); });
+    return throws<std::invalid_argument>([&] {
+      ExpertKernel kernel(kernels, nullptr, 0, {g, u, d, {}, {}, {}});
+    });
   };
   CHECK(!refused(gate, gate, down));
   CHECK(refused(gate, down, down));
   CHECK(refused(gate, gate, gate));
   CHECK(refused({Format::kQ4_K, 32, 64, 0}, gate, down));
+  const auto refused_bias = [&](const ExpertPart& bias) {
+    return throws<std::invalid_argument>([&] {
+      ExpertKernel kernel(kernels, nullptr, 0, {gate, gate, down, {}, bias, {}});
+    });
+  };
+  CHECK(!refused_bias({Format::kBF16, 32, 1, 0}));
+  CHECK(refused_bias({Format::kBF16, 64, 1, 0}));
+  CHECK(refused_bias({Format::kQ8_0, 32, 1, 0}));
+  CHECK(throws<std::invalid_argument>([&] {  // a limit without a gate
+    ExpertKernel kernel(kernels, nullptr, 0, {{}, gate, down, {}, {}, {}}, Activation::kSwigluClamped, 7);
+  }));
 }
 
 TEST(linears_of_mixed_formats_equal_each_alone_and_plain_double_arithmetic) {

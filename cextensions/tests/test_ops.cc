@@ -167,7 +167,7 @@ TEST(silu_is_exact_to_a_few_units_in_the_last_place) {
         gate[i] = static_cast<float>(i) * 0.17f - 80.0f;
         up[i] = 1.0f + static_cast<float>(i % 3);
       }
-      ops_for(isa).silu_mul(gate.data(), up.data(), out.data(), count);
+      ops_for(isa).activate(Activation::kSilu, 0, gate.data(), up.data(), out.data(), count);
       for (std::size_t i = 0; i < gate.size(); ++i) {
         const double g = static_cast<double>(gate[i]),
                      exact = g / (1.0 + std::exp(-g)) * static_cast<double>(up[i]);
@@ -182,9 +182,57 @@ TEST(silu_keeps_what_is_not_finite_and_vanishes_far_below_zero) {
   const float gate[] = {std::numeric_limits<float>::quiet_NaN(), infinity, -200.0f, -89.0f, 0.0f};
   for (const std::string& isa : available_isas()) {
     float out[5];
-    ops_for(isa).silu_mul(gate, ones, out, 5);
+    ops_for(isa).activate(Activation::kSilu, 0, gate, ones, out, 5);
     CHECK(std::isnan(out[0]) && out[1] == infinity && out[2] == 0.0f && std::fabs(out[3]) < 1e-36f &&
           out[4] == 0.0f);
+  }
+}
+
+TEST(every_activation_is_that_of_double_arithmetic_with_and_without_a_gate) {
+  std::mt19937 random(8);
+  std::vector<float> a = random_floats(random, 203), up = random_floats(random, 203), out(203);
+  for (float& value : a) value *= 4;
+  for (float& value : up) value *= 4;
+  const auto exact = [](Activation act, double x) {
+    if (act == Activation::kSilu) return x / (1 + std::exp(-x));
+    if (act == Activation::kGelu) return 0.5 * x * (1 + std::erf(x / std::sqrt(2.0)));
+    return std::max(x, 0.0);
+  };
+  for (const std::string& isa : available_isas()) {
+    for (const Activation act : {Activation::kSilu, Activation::kGelu, Activation::kRelu}) {
+      for (const bool gated : {true, false}) {
+        ops_for(isa).activate(act, 0, a.data(), gated ? up.data() : nullptr, out.data(), 203);
+        for (std::size_t i = 0; i < a.size(); ++i) {
+          const double expected = exact(act, a[i]) * (gated ? static_cast<double>(up[i]) : 1.0);
+          CHECK(std::fabs(out[i] - expected) <= 4e-6);
+        }
+      }
+    }
+    ops_for(isa).activate(Activation::kSwigluClamped, 3.0f, a.data(), up.data(), out.data(), 203);
+    for (std::size_t i = 0; i < a.size(); ++i) {
+      const double g = std::min<double>(a[i], 3), u = std::clamp<double>(up[i], -3, 3);
+      CHECK(std::fabs(out[i] - g / (1 + std::exp(-1.702 * g)) * (u + 1)) <= 4e-6);
+    }
+  }
+}
+
+TEST(what_is_stored_is_added_in_each_of_its_formats_at_any_address) {
+  const float values[] = {1.5f, -2.25f, 0.0f, 65504.0f, 0x1p-24f, -0.375f, 3.0f, -8.0f, 0.5f};
+  for (const Format format : {Format::kF32, Format::kF16, Format::kBF16}) {
+    const std::size_t width = row_bytes(format, 1);
+    std::vector<unsigned char> memory(9 * width + 1);
+    for (const std::string& isa : available_isas()) {
+      const Ops& ops = ops_for(isa);
+      std::vector<unsigned char> aligned(9 * width);
+      ops.store_kv(format, values, 9, aligned.data());
+      std::copy(aligned.begin(), aligned.end(), memory.begin() + 1);
+      std::vector<float> sum(9, 1.0f);
+      ops.add_stored(format, memory.data() + 1, sum.data(), 9);
+      for (std::size_t i = 0; i < 9; ++i) {
+        const float rounded = format == Format::kBF16 && values[i] == 65504.0f ? 65536.0f : values[i];
+        CHECK(sum[i] == 1.0f + rounded);
+      }
+    }
   }
 }
 

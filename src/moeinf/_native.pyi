@@ -1,12 +1,12 @@
 """The native read engine: memory for experts, and reads into it in the background."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from moeinf.types import FloatArray, IntArray, ReadDone
+from moeinf.types import ExpertForm, FloatArray, IntArray, ReadDone
 
 class ReadFailure(OSError):
     """A read that failed or came back short; errno is 0 where the file has the wrong size. key is -1 at opening."""
@@ -131,10 +131,22 @@ class AttentionLayer:
         head_norm: Literal["none", "head", "full"],
         clip: float,
         window: int,
+        *,
+        rotary_dim: int | None = None,
+        interleaved: bool = False,
+        scale: float | None = None,
+        residual: float = 1.0,
+        gated: bool = False,
+        norm_bias: npt.NDArray[np.float32] | None = None,
+        sinks: npt.NDArray[np.float32] | None = None,
     ) -> None:
         """matrices: q, k, v, o; norm [hidden]; vectors: q norm, k norm, then the biases of q, k, v and o.
 
-        clip, window: 0 for none. ValueError for shapes that do not fit together.
+        clip, window: 0 for none. rotary_dim: dimensions of a head that have positions, None for all, 0 for none;
+        scale: of the scores, None for head_dim^-0.5. gated: q has for each head the rows of its query, then those of
+        a gate, whose sigmoid multiplies the head's output. norm_bias [hidden]: the norm is a layer norm. sinks
+        [heads]: a further score of each head, whose weight goes nowhere. ValueError for shapes that do not fit
+        together.
         """
 
     def run(
@@ -148,9 +160,9 @@ class AttentionLayer:
         cos: npt.NDArray[np.float32],
         sin: npt.NDArray[np.float32],
     ) -> None:
-        """x [tokens, hidden] += attention(norm(x)); keys and values of the tokens are stored at `length`.
+        """x [tokens, hidden] += residual * attention(norm(x)); keys and values of the tokens are stored at `length`.
 
-        keys, values: the bytes of [kv_heads, capacity, head_dim]; cos, sin [tokens, head_dim / 2].
+        keys, values: the bytes of [kv_heads, capacity, head_dim]; cos, sin [tokens, rotary_dim / 2].
         """
 
 class RouterLayer:
@@ -183,6 +195,16 @@ def rms_norm(
 ) -> None:
     """out [tokens, count] = x / rms(x) * weight."""
 
+def layer_norm(
+    kernels: Kernels,
+    x: npt.NDArray[np.float32],
+    weight: npt.NDArray[np.float32],
+    bias: npt.NDArray[np.float32],
+    eps: float,
+    out: npt.NDArray[np.float32],
+) -> None:
+    """out [tokens, count] = (x - mean(x)) / std(x) * weight + bias."""
+
 class Matrix:
     """A weight matrix in bytes that it keeps alive. ValueError for an unknown format and sizes that do not fit."""
 
@@ -206,13 +228,18 @@ class Kernels:
 class ExpertKernel:
     """The routed experts of one layer, whose blocks lie in one memory; kernels.ReferenceExpertKernel is its twin.
 
-    parts: (format, rows, cols, offset in the block in bytes) of gate and up [intermediate, hidden] and of down
-    [hidden, intermediate]; ValueError where they do not fit together. What finish adds depends neither on how the
-    experts were spread over compute calls nor on their order.
+    parts: (format, rows, cols, offset in the block in bytes) of gate and up [intermediate, hidden], of down [hidden,
+    intermediate], and of gate_bias, up_bias and down_bias [rows, 1] in f32, f16 or bf16: those that the form has.
+    ValueError where they do not fit together. form: None is the plain one. What finish adds depends neither on how
+    the experts were spread over compute calls nor on their order.
     """
 
     def __init__(
-        self, kernels: Kernels, memory: npt.NDArray[np.uint8], parts: Sequence[tuple[str, int, int, int]]
+        self,
+        kernels: Kernels,
+        memory: npt.NDArray[np.uint8],
+        parts: Mapping[str, tuple[str, int, int, int]],
+        form: ExpertForm | None = None,
     ) -> None: ...
     def begin(
         self, hidden: npt.NDArray[np.float32], ids: IntArray, weights: npt.NDArray[np.float32]

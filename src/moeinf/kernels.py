@@ -6,7 +6,7 @@ that rounding.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -14,10 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from moeinf import _native
-from moeinf.types import ByteArray, Float32Array, Format, IntArray, format_bytes
+from moeinf.types import ByteArray, ExpertForm, Float32Array, Format, IntArray, format_bytes
 
-ExpertPart = tuple[Format, int, int, int]  # one matrix: format, rows, cols, offset in the block in bytes
+ExpertPart = tuple[Format, int, int, int]  # a matrix or bias: format, rows, cols, offset in the block in bytes
 
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu": F.gelu, "relu": F.relu}
 _TORCH_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -37,13 +38,29 @@ def widened(memory: ByteArray, format: Format, rows: int, cols: int) -> Tensor:
     return torch.from_numpy(out)
 
 
+def expert_output(x: Tensor, weights: Mapping[str, Tensor], form: ExpertForm) -> Tensor:
+    """x [n, hidden] -> what one expert makes of it; weights by the name of the part, biases [rows, 1]."""
+    def product(name: str, x: Tensor) -> Tensor:
+        y = x @ weights[name].T
+        return y + weights[f"{name}_bias"].T if form.biased else y
+
+    up = product("up", x)
+    if not form.gated:
+        return product("down", _ACTIVATIONS[form.activation](up))
+    gate = product("gate", x)
+    if form.activation == "swiglu_clamped":
+        gate, up = gate.clamp(max=form.limit), up.clamp(-form.limit, form.limit)
+        return product("down", (up + 1) * gate * torch.sigmoid(1.702 * gate))
+    return product("down", _ACTIVATIONS[form.activation](gate) * up)
+
+
 class ReferenceExpertKernel:
     """_native.ExpertKernel, one expert and one matrix at a time."""
 
-    def __init__(self, memory: ByteArray, parts: Sequence[ExpertPart]) -> None:
-        """parts: gate and up [intermediate, hidden], down [hidden, intermediate]."""
+    def __init__(self, memory: ByteArray, parts: Mapping[str, ExpertPart], form: ExpertForm | None = None) -> None:
         self._memory = memory
         self._parts = parts
+        self._form = form or ExpertForm()
         self._outputs: dict[int, Tensor] = {}  # [tokens routed to the expert, hidden]
         self._has_begun = False
 
@@ -62,10 +79,9 @@ class ReferenceExpertKernel:
             tokens, _ = np.nonzero(self._ids == expert)
             if not len(tokens) or expert in self._outputs:
                 raise ValueError(f"expert {expert} was not routed to, or was computed before")
-            gate, up, down = (widened(self._memory[offset + at :], format, rows, cols)
-                              for format, rows, cols, at in self._parts)
-            x = torch.from_numpy(self._hidden[tokens])
-            self._outputs[expert] = (F.silu(x @ gate.T) * (x @ up.T)) @ down.T
+            weights = {name: widened(self._memory[offset + at :], format, rows, cols)
+                       for name, (format, rows, cols, at) in self._parts.items()}
+            self._outputs[expert] = expert_output(torch.from_numpy(self._hidden[tokens]), weights, self._form)
 
     def finish(self, out: Float32Array) -> None:
         """out [tokens, hidden] += the weighted outputs, one after the other. ValueError where one is missing."""

@@ -11,7 +11,7 @@ import pytest
 
 from moeinf import _native
 from moeinf.kernels import ReferenceExpertKernel, reference_linear
-from moeinf.types import ByteArray, Float32Array, Format, IntArray, format_bytes
+from moeinf.types import ByteArray, ExpertForm, Float32Array, Format, IntArray, format_bytes
 
 FORMATS: tuple[Format, ...] = get_args(Format)
 # Largest difference between results and those of unrounded activations, relative to the largest result.
@@ -42,23 +42,33 @@ def assert_near(found: Float32Array, expected: Float32Array, format: Format) -> 
 class Layer:
     """The blocks of a few experts in one memory, not in the order of their ids."""
 
-    def __init__(self, formats: Sequence[Format], seed: int = 0) -> None:
+    def __init__(self, formats: Sequence[Format], seed: int = 0, form: ExpertForm | None = None,
+                 bias_format: Format = "f32") -> None:
         shapes = ((INTERMEDIATE, HIDDEN), (INTERMEDIATE, HIDDEN), (HIDDEN, INTERMEDIATE))
         rng = np.random.default_rng(seed)
-        self.parts: list[tuple[Format, int, int, int]] = []
+        self.form = form = form or ExpertForm()
+        self.parts: dict[str, tuple[Format, int, int, int]] = {}
         block_bytes = 0
-        for format, (rows, cols) in zip(formats, shapes, strict=True):
-            self.parts.append((format, rows, cols, block_bytes))
+        for name, format, (rows, cols) in zip(("gate", "up", "down"), formats, shapes, strict=True):
+            if name == "gate" and not form.gated:
+                continue
+            self.parts[name] = (format, rows, cols, block_bytes)
             block_bytes += format_bytes(format, (rows, cols))
+            if form.biased:
+                self.parts[f"{name}_bias"] = (bias_format, rows, 1, block_bytes)
+                block_bytes += format_bytes(bias_format, (rows, 1))
         self.offsets = rng.permutation(NUM_EXPERTS) * block_bytes
         self.memory = np.empty(NUM_EXPERTS * block_bytes, np.uint8)
         for offset in self.offsets.tolist():
-            for format, rows, cols, at in self.parts:
+            for format, rows, cols, at in self.parts.values():
                 data = stored(format, rows, cols, rng)
                 self.memory[offset + at : offset + at + len(data)] = data
 
     def kernel(self, kernels: _native.Kernels) -> _native.ExpertKernel:
-        return _native.ExpertKernel(kernels, self.memory, self.parts)
+        return _native.ExpertKernel(kernels, self.memory, self.parts, self.form)
+
+    def twin(self) -> ReferenceExpertKernel:
+        return ReferenceExpertKernel(self.memory, self.parts, self.form)
 
 
 @functools.cache  # quantising is most of the time of these tests
@@ -110,15 +120,35 @@ def test_a_linear_equals_its_twin(kernels: _native.Kernels, format: Format) -> N
 def test_experts_equal_their_twin(kernels: _native.Kernels, format: Format, num_tokens: int) -> None:
     layer, step = layer_of(format, format, format), Step(num_tokens)
     found = step.run(layer.kernel(kernels), layer)
-    assert_near(found, step.run(ReferenceExpertKernel(layer.memory, layer.parts), layer), format)
+    assert_near(found, step.run(layer.twin(), layer), format)
 
 
 def test_parts_may_have_formats_of_their_own(kernels: _native.Kernels) -> None:
     for layer in (layer_of("q4_k", "bf16", "f32"), layer_of("f16", "f16", "q8_0")):
         for num_tokens in (1, 30):
             step = Step(num_tokens)
-            expected = step.run(ReferenceExpertKernel(layer.memory, layer.parts), layer)
+            expected = step.run(layer.twin(), layer)
             assert_near(step.run(layer.kernel(kernels), layer), expected, "q4_0")
+
+
+FORMS = (ExpertForm("silu", biased=True), ExpertForm("silu", gated=False), ExpertForm("gelu"),
+         ExpertForm("gelu", gated=False, biased=True), ExpertForm("relu"), ExpertForm("relu", gated=False),
+         ExpertForm("relu", gated=False, biased=True), ExpertForm("swiglu_clamped", limit=0.7),
+         ExpertForm("swiglu_clamped", biased=True, limit=1.5))
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_experts_of_every_form_equal_their_twin(kernels: _native.Kernels, form: ExpertForm) -> None:
+    layouts: tuple[tuple[Format, Format, Format, Format], ...] = (
+        ("f32", "f32", "f32", "f16"), ("mxfp4", "mxfp4", "mxfp4", "bf16"), ("bf16", "q8_0", "f16", "f32"))
+    for *formats, bias_format in layouts:
+        layer = Layer(formats, 2, form, bias_format)
+        kernel = layer.kernel(kernels)
+        for num_tokens in (1, 3, 40):
+            step = Step(num_tokens)
+            found = step.run(kernel, layer)
+            assert_near(found, step.run(layer.twin(), layer), "f32" if formats[0] == "f32" else "q4_0")
+            assert np.array_equal(step.run(kernel, layer, [[i] for i in range(len(np.unique(step.ids)))]), found)
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -153,7 +183,7 @@ def test_the_number_of_threads_does_not_change_a_bit(format: Format) -> None:
 def test_begin_tells_the_experts_and_how_many_tokens_each_has(kernels: _native.Kernels) -> None:
     layer, step = layer_of("bf16", "bf16", "bf16"), Step(17)
     expected_experts, expected_counts = np.unique(step.ids, return_counts=True)
-    for kernel in (layer.kernel(kernels), ReferenceExpertKernel(layer.memory, layer.parts)):
+    for kernel in (layer.kernel(kernels), layer.twin()):
         experts, counts = kernel.begin(step.hidden, step.ids, step.weights)
         assert experts.dtype == counts.dtype == np.int64
         assert experts.tolist() == expected_experts.tolist()
@@ -162,7 +192,7 @@ def test_begin_tells_the_experts_and_how_many_tokens_each_has(kernels: _native.K
 
 def test_finish_adds_to_what_out_holds(kernels: _native.Kernels) -> None:
     layer, step = layer_of("f32", "f32", "f32"), Step(2)
-    for kernel in (layer.kernel(kernels), ReferenceExpertKernel(layer.memory, layer.parts)):
+    for kernel in (layer.kernel(kernels), layer.twin()):
         sums = step.run(kernel, layer)
         experts, _ = kernel.begin(step.hidden, step.ids, step.weights)
         kernel.compute(experts, layer.offsets[experts])
@@ -187,7 +217,7 @@ def test_arrays_given_to_begin_are_free_afterwards(kernels: _native.Kernels) -> 
 @pytest.mark.parametrize("is_native", [True, False])
 def test_steps_that_are_not_in_order_are_refused(is_native: bool) -> None:
     layer, step = layer_of("f32", "f32", "f32"), Step(1)
-    kernel = layer.kernel(_native.Kernels(1)) if is_native else ReferenceExpertKernel(layer.memory, layer.parts)
+    kernel = layer.kernel(_native.Kernels(1)) if is_native else layer.twin()
     out = np.zeros_like(step.hidden)
     with pytest.raises(ValueError, match="begin"):
         kernel.compute(np.array([0]), np.array([0]))
@@ -233,9 +263,13 @@ def test_experts_refuse_arrays_and_blocks_that_do_not_fit() -> None:
     layer, step = layer_of("q8_0", "q8_0", "q8_0"), Step(2)
     kernels = _native.Kernels(1)
     with pytest.raises(ValueError, match="down is"):
-        _native.ExpertKernel(kernels, layer.memory, [*layer.parts[:2], layer.parts[0]])
-    with pytest.raises(ValueError, match="3 parts"):
-        _native.ExpertKernel(kernels, layer.memory, layer.parts[:2])
+        _native.ExpertKernel(kernels, layer.memory, {**layer.parts, "down": layer.parts["gate"]})
+    with pytest.raises(ValueError, match="lacks the part gate"):
+        _native.ExpertKernel(kernels, layer.memory, {name: layer.parts[name] for name in ("up", "down")})
+    with pytest.raises(ValueError, match="parts that its form has not"):
+        _native.ExpertKernel(kernels, layer.memory, layer.parts, ExpertForm("relu", gated=False))
+    with pytest.raises(ValueError, match="limit above 0"):
+        _native.ExpertKernel(kernels, layer.memory, layer.parts, ExpertForm("swiglu_clamped"))
     kernel = layer.kernel(kernels)
     with pytest.raises(ValueError, match="hidden is"):
         kernel.begin(step.hidden[:, :32].copy(), step.ids, step.weights)

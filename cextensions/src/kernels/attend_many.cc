@@ -1,7 +1,6 @@
 #include "attend_many.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 
 #include "half.h"
@@ -24,10 +23,11 @@ struct Block {
 
 class ManyTokens {
  public:
-  ManyTokens(Kernels& kernels, const AttentionShape& shape, const KVView& kv, std::int64_t length,
-             const float* query, float* mixed, std::int64_t tokens)
+  ManyTokens(Kernels& kernels, const AttentionShape& shape, const float* sinks, const KVView& kv,
+             std::int64_t length, const float* query, float* mixed, std::int64_t tokens)
       : kernels_(kernels),
         s_(shape),
+        sinks_(sinks),
         kv_(kv),
         length_(length),
         query_(query),
@@ -129,7 +129,8 @@ class ManyTokens {
     const Matrix keys{head_rows(kv_.keys, head), kv_.format, end, s_.head_dim};
     ops.matmul_rows(keys, 0, end, block.queries, rows, block.scratch, block.scores, count_);
     for (std::int64_t r = 0; r < rows; ++r) {
-      weigh(block.scores + r * count_, length_ + first_token + r / group_ - first_);
+      weigh(block.scores + r * count_, length_ + first_token + r / group_ - first_,
+            sinks_ == nullptr ? nullptr : sinks_ + head * group_ + r % group_);
       ops.prepare(kind_, block.scores + r * count_, count_,
                   block.weights + static_cast<std::size_t>(r) * activation_bytes(kind_, count_));
     }
@@ -145,16 +146,16 @@ class ManyTokens {
   }
 
   // The softmax of the scores that the token at `position` (counted from first_) sees; 0 for all others.
-  void weigh(float* scores, std::int64_t position) const {
+  void weigh(float* scores, std::int64_t position, const float* sink) const {
     const std::int64_t start = s_.window > 0 ? std::max<std::int64_t>(0, position + 1 - s_.window) : 0;
     std::fill(scores, scores + start, 0.0f);
-    kernels_.ops().softmax(scores + start, position + 1 - start,
-                           1.0f / std::sqrt(static_cast<float>(s_.head_dim)));
+    kernels_.ops().softmax(scores + start, position + 1 - start, s_.scale, sink);
     std::fill(scores + position + 1, scores + count_, 0.0f);
   }
 
   Kernels& kernels_;
   const AttentionShape& s_;
+  const float* sinks_;
   const KVView& kv_;
   std::int64_t length_;
   const float* query_;
@@ -168,9 +169,9 @@ class ManyTokens {
 
 }  // namespace
 
-void attend_many(Kernels& kernels, const AttentionShape& shape, const KVView& kv, std::int64_t length,
-                 const float* query, float* mixed, std::int64_t tokens) {
-  ManyTokens(kernels, shape, kv, length, query, mixed, tokens).run();
+void attend_many(Kernels& kernels, const AttentionShape& shape, const float* sinks, const KVView& kv,
+                 std::int64_t length, const float* query, float* mixed, std::int64_t tokens) {
+  ManyTokens(kernels, shape, sinks, kv, length, query, mixed, tokens).run();
 }
 
 }  // namespace moeinf

@@ -6,7 +6,8 @@
 namespace moeinf {
 
 // mixed, query: [tokens, num_heads, head_dim]; the tokens are at positions length.. of the cache, already stored there.
-void attend_many(Kernels& kernels, const AttentionShape& shape, const KVView& kv, std::int64_t length,
-                 const float* query, float* mixed, std::int64_t tokens);
+// sinks [num_heads] may be null.
+void attend_many(Kernels& kernels, const AttentionShape& shape, const float* sinks, const KVView& kv,
+                 std::int64_t length, const float* query, float* mixed, std::int64_t tokens);
 
 }  // namespace moeinf

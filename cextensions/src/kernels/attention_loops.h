@@ -80,7 +80,27 @@ void rms_norm(const float* x, const float* weight, float eps, std::int64_t count
   for (std::int64_t i = 0; i < count; ++i) out[i] = x[i] * scale * weight[i];
 }
 
-void rotate(float* x, const float* cos, const float* sin, std::int64_t half) {
+void layer_norm(const float* x, const float* weight, const float* bias, float eps, std::int64_t count,
+                float* out) {
+  float sum = 0, squares = 0;
+#pragma omp simd reduction(+ : sum)
+  for (std::int64_t i = 0; i < count; ++i) sum += x[i];
+  const float mean = sum / static_cast<float>(count);
+#pragma omp simd reduction(+ : squares)
+  for (std::int64_t i = 0; i < count; ++i) squares += (x[i] - mean) * (x[i] - mean);
+  const float scale = 1.0f / __builtin_sqrtf(squares / static_cast<float>(count) + eps);
+  for (std::int64_t i = 0; i < count; ++i) out[i] = (x[i] - mean) * scale * weight[i] + bias[i];
+}
+
+void rotate(float* x, const float* cos, const float* sin, std::int64_t half, bool interleaved) {
+  if (interleaved) {
+    for (std::int64_t i = 0; i < half; ++i) {
+      const float a = x[2 * i], b = x[2 * i + 1];
+      x[2 * i] = a * cos[i] - b * sin[i];
+      x[2 * i + 1] = b * cos[i] + a * sin[i];
+    }
+    return;
+  }
 #pragma omp simd
   for (std::int64_t i = 0; i < half; ++i) {
     const float a = x[i], b = x[i + half];
@@ -106,9 +126,10 @@ inline float exp_of_negative(float x) {  // e^x for x <= 0, to 2 ulp: 2^n * e^r 
   return e * power;
 }
 
-void softmax(float* x, std::int64_t count, float scale) {
-  float most = -__builtin_inff(), sum = 0;
+void softmax(float* x, std::int64_t count, float scale, const float* sink) {
+  float most = sink != nullptr ? *sink / scale : -__builtin_inff();
   for (std::int64_t i = 0; i < count; ++i) most = x[i] > most ? x[i] : most;
+  float sum = sink != nullptr ? exp_of_negative(*sink - most * scale) : 0;
 #pragma omp simd reduction(+ : sum)
   for (std::int64_t i = 0; i < count; ++i) {
     x[i] = exp_of_negative((x[i] - most) * scale);
@@ -184,8 +205,8 @@ void attend(const AttendTask& task, float* out) {
   state.width = (dim + kLanes - 1) / kLanes * kLanes;
   float largest[kMaxGroup], total[kMaxGroup];
   for (int g = 0; g < task.num_queries; ++g) {
-    largest[g] = -__builtin_inff();
-    total[g] = 0;
+    largest[g] = task.sinks != nullptr ? task.sinks[g] : -__builtin_inff();
+    total[g] = task.sinks != nullptr ? 1 : 0;
     for (std::int64_t c = 0; c < state.width; ++c) {
       state.queries[g][c] = c < dim ? task.queries[g * dim + c] * task.scale : 0;
       state.sums[g][c] = 0;

@@ -22,8 +22,76 @@ ALWAYS_INLINE float exponential(float x) {
          f32_of_bits(static_cast<std::uint32_t>(exponent - half + 127) << 23);
 }
 
-inline void silu_mul(const float* gate, const float* up, float* out, std::int64_t count) {
-  for (std::int64_t i = 0; i < count; ++i) out[i] = gate[i] / (1.0f + exponential(-gate[i])) * up[i];
+// erf to 2e-7: Abramowitz and Stegun 7.1.26.
+ALWAYS_INLINE float error_function(float x) {
+  const float z = x < 0 ? -x : x, t = 1.0f / (1.0f + 0.3275911f * z);
+  float p = 1.061405429f;
+  p = p * t - 1.453152027f;
+  p = p * t + 1.421413741f;
+  p = p * t - 0.284496736f;
+  p = p * t + 0.254829592f;
+  const float y = 1.0f - p * t * exponential(-z * z);
+  return x < 0 ? -y : y;
+}
+
+struct Silu {
+  static ALWAYS_INLINE float of(float x) { return x / (1.0f + exponential(-x)); }
+};
+struct Gelu {
+  static ALWAYS_INLINE float of(float x) { return 0.5f * x * (1.0f + error_function(x * 0.707106781f)); }
+};
+struct Relu {
+  static ALWAYS_INLINE float of(float x) { return x < 0 ? 0.0f : x; }  // a NaN stays one
+};
+
+template <class Act>
+void activate_all(const float* gate, const float* up, float* out, std::int64_t count) {
+  if (up == nullptr) {
+    for (std::int64_t i = 0; i < count; ++i) out[i] = Act::of(gate[i]);
+  } else {
+    for (std::int64_t i = 0; i < count; ++i) out[i] = Act::of(gate[i]) * up[i];
+  }
+}
+
+inline void swiglu_clamped(float limit, const float* gate, const float* up, float* out, std::int64_t count) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    const float g = gate[i] > limit ? limit : gate[i];
+    const float u = up[i] > limit ? limit : up[i] < -limit ? -limit : up[i];
+    out[i] = g / (1.0f + exponential(-1.702f * g)) * (u + 1.0f);
+  }
+}
+
+inline void activate(Activation act, float limit, const float* gate, const float* up, float* out,
+                     std::int64_t count) {
+  switch (act) {
+    case Activation::kSilu:
+      return activate_all<Silu>(gate, up, out, count);
+    case Activation::kGelu:
+      return activate_all<Gelu>(gate, up, out, count);
+    case Activation::kRelu:
+      return activate_all<Relu>(gate, up, out, count);
+    case Activation::kSwigluClamped:
+      return swiglu_clamped(limit, gate, up, out, count);
+  }
+}
+
+inline void add_stored(Format format, const void* x, float* sum, std::int64_t count) {
+  const auto* p = static_cast<const unsigned char*>(x);
+  if (format == Format::kF32) {
+    for (std::int64_t i = 0; i < count; ++i) {
+      float value;
+      std::memcpy(&value, p + 4 * i, sizeof value);
+      sum[i] += value;
+    }
+  } else if (format == Format::kBF16) {
+    for (std::int64_t i = 0; i < count; ++i) sum[i] += f32_of_bf16(load_u16(p + 2 * i));
+  } else {
+    for (std::int64_t i = 0; i < count; ++i) sum[i] += f32_of_f16(load_u16(p + 2 * i));
+  }
+}
+
+inline void sigmoid_mul(const float* gate, float* x, std::int64_t count) {
+  for (std::int64_t i = 0; i < count; ++i) x[i] /= 1.0f + exponential(-gate[i]);
 }
 
 inline void add_scaled(const float* x, float scale, float* sum, std::int64_t count) {

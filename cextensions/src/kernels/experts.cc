@@ -15,13 +15,18 @@ constexpr std::int64_t kInlineElements = 128 << 10;  // summed by the caller alo
 void require_shape(const ExpertPart& part, const char* name, std::int64_t rows, std::int64_t cols) {
   if (part.rows != rows || part.cols != cols || rows < 1 || cols < 1) {
     throw std::invalid_argument(std::string(name) + " is [" + std::to_string(part.rows) + ", " +
-                                std::to_string(part.cols) + "]; gate asks for [" + std::to_string(rows) +
-                                ", " + std::to_string(cols) + "]");
+                                std::to_string(part.cols) + "]; up asks for [" + std::to_string(rows) + ", " +
+                                std::to_string(cols) + "]");
   }
   if (cols % block_weights(part.format) != 0) {
     throw std::invalid_argument(std::string(name) + " has " + std::to_string(cols) +
                                 " columns, no whole number of " + name_of(part.format) + " blocks");
   }
+}
+
+void require_bias(const std::optional<ExpertPart>& bias, const char* name, std::int64_t rows) {
+  if (!bias) return;
+  require_shape(*bias, name, rows, 1);  // so it is of no format with blocks
 }
 
 std::size_t end_of(const ExpertPart& part) {
@@ -37,12 +42,30 @@ std::size_t as_size(std::int64_t count) { return static_cast<std::size_t>(count)
 }  // namespace
 
 ExpertKernel::ExpertKernel(Kernels& kernels, const unsigned char* memory, std::size_t num_bytes,
-                           const ExpertPart& gate, const ExpertPart& up, const ExpertPart& down)
-    : kernels_(kernels), memory_(memory), num_bytes_(num_bytes), gate_(gate), up_(up), down_(down) {
-  require_shape(gate, "gate", gate.rows, gate.cols);
-  require_shape(up, "up", gate.rows, gate.cols);
-  require_shape(down, "down", gate.cols, gate.rows);
-  block_bytes_ = std::max({end_of(gate), end_of(up), end_of(down)});
+                           const ExpertParts& parts, Activation activation, float limit)
+    : kernels_(kernels),
+      memory_(memory),
+      num_bytes_(num_bytes),
+      first_(parts.gate ? *parts.gate : parts.up),
+      second_(parts.gate ? std::optional(parts.up) : std::nullopt),
+      down_(parts.down),
+      first_bias_(parts.gate ? parts.gate_bias : parts.up_bias),
+      second_bias_(parts.gate ? parts.up_bias : std::nullopt),
+      down_bias_(parts.down_bias),
+      activation_(activation),
+      limit_(limit) {
+  const std::int64_t rows = parts.up.rows, cols = parts.up.cols;
+  require_shape(parts.up, "up", rows, cols);
+  require_shape(first_, "gate", rows, cols);
+  require_shape(down_, "down", cols, rows);
+  require_bias(parts.gate_bias, "gate_bias", parts.gate ? rows : 0);
+  require_bias(parts.up_bias, "up_bias", rows);
+  require_bias(down_bias_, "down_bias", cols);
+  if (activation == Activation::kSwigluClamped && !(parts.gate && limit > 0))
+    throw std::invalid_argument("swiglu_clamped needs a gate, and a limit above 0");
+  for (const auto& part :
+       {std::optional(first_), second_, std::optional(down_), first_bias_, second_bias_, down_bias_})
+    if (part) block_bytes_ = std::max(block_bytes_, end_of(*part));
 }
 
 void ExpertKernel::begin(const float* hidden, std::int64_t num_tokens, const std::int64_t* ids,
@@ -63,22 +86,22 @@ void ExpertKernel::begin(const float* hidden, std::int64_t num_tokens, const std
 // All memory of the step: compute may be called many times, and must not move what is there.
 void ExpertKernel::reserve() {
   const std::size_t num_places = groups_.sorted.size();
-  std::int64_t ups = 0, most_places = std::min(kPlacesAtOnce, static_cast<std::int64_t>(num_places));
+  std::int64_t seconds = 0, most_places = std::min(kPlacesAtOnce, static_cast<std::int64_t>(num_places));
   for (const std::int64_t count : groups_.counts) most_places = std::max(most_places, count);
   for (const std::int64_t count : groups_.counts) {
-    for (const ExpertPart* part : {&gate_, &up_, &down_}) {
+    for (const ExpertPart* part : {&first_, second_ ? &*second_ : &first_, &down_}) {
       const ActivationKind kind = activation_for(part->format, count);
       Buffer& buffer = (part == &down_ ? middles_ : inputs_)[static_cast<std::size_t>(kind)];
       const std::size_t num_rows = part == &down_ ? as_size(most_places) : num_places;
       buffer.reserve(num_rows * activation_bytes(kind, part->cols));
     }
     const std::int64_t most_rows = middle_task_rows(count, groups_.size());
-    ups = std::max(ups, count * std::min(most_rows, gate_.rows));
-    if (count > kMaxDotRows) kernels_.reserve_thread_scratch(std::max(gate_.cols, down_.cols));
+    if (second_) seconds = std::max(seconds, count * std::min(most_rows, first_.rows));
+    if (count > kMaxDotRows) kernels_.reserve_thread_scratch(std::max(first_.cols, down_.cols));
   }
-  ups_of_thread_ = (as_size(ups) + 15) / 16 * 16;
-  ups_.reserve_array<float>(ups_of_thread_ * as_size(kernels_.pool().num_threads()));
-  gates_.reserve_array<float>(as_size(most_places * gate_.rows));
+  seconds_of_thread_ = (as_size(seconds) + 15) / 16 * 16;
+  seconds_.reserve_array<float>(seconds_of_thread_ * as_size(kernels_.pool().num_threads()));
+  firsts_.reserve_array<float>(as_size(most_places * first_.rows));
   outputs_.reserve_array<float>(num_places * as_size(down_.rows));
   if (tasks_left_.size() < groups_.size())
     tasks_left_ = std::vector<std::atomic<std::int64_t>>(groups_.size());
@@ -88,10 +111,11 @@ void ExpertKernel::reserve() {
 void ExpertKernel::prepare_inputs(const float* hidden) {
   const auto prepare_group = [&](std::int64_t index, int) {
     const auto group = as_size(index);
-    const ActivationKind kinds[] = {activation_for(gate_.format, groups_.counts[group]),
-                                    activation_for(up_.format, groups_.counts[group])};
+    const ExpertPart& second = second_ ? *second_ : first_;
+    const ActivationKind kinds[] = {activation_for(first_.format, groups_.counts[group]),
+                                    activation_for(second.format, groups_.counts[group])};
     for (int part = 0; part < (kinds[0] == kinds[1] ? 1 : 2); ++part) {
-      unsigned char* out = input(part == 0 ? gate_ : up_, group);
+      unsigned char* out = input(part == 0 ? first_ : second, group);
       for (std::int64_t i = 0; i < groups_.counts[group]; ++i) {
         const std::int64_t token = groups_.sorted[as_size(groups_.starts[group] + i)] / top_k_;
         kernels_.ops().prepare(kinds[part], hidden + token * hidden_size(), hidden_size(), out);
@@ -150,12 +174,11 @@ void ExpertKernel::collect_jobs(const std::int64_t* experts, const std::int64_t*
 
 void ExpertKernel::append_job(std::size_t group, std::int64_t offset, std::int64_t first_place,
                               std::size_t num_jobs) {
-  Job job{group, first_place, part_at(gate_, offset), part_at(up_, offset), part_at(down_, offset), 0, 0, 0,
-          0};
+  Job job{group, first_place, offset, 0, 0, 0, 0};
   job.middle_task_rows = middle_task_rows(groups_.counts[group], num_jobs);
   job.down_task_rows = kernels_.rows_per_task(down_.format, down_.cols, groups_.counts[group],
                                               down_.rows * static_cast<std::int64_t>(num_jobs));
-  const std::int64_t middle_tasks = num_tasks(gate_.rows, job.middle_task_rows);
+  const std::int64_t middle_tasks = num_tasks(first_.rows, job.middle_task_rows);
   job.middle_tasks_end = middle_tasks + (jobs_.empty() ? 0 : jobs_.back().middle_tasks_end);
   job.down_tasks_end =
       num_tasks(down_.rows, job.down_task_rows) + (jobs_.empty() ? 0 : jobs_.back().down_tasks_end);
@@ -164,42 +187,53 @@ void ExpertKernel::append_job(std::size_t group, std::int64_t offset, std::int64
 }
 
 std::int64_t ExpertKernel::middle_task_rows(std::int64_t count, std::size_t num_jobs) const {
-  return kernels_.rows_per_task(gate_.format, gate_.cols, count,
-                                gate_.rows * static_cast<std::int64_t>(num_jobs));
+  return kernels_.rows_per_task(first_.format, first_.cols, count,
+                                first_.rows * static_cast<std::int64_t>(num_jobs));
 }
 
-Matrix ExpertKernel::part_at(const ExpertPart& part, std::int64_t offset) const {
-  return {memory_ + offset + part.offset_bytes, part.format, part.rows, part.cols};
+Matrix ExpertKernel::part_of(const Job& job, const ExpertPart& part) const {
+  return {memory_ + job.offset + part.offset_bytes, part.format, part.rows, part.cols};
 }
 
-// silu(gate x) * (up x) for some rows of one expert; whoever does the last of an expert prepares it for down.
+// y[i * y_stride + r - first] = bias[r] + row r of the part times x_i, for first <= r < last.
+void ExpertKernel::multiply(const Job& job, const ExpertPart& part, const std::optional<ExpertPart>& bias,
+                            std::int64_t first, std::int64_t last, const void* x, int thread, float* y,
+                            std::int64_t y_stride) {
+  const std::int64_t count = groups_.counts[job.group], num_rows = last - first;
+  const Matrix rows{part_of(job, part).row(first), part.format, num_rows, part.cols};
+  kernels_.multiply(rows, 0, num_rows, x, count, thread, y, y_stride);
+  if (!bias) return;
+  const unsigned char* added = part_of(job, *bias).row(first);
+  for (std::int64_t i = 0; i < count; ++i)
+    kernels_.ops().add_stored(bias->format, added, y + i * y_stride, num_rows);
+}
+
+// act(gate x) * (up x) for some rows of one expert; whoever does the last of an expert prepares it for down.
 void ExpertKernel::run_middle_task(std::int64_t task, int thread) {
   const auto job = std::upper_bound(jobs_.begin(), jobs_.end(), task,
                                     [](std::int64_t t, const Job& j) { return t < j.middle_tasks_end; });
   const std::int64_t tasks_before = job == jobs_.begin() ? 0 : std::prev(job)->middle_tasks_end;
   const std::int64_t first = (task - tasks_before) * job->middle_task_rows;
-  const std::int64_t num_rows = std::min(job->middle_task_rows, gate_.rows - first);
-  const std::int64_t count = groups_.counts[job->group];
-  float* gate = gates_.reserve_array<float>(0) + job->first_place * gate_.rows;
-  float* up = ups_.reserve_array<float>(0) + static_cast<std::size_t>(thread) * ups_of_thread_;
-  const Matrix up_rows{job->up.row(first), job->up.format, num_rows, job->up.cols};
-  kernels_.multiply(job->gate, first, first + num_rows, input(gate_, job->group), count, thread, gate,
-                    gate_.rows);
-  kernels_.multiply(up_rows, 0, num_rows, input(up_, job->group), count, thread, up, num_rows);
-  for (std::int64_t i = 0; i < count; ++i) {
-    float* out = gate + i * gate_.rows + first;
-    kernels_.ops().silu_mul(out, up + i * num_rows, out, num_rows);
+  const std::int64_t num_rows = std::min(job->middle_task_rows, first_.rows - first), last = first + num_rows;
+  float* out = firsts_.reserve_array<float>(0) + job->first_place * first_.rows + first;
+  float* up = seconds_.reserve_array<float>(0) + static_cast<std::size_t>(thread) * seconds_of_thread_;
+  multiply(*job, first_, first_bias_, first, last, input(first_, job->group), thread, out, first_.rows);
+  if (second_)
+    multiply(*job, *second_, second_bias_, first, last, input(*second_, job->group), thread, up, num_rows);
+  for (std::int64_t i = 0; i < groups_.counts[job->group]; ++i) {
+    float* row = out + i * first_.rows;
+    kernels_.ops().activate(activation_, limit_, row, second_ ? up + i * num_rows : nullptr, row, num_rows);
   }
   if (tasks_left_[static_cast<std::size_t>(job - jobs_.begin())].fetch_sub(1) == 1) finish_middle(*job);
 }
 
 void ExpertKernel::finish_middle(const Job& job) {
   const ActivationKind kind = activation_for(down_.format, groups_.counts[job.group]);
-  const float* values = gates_.reserve_array<float>(0) + job.first_place * gate_.rows;
+  const float* values = firsts_.reserve_array<float>(0) + job.first_place * first_.rows;
   unsigned char* out = middle(job);
   for (std::int64_t i = 0; i < groups_.counts[job.group]; ++i) {
-    kernels_.ops().prepare(kind, values + i * gate_.rows, gate_.rows, out);
-    out += activation_bytes(kind, gate_.rows);
+    kernels_.ops().prepare(kind, values + i * first_.rows, first_.rows, out);
+    out += activation_bytes(kind, first_.rows);
   }
 }
 
@@ -209,9 +243,8 @@ void ExpertKernel::run_down_task(std::int64_t task, int thread) {
   const std::int64_t tasks_before = job == jobs_.begin() ? 0 : std::prev(job)->down_tasks_end;
   const std::int64_t first = (task - tasks_before) * job->down_task_rows;
   const std::int64_t last = std::min(first + job->down_task_rows, down_.rows);
-  float* out = outputs_.reserve_array<float>(0) + groups_.starts[job->group] * down_.rows;
-  kernels_.multiply(job->down, first, last, middle(*job), groups_.counts[job->group], thread, out,
-                    down_.rows);
+  float* out = outputs_.reserve_array<float>(0) + groups_.starts[job->group] * down_.rows + first;
+  multiply(*job, down_, down_bias_, first, last, middle(*job), thread, out, down_.rows);
 }
 
 // Where the prepared activations of a group begin.

@@ -84,17 +84,9 @@ void matmul_rows(const Matrix& w, std::int64_t first, std::int64_t last, const v
 
 namespace isa {
 
-const Ops MOEINF_ISA = {NAME_OF(MOEINF_ISA),
-                        prepare,
-                        dot_rows,
-                        matmul_rows,
-                        silu_mul,
-                        add_scaled,
-                        rms_norm,
-                        rotate,
-                        store_kv,
-                        softmax,
-                        attend};
+const Ops MOEINF_ISA = {
+    NAME_OF(MOEINF_ISA), prepare,  dot_rows,   matmul_rows, activate, add_stored, add_scaled,
+    sigmoid_mul,         rms_norm, layer_norm, rotate,      store_kv, softmax,    attend};
 
 }  // namespace isa
 }  // namespace moeinf

@@ -52,6 +52,14 @@ void rms_norm(Kernels& kernels, const float* x, const float* weight, float eps, 
              [&](std::int64_t t) { ops.rms_norm(x + t * count, weight, eps, count, out + t * count); });
 }
 
+void layer_norm(Kernels& kernels, const float* x, const float* weight, const float* bias, float eps,
+                std::int64_t tokens, std::int64_t count, float* out) {
+  const Ops& ops = kernels.ops();
+  for_tokens(kernels, tokens, [&](std::int64_t t) {
+    ops.layer_norm(x + t * count, weight, bias, eps, count, out + t * count);
+  });
+}
+
 void route(Kernels& kernels, const RouterWeights& router, const float* x, std::int64_t tokens, float* hidden,
            std::int64_t* ids, float* weights) {
   const std::int64_t experts = router.gate.rows, k = router.top_k;

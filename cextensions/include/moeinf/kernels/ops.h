@@ -17,6 +17,14 @@ enum class ActivationKind : int {
   kInt8,  // blocks of 32 with a float scale; the layout is private to one Ops: only it can multiply what it prepared
 };
 
+// What an expert does with the product of its first matrix.
+enum class Activation : int {
+  kSilu,           // a sigmoid(a)
+  kGelu,           // exact, by erf
+  kRelu,
+  kSwigluClamped,  // of gpt-oss: with g = min(a, limit) and u = clip(up, -limit, limit), g sigmoid(1.702 g) (u + 1)
+};
+
 constexpr int kMaxDotRows = 8;  // activations that dot_rows takes at once
 
 // For 1 to kMaxDotRows activations: f32, f16 -> kF32; bf16 -> kBF16; quantised -> kInt8.
@@ -36,7 +44,8 @@ struct AttendTask {
   const unsigned char *keys, *values;  // [positions, head_dim] in `format`: f32, f16 or bf16
   Format format;
   std::int64_t first, last, head_dim;
-  float scale;  // of the scores
+  float scale;         // of the scores
+  const float* sinks;  // [num_queries]: a further score of each, not scaled, whose weight goes nowhere; may be null
 };
 
 struct Ops {
@@ -56,14 +65,21 @@ struct Ops {
   void (*matmul_rows)(const Matrix& w, std::int64_t first, std::int64_t last, const void* x, std::int64_t num_x,
                       void* scratch, float* y, std::int64_t y_stride);
 
-  void (*silu_mul)(const float* gate, const float* up, float* out, std::int64_t count);  // out = silu(gate) * up
+  // out (may be gate) = act(gate) * up, or act(gate) where up is null (not for kSwigluClamped, which alone has a limit).
+  void (*activate)(Activation act, float limit, const float* gate, const float* up, float* out, std::int64_t count);
+  void (*add_stored)(Format format, const void* x, float* sum, std::int64_t count);      // sum += x, which is f32, f16 or bf16
   void (*add_scaled)(const float* x, float scale, float* sum, std::int64_t count);       // sum += scale * x, rounded after each of * and +
 
-  // Decoding's other loops. rms_norm: out (may be x) = x / rms(x) * weight. rotate: pairs (x[i], x[i + half]).
+  void (*sigmoid_mul)(const float* gate, float* x, std::int64_t count);                  // x *= sigmoid(gate)
+
+  // Decoding's other loops. rms_norm: out (may be x) = x / rms(x) * weight. layer_norm: out (may be x) =
+  // (x - mean(x)) / std(x) * weight + bias. rotate: pairs (x[i], x[i + half]), or (x[2 i], x[2 i + 1]) interleaved.
   void (*rms_norm)(const float* x, const float* weight, float eps, std::int64_t count, float* out);
-  void (*rotate)(float* x, const float* cos, const float* sin, std::int64_t half);
+  void (*layer_norm)(const float* x, const float* weight, const float* bias, float eps, std::int64_t count, float* out);
+  void (*rotate)(float* x, const float* cos, const float* sin, std::int64_t half, bool interleaved);
   void (*store_kv)(Format format, const float* x, std::int64_t count, void* out);
-  void (*softmax)(float* x, std::int64_t count, float scale);  // x = softmax(scale * x), scale > 0
+  // x = softmax(scale * x), scale > 0; *sink, where it is not null, is a further element of what is in the brackets.
+  void (*softmax)(float* x, std::int64_t count, float scale, const float* sink);
   void (*attend)(const AttendTask& task, float* out);  // out [num_queries, head_dim]
 };
 

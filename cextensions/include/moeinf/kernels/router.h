@@ -23,5 +23,8 @@ void route(Kernels& kernels, const RouterWeights& router, const float* x, std::i
 // out [num_tokens, count] = x / rms(x) * weight. out may be x.
 void rms_norm(Kernels& kernels, const float* x, const float* weight, float eps, std::int64_t num_tokens,
               std::int64_t count, float* out);
+// out [num_tokens, count] = (x - mean(x)) / std(x) * weight + bias. out may be x.
+void layer_norm(Kernels& kernels, const float* x, const float* weight, const float* bias, float eps,
+                std::int64_t num_tokens, std::int64_t count, float* out);
 
 }  // namespace moeinf

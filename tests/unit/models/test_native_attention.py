@@ -1,0 +1,136 @@
+"""Every option of AttentionConfig on the CPU, against plain torch in float64."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from moeinf import _native
+from moeinf.models.cache import Cache
+from moeinf.models.layers import AttentionConfig, Shapes, attention_shapes
+from moeinf.models.native_layers import NativeLayers
+from moeinf.models.rope import Rope, plain_rope
+from moeinf.models.weights import StoredTensor
+from moeinf.types import Float32Array
+
+HIDDEN, HEADS, KV_HEADS, HEAD_DIM, RESIDUAL = 32, 6, 2, 12, 0.22
+ROPE = plain_rope(HEAD_DIM, 100.0)
+SHORT_ROPE = Rope(ROPE.frequencies[:2])
+PLAIN = AttentionConfig(HIDDEN, HEADS, KV_HEADS, HEAD_DIM, 1e-5, ROPE)
+CONFIGS = {
+    "plain": PLAIN,
+    "no positions": replace(PLAIN, rope=None),
+    "partial, scaled cos and sin": replace(PLAIN, rope=Rope(ROPE.frequencies[:3], 1.3), qk_norm="head"),
+    "partial, interleaved": replace(PLAIN, rope=Rope(ROPE.frequencies[:4], interleaved=True), qk_norm="full"),
+    "a scale": replace(PLAIN, scale=0.05),
+    "biases": replace(PLAIN, bias=True),
+    "a bias of the output": replace(PLAIN, output_bias=True),
+    "sinks": replace(PLAIN, sinks=True, bias=True, output_bias=True, scale=0.1),
+    "sinks, a window": replace(PLAIN, sinks=True, window=5),
+    "gates, norms of one less": replace(PLAIN, gate=True, norm="rms+1", qk_norm="head", rope=SHORT_ROPE),
+    "gates, biases": replace(PLAIN, gate=True, bias=True),
+    "layer norm": replace(PLAIN, norm="layer", bias=True, output_bias=True),
+}
+
+
+class Twin:
+    """attention(norm(x)) of a whole sequence at once."""
+
+    def __init__(self, config: AttentionConfig, tensors: dict[str, Float32Array]) -> None:
+        self._config = config
+        self._tensors = {name: torch.from_numpy(values).double() for name, values in tensors.items()}
+
+    def __call__(self, x: Tensor) -> Tensor:
+        c, hidden = self._config, self._normed(x)
+        queries, keys, values = (self._product(name, hidden, c.bias) for name in "qkv")
+        if c.gate:
+            queries, gates = (part.flatten(1) for part in queries.view(len(x), HEADS, -1).chunk(2, -1))
+        q, k = self._turned(self._heads("q", queries)), self._turned(self._heads("k", keys))
+        group = HEADS // KV_HEADS
+        k, v = (part.repeat_interleave(group, 1) for part in (k, values.view(len(x), KV_HEADS, HEAD_DIM)))
+        scores = torch.einsum("ihd,jhd->hij", q, k) * (HEAD_DIM**-0.5 if c.scale is None else c.scale)
+        distance = torch.arange(len(x))[:, None] - torch.arange(len(x))
+        scores = scores.masked_fill((distance < 0) | (distance >= (c.window or len(x))), -torch.inf)
+        if c.sinks:
+            scores = torch.cat([self._tensors["a.sinks"][:, None, None].expand(-1, len(x), 1), scores], -1)
+        weights = scores.softmax(-1)[:, :, 1:] if c.sinks else scores.softmax(-1)
+        mixed = torch.einsum("hij,jhd->ihd", weights, v).flatten(1)
+        return self._product("o", mixed * gates.sigmoid() if c.gate else mixed, c.output_bias)
+
+    def _product(self, name: str, x: Tensor, biased: bool) -> Tensor:
+        y = x @ self._tensors[f"a.{name}_proj.weight"].T
+        return y + self._tensors[f"a.{name}_proj.bias"] if biased else y
+
+    def _normed(self, x: Tensor) -> Tensor:
+        if self._config.norm != "layer":
+            return self._rms(x, self._tensors["norm.weight"])
+        return torch.nn.functional.layer_norm(x, (HIDDEN,), self._tensors["norm.weight"], self._tensors["norm.bias"],
+                                              self._config.norm_eps)
+
+    def _rms(self, x: Tensor, weight: Tensor) -> Tensor:
+        return x / (x.square().mean(-1, keepdim=True) + self._config.norm_eps).sqrt() * (
+            weight + (self._config.norm == "rms+1"))
+
+    def _heads(self, name: str, x: Tensor) -> Tensor:
+        weight = self._tensors.get(f"a.{name}_norm.weight")
+        if weight is not None and self._config.qk_norm == "full":
+            x = self._rms(x, weight)
+        x = x.view(len(x), -1, HEAD_DIM)
+        return self._rms(x, weight) if weight is not None and self._config.qk_norm == "head" else x
+
+    def _turned(self, x: Tensor) -> Tensor:
+        rope = self._config.rope
+        if rope is None:
+            return x
+        cos, sin = (torch.from_numpy(table).double()[:, None] for table in rope.tables(0, len(x)))
+        turned, rest = x[..., : rope.rotary_dim], x[..., rope.rotary_dim :]
+        a, b = (turned[..., ::2], turned[..., 1::2]) if rope.interleaved else turned.chunk(2, -1)
+        pairs = a * cos - b * sin, b * cos + a * sin
+        return torch.cat([torch.stack(pairs, -1).flatten(-2) if rope.interleaved else torch.cat(pairs, -1), rest], -1)
+
+
+def drawn(shapes: Shapes, rng: np.random.Generator) -> dict[str, Float32Array]:
+    return {name: (rng.standard_normal(shape) / (4 if len(shape) == 2 else 1)).astype(np.float32)
+            for name, shape in shapes.items()}
+
+
+@pytest.mark.parametrize("isa", _native.available_isas())
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=[name.replace(" ", "-") for name in CONFIGS])
+def test_every_option_gives_what_plain_torch_gives_however_a_sequence_is_cut(config: AttentionConfig, isa: str) -> None:
+    rng = np.random.default_rng(3)
+    tensors = drawn(attention_shapes(config, "a.") | {"norm.weight": (HIDDEN,), "norm.bias": (HIDDEN,)}, rng)
+    stored = {name: StoredTensor(t.ravel().view(np.uint8), "f32", t.shape) for name, t in tensors.items()}
+    layers = NativeLayers(_native.Kernels(2, isa), stored, "f32")
+    attention, rotary = layers.attention(config, "a.", "norm.weight", 0, RESIDUAL), layers.rotary(config.rope, 64)
+    passes = (3, 1, 20, 1, 30, 5)
+    x = rng.standard_normal((sum(passes), HIDDEN)).astype(np.float32)
+    wide = torch.from_numpy(x).double()
+    expected = (wide + RESIDUAL * Twin(config, tensors)(wide)).numpy()
+    cache = Cache([attention.new_state(64)], 64)
+    for count in passes:
+        place = slice(cache.length, cache.length + count)
+        attention.add_to(x[place], cache, rotary(cache.length, count, cache.capacity))
+        cache.advance(count)
+    assert np.abs(x - expected).max() < 1e-5
+
+
+def test_shapes_and_options_that_do_not_fit_are_refused() -> None:
+    kernels = _native.Kernels(1)
+    square = _native.Matrix(np.zeros(16 * 16 * 4, np.uint8), "f32", 16, 16)
+    norm = np.ones(16, np.float32)
+
+    def refused(match: str, **options: object) -> None:
+        with pytest.raises(ValueError, match=match):
+            _native.AttentionLayer(kernels, [square] * 4, norm, [None] * 6, 8, 1e-6, "none", 0.0, 0,
+                                   **options)  # type: ignore[arg-type]
+
+    for rotary_dim in (3, 10, -2):
+        refused("rotary_dim", rotary_dim=rotary_dim)
+    refused("scale", scale=0.0)
+    refused("share keys", gated=True)
+    refused("wrong length", sinks=np.zeros(3, np.float32))
+    refused("wrong length", norm_bias=np.zeros(3, np.float32))
