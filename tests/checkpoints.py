@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,15 @@ CONFIG: dict[str, Any] = {
     "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 48, "moe_intermediate_size": 256, "num_experts": 8,
     "num_experts_per_tok": 2, "max_position_embeddings": 256, "rope_theta": 10000.0, "tie_word_embeddings": False,
 }
+Checkpoint = dict[str, Tensor]
 LICENSE = b"Do what you like.\n"
 NUM_SHARDS = 4
 
 
-def random_tensors(config: Mapping[str, Any] = CONFIG, seed: int = 0) -> dict[str, Tensor]:
-    """Everything that the config implies, in bf16, each expert with tensors of its own."""
+def random_tensors(config: Mapping[str, Any] = CONFIG, seed: int = 0, layout: int = 0) -> dict[str, Tensor]:
+    """Everything that the config implies, in bf16; layout: of the plan's, the first has tensors for each expert."""
     plan = architecture(dict(config)).tensor_plan(dict(config))
-    shapes = dict(plan.dense) | {name: shape for name, (shape, _) in plan.experts[0].items()}
+    shapes = dict(plan.dense) | {name: shape for name, (shape, _) in plan.experts[layout].items()}
     generator = torch.Generator().manual_seed(seed)
     return {name: torch.randn(shape, generator=generator).to(torch.bfloat16) for name, shape in shapes.items()}
 
@@ -44,8 +46,9 @@ def fused(tensors: Mapping[str, Tensor], config: Mapping[str, Any] = CONFIG) -> 
 
 
 def write_checkpoint(folder: Path, tensors: Mapping[str, Tensor] | None = None, config: Mapping[str, Any] = CONFIG,
-                     num_shards: int = NUM_SHARDS) -> Path:
-    """A checkpoint folder; num_shards 0 writes the single-file form, without an index."""
+                     num_shards: int = NUM_SHARDS, order: Callable[[str], Any] = str) -> Path:
+    """A checkpoint folder, its tensors sorted by `order`; num_shards 0 writes the single-file form, without an index.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     tensors = random_tensors(config) if tensors is None else tensors
     (folder / "config.json").write_text(json.dumps(config))
@@ -55,12 +58,48 @@ def write_checkpoint(folder: Path, tensors: Mapping[str, Tensor] | None = None, 
         safetensors.torch.save_file(dict(tensors), folder / "model.safetensors", metadata={"format": "pt"})
         return folder
     weight_map: dict[str, str] = {}
-    for number, names in enumerate(split(sorted(tensors), num_shards)):
+    for number, names in enumerate(split(sorted(tensors, key=order), num_shards)):
         file = f"model-{number + 1:05d}-of-{num_shards:05d}.safetensors"
         safetensors.torch.save_file({name: tensors[name] for name in names}, folder / file, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(names, file)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     return folder
+
+
+def in_fp8(tensors: Checkpoint, block: tuple[int, int] = (128, 128)) -> tuple[Checkpoint, Checkpoint]:
+    """A checkpoint in FP8, and the bf16 tensors that it stands for, computed tile by tile."""
+    shipped, meant = dict(tensors), dict(tensors)
+    for name, tensor in tensors.items():
+        if not re.search(r"_proj(_with_mqa)?\.weight$|\.experts\.", name):
+            continue
+        codes, scales = torch.empty(tensor.shape, dtype=torch.float8_e4m3fn), []
+        rows, cols = tensor.shape[-2:]
+        for matrix, coded in zip(tensor.float().reshape(-1, rows, cols), codes.view(-1, rows, cols), strict=True):
+            for r in range(0, rows, block[0]):
+                for c in range(0, cols, block[1]):
+                    tile = matrix[r : r + block[0], c : c + block[1]]
+                    scales.append(tile.abs().max() / 448)
+                    coded[r : r + block[0], c : c + block[1]] = (tile / scales[-1]).to(torch.float8_e4m3fn)
+        grid = (*tensor.shape[:-2], -(-rows // block[0]), -(-cols // block[1]))
+        factors = torch.stack(scales).reshape(grid)
+        each = factors.repeat_interleave(block[0], -2).repeat_interleave(block[1], -1)[..., :rows, :cols]
+        shipped |= {name: codes, f"{name}_scale_inv": factors}
+        meant[name] = (codes.float() * each).to(torch.bfloat16)
+    return shipped, meant
+
+
+def in_mxfp4(config: Mapping[str, Any], seed: int = 9) -> Checkpoint:
+    """The matrices of the experts of gpt-oss as it is shipped, made of random bytes and scales from 2^-17 on."""
+    generator = torch.Generator().manual_seed(seed)
+    experts, hidden, inter = (config[name] for name in ("num_local_experts", "hidden_size", "intermediate_size"))
+    found = {}
+    for layer in range(config["num_hidden_layers"]):
+        for name, rows, cols in (("gate_up_proj", 2 * inter, hidden), ("down_proj", hidden, inter)):
+            prefix = f"model.layers.{layer}.mlp.experts.{name}"
+            shape = (experts, rows, cols // 32)
+            found[f"{prefix}_blocks"] = torch.randint(0, 256, (*shape, 16), dtype=torch.uint8, generator=generator)
+            found[f"{prefix}_scales"] = torch.randint(110, 122, shape, dtype=torch.uint8, generator=generator)
+    return found
 
 
 def split(names: Sequence[str], parts: int) -> list[Sequence[str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, overload
@@ -12,8 +12,8 @@ from typing import Literal, overload
 from moeinf.errors import CheckpointError, DiskSpaceError, ModelNotFoundError, UsageError
 from moeinf.models import Architecture, architecture
 from moeinf.references import DATA, Origin, full_name, known_names, named_origin, outside_origin, stored_origin
-from moeinf.store.checkpoint import Conversion, Copy, plan_conversion
-from moeinf.store.convert import convert_shard, create_files
+from moeinf.store.checkpoint import Conversion, plan_conversion
+from moeinf.store.convert import convert_shard, create_files, read_bytes
 from moeinf.store.files import errors_named, make_folders
 from moeinf.store.format import Header, read_header
 from moeinf.store.journal import Journal, pull_lock
@@ -23,7 +23,7 @@ from moeinf.store.names import parse_name
 from moeinf.store.progress import PullProgress, SilentProgress, Verb
 from moeinf.store.quantisation import KEEP, Quantisation, chosen
 from moeinf.store.seal import publish_model, seal
-from moeinf.store.source import FolderSource, Source, read_config
+from moeinf.store.source import FolderSource, Source, fp8_block, read_config
 
 _SPACE_MARGIN = 1.02  # for the file system's own records
 
@@ -220,25 +220,34 @@ class _Pull:
         self._announce(conversion, downloads)
         for shard in self._source.shards.files:
             if not journal.converted(shard):
-                self._convert(shard, headers[shard], conversion.copies[shard], downloads)
-            if not keep_source:
-                self._source.release_shard(shard, downloads)
+                self._convert(shard, headers, conversion, downloads)
+            for done in (shard, *conversion.others[shard]):
+                if not keep_source and not self._awaited(done, conversion):
+                    self._source.release_shard(done, downloads)
         return self._seal(conversion)
 
     def _plan_conversion(self) -> tuple[Conversion, Mapping[str, Header]]:
         """Every check of the checkpoint's form, before a byte of weights moves."""
         tensor_plan = self._family.tensor_plan(self._config)
         headers = self._source.headers()
-        return plan_conversion(tensor_plan, self._source.shards, headers, self._quantisation), headers
+        block = fp8_block(self._config)
+        return plan_conversion(tensor_plan, self._source.shards, headers, self._quantisation, block), headers
 
-    def _convert(self, shard: str, header: Header, copies: Sequence[Copy], downloads: Path) -> None:
-        path = self._source.open_shard(shard, downloads)
-        with errors_named(path, CheckpointError):
-            if read_header(path) != header:
-                raise CheckpointError(f"{path} changed while the pull was being planned; repeat the pull")
+    def _awaited(self, shard: str, conversion: Conversion) -> bool:
+        """Whether the shard still has to be converted, or its scales are needed for one that has."""
+        return any(shard in (other, *conversion.others[other]) for other in self._source.shards.files
+                   if not self._journal.converted(other))
+
+    def _convert(self, shard: str, headers: Mapping[str, Header], conversion: Conversion, downloads: Path) -> None:
+        paths = {name: self._source.open_shard(name, downloads) for name in (shard, *sorted(conversion.others[shard]))}
+        for name, path in paths.items():
+            with errors_named(path, CheckpointError):
+                if read_header(path) != headers[name]:
+                    raise CheckpointError(f"{path} changed while the pull was being planned; repeat the pull")
+        copies = conversion.copies[shard]
         verb: Verb = "converting" if self._quantisation == KEEP else "quantising"
-        self._progress.start(verb, shard, sum(copy.num_bytes for copy in copies), 0)
-        convert_shard(path, copies, self._journal.model_folder, self._progress.advance)
+        self._progress.start(verb, shard, read_bytes(copies), 0)
+        convert_shard(paths[shard], copies, self._journal.model_folder, self._progress.advance, paths)
         self._source.check_unchanged()
         self._journal.record(shard)
         self._progress.finish()
@@ -262,10 +271,11 @@ class _Pull:
         """The bytes of all steps: each is downloaded, converted and read back."""
         fetched = converted = done = 0
         for shard in self._source.shards.files:
-            copied = sum(copy.num_bytes for copy in conversion.copies[shard])
+            copied = read_bytes(conversion.copies[shard])
             converted += copied
             if self._journal.converted(shard):
                 done += copied
+            if not self._awaited(shard, conversion):
                 continue
             left = self._source.fetch_bytes(shard, downloads)
             if left:
@@ -276,7 +286,8 @@ class _Pull:
     def _needed_bytes(self, conversion: Conversion, downloads: Path) -> int:
         journal = self._journal
         shards = [shard for shard in self._source.shards.files if not journal.converted(shard)]
-        largest = max((self._source.fetch_bytes(shard, downloads) for shard in shards), default=0)
+        largest = max((sum(self._source.fetch_bytes(each, downloads) for each in (shard, *conversion.others[shard]))
+                       for shard in shards), default=0)
         return int((max(0, conversion.total_bytes - journal.written_bytes()) + largest) * _SPACE_MARGIN)
 
     def _check_space(self, conversion: Conversion, downloads: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 if TYPE_CHECKING:  # list, show and the policies need these types but must not pay for importing torch
@@ -85,12 +85,26 @@ class ExpertLayout:
 
 @dataclass(frozen=True, slots=True)
 class ExpertPiece:
-    """A run of elements of a source tensor that is one whole part (gate, up or down) of one expert."""
+    """Where one whole part (gate, up, down or a bias) of one expert lies in a source tensor.
+
+    Element [r, c] of the part is element start_element + r * strides[0] + c * strides[1] of the source, counted in its
+    flat order; a bias [r] has one stride. Without strides the part is a run of the source: rows one behind the other.
+    As in gpt-oss, with E experts, H hidden and I intermediate sizes, expert e:
+      gate rows between up rows, [E, 2 I, H]:   (2 e I + half) H, strides (2 H, 1); half is 0 for gate and 1 for up
+      the same, transposed, [E, H, 2 I]:        2 e H I + half, strides (2, 2 I)
+      down, transposed, [E, I, H]:              e I H, strides (1, H)
+      biases [E, 2 I]:                          2 e I + half, strides (2,)
+    """
 
     layer: int
     expert: int
     part: str
     start_element: int
+    strides: tuple[int, ...] | None = None
+
+    def strides_of(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The strides of a part of this shape, also where none are given (as `torch.Tensor.as_strided` takes them)."""
+        return self.strides or tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
 Activation = Literal["silu", "gelu", "relu", "swiglu_clamped"]
@@ -127,6 +141,14 @@ class TensorPlan:
     head:    (source name, stored name) of the matrix that makes logits; the source is the embedding where they are
              tied. A quantised head is stored under the stored name, and an embedding stays beside it as it is.
     form:    what an expert computes with its parts.
+    scales:  MXFP4 sources of experts, as gpt-oss is shipped: name of the blocks (uint8, [..., cols / 32, 16]: the shape
+             that `experts` has of them) -> name of their scales (uint8, [..., cols / 32]), which no layout names. Their
+             pieces count weights, as if the source were [..., cols]; every part of theirs has rows of whole blocks.
+    renamed: regular expressions of what parts of names are called where transformers 5 saves tensors as it holds them,
+             each with what the plan calls them instead; of those that match, the first is replaced.
+
+    FP8 sources are no matter of the plan: `pull` reads a matrix in float8_e4m3 by its scales, `<name>_scale_inv`, as a
+    bf16 matrix of the same name and shape. Names in `dense` and `experts` are those of the weights alone.
     """
 
     moe: MoeShape
@@ -138,6 +160,8 @@ class TensorPlan:
     lookups: frozenset[str] = frozenset()
     head: tuple[str, str] | None = None
     form: ExpertForm = ExpertForm()
+    scales: Mapping[str, str] = field(default_factory=dict)
+    renamed: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +179,15 @@ class ModelInfo:
     kv_bytes_per_token: int
     dtype: DType  # of the dense weights, the activations and the KV cache
     state_bytes: int = 0  # of one sequence, whatever its length: recurrent layers
+
+
+@dataclass(frozen=True, slots=True)
+class Prompting:
+    """How an encoder-decoder model is given a text, its source, and begins its answer."""
+
+    start_id: int  # the decoder's first token
+    eos_id: int  # the source's last token
+    languages: bool = False  # the source begins with the token of its language, the answer with that of the target
 
 
 class Routing(NamedTuple):

@@ -5,19 +5,23 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from moeinf.errors import CheckpointError
 from moeinf.hardware import machine
-from moeinf.store.checkpoint import DENSE, Conversion, Copy
+from moeinf.store.checkpoint import Conversion
+from moeinf.store.copies import DENSE, Copy, Range
 from moeinf.store.files import drop_cached, errors_named, open_regular, read_fully, sync_folder, write_fully
 from moeinf.store.format import DENSE_FILE, shard_file
 
 _SEGMENT_BYTES = 8 << 20  # one read; beyond it a disk gains nothing
 _NUM_BUFFERS = 4  # and one for each thread that quantises: memory does not grow with the size of a tensor
+_MOST_BUFFERED_BYTES = 256 << 20  # where one read has to be larger (an expert whose rows lie among others): fewer
 _MAX_THREADS = 16  # quantise 4 GB/s of bf16, which is more than a pull can read and write
 _FLUSH_BYTES = 256 << 20  # dirty bytes between two flushes: what a pull takes of the page cache, twice
 
@@ -32,10 +36,17 @@ class Segment:
 
 
 def segments(copies: Sequence[Copy], limit_bytes: int = _SEGMENT_BYTES) -> Iterator[Segment]:
-    """Cuts copies (in order of source_offset) into segments without gaps of at most limit_bytes, between blocks."""
+    """Cuts copies (in order of source_offset) into segments without gaps, between units.
+
+    Of at most limit_bytes, or one unit where that is larger. A copy of bytes that another one reads as well (whole
+    units, such as the rows of gate and up between each other) shares its segment.
+    """
     pieces: list[Copy] = []
     start = end = 0
     for copy in copies:
+        if pieces and start <= copy.source_offset and copy.source_offset + copy.num_bytes <= end:
+            pieces.append(copy)
+            continue
         done = 0
         while done < copy.num_bytes:
             here = copy.source_offset + done
@@ -44,13 +55,18 @@ def segments(copies: Sequence[Copy], limit_bytes: int = _SEGMENT_BYTES) -> Itera
                 pieces = []
             if not pieces:
                 start = end = here
-            room = limit_bytes - (end - start)
+            room = max(limit_bytes - (end - start), copy.unit_bytes)
             size = min(copy.num_bytes - done, room - room % copy.unit_bytes)
             pieces.append(copy.part(done, size))
             end += size
             done += size
     if pieces:
         yield Segment(start, end - start, tuple(pieces))
+
+
+def read_bytes(copies: Sequence[Copy]) -> int:
+    """What `convert_shard` reads of the shard itself, and tells `advance`."""
+    return sum(segment.num_bytes for segment in segments(copies))
 
 
 def create_files(folder: Path, conversion: Conversion) -> None:
@@ -70,33 +86,32 @@ def create_files(folder: Path, conversion: Conversion) -> None:
         sync_folder(folder)
 
 
-def convert_shard(source: Path, copies: Sequence[Copy], folder: Path, advance: Callable[[int], None]) -> None:
+def convert_shard(source: Path, copies: Sequence[Copy], folder: Path, advance: Callable[[int], None],
+                  scales: Mapping[str, Path] = MappingProxyType({})) -> None:
     """Brings one source shard into the files of `folder`; on return the bytes are on the disk (fsync).
 
-    advance gets the source bytes done since its last call, from the calling thread. What is written does not depend on
-    the number of threads. Raises CheckpointError for the source, DiskSpaceError or StoreError for the store; what was
-    written is then incomplete.
+    scales: the shards in which the scales of its weights lie, by name. advance gets the source bytes done since its
+    last call, from the calling thread. What is written does not depend on the number of threads. Raises CheckpointError
+    for the source, DiskSpaceError or StoreError for the store; what was written is then incomplete.
     """
-    with errors_named(source, CheckpointError):
-        fd = open_regular(source)
-    try:
-        threads = num_threads() if any(copy.recast for copy in copies) else 1
-        with _Targets(folder) as targets, ThreadPoolExecutor(threads) as workers, ThreadPoolExecutor(1) as pool:
-            pipe = _Pipe(_NUM_BUFFERS + threads)
-            reader = pool.submit(_read_segments, source, fd, copies, pipe, workers)
-            try:
-                while (item := pipe.full.get()) is not None:
-                    segment, buffer, prepared = item
-                    targets.write(segment, prepared.result())
-                    pipe.free.put(buffer)
-                    advance(segment.num_bytes)
-                reader.result()
-                targets.finish()
-            finally:
-                pipe.stop.set()
-                pipe.free.put(memoryview(b""))  # wakes a reader that waits for a buffer
-    finally:
-        os.close(fd)
+    threads = num_threads() if any(copy.recast for copy in copies) else 1
+    buffer_bytes = max((segment.num_bytes for segment in segments(copies)), default=0)
+    num_buffers = min(_NUM_BUFFERS + threads, max(2, _MOST_BUFFERED_BYTES // max(buffer_bytes, 1)))
+    with (_Shard(source, scales) as shard, _Targets(folder) as targets, ThreadPoolExecutor(threads) as workers,
+          ThreadPoolExecutor(1) as pool):
+        pipe = _Pipe(num_buffers, buffer_bytes)
+        reader = pool.submit(_read_segments, shard, copies, pipe, workers)
+        try:
+            while (item := pipe.full.get()) is not None:
+                segment, buffer, prepared = item
+                targets.write(segment, prepared.result())
+                pipe.free.put(buffer)
+                advance(segment.num_bytes)
+            reader.result()
+            targets.finish()
+        finally:
+            pipe.stop.set()
+            pipe.free.put(memoryview(b""))  # wakes a reader that waits for a buffer
 
 
 def num_threads() -> int:
@@ -110,38 +125,78 @@ Prepared = list[memoryview]  # what is to be written of each piece of a segment
 class _Pipe:
     """Buffers on their way from the reader, past the workers, to the writer and back."""
 
-    def __init__(self, num_buffers: int) -> None:
+    def __init__(self, num_buffers: int, buffer_bytes: int) -> None:
         self.free: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
         # In the order of the source, so that the writer waits for the oldest; None: no more.
         self.full: queue.SimpleQueue[tuple[Segment, memoryview, Future[Prepared]] | None] = queue.SimpleQueue()
         self.stop = threading.Event()
         for _ in range(num_buffers):
-            self.free.put(memoryview(bytearray(_SEGMENT_BYTES)))
+            self.free.put(memoryview(bytearray(buffer_bytes)))
 
 
-def _prepare(source: Path, segment: Segment, buffer: memoryview) -> Prepared:
+class _Shard:
+    """An open source shard, and those with the scales of its weights."""
+
+    def __init__(self, path: Path, scales: Mapping[str, Path]) -> None:
+        self.path = path
+        self._paths = scales
+        self._fds: dict[Path, int] = {}
+        self._open = ExitStack()
+
+    def read(self, segment: Segment, buffer: memoryview) -> list[memoryview]:
+        """Fills the buffer; returns the scales that belong to each piece."""
+        fd = self._fd(self.path)
+        read_fully(fd, buffer[: segment.num_bytes], segment.offset_bytes, self.path)
+        drop_cached(fd, segment.offset_bytes, segment.num_bytes)
+        found: dict[Range | None, memoryview] = {None: memoryview(b"")}
+        for piece in segment.pieces:
+            if piece.scales is not None and piece.scales not in found:
+                found[piece.scales] = self._read_scales(piece.scales)
+        return [found[piece.scales] for piece in segment.pieces]
+
+    def _read_scales(self, place: Range) -> memoryview:
+        path = self._paths[place.shard]
+        data = memoryview(bytearray(place.num_bytes))
+        read_fully(self._fd(path), data, place.offset, path)
+        return data
+
+    def _fd(self, path: Path) -> int:
+        if path not in self._fds:
+            with errors_named(path, CheckpointError):
+                self._fds[path] = fd = open_regular(path)
+            self._open.callback(os.close, fd)
+        return self._fds[path]
+
+    def __enter__(self) -> _Shard:
+        self._fd(self.path)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._open.close()
+
+
+def _prepare(source: Path, segment: Segment, buffer: memoryview, scales: Sequence[memoryview]) -> Prepared:
     prepared = []
-    for piece in segment.pieces:
+    for piece, factors in zip(segment.pieces, scales, strict=True):
         start = piece.source_offset - segment.offset_bytes
         data = buffer[start : start + piece.num_bytes]
         try:
-            prepared.append(piece.recast.apply(data) if piece.recast else data)
+            prepared.append(piece.recast.apply(data, factors) if piece.recast else data)
         except ValueError as error:
             name = piece.recast.tensor if piece.recast else ""
             raise CheckpointError(f"{source}: tensor {name!r}: {error}") from error
     return prepared
 
 
-def _read_segments(source: Path, fd: int, copies: Sequence[Copy], pipe: _Pipe, workers: ThreadPoolExecutor) -> None:
+def _read_segments(shard: _Shard, copies: Sequence[Copy], pipe: _Pipe, workers: ThreadPoolExecutor) -> None:
     try:
-        with errors_named(source, CheckpointError):
+        with errors_named(shard.path, CheckpointError):
             for segment in segments(copies):
                 buffer = pipe.free.get()
                 if pipe.stop.is_set():
                     return
-                read_fully(fd, buffer[: segment.num_bytes], segment.offset_bytes, source)
-                drop_cached(fd, segment.offset_bytes, segment.num_bytes)
-                pipe.full.put((segment, buffer, workers.submit(_prepare, source, segment, buffer)))
+                scales = shard.read(segment, buffer)
+                pipe.full.put((segment, buffer, workers.submit(_prepare, shard.path, segment, buffer, scales)))
     finally:
         pipe.full.put(None)
 

@@ -96,7 +96,7 @@ class Manifest:
             "format": "moeinf",
             "version": VERSION,
             "source": self.source.to_json(),
-            "model": dataclasses.asdict(self.info),
+            "model": _info_fields(self.info),
             "experts": dataclasses.asdict(self.moe) | dataclasses.asdict(self.layout),
             "shards": [dataclasses.asdict(shard) for shard in self.shards],
             "files": [dataclasses.asdict(file) for file in self.files],
@@ -104,6 +104,12 @@ class Manifest:
             "dense_formats": {name: blocks._asdict() for name, blocks in self.dense_formats.items()},
         }
         return (json.dumps(value, sort_keys=True, indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def _info_fields(info: ModelInfo) -> dict[str, Any]:
+    """All of it but fields at their defaults, so that models have the ids that they had before there was the field."""
+    return {each.name: value for each in dataclasses.fields(info)
+            if (value := getattr(info, each.name)) != each.default}
 
 
 def model_id(manifest_bytes: bytes) -> str:
@@ -157,6 +163,9 @@ class _Object:
         self._values = values
         self._where = where
         self._taken: set[str] = set()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._values
 
     def take(self, name: str, kind: type) -> Any:
         self._taken.add(name)
@@ -235,7 +244,7 @@ def _parse_source(item: _Object) -> ModelSource:
 def _parse_info(item: _Object) -> ModelInfo:
     values: dict[str, Any] = {"dtype": item.dtype(), "architecture": item.text("architecture")}
     for each in dataclasses.fields(ModelInfo):
-        if each.name not in values:
+        if each.name not in values and (each.default is dataclasses.MISSING or each.name in item):
             values[each.name] = item.number(each.name)
     item.nothing_else()
     return ModelInfo(**values)

@@ -60,10 +60,14 @@ class FormatPlan:
 
     def __init__(self) -> None:
         self._departures: dict[tuple[str, int, Format, Format], list[str]] = {}  # kind, columns, wanted, found -> names
+        self._kept: dict[str, list[str]] = {}  # kind -> names of what is in mxfp4 already
 
-    def fit(self, kind: str, name: str, wanted: Choice, cols: int, source: DType) -> Format:
+    def fit(self, kind: str, name: str, wanted: Choice, cols: int, source: Format) -> Format:
         """The wanted format or its fallback, whose blocks divide the rows; else that of the source."""
-        if wanted == "keep":
+        if wanted == "keep" or wanted == source:
+            return source
+        if source == "mxfp4":
+            self._kept.setdefault(kind, []).append(name)
             return source
         options: Sequence[Format] = (wanted, _FALLBACKS.get(wanted, wanted))
         found = next((each for each in options if cols % FORMAT_BLOCKS[each][0] == 0), source)
@@ -74,16 +78,24 @@ class FormatPlan:
     @property
     def fallbacks(self) -> tuple[str, ...]:
         """One line for each kind of departure."""
-        return tuple(
-            f"{', '.join(names) if len(names) <= 3 else f'{len(names)} {kind} tensors'}: rows of {cols} are no whole "
-            f"number of {wanted} blocks ({FORMAT_BLOCKS[wanted][0]}); stored as {found}"
+        kept = (f"{_listed(kind, names)}: comes in mxfp4, which other formats would only make larger and less exact; "
+                "stored as mxfp4" for kind, names in self._kept.items())
+        departures = (
+            f"{_listed(kind, names)}: rows of {cols} are no whole number of {wanted} blocks "
+            f"({FORMAT_BLOCKS[wanted][0]}); stored as {found}"
             for (kind, cols, wanted, found), names in self._departures.items())
+        return (*kept, *departures)
 
 
-def expert_formats(plan: TensorPlan, wanted: Choice, source: DType, formats: FormatPlan) -> dict[str, Format]:
-    """The format of each part of an expert."""
-    return {part: formats.fit("expert", f"expert {part}", wanted, shape[-1], source)
-            for part, shape in plan.parts.items()}
+def _listed(kind: str, names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= 3 else f"{len(names)} {kind} tensors"
+
+
+def expert_formats(plan: TensorPlan, wanted: Choice, sources: Mapping[str, Format], formats: FormatPlan
+                   ) -> dict[str, Format]:
+    """The format of each part of an expert; biases, a row of each matrix, stay as they come."""
+    return {part: formats.fit("expert", f"expert {part}", wanted, shape[-1], sources[part]) if len(shape) > 1
+            else sources[part] for part, shape in plan.parts.items()}
 
 
 def dense_tensors_of(plan: TensorPlan, wanted: Choice, dtypes: Mapping[str, DType], formats: FormatPlan

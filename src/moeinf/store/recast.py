@@ -1,33 +1,208 @@
-"""Turns runs of a checkpoint's elements into blocks of a stored format."""
+"""Turns the bytes of a checkpoint's tensors into those that are stored of them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
+from typing import Protocol
 
-from moeinf._native import quantize
-from moeinf.types import DTYPE_BYTES, FORMAT_BLOCKS, DType, Format
+import numpy as np
+import numpy.typing as npt
+
+from moeinf._native import quantize, repack_mxfp4
+from moeinf.types import DTYPE_BYTES, FORMAT_BLOCKS, DType, Float32Array, Format
+
+_ELEMENTS: dict[int, type[np.unsignedinteger]] = {1: np.uint8, 2: np.uint16, 4: np.uint32}
+
+
+class Recast(Protocol):
+    """What becomes of a run of source bytes. Units do not depend on each other, so a run may be cut between any two of
+    them, and its parts be done in any order."""
+
+    @property
+    def tensor(self) -> str: ...  # the source's name for it, for errors
+
+    @property
+    def unit_bytes(self) -> int: ...  # of the source, that cannot be cut apart
+
+    def stored_bytes(self, num_bytes: int) -> int:
+        """Size of what becomes of so many source bytes, a multiple of unit_bytes."""
+        ...
+
+    def part(self, start: int) -> Recast:
+        """Of what lies from `start` on, in source bytes of the run."""
+        ...
+
+    def apply(self, data: memoryview, scales: memoryview) -> memoryview:
+        """The stored bytes. scales: those of the copy, where it has any. Called from any thread.
+
+        Raises ValueError for a weight that no block can hold.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
-class Recast:
-    """From elements of one type to blocks of a format. Blocks do not depend on each other, so a run may be cut at any
-    border of blocks, and in any order."""
+class Quantised:
+    """Elements of one type as blocks of a format."""
 
-    tensor: str  # the source's name for it, for errors
+    tensor: str
     source: DType
     format: Format
 
     @property
     def unit_bytes(self) -> int:
-        """Source bytes of one block."""
         return FORMAT_BLOCKS[self.format][0] * DTYPE_BYTES[self.source]
 
     def stored_bytes(self, num_bytes: int) -> int:
-        """Size of what becomes of so many source bytes, a multiple of unit_bytes."""
         return num_bytes // self.unit_bytes * FORMAT_BLOCKS[self.format][1]
 
-    def apply(self, data: memoryview) -> memoryview:
-        """The blocks, computed without the GIL. Raises ValueError for a weight that no block can hold."""
+    def part(self, start: int) -> Quantised:
+        return self
+
+    def apply(self, data: memoryview, scales: memoryview) -> memoryview:
+        """Computed without the GIL."""
         blocks = memoryview(bytearray(self.stored_bytes(len(data))))
         quantize(self.format, data, self.source, len(data) // self.unit_bytes, FORMAT_BLOCKS[self.format][0], blocks)
         return blocks
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Elements within a run: [r, c] is the one at start + r * strides[0] + c * strides[1]."""
+
+    start: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @property
+    def end(self) -> int:
+        """Behind its last element."""
+        return self.start + sum((n - 1) * stride for n, stride in zip(self.shape, self.strides, strict=True)) + 1
+
+    def of(self, data: memoryview, element_bytes: int = 1) -> memoryview:
+        """They, one behind the other."""
+        elements = np.frombuffer(data, _ELEMENTS[element_bytes])
+        assert self.end <= len(elements)
+        strides = [stride * element_bytes for stride in self.strides]
+        found = np.lib.stride_tricks.as_strided(elements[self.start :], self.shape, strides, writeable=False)
+        return np.ascontiguousarray(found).reshape(-1).view(np.uint8).data
+
+    def in_steps_of(self, weights: int) -> View:
+        """The same in groups of so many neighbours, of which its rows have a whole number."""
+        assert self.strides[-1] == 1 and not any(n % weights for n in (self.start, self.shape[-1], *self.strides[:-1]))
+        return View(self.start // weights, (*self.shape[:-1], self.shape[-1] // weights),
+                    (*(stride // weights for stride in self.strides[:-1]), 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Strided:
+    """Elements that lie among others, or in another order, put one behind the other; then as blocks where wanted."""
+
+    tensor: str
+    source: DType
+    format: Format
+    view: View
+    unit_bytes: int  # the whole run
+
+    def stored_bytes(self, num_bytes: int) -> int:
+        weights, block_bytes = FORMAT_BLOCKS[self.format]
+        return math.prod(self.view.shape) // weights * block_bytes * (num_bytes > 0)
+
+    def part(self, start: int) -> Strided:
+        return self
+
+    def apply(self, data: memoryview, scales: memoryview) -> memoryview:
+        found = self.view.of(data, DTYPE_BYTES[self.source])
+        return found if self.format == self.source else Quantised(self.tensor, self.source, self.format).apply(
+            found, scales)
+
+
+@dataclass(frozen=True, slots=True)
+class Mxfp4:
+    """Blocks as gpt-oss has them (16 bytes of 32 weights, scales apart) as blocks with their scales, bit for bit."""
+
+    tensor: str
+    view: View  # of weights
+    unit_bytes: int  # the whole run
+
+    def stored_bytes(self, num_bytes: int) -> int:
+        weights, block_bytes = FORMAT_BLOCKS["mxfp4"]
+        return math.prod(self.view.shape) // weights * block_bytes * (num_bytes > 0)
+
+    def part(self, start: int) -> Mxfp4:
+        return self
+
+    def apply(self, data: memoryview, scales: memoryview) -> memoryview:
+        """scales: of all blocks of the run."""
+        blocks = memoryview(bytearray(self.stored_bytes(len(data))))
+        repack_mxfp4(self.view.in_steps_of(2).of(data), self.view.in_steps_of(32).of(scales), blocks)
+        return blocks
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8:
+    """Rows of a matrix in float8_e4m3 in bf16, then as blocks where wanted (DeepSeek-V3, arXiv 2412.19437, 3.3).
+
+    Each weight is multiplied by the scale of its tile, [block[0], block[1]]; the last tiles of a matrix whose rows or
+    columns are no whole number of tiles are smaller.
+    """
+
+    tensor: str
+    cols: int
+    block: tuple[int, int]
+    scale_dtype: DType
+    format: Format
+    first_row: int = 0  # of the run, in its matrix
+
+    @property
+    def unit_bytes(self) -> int:
+        return self.cols
+
+    def stored_bytes(self, num_bytes: int) -> int:
+        weights, block_bytes = FORMAT_BLOCKS[self.format]
+        return num_bytes // weights * block_bytes
+
+    def part(self, start: int) -> Fp8:
+        return replace(self, first_row=self.first_row + start // self.cols)
+
+    def apply(self, data: memoryview, scales: memoryview) -> memoryview:
+        """scales: of the whole matrix."""
+        codes = np.frombuffer(data, np.uint8).reshape(-1, self.cols)
+        factors = _floats(scales, self.scale_dtype).reshape(-1, -(-self.cols // self.block[1]))
+        out = np.empty(codes.shape, np.uint16)
+        at = 0
+        while at < len(codes):  # the rows that share a row of tiles
+            tile, done = divmod(self.first_row + at, self.block[0])
+            end = min(at + self.block[0] - done, len(codes))
+            weights = _E4M3[codes[at:end]]
+            weights *= np.repeat(factors[tile], self.block[1])[: self.cols]
+            out[at:end] = _to_bf16(weights)
+            at = end
+        found = out.reshape(-1).view(np.uint8).data
+        return found if self.format == "bf16" else Quantised(self.tensor, "bf16", self.format).apply(found, scales)
+
+
+def _e4m3_values() -> Float32Array:
+    """float8_e4m3fn by its code: a sign, 4 bits of exponent, 3 of fraction; no infinity, all ones is NaN."""
+    codes = np.arange(256)
+    exponent, fraction = codes >> 3 & 15, codes & 7
+    values = np.where(exponent == 0, fraction / 8 * 2.0**-6, (1 + fraction / 8) * 2.0 ** (exponent - 7))
+    values[codes & 127 == 127] = np.nan
+    return np.where(codes & 128, -values, values).astype(np.float32)
+
+
+_E4M3 = _e4m3_values()
+_E4M3.flags.writeable = False
+
+
+def _to_bf16(values: Float32Array) -> npt.NDArray[np.uint16]:
+    """Rounded to the nearest, to even between two; NaN stays NaN."""
+    bits = values.view(np.uint32)
+    rounded = (bits + (0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+    return np.where(np.isnan(values), np.uint16(0x7FC0), rounded)
+
+
+def _floats(data: memoryview, dtype: DType) -> Float32Array:
+    if dtype == "bf16":
+        return (np.frombuffer(data, np.uint16).astype(np.uint32) << 16).view(np.float32)
+    return np.frombuffer(data, np.float16 if dtype == "f16" else np.float32).astype(np.float32)

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from moeinf.errors import CheckpointError, DiskSpaceError
 from moeinf.install import pull
 from moeinf.store import convert
-from moeinf.store.checkpoint import DENSE, Copy
-from moeinf.store.convert import convert_shard, segments
+from moeinf.store.convert import convert_shard, read_bytes, segments
+from moeinf.store.copies import DENSE, Copy
 from moeinf.store.dense import dense_tensors
-from moeinf.store.recast import Recast
+from moeinf.store.recast import Quantised, Strided, View
 from moeinf.types import Format
 from tests.checkpoints import random_tensors, write_checkpoint
 
@@ -68,7 +68,7 @@ def test_segments_are_cut_between_blocks_and_each_lands_behind_the_one_before(
 ) -> None:
     copies, offset = [], 0
     for number, (units, format) in enumerate(kinds):
-        recast = Recast("t", "f32", format) if format else None
+        recast = Quantised("t", "f32", format) if format else None
         copies.append(Copy(offset, (1 + units) * (recast.unit_bytes if recast else 1000), 0, 10_000 * number, recast))
         offset += copies[-1].num_bytes
     pieces = [piece for segment in segments(copies, limit) for piece in segment.pieces]
@@ -81,6 +81,21 @@ def test_segments_are_cut_between_blocks_and_each_lands_behind_the_one_before(
                 at += piece.num_bytes
                 target += copy.recast.stored_bytes(piece.num_bytes) if copy.recast else piece.num_bytes
         assert at == copy.source_offset + copy.num_bytes
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 9), st.integers(1, 3)), max_size=8), st.integers(1, 20))
+def test_copies_of_the_same_bytes_are_read_at_once_and_never_cut(slabs: list[tuple[int, int, int]], limit: int) -> None:
+    copies, offset = [], 0
+    for gap, size, sharing in slabs:
+        view = View(0, (size,), (1,))
+        copies += [Copy(offset + gap, size, 0, 0, Strided("t", "f32", "f32", view, size)) for _ in range(sharing)]
+        offset += gap + size
+    found = list(segments(copies, limit))
+    assert [piece for segment in found for piece in segment.pieces] == copies
+    assert sum(segment.num_bytes for segment in found) == sum(size for _, size, _ in slabs) == read_bytes(copies)
+    for segment in found:
+        assert all(segment.offset_bytes <= piece.source_offset and piece.source_offset + piece.num_bytes
+                   <= segment.offset_bytes + segment.num_bytes for piece in segment.pieces)
 
 
 @pytest.mark.parametrize("flush_bytes", [1, 1 << 30])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,12 @@ def test_the_contract_s_fields_are_there(demo: StoredModel) -> None:
     assert len(value["shards"]) == value["experts"]["num_layers"] == 6
     assert {len(shard["sha256"]) for shard in value["shards"]} == {32}
     assert demo.manifest.size_bytes == sum(entry["num_bytes"] for entry in value["shards"] + value["files"])
+
+
+def test_the_state_of_recurrent_layers_is_kept_and_nothing_is_said_of_none(demo: StoredModel) -> None:
+    assert b"state_bytes" not in demo.manifest.dumps()
+    recurrent = replace(demo.manifest, info=replace(demo.manifest.info, state_bytes=12345))
+    assert parse(recurrent.dumps(), "m") == recurrent
 
 
 def test_a_newer_version_asks_for_an_upgrade(demo: StoredModel) -> None:

@@ -1,0 +1,65 @@
+"""What becomes of weights that are coded, scaled or ordered in another way than the store has them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moeinf.store.recast import Fp8, Strided, View
+from moeinf.types import DType
+
+NONE = memoryview(b"")
+
+
+def data_of(tensor: torch.Tensor) -> memoryview:
+    return memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+
+
+def bf16_of(data: memoryview) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0**-9 / 3, 1e-38, 3e35, 448 / 7], ids=str)
+def test_every_code_of_float8_means_what_it_means_to_torch(scale: float) -> None:
+    codes = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    recast = Fp8("t", 256, (128, 256), "f32", "bf16")
+    found = bf16_of(recast.apply(data_of(codes), data_of(torch.tensor([scale]))))
+    wanted = (codes.float() * torch.tensor(scale)).bfloat16()
+    assert torch.equal(found.isnan(), wanted.isnan()) and int(found.isnan().sum()) == 2
+    assert torch.equal(found.nan_to_num(), wanted.nan_to_num())
+
+
+@given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 4), st.integers(1, 4), st.data())
+def test_fp8_may_be_cut_between_any_two_rows(rows: int, cols: int, high: int, wide: int, data: st.DataObject) -> None:
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 9)))
+    codes = torch.randn(rows, cols, generator=generator).to(torch.float8_e4m3fn)
+    scales = torch.rand(-(-rows // high), -(-cols // wide), generator=generator)
+    each = scales.repeat_interleave(high, 0).repeat_interleave(wide, 1)[:rows, :cols]
+    recast = Fp8("t", cols, (high, wide), "f32", "bf16")
+    at = data.draw(st.integers(0, rows))
+    found = [bf16_of(recast.part(start * cols).apply(data_of(codes[start:end]), data_of(scales)))
+             for start, end in ((0, at), (at, rows)) if start < end]
+    assert torch.equal(torch.cat(found).view(rows, cols), (codes.float() * each).bfloat16())
+    assert recast.stored_bytes(rows * cols) == rows * cols * 2
+
+
+@pytest.mark.parametrize(("dtype", "of"), [(torch.bfloat16, "bf16"), (torch.float16, "f16"), (torch.float32, "f32")])
+def test_a_view_takes_rows_from_between_others_and_turns_matrices(dtype: torch.dtype, of: DType) -> None:
+    slab = torch.randn(6, 8, generator=torch.Generator().manual_seed(1)).to(dtype)
+    for view, wanted in ((View(8, (3, 8), (16, 1)), slab[1::2]), (View(1, (4, 6), (2, 8)), slab[:, 1::2].T),
+                         (View(3, (5,), (2,)), slab.view(-1)[3:13:2])):
+        recast = Strided("t", of, of, view, slab.numel() * dtype.itemsize)
+        assert bytes(recast.apply(data_of(slab), NONE)) == bytes(data_of(wanted))
+        assert recast.stored_bytes(recast.unit_bytes) == wanted.numel() * dtype.itemsize
+        assert view.end <= slab.numel() and recast.stored_bytes(0) == 0
+
+
+def test_a_view_of_groups_is_that_of_their_elements() -> None:
+    weights = np.arange(4 * 64, dtype=np.uint8)
+    view = View(64, (2, 64), (128, 1))
+    groups = view.in_steps_of(32)
+    assert groups == View(2, (2, 2), (4, 1)) and groups.end == 8
+    assert bytes(view.of(weights.data)) == bytes(weights.reshape(4, 64)[1::2].tobytes())
