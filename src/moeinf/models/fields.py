@@ -16,6 +16,10 @@ class Fields:
         self._values = values
         self._where = where
 
+    @property
+    def where(self) -> str:
+        return self._where
+
     def get(self, name: str) -> Any:
         return self._values.get(name)
 
@@ -45,12 +49,39 @@ class Fields:
             raise CheckpointError(f"{self._where}: {name} is {value!r}; must be a positive number")
         return float(value)
 
+    def numbers(self, name: str, count: int) -> list[float]:
+        """A list of so many positive finite numbers."""
+        values = self._values.get(name)
+        if not isinstance(values, list) or len(values) != count:
+            raise CheckpointError(f"{self._where}: {name} must be a list of {count} numbers")
+        return [Fields({name: value}, self._where).number(name) for value in values]
+
+    def within(self, name: str) -> Fields:
+        """The fields of an object in this one; none where it is null or absent."""
+        value = self._values.get(name) or {}
+        if not isinstance(value, dict):
+            raise CheckpointError(f"{self._where}: {name} is {value!r}; must be an object")
+        return Fields(value, f"{self._where}: {name}")
+
     def layers(self, name: str) -> frozenset[int]:
         """A list of layer numbers; null or absent is none."""
         value = self._values.get(name) or []
         if not isinstance(value, list) or not all(type(item) is int for item in value):
             raise CheckpointError(f"{self._where}: {name} is {value!r}; must be a list of layer numbers")
         return frozenset(value)
+
+    def kinds(self, name: str, num_layers: int, *allowed: str) -> tuple[str, ...] | None:
+        """One of `allowed` for each layer, such as layer_types; None where the field is null or absent."""
+        value = self._values.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, list) or len(value) != num_layers:
+            raise CheckpointError(f"{self._where}: {name} must be a list with a kind for each of {num_layers} layers")
+        for kind in value:
+            if kind not in allowed:
+                known = " or ".join(repr(a) for a in allowed)
+                raise UnsupportedModelError(f"{self._where}: {kind!r} in {name} is not supported (only {known})")
+        return tuple(value)
 
     def flag(self, name: str, default: bool) -> bool:
         value = self._values.get(name)
@@ -67,22 +98,8 @@ class Fields:
             known = " or ".join(repr(a) for a in allowed if a is not None)
             raise UnsupportedModelError(f"{self._where}: {name} = {value!r} is not supported (only {known or 'null'})")
 
-
-def rope_theta(fields: Fields, default: float) -> float:
-    """The base of rotary positions, from either place where transformers keeps it.
-
-    Raises UnsupportedModelError for any scaling: only plain rotary positions are computed.
-    """
-    for name in ("rope_parameters", "rope_scaling"):
-        value = fields.get(name)
-        if value is None:
-            continue
-        if not isinstance(value, dict):
-            raise CheckpointError(f"config.json: {name} is {value!r}; must be an object")
-        scaling = Fields(value, f"config.json: {name}")
-        kind = value.get("rope_type", value.get("type", "default"))
-        if kind != "default":
-            raise UnsupportedModelError(f"config.json: {name} of type {kind!r} is not supported (only 'default')")
-        if "rope_theta" in value:
-            return scaling.number("rope_theta")
-    return fields.number("rope_theta", default)
+    def refuse_others(self, *known: str) -> None:
+        """Refuses every field but these: for objects of which each field changes the mathematics."""
+        for name, value in self._values.items():
+            if name not in known and value is not None:
+                raise UnsupportedModelError(f"{self._where}: {name} = {value!r} is not supported")

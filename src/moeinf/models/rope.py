@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import numpy as np
 
-from moeinf.types import Float32Array
+from moeinf.errors import CheckpointError, UnsupportedModelError
+from moeinf.models.fields import Fields
+from moeinf.types import Float32Array, FloatArray
 
 
 @dataclass(frozen=True, eq=False)
@@ -15,15 +21,26 @@ class Rope:
 
     Over the first 2 * len(frequencies) dimensions of a head; the others stay as they are. Pairs are (i, i + half), or,
     interleaved, (2 i, 2 i + 1).
+
+    dynamic and longrope have other frequencies for long sequences. Keys are kept turned, so one sequence has one Rope:
+    that of the tokens it has room for (`within`), not of those it has so far. Then a prompt gives the same at once, in
+    chunks and token by token, and no token is turned unlike its neighbours. (llama.cpp and vLLM do it so; transformers
+    goes by the length so far, which is the same as long as no sequence grows across the limit.)
     """
 
     frequencies: Float32Array  # [rotary_dim / 2]
     scale: float = 1.0  # yarn and longrope: of queries and keys
     interleaved: bool = False
+    limit: int = 0  # a sequence with room for more tokens has the positions that `beyond` gives for that room
+    beyond: Callable[[int], Rope] | None = None
 
     @property
     def rotary_dim(self) -> int:
         return 2 * len(self.frequencies)
+
+    def within(self, room: int) -> Rope:
+        """The positions of a sequence with room for so many tokens; the same object for the same room."""
+        return self if self.beyond is None or room <= self.limit else self.beyond(room)
 
     def tables(self, start: int, num_tokens: int) -> tuple[Float32Array, Float32Array]:
         """cos and sin [num_tokens, rotary_dim / 2] of the places from `start`."""
@@ -32,6 +49,172 @@ class Rope:
         return np.cos(angles) * scale, np.sin(angles) * scale
 
 
-def plain_rope(rotary_dim: int, theta: float) -> Rope:
-    """frequencies theta^(-2 i / rotary_dim)."""
-    return Rope((theta ** (-np.arange(0, rotary_dim, 2) / rotary_dim)).astype(np.float32))
+def plain_rope(rotary_dim: int, theta: float, interleaved: bool = False) -> Rope:
+    """frequencies theta^(-2 i / rotary_dim) (RoFormer, arXiv 2104.09864, section 3.2.2)."""
+    return Rope(_plain(rotary_dim, theta).astype(np.float32), interleaved=interleaved)
+
+
+def rope_fields(f: Fields) -> Fields:
+    """The object of config.json that describes positions, under either of its names; empty where there is none."""
+    name = next((name for name in ("rope_scaling", "rope_parameters") if f.get(name)), "rope_parameters")
+    return f.within(name)
+
+
+def partial_rotary(f: Fields, head_dim: int, default: float = 1.0) -> int:
+    """How many of a head's dimensions are turned: partial_rotary_factor, from either place where it is kept."""
+    factor = rope_fields(f).number("partial_rotary_factor", f.number("partial_rotary_factor", default))
+    turned = int(head_dim * factor)
+    if not 2 <= turned <= head_dim or turned % 2:
+        raise CheckpointError(f"config.json: partial_rotary_factor {factor} of heads of {head_dim} is no even number")
+    return turned
+
+
+def rope_of(f: Fields, rotary_dim: int, theta: float, context_length: int, *, interleaved: bool = False,
+            also: tuple[str, ...] = ()) -> Rope:
+    """The positions that config.json describes, in the spelling of old and new transformers.
+
+    rotary_dim: the caller has heeded partial_rotary_factor. theta: the family's default. context_length:
+    max_position_embeddings. also: further fields of the object that the caller has handled, or that cannot matter.
+    Raises UnsupportedModelError for a type or a field that is not known.
+    """
+    r, kind = rope_fields(f), _kind(f)
+    scaling = _SCALINGS.get(kind) if isinstance(kind, str) else None
+    if scaling is None:
+        raise UnsupportedModelError(f"{r.where} of type {kind!r} is not supported (only {', '.join(_KINDS)})")
+    names, make = scaling
+    r.refuse_others("rope_type", "type", "rope_theta", "partial_rotary_factor", *names, *also)
+    theta, trained = r.number("rope_theta", f.number("rope_theta", theta)), _trained(f, context_length)
+    if theta <= 1 or trained < 2:
+        raise CheckpointError(f"config.json: no positions have rope_theta {theta} and a trained length of {trained}")
+    return make(_Source(r, rotary_dim, theta, context_length, trained, interleaved))
+
+
+def reach(f: Fields, context_length: int) -> int:
+    """Tokens of the longest sequence: dynamic and yarn go beyond a max_position_embeddings that is the trained length.
+
+    (Where a config was stretched before, as those of DeepSeek and gpt-oss, the two are equal.)
+    """
+    if _kind(f) not in ("dynamic", "yarn"):
+        return context_length
+    stretched = _trained(f, context_length) * rope_fields(f).number("factor", 1.0)
+    return max(context_length, int(min(stretched, 1 << 30)))
+
+
+def _kind(f: Fields) -> Any:
+    r = rope_fields(f)
+    return r.get("rope_type") or r.get("type") or "default"
+
+
+def _trained(f: Fields, context_length: int) -> int:
+    """Phi-3 and its kin keep it beside the object: that comes first, as in transformers."""
+    name = "original_max_position_embeddings"
+    return f.count(name, rope_fields(f).count(name, context_length))
+
+
+def mscale(factor: float, weight: float = 1.0) -> float:
+    """By how much yarn multiplies queries and keys (arXiv 2309.00071, section 3.4); weight: DeepSeek's fields."""
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """What the formulas are given."""
+
+    fields: Fields
+    rotary_dim: int
+    theta: float
+    context_length: int  # max_position_embeddings
+    trained: int  # original_max_position_embeddings
+    interleaved: bool
+
+    def factor(self) -> float:
+        return self.fields.number("factor", self.context_length / self.trained)
+
+    def rope(self, frequencies: FloatArray, scale: float = 1.0) -> Rope:
+        return Rope(frequencies.astype(np.float32), scale, self.interleaved)
+
+
+def _plain(rotary_dim: int, theta: float) -> FloatArray:
+    frequencies: FloatArray = theta ** (-np.arange(0, rotary_dim, 2) / rotary_dim)
+    return frequencies
+
+
+def _default(s: _Source) -> Rope:
+    return s.rope(_plain(s.rotary_dim, s.theta))
+
+
+def _linear(s: _Source) -> Rope:
+    """Every position divided by `factor` (arXiv 2306.15595)."""
+    return s.rope(_plain(s.rotary_dim, s.theta) / s.fields.number("factor"))
+
+
+def _dynamic(s: _Source) -> Rope:
+    """Beyond max_position_embeddings the base grows with the length (NTK-aware scaling; arXiv 2309.00071, app. A.1)."""
+    factor, dim = s.fields.number("factor"), s.rotary_dim
+
+    @cache
+    def beyond(room: int) -> Rope:
+        growth = factor * room / s.context_length - (factor - 1)
+        return s.rope(_plain(dim, s.theta * growth ** (dim / (dim - 2))))
+
+    if dim <= 2:
+        raise UnsupportedModelError(f"{s.fields.where} of type 'dynamic' needs more than {dim} rotary dimensions")
+    return Rope(_default(s).frequencies, 1.0, s.interleaved, s.context_length, beyond)
+
+
+def _yarn(s: _Source) -> Rope:
+    """Slow pairs divided by `factor`, fast ones as they were, and those between (arXiv 2309.00071, section 3)."""
+    f, factor, dim = s.fields, s.factor(), s.rotary_dim
+
+    def pair_of(turns: float) -> float:  # the pair that turns so often within the trained length
+        return dim * math.log(s.trained / (turns * 2 * math.pi)) / (2 * math.log(s.theta))
+
+    low, high = pair_of(f.number("beta_fast", 32.0)), pair_of(f.number("beta_slow", 1.0))
+    if f.flag("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    slow = np.clip((np.arange(dim // 2) - low) / (high - low if high != low else 0.001), 0, 1)
+    plain = _plain(dim, s.theta)
+    # DeepSeek: a weight of both, which cancel where they are equal; theirs of the scores is the attention's affair
+    weights = [f.number(name, 0.0) for name in ("mscale", "mscale_all_dim")]
+    scale = mscale(factor, weights[0]) / mscale(factor, weights[1]) if all(weights) else mscale(factor)
+    return s.rope(plain / factor * slow + plain * (1 - slow), f.number("attention_factor", scale))
+
+
+def _longrope(s: _Source) -> Rope:
+    """Each pair divided by a factor of its own, others beyond the trained length (arXiv 2402.13753).
+
+    Scale: short_mscale and long_mscale where the config has them (the published Phi-3.5-MoE), else attention_factor, or
+    sqrt(1 + ln(factor) / ln(trained length)).
+    """
+    f, plain, factor = s.fields, _plain(s.rotary_dim, s.theta), s.factor()
+    common = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(s.trained))
+    common = f.number("attention_factor", common)
+    short, long = (s.rope(plain / np.array(f.numbers(f"{name}_factor", len(plain))),
+                          f.number(f"{name}_mscale", common)) for name in ("short", "long"))
+    return Rope(short.frequencies, short.scale, s.interleaved, s.trained, lambda room: long)
+
+
+def _llama3(s: _Source) -> Rope:
+    """Slow pairs divided by `factor`, by wavelength (published code of Llama 3.1: apply_scaling)."""
+    f, plain = s.fields, _plain(s.rotary_dim, s.theta)
+    low, high = f.number("low_freq_factor"), f.number("high_freq_factor")
+    if low >= high:
+        raise CheckpointError(f"{f.where}: low_freq_factor {low} is not below high_freq_factor {high}")
+    fast = np.clip((s.trained * plain / (2 * math.pi) - low) / (high - low), 0, 1)
+    return s.rope(plain / f.number("factor") * (1 - fast) + plain * fast)
+
+
+_LONGROPE = (("short_factor", "long_factor", "factor", "attention_factor", "original_max_position_embeddings",
+              "short_mscale", "long_mscale"), _longrope)
+_SCALINGS: dict[str, tuple[tuple[str, ...], Callable[[_Source], Rope]]] = {  # the fields that each reads
+    "default": ((), _default),
+    "linear": (("factor",), _linear),
+    "dynamic": (("factor",), _dynamic),
+    "yarn": (("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate",
+              "original_max_position_embeddings"), _yarn),
+    "longrope": _LONGROPE,
+    "su": _LONGROPE,  # its first name
+    "llama3": (("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"), _llama3),
+}
+_KINDS = [repr(kind) for kind in _SCALINGS if kind != "su"]
