@@ -18,6 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from moeinf.device.device import Graph
 from moeinf.device.ops import Ops
 
+WAITS = {torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero, torch.ops.aten.masked_select}  # among others
+
 
 class Recording(TorchDispatchMode):
     def __init__(self) -> None:
@@ -26,17 +28,28 @@ class Recording(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is torch.ops.aten._local_scalar_dense.default:
+        if func.overloadpacket in WAITS or any(_selects(arg) for arg in args):
             raise RuntimeError("a captured stretch asks for a value of the device")
         result = func(*args, **kwargs)
         returns = func._schema.returns
-        if func.is_view or "empty" in func.name():
-            return result  # nothing is computed
+        if "empty" in func.name() or (func.is_view and _shares_memory(result, args[0])):
+            return result  # nothing is computed (but reshape and contiguous may copy)
         if any(r.alias_info is not None and r.alias_info.is_write for r in returns) or not returns:
             self.calls.append(lambda: func(*args, **kwargs))
         else:
             self.calls.append(lambda: _renew(result, func(*args, **kwargs)))
         return result
+
+
+def _selects(argument: Any) -> bool:
+    """Whether it is a list of indices with a mask in it, whose number of places the host would have to know."""
+    return isinstance(argument, list | tuple) and any(
+        isinstance(item, Tensor) and item.dtype == torch.bool for item in argument)
+
+
+def _shares_memory(result: Any, source: Tensor) -> bool:
+    first: Tensor = result if isinstance(result, Tensor) else result[0]
+    return first.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()
 
 
 def _renew(kept: Any, new: Any) -> None:

@@ -10,7 +10,7 @@ from moeinf._native import Arena, ExpertKernel, ReadFailure
 from moeinf.device.arena import DeviceArena
 from moeinf.device.cuda import Gpu, explain, is_out_of_memory
 from moeinf.device.device import Device
-from moeinf.device.matrix import ExpertPart, ExpertParts
+from moeinf.device.matrix import expert_parts_of
 from moeinf.device.ops import Ops
 from moeinf.device.program import DecodeProgram
 from moeinf.errors import OutOfMemoryError
@@ -102,16 +102,16 @@ class GpuRun:
                                    self.observers, layout.stride_bytes, allowed=not config.cpu_experts)
         cpu = None
         if config.cpu_experts and not fits:
-            kernel = ExpertKernel(parts.kernels, self._host.array(), expert_parts(layout))
+            kernel = ExpertKernel(parts.kernels, self._host.array(), expert_parts(layout), parts.form)
             cpu = CpuExperts(gpu.device, self._link, gpu.copier, kernel, CpuShare(self._notice), info.hidden_size,
                              shape.num_experts, layout.stride_bytes)
         experts = DeviceExperts(gpu.device, gpu.ops, self._program, self.tier, self._link, self._arena,
-                                _device_parts(expert_parts(layout)), shape, self.observers, prefetcher, self._direct,
+                                expert_parts_of(layout, parts.form), shape, self.observers, prefetcher, self._direct,
                                 cpu, laps)
         layers = DeviceLayers(gpu.device, gpu.ops, tensors, parts.dense.lookups(), info.dtype, plan.context,
                               self._program)
-        self._decoder = parts.family.build(parts.config_json, layers, experts, laps)
-        self.cache = self._decoder.new_cache(plan.context)
+        self.model = parts.family.build(parts.config_json, layers, experts, laps)
+        self.cache = self.model.new_cache(plan.context)
         layers.forget_stored()
         del tensors
         self._fill(fits)
@@ -155,7 +155,7 @@ class GpuRun:
                 direct.enter()
         if decode:  # the layers of a token may run without the host
             between_layers()
-        logits: Float32Array = self._decoder.forward(ids, cache, None if decode else between_layers)
+        logits: Float32Array = self.model.forward(ids, cache, None if decode else between_layers)
         direct.after_token()
         return logits
 
@@ -201,10 +201,3 @@ class GpuRun:
         self._link.close() if hasattr(self, "_link") else self.reader.close()
         self._gpu.copier.close()
         self._gpu.device.release_unused()
-
-
-def _device_parts(parts: Sequence[tuple[Any, int, int, int]]) -> ExpertParts:
-    gate, up, down = (ExpertPart(*part) for part in parts)
-    return ExpertParts(gate, up, down)
-
-

@@ -13,7 +13,7 @@ from moeinf.device.matrix_ops import TritonMatrixOps
 from moeinf.device.matrix_twins import TorchMatrixOps
 from moeinf.device.vector_ops import DirectTable, TritonVectorOps
 from moeinf.device.vector_twins import TorchVectorOps
-from moeinf.types import FORMAT_BLOCKS, Format, IntArray, format_bytes
+from moeinf.types import FORMAT_BLOCKS, ExpertForm, Format, IntArray, format_bytes
 
 pytestmark = pytest.mark.gpu
 FORMATS = list(FORMAT_BLOCKS)
@@ -115,6 +115,56 @@ def test_experts_of_a_prompt_are_those_of_the_twin_and_of_single_tokens(format: 
     ops.gate_up(x[17:18], addresses, layer.parts, act)
     ops.down(act, addresses, layer.parts, places)
     near(results[0][17 * TOP_K : 18 * TOP_K], places, 1e-4 if format == "f32" else 4 * BF16_BIT)
+
+
+FORMS = [ExpertForm("swiglu_clamped", biased=True, limit=0.5), ExpertForm("relu", gated=False, biased=True),
+         ExpertForm("relu", gated=False), ExpertForm("gelu")]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.activation + "-gated" * form.gated)
+@pytest.mark.parametrize("format", ["f32", "bf16", "mxfp4"])
+def test_experts_of_other_forms_are_those_of_the_twin(format: Format, form: ExpertForm) -> None:
+    """One expert, in decode and for a prompt."""
+    layer, x, ids = Layer(format), random(100, HIDDEN), np.zeros((100, 1), np.int64)
+    parts = layer.parts._replace(gate=layer.parts.gate if form.gated else None, form=form)
+    if form.biased:  # in the place of the next expert
+        layer.memory[layer.stride : layer.stride + 2 * HIDDEN] = random(HIDDEN, seed=2).bfloat16().view(torch.uint8)
+        narrow, wide = (ExpertPart("bf16", rows, 1, layer.stride) for rows in (INTERMEDIATE, HIDDEN))
+        parts = parts._replace(gate_bias=narrow if form.gated else None, up_bias=narrow, down_bias=wide)
+    addresses = layer.addresses(np.zeros(1, np.int64))
+    groups = make_groups(ids, np.zeros(1, np.int64), addresses, x.device)
+    results = []
+    for ops in (TritonMatrixOps(), TorchMatrixOps()):
+        act, places = torch.zeros(100, INTERMEDIATE).cuda(), torch.zeros(100, HIDDEN).cuda()
+        ops.gate_up_grouped(x, groups, parts, act)
+        ops.down_grouped(act, groups, parts, places)
+        one_act, one = torch.zeros(1, INTERMEDIATE).cuda(), torch.zeros(1, HIDDEN).cuda()
+        ops.gate_up(x[:1], torch.from_numpy(addresses).cuda(), parts, one_act)
+        ops.down(one_act, torch.from_numpy(addresses).cuda(), parts, one)
+        results.append((places, one))
+    for found, wanted in zip(*results, strict=True):
+        near(found, wanted, 1e-4 if format == "f32" else 2 * BF16_BIT)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim", "window"), [(64, 8, 64, 0), (64, 8, 64, 128), (128, 1, 576, 0)])
+@pytest.mark.parametrize(("tokens", "start"), [(1, 517), (5, 517), (300, 517), (300, 0)])
+def test_attention_with_sinks_is_that_of_the_twin(
+    dtype: torch.dtype, heads: int, kv_heads: int, dim: int, window: int, tokens: int, start: int
+) -> None:
+    """With positions of a part of a head, in pairs that lie together; wide heads without sinks."""
+    caches = [random(kv_heads, 1024, dim, seed=n).to(dtype) for n in (1, 2)]
+    angles, sinks = random(1024, dim // 4, seed=3), 3 * random(heads) if dim == 64 else None
+    position = torch.tensor([start], dtype=torch.int32, device="cuda")
+    results = []
+    for ops in (TritonVectorOps(), TorchVectorOps()):
+        keys, values = (cache.clone() for cache in caches)
+        q, k, v = (random(tokens, n * dim, seed=4 + n) for n in (heads, kv_heads, kv_heads))
+        ops.rope_store(q, k, v, None, None, 1e-6, 0.0, angles.cos(), angles.sin(), position, keys, values, True)
+        out = torch.empty_like(q)
+        ops.attend(q, keys, values, position, start, window, dim**-0.5, out, sinks)
+        results += [out]
+    near(results[0], results[1], 1e-4 if dtype is torch.float32 else 2 * BF16_BIT)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

@@ -61,7 +61,7 @@ def test_when_device_memory_runs_out_slots_are_given_up(demo: StoredModel, monke
     with Model(demo, RuntimeConfig(device="cuda", expert_cache="60%")) as model:
         run = model._opened()
         assert isinstance(run, GpuRun)
-        slots, forward, calls = run.tier.num_slots, run._decoder.forward, [0]
+        slots, forward, calls = run.tier.num_slots, run.model.forward, [0]
 
         def scarce(*args: Any) -> Any:
             calls[0] += 1
@@ -69,7 +69,7 @@ def test_when_device_memory_runs_out_slots_are_given_up(demo: StoredModel, monke
                 torch.empty(1 << 50, dtype=torch.uint8, device="cuda")  # more than any card has
             return forward(*args)
 
-        run._decoder.forward = scarce
+        run.model.forward = scarce
         answer = model.generate(PROMPT, model.params(temperature=0.0, num_predict=NUM_TOKENS, stop=()))
         assert run.tier.num_slots < slots
     assert answer.token_ids == tokens(demo, expert_cache="60%")

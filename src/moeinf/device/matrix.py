@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from torch import Tensor
 
-from moeinf.types import Format
+from moeinf.types import ExpertForm, ExpertLayout, Format
 
 MAX_ROWS: Final = 8  # tokens up to which a call is a decode step: no allocation, capturable in a graph
 
@@ -22,7 +22,7 @@ class DeviceMatrix(NamedTuple):
 
 
 class ExpertPart(NamedTuple):
-    """One matrix inside an expert's block."""
+    """One matrix inside an expert's block, or a bias: of one column, and of a plain format."""
 
     format: Format
     rows: int
@@ -31,11 +31,26 @@ class ExpertPart(NamedTuple):
 
 
 class ExpertParts(NamedTuple):
-    """gate and up [intermediate, hidden], down [hidden, intermediate]."""
+    """gate and up [intermediate, hidden], down [hidden, intermediate], and what an expert computes with them."""
 
-    gate: ExpertPart
+    gate: ExpertPart | None  # None: the form is not gated
     up: ExpertPart
     down: ExpertPart
+    gate_bias: ExpertPart | None = None
+    up_bias: ExpertPart | None = None
+    down_bias: ExpertPart | None = None
+    form: ExpertForm = ExpertForm()
+
+
+def expert_parts_of(layout: ExpertLayout, form: ExpertForm) -> ExpertParts:
+    """The parts of an expert's block, by their names."""
+    found = {t.name: ExpertPart(t.dtype, t.shape[0], t.shape[1] if len(t.shape) > 1 else 1, t.offset_bytes)
+             for t in layout.tensors}
+    names = ["up", "down"] + ["gate"] * form.gated
+    names += [f"{name}_bias" for name in names if form.biased]
+    assert found.keys() == set(names), f"an expert of the form {form} has not the parts {sorted(found)}"
+    return ExpertParts(found.get("gate"), found["up"], found["down"], found.get("gate_bias"), found.get("up_bias"),
+                       found.get("down_bias"), form)
 
 
 class DeviceRouting(NamedTuple):

@@ -33,7 +33,7 @@ class MatrixOps(Protocol):
         ...
 
     def gate_up(self, x: Tensor, addresses: Tensor, parts: ExpertParts, out: Tensor) -> None:
-        """out = silu(gate(x)) * up(x), for at most MAX_ROWS tokens.
+        """out = silu(gate(x)) * up(x), or what else parts.form says, for at most MAX_ROWS tokens.
 
         x f32 [tokens, hidden], out f32 [tokens * top_k, intermediate]; place p belongs to token p // top_k, and
         addresses[p] (int64 [tokens * top_k]) is where its expert's block lies: 0 leaves out[p] as it is.
@@ -41,7 +41,8 @@ class MatrixOps(Protocol):
         ...
 
     def down(self, act: Tensor, addresses: Tensor, parts: ExpertParts, out: Tensor) -> None:
-        """act f32 [places, intermediate] -> out f32 [places, hidden]; places of address 0 stay as they are."""
+        """act f32 [places, intermediate] -> out f32 [places, hidden], with the bias where there is one; places of
+        address 0 stay as they are."""
         ...
 
     def make_groups(self, ids: IntArray, experts: IntArray, addresses: IntArray, device: torch.device) -> Groups:
@@ -116,28 +117,28 @@ class TritonMatrixOps:
             x, w.data, bias, out, len(x), w.format, w.cols, w.rows, add, tile.rows, tile.lanes, num_warps=NUM_WARPS)
 
     def gate_up(self, x: Tensor, addresses: Tensor, parts: ExpertParts, out: Tensor) -> None:
-        gate, up = parts.gate, parts.up
+        gate, up = parts.gate or parts.up, parts.up
         gate_tile, up_tile = (decode_tile(part.format, part.rows, part.cols, EXPERT_PROGRAMS) for part in (gate, up))
         rows = min(gate_tile.rows, up_tile.rows)
-        self._kernels.gate_up[(_ceil(gate.rows, rows), len(addresses))](
-            x, addresses, out, len(addresses) // len(x), gate.format, gate.offset_bytes, up.format, up.offset_bytes,
-            gate.cols, gate.rows, rows, gate_tile.lanes, up_tile.lanes, num_warps=NUM_WARPS)
+        self._kernels.gate_up[(_ceil(up.rows, rows), len(addresses))](
+            x, addresses, out, len(addresses) // len(x), *_form(parts), gate.format, gate.offset_bytes, up.format,
+            up.offset_bytes, up.cols, up.rows, rows, gate_tile.lanes, up_tile.lanes, num_warps=NUM_WARPS)
 
     def down(self, act: Tensor, addresses: Tensor, parts: ExpertParts, out: Tensor) -> None:
         part = parts.down
         tile = decode_tile(part.format, part.rows, part.cols, EXPERT_PROGRAMS)
         self._kernels.down[(_ceil(part.rows, tile.rows), len(addresses))](
-            act, addresses, out, part.format, part.offset_bytes, part.cols, part.rows, tile.rows, tile.lanes,
-            num_warps=NUM_WARPS)
+            act, addresses, out, *_bias(parts.down_bias), part.format, part.offset_bytes, part.cols, part.rows,
+            tile.rows, tile.lanes, num_warps=NUM_WARPS)
 
     def gate_up_grouped(self, x: Tensor, groups: Groups, parts: ExpertParts, out: Tensor) -> None:
-        gate, up = parts.gate, parts.up
+        gate, up = parts.gate or parts.up, parts.up
         if not len(groups.starts):
             return
         cols, step = min(dot_tile(gate), dot_tile(up))
-        self._kernels.gate_up_grouped[(_ceil(gate.rows, cols), len(groups.starts))](
-            x, groups.places, groups.starts, groups.counts, groups.addresses, out, groups.top_k,
-            gate.format, gate.offset_bytes, up.format, up.offset_bytes, gate.cols, gate.rows, groups.tile_rows,
+        self._kernels.gate_up_grouped[(_ceil(up.rows, cols), len(groups.starts))](
+            x, groups.places, groups.starts, groups.counts, groups.addresses, out, groups.top_k, *_form(parts),
+            gate.format, gate.offset_bytes, up.format, up.offset_bytes, up.cols, up.rows, groups.tile_rows,
             cols, step, x.is_cuda, num_warps=DOT_WARPS)
 
     def down_grouped(self, act: Tensor, groups: Groups, parts: ExpertParts, out: Tensor) -> None:
@@ -146,7 +147,7 @@ class TritonMatrixOps:
             return
         cols, step = dot_tile(part)
         self._kernels.down_grouped[(_ceil(part.rows, cols), len(groups.starts))](
-            act, groups.places, groups.starts, groups.counts, groups.addresses, out,
+            act, groups.places, groups.starts, groups.counts, groups.addresses, out, *_bias(parts.down_bias),
             part.format, part.offset_bytes, part.cols, part.rows, groups.tile_rows, cols, step, act.is_cuda,
             num_warps=DOT_WARPS)
 
@@ -177,6 +178,17 @@ class TritonMatrixOps:
             w.data[part.start * row_bytes :], widened, num_rows, w.format, w.cols, tile_rows, step,
             num_warps=NUM_WARPS)
         return widened
+
+
+def _form(parts: ExpertParts) -> tuple[object, ...]:
+    """The constants of an expert's form, as the kernels of gate and up take them; a part of None is not there."""
+    activation = parts.form.activation, parts.form.limit, parts.gate is not None
+    return *activation, *_bias(parts.gate_bias), *_bias(parts.up_bias)
+
+
+def _bias(part: ExpertPart | None) -> tuple[Format | None, int]:
+    """Format and offset."""
+    return (None, 0) if part is None else (part.format, part.offset_bytes)
 
 
 def dot_tile(part: ExpertPart) -> tuple[int, int]:

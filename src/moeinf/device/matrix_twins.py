@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from moeinf.device.groups import make_groups
 from moeinf.device.matrix import MAX_ROWS, DeviceMatrix, ExpertPart, ExpertParts, Groups
-from moeinf.types import FORMAT_BLOCKS, Format, format_bytes
+from moeinf.types import FORMAT_BLOCKS, ExpertForm, Format, format_bytes
 
 IQ4_NL_VALUES: Final = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 MXFP4_VALUES: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
@@ -118,7 +119,7 @@ class TorchMatrixOps:
     def down(self, act: Tensor, addresses: Tensor, parts: ExpertParts, out: Tensor) -> None:
         for place, address in enumerate(addresses.tolist()):
             if address:
-                out[place] = _product(act[place, None], part_at(address, parts.down, act.device), exact=True)
+                out[place] = _part_product(act[place, None], address, parts.down, parts.down_bias, exact=True)
 
     def gate_up_grouped(self, x: Tensor, groups: Groups, parts: ExpertParts, out: Tensor) -> None:
         for places, address in _tiles(groups):
@@ -126,7 +127,7 @@ class TorchMatrixOps:
 
     def down_grouped(self, act: Tensor, groups: Groups, parts: ExpertParts, out: Tensor) -> None:
         for places, address in _tiles(groups):
-            out[places] = _product(act[places], part_at(address, parts.down, act.device), exact=False)
+            out[places] = _part_product(act[places], address, parts.down, parts.down_bias, exact=False)
 
 
 def _product(x: Tensor, w: DeviceMatrix, exact: bool) -> Tensor:
@@ -135,9 +136,27 @@ def _product(x: Tensor, w: DeviceMatrix, exact: bool) -> Tensor:
     return rounded(x, w.format) @ (weights if exact else rounded(weights, w.format)).T
 
 
+def _part_product(x: Tensor, address: int, part: ExpertPart, bias: ExpertPart | None, exact: bool) -> Tensor:
+    result = _product(x, part_at(address, part, x.device), exact)
+    return result if bias is None else result + dequantize(part_at(address, bias, x.device))[:, 0]
+
+
 def _activated(x: Tensor, address: int, parts: ExpertParts, exact: bool) -> Tensor:
-    gate = _product(x, part_at(address, parts.gate, x.device), exact)
-    return torch.nn.functional.silu(gate) * _product(x, part_at(address, parts.up, x.device), exact)
+    up = _part_product(x, address, parts.up, parts.up_bias, exact)
+    if parts.gate is None:
+        return activated(parts.form, None, up)
+    return activated(parts.form, _part_product(x, address, parts.gate, parts.gate_bias, exact), up)
+
+
+def activated(form: ExpertForm, gate: Tensor | None, up: Tensor) -> Tensor:
+    """What down is given: see ExpertForm."""
+    if form.activation == "swiglu_clamped":  # modeling_gpt_oss.py, GptOssExperts
+        assert gate is not None, "it has a gate"
+        gate, up = gate.clamp(max=form.limit), up.clamp(-form.limit, form.limit)
+        return (up + 1) * gate * torch.sigmoid(1.702 * gate)
+    functions: Mapping[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu": F.gelu, "relu": F.relu}
+    activation = functions[form.activation]
+    return activation(up) if gate is None else activation(gate) * up
 
 
 def _tiles(groups: Groups) -> list[tuple[Tensor, int]]:

@@ -30,19 +30,21 @@ def attend_split(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, WINDOW: tl.constexpr, SPLITS: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """Programs [tokens * KV_HEADS, SPLITS]: the query heads of one key/value head over one share.
+    """Programs [tokens * KV_HEADS * PIECES, SPLITS]: BLOCK_G query heads of one key/value head, or fewer, over a share.
 
     Writes unnormalised sums mixed [tokens * HEADS, SPLITS, HEAD_DIM], and maxima and sums [tokens * HEADS, SPLITS].
     WIDEN: multiplies as f32, which gives the same: Triton's interpreter takes bf16 for integers in products.
     """
     GROUP: tl.constexpr = HEADS // KV_HEADS
+    PIECES: tl.constexpr = (GROUP + BLOCK_G - 1) // BLOCK_G
     kind: tl.constexpr = tl.float32 if WIDEN else keys.dtype.element_ty
-    token, kv_head, split = tl.program_id(0) // KV_HEADS, tl.program_id(0) % KV_HEADS, tl.program_id(1)
+    token, split = tl.program_id(0) // (KV_HEADS * PIECES), tl.program_id(1)
+    kv_head = tl.program_id(0) // PIECES % KV_HEADS
     first, last, share = _seen(position, token, WINDOW, SPLITS, BLOCK_N)
     begin = first + split * share
     end = tl.minimum(begin + share, last)
     if begin < end:
-        g, d = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D)
+        g, d = tl.program_id(0) % PIECES * BLOCK_G + tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D)
         head = token * HEADS + kv_head * GROUP + g
         in_group, in_head = g < GROUP, d < HEAD_DIM
         query = tl.load(q + head[:, None] * HEAD_DIM + d[None, :], mask=in_group[:, None] & in_head[None, :], other=0.0)
@@ -80,18 +82,25 @@ def attend_split(
 
 @triton.jit
 def attend_merge(
-    mixed, maxima, sums, position, out,
+    mixed, maxima, sums, position, sinks, out,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, WINDOW: tl.constexpr, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Programs [tokens * HEADS, pieces of BLOCK_D]: weighs the shares of one head; out [tokens * HEADS, HEAD_DIM]."""
+    """Programs [tokens * HEADS, pieces of BLOCK_D]: weighs the shares of one head; out [tokens * HEADS, HEAD_DIM].
+    sinks [HEADS] or None: scores that count among the powers, and have no value."""
     row = tl.program_id(0)
     first, last, share = _seen(position, row // HEADS, WINDOW, SPLITS, BLOCK_N)
     split = tl.arange(0, SPLITS)
     used = split * share < last - first
     top = tl.load(maxima + row * SPLITS + split, mask=used, other=-float("inf"))
-    weight = tl.exp(top - tl.max(top, axis=0))
+    highest = tl.max(top, axis=0)
+    if sinks is not None:
+        sink = tl.load(sinks + row % HEADS)
+        highest = tl.maximum(highest, sink)
+    weight = tl.exp(top - highest)
     total = tl.sum(weight * tl.load(sums + row * SPLITS + split, mask=used, other=0.0), axis=0)
+    if sinks is not None:
+        total += tl.exp(sink - highest)
     d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     cells = (row * SPLITS + split)[:, None] * HEAD_DIM + d[None, :]
     parts = tl.load(mixed + cells, mask=used[:, None] & (d < HEAD_DIM)[None, :], other=0.0)

@@ -31,7 +31,7 @@ def rounded(x, FORMAT: tl.constexpr):
 
 
 @triton.jit
-def _plain(base, FORMAT: tl.constexpr):
+def plain(base, FORMAT: tl.constexpr):
     """A pointer to bytes as one to numbers."""
     if FORMAT == "f32":
         return base.to(tl.pointer_type(tl.float32), bitcast=True)
@@ -123,7 +123,7 @@ def row_dots(x, base, row, FORMAT: tl.constexpr, COLS: tl.constexpr, ROWS: tl.co
 @triton.jit
 def _dots_plain(x, base, row, FORMAT: tl.constexpr, COLS: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr):
     STEP: tl.constexpr = LANES * 8
-    rows = (_plain(base, FORMAT) + row.to(tl.int64) * COLS)[:, None]
+    rows = (plain(base, FORMAT) + row.to(tl.int64) * COLS)[:, None]
     sums = tl.zeros([ROWS, STEP], tl.float32)
     for start in range(0, COLS, STEP):
         k = start + tl.arange(0, STEP)
@@ -210,7 +210,7 @@ def weights_at(base, row, start, FORMAT: tl.constexpr, COLS: tl.constexpr, STEP:
     rows = row.to(tl.int64)
     if FORMAT == "f32" or FORMAT == "f16" or FORMAT == "bf16":
         k = start + tl.arange(0, STEP)
-        at = _plain(base, FORMAT) + (rows * COLS)[:, None] + k[None, :]
+        at = plain(base, FORMAT) + (rows * COLS)[:, None] + k[None, :]
         return tl.load(at, mask=(k < COLS)[None, :], other=0.0).to(tl.float32)
     else:
         block = start // 32 + tl.arange(0, STEP // 32)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from moeinf.device.triton_formats import rounded, row_dots, weights_at
+from moeinf.device.triton_formats import plain, rounded, row_dots, weights_at
 
 
 @triton.jit
@@ -28,8 +28,34 @@ def _part(address, OFFSET: tl.constexpr):
 
 
 @triton.jit
-def _silu_times(gate, up):
-    return gate / (1.0 + tl.exp(-gate)) * up
+def _with_bias(sums, address, row, FORMAT: tl.constexpr, OFFSET: tl.constexpr):
+    """sums [..., rows] plus a bias of the expert at `address`; FORMAT None: it has none."""
+    if FORMAT is not None:
+        sums += tl.load(plain(_part(address, OFFSET), FORMAT) + row).to(tl.float32)
+    return sums
+
+
+@triton.jit
+def _activated(gate, up, ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, GATED: tl.constexpr):
+    """types.ExpertForm; `gate` counts only where GATED."""
+    if ACTIVATION == "swiglu_clamped":
+        gate = tl.minimum(gate, LIMIT)
+        return (tl.minimum(tl.maximum(up, -LIMIT), LIMIT) + 1.0) * gate / (1.0 + tl.exp(-1.702 * gate))
+    elif GATED:
+        return _function(gate, ACTIVATION) * up
+    else:
+        return _function(up, ACTIVATION)
+
+
+@triton.jit
+def _function(x, ACTIVATION: tl.constexpr):
+    if ACTIVATION == "silu":
+        return x / (1.0 + tl.exp(-x))
+    elif ACTIVATION == "gelu":
+        return 0.5 * x * (1.0 + tl.erf(0.7071067811865476 * x))
+    else:
+        tl.static_assert(ACTIVATION == "relu")
+        return tl.maximum(x, 0.0)
 
 
 # Not specialised for the number of tokens, so that one token is computed by the very instructions that eight are.
@@ -54,6 +80,8 @@ def linear(
 @triton.jit(do_not_specialize=["top_k"])
 def gate_up(
     x, addresses, out, top_k,
+    ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, GATED: tl.constexpr,
+    GATE_BIAS: tl.constexpr, GATE_BIAS_OFFSET: tl.constexpr, UP_BIAS: tl.constexpr, UP_BIAS_OFFSET: tl.constexpr,
     GATE: tl.constexpr, GATE_OFFSET: tl.constexpr, UP: tl.constexpr, UP_OFFSET: tl.constexpr,
     COLS: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, GATE_LANES: tl.constexpr, UP_LANES: tl.constexpr,
 ):  # fmt: skip
@@ -64,14 +92,18 @@ def gate_up(
     if address != 0:
         row, own = _tile(ROWS, TILE)
         token = x + place // top_k * COLS
-        gate = row_dots(token, _part(address, GATE_OFFSET), row, GATE, COLS, TILE, GATE_LANES)
+        gate = 0.0
+        if GATED:
+            gate = row_dots(token, _part(address, GATE_OFFSET), row, GATE, COLS, TILE, GATE_LANES)
+            gate = _with_bias(gate, address, row, GATE_BIAS, GATE_BIAS_OFFSET)
         up = row_dots(token, _part(address, UP_OFFSET), row, UP, COLS, TILE, UP_LANES)
-        tl.store(out + place * ROWS + row, _silu_times(gate, up), mask=own)
+        up = _with_bias(up, address, row, UP_BIAS, UP_BIAS_OFFSET)
+        tl.store(out + place * ROWS + row, _activated(gate, up, ACTIVATION, LIMIT, GATED), mask=own)
 
 
 @triton.jit
 def down(
-    act, addresses, out,
+    act, addresses, out, BIAS: tl.constexpr, BIAS_OFFSET: tl.constexpr,
     FORMAT: tl.constexpr, OFFSET: tl.constexpr, COLS: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
     LANES: tl.constexpr,
 ):  # fmt: skip
@@ -81,7 +113,7 @@ def down(
     if address != 0:
         row, own = _tile(ROWS, TILE)
         dots = row_dots(act + place * COLS, _part(address, OFFSET), row, FORMAT, COLS, TILE, LANES)
-        tl.store(out + place * ROWS + row, dots, mask=own)
+        tl.store(out + place * ROWS + row, _with_bias(dots, address, row, BIAS, BIAS_OFFSET), mask=own)
 
 
 @triton.jit
@@ -109,6 +141,8 @@ def _add_product(
 @triton.jit
 def gate_up_grouped(
     x, places, starts, counts, addresses, out, top_k,
+    ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, GATED: tl.constexpr,
+    GATE_BIAS: tl.constexpr, GATE_BIAS_OFFSET: tl.constexpr, UP_BIAS: tl.constexpr, UP_BIAS_OFFSET: tl.constexpr,
     GATE: tl.constexpr, GATE_OFFSET: tl.constexpr, UP: tl.constexpr, UP_OFFSET: tl.constexpr,
     COLS: tl.constexpr, ROWS: tl.constexpr, PLACES: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr,
     NARROW: tl.constexpr,
@@ -124,15 +158,18 @@ def gate_up_grouped(
     for start in range(0, COLS, STEP):
         k = start + tl.arange(0, STEP)
         part = tl.load(token + k[None, :], mask=there[:, None] & (k < COLS)[None, :], other=0.0)
-        gate = _add_product(gate, part, gate_at, row, start, GATE, COLS, STEP, NARROW)
+        if GATED:
+            gate = _add_product(gate, part, gate_at, row, start, GATE, COLS, STEP, NARROW)
         up = _add_product(up, part, up_at, row, start, UP, COLS, STEP, NARROW)
+    gate = _with_bias(gate, address, row[None, :], GATE_BIAS, GATE_BIAS_OFFSET)
+    up = _with_bias(up, address, row[None, :], UP_BIAS, UP_BIAS_OFFSET)
     at = out + place.to(tl.int64)[:, None] * ROWS + row[None, :]
-    tl.store(at, _silu_times(gate, up), mask=there[:, None] & own[None, :])
+    tl.store(at, _activated(gate, up, ACTIVATION, LIMIT, GATED), mask=there[:, None] & own[None, :])
 
 
 @triton.jit
 def down_grouped(
-    act, places, starts, counts, addresses, out,
+    act, places, starts, counts, addresses, out, BIAS: tl.constexpr, BIAS_OFFSET: tl.constexpr,
     FORMAT: tl.constexpr, OFFSET: tl.constexpr, COLS: tl.constexpr, ROWS: tl.constexpr, PLACES: tl.constexpr,
     TILE: tl.constexpr, STEP: tl.constexpr, NARROW: tl.constexpr,
 ):  # fmt: skip
@@ -145,6 +182,7 @@ def down_grouped(
         k = start + tl.arange(0, STEP)
         part = tl.load(rows + k[None, :], mask=there[:, None] & (k < COLS)[None, :], other=0.0)
         sums = _add_product(sums, part, _part(address, OFFSET), row, start, FORMAT, COLS, STEP, NARROW)
+    sums = _with_bias(sums, address, row[None, :], BIAS, BIAS_OFFSET)
     at = out + place.to(tl.int64)[:, None] * ROWS + row[None, :]
     tl.store(at, sums, mask=there[:, None] & own[None, :])
 

@@ -25,12 +25,24 @@ def rms_norm(x, weight, out, eps, COUNT: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _finished(left, right, norm, eps, cos, sin, at, inside, HALF: tl.constexpr, CLIP: tl.constexpr):
-    """Head norm, clip and rotary positions of one head, given and returned as its two halves."""
+def _pairs(at, HALF: tl.constexpr, TURNED: tl.constexpr, INTERLEAVED: tl.constexpr):
+    """Where in a head of 2 * HALF numbers the two of each pair lie: TURNED of them at its front, then, behind these,
+    the rest, which no position turns."""
+    if INTERLEAVED:
+        return 2 * at, 2 * at + 1
+    elif TURNED == HALF:
+        return at, HALF + at
+    else:
+        return tl.where(at < TURNED, at, at + TURNED), tl.where(at < TURNED, at + TURNED, at + HALF)
+
+
+@triton.jit
+def _finished(left, right, norm, eps, cos, sin, first, second, inside, HALF: tl.constexpr, CLIP: tl.constexpr):
+    """Head norm, clip and rotary positions of one head, given and returned as the two numbers of its pairs."""
     if norm is not None:
         scale = tl.rsqrt((tl.sum(left * left, axis=0) + tl.sum(right * right, axis=0)) / (2 * HALF) + eps)
-        left = left * scale * tl.load(norm + at, mask=inside, other=0.0)
-        right = right * scale * tl.load(norm + HALF + at, mask=inside, other=0.0)
+        left = left * scale * tl.load(norm + first, mask=inside, other=0.0)
+        right = right * scale * tl.load(norm + second, mask=inside, other=0.0)
     left, right = _clipped(left, CLIP), _clipped(right, CLIP)
     return left * cos - right * sin, right * cos + left * sin
 
@@ -45,36 +57,39 @@ def _clipped(x, CLIP: tl.constexpr):
 @triton.jit
 def rope_store(
     q, k, v, q_norm, k_norm, cos, sin, position, keys, values, capacity, eps,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, CLIP: tl.constexpr, BLOCK: tl.constexpr,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, TURNED: tl.constexpr, INTERLEAVED: tl.constexpr,
+    CLIP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program a token and head: first the query heads, then the key/value heads. BLOCK covers half a head."""
+    """One program a token and head: first the query heads, then the key/value heads. BLOCK covers half a head, the
+    pairs; TURNED of these have positions."""
     token, head = tl.program_id(0), tl.program_id(1)
     place = tl.load(position) + token
     at = tl.arange(0, BLOCK)
     inside = at < HALF
-    angles = place.to(tl.int64) * HALF + at
-    c = tl.load(cos + angles, mask=inside, other=0.0)
-    s = tl.load(sin + angles, mask=inside, other=0.0)
+    first, second = _pairs(at, HALF, TURNED, INTERLEAVED)
+    angles = place.to(tl.int64) * TURNED + at
+    c = tl.load(cos + angles, mask=at < TURNED, other=1.0)
+    s = tl.load(sin + angles, mask=at < TURNED, other=0.0)
     if head < HEADS:
-        row = q + (token.to(tl.int64) * HEADS + head) * 2 * HALF + at
-        left = tl.load(row, mask=inside, other=0.0)
-        right = tl.load(row + HALF, mask=inside, other=0.0)
-        left, right = _finished(left, right, q_norm, eps, c, s, at, inside, HALF, CLIP)
-        tl.store(row, left, mask=inside)
-        tl.store(row + HALF, right, mask=inside)
+        row = q + (token.to(tl.int64) * HEADS + head) * 2 * HALF
+        left = tl.load(row + first, mask=inside, other=0.0)
+        right = tl.load(row + second, mask=inside, other=0.0)
+        left, right = _finished(left, right, q_norm, eps, c, s, first, second, inside, HALF, CLIP)
+        tl.store(row + first, left, mask=inside)
+        tl.store(row + second, right, mask=inside)
     else:
         kv_head = head - HEADS
-        taken = (token.to(tl.int64) * KV_HEADS + kv_head) * 2 * HALF + at
-        cell = (kv_head.to(tl.int64) * capacity + place) * 2 * HALF + at
-        left = tl.load(k + taken, mask=inside, other=0.0)
-        right = tl.load(k + taken + HALF, mask=inside, other=0.0)
-        left, right = _finished(left, right, k_norm, eps, c, s, at, inside, HALF, CLIP)
-        tl.store(keys + cell, left.to(keys.dtype.element_ty), mask=inside)
-        tl.store(keys + cell + HALF, right.to(keys.dtype.element_ty), mask=inside)
-        left = _clipped(tl.load(v + taken, mask=inside, other=0.0), CLIP)
-        right = _clipped(tl.load(v + taken + HALF, mask=inside, other=0.0), CLIP)
-        tl.store(values + cell, left.to(values.dtype.element_ty), mask=inside)
-        tl.store(values + cell + HALF, right.to(values.dtype.element_ty), mask=inside)
+        taken = (token.to(tl.int64) * KV_HEADS + kv_head) * 2 * HALF
+        cell = (kv_head.to(tl.int64) * capacity + place) * 2 * HALF
+        left = tl.load(k + taken + first, mask=inside, other=0.0)
+        right = tl.load(k + taken + second, mask=inside, other=0.0)
+        left, right = _finished(left, right, k_norm, eps, c, s, first, second, inside, HALF, CLIP)
+        tl.store(keys + cell + first, left.to(keys.dtype.element_ty), mask=inside)
+        tl.store(keys + cell + second, right.to(keys.dtype.element_ty), mask=inside)
+        left = _clipped(tl.load(v + taken + first, mask=inside, other=0.0), CLIP)
+        right = _clipped(tl.load(v + taken + second, mask=inside, other=0.0), CLIP)
+        tl.store(values + cell + first, left.to(values.dtype.element_ty), mask=inside)
+        tl.store(values + cell + second, right.to(values.dtype.element_ty), mask=inside)
 
 
 @triton.jit

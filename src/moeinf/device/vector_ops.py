@@ -16,6 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from moeinf.device.matrix import MAX_ROWS
 
 MASK_ELEMENTS: Final = 1 << 25  # of the mask of one block of queries in prefill: 32 MiB, and 64 MiB as 16-bit bias
+ATTENTION_SUMS: Final = 16 << 10  # that one program of decode adds up
 QUERY_BLOCK: Final = 1024  # more queries at once save nothing: the mask alone grows
 GATHER_ALIGN_BYTES: Final = 4096  # blocks of experts are a whole number of these
 
@@ -45,24 +46,26 @@ class VectorOps(Protocol):
 
     def rope_store(
         self, q: Tensor, k: Tensor, v: Tensor, q_norm: Tensor | None, k_norm: Tensor | None, eps: float, clip: float,
-        cos: Tensor, sin: Tensor, position: Tensor, keys: Tensor, values: Tensor,
+        cos: Tensor, sin: Tensor, position: Tensor, keys: Tensor, values: Tensor, interleaved: bool = False,
     ) -> None:
         """Finishes the heads of a layer, and stores keys and values; of k and v nothing changes but the cache.
 
         In this order: rms norm of each head (q and k), clip to -clip..clip (q, k and v; 0 for none), rotary positions
         (q and k), store. q f32 [tokens, heads * D], in place; k, v f32 [tokens, kv_heads * D]; q_norm, k_norm f32 [D];
-        cos, sin f32 [capacity, D / 2] of the pairs (i, i + D / 2); position int32 [1]: place of the first token;
-        keys, values [kv_heads, capacity, D] in f32, f16 or bf16.
+        cos, sin f32 [capacity, R / 2] turn the first R numbers of a head (R may be 0), in pairs (i, i + R / 2), or
+        interleaved, (2 i, 2 i + 1); position int32 [1]: place of the first token; keys, values [kv_heads, capacity, D]
+        in f32, f16 or bf16.
         """
         ...
 
     def attend(
         self, q: Tensor, keys: Tensor, values: Tensor, position: Tensor, start: int, window: int, scale: float,
-        out: Tensor,
+        out: Tensor, sinks: Tensor | None = None,
     ) -> None:
         """Causal attention: token t sees the places up to position + t, the last `window` of them (0: all).
 
-        q, out f32 [tokens, heads * D]; keys, values as rope_store left them. q is rounded to their type; for up to
+        q, out f32 [tokens, heads * D]; keys, values as rope_store left them; sinks f32 [heads]: a further score, whose
+        weight goes nowhere (arXiv 2309.17453; per head as in gpt-oss). q is rounded to the cache's type; for up to
         MAX_ROWS tokens scores and sums are f32, and a token's result does not depend on the others of the call. Beyond,
         the result may be rounded to the type of the cache. `start` is position on the host, and is used only there.
         """
@@ -118,38 +121,43 @@ class TritonVectorOps:
 
     def rope_store(
         self, q: Tensor, k: Tensor, v: Tensor, q_norm: Tensor | None, k_norm: Tensor | None, eps: float, clip: float,
-        cos: Tensor, sin: Tensor, position: Tensor, keys: Tensor, values: Tensor,
+        cos: Tensor, sin: Tensor, position: Tensor, keys: Tensor, values: Tensor, interleaved: bool = False,
     ) -> None:
         kv_heads, capacity, head_dim = keys.shape
-        heads, half = q.shape[1] // head_dim, head_dim // 2
+        heads, half, turned = q.shape[1] // head_dim, head_dim // 2, cos.shape[1]
         self._vector.rope_store[(len(q), heads + kv_heads)](
             q, k, v, q_norm, k_norm, cos, sin, position, keys, values, capacity, eps,
-            HEADS=heads, KV_HEADS=kv_heads, HALF=half, CLIP=clip, BLOCK=_power_of_two(half), num_warps=1,
+            HEADS=heads, KV_HEADS=kv_heads, HALF=half, TURNED=turned, INTERLEAVED=interleaved and turned > 0, CLIP=clip,
+            BLOCK=_power_of_two(half), num_warps=1,
         )
 
     def attend(
         self, q: Tensor, keys: Tensor, values: Tensor, position: Tensor, start: int, window: int, scale: float,
-        out: Tensor,
+        out: Tensor, sinks: Tensor | None = None,
     ) -> None:
         tokens, (kv_heads, capacity, head_dim) = len(q), keys.shape
         if tokens > MAX_ROWS:
-            attend_many(q, keys, values, start, window, scale, out)
+            attend_many(q, keys, values, start, window, scale, out, sinks)
             return
         heads, block_d = q.shape[1] // head_dim, max(16, _power_of_two(head_dim))
-        splits = min(64, _power_of_two(-(-self._programs // kv_heads)))  # so few are cheap to merge
+        # What heads share a program's loads: 16 of 1024 numbers fill the registers of its 256 threads.
+        block_g = max(16, min(_power_of_two(heads // kv_heads), ATTENTION_SUMS // block_d))
+        programs = kv_heads * -(-heads // kv_heads // block_g)
+        splits = min(64, _power_of_two(-(-self._programs // programs)))  # so few are cheap to merge
         # Of keys and of values 16 KiB a block, twice since the next is loaded meanwhile: what any card has room for.
         block_n = max(16, min(64, (16 << 10) // (block_d * keys.itemsize)))
         shape = {"WINDOW": window, "SPLITS": splits, "BLOCK_N": block_n}
         partial = self._buffers(q.device, heads, splits, head_dim)
-        self._attention.attend_split[(tokens * kv_heads, splits)](
+        self._attention.attend_split[(tokens * programs, splits)](
             q, keys, values, position, *partial, capacity, scale, HEADS=heads, KV_HEADS=kv_heads, HEAD_DIM=head_dim,
-            BLOCK_G=max(16, _power_of_two(heads // kv_heads)), BLOCK_D=block_d,
+            BLOCK_G=block_g, BLOCK_D=block_d,
             WIDEN=self._attention.INTERPRETED and keys.dtype == torch.bfloat16, **shape,
-            num_warps=8 if block_d > 256 or keys.dtype == torch.float32 else 4, num_stages=1 if block_d > 256 else 2,
+            num_warps=8 if 2 * block_g * block_d >= ATTENTION_SUMS or keys.dtype == torch.float32 else 4,
+            num_stages=1 if block_d > 256 else 2,
         )
         piece = min(64, block_d)
         self._attention.attend_merge[(tokens * heads, -(-head_dim // piece))](
-            *partial, position, out, HEADS=heads, HEAD_DIM=head_dim, BLOCK_D=piece, **shape
+            *partial, position, sinks, out, HEADS=heads, HEAD_DIM=head_dim, BLOCK_D=piece, **shape
         )
 
     def softmax_topk(self, logits: Tensor, k: int, normalise: bool, ids: Tensor, weights: Tensor) -> None:
@@ -193,12 +201,14 @@ class TritonVectorOps:
 
 
 def attend_many(
-    q: Tensor, keys: Tensor, values: Tensor, start: int, window: int, scale: float, out: Tensor
+    q: Tensor, keys: Tensor, values: Tensor, start: int, window: int, scale: float, out: Tensor,
+    sinks: Tensor | None = None,
 ) -> None:
     """VectorOps.attend for prefill, by torch's kernels in the cache's type; out is rounded to it.
 
     In one piece where the whole of it is a causal square, else in blocks of queries with a mask of at most
     MASK_ELEMENTS. What query heads share is broadcast, not copied: [kv_heads, group, places, D] with a stride of 0.
+    Sinks are one more key in front of the others, with a value of 0, and one more query, so that a square stays one.
     """
     tokens, (kv_heads, _, head_dim) = len(q), keys.shape
     queries = q.view(tokens, kv_heads, -1, head_dim).permute(1, 2, 0, 3).to(keys.dtype)
@@ -206,12 +216,17 @@ def attend_many(
 
     def attend(block: slice, seen: slice, mask: Tensor | None) -> None:
         shape = (-1, queries.shape[1], -1, -1)
-        k, v = keys[:, None, seen].expand(shape), values[:, None, seen].expand(shape)
+        wanted, k, v = queries[:, :, block], keys[:, None, seen].expand(shape), values[:, None, seen].expand(shape)
+        if sinks is not None:
+            wanted, k, v = _with_sinks(wanted, keys[:, seen], values[:, seen], sinks / scale)
+            k, v = k[:, None].expand(shape), v[:, None].expand(shape)
+            mask = None if mask is None else torch.nn.functional.pad(mask, (1, 0, 1, 0), value=True)
         # Only kernels that take strides of 0; those of cuDNN are not known to.
         with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
-            outs[:, :, block] = torch.nn.functional.scaled_dot_product_attention(
-                queries[:, :, block], k, v, attn_mask=mask, is_causal=mask is None, scale=scale
+            mixed = torch.nn.functional.scaled_dot_product_attention(
+                wanted, k, v, attn_mask=mask, is_causal=mask is None, scale=scale
             )
+        outs[:, :, block] = mixed if sinks is None else mixed[:, :, 1:, :head_dim]
 
     if start == 0 and not 0 < window < tokens:
         attend(slice(0, tokens), slice(0, tokens), None)
@@ -226,6 +241,20 @@ def attend_many(
         if window:
             mask &= places > rows - window
         attend(slice(first, last), slice(begin, start + last), mask)
+
+
+def _with_sinks(queries: Tensor, keys: Tensor, values: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries [kv_heads, group, n, D], keys and values [kv_heads, places, D], all longer by one place, in front, and by
+    8 numbers (a multiple, as torch's kernels ask for): two in which a query meets the first key alone, with the product
+    `sinks` [heads], as a sum of two numbers of the cache's type, since one would have too few bits."""
+    kv_heads, group, _, head_dim = queries.shape
+    pad = torch.nn.functional.pad
+    queries, keys, values = pad(queries, (0, 8, 1, 0)), pad(keys, (0, 8, 1, 0)), pad(values, (0, 8, 1, 0))
+    high = sinks.to(queries.dtype)
+    queries[..., head_dim] = high.view(kv_heads, group, 1)
+    queries[..., head_dim + 1] = (sinks - high.float()).to(queries.dtype).view(kv_heads, group, 1)
+    keys[:, 0, head_dim : head_dim + 2] = 1
+    return queries, keys, values
 
 
 def _power_of_two(count: int) -> int:

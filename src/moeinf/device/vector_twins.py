@@ -21,19 +21,20 @@ class TorchVectorOps:
 
     def rope_store(
         self, q: Tensor, k: Tensor, v: Tensor, q_norm: Tensor | None, k_norm: Tensor | None, eps: float, clip: float,
-        cos: Tensor, sin: Tensor, position: Tensor, keys: Tensor, values: Tensor,
+        cos: Tensor, sin: Tensor, position: Tensor, keys: Tensor, values: Tensor, interleaved: bool = False,
     ) -> None:
         tokens, kv_heads, _, head_dim = len(q), *keys.shape
         places = position + torch.arange(tokens, device=q.device)
-        queries = _finished(q.view(tokens, -1, head_dim), q_norm, eps, clip, cos[places], sin[places])
-        new_keys = _finished(k.view(tokens, kv_heads, head_dim), k_norm, eps, clip, cos[places], sin[places])
+        turns = (cos[places], sin[places], interleaved) if cos.shape[1] else None
+        queries = _finished(q.view(tokens, -1, head_dim), q_norm, eps, clip, turns)
+        new_keys = _finished(k.view(tokens, kv_heads, head_dim), k_norm, eps, clip, turns)
         q.copy_(queries.reshape(tokens, -1))
         keys[:, places] = new_keys.transpose(0, 1).to(keys.dtype)
         values[:, places] = _clipped(v, clip).view(tokens, kv_heads, head_dim).transpose(0, 1).to(values.dtype)
 
     def attend(
         self, q: Tensor, keys: Tensor, values: Tensor, position: Tensor, start: int, window: int, scale: float,
-        out: Tensor,
+        out: Tensor, sinks: Tensor | None = None,
     ) -> None:
         tokens, (kv_heads, _, head_dim) = len(q), keys.shape
         first = int(position)
@@ -42,7 +43,10 @@ class TorchVectorOps:
             end = first + token + 1
             seen = slice(max(0, end - window) if window else 0, end)
             scores = scale * queries[token] @ keys[:, seen].float().transpose(1, 2)  # [kv_heads, group, seen]
-            out[token] = (scores.softmax(-1) @ values[:, seen].float()).reshape(-1)
+            if sinks is not None:
+                scores = torch.cat([scores, sinks.view(kv_heads, -1, 1)], dim=-1)
+            powers = scores.softmax(-1)[..., : keys[:, seen].shape[1]]
+            out[token] = (powers @ values[:, seen].float()).reshape(-1)
 
     def softmax_topk(self, logits: Tensor, k: int, normalise: bool, ids: Tensor, weights: Tensor) -> None:
         logits = torch.where(logits.isnan(), -torch.inf, logits)
@@ -99,13 +103,20 @@ def _clipped(x: Tensor, clip: float) -> Tensor:
     return x.clamp(-clip, clip) if clip else x
 
 
-def _finished(heads: Tensor, norm: Tensor | None, eps: float, clip: float, cos: Tensor, sin: Tensor) -> Tensor:
-    """heads [tokens, heads, D], normed, clipped and turned by cos, sin [tokens, D / 2]."""
+def _finished(heads: Tensor, norm: Tensor | None, eps: float, clip: float, turns: tuple[Tensor, Tensor, bool] | None
+              ) -> Tensor:
+    """heads [tokens, heads, D], normed, clipped and turned by cos, sin [tokens, rotary_dim / 2] (and: interleaved)."""
     if norm is not None:
         heads = _normed(heads, norm, eps)
-    left, right = _clipped(heads, clip).chunk(2, dim=-1)
-    cos, sin = cos[:, None], sin[:, None]
-    return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1)
+    heads = _clipped(heads, clip)
+    if turns is None:
+        return heads.clone()
+    cos, sin, interleaved = turns[0][:, None], turns[1][:, None], turns[2]
+    turned, rest = heads[..., : 2 * cos.shape[-1]], heads[..., 2 * cos.shape[-1] :]
+    left, right = (turned[..., 0::2], turned[..., 1::2]) if interleaved else turned.chunk(2, dim=-1)
+    pairs = left * cos - right * sin, right * cos + left * sin
+    turned = torch.stack(pairs, dim=-1).flatten(-2) if interleaved else torch.cat(pairs, dim=-1)
+    return torch.cat([turned, rest], dim=-1)
 
 
 def _victim(table: DirectTable, wanted: list[int]) -> int:

@@ -14,6 +14,7 @@ from moeinf.device.matrix import DeviceMatrix, DeviceRouting
 from moeinf.device.ops import Ops
 from moeinf.device.program import DecodeProgram
 from moeinf.models.cache import Cache
+from moeinf.models.device_latent import DeviceHeadMatrices, DeviceLatentCore
 from moeinf.models.device_math import TorchMath
 from moeinf.models.layers import AttentionConfig, NormKind
 from moeinf.models.rope import Rope
@@ -39,7 +40,7 @@ class DeviceKVState:
 class DevicePlaces(NamedTuple):
     """The places of one pass: tables over the whole context, and where in them its first token is."""
 
-    cos: Tensor  # f32 [context, head_dim / 2]
+    cos: Tensor  # f32 [context, rotary_dim / 2]
     sin: Tensor
     position: Tensor  # int32 [1]: what captured work reads
     start: int  # the same number, for work that is not captured
@@ -95,8 +96,9 @@ class DeviceLayers:
         """A norm or a bias, f32."""
         return torch.from_numpy(vector(self._tensors[name])).to(self.device.kind)
 
-    def optional_vector(self, name: str) -> Tensor | None:
-        return self.vector(name) if name in self._tensors else None
+    def norm_weight(self, name: str, kind: NormKind) -> Tensor:
+        """What multiplies."""
+        return self.vector(name) + 1 if kind == "rms+1" else self.vector(name)
 
     # ---- layers
 
@@ -109,25 +111,36 @@ class DeviceLayers:
 
     def attention(self, config: AttentionConfig, prefix: str, norm: str, layer: int, residual: float = 1.0
                   ) -> DeviceAttention:
-        return DeviceAttention(self, config, prefix, norm, layer)
+        return DeviceAttention(self, config, prefix, norm, layer, residual)
 
-    def softmax_router(self, gate: str, norm: str, eps: float, top_k: int, normalise: bool) -> DeviceSoftmaxRouter:
-        return DeviceSoftmaxRouter(self, gate, norm, eps, top_k, normalise)
+    def latent_core(self, num_heads: int, width: int, rope: Rope, scale: float, layer: int) -> DeviceLatentCore:
+        kind, dtype = self.device.kind, _TORCH_DTYPES[self.dtype]
+        return DeviceLatentCore(self.ops.vectors, kind, dtype, num_heads, width, rope, scale, layer)
 
-    def gated_mlp(self, prefix: str, norm: str, eps: float, residual: float = 1.0) -> DeviceGatedMLP:
-        return DeviceGatedMLP(self, prefix, norm, eps, residual)
+    def softmax_router(self, gate: str, norm: str, eps: float, top_k: int, normalise: bool,
+                       kind: NormKind = "rms") -> DeviceSoftmaxRouter:
+        return DeviceSoftmaxRouter(self, gate, norm, eps, top_k, normalise, kind)
+
+    def gated_mlp(self, prefix: str, norm: str, eps: float, residual: float = 1.0, kind: NormKind = "rms"
+                  ) -> DeviceGatedMLP:
+        return DeviceGatedMLP(self, prefix, norm, eps, residual, kind)
 
     def linear(self, name: str, bias: str | None = None) -> Callable[[Tensor], Tensor]:
         matrix, added = self.matrix(name), None if bias is None else self.vector(bias)
         return lambda x: self.product(x.contiguous(), matrix, added)
 
     def norm(self, name: str, eps: float, kind: NormKind = "rms") -> Callable[[Tensor], Tensor]:
-        weight = self.vector(name)
+        weight = self.norm_weight(name, kind)
         if kind == "layer":
             bias = self.vector(name.removesuffix("weight") + "bias")
             return lambda x: torch.nn.functional.layer_norm(x, (x.shape[-1],), weight, bias, eps)
-        scale = weight + 1 if kind == "rms+1" else weight
-        return lambda x: self.normed(x.contiguous(), scale, eps)
+        return lambda x: self.normed(x.contiguous().view(-1, x.shape[-1]), weight, eps).view(x.shape)
+
+    def head_matrices(self, name: str, num_heads: int) -> DeviceHeadMatrices:
+        matrix = self.matrix(name)
+        assert matrix.format in _TORCH_DTYPES, "the plan leaves out of `matrices` what is taken by head"
+        weights = matrix.data.view(_TORCH_DTYPES[matrix.format])
+        return DeviceHeadMatrices(weights.view(num_heads, -1, matrix.cols))
 
     def routing(self, ids: Tensor, weights: Tensor) -> DeviceRouting:
         return DeviceRouting(ids.to(torch.int32).contiguous(), weights.contiguous())
@@ -138,9 +151,9 @@ class DeviceLayers:
         return lambda x: product(last_norm(x)) * scale if scale != 1.0 else product(last_norm(x))
 
     def carry_out(self, compute: Callable[[Tensor, DevicePlaces], Tensor], x: Tensor, places: DevicePlaces,
-                  cache: object) -> Float32Array:
-        """Waits for the device; a decode step becomes a captured program."""
-        if len(x) > 1:
+                  cache: object, *, capturable: bool = True) -> Float32Array:
+        """Waits for the device; a decode step becomes a captured program where all of it can be captured."""
+        if len(x) > 1 or not capturable:
             return self._to_host(compute(x, places))
         if self._input is None:
             self._input = torch.empty_like(x)
@@ -180,35 +193,53 @@ class DeviceRotary:
     """Rotary positions, for every place of the context at once."""
 
     def __init__(self, device: torch.device, rope: Rope | None, context: int) -> None:
-        cos, sin = (np.empty((0, 0), np.float32),) * 2 if rope is None else rope.tables(0, context)
-        self._cos, self._sin = torch.from_numpy(cos).to(device), torch.from_numpy(sin).to(device)
+        self._device, self._rope, self._context = device, rope, context
+        self._tables: dict[Rope | None, tuple[Tensor, Tensor]] = {}
         self._position = torch.zeros(1, dtype=torch.int32, device=device)
 
-    def __call__(self, start: int, num_tokens: int) -> DevicePlaces:
+    def __call__(self, start: int, num_tokens: int, room: int) -> DevicePlaces:
         self._position.fill_(start)
-        return DevicePlaces(self._cos, self._sin, self._position, start)
+        return DevicePlaces(*self._of(None if self._rope is None else self._rope.within(room)), self._position, start)
+
+    def _of(self, rope: Rope | None) -> tuple[Tensor, Tensor]:
+        if rope not in self._tables:
+            cos, sin = (np.empty((0, 0), np.float32),) * 2 if rope is None else rope.tables(0, self._context)
+            self._tables[rope] = torch.from_numpy(cos).to(self._device), torch.from_numpy(sin).to(self._device)
+        return self._tables[rope]
 
 
 class DeviceAttention:
     """See Layers.attention."""
 
-    def __init__(self, layers: DeviceLayers, config: AttentionConfig, prefix: str, norm: str, layer: int) -> None:
-        c, self._layers, self._layer, self._config = config, layers, layer, config
+    def __init__(self, layers: DeviceLayers, config: AttentionConfig, prefix: str, norm: str, layer: int,
+                 residual: float) -> None:
+        assert config.norm != "layer" or config.qk_norm == "none", "no family has layer norms of heads"
+        c, self._layers, self._layer, self._config, self._residual = config, layers, layer, config, residual
         names = [f"{prefix}{n}_proj.weight" for n in "qkv"]
-        rows = [c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim, c.num_kv_heads * c.head_dim]
+        queries, keys = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+        self._rows = [queries, keys, keys]
         if len({layers.format_of(name) for name in names}) == 1:  # one product of one token instead of three
-            self._stacked: DeviceMatrix | None = layers.stacked(names)
-            self._matrices = list(_cut(self._stacked, rows))
+            stacked = layers.stacked(names)
+            if c.gate:
+                _gates_behind(stacked.data.view(stacked.rows, -1)[: 2 * queries], c.num_heads)
+            self._stacked: DeviceMatrix | None = stacked
+            self._matrices = _cut(self._stacked, [queries * (2 if c.gate else 1), keys, keys])
         else:
             self._stacked = None
             self._matrices = [layers.matrix(name) for name in names]
-        self._rows = rows
-        self._biases = [layers.optional_vector(f"{prefix}{n}_proj.bias") for n in "qkv"]
-        self._bias = torch.cat([b for b in self._biases if b is not None]) if config.bias else None
+            if c.gate:
+                _gates_behind(self._matrices[0].data.view(2 * queries, -1), c.num_heads)
+        biases = [layers.vector(f"{prefix}{n}_proj.bias") for n in "qkv"] if c.bias else []
+        if biases and c.gate:
+            _gates_behind(biases[0].view(2 * queries, 1), c.num_heads)
+        self._biases: Sequence[Tensor | None] = biases or [None, None, None]
+        self._bias = torch.cat(biases) if biases else None
         self._output = layers.matrix(f"{prefix}o_proj.weight")
-        self._output_bias = layers.optional_vector(f"{prefix}o_proj.bias")
-        self._norm = layers.vector(norm)
-        self._q_norm, self._k_norm = (layers.optional_vector(f"{prefix}{n}_norm.weight") for n in "qk")
+        self._output_bias = layers.vector(f"{prefix}o_proj.bias") * residual if c.output_bias else None
+        self._norm = layers.norm(norm, c.norm_eps, c.norm)
+        self._q_norm, self._k_norm = (
+            None if c.qk_norm == "none" else layers.norm_weight(f"{prefix}{n}_norm.weight", c.norm) for n in "qk")
+        self._sinks = layers.vector(f"{prefix}sinks") if c.sinks else None
 
     def new_state(self, capacity: int) -> DeviceKVState:
         c = self._config
@@ -217,8 +248,9 @@ class DeviceAttention:
 
     def add_to(self, x: Tensor, cache: Cache, places: DevicePlaces) -> None:
         layers, vectors, c = self._layers, self._layers.ops.vectors, self._config
-        hidden = layers.normed(x, self._norm, c.norm_eps)
-        q, k, v = self._projected(hidden)
+        q, k, v = self._projected(self._norm(x))
+        gate = q[:, self._rows[0] :] if c.gate else None
+        q = q[:, : self._rows[0]].contiguous() if c.gate else q
         q_norm, k_norm = self._q_norm, self._k_norm
         if c.qk_norm == "full":  # over all heads together, before anything else
             assert q_norm is not None and k_norm is not None
@@ -226,15 +258,22 @@ class DeviceAttention:
             q_norm = k_norm = None
         state: DeviceKVState = cache.states[self._layer]
         vectors.rope_store(q, k, v, q_norm, k_norm, c.norm_eps, c.clip_qkv or 0.0, places.cos, places.sin,
-                           places.position, state.keys, state.values)
+                           places.position, state.keys, state.values,
+                           interleaved=c.rope is not None and c.rope.interleaved)
         mixture = torch.empty_like(q)
         scale = c.head_dim**-0.5 if c.scale is None else c.scale
-        vectors.attend(q, state.keys, state.values, places.position, places.start, c.window or 0, scale, mixture)
+        vectors.attend(q, state.keys, state.values, places.position, places.start, c.window or 0, scale, mixture,
+                       self._sinks)
+        if gate is not None:
+            mixture *= torch.sigmoid(gate)
+        if self._residual != 1.0:
+            mixture *= self._residual
         layers.ops.matrices.linear(mixture, self._output, x, self._output_bias, add=True)
 
     def _projected(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if len(hidden) == 1 and self._stacked is not None:
-            q, k, v = torch.split(self._layers.product(hidden, self._stacked, self._bias), self._rows, dim=1)
+            product = self._layers.product(hidden, self._stacked, self._bias)
+            q, k, v = torch.split(product, [m.rows for m in self._matrices], dim=1)
             return q, k, v
         q, k, v = (self._layers.product(hidden, matrix, bias)
                    for matrix, bias in zip(self._matrices, self._biases, strict=True))
@@ -244,14 +283,15 @@ class DeviceAttention:
 class DeviceGatedMLP:
     """See Layers.gated_mlp."""
 
-    def __init__(self, layers: DeviceLayers, prefix: str, norm: str, eps: float, residual: float) -> None:
-        self._layers, self._eps, self._residual = layers, eps, residual
+    def __init__(self, layers: DeviceLayers, prefix: str, norm: str, eps: float, residual: float, kind: NormKind
+                 ) -> None:
+        self._layers, self._residual = layers, residual
         self._gate, self._up, self._down = (layers.matrix(f"{prefix}{n}_proj.weight") for n in ("gate", "up", "down"))
-        self._norm = layers.vector(norm)
+        self._norm = layers.norm(norm, eps, kind)
 
     def add_to(self, x: Tensor) -> None:
         layers = self._layers
-        hidden = layers.normed(x, self._norm, self._eps)
+        hidden = self._norm(x)
         gated = torch.nn.functional.silu(layers.product(hidden, self._gate)) * layers.product(hidden, self._up)
         if self._residual != 1.0:
             gated *= self._residual
@@ -261,18 +301,25 @@ class DeviceGatedMLP:
 class DeviceSoftmaxRouter:
     """See Layers.softmax_router; ids are int32."""
 
-    def __init__(self, layers: DeviceLayers, gate: str, norm: str, eps: float, top_k: int, normalise: bool) -> None:
-        self._layers, self._eps, self._top_k, self._normalise = layers, eps, top_k, normalise
-        self._gate, self._norm = layers.matrix(gate), layers.vector(norm)
+    def __init__(self, layers: DeviceLayers, gate: str, norm: str, eps: float, top_k: int, normalise: bool,
+                 kind: NormKind) -> None:
+        self._layers, self._top_k, self._normalise = layers, top_k, normalise
+        self._gate, self._norm = layers.matrix(gate), layers.norm(norm, eps, kind)
 
     def __call__(self, x: Tensor) -> tuple[Tensor, DeviceRouting]:
         layers = self._layers
-        hidden = layers.normed(x, self._norm, self._eps)
+        hidden = self._norm(x)
         logits = layers.product(hidden, self._gate)
         ids = torch.empty((len(x), self._top_k), dtype=torch.int32, device=x.device)
         weights = torch.empty((len(x), self._top_k), dtype=torch.float32, device=x.device)
         layers.ops.vectors.softmax_topk(logits, self._top_k, self._normalise, ids, weights)
         return hidden, DeviceRouting(ids, weights)
+
+
+def _gates_behind(rows: Tensor, num_heads: int) -> None:
+    """Reorders rows, of a query and then a gate for each head, into all queries and then all gates. In place."""
+    heads = rows.view(num_heads, 2, -1, rows.shape[1])
+    rows.copy_(heads.transpose(0, 1).reshape(rows.shape))
 
 
 def _cut(matrix: DeviceMatrix, rows: Sequence[int]) -> list[DeviceMatrix]:

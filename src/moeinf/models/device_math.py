@@ -67,6 +67,10 @@ class TorchMath:
     def max(self, x: Tensor, axis: int, keepdims: bool) -> Tensor:
         return x.amax(axis, keepdim=keepdims)
 
+    def solve_unit_lower(self, a: Tensor, b: Tensor) -> Tensor:
+        solution: Tensor = torch.linalg.solve_triangular(a, b, upper=False, unitriangular=True)
+        return solution
+
     def top_k(self, x: Tensor, k: int) -> Tensor:
         return torch.sort(x, dim=-1, descending=True, stable=True).indices[..., :k]
 

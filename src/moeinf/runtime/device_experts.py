@@ -186,7 +186,7 @@ class DeviceExperts:
     def _scratch(self, tokens: int) -> tuple[Tensor, Tensor]:
         """act [tokens * top_k, intermediate] and the outputs [tokens * top_k, hidden], of each place."""
         rows, device = tokens * self._shape.top_k, self._device.kind
-        return (torch.empty((rows, self._parts.gate.rows), dtype=torch.float32, device=device),
+        return (torch.empty((rows, self._parts.up.rows), dtype=torch.float32, device=device),
                 torch.empty((rows, self._parts.down.rows), dtype=torch.float32, device=device))
 
     def _compute(self, hidden: Tensor, addresses: Tensor, act: Tensor, places: Tensor) -> None:

@@ -20,7 +20,7 @@ import torch
 
 from moeinf.device.matrix import DeviceMatrix, ExpertPart, ExpertParts, Groups
 from moeinf.device.matrix_ops import TritonMatrixOps
-from moeinf.types import FORMAT_BLOCKS, Format, format_bytes
+from moeinf.types import FORMAT_BLOCKS, ExpertForm, Format, format_bytes
 
 TARGETS = (80, 90)
 POINTERS = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.uint8: "*u8", torch.int32: "*i32",
@@ -62,7 +62,7 @@ def test_plain_weights_are_loaded_16_bytes_at_a_time_wherever_an_expert_lies(com
     plain = [kernel for kernel in compiled if kernel["name"] in DECODE and set(kernel["formats"]) <= PLAIN]
     assert len(plain) >= len(DECODE) * len(PLAIN)
     for kernel in plain:
-        assert kernel["wide_loads"] > 0 and kernel["narrow_loads"] == 0, kernel
+        assert kernel["wide_loads"] > 0 and (kernel["biased"] or kernel["narrow_loads"] == 0), kernel
 
 
 def test_tiles_of_16_bit_numbers_are_multiplied_by_tensor_cores(compiled: list[dict[str, Any]]) -> None:
@@ -91,7 +91,8 @@ def main(capability: int) -> None:
     for kernel, arguments, options in launches.values():
         formats = sorted({value for name, value in arguments.items() if name in ("FORMAT", "GATE", "UP")})
         facts = compile_for(capability, kernel, arguments, options)
-        print(json.dumps({"name": kernel.__name__, "formats": formats} | facts))
+        biased = any(arguments.get(name) for name in ("BIAS", "GATE_BIAS", "UP_BIAS"))
+        print(json.dumps({"name": kernel.__name__, "formats": formats, "biased": biased} | facts))
 
 
 def launch_all(ops: TritonMatrixOps, format: Format) -> None:
@@ -112,12 +113,33 @@ def launch_all(ops: TritonMatrixOps, format: Format) -> None:
             continue
         ops.gate_up_grouped(x, groups, parts, act)
         ops.down_grouped(act, groups, parts, out)
+        if format in ("mxfp4", "bf16"):
+            launch_forms(ops, parts, 3 * end)
         data = torch.empty(format_bytes(format, (512, hidden)), dtype=torch.uint8)
         w = DeviceMatrix(data, format, 512, hidden)
         ops.linear(x[:1], w, torch.empty(1, 512))
         ops.linear(x[:8], w, torch.empty(8, 512), torch.empty(512), True)
         if format not in PLAIN:
             ops.linear(x, w, torch.empty(9, 512))
+
+
+def launch_forms(ops: TritonMatrixOps, parts: ExpertParts, end: int) -> None:
+    """What gpt-oss, NLLB and Switch compute, and exact gelu."""
+    cells, addresses = torch.empty(64, dtype=torch.int32), torch.empty(4, dtype=torch.int64)
+    groups = Groups(cells, cells[:4], cells[:4], addresses, 64, 4)
+    narrow = ExpertPart("bf16", parts.up.rows, 1, end)
+    wide = ExpertPart("bf16", parts.down.rows, 1, end + 4 * parts.up.rows)
+    other = narrow._replace(offset_bytes=end + 2 * parts.up.rows)
+    x, act = torch.empty(9, parts.up.cols), torch.empty(4, parts.up.rows)
+    for variant in (
+        ExpertParts(*parts[:3], narrow, other, wide, ExpertForm("swiglu_clamped", biased=True, limit=7.0)),
+        ExpertParts(None, parts.up, parts.down, None, narrow, wide, ExpertForm("relu", gated=False, biased=True)),
+        parts._replace(gate=None, form=ExpertForm("relu", gated=False)), parts._replace(form=ExpertForm("gelu")),
+    ):
+        ops.gate_up(x[:1], addresses, variant, act)
+        ops.down(act, addresses, variant, torch.empty(4, parts.down.rows))
+        ops.gate_up_grouped(x, groups, variant, act)
+        ops.down_grouped(act, groups, variant, torch.empty(4, parts.down.rows))
 
 
 def compile_for(capability: int, kernel: Any, arguments: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:

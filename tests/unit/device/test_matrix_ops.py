@@ -17,10 +17,10 @@ from moeinf import _native
 from moeinf.device import groups as grouping
 from moeinf.device import matrix_ops
 from moeinf.device.groups import make_groups
-from moeinf.device.matrix import MAX_ROWS, DeviceMatrix, ExpertPart, ExpertParts, Groups
+from moeinf.device.matrix import MAX_ROWS, DeviceMatrix, ExpertPart, Groups, expert_parts_of
 from moeinf.device.matrix_ops import MatrixOps, TritonMatrixOps, decode_tile
 from moeinf.device.matrix_twins import PLAIN_DTYPES, TorchMatrixOps, dequantize
-from moeinf.types import FORMAT_BLOCKS, Format, format_bytes
+from moeinf.types import FORMAT_BLOCKS, ExpertForm, ExpertLayout, Format, TensorSpec, format_bytes
 
 FORMATS = list(FORMAT_BLOCKS)
 CPU = torch.device("cpu")
@@ -160,18 +160,36 @@ EXPERT_FORMATS: list[tuple[Format, Format, Format]] = [
     ("bf16", "bf16", "bf16"), ("f16", "f16", "f16"), ("f32", "f32", "f32"), ("q8_0", "q8_0", "q8_0"),
     ("q4_k", "q4_0", "iq4_nl"), ("mxfp4", "mxfp4", "mxfp4"), ("q4_k", "q4_k", "q8_0"), ("q8_0", "bf16", "q4_0"),
 ]  # fmt: skip
+SILU = ExpertForm()
+# With the format of their biases.
+EXPERT_FORMS: list[tuple[ExpertForm, Format]] = [
+    (ExpertForm("swiglu_clamped", biased=True, limit=2.0), "bf16"), (ExpertForm("gelu", gated=False), "f32"),
+    (ExpertForm("relu", gated=False, biased=True), "f32"), (ExpertForm("relu", biased=True), "f16"),
+    (ExpertForm("silu", gated=False), "f32"), (ExpertForm("silu", biased=True), "bf16"), (ExpertForm("gelu"), "f32"),
+]  # fmt: skip
 
 
 class Experts:
     """Blocks of experts one behind the other, at multiples of 4 KiB as in a slot, with their parts at 64 bytes."""
 
-    def __init__(self, formats: tuple[Format, Format, Format], count: int) -> None:
-        shapes = [(INTERMEDIATE, HIDDEN), (INTERMEDIATE, HIDDEN), (HIDDEN, INTERMEDIATE)]
-        parts, end = [], 0
-        for format, shape in zip(formats, shapes, strict=True):
-            parts.append(ExpertPart(format, *shape, end))
+    def __init__(self, formats: tuple[Format, Format, Format], count: int, form: ExpertForm = SILU,
+                 bias: Format = "f32") -> None:
+        shapes = {"gate": (INTERMEDIATE, HIDDEN), "up": (INTERMEDIATE, HIDDEN), "down": (HIDDEN, INTERMEDIATE)}
+        named = dict(zip(shapes, formats, strict=True))
+        if not form.gated:
+            del named["gate"]
+        if form.biased:
+            named |= {f"{name}_bias": bias for name in named}
+        self.form, end = form, 0
+        by_name: dict[str, ExpertPart] = {}
+        for name, format in named.items():
+            shape = shapes[name] if name in shapes else (shapes[name.removesuffix("_bias")][0], 1)
+            by_name[name] = ExpertPart(format, *shape, end)
             end = -(-(end + format_bytes(format, shape)) // 64) * 64
-        self.parts = ExpertParts(*parts)
+        layout = ExpertLayout(tuple(
+            TensorSpec(name, part.format, (part.rows, part.cols) if name in shapes else (part.rows,), part.offset_bytes,
+                       format_bytes(part.format, (part.rows, part.cols))) for name, part in by_name.items()), end, end)
+        self.parts, parts = expert_parts_of(layout, form), list(by_name.values())
         stride = -(-end // 4096) * 4096
         self.memory = torch.zeros(count * stride + 4096, dtype=torch.uint8)
         first = -self.memory.data_ptr() % 4096
@@ -181,22 +199,42 @@ class Experts:
                 data = random_blocks(part.format, part.rows, part.cols, seed=10 * expert + number)
                 start = first + expert * stride + part.offset_bytes
                 self.memory[start : start + len(data)] = data
-        self.weights = [[dequantize(matrix(part.format, part.rows, part.cols, seed=10 * expert + number))
-                         for number, part in enumerate(parts)] for expert in range(count)]
+        self.weights = [{name: dequantize(matrix(part.format, part.rows, part.cols, seed=10 * expert + number))
+                         for number, (name, part) in enumerate(by_name.items())} for expert in range(count)]
 
     def outputs(self, x: Tensor, act: Tensor, ids: list[int]) -> tuple[Tensor, ...]:
         """What gate_up and down give of each place, and the magnitudes of the sums, by nothing but torch's products.
 
-        The magnitude of silu(g) * u takes how far an error of g or u can move it: silu is no steeper than 1.1."""
+        The magnitude of f(g) * u takes how far an error of g or u can move it: no f is steeper than 1.15."""
         ups, downs = [], []
         for place, expert in enumerate(ids):
-            gate, up, down = self.weights[expert]
             row = x[place // (len(ids) // len(x))]
-            g, u = gate @ row, up @ row
-            g_size, u_size = gate.abs() @ row.abs(), up.abs() @ row.abs()
-            ups.append((g / (1 + torch.exp(-g)) * u, 1.1 * g_size * u.abs() + g.abs() * u_size))
-            downs.append((down @ act[place], down.abs() @ act[place].abs()))
+            u, u_size = self._product(expert, "up", row)
+            g, g_size = self._product(expert, "gate", row) if self.form.gated else (u, u_size)
+            f, other = self._activated(g), u if self.form.gated else torch.ones(1)
+            if self.form.activation == "swiglu_clamped":
+                other = u.clip(-self.form.limit, self.form.limit) + 1
+            ups.append((f * other, 1.15 * g_size * other.abs() + f.abs() * u_size))
+            downs.append(self._product(expert, "down", act[place]))
         return tuple(torch.stack(column) for pairs in (ups, downs) for column in zip(*pairs, strict=True))
+
+    def _product(self, expert: int, name: str, x: Tensor) -> tuple[Tensor, Tensor]:
+        """With the bias, and the magnitude of the sum."""
+        weights = self.weights[expert]
+        bias = weights[f"{name}_bias"][:, 0] if self.form.biased else torch.zeros(1)
+        return weights[name] @ x + bias, weights[name].abs() @ x.abs() + bias.abs()
+
+    def _activated(self, g: Tensor) -> Tensor:
+        match self.form.activation:
+            case "silu":
+                return g / (1 + torch.exp(-g))
+            case "gelu":
+                return 0.5 * g * (1 + torch.erf(g / 2**0.5))
+            case "relu":
+                return g * (g > 0)
+            case "swiglu_clamped":
+                g = torch.where(g > self.form.limit, self.form.limit, g)
+                return g / (1 + torch.exp(-1.702 * g))
 
 
 @pytest.mark.parametrize("formats", EXPERT_FORMATS, ids="-".join)
@@ -235,6 +273,37 @@ def test_a_prefill_writes_the_places_of_the_batch_alone(
     gate, up, down = (DECODE_TOLERANCE if format in PLAIN_DTYPES else BF16_BIT for format in formats)
     assert_close(found_act[here], wanted_act[here], act_sizes[here], max(gate, up))
     assert_close(found[here], wanted[here], sizes[here], down)
+
+
+@pytest.mark.parametrize(("form", "bias"), EXPERT_FORMS, ids=lambda value: getattr(value, "activation", value))
+@pytest.mark.parametrize("format", ["f32", "mxfp4"])
+def test_experts_of_every_form_are_computed_for_few_and_for_many_tokens(
+    ops: MatrixOps, monkeypatch: pytest.MonkeyPatch, format: Format, form: ExpertForm, bias: Format
+) -> None:
+    monkeypatch.setattr(grouping, "TILE_ROWS", 16)
+    experts, ids = Experts((format, format, format), 2, form, bias), np.array([[0, 1], [1, 0]])
+    addresses = experts.addresses[ids.reshape(-1)]
+    x, act = random(2, HIDDEN), random(4, INTERMEDIATE)
+    wanted_act, act_sizes, wanted, sizes = experts.outputs(x, act, ids.reshape(-1).tolist())
+    groups = make_groups(ids, np.arange(2), experts.addresses, CPU)
+    for grouped in (False, True):
+        found_act, found = torch.full((4, INTERMEDIATE), UNTOUCHED), torch.full((4, HIDDEN), UNTOUCHED)
+        if grouped:
+            ops.gate_up_grouped(x, groups, experts.parts, found_act)
+            ops.down_grouped(act, groups, experts.parts, found)
+        else:
+            ops.gate_up(x, torch.from_numpy(addresses), experts.parts, found_act)
+            ops.down(act, torch.from_numpy(addresses), experts.parts, found)
+        tolerance = BF16_BIT if grouped and format not in PLAIN_DTYPES else DECODE_TOLERANCE
+        assert_close(found_act, wanted_act, act_sizes, tolerance)
+        assert_close(found, wanted, sizes, tolerance)
+
+
+def test_parts_that_a_form_does_not_have_are_refused() -> None:
+    layout = ExpertLayout((TensorSpec("up", "f32", (2, 2), 0, 16), TensorSpec("down", "f32", (2, 2), 64, 16)), 80, 4096)
+    assert expert_parts_of(layout, ExpertForm("relu", gated=False)).gate is None
+    with pytest.raises(AssertionError, match="has not the parts"):
+        expert_parts_of(layout, ExpertForm())
 
 
 def test_a_place_has_the_same_bits_in_whatever_batch_it_comes(kernels: MatrixOps) -> None:

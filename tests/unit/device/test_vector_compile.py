@@ -81,12 +81,19 @@ def launch_all(ops: TritonVectorOps) -> None:
         (32, 4, 128, 0, 0.0, torch.bfloat16), (32, 4, 128, 0, 0.0, torch.float16), (32, 4, 128, 0, 0.0, torch.float32),
         (32, 8, 128, 4096, 8.0, torch.bfloat16), (6, 2, 80, 0, 8.0, torch.bfloat16), (2, 2, 256, 0, 0.0, torch.float32),
         (8, 1, 576, 0, 0.0, torch.bfloat16), (64, 2, 64, 128, 0.0, torch.float16),
+        (128, 1, 576, 0, 0.0, torch.bfloat16),
     ):  # fmt: skip
         q, k = torch.empty(1, heads * head_dim), torch.empty(1, kv_heads * head_dim)
         keys, angles = torch.empty(kv_heads, 32, head_dim, dtype=dtype), torch.empty(32, head_dim // 2)
         norm = None if clip else torch.empty(head_dim)
         ops.rope_store(q, k, k, norm, norm, 1e-6, clip, angles, angles, position, keys, keys)
         ops.attend(q, keys, keys, position, 0, window, 0.1, q)
+    q, k, norm = torch.empty(1, 64 * 64), torch.empty(1, 8 * 64), torch.empty(64)
+    keys = torch.empty(8, 32, 64, dtype=torch.bfloat16)
+    ops.attend(q, keys, keys, position, 0, 128, 0.125, q, torch.empty(64))  # gpt-oss: sinks
+    for rotary_dim, interleaved in ((64, True), (32, False), (16, True), (0, False)):
+        angles = torch.empty(32, rotary_dim // 2)
+        ops.rope_store(q, k, k, norm, norm, 1e-6, 0.0, angles, angles, position, keys, keys, interleaved)
     ids = torch.empty(8, dtype=torch.int32)
     for experts, top_k in ((128, 8), (8, 2), (384, 6), (512, 10)):
         weights = torch.empty(1, top_k)

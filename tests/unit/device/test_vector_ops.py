@@ -83,15 +83,16 @@ class Heads:
         self.q, self.k = random(tokens, heads * head_dim, seed=1), random(tokens, kv_heads * head_dim, seed=2)
         self.v = random(tokens, kv_heads * head_dim, seed=3)
         self.cos, self.sin = rope_tables(capacity, head_dim)
+        self.sinks: Tensor | None = None
         self.position = torch.tensor([position], dtype=torch.int32)
         self.keys = torch.full((kv_heads, capacity, head_dim), torch.nan, dtype=dtype)
         self.values = self.keys.clone()
 
-    def store(self, ops: VectorOps, norms: bool = False, clip: float = 0.0) -> None:
+    def store(self, ops: VectorOps, norms: bool = False, clip: float = 0.0, interleaved: bool = False) -> None:
         head_dim = self.keys.shape[2]
         q_norm, k_norm = (random(head_dim, seed=4), random(head_dim, seed=5)) if norms else (None, None)
         ops.rope_store(self.q, self.k, self.v, q_norm, k_norm, 1e-6, clip, self.cos, self.sin, self.position,
-                       self.keys, self.values)
+                       self.keys, self.values, interleaved)
 
     def fill(self) -> None:
         """As if all places up to the last token's had been stored."""
@@ -105,7 +106,8 @@ class Heads:
         """Of some of the tokens, each at its own place."""
         q = self.q[tokens].contiguous()
         out, position = torch.full_like(q, torch.nan), self.position + (tokens.start or 0)
-        ops.attend(q, self.keys, self.values, position, int(position), window, self.keys.shape[2] ** -0.5, out)
+        ops.attend(q, self.keys, self.values, position, int(position), window, self.keys.shape[2] ** -0.5, out,
+                   self.sinks)
         return out
 
 
@@ -128,6 +130,35 @@ def test_rope_store_equals_its_twin(
         assert_near(cache[:, 5:8], oracle[:, 5:8], CACHE_TOLERANCE[dtype])
         assert cache[:, :5].isnan().all() and cache[:, 8:].isnan().all()
     assert torch.equal(found.k, expected.k) and torch.equal(found.v, expected.v)
+
+
+@pytest.mark.parametrize(("head_dim", "rotary_dim", "interleaved"), [
+    (24, 24, True), (24, 12, False), (24, 6, True), (20, 2, False), (16, 0, False), (16, 0, True),
+])
+@pytest.mark.parametrize("norms", [False, True])
+def test_positions_turn_the_front_of_a_head_in_either_kind_of_pairs(
+    ops: VectorOps, head_dim: int, rotary_dim: int, interleaved: bool, norms: bool
+) -> None:
+    """By complex numbers: a turn is a product."""
+    found, plain = (Heads(3, 2, 1, head_dim, position=5) for _ in range(2))
+    found.cos, found.sin = rope_tables(20, rotary_dim) if rotary_dim else (torch.empty(20, 0), torch.empty(20, 0))
+    plain.cos, plain.sin = torch.ones(20, head_dim // 2), torch.zeros(20, head_dim // 2)
+    found.store(ops, norms, 0.8, interleaved)
+    plain.store(TWIN, norms, 0.8)
+    turns = torch.complex(found.cos, found.sin)[5:8]
+    wanted_q, wanted_k = (turned(heads, turns, interleaved) for heads in (plain.q.view(3, 2, -1), plain.keys[:, 5:8]))
+    assert_near(found.q.view(3, 2, -1), wanted_q)
+    assert_near(found.keys[:, 5:8], wanted_k)
+    assert torch.equal(found.values[:, 5:8], plain.values[:, 5:8])
+
+
+def turned(heads: Tensor, turns: Tensor, interleaved: bool) -> Tensor:
+    """heads [3, 2, D] of queries or [1, 3, D] of keys, turns [3, rotary_dim / 2]."""
+    front, rest = heads[..., : 2 * turns.shape[1]], heads[..., 2 * turns.shape[1] :]
+    pairs = front.unflatten(-1, (-1, 2)) if interleaved else front.unflatten(-1, (2, -1)).transpose(-1, -2)
+    product = torch.complex(pairs[..., 0], pairs[..., 1]) * (turns[:, None] if len(heads) == 3 else turns)
+    parts = torch.stack((product.real, product.imag), -1 if interleaved else -2)
+    return torch.cat((parts.flatten(-2), rest), -1)
 
 
 @pytest.mark.parametrize("format", TYPES)
@@ -172,6 +203,7 @@ def test_a_layer_of_twins_equals_the_native_one(
     (40, 2, 96, 2, 130, 50),  # groups beyond 16, a window
     (6, 3, 4, 1, 700, 0),  # shares of several blocks
     (2, 1, 576, 8, 40, 7),  # blocks of few places, a window that the first tokens do not fill a block with
+    (40, 1, 576, 1, 20, 0),  # a group that several programs share
 ])  # fmt: skip
 def test_attention_of_a_few_tokens_equals_its_twin(
     kernels: VectorOps, dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, tokens: int, position: int,
@@ -180,6 +212,37 @@ def test_attention_of_a_few_tokens_equals_its_twin(
     case = Heads(tokens, heads, kv_heads, head_dim, dtype, position + tokens + 9, position)
     case.fill()
     assert_near(case.attend(kernels, window), case.attend(TWIN, window), 2e-5)
+
+
+@pytest.mark.parametrize("dtype", TYPES.values(), ids=TYPES)
+@pytest.mark.parametrize(("tokens", "position", "window"), [
+    (1, 0, 0), (3, 70, 0), (2, 130, 50), (MAX_ROWS + 12, 0, 0), (MAX_ROWS + 12, 0, 5), (MAX_ROWS + 12, 13, 6),
+])
+def test_sinks_take_their_share_of_the_weights(
+    kernels: VectorOps, dtype: torch.dtype, tokens: int, position: int, window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vector_ops, "QUERY_BLOCK", 7)
+    case = Heads(tokens, 6, 2, 20, dtype, position + tokens + 9, position)
+    case.fill()
+    without = case.attend(TWIN, window)
+    case.sinks = torch.tensor([-9.0, 0, 1.3, 2, 40, -1])  # hardly anything to all of the weights
+    expected, found = case.attend(TWIN, window), case.attend(kernels, window)
+    tolerance = 2 * CACHE_TOLERANCE[dtype] if tokens > MAX_ROWS else 2e-5
+    assert_near(found, expected, tolerance)
+    expected, without = (values.view(tokens, 6, 20) for values in (expected, without))
+    assert_near(expected[:, 0], without[:, 0], 1e-3)
+    assert expected[:, 4].abs().max() < 1e-6
+    assert ((expected[:, 3].norm(dim=-1) / without[:, 3].norm(dim=-1)) < 0.95).all()
+
+
+def test_the_twins_sinks_are_those_of_a_softmax_with_one_more_score() -> None:
+    case = Heads(1, 2, 1, 4, position=6)
+    case.fill()
+    case.sinks = torch.tensor([0.5, -2.0])
+    scores = case.q.view(2, 4) @ case.keys[0, :7].T / 2
+    powers = scores.exp()
+    wanted = powers @ case.values[0, :7] / (powers.sum(1) + case.sinks.exp())[:, None]
+    assert_near(case.attend(TWIN, 0).view(2, 4), wanted)
 
 
 def test_attention_gives_the_same_cut_into_more_shares(kernels: VectorOps) -> None:
