@@ -89,6 +89,11 @@ def activation_bytes(demands: Demands, chunk: int, context: int, num_threads: in
     return state + projected + attended + experts + info.vocab_size * 8
 
 
+def sequence_bytes(info: ModelInfo, context: int) -> int:
+    """What a model keeps of a sequence of so many tokens."""
+    return context * info.kv_bytes_per_token + info.state_bytes
+
+
 def plan_memory(demands: Demands, config: RuntimeConfig, machine: Machine) -> MemoryPlan:
     """Reserves dense, KV at the context and activations first; the rest is expert slots, unless told otherwise.
 
@@ -105,7 +110,7 @@ def plan_memory(demands: Demands, config: RuntimeConfig, machine: Machine) -> Me
     machine = _within_ram(machine, config)
     while True:
         activations = activation_bytes(demands, chunk, context, config.threads or machine.cores)
-        kv_bytes = context * info.kv_bytes_per_token
+        kv_bytes = sequence_bytes(info, context)
         fixed = MemoryPlan(demands.dense_bytes, kv_bytes, activations, context, chunk, 0, stride)
         room = machine.available_bytes - fixed.total_bytes - OVERHEAD_BYTES
         if room >= moe.top_k * stride:
@@ -137,7 +142,7 @@ def plan_device_memory(demands: Demands, config: RuntimeConfig, machine: Machine
     available = max(0, min(device_free_bytes, limit - CONTEXT_BYTES))
     context = _wanted_context(info, config)
     while True:
-        kv_bytes = context * info.kv_bytes_per_token
+        kv_bytes = sequence_bytes(info, context)
         room = available - DEVICE_OVERHEAD_BYTES - demands.dense_bytes - kv_bytes
         chunk = min(config.prefill_chunk or _largest_chunk(demands, context, room // ACTIVATION_SHARE), context)
         while (slots_room := room - device_activation_bytes(demands, chunk, context)) < moe.top_k * stride:
@@ -222,7 +227,7 @@ def smallest_device_bytes(demands: Demands) -> tuple[int, int]:
     info, moe, stride = demands.info, demands.moe, demands.layout.stride_bytes
     context = min(MIN_CONTEXT, info.context_length)
     activations = device_activation_bytes(demands, min(MIN_CHUNK, context), context)
-    kv_bytes = context * info.kv_bytes_per_token
+    kv_bytes = sequence_bytes(info, context)
     overhead = CONTEXT_BYTES + DEVICE_OVERHEAD_BYTES
     return (overhead + demands.dense_bytes + kv_bytes + activations + moe.top_k * stride,
             HOST_OVERHEAD_BYTES + max(_least_host_slots(moe) * stride, demands.dense_bytes))
@@ -233,7 +238,7 @@ def smallest_bytes(demands: Demands, num_threads: int) -> int:
     info, moe = demands.info, demands.moe
     context = min(MIN_CONTEXT, info.context_length)
     activations = activation_bytes(demands, min(MIN_CHUNK, context), context, num_threads)
-    kv_bytes, cache_bytes = context * info.kv_bytes_per_token, moe.top_k * demands.layout.stride_bytes
+    kv_bytes, cache_bytes = sequence_bytes(info, context), moe.top_k * demands.layout.stride_bytes
     return demands.dense_bytes + kv_bytes + OVERHEAD_BYTES + activations + cache_bytes
 
 

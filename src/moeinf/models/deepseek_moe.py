@@ -1,0 +1,146 @@
+"""Blocks of DeepSeek's kind: dense layers first, then experts chosen within groups, beside some that all share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from moeinf.errors import CheckpointError
+from moeinf.laps import Laps
+from moeinf.models.array_math import Array, ArrayMath
+from moeinf.models.decoder import DecoderConfig, MoeBlock
+from moeinf.models.fields import Fields
+from moeinf.models.layers import Block, Layers, Router, Shapes, mlp_shapes
+from moeinf.models.moe_plan import gated_experts_plan, plan_info
+from moeinf.models.shared_expert import SharedExpert
+from moeinf.types import DType, Experts, Hidden, ModelInfo, MoeShape, Routing, TensorPlan
+
+MakeRouter = Callable[[Layers, "DeepseekMoe", str, str, float], Router]  # gate's prefix, norm's name, norm_eps
+
+
+@dataclass(frozen=True, slots=True)
+class DeepseekMoe:
+    moe: MoeShape
+    moe_layers: tuple[int, ...]  # decoder layers that have experts; the others a dense MLP
+    intermediate_size: int  # of the dense MLPs
+    moe_intermediate_size: int
+    num_shared_experts: int  # one MLP, so many times as wide as an expert
+    num_groups: int  # of experts, of which a token uses those of groups_used
+    groups_used: int
+    scaling: float  # of the weights
+    normalise: bool  # the weights sum to 1 before they are scaled
+    corrected: bool  # the choice, but not the weights, is by scores + e_score_correction_bias
+    num_future_layers: int  # behind the last, which predict further tokens (MTP): not computed
+
+    @staticmethod
+    def parse(f: Fields, num_layers: int, *, normalise: bool, corrected: bool, num_future_layers: int = 0
+              ) -> DeepseekMoe:
+        """normalise, num_future_layers: the family's defaults."""
+        first, step = f.count("first_k_dense_replace", 0, minimum=0), f.count("moe_layer_freq", 1)
+        moe_layers = tuple(i for i in range(first, num_layers) if i % step == 0)
+        if not moe_layers:
+            raise CheckpointError("config.json: first_k_dense_replace and moe_layer_freq leave no layer with experts")
+        experts = f.count_of("n_routed_experts", "num_experts", "num_local_experts")
+        top_k = f.count("num_experts_per_tok")
+        groups = f.count("n_group", 1)
+        used = f.count("topk_group", groups)
+        if experts % groups or used > groups or top_k > experts // groups * used:
+            raise CheckpointError(f"config.json: a token cannot use {top_k} of {experts} experts in {used} of {groups} "
+                                  "groups (num_experts_per_tok, n_routed_experts, topk_group, n_group)")
+        future = f.count("num_nextn_predict_layers", f.count("num_mtp_layers", num_future_layers, 0), 0)
+        return DeepseekMoe(
+            MoeShape(len(moe_layers), experts, top_k), moe_layers, f.count("intermediate_size"),
+            f.count("moe_intermediate_size"), f.count("n_shared_experts", 0, minimum=0), groups, used,
+            f.number("routed_scaling_factor", 1.0), f.flag("norm_topk_prob", normalise), corrected, future)
+
+    def plan(self, decoder: DecoderConfig, attention: Shapes) -> TensorPlan:
+        """attention: every dense tensor outside the blocks."""
+        hidden, dense = decoder.attention.hidden_size, dict(attention)
+        for i in range(decoder.num_layers):
+            prefix = f"{decoder.prefix}layers.{i}.mlp."
+            if i not in self.moe_layers:
+                dense |= mlp_shapes(hidden, self.intermediate_size, prefix)
+                continue
+            dense[f"{prefix}gate.weight"] = (self.moe.num_experts, hidden)
+            if self.corrected:
+                dense[f"{prefix}gate.e_score_correction_bias"] = (self.moe.num_experts,)
+            if self.num_shared_experts:
+                shared = self.num_shared_experts * self.moe_intermediate_size
+                dense |= mlp_shapes(hidden, shared, f"{prefix}shared_experts.")
+        blocks = [f"{decoder.prefix}layers.{i}.mlp." for i in self.moe_layers]
+        plan = gated_experts_plan(decoder, self.moe, dense, blocks, self.moe_intermediate_size,
+                                  ("gate_proj", "up_proj", "down_proj"))
+        future = tuple(re.escape(decoder.prefix) + rf"layers\.{decoder.num_layers + i}\..*"
+                       for i in range(self.num_future_layers))
+        return replace(plan, ignored=plan.ignored + future)
+
+    def blocks(self, decoder: DecoderConfig, layers: Layers, experts: Experts, laps: Laps, router: MakeRouter
+               ) -> list[Block]:
+        eps, blocks = decoder.attention.norm_eps, list[Block]()
+        for i in range(decoder.num_layers):
+            prefix = f"{decoder.prefix}layers.{i}.mlp."
+            norm = f"{decoder.prefix}layers.{i}.post_attention_layernorm.weight"
+            if i not in self.moe_layers:
+                blocks.append(layers.gated_mlp(prefix, norm, eps))
+                continue
+            shared = SharedExpert(layers, f"{prefix}shared_experts.") if self.num_shared_experts else None
+            blocks.append(MoeBlock(self.moe_layers.index(i), router(layers, self, f"{prefix}gate.", norm, eps), experts,
+                                   laps, shared=shared))
+        return blocks
+
+    def info(self, architecture: str, decoder: DecoderConfig, plan: TensorPlan, dtype: DType) -> ModelInfo:
+        info = plan_info(architecture, decoder, plan, dtype)
+        return replace(info, num_shared_experts=self.num_shared_experts)
+
+
+class Groups:
+    """Keeps, of each token's scores, those of its best groups of experts."""
+
+    def __init__(self, math: ArrayMath, config: DeepseekMoe) -> None:
+        self._math, self._count, self._used = math, config.num_groups, config.groups_used
+        self._numbers = math.of_host(np.arange(config.num_groups))
+
+    def kept(self, scores: Array, of_group: Callable[[Array], Array], instead: float) -> Array:
+        """scores [tokens, experts], but `instead` outside of the chosen groups.
+
+        of_group: [tokens, groups, experts of a group] -> [tokens, groups], what groups are chosen by.
+        """
+        if self._used == self._count:
+            return scores
+        grouped = scores.reshape(len(scores), self._count, -1)
+        chosen = self._math.top_k(of_group(grouped), self._used)
+        is_chosen = (chosen[..., None] == self._numbers).any(1)
+        return self._math.where(is_chosen[..., None], grouped, instead).reshape(scores.shape)
+
+
+class SigmoidRouter:
+    """noaux_tc (DeepSeek-V3, arXiv 2412.19437, section 2.1.2; Gate of the published inference/model.py).
+
+    Each expert has a score sigmoid(w x). Chosen is by score + bias, first the groups with the largest sums of their
+    two best, then the best experts in them; weighted is by the scores alone.
+    """
+
+    def __init__(self, layers: Layers, config: DeepseekMoe, gate: str, norm: str, eps: float) -> None:
+        self._config, self._math, self._routing = config, layers.math, layers.routing
+        self._norm, self._gate = layers.norm(norm, eps), layers.linear(f"{gate}weight")
+        self._bias = layers.vector(f"{gate}e_score_correction_bias")
+        self._groups = Groups(layers.math, config)
+
+    def __call__(self, x: Hidden) -> tuple[Hidden, Routing]:
+        c, math = self._config, self._math
+        hidden = self._norm(x)
+        scores = math.sigmoid(self._gate(hidden))
+        kept = self._groups.kept(scores + self._bias, self._best_two, -np.inf)
+        ids = math.top_k(kept, c.moe.top_k)
+        weights = math.take(scores, ids)
+        if c.normalise:
+            weights = weights / (math.sum(weights, -1, True) + 1e-20)
+        routing: Routing = self._routing(ids, weights * c.scaling)
+        return hidden, routing
+
+    def _best_two(self, grouped: Array) -> Array:
+        math = self._math
+        return math.sum(math.take(grouped, math.top_k(grouped, 2)), -1, False)

@@ -1,0 +1,143 @@
+"""Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1): one compressed row a token is cached.
+
+Of a token's hidden state h, W_DKV makes a latent c [rank] and a rotary key r [rotary_dim], which all heads share; a
+head's keys W_UK c and values W_UV c are never made. Instead each query is taken into the latents' space and each
+mixture of latents out of it (section 2.1.2):
+
+    score(t, s) = (W_UK^T q_t) . c_s + q'_t . r_s        out_t = W_UV sum_s p(t, s) c_s
+
+so that all heads attend, like queries that share one key/value head, to the rows [c | r] of rank + rotary_dim numbers,
+whose first `rank` are the values as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from moeinf.models.cache import Cache, LayerState
+from moeinf.models.decoder import DecoderConfig, parse_decoder
+from moeinf.models.fields import Fields
+from moeinf.models.layers import Layers, Places, Shapes
+from moeinf.models.rope import mscale, rope_fields, rope_of
+from moeinf.types import DTYPE_BYTES, DType, Hidden, ModelInfo, TensorPlan
+
+LATENT_EPS = 1e-6  # of the norms of latents: the published code leaves them at their default, whatever rms_norm_eps is
+_BIASED = ("q_a_proj", "kv_a_proj_with_mqa", "o_proj")  # by attention_bias: what meets the hidden state, but q_proj
+
+
+@dataclass(frozen=True, slots=True)
+class LatentConfig:
+    num_heads: int
+    query_rank: int | None  # None: queries are not compressed
+    rank: int  # of what is cached
+    plain_dim: int  # of a head's query and key, without positions
+    rotary_dim: int  # of a head's query, and of the key that all heads share
+    value_dim: int
+    biased: bool
+
+
+def parse_latent(f: Fields, *, interleaved: bool) -> tuple[DecoderConfig, LatentConfig]:
+    """interleaved: how the family's rotary pairs lie. The decoder's attention is what the rows are attended to with."""
+    rotary_dim, context_length = f.count("qk_rope_head_dim", minimum=2), f.count("max_position_embeddings")
+    rank, plain_dim = f.count("kv_lora_rank"), f.count("qk_nope_head_dim")
+    f.only("partial_rotary_factor", 1.0, None)
+    rope_fields(f).only("partial_rotary_factor", 1.0, None)
+    rope = rope_of(f, rotary_dim, 1e4, context_length, interleaved=interleaved)
+    # yarn sharpens the scores besides (published code: softmax_scale * mscale * mscale)
+    sharpened, r = (plain_dim + rotary_dim) ** -0.5, rope_fields(f)
+    if r.get("mscale_all_dim"):
+        sharpened *= mscale(r.number("factor"), r.number("mscale_all_dim")) ** 2
+    decoder = parse_decoder(f, norm_eps=1e-6, theta=1e4, rope=rope, num_kv_heads=1, head_dim=rank + rotary_dim,
+                            scale=sharpened)
+    query_rank = None if f.get("q_lora_rank") is None else f.count("q_lora_rank")
+    return decoder, LatentConfig(decoder.attention.num_heads, query_rank, rank, plain_dim, rotary_dim,
+                                 f.count("v_head_dim"), f.flag("attention_bias", False))
+
+
+def latent_shapes(decoder: DecoderConfig, c: LatentConfig) -> Shapes:
+    """Names and shapes of the attention's tensors in all layers."""
+    hidden, heads = decoder.attention.hidden_size, c.num_heads
+    one: Shapes = {
+        "kv_a_proj_with_mqa.weight": (c.rank + c.rotary_dim, hidden),
+        "kv_a_layernorm.weight": (c.rank,),
+        "kv_b_proj.weight": (heads * (c.plain_dim + c.value_dim), c.rank),
+        "o_proj.weight": (hidden, heads * c.value_dim),
+    }
+    queries = heads * (c.plain_dim + c.rotary_dim)
+    if c.query_rank is None:
+        one["q_proj.weight"] = (queries, hidden)
+    else:
+        one |= {"q_a_proj.weight": (c.query_rank, hidden), "q_a_layernorm.weight": (c.query_rank,),
+                "q_b_proj.weight": (queries, c.query_rank)}
+    if c.biased:
+        one |= {f"{name}.bias": one[f"{name}.weight"][:1] for name in _BIASED if f"{name}.weight" in one}
+    return {f"{_prefix(decoder, i)}{name}": shape for i in range(decoder.num_layers) for name, shape in one.items()}
+
+
+def latent_plan(plan: TensorPlan) -> TensorPlan:
+    """What may be quantised: kv_a as well, and kv_b not, which is multiplied by head and from both sides."""
+    taken = {name for name in plan.dense if name.endswith("kv_b_proj.weight")}
+    added = {name for name in plan.dense if name.endswith("kv_a_proj_with_mqa.weight")}
+    return replace(plan, matrices=plan.matrices - taken | added)
+
+
+def latent_info(info: ModelInfo, c: LatentConfig, dtype: DType) -> ModelInfo:
+    """The compressed cache, and W_UK once more, transposed (native_latent.py)."""
+    row, keys = c.rank + c.rotary_dim, c.num_heads * c.plain_dim * c.rank
+    return replace(info, kv_bytes_per_token=info.num_layers * row * DTYPE_BYTES[dtype],
+                   state_bytes=info.num_layers * keys * DTYPE_BYTES[dtype])
+
+
+class LatentAttention:
+    """moeinf.models.layers.Attention."""
+
+    def __init__(self, layers: Layers, decoder: DecoderConfig, c: LatentConfig, layer: int) -> None:
+        a, prefix = decoder.attention, _prefix(decoder, layer)
+        assert a.rope is not None and a.scale is not None
+        self._config, self._math = c, layers.math
+
+        def linear(name: str) -> Callable[[Hidden], Hidden]:
+            biased = c.biased and name in _BIASED
+            return layers.linear(f"{prefix}{name}.weight", f"{prefix}{name}.bias" if biased else None)
+
+        self._norm = layers.norm(f"{decoder.prefix}layers.{layer}.input_layernorm.weight", a.norm_eps)
+        if c.query_rank is None:
+            self._queries = linear("q_proj")
+        else:
+            into, out_of = linear("q_a_proj"), linear("q_b_proj")
+            norm = layers.norm(f"{prefix}q_a_layernorm.weight", LATENT_EPS)
+            self._queries = lambda hidden: out_of(norm(into(hidden)))
+        self._rows = linear("kv_a_proj_with_mqa")
+        self._latent_norm = layers.norm(f"{prefix}kv_a_layernorm.weight", LATENT_EPS)
+        heads = layers.head_matrices(f"{prefix}kv_b_proj.weight", c.num_heads)
+        self._into_latents = heads.columns(0, c.plain_dim)
+        self._out_of_latents = heads.rows(c.plain_dim, c.plain_dim + c.value_dim)
+        self._core = layers.latent_core(c.num_heads, a.head_dim, a.rope, a.scale, layer)
+        self._output = linear("o_proj")
+
+    def new_state(self, capacity: int) -> LayerState:
+        return self._core.new_state(capacity)
+
+    def add_to(self, x: Hidden, cache: Cache, places: Places) -> None:
+        c, math, tokens = self._config, self._math, len(x)
+        hidden = self._norm(x)
+        rows = self._rows(hidden)
+        latents = self._latent_norm(rows[:, : c.rank])
+        self._core.store(math.concatenate([latents, rows[:, c.rank :]], 1), cache, places)
+        queries = self._queries(hidden).reshape(tokens, c.num_heads, c.plain_dim + c.rotary_dim)
+        size = self._core.at_once(cache.length + tokens)
+        mixed = [self._mixed(queries[at : at + size], cache, places, at) for at in range(0, tokens, size)]
+        x += self._output(math.concatenate(mixed, 0))
+
+    def _mixed(self, queries: Hidden, cache: Cache, places: Places, at: int) -> Hidden:
+        """queries [tokens, heads, plain + rotary] of the tokens from `at` of the pass -> [tokens, heads * value]."""
+        c, math = self._config, self._math
+        inside = self._into_latents(queries[..., : c.plain_dim].swapaxes(0, 1)).swapaxes(0, 1)
+        turned = math.concatenate([inside, queries[..., c.plain_dim :]], 2)
+        mixed = self._core.mix(turned, cache, places, at)
+        return self._out_of_latents(mixed.swapaxes(0, 1)).swapaxes(0, 1).reshape(len(queries), -1)
+
+
+def _prefix(decoder: DecoderConfig, layer: int) -> str:
+    return f"{decoder.prefix}layers.{layer}.self_attn."
