@@ -1,0 +1,131 @@
+"""gpt-oss: attention sinks, every other layer a window, biased experts in MXFP4 (arXiv 2508.10925; openai/gpt-oss)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from moeinf.errors import CheckpointError
+from moeinf.laps import Laps
+from moeinf.models.decoder import (
+    Decoder,
+    DecoderConfig,
+    MoeBlock,
+    decoder_shapes,
+    head,
+    ignored_tensors,
+    linear_names,
+    parse_decoder,
+)
+from moeinf.models.fields import Fields
+from moeinf.models.layers import Layers
+from moeinf.models.moe_plan import plan_info
+from moeinf.types import DType, ExpertForm, ExpertPiece, Experts, Hidden, ModelInfo, MoeShape, TensorPlan
+
+Layout = dict[str, tuple[tuple[int, ...], tuple[ExpertPiece, ...]]]
+# what a config that names no positions means, in every transformers that has the model
+_YARN = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+         "original_max_position_embeddings": 4096}
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    decoder: DecoderConfig
+    moe: MoeShape
+    intermediate_size: int
+    limit: float  # of what the experts' activation is given
+
+    @staticmethod
+    def parse(config: dict[str, Any]) -> Config:
+        named = config.get("rope_scaling") or config.get("rope_parameters")
+        f = Fields(config if named else config | {"rope_parameters": _YARN})
+        f.only("swiglu_alpha", 1.702, None)
+        biased = f.flag("attention_bias", True)
+        decoder = parse_decoder(f, norm_eps=1e-5, theta=1.5e5, quant_method="mxfp4", sinks=True, bias=biased,
+                                output_bias=biased)
+        kinds = f.kinds("layer_types", decoder.num_layers, "sliding_attention", "full_attention")
+        if kinds is None:
+            kinds = ("sliding_attention", "full_attention") * decoder.num_layers
+        window = f.count("sliding_window", 128)
+        windows = tuple(window if kind == "sliding_attention" else None for kind in kinds[: decoder.num_layers])
+        moe = MoeShape(decoder.num_layers, f.count_of("num_local_experts", "num_experts"),
+                       f.count_of("num_experts_per_tok", "experts_per_token"))
+        if moe.top_k > moe.num_experts:
+            raise CheckpointError(f"config.json: a token cannot use {moe.top_k} of {moe.num_experts} experts")
+        return Config(replace(decoder, windows=windows), moe, f.count("intermediate_size"),
+                      f.number("swiglu_limit", 7.0))
+
+
+class BiasedRouter:
+    """Norm, then the best k of the biased scores, and softmax over these (published code: MLPBlock)."""
+
+    def __init__(self, layers: Layers, prefix: str, norm: str, eps: float, top_k: int) -> None:
+        self._layers, self._top_k = layers, top_k
+        self._gate, self._norm = layers.linear(f"{prefix}weight", f"{prefix}bias"), layers.norm(norm, eps)
+
+    def __call__(self, x: Hidden) -> tuple[Hidden, Any]:
+        hidden, math = self._norm(x), self._layers.math
+        scores = self._gate(hidden)  # [tokens, experts]
+        ids = math.top_k(scores, self._top_k)
+        return hidden, self._layers.routing(ids, math.softmax(math.take(scores, ids)))
+
+
+def tensor_plan(config: dict[str, Any]) -> TensorPlan:
+    c = Config.parse(config)
+    hidden, inter, experts = c.decoder.attention.hidden_size, c.intermediate_size, c.moe.num_experts
+    blocks = [f"model.layers.{i}.mlp." for i in range(c.decoder.num_layers)]
+    dense = decoder_shapes(c.decoder)
+    for block in blocks:
+        dense |= {f"{block}router.weight": (experts, hidden), f"{block}router.bias": (experts,)}
+    parts = {"gate": (inter, hidden), "up": (inter, hidden), "down": (hidden, inter),
+             "gate_bias": (inter,), "up_bias": (inter,), "down_bias": (hidden,)}
+
+    shipped: Layout = {}
+    plain: Layout = {}
+    scales = dict[str, str]()
+    for layer, block in enumerate(blocks):
+        both, down = f"{block}experts.gate_up_proj", f"{block}experts.down_proj"
+        biases = {
+            f"{both}_bias": ((experts, 2 * inter), _gate_and_up(layer, c, 2 * inter, 1, (2,), "_bias")),
+            f"{down}_bias": ((experts, hidden), _down(layer, c, hidden, None, "_bias")),
+        }
+        shipped |= biases | {  # MXFP4, [experts, rows, cols]: rows of gate and up in turn
+            f"{both}_blocks": ((experts, 2 * inter, hidden // 32, 16),
+                               _gate_and_up(layer, c, 2 * inter * hidden, hidden, (2 * hidden, 1))),
+            f"{down}_blocks": ((experts, hidden, inter // 32, 16), _down(layer, c, hidden * inter, None)),
+        }
+        plain |= biases | {  # as transformers has them in memory: [experts, cols, rows]
+            both: ((experts, hidden, 2 * inter), _gate_and_up(layer, c, 2 * inter * hidden, 1, (2, 2 * inter))),
+            down: ((experts, inter, hidden), _down(layer, c, hidden * inter, (1, hidden))),
+        }
+        scales |= {f"{name}_blocks": f"{name}_scales" for name in (both, down)}
+    return TensorPlan(c.moe, parts, dense, (shipped, plain), ignored_tensors(c.decoder), linear_names(dense),
+                      frozenset({c.decoder.embedding}), head(c.decoder),
+                      ExpertForm("swiglu_clamped", biased=True, limit=c.limit), scales)
+
+
+def _gate_and_up(layer: int, c: Config, size: int, step: int, strides: tuple[int, ...], kind: str = ""
+                 ) -> tuple[ExpertPiece, ...]:
+    """The pieces of a tensor that has `size` elements an expert; the up projection begins `step` behind the gate."""
+    return tuple(ExpertPiece(layer, expert, part + kind, expert * size + half * step, strides)
+                 for expert in range(c.moe.num_experts) for half, part in enumerate(("gate", "up")))
+
+
+def _down(layer: int, c: Config, size: int, strides: tuple[int, ...] | None, kind: str = ""
+          ) -> tuple[ExpertPiece, ...]:
+    return tuple(ExpertPiece(layer, expert, "down" + kind, expert * size, strides)
+                 for expert in range(c.moe.num_experts))
+
+
+def model_info(config: dict[str, Any], dtype: DType) -> ModelInfo:
+    return plan_info("gpt_oss", Config.parse(config).decoder, tensor_plan(config), dtype)
+
+
+def build(config: dict[str, Any], layers: Layers, experts: Experts, laps: Laps) -> Decoder:
+    c = Config.parse(config)
+    eps, blocks = c.decoder.attention.norm_eps, []
+    for i in range(c.decoder.num_layers):
+        norm = f"model.layers.{i}.post_attention_layernorm.weight"
+        router = BiasedRouter(layers, f"model.layers.{i}.mlp.router.", norm, eps, c.moe.top_k)
+        blocks.append(MoeBlock(i, router, experts, laps))
+    return Decoder(c.decoder, layers, blocks, experts, laps)

@@ -1,0 +1,84 @@
+"""Phi-3.5-MoE: two of 16 experts by sparsemixer, LayerNorm, biases, longrope (arXiv 2404.14219, 2409.12136)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from moeinf.laps import Laps
+from moeinf.models.decoder import Decoder, DecoderConfig, MoeBlock, decoder_shapes, parse_decoder
+from moeinf.models.fields import Fields
+from moeinf.models.layers import Layers
+from moeinf.models.moe_plan import gated_experts_plan, plan_info
+from moeinf.types import DType, Experts, Hidden, ModelInfo, MoeShape, TensorPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    decoder: DecoderConfig
+    moe: MoeShape
+    intermediate_size: int
+    jitter: float  # router_jitter_noise: how close to the best an expert must be to share its weight
+
+    @staticmethod
+    def parse(config: dict[str, Any]) -> Config:
+        f = Fields(config)
+        f.only("num_experts_per_tok", 2, None)  # the two rounds of sparsemixer
+        decoder = parse_decoder(f, norm_eps=1e-5, theta=1e6, norm="layer", window=f.count("sliding_window", 0) or None)
+        decoder = replace(decoder, head_bias=f.flag("lm_head_bias", False))
+        moe = MoeShape(decoder.num_layers, f.count_of("num_local_experts", "num_experts"), 2)
+        jitter = 0.0 if f.get("router_jitter_noise") == 0 else f.number("router_jitter_noise", 0.01)
+        return Config(decoder, moe, f.count("intermediate_size"), jitter)
+
+
+class Sparsemixer:
+    """Two rounds, in each the best expert of those left (arXiv 2409.12136, section 2; published code: sparsemixer).
+
+    Its weight is its part in a softmax over the experts of the round whose score is at most 2 * jitter below the best,
+    relative to the larger of their own magnitude and the best. The two weights do not sum to 1.
+    """
+
+    def __init__(self, layers: Layers, gate: str, norm: str, eps: float, num_experts: int, jitter: float) -> None:
+        self._layers, self._math, self._margin = layers, layers.math, 2 * jitter
+        self._gate, self._norm = layers.linear(gate), layers.norm(norm, eps, "layer")
+        self._numbers = self._math.of_host(np.arange(num_experts))
+
+    def __call__(self, x: Hidden) -> tuple[Hidden, Any]:
+        hidden = self._norm(x)
+        scores = self._gate(hidden)  # [tokens, experts]
+        ids = self._math.top_k(scores, 2)
+        second = self._math.where(self._numbers != ids[:, :1], scores, float("-inf"))
+        weights = [self._weight(scores, scores, ids[:, :1]), self._weight(scores, second, ids[:, 1:])]
+        return hidden, self._layers.routing(ids, self._math.concatenate(weights, 1))
+
+    def _weight(self, scores: Hidden, left: Hidden, best: Hidden) -> Hidden:
+        """Of the best of the experts left: [tokens, 1]."""
+        top, size = self._math.take(scores, best), abs(scores)
+        near = top - scores <= self._margin * self._math.where(size > top, size, top)
+        return self._math.take(self._math.softmax(self._math.where(near, left, float("-inf"))), best)
+
+
+def tensor_plan(config: dict[str, Any]) -> TensorPlan:
+    c = Config.parse(config)
+    blocks = [f"model.layers.{i}.block_sparse_moe." for i in range(c.decoder.num_layers)]
+    dense = decoder_shapes(c.decoder)
+    dense |= {f"{block}gate.weight": (c.moe.num_experts, c.decoder.attention.hidden_size) for block in blocks}
+    plan = gated_experts_plan(c.decoder, c.moe, dense, blocks, c.intermediate_size, ("w1", "w3", "w2"))
+    return replace(plan, renamed={r"\.mlp\.router\.": ".block_sparse_moe.gate.", r"\.mlp\.": ".block_sparse_moe."})
+
+
+def model_info(config: dict[str, Any], dtype: DType) -> ModelInfo:
+    return plan_info("phimoe", Config.parse(config).decoder, tensor_plan(config), dtype)
+
+
+def build(config: dict[str, Any], layers: Layers, experts: Experts, laps: Laps) -> Decoder:
+    c = Config.parse(config)
+    eps, blocks = c.decoder.attention.norm_eps, []
+    for i in range(c.decoder.num_layers):
+        gate = f"model.layers.{i}.block_sparse_moe.gate.weight"
+        norm = f"model.layers.{i}.post_attention_layernorm.weight"
+        router = Sparsemixer(layers, gate, norm, eps, c.moe.num_experts, c.jitter)
+        blocks.append(MoeBlock(i, router, experts, laps))
+    return Decoder(c.decoder, layers, blocks, experts, laps)
