@@ -1,0 +1,143 @@
+"""Snowflake Arctic: a dense transformer whose experts run beside attention, on what attention is given.
+
+transformers has no Arctic. This follows the modeling code published with the checkpoint (modeling_arctic.py of
+Snowflake/snowflake-arctic-instruct; its own MoE rather than DeepSpeed's, whose capacities do not apply): in a layer
+with experts x' = x + attention(input_layernorm(x)), and the layer gives
+    x' + residual_mlp(residual_layernorm(x')) + experts(post_attention_layernorm(x))
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from moeinf.errors import CheckpointError
+from moeinf.laps import Laps
+from moeinf.models.cache import Cache, LayerState
+from moeinf.models.decoder import Decoder, DecoderConfig, MoeBlock, decoder_shapes, parse_decoder
+from moeinf.models.fields import Fields
+from moeinf.models.layers import Attention, Block, Layers, Places, Router, Shapes
+from moeinf.models.moe_plan import gated_experts_plan, plan_info
+from moeinf.models.shared_expert import SharedExpert
+from moeinf.types import DType, Experts, Hidden, ModelInfo, MoeShape, TensorPlan
+
+NAMES = ("w1", "w3", "w2")  # of gate, up and down
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    decoder: DecoderConfig
+    moe: MoeShape
+    moe_layers: tuple[int, ...]
+    intermediate_size: int
+    parallel: bool  # experts beside attention, and a dense MLP behind it
+
+    @staticmethod
+    def parse(config: dict[str, Any]) -> Config:
+        f = Fields(config)
+        f.only("attention_bias", False, None)
+        f.only("quantization", None)
+        decoder = parse_decoder(f, norm_eps=1e-5, theta=1e6, window=f.count("sliding_window", 0, minimum=0) or None)
+        parallel, every = f.flag("parallel_attn_mlp_res", False), f.count("moe_layer_frequency", 2)
+        f.only("use_residual", parallel, None)
+        moe_layers = tuple(i for i in range(decoder.num_layers) if (i + 1) % every == 0)
+        if not moe_layers:
+            raise CheckpointError("config.json: moe_layer_frequency leaves no layer with experts")
+        moe = MoeShape(len(moe_layers), f.count("num_local_experts"), f.count("num_experts_per_tok"))
+        return Config(decoder, moe, moe_layers, f.count("intermediate_size"), parallel)
+
+
+class ParallelBlock(MoeBlock):
+    """Experts whose tokens are routed before attention, on x as it was; behind attention comes the dense MLP."""
+
+    def __init__(self, moe_layer: int, router: Router, experts: Experts, laps: Laps, mlp: DenseBlock,
+                 attention: Attention) -> None:
+        super().__init__(moe_layer, router, experts, laps)
+        self._mlp = mlp
+        self.attention = RoutedAhead(self, attention)
+        self.routed: tuple[Hidden, Any] | None = None
+
+    def route(self, x: Hidden) -> None:
+        self.routed = self.router(x)
+        self._laps.lap("router")
+
+    def add_to(self, x: Hidden) -> None:
+        assert self.routed is not None, "attention comes first"
+        hidden, routing = self.routed
+        self._mlp.add_to(x)
+        self._experts.run(self.moe_layer, hidden, routing, x)
+
+
+class RoutedAhead:
+    """The attention of a ParallelBlock's layer."""
+
+    def __init__(self, block: ParallelBlock, attention: Attention) -> None:
+        self._block, self._attention = block, attention
+
+    def new_state(self, capacity: int) -> LayerState:
+        return self._attention.new_state(capacity)
+
+    def add_to(self, x: Hidden, cache: Cache, places: Places) -> None:
+        self._block.route(x)
+        self._attention.add_to(x, cache, places)
+
+
+class DenseBlock:
+    """x += mlp(norm(x))."""
+
+    def __init__(self, layers: Layers, prefix: str, norm: str, eps: float) -> None:
+        self._norm, self._mlp = layers.norm(norm, eps), SharedExpert(layers, prefix, names=NAMES)
+
+    def add_to(self, x: Hidden) -> None:
+        x += self._mlp(self._norm(x))
+
+
+def tensor_plan(config: dict[str, Any]) -> TensorPlan:
+    c = Config.parse(config)
+    hidden, dense = c.decoder.attention.hidden_size, decoder_shapes(c.decoder)
+    for i in range(c.decoder.num_layers):
+        layer = f"model.layers.{i}."
+        if i not in c.moe_layers:
+            dense |= _mlp_shapes(hidden, c.intermediate_size, f"{layer}block_sparse_moe.mlp.")
+            continue
+        dense[f"{layer}block_sparse_moe.gate.weight"] = (c.moe.num_experts, hidden)
+        if c.parallel:
+            dense |= _mlp_shapes(hidden, hidden, f"{layer}residual_mlp.")
+            dense[f"{layer}residual_layernorm.weight"] = (hidden,)
+    blocks = [f"model.layers.{i}.block_sparse_moe." for i in c.moe_layers]
+    plan = gated_experts_plan(c.decoder, c.moe, dense, blocks, c.intermediate_size, NAMES)
+    mlps = (name for name in dense if name.split(".")[-2] in NAMES)
+    return replace(plan, matrices=plan.matrices.union(mlps))
+
+
+def model_info(config: dict[str, Any], dtype: DType) -> ModelInfo:
+    return plan_info("arctic", Config.parse(config).decoder, tensor_plan(config), dtype)
+
+
+def build(config: dict[str, Any], layers: Layers, experts: Experts, laps: Laps) -> Decoder:
+    c = Config.parse(config)
+    eps, attentions, blocks = c.decoder.attention.norm_eps, list[Attention](), list[Block]()
+    for i in range(c.decoder.num_layers):
+        layer = f"model.layers.{i}."
+        moe, norm = f"{layer}block_sparse_moe.", f"{layer}post_attention_layernorm.weight"
+        attention: Attention = layers.attention(c.decoder.attention, f"{layer}self_attn.",
+                                                f"{layer}input_layernorm.weight", i)
+        if i not in c.moe_layers:
+            blocks.append(DenseBlock(layers, f"{moe}mlp.", norm, eps))
+        else:
+            router = layers.softmax_router(f"{moe}gate.weight", norm, eps, c.moe.top_k, normalise=True)
+            which = c.moe_layers.index(i)
+            if c.parallel:
+                mlp = DenseBlock(layers, f"{layer}residual_mlp.", f"{layer}residual_layernorm.weight", eps)
+                block = ParallelBlock(which, router, experts, laps, mlp, attention)
+                blocks.append(block)
+                attention = block.attention
+            else:
+                blocks.append(MoeBlock(which, router, experts, laps))
+        attentions.append(attention)
+    return Decoder(c.decoder, layers, blocks, experts, laps, attentions)
+
+
+def _mlp_shapes(hidden: int, intermediate: int, prefix: str) -> Shapes:
+    sizes = ((intermediate, hidden), (intermediate, hidden), (hidden, intermediate))
+    return {f"{prefix}{name}.weight": size for name, size in zip(NAMES, sizes, strict=True)}

@@ -1,0 +1,235 @@
+"""Gated DeltaNet (arXiv 2412.06464): linear attention with a state of fixed size instead of keys and values.
+
+Of a head with keys k and queries q of length 1, values v, decay a in (0, 1) and rate b in (0, 1):
+    S <- a S + b k (v - (a S)^T k)^T        S [key_dim, value_dim]
+    out = S^T q
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from moeinf.errors import CheckpointError
+from moeinf.models.array_math import Array, ArrayMath
+from moeinf.models.cache import Cache
+from moeinf.models.fields import Fields
+from moeinf.models.layers import Layers, Places, Shapes
+from moeinf.types import Hidden
+
+CHUNK = 64  # tokens of one triangular system; the published kernels' number
+SLICE = 128  # tokens that are projected at once: there are many channels, and room for few activations
+UNIT_EPS = 1e-6  # under the root that gives queries and keys length 1, as in the published kernels
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaConfig:
+    hidden_size: int
+    num_key_heads: int
+    num_value_heads: int  # each key head serves as many of them, one behind the other
+    key_dim: int
+    value_dim: int
+    kernel: int  # tokens that the convolution in front sees
+    norm_eps: float
+    stacked: bool  # one projection with the rows of each key head together (in_proj_qkvz, in_proj_ba), or four
+
+    @staticmethod
+    def parse(f: Fields, hidden_size: int, norm_eps: float, *, stacked: bool) -> DeltaConfig:
+        keys, values = f.count("linear_num_key_heads", 16), f.count("linear_num_value_heads", 32)
+        if values % keys:
+            raise CheckpointError(f"config.json: linear_num_key_heads {keys} cannot serve {values} value heads")
+        return DeltaConfig(hidden_size, keys, values, f.count("linear_key_head_dim", 128),
+                           f.count("linear_value_head_dim", 128), f.count("linear_conv_kernel_dim", 4, minimum=2),
+                           norm_eps, stacked)
+
+    @property
+    def keys(self) -> int:
+        return self.num_key_heads * self.key_dim
+
+    @property
+    def values(self) -> int:
+        return self.num_value_heads * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution: queries, keys and values."""
+        return 2 * self.keys + self.values
+
+    @property
+    def state_bytes(self) -> int:
+        """Of one layer: what it was before a pass and after it."""
+        conv = (self.kernel - 1) * self.channels
+        return 2 * 4 * (conv + self.num_value_heads * self.key_dim * self.value_dim)
+
+
+class DeltaState:
+    """What the last tokens leave for the next: the inputs of the convolution, and S of each head.
+
+    A pass reads `conv` and `heads` and writes `new_conv` and `new_heads`, which count when it is over (`commit`): one
+    that is given up half-way has changed nothing.
+    """
+
+    rewinds = False
+
+    def __init__(self, config: DeltaConfig, math: ArrayMath) -> None:
+        self.conv, self.new_conv = (math.zeros((config.kernel - 1, config.channels)) for _ in range(2))
+        self.heads, self.new_heads = (math.zeros((config.num_value_heads, config.key_dim, config.value_dim))
+                                      for _ in range(2))
+
+    def commit(self) -> None:
+        if isinstance(self.heads, np.ndarray):
+            self.conv, self.new_conv = self.new_conv, self.conv
+            self.heads, self.new_heads = self.new_heads, self.heads
+        else:  # work captured on a device reads and writes the same memory at every repetition
+            self.conv[...] = self.new_conv
+            self.heads[...] = self.new_heads
+
+    def truncate(self, length: int) -> None:
+        assert length == 0
+        self.conv[...] = 0
+        self.heads[...] = 0
+
+
+class DeltaNet:
+    """moeinf.models.layers.Attention. State and arithmetic are float32."""
+
+    def __init__(self, layers: Layers, config: DeltaConfig, prefix: str, norm: str, layer: int) -> None:
+        """prefix: of the tensors that delta_shapes names; norm: the one in front, "rms+1"."""
+        c = self._config = config
+        self._math, self._layer = layers.math, layer
+        self._norm = layers.norm(norm, c.norm_eps, "rms+1")
+        names = ("qkvz", "ba") if c.stacked else ("qkv", "z", "b", "a")
+        self._projections = [layers.linear(f"{prefix}in_proj_{name}.weight") for name in names]
+        taps = layers.vector(f"{prefix}conv1d.weight").reshape(c.channels, c.kernel)
+        self._taps = [taps[:, i] * 1.0 for i in range(c.kernel)]  # [channels] each, contiguous
+        self._decay = -self._math.exp(layers.vector(f"{prefix}A_log"))
+        self._step = layers.vector(f"{prefix}dt_bias")
+        self._head_norm = layers.norm(f"{prefix}norm.weight", c.norm_eps)
+        self._output = layers.linear(f"{prefix}out_proj.weight")
+        self._rule = DeltaRule(self._math)
+
+    def new_state(self, capacity: int) -> DeltaState:
+        return DeltaState(self._config, self._math)
+
+    def add_to(self, x: Hidden, cache: Cache, places: Places) -> None:
+        state: DeltaState = cache.states[self._layer]
+        conv, heads = state.conv, state.heads
+        for start in range(0, len(x), SLICE):
+            self._add_to(x[start : start + SLICE], state, conv, heads)
+            conv, heads = state.new_conv, state.new_heads
+
+    def _add_to(self, x: Hidden, state: DeltaState, conv: Array, heads: Array) -> None:
+        """conv, heads: what the tokens before left."""
+        c, math, tokens = self._config, self._math, len(x)
+        qkv, z, rate, step = self._projected(self._norm(x))
+        qkv = self._convolved(qkv, conv, state.new_conv)
+        q, k = (self._unit(qkv[:, at : at + c.keys].reshape(tokens, c.num_key_heads, c.key_dim))
+                for at in (0, c.keys))
+        v = qkv[:, 2 * c.keys :].reshape(tokens, c.num_value_heads, c.value_dim)
+        decay = self._decay * math.softplus(step + self._step)  # the logarithm of `a`
+        out = self._rule(q * c.key_dim**-0.5, k, v, decay, math.sigmoid(rate), heads, state.new_heads)
+        gated = self._head_norm(out.reshape(-1, c.value_dim)) * math.silu(z.reshape(-1, c.value_dim))
+        x += self._output(gated.reshape(tokens, c.values))
+
+    def _projected(self, hidden: Hidden) -> tuple[Array, Array, Array, Array]:
+        """[tokens, channels], then the gate [tokens, values], and of each value head what makes rate and decay."""
+        c, tokens = self._config, len(hidden)
+        parts = [project(hidden) for project in self._projections]
+        if not c.stacked:
+            qkv, z, rate, step = parts
+            return qkv, z, rate, step
+        share = c.num_value_heads // c.num_key_heads
+        qkvz = _split(parts[0].reshape(tokens, c.num_key_heads, -1), (c.key_dim, c.key_dim, share * c.value_dim))
+        rate, step = _split(parts[1].reshape(tokens, c.num_key_heads, -1), (share,))
+        q, k, v, z = (part.reshape(tokens, -1) for part in qkvz)
+        return (self._math.concatenate([q, k, v], 1), z, rate.reshape(tokens, -1), step.reshape(tokens, -1))
+
+    def _convolved(self, qkv: Array, conv: Array, new_conv: Array) -> Array:
+        """silu of each channel's weighted sum over its last `kernel` tokens."""
+        tokens, seen = len(qkv), self._math.concatenate([conv, qkv], 0)
+        new_conv[...] = seen[tokens:]
+        total = seen[:tokens] * self._taps[0]
+        for i, taps in enumerate(self._taps[1:], 1):
+            total += seen[i : i + tokens] * taps
+        return self._math.silu(total)
+
+    def _unit(self, x: Array) -> Array:
+        return x / (self._math.sum(x * x, -1, True) + UNIT_EPS) ** 0.5
+
+
+class DeltaRule:
+    """The recurrence over the tokens of a pass, CHUNK tokens at once (arXiv 2412.06464, section 3.3).
+
+    With decays multiplied up within the chunk, the corrections b (v - (a S)^T k) of all its tokens are the solution of
+    one triangular system: each lacks what the tokens before it have written already. So a token's result depends, in
+    rounding alone, on the tokens that it is computed with.
+    """
+
+    def __init__(self, math: ArrayMath) -> None:
+        self._math = math
+        ones = np.ones((CHUNK, CHUNK), np.float32)
+        self._seen, self._before = math.of_host(np.tril(ones)), math.of_host(np.tril(ones, -1))  # of a token: which
+
+    def __call__(self, q: Array, k: Array, v: Array, decay: Array, rate: Array, state: Array, new_state: Array
+                 ) -> Array:
+        """-> [tokens, value heads, value_dim]; fills new_state, which may be state.
+
+        q, k [tokens, key heads, key_dim]; v [tokens, value heads, value_dim]; decay (log a), rate (b) [tokens, value
+        heads]; state, new_state [value heads, key_dim, value_dim].
+        """
+        tokens, heads, _ = q.shape
+        by_head = (heads, v.shape[1] // heads)  # value heads under the key head that they share
+        q, k = (part.swapaxes(0, 1)[:, None] for part in (q, k))  # [key heads, 1, tokens, key_dim]
+        v, decay, rate = (part.swapaxes(0, 1).reshape(*by_head, tokens, -1) for part in (v, decay, rate))
+        old, new = state.reshape(*by_head, *state.shape[1:]), new_state.reshape(*by_head, *state.shape[1:])
+        outputs = []
+        for start in range(0, tokens, CHUNK):
+            parts = (whole[:, :, start : start + CHUNK] for whole in (q, k, v, decay, rate))
+            outputs.append(self._chunk(tuple(parts), old, new))
+            old = new
+        out = outputs[0] if len(outputs) == 1 else self._math.concatenate(outputs, 2)
+        return out.reshape(-1, tokens, v.shape[-1]).swapaxes(0, 1)
+
+    def _chunk(self, parts: tuple[Array, ...], old: Array, new: Array) -> Array:
+        """parts: as given, but [key heads, shared by, tokens, ...]; old, new [key heads, shared by, ...]."""
+        q, k, v, decay, rate = parts
+        math, tokens, decay = self._math, q.shape[2], decay.cumsum(2)
+        passed = math.exp(decay)  # what is left at a token of the state before the chunk
+        corrections = (v - (k * passed) @ old) * rate  # if there were no other tokens
+        if tokens == 1:
+            mixing = math.sum(q * k, -1, True)  # [key heads, 1, tokens, tokens]
+        else:
+            seen, before = self._seen[:tokens, :tokens], self._before[:tokens, :tokens]
+            between = math.exp((decay - decay.swapaxes(2, 3)) * seen)  # from the second token to the first
+            found = k @ k.swapaxes(2, 3) * between * rate * before  # by each token, of the corrections before it
+            corrections = math.solve_unit_lower(found, corrections)
+            mixing = q @ k.swapaxes(2, 3) * between * seen
+        out = (q * passed) @ old + mixing @ corrections
+        left = math.exp(decay[:, :, -1:] - decay)  # of a token's correction at the end of the chunk
+        written = (k * left).swapaxes(2, 3)
+        new[...] = old
+        new *= passed[:, :, -1:]
+        new += written * corrections if tokens == 1 else written @ corrections  # numpy's product of vectors is slow
+        return out
+
+
+def delta_shapes(c: DeltaConfig, prefix: str) -> Shapes:
+    """Names and shapes of the tensors that DeltaNet takes."""
+    shapes: Shapes = {
+        f"{prefix}A_log": (c.num_value_heads,),
+        f"{prefix}dt_bias": (c.num_value_heads,),
+        f"{prefix}conv1d.weight": (c.channels, 1, c.kernel),
+        f"{prefix}norm.weight": (c.value_dim,),
+        f"{prefix}out_proj.weight": (c.hidden_size, c.values),
+    }
+    rows = ({"qkvz": c.channels + c.values, "ba": 2 * c.num_value_heads} if c.stacked else
+            {"qkv": c.channels, "z": c.values, "b": c.num_value_heads, "a": c.num_value_heads})
+    return shapes | {f"{prefix}in_proj_{name}.weight": (count, c.hidden_size) for name, count in rows.items()}
+
+
+def _split(x: Array, sizes: tuple[int, ...]) -> list[Array]:
+    """The last dimension in pieces of these sizes, and what is left."""
+    ends = np.cumsum((0, *sizes)).tolist()
+    return [x[..., start:end] for start, end in zip(ends, [*ends[1:], x.shape[-1]], strict=True)]
+

@@ -1,0 +1,50 @@
+"""Qwen3.5-MoE and Qwen3.6-MoE, the language model of them: Qwen3-Next with DeltaNet's projections apart.
+
+Checkpoints hold a model of images beside it (`model.visual.*`), which is left out. Positions of text are plain: mrope
+gives every token three places, which differ for images alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from moeinf.laps import Laps
+from moeinf.models import qwen3_next
+from moeinf.models.decoder import Decoder
+from moeinf.models.fields import Fields
+from moeinf.models.layers import Layers
+from moeinf.types import DType, Experts, ModelInfo, TensorPlan
+
+VISION = r"model\.visual\..*"
+
+
+def parse(config: dict[str, Any]) -> qwen3_next.Config:
+    Fields(config).within("text_config")  # refuses what is no object
+    nested: dict[str, Any] | None = config.get("text_config")  # none where only the language model was saved
+    above = {name: value for name, value in config.items() if name in ("tie_word_embeddings", "quantization_config")}
+    f = Fields(_without_mrope(config if nested is None else nested | above),
+               "config.json" if nested is None else "config.json: text_config")
+    for name, *allowed in (("attn_output_gate", True), ("output_gate_type", "swish", "silu"), ("norm_topk_prob", True),
+                           ("mlp_only_layers", []), ("decoder_sparse_step", 1)):
+        f.only(name, *allowed, None)
+    c = qwen3_next.Config.parse(f, stacked=False)
+    return c if nested is None else replace(c, decoder=replace(c.decoder, prefix="model.language_model."))
+
+
+def tensor_plan(config: dict[str, Any]) -> TensorPlan:
+    return parse(config).plan(VISION)
+
+
+def model_info(config: dict[str, Any], dtype: DType) -> ModelInfo:
+    return parse(config).info("qwen3_5_moe", dtype)
+
+
+def build(config: dict[str, Any], layers: Layers, experts: Experts, laps: Laps) -> Decoder:
+    return parse(config).build(layers, experts, laps)
+
+
+def _without_mrope(text: dict[str, Any]) -> dict[str, Any]:
+    return {name: {key: v for key, v in value.items() if key not in ("mrope_section", "mrope_interleaved")}
+            if name in ("rope_parameters", "rope_scaling") and isinstance(value, dict) else value
+            for name, value in text.items()}

@@ -1,0 +1,79 @@
+"""The blocks of Qwen's families: experts in some layers, dense MLPs in the others, an expert that all tokens share.
+
+The shared expert has a gate of its own: one weight a token, sigmoid(w x).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from moeinf.errors import CheckpointError
+from moeinf.laps import Laps
+from moeinf.models.decoder import DecoderConfig, MoeBlock
+from moeinf.models.fields import Fields
+from moeinf.models.layers import Block, Layers, Shapes, mlp_shapes
+from moeinf.models.moe_plan import gated_experts_plan, plan_info
+from moeinf.models.shared_expert import SharedExpert
+from moeinf.types import DType, Experts, ModelInfo, MoeShape, TensorPlan
+
+
+@dataclass(frozen=True, slots=True)
+class QwenMoe:
+    moe: MoeShape
+    moe_layers: tuple[int, ...]  # decoder layers that have experts
+    intermediate_size: int  # of the dense MLPs
+    moe_intermediate_size: int
+    shared_intermediate_size: int  # 0: there is none
+    norm_topk_prob: bool
+
+    @staticmethod
+    def parse(f: Fields, num_layers: int, *, norm_topk_prob: bool, shared: bool = True) -> QwenMoe:
+        """norm_topk_prob: the family's default; shared: whether it has a shared expert."""
+        step, dense_only = f.count("decoder_sparse_step", 1), f.layers("mlp_only_layers")
+        moe_layers = tuple(i for i in range(num_layers) if i not in dense_only and (i + 1) % step == 0)
+        if not moe_layers:
+            raise CheckpointError("config.json: decoder_sparse_step and mlp_only_layers leave no layer with experts")
+        all_sparse = len(moe_layers) == num_layers
+        moe = MoeShape(len(moe_layers), f.count_of("num_experts", "num_local_experts"), f.count("num_experts_per_tok"))
+        return QwenMoe(moe, moe_layers, f.count("intermediate_size", 0 if all_sparse else None, minimum=0),
+                       f.count("moe_intermediate_size"), f.count("shared_expert_intermediate_size") if shared else 0,
+                       f.flag("norm_topk_prob", norm_topk_prob))
+
+    def shapes(self, decoder: DecoderConfig) -> Shapes:
+        """Names and shapes of the blocks' dense tensors."""
+        hidden, shapes = decoder.attention.hidden_size, Shapes()
+        for i in range(decoder.num_layers):
+            prefix = f"{decoder.prefix}layers.{i}.mlp."
+            if i not in self.moe_layers:
+                shapes |= mlp_shapes(hidden, self.intermediate_size, prefix)
+                continue
+            shapes[f"{prefix}gate.weight"] = (self.moe.num_experts, hidden)
+            if self.shared_intermediate_size:
+                shapes |= mlp_shapes(hidden, self.shared_intermediate_size, f"{prefix}shared_expert.")
+                shapes[f"{prefix}shared_expert_gate.weight"] = (1, hidden)
+        return shapes
+
+    def plan(self, decoder: DecoderConfig, attention: Shapes) -> TensorPlan:
+        """attention: every dense tensor outside the blocks."""
+        blocks = [f"{decoder.prefix}layers.{i}.mlp." for i in self.moe_layers]
+        return gated_experts_plan(decoder, self.moe, attention | self.shapes(decoder), blocks,
+                                  self.moe_intermediate_size, ("gate_proj", "up_proj", "down_proj"))
+
+    def blocks(self, decoder: DecoderConfig, layers: Layers, experts: Experts, laps: Laps) -> list[Block]:
+        a, blocks = decoder.attention, list[Block]()
+        for i in range(decoder.num_layers):
+            prefix = f"{decoder.prefix}layers.{i}.mlp."
+            norm = f"{decoder.prefix}layers.{i}.post_attention_layernorm.weight"
+            if i not in self.moe_layers:
+                blocks.append(layers.gated_mlp(prefix, norm, a.norm_eps, kind=a.norm))
+                continue
+            router = layers.softmax_router(f"{prefix}gate.weight", norm, a.norm_eps, self.moe.top_k,
+                                           self.norm_topk_prob, kind=a.norm)
+            shared = (SharedExpert(layers, f"{prefix}shared_expert.", f"{prefix}shared_expert_gate.weight")
+                      if self.shared_intermediate_size else None)
+            blocks.append(MoeBlock(self.moe_layers.index(i), router, experts, laps, shared=shared))
+        return blocks
+
+    def info(self, architecture: str, decoder: DecoderConfig, plan: TensorPlan, dtype: DType) -> ModelInfo:
+        info = plan_info(architecture, decoder, plan, dtype)
+        return replace(info, num_shared_experts=1 if self.shared_intermediate_size else 0)
