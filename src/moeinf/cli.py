@@ -23,6 +23,7 @@ from moeinf.options import (
     DirectIo,
     ExpertCache,
     ModelName,
+    NumBeams,
     Policy,
     Predictor,
     Prefetch,
@@ -34,7 +35,9 @@ from moeinf.options import (
     Quiet,
     Ram,
     ReaderName,
+    SrcLang,
     StoredName,
+    TgtLang,
     Threads,
     Vram,
     runtime_config,
@@ -98,7 +101,8 @@ def run(
     device: Device = None, vram: Vram = None, ram: Ram = None, expert_cache: ExpertCache = None,
     cpu_experts: CpuExperts = None, policy: Policy = None, predictor: Predictor = None, prefetch: Prefetch = None,
     context: Context = None, threads: Threads = None, prefill_chunk: PrefillChunk = None, reader: ReaderName = None,
-    direct_io: DirectIo = None, queue_depth: QueueDepth = None,
+    direct_io: DirectIo = None, queue_depth: QueueDepth = None, src_lang: SrcLang = None, tgt_lang: TgtLang = None,
+    num_beams: NumBeams = None,
 ) -> None:
     """Answer a prompt, or chat. A model that is not stored yet is pulled first."""
     from moeinf.oneshot import answer_once, prompt_text
@@ -240,7 +244,7 @@ def bench(
     device: Device = None, vram: Vram = None, ram: Ram = None, expert_cache: ExpertCache = None,
     cpu_experts: CpuExperts = None, policy: Policy = None, predictor: Predictor = None, prefetch: Prefetch = None,
     context: Context = None, threads: Threads = None, prefill_chunk: PrefillChunk = None, reader: ReaderName = None,
-    direct_io: DirectIo = None, queue_depth: QueueDepth = None,
+    direct_io: DirectIo = None, queue_depth: QueueDepth = None, src_lang: SrcLang = None, tgt_lang: TgtLang = None,
 ) -> None:
     """Time a model on real text, with a cold and with a warm expert cache."""
     from moeinf.bench.report import check_form, format_rows, profile_text

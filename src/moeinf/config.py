@@ -35,6 +35,9 @@ class RuntimeConfig:
     reader: ReaderKind = "native"  # the Python twin is for tests and for finding faults
     direct_io: bool = True  # O_DIRECT; False reads through the page cache
     queue_depth: int = 16  # reads in flight
+    src_lang: str = ""  # of the text and of its translation, as the model's tokenizer calls them: "eng_Latn"
+    tgt_lang: str = ""
+    num_beams: int | None = None  # of an encoder-decoder model; 1: no beam search; None: what the checkpoint asks for
     isa: str = ""  # instruction set of the kernels; "": the best that this CPU has
 
 
@@ -76,7 +79,7 @@ def _parse(variable: str, text: str, kind: str) -> object:
 def _check(config: RuntimeConfig) -> None:
     if config.reader not in ("native", "pure"):
         raise UsageError(f"unknown reader {config.reader!r}; known: native, pure")
-    for name in ("context", "threads", "prefill_chunk", "queue_depth"):
+    for name in ("context", "threads", "prefill_chunk", "queue_depth", "num_beams"):
         value = getattr(config, name)
         if value is not None and value < 1:
             raise UsageError(f"{name.replace('_', '-')} must be at least 1, not {value}")

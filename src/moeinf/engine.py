@@ -9,7 +9,7 @@ from contextlib import closing
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from moeinf._native import Kernels
+from moeinf._native import CudaDriver, CudaError, Kernels
 from moeinf.completion import Completion, GenerationStats
 from moeinf.config import RuntimeConfig
 from moeinf.dense import DenseFile
@@ -17,13 +17,14 @@ from moeinf.device.cuda import find_cuda
 from moeinf.errors import ContextLengthError, StoreError, UsageError
 from moeinf.generate.loop import CachedTokens, Chooser, LanguageModel, Timing, generate
 from moeinf.generate.sampling import Sampler, SamplingParams, resolve_params
+from moeinf.generate.seq2seq import Sources, answer_source
 from moeinf.generate.stops import StopMatcher
 from moeinf.generate.tokenizer import Tokenizer
 from moeinf.hardware import Machine, machine, peak_rss_bytes
 from moeinf.laps import Laps
 from moeinf.memory import MemoryPlan
 from moeinf.meter import Meter
-from moeinf.models import architecture
+from moeinf.models import architecture, prompting
 from moeinf.parts import ModelParts, Progress
 from moeinf.runtime.eamc import ActivationCollection
 from moeinf.runtime.experts import Observer
@@ -45,6 +46,7 @@ class Run(LanguageModel, Protocol):
     reader: Reader  # of the disk
     observers: list[Observer]
     cache: Any
+    model: Any  # models.decoder.Decoder or models.seq2seq.EncoderDecoder
 
     @property
     def plan(self) -> MemoryPlan: ...
@@ -81,15 +83,19 @@ class Model:
         config_path = stored.path / "config.json"
         config_json = parse_json_object(read_small(config_path), str(config_path), StoreError)
         family = architecture(config_json)
-        dense = DenseFile(stored, family.tensor_plan(config_json))
+        plan = family.tensor_plan(config_json)
+        dense = DenseFile(stored, plan)
         self.num_threads = config.threads or here.cores
         self.kernels = open_kernels(self.num_threads, config.isa)
         self._collection = self._load_collection()
         self._recorder = RequestRecorder(stored.manifest.moe, self._collection.add)
-        parts = ModelParts(stored, config, here, family, config_json, dense, self.kernels, self._collection,
-                           [self._recorder], self._laps, self.notices, progress or (lambda done, total: None))
+        parts = ModelParts(stored, config, here, family, config_json, plan.form, dense, self.kernels,
+                           self._collection, [self._recorder], self._laps, self.notices,
+                           progress or (lambda done, total: None))
         self.tokenizer = Tokenizer(stored.path, num_embeddings=stored.manifest.info.vocab_size)
         try:
+            self._sources = self._open_sources(config_json, gpu)
+            parts.num_beams = self._sources.num_beams if self._sources else 1
             self._run = run = self._put_together(parts, gpu)
         except BaseException:
             self.close()
@@ -98,7 +104,28 @@ class Model:
         self._sequence = CachedTokens(run.cache)
         self._load_s = time.perf_counter() - started
 
+    def _open_sources(self, config_json: dict[str, Any], gpu: OpenGpu | None) -> Sources | None:
+        """Of an encoder-decoder model. Raises UsageError for an option that this model has no use for."""
+        config, kind = self.config, prompting(config_json)
+        if kind is not None:
+            if config.device.startswith("cuda") or gpu is not None:
+                raise UsageError(f"{self.name} is an encoder-decoder model, which runs on the CPU alone: --device cpu")
+            if config.device == "auto" and _has_gpu():
+                self.notices.append("an encoder-decoder model runs on the CPU alone: the GPU is not used")
+            sources = Sources(kind, self.tokenizer, config_json, config.src_lang, config.tgt_lang, config.num_beams)
+            self.notices += sources.notes()
+            return sources
+        for option, value in (("src-lang", config.src_lang), ("tgt-lang", config.tgt_lang),
+                              ("num-beams", config.num_beams not in (None, 1))):
+            if value:
+                raise UsageError(f"--{option} is for encoder-decoder models, and {self.name} is none; leave it out")
+        return None
+
     def _put_together(self, parts: ModelParts, gpu: OpenGpu | None) -> Run:
+        if self._sources is not None:
+            from moeinf.on_cpu import CpuRun
+
+            return CpuRun(parts)
         found = None if gpu is not None else find_cuda(parts.config.device, self.notices.append)
         if gpu is None and found is None:
             from moeinf.on_cpu import CpuRun
@@ -127,8 +154,22 @@ class Model:
     # ---- generating
 
     def params(self, **given: Any) -> SamplingParams:
-        """Sampling options: `given`, else the checkpoint's generation_config, else the defaults."""
-        return resolve_params(given, generation_config=self.tokenizer.generation_config)
+        """Sampling options: `given`, else the checkpoint's generation_config, else the defaults.
+
+        An encoder-decoder model answers greedily unless asked for more, as its checkpoints expect. Raises UsageError.
+        """
+        if self._sources is None:
+            return resolve_params(given, generation_config=self.tokenizer.generation_config)
+        unused = [name for name, value in given.items() if value is not None
+                  and name not in ("num_predict", "stop") and (name, value) != ("temperature", 0)]
+        if self._sources.num_beams > 1 and unused:
+            raise UsageError(f"{unused[0]}: a beam search draws nothing; leave it out, or give --num-beams 1")
+        return resolve_params(given, generation_config={"do_sample": False} | dict(self._sources.asked))
+
+    @property
+    def encoder_decoder(self) -> bool:
+        """Whether every prompt is a source of its own, which the model answers instead of going on with it."""
+        return self._sources is not None
 
     def generate(self, prompt: str | Sequence[Message], params: SamplingParams | None = None,
                  **options: Any) -> Completion:
@@ -159,9 +200,11 @@ class Model:
 
     def _answer(self, ids: list[int], params: SamplingParams, should_stop: Callable[[], bool], on_prefill: Progress
                 ) -> Iterator[str]:
-        sampler = Sampler(params, num_ids=min(self.tokenizer.num_ids, self.manifest.info.vocab_size))
-        room = self.plan.context - len(ids) + 1
-        limit = room if params.num_predict < 0 else min(params.num_predict, room)
+        sampler = Sampler(params, num_ids=self._num_ids())
+        sources = self._sources
+        room = self.plan.context - len(sources.start if sources else ids) + 1
+        longest = sources.max_tokens() if sources and params.num_predict < 0 else params.num_predict
+        limit = room if longest is None or longest < 0 else min(longest, room)
         answer = Completion("", [], "interrupted", GenerationStats(seed=sampler.seed))
         with closing(self._tokens(ids, sampler, limit, answer.stats, should_stop, on_prefill)) as tokens:
             for piece in self._text(tokens, limit, answer, ids, StopMatcher(params.stop)):
@@ -175,7 +218,8 @@ class Model:
 
         Starts from an empty KV cache; the expert cache stays as it is. Raises ContextLengthError.
         """
-        if len(prompt) + len(continuation) > self.plan.context:
+        start = self._sources.start if self._sources else prompt  # of what the continuation follows in the cache
+        if max(len(prompt), len(start) + len(continuation)) > self.plan.context:
             raise ContextLengthError(f"{len(prompt)} + {len(continuation)} tokens do not fit the context of "
                                      f"{self.plan.context}; raise --num-ctx or ask for fewer")
         self._sequence.forget()
@@ -188,7 +232,9 @@ class Model:
     def encode(self, prompt: str | Sequence[Message], *, raw: bool = False) -> list[int]:
         """The prompt's token ids. Raises ContextLengthError, TextError, StoreError for a closed model."""
         self._opened()
-        if isinstance(prompt, str) and (raw or not self.tokenizer.has_template):
+        if self._sources is not None:
+            ids = self._sources.encode(prompt if isinstance(prompt, str) else str(prompt[-1]["content"]))
+        elif isinstance(prompt, str) and (raw or not self.tokenizer.has_template):
             ids = self.tokenizer.encode(prompt, control_tokens=raw)
         elif not self.tokenizer.has_template:
             ids = self.tokenizer.encode("\n".join(str(m["content"]) for m in prompt if not isinstance(m, str)))
@@ -219,22 +265,35 @@ class Model:
             meter.begin(phase)
 
         try:
-            for token in generate(run, self._sequence, prompt, sampler, max_tokens=limit, timing=timing,
-                                  chunk=self.plan.prefill_chunk, should_stop=should_stop, on_phase=on_phase,
-                                  on_prefill=on_prefill):
+            for token in self._answer_to(run, prompt, sampler, max_tokens=limit, timing=timing, should_stop=should_stop,
+                                         on_phase=on_phase, on_prefill=on_prefill):
                 stats.generated_tokens += 1
                 yield token
         finally:
             self.tier.abandon_visit()
             self._recorder.finish()
             meter.end(stats)
-            stats.cached_tokens, stats.prompt_s, stats.token_s = timing.cached_tokens, timing.prefill_s, timing.token_s
+            stats.cached_tokens, stats.token_s = timing.cached_tokens, timing.token_s
+            stats.prompt_s = timing.encode_s + timing.prefill_s
             stats.total_s, stats.peak_rss_bytes = time.perf_counter() - started, peak_rss_bytes()
+
+    def _answer_to(self, run: Run, prompt: list[int], sampler: Chooser, **how: Any) -> Iterator[int]:
+        if self._sources is None:
+            return generate(run, self._sequence, prompt, sampler, chunk=self.plan.prefill_chunk, **how)
+        search = self._sources.search() if isinstance(sampler, Sampler) else None
+        return answer_source(run.model, self._sequence, prompt, self._sources.start, sampler, search,
+                             num_ids=self._num_ids(), **how)
+
+    def _num_ids(self) -> int:
+        """Of the tokens that may be answered: not the padding rows of the model."""
+        return min(self.tokenizer.num_ids, self.manifest.info.vocab_size)
 
     def _text(self, tokens: Iterator[int], limit: int, answer: Completion, prompt: list[int], stops: StopMatcher
               ) -> Iterator[str]:
         """Pieces of text of the tokens up to the end of the answer, which is noted in `answer`."""
-        detokeniser = self.tokenizer.stream(prompt)
+        sources = self._sources
+        detokeniser = (self.tokenizer.stream(prompt) if sources is None
+                       else self.tokenizer.stream(skip_special=not sources.control_tokens))
         for token in tokens:
             if token in self.tokenizer.eos_ids:
                 answer.finish_reason = "stop"
@@ -305,6 +364,13 @@ class _Forced:
 
     def sample(self, logits: Float32Array, history: Sequence[int]) -> int:
         return next(self._tokens, 0)
+
+
+def _has_gpu() -> bool:
+    try:
+        return CudaDriver().device_count > 0
+    except (OSError, CudaError):
+        return False
 
 
 def open_kernels(num_threads: int, isa: str) -> Kernels:

@@ -25,7 +25,7 @@ class CpuRun:
         """
         stored, manifest, config = parts.stored, parts.manifest, parts.config
         shape, layout = manifest.moe, manifest.layout
-        demands = Demands(manifest.info, shape, layout, parts.dense.memory_bytes)
+        demands = Demands(parts.info, shape, layout, parts.dense.memory_bytes)
         self.plan: MemoryPlan = plan_memory(demands, config, parts.machine)
         fits = self.plan.num_slots == shape.total_experts
         total = parts.dense.memory_bytes + (self.plan.cache_bytes if fits else 0)
@@ -49,12 +49,12 @@ class CpuRun:
         self.tier = ExpertTier(shape, layout, slots, self.reader, policy, stored.shard_paths, laps)
         self.observers = [*parts.observers] if fits else [*parts.observers, policy]  # nothing has to leave
         prefetcher = prefetcher_of(parts, self.tier, self.reader, self.observers, fits=fits)
-        kernel = ExpertKernel(parts.kernels, arena.array(), expert_parts(layout))
+        kernel = ExpertKernel(parts.kernels, arena.array(), expert_parts(layout), parts.form)
         experts = StreamedExperts(self.tier, kernel, self.observers, prefetcher, laps)
         layers = NativeLayers(parts.kernels, tensors, manifest.info.dtype)
-        decoder = parts.family.build(parts.config_json, layers, experts, laps)
-        self.cache = decoder.new_cache(self.plan.context)
-        self.forward = decoder.forward
+        self.model = parts.family.build(parts.config_json, layers, experts, laps)
+        self.cache = self.model.new_cache(self.plan.context)
+        self.forward = self.model.forward
 
     def describe(self, total_experts: int) -> str:
         plan = self.plan

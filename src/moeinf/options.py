@@ -11,7 +11,7 @@ from moeinf.config import RuntimeConfig, option_from_environment, with_environme
 from moeinf.errors import UsageError
 
 _RUNTIME = ("device", "vram", "ram", "expert_cache", "cpu_experts", "policy", "predictor", "prefetch", "context",
-            "threads", "prefill_chunk", "reader", "direct_io", "queue_depth")
+            "threads", "prefill_chunk", "reader", "direct_io", "queue_depth", "src_lang", "tgt_lang", "num_beams")
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed", "num_predict")
 _OLLAMA_RUNTIME = {"num_ctx": "context", "num_thread": "threads", "num_batch": "prefill_chunk"}  # their names with -o
 
@@ -46,6 +46,11 @@ Quant = Annotated[str | None, typer.Option("--quant", metavar="FORMAT", help=(
 QuantExperts = Annotated[str | None, typer.Option("--quant-experts", metavar="FORMAT", help="Other format of experts.")]
 QuantDense = Annotated[str | None, typer.Option("--quant-dense", metavar="FORMAT", help="Other format of the rest.")]
 QueueDepth = Annotated[int | None, typer.Option(metavar="N", help="Reads in flight.")]
+SrcLang = Annotated[str | None, typer.Option(metavar="CODE", help=(
+    "Language of the text to translate, as the model calls it: eng_Latn."))]
+TgtLang = Annotated[str | None, typer.Option(metavar="CODE", help="Language to translate into: fra_Latn.")]
+NumBeams = Annotated[int | None, typer.Option(metavar="N", help=(
+    "Answers of an encoder-decoder model side by side; 1: no beam search. [default: the checkpoint's]"))]
 
 
 def sampling_options(params: Mapping[str, Any], pairs: Sequence[str], stop: Sequence[str]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from moeinf._native import Kernels
@@ -19,7 +20,7 @@ from moeinf.runtime.prefetch import Link, Prefetcher
 from moeinf.runtime.tiers import ExpertTier
 from moeinf.store.library import StoredModel
 from moeinf.store.manifest import Manifest
-from moeinf.types import ExpertLayout
+from moeinf.types import ExpertForm, ExpertLayout, ModelInfo
 
 Progress = Callable[[int, int], None]  # done and in all, of bytes or of tokens
 
@@ -31,6 +32,7 @@ class ModelParts:
     machine: Machine
     family: Architecture
     config_json: dict[str, Any]
+    form: ExpertForm  # of the family's tensor plan
     dense: DenseFile
     kernels: Kernels  # of the CPU
     collection: ActivationCollection
@@ -38,10 +40,17 @@ class ModelParts:
     laps: Laps
     notices: list[str]  # each fallback, said once; of the model, and added to while it runs
     progress: Progress
+    num_beams: int = 1  # that are decoded side by side
 
     @property
     def manifest(self) -> Manifest:
         return self.stored.manifest
+
+    @property
+    def info(self) -> ModelInfo:
+        """Sizes as this run needs them: of an encoder-decoder's keys and values, all beams share the source's half."""
+        info = self.manifest.info
+        return replace(info, kv_bytes_per_token=info.kv_bytes_per_token * (1 + self.num_beams) // 2)
 
 
 def prefetcher_of(parts: ModelParts, tier: ExpertTier, link: Link, observers: list[Observer], *, fits: bool
@@ -57,6 +66,6 @@ def prefetcher_of(parts: ModelParts, tier: ExpertTier, link: Link, observers: li
     return Prefetcher(tier, predictor, link, parts.manifest.layout.stride_bytes)
 
 
-def expert_parts(layout: ExpertLayout) -> list[tuple[str, int, int, int]]:
-    """(format, rows, cols, offset in the block) of gate, up and down, as ExpertKernel takes them."""
-    return [(t.dtype, t.shape[0], t.shape[1], t.offset_bytes) for t in layout.tensors]
+def expert_parts(layout: ExpertLayout) -> dict[str, tuple[str, int, int, int]]:
+    """(format, rows, cols, offset in the block) by name, as ExpertKernel takes them; a bias has one column."""
+    return {t.name: (t.dtype, t.shape[0], math.prod(t.shape[1:]), t.offset_bytes) for t in layout.tensors}

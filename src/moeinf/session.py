@@ -116,10 +116,9 @@ class Session:
         When the context is full the oldest pair of turns is dropped. Raises ContextLengthError when nothing is left
         to drop, KeyboardInterrupt at the second Ctrl-C.
         """
-        if not raw and not self.model.tokenizer.has_template and not self._warned:
+        if not self._warned and not raw and (note := self._no_chat()):
             self._warned = True
-            say("note: a base model without a chat template: it continues your text, each prompt on its own"
-                + (", and takes no system message" if self.system else ""))
+            say(f"note: {note}")
         self.messages.append({"role": "user", "content": text})
         kept = False
         try:
@@ -130,6 +129,15 @@ class Session:
             if not kept:
                 self.messages.pop()
         return completion
+
+    def _no_chat(self) -> str:
+        """What to know of a model that is no partner in a chat; "" for one that is."""
+        no_system = ", and takes no system message" if self.system else ""
+        if self.model.encoder_decoder:
+            return f"this model answers each text on its own{no_system}" if self.system else ""
+        if not self.model.tokenizer.has_template:
+            return f"a base model without a chat template: it continues your text, each prompt on its own{no_system}"
+        return ""
 
     def comment(self, completion: Completion) -> None:
         """What there is to say of an answer once it stands: notices, and with `verbose` its figures."""
@@ -154,17 +162,17 @@ class Session:
     def _pieces(self, raw: bool, should_stop: Callable[[], bool], on_prefill: PrefillCount) -> Iterator[str]:
         params = self.model.params(**self.options)
         while True:
+            prompt = self._prompt(raw)
             try:
-                return self.model.stream(self._prompt(raw), params, raw=raw, should_stop=should_stop,
-                                         on_prefill=on_prefill)
+                return self.model.stream(prompt, params, raw=raw, should_stop=should_stop, on_prefill=on_prefill)
             except ContextLengthError:
-                if len(self.messages) < 3:
+                if len(self.messages) < 3 or isinstance(prompt, str):  # what was said before is no part of a text
                     raise
                 del self.messages[:2]
                 say("note: the context is full: the oldest question and answer were dropped")
 
     def _prompt(self, raw: bool) -> str | list[Message]:
-        if raw or not self.model.tokenizer.has_template:  # a base model continues each text on its own
+        if raw or self.model.encoder_decoder or not self.model.tokenizer.has_template:  # each text on its own
             return str(self.messages[-1]["content"])
         system: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
         return [*system, *self.messages]

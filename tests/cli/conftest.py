@@ -71,6 +71,7 @@ class ScriptedModel:
     has_template: bool = True
     context_turns: int = 99  # prompts of more messages do not fit
     on_piece: Callable[[int], None] = lambda number: None
+    encoder_decoder: bool = False
     name: str = "scripted:latest"
     notices: list[str] = field(default_factory=list)
     prompts: list[Any] = field(default_factory=list)

@@ -9,7 +9,7 @@ from moeinf._native import memory_read_rate
 from moeinf.config import RuntimeConfig
 from moeinf.engine import open_kernels
 from moeinf.hardware import machine
-from moeinf.models.decoder import EMBEDDING, HEAD
+from moeinf.models.decoder import HEAD
 from moeinf.store.dense import dense_tensors
 from moeinf.store.library import StoredModel
 from moeinf.types import TensorSpec
@@ -38,7 +38,7 @@ def weight_bytes_per_token(stored: StoredModel) -> int:
     """
     dense = {tensor.name: tensor.num_bytes for tensor in _dense(stored)}
     if HEAD in dense:
-        dense.pop(EMBEDDING, None)
+        dense = {name: num_bytes for name, num_bytes in dense.items() if not _is_embedding(name)}
     moe = stored.manifest.moe
     return sum(dense.values()) + moe.num_layers * moe.top_k * sum(t.num_bytes for t in stored.manifest.layout.tensors)
 
@@ -46,8 +46,13 @@ def weight_bytes_per_token(stored: StoredModel) -> int:
 def formats_text(stored: StoredModel) -> str:
     """The format of most of the experts' bytes, and of most of the dense layers' if it differs: "q4_k, dense q8_0"."""
     experts = _main_format(stored.manifest.layout.tensors)
-    dense = _main_format(t for t in _dense(stored) if t.name not in (EMBEDDING, HEAD) and len(t.shape) > 1)
+    dense = _main_format(t for t in _dense(stored)
+                         if t.name != HEAD and not _is_embedding(t.name) and len(t.shape) > 1)
     return experts if dense in (experts, "") else f"{experts}, dense {dense}"
+
+
+def _is_embedding(name: str) -> bool:
+    return name.endswith(("embed_tokens.weight", "shared.weight"))  # of decoders, and of encoder-decoders
 
 
 def _dense(stored: StoredModel) -> tuple[TensorSpec, ...]:

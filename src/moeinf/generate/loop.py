@@ -36,6 +36,7 @@ class Timing:
     """Filled while the loop runs."""
 
     cached_tokens: int = 0  # of the prompt, reused
+    encode_s: float = 0.0  # of a source, before what follows
     prefill_s: float = 0.0
     token_s: list[float] = field(default_factory=list)  # each decode step: forward pass and sampling
 

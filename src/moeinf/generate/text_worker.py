@@ -90,20 +90,26 @@ class TextWorker:
         return {"text": text, "notes": notes}
 
     def encode(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Ids of `text`. kind: "raw" (control tokens count), "plain" (they are text) or "chat" (rendered, marked)."""
+        """Ids of `text`. kind: "raw" (control tokens count), "plain" (they are text) or "chat" (rendered, marked).
+
+        specials: whether the tokenizer adds its own, which a chat never has.
+        """
         kind, text = request["kind"], request["text"]
         pieces = split_marked(text, self._control) if kind == "chat" else [(text, kind == "plain")]
         ids: list[int] = []
         for piece, plain in _joined(pieces):
             self._tokenizer.encode_special_tokens = plain
-            ids += self._tokenizer.encode(piece, add_special_tokens=kind != "chat").ids
+            ids += self._tokenizer.encode(piece, add_special_tokens=request["specials"]).ids
         return {"ids": ids}
+
+    def token_id(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        return {"token_id": self._tokenizer.token_to_id(request["token"])}
 
     def decode(self, request: Mapping[str, Any]) -> dict[str, Any]:
         return {"text": self._tokenizer.decode(request["ids"], skip_special_tokens=request["skip_special"])}
 
     def open(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        self._streams[request["stream"]] = _Stream(self._tokenizer, request["ids"])
+        self._streams[request["stream"]] = _Stream(self._tokenizer, request["ids"], request["skip_special"])
         return {}
 
     def step(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -116,14 +122,15 @@ class TextWorker:
 class _Stream:
     """Text of ids as they come; holds back what may still be the middle of a character."""
 
-    def __init__(self, tokenizer: Tokenizer, context: list[int]) -> None:
+    def __init__(self, tokenizer: Tokenizer, context: list[int], skip_special: bool) -> None:
         self._tokenizer = tokenizer
+        self._skip_special = skip_special
         self._held: list[int] = []
         self._restart(context)
 
     def _restart(self, context: list[int]) -> None:
         self._context = list(context)
-        self._stream = DecodeStream(skip_special_tokens=True)
+        self._stream = DecodeStream(skip_special_tokens=self._skip_special)
         for token in context:
             self._stream.step(self._tokenizer, token)
 
@@ -144,8 +151,8 @@ class _Stream:
 
     def flush(self) -> str:
         """The tail that never became whole characters, with U+FFFD for the bytes that are not text."""
-        before = self._tokenizer.decode(self._context, skip_special_tokens=True)
-        whole = self._tokenizer.decode(self._context + self._held, skip_special_tokens=True)
+        before = self._tokenizer.decode(self._context, skip_special_tokens=self._skip_special)
+        whole = self._tokenizer.decode(self._context + self._held, skip_special_tokens=self._skip_special)
         return whole[len(before) :] if self._held and whole.startswith(before) else ""
 
 
@@ -215,7 +222,7 @@ def _joined(pieces: Any) -> list[tuple[str, bool]]:
 
 def _answer(worker: TextWorker, request: Mapping[str, Any]) -> dict[str, Any]:
     operations = {"load": worker.load, "render": worker.render, "encode": worker.encode, "decode": worker.decode,
-                  "open": worker.open, "step": worker.step, "close": worker.close}
+                  "token_id": worker.token_id, "open": worker.open, "step": worker.step, "close": worker.close}
     try:
         return operations[request["op"]](request)
     except TextError as error:

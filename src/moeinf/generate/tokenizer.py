@@ -72,7 +72,7 @@ class Tokenizer:
 
     def encode_chat(self, rendered: str) -> list[int]:
         """Ids of rendered text: the template's control tokens count, those of messages are text. Adds no BOS."""
-        return self._encode(rendered, "chat")
+        return self._encode(rendered, "chat", specials=False)
 
     def encode(self, text: str, *, control_tokens: bool = False, bos: bool = True) -> list[int]:
         """Ids of text without a template, with the special tokens that the tokenizer adds (BOS).
@@ -87,14 +87,23 @@ class Tokenizer:
             return ids[1:] if ids[:1] == [bos_id] else ids
         return [bos_id, *ids] if self._process.info()["add_bos"] and ids[:1] != [bos_id] else ids
 
+    def encode_bare(self, text: str, *, control_tokens: bool = False) -> list[int]:
+        """Ids of text alone, without what the tokenizer adds; control_tokens as for `encode`."""
+        return self._encode(text, "raw" if control_tokens else "plain", specials=False)
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token of the vocabulary, None for any other text."""
+        found = self._process.request("token_id", _STEP_LIMIT_S, token=_clean(token))["token_id"]
+        return found if isinstance(found, int) else None
+
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         limit_s = _STEP_LIMIT_S + len(ids) / 10_000
         answer = self._process.request("decode", limit_s, ids=list(ids), skip_special=skip_special)
         return str(answer["text"])
 
-    def stream(self, prompt_ids: Sequence[int] = ()) -> TextStream:
+    def stream(self, prompt_ids: Sequence[int] = (), *, skip_special: bool = True) -> TextStream:
         """A detokeniser for what follows prompt_ids."""
-        return TextStream(self._process, next(self._stream_ids), list(prompt_ids)[-_CONTEXT_TOKENS:])
+        return TextStream(self._process, next(self._stream_ids), list(prompt_ids)[-_CONTEXT_TOKENS:], skip_special)
 
     def close(self) -> None:
         self._process.close()
@@ -106,9 +115,10 @@ class Tokenizer:
                  ) -> None:
         self.close()
 
-    def _encode(self, text: str, kind: str) -> list[int]:
+    def _encode(self, text: str, kind: str, *, specials: bool = True) -> list[int]:
         text = _clean(text)
-        ids: list[int] = self._process.request("encode", 10 + len(text) / 20_000, text=text, kind=kind)["ids"]
+        ids: list[int] = self._process.request("encode", 10 + len(text) / 20_000, text=text, kind=kind,
+                                               specials=specials)["ids"]
         limit = self._num_embeddings
         if limit is not None and ids and max(ids) >= limit:
             raise TextError(f"the tokenizer in {self._folder} gives token {max(ids)}, but the model has only {limit}; "
@@ -119,10 +129,10 @@ class Tokenizer:
 class TextStream:
     """Text of generated ids as they come, right across characters that are split over tokens."""
 
-    def __init__(self, process: TextProcess, stream_id: int, context: list[int]) -> None:
+    def __init__(self, process: TextProcess, stream_id: int, context: list[int], skip_special: bool) -> None:
         self._process = process
         self._id = stream_id
-        process.request("open", _STEP_LIMIT_S, stream=stream_id, ids=context)
+        process.request("open", _STEP_LIMIT_S, stream=stream_id, ids=context, skip_special=skip_special)
 
     def step(self, token_id: int) -> str:
         """The text that is whole now; "" while a character is incomplete."""

@@ -8,9 +8,10 @@ from typing import Any, Protocol, cast
 from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.laps import Laps
 from moeinf.models.table import FAMILIES
-from moeinf.types import DType, Experts, ModelInfo, TensorPlan
+from moeinf.types import DType, Experts, ModelInfo, Prompting, TensorPlan
 
 SUPPORTED = tuple(family.model_type for family in FAMILIES)
+_MODULES = {name: family.module for family in FAMILIES for name in (family.model_type, *family.also)}
 
 
 class Architecture(Protocol):
@@ -35,8 +36,8 @@ def architecture(config: dict[str, Any]) -> Architecture:
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
         raise CheckpointError("config.json has no model_type: not a Hugging Face checkpoint")
-    if model_type in SUPPORTED:
-        return cast(Architecture, import_module(f"moeinf.models.{model_type.replace('-', '_')}"))
+    if model_type in _MODULES:
+        return cast(Architecture, import_module(f"moeinf.models.{_MODULES[model_type]}"))
     experts = next((key for key in ("num_experts", "num_local_experts", "n_routed_experts") if config.get(key)), None)
     if experts is None:
         raise UnsupportedModelError(
@@ -46,4 +47,10 @@ def architecture(config: dict[str, Any]) -> Architecture:
     raise UnsupportedModelError(f"architecture {model_type!r} is not supported; moeinf runs {', '.join(SUPPORTED)}")
 
 
-__all__ = ["SUPPORTED", "Architecture", "architecture"]
+def prompting(config: dict[str, Any]) -> Prompting | None:
+    """Of an encoder-decoder model; None for one that goes on with a text. Raises as `architecture`."""
+    of_family = getattr(architecture(config), "prompting", None)
+    return None if of_family is None else cast(Prompting, of_family(config))
+
+
+__all__ = ["SUPPORTED", "Architecture", "architecture", "prompting"]

@@ -32,6 +32,10 @@ class ArrayMath(Protocol):
     def sum(self, x: Array, axis: int, keepdims: bool) -> Array: ...
     def max(self, x: Array, axis: int, keepdims: bool) -> Array: ...
 
+    def solve_unit_lower(self, a: Array, b: Array) -> Array:
+        """The solution of (1 + a) x = b, of matrices a that have nothing on the diagonal and above."""
+        ...
+
     def top_k(self, x: Array, k: int) -> Array:
         """Indices of the k largest of the last dimension, largest first, of equals the lowest. As Routing.ids."""
         ...
@@ -96,6 +100,9 @@ class NumpyMath:
 
     def max(self, x: Array, axis: int, keepdims: bool) -> Array:
         return x.max(axis, keepdims=keepdims)
+
+    def solve_unit_lower(self, a: Array, b: Array) -> Array:
+        return np.linalg.solve(a + np.eye(a.shape[-1], dtype=np.float32), b)
 
     def top_k(self, x: Array, k: int) -> Array:
         return np.argsort(-x, axis=-1, kind="stable")[..., :k].astype(np.int64)

@@ -22,6 +22,8 @@ class LayerState(Protocol):
         """Forgets all but the first `length` tokens; of a state that does not rewind, length is 0."""
         ...
 
+    # One that does not rewind keeps what a pass makes of it apart until `commit()`: a pass may be given up half-way.
+
 
 class Cache:
     """The states of one sequence, with room for `capacity` tokens."""
@@ -35,6 +37,12 @@ class Cache:
         """Called when the last layer has stored the tokens behind `length`."""
         self.length += num_tokens
         assert self.length <= self.capacity, "the caller checks the context before a forward pass"
+
+    def commit(self) -> None:
+        """Called at the end of a pass, as its last work on the device."""
+        for state in self.states:
+            if not state.rewinds:
+                state.commit()
 
     def truncate(self, length: int) -> int:
         """Forgets all but the first `length` tokens, or all where a state cannot go back; how many are left."""

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from moeinf.laps import Laps
 from moeinf.models.cache import Cache
-from moeinf.models.fields import Fields, rope_theta
+from moeinf.models.fields import Fields
 from moeinf.models.layers import Attention, AttentionConfig, Block, Layers, Places, Router, Shapes, attention_shapes
-from moeinf.models.rope import plain_rope
+from moeinf.models.rope import partial_rotary, reach, rope_of
 from moeinf.types import Experts, Float32Array, Hidden
 
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+HEAD = "lm_head.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,33 +29,43 @@ class DecoderConfig:
     residual: float = 1.0  # multiplies what attention and blocks add
     logits_scale: float = 1.0
     head_bias: bool = False
+    prefix: str = "model."  # of every tensor name but the head's
+
+    @property
+    def embedding(self) -> str:
+        return f"{self.prefix}embed_tokens.weight"
 
     def attention_of(self, layer: int) -> AttentionConfig:
         return self.attention if self.windows is None else replace(self.attention, window=self.windows[layer])
 
 
-def parse_decoder(f: Fields, *, norm_eps: float, theta: float, **features: Any) -> DecoderConfig:
+def parse_decoder(f: Fields, *, norm_eps: float, theta: float, partial: float = 1.0, quant_method: str = "fp8",
+                  **features: Any) -> DecoderConfig:
     """The fields that decoder families share, under the names they share; `features` are AttentionConfig's own.
 
-    norm_eps, theta: the family's defaults. Refuses what the shared code does not compute.
+    norm_eps, theta, partial (of a head, that is turned): the family's defaults. quant_method: the one in which its
+    checkpoints are shipped. Refuses what the shared code does not compute.
     """
     f.only("hidden_act", "silu", None)
-    f.only("quantization_config", None)
+    if f.get("quantization_config") is not None:  # `pull` reads and undoes it
+        f.within("quantization_config").only("quant_method", quant_method)
     heads, hidden = f.count("num_attention_heads"), f.count("hidden_size")
-    head_dim = f.count("head_dim", hidden // heads, minimum=2)
+    head_dim = features.pop("head_dim", None) or f.count("head_dim", hidden // heads, minimum=2)
+    context_length, biased = f.count("max_position_embeddings"), f.flag("attention_bias", False)
+    features = {"bias": biased, "output_bias": biased} | features
+    if "num_kv_heads" not in features:
+        features["num_kv_heads"] = f.count("num_key_value_heads", heads)
+    if "rope" not in features:
+        features["rope"] = rope_of(f, partial_rotary(f, head_dim, partial), theta, context_length)
     attention = AttentionConfig(
         hidden_size=hidden,
         num_heads=heads,
-        num_kv_heads=f.count("num_key_value_heads", heads),
         head_dim=head_dim,
         norm_eps=f.number("rms_norm_eps", norm_eps),
-        rope=plain_rope(head_dim, rope_theta(f, theta)),
-        bias=f.flag("attention_bias", False),
-        output_bias=f.flag("attention_bias", False),
         **features,
     )
     return DecoderConfig(attention, f.count("num_hidden_layers"), f.count("vocab_size"),
-                         f.count("max_position_embeddings"), f.flag("tie_word_embeddings", False))
+                         reach(f, context_length), f.flag("tie_word_embeddings", False))
 
 
 class MoeBlock:
@@ -92,15 +103,16 @@ class Decoder:
         a = config.attention
         self.config = config
         self._layers = layers
-        self._embedding = layers.embedding(EMBEDDING)
-        self._head = layers.head(HEAD if HEAD in layers else EMBEDDING, "model.norm.weight", a.norm_eps, a.norm,
-                                 config.logits_scale, "lm_head.bias" if config.head_bias else None)
+        self._embedding = layers.embedding(config.embedding)
+        self._head = layers.head(HEAD if HEAD in layers else config.embedding, f"{config.prefix}norm.weight",
+                                 a.norm_eps, a.norm, config.logits_scale, "lm_head.bias" if config.head_bias else None)
         self._rotary = layers.rotary(a.rope, config.context_length)
         self._attention = attention or [
-            layers.attention(config.attention_of(i), f"model.layers.{i}.self_attn.",
-                             f"model.layers.{i}.input_layernorm.weight", i, config.residual)
+            layers.attention(config.attention_of(i), f"{config.prefix}layers.{i}.self_attn.",
+                             f"{config.prefix}layers.{i}.input_layernorm.weight", i, config.residual)
             for i in range(config.num_layers)]
         self._blocks = blocks
+        self.capturable = all(getattr(part, "capturable", True) for part in (*self._attention, *blocks))
         self._experts = experts
         self._laps = laps
 
@@ -122,13 +134,16 @@ class Decoder:
                 self._look_ahead(layer, x)
                 block.add_to(x)
                 self._laps.lap("experts")
-            return self._head(x[-1:] if last_only else x)
+            logits = self._head(x[-1:] if last_only else x)
+            cache.commit()
+            return logits
 
         self._laps.lap("other")
         x = self._embedding(ids)
         if self.config.embedding_scale != 1.0:
             x *= self.config.embedding_scale
-        logits = self._layers.carry_out(compute, x, self._rotary(cache.length, len(ids)), cache)
+        logits = self._layers.carry_out(compute, x, self._rotary(cache.length, len(ids), cache.capacity), cache,
+                                        capturable=self.capturable)
         cache.advance(len(ids))
         self._laps.lap("head")
         return logits
@@ -147,16 +162,16 @@ def decoder_shapes(config: DecoderConfig) -> Shapes:
     """Names and shapes of every dense tensor outside the blocks, of a family with the common attention."""
     shapes = outer_shapes(config)
     for i in range(config.num_layers):
-        shapes |= attention_shapes(config.attention, f"model.layers.{i}.self_attn.")
+        shapes |= attention_shapes(config.attention, f"{config.prefix}layers.{i}.self_attn.")
     return shapes
 
 
 def outer_shapes(config: DecoderConfig) -> Shapes:
     """Embedding, norms and head."""
     hidden = config.attention.hidden_size
-    norms = ["model.norm", *(f"model.layers.{i}.{n}_layernorm" for i in range(config.num_layers)
-                             for n in ("input", "post_attention"))]
-    shapes: Shapes = {EMBEDDING: (config.vocab_size, hidden)}
+    norms = [f"{config.prefix}norm", *(f"{config.prefix}layers.{i}.{n}_layernorm" for i in range(config.num_layers)
+                                       for n in ("input", "post_attention"))]
+    shapes: Shapes = {config.embedding: (config.vocab_size, hidden)}
     shapes |= {f"{norm}.weight": (hidden,) for norm in norms}
     if config.attention.norm == "layer":
         shapes |= {f"{norm}.bias": (hidden,) for norm in norms}
@@ -170,7 +185,7 @@ def outer_shapes(config: DecoderConfig) -> Shapes:
 def ignored_tensors(config: DecoderConfig) -> tuple[str, ...]:
     """Tensors that some exporters write although they follow from the rest."""
     tied = (r"lm_head\.weight",) if config.tied_embeddings else ()
-    return (r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq", *tied)
+    return (re.escape(config.prefix) + r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq", *tied)
 
 
 def linear_names(shapes: Shapes) -> frozenset[str]:
@@ -180,4 +195,4 @@ def linear_names(shapes: Shapes) -> frozenset[str]:
 
 def head(config: DecoderConfig) -> tuple[str, str]:
     """The matrix that makes logits: its name in the checkpoint, and in the store where it is quantised."""
-    return (EMBEDDING if config.tied_embeddings else HEAD), HEAD
+    return (config.embedding if config.tied_embeddings else HEAD), HEAD

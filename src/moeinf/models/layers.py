@@ -80,6 +80,37 @@ class Router(Protocol):
         ...
 
 
+class HeadMatrices(Protocol):
+    """One matrix [rows, cols] for each head, out of all heads' one below the other."""
+
+    def rows(self, first: int, last: int) -> Callable[[Hidden], Hidden]:
+        """x [heads, tokens, cols] -> the products with each head's rows from first to last, [heads, tokens, rows]."""
+        ...
+
+    def columns(self, first: int, last: int) -> Callable[[Hidden], Hidden]:
+        """The same rows, transposed: x [heads, tokens, rows] -> [heads, tokens, cols]."""
+        ...
+
+
+class LatentCore(Protocol):
+    """Causal attention of all heads to one row a token: the key, and but for its turned end the value too (mla.py)."""
+
+    def new_state(self, capacity: int) -> LayerState: ...
+
+    def store(self, rows: Hidden, cache: Cache, places: Places) -> None:
+        """rows [tokens, width]: turned at their ends, and stored behind those seen."""
+        ...
+
+    def at_once(self, length: int) -> int:
+        """How many tokens to mix in one call, for the memory that it takes, where the sequence has `length`."""
+        ...
+
+    def mix(self, queries: Hidden, cache: Cache, places: Places, at: int) -> Hidden:
+        """queries [tokens, heads, width], of the tokens from `at` of the pass, whose rows have been stored: turned at
+        their ends, then attended with -> [tokens, heads, width - rotary_dim]."""
+        ...
+
+
 class Layers(Protocol):
     """The dense weights of a model, by checkpoint name, as layers that compute on one device.
 
@@ -112,6 +143,10 @@ class Layers(Protocol):
         (x - mean) / std * weight + bias, the bias under the weight's name."""
         ...
 
+    def head_matrices(self, name: str, num_heads: int) -> HeadMatrices:
+        """Of a matrix [heads * rows, cols] that is not quantised."""
+        ...
+
     def routing(self, ids: Hidden, weights: Hidden) -> Any:
         """Routing of what math.top_k chose; weights [tokens, top_k]."""
         ...
@@ -122,8 +157,8 @@ class Layers(Protocol):
         """Token ids to hidden states."""
         ...
 
-    def rotary(self, rope: Rope | None, context_length: int) -> Callable[[int, int], Places]:
-        """(first place, tokens) to what `attention` takes."""
+    def rotary(self, rope: Rope | None, context_length: int) -> Callable[[int, int, int], Places]:
+        """(first place, tokens, what the sequence has room for) to what `attention` takes."""
         ...
 
     def attention(self, config: AttentionConfig, prefix: str, norm: str, layer: int, residual: float = 1.0
@@ -131,11 +166,18 @@ class Layers(Protocol):
         """Causal attention with grouped keys and values, and the norm in front of it, under Hugging Face names."""
         ...
 
-    def softmax_router(self, gate: str, norm: str, eps: float, top_k: int, normalise: bool) -> Router:
-        """Norm, then softmax over all experts, and of these the best k; `normalise` makes their weights sum to 1."""
+    def latent_core(self, num_heads: int, width: int, rope: Rope, scale: float, layer: int) -> LatentCore:
+        """The last rotary_dim of `width` are turned; scale: of the scores."""
         ...
 
-    def gated_mlp(self, prefix: str, norm: str, eps: float, residual: float = 1.0) -> Block:
+    def softmax_router(self, gate: str, norm: str, eps: float, top_k: int, normalise: bool,
+                       kind: NormKind = "rms") -> Router:
+        """Norm ("rms" or "rms+1"), then softmax over all experts, and of these the best k; `normalise` makes their
+        weights sum to 1."""
+        ...
+
+    def gated_mlp(self, prefix: str, norm: str, eps: float, residual: float = 1.0, kind: NormKind = "rms"
+                  ) -> Block:
         """down(silu(gate(x)) * up(x)), and the norm in front of it."""
         ...
 
@@ -144,9 +186,10 @@ class Layers(Protocol):
         """The norm at the end and the matrix that makes logits, which are multiplied by `scale`."""
         ...
 
-    def carry_out(self, compute: Callable[[Hidden, Places], Hidden], x: Hidden, places: Places, cache: Any
-                  ) -> Float32Array:
-        """Logits, in host memory, of one pass over a cache; a device may keep a token's steps and repeat them."""
+    def carry_out(self, compute: Callable[[Hidden, Places], Hidden], x: Hidden, places: Places, cache: Any, *,
+                  capturable: bool = True) -> Float32Array:
+        """Logits, in host memory, of one pass over a cache; a device may keep a token's steps and repeat them, unless
+        some of the layers are not `capturable`: they need numbers of the host that change (cache.length)."""
         ...
 
 

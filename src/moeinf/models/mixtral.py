@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from moeinf.laps import Laps
@@ -33,7 +33,8 @@ def tensor_plan(config: dict[str, Any]) -> TensorPlan:
     blocks = [f"model.layers.{i}.block_sparse_moe." for i in range(c.decoder.num_layers)]
     dense = decoder_shapes(c.decoder)
     dense |= {f"{block}gate.weight": (c.moe.num_experts, c.decoder.attention.hidden_size) for block in blocks}
-    return gated_experts_plan(c.decoder, c.moe, dense, blocks, c.intermediate_size, ("w1", "w3", "w2"))
+    plan = gated_experts_plan(c.decoder, c.moe, dense, blocks, c.intermediate_size, ("w1", "w3", "w2"))
+    return replace(plan, renamed={r"\.mlp\.": ".block_sparse_moe."})
 
 
 def model_info(config: dict[str, Any], dtype: DType) -> ModelInfo:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from moeinf.errors import CheckpointError
-from moeinf.models.decoder import EMBEDDING, DecoderConfig, head, ignored_tensors, linear_names
+from moeinf.models.decoder import DecoderConfig, head, ignored_tensors, linear_names
 from moeinf.models.layers import Shapes
 from moeinf.types import DTYPE_BYTES, DType, ExpertPiece, ModelInfo, MoeShape, TensorPlan
 
@@ -15,12 +15,14 @@ PARTS = ("gate", "up", "down")
 
 def gated_experts_plan(
     config: DecoderConfig, moe: MoeShape, dense: Shapes, block_names: Sequence[str], intermediate: int,
-    part_names: tuple[str, str, str],
+    part_names: tuple[str, str, str] | None,
+    fused_names: tuple[str, str] = ("experts.gate_up_proj", "experts.down_proj"),
 ) -> TensorPlan:
     """Plan for both layouts in which transformers writes such experts.
 
     block_names: prefix of the MoE block of each MoE layer, such as `model.layers.3.mlp.`;
-    part_names: what this family calls gate, up and down where each expert has tensors of its own.
+    part_names: what this family calls gate, up and down where each expert has tensors of its own, if it ever has;
+    fused_names: of those of all experts together.
     """
     if moe.top_k > moe.num_experts:
         raise CheckpointError(f"config.json: a token cannot use {moe.top_k} of {moe.num_experts} experts")
@@ -30,22 +32,23 @@ def gated_experts_plan(
         f"{block}experts.{expert}.{name}.weight": (shapes[part], (ExpertPiece(layer, expert, part, 0),))
         for layer, block in enumerate(block_names)
         for expert in range(moe.num_experts)
-        for part, name in zip(PARTS, part_names, strict=True)
+        for part, name in zip(PARTS, part_names or (), strict=part_names is not None)
     }
     fused = {}
     for layer, block in enumerate(block_names):
         size = intermediate * hidden
-        fused[f"{block}experts.gate_up_proj"] = (
+        fused[block + fused_names[0]] = (
             (moe.num_experts, 2 * intermediate, hidden),
             tuple(ExpertPiece(layer, expert, part, (2 * expert + half) * size)
                   for expert in range(moe.num_experts) for half, part in enumerate(("gate", "up"))),
         )
-        fused[f"{block}experts.down_proj"] = (
+        fused[block + fused_names[1]] = (
             (moe.num_experts, hidden, intermediate),
             tuple(ExpertPiece(layer, expert, "down", expert * size) for expert in range(moe.num_experts)),
         )
-    return TensorPlan(moe, shapes, dense, (separate, fused), ignored_tensors(config), linear_names(dense),
-                      frozenset({EMBEDDING}), head(config))
+    layouts = (fused,) if part_names is None else (separate, fused)
+    return TensorPlan(moe, shapes, dense, layouts, ignored_tensors(config), linear_names(dense),
+                      frozenset({config.embedding}), head(config))
 
 
 def plan_info(architecture: str, config: DecoderConfig, plan: TensorPlan, dtype: DType) -> ModelInfo:

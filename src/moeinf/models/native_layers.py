@@ -10,6 +10,7 @@ from moeinf import _native
 from moeinf.models.array_math import NumpyMath
 from moeinf.models.cache import Cache, KVState
 from moeinf.models.layers import AttentionConfig, NormKind
+from moeinf.models.native_latent import NativeHeadMatrices, NativeLatentCore
 from moeinf.models.rope import Rope
 from moeinf.models.weights import Embedding, StoredTensor, vector
 from moeinf.types import DType, Float32Array, IntArray, Routing
@@ -33,17 +34,21 @@ class NativeLayers:
         """A norm or a bias, in float32."""
         return vector(self._tensors[name])
 
-    def optional_vector(self, name: str) -> Float32Array | None:
-        return self.vector(name) if name in self else None
-
     def linear(self, name: str, bias: str | None = None) -> Linear:
         return Linear(self.kernels, self._tensors[name], None if bias is None else self.vector(bias))
 
     def norm(self, name: str, eps: float, kind: NormKind = "rms") -> Callable[[Float32Array], Float32Array]:
+        return Norm(self.kernels, *self.norm_vectors(name, kind), eps)
+
+    def norm_vectors(self, name: str, kind: NormKind) -> tuple[Float32Array, Float32Array | None]:
+        """What multiplies, and of a layer norm what is added."""
         weight = self.vector(name)
         if kind == "layer":
-            return LayerNorm(weight, self.vector(name.removesuffix("weight") + "bias"), eps)
-        return Norm(self.kernels, weight + 1 if kind == "rms+1" else weight, eps)
+            return weight, self.vector(name.removesuffix("weight") + "bias")
+        return (weight + 1 if kind == "rms+1" else weight), None
+
+    def head_matrices(self, name: str, num_heads: int) -> NativeHeadMatrices:
+        return NativeHeadMatrices(self.kernels, self._tensors[name], num_heads)
 
     def routing(self, ids: IntArray, weights: Float32Array) -> Routing:
         return Routing(ids, np.ascontiguousarray(weights, np.float32))
@@ -51,18 +56,25 @@ class NativeLayers:
     def embedding(self, name: str) -> Embedding:
         return Embedding(self._tensors[name])
 
-    def rotary(self, rope: Rope | None, context_length: int) -> Callable[[int, int], Angles]:
-        return rope.tables if rope is not None else lambda start, num_tokens: (_NOTHING, _NOTHING)
+    def rotary(self, rope: Rope | None, context_length: int) -> Callable[[int, int, int], Angles]:
+        if rope is None:
+            return lambda start, num_tokens, room: (_NOTHING, _NOTHING)
+        return lambda start, num_tokens, room: rope.within(room).tables(start, num_tokens)
 
     def attention(self, config: AttentionConfig, prefix: str, norm: str, layer: int, residual: float = 1.0
                   ) -> Attention:
-        return Attention(self, config, prefix, norm, layer)
+        return Attention(self, config, prefix, norm, layer, residual)
 
-    def softmax_router(self, gate: str, norm: str, eps: float, top_k: int, normalise: bool) -> SoftmaxRouter:
-        return SoftmaxRouter(self, gate, norm, eps, top_k, normalise)
+    def latent_core(self, num_heads: int, width: int, rope: Rope, scale: float, layer: int) -> NativeLatentCore:
+        return NativeLatentCore(self.kernels, self.dtype, num_heads, width, rope, scale, layer)
 
-    def gated_mlp(self, prefix: str, norm: str, eps: float, residual: float = 1.0) -> GatedMLP:
-        return GatedMLP(self, prefix, norm, eps, residual)
+    def softmax_router(self, gate: str, norm: str, eps: float, top_k: int, normalise: bool,
+                       kind: NormKind = "rms") -> SoftmaxRouter:
+        return SoftmaxRouter(self, gate, norm, eps, top_k, normalise, kind)
+
+    def gated_mlp(self, prefix: str, norm: str, eps: float, residual: float = 1.0, kind: NormKind = "rms"
+                  ) -> GatedMLP:
+        return GatedMLP(self, prefix, norm, eps, residual, kind)
 
     def head(self, matrix: str, norm: str, eps: float, kind: NormKind = "rms", scale: float = 1.0,
              bias: str | None = None) -> Callable[[Float32Array], Float32Array]:
@@ -70,7 +82,7 @@ class NativeLayers:
         return lambda x: product(last_norm(x)) * factor if scale != 1.0 else product(last_norm(x))
 
     def carry_out(self, compute: Callable[[Float32Array, Angles], Float32Array], x: Float32Array, places: Angles,
-                  cache: object) -> Float32Array:
+                  cache: object, *, capturable: bool = True) -> Float32Array:
         return compute(x, places)
 
 
@@ -97,43 +109,39 @@ class Linear:
 
 
 class Norm:
-    """x / rms(x) * weight over the last dimension."""
+    """x / rms(x) * weight over the last dimension; with a bias (x - mean) / std * weight + bias."""
 
-    def __init__(self, kernels: _native.Kernels, weight: Float32Array, eps: float) -> None:
-        self._kernels = kernels
-        self._weight = weight
-        self._eps = eps
+    def __init__(self, kernels: _native.Kernels, weight: Float32Array, bias: Float32Array | None, eps: float) -> None:
+        self._kernels, self._weight, self._bias, self._eps = kernels, weight, bias, eps
 
     def __call__(self, x: Float32Array) -> Float32Array:
-        out = np.empty_like(x)
-        _native.rms_norm(self._kernels, x, self._weight, self._eps, out)
-        return out
-
-
-class LayerNorm:
-    """(x - mean) / std * weight + bias over the last dimension."""
-
-    def __init__(self, weight: Float32Array, bias: Float32Array, eps: float) -> None:
-        self._weight, self._bias, self._eps = weight, bias, np.float32(eps)
-
-    def __call__(self, x: Float32Array) -> Float32Array:
-        centred = x - x.mean(-1, keepdims=True)
-        spread = np.sqrt((centred * centred).mean(-1, keepdims=True) + self._eps)
-        out: Float32Array = centred / spread * self._weight + self._bias
-        return out
+        rows = np.ascontiguousarray(x).reshape(-1, x.shape[-1])
+        out = np.empty_like(rows)
+        if self._bias is None:
+            _native.rms_norm(self._kernels, rows, self._weight, self._eps, out)
+        else:
+            _native.layer_norm(self._kernels, rows, self._weight, self._bias, self._eps, out)
+        return out.reshape(x.shape)
 
 
 class Attention:
     """See Layers.attention. Keys and values are kept in the cache's format."""
 
-    def __init__(self, layers: NativeLayers, config: AttentionConfig, prefix: str, norm: str, layer: int) -> None:
+    def __init__(self, layers: NativeLayers, config: AttentionConfig, prefix: str, norm: str, layer: int,
+                 residual: float) -> None:
+        assert config.norm != "layer" or config.qk_norm == "none", "no family has layer norms of heads"
         self._layer, self._config, self._dtype = layer, config, layers.dtype
         matrices = [layers.linear(f"{prefix}{n}_proj.weight").native for n in "qkvo"]
-        vectors = [layers.optional_vector(f"{prefix}{n}_norm.weight") for n in "qk"]
-        vectors += [layers.optional_vector(f"{prefix}{n}_proj.bias") for n in "qkvo"]
+        normed, biased = config.qk_norm != "none", ("qkv" if config.bias else "") + ("o" if config.output_bias else "")
+        vectors = [layers.norm_vectors(f"{prefix}{n}_norm.weight", config.norm)[0] if normed else None for n in "qk"]
+        vectors += [layers.vector(f"{prefix}{n}_proj.bias") if n in biased else None for n in "qkvo"]
+        weight, norm_bias = layers.norm_vectors(norm, config.norm)
+        rope = config.rope
         self._native = _native.AttentionLayer(
-            layers.kernels, matrices, layers.vector(norm), vectors, config.head_dim, config.norm_eps, config.qk_norm,
-            config.clip_qkv or 0.0, config.window or 0,
+            layers.kernels, matrices, weight, vectors, config.head_dim, config.norm_eps, config.qk_norm,
+            config.clip_qkv or 0.0, config.window or 0, rotary_dim=0 if rope is None else rope.rotary_dim,
+            interleaved=rope is not None and rope.interleaved, scale=config.scale, residual=residual,
+            gated=config.gate, norm_bias=norm_bias, sinks=layers.vector(f"{prefix}sinks") if config.sinks else None,
         )
 
     def new_state(self, capacity: int) -> KVState:
@@ -148,10 +156,11 @@ class Attention:
 class GatedMLP:
     """See Layers.gated_mlp."""
 
-    def __init__(self, layers: NativeLayers, prefix: str, norm: str, eps: float, residual: float) -> None:
+    def __init__(self, layers: NativeLayers, prefix: str, norm: str, eps: float, residual: float, kind: NormKind
+                 ) -> None:
         self._residual = np.float32(residual)
         self._gate, self._up, self._down = (layers.linear(f"{prefix}{n}_proj.weight") for n in ("gate", "up", "down"))
-        self._norm, self._math = layers.norm(norm, eps), layers.math
+        self._norm, self._math = layers.norm(norm, eps, kind), layers.math
 
     def add_to(self, x: Float32Array) -> None:
         hidden = self._norm(x)
@@ -161,9 +170,10 @@ class GatedMLP:
 class SoftmaxRouter:
     """See Layers.softmax_router."""
 
-    def __init__(self, layers: NativeLayers, gate: str, norm: str, eps: float, top_k: int, normalise: bool) -> None:
-        self._native = _native.RouterLayer(layers.kernels, layers.linear(gate).native, layers.vector(norm), eps, top_k,
-                                           normalise)
+    def __init__(self, layers: NativeLayers, gate: str, norm: str, eps: float, top_k: int, normalise: bool,
+                 kind: NormKind) -> None:
+        weight = layers.vector(norm) + np.float32(kind == "rms+1")
+        self._native = _native.RouterLayer(layers.kernels, layers.linear(gate).native, weight, eps, top_k, normalise)
         self._top_k = top_k
 
     def __call__(self, x: Float32Array) -> tuple[Float32Array, Routing]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from moeinf.types import IntArray, MoeShape
 
-Phase = Literal["prefill", "decode"]
+Phase = Literal["encode", "prefill", "decode"]  # of a request; only encoder-decoder models encode a source
 
 
 def count_ids(ids: IntArray, num_experts: int) -> IntArray:
@@ -49,10 +49,11 @@ class ActivationMatrix:
 
 
 class RequestRecorder:
-    """Keeps the matrices of the running request, prefill and decode apart (v3, 4.3), and hands them on when it ends.
+    """Keeps the matrices of the running request, its phases apart (v3, 4.3), and hands them on when it ends.
 
-    `begin("prefill")` starts a request, `begin("decode")` its second phase; either ends what ran before. `on_finished`
-    gets the matrix of each phase that ran any token, for instance ActivationCollection.add.
+    `begin("prefill")` starts a request, `begin("decode")` its second phase; where there is an encoder,
+    `begin("encode")` comes before both. Each ends what ran before. `on_finished` gets the matrix of each phase that ran
+    any token, for instance ActivationCollection.add.
     """
 
     ROWS_AT_ONCE: Final = 4096  # routings kept before they are counted together: a call of numpy for each costs more

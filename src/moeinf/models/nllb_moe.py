@@ -1,0 +1,218 @@
+"""NLLB-MoE: M2M-100, told its 200 languages, with experts in every fourth block, two a token (arXiv 2207.04672)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from moeinf.errors import CheckpointError, UnsupportedModelError
+from moeinf.laps import Laps
+from moeinf.models.decoder import MoeBlock
+from moeinf.models.fields import Fields
+from moeinf.models.layers import Block, Layers, Shapes
+from moeinf.models.seq2seq import (
+    Attention,
+    DecoderLayer,
+    EncoderDecoder,
+    EncoderLayer,
+    FeedForward,
+    Heads,
+    Norm,
+    causal,
+    plain_experts_plan,
+    seq2seq_info,
+)
+from moeinf.types import DType, Experts, Float32Array, Hidden, IntArray, ModelInfo, MoeShape, Prompting, TensorPlan
+
+HEAD = "lm_head.weight"
+NORM_EPS = 1e-5
+EPS = np.float32(np.finfo(np.float32).eps)
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """The encoder or the decoder."""
+
+    heads: Heads
+    intermediate_size: int
+    sparse: tuple[bool, ...]  # of each layer: whether it has experts
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    prefix: str  # of all tensors but the head
+    encoder: Stack
+    decoder: Stack
+    moe: MoeShape
+    hidden_size: int
+    vocab_size: int
+    context_length: int
+    padding_id: int
+    embedding_scale: float
+    expert_scale: float
+    router_bias: bool
+
+    @staticmethod
+    def parse(config: dict[str, Any]) -> Config:
+        f = Fields(config)
+        f.only("activation_function", "relu", None)
+        f.only("router_dtype", "float32", None)
+        f.only("router_type", "tokens_masked", None)
+        f.only("second_expert_policy", "all", None)
+        f.only("moe_eval_capacity_token_fraction", 1.0, None)  # of all tokens: no expert overflows
+        f.only("tie_word_embeddings", True, None)
+        f.only("quantization_config", None)
+        hidden = f.count("d_model", minimum=4)
+        stacks = {name: _stack(f, name, hidden) for name in ("encoder", "decoder")}
+        num_layers = sum(sum(stack.sparse) for stack in stacks.values())
+        if not num_layers:
+            raise CheckpointError("config.json: encoder_sparse_step and decoder_sparse_step leave no layer its experts")
+        if len({stack.intermediate_size for stack in stacks.values() if any(stack.sparse)}) > 1:
+            raise UnsupportedModelError("config.json: decoder_ffn_dim is not encoder_ffn_dim: experts of two sizes")
+        return Config(
+            # as saved from the model without its head, which is the embedding: the published checkpoint
+            prefix="" if config.get("architectures") == ["NllbMoeModel"] else "model.",
+            encoder=stacks["encoder"], decoder=stacks["decoder"],
+            moe=MoeShape(num_layers, f.count("num_experts"), 2),
+            hidden_size=hidden, vocab_size=f.count("vocab_size"),
+            context_length=f.count("max_position_embeddings", 1024),
+            padding_id=f.count("pad_token_id", 1, minimum=0),
+            embedding_scale=hidden**0.5 if f.flag("scale_embedding", True) else 1.0,
+            expert_scale=1.0 - _share(f, "moe_token_dropout", 0.2),
+            router_bias=f.flag("router_bias", False),
+        )
+
+    def layers(self) -> list[tuple[str, Stack, str, bool]]:
+        """(stack's name, the stack, prefix, whether it has experts) of every layer, the encoder's first."""
+        return [(name, stack, f"{self.prefix}{name}.layers.{i}.", sparse)
+                for name, stack in (("encoder", self.encoder), ("decoder", self.decoder))
+                for i, sparse in enumerate(stack.sparse)]
+
+
+def _stack(f: Fields, name: str, hidden: int) -> Stack:
+    heads, step = f.count(f"{name}_attention_heads"), f.count(f"{name}_sparse_step", 4, minimum=0)
+    if hidden % heads:
+        raise CheckpointError(f"config.json: d_model {hidden} is no multiple of {name}_attention_heads {heads}")
+    sparse = tuple(step > 0 and (i + 1) % step == 0 for i in range(f.count(f"{name}_layers")))
+    size = hidden // heads
+    return Stack(Heads(heads, size, size**-0.5, True, ("q_proj", "k_proj", "v_proj", "out_proj")),
+                 f.count(f"{name}_ffn_dim"), sparse)
+
+
+def _share(f: Fields, name: str, default: float) -> float:
+    value = default if f.get(name) is None else f.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+        raise CheckpointError(f"config.json: {name} is {value!r}; must be a number from 0, below 1")
+    return float(value)
+
+
+class Router:
+    """The two likeliest experts of each token, weighted by their probabilities made to sum to 1, in float32.
+
+    Training masks a share of the experts' outputs; inference multiplies them by the share that it keeps (expert output
+    masking, section 6.2.1). That factor is in the weights here.
+    """
+
+    def __init__(self, layers: Layers, c: Config, prefix: str, norm: Norm) -> None:
+        self._layers, self._norm, self._scale = layers, norm, np.float32(c.expert_scale)
+        self._weight = layers.vector(f"{prefix}classifier.weight").reshape(c.moe.num_experts, c.hidden_size)
+        self._bias = layers.vector(f"{prefix}classifier.bias") if c.router_bias else np.float32(0)
+
+    def __call__(self, x: Hidden) -> tuple[Hidden, Any]:
+        math, hidden = self._layers.math, self._norm(x)
+        probabilities = math.softmax(hidden @ self._weight.T + self._bias)
+        ids = math.top_k(probabilities, 2)
+        weights = math.take(probabilities, ids)
+        total = math.clip(math.sum(weights, -1, keepdims=True), float(EPS), 2.0)
+        return hidden, self._layers.routing(ids, weights / total * self._scale)
+
+
+def sinusoids(places: IntArray, hidden_size: int) -> Float32Array:
+    """[tokens, hidden]: sines, then cosines, as of tensor2tensor: frequencies 10000^(-i / (hidden / 2 - 1))."""
+    half = hidden_size // 2
+    frequencies = np.exp(np.arange(half, dtype=np.float32) * np.float32(-np.log(10000) / (half - 1)))
+    angles = places.astype(np.float32)[:, None] * frequencies
+    waves = [np.sin(angles), np.cos(angles), np.zeros((len(places), hidden_size % 2), np.float32)]
+    table: Float32Array = np.concatenate(waves, axis=1)
+    return table
+
+
+def tensor_plan(config: dict[str, Any]) -> TensorPlan:
+    c = Config.parse(config)
+    hidden, blocks, matrices = c.hidden_size, [], dict[str, tuple[int, ...]]()
+    norms = [f"{c.prefix}{stack}.layer_norm" for stack in ("encoder", "decoder")]
+    small: Shapes = {}
+    for stack_name, stack, prefix, sparse in c.layers():
+        cross = stack_name == "decoder"
+        matrices |= stack.heads.shapes(f"{prefix}self_attn.", hidden)
+        matrices |= stack.heads.shapes(f"{prefix}cross_attention.", hidden) if cross else {}
+        norms += [f"{prefix}self_attn_layer_norm", f"{prefix}ff_layer_norm",
+                  *([f"{prefix}cross_attention_layer_norm"] if cross else [])]
+        ffn, size = f"{prefix}ffn.", stack.intermediate_size
+        if sparse:
+            blocks.append(ffn)
+            small[f"{ffn}router.classifier.weight"] = (c.moe.num_experts, hidden)
+            small |= {f"{ffn}router.classifier.bias": (c.moe.num_experts,)} if c.router_bias else {}
+        else:
+            matrices |= {f"{ffn}fc1.weight": (size, hidden), f"{ffn}fc1.bias": (size,),
+                         f"{ffn}fc2.weight": (hidden, size), f"{ffn}fc2.bias": (hidden,)}
+    small |= {f"{norm}.{kind}": (hidden,) for norm in norms for kind in ("weight", "bias")}
+    embedding = f"{c.prefix}shared.weight"
+    small[embedding] = (c.vocab_size, hidden)
+    ignored = (rf"({c.prefix}(encoder|decoder)\.embed_tokens|lm_head)\.weight",  # the same as the embedding
+               rf"{c.prefix}(encoder|decoder)\.embed_positions\.weights")  # which follow from their places
+    intermediate = (c.encoder if any(c.encoder.sparse) else c.decoder).intermediate_size
+    return plain_experts_plan(c.moe, small | matrices, blocks, (hidden, intermediate), ("fc1", "fc2"), biased=True,
+                              embedding=embedding, tied=True, ignored=ignored,
+                              matrices=frozenset(name for name in matrices if name.endswith("weight")))
+
+
+def model_info(config: dict[str, Any], dtype: DType) -> ModelInfo:
+    c = Config.parse(config)
+    return seq2seq_info("nllb-moe", tensor_plan(config), c.decoder.heads, context_length=c.context_length,
+                        hidden_size=c.hidden_size, num_layers=len(c.layers()),
+                        num_decoder_layers=len(c.decoder.sparse), vocab_size=c.vocab_size, dtype=dtype)
+
+
+def prompting(config: dict[str, Any]) -> Prompting:
+    f = Fields(config)
+    return Prompting(f.count("decoder_start_token_id", 2, minimum=0), f.count("eos_token_id", 2, minimum=0),
+                     languages=True)
+
+
+def build(config: dict[str, Any], layers: Layers, experts: Experts, laps: Laps) -> EncoderDecoder:
+    c = Config.parse(config)
+    encoder, decoder, moe_layer = list[EncoderLayer](), list[DecoderLayer](), 0
+
+    def norm(name: str) -> Norm:
+        return layers.norm(f"{name}layer_norm.weight", NORM_EPS, "layer")
+
+    for stack_name, stack, prefix, sparse in c.layers():
+        ffn = f"{prefix}ffn."
+        if sparse:
+            router = Router(layers, c, f"{ffn}router.", norm(f"{prefix}ff_"))
+            block: Block = MoeBlock(moe_layer, router, experts, laps)
+            moe_layer += 1
+        else:
+            block = FeedForward(layers, ffn, ("fc1", "fc2"), True, norm(f"{prefix}ff_"))
+        attention = Attention(layers, stack.heads, f"{prefix}self_attn.", norm(f"{prefix}self_attn_"))
+        if stack_name == "encoder":
+            encoder.append(EncoderLayer(attention, block))
+        else:
+            cross = Attention(layers, stack.heads, f"{prefix}cross_attention.", norm(f"{prefix}cross_attention_"))
+            decoder.append(DecoderLayer(attention, cross, block))
+    shared = f"{c.prefix}shared.weight"
+    embedding, first_place = layers.embedding(shared), c.padding_id + 1
+
+    def embed(ids: Sequence[int], places: IntArray) -> Float32Array:
+        scaled: Float32Array = embedding(ids) * np.float32(c.embedding_scale)
+        return scaled + sinusoids(places + first_place, c.hidden_size)
+
+    head_norm, product = norm(f"{c.prefix}decoder."), layers.linear(HEAD if HEAD in layers else shared)
+    return EncoderDecoder(
+        layers, experts, laps, embed=embed, head=lambda x: product(head_norm(x)),
+        encoder=encoder, encoder_bias=lambda first, tokens: None, encoder_norm=norm(f"{c.prefix}encoder."),
+        decoder=decoder, decoder_bias=causal)

@@ -1,0 +1,229 @@
+"""Switch Transformers: T5 whose every other block has experts, of which a token takes one (arXiv 2101.03961)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import log
+from typing import Any
+
+import numpy as np
+
+from moeinf.errors import CheckpointError
+from moeinf.laps import Laps
+from moeinf.models.array_math import Array
+from moeinf.models.decoder import MoeBlock
+from moeinf.models.fields import Fields
+from moeinf.models.layers import Block, Layers, Shapes
+from moeinf.models.seq2seq import (
+    Attention,
+    DecoderLayer,
+    EncoderDecoder,
+    EncoderLayer,
+    FeedForward,
+    Heads,
+    causal,
+    nth_of_its_expert,
+    plain_experts_plan,
+    seq2seq_info,
+)
+from moeinf.types import DType, Experts, Float32Array, Hidden, IntArray, ModelInfo, MoeShape, Prompting, TensorPlan
+
+EMBEDDING, HEAD = "shared.weight", "lm_head.weight"
+TRAINED_TOKENS = 512  # of a source (section 2.1); relative positions set no limit of their own
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    heads: Heads
+    moe: MoeShape
+    encoder: tuple[bool, ...]  # of each layer: whether it has experts
+    decoder: tuple[bool, ...]
+    hidden_size: int
+    intermediate_size: int
+    vocab_size: int
+    context_length: int
+    num_buckets: int
+    max_distance: int
+    norm_eps: float
+    expert_capacity: int
+    router_bias: bool
+
+    @staticmethod
+    def parse(config: dict[str, Any]) -> Config:
+        f = Fields(config)
+        f.only("feed_forward_proj", "relu", None)
+        f.only("dense_act_fn", "relu", None)
+        f.only("is_gated_act", False, None)
+        f.only("router_type", "tokens_masked", None)
+        f.only("router_dtype", "float32", None)
+        f.only("num_selected_experts", 1, None)
+        f.only("tie_word_embeddings", True, None)
+        f.only("quantization_config", None)
+        num_layers = f.count("num_layers")
+        stacks = []
+        for name, layers in (("encoder", num_layers), ("decoder", f.count("num_decoder_layers", num_layers))):
+            step = layers // f.count(f"num_sparse_{name}_layers", 3)
+            stacks.append(tuple(step > 0 and (step == 1 or i % step == 1) for i in range(layers)))
+        if not any(map(any, stacks)):
+            raise CheckpointError("config.json: num_sparse_encoder_layers and num_sparse_decoder_layers leave no layer "
+                                  "with experts")
+        return Config(
+            heads=Heads(f.count("num_heads"), f.count("d_kv"), scale=1.0, biased=False),
+            moe=MoeShape(sum(map(sum, stacks)), f.count("num_experts"), 1),
+            encoder=stacks[0], decoder=stacks[1],
+            hidden_size=f.count("d_model"),
+            intermediate_size=f.count("d_ff"),
+            vocab_size=f.count("vocab_size"),
+            context_length=f.count("n_positions", TRAINED_TOKENS),
+            num_buckets=f.count("relative_attention_num_buckets", 32, minimum=4),
+            max_distance=f.count("relative_attention_max_distance", 128),
+            norm_eps=f.number("layer_norm_epsilon", 1e-6),
+            expert_capacity=f.count("expert_capacity", 64),
+            router_bias=f.flag("router_bias", False),
+        )
+
+    def layers(self) -> list[tuple[str, str, bool]]:
+        """(stack, prefix, whether it has experts) of every layer, the encoder's first."""
+        return [(stack, f"{stack}.block.{i}.layer.", sparse)
+                for stack, layers in (("encoder", self.encoder), ("decoder", self.decoder))
+                for i, sparse in enumerate(layers)]
+
+
+class Router:
+    """The likeliest expert of each token and its probability, computed in float32 (section 2.4).
+
+    Where an expert has more tokens of a source than its capacity, the later ones are given nothing by it, and pass the
+    layer unchanged (section 2.2). transformers counts within the pass: an answer, decoded token by token, never
+    overflows.
+    """
+
+    def __init__(self, layers: Layers, c: Config, prefix: str, norm: str, capacity: int | None) -> None:
+        self._layers, self._capacity, self._num_experts = layers, capacity, c.moe.num_experts
+        self._norm = layers.norm(norm, c.norm_eps)
+        self._weight = layers.vector(f"{prefix}classifier.weight").reshape(c.moe.num_experts, c.hidden_size)
+        self._bias = layers.vector(f"{prefix}classifier.bias") if c.router_bias else np.float32(0)
+
+    def __call__(self, x: Hidden) -> tuple[Hidden, Any]:
+        math, hidden = self._layers.math, self._norm(x)
+        probabilities = math.softmax(hidden @ self._weight.T + self._bias)
+        ids = math.top_k(probabilities, 1)
+        weights = math.take(probabilities, ids)
+        if self._capacity is not None:
+            weights = weights * (nth_of_its_expert(math, ids, self._num_experts) <= self._capacity)
+        return hidden, self._layers.routing(ids, weights)
+
+
+class RelativeBias:
+    """T5's bias of attention scores, by the distance of the tokens: exact when near, in logarithmic buckets when far.
+
+    arXiv 1910.10683, section 2.1; the buckets are those of mesh_tensorflow's transformer_layers.py.
+    """
+
+    def __init__(self, layers: Layers, c: Config, stack: str) -> None:
+        name = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+        self._table = layers.vector(name).reshape(c.num_buckets, c.heads.num_heads)
+        self._of_host = layers.math.of_host
+        self._two_sided = stack == "encoder"
+        self._num_buckets, self._max_distance = c.num_buckets, c.max_distance
+
+    def __call__(self, first: int, tokens: int) -> Array:
+        """[heads, tokens, first + tokens], minus infinity for what a decoder's token must not see."""
+        places = np.arange(first + tokens)
+        buckets = self._bucket(places - places[first:, None])
+        bias = self._table[self._of_host(buckets)].swapaxes(1, 2).swapaxes(0, 1)
+        hidden = None if self._two_sided else causal(first, tokens)
+        return bias if hidden is None else bias + self._of_host(hidden)
+
+    def _bucket(self, ahead: IntArray) -> IntArray:
+        """ahead: place of the key less place of the query."""
+        num, offset = self._num_buckets, np.zeros_like(ahead)
+        if self._two_sided:
+            num //= 2
+            offset, distance = (ahead > 0) * num, np.abs(ahead)
+        else:
+            distance = np.maximum(-ahead, 0)
+        exact = num // 2
+        far = np.log(np.maximum(distance, 1).astype(np.float32) / exact) / log(self._max_distance / exact)
+        far = np.minimum(exact + (far * (num - exact)).astype(np.int64), num - 1)
+        bucket: IntArray = offset + np.where(distance < exact, distance, far)
+        return bucket
+
+
+def tensor_plan(config: dict[str, Any]) -> TensorPlan:
+    c = Config.parse(config)
+    hidden, dense, blocks = c.hidden_size, dict[str, tuple[int, ...]](), []
+    matrices: Shapes = {}
+    for stack, prefix, sparse in c.layers():
+        names = ["SelfAttention"] if stack == "encoder" else ["SelfAttention", "EncDecAttention"]
+        for at, name in enumerate(names):
+            matrices |= c.heads.shapes(f"{prefix}{at}.{name}.", hidden)
+        dense |= {f"{prefix}{at}.layer_norm.weight": (hidden,) for at in range(len(names) + 1)}
+        mlp = f"{prefix}{len(names)}.mlp."
+        if sparse:
+            blocks.append(mlp)
+            dense[f"{mlp}router.classifier.weight"] = (c.moe.num_experts, hidden)
+            dense |= {f"{mlp}router.classifier.bias": (c.moe.num_experts,)} if c.router_bias else {}
+        else:
+            matrices |= {f"{mlp}wi.weight": (c.intermediate_size, hidden),
+                         f"{mlp}wo.weight": (hidden, c.intermediate_size)}
+    for stack in ("encoder", "decoder"):
+        dense[f"{stack}.final_layer_norm.weight"] = (hidden,)
+        dense[f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"] = (
+            c.num_buckets, c.heads.num_heads)
+    dense[EMBEDDING] = (c.vocab_size, hidden)
+    ignored = (r"(encoder|decoder)\.embed_tokens\.weight", r"lm_head\.weight",  # the same as the embedding
+               # a table that mesh_tensorflow's conversion wrote and that no model reads
+               r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight")
+    return plain_experts_plan(c.moe, dense | matrices, blocks, (hidden, c.intermediate_size), ("wi", "wo"),
+                              biased=False, embedding=EMBEDDING, tied=True,
+                              matrices=frozenset(matrices), ignored=ignored)
+
+
+def model_info(config: dict[str, Any], dtype: DType) -> ModelInfo:
+    c = Config.parse(config)
+    return seq2seq_info("switch_transformers", tensor_plan(config), c.heads, context_length=c.context_length,
+                        hidden_size=c.hidden_size, num_layers=len(c.layers()), num_decoder_layers=len(c.decoder),
+                        vocab_size=c.vocab_size, dtype=dtype)
+
+
+def prompting(config: dict[str, Any]) -> Prompting:
+    f = Fields(config)
+    return Prompting(f.count("decoder_start_token_id", 0, minimum=0), f.count("eos_token_id", 1, minimum=0))
+
+
+def build(config: dict[str, Any], layers: Layers, experts: Experts, laps: Laps) -> EncoderDecoder:
+    c = Config.parse(config)
+    encoder, decoder, moe_layer = list[EncoderLayer](), list[DecoderLayer](), 0
+
+    def attention(prefix: str, at: int, name: str) -> Attention:
+        norm = layers.norm(f"{prefix}{at}.layer_norm.weight", c.norm_eps)
+        return Attention(layers, c.heads, f"{prefix}{at}.{name}.", norm)
+
+    for stack, prefix, sparse in c.layers():
+        at = 1 if stack == "encoder" else 2
+        mlp, norm = f"{prefix}{at}.mlp.", f"{prefix}{at}.layer_norm.weight"
+        if sparse:
+            capacity = c.expert_capacity if stack == "encoder" else None
+            block: Block = MoeBlock(moe_layer, Router(layers, c, f"{mlp}router.", norm, capacity), experts, laps)
+            moe_layer += 1
+        else:
+            block = FeedForward(layers, mlp, ("wi", "wo"), False, layers.norm(norm, c.norm_eps))
+        if stack == "encoder":
+            encoder.append(EncoderLayer(attention(prefix, 0, "SelfAttention"), block))
+        else:
+            decoder.append(DecoderLayer(attention(prefix, 0, "SelfAttention"), attention(prefix, 1, "EncDecAttention"),
+                                        block))
+    embedding = layers.embedding(EMBEDDING)
+
+    def embed(ids: Sequence[int], places: IntArray) -> Float32Array:
+        x: Float32Array = embedding(ids)
+        return x
+
+    head = layers.head(HEAD if HEAD in layers else EMBEDDING, "decoder.final_layer_norm.weight", c.norm_eps,
+                       scale=c.hidden_size**-0.5)  # as of every T5 whose head is the embedding
+    return EncoderDecoder(
+        layers, experts, laps, embed=embed, head=head,
+        encoder=encoder, encoder_bias=RelativeBias(layers, c, "encoder"),
+        encoder_norm=layers.norm("encoder.final_layer_norm.weight", c.norm_eps),
+        decoder=decoder, decoder_bias=RelativeBias(layers, c, "decoder"))
