@@ -33,6 +33,7 @@ from moeinf.store.library import StoredModel
 from moeinf.types import IntArray
 from tests.checkpoints import CONFIG, random_tensors, write_checkpoint
 from tests.emulated_device import EmulatedDevice, recorded
+from tests.models.common import all_configs
 from tests.unit.device.fakes import FakeCopier
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel is declared
@@ -53,6 +54,16 @@ def emulated(pinned_bytes: int | None = None, copier: type[FakeCopier] = LateCop
     device = EmulatedDevice()
     ops = recorded(device, Ops(TorchVectorOps(), TorchMatrixOps()))
     return OpenGpu("Emulated", device, ops, copier(pinned_bytes=pinned_bytes), 1 << 40, 1 << 40)
+
+
+def interpreted() -> OpenGpu:
+    """With Triton's kernels in its interpreter."""
+    from moeinf.device.matrix_ops import TritonMatrixOps
+    from moeinf.device.vector_ops import TritonVectorOps
+
+    device = EmulatedDevice()
+    ops = recorded(device, Ops(TritonVectorOps(attention_programs=10), TritonMatrixOps()))
+    return OpenGpu("Emulated", device, ops, LateCopier(), 1 << 40, 1 << 40)
 
 
 def opened(stored: StoredModel, gpu: OpenGpu | None = None, host: int | None = None, **options: Any) -> Model:
@@ -151,18 +162,49 @@ def test_tokens_in_float32_are_those_of_the_cpu(in_float32: StoredModel, slots: 
         assert ours.argmax() == theirs.argmax()
 
 
-def test_tokens_of_tritons_kernels_are_those_of_their_twins(in_float32: StoredModel) -> None:
+@pytest.fixture
+def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the interpreter, which takes one after the other."""
+    for name in ("LINEAR_PROGRAMS", "EXPERT_PROGRAMS"):
+        monkeypatch.setattr(f"moeinf.device.matrix_ops.{name}", 3)
+
+
+def test_tokens_of_tritons_kernels_are_those_of_their_twins(in_float32: StoredModel, few_programs: None) -> None:
     """In the interpreter; bfloat16, which it rounds otherwise, is for the tests on a GPU."""
     pytest.importorskip("triton", reason="triton is not installed")
-    from moeinf.device.matrix_ops import TritonMatrixOps
-    from moeinf.device.vector_ops import TritonVectorOps
-
-    device = EmulatedDevice()
-    ops = recorded(device, Ops(TritonVectorOps(attention_programs=10), TritonMatrixOps()))
-    gpu = OpenGpu("Emulated", device, ops, LateCopier(), 1 << 40, 1 << 40)
-    ours = all_logits(in_float32, gpu, 4, expert_cache="40%")
+    ours = all_logits(in_float32, interpreted(), 4, expert_cache="40%")
     for mine, theirs in zip(ours, all_logits(in_float32, emulated(), 4, expert_cache="40%"), strict=True):
         assert (mine - theirs).abs().max() < 1e-4
+
+
+FAMILIES = {config["model_type"]: config for config in reversed(all_configs().values())}  # the first of each
+
+
+def in_family(config: dict[str, Any], demo: StoredModel, folder: Path) -> StoredModel:
+    """A random checkpoint in float32."""
+    weights = {name: tensor.float() * 0.2 for name, tensor in random_tensors(config, layout=-1).items()}
+    source = write_checkpoint(folder / "source", weights, config | {"torch_dtype": "float32"})
+    shutil.copy(demo.path / "tokenizer.json", source)
+    return pull(str(source), home=folder / "home")
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_logits_of_every_family_are_those_of_the_cpu(kind: str, demo: StoredModel, tmp_path: Path) -> None:
+    stored = in_family(FAMILIES[kind], demo, tmp_path)
+    near(all_logits(stored, emulated(), 8, expert_cache="60%"), all_logits(stored, None, 8, expert_cache="60%"))
+
+
+def test_biased_clamped_experts_and_sinks_of_tritons_kernels_are_those_of_the_cpu(
+    demo: StoredModel, tmp_path: Path, few_programs: None
+) -> None:
+    pytest.importorskip("triton", reason="triton is not installed")
+    stored = in_family(FAMILIES["gpt_oss"] | {"num_hidden_layers": 2}, demo, tmp_path)
+    near(all_logits(stored, interpreted(), 3, expert_cache="60%"), all_logits(stored, None, 3, expert_cache="60%"))
+
+
+def near(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert (ours - theirs).abs().max() < 1e-4 * max(1.0, float(theirs.abs().max()))
 
 
 def test_with_a_share_computed_by_the_cpu_logits_are_the_same_but_for_rounding(
@@ -230,7 +272,7 @@ def test_when_device_memory_runs_out_slots_are_given_up_and_the_text_is_the_same
         with opened(demo, host=host, expert_cache="60%") as model:
             run = model._opened()
             assert isinstance(run, GpuRun)
-            calls, forward = [0], run._decoder.forward
+            calls, forward = [0], run.model.forward
 
             def scarce(*args: Any, calls: list[int] = calls, forward: Any = forward) -> Any:
                 calls[0] += 1
@@ -238,7 +280,7 @@ def test_when_device_memory_runs_out_slots_are_given_up_and_the_text_is_the_same
                     raise torch.OutOfMemoryError("no more")
                 return forward(*args)
 
-            run._decoder.forward = scarce
+            run.model.forward = scarce
             before = run.tier.num_slots
             assert answer(model) == wanted
             assert run.tier.num_slots == 4 * (-(-before // 4) - 3), "three segments left"
@@ -253,7 +295,7 @@ def test_when_no_slots_are_left_to_give_up_memory_is_said_to_be_short(demo: Stor
         def none_left(*args: Any) -> Any:
             raise torch.OutOfMemoryError("no more")
 
-        run._decoder.forward = none_left
+        run.model.forward = none_left
         with pytest.raises(OutOfMemoryError, match="nvidia-smi"):
             answer(model)
 

@@ -13,9 +13,27 @@ COMMON: dict[str, Any] = {
 }
 
 
-def all_configs() -> dict[str, dict[str, Any]]:
-    """By a name that tells what is switched on."""
+def all_configs(attribute: str = "CONFIGS") -> dict[str, dict[str, Any]]:
+    """By a name that tells what is switched on. Those of encoder-decoder models are in SEQ2SEQ_CONFIGS."""
     found: dict[str, dict[str, Any]] = {}
     for path in sorted((Path(__file__).parent / "configs").glob("[a-z]*.py")):
-        found |= import_module(f"tests.models.configs.{path.stem}").CONFIGS
+        found |= getattr(import_module(f"tests.models.configs.{path.stem}"), attribute, {})
     return found
+
+
+def transformers_model(config: dict[str, Any], auto_class: str = "AutoModelForCausalLM") -> Any:
+    """Of transformers, over random weights."""
+    import transformers
+    from transformers import AutoConfig
+
+    values = {key: value for key, value in config.items() if key != "model_type"}
+    model: Any = getattr(transformers, auto_class)
+    return model.from_config(AutoConfig.for_model(config["model_type"], **values)).float().eval()
+
+
+def reference(config: dict[str, Any], auto_class: str = "AutoModelForCausalLM") -> Any:
+    """What a family is compared with: REFERENCE(config) of its configs' file, or transformers itself."""
+    family = import_module(f"tests.models.configs.{config['model_type'].replace('-', '_')}")
+    if hasattr(family, "REFERENCE"):
+        return family.REFERENCE(config)
+    return transformers_model(config, auto_class)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,34 +10,38 @@ import pytest
 import torch
 from torch import Tensor
 
-from moeinf.device.matrix_twins import TorchMatrixOps
+from moeinf._native import Kernels
+from moeinf.device.matrix_twins import TorchMatrixOps, activated
 from moeinf.device.ops import Ops
 from moeinf.device.program import DecodeProgram
 from moeinf.device.vector_twins import TorchVectorOps
 from moeinf.laps import Laps
 from moeinf.models import architecture
+from moeinf.models.cache import Cache
 from moeinf.models.decoder import Decoder
 from moeinf.models.device_layers import DeviceLayers
+from moeinf.models.layers import AttentionConfig, NormKind, attention_shapes
+from moeinf.models.native_layers import NativeLayers
+from moeinf.models.rope import Rope, plain_rope
 from moeinf.types import Routing, TensorPlan
 from tests.emulated_device import EmulatedDevice, recorded
 from tests.models.test_parity import CONFIGS, PROMPT, Pair, logits, stored
 
 
 class ExpertsOnTheDevice:
-    """Every expert as two plain tensors; what a router chose is computed outside of captured stretches."""
+    """Every expert as plain tensors; what a router chose is computed outside of captured stretches."""
 
     wants_expectations = False
 
     def __init__(self, plan: TensorPlan, tensors: dict[str, Tensor], program: DecodeProgram) -> None:
-        self._program = program
+        self._program, self._form = program, plan.form
         self._parts: dict[tuple[int, int, str], Tensor] = {}
         layout = next(layout for layout in plan.experts if layout.keys() <= tensors.keys())
         for name, (_, pieces) in layout.items():
             for piece in pieces:
-                rows, cols = plan.parts[piece.part]
-                flat = tensors[name].flatten()[piece.start_element : piece.start_element + rows * cols]
-                self._parts[piece.layer, piece.expert, piece.part] = flat.view(rows, cols)
-        self._names = list(plan.parts)
+                shape, source = plan.parts[piece.part], tensors[name].contiguous()
+                part = source.as_strided(shape, piece.strides_of(shape), piece.start_element)
+                self._parts[piece.layer, piece.expert, piece.part] = part
 
     def run(self, layer: int, hidden: Tensor, routing: Routing, out: Tensor) -> None:
         self._program.outside(lambda: self._compute(layer, hidden, routing, out))
@@ -44,9 +49,13 @@ class ExpertsOnTheDevice:
     def _compute(self, layer: int, hidden: Tensor, routing: Routing, out: Tensor) -> None:
         for token, (ids, weights) in enumerate(zip(routing.ids.tolist(), routing.weights, strict=True)):
             for expert, weight in zip(ids, weights, strict=True):
-                gate, up, down = (self._parts[layer, expert, name] for name in self._names)
-                x = hidden[token]
-                out[token] += weight * (down @ (torch.nn.functional.silu(gate @ x) * (up @ x)))
+                gate = self._product(layer, expert, "gate", hidden[token]) if self._form.gated else None
+                act = activated(self._form, gate, self._product(layer, expert, "up", hidden[token]))
+                out[token] += weight * self._product(layer, expert, "down", act)
+
+    def _product(self, layer: int, expert: int, part: str, x: Tensor) -> Tensor:
+        product = self._parts[layer, expert, part] @ x
+        return product + self._parts[layer, expert, f"{part}_bias"] if self._form.biased else product
 
     def expect(self, layer: int, guess: Routing) -> None:
         pass
@@ -87,7 +96,90 @@ def test_64_greedy_tokens_from_a_captured_program_are_those_of_the_cpu(pair: Pai
             answer.append(int(model.forward(answer[-1:], cache)[-1].argmax()))
         answers.append(answer)
     assert answers[0] == answers[1]
-    assert device.num_captures == pair.plan.moe.num_layers + 1, "one step, in stretches between experts"
+    stretches = pair.plan.moe.num_layers + 1 if ours.capturable else 0
+    assert device.num_captures == stretches, "one step, in stretches between experts"
+
+
+ATTENTION = AttentionConfig(64, 4, 2, 24, 1e-6, plain_rope(24, 1e4))
+FEATURES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "partial rotary": {"rope": plain_rope(12, 1e4)},
+    "interleaved pairs, head norms": {"rope": plain_rope(24, 1e4, interleaved=True), "qk_norm": "head"},
+    "interleaved, partial, norms that store one less": {
+        "rope": plain_rope(8, 1e4, interleaved=True), "qk_norm": "head", "norm": "rms+1"},
+    "no positions, all biases": {"rope": None, "bias": True, "output_bias": True},
+    "scaled positions and scores": {"rope": Rope(plain_rope(24, 1e4).frequencies, scale=1.3), "scale": 0.31},
+    "sinks, window, output bias": {"sinks": True, "window": 5, "output_bias": True},
+    "gate, biases, whole norms": {"gate": True, "bias": True, "qk_norm": "full", "norm": "rms+1"},
+    "layer norm, clip": {"norm": "layer", "clip_qkv": 0.6, "bias": True},
+}
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("features", FEATURES.values(), ids=lambda f: "-".join(f) or "plain")
+@pytest.mark.parametrize("residual", [1.0, 0.4])
+def test_attention_of_every_kind_is_that_of_the_cpu(features: dict[str, Any], residual: float) -> None:
+    config = replace(ATTENTION, **features)
+    shapes = attention_shapes(config, "a.") | {"norm.weight": (64,), "norm.bias": (64,)}
+    torch.manual_seed(3)
+    weights = {name: stored(torch.randn(shape) * (0.2 if len(shape) > 1 else 1)) for name, shape in shapes.items()}
+    device = EmulatedDevice()
+    ours = DeviceLayers(device, Ops(TorchVectorOps(), TorchMatrixOps()), weights, {}, "f32", 40, DecodeProgram(device))
+    theirs = NativeLayers(Kernels(1), weights, "f32")
+    results: list[list[Tensor]] = []
+    both: tuple[Any, Any] = (ours, theirs)
+    for layers in both:
+        attention = layers.attention(config, "a.", "norm.weight", 0, residual)
+        rotary, cache = layers.rotary(config.rope, 40), Cache([attention.new_state(40)], 40)
+        results.append([])
+        for number, tokens in enumerate((3, 1, 12, 1)):
+            x = torch.randn(tokens, 64, generator=torch.Generator().manual_seed(number))
+            values: Any = x if layers is ours else x.numpy()
+            attention.add_to(values, cache, rotary(cache.length, tokens, 40))
+            cache.advance(tokens)
+            results[-1].append(x)
+    for found, wanted in zip(*results, strict=True):
+        assert (found - wanted).abs().max() < 1e-4
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("kind", ["rms", "rms+1", "layer"])
+def test_norms_of_every_kind_are_those_of_the_cpu(kind: NormKind) -> None:
+    weights = {name: stored(torch.randn(24)) for name in ("norm.weight", "norm.bias")}
+    device, x = EmulatedDevice(), torch.randn(5, 3, 24)
+    ours = DeviceLayers(device, Ops(TorchVectorOps(), TorchMatrixOps()), weights, {}, "f32", 40, DecodeProgram(device))
+    wanted = NativeLayers(Kernels(1), weights, "f32").norm("norm.weight", 1e-6, kind)(x.numpy())
+    assert (ours.norm("norm.weight", 1e-6, kind)(x) - torch.from_numpy(wanted)).abs().max() < 1e-5
+
+
+class CountedAttention:
+    """Attention with a number of the host, which no capture can repeat."""
+
+    capturable = False
+
+    def __init__(self, attention: Any) -> None:
+        self._attention = attention
+        self.lengths: list[int] = []
+
+    def new_state(self, capacity: int) -> Any:
+        return self._attention.new_state(capacity)
+
+    def add_to(self, x: Tensor, cache: Cache, places: Any) -> None:
+        self.lengths.append(cache.length)
+        self._attention.add_to(x, cache, places)
+
+
+@torch.inference_mode()
+def test_a_layer_that_cannot_be_captured_is_computed_as_written_every_time(pair: Pair) -> None:
+    ours, device = on_device(pair)
+    counted = [CountedAttention(attention) for attention in ours._attention]
+    config, layers, blocks, experts = ours.config, ours._layers, ours._blocks, ours._experts
+    ours = Decoder(config, layers, blocks, experts, Laps(), counted)
+    cache = ours.new_cache(256)
+    steps = [ours.forward([token], cache)[-1] for token in PROMPT[:5]]
+    assert counted[0].lengths == [0, 1, 2, 3, 4] and device.num_captures == 0
+    wanted = logits(pair.ours, [PROMPT[:5]])
+    assert (torch.from_numpy(np.stack(steps)) - wanted).abs().max() < 1e-4
 
 
 @torch.inference_mode()

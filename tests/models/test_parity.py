@@ -1,8 +1,9 @@
-"""Every architecture against transformers, on tiny random configs that switch its features on."""
+"""Every decoder against its reference, mostly transformers, on tiny random configs that switch its features on."""
 
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +20,19 @@ from moeinf.models.native_layers import NativeLayers
 from moeinf.models.weights import StoredTensor
 from moeinf.runtime.experts import ResidentExperts
 from moeinf.types import TensorPlan
-from tests.models.common import all_configs
+from tests.models.common import all_configs, reference
 
 CONFIGS = all_configs()
 
 
 class Pair:
-    """A transformers model and ours over the same weights, as save_pretrained wrote them."""
+    """A model of the reference, mostly transformers, and ours over the same weights, as save_pretrained wrote them."""
 
     def __init__(self, config: dict[str, Any], folder: Path) -> None:
-        from transformers import AutoConfig, AutoModelForCausalLM
-
         torch.manual_seed(7)
-        kind = config["model_type"]
-        values = {key: value for key, value in config.items() if key != "model_type"}
-        model: Any = AutoModelForCausalLM
-        self.theirs = model.from_config(AutoConfig.for_model(kind, **values)).float().eval()
+        self.theirs = reference(config)
         with torch.no_grad():
-            for name, parameter in self.theirs.named_parameters():
+            for name, parameter in (*self.theirs.named_parameters(), *self.theirs.named_buffers()):
                 if "norm" in name or name.endswith("bias"):
                     parameter.add_(torch.randn_like(parameter) * 0.1)
         self.theirs.save_pretrained(folder)
@@ -45,9 +41,9 @@ class Pair:
         arch = architecture(saved)
         self.plan = arch.tensor_plan(saved)
         self.info = arch.model_info(saved, "f32")
-        kernels = Kernels(2)
-        experts = resident_experts(self.plan, self.tensors, kernels)
-        weights = NativeLayers(kernels, {name: stored(tensor) for name, tensor in self.tensors.items()}, "f32")
+        self.kernels = Kernels(2)
+        experts = resident_experts(self.plan, self.tensors, self.kernels)
+        weights = NativeLayers(self.kernels, {name: stored(tensor) for name, tensor in self.tensors.items()}, "f32")
         self.ours: Decoder = arch.build(saved, weights, experts, Laps())
 
 
@@ -56,22 +52,22 @@ def stored(tensor: Tensor) -> StoredTensor:
 
 
 def resident_experts(plan: TensorPlan, tensors: dict[str, Tensor], kernels: Kernels) -> ResidentExperts:
-    """Every expert's gate, up and down one behind the other, and the experts one behind the other."""
+    """Every expert's parts one behind the other, and the experts one behind the other."""
     layout = next(layout for layout in plan.experts if layout.keys() <= tensors.keys())
     found: dict[tuple[int, int, str], Tensor] = {}
     for name, (shape, pieces) in layout.items():
         assert tuple(tensors[name].shape) == shape
         for piece in pieces:
-            rows, cols = plan.parts[piece.part]
-            start = piece.start_element
-            found[piece.layer, piece.expert, piece.part] = tensors[name].flatten()[start : start + rows * cols]
+            part = plan.parts[piece.part]
+            values = tensors[name].flatten().as_strided(part, piece.strides_of(part), piece.start_element)
+            found[piece.layer, piece.expert, piece.part] = values.flatten()
     memory = torch.cat([found[layer, expert, part] for layer in range(plan.moe.num_layers)
                         for expert in range(plan.moe.num_experts) for part in plan.parts])
-    parts, size = [], 0
-    for rows, cols in plan.parts.values():
-        parts.append(("f32", rows, cols, size))
-        size += rows * cols * 4
-    kernel = ExpertKernel(kernels, memory.view(torch.uint8).numpy(), parts)
+    parts, size = {}, 0
+    for part_name, part in plan.parts.items():
+        parts[part_name] = ("f32", part[0], math.prod(part[1:]), size)
+        size += math.prod(part) * 4
+    kernel = ExpertKernel(kernels, memory.view(torch.uint8).numpy(), parts, plan.form)
     return ResidentExperts(kernel, lambda layer, expert: (layer * plan.moe.num_experts + expert) * size)
 
 
@@ -89,7 +85,7 @@ def logits(model: Decoder, chunks: list[list[int]]) -> Tensor:
 
 
 @torch.inference_mode()
-def test_logits_are_those_of_transformers(pair: Pair) -> None:
+def test_logits_are_those_of_the_reference(pair: Pair) -> None:
     theirs = pair.theirs(torch.tensor([PROMPT])).logits[0]
     assert theirs.std() > 0.1, "the comparison means something"
     assert (logits(pair.ours, [PROMPT]) - theirs).abs().max() < 1e-4
@@ -104,7 +100,7 @@ def test_prefill_in_chunks_equals_prefill_at_once(pair: Pair, size: int) -> None
 
 
 @torch.inference_mode()
-def test_64_greedy_tokens_are_those_of_transformers(pair: Pair) -> None:
+def test_64_greedy_tokens_are_those_of_the_reference(pair: Pair) -> None:
     theirs = pair.theirs.generate(torch.tensor([PROMPT]), max_new_tokens=64, do_sample=False, eos_token_id=None,
                                   pad_token_id=0)
     cache = pair.ours.new_cache(256)
@@ -120,9 +116,11 @@ def test_the_plan_names_every_tensor_of_the_checkpoint_and_no_other(pair: Pair) 
     assert all(tuple(pair.tensors[name].shape) == shape for name, shape in pair.plan.dense.items())
 
 
-def test_model_info_counts_the_parameters_of_transformers(pair: Pair) -> None:
-    assert pair.info.num_params == sum(p.numel() for p in pair.theirs.parameters())
+def test_model_info_counts_the_parameters_of_the_reference(pair: Pair) -> None:
+    buffers = [b for name, b in pair.theirs.named_buffers() if name in pair.tensors]  # correction biases of routers
+    assert pair.info.num_params == sum(p.numel() for p in (*pair.theirs.parameters(), *buffers))
 
 
 def test_each_supported_architecture_is_compared() -> None:
-    assert {config["model_type"] for config in CONFIGS.values()} == set(SUPPORTED)
+    compared = CONFIGS | all_configs("SEQ2SEQ_CONFIGS")
+    assert {config["model_type"] for config in compared.values()} == set(SUPPORTED)

@@ -1,0 +1,57 @@
+"""Every architecture, pulled into a store and streamed through the smallest expert cache: the reference's tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import torch
+
+from moeinf.config import RuntimeConfig
+from moeinf.dense import DenseFile
+from moeinf.hardware import machine
+from moeinf.install import pull
+from moeinf.laps import Laps
+from moeinf.models import architecture
+from moeinf.on_cpu import CpuRun
+from moeinf.parts import ModelParts
+from moeinf.runtime.eamc import ActivationCollection
+from moeinf.store.library import StoredModel
+from tests.models.test_parity import CONFIGS, PROMPT, Pair
+
+
+@pytest.fixture(scope="module", params=CONFIGS, ids=lambda name: name.replace(" ", "-"))
+def pulled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Pair, CpuRun]]:
+    folder, home = tmp_path_factory.mktemp("checkpoint"), tmp_path_factory.mktemp("home")
+    pair = Pair(CONFIGS[request.param], folder)
+    with closing(smallest(pair, stored(folder, home))) as run:
+        yield pair, run
+
+
+def stored(checkpoint: Path, home: Path) -> StoredModel:
+    (checkpoint / "tokenizer_config.json").write_text("{}")
+    return pull(str(checkpoint), home=home, name="tiny")
+
+
+def smallest(pair: Pair, stored: StoredModel) -> CpuRun:
+    """With as many slots as one token needs in a layer."""
+    size = stored.manifest.moe.top_k * stored.manifest.layout.stride_bytes
+    config = RuntimeConfig(expert_cache=str(size), context=256, threads=2)
+    dense, collection = DenseFile(stored, pair.plan), ActivationCollection(stored.manifest.moe)
+    return CpuRun(ModelParts(stored, config, machine(), architecture(pair.config), pair.config, pair.plan.form, dense,
+                             pair.kernels, collection, [], Laps(), [], lambda done, total: None))
+
+
+@torch.inference_mode()
+def test_64_greedy_tokens_are_those_of_the_reference(pulled: tuple[Pair, CpuRun]) -> None:
+    pair, run = pulled
+    assert run.plan.num_slots == pair.plan.moe.top_k < pair.plan.moe.total_experts
+    theirs = pair.theirs.generate(torch.tensor([PROMPT]), max_new_tokens=64, do_sample=False, eos_token_id=None,
+                                  pad_token_id=0)
+    ours = [int(run.forward(PROMPT, run.cache)[-1].argmax())]
+    for _ in range(63):
+        ours.append(int(run.forward(ours[-1:], run.cache)[-1].argmax()))
+    run.tier.check_integrity()
+    assert ours == theirs[0, len(PROMPT) :].tolist()
