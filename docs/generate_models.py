@@ -1,0 +1,112 @@
+"""Writes docs/models.md from the table of families and true configs; a test checks that the page is current.
+
+    python docs/generate_models.py CONFIGS
+
+CONFIGS has a folder for each checkpoint, with its config.json.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+from moeinf.memory import PROCESS_BYTES, Demands, smallest_bytes
+from moeinf.models import architecture
+from moeinf.models.table import FAMILIES, Family
+from moeinf.store.format import expert_layout
+from moeinf.types import Format, TensorPlan, format_bytes
+
+HEAD = """\
+# Models
+
+Made by `python docs/generate_models.py CONFIGS` from the table of families (`src/moeinf/models/table.py`) and the true
+config.json of each checkpoint; do not edit. [adding-a-model.md](adding-a-model.md) adds a family.
+
+"""
+SIZES = """\
+## Sizes
+
+Of one expert as published and at `--quant q4_k`, and the least memory in which the model runs on a CPU at 4 bits: its
+dense weights, the experts of one token's layer, a context of 512 tokens. More memory holds more experts, reads less.
+
+| checkpoint | family | parameters | MoE layers, experts, used | an expert | at 4 bits | least memory |
+|---|---|---|---|---|---|---|
+"""
+DENSE_FORMAT: Format = "q4_k"
+HEAD_FORMAT: Format = "q8_0"
+
+
+def render(configs: Path) -> str:
+    lines = [HEAD]
+    for family in FAMILIES:
+        lines.append(_section(family))
+    lines.append(SIZES + "".join(_sizes(path) for path in sorted(configs.glob("*/config.json"))))
+    return "\n".join(lines)
+
+
+def families_text() -> str:
+    """What of the page follows from the table alone."""
+    return "\n".join(_section(family) for family in FAMILIES)
+
+
+def _section(family: Family) -> str:
+    notes = "".join(f"- {note}\n" for note in family.notes)
+    return (f"## {family.model_type}\n\n{', '.join(family.checkpoints)}.\n\n{family.special[0].upper()}"
+            f"{family.special[1:]}.\nVerified against {family.verified}.\n" + (f"\n{notes}" if notes else ""))
+
+
+def _sizes(path: Path) -> str:
+    config = json.loads(path.read_text())
+    family = architecture(config)
+    plan, info = family.tensor_plan(config), family.model_info(config, "bf16")
+    small = _layout(plan, "q4_k")
+    demands = Demands(info, plan.moe, small, _dense_bytes(plan))
+    least = smallest_bytes(demands, num_threads=4) + PROCESS_BYTES
+    moe, published = plan.moe, _layout(plan, "bf16")
+    cells = [path.parent.name, config["model_type"], f"{info.num_params / 1e9:.1f}B",
+             f"{moe.num_layers}, {moe.num_experts}, {moe.top_k}", _mib(published.stride_bytes),
+             _mib(small.stride_bytes), f"{least / 2**30:.1f} GiB"]
+    return "| " + " | ".join(cells) + " |\n"
+
+
+def _layout(plan: TensorPlan, format: Format) -> Any:
+    return expert_layout([(name, _format_of(shape, format), shape) for name, shape in plan.parts.items()])
+
+
+def _format_of(shape: tuple[int, ...], format: Format) -> Format:
+    """What a tensor of this shape is stored as where `format` is asked for."""
+    if len(shape) == 1:
+        return "bf16"
+    choices: tuple[Format, ...] = (format, "iq4_nl")
+    for choice in choices:
+        try:
+            format_bytes(choice, shape)
+        except ValueError:
+            continue
+        return choice
+    return "bf16"
+
+
+def _dense_bytes(plan: TensorPlan) -> int:
+    """Of the weights that lie in memory: matrices at 4 bits, the head at 8, the rest as published."""
+    head = plan.head[0] if plan.head else ""
+    total = 0
+    for name, shape in plan.dense.items():
+        if name == head:
+            total += format_bytes(HEAD_FORMAT, shape)
+        elif name in plan.matrices:
+            total += format_bytes(_format_of(shape, DENSE_FORMAT), shape)
+        elif name not in plan.lookups:
+            total += 2 * math.prod(shape)
+    return total
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:.1f} MiB"
+
+
+if __name__ == "__main__":
+    (Path(__file__).parent / "models.md").write_text(render(Path(sys.argv[1])), encoding="utf-8")
