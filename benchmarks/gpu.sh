@@ -11,10 +11,11 @@
 #                            transformers and transformers + accelerate
 # 12gb        17 GB          Qwen3-30B-A3B geometry, 48 layers, q4_k, --vram 12GB
 # 24gb        27 GB          Mixtral-8x7B geometry, 32 layers, q4_k, --vram 24GB
+# 24gb-bf16   32 GB          DeepSeek-V2-Lite geometry, 27 layers, bf16, --vram 24GB
 # host-time   as resident    where the host's time of a token goes: all, and half of the experts on the GPU
 #
 # It needs torch for CUDA, triton, transformers, accelerate, nanobind, scikit-build-core, cmake, ninja and a C++
-# compiler, and no network. CONFIGS has qwen3-30b-a3b/config.json and mixtral-8x7b/config.json. WORK may lie in
+# compiler, and no network. CONFIGS has config.json of qwen3-30b-a3b, mixtral-8x7b and deepseek-v2-lite, each in its folder. WORK may lie in
 # /dev/shm, where memory allows: experts are then read from memory, not from a disk.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
@@ -38,16 +39,17 @@ prepare() {
                 "$work/qwen12" --layers 12 --device "$gpu"
             "$python" -m moeinf pull "$work/qwen12" --name qwen12:bf16 -q
             ;;
-        12gb) store "$configs/qwen3-30b-a3b/config.json" qwen48:q4_k --layers 48 ;;
-        24gb) store "$configs/mixtral-8x7b/config.json" mixtral32:q4_k --layers 32 ;;
+        12gb) store "$configs/qwen3-30b-a3b/config.json" qwen48:q4_k --layers 48 --quant q4_k ;;
+        24gb) store "$configs/mixtral-8x7b/config.json" mixtral32:q4_k --layers 32 --quant q4_k ;;
+        24gb-bf16) store "$configs/deepseek-v2-lite/config.json" deepseek27:bf16 --layers 27 ;;
         *) unknown "$row" ;;
         esac
     done
 }
 
-# store CONFIG NAME OPTIONS...: a 4-bit model, without a checkpoint
+# store CONFIG NAME OPTIONS...: a stored model, without a checkpoint
 store() {
-    "$python" "$here/make_store.py" "$@" --quant q4_k --device "$gpu" --scratch "$work/scratch"
+    "$python" "$here/make_store.py" "$@" --device "$gpu" --scratch "$work/scratch"
 }
 
 measure() {
@@ -59,6 +61,7 @@ measure() {
             ;;
         12gb) bench 12gb qwen48:q4_k --vram 12GB ;;
         24gb) bench 24gb mixtral32:q4_k --vram 24GB ;;
+        24gb-bf16) bench 24gb-bf16 deepseek27:bf16 --vram 24GB ;;
         host-time)
             bench host-time-resident qwen12:bf16 --expert-cache 100% --profile
             bench host-time-half qwen12:bf16 --expert-cache 50% --profile
@@ -87,13 +90,14 @@ clean() {
             ;;
         12gb) "$python" -m moeinf rm qwen48:q4_k ;;
         24gb) "$python" -m moeinf rm mixtral32:q4_k ;;
+        24gb-bf16) "$python" -m moeinf rm deepseek27:bf16 ;;
         *) unknown "$row" ;;
         esac
     done
 }
 
 unknown() {
-    echo "$0: no row $1; known: resident, 12gb, 24gb, host-time" >&2
+    echo "$0: no row $1; known: resident, 12gb, 24gb, 24gb-bf16, host-time" >&2
     exit 2
 }
 
