@@ -17,6 +17,7 @@ from moeinf.errors import ContextLengthError, UsageError
 from moeinf.install import pull
 from moeinf.runtime.eamc import ActivationCollection
 from moeinf.session import Session
+from moeinf.show import show_lines
 from moeinf.store.library import StoredModel
 from tests.models.configs.nllb_moe import NLLB
 from tests.models.configs.switch_transformers import SWITCH
@@ -227,3 +228,7 @@ def test_the_command_answers_piped_text(switch: Stored, monkeypatch: pytest.Monk
     assert captured.out == expected + "\n" and "base model" not in captured.err
     assert run_command(["run", "tiny", TEXT, "-n", "6", "-t", "1", "--num-beams", "2"]) == 0
     assert run_command(["run", "tiny", TEXT, "--tgt-lang", "fra_Latn"]) == 2
+
+
+def test_show_says_that_such_a_model_runs_on_the_cpu_alone(switch: Stored) -> None:
+    assert "no, on the CPU alone" in "\n".join(show_lines(switch.stored))

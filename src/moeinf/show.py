@@ -12,6 +12,7 @@ from moeinf.display import ago_text, binary_size_text, count_text, section, size
 from moeinf.errors import StoreError
 from moeinf.hardware import physical_cores
 from moeinf.memory import PROCESS_BYTES, Demands, smallest_bytes, smallest_device_bytes
+from moeinf.models.table import FAMILIES
 from moeinf.store.quantisation import KEEP
 
 if TYPE_CHECKING:
@@ -60,8 +61,10 @@ def needed_bytes(model: StoredModel) -> int:
     return smallest_bytes(_demands(model), physical_cores()) + PROCESS_BYTES
 
 
-def needed_on_gpu(model: StoredModel) -> tuple[int, int]:
-    """The least memory of a GPU, and of the machine behind it."""
+def needed_on_gpu(model: StoredModel) -> tuple[int, int] | None:
+    """The least memory of a GPU, and of the machine behind it; None for a model that runs on the CPU alone."""
+    if any(family.cpu_only for family in FAMILIES if family.model_type == model.manifest.info.architecture):
+        return None
     vram, ram = smallest_device_bytes(_demands(model))
     return vram, ram + PROCESS_BYTES
 
@@ -122,9 +125,15 @@ def _moe_rows(model: StoredModel) -> list[tuple[str, str]]:
         ("bytes per expert", f"{layout.stride_bytes} ({binary_size_text(layout.stride_bytes)})"),
         ("dense bytes", size_text(model.dense_path.stat().st_size)),
         ("needs at least", f"{binary_size_text(needed_bytes(model))} RAM"),
-        ("on a GPU", " and ".join(f"{binary_size_text(size)} {kind}" for size, kind
-                                  in zip(needed_on_gpu(model), ("VRAM", "RAM"), strict=True))),
+        ("on a GPU", _gpu_text(needed_on_gpu(model))),
     ]
+
+
+def _gpu_text(needed: tuple[int, int] | None) -> str:
+    if needed is None:
+        return "no, on the CPU alone"
+    vram, ram = needed
+    return f"{binary_size_text(vram)} VRAM and {binary_size_text(ram)} RAM"
 
 
 def _license_section(model: StoredModel) -> list[str]:
@@ -146,8 +155,12 @@ def show_json(model: StoredModel) -> str:
         "moe": {"layers": moe.num_layers, "experts_per_layer": moe.num_experts, "active_per_token": moe.top_k,
                 "shared_experts": info.num_shared_experts, "bytes_per_expert": layout.stride_bytes,
                 "dense_bytes": model.dense_path.stat().st_size, "needs_at_least_bytes": needed_bytes(model),
-                "on_gpu_needs_at_least_bytes": dict(zip(("vram", "ram"), needed_on_gpu(model), strict=True))},
+                "on_gpu_needs_at_least_bytes": _gpu_json(needed_on_gpu(model))},
     }, indent=2)
+
+
+def _gpu_json(needed: tuple[int, int] | None) -> dict[str, int] | None:
+    return None if needed is None else {"vram": needed[0], "ram": needed[1]}
 
 
 def generation_parameters(model: StoredModel) -> dict[str, Any]:
