@@ -105,6 +105,9 @@ class EmulatedDevice:
     def free_bytes(self) -> int:
         return self.memory_bytes
 
+    def peak_bytes(self) -> int:
+        return 3_000_000
+
     def limit(self, num_bytes: int) -> None:
         self.memory_bytes = min(self.memory_bytes, num_bytes)
 

@@ -29,6 +29,7 @@ from moeinf.install import pull
 from moeinf.memory import DevicePlan, plan_device_memory
 from moeinf.on_gpu import GpuRun, OpenGpu
 from moeinf.runtime.predict import PREDICTORS
+from moeinf.stats_block import stats_lines
 from moeinf.store.library import StoredModel
 from moeinf.types import IntArray
 from tests.checkpoints import CONFIG, random_tensors, write_checkpoint
@@ -310,6 +311,13 @@ def test_a_shard_truncated_while_running_is_an_error_that_names_the_expert(tmp_p
             answer(model)
         shard.write_bytes(whole)
         assert len(answer(model)) == NUM_TOKENS
+
+
+def test_the_figures_of_an_answer_tell_both_memories(demo: StoredModel) -> None:
+    with opened(demo, expert_cache="30%") as model:
+        answer(model)
+        assert model.last is not None
+        assert "VRAM 3.0 MB peak, RAM" in "\n".join(stats_lines(model.last.stats, model))
 
 
 def test_one_line_says_where_the_memory_went(demo: StoredModel) -> None:

@@ -25,6 +25,7 @@ class GenerationStats:
     decode_cache: CacheStats = field(default_factory=CacheStats)
     decode_laps: dict[str, float] = field(default_factory=dict)  # where the time of the decode steps went, by name
     peak_rss_bytes: int = 0  # of the process so far
+    peak_vram_bytes: int = 0  # of the GPU's memory, the driver's own context not counted
     seed: int = 0  # that the answer was drawn with
 
     @property

@@ -55,6 +55,10 @@ class Run(LanguageModel, Protocol):
         """Where its memory went."""
         ...
 
+    def peak_device_bytes(self) -> int:
+        """Most memory that was ever taken of a GPU; 0 on the CPU."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -276,6 +280,7 @@ class Model:
             stats.cached_tokens, stats.token_s = timing.cached_tokens, timing.token_s
             stats.prompt_s = timing.encode_s + timing.prefill_s
             stats.total_s, stats.peak_rss_bytes = time.perf_counter() - started, peak_rss_bytes()
+            stats.peak_vram_bytes = run.peak_device_bytes()
 
     def _answer_to(self, run: Run, prompt: list[int], sampler: Chooser, **how: Any) -> Iterator[int]:
         if self._sources is None:

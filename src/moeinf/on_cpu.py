@@ -62,6 +62,9 @@ class CpuRun:
         return (f"CPU, RAM {gb(plan.total_bytes)} GB: dense {gb(plan.dense_bytes)}, KV {gb(plan.kv_bytes)}, "
                 f"experts {plan.num_slots}/{total_experts} ({gb(plan.cache_bytes)}){rest}")
 
+    def peak_device_bytes(self) -> int:
+        return 0
+
     def close(self) -> None:
         self.reader.close()
 

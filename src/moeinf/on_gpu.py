@@ -195,6 +195,9 @@ class GpuRun:
         return (f"{self._gpu.name}, VRAM {gb(used)}/{gb(plan.limit_bytes)} GB: dense {gb(plan.dense_bytes)}, KV "
                 f"{gb(plan.kv_bytes)}, experts {slots}/{total_experts} ({gb(slots * plan.slot_bytes)}){rest}")
 
+    def peak_device_bytes(self) -> int:
+        return self._gpu.device.peak_bytes()
+
     def close(self) -> None:
         """Ends reads and copies, and gives the device's memory back."""
         self._program.reset()

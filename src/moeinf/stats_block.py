@@ -50,7 +50,7 @@ def _timing_rows(stats: GenerationStats) -> list[tuple[str, str]]:
 def _cache_rows(stats: GenerationStats, model: Model) -> list[tuple[str, str]]:
     cache, decoded = stats.decode_cache, len(stats.token_s)
     moved = cache.demand_bytes + cache.prefetch_bytes
-    resident = f"{model.plan.num_slots}/{model.manifest.moe.total_experts} experts"
+    resident = f"{model.tier.num_slots}/{model.manifest.moe.total_experts} experts"
     hits = f", {100 * cache.hit_rate:.1f}% hit ({cache.hits}/{cache.activations})" if cache.activations else ""
     transfer = ""
     if moved and decoded and stats.decode_s:
@@ -59,7 +59,8 @@ def _cache_rows(stats: GenerationStats, model: Model) -> list[tuple[str, str]]:
     return [
         ("expert cache", resident + hits),
         ("expert transfer", transfer),
-        ("memory", f"RAM {size_text(stats.peak_rss_bytes)} peak" if stats.peak_rss_bytes else ""),
+        ("memory", ", ".join(f"{kind} {size_text(size)} peak" for kind, size in
+                             (("VRAM", stats.peak_vram_bytes), ("RAM", stats.peak_rss_bytes)) if size)),
     ]
 
 

@@ -54,6 +54,10 @@ class Device(Protocol):
         """Device memory that may still be taken."""
         ...
 
+    def peak_bytes(self) -> int:
+        """Most device memory that was ever taken."""
+        ...
+
     def limit(self, num_bytes: int) -> None:
         """Never takes more than this in all, as if the card were smaller."""
         ...
@@ -106,6 +110,9 @@ class CudaDevice:
 
     def free_bytes(self) -> int:
         return int(torch.cuda.mem_get_info(self.kind)[0])
+
+    def peak_bytes(self) -> int:
+        return torch.cuda.max_memory_reserved(self.kind)
 
     def limit(self, num_bytes: int) -> None:
         total = torch.cuda.get_device_properties(self.kind).total_memory
