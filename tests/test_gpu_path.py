@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -286,6 +287,40 @@ def test_when_device_memory_runs_out_slots_are_given_up_and_the_text_is_the_same
             assert answer(model) == wanted
             assert run.tier.num_slots == 4 * (-(-before // 4) - 3), "three segments left"
             assert sum("memory ran out" in notice for notice in model.notices) == 3
+
+
+def scarce_memory(monkeypatch: pytest.MonkeyPatch, stored: StoredModel, segments: int) -> None:
+    """Of the memory for slots: so many segments of 4."""
+    monkeypatch.setattr("moeinf.device.arena.SEGMENT_BYTES", 4 * stored.manifest.layout.stride_bytes)
+    left, empty = [segments], torch.empty
+
+    def take(*args: Any, **kwargs: Any) -> torch.Tensor:
+        left[0] -= 1
+        if left[0] < 0:
+            raise torch.OutOfMemoryError("no more")
+        return empty(*args, **kwargs)
+
+    fake = SimpleNamespace(empty=take, uint8=torch.uint8, OutOfMemoryError=torch.OutOfMemoryError)
+    monkeypatch.setattr("moeinf.device.arena.torch", fake)
+
+
+@pytest.mark.parametrize("slots", ["60%", "100%"])
+def test_with_less_device_memory_than_planned_there_are_fewer_slots_and_the_text_is_the_same(
+    demo: StoredModel, wanted: list[int], monkeypatch: pytest.MonkeyPatch, slots: str
+) -> None:
+    scarce_memory(monkeypatch, demo, segments=5)
+    with opened(demo, host=20, expert_cache=slots) as model:
+        assert model.tier.num_slots == 20
+        assert sum("not" in notice and "as planned" in notice for notice in model.notices) == 1
+        assert answer(model) == wanted
+
+
+def test_a_device_with_memory_for_no_token_is_refused_in_one_line(
+    demo: StoredModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scarce_memory(monkeypatch, demo, segments=0)
+    with pytest.raises(OutOfMemoryError, match="nvidia-smi"):
+        opened(demo)
 
 
 def test_when_no_slots_are_left_to_give_up_memory_is_said_to_be_short(demo: StoredModel) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from moeinf._native import Arena, ExpertKernel, ReadFailure
 from moeinf.device.arena import DeviceArena
@@ -80,6 +83,9 @@ class GpuRun:
                 self._assemble(parts, gpu)
         except BaseException as error:
             self.close()
+            if is_out_of_memory(error):
+                raise OutOfMemoryError("the GPU's memory ran out while the model was loaded: end what else uses it "
+                                       "(nvidia-smi lists that), or lower --num-ctx or --vram") from error
             raise self._named(error) from error
         parts.notices += [self.reader.notice] if self.reader.notice else []
 
@@ -87,15 +93,15 @@ class GpuRun:
         manifest, config, laps, plan = parts.manifest, parts.config, parts.laps, self.plan
         shape, layout, info = manifest.moe, manifest.layout, manifest.info
         tensors = parts.dense.read(config, self._progress(0))
-        self._arena = DeviceArena(gpu.device, layout.stride_bytes, plan.num_slots)
+        self._arena = DeviceArena(gpu.device, layout.stride_bytes)
         policy = make_policy(config.policy, shape, parts.collection)
         host = SlotRegion(self._host.array(), 0, plan.host_slots)
         self._link = HostLink(shape, layout, host, self.reader, gpu.copier, self._arena.addresses,
                               lambda: gpu.device.stream, lambda: self.tier.keep_scores_below())
-        slots = SlotRegion(None, 0, self._arena.num_slots)
+        slots = SlotRegion(None, 0, plan.num_slots)
         self.tier = ExpertTier(shape, layout, slots, self._link, policy, parts.stored.shard_paths, laps,
                                self._link.lag_s)
-        fits = self._arena.num_slots == shape.total_experts
+        fits = plan.num_slots == shape.total_experts
         self.observers = [*parts.observers] if fits else [*parts.observers, policy]
         prefetcher = prefetcher_of(parts, self.tier, self._link, self.observers, fits=fits)
         self._direct = DirectSlots(gpu.device, gpu.ops, self.tier, self._link, self._arena, shape, policy,
@@ -114,11 +120,23 @@ class GpuRun:
         self.cache = self.model.new_cache(plan.context)
         layers.forget_stored()
         del tensors
-        self._fill(fits)
+        self._take_slots()
+        self._fill()
 
-    def _fill(self, fits: bool) -> None:
+    def _take_slots(self) -> None:
+        """Last of all that is taken of the device's memory; where the plan was wrong, there are fewer."""
+        self._arena.take(self.plan.num_slots)
+        left = self._arena.num_slots
+        if left < self._parts.manifest.moe.top_k:
+            raise torch.OutOfMemoryError(f"{left} experts fit")
+        if left < self.plan.num_slots:
+            self.tier.shrink(left)
+            self._notice(f"the GPU's memory holds {left} experts, not {self.plan.num_slots} as planned")
+
+    def _fill(self) -> None:
         """Pins the host's slots; reads every expert where the device, or the host, has a slot for each."""
         total = self._parts.manifest.moe.total_experts
+        fits = self._arena.num_slots == total
         progress = self._progress(self.plan.dense_bytes)
         if self.plan.host_slots == total and not fits:  # memory is pinned sooner when it is there
             try:
@@ -166,6 +184,7 @@ class GpuRun:
             raise OutOfMemoryError(
                 f"the GPU's memory does not suffice, even with {self._arena.num_slots} experts in it: end what else "
                 "uses it (nvidia-smi lists that), or lower --num-ctx or --prefill-chunk") from error
+        traceback.clear_frames(error.__traceback__)  # they hold the activations of the step that failed
         self._program.reset()
         self._direct.leave()
         self._gpu.device.synchronise()

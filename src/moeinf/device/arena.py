@@ -17,18 +17,26 @@ SEGMENT_BYTES: Final = 512 << 20
 class DeviceArena:
     """Slots of `slot_bytes` each. Their offsets are slot number * slot_bytes, as if the segments were one memory."""
 
-    def __init__(self, device: Device, slot_bytes: int, num_slots: int) -> None:
-        """Raises torch.OutOfMemoryError."""
+    def __init__(self, device: Device, slot_bytes: int) -> None:
         self.slot_bytes = slot_bytes
+        self.slot_addresses: IntArray = np.empty(0, np.int64)
+        self._device = device
         self._per_segment = max(1, SEGMENT_BYTES // slot_bytes)
         self._segments: list[Tensor] = []
+
+    def take(self, num_slots: int) -> None:
+        """Takes memory for so many slots, or for as many as there is memory for."""
+        assert not self._segments, "slots are taken once"
         addresses: list[IntArray] = []
         for first in range(0, num_slots, self._per_segment):
             count = min(self._per_segment, num_slots - first)
-            segment = torch.empty(count * slot_bytes, dtype=torch.uint8, device=device.kind)
+            try:
+                segment = torch.empty(count * self.slot_bytes, dtype=torch.uint8, device=self._device.kind)
+            except torch.OutOfMemoryError:
+                break
             self._segments.append(segment)
-            addresses.append(segment.data_ptr() + np.arange(count, dtype=np.int64) * slot_bytes)
-        self.slot_addresses: IntArray = np.concatenate(addresses)
+            addresses.append(segment.data_ptr() + np.arange(count, dtype=np.int64) * self.slot_bytes)
+        self.slot_addresses = np.concatenate(addresses) if addresses else self.slot_addresses
 
     @property
     def num_slots(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Protocol
 
 import torch
@@ -100,7 +100,8 @@ class CudaDevice:
     def drop_capture(self) -> None:
         graph, self._capture = self._capture, None
         if graph is not None:
-            graph.capture_end()
+            with suppress(RuntimeError):  # what was refused while recording has ended the capture already
+                graph.capture_end()
 
     def synchronise(self) -> None:
         self._stream.synchronize()
