@@ -112,7 +112,6 @@ class Decoder:
                              f"{config.prefix}layers.{i}.input_layernorm.weight", i, config.residual)
             for i in range(config.num_layers)]
         self._blocks = blocks
-        self.capturable = all(getattr(part, "capturable", True) for part in (*self._attention, *blocks))
         self._experts = experts
         self._laps = laps
 
@@ -142,8 +141,7 @@ class Decoder:
         x = self._embedding(ids)
         if self.config.embedding_scale != 1.0:
             x *= self.config.embedding_scale
-        logits = self._layers.carry_out(compute, x, self._rotary(cache.length, len(ids), cache.capacity), cache,
-                                        capturable=self.capturable)
+        logits = self._layers.carry_out(compute, x, self._rotary(cache.length, len(ids), cache.capacity), cache)
         cache.advance(len(ids))
         self._laps.lap("head")
         return logits

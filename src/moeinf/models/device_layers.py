@@ -151,9 +151,9 @@ class DeviceLayers:
         return lambda x: product(last_norm(x)) * scale if scale != 1.0 else product(last_norm(x))
 
     def carry_out(self, compute: Callable[[Tensor, DevicePlaces], Tensor], x: Tensor, places: DevicePlaces,
-                  cache: object, *, capturable: bool = True) -> Float32Array:
-        """Waits for the device; a decode step becomes a captured program where all of it can be captured."""
-        if len(x) > 1 or not capturable:
+                  cache: object) -> Float32Array:
+        """Waits for the device; a decode step becomes a captured program."""
+        if len(x) > 1:
             return self._to_host(compute(x, places))
         if self._input is None:
             self._input = torch.empty_like(x)

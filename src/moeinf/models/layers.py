@@ -186,10 +186,9 @@ class Layers(Protocol):
         """The norm at the end and the matrix that makes logits, which are multiplied by `scale`."""
         ...
 
-    def carry_out(self, compute: Callable[[Hidden, Places], Hidden], x: Hidden, places: Places, cache: Any, *,
-                  capturable: bool = True) -> Float32Array:
-        """Logits, in host memory, of one pass over a cache; a device may keep a token's steps and repeat them, unless
-        some of the layers are not `capturable`: they need numbers of the host that change (cache.length)."""
+    def carry_out(self, compute: Callable[[Hidden, Places], Hidden], x: Hidden, places: Places, cache: Any
+                  ) -> Float32Array:
+        """Logits, in host memory, of one pass over a cache; a device may keep a token's steps and repeat them."""
         ...
 
 

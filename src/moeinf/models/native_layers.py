@@ -82,7 +82,7 @@ class NativeLayers:
         return lambda x: product(last_norm(x)) * factor if scale != 1.0 else product(last_norm(x))
 
     def carry_out(self, compute: Callable[[Float32Array, Angles], Float32Array], x: Float32Array, places: Angles,
-                  cache: object, *, capturable: bool = True) -> Float32Array:
+                  cache: object) -> Float32Array:
         return compute(x, places)
 
 

@@ -24,8 +24,8 @@ class Rope:
 
     dynamic and longrope have other frequencies for long sequences. Keys are kept turned, so one sequence has one Rope:
     that of the tokens it has room for (`within`), not of those it has so far. Then a prompt gives the same at once, in
-    chunks and token by token, and no token is turned unlike its neighbours. (llama.cpp and vLLM do it so; transformers
-    goes by the length so far, which is the same as long as no sequence grows across the limit.)
+    chunks and token by token, and no token is turned unlike its neighbours. (transformers goes
+    by the length so far, which is the same as long as no sequence grows across the limit.)
     """
 
     frequencies: Float32Array  # [rotary_dim / 2]

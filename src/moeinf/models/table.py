@@ -60,7 +60,7 @@ FAMILIES = (
            notes=("transformers 5.23 pairs the short factors of longrope with the long mscale; here each has its own, "
                   "as published",
                   "longrope goes by the context that a sequence has room for (--num-ctx), not by its length so far: "
-                  "short factors up to original_max_position_embeddings, as in llama.cpp and vLLM")),
+                  "short factors up to original_max_position_embeddings")),
     Family("arctic", ("Snowflake Arctic",),
            "128 experts beside attention, on the layer's input; behind attention a dense MLP in every layer",
            verified="a torch reference of its own (tests/models/arctic_reference.py)",
