@@ -88,8 +88,15 @@ def _check(config: RuntimeConfig) -> None:
             parse_size(f"--{name.replace('_', '-')}", getattr(config, name), 0)
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", config.device):
         raise UsageError(f"unknown device {config.device!r}; known: auto, cpu, cuda, cuda:0 and so on")
-    if config.device == "cpu" and config.vram != "auto":
-        raise UsageError(f"--vram {config.vram} is memory of a GPU, and --device cpu uses none; leave one of them out")
+    if config.device == "cpu" and (said := gpu_option(config)):
+        raise UsageError(f"{said} is for a GPU, and --device cpu uses none; leave one of them out")
+
+
+def gpu_option(config: RuntimeConfig) -> str | None:
+    """What was asked for that means nothing without a GPU, as it is written."""
+    if config.vram != "auto":
+        return f"--vram {config.vram}"
+    return "--cpu-experts" if config.cpu_experts else None
 
 
 def parse_bool(name: str, text: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from moeinf.config import DEFAULT_CONTEXT, RuntimeConfig, parse_size
+from moeinf.config import DEFAULT_CONTEXT, RuntimeConfig, gpu_option, parse_size
 from moeinf.errors import OutOfMemoryError, UsageError
 from moeinf.hardware import Machine
 from moeinf.types import ExpertLayout, ModelInfo, MoeShape
@@ -102,9 +102,8 @@ def plan_memory(demands: Demands, config: RuntimeConfig, machine: Machine) -> Me
     Raises OutOfMemoryError with the shortfall and the remedies, UsageError for a size or context that cannot be meant.
     """
     info, moe, stride = demands.info, demands.moe, demands.layout.stride_bytes
-    if config.vram != "auto":
-        raise UsageError(f"--vram {config.vram} is memory of a GPU, and this run uses none; leave it out, or see why "
-                         "with --device cuda")
+    if said := gpu_option(config):
+        raise UsageError(f"{said} is for a GPU, and this run uses none; leave it out, or see why with --device cuda")
     context = _wanted_context(info, config)
     chunk = min(config.prefill_chunk or PREFILL_CHUNK, context)
     machine = _within_ram(machine, config)

@@ -62,13 +62,15 @@ def test_a_size_is_looked_at_before_anything_is_loaded(option: str) -> None:
     assert getattr(with_environment(**{option: "40%"}), option) == "40%"
 
 
-def test_memory_of_a_gpu_is_refused_beside_the_cpu_wherever_either_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_for_a_gpu_is_refused_beside_the_cpu_wherever_either_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match=r"--vram 8GiB .*--device cpu"):
         with_environment(device="cpu", vram="8GiB")
     monkeypatch.setenv("MOEINF_DEVICE", "cpu")
     with pytest.raises(UsageError, match=r"--vram 8GiB .*--device cpu"):
         with_environment(vram="8GiB")
     assert with_environment(vram="8GiB", device="cuda").vram == "8GiB"
+    with pytest.raises(UsageError, match=r"--cpu-experts .*--device cpu"):
+        with_environment(cpu_experts=True)
 
 
 def test_the_cpu_takes_no_part_on_a_gpu_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,9 +118,11 @@ def test_a_percentage_is_of_the_whole_machine() -> None:
         DEMANDS, RuntimeConfig(ram="1200MiB"), machine)
 
 
-def test_a_budget_of_a_gpu_is_refused_where_none_is_used() -> None:
+def test_what_is_for_a_gpu_is_refused_where_none_is_used() -> None:
     with pytest.raises(UsageError, match=r"--vram 8GiB .*this run uses none"):
         plan_memory(DEMANDS, RuntimeConfig(vram="8GiB"), on(100_000))
+    with pytest.raises(UsageError, match=r"--cpu-experts .*this run uses none"):
+        plan_memory(DEMANDS, RuntimeConfig(cpu_experts=True), on(100_000))
 
 
 # ---- a GPU
