@@ -26,13 +26,14 @@ def _seen(position, token, WINDOW: tl.constexpr, SPLITS: tl.constexpr, BLOCK_N: 
 
 @triton.jit
 def attend_split(
-    q, keys, values, position, mixed, maxima, sums, capacity, scale,
+    q, keys, values, bias, position, mixed, maxima, sums, capacity, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, WINDOW: tl.constexpr, SPLITS: tl.constexpr,
-    BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, WIDEN: tl.constexpr,
+    BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BIASES: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     """Programs [tokens * KV_HEADS * PIECES, SPLITS]: BLOCK_G query heads of one key/value head, or fewer, over a share.
 
     Writes unnormalised sums mixed [tokens * HEADS, SPLITS, HEAD_DIM], and maxima and sums [tokens * HEADS, SPLITS].
+    bias [BIASES, capacity] or None: by how far back a place lies, of head h in row h % BIASES.
     WIDEN: multiplies as f32, which gives the same: Triton's interpreter takes bf16 for integers in products.
     """
     GROUP: tl.constexpr = HEADS // KV_HEADS
@@ -59,6 +60,10 @@ def attend_split(
             here = (n < end)[:, None] & in_head[None, :]
             key = tl.load(keys + cells, mask=here, other=0.0).to(kind)
             score = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+            if bias is not None:
+                row = (kv_head * GROUP + g) % BIASES
+                score += tl.load(bias + row[:, None] * capacity + (last - 1 - n)[None, :],
+                                 mask=in_group[:, None] & (n < end)[None, :], other=0.0)
             score = tl.where((n < end)[None, :], score, -float("inf"))
             higher = tl.maximum(top, tl.max(score, axis=1))
             power = tl.exp(score - higher[:, None])

@@ -60,7 +60,7 @@ class VectorOps(Protocol):
 
     def attend(
         self, q: Tensor, keys: Tensor, values: Tensor, position: Tensor, start: int, window: int, scale: float,
-        out: Tensor, sinks: Tensor | None = None,
+        out: Tensor, sinks: Tensor | None = None, bias: Tensor | None = None,
     ) -> None:
         """Causal attention: token t sees the places up to position + t, the last `window` of them (0: all).
 
@@ -68,6 +68,9 @@ class VectorOps(Protocol):
         weight goes nowhere (arXiv 2309.17453; per head as in gpt-oss). q is rounded to the cache's type; for up to
         MAX_ROWS tokens scores and sums are f32, and a token's result does not depend on the others of the call. Beyond,
         the result may be rounded to the type of the cache. `start` is position on the host, and is used only there.
+
+        bias f32 [n, capacity], for at most MAX_ROWS tokens: row h % n is added to the scores of head h, at how many
+        places back a key lies.
         """
         ...
 
@@ -133,10 +136,11 @@ class TritonVectorOps:
 
     def attend(
         self, q: Tensor, keys: Tensor, values: Tensor, position: Tensor, start: int, window: int, scale: float,
-        out: Tensor, sinks: Tensor | None = None,
+        out: Tensor, sinks: Tensor | None = None, bias: Tensor | None = None,
     ) -> None:
         tokens, (kv_heads, capacity, head_dim) = len(q), keys.shape
         if tokens > MAX_ROWS:
+            assert bias is None, "biases are for a few tokens"
             attend_many(q, keys, values, start, window, scale, out, sinks)
             return
         heads, block_d = q.shape[1] // head_dim, max(16, _power_of_two(head_dim))
@@ -149,8 +153,8 @@ class TritonVectorOps:
         shape = {"WINDOW": window, "SPLITS": splits, "BLOCK_N": block_n}
         partial = self._buffers(q.device, heads, splits, head_dim)
         self._attention.attend_split[(tokens * programs, splits)](
-            q, keys, values, position, *partial, capacity, scale, HEADS=heads, KV_HEADS=kv_heads, HEAD_DIM=head_dim,
-            BLOCK_G=block_g, BLOCK_D=block_d,
+            q, keys, values, bias, position, *partial, capacity, scale, HEADS=heads, KV_HEADS=kv_heads,
+            HEAD_DIM=head_dim, BLOCK_G=block_g, BLOCK_D=block_d, BIASES=1 if bias is None else len(bias),
             WIDEN=self._attention.INTERPRETED and keys.dtype == torch.bfloat16, **shape,
             num_warps=8 if 2 * block_g * block_d >= ATTENTION_SUMS or keys.dtype == torch.float32 else 4,
             num_stages=1 if block_d > 256 else 2,

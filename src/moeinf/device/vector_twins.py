@@ -34,7 +34,7 @@ class TorchVectorOps:
 
     def attend(
         self, q: Tensor, keys: Tensor, values: Tensor, position: Tensor, start: int, window: int, scale: float,
-        out: Tensor, sinks: Tensor | None = None,
+        out: Tensor, sinks: Tensor | None = None, bias: Tensor | None = None,
     ) -> None:
         tokens, (kv_heads, _, head_dim) = len(q), keys.shape
         first = int(position)
@@ -43,6 +43,10 @@ class TorchVectorOps:
             end = first + token + 1
             seen = slice(max(0, end - window) if window else 0, end)
             scores = scale * queries[token] @ keys[:, seen].float().transpose(1, 2)  # [kv_heads, group, seen]
+            if bias is not None:
+                heads = torch.arange(q.shape[1] // head_dim, device=q.device).view(kv_heads, -1)
+                back = end - 1 - torch.arange(end, device=q.device)[seen]
+                scores = scores + bias[heads % len(bias)][..., back]
             if sinks is not None:
                 scores = torch.cat([scores, sinks.view(kv_heads, -1, 1)], dim=-1)
             powers = scores.softmax(-1)[..., : keys[:, seen].shape[1]]

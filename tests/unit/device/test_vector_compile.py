@@ -91,6 +91,8 @@ def launch_all(ops: TritonVectorOps) -> None:
     q, k, norm = torch.empty(1, 64 * 64), torch.empty(1, 8 * 64), torch.empty(64)
     keys = torch.empty(8, 32, 64, dtype=torch.bfloat16)
     ops.attend(q, keys, keys, position, 0, 128, 0.125, q, torch.empty(64))  # gpt-oss: sinks
+    beams, past = torch.empty(1, 4 * 12 * 64), torch.empty(4 * 12, 32, 64)
+    ops.attend(beams, past, past, position, 0, 0, 1.0, beams, None, torch.empty(12, 32))  # switch-base: biases
     for rotary_dim, interleaved in ((64, True), (32, False), (16, True), (0, False)):
         angles = torch.empty(32, rotary_dim // 2)
         ops.rope_store(q, k, k, norm, norm, 1e-6, 0.0, angles, angles, position, keys, keys, interleaved)

@@ -84,6 +84,7 @@ class Heads:
         self.v = random(tokens, kv_heads * head_dim, seed=3)
         self.cos, self.sin = rope_tables(capacity, head_dim)
         self.sinks: Tensor | None = None
+        self.bias: Tensor | None = None
         self.position = torch.tensor([position], dtype=torch.int32)
         self.keys = torch.full((kv_heads, capacity, head_dim), torch.nan, dtype=dtype)
         self.values = self.keys.clone()
@@ -107,7 +108,7 @@ class Heads:
         q = self.q[tokens].contiguous()
         out, position = torch.full_like(q, torch.nan), self.position + (tokens.start or 0)
         ops.attend(q, self.keys, self.values, position, int(position), window, self.keys.shape[2] ** -0.5, out,
-                   self.sinks)
+                   self.sinks, self.bias)
         return out
 
 
@@ -243,6 +244,23 @@ def test_the_twins_sinks_are_those_of_a_softmax_with_one_more_score() -> None:
     powers = scores.exp()
     wanted = powers @ case.values[0, :7] / (powers.sum(1) + case.sinks.exp())[:, None]
     assert_near(case.attend(TWIN, 0).view(2, 4), wanted)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "rows", "tokens", "position"), [
+    (4, 4, 4, 1, 0), (6, 6, 3, 2, 70), (40, 2, 40, 1, 130), (6, 3, 2, MAX_ROWS, 200)])
+def test_scores_are_biased_by_how_far_back_a_place_lies(
+    kernels: VectorOps, heads: int, kv_heads: int, rows: int, tokens: int, position: int
+) -> None:
+    case = Heads(tokens, heads, kv_heads, 24, position=position, capacity=position + tokens + 9)
+    case.fill()
+    bias = case.bias = random(rows, case.keys.shape[1], seed=7)
+    expected = case.attend(TWIN, 0)
+    assert_near(case.attend(kernels, 0), expected, 2e-5)
+    token, head = tokens - 1, heads - 1
+    seen = position + token + 1
+    keys, values = (cache[head * kv_heads // heads, :seen] for cache in (case.keys, case.values))
+    scores = keys @ case.q[token].view(heads, 24)[head] * 24**-0.5 + bias[head % rows, :seen].flip(0)
+    assert_near(expected[token].view(heads, 24)[head], torch.softmax(scores, 0) @ values)
 
 
 def test_attention_gives_the_same_cut_into_more_shares(kernels: VectorOps) -> None:
