@@ -158,7 +158,7 @@ def test_a_field_that_changes_the_mathematics_is_refused_by_name(name: str, fiel
 
 
 def searched(pair: Pair, search: BeamSearch, num_tokens: int, forced: list[int]) -> list[int]:
-    sequence = CachedTokens(pair.ours.new_cache(80))
+    sequence = CachedTokens(pair.ours.new_cache(80, search.num_beams))
     start = [pair.config["decoder_start_token_id"], *forced]
     model: Any = pair.ours
     chooser: Any = None

@@ -27,8 +27,8 @@ class DecodeProgram:
         self._result: Tensor | None = None
 
     def run(self, compute: Callable[[], Tensor], owner: Any) -> Tensor:
-        """What `compute` gives; it must read and write the same memory at every call for the same `owner`."""
-        if owner is not self._owner:
+        """What `compute` gives; it must read and write the same memory at every call for an equal `owner`."""
+        if owner != self._owner:
             self.reset()
             self._owner = owner
         self._runs += 1

@@ -28,6 +28,8 @@ class LayerState(Protocol):
 class Cache:
     """The states of one sequence, with room for `capacity` tokens."""
 
+    beams = 1  # sequences that a pass goes on with side by side
+
     def __init__(self, states: Sequence[Any], capacity: int) -> None:
         self.states = list(states)  # by decoder layer; whoever made the layer knows what its state is
         self.capacity = capacity

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from moeinf.device.device import Device
-from moeinf.device.matrix import DeviceMatrix, DeviceRouting
+from moeinf.device.matrix import MAX_ROWS, DeviceMatrix, DeviceRouting
 from moeinf.device.ops import Ops
 from moeinf.device.program import DecodeProgram
 from moeinf.models.cache import Cache
+from moeinf.models.device_beams import DeviceBeams, past_shape
 from moeinf.models.device_latent import DeviceHeadMatrices, DeviceLatentCore
 from moeinf.models.device_math import TorchMath
 from moeinf.models.layers import AttentionConfig, NormKind
@@ -66,6 +67,7 @@ class DeviceLayers:
         self._staging: Tensor | None = None
         self._logits: Tensor | None = None
         self._input: Tensor | None = None
+        self._spare: Tensor | None = None
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors or name in self._lookups
@@ -117,6 +119,14 @@ class DeviceLayers:
         kind, dtype = self.device.kind, _TORCH_DTYPES[self.dtype]
         return DeviceLatentCore(self.ops.vectors, kind, dtype, num_heads, width, rope, scale, layer)
 
+    def beams(self, num_heads: int, head_dim: int, scale: float, capacity: int, beams: int, bias: Tensor | None
+              ) -> DeviceBeams:
+        shape = past_shape(num_heads, head_dim, capacity, beams)
+        if beams > 1 and (self._spare is None or self._spare.shape != shape):
+            self._spare = torch.zeros(shape, device=self.device.kind)
+        return DeviceBeams(self.ops.vectors, self.device.kind, num_heads, head_dim, scale, capacity, beams, bias,
+                           self._spare)
+
     def softmax_router(self, gate: str, norm: str, eps: float, top_k: int, normalise: bool,
                        kind: NormKind = "rms") -> DeviceSoftmaxRouter:
         return DeviceSoftmaxRouter(self, gate, norm, eps, top_k, normalise, kind)
@@ -151,14 +161,14 @@ class DeviceLayers:
         return lambda x: product(last_norm(x)) * scale if scale != 1.0 else product(last_norm(x))
 
     def carry_out(self, compute: Callable[[Tensor, DevicePlaces], Tensor], x: Tensor, places: DevicePlaces,
-                  cache: object) -> Float32Array:
-        """Waits for the device; a decode step becomes a captured program."""
-        if len(x) > 1:
+                  cache: Cache) -> Float32Array:
+        """Waits for the device; a decode step, of one token of each beam, becomes a captured program."""
+        if len(x) > min(cache.beams, MAX_ROWS):
             return self._to_host(compute(x, places))
-        if self._input is None:
+        if self._input is None or self._input.shape != x.shape:
             self._input = torch.empty_like(x)
         given = self._input.copy_(x)
-        return self._to_host(self.program.run(lambda: compute(given, places), cache))
+        return self._to_host(self.program.run(lambda: compute(given, places), (cache, len(x))))
 
     # ---- what the layers share
 

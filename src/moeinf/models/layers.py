@@ -111,6 +111,30 @@ class LatentCore(Protocol):
         ...
 
 
+class Beams(LayerState, Protocol):
+    """Keys and values of one decoder layer, float32: of the source, one for all beams, and of what each has decoded.
+
+    q, k, v [beams * tokens, heads * head_dim]: one token of each of cache.beams, or several tokens of a single beam.
+    """
+
+    def read_source(self, keys: Hidden, values: Hidden) -> None:
+        """keys, values [tokens, heads * head_dim] of a new source."""
+        ...
+
+    def keep(self, beams: Any, length: int) -> None:
+        """The numbered beams (an int64 array of the library that computes) go on, each as often as it is named, with
+        their first `length` tokens."""
+        ...
+
+    def over_source(self, q: Hidden) -> Hidden:
+        """Whatever beam a row belongs to, it sees all of the source."""
+        ...
+
+    def over_past(self, q: Hidden, k: Hidden, v: Hidden, cache: Cache, places: Places) -> Hidden:
+        """Stores k and v behind cache.length; each token sees its own beam up to itself."""
+        ...
+
+
 class Layers(Protocol):
     """The dense weights of a model, by checkpoint name, as layers that compute on one device.
 
@@ -168,6 +192,12 @@ class Layers(Protocol):
 
     def latent_core(self, num_heads: int, width: int, rope: Rope, scale: float, layer: int) -> LatentCore:
         """The last rotary_dim of `width` are turned; scale: of the scores."""
+        ...
+
+    def beams(self, num_heads: int, head_dim: int, scale: float, capacity: int, beams: int, bias: Hidden | None
+              ) -> Beams:
+        """With room for so many tokens of so many beams; bias [heads, capacity]: added to the scores of what a beam has
+        decoded, by how many places back that lies."""
         ...
 
     def softmax_router(self, gate: str, norm: str, eps: float, top_k: int, normalise: bool,

@@ -8,6 +8,7 @@ import numpy as np
 
 from moeinf import _native
 from moeinf.models.array_math import NumpyMath
+from moeinf.models.beams import HostBeams
 from moeinf.models.cache import Cache, KVState
 from moeinf.models.layers import AttentionConfig, NormKind
 from moeinf.models.native_latent import NativeHeadMatrices, NativeLatentCore
@@ -67,6 +68,10 @@ class NativeLayers:
 
     def latent_core(self, num_heads: int, width: int, rope: Rope, scale: float, layer: int) -> NativeLatentCore:
         return NativeLatentCore(self.kernels, self.dtype, num_heads, width, rope, scale, layer)
+
+    def beams(self, num_heads: int, head_dim: int, scale: float, capacity: int, beams: int, bias: Float32Array | None
+              ) -> HostBeams:
+        return HostBeams(num_heads, head_dim, scale, capacity, beams, bias)
 
     def softmax_router(self, gate: str, norm: str, eps: float, top_k: int, normalise: bool,
                        kind: NormKind = "rms") -> SoftmaxRouter:

@@ -21,7 +21,6 @@ from moeinf.models.seq2seq import (
     FeedForward,
     Heads,
     Norm,
-    causal,
     plain_experts_plan,
     seq2seq_info,
 )
@@ -207,12 +206,12 @@ def build(config: dict[str, Any], layers: Layers, experts: Experts, laps: Laps) 
     shared = f"{c.prefix}shared.weight"
     embedding, first_place = layers.embedding(shared), c.padding_id + 1
 
-    def embed(ids: Sequence[int], places: IntArray) -> Float32Array:
-        scaled: Float32Array = embedding(ids) * np.float32(c.embedding_scale)
-        return scaled + sinusoids(places + first_place, c.hidden_size)
+    def embed(ids: Sequence[int], places: IntArray) -> Hidden:
+        return embedding(ids) * np.float32(c.embedding_scale) + layers.math.of_host(
+            sinusoids(places + first_place, c.hidden_size))
 
     head_norm, product = norm(f"{c.prefix}decoder."), layers.linear(HEAD if HEAD in layers else shared)
     return EncoderDecoder(
         layers, experts, laps, embed=embed, head=lambda x: product(head_norm(x)),
-        encoder=encoder, encoder_bias=lambda first, tokens: None, encoder_norm=norm(f"{c.prefix}encoder."),
-        decoder=decoder, decoder_bias=causal)
+        encoder=encoder, encoder_bias=None, encoder_norm=norm(f"{c.prefix}encoder."),
+        decoder=decoder, decoder_bias=None)

@@ -11,9 +11,10 @@ import numpy as np
 from moeinf.errors import CheckpointError
 from moeinf.laps import Laps
 from moeinf.models.array_math import Array, ArrayMath
+from moeinf.models.beams import attended, split_heads
 from moeinf.models.cache import Cache
 from moeinf.models.decoder import MoeBlock
-from moeinf.models.layers import Block, Layers, Shapes
+from moeinf.models.layers import Beams, Block, Layers, Places, Shapes
 from moeinf.types import (
     DType,
     ExpertForm,
@@ -27,47 +28,34 @@ from moeinf.types import (
     TensorPlan,
 )
 
-Bias = Callable[[int, int], Array | None]  # (first place, tokens) to what is added to scores [heads or 1, tokens, keys]
+Bias = Callable[[IntArray], Array]  # how far ahead of the query a key lies, to what is added to scores [heads, ...]
 Norm = Callable[[Hidden], Hidden]
-QUERIES_AT_ONCE = 128  # of a source: bounds what their scores take
-
-
-class SourceState:
-    """Keys and values of one decoder layer, [beams, heads, tokens, head_dim] float32.
-
-    Those of what each beam has decoded, with room for `capacity` tokens; and those of the source, one for all beams.
-    """
-
-    rewinds = True
-
-    def __init__(self, num_heads: int, capacity: int, head_dim: int) -> None:
-        self.keys: Float32Array = np.empty((1, num_heads, capacity, head_dim), np.float32)
-        self.values: Float32Array = np.empty_like(self.keys)
-        self.source: tuple[Array, Array] | None = None
-
-    def truncate(self, length: int) -> None:
-        pass  # what lies behind the cache's length is never read
-
-    def keep(self, beams: Sequence[int], length: int) -> None:
-        """The numbered beams go on, each as often as it is named, with their first `length` tokens."""
-        for name in ("keys", "values"):
-            old = getattr(self, name)
-            new = old if len(beams) == len(old) else np.empty((len(beams), *old.shape[1:]), np.float32)
-            new[:, :, :length] = old[list(beams), :, :length]
-            setattr(self, name, new)
 
 
 class SourceCache(Cache):
     """Of one source, and of the beams that are decoded side by side."""
 
-    beams = 1
+    def __init__(self, states: Sequence[Beams], capacity: int) -> None:
+        super().__init__(states, capacity)
+        self._kept: list[int] | None = None
 
     def keep(self, beams: Sequence[int]) -> None:
-        """See SourceState.keep."""
-        if list(beams) != list(range(self.beams)):
+        """The numbered beams go on, each as often as it is named; their keys and values are moved by the next pass."""
+        assert self._kept is None, "a pass comes between"
+        self._kept = None if list(beams) == list(range(self.beams)) else list(beams)
+        self.beams = len(beams)
+
+    def move_kept(self, of_host: Callable[[IntArray], Array]) -> None:
+        if self._kept is not None:
+            beams = of_host(np.array(self._kept))
             for state in self.states:
                 state.keep(beams, self.length)
-            self.beams = len(beams)
+            self._kept = None
+
+    def begin(self) -> None:
+        """Of a new source: one beam, which is empty."""
+        self.truncate(0)
+        self.beams, self._kept = 1, None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,50 +79,31 @@ class Attention:
     """x += attention(norm(x)), over the sequence itself or over the source."""
 
     def __init__(self, layers: Layers, heads: Heads, prefix: str, norm: Norm) -> None:
-        self._math, self._heads, self._norm = layers.math, heads, norm
+        self._layers, self._heads, self._norm = layers, heads, norm
         self._q, self._k, self._v, self._o = (
             layers.linear(f"{prefix}{name}.weight", f"{prefix}{name}.bias" if heads.biased else None)
             for name in heads.names)
 
-    def new_state(self, capacity: int) -> SourceState:
-        return SourceState(self._heads.num_heads, capacity, self._heads.head_dim)
+    def new_state(self, capacity: int, beams: int, bias: Array | None) -> Beams:
+        h = self._heads
+        return self._layers.beams(h.num_heads, h.head_dim, h.scale, capacity, beams, bias)
 
     def over_itself(self, x: Hidden, bias: Array | None) -> None:
         """Each token of the source sees every other."""
         hidden = self._norm(x)
-        self._add(x, self._split(self._q(hidden), 1), self.keys_values(hidden), bias)
+        q, k, v = (split_heads(part(hidden), 1, self._heads.num_heads) for part in (self._q, self._k, self._v))
+        x += self._o(attended(self._layers.math, q, k, v, self._heads.scale, bias))
 
-    def over_past(self, x: Hidden, state: SourceState, cache: SourceCache, bias: Array | None) -> None:
-        """x [beams * tokens, hidden]: the tokens of each beam see what it has decoded; stores their keys and values."""
+    def over_past(self, x: Hidden, state: Beams, cache: Cache, places: Places) -> None:
+        """The tokens of each beam see what it has decoded."""
         hidden = self._norm(x)
-        keys, values = self.keys_values(hidden, cache.beams)
-        end = cache.length + len(x) // cache.beams
-        state.keys[:, :, cache.length : end], state.values[:, :, cache.length : end] = keys, values
-        seen = state.keys[:, :, :end], state.values[:, :, :end]
-        self._add(x, self._split(self._q(hidden), cache.beams), seen, bias)
+        x += self._o(state.over_past(self._q(hidden), self._k(hidden), self._v(hidden), cache, places))
 
-    def over_source(self, x: Hidden, state: SourceState) -> None:
-        """Whatever beam a row belongs to, it sees all of the source."""
-        assert state.source is not None, "a source is encoded first"
-        self._add(x, self._split(self._q(self._norm(x)), 1), state.source, None)
+    def read_source(self, source: Hidden, state: Beams) -> None:
+        state.read_source(self._k(source), self._v(source))
 
-    def keys_values(self, hidden: Hidden, beams: int = 1) -> tuple[Array, Array]:
-        return self._split(self._k(hidden), beams), self._split(self._v(hidden), beams)
-
-    def _split(self, x: Array, beams: int) -> Array:
-        """[beams * tokens, heads * head_dim] -> [beams, heads, tokens, head_dim]"""
-        return x.reshape(beams, -1, self._heads.num_heads, self._heads.head_dim).swapaxes(1, 2)
-
-    def _add(self, x: Hidden, q: Array, seen: tuple[Array, Array], bias: Array | None) -> None:
-        keys, values = seen
-        parts = []
-        for start in range(0, q.shape[2], QUERIES_AT_ONCE):
-            scores = (q[:, :, start : start + QUERIES_AT_ONCE] @ keys.swapaxes(-1, -2)) * np.float32(self._heads.scale)
-            if bias is not None:
-                scores = scores + bias[:, start : start + QUERIES_AT_ONCE]
-            parts.append(self._math.softmax(scores) @ values)
-        mixture = self._math.concatenate(parts, 2).swapaxes(1, 2)  # [beams, tokens, heads, head_dim]
-        x += self._o(mixture.reshape(len(x), -1))
+    def over_source(self, x: Hidden, state: Beams) -> None:
+        x += self._o(state.over_source(self._q(self._norm(x))))
 
 
 class FeedForward:
@@ -167,23 +136,27 @@ class EncoderDecoder:
 
     def __init__(self, layers: Layers, experts: Experts, laps: Laps, *,
                  embed: Callable[[Sequence[int], IntArray], Hidden],
-                 encoder: Sequence[EncoderLayer], encoder_bias: Bias, encoder_norm: Norm,
-                 decoder: Sequence[DecoderLayer], decoder_bias: Bias, head: Callable[[Hidden], Hidden]) -> None:
-        """embed: token ids and their places to hidden states. The biases of scores hold what a token must not see."""
+                 encoder: Sequence[EncoderLayer], encoder_bias: Bias | None, encoder_norm: Norm,
+                 decoder: Sequence[DecoderLayer], decoder_bias: Bias | None, head: Callable[[Hidden], Hidden]) -> None:
+        """embed: token ids and their places to hidden states."""
+        self._layers, self._places = layers, layers.rotary(None, 0)
         self._embed, self._head = embed, head
         self._encoder, self._encoder_bias, self._encoder_norm = encoder, encoder_bias, encoder_norm
         self._decoder, self._decoder_bias = decoder, decoder_bias
         self._experts, self._laps = experts, laps
 
-    def new_cache(self, capacity: int) -> SourceCache:
-        return SourceCache([layer.attention.new_state(capacity) for layer in self._decoder], capacity)
+    def new_cache(self, capacity: int, beams: int = 1) -> SourceCache:
+        """With room for so many tokens of a source, and of each beam."""
+        bias = None if self._decoder_bias is None else self._decoder_bias(-np.arange(capacity))
+        return SourceCache([layer.attention.new_state(capacity, beams, bias) for layer in self._decoder], capacity)
 
     def encode(self, ids: Sequence[int], cache: SourceCache, between_layers: Callable[[], None] = lambda: None) -> None:
         """The cache then holds this source and nothing decoded. between_layers may raise to give the pass up."""
-        cache.truncate(0)
-        cache.keep([0])
+        cache.begin()
         self._laps.lap("other")
-        x, bias = self._embed(ids, np.arange(len(ids))), self._encoder_bias(0, len(ids))
+        places = np.arange(len(ids))
+        x = self._embed(ids, places)
+        bias = None if self._encoder_bias is None else self._encoder_bias(places - places[:, None])
         blocks = [layer.block for layer in self._encoder]
         for i, layer in enumerate(self._encoder):
             between_layers()
@@ -191,30 +164,35 @@ class EncoderDecoder:
             self._laps.lap("attention")
             self._through_block(blocks, i, x)
         x = self._encoder_norm(x)
-        for layer_below, state in zip(self._decoder, cache.states, strict=True):
-            state.source = layer_below.over_source.keys_values(x)
+        for decoder_layer, state in zip(self._decoder, cache.states, strict=True):
+            decoder_layer.over_source.read_source(x, state)
         self._laps.lap("attention")
 
     def forward(self, ids: Sequence[int], cache: SourceCache, between_layers: Callable[[], None] | None = None, *,
                 last_only: bool = True) -> Float32Array:
-        """Logits [1 or tokens, vocab] of the tokens that follow what was decoded.
+        """Logits [beams or tokens, vocab] of the tokens that follow what was decoded.
 
-        With several beams: `ids` has as many tokens of each, one beam behind the other, and so have the logits.
+        `ids` is one token of each beam, or several tokens of a single one; last_only: logits of the last alone.
         between_layers may raise to give the pass up; the cache is then as it was before.
         """
         tokens = len(ids) // cache.beams
-        self._laps.lap("other")
-        x = self._embed(ids, np.tile(np.arange(cache.length, cache.length + tokens), cache.beams))
-        bias = self._decoder_bias(cache.length, tokens)
+        assert len(ids) == tokens * cache.beams and 1 in (tokens, cache.beams)
         blocks = [layer.block for layer in self._decoder]
-        for i, (layer, state) in enumerate(zip(self._decoder, cache.states, strict=True)):
-            if between_layers is not None:
-                between_layers()
-            layer.attention.over_past(x, state, cache, bias)
-            layer.over_source.over_source(x, state)
-            self._laps.lap("attention")
-            self._through_block(blocks, i, x)
-        logits: Float32Array = self._head(np.ascontiguousarray(x[tokens - 1 :: tokens]) if last_only else x)
+
+        def compute(x: Hidden, places: Places) -> Hidden:
+            for i, (layer, state) in enumerate(zip(self._decoder, cache.states, strict=True)):
+                if between_layers is not None:
+                    between_layers()
+                layer.attention.over_past(x, state, cache, places)
+                layer.over_source.over_source(x, state)
+                self._laps.lap("attention")
+                self._through_block(blocks, i, x)
+            return self._head(x[-cache.beams :] if last_only else x)
+
+        self._laps.lap("other")
+        cache.move_kept(self._layers.math.of_host)
+        x = self._embed(ids, cache.length + np.arange(tokens).repeat(cache.beams))
+        logits = self._layers.carry_out(compute, x, self._places(cache.length, tokens, cache.capacity), cache)
         cache.advance(tokens)
         self._laps.lap("head")
         return logits
@@ -226,15 +204,6 @@ class EncoderDecoder:
             self._laps.lap("router")
         blocks[i].add_to(x)
         self._laps.lap("experts")
-
-
-def causal(first: int, tokens: int) -> Float32Array | None:
-    """[1, tokens, first + tokens]: minus infinity for what comes later. None for a single token, which sees all."""
-    if tokens == 1:
-        return None
-    later = np.arange(first + tokens) > np.arange(first, first + tokens)[:, None]
-    mask: Float32Array = np.where(later, np.float32(-np.inf), np.float32(0))[None]
-    return mask
 
 
 def nth_of_its_expert(math: ArrayMath, ids: Array, num_experts: int) -> Array:

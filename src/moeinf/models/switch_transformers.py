@@ -22,12 +22,11 @@ from moeinf.models.seq2seq import (
     EncoderLayer,
     FeedForward,
     Heads,
-    causal,
     nth_of_its_expert,
     plain_experts_plan,
     seq2seq_info,
 )
-from moeinf.types import DType, Experts, Float32Array, Hidden, IntArray, ModelInfo, MoeShape, Prompting, TensorPlan
+from moeinf.types import DType, Experts, Hidden, IntArray, ModelInfo, MoeShape, Prompting, TensorPlan
 
 EMBEDDING, HEAD = "shared.weight", "lm_head.weight"
 TRAINED_TOKENS = 512  # of a source (section 2.1); relative positions set no limit of their own
@@ -122,21 +121,16 @@ class RelativeBias:
 
     def __init__(self, layers: Layers, c: Config, stack: str) -> None:
         name = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-        self._table = layers.vector(name).reshape(c.num_buckets, c.heads.num_heads)
+        self._table = layers.vector(name).reshape(c.num_buckets, c.heads.num_heads).T
         self._of_host = layers.math.of_host
         self._two_sided = stack == "encoder"
         self._num_buckets, self._max_distance = c.num_buckets, c.max_distance
 
-    def __call__(self, first: int, tokens: int) -> Array:
-        """[heads, tokens, first + tokens], minus infinity for what a decoder's token must not see."""
-        places = np.arange(first + tokens)
-        buckets = self._bucket(places - places[first:, None])
-        bias = self._table[self._of_host(buckets)].swapaxes(1, 2).swapaxes(0, 1)
-        hidden = None if self._two_sided else causal(first, tokens)
-        return bias if hidden is None else bias + self._of_host(hidden)
+    def __call__(self, ahead: IntArray) -> Array:
+        """ahead [...]: place of the key less place of the query -> [heads, ...]"""
+        return self._table[:, self._of_host(self._bucket(ahead))]
 
     def _bucket(self, ahead: IntArray) -> IntArray:
-        """ahead: place of the key less place of the query."""
         num, offset = self._num_buckets, np.zeros_like(ahead)
         if self._two_sided:
             num //= 2
@@ -216,9 +210,8 @@ def build(config: dict[str, Any], layers: Layers, experts: Experts, laps: Laps) 
                                         block))
     embedding = layers.embedding(EMBEDDING)
 
-    def embed(ids: Sequence[int], places: IntArray) -> Float32Array:
-        x: Float32Array = embedding(ids)
-        return x
+    def embed(ids: Sequence[int], places: IntArray) -> Hidden:
+        return embedding(ids)
 
     head = layers.head(HEAD if HEAD in layers else EMBEDDING, "decoder.final_layer_norm.weight", c.norm_eps,
                        scale=c.hidden_size**-0.5)  # as of every T5 whose head is the embedding

@@ -1,0 +1,80 @@
+"""Attention of an answer to its source and to itself, of several beams side by side; on the CPU, and as spelled out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from moeinf.models.array_math import Array, ArrayMath, NumpyMath
+from moeinf.models.cache import Cache
+from moeinf.types import Float32Array, IntArray
+
+QUERIES_AT_ONCE = 128  # of a source: bounds what their scores take
+
+
+def split_heads(x: Array, beams: int, num_heads: int) -> Array:
+    """[beams * tokens, heads * head_dim] -> [beams, heads, tokens, head_dim]"""
+    return x.reshape(beams, len(x) // beams, num_heads, -1).swapaxes(1, 2)
+
+
+def attended(math: ArrayMath, q: Array, keys: Array, values: Array, scale: float, bias: Array | None) -> Array:
+    """softmax(scale * q keys^T + bias) values, [beams * tokens, heads * head_dim].
+
+    q [beams, heads, tokens, head_dim]; keys, values [beams or 1, heads, places, head_dim]; bias [heads or 1, tokens,
+    places].
+    """
+    parts = []
+    for start in range(0, q.shape[2], QUERIES_AT_ONCE):
+        scores = (q[:, :, start : start + QUERIES_AT_ONCE] @ keys.swapaxes(-1, -2)) * np.float32(scale)
+        if bias is not None:
+            scores = scores + bias[:, start : start + QUERIES_AT_ONCE]
+        parts.append(math.softmax(scores) @ values)
+    mixture = math.concatenate(parts, 2).swapaxes(1, 2)  # [beams, tokens, heads, head_dim]
+    return mixture.reshape(q.shape[0] * q.shape[2], -1)
+
+
+class HostBeams:
+    """moeinf.models.layers.Beams on the CPU. Pages are touched only as tokens arrive."""
+
+    rewinds = True
+
+    def __init__(self, num_heads: int, head_dim: int, scale: float, capacity: int, beams: int,
+                 bias: Float32Array | None) -> None:
+        self._math, self._num_heads, self._scale, self._bias = NumpyMath(), num_heads, scale, bias
+        self._keys: Float32Array = np.empty((beams, num_heads, capacity, head_dim), np.float32)
+        self._values: Float32Array = np.empty_like(self._keys)
+        self._source: tuple[Float32Array, Float32Array] | None = None
+
+    def truncate(self, length: int) -> None:
+        pass  # what lies behind the cache's length is never read
+
+    def read_source(self, keys: Float32Array, values: Float32Array) -> None:
+        self._source = split_heads(keys, 1, self._num_heads), split_heads(values, 1, self._num_heads)
+
+    def keep(self, beams: IntArray, length: int) -> None:
+        for cache in (self._keys, self._values):
+            cache[: len(beams), :, :length] = cache[beams, :, :length]
+
+    def over_source(self, q: Float32Array) -> Float32Array:
+        assert self._source is not None, "a source is encoded first"
+        mixture: Float32Array = attended(self._math, split_heads(q, 1, self._num_heads), *self._source, self._scale,
+                                         None)
+        return mixture
+
+    def over_past(self, q: Float32Array, k: Float32Array, v: Float32Array, cache: Cache, places: Any) -> Float32Array:
+        beams, first = cache.beams, cache.length
+        end = first + len(q) // beams
+        q, k, v = (split_heads(part, beams, self._num_heads) for part in (q, k, v))
+        keys, values = self._keys[:beams, :, :end], self._values[:beams, :, :end]
+        keys[:, :, first:], values[:, :, first:] = k, v
+        mixture: Float32Array = attended(self._math, q, keys, values, self._scale, self._bias_of(first, end))
+        return mixture
+
+    def _bias_of(self, first: int, end: int) -> Float32Array | None:
+        """[heads or 1, tokens, end] of the tokens from `first`: minus infinity for what comes later."""
+        if self._bias is None and end - first == 1:
+            return None
+        back = np.arange(first, end)[:, None] - np.arange(end)
+        mask: Float32Array = np.where(back < 0, np.float32(-np.inf), np.float32(0))[None]
+        return mask if self._bias is None else mask + self._bias[:, np.maximum(back, 0)]

@@ -1,0 +1,72 @@
+"""Attention of an answer to its source and to itself, of several beams side by side, on a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moeinf.device.matrix import MAX_ROWS
+from moeinf.device.vector_ops import VectorOps
+from moeinf.models.cache import Cache
+
+
+class DeviceBeams:
+    """moeinf.models.layers.Beams. Lengths are read on the device, so that a step can be captured.
+
+    To the kernels a step is one token: the heads of all beams side by side, each with keys of its own, over what was
+    decoded; and over the source, whose keys they share, queries of one group.
+    """
+
+    rewinds = True
+
+    def __init__(self, vectors: VectorOps, device: torch.device, num_heads: int, head_dim: int, scale: float,
+                 capacity: int, beams: int, bias: Tensor | None, spare: Tensor | None) -> None:
+        """spare: as large as `past`, for `keep`, where there are several beams; layers may share it."""
+        self._vectors, self._num_heads, self._scale, self._spare = vectors, num_heads, scale, spare
+        self._bias = None if bias is None else bias.contiguous()
+        self._past = torch.zeros(past_shape(num_heads, head_dim, capacity, beams), device=device)
+        self._source = torch.zeros((2, num_heads, capacity, head_dim), device=device)
+        self._last_of_source = torch.zeros(1, dtype=torch.int32, device=device)
+
+    def truncate(self, length: int) -> None:
+        pass  # what lies behind the cache's length is never read
+
+    def read_source(self, keys: Tensor, values: Tensor) -> None:
+        for kept, given in zip(self._source, (keys, values), strict=True):
+            kept[:, : len(given)] = given.view(len(given), self._num_heads, -1).transpose(0, 1)
+        self._last_of_source.fill_(len(keys) - 1)
+
+    def keep(self, beams: Tensor, length: int) -> None:
+        """Takes no memory: it cannot end half-way."""
+        assert self._spare is not None, "there is one beam"
+        past, spare = (memory[:, :, :, :length] for memory in (self._past, self._spare))
+        torch.index_select(past, 1, beams, out=spare[:, : len(beams)])
+        past[:, : len(beams)] = spare[:, : len(beams)]
+
+    def over_source(self, q: Tensor) -> Tensor:
+        rows = len(q)
+        groups = q.view(rows, self._num_heads, -1).transpose(0, 1).reshape(1, -1)  # heads, of each its rows
+        out, (keys, values) = torch.empty_like(groups), self._source
+        self._vectors.attend(groups, keys, values, self._last_of_source, 0, 0, self._scale, out)
+        return out.view(self._num_heads, rows, -1).transpose(0, 1).reshape(q.shape)
+
+    def over_past(self, q: Tensor, k: Tensor, v: Tensor, cache: Cache, places: Any) -> Tensor:
+        tokens = len(q) // cache.beams
+        queries, k, v = (part.view(tokens, -1) for part in (q, k, v))
+        keys, values = (kept[: cache.beams].flatten(0, 1) for kept in self._past)
+        self._vectors.rope_store(queries, k, v, None, None, 0.0, 0.0, places.cos, places.sin, places.position, keys,
+                                 values)
+        out = torch.empty_like(queries)
+        for at in range(0, tokens, MAX_ROWS):
+            few = slice(at, at + MAX_ROWS)
+            position = places.position + at if at else places.position
+            self._vectors.attend(queries[few], keys, values, position, places.start + at, 0, self._scale, out[few],
+                                 bias=self._bias)
+        return out.view(q.shape)
+
+
+def past_shape(num_heads: int, head_dim: int, capacity: int, beams: int) -> tuple[int, ...]:
+    """Keys, then values."""
+    return 2, beams, num_heads, capacity, head_dim
