@@ -187,6 +187,7 @@ class Prompting:
 
     start_id: int  # the decoder's first token
     eos_id: int  # the source's last token
+    encoder_layers: int  # MoE layers of the encoder: the first ones, which no token visits that is decoded
     languages: bool = False  # the source begins with the token of its language, the answer with that of the target
 
 

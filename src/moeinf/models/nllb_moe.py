@@ -179,7 +179,7 @@ def model_info(config: dict[str, Any], dtype: DType) -> ModelInfo:
 def prompting(config: dict[str, Any]) -> Prompting:
     f = Fields(config)
     return Prompting(f.count("decoder_start_token_id", 2, minimum=0), f.count("eos_token_id", 2, minimum=0),
-                     languages=True)
+                     sum(Config.parse(config).encoder.sparse), languages=True)
 
 
 def build(config: dict[str, Any], layers: Layers, experts: Experts, laps: Laps) -> EncoderDecoder:

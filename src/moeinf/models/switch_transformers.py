@@ -183,7 +183,8 @@ def model_info(config: dict[str, Any], dtype: DType) -> ModelInfo:
 
 def prompting(config: dict[str, Any]) -> Prompting:
     f = Fields(config)
-    return Prompting(f.count("decoder_start_token_id", 0, minimum=0), f.count("eos_token_id", 1, minimum=0))
+    return Prompting(f.count("decoder_start_token_id", 0, minimum=0), f.count("eos_token_id", 1, minimum=0),
+                     sum(Config.parse(config).encoder))
 
 
 def build(config: dict[str, Any], layers: Layers, experts: Experts, laps: Laps) -> EncoderDecoder:

@@ -141,17 +141,24 @@ class NextUse:
 
     keep = -(layers until the expert's layer is visited again + (1/P - 1) * L). P is the probability that such a visit
     uses it: its UseProbability p where the visit is of one token, as decode's are, and 1 - (1 - p)^n in the layers
-    that a running pass of n tokens has not reached.
+    that a running pass of n tokens has not reached. L is the number of layers that a step of decode visits: all, or
+    those of the decoder. A layer of the encoder comes again with the next source.
     """
 
     name = "next-use"
 
-    def __init__(self, shape: MoeShape) -> None:
+    NEXT_SOURCE: Final = 1000  # steps until then, of which nobody knows the number: more than most answers have
+
+    def __init__(self, shape: MoeShape, encoder_layers: int = 0) -> None:
+        """encoder_layers: how many layers, the first ones, only a source visits."""
         layers = shape.num_layers
+        self._encoder_layers = encoder_layers
+        self._step = max(1, layers - encoder_layers)
         self._use = UseProbability(shape)
-        self._missed_visits: FloatArray = self._use.odds_against * -layers  # -(1/p - 1) * L
-        ahead = np.arange(layers) - np.arange(layers)[:, None] - 1
-        self._until_visit = (ahead % layers + 1)[:, :, None].astype(np.float64)  # [running layer, layer, 1]: 1 .. L
+        self._missed_visits: FloatArray = self._use.odds_against * -self._step  # -(1/p - 1) * L
+        ahead = np.arange(layers) - np.arange(layers)[:, None]
+        again = np.where(np.arange(layers) < encoder_layers, self.NEXT_SOURCE * self._step, ahead + self._step)
+        self._until_visit = np.where(ahead > 0, ahead, again)[:, :, None].astype(np.float64)  # [running, layer, 1]
         self._scores: FloatArray = np.zeros_like(self._missed_visits)
         self._num_tokens = 1
         self._scored_layer = -1  # of what _scores holds; -1 after an observation
@@ -161,7 +168,7 @@ class NextUse:
 
     def observe(self, layer: int, ids: IntArray) -> None:
         self._use.observe(layer, ids)
-        np.multiply(self._use.odds_against[layer], -len(self._until_visit), out=self._missed_visits[layer])
+        np.multiply(self._use.odds_against[layer], -self._step, out=self._missed_visits[layer])
         self._num_tokens = len(ids)
         self._scored_layer = -1
 
@@ -169,16 +176,19 @@ class NextUse:
         if layer != self._scored_layer:
             np.subtract(self._missed_visits, self._until_visit[layer], out=self._scores)
             if self._num_tokens > 1:
-                odds = self._use.odds_against[layer + 1 :]
+                left = slice(layer + 1, self._encoder_layers if layer < self._encoder_layers else None)
+                odds = self._use.odds_against[left]
                 no_use = (odds / (1 + odds)) ** self._num_tokens
-                missed = no_use / (1 - no_use) * len(self._until_visit)
-                self._scores[layer + 1 :] = -(self._until_visit[layer, layer + 1 :] + missed)
+                missed = no_use / (1 - no_use) * self._step
+                self._scores[left] = -(self._until_visit[layer, left] + missed)
             self._scored_layer = layer
         return self._scores
 
 
-def make_policy(name: str, shape: MoeShape, collection: ActivationCollection) -> EvictionPolicy:
-    """Raises UsageError for a name not in POLICIES."""
+def make_policy(name: str, shape: MoeShape, collection: ActivationCollection, encoder_layers: int = 0
+                ) -> EvictionPolicy:
+    """encoder_layers: how many layers, the first ones, only a source visits. Raises UsageError for a name not in
+    POLICIES."""
     if name == "lru":
         return LeastRecentlyUsed(shape)
     if name == "lfu":
@@ -186,5 +196,5 @@ def make_policy(name: str, shape: MoeShape, collection: ActivationCollection) ->
     if name == "paper":
         return ActivationAware(shape, collection)
     if name == "next-use":
-        return NextUse(shape)
+        return NextUse(shape, encoder_layers)
     raise UsageError(f"unknown policy {name!r}; known: {', '.join(POLICIES)}")

@@ -31,8 +31,11 @@ class Prefetcher:
     the demand reads behind them.
     """
 
-    def __init__(self, tier: ExpertTier, predictor: Predictor, link: Link, expert_bytes: int) -> None:
+    def __init__(self, tier: ExpertTier, predictor: Predictor, link: Link, expert_bytes: int, encoder_layers: int = 0
+                 ) -> None:
+        """encoder_layers: how many layers, the first ones, are those of a pass over a source."""
         self._tier = tier
+        self._encoder_layers = encoder_layers
         self._predictor = predictor
         self._link = link
         self._expert_bytes = expert_bytes
@@ -75,8 +78,8 @@ class Prefetcher:
 
     def _stream(self, layer: int, likelihood: FloatArray, num_tokens: int) -> None:
         """A pass of many tokens reads the next layer while this one computes: all that any token is likely to use."""
-        if layer + 1 == len(likelihood):
-            return
+        if layer + 1 in (self._encoder_layers, len(likelihood)):
+            return  # the pass ends
         touched = 1 - (1 - np.minimum(likelihood[layer + 1], 1.0)) ** num_tokens
         likely = np.flatnonzero(touched > AT_LEAST)
         surest_first = likely[np.argsort(-touched[likely], kind="stable")]

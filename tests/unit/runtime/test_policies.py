@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from moeinf.errors import UsageError
 from moeinf.runtime.eamc import ActivationCollection
-from moeinf.runtime.policies import POLICIES, EvictionPolicy, choose_victims, lowest, make_policy
+from moeinf.runtime.policies import POLICIES, EvictionPolicy, NextUse, choose_victims, lowest, make_policy
 from moeinf.runtime.trace import ActivationMatrix
 from moeinf.types import ExpertId, IntArray, MoeShape
 
@@ -154,6 +154,34 @@ def test_next_use_forgets_what_was_popular_long_ago() -> None:
             scored.observe(layer, np.array([experts]))
     scores = scored.keep_scores(2)
     assert scores[0, 2] > scores[0, 0] > scores[0, 4]
+
+
+@pytest.mark.parametrize("tokens", [1, 40])
+def test_next_use_expects_a_layer_of_the_encoder_with_the_next_source_only(tokens: int) -> None:
+    shape = MoeShape(num_layers=5, num_experts=5, top_k=2)
+    scored = NextUse(shape, encoder_layers=2)
+    source, token = np.array([[1, 3]] * tokens), np.array([[1, 3]])
+    for _ in range(10):
+        for layer in range(2):
+            scored.observe(layer, source)
+        for layer in (2, 3, 4) * 3:
+            scored.observe(layer, token)
+    scores = scored.keep_scores(4)
+    assert (scores[2:].min(axis=1) > scores[:2].max()).all(), "the least likely of the decoder stays before any other"
+    assert scores[2, 1] > scores[3, 1] > scores[4, 1]
+    assert scores[0, 1] > scores[0, 4], "of the encoder too, what is used often stays"
+    scored.observe(0, source)
+    scores = scored.keep_scores(0)
+    assert scores[1, 1] > scores[2, 1] > scores[3, 1] > scores[0, 1]
+
+
+def test_next_use_counts_the_tokens_of_a_source_in_the_encoder_alone() -> None:
+    shape = MoeShape(num_layers=4, num_experts=5, top_k=2)
+    scored = NextUse(shape, encoder_layers=2)
+    scored.observe(0, np.array([[0, 1], [2, 3], [1, 4]] * 40))
+    scores = scored.keep_scores(0)
+    assert np.allclose(scores[1], -1), "with 120 tokens every expert of the next layer is needed"
+    assert scores[2:].max() < -3, "then comes one token"
 
 
 def test_an_unknown_policy_is_refused_with_those_known() -> None:

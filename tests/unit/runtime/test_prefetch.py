@@ -120,3 +120,13 @@ def test_the_models_own_guess_is_the_likelihood_of_its_layer() -> None:
     predictor.expect(2, np.array([[0, 1]]), np.array([[0.5, 0.5]], np.float32))
     found = predictor.predict(1)
     assert found is not None and not found[1].any(), "an old guess is forgotten"
+
+
+def test_behind_the_last_layer_of_an_encoder_nothing_is_streamed() -> None:
+    """The decoder comes next, but with one token, which uses few experts."""
+    tier, reader, _ = make_tier(num_slots=12)
+    prefetcher = Prefetcher(tier, Oracle(likelihood(layer1={0: 0.9}, layer2={1: 0.9})), Link(), LAYOUT.stride_bytes, 2)
+    prefetcher.after_routing(1, 30)
+    assert queued(reader) == []
+    prefetcher.after_routing(0, 30)
+    assert queued(reader) == [6]
