@@ -187,9 +187,10 @@ class GpuRun:
         traceback.clear_frames(error.__traceback__)  # they hold the activations of the step that failed
         self._program.reset()
         self._direct.leave()
-        self._gpu.device.synchronise()
         before = self._arena.num_slots
         self.tier.shrink(left)
+        self._link.order_compute()  # copies into what is given up may be under way
+        self._gpu.device.synchronise()
         self._arena.shrink()
         self._direct.forget()
         self._gpu.device.release_unused()
