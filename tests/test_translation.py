@@ -17,7 +17,6 @@ from moeinf.errors import ContextLengthError, UsageError
 from moeinf.install import pull
 from moeinf.runtime.eamc import ActivationCollection
 from moeinf.session import Session
-from moeinf.show import show_lines
 from moeinf.store.library import StoredModel
 from tests.models.configs.nllb_moe import NLLB
 from tests.models.configs.switch_transformers import SWITCH
@@ -201,7 +200,6 @@ def test_one_beam_is_a_greedy_answer(nllb: Stored) -> None:
     ({}, "give --src-lang"), ({"src_lang": "eng_Latn"}, "give --tgt-lang"),
     ({"src_lang": "eng_Latn", "tgt_lang": "w5"}, "--tgt-lang 'w5' is no language"),
     ({"src_lang": "klingon", "tgt_lang": "fra_Latn"}, "--src-lang 'klingon' is no language"),
-    ({"device": "cuda"}, "--device cpu"),
 ], ids=str)
 def test_what_a_translator_cannot_do_is_said(nllb: Stored, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
@@ -228,7 +226,3 @@ def test_the_command_answers_piped_text(switch: Stored, monkeypatch: pytest.Monk
     assert captured.out == expected + "\n" and "base model" not in captured.err
     assert run_command(["run", "tiny", TEXT, "-n", "6", "-t", "1", "--num-beams", "2"]) == 0
     assert run_command(["run", "tiny", TEXT, "--tgt-lang", "fra_Latn"]) == 2
-
-
-def test_show_says_that_such_a_model_runs_on_the_cpu_alone(switch: Stored) -> None:
-    assert "no, on the CPU alone" in "\n".join(show_lines(switch.stored))

@@ -9,15 +9,15 @@ from contextlib import closing
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from moeinf._native import CudaDriver, CudaError, Kernels
+from moeinf._native import Kernels
 from moeinf.completion import Completion, GenerationStats
 from moeinf.config import RuntimeConfig
 from moeinf.dense import DenseFile
 from moeinf.device.cuda import find_cuda
 from moeinf.errors import ContextLengthError, StoreError, UsageError
-from moeinf.generate.loop import CachedTokens, Chooser, LanguageModel, Timing, generate
+from moeinf.generate.loop import CachedTokens, Chooser, Timing, generate
 from moeinf.generate.sampling import Sampler, SamplingParams, resolve_params
-from moeinf.generate.seq2seq import Sources, answer_source
+from moeinf.generate.seq2seq import SourceModel, Sources, answer_source
 from moeinf.generate.stops import StopMatcher
 from moeinf.generate.tokenizer import Tokenizer
 from moeinf.hardware import Machine, machine, peak_rss_bytes
@@ -39,8 +39,8 @@ if TYPE_CHECKING:  # loads torch, which a run on the CPU does without
     from moeinf.on_gpu import OpenGpu
 
 
-class Run(LanguageModel, Protocol):
-    """A model put together on the CPU (on_cpu.py) or on a GPU (on_gpu.py)."""
+class Run(SourceModel, Protocol):
+    """A model put together on the CPU (on_cpu.py) or on a GPU (on_gpu.py); `encode` is of encoder-decoder models."""
 
     tier: ExpertTier  # of the device that computes
     reader: Reader  # of the disk
@@ -98,8 +98,9 @@ class Model:
                            progress or (lambda done, total: None))
         self.tokenizer = Tokenizer(stored.path, num_embeddings=stored.manifest.info.vocab_size)
         try:
-            self._sources = self._open_sources(config_json, gpu)
-            parts.num_beams = self._sources.num_beams if self._sources else 1
+            self._sources = self._open_sources(config_json)
+            if self._sources is not None:
+                parts.prompting, parts.num_beams = self._sources.prompting, self._sources.num_beams
             self._run = run = self._put_together(parts, gpu)
         except BaseException:
             self.close()
@@ -108,14 +109,10 @@ class Model:
         self._sequence = CachedTokens(run.cache)
         self._load_s = time.perf_counter() - started
 
-    def _open_sources(self, config_json: dict[str, Any], gpu: OpenGpu | None) -> Sources | None:
+    def _open_sources(self, config_json: dict[str, Any]) -> Sources | None:
         """Of an encoder-decoder model. Raises UsageError for an option that this model has no use for."""
         config, kind = self.config, prompting(config_json)
         if kind is not None:
-            if config.device.startswith("cuda") or gpu is not None:
-                raise UsageError(f"{self.name} is an encoder-decoder model, which runs on the CPU alone: --device cpu")
-            if config.device == "auto" and _has_gpu():
-                self.notices.append("an encoder-decoder model runs on the CPU alone: the GPU is not used")
             sources = Sources(kind, self.tokenizer, config_json, config.src_lang, config.tgt_lang, config.num_beams)
             self.notices += sources.notes()
             return sources
@@ -126,10 +123,6 @@ class Model:
         return None
 
     def _put_together(self, parts: ModelParts, gpu: OpenGpu | None) -> Run:
-        if self._sources is not None:
-            from moeinf.on_cpu import CpuRun
-
-            return CpuRun(parts)
         found = None if gpu is not None else find_cuda(parts.config.device, self.notices.append)
         if gpu is None and found is None:
             from moeinf.on_cpu import CpuRun
@@ -286,7 +279,7 @@ class Model:
         if self._sources is None:
             return generate(run, self._sequence, prompt, sampler, chunk=self.plan.prefill_chunk, **how)
         search = self._sources.search() if isinstance(sampler, Sampler) else None
-        return answer_source(run.model, self._sequence, prompt, self._sources.start, sampler, search,
+        return answer_source(run, self._sequence, prompt, self._sources.start, sampler, search,
                              num_ids=self._num_ids(), **how)
 
     def _num_ids(self) -> int:
@@ -369,13 +362,6 @@ class _Forced:
 
     def sample(self, logits: Float32Array, history: Sequence[int]) -> int:
         return next(self._tokens, 0)
-
-
-def _has_gpu() -> bool:
-    try:
-        return CudaDriver().device_count > 0
-    except (OSError, CudaError):
-        return False
 
 
 def open_kernels(num_threads: int, isa: str) -> Kernels:

@@ -13,6 +13,8 @@ from moeinf.types import ExpertLayout, ModelInfo, MoeShape
 ATTENTION_TOKENS = 128  # of a prompt that attention takes at once (kernels/attention.cc)
 ATTENTION_ROWS = 128  # queries whose scores a thread holds (kernels/attend_many.cc)
 EXPERT_PLACES = 512  # whose intermediates exist at once (kernels/experts.cc)
+SOURCE_ROWS = 4 * 128  # queries of a source whose scores exist at once, and what makes them (models/beams.py)
+SOURCE_HEAD_DIM = 64  # of no encoder-decoder family are the heads narrower
 MIN_CHUNK = 64  # what the prefill chunk is never shortened below for want of memory
 MIN_CONTEXT = 512  # what an automatic context is never shortened below
 PREFILL_CHUNK = 512  # where none is given
@@ -38,6 +40,7 @@ class Demands:
     moe: MoeShape
     layout: ExpertLayout
     dense_bytes: int
+    sources: bool = False  # of an encoder-decoder model: a source goes through as a whole, not in chunks
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +81,24 @@ class DevicePlan(MemoryPlan):
 def activation_bytes(demands: Demands, chunk: int, context: int, num_threads: int) -> int:
     """Upper estimate of the working memory of a prefill chunk, all float32 but where the kernels prepare inputs."""
     info, moe, hidden = demands.info, demands.moe, demands.info.hidden_size
+    chunk = context if demands.sources else chunk
     width = 4 if info.dtype != "bf16" else 2  # of a prepared input
     state = chunk * hidden * (2 * 4 + width)  # hidden state, its norm
     projected = min(chunk, ATTENTION_TOKENS) * 8 * hidden * 4  # norm, queries, keys, values, mixture, output
     attended = num_threads * ATTENTION_ROWS * context * (4 + width)  # scores, twice
     attended += context * info.kv_bytes_per_token // info.num_layers  # values of a layer, transposed
+    attended += _source_bytes(demands, context)
     intermediate = max((spec.shape[0] for spec in demands.layout.tensors[:-1]), default=0)
     experts = chunk * moe.top_k * hidden * (4 + width)  # outputs and inputs of every place
     experts += min(chunk * moe.top_k, max(chunk, EXPERT_PLACES)) * intermediate * (4 + width)
     return state + projected + attended + experts + info.vocab_size * 8
+
+
+def _source_bytes(demands: Demands, context: int) -> int:
+    """What attention within a source takes: scores of each head, and what is added to them."""
+    if not demands.sources:
+        return 0
+    return -(-demands.info.hidden_size // SOURCE_HEAD_DIM) * (context + SOURCE_ROWS) * context * 4
 
 
 def sequence_bytes(info: ModelInfo, context: int) -> int:
@@ -165,11 +177,13 @@ def device_activation_bytes(demands: Demands, chunk: int, context: int) -> int:
     A sum of what attention and the experts take by turns: memory of one size seldom serves for another.
     """
     info, moe, hidden = demands.info, demands.moe, demands.info.hidden_size
+    chunk = context if demands.sources else chunk
     places = chunk * moe.top_k
     intermediate = max((spec.shape[0] for spec in demands.layout.tensors[:-1]), default=0)
     state = chunk * hidden * 2 * 4  # hidden state and its norm, f32
     attention = chunk * hidden * 10 * 4  # queries, keys, values, mixture, output: f32, and as the products take them
     mask = min(ATTENTION_MASK_BYTES, chunk * context * 4)  # bool, a bias of 16 bits, and what makes them
+    mask += _source_bytes(demands, context)
     widened = min(WIDENED_BYTES, hidden * hidden * 8)  # the largest matrix but the head, as bf16: [4 hidden, hidden]
     routed = chunk * moe.num_experts * 2 * 4 + places * 6 * 4  # logits, probabilities; ids, weights, groups
     experts = places * (hidden + intermediate) * 4  # output and intermediate of every place, f32

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from moeinf._native import Arena, ExpertKernel
-from moeinf.memory import Demands, MemoryPlan, plan_memory
+from moeinf.memory import MemoryPlan, plan_memory
 from moeinf.models.native_layers import NativeLayers
 from moeinf.models.weights import StoredTensor
 from moeinf.parts import ModelParts, expert_parts, prefetcher_of
@@ -24,9 +25,8 @@ class CpuRun:
         Raises OutOfMemoryError before anything is read, StoreError for a damaged store.
         """
         stored, manifest, config = parts.stored, parts.manifest, parts.config
-        shape, layout = manifest.moe, manifest.layout
-        demands = Demands(parts.info, shape, layout, parts.dense.memory_bytes)
-        self.plan: MemoryPlan = plan_memory(demands, config, parts.machine)
+        shape = manifest.moe
+        self.plan: MemoryPlan = plan_memory(parts.demands, config, parts.machine)
         fits = self.plan.num_slots == shape.total_experts
         total = parts.dense.memory_bytes + (self.plan.cache_bytes if fits else 0)
         tensors = parts.dense.read(config, lambda done, _: parts.progress(done, total))
@@ -44,7 +44,7 @@ class CpuRun:
     def _assemble(self, parts: ModelParts, arena: Arena, tensors: Mapping[str, StoredTensor], fits: bool) -> None:
         stored, manifest, config, laps = parts.stored, parts.manifest, parts.config, parts.laps
         shape, layout = manifest.moe, manifest.layout
-        policy = make_policy(config.policy, shape, parts.collection)
+        policy = make_policy(config.policy, shape, parts.collection, parts.encoder_layers)
         slots = SlotRegion(arena.array(), 0, self.plan.num_slots)
         self.tier = ExpertTier(shape, layout, slots, self.reader, policy, stored.shard_paths, laps)
         self.observers = [*parts.observers] if fits else [*parts.observers, policy]  # nothing has to leave
@@ -53,8 +53,11 @@ class CpuRun:
         experts = StreamedExperts(self.tier, kernel, self.observers, prefetcher, laps)
         layers = NativeLayers(parts.kernels, tensors, manifest.info.dtype)
         self.model = parts.family.build(parts.config_json, layers, experts, laps)
-        self.cache = self.model.new_cache(self.plan.context)
+        self.cache = self.model.new_cache(self.plan.context, parts.num_beams)
         self.forward = self.model.forward
+
+    def encode(self, ids: Sequence[int], cache: Any, between_layers: Callable[[], None]) -> None:
+        self.model.encode(ids, cache, between_layers)
 
     def describe(self, total_experts: int) -> str:
         plan = self.plan

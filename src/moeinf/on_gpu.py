@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -17,7 +17,7 @@ from moeinf.device.matrix import expert_parts_of
 from moeinf.device.ops import Ops
 from moeinf.device.program import DecodeProgram
 from moeinf.errors import OutOfMemoryError
-from moeinf.memory import CONTEXT_BYTES, Demands, DevicePlan, plan_device_memory
+from moeinf.memory import CONTEXT_BYTES, DevicePlan, plan_device_memory
 from moeinf.models.device_layers import DeviceLayers
 from moeinf.on_cpu import gb
 from moeinf.parts import ModelParts, expert_parts, prefetcher_of
@@ -30,6 +30,8 @@ from moeinf.runtime.policies import make_policy
 from moeinf.runtime.reading import open_reader
 from moeinf.runtime.tiers import ExpertTier, SlotRegion
 from moeinf.types import Copier, Float32Array
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +73,8 @@ class GpuRun:
         """
         self._parts, self._gpu, self._notice = parts, gpu, parts.notices.append
         manifest, config = parts.manifest, parts.config
-        shape, layout = manifest.moe, manifest.layout
-        demands = Demands(manifest.info, shape, layout, parts.dense.memory_bytes)
-        self.plan: DevicePlan = plan_device_memory(demands, config, parts.machine, gpu.free_bytes, gpu.total_bytes)
+        self.plan: DevicePlan = plan_device_memory(parts.demands, config, parts.machine, gpu.free_bytes,
+                                                   gpu.total_bytes)
         gpu.device.limit(self.plan.limit_bytes - CONTEXT_BYTES)
         self._program = DecodeProgram(gpu.device)
         self._host = Arena(self.plan.host_bytes)
@@ -94,7 +95,7 @@ class GpuRun:
         shape, layout, info = manifest.moe, manifest.layout, manifest.info
         tensors = parts.dense.read(config, self._progress(0))
         self._arena = DeviceArena(gpu.device, layout.stride_bytes)
-        policy = make_policy(config.policy, shape, parts.collection)
+        policy = make_policy(config.policy, shape, parts.collection, parts.encoder_layers)
         host = SlotRegion(self._host.array(), 0, plan.host_slots)
         self._link = HostLink(shape, layout, host, self.reader, gpu.copier, self._arena.addresses,
                               lambda: gpu.device.stream, lambda: self.tier.keep_scores_below())
@@ -105,7 +106,8 @@ class GpuRun:
         self.observers = [*parts.observers] if fits else [*parts.observers, policy]
         prefetcher = prefetcher_of(parts, self.tier, self._link, self.observers, fits=fits)
         self._direct = DirectSlots(gpu.device, gpu.ops, self.tier, self._link, self._arena, shape, policy,
-                                   self.observers, layout.stride_bytes, allowed=not config.cpu_experts)
+                                   self.observers, layout.stride_bytes, allowed=not config.cpu_experts,
+                                   encoder_layers=parts.encoder_layers)
         cpu = None
         if config.cpu_experts and not fits:
             kernel = ExpertKernel(parts.kernels, self._host.array(), expert_parts(layout), parts.form)
@@ -117,7 +119,7 @@ class GpuRun:
         layers = DeviceLayers(gpu.device, gpu.ops, tensors, parts.dense.lookups(), info.dtype, plan.context,
                               self._program)
         self.model = parts.family.build(parts.config_json, layers, experts, laps)
-        self.cache = self.model.new_cache(plan.context)
+        self.cache = self.model.new_cache(plan.context, parts.num_beams)
         layers.forget_stored()
         del tensors
         self._take_slots()
@@ -152,11 +154,25 @@ class GpuRun:
 
     def forward(self, ids: Sequence[int], cache: Any, between_layers: Callable[[], None] = lambda: None
                 ) -> Float32Array:
-        """Logits of the last token. Raises DeviceError for a GPU that is lost, OutOfMemoryError at last."""
+        """Logits of the last token, or of each beam's. Raises DeviceError for a GPU that is lost, OutOfMemoryError at
+        last."""
+        return self._in_memory(lambda: self._forward(ids, cache, between_layers))
+
+    def encode(self, ids: Sequence[int], cache: Any, between_layers: Callable[[], None]) -> None:
+        """Of an encoder-decoder model: see EncoderDecoder.encode. Raises as `forward`."""
+        def encode() -> None:
+            self._choose_slots(by_device=False)
+            self.model.encode(ids, cache, between_layers)
+            self._gpu.device.synchronise()
+
+        self._in_memory(encode)
+
+    def _in_memory(self, step: Callable[[], T]) -> T:
+        """What a step gives, which is repeated with fewer slots where memory runs out."""
         with self._gpu.device.computing():
             while True:
                 try:
-                    return self._forward(ids, cache, between_layers)
+                    return step()
                 except RuntimeError as error:
                     if not is_out_of_memory(error):
                         raise self._named(error) from error
@@ -164,18 +180,23 @@ class GpuRun:
                     self._shrink(error)
 
     def _forward(self, ids: Sequence[int], cache: Any, between_layers: Callable[[], None]) -> Float32Array:
-        direct, decode = self._direct, len(ids) == 1
-        if direct.active != (decode and direct.possible):
+        decode = len(ids) == cache.beams
+        self._choose_slots(by_device=len(ids) == 1)
+        if decode:  # the layers of a token may run without the host
+            between_layers()
+        logits: Float32Array = self.model.forward(ids, cache, None if decode else between_layers)
+        self._direct.after_token()
+        return logits
+
+    def _choose_slots(self, *, by_device: bool) -> None:
+        """Hands the table of slots to the device where that is possible, or back to the host."""
+        direct = self._direct
+        if direct.active != (by_device and direct.possible):
             self._program.reset()
             if direct.active:
                 direct.leave()
             else:
                 direct.enter()
-        if decode:  # the layers of a token may run without the host
-            between_layers()
-        logits: Float32Array = self.model.forward(ids, cache, None if decode else between_layers)
-        direct.after_token()
-        return logits
 
     def _shrink(self, error: BaseException) -> None:
         """Gives up a part of the slots, which another process or a longer prompt needs. OutOfMemoryError at the end."""

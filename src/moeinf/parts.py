@@ -12,6 +12,7 @@ from moeinf.config import RuntimeConfig
 from moeinf.dense import DenseFile
 from moeinf.hardware import Machine
 from moeinf.laps import Laps
+from moeinf.memory import Demands
 from moeinf.models import Architecture
 from moeinf.runtime.eamc import ActivationCollection
 from moeinf.runtime.experts import Observer
@@ -20,7 +21,7 @@ from moeinf.runtime.prefetch import Link, Prefetcher
 from moeinf.runtime.tiers import ExpertTier
 from moeinf.store.library import StoredModel
 from moeinf.store.manifest import Manifest
-from moeinf.types import ExpertForm, ExpertLayout, ModelInfo
+from moeinf.types import ExpertForm, ExpertLayout, Prompting
 
 Progress = Callable[[int, int], None]  # done and in all, of bytes or of tokens
 
@@ -40,6 +41,7 @@ class ModelParts:
     laps: Laps
     notices: list[str]  # each fallback, said once; of the model, and added to while it runs
     progress: Progress
+    prompting: Prompting | None = None  # of an encoder-decoder model
     num_beams: int = 1  # that are decoded side by side
 
     @property
@@ -47,10 +49,20 @@ class ModelParts:
         return self.stored.manifest
 
     @property
-    def info(self) -> ModelInfo:
-        """Sizes as this run needs them: of an encoder-decoder's keys and values, all beams share the source's half."""
+    def demands(self) -> Demands:
+        """As this run has them: of an encoder-decoder's keys and values, all beams share the source's half; one layer's
+        more serve to move beams."""
         info = self.manifest.info
-        return replace(info, kv_bytes_per_token=info.kv_bytes_per_token * (1 + self.num_beams) // 2)
+        half = info.kv_bytes_per_token // 2
+        moved = 2 * half * self.num_beams // info.num_layers if self.num_beams > 1 else 0
+        info = replace(info, kv_bytes_per_token=info.kv_bytes_per_token + half * (self.num_beams - 1) + moved)
+        return Demands(info, self.manifest.moe, self.manifest.layout, self.dense.memory_bytes,
+                       self.prompting is not None)
+
+    @property
+    def encoder_layers(self) -> int:
+        """How many layers of experts, the first ones, only a source visits."""
+        return self.prompting.encoder_layers if self.prompting else 0
 
 
 def prefetcher_of(parts: ModelParts, tier: ExpertTier, link: Link, observers: list[Observer], *, fits: bool
@@ -63,7 +75,7 @@ def prefetcher_of(parts: ModelParts, tier: ExpertTier, link: Link, observers: li
     if fits or not parts.config.prefetch:
         return None
     observers.append(predictor)
-    return Prefetcher(tier, predictor, link, parts.manifest.layout.stride_bytes)
+    return Prefetcher(tier, predictor, link, parts.manifest.layout.stride_bytes, parts.encoder_layers)
 
 
 def expert_parts(layout: ExpertLayout) -> dict[str, tuple[str, int, int, int]]:

@@ -61,17 +61,16 @@ def needed_bytes(model: StoredModel) -> int:
     return smallest_bytes(_demands(model), physical_cores()) + PROCESS_BYTES
 
 
-def needed_on_gpu(model: StoredModel) -> tuple[int, int] | None:
-    """The least memory of a GPU, and of the machine behind it; None for a model that runs on the CPU alone."""
-    if any(family.cpu_only for family in FAMILIES if family.model_type == model.manifest.info.architecture):
-        return None
+def needed_on_gpu(model: StoredModel) -> tuple[int, int]:
+    """The least memory of a GPU, and of the machine behind it."""
     vram, ram = smallest_device_bytes(_demands(model))
     return vram, ram + PROCESS_BYTES
 
 
 def _demands(model: StoredModel) -> Demands:
     manifest = model.manifest
-    return Demands(manifest.info, manifest.moe, manifest.layout, model.dense_path.stat().st_size)
+    sources = any(family.encoder_decoder for family in FAMILIES if family.model_type == manifest.info.architecture)
+    return Demands(manifest.info, manifest.moe, manifest.layout, model.dense_path.stat().st_size, sources)
 
 
 def show_lines(model: StoredModel, *, verbose: bool = False) -> list[str]:
@@ -129,9 +128,7 @@ def _moe_rows(model: StoredModel) -> list[tuple[str, str]]:
     ]
 
 
-def _gpu_text(needed: tuple[int, int] | None) -> str:
-    if needed is None:
-        return "no, on the CPU alone"
+def _gpu_text(needed: tuple[int, int]) -> str:
     vram, ram = needed
     return f"{binary_size_text(vram)} VRAM and {binary_size_text(ram)} RAM"
 
@@ -155,12 +152,8 @@ def show_json(model: StoredModel) -> str:
         "moe": {"layers": moe.num_layers, "experts_per_layer": moe.num_experts, "active_per_token": moe.top_k,
                 "shared_experts": info.num_shared_experts, "bytes_per_expert": layout.stride_bytes,
                 "dense_bytes": model.dense_path.stat().st_size, "needs_at_least_bytes": needed_bytes(model),
-                "on_gpu_needs_at_least_bytes": _gpu_json(needed_on_gpu(model))},
+                "on_gpu_needs_at_least_bytes": dict(zip(("vram", "ram"), needed_on_gpu(model), strict=True))},
     }, indent=2)
-
-
-def _gpu_json(needed: tuple[int, int] | None) -> dict[str, int] | None:
-    return None if needed is None else {"vram": needed[0], "ram": needed[1]}
 
 
 def generation_parameters(model: StoredModel) -> dict[str, Any]:

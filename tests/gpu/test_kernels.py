@@ -189,6 +189,19 @@ def test_attention_is_that_of_the_twin(
     near(results[0], results[1], 1e-4 if dtype is torch.float32 else 2 * BF16_BIT)
 
 
+@pytest.mark.parametrize(("heads", "biases"), [(48, 12), (16, 16)])
+def test_attention_of_beams_with_biases_is_that_of_the_twin(heads: int, biases: int) -> None:
+    """Of switch-base: one token of four beams, each head with keys of its own."""
+    keys, values, bias = random(heads, 512, 64), random(heads, 512, 64, seed=1), 3 * random(biases, 512)
+    q, position = random(1, heads * 64, seed=2), torch.tensor([317], dtype=torch.int32, device="cuda")
+    results = []
+    for ops in (TritonVectorOps(), TorchVectorOps()):
+        out = torch.empty_like(q)
+        ops.attend(q, keys, values, position, 317, 0, 1.0, out, bias=bias)
+        results.append(out)
+    near(results[0], results[1], 1e-4)
+
+
 def test_routing_is_that_of_the_twin() -> None:
     logits = random(64, 128)
     results = []

@@ -16,6 +16,9 @@ from moeinf.engine import Model
 from moeinf.install import pull
 from moeinf.on_gpu import GpuRun
 from moeinf.store.library import StoredModel
+from tests.models.configs.nllb_moe import NLLB
+from tests.models.configs.switch_transformers import SWITCH
+from tests.test_translation import TEXT, Stored
 
 pytestmark = pytest.mark.gpu
 PROMPT = "Once upon a time, in a village by the sea, there was a fisherman who said:"
@@ -73,6 +76,29 @@ def test_when_device_memory_runs_out_slots_are_given_up(demo: StoredModel, monke
         answer = model.generate(PROMPT, model.params(temperature=0.0, num_predict=NUM_TOKENS, stop=()))
         assert run.tier.num_slots < slots
     assert answer.token_ids == tokens(demo, expert_cache="60%")
+
+
+@pytest.fixture(scope="module")
+def translators(tmp_path_factory: pytest.TempPathFactory) -> dict[str, StoredModel]:
+    return {str(c["model_type"]): Stored(c, tmp_path_factory.mktemp("model"), {
+        "decoder_start_token_id": c["decoder_start_token_id"], "eos_token_id": c["eos_token_id"], "max_length": 14,
+    }).stored for c in (SWITCH, NLLB)}
+
+
+@pytest.mark.parametrize("num_beams", [1, 4])
+@pytest.mark.parametrize("kind", ["switch_transformers", "nllb-moe"])
+def test_an_encoder_decoder_answers_as_on_the_cpu_for_every_number_of_slots(
+    translators: dict[str, StoredModel], kind: str, num_beams: int
+) -> None:
+    stored = translators[kind]
+    options: dict[str, Any] = {"num_beams": num_beams}
+    options |= {"src_lang": "eng_Latn", "tgt_lang": "fra_Latn"} if kind == "nllb-moe" else {}
+    answers = []
+    for device, slots, ram in (("cpu", "100%", "auto"), ("cuda", "100%", "auto"), ("cuda", "10%", "auto"),
+                               ("cuda", "30%", host_room(stored, 10))):
+        with Model(stored, RuntimeConfig(device=device, expert_cache=slots, ram=ram, **options)) as model:
+            answers.append([model.generate(text, model.params()).token_ids for text in (TEXT, "w9 w9 w3", TEXT)])
+    assert answers[0][0] and all(answer == answers[0] for answer in answers)
 
 
 def test_a_program_replays_what_was_captured() -> None:

@@ -1,4 +1,4 @@
-"""Encoder-decoder models on a GPU give what they give on the CPU; here on an emulated device, captured steps and all."""
+"""Encoder-decoder models on a GPU give what they give on the CPU; on an emulated device, captured steps and all."""
 
 from __future__ import annotations
 

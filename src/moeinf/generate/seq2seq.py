@@ -52,7 +52,7 @@ class Sources:
 
         Raises UsageError for languages that are missing, unknown, or that this model is not told.
         """
-        self._prompting, self._tokenizer = prompting, tokenizer
+        self.prompting, self._tokenizer = prompting, tokenizer
         # T5 marks gaps and what fills them by special tokens, <extra_id_0> and so on; a translator's are not text
         self.control_tokens = not prompting.languages
         self.asked = tokenizer.generation_config or config
@@ -75,7 +75,7 @@ class Sources:
     def encode(self, text: str) -> list[int]:
         """The source's tokens, [] for no text."""
         ids = self._tokenizer.encode_bare(text, control_tokens=self.control_tokens)
-        return [*self._source_start, *ids, self._prompting.eos_id] if ids else []
+        return [*self._source_start, *ids, self.prompting.eos_id] if ids else []
 
     def search(self) -> BeamSearch | None:
         """None for a single answer."""
@@ -214,7 +214,7 @@ def _search(model: LanguageModel, sequence: CachedTokens, start: Sequence[int], 
         on_phase("decode")
         while not beams.done:
             started = time.perf_counter()
-            cache.keep(kept)
+            cache.keep(kept)  # moved by the pass that follows
             logits = model.forward([tokens[-1] for tokens in beams.running], cache, check)
             kept = beams.step(_finite(logits)[:, :num_ids])
             timing.token_s.append(time.perf_counter() - started)

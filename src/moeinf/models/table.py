@@ -13,7 +13,7 @@ class Family:
     verified: str = "transformers"  # against what
     notes: tuple[str, ...] = ()  # where the reference is wrong, and what is followed instead
     also: tuple[str, ...] = ()  # other model_types of such checkpoints
-    cpu_only: bool = False  # encoder-decoder models have no layers on a GPU so far
+    encoder_decoder: bool = False
 
     @property
     def module(self) -> str:
@@ -29,7 +29,8 @@ FAMILIES = (
     Family("qwen3_moe", ("Qwen3-30B-A3B", "Qwen3-235B-A22B"), "norms of each head; dense layers by step or name"),
     Family("switch_transformers", ("switch-base-8", "switch-base-128", "switch-large-128"),
            "T5 encoder-decoder; one expert a token in every other layer; a source's tokens beyond an expert's capacity "
-           "pass the layer unchanged; those of an answer never do, as they are decoded one by one", cpu_only=True),
+           "pass the layer unchanged; those of an answer never do, as they are decoded one by one",
+           encoder_decoder=True),
     Family("qwen3_next", ("Qwen3-Next-80B-A3B",),
            "gated DeltaNet with a recurrent state in three of four layers, gated attention in the others; a shared "
            "expert behind a sigmoid gate"),
@@ -70,5 +71,5 @@ FAMILIES = (
            "M2M-100 encoder-decoder told its languages; two experts a token in every fourth layer; beam search",
            verified="transformers with its router mended (tests/models/configs/nllb_moe.py), and 4.57.6",
            notes=("transformers 5.23 only ever uses experts 0 and 1; here a token has its two likeliest, as published "
-                  "and as in 4.57.6",), cpu_only=True),
+                  "and as in 4.57.6",), encoder_decoder=True),
 )

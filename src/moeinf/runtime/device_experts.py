@@ -38,7 +38,8 @@ class DeviceExperts:
     One token: the host learns the routing (the only wait), queues copies of what is missing, and meanwhile the device
     computes what is resident; then the rest, behind its copies. All of it may be recorded (see DecodeProgram). Where
     every expert is on the device, or within its reach in pinned memory, DirectSlots takes over and the host learns
-    nothing until the token is done. Many tokens: batch by batch as slots allow, copies beside products.
+    nothing until the token is done. Many tokens: batch by batch as slots allow, copies beside products; in a recorded
+    step of several beams that is host work between its graphs.
 
     The result does not depend on what was resident: outputs are summed in the order of the routing.
     """
@@ -86,7 +87,7 @@ class DeviceExperts:
         elif len(hidden) == 1:
             self._run_one(layer, hidden, routing, guess, out)
         else:
-            self._run_many(layer, hidden, routing, guess, out)
+            self._program.outside(lambda: self._run_many(layer, hidden, routing, guess, out))
 
     # ---- one token, slots chosen by the device
 

@@ -28,8 +28,12 @@ class DirectSlots:
     """
 
     def __init__(self, device: Device, ops: Ops, tier: ExpertTier, link: HostLink, arena: DeviceArena, shape: MoeShape,
-                 policy: EvictionPolicy, observers: Sequence[Observer], expert_bytes: int, *, allowed: bool) -> None:
-        """allowed: False where the CPU is to compute experts, for which the host has to know the routing."""
+                 policy: EvictionPolicy, observers: Sequence[Observer], expert_bytes: int, *, allowed: bool,
+                 encoder_layers: int = 0) -> None:
+        """allowed: False where the CPU is to compute experts, for which the host has to know the routing.
+
+        encoder_layers: how many layers, the first ones, no token visits that is decoded.
+        """
         self.active = False
         self._allowed = allowed
         self._device = device
@@ -41,6 +45,7 @@ class DirectSlots:
         self._policy = policy
         self._observers = observers
         self._expert_bytes = expert_bytes
+        self._encoder_layers = encoder_layers
         self._table: DirectTable | None = None
         layers, k, kind = shape.num_layers, shape.top_k, device.kind
         self._addresses = torch.zeros(k, dtype=torch.int64, device=kind)
@@ -109,8 +114,8 @@ class DirectSlots:
         self._misses_host.copy_(self._table.misses, non_blocking=True)
         self._table.misses.zero_()
         self._device.synchronise()
-        routings = self._routings_host.numpy().astype(np.int64)
-        for layer, ids in enumerate(routings):
+        routings = self._routings_host.numpy()[self._encoder_layers :].astype(np.int64)
+        for layer, ids in enumerate(routings, self._encoder_layers):
             for observer in self._observers:
                 observer.observe(layer, ids[None])
         self._tier.count_direct(routings.size, int(self._misses_host[0]))
