@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +13,10 @@ import torch
 from moeinf.config import RuntimeConfig
 from moeinf.engine import Model
 from moeinf.errors import DeviceError
+from moeinf.install import pull
 from moeinf.on_gpu import GpuRun
 from moeinf.runtime.predict import PREDICTORS
+from moeinf.show import show_lines
 from moeinf.store.library import StoredModel
 from tests.emulated_device import EmulatedDevice
 from tests.models.configs.nllb_moe import NLLB
@@ -38,12 +42,17 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, StoredModel]:
-    asked = {"switch_transformers": {"decoder_start_token_id": 0, "eos_token_id": 1, "max_length": 14},
-             "nllb-moe": {"decoder_start_token_id": 2, "eos_token_id": 2, "max_length": 14, "early_stopping": True}}
-    configs = (SWITCH | {"expert_capacity": 2}, NLLB)  # capacity: some of the source's tokens overflow
-    return {str(c["model_type"]): Stored(c, tmp_path_factory.mktemp("model"), asked[str(c["model_type"])]).stored
-            for c in configs}
+def translator(tmp_path_factory: pytest.TempPathFactory) -> Stored:
+    return Stored(NLLB, tmp_path_factory.mktemp("nllb"), {
+        "decoder_start_token_id": 2, "eos_token_id": 2, "max_length": 14, "early_stopping": True})
+
+
+@pytest.fixture(scope="module")
+def models(translator: Stored, tmp_path_factory: pytest.TempPathFactory) -> dict[str, StoredModel]:
+    """Of the one, some of a source's tokens overflow an expert."""
+    switch = Stored(SWITCH | {"expert_capacity": 2}, tmp_path_factory.mktemp("switch"), {
+        "decoder_start_token_id": 0, "eos_token_id": 1, "max_length": 14})
+    return {"switch_transformers": switch.stored, "nllb-moe": translator.stored}
 
 
 @pytest.fixture(scope="module", params=HOW)
@@ -160,6 +169,32 @@ def test_tritons_kernels_give_the_logits_of_their_twins(models: dict[str, Stored
     assert all(abs(ours - theirs).max() < 1e-4 for ours, theirs in zip(*found, strict=True))
 
 
+@pytest.mark.parametrize("quant", ["q8_0", "mxfp4"])
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_a_quantised_translator_answers_the_same_for_every_number_of_slots(
+    translator: Stored, tmp_path: Path, quant: str, num_beams: int
+) -> None:
+    stored = pull(str(translator.checkpoint), name="tiny", home=tmp_path, quant=quant)
+    found = []
+    for slots, host in (("100%", None), ("10%", None), ("30%", 6)):
+        with opened(stored, host=host, expert_cache=slots, num_beams=num_beams, **LANGUAGES) as model:
+            found.append(answers(model))
+    assert found[0][0] and found[1] == found[2] == found[0]
+
+
+def test_with_a_share_computed_by_the_cpu_logits_are_the_same_but_for_rounding(
+    models: dict[str, StoredModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("moeinf.runtime.cpu_share.CpuShare.share", lambda self, missing: (missing + 1) // 2)
+    found = []
+    for shared in (False, True):
+        with opened(models["nllb-moe"], host=14, expert_cache="20%", cpu_experts=shared, num_beams=1, **LANGUAGES) as m:
+            run = m._opened()
+            run.encode([5, 17, 3, 88, 41], run.cache, lambda: None)
+            found.append([run.forward([token], run.cache, lambda: None)[-1] for token in (2, 33, 41, 9, 9, 53, 17)])
+    assert all(abs(ours - theirs).max() < 1e-4 for ours, theirs in zip(*found, strict=True))
+
+
 def test_an_interrupted_answer_leaves_a_sound_model(case: Any) -> None:
     stored, options, wanted = case
     with opened(stored, host=14, expert_cache="30%", **options) as model:
@@ -180,6 +215,10 @@ def test_keys_and_values_of_every_beam_are_planned_for(models: dict[str, StoredM
             assert plan.kv_bytes == sum(m.numel() * m.element_size() for m in memories.values())
             plans.append(plan.kv_bytes)
     assert plans[1] == plans[0] * (1 + 4 + 4 / 4) / 2, "the source, four beams, and one of four layers to move them"
+
+
+def test_show_says_what_a_gpu_needs(models: dict[str, StoredModel]) -> None:
+    assert re.search(r"on a GPU +\S+ \w+ VRAM", "\n".join(show_lines(models["nllb-moe"])))
 
 
 def test_such_a_model_asks_for_the_gpu_as_every_other(models: dict[str, StoredModel], monkeypatch: pytest.MonkeyPatch

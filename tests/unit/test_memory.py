@@ -232,3 +232,13 @@ def test_the_smallest_card_is_where_its_plan_begins_to_succeed() -> None:
         plan_device_memory(WIDE, RuntimeConfig(vram=str(vram - 1)), machine, CARD, CARD)
     with pytest.raises(OutOfMemoryError, match="beside the GPU"):
         plan_device_memory(WIDE, config, dataclasses.replace(machine, available_bytes=ram - 1), CARD, CARD)
+
+
+def test_a_source_is_planned_for_as_a_whole_whatever_the_chunk() -> None:
+    demands = dataclasses.replace(WIDE, sources=True)
+    few, many = (RuntimeConfig(prefill_chunk=chunk, context=1024) for chunk in (64, 1024))
+    taken = on_gpu(few, demands=demands).activation_bytes
+    assert taken == on_gpu(many, demands=demands).activation_bytes
+    assert taken > device_activation_bytes(WIDE, 1024, 1024) + 1024 // 64 * 1024 * 1024 * 4, "scores of heads of 64"
+    on_cpu = [plan_memory(demands, config, on(4000)).activation_bytes for config in (few, many)]
+    assert on_cpu[0] == on_cpu[1]

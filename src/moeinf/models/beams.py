@@ -39,10 +39,10 @@ class HostBeams:
 
     rewinds = True
 
-    def __init__(self, num_heads: int, head_dim: int, scale: float, capacity: int, beams: int,
+    def __init__(self, num_heads: int, head_dim: int, scale: float, capacity: int, num_beams: int,
                  bias: Float32Array | None) -> None:
         self._math, self._num_heads, self._scale, self._bias = NumpyMath(), num_heads, scale, bias
-        self._keys: Float32Array = np.empty((beams, num_heads, capacity, head_dim), np.float32)
+        self._keys: Float32Array = np.empty((num_beams, num_heads, capacity, head_dim), np.float32)
         self._values: Float32Array = np.empty_like(self._keys)
         self._source: tuple[Float32Array, Float32Array] | None = None
 

@@ -115,8 +115,8 @@ class Decoder:
         self._experts = experts
         self._laps = laps
 
-    def new_cache(self, capacity: int, beams: int = 1) -> Cache:
-        assert beams == 1, "only the answers to a source are searched for"
+    def new_cache(self, capacity: int, num_beams: int = 1) -> Cache:
+        assert num_beams == 1, "only the answers to a source are searched for"
         return Cache([attention.new_state(capacity) for attention in self._attention], capacity)
 
     def forward(self, ids: Sequence[int], cache: Cache, between_layers: Callable[[], None] | None = None, *,

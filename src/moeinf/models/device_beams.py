@@ -22,11 +22,11 @@ class DeviceBeams:
     rewinds = True
 
     def __init__(self, vectors: VectorOps, device: torch.device, num_heads: int, head_dim: int, scale: float,
-                 capacity: int, beams: int, bias: Tensor | None, spare: Tensor | None) -> None:
+                 capacity: int, num_beams: int, bias: Tensor | None, spare: Tensor | None) -> None:
         """spare: as large as `past`, for `keep`, where there are several beams; layers may share it."""
         self._vectors, self._num_heads, self._scale, self._spare = vectors, num_heads, scale, spare
         self._bias = None if bias is None else bias.contiguous()
-        self._past = torch.zeros(past_shape(num_heads, head_dim, capacity, beams), device=device)
+        self._past = torch.zeros(past_shape(num_heads, head_dim, capacity, num_beams), device=device)
         self._source = torch.zeros((2, num_heads, capacity, head_dim), device=device)
         self._last_of_source = torch.zeros(1, dtype=torch.int32, device=device)
 
@@ -67,6 +67,6 @@ class DeviceBeams:
         return out.view(q.shape)
 
 
-def past_shape(num_heads: int, head_dim: int, capacity: int, beams: int) -> tuple[int, ...]:
+def past_shape(num_heads: int, head_dim: int, capacity: int, num_beams: int) -> tuple[int, ...]:
     """Keys, then values."""
-    return 2, beams, num_heads, capacity, head_dim
+    return 2, num_beams, num_heads, capacity, head_dim

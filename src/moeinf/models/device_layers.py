@@ -119,13 +119,13 @@ class DeviceLayers:
         kind, dtype = self.device.kind, _TORCH_DTYPES[self.dtype]
         return DeviceLatentCore(self.ops.vectors, kind, dtype, num_heads, width, rope, scale, layer)
 
-    def beams(self, num_heads: int, head_dim: int, scale: float, capacity: int, beams: int, bias: Tensor | None
+    def beams(self, num_heads: int, head_dim: int, scale: float, capacity: int, num_beams: int, bias: Tensor | None
               ) -> DeviceBeams:
-        shape = past_shape(num_heads, head_dim, capacity, beams)
-        if beams > 1 and (self._spare is None or self._spare.shape != shape):
+        shape = past_shape(num_heads, head_dim, capacity, num_beams)
+        if num_beams > 1 and (self._spare is None or self._spare.shape != shape):
             self._spare = torch.zeros(shape, device=self.device.kind)
-        return DeviceBeams(self.ops.vectors, self.device.kind, num_heads, head_dim, scale, capacity, beams, bias,
-                           self._spare)
+        return DeviceBeams(self.ops.vectors, self.device.kind, num_heads, head_dim, scale, capacity, num_beams,
+                           bias, self._spare)
 
     def softmax_router(self, gate: str, norm: str, eps: float, top_k: int, normalise: bool,
                        kind: NormKind = "rms") -> DeviceSoftmaxRouter:

@@ -194,7 +194,7 @@ class Layers(Protocol):
         """The last rotary_dim of `width` are turned; scale: of the scores."""
         ...
 
-    def beams(self, num_heads: int, head_dim: int, scale: float, capacity: int, beams: int, bias: Hidden | None
+    def beams(self, num_heads: int, head_dim: int, scale: float, capacity: int, num_beams: int, bias: Hidden | None
               ) -> Beams:
         """With room for so many tokens of so many beams; bias [heads, capacity]: added to the scores of what a beam has
         decoded, by how many places back that lies."""

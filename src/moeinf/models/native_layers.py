@@ -69,9 +69,9 @@ class NativeLayers:
     def latent_core(self, num_heads: int, width: int, rope: Rope, scale: float, layer: int) -> NativeLatentCore:
         return NativeLatentCore(self.kernels, self.dtype, num_heads, width, rope, scale, layer)
 
-    def beams(self, num_heads: int, head_dim: int, scale: float, capacity: int, beams: int, bias: Float32Array | None
-              ) -> HostBeams:
-        return HostBeams(num_heads, head_dim, scale, capacity, beams, bias)
+    def beams(self, num_heads: int, head_dim: int, scale: float, capacity: int, num_beams: int,
+              bias: Float32Array | None) -> HostBeams:
+        return HostBeams(num_heads, head_dim, scale, capacity, num_beams, bias)
 
     def softmax_router(self, gate: str, norm: str, eps: float, top_k: int, normalise: bool,
                        kind: NormKind = "rms") -> SoftmaxRouter:

@@ -84,9 +84,9 @@ class Attention:
             layers.linear(f"{prefix}{name}.weight", f"{prefix}{name}.bias" if heads.biased else None)
             for name in heads.names)
 
-    def new_state(self, capacity: int, beams: int, bias: Array | None) -> Beams:
+    def new_state(self, capacity: int, num_beams: int, bias: Array | None) -> Beams:
         h = self._heads
-        return self._layers.beams(h.num_heads, h.head_dim, h.scale, capacity, beams, bias)
+        return self._layers.beams(h.num_heads, h.head_dim, h.scale, capacity, num_beams, bias)
 
     def over_itself(self, x: Hidden, bias: Array | None) -> None:
         """Each token of the source sees every other."""
@@ -145,10 +145,10 @@ class EncoderDecoder:
         self._decoder, self._decoder_bias = decoder, decoder_bias
         self._experts, self._laps = experts, laps
 
-    def new_cache(self, capacity: int, beams: int = 1) -> SourceCache:
+    def new_cache(self, capacity: int, num_beams: int = 1) -> SourceCache:
         """With room for so many tokens of a source, and of each beam."""
         bias = None if self._decoder_bias is None else self._decoder_bias(-np.arange(capacity))
-        return SourceCache([layer.attention.new_state(capacity, beams, bias) for layer in self._decoder], capacity)
+        return SourceCache([layer.attention.new_state(capacity, num_beams, bias) for layer in self._decoder], capacity)
 
     def encode(self, ids: Sequence[int], cache: SourceCache, between_layers: Callable[[], None] = lambda: None) -> None:
         """The cache then holds this source and nothing decoded. between_layers may raise to give the pass up."""
