@@ -20,6 +20,7 @@ import pytest
 import torch
 
 from moeinf.config import RuntimeConfig
+from moeinf.device.arena import DeviceArena
 from moeinf.device.matrix_twins import TorchMatrixOps
 from moeinf.device.ops import Ops
 from moeinf.device.vector_twins import TorchVectorOps
@@ -29,6 +30,7 @@ from moeinf.hardware import Machine
 from moeinf.install import pull
 from moeinf.memory import DevicePlan, plan_device_memory
 from moeinf.on_gpu import GpuRun, OpenGpu
+from moeinf.runtime.device_experts import DeviceExperts
 from moeinf.runtime.predict import PREDICTORS
 from moeinf.stats_block import stats_lines
 from moeinf.store.library import StoredModel
@@ -86,6 +88,11 @@ def answer(model: Model) -> list[int]:
                          (result.stats.decode_cache, len(result.stats.token_s))):
         assert cache.hits + cache.misses == count * shape.num_layers * shape.top_k
     return result.token_ids
+
+
+def answer_tokens(model: Model) -> list[int]:
+    """Where a step is repeated, so that counts say less."""
+    return model.generate(PROMPT, model.params(temperature=0.0, num_predict=NUM_TOKENS, stop=())).token_ids
 
 
 def tokens(stored: StoredModel, gpu: OpenGpu | None = None, host: int | None = None, **options: Any) -> list[int]:
@@ -287,6 +294,33 @@ def test_when_device_memory_runs_out_slots_are_given_up_and_the_text_is_the_same
             assert answer(model) == wanted
             assert run.tier.num_slots == 4 * (-(-before // 4) - 3), "three segments left"
             assert sum("memory ran out" in notice for notice in model.notices) == 3
+
+
+@pytest.mark.parametrize("host", [20, None])
+def test_memory_that_runs_out_in_the_middle_of_a_step_takes_no_slot_into_which_a_copy_is_under_way(
+    demo: StoredModel, wanted: list[int], monkeypatch: pytest.MonkeyPatch, host: int | None
+) -> None:
+    monkeypatch.setattr("moeinf.device.arena.SEGMENT_BYTES", 4 * demo.manifest.layout.stride_bytes)
+    calls, shrink, run = [0], DeviceArena.shrink, DeviceExperts.run
+
+    def scarce(*args: Any) -> None:
+        calls[0] += 1
+        if calls[0] in (2, 7, 9, 16, 23):
+            raise torch.OutOfMemoryError("no more")
+        run(*args)
+
+    with opened(demo, host=host, expert_cache="70%") as model:
+        gpu: Any = model._opened()
+        left = [0]
+
+        def checked(arena: DeviceArena) -> None:
+            left[0] += gpu._gpu.copier.num_pending
+            shrink(arena)
+
+        monkeypatch.setattr(DeviceArena, "shrink", checked)
+        monkeypatch.setattr(DeviceExperts, "run", scarce)
+        assert answer_tokens(model) == wanted
+        assert sum("memory ran out" in notice for notice in model.notices) == 5 and left == [0]
 
 
 def scarce_memory(monkeypatch: pytest.MonkeyPatch, stored: StoredModel, segments: int) -> None:

@@ -46,6 +46,7 @@ class SourceCache(Cache):
         self.beams = len(beams)
 
     def move_kept(self, of_host: Callable[[IntArray], Array]) -> None:
+        """The first work of a pass. Where the device has no memory for the list of beams, nothing has moved."""
         if self._kept is not None:
             beams = of_host(np.array(self._kept))
             for state in self.states:
