@@ -149,7 +149,8 @@ class TritonVectorOps:
         programs = kv_heads * -(-heads // kv_heads // block_g)
         splits = min(64, _power_of_two(-(-self._programs // programs)))  # so few are cheap to merge
         # Of keys and of values 16 KiB a block, twice since the next is loaded meanwhile: what any card has room for.
-        block_n = max(16, min(64, (16 << 10) // (block_d * keys.itemsize)))
+        # A product takes 32 bytes of positions at least; with more, 1024 floats beside the queries would not fit.
+        block_n = max(32 // keys.itemsize, min(64, (16 << 10) // (block_d * keys.itemsize)))
         shape = {"WINDOW": window, "SPLITS": splits, "BLOCK_N": block_n}
         partial = self._buffers(q.device, heads, splits, head_dim)
         self._attention.attend_split[(tokens * programs, splits)](

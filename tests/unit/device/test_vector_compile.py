@@ -81,7 +81,8 @@ def launch_all(ops: TritonVectorOps) -> None:
         (32, 4, 128, 0, 0.0, torch.bfloat16), (32, 4, 128, 0, 0.0, torch.float16), (32, 4, 128, 0, 0.0, torch.float32),
         (32, 8, 128, 4096, 8.0, torch.bfloat16), (6, 2, 80, 0, 8.0, torch.bfloat16), (2, 2, 256, 0, 0.0, torch.float32),
         (8, 1, 576, 0, 0.0, torch.bfloat16), (64, 2, 64, 128, 0.0, torch.float16),
-        (128, 1, 576, 0, 0.0, torch.bfloat16),
+        (128, 1, 576, 0, 0.0, torch.bfloat16), (16, 1, 576, 0, 0.0, torch.float16),
+        (128, 1, 576, 0, 0.0, torch.float32), (8, 8, 512, 0, 0.0, torch.float32),
     ):  # fmt: skip
         q, k = torch.empty(1, heads * head_dim), torch.empty(1, kv_heads * head_dim)
         keys, angles = torch.empty(kv_heads, 32, head_dim, dtype=dtype), torch.empty(32, head_dim // 2)
