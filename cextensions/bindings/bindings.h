@@ -8,6 +8,7 @@ namespace moeinf {
 void bind_kernels(nanobind::module_& m);
 void bind_formats(nanobind::module_& m);
 void bind_decoder(nanobind::module_& m);
+void bind_latent(nanobind::module_& m);
 void bind_cuda(nanobind::module_& m);
 
 }  // namespace moeinf

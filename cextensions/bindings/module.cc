@@ -230,5 +230,6 @@ NB_MODULE(_native, m) {
   moeinf::bind_formats(m);
   moeinf::bind_kernels(m);
   moeinf::bind_decoder(m);
+  moeinf::bind_latent(m);
   moeinf::bind_cuda(m);
 }

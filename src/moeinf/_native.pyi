@@ -165,6 +165,55 @@ class AttentionLayer:
         keys, values: the bytes of [kv_heads, capacity, head_dim]; cos, sin [tokens, rotary_dim / 2].
         """
 
+class LatentLayer:
+    """The core of multi-head latent attention of one layer: one row a token is kept, a latent and a turned key."""
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        keys_values: Matrix,
+        num_heads: int,
+        plain_dim: int,
+        value_dim: int,
+        rotary_dim: int,
+        interleaved: bool,
+        scale: float,
+    ) -> None:
+        """keys_values [heads * (plain_dim + value_dim), rank] in f32, f16 or bf16: for each head W_UK, then W_UV.
+
+        ValueError for sizes that do not fit together.
+        """
+
+    def store(
+        self,
+        rows: npt.NDArray[np.float32],
+        cache: _Bytes,
+        format: Literal["f32", "f16", "bf16"],
+        length: int,
+        cos: npt.NDArray[np.float32],
+        sin: npt.NDArray[np.float32],
+    ) -> None:
+        """Writes rows [tokens, rank + rotary_dim], their ends turned, behind the `length` others that the cache has.
+
+        cache: the bytes of [capacity, rank + rotary_dim]; cos, sin [tokens, rotary_dim / 2].
+        """
+
+    def attend(
+        self,
+        queries: npt.NDArray[np.float32],
+        cache: _Bytes,
+        format: Literal["f32", "f16", "bf16"],
+        length: int,
+        cos: npt.NDArray[np.float32],
+        sin: npt.NDArray[np.float32],
+        out: npt.NDArray[np.float32],
+    ) -> None:
+        """Writes out [tokens, heads * value_dim]; the same whatever the number of threads.
+
+        queries [tokens, heads * (plain_dim + rotary_dim)], not turned yet, are at the places from `length` on, where
+        their rows are stored. cache, cos, sin: as for store.
+        """
+
 class RouterLayer:
     """The norm in front of a MoE block, and its softmax router."""
 

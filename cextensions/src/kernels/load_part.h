@@ -15,6 +15,9 @@ inline F32 load_f32_part(const unsigned char* p, std::int64_t count) {
 inline F32 load_f16_part(const unsigned char* p, std::int64_t count) {
   return load_f16(Padded<2 * kLanes>(p, 2 * count).bytes);
 }
+inline F32 widen_bf16_part(const unsigned char* p, std::int64_t count) {
+  return widen_bf16(Padded<2 * kLanes>(p, 2 * count).bytes);
+}
 inline Bf16 load_bf16_part(const unsigned char* p, std::int64_t count) {
   return load_bf16(Padded<4 * kLanes>(p, 2 * count).bytes);
 }

@@ -36,6 +36,7 @@ namespace {
 #include "expand.h"
 #include "matmul.h"
 #include "attention_loops.h"
+#include "mix_rows.h"
 // clang-format on
 
 void dot_rows(const Matrix& w, std::int64_t first, std::int64_t last, const void* x, int num_x, float* y,
@@ -80,13 +81,27 @@ void matmul_rows(const Matrix& w, std::int64_t first, std::int64_t last, const v
   }
 }
 
+void mix_rows(const Matrix& w, std::int64_t first, std::int64_t last, const float* x, std::int64_t x_stride,
+              std::int64_t num_x, float* y, std::int64_t y_stride) {
+  const std::int64_t row = w.cols * static_cast<std::int64_t>(block_bytes(w.format));
+  const MixCall call = {w.data, row, w.rows, x, x_stride, num_x, y, y_stride};
+  switch (w.format) {
+    case Format::kF32:
+      return mix_columns<F32Lanes>(call, first, last);
+    case Format::kF16:
+      return mix_columns<F16Lanes>(call, first, last);
+    default:
+      return mix_columns<WidenedBf16Lanes>(call, first, last);
+  }
+}
+
 }  // namespace
 
 namespace isa {
 
 const Ops MOEINF_ISA = {
-    NAME_OF(MOEINF_ISA), prepare,  dot_rows,   matmul_rows, activate, add_stored, add_scaled,
-    sigmoid_mul,         rms_norm, layer_norm, rotate,      store_kv, softmax,    attend};
+    NAME_OF(MOEINF_ISA), prepare,  dot_rows,   matmul_rows, mix_rows, activate, add_stored, add_scaled,
+    sigmoid_mul,         rms_norm, layer_norm, rotate,      store_kv, softmax,  soften,     attend};
 
 }  // namespace isa
 }  // namespace moeinf

@@ -31,6 +31,10 @@ ALWAYS_INLINE __m256i load_32(const unsigned char* p) {
 }
 ALWAYS_INLINE F32 load_f32(const unsigned char* p) { return _mm256_castsi256_ps(load_32(p)); }
 ALWAYS_INLINE F32 load_f16(const unsigned char* p) { return _mm256_cvtph_ps(load_16(p)); }
+// kLanes bf16 as floats: the upper halves of their bits.
+ALWAYS_INLINE F32 widen_bf16(const unsigned char* p) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load_16(p)), 16));
+}
 
 // 2 * kLanes bf16.
 struct Bf16 {

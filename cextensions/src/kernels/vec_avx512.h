@@ -52,6 +52,17 @@ ALWAYS_INLINE F32 load_f16_part(const unsigned char* p, std::int64_t count) {
   return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(static_cast<__mmask16>((1u << count) - 1), p));
 }
 
+// kLanes bf16 as floats: the upper halves of their bits.
+ALWAYS_INLINE F32 widen_bits(__m256i bits) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+}
+ALWAYS_INLINE F32 widen_bf16(const unsigned char* p) {
+  return widen_bits(_mm256_loadu_si256(reinterpret_cast<const __m256i_u*>(p)));
+}
+ALWAYS_INLINE F32 widen_bf16_part(const unsigned char* p, std::int64_t count) {
+  return widen_bits(_mm256_maskz_loadu_epi16(static_cast<__mmask16>((1u << count) - 1), p));
+}
+
 // 2 * kLanes bf16.
 #ifdef MOEINF_BF16_DOT
 using Bf16 = __m512bh;

@@ -30,6 +30,7 @@ inline F32 load_f32(const unsigned char* p) {
   return value;
 }
 inline F32 load_f16(const unsigned char* p) { return f32_of_f16(load_u16(p)); }
+inline F32 widen_bf16(const unsigned char* p) { return f32_of_bf16(load_u16(p)); }
 
 // 2 * kLanes bf16; the order of the lanes is the same for all that fma_bf16 is given.
 struct Bf16 {

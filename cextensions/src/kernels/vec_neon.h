@@ -21,6 +21,10 @@ ALWAYS_INLINE void sum_four(F32 a, F32 b, F32 c, F32 d, float* out) {
 
 ALWAYS_INLINE F32 load_f32(const unsigned char* p) { return vreinterpretq_f32_u8(vld1q_u8(p)); }
 ALWAYS_INLINE F32 load_f16(const unsigned char* p) { return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p))); }
+// kLanes bf16 as floats: the upper halves of their bits.
+ALWAYS_INLINE F32 widen_bf16(const unsigned char* p) {
+  return vreinterpretq_f32_u32(vshll_n_u16(vreinterpret_u16_u8(vld1_u8(p)), 16));
+}
 
 // 2 * kLanes bf16.
 struct Bf16 {

@@ -48,6 +48,12 @@ struct AttendTask {
   const float* sinks;  // [num_queries]: a further score of each, not scaled, whose weight goes nowhere; may be null
 };
 
+// Of a softmax that goes over its scores block by block.
+struct SoftmaxState {
+  float largest;  // score so far; minus infinity before the first
+  float total;    // of e^(score - largest)
+};
+
 struct Ops {
   const char* name;  // "generic", "avx2", "avx512", "avx512bf16", "neon", "neon_dotprod"
 
@@ -65,6 +71,11 @@ struct Ops {
   void (*matmul_rows)(const Matrix& w, std::int64_t first, std::int64_t last, const void* x, std::int64_t num_x,
                       void* scratch, float* y, std::int64_t y_stride);
 
+  // y[i * y_stride + c] += sum over all rows r of x[i * x_stride + r] * w[r][c], for first <= c < last, i < num_x, in
+  // float32 and in the order of the rows, so that an element depends on nothing else of the call. w is f32, f16 or bf16.
+  void (*mix_rows)(const Matrix& w, std::int64_t first, std::int64_t last, const float* x, std::int64_t x_stride,
+                   std::int64_t num_x, float* y, std::int64_t y_stride);
+
   // out (may be gate) = act(gate) * up, or act(gate) where up is null (not for kSwigluClamped, which alone has a limit).
   void (*activate)(Activation act, float limit, const float* gate, const float* up, float* out, std::int64_t count);
   void (*add_stored)(Format format, const void* x, float* sum, std::int64_t count);      // sum += x, which is f32, f16 or bf16
@@ -80,6 +91,9 @@ struct Ops {
   void (*store_kv)(Format format, const float* x, std::int64_t count, void* out);
   // x = softmax(scale * x), scale > 0; *sink, where it is not null, is a further element of what is in the brackets.
   void (*softmax)(float* x, std::int64_t count, float scale, const float* sink);
+  // The same block by block: scores [count] become e^(score - state.largest), with the state brought up to date, and with
+  // it the sums [width] of what the scores before them weighed.
+  void (*soften)(float* scores, std::int64_t count, SoftmaxState& state, float* sums, std::int64_t width);
   void (*attend)(const AttendTask& task, float* out);  // out [num_queries, head_dim]
 };
 

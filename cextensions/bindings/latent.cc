@@ -1,0 +1,107 @@
+// The core of multi-head latent attention for Python. The GIL is released while anything is computed.
+#include "moeinf/kernels/latent.h"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+#include "bindings.h"
+#include "matrix.h"
+
+namespace nb = nanobind;
+
+namespace {
+
+using moeinf::BoundMatrix;
+using moeinf::Kernels;
+using Rows = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using ConstRows = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Bytes = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+void require(bool holds, const char* what) {
+  if (!holds) throw std::invalid_argument(what);
+}
+
+bool has_shape(const ConstRows& array, std::int64_t rows, std::int64_t cols) {
+  return static_cast<std::int64_t>(array.shape(0)) == rows &&
+         static_cast<std::int64_t>(array.shape(1)) == cols;
+}
+
+// Holds every array it was given, so the addresses stay good.
+class LatentLayer {
+ public:
+  LatentLayer(nb::object kernels, nb::object keys_values, std::int64_t num_heads, std::int64_t plain_dim,
+              std::int64_t value_dim, std::int64_t rotary_dim, bool interleaved, double scale)
+      : kernels_object_(kernels),
+        matrix_object_(keys_values),
+        kernels_(nb::cast<Kernels*>(kernels)),
+        keys_values_(nb::cast<const BoundMatrix&>(keys_values).view()),
+        shape_{num_heads,   keys_values_.cols,        plain_dim, value_dim, rotary_dim / 2,
+               interleaved, static_cast<float>(scale)} {
+    require(moeinf::block_weights(keys_values_.format) == 1,
+            "what is multiplied by head is f32, f16 or bf16");
+    require(num_heads > 0 && plain_dim > 0 && value_dim > 0 &&
+                keys_values_.rows == num_heads * (plain_dim + value_dim),
+            "the rows of the matrix are not those of so many heads");
+    require(rotary_dim > 0 && rotary_dim % 2 == 0, "rotary_dim is odd or not positive");
+  }
+
+  void store(ConstRows rows, Bytes cache, const std::string& format, std::int64_t length, ConstRows cos,
+             ConstRows sin) {
+    const auto tokens = static_cast<std::int64_t>(rows.shape(0));
+    require(has_shape(rows, tokens, shape_.width()), "the rows are of another width than the layer's");
+    const moeinf::LatentRows kept = checked(cache, format, length, cos, sin, tokens);
+    const nb::gil_scoped_release released;
+    moeinf::store_latents(*kernels_, shape_, kept, length, rows.data(), cos.data(), sin.data(), tokens);
+  }
+
+  void attend(ConstRows queries, Bytes cache, const std::string& format, std::int64_t length, ConstRows cos,
+              ConstRows sin, Rows out) {
+    const auto tokens = static_cast<std::int64_t>(queries.shape(0));
+    require(has_shape(queries, tokens, shape_.num_heads * shape_.query_dim()) &&
+                has_shape(ConstRows(out), tokens, shape_.num_heads * shape_.value_dim),
+            "queries or results are of another width than the layer's");
+    const moeinf::LatentRows kept = checked(cache, format, length, cos, sin, tokens);
+    const nb::gil_scoped_release released;
+    moeinf::attend_latents(*kernels_, shape_, keys_values_, kept, length, queries.data(), cos.data(),
+                           sin.data(), out.data(), tokens);
+  }
+
+ private:
+  moeinf::LatentRows checked(const Bytes& cache, const std::string& format, std::int64_t length,
+                             const ConstRows& cos, const ConstRows& sin, std::int64_t tokens) const {
+    const moeinf::Format kind = moeinf::format_named(format);
+    require(moeinf::block_weights(kind) == 1, "latents are kept as f32, f16 or bf16");
+    require(length >= 0 && cache.shape(0) / moeinf::row_bytes(kind, shape_.width()) >=
+                               static_cast<std::size_t>(length + tokens),
+            "the cache is too small");
+    require(has_shape(cos, tokens, shape_.rotary_pairs) && has_shape(sin, tokens, shape_.rotary_pairs),
+            "cos and sin are [tokens, rotary_dim / 2]");
+    return {cache.data(), kind};
+  }
+
+  nb::object kernels_object_, matrix_object_;
+  Kernels* kernels_;
+  moeinf::Matrix keys_values_;
+  moeinf::LatentShape shape_;
+};
+
+}  // namespace
+
+void moeinf::bind_latent(nb::module_& m) {
+  nb::class_<LatentLayer>(m, "LatentLayer", "The core of multi-head latent attention of one layer.")
+      .def(nb::init<nb::object, nb::object, std::int64_t, std::int64_t, std::int64_t, std::int64_t, bool,
+                    double>(),
+           nb::arg("kernels"), nb::arg("keys_values"), nb::arg("num_heads"), nb::arg("plain_dim"),
+           nb::arg("value_dim"), nb::arg("rotary_dim"), nb::arg("interleaved"), nb::arg("scale"))
+      .def("store", &LatentLayer::store, nb::arg("rows").noconvert(), nb::arg("cache").noconvert(),
+           nb::arg("format"), nb::arg("length"), nb::arg("cos").noconvert(), nb::arg("sin").noconvert(),
+           "Writes rows [tokens, rank + rotary_dim], their ends turned, behind `length` others.")
+      .def("attend", &LatentLayer::attend, nb::arg("queries").noconvert(), nb::arg("cache").noconvert(),
+           nb::arg("format"), nb::arg("length"), nb::arg("cos").noconvert(), nb::arg("sin").noconvert(),
+           nb::arg("out").noconvert(), "Writes out [tokens, heads * value_dim].");
+}

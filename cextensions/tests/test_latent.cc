@@ -1,0 +1,192 @@
+// Latent attention in long and short passes against its definition in double precision, which makes every key
+// and value; the sums of rows and the softmax that it is made of.
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "moeinf/kernels/latent.h"
+#include "ops_reference.h"
+
+using namespace moeinf;
+
+namespace {
+
+using Floats = std::vector<float>;
+
+// Queries, keys, values and rows of one layer, token after token.
+struct Layer {
+  Layer(const LatentShape& s, std::int64_t tokens, std::mt19937& random)
+      : shape(s),
+        keys_values(random_floats(random, s.num_heads * (s.plain_dim + s.value_dim) * s.rank)),
+        rows(random_floats(random, tokens * s.width())),
+        queries(random_floats(random, tokens * s.num_heads * s.query_dim())),
+        cos(random_floats(random, tokens * s.rotary_pairs)),
+        sin(random_floats(random, tokens * s.rotary_pairs)) {}
+
+  Matrix matrix() const {
+    return {reinterpret_cast<const unsigned char*>(keys_values.data()), Format::kF32,
+            shape.num_heads * (shape.plain_dim + shape.value_dim), shape.rank};
+  }
+
+  // The end of a query or row of token t, turned.
+  std::vector<double> turned(const float* x, std::int64_t t) const {
+    std::vector<double> out(std::size_t(2 * shape.rotary_pairs));
+    for (std::int64_t i = 0; i < shape.rotary_pairs; ++i) {
+      const auto a = std::size_t(shape.interleaved ? 2 * i : i);
+      const auto b = std::size_t(shape.interleaved ? 2 * i + 1 : i + shape.rotary_pairs);
+      const double c = cos[std::size_t(t * shape.rotary_pairs + i)],
+                   s = sin[std::size_t(t * shape.rotary_pairs + i)];
+      out[a] = x[a] * c - x[b] * s;
+      out[b] = x[b] * c + x[a] * s;
+    }
+    return out;
+  }
+
+  // Row r of head h times the latent of token t: a number of its key or value.
+  double made(std::int64_t h, std::int64_t r, std::int64_t t) const {
+    double sum = 0;
+    const float* const weights =
+        keys_values.data() + (h * (shape.plain_dim + shape.value_dim) + r) * shape.rank;
+    for (std::int64_t c = 0; c < shape.rank; ++c)
+      sum += double(weights[c]) * rows[std::size_t(t * shape.width() + c)];
+    return sum;
+  }
+
+  double score(std::int64_t h, std::int64_t t, std::int64_t seen) const {
+    const float* const query = queries.data() + (t * shape.num_heads + h) * shape.query_dim();
+    double sum = 0;
+    for (std::int64_t i = 0; i < shape.plain_dim; ++i) sum += query[i] * made(h, i, seen);
+    const std::vector<double> asked = turned(query + shape.plain_dim, t);
+    const std::vector<double> key = turned(rows.data() + seen * shape.width() + shape.rank, seen);
+    for (std::size_t i = 0; i < key.size(); ++i) sum += asked[i] * key[i];
+    return sum * double(shape.scale);
+  }
+
+  std::vector<double> expected(std::int64_t h, std::int64_t t) const {
+    std::vector<double> weights, out(std::size_t(shape.value_dim));
+    double largest = -std::numeric_limits<double>::infinity(), total = 0;
+    for (std::int64_t seen = 0; seen <= t; ++seen) {
+      weights.push_back(score(h, t, seen));
+      largest = std::fmax(largest, weights.back());
+    }
+    for (double& weight : weights) total += weight = std::exp(weight - largest);
+    for (std::int64_t seen = 0; seen <= t; ++seen) {
+      for (std::int64_t v = 0; v < shape.value_dim; ++v) {
+        out[std::size_t(v)] += weights[std::size_t(seen)] / total * made(h, shape.plain_dim + v, seen);
+      }
+    }
+    return out;
+  }
+
+  // [tokens, heads * value_dim], by passes of the given sizes.
+  Floats attended(Kernels& kernels, const std::vector<std::int64_t>& passes) const {
+    const std::int64_t tokens = std::int64_t(rows.size()) / shape.width();
+    const Lines cache(rows.size() * sizeof(float));
+    Floats out(std::size_t(tokens * shape.num_heads * shape.value_dim));
+    std::int64_t length = 0;
+    for (const std::int64_t count : passes) {
+      const std::int64_t angles = length * shape.rotary_pairs;
+      store_latents(kernels, shape, {cache.memory, Format::kF32}, length,
+                    rows.data() + length * shape.width(), cos.data() + angles, sin.data() + angles, count);
+      attend_latents(kernels, shape, matrix(), {cache.memory, Format::kF32}, length,
+                     queries.data() + length * shape.num_heads * shape.query_dim(), cos.data() + angles,
+                     sin.data() + angles, out.data() + length * shape.num_heads * shape.value_dim, count);
+      length += count;
+    }
+    CHECK(length == tokens);
+    return out;
+  }
+
+  LatentShape shape;
+  Floats keys_values, rows, queries, cos, sin;
+};
+
+void compare(const LatentShape& shape, const std::vector<std::int64_t>& passes) {
+  std::mt19937 random(5);
+  std::int64_t tokens = 0;
+  for (const std::int64_t count : passes) tokens += count;
+  const Layer layer(shape, tokens, random);
+  for (const std::string& isa : available_isas()) {
+    Kernels kernels(2, isa);
+    const Floats found = layer.attended(kernels, passes);
+    for (std::int64_t t = 0; t < tokens; ++t) {
+      for (std::int64_t h = 0; h < shape.num_heads; ++h) {
+        const std::vector<double> expected = layer.expected(h, t);
+        for (std::int64_t v = 0; v < shape.value_dim; ++v) {
+          const float value = found[std::size_t((t * shape.num_heads + h) * shape.value_dim + v)];
+          CHECK(std::fabs(double(value) - expected[std::size_t(v)]) < 1e-4);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+
+TEST(latent_attention_is_that_of_its_double_precision_twin) {
+  compare({3, 21, 5, 4, 3, false, 0.1f}, {7, 1, 1, 11});
+  compare({35, 9, 3, 2, 2, true, 0.3f}, {1, 2, 9});
+  compare({1, 1, 1, 1, 1, false, 1.0f}, {1, 3});
+}
+
+TEST(latent_attention_in_runs_of_rows_is_put_together_right) {
+  compare({2, 4, 2, 2, 1, false, 0.3f}, {140, 3, 1, 120, 1});  // more than two blocks of rows
+}
+
+TEST(latent_attention_is_the_same_for_every_number_of_threads) {
+  std::mt19937 random(6);
+  const Layer layer({20, 33, 8, 4, 4, true, 0.2f}, 300, random);
+  Kernels one(1, ""), three(3, "");
+  const std::vector<std::int64_t> passes = {150, 140, 9, 1};
+  CHECK(layer.attended(one, passes) == layer.attended(three, passes));
+}
+
+TEST(sums_of_rows_equal_a_float64_reference_and_depend_on_nothing_else) {
+  std::mt19937 random(7);
+  for (const Format format : {Format::kF32, Format::kF16, Format::kBF16}) {
+    for (const std::int64_t cols : {1, 7, 33, 130, 300}) {
+      const TestMatrix w(random, format, 19, cols);
+      const Floats weights = w.dequantised(), x = random_floats(random, 11 * 20);
+      for (const std::string& isa : available_isas()) {
+        const Ops& ops = ops_for(isa);
+        const std::int64_t first = cols / 3;
+        Floats together(std::size_t(11 * cols), 0.5f);
+        ops.mix_rows(w.view, first, cols, x.data(), 20, 11, together.data(), cols);
+        for (std::int64_t i = 0; i < 11; ++i) {
+          Floats alone(std::size_t(cols), 0.5f);
+          ops.mix_rows(w.view, first, cols, x.data() + 20 * i, 20, 1, alone.data(), cols);
+          for (std::int64_t c = 0; c < cols; ++c) {
+            double sum = 0.5, magnitude = 0.5;
+            for (std::int64_t r = 0; c >= first && r < 19; ++r) {
+              const double product = double(x[std::size_t(20 * i + r)]) * weights[std::size_t(r * cols + c)];
+              sum += product;
+              magnitude += std::fabs(product);
+            }
+            CHECK(alone[std::size_t(c)] == together[std::size_t(i * cols + c)]);
+            CHECK(std::fabs(double(alone[std::size_t(c)]) - sum) <= kTolerance * magnitude);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(a_softmax_by_blocks_keeps_the_largest_score_and_scales_what_came_before) {
+  for (const std::string& isa : available_isas()) {
+    SoftmaxState state = {-std::numeric_limits<float>::infinity(), 0};
+    Floats sums = {0, 0, 0}, first = {1, 3, 2}, second = {0, 5}, nothing;
+    ops_for(isa).soften(nothing.data(), 0, state, sums.data(), 3);
+    CHECK(state.total == 0);
+    ops_for(isa).soften(first.data(), 3, state, sums.data(), 3);
+    CHECK(state.largest == 3 && std::fabs(first[0] - std::exp(-2.0f)) < 1e-6f && first[1] == 1);
+    sums = {1, 2, 4};
+    ops_for(isa).soften(second.data(), 2, state, sums.data(), 3);
+    CHECK(state.largest == 5 && second[1] == 1 && std::fabs(sums[2] - 4 * std::exp(-2.0f)) < 1e-6f);
+    const double total = std::exp(-4.0) + std::exp(-2.0) + std::exp(-3.0) + std::exp(-5.0) + 1;
+    CHECK(std::fabs(double(state.total) - total) < 1e-6);
+  }
+}

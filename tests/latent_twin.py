@@ -1,0 +1,34 @@
+"""Multi-head latent attention the long way: the keys and values of every head are made, all in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+
+Angles = tuple[np.ndarray, np.ndarray]  # cos and sin [tokens, rotary_dim / 2]
+
+
+def latent_attention(queries: np.ndarray, rows: np.ndarray, keys_values: np.ndarray, angles: Angles, scale: float,
+                     interleaved: bool) -> np.ndarray:
+    """queries [n, heads, plain + rotary] of the last n tokens, rows [tokens, rank + rotary], both not turned yet;
+    keys_values [heads, plain + value, rank] -> [n, heads, value]."""
+    queries, rows, keys_values = queries.astype(np.float64), rows.astype(np.float64), keys_values.astype(np.float64)
+    first, rank = len(rows) - len(queries), keys_values.shape[2]
+    plain = queries.shape[2] - (rows.shape[1] - rank)
+    turns = angles[0].astype(np.float64) + 1j * angles[1]  # [tokens, pairs]
+    shared = _pairs(rows[:, rank:], interleaved) * turns
+    asked = _pairs(queries[..., plain:], interleaved) * turns[first:, None]
+    made = np.einsum("hkr,sr->hsk", keys_values, rows[:, :rank])
+    scores = np.einsum("nhk,hsk->nhs", queries[..., :plain], made[..., :plain])
+    scores += np.einsum("nhp,sp->nhs", asked, shared.conj()).real
+    scores = np.where(np.tri(len(queries), len(rows), first, bool)[:, None], scores * scale, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    mixed: np.ndarray = np.einsum("nhs,hsv->nhv", weights, made[..., plain:])
+    return mixed
+
+
+def _pairs(x: np.ndarray, interleaved: bool) -> np.ndarray:
+    """What is turned together, as complex numbers."""
+    half = x.shape[-1] // 2
+    pairs: np.ndarray = x[..., ::2] + 1j * x[..., 1::2] if interleaved else x[..., :half] + 1j * x[..., half:]
+    return pairs
