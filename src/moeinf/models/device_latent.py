@@ -1,4 +1,4 @@
-"""What multi-head latent attention (mla.py) needs of a GPU: rows that are key and value at once, products by head."""
+"""What multi-head latent attention (mla.py) needs of a GPU: the state of a sequence, and the core."""
 
 from __future__ import annotations
 
@@ -12,30 +12,6 @@ from moeinf.models.cache import Cache
 from moeinf.models.rope import Rope
 
 _NUMBERS = 1 << 22  # of queries that exist at once: 16 MiB
-
-
-class DeviceHeadMatrices:
-    """moeinf.models.layers.HeadMatrices, multiplied in the type in which they are stored."""
-
-    def __init__(self, weights: Tensor) -> None:
-        """weights [heads, rows, cols] in f32, f16 or bf16."""
-        self._weights = weights
-
-    def rows(self, first: int, last: int) -> DeviceHeadProducts:
-        return DeviceHeadProducts(self._weights[:, first:last].transpose(1, 2))
-
-    def columns(self, first: int, last: int) -> DeviceHeadProducts:
-        return DeviceHeadProducts(self._weights[:, first:last])
-
-
-class DeviceHeadProducts:
-    def __init__(self, weights: Tensor) -> None:
-        """weights [heads, cols, rows]."""
-        self._weights = weights
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """x [heads, tokens, cols] -> [heads, tokens, rows]."""
-        return torch.bmm(x.to(self._weights.dtype), self._weights).float()
 
 
 class DeviceLatentState:
@@ -53,14 +29,17 @@ class DeviceLatentState:
 class DeviceLatentCore:
     """moeinf.models.layers.LatentCore. Places are read on the device, so that a step can be captured."""
 
-    def __init__(self, vectors: VectorOps, device: torch.device, dtype: torch.dtype, num_heads: int, width: int,
-                 rope: Rope, scale: float, layer: int) -> None:
-        self._vectors, self._device, self._dtype, self._layer = vectors, device, dtype, layer
-        self._num_heads = num_heads
-        self._width, self._rope, self._scale = width, rope, scale
+    def __init__(self, vectors: VectorOps, keys_values: Tensor, dtype: torch.dtype, plain_dim: int, rope: Rope,
+                 scale: float, layer: int) -> None:
+        """keys_values [heads, plain_dim + value_dim, rank] in f32, f16 or bf16, which is what products are made in."""
+        self._vectors, self._dtype, self._layer = vectors, dtype, layer
+        self._into = keys_values[:, :plain_dim]  # W_UK
+        self._out_of = keys_values[:, plain_dim:].transpose(1, 2)  # W_UV
+        self._num_heads, self._plain_dim, self._rank = len(keys_values), plain_dim, keys_values.shape[2]
+        self._rope, self._scale = rope, scale
 
     def new_state(self, capacity: int) -> DeviceLatentState:
-        return DeviceLatentState(self._device, self._width, capacity, self._dtype)
+        return DeviceLatentState(self._into.device, self._rank + self._rope.rotary_dim, capacity, self._dtype)
 
     def store(self, rows: Tensor, cache: Cache, places: Any) -> None:
         state: DeviceLatentState = cache.states[self._layer]
@@ -68,24 +47,36 @@ class DeviceLatentCore:
         turned = self._turned(rows[:, None], places, where)[:, 0]
         state.rows[0].index_copy_(0, where, turned.to(self._dtype))
 
-    def at_once(self, length: int) -> int:
-        return max(1, _NUMBERS // (self._num_heads * self._width))
+    def at_once(self, tokens: int) -> int:
+        return tokens  # so that weights are read once; `attend` goes piece by piece through what takes most memory
 
-    def mix(self, queries: Tensor, cache: Cache, places: Any, at: int) -> Tensor:
-        tokens, heads, width = queries.shape
-        state: DeviceLatentState = cache.states[self._layer]
-        turned = self._turned(queries, places, _places(places, at, tokens)).reshape(tokens, heads * width)
+    def attend(self, queries: Tensor, cache: Cache, places: Any, at: int) -> Tensor:
+        size = max(1, _NUMBERS // (self._num_heads * (self._rank + self._rope.rotary_dim)))
+        pieces = [self._attended(queries[i : i + size], cache, places, at + i) for i in range(0, len(queries), size)]
+        return torch.cat(pieces)
+
+    def _attended(self, queries: Tensor, cache: Cache, places: Any, at: int) -> Tensor:
+        tokens, heads, state = len(queries), self._num_heads, cache.states[self._layer]
+        plain, end = torch.split(queries.view(tokens, heads, -1), [self._plain_dim, self._rope.rotary_dim], -1)
+        inside = torch.cat([_by_head(plain, self._into), end], -1)
+        turned = self._turned(inside, places, _places(places, at, tokens)).reshape(tokens, -1)
         out = torch.empty_like(turned)
         position = places.position + at if at else places.position
         self._vectors.attend(turned, state.rows, state.rows, position, places.start + at, 0, self._scale, out)
-        return out.view(tokens, heads, width)[..., : width - self._rope.rotary_dim]
+        mixed = out.view(tokens, heads, -1)[..., : self._rank]
+        return _by_head(mixed, self._out_of).reshape(tokens, -1)
 
     def _turned(self, x: Tensor, places: Any, where: Tensor) -> Tensor:
-        """x [tokens, heads, width], the last rotary_dim of each head turned."""
+        """x [tokens, heads, rank + rotary_dim], the last rotary_dim of each head turned."""
         cos, sin = (table.index_select(0, where)[:, None] for table in (places.cos, places.sin))
-        rest, end = torch.split(x, [self._width - self._rope.rotary_dim, self._rope.rotary_dim], -1)
+        rest, end = torch.split(x, [self._rank, self._rope.rotary_dim], -1)
         left, right = (end[..., ::2], end[..., 1::2]) if self._rope.interleaved else end.chunk(2, -1)
         return torch.cat([rest, left * cos - right * sin, right * cos + left * sin], -1)
+
+
+def _by_head(x: Tensor, weights: Tensor) -> Tensor:
+    """x [tokens, heads, cols] times weights [heads, cols, rows] -> [tokens, heads, rows], in the weights' type."""
+    return torch.bmm(x.transpose(0, 1).to(weights.dtype), weights).float().transpose(0, 1)
 
 
 def _places(places: Any, at: int, tokens: int) -> Tensor:

@@ -15,7 +15,7 @@ from moeinf.device.ops import Ops
 from moeinf.device.program import DecodeProgram
 from moeinf.models.cache import Cache
 from moeinf.models.device_beams import DeviceBeams, past_shape
-from moeinf.models.device_latent import DeviceHeadMatrices, DeviceLatentCore
+from moeinf.models.device_latent import DeviceLatentCore
 from moeinf.models.device_math import TorchMath
 from moeinf.models.layers import AttentionConfig, NormKind
 from moeinf.models.rope import Rope
@@ -115,9 +115,12 @@ class DeviceLayers:
                   ) -> DeviceAttention:
         return DeviceAttention(self, config, prefix, norm, layer, residual)
 
-    def latent_core(self, num_heads: int, width: int, rope: Rope, scale: float, layer: int) -> DeviceLatentCore:
-        kind, dtype = self.device.kind, _TORCH_DTYPES[self.dtype]
-        return DeviceLatentCore(self.ops.vectors, kind, dtype, num_heads, width, rope, scale, layer)
+    def latent_core(self, keys_values: str, num_heads: int, plain_dim: int, rope: Rope, scale: float, layer: int
+                    ) -> DeviceLatentCore:
+        matrix, dtype = self.matrix(keys_values), _TORCH_DTYPES[self.dtype]
+        assert matrix.format in _TORCH_DTYPES, "the plan leaves out of `matrices` what is multiplied by head"
+        weights = matrix.data.view(_TORCH_DTYPES[matrix.format]).view(num_heads, -1, matrix.cols)
+        return DeviceLatentCore(self.ops.vectors, weights, dtype, plain_dim, rope, scale, layer)
 
     def beams(self, num_heads: int, head_dim: int, scale: float, capacity: int, num_beams: int, bias: Tensor | None
               ) -> DeviceBeams:
@@ -145,12 +148,6 @@ class DeviceLayers:
             bias = self.vector(name.removesuffix("weight") + "bias")
             return lambda x: torch.nn.functional.layer_norm(x, (x.shape[-1],), weight, bias, eps)
         return lambda x: self.normed(x.contiguous().view(-1, x.shape[-1]), weight, eps).view(x.shape)
-
-    def head_matrices(self, name: str, num_heads: int) -> DeviceHeadMatrices:
-        matrix = self.matrix(name)
-        assert matrix.format in _TORCH_DTYPES, "the plan leaves out of `matrices` what is taken by head"
-        weights = matrix.data.view(_TORCH_DTYPES[matrix.format])
-        return DeviceHeadMatrices(weights.view(num_heads, -1, matrix.cols))
 
     def routing(self, ids: Tensor, weights: Tensor) -> DeviceRouting:
         return DeviceRouting(ids.to(torch.int32).contiguous(), weights.contiguous())

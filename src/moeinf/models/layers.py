@@ -80,34 +80,22 @@ class Router(Protocol):
         ...
 
 
-class HeadMatrices(Protocol):
-    """One matrix [rows, cols] for each head, out of all heads' one below the other."""
-
-    def rows(self, first: int, last: int) -> Callable[[Hidden], Hidden]:
-        """x [heads, tokens, cols] -> the products with each head's rows from first to last, [heads, tokens, rows]."""
-        ...
-
-    def columns(self, first: int, last: int) -> Callable[[Hidden], Hidden]:
-        """The same rows, transposed: x [heads, tokens, rows] -> [heads, tokens, cols]."""
-        ...
-
-
 class LatentCore(Protocol):
-    """Causal attention of all heads to one row a token: the key, and but for its turned end the value too (mla.py)."""
+    """Causal attention of all heads to one row a token: a latent, and the turned key that all heads share (mla.py)."""
 
     def new_state(self, capacity: int) -> LayerState: ...
 
     def store(self, rows: Hidden, cache: Cache, places: Places) -> None:
-        """rows [tokens, width]: turned at their ends, and stored behind those seen."""
+        """rows [tokens, rank + rotary_dim]: turned at their ends, and stored behind those seen."""
         ...
 
-    def at_once(self, length: int) -> int:
-        """How many tokens to mix in one call, for the memory that it takes, where the sequence has `length`."""
+    def at_once(self, tokens: int) -> int:
+        """How many of the tokens of a pass to attend with in one call, for the memory that their queries take."""
         ...
 
-    def mix(self, queries: Hidden, cache: Cache, places: Places, at: int) -> Hidden:
-        """queries [tokens, heads, width], of the tokens from `at` of the pass, whose rows have been stored: turned at
-        their ends, then attended with -> [tokens, heads, width - rotary_dim]."""
+    def attend(self, queries: Hidden, cache: Cache, places: Places, at: int) -> Hidden:
+        """queries [tokens, heads * (plain_dim + rotary_dim)], not turned yet, of the tokens from `at` of the pass,
+        whose rows have been stored -> [tokens, heads * value_dim]."""
         ...
 
 
@@ -167,10 +155,6 @@ class Layers(Protocol):
         (x - mean) / std * weight + bias, the bias under the weight's name."""
         ...
 
-    def head_matrices(self, name: str, num_heads: int) -> HeadMatrices:
-        """Of a matrix [heads * rows, cols] that is not quantised."""
-        ...
-
     def routing(self, ids: Hidden, weights: Hidden) -> Any:
         """Routing of what math.top_k chose; weights [tokens, top_k]."""
         ...
@@ -190,8 +174,12 @@ class Layers(Protocol):
         """Causal attention with grouped keys and values, and the norm in front of it, under Hugging Face names."""
         ...
 
-    def latent_core(self, num_heads: int, width: int, rope: Rope, scale: float, layer: int) -> LatentCore:
-        """The last rotary_dim of `width` are turned; scale: of the scores."""
+    def latent_core(self, keys_values: str, num_heads: int, plain_dim: int, rope: Rope, scale: float, layer: int
+                    ) -> LatentCore:
+        """keys_values [heads * (plain_dim + value_dim), rank], not quantised: for each head W_UK, then W_UV.
+
+        Of a row and of a head's query the last rotary_dim are turned; scale: of the scores.
+        """
         ...
 
     def beams(self, num_heads: int, head_dim: int, scale: float, capacity: int, num_beams: int, bias: Hidden | None

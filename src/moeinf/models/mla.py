@@ -83,10 +83,8 @@ def latent_plan(plan: TensorPlan) -> TensorPlan:
 
 
 def latent_info(info: ModelInfo, c: LatentConfig, dtype: DType) -> ModelInfo:
-    """The compressed cache, and W_UK once more, transposed (native_latent.py)."""
-    row, keys = c.rank + c.rotary_dim, c.num_heads * c.plain_dim * c.rank
-    return replace(info, kv_bytes_per_token=info.num_layers * row * DTYPE_BYTES[dtype],
-                   state_bytes=info.num_layers * keys * DTYPE_BYTES[dtype])
+    """The compressed cache."""
+    return replace(info, kv_bytes_per_token=info.num_layers * (c.rank + c.rotary_dim) * DTYPE_BYTES[dtype])
 
 
 class LatentAttention:
@@ -110,33 +108,22 @@ class LatentAttention:
             self._queries = lambda hidden: out_of(norm(into(hidden)))
         self._rows = linear("kv_a_proj_with_mqa")
         self._latent_norm = layers.norm(f"{prefix}kv_a_layernorm.weight", LATENT_EPS)
-        heads = layers.head_matrices(f"{prefix}kv_b_proj.weight", c.num_heads)
-        self._into_latents = heads.columns(0, c.plain_dim)
-        self._out_of_latents = heads.rows(c.plain_dim, c.plain_dim + c.value_dim)
-        self._core = layers.latent_core(c.num_heads, a.head_dim, a.rope, a.scale, layer)
+        self._core = layers.latent_core(f"{prefix}kv_b_proj.weight", c.num_heads, c.plain_dim, a.rope, a.scale, layer)
         self._output = linear("o_proj")
 
     def new_state(self, capacity: int) -> LayerState:
         return self._core.new_state(capacity)
 
     def add_to(self, x: Hidden, cache: Cache, places: Places) -> None:
-        c, math, tokens = self._config, self._math, len(x)
+        rank, tokens = self._config.rank, len(x)
         hidden = self._norm(x)
         rows = self._rows(hidden)
-        latents = self._latent_norm(rows[:, : c.rank])
-        self._core.store(math.concatenate([latents, rows[:, c.rank :]], 1), cache, places)
-        queries = self._queries(hidden).reshape(tokens, c.num_heads, c.plain_dim + c.rotary_dim)
-        size = self._core.at_once(cache.length + tokens)
-        mixed = [self._mixed(queries[at : at + size], cache, places, at) for at in range(0, tokens, size)]
-        x += self._output(math.concatenate(mixed, 0))
-
-    def _mixed(self, queries: Hidden, cache: Cache, places: Places, at: int) -> Hidden:
-        """queries [tokens, heads, plain + rotary] of the tokens from `at` of the pass -> [tokens, heads * value]."""
-        c, math = self._config, self._math
-        inside = self._into_latents(queries[..., : c.plain_dim].swapaxes(0, 1)).swapaxes(0, 1)
-        turned = math.concatenate([inside, queries[..., c.plain_dim :]], 2)
-        mixed = self._core.mix(turned, cache, places, at)
-        return self._out_of_latents(mixed.swapaxes(0, 1)).swapaxes(0, 1).reshape(len(queries), -1)
+        latents = self._latent_norm(rows[:, :rank])
+        self._core.store(self._math.concatenate([latents, rows[:, rank:]], 1), cache, places)
+        size = self._core.at_once(tokens)
+        for at in range(0, tokens, size):
+            queries = self._queries(hidden[at : at + size])
+            x[at : at + size] += self._output(self._core.attend(queries, cache, places, at))
 
 
 def _prefix(decoder: DecoderConfig, layer: int) -> str:

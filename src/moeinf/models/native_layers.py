@@ -11,7 +11,7 @@ from moeinf.models.array_math import NumpyMath
 from moeinf.models.beams import HostBeams
 from moeinf.models.cache import Cache, KVState
 from moeinf.models.layers import AttentionConfig, NormKind
-from moeinf.models.native_latent import NativeHeadMatrices, NativeLatentCore
+from moeinf.models.native_latent import NativeLatentCore
 from moeinf.models.rope import Rope
 from moeinf.models.weights import Embedding, StoredTensor, vector
 from moeinf.types import DType, Float32Array, IntArray, Routing
@@ -48,9 +48,6 @@ class NativeLayers:
             return weight, self.vector(name.removesuffix("weight") + "bias")
         return (weight + 1 if kind == "rms+1" else weight), None
 
-    def head_matrices(self, name: str, num_heads: int) -> NativeHeadMatrices:
-        return NativeHeadMatrices(self.kernels, self._tensors[name], num_heads)
-
     def routing(self, ids: IntArray, weights: Float32Array) -> Routing:
         return Routing(ids, np.ascontiguousarray(weights, np.float32))
 
@@ -66,8 +63,10 @@ class NativeLayers:
                   ) -> Attention:
         return Attention(self, config, prefix, norm, layer, residual)
 
-    def latent_core(self, num_heads: int, width: int, rope: Rope, scale: float, layer: int) -> NativeLatentCore:
-        return NativeLatentCore(self.kernels, self.dtype, num_heads, width, rope, scale, layer)
+    def latent_core(self, keys_values: str, num_heads: int, plain_dim: int, rope: Rope, scale: float, layer: int
+                    ) -> NativeLatentCore:
+        return NativeLatentCore(self.kernels, self._tensors[keys_values], self.dtype, num_heads, plain_dim, rope, scale,
+                                layer)
 
     def beams(self, num_heads: int, head_dim: int, scale: float, capacity: int, num_beams: int,
               bias: Float32Array | None) -> HostBeams:
