@@ -75,7 +75,8 @@ def prefetcher_of(parts: ModelParts, tier: ExpertTier, link: Link, observers: li
     if fits or not parts.config.prefetch:
         return None
     observers.append(predictor)
-    return Prefetcher(tier, predictor, link, parts.manifest.layout.stride_bytes, parts.encoder_layers)
+    return Prefetcher(tier, predictor, link, parts.manifest.moe, parts.manifest.layout.stride_bytes,
+                      parts.encoder_layers)
 
 
 def expert_parts(layout: ExpertLayout) -> dict[str, tuple[str, int, int, int]]:

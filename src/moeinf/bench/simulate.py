@@ -14,7 +14,7 @@ import numpy.typing as npt
 from moeinf.errors import UsageError
 from moeinf.runtime.policies import EvictionPolicy, choose_victims
 from moeinf.runtime.predict import Predictor
-from moeinf.runtime.priority import prefetch_priority, select_prefetches
+from moeinf.runtime.priority import layer_proximity, prefetch_priority, select_prefetches
 from moeinf.runtime.stats import CacheStats
 from moeinf.runtime.trace import Phase, RequestRecorder
 from moeinf.types import FloatArray, IntArray, MoeShape
@@ -117,13 +117,18 @@ class CacheModel:
         self._admit(np.full(len(missing), layer), missing, evictable, scores)
 
     def prefetch(self, layer: int, ids: IntArray, priorities: FloatArray, budget: int, scores: FloatArray) -> None:
-        """Loads up to `budget` experts of the layers behind `layer`, whose routing `ids` may not be evicted."""
+        """Loads up to `budget` experts of the layers behind `layer`, whose routing `ids` may not be evicted.
+
+        priorities [n, E]: of the n layers behind it.
+        """
         evictable = self.resident & ~self._awaited
         evictable[layer, ids] = False
         room = self._num_slots - self._num_resident + int(evictable.sum())
-        chosen = select_prefetches(priorities, self.resident, min(budget, room))
+        resident = self.resident[layer + 1 : layer + 1 + len(priorities)]
+        chosen = select_prefetches(priorities, resident, min(budget, room))
         if chosen:
-            layers, experts = np.array(chosen).T
+            ahead, experts = np.divmod(chosen, priorities.shape[1])
+            layers = layer + 1 + ahead
             self._admit(layers, experts, evictable, scores)
             self._unused[layers, experts] = self._awaited[layers, experts] = True
             self.stats.prefetches += len(chosen)
@@ -168,6 +173,7 @@ def replay(
     """
     caches = [CacheModel(trace.shape, slots) for slots in num_slots]
     observers = [observer for observer in (recorder, policy, predictor) if observer is not None]
+    proximity = layer_proximity(trace.shape.num_layers)
     for begins, layer, ids in visits(trace, prefill_tokens):
         if begins:
             for observer in observers:
@@ -176,7 +182,7 @@ def replay(
             observer.observe(layer, ids)
         scores = policy.keep_scores(layer)
         likelihood = predictor.predict(layer) if predictor is not None and prefetch_per_visit else None
-        priorities = prefetch_priority(likelihood, layer) if likelihood is not None else None
+        priorities = prefetch_priority(likelihood, proximity) if likelihood is not None else None
         for cache in caches:
             cache.demand(layer, ids, scores)
             if priorities is not None:

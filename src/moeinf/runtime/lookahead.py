@@ -37,5 +37,5 @@ class LookAheadPredictor:
         self._likelihood[layer] = np.bincount(ids.ravel(), weights.ravel() * scale, self._shape.num_experts)
 
     def predict(self, layer: int) -> FloatArray | None:
-        """Likelihoods [L, E], all in the row expected; None if the model's guess was for no later layer."""
-        return self._likelihood if self._expected_layer > layer else None
+        """Likelihoods up to the layer expected, all in its row; None if the model's guess was for no later layer."""
+        return self._likelihood[layer + 1 : self._expected_layer + 1] if self._expected_layer > layer else None

@@ -31,7 +31,10 @@ class Predictor(Protocol):
         ...
 
     def predict(self, layer: int) -> FloatArray | None:
-        """Likelihood [L, E] that a token uses each expert; rows up to `layer` are zero. None without evidence."""
+        """Likelihood [n, E] that a token uses each expert of the n layers behind `layer`, as far as the predictor sees.
+
+        Read-only for the caller, and valid until the next observe. None without evidence.
+        """
         ...
 
 
@@ -80,6 +83,12 @@ class UseProbability:
         np.exp(np.negative(logits), out=self.odds_against[layer])
 
 
+def probability(logits: FloatArray) -> FloatArray:
+    """The logistic function."""
+    likelihood: FloatArray = 1 / (1 + np.exp(-logits))
+    return likelihood
+
+
 class EamcPredictor:
     """The past requests most like this one tell what it needs (arXiv 2401.14361 v3, 4.5).
 
@@ -104,11 +113,8 @@ class EamcPredictor:
         nearest = self._match.nearest(self._num_matches)
         if not len(nearest):
             return None
-        shape = self._collection.shape
-        likelihood = np.zeros((shape.num_layers, shape.num_experts))
         matched = self._collection.rows[nearest, layer + 1 :].sum(axis=0, dtype=float)
-        likelihood[layer + 1 :] = normalise_rows(matched) * shape.top_k
-        return likelihood
+        return normalise_rows(matched) * self._collection.shape.top_k
 
 
 class FrequencyPredictor:
@@ -128,11 +134,7 @@ class FrequencyPredictor:
         self._seen = True
 
     def predict(self, layer: int) -> FloatArray | None:
-        if not self._seen:
-            return None
-        likelihood = np.zeros_like(self._use.logits)
-        likelihood[layer + 1 :] = 1 / (1 + np.exp(-self._use.logits[layer + 1 :]))
-        return likelihood
+        return probability(self._use.logits[layer + 1 :]) if self._seen else None
 
 
 class CrossLayerPredictor:
@@ -176,12 +178,10 @@ class CrossLayerPredictor:
     def predict(self, layer: int) -> FloatArray | None:
         if self._layer != layer:
             return None
-        likelihood = np.zeros_like(self._use.logits)
         logits = self._use.logits[layer + 1 :].copy()
         if len(self._ids) == 1 and len(logits):
             logits[0] += self.DAMPING * self._evidence(layer)
-        likelihood[layer + 1 :] = 1 / (1 + np.exp(-logits))
-        return likelihood
+        return probability(logits)
 
     def _evidence(self, layer: int) -> FloatArray:
         plain = self._uses[layer + 1] / self._tokens[layer + 1]

@@ -9,9 +9,9 @@ import numpy as np
 
 from moeinf.runtime.lookahead import LookAheadPredictor
 from moeinf.runtime.predict import Predictor
-from moeinf.runtime.priority import prefetch_priority, select_prefetches
+from moeinf.runtime.priority import layer_proximity, prefetch_priority, select_prefetches
 from moeinf.runtime.tiers import ExpertTier
-from moeinf.types import Float32Array, FloatArray, IntArray
+from moeinf.types import Float32Array, FloatArray, IntArray, MoeShape
 
 AT_LEAST: Final = 0.3  # priority, on the scale of a probability: below it a prefetch is more often wasted than used
 
@@ -31,13 +31,15 @@ class Prefetcher:
     the demand reads behind them.
     """
 
-    def __init__(self, tier: ExpertTier, predictor: Predictor, link: Link, expert_bytes: int, encoder_layers: int = 0
-                 ) -> None:
+    def __init__(self, tier: ExpertTier, predictor: Predictor, link: Link, shape: MoeShape, expert_bytes: int,
+                 encoder_layers: int = 0) -> None:
         """encoder_layers: how many layers, the first ones, are those of a pass over a source."""
         self._tier = tier
         self._encoder_layers = encoder_layers
         self._predictor = predictor
         self._link = link
+        self._num_experts = shape.num_experts
+        self._proximity = layer_proximity(shape.num_layers)
         self._expert_bytes = expert_bytes
         self.wants_expectations = isinstance(predictor, LookAheadPredictor)
 
@@ -49,7 +51,7 @@ class Prefetcher:
     def after_routing(self, layer: int, num_tokens: int) -> None:
         """Call when the demand of `layer` is queued: prefetches come behind it."""
         likelihood = self._predictor.predict(layer)
-        if likelihood is None:
+        if likelihood is None or not len(likelihood):
             return
         if num_tokens > 1:
             self._stream(layer, likelihood, num_tokens)
@@ -64,23 +66,26 @@ class Prefetcher:
         return max(1, math.ceil(self._tier.idle_s * self._link.bytes_read() / busy_s / self._expert_bytes))
 
     def _fetch_likely(self, layer: int, likelihood: FloatArray) -> None:
-        queued = self._tier.queued_prefetches()
-        budget = min(self.idle_window_experts() - len(queued), self._tier.prefetch_room)
+        tier = self._tier
+        queued = tier.queued_prefetches()
+        budget = min(self.idle_window_experts() - len(queued), tier.prefetch_room)
         if not len(queued) and budget <= 0:
             return
-        priorities = prefetch_priority(likelihood, layer)
+        first_key = (layer + 1) * self._num_experts
+        priorities = prefetch_priority(likelihood, self._proximity)
         if len(queued):
-            self._tier.reprioritise(queued, priorities.ravel()[queued])
-        chosen = select_prefetches(priorities, self._tier.known, budget, AT_LEAST) if budget > 0 else []
-        if chosen:
-            keys = np.array([e.layer * likelihood.shape[1] + e.expert for e in chosen])
-            self._tier.prefetch(keys, priorities.ravel()[keys])
+            seen = queued[queued < first_key + likelihood.size]
+            tier.reprioritise(seen, priorities.ravel()[seen - first_key])
+        known = tier.known[layer + 1 : layer + 1 + len(likelihood)]
+        if chosen := select_prefetches(priorities, known, budget, AT_LEAST):
+            keys = np.array(chosen)
+            tier.prefetch(first_key + keys, priorities.ravel()[keys])
 
     def _stream(self, layer: int, likelihood: FloatArray, num_tokens: int) -> None:
         """A pass of many tokens reads the next layer while this one computes: all that any token is likely to use."""
-        if layer + 1 in (self._encoder_layers, len(likelihood)):
+        if layer + 1 == self._encoder_layers:
             return  # the pass ends
-        touched = 1 - (1 - np.minimum(likelihood[layer + 1], 1.0)) ** num_tokens
+        touched = 1 - (1 - np.minimum(likelihood[0], 1.0)) ** num_tokens
         likely = np.flatnonzero(touched > AT_LEAST)
         surest_first = likely[np.argsort(-touched[likely], kind="stable")]
-        self._tier.stream((layer + 1) * likelihood.shape[1] + surest_first)
+        self._tier.stream((layer + 1) * self._num_experts + surest_first)

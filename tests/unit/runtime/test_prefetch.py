@@ -12,7 +12,7 @@ from tests.unit.runtime.fakes import LAYOUT, SHAPE, FakeReader, make_tier, visit
 
 
 class Oracle:
-    """Says what it was told, for any layer ahead."""
+    """Says of the layers ahead what it was told."""
 
     name = "oracle"
 
@@ -24,7 +24,7 @@ class Oracle:
     def observe(self, layer: int, ids: object) -> None: ...
 
     def predict(self, layer: int) -> FloatArray | None:
-        return self._likelihood
+        return None if self._likelihood is None else self._likelihood[layer + 1 :]
 
 
 class Link:
@@ -58,21 +58,21 @@ def test_the_likeliest_absent_experts_of_layers_ahead_are_queued_within_the_idle
     tier, reader, _ = make_tier(num_slots=12)
     tier.idle_s = 0.2  # two experts of the link's ten a second
     ahead = likelihood(layer0={0: 0.9}, layer1={1: 0.9, 2: 0.7, 3: 0.6})
-    Prefetcher(tier, Oracle(ahead), Link(), LAYOUT.stride_bytes).after_routing(0, 1)
+    Prefetcher(tier, Oracle(ahead), Link(), SHAPE, LAYOUT.stride_bytes).after_routing(0, 1)
     assert queued(reader) == [7, 8]
 
 
 def test_near_layers_come_before_far_ones_of_equal_likelihood() -> None:
     tier, reader, _ = make_tier(num_slots=12)
     oracle = Oracle(likelihood(layer2={0: 0.5}, layer1={5: 0.5}))
-    Prefetcher(tier, oracle, Link(), LAYOUT.stride_bytes).after_routing(0, 1)
+    Prefetcher(tier, oracle, Link(), SHAPE, LAYOUT.stride_bytes).after_routing(0, 1)
     assert queued(reader) == [11]
 
 
 def test_nothing_is_queued_without_a_prediction_that_is_likely_enough() -> None:
     tier, reader, _ = make_tier(num_slots=12)
     for prediction in (None, likelihood(layer1={1: 0.3}, layer2={0: 0.8})):
-        Prefetcher(tier, Oracle(prediction), Link(), LAYOUT.stride_bytes).after_routing(0, 1)
+        Prefetcher(tier, Oracle(prediction), Link(), SHAPE, LAYOUT.stride_bytes).after_routing(0, 1)
         assert queued(reader) == []
 
 
@@ -80,7 +80,8 @@ def test_what_is_under_way_counts_against_the_window_and_is_not_queued_again() -
     tier, reader, _ = make_tier(num_slots=12)
     hold_polls(reader)
     tier.idle_s = 0.2
-    prefetcher = Prefetcher(tier, Oracle(likelihood(layer1={1: 0.9, 2: 0.7, 3: 0.6})), Link(), LAYOUT.stride_bytes)
+    oracle = Oracle(likelihood(layer1={1: 0.9, 2: 0.7, 3: 0.6}))
+    prefetcher = Prefetcher(tier, oracle, Link(), SHAPE, LAYOUT.stride_bytes)
     prefetcher.after_routing(0, 1)
     prefetcher.after_routing(0, 1)
     assert queued(reader) == [7, 8] and tier.stats.prefetches == 2
@@ -91,7 +92,7 @@ def test_prefetches_leave_demand_the_slots_of_a_token() -> None:
     hold_polls(reader)
     tier.idle_s = 10.0
     oracle = Oracle(likelihood(layer1=dict.fromkeys(range(6), 0.6)))
-    Prefetcher(tier, oracle, Link(), LAYOUT.stride_bytes).after_routing(0, 1)
+    Prefetcher(tier, oracle, Link(), SHAPE, LAYOUT.stride_bytes).after_routing(0, 1)
     assert len(queued(reader)) == (4 - SHAPE.top_k) // 2
     visit(tier, policy, 0, np.array([[0, 1]]))
     tier.check_integrity()
@@ -102,7 +103,7 @@ def test_a_queued_prefetch_follows_the_new_priorities() -> None:
     hold_polls(reader)
     tier.idle_s = 0.2
     oracle = Oracle(likelihood(layer1={1: 0.9, 2: 0.7}))
-    prefetcher = Prefetcher(tier, oracle, Link(), LAYOUT.stride_bytes)
+    prefetcher = Prefetcher(tier, oracle, Link(), SHAPE, LAYOUT.stride_bytes)
     prefetcher.after_routing(0, 1)
     oracle._likelihood = likelihood(layer1={1: 0.1, 2: 0.8})
     prefetcher.after_routing(0, 1)
@@ -115,17 +116,18 @@ def test_the_models_own_guess_is_the_likelihood_of_its_layer() -> None:
     predictor.expect(1, np.array([[2, 4], [2, 5]]), np.array([[0.7, 0.3], [0.6, 0.4]], np.float32))
     found = predictor.predict(0)
     assert found is not None
-    assert found[1].tolist() == pytest.approx([0, 0, 1.3, 0, 0.3, 0.4]) and not found[[0, 2]].any()
+    assert found.tolist() == [pytest.approx([0, 0, 1.3, 0, 0.3, 0.4])]
     assert predictor.predict(1) is None, "the layer has been reached"
     predictor.expect(2, np.array([[0, 1]]), np.array([[0.5, 0.5]], np.float32))
-    found = predictor.predict(1)
-    assert found is not None and not found[1].any(), "an old guess is forgotten"
+    found = predictor.predict(0)
+    assert found is not None and len(found) == 2 and not found[0].any(), "an old guess is forgotten"
 
 
 def test_behind_the_last_layer_of_an_encoder_nothing_is_streamed() -> None:
     """The decoder comes next, but with one token, which uses few experts."""
     tier, reader, _ = make_tier(num_slots=12)
-    prefetcher = Prefetcher(tier, Oracle(likelihood(layer1={0: 0.9}, layer2={1: 0.9})), Link(), LAYOUT.stride_bytes, 2)
+    oracle = Oracle(likelihood(layer1={0: 0.9}, layer2={1: 0.9}))
+    prefetcher = Prefetcher(tier, oracle, Link(), SHAPE, LAYOUT.stride_bytes, 2)
     prefetcher.after_routing(1, 30)
     assert queued(reader) == []
     prefetcher.after_routing(0, 30)

@@ -32,7 +32,7 @@ class Machine:
         shards = [Path(f"experts-{layer:05d}.bin") for layer in range(SHAPE.num_layers)]
         self.tier = ExpertTier(SHAPE, LAYOUT, SlotRegion(memory, 0, num_slots), self.disk, chosen, shards, Laps())
         self.kernel = FakeKernel(memory, SHAPE.num_experts, self.clock, expert_s)
-        prefetcher = Prefetcher(self.tier, predictor, self.disk, LAYOUT.stride_bytes)
+        prefetcher = Prefetcher(self.tier, predictor, self.disk, SHAPE, LAYOUT.stride_bytes)
         self.experts = StreamedExperts(self.tier, self.kernel, [chosen, predictor], prefetcher, Laps())
         self.computed_s = [0.0] * SHAPE.num_layers  # when a layer's last expert was done
 
