@@ -15,6 +15,7 @@
 #include "bindings.h"
 #include "moeinf/arena.h"
 #include "moeinf/errors.h"
+#include "moeinf/lowest.h"
 #include "moeinf/reader.h"
 
 namespace nb = nanobind;
@@ -183,6 +184,18 @@ void bind_populate(nb::module_& m) {
       "Takes the whole pages of an array from the machine now; its contents stay. False where it cannot.");
 }
 
+void bind_lowest(nb::module_& m) {
+  m.def(
+      "lowest",
+      [](const Column<double>& scores, const Column<std::uint8_t>& states, std::uint8_t state,
+         const std::vector<std::int64_t>& held, std::size_t count) {
+        if (states.shape(0) != scores.shape(0)) throw std::invalid_argument("scores and states differ in length");
+        return moeinf::lowest(scores.data(), states.data(), scores.shape(0), state, held, count);
+      },
+      nb::arg("scores").noconvert(), nb::arg("states").noconvert(), nb::arg("state"), nb::arg("held"),
+      nb::arg("count"), "Indices of the `count` smallest scores where states is `state`, but for those held.");
+}
+
 void bind_reader(nb::module_& m) {
   nb::class_<NativeReader>(m, "NativeReader", "moeinf.types.Reader over io_uring or a pool of threads.")
       .def(
@@ -226,6 +239,7 @@ NB_MODULE(_native, m) {
   bind_read_failure(m);
   bind_arena(m);
   bind_populate(m);
+  bind_lowest(m);
   bind_reader(m);
   moeinf::bind_formats(m);
   moeinf::bind_kernels(m);

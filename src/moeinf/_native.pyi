@@ -36,6 +36,13 @@ def populate(memory: npt.NDArray[np.uint8]) -> bool:
     Reads into them then need not wait for pages to be zeroed. False where the kernel cannot do it.
     """
 
+def lowest(scores: FloatArray, states: npt.NDArray[np.uint8], state: int, held: Sequence[int], count: int
+           ) -> list[int]:
+    """Indices of the `count` smallest scores where `states` (both 1-D) is `state`, but for those `held`.
+
+    Smallest first, of equals the lowest; fewer where there are fewer. Scores are finite. ValueError for other lengths.
+    """
+
 class NativeReader:
     """moeinf.types.Reader over io_uring or a pool of threads.
 

@@ -8,7 +8,6 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from moeinf.runtime.slots import BoolArray
 from moeinf.types import Copier, IntArray
 
 NO_TICKET: Final = -1
@@ -31,6 +30,7 @@ class Copies:
         self._expert_bytes = expert_bytes
         self._compute_stream = compute_stream
         self._ticket_of: IntArray = np.full(total_experts, NO_TICKET, np.int64)
+        self._ticket_of_one = self._ticket_of.data.__getitem__  # of few experts, items cost less than arrays
         self._under_way: deque[_Batch] = deque()
         self._last_done = NO_TICKET
         self._ordered = (0, NO_TICKET)  # the stream that was last made to wait, and for which ticket
@@ -61,9 +61,9 @@ class Copies:
     def any_under_way(self) -> bool:
         return bool(self._under_way)
 
-    def under_way(self) -> BoolArray:
-        """[total_experts]: whether an expert is still read by a copy."""
-        coming: BoolArray = self._ticket_of > self._last_done
+    def under_way(self) -> list[int]:
+        """Keys of the experts that are still read by a copy."""
+        coming: list[int] = np.flatnonzero(self._ticket_of > self._last_done).tolist()
         return coming
 
     @property
@@ -81,7 +81,7 @@ class Copies:
 
     def ticket(self, keys: IntArray) -> int:
         """The copier's ticket with which all of the keys' copies have ended; NO_TICKET where none was ever made."""
-        return int(self._ticket_of[keys].max(initial=NO_TICKET))
+        return max(map(self._ticket_of_one, keys.tolist()), default=NO_TICKET)
 
     def order_compute(self, keys: IntArray | None = None) -> None:
         """What compute is given next comes behind the copies of `keys`; None: behind all that were submitted."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -31,24 +31,26 @@ class FilledSlots:
         self.reader = reader
         self.all_resident = False  # once true, until slots are taken away: nothing can be missing, nothing is evicted
         self._stats = stats
-        self._num_experts = shape.num_experts
+        keys = np.arange(shape.total_experts)
+        self._file_of: IntArray = keys // shape.num_experts
+        self._offset_in_file: IntArray = keys % shape.num_experts * layout.stride_bytes
         self._stride_bytes = layout.stride_bytes
         self._pages = None if memory is None else PagesAhead(memory)
 
     def submit(self, keys: IntArray, priorities: FloatArray) -> None:
         """Queues reads of absent experts. There must be as many free slots."""
-        layers, experts = np.divmod(keys, self._num_experts)
         offsets = self.table.assign(keys)
         if self._pages is not None and not self._pages.all_taken:
             self._pages.reach(int(offsets.max()) + self._stride_bytes)
-        self.reader.submit(keys, layers, experts * self._stride_bytes, offsets, self._stride_bytes, priorities)
+        files, starts = self._file_of[keys], self._offset_in_file[keys]
+        self.reader.submit(keys, files, starts, offsets, self._stride_bytes, priorities)
 
     def poll(self) -> IntArray:
         """Collects what has ended; returns the keys that failed, whose slots are free again."""
         done, failed = self.reader.poll()
         self.land(done)
         if len(failed):
-            self.release(failed)
+            self.release(failed.tolist())
         return failed
 
     def wait(self, keys: IntArray) -> IntArray:
@@ -59,7 +61,7 @@ class FilledSlots:
         try:
             landed = self.reader.wait_any(keys)
         except ReadFailure as failure:
-            self.release(np.array([failure.key]))
+            self.release([failure.key])
             raise
         self.land(landed)
         return landed
@@ -69,14 +71,14 @@ class FilledSlots:
             self.table.land(keys)
             self.all_resident = self.table.num_resident == len(self.table.state)
 
-    def release(self, keys: IntArray) -> None:
+    def release(self, keys: Sequence[int]) -> None:
         """Residents, or experts whose reads have ended without them, give up their slots."""
         self._stats.prefetches_wasted += self.table.release(keys)
 
     def cancel(self, keys: IntArray) -> IntArray:
         """Drops reads of which nothing was issued; returns the keys, whose slots are free again."""
         cancelled = self.reader.cancel(keys)
-        self.release(cancelled)
+        self.release(cancelled.tolist())
         return cancelled
 
     def load(self, num_experts: int, progress: Callable[[int, int], None]) -> None:
@@ -99,7 +101,7 @@ class FilledSlots:
     def shrink(self, num_slots: int) -> None:
         """Gives up all but the lowest `num_slots`, with what lies in them; waits for reads that go on into them."""
         self.settle(self.table.beyond(num_slots))
-        self.release(self.table.beyond(num_slots))
+        self.release(self.table.beyond(num_slots).tolist())
         self.table.shrink(num_slots)
         self.all_resident = self.table.num_resident == len(self.table.state)
 

@@ -10,7 +10,6 @@ import numpy as np
 from moeinf._native import ReadFailure
 from moeinf.runtime.copies import Copies
 from moeinf.runtime.filling import DEMAND, FilledSlots
-from moeinf.runtime.policies import lowest
 from moeinf.runtime.slots import ABSENT, LOADING, RESIDENT, BoolArray, SlotTable
 from moeinf.runtime.stats import CacheStats
 from moeinf.runtime.tiers import SlotRegion
@@ -71,9 +70,11 @@ class HostLink:
         assert num_bytes == self._stride_bytes, "experts come as whole blocks"
         states = self._table.state[keys]
         at_once = (states == RESIDENT) & (priorities == DEMAND)
-        self._copy(keys[at_once], destinations[at_once], demand=True)
         if at_once.all():
+            self._copy(keys, destinations, demand=True)
             return
+        if at_once.any():
+            self._copy(keys[at_once], destinations[at_once], demand=True)
         for key, destination, priority, done in zip(keys.tolist(), destinations.tolist(), priorities.tolist(),
                                                     at_once.tolist(), strict=True):
             if not done:
@@ -152,7 +153,8 @@ class HostLink:
         in_order = sorted(requests, key=lambda key: -requests[key].priority)  # stable
         held = [key for key in in_order if states[key] == RESIDENT]
         demand = [key for key in held if requests[key].priority == DEMAND]
-        self._copy_requested(demand, demand=True)
+        if demand:
+            self._copy_requested(demand, demand=True)
         if len(held) > len(demand):
             self._copies.retire()
             self._copy_requested(held[len(demand) :][: max(0, self._copies.prefetch_room)], demand=False)
@@ -216,11 +218,11 @@ class HostLink:
     def hold(self, keys: IntArray) -> IntArray:
         """Keeps experts that the host holds where they are until `release`; offsets of their blocks in its memory."""
         assert self.host_holds(keys).all(), "only what the host holds can be kept there"
-        self._table.pinned[keys] = True
+        self._table.pinned.update(keys.tolist())
         return self._table.offset_of[keys]
 
     def release(self, keys: IntArray) -> None:
-        self._table.pinned[keys] = False
+        self._table.pinned.difference_update(keys.tolist())
 
     def check_integrity(self) -> None:
         """Asserts what always holds while nothing is held; tests call it after every step."""
@@ -266,11 +268,8 @@ class HostLink:
         missing = wanted - self._table.num_free
         if missing > 0:
             self._copies.retire()
-            evictable = self._table.evictable(reserved=False) & ~self._copies.under_way()
-            evictable[list(self._requests)] = False
-            count = min(missing, int(np.count_nonzero(evictable)))
-            if count:
-                self._filled.release(lowest(self._keep_scores(), evictable, count))
+            held = self._table.pinned.union(self._requests, self._copies.under_way())
+            self._filled.release(self._table.lowest(self._keep_scores(), held, missing))
         return min(wanted, self._table.num_free)
 
     def _poll_disk(self) -> None:

@@ -7,6 +7,7 @@ from typing import Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from moeinf._native import lowest
 from moeinf.errors import UsageError
 from moeinf.runtime.eamc import NUM_MATCHES, ActivationCollection, Match, normalise_rows
 from moeinf.runtime.predict import UseProbability
@@ -15,7 +16,6 @@ from moeinf.runtime.trace import ActivationMatrix, Phase, count_ids
 from moeinf.types import ExpertId, FloatArray, IntArray, MoeShape
 
 POLICIES: Final = ("lru", "lfu", "paper", "next-use")
-FEW: Final = 12  # victims up to which repeated argmin beats a partition
 
 
 class EvictionPolicy(Protocol):
@@ -40,28 +40,11 @@ class EvictionPolicy(Protocol):
         ...
 
 
-def lowest(scores: FloatArray, evictable: npt.NDArray[np.bool_], count: int) -> IntArray:
-    """Indices of the `count` smallest scores among the `evictable` (both 1-D), smallest first; of equals the lowest."""
-    remaining = np.where(evictable, scores, np.inf)
-    if count > FEW:
-        border = np.partition(remaining, count - 1)[count - 1]
-        assert border < np.inf, "fewer experts may be evicted than have to be"
-        below = np.flatnonzero(remaining < border)
-        chosen = np.concatenate((below, np.flatnonzero(remaining == border)[: count - len(below)]))
-        return chosen[np.argsort(remaining[chosen], kind="stable")]
-    victims = []
-    for _ in range(count):
-        victim = int(remaining.argmin())
-        assert remaining[victim] < np.inf, "fewer experts may be evicted than have to be"
-        remaining[victim] = np.inf
-        victims.append(victim)
-    return np.array(victims, np.int64)
-
-
 def choose_victims(scores: FloatArray, evictable: npt.NDArray[np.bool_], count: int) -> list[ExpertId]:
     """The `count` experts of smallest score among the `evictable` [L, E]; of equals the lowest (layer, expert)."""
-    victims = lowest(scores.ravel(), evictable.ravel(), count)
-    return [ExpertId(*divmod(victim, scores.shape[1])) for victim in victims.tolist()]
+    victims = lowest(scores.ravel(), evictable.ravel().view(np.uint8), True, [], count)
+    assert len(victims) == count, "fewer experts may be evicted than have to be"
+    return [ExpertId(*divmod(victim, scores.shape[1])) for victim in victims]
 
 
 class LeastRecentlyUsed:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from moeinf.types import IntArray
+from moeinf._native import lowest
+from moeinf.types import FloatArray, IntArray
 
 ABSENT: Final = 0
 LOADING: Final = 1
@@ -20,17 +22,19 @@ BoolArray = npt.NDArray[np.bool_]
 class SlotTable:
     """Equal slots in an arena, each known by its offset in bytes; experts by key (layer * num_experts + expert).
 
-    An expert that is not ABSENT has a slot. Tables are indexed by key and written by the owner only through methods,
-    but for the three flags.
+    An expert that is not ABSENT has a slot. Tables are indexed by key and written by the owner only through methods;
+    the three sets of keys are the owner's to write. Of the few experts of one token, items cost less than arrays.
     """
 
     def __init__(self, total_experts: int, first_offset: int, stride_bytes: int, num_slots: int) -> None:
         self.state: npt.NDArray[np.uint8] = np.zeros(total_experts, np.uint8)
         self.offset_of: IntArray = np.full(total_experts, NO_SLOT, np.int64)
-        self.pinned: BoolArray = np.zeros(total_experts, np.bool_)  # of the running visit, and not computed yet
-        self.reserved: BoolArray = np.zeros(total_experts, np.bool_)  # for a layer that has not run yet
-        self.unused: BoolArray = np.zeros(total_experts, np.bool_)  # prefetched and not used so far
+        self.pinned: set[int] = set()  # of the running visit, and not computed yet
+        self.reserved: set[int] = set()  # for a layer that has not run yet
+        self.unused: set[int] = set()  # prefetched and not used so far
         self.num_resident = 0
+        self._state = self.state.data  # the same tables, by item
+        self._offset_of = self.offset_of.data
         self._offsets = range(first_offset, first_offset + num_slots * stride_bytes, stride_bytes)
         self._free = list(self._offsets)[::-1]  # lowest first: a tier that is filled once lies in order
 
@@ -45,27 +49,30 @@ class SlotTable:
     def assign(self, keys: IntArray) -> IntArray:
         """Free slots for absent experts that are now on their way; returns their offsets. There must be enough."""
         count = len(keys)
-        offsets: IntArray = np.array(self._free[: -count - 1 : -1], np.int64)
+        offsets = self._free[: -count - 1 : -1]
         del self._free[-count:]
-        self.state[keys] = LOADING
-        self.offset_of[keys] = offsets
-        return offsets
+        for key, offset in zip(keys.tolist(), offsets, strict=True):
+            self._state[key] = LOADING
+            self._offset_of[key] = offset
+        return np.array(offsets, np.int64)
 
     def land(self, keys: IntArray) -> None:
         """Reads have ended: the experts may be computed."""
-        self.state[keys] = RESIDENT
+        for key in keys.tolist():
+            self._state[key] = RESIDENT
         self.num_resident += len(keys)
 
-    def release(self, keys: IntArray) -> int:
+    def release(self, keys: Sequence[int]) -> int:
         """The slots of experts that are resident or on their way become free; how many were prefetched in vain."""
-        wasted = int(np.count_nonzero(self.unused[keys]))
-        self.num_resident -= int(np.count_nonzero(self.state[keys] == RESIDENT))
-        self._free += self.offset_of[keys].tolist()
-        self.state[keys] = ABSENT
-        self.offset_of[keys] = NO_SLOT
-        for flags in (self.pinned, self.reserved, self.unused):
-            flags[keys] = False
-        return wasted
+        num_unused = len(self.unused)
+        for key in keys:
+            self.num_resident -= self._state[key] == RESIDENT
+            self._free.append(self._offset_of[key])
+            self._state[key] = ABSENT
+            self._offset_of[key] = NO_SLOT
+        for held in (self.pinned, self.reserved, self.unused):
+            held.difference_update(keys)
+        return num_unused - len(self.unused)
 
     def slots(self) -> IntArray:
         """[total_experts]: number of the slot of each expert that has one, else NO_SLOT."""
@@ -78,8 +85,9 @@ class SlotTable:
         offsets = self._offsets[0] + slots * self._offsets.step
         self.state[:] = np.where(here, RESIDENT, ABSENT)
         self.offset_of[:] = np.where(here, offsets, NO_SLOT)
-        for flags in (self.pinned, self.reserved, self.unused):
-            flags &= here
+        absent = np.flatnonzero(~here).tolist()
+        for held in (self.pinned, self.reserved, self.unused):
+            held.difference_update(absent)
         self.num_resident = int(np.count_nonzero(here))
         self._free = np.setdiff1d(self._offsets, offsets[here])[::-1].tolist()
 
@@ -92,11 +100,28 @@ class SlotTable:
         self._offsets = self._offsets[:num_slots]
         self._free = [offset for offset in self._free if offset < self._offsets.stop]
 
-    def evictable(self, *, reserved: bool) -> BoolArray:
-        """Residents that nothing holds; or those, not pinned, that are held for a layer to come."""
-        among = self.reserved if reserved else ~self.reserved
-        free_to_go: BoolArray = (self.state == RESIDENT) & among & ~self.pinned
-        return free_to_go
+    def by_state(self, keys: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
+        """Those of the keys that are absent, loading, resident, each in their order."""
+        groups: tuple[list[int], list[int], list[int]] = ([], [], [])
+        for key in keys:
+            groups[self._state[key]].append(key)
+        return groups
+
+    def num_evictable(self, held: Collection[int]) -> int:
+        """How many residents are not among the `held` keys."""
+        return self.num_resident - sum(self._state[key] == RESIDENT for key in held)
+
+    def lowest(self, scores: FloatArray, held: Collection[int], count: int) -> list[int]:
+        """The `count` residents of the smallest `scores` [total_experts] that are not `held`, smallest first.
+
+        Of equals the lowest key; fewer where there are fewer.
+        """
+        return lowest(scores, self.state, RESIDENT, list(held), count)
+
+    def loading(self) -> list[int]:
+        """Keys that are on their way, ascending."""
+        on_the_way: list[int] = np.flatnonzero(self.state == LOADING).tolist() if self.num_loading else []
+        return on_the_way
 
     def check_integrity(self) -> None:
         """Asserts what always holds between visits."""
@@ -105,13 +130,5 @@ class SlotTable:
         assert sorted(offsets) == list(self._offsets), "a slot is lost, or holds two experts"
         assert (np.flatnonzero(self.offset_of != NO_SLOT) == held).all(), "an expert has a slot and no state"
         assert self.num_resident == np.count_nonzero(self.state == RESIDENT), "residents are miscounted"
-        assert not self.pinned.any(), "an expert stayed pinned"
-        assert not ((self.reserved | self.unused) & (self.state == ABSENT)).any(), "an absent expert is held"
-
-
-def by_state(keys: IntArray, states: npt.NDArray[np.uint8]) -> tuple[list[int], list[int], list[int]]:
-    """Keys that are absent, loading, resident."""
-    groups: tuple[list[int], list[int], list[int]] = ([], [], [])
-    for key, state in zip(keys.tolist(), states.tolist(), strict=True):
-        groups[state].append(key)
-    return groups
+        assert not self.pinned, "an expert stayed pinned"
+        assert (self.reserved | self.unused) <= set(held.tolist()), "an absent expert is held"

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from moeinf._native import ReadFailure
 from moeinf.errors import ExpertReadError
 from moeinf.laps import Laps
 from moeinf.runtime.filling import DEMAND, FilledSlots
-from moeinf.runtime.policies import EvictionPolicy, lowest
-from moeinf.runtime.slots import ABSENT, LOADING, RESIDENT, BoolArray, SlotTable, by_state
+from moeinf.runtime.policies import EvictionPolicy
+from moeinf.runtime.slots import ABSENT, LOADING, RESIDENT, BoolArray, SlotTable
 from moeinf.runtime.stats import CacheStats
 from moeinf.types import ByteArray, ExpertLayout, FloatArray, IntArray, MoeShape, Reader
 
@@ -100,11 +99,10 @@ class ExpertTier:
         self.idle_s += 0.2 * (max(0.0, now - self._demand_ended_s) - self.idle_s)
         self._demand_ended_s = now
         self._layer, self._streaming, self._ahead = layer, num_tokens > 1, []
-        table, keys = self._table, experts + layer * self._shape.num_experts
-        states = table.state[keys]
-        self._pending, self._waiting, self._ready = by_state(keys, states)
-        self._count(keys, states, counts)
-        table.pinned[keys] = states != ABSENT
+        keys = (experts + layer * self._shape.num_experts).tolist()
+        self._pending, self._waiting, self._ready = self._table.by_state(keys)
+        self._count(keys, counts)
+        self._table.pinned.update(self._waiting, self._ready)
         if self._waiting:
             coming = np.array(self._waiting)
             self._reader.reprioritise(coming, np.full(len(coming), DEMAND))
@@ -124,7 +122,7 @@ class ExpertTier:
             while self._ready:
                 batch = self._next_batch()
                 yield batch - first_key, self._table.offset_of[batch]
-                self._table.pinned[batch] = False
+                self._table.pinned.difference_update(batch.tolist())
                 if self._pending or self._ahead:
                     self._refill()
 
@@ -139,13 +137,11 @@ class ExpertTier:
     @property
     def prefetch_room(self) -> int:
         """How many more experts may be held for layers to come, so that demand always finds slots."""
-        return (self.num_slots - self._shape.top_k) // 2 - int(np.count_nonzero(self._table.reserved))
+        return (self.num_slots - self._shape.top_k) // 2 - len(self._table.reserved)
 
     def queued_prefetches(self) -> IntArray:
-        """Keys of the prefetches that have not landed."""
-        reserved = np.flatnonzero(self._table.reserved)
-        queued: IntArray = reserved[self._table.state[reserved] == LOADING]
-        return queued
+        """Keys of the prefetches that have not landed, ascending."""
+        return np.array(self._table.by_state(sorted(self._table.reserved))[LOADING], np.int64)
 
     def prefetch(self, keys: IntArray, priorities: FloatArray) -> None:
         """Queues reads of absent experts behind all demand; their slots are kept until their layer has run."""
@@ -154,8 +150,8 @@ class ExpertTier:
             return
         keys = keys[:count]
         self._filled.submit(keys, priorities[:count])
-        self._table.reserved[keys] = True
-        self._table.unused[keys] = True
+        self._table.reserved.update(keys.tolist())
+        self._table.unused.update(keys.tolist())
         self.stats.prefetches += count
         self.stats.prefetch_bytes += count * self._stride_bytes
 
@@ -169,10 +165,9 @@ class ExpertTier:
         What is there stays for it, up to half of the slots; what is absent is read into every slot that this visit's
         demand leaves, now and after each batch.
         """
-        states, reserved = self._table.state[keys], self._table.reserved
-        room = self.num_slots // 2 - int(np.count_nonzero(reserved))
-        reserved[keys[states == RESIDENT][: max(0, room)]] = True
-        self._ahead = keys[states == ABSENT].tolist()
+        self._ahead, _, resident = self._table.by_state(keys.tolist())
+        room = self.num_slots // 2 - len(self._table.reserved)
+        self._table.reserved.update(resident[: max(0, room)])
         self._refill()
 
     # ---- loading
@@ -211,7 +206,7 @@ class ExpertTier:
 
     def settle(self) -> None:
         """Between visits: nothing is on its way any more, nor kept for a layer to come."""
-        self._table.reserved[:] = False
+        self._table.reserved.clear()
         self._filled.settle(np.arange(self._shape.total_experts))
 
     def slot_numbers(self) -> IntArray:
@@ -234,8 +229,8 @@ class ExpertTier:
     def abandon_visit(self) -> None:
         """After an error or an interrupt in a visit: nothing is held any more; reads under way land as usual."""
         self._ready, self._waiting, self._pending, self._ahead = [], [], [], []
-        self._table.pinned[:] = False
-        self._table.reserved[:] = False
+        self._table.pinned.clear()
+        self._table.reserved.clear()
         self._abandoned = True
 
     def check_integrity(self) -> None:
@@ -254,9 +249,10 @@ class ExpertTier:
 
     # ---- inside
 
-    def _count(self, keys: IntArray, states: npt.NDArray[np.uint8], counts: IntArray) -> None:
-        stats = self.stats
+    def _count(self, keys: Sequence[int], counts: IntArray) -> None:
+        stats, unused = self.stats, self._table.unused
         if self._streaming:
+            states = self._table.state[keys]
             hits, late = int(counts @ (states == RESIDENT)), int(counts @ (states == LOADING))
             stats.misses += int(counts.sum()) - hits
         else:
@@ -264,9 +260,9 @@ class ExpertTier:
             stats.misses += late + len(self._pending)
         stats.hits += hits
         stats.late_hits += late
-        if stats.prefetches > stats.prefetches_used + stats.prefetches_wasted:
-            stats.prefetches_used += int(np.count_nonzero(self._table.unused[keys]))
-            self._table.unused[keys] = False
+        if unused:
+            stats.prefetches_used += len(unused.intersection(keys))
+            unused.difference_update(keys)
 
     def _refill(self) -> None:
         """Slots that have become free, or may, go to what waits for them: demand first."""
@@ -283,9 +279,8 @@ class ExpertTier:
             return
         chosen = self._pending[:count]
         del self._pending[:count]
-        keys = np.array(chosen)
-        self._filled.submit(keys, np.full(count, DEMAND))
-        self._table.pinned[keys] = True
+        self._filled.submit(np.array(chosen), np.full(count, DEMAND))
+        self._table.pinned.update(chosen)
         self._waiting += chosen
         self.stats.demand_reads += count
         self.stats.demand_bytes += count * self._stride_bytes
@@ -299,7 +294,7 @@ class ExpertTier:
     def _wait(self) -> None:
         """Blocks until an expert of this visit lands, or, with no slot to be had, until a prefetch gives one up."""
         self._laps.lap("policy")
-        wanted = np.array(self._waiting) if self._waiting else np.flatnonzero(self._table.state == LOADING)
+        wanted = np.array(self._waiting or self._table.loading())
         assert len(wanted), "demand has no slot and nothing is on its way"
         try:
             landed = self._filled.wait(wanted)
@@ -320,16 +315,16 @@ class ExpertTier:
 
     def _drop_stale(self, layer: int) -> None:
         """Ends the reservations of the layer that now runs, and cancels reads that nobody needs."""
-        first = layer * self._shape.num_experts
-        reserved = self._table.reserved[first : first + self._shape.num_experts]
-        if not self._abandoned and not reserved.any():
+        table, num_experts = self._table, self._shape.num_experts
+        ended = [key for key in table.reserved if key // num_experts == layer]
+        if not self._abandoned and not ended:
             return
         self._abandoned = False
-        reserved[:] = False
-        stale = np.flatnonzero((self._table.state == LOADING) & ~self._table.pinned & ~self._table.reserved)
-        if len(stale):
+        table.reserved.difference_update(ended)
+        stale = [key for key in table.loading() if key not in table.pinned and key not in table.reserved]
+        if stale:
             before = self.stats.prefetches_wasted
-            self._filled.cancel(stale)
+            self._filled.cancel(np.array(stale))
             self.stats.prefetch_bytes -= (self.stats.prefetches_wasted - before) * self._stride_bytes
 
     def _make_room(self, wanted: int, *, for_demand: bool) -> int:
@@ -342,16 +337,16 @@ class ExpertTier:
         return min(wanted, self._table.num_free)
 
     def _evict(self, wanted: int, *, reserved: bool) -> int:
-        evictable = self._table.evictable(reserved=reserved)
-        count = int(np.count_nonzero(evictable))
-        if self._streaming and not reserved:
-            held = max(self.num_slots // 2, self.num_slots - self._shape.num_experts)  # see above
-            wanted = min(wanted, count - held)
-        if wanted <= 0 or not count:
-            return 0
-        if wanted < count:
-            victims = lowest(self._policy.keep_scores(self._layer).ravel(), evictable, wanted)
+        """Frees up to `wanted` slots of residents: of those reserved, or of those that nothing holds."""
+        table, scores = self._table, self._policy.keep_scores(self._layer).ravel()
+        if reserved:
+            _, _, among = table.by_state(sorted(table.reserved - table.pinned))
+            victims = sorted(among, key=scores.__getitem__)[:wanted]  # stable
         else:
-            victims = np.flatnonzero(evictable)
+            held = table.reserved | table.pinned
+            if self._streaming:
+                kept = max(self.num_slots // 2, self.num_slots - self._shape.num_experts)  # see above
+                wanted = min(wanted, table.num_evictable(held) - kept)
+            victims = table.lowest(scores, held, max(0, wanted))
         self._filled.release(victims)
         return len(victims)

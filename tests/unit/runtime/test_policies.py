@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moeinf._native import lowest
 from moeinf.errors import UsageError
 from moeinf.runtime.eamc import ActivationCollection
-from moeinf.runtime.policies import POLICIES, EvictionPolicy, NextUse, choose_victims, lowest, make_policy
+from moeinf.runtime.policies import POLICIES, EvictionPolicy, NextUse, choose_victims, make_policy
 from moeinf.runtime.trace import ActivationMatrix
 from moeinf.types import ExpertId, IntArray, MoeShape
 
@@ -43,13 +44,18 @@ def test_victims_are_the_smallest_scores_that_may_be_evicted() -> None:
 
 
 @settings(max_examples=60)
-@given(scores=st.lists(st.integers(-4, 4), min_size=1, max_size=60), seed=st.integers(0, 99), data=st.data())
-def test_the_lowest_are_those_that_sorting_finds(scores: list[int], seed: int, data: st.DataObject) -> None:
-    values = np.array(scores, np.float64)
-    evictable = np.random.default_rng(seed).random(len(scores)) < 0.8
-    count = data.draw(st.integers(0, int(evictable.sum())))
-    expected = sorted(np.flatnonzero(evictable).tolist(), key=lambda index: (values[index], index))[:count]
-    assert lowest(values, evictable, count).tolist() == expected
+@given(scores=st.lists(st.integers(-4, 4), min_size=1, max_size=60), seed=st.integers(0, 99), count=st.integers(0, 70))
+def test_the_lowest_are_those_that_sorting_finds(scores: list[int], seed: int, count: int) -> None:
+    rng, values = np.random.default_rng(seed), np.array(scores, np.float64)
+    states = rng.integers(0, 3, len(scores)).astype(np.uint8)
+    held = rng.permutation(len(scores))[: len(scores) // 4].tolist()
+    among = [place for place in range(len(scores)) if states[place] == 2 and place not in held]
+    assert lowest(values, states, 2, held, count) == sorted(among, key=lambda place: values[place])[:count]
+
+
+def test_more_victims_than_there_are_experts_to_evict_are_refused() -> None:
+    with pytest.raises(AssertionError, match="fewer experts may be evicted"):
+        choose_victims(np.zeros((1, 3)), np.array([[True, False, True]]), 3)
 
 
 @pytest.mark.parametrize("name", POLICIES)

@@ -101,7 +101,7 @@ def test_nothing_is_on_its_way_in_a_settled_tier() -> None:
     tier.prefetch(np.array([6, 7, 8]), np.array([0.9, 0.8, 0.7]))
     tier.settle()
     assert not (tier._table.state == LOADING).any() and not reader.queued
-    assert not tier._table.reserved.any()
+    assert not tier._table.reserved
     numbers = tier.slot_numbers()
     assert (numbers[tier.known.ravel()] >= 0).all() and (numbers[~tier.known.ravel()] == NO_SLOT).all()
     tier.check_integrity()
