@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import torch
@@ -65,7 +66,9 @@ class DeviceExperts:
         k = shape.top_k
         self._ids, self._guessed_ids = (device.pinned((1, k), torch.int32) for _ in range(2))
         self._weights, self._guessed_weights = (device.pinned((1, k), torch.float32) for _ in range(2))
-        self._present, self._coming = Addresses(device, k), Addresses(device, k)
+        self._ids_host, self._guessed_ids_host = self._ids.numpy(), self._guessed_ids.numpy()
+        self._once_each = np.ones(k, np.int64)
+        self._present, self._coming = Addresses(device, shape), Addresses(device, shape)
 
     @property
     def wants_expectations(self) -> bool:
@@ -111,49 +114,51 @@ class DeviceExperts:
         act, places = self._scratch(1)
         if self._cpu is not None:
             places.zero_()  # of the CPU's share
-        self._program.outside(lambda: self._request(layer, guessed_layer))
-        self._compute(hidden, self._present.tensor, act, places)
-        self._program.outside(lambda: self._collect(layer))
-        self._compute(hidden, self._coming.tensor, act, places)
+        self._program.outside(lambda: self._request(layer))
+        self._compute(hidden, self._present.sent(), act, places)
+        self._program.outside(lambda: self._collect(layer, guessed_layer))
+        self._compute(hidden, self._coming.sent(), act, places)
         self._ops.vectors.combine(places, routing.weights, out)
         if self._cpu is not None:
             out.add_(self._cpu.output)
 
-    def _request(self, layer: int, guessed_layer: int | None) -> None:
+    def _request(self, layer: int) -> None:
         """Waits for the routing, queues what it misses, and says what is there."""
         self._laps.lap("dispatch")
         self._device.synchronise()
         self._laps.lap("device")
-        ids = self._ids.numpy().astype(np.int64)
+        ids = self._ids_host.astype(np.int64)
         for observer in self._observers:
             observer.observe(layer, ids)
-        if guessed_layer is not None and self._prefetcher is not None:
-            self._prefetcher.expect(guessed_layer, self._guessed_ids.numpy().astype(np.int64),
-                                    self._guessed_weights.numpy())
-        experts = np.sort(ids[0])
+        experts = ids[0].copy()
+        experts.sort()
         if self._cpu is not None:
             experts = self._cpu.take_share(layer, experts, self._tier.known[layer])
-        self._tier.request(layer, experts, np.ones(len(experts), np.int64), 1)
+        self._tier.request(layer, experts, self._once_each[: len(experts)], 1)
         self._arrivals = self._tier.arrivals()
         self._laps.lap("policy")
-        self._put(layer, self._present, [batch] if (batch := next(self._arrivals, None)) else [])
+        self._put(layer, self._present, islice(self._arrivals, 1))
 
-    def _collect(self, layer: int) -> None:
+    def _collect(self, layer: int, guessed_layer: int | None) -> None:
         """While the device computes what was there: prefetches, the CPU's share, and the rest as it comes."""
         self._laps.lap("dispatch")
         if self._prefetcher is not None:
+            if guessed_layer is not None:
+                self._prefetcher.expect(guessed_layer, self._guessed_ids_host.astype(np.int64),
+                                        self._guessed_weights.numpy())
             self._prefetcher.after_routing(layer, 1)
             self._laps.lap("policy")
         if self._cpu is not None:
-            self._cpu.compute(self._ids.numpy(), self._weights.numpy())
+            self._cpu.compute(self._ids_host, self._weights.numpy())
             self._laps.lap("cpu experts")
-        self._put(layer, self._coming, list(self._arrivals))
+        self._put(layer, self._coming, self._arrivals)
 
-    def _put(self, layer: int, addresses: Addresses, batches: Sequence[tuple[IntArray, IntArray]]) -> None:
-        experts = np.concatenate([landed for landed, _ in batches]) if batches else np.empty(0, np.int64)
-        offsets = np.concatenate([offsets for _, offsets in batches]) if batches else np.empty(0, np.int64)
-        self._link.order_compute(experts + layer * self._shape.num_experts)
-        addresses.put(self._ids.numpy()[0], experts, self._arena.addresses(offsets))
+    def _put(self, layer: int, addresses: Addresses, batches: Iterator[tuple[IntArray, IntArray]]) -> None:
+        landed = []
+        for experts, offsets in batches:
+            self._link.order_compute(experts + layer * self._shape.num_experts)
+            landed.append((experts, self._arena.addresses(offsets)))
+        addresses.put(self._ids_host[0], landed)
         self._laps.lap("dispatch")
 
     # ---- many tokens
@@ -198,17 +203,25 @@ class DeviceExperts:
 class Addresses:
     """Where on the device the blocks of one token's experts lie, by place; 0 for a place that has another turn."""
 
-    def __init__(self, device: Device, top_k: int) -> None:
-        self._staged = device.pinned((top_k,), torch.int64)
-        self.tensor = torch.zeros(top_k, dtype=torch.int64, device=device.kind)  # [top_k]
+    def __init__(self, device: Device, shape: MoeShape) -> None:
+        self._of_expert = np.zeros(shape.num_experts, np.int64)
+        self._staged = device.pinned((shape.top_k,), torch.int64)
+        self._staged_host = self._staged.numpy()
+        self._tensor = torch.zeros(shape.top_k, dtype=torch.int64, device=device.kind)
 
-    def put(self, ids: IntArray, experts: IntArray, addresses: IntArray) -> None:
-        """The places of `experts` among `ids` [top_k]. The device has read what was put before."""
-        staged = self._staged.numpy()
-        staged[:] = 0
-        order = np.argsort(ids)
-        staged[order[np.searchsorted(ids, experts, sorter=order)]] = addresses
-        self.tensor.copy_(self._staged, non_blocking=True)
+    def put(self, ids: IntArray, landed: Iterable[tuple[IntArray, IntArray]]) -> None:
+        """The addresses of experts that are among `ids` [top_k], batch by batch.
+
+        The device must have read what was put before: the host has waited for it since.
+        """
+        for experts, addresses in landed:
+            self._of_expert[experts] = addresses
+        self._staged_host[:] = self._of_expert[ids]
+        self._of_expert[ids] = 0
+
+    def sent(self) -> Tensor:
+        """[top_k], on the device: what was put when this has its turn there, also in a repeated stretch."""
+        return self._tensor.copy_(self._staged, non_blocking=True)
 
 
 def last_uses(ids: IntArray, experts: IntArray) -> IntArray:
