@@ -68,34 +68,21 @@ class HostLink:
                priorities: FloatArray) -> None:
         """As Reader.submit; where an expert lies in the files follows from its key."""
         assert num_bytes == self._stride_bytes, "experts come as whole blocks"
-        states = self._table.state[keys]
-        at_once = (states == RESIDENT) & (priorities == DEMAND)
-        if at_once.all():
-            self._copy(keys, destinations, demand=True)
-            return
-        if at_once.any():
-            self._copy(keys[at_once], destinations[at_once], demand=True)
-        for key, destination, priority, done in zip(keys.tolist(), destinations.tolist(), priorities.tolist(),
-                                                    at_once.tolist(), strict=True):
-            if not done:
-                assert key not in self._requests, "requested twice"
-                self._requests[key] = _Request(destination, priority)
-        reading = states == LOADING
-        if reading.any():
-            self._disk.reprioritise(keys[reading], priorities[reading])
+        for key, destination, priority in zip(keys.tolist(), destinations.tolist(), priorities.tolist(), strict=True):
+            assert key not in self._requests, "requested twice"
+            self._requests[key] = _Request(destination, priority)
+        self._tell_disk(keys.tolist())
         self.advance()
 
     def reprioritise(self, keys: IntArray, priorities: FloatArray) -> None:
-        requested = np.array([key in self._requests for key in keys.tolist()], np.bool_)
-        keys, priorities = keys[requested], priorities[requested]
+        requested: list[int] = []
         for key, priority in zip(keys.tolist(), priorities.tolist(), strict=True):
-            request = self._requests[key]
-            if priority == DEMAND != request.priority:
-                self._requests[key] = self._requests.pop(key)  # behind the demand that was there before
-            request.priority = priority
-        reading = self._table.state[keys] == LOADING
-        if reading.any():
-            self._disk.reprioritise(keys[reading], priorities[reading])
+            if request := self._requests.get(key):
+                if priority == DEMAND != request.priority:
+                    self._requests[key] = self._requests.pop(key)  # behind the demand that was there before
+                request.priority = priority
+                requested.append(key)
+        self._tell_disk(requested)
         self.advance()
 
     def cancel(self, keys: IntArray) -> IntArray:
@@ -149,17 +136,15 @@ class HostLink:
         """Moves what can go, without blocking: of use while nobody asks for anything."""
         if not self._requests:
             return
-        requests, states = self._requests, self._table.state
+        requests = self._requests
         in_order = sorted(requests, key=lambda key: -requests[key].priority)  # stable
-        held = [key for key in in_order if states[key] == RESIDENT]
+        missing, _, held = self._table.by_state(in_order)
         demand = [key for key in held if requests[key].priority == DEMAND]
-        if demand:
-            self._copy_requested(demand, demand=True)
+        self._copy_requested(demand, demand=True)
         if len(held) > len(demand):
             self._copies.retire()
             self._copy_requested(held[len(demand) :][: max(0, self._copies.prefetch_room)], demand=False)
-        absent = [key for key in in_order if states[key] == ABSENT and not requests[key].failed]
-        if absent:
+        if absent := [key for key in missing if not requests[key].failed]:
             self._read(absent)
 
     def lag_s(self) -> float:
@@ -231,17 +216,19 @@ class HostLink:
 
     # ---- inside
 
-    def _copy_requested(self, keys: Sequence[int], *, demand: bool) -> None:
-        destinations = np.array([self._requests[key].destination for key in keys], np.int64)
-        self._copy(np.array(keys, np.int64), destinations, demand=demand)
-        for key in keys:
-            del self._requests[key]
+    def _tell_disk(self, keys: Sequence[int]) -> None:
+        """Of these requests, those that are being read have the priority that the device gives them now."""
+        _, reading, _ = self._table.by_state(keys)
+        if reading:
+            self._disk.reprioritise(np.array(reading), np.array([self._requests[key].priority for key in reading]))
 
-    def _copy(self, keys: IntArray, destinations: IntArray, *, demand: bool) -> None:
-        if len(keys):
-            sources = self._addresses(self._table.offset_of[keys])
-            self._copies.submit(keys, sources, self._device_addresses(destinations), demand=demand)
-            self._landed += keys.tolist()
+    def _copy_requested(self, keys: Sequence[int], *, demand: bool) -> None:
+        if keys:
+            destinations = np.array([self._requests.pop(key).destination for key in keys])
+            wanted = np.array(keys)
+            sources = self._addresses(self._table.offset_of[wanted])
+            self._copies.submit(wanted, sources, self._device_addresses(destinations), demand=demand)
+            self._landed += keys
 
     def _addresses(self, offsets: IntArray) -> IntArray:
         return offsets + self._start
