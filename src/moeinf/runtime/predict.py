@@ -61,14 +61,16 @@ class UseProbability:
         self.logits: FloatArray = np.full((layers, experts), np.log(chance / (1 - chance) if chance < 1 else 1.0))
         self.odds_against: FloatArray = np.exp(-self.logits)  # (1 - p) / p
         self._seen_one = 1 - self._decay
+        self._rows = list(zip(self._features, self._features[:, :-2], self._frequency, self.logits, self.odds_against,
+                              strict=True))
 
     def observe(self, layer: int, ids: IntArray) -> None:
         """Takes the routing `ids` [tokens, top_k]; afterwards `logits[layer]` is of the token to come."""
-        features, frequency = self._features[layer], self._frequency[layer]
+        features, log_frequency, frequency, logits, odds_against = self._rows[layer]
         last: FloatArray = np.zeros(features.shape[1])  # used by the last token
         last[ids[-1]] = 1.0
         if len(ids) == 1:
-            error = 1 / (1 + self.odds_against[layer]) - last
+            error = 1 / (1 + odds_against) - last
             self._weights -= self.LEARNING_RATE / len(error) * features.dot(error)
             frequency *= self._decay
             frequency += self._seen_one * last
@@ -77,10 +79,10 @@ class UseProbability:
             np.put_along_axis(used, ids, 1.0, axis=1)
             frequency *= self._decay ** len(ids)
             frequency += self._seen_one * self._decay ** np.arange(len(ids) - 1, -1, -1) @ used
-        np.log(frequency + self.FLOOR, out=features[:-2])
+        np.log(frequency + self.FLOOR, out=log_frequency)
         features[-2] = last
-        logits = np.dot(self._weights, features, out=self.logits[layer])
-        np.exp(np.negative(logits), out=self.odds_against[layer])
+        np.dot(self._weights, features, out=logits)
+        np.exp(np.negative(logits, out=odds_against), out=odds_against)
 
 
 def probability(logits: FloatArray) -> FloatArray:
