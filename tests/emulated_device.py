@@ -80,6 +80,9 @@ class EmulatedDevice:
     def computing(self) -> AbstractContextManager[None]:
         return nullcontext()
 
+    def begin_program(self) -> None:
+        assert self.recording is None, "a capture is under way"
+
     def begin_capture(self) -> None:
         assert self.recording is None, "a capture is under way"
         self.recording = Recording()

@@ -30,6 +30,10 @@ class Device(Protocol):
         """Inside, torch submits to the compute stream."""
         ...
 
+    def begin_program(self) -> None:
+        """The captures from here on belong together: replayed in their order, they share memory."""
+        ...
+
     def begin_capture(self) -> None:
         """What is submitted from here on is recorded."""
         ...
@@ -84,6 +88,9 @@ class CudaDevice:
 
     def computing(self) -> AbstractContextManager[None]:
         return torch.cuda.stream(self._stream)
+
+    def begin_program(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()  # torch refuses one that was used, when its graphs are all gone
 
     def begin_capture(self) -> None:
         graph = torch.cuda.CUDAGraph()

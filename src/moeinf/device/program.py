@@ -58,6 +58,7 @@ class DecodeProgram:
     def _record(self, compute: Callable[[], Tensor]) -> Tensor:
         self._recording = True
         try:
+            self._device.begin_program()
             self._device.begin_capture()
             result = compute()
             self._end_stretch()

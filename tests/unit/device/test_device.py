@@ -1,0 +1,94 @@
+"""CudaDevice keeps to the rules of torch's captures, which a stand-in for torch.cuda enforces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from moeinf.device.device import CudaDevice
+from moeinf.device.program import DecodeProgram
+
+
+class Cuda:
+    """What CudaDevice uses of torch.cuda. Graphs hold the memory they share; once all are gone, its handle is refused,
+    by the allocator of the device as by that of pinned memory (torch 2.11)."""
+
+    def __init__(self) -> None:
+        self.holders: dict[tuple[int, int], int] = {}  # graphs by handle
+        self.num_handles = 0
+        self.current: Any = "the caller's stream"
+        self.log: list[tuple[Any, ...]] = []
+        cuda = self
+
+        class CUDAGraph:
+            def capture_begin(self, pool: tuple[int, int], capture_error_mode: str) -> None:
+                assert cuda.holders.get(pool) != 0, "torch: use_count > 0 INTERNAL ASSERT FAILED"
+                assert capture_error_mode == "thread_local", "other threads go on reading and copying"
+                self.pool = pool
+                cuda.holders[pool] = cuda.holders.get(pool, 0) + 1
+                cuda.log.append(("begin", cuda.current))
+
+            def capture_end(self) -> None:
+                cuda.log.append(("end", cuda.current))
+
+            def replay(self) -> None:
+                cuda.log.append(("replay", cuda.current))
+
+            def __del__(self) -> None:
+                cuda.holders[self.pool] -= 1
+
+        class Stream:
+            cuda_stream = 7
+
+            def __init__(self, device: torch.device) -> None:
+                pass
+
+            def wait_stream(self, other: Any) -> None:
+                cuda.log.append((self, "waits for", other))
+
+        self.CUDAGraph, self.Stream = CUDAGraph, Stream
+
+    @contextmanager
+    def stream(self, stream: Any) -> Iterator[None]:
+        before, self.current = self.current, stream
+        yield
+        self.current = before
+
+    def current_stream(self, device: torch.device) -> Any:
+        return self.current
+
+    def graph_pool_handle(self) -> tuple[int, int]:
+        self.num_handles += 1
+        return 0, self.num_handles
+
+    def init(self) -> None:
+        pass
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
+    fake = Cuda()
+    for name in ("CUDAGraph", "Stream", "graph_pool_handle", "stream", "current_stream", "init"):
+        monkeypatch.setattr(torch.cuda, name, getattr(fake, name))
+    return fake
+
+
+def test_a_program_that_was_forgotten_is_recorded_again(cuda: Cuda) -> None:
+    device = CudaDevice(0)
+    program = DecodeProgram(device)
+
+    def step() -> torch.Tensor:
+        program.outside(lambda: None)
+        return torch.zeros(1)
+
+    for _ in range(3):
+        for _ in range(3):
+            program.run(step, "owner")
+        assert sorted(set(cuda.holders.values())) in ([2], [0, 2]), "the graphs of a program share memory"
+        program.reset()
+    assert [step[0] for step in cuda.log] == 3 * (2 * ["begin", "end", "replay"] + 2 * ["replay"])
+
