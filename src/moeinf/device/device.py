@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Protocol
 
 import torch
@@ -27,7 +28,7 @@ class Device(Protocol):
         ...
 
     def computing(self) -> AbstractContextManager[None]:
-        """Inside, torch submits to the compute stream."""
+        """Inside, torch submits to the compute stream, behind what the caller submitted before."""
         ...
 
     def begin_program(self) -> None:
@@ -86,8 +87,11 @@ class CudaDevice:
     def stream(self) -> int:
         return int(self._stream.cuda_stream)
 
-    def computing(self) -> AbstractContextManager[None]:
-        return torch.cuda.stream(self._stream)
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        self._stream.wait_stream(torch.cuda.current_stream(self.kind))  # a state may have been cleared there
+        with torch.cuda.stream(self._stream):
+            yield
 
     def begin_program(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()  # torch refuses one that was used, when its graphs are all gone

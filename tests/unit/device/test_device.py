@@ -1,4 +1,4 @@
-"""CudaDevice keeps to the rules of torch's captures, which a stand-in for torch.cuda enforces."""
+"""CudaDevice keeps to the rules of torch's captures and streams, which a stand-in for torch.cuda enforces."""
 
 from __future__ import annotations
 
@@ -92,3 +92,11 @@ def test_a_program_that_was_forgotten_is_recorded_again(cuda: Cuda) -> None:
         program.reset()
     assert [step[0] for step in cuda.log] == 3 * (2 * ["begin", "end", "replay"] + 2 * ["replay"])
 
+
+def test_what_the_caller_submitted_comes_first(cuda: Cuda) -> None:
+    device = CudaDevice(0)
+    with device.computing():
+        stream = cuda.current
+        assert stream != "the caller's stream"
+    assert cuda.log == [(stream, "waits for", "the caller's stream")]
+    assert cuda.current == "the caller's stream"
