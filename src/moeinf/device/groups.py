@@ -33,19 +33,22 @@ def make_groups(ids: IntArray, experts: IntArray, addresses: IntArray, device: t
     starts = (np.cumsum(rows) - rows)[owner] + within * TILE_ROWS
     counts = np.minimum(rows[owner] - within * TILE_ROWS, TILE_ROWS)
 
-    words = np.concatenate((starts, counts, places)).astype(np.int32)
-    packed = np.zeros(len(owner) + len(words) // 2 + 1, np.int64)  # addresses, then words
+    # Addresses, starts, counts, places, each on a 16-byte border: kernels are compiled apart for pointers on others.
+    padded = -(-len(owner) // 4) * 4
+    packed = np.zeros(2 * padded + len(places) // 2 + 1, np.int64)
     packed[: len(owner)] = np.asarray(addresses)[owner]
-    packed[len(owner) :].view(np.int32)[: len(words)] = words
+    words = packed[padded:].view(np.int32)
+    words[: len(owner)], words[padded : padded + len(owner)] = starts, counts
+    words[2 * padded : 2 * padded + len(places)] = places
     staged = torch.from_numpy(packed)
     if device.type == "cuda":
         staged = staged.pin_memory()  # torch keeps the pinned copy until the upload is done
     there = staged.to(device, non_blocking=True)
-    words_there = there[len(owner) :].view(torch.int32)[: len(words)]
+    words_there = there[padded:].view(torch.int32)
     return Groups(
-        places=words_there[2 * len(owner) :],
+        places=words_there[2 * padded : 2 * padded + len(places)],
         starts=words_there[: len(owner)],
-        counts=words_there[len(owner) : 2 * len(owner)],
+        counts=words_there[padded : padded + len(owner)],
         addresses=there[: len(owner)],
         tile_rows=TILE_ROWS,
         top_k=ids.shape[1],

@@ -344,6 +344,15 @@ def test_groups_hold_each_place_of_their_experts_once_in_tiles_of_one_expert() -
     assert len(places_of(groups)) == 3
 
 
+@pytest.mark.parametrize("tokens", [1, 3, 70, 200])
+def test_groups_lie_on_the_same_borders_whatever_their_number(tokens: int) -> None:
+    """Triton compiles a kernel apart for pointers that 16 does not divide."""
+    ids = np.stack([np.random.default_rng(tokens).permutation(7)[:3] for _ in range(tokens)])
+    groups = make_groups(ids, np.arange(7), 4096 * np.arange(1, 8), CPU)
+    first = groups.addresses.data_ptr()
+    assert all((part.data_ptr() - first) % 16 == 0 for part in (groups.starts, groups.counts, groups.places))
+
+
 def test_experts_that_nobody_chose_have_no_tiles(ops: MatrixOps) -> None:
     experts = Experts(("bf16", "bf16", "bf16"), 1)
     groups = make_groups(np.array([[0, 3]]), np.array([9, 3]), np.array([4096, 8192]), CPU)
