@@ -248,6 +248,20 @@ def test_decode_needs_no_host_where_the_device_reaches_every_expert(demo: Stored
         assert model.last.stats.decode_cache.demand_reads > 0, "the device fetched what was missing"
 
 
+@pytest.mark.parametrize("host", [20, None], ids=lambda host: f"host-{host}")
+def test_what_was_recorded_for_an_answer_is_repeated_for_the_next(
+    demo: StoredModel, wanted: list[int], host: int | None
+) -> None:
+    gpu = emulated()
+    assert isinstance(gpu.device, EmulatedDevice)
+    with opened(demo, gpu, host=host, expert_cache="30%") as model:
+        assert answer(model) == wanted
+        captures = gpu.device.num_captures
+        model._sequence.forget()  # so that the whole prompt comes between
+        assert answer(model) == wanted
+        assert gpu.device.num_captures == captures
+
+
 def test_decode_goes_layer_by_layer_where_experts_come_from_the_disk(demo: StoredModel) -> None:
     gpu = emulated()
     with opened(demo, gpu, host=20, expert_cache="30%") as model:

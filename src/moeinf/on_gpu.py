@@ -182,8 +182,9 @@ class GpuRun:
     def _forward(self, ids: Sequence[int], cache: Any, between_layers: Callable[[], None]) -> Float32Array:
         decode = len(ids) == cache.beams
         self._choose_slots(by_device=len(ids) == 1)
-        if decode:  # the layers of a token may run without the host
-            between_layers()
+        if decode:
+            self._program.hold_for(self._direct.way)
+            between_layers()  # the layers of a token may run without the host
         logits: Float32Array = self.model.forward(ids, cache, None if decode else between_layers)
         self._direct.after_token()
         return logits
@@ -192,7 +193,6 @@ class GpuRun:
         """Hands the table of slots to the device where that is possible, or back to the host."""
         direct = self._direct
         if direct.active != (by_device and direct.possible):
-            self._program.reset()
             if direct.active:
                 direct.leave()
             else:

@@ -21,6 +21,7 @@ class DecodeProgram:
     def __init__(self, device: Device) -> None:
         self._device = device
         self._owner: Any = None
+        self._way: object = None
         self._runs = 0
         self._recording = False
         self._steps: list[Callable[[], None]] = []
@@ -39,6 +40,12 @@ class DecodeProgram:
         for step in self._steps:
             step()
         return self._result
+
+    def hold_for(self, way: object) -> None:
+        """What is recorded holds for one way of computing; forgets it where that was another than `way`."""
+        if way != self._way:
+            self.reset()
+            self._way = way
 
     def outside(self, action: Callable[[], None]) -> None:
         """Host work that belongs to the step: done now, and at this point of every repetition."""

@@ -47,6 +47,7 @@ class DirectSlots:
         self._expert_bytes = expert_bytes
         self._encoder_layers = encoder_layers
         self._table: DirectTable | None = None
+        self._num_tables = 0
         layers, k, kind = shape.num_layers, shape.top_k, device.kind
         self._addresses = torch.zeros(k, dtype=torch.int64, device=kind)
         self._copies = torch.zeros((k, 2), dtype=torch.int64, device=kind)
@@ -62,6 +63,14 @@ class DirectSlots:
         reached = tier.all_resident or (self._link.device_reaches_all and tier.num_slots >= self._shape.top_k)
         return self._allowed and reached
 
+    @property
+    def way(self) -> tuple[int, bool]:
+        """Equal to what it was: so is all that the device is given for a token, and may be repeated from a recording.
+
+        The number of the table, 0 while the host has it, and whether all experts are in the slots.
+        """
+        return (self._num_tables, self._tier.all_resident) if self.active else (0, False)
+
     def enter(self) -> None:
         """The device takes the table over; nothing may be on its way to a slot any more."""
         assert not self.active and self.possible
@@ -72,6 +81,7 @@ class DirectSlots:
         key_of[slots[held]] = held
         if self._table is None or len(self._table.key_of) != len(key_of):
             self._table = self._new_table()
+            self._num_tables += 1
         table = self._table
         table.slot_of.copy_(torch.from_numpy(slots.astype(np.int32)))
         table.key_of.copy_(torch.from_numpy(key_of))
