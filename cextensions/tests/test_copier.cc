@@ -101,16 +101,18 @@ TEST(a_driver_before_12_8_copies_one_by_one) {
 
 TEST(a_driver_that_cannot_batch_is_asked_once) {
   const Machine machine;
-  const Experts experts(3);
-  Copier copier(machine.driver, 0, kRing);
-  register_all(copier, experts.host.data(), experts.num_bytes());
-  fake_fail("cuMemcpyBatchAsync", moeinf::cuda::kNotSupported, 0);
-  copier.wait(experts.copy(copier));
-  CHECK(experts.arrived());
-  CHECK(!copier.batched());
-  fake_fail("cuMemcpyBatchAsync", 0, 0);
-  copier.wait(experts.copy(copier));
-  CHECK(fake_num_batches() == 0);
+  for (const int refusal : {moeinf::cuda::kNotSupported, moeinf::cuda::kInvalidValue}) {
+    const Experts experts(3);
+    Copier copier(machine.driver, 0, kRing);
+    register_all(copier, experts.host.data(), experts.num_bytes());
+    fake_fail("cuMemcpyBatchAsync", refusal, 0);
+    copier.wait(experts.copy(copier));
+    CHECK(experts.arrived());
+    CHECK(!copier.batched());
+    fake_fail("cuMemcpyBatchAsync", 0, 0);
+    copier.wait(experts.copy(copier));
+    CHECK(fake_num_batches() == 0);
+  }
 }
 
 TEST(a_copy_waits_for_what_was_computing_before) {

@@ -158,11 +158,13 @@ void Copier::submit_direct() {
     const Result result =
         api_.memcpy_batch_async(direct_.destinations.data(), direct_.sources.data(), direct_.sizes.data(),
                                 count, &attributes, &first, 1, &failed, stream_);
-    if (result != kNotSupported) {
+    // Some virtual machines answer the one, a driver that wants more said of the memory the other. Then one
+    // by one from now on, over whatever of the batch was submitted: that says which copy is wrong, if one is.
+    if (result != kNotSupported && result != kInvalidValue) {
       driver_->check(result, "cuMemcpyBatchAsync");
       return;
     }
-    batched_ = false;  // as some virtual machines answer; one by one from now on
+    batched_ = false;
   }
   for (std::size_t i = 0; i < count; ++i) {
     driver_->check(
