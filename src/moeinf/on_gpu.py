@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -56,6 +57,7 @@ def open_gpu(gpu: Gpu) -> OpenGpu:
 
     try:
         device = CudaDevice(gpu.index)
+        device.release_unused()  # what a model that was closed has left
         ops = Ops(TritonVectorOps(), TritonMatrixOps())
         return OpenGpu(gpu.name, device, ops, NativeCopier(CudaDriver(), gpu.index), device.free_bytes(),
                        gpu.total_bytes)
@@ -240,8 +242,12 @@ class GpuRun:
         return self._gpu.device.peak_bytes()
 
     def close(self) -> None:
-        """Ends reads and copies, and gives the device's memory back."""
+        """Ends reads and copies, and gives the slots' memory back; the rest goes with the object."""
+        with suppress(RuntimeError):  # of a GPU that is lost
+            self._gpu.device.synchronise()  # after an interrupt, kernels may still read pinned memory
         self._program.reset()
         self._link.close() if hasattr(self, "_link") else self.reader.close()
         self._gpu.copier.close()
+        if hasattr(self, "_arena"):
+            self._arena.release()
         self._gpu.device.release_unused()

@@ -55,3 +55,8 @@ class DeviceArena:
         """Gives the last segment back; nothing may lie in it any more, and no submitted work use it."""
         self._segments.pop()
         self.slot_addresses = self.slot_addresses[: len(self._segments) * self._per_segment]
+
+    def release(self) -> None:
+        """Gives all of it back, as `shrink` a part."""
+        self._segments.clear()
+        self.slot_addresses = self.slot_addresses[:0]
