@@ -127,6 +127,34 @@ def test_a_program_replays_what_was_captured() -> None:
     assert seen == [0, 2, 4, 6, 8, 10]
 
 
+@pytest.mark.parametrize("failure", ["out of memory", "a value asked for"])
+def test_a_capture_that_fails_leaves_a_program_that_can_be_recorded(failure: str) -> None:
+    device = CudaDevice(0)
+    program, failing = DecodeProgram(device), [False]
+    with device.computing():
+        given = torch.zeros(4, device="cuda")
+
+        def step() -> torch.Tensor:
+            doubled = given * 2
+            program.outside(lambda: None)
+            if failing[0] and failure == "out of memory":
+                torch.empty(1 << 50, dtype=torch.uint8, device="cuda")
+            elif failing[0]:
+                float(doubled[0])
+            return doubled + 1
+
+        program.run(step, "owner")
+        failing[0] = True
+        with pytest.raises(RuntimeError):
+            program.run(step, "owner")
+        failing[0] = False
+        for value in range(5):
+            given.fill_(value)
+            assert float(program.run(step, "owner")[0]) == 2 * value + 1
+            if value == 3:
+                program.reset()
+
+
 def test_the_driver_copies_from_pinned_and_from_other_memory_behind_compute() -> None:
     driver = CudaDriver()
     copier = Copier(driver, 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 import torch
@@ -82,6 +82,7 @@ class CudaDevice:
         self._stream = torch.cuda.Stream(self.kind)
         self._pool = torch.cuda.graph_pool_handle()
         self._capture: torch.cuda.CUDAGraph | None = None
+        self._broken: list[torch.cuda.CUDAGraph] = []  # torch before 2.12 goes on asking them at every allocation
 
     @property
     def stream(self) -> int:
@@ -102,17 +103,20 @@ class CudaDevice:
         self._capture = graph
 
     def end_capture(self) -> Graph:
-        graph, self._capture = self._capture, None
+        graph = self._capture
         assert graph is not None, "no capture is under way"
         graph.capture_end()
+        self._capture = None
         graph.replay()  # recording alone computes nothing
         return graph
 
     def drop_capture(self) -> None:
         graph, self._capture = self._capture, None
         if graph is not None:
-            with suppress(RuntimeError):  # what was refused while recording has ended the capture already
+            try:
                 graph.capture_end()
+            except RuntimeError:  # what was refused while recording has ended the capture already
+                self._broken.append(graph)
 
     def synchronise(self) -> None:
         self._stream.synchronize()

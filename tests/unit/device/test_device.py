@@ -20,6 +20,7 @@ class Cuda:
     def __init__(self) -> None:
         self.holders: dict[tuple[int, int], int] = {}  # graphs by handle
         self.num_handles = 0
+        self.refused = False  # whether a capture was broken by what it recorded
         self.current: Any = "the caller's stream"
         self.log: list[tuple[Any, ...]] = []
         cuda = self
@@ -33,6 +34,8 @@ class Cuda:
                 cuda.log.append(("begin", cuda.current))
 
             def capture_end(self) -> None:
+                if cuda.refused:
+                    raise RuntimeError("operation failed due to a previous error during capture")
                 cuda.log.append(("end", cuda.current))
 
             def replay(self) -> None:
@@ -91,6 +94,16 @@ def test_a_program_that_was_forgotten_is_recorded_again(cuda: Cuda) -> None:
         assert sorted(set(cuda.holders.values())) in ([2], [0, 2]), "the graphs of a program share memory"
         program.reset()
     assert [step[0] for step in cuda.log] == 3 * (2 * ["begin", "end", "replay"] + 2 * ["replay"])
+
+
+def test_a_graph_whose_capture_was_broken_is_kept(cuda: Cuda) -> None:
+    """torch 2.11 asks it at every allocation whether the stream is its own."""
+    program, cuda.refused = DecodeProgram(CudaDevice(0)), True
+    for _ in range(2):
+        program.run(lambda: torch.zeros(1), "owner")
+        with pytest.raises(RuntimeError, match="previous error"):
+            program.run(lambda: torch.zeros(1), "owner")
+    assert list(cuda.holders.values()) == [1, 1]
 
 
 def test_what_the_caller_submitted_comes_first(cuda: Cuda) -> None:
