@@ -71,6 +71,11 @@ def test_tiles_of_16_bit_numbers_are_multiplied_by_tensor_cores(compiled: list[d
             assert (kernel["tensor_products"] > 0) == ("f32" not in kernel["formats"]), kernel
 
 
+def test_products_keep_subnormal_numbers(compiled: list[dict[str, Any]]) -> None:
+    """E2M1 is widened out of them: flushed to zero, a weight of 0.5 would be lost."""
+    assert not any(kernel["flushing_products"] for kernel in compiled)
+
+
 # in the process without the interpreter
 
 
@@ -160,6 +165,7 @@ def compile_for(capability: int, kernel: Any, arguments: dict[str, Any], options
     return {"constants": str(constants), "shared_bytes": binary.metadata.shared, **resources(binary.asm["cubin"]),
             "wide_loads": len(re.findall(r"ld\.global\S*\.v4\.[bu]32", assembly)),
             "narrow_loads": len(re.findall(r"ld\.global\S*\.[bu](?:8|16)\b", assembly)),
+            "flushing_products": len(re.findall(r"\bmul(?:\.rn)?\.ftz", assembly)),
             "tensor_products": len(re.findall(r"\b(?:mma\.sync|wgmma\.mma_async)", assembly))}
 
 
