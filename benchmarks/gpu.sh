@@ -25,6 +25,7 @@ gpu=${DEVICE:-cuda:0}
 install() {
     "$python" -m pip install -q --no-index --no-build-isolation --no-deps "$here/.."
     "$python" -c 'import moeinf._native, torch, triton; print("torch", torch.__version__, "triton", triton.__version__)'
+    grep -E "MemTotal|MemAvailable" /proc/meminfo # a virtual machine may grow only when its memory is touched
     nvidia-smi --query-gpu=name,driver_version,memory.total,pcie.link.gen.max,pcie.link.width.max --format=csv
 }
 
