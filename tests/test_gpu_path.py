@@ -8,8 +8,11 @@ beside them.
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import tracemalloc
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,19 +23,22 @@ import pytest
 import torch
 
 from moeinf.config import RuntimeConfig
+from moeinf.dense import DenseFile
 from moeinf.device.arena import DeviceArena
 from moeinf.device.matrix_twins import TorchMatrixOps
 from moeinf.device.ops import Ops
 from moeinf.device.vector_twins import TorchVectorOps
 from moeinf.engine import Model
-from moeinf.errors import ExpertReadError, OutOfMemoryError
+from moeinf.errors import ExpertReadError, OutOfMemoryError, StoreError
 from moeinf.hardware import Machine
 from moeinf.install import pull
 from moeinf.memory import DevicePlan, plan_device_memory
 from moeinf.on_gpu import GpuRun, OpenGpu
+from moeinf.parts import Progress
 from moeinf.runtime.device_experts import DeviceExperts
 from moeinf.runtime.predict import PREDICTORS
 from moeinf.stats_block import stats_lines
+from moeinf.store.dense import dense_tensors
 from moeinf.store.library import StoredModel
 from moeinf.types import IntArray
 from tests.checkpoints import CONFIG, random_tensors, write_checkpoint
@@ -70,7 +76,8 @@ def interpreted() -> OpenGpu:
     return OpenGpu("Emulated", device, ops, LateCopier(), 1 << 40, 1 << 40)
 
 
-def opened(stored: StoredModel, gpu: OpenGpu | None = None, host: int | None = None, **options: Any) -> Model:
+def opened(stored: StoredModel, gpu: OpenGpu | None = None, host: int | None = None,
+           progress: Progress | None = None, **options: Any) -> Model:
     """host: experts that the machine's memory holds; None for what the plan gives, all or a ring."""
     def plan(*args: Any) -> DevicePlan:
         made = plan_device_memory(*args)
@@ -78,7 +85,7 @@ def opened(stored: StoredModel, gpu: OpenGpu | None = None, host: int | None = N
 
     config = RuntimeConfig(**{"prefill_chunk": 16, "threads": 1} | options)
     with patch("moeinf.on_gpu.plan_device_memory", plan):
-        return Model(stored, config, on=Machine(1 << 40, "test", 2), gpu=gpu or emulated())
+        return Model(stored, config, progress, Machine(1 << 40, "test", 2), gpu or emulated())
 
 
 def answer(model: Model) -> list[int]:
@@ -227,6 +234,49 @@ def test_with_a_share_computed_by_the_cpu_logits_are_the_same_but_for_rounding(
                             strict=True):
         assert (ours - theirs).abs().max() < 1e-4
     assert sum(taken) > 0
+
+
+def test_dense_weights_pass_through_a_buffer_and_no_other_host_memory(
+    demo: StoredModel, wanted: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """numpy tells tracemalloc what it takes, torch, whose tensors are the device's, does not."""
+    monkeypatch.setattr("moeinf.runtime.file_pieces.BUFFER_BYTES", 32 << 10)
+    seen: list[tuple[int, int]] = []
+    peaks: list[int] = []
+    streamed = DenseFile.streamed
+
+    @contextmanager
+    def measured(dense: DenseFile, *arguments: Any) -> Iterator[Any]:
+        with streamed(dense, *arguments) as tensors:
+            before = tracemalloc.get_traced_memory()[0]
+            tracemalloc.reset_peak()
+            yield tensors
+            peaks.append(tracemalloc.get_traced_memory()[1] - before)
+
+    monkeypatch.setattr(DenseFile, "streamed", measured)
+    tracemalloc.start()
+    try:
+        with opened(demo, progress=lambda done, total: seen.append((done, total))) as model:
+            dense_bytes = model.plan.dense_bytes
+            assert answer(model) == wanted
+    finally:
+        tracemalloc.stop()
+    assert peaks[0] < dense_bytes / 4, "Python's objects, and vectors"
+    before_experts = [done for done, _ in seen if done <= dense_bytes]
+    assert before_experts == sorted(before_experts) and before_experts[0] == 0
+    assert dense_bytes - before_experts[-1] < 64 << 10, "the file's header"
+    assert len(before_experts) > dense_bytes / (16 << 10)
+
+
+def test_a_damaged_block_of_the_dense_weights_is_named_on_its_way_to_the_device(tmp_path: Path) -> None:
+    stored = pull("demo", home=tmp_path, quant_dense="q8_0")
+    spec = next(spec for spec in dense_tensors(stored.dense_path, stored.manifest.dense_formats)
+                if spec.dtype == "q8_0" and spec.name.endswith("o_proj.weight"))
+    with stored.dense_path.open("r+b") as file:
+        file.seek(spec.offset_bytes + 5 * 34)
+        file.write(b"\x00\x7e")  # a scale that is no number
+    with pytest.raises(StoreError, match=f"{re.escape(spec.name)}.* block 5 is NaN"):
+        opened(stored)
 
 
 def test_a_second_request_goes_on_with_the_first_ones_keys_and_experts(demo: StoredModel, wanted: list[int]) -> None:

@@ -1,20 +1,23 @@
-"""The dense weights of a stored model: read into memory, but for what is only looked up by row, which is mapped."""
+"""The dense weights of a stored model: read into memory or passed through it; what is only looked up is mapped."""
 
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
 
 import numpy as np
 
 from moeinf.config import RuntimeConfig
 from moeinf.errors import StoreError
-from moeinf.models.weights import StoredTensor
+from moeinf.models.weights import StoredTensor, TensorBytes
+from moeinf.runtime.file_pieces import FilePieces
 from moeinf.runtime.reading import read_file
-from moeinf.store.dense import check_dense, dense_tensors
+from moeinf.store.dense import check_dense, check_part, dense_tensors
 from moeinf.store.files import errors_named
 from moeinf.store.library import StoredModel
-from moeinf.types import ByteArray, TensorPlan, TensorSpec
+from moeinf.types import FORMAT_BLOCKS, ByteArray, Format, TensorPlan, TensorSpec
 
 
 class DenseFile:
@@ -42,7 +45,7 @@ class DenseFile:
 
     @property
     def memory_bytes(self) -> int:
-        """What `read` takes of memory."""
+        """What `read` takes of memory, and `streamed` of a device's."""
         return self._num_bytes - sum(spec.num_bytes for spec in self._mapped)
 
     def read(self, config: RuntimeConfig, progress: Callable[[int, int], None]) -> dict[str, StoredTensor]:
@@ -57,6 +60,26 @@ class DenseFile:
             tensors |= {spec.name: _tensor(spec, mapped) for spec in self._mapped}
         return tensors
 
+    @contextmanager
+    def streamed(self, config: RuntimeConfig, progress: Callable[[int, int], None]
+                 ) -> Iterator[Mapping[str, TensorBytes]]:
+        """What `read` would take into memory, by name, for a device: each tensor is read when its pieces are asked for.
+
+        Of all of them no more than a buffer (file_pieces.py) is ever in memory. progress(bytes done, memory_bytes).
+        Raises StoreError, then too.
+        """
+        done = 0
+
+        def count(num_bytes: int) -> None:
+            nonlocal done
+            done += num_bytes
+            progress(done, self.memory_bytes)
+
+        count(0)
+        with closing(FilePieces(self._path, self._num_bytes, config)) as file:
+            yield {spec.name: _FileTensor(self._path, file, spec, count)
+                   for spec in self._specs if spec not in self._mapped}
+
     def lookups(self) -> dict[str, StoredTensor]:
         """What is looked up by row, in the mapped file."""
         mapped = self._map()
@@ -69,6 +92,25 @@ class DenseFile:
         if hasattr(mmap, "MADV_RANDOM"):
             mapped.madvise(mmap.MADV_RANDOM)  # reading around a row would bring 32 pages that nobody asked for
         return np.frombuffer(mapped, np.uint8)
+
+
+class _FileTensor:
+    """moeinf.models.weights.TensorBytes of a tensor that lies in a file."""
+
+    def __init__(self, path: Path, file: FilePieces, spec: TensorSpec, count: Callable[[int], None]) -> None:
+        self._path, self._file, self._spec, self._count = path, file, spec, count
+        self.format: Format = spec.dtype
+        self.shape = spec.shape
+        self.num_bytes = spec.num_bytes
+
+    def pieces(self) -> Iterator[ByteArray]:
+        """Raises StoreError for a read that fails, and for a block whose scale is no number."""
+        spec, block_bytes, at = self._spec, FORMAT_BLOCKS[self.format][1], 0
+        for piece in self._file.read(spec.offset_bytes, spec.num_bytes, block_bytes):
+            check_part(self._path, spec, piece.data, at // block_bytes)
+            at += len(piece)
+            yield piece
+            self._count(len(piece))
 
 
 def _tensor(spec: TensorSpec, memory: ByteArray) -> StoredTensor:

@@ -23,7 +23,7 @@ OVERHEAD_BYTES = 64 << 20  # allocator, libraries and the tokenizer's process, s
 
 CONTEXT_BYTES: Final = 512 << 20  # of the GPU's memory, for the driver's context; a --vram budget has to hold it too
 DEVICE_OVERHEAD_BYTES: Final = 512 << 20  # cuBLAS, kernels loaded at first use, graphs, what the allocator cannot reuse
-HOST_OVERHEAD_BYTES: Final = 1 << 30  # what torch's CUDA libraries and the driver's context take of the host
+HOST_OVERHEAD_BYTES: Final = 1 << 30  # CUDA libraries, the driver's context, what weights pass through
 MAX_DEVICE_CHUNK: Final = 8192  # tokens of a prompt; beyond, no expert is read less often and nothing computes faster
 ACTIVATION_SHARE: Final = 8  # an automatic chunk takes at most an eighth of what experts could use
 ATTENTION_MASK_BYTES: Final = 128 << 20  # of a block of queries, also as a bias (device/vector_ops.py)
@@ -201,18 +201,17 @@ def _largest_chunk(demands: Demands, context: int, room: int) -> int:
 def _host_slots(demands: Demands, config: RuntimeConfig, machine: Machine, device_slots: int) -> int:
     """As many as memory allows, at most one an expert; where the GPU has them all, a ring to pass through.
 
-    The dense weights pass through host memory before the slots are taken. Raises OutOfMemoryError.
+    The dense weights pass through a small buffer before the slots are taken. Raises OutOfMemoryError.
     """
     moe, stride = demands.moe, demands.layout.stride_bytes
     machine = _within_ram(machine, config)
     room = machine.available_bytes - HOST_OVERHEAD_BYTES
     least = _least_host_slots(moe)
-    if room < max(least * stride, demands.dense_bytes):
-        need = HOST_OVERHEAD_BYTES + max(least * stride, demands.dense_bytes)
+    if room < least * stride:
         raise OutOfMemoryError(
-            f"not enough memory beside the GPU: {_mib(need)} MiB needed ({least} experts {_mib(least * stride)}, dense "
-            f"weights on their way to the GPU {_mib(demands.dense_bytes)}, CUDA {_mib(HOST_OVERHEAD_BYTES)}), "
-            f"{_mib(machine.available_bytes)} available ({machine.limited_by}); raise --ram, or free memory")
+            f"not enough memory beside the GPU: {_mib(HOST_OVERHEAD_BYTES + least * stride)} MiB needed ({least} "
+            f"experts {_mib(least * stride)}, CUDA {_mib(HOST_OVERHEAD_BYTES)}), {_mib(machine.available_bytes)} "
+            f"available ({machine.limited_by}); raise --ram, or free memory")
     wanted = moe.total_experts
     if device_slots == wanted:
         wanted = min(wanted, max(2 * moe.top_k, RING_BYTES // stride))
@@ -243,7 +242,7 @@ def smallest_device_bytes(demands: Demands) -> tuple[int, int]:
     kv_bytes = sequence_bytes(info, context)
     overhead = CONTEXT_BYTES + DEVICE_OVERHEAD_BYTES
     return (overhead + demands.dense_bytes + kv_bytes + activations + moe.top_k * stride,
-            HOST_OVERHEAD_BYTES + max(_least_host_slots(moe) * stride, demands.dense_bytes))
+            HOST_OVERHEAD_BYTES + _least_host_slots(moe) * stride)
 
 
 def smallest_bytes(demands: Demands, num_threads: int) -> int:

@@ -95,7 +95,6 @@ class GpuRun:
     def _assemble(self, parts: ModelParts, gpu: OpenGpu) -> None:
         manifest, config, laps, plan = parts.manifest, parts.config, parts.laps, self.plan
         shape, layout, info = manifest.moe, manifest.layout, manifest.info
-        tensors = parts.dense.read(config, self._progress(0))
         self._arena = DeviceArena(gpu.device, layout.stride_bytes)
         policy = make_policy(config.policy, shape, parts.collection, parts.encoder_layers)
         host = SlotRegion(self._host.array(), 0, plan.host_slots)
@@ -118,12 +117,11 @@ class GpuRun:
         experts = DeviceExperts(gpu.device, gpu.ops, self._program, self.tier, self._link, self._arena,
                                 expert_parts_of(layout, parts.form), shape, self.observers, prefetcher, self._direct,
                                 cpu, laps)
-        layers = DeviceLayers(gpu.device, gpu.ops, tensors, parts.dense.lookups(), info.dtype, plan.context,
-                              self._program)
-        self.model = parts.family.build(parts.config_json, layers, experts, laps)
+        with parts.dense.streamed(config, self._progress(0)) as tensors:
+            layers = DeviceLayers(gpu.device, gpu.ops, tensors, parts.dense.lookups(), info.dtype, plan.context,
+                                  self._program)
+            self.model = parts.family.build(parts.config_json, layers, experts, laps)
         self.cache = self.model.new_cache(plan.context, parts.num_beams)
-        layers.forget_stored()
-        del tensors
         self._take_slots()
         self._fill()
 

@@ -177,10 +177,10 @@ def test_a_host_without_room_for_one_tokens_experts_is_refused_by_its_own_name()
         on_gpu(RuntimeConfig(ram="2500MiB"))
 
 
-def test_the_dense_weights_must_pass_through_the_host() -> None:
+def test_a_host_smaller_than_the_dense_weights_suffices() -> None:
     heavy = dataclasses.replace(WIDE, dense_bytes=8000 * MIB)
-    with pytest.raises(OutOfMemoryError, match="on their way to the GPU 8000"):
-        on_gpu(RuntimeConfig(ram="4000MiB"), demands=heavy)
+    assert on_gpu(RuntimeConfig(ram="4000MiB"), demands=heavy).host_bytes == on_gpu(
+        RuntimeConfig(ram="4000MiB")).host_bytes > 0
 
 
 @pytest.mark.parametrize("free_mib", [3000, 6000, 12_000, 24_000])

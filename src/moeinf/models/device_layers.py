@@ -19,8 +19,8 @@ from moeinf.models.device_latent import DeviceLatentCore
 from moeinf.models.device_math import TorchMath
 from moeinf.models.layers import AttentionConfig, NormKind
 from moeinf.models.rope import Rope
-from moeinf.models.weights import Embedding, StoredTensor, vector
-from moeinf.types import ByteArray, DType, Float32Array
+from moeinf.models.weights import Embedding, StoredTensor, TensorBytes, in_memory, vector
+from moeinf.types import DType, Float32Array
 
 _TORCH_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
@@ -50,11 +50,11 @@ class DevicePlaces(NamedTuple):
 class DeviceLayers:
     """moeinf.models.layers.Layers over the kernels of a device. Embeddings are looked up in host memory."""
 
-    def __init__(self, device: Device, ops: Ops, tensors: Mapping[str, StoredTensor],
+    def __init__(self, device: Device, ops: Ops, tensors: Mapping[str, TensorBytes],
                  lookups: Mapping[str, StoredTensor], dtype: DType, context: int, program: DecodeProgram) -> None:
-        """tensors: what is computed with, `lookups`: embeddings by row; both in host memory. context: tokens at most.
+        """tensors: what is computed with, `lookups`: embeddings by row, in host memory. context: tokens at most.
 
-        A tensor is copied to the device when a layer asks for it.
+        A tensor is copied to the device, piece by piece, when a layer asks for it.
         """
         self.dtype: DType = dtype
         self.device = device
@@ -80,23 +80,20 @@ class DeviceLayers:
     def stacked(self, names: Sequence[str]) -> DeviceMatrix:
         """Matrices of one format as one, row below row."""
         tensors = [self._tensors[name] for name in names]
-        data = torch.empty(sum(len(t.data) for t in tensors), dtype=torch.uint8, device=self.device.kind)
+        data = torch.empty(sum(t.num_bytes for t in tensors), dtype=torch.uint8, device=self.device.kind)
         at = 0
         for tensor in tensors:
-            data[at : at + len(tensor.data)].copy_(_shared(tensor.data))
-            at += len(tensor.data)
+            for piece in tensor.pieces():
+                data[at : at + len(piece)].copy_(torch.from_numpy(piece))  # which waits: the piece is overwritten next
+                at += len(piece)
         return DeviceMatrix(data, tensors[0].format, sum(t.shape[0] for t in tensors), tensors[0].shape[1])
-
-    def forget_stored(self) -> None:
-        """Every layer has been made: what it took is on the device, and host memory may be given back."""
-        self._tensors = {}
 
     def format_of(self, name: str) -> str:
         return self._tensors[name].format
 
     def vector(self, name: str) -> Tensor:
         """A norm or a bias, f32."""
-        return torch.from_numpy(vector(self._tensors[name])).to(self.device.kind)
+        return torch.from_numpy(vector(in_memory(self._tensors[name]))).to(self.device.kind)
 
     def norm_weight(self, name: str, kind: NormKind) -> Tensor:
         """What multiplies."""
@@ -333,9 +330,3 @@ def _cut(matrix: DeviceMatrix, rows: Sequence[int]) -> list[DeviceMatrix]:
     """The matrices that were stacked, without copying."""
     parts = torch.split(matrix.data, [len(matrix.data) // matrix.rows * count for count in rows])
     return [DeviceMatrix(part, matrix.format, count, matrix.cols) for part, count in zip(parts, rows, strict=True)]
-
-
-def _shared(data: ByteArray) -> Tensor:
-    if not data.flags.writeable:  # a mapped file: torch warns of memory that it must not write
-        data = data.copy()
-    return torch.from_numpy(data)

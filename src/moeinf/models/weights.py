@@ -2,21 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from moeinf.types import ByteArray, Float32Array, Format
 
 
+class TensorBytes(Protocol):
+    """One tensor on its way to a device: rows of whole blocks of `format`, one behind the other."""
+
+    @property
+    def format(self) -> Format: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    def pieces(self) -> Iterator[ByteArray]:
+        """All of its bytes in order; a piece lasts until the next is asked for, from this tensor or another."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """The bytes of one tensor: `data` uint8, 1-D, rows of whole blocks of `format`, one behind the other."""
+    """A tensor that lies in memory, or in a mapped file: `data` uint8, 1-D. It is TensorBytes too."""
 
     data: ByteArray
     format: Format
     shape: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.data)
+
+    def pieces(self) -> Iterator[ByteArray]:
+        yield self.data
+
+
+def in_memory(tensor: TensorBytes) -> StoredTensor:
+    """A copy, of what is small."""
+    data = np.empty(tensor.num_bytes, np.uint8)
+    at = 0
+    for piece in tensor.pieces():
+        data[at : at + len(piece)] = piece
+        at += len(piece)
+    return StoredTensor(data, tensor.format, tensor.shape)
 
 
 class Embedding:

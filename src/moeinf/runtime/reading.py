@@ -17,7 +17,7 @@ from moeinf.runtime.pages import PIECE_BYTES, take
 from moeinf.runtime.pure_reader import PureReader
 from moeinf.types import BLOCK_ALIGN_BYTES, ByteArray, IntArray, Reader
 
-_CHUNK_BYTES: Final = 4 << 20  # of a whole file: large enough for the disk's full rate
+CHUNK_BYTES: Final = 4 << 20  # of a whole file: large enough for the disk's full rate
 
 
 def open_reader(paths: Sequence[Path], sizes: Sequence[int], arena: Arena, config: RuntimeConfig) -> Reader:
@@ -45,27 +45,36 @@ def read_file(path: Path, num_bytes: int, config: RuntimeConfig, progress: Calla
     try:
         _read_blocks(reader, memory[:whole], left_out, progress)
     except ReadFailure as failure:
-        raise StoreError(f"{failure}; check the store with `moeinf verify`, then `moeinf pull` it again") from failure
+        raise unreadable(failure) from failure
     finally:
         reader.close()
-    with path.open("rb") as file:  # O_DIRECT reads whole blocks only
-        file.seek(whole)
-        tail = file.read(num_bytes - whole)
-    if len(tail) != num_bytes - whole:
-        raise StoreError(f"{path} ends early; `moeinf pull` it again")
-    memory[whole:] = np.frombuffer(tail, np.uint8)
+    memory[whole:] = read_tail(path, whole, num_bytes)
     return memory
+
+
+def read_tail(path: Path, start: int, end: int) -> ByteArray:
+    """What is behind the last whole block, of which O_DIRECT reads nothing. Raises StoreError."""
+    with path.open("rb") as file:
+        file.seek(start)
+        tail = file.read(end - start)
+    if len(tail) != end - start:
+        raise StoreError(f"{path} ends early; `moeinf pull` it again")
+    return np.frombuffer(tail, np.uint8)
+
+
+def unreadable(failure: ReadFailure) -> StoreError:
+    return StoreError(f"{failure}; check the store with `moeinf verify`, then `moeinf pull` it again")
 
 
 def _read_blocks(reader: Reader, memory: ByteArray, left_out: Sequence[tuple[int, int]],
                  progress: Callable[[int, int], None]) -> None:
     end = len(memory)
-    chunks = np.arange(0, end - end % _CHUNK_BYTES, _CHUNK_BYTES)
-    rest = np.arange(end - end % _CHUNK_BYTES, end, BLOCK_ALIGN_BYTES)
-    steps = [(_needed(offsets, size, left_out), size) for offsets, size in ((chunks, _CHUNK_BYTES),
+    chunks = np.arange(0, end - end % CHUNK_BYTES, CHUNK_BYTES)
+    rest = np.arange(end - end % CHUNK_BYTES, end, BLOCK_ALIGN_BYTES)
+    steps = [(_needed(offsets, size, left_out), size) for offsets, size in ((chunks, CHUNK_BYTES),
                                                                             (rest, BLOCK_ALIGN_BYTES))]
-    pages = deque(memory[at : at + _CHUNK_BYTES] for at in steps[0][0].tolist())
-    if len(pages) * _CHUNK_BYTES > PIECE_BYTES:
+    pages = deque(memory[at : at + CHUNK_BYTES] for at in steps[0][0].tolist())
+    if len(pages) * CHUNK_BYTES > PIECE_BYTES:
         take(pages)
     try:
         _read_steps(reader, steps, progress)

@@ -41,9 +41,14 @@ def _spec(entry: TensorEntry, blocks: BlockTensor | None, path: Path) -> TensorS
 def check_dense(path: Path, tensors: Sequence[TensorSpec], data: memoryview) -> None:
     """data: the file's bytes, as they lie in memory. Raises StoreError for the first block whose scale is no number."""
     for spec in tensors:
-        fault = scale_fault(spec, data[spec.offset_bytes :][: spec.num_bytes])
-        if fault:
-            raise StoreError(f"{path}: {fault}; pull the model again")
+        check_part(path, spec, data[spec.offset_bytes :][: spec.num_bytes])
+
+
+def check_part(path: Path, spec: TensorSpec, data: memoryview, first_block: int = 0) -> None:
+    """The same of a part of a tensor, from one of its blocks on."""
+    fault = scale_fault(spec, data, first_block)
+    if fault:
+        raise StoreError(f"{path}: {fault}; pull the model again")
 
 
 def scale_fault(spec: TensorSpec, data: memoryview, first_block: int = 0) -> str:
