@@ -77,7 +77,7 @@ def interpreted() -> OpenGpu:
 
 
 def opened(stored: StoredModel, gpu: OpenGpu | None = None, host: int | None = None,
-           progress: Progress | None = None, **options: Any) -> Model:
+           progress: Progress | None = None, pin_progress: Progress | None = None, **options: Any) -> Model:
     """host: experts that the machine's memory holds; None for what the plan gives, all or a ring."""
     def plan(*args: Any) -> DevicePlan:
         made = plan_device_memory(*args)
@@ -85,7 +85,7 @@ def opened(stored: StoredModel, gpu: OpenGpu | None = None, host: int | None = N
 
     config = RuntimeConfig(**{"prefill_chunk": 16, "threads": 1} | options)
     with patch("moeinf.on_gpu.plan_device_memory", plan):
-        return Model(stored, config, progress, Machine(1 << 40, "test", 2), gpu or emulated())
+        return Model(stored, config, progress, Machine(1 << 40, "test", 2), gpu or emulated(), pin_progress)
 
 
 def answer(model: Model) -> list[int]:
@@ -266,6 +266,28 @@ def test_dense_weights_pass_through_a_buffer_and_no_other_host_memory(
     assert before_experts == sorted(before_experts) and before_experts[0] == 0
     assert dense_bytes - before_experts[-1] < 64 << 10, "the file's header"
     assert len(before_experts) > dense_bytes / (16 << 10)
+
+
+def test_pinning_is_told_and_ends_with_an_interrupt_that_leaves_nothing(demo: StoredModel) -> None:
+    told: list[tuple[int, int]] = []
+    with opened(demo, host=20, expert_cache="30%", pin_progress=lambda done, total: told.append((done, total))):
+        size = 20 * demo.manifest.layout.stride_bytes
+    assert told == [(size // 2, size), (size, size)]
+
+    class Closed(LateCopier):
+        closed = False
+
+        def close(self) -> None:
+            super().close()
+            self.closed = True
+
+    def interrupt(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    gpu = emulated(copier=Closed)
+    with pytest.raises(KeyboardInterrupt):
+        opened(demo, gpu, host=20, expert_cache="30%", pin_progress=interrupt)
+    assert isinstance(gpu.copier, Closed) and gpu.copier.closed
 
 
 def test_a_damaged_block_of_the_dense_weights_is_named_on_its_way_to_the_device(tmp_path: Path) -> None:

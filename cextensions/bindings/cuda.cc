@@ -42,13 +42,15 @@ class NativeCopier {
 
   bool batched() const { return copier_->batched(); }
 
-  std::int64_t register_memory(const Memory& memory) {
+  std::int64_t register_memory(const Memory& memory, const nb::object& progress) {
     memories_.push_back(memory);  // before anything of it is pinned
     const nb::gil_scoped_release released;
-    return copier_->register_memory(memory.data(), static_cast<std::int64_t>(memory.size()), [] {
+    const auto between = [&progress](std::int64_t num_bytes) {
       const nb::gil_scoped_acquire acquired;
       if (PyErr_CheckSignals() != 0) throw nb::python_error();
-    });
+      if (!progress.is_none()) progress(num_bytes);
+    };
+    return copier_->register_memory(memory.data(), static_cast<std::int64_t>(memory.size()), between);
   }
 
   std::uint64_t device_address(std::uintptr_t address, std::int64_t num_bytes) const {
@@ -135,7 +137,8 @@ void bind_copier(nb::module_& m) {
       .def(nb::init<std::shared_ptr<Driver>, int, std::int64_t>(), nb::arg("driver"), nb::arg("device"),
            nb::arg("ring_bytes") = std::int64_t{64} << 20)
       .def_prop_ro("batched", &NativeCopier::batched)
-      .def("register", &NativeCopier::register_memory, nb::arg("memory").noconvert())
+      .def("register", &NativeCopier::register_memory, nb::arg("memory").noconvert(),
+           nb::arg("progress") = nb::none())
       .def("device_address", &NativeCopier::device_address, nb::arg("address"), nb::arg("num_bytes") = 1)
       .def("copy", &NativeCopier::copy, nb::arg("sources").noconvert(), nb::arg("destinations").noconvert(),
            nb::arg("num_bytes"), nb::arg("compute_stream"))

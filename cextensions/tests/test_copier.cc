@@ -51,7 +51,7 @@ struct Machine {
 };
 
 std::int64_t register_all(Copier& copier, void* memory, std::int64_t num_bytes) {
-  return copier.register_memory(static_cast<unsigned char*>(memory), num_bytes, [] {});
+  return copier.register_memory(static_cast<unsigned char*>(memory), num_bytes, [](std::int64_t) {});
 }
 
 // Experts in host memory, and slots for as many on the device.
@@ -260,7 +260,7 @@ TEST(registering_can_be_interrupted_between_pieces) {
   {
     Copier copier(machine.driver, 0, kRing);
     CHECK(throws<std::runtime_error>(
-        [&] { copier.register_memory(host.data(), 512 * kMiB, [] { throw std::runtime_error("stop"); }); }));
+        [&] { copier.register_memory(host.data(), 512 * kMiB, [](std::int64_t) { throw std::runtime_error("stop"); }); }));
     const auto address = reinterpret_cast<std::uintptr_t>(host.data());
     CHECK(copier.device_address(address, 256 * kMiB) == address);
     CHECK(throws<std::invalid_argument>([&] { copier.device_address(address + 256 * kMiB, 1); }));

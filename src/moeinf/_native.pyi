@@ -1,6 +1,6 @@
 """The native read engine: memory for experts, and reads into it in the background."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -372,11 +372,12 @@ class Copier:
     def batched(self) -> bool:
         """Whether the copies of one call go to the driver in one submission (drivers from 12.8 on)."""
 
-    def register(self, memory: npt.NDArray[np.uint8]) -> int:
+    def register(self, memory: npt.NDArray[np.uint8], progress: Callable[[int], None] | None = None) -> int:
         """Pins memory in pieces of 256 MiB up to the first that the system refuses; bytes pinned from its start.
 
-        The memory is kept alive until close(). Without the GIL; signal handlers run between pieces. ValueError for
-        memory that overlaps what is registered already.
+        The memory is kept alive until close(). Without the GIL; between pieces signal handlers run and progress is told
+        the bytes pinned so far: what these raise ends the call, and what is pinned then close() gives back. ValueError
+        for memory that overlaps what is registered already.
         """
 
     def device_address(self, address: int, num_bytes: int = 1) -> int:

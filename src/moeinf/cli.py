@@ -296,11 +296,12 @@ def _load(name: str, config: RuntimeConfig, quiet: bool) -> Model:
     stored = _ensure(name, quiet)
     talkative = sys.stderr.isatty() and not quiet
     line = StatusLine(sys.stderr, enabled=talkative)
+    loading, pinning = (LoadBar(line, f"{verb} {stored.name}") for verb in ("loading", "pinning memory for"))
     line.show(f"loading {stored.name}")
     try:
         from moeinf.engine import Model
 
-        model = Model(stored, config, LoadBar(line, stored.name))
+        model = Model(stored, config, loading, pin_progress=pinning)
     finally:
         line.clear()
     if talkative:

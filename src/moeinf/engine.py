@@ -25,7 +25,7 @@ from moeinf.laps import Laps
 from moeinf.memory import MemoryPlan
 from moeinf.meter import Meter
 from moeinf.models import architecture, prompting
-from moeinf.parts import ModelParts, Progress
+from moeinf.parts import ModelParts, Progress, no_progress
 from moeinf.runtime.eamc import ActivationCollection
 from moeinf.runtime.experts import Observer
 from moeinf.runtime.tiers import ExpertTier
@@ -66,9 +66,10 @@ class Model:
     """A stored model, ready to generate. One request at a time, from one thread. Close it, or use `with`."""
 
     def __init__(self, stored: StoredModel, config: RuntimeConfig, progress: Progress | None = None,
-                 on: Machine | None = None, gpu: OpenGpu | None = None) -> None:
+                 on: Machine | None = None, gpu: OpenGpu | None = None, pin_progress: Progress | None = None) -> None:
         """Reads the dense weights; experts come when they are needed. progress(bytes done, bytes in all).
 
+        pin_progress: the same of host memory that is pinned for a GPU. Either may raise, and loading ends.
         on, gpu: instead of the machine at hand, and of the device that the configuration names.
         Raises OutOfMemoryError before anything is read, StoreError for a damaged store, DeviceError for a GPU that was
         asked for and cannot be used.
@@ -95,7 +96,7 @@ class Model:
         self._recorder = RequestRecorder(stored.manifest.moe, self._collection.add)
         parts = ModelParts(stored, config, here, family, config_json, plan.form, dense, self.kernels,
                            self._collection, [self._recorder], self._laps, self.notices,
-                           progress or (lambda done, total: None))
+                           progress or no_progress, pin_progress or no_progress)
         self.tokenizer = Tokenizer(stored.path, num_embeddings=stored.manifest.info.vocab_size)
         try:
             self._sources = self._open_sources(config_json)

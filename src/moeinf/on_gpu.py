@@ -137,7 +137,7 @@ class GpuRun:
 
     def _fill(self) -> None:
         """Pins the host's slots; reads every expert where the device, or the host, has a slot for each."""
-        total = self._parts.manifest.moe.total_experts
+        parts, total = self._parts, self._parts.manifest.moe.total_experts
         fits = self._arena.num_slots == total
         progress = self._progress(self.plan.dense_bytes)
         if self.plan.host_slots == total and not fits:  # memory is pinned sooner when it is there
@@ -145,7 +145,7 @@ class GpuRun:
                 self._link.load_host(progress)
             except ReadFailure as failure:
                 raise self.tier.explain(failure) from failure
-        pinned = self._link.pin()
+        pinned = self._link.pin(lambda done: parts.pin_progress(done, self.plan.host_bytes))
         if pinned < self.plan.host_bytes:
             self._notice(f"the system pins {gb(pinned)} of {gb(self.plan.host_bytes)} GB: the rest goes to the GPU "
                          "through a small pinned buffer, which is slower")

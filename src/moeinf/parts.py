@@ -26,6 +26,10 @@ from moeinf.types import ExpertForm, ExpertLayout, Prompting
 Progress = Callable[[int, int], None]  # done and in all, of bytes or of tokens
 
 
+def no_progress(done: int, total: int) -> None:
+    pass
+
+
 @dataclass(slots=True)
 class ModelParts:
     stored: StoredModel
@@ -40,7 +44,8 @@ class ModelParts:
     observers: list[Observer]  # told every routing, wherever experts lie
     laps: Laps
     notices: list[str]  # each fallback, said once; of the model, and added to while it runs
-    progress: Progress
+    progress: Progress  # of bytes that are read
+    pin_progress: Progress = no_progress  # of host memory that is pinned for a GPU
     prompting: Prompting | None = None  # of an encoder-decoder model
     num_beams: int = 1  # that are decoded side by side
 

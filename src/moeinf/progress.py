@@ -42,11 +42,12 @@ class StatusLine:
 
 
 class LoadBar:
-    """progress(bytes done, bytes in all) of a model that is loading, dense weights and experts in one bar."""
+    """progress(bytes done, bytes in all) of a model that is loading: of what is read, or pinned, in one bar."""
 
-    def __init__(self, line: StatusLine, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, line: StatusLine, what: str, clock: Callable[[], float] = time.monotonic) -> None:
+        """what: is being done, such as "loading demo"."""
         self._line = line
-        self._name = name
+        self._what = what
         self._clock = clock
         self._first: tuple[float, int] | None = None  # time and bytes when reading began
 
@@ -56,7 +57,7 @@ class LoadBar:
         started, before = self._first
         rate = (done - before) / max(1e-3, now - started)
         percent = 100 * done // total if total else 100
-        self._line.show(f"loading {self._name}: {percent:3d}% {bar_text(done, total, _BAR_COLUMNS)} "
+        self._line.show(f"{self._what}: {percent:3d}% {bar_text(done, total, _BAR_COLUMNS)} "
                         f"{size_text(done)}/{size_text(total)}   {rate / 1e9:.2f} GB/s")
 
 

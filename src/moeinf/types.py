@@ -7,7 +7,7 @@ an architecture maps its own decoder layers onto them.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
@@ -263,7 +263,9 @@ class Copier(Protocol):
     Addresses are numbers. Tickets rise, and copies end in the order of their tickets. Called from one thread.
     """
 
-    def register(self, memory: ByteArray) -> int: ...  # pins it; bytes from its start up to where that was refused
+    def register(self, memory: ByteArray, progress: Callable[[int], None] | None = None) -> int:
+        """Pins it; bytes from its start up to where that was refused. progress(bytes so far) may raise to end it."""
+        ...
 
     def device_address(self, address: int, num_bytes: int) -> int: ...  # of pinned memory; ValueError for other
 

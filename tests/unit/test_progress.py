@@ -47,7 +47,7 @@ def test_a_status_line_that_is_off_writes_nothing() -> None:
 def test_loading_shows_percent_bytes_and_the_rate_since_reading_began(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     clock, stream = Clock(), io.StringIO()
-    bar = LoadBar(StatusLine(stream, enabled=True, clock=clock), "m:latest", clock)
+    bar = LoadBar(StatusLine(stream, enabled=True, clock=clock), "loading m:latest", clock)
     clock.now += 5
     bar(0, 9_300_000_000)
     clock.now += 2

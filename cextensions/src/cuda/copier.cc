@@ -118,7 +118,7 @@ Event Copier::make_event(unsigned flags) {
 }
 
 std::int64_t Copier::register_memory(unsigned char* data, std::int64_t num_bytes,
-                                     const std::function<void()>& between) {
+                                     const std::function<void(std::int64_t)>& between) {
   require_open();
   const CurrentContext current(*driver_, context_);
   return pinned_.add(reinterpret_cast<std::uintptr_t>(data), num_bytes, between);

@@ -22,7 +22,7 @@ bool is_refusal(Result result) {
 }  // namespace
 
 std::int64_t PinnedMemory::add(std::uintptr_t start, std::int64_t num_bytes,
-                               const std::function<void()>& between) {
+                               const std::function<void(std::int64_t)>& between) {
   const std::uintptr_t end = start + static_cast<std::uintptr_t>(num_bytes);
   const auto after = pieces_.lower_bound(end);
   if (after != pieces_.begin() && std::prev(after)->second.end > start) {
@@ -44,7 +44,7 @@ std::int64_t PinnedMemory::add(std::uintptr_t start, std::int64_t num_bytes,
     driver_->check(mapped, "cuMemHostGetDevicePointer");
     pieces_[piece] = {piece_end, device};
     piece = piece_end;
-    between();
+    between(static_cast<std::int64_t>(piece - start));
   }
   return static_cast<std::int64_t>(piece - start);
 }

@@ -171,9 +171,12 @@ class HostLink:
         finally:
             self._loading_busy_s = self._disk.busy_seconds()
 
-    def pin(self) -> int:
-        """Registers the host's memory with the copier, as far as the system allows; bytes pinned from its start."""
-        self._pinned_bytes = self._copier.register(self._memory)
+    def pin(self, progress: Callable[[int], None] | None = None) -> int:
+        """Registers the host's memory with the copier, as far as the system allows; bytes pinned from its start.
+
+        progress(bytes pinned so far) may raise to end it: what is pinned then, the copier gives back when it is closed.
+        """
+        self._pinned_bytes = self._copier.register(self._memory, progress)
         self._reachable = None
         return self._pinned_bytes
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import random
 from collections import deque
+from collections.abc import Callable
 
 import numpy as np
 
@@ -32,9 +33,13 @@ class FakeCopier:
         self.submissions: list[int] = []  # experts of each
         self.patient = False  # then `done` hurries nothing
 
-    def register(self, memory: ByteArray) -> int:
+    def register(self, memory: ByteArray, progress: Callable[[int], None] | None = None) -> int:
+        """In two pieces."""
         num_bytes = len(memory) if self._pinned_limit is None else min(len(memory), self._pinned_limit)
-        self._pinned = memory.ctypes.data, memory.ctypes.data + num_bytes
+        for done in (num_bytes // 2, num_bytes):
+            self._pinned = memory.ctypes.data, memory.ctypes.data + done
+            if progress is not None:
+                progress(done)
         return num_bytes
 
     def device_address(self, address: int, num_bytes: int = 1) -> int:
@@ -71,6 +76,7 @@ class FakeCopier:
 
     def close(self) -> None:
         self._carry_out(self._next_ticket)
+        self._pinned = (0, 0)
 
     def compute(self) -> None:
         """What compute was given runs now: after the copies that it waits for."""

@@ -177,6 +177,27 @@ def test_what_the_system_will_not_pin_is_told_and_copied_all_the_same(fake: ctyp
     assert np.array_equal(device, half.reshape(-1))
 
 
+def test_pinning_tells_how_far_it_is_and_what_was_pinned_before_an_interrupt_is_given_back(
+    fake: ctypes.CDLL, driver: CudaDriver
+) -> None:
+    copier, arena = Copier(driver, 0, RING), Arena(700 * MIB)
+    told: list[int] = []
+    assert copier.register(arena.array(), told.append) == 700 * MIB
+    assert told == [256 * MIB, 512 * MIB, 700 * MIB]
+    copier.close()
+    copier = Copier(driver, 0, RING)
+
+    def interrupt(num_bytes: int) -> None:
+        if num_bytes > 256 * MIB:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        copier.register(arena.array(), interrupt)
+    assert copier.device_address(arena.address, 512 * MIB) == arena.address
+    copier.close()
+    assert fake.fake_num_live() == 0
+
+
 def test_registered_memory_lives_until_the_copier_is_closed(driver: CudaDriver) -> None:
     copier = Copier(driver, 0, RING)
     memory = np.zeros(EXPERT, np.uint8)

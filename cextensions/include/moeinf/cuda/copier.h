@@ -32,7 +32,7 @@ class Copier {
 
   // As PinnedMemory::add and device_address. What is pinned must stay mapped until close().
   std::int64_t register_memory(unsigned char* data, std::int64_t num_bytes,
-                               const std::function<void()>& between);
+                               const std::function<void(std::int64_t)>& between);
   DeviceAddress device_address(std::uintptr_t address, std::int64_t num_bytes) const;
 
   // Submits `count` copies of num_bytes, which begin when everything submitted to `compute` so far has ended,

@@ -17,9 +17,10 @@ class PinnedMemory {
   explicit PinnedMemory(std::shared_ptr<const Driver> driver) : driver_(std::move(driver)) {}
 
   // Pins piece by piece up to the first that is refused, and returns how many bytes from the start were
-  // pinned. `between` is called after each piece and may throw; so does add, std::invalid_argument where the
-  // range overlaps a registered one.
-  std::int64_t add(std::uintptr_t start, std::int64_t num_bytes, const std::function<void()>& between);
+  // pinned. `between` is told as much after each piece, and may throw; so does add, std::invalid_argument
+  // where the range overlaps a registered one.
+  std::int64_t add(std::uintptr_t start, std::int64_t num_bytes,
+                   const std::function<void(std::int64_t)>& between);
 
   // Throws std::invalid_argument where the range is not all registered, or not in one piece for the device.
   DeviceAddress device_address(std::uintptr_t address, std::int64_t num_bytes) const;
