@@ -126,7 +126,8 @@ def run(
 def pull(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="org/repo[@rev] on the Hugging Face Hub, a folder, "
                                           "or demo.")],
-    name: Annotated[str | None, typer.Option(metavar="NAME", help="Store it under this name.")] = None,
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="Store it under this name; one without a tag gets "
+                                               "--quant's.")] = None,
     quant: Quant = None, quant_experts: QuantExperts = None, quant_dense: QuantDense = None,
     revision: Annotated[str | None, typer.Option(metavar="REV", help="Branch, tag or commit.")] = None,
     token: Annotated[str | None, typer.Option(metavar="TOKEN", help="Access token. [default: HF_TOKEN]")] = None,
@@ -160,9 +161,14 @@ def pull(
 def list_models(
     prefix: Annotated[str, typer.Argument(metavar="PREFIX", help="Only names that begin so.")] = "",
     everything: Annotated[bool, typer.Option("--all", help="Interrupted pulls as well.")] = False,
+    available: Annotated[bool, typer.Option("--available", help="Instead, the names that pull knows.")] = False,
     json: AsJson = False,
 ) -> None:
     """Stored models, newest first (also: ls)."""
+    if available:
+        if everything:
+            raise UsageError("only one of --all and --available at a time")
+        return _list_available(prefix.lower(), as_json=json)
     from moeinf.show import list_json, list_lines, partial_lines
     from moeinf.store.library import Library
 
@@ -174,6 +180,16 @@ def list_models(
 
 
 app.command("ls", hidden=True)(list_models)
+
+
+def _list_available(prefix: str, *, as_json: bool) -> None:
+    from json import dumps
+
+    from moeinf.display import table
+    from moeinf.references import known_sources
+
+    known = {name: source for name, source in known_sources().items() if name.startswith(prefix)}
+    print(dumps(known, indent=2) if as_json else "\n".join(table([("NAME", "SOURCE"), *known.items()])))
 
 
 @app.command()

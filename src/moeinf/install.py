@@ -11,7 +11,7 @@ from typing import Literal, overload
 
 from moeinf.errors import CheckpointError, DiskSpaceError, ModelNotFoundError, UsageError
 from moeinf.models import Architecture, architecture
-from moeinf.references import DATA, Origin, full_name, known_names, named_origin, outside_origin, stored_origin
+from moeinf.references import DATA, Origin, full_name, known_sources, named_origin, outside_origin, stored_origin
 from moeinf.store.checkpoint import Conversion, plan_conversion
 from moeinf.store.convert import convert_shard, create_files, read_bytes
 from moeinf.store.files import errors_named, make_folders
@@ -72,7 +72,8 @@ def pull(source: str, *, home: Path, name: str | None = None, revision: str | No
     source: path of a checkpoint folder, org/repo[@revision] or an address of the Hub, an alias, or the name of a stored
     model, which is brought up to date. name: default is the alias, or the last component in lower case.
     quant: format of the weights (store.quantisation.CHOICES), quant_experts and quant_dense override it; default is
-    that of the source, and of a stored model its own. One that is given becomes the default name's tag: `demo:q4_k`.
+    that of the source, and of a stored model its own. One that is given becomes the tag, `demo:q4_k`, unless `name` has
+    its own.
     force skips the check of free disk space; keep_source keeps downloaded shards under sources/ of the store.
     dry_run gives the plan instead, and writes nothing. Blocks; another pull of the same source is waited for.
     Raises UsageError, ModelNotFoundError, CheckpointError, HubError, StoreError, DiskSpaceError: one line each. What
@@ -85,7 +86,9 @@ def pull(source: str, *, home: Path, name: str | None = None, revision: str | No
         if origin.kind != "hub":
             raise UsageError(f"--revision is for repositories of the Hub; {source[:100]!r} is none")
         origin = replace(origin, revision=revision)
-    target = full_name(name or (_variant(origin.name, wanted) if wanted else origin.name))
+    if wanted is not None and (name is None or ":" not in name):
+        name = _variant(name or origin.name, wanted)
+    target = full_name(name or origin.name)
     steps = _Pull(library, origin, target, wanted or origin.quantisation, token, progress or SilentProgress())
     return steps.plan() if dry_run else steps.run(force=force, keep_source=keep_source)
 
@@ -131,10 +134,10 @@ def _origin(reference: str, library: Library) -> Origin:
     if named is not None:
         return named
     stored = [model.name.removesuffix(":latest") for model in library.list()]
-    close = difflib.get_close_matches(reference, [*stored, *known_names()], n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(known_names())}"
+    close = difflib.get_close_matches(reference, [*stored, *known_sources()], n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(close)}?" if close else "give org/repo, the path of a folder, or a known name"
     shown = reference[:100] if reference.isprintable() else ascii(reference[:100])
-    raise ModelNotFoundError(f"model '{shown}' not found; {hint} (or give org/repo, or the path of a folder)")
+    raise ModelNotFoundError(f"model '{shown}' not found; {hint} (`moeinf list --available` shows the names)")
 
 
 def open_source(origin: Origin, token: str | None, progress: PullProgress) -> Source:

@@ -73,8 +73,9 @@ def named_origin(reference: str) -> Origin | None:
     return _hub_origin(reference)
 
 
-def known_names() -> list[str]:
-    return sorted(_aliases())
+def known_sources() -> dict[str, str]:
+    """The aliases in order, and where each is pulled from: org/repo, or `embedded`."""
+    return {name: alias.get("repo", alias["kind"]) for name, alias in sorted(_aliases().items())}
 
 
 def full_name(name: str) -> str:

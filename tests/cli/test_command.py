@@ -215,6 +215,12 @@ def test_list_has_five_columns_and_only_a_header_when_there_is_nothing(
     assert (empty.code, empty.out) == (0, "NAME    ID    SIZE    FORMAT    MODIFIED\n")
 
 
+def test_list_tells_the_names_that_can_be_pulled(command: Command) -> None:
+    assert json.loads(command("list", "--available", "--json", "Mix").out)["mixtral"].startswith("mistralai/")
+    assert command("list", "--available", "dem").out.splitlines() == ["NAME    SOURCE", "demo    embedded"]
+    assert "only one of --all and --available" in command("list", "--available", "--all").err
+
+
 def test_show_tells_the_model_and_its_experts(command: Command) -> None:
     text = command("show", "demo").out
     for line in ("    architecture        qwen3_moe", "    experts per layer    32", "    active per token     4",

@@ -119,20 +119,32 @@ def test_neither_threads_nor_the_size_of_reads_change_a_byte(
     assert content(small.path) == content(whole.path)
 
 
+@pytest.mark.parametrize(("name", "quant", "dense", "stored"), [
+    (None, "keep", None, "demo:latest"), (None, None, "q8_0", "demo:keep-q8_0"), ("mine", None, None, "mine:latest"),
+    ("mine", "keep", None, "mine:latest"), ("mine", "q4_0", None, "mine:q4_0"), ("mine:v2", "q4_0", None, "mine:v2"),
+    ("mine", "q4_k", "q8_0", "mine:q4_k-q8_0"),
+])
+def test_the_format_that_is_asked_for_is_the_tag_of_a_name_without_one(
+    name: str | None, quant: str | None, dense: str | None, stored: str, tmp_path: Path
+) -> None:
+    plan = pull("demo", home=tmp_path, name=name, quant=quant, quant_dense=dense, dry_run=True)
+    assert isinstance(plan, PullPlan) and plan.name == stored
+
+
 def test_formats_of_one_source_lie_side_by_side_and_are_brought_up_to_date_each(wide: Path, tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path / "c", random_tensors(WIDE), WIDE)
     home = tmp_path / "home"
     plain, small = pull(str(checkpoint), home=home), pull(str(checkpoint), home=home, quant="q4_0")
     named = pull(str(checkpoint), home=home, quant="q4_0", name="mine")
-    assert (plain.name, small.name, named.name) == ("c:latest", "c:q4_0", "mine:latest")
+    assert (plain.name, small.name, named.name) == ("c:latest", "c:q4_0", "mine:q4_0")
     assert plain.id != small.id == named.id
     assert {model.name: model.id for model in Library(home).list()} == {
-        "c:latest": plain.id, "c:q4_0": small.id, "mine:latest": small.id}
+        "c:latest": plain.id, "c:q4_0": small.id, "mine:q4_0": small.id}
     assert pull("c:q4_0", home=home).id == small.id
     write_checkpoint(checkpoint, random_tensors(WIDE, seed=4), WIDE)
     updated = pull("c:q4_0", home=home)
     assert updated.id != small.id and updated.manifest.quantisation == Quantisation("q4_0", "q4_0")
-    assert pull("mine", home=home).id == updated.id and pull("c", home=home).manifest.dense_formats == {}
+    assert pull("mine:q4_0", home=home).id == updated.id and pull("c", home=home).manifest.dense_formats == {}
     other = pull("c:q4_0", home=home, quant="keep")
     assert other.name == "c:latest" and other.id == Library(home).find("c").id
 
