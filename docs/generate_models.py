@@ -63,7 +63,7 @@ def _sizes(path: Path) -> str:
     family = architecture(config)
     plan, info = family.tensor_plan(config), family.model_info(config, "bf16")
     small = _layout(plan, "q4_k")
-    demands = Demands(info, plan.moe, small, _dense_bytes(plan))
+    demands = Demands(info, plan.moe, small, _dense_bytes(plan), plan.work)
     least = smallest_bytes(demands, num_threads=4) + PROCESS_BYTES
     moe, published = plan.moe, _layout(plan, "bf16")
     cells = [path.parent.name, config["model_type"], f"{info.num_params / 1e9:.1f}B",

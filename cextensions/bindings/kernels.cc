@@ -110,6 +110,8 @@ class BoundExpertKernel {
     kernel_.compute(experts.data(), offsets.data(), experts.shape(0));
   }
 
+  std::size_t scratch_bytes() const { return kernel_.scratch_bytes(); }
+
   void finish(const FloatsOut& out) {
     if (kernel_.has_begun()) require_shape("out", out, kernel_.num_tokens(), kernel_.hidden_size());
     const nb::gil_scoped_release released;
@@ -157,6 +159,7 @@ void moeinf::bind_kernels(nb::module_& m) {
       .def(nb::init<int, const std::string&>(), nb::arg("threads"), nb::arg("isa") = "")
       .def_prop_ro("isa", [](const Kernels& kernels) { return std::string(kernels.ops().name); })
       .def_prop_ro("threads", [](Kernels& kernels) { return kernels.pool().num_threads(); })
+      .def_prop_ro("scratch_bytes", &Kernels::scratch_bytes)
       .def("linear", &linear, nb::arg("x").noconvert(), nb::arg("w"), nb::arg("y").noconvert());
   nb::class_<BoundExpertKernel>(m, "ExpertKernel",
                                 "The routed experts of one layer, computed as they arrive.")
@@ -166,7 +169,8 @@ void moeinf::bind_kernels(nb::module_& m) {
            nb::arg("weights").noconvert())
       .def("compute", &BoundExpertKernel::compute, nb::arg("experts").noconvert(),
            nb::arg("offsets").noconvert())
-      .def("finish", &BoundExpertKernel::finish, nb::arg("out").noconvert());
+      .def("finish", &BoundExpertKernel::finish, nb::arg("out").noconvert())
+      .def_prop_ro("scratch_bytes", &BoundExpertKernel::scratch_bytes);
   m.def("memory_read_rate", &read_rate, nb::arg("kernels"), nb::arg("num_bytes"), nb::arg("repeats"));
   m.def("available_isas", &moeinf::available_isas);
 }

@@ -259,8 +259,9 @@ TEST(registering_can_be_interrupted_between_pieces) {
   const Arena host(static_cast<std::size_t>(512 * kMiB));
   {
     Copier copier(machine.driver, 0, kRing);
-    CHECK(throws<std::runtime_error>(
-        [&] { copier.register_memory(host.data(), 512 * kMiB, [](std::int64_t) { throw std::runtime_error("stop"); }); }));
+    CHECK(throws<std::runtime_error>([&] {
+      copier.register_memory(host.data(), 512 * kMiB, [](std::int64_t) { throw std::runtime_error("stop"); });
+    }));
     const auto address = reinterpret_cast<std::uintptr_t>(host.data());
     CHECK(copier.device_address(address, 256 * kMiB) == address);
     CHECK(throws<std::invalid_argument>([&] { copier.device_address(address + 256 * kMiB, 1); }));

@@ -278,6 +278,10 @@ class Kernels:
     def isa(self) -> str: ...
     @property
     def threads(self) -> int: ...
+    @property
+    def scratch_bytes(self) -> int:
+        """Working memory that calls so far have made it take; it is kept for the next."""
+
     def linear(self, x: npt.NDArray[np.float32], w: Matrix, y: npt.NDArray[np.float32]) -> None:
         """y [n, rows] = x [n, cols] times the transpose of w. ValueError for shapes that do not fit."""
 
@@ -317,6 +321,10 @@ class ExpertKernel:
 
         ValueError unless every expert was computed.
         """
+
+    @property
+    def scratch_bytes(self) -> int:
+        """As Kernels.scratch_bytes, of what is not the kernels'."""
 
 def memory_read_rate(kernels: Kernels, num_bytes: int, repeats: int) -> float:
     """Bytes a second at which all threads read num_bytes of fresh huge pages: the best of `repeats`.

@@ -94,7 +94,7 @@ class Model:
         self.kernels = open_kernels(self.num_threads, config.isa)
         self._collection = self._load_collection()
         self._recorder = RequestRecorder(stored.manifest.moe, self._collection.add)
-        parts = ModelParts(stored, config, here, family, config_json, plan.form, dense, self.kernels,
+        parts = ModelParts(stored, config, here, family, config_json, plan.form, plan.work, dense, self.kernels,
                            self._collection, [self._recorder], self._laps, self.notices,
                            progress or no_progress, pin_progress or no_progress)
         self.tokenizer = Tokenizer(stored.path, num_embeddings=stored.manifest.info.vocab_size)

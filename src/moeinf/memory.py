@@ -8,13 +8,14 @@ from typing import Final
 from moeinf.config import DEFAULT_CONTEXT, RuntimeConfig, gpu_option, parse_size
 from moeinf.errors import OutOfMemoryError, UsageError
 from moeinf.hardware import Machine
-from moeinf.types import ExpertLayout, ModelInfo, MoeShape
+from moeinf.types import DTYPE_BYTES, ExpertLayout, ModelInfo, MoeShape, Work
 
 ATTENTION_TOKENS = 128  # of a prompt that attention takes at once (kernels/attention.cc)
-ATTENTION_ROWS = 128  # queries whose scores a thread holds (kernels/attend_many.cc)
 EXPERT_PLACES = 512  # whose intermediates exist at once (kernels/experts.cc)
 SOURCE_ROWS = 4 * 128  # queries of a source whose scores exist at once, and what makes them (models/beams.py)
-SOURCE_HEAD_DIM = 64  # of no encoder-decoder family are the heads narrower
+THREAD_ROWS = 192  # of the second matrix of an expert, whose products a thread holds (kernels/experts.cc)
+THREAD_BYTES = 2 * 48 * 2048  # of weights that a thread expands (kernels/layout.h)
+ROUTED_BYTES = 40  # of each expert, for a token: its score, what becomes of that, and where it is sorted to
 MIN_CHUNK = 64  # what the prefill chunk is never shortened below for want of memory
 MIN_CONTEXT = 512  # what an automatic context is never shortened below
 PREFILL_CHUNK = 512  # where none is given
@@ -40,7 +41,7 @@ class Demands:
     moe: MoeShape
     layout: ExpertLayout
     dense_bytes: int
-    sources: bool = False  # of an encoder-decoder model: a source goes through as a whole, not in chunks
+    work: Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,26 +80,31 @@ class DevicePlan(MemoryPlan):
 
 
 def activation_bytes(demands: Demands, chunk: int, context: int, num_threads: int) -> int:
-    """Upper estimate of the working memory of a prefill chunk, all float32 but where the kernels prepare inputs."""
-    info, moe, hidden = demands.info, demands.moe, demands.info.hidden_size
-    chunk = context if demands.sources else chunk
+    """Upper estimate of the working memory of a prefill chunk: what native operations keep, and arrays between them.
+
+    All float32 but where kernels prepare inputs: as 16 bits for weights of 16 bits, in two kinds for quantised ones.
+    """
+    info, moe, work, hidden = demands.info, demands.moe, demands.work, demands.info.hidden_size
+    chunk = context if work.source else chunk  # a source goes through as a whole
     width = 4 if info.dtype != "bf16" else 2  # of a prepared input
-    state = chunk * hidden * (2 * 4 + width)  # hidden state, its norm
-    projected = min(chunk, ATTENTION_TOKENS) * 8 * hidden * 4  # norm, queries, keys, values, mixture, output
-    attended = num_threads * ATTENTION_ROWS * context * (4 + width)  # scores, twice
-    attended += context * info.kv_bytes_per_token // info.num_layers  # values of a layer, transposed
-    attended += _source_bytes(demands, context)
-    intermediate = max((spec.shape[0] for spec in demands.layout.tensors[:-1]), default=0)
-    experts = chunk * moe.top_k * hidden * (4 + width)  # outputs and inputs of every place
-    experts += min(chunk * moe.top_k, max(chunk, EXPERT_PLACES)) * intermediate * (4 + width)
-    return state + projected + attended + experts + info.vocab_size * 8
+    parts = demands.layout.tensors
+    expert_width = width if all(spec.dtype in DTYPE_BYTES for spec in parts) else 6
+    state = chunk * hidden * (4 * 4 + width)  # hidden state, its norm, also prepared, an output and what scales it
+    layers = min(chunk, ATTENTION_TOKENS) * work.attention * (4 + width)
+    layers += chunk * work.token * 4 + work.fixed * 4
+    attended = context * (work.values * width + num_threads * work.scores * (4 + width))
+    attended += _source_bytes(work, context)
+    intermediate = max((spec.shape[0] for spec in parts[:-1]), default=0)
+    routed = chunk * moe.num_experts * ROUTED_BYTES
+    experts = chunk * moe.top_k * hidden * (4 + expert_width)  # outputs and inputs of every place
+    experts += min(chunk * moe.top_k, max(chunk, EXPERT_PLACES)) * intermediate * (4 + expert_width)
+    threads = num_threads * (THREAD_BYTES + chunk * min(THREAD_ROWS, intermediate) * 4)
+    return state + layers + attended + routed + experts + threads + info.vocab_size * 8
 
 
-def _source_bytes(demands: Demands, context: int) -> int:
+def _source_bytes(work: Work, context: int) -> int:
     """What attention within a source takes: scores of each head, and what is added to them."""
-    if not demands.sources:
-        return 0
-    return -(-demands.info.hidden_size // SOURCE_HEAD_DIM) * (context + SOURCE_ROWS) * context * 4
+    return work.source * (context + SOURCE_ROWS) * context * 4
 
 
 def sequence_bytes(info: ModelInfo, context: int) -> int:
@@ -176,18 +182,19 @@ def device_activation_bytes(demands: Demands, chunk: int, context: int) -> int:
 
     A sum of what attention and the experts take by turns: memory of one size seldom serves for another.
     """
-    info, moe, hidden = demands.info, demands.moe, demands.info.hidden_size
-    chunk = context if demands.sources else chunk
+    info, moe, work, hidden = demands.info, demands.moe, demands.work, demands.info.hidden_size
+    chunk = context if work.source else chunk
     places = chunk * moe.top_k
     intermediate = max((spec.shape[0] for spec in demands.layout.tensors[:-1]), default=0)
     state = chunk * hidden * 2 * 4  # hidden state and its norm, f32
-    attention = chunk * hidden * 10 * 4  # queries, keys, values, mixture, output: f32, and as the products take them
+    attention = chunk * work.attention * 8  # f32, and as the products take them
+    layers = chunk * work.token * 4 + work.fixed * 4
     mask = min(ATTENTION_MASK_BYTES, chunk * context * 4)  # bool, a bias of 16 bits, and what makes them
-    mask += _source_bytes(demands, context)
+    mask += _source_bytes(work, context)
     widened = min(WIDENED_BYTES, hidden * hidden * 8)  # the largest matrix but the head, as bf16: [4 hidden, hidden]
     routed = chunk * moe.num_experts * 2 * 4 + places * 6 * 4  # logits, probabilities; ids, weights, groups
     experts = places * (hidden + intermediate) * 4  # output and intermediate of every place, f32
-    return state + attention + mask + widened + routed + experts + info.vocab_size * 8
+    return state + attention + layers + mask + widened + routed + experts + info.vocab_size * 8
 
 
 def _largest_chunk(demands: Demands, context: int, room: int) -> int:

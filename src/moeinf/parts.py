@@ -21,7 +21,7 @@ from moeinf.runtime.prefetch import Link, Prefetcher
 from moeinf.runtime.tiers import ExpertTier
 from moeinf.store.library import StoredModel
 from moeinf.store.manifest import Manifest
-from moeinf.types import ExpertForm, ExpertLayout, Prompting
+from moeinf.types import ExpertForm, ExpertLayout, Prompting, Work
 
 Progress = Callable[[int, int], None]  # done and in all, of bytes or of tokens
 
@@ -38,6 +38,7 @@ class ModelParts:
     family: Architecture
     config_json: dict[str, Any]
     form: ExpertForm  # of the family's tensor plan
+    work: Work  # of the same
     dense: DenseFile
     kernels: Kernels  # of the CPU
     collection: ActivationCollection
@@ -61,8 +62,7 @@ class ModelParts:
         half = info.kv_bytes_per_token // 2
         moved = 2 * half * self.num_beams // info.num_layers if self.num_beams > 1 else 0
         info = replace(info, kv_bytes_per_token=info.kv_bytes_per_token + half * (self.num_beams - 1) + moved)
-        return Demands(info, self.manifest.moe, self.manifest.layout, self.dense.memory_bytes,
-                       self.prompting is not None)
+        return Demands(info, self.manifest.moe, self.manifest.layout, self.dense.memory_bytes, self.work)
 
     @property
     def encoder_layers(self) -> int:

@@ -12,7 +12,7 @@ from moeinf.display import ago_text, binary_size_text, count_text, section, size
 from moeinf.errors import StoreError
 from moeinf.hardware import physical_cores
 from moeinf.memory import PROCESS_BYTES, Demands, smallest_bytes, smallest_device_bytes
-from moeinf.models.table import FAMILIES
+from moeinf.models import architecture
 from moeinf.store.quantisation import KEEP
 
 if TYPE_CHECKING:
@@ -68,9 +68,9 @@ def needed_on_gpu(model: StoredModel) -> tuple[int, int]:
 
 
 def _demands(model: StoredModel) -> Demands:
-    manifest = model.manifest
-    sources = any(family.encoder_decoder for family in FAMILIES if family.model_type == manifest.info.architecture)
-    return Demands(manifest.info, manifest.moe, manifest.layout, model.dense_path.stat().st_size, sources)
+    manifest, config_json = model.manifest, config(model)
+    work = architecture(config_json).tensor_plan(config_json).work
+    return Demands(manifest.info, manifest.moe, manifest.layout, model.dense_path.stat().st_size, work)
 
 
 def show_lines(model: StoredModel, *, verbose: bool = False) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 if TYPE_CHECKING:  # list, show and the policies need these types but must not pay for importing torch
@@ -125,6 +125,21 @@ class ExpertForm:
 
 
 @dataclass(frozen=True, slots=True)
+class Work:
+    """What the layers of a model hold while they compute, in numbers (float32); of each, the layer that holds most."""
+
+    attention: int = 0  # a token: of those that native attention takes at once; on a GPU, of the pass
+    token: int = 0  # a token of the pass, but for its routed experts
+    values: int = 0  # a position of the context, but of 16 bits where the weights have them: transposed values
+    scores: int = 0  # a position of the context, in each thread of native attention
+    source: int = 0  # a pair of positions of a source, which goes through as a whole; 0 where there is no encoder
+    fixed: int = 0  # however long pass and context are
+
+    def __or__(self, other: Work) -> Work:
+        return Work(*(max(getattr(self, each.name), getattr(other, each.name)) for each in fields(self)))
+
+
+@dataclass(frozen=True, slots=True)
 class TensorPlan:
     """What an architecture expects of a checkpoint, under the checkpoint's own tensor names.
 
@@ -146,6 +161,7 @@ class TensorPlan:
              pieces count weights, as if the source were [..., cols]; every part of theirs has rows of whole blocks.
     renamed: regular expressions of what parts of names are called where transformers 5 saves tensors as it holds them,
              each with what the plan calls them instead; of those that match, the first is replaced.
+    work:    what the layers declare for the division of memory.
 
     FP8 sources are no matter of the plan: `pull` reads a matrix in float8_e4m3 by its scales, `<name>_scale_inv`, as a
     bf16 matrix of the same name and shape. Names in `dense` and `experts` are those of the weights alone.
@@ -162,6 +178,7 @@ class TensorPlan:
     form: ExpertForm = ExpertForm()
     scales: Mapping[str, str] = field(default_factory=dict)
     renamed: Mapping[str, str] = field(default_factory=dict)
+    work: Work = Work()
 
 
 @dataclass(frozen=True, slots=True)

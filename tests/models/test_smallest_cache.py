@@ -40,8 +40,8 @@ def smallest(pair: Pair, stored: StoredModel) -> CpuRun:
     size = stored.manifest.moe.top_k * stored.manifest.layout.stride_bytes
     config = RuntimeConfig(expert_cache=str(size), context=256, threads=2)
     dense, collection = DenseFile(stored, pair.plan), ActivationCollection(stored.manifest.moe)
-    return CpuRun(ModelParts(stored, config, machine(), architecture(pair.config), pair.config, pair.plan.form, dense,
-                             pair.kernels, collection, [], Laps(), [], lambda done, total: None))
+    return CpuRun(ModelParts(stored, config, machine(), architecture(pair.config), pair.config, pair.plan.form,
+                             pair.plan.work, dense, pair.kernels, collection, [], Laps(), [], lambda done, total: None))
 
 
 @torch.inference_mode()

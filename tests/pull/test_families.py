@@ -67,8 +67,9 @@ def run_of(stored: StoredModel) -> CpuRun:
     family = architecture(config_json)
     plan = family.tensor_plan(config_json)
     config = RuntimeConfig(context=64, threads=1, expert_cache="50%")
-    parts = ModelParts(stored, config, machine(), family, config_json, plan.form, DenseFile(stored, plan), Kernels(1),
-                       ActivationCollection(stored.manifest.moe), [], Laps(), [], lambda done, total: None)
+    parts = ModelParts(stored, config, machine(), family, config_json, plan.form, plan.work,
+                       DenseFile(stored, plan), Kernels(1), ActivationCollection(stored.manifest.moe), [], Laps(), [],
+                       lambda done, total: None)
     return CpuRun(parts)
 
 

@@ -27,11 +27,12 @@ from moeinf.memory import (
     smallest_bytes,
     smallest_device_bytes,
 )
-from moeinf.types import ExpertLayout, ModelInfo, MoeShape, TensorSpec
+from moeinf.types import ExpertLayout, ModelInfo, MoeShape, TensorSpec, Work
 
 MIB = 1 << 20
 INFO = ModelInfo("mixtral", 10, 5, 0, 32768, 1024, 8, 1000, 100_000, "bf16")
-DEMANDS = Demands(INFO, MoeShape(8, 16, 2), ExpertLayout((), 4 * MIB, 4 * MIB), 300 * MIB)
+DEMANDS = Demands(INFO, MoeShape(8, 16, 2), ExpertLayout((), 4 * MIB, 4 * MIB), 300 * MIB,
+                  Work(attention=10_000, values=1000, scores=128))
 
 
 def on(available_mib: int) -> Machine:
@@ -235,10 +236,10 @@ def test_the_smallest_card_is_where_its_plan_begins_to_succeed() -> None:
 
 
 def test_a_source_is_planned_for_as_a_whole_whatever_the_chunk() -> None:
-    demands = dataclasses.replace(WIDE, sources=True)
+    demands = dataclasses.replace(WIDE, work=dataclasses.replace(WIDE.work, source=16))
     few, many = (RuntimeConfig(prefill_chunk=chunk, context=1024) for chunk in (64, 1024))
     taken = on_gpu(few, demands=demands).activation_bytes
     assert taken == on_gpu(many, demands=demands).activation_bytes
-    assert taken > device_activation_bytes(WIDE, 1024, 1024) + 1024 // 64 * 1024 * 1024 * 4, "scores of heads of 64"
+    assert taken > device_activation_bytes(WIDE, 1024, 1024) + 16 * 1024 * 1024 * 4, "scores of 16 heads"
     on_cpu = [plan_memory(demands, config, on(4000)).activation_bytes for config in (few, many)]
     assert on_cpu[0] == on_cpu[1]

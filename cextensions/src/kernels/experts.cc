@@ -107,6 +107,14 @@ void ExpertKernel::reserve() {
     tasks_left_ = std::vector<std::atomic<std::int64_t>>(groups_.size());
 }
 
+std::size_t ExpertKernel::scratch_bytes() const {
+  std::size_t total = firsts_.used_bytes() + seconds_.used_bytes() + outputs_.used_bytes();
+  for (const auto& buffers : {&inputs_, &middles_}) {
+    for (const Buffer& buffer : *buffers) total += buffer.used_bytes();
+  }
+  return total;
+}
+
 // A token's activation is made anew for each of its experts, which costs no more than copying it would.
 void ExpertKernel::prepare_inputs(const float* hidden) {
   const auto prepare_group = [&](std::int64_t index, int) {

@@ -24,6 +24,13 @@ void* Kernels::scratch(int which, std::size_t num_bytes) {
   return scratch_[index].reserve(num_bytes);
 }
 
+std::size_t Kernels::scratch_bytes() const {
+  std::size_t total = thread_scratch_.used_bytes();
+  for (const Buffer& buffer : scratch_) total += buffer.used_bytes();
+  for (const Buffer& buffer : prepared_) total += buffer.used_bytes();
+  return total;
+}
+
 void Kernels::linears(const std::vector<Matrix>& ws, const float* x, std::int64_t num_x,
                       const std::vector<float*>& ys) {
   linears(ws.data(), ws.size(), x, num_x, ys.data());

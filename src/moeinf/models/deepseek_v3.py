@@ -39,7 +39,8 @@ class Config:
 
 def tensor_plan(config: dict[str, Any]) -> TensorPlan:
     c = Config.parse(config)
-    return latent_plan(c.blocks.plan(c.decoder, outer_shapes(c.decoder) | latent_shapes(c.decoder, c.latent)))
+    plan = c.blocks.plan(c.decoder, outer_shapes(c.decoder) | latent_shapes(c.decoder, c.latent))
+    return latent_plan(plan, c.decoder, c.latent)
 
 
 def model_info(config: dict[str, Any], dtype: DType) -> ModelInfo:

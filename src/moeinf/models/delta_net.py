@@ -16,7 +16,7 @@ from moeinf.models.array_math import Array, ArrayMath
 from moeinf.models.cache import Cache
 from moeinf.models.fields import Fields
 from moeinf.models.layers import Layers, Places, Shapes
-from moeinf.types import Hidden
+from moeinf.types import Hidden, Work
 
 CHUNK = 64  # tokens of one triangular system; the published kernels' number
 SLICE = 128  # tokens that are projected at once: there are many channels, and room for few activations
@@ -212,6 +212,11 @@ class DeltaRule:
         new *= passed[:, :, -1:]
         new += written * corrections if tokens == 1 else written @ corrections  # numpy's product of vectors is slow
         return out
+
+
+def delta_work(c: DeltaConfig) -> Work:
+    """Input, output, projections, the convolution and what is made of it."""
+    return Work(fixed=SLICE * (2 * c.hidden_size + 4 * c.channels + 5 * c.values))
 
 
 def delta_shapes(c: DeltaConfig, prefix: str) -> Shapes:

@@ -18,7 +18,7 @@ from moeinf.models.decoder import (
     parse_decoder,
 )
 from moeinf.models.fields import Fields
-from moeinf.models.layers import Layers
+from moeinf.models.layers import Layers, attention_work, block_work
 from moeinf.models.moe_plan import plan_info
 from moeinf.types import DType, ExpertForm, ExpertPiece, Experts, Hidden, ModelInfo, MoeShape, TensorPlan
 
@@ -101,7 +101,8 @@ def tensor_plan(config: dict[str, Any]) -> TensorPlan:
         scales |= {f"{name}_blocks": f"{name}_scales" for name in (both, down)}
     return TensorPlan(c.moe, parts, dense, (shipped, plain), ignored_tensors(c.decoder), linear_names(dense),
                       frozenset({c.decoder.embedding}), head(c.decoder),
-                      ExpertForm("swiglu_clamped", biased=True, limit=c.limit), scales)
+                      ExpertForm("swiglu_clamped", biased=True, limit=c.limit), scales,
+                      work=attention_work(c.decoder.attention) | block_work(dense))
 
 
 def _gate_and_up(layer: int, c: Config, size: int, step: int, strides: tuple[int, ...], kind: str = ""

@@ -14,9 +14,10 @@ from moeinf.errors import CheckpointError
 from moeinf.models.array_math import ArrayMath
 from moeinf.models.cache import Cache, LayerState
 from moeinf.models.rope import Rope
-from moeinf.types import DType, Float32Array, Hidden
+from moeinf.types import DType, Float32Array, Hidden, Work
 
 MAX_HEAD_DIM = 576  # what the native attention has room for
+QUERIES_AT_ONCE = 128  # whose scores a thread holds (kernels/attend_many.cc)
 
 Shapes = dict[str, tuple[int, ...]]
 NormKind = Literal["rms", "rms+1", "layer"]
@@ -228,6 +229,24 @@ def attention_shapes(config: AttentionConfig, prefix: str) -> Shapes:
         shapes[f"{prefix}q_norm.weight"] = (queries if whole else config.head_dim,)
         shapes[f"{prefix}k_norm.weight"] = (keys if whole else config.head_dim,)
     return shapes
+
+
+def attention_work(config: AttentionConfig) -> Work:
+    """What Layers.attention declares: input, output, queries and their mixture, gates, keys and values."""
+    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    group = config.num_heads // config.num_kv_heads
+    return Work(attention=2 * config.hidden_size + queries * (4 if config.gate else 2) + 2 * keys, values=keys,
+                scores=max(QUERIES_AT_ONCE, group))
+
+
+def block_work(shapes: Shapes) -> Work:
+    """Of the matrices outside of attention, which have its name: what each makes of a token, and is made of that."""
+    rows = dict[str, int]()
+    for name, shape in shapes.items():
+        module = name.rsplit(".", 2)[0]
+        if len(shape) == 2 and "att" not in module.lower() and module.count(".") > 1:  # else the embedding, or the head
+            rows[module] = rows.get(module, 0) + shape[0]
+    return Work(token=3 * max(rows.values(), default=0))
 
 
 def mlp_shapes(hidden: int, intermediate: int, prefix: str) -> Shapes:

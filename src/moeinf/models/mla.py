@@ -20,9 +20,10 @@ from moeinf.models.decoder import DecoderConfig, parse_decoder
 from moeinf.models.fields import Fields
 from moeinf.models.layers import Layers, Places, Shapes
 from moeinf.models.rope import mscale, rope_fields, rope_of
-from moeinf.types import DTYPE_BYTES, DType, Hidden, ModelInfo, TensorPlan
+from moeinf.types import DTYPE_BYTES, DType, Hidden, ModelInfo, TensorPlan, Work
 
 LATENT_EPS = 1e-6  # of the norms of latents: the published code leaves them at their default, whatever rms_norm_eps is
+INSIDE = 4 << 20  # numbers in the latents' space, and scores, that exist at once
 _BIASED = ("q_a_proj", "kv_a_proj_with_mqa", "o_proj")  # by attention_bias: what meets the hidden state, but q_proj
 
 
@@ -75,11 +76,22 @@ def latent_shapes(decoder: DecoderConfig, c: LatentConfig) -> Shapes:
     return {f"{_prefix(decoder, i)}{name}": shape for i in range(decoder.num_layers) for name, shape in one.items()}
 
 
-def latent_plan(plan: TensorPlan) -> TensorPlan:
+def latent_work(decoder: DecoderConfig, c: LatentConfig) -> Work:
+    """Input and output, rows, queries and mixtures of a pass; what is taken into the latents' space is bounded.
+
+    But for the scores of a single token, which all heads' are.
+    """
+    row, head = c.rank + c.rotary_dim, c.plain_dim + c.rotary_dim + 2 * c.value_dim
+    return Work(token=2 * decoder.attention.hidden_size + 3 * row + c.num_heads * head, values=2 * c.num_heads,
+                fixed=INSIDE)
+
+
+def latent_plan(plan: TensorPlan, decoder: DecoderConfig, c: LatentConfig) -> TensorPlan:
     """What may be quantised: kv_a as well, and kv_b not, which is multiplied by head and from both sides."""
     taken = {name for name in plan.dense if name.endswith("kv_b_proj.weight")}
     added = {name for name in plan.dense if name.endswith("kv_a_proj_with_mqa.weight")}
-    return replace(plan, matrices=plan.matrices - taken | added)
+    work = replace(plan.work, attention=0, values=0, scores=0) | latent_work(decoder, c)
+    return replace(plan, matrices=plan.matrices - taken | added, work=work)
 
 
 def latent_info(info: ModelInfo, c: LatentConfig, dtype: DType) -> ModelInfo:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from moeinf.errors import CheckpointError
 from moeinf.models.decoder import DecoderConfig, head, ignored_tensors, linear_names
-from moeinf.models.layers import Shapes
+from moeinf.models.layers import Shapes, attention_work, block_work
 from moeinf.types import DTYPE_BYTES, DType, ExpertPiece, ModelInfo, MoeShape, TensorPlan
 
 PARTS = ("gate", "up", "down")
@@ -48,7 +48,8 @@ def gated_experts_plan(
         )
     layouts = (fused,) if part_names is None else (separate, fused)
     return TensorPlan(moe, shapes, dense, layouts, ignored_tensors(config), linear_names(dense),
-                      frozenset({config.embedding}), head(config))
+                      frozenset({config.embedding}), head(config),
+                      work=attention_work(config.attention) | block_work(dense))
 
 
 def plan_info(architecture: str, config: DecoderConfig, plan: TensorPlan, dtype: DType) -> ModelInfo:

@@ -164,8 +164,8 @@ def tensor_plan(config: dict[str, Any]) -> TensorPlan:
     ignored = (rf"({c.prefix}(encoder|decoder)\.embed_tokens|lm_head)\.weight",  # the same as the embedding
                rf"{c.prefix}(encoder|decoder)\.embed_positions\.weights")  # which follow from their places
     intermediate = (c.encoder if any(c.encoder.sparse) else c.decoder).intermediate_size
-    return plain_experts_plan(c.moe, small | matrices, blocks, (hidden, intermediate), ("fc1", "fc2"), biased=True,
-                              embedding=embedding, tied=True, ignored=ignored,
+    return plain_experts_plan(c.moe, small | matrices, blocks, (hidden, intermediate), ("fc1", "fc2"),
+                              c.encoder.heads.num_heads, biased=True, embedding=embedding, tied=True, ignored=ignored,
                               matrices=frozenset(name for name in matrices if name.endswith("weight")))
 
 

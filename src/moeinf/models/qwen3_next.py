@@ -11,7 +11,7 @@ from typing import Any
 
 from moeinf.laps import Laps
 from moeinf.models.decoder import Decoder, DecoderConfig, outer_shapes, parse_decoder
-from moeinf.models.delta_net import DeltaConfig, DeltaNet, delta_shapes
+from moeinf.models.delta_net import DeltaConfig, DeltaNet, delta_shapes, delta_work
 from moeinf.models.fields import Fields
 from moeinf.models.layers import Attention, Layers, attention_shapes
 from moeinf.models.qwen_moe import QwenMoe
@@ -48,7 +48,8 @@ class Config:
         plan = self.blocks.plan(self.decoder, shapes)
         projections = (name for name in shapes if name.endswith(("_proj_qkvz.weight", "_proj_qkv.weight",
                                                                  "_proj_z.weight")))
-        return replace(plan, ignored=(*plan.ignored, MTP, *ignored), matrices=plan.matrices.union(projections))
+        return replace(plan, ignored=(*plan.ignored, MTP, *ignored), matrices=plan.matrices.union(projections),
+                       work=plan.work | delta_work(self.delta))
 
     def info(self, architecture: str, dtype: DType) -> ModelInfo:
         a, linear = self.decoder.attention, len(self.linear_layers)

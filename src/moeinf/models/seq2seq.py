@@ -14,7 +14,7 @@ from moeinf.models.array_math import Array, ArrayMath
 from moeinf.models.beams import attended, split_heads
 from moeinf.models.cache import Cache
 from moeinf.models.decoder import MoeBlock
-from moeinf.models.layers import Beams, Block, Layers, Places, Shapes
+from moeinf.models.layers import Beams, Block, Layers, Places, Shapes, block_work
 from moeinf.types import (
     DType,
     ExpertForm,
@@ -26,6 +26,7 @@ from moeinf.types import (
     ModelInfo,
     MoeShape,
     TensorPlan,
+    Work,
 )
 
 Bias = Callable[[IntArray], Array]  # how far ahead of the query a key lies, to what is added to scores [heads, ...]
@@ -213,7 +214,7 @@ def nth_of_its_expert(math: ArrayMath, ids: Array, num_experts: int) -> Array:
 
 
 def plain_experts_plan(moe: MoeShape, dense: Shapes, blocks: Sequence[str], sizes: tuple[int, int],
-                       names: tuple[str, str], *, biased: bool, embedding: str, tied: bool,
+                       names: tuple[str, str], num_heads: int, *, biased: bool, embedding: str, tied: bool,
                        matrices: frozenset[str], ignored: tuple[str, ...]) -> TensorPlan:
     """Experts without a gate, each with tensors of its own: `<block>experts.expert_<e>.<name>.weight`.
 
@@ -231,7 +232,8 @@ def plain_experts_plan(moe: MoeShape, dense: Shapes, blocks: Sequence[str], size
                for layer, block in enumerate(blocks) for expert in range(moe.num_experts)
                for part, shape in parts.items()}
     return TensorPlan(moe, parts, dense, (experts,), ignored, matrices, frozenset({embedding}),
-                      (embedding if tied else "lm_head.weight", "lm_head.weight"), ExpertForm("relu", False, biased))
+                      (embedding if tied else "lm_head.weight", "lm_head.weight"), ExpertForm("relu", False, biased),
+                      work=Work(attention=8 * hidden, source=num_heads) | block_work(dense))
 
 
 def seq2seq_info(architecture: str, plan: TensorPlan, heads: Heads, *, context_length: int, hidden_size: int,

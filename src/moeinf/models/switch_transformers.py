@@ -170,7 +170,7 @@ def tensor_plan(config: dict[str, Any]) -> TensorPlan:
                # a table that mesh_tensorflow's conversion wrote and that no model reads
                r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight")
     return plain_experts_plan(c.moe, dense | matrices, blocks, (hidden, c.intermediate_size), ("wi", "wo"),
-                              biased=False, embedding=EMBEDDING, tied=True,
+                              c.heads.num_heads, biased=False, embedding=EMBEDDING, tied=True,
                               matrices=frozenset(matrices), ignored=ignored)
 
 

@@ -14,12 +14,14 @@ class Buffer {
   // call returned stays valid, content and all, unless this one needs more than any before.
   void* reserve(std::size_t num_bytes) {
     if (num_bytes > capacity_) grow(num_bytes);
+    if (num_bytes > used_) used_ = num_bytes;
     return data_;
   }
   template <typename T>
   T* reserve_array(std::size_t count) {
     return static_cast<T*>(reserve(count * sizeof(T)));
   }
+  std::size_t used_bytes() const { return used_; }  // pages behind are not touched
 
  private:
   void grow(std::size_t num_bytes);
@@ -30,7 +32,7 @@ class Buffer {
   std::unique_ptr<void, Free> small_;
   std::unique_ptr<Arena> large_;
   void* data_ = nullptr;
-  std::size_t capacity_ = 0;
+  std::size_t capacity_ = 0, used_ = 0;
 };
 
 }  // namespace moeinf

@@ -65,6 +65,8 @@ class ExpertKernel {
   // begin afterwards.
   void finish(float* out);
 
+  std::size_t scratch_bytes() const;  // as Kernels::scratch_bytes, of what is not the kernels'
+
  private:
   struct Job {                 // an expert of one compute call
     std::size_t group;         // index in experts()

@@ -47,6 +47,7 @@ class Kernels {
   void multiply(const Matrix& w, std::int64_t first, std::int64_t last, const void* x, std::int64_t num_x,
                 int thread, float* y, std::int64_t y_stride);
   void reserve_thread_scratch(std::int64_t cols);
+  std::size_t scratch_bytes() const;  // of all buffers, as far as calls have used them
 
  private:
   void linears(const Matrix* ws, std::size_t num_ws, const float* x, std::int64_t num_x, float* const* ys);
