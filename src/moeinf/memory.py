@@ -29,6 +29,7 @@ MAX_DEVICE_CHUNK: Final = 8192  # tokens of a prompt; beyond, no expert is read 
 ACTIVATION_SHARE: Final = 8  # an automatic chunk takes at most an eighth of what experts could use
 ATTENTION_MASK_BYTES: Final = 128 << 20  # of a block of queries, also as a bias (device/vector_ops.py)
 WIDENED_BYTES: Final = 128 << 20  # rows of a quantised matrix that are widened at once (device/matrix_ops.py)
+FIXED_COPIES: Final = 4  # of Work.fixed on a GPU: in both types, before and after what is done to it
 RING_BYTES: Final = 256 << 20  # host slots through which experts pass into a device that holds them all
 SPARE_HOST_SLOTS: Final = 2  # beside top_k: so that a read lands while a layer's experts are being copied
 
@@ -188,7 +189,7 @@ def device_activation_bytes(demands: Demands, chunk: int, context: int) -> int:
     intermediate = max((spec.shape[0] for spec in demands.layout.tensors[:-1]), default=0)
     state = chunk * hidden * 2 * 4  # hidden state and its norm, f32
     attention = chunk * work.attention * 8  # f32, and as the products take them
-    layers = chunk * work.token * 4 + work.fixed * 4
+    layers = chunk * work.token * 4 + work.fixed * 4 * FIXED_COPIES
     mask = min(ATTENTION_MASK_BYTES, chunk * context * 4)  # bool, a bias of 16 bits, and what makes them
     mask += _source_bytes(work, context)
     widened = min(WIDENED_BYTES, hidden * hidden * 8)  # the largest matrix but the head, as bf16: [4 hidden, hidden]

@@ -1,32 +1,43 @@
-"""What a pass takes of memory beside weights, cache and slots, against what the plan reserves for it: on the CPU, where
-numpy tells tracemalloc what it takes and native operations tell what they keep."""
+"""What a pass takes of memory beside weights, cache and slots, against what the plan reserves for it.
+
+On the CPU numpy tells tracemalloc what it takes, and native operations tell what they keep. On the emulated device the
+tensors are counted that layers make; what is inside of the kernels' twins is not, as the kernels are other ones.
+"""
 
 from __future__ import annotations
 
 import json
 import tracemalloc
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from moeinf import on_cpu
 from moeinf._native import ExpertKernel, Kernels
 from moeinf.config import RuntimeConfig
 from moeinf.dense import DenseFile
+from moeinf.device.ops import Ops
 from moeinf.hardware import Machine
 from moeinf.install import pull
 from moeinf.laps import Laps
+from moeinf.memory import ATTENTION_MASK_BYTES
 from moeinf.models import architecture
 from moeinf.on_cpu import CpuRun
+from moeinf.on_gpu import GpuRun
 from moeinf.parts import ModelParts
 from moeinf.runtime.eamc import ActivationCollection
 from moeinf.store.library import StoredModel
 from tests.checkpoints import random_tensors, write_checkpoint
 from tests.models.common import all_configs
 from tests.pull.test_families import TRUE, published
+from tests.test_gpu_path import emulated
 
 THREADS = 2
 CONTEXT, CHUNK = 4096, 512
@@ -45,6 +56,15 @@ def stored_with(config: dict[str, Any], folder: Path, quant: str | None = None) 
     return pull(str(source), home=folder / "home", quant=quant)
 
 
+def parts_of(stored: StoredModel, config: RuntimeConfig, kernels: Kernels) -> ModelParts:
+    config_json = json.loads((stored.path / "config.json").read_text())
+    family = architecture(config_json)
+    plan = family.tensor_plan(config_json)
+    return ModelParts(stored, config, Machine(1 << 36, "test", THREADS), family, config_json, plan.form, plan.work,
+                      DenseFile(stored, plan), kernels, ActivationCollection(stored.manifest.moe), [], Laps(), [],
+                      lambda done, total: None)
+
+
 class Measured:
     """A model on the CPU whose working memory is counted."""
 
@@ -57,13 +77,7 @@ class Measured:
 
         monkeypatch.setattr(on_cpu, "ExpertKernel", make)
         self._kernels = Kernels(THREADS)
-        config_json = json.loads((stored.path / "config.json").read_text())
-        family = architecture(config_json)
-        plan = family.tensor_plan(config_json)
-        self.run = CpuRun(ModelParts(
-            stored, config, Machine(1 << 36, "test", THREADS), family, config_json, plan.form, plan.work,
-            DenseFile(stored, plan), self._kernels, ActivationCollection(stored.manifest.moe), [], Laps(), [],
-            lambda done, total: None))
+        self.run = CpuRun(parts_of(stored, config, self._kernels))
 
     def close(self) -> None:
         self.run.close()
@@ -132,3 +146,88 @@ def test_the_plan_reserves_what_quantised_weights_take(
 def test_the_plan_reserves_what_131072_tokens_take(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = FAMILIES[kind] | {"max_position_embeddings": 131_072}
     check(stored_with(config, tmp_path), monkeypatch, context=131_072, prefill_chunk=64)
+
+
+# ---- a device
+
+
+class HeldTensors(TorchDispatchMode):
+    """Counts the bytes of tensors that are alive and were made while it is entered, but for those that `uncounted`
+    calls make."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now = self.most = 0
+        self._known: set[int] = set()
+        self._inside_kernels = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(tensor, torch.Tensor) and not self._inside_kernels:
+                self._count(tensor.untyped_storage())
+        return result
+
+    def uncounted(self, kernels: Any) -> Any:
+        """The same kernels, whose calls' own tensors are not counted."""
+        outer = self
+
+        class Kernels:
+            def __getattr__(self, name: str) -> Callable[..., Any]:
+                def call(*args: Any, **kwargs: Any) -> Any:
+                    outer._inside_kernels = True
+                    try:
+                        return getattr(kernels, name)(*args, **kwargs)
+                    finally:
+                        outer._inside_kernels = False
+
+                return call
+
+        return Kernels()
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        key, num_bytes = storage._cdata, storage.nbytes()
+        if key not in self._known:
+            self._known.add(key)
+            self.now += num_bytes
+            self.most = max(self.most, self.now)
+            weakref.finalize(storage, self._gone, key, num_bytes)
+
+    def _gone(self, key: int, num_bytes: int) -> None:
+        self._known.remove(key)
+        self.now -= num_bytes
+
+
+def check_device(stored: StoredModel) -> None:
+    held, gpu = HeldTensors(), emulated()
+    gpu = replace(gpu, ops=Ops(held.uncounted(gpu.ops.vectors), held.uncounted(gpu.ops.matrices)))
+    config = RuntimeConfig(context=CONTEXT, prefill_chunk=CHUNK)
+    with closing(GpuRun(parts_of(stored, config, Kernels(1)), gpu)) as run:
+        run.forward([1], run.cache)  # what is made once is there
+        with held:
+            run.forward([token % 90 for token in range(CHUNK)], run.cache)
+        inside = min(ATTENTION_MASK_BYTES, CHUNK * CONTEXT * 4)
+        reserved = run.plan.activation_bytes
+    # Attention and experts take by turns, and the plan has a sum of them: memory of one seldom serves for the other.
+    assert held.most + inside <= reserved <= 4 * held.most + inside + 4 * BESIDE
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_the_plan_of_a_device_reserves_what_the_layers_of_every_family_take(kind: str, tmp_path: Path, one_thread: None
+                                                                            ) -> None:
+    check_device(stored_with(dict(FAMILIES[kind]), tmp_path))
+
+
+@pytest.mark.parametrize("name", ["qwen3-30b-a3b", "qwen1.5-moe-a2.7b", "gpt-oss-20b", "deepseek-v3"])
+def test_the_plan_of_a_device_reserves_what_layers_in_true_proportions_take(
+    name: str, data_folder: Path, tmp_path: Path, one_thread: None
+) -> None:
+    check_device(stored_with(published(data_folder, name), tmp_path))
