@@ -7,12 +7,8 @@ carried out, and what was recorded is compiled: so the test compiles what the cl
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 import sys
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,10 +17,8 @@ import torch
 from moeinf.device.matrix import DeviceMatrix, ExpertPart, ExpertParts, Groups
 from moeinf.device.matrix_ops import TritonMatrixOps
 from moeinf.types import FORMAT_BLOCKS, ExpertForm, Format, format_bytes
+from tests.unit.device.compiling import TARGETS, compiled_kernel, lines_of
 
-TARGETS = (80, 90)
-POINTERS = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.uint8: "*u8", torch.int32: "*i32",
-            torch.int64: "*i64"}  # fmt: skip
 KERNELS = {"linear", "gate_up", "down", "gate_up_grouped", "down_grouped", "widen"}
 DECODE = {"linear", "gate_up", "down"}
 PLAIN = {"bf16", "f16", "f32"}
@@ -33,13 +27,7 @@ PLAIN = {"bf16", "f16", "f32"}
 @pytest.fixture(scope="module", params=TARGETS, ids=lambda capability: f"sm_{capability}")
 def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What main() says of each kernel for one target."""
-    pytest.importorskip("triton", reason="triton is not installed: nothing to compile")
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton"))
-    command = [sys.executable, __file__, str(request.param)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return lines_of(__file__, request.param, tmp_path_factory.mktemp("triton"))
 
 
 def test_every_kernel_compiles_for_every_format_and_fits_into_the_registers(compiled: list[dict[str, Any]]) -> None:
@@ -148,36 +136,12 @@ def launch_forms(ops: TritonMatrixOps, parts: ExpertParts, end: int) -> None:
 
 
 def compile_for(capability: int, kernel: Any, arguments: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
-    """Compiles as a launch would: tensors are aligned."""
-    signature, constants, aligned = {}, {}, {}
-    for number, (name, parameter) in enumerate(zip(kernel.arg_names, kernel.params, strict=True)):
-        value = arguments[name]
-        if parameter.is_constexpr or value is None:
-            signature[name], constants[(number,)] = "constexpr", value
-        elif isinstance(value, torch.Tensor):
-            signature[name], aligned[(number,)] = POINTERS[value.dtype], [["tt.divisibility", 16]]
-        else:
-            signature[name] = "i32"
-    source = triton.compiler.ASTSource(kernel, signature, constants, aligned)
-    target = triton.backends.compiler.GPUTarget("cuda", capability, 32)
-    binary = triton.compile(source, target=target, options=options)
-    assembly = binary.asm["ptx"]
-    return {"constants": str(constants), "shared_bytes": binary.metadata.shared, **resources(binary.asm["cubin"]),
-            "wide_loads": len(re.findall(r"ld\.global\S*\.v4\.[bu]32", assembly)),
-            "narrow_loads": len(re.findall(r"ld\.global\S*\.[bu](?:8|16)\b", assembly)),
-            "flushing_products": len(re.findall(r"\bmul(?:\.rn)?\.ftz", assembly)),
-            "tensor_products": len(re.findall(r"\b(?:mma\.sync|wgmma\.mma_async)", assembly))}
-
-
-def resources(cubin: bytes) -> dict[str, int]:
-    """Of one thread: registers, and bytes of what they have no room for."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-        usage = subprocess.run([tool, "--dump-resource-usage", file.name], check=True, capture_output=True, text=True)
-    count = {name: int(value) for name, value in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", usage.stdout)}
-    return {"registers": count["REG"], "spilled_bytes": count["STACK"] + count["LOCAL"]}
+    """What a kernel takes, and how it loads and multiplies."""
+    facts, assembly = compiled_kernel(capability, kernel, arguments, options, aligned_counts=False)
+    return facts | {"wide_loads": len(re.findall(r"ld\.global\S*\.v4\.[bu]32", assembly)),
+                    "narrow_loads": len(re.findall(r"ld\.global\S*\.[bu](?:8|16)\b", assembly)),
+                    "flushing_products": len(re.findall(r"\bmul(?:\.rn)?\.ftz", assembly)),
+                    "tensor_products": len(re.findall(r"\b(?:mma\.sync|wgmma\.mma_async)", assembly))}
 
 
 if __name__ == "__main__":

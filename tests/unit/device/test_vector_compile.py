@@ -7,36 +7,24 @@ carried out, and what was recorded is compiled: so the test compiles what the cl
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 import sys
-import tempfile
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from moeinf.device.vector_ops import DirectTable, TritonVectorOps
+from tests.unit.device.compiling import TARGETS, compiled_kernel, lines_of
 
-TARGETS = (80, 90)
-POINTERS = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16",
-            torch.int32: "*i32", torch.int64: "*i64"}  # fmt: skip
 KERNELS = {"rms_norm", "rope_store", "attend_split", "attend_merge", "softmax_topk", "combine", "claim", "gather"}
 
 
 @pytest.fixture(scope="module", params=TARGETS, ids=lambda capability: f"sm_{capability}")
 def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What main() says of each kernel for one target."""
-    pytest.importorskip("triton", reason="triton is not installed: nothing to compile")
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton"))
-    command = [sys.executable, __file__, str(request.param)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return lines_of(__file__, request.param, tmp_path_factory.mktemp("triton"))
 
 
 def test_every_kernel_compiles_and_fits_into_the_registers(compiled: list[dict[str, Any]]) -> None:
@@ -110,36 +98,10 @@ def launch_all(ops: TritonVectorOps) -> None:
 
 
 def compile_for(capability: int, kernel: Any, arguments: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
-    """Compiles as a launch would: tensors are aligned, and so are counts that 16 divides."""
-    signature, constants, aligned = {}, {}, {}
-    for number, (name, parameter) in enumerate(zip(kernel.arg_names, kernel.params, strict=True)):
-        value = arguments[name]
-        if parameter.is_constexpr or value is None:
-            signature[name], constants[(number,)] = "constexpr", value
-        elif isinstance(value, torch.Tensor):
-            signature[name] = POINTERS[value.dtype]
-        else:
-            signature[name] = "fp32" if isinstance(value, float) else "i32"
-        if isinstance(value, torch.Tensor) or (signature[name] == "i32" and value % 16 == 0):
-            aligned[(number,)] = [["tt.divisibility", 16]]
-    source = triton.compiler.ASTSource(kernel, signature, constants, aligned)
-    target = triton.backends.compiler.GPUTarget("cuda", capability, 32)
-    binary = triton.compile(source, target=target, options=options)
-    assembly = binary.asm["ptx"]
-    return {"constants": str(constants), "shared_bytes": binary.metadata.shared, **resources(binary.asm["cubin"]),
-            "wide_loads": len(re.findall(r"ld\.global\.cg\.(?:v2\.b64|v4\.b32)", assembly)),
-            "wide_stores": len(re.findall(r"st\.global\.(?:v2\.b64|v4\.b32)", assembly))}
-
-
-def resources(cubin: bytes) -> dict[str, int]:
-    """Of one thread: registers, and bytes of what they have no room for."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        tool = Path(triton.__path__[0]) / "backends" / "nvidia" / "bin" / "cuobjdump"
-        usage = subprocess.run([tool, "--dump-resource-usage", file.name], check=True, capture_output=True, text=True)
-    count = {name: int(value) for name, value in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", usage.stdout)}
-    return {"registers": count["REG"], "spilled_bytes": count["STACK"] + count["LOCAL"]}
+    """What a kernel takes, and how it loads and stores."""
+    facts, assembly = compiled_kernel(capability, kernel, arguments, options, aligned_counts=True)
+    return facts | {"wide_loads": len(re.findall(r"ld\.global\.cg\.(?:v2\.b64|v4\.b32)", assembly)),
+                    "wide_stores": len(re.findall(r"st\.global\.(?:v2\.b64|v4\.b32)", assembly))}
 
 
 if __name__ == "__main__":
