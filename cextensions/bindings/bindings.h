@@ -9,6 +9,7 @@ void bind_kernels(nanobind::module_& m);
 void bind_formats(nanobind::module_& m);
 void bind_decoder(nanobind::module_& m);
 void bind_latent(nanobind::module_& m);
+void bind_delta(nanobind::module_& m);
 void bind_cuda(nanobind::module_& m);
 
 }  // namespace moeinf

@@ -245,5 +245,6 @@ NB_MODULE(_native, m) {
   moeinf::bind_kernels(m);
   moeinf::bind_decoder(m);
   moeinf::bind_latent(m);
+  moeinf::bind_delta(m);
   moeinf::bind_cuda(m);
 }

@@ -221,6 +221,46 @@ class LatentLayer:
         their rows are stored. cache, cos, sin: as for store.
         """
 
+class DeltaLayer:
+    """Gated DeltaNet of one layer (moeinf.models.delta_net), the norm in front of it included."""
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        projections: list[Matrix],
+        output: Matrix,
+        *,
+        norm: npt.NDArray[np.float32],
+        taps: npt.NDArray[np.float32],
+        decay: npt.NDArray[np.float32],
+        bias: npt.NDArray[np.float32],
+        q_norm: npt.NDArray[np.float32],
+        k_norm: npt.NDArray[np.float32],
+        head_norm: npt.NDArray[np.float32],
+        num_key_heads: int,
+        norm_eps: float,
+        unit_eps: float,
+    ) -> None:
+        """projections: qkvz and ba with the rows of each key head together, or qkv, z, b and a.
+
+        norm [hidden]; taps [kernel, channels]; decay and bias [value heads]: a token's decay is
+        e^(decay * softplus(step + bias)); q_norm, k_norm [key_dim]: of the RMS norms, with unit_eps, that give queries
+        and keys their length; head_norm [value_dim]. ValueError for shapes that do not fit together.
+        """
+
+    def run(
+        self,
+        x: npt.NDArray[np.float32],
+        conv: npt.NDArray[np.float32],
+        heads: npt.NDArray[np.float32],
+        new_conv: npt.NDArray[np.float32],
+        new_heads: npt.NDArray[np.float32],
+    ) -> None:
+        """x [tokens, hidden] += delta_net(norm(x)); what the tokens leave goes to new_conv and new_heads.
+
+        conv, new_conv [kernel - 1, channels]; heads, new_heads [value heads, key_dim, value_dim].
+        """
+
 class RouterLayer:
     """The norm in front of a MoE block, and its softmax router."""
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from moeinf.models import delta_net
 from moeinf.models.array_math import ArrayMath, NumpyMath
 from moeinf.models.delta_net import CHUNK, DeltaRule, DeltaState
 from moeinf.models.device_math import TorchMath
@@ -98,13 +97,6 @@ def test_a_prompt_of_several_chunks_gives_the_logits_of_transformers(tmp_path: P
     prompt = np.random.default_rng(1).integers(0, 97, 3 * CHUNK + 11).tolist()
     theirs = pair.theirs(torch.tensor([prompt])).logits[0]
     assert (logits(pair.ours, [prompt]) - theirs).abs().max() < 1e-4
-
-
-@torch.inference_mode()
-def test_long_passes_in_slices_give_what_short_passes_give(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = logits(pair.ours, [PROMPT])
-    monkeypatch.setattr(delta_net, "SLICE", 7)
-    assert (logits(pair.ours, [PROMPT]) - whole).abs().max() < 1e-4
 
 
 def test_model_info_tells_what_the_states_take(pair: Pair) -> None:

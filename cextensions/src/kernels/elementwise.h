@@ -98,6 +98,10 @@ inline void add_scaled(const float* x, float scale, float* sum, std::int64_t cou
   for (std::int64_t i = 0; i < count; ++i) sum[i] += scale * x[i];
 }
 
+inline void add_product(const float* x, const float* y, float* sum, std::int64_t count) {
+  for (std::int64_t i = 0; i < count; ++i) sum[i] += x[i] * y[i];
+}
+
 // Whole numbers of a block of activations, to nearest even, in `q`; returns their scale.
 ALWAYS_INLINE float quantise_block(const float* x, std::int32_t* q) {
   std::uint32_t largest = 0;  // as bits: NaN > infinity > numbers

@@ -37,6 +37,7 @@ namespace {
 #include "matmul.h"
 #include "attention_loops.h"
 #include "mix_rows.h"
+#include "delta_loops.h"
 // clang-format on
 
 void dot_rows(const Matrix& w, std::int64_t first, std::int64_t last, const void* x, int num_x, float* y,
@@ -100,8 +101,9 @@ void mix_rows(const Matrix& w, std::int64_t first, std::int64_t last, const floa
 namespace isa {
 
 const Ops MOEINF_ISA = {
-    NAME_OF(MOEINF_ISA), prepare,  dot_rows,   matmul_rows, mix_rows, activate, add_stored, add_scaled,
-    sigmoid_mul,         rms_norm, layer_norm, rotate,      store_kv, softmax,  soften,     attend};
+    NAME_OF(MOEINF_ISA), prepare,     dot_rows, matmul_rows, mix_rows, activate, add_stored, add_scaled,
+    add_product,         sigmoid_mul, rms_norm, layer_norm,  rotate,   store_kv, softmax,    soften,
+    attend,              run_delta};
 
 }  // namespace isa
 }  // namespace moeinf

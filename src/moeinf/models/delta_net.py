@@ -43,6 +43,11 @@ class DeltaConfig:
                            f.count("linear_value_head_dim", 128), f.count("linear_conv_kernel_dim", 4, minimum=2),
                            norm_eps, stacked)
 
+    def projections(self, prefix: str) -> list[str]:
+        """Names of the matrices in front."""
+        names = ("qkvz", "ba") if self.stacked else ("qkv", "z", "b", "a")
+        return [f"{prefix}in_proj_{name}.weight" for name in names]
+
     @property
     def keys(self) -> int:
         return self.num_key_heads * self.key_dim
@@ -92,15 +97,17 @@ class DeltaState:
 
 
 class DeltaNet:
-    """moeinf.models.layers.Attention. State and arithmetic are float32."""
+    """See Layers.delta_net: spelled out in the layers' math, for a GPU, and as the twin of native_delta.py.
+
+    State and arithmetic are float32.
+    """
 
     def __init__(self, layers: Layers, config: DeltaConfig, prefix: str, norm: str, layer: int) -> None:
         """prefix: of the tensors that delta_shapes names; norm: the one in front, "rms+1"."""
         c = self._config = config
         self._math, self._layer = layers.math, layer
         self._norm = layers.norm(norm, c.norm_eps, "rms+1")
-        names = ("qkvz", "ba") if c.stacked else ("qkv", "z", "b", "a")
-        self._projections = [layers.linear(f"{prefix}in_proj_{name}.weight") for name in names]
+        self._projections = [layers.linear(name) for name in c.projections(prefix)]
         taps = layers.vector(f"{prefix}conv1d.weight").reshape(c.channels, c.kernel)
         self._taps = [taps[:, i] * 1.0 for i in range(c.kernel)]  # [channels] each, contiguous
         self._decay = -self._math.exp(layers.vector(f"{prefix}A_log"))
@@ -228,9 +235,9 @@ def delta_shapes(c: DeltaConfig, prefix: str) -> Shapes:
         f"{prefix}norm.weight": (c.value_dim,),
         f"{prefix}out_proj.weight": (c.hidden_size, c.values),
     }
-    rows = ({"qkvz": c.channels + c.values, "ba": 2 * c.num_value_heads} if c.stacked else
-            {"qkv": c.channels, "z": c.values, "b": c.num_value_heads, "a": c.num_value_heads})
-    return shapes | {f"{prefix}in_proj_{name}.weight": (count, c.hidden_size) for name, count in rows.items()}
+    rows = ((c.channels + c.values, 2 * c.num_value_heads) if c.stacked else
+            (c.channels, c.values, c.num_value_heads, c.num_value_heads))
+    return shapes | {name: (count, c.hidden_size) for name, count in zip(c.projections(prefix), rows, strict=True)}
 
 
 def _split(x: Array, sizes: tuple[int, ...]) -> list[Array]:

@@ -14,6 +14,7 @@ from moeinf.device.matrix import MAX_ROWS, DeviceMatrix, DeviceRouting
 from moeinf.device.ops import Ops
 from moeinf.device.program import DecodeProgram
 from moeinf.models.cache import Cache
+from moeinf.models.delta_net import DeltaConfig, DeltaNet
 from moeinf.models.device_beams import DeviceBeams, past_shape
 from moeinf.models.device_latent import DeviceLatentCore
 from moeinf.models.device_math import TorchMath
@@ -126,6 +127,9 @@ class DeviceLayers:
             self._spare = torch.zeros(shape, device=self.device.kind)
         return DeviceBeams(self.ops.vectors, self.device.kind, num_heads, head_dim, scale, capacity, num_beams,
                            bias, self._spare)
+
+    def delta_net(self, config: DeltaConfig, prefix: str, norm: str, layer: int) -> DeltaNet:
+        return DeltaNet(self, config, prefix, norm, layer)
 
     def softmax_router(self, gate: str, norm: str, eps: float, top_k: int, normalise: bool,
                        kind: NormKind = "rms") -> DeviceSoftmaxRouter:

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from moeinf.errors import CheckpointError
 from moeinf.models.array_math import ArrayMath
 from moeinf.models.cache import Cache, LayerState
 from moeinf.models.rope import Rope
 from moeinf.types import DType, Float32Array, Hidden, Work
+
+if TYPE_CHECKING:
+    from moeinf.models.delta_net import DeltaConfig
 
 MAX_HEAD_DIM = 576  # what the native attention has room for
 QUERIES_AT_ONCE = 128  # whose scores a thread holds (kernels/attend_many.cc)
@@ -187,6 +190,10 @@ class Layers(Protocol):
               ) -> Beams:
         """With room for so many tokens of so many beams; bias [heads, capacity]: added to the scores of what a beam has
         decoded, by how many places back that lies."""
+        ...
+
+    def delta_net(self, config: DeltaConfig, prefix: str, norm: str, layer: int) -> Attention:
+        """Gated DeltaNet; prefix: of the tensors that delta_shapes names; norm: the one in front, "rms+1"."""
         ...
 
     def softmax_router(self, gate: str, norm: str, eps: float, top_k: int, normalise: bool,

@@ -10,7 +10,9 @@ from moeinf import _native
 from moeinf.models.array_math import NumpyMath
 from moeinf.models.beams import HostBeams
 from moeinf.models.cache import Cache, KVState
+from moeinf.models.delta_net import DeltaConfig
 from moeinf.models.layers import AttentionConfig, NormKind
+from moeinf.models.native_delta import NativeDeltaNet
 from moeinf.models.native_latent import NativeLatentCore
 from moeinf.models.rope import Rope
 from moeinf.models.weights import Embedding, StoredTensor, vector
@@ -71,6 +73,9 @@ class NativeLayers:
     def beams(self, num_heads: int, head_dim: int, scale: float, capacity: int, num_beams: int,
               bias: Float32Array | None) -> HostBeams:
         return HostBeams(num_heads, head_dim, scale, capacity, num_beams, bias)
+
+    def delta_net(self, config: DeltaConfig, prefix: str, norm: str, layer: int) -> NativeDeltaNet:
+        return NativeDeltaNet(self, config, prefix, norm, layer)
 
     def softmax_router(self, gate: str, norm: str, eps: float, top_k: int, normalise: bool,
                        kind: NormKind = "rms") -> SoftmaxRouter:

@@ -11,7 +11,7 @@ from typing import Any
 
 from moeinf.laps import Laps
 from moeinf.models.decoder import Decoder, DecoderConfig, outer_shapes, parse_decoder
-from moeinf.models.delta_net import DeltaConfig, DeltaNet, delta_shapes, delta_work
+from moeinf.models.delta_net import DeltaConfig, delta_shapes, delta_work
 from moeinf.models.fields import Fields
 from moeinf.models.layers import Attention, Layers, attention_shapes
 from moeinf.models.qwen_moe import QwenMoe
@@ -63,7 +63,7 @@ class Config:
         for i in range(self.decoder.num_layers):
             layer = f"{self.decoder.prefix}layers.{i}."
             norm = f"{layer}input_layernorm.weight"
-            attention.append(DeltaNet(layers, self.delta, f"{layer}linear_attn.", norm, i) if i in self.linear_layers
+            attention.append(layers.delta_net(self.delta, f"{layer}linear_attn.", norm, i) if i in self.linear_layers
                              else layers.attention(self.decoder.attention, f"{layer}self_attn.", norm, i))
         blocks = self.blocks.blocks(self.decoder, layers, experts, laps)
         return Decoder(self.decoder, layers, blocks, experts, laps, attention)

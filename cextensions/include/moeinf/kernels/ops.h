@@ -54,6 +54,18 @@ struct SoftmaxState {
   float total;    // of e^(score - largest)
 };
 
+// The tokens of one value head of gated DeltaNet. Of a token with decay a and rate b:
+// S = a S + b k (v - (a S)^T k)^T, then out = S^T q.
+struct DeltaTask {
+  const float *queries, *keys, *values;     // [tokens, key_dim], the same, [tokens, value_dim]; rows `stride` apart
+  std::int64_t stride;
+  const float *decays, *rates;              // [tokens]
+  std::int64_t tokens, key_dim, value_dim;  // at least one token
+  const float* state;                       // [key_dim, value_dim]: S before the first token
+  float* new_state;                         // and after the last; may be state
+  float* out;                               // [tokens, value_dim]
+};
+
 struct Ops {
   const char* name;  // "generic", "avx2", "avx512", "avx512bf16", "neon", "neon_dotprod"
 
@@ -80,6 +92,7 @@ struct Ops {
   void (*activate)(Activation act, float limit, const float* gate, const float* up, float* out, std::int64_t count);
   void (*add_stored)(Format format, const void* x, float* sum, std::int64_t count);      // sum += x, which is f32, f16 or bf16
   void (*add_scaled)(const float* x, float scale, float* sum, std::int64_t count);       // sum += scale * x, rounded after each of * and +
+  void (*add_product)(const float* x, const float* y, float* sum, std::int64_t count);   // sum += x * y, likewise
 
   void (*sigmoid_mul)(const float* gate, float* x, std::int64_t count);                  // x *= sigmoid(gate)
 
@@ -95,6 +108,7 @@ struct Ops {
   // it the sums [width] of what the scores before them weighed.
   void (*soften)(float* scores, std::int64_t count, SoftmaxState& state, float* sums, std::int64_t width);
   void (*attend)(const AttendTask& task, float* out);  // out [num_queries, head_dim]
+  void (*run_delta)(const DeltaTask& task);
 };
 
 std::size_t matmul_scratch_bytes(std::int64_t cols);

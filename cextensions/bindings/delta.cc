@@ -1,0 +1,126 @@
+// Gated DeltaNet for Python.
+#include "moeinf/kernels/delta.h"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <stdexcept>
+#include <vector>
+
+#include "bindings.h"
+#include "matrix.h"
+
+namespace nb = nanobind;
+
+namespace {
+
+using moeinf::BoundMatrix;
+using moeinf::Kernels;
+using Vector = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Rows = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using ConstRows = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Heads = nb::ndarray<float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
+
+void require(bool holds, const char* what) {
+  if (!holds) throw std::invalid_argument(what);
+}
+
+template <typename Array>
+std::int64_t size(const Array& array, std::size_t dimension) {
+  return static_cast<std::int64_t>(array.shape(dimension));
+}
+
+// Holds every array it was given, so the addresses stay good.
+class DeltaLayer {
+ public:
+  DeltaLayer(nb::object kernels, nb::list projections, nb::object output, Vector norm, ConstRows taps,
+             Vector decay, Vector bias, Vector q_norm, Vector k_norm, Vector head_norm,
+             std::int64_t num_key_heads, double norm_eps, double unit_eps)
+      : kernels_object_(kernels),
+        projections_(projections),
+        output_(output),
+        norm_(norm),
+        taps_(taps),
+        decay_(decay),
+        bias_(bias),
+        q_norm_(q_norm),
+        k_norm_(k_norm),
+        head_norm_(head_norm),
+        kernels_(nb::cast<Kernels*>(kernels)) {
+    const std::int64_t num_value_heads = size(decay, 0);
+    require(num_key_heads > 0 && num_value_heads > 0 && num_value_heads % num_key_heads == 0,
+            "value heads cannot share keys");
+    shape_ = {size(norm, 0),
+              num_key_heads,
+              num_value_heads,
+              size(q_norm, 0),
+              size(head_norm, 0),
+              size(taps, 0),
+              static_cast<float>(norm_eps),
+              static_cast<float>(unit_eps)};
+    require(shape_.key_dim > 0 && shape_.value_dim > 0 && shape_.kernel >= 2 &&
+                size(taps, 1) == shape_.channels() && size(bias, 0) == num_value_heads &&
+                size(k_norm, 0) == shape_.key_dim,
+            "the vectors of DeltaNet do not fit together");
+    const bool stacked = projections.size() == 2;
+    const std::int64_t values = shape_.values();
+    const std::vector<std::int64_t> rows =
+        stacked ? std::vector<std::int64_t>{shape_.channels() + values, 2 * num_value_heads}
+                : std::vector<std::int64_t>{shape_.channels(), values, num_value_heads, num_value_heads};
+    require(projections.size() == rows.size(), "DeltaNet has 2 projections or 4");
+    std::vector<moeinf::Matrix> matrices;
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      matrices.push_back(nb::cast<const BoundMatrix&>(projections[i]).view());
+      require(matrices[i].rows == rows[i] && matrices[i].cols == shape_.hidden,
+              "a projection of DeltaNet has the wrong shape");
+    }
+    const moeinf::Matrix out = nb::cast<const BoundMatrix&>(output).view();
+    require(out.rows == shape_.hidden && out.cols == values, "the output of DeltaNet has the wrong shape");
+    weights_ = {matrices,    out,           norm.data(),   taps.data(),     decay.data(),
+                bias.data(), q_norm.data(), k_norm.data(), head_norm.data()};
+  }
+
+  void run(Rows x, ConstRows conv, nb::ndarray<const float, nb::ndim<3>, nb::c_contig, nb::device::cpu> heads,
+           Rows new_conv, Heads new_heads) {
+    require(size(x, 0) >= 1, "there are no tokens");
+    require(size(x, 1) == shape_.hidden, "x is of another width than the matrices");
+    require(size(conv, 0) == shape_.kernel - 1 && size(conv, 1) == shape_.channels() &&
+                size(new_conv, 0) == shape_.kernel - 1 && size(new_conv, 1) == shape_.channels(),
+            "what the convolution has seen is [kernel - 1, channels]");
+    for (std::size_t i = 0; i < 3; ++i) {
+      const std::int64_t expected[] = {shape_.num_value_heads, shape_.key_dim, shape_.value_dim};
+      require(size(heads, i) == expected[i] && size(new_heads, i) == expected[i],
+              "a state is [value heads, key_dim, value_dim]");
+    }
+    const nb::gil_scoped_release released;
+    moeinf::delta_net(*kernels_, shape_, weights_,
+                      {conv.data(), heads.data(), new_conv.data(), new_heads.data()}, x.data(), size(x, 0));
+  }
+
+ private:
+  nb::object kernels_object_;
+  nb::list projections_;
+  nb::object output_;
+  Vector norm_;
+  ConstRows taps_;
+  Vector decay_, bias_, q_norm_, k_norm_, head_norm_;
+  Kernels* kernels_;
+  moeinf::DeltaShape shape_{};
+  moeinf::DeltaWeights weights_{};
+};
+
+}  // namespace
+
+void moeinf::bind_delta(nb::module_& m) {
+  nb::class_<DeltaLayer>(m, "DeltaLayer", "Gated DeltaNet of one layer, norm included.")
+      .def(nb::init<nb::object, nb::list, nb::object, Vector, ConstRows, Vector, Vector, Vector, Vector,
+                    Vector, std::int64_t, double, double>(),
+           nb::arg("kernels"), nb::arg("projections"), nb::arg("output"), nb::kw_only(),
+           nb::arg("norm").noconvert(), nb::arg("taps").noconvert(), nb::arg("decay").noconvert(),
+           nb::arg("bias").noconvert(), nb::arg("q_norm").noconvert(), nb::arg("k_norm").noconvert(),
+           nb::arg("head_norm").noconvert(), nb::arg("num_key_heads"), nb::arg("norm_eps"),
+           nb::arg("unit_eps"))
+      .def("run", &DeltaLayer::run, nb::arg("x").noconvert(), nb::arg("conv").noconvert(),
+           nb::arg("heads").noconvert(), nb::arg("new_conv").noconvert(), nb::arg("new_heads").noconvert(),
+           "x [tokens, hidden] += delta_net(norm(x)); writes the states that the tokens leave.");
+}

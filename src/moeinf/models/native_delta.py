@@ -1,0 +1,48 @@
+"""Gated DeltaNet (delta_net.py) on the CPU: the recurrence as it is written, token by token, in one native call.
+
+A head's state fits into the second-level cache, where a token costs a tenth of what its projections do: chunks would
+save nothing, and round differently in passes of other lengths.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from moeinf import _native
+from moeinf.models.cache import Cache
+from moeinf.models.delta_net import UNIT_EPS, DeltaConfig, DeltaState
+from moeinf.models.layers import Places
+from moeinf.types import Float32Array
+
+if TYPE_CHECKING:
+    from moeinf.models.native_layers import NativeLayers
+
+
+class NativeDeltaNet:
+    """See Layers.delta_net."""
+
+    def __init__(self, layers: NativeLayers, config: DeltaConfig, prefix: str, norm: str, layer: int) -> None:
+        c, self._config, self._math, self._layer = config, config, layers.math, layer
+        taps = layers.vector(f"{prefix}conv1d.weight").reshape(c.channels, c.kernel)
+        self._native = _native.DeltaLayer(
+            layers.kernels, [layers.linear(name).native for name in c.projections(prefix)],
+            layers.linear(f"{prefix}out_proj.weight").native, norm=layers.norm_vectors(norm, "rms+1")[0],
+            taps=np.ascontiguousarray(taps.T), decay=-np.exp(layers.vector(f"{prefix}A_log")),
+            bias=layers.vector(f"{prefix}dt_bias"), q_norm=_lengths(c.key_dim, c.key_dim**-0.5),
+            k_norm=_lengths(c.key_dim, 1), head_norm=layers.vector(f"{prefix}norm.weight"),
+            num_key_heads=c.num_key_heads, norm_eps=c.norm_eps, unit_eps=UNIT_EPS / c.key_dim,
+        )
+
+    def new_state(self, capacity: int) -> DeltaState:
+        return DeltaState(self._config, self._math)
+
+    def add_to(self, x: Float32Array, cache: Cache, places: Places) -> None:
+        state: DeltaState = cache.states[self._layer]
+        self._native.run(x, state.conv, state.heads, state.new_conv, state.new_heads)
+
+
+def _lengths(key_dim: int, length: float) -> Float32Array:
+    """The weight of an RMS norm that gives its output this length."""
+    return np.full(key_dim, length * key_dim**-0.5, np.float32)
