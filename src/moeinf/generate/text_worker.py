@@ -17,10 +17,11 @@ from typing import Any
 
 import jinja2
 from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
 
 from moeinf.errors import TextError
 from moeinf.generate.chat import ChatTemplate, find_template, mark_control_tokens, split_marked
+from moeinf.generate.harmony import HarmonyStream, is_harmony, without_thoughts
+from moeinf.generate.token_stream import TokenStream
 
 _MAX_FILE_BYTES = 128 << 20  # the largest tokenizer.json in use is about 34 MB
 _LOAD_MEMORY_BYTES = 4 << 30
@@ -36,7 +37,7 @@ class TextWorker:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._streams: dict[int, _Stream] = {}
+        self._streams: dict[int, TokenStream | HarmonyStream] = {}
         self._template: ChatTemplate | None = None
 
     def load(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -46,6 +47,7 @@ class TextWorker:
         self._tokenizer = Tokenizer.from_file(str(path))
         self._tokenizer.no_truncation()  # some files come with the cut and the padding of their training
         self._tokenizer.no_padding()
+        self._harmony = is_harmony(self._tokenizer)
         config = read_json(self._folder / "tokenizer_config.json")
         self._specials = _special_tokens(config, read_json(self._folder / "special_tokens_map.json"))
         self._template_source = find_template(self._folder, config)
@@ -71,8 +73,7 @@ class TextWorker:
         listed = [generation.get("eos_token_id"), model.get("eos_token_id")]
         listed += [text_config.get("eos_token_id")] if isinstance(text_config, dict) else []
         ids = {i for entry in listed for i in (entry if isinstance(entry, list) else [entry]) if type(i) is int}
-        harmony = self._tokenizer.token_to_id("<|channel|>") is not None  # there <|end|> only ends a channel
-        names = [name for name in _END_OF_TURN if not (harmony and name == "<|end|>")]
+        names = [name for name in _END_OF_TURN if not (self._harmony and name == "<|end|>")]  # which ends a channel
         named = (self._tokenizer.token_to_id(name) for name in [self._specials.get("eos_token", ""), *names])
         return ids | {i for i in named if i is not None}
 
@@ -80,7 +81,8 @@ class TextWorker:
         """Text with marked control tokens (see chat.MARK), and notes for the user."""
         if self._template_source is None:
             raise TextError("this model has no chat template; use --raw")
-        messages = mark_control_tokens(request["messages"], self._control)
+        messages = request["messages"]
+        messages = mark_control_tokens(without_thoughts(messages) if self._harmony else messages, self._control)
         with _MemoryLimit(_RENDER_MEMORY_BYTES):
             try:
                 self._template = self._template or ChatTemplate(self._template_source, self._specials)
@@ -109,7 +111,9 @@ class TextWorker:
         return {"text": self._tokenizer.decode(request["ids"], skip_special_tokens=request["skip_special"])}
 
     def open(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        self._streams[request["stream"]] = _Stream(self._tokenizer, request["ids"], request["skip_special"])
+        ids, skip_special = request["ids"], request["skip_special"]
+        self._streams[request["stream"]] = (HarmonyStream(self._tokenizer, ids) if self._harmony and skip_special else
+                                            TokenStream(self._tokenizer, ids, skip_special=skip_special))
         return {}
 
     def step(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,43 +121,6 @@ class TextWorker:
 
     def close(self, request: Mapping[str, Any]) -> dict[str, Any]:
         return {"text": self._streams.pop(request["stream"]).flush()}
-
-
-class _Stream:
-    """Text of ids as they come; holds back what may still be the middle of a character."""
-
-    def __init__(self, tokenizer: Tokenizer, context: list[int], skip_special: bool) -> None:
-        self._tokenizer = tokenizer
-        self._skip_special = skip_special
-        self._held: list[int] = []
-        self._restart(context)
-
-    def _restart(self, context: list[int]) -> None:
-        self._context = list(context)
-        self._stream = DecodeStream(skip_special_tokens=self._skip_special)
-        for token in context:
-            self._stream.step(self._tokenizer, token)
-
-    def step(self, ids: list[int]) -> str:
-        return "".join(map(self._step_one, ids))
-
-    def _step_one(self, token: int) -> str:
-        self._held.append(token)
-        try:
-            text = self._stream.step(self._tokenizer, token)
-        except Exception:  # "Invalid prefix": the decoder rewrote text that was out already; start anew behind it
-            self._restart([])
-            text = self._stream.step(self._tokenizer, token)
-        if text is None:
-            return ""
-        self._context, self._held = (self._context + self._held)[-8:], []
-        return text
-
-    def flush(self) -> str:
-        """The tail that never became whole characters, with U+FFFD for the bytes that are not text."""
-        before = self._tokenizer.decode(self._context, skip_special_tokens=self._skip_special)
-        whole = self._tokenizer.decode(self._context + self._held, skip_special_tokens=self._skip_special)
-        return whole[len(before) :] if self._held and whole.startswith(before) else ""
 
 
 class _MemoryLimit:
