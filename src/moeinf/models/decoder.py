@@ -47,6 +47,7 @@ def parse_decoder(f: Fields, *, norm_eps: float, theta: float, partial: float = 
     checkpoints are shipped. Refuses what the shared code does not compute.
     """
     f.only("hidden_act", "silu", None)
+    f.only("per_layer_config", {}, None)
     if f.get("quantization_config") is not None:  # `pull` reads and undoes it
         f.within("quantization_config").only("quant_method", quant_method)
     heads, hidden = f.count("num_attention_heads"), f.count("hidden_size")
@@ -54,6 +55,7 @@ def parse_decoder(f: Fields, *, norm_eps: float, theta: float, partial: float = 
     context_length, biased = f.count("max_position_embeddings"), f.flag("attention_bias", False)
     features = {"bias": biased, "output_bias": biased} | features
     if "num_kv_heads" not in features:
+        f.present("num_key_value_heads")
         features["num_kv_heads"] = f.count("num_key_value_heads", heads)
     if "rope" not in features:
         features["rope"] = rope_of(f, partial_rotary(f, head_dim, partial), theta, context_length)

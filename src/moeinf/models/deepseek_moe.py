@@ -39,6 +39,7 @@ class DeepseekMoe:
     def parse(f: Fields, num_layers: int, *, normalise: bool, corrected: bool, num_future_layers: int = 0
               ) -> DeepseekMoe:
         """normalise, num_future_layers: the family's defaults."""
+        f.present("first_k_dense_replace", "n_shared_experts")
         first, step = f.count("first_k_dense_replace", 0, minimum=0), f.count("moe_layer_freq", 1)
         moe_layers = tuple(i for i in range(first, num_layers) if i % step == 0)
         if not moe_layers:
@@ -46,7 +47,9 @@ class DeepseekMoe:
         experts = f.count_of("n_routed_experts", "num_experts", "num_local_experts")
         top_k = f.count("num_experts_per_tok")
         groups = f.count("n_group", 1)
-        used = f.count("topk_group", groups)
+        if groups > 1 and f.get("topk_group") is None:
+            raise CheckpointError(f"config.json: n_group is {groups}, but topk_group is missing")
+        used = f.count("topk_group", 1)
         if experts % groups or used > groups or top_k > experts // groups * used:
             raise CheckpointError(f"config.json: a token cannot use {top_k} of {experts} experts in {used} of {groups} "
                                   "groups (num_experts_per_tok, n_routed_experts, topk_group, n_group)")

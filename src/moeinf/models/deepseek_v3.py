@@ -32,6 +32,7 @@ class Config:
         f = Fields(config)
         f.only("scoring_func", "sigmoid", None)
         f.only("topk_method", "noaux_tc", None)
+        f.present("n_group", "routed_scaling_factor")
         decoder, latent = parse_latent(f, interleaved=f.flag("rope_interleave", True))
         blocks = DeepseekMoe.parse(f, decoder.num_layers, normalise=True, corrected=True, num_future_layers=1)
         return Config(decoder, latent, blocks)

@@ -35,8 +35,19 @@ class Fields:
         return value
 
     def count_of(self, *names: str) -> int:
-        """`count` of the first of the names that is there: transformers 5 renamed some fields when it saves."""
-        return self.count(next((name for name in names if self._values.get(name) is not None), names[0]))
+        """`count` of whichever of the names is there: transformers 5 renamed some fields when it saves."""
+        there = [name for name in names if self._values.get(name) is not None]
+        counts = [self.count(name) for name in there or names[:1]]
+        if len(set(counts)) > 1:
+            raise CheckpointError(f"{self._where}: {' and '.join(there)} are {counts}; they mean the same")
+        return counts[0]
+
+    def present(self, *names: str) -> None:
+        """Refuses a config without these fields: which value a missing one means is not the same for all who read it.
+        """
+        for name in names:
+            if name not in self._values:
+                raise CheckpointError(f"{self._where}: {name} is missing")
 
     def number(self, name: str, default: float | None = None) -> float:
         """A positive finite number."""
@@ -84,9 +95,10 @@ class Fields:
         return tuple(value)
 
     def flag(self, name: str, default: bool) -> bool:
-        value = self._values.get(name)
-        if value is None:
-            return default
+        """Null is no, and so an error where the default is yes."""
+        value = self._values.get(name, default)
+        if value is None and not default:
+            return False
         if not isinstance(value, bool):
             raise CheckpointError(f"{self._where}: {name} is {value!r}; must be true or false")
         return value

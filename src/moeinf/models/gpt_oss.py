@@ -40,6 +40,7 @@ class Config:
         named = config.get("rope_scaling") or config.get("rope_parameters")
         f = Fields(config if named else config | {"rope_parameters": _YARN})
         f.only("swiglu_alpha", 1.702, None)
+        f.present("head_dim")
         biased = f.flag("attention_bias", True)
         decoder = parse_decoder(f, norm_eps=1e-5, theta=1.5e5, quant_method="mxfp4", sinks=True, bias=biased,
                                 output_bias=biased)

@@ -22,6 +22,7 @@ class Config:
     @staticmethod
     def parse(config: dict[str, Any]) -> Config:
         f = Fields(config)
+        f.only("attention_bias", False, None)
         decoder = parse_decoder(f, norm_eps=1e-5, theta=1e6, window=f.count("sliding_window", 0) or None)
         experts = f.count_of("num_local_experts", "num_experts")
         moe = MoeShape(decoder.num_layers, experts, f.count("num_experts_per_tok"))

@@ -51,6 +51,7 @@ def parse_latent(f: Fields, *, interleaved: bool) -> tuple[DecoderConfig, Latent
         sharpened *= mscale(r.number("factor"), r.number("mscale_all_dim")) ** 2
     decoder = parse_decoder(f, norm_eps=1e-6, theta=1e4, rope=rope, num_kv_heads=1, head_dim=rank + rotary_dim,
                             scale=sharpened)
+    f.present("q_lora_rank")
     query_rank = None if f.get("q_lora_rank") is None else f.count("q_lora_rank")
     return decoder, LatentConfig(decoder.attention.num_heads, query_rank, rank, plain_dim, rotary_dim,
                                  f.count("v_head_dim"), f.flag("attention_bias", False))

@@ -64,6 +64,9 @@ class Config:
         f.only("moe_eval_capacity_token_fraction", 1.0, None)  # of all tokens: no expert overflows
         f.only("tie_word_embeddings", True, None)
         f.only("quantization_config", None)
+        for other, name in (("hidden_size", "d_model"), ("num_hidden_layers", "encoder_layers"),
+                            ("num_attention_heads", "encoder_attention_heads")):
+            f.only(other, f.get(name), None)  # means the same
         hidden = f.count("d_model", minimum=4)
         stacks = {name: _stack(f, name, hidden) for name in ("encoder", "decoder")}
         num_layers = sum(sum(stack.sparse) for stack in stacks.values())

@@ -23,6 +23,9 @@ def parse(config: dict[str, Any]) -> qwen3_next.Config:
     Fields(config).within("text_config")  # refuses what is no object
     nested: dict[str, Any] | None = config.get("text_config")  # none where only the language model was saved
     above = {name: value for name, value in config.items() if name in ("tie_word_embeddings", "quantization_config")}
+    if nested is not None:  # what is said outside counts, also for transformers: the two must not differ
+        Fields(nested, "config.json: text_config").only("tie_word_embeddings", config.get("tie_word_embeddings", False),
+                                                        None)
     f = Fields(_without_mrope(config if nested is None else nested | above),
                "config.json" if nested is None else "config.json: text_config")
     for name, *allowed in (("attn_output_gate", True), ("output_gate_type", "swish", "silu"), ("norm_topk_prob", True),

@@ -31,6 +31,7 @@ class Config:
     def parse(f: Fields, *, stacked: bool = True) -> Config:
         """stacked: how DeltaNet's projections are stored."""
         f.only("use_sliding_window", False, None)
+        f.present("head_dim")
         decoder = parse_decoder(f, norm_eps=1e-6, theta=1e4, partial=0.25, qk_norm="head", gate=True, norm="rms+1")
         a, every = decoder.attention, f.count("full_attention_interval", 4)
         kinds = f.kinds("layer_types", decoder.num_layers, "linear_attention", "full_attention") or tuple(

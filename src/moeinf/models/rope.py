@@ -106,9 +106,13 @@ def _kind(f: Fields) -> Any:
 
 
 def _trained(f: Fields, context_length: int) -> int:
-    """Phi-3 and its kin keep it beside the object: that comes first, as in transformers."""
+    """Phi-3 and its kin keep it beside the object, or in both places."""
     name = "original_max_position_embeddings"
-    return f.count(name, rope_fields(f).count(name, context_length))
+    inside = rope_fields(f).count(name, 0, minimum=0)
+    beside = f.count(name, inside, minimum=0)
+    if inside and beside != inside:
+        raise CheckpointError(f"config.json: {name} is {beside}, and {inside} in {rope_fields(f).where.split()[-1]}")
+    return beside or context_length
 
 
 def mscale(factor: float, weight: float = 1.0) -> float:

@@ -59,19 +59,21 @@ class Config:
         f.only("num_selected_experts", 1, None)
         f.only("tie_word_embeddings", True, None)
         f.only("quantization_config", None)
-        num_layers = f.count("num_layers")
+        f.present("num_decoder_layers")
+        num_layers = f.count_of("num_layers", "num_hidden_layers")
         stacks = []
         for name, layers in (("encoder", num_layers), ("decoder", f.count("num_decoder_layers", num_layers))):
             step = layers // f.count(f"num_sparse_{name}_layers", 3)
+            f.only(f"{name}_sparse_step", step, None)  # follows from the others
             stacks.append(tuple(step > 0 and (step == 1 or i % step == 1) for i in range(layers)))
         if not any(map(any, stacks)):
             raise CheckpointError("config.json: num_sparse_encoder_layers and num_sparse_decoder_layers leave no layer "
                                   "with experts")
         return Config(
-            heads=Heads(f.count("num_heads"), f.count("d_kv"), scale=1.0, biased=False),
+            heads=Heads(f.count_of("num_heads", "num_attention_heads"), f.count("d_kv"), scale=1.0, biased=False),
             moe=MoeShape(sum(map(sum, stacks)), f.count("num_experts"), 1),
             encoder=stacks[0], decoder=stacks[1],
-            hidden_size=f.count("d_model"),
+            hidden_size=f.count_of("d_model", "hidden_size"),
             intermediate_size=f.count("d_ff"),
             vocab_size=f.count("vocab_size"),
             context_length=f.count("n_positions", TRAINED_TOKENS),
