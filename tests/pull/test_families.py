@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 
 from moeinf._native import Kernels
@@ -26,6 +27,7 @@ from moeinf.store.verify import verify
 from moeinf.types import Float32Array
 from tests.checkpoints import Checkpoint, in_fp8, in_mxfp4, random_tensors, write_checkpoint
 from tests.models.common import all_configs
+from tests.models.configs.qwen3_5_moe import QWEN3_5
 
 # By what widths and heads are divided, so that a layer takes a few million weights: the size of a head stays.
 TRUE = {
@@ -174,6 +176,27 @@ def test_families_whose_config_is_not_at_hand_run_from_every_layout_that_they_kn
         for quant in (None, "q8_0"):
             stored = pull(str(checkpoint), home=tmp_path / "home", quant=quant)
             assert verify(stored) == [] and np.isfinite(logits_of(stored)).all()
+
+
+@torch.inference_mode()
+def test_what_qwen3_5_has_beside_its_language_model_is_left_out(tmp_path: Path) -> None:
+    """As published: text_config within, a model of images, and layers that predict further tokens."""
+    import transformers
+
+    library: Any = transformers
+    values = {name: value for name, value in QWEN3_5.items() if name != "model_type"}
+    torch.manual_seed(3)
+    theirs = library.Qwen3_5MoeForConditionalGeneration(library.Qwen3_5MoeConfig(**values)).float().eval()
+    theirs.save_pretrained(tmp_path / "saved")
+    tensors = safetensors.torch.load_file(tmp_path / "saved" / "model.safetensors")
+    assert any(".visual." in name for name in tensors)
+    hidden = QWEN3_5["text_config"]["hidden_size"]
+    tensors |= {"mtp.fc.weight": torch.zeros(hidden, 2 * hidden), "mtp.norm.weight": torch.zeros(hidden),
+                "mtp.layers.0.mlp.experts.0.up_proj.weight": torch.zeros(32, hidden)}
+    config = json.loads((tmp_path / "saved" / "config.json").read_text())
+    stored = pull(str(write_checkpoint(tmp_path / "c", tensors, config)), home=tmp_path / "home")
+    wanted = theirs(input_ids=torch.tensor([IDS])).logits[0]
+    assert (torch.from_numpy(logits_of(stored)) - wanted).abs().max() < 1e-5 * wanted.abs().max()
 
 
 @pytest.mark.parametrize("name", ["granite-powermoe-3b", "switch-base-128", "nllb-moe-54b", "olmoe-1b-7b-0125"])
