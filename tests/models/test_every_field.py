@@ -42,9 +42,9 @@ UNDECLARED: dict[str, list[Any]] = {
     "rope_theta": [500.0], "partial_rotary_factor": [0.5], "head_dim": [8], "attention_bias": [True],
     "sliding_window": [5], "use_sliding_window": [True], "full_attention_interval": [2, 3],
     "original_max_position_embeddings": [16], "num_nextn_predict_layers": [2], "scoring_func": ["softmax", "sigmoid"],
-    "encoder_sparse_step": [1, 4], "feed_forward_proj": ["gated-gelu"], "per_layer_config": [{"1": {"head_dim": 8}}],
-    "num_attention_heads": [2], "num_hidden_layers": [2], "hidden_size": [32], "num_experts": [4, 16],
-    "num_local_experts": [4, 16],
+    "encoder_sparse_step": [1, 3, 4], "decoder_sparse_step": [1, 3], "feed_forward_proj": ["gated-gelu"],
+    "per_layer_config": [{"1": {"head_dim": 8}}], "num_attention_heads": [2], "num_hidden_layers": [2],
+    "hidden_size": [32], "num_experts": [4, 16], "num_local_experts": [4, 16],
 }
 _YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 _LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -75,10 +75,11 @@ WORDS: dict[str, list[Any]] = {
     "topk_group": [1, None], "q_lora_rank": [20, None], "num_key_value_heads": [1, 4, None],
     "norm_topk_prob": [True, False, None], "rope_interleave": [True, False, None],
 }
-# What docs/models.md says of transformers, and what its own code cannot compute.
+# Where transformers does less than a config says, or what cannot be meant.
 DIFFERENT = {
     ("deepseek_v2", "norm_topk_prob"), ("deepseek_v3", "head_dim"),  # it is that of the rotary part, whatever is said
-    *((family, "partial_rotary_factor") for family in FAMILIES),  # those whose default is the whole head ignore it
+    *((family, "partial_rotary_factor") for family in (  # transformers ignores it there; here it is followed
+        "gpt_oss", "granitemoe", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe")),
 }
 
 

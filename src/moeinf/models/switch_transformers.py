@@ -63,8 +63,7 @@ class Config:
         num_layers = f.count_of("num_layers", "num_hidden_layers")
         stacks = []
         for name, layers in (("encoder", num_layers), ("decoder", f.count("num_decoder_layers", num_layers))):
-            step = layers // f.count(f"num_sparse_{name}_layers", 3)
-            f.only(f"{name}_sparse_step", step, None)  # follows from the others
+            step = f.count(f"{name}_sparse_step", layers // f.count(f"num_sparse_{name}_layers", 3), minimum=0)
             stacks.append(tuple(step > 0 and (step == 1 or i % step == 1) for i in range(layers)))
         if not any(map(any, stacks)):
             raise CheckpointError("config.json: num_sparse_encoder_layers and num_sparse_decoder_layers leave no layer "
