@@ -235,3 +235,13 @@ def test_load_is_the_documented_face(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert opened.generate(PROMPT, moeinf.SamplingParams(temperature=0, num_predict=3)).stats.generated_tokens == 3
     with pytest.raises(UsageError, match="expert_cash"):
         moeinf.load("demo", expert_cash="30%")
+
+
+def test_what_the_checkpoint_asks_for_in_vain_is_said_once(own_copy: StoredModel) -> None:
+    path = own_copy.path / "generation_config.json"
+    path.write_text('{"no_repeat_ngram_size": 3}'.ljust(path.stat().st_size))  # of the size that was stored
+    with Model(own_copy, RuntimeConfig(expert_cache="40%")) as model:
+        for _ in range(2):
+            model.params()
+        assert [note for note in model.notices if "no_repeat_ngram_size = 3" in note] == [
+            "the checkpoint asks for no_repeat_ngram_size = 3, which is not done"]

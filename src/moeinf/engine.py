@@ -16,7 +16,7 @@ from moeinf.dense import DenseFile
 from moeinf.device.cuda import find_cuda
 from moeinf.errors import ContextLengthError, StoreError, UsageError
 from moeinf.generate.loop import CachedTokens, Chooser, Timing, generate
-from moeinf.generate.sampling import Sampler, SamplingParams, resolve_params
+from moeinf.generate.sampling import Sampler, SamplingParams, not_done, resolve_params
 from moeinf.generate.seq2seq import SourceModel, Sources, answer_source
 from moeinf.generate.stops import StopMatcher
 from moeinf.generate.tokenizer import Tokenizer
@@ -157,7 +157,9 @@ class Model:
         An encoder-decoder model answers greedily unless asked for more, as its checkpoints expect. Raises UsageError.
         """
         if self._sources is None:
-            return resolve_params(given, generation_config=self.tokenizer.generation_config)
+            asked = self.tokenizer.generation_config
+            self.notices += [note for note in not_done(asked, beams=False) if note not in self.notices]
+            return resolve_params(given, generation_config=asked)
         unused = [name for name, value in given.items() if value is not None
                   and name not in ("num_predict", "stop") and (name, value) != ("temperature", 0)]
         if self._sources.num_beams > 1 and unused:

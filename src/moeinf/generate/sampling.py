@@ -46,6 +46,11 @@ _RANGES: Mapping[str, tuple[float, float]] = {
 }
 # Their name in generation_config.json, where the two differ.
 _CHECKPOINT_NAMES: Mapping[str, str] = {"repeat_penalty": "repetition_penalty", "num_predict": "max_new_tokens"}
+_NOT_DONE: Mapping[str, tuple[Any, ...]] = {  # of generation_config, with the values that ask for nothing
+    "no_repeat_ngram_size": (None, 0), "encoder_no_repeat_ngram_size": (None, 0), "min_length": (None, 0, 1),
+    "min_new_tokens": (None, 0), "bad_words_ids": (None,), "forced_eos_token_id": (None,),
+    "num_beam_groups": (None, 1), "diversity_penalty": (None, 0.0), "suppress_tokens": (None, []),
+}
 _FROM_CHECKPOINT = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty")
 
 
@@ -95,6 +100,13 @@ def from_generation_config(config: Mapping[str, Any]) -> dict[str, Any]:
     if config.get("do_sample") is False:
         values["temperature"] = 0.0
     return values
+
+
+def not_done(config: Mapping[str, Any], *, beams: bool) -> list[str]:
+    """A line for each thing that generation_config asks for and does not get; beams: whether it gets a beam search."""
+    names = _NOT_DONE if beams else {**_NOT_DONE, "num_beams": (None, 1)}
+    return [f"the checkpoint asks for {name} = {config[name]!r}, which is not done"
+            for name, nothing in names.items() if config.get(name) not in nothing]
 
 
 class Sampler:

@@ -12,6 +12,7 @@ import numpy as np
 
 from moeinf.errors import MoeinfError, UsageError
 from moeinf.generate.loop import CachedTokens, Chooser, Interrupted, LanguageModel, Timing, generate
+from moeinf.generate.sampling import not_done
 from moeinf.generate.tokenizer import Tokenizer
 from moeinf.types import Float32Array, FloatArray, Prompting
 
@@ -35,13 +36,6 @@ class BeamSearch:
     eos_ids: Set[int]
     length_penalty: float = 1.0
     early_stopping: bool | Literal["never"] = False
-
-
-_NOT_DONE: Mapping[str, tuple[Any, ...]] = {  # of generation_config, with the values that ask for nothing
-    "no_repeat_ngram_size": (None, 0), "encoder_no_repeat_ngram_size": (None, 0), "min_length": (None, 0, 1),
-    "min_new_tokens": (None, 0), "bad_words_ids": (None,), "forced_eos_token_id": (None,),
-    "num_beam_groups": (None, 1), "diversity_penalty": (None, 0.0), "suppress_tokens": (None, []),
-}
 
 
 class Sources:
@@ -70,8 +64,7 @@ class Sources:
 
     def notes(self) -> list[str]:
         """What the checkpoint asks for and does not get."""
-        wanted = [name for name, nothing in _NOT_DONE.items() if self.asked.get(name) not in nothing]
-        return [f"the checkpoint asks for {name} = {self.asked[name]!r}, which is not done" for name in wanted]
+        return not_done(self.asked, beams=True)
 
     def encode(self, text: str) -> list[int]:
         """The source's tokens, [] for no text."""

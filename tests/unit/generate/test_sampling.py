@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeinf.errors import MoeinfError, UsageError
-from moeinf.generate.sampling import Sampler, SamplingParams, option_kinds, parse_option, resolve_params
+from moeinf.generate.sampling import Sampler, SamplingParams, not_done, option_kinds, parse_option, resolve_params
 from moeinf.types import Float32Array
 
 GREEDY = SamplingParams(temperature=0)
@@ -163,3 +163,10 @@ def test_options_written_as_text_get_their_type() -> None:
     assert "logit_bias" not in option_kinds()
     with pytest.raises(UsageError, match="top_k must be a whole number"):
         parse_option("top_k", "2.5")
+
+
+def test_what_a_checkpoint_asks_for_and_does_not_get_is_said() -> None:
+    asked = {"no_repeat_ngram_size": 3, "min_length": 0, "num_beams": 4, "top_k": 5}
+    assert not_done(asked, beams=True) == ["the checkpoint asks for no_repeat_ngram_size = 3, which is not done"]
+    assert not_done(asked, beams=False)[1:] == ["the checkpoint asks for num_beams = 4, which is not done"]
+    assert not not_done({"num_beams": 1, "temperature": 0.5}, beams=False)
