@@ -1,4 +1,5 @@
-// The few smallest of many scores, in one pass and without scratch memory: an eviction's choice, at every layer.
+// The few smallest of many scores, in one pass and without scratch memory: an eviction's choice, at every
+// layer.
 #pragma once
 
 #include <algorithm>
@@ -10,16 +11,18 @@
 
 namespace moeinf {
 
-// Indices of the `wanted` smallest scores where `states` is `state`, but for those `held`, smallest first; of equals
-// the lowest. Fewer where there are fewer. No score is infinite or NaN.
+// Indices of the `wanted` smallest scores where `states` is `state`, but for those `held`, smallest first; of
+// equals the lowest. Fewer where there are fewer. No score is infinite or NaN.
 inline std::vector<std::int64_t> lowest(const double* scores, const std::uint8_t* states, std::size_t count,
                                         std::uint8_t state, const std::vector<std::int64_t>& held,
                                         std::size_t wanted) {
   std::vector<std::pair<double, std::int64_t>> found;  // a heap, the largest first
-  double border = wanted == 0 ? -std::numeric_limits<double>::infinity() : std::numeric_limits<double>::infinity();
+  double border =
+      wanted == 0 ? -std::numeric_limits<double>::infinity() : std::numeric_limits<double>::infinity();
   for (std::size_t i = 0; i < count; ++i) {
     const auto there = static_cast<unsigned>(states[i] == state);
-    if (!(there & static_cast<unsigned>(scores[i] < border))) continue;  // one branch, which is rarely not taken
+    if (!(there & static_cast<unsigned>(scores[i] < border)))
+      continue;  // one branch, which is rarely not taken
     const auto index = static_cast<std::int64_t>(i);
     if (std::find(held.begin(), held.end(), index) != held.end()) continue;
     if (found.size() == wanted) {

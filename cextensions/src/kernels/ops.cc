@@ -100,10 +100,24 @@ void mix_rows(const Matrix& w, std::int64_t first, std::int64_t last, const floa
 
 namespace isa {
 
-const Ops MOEINF_ISA = {
-    NAME_OF(MOEINF_ISA), prepare,     dot_rows, matmul_rows, mix_rows, activate, add_stored, add_scaled,
-    add_product,         sigmoid_mul, rms_norm, layer_norm,  rotate,   store_kv, softmax,    soften,
-    attend,              run_delta};
+const Ops MOEINF_ISA = {NAME_OF(MOEINF_ISA),
+                        prepare,
+                        dot_rows,
+                        matmul_rows,
+                        mix_rows,
+                        activate,
+                        add_stored,
+                        add_scaled,
+                        add_product,
+                        sigmoid_mul,
+                        rms_norm,
+                        layer_norm,
+                        rotate,
+                        store_kv,
+                        softmax,
+                        soften,
+                        attend,
+                        run_delta};
 
 }  // namespace isa
 }  // namespace moeinf
