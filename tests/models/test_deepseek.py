@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -27,6 +26,7 @@ from moeinf.models.fields import Fields
 from moeinf.models.mla import LatentAttention, latent_shapes, parse_latent
 from moeinf.models.native_layers import NativeLayers
 from moeinf.models.rope import plain_rope
+from moeinf.models.weights import StoredTensor
 from moeinf.types import DType
 from tests.emulated_device import EmulatedDevice
 from tests.latent_twin import latent_attention
@@ -84,14 +84,14 @@ def test_routers_choose_and_weigh_as_the_published_code(sigmoid: bool, groups: i
 # ---- the core of latent attention, at the geometry of the published models
 
 HEADS, RANK, ROTARY, PLAIN, VALUE, SEEN, NEW = 3, 512, 64, 16, 12, 700, 5
-Make = Callable[[DType, SimpleNamespace], tuple[Any, Any]]  # layers, and a tensor of theirs out of a numpy array
+Make = Callable[[DType, StoredTensor], tuple[Any, Any]]  # layers, and a tensor of theirs out of a numpy array
 
 
-def on_cpu(dtype: DType, keys_values: SimpleNamespace) -> tuple[Any, Any]:
+def on_cpu(dtype: DType, keys_values: StoredTensor) -> tuple[Any, Any]:
     return NativeLayers(Kernels(1), {"kv_b": cast(Any, keys_values)}, dtype), lambda x: x
 
 
-def on_device(dtype: DType, keys_values: SimpleNamespace) -> tuple[Any, Any]:
+def on_device(dtype: DType, keys_values: StoredTensor) -> tuple[Any, Any]:
     device = EmulatedDevice()
     ops = Ops(TorchVectorOps(), TorchMatrixOps())
     layers = DeviceLayers(device, ops, {"kv_b": cast(Any, keys_values)}, {}, dtype, 1024, DecodeProgram(device))
@@ -109,7 +109,7 @@ def test_latent_attention_over_a_long_cache_is_attention_with_the_keys_and_value
     kind = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[dtype]
     weights = torch.from_numpy(rng.standard_normal((HEADS, PLAIN + VALUE, RANK)) / RANK**0.5).to(kind)
     data = weights.view(-1).view(torch.uint8).numpy()
-    layers, given = make(dtype, SimpleNamespace(data=data, format=dtype, shape=(HEADS * (PLAIN + VALUE), RANK)))
+    layers, given = make(dtype, StoredTensor(data, dtype, (HEADS * (PLAIN + VALUE), RANK)))
     rope = plain_rope(ROTARY, 1e4, interleaved)
     core = layers.latent_core("kv_b", HEADS, PLAIN, rope, 0.07, 0)
     cache = Cache([core.new_state(1024)], 1024)

@@ -75,7 +75,7 @@ def child(source: str, home: Path, endpoint: str, kill_at: int, report: Path | N
             os.kill(os.getpid(), signal.SIGKILL)
 
     count_calls(then)
-    pull(source, home=home, name="m", quant=quant)
+    pull(source, home=home, name="m:latest", quant=quant)
     if report:
         report.write_text(str(last[0]))
 
