@@ -1,0 +1,224 @@
+"""The host's time for a layer of experts on a GPU, without one: device, kernels, copier and disk do nothing.
+
+    python benchmarks/host_time.py [--resident 0.2] [--tokens 400] [--no-prefetch]
+
+48 layers of 128 experts, top-8, all of them in host memory, a recorded decode step repeated. The routing is drawn: a
+layer's experts are unequally popular, and a part of them was used by the token before. Printed per layer: all of the
+host's work, and what of it stands between the routing and the first of the experts' products (exposed: the device
+waits for it). Beside it comes what the driver takes for two launches of graphs, and for a submission of copies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import numpy as np
+import torch
+
+from moeinf.device.arena import DeviceArena
+from moeinf.device.matrix import DeviceRouting, expert_parts_of
+from moeinf.device.program import DecodeProgram
+from moeinf.laps import Laps
+from moeinf.runtime.device_experts import DeviceExperts
+from moeinf.runtime.eamc import ActivationCollection
+from moeinf.runtime.host_link import HostLink
+from moeinf.runtime.policies import make_policy
+from moeinf.runtime.predict import make_predictor
+from moeinf.runtime.prefetch import Prefetcher
+from moeinf.runtime.tiers import ExpertTier, SlotRegion
+from moeinf.types import ExpertForm, ExpertLayout, MoeShape, ReadDone, TensorSpec
+
+SHAPE = MoeShape(num_layers=48, num_experts=128, top_k=8)
+LAYOUT = ExpertLayout((TensorSpec("gate", "bf16", (4, 8), 0, 64), TensorSpec("up", "bf16", (4, 8), 64, 64),
+                       TensorSpec("down", "bf16", (8, 4), 128, 64)), 192, 4096)
+REPEATED = 0.6  # of a token's experts are of the token before
+GUESSED = 0.8  # of the next layer's experts are in the model's guess
+NONE = np.empty(0, np.int64)
+
+
+class IdleDevice:
+    """Replays nothing; each wait for the device is a visit, for which the routing is there when it ends."""
+
+    kind, stream = torch.device("cpu"), 7
+
+    def __init__(self) -> None:
+        self.arrays: list[np.ndarray] = []  # ids, the guess, and their weights, in the order in which they are taken
+        self.waits: list[int] = []  # ns at which each wait ended
+        self.launches: list[int] = []  # ns of each replay
+        self.routing: Any = iter(())  # of the visits to come
+
+    def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        tensor = torch.zeros(shape, dtype=dtype)
+        self.arrays.append(tensor.numpy())
+        return tensor
+
+    def synchronise(self) -> None:
+        for array, values in zip(self.arrays, next(self.routing), strict=False):
+            array[:] = values
+        self.waits.append(time.perf_counter_ns())
+
+    def end_capture(self) -> Any:
+        return SimpleNamespace(replay=lambda: self.launches.append(time.perf_counter_ns()))
+
+    def begin_program(self) -> None: ...
+
+    def begin_capture(self) -> None: ...
+
+    def drop_capture(self) -> None: ...
+
+
+class IdleCopier:
+    """Every copy is done as soon as it is asked for."""
+
+    def __init__(self) -> None:
+        self.tickets = self.copied = 0
+
+    def copy(self, sources: np.ndarray, destinations: np.ndarray, num_bytes: int, compute_stream: int) -> int:
+        self.tickets += 1
+        self.copied += len(sources)
+        return self.tickets
+
+    def make_wait(self, compute_stream: int, ticket: int) -> None: ...
+
+    def done(self, ticket: int) -> bool:
+        return True
+
+    def wait(self, ticket: int) -> None: ...
+
+    def bytes_copied(self) -> int:
+        return self.copied * LAYOUT.stride_bytes
+
+    def busy_seconds(self) -> float:
+        return self.copied * 200e-6  # five experts a millisecond, so that prefetch has a window to fill
+
+
+class IdleDisk:
+    """Has read everything at once; nothing is asked of it afterwards."""
+
+    backend, notice = "none", None
+
+    def __init__(self) -> None:
+        self._landed = NONE
+
+    def submit(self, keys: np.ndarray, *_: Any) -> None:
+        self._landed = np.concatenate([self._landed, keys])
+
+    def wait_any(self, keys: np.ndarray) -> np.ndarray:
+        self._landed = np.setdiff1d(self._landed, keys)
+        return keys
+
+    def poll(self) -> ReadDone:
+        landed, self._landed = self._landed, NONE
+        return ReadDone(landed, NONE)
+
+    def reprioritise(self, keys: np.ndarray, priorities: np.ndarray) -> None: ...
+
+    def cancel(self, keys: np.ndarray) -> np.ndarray:
+        return NONE
+
+    def bytes_read(self) -> int:
+        return 0
+
+    def busy_seconds(self) -> float:
+        return 0.0
+
+
+def routings(rng: np.random.Generator) -> Any:
+    """Without end, layer by layer: ids, the guess at the next layer's, and their weights; each [1, top_k]."""
+    k, num = SHAPE.top_k, SHAPE.num_experts
+    popular = [rng.permutation(1 / np.arange(1, num + 1) ** 0.7) for _ in range(SHAPE.num_layers)]
+    last = [rng.permutation(num)[:k] for _ in range(SHAPE.num_layers)]
+    weights = np.sort(rng.dirichlet(np.ones(k)))[::-1].astype(np.float32)
+
+    def drawn(layer: int, kept: np.ndarray, share: float) -> np.ndarray:
+        chance = popular[layer].copy()
+        chosen = kept[rng.random(k) < share]
+        chance[chosen] = 0
+        more = rng.choice(num, k - len(chosen), replace=False, p=chance / chance.sum())
+        return rng.permutation(np.concatenate([chosen, more]))
+
+    while True:
+        token = [drawn(layer, last[layer], REPEATED) for layer in range(SHAPE.num_layers)]
+        for layer, ids in enumerate(token):
+            guess = drawn(layer + 1, token[layer + 1], GUESSED) if layer + 1 < SHAPE.num_layers else ids
+            yield ids, guess, weights, weights
+        last = token
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--resident", type=float, default=0.2, help="part of the experts that the GPU holds")
+    parser.add_argument("--tokens", type=int, default=400)
+    parser.add_argument("--no-prefetch", action="store_true")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    # of their protocols they have what a decode step calls
+    device: Any = IdleDevice()
+    copier: Any = IdleCopier()
+    disk: Any = IdleDisk()
+    direct: Any = SimpleNamespace(active=False)
+    laps = Laps()
+    stride, num_slots = LAYOUT.stride_bytes, int(given.resident * SHAPE.total_experts)
+    arena = DeviceArena(device, stride)
+    arena.take(num_slots)
+    policy = make_policy("next-use", SHAPE, ActivationCollection(SHAPE))
+    memory = np.zeros(SHAPE.total_experts * stride, np.uint8)
+    host = SlotRegion(memory, 0, SHAPE.total_experts)
+    link = HostLink(SHAPE, LAYOUT, host, disk, copier, arena.addresses, lambda: device.stream,
+                    lambda: tier.keep_scores_below())
+    tier = ExpertTier(SHAPE, LAYOUT, SlotRegion(None, 0, num_slots), link, policy,
+                      [Path("none")] * SHAPE.num_layers, laps, link.lag_s)
+    link.load_host(lambda done, total: None)
+    observers: list[Any] = [policy]
+    prefetcher = None
+    if not given.no_prefetch:
+        predictor = make_predictor("look-ahead", SHAPE, ActivationCollection(SHAPE))
+        observers.append(predictor)
+        prefetcher = Prefetcher(tier, predictor, link, SHAPE, stride)
+    nothing: Any = SimpleNamespace(
+        matrices=SimpleNamespace(gate_up=lambda *_: None, down=lambda *_: None),
+        vectors=SimpleNamespace(combine=lambda *_: None))
+    program = DecodeProgram(device)
+    experts = DeviceExperts(device, nothing, program, tier, link, arena, expert_parts_of(LAYOUT, ExpertForm()), SHAPE,
+                            observers, prefetcher, direct, None, laps)
+    routing_source = routings(np.random.default_rng(1))
+    hidden, out = torch.zeros(1, 8), torch.zeros(1, 8)
+    routing = DeviceRouting(torch.zeros(1, SHAPE.top_k, dtype=torch.int32), torch.zeros(1, SHAPE.top_k))
+
+    def token() -> torch.Tensor:
+        for layer in range(SHAPE.num_layers):
+            if experts.wants_expectations and layer + 1 < SHAPE.num_layers:
+                experts.expect(layer + 1, routing)
+            experts.run(layer, hidden, routing, out)
+        return out
+
+    for observer in observers:
+        observer.begin("decode")
+    totals, exposed = [], []
+    for number in range(given.tokens):
+        device.routing = iter(list(islice(routing_source, SHAPE.num_layers)))
+        device.waits.clear()
+        device.launches.clear()
+        began = time.perf_counter_ns()
+        program.run(token, experts)
+        if number >= given.tokens // 4:
+            totals.append((time.perf_counter_ns() - began) / 1e3 / SHAPE.num_layers)
+            launches = [min(at for at in device.launches if at > wait) for wait in device.waits]
+            exposed.append(np.mean(np.subtract(launches, device.waits)) / 1e3)
+    stats = tier.stats
+    visits = given.tokens * SHAPE.num_layers
+    print(f"misses {stats.misses / visits:.2f} and prefetches {stats.prefetches / visits:.2f} a layer; all "
+          f"{min(totals):.1f} us a layer at least, {np.median(totals):.1f} in the median; exposed {min(exposed):.1f}, "
+          f"{np.median(exposed):.1f}")
+
+
+if __name__ == "__main__":
+    main()
