@@ -9,6 +9,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "arrays.h"
 #include "bindings.h"
 #include "matrix.h"
 #include "moeinf/kernels/attention.h"
@@ -19,16 +20,13 @@ namespace nb = nanobind;
 namespace {
 
 using moeinf::BoundMatrix;
+using moeinf::Bytes;
+using moeinf::ConstRows;
 using moeinf::Kernels;
-using Vector = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Rows = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using ConstRows = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using moeinf::require;
+using moeinf::Rows;
+using moeinf::Vector;
 using Ids = nb::ndarray<std::int64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using Bytes = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
-void require(bool holds, const char* what) {
-  if (!holds) throw std::invalid_argument(what);
-}
 
 moeinf::HeadNorm head_norm(const std::string& name) {
   if (name == "none") return moeinf::HeadNorm::kNone;

@@ -4,9 +4,9 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
-#include <stdexcept>
 #include <vector>
 
+#include "arrays.h"
 #include "bindings.h"
 #include "matrix.h"
 
@@ -15,15 +15,12 @@ namespace nb = nanobind;
 namespace {
 
 using moeinf::BoundMatrix;
+using moeinf::ConstRows;
 using moeinf::Kernels;
-using Vector = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Rows = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using ConstRows = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using moeinf::require;
+using moeinf::Rows;
+using moeinf::Vector;
 using Heads = nb::ndarray<float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
-
-void require(bool holds, const char* what) {
-  if (!holds) throw std::invalid_argument(what);
-}
 
 template <typename Array>
 std::int64_t size(const Array& array, std::size_t dimension) {

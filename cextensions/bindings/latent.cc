@@ -6,9 +6,9 @@
 #include <nanobind/stl/string.h>
 
 #include <cstdint>
-#include <stdexcept>
 #include <string>
 
+#include "arrays.h"
 #include "bindings.h"
 #include "matrix.h"
 
@@ -17,14 +17,11 @@ namespace nb = nanobind;
 namespace {
 
 using moeinf::BoundMatrix;
+using moeinf::Bytes;
+using moeinf::ConstRows;
 using moeinf::Kernels;
-using Rows = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using ConstRows = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using Bytes = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
-void require(bool holds, const char* what) {
-  if (!holds) throw std::invalid_argument(what);
-}
+using moeinf::require;
+using moeinf::Rows;
 
 bool has_shape(const ConstRows& array, std::int64_t rows, std::int64_t cols) {
   return static_cast<std::int64_t>(array.shape(0)) == rows &&
