@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -153,6 +154,58 @@ def routings(rng: np.random.Generator) -> Any:
         last = token
 
 
+@dataclass(eq=False)
+class Step:
+    """A decode step of experts alone, over an idle device."""
+
+    device: Any  # of their protocols the idle ones have what a decode step calls
+    tier: ExpertTier
+    observers: list[Any]
+    experts: DeviceExperts
+    program: DecodeProgram
+
+    @staticmethod
+    def make(num_slots: int, *, prefetch: bool) -> Step:
+        device: Any = IdleDevice()
+        copier: Any = IdleCopier()
+        disk: Any = IdleDisk()
+        direct: Any = SimpleNamespace(active=False)
+        ops: Any = SimpleNamespace(matrices=SimpleNamespace(gate_up=lambda *_: None, down=lambda *_: None),
+                                   vectors=SimpleNamespace(combine=lambda *_: None))
+        laps, stride, total = Laps(), LAYOUT.stride_bytes, SHAPE.total_experts
+        arena = DeviceArena(device, stride)
+        arena.take(num_slots)
+        policy = make_policy("next-use", SHAPE, ActivationCollection(SHAPE))
+        host = SlotRegion(np.zeros(total * stride, np.uint8), 0, total)
+        link = HostLink(SHAPE, LAYOUT, host, disk, copier, arena.addresses, lambda: device.stream,
+                        lambda: tier.keep_scores_below())
+        tier = ExpertTier(SHAPE, LAYOUT, SlotRegion(None, 0, num_slots), link, policy,
+                          [Path("none")] * SHAPE.num_layers, laps, link.lag_s)
+        link.load_host(lambda done, total: None)
+        observers: list[Any] = [policy]
+        prefetcher = None
+        if prefetch:
+            predictor = make_predictor("look-ahead", SHAPE, ActivationCollection(SHAPE))
+            observers.append(predictor)
+            prefetcher = Prefetcher(tier, predictor, link, SHAPE, stride)
+        program = DecodeProgram(device)
+        experts = DeviceExperts(device, ops, program, tier, link, arena, expert_parts_of(LAYOUT, ExpertForm()), SHAPE,
+                                observers, prefetcher, direct, None, laps)
+        return Step(device, tier, observers, experts, program)
+
+    def run(self) -> None:
+        self.program.run(self._token, self)
+
+    def _token(self) -> torch.Tensor:
+        hidden, out = torch.zeros(1, 8), torch.zeros(1, 8)
+        routing = DeviceRouting(torch.zeros(1, SHAPE.top_k, dtype=torch.int32), torch.zeros(1, SHAPE.top_k))
+        for layer in range(SHAPE.num_layers):
+            if self.experts.wants_expectations and layer + 1 < SHAPE.num_layers:
+                self.experts.expect(layer + 1, routing)
+            self.experts.run(layer, hidden, routing, out)
+        return out
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--resident", type=float, default=0.2, help="part of the experts that the GPU holds")
@@ -160,61 +213,22 @@ def main() -> None:
     parser.add_argument("--no-prefetch", action="store_true")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    # of their protocols they have what a decode step calls
-    device: Any = IdleDevice()
-    copier: Any = IdleCopier()
-    disk: Any = IdleDisk()
-    direct: Any = SimpleNamespace(active=False)
-    laps = Laps()
-    stride, num_slots = LAYOUT.stride_bytes, int(given.resident * SHAPE.total_experts)
-    arena = DeviceArena(device, stride)
-    arena.take(num_slots)
-    policy = make_policy("next-use", SHAPE, ActivationCollection(SHAPE))
-    memory = np.zeros(SHAPE.total_experts * stride, np.uint8)
-    host = SlotRegion(memory, 0, SHAPE.total_experts)
-    link = HostLink(SHAPE, LAYOUT, host, disk, copier, arena.addresses, lambda: device.stream,
-                    lambda: tier.keep_scores_below())
-    tier = ExpertTier(SHAPE, LAYOUT, SlotRegion(None, 0, num_slots), link, policy,
-                      [Path("none")] * SHAPE.num_layers, laps, link.lag_s)
-    link.load_host(lambda done, total: None)
-    observers: list[Any] = [policy]
-    prefetcher = None
-    if not given.no_prefetch:
-        predictor = make_predictor("look-ahead", SHAPE, ActivationCollection(SHAPE))
-        observers.append(predictor)
-        prefetcher = Prefetcher(tier, predictor, link, SHAPE, stride)
-    nothing: Any = SimpleNamespace(
-        matrices=SimpleNamespace(gate_up=lambda *_: None, down=lambda *_: None),
-        vectors=SimpleNamespace(combine=lambda *_: None))
-    program = DecodeProgram(device)
-    experts = DeviceExperts(device, nothing, program, tier, link, arena, expert_parts_of(LAYOUT, ExpertForm()), SHAPE,
-                            observers, prefetcher, direct, None, laps)
-    routing_source = routings(np.random.default_rng(1))
-    hidden, out = torch.zeros(1, 8), torch.zeros(1, 8)
-    routing = DeviceRouting(torch.zeros(1, SHAPE.top_k, dtype=torch.int32), torch.zeros(1, SHAPE.top_k))
-
-    def token() -> torch.Tensor:
-        for layer in range(SHAPE.num_layers):
-            if experts.wants_expectations and layer + 1 < SHAPE.num_layers:
-                experts.expect(layer + 1, routing)
-            experts.run(layer, hidden, routing, out)
-        return out
-
-    for observer in observers:
+    step = Step.make(int(given.resident * SHAPE.total_experts), prefetch=not given.no_prefetch)
+    drawn, device = routings(np.random.default_rng(1)), step.device
+    for observer in step.observers:
         observer.begin("decode")
     totals, exposed = [], []
     for number in range(given.tokens):
-        device.routing = iter(list(islice(routing_source, SHAPE.num_layers)))
+        device.routing = iter(list(islice(drawn, SHAPE.num_layers)))
         device.waits.clear()
         device.launches.clear()
         began = time.perf_counter_ns()
-        program.run(token, experts)
+        step.run()
         if number >= given.tokens // 4:
             totals.append((time.perf_counter_ns() - began) / 1e3 / SHAPE.num_layers)
             launches = [min(at for at in device.launches if at > wait) for wait in device.waits]
             exposed.append(np.mean(np.subtract(launches, device.waits)) / 1e3)
-    stats = tier.stats
-    visits = given.tokens * SHAPE.num_layers
+    stats, visits = step.tier.stats, given.tokens * SHAPE.num_layers
     print(f"misses {stats.misses / visits:.2f} and prefetches {stats.prefetches / visits:.2f} a layer; all "
           f"{min(totals):.1f} us a layer at least, {np.median(totals):.1f} in the median; exposed {min(exposed):.1f}, "
           f"{np.median(exposed):.1f}")
