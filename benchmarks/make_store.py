@@ -19,7 +19,8 @@ from moeinf.models import architecture
 from moeinf.references import full_name
 from moeinf.store.checkpoint import plan_conversion
 from moeinf.store.convert import convert_shard, create_files
-from moeinf.store.library import Library, partial_folder
+from moeinf.store.library import Library
+from moeinf.store.partials import partial_folder
 from moeinf.store.quantisation import KEEP, chosen
 from moeinf.store.seal import publish_model, seal
 from moeinf.store.source import FolderSource, read_config
@@ -52,7 +53,7 @@ def main() -> None:
         receipt = {"fingerprint": locator, "requested": ""}
         info = family.model_info(config, conversion.dtype)
         identifier = seal(folder, conversion, source.origin, info, small, receipt, lambda num_bytes: None)
-        stored = publish_model(library, folder, identifier, full_name(given.name))
+        stored = publish_model(library, folder, identifier, full_name(given.name), source.origin)
         shutil.rmtree(folder.parent, ignore_errors=True)
     finally:
         shutil.rmtree(given.scratch)

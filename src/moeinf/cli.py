@@ -169,14 +169,17 @@ def list_models(
         if everything:
             raise UsageError("only one of --all and --available at a time")
         return _list_available(prefix.lower(), as_json=json)
+    from moeinf.session import say
     from moeinf.show import list_json, list_lines, partial_lines
     from moeinf.store.library import Library
 
     library = Library(store_home())
     models = [stored for stored in library.list() if stored.name.lower().startswith(prefix.lower())]
     print(list_json(models) if json else "\n".join(list_lines(models)))
-    if everything and not json:
-        _print("\n".join(partial_lines(library.partials())))
+    for line in partial_lines(library.partials()) if everything and not json else ():
+        _print(line)
+    for fault in library.faults():
+        say(f"note: {fault}")
 
 
 app.command("ls", hidden=True)(list_models)
@@ -218,7 +221,7 @@ def show(
 
 @app.command()
 def rm(models: Annotated[list[str], typer.Argument(metavar="MODEL", help="Stored models.")]) -> None:
-    """Delete models; stops at the first that fails."""
+    """Delete models and interrupted pulls; stops at the first that fails."""
     from moeinf.display import size_text
     from moeinf.store.library import Library
 

@@ -11,15 +11,25 @@ from typing import Literal, overload
 
 from moeinf.errors import CheckpointError, DiskSpaceError, ModelNotFoundError, UsageError
 from moeinf.models import Architecture, architecture
-from moeinf.references import DATA, Origin, full_name, known_sources, named_origin, outside_origin, stored_origin
+from moeinf.references import (
+    DATA,
+    Origin,
+    full_name,
+    known_sources,
+    named_origin,
+    outside_origin,
+    partial_origin,
+    stored_origin,
+)
 from moeinf.store.checkpoint import Conversion, plan_conversion
 from moeinf.store.convert import convert_shard, create_files, read_bytes
 from moeinf.store.files import errors_named, make_folders
 from moeinf.store.format import Header, read_header
-from moeinf.store.journal import Journal, pull_lock
-from moeinf.store.library import Library, StoredModel, partial_folder
+from moeinf.store.journal import Journal
+from moeinf.store.library import Library, StoredModel
 from moeinf.store.manifest import ModelSource
 from moeinf.store.names import parse_name
+from moeinf.store.partials import PulledAs, find_partials, partial_folder, pull_lock
 from moeinf.store.progress import PullProgress, SilentProgress, Verb
 from moeinf.store.quantisation import KEEP, Quantisation, chosen
 from moeinf.store.seal import publish_model, seal
@@ -101,6 +111,8 @@ def ensure(reference: str, *, home: Path, token: str | None = None, progress: Pu
     """
     library = Library(home)
     stored = _stored(reference, library)
+    if stored is None and progress is not None and _interrupted(reference, library):
+        progress.note(f"the pull of {reference} was interrupted; going on with it")
     return stored or pull(reference, home=home, token=token, progress=progress)
 
 
@@ -130,7 +142,7 @@ def _origin(reference: str, library: Library) -> Origin:
             return stored_origin(library.find(reference))
     except ModelNotFoundError:
         pass
-    named = named_origin(reference)
+    named = _interrupted(reference, library) or named_origin(reference)
     if named is not None:
         return named
     stored = [model.name.removesuffix(":latest") for model in library.list()]
@@ -138,6 +150,12 @@ def _origin(reference: str, library: Library) -> Origin:
     hint = f"did you mean {' or '.join(close)}?" if close else "give org/repo, the path of a folder, or a known name"
     shown = reference[:100] if reference.isprintable() else ascii(reference[:100])
     raise ModelNotFoundError(f"model '{shown}' not found; {hint} (`moeinf list --available` shows the names)")
+
+
+def _interrupted(reference: str, library: Library) -> Origin | None:
+    """What a pull that was interrupted under this name was of."""
+    found = (partial.asked for partial in find_partials(library.home) if partial.matches(reference))
+    return next((partial_origin(asked) for asked in found if asked), None) if "/" not in reference else None
 
 
 def open_source(origin: Origin, token: str | None, progress: PullProgress) -> Source:
@@ -162,10 +180,12 @@ class _Pull:
         self._quantisation = quantisation
         self._progress = progress
         self._folder = partial_folder(library.home, quantisation.of(origin.locator))
+        asked = ModelSource(origin.kind, origin.location, origin.revision)
+        library.check_origin(name, asked)
         progress.stage("pulling manifest")
         self._source = open_source(origin, token, progress)
         self._fingerprint = quantisation.of(self._source.fingerprint)
-        self._journal = Journal(self._folder, name, self._fingerprint)
+        self._journal = Journal(self._folder, PulledAs(name, asked, quantisation), self._fingerprint)
         self._config = read_config(self._source)
         self._family: Architecture = architecture(self._config)
 
@@ -265,7 +285,7 @@ class _Pull:
         self._progress.finish()
         source.check_unchanged()
         before = next((model.id for model in self._library.list() if model.name == self._name), identifier)
-        stored = publish_model(self._library, folder, identifier, self._name)
+        stored = publish_model(self._library, folder, identifier, self._name, source.origin)
         if before != identifier:
             self._progress.note(f"updated {self._name}: {before} is now {identifier}")
         return stored

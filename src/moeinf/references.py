@@ -11,6 +11,7 @@ from typing import Literal
 
 from moeinf.store.library import StoredModel
 from moeinf.store.names import name_from, parse_name
+from moeinf.store.partials import PulledAs
 from moeinf.store.quantisation import KEEP, Quantisation
 
 DATA = Path(__file__).parent / "data"
@@ -60,6 +61,12 @@ def stored_origin(model: StoredModel) -> Origin:
     source = model.manifest.source
     return Origin(source.kind, source.location, model.receipt().get("requested", ""), model.name,
                   model.manifest.quantisation)
+
+
+def partial_origin(asked: PulledAs) -> Origin:
+    """What an interrupted pull was of, to go on with it."""
+    source = asked.source
+    return Origin(source.kind, source.location, source.revision, asked.name, asked.quantisation)
 
 
 def named_origin(reference: str) -> Origin | None:

@@ -16,7 +16,8 @@ from moeinf.models import architecture
 from moeinf.store.quantisation import KEEP
 
 if TYPE_CHECKING:
-    from moeinf.store.library import PartialPull, StoredModel
+    from moeinf.store.library import StoredModel
+    from moeinf.store.partials import PartialPull
 
 _NUM_LICENSE_LINES = 2
 
@@ -47,9 +48,17 @@ def list_json(models: list[StoredModel]) -> str:
 
 
 def partial_lines(partials: Sequence[PartialPull]) -> list[str]:
-    """Interrupted pulls, below the list of models."""
-    return [f"{partial.label}    (interrupted pull, {size_text(partial.size_bytes)}; pull it again to go on)"
-            for partial in partials]
+    """Pulls that have not ended, below the list of models."""
+    return [_partial_line(partial) for partial in partials]
+
+
+def _partial_line(partial: PartialPull) -> str:
+    name, size = partial.name.removesuffix(":latest"), size_text(partial.size_bytes)
+    source = f"    {partial.asked.source.location}" if partial.asked else ""
+    if partial.running:
+        return f"{partial.name}{source}    ({size}; being pulled)"
+    on = f"`moeinf pull {name}` goes on, " if partial.asked else ""
+    return f"{partial.name}{source}    ({size} of an interrupted pull; {on}`moeinf rm {name}` deletes it)"
 
 
 def _aware(moment: datetime) -> datetime:

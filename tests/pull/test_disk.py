@@ -14,8 +14,8 @@ import pytest
 from moeinf.errors import DiskSpaceError, MoeinfError
 from moeinf.install import pull
 from moeinf.references import Origin
-from moeinf.store.journal import pull_lock
-from moeinf.store.library import Library, partial_folder
+from moeinf.store.library import Library
+from moeinf.store.partials import partial_folder, pull_lock
 from moeinf.store.verify import verify
 from tests.checkpoints import content, write_checkpoint
 

@@ -163,7 +163,7 @@ def test_an_interrupted_pull_is_not_disturbed_by_one_of_another_format(
     with pytest.raises(KeyboardInterrupt):
         pull(str(wide), home=home, quant="q8_0", progress=Interrupting())
     pull(str(wide), home=home, quant="mxfp4")
-    assert [partial.label for partial in Library(home).partials()] == ["wide:q8_0"]
+    assert [partial.name for partial in Library(home).partials()] == ["wide:q8_0"]
     started: list[str] = []
     monkeypatch.setattr(Interrupting, "finish", SilentProgress.finish)
     progress = Interrupting()

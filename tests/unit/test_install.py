@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,8 +15,10 @@ from moeinf import install
 from moeinf.errors import CheckpointError, DiskSpaceError, ModelNotFoundError, StoreError, UsageError
 from moeinf.install import PullPlan, ensure, pull
 from moeinf.references import named_origin, outside_origin
+from moeinf.show import partial_lines
 from moeinf.store.convert import convert_shard
 from moeinf.store.library import Library
+from moeinf.store.partials import pull_lock
 from moeinf.store.progress import SilentProgress
 from moeinf.store.verify import verify
 from tests.checkpoints import CONFIG, LICENSE, NUM_SHARDS, content, fused, random_tensors, write_checkpoint
@@ -291,6 +294,69 @@ def test_references_to_the_hub(reference: str, location: str, revision: str, nam
 def test_references_in_the_form_of_a_path_are_paths(reference: str) -> None:
     origin = outside_origin(reference)
     assert origin is not None and origin.kind == "folder" and Path(origin.location).is_absolute()
+
+
+def test_a_model_of_another_origin_is_never_replaced(checkpoint: Path, home: Path, tmp_path: Path) -> None:
+    stored = pull(str(checkpoint), home=home)
+    before = inodes(stored.path)
+    other = write_checkpoint(tmp_path / "other" / "Tiny MoE", random_tensors(seed=3))
+    attempts: list[Callable[[], object]] = [
+        lambda: pull(str(other), home=home), lambda: ensure(str(other), home=home),
+        lambda: pull(str(other), home=home, dry_run=True), lambda: pull("demo", home=home, name="tiny-moe")]
+    for attempt in attempts:
+        with pytest.raises(UsageError, match=f"tiny-moe:latest is the name of a model of {checkpoint}.*--name OTHER"):
+            attempt()
+    assert Library(home).find("tiny-moe") == stored and inodes(stored.path) == before
+    assert Library(home).partials() == []
+    assert pull(str(other), home=home, name="second").id != stored.id
+
+
+def test_a_name_that_is_taken_while_a_pull_works_is_not_taken_away(checkpoint: Path, home: Path, tmp_path: Path,
+                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    real, other = convert_shard, write_checkpoint(tmp_path / "other" / "Tiny MoE", random_tensors(seed=3))
+
+    def convert_beside(*args: object) -> None:
+        monkeypatch.setattr(install, "convert_shard", real)
+        pull(str(other), home=home)
+        real(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(install, "convert_shard", convert_beside)
+    with pytest.raises(UsageError, match="--name OTHER"):
+        pull(str(checkpoint), home=home)
+    assert Library(home).find("tiny-moe").manifest.source.location == str(other)
+    progress = Recorder()
+    assert verify(pull(str(checkpoint), home=home, name="second", progress=progress)) == []
+    assert [verb for verb, _ in progress.files] == ["verifying"], "what was converted is not lost"
+
+
+def test_an_interrupted_pull_is_named_gone_on_with_and_removed_by_its_name(checkpoint: Path, home: Path,
+                                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupt_after(2, monkeypatch)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            pull(str(checkpoint), home=home, name="mine", quant="q8_0")
+    monkeypatch.undo()
+    library = Library(home)
+    [partial] = library.partials()
+    [line] = partial_lines([partial])
+    assert line.startswith(f"mine:q8_0    {checkpoint}    (") and "`moeinf rm mine:q8_0`" in line
+    with pull_lock(partial.path, "mine:q8_0", print):
+        assert library.partials()[0].running
+        with pytest.raises(StoreError, match=rf"a pull of 'mine:q8_0' is running \(pid {os.getpid()}\)"):
+            library.remove("mine:q8_0")
+    assert library.remove("mine:q8_0") == partial.size_bytes > 0 and library.partials() == []
+    with pytest.raises(ModelNotFoundError):
+        ensure("mine:q8_0", home=home)
+
+    interrupt_after(2, monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        pull(str(checkpoint), home=home, name="mine", quant="q8_0")
+    monkeypatch.undo()
+    progress = Recorder()
+    model = ensure("mine:q8_0", home=home, progress=progress)
+    assert "the pull of mine:q8_0 was interrupted; going on with it" in progress.lines
+    assert [verb for verb, _ in progress.files] == ["quantising"] * (NUM_SHARDS - 2) + ["verifying"]
+    assert model.name == "mine:q8_0" and model.manifest.quantisation.tag == "q8_0"
 
 
 def interrupt_after(num_shards: int, monkeypatch: pytest.MonkeyPatch) -> None:

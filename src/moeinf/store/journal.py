@@ -1,63 +1,27 @@
-"""The work folder of one pull: its lock, and a journal of what is done that survives a kill."""
+"""The journal of a pull: what of it is done, in a form that survives a kill."""
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
-import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from moeinf.errors import StoreError
 from moeinf.store.checkpoint import Conversion
-from moeinf.store.files import errors_named, make_folders, publish, read_small
+from moeinf.store.files import errors_named, make_folders, parse_json_object, publish, read_small
+from moeinf.store.partials import JOURNAL_FILE, PulledAs
 
 _VERSION = 2
-
-
-@contextmanager
-def pull_lock(folder: Path, label: str, say: Callable[[str], None]) -> Iterator[None]:
-    """Held by the one process that works in the folder; others say so and wait. The kernel frees it at a kill."""
-    path = folder.with_suffix(".lock")
-    with errors_named(path):
-        make_folders(path.parent)
-        fd = _acquire(path, label, say)
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            path.unlink()  # before the lock goes: whoever waits on this inode notices that it lost its name
-        os.close(fd)
-
-
-def _acquire(path: Path, label: str, say: Callable[[str], None]) -> int:
-    while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                holder = os.pread(fd, 20, 0).decode("ascii", "replace").strip() or "?"
-                say(f"another pull of '{label}' is running (pid {holder}); waiting")
-                fcntl.flock(fd, fcntl.LOCK_EX)
-            if path.exists() and os.path.samestat(os.fstat(fd), path.stat()):
-                os.ftruncate(fd, 0)
-                os.pwrite(fd, str(os.getpid()).encode(), 0)
-                return fd
-        except BaseException:
-            os.close(fd)
-            raise
-        os.close(fd)
+_DAMAGED = "the journal of the interrupted pull is damaged; starting again"
 
 
 class Journal:
     """What of a pull is on the disk for good. Bound to one state of the source and one layout."""
 
-    def __init__(self, folder: Path, label: str, fingerprint: str) -> None:
+    def __init__(self, folder: Path, asked: PulledAs, fingerprint: str) -> None:
         self._folder = folder
-        self._label = label
+        self._asked = asked
         self._fingerprint = fingerprint
         self.model_folder = folder / "model"  # becomes the stored model
         self.download_folder = folder / "downloads"
@@ -110,12 +74,14 @@ class Journal:
     def _load(self, conversion: Conversion) -> str | None:
         """Takes over what an earlier pull recorded; None if it can be gone on with, else the reason ("" for none)."""
         try:
-            value = json.loads(read_small(self._folder / "journal.json"))
-            known = [value[key] for key in ("version", "fingerprint", "layout", "converted")]
+            value = parse_json_object(read_small(self._folder / JOURNAL_FILE), JOURNAL_FILE, StoreError)
         except FileNotFoundError:
             return ""
-        except (ValueError, KeyError, TypeError):
-            return "the journal of the interrupted pull is damaged; starting again"
+        except StoreError:
+            return _DAMAGED
+        known = [value.get(key) for key in ("version", "fingerprint", "layout", "converted")]
+        if not isinstance(known[3], list):
+            return _DAMAGED
         if known[:1] != [_VERSION] or known[2] != self._layout:
             return "the interrupted pull was made by another version of moeinf; starting again"
         if known[1] != self._fingerprint:
@@ -132,9 +98,9 @@ class Journal:
         return all(path.is_file() and path.stat().st_size == sizes[name] for name, path in paths.items())
 
     def _save(self) -> None:
-        value = {"version": _VERSION, "label": self._label, "fingerprint": self._fingerprint, "layout": self._layout,
-                 "converted": self._converted}
-        publish(self._folder / "journal.json", json.dumps(value).encode())
+        value = {"version": _VERSION, **self._asked.to_json(), "fingerprint": self._fingerprint,
+                 "layout": self._layout, "converted": self._converted}
+        publish(self._folder / JOURNAL_FILE, json.dumps(value).encode())
 
 
 def _layout_hash(conversion: Conversion) -> str:

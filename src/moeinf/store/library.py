@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import fcntl
-import hashlib
 import json
 import os
 import re
@@ -19,11 +18,13 @@ from pathlib import Path
 from moeinf.errors import ModelNotFoundError, StoreError, UsageError
 from moeinf.store.files import errors_named, make_folders, publish, read_small, sync_folder
 from moeinf.store.format import DENSE_FILE
-from moeinf.store.manifest import MANIFEST_FILE, Manifest, load
+from moeinf.store.manifest import MANIFEST_FILE, Manifest, ModelSource, load
 from moeinf.store.names import DEFAULT_TAG, is_word, parse_name
+from moeinf.store.partials import PartialPull, find_partials
 
 RECEIPT_FILE = "receipt.json"  # beside the manifest: which source state the model was made of; gone once damage is seen
 _ID = re.compile(r"[0-9a-f]{12,64}")
+_TRASH = ".trash-"
 
 
 @dataclass(frozen=True)
@@ -68,16 +69,8 @@ class StoredModel:
         return value if isinstance(value, dict) and all(isinstance(v, str) for v in value.values()) else {}
 
 
-@dataclass(frozen=True, slots=True)
-class PartialPull:
-    """A pull that is under way or was interrupted; repeating it goes on where it stopped."""
-
-    label: str  # what was pulled
-    path: Path
-    size_bytes: int  # on disk
-
-
 Partials = list[PartialPull]  # inside Library, `list` is the method
+Lines = list[str]
 
 
 class Library:
@@ -89,9 +82,13 @@ class Library:
         self._models = home / "models"
 
     def list(self) -> list[StoredModel]:
-        """Published models, newest first; a model with two names appears under each."""
-        found = [model for name, tag in self._all_names() if (model := self._published(name, tag))]
+        """Published models, newest first; a model with two names appears under each. What is damaged is left out."""
+        found = [found for found in self._looked_up() if not isinstance(found, StoreError)]
         return sorted(found, key=lambda model: (model.modified, model.name), reverse=True)
+
+    def faults(self) -> Lines:
+        """One line for each name that `list` leaves out, with the remedy."""
+        return [str(found) for found in self._looked_up() if isinstance(found, StoreError)]
 
     def find(self, reference: str) -> StoredModel:
         """The model called `name`, `name:tag`, or made of `org/repo` or `org/repo@revision`.
@@ -104,16 +101,37 @@ class Library:
         return model
 
     def remove(self, reference: str) -> int:
-        """Deletes a name, and the model where no other name holds it; returns the bytes that were freed."""
-        model = self.find(reference)
-        name, tag = parse_name(model.name)
-        folder = self._names / name
-        with errors_named(folder), self.lock():
-            (folder / tag).unlink()
-            sync_folder(folder)
+        """Deletes a name, sound or damaged, the model where no other name holds it, and what is left of a pull of it.
+
+        Returns the bytes that were freed. Raises ModelNotFoundError; StoreError for a pull that is still running.
+        """
+        name = self._name_to_remove(reference)
+        partials = [partial for partial in self.partials()
+                    if partial.matches(reference) and not (name and partial.running)]
+        if name is None and not partials:
+            raise self._not_found(reference)
+        freed = sum(partial.discard() for partial in partials)
+        if name is None:
+            return freed
+        path = self._names.joinpath(*parse_name(name))
+        with errors_named(path), self.lock():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+            sync_folder(path.parent)
             with suppress(OSError):  # other tags are left in it
-                folder.rmdir()
-            return self._sweep()
+                path.parent.rmdir()
+            return freed + self._sweep()
+
+    def check_origin(self, name: str, source: ModelSource) -> None:
+        """Raises UsageError where the name is that of a model of another origin. A damaged model bars nobody."""
+        with suppress(StoreError):
+            model = self._find_name(name)
+            if model is not None and not model.manifest.source.same_origin(source):
+                raise UsageError(
+                    f"{name} is the name of a model of {model.manifest.source.location}, which is kept; `moeinf pull "
+                    f"{source.location} --name OTHER` stores {source.location} under another name")
 
     def made_of(self, fingerprint: str) -> Sequence[StoredModel]:
         """Sound models made of this state of a source, also ones without a name; `name` is then empty."""
@@ -144,16 +162,7 @@ class Library:
 
     def partials(self) -> Partials:
         """Interrupted and running pulls."""
-        found = []
-        for folder in sorted(path for path in self.home.glob("partial/*") if path.is_dir()):
-            try:
-                label = str(json.loads(read_small(folder / "journal.json"))["label"])
-            except (OSError, ValueError, KeyError, TypeError):
-                label = "unknown"
-            with suppress(OSError):
-                files = [path for path in folder.rglob("*") if path.is_file()]
-                found.append(PartialPull(label, folder, sum(path.stat().st_blocks * 512 for path in files)))
-        return found
+        return list(find_partials(self.home))
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -171,19 +180,49 @@ class Library:
             if is_word(path.parent.name) and is_word(path.name):  # temporary files begin with a dot
                 yield path.parent.name, path.name
 
+    def _looked_up(self) -> Iterator[StoredModel | StoreError]:
+        """The model of every name, or what is wrong with it."""
+        for word, tag in self._all_names():
+            try:
+                model = self._published(word, tag)
+                if model is None and self._identifier(word, tag):  # else the name itself has gone meanwhile
+                    raise StoreError(f"the model of {word}:{tag} is gone; {_mended(word, tag)}")
+                if model is not None:
+                    _ = model.modified  # the disk may still refuse to tell
+                    yield model
+            except StoreError as error:
+                yield error
+
     def _published(self, name: str, tag: str) -> StoredModel | None:
-        """None where the name is unknown, or its model is gone."""
+        """None where the name is unknown, or its model is gone. Raises StoreError for a damaged name."""
+        identifier = self._identifier(name, tag)
+        folder = self._models / identifier
+        sound = identifier and (folder / MANIFEST_FILE).is_file()
+        return StoredModel(f"{name}:{tag}", identifier, folder) if sound else None
+
+    def _identifier(self, name: str, tag: str) -> str:
+        """Of the model that a name holds, "" for an unknown name. Raises StoreError for a damaged one."""
         path = self._names / name / tag
         try:
             identifier = read_small(path, 1 << 10).decode("utf-8", "replace").strip()
-        except (FileNotFoundError, NotADirectoryError):
-            return None
         except OSError as error:
-            raise StoreError(f"{path}: {error.strerror}") from error
+            if isinstance(error, (FileNotFoundError, NotADirectoryError)) and not path.is_symlink():
+                return ""
+            raise StoreError(f"{path}: {error.strerror}; {_mended(name, tag)}") from error
         if not _ID.fullmatch(identifier):
-            raise StoreError(f"{path} does not hold the id of a model; delete it and pull {name!r} again")
-        folder = self._models / identifier
-        return StoredModel(f"{name}:{tag}", identifier, folder) if (folder / MANIFEST_FILE).is_file() else None
+            raise StoreError(f"{path} does not hold the id of a model; {_mended(name, tag)}")
+        return identifier
+
+    def _name_to_remove(self, reference: str) -> str | None:
+        """The full name of what is stored so, also where it is damaged."""
+        if "/" in reference:
+            model = self._find_source(reference)
+            return model.name if model else None
+        try:
+            word, tag = parse_name(reference)
+        except UsageError as error:
+            raise ModelNotFoundError(str(error)) from error
+        return f"{word}:{tag}" if os.path.lexists(self._names / word / tag) else None
 
     def _find_name(self, reference: str) -> StoredModel | None:
         try:
@@ -194,7 +233,10 @@ class Library:
     def _find_source(self, reference: str) -> StoredModel | None:
         repo, _, revision = reference.partition("@")
         for model in self.list():
-            source = model.manifest.source
+            try:
+                source = model.manifest.source
+            except StoreError:  # whatever it was made of, it cannot be used
+                continue
             if source.kind != "hub" or source.location.lower() != repo.lower():
                 continue
             short = len(revision) >= 7 and source.revision.startswith(revision)
@@ -211,28 +253,37 @@ class Library:
         return ModelNotFoundError(f"model '{safe}' not found; {hint} (`moeinf pull` fetches a model)")
 
     def _sweep(self) -> int:
-        """Deletes models that no name holds, and what killed processes have left; returns the models' bytes."""
+        """Deletes models that no name holds, and what killed processes have left; returns the models' bytes.
+
+        While a name is damaged, nobody knows which model it held: then none is deleted.
+        """
         for temporary in self._names.glob("*/.*.tmp"):
             temporary.unlink()
-        held = set()
-        for name, tag in self._all_names():
-            held.add(read_small(self._names / name / tag, 1 << 10).decode("utf-8", "replace").strip())
-        freed = 0
-        for folder in self._models.glob("*"):
-            if folder.name not in held:
-                freed += sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
-                self._discard(folder)
+        try:
+            held = {self._identifier(*name) for name in self._all_names()}
+            unheld = [folder for folder in self._models.glob("*") if _ID.fullmatch(folder.name)
+                      and folder.name not in held and folder.is_dir() and not folder.is_symlink()]
+        except StoreError:
+            unheld = []
+        freed = sum(path.stat().st_size for folder in unheld for path in folder.iterdir() if path.is_file())
+        for folder in (*unheld, *self._models.glob(f"{_TRASH}*")):
+            self._discard(folder)
         return freed
 
     def _discard(self, folder: Path) -> None:
         """Moves a model out of sight before it is deleted: a kill in between leaves no half model under its id."""
-        trash = folder.with_name(f".trash-{folder.name}-{os.getpid()}")
-        if folder.name.startswith("."):
+        trash = folder.with_name(f"{_TRASH}{folder.name}-{os.getpid()}")
+        if folder.name.startswith(_TRASH):
             trash = folder
         else:
             os.rename(folder, trash)
             sync_folder(self._models)
         shutil.rmtree(trash)
+
+
+def _mended(name: str, tag: str) -> str:
+    """The remedy for a damaged name."""
+    return f"`moeinf rm {name}:{tag}` deletes the name"
 
 
 def _intact(model: StoredModel) -> bool:
@@ -243,7 +294,3 @@ def _intact(model: StoredModel) -> bool:
     except (OSError, StoreError):
         return False
 
-
-def partial_folder(home: Path, locator: str) -> Path:
-    """The work folder of pulls of one source."""
-    return home / "partial" / hashlib.sha256(locator.encode("utf-8", "surrogateescape")).hexdigest()[:16]

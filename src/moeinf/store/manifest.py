@@ -45,6 +45,11 @@ class ModelSource:
     location: str  # org/repo, absolute path, or name of the embedded model
     revision: str = ""  # commit; hub only
 
+    def same_origin(self, other: ModelSource) -> bool:
+        """Whether the one may be a later state of the other. The Hub does not tell capitals apart."""
+        return (self.kind, self.location.lower()) == (other.kind, other.location.lower()) and (
+            self.kind == "hub" or self.location == other.location)
+
     def to_json(self) -> dict[str, str]:
         key = _LOCATION_KEYS[self.kind]
         return {"kind": self.kind, key: self.location} | ({"revision": self.revision} if self.kind == "hub" else {})
@@ -136,7 +141,7 @@ def parse(data: bytes, where: str) -> Manifest:
     if version > VERSION:
         raise StoreError(f"{where} was made by a newer moeinf (store version {version}, this one reads {VERSION}); "
                          "upgrade moeinf")
-    source = _parse_source(root.child("source"))
+    source = parse_source(root.take("source", dict), f"{where}: source")
     info = _parse_info(root.child("model"))
     moe, layout = _parse_experts(root.child("experts"))
     shards = tuple(_parse_shard(item, layer, moe, layout) for layer, item in enumerate(root.children("shards")))
@@ -231,7 +236,9 @@ class _Object:
         return StoreError(f"{self._where}: {name} {fault}; remove the model and pull it again")
 
 
-def _parse_source(item: _Object) -> ModelSource:
+def parse_source(values: dict[str, Any], where: str) -> ModelSource:
+    """What `ModelSource.to_json` has made. Raises StoreError, naming `where`."""
+    item = _Object(values, where)
     kind = item.text("kind")
     if kind not in _LOCATION_KEYS:
         raise item.error("kind", f"is {kind[:100]!r}; known: {', '.join(_LOCATION_KEYS)}")

@@ -79,8 +79,12 @@ def _checksums(folder: Path, conversion: Conversion, advance: Callable[[int], No
     return shards, sums[0]
 
 
-def publish_model(library: Library, folder: Path, identifier: str, name: str) -> StoredModel:
-    """Moves the sealed folder into the library, under a name; a model that the name had before goes if unheld."""
+def publish_model(library: Library, folder: Path, identifier: str, name: str, source: ModelSource) -> StoredModel:
+    """Moves the sealed folder into the library, under a name; a model that the name had before goes if unheld.
+
+    Raises UsageError where another process has given the name to a model of another origin meanwhile.
+    """
     with errors_named(folder), library.lock():
+        library.check_origin(name, source)
         library.adopt(folder, identifier)
         return library.bind(name, identifier)

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,58 @@ def test_a_reference_file_with_other_content_is_an_error_that_names_it(library: 
     (library.home / "names" / "demo" / "latest").write_text("../../../etc\n")
     with pytest.raises(StoreError, match="names/demo/latest"):
         library.find("demo")
+
+
+BROKEN_NAMES: dict[str, Callable[[Path], object]] = {
+    "empty": lambda path: path.write_bytes(b""),
+    "no id": lambda path: path.write_text("../../../etc\n"),
+    "no text": lambda path: path.write_bytes(b"\xff\x00" * 500),
+    "too long": lambda path: path.write_bytes(b"0" * 5000),
+    "FIFO": os.mkfifo,
+    "folder": lambda path: path.mkdir(),
+    "link to nowhere": lambda path: path.symlink_to("/nowhere/at/all"),
+    "link to a device": lambda path: path.symlink_to("/dev/zero"),
+    "of a model that is gone": lambda path: path.write_text("0123456789ab"),
+}
+
+
+@pytest.mark.parametrize("damage", BROKEN_NAMES)
+def test_a_damaged_name_is_named_and_removed_and_bars_nobody(damage: str, library: Library, demo: StoredModel) -> None:
+    (library.home / "names" / "other").mkdir()
+    BROKEN_NAMES[damage](library.home / "names" / "other" / "latest")
+    assert {model.name for model in library.list()} == {"demo:latest", "demo:small"}
+    [fault] = library.faults()
+    assert "other" in fault and "`moeinf rm other:latest`" in fault and fault.isprintable()
+    assert library.find("demo").name == "demo:latest" and library.made_of("another") == []
+    with library.lock():
+        library.bind("third", demo.id)
+    assert library.remove("third") == 0
+    library.remove("other")
+    assert library.faults() == [] and not (library.home / "names" / "other").exists()
+    assert library.remove("demo") + library.remove("demo:small") > 0
+
+
+def test_a_model_that_a_damaged_name_may_hold_is_kept_until_the_name_is_gone(library: Library, demo: StoredModel
+                                                                             ) -> None:
+    (library.home / "names" / "demo" / "latest").write_bytes(b"")
+    library.remove("demo:small")
+    assert (library.home / "models" / demo.id).is_dir()
+    assert library.remove("demo") == demo.size_bytes
+    assert list((library.home / "models").iterdir()) == []
+
+
+def test_what_is_no_model_among_the_models_is_left_alone(library: Library) -> None:
+    (library.home / "models" / "notes.txt").write_text("mine")
+    (library.home / "models" / "0123456789ab").symlink_to("/")
+    library.remove("demo")
+    assert library.remove("demo:small") > 0
+    assert {path.name for path in (library.home / "models").iterdir()} == {"notes.txt", "0123456789ab"}
+
+
+def test_a_damaged_manifest_hides_no_other_model_of_a_source(library: Library, demo: StoredModel) -> None:
+    (library.home / "models" / demo.id / "manifest.json").write_text("{}")
+    with pytest.raises(ModelNotFoundError):
+        library.find("org/repo")
 
 
 EVIL = ["../x", "/etc/x", "a/../../b", "a\\..\\b", "C:x:y", "a\0b", "x" * 4096, "..", ".hidden", "-x", "", ":", "a:",

@@ -1,0 +1,150 @@
+"""The work folders of pulls: listed by what is pulled, held by the one process that works in each, and deleted."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from moeinf.errors import StoreError
+from moeinf.store.files import errors_named, make_folders, parse_json_object, read_small
+from moeinf.store.manifest import ModelSource, parse_source
+from moeinf.store.names import DEFAULT_TAG, parse_name
+from moeinf.store.quantisation import CHOICES, KEEP, Quantisation
+
+JOURNAL_FILE = "journal.json"
+
+
+@dataclass(frozen=True, slots=True)
+class PulledAs:
+    """What a pull was asked for; its journal keeps it, so that the pull can be named, and gone on with by that name."""
+
+    name: str  # "mixtral:latest"
+    source: ModelSource  # its revision is the one that was asked for, "" for the default
+    quantisation: Quantisation = KEEP
+
+    def to_json(self) -> dict[str, Any]:
+        return {"label": self.name, "source": self.source.to_json(), "quantisation": asdict(self.quantisation)}
+
+
+@dataclass(frozen=True, slots=True)
+class PartialPull:
+    """A pull that is under way or was interrupted; repeating it goes on where it stopped."""
+
+    asked: PulledAs | None  # None where the journal is damaged, or of an older version
+    path: Path
+    size_bytes: int  # on disk
+    running: bool
+
+    @property
+    def name(self) -> str:
+        """What `rm` and `pull` know it by; where the journal does not tell, that of its folder."""
+        return self.asked.name if self.asked else self.path.name
+
+    def matches(self, reference: str) -> bool:
+        """Whether `rm` means this by a name, or by the source `org/repo`."""
+        source = self.asked.source.location.lower() if self.asked else ""
+        return reference in (self.name, self.name.removesuffix(f":{DEFAULT_TAG}")) or reference.lower() == source
+
+    def discard(self) -> int:
+        """Deletes the work folder; returns the bytes that were freed. Raises StoreError where the pull is running."""
+        with pull_lock(self.path, self.name), errors_named(self.path):
+            shutil.rmtree(self.path)
+        return self.size_bytes
+
+
+def partial_folder(home: Path, locator: str) -> Path:
+    """The work folder of pulls of one source."""
+    return home / "partial" / hashlib.sha256(locator.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+
+def find_partials(home: Path) -> Iterator[PartialPull]:
+    """Interrupted and running pulls."""
+    for folder in sorted(path for path in home.glob("partial/*") if path.is_dir() and not path.is_symlink()):
+        with suppress(FileNotFoundError):  # the pull has just ended
+            files = [path for path in folder.rglob("*") if path.is_file()]
+            size_bytes = sum(path.stat().st_blocks * 512 for path in files)
+            yield PartialPull(_asked(folder), folder, size_bytes, _is_held(folder))
+
+
+def _asked(folder: Path) -> PulledAs | None:
+    path = folder / JOURNAL_FILE
+    try:
+        values = parse_json_object(read_small(path, 1 << 24), str(path), StoreError)
+        return _parse_asked(values, str(path))
+    except (OSError, StoreError, ValueError):
+        return None
+
+
+def _parse_asked(values: Mapping[str, Any], where: str) -> PulledAs:
+    """Raises ValueError or StoreError for anything but what `PulledAs.to_json` has made."""
+    name, source, formats = (values.get(key) for key in ("label", "source", "quantisation"))
+    if not (isinstance(name, str) and isinstance(source, dict) and isinstance(formats, dict)):
+        raise ValueError("not the journal of a pull")
+    if formats.keys() != {"experts", "dense"} or not all(value in CHOICES for value in formats.values()):
+        raise ValueError("formats that are not known")
+    return PulledAs(":".join(parse_name(name)), parse_source(source, where), Quantisation(**formats))
+
+
+@contextmanager
+def pull_lock(folder: Path, label: str, say: Callable[[str], None] | None = None) -> Iterator[None]:
+    """Held by the one process that works in the folder; the kernel frees it at a kill.
+
+    Others say so and wait; without `say` they raise StoreError instead.
+    """
+    path = _lock_file(folder)
+    with errors_named(path):
+        make_folders(path.parent)
+        fd = _acquire(path, label, say)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            path.unlink()  # before the lock goes: whoever waits on this inode notices that it lost its name
+        os.close(fd)
+
+
+def _lock_file(folder: Path) -> Path:
+    return folder.with_suffix(".lock")
+
+
+def _acquire(path: Path, label: str, say: Callable[[str], None] | None) -> int:
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = os.pread(fd, 20, 0).decode("ascii", "replace").strip() or "?"
+                if say is None:
+                    raise StoreError(f"a pull of '{label}' is running (pid {holder}); stop it first") from None
+                say(f"another pull of '{label}' is running (pid {holder}); waiting")
+                fcntl.flock(fd, fcntl.LOCK_EX)
+            if path.exists() and os.path.samestat(os.fstat(fd), path.stat()):
+                os.ftruncate(fd, 0)
+                os.pwrite(fd, str(os.getpid()).encode(), 0)
+                return fd
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)
+
+
+def _is_held(folder: Path) -> bool:
+    try:
+        fd = os.open(_lock_file(folder), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(fd)
+    return False
