@@ -14,15 +14,38 @@ HEAD = """\
 Made by `python docs/generate_cli.py` from the `--help` of each verb; do not edit.
 
 Answers go to stdout; notes, progress, figures and errors go to stderr. Exit codes: 0, 1 for an error, 2 for a wrong
-use, 130 after Ctrl-C. Every option of `run` and `bench` about memory, and every sampling option, can also be set by a
-variable: `MOEINF_EXPERT_CACHE`, `MOEINF_TEMPERATURE` and so on. What counts, first to last: the flag, the variable, the
-checkpoint's generation_config.json, the default. `MOEINF_HOME` is the folder of the store, `MOEINF_NOHISTORY=1` keeps
-no history of the chat, `MOEINF_DEBUG=1` shows tracebacks.
+use, 130 after Ctrl-C. Many options can also be set by [variables](#variables).
 
 The prompt of `run` is standard input (unless that is a terminal), then `--file`, then the words, joined by one space;
 newlines at the end of the first two are dropped. An empty word (`moeinf run demo ""`) only loads the model.
 In a chat, `/?` lists the commands; a message in triple quotes may have many lines.
 """
+VARIABLES = """\
+## Variables
+
+What counts, first to last: the flag, `-o`, the variable, the checkpoint's generation_config.json, the default.
+A variable that begins with `MOEINF_` and is none of these changes nothing; a note says so.
+
+| variable | sets |
+|---|---|
+"""
+
+
+def variables() -> str:
+    from typer.main import get_command
+
+    from moeinf.cli import app
+    from moeinf.config import OTHER_VARIABLES, flag, runtime_fields, variable
+    from moeinf.generate.sampling import option_kinds
+
+    verbs = get_command(app).commands  # type: ignore[attr-defined]
+    flags = {verb: [param.name for param in verbs[verb].params] for verb in ("run", "bench")}
+    rows = {}
+    for name in (*runtime_fields(), *option_kinds()):
+        takers = [f"`{verb}`" for verb, names in flags.items() if name in names]
+        rows[variable(name)] = f"`{flag(name)}` of {' and '.join(takers)}" if takers else f"`-o {name}=` of `run`"
+    rows |= OTHER_VARIABLES
+    return VARIABLES + "".join(f"| `{name}` | {text} |\n" for name, text in rows.items())
 
 
 def render() -> str:
@@ -34,7 +57,7 @@ def render() -> str:
         with contextlib.redirect_stdout(text):
             run_command([word for word in (verb, "--help") if word])
         sections.append(f"## moeinf {verb}".rstrip() + f"\n\n```\n{text.getvalue().strip()}\n```\n")
-    return "\n".join(sections)
+    return "\n".join([*sections, variables()])
 
 
 if __name__ == "__main__":

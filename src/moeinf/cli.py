@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from moeinf import __version__
-from moeinf.config import debug_wanted, store_home
+from moeinf.config import debug_wanted, store_home, unknown_variables
 from moeinf.errors import MoeinfError, UsageError
 from moeinf.options import (
     AsJson,
@@ -69,8 +69,18 @@ def top(
                                           help="Print the version.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks; may stand anywhere on the line.")] = False,
 ) -> None:
+    _note_unknown_variables()
     if ctx.invoked_subcommand is None:
         print(ctx.get_help())
+
+
+def _note_unknown_variables() -> None:
+    if not unknown_variables(()):
+        return
+    from moeinf.generate.sampling import option_kinds  # loads numpy, which most verbs do without
+
+    for line in unknown_variables(option_kinds()):
+        print(f"note: {line}", file=sys.stderr)
 
 
 @app.command()

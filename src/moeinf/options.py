@@ -7,11 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from moeinf.config import RuntimeConfig, option_from_environment, with_environment
+from moeinf.config import RuntimeConfig, option_from_environment, runtime_fields, variable, with_environment
 from moeinf.errors import UsageError
 
-_RUNTIME = ("device", "vram", "ram", "expert_cache", "cpu_experts", "policy", "predictor", "prefetch", "context",
-            "threads", "prefill_chunk", "reader", "direct_io", "queue_depth", "src_lang", "tgt_lang", "num_beams")
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed", "num_predict")
 _OLLAMA_RUNTIME = {"num_ctx": "context", "num_thread": "threads", "num_batch": "prefill_chunk"}  # their names with -o
 
@@ -71,7 +69,7 @@ def runtime_config(params: Mapping[str, Any], others: Mapping[str, Any] | None =
     from moeinf.runtime.policies import POLICIES
     from moeinf.runtime.predict import PREDICTORS
 
-    given = {name: params[name] for name in _RUNTIME if params.get(name) is not None}
+    given = {name: params[name] for name in runtime_fields() if params.get(name) is not None}
     config = with_environment(**{**(others or {}), **given})
     for option, value, known in (("--policy", config.policy, POLICIES), ("--predictor", config.predictor, PREDICTORS)):
         if value not in known:
@@ -105,7 +103,12 @@ def _checked(options: dict[str, Any]) -> dict[str, Any]:
     """With what MOEINF_* variables add. Raises UsageError for a value out of range, before anything is loaded."""
     from moeinf.generate.sampling import SamplingParams, option_kinds, parse_option
 
-    texts = {name: option_from_environment(name) for name in option_kinds()}
-    options = {name: parse_option(name, text) for name, text in texts.items() if text} | options
+    for name in option_kinds().keys() - options.keys():
+        if text := option_from_environment(name):
+            try:
+                options[name] = parse_option(name, text)
+                SamplingParams(**{name: options[name]})
+            except UsageError as error:
+                raise UsageError(f"{variable(name)}={text!r}: {error}") from error
     SamplingParams(**options)
     return options

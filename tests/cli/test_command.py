@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from moeinf import cli
+from moeinf.config import unknown_variables
+from moeinf.generate.sampling import option_kinds
 from moeinf.store.library import StoredModel
 from tests.cli.conftest import Done, run_process
 
@@ -84,7 +87,8 @@ def test_an_empty_prompt_word_loads_the_model_and_prints_nothing(command: Comman
     (("run", "demo", "x", "--predictor", "oracle"), "known: "),
     (("run", "demo", "x", "--reader", "mmap"), "known: native, pure"),
     (("run", "demo", "x", "--expert-cache", "much"), "auto, bytes (6GiB, 500MB) or percent (40%)"),
-    (("run", "demo", "x", "--expert-cache", "1"), "at least"),
+    (("run", "demo", "x", "--expert-cache", "512"), "may mean 512 MiB or 512 bytes"),
+    (("run", "demo", "x", "--expert-cache", "1KiB"), "at least"),
     (("run", "demo", "x", "--device", "gpu"), "known: auto, cpu, cuda, cuda:0"),
     (("run", "demo", "x", "--device", "cpu", "--vram", "8GiB"), "leave one of them out"),
     (("run", "nowhere", "x", "--vram", "lots"), "--vram 'lots' is not a size"),
@@ -92,7 +96,13 @@ def test_an_empty_prompt_word_loads_the_model_and_prints_nothing(command: Comman
     (("bench", "demo", "--device", "cuda:one"), "unknown device 'cuda:one'"),
     (("run", "demo", "x", "--top-p", "2"), "top_p must be between 0 and 1"),
     (("run", "demo", "x", "--temperature", "hot"), "--temperature"),
-    (("run", "demo", "x", "-t", "0"), "threads must be at least 1"),
+    (("run", "demo", "x", "--temperature", "-1"), "temperature must be between 0 and 10000, not -1"),
+    (("run", "demo", "x", "-o", "temperature=-1"), "temperature must be between 0 and 10000, not -1"),
+    (("run", "demo", "x", "-t", "0"), "--threads must be from 1 to 1024, not 0"),
+    (("run", "nowhere", "x", "-t", "100000"), "--threads must be from 1 to 1024, not 100000"),
+    (("bench", "nowhere", "--queue-depth", "100000"), "--queue-depth must be from 1 to 1024, not 100000"),
+    (("run", "nowhere", "x", "--reader", "pure", "--queue-depth", "4"), "means nothing to --reader pure"),
+    (("run", "nowhere", "x", "--no-prefetch", "--predictor", "eamc"), "means nothing with --no-prefetch"),
     (("run", "demo", "x", "-c", "9999999"), "beyond the model's 2048"),
     (("run", "demo", "x", "-o", "heat=1"), "unknown option 'heat'; known: "),
     (("run", "demo", "x", "-o", "top_k"), "NAME=VALUE"),
@@ -197,6 +207,31 @@ def test_options_may_come_from_variables_and_flags_go_first(
     assert json.loads(command("run", "demo", "Once", "--json", "--seed", "6", "-t", "1").out)["stats"]["seed"] == 6
     monkeypatch.setenv("MOEINF_TOP_K", "many")
     assert command("run", "demo", "Once").code == 2
+    monkeypatch.delenv("MOEINF_TOP_K")
+    monkeypatch.setenv("MOEINF_TEMPERATURE", "-1")
+    done = command("run", "demo", "Once")
+    assert done.code == 2 and done.err.startswith("Error: MOEINF_TEMPERATURE='-1': temperature must be between 0 and")
+
+
+def test_every_option_about_memory_and_sampling_has_the_variable_of_its_flags_name(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from typer.main import get_command
+
+    command_of_run = get_command(cli.app).commands["run"]  # type: ignore[attr-defined]
+    flags = {max(param.opts, key=len) for param in command_of_run.params if param.opts[0].startswith("-")}
+    variables = {f"MOEINF_{flag[2:].replace('-', '_').upper()}" for flag in flags}
+    for name in variables:
+        monkeypatch.setenv(name, "1")
+    without = {line.split()[0].removeprefix("MOEINF_") for line in unknown_variables(option_kinds())}
+    assert without == {"SYSTEM", "OPTION", "FILE", "RAW", "JSON", "VERBOSE", "NOWORDWRAP", "QUIET"}
+
+
+def test_an_unknown_variable_is_noted_by_every_verb(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOEINF_TEMPERATUR", "0")
+    done = command("list")
+    assert done.code == 0 and done.err == ("note: MOEINF_TEMPERATUR is no variable of moeinf, and changes nothing; did "
+                                           "you mean MOEINF_TEMPERATURE?\n")
 
 
 def test_list_has_five_columns_and_only_a_header_when_there_is_nothing(

@@ -89,6 +89,8 @@ def test_ctrl_c_at_the_prompt_tells_how_to_leave(chat: Chat, capsys: pytest.Capt
     ("/set parameter", "Couldn't set parameter: \"unknown parameter ''\""),
     ("/set parameter top_k many", "Couldn't set parameter: \"top_k must be a whole number, not 'many'\""),
     ("/set parameter top_p 7", "Couldn't set parameter: \"top_p must be between 0 and 1, not 7.0\""),
+    ("/set parameter temperature -1",
+     "Couldn't set parameter: \"temperature must be between 0 and 10000, not -1.0\""),
     ("/set parameter top_k", "Couldn't set parameter: \"'top_k' needs a value\""),
     ("/set parameter num_gpu 4", "num_gpu can only be 0"),
     ("/set parameter num_ctx few", "num_ctx must be a whole number"),

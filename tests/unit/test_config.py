@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from moeinf.config import RuntimeConfig, parse_size, with_environment
+from moeinf.config import RuntimeConfig, parse_size, unknown_variables, with_environment
 from moeinf.errors import UsageError
 
 
@@ -14,6 +14,13 @@ from moeinf.errors import UsageError
 ])
 def test_sizes_are_bytes_units_or_percent(text: str, size: int) -> None:
     assert parse_size("--expert-cache", text, 1000) == size
+
+
+@pytest.mark.parametrize("text", ["1", "512", "1048575", "0.5"])
+def test_a_small_number_alone_is_refused_with_both_of_its_readings(text: str) -> None:
+    with pytest.raises(UsageError, match=rf"--ram '{text}' may mean {text} MiB or {text} bytes; write {text}MiB"):
+        parse_size("--ram", text, 1000)
+    assert parse_size("--ram", f"{text}B", 1000) == int(float(text))
 
 
 @pytest.mark.parametrize("text", ["", "lots", "-1", "6 QB", "101%", "1e9", "%", "GiB"])
@@ -32,11 +39,65 @@ def test_what_is_given_wins_over_the_environment_and_that_over_the_default(monke
 
 
 @pytest.mark.parametrize(("name", "text"), [("MOEINF_THREADS", "many"), ("MOEINF_PREFETCH", "maybe"),
-                                            ("MOEINF_CONTEXT", "0"), ("MOEINF_READER", "mmap")])
+                                            ("MOEINF_NUM_CTX", "0"), ("MOEINF_READER", "mmap")])
 def test_a_variable_that_cannot_be_meant_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> None:
     monkeypatch.setenv(name, text)
-    with pytest.raises(UsageError, match=name.removeprefix("MOEINF_").lower() + "|" + name):
+    with pytest.raises(UsageError, match="--num-ctx|--reader|" + name):
         with_environment()
+
+
+def test_a_variable_is_called_as_the_flag_is_and_the_old_name_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOEINF_NUM_CTX", "100")
+    assert with_environment().context == 100
+    monkeypatch.setenv("MOEINF_CONTEXT", "200")
+    with pytest.raises(UsageError, match=r"MOEINF_CONTEXT is called MOEINF_NUM_CTX now"):
+        with_environment()
+
+
+def test_a_variable_that_nothing_reads_is_told_with_the_nearest_that_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MOEINF_NUM_CTX", "MOEINF_TEMPERATURE", "MOEINF_HOME"):
+        monkeypatch.setenv(name, "1")
+    assert unknown_variables(["temperature"]) == []
+    monkeypatch.setenv("MOEINF_EXPERTCACHE", "6GiB")
+    monkeypatch.setenv("MOEINF_QQ", "1")
+    first, second = unknown_variables(["temperature"])
+    assert first == ("MOEINF_EXPERTCACHE is no variable of moeinf, and changes nothing; "
+                     "did you mean MOEINF_EXPERT_CACHE?")
+    assert second.startswith("MOEINF_QQ ") and "docs/cli.md" in second
+
+
+@pytest.mark.parametrize(("options", "said"), [
+    ({"threads": 100_000}, "--threads must be from 1 to 1024, not 100000"),
+    ({"queue_depth": 100_000}, "--queue-depth must be from 1 to 1024, not 100000"),
+    ({"num_beams": 100_000}, "--num-beams must be from 1 to 1024"),
+    ({"context": 0}, "--num-ctx must be at least 1, not 0"),
+    ({"context": "4096"}, "context must be a whole number, not '4096'"),
+    ({"threads": True}, "threads must be a whole number, not True"),
+    ({"prefetch": "no"}, "prefetch must be True or False, not 'no'"),
+    ({"expert_cache": 0.4}, "expert_cache must be text such as '6GiB' or '40%', or a number of bytes, not 0.4"),
+    ({"ram": -1}, "--ram '-1B' is not a size"),
+    ({"policy": 3}, "policy must be text, not 3"),
+])
+def test_a_value_that_cannot_be_meant_is_refused_by_name(options: dict[str, object], said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        with_environment(**options)
+    assert said in str(caught.value)
+
+
+def test_a_whole_number_for_a_size_is_one_of_bytes() -> None:
+    assert parse_size("--expert-cache", with_environment(expert_cache=8 << 30).expert_cache, 0) == 8 << 30
+    assert parse_size("--expert-cache", with_environment(expert_cache=500).expert_cache, 0) == 500
+
+
+@pytest.mark.parametrize(("options", "said"), [
+    ({"reader": "pure", "queue_depth": 4}, "--queue-depth 4 means nothing to --reader pure"),
+    ({"reader": "pure", "direct_io": True}, "--direct-io means nothing to --reader pure"),
+    ({"prefetch": False, "predictor": "eamc"}, "--predictor eamc means nothing with --no-prefetch"),
+])
+def test_an_option_that_another_one_makes_meaningless_is_refused(options: dict[str, object], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        with_environment(**options)
+    assert with_environment(reader="pure", direct_io=False).reader == "pure"
 
 
 def test_an_unknown_option_is_refused_and_the_known_ones_are_listed() -> None:

@@ -18,7 +18,7 @@ from moeinf.types import Float32Array, FloatArray, IntArray
 class SamplingParams:
     """How tokens are drawn and when an answer ends. Raises UsageError for a value out of range."""
 
-    temperature: float = 0.8  # <= 0: always the likeliest token
+    temperature: float = 0.8  # 0: always the likeliest token
     top_k: int = 40  # 0: off
     top_p: float = 0.95  # 1: off; keeps the token that crosses it
     min_p: float = 0.0  # 0: off; keeps p >= min_p * largest p
@@ -32,15 +32,24 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        kinds = option_kinds()
         for name, (low, high) in _RANGES.items():
             value = getattr(self, name)
-            if not (isinstance(value, int | float) and math.isfinite(value) and low <= value <= high):
-                raise UsageError(f"{name} must be {_range_text(low, high)}, not {value}")
+            number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+            if not number or not low <= value <= high:
+                raise UsageError(f"{name} must be {_range_text(low, high)}, not {value!r}")
+            if kinds[name] == "int" and not isinstance(value, int):
+                raise UsageError(f"{name} must be a whole number, not {value!r}")
+        if isinstance(self.stop, str) or not all(isinstance(text, str) for text in self.stop):
+            raise UsageError(f"stop must be a sequence of texts, not {self.stop!r}; write stop=(\"END\",)")
+        for token_id, bias in self.logit_bias.items():
+            if not math.isfinite(bias):
+                raise UsageError(f"logit_bias must be finite numbers, not {bias!r} for token {token_id}")
 
 
 # Bounds are what the formulas allow; the upper ones keep float32 finite.
 _RANGES: Mapping[str, tuple[float, float]] = {
-    "temperature": (-math.inf, 1e4), "top_k": (0, math.inf), "top_p": (0, 1), "min_p": (0, 1),
+    "temperature": (0, 1e4), "top_k": (0, math.inf), "top_p": (0, 1), "min_p": (0, 1),
     "repeat_penalty": (1e-3, 1e3), "repeat_last_n": (-1, math.inf), "presence_penalty": (-1e3, 1e3),
     "frequency_penalty": (-1e3, 1e3), "seed": (-1, 2**63 - 1), "num_predict": (-1, math.inf),
 }
@@ -125,7 +134,7 @@ class Sampler:
         Raises MoeinfError for NaN or infinite logits.
         """
         logits = self._adjusted(logits[: self._num_ids], history)  # [ids]
-        if self._params.temperature <= 0:
+        if self._params.temperature == 0:
             return int(logits.argmax())  # the first of equals
         ids, scores = _top_k(logits, self._params.top_k)
         keep = _num_kept(_softmax(scores), self._params.top_p, self._params.min_p)
@@ -191,6 +200,4 @@ def _num_kept(probabilities: FloatArray, top_p: float, min_p: float) -> int:
 
 
 def _range_text(low: float, high: float) -> str:
-    if math.isinf(high):
-        return "a number" if math.isinf(low) else f"at least {low:g}"
-    return f"at most {high:g}" if math.isinf(low) else f"between {low:g} and {high:g}"
+    return f"at least {low:g}" if math.isinf(high) else f"between {low:g} and {high:g}"

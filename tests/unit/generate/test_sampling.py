@@ -29,7 +29,7 @@ def plain_sample(params: SamplingParams, logits: Sequence[float], history: Seque
         scores[i] = scores[i] / params.repeat_penalty if scores[i] > 0 else scores[i] * params.repeat_penalty
         scores[i] -= count * params.frequency_penalty + params.presence_penalty
     ranked = sorted(range(len(scores)), key=lambda i: (-scores[i], i))
-    if params.temperature <= 0:
+    if params.temperature == 0:
         return ranked[0]
     if params.top_k:
         ranked = ranked[: params.top_k]
@@ -89,7 +89,7 @@ def test_a_random_seed_is_told_and_repeats_the_answer() -> None:
 
 def test_greedy_takes_the_lowest_of_equal_tokens() -> None:
     assert Sampler(GREEDY).sample(floats([0.0, 5.0, 5.0, 5.0]), []) == 1
-    assert Sampler(SamplingParams(temperature=-1)).sample(floats([5.0, 5.0]), []) == 0
+    assert Sampler(SamplingParams(temperature=0)).sample(floats([5.0, 5.0]), []) == 0
 
 
 def test_equal_tokens_at_the_border_of_top_k_are_taken_lowest_first() -> None:
@@ -124,10 +124,11 @@ def test_a_bias_can_force_a_token() -> None:
 
 
 @pytest.mark.parametrize(("name", "value"), [
-    ("top_p", 1.5), ("top_p", -0.1), ("min_p", 2), ("top_k", -1), ("temperature", math.nan), ("repeat_penalty", 0),
-    ("seed", -2), ("num_predict", -2), ("repeat_last_n", -2),
+    ("top_p", 1.5), ("top_p", -0.1), ("min_p", 2), ("top_k", -1), ("temperature", math.nan), ("temperature", -1),
+    ("temperature", 1e5), ("repeat_penalty", 0), ("top_k", 2.5), ("seed", True), ("stop", "END"),
+    ("logit_bias", {3: math.nan}), ("seed", -2), ("num_predict", -2), ("repeat_last_n", -2),
 ])
-def test_values_out_of_range_are_refused_by_name(name: str, value: float) -> None:
+def test_values_out_of_range_are_refused_by_name(name: str, value: object) -> None:
     with pytest.raises(UsageError, match=f"^{name} must be "):
         SamplingParams(**{name: value})  # type: ignore[arg-type]
 
