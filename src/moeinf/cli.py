@@ -319,6 +319,9 @@ def _open(name: str, config: RuntimeConfig, quiet: bool) -> Iterator[Model]:
 
 
 def _load(name: str, config: RuntimeConfig, quiet: bool) -> Model:
+    from shutil import get_terminal_size
+
+    from moeinf.display import wrapped
     from moeinf.progress import LoadBar, StatusLine
     from moeinf.session import say
 
@@ -334,7 +337,7 @@ def _load(name: str, config: RuntimeConfig, quiet: bool) -> Model:
     finally:
         line.clear()
     if talkative:
-        say(model.describe())
+        say(wrapped(model.describe(), get_terminal_size().columns))
     return model
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import re
+import textwrap
 import unicodedata
 from collections.abc import Iterable, Sequence
 from datetime import datetime
@@ -27,6 +30,13 @@ def binary_size_text(num_bytes: float) -> str:
         if num_bytes >= 1024**power:
             return f"{num_bytes / 1024**power:.{power - 1}f} {unit}"
     return f"{num_bytes / 1024:.1f} KiB"
+
+
+def at_least_text(num_bytes: int) -> str:
+    """The same of a lower bound, so that what is shown suffices: rounded up."""
+    power = 3 if num_bytes >= 1 << 30 else 2
+    step = 1024**power / 10 ** (power - 1)  # what the last digit shown counts
+    return binary_size_text(math.ceil(num_bytes / step) * step) if num_bytes >= 1 << 20 else binary_size_text(num_bytes)
 
 
 def count_text(number: int) -> str:
@@ -98,6 +108,13 @@ def _padded(cell: str, columns: int) -> str:
 def section(title: str, rows: Iterable[tuple[str, str]]) -> list[str]:
     """A titled block of `show`, followed by an empty line."""
     return [f"  {title}", *(f"    {line}" for line in table(rows)), ""]
+
+
+def wrapped(text: str, columns: int) -> str:
+    """Lines that fit a terminal, broken behind a comma, a colon or a dot in the middle: figures keep their units."""
+    whole = re.sub(r"(?<![·,:]) (?!·)", "\N{NO-BREAK SPACE}", text)
+    lines = textwrap.wrap(whole, columns - 3, break_long_words=False, break_on_hyphens=False)
+    return "\n  ".join(lines).replace("\N{NO-BREAK SPACE}", " ")
 
 
 def bar_text(done: int, total: int, width: int) -> str:

@@ -31,6 +31,7 @@ from moeinf.runtime.experts import Observer
 from moeinf.runtime.tiers import ExpertTier
 from moeinf.runtime.trace import Phase, RequestRecorder
 from moeinf.store.files import parse_json_object, publish, read_small
+from moeinf.store.formats import formats_text
 from moeinf.store.library import StoredModel
 from moeinf.store.verify import check_sizes
 from moeinf.types import Float32Array, Message, Reader
@@ -328,8 +329,9 @@ class Model:
     def describe(self) -> str:
         """One line: what was loaded, and where its memory went."""
         info = self.manifest.info
-        return (f"{self.name} · {_billions(info.num_params)} ({_billions(info.active_params)} active) {info.dtype} · "
-                f"{self._opened().describe(self.manifest.moe.total_experts)} · context {self.plan.context}")
+        return (f"{self.name} · {_billions(info.num_params)} ({_billions(info.active_params)} active) "
+                f"{formats_text(self.manifest)} · {self._opened().describe(self.manifest.moe.total_experts)} · "
+                f"context {self.plan.context}")
 
     def save_activations(self) -> None:
         """Writes the activation collection beside the model; where the store cannot be written, notes that once."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, overload
 
+from moeinf.display import size_text
 from moeinf.errors import CheckpointError, DiskSpaceError, ModelNotFoundError, UsageError
 from moeinf.models import Architecture, architecture
 from moeinf.references import (
@@ -316,8 +317,8 @@ class _Pull:
     def _check_space(self, conversion: Conversion, downloads: Path) -> None:
         needed, free = self._needed_bytes(conversion, downloads), self._free_bytes()
         if needed > free:
-            raise DiskSpaceError(f"not enough disk space in {self._library.home}: {needed / 1e9:.1f} GB needed, "
-                                 f"{free / 1e9:.1f} GB free; free some, set MOEINF_HOME, or use --force")
+            raise DiskSpaceError(f"not enough disk space in {self._library.home}: {size_text(needed)} needed, "
+                                 f"{size_text(free)} free; free some, set MOEINF_HOME, or use --force")
 
     def _free_bytes(self) -> int:
         folder = self._library.home

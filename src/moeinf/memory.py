@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from moeinf.config import DEFAULT_CONTEXT, RuntimeConfig, gpu_option, parse_size
+from moeinf.display import at_least_text, binary_size_text
 from moeinf.errors import OutOfMemoryError, UsageError
 from moeinf.hardware import Machine
 from moeinf.types import DTYPE_BYTES, ExpertLayout, ModelInfo, MoeShape, Work
@@ -286,17 +287,19 @@ def _wanted_slots(moe: MoeShape, stride: int, config: RuntimeConfig, room: int) 
     asked = parse_size("--expert-cache", config.expert_cache, moe.total_experts * stride)
     slots = min(moe.total_experts, asked // stride)
     if slots < moe.top_k:
-        raise UsageError(f"--expert-cache {config.expert_cache} holds {slots} experts of {_mib(stride)} MiB; "
-                         f"a token needs {moe.top_k} at once: give at least {_mib(moe.top_k * stride)} MiB")
+        raise UsageError(f"--expert-cache {config.expert_cache} holds {slots} experts of {binary_size_text(stride)}; "
+                         f"a token needs {moe.top_k} at once: give at least {at_least_text(moe.top_k * stride)}")
     return slots
 
 
 def _shortfall(plan: MemoryPlan, machine: Machine) -> OutOfMemoryError:
-    need = plan.total_bytes + OVERHEAD_BYTES
+    """Of the whole process, as --ram and `show` count."""
+    rest = plan.activation_bytes + OVERHEAD_BYTES + PROCESS_BYTES
+    need = plan.total_bytes + OVERHEAD_BYTES + PROCESS_BYTES
     return OutOfMemoryError(
         f"not enough memory: {_mib(need)} MiB needed (dense {_mib(plan.dense_bytes)}, KV cache {_mib(plan.kv_bytes)} "
         f"for {plan.context} tokens, experts {_mib(plan.cache_bytes)}, rest "
-        f"{_mib(plan.activation_bytes + OVERHEAD_BYTES)}), {_mib(machine.available_bytes)} available "
+        f"{_mib(rest)}), {(machine.available_bytes + PROCESS_BYTES) >> 20} MiB available "
         f"({machine.limited_by}); lower --num-ctx, --prefill-chunk or --expert-cache, or free memory"
     )
 

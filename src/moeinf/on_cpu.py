@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from moeinf._native import Arena, ExpertKernel
+from moeinf.display import size_text
 from moeinf.memory import MemoryPlan, plan_memory
 from moeinf.models.native_layers import NativeLayers
 from moeinf.models.weights import StoredTensor
@@ -62,15 +63,12 @@ class CpuRun:
     def describe(self, total_experts: int) -> str:
         plan = self.plan
         rest = " · rest on disk" if plan.num_slots < total_experts else ""
-        return (f"CPU, RAM {gb(plan.total_bytes)} GB: dense {gb(plan.dense_bytes)}, KV {gb(plan.kv_bytes)}, "
-                f"experts {plan.num_slots}/{total_experts} ({gb(plan.cache_bytes)}){rest}")
+        return (f"CPU, RAM {size_text(plan.total_bytes)}: dense {size_text(plan.dense_bytes)}, "
+                f"KV {size_text(plan.kv_bytes)}, experts {plan.num_slots}/{total_experts} "
+                f"({size_text(plan.cache_bytes)}){rest}")
 
     def peak_device_bytes(self) -> int:
         return 0
 
     def close(self) -> None:
         self.reader.close()
-
-
-def gb(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.2f}"

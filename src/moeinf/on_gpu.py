@@ -17,10 +17,10 @@ from moeinf.device.device import Device
 from moeinf.device.matrix import expert_parts_of
 from moeinf.device.ops import Ops
 from moeinf.device.program import DecodeProgram
+from moeinf.display import size_text
 from moeinf.errors import OutOfMemoryError
 from moeinf.memory import CONTEXT_BYTES, DevicePlan, plan_device_memory
 from moeinf.models.device_layers import DeviceLayers
-from moeinf.on_cpu import gb
 from moeinf.parts import ModelParts, expert_parts, prefetcher_of
 from moeinf.runtime.cpu_experts import CpuExperts
 from moeinf.runtime.cpu_share import CpuShare
@@ -147,8 +147,8 @@ class GpuRun:
                 raise self.tier.explain(failure) from failure
         pinned = self._link.pin(lambda done: parts.pin_progress(done, self.plan.host_bytes))
         if pinned < self.plan.host_bytes:
-            self._notice(f"the system pins {gb(pinned)} of {gb(self.plan.host_bytes)} GB: the rest goes to the GPU "
-                         "through a small pinned buffer, which is slower")
+            self._notice(f"the system pins {size_text(pinned)} of {size_text(self.plan.host_bytes)}: the rest goes "
+                         "to the GPU through a small pinned buffer, which is slower")
         if fits:
             self.tier.load_all(progress)
 
@@ -231,10 +231,11 @@ class GpuRun:
         used = plan.total_bytes - (plan.num_slots - slots) * plan.slot_bytes
         rest = ""
         if slots < total_experts:
-            rest = f" · RAM: experts {plan.host_slots}/{total_experts} ({gb(plan.host_bytes)})"
+            rest = f" · RAM: experts {plan.host_slots}/{total_experts} ({size_text(plan.host_bytes)})"
             rest += " · rest on disk" if plan.host_slots < total_experts else ""
-        return (f"{self._gpu.name}, VRAM {gb(used)}/{gb(plan.limit_bytes)} GB: dense {gb(plan.dense_bytes)}, KV "
-                f"{gb(plan.kv_bytes)}, experts {slots}/{total_experts} ({gb(slots * plan.slot_bytes)}){rest}")
+        return (f"{self._gpu.name}, VRAM {size_text(used)} of {size_text(plan.limit_bytes)}: "
+                f"dense {size_text(plan.dense_bytes)}, KV {size_text(plan.kv_bytes)}, "
+                f"experts {slots}/{total_experts} ({size_text(slots * plan.slot_bytes)}){rest}")
 
     def peak_device_bytes(self) -> int:
         return self._gpu.device.peak_bytes()

@@ -56,18 +56,25 @@ class ModelParts:
 
     @property
     def demands(self) -> Demands:
-        """As this run has them: of an encoder-decoder's keys and values, all beams share the source's half; one layer's
-        more serve to move beams."""
-        info = self.manifest.info
-        half = info.kv_bytes_per_token // 2
-        moved = 2 * half * self.num_beams // info.num_layers if self.num_beams > 1 else 0
-        info = replace(info, kv_bytes_per_token=info.kv_bytes_per_token + half * (self.num_beams - 1) + moved)
-        return Demands(info, self.manifest.moe, self.manifest.layout, self.dense.memory_bytes, self.work)
+        """As this run has them."""
+        return demands_of(self.manifest, self.dense.memory_bytes, self.work, self.num_beams)
 
     @property
     def encoder_layers(self) -> int:
         """How many layers of experts, the first ones, only a source visits."""
         return self.prompting.encoder_layers if self.prompting else 0
+
+
+def demands_of(manifest: Manifest, dense_bytes: int, work: Work, num_beams: int) -> Demands:
+    """What memory is planned by. dense_bytes: of the dense weights that are held in memory.
+
+    Of an encoder-decoder's keys and values, all beams share the source's half; one layer's more serve to move beams.
+    """
+    info = manifest.info
+    half = info.kv_bytes_per_token // 2
+    moved = 2 * half * num_beams // info.num_layers if num_beams > 1 else 0
+    info = replace(info, kv_bytes_per_token=info.kv_bytes_per_token + half * (num_beams - 1) + moved)
+    return Demands(info, manifest.moe, manifest.layout, dense_bytes, work)
 
 
 def prefetcher_of(parts: ModelParts, tier: ExpertTier, link: Link, observers: list[Observer], *, fits: bool

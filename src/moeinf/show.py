@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from moeinf.display import ago_text, binary_size_text, count_text, section, size_text, table
+from moeinf.dense import DenseFile
+from moeinf.display import ago_text, at_least_text, binary_size_text, count_text, section, size_text, table
 from moeinf.errors import StoreError
 from moeinf.hardware import physical_cores
 from moeinf.memory import PROCESS_BYTES, Demands, smallest_bytes, smallest_device_bytes
-from moeinf.models import architecture
+from moeinf.models import architecture, prompting
+from moeinf.parts import demands_of
+from moeinf.store.formats import formats_text as stored_formats
+from moeinf.store.formats import mixed
 from moeinf.store.quantisation import KEEP
 
 if TYPE_CHECKING:
@@ -38,7 +41,9 @@ def _format_word(model: StoredModel) -> str:
         manifest = model.manifest
     except StoreError:
         return "?"
-    return manifest.info.dtype if manifest.quantisation == KEEP else manifest.quantisation.tag
+    if manifest.quantisation == KEEP:
+        return mixed(spec.dtype for spec in manifest.layout.tensors)
+    return manifest.quantisation.tag
 
 
 def list_json(models: list[StoredModel]) -> str:
@@ -66,7 +71,7 @@ def _aware(moment: datetime) -> datetime:
 
 
 def needed_bytes(model: StoredModel) -> int:
-    """Memory of the machine below which the model does not run: smallest cache, shortest context, this process."""
+    """The least --ram that the model runs in: smallest cache, shortest context, this process."""
     return smallest_bytes(_demands(model), physical_cores()) + PROCESS_BYTES
 
 
@@ -77,9 +82,15 @@ def needed_on_gpu(model: StoredModel) -> tuple[int, int]:
 
 
 def _demands(model: StoredModel) -> Demands:
-    manifest, config_json = model.manifest, config(model)
-    work = architecture(config_json).tensor_plan(config_json).work
-    return Demands(manifest.info, manifest.moe, manifest.layout, model.dense_path.stat().st_size, work)
+    """What a run with the options of the checkpoint plans with."""
+    config_json = config(model)
+    plan = architecture(config_json).tensor_plan(config_json)
+    beams = 1
+    if prompting(config_json) is not None:
+        from moeinf.generate.seq2seq import num_beams_asked  # loads the tokenizer, which nothing else here needs
+
+        beams = num_beams_asked(_json_file(model, "generation_config.json") or config_json)
+    return demands_of(model.manifest, DenseFile(model, plan).memory_bytes, plan.work, beams)
 
 
 def show_lines(model: StoredModel, *, verbose: bool = False) -> list[str]:
@@ -105,23 +116,8 @@ def show_lines(model: StoredModel, *, verbose: bool = False) -> list[str]:
 
 def formats_text(model: StoredModel) -> str:
     """`BF16`, or `q4_k experts, q4_k dense, q8_0 head`."""
-    manifest = model.manifest
-    if manifest.quantisation == KEEP:
-        return manifest.info.dtype.upper()
-    experts = {spec.name: spec.dtype for spec in manifest.layout.tensors}
-    dense = {name: blocks.format for name, blocks in manifest.dense_formats.items() if not _is_head(name)}
-    head = [f"{blocks.format} head" for name, blocks in manifest.dense_formats.items() if _is_head(name)]
-    return ", ".join([f"{_mixed(experts.values())} experts",
-                      f"{_mixed(dense.values()) or manifest.info.dtype} dense", *head])
-
-
-def _mixed(formats: Iterable[str]) -> str:
-    """The formats, the most frequent first."""
-    return "/".join(format for format, _ in Counter(formats).most_common())
-
-
-def _is_head(name: str) -> bool:
-    return name.split(".")[0] == "lm_head"
+    text, dtype = stored_formats(model.manifest), model.manifest.info.dtype
+    return text.upper() if text == dtype else text
 
 
 def _moe_rows(model: StoredModel) -> list[tuple[str, str]]:
@@ -132,14 +128,14 @@ def _moe_rows(model: StoredModel) -> list[tuple[str, str]]:
         ("total parameters", count_text(info.num_params)), ("active parameters", count_text(info.active_params)),
         ("bytes per expert", f"{layout.stride_bytes} ({binary_size_text(layout.stride_bytes)})"),
         ("dense bytes", size_text(model.dense_path.stat().st_size)),
-        ("needs at least", f"{binary_size_text(needed_bytes(model))} RAM"),
+        ("needs at least", f"{at_least_text(needed_bytes(model))} RAM"),
         ("on a GPU", _gpu_text(needed_on_gpu(model))),
     ]
 
 
 def _gpu_text(needed: tuple[int, int]) -> str:
     vram, ram = needed
-    return f"{binary_size_text(vram)} VRAM and {binary_size_text(ram)} RAM"
+    return f"{at_least_text(vram)} VRAM and {at_least_text(ram)} RAM"
 
 
 def _license_section(model: StoredModel) -> list[str]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import subprocess
 import sys
@@ -10,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from moeinf import cli
-from moeinf.config import unknown_variables
+from moeinf.config import RuntimeConfig, unknown_variables
+from moeinf.engine import Model
 from moeinf.generate.sampling import option_kinds
+from moeinf.install import pull
 from moeinf.store.library import StoredModel
 from tests.cli.conftest import Done, run_process
 
@@ -266,6 +269,25 @@ def test_show_tells_the_model_and_its_experts(command: Command) -> None:
     facts = json.loads(command("show", "demo", "--json").out)
     assert facts["moe"]["on_gpu_needs_at_least_bytes"]["vram"] > 1 << 30
     assert facts["moe"]["experts_per_layer"] == 32 and facts["context_length"] == 2048
+
+
+def test_what_show_says_is_needed_is_where_a_run_begins_to_succeed(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MOEINF_HOME", str(tmp_path))
+    assert command("pull", "demo", "--quant", "q8_0", "-q").code == 0  # its embedding stays in the file
+    match = re.search(r"needs at least +([\d.]+) (\w+) RAM", command("show", "demo:q8_0").out)
+    assert match and match[2] == "MiB"
+    assert command("run", "demo:q8_0", "", "--ram", match[1] + match[2]).code == 0
+    done = command("run", "demo:q8_0", "", "--ram", f"{float(match[1]) - 1:.1f}MiB")
+    assert done.code == 1 and f"{math.ceil(float(match[1]))} MiB needed" in done.err
+
+
+def test_the_line_about_a_model_tells_the_formats_it_is_stored_in(tmp_path: Path) -> None:
+    stored = pull("demo", home=tmp_path, quant_experts="q4_k", quant_dense="q8_0")
+    with Model(stored, RuntimeConfig(threads=1)) as model:
+        assert " active) iq4_nl experts, q8_0 dense, q8_0 head · CPU, RAM " in model.describe()
+        assert "dense 932 KB" in model.describe() and " 0.00" not in model.describe()
 
 
 def test_verify_counts_what_it_read_and_names_a_flipped_expert(

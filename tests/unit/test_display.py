@@ -5,6 +5,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from moeinf import display
+from moeinf.config import parse_size
 from moeinf.display import WordWrap
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=timezone.utc)
@@ -66,6 +67,25 @@ def test_nothing_that_drives_a_terminal_is_left_in_model_text(text: str) -> None
 def test_newlines_tabs_emoji_and_joiners_stay() -> None:
     text = "a\n\tb 👩‍👩‍👧 עברית"
     assert display.harmless(text) == text
+
+
+@pytest.mark.parametrize(("num_bytes", "text"), [
+    (44 << 20, "44.0 MiB"), ((44 << 20) + 1, "44.1 MiB"), (1 << 30, "1.00 GiB"), ((1 << 30) + 1, "1.01 GiB"),
+    (48 << 10, "48.0 KiB"),
+])
+def test_a_lower_bound_is_rounded_so_that_it_suffices(num_bytes: int, text: str) -> None:
+    assert display.at_least_text(num_bytes) == text
+    assert parse_size("--ram", text, 0) >= num_bytes
+
+
+def test_a_long_line_breaks_between_words_and_no_figure_is_torn_apart() -> None:
+    text = "demo · 2.6B (293.10M active) bf16 · CPU, RAM 600 MB: dense 4.1 MB, KV 12 KB, experts 192/192 (9.4 MB)"
+    lines = display.wrapped(text, 80).splitlines()
+    assert len(lines) == 2 and all(len(line) < 80 for line in lines)
+    assert " ".join(line.strip() for line in lines) == text
+    for columns in range(30, 110):
+        shown = display.wrapped(text, columns)
+        assert "experts 192/192 (9.4 MB)" in shown and "RAM 600 MB:" in shown
 
 
 def screen(written: str, columns: int) -> list[str]:

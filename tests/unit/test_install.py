@@ -197,7 +197,7 @@ def test_too_little_disk_is_refused_before_anything_is_written_with_both_numbers
     checkpoint: Path, home: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 10**6))
-    with pytest.raises(DiskSpaceError, match=r"0\.0 GB needed, 0\.0 GB free.*--force"):
+    with pytest.raises(DiskSpaceError, match=r"1\.7 MB needed, 1\.0 MB free.*--force"):
         pull(str(checkpoint), home=home)
     assert not list(home.rglob("*.bin"))
     assert verify(pull(str(checkpoint), home=home, force=True)) == []

@@ -38,6 +38,11 @@ class BeamSearch:
     early_stopping: bool | Literal["never"] = False
 
 
+def num_beams_asked(asked: Mapping[str, Any]) -> int:
+    """What a checkpoint's generation_config.json, or config.json, asks for; 1: no beam search."""
+    return max(1, int(_number(asked.get("num_beams"), int, 1)))
+
+
 class Sources:
     """How texts become sources for one model, and how its answers begin and are searched for."""
 
@@ -60,7 +65,7 @@ class Sources:
             raise UsageError(f"--{'src' if src_lang else 'tgt'}-lang: this model is told the languages in the text "
                              "itself, as in \"translate English to German: ...\"; leave it out")
         self.start = [prompting.start_id, *([forced] if isinstance(forced, int) else [])]
-        self.num_beams: int = num_beams or max(1, _number(self.asked.get("num_beams"), int, 1))
+        self.num_beams: int = num_beams or num_beams_asked(self.asked)
 
     def notes(self) -> list[str]:
         """What the checkpoint asks for and does not get."""

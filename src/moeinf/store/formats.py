@@ -1,0 +1,28 @@
+"""Which formats the weights of a stored model are in, as users read it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from moeinf.store.manifest import Manifest
+
+
+def formats_text(manifest: Manifest) -> str:
+    """`bf16`, or `q4_k experts, q4_k dense, q8_0 head`: what is stored, which need not be all that was asked for."""
+    experts = mixed(spec.dtype for spec in manifest.layout.tensors)
+    dense = {name: blocks.format for name, blocks in manifest.dense_formats.items()}
+    if not dense and experts == manifest.info.dtype:
+        return experts
+    head = [f"{format} head" for name, format in dense.items() if _is_head(name)]
+    rest = mixed(format for name, format in dense.items() if not _is_head(name))
+    return ", ".join([f"{experts} experts", f"{rest or manifest.info.dtype} dense", *head])
+
+
+def mixed(formats: Iterable[str]) -> str:
+    """The formats, the most frequent first."""
+    return "/".join(format for format, _ in Counter(formats).most_common())
+
+
+def _is_head(name: str) -> bool:
+    return name.split(".")[0] == "lm_head"
