@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ import typer
 
 from moeinf import __version__
 from moeinf.config import debug_wanted, store_home, unknown_variables
-from moeinf.errors import MoeinfError, UsageError
+from moeinf.errors import MoeinfError, OutputError, UsageError
 from moeinf.options import (
     AsJson,
     Context,
@@ -43,6 +42,7 @@ from moeinf.options import (
     runtime_config,
     sampling_options,
 )
+from moeinf.streams import drop_output, open_streams
 
 if TYPE_CHECKING:
     from moeinf.config import RuntimeConfig
@@ -379,12 +379,13 @@ def _stored(name: str) -> StoredModel:
 
 def main() -> None:
     """The console command: every error is one line on stderr and an exit code."""
+    open_streams()
     code = run_command(sys.argv[1:])
     try:
         sys.stdout.flush()
-    except BrokenPipeError:  # whoever read our output has gone; the interpreter must not try again
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = code or 1
+    except (BrokenPipeError, OutputError) as error:
+        drop_output()
+        code = code or (_fail(error) if isinstance(error, OutputError) else 1)
     sys.exit(code)
 
 
@@ -399,12 +400,14 @@ def run_command(arguments: list[str]) -> int:
         return error.code if isinstance(error.code, int) else 1
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # whoever read our output has gone
+        drop_output()
         return 1
     except Exception as error:  # the top: nobody above us could name the fault
         if debug:
             traceback.print_exc()
+        if isinstance(error, OutputError):
+            drop_output()
         return _fail(error)
 
 

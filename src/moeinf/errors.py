@@ -10,8 +10,9 @@
     |  `- ExpertReadError          an expert could not be read from its shard
     |- DiskSpaceError              not enough free disk for a pull
     |- OutOfMemoryError            the model, or its dense part, does not fit the memory budget
-    |- DeviceError              the GPU that was asked for cannot be used, or failed while it was
+    |- DeviceError                 the GPU that was asked for cannot be used, or failed while it was
     |- ContextLengthError          the prompt is longer than the context
+    |- OutputError                 the answer cannot be written where it is sent
     `- TextError                   a tokenizer or chat template that fails, hangs or is malformed
 """
 
@@ -63,6 +64,10 @@ class DeviceError(MoeinfError):
 
 
 class ContextLengthError(MoeinfError):
+    pass
+
+
+class OutputError(MoeinfError):
     pass
 
 

@@ -1,0 +1,62 @@
+"""Standard input, output and error as the command needs them, whatever it was started with."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from typing import TextIO
+
+from moeinf.errors import OutputError
+
+# A closed one is opened in the mode in which its use fails, or gives nothing: left closed, its number would go to the
+# next file that is opened, and a message of a library would be written into a model.
+_MODES = {0: os.O_WRONLY, 1: os.O_RDONLY, 2: os.O_WRONLY}
+
+
+def open_streams() -> None:
+    """Makes sys.stdin, sys.stdout and sys.stderr usable; to be called once, before anything is opened.
+
+    What cannot be written to stdout is an OutputError; what cannot be written to stderr is lost, and nothing else.
+    """
+    for fd, mode in _MODES.items():
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, mode)  # gets the lowest free number, which is this one
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115 (lives as long as the process)
+    sys.stdout = _text(sys.stdout, _Output(1, "w", closefd=False))
+    sys.stderr = _text(sys.stderr, _Errors(2, "w", closefd=False))
+
+
+def drop_output() -> None:
+    """What is left to be written to stdout goes nowhere, so that the interpreter does not fail at it when it ends."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
+
+
+class _Output(io.FileIO):
+    def write(self, data: object) -> int:
+        try:
+            return super().write(data)  # type: ignore[arg-type]
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise OutputError(f"the output cannot be written to standard output: {error.strerror}; "
+                              "check where it is sent, and repeat the command") from error
+
+
+class _Errors(io.FileIO):
+    def write(self, data: object) -> int:
+        try:
+            return super().write(data)  # type: ignore[arg-type]
+        except OSError:
+            return memoryview(data).nbytes  # type: ignore[arg-type]
+
+
+def _text(stream: TextIO | None, raw: io.FileIO) -> TextIO:
+    """A text stream over `raw` with the encoding that the interpreter chose."""
+    encoding, errors = (stream.encoding, stream.errors) if stream else ("utf-8", "backslashreplace")
+    return io.TextIOWrapper(io.BufferedWriter(raw), encoding, errors, line_buffering=raw.isatty() or raw.fileno() == 2)
