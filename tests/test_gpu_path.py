@@ -29,7 +29,7 @@ from moeinf.device.matrix_twins import TorchMatrixOps
 from moeinf.device.ops import Ops
 from moeinf.device.vector_twins import TorchVectorOps
 from moeinf.engine import Model
-from moeinf.errors import ExpertReadError, OutOfMemoryError, StoreError
+from moeinf.errors import DeviceError, ExpertReadError, OutOfMemoryError, StoreError
 from moeinf.hardware import Machine
 from moeinf.install import pull
 from moeinf.memory import DevicePlan, plan_device_memory
@@ -77,11 +77,13 @@ def interpreted() -> OpenGpu:
 
 
 def opened(stored: StoredModel, gpu: OpenGpu | None = None, host: int | None = None,
-           progress: Progress | None = None, pin_progress: Progress | None = None, **options: Any) -> Model:
-    """host: experts that the machine's memory holds; None for what the plan gives, all or a ring."""
+           progress: Progress | None = None, pin_progress: Progress | None = None, pinned: int = 0, **options: Any
+           ) -> Model:
+    """host: experts that the machine's memory holds; None for what the plan gives, all or a ring. pinned: so many of
+    them, 0 for all."""
     def plan(*args: Any) -> DevicePlan:
         made = plan_device_memory(*args)
-        return made if host is None else replace(made, host_slots=host)
+        return made if host is None else replace(made, host_slots=host, pinned_slots=pinned or host)
 
     config = RuntimeConfig(**{"prefill_chunk": 16, "threads": 1} | options)
     with patch("moeinf.on_gpu.plan_device_memory", plan):
@@ -150,7 +152,57 @@ def test_tokens_are_the_same_with_and_without_prefetch(
 def test_tokens_are_the_same_where_the_system_pins_little(demo: StoredModel, wanted: list[int], pinned: int) -> None:
     with opened(demo, emulated(pinned), expert_cache="30%") as model:
         assert answer(model) == wanted
-        assert sum("pins" in notice for notice in model.notices) == 1
+        assert sum("pinned, the system refuses more" in notice for notice in model.notices) == 1
+
+
+def test_slots_that_the_plan_leaves_pageable_give_the_same_tokens_and_are_told(
+    demo: StoredModel, wanted: list[int]
+) -> None:
+    with opened(demo, host=40, pinned=25, expert_cache="30%") as model:
+        assert answer(model) == wanted
+        assert sum("pinned, more is not left to the GPU" in notice for notice in model.notices) == 1
+
+
+class PinsNoMore(EmulatedDevice):
+    """Of a system that has given all that it pins as soon as the experts are pinned."""
+
+    full = False
+
+    def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        if self.full:
+            raise DeviceError("the system does not pin more")
+        return super().pinned(shape, dtype)
+
+
+def on_a_full_host() -> OpenGpu:
+    device = PinsNoMore()
+
+    class Filling(LateCopier):
+        def register(self, *args: Any) -> int:
+            device.full = True
+            return super().register(*args)
+
+    return OpenGpu("Emulated", device, recorded(device, Ops(TorchVectorOps(), TorchMatrixOps())), Filling(), 1 << 40,
+                   1 << 40)
+
+
+@pytest.mark.parametrize("host", [20, None], ids=lambda host: f"host-{host}")
+def test_nothing_is_pinned_behind_the_experts(demo: StoredModel, wanted: list[int], host: int | None) -> None:
+    """A system like WSL2 pins a GiB in all, and all that is left of it goes to the experts."""
+    with opened(demo, on_a_full_host(), host=host, expert_cache="30%") as model:
+        assert answer(model) == wanted
+        assert answer_tokens(model) == wanted
+
+
+def test_a_host_that_refuses_is_told_and_takes_no_slot_of_the_device(demo: StoredModel) -> None:
+    with opened(demo, on_a_full_host(), host=20, expert_cache="60%") as model:
+        run = model._opened()
+        assert isinstance(run, GpuRun)
+        run.model.forward = lambda *_: run._gpu.device.pinned((1,), torch.int32)
+        before = run.tier.num_slots
+        with pytest.raises(DeviceError, match="does not pin"):
+            answer(model)
+        assert run.tier.num_slots == before and not any("memory ran out" in notice for notice in model.notices)
 
 
 @pytest.mark.parametrize("quant", ["q8_0", "q4_k", "mxfp4"])

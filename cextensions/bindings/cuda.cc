@@ -42,7 +42,7 @@ class NativeCopier {
 
   bool batched() const { return copier_->batched(); }
 
-  std::int64_t register_memory(const Memory& memory, const nb::object& progress) {
+  std::int64_t register_memory(const Memory& memory, std::int64_t block_bytes, const nb::object& progress) {
     memories_.push_back(memory);  // before anything of it is pinned
     const nb::gil_scoped_release released;
     const auto between = [&progress](std::int64_t num_bytes) {
@@ -50,7 +50,8 @@ class NativeCopier {
       if (PyErr_CheckSignals() != 0) throw nb::python_error();
       if (!progress.is_none()) progress(num_bytes);
     };
-    return copier_->register_memory(memory.data(), static_cast<std::int64_t>(memory.size()), between);
+    return copier_->register_memory(memory.data(), static_cast<std::int64_t>(memory.size()), block_bytes,
+                                    between);
   }
 
   std::uint64_t device_address(std::uintptr_t address, std::int64_t num_bytes) const {
@@ -128,6 +129,7 @@ void bind_driver(nb::module_& m) {
       .def("name", &Driver::name, nb::arg("device"), released)
       .def("capability", &Driver::capability, nb::arg("device"), released)
       .def("total_bytes", &Driver::total_bytes, nb::arg("device"), released)
+      .def("has_display", &Driver::has_display, nb::arg("device"), released)
       .def("uuid", &Driver::uuid, nb::arg("device"), released)
       .def("memory", &Driver::memory, nb::arg("device"), released);
 }
@@ -138,7 +140,7 @@ void bind_copier(nb::module_& m) {
            nb::arg("ring_bytes") = std::int64_t{64} << 20)
       .def_prop_ro("batched", &NativeCopier::batched)
       .def("register", &NativeCopier::register_memory, nb::arg("memory").noconvert(),
-           nb::arg("progress") = nb::none())
+           nb::arg("block_bytes"), nb::arg("progress") = nb::none())
       .def("device_address", &NativeCopier::device_address, nb::arg("address"), nb::arg("num_bytes") = 1)
       .def("copy", &NativeCopier::copy, nb::arg("sources").noconvert(), nb::arg("destinations").noconvert(),
            nb::arg("num_bytes"), nb::arg("compute_stream"))

@@ -94,6 +94,7 @@ static_assert(ours::kHostPortable == CU_MEMHOSTREGISTER_PORTABLE &&
 static_assert(ours::kEventBlockingSync == CU_EVENT_BLOCKING_SYNC &&
               ours::kEventDisableTiming == CU_EVENT_DISABLE_TIMING &&
               ours::kStreamNonBlocking == CU_STREAM_NON_BLOCKING);
+static_assert(ours::kKernelTimeout == CU_DEVICE_ATTRIBUTE_KERNEL_EXEC_TIMEOUT);
 static_assert(ours::kCapabilityMajor == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR &&
               ours::kCapabilityMinor == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
 static_assert(ours::kSourceInStreamOrder == CU_MEMCPY_SRC_ACCESS_ORDER_STREAM &&

@@ -215,8 +215,8 @@ FAKE_API int cuDeviceTotalMem_v2(std::size_t* bytes, int) {
 }
 
 FAKE_API int cuDeviceGetAttribute(int* value, int attribute, int device) {
-  if (attribute != 75 && attribute != 76) return kInvalidValue;
-  *value = attribute == 75 ? 8 + device : 6;
+  if (attribute != 17 && attribute != 75 && attribute != 76) return kInvalidValue;
+  *value = attribute == 17 ? device == 0 : attribute == 75 ? 8 + device : 6;  // the first drives a display
   return 0;
 }
 

@@ -23,6 +23,7 @@ namespace {
 constexpr std::int64_t kExpert = 12288;
 constexpr std::int64_t kRing = 65536;  // 4 pieces of 16 KiB
 constexpr std::int64_t kMiB = std::int64_t{1} << 20;
+constexpr std::int64_t kPiece = 256 * kMiB / kExpert * kExpert;  // that is registered at once
 using Bytes = std::vector<unsigned char>;
 
 Bytes random_bytes(std::int64_t num_bytes, unsigned seed = 1) {
@@ -50,8 +51,10 @@ struct Machine {
   std::shared_ptr<const Driver> driver;
 };
 
-std::int64_t register_all(Copier& copier, void* memory, std::int64_t num_bytes) {
-  return copier.register_memory(static_cast<unsigned char*>(memory), num_bytes, [](std::int64_t) {});
+std::int64_t register_all(Copier& copier, void* memory, std::int64_t num_bytes,
+                          std::int64_t block_bytes = kExpert) {
+  return copier.register_memory(static_cast<unsigned char*>(memory), num_bytes, block_bytes,
+                                [](std::int64_t) {});
 }
 
 // Experts in host memory, and slots for as many on the device.
@@ -214,14 +217,17 @@ TEST(an_expert_larger_than_the_ring_goes_through_it_in_pieces) {
   CHECK(device == host);
 }
 
-TEST(what_is_pinned_ends_at_the_first_refusal_and_the_rest_is_copied_all_the_same) {
+TEST(a_system_that_refuses_gets_the_last_piece_back_and_the_rest_is_copied_all_the_same) {
   const Machine machine;
   Arena host(static_cast<std::size_t>(1024 * kMiB));
   Copier copier(machine.driver, 0, kRing);
-  fake_set_pin_limit(kRing + 600 * kMiB);
-  CHECK(register_all(copier, host.data(), 1024 * kMiB) == 512 * kMiB);
+  fake_set_pin_limit(kRing + 800 * kMiB);
+  const int before = fake_num_live();
+  CHECK(register_all(copier, host.data(), 1024 * kMiB) == 2 * kPiece);  // of three
+  CHECK(fake_num_live() == before + 2);
+  Copier other(machine.driver, 0, 200 * kMiB);  // finds room now
   // Across a border between two registrations, and across the end of what is pinned.
-  for (const std::int64_t border : {256 * kMiB, 512 * kMiB}) {
+  for (const std::int64_t border : {kPiece, 2 * kPiece}) {
     const Bytes expert = random_bytes(2 * kExpert);
     Bytes device(expert.size());
     unsigned char* const place = host.data() + border - kExpert;
@@ -232,12 +238,24 @@ TEST(what_is_pinned_ends_at_the_first_refusal_and_the_rest_is_copied_all_the_sam
   }
 }
 
-TEST(an_unaligned_start_shares_no_page_between_two_registrations) {
+TEST(a_system_that_pins_one_piece_keeps_none_of_it) {
   const Machine machine;
-  const Arena host(static_cast<std::size_t>(600 * kMiB));
+  const Arena host(static_cast<std::size_t>(512 * kMiB));
   Copier copier(machine.driver, 0, kRing);
-  CHECK(register_all(copier, host.data() + 100, 600 * kMiB - 100) == 600 * kMiB - 100);
-  CHECK(copier.device_address(reinterpret_cast<std::uintptr_t>(host.data() + 100), 600 * kMiB - 100) != 0);
+  const int before = fake_num_live();
+  for (const std::int64_t limit : {kRing, kRing + 300 * kMiB}) {
+    fake_set_pin_limit(limit);
+    CHECK(register_all(copier, host.data(), 512 * kMiB) == 0);
+    CHECK(fake_num_live() == before);
+  }
+}
+
+TEST(blocks_are_registered_from_the_start_of_a_page) {
+  const Machine machine;
+  const Arena host(static_cast<std::size_t>(kMiB));
+  Copier copier(machine.driver, 0, kRing);
+  CHECK(throws<std::invalid_argument>([&] { register_all(copier, host.data() + 100, 4096); }));
+  CHECK(throws<std::invalid_argument>([&] { register_all(copier, host.data(), 4096, 0); }));
 }
 
 TEST(a_lost_device_is_no_refusal) {
@@ -249,7 +267,7 @@ TEST(a_lost_device_is_no_refusal) {
     CHECK(throws<CudaError>([&] { register_all(copier, host.data(), 512 * kMiB); }));
     fake_fail("cuMemHostGetDevicePointer", 1, 0);
     fake_fail("cuMemHostRegister", 0, 0);
-    CHECK(throws<CudaError>([&] { register_all(copier, host.data() + 256 * kMiB, 4096); }));
+    CHECK(throws<CudaError>([&] { register_all(copier, host.data() + kPiece, 4096); }));
   }
   CHECK(fake_num_live() == 0);  // the piece that was pinned is given back
 }
@@ -260,11 +278,12 @@ TEST(registering_can_be_interrupted_between_pieces) {
   {
     Copier copier(machine.driver, 0, kRing);
     CHECK(throws<std::runtime_error>([&] {
-      copier.register_memory(host.data(), 512 * kMiB, [](std::int64_t) { throw std::runtime_error("stop"); });
+      copier.register_memory(host.data(), 512 * kMiB, kExpert,
+                             [](std::int64_t) { throw std::runtime_error("stop"); });
     }));
     const auto address = reinterpret_cast<std::uintptr_t>(host.data());
-    CHECK(copier.device_address(address, 256 * kMiB) == address);
-    CHECK(throws<std::invalid_argument>([&] { copier.device_address(address + 256 * kMiB, 1); }));
+    CHECK(copier.device_address(address, kPiece) == address);
+    CHECK(throws<std::invalid_argument>([&] { copier.device_address(address + kPiece, 1); }));
     CHECK(throws<std::invalid_argument>([&] { register_all(copier, host.data() + 4096, 4096); }));
   }
   CHECK(fake_num_live() == 0);
@@ -275,20 +294,24 @@ TEST(a_device_that_sees_registered_memory_elsewhere_is_given_its_own_addresses) 
   Arena host(static_cast<std::size_t>(512 * kMiB));
   Copier copier(machine.driver, 0, kRing);
   fake_set_alias(1);
-  CHECK(register_all(copier, host.data(), 512 * kMiB) == 512 * kMiB);
+  const std::int64_t num_bytes = 512 * kMiB / kExpert * kExpert;
+  CHECK(register_all(copier, host.data(), num_bytes) == num_bytes);
   const auto address = reinterpret_cast<std::uintptr_t>(host.data());
-  const auto border = address + static_cast<std::uintptr_t>(256 * kMiB);
   CHECK(copier.device_address(address + 8, 4096) == copier.device_address(address, 1) + 8);
   CHECK(copier.device_address(address, 1) != address);
-  CHECK(copier.device_address(border - 4096, 4096) == copier.device_address(address, 1) + 256 * kMiB - 4096);
-  CHECK(throws<std::invalid_argument>([&] { copier.device_address(border - 4096, 4097); }));
+  for (std::int64_t block = 0; block < num_bytes; block += kExpert) {  // none lies across two pieces
+    CHECK(copier.device_address(address + static_cast<std::uintptr_t>(block), kExpert) != 0);
+  }
+  CHECK(throws<std::invalid_argument>(
+      [&] { copier.device_address(address + static_cast<std::uintptr_t>(kPiece) - 4096, 4097); }));
 
   const Bytes expert = random_bytes(2 * kExpert);
   Bytes device(expert.size());
-  unsigned char* const place = host.data() + 256 * kMiB - kExpert;  // two parts, one batch
+  unsigned char* const place = host.data() + kPiece - kExpert;  // the last of one piece, the first of the next
   std::memcpy(place, expert.data(), expert.size());
-  const std::int64_t source = address_of(place), destination = address_of(device.data());
-  copier.wait(copier.copy(&source, &destination, 1, 2 * kExpert, nullptr));
+  const std::int64_t sources[] = {address_of(place), address_of(place) + kExpert};
+  const std::int64_t destinations[] = {address_of(device.data()), address_of(device.data()) + kExpert};
+  copier.wait(copier.copy(sources, destinations, 2, kExpert, nullptr));
   CHECK(device == expert);
   CHECK(fake_num_batches() == 1);
 }
@@ -401,7 +424,7 @@ TEST(random_copies_from_pinned_and_other_memory_bring_the_right_bytes) {
   const Experts experts(24, 3);
   const Stream streams[] = {nullptr, machine.stream(), machine.stream()};
   Copier copier(machine.driver, 0, kRing);
-  register_all(copier, experts.host.data() + 3 * kExpert + 1000, 9 * kExpert);
+  register_all(copier, experts.host.data() + 3 * kExpert, 9 * kExpert - 1000);
   register_all(copier, experts.host.data() + 15 * kExpert, 4 * kExpert + 1);
   std::vector<std::int64_t> order(24);
   std::iota(order.begin(), order.end(), 0);
@@ -433,6 +456,7 @@ TEST(a_driver_tells_what_devices_it_has) {
   CHECK(driver.name(0) == "Fake GPU" && driver.name(1) == "Other fake GPU");
   CHECK(driver.capability(1) == std::make_pair(9, 6));
   CHECK(driver.total_bytes(0) == std::size_t{8} << 30);
+  CHECK(driver.has_display(0) && !driver.has_display(1));
   CHECK(driver.uuid(0) == "GPU-f0e0d0c0-b0a0-9080-7060-504030201000");
   CHECK(driver.memory(0).first == std::size_t{7} << 30 && driver.memory(0).second == std::size_t{8} << 30);
   CHECK(fake_num_live() == 0);

@@ -398,6 +398,9 @@ class CudaDriver:
     def name(self, device: int) -> str: ...
     def capability(self, device: int) -> tuple[int, int]: ...
     def total_bytes(self, device: int) -> int: ...
+    def has_display(self, device: int) -> bool:
+        """Whether the driver limits how long a kernel may take, as it does on a card that a display needs too."""
+
     def uuid(self, device: int) -> str:
         """As nvidia-smi writes it: "GPU-" and 32 hexadecimal digits in five groups."""
 
@@ -420,12 +423,15 @@ class Copier:
     def batched(self) -> bool:
         """Whether the copies of one call go to the driver in one submission (drivers from 12.8 on)."""
 
-    def register(self, memory: npt.NDArray[np.uint8], progress: Callable[[int], None] | None = None) -> int:
-        """Pins memory in pieces of 256 MiB up to the first that the system refuses; bytes pinned from its start.
+    def register(self, memory: npt.NDArray[np.uint8], block_bytes: int, progress: Callable[[int], None] | None = None
+                 ) -> int:
+        """Pins memory in pieces of whole blocks, some 256 MiB each; bytes pinned from its start.
 
-        The memory is kept alive until close(). Without the GIL; between pieces signal handlers run and progress is told
-        the bytes pinned so far: what these raise ends the call, and what is pinned then close() gives back. ValueError
-        for memory that overlaps what is registered already.
+        Ends at the first piece that the system refuses, and gives the piece before it back then: others in this process
+        need pinned memory too. The memory is kept alive until close(). Without the GIL; between pieces signal handlers
+        run and progress is told the bytes pinned so far: what these raise ends the call, and what is pinned then
+        close() gives back. ValueError for memory that overlaps what is registered already, or does not start with a
+        page.
         """
 
     def device_address(self, address: int, num_bytes: int = 1) -> int:

@@ -26,6 +26,11 @@ OVERHEAD_BYTES = 64 << 20  # allocator, libraries and the tokenizer's process, s
 CONTEXT_BYTES: Final = 512 << 20  # of the GPU's memory, for the driver's context; a --vram budget has to hold it too
 DEVICE_OVERHEAD_BYTES: Final = 512 << 20  # cuBLAS, kernels loaded at first use, graphs, what the allocator cannot reuse
 HOST_OVERHEAD_BYTES: Final = 1 << 30  # CUDA libraries, the driver's context, what weights pass through
+HOST_LEFT_BYTES: Final = 3 << 30  # of a machine's memory, at least, for that and for whatever else runs on it: pages
+HOST_LEFT_PERCENT: Final = 15  # that are pinned for a GPU are neither swapped nor dropped when others need memory
+PINNED_PERCENT: Final = 75  # of a machine's memory, at most
+DISPLAY_LEFT_BYTES: Final = 1 << 30  # of a card, at least, where a display or Windows shares it: that is not refused
+DISPLAY_LEFT_PERCENT: Final = 8  # memory that is taken, but moves it to the host's, which is ten times slower
 MAX_DEVICE_CHUNK: Final = 8192  # tokens of a prompt; beyond, no expert is read less often and nothing computes faster
 ACTIVATION_SHARE: Final = 8  # an automatic chunk takes at most an eighth of what experts could use
 ATTENTION_MASK_BYTES: Final = 128 << 20  # of a block of queries, also as a bias (device/vector_ops.py)
@@ -74,11 +79,16 @@ class DevicePlan(MemoryPlan):
     """
 
     host_slots: int
-    limit_bytes: int  # of the GPU's memory that this process may use: --vram, or the whole card
+    pinned_slots: int  # the first so many of the host's: the GPU reads what lies there by itself
+    limit_bytes: int  # of the GPU's memory that this process may use: --vram, or the card but for what stays free
 
     @property
     def host_bytes(self) -> int:
         return self.host_slots * self.slot_bytes
+
+    @property
+    def pinned_bytes(self) -> int:
+        return self.pinned_slots * self.slot_bytes
 
 
 def activation_bytes(demands: Demands, chunk: int, context: int, num_threads: int) -> int:
@@ -147,18 +157,22 @@ def plan_memory(demands: Demands, config: RuntimeConfig, machine: Machine) -> Me
 
 
 def plan_device_memory(demands: Demands, config: RuntimeConfig, machine: Machine, device_free_bytes: int,
-                       device_total_bytes: int) -> DevicePlan:
+                       device_total_bytes: int, has_display: bool = False) -> DevicePlan:
     """The same for a GPU, whose dense weights, keys, values and activations come first, with host slots behind it.
 
     device_free_bytes: what may still be allocated there, read when the driver's context exists. What is only looked up
     by row stays on the host, and is not in demands.dense_bytes. A --vram below the card is like a smaller card.
+    has_display: others need the card too, so that a part of it stays free unless --vram says how much to take.
 
     Raises as plan_memory does.
     """
     info, moe, stride = demands.info, demands.moe, demands.layout.stride_bytes
+    left = 0
+    if has_display and config.vram == "auto":
+        left = max(DISPLAY_LEFT_BYTES, device_total_bytes * DISPLAY_LEFT_PERCENT // 100)
     limit = device_total_bytes if config.vram == "auto" else parse_size("--vram", config.vram, device_total_bytes)
-    limit = min(limit, device_total_bytes)
-    available = max(0, min(device_free_bytes, limit - CONTEXT_BYTES))
+    limit = min(limit, device_total_bytes - left)
+    available = max(0, min(device_free_bytes - left, limit - CONTEXT_BYTES))
     context = _wanted_context(info, config)
     while True:
         kv_bytes = sequence_bytes(info, context)
@@ -173,7 +187,7 @@ def plan_device_memory(demands: Demands, config: RuntimeConfig, machine: Machine
         context = max(MIN_CONTEXT, context // 2)
     num_slots = _wanted_slots(moe, stride, config, slots_room)
     plan = DevicePlan(demands.dense_bytes, kv_bytes, room - slots_room, context, chunk, num_slots, stride,
-                      _host_slots(demands, config, machine, num_slots), limit)
+                      *_host_slots(demands, config, machine, num_slots), limit)
     if plan.total_bytes + DEVICE_OVERHEAD_BYTES > available:
         raise _device_shortfall(plan, available, config)
     return plan
@@ -207,12 +221,16 @@ def _largest_chunk(demands: Demands, context: int, room: int) -> int:
     return chunk
 
 
-def _host_slots(demands: Demands, config: RuntimeConfig, machine: Machine, device_slots: int) -> int:
-    """As many as memory allows, at most one an expert; where the GPU has them all, a ring to pass through.
+def _host_slots(demands: Demands, config: RuntimeConfig, machine: Machine, device_slots: int) -> tuple[int, int]:
+    """As many as memory allows, at most one an expert; where the GPU has them all, a ring to pass through. And how
+    many of them may be pinned.
 
-    The dense weights pass through a small buffer before the slots are taken. Raises OutOfMemoryError.
+    Without a --ram, others on the machine keep a part of its memory, unless one token's experts need that. The dense
+    weights pass through a small buffer before the slots are taken. Raises OutOfMemoryError.
     """
     moe, stride = demands.moe, demands.layout.stride_bytes
+    whole = machine.total_bytes if machine.limited_by == "machine" else 0  # a control group's is what it has left
+    whole = whole or machine.available_bytes
     machine = _within_ram(machine, config)
     room = machine.available_bytes - HOST_OVERHEAD_BYTES
     least = _least_host_slots(moe)
@@ -224,7 +242,10 @@ def _host_slots(demands: Demands, config: RuntimeConfig, machine: Machine, devic
     wanted = moe.total_experts
     if device_slots == wanted:
         wanted = min(wanted, max(2 * moe.top_k, RING_BYTES // stride))
-    return max(least, min(wanted, room // stride))
+    if config.ram == "auto":
+        room = machine.available_bytes - max(HOST_LEFT_BYTES, whole * HOST_LEFT_PERCENT // 100)
+    slots = max(least, min(wanted, room // stride))
+    return slots, min(slots, max(least, whole * PINNED_PERCENT // 100 // stride))
 
 
 def _least_host_slots(moe: MoeShape) -> int:

@@ -45,6 +45,7 @@ class OpenGpu:
     copier: Copier
     free_bytes: int  # now, with the driver's context in place
     total_bytes: int
+    has_display: bool = False  # see device.cuda.Gpu
 
 
 def open_gpu(gpu: Gpu) -> OpenGpu:
@@ -60,7 +61,7 @@ def open_gpu(gpu: Gpu) -> OpenGpu:
         device.release_unused()  # what a model that was closed has left
         ops = Ops(TritonVectorOps(), TritonMatrixOps())
         return OpenGpu(gpu.name, device, ops, NativeCopier(CudaDriver(), gpu.index), device.free_bytes(),
-                       gpu.total_bytes)
+                       gpu.total_bytes, gpu.has_display)
     except RuntimeError as error:
         raise explain(error) or error from error
 
@@ -76,7 +77,7 @@ class GpuRun:
         self._parts, self._gpu, self._notice = parts, gpu, parts.notices.append
         manifest, config = parts.manifest, parts.config
         self.plan: DevicePlan = plan_device_memory(parts.demands, config, parts.machine, gpu.free_bytes,
-                                                   gpu.total_bytes)
+                                                   gpu.total_bytes, gpu.has_display)
         gpu.device.limit(self.plan.limit_bytes - CONTEXT_BYTES)
         self._program = DecodeProgram(gpu.device)
         self._host = Arena(self.plan.host_bytes)
@@ -122,6 +123,8 @@ class GpuRun:
                                   self._program)
             self.model = parts.family.build(parts.config_json, layers, experts, laps)
         self.cache = self.model.new_cache(plan.context, parts.num_beams)
+        layers.take_staging(plan.context if parts.work.source else plan.prefill_chunk, info.hidden_size,
+                            parts.num_beams * info.vocab_size)
         self._take_slots()
         self._fill()
 
@@ -136,7 +139,10 @@ class GpuRun:
             self._notice(f"the GPU's memory holds {left} experts, not {self.plan.num_slots} as planned")
 
     def _fill(self) -> None:
-        """Pins the host's slots; reads every expert where the device, or the host, has a slot for each."""
+        """Pins the host's slots; reads every expert where the device, or the host, has a slot for each.
+
+        Last of all that is pinned: a system that refuses more has then given what else a run needs.
+        """
         parts, total = self._parts, self._parts.manifest.moe.total_experts
         fits = self._arena.num_slots == total
         progress = self._progress(self.plan.dense_bytes)
@@ -145,10 +151,12 @@ class GpuRun:
                 self._link.load_host(progress)
             except ReadFailure as failure:
                 raise self.tier.explain(failure) from failure
-        pinned = self._link.pin(lambda done: parts.pin_progress(done, self.plan.host_bytes))
+        wanted = self.plan.pinned_bytes
+        pinned = self._link.pin(wanted, lambda done: parts.pin_progress(done, wanted))
         if pinned < self.plan.host_bytes:
-            self._notice(f"the system pins {size_text(pinned)} of {size_text(self.plan.host_bytes)}: the rest goes "
-                         "to the GPU through a small pinned buffer, which is slower")
+            why = "more is not left to the GPU" if pinned == wanted else "the system refuses more"
+            self._notice(f"{size_text(pinned)} of the {size_text(self.plan.host_bytes)} of experts in memory are pinned, "
+                         f"{why}: the rest goes to the GPU through a small buffer, which is slower")
         if fits:
             self.tier.load_all(progress)
 

@@ -280,8 +280,11 @@ class Copier(Protocol):
     Addresses are numbers. Tickets rise, and copies end in the order of their tickets. Called from one thread.
     """
 
-    def register(self, memory: ByteArray, progress: Callable[[int], None] | None = None) -> int:
-        """Pins it; bytes from its start up to where that was refused. progress(bytes so far) may raise to end it."""
+    def register(self, memory: ByteArray, block_bytes: int, progress: Callable[[int], None] | None = None) -> int:
+        """Pins memory that holds blocks of so many bytes; bytes from its start up to where that was refused, or less.
+
+        Every block that is pinned has one address for the device. progress(bytes so far) may raise to end it.
+        """
         ...
 
     def device_address(self, address: int, num_bytes: int) -> int: ...  # of pinned memory; ValueError for other

@@ -162,10 +162,10 @@ def test_the_driver_copies_from_pinned_and_from_other_memory_behind_compute() ->
         arena = Arena(600 << 20)  # more than one pinned piece
         memory = arena.array()
         memory[:] = np.arange(len(memory), dtype=np.uint64).astype(np.uint8)
-        pinned = copier.register(memory)
+        pinned = copier.register(memory, 4096)
         size, stream = 3 << 20, torch.cuda.current_stream().cuda_stream
         target = torch.zeros((100, size), dtype=torch.uint8, device="cuda")
-        offsets = np.arange(100, dtype=np.int64) * 5_000_000 // 4096 * 4096  # some lie across two pieces
+        offsets = np.arange(100, dtype=np.int64) * 5_000_000 // 4096 * 4096  # some across two pieces: by the ring
         ticket = copier.copy(arena.address + offsets, target.data_ptr() + np.arange(100) * size, size, stream)
         copier.make_wait(stream, ticket)
         total = target.sum(dim=1, dtype=torch.int64).cpu()

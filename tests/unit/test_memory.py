@@ -173,6 +173,40 @@ def test_the_host_gets_the_slots_that_its_budget_has_room_for() -> None:
     assert 0 <= 10_000 * MIB - PROCESS_BYTES - HOST_OVERHEAD_BYTES - host < 400 * MIB
 
 
+# gpt-oss-120b: 36 layers of 128 experts of 13 MB
+LARGE = dataclasses.replace(WIDE, moe=MoeShape(36, 128, 4), layout=dataclasses.replace(
+    WIDE.layout, block_bytes=3233 * 4096, stride_bytes=3233 * 4096))
+
+
+@pytest.mark.parametrize(("free_gib", "total_gib", "gib", "pinned_gib"), [
+    (14, 16, 11.0, 11.0), (28, 32, 23.2, 23.2), (59, 64, 49.4, 48.0), (4, 8, 1.0, 1.0)])
+def test_a_machine_keeps_memory_that_is_not_pinned(free_gib: int, total_gib: int, gib: float, pinned_gib: float
+                                                   ) -> None:
+    machine = Machine(free_gib << 30, "machine", 2, total_gib << 30)
+    plan = plan_device_memory(LARGE, RuntimeConfig(), machine, CARD, CARD)
+    assert plan.host_bytes >> 20 == pytest.approx(gib * 1024, abs=15)
+    assert plan.pinned_bytes >> 20 == pytest.approx(pinned_gib * 1024, abs=15)
+    limited = dataclasses.replace(machine, limited_by="control group /a", total_bytes=512 << 30)
+    group = plan_device_memory(LARGE, RuntimeConfig(), limited, CARD, CARD)
+    assert group.pinned_bytes <= free_gib * 0.75 * 2**30 and group.host_bytes >= plan.host_bytes
+
+
+def test_a_budget_for_the_host_is_taken_at_its_word_but_for_what_may_be_pinned() -> None:
+    machine = Machine(60 << 30, "machine", 2, 64 << 30)
+    plan = plan_device_memory(LARGE, RuntimeConfig(ram="60GiB"), machine, CARD, CARD)
+    assert plan.host_slots == LARGE.moe.total_experts and 47.9 < plan.pinned_bytes / 2**30 < 48
+
+
+def test_a_card_with_a_display_keeps_a_part_of_its_memory_free() -> None:
+    for total, left in ((8 << 30, 1 << 30), (24 << 30, (24 << 30) * 8 // 100)):
+        alone, shared = (plan_device_memory(LARGE, RuntimeConfig(), on(200_000), total - (1 << 29), total, display)
+                         for display in (False, True))
+        assert abs(alone.total_bytes - shared.total_bytes - left) < 1 << 28
+        assert shared.limit_bytes == total - left
+        told = RuntimeConfig(vram=str(total))
+        assert plan_device_memory(LARGE, told, on(200_000), total - (1 << 29), total, True) == alone
+
+
 def test_a_host_without_room_for_one_tokens_experts_is_refused_by_its_own_name() -> None:
     with pytest.raises(OutOfMemoryError, match=r"beside the GPU: 2624 MiB .*experts 1600.* 2436 .*--ram 2500MiB"):
         on_gpu(RuntimeConfig(ram="2500MiB"))

@@ -117,11 +117,11 @@ Event Copier::make_event(unsigned flags) {
   return event;
 }
 
-std::int64_t Copier::register_memory(unsigned char* data, std::int64_t num_bytes,
+std::int64_t Copier::register_memory(unsigned char* data, std::int64_t num_bytes, std::int64_t block_bytes,
                                      const std::function<void(std::int64_t)>& between) {
   require_open();
   const CurrentContext current(*driver_, context_);
-  return pinned_.add(reinterpret_cast<std::uintptr_t>(data), num_bytes, between);
+  return pinned_.add(reinterpret_cast<std::uintptr_t>(data), num_bytes, block_bytes, between);
 }
 
 DeviceAddress Copier::device_address(std::uintptr_t address, std::int64_t num_bytes) const {
@@ -129,24 +129,17 @@ DeviceAddress Copier::device_address(std::uintptr_t address, std::int64_t num_by
   return pinned_.device_address(address, num_bytes);
 }
 
-// At the borders of registered pieces, since the driver refuses copies across them.
-void Copier::split(std::uintptr_t source, DeviceAddress destination, std::int64_t num_bytes) {
-  const std::uintptr_t end = source + static_cast<std::uintptr_t>(num_bytes);
-  while (source < end) {
-    const PinnedMemory::Span span = pinned_.span(source);
-    if (span.device == 0) {  // all that follows: this is for the one expert at the end of what is pinned
-      staged_.push_back({reinterpret_cast<const unsigned char*>(source), destination,
-                         static_cast<std::int64_t>(end - source)});
-      return;
-    }
-    const std::uintptr_t part_end = std::min(end, span.end);
-    direct_.destinations.push_back(destination);
-    direct_.sources.push_back(span.device);
-    direct_.hosts.push_back(reinterpret_cast<const void*>(source));
-    direct_.sizes.push_back(part_end - source);
-    destination += part_end - source;
-    source = part_end;
+// What does not lie in one registered piece goes through the ring, whatever of it is registered.
+void Copier::take(std::uintptr_t source, DeviceAddress destination, std::int64_t num_bytes) {
+  const DeviceAddress seen = pinned_.find(source, num_bytes);
+  if (seen == 0) {
+    staged_.push_back({reinterpret_cast<const unsigned char*>(source), destination, num_bytes});
+    return;
   }
+  direct_.destinations.push_back(destination);
+  direct_.sources.push_back(seen);
+  direct_.hosts.push_back(reinterpret_cast<const void*>(source));
+  direct_.sizes.push_back(static_cast<std::size_t>(num_bytes));
 }
 
 void Copier::submit_direct() {
@@ -210,7 +203,7 @@ std::int64_t Copier::copy(const std::int64_t* sources, const std::int64_t* desti
   direct_.clear();
   staged_.clear();
   for (std::size_t i = 0; i < count; ++i) {
-    split(static_cast<std::uintptr_t>(sources[i]), static_cast<DeviceAddress>(destinations[i]), num_bytes);
+    take(static_cast<std::uintptr_t>(sources[i]), static_cast<DeviceAddress>(destinations[i]), num_bytes);
   }
   Flight flight = take_flight();
   flight.num_bytes = static_cast<std::int64_t>(count) * num_bytes;

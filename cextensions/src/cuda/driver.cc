@@ -131,6 +131,12 @@ std::size_t Driver::total_bytes(int ordinal) const {
   return bytes;
 }
 
+bool Driver::has_display(int ordinal) const {
+  int limited = 0;
+  check(api_.device_get_attribute(&limited, kKernelTimeout, device(ordinal)), "cuDeviceGetAttribute");
+  return limited != 0;
+}
+
 std::string Driver::uuid(int ordinal) const {
   Uuid uuid = {};
   check(api_.device_get_uuid(&uuid, device(ordinal)), "cuDeviceGetUuid");

@@ -1,15 +1,17 @@
 #include "moeinf/cuda/pinned.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <iterator>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 
 namespace moeinf::cuda {
 namespace {
 
-constexpr std::uintptr_t kPageBytes = 4096;
-// Pinned at once: where the system refuses a piece, the ones before it are kept.
+// Pinned at once, about: where the system refuses a piece, those before it are kept.
 constexpr std::uintptr_t kPieceBytes = std::uintptr_t{256} << 20;
 
 // What a system answers that will not pin (so much) memory. All else is an error: a lost device, a wrong
@@ -21,55 +23,66 @@ bool is_refusal(Result result) {
 
 }  // namespace
 
-std::int64_t PinnedMemory::add(std::uintptr_t start, std::int64_t num_bytes,
+std::int64_t PinnedMemory::add(std::uintptr_t start, std::int64_t num_bytes, std::int64_t block_bytes,
                                const std::function<void(std::int64_t)>& between) {
+  const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
+  if (block_bytes <= 0 || start % page != 0) {
+    throw std::invalid_argument("memory is registered from the start of a page, in blocks of a size");
+  }
   const std::uintptr_t end = start + static_cast<std::uintptr_t>(num_bytes);
   const auto after = pieces_.lower_bound(end);
   if (after != pieces_.begin() && std::prev(after)->second.end > start) {
     throw std::invalid_argument("the memory overlaps what is registered already");
   }
-  const Api& api = driver_->api();
-  const std::uintptr_t first_page = start / kPageBytes * kPageBytes;  // no page may belong to two pieces
-  std::uintptr_t piece = start;
+  // Neither a block nor a page may belong to two pieces.
+  const std::uintptr_t whole = std::lcm(static_cast<std::uintptr_t>(block_bytes), page);
+  const std::uintptr_t piece_bytes = std::max(whole, kPieceBytes / whole * whole);
+  std::uintptr_t piece = start, last = start;
   while (piece < end) {
-    const std::uintptr_t border = first_page + ((piece - first_page) / kPieceBytes + 1) * kPieceBytes;
-    const std::uintptr_t piece_end = std::min(end, border);
-    void* const memory = reinterpret_cast<void*>(piece);
-    const Result result = api.mem_host_register(memory, piece_end - piece, kHostPortable | kHostDeviceMap);
-    if (is_refusal(result)) break;
-    driver_->check(result, "cuMemHostRegister");
-    DeviceAddress device = 0;
-    const Result mapped = api.mem_host_get_device_pointer(&device, memory, 0);
-    if (mapped != kSuccess) (void)api.mem_host_unregister(memory);
-    driver_->check(mapped, "cuMemHostGetDevicePointer");
-    pieces_[piece] = {piece_end, device};
+    const std::uintptr_t piece_end = std::min(end, piece + piece_bytes);
+    if (!pin(piece, piece_end)) {
+      if (piece == start) return 0;
+      drop(last);  // the system has no more to give, and others in this process need a little
+      return static_cast<std::int64_t>(last - start);
+    }
+    last = piece;
     piece = piece_end;
     between(static_cast<std::int64_t>(piece - start));
   }
-  return static_cast<std::int64_t>(piece - start);
+  return num_bytes;
 }
 
-PinnedMemory::Span PinnedMemory::span(std::uintptr_t address) const {
+bool PinnedMemory::pin(std::uintptr_t start, std::uintptr_t end) {
+  const Api& api = driver_->api();
+  void* const memory = reinterpret_cast<void*>(start);
+  const Result result = api.mem_host_register(memory, end - start, kHostPortable | kHostDeviceMap);
+  if (is_refusal(result)) return false;
+  driver_->check(result, "cuMemHostRegister");
+  DeviceAddress device = 0;
+  const Result mapped = api.mem_host_get_device_pointer(&device, memory, 0);
+  if (mapped != kSuccess) (void)api.mem_host_unregister(memory);
+  driver_->check(mapped, "cuMemHostGetDevicePointer");
+  pieces_[start] = {end, device};
+  return true;
+}
+
+void PinnedMemory::drop(std::uintptr_t start) {
+  pieces_.erase(start);
+  driver_->check(driver_->api().mem_host_unregister(reinterpret_cast<void*>(start)), "cuMemHostUnregister");
+}
+
+DeviceAddress PinnedMemory::find(std::uintptr_t address, std::int64_t num_bytes) const {
   const auto next = pieces_.upper_bound(address);
-  if (next == pieces_.begin()) return {};
+  if (next == pieces_.begin()) return 0;
   const auto& [start, piece] = *std::prev(next);
-  if (piece.end <= address) return {};
-  return {piece.end, piece.device + (address - start)};
+  return address + static_cast<std::uintptr_t>(num_bytes) <= piece.end ? piece.device + (address - start) : 0;
 }
 
 DeviceAddress PinnedMemory::device_address(std::uintptr_t address, std::int64_t num_bytes) const {
-  const Span first = span(address);
-  const std::uintptr_t end = address + static_cast<std::uintptr_t>(num_bytes);
-  // On through the pieces that follow without a gap, here and for the device.
-  Span last = first;
-  while (last.device != 0 && last.end < end) {
-    const std::uintptr_t border = last.end;
-    last = span(border);
-    if (last.device != first.device + (border - address)) last = {};
-  }
-  if (num_bytes > 0 && last.device != 0) return first.device;
+  const DeviceAddress device = num_bytes > 0 ? find(address, num_bytes) : 0;
+  if (device != 0) return device;
   throw std::invalid_argument(std::to_string(num_bytes) + " bytes at " + std::to_string(address) +
-                              " are not registered, or not in one piece for the device");
+                              " are not registered, or not in one piece");
 }
 
 void PinnedMemory::clear(const std::function<void(Result, const char*)>& answer) {

@@ -31,7 +31,7 @@ def gpu_rates(gpu: Gpu) -> tuple[float, float]:
     copier = Copier(CudaDriver(), gpu.index)
     try:
         target = torch.empty(_LINK_BYTES, dtype=torch.uint8, device=device)
-        link = measure_link(copier, host.ctypes.data, target.data_ptr(), copier.register(host))
+        link = measure_link(copier, host.ctypes.data, target.data_ptr(), copier.register(host, _PIECE_BYTES))
     finally:
         copier.close()
     del target

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 LEAST_CAPABILITY: Final = (8, 0)  # bf16 in the matrix units, and the oldest that Triton supports
 LEAST_FREE_BYTES: Final = 1 << 30  # the driver's context and torch's libraries alone take half of it
+_WINDOWS: Final = "/dev/dxg"  # how WSL2 reaches the card
 _DRIVERS: Final = {12: "525", 13: "580"}  # the first driver of each major version of CUDA, as nvidia-smi shows it
 _ADVICE: Final = "or run with --device cpu"
 
@@ -28,6 +29,7 @@ class Gpu:
     driver_version: int  # the newest CUDA that the driver knows: 12040 is 12.4
     total_bytes: int
     free_bytes: int  # with this process's context in place
+    has_display: bool = False  # or Windows shares it: others need its memory, which is then taken away unannounced
 
 
 class Toolkit(NamedTuple):
@@ -133,7 +135,8 @@ def _gpu(driver: CudaDriver, wanted: int) -> Gpu:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         limited = f" with CUDA_VISIBLE_DEVICES={visible}" if visible is not None else ""
         raise DeviceError(f"no GPU cuda:{wanted}{limited}; there is {here}")
-    return Gpu(wanted, driver.name(wanted), driver.capability(wanted), driver.version, driver.total_bytes(wanted), 0)
+    return Gpu(wanted, driver.name(wanted), driver.capability(wanted), driver.version, driver.total_bytes(wanted), 0,
+               os.path.exists(_WINDOWS) or driver.has_display(wanted))
 
 
 def _check_toolkit(gpu: Gpu, toolkit: Toolkit) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from moeinf.device.cuda import is_out_of_memory
+from moeinf.errors import DeviceError
 
 
 class Graph(Protocol):
@@ -52,7 +56,11 @@ class Device(Protocol):
         ...
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Zeros in host memory that copies to and from the device need not wait for."""
+        """Zeros in host memory that copies to and from the device need not wait for.
+
+        Raises DeviceError where the system refuses: that is no want of the device's memory, and nothing that is given
+        up there helps.
+        """
         ...
 
     def free_bytes(self) -> int:
@@ -122,7 +130,7 @@ class CudaDevice:
         self._stream.synchronize()
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return torch.zeros(shape, dtype=dtype, pin_memory=True)
+        return pinned_zeros(shape, dtype)
 
     def free_bytes(self) -> int:
         return int(torch.cuda.mem_get_info(self.kind)[0])
@@ -136,3 +144,25 @@ class CudaDevice:
 
     def release_unused(self) -> None:
         torch.cuda.empty_cache()
+
+
+def pinned_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """See Device.pinned."""
+    try:
+        return torch.zeros(shape, dtype=dtype, pin_memory=True)
+    except RuntimeError as error:
+        if not is_out_of_memory(error):  # which torch says of the host's memory in the same words
+            raise
+        num_bytes = math.prod(shape) * dtype.itemsize
+        raise DeviceError(f"the system does not pin {num_bytes >> 10} KiB of host memory for the GPU: free memory, "
+                          "raise `ulimit -l` where it is low, or run with --device cpu") from error
+
+
+def pinned_copy(values: Tensor) -> Tensor:
+    """`values` in pinned memory; where the system has none left, as they are: their upload then waits."""
+    try:
+        return values.pin_memory()
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        return values

@@ -7,6 +7,7 @@ from typing import Final
 import numpy as np
 import torch
 
+from moeinf.device.device import pinned_copy
 from moeinf.device.matrix import Groups
 from moeinf.types import IntArray
 
@@ -42,7 +43,7 @@ def make_groups(ids: IntArray, experts: IntArray, addresses: IntArray, device: t
     words[2 * padded : 2 * padded + len(places)] = places
     staged = torch.from_numpy(packed)
     if device.type == "cuda":
-        staged = staged.pin_memory()  # torch keeps the pinned copy until the upload is done
+        staged = pinned_copy(staged)  # which torch keeps until the upload is done
     there = staged.to(device, non_blocking=True)
     words_there = there[padded:].view(torch.int32)
     return Groups(

@@ -65,8 +65,8 @@ class DeviceLayers:
         self._tensors = tensors
         self._lookups = lookups
         self.context = context
-        self._staging: Tensor | None = None
-        self._logits: Tensor | None = None
+        self._staging: Tensor | None = None  # f32, pinned: of what goes to the device
+        self._logits: Tensor | None = None  # and of what comes from it
         self._input: Tensor | None = None
         self._spare: Tensor | None = None
 
@@ -180,20 +180,29 @@ class DeviceLayers:
         self.ops.matrices.linear(x, matrix, out, bias)
         return out
 
+    def take_staging(self, rows: int, width: int, num_logits: int) -> None:
+        """Takes pinned memory for so many rows of embeddings at once, and for what a step gives.
+
+        Before the experts are pinned, behind which a system may have none left. More is taken where it is needed.
+        """
+        self._staging = self._room(self._staging, rows * width)
+        self._logits = self._room(self._logits, num_logits)
+
+    def _room(self, held: Tensor | None, count: int) -> Tensor:
+        return held if held is not None and len(held) >= count else self.device.pinned((count,), torch.float32)
+
     def _upload(self, rows: Float32Array) -> Tensor:
-        count, width = rows.shape
-        if self._staging is None or len(self._staging) < count:
-            self._staging = self.device.pinned((count, width), torch.float32)
-        staged = self._staging[:count]
+        self._staging = self._room(self._staging, rows.size)
+        staged = self._staging[: rows.size].view(rows.shape)
         staged.copy_(torch.from_numpy(rows))
         return staged.to(self.device.kind, non_blocking=True)
 
     def _to_host(self, logits: Tensor) -> Float32Array:
-        if self._logits is None or self._logits.shape != logits.shape:
-            self._logits = self.device.pinned(tuple(logits.shape), torch.float32)
-        self._logits.copy_(logits, non_blocking=True)
+        self._logits = self._room(self._logits, logits.numel())
+        staged = self._logits[: logits.numel()].view(logits.shape)
+        staged.copy_(logits, non_blocking=True)
         self.device.synchronise()
-        values: Float32Array = self._logits.numpy().copy()
+        values: Float32Array = staged.numpy().copy()
         return values
 
 

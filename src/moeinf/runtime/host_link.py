@@ -171,12 +171,12 @@ class HostLink:
         finally:
             self._loading_busy_s = self._disk.busy_seconds()
 
-    def pin(self, progress: Callable[[int], None] | None = None) -> int:
-        """Registers the host's memory with the copier, as far as the system allows; bytes pinned from its start.
+    def pin(self, num_bytes: int, progress: Callable[[int], None] | None = None) -> int:
+        """Registers so much of the host's memory with the copier, as far as the system allows; bytes pinned.
 
         progress(bytes pinned so far) may raise to end it: what is pinned then, the copier gives back when it is closed.
         """
-        self._pinned_bytes = self._copier.register(self._memory, progress)
+        self._pinned_bytes = self._copier.register(self._memory[:num_bytes], self._stride_bytes, progress)
         self._reachable = None
         return self._pinned_bytes
 
@@ -195,7 +195,9 @@ class HostLink:
             offsets = self._table.offset_of
             self._reachable = np.empty(0, np.int64)
             if int(offsets.max()) + self._stride_bytes <= self._pinned_bytes:
-                self._reachable = self._mapped(self._addresses(offsets).tolist())
+                addresses = self._addresses(offsets).tolist()
+                seen = [self._copier.device_address(address, self._stride_bytes) for address in addresses]
+                self._reachable = np.array(seen, np.int64)
         return self._reachable
 
     def host_holds(self, keys: IntArray) -> BoolArray:
@@ -235,13 +237,6 @@ class HostLink:
 
     def _addresses(self, offsets: IntArray) -> IntArray:
         return offsets + self._start
-
-    def _mapped(self, addresses: Sequence[int]) -> IntArray:
-        try:
-            found = [self._copier.device_address(address, self._stride_bytes) for address in addresses]
-        except ValueError:  # a block lies across two pinned pieces that the device sees apart
-            return np.empty(0, np.int64)
-        return np.array(found, np.int64)
 
     def _read(self, absent: Sequence[int]) -> None:
         """Queues reads of as many as find slots, in this order; prefetches leave half of the slots to demand."""

@@ -33,7 +33,7 @@ class FakeCopier:
         self.submissions: list[int] = []  # experts of each
         self.patient = False  # then `done` hurries nothing
 
-    def register(self, memory: ByteArray, progress: Callable[[int], None] | None = None) -> int:
+    def register(self, memory: ByteArray, block_bytes: int, progress: Callable[[int], None] | None = None) -> int:
         """In two pieces."""
         num_bytes = len(memory) if self._pinned_limit is None else min(len(memory), self._pinned_limit)
         for done in (num_bytes // 2, num_bytes):

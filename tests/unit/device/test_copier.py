@@ -70,7 +70,8 @@ class Experts:
     """Four experts in host memory, and as many slots of a device."""
 
     def __init__(self) -> None:
-        self.host = np.random.default_rng(1).integers(0, 256, (4, EXPERT), np.uint8)
+        self.host = Arena(4 * EXPERT).array().reshape(4, EXPERT)
+        self.host[:] = np.random.default_rng(1).integers(0, 256, (4, EXPERT), np.uint8)
         self.device = np.zeros_like(self.host)
         self.sources, self.destinations = rows(self.host), rows(self.device)
 
@@ -87,6 +88,7 @@ def test_a_driver_tells_its_version_and_devices(driver: CudaDriver) -> None:
     assert driver.device_count == 2
     assert (driver.name(0), driver.capability(0)) == ("Fake GPU", (8, 6))
     assert driver.total_bytes(0) == 8 << 30
+    assert driver.has_display(0) and not driver.has_display(1)
     assert driver.memory(0) == (7 << 30, 8 << 30)
     assert driver.uuid(1) == "GPU-f1e1d1c1-b1a1-9181-7161-514131211101"
 
@@ -110,7 +112,8 @@ def test_a_driver_that_does_not_start_is_an_error_with_its_name(fake: ctypes.CDL
 
 
 def test_a_device_that_is_not_there_is_an_error(driver: CudaDriver) -> None:
-    for ask in (driver.name, driver.capability, driver.total_bytes, driver.uuid, driver.memory):
+    for ask in (driver.name, driver.capability, driver.total_bytes, driver.has_display, driver.uuid,
+                driver.memory):
         with pytest.raises(CudaError, match="CUDA_ERROR_INVALID_DEVICE"):
             ask(2)
 
@@ -119,7 +122,7 @@ def test_experts_arrive_from_registered_and_from_other_memory(fake: ctypes.CDLL,
     experts = Experts()
     copier.wait(experts.copy(copier))
     assert np.array_equal(experts.device, experts.host)
-    assert copier.register(experts.host.reshape(-1)) == experts.host.nbytes
+    assert copier.register(experts.host.reshape(-1), EXPERT) == experts.host.nbytes
     experts.device[:] = 0
     copier.wait(experts.copy(copier))
     assert np.array_equal(experts.device, experts.host)
@@ -164,9 +167,9 @@ def test_a_copy_that_waits_for_the_ring_lets_other_threads_run(fake: ctypes.CDLL
 
 
 def test_what_the_system_will_not_pin_is_told_and_copied_all_the_same(fake: ctypes.CDLL, copier: Copier) -> None:
-    arena = Arena(512 * MIB)
-    fake.fake_set_pin_limit(RING + 300 * MIB)
-    assert copier.register(arena.array()) == 256 * MIB
+    arena = Arena(700 * MIB)
+    fake.fake_set_pin_limit(RING + 600 * MIB)
+    assert copier.register(arena.array(), EXPERT) == 256 * MIB, "the second piece is left to others"
     assert copier.device_address(arena.address + 5) == arena.address + 5
     with pytest.raises(ValueError, match="not registered"):
         copier.device_address(arena.address + 256 * MIB - 1, 2)
@@ -182,7 +185,7 @@ def test_pinning_tells_how_far_it_is_and_what_was_pinned_before_an_interrupt_is_
 ) -> None:
     copier, arena = Copier(driver, 0, RING), Arena(700 * MIB)
     told: list[int] = []
-    assert copier.register(arena.array(), told.append) == 700 * MIB
+    assert copier.register(arena.array(), EXPERT, told.append) == 700 * MIB
     assert told == [256 * MIB, 512 * MIB, 700 * MIB]
     copier.close()
     copier = Copier(driver, 0, RING)
@@ -192,17 +195,17 @@ def test_pinning_tells_how_far_it_is_and_what_was_pinned_before_an_interrupt_is_
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        copier.register(arena.array(), interrupt)
-    assert copier.device_address(arena.address, 512 * MIB) == arena.address
+        copier.register(arena.array(), EXPERT, interrupt)
+    assert copier.device_address(arena.address + 256 * MIB, 256 * MIB) == arena.address + 256 * MIB
     copier.close()
     assert fake.fake_num_live() == 0
 
 
 def test_registered_memory_lives_until_the_copier_is_closed(driver: CudaDriver) -> None:
     copier = Copier(driver, 0, RING)
-    memory = np.zeros(EXPERT, np.uint8)
+    memory = Arena(EXPERT).array()
     alive = weakref.ref(memory)
-    copier.register(memory)
+    copier.register(memory, EXPERT)
     del memory
     gc.collect()
     assert alive() is not None
@@ -227,7 +230,7 @@ def test_a_closed_copier_holds_nothing_and_only_counts(fake: ctypes.CDLL, driver
 
 def test_a_copier_that_is_dropped_gives_everything_back(fake: ctypes.CDLL, driver: CudaDriver) -> None:
     copier = Copier(driver, 0, RING)
-    copier.register(np.zeros(EXPERT, np.uint8))
+    copier.register(Arena(EXPERT).array(), EXPERT)
     assert fake.fake_num_live() > 0
     del copier
     gc.collect()
@@ -244,9 +247,11 @@ def test_misuse_is_a_value_error(driver: CudaDriver, copier: Copier) -> None:
         copier.wait(1)
     with pytest.raises(ValueError, match="ring_bytes is 4096"):
         Copier(driver, 0, 4096)
-    copier.register(experts.host[1])
+    copier.register(experts.host[1], EXPERT)
     with pytest.raises(ValueError, match="overlaps"):
-        copier.register(experts.host.reshape(-1))
+        copier.register(experts.host.reshape(-1), EXPERT)
+    with pytest.raises(ValueError, match="start of a page"):
+        copier.register(experts.host[2, 1:], EXPERT)
 
 
 def test_the_declarations_of_the_driver_are_those_of_its_headers() -> None:

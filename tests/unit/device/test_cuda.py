@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -31,6 +32,7 @@ class FakeDriver:
     capabilities: tuple[int, int] = (8, 6)
     free_bytes: int = 20 * GIB
     broken: str = ""
+    display: bool = False
 
     @property
     def device_count(self) -> int:
@@ -44,6 +46,9 @@ class FakeDriver:
 
     def total_bytes(self, i: int) -> int:
         return 24 * GIB
+
+    def has_display(self, i: int) -> bool:
+        return self.display
 
     def memory(self, i: int) -> tuple[int, int]:
         if self.broken:
@@ -97,6 +102,16 @@ ABSENT: dict[str, tuple[Exception | FakeDriver, str]] = {
 @pytest.mark.parametrize("device", ["auto", "cuda", "cuda:0"])
 def test_a_usable_card_is_told_with_what_planning_needs(device: str) -> None:
     assert find(device) == Gpu(0, "NVIDIA A5000", (8, 6), 13000, 24 * GIB, 20 * GIB)
+
+
+def test_a_card_that_others_need_too_is_told_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    windows = tmp_path / "dxg"
+    monkeypatch.setattr("moeinf.device.cuda._WINDOWS", str(windows))
+    alone, display = find("cuda"), find("cuda", replace(HERE, display=True))
+    windows.touch()
+    under_windows = find("cuda")
+    assert alone and display and under_windows
+    assert (alone.has_display, display.has_display, under_windows.has_display) == (False, True, True)
 
 
 def test_the_number_chooses_among_cards() -> None:

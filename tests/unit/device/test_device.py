@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from moeinf.device.device import CudaDevice
+from moeinf.device.device import CudaDevice, pinned_copy
 from moeinf.device.program import DecodeProgram
+from moeinf.errors import DeviceError
 
 
 class Cuda:
@@ -113,3 +114,25 @@ def test_what_the_caller_submitted_comes_first(cuda: Cuda) -> None:
         assert stream != "the caller's stream"
     assert cuda.log == [(stream, "waits for", "the caller's stream")]
     assert cuda.current == "the caller's stream"
+
+
+def test_a_system_that_pins_no_more_is_not_taken_for_a_full_card(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> torch.Tensor:
+        raise RuntimeError("CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation'")
+
+    device, values = CudaDevice(0), torch.ones(3)
+    monkeypatch.setattr(torch, "zeros", refuse)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", refuse)
+    with pytest.raises(DeviceError, match="does not pin 16 KiB of host memory"):
+        device.pinned((1024, 4), torch.float32)
+    assert pinned_copy(values) is values
+
+
+def test_a_device_that_is_lost_while_memory_is_pinned_is_no_refusal(cuda: Cuda, monkeypatch: pytest.MonkeyPatch
+                                                                    ) -> None:
+    def fail(*args: Any, **kwargs: Any) -> torch.Tensor:
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", fail)
+    with pytest.raises(RuntimeError, match="launch failure"):
+        pinned_copy(torch.ones(3))

@@ -377,7 +377,7 @@ def test_the_device_reaches_all_where_the_host_holds_all_and_it_is_pinned(
     machine = Machine(device_slots=4, host_slots=host_slots, pinned_bytes=pinned_bytes)
     machine.link.load_host(lambda done, total: None)
     assert not machine.link.device_reaches_all
-    machine.link.pin()
+    machine.link.pin(1 << 40)
     assert machine.link.device_reaches_all == reaches
     if reaches:
         at = address_of(machine.host, SLOTS_START + np.arange(TOTAL) * STRIDE)

@@ -31,7 +31,7 @@ class Copier {
   bool batched() const { return batched_; }  // whether one submission holds all copies of a call
 
   // As PinnedMemory::add and device_address. What is pinned must stay mapped until close().
-  std::int64_t register_memory(unsigned char* data, std::int64_t num_bytes,
+  std::int64_t register_memory(unsigned char* data, std::int64_t num_bytes, std::int64_t block_bytes,
                                const std::function<void(std::int64_t)>& between);
   DeviceAddress device_address(std::uintptr_t address, std::int64_t num_bytes) const;
 
@@ -80,7 +80,7 @@ class Copier {
   void require_open() const;
   void require_ticket(std::int64_t ticket) const;
   Event make_event(unsigned flags);
-  void split(std::uintptr_t source, DeviceAddress destination, std::int64_t num_bytes);
+  void take(std::uintptr_t source, DeviceAddress destination, std::int64_t num_bytes);
   void submit_direct();
   void submit_staged(const Staged& part);
   Flight take_flight();

@@ -35,6 +35,7 @@ constexpr unsigned kHostDeviceMap = 2;       // .._DEVICEMAP
 constexpr unsigned kEventBlockingSync = 1;   // CU_EVENT_BLOCKING_SYNC
 constexpr unsigned kEventDisableTiming = 2;  // CU_EVENT_DISABLE_TIMING
 constexpr unsigned kStreamNonBlocking = 1;   // CU_STREAM_NON_BLOCKING
+constexpr int kKernelTimeout = 17;           // CU_DEVICE_ATTRIBUTE_KERNEL_EXEC_TIMEOUT
 constexpr int kCapabilityMajor = 75;         // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
 constexpr int kCapabilityMinor = 76;         // .._MINOR
 constexpr int kSourceInStreamOrder = 1;      // CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
@@ -126,6 +127,7 @@ class Driver {
   std::string name(int ordinal) const;
   std::pair<int, int> capability(int ordinal) const;
   std::size_t total_bytes(int ordinal) const;
+  bool has_display(int ordinal) const;  // whether kernels are timed, as on a card that a display needs too
   std::string uuid(int ordinal) const;
   // Free and total bytes; makes the primary context, for as long as the call lasts, where there is none.
   std::pair<std::size_t, std::size_t> memory(int ordinal) const;

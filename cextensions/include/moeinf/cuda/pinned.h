@@ -10,26 +10,25 @@
 
 namespace moeinf::cuda {
 
-// Memory is registered in pieces, and the driver refuses copies that reach from one into another, or beyond.
-// What it registered is given back by clear() alone: a context has to be current for that, and for add().
+// Memory is registered in pieces of whole blocks: the driver refuses copies that reach from one piece into
+// another, and a device may see pieces apart that are neighbours here. What it registered is given back by
+// clear() alone: a context has to be current for that, and for add().
 class PinnedMemory {
  public:
   explicit PinnedMemory(std::shared_ptr<const Driver> driver) : driver_(std::move(driver)) {}
 
-  // Pins piece by piece up to the first that is refused, and returns how many bytes from the start were
-  // pinned. `between` is told as much after each piece, and may throw; so does add, std::invalid_argument
-  // where the range overlaps a registered one.
-  std::int64_t add(std::uintptr_t start, std::int64_t num_bytes,
+  // Pins memory that holds blocks of block_bytes one behind the other, and returns how many bytes from the
+  // start were pinned: all, or, where a piece is refused, what was pinned before but for its last piece.
+  // `between` is told after each piece how many bytes that makes, and may throw; so does add,
+  // std::invalid_argument where the range overlaps a registered one or does not start with a page.
+  std::int64_t add(std::uintptr_t start, std::int64_t num_bytes, std::int64_t block_bytes,
                    const std::function<void(std::int64_t)>& between);
 
-  // Throws std::invalid_argument where the range is not all registered, or not in one piece for the device.
-  DeviceAddress device_address(std::uintptr_t address, std::int64_t num_bytes) const;
+  // Where the device sees the range; 0 where it is not registered in one piece.
+  DeviceAddress find(std::uintptr_t address, std::int64_t num_bytes) const;
 
-  struct Span {  // from an address to the end of the piece that holds it
-    std::uintptr_t end = 0;
-    DeviceAddress device = 0;  // of the address; 0: it is not registered
-  };
-  Span span(std::uintptr_t address) const;
+  // The same, but throws std::invalid_argument.
+  DeviceAddress device_address(std::uintptr_t address, std::int64_t num_bytes) const;
 
   // Unregisters all; what the driver answers goes to `answer`.
   void clear(const std::function<void(Result, const char*)>& answer);
@@ -39,6 +38,9 @@ class PinnedMemory {
     std::uintptr_t end;
     DeviceAddress device;
   };
+
+  bool pin(std::uintptr_t start, std::uintptr_t end);  // false: refused
+  void drop(std::uintptr_t start);
 
   std::shared_ptr<const Driver> driver_;
   std::map<std::uintptr_t, Piece> pieces_;  // by start
