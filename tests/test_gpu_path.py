@@ -160,7 +160,7 @@ def test_slots_that_the_plan_leaves_pageable_give_the_same_tokens_and_are_told(
 ) -> None:
     with opened(demo, host=40, pinned=25, expert_cache="30%") as model:
         assert answer(model) == wanted
-        assert sum("pinned, more is not left to the GPU" in notice for notice in model.notices) == 1
+        assert sum("pinned, at most 75 % of memory is" in notice for notice in model.notices) == 1
 
 
 class PinsNoMore(EmulatedDevice):

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from moeinf._native import Kernels
 from moeinf.completion import Completion, GenerationStats
-from moeinf.config import RuntimeConfig
+from moeinf.config import RuntimeConfig, gpu_option
 from moeinf.dense import DenseFile
-from moeinf.device.cuda import find_cuda
-from moeinf.errors import ContextLengthError, StoreError, UsageError
+from moeinf.device.cuda import Gpu, find_cuda, without_advice
+from moeinf.errors import ContextLengthError, DeviceError, OutOfMemoryError, StoreError, UsageError
 from moeinf.generate.loop import CachedTokens, Chooser, Timing, generate
 from moeinf.generate.sampling import Sampler, SamplingParams, not_done, resolve_params
 from moeinf.generate.seq2seq import SourceModel, Sources, answer_source
@@ -84,7 +84,8 @@ class Model:
         self._stored = stored
         self._laps = Laps()
         self._run: Run | None = None
-        here = on or machine()
+        self._look: Callable[[], Machine] = machine if on is None else (lambda: on)
+        here = self._look()
         check_sizes(stored)
         config_path = stored.path / "config.json"
         config_json = parse_json_object(read_small(config_path), str(config_path), StoreError)
@@ -126,16 +127,37 @@ class Model:
 
     def _put_together(self, parts: ModelParts, gpu: OpenGpu | None) -> Run:
         found = None if gpu is not None else find_cuda(parts.config.device, self.notices.append)
-        if gpu is None and found is None:
-            from moeinf.on_cpu import CpuRun
+        if gpu is not None:
+            from moeinf.on_gpu import GpuRun
 
-            return CpuRun(parts)
+            return GpuRun(parts, gpu)
+        if found is not None and (run := self._on_gpu(parts, found)) is not None:
+            return run
+        from moeinf.on_cpu import CpuRun
+
+        return CpuRun(parts)
+
+    def _on_gpu(self, parts: ModelParts, found: Gpu) -> Run | None:
+        """On the card that was found; None after one notice where the CPU is to compute, which is for "auto" alone."""
         from moeinf.on_gpu import GpuRun, open_gpu
+        from moeinf.preference import reason_for_cpu
 
-        if gpu is None:
-            assert found is not None
+        auto, gpu = parts.config.device == "auto" and not gpu_option(parts.config), None
+        try:
             gpu = open_gpu(found)
-        return GpuRun(parts, gpu)
+            parts.machine = self._look()  # torch and the driver's context have taken their part by now
+            reason = reason_for_cpu(parts, gpu) if auto else None
+            if reason is None:
+                return GpuRun(parts, gpu)
+        except (DeviceError, OutOfMemoryError) as error:
+            if not auto:
+                raise
+            reason = without_advice(error)
+        if gpu is not None:
+            gpu.close()
+        parts.machine = self._look()
+        self.notices.append(f"running on the CPU: {reason}")
+        return None
 
     def _load_collection(self) -> ActivationCollection:
         """The collection of earlier runs, or an empty one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -18,8 +19,8 @@ from moeinf.device.matrix import expert_parts_of
 from moeinf.device.ops import Ops
 from moeinf.device.program import DecodeProgram
 from moeinf.display import size_text
-from moeinf.errors import OutOfMemoryError
-from moeinf.memory import CONTEXT_BYTES, DevicePlan, plan_device_memory
+from moeinf.errors import DeviceError, OutOfMemoryError
+from moeinf.memory import CONTEXT_BYTES, PINNED_PERCENT, DevicePlan, plan_device_memory
 from moeinf.models.device_layers import DeviceLayers
 from moeinf.parts import ModelParts, expert_parts, prefetcher_of
 from moeinf.runtime.cpu_experts import CpuExperts
@@ -47,23 +48,38 @@ class OpenGpu:
     total_bytes: int
     has_display: bool = False  # see device.cuda.Gpu
 
+    def close(self) -> None:
+        """Gives back what copies take, and memory that nothing uses any more."""
+        self.copier.close()
+        gc.collect()
+        with suppress(RuntimeError):  # of a GPU that is lost; of torch before 2.12 after a capture that broke
+            self.device.release_unused()
+
 
 def open_gpu(gpu: Gpu) -> OpenGpu:
-    """Raises DeviceError where the card refuses."""
+    """Tries the card out first. Raises DeviceError for whatever keeps it from computing."""
     from moeinf._native import Copier as NativeCopier
     from moeinf._native import CudaDriver
     from moeinf.device.device import CudaDevice
     from moeinf.device.matrix_ops import TritonMatrixOps
+    from moeinf.device.trial import try_out
     from moeinf.device.vector_ops import TritonVectorOps
 
     try:
         device = CudaDevice(gpu.index)
+        gc.collect()
         device.release_unused()  # what a model that was closed has left
         ops = Ops(TritonVectorOps(), TritonMatrixOps())
+        try_out(device, ops)
         return OpenGpu(gpu.name, device, ops, NativeCopier(CudaDriver(), gpu.index), device.free_bytes(),
                        gpu.total_bytes, gpu.has_display)
-    except RuntimeError as error:
-        raise explain(error) or error from error
+    except DeviceError:
+        raise
+    except Exception as error:  # of three libraries, and what they run: whatever it is, this card does not compute
+        said = next(iter(str(error).splitlines()), "")
+        raise explain(error) or DeviceError(
+            f"GPU {gpu.index} ({gpu.name}) does not compute ({type(error).__name__}: {said}): see nvidia-smi, report "
+            "this if it shows nothing, or run with --device cpu") from error
 
 
 class GpuRun:
@@ -154,9 +170,9 @@ class GpuRun:
         wanted = self.plan.pinned_bytes
         pinned = self._link.pin(wanted, lambda done: parts.pin_progress(done, wanted))
         if pinned < self.plan.host_bytes:
-            why = "more is not left to the GPU" if pinned == wanted else "the system refuses more"
-            self._notice(f"{size_text(pinned)} of the {size_text(self.plan.host_bytes)} of experts in memory are pinned, "
-                         f"{why}: the rest goes to the GPU through a small buffer, which is slower")
+            why = f"at most {PINNED_PERCENT} % of memory is" if pinned == wanted else "the system refuses more"
+            self._notice(f"{size_text(pinned)} of the {size_text(self.plan.host_bytes)} of experts in memory are "
+                         f"pinned, {why}: the rest goes to the GPU through a small buffer, which is slower")
         if fits:
             self.tier.load_all(progress)
 
@@ -181,7 +197,7 @@ class GpuRun:
             while True:
                 try:
                     return step()
-                except RuntimeError as error:
+                except Exception as error:
                     if not is_out_of_memory(error):
                         raise self._named(error) from error
                     self.tier.abandon_visit()
@@ -232,7 +248,7 @@ class GpuRun:
         return lambda done, _: self._parts.progress(before + done, self.plan.dense_bytes + experts)
 
     def _named(self, error: BaseException) -> BaseException:
-        return (explain(error) if isinstance(error, RuntimeError) else None) or error
+        return explain(error) or error
 
     def describe(self, total_experts: int) -> str:
         plan, slots = self.plan, self._arena.num_slots
@@ -254,7 +270,6 @@ class GpuRun:
             self._gpu.device.synchronise()  # after an interrupt, kernels may still read pinned memory
         self._program.reset()
         self._link.close() if hasattr(self, "_link") else self.reader.close()
-        self._gpu.copier.close()
         if hasattr(self, "_arena"):
             self._arena.release()
-        self._gpu.device.release_unused()
+        self._gpu.close()

@@ -18,7 +18,7 @@ StoredName = Annotated[str, typer.Argument(metavar="MODEL", help="A stored model
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no line about memory.")]
 Device = Annotated[str | None, typer.Option(metavar="NAME", help=(
-    "cpu, cuda, cuda:1, or auto: a GPU if there is one. [default: auto]"))]
+    "cpu, cuda, cuda:1, or auto: a GPU, unless the CPU is faster. [default: auto]"))]
 Vram = Annotated[str | None, typer.Option(metavar="SIZE", help=(
     "What may be used of the GPU's memory: auto, bytes (12GB) or percent of it. [default: auto]"))]
 Ram = Annotated[str | None, typer.Option(metavar="SIZE", help=(

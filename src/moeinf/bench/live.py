@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,10 +14,10 @@ from moeinf import __version__
 from moeinf.bench.bandwidth import formats_text, memory_bytes_per_s, weight_bytes_per_token
 from moeinf.bench.disk import disk_bytes_per_s
 from moeinf.completion import GenerationStats
-from moeinf.config import RuntimeConfig
-from moeinf.device.cuda import Gpu, find_cuda
+from moeinf.config import RuntimeConfig, gpu_option
+from moeinf.device.cuda import Gpu, find_cuda, without_advice
 from moeinf.engine import Model
-from moeinf.errors import UsageError
+from moeinf.errors import DeviceError, UsageError
 from moeinf.memory import DevicePlan
 from moeinf.runtime.stats import CacheStats
 from moeinf.store.library import StoredModel
@@ -52,9 +52,15 @@ def run_bench(stored: StoredModel, config: RuntimeConfig, workload: Workload,
         from moeinf.bench.device_rates import gpu_rates  # torch, which a run on the CPU does without
         from moeinf.on_gpu import open_gpu
 
-        report("measuring the GPU's memory and the link to it")
-        link, memory = gpu_rates(gpu)
-        opened = open_gpu(gpu)
+        try:
+            opened = open_gpu(gpu)
+            report("measuring the GPU's memory and the link to it")
+            link, memory = gpu_rates(gpu)
+        except DeviceError as error:
+            if config.device != "auto" or gpu_option(config):
+                raise
+            report(f"running on the CPU: {without_advice(error)}")
+            gpu, opened, config = None, None, replace(config, device="cpu")
     report("loading")
     common, rounds = _requests(stored, config, workload, report, opened)
     if not gpu:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import os
 import re
+import shlex
+import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -62,8 +65,13 @@ def find_cuda(device: str, notice: Callable[[str], None], *, open_driver: Callab
     except DeviceError as error:
         if device != "auto":
             raise
-        notice(f"running on the CPU: {str(error).removesuffix(', ' + _ADVICE)}")
+        notice(f"running on the CPU: {without_advice(error)}")
     return None
+
+
+def without_advice(error: Exception) -> str:
+    """What an error says, but for the remedy that is taken: to run on the CPU."""
+    return str(error).removesuffix(", " + _ADVICE)
 
 
 def check_cuda(device: str) -> None:
@@ -197,6 +205,9 @@ def _open_toolkit() -> Toolkit:
 
 # What the runtime's message, Triton's or the driver's name of an error has in it -> what it means.
 _FAULTS: Final = (
+    (r"kernel image is invalid|INVALID_IMAGE|no kernel image is available|NO_BINARY_FOR_GPU|INVALID_PTX"
+     r"|UNSUPPORTED_PTX_VERSION|PTX was compiled with an unsupported toolchain|provided PTX",
+     "the NVIDIA driver is older than the compiler that came with triton: update the driver"),
     (r"illegal memory access|ILLEGAL_ADDRESS|misaligned address|MISALIGNED|illegal instruction|ILLEGAL_INSTRUCTION"
      r"|INVALID_PC|invalid program counter|INVALID_ADDRESS_SPACE|operation not supported on global/shared"
      r"|device-side assert|ERROR_ASSERT",
@@ -216,15 +227,20 @@ _FAULTS: Final = (
 def explain(error: BaseException) -> MoeinfError | None:
     """What of torch, Triton or the driver says that the GPU failed or is gone, as one line with the remedy; else None.
 
-    None also for an error of ours (an invalid argument) and for want of memory: torch.OutOfMemoryError and
+    None also for an error of ours (an invalid argument) and for want of the device's memory: torch.OutOfMemoryError and
     CUDA_ERROR_OUT_OF_MEMORY stay what they are, and whoever can shrink something handles them. After an explained
     error nothing on the device can be used any more by this process.
     """
-    if not isinstance(error, RuntimeError) or isinstance(error, MoeinfError):
+    if isinstance(error, MoeinfError):
+        return None
+    if compiling := _of_the_compiler(error):
+        return DeviceError(f"{compiling}, {_ADVICE}")
+    if not isinstance(error, RuntimeError):
         return None
     text = f"{getattr(error, 'name', '')} {error}"
-    if "Failed to find C compiler" in text:
-        return DeviceError(f"Triton needs a C compiler once, to build its launcher: install gcc, or set CC, {_ADVICE}")
+    if _is_of_the_host(text):
+        return DeviceError(f"the system does not pin memory for copies to the GPU ({getattr(error, 'name', error)}): "
+                           f"free memory, raise `ulimit -l` where it is low, {_ADVICE}")
     if is_out_of_memory(error) or not re.search(r"CUDA|CUBLAS", text):
         return None
     for pattern, remedy in _FAULTS:
@@ -234,8 +250,32 @@ def explain(error: BaseException) -> MoeinfError | None:
     return None
 
 
+def _of_the_compiler(error: BaseException) -> str | None:
+    """What kept Triton from compiling a kernel or its launcher, with the remedy; None for anything else."""
+    kind = type(error).__name__
+    if isinstance(error, subprocess.CalledProcessError):  # gcc over the launcher, in which it wants Python.h
+        return ("Triton cannot build its launcher: install Python's headers (python3-dev) and a C compiler that works; "
+                f"`{shlex.join(map(str, error.cmd)) if isinstance(error.cmd, list) else error.cmd}` ended with "
+                f"{error.returncode}")
+    if "Failed to find C compiler" in str(error):
+        return "Triton needs a C compiler once, to build its launcher: install gcc, or set CC"
+    if kind in ("OutOfResources", "PTXASError", "CompilationError") and type(error).__module__.startswith("triton"):
+        said = str(error).strip().splitlines()
+        return (f"Triton {importlib.metadata.version('triton')} cannot compile a kernel for this card "
+                f"({kind}: {said[-1][:200] if said else ''}): install the triton that came with torch, report this if "
+                "that does not help")
+    return None
+
+
+def _is_of_the_host(text: str) -> bool:
+    """Whether a call of the driver failed that asks for pinned memory of the host."""
+    return bool(re.search(r"\bcuMemHost(Alloc|Register).*OUT_OF_MEMORY", text, re.DOTALL))
+
+
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a smaller cache on the device might help: torch's, Triton's or the driver's refusal of memory."""
+    """Whether a smaller cache on the device might help: torch's, Triton's or the driver's refusal of its memory."""
     text = f"{type(error).__name__} {getattr(error, 'name', '')} {error}"
+    if _is_of_the_host(text):
+        return False
     refusal = r"^OutOfMemoryError|ERROR_OUT_OF_MEMORY|CUDA.*out of memory|CUBLAS_STATUS_ALLOC_FAILED"
     return isinstance(error, RuntimeError) and bool(re.search(refusal, text, re.DOTALL))

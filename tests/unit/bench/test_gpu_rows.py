@@ -11,6 +11,7 @@ from moeinf.device.cuda import Gpu
 from moeinf.device.matrix_twins import TorchMatrixOps
 from moeinf.device.ops import Ops
 from moeinf.device.vector_twins import TorchVectorOps
+from moeinf.errors import DeviceError
 from moeinf.on_gpu import OpenGpu
 from moeinf.store.library import StoredModel
 from tests.emulated_device import EmulatedDevice, recorded
@@ -61,3 +62,18 @@ def test_with_every_expert_on_the_card_nothing_crosses_the_link(demo: StoredMode
     rows = run_bench(demo, RuntimeConfig(threads=1), Workload(num_prompt=8, num_decode=4, repeats=1))
     assert {row["link_share"] for row in rows} == {0} and {row["expert_hit_rate"] for row in rows} == {1}
     assert all(row["experts"] == 192 for row in rows)
+
+
+@pytest.mark.usefixtures("card")
+def test_a_card_that_does_not_compute_leaves_the_benchmark_to_the_cpu(
+    demo: StoredModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(gpu: Gpu) -> OpenGpu:
+        raise DeviceError("the card is broken, or run with --device cpu")
+
+    monkeypatch.setattr("moeinf.on_gpu.open_gpu", refuse)
+    said: list[str] = []
+    rows = run_bench(demo, RuntimeConfig(threads=1), Workload(num_prompt=4, num_decode=2, repeats=1), said.append)
+    assert {row["backends"] for row in rows} == {"CPU"} and "running on the CPU: the card is broken" in said
+    with pytest.raises(DeviceError, match="broken"):
+        run_bench(demo, RuntimeConfig(threads=1, device="cuda"), Workload())

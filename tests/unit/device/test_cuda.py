@@ -20,8 +20,8 @@ GIB = 1 << 30
 class CudaError(RuntimeError):
     """As moeinf._native raises it."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(f"cuInit: {name}")
+    def __init__(self, name: str, function: str = "cuInit") -> None:
+        super().__init__(f"{function}: {name}")
         self.name = name
 
 
@@ -221,12 +221,23 @@ def accelerator_error(text: str) -> RuntimeError:
     (CudaError("CUDA_ERROR_DEVICE_UNAVAILABLE"), "DEVICE_UNAVAILABLE"),
     (CudaError("CUDA_ERROR_ECC_UNCORRECTABLE"), "fault of the hardware"),
     (CudaError("CUDA_ERROR_LAUNCH_FAILED"), "LAUNCH_FAILED.*nvidia-smi"),
+    (RuntimeError("Triton Error [CUDA]: device kernel image is invalid"), "older than the compiler.*update the driver"),
+    (accelerator_error("no kernel image is available for execution on the device"), "update the driver"),
+    (subprocess.CalledProcessError(1, ["gcc", "main.c", "-lcuda"]), "python3-dev.*`gcc main.c -lcuda` ended with 1"),
+    (CudaError("CUDA_ERROR_OUT_OF_MEMORY", "cuMemHostAlloc"), "does not pin memory for copies"),
     (RuntimeError("Failed to find C compiler. Please specify via CC"), "install gcc, or set CC"),
 ])
-def test_a_failed_device_is_one_line_with_the_remedy(error: RuntimeError, said: str) -> None:
+def test_a_failed_device_is_one_line_with_the_remedy(error: Exception, said: str) -> None:
     explained = explain(error)
+    assert not is_out_of_memory(error)
     assert isinstance(explained, DeviceError)
     assert re.search(said, str(explained)) and "\n" not in str(explained)
+
+
+def test_a_kernel_that_triton_cannot_compile_is_one_line() -> None:
+    errors = pytest.importorskip("triton.runtime.errors", reason="triton is not installed")
+    for error in (errors.OutOfResources(200_000, 101_376, "shared memory"), errors.PTXASError("a\nb")):
+        assert re.search(r"Triton 3.* cannot compile a kernel .*(shared memory|b)", str(explain(error)))
 
 
 @pytest.mark.parametrize("error", [
