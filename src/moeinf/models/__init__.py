@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib import import_module
 from typing import Any, Protocol, cast
 
@@ -11,6 +12,9 @@ from moeinf.models.table import FAMILIES
 from moeinf.types import DType, Experts, ModelInfo, Prompting, TensorPlan
 
 SUPPORTED = tuple(family.model_type for family in FAMILIES)
+# num_experts, num_local_experts, n_routed_experts, moe_num_experts, num_moe_experts, moe_expert_num, ...; not those
+# that all tokens share, nor how many a token uses.
+_EXPERT_COUNT = re.compile(r"(\w+_)?(num|n)_((?!shared_|selected_|activated_)\w+_)?experts?|(\w+_)?experts?_num")
 _MODULES = {name: family.module for family in FAMILIES for name in (family.model_type, *family.also)}
 
 
@@ -38,13 +42,24 @@ def architecture(config: dict[str, Any]) -> Architecture:
         raise CheckpointError("config.json has no model_type: not a Hugging Face checkpoint")
     if model_type in _MODULES:
         return cast(Architecture, import_module(f"moeinf.models.{_MODULES[model_type]}"))
-    experts = next((key for key in ("num_experts", "num_local_experts", "n_routed_experts") if config.get(key)), None)
-    if experts is None:
-        raise UnsupportedModelError(
-            f"{model_type} is not a Mixture-of-Experts model (config.json names no experts); "
-            f"moeinf runs {', '.join(SUPPORTED)}"
-        )
-    raise UnsupportedModelError(f"architecture {model_type!r} is not supported; moeinf runs {', '.join(SUPPORTED)}")
+    fault = "is not a Mixture-of-Experts model (config.json names no experts)"
+    if _names_experts(config):
+        fault = "is a Mixture-of-Experts family that this version does not run"
+    raise UnsupportedModelError(f"{model_type!r:.100} {fault}; moeinf runs {', '.join(SUPPORTED)}")
+
+
+def _names_experts(config: dict[str, Any]) -> bool:
+    """Whether a config of any family, at any depth, counts experts that tokens are routed to."""
+    values: list[Any] = [config]
+    while values:
+        value = values.pop()
+        for name, inner in value.items() if isinstance(value, dict) else ():
+            counts = inner if isinstance(inner, list) else [inner]  # one for all layers or kinds, or one for each
+            if _EXPERT_COUNT.fullmatch(name[:100]) and any(type(count) is int and count > 1 for count in counts):
+                return True
+            values.append(inner)
+        values += value if isinstance(value, list) else ()
+    return False
 
 
 def prompting(config: dict[str, Any]) -> Prompting | None:

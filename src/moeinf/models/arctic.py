@@ -15,7 +15,7 @@ from moeinf.errors import CheckpointError
 from moeinf.laps import Laps
 from moeinf.models.cache import Cache, LayerState
 from moeinf.models.decoder import Decoder, DecoderConfig, MoeBlock, decoder_shapes, parse_decoder
-from moeinf.models.fields import Fields
+from moeinf.models.fields import Fields, moe_shape
 from moeinf.models.layers import Attention, Block, Layers, Places, Router, Shapes
 from moeinf.models.moe_plan import gated_experts_plan, plan_info
 from moeinf.models.shared_expert import SharedExpert
@@ -43,7 +43,7 @@ class Config:
         moe_layers = tuple(i for i in range(decoder.num_layers) if (i + 1) % every == 0)
         if not moe_layers:
             raise CheckpointError("config.json: moe_layer_frequency leaves no layer with experts")
-        moe = MoeShape(len(moe_layers), f.count("num_local_experts"), f.count("num_experts_per_tok"))
+        moe = moe_shape(len(moe_layers), f.count("num_local_experts"), f.count("num_experts_per_tok"))
         return Config(decoder, moe, moe_layers, f.count("intermediate_size"), parallel)
 
 

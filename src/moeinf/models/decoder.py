@@ -9,7 +9,7 @@ from typing import Any
 
 from moeinf.laps import Laps
 from moeinf.models.cache import Cache
-from moeinf.models.fields import Fields
+from moeinf.models.fields import MOST_LAYERS, Fields
 from moeinf.models.layers import Attention, AttentionConfig, Block, Layers, Places, Router, Shapes, attention_shapes
 from moeinf.models.rope import partial_rotary, reach, rope_of
 from moeinf.types import Experts, Float32Array, Hidden
@@ -66,7 +66,7 @@ def parse_decoder(f: Fields, *, norm_eps: float, theta: float, partial: float = 
         norm_eps=f.number("rms_norm_eps", norm_eps),
         **features,
     )
-    return DecoderConfig(attention, f.count("num_hidden_layers"), f.count("vocab_size"),
+    return DecoderConfig(attention, f.count("num_hidden_layers", maximum=MOST_LAYERS), f.count("vocab_size"),
                          reach(f, context_length), f.flag("tie_word_embeddings", False))
 
 

@@ -12,7 +12,7 @@ from moeinf.errors import CheckpointError
 from moeinf.laps import Laps
 from moeinf.models.array_math import Array, ArrayMath
 from moeinf.models.decoder import DecoderConfig, MoeBlock
-from moeinf.models.fields import Fields
+from moeinf.models.fields import MOST_LAYERS, Fields, moe_shape
 from moeinf.models.layers import Block, Layers, Router, Shapes, mlp_shapes
 from moeinf.models.moe_plan import gated_experts_plan, plan_info
 from moeinf.models.shared_expert import SharedExpert
@@ -53,9 +53,10 @@ class DeepseekMoe:
         if experts % groups or used > groups or top_k > experts // groups * used:
             raise CheckpointError(f"config.json: a token cannot use {top_k} of {experts} experts in {used} of {groups} "
                                   "groups (num_experts_per_tok, n_routed_experts, topk_group, n_group)")
-        future = f.count("num_nextn_predict_layers", f.count("num_mtp_layers", num_future_layers, 0), 0)
+        future = f.count("num_mtp_layers", num_future_layers, 0, MOST_LAYERS)
+        future = f.count("num_nextn_predict_layers", future, 0, MOST_LAYERS)
         return DeepseekMoe(
-            MoeShape(len(moe_layers), experts, top_k), moe_layers, f.count("intermediate_size"),
+            moe_shape(len(moe_layers), experts, top_k), moe_layers, f.count("intermediate_size"),
             f.count("moe_intermediate_size"), f.count("n_shared_experts", 0, minimum=0), groups, used,
             f.number("routed_scaling_factor", 1.0), f.flag("norm_topk_prob", normalise), corrected, future)
 

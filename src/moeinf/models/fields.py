@@ -5,8 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
+from moeinf.types import MoeShape
 
-_LARGEST = 1 << 31  # no real dimension comes near; keeps products within what Python and torch take quickly
+# No real checkpoint comes near these. They bound what a config.json of a kilobyte can make of a plan: time and memory.
+MOST_LAYERS = 1000
+_MOST_EXPERTS = 100_000  # of all layers
+_LARGEST = (1 << 31) - 1  # of any other count
+_NUMBERS = (1e-15, 1e15)  # products and powers of a few of them stay finite
 
 
 class Fields:
@@ -23,21 +28,22 @@ class Fields:
     def get(self, name: str) -> Any:
         return self._values.get(name)
 
-    def count(self, name: str, default: int | None = None, minimum: int = 1) -> int:
-        """A whole number of at least `minimum`; null or absent gives the default, which if None is an error."""
+    def count(self, name: str, default: int | None = None, minimum: int = 1, maximum: int = _LARGEST) -> int:
+        """A whole number within the bounds; null or absent gives the default, which if None is an error."""
         value = self._values.get(name)
         if value is None:
             if default is None:
                 raise CheckpointError(f"{self._where}: {name} is missing")
             return default
-        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value < _LARGEST:
-            raise CheckpointError(f"{self._where}: {name} is {value!r}; must be a whole number from {minimum}")
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+            raise CheckpointError(f"{self._where}: {name} is {value!r:.100}; must be a whole number from {minimum} to "
+                                  f"{maximum}")
         return value
 
-    def count_of(self, *names: str) -> int:
+    def count_of(self, *names: str, maximum: int = _LARGEST) -> int:
         """`count` of whichever of the names is there: transformers 5 renamed some fields when it saves."""
         there = [name for name in names if self._values.get(name) is not None]
-        counts = [self.count(name) for name in there or names[:1]]
+        counts = [self.count(name, maximum=maximum) for name in there or names[:1]]
         if len(set(counts)) > 1:
             raise CheckpointError(f"{self._where}: {' and '.join(there)} are {counts}; they mean the same")
         return counts[0]
@@ -50,18 +56,19 @@ class Fields:
                 raise CheckpointError(f"{self._where}: {name} is missing")
 
     def number(self, name: str, default: float | None = None) -> float:
-        """A positive finite number."""
+        """A positive number of a size that occurs."""
         value = self._values.get(name)
         if value is None:
             if default is None:
                 raise CheckpointError(f"{self._where}: {name} is missing")
             return default
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
-            raise CheckpointError(f"{self._where}: {name} is {value!r}; must be a positive number")
+        low, high = _NUMBERS
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+            raise CheckpointError(f"{self._where}: {name} is {value!r:.100}; must be a number from {low} to {high}")
         return float(value)
 
     def numbers(self, name: str, count: int) -> list[float]:
-        """A list of so many positive finite numbers."""
+        """A list of so many numbers as `number` takes them."""
         values = self._values.get(name)
         if not isinstance(values, list) or len(values) != count:
             raise CheckpointError(f"{self._where}: {name} must be a list of {count} numbers")
@@ -69,16 +76,17 @@ class Fields:
 
     def within(self, name: str) -> Fields:
         """The fields of an object in this one; none where it is null or absent."""
-        value = self._values.get(name) or {}
-        if not isinstance(value, dict):
-            raise CheckpointError(f"{self._where}: {name} is {value!r}; must be an object")
-        return Fields(value, f"{self._where}: {name}")
+        value = self._values.get(name)
+        if value is not None and not isinstance(value, dict):
+            raise CheckpointError(f"{self._where}: {name} is {value!r:.100}; must be an object")
+        return Fields(value or {}, f"{self._where}: {name}")
 
     def layers(self, name: str) -> frozenset[int]:
         """A list of layer numbers; null or absent is none."""
-        value = self._values.get(name) or []
+        value = self._values.get(name)
+        value = [] if value is None else value
         if not isinstance(value, list) or not all(type(item) is int for item in value):
-            raise CheckpointError(f"{self._where}: {name} is {value!r}; must be a list of layer numbers")
+            raise CheckpointError(f"{self._where}: {name} is {value!r:.100}; must be a list of layer numbers")
         return frozenset(value)
 
     def kinds(self, name: str, num_layers: int, *allowed: str) -> tuple[str, ...] | None:
@@ -91,7 +99,7 @@ class Fields:
         for kind in value:
             if kind not in allowed:
                 known = " or ".join(repr(a) for a in allowed)
-                raise UnsupportedModelError(f"{self._where}: {kind!r} in {name} is not supported (only {known})")
+                raise UnsupportedModelError(f"{self._where}: {kind!r:.100} in {name} is not supported (only {known})")
         return tuple(value)
 
     def flag(self, name: str, default: bool) -> bool:
@@ -100,7 +108,7 @@ class Fields:
         if value is None and not default:
             return False
         if not isinstance(value, bool):
-            raise CheckpointError(f"{self._where}: {name} is {value!r}; must be true or false")
+            raise CheckpointError(f"{self._where}: {name} is {value!r:.100}; must be true or false")
         return value
 
     def only(self, name: str, *allowed: Any) -> None:
@@ -108,10 +116,21 @@ class Fields:
         value = self._values.get(name)
         if value not in allowed:
             known = " or ".join(repr(a) for a in allowed if a is not None)
-            raise UnsupportedModelError(f"{self._where}: {name} = {value!r} is not supported (only {known or 'null'})")
+            raise UnsupportedModelError(f"{self._where}: {name} = {value!r:.100} is not supported "
+                                        f"(only {known or 'null'})")
 
     def refuse_others(self, *known: str) -> None:
         """Refuses every field but these: for objects of which each field changes the mathematics."""
         for name, value in self._values.items():
             if name not in known and value is not None:
-                raise UnsupportedModelError(f"{self._where}: {name} = {value!r} is not supported")
+                raise UnsupportedModelError(f"{self._where}: {name} = {value!r:.100} is not supported")
+
+
+def moe_shape(num_layers: int, num_experts: int, top_k: int) -> MoeShape:
+    """Raises CheckpointError for what no model has."""
+    if top_k > num_experts:
+        raise CheckpointError(f"config.json: a token cannot use {top_k} of {num_experts} experts")
+    if num_layers * num_experts > _MOST_EXPERTS:
+        raise CheckpointError(f"config.json: {num_experts} experts in each of {num_layers} layers are more than the "
+                              f"{_MOST_EXPERTS} in all that moeinf takes")
+    return MoeShape(num_layers, num_experts, top_k)

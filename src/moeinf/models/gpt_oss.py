@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from moeinf.errors import CheckpointError
 from moeinf.laps import Laps
 from moeinf.models.decoder import (
     Decoder,
@@ -17,7 +16,7 @@ from moeinf.models.decoder import (
     linear_names,
     parse_decoder,
 )
-from moeinf.models.fields import Fields
+from moeinf.models.fields import Fields, moe_shape
 from moeinf.models.layers import Layers, attention_work, block_work
 from moeinf.models.moe_plan import plan_info
 from moeinf.types import DType, ExpertForm, ExpertPiece, Experts, Hidden, ModelInfo, MoeShape, TensorPlan
@@ -49,10 +48,8 @@ class Config:
             kinds = ("sliding_attention", "full_attention") * decoder.num_layers
         window = f.count("sliding_window", 128)
         windows = tuple(window if kind == "sliding_attention" else None for kind in kinds[: decoder.num_layers])
-        moe = MoeShape(decoder.num_layers, f.count_of("num_local_experts", "num_experts"),
+        moe = moe_shape(decoder.num_layers, f.count_of("num_local_experts", "num_experts"),
                        f.count_of("num_experts_per_tok", "experts_per_token"))
-        if moe.top_k > moe.num_experts:
-            raise CheckpointError(f"config.json: a token cannot use {moe.top_k} of {moe.num_experts} experts")
         return Config(replace(decoder, windows=windows), moe, f.count("intermediate_size"),
                       f.number("swiglu_limit", 7.0))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from moeinf.laps import Laps
 from moeinf.models.decoder import Decoder, DecoderConfig, MoeBlock, decoder_shapes, parse_decoder
-from moeinf.models.fields import Fields
+from moeinf.models.fields import Fields, moe_shape
 from moeinf.models.layers import Layers
 from moeinf.models.moe_plan import gated_experts_plan, plan_info
 from moeinf.types import DType, Experts, ModelInfo, MoeShape, TensorPlan
@@ -28,7 +28,7 @@ class Config:
                           residual=f.number("residual_multiplier", 1.0),
                           logits_scale=1 / f.number("logits_scaling", 1.0))
         experts = f.count_of("num_local_experts", "num_experts")
-        moe = MoeShape(decoder.num_layers, experts, f.count("num_experts_per_tok"))
+        moe = moe_shape(decoder.num_layers, experts, f.count("num_experts_per_tok"))
         return Config(decoder, moe, f.count("intermediate_size"))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from moeinf.laps import Laps
 from moeinf.models.decoder import Decoder, DecoderConfig, MoeBlock, decoder_shapes, parse_decoder
-from moeinf.models.fields import Fields
+from moeinf.models.fields import Fields, moe_shape
 from moeinf.models.layers import Layers
 from moeinf.models.moe_plan import gated_experts_plan, plan_info
 from moeinf.types import DType, Experts, ModelInfo, MoeShape, TensorPlan
@@ -25,7 +25,7 @@ class Config:
         f.only("attention_bias", False, None)
         decoder = parse_decoder(f, norm_eps=1e-5, theta=1e6, window=f.count("sliding_window", 0) or None)
         experts = f.count_of("num_local_experts", "num_experts")
-        moe = MoeShape(decoder.num_layers, experts, f.count("num_experts_per_tok"))
+        moe = moe_shape(decoder.num_layers, experts, f.count("num_experts_per_tok"))
         return Config(decoder, moe, f.count("intermediate_size"))
 
 

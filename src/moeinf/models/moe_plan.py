@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from moeinf.errors import CheckpointError
 from moeinf.models.decoder import DecoderConfig, head, ignored_tensors, linear_names
 from moeinf.models.layers import Shapes, attention_work, block_work
 from moeinf.types import DTYPE_BYTES, DType, ExpertPiece, ModelInfo, MoeShape, TensorPlan
@@ -24,8 +23,6 @@ def gated_experts_plan(
     part_names: what this family calls gate, up and down where each expert has tensors of its own, if it ever has;
     fused_names: of those of all experts together.
     """
-    if moe.top_k > moe.num_experts:
-        raise CheckpointError(f"config.json: a token cannot use {moe.top_k} of {moe.num_experts} experts")
     hidden = config.attention.hidden_size
     shapes = {"gate": (intermediate, hidden), "up": (intermediate, hidden), "down": (hidden, intermediate)}
     separate = {

@@ -11,7 +11,7 @@ import numpy as np
 from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.laps import Laps
 from moeinf.models.decoder import MoeBlock
-from moeinf.models.fields import Fields
+from moeinf.models.fields import MOST_LAYERS, Fields, moe_shape
 from moeinf.models.layers import Block, Layers, Shapes
 from moeinf.models.seq2seq import (
     Attention,
@@ -78,7 +78,7 @@ class Config:
             # as saved from the model without its head, which is the embedding: the published checkpoint
             prefix="" if config.get("architectures") == ["NllbMoeModel"] else "model.",
             encoder=stacks["encoder"], decoder=stacks["decoder"],
-            moe=MoeShape(num_layers, f.count("num_experts"), 2),
+            moe=moe_shape(num_layers, f.count("num_experts"), 2),
             hidden_size=hidden, vocab_size=f.count("vocab_size"),
             context_length=f.count("max_position_embeddings", 1024),
             padding_id=f.count("pad_token_id", 1, minimum=0),
@@ -98,7 +98,7 @@ def _stack(f: Fields, name: str, hidden: int) -> Stack:
     heads, step = f.count(f"{name}_attention_heads"), f.count(f"{name}_sparse_step", 4, minimum=0)
     if hidden % heads:
         raise CheckpointError(f"config.json: d_model {hidden} is no multiple of {name}_attention_heads {heads}")
-    sparse = tuple(step > 0 and (i + 1) % step == 0 for i in range(f.count(f"{name}_layers")))
+    sparse = tuple(step > 0 and (i + 1) % step == 0 for i in range(f.count(f"{name}_layers", maximum=MOST_LAYERS)))
     size = hidden // heads
     return Stack(Heads(heads, size, size**-0.5, True, ("q_proj", "k_proj", "v_proj", "out_proj")),
                  f.count(f"{name}_ffn_dim"), sparse)

@@ -9,7 +9,7 @@ import numpy as np
 
 from moeinf.laps import Laps
 from moeinf.models.decoder import Decoder, DecoderConfig, MoeBlock, decoder_shapes, parse_decoder
-from moeinf.models.fields import Fields
+from moeinf.models.fields import Fields, moe_shape
 from moeinf.models.layers import Layers
 from moeinf.models.moe_plan import gated_experts_plan, plan_info
 from moeinf.types import DType, Experts, Hidden, ModelInfo, MoeShape, TensorPlan
@@ -28,7 +28,7 @@ class Config:
         f.only("num_experts_per_tok", 2, None)  # the two rounds of sparsemixer
         decoder = parse_decoder(f, norm_eps=1e-5, theta=1e6, norm="layer", window=f.count("sliding_window", 0) or None)
         decoder = replace(decoder, head_bias=f.flag("lm_head_bias", False))
-        moe = MoeShape(decoder.num_layers, f.count_of("num_local_experts", "num_experts"), 2)
+        moe = moe_shape(decoder.num_layers, f.count_of("num_local_experts", "num_experts"), 2)
         jitter = 0.0 if f.get("router_jitter_noise") == 0 else f.number("router_jitter_noise", 0.01)
         return Config(decoder, moe, f.count("intermediate_size"), jitter)
 

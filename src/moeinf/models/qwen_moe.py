@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from moeinf.errors import CheckpointError
 from moeinf.laps import Laps
 from moeinf.models.decoder import DecoderConfig, MoeBlock
-from moeinf.models.fields import Fields
+from moeinf.models.fields import Fields, moe_shape
 from moeinf.models.layers import Block, Layers, Shapes, mlp_shapes
 from moeinf.models.moe_plan import gated_experts_plan, plan_info
 from moeinf.models.shared_expert import SharedExpert
@@ -34,7 +34,7 @@ class QwenMoe:
         if not moe_layers:
             raise CheckpointError("config.json: decoder_sparse_step and mlp_only_layers leave no layer with experts")
         all_sparse = len(moe_layers) == num_layers
-        moe = MoeShape(len(moe_layers), f.count_of("num_experts", "num_local_experts"), f.count("num_experts_per_tok"))
+        moe = moe_shape(len(moe_layers), f.count_of("num_experts", "num_local_experts"), f.count("num_experts_per_tok"))
         return QwenMoe(moe, moe_layers, f.count("intermediate_size", 0 if all_sparse else None, minimum=0),
                        f.count("moe_intermediate_size"), f.count("shared_expert_intermediate_size") if shared else 0,
                        f.flag("norm_topk_prob", norm_topk_prob))

@@ -14,6 +14,8 @@ from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.models.fields import Fields
 from moeinf.types import Float32Array, FloatArray
 
+_WIDEST = 1 << 16  # numbers of a head that positions turn: a table of them is made before a weight is read
+
 
 @dataclass(frozen=True, eq=False)
 class Rope:
@@ -84,6 +86,8 @@ def rope_of(f: Fields, rotary_dim: int, theta: float, context_length: int, *, in
     names, make = scaling
     r.refuse_others("rope_type", "type", "rope_theta", "partial_rotary_factor", *names, *also)
     theta, trained = r.number("rope_theta", f.number("rope_theta", theta)), _trained(f, context_length)
+    if rotary_dim > _WIDEST:
+        raise CheckpointError(f"config.json: positions turn {rotary_dim} numbers of a head; moeinf takes {_WIDEST}")
     if theta <= 1 or trained < 2:
         raise CheckpointError(f"config.json: no positions have rope_theta {theta} and a trained length of {trained}")
     return make(_Source(r, rotary_dim, theta, context_length, trained, interleaved))

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from moeinf.errors import CheckpointError
 from moeinf.laps import Laps
 from moeinf.models.array_math import Array, ArrayMath
 from moeinf.models.beams import attended, split_heads
@@ -220,8 +219,6 @@ def plain_experts_plan(moe: MoeShape, dense: Shapes, blocks: Sequence[str], size
 
     sizes: hidden and intermediate; names: what the family calls the matrices up and down.
     """
-    if moe.top_k > moe.num_experts:
-        raise CheckpointError(f"config.json: a token cannot use {moe.top_k} of {moe.num_experts} experts")
     hidden, intermediate = sizes
     parts: Shapes = {"up": (intermediate, hidden), "down": (hidden, intermediate)}
     own = {"up": f"{names[0]}.weight", "down": f"{names[1]}.weight"}

@@ -13,7 +13,7 @@ from moeinf.errors import CheckpointError
 from moeinf.laps import Laps
 from moeinf.models.array_math import Array
 from moeinf.models.decoder import MoeBlock
-from moeinf.models.fields import Fields
+from moeinf.models.fields import MOST_LAYERS, Fields, moe_shape
 from moeinf.models.layers import Block, Layers, Shapes
 from moeinf.models.seq2seq import (
     Attention,
@@ -60,9 +60,10 @@ class Config:
         f.only("tie_word_embeddings", True, None)
         f.only("quantization_config", None)
         f.present("num_decoder_layers")
-        num_layers = f.count_of("num_layers", "num_hidden_layers")
+        num_layers = f.count_of("num_layers", "num_hidden_layers", maximum=MOST_LAYERS)
         stacks = []
-        for name, layers in (("encoder", num_layers), ("decoder", f.count("num_decoder_layers", num_layers))):
+        num_decoder_layers = f.count("num_decoder_layers", num_layers, maximum=MOST_LAYERS)
+        for name, layers in (("encoder", num_layers), ("decoder", num_decoder_layers)):
             step = f.count(f"{name}_sparse_step", layers // f.count(f"num_sparse_{name}_layers", 3), minimum=0)
             stacks.append(tuple(step > 0 and (step == 1 or i % step == 1) for i in range(layers)))
         if not any(map(any, stacks)):
@@ -70,7 +71,7 @@ class Config:
                                   "with experts")
         return Config(
             heads=Heads(f.count_of("num_heads", "num_attention_heads"), f.count("d_kv"), scale=1.0, biased=False),
-            moe=MoeShape(sum(map(sum, stacks)), f.count("num_experts"), 1),
+            moe=moe_shape(sum(map(sum, stacks)), f.count("num_experts"), 1),
             encoder=stacks[0], decoder=stacks[1],
             hidden_size=f.count_of("d_model", "hidden_size"),
             intermediate_size=f.count("d_ff"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -12,8 +13,10 @@ from tests.models.configs.deepseek_v3 import DEEPSEEK_V3
 from tests.models.configs.gpt_oss import GPT_OSS
 from tests.models.configs.granitemoe import GRANITE
 from tests.models.configs.mixtral import MIXTRAL
+from tests.models.configs.nllb_moe import NLLB
 from tests.models.configs.olmoe import OLMOE
 from tests.models.configs.phimoe import PHI
+from tests.models.configs.qwen3_5_moe import QWEN3_5
 from tests.models.configs.qwen3_moe import QWEN3
 from tests.models.configs.qwen3_next import NEXT
 from tests.models.configs.switch_transformers import SWITCH
@@ -103,9 +106,67 @@ def test_null_is_no_and_never_a_yes_by_default() -> None:
 
 
 def test_a_dense_model_is_told_apart_from_an_unsupported_moe() -> None:
-    with pytest.raises(UnsupportedModelError, match="llama is not a Mixture-of-Experts model"):
+    with pytest.raises(UnsupportedModelError, match="'llama' is not a Mixture-of-Experts model"):
         architecture({"model_type": "llama"})
-    with pytest.raises(UnsupportedModelError, match=r"'deepseek_v9' is not supported.*mixtral, olmoe, .*qwen3_moe"):
+    with pytest.raises(UnsupportedModelError, match=r"'deepseek_v9' is a Mixture-of-E.*mixtral, olmoe, .*qwen3_moe"):
         architecture({"model_type": "deepseek_v9", "n_routed_experts": 64})
     with pytest.raises(CheckpointError, match="no model_type"):
         architecture({})
+
+
+MOE_OF_OTHER_FAMILIES: dict[str, dict[str, Any]] = {
+    "llama4": {"text_config": {"num_local_experts": 16}}, "kimi_k25": {"text_config": {"n_routed_experts": 384}},
+    "qwen3_vl_moe": {"text_config": {"num_experts": 128}}, "ernie4_5_moe": {"moe_num_experts": 64},
+    "ernie4_5_moe_vl": {"moe_num_experts": [64, 64]}, "dbrx": {"ffn_config": {"moe_num_experts": 16}},
+    "gemma4": {"text_config": {"num_experts": 128, "enable_moe_block": True}}, "skywork": {"num_experts": [16]},
+    "deepseek_vl_v2": {"language_config": {"n_routed_experts": 64}}, "grok": {"num_experts": 8},
+    "qwen3_omni_moe": {"thinker_config": {"text_config": {"num_experts": 128}}}, "jetmoe": {"moe_num_experts": 8},
+    "yuan": {"moe_config": {"moe_num_experts": 32}}, "some": {"num_routed_experts": 8}, "other": {"moe_expert_num": 8},
+    "aria": {"text_config": {"moe_num_experts": 64}}, "nested in a list": {"stages": [{"num_moe_experts": 4}]},
+}
+DENSE: dict[str, dict[str, Any]] = {
+    "llama": {}, "deepseek": {"n_routed_experts": None, "n_shared_experts": 2}, "jamba": {"num_experts": 1},
+    "granite": {"num_local_experts": 0, "num_experts_per_tok": 2, "num_selected_experts": 2},
+    "phi": {"num_experts": True, "num_shared_experts": 4, "expert_capacity": 64},
+}
+
+
+@pytest.mark.parametrize("model_type", MOE_OF_OTHER_FAMILIES)
+def test_a_moe_of_another_family_is_called_one_wherever_it_counts_its_experts(model_type: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=rf"'{model_type}' is a Mixture-of-Experts family that this v"):
+        architecture({"model_type": model_type, **MOE_OF_OTHER_FAMILIES[model_type]})
+
+
+@pytest.mark.parametrize("model_type", DENSE)
+def test_a_dense_model_is_called_one_whatever_else_it_says_of_experts(model_type: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=rf"'{model_type}' is not a Mixture-of-Experts model"):
+        architecture({"model_type": model_type, **DENSE[model_type]})
+
+
+@pytest.mark.parametrize(("config", "changes", "named"), [
+    (QWEN3, {"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000; must be a whole number from 1 to 1000"),
+    (QWEN3, {"num_hidden_layers": 20_000}, "num_hidden_layers"), (QWEN3, {"num_experts": 10**8}, "than the 100000"),
+    (QWEN3, {"num_hidden_layers": 1000, "num_experts": 101}, "101 experts in each of 1000 layers"),
+    (SWITCH, {"num_layers": 10**8}, "num_layers"), (SWITCH, {"num_decoder_layers": 10**8}, "num_decoder_layers"),
+    (NLLB, {"encoder_layers": 10**8, "num_hidden_layers": 10**8}, "encoder_layers"),
+    (NLLB, {"decoder_layers": 10**8}, "decoder_layers"), (GPT_OSS, {"num_local_experts": 1 << 30}, "more than the"),
+    (DEEPSEEK_V3, {"num_nextn_predict_layers": 10**8}, "num_nextn_predict_layers"),
+    (DEEPSEEK_V3, {"num_mtp_layers": 10**8}, "num_mtp_layers"),
+    (DEEPSEEK_V3, {"qk_rope_head_dim": 2**31 - 2}, "positions turn 2147483646 numbers"),
+    (QWEN3, {"head_dim": 2**31 - 2}, "positions turn 2147483646 numbers"),
+    (QWEN3, {"rope_theta": 10**400}, "rope_theta"), (QWEN3, {"rms_norm_eps": 1e-300}, "rms_norm_eps"),
+    (QWEN3, {"num_experts": int("9" * 4000)}, "num_experts is 9{100};"),
+    (DEEPSEEK_V3, {"rope_scaling": {"type": "yarn", "factor": 4.0, "mscale_all_dim": 1e300}}, "mscale_all_dim"),
+    (QWEN3_5, {"text_config": 0}, "text_config is 0; must be an object"), (QWEN3_5, {"text_config": []}, "text_config"),
+    (QWEN3, {"mlp_only_layers": 0}, "mlp_only_layers is 0"),
+], ids=lambda value: str(value)[:50] if isinstance(value, str) else "")
+def test_a_value_that_no_model_has_is_refused_in_little_memory(config: dict[str, Any], changes: dict[str, Any],
+                                                               named: str) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(CheckpointError, match=named) as caught:
+            architecture(config).tensor_plan(config | changes)
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+    assert len(str(caught.value)) < 300

@@ -60,7 +60,7 @@ def test_weights_in_another_form_are_refused_by_name(name: str, words: str, tmp_
 
 @pytest.mark.parametrize(("change", "words"), [
     ({"model_type": "bert", "num_experts": None}, "not a Mixture-of-Experts model"),
-    ({"model_type": "dbrx"}, "'dbrx' is not supported; moeinf runs mixtral"),
+    ({"model_type": "dbrx"}, "'dbrx' is a Mixture-of-Experts family that this version does not run; moeinf runs mix"),
     ({"model_type": None}, "no model_type"),
     ({"quantization_config": {"quant_method": "gptq"}}, "quantised (gptq)"),
     ({"hidden_size": "64"}, "hidden_size"),
