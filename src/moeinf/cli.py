@@ -413,7 +413,10 @@ def run_command(arguments: list[str]) -> int:
 
 def _fail(error: Exception) -> int:
     from moeinf.display import harmless
+    from moeinf.store.files import named
 
+    if isinstance(error, OSError) and error.errno is not None:  # a fault of the machine or of a file, not of ours
+        error = named(error)
     explain = getattr(error, "format_message", None)  # click's errors: a wrong option, a missing argument
     if isinstance(error, MoeinfError):
         message, code = str(error), error.exit_code

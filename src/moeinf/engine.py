@@ -30,7 +30,7 @@ from moeinf.runtime.eamc import ActivationCollection
 from moeinf.runtime.experts import Observer
 from moeinf.runtime.tiers import ExpertTier
 from moeinf.runtime.trace import Phase, RequestRecorder
-from moeinf.store.files import parse_json_object, publish, read_small
+from moeinf.store.files import errors_named, parse_json_object, publish, read_small
 from moeinf.store.formats import formats_text
 from moeinf.store.library import StoredModel
 from moeinf.store.verify import check_sizes
@@ -88,7 +88,8 @@ class Model:
         here = self._look()
         check_sizes(stored)
         config_path = stored.path / "config.json"
-        config_json = parse_json_object(read_small(config_path), str(config_path), StoreError)
+        with errors_named(config_path):
+            config_json = parse_json_object(read_small(config_path), str(config_path), StoreError)
         family = architecture(config_json)
         plan = family.tensor_plan(config_json)
         dense = DenseFile(stored, plan)

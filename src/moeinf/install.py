@@ -100,8 +100,9 @@ def pull(source: str, *, home: Path, name: str | None = None, revision: str | No
     if wanted is not None and (name is None or ":" not in name):
         name = _variant(name or origin.name, wanted)
     target = full_name(name or origin.name)
-    steps = _Pull(library, origin, target, wanted or origin.quantisation, token, progress or SilentProgress())
-    return steps.plan() if dry_run else steps.run(force=force, keep_source=keep_source)
+    with errors_named(home):
+        steps = _Pull(library, origin, target, wanted or origin.quantisation, token, progress or SilentProgress())
+        return steps.plan() if dry_run else steps.run(force=force, keep_source=keep_source)
 
 
 def ensure(reference: str, *, home: Path, token: str | None = None, progress: PullProgress | None = None
@@ -111,7 +112,8 @@ def ensure(reference: str, *, home: Path, token: str | None = None, progress: Pu
     Order: a path, an address of the Hub, a stored name, an alias, org/repo[@revision].
     """
     library = Library(home)
-    stored = _stored(reference, library)
+    with errors_named(home):
+        stored = _stored(reference, library)
     if stored is None and progress is not None and _interrupted(reference, library):
         progress.note(f"the pull of {reference} was interrupted; going on with it")
     return stored or pull(reference, home=home, token=token, progress=progress)

@@ -14,6 +14,7 @@ from moeinf.hardware import physical_cores
 from moeinf.memory import PROCESS_BYTES, Demands, smallest_bytes, smallest_device_bytes
 from moeinf.models import architecture, prompting
 from moeinf.parts import demands_of
+from moeinf.store.files import errors_named, parse_json_object, read_small
 from moeinf.store.formats import formats_text as stored_formats
 from moeinf.store.formats import mixed
 from moeinf.store.quantisation import KEEP
@@ -172,7 +173,10 @@ def parameters_text(model: StoredModel) -> str:
 
 
 def config(model: StoredModel) -> dict[str, Any]:
-    return _json_file(model, "config.json")
+    """config.json of the model. Raises StoreError."""
+    path = model.path / "config.json"
+    with errors_named(path):
+        return parse_json_object(read_small(path), str(path), StoreError)
 
 
 def license_text(model: StoredModel) -> str:

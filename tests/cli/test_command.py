@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 import re
 import subprocess
 import sys
@@ -180,6 +182,46 @@ def test_an_unexpected_error_is_one_line_that_asks_for_debug(
     done = command("list")
     assert done.code == 1
     assert done.err == "Error: unexpected ZeroDivisionError: a fault of ours; run again with --debug and report it\n"
+
+
+@pytest.mark.parametrize(("call", "number", "file"), [
+    ("open", errno.EIO, "config.json"), ("open", errno.EACCES, "config.json"), ("open", errno.EACCES, "manifest.json"),
+    ("stat", errno.EIO, "manifest.json"), ("stat", errno.EIO, "dense.safetensors"), ("stat", errno.EIO, "names"),
+    ("scandir", errno.EIO, "names"), ("scandir", errno.EIO, "models"), ("stat", errno.EMFILE, "partial"),
+    ("open", errno.EMFILE, "names"),
+])
+def test_a_fault_of_the_disk_or_of_a_limit_is_one_line_about_the_file(
+    command: Command, home: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int, file: str
+) -> None:
+    real = getattr(os, call)
+
+    def failing(path: object = ".", *rest: object, **options: object) -> object:
+        text = os.fspath(path) if isinstance(path, str | os.PathLike) else ""
+        if text.startswith(str(home)) and file in text:
+            raise OSError(number, os.strerror(number), text)
+        return real(path, *rest, **options)
+
+    monkeypatch.setattr(os, call, failing)
+    failed = 0
+    for words in (["list", "--all"], ["show", "demo"], ["run", "demo", ""], ["verify", "demo"]):
+        done = command(*words)
+        lines = [line for line in done.err.splitlines() if line.startswith("Error: ")]
+        assert len(lines) == (done.code != 0) and "unexpected" not in done.err and "Traceback" not in done.err, words
+        said = done.out + done.err
+        assert not lines or (os.strerror(number) in said and file in said), (words, said)
+        failed += done.code != 0
+    assert failed
+
+
+def test_a_fault_that_names_no_file_is_said_as_it_is(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(home: Path) -> None:
+        raise BlockingIOError(errno.EAGAIN, "cannot start a computing thread")
+
+    monkeypatch.setattr("moeinf.store.library.Library", fail)
+    done = command("list")
+    assert done.code == 1
+    assert done.err == ("Error: cannot start a computing thread; lower --threads, or raise the number of processes "
+                        "that a user may have (ulimit -u)\n")
 
 
 def test_ctrl_c_outside_of_an_answer_is_exit_code_130(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,20 +16,36 @@ from moeinf.errors import DiskSpaceError, MoeinfError, StoreError
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
+# What can be done about a reason that is no fault of the file's; others speak for themselves.
+_REMEDIES = {
+    errno.EIO: "the disk reports a fault: the system's log (dmesg) tells more",
+    errno.EMFILE: "raise the number of files that a process may open (ulimit -n)",
+    errno.ENFILE: "the system has too many files open: end some other program",
+    errno.EAGAIN: "lower --threads, or raise the number of processes that a user may have (ulimit -u)",
+    errno.ENOENT: "it is not there, or not any more: repeat the command",
+    errno.ESTALE: "it is not there, or not any more: repeat the command",
+}
+
+
 @contextmanager
 def errors_named(path: Path, error_type: type[MoeinfError] = StoreError) -> Iterator[None]:
     """Turns an OSError inside into one line that names the file (the error's own, else `path`) and the reason."""
     try:
         yield
     except OSError as error:
-        name = error.filename if isinstance(error.filename, str) else str(path)
-        if error.errno in _FULL:
-            raise DiskSpaceError(f"{name}: {error.strerror}; free some space and repeat the command, "
-                                 "it goes on where it stopped") from error
-        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-            hint = "; choose a folder that you can write to with MOEINF_HOME" if error_type is StoreError else ""
-            raise error_type(f"{name}: {error.strerror}{hint}") from error
-        raise error_type(f"{name}: {error.strerror or error}") from error
+        raise named(error, str(path), error_type) from error
+
+
+def named(error: OSError, path: str = "", error_type: type[MoeinfError] = StoreError) -> MoeinfError:
+    """The error of one line: the file (the error's own, else `path`), the reason, and what can be done about it."""
+    name = error.filename if isinstance(error.filename, str) else path
+    said = f"{name}: {error.strerror or error}" if name else str(error.strerror or error)
+    if error.errno in _FULL:
+        return DiskSpaceError(f"{said}; free some space and repeat the command, it goes on where it stopped")
+    hint = _REMEDIES.get(error.errno or 0, "")
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM) and error_type is StoreError:
+        hint = "choose a folder that you can read and write with MOEINF_HOME, or change its permissions"
+    return error_type(f"{said}; {hint}" if hint else said)
 
 
 def sync_folder(path: Path) -> None:

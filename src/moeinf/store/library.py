@@ -197,7 +197,8 @@ class Library:
         """None where the name is unknown, or its model is gone. Raises StoreError for a damaged name."""
         identifier = self._identifier(name, tag)
         folder = self._models / identifier
-        sound = identifier and (folder / MANIFEST_FILE).is_file()
+        with errors_named(folder):
+            sound = identifier and (folder / MANIFEST_FILE).is_file()
         return StoredModel(f"{name}:{tag}", identifier, folder) if sound else None
 
     def _identifier(self, name: str, tag: str) -> str:
