@@ -41,6 +41,7 @@ def test_streamed_pieces_are_the_whole_answer(model: Model) -> None:
     pieces = list(model.stream(PROMPT, params))
     assert model.last is not None and "".join(pieces) == model.last.text and len(pieces) > 1
     assert len(model.last.token_ids) == 12 and model.last.finish_reason == "length"
+    assert model.last.cut_by == "num_predict"
 
 
 def test_no_tokens_asked_for_is_none_made(model: Model) -> None:
@@ -104,12 +105,17 @@ def test_an_abandoned_stream_leaves_a_sound_model(model: Model) -> None:
 def test_the_answer_ends_where_the_context_does(demo: StoredModel) -> None:
     with Model(demo, RuntimeConfig(context=16)) as small:
         answer = greedy(small, num_predict=-1)
-        assert answer.finish_reason in ("length", "stop")
+        assert (answer.finish_reason, answer.cut_by) == ("length", "context")
         assert answer.stats.prompt_tokens + len(answer.token_ids) <= 17
-        with pytest.raises(ContextLengthError, match=r"has \d+ tokens, the context 16.*--num-ctx"):
+        with pytest.raises(ContextLengthError, match=r"the context 16: .*--num-ctx \(the model allows 2048\)"):
             greedy(small, "word " * 40)
         with pytest.raises(ContextLengthError, match="empty"):
             small.stream("")  # with the call, not with the first piece
+
+
+def test_who_has_the_longest_context_already_is_not_told_to_raise_it(model: Model) -> None:
+    with pytest.raises(ContextLengthError, match=r"shorten it; this model has no longer context than 2048 tokens$"):
+        greedy(model, "word " * 2100)
 
 
 def test_prefill_in_small_chunks_gives_the_same_answer(demo: StoredModel, model: Model) -> None:

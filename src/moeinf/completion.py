@@ -8,6 +8,8 @@ from typing import Literal
 from moeinf.runtime.stats import CacheStats
 
 FinishReason = Literal["stop", "length", "interrupted"]
+# What an answer of finish_reason "length" came up against: the context, --num-predict, or the checkpoint's max_length.
+CutBy = Literal["context", "num_predict", "max_length"]
 
 
 @dataclass(slots=True)
@@ -20,7 +22,7 @@ class GenerationStats:
     prompt_s: float = 0.0  # from the request to the first token
     generated_tokens: int = 0
     token_s: list[float] = field(default_factory=list)  # each token after the first
-    total_s: float = 0.0
+    total_s: float = 0.0  # all of it, load_s included
     prefill_cache: CacheStats = field(default_factory=CacheStats)
     decode_cache: CacheStats = field(default_factory=CacheStats)
     decode_laps: dict[str, float] = field(default_factory=dict)  # where the time of the decode steps went, by name
@@ -39,3 +41,4 @@ class Completion:
     token_ids: list[int]
     finish_reason: FinishReason
     stats: GenerationStats
+    cut_by: CutBy | None = None  # of an answer that did not end by itself

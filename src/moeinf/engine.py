@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from moeinf._native import Kernels
-from moeinf.completion import Completion, GenerationStats
+from moeinf.completion import Completion, CutBy, GenerationStats
 from moeinf.config import RuntimeConfig, gpu_option
 from moeinf.dense import DenseFile
 from moeinf.device.cuda import Gpu, find_cuda, without_advice
@@ -225,17 +225,26 @@ class Model:
     def _answer(self, ids: list[int], params: SamplingParams, should_stop: Callable[[], bool], on_prefill: Progress
                 ) -> Iterator[str]:
         sampler = Sampler(params, num_ids=self._num_ids())
-        sources = self._sources
-        room = self.plan.context - len(sources.start if sources else ids) + 1
-        longest = sources.max_tokens() if sources and params.num_predict < 0 else params.num_predict
-        limit = room if longest is None or longest < 0 else min(longest, room)
+        limit, cut_by = self._limit(ids, params)
         answer = Completion("", [], "interrupted", GenerationStats(seed=sampler.seed))
         with closing(self._tokens(ids, sampler, limit, answer.stats, should_stop, on_prefill)) as tokens:
             for piece in self._text(tokens, limit, answer, ids, StopMatcher(params.stop)):
                 answer.text += piece
                 self.last = answer
                 yield piece
+        answer.cut_by = cut_by if answer.finish_reason == "length" else None
         self.last = answer
+
+    def _limit(self, ids: list[int], params: SamplingParams) -> tuple[int, CutBy]:
+        """The most tokens that the answer may have, and what sets that limit."""
+        longest, start = params.num_predict, ids
+        cut_by: CutBy = "num_predict"
+        if self._sources is not None:
+            start = self._sources.start
+            if longest < 0:
+                longest, cut_by = self._sources.max_tokens(), "max_length"
+        room = self.plan.context - len(start) + 1
+        return (longest, cut_by) if 0 <= longest <= room else (room, "context")
 
     def replay(self, prompt: Sequence[int], continuation: Sequence[int]) -> GenerationStats:
         """Feeds `continuation` token by token behind `prompt` instead of drawing: real text for a benchmark.
@@ -270,8 +279,8 @@ class Model:
         if not ids:
             raise ContextLengthError("the prompt is empty: give at least one word")
         if len(ids) >= self.plan.context:
-            raise ContextLengthError(f"the prompt has {len(ids)} tokens, the context {self.plan.context}: shorten it, "
-                                     f"or raise --num-ctx (the model allows {self.manifest.info.context_length})")
+            raise ContextLengthError(f"the prompt has {len(ids)} tokens, the context {self.plan.context}: shorten it"
+                                     f"{self.longer_context()}")
         return ids
 
     def _tokens(self, prompt: list[int], sampler: Chooser, limit: int, stats: GenerationStats,
@@ -299,7 +308,8 @@ class Model:
             meter.end(stats)
             stats.cached_tokens, stats.token_s = timing.cached_tokens, timing.token_s
             stats.prompt_s = timing.encode_s + timing.prefill_s
-            stats.total_s, stats.peak_rss_bytes = time.perf_counter() - started, peak_rss_bytes()
+            stats.total_s = stats.load_s + time.perf_counter() - started
+            stats.peak_rss_bytes = peak_rss_bytes()
             stats.peak_vram_bytes = run.peak_device_bytes()
 
     def _answer_to(self, run: Run, prompt: list[int], sampler: Chooser, **how: Any) -> Iterator[int]:
@@ -338,6 +348,13 @@ class Model:
             yield rest
 
     # ---- the rest
+
+    def longer_context(self) -> str:
+        """How to get a longer context, to be put behind another remedy."""
+        most = self.manifest.info.context_length
+        if self.plan.context < most:
+            return f", or raise --num-ctx (the model allows {most})"
+        return f"; this model has no longer context than {most} tokens"
 
     @property
     def reader(self) -> Reader:

@@ -54,11 +54,8 @@ def answer_once(session: Session, text: str, *, raw: bool, as_json: bool) -> int
         completion = session.ask(text, lambda piece: None, raw=raw)
         print(json.dumps(_as_object(session, completion)))
     else:
-        writer = AnswerWriter(sys.stdout, tty=sys.stdout.isatty(), wrap=session.wordwrap)
-        try:
+        with AnswerWriter(sys.stdout, tty=sys.stdout.isatty(), wrap=session.wordwrap) as writer:
             completion = session.ask(text, writer.write, raw=raw)
-        finally:
-            writer.finish()
     session.comment(completion)
     return _INTERRUPTED if completion.finish_reason == "interrupted" else 0
 
@@ -66,4 +63,4 @@ def answer_once(session: Session, text: str, *, raw: bool, as_json: bool) -> int
 def _as_object(session: Session, completion: Completion) -> dict[str, Any]:
     stats = asdict(completion.stats)
     return {"model": session.model.name, "response": completion.text, "finish_reason": completion.finish_reason,
-            "stats": stats}
+            "cut_by": completion.cut_by, "stats": stats}

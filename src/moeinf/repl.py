@@ -136,11 +136,8 @@ class Repl:
             self._answer(message)
 
     def _answer(self, message: str) -> None:
-        writer = AnswerWriter(sys.stdout, tty=True, wrap=self._session.wordwrap)
-        try:
+        with AnswerWriter(sys.stdout, tty=True, wrap=self._session.wordwrap) as writer:
             completion = self._session.ask(message, writer.write)
-        finally:
-            writer.finish()
         self._session.comment(completion)
         if completion.finish_reason == "interrupted":
             self._interrupted_s = self._clock()

@@ -49,7 +49,8 @@ class Interrupt:
 class AnswerWriter:
     """Writes pieces of an answer as they come. On a terminal: harmless and wrapped, with an empty line behind.
 
-    Elsewhere: as the model made it, but for the newlines at its end, which become exactly one.
+    Elsewhere: as the model made it, but for the newlines at its end, which become exactly one. As a context manager it
+    ends what it has written; where an error comes before the first piece, that is nothing.
     """
 
     def __init__(self, stream: TextIO, *, tty: bool, wrap: bool) -> None:
@@ -57,8 +58,18 @@ class AnswerWriter:
         self._tty = tty
         self._wrap = WordWrap(shutil.get_terminal_size().columns) if tty and wrap else None
         self._newlines = ""
+        self._begun = False
+
+    def __enter__(self) -> AnswerWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None or self._begun:
+            self._stream.write("\n\n" if self._tty else "\n")
+            self._stream.flush()
 
     def write(self, piece: str) -> None:
+        self._begun = True
         if self._tty:
             piece = harmless(piece)
             piece = self._wrap.push(piece) if self._wrap else piece
@@ -67,10 +78,6 @@ class AnswerWriter:
             text = piece.rstrip("\n")
             piece, self._newlines = text, piece[len(text) :]
         self._stream.write(piece)
-        self._stream.flush()
-
-    def finish(self) -> None:
-        self._stream.write("\n\n" if self._tty else "\n")
         self._stream.flush()
 
 
@@ -140,11 +147,25 @@ class Session:
         return ""
 
     def comment(self, completion: Completion) -> None:
-        """What there is to say of an answer once it stands: notices, and with `verbose` its figures."""
+        """What there is to say of an answer once it stands: where it was cut, notices, with `verbose` its figures."""
+        if cut := self._cut(completion):
+            say(f"note: {cut}")
         self.show_notices()
         if self.verbose:
             for line in stats_lines(completion.stats, self.model):
                 say(line)
+
+    def _cut(self, completion: Completion) -> str:
+        """Why the answer did not end by itself; "" where it did, or where the user is known to know."""
+        if completion.cut_by == "context":
+            return (f"the answer was cut, as the context of {self.model.plan.context} tokens is full: ask for less"
+                    f"{self.model.longer_context()}")
+        if completion.cut_by == "num_predict" and not self.quiet:
+            return f"the answer was cut after {len(completion.token_ids)} tokens, as num_predict asks for"
+        if completion.cut_by == "max_length":
+            return (f"the answer was cut after {len(completion.token_ids)} tokens, which the checkpoint sets as the "
+                    "longest; --num-predict allows for more")
+        return ""
 
     def _generate(self, write: Callable[[str], None], raw: bool) -> Completion:
         line = StatusLine(sys.stderr, enabled=sys.stderr.isatty() and not self.quiet)

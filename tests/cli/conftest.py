@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from moeinf import cli
-from moeinf.completion import Completion, GenerationStats
+from moeinf.completion import Completion, CutBy, GenerationStats
 from moeinf.generate.sampling import SamplingParams, resolve_params
 from moeinf.runtime.stats import CacheStats
 from moeinf.store.library import StoredModel
@@ -72,6 +72,7 @@ class ScriptedModel:
     context_turns: int = 99  # prompts of more messages do not fit
     on_piece: Callable[[int], None] = lambda number: None
     encoder_decoder: bool = False
+    cut_by: CutBy | None = None
     name: str = "scripted:latest"
     notices: list[str] = field(default_factory=list)
     prompts: list[Any] = field(default_factory=list)
@@ -100,7 +101,7 @@ class ScriptedModel:
     def _answer(self, pieces: Sequence[str], should_stop: Callable[[], bool]) -> Iterator[str]:
         stats = GenerationStats(prompt_tokens=26, prompt_s=1.204, generated_tokens=3, token_s=[0.5, 0.5], total_s=2.5,
                                 decode_cache=CacheStats(hits=3, misses=5, demand_bytes=1 << 20), seed=7)
-        self.last = Completion("", [], "stop", stats)
+        self.last = Completion("", [], "length" if self.cut_by else "stop", stats, cut_by=self.cut_by)
         for number, piece in enumerate(pieces):
             if should_stop():
                 self.last.finish_reason = "interrupted"
@@ -108,6 +109,9 @@ class ScriptedModel:
             self.last.text += piece
             yield piece
             self.on_piece(number)
+
+    def longer_context(self) -> str:
+        return ", or raise --num-ctx"
 
     def describe(self) -> str:
         return f"{self.name} · described"

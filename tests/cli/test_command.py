@@ -60,8 +60,10 @@ def test_json_holds_the_answer_and_its_figures(command: Command) -> None:
     done = command("run", "demo", "Once", *SHORT, "--json")
     answer = json.loads(done.out)
     assert answer["model"] == "demo:latest" and answer["finish_reason"] == "length"
+    assert answer["cut_by"] == "num_predict" and "note: the answer was cut after 12 tokens" in done.err
     assert answer["stats"]["generated_tokens"] == 12 and answer["stats"]["seed"] == 1
     assert answer["response"] == command("run", "demo", "Once", *SHORT).out.removesuffix("\n")
+    assert answer["stats"]["total_s"] > answer["stats"]["load_s"] > 0
 
 
 def test_the_prompt_may_come_from_a_file_and_a_raw_prompt_is_the_same_for_a_base_model(
@@ -139,7 +141,7 @@ def test_an_unknown_model_is_one_line_with_close_names(command: Command, words: 
 
 def test_a_prompt_beyond_the_context_is_one_line_with_both_numbers(command: Command) -> None:
     done = command("run", "demo", "word " * 700, "-c", "64")
-    assert done.code == 1 and done.out.strip() == ""
+    assert done.code == 1 and done.out == ""
     assert "the context 64" in done.err
 
 

@@ -134,6 +134,12 @@ def test_an_error_in_the_middle_of_a_chat_does_not_end_it(chat: Chat, capsys: py
     assert talk.session.verbose
 
 
+def test_a_cut_answer_is_said_so_before_the_next_question(chat: Chat, capsys: pytest.CaptureFixture[str]) -> None:
+    chat("long story", "/show", model=ScriptedModel(cut_by="context"))
+    err = capsys.readouterr().err
+    assert err.index("note: the answer was cut, as the context of 128 tokens is full") < err.index("Available Commands")
+
+
 def test_load_opens_another_model_with_an_empty_history(chat: Chat) -> None:
     talk = chat("hello", "/load demo", "again")
     assert talk.model.closed and talk.opened == [("demo:latest", RuntimeConfig())]

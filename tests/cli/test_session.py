@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from moeinf.completion import CutBy
 from moeinf.engine import Model
 from moeinf.errors import ContextLengthError
 from moeinf.oneshot import answer_once, prompt_text
@@ -128,6 +129,34 @@ def test_each_notice_of_the_model_is_said_once(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err == "note: O_DIRECT was refused\nnote: turns were merged\n"
 
 
+@pytest.mark.parametrize(("cut_by", "quiet", "said"), [
+    ("context", False, "note: the answer was cut, as the context of 128 tokens is full: ask for less, or raise --num-ctx\n"),
+    ("context", True, "note: the answer was cut, as the context of 128 tokens is full"),
+    ("num_predict", False, "note: the answer was cut after 0 tokens, as num_predict asks for\n"),
+    ("max_length", True, "which the checkpoint sets as the longest; --num-predict allows for more\n"),
+])
+def test_an_answer_that_was_cut_is_said_so_behind_it(
+    capsys: pytest.CaptureFixture[str], cut_by: CutBy, quiet: bool, said: str
+) -> None:
+    assert answer_once(session(ScriptedModel(cut_by=cut_by), quiet=quiet), "hi", raw=False, as_json=False) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "Hello there\n" and said in captured.err and captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(("cut_by", "quiet"), [(None, False), ("num_predict", True)])
+def test_an_answer_that_ended_or_was_cut_where_a_quiet_user_asked_for_it_needs_no_word(
+    capsys: pytest.CaptureFixture[str], cut_by: CutBy | None, quiet: bool
+) -> None:
+    answer_once(session(ScriptedModel(cut_by=cut_by), quiet=quiet), "hi", raw=False, as_json=False)
+    assert capsys.readouterr().err == ""
+
+
+def test_an_error_before_the_first_word_leaves_standard_output_empty(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ContextLengthError):
+        answer_once(session(ScriptedModel(context_turns=0)), "long", raw=False, as_json=False)
+    assert capsys.readouterr().out == ""
+
+
 def test_figures_come_in_ollamas_words_and_those_of_the_cache_behind(capsys: pytest.CaptureFixture[str]) -> None:
     chat = session(ScriptedModel(), verbose=True)
     completion = chat.ask("hi", lambda piece: None)
@@ -144,16 +173,14 @@ def test_figures_come_in_ollamas_words_and_those_of_the_cache_behind(capsys: pyt
 
 def test_off_a_terminal_an_answer_ends_with_exactly_one_newline_and_is_else_untouched() -> None:
     stream = io.StringIO()
-    writer = AnswerWriter(stream, tty=False, wrap=True)
-    for piece in ("a\x1b[1m\n", "\n", "b\n\n"):
-        writer.write(piece)
-    writer.finish()
+    with AnswerWriter(stream, tty=False, wrap=True) as writer:
+        for piece in ("a\x1b[1m\n", "\n", "b\n\n"):
+            writer.write(piece)
     assert stream.getvalue() == "a\x1b[1m\n\nb\n"
 
 
 def test_on_a_terminal_model_text_cannot_drive_it() -> None:
     stream = io.StringIO()
-    writer = AnswerWriter(stream, tty=True, wrap=False)
-    writer.write("a\x1b]52;c;eA==\x07\x9b2Jb")
-    writer.finish()
+    with AnswerWriter(stream, tty=True, wrap=False) as writer:
+        writer.write("a\x1b]52;c;eA==\x07\x9b2Jb")
     assert stream.getvalue() == "a]52;c;eA==2Jb\n\n"

@@ -85,13 +85,13 @@ class Sources:
         return BeamSearch(self.num_beams, self._tokenizer.eos_ids, penalty,
                           early if early is True or early == "never" else False)
 
-    def max_tokens(self) -> int | None:
-        """Behind `start`, as the checkpoint asks for: max_length counts what it begins with."""
+    def max_tokens(self) -> int:
+        """Behind `start`, as the checkpoint asks for: max_length counts what it begins with. -1: it does not say."""
         forced = len(self.start) - 1
         if self.asked.get("max_new_tokens") is not None:
             return max(0, int(_number(self.asked["max_new_tokens"], int, 0)) - forced)
         longest = int(_number(self.asked.get("max_length"), int, 0))
-        return max(0, longest - len(self.start)) if longest else None
+        return max(0, longest - len(self.start)) if longest else -1
 
     def _language(self, option: str, code: str) -> int:
         if not code:
