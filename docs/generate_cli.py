@@ -19,6 +19,14 @@ use, 130 after Ctrl-C. Many options can also be set by [variables](#variables).
 The prompt of `run` is standard input (unless that is a terminal), then `--file`, then the words, joined by one space;
 newlines at the end of the first two are dropped. An empty word (`moeinf run demo ""`) only loads the model.
 In a chat, `/?` lists the commands; a message in triple quotes may have many lines.
+
+What a model thinks before it answers is told apart by the tags of its chat template, or by gpt-oss's channels. A
+terminal shows it in grey (unless `--hidethinking`), a pipe never gets it, `--json` has it in a field of its own, and
+whether the model is reminded of it is up to the template. `--think` (or `--think=true`), `--think=false`,
+`--think=low`, `medium` or `high` and, in a chat, `/set think [level]` and `/set nothink` set the variables that the
+template reads for it; one that reads none is an error. Stop strings are not looked for in thoughts.
+
+An answer that was cut, by a full context or by `--num-predict`, is followed by a note.
 """
 VARIABLES = """\
 ## Variables

@@ -50,7 +50,7 @@ def small(gpu: Gpu) -> OpenGpu:
 
 def opened(monkeypatch: pytest.MonkeyPatch, stored: StoredModel, opening: Opening, rates: Rates = FAST, **options: Any
            ) -> Model:
-    monkeypatch.setattr("moeinf.engine.find_cuda", lambda device, notice: CARD)
+    monkeypatch.setattr("moeinf.opening.find_cuda", lambda device, notice: CARD)
     monkeypatch.setattr("moeinf.on_gpu.open_gpu", opening)
     monkeypatch.setattr("moeinf.preference.measured", lambda device, kernels: rates)
     return Model(stored, RuntimeConfig(threads=1, **options), on=Machine(1 << 36, "machine", 1))
@@ -86,7 +86,7 @@ def test_memory_is_looked_at_again_when_the_card_is_open(demo: StoredModel, monk
         raise OutOfMemoryError("enough seen")
 
     monkeypatch.setattr("moeinf.engine.machine", lambda: next(looks))
-    monkeypatch.setattr("moeinf.engine.find_cuda", lambda device, notice: CARD)
+    monkeypatch.setattr("moeinf.opening.find_cuda", lambda device, notice: CARD)
     monkeypatch.setattr("moeinf.on_gpu.open_gpu", emulated)
     monkeypatch.setattr("moeinf.on_gpu.plan_device_memory", plan)
     with pytest.raises(OutOfMemoryError, match="enough seen"):

@@ -226,7 +226,7 @@ def test_such_a_model_asks_for_the_gpu_as_every_other(models: dict[str, StoredMo
     def none(device: str, notice: Any) -> None:
         raise DeviceError(f"{device} was asked for")
 
-    monkeypatch.setattr("moeinf.engine.find_cuda", none)
+    monkeypatch.setattr("moeinf.opening.find_cuda", none)
     for device in ("auto", "cuda"):
         with pytest.raises(DeviceError, match=f"{device} was asked for"):
             Model(models["switch_transformers"], RuntimeConfig(device=device))

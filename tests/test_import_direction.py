@@ -13,7 +13,8 @@ SOURCE = Path(__file__).parents[1] / "src" / "moeinf"
 RANKS = [
     {"errors", "display"}, {"types", "laps"}, {"config", "hardware", "_native"}, {"device"},
     {"store", "models", "kernels"}, {"runtime"}, {"generate", "dense"}, {"completion", "memory", "references"},
-    {"meter", "parts"}, {"on_cpu"}, {"on_gpu"}, {"preference"}, {"engine", "install"}, {"lines"}, {"bench"},
+    {"meter", "parts"}, {"on_cpu"}, {"on_gpu"}, {"preference"}, {"opening"}, {"engine", "install"}, {"lines"},
+    {"bench"},
 ]
 APART = {("generate", "runtime"), ("runtime", "models"), ("runtime", "store"), ("models", "store"), ("store", "models")}
 

@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,6 +21,7 @@ from moeinf.options import (
     Device,
     DirectIo,
     ExpertCache,
+    HideThinking,
     ModelName,
     NumBeams,
     Policy,
@@ -36,11 +37,14 @@ from moeinf.options import (
     ReaderName,
     SrcLang,
     StoredName,
+    TemplateVar,
     TgtLang,
+    Think,
     Threads,
     Vram,
     runtime_config,
     sampling_options,
+    template_options,
 )
 from moeinf.streams import drop_output, open_streams
 
@@ -107,7 +111,7 @@ def run(
     json: AsJson = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Figures after each answer.")] = False,
     nowordwrap: Annotated[bool, typer.Option("--nowordwrap", help="Do not wrap lines at words.")] = False,
-    quiet: Quiet = False,
+    quiet: Quiet = False, think: Think = None, hidethinking: HideThinking = False, template_var: TemplateVar = None,
     device: Device = None, vram: Vram = None, ram: Ram = None, expert_cache: ExpertCache = None,
     cpu_experts: CpuExperts = None, policy: Policy = None, predictor: Predictor = None, prefetch: Prefetch = None,
     context: Context = None, threads: Threads = None, prefill_chunk: PrefillChunk = None, reader: ReaderName = None,
@@ -123,8 +127,12 @@ def run(
         raise UsageError(f"{'--raw' if raw else '--json'} needs a prompt; give one")
     options, others = sampling_options(ctx.params, option or [], stop or [])
     config = runtime_config(ctx.params, others)
+    variables = template_options(think, template_var or [], raw=raw)
+    if think or variables:
+        _check_template(_ensure(model, quiet), think, variables)
     with _open(model, config, quiet) as loaded:
-        session = Session(loaded, options, system, verbose=verbose, wordwrap=not nowordwrap, quiet=quiet)
+        session = Session(loaded, options, system, verbose=verbose, wordwrap=not nowordwrap, quiet=quiet, think=think,
+                          hidethinking=hidethinking, variables=variables)
         session.show_notices()
         if text is None:
             _chat(session, config)
@@ -341,6 +349,14 @@ def _load(name: str, config: RuntimeConfig, quiet: bool) -> Model:
     return model
 
 
+def _check_template(stored: StoredModel, think: str | None, variables: dict[str, Any]) -> None:
+    """Raises UsageError, before anything is loaded, for what the model's chat template would ignore."""
+    from moeinf.generate.thinking import template_variables
+    from moeinf.show import template_facts
+
+    template_variables(template_facts(stored), think, variables)
+
+
 def _ensure(name: str, quiet: bool) -> StoredModel:
     from moeinf.install import ensure
     from moeinf.pull_display import PullDisplay
@@ -393,7 +409,9 @@ def run_command(arguments: list[str]) -> int:
     """Runs the words behind `moeinf`; returns the exit code."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     debug = debug_wanted() or "--debug" in arguments[:end]
-    arguments = [word for at, word in enumerate(arguments) if at >= end or word != "--debug"]
+    # click would take the word behind an option for its value, and --think needs none
+    arguments = ["--think=true" if word == "--think" and at < end else word for at, word in enumerate(arguments)
+                 if at >= end or word != "--debug"]
     try:
         return int(app(arguments, prog_name="moeinf", standalone_mode=False) or 0)
     except SystemExit as error:  # typer's own for a broken pipe

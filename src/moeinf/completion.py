@@ -41,4 +41,5 @@ class Completion:
     token_ids: list[int]
     finish_reason: FinishReason
     stats: GenerationStats
+    thinking: str = ""  # what the model wrote before the answer, where it thinks
     cut_by: CutBy | None = None  # of an answer that did not end by itself

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import textwrap
 import unicodedata
@@ -126,6 +127,12 @@ def bar_text(done: int, total: int, width: int) -> str:
 def harmless(text: str) -> str:
     """Text without the control characters that a terminal acts on; newline and tab stay."""
     return text.translate(_CONTROLS)
+
+
+def grey(text: str) -> str:
+    """Text that stands back on a terminal, unless the user wants no colours (https://no-color.org)."""
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") in ("", "dumb")
+    return text if plain else f"\x1b[90m{text}\x1b[39m"
 
 
 def text_width(text: str) -> int:

@@ -4,63 +4,38 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from moeinf._native import Kernels
 from moeinf.completion import Completion, CutBy, GenerationStats
-from moeinf.config import RuntimeConfig, gpu_option
+from moeinf.config import RuntimeConfig
 from moeinf.dense import DenseFile
-from moeinf.device.cuda import Gpu, find_cuda, without_advice
-from moeinf.errors import ContextLengthError, DeviceError, OutOfMemoryError, StoreError, UsageError
-from moeinf.generate.loop import CachedTokens, Chooser, Timing, generate
+from moeinf.errors import ContextLengthError, StoreError, UsageError
+from moeinf.generate.answer import AnswerText
+from moeinf.generate.loop import CachedTokens, Chooser, Forced, Timing, generate
 from moeinf.generate.sampling import Sampler, SamplingParams, not_done, resolve_params
-from moeinf.generate.seq2seq import SourceModel, Sources, answer_source
-from moeinf.generate.stops import StopMatcher
+from moeinf.generate.seq2seq import Sources, answer_source
+from moeinf.generate.thinking import template_variables
 from moeinf.generate.tokenizer import Tokenizer
 from moeinf.hardware import Machine, machine, peak_rss_bytes
 from moeinf.laps import Laps
-from moeinf.memory import MemoryPlan
 from moeinf.meter import Meter
 from moeinf.models import architecture, prompting
+from moeinf.opening import Run, put_together
 from moeinf.parts import ModelParts, Progress, no_progress
 from moeinf.runtime.eamc import ActivationCollection
-from moeinf.runtime.experts import Observer
-from moeinf.runtime.tiers import ExpertTier
 from moeinf.runtime.trace import Phase, RequestRecorder
 from moeinf.store.files import errors_named, parse_json_object, publish, read_small
 from moeinf.store.formats import formats_text
 from moeinf.store.library import StoredModel
 from moeinf.store.verify import check_sizes
-from moeinf.types import Float32Array, Message, Reader
+from moeinf.types import Message, Reader
 
 if TYPE_CHECKING:  # loads torch, which a run on the CPU does without
     from moeinf.on_gpu import OpenGpu
-
-
-class Run(SourceModel, Protocol):
-    """A model put together on the CPU (on_cpu.py) or on a GPU (on_gpu.py); `encode` is of encoder-decoder models."""
-
-    tier: ExpertTier  # of the device that computes
-    reader: Reader  # of the disk
-    observers: list[Observer]
-    cache: Any
-    model: Any  # models.decoder.Decoder or models.seq2seq.EncoderDecoder
-
-    @property
-    def plan(self) -> MemoryPlan: ...
-
-    def describe(self, total_experts: int) -> str:
-        """Where its memory went."""
-        ...
-
-    def peak_device_bytes(self) -> int:
-        """Most memory that was ever taken of a GPU; 0 on the CPU."""
-        ...
-
-    def close(self) -> None: ...
 
 
 class Model:
@@ -105,7 +80,7 @@ class Model:
             self._sources = self._open_sources(config_json)
             if self._sources is not None:
                 parts.prompting, parts.num_beams = self._sources.prompting, self._sources.num_beams
-            self._run = run = self._put_together(parts, gpu)
+            self._run = run = put_together(parts, gpu, self._look)
         except BaseException:
             self.close()
             raise
@@ -124,40 +99,6 @@ class Model:
                               ("num-beams", config.num_beams not in (None, 1))):
             if value:
                 raise UsageError(f"--{option} is for encoder-decoder models, and {self.name} is none; leave it out")
-        return None
-
-    def _put_together(self, parts: ModelParts, gpu: OpenGpu | None) -> Run:
-        found = None if gpu is not None else find_cuda(parts.config.device, self.notices.append)
-        if gpu is not None:
-            from moeinf.on_gpu import GpuRun
-
-            return GpuRun(parts, gpu)
-        if found is not None and (run := self._on_gpu(parts, found)) is not None:
-            return run
-        from moeinf.on_cpu import CpuRun
-
-        return CpuRun(parts)
-
-    def _on_gpu(self, parts: ModelParts, found: Gpu) -> Run | None:
-        """On the card that was found; None after one notice where the CPU is to compute, which is for "auto" alone."""
-        from moeinf.on_gpu import GpuRun, open_gpu
-        from moeinf.preference import reason_for_cpu
-
-        auto, gpu = parts.config.device == "auto" and not gpu_option(parts.config), None
-        try:
-            gpu = open_gpu(found)
-            parts.machine = self._look()  # torch and the driver's context have taken their part by now
-            reason = reason_for_cpu(parts, gpu) if auto else None
-            if reason is None:
-                return GpuRun(parts, gpu)
-        except (DeviceError, OutOfMemoryError) as error:
-            if not auto:
-                raise
-            reason = without_advice(error)
-        if gpu is not None:
-            gpu.close()
-        parts.machine = self._look()
-        self.notices.append(f"running on the CPU: {reason}")
         return None
 
     def _load_collection(self) -> ActivationCollection:
@@ -209,30 +150,54 @@ class Model:
         params: SamplingParams | None = None,
         *,
         raw: bool = False,
+        think: bool | str | None = None,
+        variables: Mapping[str, Any] | None = None,
         should_stop: Callable[[], bool] = lambda: False,
         on_prefill: Progress = lambda done, total: None,
+        on_thought: Callable[[str], None] = lambda piece: None,
     ) -> Iterator[str]:
         """Yields the answer piece by piece as it is made; afterwards `last` holds the Completion.
 
         prompt: text, or messages with role and content. raw: text is continued as it is, without the chat template.
+        think: True, False, "low", "medium" or "high"; None leaves it to the template. variables: others that it reads.
+        on_thought gets what a model thinks before it answers, piece by piece.
         should_stop is asked between layers and ends the answer within a token. A prompt that begins as the one
         before reuses its keys and values.
-        Raises ContextLengthError before anything is computed, ExpertReadError when a disk fails in the middle.
+        Raises ContextLengthError before anything is computed, UsageError for what the template would ignore,
+        ExpertReadError when a disk fails in the middle.
         """
-        ids = self.encode(prompt, raw=raw)  # here, so that errors come with the call and not with the first piece
-        return self._answer(ids, params or self.params(), should_stop, on_prefill)
+        given = self.template_variables(think, variables or {}, raw=raw)
+        ids = self.encode(prompt, raw=raw, variables=given)  # here, so that errors come with the call
+        params = params or self.params()
+        text = self._answer_text(ids, params.stop, chat=self.tokenizer.has_template and not raw)
+        return self._answer(ids, params, text, should_stop, on_prefill, on_thought)
 
-    def _answer(self, ids: list[int], params: SamplingParams, should_stop: Callable[[], bool], on_prefill: Progress
-                ) -> Iterator[str]:
+    def template_variables(self, think: bool | str | None, given: Mapping[str, Any], *, raw: bool = False
+                           ) -> dict[str, Any]:
+        """What the chat template is told (see `stream`). Raises UsageError."""
+        if think is None and not given:
+            return {}
+        facts = None if raw or self._sources is not None else self.tokenizer.template
+        return template_variables(facts, None if think is None else str(think).lower(), given)
+
+    def _answer(self, ids: list[int], params: SamplingParams, text: AnswerText, should_stop: Callable[[], bool],
+                on_prefill: Progress, on_thought: Callable[[str], None]) -> Iterator[str]:
         sampler = Sampler(params, num_ids=self._num_ids())
         limit, cut_by = self._limit(ids, params)
-        answer = Completion("", [], "interrupted", GenerationStats(seed=sampler.seed))
+        answer = Completion("", text.token_ids, "interrupted", GenerationStats(seed=sampler.seed))
         with closing(self._tokens(ids, sampler, limit, answer.stats, should_stop, on_prefill)) as tokens:
-            for piece in self._text(tokens, limit, answer, ids, StopMatcher(params.stop)):
-                answer.text += piece
+            for piece in text.pieces(tokens):
                 self.last = answer
-                yield piece
-        answer.cut_by = cut_by if answer.finish_reason == "length" else None
+                if piece.thought:
+                    answer.thinking += piece.text
+                    on_thought(piece.text)
+                else:
+                    answer.text += piece.text
+                    yield piece.text
+        if text.ended:
+            answer.finish_reason = "stop"
+        elif len(answer.token_ids) >= limit:
+            answer.finish_reason, answer.cut_by = "length", cut_by
         self.last = answer
 
     def _limit(self, ids: list[int], params: SamplingParams) -> tuple[int, CutBy]:
@@ -258,12 +223,16 @@ class Model:
         self._sequence.forget()
         stats = GenerationStats()
         self._opened()
-        for _ in self._tokens(list(prompt), _Forced(continuation), len(continuation) + 1, stats):
+        for _ in self._tokens(list(prompt), Forced(continuation), len(continuation) + 1, stats):
             pass
         return stats
 
-    def encode(self, prompt: str | Sequence[Message], *, raw: bool = False) -> list[int]:
-        """The prompt's token ids. Raises ContextLengthError, TextError, StoreError for a closed model."""
+    def encode(self, prompt: str | Sequence[Message], *, raw: bool = False,
+               variables: Mapping[str, Any] | None = None) -> list[int]:
+        """The prompt's token ids; variables: for the chat template.
+
+        Raises ContextLengthError, TextError, StoreError for a closed model.
+        """
         self._opened()
         if self._sources is not None:
             ids = self._sources.encode(prompt if isinstance(prompt, str) else str(prompt[-1]["content"]))
@@ -273,7 +242,7 @@ class Model:
             ids = self.tokenizer.encode("\n".join(str(m["content"]) for m in prompt if not isinstance(m, str)))
         else:
             messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-            text, notes = self.tokenizer.render(messages)
+            text, notes = self.tokenizer.render(messages, variables)
             self.notices += [note for note in notes if note not in self.notices]
             ids = self.tokenizer.encode_chat(text)
         if not ids:
@@ -323,29 +292,11 @@ class Model:
         """Of the tokens that may be answered: not the padding rows of the model."""
         return min(self.tokenizer.num_ids, self.manifest.info.vocab_size)
 
-    def _text(self, tokens: Iterator[int], limit: int, answer: Completion, prompt: list[int], stops: StopMatcher
-              ) -> Iterator[str]:
-        """Pieces of text of the tokens up to the end of the answer, which is noted in `answer`."""
+    def _answer_text(self, ids: list[int], stops: Sequence[str], *, chat: bool) -> AnswerText:
         sources = self._sources
-        detokeniser = (self.tokenizer.stream(prompt) if sources is None
-                       else self.tokenizer.stream(skip_special=not sources.control_tokens))
-        for token in tokens:
-            if token in self.tokenizer.eos_ids:
-                answer.finish_reason = "stop"
-                break
-            answer.token_ids.append(token)
-            piece = stops.push(detokeniser.step(token))
-            if piece:
-                yield piece
-            if stops.stopped:
-                answer.finish_reason = "stop"
-                break
-        else:
-            if len(answer.token_ids) >= limit:
-                answer.finish_reason = "length"
-        rest = stops.push(detokeniser.flush()) + stops.flush()
-        if rest:
-            yield rest
+        stream = (self.tokenizer.stream(ids, chat=chat) if sources is None
+                  else self.tokenizer.stream(skip_special=not sources.control_tokens))
+        return AnswerText(stream, self.tokenizer.eos_ids, stops)
 
     # ---- the rest
 
@@ -397,16 +348,6 @@ class Model:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
                  ) -> None:
         self.close()
-
-
-class _Forced:
-    """Chooses the tokens of a given text, whatever the logits say."""
-
-    def __init__(self, tokens: Sequence[int]) -> None:
-        self._tokens = iter(tokens)
-
-    def sample(self, logits: Float32Array, history: Sequence[int]) -> int:
-        return next(self._tokens, 0)
 
 
 def open_kernels(num_threads: int, isa: str) -> Kernels:

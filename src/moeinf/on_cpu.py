@@ -18,7 +18,7 @@ from moeinf.runtime.tiers import ExpertTier, SlotRegion
 
 
 class CpuRun:
-    """moeinf.engine.Run on the CPU."""
+    """moeinf.opening.Run on the CPU."""
 
     def __init__(self, parts: ModelParts) -> None:
         """Reads the dense weights, and the experts where all of them fit.

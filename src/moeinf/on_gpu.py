@@ -83,7 +83,7 @@ def open_gpu(gpu: Gpu) -> OpenGpu:
 
 
 class GpuRun:
-    """moeinf.engine.Run on a GPU."""
+    """moeinf.opening.Run on a GPU."""
 
     def __init__(self, parts: ModelParts, gpu: OpenGpu) -> None:
         """Takes the dense weights to the device, then fills host or device memory where that holds every expert.

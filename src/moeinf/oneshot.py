@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moeinf.errors import UsageError
-from moeinf.session import AnswerWriter, Session
+from moeinf.session import Session
 
 if TYPE_CHECKING:
     from moeinf.completion import Completion
@@ -54,13 +54,14 @@ def answer_once(session: Session, text: str, *, raw: bool, as_json: bool) -> int
         completion = session.ask(text, lambda piece: None, raw=raw)
         print(json.dumps(_as_object(session, completion)))
     else:
-        with AnswerWriter(sys.stdout, tty=sys.stdout.isatty(), wrap=session.wordwrap) as writer:
-            completion = session.ask(text, writer.write, raw=raw)
+        with session.writer(tty=sys.stdout.isatty()) as writer:
+            completion = session.ask(text, writer.write, writer.think, raw=raw)
     session.comment(completion)
     return _INTERRUPTED if completion.finish_reason == "interrupted" else 0
 
 
 def _as_object(session: Session, completion: Completion) -> dict[str, Any]:
     stats = asdict(completion.stats)
-    return {"model": session.model.name, "response": completion.text, "finish_reason": completion.finish_reason,
+    return {"model": session.model.name, "response": completion.text, "thinking": completion.thinking,
+            "finish_reason": completion.finish_reason,
             "cut_by": completion.cut_by, "stats": stats}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
@@ -49,6 +50,35 @@ SrcLang = Annotated[str | None, typer.Option(metavar="CODE", help=(
 TgtLang = Annotated[str | None, typer.Option(metavar="CODE", help="Language to translate into: fra_Latn.")]
 NumBeams = Annotated[int | None, typer.Option(metavar="N", help=(
     "Answers of an encoder-decoder model side by side; 1: no beam search. [default: the checkpoint's]"))]
+
+Think = Annotated[str | None, typer.Option("--think", metavar="WORD", help=(
+    "--think or --think=true, false, low, medium, high: whether and how hard to think, where the model can be told. "
+    "[default: as its chat template has it]"))]
+HideThinking = Annotated[bool, typer.Option("--hidethinking", help="Do not show thoughts.")]
+TemplateVar = Annotated[list[str] | None, typer.Option("--template-var", metavar="NAME=VALUE", help=(
+    "Another variable of the chat template, JSON or text; repeatable."))]
+
+
+def template_options(think: str | None, pairs: Sequence[str], *, raw: bool) -> dict[str, Any]:
+    """The variables of --template-var. Raises UsageError for those, and for a --think, that cannot be meant."""
+    from moeinf.generate.thinking import THINK_WORDS
+
+    if raw and (think is not None or pairs):
+        raise UsageError(f"--raw does without the chat template, which {'--think' if think else '--template-var'} is "
+                         "for; leave one of them out")
+    if think is not None and think not in THINK_WORDS:
+        raise UsageError(f"--think cannot be {think!r}; it is one of {', '.join(THINK_WORDS)}")
+    variables: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals:
+            raise UsageError(f"--template-var {pair!r} is not NAME=VALUE; write for example "
+                             "--template-var enable_thinking=false")
+        try:
+            variables[name] = json.loads(text)
+        except ValueError:
+            variables[name] = text
+    return variables
 
 
 def sampling_options(params: Mapping[str, Any], pairs: Sequence[str], stop: Sequence[str]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ from moeinf.display import harmless
 from moeinf.errors import ModelNotFoundError, MoeinfError, UsageError
 from moeinf.generate.sampling import option_kinds, parse_option
 from moeinf.lines import LineReader
-from moeinf.session import SECOND_INTERRUPT_S, AnswerWriter, Session, say
+from moeinf.session import SECOND_INTERRUPT_S, Session, say
 from moeinf.stats_block import cache_lines
 
 if TYPE_CHECKING:
@@ -41,6 +40,8 @@ Available Commands:
   /set system <string>   Set system message
   /set verbose           Show figures after each answer
   /set quiet             Show none
+  /set think [level]     Let the model think: low, medium or high where it knows them
+  /set nothink           Let it answer at once
   /set wordwrap          Wrap lines at words
   /set nowordwrap        Do not
   /set history           Keep what is typed in the history file
@@ -136,8 +137,8 @@ class Repl:
             self._answer(message)
 
     def _answer(self, message: str) -> None:
-        with AnswerWriter(sys.stdout, tty=True, wrap=self._session.wordwrap) as writer:
-            completion = self._session.ask(message, writer.write)
+        with self._session.writer(tty=True) as writer:
+            completion = self._session.ask(message, writer.write, writer.think)
         self._session.comment(completion)
         if completion.finish_reason == "interrupted":
             self._interrupted_s = self._clock()
@@ -177,6 +178,8 @@ class Repl:
             say("Set system message.")
         elif what in _MODES:
             self._set_mode(what)
+        elif what in ("think", "nothink"):
+            self._set_think(what, value.strip())
         else:
             say(_HELP_SET if what in ("", "system") else f"Unknown command '/set {what}'. Type /? set for help")
 
@@ -189,6 +192,12 @@ class Repl:
         else:
             self._reader.keep_history = on
         say(f"Set '{mode}' mode.")
+
+    def _set_think(self, mode: str, level: str) -> None:
+        think = "false" if mode == "nothink" else level or "true"
+        self.model.template_variables(think, self._session.variables)  # refuses what the model cannot be told
+        self._session.think = think
+        say(f"Set '{mode}' mode{f' to {level!r}' if level else ''}.")
 
     def _set_parameter(self, text: str) -> None:
         name, *values = _words(text)

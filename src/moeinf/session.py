@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TextIO
 
-from moeinf.display import WordWrap, harmless
-from moeinf.errors import ContextLengthError
+from moeinf.display import WordWrap, grey, harmless
+from moeinf.errors import ContextLengthError, UsageError
 from moeinf.progress import PrefillCount, StatusLine
 from moeinf.stats_block import stats_lines
 
@@ -49,16 +49,20 @@ class Interrupt:
 class AnswerWriter:
     """Writes pieces of an answer as they come. On a terminal: harmless and wrapped, with an empty line behind.
 
+    `think` writes pieces of thoughts, grey and between two lines that say so; it is None where thoughts are not shown:
+    off a terminal, so that whatever reads the answer gets it alone.
+
     Elsewhere: as the model made it, but for the newlines at its end, which become exactly one. As a context manager it
     ends what it has written; where an error comes before the first piece, that is nothing.
     """
 
-    def __init__(self, stream: TextIO, *, tty: bool, wrap: bool) -> None:
+    def __init__(self, stream: TextIO, *, tty: bool, wrap: bool, thoughts: bool = True) -> None:
         self._stream = stream
         self._tty = tty
         self._wrap = WordWrap(shutil.get_terminal_size().columns) if tty and wrap else None
         self._newlines = ""
-        self._begun = False
+        self._begun = self._thinking = False
+        self.think = self._think if tty and thoughts else None
 
     def __enter__(self) -> AnswerWriter:
         return self
@@ -68,11 +72,24 @@ class AnswerWriter:
             self._stream.write("\n\n" if self._tty else "\n")
             self._stream.flush()
 
+    def _think(self, piece: str) -> None:
+        if not self._thinking:
+            piece = ("\n\n" if self._begun else "") + "Thinking...\n" + piece
+        self._begun = self._thinking = True
+        self._stream.write(grey(self._wrapped(piece)))
+        self._stream.flush()
+
+    def _wrapped(self, piece: str) -> str:
+        piece = harmless(piece)
+        return self._wrap.push(piece) if self._wrap else piece
+
     def write(self, piece: str) -> None:
+        if self._thinking:
+            self._thinking = False
+            self._stream.write(grey(self._wrapped("\n...done thinking.\n\n")))
         self._begun = True
         if self._tty:
-            piece = harmless(piece)
-            piece = self._wrap.push(piece) if self._wrap else piece
+            piece = self._wrapped(piece)
         else:
             piece = self._newlines + piece
             text = piece.rstrip("\n")
@@ -92,6 +109,9 @@ class Session:
     verbose: bool = False
     wordwrap: bool = True
     quiet: bool = False
+    think: str | None = None  # as --think gives it; None: as the chat template has it
+    hidethinking: bool = False
+    variables: dict[str, Any] = field(default_factory=dict)  # others of the chat template
     _num_notices_shown: int = 0
     _warned: bool = False
 
@@ -102,9 +122,14 @@ class Session:
         self._num_notices_shown = len(self.model.notices)
 
     def use(self, model: Model) -> None:
-        """Goes on with another open model, or the same anew; its notices are said."""
+        """Goes on with another open model, or the same anew; its notices are said, and what it cannot be told."""
         self.model, self._num_notices_shown = model, 0
         self.show_notices()
+        try:
+            model.template_variables(self.think, self.variables)
+        except UsageError as error:
+            say(f"note: {error}; what its template was told so far no longer holds")
+            self.think, self.variables = None, {}
 
     def clear(self) -> None:
         self.messages.clear()
@@ -117,9 +142,15 @@ class Session:
         del self.messages[-2:]
         return question
 
-    def ask(self, text: str, write: Callable[[str], None], *, raw: bool = False) -> Completion:
+    def writer(self, *, tty: bool) -> AnswerWriter:
+        """For an answer to standard output."""
+        return AnswerWriter(sys.stdout, tty=tty, wrap=self.wordwrap, thoughts=not self.hidethinking)
+
+    def ask(self, text: str, write: Callable[[str], None], think: Callable[[str], None] | None = None, *,
+            raw: bool = False) -> Completion:
         """Writes the answer piece by piece; an interrupted answer is kept as far as it came.
 
+        think: gets the pieces of thoughts; None where only a terminal's last line tells that the model thinks.
         When the context is full the oldest pair of turns is dropped. Raises ContextLengthError when nothing is left
         to drop, KeyboardInterrupt at the second Ctrl-C.
         """
@@ -129,8 +160,8 @@ class Session:
         self.messages.append({"role": "user", "content": text})
         kept = False
         try:
-            completion = self._generate(write, raw)
-            self.messages.append({"role": "assistant", "content": completion.text})
+            completion = self._generate(write, think, raw)
+            self.messages.append(_as_message(completion))
             kept = True
         finally:
             if not kept:
@@ -156,22 +187,36 @@ class Session:
                 say(line)
 
     def _cut(self, completion: Completion) -> str:
-        """Why the answer did not end by itself; "" where it did, or where the user is known to know."""
+        """Why the answer is not whole; "" where it is, or where the user is known to know."""
+        answer = "the answer"
+        if completion.thinking and not completion.text:
+            answer = "the model was still thinking: its answer"
+            if completion.finish_reason == "stop":
+                return "the model thought and then ended without an answer"
         if completion.cut_by == "context":
-            return (f"the answer was cut, as the context of {self.model.plan.context} tokens is full: ask for less"
+            return (f"{answer} was cut, as the context of {self.model.plan.context} tokens is full: ask for less"
                     f"{self.model.longer_context()}")
         if completion.cut_by == "num_predict" and not self.quiet:
-            return f"the answer was cut after {len(completion.token_ids)} tokens, as num_predict asks for"
+            return f"{answer} was cut after {len(completion.token_ids)} tokens, as num_predict asks for"
         if completion.cut_by == "max_length":
-            return (f"the answer was cut after {len(completion.token_ids)} tokens, which the checkpoint sets as the "
+            return (f"{answer} was cut after {len(completion.token_ids)} tokens, which the checkpoint sets as the "
                     "longest; --num-predict allows for more")
         return ""
 
-    def _generate(self, write: Callable[[str], None], raw: bool) -> Completion:
+    def _generate(self, write: Callable[[str], None], think: Callable[[str], None] | None, raw: bool) -> Completion:
         line = StatusLine(sys.stderr, enabled=sys.stderr.isatty() and not self.quiet)
+
+        def on_thought(piece: str) -> None:
+            if think is None:
+                line.show("thinking")
+            else:
+                line.clear()
+                think(piece)
+
         with Interrupt() as interrupt:
             try:
-                pieces = self._pieces(raw, lambda: interrupt.wanted, PrefillCount(line))
+                pieces = self._pieces(raw=raw, should_stop=lambda: interrupt.wanted, on_prefill=PrefillCount(line),
+                                      on_thought=on_thought)
                 for piece in pieces:
                     line.clear()
                     write(piece)
@@ -180,12 +225,12 @@ class Session:
         assert self.model.last is not None
         return self.model.last
 
-    def _pieces(self, raw: bool, should_stop: Callable[[], bool], on_prefill: PrefillCount) -> Iterator[str]:
+    def _pieces(self, *, raw: bool, **how: Any) -> Iterator[str]:
         params = self.model.params(**self.options)
         while True:
             prompt = self._prompt(raw)
             try:
-                return self.model.stream(prompt, params, raw=raw, should_stop=should_stop, on_prefill=on_prefill)
+                return self.model.stream(prompt, params, raw=raw, think=self.think, variables=self.variables, **how)
             except ContextLengthError:
                 if len(self.messages) < 3 or isinstance(prompt, str):  # what was said before is no part of a text
                     raise
@@ -197,6 +242,15 @@ class Session:
             return str(self.messages[-1]["content"])
         system: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
         return [*system, *self.messages]
+
+
+def _as_message(completion: Completion) -> Message:
+    """An answer as templates are given it; they choose what of its thoughts the model is reminded of."""
+    # Some templates take an assistant's message without text for a call of a tool.
+    message = {"role": "assistant", "content": completion.text or "..."}
+    if completion.thinking:  # under the name of gpt-oss, and under that of all others
+        message |= {"thinking": completion.thinking, "reasoning_content": completion.thinking}
+    return message
 
 
 def say(line: str) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from moeinf.dense import DenseFile
 from moeinf.display import ago_text, at_least_text, binary_size_text, count_text, section, size_text, table
 from moeinf.errors import StoreError
+from moeinf.generate.template_file import find_template
 from moeinf.hardware import physical_cores
 from moeinf.memory import PROCESS_BYTES, Demands, smallest_bytes, smallest_device_bytes
 from moeinf.models import architecture, prompting
@@ -20,6 +21,7 @@ from moeinf.store.formats import mixed
 from moeinf.store.quantisation import KEEP
 
 if TYPE_CHECKING:
+    from moeinf.generate.thinking import TemplateFacts
     from moeinf.store.library import StoredModel
     from moeinf.store.partials import PartialPull
 
@@ -103,7 +105,7 @@ def show_lines(model: StoredModel, *, verbose: bool = False) -> list[str]:
         ("quantization", formats_text(model)), *(("", line) for line in model.manifest.fallbacks),
     ])
     lines += section("MoE", _moe_rows(model))
-    lines += section("Capabilities", [("completion", "")])
+    lines += section("Capabilities", [(capability, "") for capability in capabilities(model)])
     parameters = generation_parameters(model)
     if parameters:
         lines += section("Parameters", [(name, json.dumps(value)) for name, value in parameters.items()])
@@ -154,7 +156,7 @@ def show_json(model: StoredModel) -> str:
         "architecture": info.architecture, "parameters": info.num_params, "active_parameters": info.active_params,
         "context_length": info.context_length, "embedding_length": info.hidden_size, "dtype": info.dtype,
         "quantization": formats_text(model), "fallbacks": list(model.manifest.fallbacks),
-        "capabilities": ["completion"], "generation_config": generation_parameters(model),
+        "capabilities": capabilities(model), "generation_config": generation_parameters(model),
         "moe": {"layers": moe.num_layers, "experts_per_layer": moe.num_experts, "active_per_token": moe.top_k,
                 "shared_experts": info.num_shared_experts, "bytes_per_expert": layout.stride_bytes,
                 "dense_bytes": model.dense_path.stat().st_size, "needs_at_least_bytes": needed_bytes(model),
@@ -189,9 +191,27 @@ def license_text(model: StoredModel) -> str:
 
 def template_text(model: StoredModel) -> str:
     """The chat template, "" for a base model. Raises TextError."""
-    from moeinf.generate.chat import find_template  # imports jinja2, which nothing else here needs
-
     return find_template(model.path, _json_file(model, "tokenizer_config.json")) or ""
+
+
+def template_facts(model: StoredModel) -> TemplateFacts | None:
+    """What the chat template can be told, None for a base model. Raises TextError."""
+    source = template_text(model)
+    if not source:
+        return None
+    from moeinf.generate.template_facts import read_facts  # imports jinja2, which nothing else here needs
+
+    return read_facts(source)
+
+
+def capabilities(model: StoredModel) -> list[str]:
+    """In ollama's words, where it has some: what the architecture does, and what the chat template knows of."""
+    kind = prompting(config(model))
+    if kind is not None:
+        return ["translation" if kind.languages else "text to text"]
+    facts = template_facts(model)
+    extra = {"tools": facts.tools, "thinking": facts.thinks} if facts else {}
+    return ["completion", *(name for name, known in extra.items() if known)]
 
 
 def _json_file(model: StoredModel, name: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import io
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +17,7 @@ import pytest
 from moeinf import cli
 from moeinf.completion import Completion, CutBy, GenerationStats
 from moeinf.generate.sampling import SamplingParams, resolve_params
+from moeinf.generate.thinking import TemplateFacts, template_variables
 from moeinf.runtime.stats import CacheStats
 from moeinf.store.library import StoredModel
 from moeinf.types import MoeShape
@@ -63,6 +64,13 @@ def run_process(environment: dict[str, str], *words: str, **options: Any) -> sub
                           check=False, **defaults, **options)
 
 
+SWITCH = TemplateFacts(frozenset({"enable_thinking"}), thinks=True, tools=False)
+
+
+class Thought(str):
+    """A piece of an answer that the model only thinks."""
+
+
 @dataclass
 class ScriptedModel:
     """Answers every prompt with the pieces of `answers`, in turn, and notes what it was asked."""
@@ -73,10 +81,12 @@ class ScriptedModel:
     on_piece: Callable[[int], None] = lambda number: None
     encoder_decoder: bool = False
     cut_by: CutBy | None = None
+    facts: TemplateFacts | None = SWITCH
     name: str = "scripted:latest"
     notices: list[str] = field(default_factory=list)
     prompts: list[Any] = field(default_factory=list)
     params_used: list[SamplingParams] = field(default_factory=list)
+    told: list[dict[str, Any]] = field(default_factory=list)  # variables of the chat template
     last: Completion | None = None
     closed: bool = False
 
@@ -88,17 +98,23 @@ class ScriptedModel:
     def params(self, **given: Any) -> SamplingParams:
         return resolve_params(given)
 
-    def stream(self, prompt: Any, params: SamplingParams, *, raw: bool, should_stop: Callable[[], bool],
-               on_prefill: Callable[[int, int], None]) -> Iterator[str]:
+    def template_variables(self, think: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
+        return template_variables(self.facts, think, given)
+
+    def stream(self, prompt: Any, params: SamplingParams, *, raw: bool, think: str | None, variables: dict[str, Any],
+               should_stop: Callable[[], bool], on_prefill: Callable[[int, int], None],
+               on_thought: Callable[[str], None]) -> Iterator[str]:
         from moeinf.errors import ContextLengthError
 
         if not isinstance(prompt, str) and len(prompt) > self.context_turns:
             raise ContextLengthError("the prompt has too many tokens")
         self.prompts.append(prompt if isinstance(prompt, str) else [dict(message) for message in prompt])
         self.params_used.append(params)
-        return self._answer(self.answers[(len(self.prompts) - 1) % len(self.answers)], should_stop)
+        self.told.append(self.template_variables(think, variables))
+        return self._answer(self.answers[(len(self.prompts) - 1) % len(self.answers)], should_stop, on_thought)
 
-    def _answer(self, pieces: Sequence[str], should_stop: Callable[[], bool]) -> Iterator[str]:
+    def _answer(self, pieces: Sequence[str], should_stop: Callable[[], bool], on_thought: Callable[[str], None]
+                ) -> Iterator[str]:
         stats = GenerationStats(prompt_tokens=26, prompt_s=1.204, generated_tokens=3, token_s=[0.5, 0.5], total_s=2.5,
                                 decode_cache=CacheStats(hits=3, misses=5, demand_bytes=1 << 20), seed=7)
         self.last = Completion("", [], "length" if self.cut_by else "stop", stats, cut_by=self.cut_by)
@@ -106,8 +122,12 @@ class ScriptedModel:
             if should_stop():
                 self.last.finish_reason = "interrupted"
                 return
-            self.last.text += piece
-            yield piece
+            if isinstance(piece, Thought):
+                self.last.thinking += piece
+                on_thought(piece)
+            else:
+                self.last.text += piece
+                yield piece
             self.on_piece(number)
 
     def longer_context(self) -> str:

@@ -271,7 +271,8 @@ def test_every_option_about_memory_and_sampling_has_the_variable_of_its_flags_na
     for name in variables:
         monkeypatch.setenv(name, "1")
     without = {line.split()[0].removeprefix("MOEINF_") for line in unknown_variables(option_kinds())}
-    assert without == {"SYSTEM", "OPTION", "FILE", "RAW", "JSON", "VERBOSE", "NOWORDWRAP", "QUIET"}
+    assert without == {"SYSTEM", "OPTION", "FILE", "RAW", "JSON", "VERBOSE", "NOWORDWRAP", "QUIET", "THINK",
+                       "HIDETHINKING", "TEMPLATE_VAR"}
 
 
 def test_an_unknown_variable_is_noted_by_every_verb(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import pytest
 from moeinf.config import RuntimeConfig
 from moeinf.engine import Model
 from moeinf.errors import OutOfMemoryError
+from moeinf.generate.thinking import TemplateFacts
 from moeinf.lines import FileHistory
 from moeinf.repl import Repl
 from moeinf.session import Session
@@ -114,6 +115,26 @@ def test_parameters_and_the_system_message_reach_the_model(chat: Chat) -> None:
     talk = chat("/set parameter top_k 7", '/set system """Be', 'brief."""', "hi", "/set parameter top_k x", "again")
     assert [params.top_k for params in talk.model.params_used] == [7, 7]
     assert talk.model.prompts[0][0] == {"role": "system", "content": "Be\nbrief."}
+
+
+def test_thinking_is_switched_where_the_template_has_a_switch(
+    chat: Chat, capsys: pytest.CaptureFixture[str]
+) -> None:
+    talk = chat("a", "/set think", "b", "/set nothink", "c", "/set think high", "d")
+    assert talk.model.told == [{}, {"enable_thinking": True}, {"enable_thinking": False}, {"enable_thinking": False}]
+    err = capsys.readouterr().err
+    assert "Set 'think' mode.\nSet 'nothink' mode.\n" in err
+    assert "error: this model knows no levels of thinking, only true and false" in err
+
+
+def test_a_level_of_thinking_is_told_and_another_model_that_has_none_goes_on_without(
+    chat: Chat, capsys: pytest.CaptureFixture[str]
+) -> None:
+    facts = TemplateFacts(frozenset({"reasoning_effort"}), thinks=True, tools=False)
+    talk = chat("/set think low", "a", "/load demo", "b", model=ScriptedModel(facts=facts))
+    assert talk.model.told == [{"reasoning_effort": "low"}] and talk.session.think is None
+    err = capsys.readouterr().err
+    assert "Set 'think' mode to 'low'." in err and "note: this model knows no levels of thinking" in err
 
 
 def test_clear_drops_what_was_said_and_keeps_the_system_message(chat: Chat) -> None:

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
@@ -13,7 +15,7 @@ from moeinf.engine import Model
 from moeinf.errors import ContextLengthError
 from moeinf.oneshot import answer_once, prompt_text
 from moeinf.session import AnswerWriter, Interrupt, Session
-from tests.cli.conftest import ScriptedModel
+from tests.cli.conftest import ScriptedModel, Thought
 
 
 class Terminal(io.StringIO):
@@ -130,7 +132,7 @@ def test_each_notice_of_the_model_is_said_once(capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize(("cut_by", "quiet", "said"), [
-    ("context", False, "note: the answer was cut, as the context of 128 tokens is full: ask for less, or raise --num-ctx\n"),
+    ("context", False, "note: the answer was cut, as the context of 128 tokens is full: ask for less, or raise --num"),
     ("context", True, "note: the answer was cut, as the context of 128 tokens is full"),
     ("num_predict", False, "note: the answer was cut after 0 tokens, as num_predict asks for\n"),
     ("max_length", True, "which the checkpoint sets as the longest; --num-predict allows for more\n"),
@@ -177,6 +179,62 @@ def test_off_a_terminal_an_answer_ends_with_exactly_one_newline_and_is_else_unto
         for piece in ("a\x1b[1m\n", "\n", "b\n\n"):
             writer.write(piece)
     assert stream.getvalue() == "a\x1b[1m\n\nb\n"
+
+
+THOUGHTFUL: list[Sequence[str]] = [[Thought("Hm"), Thought(" so.\n"), "Hello", " there"]]
+GREY, END = "\x1b[90m", "\x1b[39m"
+
+
+def on_a_terminal(monkeypatch: pytest.MonkeyPatch, model: ScriptedModel, term: str = "xterm", **options: Any) -> str:
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    answer_once(session(model, **options), "hi", raw=False, as_json=False)
+    assert isinstance(sys.stdout, Terminal)
+    return sys.stdout.getvalue()
+
+
+def test_a_pipe_gets_the_answer_and_json_its_thoughts_in_a_field_of_their_own(
+    capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer_once(session(ScriptedModel(THOUGHTFUL)), "hi", raw=False, as_json=False)
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("Hello there\n", "")
+    answer_once(session(ScriptedModel(THOUGHTFUL)), "hi", raw=False, as_json=True)
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["response"], answer["thinking"]) == ("Hello there", "Hm so.\n")
+
+
+def test_a_terminal_shows_thoughts_grey_between_two_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = on_a_terminal(monkeypatch, ScriptedModel(THOUGHTFUL))
+    assert shown == (f"{GREY}Thinking...\nHm{END}{GREY} so.\n{END}{GREY}\n...done thinking.\n\n{END}Hello there\n\n")
+    plain = "Thinking...\nHm so.\n\n...done thinking.\n\nHello there\n\n"
+    assert on_a_terminal(monkeypatch, ScriptedModel(THOUGHTFUL), term="dumb") == plain
+    assert on_a_terminal(monkeypatch, ScriptedModel(THOUGHTFUL), hidethinking=True) == "Hello there\n\n"
+
+
+def test_an_answer_cut_in_the_middle_of_a_thought_leaves_no_colour_behind(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = ScriptedModel([[Thought("Hm\x1b[2J")]], cut_by="context")
+    assert on_a_terminal(monkeypatch, model) == f"{GREY}Thinking...\nHm[2J{END}\n\n"
+    assert capsys.readouterr().err.startswith(
+        "note: the model was still thinking: its answer was cut, as the context of 128 tokens is full")
+
+
+def test_a_model_that_only_thinks_is_said_to_have_given_no_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    answer_once(session(ScriptedModel([[Thought("Hm")]])), "hi", raw=False, as_json=False)
+    captured = capsys.readouterr()
+    assert captured.out == "\n" and captured.err == "note: the model thought and then ended without an answer\n"
+
+
+def test_thoughts_go_back_to_the_template_beside_the_answer_which_is_never_empty() -> None:
+    model = ScriptedModel([[Thought("Hm"), "yes"], [Thought("Only this")]])
+    chat = session(model)
+    for text in ("one", "two", "three"):
+        chat.ask(text, lambda piece: None)
+    assert model.prompts[2][1] == {"role": "assistant", "content": "yes", "thinking": "Hm", "reasoning_content": "Hm"}
+    assert model.prompts[2][3]["content"] == "..."
 
 
 def test_on_a_terminal_model_text_cannot_drive_it() -> None:

@@ -1,7 +1,7 @@
-"""Chat templates: where a checkpoint keeps its own, and how it is rendered in a sandbox.
+"""Chat templates, rendered in a sandbox.
 
 Templates are untrusted code. The sandbox keeps them from Python's internals; only the process of text_worker.py, which
-alone imports this module, bounds their time and memory.
+alone renders them, bounds their time and memory.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -33,31 +32,12 @@ _MAX_OUTPUT_CHARS = 4 << 20
 _MAX_INT_BITS = 4096  # of a product or power in a template: those that count messages stay far below
 
 
-def find_template(folder: Path, tokenizer_config: Mapping[str, Any]) -> str | None:
-    """The checkpoint's chat template, or None for a base model. Raises TextError where one is there but unreadable."""
-    own_file = folder / "chat_template.jinja"
-    try:
-        if own_file.is_file():
-            return own_file.read_text(encoding="utf-8")
-        template = tokenizer_config.get("chat_template")
-        if template is None and (folder / "chat_template.json").is_file():
-            template = json.loads((folder / "chat_template.json").read_text(encoding="utf-8")).get("chat_template")
-    except (OSError, ValueError, AttributeError) as error:
-        raise TextError(f"the chat template in {folder} cannot be read ({error}); pull the model again") from error
-    if isinstance(template, list):  # [{"name": "default", "template": "..."}, {"name": "tool_use", ...}]
-        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-        template = named.get("default")
-    if template is not None and not isinstance(template, str):
-        raise TextError(f"the chat template in {folder} is not text; pull the model again")
-    return template
-
-
 class ChatTemplate:
     """One compiled template. `specials` are the variables bos_token, eos_token and so on."""
 
     def __init__(self, source: str, specials: Mapping[str, str]) -> None:
         self._specials = dict(specials)
-        self._template = _environment().from_string(source)
+        self._template = environment().from_string(source)
 
     def render(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> tuple[str, list[str]]:
         """The text up to where the assistant speaks, and a note for each change the template forced on the messages.
@@ -231,7 +211,7 @@ def _check_name(name: object) -> None:
         raise SecurityError(f"namespace attribute {name!r} is not allowed in a template")
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
+def environment() -> ImmutableSandboxedEnvironment:
     environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols])
     environment.filters["tojson"] = _tojson
     environment.globals |= {"raise_exception": _raise, "strftime_now": _strftime_now, "dict": _Dict(),

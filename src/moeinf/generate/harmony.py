@@ -2,37 +2,26 @@
 
     <|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...<|return|>
 
-Its analysis is shown as other models show their thoughts, between <think> and </think>, and is not given back to it.
+Its analysis is what other models think between tags.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from tokenizers import Tokenizer
 
-from moeinf.generate.token_stream import TokenStream
+from moeinf.generate.token_stream import Piece, TokenStream
 
-_START, _CHANNEL, _MESSAGE, _END = _CONTROLS = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
-_OPEN, _CLOSE = "<think>\n", "\n</think>\n\n"
-_THOUGHTS = re.compile(f"{re.escape(_OPEN)}.*?({re.escape(_CLOSE)}|$)", re.DOTALL)
+_START, CHANNEL, _MESSAGE, _END = _CONTROLS = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
 
 
 def is_harmony(tokenizer: Tokenizer) -> bool:
-    return tokenizer.token_to_id(_CHANNEL) is not None
-
-
-def without_thoughts(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """What the assistant is reminded of: its answers alone, as the format asks."""
-    return [{**message, "content": _THOUGHTS.sub("", message["content"])}
-            if message.get("role") == "assistant" and isinstance(message.get("content"), str) else message
-            for message in messages]
+    return tokenizer.token_to_id(CHANNEL) is not None
 
 
 class HarmonyStream:
-    """Text of ids as they come; the messages' heads (role and channel) are left out."""
+    """Text of ids as they come, thoughts and answer; the messages' heads (role and channel) are left out."""
 
     def __init__(self, tokenizer: Tokenizer, context: Sequence[int]) -> None:
         """context: the end of the prompt, which may have begun a message."""
@@ -42,34 +31,33 @@ class HarmonyStream:
         in_head = _START in names and _MESSAGE not in names[len(names) - names[::-1].index(_START):]
         self._head: list[int] | None = [] if in_head else None  # since its last control token; None in a message's text
         self._text = TokenStream(tokenizer, [] if in_head else list(context), skip_special=True)
-        self._shown = self._thinking = False
+        self._thinking = False
+        self._shown: set[bool] = set()  # whether there was some thought (True) and some answer (False)
 
-    def step(self, ids: Sequence[int]) -> str:
-        return "".join(map(self._step_one, ids))
+    def step(self, ids: Sequence[int]) -> list[Piece]:
+        return [piece for token in ids for piece in self._step_one(token)]
 
-    def _step_one(self, token: int) -> str:
+    def _step_one(self, token: int) -> Iterator[Piece]:
         control = self._controls.get(token)
         if control == _MESSAGE:
-            return self._begin()
-        if control is not None:
-            rest, self._head = self.flush(), []
-            return rest
-        if self._head is not None:
+            yield from self._begin()
+        elif control is not None:
+            yield from self.flush()
+            self._head = []
+        elif self._head is not None:
             self._head.append(token)
-            return ""
-        text = self._text.step([token])
-        self._shown = self._shown or bool(text)
-        return text
+        else:
+            yield from self._pieces(self._text.step([token]))
 
-    def _begin(self) -> str:
-        """What stands between the message before and that whose head is complete."""
-        channel = self._tokenizer.decode(self._head or []).split()[:1]
-        was, self._thinking = self._thinking, channel == ["analysis"]
+    def _begin(self) -> list[Piece]:
+        """What stands between the message whose head is complete and the one of its kind before."""
+        self._thinking = self._tokenizer.decode(self._head or []).split()[:1] == ["analysis"]
         self._head, self._text = None, TokenStream(self._tokenizer, [], skip_special=True)
-        if was and not self._thinking:
-            return _CLOSE
-        between = "\n\n" if self._shown else ""
-        return between + _OPEN if self._thinking and not was else between
+        return self._pieces("\n\n" if self._thinking in self._shown else "")
 
-    def flush(self) -> str:
-        return "" if self._head is not None else self._text.flush()
+    def _pieces(self, text: str) -> list[Piece]:
+        self._shown |= {self._thinking} if text else set()
+        return [Piece(text, self._thinking)] if text else []
+
+    def flush(self) -> list[Piece]:
+        return [] if self._head is not None else self._pieces(self._text.flush())

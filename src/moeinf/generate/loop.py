@@ -27,6 +27,16 @@ class Chooser(Protocol):
     def sample(self, logits: Float32Array, history: Sequence[int]) -> int: ...
 
 
+class Forced:
+    """Chooses the tokens of a given text, whatever the logits say."""
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self._tokens = iter(tokens)
+
+    def sample(self, logits: Float32Array, history: Sequence[int]) -> int:
+        return next(self._tokens, 0)
+
+
 class Interrupted(Exception):
     """should_stop said so in the middle of a forward pass; the cache still ends where the pass began."""
 

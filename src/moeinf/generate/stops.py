@@ -22,7 +22,7 @@ class StopMatcher:
         if found:
             self.stopped, self._held = True, ""
             return text[: min(found)]
-        keep = len(text) - self._num_held(text)
+        keep = len(text) - num_begun(text, self._stops)
         self._held = text[keep:]
         return text[:keep]
 
@@ -31,8 +31,8 @@ class StopMatcher:
         held, self._held = self._held, ""
         return held
 
-    def _num_held(self, text: str) -> int:
-        """Length of the longest suffix of text that begins some stop string."""
-        longest = min(len(text), max((len(stop) - 1 for stop in self._stops), default=0))
-        sizes = range(longest, 0, -1)
-        return next((n for n in sizes if any(stop.startswith(text[-n:]) for stop in self._stops)), 0)
+
+def num_begun(text: str, marks: Sequence[str]) -> int:
+    """Length of the longest suffix of text that begins some mark without being the whole of it."""
+    longest = min(len(text), max((len(mark) - 1 for mark in marks), default=0))
+    return next((n for n in range(longest, 0, -1) if any(mark.startswith(text[-n:]) for mark in marks)), 0)

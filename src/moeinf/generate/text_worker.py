@@ -19,9 +19,11 @@ import jinja2
 from tokenizers import Tokenizer
 
 from moeinf.errors import TextError
-from moeinf.generate.chat import ChatTemplate, find_template, mark_control_tokens, split_marked
-from moeinf.generate.harmony import HarmonyStream, is_harmony, without_thoughts
-from moeinf.generate.token_stream import TokenStream
+from moeinf.generate.chat import ChatTemplate, mark_control_tokens, split_marked
+from moeinf.generate.harmony import HarmonyStream, is_harmony
+from moeinf.generate.template_facts import read_facts
+from moeinf.generate.template_file import find_template
+from moeinf.generate.thoughts import ThoughtStream, tags_of
 
 _MAX_FILE_BYTES = 128 << 20  # the largest tokenizer.json in use is about 34 MB
 _LOAD_MEMORY_BYTES = 4 << 30
@@ -37,7 +39,7 @@ class TextWorker:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._streams: dict[int, TokenStream | HarmonyStream] = {}
+        self._streams: dict[int, ThoughtStream | HarmonyStream] = {}
         self._template: ChatTemplate | None = None
 
     def load(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -64,9 +66,15 @@ class TextWorker:
             "add_bos": config.get("add_bos_token") is True,
             "eos_ids": sorted(self._eos_ids(model, generation)),
             "special_ids": sorted(i for i, t in self._tokenizer.get_added_tokens_decoder().items() if t.special),
-            "has_template": self._template_source is not None,
+            "template": self._template_facts(),
             "generation_config": generation,
         }
+
+    def _template_facts(self) -> dict[str, Any] | None:
+        if self._template_source is None:
+            return None
+        facts = read_facts(self._template_source)
+        return {"variables": sorted(facts.variables), "thinks": facts.thinks, "tools": facts.tools}
 
     def _eos_ids(self, model: Mapping[str, Any], generation: Mapping[str, Any]) -> set[int]:
         text_config = model.get("text_config")
@@ -81,8 +89,7 @@ class TextWorker:
         """Text with marked control tokens (see chat.MARK), and notes for the user."""
         if self._template_source is None:
             raise TextError("this model has no chat template; use --raw")
-        messages = request["messages"]
-        messages = mark_control_tokens(without_thoughts(messages) if self._harmony else messages, self._control)
+        messages = mark_control_tokens(request["messages"], self._control)
         with _MemoryLimit(_RENDER_MEMORY_BYTES):
             try:
                 self._template = self._template or ChatTemplate(self._template_source, self._specials)
@@ -111,16 +118,18 @@ class TextWorker:
         return {"text": self._tokenizer.decode(request["ids"], skip_special_tokens=request["skip_special"])}
 
     def open(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """A stream for what follows `ids`; chat: whether the template wrote them, so that thoughts are told apart."""
         ids, skip_special = request["ids"], request["skip_special"]
+        tags = tags_of(self._template_source or "") if request["chat"] else None
         self._streams[request["stream"]] = (HarmonyStream(self._tokenizer, ids) if self._harmony and skip_special else
-                                            TokenStream(self._tokenizer, ids, skip_special=skip_special))
+                                            ThoughtStream(self._tokenizer, ids, tags, skip_special=skip_special))
         return {}
 
     def step(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        return {"text": self._streams[request["stream"]].step(request["ids"])}
+        return {"pieces": self._streams[request["stream"]].step(request["ids"])}
 
     def close(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        return {"text": self._streams.pop(request["stream"]).flush()}
+        return {"pieces": self._streams.pop(request["stream"]).flush()}
 
 
 class _MemoryLimit:

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
+
+
+class Piece(NamedTuple):
+    """Some text of an answer, or of what was thought before it."""
+
+    text: str
+    thought: bool = False
 
 
 class TokenStream:

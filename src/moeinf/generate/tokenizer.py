@@ -10,10 +10,12 @@ from typing import Any
 
 from moeinf.errors import TextError
 from moeinf.generate.text_process import TextProcess
+from moeinf.generate.thinking import TemplateFacts
+from moeinf.generate.token_stream import Piece
 
 _RENDER_LIMIT_S = 2.0
 _STEP_LIMIT_S = 10.0
-_CONTEXT_TOKENS = 8  # prompt tail that tells the detokeniser whether a space belongs in front of the first word
+_CONTEXT_TOKENS = 8  # prompt tail that tells whether a space belongs before the first word, and a thought was opened
 
 
 class Tokenizer:
@@ -49,9 +51,15 @@ class Tokenizer:
         return frozenset(self._process.info()["special_ids"])
 
     @property
+    def template(self) -> TemplateFacts | None:
+        """What the chat template can be told; None for a base model, which has none."""
+        facts = self._process.info()["template"]
+        return None if facts is None else TemplateFacts(frozenset(facts["variables"]), facts["thinks"], facts["tools"])
+
+    @property
     def has_template(self) -> bool:
         """False for a base model."""
-        return bool(self._process.info()["has_template"])
+        return self._process.info()["template"] is not None
 
     @property
     def generation_config(self) -> Mapping[str, Any]:
@@ -101,9 +109,10 @@ class Tokenizer:
         answer = self._process.request("decode", limit_s, ids=list(ids), skip_special=skip_special)
         return str(answer["text"])
 
-    def stream(self, prompt_ids: Sequence[int] = (), *, skip_special: bool = True) -> TextStream:
-        """A detokeniser for what follows prompt_ids."""
-        return TextStream(self._process, next(self._stream_ids), list(prompt_ids)[-_CONTEXT_TOKENS:], skip_special)
+    def stream(self, prompt_ids: Sequence[int] = (), *, skip_special: bool = True, chat: bool = False) -> TextStream:
+        """A detokeniser for what follows prompt_ids. chat: they are a rendered chat, behind which a model may think."""
+        context = list(prompt_ids)[-_CONTEXT_TOKENS:]
+        return TextStream(self._process, next(self._stream_ids), context, skip_special=skip_special, chat=chat)
 
     def close(self) -> None:
         self._process.close()
@@ -127,20 +136,24 @@ class Tokenizer:
 
 
 class TextStream:
-    """Text of generated ids as they come, right across characters that are split over tokens."""
+    """Text and thoughts of generated ids as they come, right across characters that are split over tokens."""
 
-    def __init__(self, process: TextProcess, stream_id: int, context: list[int], skip_special: bool) -> None:
+    def __init__(self, process: TextProcess, stream_id: int, context: list[int], **kind: bool) -> None:
         self._process = process
         self._id = stream_id
-        process.request("open", _STEP_LIMIT_S, stream=stream_id, ids=context, skip_special=skip_special)
+        process.request("open", _STEP_LIMIT_S, stream=stream_id, ids=context, **kind)
 
-    def step(self, token_id: int) -> str:
-        """The text that is whole now; "" while a character is incomplete."""
-        return str(self._process.request("step", _STEP_LIMIT_S, stream=self._id, ids=[token_id])["text"])
+    def step(self, token_id: int) -> list[Piece]:
+        """What is whole now; nothing while a character is incomplete."""
+        return self._pieces("step", ids=[token_id])
 
-    def flush(self) -> str:
+    def flush(self) -> list[Piece]:
         """Ends the stream. Bytes that never became a character come out as U+FFFD."""
-        return str(self._process.request("close", _STEP_LIMIT_S, stream=self._id)["text"])
+        return self._pieces("close")
+
+    def _pieces(self, op: str, **fields: Any) -> list[Piece]:
+        answer = self._process.request(op, _STEP_LIMIT_S, stream=self._id, **fields)
+        return [Piece(str(text), bool(thought)) for text, thought in answer["pieces"]]
 
 
 def _clean(value: Any) -> Any:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+from moeinf.generate.token_stream import Piece
+from moeinf.generate.tokenizer import TextStream
 
 SPECIALS = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]
 TEXT = ["The quick brown fox jumps over the lazy dog.", "user assistant system hello world", "[INST] [/INST] You are"]
@@ -25,6 +28,20 @@ def byte_level_tokenizer(specials: list[str] = SPECIALS) -> Tokenizer:
                                   show_progress=False))
     tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in specials])
     return tokenizer
+
+
+def text_of(pieces: Iterable[Piece]) -> str:
+    return "".join(piece.text for piece in pieces if not piece.thought)
+
+
+def all_text(stream: TextStream, ids: Sequence[int]) -> str:
+    return "".join(text_of(stream.step(token)) for token in ids) + text_of(stream.flush())
+
+
+def apart(pieces: Iterable[Piece]) -> tuple[str, str]:
+    """What was thought, and what was answered."""
+    pieces = list(pieces)
+    return "".join(piece.text for piece in pieces if piece.thought), text_of(pieces)
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from moeinf.errors import TextError
-from moeinf.generate.chat import find_template, fold_system, mark_control_tokens, merge_turns, split_marked
+from moeinf.generate.chat import fold_system, mark_control_tokens, merge_turns, split_marked
+from moeinf.generate.template_file import find_template
 from moeinf.generate.tokenizer import Tokenizer
 
 MakeFolder = Callable[..., Path]

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from moeinf.generate.harmony import without_thoughts
 from moeinf.generate.tokenizer import Tokenizer
-from tests.unit.generate.conftest import byte_level_tokenizer
+from tests.unit.generate.conftest import apart, byte_level_tokenizer
 
 MakeFolder = Callable[..., Path]
 SPECIALS = ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|constrain|>"]
@@ -24,45 +23,41 @@ def folder(model_folder: MakeFolder) -> Path:
     return model_folder(tokenizer=byte_level_tokenizer(SPECIALS), tokenizer_config={"eos_token": "<|return|>"})
 
 
-def shown(folder: Path, answer: str, prompt: str = "<|start|>assistant") -> str:
+def shown(folder: Path, answer: str, prompt: str = "<|start|>assistant") -> tuple[str, str]:
+    """What was thought, and what was answered."""
     with Tokenizer(folder) as tokenizer:
         stream = tokenizer.stream(tokenizer.encode(prompt, control_tokens=True))
-        pieces = [stream.step(token) for token in tokenizer.encode(answer, control_tokens=True)]
-        return "".join(pieces) + stream.flush()
+        pieces = [piece for token in tokenizer.encode(answer, control_tokens=True) for piece in stream.step(token)]
+        return apart([*pieces, *stream.flush()])
 
 
-@pytest.mark.parametrize(("answer", "text"), [
-    (THOUGHT + FINAL, "<think>\nThey greet.\n</think>\n\nHello 日本!"),
-    ("<|channel|>final<|message|>Hello", "Hello"),
-    ("<|channel|>analysis<|message|>They", "<think>\nThey"),
-    ("<|channel|>ana", ""),
-    (THOUGHT + "<|start|>assistant" + THOUGHT + FINAL,
-     "<think>\nThey greet.\n\nThey greet.\n</think>\n\nHello 日本!"),
+@pytest.mark.parametrize(("answer", "thought", "text"), [
+    (THOUGHT + FINAL, "They greet.", "Hello 日本!"),
+    ("<|channel|>final<|message|>Hello", "", "Hello"),
+    ("<|channel|>analysis<|message|>They", "They", ""),
+    ("<|channel|>ana", "", ""),
+    (THOUGHT + "<|start|>assistant" + THOUGHT + FINAL, "They greet.\n\nThey greet.", "Hello 日本!"),
     ("<|channel|>commentary to=f <|constrain|>json<|message|>{}<|end|><|start|>assistant" + THOUGHT + FINAL,
-     "{}\n\n<think>\nThey greet.\n</think>\n\nHello 日本!"),
-    ("<|message|>no channel", "no channel"),
+     "They greet.", "{}\n\nHello 日本!"),
+    ("<|message|>no channel", "", "no channel"),
+    ("<|channel|>final<|message|>It says <think>", "", "It says <think>"),
 ])
-def test_analysis_is_shown_as_thoughts_and_heads_not_at_all(folder: Path, answer: str, text: str) -> None:
-    assert shown(folder, answer) == text
+def test_analysis_is_thought_and_heads_are_not_shown_at_all(folder: Path, answer: str, thought: str, text: str
+                                                            ) -> None:
+    assert shown(folder, answer) == (thought, text)
 
 
 def test_a_raw_prompt_goes_on_as_text_wherever_it_ends(folder: Path) -> None:
-    assert shown(folder, " goes on", prompt="The fox") == " goes on"
+    assert shown(folder, " goes on", prompt="The fox") == ("", " goes on")
     begun = "<|start|>assistant<|channel|>final<|message|>It is "
-    assert shown(folder, "fine<|end|>" + FINAL, begun) == "fine\n\nHello 日本!"
+    assert shown(folder, "fine<|end|>" + FINAL, begun) == ("", "fine\n\nHello 日本!")
 
 
 def test_words_of_the_format_that_are_text_stay_text(folder: Path) -> None:
     with Tokenizer(folder) as tokenizer:
         stream = tokenizer.stream()
-        assert "".join(map(stream.step, tokenizer.encode("<|channel|>analysis"))) == "<|channel|>analysis"
-
-
-def test_the_assistant_is_reminded_of_its_answers_alone() -> None:
-    said = "<think>\nThey greet.\n</think>\n\nHello"
-    turns = [{"role": role, "content": said} for role in ("user", "assistant")]
-    assert [turn["content"] for turn in without_thoughts(turns)] == [said, "Hello"]
-    assert without_thoughts([{"role": "assistant", "content": "<think>\nThey gr"}])[0]["content"] == ""
+        pieces = [piece for token in tokenizer.encode("<|channel|>analysis") for piece in stream.step(token)]
+        assert apart(pieces) == ("", "<|channel|>analysis")
 
 
 def test_the_published_template_gets_what_it_wants(shared_models: Path, tmp_path: Path) -> None:
@@ -70,9 +65,10 @@ def test_the_published_template_gets_what_it_wants(shared_models: Path, tmp_path
     shutil.copy(source / "tokenizer.derived.json", tmp_path / "tokenizer.json")
     shutil.copy(source / "chat_template.openai-gpt-oss-120b.jinja", tmp_path / "chat_template.jinja")
     (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 200002}))
-    answer = shown(tmp_path, THOUGHT + FINAL)
+    thought, answer = shown(tmp_path, THOUGHT + FINAL)
     with Tokenizer(tmp_path) as tokenizer:
-        chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": answer},
+        chat = [{"role": "user", "content": "hi"},
+                {"role": "assistant", "content": answer, "thinking": thought, "reasoning_content": thought},
                 {"role": "user", "content": "more"}]
         text, notes = tokenizer.render(chat)
         ends = tokenizer.eos_ids

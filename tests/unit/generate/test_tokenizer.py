@@ -12,6 +12,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from moeinf.errors import TextError
 from moeinf.generate.stops import StopMatcher
 from moeinf.generate.tokenizer import Tokenizer
+from tests.unit.generate.conftest import all_text, text_of
 
 MakeFolder = Callable[..., Path]
 MIXED = "naïve 日本語テスト 🎉👩‍👩‍👧 ok €"
@@ -36,8 +37,8 @@ def test_streamed_text_is_the_text_and_never_half_a_character(model_folder: Make
     with Tokenizer(model_folder()) as tokenizer:
         ids = tokenizer.encode(text)
         stream = tokenizer.stream()
-        pieces = [stream.step(token) for token in ids]
-        assert "".join(pieces) + stream.flush() == text
+        pieces = [text_of(stream.step(token)) for token in ids]
+        assert "".join(pieces) + text_of(stream.flush()) == text
         assert all("\ufffd" not in piece for piece in pieces)
 
 
@@ -46,23 +47,23 @@ def test_a_character_split_over_tokens_is_held_until_it_is_whole(model_folder: M
         ids = tokenizer.encode("🎉")
         assert len(ids) == 4
         stream = tokenizer.stream()
-        assert [stream.step(token) for token in ids] == ["", "", "", "🎉"]
+        assert [text_of(stream.step(token)) for token in ids] == ["", "", "", "🎉"]
 
 
 def test_bytes_that_never_become_a_character_come_out_as_replacement_at_the_end(model_folder: MakeFolder) -> None:
     with Tokenizer(model_folder()) as tokenizer:
         ids = tokenizer.encode("ok🎉")
         stream = tokenizer.stream()
-        text = "".join(stream.step(token) for token in ids[:-2])
+        text = "".join(text_of(stream.step(token)) for token in ids[:-2])
         assert text == "ok"
-        assert set(stream.flush()) == {"\ufffd"}
+        assert set(text_of(stream.flush())) == {"\ufffd"}
 
 
 def test_a_space_in_front_of_a_word_survives_at_the_prompts_border(model_folder: MakeFolder) -> None:
     with Tokenizer(model_folder(tokenizer=spm_tokenizer())) as tokenizer:
         ids = tokenizer.encode("the cat sat é on")
         stream = tokenizer.stream(ids[:1])
-        assert "".join(stream.step(token) for token in ids[1:]) + stream.flush() == " cat sat é on"
+        assert all_text(stream, ids[1:]) == " cat sat é on"
 
 
 def test_two_streams_do_not_disturb_each_other(model_folder: MakeFolder) -> None:
@@ -71,8 +72,8 @@ def test_two_streams_do_not_disturb_each_other(model_folder: MakeFolder) -> None
         a, b = tokenizer.encode("日本"), tokenizer.encode("🎉🎊")
         texts = ["", ""]
         for i, j in zip(a, b, strict=False):
-            texts[0] += first.step(i)
-            texts[1] += second.step(j)
+            texts[0] += text_of(first.step(i))
+            texts[1] += text_of(second.step(j))
         assert texts[0] == "日本" and "🎉🎊".startswith(texts[1])
 
 
@@ -145,7 +146,7 @@ def test_stream_of_the_real_demo_tokenizer_equals_its_decode(shared_models: Path
     with Tokenizer(tmp_path) as tokenizer:
         ids = [shuffled.randrange(1, tokenizer.num_ids) for _ in range(400)] + tokenizer.encode(MIXED)
         stream = tokenizer.stream()
-        assert "".join(map(stream.step, ids)) + stream.flush() == tokenizer.decode(ids)
+        assert all_text(stream, ids) == tokenizer.decode(ids)
 
 
 @pytest.mark.parametrize("cut", range(1, 5))

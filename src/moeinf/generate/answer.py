@@ -1,0 +1,41 @@
+"""From the tokens of an answer to its text and thoughts, up to where it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+from moeinf.generate.stops import StopMatcher
+from moeinf.generate.token_stream import Piece
+from moeinf.generate.tokenizer import TextStream
+
+
+class AnswerText:
+    """Ends at an end-of-sequence token, or at a stop string of the answer: thoughts are not searched for them.
+
+    token_ids: those of the answer so far, thoughts included. ended: whether it came to its end.
+    """
+
+    def __init__(self, stream: TextStream, eos_ids: Collection[int], stops: Sequence[str]) -> None:
+        self.token_ids: list[int] = []
+        self.ended = False
+        self._stream, self._eos_ids, self._stops = stream, eos_ids, StopMatcher(stops)
+
+    def pieces(self, tokens: Iterable[int]) -> Iterator[Piece]:
+        for token in tokens:
+            if token in self._eos_ids:
+                self.ended = True
+                break
+            self.token_ids.append(token)
+            yield from self._shown(self._stream.step(token))
+            if self._stops.stopped:
+                self.ended = True
+                break
+        yield from self._shown(self._stream.flush())
+        if rest := self._stops.flush():
+            yield Piece(rest)
+
+    def _shown(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
+        for piece in pieces:
+            text = piece.text if piece.thought else self._stops.push(piece.text)
+            if text:
+                yield Piece(text, piece.thought)

@@ -1,0 +1,37 @@
+"""What can be told of a chat template by reading it, without running it."""
+
+from __future__ import annotations
+
+import jinja2
+from jinja2 import nodes
+
+from moeinf.generate.chat import environment
+from moeinf.generate.harmony import CHANNEL
+from moeinf.generate.thinking import TemplateFacts
+from moeinf.generate.thoughts import tags_of
+
+_ALWAYS_GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token", "unk_token",
+                 "sep_token", "pad_token", "cls_token", "mask_token", "loop", "caller", "varargs", "kwargs"}
+_SAY_SO = {"enable_thinking", "reasoning_effort"}  # names that mean but one thing
+
+
+def read_facts(source: str) -> TemplateFacts:
+    """Facts of a template; one that cannot be parsed has none, and rendering it tells why."""
+    try:
+        tree = environment().parse(source)
+    except (jinja2.TemplateError, RecursionError):
+        return TemplateFacts(frozenset(), thinks=False, tools=False)
+    names = list(tree.find_all(nodes.Name))
+    read = {name.name for name in names if name.ctx == "load"}
+    made = {name.name for name in names if name.ctx == "store"} - _with_a_default(tree)
+    made |= {name.name for name in names if name.ctx == "param"} | {macro.name for macro in tree.find_all(nodes.Macro)}
+    variables = frozenset(read - made - _ALWAYS_GIVEN - set(environment().globals))
+    thinks = bool(tags_of(source) or _SAY_SO & variables or CHANNEL in source)
+    return TemplateFacts(variables, thinks, tools="tools" in read)
+
+
+def _with_a_default(tree: nodes.Template) -> set[str]:
+    """Names that a template sets only where they are not given: {% if x is not defined %}, x | default(...)."""
+    tested = [test.node for test in tree.find_all(nodes.Test) if test.name in ("defined", "undefined")]
+    filtered = [use.node for use in tree.find_all(nodes.Filter) if use.name in ("default", "d")]
+    return {node.name for node in [*tested, *filtered] if isinstance(node, nodes.Name)}

@@ -1,0 +1,29 @@
+"""Where a checkpoint keeps its chat template."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from moeinf.errors import TextError
+
+
+def find_template(folder: Path, tokenizer_config: Mapping[str, Any]) -> str | None:
+    """The checkpoint's chat template, or None for a base model. Raises TextError where one is there but unreadable."""
+    own_file = folder / "chat_template.jinja"
+    try:
+        if own_file.is_file():
+            return own_file.read_text(encoding="utf-8")
+        template = tokenizer_config.get("chat_template")
+        if template is None and (folder / "chat_template.json").is_file():
+            template = json.loads((folder / "chat_template.json").read_text(encoding="utf-8")).get("chat_template")
+    except (OSError, ValueError, AttributeError) as error:
+        raise TextError(f"the chat template in {folder} cannot be read ({error}); pull the model again") from error
+    if isinstance(template, list):  # [{"name": "default", "template": "..."}, {"name": "tool_use", ...}]
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        template = named.get("default")
+    if template is not None and not isinstance(template, str):
+        raise TextError(f"the chat template in {folder} is not text; pull the model again")
+    return template

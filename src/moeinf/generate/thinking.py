@@ -1,0 +1,49 @@
+"""What a chat template can be told: whether and how hard to think, and whatever else it asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from moeinf.errors import UsageError
+
+THINK_WORDS = ("true", "false", "low", "medium", "high")
+_SWITCHES = ("enable_thinking", "thinking")  # Qwen, GLM, ...; DeepSeek, Granite
+_EFFORT = "reasoning_effort"  # gpt-oss
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateFacts:
+    variables: frozenset[str]  # that it reads, beside those that every template is given
+    thinks: bool  # whether it knows of thoughts
+    tools: bool
+
+
+def template_variables(facts: TemplateFacts | None, think: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The variables for a template: those `given` by name, and what stands there for `think`, one of THINK_WORDS.
+
+    facts: None where there is no template. Raises UsageError for what the template would ignore.
+    """
+    known = facts.variables if facts else frozenset[str]()
+    for name in given:
+        if name not in known:
+            raise UsageError(f"the chat template reads no variable {name!r}; it reads: "
+                             f"{', '.join(sorted(known)) or 'none that can be given'}")
+    return (_think_variables(facts, think) if think is not None else {}) | dict(given)
+
+
+def _think_variables(facts: TemplateFacts | None, think: str) -> dict[str, Any]:
+    if think not in THINK_WORDS:
+        raise UsageError(f"think cannot be {think!r}; it is one of {', '.join(THINK_WORDS)}")
+    if facts is None or not facts.thinks:
+        raise UsageError("this model does not think: its chat template has no switch for it")
+    switches = dict.fromkeys((name for name in _SWITCHES if name in facts.variables), think != "false")
+    if think in ("true", "false"):
+        if think == "false" and not switches:
+            least = "; low makes it think least" if _EFFORT in facts.variables else ""
+            raise UsageError(f"this model always thinks: its chat template has no switch for it{least}")
+        return switches
+    if _EFFORT not in facts.variables:
+        raise UsageError(f"this model knows no levels of thinking, only {'true and false' if switches else 'true'}")
+    return switches | {_EFFORT: think}

@@ -1,0 +1,110 @@
+"""Thoughts apart from the answer, for models that write them between tags: <think>...</think> or [THINK]...[/THINK]."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+from tokenizers import Tokenizer
+
+from moeinf.generate.stops import num_begun
+from moeinf.generate.token_stream import Piece, TokenStream
+
+Tags = tuple[str, str]  # what opens a thought, and what closes it
+_TAGS: tuple[Tags, ...] = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
+
+
+def tags_of(template: str) -> Tags | None:
+    """Those that a chat template tells thoughts by, None for a model that does not think.
+
+    The closing tag decides: some templates have no other, as the model opens its thought unasked.
+    """
+    return next((tags for tags in _TAGS if tags[1] in template), None)
+
+
+class ThoughtStream:
+    """Text of ids as they come, in pieces that are either thought or answer.
+
+    A thought is what the prompt's end has opened, or what opens the answer; tags elsewhere are text. Where the tags are
+    tokens of the vocabulary only those count, and not their letters. Space around a thought is dropped.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, context: Sequence[int], tags: Tags | None, *, skip_special: bool) -> None:
+        """context: the end of the prompt. tags: None where everything is text."""
+        self._tokenizer, self._skip_special = tokenizer, skip_special
+        self._text = TokenStream(tokenizer, list(context), skip_special=skip_special)
+        self._held = ""  # text whose place is not known yet
+        self._state: Literal["begin", "opened", "thought", "closed", "text"] = "text"
+        self._letters: Tags | None = None  # the tags, where they are no tokens
+        self._ids: tuple[int, int] | None = None
+        if tags is not None:
+            self._state = self._state_behind(context, tags)
+            opens, closes = map(tokenizer.token_to_id, tags)
+            if opens is None or closes is None:
+                self._letters = tags
+            else:
+                self._ids = opens, closes
+
+    def _state_behind(self, context: Sequence[int], tags: Tags) -> Literal["begin", "opened", "closed"]:
+        prompt = self._tokenizer.decode(list(context), skip_special_tokens=False).rstrip()
+        return "opened" if prompt.endswith(tags[0]) else "closed" if prompt.endswith(tags[1]) else "begin"
+
+    def step(self, ids: Sequence[int]) -> list[Piece]:
+        return [piece for token in ids for piece in self._step_one(token)]
+
+    def _step_one(self, token: int) -> Iterator[Piece]:
+        if self._ids is not None and token == self._ids[0] and self._state == "begin" and not self._held.strip():
+            self._held, self._state = "", "opened"
+            self._text = TokenStream(self._tokenizer, [], skip_special=self._skip_special)
+        elif self._ids is not None and token == self._ids[1] and self._state in ("opened", "thought"):
+            yield from self._close(self._held + self._text.flush())
+            self._text = TokenStream(self._tokenizer, [], skip_special=self._skip_special)
+        else:
+            yield from self._push(self._text.step([token]))
+
+    def _push(self, text: str) -> Iterator[Piece]:
+        self._held += text
+        if self._state == "begin":
+            self._open()
+        if self._state in ("opened", "thought"):
+            yield from self._think()
+        if self._state == "closed" and (rest := self._held.lstrip()):
+            self._held, self._state = rest, "text"
+        if self._state == "text" and self._held:
+            text, self._held = self._held, ""
+            yield Piece(text)
+
+    def _open(self) -> None:
+        """Goes on from the begin of the answer once it is clear whether a thought opens it."""
+        start, tag = self._held.lstrip(), self._letters[0] if self._letters else ""
+        if tag and start.startswith(tag):
+            self._held, self._state = start[len(tag) :], "opened"
+        elif start and not tag.startswith(start):
+            self._state = "text"
+
+    def _think(self) -> Iterator[Piece]:
+        """What is held of a thought, but for what may be the space or the tag at its end."""
+        if self._state == "opened":
+            self._held = self._held.lstrip()
+            self._state = "thought" if self._held else "opened"
+        tag = self._letters[1] if self._letters else ""
+        thought, found, rest = self._held.partition(tag) if tag else (self._held, "", "")
+        if found:
+            yield from self._close(thought)
+            self._held = rest
+            return
+        shown = self._held[: len(self._held) - num_begun(self._held, (tag,))].rstrip()
+        self._held = self._held[len(shown) :]
+        if shown:
+            yield Piece(shown, thought=True)
+
+    def _close(self, thought: str) -> Iterator[Piece]:
+        self._held, self._state = "", "closed"
+        if thought := thought.rstrip():
+            yield Piece(thought, thought=True)
+
+    def flush(self) -> list[Piece]:
+        """What was held back when no more comes, with U+FFFD for the bytes that never became characters."""
+        pieces = list(self._push(self._text.flush()))
+        rest = self._held if self._state != "closed" else ""
+        return [*pieces, Piece(rest, thought=self._state in ("opened", "thought"))] if rest else pieces

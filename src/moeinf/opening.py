@@ -1,0 +1,83 @@
+"""Puts a model together on the device that its configuration names, or on the one that suits it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from moeinf.config import gpu_option
+from moeinf.device.cuda import Gpu, find_cuda, without_advice
+from moeinf.errors import DeviceError, OutOfMemoryError
+from moeinf.generate.seq2seq import SourceModel
+from moeinf.hardware import Machine
+from moeinf.memory import MemoryPlan
+from moeinf.parts import ModelParts
+from moeinf.runtime.experts import Observer
+from moeinf.runtime.tiers import ExpertTier
+from moeinf.types import Reader
+
+if TYPE_CHECKING:  # loads torch, which a run on the CPU does without
+    from moeinf.on_gpu import OpenGpu
+
+
+class Run(SourceModel, Protocol):
+    """A model put together on the CPU (on_cpu.py) or on a GPU (on_gpu.py); `encode` is of encoder-decoder models."""
+
+    tier: ExpertTier  # of the device that computes
+    reader: Reader  # of the disk
+    observers: list[Observer]
+    cache: Any
+    model: Any  # models.decoder.Decoder or models.seq2seq.EncoderDecoder
+
+    @property
+    def plan(self) -> MemoryPlan: ...
+
+    def describe(self, total_experts: int) -> str:
+        """Where its memory went."""
+        ...
+
+    def peak_device_bytes(self) -> int:
+        """Most memory that was ever taken of a GPU; 0 on the CPU."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def put_together(parts: ModelParts, gpu: OpenGpu | None, look: Callable[[], Machine]) -> Run:
+    """On `gpu` if one is given, else on what the configuration names; look: at the machine's memory as it is now.
+
+    Raises as Model does.
+    """
+    if gpu is not None:
+        from moeinf.on_gpu import GpuRun
+
+        return GpuRun(parts, gpu)
+    found = find_cuda(parts.config.device, parts.notices.append)
+    if found is not None and (run := _on_gpu(parts, found, look)) is not None:
+        return run
+    from moeinf.on_cpu import CpuRun
+
+    return CpuRun(parts)
+
+
+def _on_gpu(parts: ModelParts, found: Gpu, look: Callable[[], Machine]) -> Run | None:
+    """On the card that was found; None after one notice where the CPU is to compute, which is for "auto" alone."""
+    from moeinf.on_gpu import GpuRun, open_gpu
+    from moeinf.preference import reason_for_cpu
+
+    auto, gpu = parts.config.device == "auto" and not gpu_option(parts.config), None
+    try:
+        gpu = open_gpu(found)
+        parts.machine = look()  # torch and the driver's context have taken their part by now
+        reason = reason_for_cpu(parts, gpu) if auto else None
+        if reason is None:
+            return GpuRun(parts, gpu)
+    except (DeviceError, OutOfMemoryError) as error:
+        if not auto:
+            raise
+        reason = without_advice(error)
+    if gpu is not None:
+        gpu.close()
+    parts.machine = look()
+    parts.notices.append(f"running on the CPU: {reason}")
+    return None
