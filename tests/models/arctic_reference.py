@@ -44,7 +44,8 @@ class Moe(nn.Module):
         probabilities = self.gate(x).softmax(-1)
         worst = probabilities.topk(self.top_k).values[:, -1:]
         weights = probabilities.where(probabilities >= worst, 0)
-        weights = weights / weights.sum(-1, keepdim=True)
+        if self.top_k > 1:  # as ArcticMoE.forward; the weight of a single expert stays its probability
+            weights = weights / weights.sum(-1, keepdim=True)
         outputs = torch.stack([expert(x) for expert in self.experts], 1)
         mixture: Tensor = (weights[..., None] * outputs).sum(1)
         return mixture

@@ -4,6 +4,7 @@ transformers has no Arctic. This follows the modeling code published with the ch
 Snowflake/snowflake-arctic-instruct; its own MoE rather than DeepSpeed's, whose capacities do not apply): in a layer
 with experts x' = x + attention(input_layernorm(x)), and the layer gives
     x' + residual_mlp(residual_layernorm(x')) + experts(post_attention_layernorm(x))
+The weights of a token's experts are divided by their sum, but that of a single one stays its probability.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ def build(config: dict[str, Any], layers: Layers, experts: Experts, laps: Laps) 
         if i not in c.moe_layers:
             blocks.append(DenseBlock(layers, f"{moe}mlp.", norm, eps))
         else:
-            router = layers.softmax_router(f"{moe}gate.weight", norm, eps, c.moe.top_k, normalise=True)
+            router = layers.softmax_router(f"{moe}gate.weight", norm, eps, c.moe.top_k, normalise=c.moe.top_k > 1)
             which = c.moe_layers.index(i)
             if c.parallel:
                 mlp = DenseBlock(layers, f"{layer}residual_mlp.", f"{layer}residual_layernorm.weight", eps)

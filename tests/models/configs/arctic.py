@@ -13,5 +13,6 @@ CONFIGS = {
         "moe_layer_frequency": 2, "num_hidden_layers": 4, "sliding_window": 9, "intermediate_size": 64,
     },
     "arctic experts behind attention": ARCTIC | {"parallel_attn_mlp_res": False, "use_residual": False},
+    "arctic one expert a token": ARCTIC | {"num_experts_per_tok": 1},
 }
 REFERENCE = ArcticReference
