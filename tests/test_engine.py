@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import moeinf
@@ -225,6 +226,22 @@ def test_no_memory_for_the_dense_part_is_refused_before_reading(demo: StoredMode
 def test_a_wrong_option_value_is_refused(demo: StoredModel, options: dict[str, object]) -> None:
     with pytest.raises(UsageError):
         Model(demo, RuntimeConfig(**options))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("prompt", "continuation", "named"), [
+    ([], [1], "the prompt is empty"), ([1, 10**6], [], r"prompt\[1\] is 1000000"), ([-1], [], r"prompt\[0\] is -1"),
+    ([1], [2, -3], r"continuation\[1\] is -3"), ([1.0], [], r"prompt\[0\] is 1.0"),
+    ([1], ["a"], r"continuation\[0\] is 'a'"), ([True], [], "is True"), ([None], [], "is None"),
+])  # fmt: skip
+def test_replay_refuses_what_is_no_token_of_the_model(model: Model, prompt: list[int], continuation: list[int],
+                                                      named: str) -> None:
+    with pytest.raises(UsageError, match=f"^replay: .*{named}"):
+        model.replay(prompt, continuation)
+
+
+def test_replay_takes_numpys_numbers(model: Model) -> None:
+    ids = np.array([5, model.manifest.info.vocab_size - 1])
+    assert model.replay(ids, ids[:1]).generated_tokens == 2  # type: ignore[arg-type]
 
 
 def test_a_closed_model_says_so(demo: StoredModel) -> None:

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
+from numbers import Integral
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -214,8 +215,12 @@ class Model:
     def replay(self, prompt: Sequence[int], continuation: Sequence[int]) -> GenerationStats:
         """Feeds `continuation` token by token behind `prompt` instead of drawing: real text for a benchmark.
 
-        Starts from an empty KV cache; the expert cache stays as it is. Raises ContextLengthError.
+        Starts from an empty KV cache; the expert cache stays as it is. Raises UsageError for ids that are no tokens of
+        the model and for no prompt, ContextLengthError for too many.
         """
+        if len(prompt) == 0:
+            raise UsageError("replay: the prompt is empty; give at least one token id")
+        prompt, continuation = self._checked_ids("prompt", prompt), self._checked_ids("continuation", continuation)
         start = self._sources.start if self._sources else prompt  # of what the continuation follows in the cache
         if max(len(prompt), len(start) + len(continuation)) > self.plan.context:
             raise ContextLengthError(f"{len(prompt)} + {len(continuation)} tokens do not fit the context of "
@@ -223,9 +228,19 @@ class Model:
         self._sequence.forget()
         stats = GenerationStats()
         self._opened()
-        for _ in self._tokens(list(prompt), Forced(continuation), len(continuation) + 1, stats):
+        for _ in self._tokens(prompt, Forced(continuation), len(continuation) + 1, stats):
             pass
         return stats
+
+    def _checked_ids(self, name: str, ids: Sequence[int]) -> list[int]:
+        """As plain numbers. Raises UsageError for what has no row in the embedding; a negative index would find one."""
+        count = self.manifest.info.vocab_size
+        for place, token in enumerate(ids):
+            whole = isinstance(token, Integral) and not isinstance(token, bool)
+            if not (whole and 0 <= token < count):
+                raise UsageError(f"replay: {name}[{place}] is {token!r}; token ids of {self.name} are whole numbers "
+                                 f"from 0 to {count - 1}")
+        return [int(token) for token in ids]
 
     def encode(self, prompt: str | Sequence[Message], *, raw: bool = False,
                variables: Mapping[str, Any] | None = None) -> list[int]:
