@@ -60,6 +60,7 @@ _NOT_DONE: Mapping[str, tuple[Any, ...]] = {  # of generation_config, with the v
     "min_new_tokens": (None, 0), "bad_words_ids": (None,), "forced_eos_token_id": (None,),
     "num_beam_groups": (None, 1), "diversity_penalty": (None, 0.0), "suppress_tokens": (None, []),
 }
+_SORTED = 256  # tokens at most
 _FROM_CHECKPOINT = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty")
 
 
@@ -136,16 +137,22 @@ class Sampler:
         logits = self._adjusted(logits[: self._num_ids], history)  # [ids]
         if self._params.temperature == 0:
             return int(logits.argmax())  # the first of equals
-        ids, scores = _top_k(logits, self._params.top_k)
-        keep = _num_kept(_softmax(scores), self._params.top_p, self._params.min_p)
+        ids, scores = self._candidates(logits)
         with np.errstate(over="ignore"):  # a tiny temperature: all but the best get -inf, which is right
-            heated = (scores[:keep] - scores[0]) / self._params.temperature
-        return int(ids[self._draw(_softmax(heated))])
+            weights = np.exp((scores - scores.max()) / self._params.temperature)
+        return int(ids[_leading(scores, weights, self._random.random() * float(weights.sum()), beyond=True)[-1]])
 
-    def _draw(self, probabilities: FloatArray) -> int:
-        cumulative = np.cumsum(probabilities)
-        at = int(np.searchsorted(cumulative, self._random.random() * cumulative[-1], side="right"))
-        return min(at, len(cumulative) - 1)
+    def _candidates(self, logits: Float32Array) -> tuple[IntArray, FloatArray]:
+        """Ids, ascending, and logits of the tokens that pass top_k, then top_p, then min_p; at least one."""
+        params = self._params
+        ids = largest(logits, params.top_k or len(logits))
+        scores = logits[ids].astype(np.float64)
+        weights: FloatArray = np.exp(scores - scores.max())
+        if params.top_p < 1:
+            kept = np.sort(_leading(scores, weights, params.top_p * float(weights.sum()), beyond=False))
+            ids, scores, weights = ids[kept], scores[kept], weights[kept]
+        passing = weights >= params.min_p
+        return ids[passing], scores[passing]
 
     def _adjusted(self, logits: Float32Array, history: Sequence[int]) -> Float32Array:
         if not np.isfinite(logits).all():
@@ -175,28 +182,39 @@ class Sampler:
         return counts
 
 
-def _top_k(logits: Float32Array, k: int) -> tuple[IntArray, FloatArray]:
-    """Ids and logits of the k largest (all for k = 0), largest first and lowest id first among equals."""
-    ids = np.flatnonzero(logits >= np.partition(logits, -k)[-k]) if 0 < k < len(logits) else np.arange(len(logits))
-    scores = logits[ids].astype(np.float64)
-    order = np.lexsort((ids, -scores))[: k or None]
-    return ids[order], scores[order]
+def largest(scores: FloatArray | Float32Array, count: int) -> IntArray:
+    """Indices of the `count` largest (of all, where there are fewer), ascending; of equals the first are taken."""
+    if count >= len(scores):
+        return np.arange(len(scores))
+    border = np.partition(scores, -count)[-count]
+    above, equal = np.flatnonzero(scores > border), np.flatnonzero(scores == border)
+    indices: IntArray = np.sort(np.concatenate([above, equal[: count - len(above)]]))
+    return indices
 
 
-def _softmax(scores: FloatArray) -> FloatArray:
-    exponentials: FloatArray = np.exp(scores - scores[0])  # largest first
-    exponentials /= exponentials.sum()
-    return exponentials
+def _leading(scores: FloatArray, weights: FloatArray, target: float, *, beyond: bool) -> IntArray:
+    """Indices of the largest scores (of equals the first) up to the one whose weight takes their sum to `target`, or
+    beyond it; that one is the last. Where rounding leaves the sum short of it, all.
 
-
-def _num_kept(probabilities: FloatArray, top_p: float, min_p: float) -> int:
-    """How many of the sorted candidates pass top_p and then min_p; at least one."""
-    keep = len(probabilities)
-    if top_p < 1:
-        keep = int(np.searchsorted(np.cumsum(probabilities), top_p)) + 1
-    if min_p > 0:
-        keep = min(keep, int((probabilities >= min_p * probabilities[0]).sum()))
-    return max(1, min(keep, len(probabilities)))
+    Only a few scores are ever sorted: a vocabulary of 200,000 is halved until these are left.
+    """
+    rest, before = np.arange(len(scores)), list[IntArray]()
+    size = min(_SORTED, len(rest))  # what is sought is mostly among the likeliest
+    while len(rest) > _SORTED:
+        mask = np.zeros(len(rest), bool)
+        mask[largest(scores[rest], size)] = True
+        upper = rest[mask]
+        total = float(weights[upper].sum())
+        if target < total or (target == total and not beyond):
+            rest = upper
+        else:
+            target -= total
+            before.append(upper)
+            rest = rest[~mask]
+        size = len(rest) // 2
+    ranked = rest[np.lexsort((rest, -scores[rest]))]
+    at = int(np.searchsorted(np.cumsum(weights[ranked]), target, side="right" if beyond else "left"))
+    return np.concatenate([*before, ranked[: at + 1]])
 
 
 def _range_text(low: float, high: float) -> str:

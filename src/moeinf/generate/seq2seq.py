@@ -12,7 +12,7 @@ import numpy as np
 
 from moeinf.errors import MoeinfError, UsageError
 from moeinf.generate.loop import CachedTokens, Chooser, Interrupted, LanguageModel, Timing, generate
-from moeinf.generate.sampling import not_done
+from moeinf.generate.sampling import largest, not_done
 from moeinf.generate.tokenizer import Tokenizer
 from moeinf.types import Float32Array, FloatArray, Prompting
 
@@ -232,7 +232,7 @@ def likeliest(logits: Float32Array, scores: FloatArray, count: int) -> list[tupl
     """
     found: list[tuple[int, int, float]] = []
     for beam, (row, score) in enumerate(zip(logits, scores.tolist(), strict=True)):
-        best = np.argpartition(row, -min(count, len(row)))[-count:]
+        best = largest(row, count)
         top = row.max()
         log_sum = float(top) + math.log(np.exp(row - top).sum(dtype=np.float64))
         found += [(beam, token, score + float(row[token]) - log_sum) for token in best.tolist()]

@@ -10,8 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeinf.errors import MoeinfError, UsageError
-from moeinf.generate.sampling import Sampler, SamplingParams, not_done, option_kinds, parse_option, resolve_params
-from moeinf.types import Float32Array
+from moeinf.generate.sampling import (
+    Sampler,
+    SamplingParams,
+    largest,
+    not_done,
+    option_kinds,
+    parse_option,
+    resolve_params,
+)
+from moeinf.generate.seq2seq import likeliest
+from moeinf.types import Float32Array, FloatArray, IntArray
 
 GREEDY = SamplingParams(temperature=0)
 
@@ -67,6 +76,34 @@ def test_the_sampler_draws_what_its_plain_twin_draws(
     uniform = np.random.Generator(np.random.PCG64(seed)).random()
     expected = plain_sample(params, logits.tolist(), history, uniform)
     assert Sampler(params).sample(logits, history) == expected
+
+
+@pytest.mark.parametrize("spread", [0.01, 2.0], ids=["flat", "steep"])
+@pytest.mark.parametrize(("top_k", "top_p", "min_p"), [(0, 1, 0), (0, 0.9, 0), (700, 1, 0), (0, 1, 0.05), (0, 0, 0)])
+def test_a_large_vocabulary_is_drawn_from_as_the_plain_twin_does_and_never_sorted(
+    spread: float, top_k: int, top_p: float, min_p: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sorted_at_once = list[int]()
+    lexsort = np.lexsort
+
+    def counting(keys: Sequence[FloatArray]) -> IntArray:
+        sorted_at_once.append(len(keys[-1]))
+        return lexsort(keys)
+
+    monkeypatch.setattr("moeinf.generate.sampling.np.lexsort", counting)
+    logits = np.round(np.random.default_rng(5).normal(0, spread, 3000), 3).astype(np.float32)  # many are equal
+    for seed in range(12):
+        uniform = np.random.Generator(np.random.PCG64(seed)).random()
+        params = SamplingParams(1.3, top_k, top_p, min_p, seed=seed)
+        assert Sampler(params).sample(logits, []) == plain_sample(params, logits.tolist(), [], uniform)
+    assert 0 < max(sorted_at_once) <= 256
+
+
+def test_of_equals_at_the_border_the_first_are_the_largest() -> None:
+    assert largest(floats([1, 3, 2, 2, 0, 2, 3]), 4).tolist() == [1, 2, 3, 6]
+    assert largest(floats([1, 0]), 5).tolist() == [0, 1]
+    found = likeliest(np.zeros((2, 400), np.float32), np.zeros(2), 3)
+    assert [entry[:2] for entry in found] == [(0, 0), (0, 1), (0, 2)]
 
 
 def test_equal_seeds_draw_equal_tokens_and_others_others() -> None:
