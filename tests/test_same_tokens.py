@@ -17,12 +17,14 @@ from moeinf.laps import Laps
 from moeinf.models import architecture
 from moeinf.models.native_layers import NativeLayers
 from moeinf.models.weights import StoredTensor
+from moeinf.opening import Run
 from moeinf.parts import expert_parts
 from moeinf.runtime.experts import ResidentExperts
 from moeinf.runtime.policies import POLICIES
 from moeinf.runtime.predict import PREDICTORS
 from moeinf.store.dense import dense_tensors
 from moeinf.store.library import StoredModel
+from moeinf.types import Float32Array
 
 PROMPT = "Once upon a time, in a village by the sea, there was a fisherman who said:"
 NUM_TOKENS = 40
@@ -77,6 +79,35 @@ def test_tokens_are_the_same_for_every_cache_size_in_every_format(format: str, t
 @pytest.mark.parametrize("isa", available_isas())
 def test_tokens_are_the_same_for_every_cache_size_on_every_instruction_set(demo: StoredModel, isa: str) -> None:
     assert tokens(demo, expert_cache="8%", isa=isa) == tokens(demo, expert_cache="100%", isa=isa)
+
+
+@pytest.mark.parametrize("format", [None, "q8_0", "q4_0", "iq4_nl", "q4_k", "mxfp4"])
+def test_logits_do_not_depend_on_how_a_prompt_is_cut(format: str | None, tmp_path: Path) -> None:
+    stored = pull("demo", home=tmp_path, quant=format)
+    ids = np.random.default_rng(3).integers(3, 200, 100).tolist()
+    for isa in available_isas():
+        with Model(stored, RuntimeConfig(context=128, isa=isa)) as model:
+            run = model._opened()
+
+            def in_chunks(size: int, prompt: list[int], run: Run = run) -> Float32Array:
+                run.cache.truncate(0)
+                return np.concatenate([run.model.forward(prompt[at : at + size], run.cache, of_tokens=len(prompt),
+                                                         last_only=False) for at in range(0, len(prompt), size)])
+
+            for prompt in (ids, ids[:40]):
+                whole = in_chunks(len(prompt), prompt)
+                for size in (7, 30, 64):
+                    assert np.array_equal(in_chunks(size, prompt), whole)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64])
+def test_tokens_are_the_same_for_every_prefill_chunk(tmp_path: Path, chunk: int) -> None:
+    stored, prompt = pull("demo", home=tmp_path, quant="mxfp4"), PROMPT * 6
+    with Model(stored, RuntimeConfig(prefill_chunk=chunk)) as cut, Model(stored, RuntimeConfig()) as whole:
+        answers = [model.generate(prompt, model.params(temperature=0.0, num_predict=NUM_TOKENS, stop=()))
+                   for model in (cut, whole)]
+        assert answers[0].stats.prompt_tokens > 64
+    assert answers[0].token_ids == answers[1].token_ids
 
 
 @pytest.mark.parametrize("threads", [1, 3])

@@ -160,6 +160,7 @@ void moeinf::bind_kernels(nb::module_& m) {
       .def_prop_ro("isa", [](const Kernels& kernels) { return std::string(kernels.ops().name); })
       .def_prop_ro("threads", [](Kernels& kernels) { return kernels.pool().num_threads(); })
       .def_prop_ro("scratch_bytes", &Kernels::scratch_bytes)
+      .def("begin_pass", &Kernels::begin_pass, nb::arg("tokens"))
       .def("linear", &linear, nb::arg("x").noconvert(), nb::arg("w"), nb::arg("y").noconvert());
   nb::class_<BoundExpertKernel>(m, "ExpertKernel",
                                 "The routed experts of one layer, computed as they arrive.")

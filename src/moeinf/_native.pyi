@@ -322,6 +322,13 @@ class Kernels:
     def scratch_bytes(self) -> int:
         """Working memory that calls so far have made it take; it is kept for the next."""
 
+    def begin_pass(self, tokens: int) -> None:
+        """What is computed from here on is part of a pass over so many tokens, in however many calls.
+
+        The number decides how rows are multiplied and attended, so that results do not depend on how a prompt is cut.
+        0, as at first: each call counts its own rows.
+        """
+
     def linear(self, x: npt.NDArray[np.float32], w: Matrix, y: npt.NDArray[np.float32]) -> None:
         """y [n, rows] = x [n, cols] times the transpose of w. ValueError for shapes that do not fit."""
 

@@ -14,6 +14,7 @@ from moeinf.types import DTYPE_BYTES, ExpertLayout, ModelInfo, MoeShape, Work
 ATTENTION_TOKENS = 128  # of a prompt that attention takes at once (kernels/attention.cc)
 EXPERT_PLACES = 512  # whose intermediates exist at once (kernels/experts.cc)
 SOURCE_ROWS = 4 * 128  # queries of a source whose scores exist at once, and what makes them (models/beams.py)
+FEW_TOKENS = 64  # of a pass that takes inputs of quantised weights as int8 (kernels/kernels.h)
 THREAD_ROWS = 192  # of the second matrix of an expert, whose products a thread holds (kernels/experts.cc)
 THREAD_BYTES = 2 * 48 * 2048  # of weights that a thread expands (kernels/layout.h)
 ROUTED_BYTES = 40  # of each expert, for a token: its score, what becomes of that, and where it is sorted to
@@ -104,6 +105,7 @@ def activation_bytes(demands: Demands, chunk: int, context: int, num_threads: in
     state = chunk * hidden * (4 * 4 + width)  # hidden state, its norm, also prepared, an output and what scales it
     layers = min(chunk, ATTENTION_TOKENS) * work.attention * (4 + width)
     layers += chunk * work.token * 4 + work.fixed * 4
+    layers += min(chunk, FEW_TOKENS) * (hidden + work.attention + work.token) * 2  # int8 with its scales, for 16 bits
     attended = context * (work.values * width + num_threads * work.scores * (4 + width))
     attended += _source_bytes(work, context)
     intermediate = max((spec.shape[0] for spec in parts[:-1]), default=0)

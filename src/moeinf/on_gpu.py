@@ -176,11 +176,13 @@ class GpuRun:
         if fits:
             self.tier.load_all(progress)
 
-    def forward(self, ids: Sequence[int], cache: Any, between_layers: Callable[[], None] = lambda: None
-                ) -> Float32Array:
-        """Logits of the last token, or of each beam's. Raises DeviceError for a GPU that is lost, OutOfMemoryError at
-        last."""
-        return self._in_memory(lambda: self._forward(ids, cache, between_layers))
+    def forward(self, ids: Sequence[int], cache: Any, between_layers: Callable[[], None] = lambda: None, *,
+                of_tokens: int = 0) -> Float32Array:
+        """Logits of the last token, or of each beam's; of_tokens: see Decoder.forward.
+
+        Raises DeviceError for a GPU that is lost, OutOfMemoryError at last.
+        """
+        return self._in_memory(lambda: self._forward(ids, cache, between_layers, of_tokens))
 
     def encode(self, ids: Sequence[int], cache: Any, between_layers: Callable[[], None]) -> None:
         """Of an encoder-decoder model: see EncoderDecoder.encode. Raises as `forward`."""
@@ -203,13 +205,15 @@ class GpuRun:
                     self.tier.abandon_visit()
                     self._shrink(error)
 
-    def _forward(self, ids: Sequence[int], cache: Any, between_layers: Callable[[], None]) -> Float32Array:
+    def _forward(self, ids: Sequence[int], cache: Any, between_layers: Callable[[], None], of_tokens: int
+                 ) -> Float32Array:
         decode = len(ids) == cache.beams
         self._choose_slots(by_device=len(ids) == 1)
         if decode:
             self._program.hold_for(self._direct.way)
             between_layers()  # the layers of a token may run without the host
-        logits: Float32Array = self.model.forward(ids, cache, None if decode else between_layers)
+        logits: Float32Array = self.model.forward(ids, cache, None if decode else between_layers,
+                                                  of_tokens=of_tokens)
         self._direct.after_token()
         return logits
 

@@ -37,7 +37,8 @@ Context = Annotated[int | None, typer.Option("--num-ctx", "-c", metavar="TOKENS"
     "Context length. [default: the model's, at most 4096, less where memory is short]"))]
 Threads = Annotated[int | None, typer.Option("--threads", "-t", metavar="N", help="[default: physical cores]")]
 PrefillChunk = Annotated[int | None, typer.Option(metavar="TOKENS", help=(
-    "Prompt tokens run together. [default: 512, on a GPU what its memory allows]"))]
+    "Prompt tokens run together; on the CPU the answer is the same for every number. [default: 512, on a GPU what its "
+    "memory allows]"))]
 ReaderName = Annotated[str | None, typer.Option("--reader", metavar="NAME", help="native, or pure (to find faults).")]
 DirectIo = Annotated[bool | None, typer.Option("--direct-io/--no-direct-io", help="Read past the page cache.")]
 Quant = Annotated[str | None, typer.Option("--quant", metavar="FORMAT", help=(

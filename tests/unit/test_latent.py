@@ -114,6 +114,21 @@ def test_the_number_of_threads_does_not_change_a_bit(kind: Kind) -> None:
         assert np.array_equal(alone, case.attended(_native.Kernels(threads), passes, 700))
 
 
+@pytest.mark.parametrize("heads", [3, 17])
+def test_how_a_sequence_is_cut_does_not_change_a_bit(kernels: _native.Kernels, heads: int) -> None:
+    case = Case(heads, 24, 6, 4, 4, 1300, "bf16")  # three runs, one by one or side by side
+    kernels.begin_pass(1300)
+    whole = case.attended(kernels, [1300], 1300)
+    for passes in ([511, 1, 2, 126, 660], [1290, 7, 3]):
+        assert np.array_equal(whole, case.attended(kernels, passes, 1300))
+    kernels.begin_pass(0)
+
+
+def test_a_token_with_longer_runs_than_the_one_before_it_is_near_its_twin(kernels: _native.Kernels) -> None:
+    case = Case(2, 8, 4, 4, 4, 8195)  # beyond 8192 rows, runs are twice as long
+    assert_near(case.attended(kernels, [8190, 5], 5), case.expected(5), "f32")
+
+
 def test_scores_far_apart_neither_overflow_nor_lose_the_largest(kernels: _native.Kernels) -> None:
     case = Case(4, 32, 8, 8, 8, 300)
     case.queries *= 1000

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "half.h"
+#include "layout.h"
 
 namespace moeinf {
 namespace {
@@ -36,6 +37,7 @@ class ManyTokens {
     group_ = s_.num_heads / s_.num_kv_heads;
     block_tokens_ = std::max<std::int64_t>(1, kRows / group_);
     first_ = s_.window > 0 ? std::max<std::int64_t>(0, length + 1 - s_.window) : 0;
+    first_ -= first_ % border(s_.window);
     count_ = length + tokens - first_;
     kind_ = matmul_activation(kv.format);
     transposed_format_ = kind_ == ActivationKind::kBF16 ? Format::kBF16 : Format::kF32;
@@ -54,6 +56,12 @@ class ManyTokens {
   }
 
  private:
+  // Products over positions are cut into panels and steps, counted from first_ on. Where it lies on such a border of
+  // the sequence, a token's sums are cut at the same places wherever the call begins. A short window is one panel.
+  static std::int64_t border(std::int64_t window) {
+    return window + kMostTokens + kMaxStep <= kPanelCols / 2 ? kMaxStep : kPanelCols;
+  }
+
   // Values as [kv heads, head_dim, count]: then mixing is a product with rows of weights, as all others are.
   void transpose_values() {
     const std::size_t width = row_bytes(transposed_format_, 1);

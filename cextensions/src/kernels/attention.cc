@@ -3,13 +3,14 @@
 #include <algorithm>
 #include <cstring>
 
+#include "attend_few.h"
 #include "attend_many.h"
 
 namespace moeinf {
 namespace {
 
 constexpr int kScratch = 16;                 // a number that no operation called from here uses
-constexpr std::int64_t kTokensAtOnce = 128;  // of a long prompt: bounds the memory of the vectors below
+constexpr std::int64_t kFewAttending = 8;    // tokens of a pass that attend one by one
 
 // The tokens' vectors of one pass, in the scratch memory of the kernels.
 struct Vectors {
@@ -80,31 +81,6 @@ void store(const Ops& ops, const AttentionShape& s, const KVView& kv, std::int64
   }
 }
 
-// For a few tokens. One task is at most kMaxGroup query heads of one token that share a key/value head.
-void attend_few(Kernels& kernels, const AttentionShape& s, const float* sinks, const KVView& kv,
-                std::int64_t length, const float* query, float* mixed, std::int64_t tokens) {
-  const std::int64_t group = s.num_heads / s.num_kv_heads, cuts = (group + kMaxGroup - 1) / kMaxGroup;
-  kernels.pool().run(tokens * s.num_kv_heads * cuts, [&](std::int64_t index, int) {
-    const std::int64_t cut = index % cuts, head = index / cuts % s.num_kv_heads,
-                       token = index / cuts / s.num_kv_heads;
-    const std::int64_t first_query = head * group + cut * kMaxGroup;
-    const std::int64_t offset = (token * s.num_heads + first_query) * s.head_dim;
-    const std::size_t row = row_bytes(kv.format, head * kv.capacity * s.head_dim);
-    AttendTask task;
-    task.queries = query + offset;
-    task.num_queries = static_cast<int>(std::min<std::int64_t>(kMaxGroup, group - cut * kMaxGroup));
-    task.keys = static_cast<const unsigned char*>(kv.keys) + row;
-    task.values = static_cast<const unsigned char*>(kv.values) + row;
-    task.format = kv.format;
-    task.last = length + token + 1;
-    task.first = s.window > 0 ? std::max<std::int64_t>(0, task.last - s.window) : 0;
-    task.head_dim = s.head_dim;
-    task.scale = s.scale;
-    task.sinks = sinks == nullptr ? nullptr : sinks + first_query;
-    kernels.ops().attend(task, mixed + offset);
-  });
-}
-
 void pass(Kernels& kernels, const AttentionShape& s, const AttentionWeights& w, const KVView& kv,
           std::int64_t length, const float* cos, const float* sin, float* x, std::int64_t tokens) {
   const Ops& ops = kernels.ops();
@@ -141,8 +117,8 @@ void pass(Kernels& kernels, const AttentionShape& s, const AttentionWeights& w, 
     clamp(value, s.clip, keys);
     store(ops, s, kv, length + t, key, value);
   });
-  (tokens <= kMaxDotRows ? attend_few : attend_many)(kernels, s, w.sinks, kv, length, v.query, v.mixed,
-                                                     tokens);
+  const bool few = kernels.tokens_of_pass(tokens) <= kFewAttending;
+  (few ? attend_few : attend_many)(kernels, s, w.sinks, kv, length, v.query, v.mixed, tokens);
   if (s.gated) {
     each_token(
         [&](std::int64_t t) { apply_gates(ops, s, v.projected + t * w.q.rows, v.mixed + t * queries); });
@@ -158,9 +134,9 @@ void pass(Kernels& kernels, const AttentionShape& s, const AttentionWeights& w, 
 
 void attend(Kernels& kernels, const AttentionShape& s, const AttentionWeights& w, const KVView& kv,
             std::int64_t length, const float* cos, const float* sin, float* x, std::int64_t tokens) {
-  for (std::int64_t start = 0; start < tokens; start += kTokensAtOnce) {
+  for (std::int64_t start = 0; start < tokens; start += kMostTokens) {
     pass(kernels, s, w, kv, length + start, cos + start * s.rotary_pairs, sin + start * s.rotary_pairs,
-         x + start * s.hidden, std::min(kTokensAtOnce, tokens - start));
+         x + start * s.hidden, std::min(kMostTokens, tokens - start));
   }
 }
 

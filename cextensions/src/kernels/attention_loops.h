@@ -199,7 +199,7 @@ void mix(AttendState& state, int first, std::int64_t count) {
     g += n;                                                                  \
   }
 
-void attend(const AttendTask& task, float* out) {
+void attend(const AttendTask& task, SoftmaxState* states, float* sums) {
   AttendState state;
   const std::int64_t dim = task.head_dim;
   state.width = (dim + kLanes - 1) / kLanes * kLanes;
@@ -237,8 +237,8 @@ void attend(const AttendTask& task, float* out) {
     FOR_QUERIES(mix, state, task.num_queries, count);
   }
   for (int g = 0; g < task.num_queries; ++g) {
-    const float scale = 1.0f / total[g];
-    for (std::int64_t c = 0; c < dim; ++c) out[g * dim + c] = state.sums[g][c] * scale;
+    states[g] = {largest[g], total[g]};
+    for (std::int64_t c = 0; c < dim; ++c) sums[g * dim + c] = state.sums[g][c];
   }
 }
 

@@ -90,14 +90,14 @@ void ExpertKernel::reserve() {
   for (const std::int64_t count : groups_.counts) most_places = std::max(most_places, count);
   for (const std::int64_t count : groups_.counts) {
     for (const ExpertPart* part : {&first_, second_ ? &*second_ : &first_, &down_}) {
-      const ActivationKind kind = activation_for(part->format, count);
+      const ActivationKind kind = kernels_.activation_for(part->format, count);
       Buffer& buffer = (part == &down_ ? middles_ : inputs_)[static_cast<std::size_t>(kind)];
       const std::size_t num_rows = part == &down_ ? as_size(most_places) : num_places;
       buffer.reserve(num_rows * activation_bytes(kind, part->cols));
     }
     const std::int64_t most_rows = middle_task_rows(count, groups_.size());
     if (second_) seconds = std::max(seconds, count * std::min(most_rows, first_.rows));
-    if (count > kMaxDotRows) kernels_.reserve_thread_scratch(std::max(first_.cols, down_.cols));
+    if (kernels_.by_tiles(count)) kernels_.reserve_thread_scratch(std::max(first_.cols, down_.cols));
   }
   seconds_of_thread_ = (as_size(seconds) + 15) / 16 * 16;
   seconds_.reserve_array<float>(seconds_of_thread_ * as_size(kernels_.pool().num_threads()));
@@ -120,8 +120,8 @@ void ExpertKernel::prepare_inputs(const float* hidden) {
   const auto prepare_group = [&](std::int64_t index, int) {
     const auto group = as_size(index);
     const ExpertPart& second = second_ ? *second_ : first_;
-    const ActivationKind kinds[] = {activation_for(first_.format, groups_.counts[group]),
-                                    activation_for(second.format, groups_.counts[group])};
+    const ActivationKind kinds[] = {kernels_.activation_for(first_.format, groups_.counts[group]),
+                                    kernels_.activation_for(second.format, groups_.counts[group])};
     for (int part = 0; part < (kinds[0] == kinds[1] ? 1 : 2); ++part) {
       unsigned char* out = input(part == 0 ? first_ : second, group);
       for (std::int64_t i = 0; i < groups_.counts[group]; ++i) {
@@ -236,7 +236,7 @@ void ExpertKernel::run_middle_task(std::int64_t task, int thread) {
 }
 
 void ExpertKernel::finish_middle(const Job& job) {
-  const ActivationKind kind = activation_for(down_.format, groups_.counts[job.group]);
+  const ActivationKind kind = kernels_.activation_for(down_.format, groups_.counts[job.group]);
   const float* values = firsts_.reserve_array<float>(0) + job.first_place * first_.rows;
   unsigned char* out = middle(job);
   for (std::int64_t i = 0; i < groups_.counts[job.group]; ++i) {
@@ -257,13 +257,13 @@ void ExpertKernel::run_down_task(std::int64_t task, int thread) {
 
 // Where the prepared activations of a group begin.
 unsigned char* ExpertKernel::input(const ExpertPart& part, std::size_t group) {
-  const ActivationKind kind = activation_for(part.format, groups_.counts[group]);
+  const ActivationKind kind = kernels_.activation_for(part.format, groups_.counts[group]);
   auto* all = static_cast<unsigned char*>(inputs_[static_cast<std::size_t>(kind)].reserve(0));
   return shares_input_ ? all : all + as_size(groups_.starts[group]) * activation_bytes(kind, part.cols);
 }
 
 unsigned char* ExpertKernel::middle(const Job& job) {
-  const ActivationKind kind = activation_for(down_.format, groups_.counts[job.group]);
+  const ActivationKind kind = kernels_.activation_for(down_.format, groups_.counts[job.group]);
   auto* all = static_cast<unsigned char*>(middles_[static_cast<std::size_t>(kind)].reserve(0));
   return all + as_size(job.first_place) * activation_bytes(kind, down_.cols);
 }

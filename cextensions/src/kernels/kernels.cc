@@ -69,7 +69,7 @@ std::array<const void*, 3> Kernels::prepare_for(const Matrix* ws, std::size_t nu
     prepare(kind, x, num_x, ws[m].cols, out);
     inputs[index] = out;
   }
-  if (num_x > kMaxDotRows) reserve_thread_scratch(ws[0].cols);
+  if (by_tiles(num_x)) reserve_thread_scratch(ws[0].cols);
   return inputs;
 }
 
@@ -107,8 +107,14 @@ void Kernels::prepare(ActivationKind kind, const float* x, std::int64_t num_x, s
 
 void Kernels::multiply(const Matrix& w, std::int64_t first, std::int64_t last, const void* x,
                        std::int64_t num_x, int thread, float* y, std::int64_t y_stride) {
-  if (num_x <= kMaxDotRows) {
-    ops_.dot_rows(w, first, last, x, static_cast<int>(num_x), y, y_stride);
+  if (!by_tiles(num_x)) {
+    const std::size_t x_bytes = activation_bytes(dot_activation(w.format), w.cols);
+    const std::int64_t groups = (num_x + kMaxDotRows - 1) / kMaxDotRows;
+    for (std::int64_t group = 0; group < groups; ++group) {  // of sizes that differ by one at most
+      const std::int64_t i = num_x * group / groups, end = num_x * (group + 1) / groups;
+      ops_.dot_rows(w, first, last, static_cast<const unsigned char*>(x) + static_cast<std::size_t>(i) * x_bytes,
+                    static_cast<int>(end - i), y + i * y_stride, y_stride);
+    }
     return;
   }
   auto* memory = static_cast<unsigned char*>(thread_scratch_.reserve(0));

@@ -1,9 +1,10 @@
 #include "moeinf/kernels/latent.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <limits>
+
+#include "runs.h"
 
 namespace moeinf {
 namespace {
@@ -14,15 +15,14 @@ constexpr std::int64_t kPlacesAtOnce = 2048;  // bounds the memory of the vector
 constexpr std::int64_t kTokensAtOnce = 128;   // likewise, of a thread
 constexpr std::int64_t kBlockPlaces = 32;     // that attend together: rows are read once for all of them
 constexpr std::int64_t kBlockRows = 128;      // attended to at once: the second-level cache holds them
-constexpr std::int64_t kTasks = 32;           // that few places are cut into, by runs of rows
 constexpr std::size_t kLine = 64;
 
 std::size_t padded(std::size_t num_bytes) { return (num_bytes + kLine - 1) / kLine * kLine; }
 std::size_t float_bytes(std::int64_t count) { return static_cast<std::size_t>(count) * sizeof(float); }
 
-// Some heads of some tokens. A place is a token of a head: number `head * tokens + token`, heads counted from
-// first_head on. Each place attends to runs of rows, one task each, which are put together in the end: how
-// long runs are depends on the sizes alone, and so does the result.
+// Some heads of some tokens whose runs are equally long. A place is a token of a head: number `head * tokens + token`,
+// heads counted from first_head on. Each place attends to runs of rows. Where there are few places each run is a task,
+// and they are put together in the end; else one task goes from run to run. Both come to the same, bit for bit.
 class Places {
  public:
   Places(Kernels& kernels, const LatentShape& shape, const Matrix& keys_values, const LatentRows& cache,
@@ -36,20 +36,21 @@ class Places {
         first_head_(first_head),
         num_heads_(num_heads),
         num_places_(num_heads * tokens),
-        query_kind_(activation_for(cache.format, kBlockPlaces)),
-        mixture_kind_(activation_for(keys_values.format, tokens)),
+        num_blocks_((num_places_ + kBlockPlaces - 1) / kBlockPlaces),
+        run_rows_(run_positions(length + 1)),
+        num_runs_((length + tokens + run_rows_ - 1) / run_rows_),
+        kept_runs_(num_places_ * num_runs_ <= kPlacesAtOnce ? num_runs_ : 1),
+        query_kind_(matmul_activation(cache.format)),
+        mixture_kind_(kernels.activation_for(keys_values.format, tokens)),
         query_bytes_(activation_bytes(query_kind_, shape.width())),
         mixture_bytes_(activation_bytes(mixture_kind_, shape.rank)) {
-    const std::int64_t rows = length + tokens, blocks = (num_places_ + kBlockPlaces - 1) / kBlockPlaces;
-    const std::int64_t wanted = std::max<std::int64_t>(1, kTasks / blocks);
-    run_rows_ = ((rows + wanted - 1) / wanted + kBlockRows - 1) / kBlockRows * kBlockRows;
-    num_runs_ = (rows + run_rows_ - 1) / run_rows_;
-    const auto places = static_cast<std::size_t>(num_places_), runs = static_cast<std::size_t>(num_runs_);
+    const auto places = static_cast<std::size_t>(num_places_), runs = static_cast<std::size_t>(kept_runs_);
     queries_ = scratch(kQueriesScratch, places * query_bytes_);
     sums_ = reinterpret_cast<float*>(scratch(kSumsScratch, places * runs * float_bytes(s_.rank)));
     states_ = reinterpret_cast<SoftmaxState*>(scratch(kStatesScratch, places * runs * sizeof(SoftmaxState)));
     mixtures_ = scratch(kMixturesScratch, places * mixture_bytes_);
-    thread_bytes_ = padded(float_bytes(std::max(tokens * s_.width(), kBlockPlaces * kBlockRows)));
+    const std::int64_t attending = kBlockPlaces * (kBlockRows + (kept_runs_ < num_runs_ ? s_.rank : 0));
+    thread_bytes_ = padded(float_bytes(std::max(tokens * s_.width(), attending)));
     thread_memory_ =
         scratch(kThreadScratch, thread_bytes_ * static_cast<std::size_t>(kernels.pool().num_threads()));
     kernels.reserve_thread_scratch(std::max(s_.width(), s_.rank));
@@ -58,9 +59,11 @@ class Places {
   void run(const float* queries, const float* cos, const float* sin, float* out) {
     Pool& pool = kernels_.pool();
     pool.run(num_heads_, [&](std::int64_t head, int thread) { take_in(head, queries, cos, sin, thread); });
-    const std::int64_t blocks = (num_places_ + kBlockPlaces - 1) / kBlockPlaces;
-    pool.run(blocks * num_runs_,
-             [&](std::int64_t task, int thread) { attend_run(task % blocks, task / blocks, thread); });
+    pool.run(num_blocks_ * kept_runs_, [&](std::int64_t task, int thread) {
+      const std::int64_t block = task % num_blocks_, run = task / num_blocks_;
+      attend_run(block, run, states_of(run, block), sums_of(run, block * kBlockPlaces), thread);
+      if (kept_runs_ < num_runs_) attend_further(block, thread);
+    });
     pool.run(num_heads_, [&](std::int64_t head, int thread) { take_out(head, out, thread); });
   }
 
@@ -74,8 +77,11 @@ class Places {
   float* sums_of(std::int64_t run, std::int64_t place) const {
     return sums_ + (run * num_places_ + place) * s_.rank;
   }
-  SoftmaxState& state_of(std::int64_t run, std::int64_t place) const {
-    return states_[run * num_places_ + place];
+  SoftmaxState* states_of(std::int64_t run, std::int64_t block) const {
+    return states_ + run * num_places_ + block * kBlockPlaces;
+  }
+  std::int64_t places_of(std::int64_t block) const {
+    return std::min(kBlockPlaces, num_places_ - block * kBlockPlaces);
   }
   Matrix head_matrix(std::int64_t head, std::int64_t first, std::int64_t count) const {
     const std::int64_t row = (first_head_ + head) * (s_.plain_dim + s_.value_dim) + first;
@@ -101,55 +107,60 @@ class Places {
     }
   }
 
-  // What a block of places sees of a run of rows, read once for all of them.
-  void attend_run(std::int64_t block, std::int64_t run, int thread) {
-    const std::int64_t first = block * kBlockPlaces, places = std::min(kBlockPlaces, num_places_ - first);
+  // What a block of places sees of a run of rows, read once for all of them: their states, and sums [places, rank].
+  void attend_run(std::int64_t block, std::int64_t run, SoftmaxState* states, float* sums, int thread) {
+    const std::int64_t first = block * kBlockPlaces, places = places_of(block);
     std::int64_t end = 0;  // of the rows that some place sees
-    for (std::int64_t p = first; p < first + places; ++p) {
-      end = std::max(end, rows_seen(p));
-      state_of(run, p) = {-std::numeric_limits<float>::infinity(), 0.0f};
+    for (std::int64_t p = 0; p < places; ++p) {
+      end = std::max(end, rows_seen(first + p));
+      states[p] = {-std::numeric_limits<float>::infinity(), 0.0f};
     }
-    float* const sums = sums_of(run, first);
     std::fill(sums, sums + places * s_.rank, 0.0f);
     end = std::min(end, (run + 1) * run_rows_);
     for (std::int64_t start = run * run_rows_; start < end; start += kBlockRows) {
-      attend_rows(first, places, run, start, std::min(kBlockRows, end - start), thread);
+      attend_rows(first, places, start, std::min(kBlockRows, end - start), states, sums, thread);
     }
   }
 
-  void attend_rows(std::int64_t first, std::int64_t places, std::int64_t run, std::int64_t start,
-                   std::int64_t count, int thread) {
+  // The runs of a block behind its first, one after the other.
+  void attend_further(std::int64_t block, int thread) {
+    SoftmaxState states[kBlockPlaces];
+    float* const sums = of_thread(thread) + kBlockPlaces * kBlockRows;
+    for (std::int64_t run = 1; run < num_runs_; ++run) {
+      attend_run(block, run, states, sums, thread);
+      for (std::int64_t p = 0; p < places_of(block); ++p) {
+        fold_run(kernels_.ops(), states[p], sums + p * s_.rank, s_.rank, states_of(0, block)[p],
+                 sums_of(0, block * kBlockPlaces + p));
+      }
+    }
+  }
+
+  void attend_rows(std::int64_t first, std::int64_t places, std::int64_t start, std::int64_t count,
+                   SoftmaxState* states, float* sums, int thread) {
+    const Ops& ops = kernels_.ops();
     const Matrix rows = {cache_.data + static_cast<std::size_t>(start) * row_bytes(cache_.format, s_.width()),
                          cache_.format, count, s_.width()};
     float* const scores = of_thread(thread);
-    kernels_.multiply(rows, 0, count, queries_ + static_cast<std::size_t>(first) * query_bytes_, places,
-                      thread, scores, kBlockRows);
+    ops.matmul_rows(rows, 0, count, queries_ + static_cast<std::size_t>(first) * query_bytes_, places,
+                    nullptr, scores, kBlockRows);  // nothing is expanded
     for (std::int64_t p = 0; p < places; ++p) {
       float* const of_place = scores + p * kBlockRows;
       const std::int64_t seen = std::clamp<std::int64_t>(rows_seen(first + p) - start, 0, count);
-      kernels_.ops().soften(of_place, seen, state_of(run, first + p), sums_of(run, first + p), s_.rank);
+      ops.soften(of_place, seen, states[p], sums + p * s_.rank, s_.rank);
       std::fill(of_place + seen, of_place + count, 0.0f);
     }
-    kernels_.ops().mix_rows(rows, 0, s_.rank, scores, kBlockRows, places, sums_of(run, first), s_.rank);
+    ops.mix_rows(rows, 0, s_.rank, scores, kBlockRows, places, sums, s_.rank);
   }
 
   // A head's mixtures of latents, put together from the runs, into its values.
   void take_out(std::int64_t head, float* out, int thread) {
     const Ops& ops = kernels_.ops();
-    float* const mixture = of_thread(thread);
     for (std::int64_t p = head * tokens_; p < (head + 1) * tokens_; ++p) {
-      float largest = state_of(0, p).largest, total = 0;
-      for (std::int64_t run = 0; run < num_runs_; ++run) {
-        largest = std::max(largest, state_of(run, p).largest);
-      }
-      std::fill(mixture, mixture + s_.rank, 0.0f);
-      for (std::int64_t run = 0; run < num_runs_; ++run) {
-        const SoftmaxState& state = state_of(run, p);
-        const float weight = std::exp(state.largest - largest);  // 0 of a run of which the place sees nothing
-        total += weight * state.total;
-        ops.add_scaled(sums_of(run, p), weight, mixture, s_.rank);
-      }
-      for (std::int64_t c = 0; c < s_.rank; ++c) mixture[c] /= total;
+      SoftmaxState& state = states_[p];
+      float* const mixture = sums_of(0, p);
+      for (std::int64_t run = 1; run < kept_runs_; ++run)
+        fold_run(ops, states_[run * num_places_ + p], sums_of(run, p), s_.rank, state, mixture);
+      for (std::int64_t c = 0; c < s_.rank; ++c) mixture[c] /= state.total;
       ops.prepare(mixture_kind_, mixture, s_.rank, mixtures_ + static_cast<std::size_t>(p) * mixture_bytes_);
     }
     kernels_.multiply(head_matrix(head, s_.plain_dim, s_.value_dim), 0, s_.value_dim,
@@ -161,13 +172,13 @@ class Places {
   const LatentShape& s_;
   const Matrix& keys_values_;
   const LatentRows& cache_;
-  std::int64_t length_, tokens_, first_head_, num_heads_, num_places_;
-  std::int64_t run_rows_, num_runs_;
+  std::int64_t length_, tokens_, first_head_, num_heads_, num_places_, num_blocks_;
+  std::int64_t run_rows_, num_runs_, kept_runs_;  // kept: whose sums exist side by side
   ActivationKind query_kind_, mixture_kind_;
   std::size_t query_bytes_, mixture_bytes_, thread_bytes_;
   unsigned char *queries_, *mixtures_, *thread_memory_;
-  float* sums_;           // [runs, places, rank]
-  SoftmaxState* states_;  // [runs, places]
+  float* sums_;           // [kept runs, places, rank]
+  SoftmaxState* states_;  // [kept runs, places]
 };
 
 }  // namespace
@@ -190,8 +201,10 @@ void store_latents(Kernels& kernels, const LatentShape& s, const LatentRows& cac
 void attend_latents(Kernels& kernels, const LatentShape& s, const Matrix& keys_values,
                     const LatentRows& cache, std::int64_t length, const float* queries, const float* cos,
                     const float* sin, float* out, std::int64_t tokens) {
-  for (std::int64_t start = 0; start < tokens; start += kTokensAtOnce) {
-    const std::int64_t count = std::min(kTokensAtOnce, tokens - start);
+  std::int64_t count;
+  for (std::int64_t start = 0; start < tokens; start += count) {
+    const std::int64_t same = kMostRuns * run_positions(length + start + 1) - (length + start);
+    count = std::min({kTokensAtOnce, tokens - start, same});  // their runs are equally long
     const std::int64_t heads = std::max<std::int64_t>(1, kPlacesAtOnce / count);
     for (std::int64_t head = 0; head < s.num_heads; head += heads) {
       Places(kernels, s, keys_values, cache, length + start, count, head, std::min(heads, s.num_heads - head))

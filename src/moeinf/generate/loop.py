@@ -18,7 +18,8 @@ class Cache(Protocol):
 
 
 class LanguageModel(Protocol):
-    def forward(self, ids: Sequence[int], cache: Cache, between_layers: Callable[[], None]) -> Float32Array: ...
+    def forward(self, ids: Sequence[int], cache: Cache, between_layers: Callable[[], None], *, of_tokens: int = 0
+                ) -> Float32Array: ...
 
 
 class Chooser(Protocol):
@@ -101,7 +102,7 @@ def generate(
         timing.cached_tokens, logits = reused, None
         for start in range(reused, len(prompt), chunk):
             check()
-            logits = _forward(model, sequence, prompt[start : start + chunk], check)
+            logits = _forward(model, sequence, prompt[start : start + chunk], check, len(prompt) - reused)
             on_prefill(min(start + chunk, len(prompt)), len(prompt))
         assert logits is not None, "rewind_to leaves at least one token to run"
         if max_tokens < 1:
@@ -123,8 +124,8 @@ def generate(
         return
 
 
-def _forward(model: LanguageModel, sequence: CachedTokens, tokens: Sequence[int], check: Callable[[], None]
-             ) -> Float32Array:
-    logits = model.forward(tokens, sequence.cache, check)
+def _forward(model: LanguageModel, sequence: CachedTokens, tokens: Sequence[int], check: Callable[[], None],
+             of_tokens: int = 0) -> Float32Array:
+    logits = model.forward(tokens, sequence.cache, check, of_tokens=of_tokens)
     sequence.tokens += tokens
     return logits

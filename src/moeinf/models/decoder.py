@@ -122,9 +122,10 @@ class Decoder:
         return Cache([attention.new_state(capacity) for attention in self._attention], capacity)
 
     def forward(self, ids: Sequence[int], cache: Cache, between_layers: Callable[[], None] | None = None, *,
-                last_only: bool = True) -> Float32Array:
+                of_tokens: int = 0, last_only: bool = True) -> Float32Array:
         """Logits [1 or tokens, vocab] of the tokens `ids`, which follow what the cache holds.
 
+        of_tokens: how many the pass has whose part they are, as a prompt goes in chunks; 0: they are all of it.
         between_layers may raise to give the pass up; the cache is then as it was before.
         """
         def compute(x: Hidden, places: Places) -> Hidden:
@@ -141,6 +142,7 @@ class Decoder:
             return logits
 
         self._laps.lap("other")
+        self._layers.begin_pass(of_tokens or len(ids))
         x = self._embedding(ids)
         if self.config.embedding_scale != 1.0:
             x *= self.config.embedding_scale

@@ -139,6 +139,9 @@ class DeviceLayers:
                   ) -> DeviceGatedMLP:
         return DeviceGatedMLP(self, prefix, norm, eps, residual, kind)
 
+    def begin_pass(self, num_tokens: int) -> None:
+        pass  # kernels and cuBLAS go by the rows of each call
+
     def linear(self, name: str, bias: str | None = None) -> Callable[[Tensor], Tensor]:
         matrix, added = self.matrix(name), None if bias is None else self.vector(bias)
         return lambda x: self.product(x.contiguous(), matrix, added)

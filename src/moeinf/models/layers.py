@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 MAX_HEAD_DIM = 576  # what the native attention has room for
 QUERIES_AT_ONCE = 128  # whose scores a thread holds (kernels/attend_many.cc)
+RUNS_AT_ONCE = 8 * 16  # of the positions that up to 8 tokens attend to one by one (kernels/attend_few.cc, runs.h)
 
 Shapes = dict[str, tuple[int, ...]]
 NormKind = Literal["rms", "rms+1", "layer"]
@@ -144,6 +145,11 @@ class Layers(Protocol):
 
     def __contains__(self, name: str) -> bool: ...
 
+    def begin_pass(self, num_tokens: int) -> None:
+        """What is computed from here on is part of a pass over so many tokens, in however many calls: on the CPU the
+        number decides what is rounded and in which order sums are made, and not the size of a call."""
+        ...
+
     # ---- the pieces
 
     def vector(self, name: str) -> Hidden:
@@ -239,11 +245,12 @@ def attention_shapes(config: AttentionConfig, prefix: str) -> Shapes:
 
 
 def attention_work(config: AttentionConfig) -> Work:
-    """What Layers.attention declares: input, output, queries and their mixture, gates, keys and values."""
+    """What Layers.attention declares: input, output, queries and their mixture, gates, keys and values; and what the
+    runs of positions come to that a few tokens attend to."""
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     group = config.num_heads // config.num_kv_heads
     return Work(attention=2 * config.hidden_size + queries * (4 if config.gate else 2) + 2 * keys, values=keys,
-                scores=max(QUERIES_AT_ONCE, group))
+                scores=max(QUERIES_AT_ONCE, group), fixed=RUNS_AT_ONCE * (queries + 2 * config.num_heads))
 
 
 def block_work(shapes: Shapes) -> Work:

@@ -33,6 +33,9 @@ class NativeLayers:
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
 
+    def begin_pass(self, num_tokens: int) -> None:
+        self.kernels.begin_pass(num_tokens)
+
     def vector(self, name: str) -> Float32Array:
         """A norm or a bias, in float32."""
         return vector(self._tensors[name])

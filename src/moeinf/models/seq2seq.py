@@ -155,6 +155,7 @@ class EncoderDecoder:
         """The cache then holds this source and nothing decoded. between_layers may raise to give the pass up."""
         cache.begin()
         self._laps.lap("other")
+        self._layers.begin_pass(len(ids))
         places = np.arange(len(ids))
         x = self._embed(ids, places)
         bias = None if self._encoder_bias is None else self._encoder_bias(places - places[:, None])
@@ -170,10 +171,11 @@ class EncoderDecoder:
         self._laps.lap("attention")
 
     def forward(self, ids: Sequence[int], cache: SourceCache, between_layers: Callable[[], None] | None = None, *,
-                last_only: bool = True) -> Float32Array:
+                of_tokens: int = 0, last_only: bool = True) -> Float32Array:
         """Logits [beams or tokens, vocab] of the tokens that follow what was decoded.
 
-        `ids` is one token of each beam, or several tokens of a single one; last_only: logits of the last alone.
+        `ids` is one token of each beam, or several tokens of a single one, of a pass over of_tokens (0: these alone);
+        last_only: logits of the last alone.
         between_layers may raise to give the pass up; the cache is then as it was before.
         """
         tokens = len(ids) // cache.beams
@@ -191,6 +193,7 @@ class EncoderDecoder:
             return self._head(x[-cache.beams :] if last_only else x)
 
         self._laps.lap("other")
+        self._layers.begin_pass(of_tokens or tokens)
         cache.move_kept(self._layers.math.of_host)
         x = self._embed(ids, cache.length + np.arange(tokens).repeat(cache.beams))
         logits = self._layers.carry_out(compute, x, self._places(cache.length, tokens, cache.capacity), cache)

@@ -118,6 +118,79 @@ def test_every_option_gives_what_plain_torch_gives_however_a_sequence_is_cut(con
     assert np.abs(x - expected).max() < 1e-5
 
 
+LONG = replace(PLAIN, rope=None, sinks=True)
+
+
+def attended(layer: _native.AttentionLayer, x: Float32Array, kept: list[Float32Array], length: int) -> Float32Array:
+    """What the layer makes of x behind `length` others, of which `kept` has keys and values."""
+    out: Float32Array = x.copy()
+    keys, values = (part.copy().view(np.uint8).reshape(-1) for part in kept)
+    none = np.empty((0, 0), np.float32)
+    layer.run(out, keys, values, "f32", kept[0].shape[1], length, none, none)
+    return out
+
+
+@pytest.mark.parametrize("isa", _native.available_isas())
+@pytest.mark.parametrize("length", [3, 511, 512, 1500, 8191, 8192, 20_000])
+def test_a_token_far_behind_is_the_same_on_any_number_of_threads_and_what_plain_numpy_gives(length: int, isa: str
+                                                                                            ) -> None:
+    rng = np.random.default_rng(length)
+    tensors = drawn(attention_shapes(LONG, "a.") | {"norm.weight": (HIDDEN,)}, rng)
+    x = rng.standard_normal((3, HIDDEN)).astype(np.float32)
+    kept = [rng.standard_normal((KV_HEADS, length + 3, HEAD_DIM)).astype(np.float32) for _ in "kv"]
+
+    def layer(threads: int) -> _native.AttentionLayer:
+        matrices = [_native.Matrix(tensors[f"a.{n}_proj.weight"].view(np.uint8).reshape(-1), "f32",
+                                   *tensors[f"a.{n}_proj.weight"].shape) for n in "qkvo"]
+        return _native.AttentionLayer(_native.Kernels(threads, isa), matrices, tensors["norm.weight"], [None] * 6,
+                                      HEAD_DIM, 1e-5, "none", 0.0, 0, rotary_dim=0, sinks=tensors["a.sinks"])
+
+    alone = attended(layer(1), x, kept, length)
+    for threads in (2, 4, 16):
+        assert np.array_equal(alone, attended(layer(threads), x, kept, length))
+    twin = Twin(LONG, tensors)
+    hidden = twin._normed(torch.from_numpy(x).double())
+    q, k, v = (twin._heads("none", twin._product(name, hidden, False)) for name in "qkv")
+    keys, values = (torch.cat([torch.from_numpy(part[:, :length]).double(), new.transpose(0, 1)], 1)
+                    for part, new in zip(kept, (k, v), strict=True))
+    for i in range(3):
+        heads = []
+        for h in range(HEADS):
+            scores = keys[h // (HEADS // KV_HEADS), : length + i + 1] @ q[i, h] * HEAD_DIM**-0.5
+            weights = torch.cat([scores, twin._tensors["a.sinks"][h : h + 1]]).softmax(0)[:-1]
+            heads.append(weights @ values[h // (HEADS // KV_HEADS), : length + i + 1])
+        expected = torch.from_numpy(x[i]).double() + twin._product("o", torch.cat(heads), False)
+        assert np.abs(alone[i] - expected.numpy()).max() < 1e-5
+
+
+@pytest.mark.parametrize("isa", _native.available_isas())
+@pytest.mark.parametrize("window", [None, 70, 1000], ids=["all", "short window", "long window"])
+def test_how_a_prompt_is_cut_does_not_change_a_bit(window: int | None, isa: str) -> None:
+    config, tokens = replace(PLAIN, window=window), 2300
+    rng = np.random.default_rng(9)
+    tensors = drawn(attention_shapes(config, "a.") | {"norm.weight": (HIDDEN,)}, rng)
+    stored = {name: StoredTensor(t.ravel().view(np.uint8), "f32", t.shape) for name, t in tensors.items()}
+    layers = NativeLayers(_native.Kernels(2, isa), stored, "bf16")
+    attention, rotary = layers.attention(config, "a.", "norm.weight", 0), layers.rotary(config.rope, tokens)
+    given = rng.standard_normal((tokens, HIDDEN)).astype(np.float32)
+
+    def in_chunks(*sizes: int) -> Float32Array:
+        x: Float32Array = given.copy()
+        cache = Cache([attention.new_state(tokens)], tokens)
+        layers.begin_pass(tokens)
+        while cache.length < tokens:
+            for size in sizes:
+                place = slice(cache.length, min(tokens, cache.length + size))
+                if place.start < tokens:
+                    attention.add_to(x[place], cache, rotary(cache.length, place.stop - place.start, tokens))
+                    cache.advance(place.stop - place.start)
+        return x
+
+    whole = in_chunks(tokens)
+    assert np.array_equal(whole, in_chunks(511, 1, 9, 64))
+    assert np.array_equal(whole, in_chunks(1023, 5))
+
+
 def test_shapes_and_options_that_do_not_fit_are_refused() -> None:
     kernels = _native.Kernels(1)
     square = _native.Matrix(np.zeros(16 * 16 * 4, np.uint8), "f32", 16, 16)

@@ -13,6 +13,9 @@
 
 namespace moeinf {
 
+// Of a pass. Expanding weights pays from some 8 rows on, and the experts of a layer share the rows of a prompt.
+constexpr std::int64_t kFewTokens = 64;
+
 class Kernels {
  public:
   // isa "": the best that this CPU has. Throws std::invalid_argument as ops_for does, or for num_threads < 1.
@@ -21,14 +24,26 @@ class Kernels {
   Pool& pool() { return pool_; }
   const Ops& ops() const { return ops_; }
 
+  // What is computed from here on is part of a pass over so many tokens, in however many calls. This number decides
+  // how rows are multiplied and attended, so that what comes out does not depend on how a prompt is cut into calls, or
+  // on how many of its tokens meet in one expert. 0, as at first: each call counts its own rows.
+  void begin_pass(std::int64_t num_tokens) { pass_tokens_ = num_tokens; }
+  std::int64_t tokens_of_pass(std::int64_t num_x) const { return pass_tokens_ > 0 ? pass_tokens_ : num_x; }
+  // Whether num_x rows of activations are multiplied by matmul_rows, or by dot_rows; and what they become for that.
+  bool by_tiles(std::int64_t num_x) const {
+    return pass_tokens_ > 0 ? pass_tokens_ > kFewTokens : num_x > kMaxDotRows;
+  }
+  ActivationKind activation_for(Format format, std::int64_t num_x) const {
+    return by_tiles(num_x) ? matmul_activation(format) : dot_activation(format);
+  }
+
   // 64-byte aligned memory of this object that grows and is reused; `which` (a small number) keeps the
   // buffers of one call apart. Valid until the next call with the same `which`. What is in it does not
   // survive one with more bytes.
   void* scratch(int which, std::size_t num_bytes);
 
   // ys[m] [num_x, ws[m].rows] = x [num_x, cols] times the transposed ws[m], for all m in one parallel region;
-  // x is prepared once for each kind. All ws have the same cols. Uses dot_rows up to kMaxDotRows, matmul_rows
-  // beyond.
+  // x is prepared once for each kind. All ws have the same cols.
   void linears(const std::vector<Matrix>& ws, const float* x, std::int64_t num_x,
                const std::vector<float*>& ys);
   void linear(const Matrix& w, const float* x, std::int64_t num_x, float* y);
@@ -41,9 +56,8 @@ class Kernels {
   // For the drivers of kernels: one row of x [num_x, cols] after the other turned into `kind` at `out`, by
   // all threads where that pays.
   void prepare(ActivationKind kind, const float* x, std::int64_t num_x, std::int64_t cols, void* out);
-  // y[i * y_stride + r] = row r of w times x_i for first <= r < last: by dot_rows up to kMaxDotRows, else
-  // matmul_rows. x is prepared for it (activation_for). Called inside a task, after
-  // reserve_thread_scratch(w.cols).
+  // y[i * y_stride + r] = row r of w times x_i for first <= r < last. x is prepared for it (activation_for). Called
+  // inside a task, after reserve_thread_scratch(w.cols) where it goes by tiles.
   void multiply(const Matrix& w, std::int64_t first, std::int64_t last, const void* x, std::int64_t num_x,
                 int thread, float* y, std::int64_t y_stride);
   void reserve_thread_scratch(std::int64_t cols);
@@ -63,16 +77,13 @@ class Kernels {
 
   const Ops& ops_;
   Pool pool_;
+  std::int64_t pass_tokens_ = 0;
   std::vector<RowTasks> row_tasks_;
   std::vector<Buffer> scratch_;
   std::array<Buffer, 3> prepared_;  // one for each ActivationKind
   Buffer thread_scratch_;
   std::size_t thread_scratch_bytes_ = 0;  // of one thread
 };
-
-inline ActivationKind activation_for(Format format, std::int64_t num_x) {
-  return num_x <= kMaxDotRows ? dot_activation(format) : matmul_activation(format);
-}
 
 // Measured rate, bytes/s, of reading num_bytes of fresh huge-page memory with all threads of the pool, best
 // of `repeats`. Of less than several times the last-level cache, part is read from there. Throws

@@ -33,11 +33,11 @@ void store_latents(Kernels& kernels, const LatentShape& shape, const LatentRows&
 
 // queries [tokens, num_heads, query_dim], not turned yet, of tokens at positions length.., whose rows are
 // stored, to out [tokens, num_heads, value_dim]. keys_values [num_heads * (plain_dim + value_dim), rank]
-// (f32, f16 or bf16): for each head W_UK and then W_UV, which make keys and values out of latents. The result
-// does not depend on the number of threads.
+// (f32, f16 or bf16): for each head W_UK and then W_UV, which make keys and values out of latents. What a
+// token gives depends neither on the number of threads nor on the tokens that go through with it.
 //
 // Memory kept: less than 3 * width floats for each of at most 2048 places (a place is a token of a head), and
-// 128 * width floats for each thread.
+// 160 * width floats for each thread.
 void attend_latents(Kernels& kernels, const LatentShape& shape, const Matrix& keys_values,
                     const LatentRows& cache, std::int64_t length, const float* queries, const float* cos,
                     const float* sin, float* out, std::int64_t tokens);

@@ -107,7 +107,9 @@ struct Ops {
   // The same block by block: scores [count] become e^(score - state.largest), with the state brought up to date, and with
   // it the sums [width] of what the scores before them weighed.
   void (*soften)(float* scores, std::int64_t count, SoftmaxState& state, float* sums, std::int64_t width);
-  void (*attend)(const AttendTask& task, float* out);  // out [num_queries, head_dim]
+  // states [num_queries] of the softmax over the task's positions (and sinks), and sums [num_queries, head_dim] of the
+  // values, each weighed by e^(score - largest): an output is the sums divided by the total.
+  void (*attend)(const AttendTask& task, SoftmaxState* states, float* sums);
   void (*run_delta)(const DeltaTask& task);
 };
 

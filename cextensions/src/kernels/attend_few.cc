@@ -1,0 +1,126 @@
+#include "attend_few.h"
+
+#include <algorithm>
+
+#include "runs.h"
+
+namespace moeinf {
+namespace {
+
+constexpr int kSumsScratch = 25, kStatesScratch = 26;  // numbers that no operation called from here uses
+
+// At most kMaxGroup query heads of one token that share a key/value head, and the positions that they attend to.
+struct Part {
+  std::int64_t first_query;  // of the queries of all tokens
+  int num_queries;
+  std::int64_t head, first, last;  // the key/value head, and positions
+
+  std::int64_t run_length() const { return run_positions(last - first); }
+  std::int64_t num_runs() const { return (last - first + run_length() - 1) / run_length(); }
+};
+
+class FewTokens {
+ public:
+  FewTokens(Kernels& kernels, const AttentionShape& shape, const float* sinks, const KVView& kv,
+            std::int64_t length, const float* query, float* mixed, std::int64_t tokens)
+      : kernels_(kernels),
+        s_(shape),
+        sinks_(sinks),
+        kv_(kv),
+        length_(length),
+        query_(query),
+        mixed_(mixed),
+        group_(shape.num_heads / shape.num_kv_heads),
+        cuts_((group_ + kMaxGroup - 1) / kMaxGroup),
+        num_parts_(tokens * shape.num_kv_heads * cuts_),
+        num_queries_(tokens * shape.num_heads) {
+    for (std::int64_t t = 0; t < tokens; ++t)
+      num_runs_ = std::max(num_runs_, part_of(t * s_.num_kv_heads * cuts_).num_runs());
+    const auto rows = static_cast<std::size_t>(num_runs_ * num_queries_);
+    states_ = static_cast<SoftmaxState*>(kernels.scratch(kStatesScratch, rows * sizeof(SoftmaxState)));
+    sums_ = mixed_;  // of a single run
+    if (num_runs_ > 1) {
+      sums_ = static_cast<float*>(
+          kernels.scratch(kSumsScratch, rows * static_cast<std::size_t>(s_.head_dim) * sizeof(float)));
+    }
+  }
+
+  void run() {
+    Pool& pool = kernels_.pool();
+    pool.run(num_parts_ * num_runs_, [this](std::int64_t task, int) {
+      const Part part = part_of(task / num_runs_);
+      attend_run(part, task % num_runs_);
+      if (num_runs_ == 1) join_runs(part);
+    });
+    if (num_runs_ > 1) pool.run(num_parts_, [this](std::int64_t index, int) { join_runs(part_of(index)); });
+  }
+
+ private:
+  Part part_of(std::int64_t index) const {
+    const std::int64_t cut = index % cuts_, head = index / cuts_ % s_.num_kv_heads,
+                       token = index / cuts_ / s_.num_kv_heads;
+    const std::int64_t last = length_ + token + 1;
+    return {token * s_.num_heads + head * group_ + cut * kMaxGroup,
+            static_cast<int>(std::min<std::int64_t>(kMaxGroup, group_ - cut * kMaxGroup)), head,
+            s_.window > 0 ? std::max<std::int64_t>(0, last - s_.window) : 0, last};
+  }
+
+  SoftmaxState* states_of(const Part& part, std::int64_t run) const {
+    return states_ + run * num_queries_ + part.first_query;
+  }
+  float* sums_of(const Part& part, std::int64_t run) const {
+    return sums_ + (run * num_queries_ + part.first_query) * s_.head_dim;
+  }
+
+  void attend_run(const Part& part, std::int64_t run) const {
+    if (run >= part.num_runs()) return;
+    const std::size_t row = row_bytes(kv_.format, part.head * kv_.capacity * s_.head_dim);
+    AttendTask task;
+    task.queries = query_ + part.first_query * s_.head_dim;
+    task.num_queries = part.num_queries;
+    task.keys = static_cast<const unsigned char*>(kv_.keys) + row;
+    task.values = static_cast<const unsigned char*>(kv_.values) + row;
+    task.format = kv_.format;
+    task.first = part.first + run * part.run_length();
+    task.last = std::min(part.last, task.first + part.run_length());
+    task.head_dim = s_.head_dim;
+    task.scale = s_.scale;
+    task.sinks = sinks_ == nullptr || run > 0 ? nullptr : sinks_ + part.first_query % s_.num_heads;
+    kernels_.ops().attend(task, states_of(part, run), sums_of(part, run));
+  }
+
+  void join_runs(const Part& part) const {
+    for (int i = 0; i < part.num_queries; ++i) {
+      SoftmaxState& state = states_of(part, 0)[i];
+      float* const sums = sums_of(part, 0) + i * s_.head_dim;
+      for (std::int64_t run = 1; run < part.num_runs(); ++run) {
+        fold_run(kernels_.ops(), states_of(part, run)[i], sums_of(part, run) + i * s_.head_dim, s_.head_dim,
+                 state, sums);
+      }
+      const float scale = 1.0f / state.total;
+      float* const out = mixed_ + (part.first_query + i) * s_.head_dim;
+      for (std::int64_t c = 0; c < s_.head_dim; ++c) out[c] = sums[c] * scale;
+    }
+  }
+
+  Kernels& kernels_;
+  const AttentionShape& s_;
+  const float* sinks_;
+  const KVView& kv_;
+  std::int64_t length_;
+  const float* query_;
+  float* mixed_;
+  std::int64_t group_, cuts_, num_parts_, num_queries_;
+  std::int64_t num_runs_ = 1;  // of the token with most
+  SoftmaxState* states_;       // [runs, queries]
+  float* sums_;                // [runs, queries, head_dim]
+};
+
+}  // namespace
+
+void attend_few(Kernels& kernels, const AttentionShape& shape, const float* sinks, const KVView& kv,
+                std::int64_t length, const float* query, float* mixed, std::int64_t tokens) {
+  FewTokens(kernels, shape, sinks, kv, length, query, mixed, tokens).run();
+}
+
+}  // namespace moeinf
