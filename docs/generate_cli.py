@@ -39,6 +39,24 @@ A variable that begins with `MOEINF_` and is none of these changes nothing; a no
 """
 
 
+COLUMNS = """\
+## Columns of bench
+
+`-o csv`, `json` and `jsonl` have these; `md` and the table have some of them, under shorter names. Reads past the page
+cache (`--direct-io`, the default) leave it no part in the cold request; without, the kernel is asked to forget the
+experts before, and a note says so.
+
+| column | meaning |
+|---|---|
+"""
+
+
+def columns() -> str:
+    from moeinf.bench.columns import COLUMNS as MEANINGS
+
+    return COLUMNS + "".join(f"| `{name}` | {meaning} |\n" for name, meaning in MEANINGS.items())
+
+
 def variables() -> str:
     from typer.main import get_command
 
@@ -65,7 +83,7 @@ def render() -> str:
         with contextlib.redirect_stdout(text):
             run_command([word for word in (verb, "--help") if word])
         sections.append(f"## moeinf {verb}".rstrip() + f"\n\n```\n{text.getvalue().strip()}\n```\n")
-    return "\n".join([*sections, variables()])
+    return "\n".join([*sections, columns(), variables()])
 
 
 if __name__ == "__main__":

@@ -292,7 +292,9 @@ def bench(
     from moeinf.session import say
 
     report: Callable[[str], None] = (lambda line: None) if quiet else say
-    rows = run_bench(_ensure(model, quiet), config, Workload(num_prompt, num_decode, repeats, prompt_file), report)
+    workload = Workload(num_prompt, num_decode, repeats, prompt_file)
+    workload.text()  # refuses a file that cannot be read before a model is pulled
+    rows = run_bench(_ensure(model, quiet), config, workload, report)
     print(format_rows(rows, output))
     if profile:
         print(("\n" if output in ("table", "md") else "") + profile_text(rows),

@@ -95,11 +95,11 @@ def eta_text(seconds: float) -> str:
     return f"{whole // 60}m{whole % 60}s" if whole >= 60 else f"{whole}s"
 
 
-def table(rows: Iterable[Sequence[str]]) -> list[str]:
-    """Left-aligned columns with gaps of four spaces, no borders."""
+def table(rows: Iterable[Sequence[str]], gap: int = 4) -> list[str]:
+    """Left-aligned columns with gaps of so many spaces, no borders."""
     grid = [list(row) for row in rows]
     widths = [max(map(text_width, column)) for column in zip(*grid, strict=True)]
-    return ["    ".join(map(_padded, row, widths)).rstrip() for row in grid]
+    return [(" " * gap).join(map(_padded, row, widths)).rstrip() for row in grid]
 
 
 def _padded(cell: str, columns: int) -> str:
@@ -114,7 +114,7 @@ def section(title: str, rows: Iterable[tuple[str, str]]) -> list[str]:
 def wrapped(text: str, columns: int) -> str:
     """Lines that fit a terminal, broken behind a comma, a colon or a dot in the middle: figures keep their units."""
     whole = re.sub(r"(?<![·,:]) (?!·)", "\N{NO-BREAK SPACE}", text)
-    lines = textwrap.wrap(whole, columns - 3, break_long_words=False, break_on_hyphens=False)
+    lines = textwrap.wrap(whole, max(20, columns - 3), break_long_words=False, break_on_hyphens=False)
     return "\n  ".join(lines).replace("\N{NO-BREAK SPACE}", " ")
 
 

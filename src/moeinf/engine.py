@@ -43,10 +43,12 @@ class Model:
     """A stored model, ready to generate. One request at a time, from one thread. Close it, or use `with`."""
 
     def __init__(self, stored: StoredModel, config: RuntimeConfig, progress: Progress | None = None,
-                 on: Machine | None = None, gpu: OpenGpu | None = None, pin_progress: Progress | None = None) -> None:
+                 on: Machine | None = None, gpu: OpenGpu | None = None, pin_progress: Progress | None = None,
+                 preload: bool = True) -> None:
         """Reads the dense weights; experts come when they are needed. progress(bytes done, bytes in all).
 
         pin_progress: the same of host memory that is pinned for a GPU. Either may raise, and loading ends.
+        preload: where every expert fits, read all of them now.
         on, gpu: instead of the machine at hand, and of the device that the configuration names.
         Raises OutOfMemoryError before anything is read, StoreError for a damaged store, DeviceError for a GPU that was
         asked for and cannot be used.
@@ -76,6 +78,7 @@ class Model:
         parts = ModelParts(stored, config, here, family, config_json, plan.form, plan.work, dense, self.kernels,
                            self._collection, [self._recorder], self._laps, self.notices,
                            progress or no_progress, pin_progress or no_progress)
+        parts.preload = preload
         self.tokenizer = Tokenizer(stored.path, num_embeddings=stored.manifest.info.vocab_size)
         try:
             self._sources = self._open_sources(config_json)
@@ -114,6 +117,13 @@ class Model:
         except (OSError, StoreError) as error:
             self.notices.append(f"{path}: {error}; starting without it")
             return ActivationCollection(self.manifest.moe)
+
+    def load_all(self) -> float:
+        """Reads the experts that are not resident yet, where all of them fit; returns the seconds that it took."""
+        started = time.perf_counter()
+        if self._opened().plan.num_slots == self.manifest.moe.total_experts == self.tier.num_slots:
+            self.tier.load_all(no_progress)
+        return time.perf_counter() - started
 
     # ---- generating
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import resource
 import sys
 from dataclasses import dataclass
@@ -79,6 +80,16 @@ def physical_cores(root: Path = Path("/")) -> int:
         text = "".join(_lines(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"))
         siblings.add(text or str(cpu))
     return len(siblings)
+
+
+def cpu_name(root: Path = Path("/")) -> str:
+    """What the CPU calls itself, else what the system calls its kind."""
+    for key in ("model name", "Model", "Hardware"):  # of x86; of ARM boards
+        for line in _lines(root / "proc/cpuinfo"):
+            name, _, value = line.partition(":")
+            if name.strip() == key and value.strip():
+                return value.strip()
+    return platform.processor() or platform.machine()
 
 
 def peak_rss_bytes() -> int:

@@ -136,7 +136,7 @@ def plan_memory(demands: Demands, config: RuntimeConfig, machine: Machine) -> Me
     info, moe, stride = demands.info, demands.moe, demands.layout.stride_bytes
     if said := gpu_option(config):
         raise UsageError(f"{said} is for a GPU, and this run uses none; leave it out, or see why with --device cuda")
-    context = _wanted_context(info, config)
+    context = wanted_context(info, config)
     chunk = min(config.prefill_chunk or PREFILL_CHUNK, context)
     machine = _within_ram(machine, config)
     while True:
@@ -175,7 +175,7 @@ def plan_device_memory(demands: Demands, config: RuntimeConfig, machine: Machine
     limit = device_total_bytes if config.vram == "auto" else parse_size("--vram", config.vram, device_total_bytes)
     limit = min(limit, device_total_bytes - left)
     available = max(0, min(device_free_bytes - left, limit - CONTEXT_BYTES))
-    context = _wanted_context(info, config)
+    context = wanted_context(info, config)
     while True:
         kv_bytes = sequence_bytes(info, context)
         room = available - DEVICE_OVERHEAD_BYTES - demands.dense_bytes - kv_bytes
@@ -296,7 +296,8 @@ def _within_ram(machine: Machine, config: RuntimeConfig) -> Machine:
     return replace(machine, available_bytes=max(0, asked), limited_by=f"--ram {config.ram}")
 
 
-def _wanted_context(info: ModelInfo, config: RuntimeConfig) -> int:
+def wanted_context(info: ModelInfo, config: RuntimeConfig) -> int:
+    """Before want of memory shortens an automatic one. Raises UsageError for one beyond the model's."""
     if config.context is None:
         return min(info.context_length, DEFAULT_CONTEXT)
     if config.context > info.context_length:

@@ -36,7 +36,7 @@ class CpuRun:
         parts.notices += [self.reader.notice] if self.reader.notice else []
         try:
             self._assemble(parts, arena, tensors, fits)
-            if fits:
+            if fits and parts.preload:
                 self.tier.load_all(lambda done, _: parts.progress(parts.dense.memory_bytes + done, total))
         except BaseException:
             self.close()

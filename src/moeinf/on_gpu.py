@@ -173,7 +173,7 @@ class GpuRun:
             why = f"at most {PINNED_PERCENT} % of memory is" if pinned == wanted else "the system refuses more"
             self._notice(f"{size_text(pinned)} of the {size_text(self.plan.host_bytes)} of experts in memory are "
                          f"pinned, {why}: the rest goes to the GPU through a small buffer, which is slower")
-        if fits:
+        if fits and parts.preload:
             self.tier.load_all(progress)
 
     def forward(self, ids: Sequence[int], cache: Any, between_layers: Callable[[], None] = lambda: None, *,

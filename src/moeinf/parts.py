@@ -49,6 +49,7 @@ class ModelParts:
     pin_progress: Progress = no_progress  # of host memory that is pinned for a GPU
     prompting: Prompting | None = None  # of an encoder-decoder model
     num_beams: int = 1  # that are decoded side by side
+    preload: bool = True  # read every expert where all fit; else the first request finds an empty cache
 
     @property
     def manifest(self) -> Manifest:

@@ -117,6 +117,8 @@ def test_an_empty_prompt_word_loads_the_model_and_prints_nothing(command: Comman
     (("run", "demo", "x", "--file", "/nowhere/at/all"), "cannot be read"),
     (("run", "demo", "x", "--frobnicate"), "--frobnicate"),
     (("run",), "MODEL"),
+    (("bench", "nowhere", "--prompt-file", "/nowhere/at/all"), "cannot be read"),
+    (("bench", "demo", "-p", "5000"), "the context is 2048"),
     (("bench", "demo", "-o", "xml"), "known: table, md, csv, json, jsonl"),
     (("show", "demo", "--license", "--template"), "only one of"),
     (("pull", "demo", "--quant", "q5_k"), "unknown --quant 'q5_k'; known: keep, q8_0, q4_0, q4_k, iq4_nl, mxfp4"),

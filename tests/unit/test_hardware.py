@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import platform
 from pathlib import Path
 
-from moeinf.hardware import machine
+import pytest
+
+from moeinf.hardware import cpu_name, machine
 
 GIB = 1 << 30
 
@@ -54,3 +57,14 @@ def test_a_group_over_its_limit_leaves_nothing_rather_than_less(tmp_path: Path) 
 def test_this_machine_has_memory_and_a_core() -> None:
     here = machine()
     assert here.available_bytes > 1 << 20 and here.cores >= 1
+
+
+@pytest.mark.parametrize(("text", "name"), [
+    ("processor\t: 0\nmodel\t\t: 68\nmodel name\t: AMD EPYC 9B45\n", "AMD EPYC 9B45"),
+    ("processor\t: 0\nBogoMIPS\t: 108.00\n\nModel\t\t: Raspberry Pi 5\n", "Raspberry Pi 5"),
+    ("processor\t: 0\n", platform.processor() or platform.machine()),
+])
+def test_the_cpu_is_called_as_it_calls_itself(tmp_path: Path, text: str, name: str) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/cpuinfo").write_text(text)
+    assert cpu_name(tmp_path) == name

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -18,8 +17,10 @@ from moeinf.config import RuntimeConfig, gpu_option
 from moeinf.device.cuda import Gpu, find_cuda, without_advice
 from moeinf.engine import Model
 from moeinf.errors import DeviceError, UsageError
-from moeinf.memory import DevicePlan
+from moeinf.hardware import cpu_name
+from moeinf.memory import DevicePlan, wanted_context
 from moeinf.runtime.stats import CacheStats
+from moeinf.store.files import drop_cached, errors_named
 from moeinf.store.library import StoredModel
 
 if TYPE_CHECKING:
@@ -37,17 +38,31 @@ class Workload:
     repeats: int = 3
     text_file: Path | None = None
 
+    def text(self) -> str:
+        """What is read. Raises UsageError for a file that cannot be read, or holds nothing."""
+        if self.text_file is None:
+            return resources.files("moeinf").joinpath("data/bench_text.txt").read_text(encoding="utf-8")
+        try:
+            text = self.text_file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+            raise UsageError(f"--prompt-file {self.text_file} cannot be read: {reason}") from error
+        if not text.strip():
+            raise UsageError(f"--prompt-file {self.text_file} is empty; give a text")
+        return text
+
 
 def run_bench(stored: StoredModel, config: RuntimeConfig, workload: Workload,
               report: Callable[[str], None] = lambda line: None) -> list[Row]:
     """Rows for bench/report.py: prefill and decode of the first request (cold), then of `repeats` more (warm).
 
     Decode is fed the text itself, so that every configuration routes the same tokens. Each request takes the next
-    passage. Raises UsageError where the text is too short to be read.
+    passage. Raises UsageError, before anything is measured, for a text or a length that cannot be.
     """
+    text = workload.text()
+    _check_length(stored, config, workload)
     gpu = find_cuda(config.device, report)
-    report("measuring the disk")
-    disk, link, memory, opened = disk_bytes_per_s(stored, config), 0.0, 0.0, None
+    link, memory, opened = 0.0, 0.0, None
     if gpu:
         from moeinf.bench.device_rates import gpu_rates  # torch, which a run on the CPU does without
         from moeinf.on_gpu import open_gpu
@@ -62,9 +77,11 @@ def run_bench(stored: StoredModel, config: RuntimeConfig, workload: Workload,
             report(f"running on the CPU: {without_advice(error)}")
             gpu, opened, config = None, None, replace(config, device="cpu")
     report("loading")
-    common, rounds = _requests(stored, config, workload, report, opened)
+    common, rounds = _requests(stored, config, workload, text, report, opened)
+    report("measuring the disk")  # now that the model is gone, and the peak of its memory noted
+    disk = disk_bytes_per_s(stored, config)
     if not gpu:
-        report("measuring the memory")  # now that the model is gone, and the peak of its memory noted
+        report("measuring the memory")
         memory = memory_bytes_per_s(config)
     common |= _gpu_facts(gpu)
     common |= {"disk_gb_per_s": round(disk / 1e9, 3), "link_gb_per_s": round(link / 1e9, 3),
@@ -73,6 +90,15 @@ def run_bench(stored: StoredModel, config: RuntimeConfig, workload: Workload,
     for cold, group in ((True, rounds[:1]), (False, rounds[1:])):
         rows += [_row(common, cold, group, test) for test in ("pp", "tg") if group]
     return rows
+
+
+def _check_length(stored: StoredModel, config: RuntimeConfig, workload: Workload) -> None:
+    """Raises UsageError for a passage that is longer than the context will be."""
+    context, wanted = wanted_context(stored.manifest.info, config), workload.num_prompt + workload.num_decode
+    if wanted > context:
+        raise UsageError(f"-p {workload.num_prompt} and -n {workload.num_decode} are {wanted} tokens, the context is "
+                         f"{context}; lower them, or raise --num-ctx (the model allows "
+                         f"{stored.manifest.info.context_length})")
 
 
 def _gpu_facts(gpu: Gpu | None) -> Row:
@@ -89,17 +115,30 @@ class _Round:
     busy_s: float
 
 
-def _requests(stored: StoredModel, config: RuntimeConfig, workload: Workload, report: Callable[[str], None],
-              gpu: OpenGpu | None) -> tuple[Row, list[_Round]]:
+def _requests(stored: StoredModel, config: RuntimeConfig, workload: Workload, text: str,
+              report: Callable[[str], None], gpu: OpenGpu | None) -> tuple[Row, list[_Round]]:
     """What all rows share, and the requests, the first of which finds an empty expert cache."""
-    with Model(stored, config, gpu=gpu) as model:
-        passages = _passages(model, workload)
+    with Model(stored, config, gpu=gpu, preload=False) as model:
+        passages, fill_s = _passages(model, workload, text), 0.0
+        _forget_pages(model, stored, report)
         rounds = []
         for number, (prompt, continuation) in enumerate(passages):
             report(f"request {number + 1} of {len(passages)} ({'warm' if number else 'cold'})")
             rounds.append(_round(model, gpu, prompt, continuation))
+            fill_s += model.load_all() if number == 0 else 0.0  # as an opened model has it
         common = _common(model, stored, workload)
-    return common | {"load_ms": round(rounds[0].stats.load_s * 1e3, 1)}, rounds
+    return common | {"load_ms": round((rounds[0].stats.load_s + fill_s) * 1e3, 1)}, rounds
+
+
+def _forget_pages(model: Model, stored: StoredModel, report: Callable[[str], None]) -> None:
+    """Asks the kernel to drop what it has of the experts' files, where reads go through its page cache."""
+    if model.config.direct_io and model.config.reader == "native" and not model.reader.notice:
+        return  # O_DIRECT asks the disk
+    report("note: reads go through the page cache: the kernel is asked to forget the experts before the cold request, "
+           "and warm requests may find them there")
+    for path in stored.shard_paths:
+        with errors_named(path), path.open("rb") as file:
+            drop_cached(file.fileno())
 
 
 def _round(model: Model, gpu: OpenGpu | None, prompt: Sequence[int], continuation: Sequence[int]) -> _Round:
@@ -114,15 +153,8 @@ def _round(model: Model, gpu: OpenGpu | None, prompt: Sequence[int], continuatio
     return _Round(stats, (bytes_after - bytes_before) / 1e9, busy_after - busy_before)
 
 
-def _passages(model: Model, workload: Workload) -> list[tuple[list[int], list[int]]]:
+def _passages(model: Model, workload: Workload, text: str) -> list[tuple[list[int], list[int]]]:
     """(prompt, continuation) of each request: consecutive passages, from the start again when the text ends."""
-    if workload.text_file is None:
-        text = resources.files("moeinf").joinpath("data/bench_text.txt").read_text(encoding="utf-8")
-    else:
-        try:
-            text = workload.text_file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"--prompt-file {workload.text_file} cannot be read: {error}") from error
     ids = model.tokenizer.encode(text, bos=False)
     if len(ids) < 2:
         raise UsageError("the benchmark's text is empty; give a --prompt-file with more")
@@ -135,7 +167,7 @@ def _passages(model: Model, workload: Workload) -> list[tuple[list[int], list[in
 def _common(model: Model, stored: StoredModel, workload: Workload) -> Row:
     info, plan, config = model.manifest.info, model.plan, model.config
     return {
-        "moeinf_version": __version__, "cpu_info": platform.processor() or platform.machine(),
+        "moeinf_version": __version__, "cpu_info": cpu_name(),
         "model_filename": model.name, "model_type": f"{info.architecture} {formats_text(stored)}",
         "model_size": stored.size_bytes, "model_n_params": info.num_params, "n_threads": model.num_threads,
         "isa": model.kernels.isa,

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from moeinf.bench.bandwidth import formats_text, memory_bytes_per_s, weight_bytes_per_token
+from moeinf.bench.columns import COLUMNS
 from moeinf.bench.live import Workload, run_bench
 from moeinf.config import RuntimeConfig
 from moeinf.errors import UsageError
@@ -55,6 +56,32 @@ def test_with_too_little_memory_no_rate_is_told(monkeypatch: pytest.MonkeyPatch)
 def test_an_instruction_set_that_is_none_is_refused() -> None:
     with pytest.raises(UsageError, match=r"MOEINF_ISA.*sse9"):
         memory_bytes_per_s(RuntimeConfig(threads=1, isa="sse9"))
+
+
+def test_the_cold_request_finds_an_empty_cache_also_where_everything_fits(demo: StoredModel) -> None:
+    said: list[str] = []
+    rows = run_bench(demo, RuntimeConfig(threads=1), Workload(num_prompt=8, num_decode=4, repeats=1), said.append)
+    cold, _, warm, decode = rows
+    assert cold["cold"] and cold["experts"] == cold["experts_total"]
+    assert (cold["hits"], cold["bytes_per_token"] > 0) == (0, True)
+    assert (warm["expert_hit_rate"], decode["expert_hit_rate"], warm["bytes_per_token"]) == (1, 1, 0)
+    assert not any("page cache" in line for line in said) and said.index("loading") < said.index("measuring the disk")
+    assert set().union(*rows) == set(COLUMNS), "every column is explained, and no other"
+    run_bench(demo, RuntimeConfig(threads=1, direct_io=False), Workload(8, 4, 0), said.append)
+    assert sum("page cache" in line for line in said) == 1
+
+
+def test_what_cannot_be_is_refused_before_anything_is_measured(demo: StoredModel, tmp_path: Path) -> None:
+    def measured(line: str) -> None:
+        raise AssertionError(line)
+
+    with pytest.raises(UsageError, match=r"-p 5000 and -n 64 are 5064 tokens, the context is 2048"):
+        run_bench(demo, RuntimeConfig(), Workload(num_prompt=5000), measured)
+    (tmp_path / "empty").write_text(" \n")
+    (tmp_path / "latin").write_bytes(b"\xff\xfe")
+    for name, said in (("none", "No such file"), ("empty", "is empty"), ("latin", "no UTF-8")):
+        with pytest.raises(UsageError, match=said):
+            run_bench(demo, RuntimeConfig(), Workload(text_file=tmp_path / name), measured)
 
 
 def test_a_decode_row_has_its_share_of_the_memory_bandwidth(demo: StoredModel, monkeypatch: pytest.MonkeyPatch) -> None:

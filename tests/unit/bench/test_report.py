@@ -27,12 +27,29 @@ ROWS = [COLD, COLD | {"test": "pp128", "cold": False, "itl_ms": {}, "memory_shar
 
 
 def test_the_table_has_a_line_a_row_below_one_that_tells_the_setting() -> None:
-    lines = format_rows(ROWS, "table").splitlines()
-    assert lines[0].startswith("m:latest · mixtral bf16 · 86.61 GiB · 34/256 experts (1024 MiB) · lru, prefetch eamc")
-    assert lines[2].split()[:4] == ["cache", "test", "t/s", "TTFT"]
-    assert "10.54 ± 0.21" in lines[3] and "38.2%" in lines[3] and "87%" in lines[3] and "3.00" in lines[3]
-    assert "79%" in lines[3] and "2 threads, avx2" in lines[0] and "disk 1.50 GB/s, memory 45.3 GB/s" in lines[0]
-    assert len(lines) == 5
+    title, summary, speed, cache, legend = format_rows(ROWS, "table").split("\n\n")
+    title = " ".join(title.split())
+    assert title.startswith("m:latest · mixtral bf16 · 86.61 GiB · 34/256 experts (1024 MiB) · lru, prefetch eamc")
+    assert "2 threads, avx2" in title and "disk 1.50 GB/s, memory 45.3 GB/s" in title
+    assert summary.splitlines() == ["prefill 128: warm 10.54 tokens/s; expert hits 38.2%",
+                                    "decode 64: cold 10.54 tokens/s; expert hits 38.2%"]
+    header, first, _ = speed.splitlines()
+    assert header.split()[:4] == ["cache", "test", "t/s", "TTFT"] and "10.54 ± 0.21" in first and "79%" in first
+    header, first, _ = cache.splitlines()
+    assert header.split()[:3] == ["cache", "test", "hit"] and all(w in first for w in ("38.2%", "87%", "3.00"))
+    told = " ".join(legend.split())
+    for name in (*speed.splitlines()[0].split()[2:3], "TTFT", "p99", "of memory", "hit", "late", "stall", "MiB/token",
+                 "GB/s", "of disk", "RSS"):
+        assert f"{name}: " in told, name
+
+
+def test_the_table_fits_a_terminal_of_80_columns() -> None:
+    wide = {"avg_ts": 12345.67, "stddev_ts": 123.45, "ttft_ms": 123456.0, "late_hits": 1234567, "stall_s": 12345.67,
+            "bytes_per_token": 9 << 40, "read_gb_per_s": 123.45, "test": "tg131072", "disk_share": 1.0,
+            "itl_ms": {"p50": 1234.5, "p90": 1234.5, "p99": 12345.6}, "peak_rss_bytes": 2 * 10**12}
+    for row in (COLD, GPU):
+        rows = [row | wide, row | wide | {"cold": False}]
+        assert max(map(len, format_rows(rows, "table").splitlines())) <= 80
 
 
 def test_markdown_has_the_columns_of_llama_bench() -> None:
@@ -49,10 +66,11 @@ GPU = COLD | {"backends": "CUDA", "gpu_info": "NVIDIA A5000", "cuda_driver": "13
 
 
 def test_rows_of_a_gpu_tell_the_card_its_budget_and_the_share_of_its_link() -> None:
-    lines = format_rows([GPU], "table").splitlines()
-    assert "NVIDIA A5000 (12.0 of 24.0 GiB, driver for CUDA 13.0), 256 experts in RAM, link 24.5 GB/s" in lines[0]
-    assert "of link" in lines[2] and "of disk" not in lines[2] and " 91% " in lines[3]
-    assert " 22.25 " in lines[3]
+    title, _, _, cache, legend = format_rows([GPU], "table").split("\n\n")
+    title = " ".join(title.split())
+    assert "NVIDIA A5000 (12.0 of 24.0 GiB, driver for CUDA 13.0), 256 experts in RAM, link 24.5 GB/s" in title
+    header, row = cache.splitlines()
+    assert "of link" in header and "of disk" not in header + legend and " 91% " in row and " 22.25 " in row
     assert "| CUDA | 34/256 |" in format_rows([GPU], "md")
 
 
