@@ -2,6 +2,9 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
+#ifdef __linux__
+#include <sys/vfs.h>
+#endif
 
 #include <cerrno>
 #include <cstdlib>
@@ -13,6 +16,25 @@
 
 namespace moeinf {
 namespace {
+
+struct RemoteFileSystem {
+  std::uint32_t number;  // linux/magic.h, and the sources of those that are not in it
+  const char* name;
+};
+constexpr RemoteFileSystem kRemote[] = {
+    {0x65735546, "FUSE"},  // virtiofs as well
+    {0x6969, "NFS"},       {0x517B, "SMB"},           {0xFF534D42, "CIFS"},  {0xFE534D42, "SMB2"},
+    {0x01021997, "9p"},    {0x00C36400, "Ceph"},      {0x5346414F, "AFS"},   {0x6B414653, "AFS"},
+    {0x73757245, "Coda"},  {0x0BD00BD0, "Lustre"},    {0x47504653, "GPFS"},  {0x19830326, "BeeGFS"},
+    {0x20030528, "PVFS2"}, {0xAAD7AAEA, "PanFS"},     {0x786F4256, "vboxsf"}, {0xBACBACBC, "vmhgfs"},
+    {0x7C7C6673, "prl_fs"}};
+
+const char* remote_name(std::uint32_t number) {
+  for (const RemoteFileSystem& known : kRemote) {
+    if (known.number == number) return known.name;
+  }
+  return nullptr;
+}
 
 int open_retrying(const std::string& path, int flags) {
   int fd;
@@ -54,7 +76,17 @@ Descriptor open_direct(const std::string& path, int& refusal) {
 
 }  // namespace
 
-FileSet::FileSet(std::vector<std::string> paths, std::vector<std::int64_t> sizes, bool direct) {
+std::uint32_t file_system_of(int fd) {
+#ifdef __linux__
+  struct statfs status {};
+  if (::fstatfs(fd, &status) == 0) return static_cast<std::uint32_t>(status.f_type);
+#endif
+  static_cast<void>(fd);
+  return 0;
+}
+
+FileSet::FileSet(std::vector<std::string> paths, std::vector<std::int64_t> sizes, bool direct,
+                 FileSystemProbe file_system) {
   if (paths.size() != sizes.size()) throw std::invalid_argument("as many sizes as paths are needed");
   int num_refused = 0;
   std::string first_refused;
@@ -62,6 +94,8 @@ FileSet::FileSet(std::vector<std::string> paths, std::vector<std::int64_t> sizes
   for (std::size_t i = 0; i < paths.size(); ++i) {
     int refused = 0;
     files_.push_back(open(paths[i], sizes[i], direct, refused));
+    const char* remote = remote_name(file_system(files_.back().descriptor.get()));
+    if (remote != nullptr && remote_.empty()) remote_ = paths[i] + " lies on " + remote;
     if (refused == 0) continue;
     if (num_refused++ == 0) first_refused = paths[i];
     refusal = refused;

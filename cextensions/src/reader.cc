@@ -1,6 +1,7 @@
 #include "moeinf/reader.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <stdexcept>
 
@@ -43,7 +44,7 @@ void require_range(const char* what, std::int64_t start, std::int64_t num_bytes,
 Reader::Reader(std::vector<std::string> paths, std::vector<std::int64_t> sizes, std::shared_ptr<Arena> arena,
                const ReaderOptions& options)
     : arena_(std::move(arena)),
-      files_(std::move(paths), std::move(sizes), require_options(options).direct),
+      files_(std::move(paths), std::move(sizes), require_options(options).direct, options.file_system),
       scheduler_(options.queue_depth, options.prefetch_depth, options.segment_bytes),
       notice_(files_.notice()) {
   start(options);
@@ -55,6 +56,9 @@ void Reader::start(const ReaderOptions& options) {
   const int num_threads = std::min(options.queue_depth, kMaxThreads);
   if (options.backend != BackendKind::kThreads) {
     try {
+      // The kernel retries a short read of such a file from where it began, and reports the whole as read.
+      if (!files_.remote().empty())
+        throw SystemFailure(EOPNOTSUPP, "io_uring not used (" + files_.remote() + ")");
       backend_ = make_ring_backend(scheduler_, files_, options.queue_depth);
       return;
     } catch (const SystemFailure& refused) {
@@ -111,15 +115,19 @@ void Reader::close() {
 
 ReadFailure Reader::failure(const FailedRequest& failed) const {
   const Request& request = failed.request;
+  const Outcome& outcome = failed.outcome;
   const std::string& path = files_.path(request.file);
   const std::string bytes = std::to_string(request.num_bytes) + " bytes at " + std::to_string(request.offset);
-  const std::string what =
-      failed.outcome.ended
-          ? path + " ends at " + std::to_string(files_.num_bytes_now(request.file)) + ", expected " + bytes +
-                ": the file is truncated"
-          : "read of " + bytes + " in " + path + " failed: " + std::strerror(failed.outcome.error);
-  return ReadFailure(what, request.key, failed.outcome.error, path, request.offset,
-                     failed.outcome.num_bytes_read);
+  const std::int64_t length = files_.num_bytes_now(request.file);
+  std::string what = "read of " + bytes + " in " + path + " failed: ";
+  if (outcome.ended && length < request.offset + request.num_bytes) {
+    what = path + " ends at " + std::to_string(length) + ", expected " + bytes + ": the file is truncated";
+  } else if (outcome.ended) {
+    what += "the file system gave " + std::to_string(outcome.num_bytes_read) + " of them";
+  } else {
+    what += std::strerror(outcome.error);
+  }
+  return ReadFailure(what, request.key, outcome.error, path, request.offset, outcome.num_bytes_read);
 }
 
 }  // namespace moeinf

@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <limits>
 #include <random>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -145,6 +146,34 @@ TEST(short_and_interrupted_reads_go_on_until_all_is_there) {
   wait_for(reader, 1);
   CHECK(std::equal(file.data(), file.data() + file.num_bytes(), arena->data()));
   CHECK(reader.bytes_read() == file.num_bytes());
+}
+
+TEST(files_of_a_remote_file_system_are_read_by_threads_and_a_line_says_so) {
+  const TemporaryFile file(8 * kBlock);
+  for (const std::uint32_t number : {0x65735546u, 0x6969u, 0xFF534D42u, 0x01021997u, 0x0BD00BD0u}) {
+    static std::uint32_t pretended;
+    pretended = number;
+    ReaderOptions given = options(BackendKind::kAuto);
+    given.file_system = [](int) { return pretended; };
+    auto arena = std::make_shared<Arena>(file.num_bytes());
+    Reader reader({file.path()}, {file.num_bytes()}, arena, given);
+    CHECK(std::string(reader.backend()) == "threads");
+    CHECK(reader.notice().find("io_uring not used (" + file.path() + " lies on ") != std::string::npos);
+    CHECK(reader.notice().find("): reading with 16 threads") != std::string::npos);
+    submit(reader, 1, 0, 0, file.num_bytes());
+    wait_for(reader, 1);
+    CHECK(std::equal(file.data(), file.data() + file.num_bytes(), arena->data()));
+    given.backend = BackendKind::kRing;
+    CHECK(throws<moeinf::SystemFailure>([&] { Reader({file.path()}, {file.num_bytes()}, arena, given); }));
+  }
+}
+
+TEST(a_local_file_system_is_not_taken_for_a_remote_one) {
+  const TemporaryFile file(8 * kBlock);
+  ReaderOptions given = options(BackendKind::kAuto);
+  given.file_system = [](int) { return std::uint32_t{0xEF53}; };  // ext4
+  const Reader reader({file.path()}, {file.num_bytes()}, std::make_shared<Arena>(kBlock), given);
+  CHECK(reader.notice().find("lies on") == std::string::npos);
 }
 
 TEST(a_disk_error_names_file_and_place_and_harms_no_other_read) {

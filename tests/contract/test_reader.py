@@ -558,7 +558,7 @@ def test_a_refused_o_direct_is_said_once_and_read_buffered(kind: str) -> None:
     reader = NativeReader([path] * 3, [BLOCK] * 3, Arena(BLOCK), backend=native(kind))
     assert reader.notice == f"O_DIRECT refused for {path} and 2 more (Invalid argument): reading through the page cache"
     reader.submit(ids(1), ids(0), ids(0), ids(0), BLOCK, scores(DEMAND))
-    with pytest.raises(ReadFailure, match="truncated") as raised:
+    with pytest.raises(ReadFailure, match=r"failed: the file system gave \d+ of them") as raised:
         reader.wait_any(ids(1))
     assert 0 < raised.value.num_bytes_read < BLOCK
     reader.close()

@@ -12,11 +12,17 @@ namespace moeinf {
 
 constexpr std::int64_t kBlockBytes = 4096;  // O_DIRECT wants offset, length and address on it
 
+// The kernel's number of the file system that an open file lies on; 0 where it does not tell. Tests put others in
+// its place.
+using FileSystemProbe = std::uint32_t (*)(int fd);
+std::uint32_t file_system_of(int fd);
+
 class FileSet {
  public:
   // Opens every file. Throws SystemFailure (missing file, no permission, too many open files) and, where a
   // size is not the expected one, ReadFailure.
-  FileSet(std::vector<std::string> paths, std::vector<std::int64_t> sizes, bool direct);
+  FileSet(std::vector<std::string> paths, std::vector<std::int64_t> sizes, bool direct,
+          FileSystemProbe file_system = file_system_of);
 
   int count() const { return static_cast<int>(files_.size()); }
   int descriptor(int file) const { return files_[file].descriptor.get(); }
@@ -26,6 +32,8 @@ class FileSet {
 
   std::int64_t num_bytes_now(int file) const;            // asks the file system; -1 where it does not tell
   const std::string& notice() const { return notice_; }  // one line when O_DIRECT was refused, else empty
+  // Says which file lies on FUSE or on a network file system, and on which; empty where none does.
+  const std::string& remote() const { return remote_; }
   void close();                                          // only when nothing reads any more
 
  private:
@@ -40,6 +48,7 @@ class FileSet {
 
   std::vector<File> files_;
   std::string notice_;
+  std::string remote_;
 };
 
 }  // namespace moeinf

@@ -27,6 +27,7 @@ struct ReaderOptions {
   int prefetch_depth = 4;
   std::int64_t segment_bytes = 1 << 20;
   PreadFunction pread = ::pread;
+  FileSystemProbe file_system = file_system_of;
 };
 
 class Reader {
