@@ -29,7 +29,7 @@ from moeinf.device.matrix_twins import TorchMatrixOps
 from moeinf.device.ops import Ops
 from moeinf.device.vector_twins import TorchVectorOps
 from moeinf.engine import Model
-from moeinf.errors import DeviceError, ExpertReadError, OutOfMemoryError, StoreError
+from moeinf.errors import DeviceError, ExpertReadError, NotFiniteError, OutOfMemoryError, StoreError
 from moeinf.hardware import Machine
 from moeinf.install import pull
 from moeinf.memory import DevicePlan, plan_device_memory
@@ -518,6 +518,26 @@ def test_a_shard_truncated_while_running_is_an_error_that_names_the_expert(tmp_p
             answer(model)
         shard.write_bytes(whole)
         assert len(answer(model)) == NUM_TOKENS
+
+
+@pytest.mark.parametrize("options", [{"host": 8, "expert_cache": "8%"}, {"host": 20, "expert_cache": "30%"},
+                                     {"expert_cache": "100%"}], ids=str)
+def test_weights_that_are_no_numbers_end_the_request_in_one_line(demo: StoredModel, options: dict[str, Any]) -> None:
+    """A layer at a time the host sees the routing; of one graph a token, the logits."""
+    with opened(demo, **options) as model:
+        run = model._opened()
+        wanted = answer(model)
+        router = run.model._blocks[3].router
+        with (patch.object(run.model._blocks[3], "router", lambda x: spoiled(router(x))),
+              pytest.raises(NotFiniteError, match=r"layer 3 gives no numbers|non-finite logits")):
+            model.generate(PROMPT[::-1], model.params(temperature=0.0, num_predict=NUM_TOKENS, stop=()))
+        assert answer(model) == wanted
+
+
+def spoiled(routed: Any) -> Any:
+    hidden, routing = routed
+    routing.weights.fill_(torch.nan)
+    return hidden, routing
 
 
 def test_the_figures_of_an_answer_tell_both_memories(demo: StoredModel) -> None:

@@ -14,7 +14,7 @@ from moeinf._native import Kernels
 from moeinf.completion import Completion, CutBy, GenerationStats
 from moeinf.config import RuntimeConfig
 from moeinf.dense import DenseFile
-from moeinf.errors import ContextLengthError, StoreError, UsageError
+from moeinf.errors import ContextLengthError, NotFiniteError, StoreError, UsageError
 from moeinf.generate.answer import AnswerText
 from moeinf.generate.loop import CachedTokens, Chooser, Forced, Timing, generate
 from moeinf.generate.sampling import Sampler, SamplingParams, not_done, resolve_params
@@ -296,6 +296,9 @@ class Model:
                                          on_phase=on_phase, on_prefill=on_prefill):
                 stats.generated_tokens += 1
                 yield token
+        except NotFiniteError:
+            self._sequence.forget()  # the next prompt must not build on keys and values that are no numbers
+            raise
         finally:
             self.tier.abandon_visit()
             self._recorder.finish()

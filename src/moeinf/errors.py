@@ -8,6 +8,7 @@
     |- HubError                    the Hugging Face Hub refused, is out of reach or sent wrong bytes
     |- StoreError                  the store is damaged, read-only, locked or of a newer version
     |  `- ExpertReadError          an expert could not be read from its shard
+    |- NotFiniteError              a result is no number: damaged weights, or a machine that computes wrongly
     |- DiskSpaceError              not enough free disk for a pull
     |- OutOfMemoryError            the model, or its dense part, does not fit the memory budget
     |- DeviceError                 the GPU that was asked for cannot be used, or failed while it was
@@ -48,6 +49,10 @@ class StoreError(MoeinfError):
 
 
 class ExpertReadError(StoreError):
+    pass
+
+
+class NotFiniteError(MoeinfError):
     pass
 
 

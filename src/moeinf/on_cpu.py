@@ -51,7 +51,7 @@ class CpuRun:
         self.observers = [*parts.observers] if fits else [*parts.observers, policy]  # nothing has to leave
         prefetcher = prefetcher_of(parts, self.tier, self.reader, self.observers, fits=fits)
         kernel = ExpertKernel(parts.kernels, arena.array(), expert_parts(layout), parts.form)
-        experts = StreamedExperts(self.tier, kernel, self.observers, prefetcher, laps)
+        experts = StreamedExperts(self.tier, kernel, self.observers, prefetcher, laps, stored.name)
         layers = NativeLayers(parts.kernels, tensors, manifest.info.dtype)
         self.model = parts.family.build(parts.config_json, layers, experts, laps)
         self.cache = self.model.new_cache(self.plan.context, parts.num_beams)

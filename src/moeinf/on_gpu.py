@@ -133,7 +133,7 @@ class GpuRun:
                              shape.num_experts, layout.stride_bytes)
         experts = DeviceExperts(gpu.device, gpu.ops, self._program, self.tier, self._link, self._arena,
                                 expert_parts_of(layout, parts.form), shape, self.observers, prefetcher, self._direct,
-                                cpu, laps)
+                                cpu, laps, parts.stored.name)
         with parts.dense.streamed(config, self._progress(0)) as tensors:
             layers = DeviceLayers(gpu.device, gpu.ops, tensors, parts.dense.lookups(), info.dtype, plan.context,
                                   self._program)

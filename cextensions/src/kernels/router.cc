@@ -9,16 +9,19 @@ namespace {
 constexpr int kScratch = 17;  // a number that no operation called from here uses
 
 // The k largest of softmax(logits); logits are overwritten. A NaN counts as the smallest, so ids stay
-// distinct.
+// distinct, and makes every weight NaN: the caller sees that the choice means nothing.
 void top_softmax(float* logits, std::int64_t count, std::int64_t k, bool normalise, std::int64_t* ids,
                  float* weights) {
   float largest = -INFINITY;
+  float total = 0, chosen = 0;
   for (std::int64_t i = 0; i < count; ++i) {
-    if (std::isnan(logits[i])) logits[i] = -INFINITY;
+    if (std::isnan(logits[i])) {
+      total = logits[i];
+      logits[i] = -INFINITY;
+    }
     largest = std::max(largest, logits[i]);
   }
   if (!std::isfinite(largest)) largest = 0;  // nothing but NaN: all count alike
-  float total = 0, chosen = 0;
   for (std::int64_t i = 0; i < count; ++i) {
     logits[i] = std::exp(logits[i] - largest);
     total += logits[i];

@@ -104,11 +104,12 @@ def softmax_topk(
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     logit = tl.load(logits + row * COUNT + at, mask=at < COUNT, other=-float("inf"))
+    num_nan = tl.sum((logit != logit).to(tl.int32), axis=0)
     logit = tl.where(logit == logit, logit, -float("inf"))
     largest = tl.max(logit, axis=0)
     largest = tl.where(tl.abs(largest) < float("inf"), largest, 0.0)  # nothing but NaN: all count alike
     power = tl.exp(logit - largest)
-    total = tl.sum(power, axis=0)
+    total = tl.where(num_nan == 0, tl.sum(power, axis=0), float("nan"))  # every weight shows what the choice is worth
     order = (power.to(tl.int32, bitcast=True).to(tl.int64) << 32) | (BLOCK - 1 - at)
     order = tl.where(at < COUNT, order, -1)
     choice = tl.arange(0, BLOCK_K)

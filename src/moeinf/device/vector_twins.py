@@ -53,11 +53,12 @@ class TorchVectorOps:
             out[token] = (powers @ values[:, seen].float()).reshape(-1)
 
     def softmax_topk(self, logits: Tensor, k: int, normalise: bool, ids: Tensor, weights: Tensor) -> None:
+        bad = torch.where(logits.isnan().any(1, keepdim=True), torch.nan, 0.0)  # makes every weight of the row NaN
         logits = torch.where(logits.isnan(), -torch.inf, logits)
         largest = logits.amax(1, keepdim=True)
         powers = torch.exp(logits - torch.where(largest.isfinite(), largest, 0))  # nothing but NaN: all count alike
         best = powers.sort(dim=1, descending=True, stable=True)  # stable: ties stay in the order of their ids
-        chosen = best.values[:, :k] / powers.sum(1, keepdim=True)
+        chosen = best.values[:, :k] / (powers.sum(1, keepdim=True) + bad)
         ids.copy_(best.indices[:, :k])
         weights.copy_(chosen / chosen.sum(1, keepdim=True) if normalise else chosen)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from moeinf.errors import MoeinfError, UsageError
+from moeinf.errors import NotFiniteError, UsageError
 from moeinf.types import Float32Array, FloatArray, IntArray
 
 
@@ -132,7 +132,7 @@ class Sampler:
     def sample(self, logits: Float32Array, history: Sequence[int]) -> int:
         """The next token. logits: float32 [vocab], left as they are; history: prompt and generated ids.
 
-        Raises MoeinfError for NaN or infinite logits.
+        Raises NotFiniteError for NaN or infinite logits.
         """
         logits = self._adjusted(logits[: self._num_ids], history)  # [ids]
         if self._params.temperature == 0:
@@ -155,8 +155,7 @@ class Sampler:
         return ids[passing], scores[passing]
 
     def _adjusted(self, logits: Float32Array, history: Sequence[int]) -> Float32Array:
-        if not np.isfinite(logits).all():
-            raise MoeinfError("non-finite logits: the weights or the experts read are damaged; run moeinf verify")
+        require_finite(logits)
         params = self._params
         changes = {i: bias for i, bias in params.logit_bias.items() if 0 <= i < len(logits)}
         penalised = (params.repeat_penalty, params.presence_penalty, params.frequency_penalty) != (1.0, 0.0, 0.0)
@@ -180,6 +179,13 @@ class Sampler:
             if i < num_ids:
                 counts[i] = counts.get(i, 0) + 1
         return counts
+
+
+def require_finite(logits: Float32Array) -> None:
+    """Raises NotFiniteError for logits that cannot be chosen by."""
+    if not np.isfinite(logits).all():
+        raise NotFiniteError("non-finite logits: weights are damaged or the machine computes wrongly; check the model "
+                             "with `moeinf verify`")
 
 
 def largest(scores: FloatArray | Float32Array, count: int) -> IntArray:

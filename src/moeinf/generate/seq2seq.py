@@ -10,9 +10,9 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from moeinf.errors import MoeinfError, UsageError
+from moeinf.errors import UsageError
 from moeinf.generate.loop import CachedTokens, Chooser, Interrupted, LanguageModel, Timing, generate
-from moeinf.generate.sampling import largest, not_done
+from moeinf.generate.sampling import largest, not_done, require_finite
 from moeinf.generate.tokenizer import Tokenizer
 from moeinf.types import Float32Array, FloatArray, Prompting
 
@@ -219,8 +219,7 @@ def _search(model: LanguageModel, sequence: CachedTokens, start: Sequence[int], 
 
 
 def _finite(logits: Float32Array) -> Float32Array:
-    if not np.isfinite(logits).all():
-        raise MoeinfError("non-finite logits: the weights or the experts read are damaged; run moeinf verify")
+    require_finite(logits)
     return logits
 
 

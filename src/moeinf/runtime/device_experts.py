@@ -21,6 +21,7 @@ from moeinf.runtime.direct import DirectSlots
 from moeinf.runtime.experts import Observer
 from moeinf.runtime.host_link import HostLink
 from moeinf.runtime.prefetch import Prefetcher
+from moeinf.runtime.soundness import RoutingCheck
 from moeinf.runtime.tiers import ExpertTier
 from moeinf.types import IntArray, MoeShape
 
@@ -47,7 +48,10 @@ class DeviceExperts:
 
     def __init__(self, device: Device, ops: Ops, program: DecodeProgram, tier: ExpertTier, link: HostLink,
                  arena: DeviceArena, parts: ExpertParts, shape: MoeShape, observers: Sequence[Observer],
-                 prefetcher: Prefetcher | None, direct: DirectSlots, cpu: CpuExperts | None, laps: Laps) -> None:
+                 prefetcher: Prefetcher | None, direct: DirectSlots, cpu: CpuExperts | None, laps: Laps,
+                 model: str = "MODEL") -> None:
+        """model: its name, for errors."""
+        self._check = RoutingCheck(model)
         self._device = device
         self._ops = ops
         self._program = program
@@ -82,7 +86,8 @@ class DeviceExperts:
     def run(self, layer: int, hidden: Tensor, routing: DeviceRouting, out: Tensor) -> None:
         """out += the experts' weighted sum; hidden, out f32 [tokens, H]; routing.ids int32.
 
-        Raises ExpertReadError; ExpertTier.abandon_visit comes before the next run then, as after any exception.
+        Raises ExpertReadError, NotFiniteError; ExpertTier.abandon_visit comes before the next run then, as after any
+        exception.
         """
         guess, self._guess = self._guess, None
         if self._direct.active:
@@ -107,8 +112,8 @@ class DeviceExperts:
         if guess is not None:
             self._guessed_ids.copy_(guess.routing.ids, non_blocking=True)
             self._guessed_weights.copy_(guess.routing.weights, non_blocking=True)
+        self._weights.copy_(routing.weights, non_blocking=True)
         if self._cpu is not None:
-            self._weights.copy_(routing.weights, non_blocking=True)
             self._cpu.hidden.copy_(hidden, non_blocking=True)
         guessed_layer = None if guess is None else guess.layer
         act, places = self._scratch(1)
@@ -128,6 +133,7 @@ class DeviceExperts:
         self._device.synchronise()
         self._laps.lap("device")
         ids = self._ids_host.astype(np.int64)
+        self._check(layer, ids, self._weights.numpy())
         for observer in self._observers:
             observer.observe(layer, ids)
         experts = ids[0].copy()
@@ -165,6 +171,7 @@ class DeviceExperts:
 
     def _run_many(self, layer: int, hidden: Tensor, routing: DeviceRouting, guess: Guess | None, out: Tensor) -> None:
         ids = routing.ids.cpu().numpy().astype(np.int64)  # waits
+        self._check(layer, ids, routing.weights.cpu().numpy())
         self._laps.lap("device")
         for observer in self._observers:
             observer.observe(layer, ids)

@@ -9,6 +9,7 @@ import numpy as np
 
 from moeinf.laps import Laps
 from moeinf.runtime.prefetch import Prefetcher
+from moeinf.runtime.soundness import RoutingCheck
 from moeinf.runtime.tiers import ExpertTier
 from moeinf.runtime.trace import Phase
 from moeinf.types import Float32Array, IntArray, Routing
@@ -72,7 +73,9 @@ class StreamedExperts:
     """
 
     def __init__(self, tier: ExpertTier, kernel: ExpertKernel, observers: Sequence[Observer],
-                 prefetcher: Prefetcher | None, laps: Laps) -> None:
+                 prefetcher: Prefetcher | None, laps: Laps, model: str = "MODEL") -> None:
+        """model: its name, for errors."""
+        self._check = RoutingCheck(model)
         self._tier = tier
         self._kernel = kernel
         self._observers = observers
@@ -87,9 +90,11 @@ class StreamedExperts:
     def run(self, layer: int, hidden: Float32Array, routing: Routing, out: Float32Array) -> None:
         """out += the experts' weighted sum; hidden and out [tokens, H]. Blocks for missing experts.
 
-        Raises ExpertReadError; ExpertTier.abandon_visit comes before the next run then, as after any exception.
+        Raises ExpertReadError, NotFiniteError; ExpertTier.abandon_visit comes before the next run then, as after any
+        exception.
         """
         kernel, tier, laps, ids = self._kernel, self._tier, self._laps, routing.ids
+        self._check(layer, ids, routing.weights)
         experts, counts = kernel.begin(hidden, ids, routing.weights)
         for observer in self._observers:
             observer.observe(layer, ids)

@@ -44,9 +44,10 @@ class Prefetcher:
         self.wants_expectations = isinstance(predictor, LookAheadPredictor)
 
     def expect(self, layer: int, ids: IntArray, weights: Float32Array) -> None:
-        """Passes on the model's guess at the routing of a later layer."""
+        """Passes on the model's guess at the routing of a later layer, unless it is no number: that layer will tell."""
         assert isinstance(self._predictor, LookAheadPredictor)
-        self._predictor.expect(layer, ids, weights)
+        if math.isfinite(weights.sum()):
+            self._predictor.expect(layer, ids, weights)
 
     def after_routing(self, layer: int, num_tokens: int) -> None:
         """Call when the demand of `layer` is queued: prefetches come behind it."""

@@ -132,3 +132,14 @@ def test_behind_the_last_layer_of_an_encoder_nothing_is_streamed() -> None:
     assert queued(reader) == []
     prefetcher.after_routing(0, 30)
     assert queued(reader) == [6]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_guess_that_is_no_number_queues_nothing(bad: float) -> None:
+    tier, reader, _ = make_tier(num_slots=12)
+    tier.idle_s = 0.2
+    predictor = LookAheadPredictor(SHAPE)
+    prefetcher = Prefetcher(tier, predictor, Link(), SHAPE, LAYOUT.stride_bytes)
+    prefetcher.expect(1, np.array([[0, 1]]), np.array([[0.5, bad]], np.float32))
+    prefetcher.after_routing(0, 1)
+    assert queued(reader) == []

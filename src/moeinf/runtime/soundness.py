@@ -1,0 +1,41 @@
+"""Whether a routing can be believed: damaged weights, where they are no numbers, first show there."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from moeinf.errors import NotFiniteError
+from moeinf.types import Float32Array, IntArray
+
+_SHOWN = 16  # experts of a layer that are named
+
+
+class RoutingCheck:
+    """Looks at each routing before it is used, and remembers the one before it: what that one chose is suspect."""
+
+    def __init__(self, model: str) -> None:
+        """model: its name, for the error."""
+        self._model = model
+        self._before: tuple[int, IntArray] | None = None
+
+    def __call__(self, layer: int, ids: IntArray, weights: Float32Array) -> None:
+        """ids, weights [tokens, top_k]; ids stay as they are. Raises NotFiniteError for a weight that is no number."""
+        if math.isfinite(weights.sum()):
+            self._before = layer, ids
+            return
+        before, self._before = self._before, None
+        raise NotFiniteError(
+            f"{self._model}: the router of expert layer {layer} gives no numbers{_in_use(before)}; weights are damaged "
+            f"or the machine computes wrongly: check them with `moeinf verify {self._model}`")
+
+
+def _in_use(before: tuple[int, IntArray] | None) -> str:
+    if before is None:
+        return ""
+    layer, ids = before
+    experts = np.unique(ids)
+    names = ", ".join(map(str, experts[:_SHOWN].tolist()))
+    more = f" and {len(experts) - _SHOWN} more" if len(experts) > _SHOWN else ""
+    return f" (in use before it: experts {names}{more} of layer {layer})"
