@@ -520,6 +520,30 @@ def test_a_shard_truncated_while_running_is_an_error_that_names_the_expert(tmp_p
         assert len(answer(model)) == NUM_TOKENS
 
 
+@pytest.mark.parametrize("slots", ["8%", "100%"])
+@pytest.mark.parametrize("host", [8, None], ids=lambda host: f"host-{host}")
+def test_damaged_weights_are_named_on_their_way_to_the_device(tmp_path: Path, slots: str, host: int | None) -> None:
+    """Experts where the host's memory is filled, dense tensors and rows of the embedding where the device's is."""
+    stored = pull("demo", home=tmp_path)
+    shard = stored.shard_paths[1]
+    whole = shard.read_bytes()
+    shard.write_bytes(bytes(len(whole)))
+    with pytest.raises(ExpertReadError, match=r"of layer 1 is damaged in .*`moeinf verify demo:latest`"):
+        tokens(stored, host=host, expert_cache=slots)
+    shard.write_bytes(whole)
+    for spec in dense_tensors(stored.dense_path)[:2]:
+        with open(stored.dense_path, "r+b") as file:
+            file.seek(spec.offset_bytes)
+            sound = file.read(spec.num_bytes)
+            file.seek(spec.offset_bytes)
+            file.write(bytes(byte ^ 1 for byte in sound))
+            file.flush()
+            with pytest.raises(StoreError, match=rf"tensor '{spec.name}' in .*dense\.safetensors does not match"):
+                tokens(stored, host=host, expert_cache=slots)
+            file.seek(spec.offset_bytes)
+            file.write(sound)
+
+
 @pytest.mark.parametrize("options", [{"host": 8, "expert_cache": "8%"}, {"host": 20, "expert_cache": "30%"},
                                      {"expert_cache": "100%"}], ids=str)
 def test_weights_that_are_no_numbers_end_the_request_in_one_line(demo: StoredModel, options: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@
 namespace moeinf {
 
 void bind_kernels(nanobind::module_& m);
+void bind_checksums(nanobind::module_& m);
 void bind_formats(nanobind::module_& m);
 void bind_decoder(nanobind::module_& m);
 void bind_latent(nanobind::module_& m);

@@ -79,6 +79,13 @@ class NativeReader {
                     priorities.data(), keys.shape(0));
   }
 
+  void expect(const Keys& files, const Keys& offsets, std::int64_t num_bytes, const Column<std::uint32_t>& sums,
+              bool always) {
+    require_as_many(files, offsets.shape(0), "offsets");
+    require_as_many(files, sums.shape(0), "sums");
+    reader_->expect(files.data(), offsets.data(), num_bytes, sums.data(), files.shape(0), always);
+  }
+
   void reprioritise(const Keys& keys, const Priorities& priorities) {
     require_as_many(keys, priorities.shape(0), "priorities");
     reader_->reprioritise(keys.data(), priorities.data(), keys.shape(0));
@@ -217,6 +224,8 @@ void bind_reader(nb::module_& m) {
           nb::arg("segment_bytes") = moeinf::ReaderOptions().segment_bytes)
       .def_prop_ro("backend", &NativeReader::backend)
       .def_prop_ro("notice", &NativeReader::notice)
+      .def("expect", &NativeReader::expect, nb::arg("files").noconvert(), nb::arg("offsets").noconvert(),
+           nb::arg("num_bytes"), nb::arg("sums").noconvert(), nb::kw_only(), nb::arg("always") = false)
       .def("submit", &NativeReader::submit, nb::arg("keys").noconvert(), nb::arg("files").noconvert(),
            nb::arg("offsets").noconvert(), nb::arg("destinations").noconvert(), nb::arg("num_bytes"),
            nb::arg("priorities").noconvert())
@@ -241,6 +250,7 @@ NB_MODULE(_native, m) {
   bind_populate(m);
   bind_lowest(m);
   bind_reader(m);
+  moeinf::bind_checksums(m);
   moeinf::bind_formats(m);
   moeinf::bind_kernels(m);
   moeinf::bind_decoder(m);

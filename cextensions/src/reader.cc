@@ -25,6 +25,12 @@ const ReaderOptions& require_options(const ReaderOptions& options) {
   return options;
 }
 
+void require_file(std::int64_t file, int count, const std::string& whose) {
+  if (file < 0 || file >= count) {
+    throw std::invalid_argument(whose + ": there is no file " + std::to_string(file));
+  }
+}
+
 void require_range(const char* what, std::int64_t start, std::int64_t num_bytes, std::int64_t limit,
                    std::int64_t key) {
   if (start % kBlockBytes != 0 || num_bytes % kBlockBytes != 0) {
@@ -70,20 +76,35 @@ void Reader::start(const ReaderOptions& options) {
   backend_ = make_thread_backend(scheduler_, files_, num_threads, options.pread);
 }
 
+void Reader::expect(const std::int64_t* files, const std::int64_t* offsets, std::int64_t num_bytes,
+                    const std::uint32_t* sums, std::size_t count, bool always) {
+  for (std::size_t i = 0; i < count; ++i) {
+    require_file(files[i], files_.count(), "block " + std::to_string(i));
+    const int file = static_cast<int>(files[i]);
+    if (offsets[i] < 0 || num_bytes <= 0 || offsets[i] > files_.num_bytes(file) - num_bytes) {
+      throw std::invalid_argument("block " + std::to_string(i) + " is not inside its file");
+    }
+    expected_[{file, offsets[i]}] = {num_bytes, {sums[i], always, false}};
+  }
+}
+
+BlockSum* Reader::sum_of(int file, std::int64_t offset, std::int64_t num_bytes) {
+  const auto place = expected_.find({file, offset});
+  return place == expected_.end() || place->second.num_bytes != num_bytes ? nullptr : &place->second.sum;
+}
+
 void Reader::submit(const std::int64_t* keys, const std::int64_t* files, const std::int64_t* offsets,
                     const std::int64_t* destinations, std::int64_t num_bytes, const double* priorities,
                     std::size_t count) {
   std::vector<Request> requests(count);
   for (std::size_t i = 0; i < count; ++i) {
-    if (files[i] < 0 || files[i] >= files_.count()) {
-      throw std::invalid_argument("key " + std::to_string(keys[i]) + ": there is no file " +
-                                  std::to_string(files[i]));
-    }
+    require_file(files[i], files_.count(), "key " + std::to_string(keys[i]));
     const int file = static_cast<int>(files[i]);
     require_range("file", offsets[i], num_bytes, files_.num_bytes(file), keys[i]);
     require_range("arena", destinations[i], num_bytes, static_cast<std::int64_t>(arena_->num_bytes()),
                   keys[i]);
-    requests[i] = {keys[i], file, offsets[i], arena_->data() + destinations[i], num_bytes, priorities[i]};
+    requests[i] = {keys[i],   file,          offsets[i], arena_->data() + destinations[i],
+                   num_bytes, priorities[i], sum_of(file, offsets[i], num_bytes)};
   }
   if (scheduler_.submit(requests)) backend_->wake();
 }
@@ -120,14 +141,17 @@ ReadFailure Reader::failure(const FailedRequest& failed) const {
   const std::string bytes = std::to_string(request.num_bytes) + " bytes at " + std::to_string(request.offset);
   const std::int64_t length = files_.num_bytes_now(request.file);
   std::string what = "read of " + bytes + " in " + path + " failed: ";
-  if (outcome.ended && length < request.offset + request.num_bytes) {
+  if (outcome.damaged) {
+    what = bytes + " in " + path + " do not match their checksum";
+  } else if (outcome.ended && length < request.offset + request.num_bytes) {
     what = path + " ends at " + std::to_string(length) + ", expected " + bytes + ": the file is truncated";
   } else if (outcome.ended) {
     what += "the file system gave " + std::to_string(outcome.num_bytes_read) + " of them";
   } else {
     what += std::strerror(outcome.error);
   }
-  return ReadFailure(what, request.key, outcome.error, path, request.offset, outcome.num_bytes_read);
+  return ReadFailure(what, request.key, outcome.damaged ? EBADMSG : outcome.error, path, request.offset,
+                     outcome.num_bytes_read);
 }
 
 }  // namespace moeinf

@@ -108,7 +108,7 @@ class RingBackend final : public Backend {
         continue;
       }
       free_.push_back(completion.id);
-      scheduler_.finished(read.segment(), read.outcome());
+      scheduler_.finished(read.segment(), read.take_outcome());
     }
   }
 

@@ -29,7 +29,9 @@ bool Scheduler::Sooner::operator()(const Entry* a, const Entry* b) const {
 
 bool Scheduler::is_demand(const Entry& entry) { return entry.request.priority == kDemand; }
 
-bool Scheduler::has_failed(const Entry& entry) { return entry.failure.ended || entry.failure.error != 0; }
+bool Scheduler::has_failed(const Entry& entry) {
+  return entry.failure.ended || entry.failure.damaged || entry.failure.error != 0;
+}
 
 bool Scheduler::submit(const std::vector<Request>& requests) {
   for (const Request& request : requests) require_priority(request.priority);
@@ -47,6 +49,7 @@ bool Scheduler::submit(const std::vector<Request>& requests) {
     }
     place->second.request = requests[i];
     place->second.order = next_order_++;
+    place->second.checked = requests[i].sum != nullptr && !requests[i].sum->sound;
     waiting_.insert(&place->second);
   }
   return can_issue();
@@ -154,6 +157,7 @@ void Scheduler::finished(const Segment& segment, const Outcome& outcome) {
   Entry& entry = entries_.at(segment.key);
   bytes_read_ += outcome.num_bytes_read;
   entry.landed_bytes += outcome.num_bytes_read;
+  entry.sum ^= outcome.sum;
   entry.in_flight -= 1;
   if (!is_demand(entry)) prefetch_in_flight_ -= 1;
   if (--in_flight_ == 0) busy_ += Clock::now() - busy_since_;
@@ -163,6 +167,11 @@ void Scheduler::finished(const Segment& segment, const Outcome& outcome) {
   }
   const bool landed = entry.landed_bytes == entry.request.num_bytes || has_failed(entry);
   if (!landed || entry.in_flight > 0) return;
+  if (entry.checked && !has_failed(entry)) {
+    BlockSum& sum = *entry.request.sum;
+    entry.failure.damaged = entry.sum != sum.expected;
+    sum.sound = !entry.failure.damaged && !sum.always;
+  }
   entry.failure.num_bytes_read = entry.landed_bytes;
   entry.complete = true;
   complete_.push_back(&entry);
@@ -227,7 +236,13 @@ void Scheduler::take(Segment* segment) {
   const Request& request = entry.request;
   const std::int64_t start = entry.issued_bytes;
   const std::int64_t num_bytes = std::min(segment_bytes_, request.num_bytes - start);
-  *segment = {request.key, request.file, request.offset + start, request.destination + start, num_bytes};
+  *segment = {request.key,
+              request.file,
+              request.offset + start,
+              request.destination + start,
+              num_bytes,
+              entry.checked,
+              request.num_bytes - start - num_bytes};
   entry.issued_bytes += num_bytes;
   entry.in_flight += 1;
   if (!is_demand(entry)) prefetch_in_flight_ += 1;

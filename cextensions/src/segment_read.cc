@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "moeinf/crc32c.h"
 #include "moeinf/file_set.h"
 
 namespace moeinf {
@@ -31,6 +32,15 @@ bool SegmentRead::advance(std::int64_t result) {
   progress_ = next;
   outcome_.num_bytes_read = progress_;
   return progress_ < segment_.num_bytes;
+}
+
+Outcome SegmentRead::take_outcome() const {
+  Outcome outcome = outcome_;
+  if (segment_.checked && outcome.num_bytes_read == segment_.num_bytes) {
+    const std::uint32_t sum = crc32c(segment_.destination, static_cast<std::size_t>(segment_.num_bytes));
+    outcome.sum = crc32c_shift(sum, static_cast<std::uint64_t>(segment_.bytes_after));
+  }
+  return outcome;
 }
 
 }  // namespace moeinf

@@ -42,7 +42,7 @@ class ThreadBackend final : public Backend {
       SegmentRead read(segment, files_.is_direct(segment.file));
       while (read.advance(ask(read))) {
       }
-      scheduler_.finished(segment, read.outcome());
+      scheduler_.finished(segment, read.take_outcome());
     }
   }
 

@@ -1,4 +1,5 @@
 // Both backends over real files, and the pool over reads that are short, interrupted or refused.
+#include <fcntl.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "check.h"
+#include "moeinf/crc32c.h"
 #include "moeinf/reader.h"
 
 using moeinf::Arena;
@@ -44,6 +46,11 @@ class TemporaryFile {
   std::string path() const { return path_; }
   std::int64_t num_bytes() const { return static_cast<std::int64_t>(bytes_.size()); }
   const unsigned char* data() const { return bytes_.data(); }
+  void overwrite(std::int64_t offset, char byte) const {
+    const int fd = ::open(path_, O_WRONLY);
+    if (fd < 0 || ::pwrite(fd, &byte, 1, offset) != 1 || ::close(fd) != 0)
+      throw std::runtime_error("cannot overwrite");
+  }
   void truncate(std::int64_t num_bytes) const {
     if (::truncate(path_, num_bytes) != 0) throw std::runtime_error("cannot truncate");
   }
@@ -78,6 +85,17 @@ void submit(Reader& reader, std::int64_t key, std::int64_t offset, std::int64_t 
   reader.submit(&key, &file, &offset, &destination, num_bytes, &priority, 1);
 }
 
+// Tells the reader the sums of all blocks, but for one that is told a wrong one.
+void expect_all(Reader& reader, const TemporaryFile& file, std::int64_t block_bytes, bool always = false,
+                std::int64_t wrong = -1) {
+  for (std::int64_t block = 0; block < file.num_bytes() / block_bytes; ++block) {
+    const std::int64_t number = 0, offset = block * block_bytes;
+    const std::uint32_t sum = moeinf::crc32c(file.data() + offset, static_cast<std::size_t>(block_bytes)) ^
+                              static_cast<std::uint32_t>(block == wrong);
+    reader.expect(&number, &offset, block_bytes, &sum, 1, always);
+  }
+}
+
 void wait_for(Reader& reader, std::int64_t key) { CHECK(reader.wait_any(&key, 1, kLong).size() == 1); }
 
 // Faults in place of pread: every call is short, every other one interrupted.
@@ -89,6 +107,18 @@ ssize_t grudging_pread(int fd, void* buffer, std::size_t num_bytes, off_t offset
     return -1;
   }
   return ::pread(fd, buffer, std::min<std::size_t>(num_bytes, kBlock + call % 3 * kBlock), offset);
+}
+
+// Answers as a FUSE server may: of any length, on no border.
+ssize_t pread_of_odd_lengths(int fd, void* buffer, std::size_t num_bytes, off_t offset) {
+  static std::atomic<unsigned> num_calls{0};
+  const std::size_t length = kBlock + 1 + num_calls++ % 7 * 1237;
+  std::vector<unsigned char> room(num_bytes + kBlock);  // O_DIRECT wants whole blocks: the answer is cut afterwards
+  const int buffered = ::open(("/proc/self/fd/" + std::to_string(fd)).c_str(), O_RDONLY);
+  const ssize_t got = ::pread(buffered, room.data(), std::min(num_bytes, length), offset);
+  ::close(buffered);
+  if (got > 0) std::copy_n(room.data(), got, static_cast<unsigned char*>(buffer));
+  return got;
 }
 
 constexpr off_t kBadOffset = 8 * kBlock;
@@ -148,6 +178,22 @@ TEST(short_and_interrupted_reads_go_on_until_all_is_there) {
   CHECK(reader.bytes_read() == file.num_bytes());
 }
 
+TEST(short_reads_bring_the_right_bytes_direct_and_buffered) {
+  const TemporaryFile file(64 * kBlock);
+  for (const bool direct : {false, true}) {
+    auto arena = std::make_shared<Arena>(file.num_bytes());
+    ReaderOptions given = options(BackendKind::kThreads, 16 * kBlock);
+    given.direct = direct;
+    given.pread = pread_of_odd_lengths;
+    Reader reader({file.path()}, {file.num_bytes()}, arena, given);
+    expect_all(reader, file, 8 * kBlock);
+    for (std::int64_t key = 0; key < 8; ++key)
+      submit(reader, key, key * 8 * kBlock, key * 8 * kBlock, 8 * kBlock);
+    for (std::int64_t key = 0; key < 8; ++key) wait_for(reader, key);
+    CHECK(std::equal(file.data(), file.data() + file.num_bytes(), arena->data()));
+  }
+}
+
 TEST(files_of_a_remote_file_system_are_read_by_threads_and_a_line_says_so) {
   const TemporaryFile file(8 * kBlock);
   for (const std::uint32_t number : {0x65735546u, 0x6969u, 0xFF534D42u, 0x01021997u, 0x0BD00BD0u}) {
@@ -174,6 +220,50 @@ TEST(a_local_file_system_is_not_taken_for_a_remote_one) {
   given.file_system = [](int) { return std::uint32_t{0xEF53}; };  // ext4
   const Reader reader({file.path()}, {file.num_bytes()}, std::make_shared<Arena>(kBlock), given);
   CHECK(reader.notice().find("lies on") == std::string::npos);
+}
+
+TEST(a_block_that_differs_from_its_sum_fails_and_harms_no_other) {
+  const TemporaryFile file(64 * kBlock);
+  for (const BackendKind kind : backends()) {
+    for (const std::int64_t segment : {kBlock, 3 * kBlock, 64 * kBlock}) {
+      auto arena = std::make_shared<Arena>(file.num_bytes());
+      Reader reader({file.path()}, {file.num_bytes()}, arena, options(kind, segment));
+      expect_all(reader, file, 8 * kBlock, false, 2);
+      for (std::int64_t key = 0; key < 8; ++key)
+        submit(reader, key, key * 8 * kBlock, key * 8 * kBlock, 8 * kBlock);
+      std::string message;
+      for (std::int64_t key = 0; key < 8; ++key) {
+        try {
+          wait_for(reader, key);
+          CHECK(key != 2);
+        } catch (const ReadFailure& failure) {
+          CHECK(failure.key == 2 && failure.error == EBADMSG && failure.path == file.path());
+          message = failure.what();
+        }
+      }
+      CHECK(message == "32768 bytes at 65536 in " + file.path() + " do not match their checksum");
+      submit(reader, 2, 2 * 8 * kBlock, 0, 8 * kBlock);  // it was not sound: it is looked at again
+      CHECK(throws<ReadFailure>([&] { wait_for(reader, 2); }));
+    }
+  }
+}
+
+TEST(a_block_is_checked_once_or_always_as_was_asked) {
+  for (const BackendKind kind : backends()) {
+    for (const bool always : {false, true}) {
+      const TemporaryFile file(16 * kBlock);
+      auto arena = std::make_shared<Arena>(file.num_bytes());
+      Reader reader({file.path()}, {file.num_bytes()}, arena, options(kind));
+      expect_all(reader, file, 8 * kBlock, always);
+      submit(reader, 1, 8 * kBlock, 0, 8 * kBlock);
+      wait_for(reader, 1);
+      file.overwrite(9 * kBlock, 'x');
+      submit(reader, 1, 8 * kBlock, 0, 8 * kBlock);
+      CHECK(throws<ReadFailure>([&] { wait_for(reader, 1); }) == always);
+      submit(reader, 2, 8 * kBlock, 0, 4 * kBlock);  // not a whole block: nothing is known of it
+      wait_for(reader, 2);
+    }
+  }
 }
 
 TEST(a_disk_error_names_file_and_place_and_harms_no_other_read) {

@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from moeinf.types import ExpertForm, FloatArray, IntArray, ReadDone
+from moeinf.types import ExpertForm, FloatArray, IntArray, ReadDone, SumArray
 
 class ReadFailure(OSError):
     """A read that failed or came back short; errno is 0 where the file has the wrong size. key is -1 at opening."""
@@ -29,6 +29,18 @@ class Arena:
     def num_bytes(self) -> int: ...
     def array(self) -> npt.NDArray[np.uint8]:
         """All of it as a writable array that keeps the arena alive."""
+
+def crc32c(data: _Bytes, before: int = 0) -> int:
+    """CRC-32C of bytes (1-D), without the GIL. before: the sum of those in front of them, which is gone on with."""
+
+def crc32c_units(data: _Bytes, unit_bytes: int) -> SumArray:
+    """The sum of each unit; the last may be shorter."""
+
+def crc32c_joined(sums: SumArray, unit_bytes: int, num_bytes: int) -> int:
+    """The sum of num_bytes, of sums of its units as crc32c_units gives them."""
+
+def first_unsound(data: _Bytes, unit_bytes: int, sums: SumArray, units: IntArray) -> int:
+    """Which of `units` of the data differs from its sum: the first as they are given; -1 for none. IndexError."""
 
 def populate(memory: npt.NDArray[np.uint8]) -> bool:
     """Takes the whole pages of an array from the machine now, without the GIL; its contents stay as they are.
@@ -68,6 +80,13 @@ class NativeReader:
     def backend(self) -> str: ...
     @property
     def notice(self) -> str: ...
+    def expect(self, files: IntArray, offsets: IntArray, num_bytes: int, sums: SumArray, *, always: bool = False
+               ) -> None:
+        """From now on, a read of exactly num_bytes at one of these places is compared with its CRC-32C.
+
+        The first time, or always; it is done by the thread that reads. A block that differs is a ReadFailure with errno
+        EBADMSG. ValueError for a place that is not inside its file.
+        """
     def submit(
         self,
         keys: IntArray,

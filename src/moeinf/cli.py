@@ -41,6 +41,7 @@ from moeinf.options import (
     TgtLang,
     Think,
     Threads,
+    VerifyReads,
     Vram,
     runtime_config,
     sampling_options,
@@ -115,7 +116,8 @@ def run(
     device: Device = None, vram: Vram = None, ram: Ram = None, expert_cache: ExpertCache = None,
     cpu_experts: CpuExperts = None, policy: Policy = None, predictor: Predictor = None, prefetch: Prefetch = None,
     context: Context = None, threads: Threads = None, prefill_chunk: PrefillChunk = None, reader: ReaderName = None,
-    direct_io: DirectIo = None, queue_depth: QueueDepth = None, src_lang: SrcLang = None, tgt_lang: TgtLang = None,
+    direct_io: DirectIo = None, queue_depth: QueueDepth = None, verify_reads: VerifyReads = None,
+    src_lang: SrcLang = None, tgt_lang: TgtLang = None,
     num_beams: NumBeams = None,
 ) -> None:
     """Answer a prompt, or chat. A model that is not stored yet is pulled first."""
@@ -256,8 +258,11 @@ def verify(model: StoredName, quiet: Quiet = False) -> None:
 
     stored = _stored(model)
     line = StatusLine(sys.stderr, enabled=sys.stderr.isatty() and not quiet)
-    faults = find_faults(stored, ByteCount(line, f"verifying {stored.name}", stored.manifest.size_bytes))
+    notes: list[str] = []
+    faults = find_faults(stored, ByteCount(line, f"verifying {stored.name}", stored.manifest.size_bytes), notes.append)
     line.clear()
+    for each in notes:
+        print(f"note: {each}", file=sys.stderr)
     manifest = stored.manifest
     if faults:
         print("\n".join(faults))
@@ -281,7 +286,8 @@ def bench(
     device: Device = None, vram: Vram = None, ram: Ram = None, expert_cache: ExpertCache = None,
     cpu_experts: CpuExperts = None, policy: Policy = None, predictor: Predictor = None, prefetch: Prefetch = None,
     context: Context = None, threads: Threads = None, prefill_chunk: PrefillChunk = None, reader: ReaderName = None,
-    direct_io: DirectIo = None, queue_depth: QueueDepth = None, src_lang: SrcLang = None, tgt_lang: TgtLang = None,
+    direct_io: DirectIo = None, queue_depth: QueueDepth = None, verify_reads: VerifyReads = None,
+    src_lang: SrcLang = None, tgt_lang: TgtLang = None,
 ) -> None:
     """Time a model on real text, with a cold and with a warm expert cache."""
     from moeinf.bench.report import check_form, format_rows, profile_text

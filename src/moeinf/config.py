@@ -40,6 +40,7 @@ class RuntimeConfig:
     reader: ReaderKind = "native"  # the Python twin is for tests and for finding faults
     direct_io: bool = True  # O_DIRECT; False reads through the page cache
     queue_depth: int = 16  # reads in flight
+    verify_reads: bool = False  # compare every read with its checksum, not only the first of each expert and row
     src_lang: str = ""  # of the text and of its translation, as the model's tokenizer calls them: "eng_Latn"
     tgt_lang: str = ""
     num_beams: int | None = None  # of an encoder-decoder model; 1: no beam search; None: what the checkpoint asks for

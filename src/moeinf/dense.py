@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from moeinf._native import crc32c
 from moeinf.config import RuntimeConfig
 from moeinf.errors import StoreError
 from moeinf.models.weights import StoredTensor, TensorBytes
 from moeinf.runtime.file_pieces import FilePieces
 from moeinf.runtime.reading import read_file
 from moeinf.store.dense import check_dense, check_part, dense_tensors
+from moeinf.store.dense_sums import DenseSums
 from moeinf.store.files import errors_named
 from moeinf.store.library import StoredModel
 from moeinf.types import FORMAT_BLOCKS, ByteArray, Format, TensorPlan, TensorSpec
@@ -23,8 +27,9 @@ from moeinf.types import FORMAT_BLOCKS, ByteArray, Format, TensorPlan, TensorSpe
 class DenseFile:
     """dense.safetensors of a model, held against the architecture's plan. Raises StoreError where they disagree."""
 
-    def __init__(self, stored: StoredModel, plan: TensorPlan) -> None:
-        self._path = stored.dense_path
+    def __init__(self, stored: StoredModel, plan: TensorPlan, sums: DenseSums) -> None:
+        self._path, self._sums = stored.dense_path, sums
+        sums.check_header()
         self._specs = dense_tensors(self._path, stored.manifest.dense_formats)
         names = {spec.name for spec in self._specs}
         wanted = dict(plan.dense)
@@ -53,12 +58,17 @@ class DenseFile:
         left_out = [(spec.offset_bytes, spec.offset_bytes + spec.num_bytes) for spec in self._mapped]
         memory = read_file(self._path, self._num_bytes, config, progress, left_out)
         resident = [spec for spec in self._specs if spec not in self._mapped]
+        self._check_sums(resident, memory)
         check_dense(self._path, resident, memory.data)
         tensors = {spec.name: _tensor(spec, memory) for spec in resident}
-        if self._mapped:
-            mapped = self._map()
-            tensors |= {spec.name: _tensor(spec, mapped) for spec in self._mapped}
-        return tensors
+        return tensors | self._looked_up(self._mapped)
+
+    def _check_sums(self, tensors: Sequence[TensorSpec], memory: ByteArray) -> None:
+        """On every core: what is in memory is summed faster than any disk brings it."""
+        with ThreadPoolExecutor() as pool:
+            found = pool.map(lambda spec: crc32c(memory[spec.offset_bytes :][: spec.num_bytes]), tensors)
+            for spec, each in zip(tensors, found, strict=True):
+                self._sums.check(spec, each)
 
     @contextmanager
     def streamed(self, config: RuntimeConfig, progress: Callable[[int, int], None]
@@ -77,13 +87,21 @@ class DenseFile:
 
         count(0)
         with closing(FilePieces(self._path, self._num_bytes, config)) as file:
-            yield {spec.name: _FileTensor(self._path, file, spec, count)
+            yield {spec.name: _FileTensor(self._path, file, spec, self._sums, count)
                    for spec in self._specs if spec not in self._mapped}
 
     def lookups(self) -> dict[str, StoredTensor]:
         """What is looked up by row, in the mapped file."""
+        return self._looked_up(self._lookups)
+
+    def _looked_up(self, tensors: Sequence[TensorSpec]) -> dict[str, StoredTensor]:
+        """Each row is checked when it is first used."""
+        if not tensors:
+            return {}
         mapped = self._map()
-        return {spec.name: _tensor(spec, mapped) for spec in self._lookups}
+        plain = {spec: _tensor(spec, mapped) for spec in tensors}
+        return {spec.name: replace(tensor, check_rows=self._sums.row_check(spec, tensor.data))
+                for spec, tensor in plain.items()}
 
     def _map(self) -> ByteArray:
         """The file's pages as the kernel caches them; a row of an embedding is one or two of them."""
@@ -97,20 +115,24 @@ class DenseFile:
 class _FileTensor:
     """moeinf.models.weights.TensorBytes of a tensor that lies in a file."""
 
-    def __init__(self, path: Path, file: FilePieces, spec: TensorSpec, count: Callable[[int], None]) -> None:
-        self._path, self._file, self._spec, self._count = path, file, spec, count
+    def __init__(self, path: Path, file: FilePieces, spec: TensorSpec, sums: DenseSums, count: Callable[[int], None]
+                 ) -> None:
+        self._path, self._file, self._spec, self._sums, self._count = path, file, spec, sums, count
         self.format: Format = spec.dtype
         self.shape = spec.shape
         self.num_bytes = spec.num_bytes
 
     def pieces(self) -> Iterator[ByteArray]:
-        """Raises StoreError for a read that fails, and for a block whose scale is no number."""
-        spec, block_bytes, at = self._spec, FORMAT_BLOCKS[self.format][1], 0
+        """Raises StoreError for a read that fails, for a block whose scale is no number, and behind the last piece
+        where they are not what was written."""
+        spec, block_bytes, at, found = self._spec, FORMAT_BLOCKS[self.format][1], 0, 0
         for piece in self._file.read(spec.offset_bytes, spec.num_bytes, block_bytes):
             check_part(self._path, spec, piece.data, at // block_bytes)
             at += len(piece)
+            found = crc32c(piece, found)
             yield piece
             self._count(len(piece))
+        self._sums.check(spec, found)
 
 
 def _tensor(spec: TensorSpec, memory: ByteArray) -> StoredTensor:

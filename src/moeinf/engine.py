@@ -24,16 +24,19 @@ from moeinf.generate.tokenizer import Tokenizer
 from moeinf.hardware import Machine, machine, peak_rss_bytes
 from moeinf.laps import Laps
 from moeinf.meter import Meter
-from moeinf.models import architecture, prompting
-from moeinf.opening import Run, put_together
+from moeinf.models import prompting
+from moeinf.opening import Run, put_together, read_config
 from moeinf.parts import ModelParts, Progress, no_progress
 from moeinf.runtime.eamc import ActivationCollection
 from moeinf.runtime.trace import Phase, RequestRecorder
-from moeinf.store.files import errors_named, parse_json_object, publish, read_small
+from moeinf.store.checksums import sums_of
+from moeinf.store.dense_sums import DenseSums
+from moeinf.store.files import publish
+from moeinf.store.format import DENSE_FILE
 from moeinf.store.formats import formats_text
 from moeinf.store.library import StoredModel
-from moeinf.store.verify import check_sizes
-from moeinf.types import Message, Reader
+from moeinf.store.verify import check_files
+from moeinf.types import Message, Reader, SumRun
 
 if TYPE_CHECKING:  # loads torch, which a run on the CPU does without
     from moeinf.on_gpu import OpenGpu
@@ -64,21 +67,18 @@ class Model:
         self._run: Run | None = None
         self._look: Callable[[], Machine] = machine if on is None else (lambda: on)
         here = self._look()
-        check_sizes(stored)
-        config_path = stored.path / "config.json"
-        with errors_named(config_path):
-            config_json = parse_json_object(read_small(config_path), str(config_path), StoreError)
-        family = architecture(config_json)
-        plan = family.tensor_plan(config_json)
-        dense = DenseFile(stored, plan)
+        check_files(stored)
+        config_json, family, plan = read_config(stored)
+        runs = self._sums_of_weights()
+        dense = DenseFile(stored, plan, DenseSums(stored, runs, always=config.verify_reads))
         self.num_threads = config.threads or here.cores
         self.kernels = open_kernels(self.num_threads, config.isa)
         self._collection = self._load_collection()
         self._recorder = RequestRecorder(stored.manifest.moe, self._collection.add)
         parts = ModelParts(stored, config, here, family, config_json, plan.form, plan.work, dense, self.kernels,
                            self._collection, [self._recorder], self._laps, self.notices,
-                           progress or no_progress, pin_progress or no_progress)
-        parts.preload = preload
+                           progress or no_progress, pin_progress or no_progress, preload=preload,
+                           shard_sums=[run for run in runs if run.file != DENSE_FILE])
         self.tokenizer = Tokenizer(stored.path, num_embeddings=stored.manifest.info.vocab_size)
         try:
             self._sources = self._open_sources(config_json)
@@ -91,6 +91,14 @@ class Model:
         self.plan, self.tier = run.plan, run.tier
         self._sequence = CachedTokens(run.cache)
         self._load_s = time.perf_counter() - started
+
+    def _sums_of_weights(self) -> Sequence[SumRun]:
+        """With which reads are compared. Raises UsageError where that was asked for, and the store has none."""
+        runs, notice = sums_of(self._stored)
+        if notice and self.config.verify_reads:
+            raise UsageError(f"--verify-reads: {notice}")
+        self.notices += [notice] if notice else []
+        return runs
 
     def _open_sources(self, config_json: dict[str, Any]) -> Sources | None:
         """Of an encoder-decoder model. Raises UsageError for an option that this model has no use for."""

@@ -32,7 +32,8 @@ class CpuRun:
         total = parts.dense.memory_bytes + (self.plan.cache_bytes if fits else 0)
         tensors = parts.dense.read(config, lambda done, _: parts.progress(done, total))
         arena = Arena(self.plan.cache_bytes)
-        self.reader = open_reader(stored.shard_paths, [s.num_bytes for s in manifest.shards], arena, config)
+        self.reader = open_reader(stored.shard_paths, [s.num_bytes for s in manifest.shards], arena, config,
+                                  parts.shard_sums)
         parts.notices += [self.reader.notice] if self.reader.notice else []
         try:
             self._assemble(parts, arena, tensors, fits)
@@ -47,7 +48,8 @@ class CpuRun:
         shape, layout = manifest.moe, manifest.layout
         policy = make_policy(config.policy, shape, parts.collection, parts.encoder_layers)
         slots = SlotRegion(arena.array(), 0, self.plan.num_slots)
-        self.tier = ExpertTier(shape, layout, slots, self.reader, policy, stored.shard_paths, laps)
+        self.tier = ExpertTier(shape, layout, slots, self.reader, policy, stored.shard_paths, laps,
+                               model=stored.name)
         self.observers = [*parts.observers] if fits else [*parts.observers, policy]  # nothing has to leave
         prefetcher = prefetcher_of(parts, self.tier, self.reader, self.observers, fits=fits)
         kernel = ExpertKernel(parts.kernels, arena.array(), expert_parts(layout), parts.form)

@@ -97,7 +97,8 @@ class GpuRun:
         gpu.device.limit(self.plan.limit_bytes - CONTEXT_BYTES)
         self._program = DecodeProgram(gpu.device)
         self._host = Arena(self.plan.host_bytes)
-        self.reader = open_reader(parts.stored.shard_paths, [s.num_bytes for s in manifest.shards], self._host, config)
+        self.reader = open_reader(parts.stored.shard_paths, [s.num_bytes for s in manifest.shards], self._host, config,
+                                  parts.shard_sums)
         try:
             with gpu.device.computing():
                 self._assemble(parts, gpu)
@@ -119,7 +120,7 @@ class GpuRun:
                               lambda: gpu.device.stream, lambda: self.tier.keep_scores_below())
         slots = SlotRegion(None, 0, plan.num_slots)
         self.tier = ExpertTier(shape, layout, slots, self._link, policy, parts.stored.shard_paths, laps,
-                               self._link.lag_s)
+                               self._link.lag_s, parts.stored.name)
         fits = plan.num_slots == shape.total_experts
         self.observers = [*parts.observers] if fits else [*parts.observers, policy]
         prefetcher = prefetcher_of(parts, self.tier, self._link, self.observers, fits=fits)

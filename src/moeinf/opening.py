@@ -1,4 +1,4 @@
-"""Puts a model together on the device that its configuration names, or on the one that suits it."""
+"""Puts a model together: of what family it is, and on which device it runs."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from moeinf.config import gpu_option
 from moeinf.device.cuda import Gpu, find_cuda, without_advice
-from moeinf.errors import DeviceError, OutOfMemoryError
+from moeinf.errors import DeviceError, OutOfMemoryError, StoreError
 from moeinf.generate.seq2seq import SourceModel
 from moeinf.hardware import Machine
 from moeinf.memory import MemoryPlan
+from moeinf.models import Architecture, architecture
 from moeinf.parts import ModelParts
 from moeinf.runtime.experts import Observer
 from moeinf.runtime.tiers import ExpertTier
-from moeinf.types import Reader
+from moeinf.store.files import errors_named, parse_json_object, read_small
+from moeinf.store.library import StoredModel
+from moeinf.types import Reader, TensorPlan
 
 if TYPE_CHECKING:  # loads torch, which a run on the CPU does without
     from moeinf.on_gpu import OpenGpu
@@ -81,3 +84,21 @@ def _on_gpu(parts: ModelParts, found: Gpu, look: Callable[[], Machine]) -> Run |
     parts.machine = look()
     parts.notices.append(f"running on the CPU: {reason}")
     return None
+
+
+def read_config(stored: StoredModel) -> tuple[dict[str, Any], Architecture, TensorPlan]:
+    """config.json, and what its family makes of it. Raises StoreError where the manifest speaks of another model."""
+    path, manifest = stored.path / "config.json", stored.manifest
+    with errors_named(path):
+        config_json = parse_json_object(read_small(path), str(path), StoreError)
+    family = architecture(config_json)
+    plan = family.tensor_plan(config_json)
+    info = family.model_info(config_json, manifest.info.dtype)
+    pairs = [(name, getattr(info, name), getattr(manifest.info, name))
+             for name in ("hidden_size", "num_layers", "vocab_size")]
+    pairs += [(f"experts.{name}", getattr(plan.moe, name), getattr(manifest.moe, name))
+              for name in ("num_layers", "num_experts", "top_k")]
+    for name, found, wanted in pairs:
+        if found != wanted:
+            raise StoreError(f"{path}: {name} is {found}, in the manifest {wanted}; {stored.remedy}")
+    return config_json, family, plan

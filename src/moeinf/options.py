@@ -46,6 +46,8 @@ Quant = Annotated[str | None, typer.Option("--quant", metavar="FORMAT", help=(
 QuantExperts = Annotated[str | None, typer.Option("--quant-experts", metavar="FORMAT", help="Other format of experts.")]
 QuantDense = Annotated[str | None, typer.Option("--quant-dense", metavar="FORMAT", help="Other format of the rest.")]
 QueueDepth = Annotated[int | None, typer.Option(metavar="N", help="Reads in flight.")]
+VerifyReads = Annotated[bool | None, typer.Option("--verify-reads/--no-verify-reads", help=(
+    "Compare every read with its checksum. [default: the first of each expert]"))]
 SrcLang = Annotated[str | None, typer.Option(metavar="CODE", help=(
     "Language of the text to translate, as the model calls it: eng_Latn."))]
 TgtLang = Annotated[str | None, typer.Option(metavar="CODE", help="Language to translate into: fra_Latn.")]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from moeinf.runtime.prefetch import Link, Prefetcher
 from moeinf.runtime.tiers import ExpertTier
 from moeinf.store.library import StoredModel
 from moeinf.store.manifest import Manifest
-from moeinf.types import ExpertForm, ExpertLayout, Prompting, Work
+from moeinf.types import ExpertForm, ExpertLayout, Prompting, SumRun, Work
 
 Progress = Callable[[int, int], None]  # done and in all, of bytes or of tokens
 
@@ -50,6 +50,7 @@ class ModelParts:
     prompting: Prompting | None = None  # of an encoder-decoder model
     num_beams: int = 1  # that are decoded side by side
     preload: bool = True  # read every expert where all fit; else the first request finds an empty cache
+    shard_sums: Sequence[SumRun] = ()  # of every expert, where the store has them
 
     @property
     def manifest(self) -> Manifest:

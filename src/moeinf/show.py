@@ -15,6 +15,7 @@ from moeinf.hardware import physical_cores
 from moeinf.memory import PROCESS_BYTES, Demands, smallest_bytes, smallest_device_bytes
 from moeinf.models import architecture, prompting
 from moeinf.parts import demands_of
+from moeinf.store.dense_sums import DenseSums
 from moeinf.store.files import errors_named, parse_json_object, read_small
 from moeinf.store.formats import formats_text as stored_formats
 from moeinf.store.formats import mixed
@@ -93,7 +94,8 @@ def _demands(model: StoredModel) -> Demands:
         from moeinf.generate.seq2seq import num_beams_asked  # loads the tokenizer, which nothing else here needs
 
         beams = num_beams_asked(_json_file(model, "generation_config.json") or config_json)
-    return demands_of(model.manifest, DenseFile(model, plan).memory_bytes, plan.work, beams)
+    dense = DenseFile(model, plan, DenseSums(model, ()))  # which is asked for its size alone
+    return demands_of(model.manifest, dense.memory_bytes, plan.work, beams)
 
 
 def show_lines(model: StoredModel, *, verbose: bool = False) -> list[str]:

@@ -19,8 +19,9 @@ if TYPE_CHECKING:  # list, show and the policies need these types but must not p
     FloatArray = npt.NDArray[np.float64]
     Float32Array = npt.NDArray[np.float32]
     ByteArray = npt.NDArray[np.uint8]
+    SumArray = npt.NDArray[np.uint32]
 else:
-    IntArray = FloatArray = Float32Array = ByteArray = Any
+    IntArray = FloatArray = Float32Array = ByteArray = SumArray = Any
 
 DType = Literal["bf16", "f16", "f32"]
 DTYPE_BYTES: Mapping[DType, int] = {"bf16": 2, "f16": 2, "f32": 4}
@@ -105,6 +106,21 @@ class ExpertPiece:
     def strides_of(self, shape: Sequence[int]) -> tuple[int, ...]:
         """The strides of a part of this shape, also where none are given (as `torch.Tensor.as_strided` takes them)."""
         return self.strides or tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+
+
+@dataclass(frozen=True, slots=True)
+class SumRun:
+    """CRC-32C of units that lie one behind the other in a file; of the last one, what is left of num_bytes."""
+
+    file: str
+    start: int
+    num_bytes: int
+    unit_bytes: int
+    sums: SumArray
+
+    @property
+    def num_units(self) -> int:
+        return -(-self.num_bytes // self.unit_bytes)
 
 
 Activation = Literal["silu", "gelu", "relu", "swiglu_clamped"]

@@ -18,9 +18,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from moeinf._native import Arena, NativeReader, ReadFailure
+from moeinf._native import Arena, NativeReader, ReadFailure, crc32c
 from moeinf.runtime.pure_reader import PureReader
-from moeinf.types import FloatArray, IntArray, Reader
+from moeinf.types import FloatArray, IntArray
 
 BLOCK = 4096
 EXPERT_BYTES = 12 * BLOCK
@@ -43,7 +43,7 @@ def scores(*priorities: float) -> FloatArray:
 
 def open_reader(
     kind: str, paths: Sequence[Path | str], sizes: list[int], arena: Arena, *, queue_depth: int = 16
-) -> Reader:
+) -> NativeReader | PureReader:
     names = [str(path) for path in paths]
     if kind == "pure":
         return PureReader(names, sizes, arena, segment_bytes=2 * BLOCK)
@@ -337,6 +337,56 @@ def test_files_that_are_removed_or_replaced_after_opening_are_read_as_they_were(
     bench.demand(0, NUM_EXPERTS)
     bench.wait_all(0, NUM_EXPERTS)
     bench.check(ids(0, NUM_EXPERTS))
+
+
+@pytest.mark.parametrize("always", [False, True])
+def test_a_block_that_is_not_what_was_written_fails_until_it_is(make_bench: Callable[..., Bench], always: bool) -> None:
+    bench = make_bench()
+    offsets = np.arange(NUM_EXPERTS) * EXPERT_BYTES
+    sums = np.array([crc32c(block) for block in bench.content], np.uint32)
+    for file, of_file in enumerate(np.split(sums, NUM_FILES)):
+        files = np.full(NUM_EXPERTS, file)
+        bench.reader.expect(files, offsets, EXPERT_BYTES, of_file, always=always)
+    flip(bench.paths[1], 3 * EXPERT_BYTES + 5 * BLOCK)
+    damaged = NUM_EXPERTS + 3
+    bench.demand(2, damaged, NUM_KEYS - 1)
+    with pytest.raises(ReadFailure, match=f"{EXPERT_BYTES} bytes at {3 * EXPERT_BYTES} in .* do not match") as raised:
+        bench.reader.wait_any(ids(damaged))
+    assert (raised.value.key, raised.value.errno, raised.value.path) == (damaged, errno.EBADMSG, str(bench.paths[1]))
+    bench.wait_all(2, NUM_KEYS - 1)
+    bench.check(ids(2, NUM_KEYS - 1))
+    bench.submit(ids(damaged), scores(1.0))
+    ended = bench.reader.poll()
+    while not len(ended.failed):
+        assert not len(ended.done)
+        ended = bench.reader.poll()
+    flip(bench.paths[1], 3 * EXPERT_BYTES + 5 * BLOCK)
+    bench.demand(damaged)
+    bench.wait_all(damaged)
+    bench.check(ids(damaged))
+    flip(bench.paths[1], 3 * EXPERT_BYTES)  # now that it was sound once
+    bench.demand(damaged)
+    if always:
+        with pytest.raises(ReadFailure):
+            bench.wait_all(damaged)
+    else:
+        assert bench.wait_all(damaged) == [damaged]
+
+
+def test_sums_of_places_outside_of_the_files_are_refused(make_bench: Callable[..., Bench]) -> None:
+    bench = make_bench()
+    whole = NUM_EXPERTS * EXPERT_BYTES
+    for file, offset, num_bytes in ((9, 0, BLOCK), (-1, 0, BLOCK), (0, -1, BLOCK), (0, BLOCK, whole)):
+        with pytest.raises(ValueError, match="file"):
+            bench.reader.expect(ids(file), ids(offset), num_bytes, np.zeros(1, np.uint32))
+
+
+def flip(path: Path, offset: int) -> None:
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ 1]))
 
 
 def test_a_missing_file_is_named_at_opening(kind: str, tmp_path: Path) -> None:

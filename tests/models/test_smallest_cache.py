@@ -18,6 +18,8 @@ from moeinf.models import architecture
 from moeinf.on_cpu import CpuRun
 from moeinf.parts import ModelParts
 from moeinf.runtime.eamc import ActivationCollection
+from moeinf.store.checksums import sums_of
+from moeinf.store.dense_sums import DenseSums
 from moeinf.store.library import StoredModel
 from tests.models.test_parity import CONFIGS, PROMPT, Pair
 
@@ -39,7 +41,8 @@ def smallest(pair: Pair, stored: StoredModel) -> CpuRun:
     """With as many slots as one token needs in a layer."""
     size = stored.manifest.moe.top_k * stored.manifest.layout.stride_bytes
     config = RuntimeConfig(expert_cache=str(size), context=256, threads=2)
-    dense, collection = DenseFile(stored, pair.plan), ActivationCollection(stored.manifest.moe)
+    dense = DenseFile(stored, pair.plan, DenseSums(stored, sums_of(stored)[0]))
+    collection = ActivationCollection(stored.manifest.moe)
     return CpuRun(ModelParts(stored, config, machine(), architecture(pair.config), pair.config, pair.plan.form,
                              pair.plan.work, dense, pair.kernels, collection, [], Laps(), [], lambda done, total: None))
 

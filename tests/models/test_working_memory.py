@@ -33,6 +33,8 @@ from moeinf.on_cpu import CpuRun
 from moeinf.on_gpu import GpuRun
 from moeinf.parts import ModelParts
 from moeinf.runtime.eamc import ActivationCollection
+from moeinf.store.checksums import sums_of
+from moeinf.store.dense_sums import DenseSums
 from moeinf.store.library import StoredModel
 from tests.checkpoints import random_tensors, write_checkpoint
 from tests.models.common import all_configs
@@ -61,7 +63,8 @@ def parts_of(stored: StoredModel, config: RuntimeConfig, kernels: Kernels) -> Mo
     family = architecture(config_json)
     plan = family.tensor_plan(config_json)
     return ModelParts(stored, config, Machine(1 << 36, "test", THREADS), family, config_json, plan.form, plan.work,
-                      DenseFile(stored, plan), kernels, ActivationCollection(stored.manifest.moe), [], Laps(), [],
+                      DenseFile(stored, plan, DenseSums(stored, sums_of(stored)[0])), kernels,
+                      ActivationCollection(stored.manifest.moe), [], Laps(), [],
                       lambda done, total: None)
 
 

@@ -21,7 +21,9 @@ from moeinf.models import architecture
 from moeinf.on_cpu import CpuRun
 from moeinf.parts import ModelParts
 from moeinf.runtime.eamc import ActivationCollection
+from moeinf.store.checksums import sums_of
 from moeinf.store.dense import dense_tensors
+from moeinf.store.dense_sums import DenseSums
 from moeinf.store.library import StoredModel
 from moeinf.store.verify import verify
 from moeinf.types import Float32Array
@@ -70,7 +72,8 @@ def run_of(stored: StoredModel) -> CpuRun:
     plan = family.tensor_plan(config_json)
     config = RuntimeConfig(context=64, threads=1, expert_cache="50%")
     parts = ModelParts(stored, config, machine(), family, config_json, plan.form, plan.work,
-                       DenseFile(stored, plan), Kernels(1), ActivationCollection(stored.manifest.moe), [], Laps(), [],
+                       DenseFile(stored, plan, DenseSums(stored, sums_of(stored)[0])), Kernels(1),
+                       ActivationCollection(stored.manifest.moe), [], Laps(), [],
                        lambda done, total: None)
     return CpuRun(parts)
 

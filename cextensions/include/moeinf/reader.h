@@ -5,9 +5,11 @@
 
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "moeinf/arena.h"
@@ -41,6 +43,12 @@ class Reader {
   const char* backend() const { return backend_->name(); }
   const std::string& notice() const { return notice_; }
 
+  // From now on, a read of exactly num_bytes at one of these places is compared with its CRC-32C: the first
+  // time, or always. One that differs fails as ReadFailure does, with EBADMSG. Throws std::invalid_argument
+  // for a range that is not inside its file.
+  void expect(const std::int64_t* files, const std::int64_t* offsets, std::int64_t num_bytes,
+              const std::uint32_t* sums, std::size_t count, bool always);
+
   // `destinations` are offsets in the arena. Throws std::invalid_argument, before anything is queued, for a
   // known key and for a range that is not on 4 KiB borders or not inside its file and the arena.
   void submit(const std::int64_t* keys, const std::int64_t* files, const std::int64_t* offsets,
@@ -60,10 +68,16 @@ class Reader {
 
  private:
   void start(const ReaderOptions& options);
+  BlockSum* sum_of(int file, std::int64_t offset, std::int64_t num_bytes);
   ReadFailure failure(const FailedRequest& failed) const;
 
   std::shared_ptr<Arena> arena_;
   FileSet files_;
+  struct Expected {
+    std::int64_t num_bytes;
+    BlockSum sum;
+  };
+  std::map<std::pair<int, std::int64_t>, Expected> expected_;  // by file and offset
   Scheduler scheduler_;
   std::unique_ptr<Backend> backend_;
   std::string notice_;

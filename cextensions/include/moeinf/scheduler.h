@@ -26,6 +26,14 @@
 
 namespace moeinf {
 
+// The CRC-32C that a block of a file has, and whether it was found to have it. Belongs to the scheduler's mutex
+// once a request points to it.
+struct BlockSum {
+  std::uint32_t expected = 0;
+  bool always = false;  // every read of it is compared; else reads until one was sound
+  bool sound = false;
+};
+
 struct Request {
   std::int64_t key = 0;
   int file = 0;
@@ -33,6 +41,7 @@ struct Request {
   unsigned char* destination = nullptr;
   std::int64_t num_bytes = 0;
   double priority = 0;
+  BlockSum* sum = nullptr;  // null: taken as it comes
 };
 
 struct FailedRequest {
@@ -86,6 +95,8 @@ class Scheduler {
     std::int64_t landed_bytes = 0;
     int in_flight = 0;  // segments
     Outcome failure;    // the first one
+    bool checked = false;
+    std::uint32_t sum = 0;  // of the segments that have landed
     bool complete = false;
   };
   struct Sooner {

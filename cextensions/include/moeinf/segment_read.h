@@ -13,12 +13,16 @@ struct Segment {
   std::int64_t offset = 0;  // in the file
   unsigned char* destination = nullptr;
   std::int64_t num_bytes = 0;
+  bool checked = false;         // its sum is wanted
+  std::int64_t bytes_after = 0;  // of the request, behind the segment
 };
 
 struct Outcome {
   std::int64_t num_bytes_read = 0;
   int error = 0;       // errno
   bool ended = false;  // the file ended before the segment did
+  std::uint32_t sum = 0;  // of a checked segment: its share of the request's CRC-32C
+  bool damaged = false;   // all bytes came, and are not those that were written
 };
 
 class SegmentRead {
@@ -35,6 +39,8 @@ class SegmentRead {
   // outcome().
   bool advance(std::int64_t result);
   const Outcome& outcome() const { return outcome_; }
+  // The same, with the sum of a checked segment that is whole: a pass over its bytes.
+  Outcome take_outcome() const;
 
  private:
   Segment segment_;

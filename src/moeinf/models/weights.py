@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
-from moeinf.types import ByteArray, Float32Array, Format
+from moeinf.types import ByteArray, Float32Array, Format, IntArray
 
 
 class TensorBytes(Protocol):
@@ -30,11 +30,15 @@ class TensorBytes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor that lies in memory, or in a mapped file: `data` uint8, 1-D. It is TensorBytes too."""
+    """A tensor that lies in memory, or in a mapped file: `data` uint8, 1-D. It is TensorBytes too.
+
+    check_rows: takes the numbers of rows before they are looked up, and raises StoreError for one that is damaged.
+    """
 
     data: ByteArray
     format: Format
     shape: tuple[int, ...]
+    check_rows: Callable[[IntArray], None] | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -60,10 +64,14 @@ class Embedding:
     def __init__(self, tensor: StoredTensor) -> None:
         self._table = _halves_or_floats(tensor).reshape(tensor.shape)
         self._format = tensor.format
+        self._check_rows = tensor.check_rows
 
     def __call__(self, ids: Sequence[int]) -> Float32Array:
-        """ids [tokens] -> [tokens, hidden]."""
-        return _widened(self._table[np.asarray(ids)], self._format)
+        """ids [tokens] -> [tokens, hidden]. Raises StoreError for a row that is damaged."""
+        rows = np.asarray(ids)
+        if self._check_rows is not None:
+            self._check_rows(rows)
+        return _widened(self._table[rows], self._format)
 
 
 def vector(tensor: StoredTensor) -> Float32Array:

@@ -13,8 +13,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from moeinf._native import Arena, ReadFailure
-from moeinf.types import BLOCK_ALIGN_BYTES, FloatArray, IntArray, ReadDone
+from moeinf._native import Arena, ReadFailure, crc32c
+from moeinf.types import BLOCK_ALIGN_BYTES, FloatArray, IntArray, ReadDone, SumArray
+
+
+@dataclass(slots=True)
+class _Expected:
+    """The sum of a block, and whether there is still reason to compare it."""
+
+    num_bytes: int
+    sum: int
+    always: bool
+    sound: bool = False
 
 
 @dataclass(slots=True)
@@ -29,6 +39,7 @@ class _Request:
     num_bytes_read: int = 0
     issued: bool = False
     complete: bool = False
+    expected: _Expected | None = None
     failure: ReadFailure | None = None
 
 
@@ -50,6 +61,7 @@ class PureReader:
         self._sizes = list(sizes)
         self._descriptors: list[int] = []
         self._requests: dict[int, _Request] = {}
+        self._expected: dict[tuple[int, int], _Expected] = {}  # by file and offset
         self._landed: list[_Request] = []  # complete and not collected, in the order in which they landed
         self._next_order = 0
         self._bytes_read = 0
@@ -64,6 +76,14 @@ class PureReader:
             raise
         self._thread = threading.Thread(target=self._work, name="moeinf-pure-reader", daemon=True)
         self._thread.start()
+
+    def expect(self, files: IntArray, offsets: IntArray, num_bytes: int, sums: SumArray, *, always: bool = False
+               ) -> None:
+        with self._changed:
+            for file, offset, wanted in zip(files.tolist(), offsets.tolist(), sums.tolist(), strict=True):
+                if not 0 <= file < len(self._paths) or not 0 <= offset <= self._sizes[file] - num_bytes:
+                    raise ValueError(f"{num_bytes} bytes at {offset} of file {file} are not inside it")
+                self._expected[file, offset] = _Expected(num_bytes, wanted, always)
 
     def submit(
         self,
@@ -87,6 +107,8 @@ class PureReader:
                 _require_range("arena", destination, num_bytes, len(self._memory), key)
                 _require_priority(priority)
                 new[key] = _Request(key, file, offset, destination, num_bytes, priority, self._next_order + len(new))
+                known = self._expected.get((file, offset))
+                new[key].expected = known if known and known.num_bytes == num_bytes and not known.sound else None
             self._next_order += len(new)
             self._requests.update(new)
             self._changed.notify_all()
@@ -180,6 +202,7 @@ class PureReader:
                 request.issued = True
             started = time.perf_counter()
             num_bytes, failure = self._read_segment(request)
+            failure = failure or self._damage(request, num_bytes)
             with self._changed:
                 self._busy_s += time.perf_counter() - started
                 self._bytes_read += num_bytes
@@ -209,6 +232,21 @@ class PureReader:
                 return done, self._failure(request, done, None)
             done += got
         return done, None
+
+    def _damage(self, request: _Request, num_bytes: int) -> ReadFailure | None:
+        """Says so when a block that is complete with these last bytes is not what was written."""
+        expected = request.expected
+        if expected is None or request.num_bytes_read + num_bytes < request.num_bytes:
+            return None
+        block = self._memory[request.destination : request.destination + request.num_bytes]
+        if crc32c(block) == expected.sum:
+            expected.sound = not expected.always
+            return None
+        path = self._paths[request.file]
+        failure = _read_failure(f"{request.num_bytes} bytes at {request.offset} in {path} do not match their checksum",
+                                path, request.key, errno.EBADMSG)
+        failure.offset, failure.num_bytes_read = request.offset, request.num_bytes
+        return failure
 
     def _failure(self, request: _Request, done: int, error: OSError | None) -> ReadFailure:
         path = self._paths[request.file]

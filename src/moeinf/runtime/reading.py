@@ -15,20 +15,31 @@ from moeinf.config import RuntimeConfig
 from moeinf.errors import StoreError
 from moeinf.runtime.pages import PIECE_BYTES, take
 from moeinf.runtime.pure_reader import PureReader
-from moeinf.types import BLOCK_ALIGN_BYTES, ByteArray, IntArray, Reader
+from moeinf.types import BLOCK_ALIGN_BYTES, ByteArray, IntArray, Reader, SumRun
 
 CHUNK_BYTES: Final = 4 << 20  # of a whole file: large enough for the disk's full rate
 
 
-def open_reader(paths: Sequence[Path], sizes: Sequence[int], arena: Arena, config: RuntimeConfig) -> Reader:
-    """A reader of `paths` into `arena`. Raises StoreError for a file that is missing or not of its size."""
-    names = [str(path) for path in paths]
+def open_reader(paths: Sequence[Path], sizes: Sequence[int], arena: Arena, config: RuntimeConfig,
+                sums: Sequence[SumRun] = ()) -> Reader:
+    """A reader of `paths` into `arena`, which compares units of `sums` when they are read: once, or always.
+
+    Raises StoreError for a file that is missing or not of its size.
+    """
+    names, places = [str(path) for path in paths], {path.name: place for place, path in enumerate(paths)}
     try:
+        reader: PureReader | NativeReader
         if config.reader == "pure":
-            return PureReader(names, list(sizes), arena)
-        return NativeReader(names, list(sizes), arena, direct=config.direct_io, queue_depth=config.queue_depth)
+            reader = PureReader(names, list(sizes), arena)
+        else:
+            reader = NativeReader(names, list(sizes), arena, direct=config.direct_io, queue_depth=config.queue_depth)
     except OSError as error:
         raise StoreError(f"{error}; check the store with `moeinf verify`, then `moeinf pull` it again") from error
+    for run in sums:
+        offsets = run.start + run.unit_bytes * np.arange(run.num_units)
+        files = np.full(run.num_units, places[run.file])
+        reader.expect(files, offsets, run.unit_bytes, run.sums, always=config.verify_reads)
+    return reader
 
 
 def read_file(path: Path, num_bytes: int, config: RuntimeConfig, progress: Callable[[int, int], None],

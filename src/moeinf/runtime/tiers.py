@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -52,8 +53,11 @@ class ExpertTier:
 
     def __init__(self, shape: MoeShape, layout: ExpertLayout, slots: SlotRegion, reader: Reader,
                  policy: EvictionPolicy, shards: list[Path], laps: Laps,
-                 lag_s: Callable[[], float] = lambda: 0.0) -> None:
-        """lag_s(): for how long what has landed is still under way, where a reader says that it landed before."""
+                 lag_s: Callable[[], float] = lambda: 0.0, model: str = "MODEL") -> None:
+        """lag_s(): for how long what has landed is still under way, where a reader says that it landed before.
+
+        model: its name, for errors.
+        """
         assert slots.num_slots >= 1
         self._shape = shape
         self._stride_bytes = layout.stride_bytes
@@ -64,6 +68,7 @@ class ExpertTier:
         self._reader = reader
         self._policy = policy
         self._shards = shards
+        self._model = model
         self._laps = laps
         self._lag_s = lag_s
         self.num_slots = slots.num_slots
@@ -241,8 +246,9 @@ class ExpertTier:
     def explain(self, failure: ReadFailure) -> ExpertReadError:
         """What a read that failed means to the user."""
         layer, expert = divmod(int(failure.key), self._shape.num_experts)
-        return ExpertReadError(f"expert {expert} of layer {layer} is unreadable in {self._shards[layer]}: {failure}; "
-                               "check the store with `moeinf verify`, then `moeinf pull` it again")
+        fault = "damaged" if failure.errno == errno.EBADMSG else "unreadable"
+        return ExpertReadError(f"{self._model}: expert {expert} of layer {layer} is {fault} in {self._shards[layer]}: "
+                               f"{failure}; check it with `moeinf verify {self._model}`, then `moeinf pull` it again")
 
     def resident_experts(self) -> int:
         return self._table.num_resident

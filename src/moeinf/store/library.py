@@ -52,6 +52,11 @@ class StoredModel:
             return datetime.fromtimestamp((self.path / MANIFEST_FILE).stat().st_mtime, timezone.utc)
 
     @property
+    def remedy(self) -> str:
+        """What to do where its files are not what they were when it was published."""
+        return f"check it with `moeinf verify {self.name}`, then `moeinf pull` it again"
+
+    @property
     def dense_path(self) -> Path:
         return self.path / DENSE_FILE
 

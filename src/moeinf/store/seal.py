@@ -5,19 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
 from moeinf.errors import StoreError
 from moeinf.store.checkpoint import Conversion
+from moeinf.store.checksums import CHECKSUMS_FILE, dump_checksums
 from moeinf.store.dense import dense_tensors
 from moeinf.store.files import errors_named, publish, sync_folder, write_fully
 from moeinf.store.format import DENSE_FILE, shard_file
 from moeinf.store.library import RECEIPT_FILE, Library, StoredModel
 from moeinf.store.manifest import MANIFEST_FILE, FileEntry, Manifest, ModelSource, ShardEntry, model_id
-from moeinf.store.verify import Span, check_spans
-from moeinf.types import ModelInfo
+from moeinf.store.verify import Finding, check_spans, dense_span, expert_spans, gathered
+from moeinf.types import ModelInfo, SumRun
 
 
 def write_small_file(path: Path, data: bytes) -> None:
@@ -39,7 +40,9 @@ def seal(folder: Path, conversion: Conversion, source: ModelSource, info: ModelI
     """
     for name, data in small_files.items():
         write_small_file(folder / name, data)
-    shards, dense = _checksums(folder, conversion, advance)
+    shards, dense, runs = _checksums(folder, conversion, info, advance)
+    small_files = {**small_files, CHECKSUMS_FILE: dump_checksums(runs)}
+    write_small_file(folder / CHECKSUMS_FILE, small_files[CHECKSUMS_FILE])
     files = [FileEntry(name, len(data), hashlib.sha256(data).hexdigest()) for name, data in small_files.items()]
     entries = sorted([*files, FileEntry(DENSE_FILE, conversion.dense_bytes, dense)], key=lambda entry: entry.file)
     manifest = Manifest(source, info, conversion.moe, conversion.layout, tuple(shards), tuple(entries),
@@ -56,14 +59,15 @@ def seal(folder: Path, conversion: Conversion, source: ModelSource, info: ModelI
     return model_id(manifest.dumps())
 
 
-def _checksums(folder: Path, conversion: Conversion, advance: Callable[[int], None]) -> tuple[list[ShardEntry], str]:
-    """The entries of all layers, and the dense file's sum."""
+def _checksums(folder: Path, conversion: Conversion, info: ModelInfo, advance: Callable[[int], None]
+               ) -> tuple[list[ShardEntry], str, Sequence[SumRun]]:
+    """The entries of all layers, the dense file's sum, and the sums for checksums.bin."""
     experts, stride = conversion.moe.num_experts, conversion.layout.stride_bytes
     dense = dense_tensors(folder / DENSE_FILE, conversion.dense_formats)
-    spans = [Span(folder / DENSE_FILE, 0, conversion.dense_bytes, dense)]
-    spans += [Span(folder / shard_file(layer), expert * stride, stride, conversion.layout.tensors)
-              for layer in range(conversion.moe.num_layers) for expert in range(experts)]
-    sums: list[str] = []
+    spans = [dense_span(folder / DENSE_FILE, conversion.dense_bytes, dense, info)]
+    for layer in range(conversion.moe.num_layers):
+        spans += expert_spans(folder / shard_file(layer), experts, conversion.layout)
+    findings: list[Finding] = []
     with closing(check_spans(spans)) as results:
         for span, found in zip(spans, results, strict=True):
             with errors_named(span.path):
@@ -72,11 +76,12 @@ def _checksums(folder: Path, conversion: Conversion, advance: Callable[[int], No
             if found.fault:
                 expert = "" if span is spans[0] else f"expert {span.offset_bytes // stride}: "
                 raise StoreError(f"{span.path}: {expert}{found.fault}; pull the model again")
-            sums.append(found.sha256)
+            findings.append(found)
             advance(span.num_bytes)
+    sums = [found.sha256 for found in findings]
     shards = [ShardEntry(shard_file(layer), conversion.shard_bytes, tuple(sums[1 + layer * experts :][:experts]))
               for layer in range(conversion.moe.num_layers)]
-    return shards, sums[0]
+    return shards, sums[0], gathered(spans, findings)
 
 
 def publish_model(library: Library, folder: Path, identifier: str, name: str, source: ModelSource) -> StoredModel:

@@ -11,7 +11,7 @@ import pytest
 from moeinf.errors import StoreError
 from moeinf.install import pull
 from moeinf.store.library import StoredModel
-from moeinf.store.verify import check_sizes, verify
+from moeinf.store.verify import check_files, verify
 from tests.checkpoints import content
 
 
@@ -53,7 +53,7 @@ def test_missing_and_truncated_files_are_named(model: StoredModel) -> None:
     assert faults[0] == "experts-00001.bin: No such file or directory"
     assert faults[1].startswith("experts-00002.bin is 5 bytes long, not ")
     with pytest.raises(StoreError, match=r"experts-00001\.bin: No such file"):
-        check_sizes(model)
+        check_files(model)
 
 
 def test_a_pull_makes_a_model_anew_in_which_verify_saw_damage(model: StoredModel, demo: StoredModel) -> None:

@@ -1,0 +1,77 @@
+"""Holds the bytes of a dense file against checksums.bin when they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from moeinf._native import crc32c, crc32c_joined, first_unsound
+from moeinf.errors import StoreError
+from moeinf.store.files import errors_named, open_regular, read_fully
+from moeinf.store.library import StoredModel
+from moeinf.types import ByteArray, IntArray, SumRun, TensorSpec
+
+
+class DenseSums:
+    """What is known of one model's dense file. Where that is nothing, everything passes."""
+
+    def __init__(self, model: StoredModel, runs: Sequence[SumRun], *, always: bool = False) -> None:
+        """always: rows are checked whenever they are looked up, not only the first time."""
+        self._model, self._path, self._always = model, model.dense_path, always
+        self._runs = {run.start: run for run in runs if run.file == self._path.name}
+
+    def check_header(self) -> None:
+        """Raises StoreError where the part before the tensors is damaged, which says where they lie."""
+        if not self._runs:
+            return
+        head = self._runs.get(0)
+        data = bytearray(head.num_bytes if head else 0)
+        with errors_named(self._path):
+            fd = open_regular(self._path)
+            with open(fd, "rb"):
+                read_fully(fd, memoryview(data), 0, self._path)
+        if head is None or crc32c(data) != crc32c_joined(head.sums, head.unit_bytes, head.num_bytes):
+            raise self._damaged("the header")
+
+    def check(self, spec: TensorSpec, found: int) -> None:
+        """found: CRC-32C of all the tensor's bytes. Raises StoreError where it is another."""
+        if not self._runs or not spec.num_bytes:
+            return
+        run = self._run(spec)
+        if found != crc32c_joined(run.sums, run.unit_bytes, run.num_bytes):
+            raise self._damaged(f"tensor {spec.name!r}")
+
+    def row_check(self, spec: TensorSpec, data: ByteArray) -> Callable[[IntArray], None] | None:
+        """What is called with the numbers of rows before they are used; raises StoreError for one that is damaged.
+
+        None where nothing is known, or rows have no sums of their own: all of `data` is then read and checked here.
+        """
+        if not self._runs or not spec.num_bytes:
+            return None
+        run = self._run(spec)
+        if run.num_units != spec.shape[0] or run.unit_bytes * run.num_units != run.num_bytes:
+            self.check(spec, crc32c(data))
+            return None
+        sound, always = np.zeros(run.num_units, np.bool_), self._always
+
+        def check(rows: IntArray) -> None:
+            unknown = rows[~sound[rows]]
+            if not len(unknown):
+                return
+            bad = first_unsound(data, run.unit_bytes, run.sums, unknown)
+            if bad >= 0:
+                raise self._damaged(f"row {bad} of tensor {spec.name!r}")
+            sound[unknown] = not always
+
+        return check
+
+    def _run(self, spec: TensorSpec) -> SumRun:
+        run = self._runs.get(spec.offset_bytes)
+        if run is None or run.num_bytes != spec.num_bytes:
+            raise self._damaged(f"tensor {spec.name!r}")
+        return run
+
+    def _damaged(self, what: str) -> StoreError:
+        return StoreError(f"{self._model.name}: {what} in {self._path} does not match its checksum; "
+                          f"{self._model.remedy}")
