@@ -17,6 +17,16 @@
     `- TextError                   a tokenizer or chat template that fails, hangs or is malformed
 """
 
+import errno
+from collections.abc import Mapping
+
+# What can be done where the system gives no more files or threads.
+LIMIT_REMEDIES: Mapping[int, str] = {
+    errno.EMFILE: "raise the number of files that a process may open (ulimit -n)",
+    errno.ENFILE: "the system has too many files open: end some other program",
+    errno.EAGAIN: "lower --threads, or raise the number of processes that a user may have (ulimit -u)",
+}
+
 
 class MoeinfError(Exception):
     """Root of the tree: one line for the user, with the remedy."""

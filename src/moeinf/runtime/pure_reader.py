@@ -75,7 +75,11 @@ class PureReader:
             self._close_files()
             raise
         self._thread = threading.Thread(target=self._work, name="moeinf-pure-reader", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            self._close_files()
+            raise OSError(errno.EAGAIN, str(error)) from error
 
     def expect(self, files: IntArray, offsets: IntArray, num_bytes: int, sums: SumArray, *, always: bool = False
                ) -> None:

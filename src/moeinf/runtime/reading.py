@@ -12,11 +12,12 @@ import numpy.typing as npt
 
 from moeinf._native import Arena, NativeReader, ReadFailure
 from moeinf.config import RuntimeConfig
-from moeinf.errors import StoreError
+from moeinf.errors import LIMIT_REMEDIES, StoreError
 from moeinf.runtime.pages import PIECE_BYTES, take
 from moeinf.runtime.pure_reader import PureReader
 from moeinf.types import BLOCK_ALIGN_BYTES, ByteArray, IntArray, Reader, SumRun
 
+_DAMAGED: Final = "check the store with `moeinf verify`, then `moeinf pull` it again"
 CHUNK_BYTES: Final = 4 << 20  # of a whole file: large enough for the disk's full rate
 
 
@@ -24,7 +25,7 @@ def open_reader(paths: Sequence[Path], sizes: Sequence[int], arena: Arena, confi
                 sums: Sequence[SumRun] = ()) -> Reader:
     """A reader of `paths` into `arena`, which compares units of `sums` when they are read: once, or always.
 
-    Raises StoreError for a file that is missing or not of its size.
+    Raises StoreError for a file that is missing or not of its size, and where the system lacks threads or descriptors.
     """
     names, places = [str(path) for path in paths], {path.name: place for place, path in enumerate(paths)}
     try:
@@ -34,7 +35,8 @@ def open_reader(paths: Sequence[Path], sizes: Sequence[int], arena: Arena, confi
         else:
             reader = NativeReader(names, list(sizes), arena, direct=config.direct_io, queue_depth=config.queue_depth)
     except OSError as error:
-        raise StoreError(f"{error}; check the store with `moeinf verify`, then `moeinf pull` it again") from error
+        remedy = LIMIT_REMEDIES.get(error.errno or 0, _DAMAGED)
+        raise StoreError(f"{error}; {remedy}") from error
     for run in sums:
         offsets = run.start + run.unit_bytes * np.arange(run.num_units)
         files = np.full(run.num_units, places[run.file])
@@ -74,7 +76,7 @@ def read_tail(path: Path, start: int, end: int) -> ByteArray:
 
 
 def unreadable(failure: ReadFailure) -> StoreError:
-    return StoreError(f"{failure}; check the store with `moeinf verify`, then `moeinf pull` it again")
+    return StoreError(f"{failure}; {_DAMAGED}")
 
 
 def _read_blocks(reader: Reader, memory: ByteArray, left_out: Sequence[tuple[int, int]],

@@ -11,17 +11,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from moeinf.errors import DiskSpaceError, MoeinfError, StoreError
+from moeinf.errors import LIMIT_REMEDIES, DiskSpaceError, MoeinfError, StoreError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 # What can be done about a reason that is no fault of the file's; others speak for themselves.
 _REMEDIES = {
+    **LIMIT_REMEDIES,
     errno.EIO: "the disk reports a fault: the system's log (dmesg) tells more",
-    errno.EMFILE: "raise the number of files that a process may open (ulimit -n)",
-    errno.ENFILE: "the system has too many files open: end some other program",
-    errno.EAGAIN: "lower --threads, or raise the number of processes that a user may have (ulimit -u)",
     errno.ENOENT: "it is not there, or not any more: repeat the command",
     errno.ESTALE: "it is not there, or not any more: repeat the command",
 }

@@ -1,0 +1,55 @@
+"""What is said where the system has no files or threads left to give: not that the store is damaged."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moeinf._native import Arena
+from moeinf.config import RuntimeConfig
+from moeinf.errors import StoreError
+from moeinf.runtime import reading
+from moeinf.runtime.reading import open_reader
+
+BLOCK = 4096
+
+
+@pytest.mark.parametrize("kind", ["native", "pure"])
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="descriptors are counted in /proc")
+def test_too_many_open_files_ask_for_a_higher_limit(tmp_path: Path, kind: Any) -> None:
+    path = tmp_path / "block.bin"
+    path.write_bytes(bytes(BLOCK))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 20, hard))
+    try:
+        with pytest.raises(StoreError, match=r"Too many open files.*; raise the number of .*\(ulimit -n\)$"):
+            open_reader([path] * 100, [BLOCK] * 100, Arena(BLOCK), RuntimeConfig(reader=kind))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_threads_that_cannot_be_started_ask_for_a_higher_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise OSError(errno.EAGAIN, "cannot start a reading thread: Resource temporarily unavailable")
+
+    monkeypatch.setattr(reading, "NativeReader", refuse)
+    with pytest.raises(StoreError, match=r"cannot start a reading thread.*\(ulimit -u\)"):
+        open_reader([], [], Arena(BLOCK), RuntimeConfig())
+
+    def no_more(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", no_more)
+    with pytest.raises(StoreError, match=r"can't start new thread.*\(ulimit -u\)"):
+        open_reader([], [], Arena(BLOCK), RuntimeConfig(reader="pure"))
+
+
+def test_a_missing_file_is_still_a_matter_of_the_store(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"absent\.bin.*`moeinf verify`"):
+        open_reader([tmp_path / "absent.bin"], [BLOCK], Arena(BLOCK), RuntimeConfig())
