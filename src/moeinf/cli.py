@@ -13,7 +13,7 @@ import typer
 
 from moeinf import __version__
 from moeinf.config import debug_wanted, store_home, unknown_variables
-from moeinf.errors import MoeinfError, OutputError, UsageError
+from moeinf.errors import ModelNotFoundError, MoeinfError, OutputError, UsageError
 from moeinf.options import (
     AsJson,
     Context,
@@ -156,7 +156,7 @@ def pull(
     keep_source: Annotated[bool, typer.Option("--keep-source", help="Keep downloaded shards.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Fetch a model and convert it; repeat it to go on after an interruption."""
+    """Fetch and convert a model, or go on where that stopped."""
     from moeinf.install import pull as install
     from moeinf.pull_display import PullDisplay, plan_lines
     from moeinf.store.library import StoredModel
@@ -241,7 +241,7 @@ def show(
 
 @app.command()
 def rm(models: Annotated[list[str], typer.Argument(metavar="MODEL", help="Stored models.")]) -> None:
-    """Delete models and interrupted pulls; stops at the first that fails."""
+    """Delete models and interrupted pulls. Stops at the first that fails."""
     from moeinf.display import size_text
     from moeinf.store.library import Library
 
@@ -289,7 +289,7 @@ def bench(
     direct_io: DirectIo = None, queue_depth: QueueDepth = None, verify_reads: VerifyReads = None,
     src_lang: SrcLang = None, tgt_lang: TgtLang = None,
 ) -> None:
-    """Time a model on real text, with a cold and with a warm expert cache."""
+    """Time a model on real text, with a cold and a warm cache."""
     from moeinf.bench.report import check_form, format_rows, profile_text
 
     check_form(output)
@@ -307,7 +307,13 @@ def bench(
               file=sys.stdout if output in ("table", "md") else sys.stderr)
 
 
-@app.command()
+@app.command("help")
+def show_help(verb: Annotated[str, typer.Argument(metavar="VERB", help="Only this one.")] = "") -> None:
+    """Show this, or the options of a verb."""
+    raise typer.Exit(run_command([word for word in (verb, "--help") if word]))
+
+
+@app.command(hidden=True)
 def simulate(
     trace: Annotated[Path, typer.Argument(metavar="TRACE", help="A folder with routing.npz.")],
     cache: Annotated[str, typer.Option(metavar="PERCENTS", help="Cache sizes, in percent of the experts.")
@@ -315,7 +321,10 @@ def simulate(
     policy: Annotated[str, typer.Option(metavar="NAMES", help="Eviction policies, with commas, or all.")] = "all",
     max_tokens: Annotated[int | None, typer.Option(metavar="N", min=1, help="Only the first N tokens.")] = None,
 ) -> None:
-    """Replay recorded routing through the eviction policies, and print their hit rates."""
+    """Replay recorded routing through the eviction policies, and print their hit rates.
+
+    The format of a trace is in docs/policies.md. This version reads traces, and records none.
+    """
     from moeinf.bench.policies_table import hit_rate_table
 
     print("\n".join(hit_rate_table(trace, cache, policy, max_tokens)))
@@ -396,9 +405,16 @@ def _print(text: str) -> None:
 
 
 def _stored(name: str) -> StoredModel:
+    """Raises ModelNotFoundError, also with how to fetch a model that is known and not stored."""
+    from moeinf.references import known_sources
     from moeinf.store.library import Library
 
-    return Library(store_home()).find(name)
+    try:
+        return Library(store_home()).find(name)
+    except ModelNotFoundError:
+        if name.lower().removesuffix(":latest") in known_sources():
+            raise ModelNotFoundError(f"model '{name}' is not stored; `moeinf pull {name}` fetches it") from None
+        raise
 
 
 def main() -> None:
@@ -440,14 +456,14 @@ def run_command(arguments: list[str]) -> int:
 def _fail(error: Exception) -> int:
     from moeinf.display import harmless
     from moeinf.store.files import named
+    from moeinf.wrong_use import usage_text
 
     if isinstance(error, OSError) and error.errno is not None:  # a fault of the machine or of a file, not of ours
         error = named(error)
-    explain = getattr(error, "format_message", None)  # click's errors: a wrong option, a missing argument
     if isinstance(error, MoeinfError):
         message, code = str(error), error.exit_code
-    elif explain is not None:
-        message, code = f"{explain()} (see moeinf --help)", 2
+    elif hasattr(error, "format_message"):  # click's errors: a wrong option, a missing argument
+        message, code = usage_text(error), 2
     else:
         message, code = f"unexpected {type(error).__name__}: {error}; run again with --debug and report it", 1
     print(f"Error: {harmless(' '.join(message.split()))}", file=sys.stderr)

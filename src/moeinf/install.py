@@ -149,7 +149,7 @@ def _origin(reference: str, library: Library) -> Origin:
     if named is not None:
         return named
     stored = [model.name.removesuffix(":latest") for model in library.list()]
-    close = difflib.get_close_matches(reference, [*stored, *known_sources()], n=3, cutoff=0.5)
+    close = difflib.get_close_matches(reference, {*stored, *known_sources()}, n=3, cutoff=0.6)
     hint = f"did you mean {' or '.join(close)}?" if close else "give org/repo, the path of a folder, or a known name"
     shown = reference[:100] if reference.isprintable() else ascii(reference[:100])
     raise ModelNotFoundError(f"model '{shown}' not found; {hint} (`moeinf list --available` shows the names)")

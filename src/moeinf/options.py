@@ -121,7 +121,9 @@ def _pairs(pairs: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
         name, equals, value = pair.partition("=")
         if not equals:
             raise UsageError(f"-o {pair!r} is not NAME=VALUE; write for example -o top_k=20")
-        if name in _OLLAMA_RUNTIME:
+        if name == "num_gpu":
+            runtime["device"] = device_of_num_gpu(value)
+        elif name in _OLLAMA_RUNTIME:
             if not value.isdecimal():
                 raise UsageError(f"{name} must be a whole number, not {value!r}")
             runtime[_OLLAMA_RUNTIME[name]] = int(value)
@@ -130,6 +132,18 @@ def _pairs(pairs: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
         else:
             sampling[name] = parse_option(name, value)
     return sampling, runtime
+
+
+def device_of_num_gpu(text: str) -> str:
+    """What --device is for ollama's number of layers on a GPU: only none and "as you see fit" mean something here.
+
+    Raises UsageError.
+    """
+    device = {"0": "cpu", "-1": "auto"}.get(text)
+    if device is None:
+        raise UsageError(f"num_gpu counts layers, and experts are placed here one by one: 0 is the CPU, -1 chooses; "
+                         f"--vram SIZE bounds what is used of a GPU, so num_gpu cannot be {text!r}")
+    return device
 
 
 def _checked(options: dict[str, Any]) -> dict[str, Any]:

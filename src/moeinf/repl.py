@@ -11,6 +11,7 @@ from moeinf.display import harmless
 from moeinf.errors import ModelNotFoundError, MoeinfError, UsageError
 from moeinf.generate.sampling import option_kinds, parse_option
 from moeinf.lines import LineReader
+from moeinf.options import device_of_num_gpu
 from moeinf.session import SECOND_INTERRUPT_S, Session, say
 from moeinf.stats_block import cache_lines
 
@@ -220,8 +221,7 @@ class Repl:
                 raise UsageError(f"num_ctx must be a whole number of at least 1, not {values[0]!r}")
             self._reopen(self.model.name, replace(self._config, context=int(values[0])))
         elif name == "num_gpu":
-            if values != ["0"]:
-                raise UsageError("this version computes on the CPU: num_gpu can only be 0")
+            self._reopen(self.model.name, replace(self._config, device=device_of_num_gpu(values[0])))
         else:
             changed: dict[str, Any] = {name: tuple(values) if name == "stop" else parse_option(name, values[0])}
             options = self._session.options | changed

@@ -123,7 +123,16 @@ def test_an_empty_prompt_word_loads_the_model_and_prints_nothing(command: Comman
     (("show", "demo", "--license", "--template"), "only one of"),
     (("pull", "demo", "--quant", "q5_k"), "unknown --quant 'q5_k'; known: keep, q8_0, q4_0, q4_k, iq4_nl, mxfp4"),
     (("simulate", "/nowhere"), "no trace in /nowhere"),
-    (("dance",), "dance"),
+    (("dance",), "no such command: dance; see --help"),
+    (("lst",), "did you mean list?"),
+    (("help", "dance"), "no such command: dance"),
+    (("serve",), "this version has no server"), (("serve", "--port", "80"), "this version has no server"),
+    (("ps",), "there is none to list"), (("stop", "demo"), "Ctrl-C"), (("cp", "a", "b"), "--name NEW"),
+    (("create", "x", "-f", "Modelfile"), "no Modelfile"), (("push", "demo"), "uploads nothing"),
+    (("launch",), "no other"),
+    (("run", "demo", "x", "--temp", "1"), "no such option: --temp; did you mean --temperature or --template-var?"),
+    (("run", "demo", "x", "--format", "json"), "no such option: --format; see --help"),
+    (("run", "nowhere", "x", "-o", "num_gpu=99"), "--vram SIZE bounds what is used of a GPU"),
 ])
 def test_a_wrong_use_is_one_line_with_what_is_allowed_and_exit_code_2(
     command: Command, words: tuple[str, ...], said: str
@@ -139,6 +148,30 @@ def test_an_unknown_model_is_one_line_with_close_names(command: Command, words: 
     done = command(*words)
     assert done.code == 1 and done.out == ""
     assert done.err.startswith("Error: model 'dmo' not found; did you mean demo") and done.err.count("\n") == 1
+
+
+def test_what_is_known_and_not_stored_is_told_how_to_be_fetched(command: Command) -> None:
+    assert command("show", "mixtral").err == "Error: model 'mixtral' is not stored; `moeinf pull mixtral` fetches it\n"
+    assert "did you mean" not in command("run", "nope", "x").err
+    assert command("run", "deme", "x").err.count("demo") == 1
+
+
+def test_ollamas_word_for_no_gpu_is_the_cpu(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("MOEINF_DEVICE", "cuda")
+    assert command("run", "demo", "", "-o", "num_gpu=-1").code == 0
+    assert command("run", "demo", "", "-o", "num_gpu=0").code == 0
+    assert "CUDA_VISIBLE_DEVICES" in command("run", "demo", "").err
+
+
+def test_help_cuts_nothing_at_80_columns_and_takes_a_verb(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    done = command("help")
+    assert done.code == 0 and done.out == command("--help").out
+    assert "..." not in done.out.split("Commands:")[1] and "simulate" not in done.out
+    assert command("help", "run").out == command("run", "--help").out != ""
 
 
 def test_a_prompt_beyond_the_context_is_one_line_with_both_numbers(command: Command) -> None:

@@ -253,7 +253,7 @@ class Library:
     def _not_found(self, reference: str) -> ModelNotFoundError:
         stored = [f"{name}:{tag}" for name, tag in self._all_names()]
         shown = [name.removesuffix(f":{DEFAULT_TAG}") for name in stored]
-        close = difflib.get_close_matches(reference, shown, n=3, cutoff=0.5)
+        close = difflib.get_close_matches(reference, shown, n=3, cutoff=0.6)
         hint = f"did you mean {' or '.join(close)}?" if close else "see `moeinf list`"
         safe = reference[:100] if reference.isprintable() else ascii(reference[:100])
         return ModelNotFoundError(f"model '{safe}' not found; {hint} (`moeinf pull` fetches a model)")

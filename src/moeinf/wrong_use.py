@@ -1,0 +1,51 @@
+"""What is said of a command line that cannot be meant: words of other tools, and words that are nearly known."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+# Verbs that hands type by habit, and what there is instead.
+_ABSENT: Mapping[str, str] = {
+    "serve": "this version has no server: `moeinf run MODEL PROMPT --json` answers one prompt, `import moeinf` many",
+    "start": "this version has no server: `moeinf run MODEL PROMPT --json` answers one prompt, `import moeinf` many",
+    "ps": "a model is loaded only while its command runs: there is none to list; `moeinf list` lists the stored ones",
+    "stop": "a model is loaded only while its command runs: Ctrl-C or /bye ends it",
+    "cp": "this version copies no names: `moeinf pull SOURCE --name NEW` stores a model under a second name",
+    "create": "this version reads no Modelfile: give --system and sampling options to `moeinf run`, or set variables",
+    "push": "this version uploads nothing: name the source of a model (`moeinf show --json`) to those who want it",
+    "launch": "this version starts no other program: `moeinf run MODEL` opens a chat",
+    "signin": "no account is needed: --token or HF_TOKEN opens what the Hugging Face Hub guards",
+    "signout": "no account is needed: --token or HF_TOKEN opens what the Hugging Face Hub guards",
+}
+
+
+def usage_text(error: Any) -> str:
+    """One line for an error of the command line's parser."""
+    if (option := getattr(error, "option_name", None)) is not None:
+        return f"no such option: {option}; {_nearest(option, _options(error.ctx))}"
+    text = str(error.format_message())
+    verb = re.match(r"No such command '(.*?)'", text)  # the parser's error has no field for it in every version
+    if verb is None:
+        return f"{text} (see moeinf --help)"
+    return _ABSENT.get(verb[1]) or f"no such command: {verb[1]}; {_nearest(verb[1], _verbs(error.ctx))}"
+
+
+def _verbs(context: Any) -> list[str]:
+    return [name for name, command in context.command.commands.items() if not command.hidden]
+
+
+def _options(context: Any) -> list[str]:
+    return [name for param in context.command.params for name in (*param.opts, *param.secondary_opts)
+            if name.startswith("--")]
+
+
+def _nearest(word: str, known: Iterable[str]) -> str:
+    """Those that begin so, else those that look so; nothing far off."""
+    bare = {name.lstrip("-"): name for name in sorted(known)}
+    word = word.lstrip("-")
+    found = [name for name in bare if len(word) > 1 and name.startswith(word)]
+    close = [bare[name] for name in found or difflib.get_close_matches(word, bare, n=2, cutoff=0.7)]
+    return f"did you mean {' or '.join(close)}?" if close else "see --help"
