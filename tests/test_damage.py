@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
+import os
 import random
 import shutil
 from collections.abc import Callable, Sequence
@@ -18,9 +20,10 @@ from moeinf.completion import GenerationStats
 from moeinf.config import RuntimeConfig
 from moeinf.engine import Model
 from moeinf.errors import ExpertReadError, MoeinfError, StoreError, UsageError
+from moeinf.install import pull
 from moeinf.store.checksums import CHECKSUMS_FILE
 from moeinf.store.dense import dense_tensors
-from moeinf.store.library import StoredModel
+from moeinf.store.library import Library, StoredModel
 from moeinf.store.manifest import Manifest, model_id
 from moeinf.store.verify import verify
 from moeinf.types import Float32Array
@@ -248,6 +251,61 @@ def test_verify_adds_no_sums_of_weights_that_are_damaged(stored: StoredModel) ->
     before = resealed(stored, "", without=CHECKSUMS_FILE)
     zero_shard(before)
     assert len(verify(before)) == before.manifest.moe.num_experts and not (before.path / CHECKSUMS_FILE).exists()
+
+
+# ---- what cannot even be opened
+
+def test_a_damaged_manifest_is_named_and_pull_makes_the_model_anew(demo: StoredModel, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    stored = pull("demo", home=home, name="mine")
+    flip(stored.path / "manifest.json", 8 * 700)
+    with pytest.raises(StoreError, match=r"manifest\.json is damaged .*; pull it again"):
+        logits_of(Library(home).find("mine"))
+    again = pull("mine", home=home)
+    assert again.id == stored.id and verify(again) == [] and Library(home).find("mine").manifest == again.manifest
+    flip(stored.path / "manifest.json", 8 * 700)
+    (stored.path / "receipt.json").unlink()  # as of an earlier version
+    with pytest.raises(StoreError, match=r"is damaged .*: `moeinf pull SOURCE --name mine:latest`, from where it came"):
+        pull("mine", home=home)
+    assert verify(pull("demo", home=home, name="mine")) == []
+
+
+def test_a_model_that_is_removed_while_it_is_opened_ends_in_one_line(demo: StoredModel, tmp_path: Path,
+                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    """At every file that is opened or looked at, one after the other."""
+    ended, step = list[str](), 0
+    while not ended or ended[-1]:
+        shutil.copytree(demo.path, tmp_path / demo.id)
+        calls = Countdown(step, tmp_path / demo.id)
+        with monkeypatch.context() as patched:
+            for module, name in ((os, "open"), (os, "stat"), (io, "open")):
+                patched.setattr(module, name, calls.around(getattr(module, name)))
+            try:
+                logits_of(StoredModel(demo.name, demo.id, tmp_path / demo.id), 1)
+                ended.append("" if calls.left >= 0 else "went on")
+            except MoeinfError as error:
+                assert "\n" not in str(error)
+                ended.append(str(error))
+        shutil.rmtree(tmp_path / demo.id, ignore_errors=True)
+        step += 1
+    assert len(ended) > 5
+
+
+class Countdown:
+    """Removes a folder before the call of that number that concerns it."""
+
+    def __init__(self, left: int, folder: Path) -> None:
+        self.left, self._folder = left, folder
+
+    def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(path: Any, *args: Any, **kwargs: Any) -> Any:
+            if not isinstance(path, int) and os.fspath(path).startswith(str(self._folder)) and self.left >= 0:
+                self.left -= 1
+                if self.left < 0:
+                    shutil.rmtree(self._folder)
+            return call(path, *args, **kwargs)
+
+        return counted
 
 
 # ---- any bit

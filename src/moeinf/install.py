@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -188,7 +189,8 @@ class _Pull:
         progress.stage("pulling manifest")
         self._source = open_source(origin, token, progress)
         self._fingerprint = quantisation.of(self._source.fingerprint)
-        self._journal = Journal(self._folder, PulledAs(name, asked, quantisation), self._fingerprint)
+        self._asked = PulledAs(name, asked, quantisation)
+        self._journal = Journal(self._folder, self._asked, self._fingerprint)
         self._config = read_config(self._source)
         self._family: Architecture = architecture(self._config)
 
@@ -282,7 +284,8 @@ class _Pull:
         source, folder = self._source, self._journal.model_folder
         small = {name: source.read_file(name) for name in source.kept_files()}
         info = self._family.model_info(self._config, conversion.dtype)
-        receipt = {"fingerprint": self._fingerprint, "requested": source.requested}
+        receipt = {"fingerprint": self._fingerprint, "requested": source.requested,
+                   "asked": json.dumps(self._asked.to_json())}
         self._progress.start("verifying", self._name, conversion.total_bytes, 0)
         identifier = seal(folder, conversion, source.origin, info, small, receipt, self._progress.advance)
         self._progress.finish()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from moeinf.errors import StoreError
 from moeinf.store.library import StoredModel
 from moeinf.store.names import name_from, parse_name
-from moeinf.store.partials import PulledAs
+from moeinf.store.partials import PulledAs, parse_receipt
 from moeinf.store.quantisation import KEEP, Quantisation
 
 DATA = Path(__file__).parent / "data"
@@ -57,8 +58,17 @@ def outside_origin(reference: str) -> Origin | None:
 
 
 def stored_origin(model: StoredModel) -> Origin:
-    """What a stored model was made of, for an update. Raises StoreError for a damaged manifest."""
-    source = model.manifest.source
+    """What a stored model was made of, for an update.
+
+    Where its manifest is damaged, the receipt tells. Raises StoreError where that does not, either.
+    """
+    try:
+        source = model.manifest.source
+    except StoreError as damaged:
+        asked = parse_receipt(model.receipt())
+        if asked is None:
+            raise StoreError(f"{damaged}: `moeinf pull SOURCE --name {model.name}`, from where it came") from damaged
+        return replace(partial_origin(asked), name=model.name)
     return Origin(source.kind, source.location, model.receipt().get("requested", ""), model.name,
                   model.manifest.quantisation)
 

@@ -35,8 +35,7 @@ def open_reader(paths: Sequence[Path], sizes: Sequence[int], arena: Arena, confi
         else:
             reader = NativeReader(names, list(sizes), arena, direct=config.direct_io, queue_depth=config.queue_depth)
     except OSError as error:
-        remedy = LIMIT_REMEDIES.get(error.errno or 0, _DAMAGED)
-        raise StoreError(f"{error}; {remedy}") from error
+        raise _unopened(error) from error
     for run in sums:
         offsets = run.start + run.unit_bytes * np.arange(run.num_units)
         files = np.full(run.num_units, places[run.file])
@@ -67,12 +66,19 @@ def read_file(path: Path, num_bytes: int, config: RuntimeConfig, progress: Calla
 
 def read_tail(path: Path, start: int, end: int) -> ByteArray:
     """What is behind the last whole block, of which O_DIRECT reads nothing. Raises StoreError."""
-    with path.open("rb") as file:
-        file.seek(start)
-        tail = file.read(end - start)
+    try:
+        with path.open("rb") as file:
+            file.seek(start)
+            tail = file.read(end - start)
+    except OSError as error:
+        raise _unopened(error) from error
     if len(tail) != end - start:
         raise StoreError(f"{path} ends early; `moeinf pull` it again")
     return np.frombuffer(tail, np.uint8)
+
+
+def _unopened(error: OSError) -> StoreError:
+    return StoreError(f"{error}; {LIMIT_REMEDIES.get(error.errno or 0, _DAMAGED)}")
 
 
 def unreadable(failure: ReadFailure) -> StoreError:

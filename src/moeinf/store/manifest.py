@@ -129,7 +129,7 @@ def load(path: Path, expected_id: str = "") -> Manifest:
     with errors_named(path):
         data = read_small(path)
     if not hashlib.sha256(data).hexdigest().startswith(expected_id):
-        raise StoreError(f"{path} is damaged (its hash is not the model's id); remove the model and pull it again")
+        raise StoreError(f"{path} is damaged (its hash is not the model's id); pull it again")
     return parse(data, str(path))
 
 
@@ -233,7 +233,7 @@ class _Object:
             raise self.error(str(name)[:100], "is not known to this version")
 
     def error(self, name: str, fault: str) -> StoreError:
-        return StoreError(f"{self._where}: {name} {fault}; remove the model and pull it again")
+        return StoreError(f"{self._where}: {name} {fault}; pull it again")
 
 
 def parse_source(values: dict[str, Any], where: str) -> ModelSource:

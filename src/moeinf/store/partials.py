@@ -23,7 +23,8 @@ JOURNAL_FILE = "journal.json"
 
 @dataclass(frozen=True, slots=True)
 class PulledAs:
-    """What a pull was asked for; its journal keeps it, so that the pull can be named, and gone on with by that name."""
+    """What a pull was asked for. Its journal keeps it, so that the pull can be named and gone on with by that name; the
+    model's receipt keeps it, so that a damaged model can be pulled again by its name."""
 
     name: str  # "mixtral:latest"
     source: ModelSource  # its revision is the one that was asked for, "" for the default
@@ -90,6 +91,14 @@ def _parse_asked(values: Mapping[str, Any], where: str) -> PulledAs:
     if formats.keys() != {"experts", "dense"} or not all(value in CHOICES for value in formats.values()):
         raise ValueError("formats that are not known")
     return PulledAs(":".join(parse_name(name)), parse_source(source, where), Quantisation(**formats))
+
+
+def parse_receipt(receipt: Mapping[str, str]) -> PulledAs | None:
+    """What was asked for when a stored model was pulled; None of a model that an older version has made."""
+    try:
+        return _parse_asked(parse_json_object(receipt["asked"].encode(), "receipt", StoreError), "receipt")
+    except (KeyError, StoreError, ValueError):
+        return None
 
 
 @contextmanager
