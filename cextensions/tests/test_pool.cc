@@ -4,11 +4,13 @@
 
 #include <atomic>
 #include <chrono>
+#include <csignal>
 #include <cstdlib>
 #include <stdexcept>
 #include <thread>
 #include <vector>
 
+#include "../src/kernels/cores.h"
 #include "check.h"
 #include "moeinf/kernels/pool.h"
 
@@ -122,4 +124,25 @@ TEST(a_forked_child_ends_without_the_threads_of_its_parent) {
   CHECK(::waitpid(child, &status, 0) == child);
   CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 7);
   CHECK(all_once(calls(*pool, 10)));
+}
+
+TEST(cores_are_bound_only_by_a_pool_that_uses_them_all) {
+  const std::vector<int> physical = {2, 4, 6, 0};
+  CHECK(moeinf::cores_to_bind(3, physical).empty());
+  CHECK(moeinf::cores_to_bind(4, physical) == physical);
+  CHECK(moeinf::cores_to_bind(5, physical) == physical);
+  CHECK(moeinf::cores_to_bind(4, {}).empty());
+}
+
+TEST(workers_leave_signals_to_the_caller_but_those_of_their_own_faults) {
+  Pool pool(4);
+  std::atomic<int> num_wrong{0};
+  pool.run(64, [&](std::int64_t, int thread) {
+    if (thread == 0) return;
+    sigset_t blocked;
+    pthread_sigmask(SIG_SETMASK, nullptr, &blocked);
+    for (const int outside : {SIGINT, SIGTERM, SIGALRM}) num_wrong += sigismember(&blocked, outside) != 1;
+    for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL}) num_wrong += sigismember(&blocked, fault) != 0;
+  });
+  CHECK(num_wrong == 0);
 }

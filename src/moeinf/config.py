@@ -35,7 +35,7 @@ class RuntimeConfig:
     predictor: str = "look-ahead"  # what prefetch is based on; see runtime/predict.py
     prefetch: bool = True
     context: int | None = None  # tokens; None: the model's own, at most DEFAULT_CONTEXT, less where memory is short
-    threads: int | None = None  # None: physical cores this process may use
+    threads: int | None = None  # None: physical cores that this process may use and has the time for
     prefill_chunk: int | None = None  # tokens; bounds activation memory; None: 512, on a GPU what its memory allows
     reader: ReaderKind = "native"  # the Python twin is for tests and for finding faults
     direct_io: bool = True  # O_DIRECT; False reads through the page cache

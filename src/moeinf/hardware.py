@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+import math
 import os
 import platform
 import resource
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,51 +17,86 @@ from pathlib import Path
 class Machine:
     available_bytes: int  # memory that this process may still take without swapping or being killed
     limited_by: str  # "machine" or the control group that binds
-    cores: int  # physical cores in this process's affinity mask
+    cores: int  # worth a thread: see usable_cores
     total_bytes: int = 0  # memory of the machine, whoever uses it; 0: not known
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryState:
+    available_bytes: int  # as in Machine
+    limited_by: str
+    stall_s: float = 0.0  # seconds so far in which something waited for memory, where the kernel counts them; rises
 
 
 def machine(root: Path = Path("/")) -> Machine:
     """Reads /proc and the control groups (v1 and v2) under `root`."""
+    memory = memory_now(root)
+    return Machine(memory.available_bytes, memory.limited_by, usable_cores(root), _memory(root, "MemTotal"))
+
+
+def memory_now(root: Path = Path("/")) -> MemoryState:
+    """Of the machine, and of every control group on the way to this process: what is tightest binds."""
     available, limited_by = _memory(root, "MemAvailable"), "machine"
-    for group, room in _cgroup_rooms(root):
-        if room < available:
+    stall_s = _stall_s(root / "proc/pressure/memory")
+    for group, folder, is_v2 in _groups(root, "memory"):
+        room = _room(folder, ("memory.max", "memory.high") if is_v2 else ("memory.limit_in_bytes",),
+                     "memory.current" if is_v2 else "memory.usage_in_bytes")
+        if room is not None and room < available:
             available, limited_by = room, f"control group {group}"
-    return Machine(max(0, available), limited_by, physical_cores(root), _memory(root, "MemTotal"))
+        stall_s = max(stall_s, _stall_s(folder / "memory.pressure"))
+    return MemoryState(max(0, available), limited_by, stall_s)
 
 
 def _memory(root: Path, what: str) -> int:
-    """Bytes of a line of /proc/meminfo; all of the machine's memory where there is no such line."""
+    """Bytes of a line of /proc/meminfo; where there is no such line, what macOS says, or all of the machine's."""
     for line in _lines(root / "proc/meminfo"):
         if line.startswith(f"{what}:"):
             return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    total_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    free_percent = macos_fact("kern.memorystatus_level") if what == "MemAvailable" else None
+    return total_bytes if free_percent is None else total_bytes * free_percent // 100
 
 
-def _cgroup_rooms(root: Path) -> list[tuple[str, int]]:
-    """(group, bytes left) for each memory limit on the way from this process's groups to the root."""
-    rooms = []
+def macos_fact(name: str) -> int | None:
+    """A number that sysctl knows by this name; None on other systems, or where it does not know it."""
+    if sys.platform != "darwin":
+        return None
+    value, num_bytes = ctypes.c_int(), ctypes.c_size_t(ctypes.sizeof(ctypes.c_int))
+    failed = ctypes.CDLL(None).sysctlbyname(name.encode(), ctypes.byref(value), ctypes.byref(num_bytes), None,
+                                            ctypes.c_size_t(0))
+    return None if failed else value.value
+
+
+def _groups(root: Path, controller: str) -> Iterator[tuple[str, Path, bool]]:
+    """(name, folder, whether of version 2) of the groups that `controller` rules this process by, innermost first."""
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            mount, limit, usage = root / "sys/fs/cgroup", "memory.max", "memory.current"
-        elif "memory" in controllers.split(","):
-            mount, limit, usage = root / "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
-        else:
+        if controllers and controller not in controllers.split(","):
             continue
+        mount = root / "sys/fs/cgroup" / (controller if controllers else "")
         group = Path(path.lstrip("/"))
         for folder in (group, *group.parents):
-            limit_bytes = _number(mount / folder / limit)
-            if limit_bytes is not None:
-                used = (_number(mount / folder / usage) or 0) - _page_cache(mount / folder / "memory.stat")
-                rooms.append((f"/{folder}", limit_bytes - used))
-    return rooms
+            yield f"/{folder}", mount / folder, not controllers
+
+
+def _room(folder: Path, limits: tuple[str, ...], usage: str) -> int | None:
+    """Bytes left to a group, what the kernel drops before it kills counted; None without a limit."""
+    found = [number for limit in limits if (number := _number(folder / limit)) is not None]
+    return min(found) - (_number(folder / usage) or 0) + _page_cache(folder / "memory.stat") if found else None
 
 
 def _page_cache(stat: Path) -> int:
     """File pages charged to a group: the kernel drops them before it kills."""
     values = dict(line.split() for line in _lines(stat) if len(line.split()) == 2)
     return sum(int(values.get(f"total_{key}", values.get(key, 0))) for key in ("inactive_file", "active_file"))
+
+
+def _stall_s(pressure: Path) -> float:
+    """Of a pressure file, the time in which some task waited; 0 where there is no such file."""
+    for line in _lines(pressure):
+        if line.startswith("some ") and "total=" in line:
+            return int(line.rpartition("total=")[2]) / 1e6
+    return 0.0
 
 
 def _number(path: Path) -> int | None:
@@ -73,13 +111,35 @@ def _lines(path: Path) -> list[str]:
         return []
 
 
-def physical_cores(root: Path = Path("/")) -> int:
+def usable_cores(root: Path = Path("/")) -> int:
+    """Physical cores in this process's affinity mask, but no more than its control groups give it time for.
+
+    Of a quota the whole cores count: one thread more than it feeds, and all of them, as they wait for each other, stand
+    still in each period in which the time is used up. Of macOS's cores only the fast ones count, for the same reason.
+    """
+    return max(1, min(_physical_cores(root), math.floor(_cpu_quota(root))))
+
+
+def _physical_cores(root: Path) -> int:
+    if (fast := macos_fact("hw.perflevel0.physicalcpu") or macos_fact("hw.physicalcpu")) is not None:
+        return fast
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
     siblings = set()
     for cpu in allowed:
         text = "".join(_lines(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"))
         siblings.add(text or str(cpu))
     return len(siblings)
+
+
+def _cpu_quota(root: Path) -> float:
+    """CPUs that the tightest of the control groups gives this process; more than any machine has where none does."""
+    quota = float(1 << 20)
+    for _, folder, is_v2 in _groups(root, "cpu"):
+        names = ["cpu.max"] if is_v2 else ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
+        words = " ".join(line for name in names for line in _lines(folder / name)).split()
+        if len(words) == 2 and words[0].isdigit() and int(words[1]) > 0:  # "max", and v1's -1, mean none
+            quota = min(quota, int(words[0]) / int(words[1]))
+    return quota
 
 
 def cpu_name(root: Path = Path("/")) -> str:

@@ -35,7 +35,7 @@ Predictor = Annotated[str | None, typer.Option(metavar="NAME", help=(
 Prefetch = Annotated[bool | None, typer.Option("--prefetch/--no-prefetch", help="Read experts ahead of their use.")]
 Context = Annotated[int | None, typer.Option("--num-ctx", "-c", metavar="TOKENS", help=(
     "Context length. [default: the model's, at most 4096, less where memory is short]"))]
-Threads = Annotated[int | None, typer.Option("--threads", "-t", metavar="N", help="[default: physical cores]")]
+Threads = Annotated[int | None, typer.Option("--threads", "-t", metavar="N", help="[default: usable physical cores]")]
 PrefillChunk = Annotated[int | None, typer.Option(metavar="TOKENS", help=(
     "Prompt tokens run together; on the CPU the answer is the same for every number. [default: 512, on a GPU what its "
     "memory allows]"))]

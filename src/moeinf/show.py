@@ -11,7 +11,7 @@ from moeinf.dense import DenseFile
 from moeinf.display import ago_text, at_least_text, binary_size_text, count_text, section, size_text, table
 from moeinf.errors import StoreError
 from moeinf.generate.template_file import find_template
-from moeinf.hardware import physical_cores
+from moeinf.hardware import usable_cores
 from moeinf.memory import PROCESS_BYTES, Demands, smallest_bytes, smallest_device_bytes
 from moeinf.models import architecture, prompting
 from moeinf.parts import demands_of
@@ -76,7 +76,7 @@ def _aware(moment: datetime) -> datetime:
 
 def needed_bytes(model: StoredModel) -> int:
     """The least --ram that the model runs in: smallest cache, shortest context, this process."""
-    return smallest_bytes(_demands(model), physical_cores()) + PROCESS_BYTES
+    return smallest_bytes(_demands(model), usable_cores()) + PROCESS_BYTES
 
 
 def needed_on_gpu(model: StoredModel) -> tuple[int, int]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import platform
+import sys
 from pathlib import Path
 
 import pytest
 
-from moeinf.hardware import cpu_name, machine
+from moeinf.hardware import cpu_name, machine, macos_fact, memory_now, usable_cores
 
 GIB = 1 << 30
 
@@ -52,6 +54,55 @@ def test_a_group_over_its_limit_leaves_nothing_rather_than_less(tmp_path: Path) 
     here = machine(write(tmp_path, {"proc/self/cgroup": "0::/a\n", "sys/fs/cgroup/a/memory.max": "4096\n",
                                     "sys/fs/cgroup/a/memory.current": "8192\n"}))
     assert here.available_bytes == 0
+
+
+def test_a_v2_group_that_is_throttled_before_its_limit_has_no_more_than_that(tmp_path: Path) -> None:
+    group = "sys/fs/cgroup/app"
+    state = memory_now(write(tmp_path, {
+        "proc/self/cgroup": "0::/app\n", f"{group}/memory.max": f"{4 * GIB}\n", f"{group}/memory.high": f"{3 * GIB}\n",
+        f"{group}/memory.current": f"{GIB}\n",
+    }))
+    assert (state.available_bytes, state.limited_by) == (2 * GIB, "control group /app")
+
+
+def test_time_waited_for_memory_is_that_of_the_group_or_machine_that_waits_most(tmp_path: Path) -> None:
+    pressure = "some avg10=0.00 avg60=0.00 avg300=0.00 total={}\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=9\n"
+    state = memory_now(write(tmp_path, {
+        "proc/self/cgroup": "0::/a/b\n", "proc/pressure/memory": pressure.format(1_500_000),
+        "sys/fs/cgroup/a/memory.pressure": pressure.format(2_250_000),
+        "sys/fs/cgroup/a/b/memory.pressure": pressure.format(250_000),
+    }))
+    assert state.stall_s == 2.25
+    assert memory_now(write(tmp_path / "old", {"proc/self/cgroup": "0::/\n"})).stall_s == 0
+
+
+@pytest.mark.parametrize(("files", "cores"), [
+    ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/cpu.max": "250000 100000\n",
+      "sys/fs/cgroup/a/b/cpu.max": "max 100000\n"}, 2),
+    ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "50000 100000\n"}, 1),
+    ({"proc/self/cgroup": "4:cpu,cpuacct:/a\n3:memory:/b\n", "sys/fs/cgroup/cpu/a/cpu.cfs_quota_us": "300000\n",
+      "sys/fs/cgroup/cpu/a/cpu.cfs_period_us": "100000\n"}, 3),
+    ({"proc/self/cgroup": "4:cpu:/a\n", "sys/fs/cgroup/cpu/a/cpu.cfs_quota_us": "-1\n",
+      "sys/fs/cgroup/cpu/a/cpu.cfs_period_us": "100000\n"}, 4),
+    ({"proc/self/cgroup": "0::/a\n"}, 4),
+])
+def test_threads_are_no_more_than_a_groups_quota_of_time_feeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], cores: int
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1, 2, 3, 4}, raising=False)
+    siblings = "sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+    pair = {siblings.format(0): "0,4\n", siblings.format(4): "0,4\n"}
+    assert usable_cores(write(tmp_path, files | pair)) == cores
+    assert machine(tmp_path).cores == cores
+
+
+def test_macos_is_asked_what_proc_does_not_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = {"kern.memorystatus_level": 25, "hw.perflevel0.physicalcpu": 6, "hw.physicalcpu": 10}
+    monkeypatch.setattr("moeinf.hardware.macos_fact", facts.get)
+    here = machine(tmp_path)
+    total_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert (here.available_bytes, here.total_bytes, here.cores) == (total_bytes * 25 // 100, total_bytes, 6)
+    assert (macos_fact("kern.memorystatus_level") is None) == (sys.platform != "darwin")
 
 
 def test_this_machine_has_memory_and_a_core() -> None:

@@ -55,4 +55,9 @@ std::vector<int> physical_cores() { return {}; }
 void bind_thread_to(int) {}
 #endif
 
+std::vector<int> cores_to_bind(std::size_t num_threads, std::vector<int> physical) {
+  if (num_threads < physical.size()) physical.clear();
+  return physical;
+}
+
 }  // namespace moeinf

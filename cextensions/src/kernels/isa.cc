@@ -4,8 +4,11 @@
 #if defined(__aarch64__) && defined(__linux__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 
+#include <cstddef>
 #include <stdexcept>
 
 namespace moeinf {
@@ -35,6 +38,12 @@ bool cpu_has_avx512bf16() { return false; }
 
 #if defined(__aarch64__) && defined(__linux__)
 bool cpu_has_dotprod() { return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0; }
+#elif defined(__aarch64__) && defined(__APPLE__)
+bool cpu_has_dotprod() {
+  int has = 0;
+  std::size_t num_bytes = sizeof(has);
+  return sysctlbyname("hw.optional.arm.FEAT_DotProd", &has, &num_bytes, nullptr, 0) == 0 && has != 0;
+}
 #else
 bool cpu_has_dotprod() { return false; }
 #endif

@@ -126,7 +126,7 @@ void Pool::run_erased(std::int64_t num_tasks, Function function, const void* tas
 }
 
 void Pool::State::start_workers() {
-  const std::vector<int> cores = physical_cores();
+  const std::vector<int> cores = cores_to_bind(ranges.size(), physical_cores());
   const SignalBlock block;
   try {
     for (int thread = 1; thread < static_cast<int>(ranges.size()); ++thread) {

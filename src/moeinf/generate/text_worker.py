@@ -145,10 +145,19 @@ class _MemoryLimit:
             used_bytes = _LOAD_MEMORY_BYTES - self._num_bytes
         self._before = resource.getrlimit(resource.RLIMIT_AS)
         limit_bytes = min(used_bytes + self._num_bytes, self._before[1]) if self._before[1] >= 0 else -1
-        resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, self._before[1]))
+        limit_memory(limit_bytes, self._before[1])
 
     def __exit__(self, *_: object) -> None:
-        resource.setrlimit(resource.RLIMIT_AS, self._before)
+        limit_memory(*self._before)
+
+
+def limit_memory(soft_bytes: int, hard_bytes: int) -> None:
+    """Of the address space. macOS refuses that: there, the parent's deadline alone ends what takes too much."""
+    try:
+        resource.setrlimit(resource.RLIMIT_AS, (soft_bytes, hard_bytes))
+    except (ValueError, OSError):
+        if sys.platform != "darwin":
+            raise
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -214,7 +223,7 @@ def main() -> None:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # kills even where a template holds the GIL
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     limit_bytes = _LOAD_MEMORY_BYTES if hard < 0 else min(hard, _LOAD_MEMORY_BYTES)
-    resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, limit_bytes))
+    limit_memory(limit_bytes, limit_bytes)
     worker = TextWorker(Path(sys.argv[-1]))
     for line in sys.stdin.buffer:
         request = json.loads(line)

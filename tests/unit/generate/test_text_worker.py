@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import select
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 
 from moeinf.errors import TextError
 from moeinf.generate import text_process
+from moeinf.generate.text_worker import limit_memory
 from moeinf.generate.tokenizer import Tokenizer
 
 MakeFolder = Callable[..., Path]
@@ -169,3 +171,15 @@ def test_the_current_folder_is_not_on_the_workers_import_path(
     with Tokenizer(model_folder()) as tokenizer:
         assert tokenizer.encode("hello")
     assert text_process._LOAD_LIMIT_S == 60.0
+
+
+def test_a_system_that_limits_no_address_space_goes_on_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(which: int, limits: tuple[int, int]) -> None:
+        raise ValueError("current limit exceeds maximum limit")
+
+    monkeypatch.setattr(resource, "setrlimit", refuse)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    limit_memory(1 << 30, 1 << 30)
+    monkeypatch.setattr(sys, "platform", "linux")
+    with pytest.raises(ValueError, match="maximum"):
+        limit_memory(1 << 30, 1 << 30)

@@ -8,9 +8,10 @@ namespace moeinf {
 
 class Pool {
  public:
-  // num_threads >= 1 counts the caller. The others are pinned to physical cores of this process's affinity
-  // mask where the system can do that; the caller is left where it is, as threads that it starts later would
-  // inherit its mask. Throws std::invalid_argument for less than 1, SystemFailure where a thread is refused.
+  // num_threads >= 1 counts the caller. Where they are as many as the physical cores of this process's
+  // affinity mask, or more, the others are bound to a core each; the caller is left where it is, as threads
+  // that it starts later would inherit its mask. Throws std::invalid_argument for less than 1, SystemFailure
+  // where a thread is refused.
   explicit Pool(int num_threads);
   ~Pool();  // in a forked child, which has none of the threads, it leaves them alone
   Pool(const Pool&) = delete;
