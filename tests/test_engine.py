@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -149,8 +150,21 @@ def test_stats_count_every_activation_and_every_second(model: Model) -> None:
     assert prefill.hits + prefill.misses == (stats.prompt_tokens - stats.cached_tokens) * per_token
     assert decode.hits + decode.misses == 8 * per_token
     assert len(stats.token_s) == 8 and stats.generated_tokens == 9
-    assert sum(stats.decode_laps.values()) == pytest.approx(stats.decode_s, rel=0.5)
     assert {"attention", "router", "policy", "experts", "head", "other"} <= stats.decode_laps.keys()
+
+
+def test_the_laps_of_the_tokens_leave_out_the_time_of_the_caller(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks, callers = count(), 0
+
+    def clock() -> float:
+        return next(ticks) + callers
+
+    monkeypatch.setattr(model._laps, "_clock", clock)
+    params = model.params(temperature=0.0, num_predict=9)
+    for _ in model.stream("A caller that takes its time", params):
+        callers += 1_000_000
+    assert model.last is not None and len(model.last.stats.token_s) == 8
+    assert 0 < sum(model.last.stats.decode_laps.values()) < 1_000_000
 
 
 def test_what_a_request_activated_is_kept_beside_the_model(own_copy: StoredModel) -> None:

@@ -303,7 +303,9 @@ class Model:
             for token in self._answer_to(run, prompt, sampler, max_tokens=limit, timing=timing, should_stop=should_stop,
                                          on_phase=on_phase, on_prefill=on_prefill):
                 stats.generated_tokens += 1
+                self._laps.lap("other")
                 yield token
+                self._laps.restart()  # the caller's time is no part of a token's
         except NotFiniteError:
             self._sequence.forget()  # the next prompt must not build on keys and values that are no numbers
             raise
