@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from itertools import count
@@ -199,6 +200,18 @@ def test_a_shard_truncated_while_running_is_an_error_that_names_the_expert(own_c
             with shard.open("r+b") as file:
                 file.truncate(0)
         with pytest.raises(ExpertReadError, match=r"expert \d+ of layer \d .*experts-0000\d\.bin"):
+            greedy(opened, "Another prompt that needs other experts", num_predict=30)
+
+
+def test_a_folder_whose_name_is_no_text_holds_models_as_any_other(demo: StoredModel, model: Model, tmp_path: Path
+                                                                   ) -> None:
+    folder = shutil.copytree(demo.path, tmp_path / os.fsdecode(b"mod\xe8les") / demo.id)
+    stored = StoredModel(demo.name, demo.id, Path(folder))
+    with Model(stored, RuntimeConfig(expert_cache="40%")) as opened:
+        assert greedy(opened, num_predict=4).token_ids == greedy(model, num_predict=4).token_ids
+        for shard in stored.shard_paths:
+            os.truncate(shard, 0)
+        with pytest.raises(ExpertReadError, match=r"mod\udce8les.*experts-0000\d\.bin"):
             greedy(opened, "Another prompt that needs other experts", num_predict=30)
 
 

@@ -5,12 +5,18 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <future>
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <system_error>
+#include <thread>
 #include <vector>
+
+#include "../src/signal_block.h"
 
 #include "bindings.h"
 #include "moeinf/arena.h"
@@ -25,10 +31,12 @@ namespace {
 
 template <typename T>
 using Column = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Clock = std::chrono::steady_clock;
 using Keys = Column<std::int64_t>;
 using Priorities = Column<double>;
 
 constexpr std::chrono::milliseconds kSignalPeriod(100);  // how long Ctrl-C may go unnoticed
+constexpr std::chrono::milliseconds kClosePatience(1000);  // for reads under way; a disk that hangs never ends them
 
 nb::object read_failure_type() { return nb::module_::import_("moeinf._native").attr("ReadFailure"); }
 
@@ -48,6 +56,28 @@ void require_as_many(const Keys& keys, std::size_t count, const char* name) {
   }
 }
 
+// The path as the system takes it: names of files need not be UTF-8.
+std::string path_bytes(const nb::object& path) {
+  PyObject* converted = nullptr;
+  if (PyUnicode_FSConverter(path.ptr(), &converted) == 0) throw nb::python_error();
+  const nb::bytes bytes = nb::steal<nb::bytes>(converted);
+  return {bytes.c_str(), bytes.size()};
+}
+
+std::vector<std::string> path_bytes(const std::vector<nb::object>& paths) {
+  std::vector<std::string> bytes;
+  for (const nb::object& path : paths) bytes.push_back(path_bytes(path));
+  return bytes;
+}
+
+// The way back: text that names files.
+nb::object path_text(const std::string& bytes) {
+  const auto size = static_cast<Py_ssize_t>(bytes.size());
+  nb::object text = nb::steal(PyUnicode_DecodeFSDefaultAndSize(bytes.data(), size));
+  if (!text.is_valid()) throw nb::python_error();
+  return text;
+}
+
 moeinf::BackendKind backend_kind(const std::string& name) {
   if (name == "auto") return moeinf::BackendKind::kAuto;
   if (name == "io_uring") return moeinf::BackendKind::kRing;
@@ -59,15 +89,21 @@ moeinf::BackendKind backend_kind(const std::string& name) {
 class NativeReader {
  public:
   NativeReader(std::vector<std::string> paths, std::vector<std::int64_t> sizes, std::shared_ptr<Arena> arena,
-               const moeinf::ReaderOptions& options)
-      : read_done_(nb::module_::import_("moeinf.types").attr("ReadDone")), arena_(std::move(arena)) {
+               const moeinf::ReaderOptions& options, nb::object on_wait)
+      : read_done_(nb::module_::import_("moeinf.types").attr("ReadDone")), on_wait_(std::move(on_wait)) {
     const nb::gil_scoped_release released;
-    reader_ = std::make_unique<moeinf::Reader>(std::move(paths), std::move(sizes), arena_, options);
+    reader_ =
+        std::make_shared<moeinf::Reader>(std::move(paths), std::move(sizes), std::move(arena), options);
   }
-  ~NativeReader() { close(); }
+  ~NativeReader() {
+    if (!reader_) return;
+    start_closing();
+    const nb::gil_scoped_release released;
+    ended_.wait_until(give_up_at_);
+  }
 
   std::string backend() const { return reader_->backend(); }
-  const std::string& notice() const { return reader_->notice(); }
+  nb::object notice() const { return path_text(reader_->notice()); }
 
   void submit(const Keys& keys, const Keys& files, const Keys& offsets, const Keys& destinations,
               std::int64_t num_bytes, const Priorities& priorities) {
@@ -94,6 +130,7 @@ class NativeReader {
   nb::object cancel(const Keys& keys) { return to_numpy(reader_->cancel(keys.data(), keys.shape(0))); }
 
   nb::object wait_any(const Keys& keys) {
+    const auto started = Clock::now();
     for (;;) {
       std::vector<std::int64_t> done;
       {
@@ -102,6 +139,10 @@ class NativeReader {
       }
       if (!done.empty()) return to_numpy(std::move(done));
       if (PyErr_CheckSignals() != 0) throw nb::python_error();
+      if (const nb::object on_wait = on_wait_; !on_wait.is_none()) {
+        const std::chrono::duration<double> waited = Clock::now() - started;
+        on_wait(waited.count(), path_text(reader_->path_of(keys.data()[0])));
+      }
     }
   }
 
@@ -113,23 +154,55 @@ class NativeReader {
   std::int64_t bytes_read() const { return reader_->bytes_read(); }
   double busy_seconds() const { return reader_->busy_seconds(); }
 
-  void close() {
-    const nb::gil_scoped_release released;
-    if (reader_) reader_->close();
+  bool close() {
+    on_wait_ = nb::none();
+    start_closing();
+    for (;;) {
+      const auto now = Clock::now();
+      {
+        const nb::gil_scoped_release released;
+        if (ended_.wait_until(std::min(give_up_at_, now + kSignalPeriod)) == std::future_status::ready) return true;
+      }
+      if (now >= give_up_at_) return false;
+      if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    }
   }
 
  private:
+  // In a thread of its own, which owns the reader too: where a read never ends, that thread waits for it, and
+  // keeps the memory that it writes to.
+  void start_closing() {
+    if (ended_.valid()) return;
+    give_up_at_ = Clock::now() + kClosePatience;
+    const auto ended = std::make_shared<std::promise<void>>();
+    ended_ = ended->get_future();
+    const auto close_it = [ended](std::shared_ptr<moeinf::Reader> reader) {
+      reader->close();
+      reader.reset();
+      ended->set_value();
+    };
+    const moeinf::SignalBlock block;
+    try {
+      std::thread(close_it, reader_).detach();
+    } catch (const std::system_error&) {  // the system has no thread to give
+      const nb::gil_scoped_release released;
+      close_it(reader_);
+    }
+  }
+
   nb::object read_done_;
-  std::shared_ptr<Arena> arena_;
-  std::unique_ptr<moeinf::Reader> reader_;
+  nb::object on_wait_;  // none, or called while a read is waited for
+  std::shared_ptr<moeinf::Reader> reader_;  // with its arena
+  std::shared_future<void> ended_;          // valid once closing has begun
+  Clock::time_point give_up_at_;
 };
 
 void raise_read_failure(const moeinf::ReadFailure& failure) {
   const nb::object type = read_failure_type();
-  const nb::object raised = type(failure.what());
+  const nb::object raised = type(path_text(failure.what()));
   raised.attr("key") = failure.key;
   raised.attr("errno") = failure.error;
-  raised.attr("path") = failure.path;
+  raised.attr("path") = path_text(failure.path);
   raised.attr("offset") = failure.offset;
   raised.attr("num_bytes_read") = failure.num_bytes_read;
   PyErr_SetObject(type.ptr(), raised.ptr());
@@ -137,7 +210,7 @@ void raise_read_failure(const moeinf::ReadFailure& failure) {
 
 void raise_system_failure(const moeinf::SystemFailure& failure) {
   if (failure.path.empty()) {
-    PyErr_SetObject(PyExc_OSError, nb::make_tuple(failure.error, failure.what()).ptr());
+    PyErr_SetObject(PyExc_OSError, nb::make_tuple(failure.error, path_text(failure.what())).ptr());
     return;
   }
   errno = failure.error;  // the subclass follows from it: FileNotFoundError, PermissionError
@@ -207,21 +280,23 @@ void bind_reader(nb::module_& m) {
   nb::class_<NativeReader>(m, "NativeReader", "moeinf.types.Reader over io_uring or a pool of threads.")
       .def(
           "__init__",
-          [](NativeReader* self, std::vector<std::string> paths, std::vector<std::int64_t> sizes,
+          [](NativeReader* self, const std::vector<nb::object>& paths, std::vector<std::int64_t> sizes,
              std::shared_ptr<Arena> arena, const std::string& backend, bool direct, int queue_depth,
-             int prefetch_depth, std::int64_t segment_bytes) {
+             int prefetch_depth, std::int64_t segment_bytes, nb::object on_wait) {
             moeinf::ReaderOptions options;
             options.backend = backend_kind(backend);
             options.direct = direct;
             options.queue_depth = queue_depth;
             options.prefetch_depth = prefetch_depth;
             options.segment_bytes = segment_bytes;
-            new (self) NativeReader(std::move(paths), std::move(sizes), std::move(arena), options);
+            new (self) NativeReader(path_bytes(paths), std::move(sizes), std::move(arena), options,
+                                    std::move(on_wait));
           },
           nb::arg("paths"), nb::arg("sizes"), nb::arg("arena"), nb::kw_only(), nb::arg("backend") = "auto",
           nb::arg("direct") = true, nb::arg("queue_depth") = moeinf::ReaderOptions().queue_depth,
           nb::arg("prefetch_depth") = moeinf::ReaderOptions().prefetch_depth,
-          nb::arg("segment_bytes") = moeinf::ReaderOptions().segment_bytes)
+          nb::arg("segment_bytes") = moeinf::ReaderOptions().segment_bytes,
+          nb::arg("on_wait").none() = nb::none())
       .def_prop_ro("backend", &NativeReader::backend)
       .def_prop_ro("notice", &NativeReader::notice)
       .def("expect", &NativeReader::expect, nb::arg("files").noconvert(), nb::arg("offsets").noconvert(),

@@ -125,6 +125,11 @@ std::vector<std::int64_t> Reader::wait_any(const std::int64_t* keys, std::size_t
   return std::move(waited.done);
 }
 
+std::string Reader::path_of(std::int64_t key) const {
+  const int file = scheduler_.file_of(key);
+  return file < 0 ? "" : files_.path(file);
+}
+
 void Reader::close() {
   const std::lock_guard<std::mutex> lock(closing_);
   scheduler_.close();

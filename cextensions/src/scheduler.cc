@@ -135,6 +135,12 @@ Scheduler::Polled Scheduler::poll() {
   return polled;
 }
 
+int Scheduler::file_of(std::int64_t key) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto place = entries_.find(key);
+  return place == entries_.end() ? -1 : place->second.request.file;
+}
+
 bool Scheduler::try_next(Segment* segment) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (!can_issue()) return false;

@@ -1,12 +1,13 @@
 """The native read engine: memory for experts, and reads into it in the background."""
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from moeinf.types import ExpertForm, FloatArray, IntArray, ReadDone, SumArray
+from moeinf.types import ExpertForm, FloatArray, IntArray, OnWait, ReadDone, SumArray
 
 class ReadFailure(OSError):
     """A read that failed or came back short; errno is 0 where the file has the wrong size. key is -1 at opening."""
@@ -66,7 +67,7 @@ class NativeReader:
 
     def __init__(
         self,
-        paths: Sequence[str],
+        paths: Sequence[str | Path],
         sizes: Sequence[int],
         arena: Arena,
         *,
@@ -75,6 +76,7 @@ class NativeReader:
         queue_depth: int = 16,
         prefetch_depth: int = 4,
         segment_bytes: int = ...,
+        on_wait: OnWait | None = None,
     ) -> None: ...
     @property
     def backend(self) -> str: ...
@@ -112,7 +114,8 @@ class NativeReader:
         """Blocks without the GIL until at least one key has landed; collects and returns all that have, in that order.
 
         Raises ReadFailure for the first that failed: that key alone is forgotten and may be submitted again, the others
-        stay to be collected. ValueError for a key that is not known. Signal handlers run every 100 ms.
+        stay to be collected. ValueError for a key that is not known. Every 100 ms signal handlers run, then `on_wait`;
+        what they raise ends the wait, and changes nothing else.
         """
 
     def poll(self) -> ReadDone:
@@ -122,8 +125,11 @@ class NativeReader:
     def busy_seconds(self) -> float:
         """Seconds in which at least one read was in flight."""
 
-    def close(self) -> None:
-        """Drops what is queued and waits for what is in flight, since the kernel writes into the arena until then."""
+    def close(self) -> bool:
+        """Drops what is queued and waits up to a second for what is in flight; whether that has ended.
+
+        False: a disk hangs. The kernel may still write into the arena, which stays until it has. Signal handlers run.
+        """
 
 _Bytes = npt.NDArray[np.uint8] | bytes | bytearray | memoryview  # of contiguous uint8
 

@@ -348,7 +348,7 @@ def _load(name: str, config: RuntimeConfig, quiet: bool) -> Model:
 
     from moeinf.display import wrapped
     from moeinf.progress import LoadBar, StatusLine
-    from moeinf.session import say
+    from moeinf.session import say, say_below
 
     stored = _ensure(name, quiet)
     talkative = sys.stderr.isatty() and not quiet
@@ -358,7 +358,7 @@ def _load(name: str, config: RuntimeConfig, quiet: bool) -> Model:
     try:
         from moeinf.engine import Model
 
-        model = Model(stored, config, loading, pin_progress=pinning)
+        model = Model(stored, config, loading, pin_progress=pinning, say=say_below)
     finally:
         line.clear()
     if talkative:

@@ -21,7 +21,7 @@ from moeinf.store.dense import check_dense, check_part, dense_tensors
 from moeinf.store.dense_sums import DenseSums
 from moeinf.store.files import errors_named
 from moeinf.store.library import StoredModel
-from moeinf.types import FORMAT_BLOCKS, ByteArray, Format, TensorPlan, TensorSpec
+from moeinf.types import FORMAT_BLOCKS, ByteArray, Format, OnWait, TensorPlan, TensorSpec
 
 
 class DenseFile:
@@ -53,10 +53,11 @@ class DenseFile:
         """What `read` takes of memory, and `streamed` of a device's."""
         return self._num_bytes - sum(spec.num_bytes for spec in self._mapped)
 
-    def read(self, config: RuntimeConfig, progress: Callable[[int, int], None]) -> dict[str, StoredTensor]:
+    def read(self, config: RuntimeConfig, progress: Callable[[int, int], None], on_wait: OnWait | None = None
+             ) -> dict[str, StoredTensor]:
         """Every tensor by name. progress(bytes done, memory_bytes). Raises StoreError."""
         left_out = [(spec.offset_bytes, spec.offset_bytes + spec.num_bytes) for spec in self._mapped]
-        memory = read_file(self._path, self._num_bytes, config, progress, left_out)
+        memory = read_file(self._path, self._num_bytes, config, progress, left_out, on_wait)
         resident = [spec for spec in self._specs if spec not in self._mapped]
         self._check_sums(resident, memory)
         check_dense(self._path, resident, memory.data)
@@ -71,7 +72,7 @@ class DenseFile:
                 self._sums.check(spec, each)
 
     @contextmanager
-    def streamed(self, config: RuntimeConfig, progress: Callable[[int, int], None]
+    def streamed(self, config: RuntimeConfig, progress: Callable[[int, int], None], on_wait: OnWait | None = None
                  ) -> Iterator[Mapping[str, TensorBytes]]:
         """What `read` would take into memory, by name, for a device: each tensor is read when its pieces are asked for.
 
@@ -86,7 +87,7 @@ class DenseFile:
             progress(done, self.memory_bytes)
 
         count(0)
-        with closing(FilePieces(self._path, self._num_bytes, config)) as file:
+        with closing(FilePieces(self._path, self._num_bytes, config, on_wait)) as file:
             yield {spec.name: _FileTensor(self._path, file, spec, self._sums, count)
                    for spec in self._specs if spec not in self._mapped}
 

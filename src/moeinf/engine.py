@@ -37,6 +37,7 @@ from moeinf.store.formats import formats_text
 from moeinf.store.library import StoredModel
 from moeinf.store.verify import check_files
 from moeinf.types import Message, Reader, SumRun
+from moeinf.waiting import DiskWait, never
 
 if TYPE_CHECKING:  # loads torch, which a run on the CPU does without
     from moeinf.on_gpu import OpenGpu
@@ -47,11 +48,12 @@ class Model:
 
     def __init__(self, stored: StoredModel, config: RuntimeConfig, progress: Progress | None = None,
                  on: Machine | None = None, gpu: OpenGpu | None = None, pin_progress: Progress | None = None,
-                 preload: bool = True) -> None:
+                 preload: bool = True, say: Callable[[str], None] = lambda line: None) -> None:
         """Reads the dense weights; experts come when they are needed. progress(bytes done, bytes in all).
 
         pin_progress: the same of host memory that is pinned for a GPU. Either may raise, and loading ends.
         preload: where every expert fits, read all of them now.
+        say(line): told while the disk does not answer for seconds.
         on, gpu: instead of the machine at hand, and of the device that the configuration names.
         Raises OutOfMemoryError before anything is read, StoreError for a damaged store, DeviceError for a GPU that was
         asked for and cannot be used.
@@ -64,6 +66,7 @@ class Model:
         self.last: Completion | None = None
         self._stored = stored
         self._laps = Laps()
+        self._disk_wait = DiskWait(say)
         self._run: Run | None = None
         self._look: Callable[[], Machine] = machine if on is None else (lambda: on)
         here = self._look()
@@ -77,7 +80,7 @@ class Model:
         self._recorder = RequestRecorder(stored.manifest.moe, self._collection.add)
         parts = ModelParts(stored, config, here, family, config_json, plan.form, plan.work, dense, self.kernels,
                            self._collection, [self._recorder], self._laps, self.notices,
-                           progress or no_progress, pin_progress or no_progress, preload=preload,
+                           progress or no_progress, self._disk_wait, pin_progress or no_progress, preload=preload,
                            shard_sums=[run for run in runs if run.file != DENSE_FILE])
         self.tokenizer = Tokenizer(stored.path, num_embeddings=stored.manifest.info.vocab_size)
         try:
@@ -299,6 +302,7 @@ class Model:
                 observer.begin(phase)
             meter.begin(phase)
 
+        self._disk_wait.should_stop = should_stop
         try:
             for token in self._answer_to(run, prompt, sampler, max_tokens=limit, timing=timing, should_stop=should_stop,
                                          on_phase=on_phase, on_prefill=on_prefill):
@@ -310,6 +314,7 @@ class Model:
             self._sequence.forget()  # the next prompt must not build on keys and values that are no numbers
             raise
         finally:
+            self._disk_wait.should_stop = never
             self.tier.abandon_visit()
             self._recorder.finish()
             meter.end(stats)
@@ -373,11 +378,14 @@ class Model:
             self.notices.append(f"the activation collection was not kept: {path}: {error.strerror}")
 
     def close(self) -> None:
-        """Ends the reader and the tokenizer's process; a second call does nothing."""
+        """Ends the reader and the tokenizer's process; a second call does nothing. A disk that hangs is left alone."""
         if self._run is not None:
-            self.save_activations()
-            self._run.close()
+            reads_have_ended = self._run.close()
             self._run = None
+            if reads_have_ended:
+                self.save_activations()
+            else:
+                self.notices.append("the disk does not answer: what this run learned about routing is not kept")
         self.tokenizer.close()
 
     def __enter__(self) -> Model:

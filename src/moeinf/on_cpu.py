@@ -30,10 +30,10 @@ class CpuRun:
         self.plan: MemoryPlan = plan_memory(parts.demands, config, parts.machine)
         fits = self.plan.num_slots == shape.total_experts
         total = parts.dense.memory_bytes + (self.plan.cache_bytes if fits else 0)
-        tensors = parts.dense.read(config, lambda done, _: parts.progress(done, total))
+        tensors = parts.dense.read(config, lambda done, _: parts.progress(done, total), parts.on_wait)
         arena = Arena(self.plan.cache_bytes)
         self.reader = open_reader(stored.shard_paths, [s.num_bytes for s in manifest.shards], arena, config,
-                                  parts.shard_sums)
+                                  parts.shard_sums, parts.on_wait)
         parts.notices += [self.reader.notice] if self.reader.notice else []
         try:
             self._assemble(parts, arena, tensors, fits)
@@ -72,5 +72,5 @@ class CpuRun:
     def peak_device_bytes(self) -> int:
         return 0
 
-    def close(self) -> None:
-        self.reader.close()
+    def close(self) -> bool:
+        return self.reader.close()

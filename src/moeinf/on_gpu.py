@@ -98,7 +98,7 @@ class GpuRun:
         self._program = DecodeProgram(gpu.device)
         self._host = Arena(self.plan.host_bytes)
         self.reader = open_reader(parts.stored.shard_paths, [s.num_bytes for s in manifest.shards], self._host, config,
-                                  parts.shard_sums)
+                                  parts.shard_sums, parts.on_wait)
         try:
             with gpu.device.computing():
                 self._assemble(parts, gpu)
@@ -135,7 +135,7 @@ class GpuRun:
         experts = DeviceExperts(gpu.device, gpu.ops, self._program, self.tier, self._link, self._arena,
                                 expert_parts_of(layout, parts.form), shape, self.observers, prefetcher, self._direct,
                                 cpu, laps, parts.stored.name)
-        with parts.dense.streamed(config, self._progress(0)) as tensors:
+        with parts.dense.streamed(config, self._progress(0), parts.on_wait) as tensors:
             layers = DeviceLayers(gpu.device, gpu.ops, tensors, parts.dense.lookups(), info.dtype, plan.context,
                                   self._program)
             self.model = parts.family.build(parts.config_json, layers, experts, laps)
@@ -269,12 +269,13 @@ class GpuRun:
     def peak_device_bytes(self) -> int:
         return self._gpu.device.peak_bytes()
 
-    def close(self) -> None:
+    def close(self) -> bool:
         """Ends reads and copies, and gives the slots' memory back; the rest goes with the object."""
         with suppress(RuntimeError):  # of a GPU that is lost
             self._gpu.device.synchronise()  # after an interrupt, kernels may still read pinned memory
         self._program.reset()
-        self._link.close() if hasattr(self, "_link") else self.reader.close()
+        ended = self._link.close() if hasattr(self, "_link") else self.reader.close()
         if hasattr(self, "_arena"):
             self._arena.release()
         self._gpu.close()
+        return ended

@@ -43,7 +43,7 @@ class Run(SourceModel, Protocol):
         """Most memory that was ever taken of a GPU; 0 on the CPU."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> bool: ...  # whether all reads have ended
 
 
 def put_together(parts: ModelParts, gpu: OpenGpu | None, look: Callable[[], Machine]) -> Run:

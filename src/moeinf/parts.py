@@ -21,7 +21,7 @@ from moeinf.runtime.prefetch import Link, Prefetcher
 from moeinf.runtime.tiers import ExpertTier
 from moeinf.store.library import StoredModel
 from moeinf.store.manifest import Manifest
-from moeinf.types import ExpertForm, ExpertLayout, Prompting, SumRun, Work
+from moeinf.types import ExpertForm, ExpertLayout, OnWait, Prompting, SumRun, Work
 
 Progress = Callable[[int, int], None]  # done and in all, of bytes or of tokens
 
@@ -46,6 +46,7 @@ class ModelParts:
     laps: Laps
     notices: list[str]  # each fallback, said once; of the model, and added to while it runs
     progress: Progress  # of bytes that are read
+    on_wait: OnWait | None = None  # while a read is waited for
     pin_progress: Progress = no_progress  # of host memory that is pinned for a GPU
     prompting: Prompting | None = None  # of an encoder-decoder model
     num_beams: int = 1  # that are decoded side by side

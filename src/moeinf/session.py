@@ -257,3 +257,10 @@ def say(line: str) -> None:
     """One line to stderr, harmless to a terminal."""
     sys.stderr.write(harmless(line) + "\n")
     sys.stderr.flush()
+
+
+def say_below(line: str) -> None:
+    """As `say`, where an answer or a progress bar may stand on the terminal's last line."""
+    if sys.stderr.isatty():
+        sys.stderr.write("\n")
+    say(line)

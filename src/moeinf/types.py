@@ -258,12 +258,16 @@ class ReadDone(NamedTuple):
     failed: IntArray
 
 
+OnWait = Callable[[float, str], None]  # seconds that a read has been waited for, its file; may raise to end the wait
+
+
 class Reader(Protocol):
     """Reads byte ranges of files into the arena; the native engine and its Python twin.
 
     Keys are the caller's (layer * num_experts + expert). Requests of priority inf are demand: they overtake every
     other and may use the whole queue depth. Finite priorities are prefetches: highest first, and only while no demand
-    waits, at most `prefetch_depth` segments of them in flight. Called from one thread; no call but `wait_any` blocks.
+    waits, at most `prefetch_depth` segments of them in flight. Called from one thread at a time; no call but `wait_any`
+    and `close` blocks.
     """
 
     @property
@@ -287,7 +291,7 @@ class Reader(Protocol):
 
     def busy_seconds(self) -> float: ...
 
-    def close(self) -> None: ...
+    def close(self) -> bool: ...  # whether all reads have ended: a disk that hangs is not waited for
 
 
 class Copier(Protocol):

@@ -61,6 +61,7 @@ class Reader {
   std::vector<std::int64_t> wait_any(const std::int64_t* keys, std::size_t count,
                                      std::chrono::milliseconds timeout);
   Scheduler::Polled poll() { return scheduler_.poll(); }
+  std::string path_of(std::int64_t key) const;  // the file that it is read from; empty: the key is not known
 
   std::int64_t bytes_read() const { return scheduler_.bytes_read(); }
   double busy_seconds() const { return scheduler_.busy_seconds(); }

@@ -73,6 +73,8 @@ class Scheduler {
   };
   Polled poll();
 
+  int file_of(std::int64_t key) const;  // -1: the key is not known
+
   // Reader's side.
   bool try_next(Segment* segment);   // false: nothing may be issued now
   bool wait_next(Segment* segment);  // false: closed

@@ -46,7 +46,7 @@ class TextWorker:
         path = self._folder / "tokenizer.json"
         if path.stat().st_size > _MAX_FILE_BYTES:
             raise TextError(f"{path} is larger than 128 MiB, which no tokenizer is; pull the model again")
-        self._tokenizer = Tokenizer.from_file(str(path))
+        self._tokenizer = Tokenizer.from_buffer(path.read_bytes())  # from_file takes no path that is not UTF-8
         self._tokenizer.no_truncation()  # some files come with the cut and the padding of their training
         self._tokenizer.no_padding()
         self._harmony = is_harmony(self._tokenizer)

@@ -12,7 +12,7 @@ import numpy as np
 from moeinf._native import Arena, ReadFailure
 from moeinf.config import RuntimeConfig
 from moeinf.runtime.reading import CHUNK_BYTES, open_reader, read_tail, unreadable
-from moeinf.types import BLOCK_ALIGN_BYTES, ByteArray, IntArray
+from moeinf.types import BLOCK_ALIGN_BYTES, ByteArray, IntArray, OnWait
 
 BUFFER_BYTES: Final = 64 << 20  # one half is read into while the other is used
 
@@ -20,13 +20,13 @@ BUFFER_BYTES: Final = 64 << 20  # one half is read into while the other is used
 class FilePieces:
     """A file of which nothing but a buffer of BUFFER_BYTES is ever in memory. Used from one thread; close it."""
 
-    def __init__(self, path: Path, num_bytes: int, config: RuntimeConfig) -> None:
+    def __init__(self, path: Path, num_bytes: int, config: RuntimeConfig, on_wait: OnWait | None = None) -> None:
         """num_bytes: of the file. Raises StoreError where it is missing or has another size."""
         self._half_bytes = BUFFER_BYTES // 2
         self._whole = num_bytes // BLOCK_ALIGN_BYTES * BLOCK_ALIGN_BYTES
         arena = Arena(2 * self._half_bytes)
         self._buffer: ByteArray | None = arena.array()
-        self._reader = open_reader([path], [num_bytes], arena, config)
+        self._reader = open_reader([path], [num_bytes], arena, config, on_wait=on_wait)
         self._next_key = 0
         try:
             self._tail = read_tail(path, self._whole, num_bytes)

@@ -123,12 +123,13 @@ class HostLink:
         """Of the slower part of the way, so that bytes_read / busy_seconds is the rate of the whole."""
         return max(self._copier.busy_seconds(), self._disk.busy_seconds() - self._loading_busy_s)
 
-    def close(self) -> None:
+    def close(self) -> bool:
         """Ends the disk's reader, and waits for copies. The copier stays open."""
         self._requests.clear()
-        self._disk.close()
+        ended = self._disk.close()
         while self._copies.any_under_way:
             self._copies.wait()
+        return ended
 
     # ---- beside the tier
 

@@ -10,11 +10,15 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from moeinf._native import Arena, ReadFailure, crc32c
-from moeinf.types import BLOCK_ALIGN_BYTES, FloatArray, IntArray, ReadDone, SumArray
+from moeinf.types import BLOCK_ALIGN_BYTES, FloatArray, IntArray, OnWait, ReadDone, SumArray
+
+SIGNAL_PERIOD_S: Final = 0.1  # between two calls of on_wait
+CLOSE_PATIENCE_S: Final = 1.0  # for a read under way
 
 
 @dataclass(slots=True)
@@ -53,7 +57,8 @@ class PureReader:
     notice = ""
 
     def __init__(
-        self, paths: Sequence[str], sizes: Sequence[int], arena: Arena, *, segment_bytes: int = 1 << 20
+        self, paths: Sequence[str], sizes: Sequence[int], arena: Arena, *, segment_bytes: int = 1 << 20,
+        on_wait: OnWait | None = None,
     ) -> None:
         self._memory = arena.array().data  # keeps the arena alive
         self._segment_bytes = segment_bytes
@@ -66,6 +71,7 @@ class PureReader:
         self._next_order = 0
         self._bytes_read = 0
         self._busy_s = 0.0
+        self._on_wait = on_wait
         self._closed = False
         self._changed = threading.Condition()  # guards all of the above
         try:
@@ -146,6 +152,7 @@ class PureReader:
         wanted = set(keys.tolist())
         if not wanted:
             raise ValueError("wait_any needs at least one key")
+        started = time.monotonic()
         with self._changed:
             while True:
                 self._require_open()
@@ -158,7 +165,9 @@ class PureReader:
                         raise request.failure
                 if landed:
                     return self._forget(landed)
-                self._changed.wait()
+                self._changed.wait(SIGNAL_PERIOD_S)
+                if self._on_wait is not None and (waited_s := time.monotonic() - started) >= SIGNAL_PERIOD_S:
+                    self._on_wait(waited_s, self._paths[self._requests[min(wanted)].file])
 
     def poll(self) -> ReadDone:
         with self._changed:
@@ -174,12 +183,16 @@ class PureReader:
         with self._changed:
             return self._busy_s
 
-    def close(self) -> None:
+    def close(self) -> bool:
         with self._changed:
             self._closed = True
+            self._on_wait = None
             self._changed.notify_all()
-        self._thread.join()
+        self._thread.join(CLOSE_PATIENCE_S)
+        if self._thread.is_alive():
+            return False  # its thread, and with it the memory, stays until the disk answers
         self._close_files()
+        return True
 
     def _require_open(self) -> None:
         if self._closed:

@@ -15,14 +15,14 @@ from moeinf.config import RuntimeConfig
 from moeinf.errors import LIMIT_REMEDIES, StoreError
 from moeinf.runtime.pages import PIECE_BYTES, take
 from moeinf.runtime.pure_reader import PureReader
-from moeinf.types import BLOCK_ALIGN_BYTES, ByteArray, IntArray, Reader, SumRun
+from moeinf.types import BLOCK_ALIGN_BYTES, ByteArray, IntArray, OnWait, Reader, SumRun
 
 _DAMAGED: Final = "check the store with `moeinf verify`, then `moeinf pull` it again"
 CHUNK_BYTES: Final = 4 << 20  # of a whole file: large enough for the disk's full rate
 
 
 def open_reader(paths: Sequence[Path], sizes: Sequence[int], arena: Arena, config: RuntimeConfig,
-                sums: Sequence[SumRun] = ()) -> Reader:
+                sums: Sequence[SumRun] = (), on_wait: OnWait | None = None) -> Reader:
     """A reader of `paths` into `arena`, which compares units of `sums` when they are read: once, or always.
 
     Raises StoreError for a file that is missing or not of its size, and where the system lacks threads or descriptors.
@@ -31,9 +31,10 @@ def open_reader(paths: Sequence[Path], sizes: Sequence[int], arena: Arena, confi
     try:
         reader: PureReader | NativeReader
         if config.reader == "pure":
-            reader = PureReader(names, list(sizes), arena)
+            reader = PureReader(names, list(sizes), arena, on_wait=on_wait)
         else:
-            reader = NativeReader(names, list(sizes), arena, direct=config.direct_io, queue_depth=config.queue_depth)
+            reader = NativeReader(names, list(sizes), arena, direct=config.direct_io, queue_depth=config.queue_depth,
+                                  on_wait=on_wait)
     except OSError as error:
         raise _unopened(error) from error
     for run in sums:
@@ -44,7 +45,7 @@ def open_reader(paths: Sequence[Path], sizes: Sequence[int], arena: Arena, confi
 
 
 def read_file(path: Path, num_bytes: int, config: RuntimeConfig, progress: Callable[[int, int], None],
-              left_out: Sequence[tuple[int, int]] = ()) -> npt.NDArray[np.uint8]:
+              left_out: Sequence[tuple[int, int]] = (), on_wait: OnWait | None = None) -> npt.NDArray[np.uint8]:
     """The whole of a file, in memory of its own that is page-aligned. Raises StoreError.
 
     left_out: ranges (start, end) that are not needed: blocks inside them are not read and take no memory.
@@ -53,7 +54,7 @@ def read_file(path: Path, num_bytes: int, config: RuntimeConfig, progress: Calla
     arena = Arena(-(-num_bytes // BLOCK_ALIGN_BYTES) * BLOCK_ALIGN_BYTES)
     memory = arena.array()[:num_bytes]
     whole = num_bytes // BLOCK_ALIGN_BYTES * BLOCK_ALIGN_BYTES
-    reader = open_reader([path], [num_bytes], arena, config)
+    reader = open_reader([path], [num_bytes], arena, config, on_wait=on_wait)
     try:
         _read_blocks(reader, memory[:whole], left_out, progress)
     except ReadFailure as failure:

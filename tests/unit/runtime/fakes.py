@@ -81,8 +81,8 @@ class FakeReader:
     def busy_seconds(self) -> float:
         return 0.0
 
-    def close(self) -> None:
-        pass
+    def close(self) -> bool:
+        return True
 
 
 class Clock:

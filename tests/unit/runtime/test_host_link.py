@@ -413,7 +413,12 @@ def test_demand_under_way_counts_as_lag_until_it_has_ended() -> None:
 def test_closing_waits_for_copies_and_ends_the_disks_reader() -> None:
     machine = Machine(device_slots=6, host_slots=TOTAL)
     closed = []
-    machine.disk.close = lambda: closed.append(True)  # type: ignore[method-assign]
+
+    def close() -> bool:
+        closed.append(True)
+        return True
+
+    machine.disk.close = close  # type: ignore[method-assign]
     machine.link.load_host(lambda done, total: None)
     machine.copier.patient = True
     submit(machine.link, [0, 1], math.inf)
