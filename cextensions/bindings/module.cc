@@ -264,6 +264,17 @@ void bind_populate(nb::module_& m) {
       "Takes the whole pages of an array from the machine now; its contents stay. False where it cannot.");
 }
 
+void bind_give_back(nb::module_& m) {
+  m.def(
+      "give_back",
+      [](const nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>& memory) {
+        const nb::gil_scoped_release released;
+        return moeinf::give_back(memory.data(), memory.size());
+      },
+      nb::arg("memory").noconvert(),
+      "Gives the whole pages of an array of an Arena back to the machine; what was in them is lost.");
+}
+
 void bind_lowest(nb::module_& m) {
   m.def(
       "lowest",
@@ -323,6 +334,7 @@ NB_MODULE(_native, m) {
   bind_read_failure(m);
   bind_arena(m);
   bind_populate(m);
+  bind_give_back(m);
   bind_lowest(m);
   bind_reader(m);
   moeinf::bind_checksums(m);

@@ -14,6 +14,18 @@ constexpr std::size_t kHugePageBytes = std::size_t{2} << 20;
 constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, which older headers lack
 #endif
 
+bool advise_whole_pages(unsigned char* data, std::size_t num_bytes, int advice) {
+  const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
+  const auto start = (reinterpret_cast<std::uintptr_t>(data) + page - 1) / page * page;
+  const auto end = (reinterpret_cast<std::uintptr_t>(data) + num_bytes) / page * page;
+  if (end <= start) return true;
+  int result;
+  do {
+    result = ::madvise(reinterpret_cast<void*>(start), end - start, advice);
+  } while (result < 0 && (errno == EINTR || errno == EAGAIN));
+  return result == 0;
+}
+
 }  // namespace
 
 Arena::Arena(std::size_t num_bytes) : num_bytes_(num_bytes) {
@@ -35,18 +47,18 @@ Arena::Arena(std::size_t num_bytes) : num_bytes_(num_bytes) {
 
 bool populate(unsigned char* data, std::size_t num_bytes) {
 #ifdef __linux__
-  const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
-  const auto start = (reinterpret_cast<std::uintptr_t>(data) + page - 1) / page * page;
-  const auto end = (reinterpret_cast<std::uintptr_t>(data) + num_bytes) / page * page;
-  if (end <= start) return true;
-  int result;
-  do {
-    result = ::madvise(reinterpret_cast<void*>(start), end - start, kPopulateWrite);
-  } while (result < 0 && (errno == EINTR || errno == EAGAIN));
-  return result == 0;
+  return advise_whole_pages(data, num_bytes, kPopulateWrite);
 #else
   (void)data, (void)num_bytes;
   return false;
+#endif
+}
+
+bool give_back(unsigned char* data, std::size_t num_bytes) {
+#ifdef __linux__
+  return advise_whole_pages(data, num_bytes, MADV_DONTNEED);
+#else
+  return advise_whole_pages(data, num_bytes, MADV_FREE);  // MADV_DONTNEED keeps the pages of macOS and the BSDs
 #endif
 }
 

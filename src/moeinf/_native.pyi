@@ -49,6 +49,12 @@ def populate(memory: npt.NDArray[np.uint8]) -> bool:
     Reads into them then need not wait for pages to be zeroed. False where the kernel cannot do it.
     """
 
+def give_back(memory: npt.NDArray[np.uint8]) -> bool:
+    """Gives the whole pages of an array of an Arena back to the machine, without the GIL; what was in them is lost.
+
+    They come anew, zeroed, when they are written again. No read may be under way into them. False where refused.
+    """
+
 def lowest(scores: FloatArray, states: npt.NDArray[np.uint8], state: int, held: Sequence[int], count: int
            ) -> list[int]:
     """Indices of the `count` smallest scores where `states` (both 1-D) is `state`, but for those `held`.

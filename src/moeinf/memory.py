@@ -24,6 +24,10 @@ PREFILL_CHUNK = 512  # where none is given
 PROCESS_BYTES = 64 << 20  # interpreter and libraries before anything is loaded; --ram is held to count them
 OVERHEAD_BYTES = 64 << 20  # allocator, libraries and the tokenizer's process, still to be touched after this point
 
+MAX_FREE_BYTES: Final = 1 << 30  # left to other programs where no size was asked for: a browser's next few tabs; a
+FREE_SHARE: Final = 20  # ... twentieth of a machine that has less. The cache shrinks when they need more
+MIN_FREE_BYTES: Final = 32 << 20  # what a cache of a size that was asked for keeps available all the same
+
 CONTEXT_BYTES: Final = 512 << 20  # of the GPU's memory, for the driver's context; a --vram budget has to hold it too
 DEVICE_OVERHEAD_BYTES: Final = 512 << 20  # cuBLAS, kernels loaded at first use, graphs, what the allocator cannot reuse
 HOST_OVERHEAD_BYTES: Final = 1 << 30  # CUDA libraries, the driver's context, what weights pass through
@@ -129,7 +133,8 @@ def sequence_bytes(info: ModelInfo, context: int) -> int:
 def plan_memory(demands: Demands, config: RuntimeConfig, machine: Machine) -> MemoryPlan:
     """Reserves dense, KV at the context and activations first; the rest is expert slots, unless told otherwise.
 
-    Where top_k slots do not fit, the prefill chunk is shortened, then a context that was not asked for.
+    Some of that rest is left to other programs, unless --ram binds, which is taken as it is. Where top_k slots do not
+    fit, the prefill chunk is shortened, then a context that was not asked for.
 
     Raises OutOfMemoryError with the shortfall and the remedies, UsageError for a size or context that cannot be meant.
     """
@@ -138,7 +143,8 @@ def plan_memory(demands: Demands, config: RuntimeConfig, machine: Machine) -> Me
         raise UsageError(f"{said} is for a GPU, and this run uses none; leave it out, or see why with --device cuda")
     context = wanted_context(info, config)
     chunk = min(config.prefill_chunk or PREFILL_CHUNK, context)
-    machine = _within_ram(machine, config)
+    whole, machine = machine, _within_ram(machine, config)
+    free = _left_free(machine) if machine is whole else 0
     while True:
         activations = activation_bytes(demands, chunk, context, config.threads or machine.cores)
         kv_bytes = sequence_bytes(info, context)
@@ -152,10 +158,21 @@ def plan_memory(demands: Demands, config: RuntimeConfig, machine: Machine) -> Me
             context = max(MIN_CONTEXT, context // 2)
         else:
             break
-    plan = replace(fixed, num_slots=_wanted_slots(moe, stride, config, room))
+    plan = replace(fixed, num_slots=_wanted_slots(moe, stride, config, room - free))
     if plan.total_bytes + OVERHEAD_BYTES > machine.available_bytes:
         raise _shortfall(plan, machine)
     return plan
+
+
+def _left_free(machine: Machine) -> int:
+    return min(MAX_FREE_BYTES, machine.available_bytes // FREE_SHARE)
+
+
+def reserve_bytes(plan: MemoryPlan, machine: Machine) -> int:
+    """What the expert cache keeps available to others while it runs: the automatic plan's, or what was left by sizes
+    that were asked for."""
+    left = machine.available_bytes - plan.total_bytes - OVERHEAD_BYTES
+    return min(_left_free(machine), max(MIN_FREE_BYTES, left))
 
 
 def plan_device_memory(demands: Demands, config: RuntimeConfig, machine: Machine, device_free_bytes: int,

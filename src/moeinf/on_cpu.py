@@ -7,12 +7,13 @@ from typing import Any
 
 from moeinf._native import Arena, ExpertKernel
 from moeinf.display import size_text
-from moeinf.memory import MemoryPlan, plan_memory
+from moeinf.memory import MemoryPlan, plan_memory, reserve_bytes
 from moeinf.models.native_layers import NativeLayers
 from moeinf.models.weights import StoredTensor
 from moeinf.parts import ModelParts, expert_parts, prefetcher_of
-from moeinf.runtime.experts import StreamedExperts
+from moeinf.runtime.experts import Observer, StreamedExperts
 from moeinf.runtime.policies import make_policy
+from moeinf.runtime.pressure import MemoryWatch
 from moeinf.runtime.reading import open_reader
 from moeinf.runtime.tiers import ExpertTier, SlotRegion
 
@@ -36,24 +37,29 @@ class CpuRun:
                                   parts.shard_sums, parts.on_wait)
         parts.notices += [self.reader.notice] if self.reader.notice else []
         try:
-            self._assemble(parts, arena, tensors, fits)
+            self._assemble(parts, arena, tensors)
+            self._watch.start()
             if fits and parts.preload:
                 self.tier.load_all(lambda done, _: parts.progress(parts.dense.memory_bytes + done, total))
         except BaseException:
             self.close()
             raise
 
-    def _assemble(self, parts: ModelParts, arena: Arena, tensors: Mapping[str, StoredTensor], fits: bool) -> None:
+    def _assemble(self, parts: ModelParts, arena: Arena, tensors: Mapping[str, StoredTensor]) -> None:
         stored, manifest, config, laps = parts.stored, parts.manifest, parts.config, parts.laps
         shape, layout = manifest.moe, manifest.layout
         policy = make_policy(config.policy, shape, parts.collection, parts.encoder_layers)
         slots = SlotRegion(arena.array(), 0, self.plan.num_slots)
         self.tier = ExpertTier(shape, layout, slots, self.reader, policy, stored.shard_paths, laps,
                                model=stored.name)
-        self.observers = [*parts.observers] if fits else [*parts.observers, policy]  # nothing has to leave
-        prefetcher = prefetcher_of(parts, self.tier, self.reader, self.observers, fits=fits)
+        self._watch = MemoryWatch(self.tier, shape.top_k, layout.stride_bytes,
+                                  reserve_bytes(self.plan, parts.machine), parts.notices.append)
+        advisers: list[Observer] = [policy]
+        prefetcher = prefetcher_of(parts, self.tier, self.reader, advisers, fits=False)  # it need not stay so
+        self.observers = [*parts.observers, *advisers]
         kernel = ExpertKernel(parts.kernels, arena.array(), expert_parts(layout), parts.form)
-        experts = StreamedExperts(self.tier, kernel, self.observers, prefetcher, laps, stored.name)
+        experts = StreamedExperts(self.tier, kernel, parts.observers, advisers, prefetcher, laps,
+                                  stored.name)
         layers = NativeLayers(parts.kernels, tensors, manifest.info.dtype)
         self.model = parts.family.build(parts.config_json, layers, experts, laps)
         self.cache = self.model.new_cache(self.plan.context, parts.num_beams)
@@ -73,4 +79,6 @@ class CpuRun:
         return 0
 
     def close(self) -> bool:
+        if hasattr(self, "_watch"):
+            self._watch.close()
         return self.reader.close()

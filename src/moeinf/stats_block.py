@@ -52,6 +52,7 @@ def _cache_rows(stats: GenerationStats, model: Model) -> list[tuple[str, str]]:
     moved = cache.demand_bytes + cache.prefetch_bytes
     resident = f"{model.tier.num_slots}/{model.manifest.moe.total_experts} experts"
     hits = f", {100 * cache.hit_rate:.1f}% hit ({cache.hits}/{cache.activations})" if cache.activations else ""
+    given_back = stats.prefill_cache.given_back_bytes + cache.given_back_bytes
     transfer = ""
     if moved and decoded and stats.decode_s:
         per_token, per_second = binary_size_text(moved / decoded), binary_size_text(moved / stats.decode_s)
@@ -59,6 +60,7 @@ def _cache_rows(stats: GenerationStats, model: Model) -> list[tuple[str, str]]:
     return [
         ("expert cache", resident + hits),
         ("expert transfer", transfer),
+        ("memory given back", size_text(given_back) if given_back else ""),
         ("memory", ", ".join(f"{kind} {size_text(size)} peak" for kind, size in
                              (("VRAM", stats.peak_vram_bytes), ("RAM", stats.peak_rss_bytes)) if size)),
     ]

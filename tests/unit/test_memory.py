@@ -16,6 +16,7 @@ from moeinf.memory import (
     MAX_DEVICE_CHUNK,
     MIN_CHUNK,
     MIN_CONTEXT,
+    MIN_FREE_BYTES,
     OVERHEAD_BYTES,
     PROCESS_BYTES,
     RING_BYTES,
@@ -24,6 +25,7 @@ from moeinf.memory import (
     device_activation_bytes,
     plan_device_memory,
     plan_memory,
+    reserve_bytes,
     smallest_bytes,
     smallest_device_bytes,
 )
@@ -43,7 +45,25 @@ def test_all_that_is_left_becomes_slots() -> None:
     plan = plan_memory(DEMANDS, RuntimeConfig(), on(1200))
     assert plan.context == 4096 and plan.kv_bytes == 4096 * 100_000
     spare = 1200 * MIB - plan.total_bytes - OVERHEAD_BYTES
-    assert 0 <= spare < 4 * MIB and 2 <= plan.num_slots < 128
+    assert 60 * MIB <= spare < 64 * MIB and 2 <= plan.num_slots < 128, "a twentieth is left to other programs"
+    large = dataclasses.replace(DEMANDS, moe=MoeShape(80, 256, 2))
+    spare = 50_000 * MIB - plan_memory(large, RuntimeConfig(), on(50_000)).total_bytes - OVERHEAD_BYTES
+    assert 1024 * MIB <= spare < 1028 * MIB, "or a GiB, where that is less"
+
+
+def test_memory_that_is_asked_for_is_used_to_the_end() -> None:
+    plan = plan_memory(DEMANDS, RuntimeConfig(ram="1200MiB"), on(8000))
+    spare = 1200 * MIB - PROCESS_BYTES - plan.total_bytes - OVERHEAD_BYTES
+    assert 0 <= spare < 4 * MIB and plan.num_slots < 128
+
+
+def test_the_cache_keeps_available_what_its_plan_left_to_others() -> None:
+    automatic = plan_memory(DEMANDS, RuntimeConfig(), on(1200))
+    assert reserve_bytes(automatic, on(1200)) == 60 * MIB
+    asked = plan_memory(DEMANDS, RuntimeConfig(expert_cache="400MiB"), on(1200))
+    exact = on(1200 - (1200 * MIB - asked.total_bytes - OVERHEAD_BYTES) // MIB)
+    assert reserve_bytes(asked, exact) == MIN_FREE_BYTES, "a cache as it was asked for shrinks only in need"
+    assert reserve_bytes(asked, on(100_000)) == 1024 * MIB
 
 
 def test_a_model_that_fits_gets_a_slot_for_every_expert_and_no_more() -> None:

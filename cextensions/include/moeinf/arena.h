@@ -30,4 +30,8 @@ class Arena {
 // come as they are touched.
 bool populate(unsigned char* data, std::size_t num_bytes);
 
+// Gives the whole pages of a range back to the kernel; what was in them is lost. They come anew, zeroed,
+// when they are written again. No read may be under way into the range. False where the kernel refuses.
+bool give_back(unsigned char* data, std::size_t num_bytes);
+
 }  // namespace moeinf

@@ -68,17 +68,21 @@ class StreamedExperts:
     """Experts in the slots of a tier; what is missing is read while what is there computes.
 
     The result does not depend on what was resident: the kernel sums the outputs in the order of the routing, not of
-    arrival. Where every expert is resident nothing is predicted and nothing evicted, so observers may be left out that
-    only serve those.
+    arrival. Where every expert is resident nothing is predicted and nothing evicted, so `advisers` are not told then.
     """
 
     def __init__(self, tier: ExpertTier, kernel: ExpertKernel, observers: Sequence[Observer],
-                 prefetcher: Prefetcher | None, laps: Laps, model: str = "MODEL") -> None:
-        """model: its name, for errors."""
+                 advisers: Sequence[Observer], prefetcher: Prefetcher | None, laps: Laps,
+                 model: str = "MODEL") -> None:
+        """observers are told every routing, advisers (policy, predictor) those with which something can be missing.
+
+        model: its name, for errors.
+        """
         self._check = RoutingCheck(model)
         self._tier = tier
         self._kernel = kernel
         self._observers = observers
+        self._advisers = advisers
         self._prefetcher = prefetcher
         self._laps = laps
 
@@ -93,26 +97,33 @@ class StreamedExperts:
         Raises ExpertReadError, NotFiniteError; ExpertTier.abandon_visit comes before the next run then, as after any
         exception.
         """
-        kernel, tier, laps, ids = self._kernel, self._tier, self._laps, routing.ids
+        kernel, laps, ids = self._kernel, self._laps, routing.ids
         self._check(layer, ids, routing.weights)
         experts, counts = kernel.begin(hidden, ids, routing.weights)
         for observer in self._observers:
             observer.observe(layer, ids)
-        if tier.all_resident:
-            offsets = tier.hits(layer, experts, ids.size)
-            laps.lap("policy")
-            kernel.compute(experts, offsets)
-        else:
-            tier.request(layer, experts, counts, len(ids))
-            if self._prefetcher is not None:
-                self._prefetcher.after_routing(layer, len(ids))
-            laps.lap("policy")
-            for landed, offsets in tier.arrivals():
+        with self._tier.lock:
+            if self._tier.all_resident:
+                offsets = self._tier.hits(layer, experts, ids.size)
                 laps.lap("policy")
-                kernel.compute(landed, offsets)
-                laps.lap("experts")
+                kernel.compute(experts, offsets)
+            else:
+                self._stream(layer, experts, counts, ids)
         kernel.finish(out)
         laps.lap("experts")
+
+    def _stream(self, layer: int, experts: IntArray, counts: IntArray, ids: IntArray) -> None:
+        tier, kernel, laps = self._tier, self._kernel, self._laps
+        for adviser in self._advisers:
+            adviser.observe(layer, ids)
+        tier.request(layer, experts, counts, len(ids))
+        if self._prefetcher is not None:
+            self._prefetcher.after_routing(layer, len(ids))
+        laps.lap("policy")
+        for landed, offsets in tier.arrivals():
+            laps.lap("policy")
+            kernel.compute(landed, offsets)
+            laps.lap("experts")
 
     def expect(self, layer: int, guess: Routing) -> None:
         assert self._prefetcher is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
@@ -81,29 +82,49 @@ class FilledSlots:
         self.release(cancelled.tolist())
         return cancelled
 
-    def load(self, num_experts: int, progress: Callable[[int, int], None]) -> None:
-        """Until `num_experts` are resident, the lowest absent keys first: the order of the files. There must be slots.
+    def load_more(self, progress: Callable[[int, int], None]) -> bool:
+        """A step of filling the slots, the lowest absent keys first: the order of the files. False: they are full.
 
         progress(bytes done, bytes in all). Raises ReadFailure; after it, or an interrupt, what has landed stays.
         """
         table, stride_bytes = self.table, self._stride_bytes
+        num_experts = min(table.num_slots, len(table.state))
+        progress(table.num_resident * stride_bytes, num_experts * stride_bytes)
+        if table.num_resident >= num_experts:
+            return False
+        coming = np.flatnonzero(table.state == LOADING)
         at_once = max(2, LOAD_BYTES_AHEAD // stride_bytes)
-        while table.num_resident < num_experts:
-            progress(table.num_resident * stride_bytes, num_experts * stride_bytes)
-            coming = np.flatnonzero(table.state == LOADING)
-            room = min(at_once, num_experts - table.num_resident) - len(coming)
-            more = np.flatnonzero(table.state == ABSENT)[: max(0, room)]
-            if len(more):
-                self.submit(more, np.full(len(more), DEMAND))
-            self.wait(np.concatenate((coming, more)))
-        progress(num_experts * stride_bytes, num_experts * stride_bytes)
+        room = min(at_once, num_experts - table.num_resident) - len(coming)
+        more = np.flatnonzero(table.state == ABSENT)[: max(0, room)]
+        if len(more):
+            self.submit(more, np.full(len(more), DEMAND))
+        self.wait(np.concatenate((coming, more)))
+        return True
+
+    @property
+    def untaken_bytes(self) -> int:
+        """What the slots will still take of the host's memory as they are filled, about."""
+        return 0 if self._pages is None else self._pages.untaken_bytes
 
     def shrink(self, num_slots: int) -> None:
-        """Gives up all but the lowest `num_slots`, with what lies in them; waits for reads that go on into them."""
+        """Gives up all but the lowest `num_slots`, with what lies in them; waits for reads that go on into them.
+
+        The host's memory goes back to the machine.
+        """
         self.settle(self.table.beyond(num_slots))
         self.release(self.table.beyond(num_slots).tolist())
         self.table.shrink(num_slots)
+        self._after_resizing()
+
+    def grow(self, num_slots: int) -> None:
+        """Has `num_slots` again, of those that were given up."""
+        self.table.grow(num_slots)
+        self._after_resizing()
+
+    def _after_resizing(self) -> None:
         self.all_resident = self.table.num_resident == len(self.table.state)
+        if self._pages is not None:
+            self._pages.resize(self.table.end_offset)
 
     def settle(self, keys: IntArray) -> None:
         """Of `keys`, nothing is on its way any more: reads are dropped, or waited for."""
@@ -112,6 +133,18 @@ class FilledSlots:
         while len(coming := keys[self.table.state[keys] == LOADING]):
             with suppress(ReadFailure):  # nobody waits for it
                 self.wait(coming)
+
+    def settles_within(self, seconds: float, keys: IntArray) -> bool:
+        """As `settle`, but a disk that does not answer is left alone; whether nothing is on its way any more."""
+        give_up_at = time.monotonic() + seconds
+        while True:
+            self.poll()
+            self.cancel(keys[self.table.state[keys] == LOADING])
+            if not (self.table.state[keys] == LOADING).any():
+                return True
+            if time.monotonic() > give_up_at:
+                return False
+            time.sleep(0.001)
 
     def adopt(self, slots: IntArray) -> None:
         """The slots hold what another has brought into them: SlotTable.adopt."""

@@ -168,7 +168,8 @@ class HostLink:
     def load_host(self, progress: Callable[[int, int], None]) -> None:
         """Fills the host's slots in the order of the files. progress(bytes done, bytes in all). Raises ReadFailure."""
         try:
-            self._filled.load(min(self.num_slots, len(self._table.state)), progress)
+            while self._filled.load_more(progress):
+                pass
         finally:
             self._loading_busy_s = self._disk.busy_seconds()
 

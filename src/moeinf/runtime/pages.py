@@ -1,4 +1,4 @@
-"""Memory that is taken from the machine shortly before it is read into."""
+"""Memory that is taken from the machine shortly before it is read into, and given back when slots are given up."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections import deque
 from contextlib import suppress
 from typing import Final
 
-from moeinf._native import populate
+from moeinf._native import give_back, populate
 from moeinf.types import ByteArray
 
 AHEAD_BYTES: Final = 256 << 20  # 0.1 s of a fast disk
 PIECE_BYTES: Final = 16 << 20
+HUGE_PAGE_BYTES: Final = 2 << 20  # on such borders arenas begin; a part of such a page would not be free for others
 NUM_THREADS: Final = 2  # where the machine zeroes no faster than the disk reads, one would not do
 
 
@@ -24,25 +25,51 @@ class PagesAhead:
 
     def __init__(self, memory: ByteArray) -> None:
         self._memory = memory
+        self._end_bytes = len(memory)  # of what may be taken
         self._taken_bytes = 0
+        self._taking: tuple[deque[ByteArray], list[threading.Thread]] = (deque(), [])
         self.all_taken = len(memory) <= PIECE_BYTES  # not worth a thread
+
+    @property
+    def untaken_bytes(self) -> int:
+        """What reads will still take of the machine's memory, about."""
+        return 0 if self.all_taken else self._end_bytes - self._taken_bytes
 
     def reach(self, end_bytes: int) -> None:
         """Reads up to `end_bytes` of the memory are about to be queued. Does not block."""
         if end_bytes + AHEAD_BYTES // 2 <= self._taken_bytes or self.all_taken:
             return
-        start, end = self._taken_bytes, min(end_bytes + AHEAD_BYTES, len(self._memory))
-        take(deque(self._memory[at : min(at + PIECE_BYTES, end)] for at in range(start, end, PIECE_BYTES)))
-        self._taken_bytes, self.all_taken = end, end == len(self._memory)
+        start, end = self._taken_bytes, min(end_bytes + AHEAD_BYTES, self._end_bytes)
+        pieces = deque(self._memory[at : min(at + PIECE_BYTES, end)] for at in range(start, end, PIECE_BYTES))
+        self._taking = pieces, take(pieces)
+        self._taken_bytes, self.all_taken = end, end == self._end_bytes
+
+    def resize(self, end_bytes: int) -> None:
+        """From now on the memory ends at `end_bytes`; what lies beyond it goes back to the machine.
+
+        No read may be under way there.
+        """
+        pieces, threads = self._taking
+        if end_bytes < self._end_bytes:
+            pieces.clear()
+            for thread in threads:
+                thread.join()
+            give_back(self._memory[-(-end_bytes // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES : self._end_bytes])
+            self._taken_bytes = min(self._taken_bytes, end_bytes)
+        self._end_bytes = end_bytes
+        self.all_taken = self._taken_bytes == end_bytes or len(self._memory) <= PIECE_BYTES
 
 
-def take(pieces: deque[ByteArray]) -> None:
+def take(pieces: deque[ByteArray]) -> list[threading.Thread]:
     """Takes the pages of `pieces`, in this order, in threads that end with them. Does not block.
 
     Whoever clears the queue ends the threads early.
     """
-    for _ in range(NUM_THREADS):
-        threading.Thread(target=_take, args=(pieces,), name="moeinf-pages", daemon=True).start()
+    threads = [threading.Thread(target=_take, args=(pieces,), name="moeinf-pages", daemon=True)
+               for _ in range(NUM_THREADS)]
+    for thread in threads:
+        thread.start()
+    return threads
 
 
 def _take(pieces: deque[ByteArray]) -> None:

@@ -100,6 +100,21 @@ class SlotTable:
         self._offsets = self._offsets[:num_slots]
         self._free = [offset for offset in self._free if offset < self._offsets.stop]
 
+    def grow(self, num_slots: int) -> None:
+        """Has `num_slots` from now on; the new ones are the last to be assigned."""
+        start, end, stride = self._offsets.start, self._offsets.stop, self._offsets.step
+        self._offsets = range(start, start + num_slots * stride, stride)
+        self._free[:0] = range(end, self._offsets.stop, stride)[::-1]
+
+    @property
+    def num_slots(self) -> int:
+        return len(self._offsets)
+
+    @property
+    def end_offset(self) -> int:
+        """Behind the last slot."""
+        return self._offsets.stop
+
     def by_state(self, keys: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
         """Those of the keys that are absent, loading, resident, each in their order."""
         groups: tuple[list[int], list[int], list[int]] = ([], [], [])

@@ -23,6 +23,7 @@ class CacheStats:
     demand_bytes: int = 0
     prefetch_bytes: int = 0
     stall_s: float = 0.0  # compute waited for an expert
+    given_back_bytes: int = 0  # of slots, to other processes that needed memory
 
     @property
     def activations(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from moeinf.runtime.stats import CacheStats
 from moeinf.types import ByteArray, ExpertLayout, FloatArray, IntArray, MoeShape, Reader
 
 BATCH_EXPERTS: Final = 16  # of one compute call while others wait for the slots that it frees
+SETTLE_S: Final = 0.5  # for reads into slots that are to go; a visit may wait for so long
 _NO_KEYS: Final = np.empty(0, np.int64)
 
 
@@ -40,6 +42,7 @@ class ExpertTier:
     """Experts of all layers in equal slots of one memory, the host's or a device's. Used from one thread.
 
     The reader works beside it: it brings experts from the disk into the host, from there (HostLink) into a device.
+    One call, `resize`, may come from another thread: `lock` is held during a visit, so that it comes between two.
 
     A visit of a layer is `request` (demand is queued, residents are pinned), then `arrivals` to its end. Between
     visits nothing is pinned. An expert is pinned from the moment its layer asks until it has been computed, so a
@@ -71,7 +74,9 @@ class ExpertTier:
         self._model = model
         self._laps = laps
         self._lag_s = lag_s
-        self.num_slots = slots.num_slots
+        self.num_slots = self.most_slots = slots.num_slots
+        self.lock = threading.Lock()
+        self._turn = threading.Lock()  # held by whoever wants to resize and waits for `lock`
         self.idle_s = 0.0  # smoothed time between a visit's last demand read and the next visit: the link's idle window
         self._demand_ended_s = time.perf_counter()
         self._layer = 0
@@ -182,11 +187,16 @@ class ExpertTier:
 
         Raises ExpertReadError. An error or an interrupt leaves a tier that goes on with what has landed.
         """
-        assert self.num_slots == self._shape.total_experts, "only a tier with a slot for every expert can load them all"
-        try:
-            self._filled.load(self.num_slots, progress)
-        except ReadFailure as failure:
-            raise self.explain(failure) from failure
+        assert self.most_slots == self._shape.total_experts, "only a tier with a slot for each expert can load them all"
+        more = True
+        while more:
+            with self._turn:  # whoever wants to resize comes first
+                pass
+            with self.lock:
+                try:
+                    more = self._filled.load_more(progress)
+                except ReadFailure as failure:
+                    raise self.explain(failure) from failure
 
     # ---- beside other tiers
 
@@ -208,6 +218,26 @@ class ExpertTier:
         assert 1 <= num_slots <= self.num_slots
         self._filled.shrink(num_slots)
         self.num_slots = num_slots
+
+    @property
+    def untaken_bytes(self) -> int:
+        """What the slots will still take of the host's memory as they are filled, about."""
+        return self._filled.untaken_bytes
+
+    def resize(self, num_slots: int) -> bool:
+        """From any thread, of host memory: gives slots and their memory back, or has some again that it gave back.
+
+        Waits for the end of a visit. False: a read goes on into a slot that is to go, and the disk does not end it.
+        """
+        assert 1 <= num_slots <= self.most_slots
+        with self._turn, self.lock:
+            if num_slots >= self.num_slots:
+                self._filled.grow(num_slots)
+                self.num_slots = num_slots
+            elif self._filled.settles_within(SETTLE_S, self._table.beyond(num_slots)):
+                self.stats.given_back_bytes += (self.num_slots - num_slots) * self._stride_bytes
+                self.shrink(num_slots)
+            return self.num_slots == num_slots
 
     def settle(self) -> None:
         """Between visits: nothing is on its way any more, nor kept for a layer to come."""
@@ -233,10 +263,11 @@ class ExpertTier:
 
     def abandon_visit(self) -> None:
         """After an error or an interrupt in a visit: nothing is held any more; reads under way land as usual."""
-        self._ready, self._waiting, self._pending, self._ahead = [], [], [], []
-        self._table.pinned.clear()
-        self._table.reserved.clear()
-        self._abandoned = True
+        with self.lock:
+            self._ready, self._waiting, self._pending, self._ahead = [], [], [], []
+            self._table.pinned.clear()
+            self._table.reserved.clear()
+            self._abandoned = True
 
     def check_integrity(self) -> None:
         """Asserts what always holds between visits; tests call it after every step."""

@@ -29,7 +29,7 @@ def streamed(tier: Tier, reader: FakeReader, policy: EvictionPolicy, *, prefetch
              ) -> tuple[StreamedExperts, FakeKernel]:
     kernel, predictor = FakeKernel(tier.memory, SHAPE.num_experts), LookAheadPredictor(SHAPE)
     prefetcher = Prefetcher(tier, predictor, reader, SHAPE, LAYOUT.stride_bytes) if prefetch else None
-    return StreamedExperts(tier, kernel, [policy, predictor], prefetcher, Laps()), kernel
+    return StreamedExperts(tier, kernel, [], [policy, predictor], prefetcher, Laps()), kernel
 
 
 def resident() -> ResidentExperts:
@@ -83,7 +83,7 @@ def test_a_model_in_memory_is_computed_in_one_call_a_layer_and_the_reader_left_a
     tier.load_all(lambda done, total: None)
     kernel, finished = FakeKernel(tier.memory, SHAPE.num_experts), list[ActivationMatrix]()
     recorder = RequestRecorder(SHAPE, finished.append)
-    experts = StreamedExperts(tier, kernel, [recorder], None, Laps())
+    experts = StreamedExperts(tier, kernel, [recorder], [], None, Laps())
     reader.poll = None  # type: ignore[method-assign,assignment]
     run(experts, 2, [4, 1], [0, 4])
     assert kernel.batches == [[0, 1, 4]] and not experts.wants_expectations

@@ -33,7 +33,7 @@ class Machine:
         self.tier = ExpertTier(SHAPE, LAYOUT, SlotRegion(memory, 0, num_slots), self.disk, chosen, shards, Laps())
         self.kernel = FakeKernel(memory, SHAPE.num_experts, self.clock, expert_s)
         prefetcher = Prefetcher(self.tier, predictor, self.disk, SHAPE, LAYOUT.stride_bytes)
-        self.experts = StreamedExperts(self.tier, self.kernel, [chosen, predictor], prefetcher, Laps())
+        self.experts = StreamedExperts(self.tier, self.kernel, [], [chosen, predictor], prefetcher, Laps())
         self.computed_s = [0.0] * SHAPE.num_layers  # when a layer's last expert was done
 
     def forward(self, routed: IntArray, guessed: IntArray | None = None, *, attention_s: float = 0.0) -> None:

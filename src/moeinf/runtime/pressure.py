@@ -1,0 +1,70 @@
+"""Slots of host memory that are given back while other processes need it, and taken again when they are done."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from moeinf.hardware import MemoryState, memory_now
+from moeinf.runtime.tiers import ExpertTier
+
+LOOK_S: Final = 1.0  # between two looks at the machine
+SHORT_LOOK_S: Final = 0.1  # the same while memory is short, when a second may be too late
+STALLED: Final = 0.1  # share of the time in which something waits for memory: then twice the reserve is kept free
+
+
+class MemoryWatch:
+    """Resizes a tier of host memory so that `reserve_bytes` stay available to others.
+
+    A thread looks once a second, so nothing is read where tokens are made, and memory is given back while a chat waits
+    for its user as well. It acts when less than half of the reserve is left, and again when one and a half is: then
+    the reserve is left as it should be, and small changes move nothing.
+    """
+
+    def __init__(self, tier: ExpertTier, least_slots: int, slot_bytes: int, reserve_bytes: int,
+                 notice: Callable[[str], None], memory: Callable[[], MemoryState] = memory_now,
+                 clock: Callable[[], float] = time.monotonic) -> None:
+        """least_slots: that are never given back. notice(text): told once, when the first slots are."""
+        self._tier = tier
+        self._least_slots = least_slots
+        self._slot_bytes = slot_bytes
+        self._reserve_bytes = reserve_bytes
+        self._notice: Callable[[str], None] | None = notice
+        self._memory = memory
+        self._clock = clock
+        self._looked_s, self._stall_s = clock(), memory().stall_s
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="moeinf-memory", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """No look is taken any more."""
+        self._closed.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def look(self) -> bool:
+        """Resizes the tier where that is due; whether memory is short."""
+        tier, state, now = self._tier, self._memory(), self._clock()
+        stalled = state.stall_s - self._stall_s > STALLED * (now - self._looked_s)
+        self._looked_s, self._stall_s = now, state.stall_s
+        wanted_bytes = 2 * self._reserve_bytes if stalled else self._reserve_bytes
+        left_bytes = state.available_bytes - tier.untaken_bytes
+        if wanted_bytes <= 2 * left_bytes <= 3 * wanted_bytes:
+            return False
+        before, more = tier.num_slots, (left_bytes - wanted_bytes) // self._slot_bytes
+        num_slots = max(self._least_slots, min(tier.most_slots, before + more))
+        if num_slots != before and tier.resize(num_slots) and num_slots < before and self._notice is not None:
+            self._notice(f"{state.limited_by} ran short of memory: {before - num_slots} of {before} experts left the "
+                         "cache, which gives memory back while others need it and takes it again afterwards")
+            self._notice = None
+        return left_bytes < wanted_bytes
+
+    def _watch(self) -> None:
+        pause_s = LOOK_S
+        while not self._closed.wait(pause_s):
+            pause_s = SHORT_LOOK_S if self.look() else LOOK_S
