@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil, inf
 from typing import Any
 
 import numpy as np
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.laps import Laps
+from moeinf.models.array_math import Array
 from moeinf.models.decoder import MoeBlock
 from moeinf.models.fields import MOST_LAYERS, Fields, moe_shape
 from moeinf.models.layers import Block, Layers, Shapes
@@ -21,6 +23,7 @@ from moeinf.models.seq2seq import (
     FeedForward,
     Heads,
     Norm,
+    nth_of_its_expert,
     plain_experts_plan,
     seq2seq_info,
 )
@@ -53,6 +56,8 @@ class Config:
     embedding_scale: float
     expert_scale: float
     router_bias: bool
+    capacity: float  # share of a source's tokens that an expert takes; from 1 on, none overflows
+    normalised_first: bool  # the weights of a token's experts, before those that overflow are left out
 
     @staticmethod
     def parse(config: dict[str, Any]) -> Config:
@@ -61,7 +66,6 @@ class Config:
         f.only("router_dtype", "float32", None)
         f.only("router_type", "tokens_masked", None)
         f.only("second_expert_policy", "all", None)
-        f.only("moe_eval_capacity_token_fraction", 1.0, None)  # of all tokens: no expert overflows
         f.only("tie_word_embeddings", True, None)
         f.only("quantization_config", None)
         for other, name in (("hidden_size", "d_model"), ("num_hidden_layers", "encoder_layers"),
@@ -73,7 +77,9 @@ class Config:
         if not num_layers:
             raise CheckpointError("config.json: encoder_sparse_step and decoder_sparse_step leave no layer its experts")
         if len({stack.intermediate_size for stack in stacks.values() if any(stack.sparse)}) > 1:
-            raise UnsupportedModelError("config.json: decoder_ffn_dim is not encoder_ffn_dim: experts of two sizes")
+            raise UnsupportedModelError(
+                f"config.json: encoder_ffn_dim is {stacks['encoder'].intermediate_size} and decoder_ffn_dim "
+                f"{stacks['decoder'].intermediate_size}; both stacks have experts, and a store's are of one size")
         return Config(
             # as saved from the model without its head, which is the embedding: the published checkpoint
             prefix="" if config.get("architectures") == ["NllbMoeModel"] else "model.",
@@ -85,6 +91,8 @@ class Config:
             embedding_scale=hidden**0.5 if f.flag("scale_embedding", True) else 1.0,
             expert_scale=1.0 - _share(f, "moe_token_dropout", 0.2),
             router_bias=f.flag("router_bias", False),
+            capacity=_capacity(f),
+            normalised_first=f.flag("normalize_router_prob_before_dropping", False),
         )
 
     def layers(self) -> list[tuple[str, Stack, str, bool]]:
@@ -111,15 +119,32 @@ def _share(f: Fields, name: str, default: float) -> float:
     return float(value)
 
 
+def _capacity(f: Fields) -> float:
+    value = f.get("moe_eval_capacity_token_fraction")
+    if value is None:
+        return 1.0
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < inf:
+        raise UnsupportedModelError(f"config.json: moe_eval_capacity_token_fraction is {value!r:.100}; must be a "
+                                    "number above 0")
+    if value < 1:
+        f.only("batch_prioritized_routing", False, None)  # else the likeliest tokens come first, and not the earliest
+    return float(value)
+
+
 class Router:
     """The two likeliest experts of each token, weighted by their probabilities made to sum to 1, in float32.
 
     Training masks a share of the experts' outputs; inference multiplies them by the share that it keeps (expert output
     masking, section 6.2.1). That factor is in the weights here.
+
+    Where an expert is given more than its share of a source's tokens, it leaves the later ones out: first come those
+    that it is the likeliest of, then those that it is the second of. An answer's tokens are counted one by one, as they
+    are decoded, and so never overflow.
     """
 
-    def __init__(self, layers: Layers, c: Config, prefix: str, norm: Norm) -> None:
+    def __init__(self, layers: Layers, c: Config, prefix: str, norm: Norm, capacity: float) -> None:
         self._layers, self._norm, self._scale = layers, norm, np.float32(c.expert_scale)
+        self._num_experts, self._capacity, self._normalised_first = c.moe.num_experts, capacity, c.normalised_first
         self._weight = layers.vector(f"{prefix}classifier.weight").reshape(c.moe.num_experts, c.hidden_size)
         self._bias = layers.vector(f"{prefix}classifier.bias") if c.router_bias else np.float32(0)
 
@@ -127,9 +152,22 @@ class Router:
         math, hidden = self._layers.math, self._norm(x)
         probabilities = math.softmax(hidden @ self._weight.T + self._bias)
         ids = math.top_k(probabilities, 2)
-        weights = math.take(probabilities, ids)
-        total = math.clip(math.sum(weights, -1, keepdims=True), float(EPS), 2.0)
+        weights = counted = math.take(probabilities, ids)
+        if self._capacity < 1:
+            weights = weights * self._within_capacity(ids)
+            counted = counted if self._normalised_first else weights
+        total = math.clip(math.sum(counted, -1, keepdims=True), float(EPS), 2.0)
         return hidden, self._layers.routing(ids, weights / total * self._scale)
+
+    def _within_capacity(self, ids: Array) -> Array:
+        """ids [tokens, 2] -> the same, whether the expert takes the token."""
+        math, experts = self._layers.math, self._num_experts
+        first, second = ids[:, :1], ids[:, 1:]
+        firsts = math.sum(first == math.of_host(np.arange(experts)[None]), 0, keepdims=True)  # [1, experts]
+        before = math.take(firsts + second * 0, second)
+        places = math.concatenate([nth_of_its_expert(math, first, experts),
+                                   before + nth_of_its_expert(math, second, experts)], 1)
+        return places <= ceil(self._capacity * len(ids))
 
 
 def sinusoids(places: IntArray, hidden_size: int) -> Float32Array:
@@ -168,7 +206,8 @@ def tensor_plan(config: dict[str, Any]) -> TensorPlan:
                rf"{c.prefix}(encoder|decoder)\.embed_positions\.weights")  # which follow from their places
     intermediate = (c.encoder if any(c.encoder.sparse) else c.decoder).intermediate_size
     return plain_experts_plan(c.moe, small | matrices, blocks, (hidden, intermediate), ("fc1", "fc2"),
-                              c.encoder.heads.num_heads, biased=True, embedding=embedding, tied=True, ignored=ignored,
+                              c.encoder.heads.num_heads, biased=True, embeddings=frozenset({embedding}), head=embedding,
+                              ignored=ignored,
                               matrices=frozenset(name for name in matrices if name.endswith("weight")))
 
 
@@ -195,7 +234,8 @@ def build(config: dict[str, Any], layers: Layers, experts: Experts, laps: Laps) 
     for stack_name, stack, prefix, sparse in c.layers():
         ffn = f"{prefix}ffn."
         if sparse:
-            router = Router(layers, c, f"{ffn}router.", norm(f"{prefix}ff_"))
+            capacity = c.capacity if stack_name == "encoder" else 1.0
+            router = Router(layers, c, f"{ffn}router.", norm(f"{prefix}ff_"), capacity)
             block: Block = MoeBlock(moe_layer, router, experts, laps)
             moe_layer += 1
         else:

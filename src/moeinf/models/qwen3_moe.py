@@ -21,8 +21,10 @@ class Config:
     @staticmethod
     def parse(config: dict[str, Any]) -> Config:
         f = Fields(config)
-        f.only("use_sliding_window", False, None)
-        decoder = parse_decoder(f, norm_eps=1e-6, theta=1e4, qk_norm="head")
+        window = None
+        if f.flag("use_sliding_window", False):  # null is no window
+            window = f.count("sliding_window", 0 if "sliding_window" in config else 4096) or None
+        decoder = parse_decoder(f, norm_eps=1e-6, theta=1e4, qk_norm="head", window=window)
         return Config(decoder, QwenMoe.parse(f, decoder.num_layers, norm_topk_prob=False, shared=False))
 
 

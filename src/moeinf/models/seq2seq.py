@@ -138,10 +138,11 @@ class EncoderDecoder:
     def __init__(self, layers: Layers, experts: Experts, laps: Laps, *,
                  embed: Callable[[Sequence[int], IntArray], Hidden],
                  encoder: Sequence[EncoderLayer], encoder_bias: Bias | None, encoder_norm: Norm,
-                 decoder: Sequence[DecoderLayer], decoder_bias: Bias | None, head: Callable[[Hidden], Hidden]) -> None:
-        """embed: token ids and their places to hidden states."""
+                 decoder: Sequence[DecoderLayer], decoder_bias: Bias | None, head: Callable[[Hidden], Hidden],
+                 embed_source: Callable[[Sequence[int], IntArray], Hidden] | None = None) -> None:
+        """embed: token ids and their places to hidden states; embed_source: the encoder's, where it has its own."""
         self._layers, self._places = layers, layers.rotary(None, 0)
-        self._embed, self._head = embed, head
+        self._embed, self._embed_source, self._head = embed, embed_source or embed, head
         self._encoder, self._encoder_bias, self._encoder_norm = encoder, encoder_bias, encoder_norm
         self._decoder, self._decoder_bias = decoder, decoder_bias
         self._experts, self._laps = experts, laps
@@ -157,7 +158,7 @@ class EncoderDecoder:
         self._laps.lap("other")
         self._layers.begin_pass(len(ids))
         places = np.arange(len(ids))
-        x = self._embed(ids, places)
+        x = self._embed_source(ids, places)
         bias = None if self._encoder_bias is None else self._encoder_bias(places - places[:, None])
         blocks = [layer.block for layer in self._encoder]
         for i, layer in enumerate(self._encoder):
@@ -216,11 +217,12 @@ def nth_of_its_expert(math: ArrayMath, ids: Array, num_experts: int) -> Array:
 
 
 def plain_experts_plan(moe: MoeShape, dense: Shapes, blocks: Sequence[str], sizes: tuple[int, int],
-                       names: tuple[str, str], num_heads: int, *, biased: bool, embedding: str, tied: bool,
-                       matrices: frozenset[str], ignored: tuple[str, ...]) -> TensorPlan:
+                       names: tuple[str, str], num_heads: int, *, biased: bool, embeddings: frozenset[str],
+                       head: str, matrices: frozenset[str], ignored: tuple[str, ...]) -> TensorPlan:
     """Experts without a gate, each with tensors of its own: `<block>experts.expert_<e>.<name>.weight`.
 
-    sizes: hidden and intermediate; names: what the family calls the matrices up and down.
+    sizes: hidden and intermediate; names: what the family calls the matrices up and down; head: the matrix that makes
+    logits, which may be one of the embeddings.
     """
     hidden, intermediate = sizes
     parts: Shapes = {"up": (intermediate, hidden), "down": (hidden, intermediate)}
@@ -231,8 +233,8 @@ def plain_experts_plan(moe: MoeShape, dense: Shapes, blocks: Sequence[str], size
     experts = {f"{block}experts.expert_{expert}.{own[part]}": (shape, (ExpertPiece(layer, expert, part, 0),))
                for layer, block in enumerate(blocks) for expert in range(moe.num_experts)
                for part, shape in parts.items()}
-    return TensorPlan(moe, parts, dense, (experts,), ignored, matrices, frozenset({embedding}),
-                      (embedding if tied else "lm_head.weight", "lm_head.weight"), ExpertForm("relu", False, biased),
+    return TensorPlan(moe, parts, dense, (experts,), ignored, matrices, embeddings,
+                      (head, "lm_head.weight"), ExpertForm("relu", False, biased),
                       work=Work(attention=8 * hidden, source=num_heads) | block_work(dense))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import log
 from typing import Any
@@ -47,6 +47,7 @@ class Config:
     norm_eps: float
     expert_capacity: int
     router_bias: bool
+    tied: bool  # one matrix embeds the source and the answer, and makes logits; else each has its own
 
     @staticmethod
     def parse(config: dict[str, Any]) -> Config:
@@ -57,7 +58,6 @@ class Config:
         f.only("router_type", "tokens_masked", None)
         f.only("router_dtype", "float32", None)
         f.only("num_selected_experts", 1, None)
-        f.only("tie_word_embeddings", True, None)
         f.only("quantization_config", None)
         f.present("num_decoder_layers")
         num_layers = f.count_of("num_layers", "num_hidden_layers", maximum=MOST_LAYERS)
@@ -82,7 +82,15 @@ class Config:
             norm_eps=f.number("layer_norm_epsilon", 1e-6),
             expert_capacity=f.count("expert_capacity", 64),
             router_bias=f.flag("router_bias", False),
+            tied=f.get("tie_word_embeddings") is None or f.flag("tie_word_embeddings", True),
         )
+
+    def embedding(self, stack: str) -> str:
+        return EMBEDDING if self.tied else f"{stack}.embed_tokens.weight"
+
+    @property
+    def head(self) -> str:
+        return EMBEDDING if self.tied else HEAD
 
     def layers(self) -> list[tuple[str, str, bool]]:
         """(stack, prefix, whether it has experts) of every layer, the encoder's first."""
@@ -167,12 +175,15 @@ def tensor_plan(config: dict[str, Any]) -> TensorPlan:
         dense[f"{stack}.final_layer_norm.weight"] = (hidden,)
         dense[f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"] = (
             c.num_buckets, c.heads.num_heads)
-    dense[EMBEDDING] = (c.vocab_size, hidden)
-    ignored = (r"(encoder|decoder)\.embed_tokens\.weight", r"lm_head\.weight",  # the same as the embedding
+    embeddings = frozenset({EMBEDDING, *(c.embedding(stack) for stack in ("encoder", "decoder"))})
+    dense |= {name: (c.vocab_size, hidden) for name in (*embeddings, c.head)}  # EMBEDDING is there if nothing reads it
+    # the same as the embedding
+    tied = (r"(encoder|decoder)\.embed_tokens\.weight", r"lm_head\.weight") if c.tied else ()
+    ignored = (*tied,
                # a table that mesh_tensorflow's conversion wrote and that no model reads
                r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight")
     return plain_experts_plan(c.moe, dense | matrices, blocks, (hidden, c.intermediate_size), ("wi", "wo"),
-                              c.heads.num_heads, biased=False, embedding=EMBEDDING, tied=True,
+                              c.heads.num_heads, biased=False, embeddings=embeddings, head=c.head,
                               matrices=frozenset(matrices), ignored=ignored)
 
 
@@ -211,15 +222,16 @@ def build(config: dict[str, Any], layers: Layers, experts: Experts, laps: Laps) 
         else:
             decoder.append(DecoderLayer(attention(prefix, 0, "SelfAttention"), attention(prefix, 1, "EncDecAttention"),
                                         block))
-    embedding = layers.embedding(EMBEDDING)
 
-    def embed(ids: Sequence[int], places: IntArray) -> Hidden:
-        return embedding(ids)
+    def embed_by(name: str) -> Callable[[Sequence[int], IntArray], Hidden]:
+        embedding = layers.embedding(name)
+        return lambda ids, places: embedding(ids)
 
     head = layers.head(HEAD if HEAD in layers else EMBEDDING, "decoder.final_layer_norm.weight", c.norm_eps,
-                       scale=c.hidden_size**-0.5)  # as of every T5 whose head is the embedding
+                       scale=c.hidden_size**-0.5 if c.tied else 1.0)  # as of every T5 whose head is the embedding
     return EncoderDecoder(
-        layers, experts, laps, embed=embed, head=head,
+        layers, experts, laps, embed=embed_by(c.embedding("decoder")), head=head,
+        embed_source=None if c.tied else embed_by(c.embedding("encoder")),
         encoder=encoder, encoder_bias=RelativeBias(layers, c, "encoder"),
         encoder_norm=layers.norm("encoder.final_layer_norm.weight", c.norm_eps),
         decoder=decoder, decoder_bias=RelativeBias(layers, c, "decoder"))

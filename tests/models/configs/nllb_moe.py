@@ -1,5 +1,6 @@
 """Tiny configs of NLLB-MoE, and transformers' model with its router mended."""
 
+import math
 from typing import Any
 
 import torch
@@ -16,33 +17,44 @@ SEQ2SEQ_CONFIGS = {
     "nllb biased router, no masking, not scaled": NLLB | {
         "router_bias": True, "moe_token_dropout": 0.0, "scale_embedding": False, "encoder_sparse_step": 1,
         "decoder_sparse_step": 4, "decoder_attention_heads": 2, "normalize_router_prob_before_dropping": True},
+    "nllb overflowing": NLLB | {"moe_eval_capacity_token_fraction": 0.2, "encoder_sparse_step": 4},
+    "nllb overflowing, normalised before": NLLB | {
+        "moe_eval_capacity_token_fraction": 0.1, "encoder_sparse_step": 4,
+        "normalize_router_prob_before_dropping": True},
 }
 
 
-def mend(model: nn.Module, keep: float) -> None:
+def mend(model: nn.Module, keep: float, share: float) -> None:
     """transformers 5.23 takes a mask for ids, so that it uses experts 0 and 1 alone. This is fairseq's top-2 rule.
 
-    With room for every token in every expert, as these configs have it: the two likeliest, p1 / (p1 + p2) and
-    p2 / (p1 + p2), times the share of outputs that training kept.
+    The two likeliest, p1 / (p1 + p2) and p2 / (p1 + p2), times the share of outputs that training kept. An expert has
+    room for a share of the source's tokens (an answer's are decoded one by one, and find room): for those that it is
+    the likeliest of, then for those that it is the second of. Who is left out counts in the sum below the line, or not.
     """
 
-    def published(mlp: Any) -> Any:
+    def published(mlp: Any, share: float) -> Any:
         def forward(hidden: Tensor, padding_mask: Tensor | None = None) -> Tensor:
             flat = hidden.reshape(-1, hidden.shape[-1])
+            chosen = torch.softmax(mlp.router.classifier(flat), -1)
+            room = dict.fromkeys(range(chosen.shape[1]), math.ceil(share * len(flat)))
+            taken: list[list[int]] = [[] for _ in flat]
+            for rank in range(2):
+                for token, p in enumerate(chosen):
+                    expert = int(p.topk(2).indices[rank])
+                    room[expert] -= 1
+                    taken[token] += [expert] if room[expert] >= 0 else []
             rows = []
-            for x in flat:
-                p = torch.softmax(mlp.router.classifier(x), -1)
-                first = int(p.argmax())
-                second = int(p.masked_fill(torch.arange(len(p)) == first, -1).argmax())
-                rows.append(sum(mlp.experts[f"expert_{e}"](x) * p[e] / (p[first] + p[second]) * keep
-                                for e in (first, second)))
+            for x, p, experts in zip(flat, chosen, taken, strict=True):
+                counted = p.topk(2).values if mlp.router.normalize_router_prob_before_dropping else p[experts]
+                rows.append(torch.zeros_like(x) + sum(mlp.experts[f"expert_{e}"](x) * p[e] / counted.sum() * keep
+                                                      for e in experts))
             return torch.stack(rows).view_as(hidden)
 
         return forward
 
-    for module in model.modules():
+    for name, module in model.named_modules():
         if type(module).__name__ == "NllbMoeSparseMLP":
-            module.forward = published(module)
+            module.forward = published(module, share if ".encoder." in name else 1.0)
 
 
 def REFERENCE(config: dict[str, Any]) -> Any:
@@ -51,5 +63,5 @@ def REFERENCE(config: dict[str, Any]) -> Any:
     values = {key: value for key, value in config.items() if key != "model_type"}
     model: Any = NllbMoeForConditionalGeneration(NllbMoeConfig(**values))
     model = model.float().eval()
-    mend(model, 1 - model.config.moe_token_dropout)
+    mend(model, 1 - model.config.moe_token_dropout, model.config.moe_eval_capacity_token_fraction)
     return model

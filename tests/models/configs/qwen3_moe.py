@@ -10,5 +10,6 @@ CONFIGS = {
     "qwen3_moe": QWEN3,
     "qwen3_moe tied, weights not normalised": QWEN3 | {"tie_word_embeddings": True, "norm_topk_prob": False},
     "qwen3_moe dense layers, biased attention": QWEN3 | {"decoder_sparse_step": 2, "attention_bias": True},
+    "qwen3_moe sliding window": QWEN3 | {"use_sliding_window": True, "sliding_window": 7},
     "qwen3_moe dense layers by name": QWEN3 | {"mlp_only_layers": [1]},
 }

@@ -7,6 +7,7 @@ SWITCH = {
 }
 SEQ2SEQ_CONFIGS = {
     "switch": SWITCH,
+    "switch with a head and embeddings of their own": SWITCH | {"tie_word_embeddings": False},
     "switch overflowing, biased, other depths": SWITCH | {
         "expert_capacity": 2, "num_decoder_layers": 3, "num_sparse_decoder_layers": 1,
         "relative_attention_num_buckets": 8, "relative_attention_max_distance": 12, "router_bias": True},

@@ -16,7 +16,7 @@ from tests.models.configs.qwen3_next import NEXT
 
 
 @pytest.mark.parametrize(("config", "changed", "named"), [
-    (QWEN2, {"use_sliding_window": True}, "use_sliding_window"),
+    (QWEN2, {"layer_types": ["sliding_attention"] * 3}, "sliding_attention"),
     (QWEN2, {"layer_types": ["full_attention", "sliding_attention", "full_attention"]}, "sliding_attention"),
     (QWEN2, {"layer_types": ["full_attention"]}, "layer_types"),
     (QWEN2, {"attention_bias": True}, "attention_bias"),
