@@ -25,8 +25,8 @@ def main() -> None:
                   f"{100 * r['expert_hit_rate']:.1f} %", f"{100 * r['link_share']:.0f} %",
                   f"{100 * r['memory_share']:.0f} %"))
     last = rows[-1]
-    facts = ("gpu_info", "cuda_driver", "link_gb_per_s", "memory_gb_per_s", "disk_gb_per_s", "host_experts", "load_ms",
-             "profile_ms")
+    facts = ("gpu_info", "cuda_driver", "link_gb_per_s", "gather_gb_per_s", "memory_gb_per_s", "disk_gb_per_s",
+             "host_experts", "load_ms", "profile_ms")
     print(json.dumps({name: last[name] for name in facts if name in last}))
 
 

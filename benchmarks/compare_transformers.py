@@ -29,7 +29,8 @@ from moeinf.store.library import Library, StoredModel
 
 HERE = Path(__file__).parent
 OURS, PEER = "moeinf", "transformers"
-GPU_PROFILE = (*PROFILE, "gpu_info", "cuda_driver", "link_gb_per_s", "link_share", "weights_gb_per_s", "memory_share",
+GPU_PROFILE = (*PROFILE, "gpu_info", "cuda_driver", "link_gb_per_s", "gather_gb_per_s", "link_share",
+               "weights_gb_per_s", "memory_share",
                "host_experts", "itl_ms")
 
 

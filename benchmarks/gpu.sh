@@ -14,8 +14,9 @@
 # 24gb-bf16   32 GB          DeepSeek-V2-Lite geometry, 27 layers, bf16, --vram 24GB
 # host-time   as resident    where the host's time of a token goes: all, and half of the experts on the GPU
 #
-# It needs torch for CUDA, triton, transformers, accelerate, nanobind, scikit-build-core, cmake, ninja and a C++
-# compiler, and no network. CONFIGS has config.json of qwen3-30b-a3b, mixtral-8x7b and deepseek-v2-lite, each in its folder. WORK may lie in
+# It needs torch for CUDA with its triton, what pyproject.toml lists under dependencies (huggingface_hub, jinja2, numpy,
+# prompt_toolkit, rich, tokenizers, typer: `install` fetches nothing), transformers, accelerate, nanobind,
+# scikit-build-core, cmake, ninja, a C++ compiler, Python's headers, and no network. CONFIGS has config.json of qwen3-30b-a3b, mixtral-8x7b and deepseek-v2-lite, each in its folder. WORK may lie in
 # /dev/shm, where memory allows: experts are then read from memory, not from a disk.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)

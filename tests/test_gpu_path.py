@@ -7,10 +7,12 @@ beside them.
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import shutil
 import tracemalloc
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -562,6 +564,25 @@ def spoiled(routed: Any) -> Any:
     hidden, routing = routed
     routing.weights.fill_(torch.nan)
     return hidden, routing
+
+
+@pytest.mark.parametrize("host", [20, None], ids=lambda host: f"host-{host}")
+def test_a_closed_model_holds_nothing_of_the_device(demo: StoredModel, host: int | None) -> None:
+    """Not even until garbage is collected, and whoever still holds the model: the next one is planned with that."""
+    model = opened(demo, host=host, expert_cache="30%")
+    assert answer_tokens(model)
+    run: Any = model._opened()
+    held = [weakref.ref(thing) for thing in (run, run.model, run.cache, run._direct, run._gpu.ops.matrices)]
+    held += [weakref.ref(tensor) for tensor in run._arena._segments]
+    assert all(ref() is not None for ref in held)
+    del run
+    gc.disable()
+    try:
+        model.close()
+        assert [ref() for ref in held] == [None] * len(held)
+    finally:
+        gc.enable()
+    model.close()
 
 
 def test_the_figures_of_an_answer_tell_both_memories(demo: StoredModel) -> None:

@@ -380,6 +380,7 @@ class Model:
     def close(self) -> None:
         """Ends the reader and the tokenizer's process; a second call does nothing. A disk that hangs is left alone."""
         if self._run is not None:
+            del self._sequence  # keys and values
             reads_have_ended = self._run.close()
             self._run = None
             if reads_have_ended:

@@ -116,11 +116,12 @@ class GpuRun:
         self._arena = DeviceArena(gpu.device, layout.stride_bytes)
         policy = make_policy(config.policy, shape, parts.collection, parts.encoder_layers)
         host = SlotRegion(self._host.array(), 0, plan.host_slots)
+        device = gpu.device  # no function here keeps `self` or the kernels: the tier outlives a closed model
         self._link = HostLink(shape, layout, host, self.reader, gpu.copier, self._arena.addresses,
-                              lambda: gpu.device.stream, lambda: self.tier.keep_scores_below())
+                              lambda: device.stream, lambda: tier.keep_scores_below())
         slots = SlotRegion(None, 0, plan.num_slots)
-        self.tier = ExpertTier(shape, layout, slots, self._link, policy, parts.stored.shard_paths, laps,
-                               self._link.lag_s, parts.stored.name)
+        self.tier = tier = ExpertTier(shape, layout, slots, self._link, policy, parts.stored.shard_paths, laps,
+                                      self._link.lag_s, parts.stored.name)
         fits = plan.num_slots == shape.total_experts
         self.observers = [*parts.observers] if fits else [*parts.observers, policy]
         prefetcher = prefetcher_of(parts, self.tier, self._link, self.observers, fits=fits)
@@ -270,12 +271,14 @@ class GpuRun:
         return self._gpu.device.peak_bytes()
 
     def close(self) -> bool:
-        """Ends reads and copies, and gives the slots' memory back; the rest goes with the object."""
+        """Ends reads and copies, and gives back all of the device's memory, whoever still holds this object."""
         with suppress(RuntimeError):  # of a GPU that is lost
             self._gpu.device.synchronise()  # after an interrupt, kernels may still read pinned memory
         self._program.reset()
         ended = self._link.close() if hasattr(self, "_link") else self.reader.close()
         if hasattr(self, "_arena"):
             self._arena.release()
+        for name in ("model", "cache", "_direct"):
+            self.__dict__.pop(name, None)
         self._gpu.close()
         return ended

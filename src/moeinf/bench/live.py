@@ -62,7 +62,7 @@ def run_bench(stored: StoredModel, config: RuntimeConfig, workload: Workload,
     text = workload.text()
     _check_length(stored, config, workload)
     gpu = find_cuda(config.device, report)
-    link, memory, opened = 0.0, 0.0, None
+    link, gather, memory, opened = 0.0, 0.0, 0.0, None
     if gpu:
         from moeinf.bench.device_rates import gpu_rates  # torch, which a run on the CPU does without
         from moeinf.on_gpu import open_gpu
@@ -70,7 +70,7 @@ def run_bench(stored: StoredModel, config: RuntimeConfig, workload: Workload,
         try:
             opened = open_gpu(gpu)
             report("measuring the GPU's memory and the link to it")
-            link, memory = gpu_rates(gpu)
+            link, gather, memory = gpu_rates(gpu)
         except DeviceError as error:
             if config.device != "auto" or gpu_option(config):
                 raise
@@ -85,7 +85,7 @@ def run_bench(stored: StoredModel, config: RuntimeConfig, workload: Workload,
         memory = memory_bytes_per_s(config)
     common |= _gpu_facts(gpu)
     common |= {"disk_gb_per_s": round(disk / 1e9, 3), "link_gb_per_s": round(link / 1e9, 3),
-               "memory_gb_per_s": round(memory / 1e9, 3)}
+               "gather_gb_per_s": round(gather / 1e9, 3), "memory_gb_per_s": round(memory / 1e9, 3)}
     rows = []
     for cold, group in ((True, rounds[:1]), (False, rounds[1:])):
         rows += [_row(common, cold, group, test) for test in ("pp", "tg") if group]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.metadata
+import importlib
 import importlib.util
 import os
 import re
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from moeinf._native import CudaDriver
 
 LEAST_CAPABILITY: Final = (8, 0)  # bf16 in the matrix units, and the oldest that Triton supports
+LEAST_TRITON: Final = (3, 9)  # 3.3, 3.4 and 3.5 refuse kernels; none between has been tried
 LEAST_FREE_BYTES: Final = 1 << 30  # the driver's context and torch's libraries alone take half of it
 _WINDOWS: Final = "/dev/dxg"  # how WSL2 reaches the card
 _DRIVERS: Final = {12: "525", 13: "580"}  # the first driver of each major version of CUDA, as nvidia-smi shows it
@@ -40,7 +41,7 @@ class Toolkit(NamedTuple):
 
     torch_cuda: str | None  # version of CUDA that torch was built with; None: a build for the CPU
     targets: Callable[[], list[str]]  # "sm_90", "compute_120": what torch's kernels were compiled for; needs a driver
-    has_triton: bool
+    triton: str | None  # its version; None: it is missing
 
 
 class _NoGpu(DeviceError):
@@ -167,8 +168,11 @@ def _check_toolkit(gpu: Gpu, toolkit: Toolkit) -> None:
     if not any(_runs(target, gpu.capability) for target in targets):
         raise DeviceError(f"torch was built for {', '.join(targets)}, {_named(gpu)} is sm_{_digits(gpu.capability)}: "
                           f"install a torch whose list has it, {_ADVICE}")
-    if not toolkit.has_triton:
+    if toolkit.triton is None:
         raise DeviceError(f"triton is missing, {_named(gpu)} cannot be used: pip install triton, {_ADVICE}")
+    if tuple(map(int, re.findall(r"\d+", toolkit.triton)[:2])) < LEAST_TRITON:
+        raise DeviceError(f"triton {toolkit.triton} does not compile moeinf's kernels, {_dotted(LEAST_TRITON)} and "
+                          f"newer do: update torch, which brings it, {_ADVICE}")
 
 
 def _runs(target: str, capability: tuple[int, int]) -> bool:
@@ -200,7 +204,14 @@ def _open_driver() -> CudaDriver:
 def _open_toolkit() -> Toolkit:
     import torch
 
-    return Toolkit(torch.version.cuda, torch.cuda.get_arch_list, importlib.util.find_spec("triton") is not None)
+    there = importlib.util.find_spec("triton") is not None
+    return Toolkit(torch.version.cuda, torch.cuda.get_arch_list, _triton_version() if there else None)
+
+
+def _triton_version() -> str:
+    """Of the package, whatever the distribution is called that it came with."""
+    version: str = importlib.import_module("triton").__version__
+    return version
 
 
 # What the runtime's message, Triton's or the driver's name of an error has in it -> what it means.
@@ -261,7 +272,7 @@ def _of_the_compiler(error: BaseException) -> str | None:
         return "Triton needs a C compiler once, to build its launcher: install gcc, or set CC"
     if kind in ("OutOfResources", "PTXASError", "CompilationError") and type(error).__module__.startswith("triton"):
         said = str(error).strip().splitlines()
-        return (f"Triton {importlib.metadata.version('triton')} cannot compile a kernel for this card "
+        return (f"Triton {_triton_version()} cannot compile a kernel for this card "
                 f"({kind}: {said[-1][:200] if said else ''}): install the triton that came with torch, report this if "
                 "that does not help")
     return None

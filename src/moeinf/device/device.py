@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -103,6 +104,9 @@ class CudaDevice:
             yield
 
     def begin_program(self) -> None:
+        # While a capture is under way, torch neither uses nor frees what it holds in reserve.
+        gc.collect()
+        torch.cuda.empty_cache()
         self._pool = torch.cuda.graph_pool_handle()  # torch refuses one that was used, when its graphs are all gone
 
     def begin_capture(self) -> None:

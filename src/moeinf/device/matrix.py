@@ -9,6 +9,7 @@ from torch import Tensor
 
 from moeinf.types import ExpertForm, ExpertLayout, Format
 
+LAUNCH: Final = {"enable_fp_fusion": True}  # of every kernel: Triton's default is to change, and sums with it
 MAX_ROWS: Final = 8  # tokens up to which a call is a decode step: no allocation, capturable in a graph
 
 

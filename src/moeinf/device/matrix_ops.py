@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from moeinf.device.groups import make_groups
-from moeinf.device.matrix import MAX_ROWS, DeviceMatrix, ExpertPart, ExpertParts, Groups
+from moeinf.device.matrix import LAUNCH, MAX_ROWS, DeviceMatrix, ExpertPart, ExpertParts, Groups
 from moeinf.device.matrix_twins import PLAIN_DTYPES
 from moeinf.types import Format, IntArray, format_bytes
 
@@ -114,7 +114,8 @@ class TritonMatrixOps:
             return
         tile = decode_tile(w.format, w.rows, w.cols, LINEAR_PROGRAMS)
         self._kernels.linear[(_ceil(w.rows, tile.rows),)](
-            x, w.data, bias, out, len(x), w.format, w.cols, w.rows, add, tile.rows, tile.lanes, num_warps=NUM_WARPS)
+            x, w.data, bias, out, len(x), w.format, w.cols, w.rows, add, tile.rows, tile.lanes,
+            num_warps=NUM_WARPS, **LAUNCH)
 
     def gate_up(self, x: Tensor, addresses: Tensor, parts: ExpertParts, out: Tensor) -> None:
         gate, up = parts.gate or parts.up, parts.up
@@ -122,14 +123,14 @@ class TritonMatrixOps:
         rows = min(gate_tile.rows, up_tile.rows)
         self._kernels.gate_up[(_ceil(up.rows, rows), len(addresses))](
             x, addresses, out, len(addresses) // len(x), *_form(parts), gate.format, gate.offset_bytes, up.format,
-            up.offset_bytes, up.cols, up.rows, rows, gate_tile.lanes, up_tile.lanes, num_warps=NUM_WARPS)
+            up.offset_bytes, up.cols, up.rows, rows, gate_tile.lanes, up_tile.lanes, num_warps=NUM_WARPS, **LAUNCH)
 
     def down(self, act: Tensor, addresses: Tensor, parts: ExpertParts, out: Tensor) -> None:
         part = parts.down
         tile = decode_tile(part.format, part.rows, part.cols, EXPERT_PROGRAMS)
         self._kernels.down[(_ceil(part.rows, tile.rows), len(addresses))](
             act, addresses, out, *_bias(parts.down_bias), part.format, part.offset_bytes, part.cols, part.rows,
-            tile.rows, tile.lanes, num_warps=NUM_WARPS)
+            tile.rows, tile.lanes, num_warps=NUM_WARPS, **LAUNCH)
 
     def gate_up_grouped(self, x: Tensor, groups: Groups, parts: ExpertParts, out: Tensor) -> None:
         gate, up = parts.gate or parts.up, parts.up
@@ -139,7 +140,7 @@ class TritonMatrixOps:
         self._kernels.gate_up_grouped[(_ceil(up.rows, cols), len(groups.starts))](
             x, groups.places, groups.starts, groups.counts, groups.addresses, out, groups.top_k, *_form(parts),
             gate.format, gate.offset_bytes, up.format, up.offset_bytes, up.cols, up.rows, groups.tile_rows,
-            cols, step, x.is_cuda, num_warps=DOT_WARPS)
+            cols, step, x.is_cuda, num_warps=DOT_WARPS, **LAUNCH)
 
     def down_grouped(self, act: Tensor, groups: Groups, parts: ExpertParts, out: Tensor) -> None:
         part = parts.down
@@ -149,7 +150,7 @@ class TritonMatrixOps:
         self._kernels.down_grouped[(_ceil(part.rows, cols), len(groups.starts))](
             act, groups.places, groups.starts, groups.counts, groups.addresses, out, *_bias(parts.down_bias),
             part.format, part.offset_bytes, part.cols, part.rows, groups.tile_rows, cols, step, act.is_cuda,
-            num_warps=DOT_WARPS)
+            num_warps=DOT_WARPS, **LAUNCH)
 
     def _large_linear(self, x: Tensor, w: DeviceMatrix, out: Tensor, bias: Tensor | None, add: bool) -> None:
         """By as many rows of the matrix at a time as the scratch holds."""
@@ -176,7 +177,7 @@ class TritonMatrixOps:
         tile_rows, step = WIDEN_TILE
         self._kernels.widen[(_ceil(num_rows, tile_rows), _ceil(w.cols, step))](
             w.data[part.start * row_bytes :], widened, num_rows, w.format, w.cols, tile_rows, step,
-            num_warps=NUM_WARPS)
+            num_warps=NUM_WARPS, **LAUNCH)
         return widened
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -63,7 +64,8 @@ class DecodeProgram:
         self._steps.clear()
 
     def _record(self, compute: Callable[[], Tensor]) -> Tensor:
-        self._recording = True
+        self._recording, collects = True, gc.isenabled()
+        gc.disable()  # what is thrown away may call the driver, which a capture refuses
         try:
             self._device.begin_program()
             self._device.begin_capture()
@@ -75,6 +77,8 @@ class DecodeProgram:
             raise
         finally:
             self._recording = False
+            if collects:
+                gc.enable()
         self._result = result
         return result
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from moeinf.device.matrix import MAX_ROWS
+from moeinf.device.matrix import LAUNCH, MAX_ROWS
 
 MASK_ELEMENTS: Final = 1 << 25  # of the mask of one block of queries in prefill: 32 MiB, and 64 MiB as 16-bit bias
 ATTENTION_SUMS: Final = 16 << 10  # that one program of decode adds up
@@ -120,7 +120,8 @@ class TritonVectorOps:
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
         tokens, hidden = x.shape
         block = _power_of_two(hidden)
-        self._vector.rms_norm[(tokens,)](x, weight, out, eps, COUNT=hidden, BLOCK=block, num_warps=_warps(block))
+        self._vector.rms_norm[(tokens,)](x, weight, out, eps, COUNT=hidden, BLOCK=block, num_warps=_warps(block),
+                                      **LAUNCH)
 
     def rope_store(
         self, q: Tensor, k: Tensor, v: Tensor, q_norm: Tensor | None, k_norm: Tensor | None, eps: float, clip: float,
@@ -131,7 +132,7 @@ class TritonVectorOps:
         self._vector.rope_store[(len(q), heads + kv_heads)](
             q, k, v, q_norm, k_norm, cos, sin, position, keys, values, capacity, eps,
             HEADS=heads, KV_HEADS=kv_heads, HALF=half, TURNED=turned, INTERLEAVED=interleaved and turned > 0, CLIP=clip,
-            BLOCK=_power_of_two(half), num_warps=1,
+            BLOCK=_power_of_two(half), num_warps=1, **LAUNCH,
         )
 
     def attend(
@@ -158,11 +159,11 @@ class TritonVectorOps:
             HEAD_DIM=head_dim, BLOCK_G=block_g, BLOCK_D=block_d, BIASES=1 if bias is None else len(bias),
             WIDEN=self._attention.INTERPRETED and keys.dtype == torch.bfloat16, **shape,
             num_warps=8 if 2 * block_g * block_d >= ATTENTION_SUMS or keys.dtype == torch.float32 else 4,
-            num_stages=1 if block_d > 256 else 2,
+            num_stages=1 if block_d > 256 else 2, **LAUNCH,
         )
         piece = min(64, block_d)
         self._attention.attend_merge[(tokens * heads, -(-head_dim // piece))](
-            *partial, position, sinks, out, HEADS=heads, HEAD_DIM=head_dim, BLOCK_D=piece, **shape
+            *partial, position, sinks, out, HEADS=heads, HEAD_DIM=head_dim, BLOCK_D=piece, **shape, **LAUNCH,
         )
 
     def softmax_topk(self, logits: Tensor, k: int, normalise: bool, ids: Tensor, weights: Tensor) -> None:
@@ -170,13 +171,14 @@ class TritonVectorOps:
         self._vector.softmax_topk[(tokens,)](
             logits, ids, weights, NORMALISE=normalise, COUNT=experts, K=k, BLOCK=_power_of_two(experts),
             BLOCK_K=_power_of_two(k), num_warps=1,  # of one warp: maxima without a round through shared memory
+            **LAUNCH,
         )
 
     def combine(self, places: Tensor, weights: Tensor, out: Tensor) -> None:
         tokens, hidden = out.shape
         block = 256
         self._vector.combine[(tokens, -(-hidden // block))](
-            places, weights, out, COUNT=hidden, K=weights.shape[1], BLOCK=block, num_warps=2
+            places, weights, out, COUNT=hidden, K=weights.shape[1], BLOCK=block, num_warps=2, **LAUNCH,
         )
 
     def claim(self, ids: Tensor, layer: int, table: DirectTable, addresses: Tensor, copies: Tensor) -> None:
@@ -186,14 +188,15 @@ class TritonVectorOps:
         self._vector.claim[(1,)](
             ids, layer, table.num_experts, table.slot_of, table.key_of, table.slot_address, table.host, table.scores,
             table.misses, addresses, copies, num_slots,
-            P=len(ids), BLOCK_P=_power_of_two(len(ids)), BLOCK=block, num_warps=_warps(block),
+            P=len(ids), BLOCK_P=_power_of_two(len(ids)), BLOCK=block, num_warps=_warps(block), **LAUNCH,
         )
 
     def gather(self, copies: Tensor, num_bytes: int) -> None:
         assert num_bytes % GATHER_ALIGN_BYTES == 0, "blocks are a whole number of 4 KiB"
         # 64 programs with 4 KiB under way each are several times what a link holds in flight; idle ones cost nothing.
         programs = min(64, num_bytes // GATHER_ALIGN_BYTES)
-        self._vector.gather[(len(copies), programs)](copies, NUM_WORDS=num_bytes // 8, BLOCK=GATHER_ALIGN_BYTES // 8)
+        self._vector.gather[(len(copies), programs)](copies, NUM_WORDS=num_bytes // 8, BLOCK=GATHER_ALIGN_BYTES // 8,
+                                                       **LAUNCH)
 
     def _buffers(self, device: torch.device, heads: int, splits: int, head_dim: int) -> tuple[Tensor, Tensor, Tensor]:
         """Weighted sums of values, maxima and sums of powers of each share; layers take turns with them."""

@@ -141,6 +141,7 @@ class DeviceExperts:
         if self._cpu is not None:
             experts = self._cpu.take_share(layer, experts, self._tier.known[layer])
         self._tier.request(layer, experts, self._once_each[: len(experts)], 1)
+        assert self._tier.all_have_slots, "an expert that is still computed could lose its slot to one that waits"
         self._arrivals = self._tier.arrivals()
         self._laps.lap("policy")
         self._put(layer, self._present, islice(self._arrivals, 1))

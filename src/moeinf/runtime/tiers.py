@@ -120,6 +120,11 @@ class ExpertTier:
         if self._pending:
             self._queue_demand()
 
+    @property
+    def all_have_slots(self) -> bool:
+        """Whether nothing of the visit waits for a slot that another expert of it has to leave first."""
+        return not self._pending
+
     def arrivals(self) -> Iterator[tuple[IntArray, IntArray]]:
         """(experts, offsets of their blocks) of the visit, batch by batch: residents first, then what has landed.
 

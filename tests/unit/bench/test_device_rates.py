@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from moeinf.bench.device_rates import measure_device, measure_link
+from moeinf.bench.device_rates import measure_device, measure_gather, measure_link
+from moeinf.device.vector_twins import TorchVectorOps
 from moeinf.types import Copier, IntArray
 
 MIB = 1 << 20
@@ -38,6 +39,17 @@ def test_the_best_batch_is_the_rate_of_the_link() -> None:
     sources, destinations, size = link.seen[0]
     assert size == 4 * MIB and np.array_equal(sources, 1000 + np.arange(8) * size)  # what is no whole piece stays out
     assert np.array_equal(destinations - sources, np.full(8, 4000))
+
+
+def test_a_kernel_that_gathers_is_timed_over_the_pieces_that_it_brings() -> None:
+    host = np.random.default_rng(1).integers(0, 256, (10, 4 * MIB), np.uint8)
+    target = torch.zeros(10 * 4 * MIB, dtype=torch.uint8)
+    times = iter([0.0, 10.0, 12.0, 20.0, 21.0, 30.0, 34.0, 40.0, 42.0, 50.0, 52.0])
+    sources = host.ctypes.data + np.arange(10, dtype=np.int64) * 4 * MIB
+    cpu = torch.device("cpu")
+    rate = measure_gather(TorchVectorOps(), cpu, sources, target, lambda: next(times))
+    assert rate == 40 * MIB / 1.0 and np.array_equal(target.numpy(), host.ravel())
+    assert measure_gather(TorchVectorOps(), cpu, sources[:0], target) == 0
 
 
 def test_with_too_little_pinned_memory_no_rate_is_told() -> None:

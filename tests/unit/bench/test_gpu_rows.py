@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from moeinf.bench.device_rates import GpuRates
 from moeinf.bench.live import Workload, run_bench
 from moeinf.bench.report import FORMS, format_rows
 from moeinf.config import RuntimeConfig
@@ -37,7 +38,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> None:
         return OpenGpu(gpu.name, device, ops, CopierAtOnce(), gpu.free_bytes, gpu.total_bytes)
 
     monkeypatch.setattr("moeinf.bench.live.find_cuda", lambda device, notice: CARD)
-    monkeypatch.setattr("moeinf.bench.device_rates.gpu_rates", lambda gpu: (25e9, 700e9))
+    monkeypatch.setattr("moeinf.bench.device_rates.gpu_rates", lambda gpu: GpuRates(25e9, 21e9, 700e9))
     monkeypatch.setattr("moeinf.on_gpu.open_gpu", open_gpu)
 
 
@@ -49,7 +50,8 @@ def test_rows_tell_the_card_its_budget_and_what_crossed_the_link(demo: StoredMod
         assert (row["backends"], row["gpu_info"], row["cuda_driver"]) == ("CUDA", "Emulated", "13.0")
         assert (row["gpu_bytes"], row["vram_limit_bytes"]) == (24 * GIB, 2 * GIB)
         assert (row["experts"], row["host_experts"]) == (48, 192)
-        assert (row["link_gb_per_s"], row["memory_gb_per_s"], row["disk_share"]) == (25, 700, 0)
+        assert (row["link_gb_per_s"], row["gather_gb_per_s"]) == (25, 21)
+        assert (row["memory_gb_per_s"], row["disk_share"]) == (700, 0)
     decode = rows[-1]
     crossed = decode["bytes_per_token"] * 4 / decode["total_s"]
     assert decode["misses"] > 0 and decode["missed_gb_per_s"] == pytest.approx(crossed / 1e9, rel=0.01, abs=0.001)

@@ -59,7 +59,8 @@ def compiled_kernel(capability: int, kernel: Any, arguments: dict[str, Any], opt
     target = triton.backends.compiler.GPUTarget("cuda", capability, 32)
     binary = triton.compile(source, target=target, options=options)
     tool = Path(triton.__path__[0]) / "backends" / "nvidia" / "bin" / "cuobjdump"
-    facts = {"constants": str(constants), "shared_bytes": binary.metadata.shared}
+    facts = {"constants": str(constants), "shared_bytes": binary.metadata.shared,
+             "fused": options.get("enable_fp_fusion", "by default")}
     return facts | _resources(tool, binary.asm["cubin"]), binary.asm["ptx"]
 
 

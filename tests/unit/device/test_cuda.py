@@ -57,7 +57,7 @@ class FakeDriver:
 
 
 HERE = FakeDriver()
-TOOLKIT = Toolkit("13.0", lambda: ["sm_75", "sm_80", "sm_90a", "compute_120"], True)
+TOOLKIT = Toolkit("13.0", lambda: ["sm_75", "sm_80", "sm_90a", "compute_120"], "3.9.0+git1")
 
 
 def find(device: str, driver: FakeDriver | Exception = HERE, toolkit: Toolkit = TOOLKIT,
@@ -85,7 +85,9 @@ UNUSABLE: dict[str, tuple[FakeDriver | Exception, Toolkit, str]] = {
     "old card": (replace(HERE, capabilities=(7, 5)), TOOLKIT, r"capability 7\.5, moeinf needs 8\.0"),
     "card newer than torch": (replace(HERE, capabilities=(10, 0)), TOOLKIT, "torch was built for sm_75.*is sm_100"),
     "torch that does not start": (HERE, TOOLKIT._replace(targets=list), r"does not start.*torch\.cuda\.init"),
-    "no triton": (HERE, TOOLKIT._replace(has_triton=False), "pip install triton"),
+    "no triton": (HERE, TOOLKIT._replace(triton=None), "pip install triton"),
+    "old triton": (HERE, TOOLKIT._replace(triton="3.5.1"),
+                   r"triton 3\.5\.1 does not compile.*3\.9 and newer.*update torch"),
     "full card": (replace(HERE, free_bytes=GIB - 1), TOOLKIT, "1023 of 24576 MiB free.*nvidia-smi"),
     "card in exclusive use": (replace(HERE, broken="CUDA_ERROR_DEVICE_UNAVAILABLE"), TOOLKIT,
                               "cannot be opened.*DEVICE_UNAVAILABLE"),

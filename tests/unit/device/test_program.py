@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 from torch import Tensor
@@ -66,6 +68,22 @@ def test_an_error_while_recording_leaves_a_program_that_works(step: Step) -> Non
         run(step, 2)
     step.host = original  # type: ignore[method-assign]
     assert [run(step, value) for value in (3, 4, 5)] == [306, 408, 510]
+
+
+def test_nothing_is_collected_while_a_step_is_recorded(step: Step) -> None:
+    """Finalisers may call the driver, which a capture refuses."""
+    seen: list[bool] = []
+    original, step.host = step.host, lambda: seen.append(gc.isenabled())  # type: ignore[method-assign]
+    for value in range(3):
+        run(step, value)
+    assert seen == [True, False, True] and gc.isenabled()
+    step.program.reset()
+    run(step, 1)
+    step.host = lambda: 1 / 0  # type: ignore[method-assign,assignment]
+    with pytest.raises(ZeroDivisionError):
+        run(step, 2)
+    assert gc.isenabled()
+    step.host = original  # type: ignore[method-assign]
 
 
 def test_a_stretch_that_asks_for_a_value_is_refused_as_by_a_real_capture(step: Step) -> None:
