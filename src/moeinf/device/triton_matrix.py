@@ -129,13 +129,15 @@ def _as_operand(values, FORMAT: tl.constexpr, NARROW: tl.constexpr):
 
 
 @triton.jit
-def _add_product(
-    sums, x, base, row, start, FORMAT: tl.constexpr, COLS: tl.constexpr, STEP: tl.constexpr, NARROW: tl.constexpr
-):
-    """sums [M, N] += x [M, STEP] @ weights [N, STEP from start].T. IEEE for f32 weights: no TF32."""
-    weights = weights_at(base, row, start, FORMAT, COLS, STEP)
-    rows, columns = _as_operand(x, FORMAT, NARROW), tl.trans(_as_operand(weights, FORMAT, NARROW))
-    return tl.dot(rows, columns, sums, input_precision="ieee")
+def _operand(base, row, start, FORMAT: tl.constexpr, COLS: tl.constexpr, STEP: tl.constexpr, NARROW: tl.constexpr):
+    """Weights [N rows, STEP from start] of the matrix at `base`."""
+    return _as_operand(weights_at(base, row, start, FORMAT, COLS, STEP), FORMAT, NARROW)
+
+
+@triton.jit
+def _add_product(sums, x, weights, FORMAT: tl.constexpr, NARROW: tl.constexpr):
+    """sums [M, N] += x [M, STEP] @ weights [N, STEP].T. IEEE for f32 weights: no TF32."""
+    return tl.dot(_as_operand(x, FORMAT, NARROW), tl.trans(weights), sums, input_precision="ieee")
 
 
 @triton.jit
@@ -148,19 +150,34 @@ def gate_up_grouped(
     NARROW: tl.constexpr,
 ):  # fmt: skip
     """Prefill: a tile of places of one expert times TILE rows of its gate and up, which share the loads of x. Tiles
-    of one expert are neighbours in the grid, and so find its weights in L2."""
+    of one expert are neighbours in the grid, and so find its weights in L2.
+
+    Rows of gate and up lie in turn in one product. Two that share x are a chain to the compiler, which then gives every
+    warp all of the columns: on most cards half of the warps would multiply what the others do.
+    """
+    PAIRED: tl.constexpr = GATED and GATE == UP
     row, own = _tile(ROWS, TILE)
     place, there, address = _places(places, starts, counts, addresses, PLACES)
     token = x + (place // top_k).to(tl.int64)[:, None] * COLS
     gate_at, up_at = _part(address, GATE_OFFSET), _part(address, UP_OFFSET)
     gate = tl.zeros([PLACES, TILE], tl.float32)
-    up = tl.zeros([PLACES, TILE], tl.float32)
+    sums = tl.zeros([PLACES, 2 * TILE if PAIRED else TILE], tl.float32)
     for start in range(0, COLS, STEP):
         k = start + tl.arange(0, STEP)
         part = tl.load(token + k[None, :], mask=there[:, None] & (k < COLS)[None, :], other=0.0)
+        weights = _operand(up_at, row, start, UP, COLS, STEP, NARROW)
         if GATED:
-            gate = _add_product(gate, part, gate_at, row, start, GATE, COLS, STEP, NARROW)
-        up = _add_product(up, part, up_at, row, start, UP, COLS, STEP, NARROW)
+            gate_weights = _operand(gate_at, row, start, GATE, COLS, STEP, NARROW)
+            if PAIRED:
+                in_turn = tl.permute(tl.join(gate_weights, weights), (0, 2, 1))
+                weights = tl.reshape(in_turn, [2 * TILE, STEP])
+            else:
+                gate = _add_product(gate, part, gate_weights, GATE, NARROW)
+        sums = _add_product(sums, part, weights, UP, NARROW)
+    if PAIRED:
+        gate, up = tl.split(tl.reshape(sums, [PLACES, TILE, 2]))
+    else:
+        up = sums
     gate = _with_bias(gate, address, row[None, :], GATE_BIAS, GATE_BIAS_OFFSET)
     up = _with_bias(up, address, row[None, :], UP_BIAS, UP_BIAS_OFFSET)
     at = out + place.to(tl.int64)[:, None] * ROWS + row[None, :]
@@ -181,7 +198,8 @@ def down_grouped(
     for start in range(0, COLS, STEP):
         k = start + tl.arange(0, STEP)
         part = tl.load(rows + k[None, :], mask=there[:, None] & (k < COLS)[None, :], other=0.0)
-        sums = _add_product(sums, part, _part(address, OFFSET), row, start, FORMAT, COLS, STEP, NARROW)
+        weights = _operand(_part(address, OFFSET), row, start, FORMAT, COLS, STEP, NARROW)
+        sums = _add_product(sums, part, weights, FORMAT, NARROW)
     sums = _with_bias(sums, address, row[None, :], BIAS, BIAS_OFFSET)
     at = out + place.to(tl.int64)[:, None] * ROWS + row[None, :]
     tl.store(at, sums, mask=there[:, None] & own[None, :])

@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Iterable
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -60,6 +62,13 @@ def test_tiles_of_16_bit_numbers_are_multiplied_by_tensor_cores(compiled: list[d
             assert (kernel["tensor_products"] > 0) == ("f32" not in kernel["formats"]), kernel
 
 
+def test_no_warp_multiplies_what_another_does(compiled: list[dict[str, Any]]) -> None:
+    """Of a tile of 64 places by 64 rows, twice where gated, and 64 weights, each of 8 warps has an eighth."""
+    for kernel in compiled:
+        if "grouped" in kernel["name"] and kernel["mma_products"]:
+            assert kernel["mma_products"] == (32 if kernel["gated"] else 16), kernel
+
+
 def test_products_keep_subnormal_numbers(compiled: list[dict[str, Any]]) -> None:
     """E2M1 is widened out of them: flushed to zero, a weight of 0.5 would be lost."""
     assert not any(kernel["flushing_products"] for kernel in compiled)
@@ -70,6 +79,12 @@ def test_products_keep_subnormal_numbers(compiled: list[dict[str, Any]]) -> None
 
 def main(capability: int) -> None:
     """Prints a line of JSON for every kernel and combination of types and constants that is launched."""
+    for kernel, arguments, options in recorded(FORMAT_BLOCKS):
+        print(json.dumps(facts_of(capability, kernel, arguments, options)))
+
+
+def recorded(formats: Iterable[Format]) -> list[tuple[Any, dict[str, Any], dict[str, Any]]]:
+    """What TritonMatrixOps launches for matrices of these formats: kernels, arguments and options."""
     launches: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {}
 
     def record(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
@@ -79,14 +94,17 @@ def main(capability: int) -> None:
         types = {name: getattr(value, "dtype", value) for name, value in arguments.items()}
         launches[f"{kernel.__name__} {types}"] = kernel, arguments, options
 
-    triton.JITFunction.run = record
-    for format in FORMAT_BLOCKS:
+    import_module("triton").JITFunction.run = record
+    for format in formats:
         launch_all(TritonMatrixOps(), format)
-    for kernel, arguments, options in launches.values():
-        formats = sorted({value for name, value in arguments.items() if name in ("FORMAT", "GATE", "UP")})
-        facts = compile_for(capability, kernel, arguments, options)
-        biased = any(arguments.get(name) for name in ("BIAS", "GATE_BIAS", "UP_BIAS"))
-        print(json.dumps({"name": kernel.__name__, "formats": formats, "biased": biased} | facts))
+    return list(launches.values())
+
+
+def facts_of(capability: int, kernel: Any, arguments: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+    formats = sorted({value for name, value in arguments.items() if name in ("FORMAT", "GATE", "UP")})
+    facts = compile_for(capability, kernel, arguments, options)
+    biased = any(arguments.get(name) for name in ("BIAS", "GATE_BIAS", "UP_BIAS"))
+    return {"name": kernel.__name__, "formats": formats, "biased": biased, "gated": arguments.get("GATED")} | facts
 
 
 def launch_all(ops: TritonMatrixOps, format: Format) -> None:
@@ -142,10 +160,9 @@ def compile_for(capability: int, kernel: Any, arguments: dict[str, Any], options
     return facts | {"wide_loads": len(re.findall(r"ld\.global\S*\.v4\.[bu]32", assembly)),
                     "narrow_loads": len(re.findall(r"ld\.global\S*\.[bu](?:8|16)\b", assembly)),
                     "flushing_products": len(re.findall(r"\bmul(?:\.rn)?\.ftz", assembly)),
+                    "mma_products": len(re.findall(r"\bmma\.sync\S*m16n8k16", assembly)),  # before 9.0, and since 10.0
                     "tensor_products": len(re.findall(r"\b(?:mma\.sync|wgmma\.mma_async)", assembly))}
 
 
 if __name__ == "__main__":
-    import triton
-
     main(int(sys.argv[1]))
