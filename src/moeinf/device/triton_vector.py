@@ -143,7 +143,7 @@ def combine(places, weights, out, COUNT: tl.constexpr, K: tl.constexpr, BLOCK: t
 @triton.jit(do_not_specialize=["layer"])  # or layers 1 and 16 would each be compiled apart, maybe while capturing
 def claim(
     ids, layer, num_experts, slot_of, key_of, slot_address, host, scores, misses, addresses, copies, num_slots,
-    P: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK: tl.constexpr,
+    num_keys, STEP: tl.constexpr, P: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One program. Each victim is one minimum over (place of its score in the order of floats, slot) in 64 bits."""
     place = tl.arange(0, BLOCK_P)
@@ -159,6 +159,9 @@ def claim(
         slot = tl.arange(0, BLOCK)
         old_key = tl.load(key_of + slot, mask=slot < num_slots, other=-1)
         score = tl.load(scores + tl.maximum(old_key, 0), mask=old_key >= 0, other=0.0)
+        if STEP > 0:
+            ahead = old_key // num_experts - layer
+            score -= tl.where(ahead > 0, ahead, ahead + STEP).to(tl.float32)
         bits = score.to(tl.int32, bitcast=True)
         bits = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)  # negative floats: the larger their bits, the smaller
         order = (tl.where(old_key >= 0, bits, -0x80000000).to(tl.int64) << 32) | slot
@@ -184,6 +187,8 @@ def claim(
                 tl.store(copies + 2 * p, tl.load(host + entering))
                 tl.store(copies + 2 * p + 1, destination)
         tl.store(misses, tl.load(misses) + num_misses)
+    raised = tl.maximum(tl.load(scores + key, mask=valid, other=0.0), tl.load(scores + num_keys))
+    tl.store(scores + key, raised, mask=valid)
 
 
 @triton.jit

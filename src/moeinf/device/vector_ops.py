@@ -25,16 +25,18 @@ GATHER_ALIGN_BYTES: Final = 4096  # blocks of experts are a whole number of thes
 class DirectTable:
     """Which expert lies in which slot, kept on the device and changed by `claim` alone while a graph decodes.
 
-    A key is layer * num_experts + expert. The host refreshes `scores` off the critical path: the least is evicted.
+    A key is layer * num_experts + expert. The host refreshes `scores` off the critical path, once a token: the least,
+    less the layers until the key's own comes again, is evicted.
     """
 
     slot_of: Tensor  # int32 [layers * experts]: slot of each key, -1 where absent
     key_of: Tensor  # int32 [slots]: key in each slot, -1 where empty
     slot_address: Tensor  # int64 [slots]: on the device
     host: Tensor  # int64 [layers * experts]: address of each expert in mapped, pinned host memory
-    scores: Tensor  # f32 [layers * experts]
+    scores: Tensor  # f32 [layers * experts + 1]; the last: what the score of a key rises to that `claim` is asked for
     misses: Tensor  # int64 [1]: counted since the host last set it
     num_experts: int  # of one layer
+    step: int  # layers that a token visits, for the distance; 0: there is none
 
 
 class VectorOps(Protocol):
@@ -90,7 +92,8 @@ class VectorOps(Protocol):
 
         addresses int64 [P]: of the slots. copies int64 [P, 2]: source in host memory and destination, (0, 0) where the
         expert is resident. Victims are the lowest empty slots, then the slots of least score (ties: the lowest) that
-        this call does not use; there must be at least P slots. For decode: P is at most a few dozen.
+        this call does not use; there must be at least P slots. The score of a key of layer j counts less j - layer
+        where that is positive, else less j - layer + step. For decode: P is at most a few dozen.
         """
         ...
 
@@ -187,7 +190,7 @@ class TritonVectorOps:
         block = max(32, _power_of_two(num_slots))
         self._vector.claim[(1,)](
             ids, layer, table.num_experts, table.slot_of, table.key_of, table.slot_address, table.host, table.scores,
-            table.misses, addresses, copies, num_slots,
+            table.misses, addresses, copies, num_slots, len(table.slot_of), STEP=table.step,
             P=len(ids), BLOCK_P=_power_of_two(len(ids)), BLOCK=block, num_warps=_warps(block), **LAUNCH,
         )
 

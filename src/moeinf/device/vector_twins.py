@@ -74,7 +74,7 @@ class TorchVectorOps:
         for place, key in enumerate(wanted):
             slot = int(table.slot_of[key])
             if slot < 0:
-                slot = _victim(table, wanted)
+                slot = _victim(table, layer, wanted)
                 old = int(table.key_of[slot])
                 if old >= 0:
                     table.slot_of[old] = -1
@@ -82,6 +82,7 @@ class TorchVectorOps:
                 copies[place, 0], copies[place, 1] = table.host[key], table.slot_address[slot]
                 table.misses.add_(1)
             addresses[place] = table.slot_address[slot]
+        table.scores[wanted] = table.scores[wanted].maximum(table.scores[-1])
 
     def gather(self, copies: Tensor, num_bytes: int) -> None:
         for source, destination in copies.tolist():
@@ -124,10 +125,14 @@ def _finished(heads: Tensor, norm: Tensor | None, eps: float, clip: float, turns
     return torch.cat([turned, rest], dim=-1)
 
 
-def _victim(table: DirectTable, wanted: list[int]) -> int:
+def _victim(table: DirectTable, layer: int, wanted: list[int]) -> int:
     """The lowest empty slot, else the lowest of least score among those that hold nothing of `wanted`."""
+    def score(key: int) -> float:
+        ahead = key // table.num_experts - layer if table.step else 0
+        return float(table.scores[key] - (ahead if ahead > 0 else ahead + table.step))
+
     slots = list(enumerate(table.key_of.tolist()))
     free = [slot for slot, key in slots if key < 0]
     if free:
         return free[0]
-    return min((float(table.scores[key]), slot) for slot, key in slots if key not in wanted)[1]
+    return min((score(key), slot) for slot, key in slots if key not in wanted)[1]

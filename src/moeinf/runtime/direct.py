@@ -14,7 +14,7 @@ from moeinf.device.ops import Ops
 from moeinf.device.vector_ops import DirectTable
 from moeinf.runtime.experts import Observer
 from moeinf.runtime.host_link import HostLink
-from moeinf.runtime.policies import EvictionPolicy
+from moeinf.runtime.policies import DevicePolicy
 from moeinf.runtime.tiers import ExpertTier
 from moeinf.types import MoeShape
 
@@ -24,11 +24,12 @@ class DirectSlots:
 
     Possible while every expert is on the device, or in pinned host memory that the device reads. `enter` hands the
     tier's table over, `leave` takes it back; in between, the host refreshes the scores by which victims are chosen
-    after each token, and tells the observers what the token's routing was.
+    after each token, and tells the observers what the token's routing was. To the scores, which so are a token old, the
+    device adds what it knows: which layer runs, and what the token has used so far.
     """
 
     def __init__(self, device: Device, ops: Ops, tier: ExpertTier, link: HostLink, arena: DeviceArena, shape: MoeShape,
-                 policy: EvictionPolicy, observers: Sequence[Observer], expert_bytes: int, *, allowed: bool,
+                 policy: DevicePolicy, observers: Sequence[Observer], expert_bytes: int, *, allowed: bool,
                  encoder_layers: int = 0) -> None:
         """allowed: False where the CPU is to compute experts, for which the host has to know the routing.
 
@@ -53,7 +54,7 @@ class DirectSlots:
         self._copies = torch.zeros((k, 2), dtype=torch.int64, device=kind)
         self._routings = torch.zeros((layers, k), dtype=torch.int32, device=kind)
         self._routings_host = device.pinned((layers, k), torch.int32)
-        self._scores_host = device.pinned((shape.total_experts,), torch.float32)
+        self._scores_host = device.pinned((shape.total_experts + 1,), torch.float32)
         self._misses_host = device.pinned((1,), torch.int64)
 
     @property
@@ -134,7 +135,9 @@ class DirectSlots:
     def _send_scores(self) -> None:
         assert self._table is not None
         if not self._tier.all_resident:
-            self._scores_host.numpy()[:] = self._policy.keep_scores(self._shape.num_layers - 1).ravel()
+            scores, used = self._policy.token_scores()
+            host = self._scores_host.numpy()
+            host[:-1], host[-1] = scores.ravel(), used
             self._table.scores.copy_(self._scores_host, non_blocking=True)
 
     def _new_table(self) -> DirectTable:
@@ -147,7 +150,8 @@ class DirectSlots:
             key_of=torch.full((self._arena.num_slots,), -1, dtype=torch.int32, device=kind),
             slot_address=torch.from_numpy(self._arena.slot_addresses).to(kind),
             host=torch.from_numpy(host).to(kind),
-            scores=torch.zeros(keys, dtype=torch.float32, device=kind),
+            scores=torch.zeros(keys + 1, dtype=torch.float32, device=kind),
             misses=torch.zeros(1, dtype=torch.int64, device=kind),
             num_experts=self._shape.num_experts,
+            step=self._policy.step,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +40,26 @@ class EvictionPolicy(Protocol):
         ...
 
 
+class TokenScores(NamedTuple):
+    """By which a device chooses victims for a whole token, while the host learns nothing."""
+
+    scores: FloatArray  # [L, E], but for the distance: belongs to the policy as those of keep_scores do
+    used: float  # what the score of an expert that the token uses rises to, where it is lower
+
+
+class DevicePolicy(EvictionPolicy, Protocol):
+    """One whose scores a device can finish."""
+
+    @property
+    def step(self) -> int:
+        """From a score a device takes the number of layers until the expert's own, of a step of so many; 0: nothing."""
+        ...
+
+    def token_scores(self) -> TokenScores:
+        """After the observation of a token's last layer."""
+        ...
+
+
 def choose_victims(scores: FloatArray, evictable: npt.NDArray[np.bool_], count: int) -> list[ExpertId]:
     """The `count` experts of smallest score among the `evictable` [L, E]; of equals the lowest (layer, expert)."""
     victims = lowest(scores.ravel(), evictable.ravel().view(np.uint8), True, [], count)
@@ -51,6 +71,7 @@ class LeastRecentlyUsed:
     """Out goes the expert whose last use is longest ago, measured in layer visits."""
 
     name = "lru"
+    step = 0
 
     def __init__(self, shape: MoeShape) -> None:
         self._last_use: FloatArray = np.full((shape.num_layers, shape.num_experts), -1.0)
@@ -66,11 +87,15 @@ class LeastRecentlyUsed:
     def keep_scores(self, layer: int) -> FloatArray:
         return self._last_use
 
+    def token_scores(self) -> TokenScores:
+        return TokenScores(self._last_use, self._clock)
+
 
 class LeastFrequentlyUsed:
     """Out goes the expert that the fewest tokens have used since the start."""
 
     name = "lfu"
+    step = 0
 
     def __init__(self, shape: MoeShape) -> None:
         self._uses: FloatArray = np.zeros((shape.num_layers, shape.num_experts))
@@ -84,6 +109,9 @@ class LeastFrequentlyUsed:
     def keep_scores(self, layer: int) -> FloatArray:
         return self._uses
 
+    def token_scores(self) -> TokenScores:
+        return TokenScores(self._uses, -np.inf)
+
 
 class ActivationAware:
     """arXiv 2401.14361 v3, Algorithm 1: out goes what the matched requests used least, late layers before early ones.
@@ -93,6 +121,7 @@ class ActivationAware:
     """
 
     name = "paper"
+    step = 0
 
     def __init__(self, shape: MoeShape, collection: ActivationCollection, num_matches: int = NUM_MATCHES,
                  eps: float = EPS) -> None:
@@ -118,6 +147,9 @@ class ActivationAware:
         scores: FloatArray = (normalise_rows(likely) + self._eps) * self._layer_decay
         return scores
 
+    def token_scores(self) -> TokenScores:
+        return TokenScores(self.keep_scores(len(self._layer_decay) - 1), -np.inf)
+
 
 class NextUse:
     """Out goes the expert whose next use is expected last.
@@ -131,16 +163,18 @@ class NextUse:
     name = "next-use"
 
     NEXT_SOURCE: Final = 1000  # steps until then, of which nobody knows the number: more than most answers have
+    USED_PROBABILITY: Final = 1 / 3  # at least, of an expert that the running token uses, to be used by the next
 
     def __init__(self, shape: MoeShape, encoder_layers: int = 0) -> None:
         """encoder_layers: how many layers, the first ones, only a source visits."""
         layers = shape.num_layers
         self._encoder_layers = encoder_layers
-        self._step = max(1, layers - encoder_layers)
+        self.step = max(1, layers - encoder_layers)
         self._use = UseProbability(shape)
-        self._missed_visits: FloatArray = self._use.odds_against * -self._step  # -(1/p - 1) * L
+        self._missed_visits: FloatArray = self._use.odds_against * -self.step  # -(1/p - 1) * L
         ahead = np.arange(layers) - np.arange(layers)[:, None]
-        again = np.where(np.arange(layers) < encoder_layers, self.NEXT_SOURCE * self._step, ahead + self._step)
+        self._until_source = np.where(np.arange(layers) < encoder_layers, self.NEXT_SOURCE * self.step, 0.0)[:, None]
+        again = np.where(np.arange(layers) < encoder_layers, self.NEXT_SOURCE * self.step, ahead + self.step)
         self._until_visit = np.where(ahead > 0, ahead, again)[:, :, None].astype(np.float64)  # [running, layer, 1]
         self._scores: FloatArray = np.zeros_like(self._missed_visits)
         self._num_tokens = 1
@@ -151,7 +185,7 @@ class NextUse:
 
     def observe(self, layer: int, ids: IntArray) -> None:
         self._use.observe(layer, ids)
-        np.multiply(self._use.odds_against[layer], -self._step, out=self._missed_visits[layer])
+        np.multiply(self._use.odds_against[layer], -self.step, out=self._missed_visits[layer])
         self._num_tokens = len(ids)
         self._scored_layer = -1
 
@@ -162,14 +196,18 @@ class NextUse:
                 left = slice(layer + 1, self._encoder_layers if layer < self._encoder_layers else None)
                 odds = self._use.odds_against[left]
                 no_use = (odds / (1 + odds)) ** self._num_tokens
-                missed = no_use / (1 - no_use) * self._step
+                missed = no_use / (1 - no_use) * self.step
                 self._scores[left] = -(self._until_visit[layer, left] + missed)
             self._scored_layer = layer
         return self._scores
 
+    def token_scores(self) -> TokenScores:
+        """The device does not learn what the token's experts do to their probability: it takes them to be likely."""
+        return TokenScores(self._missed_visits - self._until_source, (1 - 1 / self.USED_PROBABILITY) * self.step)
+
 
 def make_policy(name: str, shape: MoeShape, collection: ActivationCollection, encoder_layers: int = 0
-                ) -> EvictionPolicy:
+                ) -> DevicePolicy:
     """encoder_layers: how many layers, the first ones, only a source visits. Raises UsageError for a name not in
     POLICIES."""
     if name == "lru":

@@ -351,12 +351,12 @@ def test_a_tokens_sum_has_the_same_bits_whatever_the_others(kernels: VectorOps) 
 # slots
 
 
-def empty_table(layers: int, experts: int, slots: int) -> DirectTable:
+def empty_table(layers: int, experts: int, slots: int, step: int = 0) -> DirectTable:
     keys = layers * experts
     return DirectTable(
         torch.full((keys,), -1, dtype=torch.int32), torch.full((slots,), -1, dtype=torch.int32),
-        1000 + 7 * torch.arange(slots), 50_000 + 3 * torch.arange(keys), torch.zeros(keys),
-        torch.zeros(1, dtype=torch.int64), experts,
+        1000 + 7 * torch.arange(slots), 50_000 + 3 * torch.arange(keys), torch.zeros(keys + 1),
+        torch.zeros(1, dtype=torch.int64), experts, step,
     )  # fmt: skip
 
 
@@ -378,7 +378,7 @@ def test_a_claim_takes_empty_slots_first_then_the_least_scores_that_the_call_doe
     addresses, copies = claim(ops, table, 0, [2, 0])
     assert slots_by_key(table) == {2: 0, 0: 1}
     assert addresses.tolist() == [1000, 1007] and copies.tolist() == [[50_006, 1000], [50_000, 1007]]
-    table.scores[:] = torch.tensor([-3.0, 0, -4, 0, 0, 0, 0, 0])
+    table.scores[:] = torch.tensor([-3.0, 0, -4, 0, 0, 0, 0, 0, -9])
     claim(ops, table, 1, [3])
     assert slots_by_key(table) == {2: 0, 0: 1, 7: 2}
     addresses, copies = claim(ops, table, 0, [1, 2])  # 2 has the least score, but is used
@@ -387,19 +387,43 @@ def test_a_claim_takes_empty_slots_first_then_the_least_scores_that_the_call_doe
     assert table.misses.tolist() == [4]
 
 
+def test_a_layer_that_comes_soon_is_kept_and_so_is_what_the_token_has_used(ops: VectorOps) -> None:
+    table = empty_table(layers=3, experts=4, slots=3, step=3)
+    for layer in range(3):
+        claim(ops, table, layer, [0])
+    table.scores[:] = torch.tensor([0.0] * 12 + [-6])
+    claim(ops, table, 0, [1])  # 0 is of this layer: three layers until then, one and two until the others
+    assert sorted(slots_by_key(table)) == [1, 4, 8]
+    table.scores[[4, 8]] = -5.0
+    claim(ops, table, 1, [1])  # -2, -8 and -6 with the distances: 4 has just had its turn
+    assert sorted(slots_by_key(table)) == [1, 5, 8]
+    table.scores[[1, 5, 8]] = torch.tensor([-4.5, -60, -5.5])
+    claim(ops, table, 1, [1])
+    assert table.scores[[1, 5, 8]].tolist() == [-4.5, -6, -5.5], "the token has used 5"
+    claim(ops, table, 2, [1])  # -5.5, -8 and -8.5
+    assert sorted(slots_by_key(table)) == [1, 5, 9] and table.misses.tolist() == [6]
+
+
+@pytest.mark.parametrize("step", [0, 3])
 @pytest.mark.parametrize(("experts", "slots", "k"), [(12, 5, 5), (7, 30, 3), (24, 45, 8), (8, 9, 1)])
-def test_claims_equal_a_plain_model_of_the_table(ops: VectorOps, experts: int, slots: int, k: int) -> None:
+def test_claims_equal_a_plain_model_of_the_table(ops: VectorOps, experts: int, slots: int, k: int, step: int) -> None:
     rng = np.random.default_rng(slots)
     layers = 3
-    table = empty_table(layers, experts, slots)
+    table = empty_table(layers, experts, slots, step)
     model: dict[int, int] = {}  # slot of each key
     misses = 0
-    for step in range(30):
-        scores = rng.choice(np.array([-np.inf, -2.5, -1, 0, 1e-30, 3, 4, 7, np.inf], np.float32), layers * experts)
+    for turn in range(30):
+        scores = rng.choice(np.array([-np.inf, -2.5, -1, 0, 1e-30, 3, 4, 7, np.inf], np.float32), layers * experts + 1)
         table.scores[:] = torch.from_numpy(scores)
-        layer, ids = step % layers, rng.permutation(experts)[:k].tolist()
+        layer, ids = turn % layers, rng.permutation(experts)[:k].tolist()
         addresses, copies = claim(ops, table, layer, ids)
         wanted = [layer * experts + expert for expert in ids]
+        raised = scores.copy()
+        raised[wanted] = np.maximum(scores[wanted], scores[-1])
+        assert np.array_equal(table.scores.numpy(), raised)
+        if step:
+            ahead = np.arange(layers) - layer
+            scores[:-1] -= np.repeat(np.where(ahead > 0, ahead, ahead + step), experts).astype(np.float32)
         for place, key in enumerate(wanted):
             missing = key not in model
             if missing:

@@ -193,3 +193,26 @@ def test_next_use_counts_the_tokens_of_a_source_in_the_encoder_alone() -> None:
 def test_an_unknown_policy_is_refused_with_those_known() -> None:
     with pytest.raises(UsageError, match="lru, lfu, paper, next-use"):
         policy("random")
+
+
+@pytest.mark.parametrize("encoder_layers", [0, 1])
+@pytest.mark.parametrize("name", POLICIES)
+def test_what_a_device_makes_of_a_tokens_scores_orders_as_the_policy_itself(name: str, encoder_layers: int) -> None:
+    made = make_policy(name, SHAPE, ActivationCollection(SHAPE), encoder_layers)
+    observe(made, routing(5, 30))
+    scores = made.token_scores().scores
+    layers = np.arange(SHAPE.num_layers)
+    for running in layers[encoder_layers:].tolist():
+        ahead = layers - running
+        away = np.where(ahead > 0, ahead, ahead + made.step) if made.step else 0 * ahead
+        finished, wanted = (scores - away[:, None]).ravel(), made.keep_scores(running).ravel()
+        assert np.array_equal(finished.argsort(kind="stable"), wanted.argsort(kind="stable"))
+
+
+def test_what_the_running_token_uses_is_taken_to_be_likely_by_a_device() -> None:
+    made = make_policy("next-use", SHAPE, ActivationCollection(SHAPE))
+    assert isinstance(made, NextUse) and made.token_scores().used == pytest.approx(-2 * SHAPE.num_layers)
+    recent = make_policy("lru", SHAPE, ActivationCollection(SHAPE))
+    observe(recent, routing(1, 3))
+    scores, used = recent.token_scores()
+    assert used > scores.max()
