@@ -35,6 +35,7 @@ COLUMNS: Mapping[str, str] = {
     "load_ms": "opening the model, and reading all experts where all fit, but for those that the cold request read",
     "disk_gb_per_s": "measured rate of reading the store",
     "link_gb_per_s": "measured rate of copying to the GPU",
+    "gather_gb_per_s": "measured rate of kernels that read host memory, as decoding in one graph does",
     "memory_gb_per_s": "measured rate of reading the memory that the weights are computed from",
     "test": "pp: prefill of so many tokens; tg: decode of so many",
     "cold": "whether it is the first request, which finds an empty expert cache; the others are warm",
