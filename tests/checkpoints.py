@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shutil
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ import torch
 from torch import Tensor
 
 from moeinf.models import architecture
+from moeinf.store.library import StoredModel
+from moeinf.store.manifest import model_id
 
 CONFIG: dict[str, Any] = {
     "model_type": "qwen3_moe", "vocab_size": 97, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -110,3 +114,21 @@ def content(folder: Path) -> dict[str, str]:
     """SHA-256 of every file of a stored model that its manifest names, and of the manifest."""
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest()
             for path in sorted(folder.iterdir()) if path.name not in ("receipt.json", "eamc.npz")}
+
+
+def resealed(stored: StoredModel, changed: str, *, without: str = "") -> StoredModel:
+    """As if it had been pulled with these files."""
+    def entry(each: Any) -> Any:
+        data = (stored.path / each.file).read_bytes()
+        changes = {"num_bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        return replace(each, **changes) if each.file == changed else each
+
+    manifest = stored.manifest
+    files = tuple(entry(each) for each in manifest.files if each.file != without)
+    data = replace(manifest, files=files).dumps()
+    target = stored.path.with_name(model_id(data))
+    shutil.copytree(stored.path, target)
+    (target / "manifest.json").write_bytes(data)
+    if without:
+        (target / without).unlink()
+    return StoredModel(stored.name, target.name, target)

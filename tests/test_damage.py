@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import os
 import random
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +22,9 @@ from moeinf.install import pull
 from moeinf.store.checksums import CHECKSUMS_FILE
 from moeinf.store.dense import dense_tensors
 from moeinf.store.library import Library, StoredModel
-from moeinf.store.manifest import Manifest, model_id
 from moeinf.store.verify import verify
 from moeinf.types import Float32Array
+from tests.checkpoints import resealed
 
 PROMPT = "The king said, that he would go to the sea"
 
@@ -196,24 +194,6 @@ def test_a_config_that_is_not_the_manifests_is_refused(stored: StoredModel, fiel
 
 
 # ---- stores that were made before
-
-def resealed(stored: StoredModel, changed: str, *, without: str = "") -> StoredModel:
-    """As if it had been pulled with these files."""
-    def entry(each: Any) -> Any:
-        data = (stored.path / each.file).read_bytes()
-        changes = {"num_bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-        return replace(each, **changes) if each.file == changed else each
-
-    manifest: Manifest = stored.manifest
-    files = tuple(entry(each) for each in manifest.files if each.file != without)
-    data = replace(manifest, files=files).dumps()
-    target = stored.path.with_name(model_id(data))
-    shutil.copytree(stored.path, target)
-    (target / "manifest.json").write_bytes(data)
-    if without:
-        (target / without).unlink()
-    return StoredModel(stored.name, target.name, target)
-
 
 def test_a_store_without_sums_runs_with_a_note_and_verify_adds_them(stored: StoredModel) -> None:
     before = resealed(stored, "", without=CHECKSUMS_FILE)

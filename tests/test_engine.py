@@ -18,6 +18,7 @@ from moeinf.errors import ContextLengthError, ExpertReadError, MoeinfError, OutO
 from moeinf.hardware import Machine
 from moeinf.runtime.eamc import ActivationCollection
 from moeinf.store.library import StoredModel
+from tests.checkpoints import resealed
 
 PROMPT = "Once upon a time"
 
@@ -289,8 +290,8 @@ def test_load_is_the_documented_face(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_what_the_checkpoint_asks_for_in_vain_is_said_once(own_copy: StoredModel) -> None:
     path = own_copy.path / "generation_config.json"
-    path.write_text('{"no_repeat_ngram_size": 3}'.ljust(path.stat().st_size))  # of the size that was stored
-    with Model(own_copy, RuntimeConfig(expert_cache="40%")) as model:
+    path.write_text('{"no_repeat_ngram_size": 3}')
+    with Model(resealed(own_copy, path.name), RuntimeConfig(expert_cache="40%")) as model:
         for _ in range(2):
             model.params()
         assert [note for note in model.notices if "no_repeat_ngram_size = 3" in note] == [
