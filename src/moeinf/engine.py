@@ -23,6 +23,7 @@ from moeinf.generate.thinking import template_variables
 from moeinf.generate.tokenizer import Tokenizer
 from moeinf.hardware import Machine, machine, peak_rss_bytes
 from moeinf.laps import Laps
+from moeinf.memory import shortenings
 from moeinf.meter import Meter
 from moeinf.models import prompting
 from moeinf.opening import Run, put_together, read_config
@@ -92,6 +93,7 @@ class Model:
             self.close()
             raise
         self.plan, self.tier = run.plan, run.tier
+        self.notices += shortenings(run.plan, parts.demands, config)
         self._sequence = CachedTokens(run.cache)
         self._load_s = time.perf_counter() - started
 

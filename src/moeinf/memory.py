@@ -175,6 +175,21 @@ def reserve_bytes(plan: MemoryPlan, machine: Machine) -> int:
     return min(_left_free(machine), max(MIN_FREE_BYTES, left))
 
 
+def shortenings(plan: MemoryPlan, demands: Demands, config: RuntimeConfig) -> list[str]:
+    """A note for each part of the plan that memory is too short for."""
+    context = wanted_context(demands.info, config)
+    chunk = config.prefill_chunk or (plan.prefill_chunk if isinstance(plan, DevicePlan) else PREFILL_CHUNK)
+    limit = "--vram" if isinstance(plan, DevicePlan) else "--ram"
+    notes = []
+    if plan.context < context:
+        notes.append(f"memory is short: the context has {plan.context} tokens instead of {context}; free memory, raise "
+                     f"{limit} where it was given, or insist with --num-ctx {context}")
+    if plan.prefill_chunk < min(chunk, plan.context) and not demands.work.source:  # a source goes through as a whole
+        notes.append(f"memory is short: {plan.prefill_chunk} tokens of a prompt run together instead of {chunk}, which "
+                     "takes longer")
+    return notes
+
+
 def plan_device_memory(demands: Demands, config: RuntimeConfig, machine: Machine, device_free_bytes: int,
                        device_total_bytes: int, has_display: bool = False) -> DevicePlan:
     """The same for a GPU, whose dense weights, keys, values and activations come first, with host slots behind it.

@@ -26,6 +26,7 @@ from moeinf.memory import (
     plan_device_memory,
     plan_memory,
     reserve_bytes,
+    shortenings,
     smallest_bytes,
     smallest_device_bytes,
 )
@@ -73,6 +74,17 @@ def test_a_model_that_fits_gets_a_slot_for_every_expert_and_no_more() -> None:
 def test_an_automatic_context_shrinks_before_the_model_is_refused() -> None:
     plan = plan_memory(DEMANDS, RuntimeConfig(), on(550))
     assert MIN_CONTEXT <= plan.context < 4096 and plan.num_slots >= 2
+
+
+def test_what_memory_is_too_short_for_is_noted_and_what_the_user_wants_is_not() -> None:
+    roomy = plan_memory(DEMANDS, RuntimeConfig(), on(1200))
+    assert shortenings(roomy, DEMANDS, RuntimeConfig()) == []
+    short = plan_memory(DEMANDS, RuntimeConfig(), on(550))
+    context, chunk = shortenings(short, DEMANDS, RuntimeConfig())
+    assert f"the context has {short.context} tokens instead of 4096; " in context and "--num-ctx 4096" in context
+    assert f"{short.prefill_chunk} tokens of a prompt run together instead of 512" in chunk
+    asked = RuntimeConfig(context=512, prefill_chunk=64)
+    assert shortenings(plan_memory(DEMANDS, asked, on(550)), DEMANDS, asked) == []
 
 
 def test_a_context_that_was_asked_for_does_not_shrink() -> None:
@@ -261,6 +273,8 @@ def test_the_chunk_shrinks_before_the_context_and_that_before_a_gpu_is_refused()
     assert MIN_CHUNK <= plan.prefill_chunk < 4096 and (plan.context, plan.num_slots) == (4096, 2)
     plan = on_gpu(free=free - 100 * MIB)
     assert MIN_CONTEXT <= plan.context < 4096 and plan.num_slots == 2
+    assert [note.split(";")[0] for note in shortenings(plan, WIDE, RuntimeConfig())] == [
+        f"memory is short: the context has {plan.context} tokens instead of 4096"]
     with pytest.raises(OutOfMemoryError, match=r"on the GPU: \d+ MiB needed .*4096 tokens.*1903 free on the card; "):
         on_gpu(RuntimeConfig(context=4096), free=free - 100 * MIB)
 
