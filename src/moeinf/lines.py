@@ -13,6 +13,7 @@ from prompt_toolkit import PromptSession
 from prompt_toolkit.formatted_text import HTML
 from prompt_toolkit.history import History
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.keys import Keys
 
 _MAX_ENTRIES = 1000
 _PLACEHOLDER = HTML('<style color="ansibrightblack">Send a message (/? for help)</style>')
@@ -23,6 +24,10 @@ class LineReader(Protocol):
 
     def read(self, prompt: str) -> str:
         """One entry, which may hold newlines. Raises EOFError at the end, KeyboardInterrupt for Ctrl-C."""
+        ...
+
+    def remember(self, entry: str) -> None:
+        """Puts an entry, which may be made of several that were read, into the history."""
         ...
 
 
@@ -39,6 +44,9 @@ class PlainLines:
     def read(self, prompt: str) -> str:
         return input(prompt)
 
+    def remember(self, entry: str) -> None:
+        pass
+
 
 class EditedLines:
     """Emacs keys, bracketed paste, Ctrl-J for a newline; Ctrl-C clears a line that is not empty."""
@@ -46,7 +54,8 @@ class EditedLines:
     def __init__(self, history_path: Path | None) -> None:
         self._history = FileHistory(history_path)
         self._session: PromptSession[str] = PromptSession(
-            history=self._history, key_bindings=_key_bindings(), enable_suspend=True, prompt_continuation="... ")
+            history=self._history, key_bindings=_key_bindings(), enable_suspend=True,
+            prompt_continuation=lambda width, line, is_soft_wrap: "" if is_soft_wrap else "... ")
 
     @property
     def keep_history(self) -> bool:
@@ -57,7 +66,10 @@ class EditedLines:
         self._history.keep = keep
 
     def read(self, prompt: str) -> str:
-        return self._session.prompt(prompt, placeholder=_PLACEHOLDER if prompt == ">>> " else None)
+        return self._session.prompt(prompt, placeholder=_PLACEHOLDER if prompt == ">>> " else "")
+
+    def remember(self, entry: str) -> None:
+        self._history.add(entry)
 
 
 def _key_bindings() -> KeyBindings:
@@ -74,6 +86,11 @@ def _key_bindings() -> KeyBindings:
         else:
             event.app.exit(exception=KeyboardInterrupt(), style="class:aborting")
 
+    @bindings.add(Keys.Vt100MouseEvent)
+    def ignore(event: KeyPressEvent) -> None:
+        """The mouse is off: this is a sequence like ESC[31m that somebody typed, which the library cannot take apart.
+        """
+
     return bindings
 
 
@@ -87,6 +104,14 @@ class FileHistory(History):
         super().__init__()
         self.keep = path is not None
         self._path = path
+
+    def append_string(self, string: str) -> None:
+        """Does nothing: the library calls it with each line, and an entry may have several."""
+
+    def add(self, entry: str) -> None:
+        """Keeps an entry, unless it is empty or the last one again."""
+        if entry.strip() and self.get_strings()[-1:] != [entry]:
+            super().append_string(entry)
 
     def load_history_strings(self) -> Iterable[str]:
         return reversed(self._entries())

@@ -12,7 +12,7 @@ from moeinf.config import RuntimeConfig, option_from_environment, runtime_fields
 from moeinf.errors import UsageError
 
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed", "num_predict")
-_OLLAMA_RUNTIME = {"num_ctx": "context", "num_thread": "threads", "num_batch": "prefill_chunk"}  # their names with -o
+OLLAMA_RUNTIME = {"num_ctx": "context", "num_thread": "threads", "num_batch": "prefill_chunk"}  # their names with -o
 
 ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="A stored model, org/repo[@rev], or a folder.")]
 StoredName = Annotated[str, typer.Argument(metavar="MODEL", help="A stored model.")]
@@ -113,20 +113,23 @@ def runtime_config(params: Mapping[str, Any], others: Mapping[str, Any] | None =
 
 def _pairs(pairs: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Sampling and run-time options of -o NAME=VALUE. Raises UsageError."""
-    from moeinf.generate.sampling import parse_option
+    from moeinf.generate.sampling import option_kinds, parse_option
 
+    known = {*option_kinds(), *OLLAMA_RUNTIME, "num_gpu"}
     sampling: dict[str, Any] = {}
     runtime: dict[str, Any] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals:
             raise UsageError(f"-o {pair!r} is not NAME=VALUE; write for example -o top_k=20")
+        if name not in known:
+            raise UsageError(f"unknown option {name!r}; known: {', '.join(sorted(known))}")
         if name == "num_gpu":
             runtime["device"] = device_of_num_gpu(value)
-        elif name in _OLLAMA_RUNTIME:
+        elif name in OLLAMA_RUNTIME:
             if not value.isdecimal():
                 raise UsageError(f"{name} must be a whole number, not {value!r}")
-            runtime[_OLLAMA_RUNTIME[name]] = int(value)
+            runtime[OLLAMA_RUNTIME[name]] = int(value)
         elif name == "stop":
             sampling["stop"] = (*sampling.get("stop", ()), value)
         else:

@@ -11,7 +11,7 @@ from moeinf.display import harmless
 from moeinf.errors import ModelNotFoundError, MoeinfError, UsageError
 from moeinf.generate.sampling import option_kinds, parse_option
 from moeinf.lines import LineReader
-from moeinf.options import device_of_num_gpu
+from moeinf.options import OLLAMA_RUNTIME, device_of_num_gpu
 from moeinf.session import SECOND_INTERRUPT_S, Session, say
 from moeinf.stats_block import cache_lines
 
@@ -68,9 +68,6 @@ Available keyboard shortcuts:
 _HELPS = {"": _HELP, "set": _HELP_SET, "/set": _HELP_SET, "show": _HELP_SHOW, "/show": _HELP_SHOW,
           "shortcuts": _HELP_SHORTCUTS}
 _MODES = ("verbose", "quiet", "wordwrap", "nowordwrap", "history", "nohistory")
-# ollama's; num_ctx and num_gpu belong to loading, the others to sampling
-_PARAMETERS = ("seed", "num_predict", "top_k", "top_p", "min_p", "num_ctx", "temperature", "repeat_penalty",
-               "repeat_last_n", "num_gpu", "stop")
 
 
 class Repl:
@@ -117,16 +114,16 @@ class Repl:
         return self._session.model
 
     def _read_message(self) -> str:
-        """One line, or the lines of a block in triple quotes."""
+        """One line, or the lines of a block in triple quotes; one entry of the history either way."""
         text = self._reader.read(">>> ")
         at = text.find(_QUOTES)
-        opens = at == 0 or (at > 0 and text[:at].split() == ["/set", "system"])
-        if not opens:
-            return text
-        head, body = text[:at], text[at + 3 :]
-        while not body.rstrip().endswith(_QUOTES):
-            body += "\n" + self._reader.read("... ")
-        return head + body.rstrip()[:-3].strip("\n")
+        if at == 0 or (at > 0 and text[:at].split() == ["/set", "system"]):
+            while not text[at + 3 :].rstrip().endswith(_QUOTES):
+                text += "\n" + self._reader.read("... ")
+            self._reader.remember(text)
+            return text[:at] + text[at + 3 :].rstrip()[:-3].strip("\n")
+        self._reader.remember(text)
+        return text
 
     def _handle(self, message: str) -> None:
         word, _, rest = message.strip().partition(" ")
@@ -203,8 +200,9 @@ class Repl:
     def _set_parameter(self, text: str) -> None:
         name, *values = _words(text)
         try:
-            if name not in _PARAMETERS and name not in option_kinds():
-                raise UsageError(f"unknown parameter '{name}'")
+            known = {*option_kinds(), *OLLAMA_RUNTIME, "num_gpu"}
+            if name not in known:
+                raise UsageError(f"unknown parameter '{name}'; known: {', '.join(sorted(known))}")
             if not values:
                 raise UsageError(f"'{name}' needs a value")
             self._store_parameter(name, values)
@@ -216,10 +214,11 @@ class Repl:
     def _store_parameter(self, name: str, values: list[str]) -> None:
         from dataclasses import replace
 
-        if name == "num_ctx":
+        if name in OLLAMA_RUNTIME:
             if not values[0].isdecimal() or int(values[0]) < 1:
-                raise UsageError(f"num_ctx must be a whole number of at least 1, not {values[0]!r}")
-            self._reopen(self.model.name, replace(self._config, context=int(values[0])))
+                raise UsageError(f"{name} must be a whole number of at least 1, not {values[0]!r}")
+            changed_field: dict[str, Any] = {OLLAMA_RUNTIME[name]: int(values[0])}
+            self._reopen(self.model.name, replace(self._config, **changed_field))
         elif name == "num_gpu":
             self._reopen(self.model.name, replace(self._config, device=device_of_num_gpu(values[0])))
         else:

@@ -132,7 +132,7 @@ def _moe_rows(model: StoredModel) -> list[tuple[str, str]]:
         ("active per token", str(moe.top_k)), ("shared experts", str(info.num_shared_experts)),
         ("total parameters", count_text(info.num_params)), ("active parameters", count_text(info.active_params)),
         ("bytes per expert", f"{layout.stride_bytes} ({binary_size_text(layout.stride_bytes)})"),
-        ("dense bytes", size_text(model.dense_path.stat().st_size)),
+        ("dense bytes", binary_size_text(model.dense_path.stat().st_size)),
         ("needs at least", f"{at_least_text(needed_bytes(model))} RAM"),
         ("on a GPU", _gpu_text(needed_on_gpu(model))),
     ]

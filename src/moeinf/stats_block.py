@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from moeinf.display import binary_size_text, duration_text, size_text
+from moeinf.display import binary_size_text, duration_text
 
 if TYPE_CHECKING:
     from moeinf.completion import GenerationStats
@@ -60,8 +60,8 @@ def _cache_rows(stats: GenerationStats, model: Model) -> list[tuple[str, str]]:
     return [
         ("expert cache", resident + hits),
         ("expert transfer", transfer),
-        ("memory given back", size_text(given_back) if given_back else ""),
-        ("memory", ", ".join(f"{kind} {size_text(size)} peak" for kind, size in
+        ("memory given back", binary_size_text(given_back) if given_back else ""),
+        ("memory", ", ".join(f"{kind} {binary_size_text(size)} peak" for kind, size in
                              (("VRAM", stats.peak_vram_bytes), ("RAM", stats.peak_rss_bytes)) if size)),
     ]
 

@@ -111,7 +111,7 @@ def test_an_empty_prompt_word_loads_the_model_and_prints_nothing(command: Comman
     (("run", "nowhere", "x", "--reader", "pure", "--queue-depth", "4"), "means nothing to --reader pure"),
     (("run", "nowhere", "x", "--no-prefetch", "--predictor", "eamc"), "means nothing with --no-prefetch"),
     (("run", "demo", "x", "-c", "9999999"), "beyond the model's 2048"),
-    (("run", "demo", "x", "-o", "heat=1"), "unknown option 'heat'; known: "),
+    (("run", "demo", "x", "-o", "heat=1"), "unknown option 'heat'; known: frequency_penalty, min_p, num_batch"),
     (("run", "demo", "x", "-o", "top_k"), "NAME=VALUE"),
     (("run", "demo", "x", "-o", "top_k=many"), "top_k must be a whole number"),
     (("run", "demo", "x", "--file", "/nowhere/at/all"), "cannot be read"),
@@ -349,6 +349,8 @@ def test_show_tells_the_model_and_its_experts(command: Command) -> None:
     facts = json.loads(command("show", "demo", "--json").out)
     assert facts["moe"]["on_gpu_needs_at_least_bytes"]["vram"] > 1 << 30
     assert facts["moe"]["experts_per_layer"] == 32 and facts["context_length"] == 2048
+    units = set(re.findall(r"\d ([KMGT]i?B)\b", text))
+    assert units and all(unit[1] == "i" for unit in units), "one family of units"
 
 
 def test_what_show_says_is_needed_is_where_a_run_begins_to_succeed(

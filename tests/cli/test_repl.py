@@ -27,6 +27,7 @@ class ScriptedLines:
     def __init__(self, lines: Sequence[str | type[BaseException]]) -> None:
         self._lines = list(lines)
         self.prompts: list[str] = []
+        self.remembered: list[str] = []
 
     def read(self, prompt: str) -> str:
         self.prompts.append(prompt)
@@ -34,6 +35,9 @@ class ScriptedLines:
         if isinstance(line, str):
             return line
         raise line
+
+    def remember(self, entry: str) -> None:
+        self.remembered.append(entry)
 
 
 Chat = Callable[..., "Talk"]
@@ -70,6 +74,7 @@ def test_a_block_in_triple_quotes_is_one_message(chat: Chat) -> None:
     asked = [prompt[-1]["content"] for prompt in talk.model.prompts]
     assert asked == ["first\n\nsecond", "one line", "plain"]
     assert talk.lines.prompts == [">>> ", "... ", "... ", ">>> ", ">>> ", ">>> "]
+    assert talk.lines.remembered == ['"""first\n\nsecond"""', '"""one line"""', "plain"]
 
 
 @pytest.mark.parametrize("word", ["/bye", "/exit"])
@@ -86,8 +91,9 @@ def test_ctrl_c_at_the_prompt_tells_how_to_leave(chat: Chat, capsys: pytest.Capt
 @pytest.mark.parametrize(("line", "said"), [
     ("/set parameter top_k 20", "Set parameter 'top_k' to '20'"),
     ("/set parameter stop 'User:' END", "Set parameter 'stop' to 'User:, END'"),
-    ("/set parameter heat 1", "Couldn't set parameter: \"unknown parameter 'heat'\""),
-    ("/set parameter", "Couldn't set parameter: \"unknown parameter ''\""),
+    ("/set parameter heat 1", "Couldn't set parameter: \"unknown parameter 'heat'; known: frequency_penalty, min_p, "
+     "num_batch, num_ctx, num_gpu, num_predict, num_thread, presence_penalty, repeat_last_n,"),
+    ("/set parameter", "Couldn't set parameter: \"unknown parameter ''; known: "),
     ("/set parameter top_k many", "Couldn't set parameter: \"top_k must be a whole number, not 'many'\""),
     ("/set parameter top_p 7", "Couldn't set parameter: \"top_p must be between 0 and 1, not 7.0\""),
     ("/set parameter temperature -1",
@@ -175,6 +181,13 @@ def test_a_new_context_length_reopens_the_model_and_keeps_the_history(chat: Chat
     assert len(cast(ScriptedModel, talk.repl.model).prompts[0]) == 3
 
 
+@pytest.mark.parametrize(("name", "config"), [
+    ("num_thread", RuntimeConfig(threads=3)), ("num_batch", RuntimeConfig(prefill_chunk=3)),
+])
+def test_what_belongs_to_loading_reopens_the_model(chat: Chat, name: str, config: RuntimeConfig) -> None:
+    assert chat(f"/set parameter {name} 3").opened == [("scripted:latest", config)]
+
+
 def test_when_the_new_model_does_not_fit_the_old_one_comes_back(
     chat: Chat, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -220,7 +233,7 @@ def test_history_keeps_newlines_stays_private_and_is_bounded(tmp_path: Path) -> 
     path = tmp_path / "deep" / "history"
     path.parent.mkdir()
     path.write_text("".join(f'"line {number}"\n' for number in range(1000)))
-    FileHistory(path).store_string("new\nsecond")
+    FileHistory(path).add("new\nsecond")
     assert path.stat().st_mode & 0o777 == 0o600
     entries = list(FileHistory(path).load_history_strings())
     assert len(entries) == 1000 and entries[0] == "new\nsecond" and entries[-1] == "line 1"
@@ -234,11 +247,11 @@ def test_a_damaged_or_unwritable_history_is_no_error(tmp_path: Path) -> None:
     path.write_text('"good"\nbroken\n17\n')
     assert list(FileHistory(path).load_history_strings()) == ["good"]
     blocked = FileHistory(path / "below" / "a file")
-    blocked.store_string("x")
+    blocked.add("x")
     assert not blocked.keep
 
 
 def test_without_a_history_nothing_is_written(tmp_path: Path) -> None:
     history = FileHistory(None)
-    history.store_string("secret")
+    history.add("secret")
     assert not history.keep and list(tmp_path.iterdir()) == []

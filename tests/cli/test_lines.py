@@ -1,0 +1,76 @@
+"""What is typed on a terminal, key by key."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from prompt_toolkit.application import create_app_session
+from prompt_toolkit.data_structures import Size
+from prompt_toolkit.input import create_pipe_input
+from prompt_toolkit.output.vt100 import Vt100_Output
+
+from moeinf.lines import EditedLines
+
+COLUMNS, ROWS = 40, 12
+Type = Callable[..., str]
+
+
+@pytest.fixture
+def shown() -> io.StringIO:
+    return io.StringIO()
+
+
+@pytest.fixture
+def type_keys(shown: io.StringIO, tmp_path: Path) -> Iterator[Type]:
+    """type_keys(keys, prompt=">>> ") -> the line that was read; all are of one session."""
+    output = Vt100_Output(shown, lambda: Size(rows=ROWS, columns=COLUMNS), term="xterm", enable_cpr=False)
+    with create_pipe_input() as pipe, create_app_session(input=pipe, output=output):
+        reader = EditedLines(tmp_path / "history")
+
+        def read(keys: str, prompt: str = ">>> ", remember: str = "") -> str:
+            pipe.send_text(keys)
+            line = reader.read(prompt)
+            reader.remember(remember or line)
+            return line
+
+        yield read
+
+
+def screen_of(shown: io.StringIO) -> list[str]:
+    pyte = pytest.importorskip("pyte")
+    screen = pyte.Screen(COLUMNS, ROWS)
+    pyte.Stream(screen).feed(shown.getvalue())
+    return [line.rstrip() for line in screen.display if line.strip()]
+
+
+@pytest.mark.parametrize("sequence", ["\x1b[31m", "\x1b[1;2M", "\x1b[<0;1m", "\x1b[M~~~", "\x1b[5;5R"])
+def test_a_sequence_that_no_key_sends_does_not_end_the_chat(type_keys: Type, sequence: str) -> None:
+    assert type_keys(f"a{sequence}b\r\r") == "ab"  # the second for the question that follows an error
+
+
+def test_a_line_that_is_too_long_for_the_screen_goes_on_without_a_prompt(type_keys: Type, shown: io.StringIO) -> None:
+    assert type_keys("x" * 100 + "\r") == "x" * 100
+    assert screen_of(shown) == [">>> " + "x" * 36, "x" * 40, "x" * 24]
+
+
+def test_a_new_line_in_a_message_has_the_prompt_of_a_block(type_keys: Type, shown: io.StringIO) -> None:
+    assert type_keys("one\ntwo\r") == "one\ntwo"
+    assert screen_of(shown) == [">>> one", "... two"]
+
+
+def test_only_an_empty_first_line_says_what_to_do(type_keys: Type, shown: io.StringIO) -> None:
+    type_keys("\r")
+    assert "Send a message" in shown.getvalue()
+    shown.seek(0)
+    shown.truncate()
+    type_keys("\r", prompt="... ")
+    assert "Send a message" not in shown.getvalue()
+
+
+def test_an_entry_of_several_lines_comes_back_as_one(type_keys: Type) -> None:
+    type_keys('"""a\r', remember='"""a\nb"""')
+    type_keys("next\r")
+    assert type_keys("\x1b[A\x1b[A\r") == '"""a\nb"""'
