@@ -25,6 +25,10 @@ CONFIG: dict[str, Any] = {
     "num_experts_per_tok": 2, "max_position_embeddings": 256, "rope_theta": 10000.0, "tie_word_embeddings": False,
 }
 Checkpoint = dict[str, Tensor]
+TOKENIZER: dict[str, Any] = {
+    "version": "1.0", "added_tokens": [], "normalizer": None, "pre_tokenizer": {"type": "Whitespace"},
+    "post_processor": None, "decoder": None,
+    "model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "a"}}
 LICENSE = b"Do what you like.\n"
 NUM_SHARDS = 4
 
@@ -58,6 +62,7 @@ def write_checkpoint(folder: Path, tensors: Mapping[str, Tensor] | None = None, 
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "LICENSE").write_bytes(LICENSE)
     (folder / "tokenizer_config.json").write_text("{}")
+    write_tokenizer(folder)
     if not num_shards:
         safetensors.torch.save_file(dict(tensors), folder / "model.safetensors", metadata={"format": "pt"})
         return folder
@@ -68,6 +73,10 @@ def write_checkpoint(folder: Path, tensors: Mapping[str, Tensor] | None = None, 
         weight_map |= dict.fromkeys(names, file)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     return folder
+
+
+def write_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text(json.dumps(TOKENIZER))
 
 
 def in_fp8(tensors: Checkpoint, block: tuple[int, int] = (128, 128)) -> tuple[Checkpoint, Checkpoint]:

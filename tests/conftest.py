@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import hypothesis
 import pytest
 
+from moeinf import install
+from moeinf.generate import tokenizer
 from moeinf.store.library import StoredModel
 
 # A busy machine must not fail a test: nothing here asserts times.
@@ -24,6 +26,22 @@ def no_environment_of_the_user() -> Iterator[None]:
              if name.startswith(("MOEINF_", "HF_")) and name != "MOEINF_TEST_DATA"}
     yield
     os.environ.update(taken)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def text_files_checked_once() -> Iterator[None]:
+    """Hundreds of pulls bring the same tokenizer: the process that loads it is started once for each content."""
+    seen = set[tuple[tuple[str, bytes], ...]]()
+
+    def check(files: Mapping[str, bytes], where: str) -> None:
+        content = tuple(sorted(files.items()))
+        if content not in seen:
+            tokenizer.check_text_files(files, where)
+            seen.add(content)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(install, "check_text_files", check)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -28,7 +28,7 @@ from moeinf.meter import Meter
 from moeinf.models import prompting
 from moeinf.opening import Run, put_together, read_config
 from moeinf.parts import ModelParts, Progress, no_progress
-from moeinf.runtime.eamc import ActivationCollection
+from moeinf.runtime.eamc import MOST_BYTES, ActivationCollection
 from moeinf.runtime.trace import Phase, RequestRecorder
 from moeinf.store.checksums import sums_of
 from moeinf.store.dense_sums import DenseSums
@@ -124,11 +124,12 @@ class Model:
         if not os.access(path.parent, os.W_OK):
             self.notices.append(f"{path.parent} is read-only: what this run learns about routing is not kept")
         try:
-            return ActivationCollection.loads(path.read_bytes(), self.manifest.moe)
+            return ActivationCollection.loads(read_small(path, MOST_BYTES), self.manifest.moe)
         except FileNotFoundError:
             return ActivationCollection(self.manifest.moe)
         except (OSError, StoreError) as error:
-            self.notices.append(f"{path}: {error}; starting without it")
+            reason = error.strerror if isinstance(error, OSError) else error
+            self.notices.append(f"{path}: {reason}; starting without it")
             return ActivationCollection(self.manifest.moe)
 
     def load_all(self) -> float:

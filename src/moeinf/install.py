@@ -7,11 +7,13 @@ import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Literal, overload
 
 from moeinf.display import size_text
 from moeinf.errors import CheckpointError, DiskSpaceError, ModelNotFoundError, UsageError
+from moeinf.generate.tokenizer import check_text_files
 from moeinf.models import Architecture, architecture
 from moeinf.references import (
     DATA,
@@ -256,10 +258,16 @@ class _Pull:
 
     def _plan_conversion(self) -> tuple[Conversion, Mapping[str, Header]]:
         """Every check of the checkpoint's form, before a byte of weights moves."""
+        check_text_files(self._small_files, self._source.origin.location)
         tensor_plan = self._family.tensor_plan(self._config)
         headers = self._source.headers()
         block = fp8_block(self._config)
         return plan_conversion(tensor_plan, self._source.shards, headers, self._quantisation, block), headers
+
+    @cached_property
+    def _small_files(self) -> dict[str, bytes]:
+        """What the stored model takes over beside weights."""
+        return {name: self._source.read_file(name) for name in self._source.kept_files()}
 
     def _awaited(self, shard: str, conversion: Conversion) -> bool:
         """Whether the shard still has to be converted, or its scales are needed for one that has."""
@@ -282,12 +290,11 @@ class _Pull:
 
     def _seal(self, conversion: Conversion) -> StoredModel:
         source, folder = self._source, self._journal.model_folder
-        small = {name: source.read_file(name) for name in source.kept_files()}
         info = self._family.model_info(self._config, conversion.dtype)
         receipt = {"fingerprint": self._fingerprint, "requested": source.requested,
                    "asked": json.dumps(self._asked.to_json())}
         self._progress.start("verifying", self._name, conversion.total_bytes, 0)
-        identifier = seal(folder, conversion, source.origin, info, small, receipt, self._progress.advance)
+        identifier = seal(folder, conversion, source.origin, info, self._small_files, receipt, self._progress.advance)
         self._progress.finish()
         source.check_unchanged()
         before = next((model.id for model in self._library.list() if model.name == self._name), identifier)

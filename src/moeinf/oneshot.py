@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from moeinf.errors import UsageError
 from moeinf.session import Session
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from moeinf.completion import Completion
 
 _INTERRUPTED = 130
+_MOST_PROMPT_BYTES = 64 << 20
 
 
 def prompt_text(words: Sequence[str], file: Path | None) -> str | None:
@@ -36,16 +37,24 @@ def prompt_text(words: Sequence[str], file: Path | None) -> str | None:
 def _standard_input() -> str:
     if sys.stdin is None or sys.stdin.isatty():
         return ""
-    return sys.stdin.buffer.read().decode("utf-8", "replace").rstrip("\r\n")
+    return _text(sys.stdin.buffer, "standard input")
 
 
 def _file_text(file: Path | None) -> str:
     if file is None:
         return ""
     try:
-        return file.read_text(encoding="utf-8", errors="replace").rstrip("\r\n")
+        with file.open("rb") as stream:
+            return _text(stream, f"--file {file}")
     except OSError as error:
         raise UsageError(f"--file {file} cannot be read: {error.strerror}") from error
+
+
+def _text(stream: BinaryIO, what: str) -> str:
+    data = stream.read(_MOST_PROMPT_BYTES + 1)
+    if len(data) > _MOST_PROMPT_BYTES:
+        raise UsageError(f"{what} is longer than {_MOST_PROMPT_BYTES >> 20} MiB, which no context holds; give less")
+    return data.decode("utf-8", "replace").rstrip("\r\n")
 
 
 def answer_once(session: Session, text: str, *, raw: bool, as_json: bool) -> int:

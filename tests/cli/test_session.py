@@ -6,13 +6,15 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from moeinf import oneshot
 from moeinf.completion import CutBy
 from moeinf.engine import Model
-from moeinf.errors import ContextLengthError
+from moeinf.errors import ContextLengthError, UsageError
 from moeinf.oneshot import answer_once, prompt_text
 from moeinf.session import AnswerWriter, Interrupt, Session
 from tests.cli.conftest import ScriptedModel, Thought
@@ -47,10 +49,19 @@ def test_what_stdin_and_the_words_mean(
     assert prompt_text(words, None) == expected
 
 
+def test_a_prompt_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(oneshot, "_MOST_PROMPT_BYTES", 1 << 20)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    with pytest.raises(UsageError, match="--file /dev/zero is longer than 1 MiB"):
+        prompt_text([], Path("/dev/zero"))
+    with open("/dev/zero", encoding="utf-8") as endless:
+        monkeypatch.setattr(sys, "stdin", endless)
+        with pytest.raises(UsageError, match="standard input is longer than 1 MiB"):
+            prompt_text([], None)
+
+
 @pytest.mark.parametrize("stdin", [None, ""])
 def test_no_prompt_and_no_terminal_is_a_wrong_use(monkeypatch: pytest.MonkeyPatch, stdin: str | None) -> None:
-    from moeinf.errors import UsageError
-
     monkeypatch.setattr(sys, "stdin", Terminal() if stdin is None else io.TextIOWrapper(io.BytesIO(b"")))
     monkeypatch.setattr(sys, "stdout", io.StringIO())
     with pytest.raises(UsageError, match="no prompt given"):

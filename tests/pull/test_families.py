@@ -27,7 +27,7 @@ from moeinf.store.dense_sums import DenseSums
 from moeinf.store.library import StoredModel
 from moeinf.store.verify import verify
 from moeinf.types import Float32Array
-from tests.checkpoints import Checkpoint, in_fp8, in_mxfp4, random_tensors, write_checkpoint
+from tests.checkpoints import Checkpoint, in_fp8, in_mxfp4, random_tensors, write_checkpoint, write_tokenizer
 from tests.models.common import all_configs
 from tests.models.configs.qwen3_5_moe import QWEN3_5
 
@@ -119,6 +119,7 @@ def test_a_checkpoint_saved_by_transformers_gives_its_logits(name: str, layout: 
     theirs = in_transformers(config)
     bare = layout == "old" and config["model_type"] == "nllb-moe"  # published without the head, which is tied
     (theirs.model if bare else theirs).save_pretrained(tmp_path / "c", save_original_format=layout == "old")
+    write_tokenizer(tmp_path / "c")
     if layout == "old":
         (tmp_path / "c" / "config.json").write_text(json.dumps(config))
     stored = pull(str(tmp_path / "c"), home=tmp_path / "home")
@@ -191,6 +192,7 @@ def test_what_qwen3_5_has_beside_its_language_model_is_left_out(tmp_path: Path) 
     torch.manual_seed(3)
     theirs = library.Qwen3_5MoeForConditionalGeneration(library.Qwen3_5MoeConfig(**values)).float().eval()
     theirs.save_pretrained(tmp_path / "saved")
+    write_tokenizer(tmp_path / "saved")
     tensors = safetensors.torch.load_file(tmp_path / "saved" / "model.safetensors")
     assert any(".visual." in name for name in tensors)
     hidden = QWEN3_5["text_config"]["hidden_size"]

@@ -35,7 +35,7 @@ class SamplingParams:
         kinds = option_kinds()
         for name, (low, high) in _RANGES.items():
             value = getattr(self, name)
-            number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+            number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) != math.inf
             if not number or not low <= value <= high:
                 raise UsageError(f"{name} must be {_range_text(low, high)}, not {value!r}")
             if kinds[name] == "int" and not isinstance(value, int):
@@ -105,7 +105,7 @@ def from_generation_config(config: Mapping[str, Any]) -> dict[str, Any]:
     for name in _FROM_CHECKPOINT:
         value = config.get(_CHECKPOINT_NAMES.get(name, name))
         low, high = _RANGES[name]
-        if isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high:
+        if isinstance(value, int | float) and not isinstance(value, bool) and _lies_within(value, low, high):
             values[name] = int(value) if name == "top_k" else value
     if config.get("do_sample") is False:
         values["temperature"] = 0.0
@@ -221,6 +221,11 @@ def _leading(scores: FloatArray, weights: FloatArray, target: float, *, beyond: 
     ranked = rest[np.lexsort((rest, -scores[rest]))]
     at = int(np.searchsorted(np.cumsum(weights[ranked]), target, side="right" if beyond else "left"))
     return np.concatenate([*before, ranked[: at + 1]])
+
+
+def _lies_within(value: object, low: float, high: float) -> bool:
+    """Whether it is a finite number within the bounds. Whole numbers may be longer than a float holds."""
+    return isinstance(value, int | float) and low <= value <= high and abs(value) != math.inf
 
 
 def _range_text(low: float, high: float) -> str:

@@ -28,8 +28,11 @@ class TextProcess:
     next request gets a fresh one. Loading starts at once and is waited for by the first request.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, where: str = "", remedy: str = "pull the model again") -> None:
+        """where: what errors call the folder; remedy: what they advise where it cannot be loaded."""
         self._folder = folder
+        self._where = where or str(folder)
+        self._remedy = remedy
         self._lock = threading.Lock()
         self._ids = itertools.count()
         self._process: subprocess.Popen[bytes] | None = None
@@ -115,14 +118,14 @@ class TextProcess:
     def _lost(self, op: str, what: str) -> TextError:
         self.close()
         part, remedy = {
-            "load": ("the tokenizer", "pull the model again, or report it to the model's makers"),
+            "load": ("the tokenizer", f"{self._remedy}, or report it to the model's makers"),
             "render": ("the chat template", "use --raw to do without it"),
         }.get(op, ("the tokenizer", "try another prompt or pull the model again"))
-        return TextError(f"{part} of {self._folder} {_one_line(what)} and was stopped; {remedy}")
+        return TextError(f"{part} of {self._where} {_one_line(what)} and was stopped; {remedy}")
 
     def _load_error(self, error: object) -> str:
         self.close()
-        return f"the tokenizer in {self._folder} cannot be loaded ({_one_line(str(error))}); pull the model again"
+        return f"the tokenizer of {self._where} cannot be loaded ({_one_line(str(error))}); {self._remedy}"
 
 
 def _one_line(text: str) -> str:

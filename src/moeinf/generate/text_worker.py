@@ -45,7 +45,7 @@ class TextWorker:
     def load(self, request: Mapping[str, Any]) -> dict[str, Any]:
         path = self._folder / "tokenizer.json"
         if path.stat().st_size > _MAX_FILE_BYTES:
-            raise TextError(f"{path} is larger than 128 MiB, which no tokenizer is; pull the model again")
+            raise TextError(f"{path.name} is larger than 128 MiB, which no tokenizer is")
         self._tokenizer = Tokenizer.from_buffer(path.read_bytes())  # from_file takes no path that is not UTF-8
         self._tokenizer.no_truncation()  # some files come with the cut and the padding of their training
         self._tokenizer.no_padding()
@@ -166,12 +166,12 @@ def read_json(path: Path) -> dict[str, Any]:
         if not path.is_file():
             return {}
         if path.stat().st_size > _MAX_FILE_BYTES:
-            raise TextError(f"{path} is larger than 128 MiB; pull the model again")
+            raise TextError(f"{path.name} is larger than 128 MiB")
         value = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise TextError(f"{path} is not sound JSON ({error}); pull the model again") from error
+        raise TextError(f"{path.name} is not sound JSON ({error})") from error
     if not isinstance(value, dict):
-        raise TextError(f"{path} is not a JSON object; pull the model again")
+        raise TextError(f"{path.name} is not a JSON object")
     return value
 
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from moeinf.errors import TextError
+from moeinf.errors import CheckpointError, TextError
 from moeinf.generate.text_process import TextProcess
 from moeinf.generate.thinking import TemplateFacts
 from moeinf.generate.token_stream import Piece
 
+TOKENIZER_FILE = "tokenizer.json"
 _RENDER_LIMIT_S = 2.0
 _STEP_LIMIT_S = 10.0
 _CONTEXT_TOKENS = 8  # prompt tail that tells whether a space belongs before the first word, and a thought was opened
@@ -23,7 +26,7 @@ class Tokenizer:
 
     def __init__(self, folder: Path, *, num_embeddings: int | None = None) -> None:
         """Starts loading and returns. num_embeddings: rows of the embedding; prompt ids beyond it are refused."""
-        if not (folder / "tokenizer.json").is_file():
+        if not (folder / TOKENIZER_FILE).is_file():
             raise TextError(f"{folder} has no tokenizer.json; pull a model that has one "
                             "(transformers can convert tokenizer.model: AutoTokenizer(...).save_pretrained)")
         self._folder = folder
@@ -133,6 +136,22 @@ class Tokenizer:
             raise TextError(f"the tokenizer in {self._folder} gives token {max(ids)}, but the model has only {limit}; "
                             "pull the model again")
         return ids
+
+
+def check_text_files(files: Mapping[str, bytes], where: str) -> None:
+    """Loads the tokenizer and the small configs beside it as a run does. Raises CheckpointError naming `where`."""
+    if TOKENIZER_FILE not in files:
+        raise CheckpointError(
+            f"{where} has no {TOKENIZER_FILE}, without which it cannot run; add one to a copy of the checkpoint "
+            "(transformers makes it: AutoTokenizer.from_pretrained(...).save_pretrained(...)) and pull that folder")
+    try:
+        with tempfile.TemporaryDirectory(prefix="moeinf-") as folder:
+            for name, data in files.items():
+                Path(folder, name).write_bytes(data)
+            with closing(TextProcess(Path(folder), where, "mend or replace the file, then pull")) as process:
+                process.info()
+    except (TextError, OSError) as error:
+        raise CheckpointError(str(error)) from error
 
 
 class TextStream:

@@ -16,6 +16,7 @@ from moeinf.runtime.trace import ActivationMatrix, count_ids
 from moeinf.types import FloatArray, IntArray, MoeShape
 
 CAPACITY: Final = 120  # v3, 4.3: more entries do not predict better
+MOST_BYTES: Final = 64 << 20  # of a collection: that of the largest model known takes 11 MB
 NUM_MATCHES: Final = 3  # left open by the paper; 1 .. 5 measure alike, more are worse (docs/policies.md)
 
 # What numpy and zipfile raise on damaged bytes; RuntimeError where a flipped bit says "encrypted".
@@ -90,12 +91,16 @@ class ActivationCollection:
         Raises StoreError when `data` is damaged or of a model of another shape.
         """
         try:
+            with zipfile.ZipFile(io.BytesIO(data)) as packed:
+                if sum(member.file_size for member in packed.infolist()) > MOST_BYTES:
+                    raise ValueError(f"more than {MOST_BYTES} bytes when unpacked")
             with np.load(io.BytesIO(data), allow_pickle=False) as archive:
                 stored, counts = archive["shape"], archive["counts"]
         except _DAMAGE as error:
             raise StoreError(f"the activation collection is damaged ({error}); delete it to start a new one") from error
         expected = (shape.num_layers, shape.num_experts)
-        if stored.tolist() != [*expected, shape.top_k] or counts.shape[1:] != expected or counts.dtype != np.uint32:
+        same = stored.shape == (3,) and stored.tolist() == [*expected, shape.top_k]
+        if not same or counts.shape[1:] != expected or counts.dtype != np.uint32:
             raise StoreError("the activation collection belongs to another model; delete it to start a new one")
         collection = cls(shape, capacity)
         for entry, matrix in enumerate(counts[-capacity:].astype(np.int64)):

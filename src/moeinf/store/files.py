@@ -134,7 +134,7 @@ def read_small(path: Path, limit_bytes: int = 100_000_000) -> bytes:
         os.close(fd)
 
 
-def parse_json_object(data: bytes, where: str, error_type: type[MoeinfError]) -> dict[str, Any]:
+def parse_json_object(data: bytes | bytearray, where: str, error_type: type[MoeinfError]) -> dict[str, Any]:
     """A JSON object in UTF-8 without repeated keys. Raises error_type, naming `where`."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -26,7 +26,8 @@ from moeinf.types import (
 DENSE_FILE = "dense.safetensors"
 MAX_HEADER_BYTES = 100_000_000  # the safetensors library's own limit
 _MAX_RANK = 8
-_MAX_TENSORS = 1_000_000
+_MAX_TENSORS = 100_000  # of one file
+_MAX_COMMAS = 12 * _MAX_TENSORS  # between the fields of a tensor of that rank, and behind it
 
 STORE_DTYPES: Mapping[str, DType] = {"BF16": "bf16", "F16": "f16", "F32": "f32"}
 _FILE_DTYPES: Mapping[Format, str] = {dtype: name for name, dtype in STORE_DTYPES.items()}
@@ -85,7 +86,8 @@ def header_length(first_8: bytes, file_bytes: int, where: str, error_type: type[
     return length
 
 
-def parse_header(data: bytes, file_bytes: int, where: str, error_type: type[MoeinfError] = CheckpointError) -> Header:
+def parse_header(data: bytes | bytearray, file_bytes: int, where: str,
+                 error_type: type[MoeinfError] = CheckpointError) -> Header:
     """Tensors by name from a safetensors header (without its 8 length bytes) of a file of file_bytes.
 
     Parsing is validating: what is returned lies inside the file, and fills it without hole or overlap. Raises
@@ -93,10 +95,13 @@ def parse_header(data: bytes, file_bytes: int, where: str, error_type: type[Moei
     """
     if not data.startswith(b"{"):
         raise error_type(f"{where} is not a safetensors file (the header is not a JSON object)")
+    # Before a value is made of each: as Python's values a header takes many times its length.
+    if data.count(b"{") > _MAX_TENSORS + 2 or data.count(b",") > _MAX_COMMAS:
+        raise error_type(f"{where} names more than {_MAX_TENSORS} tensors in one file; split it into shards")
     fields = parse_json_object(data, f"the header of {where}", error_type)
-    fields.pop("__metadata__", None)
-    if len(fields) > _MAX_TENSORS:
-        raise error_type(f"{where} names {len(fields)} tensors, more than {_MAX_TENSORS}")
+    metadata = fields.pop("__metadata__", None) or {}
+    if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
+        raise error_type(f"the header of {where}: __metadata__ must be an object of texts")
     start = 8 + len(data)
     entries = [_parse_entry(name, value, start, f"{where}: tensor {name!r}", error_type)
                for name, value in fields.items()]
@@ -148,7 +153,7 @@ def read_header(path: Path, error_type: type[MoeinfError] = CheckpointError) -> 
         read_fully(fd, memoryview(data), 8, path)
     finally:
         os.close(fd)
-    return parse_header(bytes(data), size, str(path), error_type)
+    return parse_header(data, size, str(path), error_type)
 
 
 def dense_header(tensors: Mapping[str, tuple[Format, tuple[int, ...]]]) -> tuple[bytes, tuple[TensorSpec, ...]]:

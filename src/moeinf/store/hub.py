@@ -23,12 +23,11 @@ from moeinf.store.hub_errors import hub_errors_named, offline_error, transport_e
 from moeinf.store.manifest import ModelSource
 from moeinf.store.progress import PullProgress
 from moeinf.store.remote import MAX_RETRIES, Patience, Remote, RemoteFile
-from moeinf.store.source import FolderSource, Source, find_shards, is_kept
+from moeinf.store.source import FolderSource, Source, find_shards, is_kept, most_bytes
 
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[\w][\w.-]{0,95}", re.ASCII)
 _REVISION = re.compile(r"[\w][\w./-]{0,255}", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_SMALL_BYTES = 100_000_000
 _HEAD_BYTES = 256 << 10  # holds the header of most shards, so that one request suffices
 _METADATA_TIMEOUT_S = 30.0
 _HEADER_THREADS = 8  # a large model has a hundred shards; one after the other their headers take half a minute
@@ -84,8 +83,8 @@ class HubSource:
         if name not in self._files:
             raise CheckpointError(f"{self._repo} has no {name}: not a Hugging Face checkpoint")
         file = self._remote_file(name)
-        if file.num_bytes > _SMALL_BYTES:
-            raise CheckpointError(f"{self._repo}: {name} is {file.num_bytes} bytes long; no such file is that large")
+        if file.num_bytes > most_bytes(name):
+            raise CheckpointError(f"{self._repo}: {name} is {file.num_bytes} bytes long, more than {most_bytes(name)}")
         with self._named_errors():
             return fetch_bytes(self._remote(file))
 

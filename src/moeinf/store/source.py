@@ -18,6 +18,8 @@ from moeinf.store.manifest import ModelSource
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
+_MOST_JSON_BYTES = {"config.json": 1 << 20, "generation_config.json": 1 << 20, INDEX_FILE: 64 << 20}
+_MOST_SMALL_BYTES = 100_000_000
 _SHARD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}\.safetensors")
 # What a stored model takes over beside weights. An allow-list: nothing of a checkpoint can pose as a file of the store.
 _KEPT_NAME = re.compile(
@@ -136,6 +138,17 @@ def find_shards(names: Collection[str], read: Callable[[str], bytes], where: str
     return shards
 
 
+def most_bytes(name: str) -> int:
+    """The largest size of a small file that is read; one that becomes values in this process takes many times more."""
+    return _MOST_JSON_BYTES.get(name, _MOST_SMALL_BYTES)
+
+
+def _instead_of_folder(path: Path) -> str:
+    if path.suffix.lower() == ".gguf" and path.is_file():
+        return "is a GGUF file; moeinf needs safetensors, so pull the original repository of the model"
+    return "is not a folder; give the folder of a checkpoint, or org/repo"
+
+
 def _instead_of_shards(names: Collection[str]) -> str:
     for suffixes, words in (((".gguf",), "has only GGUF files"), ((".bin", ".pt", ".pth"), "has only PyTorch files")):
         if any(name.endswith(suffixes) for name in names):
@@ -168,7 +181,7 @@ class FolderSource:
         self.origin = origin or ModelSource("folder", str(self._path))
         with errors_named(self._path, CheckpointError):
             if not self._path.is_dir():
-                raise CheckpointError(f"{path} is not a folder; give the folder of a checkpoint, or org/repo")
+                raise CheckpointError(f"{path} {_instead_of_folder(self._path)}")
             self._names = {entry.name for entry in os.scandir(self._path)}
         self.shards = find_shards(self._names, self.read_file, str(path))
         self._state_at_open = self._state()
@@ -178,12 +191,14 @@ class FolderSource:
         return sorted(name for name in self._names if is_kept(name))
 
     def read_file(self, name: str) -> bytes:
-        with errors_named(self._path / name, CheckpointError):
-            return read_small(self._path / name)
+        path = self._file(name)
+        with errors_named(path, CheckpointError):
+            return read_small(path, most_bytes(name))
 
     def shard_bytes(self, shard: str) -> int:
-        with errors_named(self._path / shard, CheckpointError):
-            return (self._path / shard).stat().st_size
+        path = self._file(shard)
+        with errors_named(path, CheckpointError):
+            return path.stat().st_size
 
     def fetch_bytes(self, shard: str, folder: Path) -> int:
         return 0
@@ -191,12 +206,13 @@ class FolderSource:
     def headers(self) -> Mapping[str, Header]:
         found = {}
         for shard in self.shards.files:
-            with errors_named(self._path / shard, CheckpointError):
-                found[shard] = read_header(self._path / shard)
+            path = self._file(shard)
+            with errors_named(path, CheckpointError):
+                found[shard] = read_header(path)
         return found
 
     def open_shard(self, shard: str, folder: Path) -> Path:
-        return self._path / shard
+        return self._file(shard)
 
     def release_shard(self, shard: str, folder: Path) -> None:
         """Nothing was downloaded."""
@@ -205,11 +221,24 @@ class FolderSource:
         if self._state() != self._state_at_open:
             raise CheckpointError(f"{self._path} changed while it was converted; repeat the pull")
 
+    def _file(self, name: str) -> Path:
+        """A file of the folder with its links resolved; of those that lead out of it, only the Hub's cache has any.
+
+        There `snapshots/<commit>/<name>` is a link to `blobs/<hash>`. Raises CheckpointError for any other.
+        """
+        path, homes = Path(os.path.realpath(self._path / name)), [self._path]
+        if self._path.parent.name == "snapshots":
+            homes.append(Path(os.path.realpath(self._path.parent.parent / "blobs")))
+        if path.parent not in homes:
+            raise CheckpointError(f"{self._path / name} is a link to {path}, out of the checkpoint's folder; "
+                                  "put the file itself there")
+        return path
+
     def _state(self) -> str:
         """Of names, sizes, times and inodes: reading the weights would take as long as converting them."""
         state = []
         for name in (*self.shards.files, *self.kept_files()):
-            path = self._path / name
+            path = self._file(name)
             with errors_named(path, CheckpointError):
                 os.close(open_regular(path))  # refuses FIFOs and devices before anything waits for them
                 info = path.stat()

@@ -208,3 +208,15 @@ def test_what_a_checkpoint_asks_for_and_does_not_get_is_said() -> None:
     assert not_done(asked, beams=True) == ["the checkpoint asks for no_repeat_ngram_size = 3, which is not done"]
     assert not_done(asked, beams=False)[1:] == ["the checkpoint asks for num_beams = 4, which is not done"]
     assert not not_done({"num_beams": 1, "temperature": 0.5}, beams=False)
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, -5, True, "40", [40]])
+def test_a_recommendation_that_is_no_such_number_is_left_out(value: object) -> None:
+    assert resolve_params({}, generation_config={"top_k": value}).top_k == SamplingParams().top_k
+    assert resolve_params({}, generation_config={"temperature": 10**400}).temperature == SamplingParams().temperature
+
+
+def test_whole_numbers_beyond_a_float_are_numbers() -> None:
+    assert resolve_params({"top_k": 10**400}).top_k == 10**400
+    with pytest.raises(UsageError, match="temperature must be"):
+        resolve_params({"temperature": 10**400})

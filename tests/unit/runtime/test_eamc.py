@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import tracemalloc
+import zipfile
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeinf.errors import StoreError
-from moeinf.runtime.eamc import ActivationCollection, Match, cosine_distance, normalise_rows
+from moeinf.runtime.eamc import MOST_BYTES, ActivationCollection, Match, cosine_distance, normalise_rows
 from moeinf.runtime.trace import ActivationMatrix
 from moeinf.types import IntArray, MoeShape
 
@@ -168,3 +172,17 @@ def test_a_flipped_bit_is_noticed_or_harmless(at: int, bit: int) -> None:
 def test_a_collection_has_room_for_one_matrix_at_least() -> None:
     with pytest.raises(ValueError, match="capacity"):
         ActivationCollection(SHAPE, capacity=0)
+
+
+def test_a_collection_that_unpacks_to_gigabytes_is_refused_unread() -> None:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as packed:
+        for name in ("shape.npy", "counts.npy"):
+            packed.writestr(name, bytes(MOST_BYTES // 2 + 1))
+    tracemalloc.start()
+    try:
+        with pytest.raises(StoreError, match=r"damaged \(more than"):
+            ActivationCollection.loads(buffer.getvalue(), MoeShape(2, 4, 2))
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,9 @@ ATTACKS: dict[str, tuple[bytes, str]] = {
     "data too long": (file_of({"a": GOOD}, 25), "behind its last tensor"),
     "control character in a name": (file_of({"a\x1b[2J": GOOD}, 24), "unprintable"),
     "lone surrogate in a name": (file_of(b'{"\\ud800":%s}' % json.dumps(GOOD).encode(), 24), "unprintable"),
+    "metadata that is a list": (file_of({"__metadata__": [1], "a": GOOD}, 24), "__metadata__ must be"),
+    "metadata with a number": (file_of({"__metadata__": {"a": 1}, "a": GOOD}, 24), "__metadata__ must be"),
+    "metadata that is a text": (file_of({"__metadata__": "pt", "a": GOOD}, 24), "__metadata__ must be"),
     "empty name": (file_of({"": GOOD}, 24), "unprintable"),
 }
 
@@ -138,6 +142,29 @@ def test_a_malformed_file_is_refused_in_one_line_that_names_it(attack: str, tmp_
         read_header(path)
     assert words in str(caught.value)
     assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("header", [
+    b"{" + b",".join(b'"%06d":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}' % i for i in range(100_003)) + b"}",
+    b'{"a":[' + b",".join([b"0"] * 2_000_000) + b"]}",
+], ids=["tensors", "numbers"])
+def test_a_header_of_too_many_values_is_refused_before_they_are_made(header: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "evil.safetensors"
+    path.write_bytes(file_of(header, 0))
+    tracemalloc.start()
+    try:
+        with pytest.raises(CheckpointError, match=r"evil.safetensors names more than 100000 tensors"):
+            read_header(path)
+        assert tracemalloc.get_traced_memory()[1] < 2 * len(header)
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("metadata", [None, {}, {"format": "pt"}])
+def test_metadata_that_the_safetensors_library_takes_is_taken(metadata: object) -> None:
+    data = file_of({"__metadata__": metadata, "a": GOOD}, 24)
+    assert list(safetensors.torch.load(data)) == ["a"]
+    assert list(parse_header(data[8:-24], len(data), "x")) == ["a"]
 
 
 @given(st.binary(max_size=200), st.integers(0, 400))

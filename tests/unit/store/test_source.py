@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -127,11 +128,68 @@ def test_only_regular_files_are_shards(special: str, tmp_path: Path) -> None:
     assert SHARD in str(refused(folder, tmp_path))
 
 
-def test_a_shard_may_be_a_link_to_a_file_as_in_the_hub_s_cache(tmp_path: Path) -> None:
-    folder = write_checkpoint(tmp_path / "c")
-    (folder / SHARD).rename(tmp_path / "blob")
-    (folder / SHARD).symlink_to(tmp_path / "blob")
+def test_files_may_be_links_as_in_the_hub_s_cache(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "models--org--c" / "snapshots" / "c")
+    blobs = tmp_path / "models--org--c" / "blobs"
+    blobs.mkdir()
+    for number, path in enumerate(sorted(folder.iterdir())):
+        path.rename(blobs / str(number))
+        path.symlink_to(f"../../blobs/{number}")
+    (tmp_path / "link").symlink_to(folder)
+    assert pull(str(tmp_path / "link"), home=tmp_path / "home", name="c").name == "c:latest"
+    (folder / "NOTICE").symlink_to("config.json")  # within the folder
     assert pull(str(folder), home=tmp_path / "home").name == "c:latest"
+
+
+@pytest.mark.parametrize("name", [SHARD, INDEX, "config.json", "tokenizer.json", "LICENSE"])
+@pytest.mark.parametrize("target", ["../secret", "sub/secret", "/etc/passwd"])
+def test_a_link_out_of_the_folder_is_refused_by_name(name: str, target: str, tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "c")
+    (folder / "sub").mkdir()
+    for place in (tmp_path, folder / "sub"):
+        (place / "secret").write_bytes((folder / name).read_bytes())
+    (folder / name).unlink()
+    (folder / name).symlink_to(target)
+    assert f"{folder / name} is a link to " in str(refused(folder, tmp_path))
+
+
+def test_what_could_never_run_is_refused_before_the_first_shard(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "c")
+    (folder / SHARD).unlink()
+    (folder / SHARD).write_bytes(b"not looked at")
+    tokenizer = (folder / "tokenizer.json").read_text()
+    for name, text in (("tokenizer.json", "{"), ("tokenizer.json", "{}"), ("tokenizer.json", ""),
+                       ("generation_config.json", "{"), ("generation_config.json", "[1]"),
+                       ("tokenizer_config.json", "nonsense"), ("special_tokens_map.json", "5")):
+        (folder / name).write_text(text)
+        message = str(refused(folder, tmp_path))
+        assert message.startswith(f"the tokenizer of {folder} cannot be loaded (")
+        assert message.endswith("; mend or replace the file, then pull")
+        assert name == "tokenizer.json" or name in message
+        (folder / name).unlink()
+        (folder / "tokenizer.json").write_text(tokenizer)
+    (folder / "tokenizer.json").unlink()
+    assert f"{folder} has no tokenizer.json, without which it cannot run" in str(refused(folder, tmp_path))
+    with pytest.raises(CheckpointError, match=r"no tokenizer\.json"):
+        pull(str(folder), home=tmp_path / "home", dry_run=True)
+
+
+def test_a_gguf_file_is_called_one(tmp_path: Path) -> None:
+    (tmp_path / "x.gguf").write_bytes(b"GGUF")
+    assert "x.gguf is a GGUF file; moeinf needs safetensors" in str(refused(tmp_path / "x.gguf", tmp_path))
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", INDEX])
+def test_a_small_file_that_is_large_is_not_read(name: str, tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "c")
+    with open(folder / name, "ab") as file:
+        file.truncate(65 << 20)
+    tracemalloc.start()
+    try:
+        assert f"{name}: is {65 << 20} bytes long, more than" in str(refused(folder, tmp_path))
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("name", [UP, NORM])
