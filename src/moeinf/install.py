@@ -184,6 +184,7 @@ class _Pull:
         self._origin = origin
         self._name = name
         self._quantisation = quantisation
+        self._verb: Verb = "converting" if quantisation == KEEP else "quantising"
         self._progress = progress
         self._folder = partial_folder(library.home, quantisation.of(origin.locator))
         asked = ModelSource(origin.kind, origin.location, origin.revision)
@@ -281,8 +282,7 @@ class _Pull:
                 if read_header(path) != headers[name]:
                     raise CheckpointError(f"{path} changed while the pull was being planned; repeat the pull")
         copies = conversion.copies[shard]
-        verb: Verb = "converting" if self._quantisation == KEEP else "quantising"
-        self._progress.start(verb, shard, read_bytes(copies), 0)
+        self._progress.start(self._verb, shard, read_bytes(copies), 0)
         convert_shard(paths[shard], copies, self._journal.model_folder, self._progress.advance, paths)
         self._source.check_unchanged()
         self._journal.record(shard)
@@ -304,20 +304,20 @@ class _Pull:
         return stored
 
     def _announce(self, conversion: Conversion, downloads: Path) -> None:
-        """The bytes of all steps: each is downloaded, converted and read back."""
-        fetched = converted = done = 0
+        """The bytes of each step: what is fetched is converted, and what is written read back."""
+        fetched, fetched_before, converted, converted_before = 0, 0, 0, 0
         for shard in self._source.shards.files:
             copied = read_bytes(conversion.copies[shard])
             converted += copied
             if self._journal.converted(shard):
-                done += copied
-            if not self._awaited(shard, conversion):
-                continue
-            left = self._source.fetch_bytes(shard, downloads)
+                converted_before += copied
+            left = self._source.fetch_bytes(shard, downloads) if self._awaited(shard, conversion) else 0
             if left:
                 fetched += self._source.shard_bytes(shard)
-                done += self._source.shard_bytes(shard) - left
-        self._progress.total(fetched + converted + conversion.total_bytes, done)
+                fetched_before += self._source.shard_bytes(shard) - left
+        self._progress.total("pulling", fetched, fetched_before)
+        self._progress.total(self._verb, converted, converted_before)
+        self._progress.total("verifying", conversion.total_bytes, 0)
 
     def _needed_bytes(self, conversion: Conversion, downloads: Path) -> int:
         journal = self._journal

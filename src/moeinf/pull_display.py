@@ -28,6 +28,10 @@ class ByteMeter:
         self._clock = clock
         self._samples = deque([(clock(), done)])
 
+    def resume(self) -> None:
+        """Goes on after a pause, which is no part of the rate."""
+        self._samples = deque([(self._clock(), self.done)])
+
     def advance(self, num_bytes: int) -> None:
         now = self._clock()
         self.done += num_bytes
@@ -56,11 +60,11 @@ class ByteMeter:
 
 
 class View(Protocol):
-    """Where lines and meters go. The meters: of the open file, and of the whole."""
+    """Where lines and meters go. The meters: of the open file, and of all files of the same step."""
 
     def say(self, text: str) -> None: ...
 
-    def open(self, label: str, file: ByteMeter, whole: ByteMeter | None) -> None: ...
+    def open(self, verb: str, name: str, file: ByteMeter, whole: ByteMeter) -> None: ...
 
     def refresh(self) -> None: ...
 
@@ -76,8 +80,8 @@ class PullDisplay:
         self._quiet = quiet
         self._clock = clock
         self._view: View = BarView(stream) if stream.isatty() and not quiet else PlainView(stream, quiet, clock)
-        self._whole: ByteMeter | None = None
-        self._file: ByteMeter | None = None
+        self._wholes: dict[str, ByteMeter] = {}  # by verb
+        self._open: tuple[ByteMeter, ...] = ()  # what advances
 
     def stage(self, text: str) -> None:
         if not self._quiet:
@@ -86,22 +90,24 @@ class PullDisplay:
     def note(self, text: str) -> None:
         self._view.say(f"note: {text}")
 
-    def total(self, num_bytes: int, done_bytes: int) -> None:
-        self._whole = ByteMeter(num_bytes, done_bytes, self._clock)
+    def total(self, verb: str, num_bytes: int, done_bytes: int) -> None:
+        self._wholes[verb] = ByteMeter(num_bytes, done_bytes, self._clock)
 
     def start(self, verb: str, file: str, num_bytes: int, done_bytes: int) -> None:
-        self._file = ByteMeter(num_bytes, done_bytes, self._clock)
-        self._view.open(f"{verb} {harmless(file)}", self._file, self._whole)
+        meter = ByteMeter(num_bytes, done_bytes, self._clock)
+        whole = self._wholes.setdefault(verb, ByteMeter(num_bytes, done_bytes, self._clock))
+        whole.resume()
+        self._open = meter, whole
+        self._view.open(verb, harmless(file), meter, whole)
 
     def advance(self, num_bytes: int) -> None:
-        for meter in (self._file, self._whole):
-            if meter is not None:
-                meter.advance(num_bytes)
+        for meter in self._open:
+            meter.advance(num_bytes)
         self._view.refresh()
 
     def finish(self) -> None:
         self._view.close()
-        self._file = None
+        self._open = ()
 
     def __enter__(self) -> PullDisplay:
         return self
@@ -122,11 +128,11 @@ class PlainView:
         self._stream.write(harmless(text) + "\n")
         self._stream.flush()
 
-    def open(self, label: str, file: ByteMeter, whole: ByteMeter | None) -> None:
-        self._label, self._meter = label, file
+    def open(self, verb: str, name: str, file: ByteMeter, whole: ByteMeter) -> None:
+        self._label, self._meter = f"{verb} {name}", file
         self._said_percent, self._said_at = file.percent, self._clock()
         if not self._quiet:
-            self.say(f"{label} ({size_text(file.total)})")
+            self.say(f"{self._label} ({size_text(file.total)})")
 
     def refresh(self) -> None:
         meter = self._meter
@@ -145,7 +151,7 @@ class PlainView:
 
 
 class BarView:
-    """Two lines that redraw themselves: the open file, and the whole with its rate and the time left."""
+    """Lines that redraw themselves: the open file, and where a step has more, all of its files with the time left."""
 
     def __init__(self, stream: TextIO) -> None:
         from rich.console import Console
@@ -165,8 +171,8 @@ class BarView:
     def say(self, text: str) -> None:
         self._console.print(harmless(text), markup=False, soft_wrap=True)
 
-    def open(self, label: str, file: ByteMeter, whole: ByteMeter | None) -> None:
-        self._lines = [(label, file)] + ([("in all", whole)] if whole is not None else [])
+    def open(self, verb: str, name: str, file: ByteMeter, whole: ByteMeter) -> None:
+        self._lines = [(f"{verb} {name}", file), (f"{verb} in all", whole)][: 2 if whole.total > file.total else 1]
         self._live.start()
 
     def refresh(self) -> None:

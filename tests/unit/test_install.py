@@ -30,8 +30,8 @@ class Recorder(SilentProgress):
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.files: list[tuple[str, str]] = []
-        self.totals: tuple[int, int] | None = None
-        self.done = 0
+        self.totals: dict[str, tuple[int, int]] = {}  # by verb: in all, and done before
+        self.done: dict[str, int] = {}
         self._left: int | None = None
 
     def stage(self, text: str) -> None:
@@ -39,24 +39,28 @@ class Recorder(SilentProgress):
 
     note = stage
 
-    def total(self, num_bytes: int, done_bytes: int) -> None:
-        assert self.totals is None
-        self.totals = num_bytes, done_bytes
-        self.done = done_bytes
+    def total(self, verb: str, num_bytes: int, done_bytes: int) -> None:
+        assert verb not in self.totals
+        self.totals[verb] = num_bytes, done_bytes
+        self.done[verb] = done_bytes
 
     def start(self, verb: str, file: str, num_bytes: int, done_bytes: int) -> None:
-        assert self._left is None and self.totals is not None
+        assert self._left is None and verb in self.totals
         self.files.append((verb, file))
         self._left = num_bytes - done_bytes
 
     def advance(self, num_bytes: int) -> None:
         assert self._left is not None
         self._left -= num_bytes
-        self.done += num_bytes
+        self.done[self.files[-1][0]] += num_bytes
 
     def finish(self) -> None:
         assert self._left == 0
         self._left = None
+
+    def complete(self) -> bool:
+        """Whether each step has done what was announced of it."""
+        return self.done == {verb: total for verb, (total, _) in self.totals.items()}
 
 
 class Inode(NamedTuple):
@@ -86,7 +90,8 @@ def test_a_pulled_folder_is_complete_sound_and_leaves_no_work_behind(checkpoint:
     assert (model.path / "LICENSE").read_bytes() == LICENSE
     assert json.loads((model.path / "config.json").read_text()) == CONFIG
     assert Library(home).partials() == [] and list((home / "partial").iterdir()) == []
-    assert progress.totals is not None and progress.done == progress.totals[0]
+    assert progress.complete() and progress.totals["pulling"] == (0, 0)
+    assert progress.totals["verifying"][0] == sum(path.stat().st_size for path in model.path.glob("[de]*s*.[bs]*"))
     assert [verb for verb, _ in progress.files] == ["converting"] * NUM_SHARDS + ["verifying"]
 
 
@@ -141,7 +146,7 @@ def test_an_interrupted_pull_goes_on_behind_the_shards_it_has(checkpoint: Path, 
     progress = Recorder()
     model = pull(str(checkpoint), home=home, progress=progress)
     assert [verb for verb, _ in progress.files] == ["converting"] * (NUM_SHARDS - 2) + ["verifying"]
-    assert progress.totals is not None and progress.totals[1] > 0 and progress.done == progress.totals[0]
+    assert progress.complete() and progress.totals["converting"][1] > 0
     assert content(model.path) == content(pull(str(checkpoint), home=tmp_path / "again").path)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from moeinf.install import PlannedFile, PullPlan
 from moeinf.progress import ByteCount, LoadBar, PrefillCount, StatusLine
-from moeinf.pull_display import ByteMeter, PullDisplay, plan_lines
+from moeinf.pull_display import BarView, ByteMeter, PullDisplay, plan_lines
 from moeinf.store.manifest import ModelSource
 
 
@@ -90,7 +90,7 @@ def test_off_a_terminal_a_pull_says_start_end_and_every_tenth() -> None:
     clock, stream = Clock(), io.StringIO()
     with PullDisplay(stream, clock=clock) as display:
         display.stage("pulling manifest")
-        display.total(2000, 0)
+        display.total("pulling", 1000, 0)
         display.start("pulling", "a.safetensors", 1000, 0)
         for _ in range(100):
             display.advance(10)
@@ -104,6 +104,31 @@ def test_off_a_terminal_a_pull_says_start_end_and_every_tenth() -> None:
     assert lines[2] == "pulling a.safetensors: 10% 100 B/1.0 KB"
     assert len(lines) == 1 + 1 + 9 + 1 + 3
     assert lines[-2:] == ["converting a.safetensors: 51% 510 B/1.0 KB", "converting a.safetensors: done"]
+
+
+def test_each_step_of_a_pull_is_counted_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes of the network, of conversion and of reading back add up to nothing that a user knows."""
+    clock, lines = Clock(), list[list[str]]()
+    monkeypatch.setenv("TERM", "dumb")
+    with PullDisplay(Terminal(), clock=clock) as display:
+        view = display._view
+        assert isinstance(view, BarView)
+        display.total("pulling", 2_000_000, 500_000)
+        display.total("converting", 2_000_000, 0)
+        display.total("verifying", 1_000_000, 0)
+        for verb, size, rate in (("pulling", 1_000_000, 10_000), ("converting", 1_000_000, 1_000_000),
+                                 ("pulling", 500_000, 10_000), ("verifying", 1_000_000, 1_000_000)):
+            display.start(verb, "a", size, 0)
+            for _ in range(3):
+                clock.now += 1
+                display.advance(rate // 4)
+            lines.append(str(view._render()).splitlines())
+            display.finish()
+            clock.now += 60  # the time of other steps is in no rate
+    assert "pulling in all:  25%" in lines[0][1] and "508 KB/2.0 MB" in lines[0][1] and "2.5 KB/s" in lines[0][1]
+    assert "converting in all:  37%" in lines[1][1] and "750 KB/2.0 MB   250 KB/s" in lines[1][1]
+    assert "515 KB/2.0 MB   2.5 KB/s" in lines[2][1]
+    assert [line.partition(":")[0] for line in lines[3]] == ["verifying a"]
 
 
 def test_a_quiet_pull_says_only_notes() -> None:
@@ -121,7 +146,7 @@ def test_file_names_and_notes_cannot_drive_the_terminal(monkeypatch: pytest.Monk
     monkeypatch.setenv("TERM", "dumb")
     stream = Terminal()
     with PullDisplay(stream) as display:
-        display.total(10, 0)
+        display.total("pulling", 10, 0)
         display.start("pulling", "a\x1b]52;c;eA==\x07b", 10, 0)
         display.advance(10)
         display.finish()

@@ -10,9 +10,10 @@ Verb = Literal["pulling", "converting", "quantising", "verifying"]
 class PullProgress(Protocol):
     """Receives the events of a pull, all from the thread that called it.
 
-    total comes once, before the first start; the num_bytes of all later starts add up to its num_bytes. What an
-    interrupted pull had done already is in the done_bytes, so that a counter never goes back. start, advance...,
-    finish belong together; one file is open at a time. Note and stage may come at any time.
+    total comes once for each verb, before its first start; the num_bytes of all later starts with that verb add up to
+    its num_bytes: bytes from the network, bytes converted and bytes read back take different times, so nothing adds
+    them up. What an interrupted pull had done already is in the done_bytes, so that a counter never goes back. start,
+    advance..., finish belong together; one file is open at a time. Note and stage may come at any time.
     """
 
     def stage(self, text: str) -> None:
@@ -23,7 +24,7 @@ class PullProgress(Protocol):
         """A line that the user should read: a wait, a restart."""
         ...
 
-    def total(self, num_bytes: int, done_bytes: int) -> None: ...
+    def total(self, verb: Verb, num_bytes: int, done_bytes: int) -> None: ...
 
     def start(self, verb: Verb, file: str, num_bytes: int, done_bytes: int) -> None: ...
 
@@ -41,7 +42,7 @@ class SilentProgress:
     def note(self, text: str) -> None:
         pass
 
-    def total(self, num_bytes: int, done_bytes: int) -> None:
+    def total(self, verb: Verb, num_bytes: int, done_bytes: int) -> None:
         pass
 
     def start(self, verb: Verb, file: str, num_bytes: int, done_bytes: int) -> None:
