@@ -118,7 +118,7 @@ def run(
     context: Context = None, threads: Threads = None, prefill_chunk: PrefillChunk = None, reader: ReaderName = None,
     direct_io: DirectIo = None, queue_depth: QueueDepth = None, verify_reads: VerifyReads = None,
     src_lang: SrcLang = None, tgt_lang: TgtLang = None,
-    num_beams: NumBeams = None,
+    num_beams: NumBeams = None, quant: Quant = None,
 ) -> None:
     """Answer a prompt, or chat. A model that is not stored yet is pulled first."""
     from moeinf.oneshot import answer_once, prompt_text
@@ -131,8 +131,8 @@ def run(
     config = runtime_config(ctx.params, others)
     variables = template_options(think, template_var or [], raw=raw)
     if think or variables:
-        _check_template(_ensure(model, quiet), think, variables)
-    with _open(model, config, quiet) as loaded:
+        _check_template(_ensure(model, quiet, quant), think, variables)
+    with _open(model, config, quiet, quant) as loaded:
         session = Session(loaded, options, system, verbose=verbose, wordwrap=not nowordwrap, quiet=quiet, think=think,
                           hidethinking=hidethinking, variables=variables)
         session.show_notices()
@@ -331,9 +331,9 @@ def simulate(
 
 
 @contextmanager
-def _open(name: str, config: RuntimeConfig, quiet: bool) -> Iterator[Model]:
+def _open(name: str, config: RuntimeConfig, quiet: bool, quant: str | None = None) -> Iterator[Model]:
     """The model, pulled first if need be; what it takes is shown on a terminal."""
-    model = _load(name, config, quiet)
+    model = _load(name, config, quiet, quant)
     try:
         yield model
     finally:
@@ -343,14 +343,14 @@ def _open(name: str, config: RuntimeConfig, quiet: bool) -> Iterator[Model]:
             print(f"note: {notice}", file=sys.stderr)
 
 
-def _load(name: str, config: RuntimeConfig, quiet: bool) -> Model:
+def _load(name: str, config: RuntimeConfig, quiet: bool, quant: str | None = None) -> Model:
     from shutil import get_terminal_size
 
     from moeinf.display import wrapped
     from moeinf.progress import LoadBar, StatusLine
     from moeinf.session import say, say_below
 
-    stored = _ensure(name, quiet)
+    stored = _ensure(name, quiet, quant)
     talkative = sys.stderr.isatty() and not quiet
     line = StatusLine(sys.stderr, enabled=talkative)
     loading, pinning = (LoadBar(line, f"{verb} {stored.name}") for verb in ("loading", "pinning memory for"))
@@ -374,12 +374,12 @@ def _check_template(stored: StoredModel, think: str | None, variables: dict[str,
     template_variables(template_facts(stored), think, variables)
 
 
-def _ensure(name: str, quiet: bool) -> StoredModel:
+def _ensure(name: str, quiet: bool, quant: str | None = None) -> StoredModel:
     from moeinf.install import ensure
     from moeinf.pull_display import PullDisplay
 
     with PullDisplay(sys.stderr, quiet=quiet) as display:
-        return ensure(name, home=store_home(), progress=display)
+        return ensure(name, home=store_home(), quant=quant, progress=display)
 
 
 def _chat(session: Session, config: RuntimeConfig) -> None:

@@ -32,7 +32,7 @@ from moeinf.runtime.eamc import MOST_BYTES, ActivationCollection
 from moeinf.runtime.trace import Phase, RequestRecorder
 from moeinf.store.checksums import sums_of
 from moeinf.store.dense_sums import DenseSums
-from moeinf.store.files import publish
+from moeinf.store.files import publish, read_small
 from moeinf.store.format import DENSE_FILE
 from moeinf.store.formats import formats_text
 from moeinf.store.library import StoredModel

@@ -35,9 +35,10 @@ from moeinf.store.manifest import ModelSource
 from moeinf.store.names import parse_name
 from moeinf.store.partials import PulledAs, find_partials, partial_folder, pull_lock
 from moeinf.store.progress import PullProgress, SilentProgress, Verb
-from moeinf.store.quantisation import KEEP, Quantisation, chosen
+from moeinf.store.quantisation import KEEP, SMALL, Quantisation, chosen
 from moeinf.store.seal import publish_model, seal
 from moeinf.store.source import FolderSource, Source, fp8_block, read_config
+from moeinf.types import TensorPlan
 
 _SPACE_MARGIN = 1.02  # for the file system's own records
 
@@ -108,27 +109,32 @@ def pull(source: str, *, home: Path, name: str | None = None, revision: str | No
         return steps.plan() if dry_run else steps.run(force=force, keep_source=keep_source)
 
 
-def ensure(reference: str, *, home: Path, token: str | None = None, progress: PullProgress | None = None
-           ) -> StoredModel:
+def ensure(reference: str, *, home: Path, quant: str | None = None, token: str | None = None,
+           progress: PullProgress | None = None) -> StoredModel:
     """The stored model that `run` means; pulled first where it is not stored. Touches no network for a stored one.
 
-    Order: a path, an address of the Hub, a stored name, an alias, org/repo[@revision].
+    Order: a path, an address of the Hub, a stored name, an alias, org/repo[@revision]. quant: as for `pull`, which
+    makes another model of the same source: `demo:q4_k`.
     """
     library = Library(home)
     with errors_named(home):
-        stored = _stored(reference, library)
+        stored = _stored(reference, library, chosen(quant))
     if stored is None and progress is not None and _interrupted(reference, library):
         progress.note(f"the pull of {reference} was interrupted; going on with it")
-    return stored or pull(reference, home=home, token=token, progress=progress)
+    return stored or pull(reference, home=home, quant=quant, token=token, progress=progress)
 
 
-def _stored(reference: str, library: Library) -> StoredModel | None:
+def _stored(reference: str, library: Library, wanted: Quantisation | None) -> StoredModel | None:
     outside = outside_origin(reference)
     if outside is not None and outside.kind == "folder":
         return None  # the pull finds it up to date, or converts what has changed
-    wanted = f"{outside.location}@{outside.revision}".rstrip("@") if outside else reference
+    name = f"{outside.location}@{outside.revision}".rstrip("@") if outside else reference
     try:
-        return library.find(wanted)
+        if wanted is None:
+            return library.find(name)
+        origin = _origin(reference, library)
+        model = library.find(_variant(origin.name, wanted))
+        return model if model.manifest.source.same_origin(origin.source) else None  # the pull says whose it is
     except ModelNotFoundError:
         return None
 
@@ -187,12 +193,11 @@ class _Pull:
         self._verb: Verb = "converting" if quantisation == KEEP else "quantising"
         self._progress = progress
         self._folder = partial_folder(library.home, quantisation.of(origin.locator))
-        asked = ModelSource(origin.kind, origin.location, origin.revision)
-        library.check_origin(name, asked)
+        library.check_origin(name, origin.source)
         progress.stage("pulling manifest")
         self._source = open_source(origin, token, progress)
         self._fingerprint = quantisation.of(self._source.fingerprint)
-        self._asked = PulledAs(name, asked, quantisation)
+        self._asked = PulledAs(name, origin.source, quantisation)
         self._journal = Journal(self._folder, self._asked, self._fingerprint)
         self._config = read_config(self._source)
         self._family: Architecture = architecture(self._config)
@@ -239,6 +244,7 @@ class _Pull:
     def _make(self, *, force: bool, keep_source: bool) -> StoredModel:
         conversion, headers = self._plan_conversion()
         journal = self._journal
+        self._say_sizes(conversion, headers)
         notice = journal.open(conversion)
         if notice:
             self._progress.note(notice)
@@ -262,13 +268,25 @@ class _Pull:
         check_text_files(self._small_files, self._source.origin.location)
         tensor_plan = self._family.tensor_plan(self._config)
         headers = self._source.headers()
-        block = fp8_block(self._config)
-        return plan_conversion(tensor_plan, self._source.shards, headers, self._quantisation, block), headers
+        return self._conversion(tensor_plan, headers, self._quantisation), headers
+
+    def _conversion(self, plan: TensorPlan, headers: Mapping[str, Header], quantisation: Quantisation) -> Conversion:
+        return plan_conversion(plan, self._source.shards, headers, quantisation, fp8_block(self._config))
 
     @cached_property
     def _small_files(self) -> dict[str, bytes]:
         """What the stored model takes over beside weights."""
         return {name: self._source.read_file(name) for name in self._source.kept_files()}
+
+    def _say_sizes(self, conversion: Conversion, headers: Mapping[str, Header]) -> None:
+        """Whoever asked for a model by its name learns what it takes while there is nothing to regret."""
+        folder = self._journal.download_folder
+        fetch_bytes = sum(self._source.fetch_bytes(shard, folder) for shard in self._source.shards.files)
+        if fetch_bytes:
+            small = conversion
+            if self._quantisation == KEEP:
+                small = self._conversion(self._family.tensor_plan(self._config), headers, SMALL)
+            self._progress.sizes(fetch_bytes, conversion.total_bytes, small.total_bytes)
 
     def _awaited(self, shard: str, conversion: Conversion) -> bool:
         """Whether the shard still has to be converted, or its scales are needed for one that has."""

@@ -90,6 +90,10 @@ class PullDisplay:
     def note(self, text: str) -> None:
         self._view.say(f"note: {text}")
 
+    def sizes(self, fetch_bytes: int, store_bytes: int, quantised_bytes: int) -> None:
+        smaller = f"; --quant q4_k makes it {size_text(quantised_bytes)}" if quantised_bytes < store_bytes else ""
+        self.stage(f"{size_text(fetch_bytes)} to download, {size_text(store_bytes)} in the store{smaller}")
+
     def total(self, verb: str, num_bytes: int, done_bytes: int) -> None:
         self._wholes[verb] = ByteMeter(num_bytes, done_bytes, self._clock)
 

@@ -11,6 +11,7 @@ from typing import Literal
 
 from moeinf.errors import StoreError
 from moeinf.store.library import StoredModel
+from moeinf.store.manifest import ModelSource
 from moeinf.store.names import name_from, parse_name
 from moeinf.store.partials import PulledAs, parse_receipt
 from moeinf.store.quantisation import KEEP, Quantisation
@@ -29,6 +30,11 @@ class Origin:
     revision: str
     name: str
     quantisation: Quantisation = KEEP  # what a pull of it stores, where nothing else is asked for
+
+    @property
+    def source(self) -> ModelSource:
+        """Of the revision that was asked for."""
+        return ModelSource(self.kind, self.location, self.revision)
 
     @property
     def locator(self) -> str:

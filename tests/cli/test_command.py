@@ -5,6 +5,7 @@ import json
 import math
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -446,3 +447,20 @@ def test_the_version_is_said_as_ollama_says_it(command: Command) -> None:
 def test_the_command_alone_prints_its_help(command: Command) -> None:
     done = command()
     assert done.code == 0 and "Usage: moeinf" in done.out and "run" in done.out
+
+
+def test_ctrl_c_while_the_command_line_is_imported_leaves_no_traceback() -> None:
+    code = """
+import importlib.abc, os, signal, sys
+class Interrupting(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "moeinf.cli":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupting())
+from moeinf.__main__ import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+    project = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    assert 'moeinf = "moeinf.__main__:main"' in project, "the console command goes the same way"

@@ -116,6 +116,29 @@ def test_a_new_commit_replaces_the_model(server: Hub, tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "models").iterdir()] == [second.id]
 
 
+def test_the_sizes_are_said_before_the_first_shard_also_by_a_run(server: Hub, tmp_path: Path, checkpoint: Path) -> None:
+    said: list[tuple[int, int, int] | str] = []
+
+    class Noting(SilentProgress):
+        def sizes(self, *sizes: int) -> None:
+            said.append((sizes[0], sizes[1], sizes[2]))
+
+        def start(self, verb: str, *rest: object) -> None:
+            said.append(verb)
+
+    model = ensure(REPO, home=tmp_path, progress=Noting())
+    fetched = sum(path.stat().st_size for path in checkpoint.glob("*.safetensors"))
+    small = ensure(REPO, home=tmp_path, quant="q4_k", progress=SilentProgress())
+    weights = {stored.id: sum(path.stat().st_size for path in stored.path.iterdir()
+                              if path.suffix in (".bin", ".safetensors")) for stored in (model, small)}
+    assert said[:2] == [(fetched, weights[model.id], weights[small.id]), "pulling"]
+    assert small.name == "tiny-moe:q4_k" and weights[small.id] < weights[model.id] / 2
+    server.seen.clear()
+    for reference in (REPO, "tiny-moe", "tiny-moe:q4_k"):
+        assert ensure(reference, home=tmp_path, quant="q4_k") == small
+    assert server.seen == []
+
+
 def test_a_dry_run_tells_what_would_be_fetched(server: Hub, tmp_path: Path, checkpoint: Path) -> None:
     plan = pull(REPO, home=tmp_path / "home", dry_run=True)
     assert isinstance(plan, PullPlan)

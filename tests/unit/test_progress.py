@@ -131,6 +131,16 @@ def test_each_step_of_a_pull_is_counted_for_itself(monkeypatch: pytest.MonkeyPat
     assert [line.partition(":")[0] for line in lines[3]] == ["verifying a"]
 
 
+def test_the_sizes_of_a_pull_come_with_what_four_bits_would_take() -> None:
+    stream = io.StringIO()
+    with PullDisplay(stream) as display:
+        display.sizes(93_400_000_000, 93_000_000_000, 26_000_000_000)
+        display.sizes(13_000_000_000, 12_000_000_000, 12_000_000_000)
+    assert stream.getvalue().splitlines() == [
+        "93 GB to download, 93 GB in the store; --quant q4_k makes it 26 GB",
+        "13 GB to download, 12 GB in the store"]
+
+
 def test_a_quiet_pull_says_only_notes() -> None:
     stream = Terminal()
     with PullDisplay(stream, quiet=True) as display:

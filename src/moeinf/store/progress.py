@@ -24,6 +24,10 @@ class PullProgress(Protocol):
         """A line that the user should read: a wait, a restart."""
         ...
 
+    def sizes(self, fetch_bytes: int, store_bytes: int, quantised_bytes: int) -> None:
+        """Before anything is downloaded: that and the store's size, and the store's where it is quantised to q4_k."""
+        ...
+
     def total(self, verb: Verb, num_bytes: int, done_bytes: int) -> None: ...
 
     def start(self, verb: Verb, file: str, num_bytes: int, done_bytes: int) -> None: ...
@@ -40,6 +44,9 @@ class SilentProgress:
         pass
 
     def note(self, text: str) -> None:
+        pass
+
+    def sizes(self, fetch_bytes: int, store_bytes: int, quantised_bytes: int) -> None:
         pass
 
     def total(self, verb: Verb, num_bytes: int, done_bytes: int) -> None:

@@ -34,6 +34,7 @@ class Quantisation:
 
 
 KEEP = Quantisation()
+SMALL = Quantisation("q4_k", "q4_k")  # what is offered to whoever is about to store all bits of a model
 
 
 def chosen(quant: str | None, experts: str | None = None, dense: str | None = None) -> Quantisation | None:
