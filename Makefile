@@ -6,13 +6,20 @@ BIN := $(VENV)/bin
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint native-test gpu-test clean
+.PHONY: demo test fuzz lint native-test gpu-test clean
 
 demo: $(READY)
 	$(BIN)/moeinf run demo --expert-cache 33% --num-predict 64 --seed 7 --verbose "$(PROMPT)"
 
 test: $(READY) lint native-test
 	$(BIN)/python -m pytest tests
+
+# A long run of what `make test` has a short one of: other files each time, unless FUZZ_SEED says which.
+FUZZ_SECONDS ?= 600
+FUZZ_SEED ?= $(shell date +%s)
+
+fuzz: $(READY)
+	$(BIN)/python tests/fuzz/hostile_files.py --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED)
 
 lint: $(READY)
 	$(BIN)/ruff check src tests benchmarks

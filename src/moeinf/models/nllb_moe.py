@@ -115,7 +115,7 @@ def _stack(f: Fields, name: str, hidden: int) -> Stack:
 def _share(f: Fields, name: str, default: float) -> float:
     value = default if f.get(name) is None else f.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-        raise CheckpointError(f"config.json: {name} is {value!r}; must be a number from 0, below 1")
+        raise CheckpointError(f"config.json: {name} is {value!r:.100}; must be a number from 0, below 1")
     return float(value)
 
 

@@ -82,7 +82,7 @@ def rope_of(f: Fields, rotary_dim: int, theta: float, context_length: int, *, in
     r, kind = rope_fields(f), _kind(f)
     scaling = _SCALINGS.get(kind) if isinstance(kind, str) else None
     if scaling is None:
-        raise UnsupportedModelError(f"{r.where} of type {kind!r} is not supported (only {', '.join(_KINDS)})")
+        raise UnsupportedModelError(f"{r.where} of type {kind!r:.100} is not supported (only {', '.join(_KINDS)})")
     names, make = scaling
     r.refuse_others("rope_type", "type", "rope_theta", "partial_rotary_factor", *names, *also)
     theta, trained = r.number("rope_theta", f.number("rope_theta", theta)), _trained(f, context_length)

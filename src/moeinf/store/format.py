@@ -26,6 +26,7 @@ from moeinf.types import (
 DENSE_FILE = "dense.safetensors"
 MAX_HEADER_BYTES = 100_000_000  # the safetensors library's own limit
 _MAX_RANK = 8
+_MAX_NAME = 500
 _MAX_TENSORS = 100_000  # of one file
 _MAX_COMMAS = 12 * _MAX_TENSORS  # between the fields of a tensor of that rank, and behind it
 
@@ -103,7 +104,7 @@ def parse_header(data: bytes | bytearray, file_bytes: int, where: str,
     if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
         raise error_type(f"the header of {where}: __metadata__ must be an object of texts")
     start = 8 + len(data)
-    entries = [_parse_entry(name, value, start, f"{where}: tensor {name!r}", error_type)
+    entries = [_parse_entry(name, value, start, f"{where}: tensor {name!r:.200}", error_type)
                for name, value in fields.items()]
     entries.sort(key=lambda entry: (entry.offset_bytes, entry.num_bytes))
     end = start
@@ -120,13 +121,13 @@ def parse_header(data: bytes | bytearray, file_bytes: int, where: str,
 
 
 def _parse_entry(name: str, value: Any, start: int, where: str, error_type: type[MoeinfError]) -> TensorEntry:
-    if not name or not name.isprintable():  # control characters would reach terminals and file names
-        raise error_type(f"{where} has an empty or unprintable name")
+    if not 0 < len(name) <= _MAX_NAME or not name.isprintable():  # what would reach terminals and file names
+        raise error_type(f"{where} has an empty, unprintable or endless name")
     if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
         raise error_type(f"{where} must have dtype, shape and data_offsets and nothing else")
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     if not isinstance(dtype, str) or dtype not in _DTYPE_BITS:
-        raise error_type(f"{where} has the unknown dtype {dtype!r}")
+        raise error_type(f"{where} has the unknown dtype {dtype!r:.100}")
     if not _naturals(shape) or len(shape) > _MAX_RANK:
         raise error_type(f"{where} has the shape {str(shape)[:100]}: must be at most {_MAX_RANK} whole numbers")
     if not _naturals(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:

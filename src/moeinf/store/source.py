@@ -94,7 +94,7 @@ def read_config(source: Source) -> dict[str, Any]:
     quantisation = config.get("quantization_config")
     method = quantisation.get("quant_method") if isinstance(quantisation, dict) else None
     if quantisation and method not in ("fp8", "mxfp4"):
-        raise UnsupportedModelError(f"the checkpoint is quantised ({method or 'unknown method'}); "
+        raise UnsupportedModelError(f"the checkpoint is quantised ({str(method or 'unknown method')[:100]}); "
                                     "pull the bf16, f16 or f32 original instead")
     fp8_block(config)
     return config
