@@ -129,8 +129,8 @@ def test_the_sizes_are_said_before_the_first_shard_also_by_a_run(server: Hub, tm
     model = ensure(REPO, home=tmp_path, progress=Noting())
     fetched = sum(path.stat().st_size for path in checkpoint.glob("*.safetensors"))
     small = ensure(REPO, home=tmp_path, quant="q4_k", progress=SilentProgress())
-    weights = {stored.id: sum(path.stat().st_size for path in stored.path.iterdir()
-                              if path.suffix in (".bin", ".safetensors")) for stored in (model, small)}
+    weights = {stored.id: sum(path.stat().st_size for path in (stored.dense_path, *stored.shard_paths))
+               for stored in (model, small)}
     assert said[:2] == [(fetched, weights[model.id], weights[small.id]), "pulling"]
     assert small.name == "tiny-moe:q4_k" and weights[small.id] < weights[model.id] / 2
     server.seen.clear()

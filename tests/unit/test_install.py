@@ -91,7 +91,8 @@ def test_a_pulled_folder_is_complete_sound_and_leaves_no_work_behind(checkpoint:
     assert json.loads((model.path / "config.json").read_text()) == CONFIG
     assert Library(home).partials() == [] and list((home / "partial").iterdir()) == []
     assert progress.complete() and progress.totals["pulling"] == (0, 0)
-    assert progress.totals["verifying"][0] == sum(path.stat().st_size for path in model.path.glob("[de]*s*.[bs]*"))
+    assert progress.totals["verifying"][0] == sum(
+        path.stat().st_size for path in (model.dense_path, *model.shard_paths))
     assert [verb for verb, _ in progress.files] == ["converting"] * NUM_SHARDS + ["verifying"]
 
 
