@@ -24,8 +24,9 @@ PREFILL_CHUNK = 512  # where none is given
 PROCESS_BYTES = 64 << 20  # interpreter and libraries before anything is loaded; --ram is held to count them
 OVERHEAD_BYTES = 64 << 20  # allocator, libraries and the tokenizer's process, still to be touched after this point
 
-MAX_FREE_BYTES: Final = 1 << 30  # left to other programs where no size was asked for: a browser's next few tabs; a
-FREE_SHARE: Final = 20  # ... twentieth of a machine that has less. The cache shrinks when they need more
+# Left to other programs where no size was asked for: a twentieth, within these bounds, but no more than a fifth. The
+# cache shrinks when they need more, so it has to last for the second until that is seen.
+FREE_BYTES: Final = (256 << 20, 1 << 30)
 MIN_FREE_BYTES: Final = 32 << 20  # what a cache of a size that was asked for keeps available all the same
 
 CONTEXT_BYTES: Final = 512 << 20  # of the GPU's memory, for the driver's context; a --vram budget has to hold it too
@@ -165,7 +166,8 @@ def plan_memory(demands: Demands, config: RuntimeConfig, machine: Machine) -> Me
 
 
 def _left_free(machine: Machine) -> int:
-    return min(MAX_FREE_BYTES, machine.available_bytes // FREE_SHARE)
+    least, most = FREE_BYTES
+    return min(most, max(least, machine.available_bytes // 20), machine.available_bytes // 5)
 
 
 def reserve_bytes(plan: MemoryPlan, machine: Machine) -> int:

@@ -46,10 +46,11 @@ def test_all_that_is_left_becomes_slots() -> None:
     plan = plan_memory(DEMANDS, RuntimeConfig(), on(1200))
     assert plan.context == 4096 and plan.kv_bytes == 4096 * 100_000
     spare = 1200 * MIB - plan.total_bytes - OVERHEAD_BYTES
-    assert 60 * MIB <= spare < 64 * MIB and 2 <= plan.num_slots < 128, "a twentieth is left to other programs"
+    assert 240 * MIB <= spare < 244 * MIB and 2 <= plan.num_slots < 128, "a fifth is left to other programs"
     large = dataclasses.replace(DEMANDS, moe=MoeShape(80, 256, 2))
-    spare = 50_000 * MIB - plan_memory(large, RuntimeConfig(), on(50_000)).total_bytes - OVERHEAD_BYTES
-    assert 1024 * MIB <= spare < 1028 * MIB, "or a GiB, where that is less"
+    for available, left in ((4000, 256), (10_000, 500), (50_000, 1024)):  # a twentieth, between 256 MiB and a GiB
+        spare = available * MIB - plan_memory(large, RuntimeConfig(), on(available)).total_bytes - OVERHEAD_BYTES
+        assert left * MIB <= spare < (left + 4) * MIB
 
 
 def test_memory_that_is_asked_for_is_used_to_the_end() -> None:
@@ -60,7 +61,7 @@ def test_memory_that_is_asked_for_is_used_to_the_end() -> None:
 
 def test_the_cache_keeps_available_what_its_plan_left_to_others() -> None:
     automatic = plan_memory(DEMANDS, RuntimeConfig(), on(1200))
-    assert reserve_bytes(automatic, on(1200)) == 60 * MIB
+    assert reserve_bytes(automatic, on(1200)) == 240 * MIB
     asked = plan_memory(DEMANDS, RuntimeConfig(expert_cache="400MiB"), on(1200))
     exact = on(1200 - (1200 * MIB - asked.total_bytes - OVERHEAD_BYTES) // MIB)
     assert reserve_bytes(asked, exact) == MIN_FREE_BYTES, "a cache as it was asked for shrinks only in need"
