@@ -200,7 +200,7 @@ def test_a_host_that_refuses_is_told_and_takes_no_slot_of_the_device(demo: Store
     with opened(demo, on_a_full_host(), host=20, expert_cache="60%") as model:
         run = model._opened()
         assert isinstance(run, GpuRun)
-        run.model.forward = lambda *_: run._gpu.device.pinned((1,), torch.int32)
+        run.model.forward = lambda *_, **__: run._gpu.device.pinned((1,), torch.int32)
         before = run.tier.num_slots
         with pytest.raises(DeviceError, match="does not pin"):
             answer(model)
