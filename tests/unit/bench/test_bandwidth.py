@@ -60,7 +60,8 @@ def test_an_instruction_set_that_is_none_is_refused() -> None:
 
 def test_the_cold_request_finds_an_empty_cache_also_where_everything_fits(demo: StoredModel) -> None:
     said: list[str] = []
-    rows = run_bench(demo, RuntimeConfig(threads=1), Workload(num_prompt=8, num_decode=4, repeats=1), said.append)
+    config = RuntimeConfig(threads=1, prefetch=False)
+    rows = run_bench(demo, config, Workload(num_prompt=8, num_decode=4, repeats=1), said.append)
     cold, _, warm, decode = rows
     assert cold["cold"] and cold["experts"] == cold["experts_total"]
     assert (cold["hits"], cold["bytes_per_token"] > 0) == (0, True)
