@@ -63,12 +63,14 @@ class PagesAhead:
 def take(pieces: deque[ByteArray]) -> list[threading.Thread]:
     """Takes the pages of `pieces`, in this order, in threads that end with them. Does not block.
 
-    Whoever clears the queue ends the threads early.
+    Whoever clears the queue ends the threads early. Where the system has no thread to give, pages come with the reads.
     """
-    threads = [threading.Thread(target=_take, args=(pieces,), name="moeinf-pages", daemon=True)
-               for _ in range(NUM_THREADS)]
-    for thread in threads:
-        thread.start()
+    threads: list[threading.Thread] = []
+    with suppress(RuntimeError):
+        while len(threads) < NUM_THREADS:
+            thread = threading.Thread(target=_take, args=(pieces,), name="moeinf-pages", daemon=True)
+            thread.start()
+            threads.append(thread)
     return threads
 
 

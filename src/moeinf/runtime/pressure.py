@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 from collections.abc import Callable
 from typing import Final
 
+from moeinf.errors import LIMIT_REMEDIES
 from moeinf.hardware import MemoryState, memory_now
 from moeinf.runtime.tiers import ExpertTier
 
@@ -31,7 +33,7 @@ class MemoryWatch:
         self._least_slots = least_slots
         self._slot_bytes = slot_bytes
         self._reserve_bytes = reserve_bytes
-        self._notice: Callable[[str], None] | None = notice
+        self._notice, self._said = notice, False
         self._memory = memory
         self._clock = clock
         self._looked_s, self._stall_s = clock(), memory().stall_s
@@ -39,7 +41,11 @@ class MemoryWatch:
         self._thread = threading.Thread(target=self._watch, name="moeinf-memory", daemon=True)
 
     def start(self) -> None:
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # the system has no thread to give
+            self._notice("no thread could be started to watch memory, so the expert cache stays as it is while others "
+                         f"need some; {LIMIT_REMEDIES[errno.EAGAIN]}")
 
     def close(self) -> None:
         """No look is taken any more."""
@@ -58,10 +64,10 @@ class MemoryWatch:
             return False
         before, more = tier.num_slots, (left_bytes - wanted_bytes) // self._slot_bytes
         num_slots = max(self._least_slots, min(tier.most_slots, before + more))
-        if num_slots != before and tier.resize(num_slots) and num_slots < before and self._notice is not None:
-            self._notice(f"{state.limited_by} ran short of memory: {before - num_slots} of {before} experts left the "
-                         "cache, which gives memory back while others need it and takes it again afterwards")
-            self._notice = None
+        if num_slots != before and tier.resize(num_slots) and num_slots < before and not self._said:
+            self._notice(f"the {state.limited_by} ran short of memory: {before - num_slots} of {before} experts left "
+                         "the cache, which gives memory back while others need it and takes it again afterwards")
+            self._said = True
         return left_bytes < wanted_bytes
 
     def _watch(self) -> None:

@@ -49,6 +49,18 @@ def test_a_little_memory_is_left_to_come_with_the_reads(taken: list[tuple[int, i
     assert PagesAhead(numbered_pages(1)).all_taken
 
 
+def test_where_no_thread_can_be_started_pages_come_with_the_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(pages, "PIECE_BYTES", STEP)
+    ahead = PagesAhead(numbered_pages(6))
+    ahead.reach(STEP)
+    ahead.resize(STEP)
+    assert ahead.all_taken
+
+
 def test_threads_populate_every_piece_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
 
