@@ -10,10 +10,10 @@ from numbers import Integral
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from moeinf._native import Kernels
 from moeinf.completion import Completion, CutBy, GenerationStats
 from moeinf.config import RuntimeConfig
 from moeinf.dense import DenseFile
+from moeinf.display import count_text
 from moeinf.errors import ContextLengthError, NotFiniteError, StoreError, UsageError
 from moeinf.generate.answer import AnswerText
 from moeinf.generate.loop import CachedTokens, Chooser, Forced, Timing, generate
@@ -26,7 +26,7 @@ from moeinf.laps import Laps
 from moeinf.memory import shortenings
 from moeinf.meter import Meter
 from moeinf.models import prompting
-from moeinf.opening import Run, put_together, read_config
+from moeinf.opening import Run, open_kernels, put_together, read_config
 from moeinf.parts import ModelParts, Progress, no_progress
 from moeinf.runtime.eamc import MOST_BYTES, ActivationCollection
 from moeinf.runtime.trace import Phase, RequestRecorder
@@ -366,7 +366,7 @@ class Model:
     def describe(self) -> str:
         """One line: what was loaded, and where its memory went."""
         info = self.manifest.info
-        return (f"{self.name} · {_billions(info.num_params)} ({_billions(info.active_params)} active) "
+        return (f"{self.name} · {count_text(info.num_params)} ({count_text(info.active_params)} active) "
                 f"{formats_text(self.manifest)} · {self._opened().describe(self.manifest.moe.total_experts)} · "
                 f"context {self.plan.context}")
 
@@ -398,15 +398,3 @@ class Model:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
                  ) -> None:
         self.close()
-
-
-def open_kernels(num_threads: int, isa: str) -> Kernels:
-    """Raises UsageError for an instruction set that is unknown or that this CPU lacks."""
-    try:
-        return Kernels(num_threads, isa)
-    except ValueError as error:
-        raise UsageError(f"MOEINF_ISA: {error}") from error
-
-
-def _billions(count: int) -> str:
-    return f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.2f}M"

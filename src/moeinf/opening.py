@@ -1,13 +1,14 @@
-"""Puts a model together: of what family it is, and on which device it runs."""
+"""Puts a model together: of what family it is, on which device it runs, and with which kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
+from moeinf._native import Kernels
 from moeinf.config import gpu_option
 from moeinf.device.cuda import Gpu, find_cuda, without_advice
-from moeinf.errors import DeviceError, OutOfMemoryError, StoreError
+from moeinf.errors import DeviceError, OutOfMemoryError, StoreError, UsageError
 from moeinf.generate.seq2seq import SourceModel
 from moeinf.hardware import Machine
 from moeinf.memory import MemoryPlan
@@ -84,6 +85,14 @@ def _on_gpu(parts: ModelParts, found: Gpu, look: Callable[[], Machine]) -> Run |
     parts.machine = look()
     parts.notices.append(f"running on the CPU: {reason}")
     return None
+
+
+def open_kernels(num_threads: int, isa: str) -> Kernels:
+    """Raises UsageError for an instruction set that is unknown or that this CPU lacks."""
+    try:
+        return Kernels(num_threads, isa)
+    except ValueError as error:
+        raise UsageError(f"MOEINF_ISA: {error}") from error
 
 
 def read_config(stored: StoredModel) -> tuple[dict[str, Any], Architecture, TensorPlan]:

@@ -209,7 +209,7 @@ def _expected(model: StoredModel, faults: list[str]) -> tuple[list[Span], list[s
 
 
 def _dense_tensors(model: StoredModel) -> Sequence[TensorSpec]:
-    """None where the file's header is damaged, which its checksum tells as well."""
+    """Those of the dense file; none where its header is damaged, which its checksum tells as well."""
     with suppress(StoreError):
         return dense_tensors(model.dense_path, model.manifest.dense_formats)
     return ()
