@@ -14,12 +14,14 @@ demo: $(READY)
 test: $(READY) lint native-test
 	$(BIN)/python -m pytest tests
 
-# A long run of what `make test` has a short one of: other files each time, unless FUZZ_SEED says which.
+# A long run of what `make test` has a short one of: other files and bits each time, unless FUZZ_SEED says which. Each
+# of the two scripts has half of the time.
 FUZZ_SECONDS ?= 600
 FUZZ_SEED ?= $(shell date +%s)
 
 fuzz: $(READY)
-	$(BIN)/python tests/fuzz/hostile_files.py --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED)
+	$(BIN)/python tests/fuzz/hostile_files.py --seconds $$(($(FUZZ_SECONDS) / 2)) --seed $(FUZZ_SEED)
+	$(BIN)/python tests/fuzz/flipped_bits.py --seconds $$(($(FUZZ_SECONDS) / 2)) --seed $(FUZZ_SEED)
 
 lint: $(READY)
 	$(BIN)/ruff check src tests benchmarks
