@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,7 +13,9 @@ from typing import Any, Protocol
 from prompt_toolkit import PromptSession
 from prompt_toolkit.formatted_text import HTML
 from prompt_toolkit.history import History
-from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.input.typeahead import store_typeahead
+from prompt_toolkit.input.vt100_parser import Vt100Parser
+from prompt_toolkit.key_binding import KeyBindings, KeyPress, KeyPressEvent
 from prompt_toolkit.keys import Keys
 
 _MAX_ENTRIES = 1000
@@ -66,10 +69,31 @@ class EditedLines:
         self._history.keep = keep
 
     def read(self, prompt: str) -> str:
+        self._take_typed_ahead()
         return self._session.prompt(prompt, placeholder=_PLACEHOLDER if prompt == ">>> " else "")
 
     def remember(self, entry: str) -> None:
         self._history.add(entry)
+
+
+    def _take_typed_ahead(self) -> None:
+        """Has the lines that were typed while there was no prompt read as if they were typed at it."""
+        source = self._session.app.input
+        if os.isatty(source.fileno()):
+            keys: list[KeyPress] = []
+            Vt100Parser(keys.append).feed_and_flush(_lines_typed_ahead(source.fileno()))
+            store_typeahead(source, keys)
+
+
+def _lines_typed_ahead(fd: int) -> str:
+    """Whole lines that wait in a terminal. It made a newline of Enter, which at the prompt is another key (Ctrl-J)."""
+    data = b""
+    while select.select([fd], [], [], 0)[0]:
+        line = os.read(fd, 4096)
+        data += line or b"\x04"  # Ctrl-D
+        if not line:
+            break
+    return data.decode("utf-8", "replace").replace("\n", "\r")
 
 
 def _key_bindings() -> KeyBindings:

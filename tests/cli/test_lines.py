@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from prompt_toolkit.application import create_app_session
 from prompt_toolkit.data_structures import Size
 from prompt_toolkit.input import create_pipe_input
+from prompt_toolkit.input.vt100 import Vt100Input
 from prompt_toolkit.output.vt100 import Vt100_Output
 
 from moeinf.lines import EditedLines
@@ -74,3 +76,15 @@ def test_an_entry_of_several_lines_comes_back_as_one(type_keys: Type) -> None:
     type_keys('"""a\r', remember='"""a\nb"""')
     type_keys("next\r")
     assert type_keys("\x1b[A\x1b[A\r") == '"""a\nb"""'
+
+
+def test_lines_typed_before_the_prompt_are_entered_one_by_one(shown: io.StringIO, tmp_path: Path) -> None:
+    keyboard, terminal = os.openpty()
+    output = Vt100_Output(shown, lambda: Size(rows=ROWS, columns=COLUMNS), term="xterm", enable_cpr=False)
+    with os.fdopen(keyboard, "wb", buffering=0) as keys, os.fdopen(terminal) as stdin:
+        with create_app_session(input=Vt100Input(stdin), output=output):
+            reader = EditedLines(tmp_path / "history")
+            keys.write("/stats\rtwö\r\x04".encode())
+            assert [reader.read(">>> "), reader.read(">>> ")] == ["/stats", "twö"]
+            with pytest.raises(EOFError):
+                reader.read(">>> ")
