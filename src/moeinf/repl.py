@@ -41,7 +41,7 @@ Available Commands:
   /set system <string>   Set system message
   /set verbose           Show figures after each answer
   /set quiet             Show none
-  /set think [level]     Let the model think: low, medium or high where it knows them
+  /set think [level]     Let the model think; some know low, medium and high
   /set nothink           Let it answer at once
   /set wordwrap          Wrap lines at words
   /set nowordwrap        Do not
@@ -92,7 +92,7 @@ class Repl:
         """Until /bye or the end of input. The model that is open then stays open. KeyboardInterrupt: Ctrl-C twice."""
         while True:
             try:
-                message = self._read_message()
+                message, quoted = self._read_message()
             except KeyboardInterrupt:
                 if self._clock() - self._interrupted_s < SECOND_INTERRUPT_S:
                     raise
@@ -101,10 +101,13 @@ class Repl:
             except EOFError:
                 print()
                 return
-            if message.strip() in ("/bye", "/exit"):
+            if not quoted and message.strip() in ("/bye", "/exit"):
                 return
             try:
-                self._handle(message)
+                if quoted:
+                    self._answer_if_any(message)
+                else:
+                    self._handle(message)
             except MoeinfError as error:
                 say(f"error: {error}")
 
@@ -113,17 +116,18 @@ class Repl:
         """The one that is open now, for whoever closes it."""
         return self._session.model
 
-    def _read_message(self) -> str:
-        """One line, or the lines of a block in triple quotes; one entry of the history either way."""
+    def _read_message(self) -> tuple[str, bool]:
+        """One line, or the lines of a block in triple quotes, one entry of the history either way; and whether all of
+        it stood in quotes, and so is a message whatever it begins with."""
         text = self._reader.read(">>> ")
         at = text.find(_QUOTES)
         if at == 0 or (at > 0 and text[:at].split() == ["/set", "system"]):
             while not text[at + 3 :].rstrip().endswith(_QUOTES):
                 text += "\n" + self._reader.read("... ")
             self._reader.remember(text)
-            return text[:at] + text[at + 3 :].rstrip()[:-3].strip("\n")
+            return text[:at] + text[at + 3 :].rstrip()[:-3].strip("\n"), at == 0
         self._reader.remember(text)
-        return text
+        return text, False
 
     def _handle(self, message: str) -> None:
         word, _, rest = message.strip().partition(" ")
@@ -131,7 +135,11 @@ class Repl:
             self._commands[word](rest.strip())
         elif word.startswith("/"):
             say(f"Unknown command '{word}'. Type /? for help")
-        elif message.strip():
+        else:
+            self._answer_if_any(message)
+
+    def _answer_if_any(self, message: str) -> None:
+        if message.strip():
             self._answer(message)
 
     def _answer(self, message: str) -> None:
@@ -150,11 +158,16 @@ class Repl:
         say("Cleared session context")
 
     def _regen(self, _: str) -> None:
+        before = list(self._session.messages)
         message = self._session.take_last_question()
         if message is None:
             say("There is no message to answer again")
-        else:
+            return
+        try:
             self._answer(message)
+        except MoeinfError:
+            self._session.messages[:] = before  # the answer that there was is still one
+            raise
 
     def _stats(self, _: str) -> None:
         for line in cache_lines(self.model):

@@ -10,7 +10,7 @@ import pytest
 
 from moeinf.config import RuntimeConfig
 from moeinf.engine import Model
-from moeinf.errors import OutOfMemoryError
+from moeinf.errors import NotFiniteError, OutOfMemoryError
 from moeinf.generate.thinking import TemplateFacts
 from moeinf.lines import FileHistory
 from moeinf.repl import Repl
@@ -153,6 +153,27 @@ def test_regen_asks_the_last_question_again(chat: Chat) -> None:
     talk = chat("one", "two", "/regen", model=ScriptedModel([["a"], ["b"], ["c"]]))
     assert talk.model.prompts[2] == talk.model.prompts[1]
     assert talk.session.messages[-1]["content"] == "c" and len(talk.session.messages) == 4
+
+
+def test_an_answer_stays_where_another_one_fails(chat: Chat) -> None:
+    def fail_in_the_second(number: int) -> None:
+        if len(model.prompts) == 2:
+            raise NotFiniteError("the routing is no number")
+
+    model = ScriptedModel([["a"], ["b"]], on_piece=fail_in_the_second)
+    talk = chat("one", "/regen", model=model)
+    assert [message["content"] for message in talk.session.messages] == ["one", "a"]
+
+
+def test_a_block_that_looks_like_a_command_is_a_message(chat: Chat) -> None:
+    talk = chat('"""/bye"""', '"""/etc/fstab', 'says"""', '""""""')
+    assert [prompt[-1]["content"] for prompt in talk.model.prompts] == ["/bye", "/etc/fstab\nsays"]
+
+
+@pytest.mark.parametrize("topic", ["", "set", "show", "shortcuts"])
+def test_help_fits_a_terminal_of_80_columns(chat: Chat, capsys: pytest.CaptureFixture[str], topic: str) -> None:
+    chat(f"/? {topic}")
+    assert max(map(len, capsys.readouterr().err.splitlines())) < 80
 
 
 def test_an_error_in_the_middle_of_a_chat_does_not_end_it(chat: Chat, capsys: pytest.CaptureFixture[str]) -> None:
