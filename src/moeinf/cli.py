@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import join
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -48,6 +49,7 @@ from moeinf.options import (
     template_options,
 )
 from moeinf.streams import drop_output, open_streams
+from moeinf.wrong_use import usage_text, with_think
 
 if TYPE_CHECKING:
     from moeinf.config import RuntimeConfig
@@ -167,8 +169,10 @@ def pull(
                              quant_dense=quant_dense, revision=revision, token=token, force=force, dry_run=dry_run,
                              keep_source=keep_source, progress=display)
     except KeyboardInterrupt:
-        given = {"--name": name, "--quant": quant, "--quant-experts": quant_experts, "--quant-dense": quant_dense}
-        again = " ".join([f"moeinf pull {source}", *(f"{flag} {value}" for flag, value in given.items() if value)])
+        given = {"--name": name, "--quant": quant, "--quant-experts": quant_experts, "--quant-dense": quant_dense,
+                 "--revision": revision}
+        said = [word for flag, value in given.items() if value for word in (flag, value)]
+        again = join(["moeinf", "pull", source, *said])
         print(f"interrupted; `{again}` goes on where this stopped", file=sys.stderr)
         raise
     if not isinstance(pulled, StoredModel):
@@ -195,8 +199,10 @@ def list_models(
 
     library = Library(store_home())
     models = [stored for stored in library.list() if stored.name.lower().startswith(prefix.lower())]
-    print(list_json(models) if json else "\n".join(list_lines(models)))
-    for line in partial_lines(library.partials()) if everything and not json else ():
+    partials = [each for each in (library.partials() if everything else ())
+                if each.name.lower().startswith(prefix.lower())]
+    print(list_json(models, partials) if json else "\n".join(list_lines(models)))
+    for line in partial_lines(partials) if not json else ():
         _print(line)
     for fault in library.faults():
         say(f"note: {fault}")
@@ -227,7 +233,8 @@ def show(
     """What a stored model is, and the memory it needs."""
     from moeinf import show as facts
 
-    flags = {"--license": license, "--parameters": parameters, "--template": template, "--json": json}
+    flags = {"--license": license, "--parameters": parameters, "--template": template, "--json": json,
+             "--verbose": verbose}
     chosen = [flag for flag, wanted in flags.items() if wanted]
     if len(chosen) > 1:
         raise UsageError(f"only one of {', '.join(flags)} at a time, not {' and '.join(chosen)}")
@@ -236,7 +243,8 @@ def show(
         "--license": facts.license_text, "--template": facts.template_text, "--json": facts.show_json,
         "--parameters": facts.parameters_text,
     }
-    _print(texts[chosen[0]](stored) if chosen else "\n".join(facts.show_lines(stored, verbose=verbose)))
+    text = texts.get(chosen[0]) if chosen else None
+    _print(text(stored) if text else "\n".join(facts.show_lines(stored, verbose=verbose)))
 
 
 @app.command()
@@ -433,10 +441,9 @@ def run_command(arguments: list[str]) -> int:
     """Runs the words behind `moeinf`; returns the exit code."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     debug = debug_wanted() or "--debug" in arguments[:end]
-    # click would take the word behind an option for its value, and --think needs none
-    arguments = ["--think=true" if word == "--think" and at < end else word for at, word in enumerate(arguments)
-                 if at >= end or word != "--debug"]
+    options = [word for word in arguments[:end] if word != "--debug"]
     try:
+        arguments = [*with_think(options), *arguments[end:]]
         return int(app(arguments, prog_name="moeinf", standalone_mode=False) or 0)
     except SystemExit as error:  # typer's own for a broken pipe
         return error.code if isinstance(error.code, int) else 1
@@ -456,7 +463,6 @@ def run_command(arguments: list[str]) -> int:
 def _fail(error: Exception) -> int:
     from moeinf.display import harmless
     from moeinf.store.files import named
-    from moeinf.wrong_use import usage_text
 
     if isinstance(error, OSError) and error.errno is not None:  # a fault of the machine or of a file, not of ours
         error = named(error)

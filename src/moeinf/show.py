@@ -50,10 +50,13 @@ def _format_word(model: StoredModel) -> str:
     return manifest.quantisation.tag
 
 
-def list_json(models: list[StoredModel]) -> str:
-    return json.dumps([{"name": model.name, "id": model.id, "size_bytes": model.size_bytes,
-                        "format": _format_word(model), "modified": _aware(model.modified).isoformat()}
-                       for model in models], indent=2)
+def list_json(models: Sequence[StoredModel], partials: Sequence[PartialPull] = ()) -> str:
+    """Models, then pulls that have not ended, which alone say whether they are `running`."""
+    stored = [{"name": model.name, "id": model.id, "size_bytes": model.size_bytes, "format": _format_word(model),
+               "modified": _aware(model.modified).isoformat()} for model in models]
+    pulls = [{"name": partial.name, "source": partial.asked.source.location if partial.asked else "",
+              "size_bytes": partial.size_bytes, "running": partial.running} for partial in partials]
+    return json.dumps([*stored, *pulls], indent=2)
 
 
 def partial_lines(partials: Sequence[PartialPull]) -> list[str]:

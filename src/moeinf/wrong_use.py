@@ -5,7 +5,11 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from typing import Any
+
+from moeinf.errors import UsageError
+from moeinf.generate.thinking import THINK_WORDS
 
 # Verbs that hands type by habit, and what there is instead.
 _ABSENT: Mapping[str, str] = {
@@ -31,6 +35,18 @@ def usage_text(error: Any) -> str:
     if verb is None:
         return f"{text} (see moeinf --help)"
     return _ABSENT.get(verb[1]) or f"no such command: {verb[1]}; {_nearest(verb[1], _verbs(error.ctx))}"
+
+
+def with_think(words: list[str]) -> list[str]:
+    """Each --think as --think=true: click would take the word behind it for its value, and it needs none.
+
+    Raises UsageError where that word is a level, since it would become a part of the prompt.
+    """
+    for word, behind in pairwise(words):
+        if word == "--think" and behind in THINK_WORDS:
+            raise UsageError(f"--think {behind} may mean two things: write --think={behind} for how to think, or "
+                             f"--think=true {behind} for a prompt that begins so")
+    return ["--think=true" if word == "--think" else word for word in words]
 
 
 def _verbs(context: Any) -> list[str]:

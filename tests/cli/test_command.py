@@ -122,6 +122,7 @@ def test_an_empty_prompt_word_loads_the_model_and_prints_nothing(command: Comman
     (("bench", "demo", "-p", "5000"), "the context is 2048"),
     (("bench", "demo", "-o", "xml"), "known: table, md, csv, json, jsonl"),
     (("show", "demo", "--license", "--template"), "only one of"),
+    (("show", "demo", "--json", "--verbose"), "only one of"),
     (("pull", "demo", "--quant", "q5_k"), "unknown --quant 'q5_k'; known: keep, q8_0, q4_0, q4_k, iq4_nl, mxfp4"),
     (("simulate", "/nowhere"), "no trace in /nowhere"),
     (("dance",), "no such command: dance; see --help"),
@@ -278,6 +279,8 @@ def test_an_interrupted_pull_tells_how_to_go_on(command: Command, monkeypatch: p
     done = command("pull", "org/repo")
     assert done.code == 130
     assert done.err == "interrupted; `moeinf pull org/repo` goes on where this stopped\n"
+    assert "`moeinf pull './a b' --quant q4_k --revision v2`" in command(
+        "pull", "./a b", "--revision", "v2", "--quant", "q4_k").err
 
 
 def test_options_may_come_from_variables_and_flags_go_first(
@@ -308,7 +311,7 @@ def test_every_option_about_memory_and_sampling_has_the_variable_of_its_flags_na
         monkeypatch.setenv(name, "1")
     without = {line.split()[0].removeprefix("MOEINF_") for line in unknown_variables(option_kinds())}
     assert without == {"SYSTEM", "OPTION", "FILE", "RAW", "JSON", "VERBOSE", "NOWORDWRAP", "QUIET", "THINK",
-                       "HIDETHINKING", "TEMPLATE_VAR"}
+                       "HIDETHINKING", "TEMPLATE_VAR", "QUANT"}
 
 
 def test_an_unknown_variable_is_noted_by_every_verb(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,6 +335,17 @@ def test_list_has_five_columns_and_only_a_header_when_there_is_nothing(
     monkeypatch.setenv("MOEINF_HOME", str(tmp_path / "new"))
     empty = command("list")
     assert (empty.code, empty.out) == (0, "NAME    ID    SIZE    FORMAT    MODIFIED\n")
+
+
+def test_list_tells_of_interrupted_pulls_in_every_form(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("MOEINF_HOME", str(tmp_path))
+    (tmp_path / "partial" / "abc").mkdir(parents=True)
+    [pull] = json.loads(command("list", "--all", "--json").out)
+    assert (pull["name"], pull["source"], pull["running"]) == ("abc", "", False)
+    assert json.loads(command("list", "--all", "--json", "other").out) == []
+    assert len(command("list", "--all", "other").out.splitlines()) == 1
 
 
 def test_list_tells_the_names_that_can_be_pulled(command: Command) -> None:

@@ -59,6 +59,7 @@ def test_an_answer_that_is_cut_while_the_model_thinks_is_no_answer_and_says_so(
     ("demo", ("--think=false",), "this model does not think"),
     ("thinker", ("--think=high",), "this model knows no levels of thinking, only true and false"),
     ("thinker", ("--think=loud",), "--think cannot be 'loud'; it is one of true, false, low, medium, high"),
+    ("thinker", ("--think", "low"), "may mean two things: write --think=low for how to think, or"),
     ("thinker", ("--template-var", "x=1"), "the chat template reads no variable 'x'; it reads: enable_thinking"),
     ("thinker", ("--template-var", "x"), "is not NAME=VALUE"),
     ("thinker", ("--think", "--raw"), "--raw does without the chat template, which --think is for"),
