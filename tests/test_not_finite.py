@@ -70,3 +70,6 @@ def test_the_check_names_layer_and_experts_and_forgets_them() -> None:
             check(5, ids, weights)
         with pytest.raises(NotFiniteError, match=r"m: the router of expert layer 0 gives no numbers; weights"):
             check(0, ids, weights)
+        check(5, ids, np.ones((20, 2), np.float32))
+        with pytest.raises(NotFiniteError, match=r"layer 0 gives no numbers; weights"):  # 5 was the token's before
+            check(0, ids, weights)

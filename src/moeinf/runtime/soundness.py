@@ -13,7 +13,7 @@ _SHOWN = 16  # experts of a layer that are named
 
 
 class RoutingCheck:
-    """Looks at each routing before it is used, and remembers the one before it: what that one chose is suspect."""
+    """Looks at each routing before it is used, and remembers that of the layer before: what it chose is suspect."""
 
     def __init__(self, model: str) -> None:
         """model: its name, for the error."""
@@ -27,12 +27,12 @@ class RoutingCheck:
             return
         before, self._before = self._before, None
         raise NotFiniteError(
-            f"{self._model}: the router of expert layer {layer} gives no numbers{_in_use(before)}; weights are damaged "
-            f"or the machine computes wrongly: check them with `moeinf verify {self._model}`")
+            f"{self._model}: the router of expert layer {layer} gives no numbers{_in_use(before, layer)}; weights are "
+            f"damaged or the machine computes wrongly: check them with `moeinf verify {self._model}`")
 
 
-def _in_use(before: tuple[int, IntArray] | None) -> str:
-    if before is None:
+def _in_use(before: tuple[int, IntArray] | None, failed_layer: int) -> str:
+    if before is None or before[0] >= failed_layer:  # of another token: it gave this layer nothing
         return ""
     layer, ids = before
     experts = np.unique(ids)
