@@ -27,7 +27,7 @@ class PagesAhead:
         self._memory = memory
         self._end_bytes = len(memory)  # of what may be taken
         self._taken_bytes = 0
-        self._taking: tuple[deque[ByteArray], list[threading.Thread]] = (deque(), [])
+        self._taking: list[tuple[deque[ByteArray], list[threading.Thread]]] = []  # where the reads are faster, several
         self.all_taken = len(memory) <= PIECE_BYTES  # not worth a thread
 
     @property
@@ -41,7 +41,8 @@ class PagesAhead:
             return
         start, end = self._taken_bytes, min(end_bytes + AHEAD_BYTES, self._end_bytes)
         pieces = deque(self._memory[at : min(at + PIECE_BYTES, end)] for at in range(start, end, PIECE_BYTES))
-        self._taking = pieces, take(pieces)
+        under_way = [taking for taking in self._taking if any(thread.is_alive() for thread in taking[1])]
+        self._taking = [*under_way, (pieces, take(pieces))]
         self._taken_bytes, self.all_taken = end, end == self._end_bytes
 
     def resize(self, end_bytes: int) -> None:
@@ -49,15 +50,20 @@ class PagesAhead:
 
         No read may be under way there.
         """
-        pieces, threads = self._taking
         if end_bytes < self._end_bytes:
-            pieces.clear()
-            for thread in threads:
+            for pieces, _ in self._taking:
+                pieces.clear()
+            for thread in [thread for _, threads in self._taking for thread in threads]:
                 thread.join()
-            give_back(self._memory[-(-end_bytes // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES : self._end_bytes])
+            give_back(self._memory[_whole_pages(end_bytes) : _whole_pages(self._end_bytes)])
             self._taken_bytes = min(self._taken_bytes, end_bytes)
         self._end_bytes = end_bytes
         self.all_taken = self._taken_bytes == end_bytes or len(self._memory) <= PIECE_BYTES
+
+
+def _whole_pages(end_bytes: int) -> int:
+    """Where the huge page ends that the last of so many bytes lies in."""
+    return -(-end_bytes // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
 
 
 def take(pieces: deque[ByteArray]) -> list[threading.Thread]:

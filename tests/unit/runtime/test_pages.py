@@ -21,8 +21,9 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """Ranges of the arena that were populated, with pieces of one page, two ahead; no threads."""
     ranges: list[tuple[int, int]] = []
 
-    def note(pieces: deque[ByteArray]) -> None:
+    def note(pieces: deque[ByteArray]) -> list[threading.Thread]:
         ranges.extend((int(piece[0]) * STEP, len(piece)) for piece in pieces)
+        return []
 
     monkeypatch.setattr(pages, "PIECE_BYTES", STEP)
     monkeypatch.setattr(pages, "AHEAD_BYTES", 2 * STEP)
@@ -75,6 +76,47 @@ def test_threads_populate_every_piece_and_end(monkeypatch: pytest.MonkeyPatch) -
         if thread.name == "moeinf-pages":
             thread.join(10)
     assert sorted(seen) == list(range(50)) and threading.active_count() == before
+
+
+def test_all_that_is_being_taken_has_ended_when_memory_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    queues: list[deque[ByteArray]] = []
+    ended: list[int] = []
+
+    class Taking(threading.Thread):
+        """Would go on with its queue for as long as nobody clears that."""
+
+        def __init__(self, pieces: deque[ByteArray]) -> None:
+            super().__init__()
+            queues.append(pieces)
+            self._pieces = pieces
+
+        def is_alive(self) -> bool:
+            return True
+
+        def join(self, timeout: float | None = None) -> None:
+            ended.append(len(self._pieces))
+
+    monkeypatch.setattr(pages, "PIECE_BYTES", STEP)
+    monkeypatch.setattr(pages, "AHEAD_BYTES", 2 * STEP)
+    monkeypatch.setattr(pages, "take", lambda pieces: [Taking(pieces)])
+    ahead = PagesAhead(numbered_pages(9))
+    for end in (1, 3, 6):
+        ahead.reach(end * STEP)
+    assert len(queues) == 3 and all(queues)
+    ahead.resize(STEP)
+    assert ended == [0, 0, 0]
+
+
+def test_small_steps_down_leave_no_memory_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[tuple[int, int]] = []
+    memory = Arena(64 << 20).array()
+    start = memory.ctypes.data
+    monkeypatch.setattr(pages, "give_back",
+                        lambda part: given.append((part.ctypes.data - start, len(part))) if len(part) else None)
+    ahead = PagesAhead(memory)
+    for end in range(64 << 20, 0, -(700 << 10)):
+        ahead.resize(end)
+    assert sum(length for _, length in given) == (64 << 20) - pages.HUGE_PAGE_BYTES
 
 
 def test_populated_memory_keeps_its_contents() -> None:
