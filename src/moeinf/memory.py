@@ -358,7 +358,8 @@ def _shortfall(plan: MemoryPlan, machine: Machine) -> OutOfMemoryError:
         f"not enough memory: {_mib(need)} MiB needed (dense {_mib(plan.dense_bytes)}, KV cache {_mib(plan.kv_bytes)} "
         f"for {plan.context} tokens, experts {_mib(plan.cache_bytes)}, rest "
         f"{_mib(rest)}), {(machine.available_bytes + PROCESS_BYTES) >> 20} MiB available "
-        f"({machine.limited_by}); lower --num-ctx, --prefill-chunk or --expert-cache, or free memory"
+        f"({machine.limited_by}); lower --num-ctx, --prefill-chunk or --expert-cache, or "
+        f"{'raise --ram' if machine.limited_by.startswith('--ram') else 'free memory'}"
     )
 
 

@@ -94,7 +94,7 @@ def test_a_context_that_was_asked_for_does_not_shrink() -> None:
 
 
 def test_the_refusal_names_need_room_and_remedies() -> None:
-    with pytest.raises(OutOfMemoryError, match=r"\d+ MiB needed .*dense 300.* 264 MiB available \(machine\).*-ctx"):
+    with pytest.raises(OutOfMemoryError, match=r"dense 300.* 264 MiB available \(machine\).*-ctx.*or free memory$"):
         plan_memory(DEMANDS, RuntimeConfig(), on(200))
 
 
@@ -137,7 +137,7 @@ def test_a_short_model_is_not_given_a_longer_context() -> None:
 def test_a_budget_below_the_machine_binds_and_is_named_where_it_does_not_suffice() -> None:
     plan = plan_memory(DEMANDS, RuntimeConfig(ram="1200MiB"), on(100_000))
     assert 0 <= 1200 * MIB - PROCESS_BYTES - OVERHEAD_BYTES - plan.total_bytes < 4 * MIB
-    with pytest.raises(OutOfMemoryError, match=r"200 MiB available \(--ram 200MiB\)"):
+    with pytest.raises(OutOfMemoryError, match=r"200 MiB available \(--ram 200MiB\); .*or raise --ram$"):
         plan_memory(DEMANDS, RuntimeConfig(ram="200MiB"), on(100_000))
 
 

@@ -94,11 +94,12 @@ def run_bench(stored: StoredModel, config: RuntimeConfig, workload: Workload,
 
 def _check_length(stored: StoredModel, config: RuntimeConfig, workload: Workload) -> None:
     """Raises UsageError for a passage that is longer than the context will be."""
-    context, wanted = wanted_context(stored.manifest.info, config), workload.num_prompt + workload.num_decode
+    context, most = wanted_context(stored.manifest.info, config), stored.manifest.info.context_length
+    wanted = workload.num_prompt + workload.num_decode
     if wanted > context:
+        more = f", or raise --num-ctx (the model allows {most})" if context < most else "; the model allows no more"
         raise UsageError(f"-p {workload.num_prompt} and -n {workload.num_decode} are {wanted} tokens, the context is "
-                         f"{context}; lower them, or raise --num-ctx (the model allows "
-                         f"{stored.manifest.info.context_length})")
+                         f"{context}; lower them{more}")
 
 
 def _gpu_facts(gpu: Gpu | None) -> Row:

@@ -76,8 +76,10 @@ def test_what_cannot_be_is_refused_before_anything_is_measured(demo: StoredModel
     def measured(line: str) -> None:
         raise AssertionError(line)
 
-    with pytest.raises(UsageError, match=r"-p 5000 and -n 64 are 5064 tokens, the context is 2048"):
+    with pytest.raises(UsageError, match=r"5064 tokens, the context is 2048; lower them; the model"):
         run_bench(demo, RuntimeConfig(), Workload(num_prompt=5000), measured)
+    with pytest.raises(UsageError, match=r"is 64; lower them, or raise --num-ctx \(the model allows 2048\)"):
+        run_bench(demo, RuntimeConfig(context=64), Workload(num_prompt=64), measured)
     (tmp_path / "empty").write_text(" \n")
     (tmp_path / "latin").write_bytes(b"\xff\xfe")
     for name, said in (("none", "No such file"), ("empty", "is empty"), ("latin", "no UTF-8")):
