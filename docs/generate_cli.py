@@ -13,26 +13,34 @@ HEAD = """\
 
 Made by `python docs/generate_cli.py` from the `--help` of each verb; do not edit.
 
-Answers go to stdout; notes, progress, figures and errors go to stderr. Exit codes: 0, 1 for an error, 2 for a wrong
-use, 130 after Ctrl-C. Many options can also be set by [variables](#variables).
+Answers go to stdout; notes, progress, figures and errors go to stderr. The exit code is 0, 1 after an error, 2 after a
+wrong use, and 130 after Ctrl-C. Many options can also be set by [variables](#variables).
 
 The prompt of `run` is standard input (unless that is a terminal), then `--file`, then the words, joined by one space;
 newlines at the end of the first two are dropped. An empty word (`moeinf run demo ""`) only loads the model.
 In a chat, `/?` lists the commands; a message in triple quotes may have many lines.
 
-What a model thinks before it answers is told apart by the tags of its chat template, or by gpt-oss's channels. A
-terminal shows it in grey (unless `--hidethinking`), a pipe never gets it, `--json` has it in a field of its own, and
-whether the model is reminded of it is up to the template. `--think` (or `--think=true`), `--think=false`,
-`--think=low`, `medium` or `high` and, in a chat, `/set think [level]` and `/set nothink` set the variables that the
-template reads for it; one that reads none is an error. Stop strings are not looked for in thoughts.
+Many models think before they answer. moeinf tells thoughts from the answer by the tags in the chat template, or by the
+channels of gpt-oss. A terminal shows thoughts in grey, unless `--hidethinking` is given; a pipe never gets them; `--json`
+has them in a field of their own. The template decides whether the model sees them again at the next question. Stop strings
+are looked for in the answer only.
 
-An answer that was cut, by a full context or by `--num-predict`, is followed by a note.
+Whether and how hard to think is said with `--think` (the same as `--think=true`), `--think=false`, or one of the levels
+`--think=low`, `--think=medium` and `--think=high`; in a chat, with `/set think`, `/set think LEVEL` and `/set nothink`.
+This sets the variables that the chat template reads for it. It is an error where the template reads none.
+
+A note on stderr follows an answer that was cut: by a full context, by `--num-predict`, or at the longest length that the
+checkpoint sets.
+
+While other programs need memory, a model on the CPU gives a part of its expert cache back, down to the experts of one
+token; a note says so the first time. Only the speed changes.
 """
 VARIABLES = """\
 ## Variables
 
-What counts, first to last: the flag, `-o`, the variable, the checkpoint's generation_config.json, the default.
-A variable that begins with `MOEINF_` and is none of these changes nothing; a note says so.
+An option may be given in several places. The first of these that has it counts: the flag, `-o`, the variable, the
+checkpoint's generation_config.json, the default. A variable whose name begins with `MOEINF_` and is not in this table
+changes nothing, and a note says so.
 
 | variable | sets |
 |---|---|
@@ -42,9 +50,9 @@ A variable that begins with `MOEINF_` and is none of these changes nothing; a no
 COLUMNS = """\
 ## Columns of bench
 
-`-o csv`, `json` and `jsonl` have these; `md` and the table have some of them, under shorter names. Reads past the page
-cache (`--direct-io`, the default) leave it no part in the cold request; without, the kernel is asked to forget the
-experts before, and a note says so.
+`-o csv`, `-o json` and `-o jsonl` print these columns; `-o md` and the table print some of them, under shorter names. The
+cold request reads the experts from the disk: by default (`--direct-io`) reads go past the page cache, and with
+`--no-direct-io` the kernel is asked to forget the experts first, which a note says.
 
 | column | meaning |
 |---|---|
