@@ -423,11 +423,11 @@ def test_when_device_memory_runs_out_slots_are_given_up_and_the_text_is_the_same
             assert isinstance(run, GpuRun)
             calls, forward = [0], run.model.forward
 
-            def scarce(*args: Any, calls: list[int] = calls, forward: Any = forward) -> Any:
+            def scarce(*args: Any, calls: list[int] = calls, forward: Any = forward, **how: Any) -> Any:
                 calls[0] += 1
                 if calls[0] in (2, 9, 10):
                     raise torch.OutOfMemoryError("no more")
-                return forward(*args)
+                return forward(*args, **how)
 
             run.model.forward = scarce
             before = run.tier.num_slots
@@ -502,7 +502,7 @@ def test_when_no_slots_are_left_to_give_up_memory_is_said_to_be_short(demo: Stor
         run = model._opened()
         assert isinstance(run, GpuRun)
 
-        def none_left(*args: Any) -> Any:
+        def none_left(*args: Any, **how: Any) -> Any:
             raise torch.OutOfMemoryError("no more")
 
         run.model.forward = none_left
@@ -589,7 +589,7 @@ def test_the_figures_of_an_answer_tell_both_memories(demo: StoredModel) -> None:
     with opened(demo, expert_cache="30%") as model:
         answer(model)
         assert model.last is not None
-        assert "VRAM 3.0 MB peak, RAM" in "\n".join(stats_lines(model.last.stats, model))
+        assert "VRAM 2.9 MiB peak, RAM" in "\n".join(stats_lines(model.last.stats, model))
 
 
 def test_one_line_says_where_the_memory_went(demo: StoredModel) -> None:

@@ -115,7 +115,7 @@ def test_tokens_do_not_depend_on_the_number_of_threads(demo: StoredModel, oracle
     assert tokens(demo, expert_cache="20%", threads=threads) == oracle
 
 
-@pytest.mark.parametrize("cache", ["196608", "5%", "17%", "50%", "100%", "auto"])
+@pytest.mark.parametrize("cache", ["192KiB", "5%", "17%", "50%", "100%", "auto"])
 @pytest.mark.parametrize("prefetch", [False, True], ids=["demand", "prefetch"])
 def test_tokens_are_the_same_for_every_cache_size(demo: StoredModel, oracle: list[int], cache: str, prefetch: bool
                                                   ) -> None:
@@ -140,5 +140,6 @@ def test_tokens_are_the_same_for_every_way_of_reading(demo: StoredModel, oracle:
 
 
 def test_the_smallest_cache_is_one_layers_choice_of_experts(demo: StoredModel) -> None:
-    with Model(demo, RuntimeConfig(expert_cache=str(demo.manifest.moe.top_k * demo.manifest.layout.stride_bytes))) as m:
+    smallest = demo.manifest.moe.top_k * demo.manifest.layout.stride_bytes
+    with Model(demo, RuntimeConfig(expert_cache=f"{smallest}B")) as m:
         assert m.plan.num_slots == demo.manifest.moe.top_k

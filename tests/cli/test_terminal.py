@@ -48,7 +48,7 @@ def test_a_chat_from_the_first_prompt_to_ctrl_d(spawn: Spawn, home: Path) -> Non
     child.expect_exact("Set parameter 'num_predict' to '5'")
     child.expect(">>> ")
     child.send('"""a block\r')
-    child.expect_exact("... ")
+    child.expect_exact("...")
     child.send('of two lines"""\r')
     child.expect(">>> ")
     child.send("\x1b[200~pasted\nlines\x1b[201~")  # a paste does not submit

@@ -21,6 +21,7 @@ from moeinf.runtime.eamc import ActivationCollection
 from moeinf.store.checksums import sums_of
 from moeinf.store.dense_sums import DenseSums
 from moeinf.store.library import StoredModel
+from tests.checkpoints import write_tokenizer
 from tests.models.test_parity import CONFIGS, PROMPT, Pair
 
 
@@ -34,13 +35,14 @@ def pulled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def stored(checkpoint: Path, home: Path) -> StoredModel:
     (checkpoint / "tokenizer_config.json").write_text("{}")
+    write_tokenizer(checkpoint)
     return pull(str(checkpoint), home=home, name="tiny")
 
 
 def smallest(pair: Pair, stored: StoredModel) -> CpuRun:
     """With as many slots as one token needs in a layer."""
     size = stored.manifest.moe.top_k * stored.manifest.layout.stride_bytes
-    config = RuntimeConfig(expert_cache=str(size), context=256, threads=2)
+    config = RuntimeConfig(expert_cache=f"{size}B", context=256, threads=2)
     dense = DenseFile(stored, pair.plan, DenseSums(stored, sums_of(stored)[0]))
     collection = ActivationCollection(stored.manifest.moe)
     return CpuRun(ModelParts(stored, config, machine(), architecture(pair.config), pair.config, pair.plan.form,
