@@ -1,6 +1,7 @@
 # The two commands of the README. Everything is installed into .venv, nothing outside the folder is touched.
 PYTHON ?= python3
 PROMPT ?= Once upon a time
+JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
@@ -12,7 +13,7 @@ demo: $(READY)
 	$(BIN)/moeinf run demo --expert-cache 33% --num-predict 64 --seed 7 --verbose "$(PROMPT)"
 
 test: $(READY) lint native-test
-	$(BIN)/python -m pytest tests
+	$(BIN)/python -m pytest tests --numprocesses $(JOBS) --dist loadfile
 
 # A long run of what `make test` has a short one of: other files and bits each time, unless FUZZ_SEED says which. Each
 # of the two scripts has half of the time.
