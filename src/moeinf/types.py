@@ -86,7 +86,7 @@ class ExpertLayout:
 
 @dataclass(frozen=True, slots=True)
 class ExpertPiece:
-    """Where one whole part (gate, up, down or a bias) of one expert lies in a source tensor.
+    """Where one part (gate, up, down or a bias) of one expert lies in a source tensor, whole but for `filled`.
 
     Element [r, c] of the part is element start_element + r * strides[0] + c * strides[1] of the source, counted in its
     flat order; a bias [r] has one stride. Without strides the part is a run of the source: rows one behind the other.
@@ -95,6 +95,8 @@ class ExpertPiece:
       the same, transposed, [E, H, 2 I]:        2 e H I + half, strides (2, 2 I)
       down, transposed, [E, I, H]:              e I H, strides (1, H)
       biases [E, 2 I]:                          2 e I + half, strides (2,)
+    filled: what the source has of the part, from its first row and column on, where the experts of some layers are
+      smaller; the rest of the part is zero. For sources in a plain type.
     """
 
     layer: int
@@ -102,9 +104,10 @@ class ExpertPiece:
     part: str
     start_element: int
     strides: tuple[int, ...] | None = None
+    filled: tuple[int, ...] | None = None
 
     def strides_of(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The strides of a part of this shape, also where none are given (as `torch.Tensor.as_strided` takes them)."""
+        """The strides of a piece of this shape, also where none are given (as `torch.Tensor.as_strided` takes them)."""
         return self.strides or tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
 
 

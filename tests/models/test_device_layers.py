@@ -25,7 +25,7 @@ from moeinf.models.native_layers import NativeLayers
 from moeinf.models.rope import Rope, plain_rope
 from moeinf.types import Routing, TensorPlan
 from tests.emulated_device import EmulatedDevice, recorded
-from tests.models.test_parity import CONFIGS, PROMPT, Pair, logits, stored
+from tests.models.test_parity import CONFIGS, PROMPT, Pair, logits, part_of, stored
 
 
 class ExpertsOnTheDevice:
@@ -39,8 +39,7 @@ class ExpertsOnTheDevice:
         layout = next(layout for layout in plan.experts if layout.keys() <= tensors.keys())
         for name, (_, pieces) in layout.items():
             for piece in pieces:
-                shape, source = plan.parts[piece.part], tensors[name].contiguous()
-                part = source.as_strided(shape, piece.strides_of(shape), piece.start_element)
+                part = part_of(piece, tensors[name], plan.parts[piece.part])
                 self._parts[piece.layer, piece.expert, piece.part] = part
 
     def run(self, layer: int, hidden: Tensor, routing: Routing, out: Tensor) -> None:

@@ -19,7 +19,7 @@ from moeinf.models.decoder import Decoder
 from moeinf.models.native_layers import NativeLayers
 from moeinf.models.weights import StoredTensor
 from moeinf.runtime.experts import ResidentExperts
-from moeinf.types import TensorPlan
+from moeinf.types import ExpertPiece, TensorPlan
 from tests.models.common import all_configs, reference
 
 CONFIGS = all_configs()
@@ -51,6 +51,13 @@ def stored(tensor: Tensor) -> StoredTensor:
     return StoredTensor(tensor.contiguous().view(-1).view(torch.uint8).numpy(), "f32", tuple(tensor.shape))
 
 
+def part_of(piece: ExpertPiece, source: Tensor, shape: tuple[int, ...]) -> Tensor:
+    filled, part = piece.filled or shape, torch.zeros(shape)
+    part[tuple(map(slice, filled))] = source.contiguous().as_strided(filled, piece.strides_of(filled),
+                                                                     piece.start_element)
+    return part
+
+
 def resident_experts(plan: TensorPlan, tensors: dict[str, Tensor], kernels: Kernels) -> ResidentExperts:
     """Every expert's parts one behind the other, and the experts one behind the other."""
     layout = next(layout for layout in plan.experts if layout.keys() <= tensors.keys())
@@ -59,8 +66,7 @@ def resident_experts(plan: TensorPlan, tensors: dict[str, Tensor], kernels: Kern
         assert tuple(tensors[name].shape) == shape
         for piece in pieces:
             part = plan.parts[piece.part]
-            values = tensors[name].flatten().as_strided(part, piece.strides_of(part), piece.start_element)
-            found[piece.layer, piece.expert, piece.part] = values.flatten()
+            found[piece.layer, piece.expert, piece.part] = part_of(piece, tensors[name], part).flatten()
     memory = torch.cat([found[layer, expert, part] for layer in range(plan.moe.num_layers)
                         for expert in range(plan.moe.num_experts) for part in plan.parts])
     parts, size = {}, 0

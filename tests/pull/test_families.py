@@ -29,6 +29,7 @@ from moeinf.store.verify import verify
 from moeinf.types import Float32Array
 from tests.checkpoints import Checkpoint, in_fp8, in_mxfp4, random_tensors, write_checkpoint, write_tokenizer
 from tests.models.common import all_configs
+from tests.models.configs.nllb_moe import SEQ2SEQ_CONFIGS
 from tests.models.configs.qwen3_5_moe import QWEN3_5
 
 # By what widths and heads are divided, so that a layer takes a few million weights: the size of a head stays.
@@ -180,6 +181,21 @@ def test_families_whose_config_is_not_at_hand_run_from_every_layout_that_they_kn
         for quant in (None, "q8_0"):
             stored = pull(str(checkpoint), home=tmp_path / "home", quant=quant)
             assert verify(stored) == [] and np.isfinite(logits_of(stored)).all()
+
+
+@pytest.mark.parametrize("quant", [None, "q4_0", "mxfp4"])
+def test_narrower_experts_are_stored_as_if_they_had_come_with_zeros(quant: str | None, tmp_path: Path) -> None:
+    narrow = SEQ2SEQ_CONFIGS["nllb overflowing, normalised before, narrower experts of answers"]
+    wide = narrow | {"decoder_ffn_dim": narrow["encoder_ffn_dim"]}
+    tensors = {key: tensor * 0.05 for key, tensor in random_tensors(narrow).items()}
+    padded = {key: torch.zeros_like(tensor) for key, tensor in random_tensors(wide).items()}
+    for key, tensor in tensors.items():
+        padded[key][tuple(map(slice, tensor.shape))] = tensor
+    stores = [pull(str(write_checkpoint(tmp_path / name, found, config)), home=tmp_path / "home", quant=quant)
+              for name, found, config in (("narrow", tensors, narrow), ("wide", padded, wide))]
+    experts = [[path.read_bytes() for path in sorted(stored.path.glob("experts-*.bin"))] for stored in stores]
+    assert experts[0] == experts[1] and len(experts[0]) == 3
+    assert verify(stores[0]) == [] and np.isfinite(logits_of(stores[0])).all()
 
 
 @torch.inference_mode()

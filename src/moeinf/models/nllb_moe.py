@@ -76,10 +76,6 @@ class Config:
         num_layers = sum(sum(stack.sparse) for stack in stacks.values())
         if not num_layers:
             raise CheckpointError("config.json: encoder_sparse_step and decoder_sparse_step leave no layer its experts")
-        if len({stack.intermediate_size for stack in stacks.values() if any(stack.sparse)}) > 1:
-            raise UnsupportedModelError(
-                f"config.json: encoder_ffn_dim is {stacks['encoder'].intermediate_size} and decoder_ffn_dim "
-                f"{stacks['decoder'].intermediate_size}; both stacks have experts, and a store's are of one size")
         return Config(
             # as saved from the model without its head, which is the embedding: the published checkpoint
             prefix="" if config.get("architectures") == ["NllbMoeModel"] else "model.",
@@ -182,7 +178,7 @@ def sinusoids(places: IntArray, hidden_size: int) -> Float32Array:
 
 def tensor_plan(config: dict[str, Any]) -> TensorPlan:
     c = Config.parse(config)
-    hidden, blocks, matrices = c.hidden_size, [], dict[str, tuple[int, ...]]()
+    hidden, blocks, matrices = c.hidden_size, dict[str, int](), dict[str, tuple[int, ...]]()
     norms = [f"{c.prefix}{stack}.layer_norm" for stack in ("encoder", "decoder")]
     small: Shapes = {}
     for stack_name, stack, prefix, sparse in c.layers():
@@ -193,7 +189,7 @@ def tensor_plan(config: dict[str, Any]) -> TensorPlan:
                   *([f"{prefix}cross_attention_layer_norm"] if cross else [])]
         ffn, size = f"{prefix}ffn.", stack.intermediate_size
         if sparse:
-            blocks.append(ffn)
+            blocks[ffn] = size
             small[f"{ffn}router.classifier.weight"] = (c.moe.num_experts, hidden)
             small |= {f"{ffn}router.classifier.bias": (c.moe.num_experts,)} if c.router_bias else {}
         else:
@@ -204,8 +200,7 @@ def tensor_plan(config: dict[str, Any]) -> TensorPlan:
     small[embedding] = (c.vocab_size, hidden)
     ignored = (rf"({c.prefix}(encoder|decoder)\.embed_tokens|lm_head)\.weight",  # the same as the embedding
                rf"{c.prefix}(encoder|decoder)\.embed_positions\.weights")  # which follow from their places
-    intermediate = (c.encoder if any(c.encoder.sparse) else c.decoder).intermediate_size
-    return plain_experts_plan(c.moe, small | matrices, blocks, (hidden, intermediate), ("fc1", "fc2"),
+    return plain_experts_plan(c.moe, small | matrices, blocks, hidden, ("fc1", "fc2"),
                               c.encoder.heads.num_heads, biased=True, embeddings=frozenset({embedding}), head=embedding,
                               ignored=ignored,
                               matrices=frozenset(name for name in matrices if name.endswith("weight")))

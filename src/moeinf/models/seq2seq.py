@@ -216,36 +216,40 @@ def nth_of_its_expert(math: ArrayMath, ids: Array, num_experts: int) -> Array:
     return math.take((ids == math.of_host(np.arange(num_experts)[None])).cumsum(0), ids)
 
 
-def plain_experts_plan(moe: MoeShape, dense: Shapes, blocks: Sequence[str], sizes: tuple[int, int],
+def plain_experts_plan(moe: MoeShape, dense: Shapes, blocks: Mapping[str, int], hidden: int,
                        names: tuple[str, str], num_heads: int, *, biased: bool, embeddings: frozenset[str],
                        head: str, matrices: frozenset[str], ignored: tuple[str, ...]) -> TensorPlan:
     """Experts without a gate, each with tensors of its own: `<block>experts.expert_<e>.<name>.weight`.
 
-    sizes: hidden and intermediate; names: what the family calls the matrices up and down; head: the matrix that makes
+    blocks: of each layer with experts, the prefix and the intermediate size. Smaller experts are filled up with zeros,
+    of which relu makes zeros again. names: what the family calls the matrices up and down; head: the matrix that makes
     logits, which may be one of the embeddings.
     """
-    hidden, intermediate = sizes
-    parts: Shapes = {"up": (intermediate, hidden), "down": (hidden, intermediate)}
+    parts = _plain_expert(hidden, max(blocks.values()), biased)
     own = {"up": f"{names[0]}.weight", "down": f"{names[1]}.weight"}
-    if biased:
-        parts |= {"up_bias": (intermediate,), "down_bias": (hidden,)}
-        own |= {"up_bias": f"{names[0]}.bias", "down_bias": f"{names[1]}.bias"}
-    experts = {f"{block}experts.expert_{expert}.{own[part]}": (shape, (ExpertPiece(layer, expert, part, 0),))
-               for layer, block in enumerate(blocks) for expert in range(moe.num_experts)
-               for part, shape in parts.items()}
+    own |= {"up_bias": f"{names[0]}.bias", "down_bias": f"{names[1]}.bias"}
+    experts = {f"{block}experts.expert_{expert}.{own[part]}": (
+                   shape, (ExpertPiece(layer, expert, part, 0, filled=None if shape == parts[part] else shape),))
+               for layer, (block, intermediate) in enumerate(blocks.items()) for expert in range(moe.num_experts)
+               for part, shape in _plain_expert(hidden, intermediate, biased).items()}
     return TensorPlan(moe, parts, dense, (experts,), ignored, matrices, embeddings,
                       (head, "lm_head.weight"), ExpertForm("relu", False, biased),
                       work=Work(attention=8 * hidden, source=num_heads) | block_work(dense))
 
 
+def _plain_expert(hidden: int, intermediate: int, biased: bool) -> Shapes:
+    parts: Shapes = {"up": (intermediate, hidden), "down": (hidden, intermediate)}
+    return parts | ({"up_bias": (intermediate,), "down_bias": (hidden,)} if biased else {})
+
+
 def seq2seq_info(architecture: str, plan: TensorPlan, heads: Heads, *, context_length: int, hidden_size: int,
                  num_layers: int, num_decoder_layers: int, vocab_size: int, dtype: DType) -> ModelInfo:
     """Sizes of such a model. A token of the context has a place in the source and in the answer."""
-    expert = _elements(plan.parts)
+    experts = _elements({name: shape for name, (shape, _) in plan.experts[0].items()})
     dense = _elements(plan.dense)
     return ModelInfo(
-        architecture=architecture, num_params=dense + expert * plan.moe.total_experts,
-        active_params=dense + expert * plan.moe.num_layers * plan.moe.top_k, num_shared_experts=0,
+        architecture=architecture, num_params=dense + experts,
+        active_params=dense + experts * plan.moe.top_k // plan.moe.num_experts, num_shared_experts=0,
         context_length=context_length, hidden_size=hidden_size, num_layers=num_layers, vocab_size=vocab_size,
         kv_bytes_per_token=2 * 2 * num_decoder_layers * heads.num_heads * heads.head_dim * 4,  # always float32
         dtype=dtype,

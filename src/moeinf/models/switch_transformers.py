@@ -156,7 +156,7 @@ class RelativeBias:
 
 def tensor_plan(config: dict[str, Any]) -> TensorPlan:
     c = Config.parse(config)
-    hidden, dense, blocks = c.hidden_size, dict[str, tuple[int, ...]](), []
+    hidden, dense, blocks = c.hidden_size, dict[str, tuple[int, ...]](), list[str]()
     matrices: Shapes = {}
     for stack, prefix, sparse in c.layers():
         names = ["SelfAttention"] if stack == "encoder" else ["SelfAttention", "EncDecAttention"]
@@ -182,7 +182,7 @@ def tensor_plan(config: dict[str, Any]) -> TensorPlan:
     ignored = (*tied,
                # a table that mesh_tensorflow's conversion wrote and that no model reads
                r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight")
-    return plain_experts_plan(c.moe, dense | matrices, blocks, (hidden, c.intermediate_size), ("wi", "wo"),
+    return plain_experts_plan(c.moe, dense | matrices, dict.fromkeys(blocks, c.intermediate_size), hidden, ("wi", "wo"),
                               c.heads.num_heads, biased=False, embeddings=embeddings, head=c.head,
                               matrices=frozenset(matrices), ignored=ignored)
 

@@ -57,13 +57,14 @@ def expert_copies(tensors: Tensors, source: str, pieces: Sequence[ExpertPiece], 
     for piece in pieces:
         spec = parts[piece.part]
         offset = piece.expert * layout.stride_bytes + spec.offset_bytes
-        if tensors.format(source) == "mxfp4" or piece.strides is not None:
+        if tensors.format(source) == "mxfp4" or piece.strides or piece.filled:
             slabs.setdefault((piece.layer, piece.expert), []).append(piece)
         else:
             yield _run(tensors, source, piece.start_element, math.prod(spec.shape), spec, piece.layer, offset)
     for slab in slabs.values():
-        views = [View(piece.start_element, parts[piece.part].shape, piece.strides_of(parts[piece.part].shape))
-                 for piece in slab]
+        shapes = [piece.filled or parts[piece.part].shape for piece in slab]
+        views = [View(piece.start_element, shape, piece.strides_of(shape))
+                 for piece, shape in zip(slab, shapes, strict=True)]
         start, end = min(view.start for view in views), max(view.end for view in views)
         for piece, view in zip(slab, views, strict=True):
             spec = parts[piece.part]
@@ -103,6 +104,7 @@ def _strided(tensors: Tensors, source: str, view: View, start: int, end: int, sp
     if tensors.format(source) == "mxfp4":
         num_weights = 2 * entry.num_bytes
         assert end <= num_weights, "the plan cuts beyond its tensor"
+        assert view.shape == spec.shape, "blocks fill a part"
         share = _scales(tensors, source, start, num_weights, end - start)
         return Copy(entry.offset_bytes + start // 2, (end - start) // 2, target, offset,
                     Mxfp4(source, view, (end - start) // 2), share)
@@ -111,7 +113,7 @@ def _strided(tensors: Tensors, source: str, view: View, start: int, end: int, sp
     assert end * width <= entry.num_bytes and not tensors.is_fp8(source), "the plan cuts beyond its tensor"
     num_bytes = (end - start) * width
     return Copy(entry.offset_bytes + start * width, num_bytes, target, offset,
-                Strided(source, dtype, spec.dtype, view, num_bytes))
+                Strided(source, dtype, spec.dtype, view, spec.shape, num_bytes))
 
 
 def _scales(tensors: Tensors, source: str, first: int, of: int, count: int = 1) -> Range:

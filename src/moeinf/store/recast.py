@@ -96,23 +96,29 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Strided:
-    """Elements that lie among others, or in another order, put one behind the other; then as blocks where wanted."""
+    """Elements that lie among others, or in another order, put one behind the other; then as blocks where wanted.
+
+    shape: of what is stored. Where it is larger than the view's, zeros follow each row, and the last of them.
+    """
 
     tensor: str
     source: DType
     format: Format
     view: View
+    shape: tuple[int, ...]
     unit_bytes: int  # the whole run
 
     def stored_bytes(self, num_bytes: int) -> int:
         weights, block_bytes = FORMAT_BLOCKS[self.format]
-        return math.prod(self.view.shape) // weights * block_bytes * (num_bytes > 0)
+        return math.prod(self.shape) // weights * block_bytes * (num_bytes > 0)
 
     def part(self, start: int) -> Strided:
         return self
 
     def apply(self, data: memoryview, scales: memoryview) -> memoryview:
         found = self.view.of(data, DTYPE_BYTES[self.source])
+        if self.view.shape != self.shape:
+            found = _filled_up(found, self.view.shape, self.shape, DTYPE_BYTES[self.source])
         return found if self.format == self.source else Quantised(self.tensor, self.source, self.format).apply(
             found, scales)
 
@@ -180,6 +186,13 @@ class Fp8:
             at = end
         found = out.reshape(-1).view(np.uint8).data
         return found if self.format == "bf16" else Quantised(self.tensor, "bf16", self.format).apply(found, scales)
+
+
+def _filled_up(data: memoryview, shape: tuple[int, ...], wanted: tuple[int, ...], element_bytes: int) -> memoryview:
+    """Elements of `shape`, one behind the other, as the first rows and columns of zeros of the wanted shape."""
+    elements = np.zeros(wanted, _ELEMENTS[element_bytes])
+    elements[tuple(slice(count) for count in shape)] = np.frombuffer(data, elements.dtype).reshape(shape)
+    return elements.reshape(-1).view(np.uint8).data
 
 
 def _e4m3_values() -> Float32Array:

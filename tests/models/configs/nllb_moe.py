@@ -18,8 +18,8 @@ SEQ2SEQ_CONFIGS = {
         "router_bias": True, "moe_token_dropout": 0.0, "scale_embedding": False, "encoder_sparse_step": 1,
         "decoder_sparse_step": 4, "decoder_attention_heads": 2, "normalize_router_prob_before_dropping": True},
     "nllb overflowing": NLLB | {"moe_eval_capacity_token_fraction": 0.2, "encoder_sparse_step": 4},
-    "nllb overflowing, normalised before": NLLB | {
-        "moe_eval_capacity_token_fraction": 0.1, "encoder_sparse_step": 4,
+    "nllb overflowing, normalised before, narrower experts of answers": NLLB | {
+        "moe_eval_capacity_token_fraction": 0.1, "encoder_sparse_step": 4, "decoder_ffn_dim": 64,
         "normalize_router_prob_before_dropping": True},
 }
 

@@ -51,10 +51,21 @@ def test_a_view_takes_rows_from_between_others_and_turns_matrices(dtype: torch.d
     slab = torch.randn(6, 8, generator=torch.Generator().manual_seed(1)).to(dtype)
     for view, wanted in ((View(8, (3, 8), (16, 1)), slab[1::2]), (View(1, (4, 6), (2, 8)), slab[:, 1::2].T),
                          (View(3, (5,), (2,)), slab.view(-1)[3:13:2])):
-        recast = Strided("t", of, of, view, slab.numel() * dtype.itemsize)
+        recast = Strided("t", of, of, view, view.shape, slab.numel() * dtype.itemsize)
         assert bytes(recast.apply(data_of(slab), NONE)) == bytes(data_of(wanted))
         assert recast.stored_bytes(recast.unit_bytes) == wanted.numel() * dtype.itemsize
         assert view.end <= slab.numel() and recast.stored_bytes(0) == 0
+
+
+def test_what_fills_a_part_of_a_matrix_is_followed_by_zeros() -> None:
+    slab = torch.randn(6, 8, generator=torch.Generator().manual_seed(1))
+    for view, shape in ((View(0, (6, 8), (8, 1)), (9, 8)), (View(0, (6, 8), (8, 1)), (6, 32)),
+                        (View(3, (5,), (1,)), (8,)), (View(1, (4, 6), (2, 8)), (7, 64))):
+        recast = Strided("t", "f32", "f32", view, shape, slab.nbytes)
+        wanted = torch.zeros(shape)
+        wanted[tuple(map(slice, view.shape))] = slab.flatten().as_strided(view.shape, view.strides, view.start)
+        assert bytes(recast.apply(data_of(slab), NONE)) == bytes(data_of(wanted))
+        assert recast.stored_bytes(recast.unit_bytes) == wanted.nbytes
 
 
 def test_a_view_of_groups_is_that_of_their_elements() -> None:
