@@ -117,9 +117,10 @@ class Session:
 
     def show_notices(self) -> None:
         """Each fallback of the model to stderr, once."""
-        for notice in self.model.notices[self._num_notices_shown :]:
+        new = self.model.notices[self._num_notices_shown :]  # at once: a thread that watches memory may add one
+        for notice in new:
             say(f"note: {notice}")
-        self._num_notices_shown = len(self.model.notices)
+        self._num_notices_shown += len(new)
 
     def use(self, model: Model) -> None:
         """Goes on with another open model, or the same anew; its notices are said, and what it cannot be told."""

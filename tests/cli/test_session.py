@@ -133,6 +133,23 @@ def test_a_base_model_gets_each_text_on_its_own_and_one_warning(capsys: pytest.C
     assert capsys.readouterr().err.count("base model") == 1
 
 
+def test_a_notice_that_comes_while_others_are_shown_is_shown_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = ScriptedModel(notices=["O_DIRECT was refused"])
+    chat = session(model)
+    said: list[str] = []
+
+    def say_while_memory_runs_short(line: str) -> None:
+        said.append(line)
+        if len(said) == 1:
+            model.notices.append("the machine ran short of memory")
+
+    monkeypatch.setattr("moeinf.session.say", say_while_memory_runs_short)
+    chat.show_notices()
+    chat.show_notices()
+    chat.show_notices()
+    assert said == ["note: O_DIRECT was refused", "note: the machine ran short of memory"]
+
+
 def test_each_notice_of_the_model_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
     model = ScriptedModel(notices=["O_DIRECT was refused"])
     chat = session(model)
