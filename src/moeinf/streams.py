@@ -57,6 +57,10 @@ class _Errors(io.FileIO):
 
 
 def _text(stream: TextIO | None, raw: io.FileIO) -> TextIO:
-    """A text stream over `raw` with the encoding that the interpreter chose."""
-    encoding, errors = (stream.encoding, stream.errors) if stream else ("utf-8", "backslashreplace")
-    return io.TextIOWrapper(io.BufferedWriter(raw), encoding, errors, line_buffering=raw.isatty() or raw.fileno() == 2)
+    """A text stream over `raw` with the encoding that the interpreter chose.
+
+    A character that this encoding lacks is written as \\xe9, so that an answer does not end there.
+    """
+    encoding = stream.encoding if stream else "utf-8"
+    return io.TextIOWrapper(io.BufferedWriter(raw), encoding, "backslashreplace",
+                            line_buffering=raw.isatty() or raw.fileno() == 2)

@@ -33,7 +33,8 @@ def usage_text(error: Any) -> str:
     text = str(error.format_message())
     verb = re.match(r"No such command '(.*?)'", text)  # the parser's error has no field for it in every version
     if verb is None:
-        return f"{text} (see moeinf --help)"
+        context = getattr(error, "ctx", None)
+        return f"{text.removesuffix('.')} (see {context.command_path if context else 'moeinf'} --help)"
     return _ABSENT.get(verb[1]) or f"no such command: {verb[1]}; {_nearest(verb[1], _verbs(error.ctx))}"
 
 

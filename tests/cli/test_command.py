@@ -117,7 +117,7 @@ def test_an_empty_prompt_word_loads_the_model_and_prints_nothing(command: Comman
     (("run", "demo", "x", "-o", "top_k=many"), "top_k must be a whole number"),
     (("run", "demo", "x", "--file", "/nowhere/at/all"), "cannot be read"),
     (("run", "demo", "x", "--frobnicate"), "--frobnicate"),
-    (("run",), "MODEL"),
+    (("run",), "Missing argument 'MODEL' (see moeinf run --help)"),
     (("bench", "nowhere", "--prompt-file", "/nowhere/at/all"), "cannot be read"),
     (("bench", "demo", "-p", "5000"), "the context is 2048"),
     (("bench", "demo", "-o", "xml"), "known: table, md, csv, json, jsonl"),
