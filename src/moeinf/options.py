@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
@@ -127,14 +128,19 @@ def _pairs(pairs: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
         if name == "num_gpu":
             runtime["device"] = device_of_num_gpu(value)
         elif name in OLLAMA_RUNTIME:
-            if not value.isdecimal():
-                raise UsageError(f"{name} must be a whole number, not {value!r}")
-            runtime[OLLAMA_RUNTIME[name]] = int(value)
+            runtime[OLLAMA_RUNTIME[name]] = whole_number(name, value)
         elif name == "stop":
             sampling["stop"] = (*sampling.get("stop", ()), value)
         else:
             sampling[name] = parse_option(name, value)
     return sampling, runtime
+
+
+def whole_number(name: str, text: str) -> int:
+    """Raises UsageError, also for more digits than anything here can have: int() refuses thousands of them."""
+    if not re.fullmatch(r"[0-9]{1,18}", text):
+        raise UsageError(f"{name} must be a whole number of at most 18 digits, not {text[:40]!r}")
+    return int(text)
 
 
 def device_of_num_gpu(text: str) -> str:

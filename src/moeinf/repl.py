@@ -11,7 +11,7 @@ from moeinf.display import harmless
 from moeinf.errors import ModelNotFoundError, MoeinfError, UsageError
 from moeinf.generate.sampling import option_kinds, parse_option
 from moeinf.lines import LineReader
-from moeinf.options import OLLAMA_RUNTIME, device_of_num_gpu
+from moeinf.options import OLLAMA_RUNTIME, device_of_num_gpu, whole_number
 from moeinf.session import SECOND_INTERRUPT_S, Session, say
 from moeinf.stats_block import cache_lines
 
@@ -228,9 +228,7 @@ class Repl:
         from dataclasses import replace
 
         if name in OLLAMA_RUNTIME:
-            if not values[0].isdecimal() or int(values[0]) < 1:
-                raise UsageError(f"{name} must be a whole number of at least 1, not {values[0]!r}")
-            changed_field: dict[str, Any] = {OLLAMA_RUNTIME[name]: int(values[0])}
+            changed_field: dict[str, Any] = {OLLAMA_RUNTIME[name]: whole_number(name, values[0])}
             self._reopen(self.model.name, replace(self._config, **changed_field))
         elif name == "num_gpu":
             self._reopen(self.model.name, replace(self._config, device=device_of_num_gpu(values[0])))
@@ -252,7 +250,7 @@ class Repl:
             "template": lambda stored: facts.template_text(stored) or _none("prompt template"),
         }
         if what == "system":
-            print(self._session.system or _none("system message"))
+            print(harmless(self._session.system or _none("system message")))
         elif what in texts:
             print(harmless(texts[what](self._library.find(self.model.name))))
         else:

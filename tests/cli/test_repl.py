@@ -155,6 +155,15 @@ def test_regen_asks_the_last_question_again(chat: Chat) -> None:
     assert talk.session.messages[-1]["content"] == "c" and len(talk.session.messages) == 4
 
 
+def test_a_number_that_no_option_can_have_does_not_end_the_chat(chat: Chat, capsys: pytest.CaptureFixture[str]) -> None:
+    talk = chat(f"/set parameter num_ctx {'9' * 5000}", "/set parameter num_thread 0", "/set system a\x1b[2Jb",
+                "/show system")
+    done = capsys.readouterr()
+    assert "num_ctx must be a whole number of at most 18 digits" in done.err
+    assert "--threads must be from 1 to 1024, not 0" in done.err and talk.opened == []
+    assert done.out.splitlines()[0] == "a[2Jb"
+
+
 def test_an_answer_stays_where_another_one_fails(chat: Chat) -> None:
     def fail_in_the_second(number: int) -> None:
         if len(model.prompts) == 2:
