@@ -110,6 +110,18 @@ def test_tokens_are_the_same_for_every_prefill_chunk(tmp_path: Path, chunk: int)
     assert answers[0].token_ids == answers[1].token_ids
 
 
+def test_a_prompt_that_is_given_again_or_was_given_in_part_has_the_same_answer(tmp_path: Path) -> None:
+    """Whatever the cache holds of it: the size of the whole prompt decides how the rest is rounded."""
+    stored, prompt = pull("demo", home=tmp_path, quant="mxfp4"), PROMPT * 6
+    with Model(stored, RuntimeConfig()) as model:
+        params = model.params(temperature=0.0, num_predict=NUM_TOKENS, stop=())
+        wanted = model.generate(prompt, params)
+        for cached in (prompt, prompt[:-3], prompt[:-20]):
+            model.generate(cached, params)
+            answer = model.generate(prompt, params)
+            assert answer.stats.cached_tokens > 64 and answer.token_ids == wanted.token_ids
+
+
 @pytest.mark.parametrize("threads", [1, 3])
 def test_tokens_do_not_depend_on_the_number_of_threads(demo: StoredModel, oracle: list[int], threads: int) -> None:
     assert tokens(demo, expert_cache="20%", threads=threads) == oracle

@@ -102,7 +102,7 @@ def generate(
         timing.cached_tokens, logits = reused, None
         for start in range(reused, len(prompt), chunk):
             check()
-            logits = _forward(model, sequence, prompt[start : start + chunk], check, len(prompt) - reused)
+            logits = _forward(model, sequence, prompt[start : start + chunk], check, len(prompt))
             on_prefill(min(start + chunk, len(prompt)), len(prompt))
         assert logits is not None, "rewind_to leaves at least one token to run"
         if max_tokens < 1:

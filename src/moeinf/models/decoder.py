@@ -125,7 +125,8 @@ class Decoder:
                 of_tokens: int = 0, last_only: bool = True) -> Float32Array:
         """Logits [1 or tokens, vocab] of the tokens `ids`, which follow what the cache holds.
 
-        of_tokens: how many the pass has whose part they are, as a prompt goes in chunks; 0: they are all of it.
+        of_tokens: how many the pass has whose part they are, as a prompt goes in chunks, and the cache may hold its
+        beginning from a request before; 0: they are all of it.
         between_layers may raise to give the pass up; the cache is then as it was before.
         """
         def compute(x: Hidden, places: Places) -> Hidden:
