@@ -65,7 +65,7 @@ class DenseFile:
         return tensors | self._looked_up(self._mapped)
 
     def _check_sums(self, tensors: Sequence[TensorSpec], memory: ByteArray) -> None:
-        """On every core: what is in memory is summed faster than any disk brings it."""
+        """Compares tensors with their checksums, on every core: memory is summed faster than any disk brings it."""
         with ThreadPoolExecutor() as pool:
             found = pool.map(lambda spec: crc32c(memory[spec.offset_bytes :][: spec.num_bytes]), tensors)
             for spec, each in zip(tensors, found, strict=True):

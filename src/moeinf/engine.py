@@ -98,7 +98,7 @@ class Model:
         self._load_s = time.perf_counter() - started
 
     def _sums_of_weights(self) -> Sequence[SumRun]:
-        """With which reads are compared. Raises UsageError where that was asked for, and the store has none."""
+        """The checksums that reads are compared with. Raises UsageError where --verify-reads asks for them in vain."""
         runs, notice = sums_of(self._stored)
         if notice and self.config.verify_reads:
             raise UsageError(f"--verify-reads: {notice}")
@@ -257,7 +257,7 @@ class Model:
         return stats
 
     def _checked_ids(self, name: str, ids: Sequence[int]) -> list[int]:
-        """As plain numbers. Raises UsageError for what has no row in the embedding; a negative index would find one."""
+        """The ids as plain numbers. Raises UsageError for one that has no row; a negative index would find one."""
         count = self.manifest.info.vocab_size
         for place, token in enumerate(ids):
             whole = isinstance(token, Integral) and not isinstance(token, bool)

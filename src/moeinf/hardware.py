@@ -35,7 +35,7 @@ def machine(root: Path = Path("/")) -> Machine:
 
 
 def memory_now(root: Path = Path("/")) -> MemoryState:
-    """Of the machine, and of every control group on the way to this process: what is tightest binds."""
+    """What the machine, and every control group around this process, leave to it: the tightest of them binds."""
     available, limited_by = _memory(root, "MemAvailable"), "machine"
     stall_s = _stall_s(root / "proc/pressure/memory")
     for group, folder, is_v2 in _groups(root, "memory"):
@@ -92,7 +92,7 @@ def _page_cache(stat: Path) -> int:
 
 
 def _stall_s(pressure: Path) -> float:
-    """Of a pressure file, the time in which some task waited; 0 where there is no such file."""
+    """The time in which some task waited, as a pressure file tells it; 0 where there is no such file."""
     for line in _lines(pressure):
         if line.startswith("some ") and "total=" in line:
             return int(line.rpartition("total=")[2]) / 1e6

@@ -322,7 +322,7 @@ class _Pull:
         return stored
 
     def _announce(self, conversion: Conversion, downloads: Path) -> None:
-        """The bytes of each step: what is fetched is converted, and what is written read back."""
+        """Announces the bytes of each step: what is fetched is converted, and what is written read back."""
         fetched, fetched_before, converted, converted_before = 0, 0, 0, 0
         for shard in self._source.shards.files:
             copied = read_bytes(conversion.copies[shard])

@@ -258,8 +258,8 @@ def _largest_chunk(demands: Demands, context: int, room: int) -> int:
 
 
 def _host_slots(demands: Demands, config: RuntimeConfig, machine: Machine, device_slots: int) -> tuple[int, int]:
-    """As many as memory allows, at most one an expert; where the GPU has them all, a ring to pass through. And how
-    many of them may be pinned.
+    """How many slots the host has, and how many of them may be pinned: as many as memory allows, at most one for each
+    expert; where the GPU holds all experts, a ring that they pass through.
 
     Without a --ram, others on the machine keep a part of its memory, unless one token's experts need that. The dense
     weights pass through a small buffer before the slots are taken. Raises OutOfMemoryError.
@@ -331,7 +331,7 @@ def _within_ram(machine: Machine, config: RuntimeConfig) -> Machine:
 
 
 def wanted_context(info: ModelInfo, config: RuntimeConfig) -> int:
-    """Before want of memory shortens an automatic one. Raises UsageError for one beyond the model's."""
+    """The context before want of memory shortens an automatic one. Raises UsageError for one beyond the model's."""
     if config.context is None:
         return min(info.context_length, DEFAULT_CONTEXT)
     if config.context > info.context_length:
@@ -351,7 +351,7 @@ def _wanted_slots(moe: MoeShape, stride: int, config: RuntimeConfig, room: int) 
 
 
 def _shortfall(plan: MemoryPlan, machine: Machine) -> OutOfMemoryError:
-    """Of the whole process, as --ram and `show` count."""
+    """The error for a plan that does not fit. It counts the whole process, as --ram and `show` do."""
     rest = plan.activation_bytes + OVERHEAD_BYTES + PROCESS_BYTES
     need = plan.total_bytes + OVERHEAD_BYTES + PROCESS_BYTES
     return OutOfMemoryError(

@@ -48,7 +48,9 @@ class Run(SourceModel, Protocol):
 
 
 def put_together(parts: ModelParts, gpu: OpenGpu | None, look: Callable[[], Machine]) -> Run:
-    """On `gpu` if one is given, else on what the configuration names; look: at the machine's memory as it is now.
+    """Runs the model on `gpu` if one is given, else on what the configuration names.
+
+    look() tells the machine's memory as it is now.
 
     Raises as Model does.
     """
@@ -65,7 +67,7 @@ def put_together(parts: ModelParts, gpu: OpenGpu | None, look: Callable[[], Mach
 
 
 def _on_gpu(parts: ModelParts, found: Gpu, look: Callable[[], Machine]) -> Run | None:
-    """On the card that was found; None after one notice where the CPU is to compute, which is for "auto" alone."""
+    """The run on the card that was found; None, after one notice, where "auto" leaves the work to the CPU."""
     from moeinf.on_gpu import GpuRun, open_gpu
     from moeinf.preference import reason_for_cpu
 

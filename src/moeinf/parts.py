@@ -59,7 +59,7 @@ class ModelParts:
 
     @property
     def demands(self) -> Demands:
-        """As this run has them."""
+        """What this run demands of memory."""
         return demands_of(self.manifest, self.dense.memory_bytes, self.work, self.num_beams)
 
     @property

@@ -117,7 +117,7 @@ class FilledSlots:
         self._after_resizing()
 
     def grow(self, num_slots: int) -> None:
-        """Has `num_slots` again, of those that were given up."""
+        """Takes slots again that were given up, so that there are `num_slots`."""
         self.table.grow(num_slots)
         self._after_resizing()
 
@@ -135,7 +135,7 @@ class FilledSlots:
                 self.wait(coming)
 
     def settles_within(self, seconds: float, keys: IntArray) -> bool:
-        """As `settle`, but a disk that does not answer is left alone; whether nothing is on its way any more."""
+        """As `settle`, but leaves a disk alone that does not answer; returns whether nothing is on its way any more."""
         give_up_at = time.monotonic() + seconds
         while True:
             self.poll()

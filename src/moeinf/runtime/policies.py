@@ -41,14 +41,14 @@ class EvictionPolicy(Protocol):
 
 
 class TokenScores(NamedTuple):
-    """By which a device chooses victims for a whole token, while the host learns nothing."""
+    """The scores by which a device chooses victims for a whole token, while the host learns nothing."""
 
     scores: FloatArray  # [L, E], but for the distance: belongs to the policy as those of keep_scores do
     used: float  # what the score of an expert that the token uses rises to, where it is lower
 
 
 class DevicePolicy(EvictionPolicy, Protocol):
-    """One whose scores a device can finish."""
+    """An eviction policy whose scores a device can finish."""
 
     @property
     def step(self) -> int:
@@ -56,7 +56,7 @@ class DevicePolicy(EvictionPolicy, Protocol):
         ...
 
     def token_scores(self) -> TokenScores:
-        """After the observation of a token's last layer."""
+        """The scores for the next token; called after the observation of a token's last layer."""
         ...
 
 

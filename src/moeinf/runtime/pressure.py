@@ -48,13 +48,13 @@ class MemoryWatch:
                          f"need some; {LIMIT_REMEDIES[errno.EAGAIN]}")
 
     def close(self) -> None:
-        """No look is taken any more."""
+        """Ends the thread: no look is taken any more."""
         self._closed.set()
         if self._thread.is_alive():
             self._thread.join()
 
     def look(self) -> bool:
-        """Resizes the tier where that is due; whether memory is short."""
+        """Resizes the tier where that is due; returns whether memory is short."""
         tier, state, now = self._tier, self._memory(), self._clock()
         stalled = state.stall_s - self._stall_s > STALLED * (now - self._looked_s)
         self._looked_s, self._stall_s = now, state.stall_s

@@ -112,7 +112,7 @@ class SlotTable:
 
     @property
     def end_offset(self) -> int:
-        """Behind the last slot."""
+        """The offset behind the last slot."""
         return self._offsets.stop
 
     def by_state(self, keys: Sequence[int]) -> tuple[list[int], list[int], list[int]]:

@@ -230,7 +230,7 @@ class ExpertTier:
         return self._filled.untaken_bytes
 
     def resize(self, num_slots: int) -> bool:
-        """From any thread, of host memory: gives slots and their memory back, or has some again that it gave back.
+        """Gives slots of host memory back to the machine, or takes some again that it gave back. From any thread.
 
         Waits for the end of a visit. False: a read goes on into a slot that is to go, and the disk does not end it.
         """

@@ -207,7 +207,7 @@ class Library:
         return StoredModel(f"{name}:{tag}", identifier, folder) if sound else None
 
     def _identifier(self, name: str, tag: str) -> str:
-        """Of the model that a name holds, "" for an unknown name. Raises StoreError for a damaged one."""
+        """The id of the model that a name holds, "" for an unknown name. Raises StoreError for a damaged one."""
         path = self._names / name / tag
         try:
             identifier = read_small(path, 1 << 10).decode("utf-8", "replace").strip()

@@ -103,7 +103,7 @@ def parse_receipt(receipt: Mapping[str, str]) -> PulledAs | None:
 
 @contextmanager
 def pull_lock(folder: Path, label: str, say: Callable[[str], None] | None = None) -> Iterator[None]:
-    """Held by the one process that works in the folder; the kernel frees it at a kill.
+    """A lock that the one process holds which works in the folder; the kernel frees it at a kill.
 
     Others say so and wait; without `say` they raise StoreError instead.
     """

@@ -49,7 +49,7 @@ class Finding:
 
 
 def dense_span(path: Path, num_bytes: int, tensors: Sequence[TensorSpec], info: ModelInfo) -> Span:
-    """Of embeddings single rows are read: they have as many rows as the vocabulary has tokens."""
+    """The whole of a dense file. A run reads single rows of embeddings, which have as many as there are tokens."""
     return Span(path, 0, num_bytes, tensors, info.vocab_size)
 
 
@@ -121,7 +121,7 @@ def _parts(span: Span) -> Iterator[tuple[int, int, TensorSpec | None]]:
 
 def _check_part(fd: int, span: Span, start: int, num_bytes: int, spec: TensorSpec | None, buffer: memoryview,
                 sums: _Sums) -> None:
-    """Reads it in pieces of whole blocks or rows, and adds what they are to the sums."""
+    """Reads a part of a span in pieces of whole blocks or rows, and adds them to the sums."""
     unit_bytes, block_bytes = num_bytes, FORMAT_BLOCKS[spec.dtype][1] if spec else 1
     if spec and len(spec.shape) == 2 and spec.shape[0] == span.num_rows and not is_quantised(spec.dtype) \
             and num_bytes <= span.num_rows * _CHUNK_BYTES:
