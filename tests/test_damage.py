@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +170,22 @@ def test_a_flipped_bit_in_any_dense_tensor_or_the_header_is_named(stored: Stored
         logits_of(stored, 1)
     flip(path, 8 * 40)
     assert len(logits_of(stored, 1)) == 1
+
+
+def test_dense_weights_are_summed_by_the_threads_that_were_asked_for_or_not_at_all(
+    stored: StoredModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int | None] = []
+
+    def counted(num_threads: int | None = None) -> ThreadPoolExecutor:
+        asked.append(num_threads)
+        return ThreadPoolExecutor(num_threads)
+
+    monkeypatch.setattr("moeinf.dense.ThreadPoolExecutor", counted)
+    logits_of(stored, 1)
+    assert asked == [1]
+    logits_of(resealed(stored, "", without=CHECKSUMS_FILE), 1)
+    assert asked == [1], "no sums are known"
 
 
 # ---- small files

@@ -14,6 +14,7 @@ import numpy as np
 from moeinf._native import crc32c
 from moeinf.config import RuntimeConfig
 from moeinf.errors import StoreError
+from moeinf.hardware import usable_cores
 from moeinf.models.weights import StoredTensor, TensorBytes
 from moeinf.runtime.file_pieces import FilePieces
 from moeinf.runtime.reading import read_file
@@ -59,14 +60,16 @@ class DenseFile:
         left_out = [(spec.offset_bytes, spec.offset_bytes + spec.num_bytes) for spec in self._mapped]
         memory = read_file(self._path, self._num_bytes, config, progress, left_out, on_wait)
         resident = [spec for spec in self._specs if spec not in self._mapped]
-        self._check_sums(resident, memory)
+        self._check_sums(resident, memory, config.threads or usable_cores())
         check_dense(self._path, resident, memory.data)
         tensors = {spec.name: _tensor(spec, memory) for spec in resident}
         return tensors | self._looked_up(self._mapped)
 
-    def _check_sums(self, tensors: Sequence[TensorSpec], memory: ByteArray) -> None:
-        """Compares tensors with their checksums, on every core: memory is summed faster than any disk brings it."""
-        with ThreadPoolExecutor() as pool:
+    def _check_sums(self, tensors: Sequence[TensorSpec], memory: ByteArray, num_threads: int) -> None:
+        """Compares tensors with their checksums, by several threads: memory is summed faster than a disk brings it."""
+        if not self._sums.known:
+            return
+        with ThreadPoolExecutor(num_threads) as pool:
             found = pool.map(lambda spec: crc32c(memory[spec.offset_bytes :][: spec.num_bytes]), tensors)
             for spec, each in zip(tensors, found, strict=True):
                 self._sums.check(spec, each)

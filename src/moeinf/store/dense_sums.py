@@ -21,9 +21,13 @@ class DenseSums:
         self._model, self._path, self._always = model, model.dense_path, always
         self._runs = {run.start: run for run in runs if run.file == self._path.name}
 
+    @property
+    def known(self) -> bool:
+        return bool(self._runs)
+
     def check_header(self) -> None:
         """Raises StoreError where the part before the tensors is damaged, which says where they lie."""
-        if not self._runs:
+        if not self.known:
             return
         head = self._runs.get(0)
         data = bytearray(head.num_bytes if head else 0)
@@ -36,7 +40,7 @@ class DenseSums:
 
     def check(self, spec: TensorSpec, found: int) -> None:
         """found: CRC-32C of all the tensor's bytes. Raises StoreError where it is another."""
-        if not self._runs or not spec.num_bytes:
+        if not self.known or not spec.num_bytes:
             return
         run = self._run(spec)
         if found != crc32c_joined(run.sums, run.unit_bytes, run.num_bytes):
@@ -47,7 +51,7 @@ class DenseSums:
 
         None where nothing is known, or rows have no sums of their own: all of `data` is then read and checked here.
         """
-        if not self._runs or not spec.num_bytes:
+        if not self.known or not spec.num_bytes:
             return None
         run = self._run(spec)
         if run.num_units != spec.shape[0] or run.unit_bytes * run.num_units != run.num_bytes:
