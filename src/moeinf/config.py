@@ -198,7 +198,7 @@ def parse_size(option: str, text: str, total_bytes: int) -> int:
 
     A small number alone is refused: it would mean a few bytes, and those who are used to llama.cpp mean MiB.
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(%|[a-zA-Z]*)\s*", text)
+    match = re.fullmatch(r"\s*(\d{1,18}(?:\.\d+)?)\s*(%|[a-zA-Z]*)\s*", text)
     unit = match.group(2).lower() if match else "?"
     if match and unit == "%" and float(match.group(1)) <= 100:
         return int(total_bytes * float(match.group(1)) / 100)

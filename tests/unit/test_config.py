@@ -121,6 +121,8 @@ def test_a_size_is_looked_at_before_anything_is_loaded(option: str) -> None:
     with pytest.raises(UsageError, match=f"--{option.replace('_', '-')} 'much' is not a size"):
         with_environment(**{option: "much"})
     assert getattr(with_environment(**{option: "40%"}), option) == "40%"
+    with pytest.raises(UsageError, match="is not a size"):
+        with_environment(**{option: "9" * 400 + "GiB"})
 
 
 def test_what_is_for_a_gpu_is_refused_beside_the_cpu_wherever_either_was_said(monkeypatch: pytest.MonkeyPatch) -> None:

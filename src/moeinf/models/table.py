@@ -53,7 +53,7 @@ FAMILIES = (
            "where the config has them; the layer that predicts further tokens is left out"),
     Family("gpt_oss", ("gpt-oss-20b", "gpt-oss-120b"),
            "MXFP4 experts as shipped, with biases and a clamped SwiGLU; attention sinks; windows in every other layer; "
-           "the analysis of an answer is its thought",
+           "what the model writes to its analysis channel is shown as thoughts",
            notes=("transformers 4.57.6 takes 7 for any swiglu_limit; here, as in 5.23, it is the config's",)),
     Family("granitemoe", ("granite-3.1-1b-a400m", "granite-3.1-3b-a800m", "PowerMoE-3b"),
            "multipliers of embeddings, attention, residuals and logits; gate and up in one matrix, tied embeddings"),
