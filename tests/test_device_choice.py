@@ -138,6 +138,18 @@ def test_rates_are_measured_on_any_device(demo: StoredModel, monkeypatch: pytest
 # ---- trying a card out
 
 
+def test_a_card_with_too_little_room_to_measure_it_is_not_weighed(demo: StoredModel, monkeypatch: pytest.MonkeyPatch
+                                                                  ) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 128.00 MiB.")
+
+    monkeypatch.setattr("moeinf.preference._SPAN_BYTES", 1 << 20)
+    with Model(demo, RuntimeConfig(threads=1, device="cpu")) as model:
+        monkeypatch.setattr(torch, "zeros", refuse)
+        rates = measured(EmulatedDevice(), model.kernels)
+    assert not rates.device and not rates.link
+
+
 def test_a_first_kernel_and_a_first_product_are_held_against_the_host() -> None:
     pytest.importorskip("triton", reason="triton is not installed")
     from moeinf.device.matrix_ops import TritonMatrixOps

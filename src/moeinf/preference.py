@@ -9,6 +9,7 @@ import torch
 
 from moeinf._native import Kernels, memory_read_rate
 from moeinf.config import gpu_option
+from moeinf.device.cuda import explain, is_out_of_memory
 from moeinf.device.device import Device
 from moeinf.errors import OutOfMemoryError
 from moeinf.memory import Demands, DevicePlan, plan_device_memory, plan_memory
@@ -26,9 +27,9 @@ MARGIN: Final = 0.8  # what the CPU's time has to be of the GPU's: the GPU is ah
 
 
 class Rates(NamedTuple):
-    """Bytes a second."""
+    """Bytes a second; 0 where too little memory is free to tell."""
 
-    memory: float  # of the host, read by all threads; 0: too little is free to tell
+    memory: float  # of the host, read by all threads
     device: float  # of the GPU's memory, read
     link: float  # from pinned memory to the GPU
 
@@ -73,12 +74,17 @@ def slower(demands: Demands, plan: DevicePlan, rates: Rates) -> str | None:
 def measured(device: Device, kernels: Kernels) -> Rates:
     """In a tenth of a second."""
     memory = memory_read_rate(kernels, _SPAN_BYTES, _ROUNDS)
-    with device.computing():
-        host = device.pinned((_LINK_BYTES,), torch.uint8)
-        target = torch.empty(_LINK_BYTES, dtype=torch.uint8, device=device.kind)
-        link = _rate(device, target, host)
-        source = torch.zeros(_SPAN_BYTES, dtype=torch.uint8, device=device.kind)
-        return Rates(memory, 2 * _rate(device, torch.empty_like(source), source), link)  # read, and written
+    try:
+        with device.computing():
+            host = device.pinned((_LINK_BYTES,), torch.uint8)
+            target = torch.empty(_LINK_BYTES, dtype=torch.uint8, device=device.kind)
+            link = _rate(device, target, host)
+            source = torch.zeros(_SPAN_BYTES, dtype=torch.uint8, device=device.kind)
+            return Rates(memory, 2 * _rate(device, torch.empty_like(source), source), link)  # read, and written
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise explain(error) or error from error
+        return Rates(memory, 0.0, 0.0)
 
 
 def _rate(device: Device, target: torch.Tensor, source: torch.Tensor) -> float:
