@@ -119,8 +119,8 @@ def ensure(reference: str, *, home: Path, quant: str | None = None, token: str |
     library = Library(home)
     with errors_named(home):
         stored = _stored(reference, library, chosen(quant))
-    if stored is None and progress is not None and _interrupted(reference, library):
-        progress.note(f"the pull of {reference} was interrupted; going on with it")
+        if stored is None and progress is not None and _goes_on(reference, library, chosen(quant)):
+            progress.note(f"the pull of {reference} was interrupted; going on with it")
     return stored or pull(reference, home=home, quant=quant, token=token, progress=progress)
 
 
@@ -154,7 +154,8 @@ def _origin(reference: str, library: Library) -> Origin:
             return stored_origin(library.find(reference))
     except ModelNotFoundError:
         pass
-    named = _interrupted(reference, library) or named_origin(reference)
+    begun = _begun(reference, library)
+    named = partial_origin(begun[0]) if begun else named_origin(reference)
     if named is not None:
         return named
     stored = [model.name.removesuffix(":latest") for model in library.list()]
@@ -164,10 +165,18 @@ def _origin(reference: str, library: Library) -> Origin:
     raise ModelNotFoundError(f"model '{shown}' not found; {hint} (`moeinf list --available` shows the names)")
 
 
-def _interrupted(reference: str, library: Library) -> Origin | None:
-    """What a pull that was interrupted under this name was of."""
-    found = (partial.asked for partial in find_partials(library.home) if partial.matches(reference))
-    return next((partial_origin(asked) for asked in found if asked), None) if "/" not in reference else None
+def _begun(reference: str, library: Library) -> tuple[PulledAs, bool] | None:
+    """What a pull under this name, which has not ended, was asked for, and whether it is running."""
+    if "/" in reference:
+        return None
+    found = (partial for partial in find_partials(library.home) if partial.matches(reference))
+    return next(((partial.asked, partial.running) for partial in found if partial.asked), None)
+
+
+def _goes_on(reference: str, library: Library, wanted: Quantisation | None) -> bool:
+    """Whether a pull goes on where one was interrupted: not where that is running, or makes other formats."""
+    begun = _begun(reference, library)
+    return begun is not None and not begun[1] and wanted in (None, begun[0].quantisation)
 
 
 def open_source(origin: Origin, token: str | None, progress: PullProgress) -> Source:

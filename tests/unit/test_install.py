@@ -365,6 +365,24 @@ def test_an_interrupted_pull_is_named_gone_on_with_and_removed_by_its_name(check
     assert model.name == "mine:q8_0" and model.manifest.quantisation.tag == "q8_0"
 
 
+def test_only_a_pull_that_goes_on_is_called_interrupted(checkpoint: Path, home: Path,
+                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupt_after(2, monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        pull(str(checkpoint), home=home, name="mine")
+    monkeypatch.undo()
+    monkeypatch.setattr("moeinf.install.pull", lambda *args, **options: None)
+    [partial] = Library(home).partials()
+    progress = Recorder()
+    with pull_lock(partial.path, "mine", print):
+        ensure("mine", home=home, progress=progress)
+    ensure("mine", home=home, quant="q8_0", progress=progress)
+    assert not progress.lines, "one is running, the other begins anew"
+    for quant in (None, "keep"):
+        ensure("mine", home=home, quant=quant, progress=progress)
+    assert progress.lines == ["the pull of mine was interrupted; going on with it"] * 2
+
+
 def interrupt_after(num_shards: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C in the middle of the shard that follows."""
     real, calls = convert_shard, []
