@@ -185,7 +185,7 @@ class Repl:
         if what == "parameter":
             self._set_parameter(value)
         elif what == "system" and value.strip():
-            self._session.system = value.strip()
+            self._session.set_system(value.strip())
             say("Set system message.")
         elif what in _MODES:
             self._set_mode(what)

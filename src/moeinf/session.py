@@ -132,6 +132,10 @@ class Session:
             say(f"note: {error}; what its template was told so far no longer holds")
             self.think, self.variables = None, {}
 
+    def set_system(self, text: str) -> None:
+        """The system message from now on; the next answer says once more where the model takes none."""
+        self.system, self._warned = text, False
+
     def clear(self) -> None:
         self.messages.clear()
 

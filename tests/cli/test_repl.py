@@ -164,6 +164,11 @@ def test_a_number_that_no_option_can_have_does_not_end_the_chat(chat: Chat, caps
     assert done.out.splitlines()[0] == "a[2Jb"
 
 
+def test_a_system_message_that_a_model_does_not_take_is_said_so(chat: Chat, capsys: pytest.CaptureFixture[str]) -> None:
+    chat("hi", "/set system Be brief.", "ho", "ha", model=ScriptedModel(has_template=False))
+    assert capsys.readouterr().err.count("takes no system message") == 1
+
+
 def test_an_answer_stays_where_another_one_fails(chat: Chat) -> None:
     def fail_in_the_second(number: int) -> None:
         if len(model.prompts) == 2:
