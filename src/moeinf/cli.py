@@ -127,7 +127,7 @@ def run(
     from moeinf.session import Session
 
     text = prompt_text(prompt or [], file)
-    if text is None and (raw or json):
+    if not text and (raw or json):
         raise UsageError(f"{'--raw' if raw else '--json'} needs a prompt; give one")
     options, others = sampling_options(ctx.params, option or [], stop or [])
     config = runtime_config(ctx.params, others)

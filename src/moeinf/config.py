@@ -211,8 +211,11 @@ def parse_size(option: str, text: str, total_bytes: int) -> int:
 
 
 def store_home() -> Path:
-    """Folder of the store: MOEINF_HOME, else ~/.moeinf."""
-    return Path(os.environ.get("MOEINF_HOME") or Path.home() / ".moeinf").expanduser()
+    """Folder of the store: MOEINF_HOME, else ~/.moeinf. Raises UsageError where a file is in its place."""
+    home = Path(os.environ.get("MOEINF_HOME") or Path.home() / ".moeinf").expanduser()
+    if home.exists() and not home.is_dir():
+        raise UsageError(f"{home}, where models are stored, is no folder; set MOEINF_HOME to one")
+    return home
 
 
 def debug_wanted() -> bool:

@@ -117,6 +117,7 @@ def test_an_empty_prompt_word_loads_the_model_and_prints_nothing(command: Comman
     (("run", "demo", "x", "-o", "top_k=many"), "top_k must be a whole number"),
     (("run", "demo", "x", "--file", "/nowhere/at/all"), "cannot be read"),
     (("run", "demo", "x", "--frobnicate"), "--frobnicate"),
+    (("run", "demo", "", "--json"), "--json needs a prompt"),
     (("run",), "Missing argument 'MODEL' (see moeinf run --help)"),
     (("bench", "nowhere", "--prompt-file", "/nowhere/at/all"), "cannot be read"),
     (("bench", "demo", "-p", "5000"), "the context is 2048"),
@@ -335,6 +336,15 @@ def test_list_has_five_columns_and_only_a_header_when_there_is_nothing(
     monkeypatch.setenv("MOEINF_HOME", str(tmp_path / "new"))
     empty = command("list")
     assert (empty.code, empty.out) == (0, "NAME    ID    SIZE    FORMAT    MODIFIED\n")
+
+
+def test_a_store_that_is_no_folder_is_not_an_empty_one(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("MOEINF_HOME", str(tmp_path / "file"))
+    done = command("list")
+    assert (done.code, done.out) == (2, "") and done.err.endswith("is no folder; set MOEINF_HOME to one\n")
 
 
 def test_list_tells_of_interrupted_pulls_in_every_form(
