@@ -68,7 +68,8 @@ std::int64_t first_unsound(const Bytes& data, std::size_t unit_bytes, const Sums
   const nb::gil_scoped_release released;
   for (std::size_t i = 0; i < units.shape(0); ++i) {
     const std::int64_t unit = units.data()[i];
-    if (unit < 0 || unit >= count) throw nb::index_error(("there is no unit " + std::to_string(unit)).c_str());
+    if (unit < 0 || unit >= count)
+      throw nb::index_error(("there is no unit " + std::to_string(unit)).c_str());
     if (sum_of_unit(data, unit_bytes, static_cast<std::size_t>(unit)) != sums.data()[unit]) return unit;
   }
   return -1;

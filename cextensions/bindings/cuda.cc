@@ -139,8 +139,8 @@ void bind_copier(nb::module_& m) {
       .def(nb::init<std::shared_ptr<Driver>, int, std::int64_t>(), nb::arg("driver"), nb::arg("device"),
            nb::arg("ring_bytes") = std::int64_t{64} << 20)
       .def_prop_ro("batched", &NativeCopier::batched)
-      .def("register", &NativeCopier::register_memory, nb::arg("memory").noconvert(),
-           nb::arg("block_bytes"), nb::arg("progress") = nb::none())
+      .def("register", &NativeCopier::register_memory, nb::arg("memory").noconvert(), nb::arg("block_bytes"),
+           nb::arg("progress") = nb::none())
       .def("device_address", &NativeCopier::device_address, nb::arg("address"), nb::arg("num_bytes") = 1)
       .def("copy", &NativeCopier::copy, nb::arg("sources").noconvert(), nb::arg("destinations").noconvert(),
            nb::arg("num_bytes"), nb::arg("compute_stream"))

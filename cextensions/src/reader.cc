@@ -103,8 +103,13 @@ void Reader::submit(const std::int64_t* keys, const std::int64_t* files, const s
     require_range("file", offsets[i], num_bytes, files_.num_bytes(file), keys[i]);
     require_range("arena", destinations[i], num_bytes, static_cast<std::int64_t>(arena_->num_bytes()),
                   keys[i]);
-    requests[i] = {keys[i],   file,          offsets[i], arena_->data() + destinations[i],
-                   num_bytes, priorities[i], sum_of(file, offsets[i], num_bytes)};
+    requests[i] = {keys[i],
+                   file,
+                   offsets[i],
+                   arena_->data() + destinations[i],
+                   num_bytes,
+                   priorities[i],
+                   sum_of(file, offsets[i], num_bytes)};
   }
   if (scheduler_.submit(requests)) backend_->wake();
 }

@@ -1,11 +1,10 @@
 // CRC-32C: published values, every length and alignment against the tables, and sums of pieces.
-#include "moeinf/crc32c.h"
-
 #include <cstring>
 #include <random>
 #include <vector>
 
 #include "check.h"
+#include "moeinf/crc32c.h"
 
 using moeinf::crc32c;
 using moeinf::crc32c_by_tables;

@@ -113,7 +113,8 @@ ssize_t grudging_pread(int fd, void* buffer, std::size_t num_bytes, off_t offset
 ssize_t pread_of_odd_lengths(int fd, void* buffer, std::size_t num_bytes, off_t offset) {
   static std::atomic<unsigned> num_calls{0};
   const std::size_t length = kBlock + 1 + num_calls++ % 7 * 1237;
-  std::vector<unsigned char> room(num_bytes + kBlock);  // O_DIRECT wants whole blocks: the answer is cut afterwards
+  std::vector<unsigned char> room(num_bytes +
+                                  kBlock);  // O_DIRECT wants whole blocks: the answer is cut afterwards
   const int buffered = ::open(("/proc/self/fd/" + std::to_string(fd)).c_str(), O_RDONLY);
   const ssize_t got = ::pread(buffered, room.data(), std::min(num_bytes, length), offset);
   ::close(buffered);

@@ -12,8 +12,8 @@ namespace moeinf {
 
 constexpr std::int64_t kBlockBytes = 4096;  // O_DIRECT wants offset, length and address on it
 
-// The kernel's number of the file system that an open file lies on; 0 where it does not tell. Tests put others in
-// its place.
+// The kernel's number of the file system that an open file lies on; 0 where it does not tell. Tests put
+// others in its place.
 using FileSystemProbe = std::uint32_t (*)(int fd);
 std::uint32_t file_system_of(int fd);
 
@@ -34,7 +34,7 @@ class FileSet {
   const std::string& notice() const { return notice_; }  // one line when O_DIRECT was refused, else empty
   // Says which file lies on FUSE or on a network file system, and on which; empty where none does.
   const std::string& remote() const { return remote_; }
-  void close();                                          // only when nothing reads any more
+  void close();  // only when nothing reads any more
 
  private:
   struct File {

@@ -26,8 +26,8 @@
 
 namespace moeinf {
 
-// The CRC-32C that a block of a file has, and whether it was found to have it. Belongs to the scheduler's mutex
-// once a request points to it.
+// The CRC-32C that a block of a file has, and whether it was found to have it. Belongs to the scheduler's
+// mutex once a request points to it.
 struct BlockSum {
   std::uint32_t expected = 0;
   bool always = false;  // every read of it is compared; else reads until one was sound

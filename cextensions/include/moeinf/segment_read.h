@@ -13,14 +13,14 @@ struct Segment {
   std::int64_t offset = 0;  // in the file
   unsigned char* destination = nullptr;
   std::int64_t num_bytes = 0;
-  bool checked = false;         // its sum is wanted
+  bool checked = false;          // its sum is wanted
   std::int64_t bytes_after = 0;  // of the request, behind the segment
 };
 
 struct Outcome {
   std::int64_t num_bytes_read = 0;
-  int error = 0;       // errno
-  bool ended = false;  // the file ended before the segment did
+  int error = 0;          // errno
+  bool ended = false;     // the file ended before the segment did
   std::uint32_t sum = 0;  // of a checked segment: its share of the request's CRC-32C
   bool damaged = false;   // all bytes came, and are not those that were written
 };

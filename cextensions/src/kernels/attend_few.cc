@@ -9,7 +9,8 @@ namespace {
 
 constexpr int kSumsScratch = 25, kStatesScratch = 26;  // numbers that no operation called from here uses
 
-// At most kMaxGroup query heads of one token that share a key/value head, and the positions that they attend to.
+// At most kMaxGroup query heads of one token that share a key/value head, and the positions that they attend
+// to.
 struct Part {
   std::int64_t first_query;  // of the queries of all tokens
   int num_queries;

@@ -5,7 +5,8 @@
 
 namespace moeinf {
 
-// Arguments as of attend_many. What a token gives depends neither on the other tokens nor on the number of threads.
+// Arguments as of attend_many. What a token gives depends neither on the other tokens nor on the number of
+// threads.
 void attend_few(Kernels& kernels, const AttentionShape& shape, const float* sinks, const KVView& kv,
                 std::int64_t length, const float* query, float* mixed, std::int64_t tokens);
 

@@ -56,8 +56,9 @@ class ManyTokens {
   }
 
  private:
-  // Products over positions are cut into panels and steps, counted from first_ on. Where it lies on such a border of
-  // the sequence, a token's sums are cut at the same places wherever the call begins. A short window is one panel.
+  // Products over positions are cut into panels and steps, counted from first_ on. Where it lies on such a
+  // border of the sequence, a token's sums are cut at the same places wherever the call begins. A short
+  // window is one panel.
   static std::int64_t border(std::int64_t window) {
     return window + kMostTokens + kMaxStep <= kPanelCols / 2 ? kMaxStep : kPanelCols;
   }

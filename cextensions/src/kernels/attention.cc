@@ -9,8 +9,8 @@
 namespace moeinf {
 namespace {
 
-constexpr int kScratch = 16;                 // a number that no operation called from here uses
-constexpr std::int64_t kFewAttending = 8;    // tokens of a pass that attend one by one
+constexpr int kScratch = 16;               // a number that no operation called from here uses
+constexpr std::int64_t kFewAttending = 8;  // tokens of a pass that attend one by one
 
 // The tokens' vectors of one pass, in the scratch memory of the kernels.
 struct Vectors {

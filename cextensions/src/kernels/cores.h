@@ -10,9 +10,9 @@ namespace moeinf {
 // the system does not tell.
 std::vector<int> physical_cores();
 
-// Those of the physical cores that a pool of num_threads binds its threads to: all where it uses all, else none.
-// Fewer threads are left to the kernel, which keeps them off cores that other processes use: a second pool would
-// bind its own to the same cores.
+// Those of the physical cores that a pool of num_threads binds its threads to: all where it uses all, else
+// none. Fewer threads are left to the kernel, which keeps them off cores that other processes use: a second
+// pool would bind its own to the same cores.
 std::vector<int> cores_to_bind(std::size_t num_threads, std::vector<int> physical);
 
 // Binds the calling thread; only a hint where the system refuses.

@@ -112,7 +112,8 @@ void Kernels::multiply(const Matrix& w, std::int64_t first, std::int64_t last, c
     const std::int64_t groups = (num_x + kMaxDotRows - 1) / kMaxDotRows;
     for (std::int64_t group = 0; group < groups; ++group) {  // of sizes that differ by one at most
       const std::int64_t i = num_x * group / groups, end = num_x * (group + 1) / groups;
-      ops_.dot_rows(w, first, last, static_cast<const unsigned char*>(x) + static_cast<std::size_t>(i) * x_bytes,
+      ops_.dot_rows(w, first, last,
+                    static_cast<const unsigned char*>(x) + static_cast<std::size_t>(i) * x_bytes,
                     static_cast<int>(end - i), y + i * y_stride, y_stride);
     }
     return;

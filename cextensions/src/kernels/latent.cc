@@ -20,9 +20,10 @@ constexpr std::size_t kLine = 64;
 std::size_t padded(std::size_t num_bytes) { return (num_bytes + kLine - 1) / kLine * kLine; }
 std::size_t float_bytes(std::int64_t count) { return static_cast<std::size_t>(count) * sizeof(float); }
 
-// Some heads of some tokens whose runs are equally long. A place is a token of a head: number `head * tokens + token`,
-// heads counted from first_head on. Each place attends to runs of rows. Where there are few places each run is a task,
-// and they are put together in the end; else one task goes from run to run. Both come to the same, bit for bit.
+// Some heads of some tokens whose runs are equally long. A place is a token of a head: number `head * tokens
+// + token`, heads counted from first_head on. Each place attends to runs of rows. Where there are few places
+// each run is a task, and they are put together in the end; else one task goes from run to run. Both come to
+// the same, bit for bit.
 class Places {
  public:
   Places(Kernels& kernels, const LatentShape& shape, const Matrix& keys_values, const LatentRows& cache,
@@ -107,7 +108,8 @@ class Places {
     }
   }
 
-  // What a block of places sees of a run of rows, read once for all of them: their states, and sums [places, rank].
+  // What a block of places sees of a run of rows, read once for all of them: their states, and sums [places,
+  // rank].
   void attend_run(std::int64_t block, std::int64_t run, SoftmaxState* states, float* sums, int thread) {
     const std::int64_t first = block * kBlockPlaces, places = places_of(block);
     std::int64_t end = 0;  // of the rows that some place sees

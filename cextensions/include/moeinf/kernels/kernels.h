@@ -13,7 +13,8 @@
 
 namespace moeinf {
 
-// Of a pass. Expanding weights pays from some 8 rows on, and the experts of a layer share the rows of a prompt.
+// Of a pass. Expanding weights pays from some 8 rows on, and the experts of a layer share the rows of a
+// prompt.
 constexpr std::int64_t kFewTokens = 64;
 
 class Kernels {
@@ -24,12 +25,14 @@ class Kernels {
   Pool& pool() { return pool_; }
   const Ops& ops() const { return ops_; }
 
-  // What is computed from here on is part of a pass over so many tokens, in however many calls. This number decides
-  // how rows are multiplied and attended, so that what comes out does not depend on how a prompt is cut into calls, or
-  // on how many of its tokens meet in one expert. 0, as at first: each call counts its own rows.
+  // What is computed from here on is part of a pass over so many tokens, in however many calls. This number
+  // decides how rows are multiplied and attended, so that what comes out does not depend on how a prompt is
+  // cut into calls, or on how many of its tokens meet in one expert. 0, as at first: each call counts its own
+  // rows.
   void begin_pass(std::int64_t num_tokens) { pass_tokens_ = num_tokens; }
   std::int64_t tokens_of_pass(std::int64_t num_x) const { return pass_tokens_ > 0 ? pass_tokens_ : num_x; }
-  // Whether num_x rows of activations are multiplied by matmul_rows, or by dot_rows; and what they become for that.
+  // Whether num_x rows of activations are multiplied by matmul_rows, or by dot_rows; and what they become for
+  // that.
   bool by_tiles(std::int64_t num_x) const {
     return pass_tokens_ > 0 ? pass_tokens_ > kFewTokens : num_x > kMaxDotRows;
   }
@@ -56,8 +59,8 @@ class Kernels {
   // For the drivers of kernels: one row of x [num_x, cols] after the other turned into `kind` at `out`, by
   // all threads where that pays.
   void prepare(ActivationKind kind, const float* x, std::int64_t num_x, std::int64_t cols, void* out);
-  // y[i * y_stride + r] = row r of w times x_i for first <= r < last. x is prepared for it (activation_for). Called
-  // inside a task, after reserve_thread_scratch(w.cols) where it goes by tiles.
+  // y[i * y_stride + r] = row r of w times x_i for first <= r < last. x is prepared for it (activation_for).
+  // Called inside a task, after reserve_thread_scratch(w.cols) where it goes by tiles.
   void multiply(const Matrix& w, std::int64_t first, std::int64_t last, const void* x, std::int64_t num_x,
                 int thread, float* y, std::int64_t y_stride);
   void reserve_thread_scratch(std::int64_t cols);
