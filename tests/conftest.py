@@ -11,8 +11,8 @@ import hypothesis
 import pytest
 
 from moeinf import install
-from moeinf.generate import tokenizer
 from moeinf.store.library import StoredModel
+from moeinf.text import tokenizer
 
 # A busy machine must not fail a test: nothing here asserts times.
 hypothesis.settings.register_profile("unhurried", deadline=None,

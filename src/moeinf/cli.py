@@ -376,8 +376,8 @@ def _load(name: str, config: RuntimeConfig, quiet: bool, quant: str | None = Non
 
 def _check_template(stored: StoredModel, think: str | None, variables: dict[str, Any]) -> None:
     """Raises UsageError, before anything is loaded, for what the model's chat template would ignore."""
-    from moeinf.generate.thinking import template_variables
     from moeinf.show import template_facts
+    from moeinf.text.thinking import template_variables
 
     template_variables(template_facts(stored), think, variables)
 

@@ -15,12 +15,9 @@ from moeinf.config import RuntimeConfig
 from moeinf.dense import DenseFile
 from moeinf.display import count_text
 from moeinf.errors import ContextLengthError, NotFiniteError, StoreError, UsageError
-from moeinf.generate.answer import AnswerText
 from moeinf.generate.loop import CachedTokens, Chooser, Forced, Timing, generate
 from moeinf.generate.sampling import Sampler, SamplingParams, not_done, resolve_params
 from moeinf.generate.seq2seq import Sources, answer_source
-from moeinf.generate.thinking import template_variables
-from moeinf.generate.tokenizer import Tokenizer
 from moeinf.hardware import Machine, machine, peak_rss_bytes
 from moeinf.laps import Laps
 from moeinf.memory import shortenings
@@ -37,6 +34,9 @@ from moeinf.store.format import DENSE_FILE
 from moeinf.store.formats import formats_text
 from moeinf.store.library import StoredModel
 from moeinf.store.verify import check_files
+from moeinf.text.answer import AnswerText
+from moeinf.text.thinking import template_variables
+from moeinf.text.tokenizer import Tokenizer
 from moeinf.types import Message, Reader, SumRun
 from moeinf.waiting import DiskWait, never
 

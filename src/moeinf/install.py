@@ -13,7 +13,6 @@ from typing import Literal, overload
 
 from moeinf.display import size_text
 from moeinf.errors import CheckpointError, DiskSpaceError, ModelNotFoundError, UsageError
-from moeinf.generate.tokenizer import check_text_files
 from moeinf.models import Architecture, architecture
 from moeinf.references import (
     DATA,
@@ -38,6 +37,7 @@ from moeinf.store.progress import PullProgress, SilentProgress, Verb
 from moeinf.store.quantisation import KEEP, SMALL, Quantisation, chosen
 from moeinf.store.seal import publish_model, seal
 from moeinf.store.source import FolderSource, Source, fp8_block, read_config
+from moeinf.text.tokenizer import check_text_files
 from moeinf.types import TensorPlan
 
 _SPACE_MARGIN = 1.02  # for the file system's own records

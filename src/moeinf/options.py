@@ -65,7 +65,7 @@ TemplateVar = Annotated[list[str] | None, typer.Option("--template-var", metavar
 
 def template_options(think: str | None, pairs: Sequence[str], *, raw: bool) -> dict[str, Any]:
     """The variables of --template-var. Raises UsageError for those, and for a --think, that cannot be meant."""
-    from moeinf.generate.thinking import THINK_WORDS
+    from moeinf.text.thinking import THINK_WORDS
 
     if raw and (think is not None or pairs):
         raise UsageError(f"--raw does without the chat template, which {'--think' if think else '--template-var'} is "

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from moeinf.dense import DenseFile
 from moeinf.display import ago_text, at_least_text, binary_size_text, count_text, section, size_text, table
 from moeinf.errors import StoreError
-from moeinf.generate.template_file import find_template
 from moeinf.hardware import usable_cores
 from moeinf.memory import PROCESS_BYTES, Demands, smallest_bytes, smallest_device_bytes
 from moeinf.models import architecture, prompting
@@ -20,11 +19,12 @@ from moeinf.store.files import errors_named, parse_json_object, read_small
 from moeinf.store.formats import formats_text as stored_formats
 from moeinf.store.formats import mixed
 from moeinf.store.quantisation import KEEP
+from moeinf.text.template_file import find_template
 
 if TYPE_CHECKING:
-    from moeinf.generate.thinking import TemplateFacts
     from moeinf.store.library import StoredModel
     from moeinf.store.partials import PartialPull
+    from moeinf.text.thinking import TemplateFacts
 
 _NUM_LICENSE_LINES = 2
 
@@ -204,7 +204,7 @@ def template_facts(model: StoredModel) -> TemplateFacts | None:
     source = template_text(model)
     if not source:
         return None
-    from moeinf.generate.template_facts import read_facts  # imports jinja2, which nothing else here needs
+    from moeinf.text.template_facts import read_facts  # imports jinja2, which nothing else here needs
 
     return read_facts(source)
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from moeinf.errors import UsageError
-from moeinf.generate.thinking import THINK_WORDS
+from moeinf.text.thinking import THINK_WORDS
 
 # Verbs that hands type by habit, and what there is instead.
 _ABSENT: Mapping[str, str] = {

@@ -17,9 +17,9 @@ import pytest
 from moeinf import cli
 from moeinf.completion import Completion, CutBy, GenerationStats
 from moeinf.generate.sampling import SamplingParams, resolve_params
-from moeinf.generate.thinking import TemplateFacts, template_variables
 from moeinf.runtime.stats import CacheStats
 from moeinf.store.library import StoredModel
+from moeinf.text.thinking import TemplateFacts, template_variables
 from moeinf.types import MoeShape
 
 COMMAND = [sys.executable, "-m", "moeinf"]

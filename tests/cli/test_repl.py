@@ -11,11 +11,11 @@ import pytest
 from moeinf.config import RuntimeConfig
 from moeinf.engine import Model
 from moeinf.errors import NotFiniteError, OutOfMemoryError
-from moeinf.generate.thinking import TemplateFacts
 from moeinf.lines import FileHistory
 from moeinf.repl import Repl
 from moeinf.session import Session
 from moeinf.store.library import Library
+from moeinf.text.thinking import TemplateFacts
 from tests.cli.conftest import ScriptedModel
 
 

@@ -32,9 +32,9 @@ from moeinf import install
 from moeinf.config import RuntimeConfig
 from moeinf.engine import Model
 from moeinf.errors import MoeinfError
-from moeinf.generate.tokenizer import check_text_files
 from moeinf.models import architecture
 from moeinf.store.library import Library
+from moeinf.text.tokenizer import check_text_files
 
 CONFIG: dict[str, Any] = {
     "model_type": "qwen3_moe", "vocab_size": 8, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,

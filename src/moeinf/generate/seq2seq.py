@@ -13,7 +13,7 @@ import numpy as np
 from moeinf.errors import UsageError
 from moeinf.generate.loop import CachedTokens, Chooser, Interrupted, LanguageModel, Timing, generate
 from moeinf.generate.sampling import largest, not_done, require_finite
-from moeinf.generate.tokenizer import Tokenizer
+from moeinf.text.tokenizer import Tokenizer
 from moeinf.types import Float32Array, FloatArray, Prompting
 
 

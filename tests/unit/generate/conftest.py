@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from moeinf.generate.token_stream import Piece
-from moeinf.generate.tokenizer import TextStream
+from moeinf.text.stream import Piece
+from moeinf.text.tokenizer import TextStream
 
 SPECIALS = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]
 TEXT = ["The quick brown fox jumps over the lazy dog.", "user assistant system hello world", "[INST] [/INST] You are"]

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from moeinf.errors import TextError
-from moeinf.generate.chat import fold_system, mark_control_tokens, merge_turns, split_marked
-from moeinf.generate.template_file import find_template
-from moeinf.generate.tokenizer import Tokenizer
+from moeinf.text.chat_template import fold_system, mark_control_tokens, merge_turns, split_marked
+from moeinf.text.template_file import find_template
+from moeinf.text.tokenizer import Tokenizer
 
 MakeFolder = Callable[..., Path]
 # mistralai/Mixtral-8x7B-Instruct-v0.1

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from moeinf.generate.tokenizer import Tokenizer
+from moeinf.text.tokenizer import Tokenizer
 from tests.unit.generate.conftest import apart, byte_level_tokenizer
 
 MakeFolder = Callable[..., Path]

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from moeinf.errors import TextError
-from moeinf.generate import text_process
-from moeinf.generate.text_worker import limit_memory
-from moeinf.generate.tokenizer import Tokenizer
+from moeinf.text import process as text_process
+from moeinf.text.tokenizer import Tokenizer
+from moeinf.text.worker import limit_memory
 
 MakeFolder = Callable[..., Path]
 USER = [{"role": "user", "content": "hi"}]
@@ -47,7 +47,7 @@ HOSTILE = {
 def test_a_hostile_template_costs_one_line_and_never_the_caller(
     model_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr("moeinf.generate.tokenizer._RENDER_LIMIT_S", 1.0)
+    monkeypatch.setattr("moeinf.text.tokenizer._RENDER_LIMIT_S", 1.0)
     with Tokenizer(model_folder(HOSTILE[name])) as tokenizer:
         with pytest.raises(TextError) as caught:
             tokenizer.render(USER)
@@ -131,7 +131,7 @@ def test_the_answer_to_an_interrupted_request_is_not_taken_for_the_next_one(mode
 
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="only Linux can wait for a process that is no child")
 def test_the_worker_ends_with_its_parent(model_folder: MakeFolder) -> None:
-    script = ("import os, sys; from pathlib import Path; from moeinf.generate.tokenizer import Tokenizer\n"
+    script = ("import os, sys; from pathlib import Path; from moeinf.text.tokenizer import Tokenizer\n"
               "t = Tokenizer(Path(sys.argv[1])); t.encode('a'); print(t._process._process.pid, flush=True)\n"
               "os.kill(os.getpid(), 9)")
     parent = subprocess.run([sys.executable, "-c", script, str(model_folder())], capture_output=True, text=True,
@@ -157,7 +157,7 @@ def test_ctrl_c_does_not_reach_the_worker(model_folder: MakeFolder) -> None:
 
 
 def test_the_worker_imports_neither_torch_nor_numpy() -> None:
-    script = "import sys, moeinf.generate.text_worker; print([m for m in ('torch', 'numpy') if m in sys.modules])"
+    script = "import sys, moeinf.text.worker; print([m for m in ('torch', 'numpy') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
 

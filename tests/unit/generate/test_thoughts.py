@@ -13,10 +13,10 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Library
 
 from moeinf.errors import UsageError
-from moeinf.generate.template_facts import read_facts
-from moeinf.generate.thinking import TemplateFacts, template_variables
-from moeinf.generate.thoughts import Tags, ThoughtStream, tags_of
-from moeinf.generate.tokenizer import Tokenizer
+from moeinf.text.template_facts import read_facts
+from moeinf.text.thinking import TemplateFacts, template_variables
+from moeinf.text.thoughts import Tags, ThoughtStream, tags_of
+from moeinf.text.tokenizer import Tokenizer
 from tests.unit.generate.conftest import apart, byte_level_tokenizer
 
 MakeFolder = Callable[..., Path]

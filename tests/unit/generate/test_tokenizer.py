@@ -10,8 +10,8 @@ from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models, pre_tokenizers
 
 from moeinf.errors import TextError
-from moeinf.generate.stops import StopMatcher
-from moeinf.generate.tokenizer import Tokenizer
+from moeinf.text.stops import StopMatcher
+from moeinf.text.tokenizer import Tokenizer
 from tests.unit.generate.conftest import all_text, text_of
 
 MakeFolder = Callable[..., Path]

@@ -19,11 +19,11 @@ import jinja2
 from tokenizers import Tokenizer
 
 from moeinf.errors import TextError
-from moeinf.generate.chat import ChatTemplate, mark_control_tokens, split_marked
-from moeinf.generate.harmony import HarmonyStream, is_harmony
-from moeinf.generate.template_facts import read_facts
-from moeinf.generate.template_file import find_template
-from moeinf.generate.thoughts import ThoughtStream, tags_of
+from moeinf.text.chat_template import ChatTemplate, mark_control_tokens, split_marked
+from moeinf.text.harmony import HarmonyStream, is_harmony
+from moeinf.text.template_facts import read_facts
+from moeinf.text.template_file import find_template
+from moeinf.text.thoughts import ThoughtStream, tags_of
 
 _MAX_FILE_BYTES = 128 << 20  # the largest tokenizer.json in use is about 34 MB
 _LOAD_MEMORY_BYTES = 4 << 30

@@ -11,9 +11,9 @@ from types import TracebackType
 from typing import Any
 
 from moeinf.errors import CheckpointError, TextError
-from moeinf.generate.text_process import TextProcess
-from moeinf.generate.thinking import TemplateFacts
-from moeinf.generate.token_stream import Piece
+from moeinf.text.process import TextProcess
+from moeinf.text.stream import Piece
+from moeinf.text.thinking import TemplateFacts
 
 TOKENIZER_FILE = "tokenizer.json"
 _RENDER_LIMIT_S = 2.0

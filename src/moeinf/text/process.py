@@ -20,7 +20,7 @@ from moeinf.errors import TextError
 _LOAD_LIMIT_S = 60.0
 # The worker gets this process's import path, and not the current folder, which may hold a json.py of anybody.
 _BOOTSTRAP = ("import os, sys; sys.path[:] = sys.argv[1].split(os.pathsep); "
-              "from moeinf.generate.text_worker import main; main()")
+              "from moeinf.text.worker import main; main()")
 
 
 class TextProcess:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from tokenizers import Tokenizer
 
-from moeinf.generate.token_stream import Piece, TokenStream
+from moeinf.text.stream import Piece, TokenStream
 
 _START, CHANNEL, _MESSAGE, _END = _CONTROLS = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
 

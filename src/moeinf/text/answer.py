@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from moeinf.generate.stops import StopMatcher
-from moeinf.generate.token_stream import Piece
-from moeinf.generate.tokenizer import TextStream
+from moeinf.text.stops import StopMatcher
+from moeinf.text.stream import Piece
+from moeinf.text.tokenizer import TextStream
 
 
 class AnswerText:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import jinja2
 from jinja2 import nodes
 
-from moeinf.generate.chat import environment
-from moeinf.generate.harmony import CHANNEL
-from moeinf.generate.thinking import TemplateFacts
-from moeinf.generate.thoughts import tags_of
+from moeinf.text.chat_template import environment
+from moeinf.text.harmony import CHANNEL
+from moeinf.text.thinking import TemplateFacts
+from moeinf.text.thoughts import tags_of
 
 _ALWAYS_GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token", "unk_token",
                  "sep_token", "pad_token", "cls_token", "mask_token", "loop", "caller", "varargs", "kwargs"}
