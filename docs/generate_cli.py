@@ -70,7 +70,7 @@ def variables() -> str:
 
     from moeinf.cli import app
     from moeinf.config import OTHER_VARIABLES, flag, runtime_fields, variable
-    from moeinf.generate.sampling import option_kinds
+    from moeinf.sampling.sampler import option_kinds
 
     verbs = get_command(app).commands  # type: ignore[attr-defined]
     flags = {verb: [param.name for param in verbs[verb].params] for verb in ("run", "bench")}

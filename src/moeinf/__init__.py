@@ -17,14 +17,14 @@ from moeinf.errors import MoeinfError
 if TYPE_CHECKING:
     from moeinf.completion import Completion, GenerationStats
     from moeinf.engine import Model
-    from moeinf.generate.sampling import SamplingParams
+    from moeinf.sampling.sampler import SamplingParams
 
 __version__ = "0.1.0"
 __all__ = ["Completion", "GenerationStats", "Model", "MoeinfError", "SamplingParams", "__version__", "load"]
 
 _HOMES = {
     "Completion": "moeinf.completion", "GenerationStats": "moeinf.completion", "Model": "moeinf.engine",
-    "SamplingParams": "moeinf.generate.sampling",
+    "SamplingParams": "moeinf.sampling.sampler",
 }
 
 

@@ -84,7 +84,7 @@ def top(
 def _note_unknown_variables() -> None:
     if not unknown_variables(()):
         return
-    from moeinf.generate.sampling import option_kinds  # loads numpy, which most verbs do without
+    from moeinf.sampling.sampler import option_kinds  # loads numpy, which most verbs do without
 
     for line in unknown_variables(option_kinds()):
         print(f"note: {line}", file=sys.stderr)

@@ -15,9 +15,6 @@ from moeinf.config import RuntimeConfig
 from moeinf.dense import DenseFile
 from moeinf.display import count_text
 from moeinf.errors import ContextLengthError, NotFiniteError, StoreError, UsageError
-from moeinf.generate.loop import CachedTokens, Chooser, Forced, Timing, generate
-from moeinf.generate.sampling import Sampler, SamplingParams, not_done, resolve_params
-from moeinf.generate.seq2seq import Sources, answer_source
 from moeinf.hardware import Machine, machine, peak_rss_bytes
 from moeinf.laps import Laps
 from moeinf.memory import shortenings
@@ -27,6 +24,9 @@ from moeinf.opening import Run, open_kernels, put_together, read_config
 from moeinf.parts import ModelParts, Progress, no_progress
 from moeinf.runtime.eamc import MOST_BYTES, ActivationCollection
 from moeinf.runtime.trace import Phase, RequestRecorder
+from moeinf.sampling.beam_search import Sources, answer_source
+from moeinf.sampling.loop import CachedTokens, Chooser, Forced, Timing, generate
+from moeinf.sampling.sampler import Sampler, SamplingParams, not_done, resolve_params
 from moeinf.store.checksums import sums_of
 from moeinf.store.dense_sums import DenseSums
 from moeinf.store.files import publish, read_small

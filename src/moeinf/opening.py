@@ -9,13 +9,13 @@ from moeinf._native import Kernels
 from moeinf.config import gpu_option
 from moeinf.device.cuda import Gpu, find_cuda, without_advice
 from moeinf.errors import DeviceError, OutOfMemoryError, StoreError, UsageError
-from moeinf.generate.seq2seq import SourceModel
 from moeinf.hardware import Machine
 from moeinf.memory import MemoryPlan
 from moeinf.models import Architecture, architecture
 from moeinf.parts import ModelParts
 from moeinf.runtime.experts import Observer
 from moeinf.runtime.tiers import ExpertTier
+from moeinf.sampling.beam_search import SourceModel
 from moeinf.store.files import errors_named, parse_json_object, read_small
 from moeinf.store.library import StoredModel
 from moeinf.types import Reader, TensorPlan

@@ -114,7 +114,7 @@ def runtime_config(params: Mapping[str, Any], others: Mapping[str, Any] | None =
 
 def _pairs(pairs: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Sampling and run-time options of -o NAME=VALUE. Raises UsageError."""
-    from moeinf.generate.sampling import option_kinds, parse_option
+    from moeinf.sampling.sampler import option_kinds, parse_option
 
     known = {*option_kinds(), *OLLAMA_RUNTIME, "num_gpu"}
     sampling: dict[str, Any] = {}
@@ -157,7 +157,7 @@ def device_of_num_gpu(text: str) -> str:
 
 def _checked(options: dict[str, Any]) -> dict[str, Any]:
     """With what MOEINF_* variables add. Raises UsageError for a value out of range, before anything is loaded."""
-    from moeinf.generate.sampling import SamplingParams, option_kinds, parse_option
+    from moeinf.sampling.sampler import SamplingParams, option_kinds, parse_option
 
     for name in option_kinds().keys() - options.keys():
         if text := option_from_environment(name):

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from moeinf.display import harmless
 from moeinf.errors import ModelNotFoundError, MoeinfError, UsageError
-from moeinf.generate.sampling import option_kinds, parse_option
 from moeinf.lines import LineReader
 from moeinf.options import OLLAMA_RUNTIME, device_of_num_gpu, whole_number
+from moeinf.sampling.sampler import option_kinds, parse_option
 from moeinf.session import SECOND_INTERRUPT_S, Session, say
 from moeinf.stats_block import cache_lines
 

@@ -94,7 +94,7 @@ def _demands(model: StoredModel) -> Demands:
     plan = architecture(config_json).tensor_plan(config_json)
     beams = 1
     if prompting(config_json) is not None:
-        from moeinf.generate.seq2seq import num_beams_asked  # loads the tokenizer, which nothing else here needs
+        from moeinf.sampling.beam_search import num_beams_asked  # loads the tokenizer, which nothing else here needs
 
         beams = num_beams_asked(_json_file(model, "generation_config.json") or config_json)
     dense = DenseFile(model, plan, DenseSums(model, ()))  # which is asked for its size alone

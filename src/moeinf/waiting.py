@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from moeinf.generate.loop import Interrupted
+from moeinf.sampling.loop import Interrupted
 
 FIRST_S: Final = 5.0  # a disk that spins up takes no longer
 AGAIN_S: Final = 30.0

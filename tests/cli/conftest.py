@@ -16,8 +16,8 @@ import pytest
 
 from moeinf import cli
 from moeinf.completion import Completion, CutBy, GenerationStats
-from moeinf.generate.sampling import SamplingParams, resolve_params
 from moeinf.runtime.stats import CacheStats
+from moeinf.sampling.sampler import SamplingParams, resolve_params
 from moeinf.store.library import StoredModel
 from moeinf.text.thinking import TemplateFacts, template_variables
 from moeinf.types import MoeShape

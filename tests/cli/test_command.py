@@ -16,8 +16,8 @@ import pytest
 from moeinf import cli
 from moeinf.config import RuntimeConfig, unknown_variables
 from moeinf.engine import Model
-from moeinf.generate.sampling import option_kinds
 from moeinf.install import pull
+from moeinf.sampling.sampler import option_kinds
 from moeinf.store.library import StoredModel
 from tests.cli.conftest import Done, run_process
 

@@ -11,11 +11,11 @@ from moeinf.device.matrix_twins import TorchMatrixOps
 from moeinf.device.ops import Ops
 from moeinf.device.program import DecodeProgram
 from moeinf.device.vector_twins import TorchVectorOps
-from moeinf.generate.seq2seq import BeamSearch
 from moeinf.laps import Laps
 from moeinf.models import architecture
 from moeinf.models.device_layers import DeviceLayers
 from moeinf.models.seq2seq import EncoderDecoder
+from moeinf.sampling.beam_search import BeamSearch
 from tests.emulated_device import EmulatedDevice, recorded
 from tests.models.test_device_layers import ExpertsOnTheDevice
 from tests.models.test_parity import stored

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from moeinf._native import Kernels
 from moeinf.errors import UnsupportedModelError
-from moeinf.generate.loop import CachedTokens, Timing
-from moeinf.generate.seq2seq import BeamSearch, answer_source
 from moeinf.laps import Laps
 from moeinf.models import architecture
 from moeinf.models.native_layers import NativeLayers
 from moeinf.models.seq2seq import EncoderDecoder
+from moeinf.sampling.beam_search import BeamSearch, answer_source
+from moeinf.sampling.loop import CachedTokens, Timing
 from moeinf.types import Experts, Float32Array, Routing
 from tests.models.common import all_configs, reference
 from tests.models.test_parity import resident_experts, stored

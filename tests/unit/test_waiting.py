@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from moeinf.generate.loop import Interrupted
+from moeinf.sampling.loop import Interrupted
 from moeinf.waiting import DiskWait
 
 

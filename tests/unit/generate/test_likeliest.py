@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moeinf.generate.seq2seq import likeliest
+from moeinf.sampling.beam_search import likeliest
 
 
 @pytest.mark.parametrize(("beams", "vocabulary", "count"), [(1, 50, 4), (4, 300, 8), (3, 5, 12), (2, 3, 9)])

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeinf.errors import MoeinfError, UsageError
-from moeinf.generate.sampling import (
+from moeinf.sampling.beam_search import likeliest
+from moeinf.sampling.sampler import (
     Sampler,
     SamplingParams,
     largest,
@@ -19,7 +20,6 @@ from moeinf.generate.sampling import (
     parse_option,
     resolve_params,
 )
-from moeinf.generate.seq2seq import likeliest
 from moeinf.types import Float32Array, FloatArray, IntArray
 
 GREEDY = SamplingParams(temperature=0)
@@ -90,7 +90,7 @@ def test_a_large_vocabulary_is_drawn_from_as_the_plain_twin_does_and_never_sorte
         sorted_at_once.append(len(keys[-1]))
         return lexsort(keys)
 
-    monkeypatch.setattr("moeinf.generate.sampling.np.lexsort", counting)
+    monkeypatch.setattr("moeinf.sampling.sampler.np.lexsort", counting)
     logits = np.round(np.random.default_rng(5).normal(0, spread, 3000), 3).astype(np.float32)  # many are equal
     for seed in range(12):
         uniform = np.random.Generator(np.random.PCG64(seed)).random()

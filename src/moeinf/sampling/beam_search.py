@@ -11,8 +11,8 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from moeinf.errors import UsageError
-from moeinf.generate.loop import CachedTokens, Chooser, Interrupted, LanguageModel, Timing, generate
-from moeinf.generate.sampling import largest, not_done, require_finite
+from moeinf.sampling.loop import CachedTokens, Chooser, Interrupted, LanguageModel, Timing, generate
+from moeinf.sampling.sampler import largest, not_done, require_finite
 from moeinf.text.tokenizer import Tokenizer
 from moeinf.types import Float32Array, FloatArray, Prompting
 
