@@ -16,14 +16,14 @@ from make_checkpoint import cut_config, fill_shard, geometry_parser, write_empty
 
 from moeinf.config import store_home
 from moeinf.models import architecture
-from moeinf.references import full_name
-from moeinf.store.checkpoint import plan_conversion
-from moeinf.store.convert import convert_shard, create_files
+from moeinf.pull.convert import convert_shard, create_files
+from moeinf.pull.plan import plan_conversion
+from moeinf.pull.references import full_name
+from moeinf.pull.seal import publish_model, seal
+from moeinf.pull.source import FolderSource, read_config
 from moeinf.store.library import Library
 from moeinf.store.partials import partial_folder
 from moeinf.store.quantisation import KEEP, chosen
-from moeinf.store.seal import publish_model, seal
-from moeinf.store.source import FolderSource, read_config
 
 
 def main() -> None:

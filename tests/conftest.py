@@ -10,7 +10,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from moeinf import install
+from moeinf.pull import pull as install
 from moeinf.store.library import StoredModel
 from moeinf.text import tokenizer
 
@@ -52,7 +52,7 @@ def text_files_checked_once() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> StoredModel:
     """The embedded model, pulled into a store of its own."""
-    from moeinf.install import ensure
+    from moeinf.pull.pull import ensure
 
     return ensure("demo", home=tmp_path_factory.mktemp("home"))
 

@@ -19,7 +19,7 @@ from moeinf.completion import GenerationStats
 from moeinf.config import RuntimeConfig
 from moeinf.engine import Model
 from moeinf.errors import ExpertReadError, MoeinfError, StoreError, UsageError
-from moeinf.install import pull
+from moeinf.pull.pull import pull
 from moeinf.store.checksums import CHECKSUMS_FILE
 from moeinf.store.dense import dense_tensors
 from moeinf.store.library import Library, StoredModel

@@ -33,10 +33,10 @@ from moeinf.device.vector_twins import TorchVectorOps
 from moeinf.engine import Model
 from moeinf.errors import DeviceError, ExpertReadError, NotFiniteError, OutOfMemoryError, StoreError
 from moeinf.hardware import Machine
-from moeinf.install import pull
 from moeinf.memory import DevicePlan, plan_device_memory
 from moeinf.on_gpu import GpuRun, OpenGpu
 from moeinf.parts import Progress
+from moeinf.pull.pull import pull
 from moeinf.runtime.device_experts import DeviceExperts
 from moeinf.runtime.predict import PREDICTORS
 from moeinf.stats_block import stats_lines

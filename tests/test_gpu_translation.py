@@ -13,8 +13,8 @@ import torch
 from moeinf.config import RuntimeConfig
 from moeinf.engine import Model
 from moeinf.errors import DeviceError
-from moeinf.install import pull
 from moeinf.on_gpu import GpuRun
+from moeinf.pull.pull import pull
 from moeinf.runtime.predict import PREDICTORS
 from moeinf.show import show_lines
 from moeinf.store.library import StoredModel

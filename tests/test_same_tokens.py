@@ -12,13 +12,13 @@ import pytest
 from moeinf._native import ExpertKernel, Kernels, available_isas
 from moeinf.config import RuntimeConfig
 from moeinf.engine import Model
-from moeinf.install import pull
 from moeinf.laps import Laps
 from moeinf.models import architecture
 from moeinf.models.native_layers import NativeLayers
 from moeinf.models.weights import StoredTensor
 from moeinf.opening import Run
 from moeinf.parts import expert_parts
+from moeinf.pull.pull import pull
 from moeinf.runtime.experts import ResidentExperts
 from moeinf.runtime.policies import POLICIES
 from moeinf.runtime.predict import PREDICTORS

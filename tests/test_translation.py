@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from moeinf.config import RuntimeConfig
 from moeinf.engine import Model
 from moeinf.errors import ContextLengthError, UsageError
-from moeinf.install import pull
+from moeinf.pull.pull import pull
 from moeinf.runtime.eamc import ActivationCollection
 from moeinf.session import Session
 from moeinf.store.library import StoredModel

@@ -38,7 +38,7 @@ def load(name: str, *, progress: Callable[[int, int], None] | None = None, **opt
     """
     from moeinf.config import store_home, with_environment
     from moeinf.engine import Model
-    from moeinf.install import ensure
+    from moeinf.pull.pull import ensure
 
     return Model(ensure(name, home=store_home()), with_environment(**options), progress)
 

@@ -159,7 +159,7 @@ def pull(
     quiet: Quiet = False,
 ) -> None:
     """Fetch and convert a model, or go on where that stopped."""
-    from moeinf.install import pull as install
+    from moeinf.pull.pull import pull as install
     from moeinf.pull_display import PullDisplay, plan_lines
     from moeinf.store.library import StoredModel
 
@@ -215,7 +215,7 @@ def _list_available(prefix: str, *, as_json: bool) -> None:
     from json import dumps
 
     from moeinf.display import table
-    from moeinf.references import known_sources
+    from moeinf.pull.references import known_sources
 
     known = {name: source for name, source in known_sources().items() if name.startswith(prefix)}
     print(dumps(known, indent=2) if as_json else "\n".join(table([("NAME", "SOURCE"), *known.items()])))
@@ -383,7 +383,7 @@ def _check_template(stored: StoredModel, think: str | None, variables: dict[str,
 
 
 def _ensure(name: str, quiet: bool, quant: str | None = None) -> StoredModel:
-    from moeinf.install import ensure
+    from moeinf.pull.pull import ensure
     from moeinf.pull_display import PullDisplay
 
     with PullDisplay(sys.stderr, quiet=quiet) as display:
@@ -414,7 +414,7 @@ def _print(text: str) -> None:
 
 def _stored(name: str) -> StoredModel:
     """Raises ModelNotFoundError, also with how to fetch a model that is known and not stored."""
-    from moeinf.references import known_sources
+    from moeinf.pull.references import known_sources
     from moeinf.store.library import Library
 
     try:

@@ -12,7 +12,7 @@ from moeinf.display import bar_text, eta_text, harmless, size_text
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from moeinf.install import PullPlan
+    from moeinf.pull.pull import PullPlan
 
 _RATE_WINDOW_S = 10.0
 _PLAIN_EVERY_S = 30.0

@@ -16,7 +16,7 @@ import pytest
 from moeinf import cli
 from moeinf.config import RuntimeConfig, unknown_variables
 from moeinf.engine import Model
-from moeinf.install import pull
+from moeinf.pull.pull import pull
 from moeinf.sampling.sampler import option_kinds
 from moeinf.store.library import StoredModel
 from tests.cli.conftest import Done, run_process
@@ -276,7 +276,7 @@ def test_an_interrupted_pull_tells_how_to_go_on(command: Command, monkeypatch: p
     def interrupt(source: str, **options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("moeinf.install.pull", interrupt)
+    monkeypatch.setattr("moeinf.pull.pull.pull", interrupt)
     done = command("pull", "org/repo")
     assert done.code == 130
     assert done.err == "interrupted; `moeinf pull org/repo` goes on where this stopped\n"

@@ -10,7 +10,7 @@ import pytest
 
 from moeinf.config import RuntimeConfig
 from moeinf.engine import Model
-from moeinf.install import pull
+from moeinf.pull.pull import pull
 from moeinf.store.library import Library, StoredModel
 from tests.cli.conftest import Done
 from tests.cli.thinker import write_thinker

@@ -30,7 +30,7 @@ from moeinf.completion import GenerationStats
 from moeinf.config import RuntimeConfig
 from moeinf.engine import Model
 from moeinf.errors import MoeinfError
-from moeinf.install import ensure
+from moeinf.pull.pull import ensure
 from moeinf.store.library import Library
 from moeinf.types import Float32Array
 

@@ -28,11 +28,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from moeinf import install
 from moeinf.config import RuntimeConfig
 from moeinf.engine import Model
 from moeinf.errors import MoeinfError
 from moeinf.models import architecture
+from moeinf.pull import pull as install
 from moeinf.store.library import Library
 from moeinf.text.tokenizer import check_text_files
 

@@ -13,8 +13,8 @@ from moeinf.config import RuntimeConfig
 from moeinf.device.device import CudaDevice
 from moeinf.device.program import DecodeProgram
 from moeinf.engine import Model
-from moeinf.install import pull
 from moeinf.on_gpu import GpuRun
+from moeinf.pull.pull import pull
 from moeinf.store.library import StoredModel
 from tests.models.configs.nllb_moe import NLLB
 from tests.models.configs.switch_transformers import SWITCH

@@ -25,13 +25,13 @@ from moeinf.config import RuntimeConfig
 from moeinf.dense import DenseFile
 from moeinf.device.ops import Ops
 from moeinf.hardware import Machine
-from moeinf.install import pull
 from moeinf.laps import Laps
 from moeinf.memory import ATTENTION_MASK_BYTES
 from moeinf.models import architecture
 from moeinf.on_cpu import CpuRun
 from moeinf.on_gpu import GpuRun
 from moeinf.parts import ModelParts
+from moeinf.pull.pull import pull
 from moeinf.runtime.eamc import ActivationCollection
 from moeinf.store.checksums import sums_of
 from moeinf.store.dense_sums import DenseSums

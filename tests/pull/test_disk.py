@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from moeinf.errors import DiskSpaceError, MoeinfError
-from moeinf.install import pull
-from moeinf.references import Origin
+from moeinf.pull.pull import pull
+from moeinf.pull.references import Origin
 from moeinf.store.library import Library
 from moeinf.store.partials import partial_folder, pull_lock
 from moeinf.store.verify import verify
@@ -23,9 +23,9 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from moeinf.errors import MoeinfError
-from moeinf.install import pull
+from moeinf.pull.pull import pull
 from moeinf.store.library import Library
-from moeinf.store.progress import SilentProgress
+from moeinf.pull.events import SilentProgress
 class Notes(SilentProgress):
     def note(self, text): print("note", text, flush=True)
     def start(self, verb, file, num_bytes, done_bytes): print(verb, file, flush=True)

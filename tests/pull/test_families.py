@@ -15,11 +15,11 @@ from moeinf._native import Kernels
 from moeinf.config import RuntimeConfig
 from moeinf.dense import DenseFile
 from moeinf.hardware import machine
-from moeinf.install import pull
 from moeinf.laps import Laps
 from moeinf.models import architecture
 from moeinf.on_cpu import CpuRun
 from moeinf.parts import ModelParts
+from moeinf.pull.pull import pull
 from moeinf.runtime.eamc import ActivationCollection
 from moeinf.store.checksums import sums_of
 from moeinf.store.dense import dense_tensors

@@ -15,10 +15,10 @@ import pytest
 from huggingface_hub import constants
 
 from moeinf.errors import CheckpointError, HubError, UsageError
-from moeinf.install import PullPlan, ensure, pull
-from moeinf.store import download, hub, remote
+from moeinf.pull import download, hub, remote
+from moeinf.pull.events import SilentProgress
+from moeinf.pull.pull import PullPlan, ensure, pull
 from moeinf.store.library import Library
-from moeinf.store.progress import SilentProgress
 from moeinf.store.verify import verify
 from tests.checkpoints import CONFIG, content, random_tensors, write_checkpoint
 from tests.pull.hub_server import REPO, Hub, serving
@@ -387,7 +387,7 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from moeinf.errors import MoeinfError
-from moeinf.install import pull
+from moeinf.pull.pull import pull
 from moeinf.store.verify import verify
 try:
     model = pull(sys.argv[1], home=Path(sys.argv[2]))

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from moeinf.install import pull
+from moeinf.pull.pull import pull
 from moeinf.store.library import Library
 from moeinf.store.verify import verify
 from tests.checkpoints import content, write_checkpoint
@@ -28,7 +28,7 @@ KILLS = 2  # of each seed, before the pull that may finish
 
 # A server process that has imported torch once forks a child in 10 ms; nothing of a pull happens in it before the fork.
 context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(["moeinf.install", "moeinf.models.qwen3_moe", "moeinf.store.hub"])
+context.set_forkserver_preload(["moeinf.pull.pull", "moeinf.models.qwen3_moe", "moeinf.pull.hub"])
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def child(source: str, home: Path, endpoint: str, kill_at: int, report: Path | N
     if endpoint:
         from huggingface_hub import constants
 
-        from moeinf.store import download, hub
+        from moeinf.pull import download, hub
 
         constants.ENDPOINT = endpoint
         constants.HUGGINGFACE_CO_URL_TEMPLATE = endpoint + "/{repo_id}/resolve/{revision}/{filename}"

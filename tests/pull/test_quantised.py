@@ -12,11 +12,12 @@ from torch import Tensor
 
 from moeinf._native import quantize
 from moeinf.errors import CheckpointError, StoreError, UsageError
-from moeinf.install import PullPlan, pull
-from moeinf.store import convert, recast
+from moeinf.pull import convert
+from moeinf.pull import layout as recast
+from moeinf.pull.events import SilentProgress
+from moeinf.pull.pull import PullPlan, pull
 from moeinf.store.dense import dense_tensors
 from moeinf.store.library import Library, StoredModel
-from moeinf.store.progress import SilentProgress
 from moeinf.store.quantisation import Quantisation
 from moeinf.store.verify import verify
 from moeinf.types import FORMAT_BLOCKS, Format

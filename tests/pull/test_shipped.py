@@ -12,14 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from moeinf import install
 from moeinf._native import dequantize
 from moeinf.errors import CheckpointError, UnsupportedModelError
-from moeinf.install import pull
 from moeinf.models import architecture
-from moeinf.store import convert
+from moeinf.pull import convert
+from moeinf.pull import pull as install
+from moeinf.pull.pull import pull
+from moeinf.pull.source import FolderSource
 from moeinf.store.library import StoredModel
-from moeinf.store.source import FolderSource
 from moeinf.store.verify import verify
 from moeinf.types import Format
 from tests.checkpoints import CONFIG, Checkpoint, content, fused, in_fp8, in_mxfp4, random_tensors, write_checkpoint

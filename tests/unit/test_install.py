@@ -11,15 +11,15 @@ from typing import NamedTuple
 
 import pytest
 
-from moeinf import install
 from moeinf.errors import CheckpointError, DiskSpaceError, ModelNotFoundError, StoreError, UsageError
-from moeinf.install import PullPlan, ensure, pull
-from moeinf.references import named_origin, outside_origin
+from moeinf.pull import pull as install
+from moeinf.pull.convert import convert_shard
+from moeinf.pull.events import SilentProgress
+from moeinf.pull.pull import PullPlan, ensure, pull
+from moeinf.pull.references import named_origin, outside_origin
 from moeinf.show import partial_lines
-from moeinf.store.convert import convert_shard
 from moeinf.store.library import Library
 from moeinf.store.partials import pull_lock
-from moeinf.store.progress import SilentProgress
 from moeinf.store.verify import verify
 from tests.checkpoints import CONFIG, LICENSE, NUM_SHARDS, content, fused, random_tensors, write_checkpoint
 
@@ -371,7 +371,7 @@ def test_only_a_pull_that_goes_on_is_called_interrupted(checkpoint: Path, home: 
     with pytest.raises(KeyboardInterrupt):
         pull(str(checkpoint), home=home, name="mine")
     monkeypatch.undo()
-    monkeypatch.setattr("moeinf.install.pull", lambda *args, **options: None)
+    monkeypatch.setattr("moeinf.pull.pull.pull", lambda *args, **options: None)
     [partial] = Library(home).partials()
     progress = Recorder()
     with pull_lock(partial.path, "mine", print):

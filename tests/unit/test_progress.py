@@ -4,8 +4,8 @@ import io
 
 import pytest
 
-from moeinf.install import PlannedFile, PullPlan
 from moeinf.progress import ByteCount, LoadBar, PrefillCount, StatusLine
+from moeinf.pull.pull import PlannedFile, PullPlan
 from moeinf.pull_display import BarView, ByteMeter, PullDisplay, plan_lines
 from moeinf.store.manifest import ModelSource
 

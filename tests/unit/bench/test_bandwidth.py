@@ -12,7 +12,7 @@ from moeinf.bench.live import Workload, run_bench
 from moeinf.config import RuntimeConfig
 from moeinf.errors import UsageError
 from moeinf.hardware import Machine
-from moeinf.install import pull
+from moeinf.pull.pull import pull
 from moeinf.store.library import StoredModel
 from tests.checkpoints import CONFIG, random_tensors, write_checkpoint
 

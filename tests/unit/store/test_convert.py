@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moeinf.errors import CheckpointError, DiskSpaceError
-from moeinf.install import pull
-from moeinf.store import convert
-from moeinf.store.convert import convert_shard, read_bytes, segments
-from moeinf.store.copies import DENSE, Copy
+from moeinf.pull import convert
+from moeinf.pull.convert import convert_shard, read_bytes, segments
+from moeinf.pull.layout import Quantised, Strided, View
+from moeinf.pull.moves import DENSE, Copy
+from moeinf.pull.pull import pull
 from moeinf.store.dense import dense_tensors
-from moeinf.store.recast import Quantised, Strided, View
 from moeinf.types import Format
 from tests.checkpoints import random_tensors, write_checkpoint
 

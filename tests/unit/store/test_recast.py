@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moeinf.store.recast import Fp8, Strided, View
+from moeinf.pull.layout import Fp8, Strided, View
 from moeinf.types import DType
 
 NONE = memoryview(b"")

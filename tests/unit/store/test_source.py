@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from moeinf.errors import CheckpointError, MoeinfError, UnsupportedModelError
-from moeinf.install import pull
+from moeinf.pull.pull import pull
 from tests.checkpoints import CONFIG, random_tensors, write_checkpoint
 
 INDEX = "model.safetensors.index.json"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from moeinf.errors import StoreError
-from moeinf.install import pull
+from moeinf.pull.pull import pull
 from moeinf.store.library import StoredModel
 from moeinf.store.verify import check_files, verify
 from tests.checkpoints import content

@@ -16,14 +16,14 @@ from huggingface_hub.hf_api import RepoSibling
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined, unused-ignore]
 
 from moeinf.errors import CheckpointError, HubError, UsageError
-from moeinf.store.download import download, fetch_bytes, held_bytes, matches
+from moeinf.pull.download import download, fetch_bytes, held_bytes, matches
+from moeinf.pull.events import PullProgress
+from moeinf.pull.hub_errors import hub_errors_named, offline_error, transport_error
+from moeinf.pull.remote import MAX_RETRIES, Patience, Remote, RemoteFile
+from moeinf.pull.source import FolderSource, Source, find_shards, is_kept, most_bytes
 from moeinf.store.files import errors_named
 from moeinf.store.format import Header, header_length, parse_header, read_header
-from moeinf.store.hub_errors import hub_errors_named, offline_error, transport_error
 from moeinf.store.manifest import ModelSource
-from moeinf.store.progress import PullProgress
-from moeinf.store.remote import MAX_RETRIES, Patience, Remote, RemoteFile
-from moeinf.store.source import FolderSource, Source, find_shards, is_kept, most_bytes
 
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[\w][\w.-]{0,95}", re.ASCII)
 _REVISION = re.compile(r"[\w][\w./-]{0,255}", re.ASCII)

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from moeinf.errors import HubError
+from moeinf.pull.events import PullProgress
+from moeinf.pull.remote import ChangedError, Remote, RemoteFile
 from moeinf.store.files import errors_named, open_regular, read_fully, sync_folder, write_fully
-from moeinf.store.progress import PullProgress
-from moeinf.store.remote import ChangedError, Remote, RemoteFile
 
 _RANGE_BYTES = 4 << 20
 _CONNECTIONS = 4  # times _RANGE_BYTES: the 16 MiB that a kill may cost, and the memory that the window takes

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 from moeinf.errors import StoreError
-from moeinf.store.checkpoint import Conversion
+from moeinf.pull.plan import Conversion
 from moeinf.store.files import errors_named, make_folders, parse_json_object, publish, read_small
 from moeinf.store.partials import JOURNAL_FILE, PulledAs
 

@@ -14,8 +14,8 @@ from types import MappingProxyType
 
 from moeinf.errors import CheckpointError
 from moeinf.hardware import machine
-from moeinf.store.checkpoint import Conversion
-from moeinf.store.copies import DENSE, Copy, Range
+from moeinf.pull.moves import DENSE, Copy, Range
+from moeinf.pull.plan import Conversion
 from moeinf.store.files import drop_cached, errors_named, open_regular, read_fully, sync_folder, write_fully
 from moeinf.store.format import DENSE_FILE, shard_file
 

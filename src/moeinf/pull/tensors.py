@@ -6,8 +6,8 @@ import re
 from collections.abc import Collection, Mapping
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
+from moeinf.pull.source import INDEX_FILE, Shards
 from moeinf.store.format import STORE_DTYPES, Header, TensorEntry
-from moeinf.store.source import INDEX_FILE, Shards
 from moeinf.types import DType, Format, TensorPlan
 
 _FP8 = "F8_E4M3"

@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
-from moeinf.store.copies import Copy, dense_copy, expert_copies
+from moeinf.pull.moves import Copy, dense_copy, expert_copies
+from moeinf.pull.source import Shards
+from moeinf.pull.tensors import Tensors
 from moeinf.store.format import (
     DENSE_FILE,
     BlockTensor,
@@ -20,8 +22,6 @@ from moeinf.store.format import (
     shard_file,
 )
 from moeinf.store.quantisation import KEEP, FormatPlan, Quantisation, dense_tensors_of, expert_formats
-from moeinf.store.source import Shards
-from moeinf.store.tensors import Tensors
 from moeinf.types import DTYPE_BYTES, DType, ExpertLayout, ExpertPiece, Format, MoeShape, TensorPlan
 
 ExpertNames = Mapping[str, tuple[tuple[int, ...], tuple[ExpertPiece, ...]]]

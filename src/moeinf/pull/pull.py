@@ -14,7 +14,11 @@ from typing import Literal, overload
 from moeinf.display import size_text
 from moeinf.errors import CheckpointError, DiskSpaceError, ModelNotFoundError, UsageError
 from moeinf.models import Architecture, architecture
-from moeinf.references import (
+from moeinf.pull.convert import convert_shard, create_files, read_bytes
+from moeinf.pull.events import PullProgress, SilentProgress, Verb
+from moeinf.pull.journal import Journal
+from moeinf.pull.plan import Conversion, plan_conversion
+from moeinf.pull.references import (
     DATA,
     Origin,
     full_name,
@@ -24,19 +28,15 @@ from moeinf.references import (
     partial_origin,
     stored_origin,
 )
-from moeinf.store.checkpoint import Conversion, plan_conversion
-from moeinf.store.convert import convert_shard, create_files, read_bytes
+from moeinf.pull.seal import publish_model, seal
+from moeinf.pull.source import FolderSource, Source, fp8_block, read_config
 from moeinf.store.files import errors_named, make_folders
 from moeinf.store.format import Header, read_header
-from moeinf.store.journal import Journal
 from moeinf.store.library import Library, StoredModel
 from moeinf.store.manifest import ModelSource
 from moeinf.store.names import parse_name
 from moeinf.store.partials import PulledAs, find_partials, partial_folder, pull_lock
-from moeinf.store.progress import PullProgress, SilentProgress, Verb
 from moeinf.store.quantisation import KEEP, SMALL, Quantisation, chosen
-from moeinf.store.seal import publish_model, seal
-from moeinf.store.source import FolderSource, Source, fp8_block, read_config
 from moeinf.text.tokenizer import check_text_files
 from moeinf.types import TensorPlan
 
@@ -185,7 +185,7 @@ def open_source(origin: Origin, token: str | None, progress: PullProgress) -> So
     if origin.kind == "embedded":
         return FolderSource(DATA / origin.location, ModelSource("embedded", origin.location))
     # Here and not at the top: it takes 0.2 s that no other source has to pay.
-    from moeinf.store.hub import open_hub
+    from moeinf.pull.hub import open_hub
 
     return open_hub(origin.location, origin.revision, token, progress)
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from moeinf.store.recast import Fp8, Mxfp4, Quantised, Recast, Strided, View
-from moeinf.store.tensors import Tensors
+from moeinf.pull.layout import Fp8, Mxfp4, Quantised, Recast, Strided, View
+from moeinf.pull.tensors import Tensors
 from moeinf.types import DTYPE_BYTES, ExpertLayout, ExpertPiece, TensorSpec
 
 DENSE = -1  # the target of a copy into the dense file; others are numbers of MoE layers
