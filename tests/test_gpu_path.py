@@ -294,7 +294,7 @@ def test_dense_weights_pass_through_a_buffer_and_no_other_host_memory(
     demo: StoredModel, wanted: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """numpy tells tracemalloc what it takes, torch, whose tensors are the device's, does not."""
-    monkeypatch.setattr("moeinf.runtime.file_pieces.BUFFER_BYTES", 32 << 10)
+    monkeypatch.setattr("moeinf.runtime.io.file_pieces.BUFFER_BYTES", 32 << 10)
     seen: list[tuple[int, int]] = []
     peaks: list[int] = []
     streamed = DenseFile.streamed

@@ -16,8 +16,8 @@ from moeinf.config import RuntimeConfig
 from moeinf.errors import StoreError
 from moeinf.hardware import usable_cores
 from moeinf.models.weights import StoredTensor, TensorBytes
-from moeinf.runtime.file_pieces import FilePieces
-from moeinf.runtime.reading import read_file
+from moeinf.runtime.io.file_pieces import FilePieces
+from moeinf.runtime.io.reader import read_file
 from moeinf.store.dense import check_dense, check_part, dense_tensors
 from moeinf.store.dense_sums import DenseSums
 from moeinf.store.files import errors_named

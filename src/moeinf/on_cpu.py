@@ -12,9 +12,9 @@ from moeinf.models.native_layers import NativeLayers
 from moeinf.models.weights import StoredTensor
 from moeinf.parts import ModelParts, expert_parts, prefetcher_of
 from moeinf.runtime.experts import Observer, StreamedExperts
+from moeinf.runtime.io.reader import open_reader
 from moeinf.runtime.policies import make_policy
 from moeinf.runtime.pressure import MemoryWatch
-from moeinf.runtime.reading import open_reader
 from moeinf.runtime.tiers import ExpertTier, SlotRegion
 
 

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from moeinf._native import Arena, NativeReader, ReadFailure, crc32c
-from moeinf.runtime.pure_reader import PureReader
+from moeinf.runtime.io.python_reader import PureReader
 from moeinf.types import FloatArray, IntArray
 
 BLOCK = 4096

@@ -9,7 +9,7 @@ import numpy as np
 
 from moeinf._native import Arena
 from moeinf.config import RuntimeConfig
-from moeinf.runtime.reading import open_reader
+from moeinf.runtime.io.reader import open_reader
 from moeinf.store.library import StoredModel
 
 _SPAN_BYTES: Final = 4 << 20

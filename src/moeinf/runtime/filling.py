@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from moeinf._native import ReadFailure
-from moeinf.runtime.pages import PagesAhead
+from moeinf.runtime.io.pages import PagesAhead
 from moeinf.runtime.slots import ABSENT, LOADING, SlotTable
 from moeinf.runtime.stats import CacheStats
 from moeinf.types import ByteArray, ExpertLayout, FloatArray, IntArray, MoeShape, Reader

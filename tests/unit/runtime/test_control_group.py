@@ -23,7 +23,7 @@ from moeinf.runtime.policies import make_policy
 from moeinf.runtime.eamc import ActivationCollection
 from moeinf.runtime.pressure import MemoryWatch
 from moeinf.runtime.tiers import ExpertTier, SlotRegion
-from moeinf.runtime.pure_reader import PureReader
+from moeinf.runtime.io.python_reader import PureReader
 from moeinf.types import ExpertLayout, MoeShape
 
 MIB = 1 << 20

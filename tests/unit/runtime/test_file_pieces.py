@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from moeinf._native import Arena
 from moeinf.config import RuntimeConfig
 from moeinf.errors import StoreError
-from moeinf.runtime import file_pieces, reading
-from moeinf.runtime.file_pieces import FilePieces
+from moeinf.runtime.io import file_pieces
+from moeinf.runtime.io import reader as reading
+from moeinf.runtime.io.file_pieces import FilePieces
 
 SIZE = 300_001  # bytes: a file that ends inside a block
 BUFFER = 64 << 10

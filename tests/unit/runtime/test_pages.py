@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from moeinf._native import Arena, populate
-from moeinf.runtime import pages
-from moeinf.runtime.pages import PagesAhead, take
+from moeinf.runtime.io import pages
+from moeinf.runtime.io.pages import PagesAhead, take
 from moeinf.types import ByteArray
 
 STEP = 4096

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from moeinf._native import Arena, give_back
 from moeinf.hardware import MemoryState
 from moeinf.laps import Laps
-from moeinf.runtime import pages
 from moeinf.runtime.experts import StreamedExperts
-from moeinf.runtime.pages import PagesAhead
+from moeinf.runtime.io import pages
+from moeinf.runtime.io.pages import PagesAhead
 from moeinf.runtime.pressure import MemoryWatch
 from moeinf.types import IntArray, ReadDone, Routing
 from tests.unit.runtime.fakes import LAYOUT, SHAPE, Clock, FakeKernel, Tier, make_tier, visit

@@ -14,8 +14,8 @@ import pytest
 from moeinf._native import Arena
 from moeinf.config import RuntimeConfig
 from moeinf.errors import StoreError
-from moeinf.runtime import reading
-from moeinf.runtime.reading import open_reader
+from moeinf.runtime.io import reader as reading
+from moeinf.runtime.io.reader import open_reader
 
 BLOCK = 4096
 

@@ -13,8 +13,8 @@ import numpy.typing as npt
 from moeinf._native import Arena, NativeReader, ReadFailure
 from moeinf.config import RuntimeConfig
 from moeinf.errors import LIMIT_REMEDIES, StoreError
-from moeinf.runtime.pages import PIECE_BYTES, take
-from moeinf.runtime.pure_reader import PureReader
+from moeinf.runtime.io.pages import PIECE_BYTES, take
+from moeinf.runtime.io.python_reader import PureReader
 from moeinf.types import BLOCK_ALIGN_BYTES, ByteArray, IntArray, OnWait, Reader, SumRun
 
 _DAMAGED: Final = "check the store with `moeinf verify`, then `moeinf pull` it again"
