@@ -16,7 +16,7 @@ from moeinf.config import RuntimeConfig
 from moeinf.engine import Model
 from moeinf.errors import ContextLengthError, ExpertReadError, MoeinfError, OutOfMemoryError, StoreError, UsageError
 from moeinf.hardware import Machine
-from moeinf.runtime.eamc import ActivationCollection
+from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.store.library import StoredModel
 from tests.checkpoints import resealed
 

@@ -38,7 +38,7 @@ from moeinf.on_gpu import GpuRun, OpenGpu
 from moeinf.parts import Progress
 from moeinf.pull.pull import pull
 from moeinf.runtime.device_experts import DeviceExperts
-from moeinf.runtime.predict import PREDICTORS
+from moeinf.runtime.policy.predictors import PREDICTORS
 from moeinf.stats_block import stats_lines
 from moeinf.store.dense import dense_tensors
 from moeinf.store.library import StoredModel

@@ -15,7 +15,7 @@ from moeinf.engine import Model
 from moeinf.errors import DeviceError
 from moeinf.on_gpu import GpuRun
 from moeinf.pull.pull import pull
-from moeinf.runtime.predict import PREDICTORS
+from moeinf.runtime.policy.predictors import PREDICTORS
 from moeinf.show import show_lines
 from moeinf.store.library import StoredModel
 from tests.emulated_device import EmulatedDevice

@@ -20,8 +20,8 @@ from moeinf.opening import Run
 from moeinf.parts import expert_parts
 from moeinf.pull.pull import pull
 from moeinf.runtime.experts import ResidentExperts
-from moeinf.runtime.policies import POLICIES
-from moeinf.runtime.predict import PREDICTORS
+from moeinf.runtime.policy.eviction import POLICIES
+from moeinf.runtime.policy.predictors import PREDICTORS
 from moeinf.store.dense import dense_tensors
 from moeinf.store.library import StoredModel
 from moeinf.types import Float32Array

@@ -15,7 +15,7 @@ from moeinf.config import RuntimeConfig
 from moeinf.engine import Model
 from moeinf.errors import ContextLengthError, UsageError
 from moeinf.pull.pull import pull
-from moeinf.runtime.eamc import ActivationCollection
+from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.session import Session
 from moeinf.store.library import StoredModel
 from tests.models.configs.nllb_moe import NLLB

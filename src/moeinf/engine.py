@@ -22,8 +22,8 @@ from moeinf.meter import Meter
 from moeinf.models import prompting
 from moeinf.opening import Run, open_kernels, put_together, read_config
 from moeinf.parts import ModelParts, Progress, no_progress
-from moeinf.runtime.eamc import MOST_BYTES, ActivationCollection
-from moeinf.runtime.trace import Phase, RequestRecorder
+from moeinf.runtime.policy.eamc import MOST_BYTES, ActivationCollection
+from moeinf.runtime.policy.trace import Phase, RequestRecorder
 from moeinf.sampling.beam_search import Sources, answer_source
 from moeinf.sampling.loop import CachedTokens, Chooser, Forced, Timing, generate
 from moeinf.sampling.sampler import Sampler, SamplingParams, not_done, resolve_params

@@ -13,7 +13,7 @@ from moeinf.models.weights import StoredTensor
 from moeinf.parts import ModelParts, expert_parts, prefetcher_of
 from moeinf.runtime.experts import Observer, StreamedExperts
 from moeinf.runtime.io.reader import open_reader
-from moeinf.runtime.policies import make_policy
+from moeinf.runtime.policy.eviction import make_policy
 from moeinf.runtime.pressure import MemoryWatch
 from moeinf.runtime.tiers import ExpertTier, SlotRegion
 

@@ -29,7 +29,7 @@ from moeinf.runtime.device_experts import DeviceExperts
 from moeinf.runtime.direct import DirectSlots
 from moeinf.runtime.host_link import HostLink
 from moeinf.runtime.io.reader import open_reader
-from moeinf.runtime.policies import make_policy
+from moeinf.runtime.policy.eviction import make_policy
 from moeinf.runtime.tiers import ExpertTier, SlotRegion
 from moeinf.types import Copier, Float32Array
 

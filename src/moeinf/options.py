@@ -100,8 +100,8 @@ def runtime_config(params: Mapping[str, Any], others: Mapping[str, Any] | None =
     Raises UsageError, and DeviceError for a GPU that was asked for and cannot be used: before a model is pulled for it.
     """
     from moeinf.device.cuda import check_cuda
-    from moeinf.runtime.policies import POLICIES
-    from moeinf.runtime.predict import PREDICTORS
+    from moeinf.runtime.policy.eviction import POLICIES
+    from moeinf.runtime.policy.predictors import PREDICTORS
 
     given = {name: params[name] for name in runtime_fields() if params.get(name) is not None}
     config = with_environment(**{**(others or {}), **given})

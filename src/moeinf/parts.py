@@ -14,9 +14,9 @@ from moeinf.hardware import Machine
 from moeinf.laps import Laps
 from moeinf.memory import Demands
 from moeinf.models import Architecture
-from moeinf.runtime.eamc import ActivationCollection
 from moeinf.runtime.experts import Observer
-from moeinf.runtime.predict import make_predictor
+from moeinf.runtime.policy.eamc import ActivationCollection
+from moeinf.runtime.policy.predictors import make_predictor
 from moeinf.runtime.prefetch import Link, Prefetcher
 from moeinf.runtime.tiers import ExpertTier
 from moeinf.store.library import StoredModel

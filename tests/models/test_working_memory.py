@@ -32,7 +32,7 @@ from moeinf.on_cpu import CpuRun
 from moeinf.on_gpu import GpuRun
 from moeinf.parts import ModelParts
 from moeinf.pull.pull import pull
-from moeinf.runtime.eamc import ActivationCollection
+from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.store.checksums import sums_of
 from moeinf.store.dense_sums import DenseSums
 from moeinf.store.library import StoredModel

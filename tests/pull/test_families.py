@@ -20,7 +20,7 @@ from moeinf.models import architecture
 from moeinf.on_cpu import CpuRun
 from moeinf.parts import ModelParts
 from moeinf.pull.pull import pull
-from moeinf.runtime.eamc import ActivationCollection
+from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.store.checksums import sums_of
 from moeinf.store.dense import dense_tensors
 from moeinf.store.dense_sums import DenseSums

@@ -14,7 +14,7 @@ from moeinf.device.ops import Ops
 from moeinf.device.vector_ops import DirectTable
 from moeinf.runtime.experts import Observer
 from moeinf.runtime.host_link import HostLink
-from moeinf.runtime.policies import DevicePolicy
+from moeinf.runtime.policy.eviction import DevicePolicy
 from moeinf.runtime.tiers import ExpertTier
 from moeinf.types import MoeShape
 

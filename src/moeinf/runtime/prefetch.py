@@ -7,9 +7,9 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from moeinf.runtime.lookahead import LookAheadPredictor
-from moeinf.runtime.predict import Predictor
-from moeinf.runtime.priority import layer_proximity, prefetch_priority, select_prefetches
+from moeinf.runtime.policy.lookahead import LookAheadPredictor
+from moeinf.runtime.policy.predictors import Predictor
+from moeinf.runtime.policy.priority import layer_proximity, prefetch_priority, select_prefetches
 from moeinf.runtime.tiers import ExpertTier
 from moeinf.types import Float32Array, FloatArray, IntArray, MoeShape
 

@@ -16,7 +16,7 @@ from moeinf._native import ReadFailure
 from moeinf.errors import ExpertReadError
 from moeinf.laps import Laps
 from moeinf.runtime.filling import DEMAND, FilledSlots
-from moeinf.runtime.policies import EvictionPolicy
+from moeinf.runtime.policy.eviction import EvictionPolicy
 from moeinf.runtime.slots import ABSENT, LOADING, RESIDENT, BoolArray, SlotTable
 from moeinf.runtime.stats import CacheStats
 from moeinf.types import ByteArray, ExpertLayout, FloatArray, IntArray, MoeShape, Reader

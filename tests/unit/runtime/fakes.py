@@ -9,8 +9,8 @@ import numpy as np
 
 from moeinf._native import ReadFailure
 from moeinf.laps import Laps
-from moeinf.runtime.eamc import ActivationCollection
-from moeinf.runtime.policies import EvictionPolicy, make_policy
+from moeinf.runtime.policy.eamc import ActivationCollection
+from moeinf.runtime.policy.eviction import EvictionPolicy, make_policy
 from moeinf.runtime.tiers import ExpertTier, SlotRegion
 from moeinf.types import ExpertLayout, Float32Array, FloatArray, IntArray, MoeShape, ReadDone, TensorSpec
 

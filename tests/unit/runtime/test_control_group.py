@@ -19,8 +19,8 @@ import numpy as np
 from moeinf._native import Arena
 from moeinf.hardware import memory_now
 from moeinf.laps import Laps
-from moeinf.runtime.policies import make_policy
-from moeinf.runtime.eamc import ActivationCollection
+from moeinf.runtime.policy.eviction import make_policy
+from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.runtime.pressure import MemoryWatch
 from moeinf.runtime.tiers import ExpertTier, SlotRegion
 from moeinf.runtime.io.python_reader import PureReader

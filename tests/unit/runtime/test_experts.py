@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from moeinf.errors import ExpertReadError
 from moeinf.laps import Laps
 from moeinf.runtime.experts import ResidentExperts, StreamedExperts
-from moeinf.runtime.lookahead import LookAheadPredictor
-from moeinf.runtime.policies import EvictionPolicy
+from moeinf.runtime.policy.eviction import EvictionPolicy
+from moeinf.runtime.policy.lookahead import LookAheadPredictor
+from moeinf.runtime.policy.trace import ActivationMatrix, RequestRecorder
 from moeinf.runtime.prefetch import Prefetcher
-from moeinf.runtime.trace import ActivationMatrix, RequestRecorder
 from moeinf.types import Float32Array, Routing
 from tests.unit.runtime.fakes import LAYOUT, SHAPE, FakeKernel, FakeReader, Tier, make_tier
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from moeinf._native import lowest
 from moeinf.errors import UsageError
-from moeinf.runtime.eamc import ActivationCollection
-from moeinf.runtime.policies import POLICIES, EvictionPolicy, NextUse, choose_victims, make_policy
-from moeinf.runtime.trace import ActivationMatrix
+from moeinf.runtime.policy.eamc import ActivationCollection
+from moeinf.runtime.policy.eviction import POLICIES, EvictionPolicy, NextUse, choose_victims, make_policy
+from moeinf.runtime.policy.trace import ActivationMatrix
 from moeinf.types import ExpertId, IntArray, MoeShape
 
 SHAPE = MoeShape(num_layers=3, num_experts=5, top_k=2)

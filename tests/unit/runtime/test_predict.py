@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from moeinf.errors import UsageError
-from moeinf.runtime.eamc import ActivationCollection, normalise_rows
-from moeinf.runtime.predict import (
+from moeinf.runtime.policy.eamc import ActivationCollection, normalise_rows
+from moeinf.runtime.policy.predictors import (
     PREDICTORS,
     CrossLayerPredictor,
     EamcPredictor,
@@ -15,7 +15,7 @@ from moeinf.runtime.predict import (
     UseProbability,
     make_predictor,
 )
-from moeinf.runtime.trace import ActivationMatrix
+from moeinf.runtime.policy.trace import ActivationMatrix
 from moeinf.types import FloatArray, IntArray, MoeShape
 
 SHAPE = MoeShape(num_layers=4, num_experts=6, top_k=2)

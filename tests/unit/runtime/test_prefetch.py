@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moeinf.runtime.lookahead import LookAheadPredictor
+from moeinf.runtime.policy.lookahead import LookAheadPredictor
 from moeinf.runtime.prefetch import Prefetcher
 from moeinf.types import FloatArray, ReadDone
 from tests.unit.runtime.fakes import LAYOUT, SHAPE, FakeReader, make_tier, visit

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moeinf.runtime.priority import layer_proximity, prefetch_priority, select_prefetches
+from moeinf.runtime.policy.priority import layer_proximity, prefetch_priority, select_prefetches
 
 
 def test_priority_is_the_papers_formula() -> None:

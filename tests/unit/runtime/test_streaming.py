@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from moeinf.laps import Laps
-from moeinf.runtime.eamc import ActivationCollection
 from moeinf.runtime.experts import StreamedExperts
-from moeinf.runtime.lookahead import LookAheadPredictor
-from moeinf.runtime.policies import POLICIES, make_policy
+from moeinf.runtime.policy.eamc import ActivationCollection
+from moeinf.runtime.policy.eviction import POLICIES, make_policy
+from moeinf.runtime.policy.lookahead import LookAheadPredictor
 from moeinf.runtime.prefetch import Prefetcher
 from moeinf.runtime.slots import RESIDENT
 from moeinf.runtime.tiers import BATCH_EXPERTS, ExpertTier, SlotRegion

@@ -7,9 +7,9 @@ from typing import Final, Protocol
 import numpy as np
 
 from moeinf.errors import UsageError
-from moeinf.runtime.eamc import NUM_MATCHES, ActivationCollection, Match, normalise_rows
-from moeinf.runtime.lookahead import LookAheadPredictor
-from moeinf.runtime.trace import Phase, count_ids
+from moeinf.runtime.policy.eamc import NUM_MATCHES, ActivationCollection, Match, normalise_rows
+from moeinf.runtime.policy.lookahead import LookAheadPredictor
+from moeinf.runtime.policy.trace import Phase, count_ids
 from moeinf.types import FloatArray, IntArray, MoeShape
 
 PREDICTORS: Final = ("eamc", "frequency", "cross-layer", "look-ahead")

@@ -9,10 +9,10 @@ import numpy.typing as npt
 
 from moeinf._native import lowest
 from moeinf.errors import UsageError
-from moeinf.runtime.eamc import NUM_MATCHES, ActivationCollection, Match, normalise_rows
-from moeinf.runtime.predict import UseProbability
-from moeinf.runtime.priority import EPS
-from moeinf.runtime.trace import ActivationMatrix, Phase, count_ids
+from moeinf.runtime.policy.eamc import NUM_MATCHES, ActivationCollection, Match, normalise_rows
+from moeinf.runtime.policy.predictors import UseProbability
+from moeinf.runtime.policy.priority import EPS
+from moeinf.runtime.policy.trace import ActivationMatrix, Phase, count_ids
 from moeinf.types import ExpertId, FloatArray, IntArray, MoeShape
 
 POLICIES: Final = ("lru", "lfu", "paper", "next-use")

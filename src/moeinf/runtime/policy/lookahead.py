@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from moeinf.runtime.trace import Phase
+from moeinf.runtime.policy.trace import Phase
 from moeinf.types import Float32Array, FloatArray, IntArray, MoeShape
 
 
