@@ -28,13 +28,13 @@ from moeinf.device.arena import DeviceArena
 from moeinf.device.matrix import DeviceRouting, expert_parts_of
 from moeinf.device.program import DecodeProgram
 from moeinf.laps import Laps
+from moeinf.runtime.cache.tier import ExpertTier, SlotRegion
 from moeinf.runtime.device_experts import DeviceExperts
 from moeinf.runtime.host_link import HostLink
 from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.runtime.policy.eviction import make_policy
 from moeinf.runtime.policy.predictors import make_predictor
 from moeinf.runtime.prefetch import Prefetcher
-from moeinf.runtime.tiers import ExpertTier, SlotRegion
 from moeinf.types import ExpertForm, ExpertLayout, MoeShape, ReadDone, TensorSpec
 
 SHAPE = MoeShape(num_layers=48, num_experts=128, top_k=8)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from moeinf.runtime.stats import CacheStats
+from moeinf.runtime.cache.stats import CacheStats
 
 FinishReason = Literal["stop", "length", "interrupted"]
 # What an answer of finish_reason "length" came up against: the context, --num-predict, or the checkpoint's max_length.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from moeinf.completion import GenerationStats
 from moeinf.laps import Laps
+from moeinf.runtime.cache.stats import CacheStats
+from moeinf.runtime.cache.tier import ExpertTier
 from moeinf.runtime.policy.trace import Phase
-from moeinf.runtime.stats import CacheStats
-from moeinf.runtime.tiers import ExpertTier
 
 
 class Meter:

@@ -11,11 +11,11 @@ from moeinf.memory import MemoryPlan, plan_memory, reserve_bytes
 from moeinf.models.native_layers import NativeLayers
 from moeinf.models.weights import StoredTensor
 from moeinf.parts import ModelParts, expert_parts, prefetcher_of
+from moeinf.runtime.cache.pressure import MemoryWatch
+from moeinf.runtime.cache.tier import ExpertTier, SlotRegion
 from moeinf.runtime.experts import Observer, StreamedExperts
 from moeinf.runtime.io.reader import open_reader
 from moeinf.runtime.policy.eviction import make_policy
-from moeinf.runtime.pressure import MemoryWatch
-from moeinf.runtime.tiers import ExpertTier, SlotRegion
 
 
 class CpuRun:

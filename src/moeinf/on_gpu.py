@@ -23,6 +23,7 @@ from moeinf.errors import DeviceError, OutOfMemoryError
 from moeinf.memory import CONTEXT_BYTES, PINNED_PERCENT, DevicePlan, plan_device_memory
 from moeinf.models.device_layers import DeviceLayers
 from moeinf.parts import ModelParts, expert_parts, prefetcher_of
+from moeinf.runtime.cache.tier import ExpertTier, SlotRegion
 from moeinf.runtime.cpu_experts import CpuExperts
 from moeinf.runtime.cpu_share import CpuShare
 from moeinf.runtime.device_experts import DeviceExperts
@@ -30,7 +31,6 @@ from moeinf.runtime.direct import DirectSlots
 from moeinf.runtime.host_link import HostLink
 from moeinf.runtime.io.reader import open_reader
 from moeinf.runtime.policy.eviction import make_policy
-from moeinf.runtime.tiers import ExpertTier, SlotRegion
 from moeinf.types import Copier, Float32Array
 
 T = TypeVar("T")

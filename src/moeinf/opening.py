@@ -13,8 +13,8 @@ from moeinf.hardware import Machine
 from moeinf.memory import MemoryPlan
 from moeinf.models import Architecture, architecture
 from moeinf.parts import ModelParts
+from moeinf.runtime.cache.tier import ExpertTier
 from moeinf.runtime.experts import Observer
-from moeinf.runtime.tiers import ExpertTier
 from moeinf.sampling.beam_search import SourceModel
 from moeinf.store.files import errors_named, parse_json_object, read_small
 from moeinf.store.library import StoredModel

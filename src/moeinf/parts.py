@@ -14,11 +14,11 @@ from moeinf.hardware import Machine
 from moeinf.laps import Laps
 from moeinf.memory import Demands
 from moeinf.models import Architecture
+from moeinf.runtime.cache.tier import ExpertTier
 from moeinf.runtime.experts import Observer
 from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.runtime.policy.predictors import make_predictor
 from moeinf.runtime.prefetch import Link, Prefetcher
-from moeinf.runtime.tiers import ExpertTier
 from moeinf.store.library import StoredModel
 from moeinf.store.manifest import Manifest
 from moeinf.types import ExpertForm, ExpertLayout, OnWait, Prompting, SumRun, Work

@@ -16,7 +16,7 @@ import pytest
 
 from moeinf import cli
 from moeinf.completion import Completion, CutBy, GenerationStats
-from moeinf.runtime.stats import CacheStats
+from moeinf.runtime.cache.stats import CacheStats
 from moeinf.sampling.sampler import SamplingParams, resolve_params
 from moeinf.store.library import StoredModel
 from moeinf.text.thinking import TemplateFacts, template_variables

@@ -19,7 +19,7 @@ from moeinf.engine import Model
 from moeinf.errors import DeviceError, UsageError
 from moeinf.hardware import cpu_name
 from moeinf.memory import DevicePlan, wanted_context
-from moeinf.runtime.stats import CacheStats
+from moeinf.runtime.cache.stats import CacheStats
 from moeinf.store.files import drop_cached, errors_named
 from moeinf.store.library import StoredModel
 

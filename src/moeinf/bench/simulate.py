@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from moeinf.errors import UsageError
+from moeinf.runtime.cache.stats import CacheStats
 from moeinf.runtime.policy.eviction import EvictionPolicy, choose_victims
 from moeinf.runtime.policy.predictors import Predictor
 from moeinf.runtime.policy.priority import layer_proximity, prefetch_priority, select_prefetches
 from moeinf.runtime.policy.trace import Phase, RequestRecorder
-from moeinf.runtime.stats import CacheStats
 from moeinf.types import FloatArray, IntArray, MoeShape
 
 BOUND: Final = "belady"  # knows the future: no policy hits more often

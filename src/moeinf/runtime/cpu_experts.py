@@ -8,10 +8,10 @@ import numpy as np
 import torch
 
 from moeinf.device.device import Device
+from moeinf.runtime.cache.table import BoolArray
 from moeinf.runtime.cpu_share import CpuShare
 from moeinf.runtime.experts import ExpertKernel
 from moeinf.runtime.host_link import HostLink
-from moeinf.runtime.slots import BoolArray
 from moeinf.types import Copier, Float32Array, IntArray
 
 

@@ -16,13 +16,13 @@ from moeinf.device.matrix import DeviceRouting, ExpertParts
 from moeinf.device.ops import Ops
 from moeinf.device.program import DecodeProgram
 from moeinf.laps import Laps
+from moeinf.runtime.cache.tier import ExpertTier
 from moeinf.runtime.cpu_experts import CpuExperts
 from moeinf.runtime.direct import DirectSlots
 from moeinf.runtime.experts import Observer
 from moeinf.runtime.host_link import HostLink
 from moeinf.runtime.prefetch import Prefetcher
 from moeinf.runtime.soundness import RoutingCheck
-from moeinf.runtime.tiers import ExpertTier
 from moeinf.types import IntArray, MoeShape
 
 

@@ -12,10 +12,10 @@ from moeinf.device.arena import DeviceArena
 from moeinf.device.device import Device
 from moeinf.device.ops import Ops
 from moeinf.device.vector_ops import DirectTable
+from moeinf.runtime.cache.tier import ExpertTier
 from moeinf.runtime.experts import Observer
 from moeinf.runtime.host_link import HostLink
 from moeinf.runtime.policy.eviction import DevicePolicy
-from moeinf.runtime.tiers import ExpertTier
 from moeinf.types import MoeShape
 
 

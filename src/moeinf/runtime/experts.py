@@ -8,10 +8,10 @@ from typing import Protocol
 import numpy as np
 
 from moeinf.laps import Laps
+from moeinf.runtime.cache.tier import ExpertTier
 from moeinf.runtime.policy.trace import Phase
 from moeinf.runtime.prefetch import Prefetcher
 from moeinf.runtime.soundness import RoutingCheck
-from moeinf.runtime.tiers import ExpertTier
 from moeinf.types import Float32Array, IntArray, Routing
 
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from moeinf._native import ReadFailure
+from moeinf.runtime.cache.loader import DEMAND, FilledSlots
+from moeinf.runtime.cache.stats import CacheStats
+from moeinf.runtime.cache.table import ABSENT, LOADING, RESIDENT, BoolArray, SlotTable
+from moeinf.runtime.cache.tier import SlotRegion
 from moeinf.runtime.copies import Copies
-from moeinf.runtime.filling import DEMAND, FilledSlots
-from moeinf.runtime.slots import ABSENT, LOADING, RESIDENT, BoolArray, SlotTable
-from moeinf.runtime.stats import CacheStats
-from moeinf.runtime.tiers import SlotRegion
 from moeinf.types import Copier, ExpertLayout, FloatArray, IntArray, MoeShape, ReadDone, Reader
 
 

@@ -7,10 +7,10 @@ from typing import Final, Protocol
 
 import numpy as np
 
+from moeinf.runtime.cache.tier import ExpertTier
 from moeinf.runtime.policy.lookahead import LookAheadPredictor
 from moeinf.runtime.policy.predictors import Predictor
 from moeinf.runtime.policy.priority import layer_proximity, prefetch_priority, select_prefetches
-from moeinf.runtime.tiers import ExpertTier
 from moeinf.types import Float32Array, FloatArray, IntArray, MoeShape
 
 AT_LEAST: Final = 0.3  # priority, on the scale of a probability: below it a prefetch is more often wasted than used

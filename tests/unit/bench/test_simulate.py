@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from moeinf.bench.simulate import Belady, CacheModel, Trace, load_trace, replay
 from moeinf.errors import UsageError
+from moeinf.runtime.cache.stats import CacheStats
 from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.runtime.policy.eviction import POLICIES, EvictionPolicy, make_policy
 from moeinf.runtime.policy.predictors import PREDICTORS, make_predictor
 from moeinf.runtime.policy.trace import RequestRecorder
-from moeinf.runtime.stats import CacheStats
 from moeinf.types import MoeShape
 
 SHAPE = MoeShape(num_layers=3, num_experts=6, top_k=2)

@@ -9,9 +9,9 @@ import numpy as np
 
 from moeinf._native import ReadFailure
 from moeinf.laps import Laps
+from moeinf.runtime.cache.tier import ExpertTier, SlotRegion
 from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.runtime.policy.eviction import EvictionPolicy, make_policy
-from moeinf.runtime.tiers import ExpertTier, SlotRegion
 from moeinf.types import ExpertLayout, Float32Array, FloatArray, IntArray, MoeShape, ReadDone, TensorSpec
 
 SHAPE = MoeShape(num_layers=3, num_experts=6, top_k=2)

@@ -21,8 +21,8 @@ from moeinf.hardware import memory_now
 from moeinf.laps import Laps
 from moeinf.runtime.policy.eviction import make_policy
 from moeinf.runtime.policy.eamc import ActivationCollection
-from moeinf.runtime.pressure import MemoryWatch
-from moeinf.runtime.tiers import ExpertTier, SlotRegion
+from moeinf.runtime.cache.pressure import MemoryWatch
+from moeinf.runtime.cache.tier import ExpertTier, SlotRegion
 from moeinf.runtime.io.python_reader import PureReader
 from moeinf.types import ExpertLayout, MoeShape
 

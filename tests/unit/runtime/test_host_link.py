@@ -15,10 +15,10 @@ from moeinf._native import ReadFailure
 from moeinf.errors import ExpertReadError
 from moeinf.laps import Laps
 from moeinf.runtime import copies
+from moeinf.runtime.cache.tier import ExpertTier, SlotRegion
 from moeinf.runtime.host_link import HostLink
 from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.runtime.policy.eviction import POLICIES, make_policy
-from moeinf.runtime.tiers import ExpertTier, SlotRegion
 from moeinf.types import IntArray, ReadDone
 from tests.unit.device.fakes import COMPUTE_STREAM, FakeCopier, address_of
 from tests.unit.runtime.fakes import LAYOUT, SHAPE, SLOTS_START, FakeReader

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from moeinf.errors import ExpertReadError
-from moeinf.runtime import filling
+from moeinf.runtime.cache import loader as filling
 from moeinf.types import IntArray
 from tests.unit.runtime.fakes import LAYOUT, SHAPE, make_tier, visit
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from moeinf._native import Arena, give_back
 from moeinf.hardware import MemoryState
 from moeinf.laps import Laps
+from moeinf.runtime.cache.pressure import MemoryWatch
 from moeinf.runtime.experts import StreamedExperts
 from moeinf.runtime.io import pages
 from moeinf.runtime.io.pages import PagesAhead
-from moeinf.runtime.pressure import MemoryWatch
 from moeinf.types import IntArray, ReadDone, Routing
 from tests.unit.runtime.fakes import LAYOUT, SHAPE, Clock, FakeKernel, Tier, make_tier, visit
 
@@ -112,7 +112,7 @@ def test_memory_that_the_slots_have_not_taken_so_far_is_not_available(monkeypatc
 
 
 def test_a_read_that_never_ends_keeps_its_slot_and_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moeinf.runtime.tiers.SETTLE_S", 0.0)
+    monkeypatch.setattr("moeinf.runtime.cache.tier.SETTLE_S", 0.0)
     tier, reader, policy = make_tier(12)
     host = Host()
     watch = host.watch(tier)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moeinf.runtime.slots import LOADING, NO_SLOT
+from moeinf.runtime.cache.table import LOADING, NO_SLOT
 from moeinf.types import IntArray, ReadDone
 from tests.unit.runtime.fakes import LAYOUT, SHAPE, SLOTS_START, Tier, make_tier, visit
 from tests.unit.runtime.test_host_link import Machine

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moeinf.runtime.stats import CacheStats
+from moeinf.runtime.cache.stats import CacheStats
 
 
 def test_the_hit_rate_is_the_share_of_activations_that_hit() -> None:

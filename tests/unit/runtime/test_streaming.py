@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from moeinf.laps import Laps
+from moeinf.runtime.cache.table import RESIDENT
+from moeinf.runtime.cache.tier import BATCH_EXPERTS, ExpertTier, SlotRegion
 from moeinf.runtime.experts import StreamedExperts
 from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.runtime.policy.eviction import POLICIES, make_policy
 from moeinf.runtime.policy.lookahead import LookAheadPredictor
 from moeinf.runtime.prefetch import Prefetcher
-from moeinf.runtime.slots import RESIDENT
-from moeinf.runtime.tiers import BATCH_EXPERTS, ExpertTier, SlotRegion
 from moeinf.types import IntArray, MoeShape, Routing
 from tests.unit.runtime.fakes import LAYOUT, Clock, Disk, FakeKernel
 

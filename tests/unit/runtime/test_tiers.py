@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeinf.errors import ExpertReadError
+from moeinf.runtime.cache.table import RESIDENT
 from moeinf.runtime.policy.eviction import POLICIES
-from moeinf.runtime.slots import RESIDENT
 from moeinf.types import IntArray, ReadDone
 from tests.unit.runtime.fakes import SHAPE, make_tier, visit
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from moeinf.errors import LIMIT_REMEDIES
 from moeinf.hardware import MemoryState, memory_now
-from moeinf.runtime.tiers import ExpertTier
+from moeinf.runtime.cache.tier import ExpertTier
 
 LOOK_S: Final = 1.0  # between two looks at the machine
 SHORT_LOOK_S: Final = 0.1  # the same while memory is short, when a second may be too late

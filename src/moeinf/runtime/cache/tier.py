@@ -15,10 +15,10 @@ import numpy as np
 from moeinf._native import ReadFailure
 from moeinf.errors import ExpertReadError
 from moeinf.laps import Laps
-from moeinf.runtime.filling import DEMAND, FilledSlots
+from moeinf.runtime.cache.loader import DEMAND, FilledSlots
+from moeinf.runtime.cache.stats import CacheStats
+from moeinf.runtime.cache.table import ABSENT, LOADING, RESIDENT, BoolArray, SlotTable
 from moeinf.runtime.policy.eviction import EvictionPolicy
-from moeinf.runtime.slots import ABSENT, LOADING, RESIDENT, BoolArray, SlotTable
-from moeinf.runtime.stats import CacheStats
 from moeinf.types import ByteArray, ExpertLayout, FloatArray, IntArray, MoeShape, Reader
 
 BATCH_EXPERTS: Final = 16  # of one compute call while others wait for the slots that it frees

@@ -10,9 +10,9 @@ from typing import Final
 import numpy as np
 
 from moeinf._native import ReadFailure
+from moeinf.runtime.cache.stats import CacheStats
+from moeinf.runtime.cache.table import ABSENT, LOADING, SlotTable
 from moeinf.runtime.io.pages import PagesAhead
-from moeinf.runtime.slots import ABSENT, LOADING, SlotTable
-from moeinf.runtime.stats import CacheStats
 from moeinf.types import ByteArray, ExpertLayout, FloatArray, IntArray, MoeShape, Reader
 
 DEMAND: Final = np.inf
