@@ -29,8 +29,8 @@ from moeinf.device.matrix import DeviceRouting, expert_parts_of
 from moeinf.device.program import DecodeProgram
 from moeinf.laps import Laps
 from moeinf.runtime.cache.tier import ExpertTier, SlotRegion
-from moeinf.runtime.device_experts import DeviceExperts
-from moeinf.runtime.host_link import HostLink
+from moeinf.runtime.gpu.device_experts import DeviceExperts
+from moeinf.runtime.gpu.host_tier import HostLink
 from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.runtime.policy.eviction import make_policy
 from moeinf.runtime.policy.predictors import make_predictor

@@ -37,7 +37,7 @@ from moeinf.memory import DevicePlan, plan_device_memory
 from moeinf.on_gpu import GpuRun, OpenGpu
 from moeinf.parts import Progress
 from moeinf.pull.pull import pull
-from moeinf.runtime.device_experts import DeviceExperts
+from moeinf.runtime.gpu.device_experts import DeviceExperts
 from moeinf.runtime.policy.predictors import PREDICTORS
 from moeinf.stats_block import stats_lines
 from moeinf.store.dense import dense_tensors
@@ -281,8 +281,8 @@ def test_with_a_share_computed_by_the_cpu_logits_are_the_same_but_for_rounding(
     in_float32: StoredModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: list[int] = []
-    monkeypatch.setattr("moeinf.runtime.cpu_share.CpuShare.share", lambda self, missing: (missing + 1) // 2)
-    monkeypatch.setattr("moeinf.runtime.cpu_share.CpuShare.computed", lambda self, count, seconds: taken.append(count))
+    monkeypatch.setattr("moeinf.runtime.gpu.cpu_share.CpuShare.share", lambda self, missing: (missing + 1) // 2)
+    monkeypatch.setattr("moeinf.runtime.gpu.cpu_share.CpuShare.computed", lambda self, count, seconds: taken.append(count))
     alone = all_logits(in_float32, emulated(), expert_cache="40%")
     for ours, theirs in zip(all_logits(in_float32, emulated(), expert_cache="40%", cpu_experts=True), alone,
                             strict=True):

@@ -185,7 +185,7 @@ def test_a_quantised_translator_answers_the_same_for_every_number_of_slots(
 def test_with_a_share_computed_by_the_cpu_logits_are_the_same_but_for_rounding(
     models: dict[str, StoredModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("moeinf.runtime.cpu_share.CpuShare.share", lambda self, missing: (missing + 1) // 2)
+    monkeypatch.setattr("moeinf.runtime.gpu.cpu_share.CpuShare.share", lambda self, missing: (missing + 1) // 2)
     found = []
     for shared in (False, True):
         with opened(models["nllb-moe"], host=14, expert_cache="20%", cpu_experts=shared, num_beams=1, **LANGUAGES) as m:

@@ -24,11 +24,11 @@ from moeinf.memory import CONTEXT_BYTES, PINNED_PERCENT, DevicePlan, plan_device
 from moeinf.models.device_layers import DeviceLayers
 from moeinf.parts import ModelParts, expert_parts, prefetcher_of
 from moeinf.runtime.cache.tier import ExpertTier, SlotRegion
-from moeinf.runtime.cpu_experts import CpuExperts
-from moeinf.runtime.cpu_share import CpuShare
-from moeinf.runtime.device_experts import DeviceExperts
-from moeinf.runtime.direct import DirectSlots
-from moeinf.runtime.host_link import HostLink
+from moeinf.runtime.gpu.cpu_experts import CpuExperts
+from moeinf.runtime.gpu.cpu_share import CpuShare
+from moeinf.runtime.gpu.device_experts import DeviceExperts
+from moeinf.runtime.gpu.device_table import DirectSlots
+from moeinf.runtime.gpu.host_tier import HostLink
 from moeinf.runtime.io.reader import open_reader
 from moeinf.runtime.policy.eviction import make_policy
 from moeinf.types import Copier, Float32Array

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from moeinf.runtime.cpu_share import CpuShare
+from moeinf.runtime.gpu.cpu_share import CpuShare
 
 
 class MadeUp:

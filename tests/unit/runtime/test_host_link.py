@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from moeinf._native import ReadFailure
 from moeinf.errors import ExpertReadError
 from moeinf.laps import Laps
-from moeinf.runtime import copies
 from moeinf.runtime.cache.tier import ExpertTier, SlotRegion
-from moeinf.runtime.host_link import HostLink
+from moeinf.runtime.gpu import copies
+from moeinf.runtime.gpu.host_tier import HostLink
 from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.runtime.policy.eviction import POLICIES, make_policy
 from moeinf.types import IntArray, ReadDone

@@ -14,7 +14,7 @@ from moeinf.device.ops import Ops
 from moeinf.device.vector_ops import DirectTable
 from moeinf.runtime.cache.tier import ExpertTier
 from moeinf.runtime.experts import Observer
-from moeinf.runtime.host_link import HostLink
+from moeinf.runtime.gpu.host_tier import HostLink
 from moeinf.runtime.policy.eviction import DevicePolicy
 from moeinf.types import MoeShape
 

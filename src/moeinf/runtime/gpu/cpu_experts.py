@@ -9,9 +9,9 @@ import torch
 
 from moeinf.device.device import Device
 from moeinf.runtime.cache.table import BoolArray
-from moeinf.runtime.cpu_share import CpuShare
 from moeinf.runtime.experts import ExpertKernel
-from moeinf.runtime.host_link import HostLink
+from moeinf.runtime.gpu.cpu_share import CpuShare
+from moeinf.runtime.gpu.host_tier import HostLink
 from moeinf.types import Copier, Float32Array, IntArray
 
 

@@ -17,10 +17,10 @@ from moeinf.device.ops import Ops
 from moeinf.device.program import DecodeProgram
 from moeinf.laps import Laps
 from moeinf.runtime.cache.tier import ExpertTier
-from moeinf.runtime.cpu_experts import CpuExperts
-from moeinf.runtime.direct import DirectSlots
 from moeinf.runtime.experts import Observer
-from moeinf.runtime.host_link import HostLink
+from moeinf.runtime.gpu.cpu_experts import CpuExperts
+from moeinf.runtime.gpu.device_table import DirectSlots
+from moeinf.runtime.gpu.host_tier import HostLink
 from moeinf.runtime.prefetch import Prefetcher
 from moeinf.runtime.soundness import RoutingCheck
 from moeinf.types import IntArray, MoeShape

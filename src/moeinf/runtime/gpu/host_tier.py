@@ -12,7 +12,7 @@ from moeinf.runtime.cache.loader import DEMAND, FilledSlots
 from moeinf.runtime.cache.stats import CacheStats
 from moeinf.runtime.cache.table import ABSENT, LOADING, RESIDENT, BoolArray, SlotTable
 from moeinf.runtime.cache.tier import SlotRegion
-from moeinf.runtime.copies import Copies
+from moeinf.runtime.gpu.copies import Copies
 from moeinf.types import Copier, ExpertLayout, FloatArray, IntArray, MoeShape, ReadDone, Reader
 
 

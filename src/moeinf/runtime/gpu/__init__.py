@@ -1,0 +1,1 @@
+"""Experts in the memory of a GPU, behind it those in host memory, behind these the disk."""
