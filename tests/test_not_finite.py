@@ -10,7 +10,7 @@ import pytest
 from moeinf.config import RuntimeConfig
 from moeinf.engine import Model
 from moeinf.errors import NotFiniteError
-from moeinf.runtime.soundness import RoutingCheck
+from moeinf.runtime.routing_check import RoutingCheck
 from moeinf.store.library import StoredModel
 from moeinf.types import Float32Array
 

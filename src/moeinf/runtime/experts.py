@@ -11,7 +11,7 @@ from moeinf.laps import Laps
 from moeinf.runtime.cache.tier import ExpertTier
 from moeinf.runtime.policy.trace import Phase
 from moeinf.runtime.prefetch import Prefetcher
-from moeinf.runtime.soundness import RoutingCheck
+from moeinf.runtime.routing_check import RoutingCheck
 from moeinf.types import Float32Array, IntArray, Routing
 
 

@@ -22,7 +22,7 @@ from moeinf.runtime.gpu.cpu_experts import CpuExperts
 from moeinf.runtime.gpu.device_table import DirectSlots
 from moeinf.runtime.gpu.host_tier import HostLink
 from moeinf.runtime.prefetch import Prefetcher
-from moeinf.runtime.soundness import RoutingCheck
+from moeinf.runtime.routing_check import RoutingCheck
 from moeinf.types import IntArray, MoeShape
 
 
