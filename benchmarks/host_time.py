@@ -24,9 +24,9 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import numpy as np
 import torch
 
-from moeinf.device.arena import DeviceArena
-from moeinf.device.matrix import DeviceRouting, expert_parts_of
-from moeinf.device.program import DecodeProgram
+from moeinf.gpu.arena import DeviceArena
+from moeinf.gpu.matrix import DeviceRouting, expert_parts_of
+from moeinf.gpu.program import DecodeProgram
 from moeinf.laps import Laps
 from moeinf.runtime.cache.tier import ExpertTier, SlotRegion
 from moeinf.runtime.gpu.device_experts import DeviceExperts

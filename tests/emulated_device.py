@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from moeinf.device.device import Graph
-from moeinf.device.ops import Ops
+from moeinf.gpu.device import Graph
+from moeinf.gpu.ops import Ops
 
 WAITS = {torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero, torch.ops.aten.masked_select}  # among others
 
@@ -67,7 +67,7 @@ class EmulatedGraph:
 
 
 class EmulatedDevice:
-    """moeinf.device.device.Device on the CPU."""
+    """moeinf.gpu.device.Device on the CPU."""
 
     kind = torch.device("cpu")
     stream = 7

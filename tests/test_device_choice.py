@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from moeinf.config import RuntimeConfig
-from moeinf.device.cuda import Gpu
-from moeinf.device.matrix_twins import TorchMatrixOps
-from moeinf.device.ops import Ops
-from moeinf.device.trial import try_out
-from moeinf.device.vector_twins import TorchVectorOps
 from moeinf.engine import Model
 from moeinf.errors import DeviceError, OutOfMemoryError, UsageError
+from moeinf.gpu.cuda import Gpu
+from moeinf.gpu.matrix_twins import TorchMatrixOps
+from moeinf.gpu.ops import Ops
+from moeinf.gpu.trial import try_out
+from moeinf.gpu.vector_twins import TorchVectorOps
 from moeinf.hardware import Machine
 from moeinf.memory import plan_device_memory
 from moeinf.on_gpu import OpenGpu, open_gpu
@@ -152,8 +152,8 @@ def test_a_card_with_too_little_room_to_measure_it_is_not_weighed(demo: StoredMo
 
 def test_a_first_kernel_and_a_first_product_are_held_against_the_host() -> None:
     pytest.importorskip("triton", reason="triton is not installed")
-    from moeinf.device.matrix_ops import TritonMatrixOps
-    from moeinf.device.vector_ops import TritonVectorOps
+    from moeinf.gpu.matrix_ops import TritonMatrixOps
+    from moeinf.gpu.vector_ops import TritonVectorOps
 
     device = EmulatedDevice()
     try_out(device, Ops(TritonVectorOps(), TritonMatrixOps()))
@@ -186,8 +186,8 @@ def test_what_keeps_a_card_from_computing_is_one_line_when_it_is_opened(
 ) -> None:
     pytest.importorskip("triton", reason="triton is not installed")
     Refusing.error = error
-    monkeypatch.setattr("moeinf.device.device.CudaDevice", lambda index: EmulatedDevice())
-    monkeypatch.setattr("moeinf.device.vector_ops.TritonVectorOps", Refusing)
+    monkeypatch.setattr("moeinf.gpu.device.CudaDevice", lambda index: EmulatedDevice())
+    monkeypatch.setattr("moeinf.gpu.vector_ops.TritonVectorOps", Refusing)
     with pytest.raises(DeviceError, match=said) as raised:
         open_gpu(CARD)
     assert "\n" not in str(raised.value) and str(raised.value).endswith("or run with --device cpu")
@@ -199,7 +199,7 @@ def test_a_host_that_pins_nothing_for_copies_is_told_when_the_card_is_opened(mon
     def refuse(driver: object, device: int) -> None:
         raise CudaError("CUDA_ERROR_OUT_OF_MEMORY", "cuMemHostAlloc")
 
-    monkeypatch.setattr("moeinf.device.device.CudaDevice", lambda index: EmulatedDevice())
+    monkeypatch.setattr("moeinf.gpu.device.CudaDevice", lambda index: EmulatedDevice())
     monkeypatch.setattr("moeinf._native.CudaDriver", object)
     monkeypatch.setattr("moeinf._native.Copier", refuse)
     with pytest.raises(DeviceError, match="does not pin memory for copies"):

@@ -26,12 +26,12 @@ import torch
 
 from moeinf.config import RuntimeConfig
 from moeinf.dense import DenseFile
-from moeinf.device.arena import DeviceArena
-from moeinf.device.matrix_twins import TorchMatrixOps
-from moeinf.device.ops import Ops
-from moeinf.device.vector_twins import TorchVectorOps
 from moeinf.engine import Model
 from moeinf.errors import DeviceError, ExpertReadError, NotFiniteError, OutOfMemoryError, StoreError
+from moeinf.gpu.arena import DeviceArena
+from moeinf.gpu.matrix_twins import TorchMatrixOps
+from moeinf.gpu.ops import Ops
+from moeinf.gpu.vector_twins import TorchVectorOps
 from moeinf.hardware import Machine
 from moeinf.memory import DevicePlan, plan_device_memory
 from moeinf.on_gpu import GpuRun, OpenGpu
@@ -70,8 +70,8 @@ def emulated(pinned_bytes: int | None = None, copier: type[FakeCopier] = LateCop
 
 def interpreted() -> OpenGpu:
     """With Triton's kernels in its interpreter."""
-    from moeinf.device.matrix_ops import TritonMatrixOps
-    from moeinf.device.vector_ops import TritonVectorOps
+    from moeinf.gpu.matrix_ops import TritonMatrixOps
+    from moeinf.gpu.vector_ops import TritonVectorOps
 
     device = EmulatedDevice()
     ops = recorded(device, Ops(TritonVectorOps(attention_programs=10), TritonMatrixOps()))
@@ -236,7 +236,7 @@ def test_tokens_in_float32_are_those_of_the_cpu(in_float32: StoredModel, slots: 
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """For the interpreter, which takes one after the other."""
     for name in ("LINEAR_PROGRAMS", "EXPERT_PROGRAMS"):
-        monkeypatch.setattr(f"moeinf.device.matrix_ops.{name}", 3)
+        monkeypatch.setattr(f"moeinf.gpu.matrix_ops.{name}", 3)
 
 
 def test_tokens_of_tritons_kernels_are_those_of_their_twins(in_float32: StoredModel, few_programs: None) -> None:
@@ -416,7 +416,7 @@ def test_what_the_last_tokens_of_a_prompt_use_is_on_the_device_when_it_ends(demo
 def test_when_device_memory_runs_out_slots_are_given_up_and_the_text_is_the_same(
     demo: StoredModel, wanted: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("moeinf.device.arena.SEGMENT_BYTES", 4 * demo.manifest.layout.stride_bytes)
+    monkeypatch.setattr("moeinf.gpu.arena.SEGMENT_BYTES", 4 * demo.manifest.layout.stride_bytes)
     for host in (20, None):
         with opened(demo, host=host, expert_cache="60%") as model:
             run = model._opened()
@@ -440,7 +440,7 @@ def test_when_device_memory_runs_out_slots_are_given_up_and_the_text_is_the_same
 def test_memory_that_runs_out_in_the_middle_of_a_step_takes_no_slot_into_which_a_copy_is_under_way(
     demo: StoredModel, wanted: list[int], monkeypatch: pytest.MonkeyPatch, host: int | None
 ) -> None:
-    monkeypatch.setattr("moeinf.device.arena.SEGMENT_BYTES", 4 * demo.manifest.layout.stride_bytes)
+    monkeypatch.setattr("moeinf.gpu.arena.SEGMENT_BYTES", 4 * demo.manifest.layout.stride_bytes)
     calls, shrink, run = [0], DeviceArena.shrink, DeviceExperts.run
 
     def scarce(*args: Any) -> None:
@@ -465,7 +465,7 @@ def test_memory_that_runs_out_in_the_middle_of_a_step_takes_no_slot_into_which_a
 
 def scarce_memory(monkeypatch: pytest.MonkeyPatch, stored: StoredModel, segments: int) -> None:
     """Of the memory for slots: so many segments of 4."""
-    monkeypatch.setattr("moeinf.device.arena.SEGMENT_BYTES", 4 * stored.manifest.layout.stride_bytes)
+    monkeypatch.setattr("moeinf.gpu.arena.SEGMENT_BYTES", 4 * stored.manifest.layout.stride_bytes)
     left, empty = [segments], torch.empty
 
     def take(*args: Any, **kwargs: Any) -> torch.Tensor:
@@ -475,7 +475,7 @@ def scarce_memory(monkeypatch: pytest.MonkeyPatch, stored: StoredModel, segments
         return empty(*args, **kwargs)
 
     fake = SimpleNamespace(empty=take, uint8=torch.uint8, OutOfMemoryError=torch.OutOfMemoryError)
-    monkeypatch.setattr("moeinf.device.arena.torch", fake)
+    monkeypatch.setattr("moeinf.gpu.arena.torch", fake)
 
 
 @pytest.mark.parametrize("slots", ["60%", "100%"])

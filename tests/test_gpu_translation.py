@@ -94,7 +94,7 @@ def test_when_device_memory_runs_out_slots_are_given_up_and_the_text_is_the_same
 ) -> None:
     """In a source, at the start of an answer, and while beams are moved or a step is recorded or repeated."""
     stored, options, wanted = case
-    monkeypatch.setattr("moeinf.device.arena.SEGMENT_BYTES", 4 * stored.manifest.layout.stride_bytes)
+    monkeypatch.setattr("moeinf.gpu.arena.SEGMENT_BYTES", 4 * stored.manifest.layout.stride_bytes)
     with opened(stored, host=host, expert_cache="100%", **options) as model:
         run = model._opened()
         assert isinstance(run, GpuRun)
@@ -157,7 +157,7 @@ def test_tritons_kernels_give_the_logits_of_their_twins(models: dict[str, Stored
     """In the interpreter: a source, the token that begins an answer, and a step of two beams."""
     pytest.importorskip("triton", reason="triton is not installed")
     for name in ("LINEAR_PROGRAMS", "EXPERT_PROGRAMS"):
-        monkeypatch.setattr(f"moeinf.device.matrix_ops.{name}", 3)  # the interpreter takes one after the other
+        monkeypatch.setattr(f"moeinf.gpu.matrix_ops.{name}", 3)  # the interpreter takes one after the other
     found = []
     for gpu in (interpreted(), emulated()):
         with opened(models["switch_transformers"], gpu, expert_cache="50%", num_beams=2) as model:

@@ -12,14 +12,14 @@ from typing import Any, TypeVar
 import torch
 
 from moeinf._native import Arena, ExpertKernel, ReadFailure
-from moeinf.device.arena import DeviceArena
-from moeinf.device.cuda import Gpu, explain, is_out_of_memory
-from moeinf.device.device import Device
-from moeinf.device.matrix import expert_parts_of
-from moeinf.device.ops import Ops
-from moeinf.device.program import DecodeProgram
 from moeinf.display import size_text
 from moeinf.errors import DeviceError, OutOfMemoryError
+from moeinf.gpu.arena import DeviceArena
+from moeinf.gpu.cuda import Gpu, explain, is_out_of_memory
+from moeinf.gpu.device import Device
+from moeinf.gpu.matrix import expert_parts_of
+from moeinf.gpu.ops import Ops
+from moeinf.gpu.program import DecodeProgram
 from moeinf.memory import CONTEXT_BYTES, PINNED_PERCENT, DevicePlan, plan_device_memory
 from moeinf.models.device_layers import DeviceLayers
 from moeinf.parts import ModelParts, expert_parts, prefetcher_of
@@ -60,10 +60,10 @@ def open_gpu(gpu: Gpu) -> OpenGpu:
     """Tries the card out first. Raises DeviceError for whatever keeps it from computing."""
     from moeinf._native import Copier as NativeCopier
     from moeinf._native import CudaDriver
-    from moeinf.device.device import CudaDevice
-    from moeinf.device.matrix_ops import TritonMatrixOps
-    from moeinf.device.trial import try_out
-    from moeinf.device.vector_ops import TritonVectorOps
+    from moeinf.gpu.device import CudaDevice
+    from moeinf.gpu.matrix_ops import TritonMatrixOps
+    from moeinf.gpu.trial import try_out
+    from moeinf.gpu.vector_ops import TritonVectorOps
 
     try:
         device = CudaDevice(gpu.index)

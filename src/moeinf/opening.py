@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from moeinf._native import Kernels
 from moeinf.config import gpu_option
-from moeinf.device.cuda import Gpu, find_cuda, without_advice
 from moeinf.errors import DeviceError, OutOfMemoryError, StoreError, UsageError
+from moeinf.gpu.cuda import Gpu, find_cuda, without_advice
 from moeinf.hardware import Machine
 from moeinf.memory import MemoryPlan
 from moeinf.models import Architecture, architecture

@@ -99,7 +99,7 @@ def runtime_config(params: Mapping[str, Any], others: Mapping[str, Any] | None =
 
     Raises UsageError, and DeviceError for a GPU that was asked for and cannot be used: before a model is pulled for it.
     """
-    from moeinf.device.cuda import check_cuda
+    from moeinf.gpu.cuda import check_cuda
     from moeinf.runtime.policy.eviction import POLICIES
     from moeinf.runtime.policy.predictors import PREDICTORS
 

@@ -9,9 +9,9 @@ import torch
 
 from moeinf._native import Kernels, memory_read_rate
 from moeinf.config import gpu_option
-from moeinf.device.cuda import explain, is_out_of_memory
-from moeinf.device.device import Device
 from moeinf.errors import OutOfMemoryError
+from moeinf.gpu.cuda import explain, is_out_of_memory
+from moeinf.gpu.device import Device
 from moeinf.memory import Demands, DevicePlan, plan_device_memory, plan_memory
 from moeinf.on_gpu import OpenGpu
 from moeinf.parts import ModelParts

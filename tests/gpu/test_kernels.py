@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from moeinf.device.groups import make_groups
-from moeinf.device.matrix import DeviceMatrix, ExpertPart, ExpertParts
-from moeinf.device.matrix_ops import TritonMatrixOps
-from moeinf.device.matrix_twins import TorchMatrixOps
-from moeinf.device.vector_ops import DirectTable, TritonVectorOps
-from moeinf.device.vector_twins import TorchVectorOps
+from moeinf.gpu.groups import make_groups
+from moeinf.gpu.matrix import DeviceMatrix, ExpertPart, ExpertParts
+from moeinf.gpu.matrix_ops import TritonMatrixOps
+from moeinf.gpu.matrix_twins import TorchMatrixOps
+from moeinf.gpu.vector_ops import DirectTable, TritonVectorOps
+from moeinf.gpu.vector_twins import TorchVectorOps
 from moeinf.types import FORMAT_BLOCKS, ExpertForm, Format, IntArray, format_bytes
 
 pytestmark = pytest.mark.gpu

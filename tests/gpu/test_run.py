@@ -10,9 +10,9 @@ import torch
 
 from moeinf._native import Arena, Copier, CudaDriver
 from moeinf.config import RuntimeConfig
-from moeinf.device.device import CudaDevice
-from moeinf.device.program import DecodeProgram
 from moeinf.engine import Model
+from moeinf.gpu.device import CudaDevice
+from moeinf.gpu.program import DecodeProgram
 from moeinf.on_gpu import GpuRun
 from moeinf.pull.pull import pull
 from moeinf.store.library import StoredModel
@@ -60,7 +60,7 @@ def test_the_first_logits_are_those_of_the_cpu_within_bf16(demo: StoredModel) ->
 
 
 def test_when_device_memory_runs_out_slots_are_given_up(demo: StoredModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moeinf.device.arena.SEGMENT_BYTES", 4 * demo.manifest.layout.stride_bytes)
+    monkeypatch.setattr("moeinf.gpu.arena.SEGMENT_BYTES", 4 * demo.manifest.layout.stride_bytes)
     with Model(demo, RuntimeConfig(device="cuda", expert_cache="60%")) as model:
         run = model._opened()
         assert isinstance(run, GpuRun)

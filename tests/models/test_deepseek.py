@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from moeinf._native import Kernels
-from moeinf.device.matrix_twins import TorchMatrixOps
-from moeinf.device.ops import Ops
-from moeinf.device.program import DecodeProgram
-from moeinf.device.vector_twins import TorchVectorOps
 from moeinf.errors import CheckpointError, UnsupportedModelError
+from moeinf.gpu.matrix_twins import TorchMatrixOps
+from moeinf.gpu.ops import Ops
+from moeinf.gpu.program import DecodeProgram
+from moeinf.gpu.vector_twins import TorchVectorOps
 from moeinf.models import architecture, device_latent
 from moeinf.models.cache import Cache
 from moeinf.models.deepseek_moe import DeepseekMoe, SigmoidRouter

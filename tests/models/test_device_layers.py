@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from moeinf._native import Kernels
-from moeinf.device.matrix_twins import TorchMatrixOps, activated
-from moeinf.device.ops import Ops
-from moeinf.device.program import DecodeProgram
-from moeinf.device.vector_twins import TorchVectorOps
+from moeinf.gpu.matrix_twins import TorchMatrixOps, activated
+from moeinf.gpu.ops import Ops
+from moeinf.gpu.program import DecodeProgram
+from moeinf.gpu.vector_twins import TorchVectorOps
 from moeinf.laps import Laps
 from moeinf.models import architecture
 from moeinf.models.cache import Cache

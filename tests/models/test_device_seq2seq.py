@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from moeinf.device.matrix_twins import TorchMatrixOps
-from moeinf.device.ops import Ops
-from moeinf.device.program import DecodeProgram
-from moeinf.device.vector_twins import TorchVectorOps
+from moeinf.gpu.matrix_twins import TorchMatrixOps
+from moeinf.gpu.ops import Ops
+from moeinf.gpu.program import DecodeProgram
+from moeinf.gpu.vector_twins import TorchVectorOps
 from moeinf.laps import Laps
 from moeinf.models import architecture
 from moeinf.models.device_layers import DeviceLayers

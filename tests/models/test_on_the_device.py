@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from moeinf.device.ops import Ops
-from moeinf.device.program import DecodeProgram
+from moeinf.gpu.ops import Ops
+from moeinf.gpu.program import DecodeProgram
 from moeinf.laps import Laps
 from moeinf.models import architecture
 from moeinf.models.device_layers import DeviceLayers, DevicePlaces

@@ -23,7 +23,7 @@ from moeinf import on_cpu
 from moeinf._native import ExpertKernel, Kernels
 from moeinf.config import RuntimeConfig
 from moeinf.dense import DenseFile
-from moeinf.device.ops import Ops
+from moeinf.gpu.ops import Ops
 from moeinf.hardware import Machine
 from moeinf.laps import Laps
 from moeinf.memory import ATTENTION_MASK_BYTES

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from moeinf._native import Arena, Copier, CudaDriver
-from moeinf.device.cuda import Gpu
-from moeinf.device.vector_ops import TritonVectorOps, VectorOps
+from moeinf.gpu.cuda import Gpu
+from moeinf.gpu.vector_ops import TritonVectorOps, VectorOps
 from moeinf.types import Copier as CopierProtocol
 from moeinf.types import IntArray
 

@@ -14,9 +14,9 @@ from moeinf.bench.bandwidth import formats_text, memory_bytes_per_s, weight_byte
 from moeinf.bench.disk import disk_bytes_per_s
 from moeinf.completion import GenerationStats
 from moeinf.config import RuntimeConfig, gpu_option
-from moeinf.device.cuda import Gpu, find_cuda, without_advice
 from moeinf.engine import Model
 from moeinf.errors import DeviceError, UsageError
+from moeinf.gpu.cuda import Gpu, find_cuda, without_advice
 from moeinf.hardware import cpu_name
 from moeinf.memory import DevicePlan, wanted_context
 from moeinf.runtime.cache.stats import CacheStats

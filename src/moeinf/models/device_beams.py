@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moeinf.device.matrix import MAX_ROWS
-from moeinf.device.vector_ops import VectorOps
+from moeinf.gpu.matrix import MAX_ROWS
+from moeinf.gpu.vector_ops import VectorOps
 from moeinf.models.cache import Cache
 
 

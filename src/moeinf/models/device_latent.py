@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moeinf.device.vector_ops import VectorOps
+from moeinf.gpu.vector_ops import VectorOps
 from moeinf.models.cache import Cache
 from moeinf.models.rope import Rope
 

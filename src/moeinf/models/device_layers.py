@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moeinf.device.device import Device
-from moeinf.device.matrix import MAX_ROWS, DeviceMatrix, DeviceRouting
-from moeinf.device.ops import Ops
-from moeinf.device.program import DecodeProgram
+from moeinf.gpu.device import Device
+from moeinf.gpu.matrix import MAX_ROWS, DeviceMatrix, DeviceRouting
+from moeinf.gpu.ops import Ops
+from moeinf.gpu.program import DecodeProgram
 from moeinf.models.cache import Cache
 from moeinf.models.delta_net import DeltaConfig, DeltaNet
 from moeinf.models.device_beams import DeviceBeams, past_shape

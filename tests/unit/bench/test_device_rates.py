@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from moeinf.bench.device_rates import measure_device, measure_gather, measure_link
-from moeinf.device.vector_twins import TorchVectorOps
+from moeinf.gpu.vector_twins import TorchVectorOps
 from moeinf.types import Copier, IntArray
 
 MIB = 1 << 20

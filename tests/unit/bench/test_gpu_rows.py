@@ -8,11 +8,11 @@ from moeinf.bench.device_rates import GpuRates
 from moeinf.bench.live import Workload, run_bench
 from moeinf.bench.report import FORMS, format_rows
 from moeinf.config import RuntimeConfig
-from moeinf.device.cuda import Gpu
-from moeinf.device.matrix_twins import TorchMatrixOps
-from moeinf.device.ops import Ops
-from moeinf.device.vector_twins import TorchVectorOps
 from moeinf.errors import DeviceError
+from moeinf.gpu.cuda import Gpu
+from moeinf.gpu.matrix_twins import TorchMatrixOps
+from moeinf.gpu.ops import Ops
+from moeinf.gpu.vector_twins import TorchVectorOps
 from moeinf.on_gpu import OpenGpu
 from moeinf.store.library import StoredModel
 from tests.emulated_device import EmulatedDevice, recorded

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from moeinf.device.cuda import Gpu, Toolkit, check_cuda, explain, find_cuda, is_out_of_memory
 from moeinf.errors import DeviceError
+from moeinf.gpu.cuda import Gpu, Toolkit, check_cuda, explain, find_cuda, is_out_of_memory
 
 GIB = 1 << 30
 
@@ -108,7 +108,7 @@ def test_a_usable_card_is_told_with_what_planning_needs(device: str) -> None:
 
 def test_a_card_that_others_need_too_is_told_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     windows = tmp_path / "dxg"
-    monkeypatch.setattr("moeinf.device.cuda._WINDOWS", str(windows))
+    monkeypatch.setattr("moeinf.gpu.cuda._WINDOWS", str(windows))
     alone, display = find("cuda"), find("cuda", replace(HERE, display=True))
     windows.touch()
     under_windows = find("cuda")
@@ -180,10 +180,10 @@ def test_what_can_be_refused_without_a_context_is_refused_before_anything_else(
     monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver = replace(HERE, broken="a context was made")
-    monkeypatch.setattr("moeinf.device.cuda._open_driver", lambda: driver)
-    monkeypatch.setattr("moeinf.device.cuda._open_toolkit", lambda: TOOLKIT)
+    monkeypatch.setattr("moeinf.gpu.cuda._open_driver", lambda: driver)
+    monkeypatch.setattr("moeinf.gpu.cuda._open_toolkit", lambda: TOOLKIT)
     check_cuda("cuda:0")
-    monkeypatch.setattr("moeinf.device.cuda._open_toolkit", lambda: TOOLKIT._replace(torch_cuda=None))
+    monkeypatch.setattr("moeinf.gpu.cuda._open_toolkit", lambda: TOOLKIT._replace(torch_cuda=None))
     check_cuda("auto")
     check_cuda("cpu")
     with pytest.raises(DeviceError, match="without CUDA"):
@@ -198,7 +198,7 @@ def test_a_driver_of_the_same_major_version_suffices() -> None:
 def test_looking_where_there_is_no_driver_loads_no_torch() -> None:
     script = """
 import sys
-from moeinf.device.cuda import find_cuda
+from moeinf.gpu.cuda import find_cuda
 def no_driver():
     raise OSError("libcuda.so.1")
 assert find_cuda("auto", print, open_driver=no_driver) is None

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from moeinf.device.device import CudaDevice, pinned_copy
-from moeinf.device.program import DecodeProgram
 from moeinf.errors import DeviceError
+from moeinf.gpu.device import CudaDevice, pinned_copy
+from moeinf.gpu.program import DecodeProgram
 
 
 class Cuda:

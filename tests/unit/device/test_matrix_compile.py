@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import torch
 
-from moeinf.device.matrix import DeviceMatrix, ExpertPart, ExpertParts, Groups
-from moeinf.device.matrix_ops import TritonMatrixOps
+from moeinf.gpu.matrix import DeviceMatrix, ExpertPart, ExpertParts, Groups
+from moeinf.gpu.matrix_ops import TritonMatrixOps
 from moeinf.types import FORMAT_BLOCKS, ExpertForm, Format, format_bytes
 from tests.unit.device.compiling import TARGETS, compiled_kernel, lines_of
 

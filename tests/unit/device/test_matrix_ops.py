@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from moeinf import _native
-from moeinf.device import groups as grouping
-from moeinf.device import matrix_ops
-from moeinf.device.groups import make_groups
-from moeinf.device.matrix import MAX_ROWS, DeviceMatrix, ExpertPart, Groups, expert_parts_of
-from moeinf.device.matrix_ops import MatrixOps, TritonMatrixOps, decode_tile
-from moeinf.device.matrix_twins import PLAIN_DTYPES, TorchMatrixOps, dequantize
+from moeinf.gpu import groups as grouping
+from moeinf.gpu import matrix_ops
+from moeinf.gpu.groups import make_groups
+from moeinf.gpu.matrix import MAX_ROWS, DeviceMatrix, ExpertPart, Groups, expert_parts_of
+from moeinf.gpu.matrix_ops import MatrixOps, TritonMatrixOps, decode_tile
+from moeinf.gpu.matrix_twins import PLAIN_DTYPES, TorchMatrixOps, dequantize
 from moeinf.types import FORMAT_BLOCKS, ExpertForm, ExpertLayout, Format, TensorSpec, format_bytes
 
 FORMATS = list(FORMAT_BLOCKS)

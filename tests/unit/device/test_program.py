@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from moeinf.device.program import DecodeProgram
+from moeinf.gpu.program import DecodeProgram
 from tests.emulated_device import EmulatedDevice
 
 

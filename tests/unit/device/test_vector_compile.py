@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from moeinf.device.vector_ops import DirectTable, TritonVectorOps
+from moeinf.gpu.vector_ops import DirectTable, TritonVectorOps
 from tests.unit.device.compiling import TARGETS, compiled_kernel, lines_of
 
 KERNELS = {"rms_norm", "rope_store", "attend_split", "attend_merge", "softmax_topk", "combine", "claim", "gather"}

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from moeinf import _native
-from moeinf.device import vector_ops
-from moeinf.device.matrix import MAX_ROWS
-from moeinf.device.vector_ops import DirectTable, TritonVectorOps, VectorOps
-from moeinf.device.vector_twins import TorchVectorOps
+from moeinf.gpu import vector_ops
+from moeinf.gpu.matrix import MAX_ROWS
+from moeinf.gpu.vector_ops import DirectTable, TritonVectorOps, VectorOps
+from moeinf.gpu.vector_twins import TorchVectorOps
 from moeinf.types import DType
 
 TYPES: dict[DType, torch.dtype] = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}

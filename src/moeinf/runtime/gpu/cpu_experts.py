@@ -7,7 +7,7 @@ import time
 import numpy as np
 import torch
 
-from moeinf.device.device import Device
+from moeinf.gpu.device import Device
 from moeinf.runtime.cache.table import BoolArray
 from moeinf.runtime.experts import ExpertKernel
 from moeinf.runtime.gpu.cpu_share import CpuShare

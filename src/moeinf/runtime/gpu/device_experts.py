@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moeinf.device.arena import DeviceArena
-from moeinf.device.device import Device
-from moeinf.device.matrix import DeviceRouting, ExpertParts
-from moeinf.device.ops import Ops
-from moeinf.device.program import DecodeProgram
+from moeinf.gpu.arena import DeviceArena
+from moeinf.gpu.device import Device
+from moeinf.gpu.matrix import DeviceRouting, ExpertParts
+from moeinf.gpu.ops import Ops
+from moeinf.gpu.program import DecodeProgram
 from moeinf.laps import Laps
 from moeinf.runtime.cache.tier import ExpertTier
 from moeinf.runtime.experts import Observer

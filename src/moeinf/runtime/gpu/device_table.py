@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moeinf.device.arena import DeviceArena
-from moeinf.device.device import Device
-from moeinf.device.ops import Ops
-from moeinf.device.vector_ops import DirectTable
+from moeinf.gpu.arena import DeviceArena
+from moeinf.gpu.device import Device
+from moeinf.gpu.ops import Ops
+from moeinf.gpu.vector_ops import DirectTable
 from moeinf.runtime.cache.tier import ExpertTier
 from moeinf.runtime.experts import Observer
 from moeinf.runtime.gpu.host_tier import HostLink

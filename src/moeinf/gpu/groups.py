@@ -7,8 +7,8 @@ from typing import Final
 import numpy as np
 import torch
 
-from moeinf.device.device import pinned_copy
-from moeinf.device.matrix import Groups
+from moeinf.gpu.device import pinned_copy
+from moeinf.gpu.matrix import Groups
 from moeinf.types import IntArray
 
 # The same for every call, since the order of a sum may follow from the tile's shape. 64 rows fill a tensor core's

@@ -12,9 +12,9 @@ from typing import Final, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from moeinf.device.groups import make_groups
-from moeinf.device.matrix import LAUNCH, MAX_ROWS, DeviceMatrix, ExpertPart, ExpertParts, Groups
-from moeinf.device.matrix_twins import PLAIN_DTYPES
+from moeinf.gpu.groups import make_groups
+from moeinf.gpu.matrix import LAUNCH, MAX_ROWS, DeviceMatrix, ExpertPart, ExpertParts, Groups
+from moeinf.gpu.matrix_twins import PLAIN_DTYPES
 from moeinf.types import Format, IntArray, format_bytes
 
 
@@ -101,7 +101,7 @@ class TritonMatrixOps:
 
     def __init__(self) -> None:
         # Here, since only torch builds with CUDA bring triton along, and everyone imports the protocol.
-        from moeinf.device import triton_matrix
+        from moeinf.gpu import triton_matrix
 
         self._kernels = triton_matrix
         self._scratch = torch.empty(0, dtype=torch.bfloat16)

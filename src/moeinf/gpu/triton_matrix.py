@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from moeinf.device.triton_formats import plain, rounded, row_dots, weights_at
+from moeinf.gpu.triton_formats import plain, rounded, row_dots, weights_at
 
 
 @triton.jit

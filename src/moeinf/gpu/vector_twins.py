@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from moeinf.device.vector_ops import DirectTable
+    from moeinf.gpu.vector_ops import DirectTable
 
 
 class TorchVectorOps:

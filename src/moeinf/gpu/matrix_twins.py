@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from moeinf.device.groups import make_groups
-from moeinf.device.matrix import MAX_ROWS, DeviceMatrix, ExpertPart, ExpertParts, Groups
+from moeinf.gpu.groups import make_groups
+from moeinf.gpu.matrix import MAX_ROWS, DeviceMatrix, ExpertPart, ExpertParts, Groups
 from moeinf.types import FORMAT_BLOCKS, ExpertForm, Format, format_bytes
 
 IQ4_NL_VALUES: Final = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from moeinf.device.matrix import LAUNCH, MAX_ROWS
+from moeinf.gpu.matrix import LAUNCH, MAX_ROWS
 
 MASK_ELEMENTS: Final = 1 << 25  # of the mask of one block of queries in prefill: 32 MiB, and 64 MiB as 16-bit bias
 ATTENTION_SUMS: Final = 16 << 10  # that one program of decode adds up
@@ -114,7 +114,7 @@ class TritonVectorOps:
 
     def __init__(self, attention_programs: int = 256) -> None:
         # Here, since only torch builds with CUDA bring triton along, and everyone imports the protocol.
-        from moeinf.device import triton_attention, triton_vector
+        from moeinf.gpu import triton_attention, triton_vector
 
         self._vector, self._attention = triton_vector, triton_attention
         self._programs = attention_programs

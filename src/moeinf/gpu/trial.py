@@ -6,9 +6,9 @@ from typing import Final
 
 import torch
 
-from moeinf.device.device import Device
-from moeinf.device.ops import Ops
 from moeinf.errors import DeviceError
+from moeinf.gpu.device import Device
+from moeinf.gpu.ops import Ops
 
 _COUNT: Final = 64
 

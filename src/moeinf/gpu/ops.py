@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from moeinf.device.matrix_ops import MatrixOps
-from moeinf.device.vector_ops import VectorOps
+from moeinf.gpu.matrix_ops import MatrixOps
+from moeinf.gpu.vector_ops import VectorOps
 
 
 class Ops(NamedTuple):

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moeinf.device.device import Device
+from moeinf.gpu.device import Device
 from moeinf.types import IntArray
 
 SEGMENT_BYTES: Final = 512 << 20

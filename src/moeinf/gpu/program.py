@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from moeinf.device.device import Device
+from moeinf.gpu.device import Device
 
 
 class DecodeProgram:

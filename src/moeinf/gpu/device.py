@@ -11,8 +11,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from moeinf.device.cuda import is_out_of_memory
 from moeinf.errors import DeviceError
+from moeinf.gpu.cuda import is_out_of_memory
 
 
 class Graph(Protocol):

@@ -1,0 +1,1 @@
+"""What a GPU computes and copies: probing, streams and graphs, memory for experts, and kernels."""
