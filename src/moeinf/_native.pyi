@@ -253,7 +253,7 @@ class LatentLayer:
         """
 
 class DeltaLayer:
-    """Gated DeltaNet of one layer (moeinf.models.delta_net), the norm in front of it included."""
+    """Gated DeltaNet of one layer (moeinf.models.layers.delta_net), the norm in front of it included."""
 
     def __init__(
         self,

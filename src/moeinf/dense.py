@@ -15,7 +15,7 @@ from moeinf._native import crc32c
 from moeinf.config import RuntimeConfig
 from moeinf.errors import StoreError
 from moeinf.hardware import usable_cores
-from moeinf.models.weights import StoredTensor, TensorBytes
+from moeinf.models.layers.weights import StoredTensor, TensorBytes
 from moeinf.runtime.io.file_pieces import FilePieces
 from moeinf.runtime.io.reader import read_file
 from moeinf.store.dense import check_dense, check_part, dense_tensors
@@ -117,7 +117,7 @@ class DenseFile:
 
 
 class _FileTensor:
-    """moeinf.models.weights.TensorBytes of a tensor that lies in a file."""
+    """moeinf.models.layers.weights.TensorBytes of a tensor that lies in a file."""
 
     def __init__(self, path: Path, file: FilePieces, spec: TensorSpec, sums: DenseSums, count: Callable[[int], None]
                  ) -> None:

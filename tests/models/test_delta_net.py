@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from moeinf.models.array_math import ArrayMath, NumpyMath
-from moeinf.models.delta_net import CHUNK, DeltaRule, DeltaState
 from moeinf.models.device_math import TorchMath
+from moeinf.models.layers.array_math import ArrayMath, NumpyMath
+from moeinf.models.layers.delta_net import CHUNK, DeltaRule, DeltaState
 from tests.models.configs.qwen3_next import NEXT
 from tests.models.test_parity import PROMPT, Pair, logits
 

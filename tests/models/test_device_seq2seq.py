@@ -14,7 +14,7 @@ from moeinf.gpu.vector_twins import TorchVectorOps
 from moeinf.laps import Laps
 from moeinf.models import architecture
 from moeinf.models.device_layers import DeviceLayers
-from moeinf.models.seq2seq import EncoderDecoder
+from moeinf.models.layers.encoder_decoder import EncoderDecoder
 from moeinf.sampling.beam_search import BeamSearch
 from tests.emulated_device import EmulatedDevice, recorded
 from tests.models.test_device_layers import ExpertsOnTheDevice

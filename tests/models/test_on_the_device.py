@@ -20,7 +20,7 @@ from moeinf.gpu.program import DecodeProgram
 from moeinf.laps import Laps
 from moeinf.models import architecture
 from moeinf.models.device_layers import DeviceLayers, DevicePlaces
-from moeinf.models.weights import StoredTensor
+from moeinf.models.layers.weights import StoredTensor
 from moeinf.types import Float32Array
 from tests.checkpoints import random_tensors
 from tests.models.common import all_configs

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from moeinf import _native
-from moeinf.models.rope import plain_rope
+from moeinf.models.layers.rope import plain_rope
 from moeinf.types import DTYPE_BYTES, ByteArray, Float32Array
 from tests.latent_twin import latent_attention
 

@@ -8,7 +8,7 @@ from typing import Final
 from moeinf._native import memory_read_rate
 from moeinf.config import RuntimeConfig
 from moeinf.hardware import machine
-from moeinf.models.decoder import HEAD
+from moeinf.models.layers.decoder import HEAD
 from moeinf.opening import open_kernels
 from moeinf.store.dense import dense_tensors
 from moeinf.store.library import StoredModel

@@ -14,12 +14,12 @@ from typing import Any
 
 from moeinf.errors import CheckpointError
 from moeinf.laps import Laps
-from moeinf.models.cache import Cache, LayerState
-from moeinf.models.decoder import Decoder, DecoderConfig, MoeBlock, decoder_shapes, parse_decoder
 from moeinf.models.fields import Fields, moe_shape
-from moeinf.models.layers import Attention, Block, Layers, Places, Router, Shapes
-from moeinf.models.moe_plan import gated_experts_plan, plan_info
-from moeinf.models.shared_expert import SharedExpert
+from moeinf.models.layers.decoder import Decoder, DecoderConfig, MoeBlock, decoder_shapes, parse_decoder
+from moeinf.models.layers.kv_cache import Cache, LayerState
+from moeinf.models.layers.moe_plan import gated_experts_plan, plan_info
+from moeinf.models.layers.protocol import Attention, Block, Layers, Places, Router, Shapes
+from moeinf.models.layers.shared_expert import SharedExpert
 from moeinf.types import DType, Experts, Hidden, ModelInfo, MoeShape, TensorPlan
 
 NAMES = ("w1", "w3", "w2")  # of gate, up and down

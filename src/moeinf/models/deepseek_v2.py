@@ -6,12 +6,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from moeinf.laps import Laps
-from moeinf.models.array_math import Array
-from moeinf.models.decoder import Decoder, DecoderConfig, outer_shapes
-from moeinf.models.deepseek_moe import DeepseekMoe, Groups
 from moeinf.models.fields import Fields
-from moeinf.models.layers import Layers
-from moeinf.models.mla import (
+from moeinf.models.layers.array_math import Array
+from moeinf.models.layers.decoder import Decoder, DecoderConfig, outer_shapes
+from moeinf.models.layers.deepseek_moe import DeepseekMoe, Groups
+from moeinf.models.layers.mla import (
     LatentAttention,
     LatentConfig,
     latent_info,
@@ -19,6 +18,7 @@ from moeinf.models.mla import (
     latent_shapes,
     parse_latent,
 )
+from moeinf.models.layers.protocol import Layers
 from moeinf.types import DType, Experts, Hidden, ModelInfo, Routing, TensorPlan
 
 

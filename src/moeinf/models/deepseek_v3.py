@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from moeinf.laps import Laps
-from moeinf.models.decoder import Decoder, DecoderConfig, outer_shapes
-from moeinf.models.deepseek_moe import DeepseekMoe, SigmoidRouter
 from moeinf.models.fields import Fields
-from moeinf.models.layers import Layers
-from moeinf.models.mla import (
+from moeinf.models.layers.decoder import Decoder, DecoderConfig, outer_shapes
+from moeinf.models.layers.deepseek_moe import DeepseekMoe, SigmoidRouter
+from moeinf.models.layers.mla import (
     LatentAttention,
     LatentConfig,
     latent_info,
@@ -18,6 +17,7 @@ from moeinf.models.mla import (
     latent_shapes,
     parse_latent,
 )
+from moeinf.models.layers.protocol import Layers
 from moeinf.types import DType, Experts, ModelInfo, TensorPlan
 
 

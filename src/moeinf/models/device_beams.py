@@ -9,11 +9,11 @@ from torch import Tensor
 
 from moeinf.gpu.matrix import MAX_ROWS
 from moeinf.gpu.vector_ops import VectorOps
-from moeinf.models.cache import Cache
+from moeinf.models.layers.kv_cache import Cache
 
 
 class DeviceBeams:
-    """moeinf.models.layers.Beams. Lengths are read on the device, so that a step can be captured.
+    """moeinf.models.layers.protocol.Beams. Lengths are read on the device, so that a step can be captured.
 
     To the kernels a step is one token: the heads of all beams side by side, each with keys of its own, over what was
     decoded; and over the source, whose keys they share, queries of one group.

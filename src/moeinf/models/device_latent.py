@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from moeinf.gpu.vector_ops import VectorOps
-from moeinf.models.cache import Cache
-from moeinf.models.rope import Rope
+from moeinf.models.layers.kv_cache import Cache
+from moeinf.models.layers.rope import Rope
 
 _NUMBERS = 1 << 22  # of queries that exist at once: 16 MiB
 
@@ -27,7 +27,7 @@ class DeviceLatentState:
 
 
 class DeviceLatentCore:
-    """moeinf.models.layers.LatentCore. Places are read on the device, so that a step can be captured."""
+    """moeinf.models.layers.protocol.LatentCore. Places are read on the device, so that a step can be captured."""
 
     def __init__(self, vectors: VectorOps, keys_values: Tensor, dtype: torch.dtype, plain_dim: int, rope: Rope,
                  scale: float, layer: int) -> None:

@@ -13,14 +13,14 @@ from moeinf.gpu.device import Device
 from moeinf.gpu.matrix import MAX_ROWS, DeviceMatrix, DeviceRouting
 from moeinf.gpu.ops import Ops
 from moeinf.gpu.program import DecodeProgram
-from moeinf.models.cache import Cache
-from moeinf.models.delta_net import DeltaConfig, DeltaNet
 from moeinf.models.device_beams import DeviceBeams, past_shape
 from moeinf.models.device_latent import DeviceLatentCore
 from moeinf.models.device_math import TorchMath
-from moeinf.models.layers import AttentionConfig, NormKind
-from moeinf.models.rope import Rope
-from moeinf.models.weights import Embedding, StoredTensor, TensorBytes, in_memory, vector
+from moeinf.models.layers.delta_net import DeltaConfig, DeltaNet
+from moeinf.models.layers.kv_cache import Cache
+from moeinf.models.layers.protocol import AttentionConfig, NormKind
+from moeinf.models.layers.rope import Rope
+from moeinf.models.layers.weights import Embedding, StoredTensor, TensorBytes, in_memory, vector
 from moeinf.types import DType, Float32Array
 
 _TORCH_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
@@ -49,7 +49,7 @@ class DevicePlaces(NamedTuple):
 
 
 class DeviceLayers:
-    """moeinf.models.layers.Layers over the kernels of a device. Embeddings are looked up in host memory."""
+    """moeinf.models.layers.protocol.Layers over the kernels of a device. Embeddings are looked up in host memory."""
 
     def __init__(self, device: Device, ops: Ops, tensors: Mapping[str, TensorBytes],
                  lookups: Mapping[str, StoredTensor], dtype: DType, context: int, program: DecodeProgram) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class TorchMath:
-    """moeinf.models.array_math.ArrayMath."""
+    """moeinf.models.layers.array_math.ArrayMath."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

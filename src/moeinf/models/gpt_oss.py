@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from moeinf.laps import Laps
-from moeinf.models.decoder import (
+from moeinf.models.fields import Fields, moe_shape
+from moeinf.models.layers.decoder import (
     Decoder,
     DecoderConfig,
     MoeBlock,
@@ -16,9 +17,8 @@ from moeinf.models.decoder import (
     linear_names,
     parse_decoder,
 )
-from moeinf.models.fields import Fields, moe_shape
-from moeinf.models.layers import Layers, attention_work, block_work
-from moeinf.models.moe_plan import plan_info
+from moeinf.models.layers.moe_plan import plan_info
+from moeinf.models.layers.protocol import Layers, attention_work, block_work
 from moeinf.types import DType, ExpertForm, ExpertPiece, Experts, Hidden, ModelInfo, MoeShape, TensorPlan
 
 Layout = dict[str, tuple[tuple[int, ...], tuple[ExpertPiece, ...]]]

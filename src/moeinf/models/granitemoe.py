@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from moeinf.laps import Laps
-from moeinf.models.decoder import Decoder, DecoderConfig, MoeBlock, decoder_shapes, parse_decoder
 from moeinf.models.fields import Fields, moe_shape
-from moeinf.models.layers import Layers
-from moeinf.models.moe_plan import gated_experts_plan, plan_info
+from moeinf.models.layers.decoder import Decoder, DecoderConfig, MoeBlock, decoder_shapes, parse_decoder
+from moeinf.models.layers.moe_plan import gated_experts_plan, plan_info
+from moeinf.models.layers.protocol import Layers
 from moeinf.types import DType, Experts, ModelInfo, MoeShape, TensorPlan
 
 

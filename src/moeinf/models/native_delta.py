@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from moeinf import _native
-from moeinf.models.cache import Cache
-from moeinf.models.delta_net import UNIT_EPS, DeltaConfig, DeltaState
-from moeinf.models.layers import Places
+from moeinf.models.layers.delta_net import UNIT_EPS, DeltaConfig, DeltaState
+from moeinf.models.layers.kv_cache import Cache
+from moeinf.models.layers.protocol import Places
 from moeinf.types import Float32Array
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from moeinf import _native
-from moeinf.models.cache import Cache
-from moeinf.models.rope import Rope
-from moeinf.models.weights import StoredTensor
+from moeinf.models.layers.kv_cache import Cache
+from moeinf.models.layers.rope import Rope
+from moeinf.models.layers.weights import StoredTensor
 from moeinf.types import DTYPE_BYTES, ByteArray, DType, Float32Array
 
 Angles = tuple[Float32Array, Float32Array]  # cos and sin [tokens, rotary_dim / 2]
@@ -28,7 +28,7 @@ class LatentState:
 
 
 class NativeLatentCore:
-    """moeinf.models.layers.LatentCore, over the weights as they are stored."""
+    """moeinf.models.layers.protocol.LatentCore, over the weights as they are stored."""
 
     def __init__(self, kernels: _native.Kernels, keys_values: StoredTensor, dtype: DType, num_heads: int,
                  plain_dim: int, rope: Rope, scale: float, layer: int) -> None:

@@ -7,22 +7,22 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from moeinf import _native
-from moeinf.models.array_math import NumpyMath
-from moeinf.models.beams import HostBeams
-from moeinf.models.cache import Cache, KVState
-from moeinf.models.delta_net import DeltaConfig
-from moeinf.models.layers import AttentionConfig, NormKind
+from moeinf.models.layers.array_math import NumpyMath
+from moeinf.models.layers.beams import HostBeams
+from moeinf.models.layers.delta_net import DeltaConfig
+from moeinf.models.layers.kv_cache import Cache, KVState
+from moeinf.models.layers.protocol import AttentionConfig, NormKind
+from moeinf.models.layers.rope import Rope
+from moeinf.models.layers.weights import Embedding, StoredTensor, vector
 from moeinf.models.native_delta import NativeDeltaNet
 from moeinf.models.native_latent import NativeLatentCore
-from moeinf.models.rope import Rope
-from moeinf.models.weights import Embedding, StoredTensor, vector
 from moeinf.types import DType, Float32Array, IntArray, Routing
 
 Angles = tuple[Float32Array, Float32Array]  # cos and sin [tokens, rotary_dim / 2]
 
 
 class NativeLayers:
-    """moeinf.models.layers.Layers over the native kernels, which multiply by a matrix as it is stored."""
+    """moeinf.models.layers.protocol.Layers over the native kernels, which multiply by a matrix as it is stored."""
 
     def __init__(self, kernels: _native.Kernels, tensors: Mapping[str, StoredTensor], dtype: DType) -> None:
         self.kernels = kernels

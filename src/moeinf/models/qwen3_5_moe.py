@@ -11,9 +11,9 @@ from typing import Any
 
 from moeinf.laps import Laps
 from moeinf.models import qwen3_next
-from moeinf.models.decoder import Decoder
 from moeinf.models.fields import Fields
-from moeinf.models.layers import Layers
+from moeinf.models.layers.decoder import Decoder
+from moeinf.models.layers.protocol import Layers
 from moeinf.types import DType, Experts, ModelInfo, TensorPlan
 
 VISION = r"model\.visual\..*"

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from moeinf.laps import Laps
-from moeinf.models.decoder import Decoder, DecoderConfig, decoder_shapes, parse_decoder
 from moeinf.models.fields import Fields
-from moeinf.models.layers import Layers
-from moeinf.models.qwen_moe import QwenMoe
+from moeinf.models.layers.decoder import Decoder, DecoderConfig, decoder_shapes, parse_decoder
+from moeinf.models.layers.protocol import Layers
+from moeinf.models.layers.qwen_moe import QwenMoe
 from moeinf.types import DType, Experts, ModelInfo, TensorPlan
 
 

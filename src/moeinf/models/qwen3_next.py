@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from moeinf.laps import Laps
-from moeinf.models.decoder import Decoder, DecoderConfig, outer_shapes, parse_decoder
-from moeinf.models.delta_net import DeltaConfig, delta_shapes, delta_work
 from moeinf.models.fields import Fields
-from moeinf.models.layers import Attention, Layers, attention_shapes
-from moeinf.models.qwen_moe import QwenMoe
+from moeinf.models.layers.decoder import Decoder, DecoderConfig, outer_shapes, parse_decoder
+from moeinf.models.layers.delta_net import DeltaConfig, delta_shapes, delta_work
+from moeinf.models.layers.protocol import Attention, Layers, attention_shapes
+from moeinf.models.layers.qwen_moe import QwenMoe
 from moeinf.types import DTYPE_BYTES, DType, Experts, ModelInfo, TensorPlan
 
 MTP = r"mtp\..*"  # a further layer that guesses tokens ahead: not used

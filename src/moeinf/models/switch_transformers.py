@@ -11,11 +11,10 @@ import numpy as np
 
 from moeinf.errors import CheckpointError
 from moeinf.laps import Laps
-from moeinf.models.array_math import Array
-from moeinf.models.decoder import MoeBlock
 from moeinf.models.fields import MOST_LAYERS, Fields, moe_shape
-from moeinf.models.layers import Block, Layers, Shapes
-from moeinf.models.seq2seq import (
+from moeinf.models.layers.array_math import Array
+from moeinf.models.layers.decoder import MoeBlock
+from moeinf.models.layers.encoder_decoder import (
     Attention,
     DecoderLayer,
     EncoderDecoder,
@@ -26,6 +25,7 @@ from moeinf.models.seq2seq import (
     plain_experts_plan,
     seq2seq_info,
 )
+from moeinf.models.layers.protocol import Block, Layers, Shapes
 from moeinf.types import DType, Experts, Hidden, IntArray, ModelInfo, MoeShape, Prompting, TensorPlan
 
 EMBEDDING, HEAD = "shared.weight", "lm_head.weight"

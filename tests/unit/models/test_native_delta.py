@@ -1,4 +1,4 @@
-"""Native gated DeltaNet against its twin in numpy (moeinf.models.delta_net.DeltaNet), from states left by others."""
+"""Native gated DeltaNet against its twin in numpy (moeinf.models.layers.delta_net.DeltaNet), from states left by others."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from moeinf import _native
-from moeinf.models.cache import Cache
-from moeinf.models.delta_net import DeltaConfig, DeltaNet, DeltaState, delta_shapes
+from moeinf.models.layers.delta_net import DeltaConfig, DeltaNet, DeltaState, delta_shapes
+from moeinf.models.layers.kv_cache import Cache
+from moeinf.models.layers.weights import StoredTensor
 from moeinf.models.native_delta import NativeDeltaNet
 from moeinf.models.native_layers import NativeLayers
-from moeinf.models.weights import StoredTensor
 from moeinf.types import Float32Array
 
 PLAIN = DeltaConfig(hidden_size=64, num_key_heads=2, num_value_heads=4, key_dim=16, value_dim=32, kernel=4,

@@ -9,7 +9,7 @@ import pytest
 
 from moeinf.errors import CheckpointError, MoeinfError, UnsupportedModelError
 from moeinf.models.fields import Fields
-from moeinf.models.rope import Rope, mscale, partial_rotary, reach, rope_of
+from moeinf.models.layers.rope import Rope, mscale, partial_rotary, reach, rope_of
 
 HEAD_DIM, CONTEXT = 32, 2048
 LONGROPE = {"short_factor": [1 + i / 10 for i in range(16)], "long_factor": [2.0 + i for i in range(16)]}

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from moeinf.models.array_math import NumpyMath
 from moeinf.models.device_math import TorchMath
+from moeinf.models.layers.array_math import NumpyMath
 from moeinf.models.phimoe import Sparsemixer
 
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from moeinf.errors import CheckpointError
-from moeinf.models.array_math import ArrayMath
-from moeinf.models.cache import Cache, LayerState
-from moeinf.models.rope import Rope
+from moeinf.models.layers.array_math import ArrayMath
+from moeinf.models.layers.kv_cache import Cache, LayerState
+from moeinf.models.layers.rope import Rope
 from moeinf.types import DType, Float32Array, Hidden, Work
 
 if TYPE_CHECKING:
-    from moeinf.models.delta_net import DeltaConfig
+    from moeinf.models.layers.delta_net import DeltaConfig
 
 MAX_HEAD_DIM = 576  # what the native attention has room for
 QUERIES_AT_ONCE = 128  # whose scores a thread holds (kernels/attend_many.cc)

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from moeinf.models.array_math import Array, ArrayMath, NumpyMath
-from moeinf.models.cache import Cache
+from moeinf.models.layers.array_math import Array, ArrayMath, NumpyMath
+from moeinf.models.layers.kv_cache import Cache
 from moeinf.types import Float32Array, IntArray
 
 QUERIES_AT_ONCE = 128  # of a source: bounds what their scores take
@@ -35,7 +35,7 @@ def attended(math: ArrayMath, q: Array, keys: Array, values: Array, scale: float
 
 
 class HostBeams:
-    """moeinf.models.layers.Beams on the CPU. Pages are touched only as tokens arrive."""
+    """moeinf.models.layers.protocol.Beams on the CPU. Pages are touched only as tokens arrive."""
 
     rewinds = True
 

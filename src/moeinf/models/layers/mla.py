@@ -15,11 +15,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from moeinf.models.cache import Cache, LayerState
-from moeinf.models.decoder import DecoderConfig, parse_decoder
 from moeinf.models.fields import Fields
-from moeinf.models.layers import Layers, Places, Shapes
-from moeinf.models.rope import mscale, rope_fields, rope_of
+from moeinf.models.layers.decoder import DecoderConfig, parse_decoder
+from moeinf.models.layers.kv_cache import Cache, LayerState
+from moeinf.models.layers.protocol import Layers, Places, Shapes
+from moeinf.models.layers.rope import mscale, rope_fields, rope_of
 from moeinf.types import DTYPE_BYTES, DType, Hidden, ModelInfo, TensorPlan, Work
 
 LATENT_EPS = 1e-6  # of the norms of latents: the published code leaves them at their default, whatever rms_norm_eps is
@@ -101,7 +101,7 @@ def latent_info(info: ModelInfo, c: LatentConfig, dtype: DType) -> ModelInfo:
 
 
 class LatentAttention:
-    """moeinf.models.layers.Attention."""
+    """moeinf.models.layers.protocol.Attention."""
 
     def __init__(self, layers: Layers, decoder: DecoderConfig, c: LatentConfig, layer: int) -> None:
         a, prefix = decoder.attention, _prefix(decoder, layer)

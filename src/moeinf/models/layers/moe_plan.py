@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from moeinf.models.decoder import DecoderConfig, head, ignored_tensors, linear_names
-from moeinf.models.layers import Shapes, attention_work, block_work
+from moeinf.models.layers.decoder import DecoderConfig, head, ignored_tensors, linear_names
+from moeinf.models.layers.protocol import Shapes, attention_work, block_work
 from moeinf.types import DTYPE_BYTES, DType, ExpertPiece, ModelInfo, MoeShape, TensorPlan
 
 PARTS = ("gate", "up", "down")

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from moeinf.laps import Laps
-from moeinf.models.array_math import Array, ArrayMath
-from moeinf.models.beams import attended, split_heads
-from moeinf.models.cache import Cache
-from moeinf.models.decoder import MoeBlock
-from moeinf.models.layers import Beams, Block, Layers, Places, Shapes, block_work
+from moeinf.models.layers.array_math import Array, ArrayMath
+from moeinf.models.layers.beams import attended, split_heads
+from moeinf.models.layers.decoder import MoeBlock
+from moeinf.models.layers.kv_cache import Cache
+from moeinf.models.layers.protocol import Beams, Block, Layers, Places, Shapes, block_work
 from moeinf.types import (
     DType,
     ExpertForm,

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from moeinf.errors import CheckpointError
-from moeinf.models.array_math import Array, ArrayMath
-from moeinf.models.cache import Cache
 from moeinf.models.fields import Fields
-from moeinf.models.layers import Layers, Places, Shapes
+from moeinf.models.layers.array_math import Array, ArrayMath
+from moeinf.models.layers.kv_cache import Cache
+from moeinf.models.layers.protocol import Layers, Places, Shapes
 from moeinf.types import Hidden, Work
 
 CHUNK = 64  # tokens of one triangular system; the published kernels' number

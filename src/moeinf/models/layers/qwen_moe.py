@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 
 from moeinf.errors import CheckpointError
 from moeinf.laps import Laps
-from moeinf.models.decoder import DecoderConfig, MoeBlock
 from moeinf.models.fields import Fields, moe_shape
-from moeinf.models.layers import Block, Layers, Shapes, mlp_shapes
-from moeinf.models.moe_plan import gated_experts_plan, plan_info
-from moeinf.models.shared_expert import SharedExpert
+from moeinf.models.layers.decoder import DecoderConfig, MoeBlock
+from moeinf.models.layers.moe_plan import gated_experts_plan, plan_info
+from moeinf.models.layers.protocol import Block, Layers, Shapes, mlp_shapes
+from moeinf.models.layers.shared_expert import SharedExpert
 from moeinf.types import DType, Experts, ModelInfo, MoeShape, TensorPlan
 
 

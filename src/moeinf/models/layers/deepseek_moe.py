@@ -10,12 +10,12 @@ import numpy as np
 
 from moeinf.errors import CheckpointError
 from moeinf.laps import Laps
-from moeinf.models.array_math import Array, ArrayMath
-from moeinf.models.decoder import DecoderConfig, MoeBlock
 from moeinf.models.fields import MOST_LAYERS, Fields, moe_shape
-from moeinf.models.layers import Block, Layers, Router, Shapes, mlp_shapes
-from moeinf.models.moe_plan import gated_experts_plan, plan_info
-from moeinf.models.shared_expert import SharedExpert
+from moeinf.models.layers.array_math import Array, ArrayMath
+from moeinf.models.layers.decoder import DecoderConfig, MoeBlock
+from moeinf.models.layers.moe_plan import gated_experts_plan, plan_info
+from moeinf.models.layers.protocol import Block, Layers, Router, Shapes, mlp_shapes
+from moeinf.models.layers.shared_expert import SharedExpert
 from moeinf.types import DType, Experts, Hidden, ModelInfo, MoeShape, Routing, TensorPlan
 
 MakeRouter = Callable[[Layers, "DeepseekMoe", str, str, float], Router]  # gate's prefix, norm's name, norm_eps

@@ -8,10 +8,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from moeinf.laps import Laps
-from moeinf.models.cache import Cache
 from moeinf.models.fields import MOST_LAYERS, Fields
-from moeinf.models.layers import Attention, AttentionConfig, Block, Layers, Places, Router, Shapes, attention_shapes
-from moeinf.models.rope import partial_rotary, reach, rope_of
+from moeinf.models.layers.kv_cache import Cache
+from moeinf.models.layers.protocol import (
+    Attention,
+    AttentionConfig,
+    Block,
+    Layers,
+    Places,
+    Router,
+    Shapes,
+    attention_shapes,
+)
+from moeinf.models.layers.rope import partial_rotary, reach, rope_of
 from moeinf.types import Experts, Float32Array, Hidden
 
 HEAD = "lm_head.weight"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moeinf.models.layers import Layers
+from moeinf.models.layers.protocol import Layers
 from moeinf.types import Hidden
 
 

@@ -1,0 +1,1 @@
+"""What families are made of: the protocol of layers, decoders, attention, rotation, caches and routers."""
