@@ -14,8 +14,8 @@ from moeinf.config import RuntimeConfig
 from moeinf.engine import Model
 from moeinf.laps import Laps
 from moeinf.models import architecture
+from moeinf.models.cpu.layers import NativeLayers
 from moeinf.models.layers.weights import StoredTensor
-from moeinf.models.native_layers import NativeLayers
 from moeinf.opening import Run
 from moeinf.parts import expert_parts
 from moeinf.pull.pull import pull

@@ -8,8 +8,8 @@ from typing import Any
 from moeinf._native import Arena, ExpertKernel
 from moeinf.display import size_text
 from moeinf.memory import MemoryPlan, plan_memory, reserve_bytes
+from moeinf.models.cpu.layers import NativeLayers
 from moeinf.models.layers.weights import StoredTensor
-from moeinf.models.native_layers import NativeLayers
 from moeinf.parts import ModelParts, expert_parts, prefetcher_of
 from moeinf.runtime.cache.pressure import MemoryWatch
 from moeinf.runtime.cache.tier import ExpertTier, SlotRegion

@@ -18,6 +18,7 @@ from moeinf.gpu.ops import Ops
 from moeinf.gpu.program import DecodeProgram
 from moeinf.gpu.vector_twins import TorchVectorOps
 from moeinf.models import architecture, device_latent
+from moeinf.models.cpu.layers import NativeLayers
 from moeinf.models.deepseek_v2 import SoftmaxRouter
 from moeinf.models.device_layers import DeviceLayers
 from moeinf.models.fields import Fields
@@ -26,7 +27,6 @@ from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.mla import LatentAttention, latent_shapes, parse_latent
 from moeinf.models.layers.rope import plain_rope
 from moeinf.models.layers.weights import StoredTensor
-from moeinf.models.native_layers import NativeLayers
 from moeinf.types import DType
 from tests.emulated_device import EmulatedDevice
 from tests.latent_twin import latent_attention

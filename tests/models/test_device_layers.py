@@ -17,12 +17,12 @@ from moeinf.gpu.program import DecodeProgram
 from moeinf.gpu.vector_twins import TorchVectorOps
 from moeinf.laps import Laps
 from moeinf.models import architecture
+from moeinf.models.cpu.layers import NativeLayers
 from moeinf.models.device_layers import DeviceLayers
 from moeinf.models.layers.decoder import Decoder
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.protocol import AttentionConfig, NormKind, attention_shapes
 from moeinf.models.layers.rope import Rope, plain_rope
-from moeinf.models.native_layers import NativeLayers
 from moeinf.types import Routing, TensorPlan
 from tests.emulated_device import EmulatedDevice, recorded
 from tests.models.test_parity import CONFIGS, PROMPT, Pair, logits, part_of, stored

@@ -21,7 +21,7 @@ from moeinf._native import Kernels
 from moeinf.errors import CheckpointError
 from moeinf.laps import Laps
 from moeinf.models import architecture
-from moeinf.models.native_layers import NativeLayers
+from moeinf.models.cpu.layers import NativeLayers
 from tests.models.common import all_configs, reference
 from tests.models.test_parity import PROMPT, resident_experts, stored
 

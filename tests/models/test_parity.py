@@ -15,9 +15,9 @@ from torch import Tensor
 from moeinf._native import ExpertKernel, Kernels
 from moeinf.laps import Laps
 from moeinf.models import SUPPORTED, architecture
+from moeinf.models.cpu.layers import NativeLayers
 from moeinf.models.layers.decoder import Decoder
 from moeinf.models.layers.weights import StoredTensor
-from moeinf.models.native_layers import NativeLayers
 from moeinf.runtime.experts import ResidentExperts
 from moeinf.types import ExpertPiece, TensorPlan
 from tests.models.common import all_configs, reference

@@ -15,8 +15,8 @@ from moeinf._native import Kernels
 from moeinf.errors import UnsupportedModelError
 from moeinf.laps import Laps
 from moeinf.models import architecture
+from moeinf.models.cpu.layers import NativeLayers
 from moeinf.models.layers.encoder_decoder import EncoderDecoder
-from moeinf.models.native_layers import NativeLayers
 from moeinf.sampling.beam_search import BeamSearch, answer_source
 from moeinf.sampling.loop import CachedTokens, Timing
 from moeinf.types import Experts, Float32Array, Routing

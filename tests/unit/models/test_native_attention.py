@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from moeinf import _native
+from moeinf.models.cpu.layers import NativeLayers
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.protocol import AttentionConfig, Shapes, attention_shapes
 from moeinf.models.layers.rope import Rope, plain_rope
 from moeinf.models.layers.weights import StoredTensor
-from moeinf.models.native_layers import NativeLayers
 from moeinf.types import Float32Array
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, RESIDUAL = 32, 6, 2, 12, 0.22

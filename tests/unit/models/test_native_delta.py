@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from moeinf import _native
+from moeinf.models.cpu.delta import NativeDeltaNet
+from moeinf.models.cpu.layers import NativeLayers
 from moeinf.models.layers.delta_net import DeltaConfig, DeltaNet, DeltaState, delta_shapes
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.weights import StoredTensor
-from moeinf.models.native_delta import NativeDeltaNet
-from moeinf.models.native_layers import NativeLayers
 from moeinf.types import Float32Array
 
 PLAIN = DeltaConfig(hidden_size=64, num_key_heads=2, num_value_heads=4, key_dim=16, value_dim=32, kernel=4,

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from moeinf import _native
+from moeinf.models.cpu.delta import NativeDeltaNet
+from moeinf.models.cpu.latent import NativeLatentCore
 from moeinf.models.layers.array_math import NumpyMath
 from moeinf.models.layers.beams import HostBeams
 from moeinf.models.layers.delta_net import DeltaConfig
@@ -14,8 +16,6 @@ from moeinf.models.layers.kv_cache import Cache, KVState
 from moeinf.models.layers.protocol import AttentionConfig, NormKind
 from moeinf.models.layers.rope import Rope
 from moeinf.models.layers.weights import Embedding, StoredTensor, vector
-from moeinf.models.native_delta import NativeDeltaNet
-from moeinf.models.native_latent import NativeLatentCore
 from moeinf.types import DType, Float32Array, IntArray, Routing
 
 Angles = tuple[Float32Array, Float32Array]  # cos and sin [tokens, rotary_dim / 2]

@@ -17,7 +17,7 @@ from moeinf.models.layers.protocol import Places
 from moeinf.types import Float32Array
 
 if TYPE_CHECKING:
-    from moeinf.models.native_layers import NativeLayers
+    from moeinf.models.cpu.layers import NativeLayers
 
 
 class NativeDeltaNet:
