@@ -21,7 +21,7 @@ from moeinf.gpu.matrix import expert_parts_of
 from moeinf.gpu.ops import Ops
 from moeinf.gpu.program import DecodeProgram
 from moeinf.memory import CONTEXT_BYTES, PINNED_PERCENT, DevicePlan, plan_device_memory
-from moeinf.models.device_layers import DeviceLayers
+from moeinf.models.gpu.layers import DeviceLayers
 from moeinf.parts import ModelParts, expert_parts, prefetcher_of
 from moeinf.runtime.cache.tier import ExpertTier, SlotRegion
 from moeinf.runtime.gpu.cpu_experts import CpuExperts

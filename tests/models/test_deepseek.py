@@ -17,11 +17,12 @@ from moeinf.gpu.matrix_twins import TorchMatrixOps
 from moeinf.gpu.ops import Ops
 from moeinf.gpu.program import DecodeProgram
 from moeinf.gpu.vector_twins import TorchVectorOps
-from moeinf.models import architecture, device_latent
+from moeinf.models import architecture
 from moeinf.models.cpu.layers import NativeLayers
 from moeinf.models.deepseek_v2 import SoftmaxRouter
-from moeinf.models.device_layers import DeviceLayers
 from moeinf.models.fields import Fields
+from moeinf.models.gpu import latent as device_latent
+from moeinf.models.gpu.layers import DeviceLayers
 from moeinf.models.layers.deepseek_moe import DeepseekMoe, SigmoidRouter
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.mla import LatentAttention, latent_shapes, parse_latent

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from moeinf.models.device_math import TorchMath
+from moeinf.models.gpu.math import TorchMath
 from moeinf.models.layers.array_math import ArrayMath, NumpyMath
 from moeinf.models.layers.delta_net import CHUNK, DeltaRule, DeltaState
 from tests.models.configs.qwen3_next import NEXT

@@ -18,7 +18,7 @@ from moeinf.gpu.vector_twins import TorchVectorOps
 from moeinf.laps import Laps
 from moeinf.models import architecture
 from moeinf.models.cpu.layers import NativeLayers
-from moeinf.models.device_layers import DeviceLayers
+from moeinf.models.gpu.layers import DeviceLayers
 from moeinf.models.layers.decoder import Decoder
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.protocol import AttentionConfig, NormKind, attention_shapes

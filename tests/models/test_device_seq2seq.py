@@ -13,7 +13,7 @@ from moeinf.gpu.program import DecodeProgram
 from moeinf.gpu.vector_twins import TorchVectorOps
 from moeinf.laps import Laps
 from moeinf.models import architecture
-from moeinf.models.device_layers import DeviceLayers
+from moeinf.models.gpu.layers import DeviceLayers
 from moeinf.models.layers.encoder_decoder import EncoderDecoder
 from moeinf.sampling.beam_search import BeamSearch
 from tests.emulated_device import EmulatedDevice, recorded

@@ -19,7 +19,7 @@ from moeinf.gpu.ops import Ops
 from moeinf.gpu.program import DecodeProgram
 from moeinf.laps import Laps
 from moeinf.models import architecture
-from moeinf.models.device_layers import DeviceLayers, DevicePlaces
+from moeinf.models.gpu.layers import DeviceLayers, DevicePlaces
 from moeinf.models.layers.weights import StoredTensor
 from moeinf.types import Float32Array
 from tests.checkpoints import random_tensors

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from moeinf.models.device_math import TorchMath
+from moeinf.models.gpu.math import TorchMath
 from moeinf.models.layers.array_math import NumpyMath
 from moeinf.models.phimoe import Sparsemixer
 

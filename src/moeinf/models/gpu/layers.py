@@ -13,9 +13,9 @@ from moeinf.gpu.device import Device
 from moeinf.gpu.matrix import MAX_ROWS, DeviceMatrix, DeviceRouting
 from moeinf.gpu.ops import Ops
 from moeinf.gpu.program import DecodeProgram
-from moeinf.models.device_beams import DeviceBeams, past_shape
-from moeinf.models.device_latent import DeviceLatentCore
-from moeinf.models.device_math import TorchMath
+from moeinf.models.gpu.beams import DeviceBeams, past_shape
+from moeinf.models.gpu.latent import DeviceLatentCore
+from moeinf.models.gpu.math import TorchMath
 from moeinf.models.layers.delta_net import DeltaConfig, DeltaNet
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.protocol import AttentionConfig, NormKind

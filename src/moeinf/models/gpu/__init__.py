@@ -1,0 +1,1 @@
+"""How layers are computed on a GPU."""
