@@ -15,14 +15,14 @@ from typing import Any
 
 from moeinf.memory import PROCESS_BYTES, Demands, smallest_bytes
 from moeinf.models import architecture
-from moeinf.models.table import FAMILIES, Family
+from moeinf.models.registry import FAMILIES, Family
 from moeinf.store.format import expert_layout
 from moeinf.types import Format, TensorPlan, format_bytes
 
 HEAD = """\
 # Models
 
-Made by `python docs/generate_models.py CONFIGS` from the table of families (`src/moeinf/models/table.py`) and the true
+Made by `python docs/generate_models.py CONFIGS` from the table of families (`src/moeinf/models/registry.py`) and the true
 config.json of each checkpoint; do not edit. [adding-a-model.md](adding-a-model.md) adds a family.
 
 """

@@ -19,7 +19,7 @@ from moeinf.gpu.program import DecodeProgram
 from moeinf.gpu.vector_twins import TorchVectorOps
 from moeinf.models import architecture
 from moeinf.models.cpu.layers import NativeLayers
-from moeinf.models.deepseek_v2 import SoftmaxRouter
+from moeinf.models.families.deepseek_v2 import SoftmaxRouter
 from moeinf.models.fields import Fields
 from moeinf.models.gpu import latent as device_latent
 from moeinf.models.gpu.layers import DeviceLayers

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from moeinf.models.table import FAMILIES
+from moeinf.models.registry import FAMILIES
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol, cast
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.laps import Laps
-from moeinf.models.table import FAMILIES
+from moeinf.models.registry import FAMILIES
 from moeinf.types import DType, Experts, ModelInfo, Prompting, TensorPlan
 
 SUPPORTED = tuple(family.model_type for family in FAMILIES)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from moeinf.laps import Laps
-from moeinf.models import qwen3_next
+from moeinf.models.families import qwen3_next
 from moeinf.models.fields import Fields
 from moeinf.models.layers.decoder import Decoder
 from moeinf.models.layers.protocol import Layers

@@ -1,0 +1,1 @@
+"""The architectures, one file each, named after the model_type of config.json."""
