@@ -21,9 +21,9 @@ from unittest.mock import patch
 import numpy as np
 
 from moeinf._native import crc32c
-from moeinf.completion import GenerationStats
 from moeinf.config import RuntimeConfig, store_home
-from moeinf.engine import Model
+from moeinf.engine.completion import GenerationStats
+from moeinf.engine.model import Model
 from moeinf.store.library import Library, StoredModel
 
 WAYS = ("off", "first read", "every read")
@@ -50,7 +50,7 @@ def print_rates(num_bytes: int) -> None:
 def checks(way: str) -> Iterator[dict[str, Any]]:
     """The options of a model that checks its reads in this way."""
     if way == "off":
-        with patch("moeinf.engine.sums_of", lambda stored: ((), "")):
+        with patch("moeinf.engine.model.sums_of", lambda stored: ((), "")):
             yield {}
     else:
         yield {"verify_reads": way == "every read"}

@@ -25,7 +25,7 @@ from llamacpp_run import Session
 from tokenizers import Tokenizer
 
 from moeinf.config import RuntimeConfig, store_home
-from moeinf.engine import Model
+from moeinf.engine.model import Model
 from moeinf.store.library import Library
 
 Array = npt.NDArray[np.float64]

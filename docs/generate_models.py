@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from moeinf.memory import PROCESS_BYTES, Demands, smallest_bytes
+from moeinf.engine.memory_plan import PROCESS_BYTES, Demands, smallest_bytes
 from moeinf.models import architecture
 from moeinf.models.registry import FAMILIES, Family
 from moeinf.store.format import expert_layout

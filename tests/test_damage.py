@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moeinf.completion import GenerationStats
 from moeinf.config import RuntimeConfig
-from moeinf.engine import Model
+from moeinf.engine.completion import GenerationStats
+from moeinf.engine.model import Model
 from moeinf.errors import ExpertReadError, MoeinfError, StoreError, UsageError
 from moeinf.pull.pull import pull
 from moeinf.store.checksums import CHECKSUMS_FILE
@@ -181,7 +181,7 @@ def test_dense_weights_are_summed_by_the_threads_that_were_asked_for_or_not_at_a
         asked.append(num_threads)
         return ThreadPoolExecutor(num_threads)
 
-    monkeypatch.setattr("moeinf.dense.ThreadPoolExecutor", counted)
+    monkeypatch.setattr("moeinf.engine.dense_weights.ThreadPoolExecutor", counted)
     logits_of(stored, 1)
     assert asked == [1]
     logits_of(resealed(stored, "", without=CHECKSUMS_FILE), 1)

@@ -12,7 +12,10 @@ import pytest
 import torch
 
 from moeinf.config import RuntimeConfig
-from moeinf.engine import Model
+from moeinf.engine.gpu import OpenGpu, open_gpu
+from moeinf.engine.memory_plan import plan_device_memory
+from moeinf.engine.model import Model
+from moeinf.engine.preference import Rates, measured, slower
 from moeinf.errors import DeviceError, OutOfMemoryError, UsageError
 from moeinf.gpu.cuda import Gpu
 from moeinf.gpu.matrix_twins import TorchMatrixOps
@@ -20,9 +23,6 @@ from moeinf.gpu.ops import Ops
 from moeinf.gpu.trial import try_out
 from moeinf.gpu.vector_twins import TorchVectorOps
 from moeinf.hardware import Machine
-from moeinf.memory import plan_device_memory
-from moeinf.on_gpu import OpenGpu, open_gpu
-from moeinf.preference import Rates, measured, slower
 from moeinf.store.library import StoredModel
 from tests.emulated_device import EmulatedDevice, recorded
 from tests.test_gpu_path import LateCopier
@@ -50,9 +50,9 @@ def small(gpu: Gpu) -> OpenGpu:
 
 def opened(monkeypatch: pytest.MonkeyPatch, stored: StoredModel, opening: Opening, rates: Rates = FAST, **options: Any
            ) -> Model:
-    monkeypatch.setattr("moeinf.opening.find_cuda", lambda device, notice: CARD)
-    monkeypatch.setattr("moeinf.on_gpu.open_gpu", opening)
-    monkeypatch.setattr("moeinf.preference.measured", lambda device, kernels: rates)
+    monkeypatch.setattr("moeinf.engine.opening.find_cuda", lambda device, notice: CARD)
+    monkeypatch.setattr("moeinf.engine.gpu.open_gpu", opening)
+    monkeypatch.setattr("moeinf.engine.preference.measured", lambda device, kernels: rates)
     return Model(stored, RuntimeConfig(threads=1, **options), on=Machine(1 << 36, "machine", 1))
 
 
@@ -85,10 +85,10 @@ def test_memory_is_looked_at_again_when_the_card_is_open(demo: StoredModel, monk
         seen.append(machine.available_bytes)
         raise OutOfMemoryError("enough seen")
 
-    monkeypatch.setattr("moeinf.engine.machine", lambda: next(looks))
-    monkeypatch.setattr("moeinf.opening.find_cuda", lambda device, notice: CARD)
-    monkeypatch.setattr("moeinf.on_gpu.open_gpu", emulated)
-    monkeypatch.setattr("moeinf.on_gpu.plan_device_memory", plan)
+    monkeypatch.setattr("moeinf.engine.model.machine", lambda: next(looks))
+    monkeypatch.setattr("moeinf.engine.opening.find_cuda", lambda device, notice: CARD)
+    monkeypatch.setattr("moeinf.engine.gpu.open_gpu", emulated)
+    monkeypatch.setattr("moeinf.engine.gpu.plan_device_memory", plan)
     with pytest.raises(OutOfMemoryError, match="enough seen"):
         Model(demo, RuntimeConfig(threads=1, device="cuda"))
     assert seen == [1 << 30]
@@ -105,7 +105,7 @@ def test_the_cpu_is_preferred_where_it_is_expected_to_be_faster(
     def few(*args: Any) -> Any:
         return dataclasses.replace(real(*args), num_slots=20)
 
-    monkeypatch.setattr("moeinf.preference.plan_device_memory", few)
+    monkeypatch.setattr("moeinf.engine.preference.plan_device_memory", few)
     with opened(monkeypatch, demo, emulated, slow) as model:
         (notice,) = model.notices
         assert "CPU" in model.describe() and "ms a token are expected" in notice and "--device cuda" in notice
@@ -129,8 +129,8 @@ def test_the_link_decides_where_few_experts_are_on_the_card(rates: Rates, card_g
 
 
 def test_rates_are_measured_on_any_device(demo: StoredModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moeinf.preference._SPAN_BYTES", 1 << 20)
-    monkeypatch.setattr("moeinf.preference._LINK_BYTES", 1 << 20)
+    monkeypatch.setattr("moeinf.engine.preference._SPAN_BYTES", 1 << 20)
+    monkeypatch.setattr("moeinf.engine.preference._LINK_BYTES", 1 << 20)
     with Model(demo, RuntimeConfig(threads=1, device="cpu")) as model:
         assert all(rate > 0 for rate in measured(EmulatedDevice(), model.kernels))
 
@@ -143,7 +143,7 @@ def test_a_card_with_too_little_room_to_measure_it_is_not_weighed(demo: StoredMo
     def refuse(*args: Any, **kwargs: Any) -> torch.Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 128.00 MiB.")
 
-    monkeypatch.setattr("moeinf.preference._SPAN_BYTES", 1 << 20)
+    monkeypatch.setattr("moeinf.engine.preference._SPAN_BYTES", 1 << 20)
     with Model(demo, RuntimeConfig(threads=1, device="cpu")) as model:
         monkeypatch.setattr(torch, "zeros", refuse)
         rates = measured(EmulatedDevice(), model.kernels)

@@ -13,7 +13,7 @@ import pytest
 
 import moeinf
 from moeinf.config import RuntimeConfig
-from moeinf.engine import Model
+from moeinf.engine.model import Model
 from moeinf.errors import ContextLengthError, ExpertReadError, MoeinfError, OutOfMemoryError, StoreError, UsageError
 from moeinf.hardware import Machine
 from moeinf.runtime.policy.eamc import ActivationCollection

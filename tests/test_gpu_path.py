@@ -25,17 +25,17 @@ import pytest
 import torch
 
 from moeinf.config import RuntimeConfig
-from moeinf.dense import DenseFile
-from moeinf.engine import Model
+from moeinf.engine.dense_weights import DenseFile
+from moeinf.engine.gpu import GpuRun, OpenGpu
+from moeinf.engine.memory_plan import DevicePlan, plan_device_memory
+from moeinf.engine.model import Model
+from moeinf.engine.parts import Progress
 from moeinf.errors import DeviceError, ExpertReadError, NotFiniteError, OutOfMemoryError, StoreError
 from moeinf.gpu.arena import DeviceArena
 from moeinf.gpu.matrix_twins import TorchMatrixOps
 from moeinf.gpu.ops import Ops
 from moeinf.gpu.vector_twins import TorchVectorOps
 from moeinf.hardware import Machine
-from moeinf.memory import DevicePlan, plan_device_memory
-from moeinf.on_gpu import GpuRun, OpenGpu
-from moeinf.parts import Progress
 from moeinf.pull.pull import pull
 from moeinf.runtime.gpu.device_experts import DeviceExperts
 from moeinf.runtime.policy.predictors import PREDICTORS
@@ -88,7 +88,7 @@ def opened(stored: StoredModel, gpu: OpenGpu | None = None, host: int | None = N
         return made if host is None else replace(made, host_slots=host, pinned_slots=pinned or host)
 
     config = RuntimeConfig(**{"prefill_chunk": 16, "threads": 1} | options)
-    with patch("moeinf.on_gpu.plan_device_memory", plan):
+    with patch("moeinf.engine.gpu.plan_device_memory", plan):
         return Model(stored, config, progress, Machine(1 << 40, "test", 2), gpu or emulated(), pin_progress)
 
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from moeinf.config import RuntimeConfig
-from moeinf.engine import Model
+from moeinf.engine.gpu import GpuRun
+from moeinf.engine.model import Model
 from moeinf.errors import DeviceError
-from moeinf.on_gpu import GpuRun
 from moeinf.pull.pull import pull
 from moeinf.runtime.policy.predictors import PREDICTORS
 from moeinf.show import show_lines
@@ -226,7 +226,7 @@ def test_such_a_model_asks_for_the_gpu_as_every_other(models: dict[str, StoredMo
     def none(device: str, notice: Any) -> None:
         raise DeviceError(f"{device} was asked for")
 
-    monkeypatch.setattr("moeinf.opening.find_cuda", none)
+    monkeypatch.setattr("moeinf.engine.opening.find_cuda", none)
     for device in ("auto", "cuda"):
         with pytest.raises(DeviceError, match=f"{device} was asked for"):
             Model(models["switch_transformers"], RuntimeConfig(device=device))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from moeinf.config import RuntimeConfig
-from moeinf.engine import Model
+from moeinf.engine.model import Model
 from moeinf.errors import NotFiniteError
 from moeinf.runtime.routing_check import RoutingCheck
 from moeinf.store.library import StoredModel

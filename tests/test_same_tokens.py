@@ -11,13 +11,13 @@ import pytest
 
 from moeinf._native import ExpertKernel, Kernels, available_isas
 from moeinf.config import RuntimeConfig
-from moeinf.engine import Model
+from moeinf.engine.model import Model
+from moeinf.engine.opening import Run
+from moeinf.engine.parts import expert_parts
 from moeinf.laps import Laps
 from moeinf.models import architecture
 from moeinf.models.cpu.layers import NativeLayers
 from moeinf.models.layers.weights import StoredTensor
-from moeinf.opening import Run
-from moeinf.parts import expert_parts
 from moeinf.pull.pull import pull
 from moeinf.runtime.experts import ResidentExperts
 from moeinf.runtime.policy.eviction import POLICIES

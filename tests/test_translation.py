@@ -12,7 +12,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from moeinf.config import RuntimeConfig
-from moeinf.engine import Model
+from moeinf.engine.model import Model
 from moeinf.errors import ContextLengthError, UsageError
 from moeinf.pull.pull import pull
 from moeinf.runtime.policy.eamc import ActivationCollection

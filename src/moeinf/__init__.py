@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 from moeinf.errors import MoeinfError
 
 if TYPE_CHECKING:
-    from moeinf.completion import Completion, GenerationStats
-    from moeinf.engine import Model
+    from moeinf.engine.completion import Completion, GenerationStats
+    from moeinf.engine.model import Model
     from moeinf.sampling.sampler import SamplingParams
 
 __version__ = "0.1.0"
 __all__ = ["Completion", "GenerationStats", "Model", "MoeinfError", "SamplingParams", "__version__", "load"]
 
 _HOMES = {
-    "Completion": "moeinf.completion", "GenerationStats": "moeinf.completion", "Model": "moeinf.engine",
+    "Completion": "moeinf.engine.completion", "GenerationStats": "moeinf.engine.completion", "Model": "moeinf.engine.model",
     "SamplingParams": "moeinf.sampling.sampler",
 }
 
@@ -37,7 +37,7 @@ def load(name: str, *, progress: Callable[[int, int], None] | None = None, **opt
     Raises MoeinfError (its subclasses tell what went wrong; the text tells the remedy).
     """
     from moeinf.config import store_home, with_environment
-    from moeinf.engine import Model
+    from moeinf.engine.model import Model
     from moeinf.pull.pull import ensure
 
     return Model(ensure(name, home=store_home()), with_environment(**options), progress)

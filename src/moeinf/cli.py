@@ -53,7 +53,7 @@ from moeinf.wrong_use import usage_text, with_think
 
 if TYPE_CHECKING:
     from moeinf.config import RuntimeConfig
-    from moeinf.engine import Model
+    from moeinf.engine.model import Model
     from moeinf.session import Session
     from moeinf.store.library import StoredModel
 
@@ -364,7 +364,7 @@ def _load(name: str, config: RuntimeConfig, quiet: bool, quant: str | None = Non
     loading, pinning = (LoadBar(line, f"{verb} {stored.name}") for verb in ("loading", "pinning memory for"))
     line.show(f"loading {stored.name}")
     try:
-        from moeinf.engine import Model
+        from moeinf.engine.model import Model
 
         model = Model(stored, config, loading, pin_progress=pinning, say=say_below)
     finally:

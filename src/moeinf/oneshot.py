@@ -13,7 +13,7 @@ from moeinf.errors import UsageError
 from moeinf.session import Session
 
 if TYPE_CHECKING:
-    from moeinf.completion import Completion
+    from moeinf.engine.completion import Completion
 
 _INTERRUPTED = 130
 _MOST_PROMPT_BYTES = 64 << 20

@@ -17,7 +17,7 @@ from moeinf.stats_block import cache_lines
 
 if TYPE_CHECKING:
     from moeinf.config import RuntimeConfig
-    from moeinf.engine import Model
+    from moeinf.engine.model import Model
     from moeinf.store.library import Library, StoredModel
 
 _QUOTES = '"""'

@@ -17,8 +17,8 @@ from moeinf.progress import PrefillCount, StatusLine
 from moeinf.stats_block import stats_lines
 
 if TYPE_CHECKING:
-    from moeinf.completion import Completion
-    from moeinf.engine import Model
+    from moeinf.engine.completion import Completion
+    from moeinf.engine.model import Model
     from moeinf.types import Message
 
 SECOND_INTERRUPT_S = 1.0

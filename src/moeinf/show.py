@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from moeinf.dense import DenseFile
 from moeinf.display import ago_text, at_least_text, binary_size_text, count_text, section, size_text, table
+from moeinf.engine.dense_weights import DenseFile
+from moeinf.engine.memory_plan import PROCESS_BYTES, Demands, smallest_bytes, smallest_device_bytes
+from moeinf.engine.parts import demands_of
 from moeinf.errors import StoreError
 from moeinf.hardware import usable_cores
-from moeinf.memory import PROCESS_BYTES, Demands, smallest_bytes, smallest_device_bytes
 from moeinf.models import architecture, prompting
-from moeinf.parts import demands_of
 from moeinf.store.dense_sums import DenseSums
 from moeinf.store.files import errors_named, parse_json_object, read_small
 from moeinf.store.formats import formats_text as stored_formats

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from moeinf.display import binary_size_text, duration_text
 
 if TYPE_CHECKING:
-    from moeinf.completion import GenerationStats
-    from moeinf.engine import Model
+    from moeinf.engine.completion import GenerationStats
+    from moeinf.engine.model import Model
 
 
 def stats_lines(stats: GenerationStats, model: Model) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from moeinf import cli
-from moeinf.completion import Completion, CutBy, GenerationStats
+from moeinf.engine.completion import Completion, CutBy, GenerationStats
 from moeinf.runtime.cache.stats import CacheStats
 from moeinf.sampling.sampler import SamplingParams, resolve_params
 from moeinf.store.library import StoredModel

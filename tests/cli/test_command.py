@@ -15,7 +15,7 @@ import pytest
 
 from moeinf import cli
 from moeinf.config import RuntimeConfig, unknown_variables
-from moeinf.engine import Model
+from moeinf.engine.model import Model
 from moeinf.pull.pull import pull
 from moeinf.sampling.sampler import option_kinds
 from moeinf.store.library import StoredModel

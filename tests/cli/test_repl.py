@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from moeinf.config import RuntimeConfig
-from moeinf.engine import Model
+from moeinf.engine.model import Model
 from moeinf.errors import NotFiniteError, OutOfMemoryError
 from moeinf.lines import FileHistory
 from moeinf.repl import Repl

@@ -12,8 +12,8 @@ from typing import Any, cast
 import pytest
 
 from moeinf import oneshot
-from moeinf.completion import CutBy
-from moeinf.engine import Model
+from moeinf.engine.completion import CutBy
+from moeinf.engine.model import Model
 from moeinf.errors import ContextLengthError, UsageError
 from moeinf.oneshot import answer_once, prompt_text
 from moeinf.session import AnswerWriter, Interrupt, Session

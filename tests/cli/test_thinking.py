@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from moeinf.config import RuntimeConfig
-from moeinf.engine import Model
+from moeinf.engine.model import Model
 from moeinf.pull.pull import pull
 from moeinf.store.library import Library, StoredModel
 from tests.cli.conftest import Done
@@ -68,7 +68,7 @@ def test_what_the_template_would_ignore_is_refused_before_loading(
     command: Command, thinker: StoredModel, monkeypatch: pytest.MonkeyPatch, model: str, words: tuple[str, ...],
     said: str,
 ) -> None:
-    monkeypatch.setattr("moeinf.engine.Model", None)
+    monkeypatch.setattr("moeinf.engine.model.Model", None)
     done = command("run", model, "hi", *words)
     assert (done.code, done.out) == (2, "") and said in done.err and done.err.count("\n") == 1
 

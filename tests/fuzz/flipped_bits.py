@@ -26,9 +26,9 @@ from typing import Any
 
 import numpy as np
 
-from moeinf.completion import GenerationStats
 from moeinf.config import RuntimeConfig
-from moeinf.engine import Model
+from moeinf.engine.completion import GenerationStats
+from moeinf.engine.model import Model
 from moeinf.errors import MoeinfError
 from moeinf.pull.pull import ensure
 from moeinf.store.library import Library

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from moeinf.config import RuntimeConfig
-from moeinf.engine import Model
+from moeinf.engine.model import Model
 from moeinf.errors import MoeinfError
 from moeinf.models import architecture
 from moeinf.pull import pull as install

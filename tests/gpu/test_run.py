@@ -10,10 +10,10 @@ import torch
 
 from moeinf._native import Arena, Copier, CudaDriver
 from moeinf.config import RuntimeConfig
-from moeinf.engine import Model
+from moeinf.engine.gpu import GpuRun
+from moeinf.engine.model import Model
 from moeinf.gpu.device import CudaDevice
 from moeinf.gpu.program import DecodeProgram
-from moeinf.on_gpu import GpuRun
 from moeinf.pull.pull import pull
 from moeinf.store.library import StoredModel
 from tests.models.configs.nllb_moe import NLLB

@@ -19,18 +19,18 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from moeinf import on_cpu
 from moeinf._native import ExpertKernel, Kernels
 from moeinf.config import RuntimeConfig
-from moeinf.dense import DenseFile
+from moeinf.engine.cpu import CpuRun
+from moeinf.engine.dense_weights import DenseFile
+from moeinf.engine.gpu import GpuRun
+from moeinf.engine.memory_plan import ATTENTION_MASK_BYTES
+from moeinf.engine.model import cpu as on_cpu
+from moeinf.engine.parts import ModelParts
 from moeinf.gpu.ops import Ops
 from moeinf.hardware import Machine
 from moeinf.laps import Laps
-from moeinf.memory import ATTENTION_MASK_BYTES
 from moeinf.models import architecture
-from moeinf.on_cpu import CpuRun
-from moeinf.on_gpu import GpuRun
-from moeinf.parts import ModelParts
 from moeinf.pull.pull import pull
 from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.store.checksums import sums_of

@@ -13,12 +13,12 @@ import torch
 
 from moeinf._native import Kernels
 from moeinf.config import RuntimeConfig
-from moeinf.dense import DenseFile
+from moeinf.engine.cpu import CpuRun
+from moeinf.engine.dense_weights import DenseFile
+from moeinf.engine.parts import ModelParts
 from moeinf.hardware import machine
 from moeinf.laps import Laps
 from moeinf.models import architecture
-from moeinf.on_cpu import CpuRun
-from moeinf.parts import ModelParts
 from moeinf.pull.pull import pull
 from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.store.checksums import sums_of

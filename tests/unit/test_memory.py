@@ -7,9 +7,7 @@ import dataclasses
 import pytest
 
 from moeinf.config import RuntimeConfig
-from moeinf.errors import OutOfMemoryError, UsageError
-from moeinf.hardware import Machine
-from moeinf.memory import (
+from moeinf.engine.memory_plan import (
     CONTEXT_BYTES,
     DEVICE_OVERHEAD_BYTES,
     HOST_OVERHEAD_BYTES,
@@ -30,6 +28,8 @@ from moeinf.memory import (
     smallest_bytes,
     smallest_device_bytes,
 )
+from moeinf.errors import OutOfMemoryError, UsageError
+from moeinf.hardware import Machine
 from moeinf.types import ExpertLayout, ModelInfo, MoeShape, TensorSpec, Work
 
 MIB = 1 << 20

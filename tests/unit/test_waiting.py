@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from moeinf.engine.disk_wait import DiskWait
 from moeinf.sampling.loop import Interrupted
-from moeinf.waiting import DiskWait
 
 
 def test_a_wait_is_told_after_five_seconds_and_then_each_thirty() -> None:

@@ -7,9 +7,9 @@ from typing import Final
 
 from moeinf._native import memory_read_rate
 from moeinf.config import RuntimeConfig
+from moeinf.engine.opening import open_kernels
 from moeinf.hardware import machine
 from moeinf.models.layers.decoder import HEAD
-from moeinf.opening import open_kernels
 from moeinf.store.dense import dense_tensors
 from moeinf.store.library import StoredModel
 from moeinf.types import TensorSpec

@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any
 from moeinf import __version__
 from moeinf.bench.bandwidth import formats_text, memory_bytes_per_s, weight_bytes_per_token
 from moeinf.bench.disk import disk_bytes_per_s
-from moeinf.completion import GenerationStats
 from moeinf.config import RuntimeConfig, gpu_option
-from moeinf.engine import Model
+from moeinf.engine.completion import GenerationStats
+from moeinf.engine.memory_plan import DevicePlan, wanted_context
+from moeinf.engine.model import Model
 from moeinf.errors import DeviceError, UsageError
 from moeinf.gpu.cuda import Gpu, find_cuda, without_advice
 from moeinf.hardware import cpu_name
-from moeinf.memory import DevicePlan, wanted_context
 from moeinf.runtime.cache.stats import CacheStats
 from moeinf.store.files import drop_cached, errors_named
 from moeinf.store.library import StoredModel
 
 if TYPE_CHECKING:
-    from moeinf.on_gpu import OpenGpu
+    from moeinf.engine.gpu import OpenGpu
 
 Row = dict[str, Any]
 
@@ -65,7 +65,7 @@ def run_bench(stored: StoredModel, config: RuntimeConfig, workload: Workload,
     link, gather, memory, opened = 0.0, 0.0, 0.0, None
     if gpu:
         from moeinf.bench.device_rates import gpu_rates  # torch, which a run on the CPU does without
-        from moeinf.on_gpu import open_gpu
+        from moeinf.engine.gpu import open_gpu
 
         try:
             opened = open_gpu(gpu)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moeinf.completion import GenerationStats
+from moeinf.engine.completion import GenerationStats
 from moeinf.laps import Laps
 from moeinf.runtime.cache.stats import CacheStats
 from moeinf.runtime.cache.tier import ExpertTier

@@ -7,10 +7,10 @@ from typing import Any
 
 from moeinf._native import Arena, ExpertKernel
 from moeinf.display import size_text
-from moeinf.memory import MemoryPlan, plan_memory, reserve_bytes
+from moeinf.engine.memory_plan import MemoryPlan, plan_memory, reserve_bytes
+from moeinf.engine.parts import ModelParts, expert_parts, prefetcher_of
 from moeinf.models.cpu.layers import NativeLayers
 from moeinf.models.layers.weights import StoredTensor
-from moeinf.parts import ModelParts, expert_parts, prefetcher_of
 from moeinf.runtime.cache.pressure import MemoryWatch
 from moeinf.runtime.cache.tier import ExpertTier, SlotRegion
 from moeinf.runtime.experts import Observer, StreamedExperts
@@ -19,7 +19,7 @@ from moeinf.runtime.policy.eviction import make_policy
 
 
 class CpuRun:
-    """moeinf.opening.Run on the CPU."""
+    """moeinf.engine.opening.Run on the CPU."""
 
     def __init__(self, parts: ModelParts) -> None:
         """Reads the dense weights, and the experts where all of them fit.

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from moeinf._native import Kernels
 from moeinf.config import gpu_option
+from moeinf.engine.memory_plan import MemoryPlan
+from moeinf.engine.parts import ModelParts
 from moeinf.errors import DeviceError, OutOfMemoryError, StoreError, UsageError
 from moeinf.gpu.cuda import Gpu, find_cuda, without_advice
 from moeinf.hardware import Machine
-from moeinf.memory import MemoryPlan
 from moeinf.models import Architecture, architecture
-from moeinf.parts import ModelParts
 from moeinf.runtime.cache.tier import ExpertTier
 from moeinf.runtime.experts import Observer
 from moeinf.sampling.beam_search import SourceModel
@@ -21,7 +21,7 @@ from moeinf.store.library import StoredModel
 from moeinf.types import Reader, TensorPlan
 
 if TYPE_CHECKING:  # loads torch, which a run on the CPU does without
-    from moeinf.on_gpu import OpenGpu
+    from moeinf.engine.gpu import OpenGpu
 
 
 class Run(SourceModel, Protocol):
@@ -55,21 +55,21 @@ def put_together(parts: ModelParts, gpu: OpenGpu | None, look: Callable[[], Mach
     Raises as Model does.
     """
     if gpu is not None:
-        from moeinf.on_gpu import GpuRun
+        from moeinf.engine.gpu import GpuRun
 
         return GpuRun(parts, gpu)
     found = find_cuda(parts.config.device, parts.notices.append)
     if found is not None and (run := _on_gpu(parts, found, look)) is not None:
         return run
-    from moeinf.on_cpu import CpuRun
+    from moeinf.engine.cpu import CpuRun
 
     return CpuRun(parts)
 
 
 def _on_gpu(parts: ModelParts, found: Gpu, look: Callable[[], Machine]) -> Run | None:
     """The run on the card that was found; None, after one notice, where "auto" leaves the work to the CPU."""
-    from moeinf.on_gpu import GpuRun, open_gpu
-    from moeinf.preference import reason_for_cpu
+    from moeinf.engine.gpu import GpuRun, open_gpu
+    from moeinf.engine.preference import reason_for_cpu
 
     auto, gpu = parts.config.device == "auto" and not gpu_option(parts.config), None
     try:

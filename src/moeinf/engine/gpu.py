@@ -13,6 +13,8 @@ import torch
 
 from moeinf._native import Arena, ExpertKernel, ReadFailure
 from moeinf.display import size_text
+from moeinf.engine.memory_plan import CONTEXT_BYTES, PINNED_PERCENT, DevicePlan, plan_device_memory
+from moeinf.engine.parts import ModelParts, expert_parts, prefetcher_of
 from moeinf.errors import DeviceError, OutOfMemoryError
 from moeinf.gpu.arena import DeviceArena
 from moeinf.gpu.cuda import Gpu, explain, is_out_of_memory
@@ -20,9 +22,7 @@ from moeinf.gpu.device import Device
 from moeinf.gpu.matrix import expert_parts_of
 from moeinf.gpu.ops import Ops
 from moeinf.gpu.program import DecodeProgram
-from moeinf.memory import CONTEXT_BYTES, PINNED_PERCENT, DevicePlan, plan_device_memory
 from moeinf.models.gpu.layers import DeviceLayers
-from moeinf.parts import ModelParts, expert_parts, prefetcher_of
 from moeinf.runtime.cache.tier import ExpertTier, SlotRegion
 from moeinf.runtime.gpu.cpu_experts import CpuExperts
 from moeinf.runtime.gpu.cpu_share import CpuShare
@@ -83,7 +83,7 @@ def open_gpu(gpu: Gpu) -> OpenGpu:
 
 
 class GpuRun:
-    """moeinf.opening.Run on a GPU."""
+    """moeinf.engine.opening.Run on a GPU."""
 
     def __init__(self, parts: ModelParts, gpu: OpenGpu) -> None:
         """Takes the dense weights to the device, then fills host or device memory where that holds every expert.

@@ -9,10 +9,10 @@ from typing import Any
 
 from moeinf._native import Kernels
 from moeinf.config import RuntimeConfig
-from moeinf.dense import DenseFile
+from moeinf.engine.dense_weights import DenseFile
+from moeinf.engine.memory_plan import Demands
 from moeinf.hardware import Machine
 from moeinf.laps import Laps
-from moeinf.memory import Demands
 from moeinf.models import Architecture
 from moeinf.runtime.cache.tier import ExpertTier
 from moeinf.runtime.experts import Observer

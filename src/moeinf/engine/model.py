@@ -10,18 +10,19 @@ from numbers import Integral
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from moeinf.completion import Completion, CutBy, GenerationStats
 from moeinf.config import RuntimeConfig
-from moeinf.dense import DenseFile
 from moeinf.display import count_text
+from moeinf.engine.completion import Completion, CutBy, GenerationStats
+from moeinf.engine.dense_weights import DenseFile
+from moeinf.engine.disk_wait import DiskWait, never
+from moeinf.engine.memory_plan import shortenings
+from moeinf.engine.opening import Run, open_kernels, put_together, read_config
+from moeinf.engine.parts import ModelParts, Progress, no_progress
+from moeinf.engine.request_stats import Meter
 from moeinf.errors import ContextLengthError, NotFiniteError, StoreError, UsageError
 from moeinf.hardware import Machine, machine, peak_rss_bytes
 from moeinf.laps import Laps
-from moeinf.memory import shortenings
-from moeinf.meter import Meter
 from moeinf.models import prompting
-from moeinf.opening import Run, open_kernels, put_together, read_config
-from moeinf.parts import ModelParts, Progress, no_progress
 from moeinf.runtime.policy.eamc import MOST_BYTES, ActivationCollection
 from moeinf.runtime.policy.trace import Phase, RequestRecorder
 from moeinf.sampling.beam_search import Sources, answer_source
@@ -38,10 +39,9 @@ from moeinf.text.answer import AnswerText
 from moeinf.text.thinking import template_variables
 from moeinf.text.tokenizer import Tokenizer
 from moeinf.types import Message, Reader, SumRun
-from moeinf.waiting import DiskWait, never
 
 if TYPE_CHECKING:  # loads torch, which a run on the CPU does without
-    from moeinf.on_gpu import OpenGpu
+    from moeinf.engine.gpu import OpenGpu
 
 
 class Model:

@@ -9,12 +9,12 @@ import torch
 
 from moeinf._native import Kernels, memory_read_rate
 from moeinf.config import gpu_option
+from moeinf.engine.gpu import OpenGpu
+from moeinf.engine.memory_plan import Demands, DevicePlan, plan_device_memory, plan_memory
+from moeinf.engine.parts import ModelParts
 from moeinf.errors import OutOfMemoryError
 from moeinf.gpu.cuda import explain, is_out_of_memory
 from moeinf.gpu.device import Device
-from moeinf.memory import Demands, DevicePlan, plan_device_memory, plan_memory
-from moeinf.on_gpu import OpenGpu
-from moeinf.parts import ModelParts
 
 _SPAN_BYTES: Final = 128 << 20  # measured at once; more than caches hold
 _LINK_BYTES: Final = 32 << 20

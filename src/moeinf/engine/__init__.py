@@ -1,0 +1,1 @@
+"""A stored model put together so that it generates."""
