@@ -39,9 +39,9 @@ from moeinf.hardware import Machine
 from moeinf.pull.pull import pull
 from moeinf.runtime.gpu.device_experts import DeviceExperts
 from moeinf.runtime.policy.predictors import PREDICTORS
-from moeinf.stats_block import stats_lines
 from moeinf.store.dense import dense_tensors
 from moeinf.store.library import StoredModel
+from moeinf.terminal.stats_block import stats_lines
 from moeinf.types import IntArray
 from tests.checkpoints import CONFIG, random_tensors, write_checkpoint
 from tests.emulated_device import EmulatedDevice, recorded

@@ -16,8 +16,8 @@ from moeinf.engine.model import Model
 from moeinf.errors import DeviceError
 from moeinf.pull.pull import pull
 from moeinf.runtime.policy.predictors import PREDICTORS
-from moeinf.show import show_lines
 from moeinf.store.library import StoredModel
+from moeinf.terminal.show import show_lines
 from tests.emulated_device import EmulatedDevice
 from tests.models.configs.nllb_moe import NLLB
 from tests.models.configs.switch_transformers import SWITCH

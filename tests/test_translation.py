@@ -16,8 +16,8 @@ from moeinf.engine.model import Model
 from moeinf.errors import ContextLengthError, UsageError
 from moeinf.pull.pull import pull
 from moeinf.runtime.policy.eamc import ActivationCollection
-from moeinf.session import Session
 from moeinf.store.library import StoredModel
+from moeinf.terminal.session import Session
 from tests.models.configs.nllb_moe import NLLB
 from tests.models.configs.switch_transformers import SWITCH
 from tests.models.test_seq2seq import Pair

@@ -15,7 +15,7 @@ import typer
 from moeinf import __version__
 from moeinf.config import debug_wanted, store_home, unknown_variables
 from moeinf.errors import ModelNotFoundError, MoeinfError, OutputError, UsageError
-from moeinf.options import (
+from moeinf.terminal.options import (
     AsJson,
     Context,
     CpuExperts,
@@ -48,14 +48,14 @@ from moeinf.options import (
     sampling_options,
     template_options,
 )
-from moeinf.streams import drop_output, open_streams
-from moeinf.wrong_use import usage_text, with_think
+from moeinf.terminal.streams import drop_output, open_streams
+from moeinf.terminal.wrong_use import usage_text, with_think
 
 if TYPE_CHECKING:
     from moeinf.config import RuntimeConfig
     from moeinf.engine.model import Model
-    from moeinf.session import Session
     from moeinf.store.library import StoredModel
+    from moeinf.terminal.session import Session
 
 app = typer.Typer(
     name="moeinf", rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False,
@@ -123,8 +123,8 @@ def run(
     num_beams: NumBeams = None, quant: Quant = None,
 ) -> None:
     """Answer a prompt, or chat. A model that is not stored yet is pulled first."""
-    from moeinf.oneshot import answer_once, prompt_text
-    from moeinf.session import Session
+    from moeinf.terminal.oneshot import answer_once, prompt_text
+    from moeinf.terminal.session import Session
 
     text = prompt_text(prompt or [], file)
     if not text and (raw or json):
@@ -160,8 +160,8 @@ def pull(
 ) -> None:
     """Fetch and convert a model, or go on where that stopped."""
     from moeinf.pull.pull import pull as install
-    from moeinf.pull_display import PullDisplay, plan_lines
     from moeinf.store.library import StoredModel
+    from moeinf.terminal.pull_progress import PullDisplay, plan_lines
 
     try:
         with PullDisplay(sys.stderr, quiet=quiet) as display:
@@ -193,9 +193,9 @@ def list_models(
         if everything:
             raise UsageError("only one of --all and --available at a time")
         return _list_available(prefix.lower(), as_json=json)
-    from moeinf.session import say
-    from moeinf.show import list_json, list_lines, partial_lines
     from moeinf.store.library import Library
+    from moeinf.terminal.session import say
+    from moeinf.terminal.show import list_json, list_lines, partial_lines
 
     library = Library(store_home())
     models = [stored for stored in library.list() if stored.name.lower().startswith(prefix.lower())]
@@ -214,8 +214,8 @@ app.command("ls", hidden=True)(list_models)
 def _list_available(prefix: str, *, as_json: bool) -> None:
     from json import dumps
 
-    from moeinf.display import table
     from moeinf.pull.references import known_sources
+    from moeinf.terminal.screen import table
 
     known = {name: source for name, source in known_sources().items() if name.startswith(prefix)}
     print(dumps(known, indent=2) if as_json else "\n".join(table([("NAME", "SOURCE"), *known.items()])))
@@ -231,7 +231,7 @@ def show(
     json: AsJson = False,
 ) -> None:
     """What a stored model is, and the memory it needs."""
-    from moeinf import show as facts
+    from moeinf.terminal import show as facts
 
     flags = {"--license": license, "--parameters": parameters, "--template": template, "--json": json,
              "--verbose": verbose}
@@ -250,8 +250,8 @@ def show(
 @app.command()
 def rm(models: Annotated[list[str], typer.Argument(metavar="MODEL", help="Stored models.")]) -> None:
     """Delete models and interrupted pulls. Stops at the first that fails."""
-    from moeinf.display import size_text
     from moeinf.store.library import Library
+    from moeinf.terminal.screen import size_text
 
     for name in models:
         freed = Library(store_home()).remove(name)
@@ -261,8 +261,8 @@ def rm(models: Annotated[list[str], typer.Argument(metavar="MODEL", help="Stored
 @app.command()
 def verify(model: StoredName, quiet: Quiet = False) -> None:
     """Compare every expert and file with its checksum."""
-    from moeinf.progress import ByteCount, StatusLine
     from moeinf.store.verify import verify as find_faults
+    from moeinf.terminal.progress import ByteCount, StatusLine
 
     stored = _stored(model)
     line = StatusLine(sys.stderr, enabled=sys.stderr.isatty() and not quiet)
@@ -303,7 +303,7 @@ def bench(
     check_form(output)
     config = runtime_config(ctx.params)
     from moeinf.bench.live import Workload, run_bench
-    from moeinf.session import say
+    from moeinf.terminal.session import say
 
     report: Callable[[str], None] = (lambda line: None) if quiet else say
     workload = Workload(num_prompt, num_decode, repeats, prompt_file)
@@ -354,9 +354,9 @@ def _open(name: str, config: RuntimeConfig, quiet: bool, quant: str | None = Non
 def _load(name: str, config: RuntimeConfig, quiet: bool, quant: str | None = None) -> Model:
     from shutil import get_terminal_size
 
-    from moeinf.display import wrapped
-    from moeinf.progress import LoadBar, StatusLine
-    from moeinf.session import say, say_below
+    from moeinf.terminal.progress import LoadBar, StatusLine
+    from moeinf.terminal.screen import wrapped
+    from moeinf.terminal.session import say, say_below
 
     stored = _ensure(name, quiet, quant)
     talkative = sys.stderr.isatty() and not quiet
@@ -376,7 +376,7 @@ def _load(name: str, config: RuntimeConfig, quiet: bool, quant: str | None = Non
 
 def _check_template(stored: StoredModel, think: str | None, variables: dict[str, Any]) -> None:
     """Raises UsageError, before anything is loaded, for what the model's chat template would ignore."""
-    from moeinf.show import template_facts
+    from moeinf.terminal.show import template_facts
     from moeinf.text.thinking import template_variables
 
     template_variables(template_facts(stored), think, variables)
@@ -384,7 +384,7 @@ def _check_template(stored: StoredModel, think: str | None, variables: dict[str,
 
 def _ensure(name: str, quiet: bool, quant: str | None = None) -> StoredModel:
     from moeinf.pull.pull import ensure
-    from moeinf.pull_display import PullDisplay
+    from moeinf.terminal.pull_progress import PullDisplay
 
     with PullDisplay(sys.stderr, quiet=quiet) as display:
         return ensure(name, home=store_home(), quant=quant, progress=display)
@@ -392,9 +392,9 @@ def _ensure(name: str, quiet: bool, quant: str | None = None) -> StoredModel:
 
 def _chat(session: Session, config: RuntimeConfig) -> None:
     from moeinf.config import history_wanted
-    from moeinf.lines import open_reader
-    from moeinf.repl import Repl
     from moeinf.store.library import Library
+    from moeinf.terminal.chat import Repl
+    from moeinf.terminal.line_editor import open_reader
 
     reader = open_reader(store_home() / "history" if history_wanted() else None)
     chat = Repl(session, reader, config, Library(store_home()),
@@ -407,7 +407,7 @@ def _chat(session: Session, config: RuntimeConfig) -> None:
 
 def _print(text: str) -> None:
     """Text that came with a checkpoint, to stdout; a terminal gets nothing of it that it would act on."""
-    from moeinf.display import harmless
+    from moeinf.terminal.screen import harmless
 
     print(harmless(text) if sys.stdout.isatty() else text)
 
@@ -461,8 +461,8 @@ def run_command(arguments: list[str]) -> int:
 
 
 def _fail(error: Exception) -> int:
-    from moeinf.display import harmless
     from moeinf.store.files import named
+    from moeinf.terminal.screen import harmless
 
     if isinstance(error, OSError) and error.errno is not None:  # a fault of the machine or of a file, not of ours
         error = named(error)

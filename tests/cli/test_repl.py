@@ -11,10 +11,10 @@ import pytest
 from moeinf.config import RuntimeConfig
 from moeinf.engine.model import Model
 from moeinf.errors import NotFiniteError, OutOfMemoryError
-from moeinf.lines import FileHistory
-from moeinf.repl import Repl
-from moeinf.session import Session
 from moeinf.store.library import Library
+from moeinf.terminal.chat import Repl
+from moeinf.terminal.line_editor import FileHistory
+from moeinf.terminal.session import Session
 from moeinf.text.thinking import TemplateFacts
 from tests.cli.conftest import ScriptedModel
 

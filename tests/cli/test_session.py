@@ -11,12 +11,12 @@ from typing import Any, cast
 
 import pytest
 
-from moeinf import oneshot
 from moeinf.engine.completion import CutBy
 from moeinf.engine.model import Model
 from moeinf.errors import ContextLengthError, UsageError
-from moeinf.oneshot import answer_once, prompt_text
-from moeinf.session import AnswerWriter, Interrupt, Session
+from moeinf.terminal import oneshot
+from moeinf.terminal.oneshot import answer_once, prompt_text
+from moeinf.terminal.session import AnswerWriter, Interrupt, Session
 from tests.cli.conftest import ScriptedModel, Thought
 
 
@@ -143,7 +143,7 @@ def test_a_notice_that_comes_while_others_are_shown_is_shown_next(monkeypatch: p
         if len(said) == 1:
             model.notices.append("the machine ran short of memory")
 
-    monkeypatch.setattr("moeinf.session.say", say_while_memory_runs_short)
+    monkeypatch.setattr("moeinf.terminal.session.say", say_while_memory_runs_short)
     chat.show_notices()
     chat.show_notices()
     chat.show_notices()

@@ -4,9 +4,9 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from moeinf import display
 from moeinf.config import parse_size
-from moeinf.display import WordWrap
+from moeinf.terminal import screen as display
+from moeinf.terminal.screen import WordWrap
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=timezone.utc)
 

@@ -17,10 +17,10 @@ from moeinf.pull.convert import convert_shard
 from moeinf.pull.events import SilentProgress
 from moeinf.pull.pull import PullPlan, ensure, pull
 from moeinf.pull.references import named_origin, outside_origin
-from moeinf.show import partial_lines
 from moeinf.store.library import Library
 from moeinf.store.partials import pull_lock
 from moeinf.store.verify import verify
+from moeinf.terminal.show import partial_lines
 from tests.checkpoints import CONFIG, LICENSE, NUM_SHARDS, content, fused, random_tensors, write_checkpoint
 
 

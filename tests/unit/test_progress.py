@@ -4,10 +4,10 @@ import io
 
 import pytest
 
-from moeinf.progress import ByteCount, LoadBar, PrefillCount, StatusLine
 from moeinf.pull.pull import PlannedFile, PullPlan
-from moeinf.pull_display import BarView, ByteMeter, PullDisplay, plan_lines
 from moeinf.store.manifest import ModelSource
+from moeinf.terminal.progress import ByteCount, LoadBar, PrefillCount, StatusLine
+from moeinf.terminal.pull_progress import BarView, ByteMeter, PullDisplay, plan_lines
 
 
 class Clock:

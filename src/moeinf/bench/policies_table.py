@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from moeinf.bench.simulate import BOUND, Belady, Trace, load_trace, replay
-from moeinf.display import table
 from moeinf.errors import UsageError
 from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.runtime.policy.eviction import POLICIES, make_policy
 from moeinf.runtime.policy.trace import RequestRecorder
+from moeinf.terminal.screen import table
 
 
 def hit_rate_table(folder: Path, percents: str, policies: str, max_tokens: int | None) -> list[str]:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import compress
 from typing import Any
 
-from moeinf.display import binary_size_text, table, wrapped
 from moeinf.errors import UsageError
+from moeinf.terminal.screen import binary_size_text, table, wrapped
 
 Row = Mapping[str, Any]
 WIDTH = 80  # of a terminal

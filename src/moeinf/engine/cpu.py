@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from moeinf._native import Arena, ExpertKernel
-from moeinf.display import size_text
 from moeinf.engine.memory_plan import MemoryPlan, plan_memory, reserve_bytes
 from moeinf.engine.parts import ModelParts, expert_parts, prefetcher_of
 from moeinf.models.cpu.layers import NativeLayers
@@ -16,6 +15,7 @@ from moeinf.runtime.cache.tier import ExpertTier, SlotRegion
 from moeinf.runtime.experts import Observer, StreamedExperts
 from moeinf.runtime.io.reader import open_reader
 from moeinf.runtime.policy.eviction import make_policy
+from moeinf.terminal.screen import size_text
 
 
 class CpuRun:

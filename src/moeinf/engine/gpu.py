@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 import torch
 
 from moeinf._native import Arena, ExpertKernel, ReadFailure
-from moeinf.display import size_text
 from moeinf.engine.memory_plan import CONTEXT_BYTES, PINNED_PERCENT, DevicePlan, plan_device_memory
 from moeinf.engine.parts import ModelParts, expert_parts, prefetcher_of
 from moeinf.errors import DeviceError, OutOfMemoryError
@@ -31,6 +30,7 @@ from moeinf.runtime.gpu.device_table import DirectSlots
 from moeinf.runtime.gpu.host_tier import HostLink
 from moeinf.runtime.io.reader import open_reader
 from moeinf.runtime.policy.eviction import make_policy
+from moeinf.terminal.screen import size_text
 from moeinf.types import Copier, Float32Array
 
 T = TypeVar("T")

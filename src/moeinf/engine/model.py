@@ -11,7 +11,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from moeinf.config import RuntimeConfig
-from moeinf.display import count_text
 from moeinf.engine.completion import Completion, CutBy, GenerationStats
 from moeinf.engine.dense_weights import DenseFile
 from moeinf.engine.disk_wait import DiskWait, never
@@ -35,6 +34,7 @@ from moeinf.store.format import DENSE_FILE
 from moeinf.store.formats import formats_text
 from moeinf.store.library import StoredModel
 from moeinf.store.verify import check_files
+from moeinf.terminal.screen import count_text
 from moeinf.text.answer import AnswerText
 from moeinf.text.thinking import template_variables
 from moeinf.text.tokenizer import Tokenizer

@@ -11,7 +11,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal, overload
 
-from moeinf.display import size_text
 from moeinf.errors import CheckpointError, DiskSpaceError, ModelNotFoundError, UsageError
 from moeinf.models import Architecture, architecture
 from moeinf.pull.convert import convert_shard, create_files, read_bytes
@@ -37,6 +36,7 @@ from moeinf.store.manifest import ModelSource
 from moeinf.store.names import parse_name
 from moeinf.store.partials import PulledAs, find_partials, partial_folder, pull_lock
 from moeinf.store.quantisation import KEEP, SMALL, Quantisation, chosen
+from moeinf.terminal.screen import size_text
 from moeinf.text.tokenizer import check_text_files
 from moeinf.types import TensorPlan
 

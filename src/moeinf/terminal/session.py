@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TextIO
 
-from moeinf.display import WordWrap, grey, harmless
 from moeinf.errors import ContextLengthError, UsageError
-from moeinf.progress import PrefillCount, StatusLine
-from moeinf.stats_block import stats_lines
+from moeinf.terminal.progress import PrefillCount, StatusLine
+from moeinf.terminal.screen import WordWrap, grey, harmless
+from moeinf.terminal.stats_block import stats_lines
 
 if TYPE_CHECKING:
     from moeinf.engine.completion import Completion

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, TextIO
 
-from moeinf.display import bar_text, eta_text, harmless, size_text
+from moeinf.terminal.screen import bar_text, eta_text, harmless, size_text
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -191,7 +191,7 @@ class BarView:
 
 def plan_lines(plan: PullPlan) -> list[str]:
     """What --dry-run tells."""
-    from moeinf.display import table
+    from moeinf.terminal.screen import table
 
     state = "up to date" if plan.up_to_date else "to be pulled"
     rows = [("FILE", "SIZE", "TO FETCH")]

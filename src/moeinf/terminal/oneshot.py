@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from moeinf.errors import UsageError
-from moeinf.session import Session
+from moeinf.terminal.session import Session
 
 if TYPE_CHECKING:
     from moeinf.engine.completion import Completion

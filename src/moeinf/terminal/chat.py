@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from moeinf.display import harmless
 from moeinf.errors import ModelNotFoundError, MoeinfError, UsageError
-from moeinf.lines import LineReader
-from moeinf.options import OLLAMA_RUNTIME, device_of_num_gpu, whole_number
 from moeinf.sampling.sampler import option_kinds, parse_option
-from moeinf.session import SECOND_INTERRUPT_S, Session, say
-from moeinf.stats_block import cache_lines
+from moeinf.terminal.line_editor import LineReader
+from moeinf.terminal.options import OLLAMA_RUNTIME, device_of_num_gpu, whole_number
+from moeinf.terminal.screen import harmless
+from moeinf.terminal.session import SECOND_INTERRUPT_S, Session, say
+from moeinf.terminal.stats_block import cache_lines
 
 if TYPE_CHECKING:
     from moeinf.config import RuntimeConfig
@@ -174,7 +174,7 @@ class Repl:
             say(line)
 
     def _list(self, _: str) -> None:
-        from moeinf.show import list_lines
+        from moeinf.terminal.show import list_lines
 
         print("\n".join(list_lines(self._library.list())))
 
@@ -241,7 +241,7 @@ class Repl:
     # ---- /show and /load
 
     def _show(self, what: str) -> None:
-        from moeinf import show as facts
+        from moeinf.terminal import show as facts
 
         texts: dict[str, Callable[[StoredModel], str]] = {
             "info": lambda stored: "\n".join(facts.show_lines(stored)),
@@ -257,7 +257,7 @@ class Repl:
             say(_HELP_SHOW)
 
     def _parameters_text(self, stored: StoredModel) -> str:
-        from moeinf.show import parameters_text
+        from moeinf.terminal.show import parameters_text
 
         user = [f"{name} {value}" for name, value in self._session.options.items()]
         return "\n".join(["Model defined parameters:", parameters_text(stored) or "none", "",

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from moeinf.display import ago_text, at_least_text, binary_size_text, count_text, section, size_text, table
 from moeinf.engine.dense_weights import DenseFile
 from moeinf.engine.memory_plan import PROCESS_BYTES, Demands, smallest_bytes, smallest_device_bytes
 from moeinf.engine.parts import demands_of
@@ -19,6 +18,7 @@ from moeinf.store.files import errors_named, parse_json_object, read_small
 from moeinf.store.formats import formats_text as stored_formats
 from moeinf.store.formats import mixed
 from moeinf.store.quantisation import KEEP
+from moeinf.terminal.screen import ago_text, at_least_text, binary_size_text, count_text, section, size_text, table
 from moeinf.text.template_file import find_template
 
 if TYPE_CHECKING:
