@@ -27,7 +27,6 @@ import torch
 from moeinf.gpu.arena import DeviceArena
 from moeinf.gpu.matrix import DeviceRouting, expert_parts_of
 from moeinf.gpu.program import DecodeProgram
-from moeinf.laps import Laps
 from moeinf.runtime.cache.tier import ExpertTier, SlotRegion
 from moeinf.runtime.gpu.device_experts import DeviceExperts
 from moeinf.runtime.gpu.host_tier import HostLink
@@ -35,7 +34,7 @@ from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.runtime.policy.eviction import make_policy
 from moeinf.runtime.policy.predictors import make_predictor
 from moeinf.runtime.prefetch import Prefetcher
-from moeinf.types import ExpertForm, ExpertLayout, MoeShape, ReadDone, TensorSpec
+from moeinf.types import ExpertForm, ExpertLayout, MoeShape, Profiler, ReadDone, TensorSpec
 
 SHAPE = MoeShape(num_layers=48, num_experts=128, top_k=8)
 LAYOUT = ExpertLayout((TensorSpec("gate", "bf16", (4, 8), 0, 64), TensorSpec("up", "bf16", (4, 8), 64, 64),
@@ -172,7 +171,7 @@ class Step:
         direct: Any = SimpleNamespace(active=False)
         ops: Any = SimpleNamespace(matrices=SimpleNamespace(gate_up=lambda *_: None, down=lambda *_: None),
                                    vectors=SimpleNamespace(combine=lambda *_: None))
-        laps, stride, total = Laps(), LAYOUT.stride_bytes, SHAPE.total_experts
+        profiler, stride, total = Profiler(), LAYOUT.stride_bytes, SHAPE.total_experts
         arena = DeviceArena(device, stride)
         arena.take(num_slots)
         policy = make_policy("next-use", SHAPE, ActivationCollection(SHAPE))
@@ -180,7 +179,7 @@ class Step:
         link = HostLink(SHAPE, LAYOUT, host, disk, copier, arena.addresses, lambda: device.stream,
                         lambda: tier.keep_scores_below())
         tier = ExpertTier(SHAPE, LAYOUT, SlotRegion(None, 0, num_slots), link, policy,
-                          [Path("none")] * SHAPE.num_layers, laps, link.lag_s)
+                          [Path("none")] * SHAPE.num_layers, profiler, link.lag_s)
         link.load_host(lambda done, total: None)
         observers: list[Any] = [policy]
         prefetcher = None
@@ -190,7 +189,7 @@ class Step:
             prefetcher = Prefetcher(tier, predictor, link, SHAPE, stride)
         program = DecodeProgram(device)
         experts = DeviceExperts(device, ops, program, tier, link, arena, expert_parts_of(LAYOUT, ExpertForm()), SHAPE,
-                                observers, prefetcher, direct, None, laps)
+                                observers, prefetcher, direct, None, profiler)
         return Step(device, tier, observers, experts, program)
 
     def run(self) -> None:

@@ -11,7 +11,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "moeinf"
 
 # Lower numbers may not import higher ones; parts of one number not each other, unless they are one package.
 RANKS = [
-    {"errors", "display"}, {"types", "laps"}, {"config", "hardware", "_native"}, {"device"},
+    {"errors", "display"}, {"types", "profiler"}, {"config", "hardware", "_native"}, {"device"},
     {"store", "models", "kernels"}, {"runtime"}, {"generate", "dense"},
     {"completion", "memory", "references", "waiting"}, {"meter", "parts"}, {"on_cpu"}, {"on_gpu"}, {"preference"},
     {"opening"}, {"engine", "install"}, {"lines"}, {"bench"},

@@ -14,7 +14,6 @@ from moeinf.config import RuntimeConfig
 from moeinf.engine.model import Model
 from moeinf.engine.opening import Run
 from moeinf.engine.parts import expert_parts
-from moeinf.laps import Laps
 from moeinf.models import architecture
 from moeinf.models.cpu.layers import NativeLayers
 from moeinf.models.layers.weights import StoredTensor
@@ -24,7 +23,7 @@ from moeinf.runtime.policy.eviction import POLICIES
 from moeinf.runtime.policy.predictors import PREDICTORS
 from moeinf.store.dense import dense_tensors
 from moeinf.store.library import StoredModel
-from moeinf.types import Float32Array
+from moeinf.types import Float32Array, Profiler
 
 PROMPT = "Once upon a time, in a village by the sea, there was a fisherman who said:"
 NUM_TOKENS = 40
@@ -52,7 +51,7 @@ def plain_tokens(stored: StoredModel) -> list[int]:
     experts = ResidentExperts(ExpertKernel(kernels, memory, expert_parts(layout)),
                               lambda layer, expert: (layer * moe.num_experts + expert) * layout.stride_bytes)
     weights = NativeLayers(kernels, tensors, stored.manifest.info.dtype)
-    model = architecture(config).build(config, weights, experts, Laps())
+    model = architecture(config).build(config, weights, experts, Profiler())
     with Model(stored, RuntimeConfig()) as streamed:
         prompt, chunk = streamed.encode(PROMPT), streamed.plan.prefill_chunk
     cache = model.new_cache(len(prompt) + NUM_TOKENS)

@@ -23,7 +23,9 @@ __version__ = "0.1.0"
 __all__ = ["Completion", "GenerationStats", "Model", "MoeinfError", "SamplingParams", "__version__", "load"]
 
 _HOMES = {
-    "Completion": "moeinf.engine.completion", "GenerationStats": "moeinf.engine.completion", "Model": "moeinf.engine.model",
+    "Completion": "moeinf.engine.completion",
+    "GenerationStats": "moeinf.engine.completion",
+    "Model": "moeinf.engine.model",
     "SamplingParams": "moeinf.sampling.sampler",
 }
 

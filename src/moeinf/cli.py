@@ -251,7 +251,7 @@ def show(
 def rm(models: Annotated[list[str], typer.Argument(metavar="MODEL", help="Stored models.")]) -> None:
     """Delete models and interrupted pulls. Stops at the first that fails."""
     from moeinf.store.library import Library
-    from moeinf.terminal.screen import size_text
+    from moeinf.text.quantities import size_text
 
     for name in models:
         freed = Library(store_home()).remove(name)

@@ -7,6 +7,7 @@ an architecture maps its own decoder layers onto them.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
@@ -335,3 +336,32 @@ class Copier(Protocol):
 
 
 Message = Mapping[str, Any]  # {"role": "user", "content": "..."}
+
+
+class Profiler:
+    """Where the time of a token goes: a stopwatch whose laps add up to the whole by construction.
+
+    A lap attributes the time since the previous one to a name, so nothing is counted twice or left out.
+
+    It is not thread-safe: each running model has its own. A lap costs about 0.2 us.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._last = clock()
+        self.seconds: dict[str, float] = {}
+
+    def lap(self, name: str) -> float:
+        """Ends the current lap under `name`; returns its seconds."""
+        now = self._clock()
+        elapsed = now - self._last
+        self.seconds[name] = self.seconds.get(name, 0.0) + elapsed
+        self._last = now
+        return elapsed
+
+    def restart(self) -> None:
+        """Forgets the time since the last lap (between requests)."""
+        self._last = self._clock()
+
+    def snapshot(self) -> dict[str, float]:
+        return dict(self.seconds)

@@ -15,7 +15,6 @@ from moeinf.gpu.matrix_twins import TorchMatrixOps, activated
 from moeinf.gpu.ops import Ops
 from moeinf.gpu.program import DecodeProgram
 from moeinf.gpu.vector_twins import TorchVectorOps
-from moeinf.laps import Laps
 from moeinf.models import architecture
 from moeinf.models.cpu.layers import NativeLayers
 from moeinf.models.gpu.layers import DeviceLayers
@@ -23,7 +22,7 @@ from moeinf.models.layers.decoder import Decoder
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.protocol import AttentionConfig, NormKind, attention_shapes
 from moeinf.models.layers.rope import Rope, plain_rope
-from moeinf.types import Routing, TensorPlan
+from moeinf.types import Profiler, Routing, TensorPlan
 from tests.emulated_device import EmulatedDevice, recorded
 from tests.models.test_parity import CONFIGS, PROMPT, Pair, logits, part_of, stored
 
@@ -73,7 +72,7 @@ def on_device(pair: Pair) -> tuple[Decoder, EmulatedDevice]:
     layers = DeviceLayers(device, ops, weights, weights, "f32", 256, program)
     experts: Any = ExpertsOnTheDevice(pair.plan, pair.tensors, program)
     config = pair.config
-    return architecture(config).build(config, layers, experts, Laps()), device
+    return architecture(config).build(config, layers, experts, Profiler()), device
 
 
 @torch.inference_mode()

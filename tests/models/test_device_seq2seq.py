@@ -11,11 +11,11 @@ from moeinf.gpu.matrix_twins import TorchMatrixOps
 from moeinf.gpu.ops import Ops
 from moeinf.gpu.program import DecodeProgram
 from moeinf.gpu.vector_twins import TorchVectorOps
-from moeinf.laps import Laps
 from moeinf.models import architecture
 from moeinf.models.gpu.layers import DeviceLayers
 from moeinf.models.layers.encoder_decoder import EncoderDecoder
 from moeinf.sampling.beam_search import BeamSearch
+from moeinf.types import Profiler
 from tests.emulated_device import EmulatedDevice, recorded
 from tests.models.test_device_layers import ExpertsOnTheDevice
 from tests.models.test_parity import stored
@@ -34,7 +34,7 @@ def on_device(pair: Pair) -> tuple[EncoderDecoder, EmulatedDevice]:
     ops = recorded(device, Ops(TorchVectorOps(), TorchMatrixOps()))
     layers = DeviceLayers(device, ops, weights, weights, "f32", 80, program)
     experts: Any = ExpertsOnTheDevice(pair.plan, pair.tensors, program)
-    return architecture(pair.config).build(pair.config, layers, experts, Laps()), device
+    return architecture(pair.config).build(pair.config, layers, experts, Profiler()), device
 
 
 def num_stretches(pair: Pair) -> int:

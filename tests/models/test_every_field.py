@@ -19,9 +19,9 @@ from torch import Tensor
 
 from moeinf._native import Kernels
 from moeinf.errors import CheckpointError
-from moeinf.laps import Laps
 from moeinf.models import architecture
 from moeinf.models.cpu.layers import NativeLayers
+from moeinf.types import Profiler
 from tests.models.common import all_configs, reference
 from tests.models.test_parity import PROMPT, resident_experts, stored
 
@@ -149,7 +149,7 @@ def ours(config: dict[str, Any], tensors: dict[str, Tensor], kernels: Kernels) -
     assert plan.dense.keys() | layout.keys() == tensors.keys()
     assert all(tuple(tensors[name].shape) == shape for name, shape in plan.dense.items())
     weights = NativeLayers(kernels, {name: stored(tensor) for name, tensor in tensors.items()}, "f32")
-    model = family.build(config, weights, resident_experts(plan, tensors, kernels), Laps())
+    model = family.build(config, weights, resident_experts(plan, tensors, kernels), Profiler())
     cache = model.new_cache(len(PROMPT))
     if hasattr(model, "encode"):
         model.encode(PROMPT, cache)

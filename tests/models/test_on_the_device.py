@@ -17,11 +17,10 @@ from torch.utils._pytree import tree_leaves
 
 from moeinf.gpu.ops import Ops
 from moeinf.gpu.program import DecodeProgram
-from moeinf.laps import Laps
 from moeinf.models import architecture
 from moeinf.models.gpu.layers import DeviceLayers, DevicePlaces
 from moeinf.models.layers.weights import StoredTensor
-from moeinf.types import Float32Array
+from moeinf.types import Float32Array, Profiler
 from tests.checkpoints import random_tensors
 from tests.models.common import all_configs
 
@@ -85,7 +84,7 @@ def test_a_pass_has_no_tensor_of_the_host(name: str) -> None:
     weights = {name: StoredTensor(tensor.view(-1).view(torch.uint8).numpy(), "bf16", tuple(tensor.shape))
                for name, tensor in random_tensors(config, layout=-1).items()}
     layers = FakeLayers(device, Ops(kernels, kernels), weights, weights, "bf16", 256, DecodeProgram(device))
-    model = architecture(config).build(config, layers, experts, Laps())
+    model = architecture(config).build(config, layers, experts, Profiler())
     cache = model.new_cache(200)
     for size in (3, 1, 70, 1):
         model.forward([7] * size, cache)

@@ -13,13 +13,12 @@ import torch
 from torch import Tensor
 
 from moeinf._native import ExpertKernel, Kernels
-from moeinf.laps import Laps
 from moeinf.models import SUPPORTED, architecture
 from moeinf.models.cpu.layers import NativeLayers
 from moeinf.models.layers.decoder import Decoder
 from moeinf.models.layers.weights import StoredTensor
 from moeinf.runtime.experts import ResidentExperts
-from moeinf.types import ExpertPiece, TensorPlan
+from moeinf.types import ExpertPiece, Profiler, TensorPlan
 from tests.models.common import all_configs, reference
 
 CONFIGS = all_configs()
@@ -44,7 +43,7 @@ class Pair:
         self.kernels = Kernels(2)
         experts = resident_experts(self.plan, self.tensors, self.kernels)
         weights = NativeLayers(self.kernels, {name: stored(tensor) for name, tensor in self.tensors.items()}, "f32")
-        self.ours: Decoder = arch.build(saved, weights, experts, Laps())
+        self.ours: Decoder = arch.build(saved, weights, experts, Profiler())
 
 
 def stored(tensor: Tensor) -> StoredTensor:

@@ -13,13 +13,12 @@ from torch import Tensor
 
 from moeinf._native import Kernels
 from moeinf.errors import UnsupportedModelError
-from moeinf.laps import Laps
 from moeinf.models import architecture
 from moeinf.models.cpu.layers import NativeLayers
 from moeinf.models.layers.encoder_decoder import EncoderDecoder
 from moeinf.sampling.beam_search import BeamSearch, answer_source
 from moeinf.sampling.loop import CachedTokens, Timing
-from moeinf.types import Experts, Float32Array, Routing
+from moeinf.types import Experts, Float32Array, Profiler, Routing
 from tests.models.common import all_configs, reference
 from tests.models.test_parity import resident_experts, stored
 
@@ -69,7 +68,7 @@ class Pair:
         kernels = Kernels(1)
         self.experts = Watched(resident_experts(self.plan, self.tensors, kernels))
         weights = NativeLayers(kernels, {name: stored(tensor) for name, tensor in self.tensors.items()}, "f32")
-        self.ours: EncoderDecoder = arch.build(saved, weights, self.experts, Laps())
+        self.ours: EncoderDecoder = arch.build(saved, weights, self.experts, Profiler())
 
 
 @pytest.fixture(scope="module", params=CONFIGS, ids=lambda name: name.replace(" ", "-"))
@@ -143,7 +142,7 @@ def test_nllb_as_published_was_saved_without_its_head_and_so_without_a_prefix(tm
     plan = family.tensor_plan(config)
     assert plan.dense.keys() | plan.experts[0].keys() == tensors.keys()
     weights = NativeLayers(kernels, {name: stored(tensor) for name, tensor in tensors.items()}, "f32")
-    bare = family.build(config, weights, resident_experts(plan, tensors, kernels), Laps())
+    bare = family.build(config, weights, resident_experts(plan, tensors, kernels), Profiler())
     assert torch.equal(logits(bare, [ANSWER]), logits(pair.ours, [ANSWER]))
 
 

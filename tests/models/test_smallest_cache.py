@@ -14,13 +14,13 @@ from moeinf.engine.cpu import CpuRun
 from moeinf.engine.dense_weights import DenseFile
 from moeinf.engine.parts import ModelParts
 from moeinf.hardware import machine
-from moeinf.laps import Laps
 from moeinf.models import architecture
 from moeinf.pull.pull import pull
 from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.store.checksums import sums_of
 from moeinf.store.dense_sums import DenseSums
 from moeinf.store.library import StoredModel
+from moeinf.types import Profiler
 from tests.checkpoints import write_tokenizer
 from tests.models.test_parity import CONFIGS, PROMPT, Pair
 
@@ -46,7 +46,7 @@ def smallest(pair: Pair, stored: StoredModel) -> CpuRun:
     dense = DenseFile(stored, pair.plan, DenseSums(stored, sums_of(stored)[0]))
     collection = ActivationCollection(stored.manifest.moe)
     return CpuRun(ModelParts(stored, config, machine(), architecture(pair.config), pair.config, pair.plan.form,
-                             pair.plan.work, dense, pair.kernels, collection, [], Laps(), [], lambda done, total: None))
+                             pair.plan.work, dense, pair.kernels, collection, [], Profiler(), [], lambda done, total: None))
 
 
 @torch.inference_mode()

@@ -21,21 +21,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from moeinf._native import ExpertKernel, Kernels
 from moeinf.config import RuntimeConfig
+from moeinf.engine import cpu as on_cpu
 from moeinf.engine.cpu import CpuRun
 from moeinf.engine.dense_weights import DenseFile
 from moeinf.engine.gpu import GpuRun
 from moeinf.engine.memory_plan import ATTENTION_MASK_BYTES
-from moeinf.engine.model import cpu as on_cpu
 from moeinf.engine.parts import ModelParts
 from moeinf.gpu.ops import Ops
 from moeinf.hardware import Machine
-from moeinf.laps import Laps
 from moeinf.models import architecture
 from moeinf.pull.pull import pull
 from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.store.checksums import sums_of
 from moeinf.store.dense_sums import DenseSums
 from moeinf.store.library import StoredModel
+from moeinf.types import Profiler
 from tests.checkpoints import random_tensors, write_checkpoint
 from tests.models.common import all_configs
 from tests.pull.test_families import TRUE, published
@@ -64,7 +64,7 @@ def parts_of(stored: StoredModel, config: RuntimeConfig, kernels: Kernels) -> Mo
     plan = family.tensor_plan(config_json)
     return ModelParts(stored, config, Machine(1 << 36, "test", THREADS), family, config_json, plan.form, plan.work,
                       DenseFile(stored, plan, DenseSums(stored, sums_of(stored)[0])), kernels,
-                      ActivationCollection(stored.manifest.moe), [], Laps(), [],
+                      ActivationCollection(stored.manifest.moe), [], Profiler(), [],
                       lambda done, total: None)
 
 

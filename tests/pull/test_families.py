@@ -17,7 +17,6 @@ from moeinf.engine.cpu import CpuRun
 from moeinf.engine.dense_weights import DenseFile
 from moeinf.engine.parts import ModelParts
 from moeinf.hardware import machine
-from moeinf.laps import Laps
 from moeinf.models import architecture
 from moeinf.pull.pull import pull
 from moeinf.runtime.policy.eamc import ActivationCollection
@@ -26,7 +25,7 @@ from moeinf.store.dense import dense_tensors
 from moeinf.store.dense_sums import DenseSums
 from moeinf.store.library import StoredModel
 from moeinf.store.verify import verify
-from moeinf.types import Float32Array
+from moeinf.types import Float32Array, Profiler
 from tests.checkpoints import Checkpoint, in_fp8, in_mxfp4, random_tensors, write_checkpoint, write_tokenizer
 from tests.models.common import all_configs
 from tests.models.configs.nllb_moe import SEQ2SEQ_CONFIGS
@@ -74,7 +73,7 @@ def run_of(stored: StoredModel) -> CpuRun:
     config = RuntimeConfig(context=64, threads=1, expert_cache="50%")
     parts = ModelParts(stored, config, machine(), family, config_json, plan.form, plan.work,
                        DenseFile(stored, plan, DenseSums(stored, sums_of(stored)[0])), Kernels(1),
-                       ActivationCollection(stored.manifest.moe), [], Laps(), [],
+                       ActivationCollection(stored.manifest.moe), [], Profiler(), [],
                        lambda done, total: None)
     return CpuRun(parts)
 

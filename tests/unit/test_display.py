@@ -5,8 +5,9 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from moeinf.config import parse_size
-from moeinf.terminal import screen as display
+from moeinf.terminal import screen
 from moeinf.terminal.screen import WordWrap
+from moeinf.text import quantities
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=timezone.utc)
 
@@ -16,14 +17,14 @@ NOW = datetime(2026, 1, 31, 12, tzinfo=timezone.utc)
     (9_960_000, "10 MB"), (42_000_000_000, "42 GB"), (999_600_000, "1.0 GB"), (3e15, "3.0 PB"),
 ])
 def test_sizes_are_decimal_with_one_digit_below_ten(num_bytes: float, text: str) -> None:
-    assert display.size_text(num_bytes) == text
+    assert quantities.size_text(num_bytes) == text
 
 
 @pytest.mark.parametrize(("number", "text"), [
     (46_700_000_000, "46.7B"), (8_000_000_000, "8B"), (5_560_000, "5.56M"), (999, "999"), (512_000, "512K"),
 ])
 def test_counts_are_short(number: int, text: str) -> None:
-    assert display.count_text(number) == text
+    assert quantities.count_text(number) == text
 
 
 @pytest.mark.parametrize(("span", "text"), [
@@ -35,23 +36,23 @@ def test_counts_are_short(number: int, text: str) -> None:
     (timedelta(seconds=-5), "Less than a second ago"),
 ])
 def test_moments_are_said_as_ollama_says_them(span: timedelta, text: str) -> None:
-    assert display.ago_text(NOW - span, NOW) == text
+    assert quantities.ago_text(NOW - span, NOW) == text
 
 
 @pytest.mark.parametrize(("seconds", "text"), [
     (41.231, "41.231s"), (0.004102331, "4.10233ms"), (63.2, "1m3.2s"), (3605, "1h0m5s"), (40, "40s"), (59.9999, "1m0s"),
 ])
 def test_durations_are_written_as_go_does(seconds: float, text: str) -> None:
-    assert display.duration_text(seconds) == text
+    assert quantities.duration_text(seconds) == text
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(28, "28s"), (268, "4m28s"), (3900, "1h5m"), (400_000, "99h+")])
 def test_remaining_time_is_coarse(seconds: float, text: str) -> None:
-    assert display.eta_text(seconds) == text
+    assert quantities.eta_text(seconds) == text
 
 
 def test_columns_are_four_spaces_apart_and_lines_end_without_spaces() -> None:
-    assert display.table([("NAME", "SIZE"), ("日本:latest", "4 B"), ("b", "")]) == [
+    assert screen.table([("NAME", "SIZE"), ("日本:latest", "4 B"), ("b", "")]) == [
         "NAME           SIZE", "日本:latest    4 B", "b"]
 
 
@@ -59,14 +60,14 @@ def test_columns_are_four_spaces_apart_and_lines_end_without_spaces() -> None:
     "\x1b[2Ja", "\x1b]52;c;eA==\x07a", "\x9b31ma", "a\r", "\u202ea", "\x00a\x7f", "a\u2066",
 ])
 def test_nothing_that_drives_a_terminal_is_left_in_model_text(text: str) -> None:
-    shown = display.harmless(text)
+    shown = screen.harmless(text)
     assert "a" in shown
     assert not any(ord(char) < 32 or 0x7F <= ord(char) < 0xA0 or char in "\u202e\u2066" for char in shown)
 
 
 def test_newlines_tabs_emoji_and_joiners_stay() -> None:
     text = "a\n\tb 👩‍👩‍👧 עברית"
-    assert display.harmless(text) == text
+    assert screen.harmless(text) == text
 
 
 @pytest.mark.parametrize(("num_bytes", "text"), [
@@ -74,21 +75,21 @@ def test_newlines_tabs_emoji_and_joiners_stay() -> None:
     (48 << 10, "48.0 KiB"),
 ])
 def test_a_lower_bound_is_rounded_so_that_it_suffices(num_bytes: int, text: str) -> None:
-    assert display.at_least_text(num_bytes) == text
+    assert quantities.at_least_text(num_bytes) == text
     assert parse_size("--ram", text, 0) >= num_bytes
 
 
 def test_a_long_line_breaks_between_words_and_no_figure_is_torn_apart() -> None:
     text = "demo · 2.6B (293.10M active) bf16 · CPU, RAM 600 MB: dense 4.1 MB, KV 12 KB, experts 192/192 (9.4 MB)"
-    lines = display.wrapped(text, 80).splitlines()
+    lines = screen.wrapped(text, 80).splitlines()
     assert len(lines) == 2 and all(len(line) < 80 for line in lines)
     assert " ".join(line.strip() for line in lines) == text
     for columns in range(30, 110):
-        shown = display.wrapped(text, columns)
+        shown = screen.wrapped(text, columns)
         assert "experts 192/192 (9.4 MB)" in shown and "RAM 600 MB:" in shown
 
 
-def screen(written: str, columns: int) -> list[str]:
+def shown_by_terminal(written: str, columns: int) -> list[str]:
     """The lines that a terminal would show: text, newlines, and the sequence that takes a word back."""
     lines, at = [""], 0
     while at < len(written):
@@ -101,7 +102,7 @@ def screen(written: str, columns: int) -> list[str]:
         else:
             lines[-1] += written[at]
         at += 1
-    assert all(display.text_width(line) <= columns for line in lines)
+    assert all(screen.text_width(line) <= columns for line in lines)
     return lines
 
 
@@ -110,15 +111,15 @@ def test_a_word_that_does_not_fit_moves_to_the_next_line(cut: int) -> None:
     text = "the quick brown fox jumps over it\nand on"
     wrap = WordWrap(12)
     written = "".join(wrap.push(text[at : at + cut]) for at in range(0, len(text), cut))
-    lines = [line.rstrip() for line in screen(written, 12)]
+    lines = [line.rstrip() for line in shown_by_terminal(written, 12)]
     assert lines == ["the quick", "brown fox", "jumps over", "it", "and on"]
 
 
 def test_a_word_longer_than_a_line_is_broken_and_nothing_of_it_is_lost() -> None:
     wrap = WordWrap(10)
-    assert "".join(screen(wrap.push("ab " + "x" * 35), 10)).replace(" ", "") == "ab" + "x" * 35
+    assert "".join(shown_by_terminal(wrap.push("ab " + "x" * 35), 10)).replace(" ", "") == "ab" + "x" * 35
 
 
 def test_wide_characters_break_anywhere_and_never_leave_the_line() -> None:
     wrap = WordWrap(10)
-    assert "".join(screen(wrap.push("日本語のテキストはどこでも切れる"), 10)) == "日本語のテキストはどこでも切れる"
+    assert "".join(shown_by_terminal(wrap.push("日本語のテキストはどこでも切れる"), 10)) == "日本語のテキストはどこでも切れる"

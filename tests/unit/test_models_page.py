@@ -29,5 +29,5 @@ def test_the_sizes_are_those_of_the_true_configs(generator: dict[str, Any], data
 
 
 def test_each_family_has_a_module_of_its_own() -> None:
-    models = DOCS.parent / "src" / "moeinf" / "models"
+    models = DOCS.parent / "src" / "moeinf" / "models" / "families"
     assert all((models / f"{family.module}.py").is_file() for family in FAMILIES)

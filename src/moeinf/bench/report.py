@@ -11,7 +11,8 @@ from itertools import compress
 from typing import Any
 
 from moeinf.errors import UsageError
-from moeinf.terminal.screen import binary_size_text, table, wrapped
+from moeinf.terminal.screen import table, wrapped
+from moeinf.text.quantities import binary_size_text
 
 Row = Mapping[str, Any]
 WIDTH = 80  # of a terminal

@@ -15,7 +15,7 @@ from moeinf.runtime.cache.tier import ExpertTier, SlotRegion
 from moeinf.runtime.experts import Observer, StreamedExperts
 from moeinf.runtime.io.reader import open_reader
 from moeinf.runtime.policy.eviction import make_policy
-from moeinf.terminal.screen import size_text
+from moeinf.text.quantities import size_text
 
 
 class CpuRun:
@@ -46,11 +46,11 @@ class CpuRun:
             raise
 
     def _assemble(self, parts: ModelParts, arena: Arena, tensors: Mapping[str, StoredTensor]) -> None:
-        stored, manifest, config, laps = parts.stored, parts.manifest, parts.config, parts.laps
+        stored, manifest, config, profiler = parts.stored, parts.manifest, parts.config, parts.profiler
         shape, layout = manifest.moe, manifest.layout
         policy = make_policy(config.policy, shape, parts.collection, parts.encoder_layers)
         slots = SlotRegion(arena.array(), 0, self.plan.num_slots)
-        self.tier = ExpertTier(shape, layout, slots, self.reader, policy, stored.shard_paths, laps,
+        self.tier = ExpertTier(shape, layout, slots, self.reader, policy, stored.shard_paths, profiler,
                                model=stored.name)
         self._watch = MemoryWatch(self.tier, shape.top_k, layout.stride_bytes,
                                   reserve_bytes(self.plan, parts.machine), parts.notices.append)
@@ -58,10 +58,10 @@ class CpuRun:
         prefetcher = prefetcher_of(parts, self.tier, self.reader, advisers, fits=False)  # it need not stay so
         self.observers = [*parts.observers, *advisers]
         kernel = ExpertKernel(parts.kernels, arena.array(), expert_parts(layout), parts.form)
-        experts = StreamedExperts(self.tier, kernel, parts.observers, advisers, prefetcher, laps,
+        experts = StreamedExperts(self.tier, kernel, parts.observers, advisers, prefetcher, profiler,
                                   stored.name)
         layers = NativeLayers(parts.kernels, tensors, manifest.info.dtype)
-        self.model = parts.family.build(parts.config_json, layers, experts, laps)
+        self.model = parts.family.build(parts.config_json, layers, experts, profiler)
         self.cache = self.model.new_cache(self.plan.context, parts.num_beams)
         self.forward = self.model.forward
 

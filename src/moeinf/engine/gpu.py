@@ -30,7 +30,7 @@ from moeinf.runtime.gpu.device_table import DirectSlots
 from moeinf.runtime.gpu.host_tier import HostLink
 from moeinf.runtime.io.reader import open_reader
 from moeinf.runtime.policy.eviction import make_policy
-from moeinf.terminal.screen import size_text
+from moeinf.text.quantities import size_text
 from moeinf.types import Copier, Float32Array
 
 T = TypeVar("T")
@@ -111,7 +111,7 @@ class GpuRun:
         parts.notices += [self.reader.notice] if self.reader.notice else []
 
     def _assemble(self, parts: ModelParts, gpu: OpenGpu) -> None:
-        manifest, config, laps, plan = parts.manifest, parts.config, parts.laps, self.plan
+        manifest, config, profiler, plan = parts.manifest, parts.config, parts.profiler, self.plan
         shape, layout, info = manifest.moe, manifest.layout, manifest.info
         self._arena = DeviceArena(gpu.device, layout.stride_bytes)
         policy = make_policy(config.policy, shape, parts.collection, parts.encoder_layers)
@@ -120,7 +120,7 @@ class GpuRun:
         self._link = HostLink(shape, layout, host, self.reader, gpu.copier, self._arena.addresses,
                               lambda: device.stream, lambda: tier.keep_scores_below())
         slots = SlotRegion(None, 0, plan.num_slots)
-        self.tier = tier = ExpertTier(shape, layout, slots, self._link, policy, parts.stored.shard_paths, laps,
+        self.tier = tier = ExpertTier(shape, layout, slots, self._link, policy, parts.stored.shard_paths, profiler,
                                       self._link.lag_s, parts.stored.name)
         fits = plan.num_slots == shape.total_experts
         self.observers = [*parts.observers] if fits else [*parts.observers, policy]
@@ -135,11 +135,11 @@ class GpuRun:
                              shape.num_experts, layout.stride_bytes)
         experts = DeviceExperts(gpu.device, gpu.ops, self._program, self.tier, self._link, self._arena,
                                 expert_parts_of(layout, parts.form), shape, self.observers, prefetcher, self._direct,
-                                cpu, laps, parts.stored.name)
+                                cpu, profiler, parts.stored.name)
         with parts.dense.streamed(config, self._progress(0), parts.on_wait) as tensors:
             layers = DeviceLayers(gpu.device, gpu.ops, tensors, parts.dense.lookups(), info.dtype, plan.context,
                                   self._program)
-            self.model = parts.family.build(parts.config_json, layers, experts, laps)
+            self.model = parts.family.build(parts.config_json, layers, experts, profiler)
         self.cache = self.model.new_cache(plan.context, parts.num_beams)
         layers.take_staging(plan.context if parts.work.source else plan.prefill_chunk, info.hidden_size,
                             parts.num_beams * info.vocab_size)

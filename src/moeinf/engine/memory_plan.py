@@ -8,7 +8,7 @@ from typing import Final
 from moeinf.config import DEFAULT_CONTEXT, RuntimeConfig, gpu_option, parse_size
 from moeinf.errors import OutOfMemoryError, UsageError
 from moeinf.hardware import Machine
-from moeinf.terminal.screen import at_least_text, binary_size_text
+from moeinf.text.quantities import at_least_text, binary_size_text
 from moeinf.types import DTYPE_BYTES, ExpertLayout, ModelInfo, MoeShape, Work
 
 ATTENTION_TOKENS = 128  # of a prompt that attention takes at once (kernels/attention.cc)

@@ -20,7 +20,6 @@ from moeinf.engine.parts import ModelParts, Progress, no_progress
 from moeinf.engine.request_stats import Meter
 from moeinf.errors import ContextLengthError, NotFiniteError, StoreError, UsageError
 from moeinf.hardware import Machine, machine, peak_rss_bytes
-from moeinf.laps import Laps
 from moeinf.models import prompting
 from moeinf.runtime.policy.eamc import MOST_BYTES, ActivationCollection
 from moeinf.runtime.policy.trace import Phase, RequestRecorder
@@ -34,11 +33,11 @@ from moeinf.store.format import DENSE_FILE
 from moeinf.store.formats import formats_text
 from moeinf.store.library import StoredModel
 from moeinf.store.verify import check_files
-from moeinf.terminal.screen import count_text
 from moeinf.text.answer import AnswerText
+from moeinf.text.quantities import count_text
 from moeinf.text.thinking import template_variables
 from moeinf.text.tokenizer import Tokenizer
-from moeinf.types import Message, Reader, SumRun
+from moeinf.types import Message, Profiler, Reader, SumRun
 
 if TYPE_CHECKING:  # loads torch, which a run on the CPU does without
     from moeinf.engine.gpu import OpenGpu
@@ -66,7 +65,7 @@ class Model:
         self.notices: list[str] = []  # each fallback, said once
         self.last: Completion | None = None
         self._stored = stored
-        self._laps = Laps()
+        self._profiler = Profiler()
         self._disk_wait = DiskWait(say)
         self._run: Run | None = None
         self._look: Callable[[], Machine] = machine if on is None else (lambda: on)
@@ -80,7 +79,7 @@ class Model:
         self._collection = self._load_collection()
         self._recorder = RequestRecorder(stored.manifest.moe, self._collection.add)
         parts = ModelParts(stored, config, here, family, config_json, plan.form, plan.work, dense, self.kernels,
-                           self._collection, [self._recorder], self._laps, self.notices,
+                           self._collection, [self._recorder], self._profiler, self.notices,
                            progress or no_progress, self._disk_wait, pin_progress or no_progress, preload=preload,
                            shard_sums=[run for run in runs if run.file != DENSE_FILE])
         self.tokenizer = Tokenizer(stored.path, num_embeddings=stored.manifest.info.vocab_size)
@@ -296,7 +295,7 @@ class Model:
                 on_prefill: Progress = lambda done, total: None) -> Generator[int, None, None]:
         """The generation loop, with the observers told of its phases and `stats` filled when it ends, however."""
         run = self._opened()
-        started, timing, meter = time.perf_counter(), Timing(), Meter(self.tier, self._laps)
+        started, timing, meter = time.perf_counter(), Timing(), Meter(self.tier, self._profiler)
         stats.load_s, self._load_s = self._load_s, 0.0
         stats.prompt_tokens = len(prompt)
 
@@ -310,9 +309,9 @@ class Model:
             for token in self._answer_to(run, prompt, sampler, max_tokens=limit, timing=timing, should_stop=should_stop,
                                          on_phase=on_phase, on_prefill=on_prefill):
                 stats.generated_tokens += 1
-                self._laps.lap("other")
+                self._profiler.lap("other")
                 yield token
-                self._laps.restart()  # the caller's time is no part of a token's
+                self._profiler.restart()  # the caller's time is no part of a token's
         except NotFiniteError:
             self._sequence.forget()  # the next prompt must not build on keys and values that are no numbers
             raise

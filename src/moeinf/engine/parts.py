@@ -12,7 +12,6 @@ from moeinf.config import RuntimeConfig
 from moeinf.engine.dense_weights import DenseFile
 from moeinf.engine.memory_plan import Demands
 from moeinf.hardware import Machine
-from moeinf.laps import Laps
 from moeinf.models import Architecture
 from moeinf.runtime.cache.tier import ExpertTier
 from moeinf.runtime.experts import Observer
@@ -21,7 +20,7 @@ from moeinf.runtime.policy.predictors import make_predictor
 from moeinf.runtime.prefetch import Link, Prefetcher
 from moeinf.store.library import StoredModel
 from moeinf.store.manifest import Manifest
-from moeinf.types import ExpertForm, ExpertLayout, OnWait, Prompting, SumRun, Work
+from moeinf.types import ExpertForm, ExpertLayout, OnWait, Profiler, Prompting, SumRun, Work
 
 Progress = Callable[[int, int], None]  # done and in all, of bytes or of tokens
 
@@ -43,7 +42,7 @@ class ModelParts:
     kernels: Kernels  # of the CPU
     collection: ActivationCollection
     observers: list[Observer]  # told every routing, wherever experts lie
-    laps: Laps
+    profiler: Profiler
     notices: list[str]  # each fallback, said once; of the model, and added to while it runs
     progress: Progress  # of bytes that are read
     on_wait: OnWait | None = None  # while a read is waited for

@@ -7,9 +7,8 @@ from importlib import import_module
 from typing import Any, Protocol, cast
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
-from moeinf.laps import Laps
 from moeinf.models.registry import FAMILIES
-from moeinf.types import DType, Experts, ModelInfo, Prompting, TensorPlan
+from moeinf.types import DType, Experts, ModelInfo, Profiler, Prompting, TensorPlan
 
 SUPPORTED = tuple(family.model_type for family in FAMILIES)
 # num_experts, num_local_experts, n_routed_experts, moe_num_experts, num_moe_experts, moe_expert_num, ...; not those
@@ -27,7 +26,7 @@ class Architecture(Protocol):
 
     def model_info(self, config: dict[str, Any], dtype: DType) -> ModelInfo: ...
 
-    def build(self, config: dict[str, Any], layers: Any, experts: Experts, laps: Laps) -> Any:
+    def build(self, config: dict[str, Any], layers: Any, experts: Experts, profiler: Profiler) -> Any:
         """The runnable model (models.decoder.Decoder) out of the layers (models.layers.Layers) of a device."""
         ...
 
@@ -41,7 +40,7 @@ def architecture(config: dict[str, Any]) -> Architecture:
     if not isinstance(model_type, str):
         raise CheckpointError("config.json has no model_type: not a Hugging Face checkpoint")
     if model_type in _MODULES:
-        return cast(Architecture, import_module(f"moeinf.models.{_MODULES[model_type]}"))
+        return cast(Architecture, import_module(f"moeinf.models.families.{_MODULES[model_type]}"))
     fault = "is not a Mixture-of-Experts model (config.json names no experts)"
     if _names_experts(config):
         fault = "is a Mixture-of-Experts family that this version does not run"

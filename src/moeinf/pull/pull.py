@@ -36,7 +36,7 @@ from moeinf.store.manifest import ModelSource
 from moeinf.store.names import parse_name
 from moeinf.store.partials import PulledAs, find_partials, partial_folder, pull_lock
 from moeinf.store.quantisation import KEEP, SMALL, Quantisation, chosen
-from moeinf.terminal.screen import size_text
+from moeinf.text.quantities import size_text
 from moeinf.text.tokenizer import check_text_files
 from moeinf.types import TensorPlan
 

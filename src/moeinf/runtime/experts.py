@@ -7,12 +7,11 @@ from typing import Protocol
 
 import numpy as np
 
-from moeinf.laps import Laps
 from moeinf.runtime.cache.tier import ExpertTier
 from moeinf.runtime.policy.trace import Phase
 from moeinf.runtime.prefetch import Prefetcher
 from moeinf.runtime.routing_check import RoutingCheck
-from moeinf.types import Float32Array, IntArray, Routing
+from moeinf.types import Float32Array, IntArray, Profiler, Routing
 
 
 class Observer(Protocol):
@@ -72,7 +71,7 @@ class StreamedExperts:
     """
 
     def __init__(self, tier: ExpertTier, kernel: ExpertKernel, observers: Sequence[Observer],
-                 advisers: Sequence[Observer], prefetcher: Prefetcher | None, laps: Laps,
+                 advisers: Sequence[Observer], prefetcher: Prefetcher | None, profiler: Profiler,
                  model: str = "MODEL") -> None:
         """observers are told every routing, advisers (policy, predictor) those with which something can be missing.
 
@@ -84,7 +83,7 @@ class StreamedExperts:
         self._observers = observers
         self._advisers = advisers
         self._prefetcher = prefetcher
-        self._laps = laps
+        self._profiler = profiler
 
     @property
     def wants_expectations(self) -> bool:
@@ -97,7 +96,7 @@ class StreamedExperts:
         Raises ExpertReadError, NotFiniteError; ExpertTier.abandon_visit comes before the next run then, as after any
         exception.
         """
-        kernel, laps, ids = self._kernel, self._laps, routing.ids
+        kernel, profiler, ids = self._kernel, self._profiler, routing.ids
         self._check(layer, ids, routing.weights)
         experts, counts = kernel.begin(hidden, ids, routing.weights)
         for observer in self._observers:
@@ -105,25 +104,25 @@ class StreamedExperts:
         with self._tier.lock:
             if self._tier.all_resident:
                 offsets = self._tier.hits(layer, experts, ids.size)
-                laps.lap("policy")
+                profiler.lap("policy")
                 kernel.compute(experts, offsets)
             else:
                 self._stream(layer, experts, counts, ids)
         kernel.finish(out)
-        laps.lap("experts")
+        profiler.lap("experts")
 
     def _stream(self, layer: int, experts: IntArray, counts: IntArray, ids: IntArray) -> None:
-        tier, kernel, laps = self._tier, self._kernel, self._laps
+        tier, kernel, profiler = self._tier, self._kernel, self._profiler
         for adviser in self._advisers:
             adviser.observe(layer, ids)
         tier.request(layer, experts, counts, len(ids))
         if self._prefetcher is not None:
             self._prefetcher.after_routing(layer, len(ids))
-        laps.lap("policy")
+        profiler.lap("policy")
         for landed, offsets in tier.arrivals():
-            laps.lap("policy")
+            profiler.lap("policy")
             kernel.compute(landed, offsets)
-            laps.lap("experts")
+            profiler.lap("experts")
 
     def expect(self, layer: int, guess: Routing) -> None:
         assert self._prefetcher is not None

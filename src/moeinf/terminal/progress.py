@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
-from moeinf.terminal.screen import bar_text, harmless, size_text, text_width
+from moeinf.terminal.screen import bar_text, harmless, text_width
+from moeinf.text.quantities import size_text
 
 _REDRAW_S = 0.1
 _PREFILL_SILENCE_S = 2.0

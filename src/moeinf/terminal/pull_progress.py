@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, TextIO
 
-from moeinf.terminal.screen import bar_text, eta_text, harmless, size_text
+from moeinf.terminal.screen import bar_text, harmless
+from moeinf.text.quantities import eta_text, size_text
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -18,7 +18,8 @@ from moeinf.store.files import errors_named, parse_json_object, read_small
 from moeinf.store.formats import formats_text as stored_formats
 from moeinf.store.formats import mixed
 from moeinf.store.quantisation import KEEP
-from moeinf.terminal.screen import ago_text, at_least_text, binary_size_text, count_text, section, size_text, table
+from moeinf.terminal.screen import section, table
+from moeinf.text.quantities import ago_text, at_least_text, binary_size_text, count_text, size_text
 from moeinf.text.template_file import find_template
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from moeinf.terminal.screen import binary_size_text, duration_text
+from moeinf.text.quantities import binary_size_text, duration_text
 
 if TYPE_CHECKING:
     from moeinf.engine.completion import GenerationStats

@@ -1,4 +1,4 @@
-"""Native gated DeltaNet against its twin in numpy (moeinf.models.layers.delta_net.DeltaNet), from states left by others."""
+"""The native gated DeltaNet against models.layers.delta_net.DeltaNet in numpy, from states left by other calls."""
 
 from __future__ import annotations
 

@@ -8,11 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from moeinf._native import ReadFailure
-from moeinf.laps import Laps
 from moeinf.runtime.cache.tier import ExpertTier, SlotRegion
 from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.runtime.policy.eviction import EvictionPolicy, make_policy
-from moeinf.types import ExpertLayout, Float32Array, FloatArray, IntArray, MoeShape, ReadDone, TensorSpec
+from moeinf.types import ExpertLayout, Float32Array, FloatArray, IntArray, MoeShape, Profiler, ReadDone, TensorSpec
 
 SHAPE = MoeShape(num_layers=3, num_experts=6, top_k=2)
 LAYOUT = ExpertLayout((TensorSpec("gate", "f32", (2, 3), 0, 24), TensorSpec("down", "f32", (4,), 64, 16)), 80, 4096)
@@ -198,7 +197,7 @@ def make_tier(num_slots: int, policy: str = "lru", seed: int = 0, failing: froze
     reader = FakeReader(memory, seed, failing)
     chosen = make_policy(policy, SHAPE, ActivationCollection(SHAPE))
     shards = [Path(f"experts-{layer:05d}.bin") for layer in range(SHAPE.num_layers)]
-    tier = Tier(SHAPE, LAYOUT, SlotRegion(memory, SLOTS_START, num_slots), reader, chosen, shards, Laps())
+    tier = Tier(SHAPE, LAYOUT, SlotRegion(memory, SLOTS_START, num_slots), reader, chosen, shards, Profiler())
     tier.memory = memory
     return tier, reader, chosen
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from moeinf._native import Arena
 from moeinf.hardware import memory_now
-from moeinf.laps import Laps
+from moeinf.types import Profiler
 from moeinf.runtime.policy.eviction import make_policy
 from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.runtime.cache.pressure import MemoryWatch
@@ -34,7 +34,7 @@ with path.open("wb") as file:
 reader = PureReader([str(path)], [160 * MIB], arena)
 policy = make_policy("lru", shape, ActivationCollection(shape))
 tier = ExpertTier(shape, ExpertLayout((), 4 * MIB, 4 * MIB), SlotRegion(arena.array(), 0, 40), reader, policy, [path],
-                  Laps())
+                  Profiler())
 watch = MemoryWatch(tier, shape.top_k, 4 * MIB, 40 * MIB, print, memory_now)
 tier.load_all(lambda done, total: None)
 taken = []

@@ -8,13 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeinf.errors import ExpertReadError
-from moeinf.laps import Laps
 from moeinf.runtime.experts import ResidentExperts, StreamedExperts
 from moeinf.runtime.policy.eviction import EvictionPolicy
 from moeinf.runtime.policy.lookahead import LookAheadPredictor
 from moeinf.runtime.policy.trace import ActivationMatrix, RequestRecorder
 from moeinf.runtime.prefetch import Prefetcher
-from moeinf.types import Float32Array, Routing
+from moeinf.types import Float32Array, Profiler, Routing
 from tests.unit.runtime.fakes import LAYOUT, SHAPE, FakeKernel, FakeReader, Tier, make_tier
 
 HIDDEN = 3
@@ -29,7 +28,7 @@ def streamed(tier: Tier, reader: FakeReader, policy: EvictionPolicy, *, prefetch
              ) -> tuple[StreamedExperts, FakeKernel]:
     kernel, predictor = FakeKernel(tier.memory, SHAPE.num_experts), LookAheadPredictor(SHAPE)
     prefetcher = Prefetcher(tier, predictor, reader, SHAPE, LAYOUT.stride_bytes) if prefetch else None
-    return StreamedExperts(tier, kernel, [], [policy, predictor], prefetcher, Laps()), kernel
+    return StreamedExperts(tier, kernel, [], [policy, predictor], prefetcher, Profiler()), kernel
 
 
 def resident() -> ResidentExperts:
@@ -83,7 +82,7 @@ def test_a_model_in_memory_is_computed_in_one_call_a_layer_and_the_reader_left_a
     tier.load_all(lambda done, total: None)
     kernel, finished = FakeKernel(tier.memory, SHAPE.num_experts), list[ActivationMatrix]()
     recorder = RequestRecorder(SHAPE, finished.append)
-    experts = StreamedExperts(tier, kernel, [recorder], [], None, Laps())
+    experts = StreamedExperts(tier, kernel, [recorder], [], None, Profiler())
     reader.poll = None  # type: ignore[method-assign,assignment]
     run(experts, 2, [4, 1], [0, 4])
     assert kernel.batches == [[0, 1, 4]] and not experts.wants_expectations

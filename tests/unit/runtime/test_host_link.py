@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 
 from moeinf._native import ReadFailure
 from moeinf.errors import ExpertReadError
-from moeinf.laps import Laps
 from moeinf.runtime.cache.tier import ExpertTier, SlotRegion
 from moeinf.runtime.gpu import copies
 from moeinf.runtime.gpu.host_tier import HostLink
 from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.runtime.policy.eviction import POLICIES, make_policy
-from moeinf.types import IntArray, ReadDone
+from moeinf.types import IntArray, Profiler, ReadDone
 from tests.unit.device.fakes import COMPUTE_STREAM, FakeCopier, address_of
 from tests.unit.runtime.fakes import LAYOUT, SHAPE, SLOTS_START, FakeReader
 
@@ -42,7 +41,7 @@ class Machine:
                              lambda offsets: address_of(self.device, offsets), lambda: COMPUTE_STREAM,
                              lambda: self.tier.keep_scores_below())
         shards = [Path(f"experts-{layer:05d}.bin") for layer in range(SHAPE.num_layers)]
-        self.tier = ExpertTier(SHAPE, LAYOUT, SlotRegion(None, 0, device_slots), self.link, self.policy, shards, Laps(),
+        self.tier = ExpertTier(SHAPE, LAYOUT, SlotRegion(None, 0, device_slots), self.link, self.policy, shards, Profiler(),
                                self.link.lag_s)
 
     def visit(self, layer: int, ids: IntArray) -> list[list[int]]:

@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 
 from moeinf._native import Arena, give_back
 from moeinf.hardware import MemoryState
-from moeinf.laps import Laps
 from moeinf.runtime.cache.pressure import MemoryWatch
 from moeinf.runtime.experts import StreamedExperts
 from moeinf.runtime.io import pages
 from moeinf.runtime.io.pages import PagesAhead
-from moeinf.types import IntArray, ReadDone, Routing
+from moeinf.types import IntArray, Profiler, ReadDone, Routing
 from tests.unit.runtime.fakes import LAYOUT, SHAPE, Clock, FakeKernel, Tier, make_tier, visit
 
 MIB = 1 << 20
@@ -151,7 +150,7 @@ def test_slots_are_resized_between_visits_and_never_in_one() -> None:
     host = Host()
     watch = host.watch(tier)
     kernel = FakeKernel(tier.memory, SHAPE.num_experts)
-    experts = StreamedExperts(tier, kernel, [], [policy], None, Laps())
+    experts = StreamedExperts(tier, kernel, [], [policy], None, Profiler())
     looker = threading.Thread(target=host.look, args=(watch, -50))
     compute, seen = kernel.compute, []
 
@@ -182,7 +181,7 @@ def test_advisers_hear_of_routing_only_where_something_can_be_missing() -> None:
             policy.observe(layer, ids)
 
     tier.load_all(lambda done, total: None)
-    experts = StreamedExperts(tier, FakeKernel(tier.memory, SHAPE.num_experts), [], [Adviser()], None, Laps())
+    experts = StreamedExperts(tier, FakeKernel(tier.memory, SHAPE.num_experts), [], [Adviser()], None, Profiler())
     arguments = np.ones((3, 4), np.float32), Routing(PROMPT, np.full((3, 2), 0.5, np.float32))
     experts.run(0, *arguments, np.zeros((3, 4), np.float32))
     assert not told

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moeinf.laps import Laps
 from moeinf.runtime.cache.table import RESIDENT
 from moeinf.runtime.cache.tier import BATCH_EXPERTS, ExpertTier, SlotRegion
 from moeinf.runtime.experts import StreamedExperts
@@ -15,7 +14,7 @@ from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.runtime.policy.eviction import POLICIES, make_policy
 from moeinf.runtime.policy.lookahead import LookAheadPredictor
 from moeinf.runtime.prefetch import Prefetcher
-from moeinf.types import IntArray, MoeShape, Routing
+from moeinf.types import IntArray, MoeShape, Profiler, Routing
 from tests.unit.runtime.fakes import LAYOUT, Clock, Disk, FakeKernel
 
 SHAPE = MoeShape(num_layers=4, num_experts=24, top_k=2)
@@ -30,10 +29,10 @@ class Machine:
         self.disk = Disk(memory, self.clock, SHAPE, read_s)
         chosen, predictor = make_policy(policy, SHAPE, ActivationCollection(SHAPE)), LookAheadPredictor(SHAPE)
         shards = [Path(f"experts-{layer:05d}.bin") for layer in range(SHAPE.num_layers)]
-        self.tier = ExpertTier(SHAPE, LAYOUT, SlotRegion(memory, 0, num_slots), self.disk, chosen, shards, Laps())
+        self.tier = ExpertTier(SHAPE, LAYOUT, SlotRegion(memory, 0, num_slots), self.disk, chosen, shards, Profiler())
         self.kernel = FakeKernel(memory, SHAPE.num_experts, self.clock, expert_s)
         prefetcher = Prefetcher(self.tier, predictor, self.disk, SHAPE, LAYOUT.stride_bytes)
-        self.experts = StreamedExperts(self.tier, self.kernel, [], [chosen, predictor], prefetcher, Laps())
+        self.experts = StreamedExperts(self.tier, self.kernel, [], [chosen, predictor], prefetcher, Profiler())
         self.computed_s = [0.0] * SHAPE.num_layers  # when a layer's last expert was done
 
     def forward(self, routed: IntArray, guessed: IntArray | None = None, *, attention_s: float = 0.0) -> None:

@@ -13,14 +13,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from moeinf.errors import CheckpointError
-from moeinf.laps import Laps
 from moeinf.models.fields import Fields, moe_shape
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, MoeBlock, decoder_shapes, parse_decoder
 from moeinf.models.layers.kv_cache import Cache, LayerState
 from moeinf.models.layers.moe_plan import gated_experts_plan, plan_info
 from moeinf.models.layers.protocol import Attention, Block, Layers, Places, Router, Shapes
 from moeinf.models.layers.shared_expert import SharedExpert
-from moeinf.types import DType, Experts, Hidden, ModelInfo, MoeShape, TensorPlan
+from moeinf.types import DType, Experts, Hidden, ModelInfo, MoeShape, Profiler, TensorPlan
 
 NAMES = ("w1", "w3", "w2")  # of gate, up and down
 
@@ -51,16 +50,16 @@ class Config:
 class ParallelBlock(MoeBlock):
     """Experts whose tokens are routed before attention, on x as it was; behind attention comes the dense MLP."""
 
-    def __init__(self, moe_layer: int, router: Router, experts: Experts, laps: Laps, mlp: DenseBlock,
+    def __init__(self, moe_layer: int, router: Router, experts: Experts, profiler: Profiler, mlp: DenseBlock,
                  attention: Attention) -> None:
-        super().__init__(moe_layer, router, experts, laps)
+        super().__init__(moe_layer, router, experts, profiler)
         self._mlp = mlp
         self.attention = RoutedAhead(self, attention)
         self.routed: tuple[Hidden, Any] | None = None
 
     def route(self, x: Hidden) -> None:
         self.routed = self.router(x)
-        self._laps.lap("router")
+        self._profiler.lap("router")
 
     def add_to(self, x: Hidden) -> None:
         assert self.routed is not None, "attention comes first"
@@ -115,7 +114,7 @@ def model_info(config: dict[str, Any], dtype: DType) -> ModelInfo:
     return plan_info("arctic", Config.parse(config).decoder, tensor_plan(config), dtype)
 
 
-def build(config: dict[str, Any], layers: Layers, experts: Experts, laps: Laps) -> Decoder:
+def build(config: dict[str, Any], layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
     c = Config.parse(config)
     eps, attentions, blocks = c.decoder.attention.norm_eps, list[Attention](), list[Block]()
     for i in range(c.decoder.num_layers):
@@ -130,13 +129,13 @@ def build(config: dict[str, Any], layers: Layers, experts: Experts, laps: Laps) 
             which = c.moe_layers.index(i)
             if c.parallel:
                 mlp = DenseBlock(layers, f"{layer}residual_mlp.", f"{layer}residual_layernorm.weight", eps)
-                block = ParallelBlock(which, router, experts, laps, mlp, attention)
+                block = ParallelBlock(which, router, experts, profiler, mlp, attention)
                 blocks.append(block)
                 attention = block.attention
             else:
-                blocks.append(MoeBlock(which, router, experts, laps))
+                blocks.append(MoeBlock(which, router, experts, profiler))
         attentions.append(attention)
-    return Decoder(c.decoder, layers, blocks, experts, laps, attentions)
+    return Decoder(c.decoder, layers, blocks, experts, profiler, attentions)
 
 
 def _mlp_shapes(hidden: int, intermediate: int, prefix: str) -> Shapes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from moeinf.laps import Laps
 from moeinf.models.fields import Fields
 from moeinf.models.layers.array_math import Array
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, outer_shapes
@@ -19,7 +18,7 @@ from moeinf.models.layers.mla import (
     parse_latent,
 )
 from moeinf.models.layers.protocol import Layers
-from moeinf.types import DType, Experts, Hidden, ModelInfo, Routing, TensorPlan
+from moeinf.types import DType, Experts, Hidden, ModelInfo, Profiler, Routing, TensorPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +80,8 @@ def model_info(config: dict[str, Any], dtype: DType) -> ModelInfo:
     return latent_info(c.blocks.info("deepseek_v2", c.decoder, tensor_plan(config), dtype), c.latent, dtype)
 
 
-def build(config: dict[str, Any], layers: Layers, experts: Experts, laps: Laps) -> Decoder:
+def build(config: dict[str, Any], layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
     c = Config.parse(config)
-    blocks = c.blocks.blocks(c.decoder, layers, experts, laps, SoftmaxRouter)
+    blocks = c.blocks.blocks(c.decoder, layers, experts, profiler, SoftmaxRouter)
     attention = [LatentAttention(layers, c.decoder, c.latent, i) for i in range(c.decoder.num_layers)]
-    return Decoder(c.decoder, layers, blocks, experts, laps, attention)
+    return Decoder(c.decoder, layers, blocks, experts, profiler, attention)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from moeinf.laps import Laps
 from moeinf.models.fields import Fields
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, outer_shapes
 from moeinf.models.layers.deepseek_moe import DeepseekMoe, SigmoidRouter
@@ -18,7 +17,7 @@ from moeinf.models.layers.mla import (
     parse_latent,
 )
 from moeinf.models.layers.protocol import Layers
-from moeinf.types import DType, Experts, ModelInfo, TensorPlan
+from moeinf.types import DType, Experts, ModelInfo, Profiler, TensorPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +48,8 @@ def model_info(config: dict[str, Any], dtype: DType) -> ModelInfo:
     return latent_info(c.blocks.info("deepseek_v3", c.decoder, tensor_plan(config), dtype), c.latent, dtype)
 
 
-def build(config: dict[str, Any], layers: Layers, experts: Experts, laps: Laps) -> Decoder:
+def build(config: dict[str, Any], layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
     c = Config.parse(config)
-    blocks = c.blocks.blocks(c.decoder, layers, experts, laps, SigmoidRouter)
+    blocks = c.blocks.blocks(c.decoder, layers, experts, profiler, SigmoidRouter)
     attention = [LatentAttention(layers, c.decoder, c.latent, i) for i in range(c.decoder.num_layers)]
-    return Decoder(c.decoder, layers, blocks, experts, laps, attention)
+    return Decoder(c.decoder, layers, blocks, experts, profiler, attention)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from moeinf.laps import Laps
 from moeinf.models.fields import Fields
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, decoder_shapes, parse_decoder
 from moeinf.models.layers.deepseek_moe import DeepseekMoe, SigmoidRouter
 from moeinf.models.layers.protocol import Layers
-from moeinf.types import DType, Experts, ModelInfo, TensorPlan
+from moeinf.types import DType, Experts, ModelInfo, Profiler, TensorPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,7 @@ def model_info(config: dict[str, Any], dtype: DType) -> ModelInfo:
     return c.blocks.info("glm4_moe", c.decoder, tensor_plan(config), dtype)
 
 
-def build(config: dict[str, Any], layers: Layers, experts: Experts, laps: Laps) -> Decoder:
+def build(config: dict[str, Any], layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
     c = Config.parse(config)
-    blocks = c.blocks.blocks(c.decoder, layers, experts, laps, SigmoidRouter)
-    return Decoder(c.decoder, layers, blocks, experts, laps)
+    blocks = c.blocks.blocks(c.decoder, layers, experts, profiler, SigmoidRouter)
+    return Decoder(c.decoder, layers, blocks, experts, profiler)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from moeinf.laps import Laps
 from moeinf.models.fields import Fields, moe_shape
 from moeinf.models.layers.decoder import (
     Decoder,
@@ -19,7 +18,7 @@ from moeinf.models.layers.decoder import (
 )
 from moeinf.models.layers.moe_plan import plan_info
 from moeinf.models.layers.protocol import Layers, attention_work, block_work
-from moeinf.types import DType, ExpertForm, ExpertPiece, Experts, Hidden, ModelInfo, MoeShape, TensorPlan
+from moeinf.types import DType, ExpertForm, ExpertPiece, Experts, Hidden, ModelInfo, MoeShape, Profiler, TensorPlan
 
 Layout = dict[str, tuple[tuple[int, ...], tuple[ExpertPiece, ...]]]
 # what a config that names no positions means, in every transformers that has the model
@@ -120,11 +119,11 @@ def model_info(config: dict[str, Any], dtype: DType) -> ModelInfo:
     return plan_info("gpt_oss", Config.parse(config).decoder, tensor_plan(config), dtype)
 
 
-def build(config: dict[str, Any], layers: Layers, experts: Experts, laps: Laps) -> Decoder:
+def build(config: dict[str, Any], layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
     c = Config.parse(config)
     eps, blocks = c.decoder.attention.norm_eps, []
     for i in range(c.decoder.num_layers):
         norm = f"model.layers.{i}.post_attention_layernorm.weight"
         router = BiasedRouter(layers, f"model.layers.{i}.mlp.router.", norm, eps, c.moe.top_k)
-        blocks.append(MoeBlock(i, router, experts, laps))
-    return Decoder(c.decoder, layers, blocks, experts, laps)
+        blocks.append(MoeBlock(i, router, experts, profiler))
+    return Decoder(c.decoder, layers, blocks, experts, profiler)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from moeinf.laps import Laps
 from moeinf.models.fields import Fields, moe_shape
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, MoeBlock, decoder_shapes, parse_decoder
 from moeinf.models.layers.moe_plan import gated_experts_plan, plan_info
 from moeinf.models.layers.protocol import Layers
-from moeinf.types import DType, Experts, ModelInfo, MoeShape, TensorPlan
+from moeinf.types import DType, Experts, ModelInfo, MoeShape, Profiler, TensorPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,7 @@ def model_info(config: dict[str, Any], dtype: DType) -> ModelInfo:
     return plan_info("granitemoe", Config.parse(config).decoder, tensor_plan(config), dtype)
 
 
-def build(config: dict[str, Any], layers: Layers, experts: Experts, laps: Laps) -> Decoder:
+def build(config: dict[str, Any], layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
     c = Config.parse(config)
     eps, blocks = c.decoder.attention.norm_eps, []
     for i in range(c.decoder.num_layers):
@@ -55,5 +54,5 @@ def build(config: dict[str, Any], layers: Layers, experts: Experts, laps: Laps) 
         norm = f"model.layers.{i}.post_attention_layernorm.weight"
         # softmax over the chosen logits, as published, is the normalised choice of a softmax over all
         router = layers.softmax_router(gate, norm, eps, c.moe.top_k, normalise=True)
-        blocks.append(MoeBlock(i, router, experts, laps, residual=c.decoder.residual))
-    return Decoder(c.decoder, layers, blocks, experts, laps)
+        blocks.append(MoeBlock(i, router, experts, profiler, residual=c.decoder.residual))
+    return Decoder(c.decoder, layers, blocks, experts, profiler)

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
-from moeinf.laps import Laps
 from moeinf.models.fields import MOST_LAYERS, Fields, moe_shape
 from moeinf.models.layers.array_math import Array
 from moeinf.models.layers.decoder import MoeBlock
@@ -27,7 +26,18 @@ from moeinf.models.layers.encoder_decoder import (
     seq2seq_info,
 )
 from moeinf.models.layers.protocol import Block, Layers, Shapes
-from moeinf.types import DType, Experts, Float32Array, Hidden, IntArray, ModelInfo, MoeShape, Prompting, TensorPlan
+from moeinf.types import (
+    DType,
+    Experts,
+    Float32Array,
+    Hidden,
+    IntArray,
+    ModelInfo,
+    MoeShape,
+    Profiler,
+    Prompting,
+    TensorPlan,
+)
 
 HEAD = "lm_head.weight"
 NORM_EPS = 1e-5
@@ -219,7 +229,7 @@ def prompting(config: dict[str, Any]) -> Prompting:
                      sum(Config.parse(config).encoder.sparse), languages=True)
 
 
-def build(config: dict[str, Any], layers: Layers, experts: Experts, laps: Laps) -> EncoderDecoder:
+def build(config: dict[str, Any], layers: Layers, experts: Experts, profiler: Profiler) -> EncoderDecoder:
     c = Config.parse(config)
     encoder, decoder, moe_layer = list[EncoderLayer](), list[DecoderLayer](), 0
 
@@ -231,7 +241,7 @@ def build(config: dict[str, Any], layers: Layers, experts: Experts, laps: Laps) 
         if sparse:
             capacity = c.capacity if stack_name == "encoder" else 1.0
             router = Router(layers, c, f"{ffn}router.", norm(f"{prefix}ff_"), capacity)
-            block: Block = MoeBlock(moe_layer, router, experts, laps)
+            block: Block = MoeBlock(moe_layer, router, experts, profiler)
             moe_layer += 1
         else:
             block = FeedForward(layers, ffn, ("fc1", "fc2"), True, norm(f"{prefix}ff_"))
@@ -250,6 +260,6 @@ def build(config: dict[str, Any], layers: Layers, experts: Experts, laps: Laps) 
 
     head_norm, product = norm(f"{c.prefix}decoder."), layers.linear(HEAD if HEAD in layers else shared)
     return EncoderDecoder(
-        layers, experts, laps, embed=embed, head=lambda x: product(head_norm(x)),
+        layers, experts, profiler, embed=embed, head=lambda x: product(head_norm(x)),
         encoder=encoder, encoder_bias=None, encoder_norm=norm(f"{c.prefix}encoder."),
         decoder=decoder, decoder_bias=None)

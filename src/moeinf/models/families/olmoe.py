@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from moeinf.laps import Laps
 from moeinf.models.fields import Fields, moe_shape
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, MoeBlock, decoder_shapes, parse_decoder
 from moeinf.models.layers.moe_plan import gated_experts_plan, plan_info
 from moeinf.models.layers.protocol import Layers
-from moeinf.types import DType, Experts, ModelInfo, MoeShape, TensorPlan
+from moeinf.types import DType, Experts, ModelInfo, MoeShape, Profiler, TensorPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +41,12 @@ def model_info(config: dict[str, Any], dtype: DType) -> ModelInfo:
     return plan_info("olmoe", Config.parse(config).decoder, tensor_plan(config), dtype)
 
 
-def build(config: dict[str, Any], layers: Layers, experts: Experts, laps: Laps) -> Decoder:
+def build(config: dict[str, Any], layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
     c = Config.parse(config)
     eps, blocks = c.decoder.attention.norm_eps, []
     for i in range(c.decoder.num_layers):
         gate = f"model.layers.{i}.mlp.gate.weight"
         norm = f"model.layers.{i}.post_attention_layernorm.weight"
         router = layers.softmax_router(gate, norm, eps, c.moe.top_k, normalise=c.norm_topk_prob)
-        blocks.append(MoeBlock(i, router, experts, laps))
-    return Decoder(c.decoder, layers, blocks, experts, laps)
+        blocks.append(MoeBlock(i, router, experts, profiler))
+    return Decoder(c.decoder, layers, blocks, experts, profiler)

@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from moeinf.laps import Laps
 from moeinf.models.fields import Fields, moe_shape
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, MoeBlock, decoder_shapes, parse_decoder
 from moeinf.models.layers.moe_plan import gated_experts_plan, plan_info
 from moeinf.models.layers.protocol import Layers
-from moeinf.types import DType, Experts, Hidden, ModelInfo, MoeShape, TensorPlan
+from moeinf.types import DType, Experts, Hidden, ModelInfo, MoeShape, Profiler, TensorPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +72,12 @@ def model_info(config: dict[str, Any], dtype: DType) -> ModelInfo:
     return plan_info("phimoe", Config.parse(config).decoder, tensor_plan(config), dtype)
 
 
-def build(config: dict[str, Any], layers: Layers, experts: Experts, laps: Laps) -> Decoder:
+def build(config: dict[str, Any], layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
     c = Config.parse(config)
     eps, blocks = c.decoder.attention.norm_eps, []
     for i in range(c.decoder.num_layers):
         gate = f"model.layers.{i}.block_sparse_moe.gate.weight"
         norm = f"model.layers.{i}.post_attention_layernorm.weight"
         router = Sparsemixer(layers, gate, norm, eps, c.moe.num_experts, c.jitter)
-        blocks.append(MoeBlock(i, router, experts, laps))
-    return Decoder(c.decoder, layers, blocks, experts, laps)
+        blocks.append(MoeBlock(i, router, experts, profiler))
+    return Decoder(c.decoder, layers, blocks, experts, profiler)

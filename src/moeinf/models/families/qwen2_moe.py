@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from moeinf.laps import Laps
 from moeinf.models.fields import Fields
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, decoder_shapes, parse_decoder
 from moeinf.models.layers.protocol import Layers
 from moeinf.models.layers.qwen_moe import QwenMoe
-from moeinf.types import DType, Experts, ModelInfo, TensorPlan
+from moeinf.types import DType, Experts, ModelInfo, Profiler, TensorPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +50,6 @@ def model_info(config: dict[str, Any], dtype: DType) -> ModelInfo:
     return c.blocks.info("qwen2_moe", c.decoder, tensor_plan(config), dtype)
 
 
-def build(config: dict[str, Any], layers: Layers, experts: Experts, laps: Laps) -> Decoder:
+def build(config: dict[str, Any], layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
     c = Config.parse(config)
-    return Decoder(c.decoder, layers, c.blocks.blocks(c.decoder, layers, experts, laps), experts, laps)
+    return Decoder(c.decoder, layers, c.blocks.blocks(c.decoder, layers, experts, profiler), experts, profiler)

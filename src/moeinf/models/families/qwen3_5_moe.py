@@ -9,12 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from moeinf.laps import Laps
 from moeinf.models.families import qwen3_next
 from moeinf.models.fields import Fields
 from moeinf.models.layers.decoder import Decoder
 from moeinf.models.layers.protocol import Layers
-from moeinf.types import DType, Experts, ModelInfo, TensorPlan
+from moeinf.types import DType, Experts, ModelInfo, Profiler, TensorPlan
 
 VISION = r"model\.visual\..*"
 
@@ -43,8 +42,8 @@ def model_info(config: dict[str, Any], dtype: DType) -> ModelInfo:
     return parse(config).info("qwen3_5_moe", dtype)
 
 
-def build(config: dict[str, Any], layers: Layers, experts: Experts, laps: Laps) -> Decoder:
-    return parse(config).build(layers, experts, laps)
+def build(config: dict[str, Any], layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
+    return parse(config).build(layers, experts, profiler)
 
 
 def _without_mrope(text: dict[str, Any]) -> dict[str, Any]:

@@ -9,13 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from moeinf.laps import Laps
 from moeinf.models.fields import Fields
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, outer_shapes, parse_decoder
 from moeinf.models.layers.delta_net import DeltaConfig, delta_shapes, delta_work
 from moeinf.models.layers.protocol import Attention, Layers, attention_shapes
 from moeinf.models.layers.qwen_moe import QwenMoe
-from moeinf.types import DTYPE_BYTES, DType, Experts, ModelInfo, TensorPlan
+from moeinf.types import DTYPE_BYTES, DType, Experts, ModelInfo, Profiler, TensorPlan
 
 MTP = r"mtp\..*"  # a further layer that guesses tokens ahead: not used
 
@@ -59,15 +58,15 @@ class Config:
         return replace(info, kv_bytes_per_token=(self.decoder.num_layers - linear) * of_a_layer,
                        state_bytes=linear * self.delta.state_bytes)
 
-    def build(self, layers: Layers, experts: Experts, laps: Laps) -> Decoder:
+    def build(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
         attention = list[Attention]()
         for i in range(self.decoder.num_layers):
             layer = f"{self.decoder.prefix}layers.{i}."
             norm = f"{layer}input_layernorm.weight"
             attention.append(layers.delta_net(self.delta, f"{layer}linear_attn.", norm, i) if i in self.linear_layers
                              else layers.attention(self.decoder.attention, f"{layer}self_attn.", norm, i))
-        blocks = self.blocks.blocks(self.decoder, layers, experts, laps)
-        return Decoder(self.decoder, layers, blocks, experts, laps, attention)
+        blocks = self.blocks.blocks(self.decoder, layers, experts, profiler)
+        return Decoder(self.decoder, layers, blocks, experts, profiler, attention)
 
 
 def tensor_plan(config: dict[str, Any]) -> TensorPlan:
@@ -78,5 +77,5 @@ def model_info(config: dict[str, Any], dtype: DType) -> ModelInfo:
     return Config.parse(Fields(config)).info("qwen3_next", dtype)
 
 
-def build(config: dict[str, Any], layers: Layers, experts: Experts, laps: Laps) -> Decoder:
-    return Config.parse(Fields(config)).build(layers, experts, laps)
+def build(config: dict[str, Any], layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
+    return Config.parse(Fields(config)).build(layers, experts, profiler)

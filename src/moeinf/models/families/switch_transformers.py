@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from moeinf.errors import CheckpointError
-from moeinf.laps import Laps
 from moeinf.models.fields import MOST_LAYERS, Fields, moe_shape
 from moeinf.models.layers.array_math import Array
 from moeinf.models.layers.decoder import MoeBlock
@@ -26,7 +25,7 @@ from moeinf.models.layers.encoder_decoder import (
     seq2seq_info,
 )
 from moeinf.models.layers.protocol import Block, Layers, Shapes
-from moeinf.types import DType, Experts, Hidden, IntArray, ModelInfo, MoeShape, Prompting, TensorPlan
+from moeinf.types import DType, Experts, Hidden, IntArray, ModelInfo, MoeShape, Profiler, Prompting, TensorPlan
 
 EMBEDDING, HEAD = "shared.weight", "lm_head.weight"
 TRAINED_TOKENS = 512  # of a source (section 2.1); relative positions set no limit of their own
@@ -200,7 +199,7 @@ def prompting(config: dict[str, Any]) -> Prompting:
                      sum(Config.parse(config).encoder))
 
 
-def build(config: dict[str, Any], layers: Layers, experts: Experts, laps: Laps) -> EncoderDecoder:
+def build(config: dict[str, Any], layers: Layers, experts: Experts, profiler: Profiler) -> EncoderDecoder:
     c = Config.parse(config)
     encoder, decoder, moe_layer = list[EncoderLayer](), list[DecoderLayer](), 0
 
@@ -213,7 +212,7 @@ def build(config: dict[str, Any], layers: Layers, experts: Experts, laps: Laps) 
         mlp, norm = f"{prefix}{at}.mlp.", f"{prefix}{at}.layer_norm.weight"
         if sparse:
             capacity = c.expert_capacity if stack == "encoder" else None
-            block: Block = MoeBlock(moe_layer, Router(layers, c, f"{mlp}router.", norm, capacity), experts, laps)
+            block: Block = MoeBlock(moe_layer, Router(layers, c, f"{mlp}router.", norm, capacity), experts, profiler)
             moe_layer += 1
         else:
             block = FeedForward(layers, mlp, ("wi", "wo"), False, layers.norm(norm, c.norm_eps))
@@ -230,7 +229,7 @@ def build(config: dict[str, Any], layers: Layers, experts: Experts, laps: Laps) 
     head = layers.head(HEAD if HEAD in layers else EMBEDDING, "decoder.final_layer_norm.weight", c.norm_eps,
                        scale=c.hidden_size**-0.5 if c.tied else 1.0)  # as of every T5 whose head is the embedding
     return EncoderDecoder(
-        layers, experts, laps, embed=embed_by(c.embedding("decoder")), head=head,
+        layers, experts, profiler, embed=embed_by(c.embedding("decoder")), head=head,
         embed_source=None if c.tied else embed_by(c.embedding("encoder")),
         encoder=encoder, encoder_bias=RelativeBias(layers, c, "encoder"),
         encoder_norm=layers.norm("encoder.final_layer_norm.weight", c.norm_eps),

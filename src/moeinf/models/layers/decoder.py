@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from moeinf.laps import Laps
 from moeinf.models.fields import MOST_LAYERS, Fields
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.protocol import (
@@ -21,7 +20,7 @@ from moeinf.models.layers.protocol import (
     attention_shapes,
 )
 from moeinf.models.layers.rope import partial_rotary, reach, rope_of
-from moeinf.types import Experts, Float32Array, Hidden
+from moeinf.types import Experts, Float32Array, Hidden, Profiler
 
 HEAD = "lm_head.weight"
 
@@ -85,18 +84,18 @@ class MoeBlock:
     shared: what every token is given besides, of norm(x): shared experts, or a dense MLP beside the routed ones.
     """
 
-    def __init__(self, moe_layer: int, router: Router, experts: Experts, laps: Laps, *,
+    def __init__(self, moe_layer: int, router: Router, experts: Experts, profiler: Profiler, *,
                  shared: Callable[[Hidden], Hidden] | None = None, residual: float = 1.0) -> None:
         self.moe_layer = moe_layer
         self.router = router
         self._experts = experts
-        self._laps = laps
+        self._profiler = profiler
         self._shared = shared
         self._residual = residual
 
     def add_to(self, x: Hidden) -> None:
         hidden, routing = self.router(x)
-        self._laps.lap("router")
+        self._profiler.lap("router")
         out = x if self._residual == 1.0 else x * 0
         self._experts.run(self.moe_layer, hidden, routing, out)
         if self._shared is not None:
@@ -108,7 +107,7 @@ class MoeBlock:
 class Decoder:
     """A whole model of one sequence at a time."""
 
-    def __init__(self, config: DecoderConfig, layers: Layers, blocks: Sequence[Block], experts: Experts, laps: Laps,
+    def __init__(self, config: DecoderConfig, layers: Layers, blocks: Sequence[Block], experts: Experts, profiler: Profiler,
                  attention: Sequence[Attention] | None = None) -> None:
         """attention: of a family that has its own; else what config says, under the common names."""
         a = config.attention
@@ -124,7 +123,7 @@ class Decoder:
             for i in range(config.num_layers)]
         self._blocks = blocks
         self._experts = experts
-        self._laps = laps
+        self._profiler = profiler
 
     def new_cache(self, capacity: int, num_beams: int = 1) -> Cache:
         assert num_beams == 1, "only the answers to a source are searched for"
@@ -143,22 +142,22 @@ class Decoder:
                 if between_layers is not None:
                     between_layers()
                 attention.add_to(x, cache, places)
-                self._laps.lap("attention")
+                self._profiler.lap("attention")
                 self._look_ahead(layer, x)
                 block.add_to(x)
-                self._laps.lap("experts")
+                self._profiler.lap("experts")
             logits = self._head(x[-1:] if last_only else x)
             cache.commit()
             return logits
 
-        self._laps.lap("other")
+        self._profiler.lap("other")
         self._layers.begin_pass(of_tokens or len(ids))
         x = self._embedding(ids)
         if self.config.embedding_scale != 1.0:
             x *= self.config.embedding_scale
         logits = self._layers.carry_out(compute, x, self._rotary(cache.length, len(ids), cache.capacity), cache)
         cache.advance(len(ids))
-        self._laps.lap("head")
+        self._profiler.lap("head")
         return logits
 
     def _look_ahead(self, layer: int, x: Hidden) -> None:
@@ -168,7 +167,7 @@ class Decoder:
         block = self._blocks[layer + 1]
         if isinstance(block, MoeBlock):
             self._experts.expect(block.moe_layer, block.router(x)[1])
-            self._laps.lap("router")
+            self._profiler.lap("router")
 
 
 def decoder_shapes(config: DecoderConfig) -> Shapes:

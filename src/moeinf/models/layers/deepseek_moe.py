@@ -9,14 +9,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from moeinf.errors import CheckpointError
-from moeinf.laps import Laps
 from moeinf.models.fields import MOST_LAYERS, Fields, moe_shape
 from moeinf.models.layers.array_math import Array, ArrayMath
 from moeinf.models.layers.decoder import DecoderConfig, MoeBlock
 from moeinf.models.layers.moe_plan import gated_experts_plan, plan_info
 from moeinf.models.layers.protocol import Block, Layers, Router, Shapes, mlp_shapes
 from moeinf.models.layers.shared_expert import SharedExpert
-from moeinf.types import DType, Experts, Hidden, ModelInfo, MoeShape, Routing, TensorPlan
+from moeinf.types import DType, Experts, Hidden, ModelInfo, MoeShape, Profiler, Routing, TensorPlan
 
 MakeRouter = Callable[[Layers, "DeepseekMoe", str, str, float], Router]  # gate's prefix, norm's name, norm_eps
 
@@ -81,7 +80,7 @@ class DeepseekMoe:
                        for i in range(self.num_future_layers))
         return replace(plan, ignored=plan.ignored + future)
 
-    def blocks(self, decoder: DecoderConfig, layers: Layers, experts: Experts, laps: Laps, router: MakeRouter
+    def blocks(self, decoder: DecoderConfig, layers: Layers, experts: Experts, profiler: Profiler, router: MakeRouter
                ) -> list[Block]:
         eps, blocks = decoder.attention.norm_eps, list[Block]()
         for i in range(decoder.num_layers):
@@ -92,7 +91,7 @@ class DeepseekMoe:
                 continue
             shared = SharedExpert(layers, f"{prefix}shared_experts.") if self.num_shared_experts else None
             blocks.append(MoeBlock(self.moe_layers.index(i), router(layers, self, f"{prefix}gate.", norm, eps), experts,
-                                   laps, shared=shared))
+                                   profiler, shared=shared))
         return blocks
 
     def info(self, architecture: str, decoder: DecoderConfig, plan: TensorPlan, dtype: DType) -> ModelInfo:

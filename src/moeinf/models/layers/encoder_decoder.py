@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from moeinf.laps import Laps
 from moeinf.models.layers.array_math import Array, ArrayMath
 from moeinf.models.layers.beams import attended, split_heads
 from moeinf.models.layers.decoder import MoeBlock
@@ -24,6 +23,7 @@ from moeinf.types import (
     IntArray,
     ModelInfo,
     MoeShape,
+    Profiler,
     TensorPlan,
     Work,
 )
@@ -135,7 +135,7 @@ class DecoderLayer:
 class EncoderDecoder:
     """A whole model: `encode` a source, then `forward` as of a decoder, of one answer or of several beams."""
 
-    def __init__(self, layers: Layers, experts: Experts, laps: Laps, *,
+    def __init__(self, layers: Layers, experts: Experts, profiler: Profiler, *,
                  embed: Callable[[Sequence[int], IntArray], Hidden],
                  encoder: Sequence[EncoderLayer], encoder_bias: Bias | None, encoder_norm: Norm,
                  decoder: Sequence[DecoderLayer], decoder_bias: Bias | None, head: Callable[[Hidden], Hidden],
@@ -145,7 +145,7 @@ class EncoderDecoder:
         self._embed, self._embed_source, self._head = embed, embed_source or embed, head
         self._encoder, self._encoder_bias, self._encoder_norm = encoder, encoder_bias, encoder_norm
         self._decoder, self._decoder_bias = decoder, decoder_bias
-        self._experts, self._laps = experts, laps
+        self._experts, self._profiler = experts, profiler
 
     def new_cache(self, capacity: int, num_beams: int = 1) -> SourceCache:
         """With room for so many tokens of a source, and of each beam."""
@@ -155,7 +155,7 @@ class EncoderDecoder:
     def encode(self, ids: Sequence[int], cache: SourceCache, between_layers: Callable[[], None] = lambda: None) -> None:
         """The cache then holds this source and nothing decoded. between_layers may raise to give the pass up."""
         cache.begin()
-        self._laps.lap("other")
+        self._profiler.lap("other")
         self._layers.begin_pass(len(ids))
         places = np.arange(len(ids))
         x = self._embed_source(ids, places)
@@ -164,12 +164,12 @@ class EncoderDecoder:
         for i, layer in enumerate(self._encoder):
             between_layers()
             layer.attention.over_itself(x, bias)
-            self._laps.lap("attention")
+            self._profiler.lap("attention")
             self._through_block(blocks, i, x)
         x = self._encoder_norm(x)
         for decoder_layer, state in zip(self._decoder, cache.states, strict=True):
             decoder_layer.over_source.read_source(x, state)
-        self._laps.lap("attention")
+        self._profiler.lap("attention")
 
     def forward(self, ids: Sequence[int], cache: SourceCache, between_layers: Callable[[], None] | None = None, *,
                 of_tokens: int = 0, last_only: bool = True) -> Float32Array:
@@ -189,26 +189,26 @@ class EncoderDecoder:
                     between_layers()
                 layer.attention.over_past(x, state, cache, places)
                 layer.over_source.over_source(x, state)
-                self._laps.lap("attention")
+                self._profiler.lap("attention")
                 self._through_block(blocks, i, x)
             return self._head(x[-cache.beams :] if last_only else x)
 
-        self._laps.lap("other")
+        self._profiler.lap("other")
         self._layers.begin_pass(of_tokens or tokens)
         cache.move_kept(self._layers.math.of_host)
         x = self._embed(ids, cache.length + np.arange(tokens).repeat(cache.beams))
         logits = self._layers.carry_out(compute, x, self._places(cache.length, tokens, cache.capacity), cache)
         cache.advance(tokens)
-        self._laps.lap("head")
+        self._profiler.lap("head")
         return logits
 
     def _through_block(self, blocks: Sequence[Block], i: int, x: Hidden) -> None:
         following = blocks[i + 1] if i + 1 < len(blocks) else None
         if self._experts.wants_expectations and isinstance(following, MoeBlock):  # as Decoder guesses the next layer's
             self._experts.expect(following.moe_layer, following.router(x)[1])
-            self._laps.lap("router")
+            self._profiler.lap("router")
         blocks[i].add_to(x)
-        self._laps.lap("experts")
+        self._profiler.lap("experts")
 
 
 def nth_of_its_expert(math: ArrayMath, ids: Array, num_experts: int) -> Array:

@@ -8,13 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from moeinf.errors import CheckpointError
-from moeinf.laps import Laps
 from moeinf.models.fields import Fields, moe_shape
 from moeinf.models.layers.decoder import DecoderConfig, MoeBlock
 from moeinf.models.layers.moe_plan import gated_experts_plan, plan_info
 from moeinf.models.layers.protocol import Block, Layers, Shapes, mlp_shapes
 from moeinf.models.layers.shared_expert import SharedExpert
-from moeinf.types import DType, Experts, ModelInfo, MoeShape, TensorPlan
+from moeinf.types import DType, Experts, ModelInfo, MoeShape, Profiler, TensorPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +58,7 @@ class QwenMoe:
         return gated_experts_plan(decoder, self.moe, attention | self.shapes(decoder), blocks,
                                   self.moe_intermediate_size, ("gate_proj", "up_proj", "down_proj"))
 
-    def blocks(self, decoder: DecoderConfig, layers: Layers, experts: Experts, laps: Laps) -> list[Block]:
+    def blocks(self, decoder: DecoderConfig, layers: Layers, experts: Experts, profiler: Profiler) -> list[Block]:
         a, blocks = decoder.attention, list[Block]()
         for i in range(decoder.num_layers):
             prefix = f"{decoder.prefix}layers.{i}.mlp."
@@ -71,7 +70,7 @@ class QwenMoe:
                                            self.norm_topk_prob, kind=a.norm)
             shared = (SharedExpert(layers, f"{prefix}shared_expert.", f"{prefix}shared_expert_gate.weight")
                       if self.shared_intermediate_size else None)
-            blocks.append(MoeBlock(self.moe_layers.index(i), router, experts, laps, shared=shared))
+            blocks.append(MoeBlock(self.moe_layers.index(i), router, experts, profiler, shared=shared))
         return blocks
 
     def info(self, architecture: str, decoder: DecoderConfig, plan: TensorPlan, dtype: DType) -> ModelInfo:

@@ -14,12 +14,11 @@ import numpy as np
 
 from moeinf._native import ReadFailure
 from moeinf.errors import ExpertReadError
-from moeinf.laps import Laps
 from moeinf.runtime.cache.loader import DEMAND, FilledSlots
 from moeinf.runtime.cache.stats import CacheStats
 from moeinf.runtime.cache.table import ABSENT, LOADING, RESIDENT, BoolArray, SlotTable
 from moeinf.runtime.policy.eviction import EvictionPolicy
-from moeinf.types import ByteArray, ExpertLayout, FloatArray, IntArray, MoeShape, Reader
+from moeinf.types import ByteArray, ExpertLayout, FloatArray, IntArray, MoeShape, Profiler, Reader
 
 BATCH_EXPERTS: Final = 16  # of one compute call while others wait for the slots that it frees
 SETTLE_S: Final = 0.5  # for reads into slots that are to go; a visit may wait for so long
@@ -55,7 +54,7 @@ class ExpertTier:
     """
 
     def __init__(self, shape: MoeShape, layout: ExpertLayout, slots: SlotRegion, reader: Reader,
-                 policy: EvictionPolicy, shards: list[Path], laps: Laps,
+                 policy: EvictionPolicy, shards: list[Path], profiler: Profiler,
                  lag_s: Callable[[], float] = lambda: 0.0, model: str = "MODEL") -> None:
         """lag_s(): for how long what has landed is still under way, where a reader says that it landed before.
 
@@ -72,7 +71,7 @@ class ExpertTier:
         self._policy = policy
         self._shards = shards
         self._model = model
-        self._laps = laps
+        self._profiler = profiler
         self._lag_s = lag_s
         self.num_slots = self.most_slots = slots.num_slots
         self.lock = threading.Lock()
@@ -335,7 +334,7 @@ class ExpertTier:
 
     def _wait(self) -> None:
         """Blocks until an expert of this visit lands, or, with no slot to be had, until a prefetch gives one up."""
-        self._laps.lap("policy")
+        self._profiler.lap("policy")
         wanted = np.array(self._waiting or self._table.loading())
         assert len(wanted), "demand has no slot and nothing is on its way"
         try:
@@ -345,7 +344,7 @@ class ExpertTier:
                 raise self.explain(failure) from failure
             landed = _NO_KEYS  # a prefetch failed; its slot is free
         finally:
-            self.stats.stall_s += self._laps.lap("stall")
+            self.stats.stall_s += self._profiler.lap("stall")
         if self._waiting:
             arrived = set(landed.tolist())
             self._ready = [key for key in self._waiting if key in arrived]

@@ -15,7 +15,6 @@ from moeinf.gpu.device import Device
 from moeinf.gpu.matrix import DeviceRouting, ExpertParts
 from moeinf.gpu.ops import Ops
 from moeinf.gpu.program import DecodeProgram
-from moeinf.laps import Laps
 from moeinf.runtime.cache.tier import ExpertTier
 from moeinf.runtime.experts import Observer
 from moeinf.runtime.gpu.cpu_experts import CpuExperts
@@ -23,7 +22,7 @@ from moeinf.runtime.gpu.device_table import DirectSlots
 from moeinf.runtime.gpu.host_tier import HostLink
 from moeinf.runtime.prefetch import Prefetcher
 from moeinf.runtime.routing_check import RoutingCheck
-from moeinf.types import IntArray, MoeShape
+from moeinf.types import IntArray, MoeShape, Profiler
 
 
 @dataclass(slots=True)
@@ -48,7 +47,7 @@ class DeviceExperts:
 
     def __init__(self, device: Device, ops: Ops, program: DecodeProgram, tier: ExpertTier, link: HostLink,
                  arena: DeviceArena, parts: ExpertParts, shape: MoeShape, observers: Sequence[Observer],
-                 prefetcher: Prefetcher | None, direct: DirectSlots, cpu: CpuExperts | None, laps: Laps,
+                 prefetcher: Prefetcher | None, direct: DirectSlots, cpu: CpuExperts | None, profiler: Profiler,
                  model: str = "MODEL") -> None:
         """model: its name, for errors."""
         self._check = RoutingCheck(model)
@@ -64,7 +63,7 @@ class DeviceExperts:
         self._prefetcher = prefetcher
         self._direct = direct
         self._cpu = cpu
-        self._laps = laps
+        self._profiler = profiler
         self._guess: Guess | None = None
         self._arrivals: Iterator[tuple[IntArray, IntArray]] = iter(())
         k = shape.top_k
@@ -129,9 +128,9 @@ class DeviceExperts:
 
     def _request(self, layer: int) -> None:
         """Waits for the routing, queues what it misses, and says what is there."""
-        self._laps.lap("dispatch")
+        self._profiler.lap("dispatch")
         self._device.synchronise()
-        self._laps.lap("device")
+        self._profiler.lap("device")
         ids = self._ids_host.astype(np.int64)
         self._check(layer, ids, self._weights.numpy())
         for observer in self._observers:
@@ -143,21 +142,21 @@ class DeviceExperts:
         self._tier.request(layer, experts, self._once_each[: len(experts)], 1)
         assert self._tier.all_have_slots, "an expert that is still computed could lose its slot to one that waits"
         self._arrivals = self._tier.arrivals()
-        self._laps.lap("policy")
+        self._profiler.lap("policy")
         self._put(layer, self._present, islice(self._arrivals, 1))
 
     def _collect(self, layer: int, guessed_layer: int | None) -> None:
         """While the device computes what was there: prefetches, the CPU's share, and the rest as it comes."""
-        self._laps.lap("dispatch")
+        self._profiler.lap("dispatch")
         if self._prefetcher is not None:
             if guessed_layer is not None:
                 self._prefetcher.expect(guessed_layer, self._guessed_ids_host.astype(np.int64),
                                         self._guessed_weights.numpy())
             self._prefetcher.after_routing(layer, 1)
-            self._laps.lap("policy")
+            self._profiler.lap("policy")
         if self._cpu is not None:
             self._cpu.compute(self._ids_host, self._weights.numpy())
-            self._laps.lap("cpu experts")
+            self._profiler.lap("cpu experts")
         self._put(layer, self._coming, self._arrivals)
 
     def _put(self, layer: int, addresses: Addresses, batches: Iterator[tuple[IntArray, IntArray]]) -> None:
@@ -166,14 +165,14 @@ class DeviceExperts:
             self._link.order_compute(experts + layer * self._shape.num_experts)
             landed.append((experts, self._arena.addresses(offsets)))
         addresses.put(self._ids_host[0], landed)
-        self._laps.lap("dispatch")
+        self._profiler.lap("dispatch")
 
     # ---- many tokens
 
     def _run_many(self, layer: int, hidden: Tensor, routing: DeviceRouting, guess: Guess | None, out: Tensor) -> None:
         ids = routing.ids.cpu().numpy().astype(np.int64)  # waits
         self._check(layer, ids, routing.weights.cpu().numpy())
-        self._laps.lap("device")
+        self._profiler.lap("device")
         for observer in self._observers:
             observer.observe(layer, ids)
         if guess is not None and self._prefetcher is not None:
@@ -184,7 +183,7 @@ class DeviceExperts:
         self._tier.request(layer, experts[order], counts[order], len(ids))
         if self._prefetcher is not None:
             self._prefetcher.after_routing(layer, len(ids))
-        self._laps.lap("policy")
+        self._profiler.lap("policy")
         act, places = self._scratch(len(ids))
         matrices = self._ops.matrices
         for landed, offsets in self._tier.arrivals():
@@ -192,7 +191,7 @@ class DeviceExperts:
             groups = matrices.make_groups(ids, landed, self._arena.addresses(offsets), self._device.kind)
             matrices.gate_up_grouped(hidden, groups, self._parts, act)
             matrices.down_grouped(act, groups, self._parts, places)
-            self._laps.lap("dispatch")
+            self._profiler.lap("dispatch")
         self._ops.vectors.combine(places, routing.weights, out)
 
     # ---- both
