@@ -25,7 +25,8 @@ fuzz: $(READY)
 	$(BIN)/python tests/fuzz/flipped_bits.py --seconds $$(($(FUZZ_SECONDS) / 2)) --seed $(FUZZ_SEED)
 
 lint: $(READY)
-	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks docs
+	$(BIN)/ruff format --check src tests benchmarks docs
 	$(BIN)/mypy
 
 native-test: $(READY)

@@ -77,8 +77,14 @@ def control_group(name: str) -> Iterator[Group]:
 
 def start(group: Group, *arguments: str) -> subprocess.Popen[str]:
     """Python with these arguments, in the group."""
-    return subprocess.Popen([sys.executable, *arguments], preexec_fn=group.enter, text=True, stdin=subprocess.PIPE,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        preexec_fn=group.enter,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
 
 
 def answer(group: Group, model: str, num_tokens: int) -> tuple[int, dict[str, Any], str]:
@@ -109,8 +115,11 @@ def main() -> None:
             given_back_mib = sum(cache["given_back_bytes"] for cache in caches) >> 20
             same = found.get("response") == wanted
             good += same
-            print(f"round {number}: exit code {code}, {'the same' if same else 'ANOTHER'} text, {given_back_mib} MiB "
-                  f"given back, {group.num_kills()} kills so far; {err}", flush=True)
+            print(
+                f"round {number}: exit code {code}, {'the same' if same else 'ANOTHER'} text, {given_back_mib} MiB "
+                f"given back, {group.num_kills()} kills so far; {err}",
+                flush=True,
+            )
     print(f"{good} of {given.rounds} rounds are good")
 
 

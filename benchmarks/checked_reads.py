@@ -42,8 +42,10 @@ def rate(work: Callable[[], object], num_bytes: int) -> float:
 def print_rates(num_bytes: int) -> None:
     data = np.random.default_rng(1).integers(0, 256, num_bytes, np.uint8)
     copy = np.empty_like(data)
-    print(f"{num_bytes >> 20} MiB: CRC-32C {rate(lambda: crc32c(data), num_bytes):.1f} GB/s, copying "
-          f"{rate(lambda: np.copyto(copy, data), num_bytes):.1f} GB/s")
+    print(
+        f"{num_bytes >> 20} MiB: CRC-32C {rate(lambda: crc32c(data), num_bytes):.1f} GB/s, copying "
+        f"{rate(lambda: np.copyto(copy, data), num_bytes):.1f} GB/s"
+    )
 
 
 @contextmanager
@@ -82,8 +84,10 @@ def main() -> None:
             stats = decoded(stored, way, given.cache, prompt, continuation)
             token_s[way].append(sum(stats.token_s) / len(stats.token_s))
             reads = stats.decode_cache.demand_bytes + stats.decode_cache.prefetch_bytes
-            print(f"{way}: {1 / token_s[way][-1]:.2f} tokens/s, {reads / sum(stats.token_s) / 1e9:.2f} GB/s read",
-                  flush=True)
+            print(
+                f"{way}: {1 / token_s[way][-1]:.2f} tokens/s, {reads / sum(stats.token_s) / 1e9:.2f} GB/s read",
+                flush=True,
+            )
     plain = median(token_s["off"])
     for way in WAYS:
         found = median(token_s[way])

@@ -77,9 +77,27 @@ class Comparison:
 
     def _moeinf(self, side: Side, pair: Pair) -> None:
         given = self._given
-        command = [sys.executable, "-m", "moeinf", "bench", pair.stored.name, "-q", "-o", "json", "-p",
-                   str(given.prompt), "-n", str(given.decode), "-r", str(given.passages - 1), "-t", str(given.threads),
-                   "-c", str(self._context), *given.bench_option]
+        command = [
+            sys.executable,
+            "-m",
+            "moeinf",
+            "bench",
+            pair.stored.name,
+            "-q",
+            "-o",
+            "json",
+            "-p",
+            str(given.prompt),
+            "-n",
+            str(given.decode),
+            "-r",
+            str(given.passages - 1),
+            "-t",
+            str(given.threads),
+            "-c",
+            str(self._context),
+            *given.bench_option,
+        ]
         if pair.limit_bytes is None:
             command += ["--expert-cache", "100%"]
         rows = json.loads(output_of(command, pair.limit_bytes))
@@ -90,16 +108,24 @@ class Comparison:
 
     def _llamacpp(self, side: Side, pair: Pair, repack: bool) -> None:
         given = self._given
-        work = {"context": self._context, "threads": given.threads, "repack": repack, "mmap": True,
-                "passages": passages(pair.stored.path, given.prompt, given.decode, given.passages)}
+        work = {
+            "context": self._context,
+            "threads": given.threads,
+            "repack": repack,
+            "mmap": True,
+            "passages": passages(pair.stored.path, given.prompt, given.decode, given.passages),
+        }
         with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
             json.dump(work, file)
             file.flush()
             command = [sys.executable, str(HERE / "llamacpp_run.py"), str(pair.gguf), file.name]
             done = json.loads(output_of(command, pair.limit_bytes).splitlines()[-1])
         for number, request in enumerate(done["rounds"]):
-            side.requests.append(Request(number == 0, given.prompt / request["prefill_s"],
-                                         len(request["token_s"]) / sum(request["token_s"])))
+            side.requests.append(
+                Request(
+                    number == 0, given.prompt / request["prefill_s"], len(request["token_s"]) / sum(request["token_s"])
+                )
+            )
         side.row = {"weight_bytes_per_token": weight_bytes_per_token(pair.gguf)}
 
 
@@ -122,8 +148,11 @@ def weight_bytes_per_token(path: Path) -> int:
     share = fields["expert_used_count"].contents() / fields["expert_count"].contents()
     names = {tensor.name for tensor in reader.tensors}
     idle = {"token_embd.weight"} if "output.weight" in names else set()
-    return sum(round(int(tensor.n_bytes) * (share if "_exps" in tensor.name else 1))
-               for tensor in reader.tensors if tensor.name not in idle)
+    return sum(
+        round(int(tensor.n_bytes) * (share if "_exps" in tensor.name else 1))
+        for tensor in reader.tensors
+        if tensor.name not in idle
+    )
 
 
 def main() -> None:
@@ -147,8 +176,10 @@ def main() -> None:
         print(f"round {number + 1} of {given.rounds} done", file=sys.stderr, flush=True)
     for pair in pairs:
         held = f", held to {pair.limit_bytes / 1e9:.3f} GB" if pair.limit_bytes else ""
-        print(f"{pair.stored.name}: {pair.stored.size_bytes / 1e9:.2f} GB{held}; {pair.gguf.name}: "
-              f"{pair.gguf.stat().st_size / 1e9:.2f} GB")
+        print(
+            f"{pair.stored.name}: {pair.stored.size_bytes / 1e9:.2f} GB{held}; {pair.gguf.name}: "
+            f"{pair.gguf.stat().st_size / 1e9:.2f} GB"
+        )
     print(markdown(comparison.sides, given.prompt, given.decode))
     if given.json:
         given.json.write_text(json.dumps({"/".join(key): side.to_json() for key, side in comparison.sides.items()}))

@@ -29,9 +29,18 @@ from moeinf.store.library import Library, StoredModel
 
 HERE = Path(__file__).parent
 OURS, PEER = "moeinf", "transformers"
-GPU_PROFILE = (*PROFILE, "gpu_info", "cuda_driver", "link_gb_per_s", "gather_gb_per_s", "link_share",
-               "weights_gb_per_s", "memory_share",
-               "host_experts", "itl_ms")
+GPU_PROFILE = (
+    *PROFILE,
+    "gpu_info",
+    "cuda_driver",
+    "link_gb_per_s",
+    "gather_gb_per_s",
+    "link_share",
+    "weights_gb_per_s",
+    "memory_share",
+    "host_experts",
+    "itl_ms",
+)
 
 
 @dataclass(frozen=True)
@@ -69,10 +78,33 @@ class Comparison:
 
     def _moeinf(self, side: Side, setting: Setting) -> None:
         given = self._given
-        rows = json.loads(output_of([
-            sys.executable, "-m", "moeinf", "bench", setting.stored.name, "-q", "-o", "json", "--device", given.device,
-            "-p", str(given.prompt), "-n", str(given.decode), "-r", str(given.passages - 1), "--expert-cache",
-            setting.cache, "-c", str(given.prompt + given.decode + 64), *given.bench_option]))
+        rows = json.loads(
+            output_of(
+                [
+                    sys.executable,
+                    "-m",
+                    "moeinf",
+                    "bench",
+                    setting.stored.name,
+                    "-q",
+                    "-o",
+                    "json",
+                    "--device",
+                    given.device,
+                    "-p",
+                    str(given.prompt),
+                    "-n",
+                    str(given.decode),
+                    "-r",
+                    str(given.passages - 1),
+                    "--expert-cache",
+                    setting.cache,
+                    "-c",
+                    str(given.prompt + given.decode + 64),
+                    *given.bench_option,
+                ]
+            )
+        )
         for cold in (True, False):
             group = [row["samples_ts"] for row in rows if row["cold"] is cold]  # prefill, decode
             side.requests += [Request(cold, prefill, decode) for prefill, decode in zip(*group, strict=True)]
@@ -80,34 +112,51 @@ class Comparison:
 
     def _transformers(self, side: Side, setting: Setting) -> None:
         given = self._given
-        work = {"device": given.device, "weight_bytes": setting.weight_bytes,
-                "passages": passages(setting.stored.path, given.prompt, given.decode, given.passages)}
+        work = {
+            "device": given.device,
+            "weight_bytes": setting.weight_bytes,
+            "passages": passages(setting.stored.path, given.prompt, given.decode, given.passages),
+        }
         with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
             json.dump(work, file)
             file.flush()
             said = output_of([sys.executable, str(HERE / "transformers_run.py"), str(setting.checkpoint), file.name])
         side.row = json.loads(said.splitlines()[-1])
         for number, request in enumerate(side.row.pop("rounds")):
-            side.requests.append(Request(number == 0, given.prompt / request["prefill_s"],
-                                         len(request["token_s"]) / sum(request["token_s"])))
+            side.requests.append(
+                Request(
+                    number == 0, given.prompt / request["prefill_s"], len(request["token_s"]) / sum(request["token_s"])
+                )
+            )
 
     def markdown(self) -> str:
         """A line for each setting and test; below, failures, and what both say of their last process."""
-        lines = [row("model", "experts on the GPU", "test", "request", "moeinf tok/s", "transformers tok/s", "ratio"),
-                 "|---|---|---|---|---|---|---|"]
+        lines = [
+            row("model", "experts on the GPU", "test", "request", "moeinf tok/s", "transformers tok/s", "ratio"),
+            "|---|---|---|---|---|---|---|",
+        ]
         for model, cache in dict.fromkeys((model, cache) for model, cache, _ in self.sides):
             ours, peer = self.sides[model, cache, OURS], self.sides[model, cache, PEER]
             for test, tokens in (("prefill", self._given.prompt), ("decode", self._given.decode)):
                 for cold in (True, False):
                     rates = ours.rates(test, cold), peer.rates(test, cold)
                     if any(rates):
-                        lines.append(row(model, cache, f"{test} {tokens}", "first" if cold else "later",
-                                         *map(spread, rates), ratio(*rates)))
+                        lines.append(
+                            row(
+                                model,
+                                cache,
+                                f"{test} {tokens}",
+                                "first" if cold else "later",
+                                *map(spread, rates),
+                                ratio(*rates),
+                            )
+                        )
         lines.append("")
         for (model, cache, engine), side in self.sides.items():
             if side.failures:
-                lines.append(f"{engine} on {model} at {cache}: {len(side.failures)} of its processes failed: "
-                             f"{side.failures[-1]}")
+                lines.append(
+                    f"{engine} on {model} at {cache}: {len(side.failures)} of its processes failed: {side.failures[-1]}"
+                )
             said = {name: side.row[name] for name in GPU_PROFILE if name in side.row} if engine == OURS else side.row
             rate = median(side.rates("decode", False))
             token_ms = f"{1e3 / rate:.2f} ms a token; " if rate else ""

@@ -37,8 +37,15 @@ from moeinf.runtime.prefetch import Prefetcher
 from moeinf.types import ExpertForm, ExpertLayout, MoeShape, Profiler, ReadDone, TensorSpec
 
 SHAPE = MoeShape(num_layers=48, num_experts=128, top_k=8)
-LAYOUT = ExpertLayout((TensorSpec("gate", "bf16", (4, 8), 0, 64), TensorSpec("up", "bf16", (4, 8), 64, 64),
-                       TensorSpec("down", "bf16", (8, 4), 128, 64)), 192, 4096)
+LAYOUT = ExpertLayout(
+    (
+        TensorSpec("gate", "bf16", (4, 8), 0, 64),
+        TensorSpec("up", "bf16", (4, 8), 64, 64),
+        TensorSpec("down", "bf16", (8, 4), 128, 64),
+    ),
+    192,
+    4096,
+)
 REPEATED = 0.6  # of a token's experts are of the token before
 GUESSED = 0.8  # of the next layer's experts are in the model's guess
 NONE = np.empty(0, np.int64)
@@ -169,17 +176,28 @@ class Step:
         copier: Any = IdleCopier()
         disk: Any = IdleDisk()
         direct: Any = SimpleNamespace(active=False)
-        ops: Any = SimpleNamespace(matrices=SimpleNamespace(gate_up=lambda *_: None, down=lambda *_: None),
-                                   vectors=SimpleNamespace(combine=lambda *_: None))
+        ops: Any = SimpleNamespace(
+            matrices=SimpleNamespace(gate_up=lambda *_: None, down=lambda *_: None),
+            vectors=SimpleNamespace(combine=lambda *_: None),
+        )
         profiler, stride, total = Profiler(), LAYOUT.stride_bytes, SHAPE.total_experts
         arena = DeviceArena(device, stride)
         arena.take(num_slots)
         policy = make_policy("next-use", SHAPE, ActivationCollection(SHAPE))
         host = SlotRegion(np.zeros(total * stride, np.uint8), 0, total)
-        link = HostLink(SHAPE, LAYOUT, host, disk, copier, arena.addresses, lambda: device.stream,
-                        lambda: tier.keep_scores_below())
-        tier = ExpertTier(SHAPE, LAYOUT, SlotRegion(None, 0, num_slots), link, policy,
-                          [Path("none")] * SHAPE.num_layers, profiler, link.lag_s)
+        link = HostLink(
+            SHAPE, LAYOUT, host, disk, copier, arena.addresses, lambda: device.stream, lambda: tier.keep_scores_below()
+        )
+        tier = ExpertTier(
+            SHAPE,
+            LAYOUT,
+            SlotRegion(None, 0, num_slots),
+            link,
+            policy,
+            [Path("none")] * SHAPE.num_layers,
+            profiler,
+            link.lag_s,
+        )
         link.load_host(lambda done, total: None)
         observers: list[Any] = [policy]
         prefetcher = None
@@ -188,8 +206,21 @@ class Step:
             observers.append(predictor)
             prefetcher = Prefetcher(tier, predictor, link, SHAPE, stride)
         program = DecodeProgram(device)
-        experts = DeviceExperts(device, ops, program, tier, link, arena, expert_parts_of(LAYOUT, ExpertForm()), SHAPE,
-                                observers, prefetcher, direct, None, profiler)
+        experts = DeviceExperts(
+            device,
+            ops,
+            program,
+            tier,
+            link,
+            arena,
+            expert_parts_of(LAYOUT, ExpertForm()),
+            SHAPE,
+            observers,
+            prefetcher,
+            direct,
+            None,
+            profiler,
+        )
         return Step(device, tier, observers, experts, program)
 
     def run(self) -> None:
@@ -228,9 +259,11 @@ def main() -> None:
             launches = [min(at for at in device.launches if at > wait) for wait in device.waits]
             exposed.append(np.mean(np.subtract(launches, device.waits)) / 1e3)
     stats, visits = step.tier.stats, given.tokens * SHAPE.num_layers
-    print(f"misses {stats.misses / visits:.2f} and prefetches {stats.prefetches / visits:.2f} a layer; all "
-          f"{min(totals):.1f} us a layer at least, {np.median(totals):.1f} in the median; exposed {min(exposed):.1f}, "
-          f"{np.median(exposed):.1f}")
+    print(
+        f"misses {stats.misses / visits:.2f} and prefetches {stats.prefetches / visits:.2f} a layer; all "
+        f"{min(totals):.1f} us a layer at least, {np.median(totals):.1f} in the median; exposed {min(exposed):.1f}, "
+        f"{np.median(exposed):.1f}"
+    )
 
 
 if __name__ == "__main__":

@@ -28,13 +28,18 @@ from moeinf.types import TensorPlan
 
 def cut_config(path: Path, layers: int, vocab: int) -> dict[str, Any]:
     config: dict[str, Any] = json.loads(path.read_text())
-    config |= {"num_hidden_layers": layers, "vocab_size": vocab, "tie_word_embeddings": True,
-               "torch_dtype": "bfloat16", "bos_token_id": 0, "eos_token_id": 0}
+    config |= {
+        "num_hidden_layers": layers,
+        "vocab_size": vocab,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    }
     return config
 
 
-def random_tensor(name: str, shape: tuple[int, ...], embedding_scale: float, generator: torch.Generator
-                  ) -> Tensor:
+def random_tensor(name: str, shape: tuple[int, ...], embedding_scale: float, generator: torch.Generator) -> Tensor:
     """Norms near 1; matrices scaled so that activations neither die nor explode."""
     if len(shape) == 1:
         return torch.ones(shape, dtype=torch.bfloat16)
@@ -51,8 +56,10 @@ def plan_shards(plan: TensorPlan) -> dict[str, Shapes]:
     groups: dict[str, dict[str, tuple[int, ...]]] = {}
     for name, shape in shapes.items():
         groups.setdefault(name.split(".")[2] if ".layers." in name else "rest", {})[name] = shape
-    return {f"model-{number:05d}-of-{len(groups):05d}.safetensors": group
-            for number, group in enumerate(groups.values(), start=1)}
+    return {
+        f"model-{number:05d}-of-{len(groups):05d}.safetensors": group
+        for number, group in enumerate(groups.values(), start=1)
+    }
 
 
 def write_empty_shard(path: Path, shapes: Shapes) -> None:

@@ -38,8 +38,9 @@ def main() -> None:
         source = FolderSource(given.scratch)
         config = read_config(source)
         family = architecture(config)
-        conversion = plan_conversion(family.tensor_plan(config), source.shards, source.headers(),
-                                     chosen(given.quant) or KEEP)
+        conversion = plan_conversion(
+            family.tensor_plan(config), source.shards, source.headers(), chosen(given.quant) or KEEP
+        )
         library, locator = Library(store_home()), f"random {given.name}"
         folder = partial_folder(library.home, locator) / "model"
         folder.mkdir(parents=True, exist_ok=True)

@@ -20,6 +20,7 @@ class Failed(Exception):
 
 def output_of(command: list[str], limit_bytes: int | None = None) -> str:
     """What a command prints, run within a limit of memory and on a cold page cache if there is one. Raises Failed."""
+
     def join() -> None:
         (GROUP / "cgroup.procs").write_text(str(os.getpid()))
 
@@ -29,8 +30,13 @@ def output_of(command: list[str], limit_bytes: int | None = None) -> str:
         os.sync()
         Path("/proc/sys/vm/drop_caches").write_text("3")
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S,
-                              preexec_fn=join if limit_bytes is not None else None)
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            preexec_fn=join if limit_bytes is not None else None,
+        )
     except subprocess.TimeoutExpired:
         raise Failed(f"not done after {TIMEOUT_S} s") from None
     if done.returncode == -signal.SIGKILL:

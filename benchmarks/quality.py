@@ -59,8 +59,12 @@ class Stored:
     def logits(self, ids: Sequence[int]) -> Any:
         run: Any = self._model._run  # what generates takes the logits of the last token alone
         run.cache.truncate(0)
-        return np.concatenate([run.forward(ids[at : at + self._rows], run.cache, last_only=False)
-                               for at in range(0, len(ids), self._rows)])
+        return np.concatenate(
+            [
+                run.forward(ids[at : at + self._rows], run.cache, last_only=False)
+                for at in range(0, len(ids), self._rows)
+            ]
+        )
 
     def close(self) -> None:
         self._model.close()
@@ -93,8 +97,10 @@ def score(engine: Engine, chunks: Chunks) -> Scored:
 
 
 def perplexity(scored: Scored, chunks: Chunks) -> float:
-    losses = [-log_p[np.arange(len(log_p)), ids[len(ids) // 2 + 1 :]]
-              for log_p, ids in zip(scored.chunks, chunks, strict=True)]
+    losses = [
+        -log_p[np.arange(len(log_p)), ids[len(ids) // 2 + 1 :]]
+        for log_p, ids in zip(scored.chunks, chunks, strict=True)
+    ]
     return float(np.exp(np.concatenate(losses).mean(dtype=np.float64)))
 
 
@@ -115,9 +121,16 @@ def agreement(reference: Scored, scored: Scored) -> float:
 
 def line(name: str, against: str, reference: Scored, scored: Scored, chunks: Chunks) -> str:
     value, base, kl = perplexity(scored, chunks), perplexity(reference, chunks), divergences(reference, scored)
-    cells = [name, f"{scored.size_bytes / 1e6:.2f}", f"{value:.3f}", f"{100 * (value / base - 1):+.2f} %", against,
-             f"{kl.mean():.5f} ± {kl.std() / len(kl) ** 0.5:.5f}", f"{np.quantile(kl, 0.99):.4f}",
-             f"{100 * agreement(reference, scored):.2f} %"]
+    cells = [
+        name,
+        f"{scored.size_bytes / 1e6:.2f}",
+        f"{value:.3f}",
+        f"{100 * (value / base - 1):+.2f} %",
+        against,
+        f"{kl.mean():.5f} ± {kl.std() / len(kl) ** 0.5:.5f}",
+        f"{np.quantile(kl, 0.99):.4f}",
+        f"{100 * agreement(reference, scored):.2f} %",
+    ]
     return "| " + " | ".join(cells) + " |"
 
 

@@ -1,7 +1,7 @@
 """Quantises a bf16 GGUF with llama.cpp's own quantiser, and says which tensors became what.
 
-    pip install gguf llama-cpp-python
-    python benchmarks/quantize_gguf.py IN-bf16.gguf OUT.gguf Q4_K_S
+pip install gguf llama-cpp-python
+python benchmarks/quantize_gguf.py IN-bf16.gguf OUT.gguf Q4_K_S
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ import gguf
 import llama_cpp
 
 FTYPES = {
-    "Q8_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0, "Q4_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0,
-    "IQ4_NL": llama_cpp.LLAMA_FTYPE_MOSTLY_IQ4_NL, "Q4_K_S": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_K_S,
-    "Q4_K_M": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_K_M, "MXFP4": llama_cpp.LLAMA_FTYPE_MOSTLY_MXFP4_MOE,
+    "Q8_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0,
+    "Q4_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0,
+    "IQ4_NL": llama_cpp.LLAMA_FTYPE_MOSTLY_IQ4_NL,
+    "Q4_K_S": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_K_S,
+    "Q4_K_M": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_K_M,
+    "MXFP4": llama_cpp.LLAMA_FTYPE_MOSTLY_MXFP4_MOE,
 }
 
 

@@ -9,8 +9,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-PROFILE = ("expert_hit_rate", "stall_s", "total_s", "bytes_per_token", "read_gb_per_s", "disk_gb_per_s",
-           "peak_rss_bytes", "experts", "memory_gb_per_s", "profile_ms")
+PROFILE = (
+    "expert_hit_rate",
+    "stall_s",
+    "total_s",
+    "bytes_per_token",
+    "read_gb_per_s",
+    "disk_gb_per_s",
+    "peak_rss_bytes",
+    "experts",
+    "memory_gb_per_s",
+    "profile_ms",
+)
 
 
 class Request(NamedTuple):
@@ -45,24 +55,39 @@ def markdown(sides: Sides, prompt: int, decode: int) -> str:
     Below: shares of the memory bandwidth, failures, and where the time of moeinf's decode went.
     """
     models = list(dict.fromkeys(model for model, _ in sides))
-    lines = [row("model", "test", "request", *(f"{engine} tok/s" for engine in ENGINES), "ratio", "to the better"),
-             "|---|---|---|---|---|---|---|---|"]
+    lines = [
+        row("model", "test", "request", *(f"{engine} tok/s" for engine in ENGINES), "ratio", "to the better"),
+        "|---|---|---|---|---|---|---|---|",
+    ]
     for model in models:
         for test, tokens in (("prefill", prompt), ("decode", decode)):
             for cold in (True, False):
                 rates = [sides[model, e].rates(test, cold) if (model, e) in sides else [] for e in ENGINES]
                 if any(rates):
-                    lines.append(row(model, f"{test} {tokens}", "first" if cold else "later", *map(spread, rates),
-                                      ratio(rates[0], rates[1] or rates[2]),
-                                      ratio(rates[0], max(rates[1:], key=median))))
+                    lines.append(
+                        row(
+                            model,
+                            f"{test} {tokens}",
+                            "first" if cold else "later",
+                            *map(spread, rates),
+                            ratio(rates[0], rates[1] or rates[2]),
+                            ratio(rates[0], max(rates[1:], key=median)),
+                        )
+                    )
     memory = median([side.row["memory_gb_per_s"] for side in sides.values() if side.row.get("memory_gb_per_s")])
     lines += ["", f"| model | weights a token, later decodes: {' | '.join(ENGINES)} |", "|---|---|---|---|"]
     lines += [row(model, *(_bandwidth(sides.get((model, e)), memory) for e in ENGINES)) for model in models]
     lines += ["", f"Memory gives {memory:.1f} GB/s (median of moeinf's processes)."]
-    lines += [f"{engine} on {model}: {len(side.failures)} of its processes failed: {side.failures[-1]}"
-              for (model, engine), side in sides.items() if side.failures]
-    lines += [f"{model}: {json.dumps({name: side.row[name] for name in PROFILE if name in side.row})}"
-              for (model, engine), side in sides.items() if engine == OURS]
+    lines += [
+        f"{engine} on {model}: {len(side.failures)} of its processes failed: {side.failures[-1]}"
+        for (model, engine), side in sides.items()
+        if side.failures
+    ]
+    lines += [
+        f"{model}: {json.dumps({name: side.row[name] for name in PROFILE if name in side.row})}"
+        for (model, engine), side in sides.items()
+        if engine == OURS
+    ]
     return "\n".join(lines)
 
 

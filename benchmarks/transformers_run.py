@@ -31,6 +31,7 @@ def load(folder: str, device: str, weight_bytes: int | None) -> Any:
 @torch.inference_mode()
 def replay(model: Any, device: str, prompt: list[int], continuation: list[int]) -> dict[str, Any]:
     """Seconds of the prompt, and of each token of the continuation that is fed behind it; each ends with a choice."""
+
     def run(tokens: list[int], cache: Any) -> tuple[float, Any]:
         started = time.perf_counter()
         ids = torch.tensor([tokens], device=device)
@@ -55,13 +56,18 @@ def main() -> None:
     load_s = time.perf_counter() - started
     rounds = [replay(model, device, *passage) for passage in work["passages"]]
     on_gpu = device.startswith("cuda")
-    print(json.dumps({
-        "rounds": rounds, "load_s": round(load_s, 1),
-        "versions": f"transformers {transformers.__version__}, torch {torch.__version__}",
-        "experts": str(getattr(model.config, "_experts_implementation", "")),
-        "peak_vram_bytes": torch.cuda.max_memory_allocated() if on_gpu else 0,
-        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-    }))
+    print(
+        json.dumps(
+            {
+                "rounds": rounds,
+                "load_s": round(load_s, 1),
+                "versions": f"transformers {transformers.__version__}, torch {torch.__version__}",
+                "experts": str(getattr(model.config, "_experts_implementation", "")),
+                "peak_vram_bytes": torch.cuda.max_memory_allocated() if on_gpu else 0,
+                "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

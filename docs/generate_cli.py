@@ -21,16 +21,16 @@ newlines at the end of the first two are dropped. An empty word (`moeinf run dem
 In a chat, `/?` lists the commands; a message in triple quotes may have many lines.
 
 Many models think before they answer. moeinf tells thoughts from the answer by the tags in the chat template, or by the
-channels of gpt-oss. A terminal shows thoughts in grey, unless `--hidethinking` is given; a pipe never gets them; `--json`
-has them in a field of their own. The template decides whether the model sees them again at the next question. Stop strings
-are looked for in the answer only.
+channels of gpt-oss. A terminal shows thoughts in grey, unless `--hidethinking` is given; a pipe never gets them;
+`--json` has them in a field of their own. The template decides whether the model sees them again at the next question.
+Stop strings are looked for in the answer only.
 
 Whether and how hard to think is said with `--think` (the same as `--think=true`), `--think=false`, or one of the levels
 `--think=low`, `--think=medium` and `--think=high`; in a chat, with `/set think`, `/set think LEVEL` and `/set nothink`.
 This sets the variables that the chat template reads for it. It is an error where the template reads none.
 
-A note on stderr follows an answer that was cut: by a full context, by `--num-predict`, or at the longest length that the
-checkpoint sets.
+A note on stderr follows an answer that was cut: by a full context, by `--num-predict`, or at the longest length that
+the checkpoint sets.
 
 While other programs need memory, a model on the CPU gives a part of its expert cache back, down to the experts of one
 token; a note says so the first time. Only the speed changes.
@@ -50,8 +50,8 @@ changes nothing, and a note says so.
 COLUMNS = """\
 ## Columns of bench
 
-`-o csv`, `-o json` and `-o jsonl` print these columns; `-o md` and the table print some of them, under shorter names. The
-cold request reads the experts from the disk: by default (`--direct-io`) reads go past the page cache, and with
+`-o csv`, `-o json` and `-o jsonl` print these columns; `-o md` and the table print some of them, under shorter names.
+The cold request reads the experts from the disk: by default (`--direct-io`) reads go past the page cache, and with
 `--no-direct-io` the kernel is asked to forget the experts first, which a note says.
 
 | column | meaning |

@@ -22,8 +22,8 @@ from moeinf.types import Format, TensorPlan, format_bytes
 HEAD = """\
 # Models
 
-Made by `python docs/generate_models.py CONFIGS` from the table of families (`src/moeinf/models/registry.py`) and the true
-config.json of each checkpoint; do not edit. [adding-a-model.md](adding-a-model.md) adds a family.
+Made by `python docs/generate_models.py CONFIGS` from the table of families (`src/moeinf/models/registry.py`) and the
+true config.json of each checkpoint; do not edit. [adding-a-model.md](adding-a-model.md) adds a family.
 
 """
 SIZES = """\
@@ -54,8 +54,10 @@ def families_text() -> str:
 
 def _section(family: Family) -> str:
     notes = "".join(f"- {note}\n" for note in family.notes)
-    return (f"## {family.model_type}\n\n{', '.join(family.checkpoints)}.\n\n{family.special[0].upper()}"
-            f"{family.special[1:]}.\nVerified against {family.verified}.\n" + (f"\n{notes}" if notes else ""))
+    return (
+        f"## {family.model_type}\n\n{', '.join(family.checkpoints)}.\n\n{family.special[0].upper()}"
+        f"{family.special[1:]}.\nVerified against {family.verified}.\n" + (f"\n{notes}" if notes else "")
+    )
 
 
 def _sizes(path: Path) -> str:
@@ -66,9 +68,15 @@ def _sizes(path: Path) -> str:
     demands = Demands(info, plan.moe, small, _dense_bytes(plan), plan.work)
     least = smallest_bytes(demands, num_threads=4) + PROCESS_BYTES
     moe, published = plan.moe, _layout(plan, "bf16")
-    cells = [path.parent.name, config["model_type"], f"{info.num_params / 1e9:.1f}B",
-             f"{moe.num_layers}, {moe.num_experts}, {moe.top_k}", _mib(published.stride_bytes),
-             _mib(small.stride_bytes), f"{least / 2**30:.1f} GiB"]
+    cells = [
+        path.parent.name,
+        config["model_type"],
+        f"{info.num_params / 1e9:.1f}B",
+        f"{moe.num_layers}, {moe.num_experts}, {moe.top_k}",
+        _mib(published.stride_bytes),
+        _mib(small.stride_bytes),
+        f"{least / 2**30:.1f} GiB",
+    ]
     return "| " + " | ".join(cells) + " |\n"
 
 

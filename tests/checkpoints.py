@@ -20,15 +20,31 @@ from moeinf.store.library import StoredModel
 from moeinf.store.manifest import model_id
 
 CONFIG: dict[str, Any] = {
-    "model_type": "qwen3_moe", "vocab_size": 97, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 48, "moe_intermediate_size": 256, "num_experts": 8,
-    "num_experts_per_tok": 2, "max_position_embeddings": 256, "rope_theta": 10000.0, "tie_word_embeddings": False,
+    "model_type": "qwen3_moe",
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 48,
+    "moe_intermediate_size": 256,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "max_position_embeddings": 256,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
 }
 Checkpoint = dict[str, Tensor]
 TOKENIZER: dict[str, Any] = {
-    "version": "1.0", "added_tokens": [], "normalizer": None, "pre_tokenizer": {"type": "Whitespace"},
-    "post_processor": None, "decoder": None,
-    "model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "a"}}
+    "version": "1.0",
+    "added_tokens": [],
+    "normalizer": None,
+    "pre_tokenizer": {"type": "Whitespace"},
+    "post_processor": None,
+    "decoder": None,
+    "model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "a"},
+}
 LICENSE = b"Do what you like.\n"
 NUM_SHARDS = 4
 
@@ -46,17 +62,23 @@ def fused(tensors: Mapping[str, Tensor], config: Mapping[str, Any] = CONFIG) -> 
     result = {name: tensor for name, tensor in tensors.items() if ".experts." not in name}
     for layer in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}.mlp.experts."
-        parts = {part: torch.stack([tensors[f"{prefix}{e}.{part}_proj.weight"] for e in range(config["num_experts"])])
-                 for part in ("gate", "up", "down")}
+        parts = {
+            part: torch.stack([tensors[f"{prefix}{e}.{part}_proj.weight"] for e in range(config["num_experts"])])
+            for part in ("gate", "up", "down")
+        }
         result[f"{prefix}gate_up_proj"] = torch.cat((parts["gate"], parts["up"]), dim=1)
         result[f"{prefix}down_proj"] = parts["down"]
     return result
 
 
-def write_checkpoint(folder: Path, tensors: Mapping[str, Tensor] | None = None, config: Mapping[str, Any] = CONFIG,
-                     num_shards: int = NUM_SHARDS, order: Callable[[str], Any] = str) -> Path:
-    """A checkpoint folder, its tensors sorted by `order`; num_shards 0 writes the single-file form, without an index.
-    """
+def write_checkpoint(
+    folder: Path,
+    tensors: Mapping[str, Tensor] | None = None,
+    config: Mapping[str, Any] = CONFIG,
+    num_shards: int = NUM_SHARDS,
+    order: Callable[[str], Any] = str,
+) -> Path:
+    """A checkpoint folder, its tensors sorted by `order`; num_shards 0 writes a single file, without an index."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = random_tensors(config) if tensors is None else tensors
     (folder / "config.json").write_text(json.dumps(config))
@@ -121,12 +143,16 @@ def split(names: Sequence[str], parts: int) -> list[Sequence[str]]:
 
 def content(folder: Path) -> dict[str, str]:
     """SHA-256 of every file of a stored model that its manifest names, and of the manifest."""
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest()
-            for path in sorted(folder.iterdir()) if path.name not in ("receipt.json", "eamc.npz")}
+    return {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.iterdir())
+        if path.name not in ("receipt.json", "eamc.npz")
+    }
 
 
 def resealed(stored: StoredModel, changed: str, *, without: str = "") -> StoredModel:
     """As if it had been pulled with these files."""
+
     def entry(each: Any) -> Any:
         data = (stored.path / each.file).read_bytes()
         changes = {"num_bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}

@@ -15,8 +15,9 @@ from moeinf.store.library import StoredModel
 from moeinf.text import tokenizer
 
 # A busy machine must not fail a test: nothing here asserts times.
-hypothesis.settings.register_profile("unhurried", deadline=None,
-                                     suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.register_profile(
+    "unhurried", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("unhurried")
 
 
@@ -27,8 +28,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 @pytest.fixture(scope="session", autouse=True)
 def no_environment_of_the_user() -> Iterator[None]:
     """MOEINF_* and HF_* of whoever runs the tests must not change what they test."""
-    taken = {name: os.environ.pop(name) for name in list(os.environ)
-             if name.startswith(("MOEINF_", "HF_")) and name != "MOEINF_TEST_DATA"}
+    taken = {
+        name: os.environ.pop(name)
+        for name in list(os.environ)
+        if name.startswith(("MOEINF_", "HF_")) and name != "MOEINF_TEST_DATA"
+    }
     yield
     os.environ.update(taken)
 

@@ -44,7 +44,8 @@ class Recording(TorchDispatchMode):
 def _selects(argument: Any) -> bool:
     """Whether it is a list of indices with a mask in it, whose number of places the host would have to know."""
     return isinstance(argument, list | tuple) and any(
-        isinstance(item, Tensor) and item.dtype == torch.bool for item in argument)
+        isinstance(item, Tensor) and item.dtype == torch.bool for item in argument
+    )
 
 
 def _shares_memory(result: Any, source: Tensor) -> bool:

@@ -7,8 +7,9 @@ import numpy as np
 Angles = tuple[np.ndarray, np.ndarray]  # cos and sin [tokens, rotary_dim / 2]
 
 
-def latent_attention(queries: np.ndarray, rows: np.ndarray, keys_values: np.ndarray, angles: Angles, scale: float,
-                     interleaved: bool) -> np.ndarray:
+def latent_attention(
+    queries: np.ndarray, rows: np.ndarray, keys_values: np.ndarray, angles: Angles, scale: float, interleaved: bool
+) -> np.ndarray:
     """queries [n, heads, plain + rotary] of the last n tokens, rows [tokens, rank + rotary], both not turned yet;
     keys_values [heads, plain + value, rank] -> [n, heads, value]."""
     queries, rows, keys_values = queries.astype(np.float64), rows.astype(np.float64), keys_values.astype(np.float64)

@@ -77,8 +77,13 @@ def one_line(error: BaseException) -> str:
 
 # ---- experts
 
-STREAMED = [{"expert_cache": "20%"}, {"expert_cache": "20%", "prefetch": False},
-            {"expert_cache": "20%", "reader": "pure"}, {}, {"reader": "pure"}]
+STREAMED = [
+    {"expert_cache": "20%"},
+    {"expert_cache": "20%", "prefetch": False},
+    {"expert_cache": "20%", "reader": "pure"},
+    {},
+    {"reader": "pure"},
+]
 
 
 def zero_shard(stored: StoredModel) -> None:
@@ -107,8 +112,9 @@ def flip_bits(stored: StoredModel) -> None:
 
 @pytest.mark.parametrize("options", STREAMED, ids=str)
 @pytest.mark.parametrize("damage", [zero_shard, zero_pages, swap_experts, flip_bits])
-def test_damaged_experts_are_named_and_do_not_answer(stored: StoredModel, damage: Callable[[StoredModel], None],
-                                                     options: dict[str, Any]) -> None:
+def test_damaged_experts_are_named_and_do_not_answer(
+    stored: StoredModel, damage: Callable[[StoredModel], None], options: dict[str, Any]
+) -> None:
     damage(stored)
     with pytest.raises(ExpertReadError) as raised:
         logits_of(stored, **options)
@@ -150,14 +156,18 @@ def test_verify_reads_finds_what_changes_while_a_model_runs(stored: StoredModel,
 
 # ---- dense weights
 
+
 def test_a_flipped_bit_in_any_dense_tensor_or_the_header_is_named(stored: StoredModel) -> None:
     path, generator = stored.dense_path, random.Random(2)
     specs = dense_tensors(path)
     chosen = [generator.choice(specs) for _ in range(6)] + [spec for spec in specs if "embed" in spec.name]
     for spec in chosen:
         embedding = "embed" in spec.name
-        bits = range(8 * spec.offset_bytes, 8 * (spec.offset_bytes + spec.num_bytes), 8 * 64) if embedding else \
-            [8 * spec.offset_bytes + generator.randrange(8 * spec.num_bytes)]
+        bits = (
+            range(8 * spec.offset_bytes, 8 * (spec.offset_bytes + spec.num_bytes), 8 * 64)
+            if embedding
+            else [8 * spec.offset_bytes + generator.randrange(8 * spec.num_bytes)]
+        )
         for bit in bits:
             flip(path, bit)
         with pytest.raises(StoreError) as raised:
@@ -190,6 +200,7 @@ def test_dense_weights_are_summed_by_the_threads_that_were_asked_for_or_not_at_a
 
 # ---- small files
 
+
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "generation_config.json", CHECKSUMS_FILE])
 def test_a_flipped_bit_in_a_small_file_is_named(stored: StoredModel, name: str) -> None:
     flip(stored.path / name, 8 * ((stored.path / name).stat().st_size // 2))
@@ -198,8 +209,9 @@ def test_a_flipped_bit_in_a_small_file_is_named(stored: StoredModel, name: str) 
     assert name in one_line(raised.value) and stored.name in str(raised.value)
 
 
-@pytest.mark.parametrize(("field", "value"), [("num_experts_per_tok", 2), ("hidden_size", 64),
-                                              ("num_hidden_layers", 5)])
+@pytest.mark.parametrize(
+    ("field", "value"), [("num_experts_per_tok", 2), ("hidden_size", 64), ("num_hidden_layers", 5)]
+)
 def test_a_config_that_is_not_the_manifests_is_refused(stored: StoredModel, field: str, value: int) -> None:
     """Whatever made it: the sums are right, the model is another."""
     config = json.loads((stored.path / "config.json").read_text())
@@ -211,6 +223,7 @@ def test_a_config_that_is_not_the_manifests_is_refused(stored: StoredModel, fiel
 
 
 # ---- stores that were made before
+
 
 def test_a_store_without_sums_runs_with_a_note_and_verify_adds_them(stored: StoredModel) -> None:
     before = resealed(stored, "", without=CHECKSUMS_FILE)
@@ -252,6 +265,7 @@ def test_verify_adds_no_sums_of_weights_that_are_damaged(stored: StoredModel) ->
 
 # ---- what cannot even be opened
 
+
 def test_a_damaged_manifest_is_named_and_pull_makes_the_model_anew(demo: StoredModel, tmp_path: Path) -> None:
     home = tmp_path / "home"
     stored = pull("demo", home=home, name="mine")
@@ -267,8 +281,9 @@ def test_a_damaged_manifest_is_named_and_pull_makes_the_model_anew(demo: StoredM
     assert verify(pull("demo", home=home, name="mine")) == []
 
 
-def test_a_model_that_is_removed_while_it_is_opened_ends_in_one_line(demo: StoredModel, tmp_path: Path,
-                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_is_removed_while_it_is_opened_ends_in_one_line(
+    demo: StoredModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """At every file that is opened or looked at, one after the other."""
     ended, step = list[str](), 0
     while not ended or ended[-1]:
@@ -306,6 +321,7 @@ class Countdown:
 
 
 # ---- any bit
+
 
 def test_no_flipped_bit_anywhere_changes_a_logit_unseen(stored: StoredModel) -> None:
     """A few of them, each alone; `make fuzz` has many."""

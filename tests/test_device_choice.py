@@ -48,8 +48,9 @@ def small(gpu: Gpu) -> OpenGpu:
     return emulated(gpu, 1 << 30)
 
 
-def opened(monkeypatch: pytest.MonkeyPatch, stored: StoredModel, opening: Opening, rates: Rates = FAST, **options: Any
-           ) -> Model:
+def opened(
+    monkeypatch: pytest.MonkeyPatch, stored: StoredModel, opening: Opening, rates: Rates = FAST, **options: Any
+) -> Model:
     monkeypatch.setattr("moeinf.engine.opening.find_cuda", lambda device, notice: CARD)
     monkeypatch.setattr("moeinf.engine.gpu.open_gpu", opening)
     monkeypatch.setattr("moeinf.engine.preference.measured", lambda device, kernels: rates)
@@ -61,8 +62,9 @@ def test_a_card_that_computes_is_taken(demo: StoredModel, monkeypatch: pytest.Mo
         assert "Emulated" in model.describe() and not model.notices
 
 
-@pytest.mark.parametrize(("opening", "said"), [
-    (refused, "the card is broken"), (small, "not enough memory on the GPU")])
+@pytest.mark.parametrize(
+    ("opening", "said"), [(refused, "the card is broken"), (small, "not enough memory on the GPU")]
+)
 def test_a_card_that_cannot_be_used_is_left_to_the_cpu_unless_it_was_asked_for(
     demo: StoredModel, monkeypatch: pytest.MonkeyPatch, opening: Opening, said: str
 ) -> None:
@@ -114,12 +116,15 @@ def test_the_cpu_is_preferred_where_it_is_expected_to_be_faster(
 
 
 # Rates of memory, card and link; the card; whether the CPU is expected to be faster with 13 MB experts, 4 of 128.
-@pytest.mark.parametrize(("rates", "card_gib", "faster"), [
-    (Rates(70e9, 190e9, 11e9), 4, True),  # a laptop: little memory on a narrow link
-    (Rates(70e9, 1000e9, 21e9), 24, False),
-    (Rates(20e9, 190e9, 11e9), 4, False),  # beside slow memory
-    (Rates(0, 190e9, 11e9), 4, False),  # nothing is known of it
-])
+@pytest.mark.parametrize(
+    ("rates", "card_gib", "faster"),
+    [
+        (Rates(70e9, 190e9, 11e9), 4, True),  # a laptop: little memory on a narrow link
+        (Rates(70e9, 1000e9, 21e9), 24, False),
+        (Rates(20e9, 190e9, 11e9), 4, False),  # beside slow memory
+        (Rates(0, 190e9, 11e9), 4, False),  # nothing is known of it
+    ],
+)
 def test_the_link_decides_where_few_experts_are_on_the_card(rates: Rates, card_gib: int, faster: bool) -> None:
     plan = plan_device_memory(LARGE, RuntimeConfig(), on(200_000), card_gib << 30, card_gib << 30)
     said = slower(LARGE, plan, rates)
@@ -138,8 +143,9 @@ def test_rates_are_measured_on_any_device(demo: StoredModel, monkeypatch: pytest
 # ---- trying a card out
 
 
-def test_a_card_with_too_little_room_to_measure_it_is_not_weighed(demo: StoredModel, monkeypatch: pytest.MonkeyPatch
-                                                                  ) -> None:
+def test_a_card_with_too_little_room_to_measure_it_is_not_weighed(
+    demo: StoredModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*args: Any, **kwargs: Any) -> torch.Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 128.00 MiB.")
 
@@ -175,12 +181,18 @@ class Refusing(TorchVectorOps):
         raise self.error
 
 
-@pytest.mark.parametrize(("error", "said"), [
-    (subprocess.CalledProcessError(1, ["/usr/bin/gcc", "main.c"]), "python3-dev.*gcc main.c"),
-    (RuntimeError("Triton Error [CUDA]: device kernel image is invalid"), "kernel image is invalid.*update the driver"),
-    (torch.OutOfMemoryError("CUDA out of memory."), "does not compute .OutOfMemoryError"),
-    (ImportError("no libtriton"), "does not compute .ImportError: no libtriton"),
-])
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (subprocess.CalledProcessError(1, ["/usr/bin/gcc", "main.c"]), "python3-dev.*gcc main.c"),
+        (
+            RuntimeError("Triton Error [CUDA]: device kernel image is invalid"),
+            "kernel image is invalid.*update the driver",
+        ),
+        (torch.OutOfMemoryError("CUDA out of memory."), "does not compute .OutOfMemoryError"),
+        (ImportError("no libtriton"), "does not compute .ImportError: no libtriton"),
+    ],
+)
 def test_what_keeps_a_card_from_computing_is_one_line_when_it_is_opened(
     monkeypatch: pytest.MonkeyPatch, error: Exception, said: str
 ) -> None:

@@ -127,8 +127,10 @@ def test_prefill_in_small_chunks_gives_the_same_answer(demo: StoredModel, model:
         assert greedy(chunked, num_predict=16).token_ids == greedy(model, num_predict=16).token_ids
 
 
-CHATML = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-          "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 
 
 def test_a_chat_goes_through_the_checkpoints_template_and_reuses_its_past(own_copy: StoredModel) -> None:
@@ -204,8 +206,9 @@ def test_a_shard_truncated_while_running_is_an_error_that_names_the_expert(own_c
             greedy(opened, "Another prompt that needs other experts", num_predict=30)
 
 
-def test_a_folder_whose_name_is_no_text_holds_models_as_any_other(demo: StoredModel, model: Model, tmp_path: Path
-                                                                   ) -> None:
+def test_a_folder_whose_name_is_no_text_holds_models_as_any_other(
+    demo: StoredModel, model: Model, tmp_path: Path
+) -> None:
     folder = shutil.copytree(demo.path, tmp_path / os.fsdecode(b"mod\xe8les") / demo.id)
     stored = StoredModel(demo.name, demo.id, Path(folder))
     with Model(stored, RuntimeConfig(expert_cache="40%")) as opened:
@@ -249,8 +252,17 @@ def test_no_memory_for_the_dense_part_is_refused_before_reading(demo: StoredMode
         Model(demo, RuntimeConfig(), on=Machine(1 << 20, "control group /tight", 2))
 
 
-@pytest.mark.parametrize("options", [{"policy": "clairvoyant"}, {"predictor": "oracle"}, {"expert_cache": "some"},
-                                     {"expert_cache": "1KiB"}, {"context": 100_000}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"policy": "clairvoyant"},
+        {"predictor": "oracle"},
+        {"expert_cache": "some"},
+        {"expert_cache": "1KiB"},
+        {"context": 100_000},
+    ],
+    ids=str,
+)
 def test_a_wrong_option_value_is_refused(demo: StoredModel, options: dict[str, object]) -> None:
     with pytest.raises(UsageError):
         Model(demo, RuntimeConfig(**options))  # type: ignore[arg-type]
@@ -261,8 +273,9 @@ def test_a_wrong_option_value_is_refused(demo: StoredModel, options: dict[str, o
     ([1], [2, -3], r"continuation\[1\] is -3"), ([1.0], [], r"prompt\[0\] is 1.0"),
     ([1], ["a"], r"continuation\[0\] is 'a'"), ([True], [], "is True"), ([None], [], "is None"),
 ])  # fmt: skip
-def test_replay_refuses_what_is_no_token_of_the_model(model: Model, prompt: list[int], continuation: list[int],
-                                                      named: str) -> None:
+def test_replay_refuses_what_is_no_token_of_the_model(
+    model: Model, prompt: list[int], continuation: list[int], named: str
+) -> None:
     with pytest.raises(UsageError, match=f"^replay: .*{named}"):
         model.replay(prompt, continuation)
 
@@ -295,4 +308,5 @@ def test_what_the_checkpoint_asks_for_in_vain_is_said_once(own_copy: StoredModel
         for _ in range(2):
             model.params()
         assert [note for note in model.notices if "no_repeat_ngram_size = 3" in note] == [
-            "the checkpoint asks for no_repeat_ngram_size = 3, which is not done"]
+            "the checkpoint asks for no_repeat_ngram_size = 3, which is not done"
+        ]

@@ -78,11 +78,18 @@ def interpreted() -> OpenGpu:
     return OpenGpu("Emulated", device, ops, LateCopier(), 1 << 40, 1 << 40)
 
 
-def opened(stored: StoredModel, gpu: OpenGpu | None = None, host: int | None = None,
-           progress: Progress | None = None, pin_progress: Progress | None = None, pinned: int = 0, **options: Any
-           ) -> Model:
+def opened(
+    stored: StoredModel,
+    gpu: OpenGpu | None = None,
+    host: int | None = None,
+    progress: Progress | None = None,
+    pin_progress: Progress | None = None,
+    pinned: int = 0,
+    **options: Any,
+) -> Model:
     """host: experts that the machine's memory holds; None for what the plan gives, all or a ring. pinned: so many of
     them, 0 for all."""
+
     def plan(*args: Any) -> DevicePlan:
         made = plan_device_memory(*args)
         return made if host is None else replace(made, host_slots=host, pinned_slots=pinned or host)
@@ -95,8 +102,10 @@ def opened(stored: StoredModel, gpu: OpenGpu | None = None, host: int | None = N
 def answer(model: Model) -> list[int]:
     result = model.generate(PROMPT, model.params(temperature=0.0, num_predict=NUM_TOKENS, stop=()))
     shape = model.manifest.moe
-    for cache, count in ((result.stats.prefill_cache, result.stats.prompt_tokens),
-                         (result.stats.decode_cache, len(result.stats.token_s))):
+    for cache, count in (
+        (result.stats.prefill_cache, result.stats.prompt_tokens),
+        (result.stats.decode_cache, len(result.stats.token_s)),
+    ):
         assert cache.hits + cache.misses == count * shape.num_layers * shape.top_k
     return result.token_ids
 
@@ -184,8 +193,9 @@ def on_a_full_host() -> OpenGpu:
             device.full = True
             return super().register(*args)
 
-    return OpenGpu("Emulated", device, recorded(device, Ops(TorchVectorOps(), TorchMatrixOps())), Filling(), 1 << 40,
-                   1 << 40)
+    return OpenGpu(
+        "Emulated", device, recorded(device, Ops(TorchVectorOps(), TorchMatrixOps())), Filling(), 1 << 40, 1 << 40
+    )
 
 
 @pytest.mark.parametrize("host", [20, None], ids=lambda host: f"host-{host}")
@@ -282,10 +292,13 @@ def test_with_a_share_computed_by_the_cpu_logits_are_the_same_but_for_rounding(
 ) -> None:
     taken: list[int] = []
     monkeypatch.setattr("moeinf.runtime.gpu.cpu_share.CpuShare.share", lambda self, missing: (missing + 1) // 2)
-    monkeypatch.setattr("moeinf.runtime.gpu.cpu_share.CpuShare.computed", lambda self, count, seconds: taken.append(count))
+    monkeypatch.setattr(
+        "moeinf.runtime.gpu.cpu_share.CpuShare.computed", lambda self, count, seconds: taken.append(count)
+    )
     alone = all_logits(in_float32, emulated(), expert_cache="40%")
-    for ours, theirs in zip(all_logits(in_float32, emulated(), expert_cache="40%", cpu_experts=True), alone,
-                            strict=True):
+    for ours, theirs in zip(
+        all_logits(in_float32, emulated(), expert_cache="40%", cpu_experts=True), alone, strict=True
+    ):
         assert (ours - theirs).abs().max() < 1e-4
     assert sum(taken) > 0
 
@@ -346,8 +359,11 @@ def test_pinning_is_told_and_ends_with_an_interrupt_that_leaves_nothing(demo: St
 
 def test_a_damaged_block_of_the_dense_weights_is_named_on_its_way_to_the_device(tmp_path: Path) -> None:
     stored = pull("demo", home=tmp_path, quant_dense="q8_0")
-    spec = next(spec for spec in dense_tensors(stored.dense_path, stored.manifest.dense_formats)
-                if spec.dtype == "q8_0" and spec.name.endswith("o_proj.weight"))
+    spec = next(
+        spec
+        for spec in dense_tensors(stored.dense_path, stored.manifest.dense_formats)
+        if spec.dtype == "q8_0" and spec.name.endswith("o_proj.weight")
+    )
     with stored.dense_path.open("r+b") as file:
         file.seek(spec.offset_bytes + 5 * 34)
         file.write(b"\x00\x7e")  # a scale that is no number
@@ -546,16 +562,21 @@ def test_damaged_weights_are_named_on_their_way_to_the_device(tmp_path: Path, sl
             file.write(sound)
 
 
-@pytest.mark.parametrize("options", [{"host": 8, "expert_cache": "8%"}, {"host": 20, "expert_cache": "30%"},
-                                     {"expert_cache": "100%"}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{"host": 8, "expert_cache": "8%"}, {"host": 20, "expert_cache": "30%"}, {"expert_cache": "100%"}],
+    ids=str,
+)
 def test_weights_that_are_no_numbers_end_the_request_in_one_line(demo: StoredModel, options: dict[str, Any]) -> None:
     """A layer at a time the host sees the routing; of one graph a token, the logits."""
     with opened(demo, **options) as model:
         run = model._opened()
         wanted = answer(model)
         router = run.model._blocks[3].router
-        with (patch.object(run.model._blocks[3], "router", lambda x: spoiled(router(x))),
-              pytest.raises(NotFiniteError, match=r"layer 3 gives no numbers|non-finite logits")):
+        with (
+            patch.object(run.model._blocks[3], "router", lambda x: spoiled(router(x))),
+            pytest.raises(NotFiniteError, match=r"layer 3 gives no numbers|non-finite logits"),
+        ):
             model.generate(PROMPT[::-1], model.params(temperature=0.0, num_predict=NUM_TOKENS, stop=()))
         assert answer(model) == wanted
 

@@ -27,8 +27,10 @@ from tests.test_translation import TEXT, Stored
 OTHER = "w9 w9 w3 w77 w21 w22 w68 w9 w41"
 LANGUAGES: dict[str, Any] = {"src_lang": "eng_Latn", "tgt_lang": "fra_Latn"}
 HOW: dict[str, tuple[str, dict[str, Any]]] = {
-    "switch": ("switch_transformers", {}), "switch, 3 beams": ("switch_transformers", {"num_beams": 3}),
-    "nllb": ("nllb-moe", LANGUAGES | {"num_beams": 1}), "nllb, 4 beams": ("nllb-moe", LANGUAGES | {"num_beams": 4}),
+    "switch": ("switch_transformers", {}),
+    "switch, 3 beams": ("switch_transformers", {"num_beams": 3}),
+    "nllb": ("nllb-moe", LANGUAGES | {"num_beams": 1}),
+    "nllb, 4 beams": ("nllb-moe", LANGUAGES | {"num_beams": 4}),
 }
 
 
@@ -43,21 +45,28 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def translator(tmp_path_factory: pytest.TempPathFactory) -> Stored:
-    return Stored(NLLB, tmp_path_factory.mktemp("nllb"), {
-        "decoder_start_token_id": 2, "eos_token_id": 2, "max_length": 14, "early_stopping": True})
+    return Stored(
+        NLLB,
+        tmp_path_factory.mktemp("nllb"),
+        {"decoder_start_token_id": 2, "eos_token_id": 2, "max_length": 14, "early_stopping": True},
+    )
 
 
 @pytest.fixture(scope="module")
 def models(translator: Stored, tmp_path_factory: pytest.TempPathFactory) -> dict[str, StoredModel]:
     """Of the one, some of a source's tokens overflow an expert."""
-    switch = Stored(SWITCH | {"expert_capacity": 2}, tmp_path_factory.mktemp("switch"), {
-        "decoder_start_token_id": 0, "eos_token_id": 1, "max_length": 14})
+    switch = Stored(
+        SWITCH | {"expert_capacity": 2},
+        tmp_path_factory.mktemp("switch"),
+        {"decoder_start_token_id": 0, "eos_token_id": 1, "max_length": 14},
+    )
     return {"switch_transformers": switch.stored, "nllb-moe": translator.stored}
 
 
 @pytest.fixture(scope="module", params=HOW)
-def case(request: pytest.FixtureRequest, models: dict[str, StoredModel]
-         ) -> tuple[StoredModel, dict[str, Any], list[list[int]]]:
+def case(
+    request: pytest.FixtureRequest, models: dict[str, StoredModel]
+) -> tuple[StoredModel, dict[str, Any], list[list[int]]]:
     """A model, how it is run, and what it answers on the CPU."""
     name, options = HOW[request.param]
     with Model(models[name], RuntimeConfig(threads=1, **options)) as model:
@@ -152,8 +161,9 @@ def test_encoder_prefill_and_decode_are_kept_apart(case: Any) -> None:
     assert used == [[True, True, False, False], [False, False, True, True], [False, False, True, True]]
 
 
-def test_tritons_kernels_give_the_logits_of_their_twins(models: dict[str, StoredModel],
-                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tritons_kernels_give_the_logits_of_their_twins(
+    models: dict[str, StoredModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In the interpreter: a source, the token that begins an answer, and a step of two beams."""
     pytest.importorskip("triton", reason="triton is not installed")
     for name in ("LINEAR_PROGRAMS", "EXPERT_PROGRAMS"):
@@ -210,8 +220,9 @@ def test_keys_and_values_of_every_beam_are_planned_for(models: dict[str, StoredM
     for beams in (1, 4):
         with opened(models["nllb-moe"], **LANGUAGES, num_beams=beams) as model:
             plan, cache = model.plan, model._opened().cache
-            memories = {id(m): m for state in cache.states for m in (state._past, state._source, state._spare)
-                        if m is not None}
+            memories = {
+                id(m): m for state in cache.states for m in (state._past, state._source, state._spare) if m is not None
+            }
             assert plan.kv_bytes == sum(m.numel() * m.element_size() for m in memories.values())
             plans.append(plan.kv_bytes)
     assert plans[1] == plans[0] * (1 + 4 + 4 / 4) / 2, "the source, four beams, and one of four layers to move them"
@@ -221,8 +232,9 @@ def test_show_says_what_a_gpu_needs(models: dict[str, StoredModel]) -> None:
     assert re.search(r"on a GPU +\S+ \w+ VRAM", "\n".join(show_lines(models["nllb-moe"])))
 
 
-def test_such_a_model_asks_for_the_gpu_as_every_other(models: dict[str, StoredModel], monkeypatch: pytest.MonkeyPatch
-                                                      ) -> None:
+def test_such_a_model_asks_for_the_gpu_as_every_other(
+    models: dict[str, StoredModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def none(device: str, notice: Any) -> None:
         raise DeviceError(f"{device} was asked for")
 

@@ -11,10 +11,22 @@ SOURCE = Path(__file__).parents[1] / "src" / "moeinf"
 
 # Lower numbers may not import higher ones; parts of one number not each other, unless they are one package.
 RANKS = [
-    {"errors", "display"}, {"types", "profiler"}, {"config", "hardware", "_native"}, {"device"},
-    {"store", "models", "kernels"}, {"runtime"}, {"generate", "dense"},
-    {"completion", "memory", "references", "waiting"}, {"meter", "parts"}, {"on_cpu"}, {"on_gpu"}, {"preference"},
-    {"opening"}, {"engine", "install"}, {"lines"}, {"bench"},
+    {"errors", "display"},
+    {"types", "profiler"},
+    {"config", "hardware", "_native"},
+    {"device"},
+    {"store", "models", "kernels"},
+    {"runtime"},
+    {"generate", "dense"},
+    {"completion", "memory", "references", "waiting"},
+    {"meter", "parts"},
+    {"on_cpu"},
+    {"on_gpu"},
+    {"preference"},
+    {"opening"},
+    {"engine", "install"},
+    {"lines"},
+    {"bench"},
 ]
 APART = {("generate", "runtime"), ("runtime", "models"), ("runtime", "store"), ("models", "store"), ("store", "models")}
 
@@ -31,11 +43,17 @@ def rank(name: str) -> int:
 def imported_parts(path: Path) -> set[str]:
     """Parts imported for running: not inside `if TYPE_CHECKING`."""
     tree = ast.parse(path.read_text())
-    typing_only = {node for branch in ast.walk(tree) if isinstance(branch, ast.If)
-                   and isinstance(branch.test, ast.Name) and branch.test.id == "TYPE_CHECKING"
-                   for node in ast.walk(branch)}
-    modules = [node.module for node in ast.walk(tree)
-               if isinstance(node, ast.ImportFrom) and node.module and node not in typing_only]
+    typing_only = {
+        node
+        for branch in ast.walk(tree)
+        if isinstance(branch, ast.If) and isinstance(branch.test, ast.Name) and branch.test.id == "TYPE_CHECKING"
+        for node in ast.walk(branch)
+    }
+    modules = [
+        node.module
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module and node not in typing_only
+    ]
     return {part(module) for module in modules if module.startswith("moeinf")}
 
 

@@ -17,10 +17,19 @@ from moeinf.types import Float32Array
 PROMPT = "The king said, that he would go to the sea"
 
 
-@pytest.mark.parametrize("options", [{"expert_cache": "20%"}, {"expert_cache": "20%", "prefetch": False},
-                                     {"expert_cache": "20%", "predictor": "cross-layer"}, {}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"expert_cache": "20%"},
+        {"expert_cache": "20%", "prefetch": False},
+        {"expert_cache": "20%", "predictor": "cross-layer"},
+        {},
+    ],
+    ids=str,
+)
 def test_an_output_that_is_no_number_is_an_error_that_names_the_experts_in_use(
-        demo: StoredModel, options: dict[str, Any]) -> None:
+    demo: StoredModel, options: dict[str, Any]
+) -> None:
     """As when memory fails behind the check of a read."""
     with Model(demo, RuntimeConfig(device="cpu", threads=1, **options)) as model:
         sound = model.generate(PROMPT, model.params(temperature=0, num_predict=4)).text
@@ -38,8 +47,11 @@ def test_an_output_that_is_no_number_is_an_error_that_names_the_experts_in_use(
                     out[:] = np.nan
 
         experts._kernel = Spoiled()
-        with pytest.raises(NotFiniteError, match=r"the router of expert layer 1 gives no numbers \(in use before it: "
-                                                 r"experts \d+.* of layer 0\).*`moeinf verify demo:latest`"):
+        with pytest.raises(
+            NotFiniteError,
+            match=r"the router of expert layer 1 gives no numbers \(in use before it: "
+            r"experts \d+.* of layer 0\).*`moeinf verify demo:latest`",
+        ):
             model.generate(PROMPT, model.params(num_predict=4))
         experts._kernel = compute
         assert model.generate(PROMPT, model.params(temperature=0, num_predict=4)).text == sound
@@ -65,8 +77,11 @@ def test_the_check_names_layer_and_experts_and_forgets_them() -> None:
         check(4, ids, np.ones((20, 2), np.float32))
         weights = np.ones((20, 2), np.float32)
         weights[19, 1] = bad
-        with pytest.raises(NotFiniteError, match=r"layer 5 gives no numbers \(in use before it: experts 0, 1, .*15 and "
-                                                 r"24 more of layer 4\)"):
+        with pytest.raises(
+            NotFiniteError,
+            match=r"layer 5 gives no numbers \(in use before it: experts 0, 1, .*15 and "
+            r"24 more of layer 4\)",
+        ):
             check(5, ids, weights)
         with pytest.raises(NotFiniteError, match=r"m: the router of expert layer 0 gives no numbers; weights"):
             check(0, ids, weights)

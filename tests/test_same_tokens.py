@@ -43,13 +43,16 @@ def plain_tokens(stored: StoredModel) -> list[int]:
     """Greedy tokens with every weight read by plain Python into memory and every expert resident."""
     config = json.loads((stored.path / "config.json").read_text())
     data = np.frombuffer(stored.dense_path.read_bytes(), np.uint8)
-    tensors = {spec.name: StoredTensor(data[spec.offset_bytes : spec.offset_bytes + spec.num_bytes], spec.dtype,
-                                       spec.shape)
-               for spec in dense_tensors(stored.dense_path, stored.manifest.dense_formats)}
+    tensors = {
+        spec.name: StoredTensor(data[spec.offset_bytes : spec.offset_bytes + spec.num_bytes], spec.dtype, spec.shape)
+        for spec in dense_tensors(stored.dense_path, stored.manifest.dense_formats)
+    }
     kernels, layout, moe = Kernels(2), stored.manifest.layout, stored.manifest.moe
     memory = np.concatenate([np.frombuffer(path.read_bytes(), np.uint8) for path in stored.shard_paths])
-    experts = ResidentExperts(ExpertKernel(kernels, memory, expert_parts(layout)),
-                              lambda layer, expert: (layer * moe.num_experts + expert) * layout.stride_bytes)
+    experts = ResidentExperts(
+        ExpertKernel(kernels, memory, expert_parts(layout)),
+        lambda layer, expert: (layer * moe.num_experts + expert) * layout.stride_bytes,
+    )
     weights = NativeLayers(kernels, tensors, stored.manifest.info.dtype)
     model = architecture(config).build(config, weights, experts, Profiler())
     with Model(stored, RuntimeConfig()) as streamed:
@@ -90,8 +93,12 @@ def test_logits_do_not_depend_on_how_a_prompt_is_cut(format: str | None, tmp_pat
 
             def in_chunks(size: int, prompt: list[int], run: Run = run) -> Float32Array:
                 run.cache.truncate(0)
-                return np.concatenate([run.model.forward(prompt[at : at + size], run.cache, of_tokens=len(prompt),
-                                                         last_only=False) for at in range(0, len(prompt), size)])
+                return np.concatenate(
+                    [
+                        run.model.forward(prompt[at : at + size], run.cache, of_tokens=len(prompt), last_only=False)
+                        for at in range(0, len(prompt), size)
+                    ]
+                )
 
             for prompt in (ids, ids[:40]):
                 whole = in_chunks(len(prompt), prompt)
@@ -103,8 +110,10 @@ def test_logits_do_not_depend_on_how_a_prompt_is_cut(format: str | None, tmp_pat
 def test_tokens_are_the_same_for_every_prefill_chunk(tmp_path: Path, chunk: int) -> None:
     stored, prompt = pull("demo", home=tmp_path, quant="mxfp4"), PROMPT * 6
     with Model(stored, RuntimeConfig(prefill_chunk=chunk)) as cut, Model(stored, RuntimeConfig()) as whole:
-        answers = [model.generate(prompt, model.params(temperature=0.0, num_predict=NUM_TOKENS, stop=()))
-                   for model in (cut, whole)]
+        answers = [
+            model.generate(prompt, model.params(temperature=0.0, num_predict=NUM_TOKENS, stop=()))
+            for model in (cut, whole)
+        ]
         assert answers[0].stats.prompt_tokens > 64
     assert answers[0].token_ids == answers[1].token_ids
 
@@ -128,8 +137,9 @@ def test_tokens_do_not_depend_on_the_number_of_threads(demo: StoredModel, oracle
 
 @pytest.mark.parametrize("cache", ["192KiB", "5%", "17%", "50%", "100%", "auto"])
 @pytest.mark.parametrize("prefetch", [False, True], ids=["demand", "prefetch"])
-def test_tokens_are_the_same_for_every_cache_size(demo: StoredModel, oracle: list[int], cache: str, prefetch: bool
-                                                  ) -> None:
+def test_tokens_are_the_same_for_every_cache_size(
+    demo: StoredModel, oracle: list[int], cache: str, prefetch: bool
+) -> None:
     assert tokens(demo, expert_cache=cache, prefetch=prefetch) == oracle
 
 
@@ -145,8 +155,9 @@ def test_tokens_are_the_same_for_every_predictor(demo: StoredModel, oracle: list
 
 
 @pytest.mark.parametrize("options", [{"reader": "pure"}, {"direct_io": False}, {"queue_depth": 1}], ids=str)
-def test_tokens_are_the_same_for_every_way_of_reading(demo: StoredModel, oracle: list[int], options: dict[str, Any]
-                                                      ) -> None:
+def test_tokens_are_the_same_for_every_way_of_reading(
+    demo: StoredModel, oracle: list[int], options: dict[str, Any]
+) -> None:
     assert tokens(demo, expert_cache="20%", **options) == oracle
 
 

@@ -65,8 +65,11 @@ def switch(tmp_path_factory: pytest.TempPathFactory) -> Stored:
 
 @pytest.fixture(scope="module")
 def nllb(tmp_path_factory: pytest.TempPathFactory) -> Stored:
-    return Stored(NLLB, tmp_path_factory.mktemp("nllb"), {
-        "decoder_start_token_id": 2, "eos_token_id": 2, "num_beams": 3, "max_length": 14, "early_stopping": True})
+    return Stored(
+        NLLB,
+        tmp_path_factory.mktemp("nllb"),
+        {"decoder_start_token_id": 2, "eos_token_id": 2, "num_beams": 3, "max_length": 14, "early_stopping": True},
+    )
 
 
 @pytest.fixture(scope="module")
@@ -83,8 +86,15 @@ def test_an_answer_is_that_of_the_reference_and_greedy_unless_asked_otherwise(sw
     assert answer.stats.prompt_tokens == len(IDS) + 1 and answer.stats.prompt_s > 0
 
 
-@pytest.mark.parametrize("options", [{"expert_cache": "5%"}, {"expert_cache": "30%", "prefetch": False},
-                                     {"expert_cache": "30%", "predictor": "eamc", "policy": "paper"}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"expert_cache": "5%"},
+        {"expert_cache": "30%", "prefetch": False},
+        {"expert_cache": "30%", "predictor": "eamc", "policy": "paper"},
+    ],
+    ids=str,
+)
 def test_the_tokens_are_the_same_for_every_cache(switch: Stored, opened: Model, options: dict[str, Any]) -> None:
     expected = opened.generate(TEXT, opened.params(num_predict=NUM_TOKENS)).token_ids
     with Model(switch.stored, RuntimeConfig(threads=1, **options)) as small:
@@ -113,8 +123,10 @@ def test_every_prompt_is_a_source_of_its_own(opened: Model) -> None:
     first = opened.generate(TEXT, opened.params(num_predict=6)).token_ids
     other = opened.generate("w9 w9 w3", opened.params(num_predict=6))
     assert other.stats.cached_tokens == 0
-    assert opened.generate([{"role": "user", "content": "w9 w9 w3"}], opened.params(num_predict=6)).token_ids \
+    assert (
+        opened.generate([{"role": "user", "content": "w9 w9 w3"}], opened.params(num_predict=6)).token_ids
         == other.token_ids
+    )
     assert opened.generate(TEXT, opened.params(num_predict=6)).token_ids == first
 
 
@@ -169,8 +181,9 @@ def test_a_translation_is_searched_as_the_checkpoint_asks(nllb: Stored) -> None:
     with Model(nllb.stored, config) as m:
         assert m.encode(TEXT) == [LANGUAGES["eng_Latn"], *IDS, 2]
         answer = m.generate(TEXT, m.params())
-        theirs = nllb.theirs(m.encode(TEXT), num_beams=3, max_length=14, early_stopping=True,
-                             forced_bos_token_id=LANGUAGES["fra_Latn"])
+        theirs = nllb.theirs(
+            m.encode(TEXT), num_beams=3, max_length=14, early_stopping=True, forced_bos_token_id=LANGUAGES["fra_Latn"]
+        )
         assert theirs[0] == LANGUAGES["fra_Latn"] and [*answer.token_ids, 2][: len(theirs) - 1] == theirs[1:]
         assert m.generate(TEXT, m.params()).token_ids == answer.token_ids, "a second search begins anew"
         with pytest.raises(UsageError, match=r"top_k: a beam search draws nothing.*--num-beams 1"):
@@ -191,16 +204,20 @@ def test_one_beam_is_a_greedy_answer(nllb: Stored) -> None:
     config = RuntimeConfig(threads=1, src_lang="eng_Latn", tgt_lang="fra_Latn", num_beams=1)
     with Model(nllb.stored, config) as model:
         answer = model.generate(TEXT, model.params())
-        theirs = nllb.theirs(model.encode(TEXT), max_length=14, num_beams=1,
-                             forced_bos_token_id=LANGUAGES["fra_Latn"])
+        theirs = nllb.theirs(model.encode(TEXT), max_length=14, num_beams=1, forced_bos_token_id=LANGUAGES["fra_Latn"])
         assert [*answer.token_ids, 2][: len(theirs) - 1] == theirs[1:]
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    ({}, "give --src-lang"), ({"src_lang": "eng_Latn"}, "give --tgt-lang"),
-    ({"src_lang": "eng_Latn", "tgt_lang": "w5"}, "--tgt-lang 'w5' is no language"),
-    ({"src_lang": "klingon", "tgt_lang": "fra_Latn"}, "--src-lang 'klingon' is no language"),
-], ids=str)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "give --src-lang"),
+        ({"src_lang": "eng_Latn"}, "give --tgt-lang"),
+        ({"src_lang": "eng_Latn", "tgt_lang": "w5"}, "--tgt-lang 'w5' is no language"),
+        ({"src_lang": "klingon", "tgt_lang": "fra_Latn"}, "--src-lang 'klingon' is no language"),
+    ],
+    ids=str,
+)
 def test_what_a_translator_cannot_do_is_said(nllb: Stored, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         Model(nllb.stored, RuntimeConfig(threads=1, **options))
@@ -214,8 +231,9 @@ def test_options_of_a_translator_are_refused_by_other_models(switch: Stored, dem
             Model(demo, RuntimeConfig(**options))
 
 
-def test_the_command_answers_piped_text(switch: Stored, monkeypatch: pytest.MonkeyPatch, opened: Model,
-                                        capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_command_answers_piped_text(
+    switch: Stored, monkeypatch: pytest.MonkeyPatch, opened: Model, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     from moeinf.cli import run_command
 
     monkeypatch.setenv("MOEINF_HOME", str(switch.stored.path.parents[1]))

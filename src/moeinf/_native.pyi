@@ -55,8 +55,7 @@ def give_back(memory: npt.NDArray[np.uint8]) -> bool:
     They come anew, zeroed, when they are written again. No read may be under way into them. False where refused.
     """
 
-def lowest(scores: FloatArray, states: npt.NDArray[np.uint8], state: int, held: Sequence[int], count: int
-           ) -> list[int]:
+def lowest(scores: FloatArray, states: npt.NDArray[np.uint8], state: int, held: Sequence[int], count: int) -> list[int]:
     """Indices of the `count` smallest scores where `states` (both 1-D) is `state`, but for those `held`.
 
     Smallest first, of equals the lowest; fewer where there are fewer. Scores are finite. ValueError for other lengths.
@@ -88,8 +87,9 @@ class NativeReader:
     def backend(self) -> str: ...
     @property
     def notice(self) -> str: ...
-    def expect(self, files: IntArray, offsets: IntArray, num_bytes: int, sums: SumArray, *, always: bool = False
-               ) -> None:
+    def expect(
+        self, files: IntArray, offsets: IntArray, num_bytes: int, sums: SumArray, *, always: bool = False
+    ) -> None:
         """From now on, a read of exactly num_bytes at one of these places is compared with its CRC-32C.
 
         The first time, or always; it is done by the thread that reads. A block that differs is a ReadFailure with errno
@@ -461,8 +461,9 @@ class Copier:
     def batched(self) -> bool:
         """Whether the copies of one call go to the driver in one submission (drivers from 12.8 on)."""
 
-    def register(self, memory: npt.NDArray[np.uint8], block_bytes: int, progress: Callable[[int], None] | None = None
-                 ) -> int:
+    def register(
+        self, memory: npt.NDArray[np.uint8], block_bytes: int, progress: Callable[[int], None] | None = None
+    ) -> int:
         """Pins memory in pieces of whole blocks, some 256 MiB each; bytes pinned from its start.
 
         Ends at the first piece that the system refuses, and gives the piece before it back then: others in this process

@@ -58,10 +58,14 @@ if TYPE_CHECKING:
     from moeinf.terminal.session import Session
 
 app = typer.Typer(
-    name="moeinf", rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False,
+    name="moeinf",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     help="Run Mixture-of-Experts language models that do not fit in memory.",
 )
+
 
 def _version(wanted: bool) -> None:
     if wanted:
@@ -72,8 +76,9 @@ def _version(wanted: bool) -> None:
 @app.callback(invoke_without_command=True)
 def top(
     ctx: typer.Context,
-    version: Annotated[bool, typer.Option("--version", "-v", callback=_version, is_eager=True,
-                                          help="Print the version.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", "-v", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks; may stand anywhere on the line.")] = False,
 ) -> None:
     _note_unknown_variables()
@@ -94,33 +99,61 @@ def _note_unknown_variables() -> None:
 def run(
     ctx: typer.Context,
     model: ModelName,
-    prompt: Annotated[list[str] | None, typer.Argument(metavar="PROMPT", help=(
-        "Without a prompt: a chat. Standard input, if piped, comes before it."))] = None,
+    prompt: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="PROMPT", help=("Without a prompt: a chat. Standard input, if piped, comes before it.")),
+    ] = None,
     system: Annotated[str | None, typer.Option("--system", "-s", metavar="TEXT", help="System message.")] = None,
-    option: Annotated[list[str] | None, typer.Option("--option", "-o", metavar="NAME=VALUE", help=(
-        "Any sampling option, repeatable; those without a flag: repeat_last_n, presence_penalty, frequency_penalty, "
-        "stop."))] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--option",
+            "-o",
+            metavar="NAME=VALUE",
+            help=(
+                "Any sampling option, repeatable; those without a flag: repeat_last_n, presence_penalty, "
+                "frequency_penalty, stop."
+            ),
+        ),
+    ] = None,
     temperature: Annotated[float | None, typer.Option(metavar="X", help="0: always the likeliest token.")] = None,
     top_k: Annotated[int | None, typer.Option(metavar="N", help="Only the N likeliest tokens; 0: off.")] = None,
     top_p: Annotated[float | None, typer.Option(metavar="P", help="Only the likeliest that sum to P; 1: off.")] = None,
     min_p: Annotated[float | None, typer.Option(metavar="P", help="Only tokens of P times the best; 0: off.")] = None,
     repeat_penalty: Annotated[float | None, typer.Option(metavar="X", help="Above 1: against repetition.")] = None,
     seed: Annotated[int | None, typer.Option(metavar="N", help="-1: a new one each time.")] = None,
-    num_predict: Annotated[int | None, typer.Option("--num-predict", "-n", metavar="TOKENS", help=(
-        "Longest answer; -1: until it ends."))] = None,
+    num_predict: Annotated[
+        int | None, typer.Option("--num-predict", "-n", metavar="TOKENS", help=("Longest answer; -1: until it ends."))
+    ] = None,
     stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Ends the answer; repeatable.")] = None,
     file: Annotated[Path | None, typer.Option("--file", "-f", metavar="PATH", help="Prompt file.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt as it is, without a chat template.")] = False,
     json: AsJson = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Figures after each answer.")] = False,
     nowordwrap: Annotated[bool, typer.Option("--nowordwrap", help="Do not wrap lines at words.")] = False,
-    quiet: Quiet = False, think: Think = None, hidethinking: HideThinking = False, template_var: TemplateVar = None,
-    device: Device = None, vram: Vram = None, ram: Ram = None, expert_cache: ExpertCache = None,
-    cpu_experts: CpuExperts = None, policy: Policy = None, predictor: Predictor = None, prefetch: Prefetch = None,
-    context: Context = None, threads: Threads = None, prefill_chunk: PrefillChunk = None, reader: ReaderName = None,
-    direct_io: DirectIo = None, queue_depth: QueueDepth = None, verify_reads: VerifyReads = None,
-    src_lang: SrcLang = None, tgt_lang: TgtLang = None,
-    num_beams: NumBeams = None, quant: Quant = None,
+    quiet: Quiet = False,
+    think: Think = None,
+    hidethinking: HideThinking = False,
+    template_var: TemplateVar = None,
+    device: Device = None,
+    vram: Vram = None,
+    ram: Ram = None,
+    expert_cache: ExpertCache = None,
+    cpu_experts: CpuExperts = None,
+    policy: Policy = None,
+    predictor: Predictor = None,
+    prefetch: Prefetch = None,
+    context: Context = None,
+    threads: Threads = None,
+    prefill_chunk: PrefillChunk = None,
+    reader: ReaderName = None,
+    direct_io: DirectIo = None,
+    queue_depth: QueueDepth = None,
+    verify_reads: VerifyReads = None,
+    src_lang: SrcLang = None,
+    tgt_lang: TgtLang = None,
+    num_beams: NumBeams = None,
+    quant: Quant = None,
 ) -> None:
     """Answer a prompt, or chat. A model that is not stored yet is pulled first."""
     from moeinf.terminal.oneshot import answer_once, prompt_text
@@ -135,8 +168,17 @@ def run(
     if think or variables:
         _check_template(_ensure(model, quiet, quant), think, variables)
     with _open(model, config, quiet, quant) as loaded:
-        session = Session(loaded, options, system, verbose=verbose, wordwrap=not nowordwrap, quiet=quiet, think=think,
-                          hidethinking=hidethinking, variables=variables)
+        session = Session(
+            loaded,
+            options,
+            system,
+            verbose=verbose,
+            wordwrap=not nowordwrap,
+            quiet=quiet,
+            think=think,
+            hidethinking=hidethinking,
+            variables=variables,
+        )
         session.show_notices()
         if text is None:
             _chat(session, config)
@@ -146,11 +188,15 @@ def run(
 
 @app.command()
 def pull(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="org/repo[@rev] on the Hugging Face Hub, a folder, "
-                                          "or demo.")],
-    name: Annotated[str | None, typer.Option(metavar="NAME", help="Store it under this name; one without a tag gets "
-                                               "--quant's.")] = None,
-    quant: Quant = None, quant_experts: QuantExperts = None, quant_dense: QuantDense = None,
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="org/repo[@rev] on the Hugging Face Hub, a folder, or demo.")
+    ],
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Store it under this name; one without a tag gets --quant's.")
+    ] = None,
+    quant: Quant = None,
+    quant_experts: QuantExperts = None,
+    quant_dense: QuantDense = None,
     revision: Annotated[str | None, typer.Option(metavar="REV", help="Branch, tag or commit.")] = None,
     token: Annotated[str | None, typer.Option(metavar="TOKEN", help="Access token. [default: HF_TOKEN]")] = None,
     force: Annotated[bool, typer.Option("--force", help="Skip the check of free disk space.")] = False,
@@ -165,12 +211,28 @@ def pull(
 
     try:
         with PullDisplay(sys.stderr, quiet=quiet) as display:
-            pulled = install(source, name=name, home=store_home(), quant=quant, quant_experts=quant_experts,
-                             quant_dense=quant_dense, revision=revision, token=token, force=force, dry_run=dry_run,
-                             keep_source=keep_source, progress=display)
+            pulled = install(
+                source,
+                name=name,
+                home=store_home(),
+                quant=quant,
+                quant_experts=quant_experts,
+                quant_dense=quant_dense,
+                revision=revision,
+                token=token,
+                force=force,
+                dry_run=dry_run,
+                keep_source=keep_source,
+                progress=display,
+            )
     except KeyboardInterrupt:
-        given = {"--name": name, "--quant": quant, "--quant-experts": quant_experts, "--quant-dense": quant_dense,
-                 "--revision": revision}
+        given = {
+            "--name": name,
+            "--quant": quant,
+            "--quant-experts": quant_experts,
+            "--quant-dense": quant_dense,
+            "--revision": revision,
+        }
         said = [word for flag, value in given.items() if value for word in (flag, value)]
         again = join(["moeinf", "pull", source, *said])
         print(f"interrupted; `{again}` goes on where this stopped", file=sys.stderr)
@@ -199,8 +261,9 @@ def list_models(
 
     library = Library(store_home())
     models = [stored for stored in library.list() if stored.name.lower().startswith(prefix.lower())]
-    partials = [each for each in (library.partials() if everything else ())
-                if each.name.lower().startswith(prefix.lower())]
+    partials = [
+        each for each in (library.partials() if everything else ()) if each.name.lower().startswith(prefix.lower())
+    ]
     print(list_json(models, partials) if json else "\n".join(list_lines(models)))
     for line in partial_lines(partials) if not json else ():
         _print(line)
@@ -233,14 +296,21 @@ def show(
     """What a stored model is, and the memory it needs."""
     from moeinf.terminal import show as facts
 
-    flags = {"--license": license, "--parameters": parameters, "--template": template, "--json": json,
-             "--verbose": verbose}
+    flags = {
+        "--license": license,
+        "--parameters": parameters,
+        "--template": template,
+        "--json": json,
+        "--verbose": verbose,
+    }
     chosen = [flag for flag, wanted in flags.items() if wanted]
     if len(chosen) > 1:
         raise UsageError(f"only one of {', '.join(flags)} at a time, not {' and '.join(chosen)}")
     stored = _stored(model)
     texts: dict[str, Callable[[StoredModel], str]] = {
-        "--license": facts.license_text, "--template": facts.template_text, "--json": facts.show_json,
+        "--license": facts.license_text,
+        "--template": facts.template_text,
+        "--json": facts.show_json,
         "--parameters": facts.parameters_text,
     }
     text = texts.get(chosen[0]) if chosen else None
@@ -287,15 +357,28 @@ def bench(
     num_decode: Annotated[int, typer.Option("--num-decode", "-n", metavar="TOKENS", min=2, help="Decode.")] = 64,
     repeats: Annotated[int, typer.Option("--repeats", "-r", metavar="N", min=0, help="Warm requests.")] = 3,
     prompt_file: Annotated[Path | None, typer.Option(metavar="PATH", help="Text to use. [default: built in]")] = None,
-    output: Annotated[str, typer.Option("--output", "-o", metavar="FORM", help="table, md, csv, json, jsonl")
-                      ] = "table",
+    output: Annotated[
+        str, typer.Option("--output", "-o", metavar="FORM", help="table, md, csv, json, jsonl")
+    ] = "table",
     profile: Annotated[bool, typer.Option("--profile", help="Where the time of a token went.")] = False,
     quiet: Quiet = False,
-    device: Device = None, vram: Vram = None, ram: Ram = None, expert_cache: ExpertCache = None,
-    cpu_experts: CpuExperts = None, policy: Policy = None, predictor: Predictor = None, prefetch: Prefetch = None,
-    context: Context = None, threads: Threads = None, prefill_chunk: PrefillChunk = None, reader: ReaderName = None,
-    direct_io: DirectIo = None, queue_depth: QueueDepth = None, verify_reads: VerifyReads = None,
-    src_lang: SrcLang = None, tgt_lang: TgtLang = None,
+    device: Device = None,
+    vram: Vram = None,
+    ram: Ram = None,
+    expert_cache: ExpertCache = None,
+    cpu_experts: CpuExperts = None,
+    policy: Policy = None,
+    predictor: Predictor = None,
+    prefetch: Prefetch = None,
+    context: Context = None,
+    threads: Threads = None,
+    prefill_chunk: PrefillChunk = None,
+    reader: ReaderName = None,
+    direct_io: DirectIo = None,
+    queue_depth: QueueDepth = None,
+    verify_reads: VerifyReads = None,
+    src_lang: SrcLang = None,
+    tgt_lang: TgtLang = None,
 ) -> None:
     """Time a model on real text, with a cold and a warm cache."""
     from moeinf.bench.report import check_form, format_rows, profile_text
@@ -311,8 +394,10 @@ def bench(
     rows = run_bench(_ensure(model, quiet), config, workload, report)
     print(format_rows(rows, output))
     if profile:
-        print(("\n" if output in ("table", "md") else "") + profile_text(rows),
-              file=sys.stdout if output in ("table", "md") else sys.stderr)
+        print(
+            ("\n" if output in ("table", "md") else "") + profile_text(rows),
+            file=sys.stdout if output in ("table", "md") else sys.stderr,
+        )
 
 
 @app.command("help")
@@ -324,8 +409,9 @@ def show_help(verb: Annotated[str, typer.Argument(metavar="VERB", help="Only thi
 @app.command(hidden=True)
 def simulate(
     trace: Annotated[Path, typer.Argument(metavar="TRACE", help="A folder with routing.npz.")],
-    cache: Annotated[str, typer.Option(metavar="PERCENTS", help="Cache sizes, in percent of the experts.")
-                     ] = "10,20,35,50",
+    cache: Annotated[
+        str, typer.Option(metavar="PERCENTS", help="Cache sizes, in percent of the experts.")
+    ] = "10,20,35,50",
     policy: Annotated[str, typer.Option(metavar="NAMES", help="Eviction policies, with commas, or all.")] = "all",
     max_tokens: Annotated[int | None, typer.Option(metavar="N", min=1, help="Only the first N tokens.")] = None,
 ) -> None:
@@ -397,8 +483,9 @@ def _chat(session: Session, config: RuntimeConfig) -> None:
     from moeinf.terminal.line_editor import open_reader
 
     reader = open_reader(store_home() / "history" if history_wanted() else None)
-    chat = Repl(session, reader, config, Library(store_home()),
-                lambda name, changed: _load(name, changed, session.quiet))
+    chat = Repl(
+        session, reader, config, Library(store_home()), lambda name, changed: _load(name, changed, session.quiet)
+    )
     try:
         chat.run()
     finally:

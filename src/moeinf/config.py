@@ -54,7 +54,10 @@ DEFAULT_CONTEXT = 4096
 SIZES = ("vram", "ram", "expert_cache")  # options whose text is a size
 # Upper bounds are far beyond what helps, and below what a kernel refuses in words that help nobody.
 _RANGES: Mapping[str, tuple[int, int | None]] = {
-    "context": (1, None), "threads": (1, 1024), "prefill_chunk": (1, None), "queue_depth": (1, 1024),
+    "context": (1, None),
+    "threads": (1, 1024),
+    "prefill_chunk": (1, None),
+    "queue_depth": (1, 1024),
     "num_beams": (1, 1024),
 }
 _FLAGS = {"context": "--num-ctx"}  # where it is not the field's name
@@ -158,8 +161,13 @@ def _check_type(name: str, kind: str, value: object) -> None:
     """Raises UsageError for a value that is not of the field's type, as Python callers may give one."""
     if value is None and kind.endswith("None"):
         return
-    wanted, words = (bool, "True or False") if kind == "bool" else (int, "a whole number") if kind.startswith("int") \
+    wanted, words = (
+        (bool, "True or False")
+        if kind == "bool"
+        else (int, "a whole number")
+        if kind.startswith("int")
         else (str, "text")
+    )
     if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
         words = "text such as '6GiB' or '40%', or a number of bytes" if name in SIZES else words
         raise UsageError(f"{name} must be {words}, not {value!r}")
@@ -168,8 +176,10 @@ def _check_type(name: str, kind: str, value: object) -> None:
 def _refuse_what_would_mean_nothing(config: RuntimeConfig, said: Mapping[str, object]) -> None:
     idle = []
     if config.reader == "pure":
-        idle += [(f"--queue-depth {config.queue_depth}", "queue_depth" in said, "one read at a time"),
-                 ("--direct-io", said.get("direct_io") is True, "through the page cache")]
+        idle += [
+            (f"--queue-depth {config.queue_depth}", "queue_depth" in said, "one read at a time"),
+            ("--direct-io", said.get("direct_io") is True, "through the page cache"),
+        ]
     for option, was_said, way in idle:
         if was_said:
             raise UsageError(f"{option} means nothing to --reader pure, which reads {way}; leave one of them out")

@@ -1,20 +1,20 @@
 """The exceptions that moeinf raises on purpose; each message is one line that names the remedy.
 
-    MoeinfError                    anything a user can mend; the command line prints it and exits 1
-    |- UsageError                  a value or a combination of options that cannot be meant (exit 2)
-    |- ModelNotFoundError          no stored model of that name
-    |- CheckpointError             the source is not a checkpoint that can be converted
-    |  `- UnsupportedModelError    a sound checkpoint of an architecture moeinf does not know
-    |- HubError                    the Hugging Face Hub refused, is out of reach or sent wrong bytes
-    |- StoreError                  the store is damaged, read-only, locked or of a newer version
-    |  `- ExpertReadError          an expert could not be read from its shard
-    |- NotFiniteError              a result is no number: damaged weights, or a machine that computes wrongly
-    |- DiskSpaceError              not enough free disk for a pull
-    |- OutOfMemoryError            the model, or its dense part, does not fit the memory budget
-    |- DeviceError                 the GPU that was asked for cannot be used, or failed while it was
-    |- ContextLengthError          the prompt is longer than the context
-    |- OutputError                 the answer cannot be written where it is sent
-    `- TextError                   a tokenizer or chat template that fails, hangs or is malformed
+MoeinfError                    anything a user can mend; the command line prints it and exits 1
+|- UsageError                  a value or a combination of options that cannot be meant (exit 2)
+|- ModelNotFoundError          no stored model of that name
+|- CheckpointError             the source is not a checkpoint that can be converted
+|  `- UnsupportedModelError    a sound checkpoint of an architecture moeinf does not know
+|- HubError                    the Hugging Face Hub refused, is out of reach or sent wrong bytes
+|- StoreError                  the store is damaged, read-only, locked or of a newer version
+|  `- ExpertReadError          an expert could not be read from its shard
+|- NotFiniteError              a result is no number: damaged weights, or a machine that computes wrongly
+|- DiskSpaceError              not enough free disk for a pull
+|- OutOfMemoryError            the model, or its dense part, does not fit the memory budget
+|- DeviceError                 the GPU that was asked for cannot be used, or failed while it was
+|- ContextLengthError          the prompt is longer than the context
+|- OutputError                 the answer cannot be written where it is sent
+`- TextError                   a tokenizer or chat template that fails, hangs or is malformed
 """
 
 import errno

@@ -39,8 +39,11 @@ def memory_now(root: Path = Path("/")) -> MemoryState:
     available, limited_by = _memory(root, "MemAvailable"), "machine"
     stall_s = _stall_s(root / "proc/pressure/memory")
     for group, folder, is_v2 in _groups(root, "memory"):
-        room = _room(folder, ("memory.max", "memory.high") if is_v2 else ("memory.limit_in_bytes",),
-                     "memory.current" if is_v2 else "memory.usage_in_bytes")
+        room = _room(
+            folder,
+            ("memory.max", "memory.high") if is_v2 else ("memory.limit_in_bytes",),
+            "memory.current" if is_v2 else "memory.usage_in_bytes",
+        )
         if room is not None and room < available:
             available, limited_by = room, f"control group {group}"
         stall_s = max(stall_s, _stall_s(folder / "memory.pressure"))
@@ -62,8 +65,9 @@ def macos_fact(name: str) -> int | None:
     if sys.platform != "darwin":
         return None
     value, num_bytes = ctypes.c_int(), ctypes.c_size_t(ctypes.sizeof(ctypes.c_int))
-    failed = ctypes.CDLL(None).sysctlbyname(name.encode(), ctypes.byref(value), ctypes.byref(num_bytes), None,
-                                            ctypes.c_size_t(0))
+    failed = ctypes.CDLL(None).sysctlbyname(
+        name.encode(), ctypes.byref(value), ctypes.byref(num_bytes), None, ctypes.c_size_t(0)
+    )
     return None if failed else value.value
 
 

@@ -40,6 +40,7 @@ def widened(memory: ByteArray, format: Format, rows: int, cols: int) -> Tensor:
 
 def expert_output(x: Tensor, weights: Mapping[str, Tensor], form: ExpertForm) -> Tensor:
     """x [n, hidden] -> what one expert makes of it; weights by the name of the part, biases [rows, 1]."""
+
     def product(name: str, x: Tensor) -> Tensor:
         y = x @ weights[name].T
         return y + weights[f"{name}_bias"].T if form.biased else y
@@ -79,8 +80,10 @@ class ReferenceExpertKernel:
             tokens, _ = np.nonzero(self._ids == expert)
             if not len(tokens) or expert in self._outputs:
                 raise ValueError(f"expert {expert} was not routed to, or was computed before")
-            weights = {name: widened(self._memory[offset + at :], format, rows, cols)
-                       for name, (format, rows, cols, at) in self._parts.items()}
+            weights = {
+                name: widened(self._memory[offset + at :], format, rows, cols)
+                for name, (format, rows, cols, at) in self._parts.items()
+            }
             self._outputs[expert] = expert_output(torch.from_numpy(self._hidden[tokens]), weights, self._form)
 
     def finish(self, out: Float32Array) -> None:

@@ -280,8 +280,15 @@ class Reader(Protocol):
     @property
     def notice(self) -> str: ...  # one line when O_DIRECT or io_uring was refused, else ""
 
-    def submit(self, keys: IntArray, files: IntArray, offsets: IntArray, destinations: IntArray, num_bytes: int,
-               priorities: FloatArray) -> None: ...
+    def submit(
+        self,
+        keys: IntArray,
+        files: IntArray,
+        offsets: IntArray,
+        destinations: IntArray,
+        num_bytes: int,
+        priorities: FloatArray,
+    ) -> None: ...
 
     def reprioritise(self, keys: IntArray, priorities: FloatArray) -> None: ...
 

@@ -60,8 +60,16 @@ def command(home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
 def run_process(environment: dict[str, str], *words: str, **options: Any) -> subprocess.CompletedProcess[str]:
     """The command as a process of its own, with stdin from nowhere unless said otherwise."""
     defaults: dict[str, Any] = {"stdin": subprocess.DEVNULL} if "input" not in options else {}
-    return subprocess.run([*COMMAND, *words], env=environment, capture_output=True, text=True, timeout=120,
-                          check=False, **defaults, **options)
+    return subprocess.run(
+        [*COMMAND, *words],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        **defaults,
+        **options,
+    )
 
 
 SWITCH = TemplateFacts(frozenset({"enable_thinking"}), thinks=True, tools=False)
@@ -101,9 +109,18 @@ class ScriptedModel:
     def template_variables(self, think: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
         return template_variables(self.facts, think, given)
 
-    def stream(self, prompt: Any, params: SamplingParams, *, raw: bool, think: str | None, variables: dict[str, Any],
-               should_stop: Callable[[], bool], on_prefill: Callable[[int, int], None],
-               on_thought: Callable[[str], None]) -> Iterator[str]:
+    def stream(
+        self,
+        prompt: Any,
+        params: SamplingParams,
+        *,
+        raw: bool,
+        think: str | None,
+        variables: dict[str, Any],
+        should_stop: Callable[[], bool],
+        on_prefill: Callable[[int, int], None],
+        on_thought: Callable[[str], None],
+    ) -> Iterator[str]:
         from moeinf.errors import ContextLengthError
 
         if not isinstance(prompt, str) and len(prompt) > self.context_turns:
@@ -113,10 +130,18 @@ class ScriptedModel:
         self.told.append(self.template_variables(think, variables))
         return self._answer(self.answers[(len(self.prompts) - 1) % len(self.answers)], should_stop, on_thought)
 
-    def _answer(self, pieces: Sequence[str], should_stop: Callable[[], bool], on_thought: Callable[[str], None]
-                ) -> Iterator[str]:
-        stats = GenerationStats(prompt_tokens=26, prompt_s=1.204, generated_tokens=3, token_s=[0.5, 0.5], total_s=2.5,
-                                decode_cache=CacheStats(hits=3, misses=5, demand_bytes=1 << 20), seed=7)
+    def _answer(
+        self, pieces: Sequence[str], should_stop: Callable[[], bool], on_thought: Callable[[str], None]
+    ) -> Iterator[str]:
+        stats = GenerationStats(
+            prompt_tokens=26,
+            prompt_s=1.204,
+            generated_tokens=3,
+            token_s=[0.5, 0.5],
+            total_s=2.5,
+            decode_cache=CacheStats(hits=3, misses=5, demand_bytes=1 << 20),
+            seed=7,
+        )
         self.last = Completion("", [], "length" if self.cut_by else "stop", stats, cut_by=self.cut_by)
         for number, piece in enumerate(pieces):
             if should_stop():

@@ -38,15 +38,30 @@ def test_piped_text_comes_before_the_words_and_both_streams_stay_apart(environme
 
 def test_figures_begin_on_a_line_of_their_own_behind_the_answer(environment: dict[str, str]) -> None:
     words = [sys.executable, "-m", "moeinf", "run", "demo", "Once upon a time", *SHORT, "--verbose"]
-    done = subprocess.run(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                          timeout=120, check=False, stdin=subprocess.DEVNULL)
+    done = subprocess.run(
+        words,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
     assert "\ntotal duration: " in done.stdout
 
 
 def test_a_reader_that_goes_away_ends_the_command_without_a_word_about_it(environment: dict[str, str]) -> None:
     script = f'"{sys.executable}" -m moeinf run demo "Once upon a time" -n 200 --seed 1 | head -c1'
-    done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, timeout=120,
-                          check=False, stdin=subprocess.DEVNULL)
+    done = subprocess.run(
+        ["bash", "-c", script],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
     assert len(done.stdout) == 1
     assert "Traceback" not in done.stderr and "Error" not in done.stderr and "Broken" not in done.stderr
 
@@ -89,54 +104,61 @@ def test_an_empty_prompt_word_loads_the_model_and_prints_nothing(command: Comman
     assert (done.code, done.out) == (0, "")
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    (("run", "demo"), "no prompt given"),
-    (("run", "demo", "x", "--policy", "best"), "known: lru, lfu, paper, next-use"),
-    (("run", "demo", "x", "--predictor", "oracle"), "known: "),
-    (("run", "demo", "x", "--reader", "mmap"), "known: native, pure"),
-    (("run", "demo", "x", "--expert-cache", "much"), "auto, bytes (6GiB, 500MB) or percent (40%)"),
-    (("run", "demo", "x", "--expert-cache", "512"), "may mean 512 MiB or 512 bytes"),
-    (("run", "demo", "x", "--expert-cache", "1KiB"), "at least"),
-    (("run", "demo", "x", "--device", "gpu"), "known: auto, cpu, cuda, cuda:0"),
-    (("run", "demo", "x", "--device", "cpu", "--vram", "8GiB"), "leave one of them out"),
-    (("run", "nowhere", "x", "--vram", "lots"), "--vram 'lots' is not a size"),
-    (("bench", "nowhere", "--ram", "101%"), "--ram '101%' is not a size"),
-    (("bench", "demo", "--device", "cuda:one"), "unknown device 'cuda:one'"),
-    (("run", "demo", "x", "--top-p", "2"), "top_p must be between 0 and 1"),
-    (("run", "demo", "x", "--temperature", "hot"), "--temperature"),
-    (("run", "demo", "x", "--temperature", "-1"), "temperature must be between 0 and 10000, not -1"),
-    (("run", "demo", "x", "-o", "temperature=-1"), "temperature must be between 0 and 10000, not -1"),
-    (("run", "demo", "x", "-t", "0"), "--threads must be from 1 to 1024, not 0"),
-    (("run", "nowhere", "x", "-t", "100000"), "--threads must be from 1 to 1024, not 100000"),
-    (("bench", "nowhere", "--queue-depth", "100000"), "--queue-depth must be from 1 to 1024, not 100000"),
-    (("run", "nowhere", "x", "--reader", "pure", "--queue-depth", "4"), "means nothing to --reader pure"),
-    (("run", "nowhere", "x", "--no-prefetch", "--predictor", "eamc"), "means nothing with --no-prefetch"),
-    (("run", "demo", "x", "-c", "9999999"), "beyond the model's 2048"),
-    (("run", "demo", "x", "-o", "heat=1"), "unknown option 'heat'; known: frequency_penalty, min_p, num_batch"),
-    (("run", "demo", "x", "-o", "top_k"), "NAME=VALUE"),
-    (("run", "demo", "x", "-o", "top_k=many"), "top_k must be a whole number"),
-    (("run", "demo", "x", "--file", "/nowhere/at/all"), "cannot be read"),
-    (("run", "demo", "x", "--frobnicate"), "--frobnicate"),
-    (("run", "demo", "", "--json"), "--json needs a prompt"),
-    (("run",), "Missing argument 'MODEL' (see moeinf run --help)"),
-    (("bench", "nowhere", "--prompt-file", "/nowhere/at/all"), "cannot be read"),
-    (("bench", "demo", "-p", "5000"), "the context is 2048"),
-    (("bench", "demo", "-o", "xml"), "known: table, md, csv, json, jsonl"),
-    (("show", "demo", "--license", "--template"), "only one of"),
-    (("show", "demo", "--json", "--verbose"), "only one of"),
-    (("pull", "demo", "--quant", "q5_k"), "unknown --quant 'q5_k'; known: keep, q8_0, q4_0, q4_k, iq4_nl, mxfp4"),
-    (("simulate", "/nowhere"), "no trace in /nowhere"),
-    (("dance",), "no such command: dance; see --help"),
-    (("lst",), "did you mean list?"),
-    (("help", "dance"), "no such command: dance"),
-    (("serve",), "this version has no server"), (("serve", "--port", "80"), "this version has no server"),
-    (("ps",), "there is none to list"), (("stop", "demo"), "Ctrl-C"), (("cp", "a", "b"), "--name NEW"),
-    (("create", "x", "-f", "Modelfile"), "no Modelfile"), (("push", "demo"), "uploads nothing"),
-    (("launch",), "no other"),
-    (("run", "demo", "x", "--temp", "1"), "no such option: --temp; did you mean --temperature or --template-var?"),
-    (("run", "demo", "x", "--format", "json"), "no such option: --format; see --help"),
-    (("run", "nowhere", "x", "-o", "num_gpu=99"), "--vram SIZE bounds what is used of a GPU"),
-])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("run", "demo"), "no prompt given"),
+        (("run", "demo", "x", "--policy", "best"), "known: lru, lfu, paper, next-use"),
+        (("run", "demo", "x", "--predictor", "oracle"), "known: "),
+        (("run", "demo", "x", "--reader", "mmap"), "known: native, pure"),
+        (("run", "demo", "x", "--expert-cache", "much"), "auto, bytes (6GiB, 500MB) or percent (40%)"),
+        (("run", "demo", "x", "--expert-cache", "512"), "may mean 512 MiB or 512 bytes"),
+        (("run", "demo", "x", "--expert-cache", "1KiB"), "at least"),
+        (("run", "demo", "x", "--device", "gpu"), "known: auto, cpu, cuda, cuda:0"),
+        (("run", "demo", "x", "--device", "cpu", "--vram", "8GiB"), "leave one of them out"),
+        (("run", "nowhere", "x", "--vram", "lots"), "--vram 'lots' is not a size"),
+        (("bench", "nowhere", "--ram", "101%"), "--ram '101%' is not a size"),
+        (("bench", "demo", "--device", "cuda:one"), "unknown device 'cuda:one'"),
+        (("run", "demo", "x", "--top-p", "2"), "top_p must be between 0 and 1"),
+        (("run", "demo", "x", "--temperature", "hot"), "--temperature"),
+        (("run", "demo", "x", "--temperature", "-1"), "temperature must be between 0 and 10000, not -1"),
+        (("run", "demo", "x", "-o", "temperature=-1"), "temperature must be between 0 and 10000, not -1"),
+        (("run", "demo", "x", "-t", "0"), "--threads must be from 1 to 1024, not 0"),
+        (("run", "nowhere", "x", "-t", "100000"), "--threads must be from 1 to 1024, not 100000"),
+        (("bench", "nowhere", "--queue-depth", "100000"), "--queue-depth must be from 1 to 1024, not 100000"),
+        (("run", "nowhere", "x", "--reader", "pure", "--queue-depth", "4"), "means nothing to --reader pure"),
+        (("run", "nowhere", "x", "--no-prefetch", "--predictor", "eamc"), "means nothing with --no-prefetch"),
+        (("run", "demo", "x", "-c", "9999999"), "beyond the model's 2048"),
+        (("run", "demo", "x", "-o", "heat=1"), "unknown option 'heat'; known: frequency_penalty, min_p, num_batch"),
+        (("run", "demo", "x", "-o", "top_k"), "NAME=VALUE"),
+        (("run", "demo", "x", "-o", "top_k=many"), "top_k must be a whole number"),
+        (("run", "demo", "x", "--file", "/nowhere/at/all"), "cannot be read"),
+        (("run", "demo", "x", "--frobnicate"), "--frobnicate"),
+        (("run", "demo", "", "--json"), "--json needs a prompt"),
+        (("run",), "Missing argument 'MODEL' (see moeinf run --help)"),
+        (("bench", "nowhere", "--prompt-file", "/nowhere/at/all"), "cannot be read"),
+        (("bench", "demo", "-p", "5000"), "the context is 2048"),
+        (("bench", "demo", "-o", "xml"), "known: table, md, csv, json, jsonl"),
+        (("show", "demo", "--license", "--template"), "only one of"),
+        (("show", "demo", "--json", "--verbose"), "only one of"),
+        (("pull", "demo", "--quant", "q5_k"), "unknown --quant 'q5_k'; known: keep, q8_0, q4_0, q4_k, iq4_nl, mxfp4"),
+        (("simulate", "/nowhere"), "no trace in /nowhere"),
+        (("dance",), "no such command: dance; see --help"),
+        (("lst",), "did you mean list?"),
+        (("help", "dance"), "no such command: dance"),
+        (("serve",), "this version has no server"),
+        (("serve", "--port", "80"), "this version has no server"),
+        (("ps",), "there is none to list"),
+        (("stop", "demo"), "Ctrl-C"),
+        (("cp", "a", "b"), "--name NEW"),
+        (("create", "x", "-f", "Modelfile"), "no Modelfile"),
+        (("push", "demo"), "uploads nothing"),
+        (("launch",), "no other"),
+        (("run", "demo", "x", "--temp", "1"), "no such option: --temp; did you mean --temperature or --template-var?"),
+        (("run", "demo", "x", "--format", "json"), "no such option: --format; see --help"),
+        (("run", "nowhere", "x", "-o", "num_gpu=99"), "--vram SIZE bounds what is used of a GPU"),
+    ],
+)
 def test_a_wrong_use_is_one_line_with_what_is_allowed_and_exit_code_2(
     command: Command, words: tuple[str, ...], said: str
 ) -> None:
@@ -167,9 +189,7 @@ def test_ollamas_word_for_no_gpu_is_the_cpu(command: Command, monkeypatch: pytes
     assert "CUDA_VISIBLE_DEVICES" in command("run", "demo", "").err
 
 
-def test_help_cuts_nothing_at_80_columns_and_takes_a_verb(
-    command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_help_cuts_nothing_at_80_columns_and_takes_a_verb(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     done = command("help")
     assert done.code == 0 and done.out == command("--help").out
@@ -212,9 +232,7 @@ def test_debug_anywhere_on_the_line_shows_the_traceback(command: Command) -> Non
     assert "Traceback" in command("show", "dmo", "--debug").err
 
 
-def test_an_unexpected_error_is_one_line_that_asks_for_debug(
-    command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unexpected_error_is_one_line_that_asks_for_debug(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(home: Path) -> None:
         raise ZeroDivisionError("a fault\nof ours")
 
@@ -224,12 +242,21 @@ def test_an_unexpected_error_is_one_line_that_asks_for_debug(
     assert done.err == "Error: unexpected ZeroDivisionError: a fault of ours; run again with --debug and report it\n"
 
 
-@pytest.mark.parametrize(("call", "number", "file"), [
-    ("open", errno.EIO, "config.json"), ("open", errno.EACCES, "config.json"), ("open", errno.EACCES, "manifest.json"),
-    ("stat", errno.EIO, "manifest.json"), ("stat", errno.EIO, "dense.safetensors"), ("stat", errno.EIO, "names"),
-    ("scandir", errno.EIO, "names"), ("scandir", errno.EIO, "models"), ("stat", errno.EMFILE, "partial"),
-    ("open", errno.EMFILE, "names"),
-])
+@pytest.mark.parametrize(
+    ("call", "number", "file"),
+    [
+        ("open", errno.EIO, "config.json"),
+        ("open", errno.EACCES, "config.json"),
+        ("open", errno.EACCES, "manifest.json"),
+        ("stat", errno.EIO, "manifest.json"),
+        ("stat", errno.EIO, "dense.safetensors"),
+        ("stat", errno.EIO, "names"),
+        ("scandir", errno.EIO, "names"),
+        ("scandir", errno.EIO, "models"),
+        ("stat", errno.EMFILE, "partial"),
+        ("open", errno.EMFILE, "names"),
+    ],
+)
 def test_a_fault_of_the_disk_or_of_a_limit_is_one_line_about_the_file(
     command: Command, home: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int, file: str
 ) -> None:
@@ -260,8 +287,10 @@ def test_a_fault_that_names_no_file_is_said_as_it_is(command: Command, monkeypat
     monkeypatch.setattr("moeinf.store.library.Library", fail)
     done = command("list")
     assert done.code == 1
-    assert done.err == ("Error: cannot start a computing thread; lower --threads, or raise the number of processes "
-                        "that a user may have (ulimit -u)\n")
+    assert done.err == (
+        "Error: cannot start a computing thread; lower --threads, or raise the number of processes "
+        "that a user may have (ulimit -u)\n"
+    )
 
 
 def test_ctrl_c_outside_of_an_answer_is_exit_code_130(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,13 +309,13 @@ def test_an_interrupted_pull_tells_how_to_go_on(command: Command, monkeypatch: p
     done = command("pull", "org/repo")
     assert done.code == 130
     assert done.err == "interrupted; `moeinf pull org/repo` goes on where this stopped\n"
-    assert "`moeinf pull './a b' --quant q4_k --revision v2`" in command(
-        "pull", "./a b", "--revision", "v2", "--quant", "q4_k").err
+    assert (
+        "`moeinf pull './a b' --quant q4_k --revision v2`"
+        in command("pull", "./a b", "--revision", "v2", "--quant", "q4_k").err
+    )
 
 
-def test_options_may_come_from_variables_and_flags_go_first(
-    command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_options_may_come_from_variables_and_flags_go_first(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MOEINF_SEED", "5")
     monkeypatch.setenv("MOEINF_NUM_PREDICT", "3")
     stats = json.loads(command("run", "demo", "Once", "--json", "-t", "1").out)["stats"]
@@ -301,7 +330,7 @@ def test_options_may_come_from_variables_and_flags_go_first(
 
 
 def test_every_option_about_memory_and_sampling_has_the_variable_of_its_flags_name(
-    monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from typer.main import get_command
 
@@ -311,15 +340,28 @@ def test_every_option_about_memory_and_sampling_has_the_variable_of_its_flags_na
     for name in variables:
         monkeypatch.setenv(name, "1")
     without = {line.split()[0].removeprefix("MOEINF_") for line in unknown_variables(option_kinds())}
-    assert without == {"SYSTEM", "OPTION", "FILE", "RAW", "JSON", "VERBOSE", "NOWORDWRAP", "QUIET", "THINK",
-                       "HIDETHINKING", "TEMPLATE_VAR", "QUANT"}
+    assert without == {
+        "SYSTEM",
+        "OPTION",
+        "FILE",
+        "RAW",
+        "JSON",
+        "VERBOSE",
+        "NOWORDWRAP",
+        "QUIET",
+        "THINK",
+        "HIDETHINKING",
+        "TEMPLATE_VAR",
+        "QUANT",
+    }
 
 
 def test_an_unknown_variable_is_noted_by_every_verb(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MOEINF_TEMPERATUR", "0")
     done = command("list")
-    assert done.code == 0 and done.err == ("note: MOEINF_TEMPERATUR is no variable of moeinf, and changes nothing; did "
-                                           "you mean MOEINF_TEMPERATURE?\n")
+    assert done.code == 0 and done.err == (
+        "note: MOEINF_TEMPERATUR is no variable of moeinf, and changes nothing; did you mean MOEINF_TEMPERATURE?\n"
+    )
 
 
 def test_list_has_five_columns_and_only_a_header_when_there_is_nothing(
@@ -366,8 +408,13 @@ def test_list_tells_the_names_that_can_be_pulled(command: Command) -> None:
 
 def test_show_tells_the_model_and_its_experts(command: Command) -> None:
     text = command("show", "demo").out
-    for line in ("    architecture        qwen3_moe", "    experts per layer    32", "    active per token     4",
-                 "    quantization        BF16", "    top_p          0.95"):
+    for line in (
+        "    architecture        qwen3_moe",
+        "    experts per layer    32",
+        "    active per token     4",
+        "    quantization        BF16",
+        "    top_p          0.95",
+    ):
         assert line in text.splitlines()
     assert "needs at least" in text and re.search(r"on a GPU +\S+ GiB VRAM and \S+ GiB RAM\n", text)
     assert "gate" in command("show", "demo", "-v").out
@@ -449,16 +496,26 @@ def test_bench_rows_parse_in_every_form(command: Command) -> None:
     assert all(0 <= row["expert_hit_rate"] <= 1 for row in rows)
 
 
-@pytest.mark.parametrize("words", [["--help"], ["--version"], ["pull", "--help"], ["run", "--help"], ["list"],
-                                   ["show", "demo"], ["rm", "--help"]])
+@pytest.mark.parametrize(
+    "words",
+    [["--help"], ["--version"], ["pull", "--help"], ["run", "--help"], ["list"], ["show", "demo"], ["rm", "--help"]],
+)
 def test_light_verbs_import_nothing_heavy(environment: dict[str, str], words: list[str]) -> None:
     heavy = ["torch", "huggingface_hub", "transformers", "tokenizers", "prompt_toolkit", "jinja2"]
     if "demo" not in words and words != ["list"]:
         heavy.append("numpy")
-    script = ("import sys; from moeinf import cli; code = cli.run_command(sys.argv[2:]); "
-              "print([name for name in sys.argv[1].split(',') if name in sys.modules]); sys.exit(code)")
-    done = subprocess.run([sys.executable, "-c", script, ",".join(heavy), *words], env=environment, timeout=60,
-                          capture_output=True, text=True, check=True)
+    script = (
+        "import sys; from moeinf import cli; code = cli.run_command(sys.argv[2:]); "
+        "print([name for name in sys.argv[1].split(',') if name in sys.modules]); sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, ",".join(heavy), *words],
+        env=environment,
+        timeout=60,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert done.stdout.splitlines()[-1] == "[]"
 
 

@@ -25,8 +25,15 @@ class Hang:
     mark: Path  # once it exists, reads hang
 
     def run(self, *words: str) -> subprocess.Popen[str]:
-        return subprocess.Popen([*COMMAND, "run", "demo", *words], env=self.environment, stdin=subprocess.DEVNULL,
-                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=0)
+        return subprocess.Popen(
+            [*COMMAND, "run", "demo", *words],
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            bufsize=0,
+        )
 
     def await_it(self, child: subprocess.Popen[str]) -> None:
         reached = self.mark.with_name(self.mark.name + ".reached")

@@ -81,8 +81,11 @@ def test_an_entry_of_several_lines_comes_back_as_one(type_keys: Type) -> None:
 def test_lines_typed_before_the_prompt_are_entered_one_by_one(shown: io.StringIO, tmp_path: Path) -> None:
     keyboard, terminal = os.openpty()
     output = Vt100_Output(shown, lambda: Size(rows=ROWS, columns=COLUMNS), term="xterm", enable_cpr=False)
-    with (os.fdopen(keyboard, "wb", buffering=0) as keys, os.fdopen(terminal) as stdin,
-          create_app_session(input=Vt100Input(stdin), output=output)):
+    with (
+        os.fdopen(keyboard, "wb", buffering=0) as keys,
+        os.fdopen(terminal) as stdin,
+        create_app_session(input=Vt100Input(stdin), output=output),
+    ):
         reader = EditedLines(tmp_path / "history")
         keys.write("/stats\rtwö\r\x04".encode())
         assert [reader.read(">>> "), reader.read(">>> ")] == ["/stats", "twö"]

@@ -44,8 +44,9 @@ Chat = Callable[..., "Talk"]
 
 
 class Talk:
-    def __init__(self, lines: Sequence[str | type[BaseException]], model: ScriptedModel, home: Path,
-                 clock: Callable[[], float]) -> None:
+    def __init__(
+        self, lines: Sequence[str | type[BaseException]], model: ScriptedModel, home: Path, clock: Callable[[], float]
+    ) -> None:
         self.model = model
         self.lines = ScriptedLines(lines)
         self.opened: list[tuple[str, RuntimeConfig]] = []
@@ -62,8 +63,9 @@ class Talk:
 
 @pytest.fixture
 def chat(home: Path) -> Chat:
-    def start(*lines: str | type[BaseException], model: ScriptedModel | None = None,
-              clock: Callable[[], float] = lambda: 0.0) -> Talk:
+    def start(
+        *lines: str | type[BaseException], model: ScriptedModel | None = None, clock: Callable[[], float] = lambda: 0.0
+    ) -> Talk:
         return Talk(lines, model or ScriptedModel(), home, clock)
 
     return start
@@ -88,31 +90,44 @@ def test_ctrl_c_at_the_prompt_tells_how_to_leave(chat: Chat, capsys: pytest.Capt
     assert len(talk.model.prompts) == 1
 
 
-@pytest.mark.parametrize(("line", "said"), [
-    ("/set parameter top_k 20", "Set parameter 'top_k' to '20'"),
-    ("/set parameter stop 'User:' END", "Set parameter 'stop' to 'User:, END'"),
-    ("/set parameter heat 1", "Couldn't set parameter: \"unknown parameter 'heat'; known: frequency_penalty, min_p, "
-     "num_batch, num_ctx, num_gpu, num_predict, num_thread, presence_penalty, repeat_last_n,"),
-    ("/set parameter", "Couldn't set parameter: \"unknown parameter ''; known: "),
-    ("/set parameter top_k many", "Couldn't set parameter: \"top_k must be a whole number, not 'many'\""),
-    ("/set parameter top_p 7", "Couldn't set parameter: \"top_p must be between 0 and 1, not 7.0\""),
-    ("/set parameter temperature -1",
-     "Couldn't set parameter: \"temperature must be between 0 and 10000, not -1.0\""),
-    ("/set parameter top_k", "Couldn't set parameter: \"'top_k' needs a value\""),
-    ("/set parameter num_gpu 4", "--vram SIZE bounds what is used of a GPU, so num_gpu cannot be '4'"),
-    ("/set parameter num_gpu 0", "Set parameter 'num_gpu' to '0'"),
-    ("/set parameter num_ctx few", "num_ctx must be a whole number"),
-    ("/set verbose", "Set 'verbose' mode."), ("/set nowordwrap", "Set 'nowordwrap' mode."),
-    ("/set dance", "Unknown command '/set dance'"),
-    ("/set system Be brief.", "Set system message."), ("/clear", "Cleared session context"),
-    ("/dance", "Unknown command '/dance'. Type /? for help"),
-    ("/?", "Available Commands:"), ("/help set", "/set system"), ("/? shortcuts", "Ctrl + d"), ("/show", "/show info"),
-    ("/load nothing", "Couldn't find model 'nothing'"), ("/regen", "There is no message"),
-    ("/stats", "scripted:latest · described"), ("/load", "Usage: /load"),
-])
-def test_commands_answer_on_stderr(
-    chat: Chat, capsys: pytest.CaptureFixture[str], line: str, said: str
-) -> None:
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("/set parameter top_k 20", "Set parameter 'top_k' to '20'"),
+        ("/set parameter stop 'User:' END", "Set parameter 'stop' to 'User:, END'"),
+        (
+            "/set parameter heat 1",
+            "Couldn't set parameter: \"unknown parameter 'heat'; known: frequency_penalty, min_p, "
+            "num_batch, num_ctx, num_gpu, num_predict, num_thread, presence_penalty, repeat_last_n,",
+        ),
+        ("/set parameter", "Couldn't set parameter: \"unknown parameter ''; known: "),
+        ("/set parameter top_k many", "Couldn't set parameter: \"top_k must be a whole number, not 'many'\""),
+        ("/set parameter top_p 7", 'Couldn\'t set parameter: "top_p must be between 0 and 1, not 7.0"'),
+        (
+            "/set parameter temperature -1",
+            'Couldn\'t set parameter: "temperature must be between 0 and 10000, not -1.0"',
+        ),
+        ("/set parameter top_k", "Couldn't set parameter: \"'top_k' needs a value\""),
+        ("/set parameter num_gpu 4", "--vram SIZE bounds what is used of a GPU, so num_gpu cannot be '4'"),
+        ("/set parameter num_gpu 0", "Set parameter 'num_gpu' to '0'"),
+        ("/set parameter num_ctx few", "num_ctx must be a whole number"),
+        ("/set verbose", "Set 'verbose' mode."),
+        ("/set nowordwrap", "Set 'nowordwrap' mode."),
+        ("/set dance", "Unknown command '/set dance'"),
+        ("/set system Be brief.", "Set system message."),
+        ("/clear", "Cleared session context"),
+        ("/dance", "Unknown command '/dance'. Type /? for help"),
+        ("/?", "Available Commands:"),
+        ("/help set", "/set system"),
+        ("/? shortcuts", "Ctrl + d"),
+        ("/show", "/show info"),
+        ("/load nothing", "Couldn't find model 'nothing'"),
+        ("/regen", "There is no message"),
+        ("/stats", "scripted:latest · described"),
+        ("/load", "Usage: /load"),
+    ],
+)
+def test_commands_answer_on_stderr(chat: Chat, capsys: pytest.CaptureFixture[str], line: str, said: str) -> None:
     chat(line)
     captured = capsys.readouterr()
     assert said in captured.err and captured.out == "\n"
@@ -124,9 +139,7 @@ def test_parameters_and_the_system_message_reach_the_model(chat: Chat) -> None:
     assert talk.model.prompts[0][0] == {"role": "system", "content": "Be\nbrief."}
 
 
-def test_thinking_is_switched_where_the_template_has_a_switch(
-    chat: Chat, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_thinking_is_switched_where_the_template_has_a_switch(chat: Chat, capsys: pytest.CaptureFixture[str]) -> None:
     talk = chat("a", "/set think", "b", "/set nothink", "c", "/set think high", "d")
     assert talk.model.told == [{}, {"enable_thinking": True}, {"enable_thinking": False}, {"enable_thinking": False}]
     err = capsys.readouterr().err
@@ -156,8 +169,9 @@ def test_regen_asks_the_last_question_again(chat: Chat) -> None:
 
 
 def test_a_number_that_no_option_can_have_does_not_end_the_chat(chat: Chat, capsys: pytest.CaptureFixture[str]) -> None:
-    talk = chat(f"/set parameter num_ctx {'9' * 5000}", "/set parameter num_thread 0", "/set system a\x1b[2Jb",
-                "/show system")
+    talk = chat(
+        f"/set parameter num_ctx {'9' * 5000}", "/set parameter num_thread 0", "/set system a\x1b[2Jb", "/show system"
+    )
     done = capsys.readouterr()
     assert "num_ctx must be a whole number of at most 18 digits" in done.err
     assert "--threads must be from 1 to 1024, not 0" in done.err and talk.opened == []
@@ -216,16 +230,14 @@ def test_a_new_context_length_reopens_the_model_and_keeps_the_history(chat: Chat
     assert len(cast(ScriptedModel, talk.repl.model).prompts[0]) == 3
 
 
-@pytest.mark.parametrize(("name", "config"), [
-    ("num_thread", RuntimeConfig(threads=3)), ("num_batch", RuntimeConfig(prefill_chunk=3)),
-])
+@pytest.mark.parametrize(
+    ("name", "config"), [("num_thread", RuntimeConfig(threads=3)), ("num_batch", RuntimeConfig(prefill_chunk=3))]
+)
 def test_what_belongs_to_loading_reopens_the_model(chat: Chat, name: str, config: RuntimeConfig) -> None:
     assert chat(f"/set parameter {name} 3").opened == [("scripted:latest", config)]
 
 
-def test_when_the_new_model_does_not_fit_the_old_one_comes_back(
-    chat: Chat, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_when_the_new_model_does_not_fit_the_old_one_comes_back(chat: Chat, capsys: pytest.CaptureFixture[str]) -> None:
     talk = chat("/set parameter num_ctx 99999", "still here")
     assert "error: not enough memory" in capsys.readouterr().err
     assert [config.context for _, config in talk.opened] == [99999, None]
@@ -235,8 +247,14 @@ def test_when_the_new_model_does_not_fit_the_old_one_comes_back(
 def test_list_and_show_print_the_store(chat: Chat, capsys: pytest.CaptureFixture[str]) -> None:
     chat("/list", "/show system", "/load demo", "/show info", "/show parameters", "/show template", "/show license")
     out = capsys.readouterr().out
-    for text in ("demo:latest", "No system message", "experts per layer", "Model defined parameters:", "temperature",
-                 "No prompt template"):
+    for text in (
+        "demo:latest",
+        "No system message",
+        "experts per layer",
+        "Model defined parameters:",
+        "temperature",
+        "No prompt template",
+    ):
         assert text in out
 
 
@@ -253,14 +271,23 @@ def test_an_interrupted_answer_is_said_so_and_kept(chat: Chat, capsys: pytest.Ca
 def test_ctrl_c_within_a_second_of_the_one_that_stopped_the_answer_ends_the_chat(chat: Chat) -> None:
     times = iter([10.0, 10.5])
     with pytest.raises(KeyboardInterrupt):
-        chat("one", KeyboardInterrupt, model=ScriptedModel([["a ", "b"]], on_piece=press_ctrl_c),
-             clock=lambda: next(times))
+        chat(
+            "one",
+            KeyboardInterrupt,
+            model=ScriptedModel([["a ", "b"]], on_piece=press_ctrl_c),
+            clock=lambda: next(times),
+        )
 
 
 def test_ctrl_c_later_than_that_does_not(chat: Chat) -> None:
     times = iter([10.0, 11.5])
-    talk = chat("one", KeyboardInterrupt, "/set verbose", clock=lambda: next(times),
-                model=ScriptedModel([["a ", "b"]], on_piece=press_ctrl_c))
+    talk = chat(
+        "one",
+        KeyboardInterrupt,
+        "/set verbose",
+        clock=lambda: next(times),
+        model=ScriptedModel([["a ", "b"]], on_piece=press_ctrl_c),
+    )
     assert talk.session.verbose
 
 

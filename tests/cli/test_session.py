@@ -34,14 +34,22 @@ def press_ctrl_c(number: int) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
 
-@pytest.mark.parametrize(("stdin", "words", "stdout_is_terminal", "expected"), [
-    (None, [], True, None), (None, ["say", "hi"], True, "say hi"), (None, ["say", "hi"], False, "say hi"),
-    (None, [""], True, ""), ("piped\n", ["say"], False, "piped say"), ("piped\n\n", [], True, "piped"),
-    ("", ["say"], True, "say"), ("a\nb\n", ["c", "d"], True, "a\nb c d"), ("", [""], True, ""),
-])
+@pytest.mark.parametrize(
+    ("stdin", "words", "stdout_is_terminal", "expected"),
+    [
+        (None, [], True, None),
+        (None, ["say", "hi"], True, "say hi"),
+        (None, ["say", "hi"], False, "say hi"),
+        (None, [""], True, ""),
+        ("piped\n", ["say"], False, "piped say"),
+        ("piped\n\n", [], True, "piped"),
+        ("", ["say"], True, "say"),
+        ("a\nb\n", ["c", "d"], True, "a\nb c d"),
+        ("", [""], True, ""),
+    ],
+)
 def test_what_stdin_and_the_words_mean(
-    monkeypatch: pytest.MonkeyPatch, stdin: str | None, words: list[str], stdout_is_terminal: bool,
-    expected: str | None,
+    monkeypatch: pytest.MonkeyPatch, stdin: str | None, words: list[str], stdout_is_terminal: bool, expected: str | None
 ) -> None:
     piped = io.TextIOWrapper(io.BytesIO((stdin or "").encode()))
     monkeypatch.setattr(sys, "stdin", Terminal() if stdin is None else piped)
@@ -159,12 +167,19 @@ def test_each_notice_of_the_model_is_said_once(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err == "note: O_DIRECT was refused\nnote: turns were merged\n"
 
 
-@pytest.mark.parametrize(("cut_by", "quiet", "said"), [
-    ("context", False, "note: the answer was cut, as the context of 128 tokens is full: ask for less, or raise --num"),
-    ("context", True, "note: the answer was cut, as the context of 128 tokens is full"),
-    ("num_predict", False, "note: the answer was cut after 0 tokens, as num_predict asks for\n"),
-    ("max_length", True, "which the checkpoint sets as the longest; --num-predict allows for more\n"),
-])
+@pytest.mark.parametrize(
+    ("cut_by", "quiet", "said"),
+    [
+        (
+            "context",
+            False,
+            "note: the answer was cut, as the context of 128 tokens is full: ask for less, or raise --num",
+        ),
+        ("context", True, "note: the answer was cut, as the context of 128 tokens is full"),
+        ("num_predict", False, "note: the answer was cut after 0 tokens, as num_predict asks for\n"),
+        ("max_length", True, "which the checkpoint sets as the longest; --num-predict allows for more\n"),
+    ],
+)
 def test_an_answer_that_was_cut_is_said_so_behind_it(
     capsys: pytest.CaptureFixture[str], cut_by: CutBy, quiet: bool, said: str
 ) -> None:
@@ -193,9 +208,14 @@ def test_figures_come_in_ollamas_words_and_those_of_the_cache_behind(capsys: pyt
     assert capsys.readouterr().err == "", "nothing before the answer has ended"
     chat.comment(completion)
     assert capsys.readouterr().err.splitlines() == [
-        "total duration:       2.5s", "prompt eval count:    26 token(s)", "prompt eval duration: 1.204s",
-        "prompt eval rate:     21.59 tokens/s", "eval count:           3 token(s)", "eval duration:        1s",
-        "eval rate:            2.00 tokens/s", "seed:                 7",
+        "total duration:       2.5s",
+        "prompt eval count:    26 token(s)",
+        "prompt eval duration: 1.204s",
+        "prompt eval rate:     21.59 tokens/s",
+        "eval count:           3 token(s)",
+        "eval duration:        1s",
+        "eval rate:            2.00 tokens/s",
+        "seed:                 7",
         "expert cache:         4/8 experts, 37.5% hit (3/8)",
         "expert transfer:      512.0 KiB/token, 1.0 MiB/s, 0ms stalled",
     ]
@@ -223,7 +243,7 @@ def on_a_terminal(monkeypatch: pytest.MonkeyPatch, model: ScriptedModel, term: s
 
 
 def test_a_pipe_gets_the_answer_and_json_its_thoughts_in_a_field_of_their_own(
-    capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     answer_once(session(ScriptedModel(THOUGHTFUL)), "hi", raw=False, as_json=False)
     captured = capsys.readouterr()
@@ -247,7 +267,8 @@ def test_an_answer_cut_in_the_middle_of_a_thought_leaves_no_colour_behind(
     model = ScriptedModel([[Thought("Hm\x1b[2J")]], cut_by="context")
     assert on_a_terminal(monkeypatch, model) == f"{GREY}Thinking...\nHm[2J{END}\n\n"
     assert capsys.readouterr().err.startswith(
-        "note: the model was still thinking: its answer was cut, as the context of 128 tokens is full")
+        "note: the model was still thinking: its answer was cut, as the context of 128 tokens is full"
+    )
 
 
 def test_a_model_that_only_thinks_is_said_to_have_given_no_answer(capsys: pytest.CaptureFixture[str]) -> None:

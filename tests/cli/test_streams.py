@@ -12,8 +12,15 @@ RUN = f"{MOEINF} run demo Once -n 4 --seed 1 -t 1"
 
 
 def shell(environment: dict[str, str], line: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["bash", "-c", f"set -o pipefail; {line}"], env=environment, capture_output=True, text=True,
-                          timeout=120, check=False, stdin=subprocess.DEVNULL)
+    return subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {line}"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
 
 
 def test_an_answer_does_not_need_anywhere_to_put_notes(environment: dict[str, str]) -> None:
@@ -24,18 +31,24 @@ def test_an_answer_does_not_need_anywhere_to_put_notes(environment: dict[str, st
         assert (done.returncode, done.stdout) == (0, whole.stdout), way
 
 
-@pytest.mark.parametrize(("words", "way", "reason"), [
-    (f"{MOEINF} list", ">&-", "Bad file descriptor"), (RUN, ">&- <&-", "Bad file descriptor"),
-    (RUN, ">/dev/full", "No space left on device"),
-])
+@pytest.mark.parametrize(
+    ("words", "way", "reason"),
+    [
+        (f"{MOEINF} list", ">&-", "Bad file descriptor"),
+        (RUN, ">&- <&-", "Bad file descriptor"),
+        (RUN, ">/dev/full", "No space left on device"),
+    ],
+)
 def test_an_answer_that_cannot_be_written_is_an_error_of_one_line(
     environment: dict[str, str], words: str, way: str, reason: str
 ) -> None:
     done = shell(environment, f"{words} {way}")
     assert done.returncode == 1 and done.stdout == ""
     errors = [line for line in done.stderr.splitlines() if not line.startswith("note: ")]
-    assert errors == [f"Error: the output cannot be written to standard output: {reason}; check where it is sent, and "
-                      "repeat the command"]
+    assert errors == [
+        f"Error: the output cannot be written to standard output: {reason}; check where it is sent, and "
+        "repeat the command"
+    ]
 
 
 def test_with_nowhere_to_say_it_the_exit_code_tells(environment: dict[str, str]) -> None:

@@ -21,8 +21,14 @@ def spawn(environment: dict[str, str], tmp_path: Path) -> Iterator[Spawn]:
     children = []
 
     def start(*words: str, **changes: str) -> pexpect.spawn:
-        child = pexpect.spawn(COMMAND[0], [*COMMAND[1:], *words], env=environment | changes, encoding="utf-8",
-                              timeout=60, dimensions=(24, 80))
+        child = pexpect.spawn(
+            COMMAND[0],
+            [*COMMAND[1:], *words],
+            env=environment | changes,
+            encoding="utf-8",
+            timeout=60,
+            dimensions=(24, 80),
+        )
         children.append(child)
         return child
 
@@ -85,8 +91,14 @@ def test_one_answer_on_a_terminal_ends_with_an_empty_line(spawn: Spawn) -> None:
 
 
 def test_sigint_in_the_middle_of_an_answer_ends_it_with_130(environment: dict[str, str]) -> None:
-    child = subprocess.Popen([*COMMAND, "run", "demo", "Once upon a time", *ENDLESS], env=environment,
-                             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
+    child = subprocess.Popen(
+        [*COMMAND, "run", "demo", "Once upon a time", *ENDLESS],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        bufsize=0,
+    )
     assert child.stdout is not None and child.stdout.read(1)
     child.send_signal(signal.SIGINT)
     out, err = child.communicate(timeout=60)

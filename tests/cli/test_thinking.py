@@ -34,10 +34,15 @@ def test_a_pipe_gets_the_answer_alone_and_json_both(command: Command, thinker: S
     assert (answer["finish_reason"], answer["cut_by"]) == ("stop", None)
 
 
-@pytest.mark.parametrize(("words", "thought"), [
-    (("--think",), "Let me see"), (("--think=true",), "Let me see"), (("--think=false",), ""),
-    (("--template-var", "enable_thinking=false"), ""),
-])
+@pytest.mark.parametrize(
+    ("words", "thought"),
+    [
+        (("--think",), "Let me see"),
+        (("--think=true",), "Let me see"),
+        (("--think=false",), ""),
+        (("--template-var", "enable_thinking=false"), ""),
+    ],
+)
 def test_the_template_is_told_whether_to_think(
     command: Command, thinker: StoredModel, words: tuple[str, ...], thought: str
 ) -> None:
@@ -50,22 +55,30 @@ def test_an_answer_that_is_cut_while_the_model_thinks_is_no_answer_and_says_so(
 ) -> None:
     done = command("run", "thinker", "hi", "-n", "3")
     assert (done.code, done.out) == (0, "\n")
-    assert done.err == ("note: the model was still thinking: its answer was cut after 3 tokens, as num_predict asks "
-                        "for\n")
+    assert done.err == (
+        "note: the model was still thinking: its answer was cut after 3 tokens, as num_predict asks for\n"
+    )
 
 
-@pytest.mark.parametrize(("model", "words", "said"), [
-    ("demo", ("--think",), "this model does not think: its chat template has no switch for it"),
-    ("demo", ("--think=false",), "this model does not think"),
-    ("thinker", ("--think=high",), "this model knows no levels of thinking, only true and false"),
-    ("thinker", ("--think=loud",), "--think cannot be 'loud'; it is one of true, false, low, medium, high"),
-    ("thinker", ("--think", "low"), "may mean two things: write --think=low for how to think, or"),
-    ("thinker", ("--template-var", "x=1"), "the chat template reads no variable 'x'; it reads: enable_thinking"),
-    ("thinker", ("--template-var", "x"), "is not NAME=VALUE"),
-    ("thinker", ("--think", "--raw"), "--raw does without the chat template, which --think is for"),
-])
+@pytest.mark.parametrize(
+    ("model", "words", "said"),
+    [
+        ("demo", ("--think",), "this model does not think: its chat template has no switch for it"),
+        ("demo", ("--think=false",), "this model does not think"),
+        ("thinker", ("--think=high",), "this model knows no levels of thinking, only true and false"),
+        ("thinker", ("--think=loud",), "--think cannot be 'loud'; it is one of true, false, low, medium, high"),
+        ("thinker", ("--think", "low"), "may mean two things: write --think=low for how to think, or"),
+        ("thinker", ("--template-var", "x=1"), "the chat template reads no variable 'x'; it reads: enable_thinking"),
+        ("thinker", ("--template-var", "x"), "is not NAME=VALUE"),
+        ("thinker", ("--think", "--raw"), "--raw does without the chat template, which --think is for"),
+    ],
+)
 def test_what_the_template_would_ignore_is_refused_before_loading(
-    command: Command, thinker: StoredModel, monkeypatch: pytest.MonkeyPatch, model: str, words: tuple[str, ...],
+    command: Command,
+    thinker: StoredModel,
+    monkeypatch: pytest.MonkeyPatch,
+    model: str,
+    words: tuple[str, ...],
     said: str,
 ) -> None:
     monkeypatch.setattr("moeinf.engine.model.Model", None)

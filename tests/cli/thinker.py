@@ -11,15 +11,35 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from tests.checkpoints import CONFIG, random_tensors, write_checkpoint
 
-WORDS = ("[UNK]", "<|im_start|>", "<|im_end|>", "user", "assistant", "<think>", "</think>", "Let", "me", "see", "Hello",
-         "there")
+WORDS = (
+    "[UNK]",
+    "<|im_start|>",
+    "<|im_end|>",
+    "user",
+    "assistant",
+    "<think>",
+    "</think>",
+    "Let",
+    "me",
+    "see",
+    "Hello",
+    "there",
+)
 SAYS: Mapping[str, str] = {
-    "assistant": "<think>", "<think>": "Let", "Let": "me", "me": "see", "see": "</think>", "</think>": "Hello",
-    "Hello": "there", "there": "<|im_end|>",
+    "assistant": "<think>",
+    "<think>": "Let",
+    "Let": "me",
+    "me": "see",
+    "see": "</think>",
+    "</think>": "Hello",
+    "Hello": "there",
+    "there": "<|im_end|>",
 }
-TEMPLATE = ("{% for m in messages %}<|im_start|> {{ m.role }} {{ m.content }} <|im_end|> {% endfor %}"
-            "<|im_start|> assistant"
-            "{% if enable_thinking is defined and not enable_thinking %} <think> </think>{% endif %}")
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|> {{ m.role }} {{ m.content }} <|im_end|> {% endfor %}"
+    "<|im_start|> assistant"
+    "{% if enable_thinking is defined and not enable_thinking %} <think> </think>{% endif %}"
+)
 
 
 def write_thinker(folder: Path) -> Path:

@@ -535,9 +535,7 @@ STEPS = st.lists(
 
 
 @settings(
-    max_examples=60,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 @given(steps=STEPS)
 def test_bytes_are_right_under_any_schedule(bench: Bench, steps: list[tuple[str, list[int], float]]) -> None:

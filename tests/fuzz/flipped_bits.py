@@ -37,8 +37,12 @@ from moeinf.types import Float32Array
 PROMPT = "The king said, that he would go to the sea"
 TOKENS = 8
 WAYS: tuple[dict[str, Any], ...] = (
-    {"expert_cache": "20%"}, {}, {"expert_cache": "20%", "reader": "pure"},
-    {"expert_cache": "20%", "verify_reads": True}, {"expert_cache": "40%", "prefetch": False, "direct_io": False})
+    {"expert_cache": "20%"},
+    {},
+    {"expert_cache": "20%", "reader": "pure"},
+    {"expert_cache": "20%", "verify_reads": True},
+    {"expert_cache": "40%", "prefetch": False, "direct_io": False},
+)
 
 
 class Greedy:

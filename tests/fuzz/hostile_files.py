@@ -37,20 +37,70 @@ from moeinf.store.library import Library
 from moeinf.text.tokenizer import check_text_files
 
 CONFIG: dict[str, Any] = {
-    "model_type": "qwen3_moe", "vocab_size": 8, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
-    "num_key_value_heads": 1, "head_dim": 16, "intermediate_size": 32, "moe_intermediate_size": 32, "num_experts": 4,
-    "num_experts_per_tok": 2, "max_position_embeddings": 64, "rope_theta": 10000.0, "tie_word_embeddings": False,
-    "rope_scaling": {"rope_type": "yarn", "factor": 2.0}, "mlp_only_layers": [], "eos_token_id": 1,
+    "model_type": "qwen3_moe",
+    "vocab_size": 8,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "intermediate_size": 32,
+    "moe_intermediate_size": 32,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "max_position_embeddings": 64,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "rope_scaling": {"rope_type": "yarn", "factor": 2.0},
+    "mlp_only_layers": [],
+    "eos_token_id": 1,
 }
 TOKENIZER: dict[str, Any] = {
-    "version": "1.0", "added_tokens": [], "normalizer": None, "pre_tokenizer": {"type": "Whitespace"},
-    "post_processor": None, "decoder": None,
-    "model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "a"}}
-SMALL = {"config.json": CONFIG, "tokenizer.json": TOKENIZER, "generation_config.json": {"top_k": 5, "do_sample": True},
-         "tokenizer_config.json": {"add_bos_token": False, "chat_template": "{{ messages[0].content }}"}}
+    "version": "1.0",
+    "added_tokens": [],
+    "normalizer": None,
+    "pre_tokenizer": {"type": "Whitespace"},
+    "post_processor": None,
+    "decoder": None,
+    "model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "a"},
+}
+SMALL = {
+    "config.json": CONFIG,
+    "tokenizer.json": TOKENIZER,
+    "generation_config.json": {"top_k": 5, "do_sample": True},
+    "tokenizer_config.json": {"add_bos_token": False, "chat_template": "{{ messages[0].content }}"},
+}
 HOSTILE: tuple[Any, ...] = (
-    None, True, 0, -1, 1, 7, 2**31 - 1, 2**31, 2**63, 10**9, 10**400, 0.5, 1e300, -1e300, 5e-324, math.inf, math.nan,
-    "", "x", "../x", "/etc/passwd", "\x1b[2J", "\ud800", "a" * 100_000, [], {}, [[]], [0] * 10_000, {"a": {"b": 1}})
+    None,
+    True,
+    0,
+    -1,
+    1,
+    7,
+    2**31 - 1,
+    2**31,
+    2**63,
+    10**9,
+    10**400,
+    0.5,
+    1e300,
+    -1e300,
+    5e-324,
+    math.inf,
+    math.nan,
+    "",
+    "x",
+    "../x",
+    "/etc/passwd",
+    "\x1b[2J",
+    "\ud800",
+    "a" * 100_000,
+    [],
+    {},
+    [[]],
+    [0] * 10_000,
+    {"a": {"b": 1}},
+)
 WEIGHTS = "model.safetensors"
 ALLOWANCE_BYTES = 64 << 20
 ADDRESS_BYTES = 2 << 30  # above what the process has at its start
@@ -118,8 +168,14 @@ def mutate_file(path: Path, rng: random.Random) -> None:
     else:
         path.unlink(missing_ok=True)
         special: list[Callable[[], object]] = [
-            lambda: None, lambda: os.mkfifo(path), path.mkdir, lambda: path.symlink_to("/dev/zero"),
-            lambda: path.symlink_to("/etc/passwd"), lambda: path.symlink_to(path.name), lambda: path.symlink_to("/no")]
+            lambda: None,
+            lambda: os.mkfifo(path),
+            path.mkdir,
+            lambda: path.symlink_to("/dev/zero"),
+            lambda: path.symlink_to("/etc/passwd"),
+            lambda: path.symlink_to(path.name),
+            lambda: path.symlink_to("/no"),
+        ]
         rng.choice(special)()
 
 
@@ -143,8 +199,9 @@ class Cases:
         shutil.copytree(self._store, self._work / "home")
         self._library = Library(self._work / "home")
         self._kept = self._library.find("kept").path
-        case = rng.choices([self._pull, self._resume, self._name, self._manifest, self._collection],
-                           [10, 2, 4, 4, 1])[0]
+        case = rng.choices([self._pull, self._resume, self._name, self._manifest, self._collection], [10, 2, 4, 4, 1])[
+            0
+        ]
         tracemalloc.reset_peak()
         before = tracemalloc.get_traced_memory()[0]
         try:
@@ -170,9 +227,15 @@ class Cases:
         source, other = self._work / "source", self._work / "home" / "partial" / "0123456789abcdef"
         shutil.copytree(self._sound, source)
         other.mkdir(parents=True)
-        journal = {"version": 2, "label": "half:latest", "source": {"kind": "folder", "path": str(source)},
-                   "quantisation": {"experts": "keep", "dense": "keep"}, "fingerprint": "", "layout": "",
-                   "converted": [WEIGHTS]}
+        journal = {
+            "version": 2,
+            "label": "half:latest",
+            "source": {"kind": "folder", "path": str(source)},
+            "quantisation": {"experts": "keep", "dense": "keep"},
+            "fingerprint": "",
+            "layout": "",
+            "converted": [WEIGHTS],
+        }
         (other / "journal.json").write_text(json.dumps(journal))
         mutate_file(other / "journal.json", rng)
         [partial] = self._library.partials()

@@ -71,9 +71,11 @@ class Layer:
             at = expert * self.stride
             for part, shape in enumerate(((INTERMEDIATE, HIDDEN), (INTERMEDIATE, HIDDEN), (HIDDEN, INTERMEDIATE))):
                 self.memory[at + part * size : at + (part + 1) * size] = blocks(format, *shape, 3 * expert + part)
-        self.parts = ExpertParts(ExpertPart(format, INTERMEDIATE, HIDDEN, 0),
-                                 ExpertPart(format, INTERMEDIATE, HIDDEN, size),
-                                 ExpertPart(format, HIDDEN, INTERMEDIATE, 2 * size))
+        self.parts = ExpertParts(
+            ExpertPart(format, INTERMEDIATE, HIDDEN, 0),
+            ExpertPart(format, INTERMEDIATE, HIDDEN, size),
+            ExpertPart(format, HIDDEN, INTERMEDIATE, 2 * size),
+        )
 
     def addresses(self, experts: IntArray) -> IntArray:
         return self.memory.data_ptr() + experts.astype(np.int64) * self.stride
@@ -117,8 +119,12 @@ def test_experts_of_a_prompt_are_those_of_the_twin_and_of_single_tokens(format: 
     near(results[0][17 * TOP_K : 18 * TOP_K], places, 1e-4 if format == "f32" else 4 * BF16_BIT)
 
 
-FORMS = [ExpertForm("swiglu_clamped", biased=True, limit=0.5), ExpertForm("relu", gated=False, biased=True),
-         ExpertForm("relu", gated=False), ExpertForm("gelu")]
+FORMS = [
+    ExpertForm("swiglu_clamped", biased=True, limit=0.5),
+    ExpertForm("relu", gated=False, biased=True),
+    ExpertForm("relu", gated=False),
+    ExpertForm("gelu"),
+]
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.activation + "-gated" * form.gated)
@@ -181,8 +187,20 @@ def test_attention_is_that_of_the_twin(
     for ops in (TritonVectorOps(), TorchVectorOps()):
         keys, values = (cache.clone() for cache in caches)
         q, k, v = (random(tokens, n * dim, seed=4 + n) for n in (heads, kv_heads, kv_heads))
-        ops.rope_store(q, k, v, random(dim, seed=9), random(dim, seed=8), 1e-6, 0.0, angles.cos(), angles.sin(),
-                       position, keys, values)
+        ops.rope_store(
+            q,
+            k,
+            v,
+            random(dim, seed=9),
+            random(dim, seed=8),
+            1e-6,
+            0.0,
+            angles.cos(),
+            angles.sin(),
+            position,
+            keys,
+            values,
+        )
         out = torch.empty_like(q)
         ops.attend(q, keys, values, position, start, window, dim**-0.5, out)
         results += [out]
@@ -223,8 +241,11 @@ def test_missing_experts_are_claimed_and_gathered_from_pinned_memory() -> None:
         key_of=torch.full((slots,), -1, dtype=torch.int32, device="cuda"),
         slot_address=(memory.data_ptr() + torch.arange(slots) * size).cuda(),
         host=(host.data_ptr() + torch.arange(experts) * size).cuda(),
-        scores=random(experts + 1), misses=torch.zeros(1, dtype=torch.int64, device="cuda"),
-        num_experts=experts, step=0)
+        scores=random(experts + 1),
+        misses=torch.zeros(1, dtype=torch.int64, device="cuda"),
+        num_experts=experts,
+        step=0,
+    )
     addresses = torch.zeros(TOP_K, dtype=torch.int64, device="cuda")
     copies = torch.zeros((TOP_K, 2), dtype=torch.int64, device="cuda")
     ops, rng = TritonVectorOps(), np.random.default_rng(1)

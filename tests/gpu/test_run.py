@@ -80,9 +80,18 @@ def test_when_device_memory_runs_out_slots_are_given_up(demo: StoredModel, monke
 
 @pytest.fixture(scope="module")
 def translators(tmp_path_factory: pytest.TempPathFactory) -> dict[str, StoredModel]:
-    return {str(c["model_type"]): Stored(c, tmp_path_factory.mktemp("model"), {
-        "decoder_start_token_id": c["decoder_start_token_id"], "eos_token_id": c["eos_token_id"], "max_length": 14,
-    }).stored for c in (SWITCH, NLLB)}
+    return {
+        str(c["model_type"]): Stored(
+            c,
+            tmp_path_factory.mktemp("model"),
+            {
+                "decoder_start_token_id": c["decoder_start_token_id"],
+                "eos_token_id": c["eos_token_id"],
+                "max_length": 14,
+            },
+        ).stored
+        for c in (SWITCH, NLLB)
+    }
 
 
 @pytest.mark.parametrize("num_beams", [1, 4])
@@ -94,8 +103,12 @@ def test_an_encoder_decoder_answers_as_on_the_cpu_for_every_number_of_slots(
     options: dict[str, Any] = {"num_beams": num_beams}
     options |= {"src_lang": "eng_Latn", "tgt_lang": "fra_Latn"} if kind == "nllb-moe" else {}
     answers = []
-    for device, slots, ram in (("cpu", "100%", "auto"), ("cuda", "100%", "auto"), ("cuda", "10%", "auto"),
-                               ("cuda", "30%", host_room(stored, 10))):
+    for device, slots, ram in (
+        ("cpu", "100%", "auto"),
+        ("cuda", "100%", "auto"),
+        ("cuda", "10%", "auto"),
+        ("cuda", "30%", host_room(stored, 10)),
+    ):
         with Model(stored, RuntimeConfig(device=device, expert_cache=slots, ram=ram, **options)) as model:
             answers.append([model.generate(text, model.params()).token_ids for text in (TEXT, "w9 w9 w3", TEXT)])
     assert answers[0][0] and all(answer == answers[0] for answer in answers)

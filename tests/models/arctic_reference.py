@@ -64,8 +64,10 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(hidden, hidden, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (project(x).view(len(x), -1, self.size).transpose(0, 1)
-                   for project in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = (
+            project(x).view(len(x), -1, self.size).transpose(0, 1)
+            for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
         q, k = self.turned(q), self.turned(k)
         k, v = (part.repeat_interleave(self.heads // self.kv_heads, 0) for part in (k, v))
         places = torch.arange(len(x))
@@ -118,11 +120,13 @@ class ArcticReference(nn.Module):
         super().__init__()
         self.config = config
         hidden, vocabulary = config["hidden_size"], config["vocab_size"]
-        self.model = nn.ModuleDict({
-            "embed_tokens": nn.Embedding(vocabulary, hidden),
-            "layers": nn.ModuleList(Layer(config, i) for i in range(config["num_hidden_layers"])),
-            "norm": nn.RMSNorm(hidden, config["rms_norm_eps"]),
-        })
+        self.model = nn.ModuleDict(
+            {
+                "embed_tokens": nn.Embedding(vocabulary, hidden),
+                "layers": nn.ModuleList(Layer(config, i) for i in range(config["num_hidden_layers"])),
+                "norm": nn.RMSNorm(hidden, config["rms_norm_eps"]),
+            }
+        )
         self.lm_head = nn.Linear(hidden, vocabulary, bias=False)
         for parameter in self.parameters():
             if parameter.dim() > 1:

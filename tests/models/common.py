@@ -7,9 +7,17 @@ from pathlib import Path
 from typing import Any
 
 COMMON: dict[str, Any] = {
-    "vocab_size": 97, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "max_position_embeddings": 256, "rope_theta": 10000.0, "tie_word_embeddings": False, "bos_token_id": 0,
-    "eos_token_id": 1, "initializer_range": 0.2,
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "initializer_range": 0.2,
 }
 
 

@@ -41,12 +41,24 @@ HIDDEN, EXPERTS, TOKENS = 24, 12, 40
 
 def gate_tensors() -> dict[str, Tensor]:
     torch.manual_seed(3)
-    return {"norm.weight": torch.rand(HIDDEN) + 0.5, "gate.weight": torch.randn(EXPERTS, HIDDEN),
-            "gate.e_score_correction_bias": torch.randn(EXPERTS) * 0.5}
+    return {
+        "norm.weight": torch.rand(HIDDEN) + 0.5,
+        "gate.weight": torch.randn(EXPERTS, HIDDEN),
+        "gate.e_score_correction_bias": torch.randn(EXPERTS) * 0.5,
+    }
 
 
-def published_gate(tensors: dict[str, Tensor], hidden: Tensor, *, sigmoid: bool, groups: int, used: int, top_k: int,
-                   normalise: bool, scaling: float) -> Tensor:
+def published_gate(
+    tensors: dict[str, Tensor],
+    hidden: Tensor,
+    *,
+    sigmoid: bool,
+    groups: int,
+    used: int,
+    top_k: int,
+    normalise: bool,
+    scaling: float,
+) -> Tensor:
     """Weights of every expert [tokens, experts], token by token, after MoEGate.forward of modeling_deepseek.py (V2) and
     Gate.forward of inference/model.py (V3)."""
     weights = torch.zeros(len(hidden), EXPERTS)
@@ -70,15 +82,29 @@ def published_gate(tensors: dict[str, Tensor], hidden: Tensor, *, sigmoid: bool,
 def test_routers_choose_and_weigh_as_the_published_code(sigmoid: bool, groups: int, used: int, normalise: bool) -> None:
     tensors = gate_tensors()
     config = DeepseekMoe.parse(
-        Fields(DEEPSEEK_V2 | {"n_group": groups, "topk_group": used, "norm_topk_prob": normalise,
-                              "routed_scaling_factor": 1.7}), 3, normalise=False, corrected=sigmoid)
+        Fields(
+            DEEPSEEK_V2
+            | {"n_group": groups, "topk_group": used, "norm_topk_prob": normalise, "routed_scaling_factor": 1.7}
+        ),
+        3,
+        normalise=False,
+        corrected=sigmoid,
+    )
     layers = NativeLayers(Kernels(1), {name: stored(tensor) for name, tensor in tensors.items()}, "f32")
     router = (SigmoidRouter if sigmoid else SoftmaxRouter)(layers, config, "gate.", "norm.weight", 1e-6)
     x = torch.randn(TOKENS, HIDDEN)
     hidden, routing = router(x.numpy())
     ours = torch.zeros(TOKENS, EXPERTS).scatter_(1, torch.from_numpy(routing.ids), torch.from_numpy(routing.weights))
-    theirs = published_gate(tensors, torch.from_numpy(hidden), sigmoid=sigmoid, groups=groups, used=used, top_k=3,
-                            normalise=normalise, scaling=1.7)
+    theirs = published_gate(
+        tensors,
+        torch.from_numpy(hidden),
+        sigmoid=sigmoid,
+        groups=groups,
+        used=used,
+        top_k=3,
+        normalise=normalise,
+        scaling=1.7,
+    )
     assert torch.allclose(ours, theirs, atol=1e-6)
 
 
@@ -149,6 +175,7 @@ def test_a_long_prompt_is_attended_with_piece_by_piece() -> None:
 
 # ---- configs
 
+
 def test_layers_that_predict_further_tokens_are_ignored_by_name() -> None:
     for config in (DEEPSEEK_V3, GLM4):
         plan = architecture(config).tensor_plan(config)
@@ -170,12 +197,20 @@ def test_what_is_multiplied_by_head_is_never_quantised() -> None:
     assert "model.layers.0.self_attn.kv_a_proj_with_mqa.weight" in plan.matrices
 
 
-@pytest.mark.parametrize("config, field, value", [
-    (DEEPSEEK_V2, "scoring_func", "sigmoid"), (DEEPSEEK_V2, "topk_method", "noaux_tc"), (DEEPSEEK_V2, "mlp_bias", True),
-    (DEEPSEEK_V2, "rope_interleave", False), (DEEPSEEK_V2, "partial_rotary_factor", 0.5),
-    (DEEPSEEK_V3, "scoring_func", "softmax"), (DEEPSEEK_V3, "topk_method", "greedy"),
-    (DEEPSEEK_V3, "hidden_act", "gelu"), (GLM4, "scoring_func", "softmax"),
-])
+@pytest.mark.parametrize(
+    "config, field, value",
+    [
+        (DEEPSEEK_V2, "scoring_func", "sigmoid"),
+        (DEEPSEEK_V2, "topk_method", "noaux_tc"),
+        (DEEPSEEK_V2, "mlp_bias", True),
+        (DEEPSEEK_V2, "rope_interleave", False),
+        (DEEPSEEK_V2, "partial_rotary_factor", 0.5),
+        (DEEPSEEK_V3, "scoring_func", "softmax"),
+        (DEEPSEEK_V3, "topk_method", "greedy"),
+        (DEEPSEEK_V3, "hidden_act", "gelu"),
+        (GLM4, "scoring_func", "softmax"),
+    ],
+)
 def test_what_changes_the_mathematics_is_refused_by_name(config: dict[str, Any], field: str, value: Any) -> None:
     with pytest.raises(UnsupportedModelError, match=field):
         architecture(config).tensor_plan(config | {field: value})

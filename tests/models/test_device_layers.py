@@ -103,7 +103,10 @@ FEATURES: dict[str, dict[str, Any]] = {
     "partial rotary": {"rope": plain_rope(12, 1e4)},
     "interleaved pairs, head norms": {"rope": plain_rope(24, 1e4, interleaved=True), "qk_norm": "head"},
     "interleaved, partial, norms that store one less": {
-        "rope": plain_rope(8, 1e4, interleaved=True), "qk_norm": "head", "norm": "rms+1"},
+        "rope": plain_rope(8, 1e4, interleaved=True),
+        "qk_norm": "head",
+        "norm": "rms+1",
+    },
     "no positions, all biases": {"rope": None, "bias": True, "output_bias": True},
     "scaled positions and scores": {"rope": Rope(plain_rope(24, 1e4).frequencies, scale=1.3), "scale": 0.31},
     "sinks, window, output bias": {"sinks": True, "window": 5, "output_bias": True},

@@ -71,10 +71,19 @@ def test_one_captured_step_serves_sources_of_every_length(pair: Pair) -> None:
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize(("num_beams", "penalty", "early", "forced"), [
-    (2, 1.0, False, [33]), (3, 0.3, "never", [33]), (4, 1.5, "never", [33]), (9, 1.0, False, [33]), (3, 1.0, True, [])])
-def test_a_beam_search_finds_what_it_finds_on_the_cpu(pair: Pair, num_beams: int, penalty: float, early: Any,
-                                                      forced: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("num_beams", "penalty", "early", "forced"),
+    [
+        (2, 1.0, False, [33]),
+        (3, 0.3, "never", [33]),
+        (4, 1.5, "never", [33]),
+        (9, 1.0, False, [33]),
+        (3, 1.0, True, []),
+    ],
+)
+def test_a_beam_search_finds_what_it_finds_on_the_cpu(
+    pair: Pair, num_beams: int, penalty: float, early: Any, forced: list[int]
+) -> None:
     """Nine beams are more than a captured step takes. Without a forced token the first pass is a step of one beam."""
     search = BeamSearch(num_beams, frozenset([17, 9, 61]), penalty, early)
     ours, device = on_device(pair)
@@ -92,8 +101,14 @@ def test_beams_are_moved_on_the_device(pair: Pair) -> None:
     ours.encode(SOURCE, cache)
     answers = [[2, 33]]
     ours.forward(answers[0], cache)
-    for kept, tokens in (([0, 0, 0], [5, 6, 7]), ([2, 0, 0], [8, 9, 10]), ([1, 2, 0], [11, 12, 13]),
-                         ([0, 1, 2], [14, 15, 16]), ([2, 2], [17, 18]), ([1, 0], [19, 20])):
+    for kept, tokens in (
+        ([0, 0, 0], [5, 6, 7]),
+        ([2, 0, 0], [8, 9, 10]),
+        ([1, 2, 0], [11, 12, 13]),
+        ([0, 1, 2], [14, 15, 16]),
+        ([2, 2], [17, 18]),
+        ([1, 0], [19, 20]),
+    ):
         answers = [[*answers[beam], token] for beam, token in zip(kept, tokens, strict=True)]
         cache.keep(kept)
         found = ours.forward(tokens, cache)

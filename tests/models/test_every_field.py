@@ -33,53 +33,140 @@ for _config in (all_configs() | SEQ2SEQ).values():
 
 # They say nothing about the mathematics of inference, or have no other value.
 NEITHER = {
-    "model_type", "vocab_size", "dtype", "transformers_version", "architectures", "output_hidden_states", "return_dict",
-    "is_encoder_decoder", "id2label", "label2id", "problem_type", "use_cache", "output_router_logits", "is_decoder",
-    "add_cross_attention", "pad_token_id", "eos_token_id", "bos_token_id",
+    "model_type",
+    "vocab_size",
+    "dtype",
+    "transformers_version",
+    "architectures",
+    "output_hidden_states",
+    "return_dict",
+    "is_encoder_decoder",
+    "id2label",
+    "label2id",
+    "problem_type",
+    "use_cache",
+    "output_router_logits",
+    "is_decoder",
+    "add_cross_attention",
+    "pad_token_id",
+    "eos_token_id",
+    "bos_token_id",
 }
 # transformers reads them as well, though no field of the class is named so.
 UNDECLARED: dict[str, list[Any]] = {
-    "rope_theta": [500.0], "partial_rotary_factor": [0.5], "head_dim": [8], "attention_bias": [True],
-    "sliding_window": [5], "use_sliding_window": [True], "full_attention_interval": [2, 3],
-    "original_max_position_embeddings": [16], "num_nextn_predict_layers": [2], "scoring_func": ["softmax", "sigmoid"],
-    "encoder_sparse_step": [1, 3, 4], "decoder_sparse_step": [1, 3], "feed_forward_proj": ["gated-gelu"],
-    "per_layer_config": [{"1": {"head_dim": 8}}], "num_attention_heads": [2], "num_hidden_layers": [2],
-    "hidden_size": [32], "num_experts": [4, 16], "num_local_experts": [4, 16],
+    "rope_theta": [500.0],
+    "partial_rotary_factor": [0.5],
+    "head_dim": [8],
+    "attention_bias": [True],
+    "sliding_window": [5],
+    "use_sliding_window": [True],
+    "full_attention_interval": [2, 3],
+    "original_max_position_embeddings": [16],
+    "num_nextn_predict_layers": [2],
+    "scoring_func": ["softmax", "sigmoid"],
+    "encoder_sparse_step": [1, 3, 4],
+    "decoder_sparse_step": [1, 3],
+    "feed_forward_proj": ["gated-gelu"],
+    "per_layer_config": [{"1": {"head_dim": 8}}],
+    "num_attention_heads": [2],
+    "num_hidden_layers": [2],
+    "hidden_size": [32],
+    "num_experts": [4, 16],
+    "num_local_experts": [4, 16],
 }
 _YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
-_LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-           "original_max_position_embeddings": 32}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
 ROPES: list[dict[str, Any]] = [
-    {"rope_type": "default"}, {"rope_type": "default", "rope_theta": 500.0}, {"rope_type": "linear", "factor": 4.0},
-    {"rope_type": "dynamic", "factor": 2.0}, {"rope_type": "proportional", "partial_rotary_factor": 0.5},
-    {"rope_type": "linear", "factor": 4.0, "partial_rotary_factor": 0.5}, {"rope_type": "axial"},
-    *(_YARN | other for other in (
-        {}, {"beta_fast": 8.0}, {"beta_slow": 4.0}, {"truncate": False}, {"attention_factor": 1.5}, {"mscale": 0.5},
-        {"mscale": 0.8, "mscale_all_dim": 0.5}, {"mscale_all_dim": 0.5}, {"original_max_position_embeddings": 16},
-        {"factor": None}, {"factor": 0.5})),
-    *(_LLAMA3 | other for other in (
-        {}, {"low_freq_factor": 2.0}, {"high_freq_factor": 8.0}, {"original_max_position_embeddings": 16})),
-    *({"rope_type": "longrope", "original_max_position_embeddings": trained, **scales,
-       "short_factor": [1 + i / 10 for i in range(pairs)], "long_factor": [2.0 + i for i in range(pairs)]}
-      for pairs in (4, 6, 8, 12) for trained in (16, 64) for scales in ({}, {"attention_factor": 1.2, "factor": 4.0})),
+    {"rope_type": "default"},
+    {"rope_type": "default", "rope_theta": 500.0},
+    {"rope_type": "linear", "factor": 4.0},
+    {"rope_type": "dynamic", "factor": 2.0},
+    {"rope_type": "proportional", "partial_rotary_factor": 0.5},
+    {"rope_type": "linear", "factor": 4.0, "partial_rotary_factor": 0.5},
+    {"rope_type": "axial"},
+    *(
+        _YARN | other
+        for other in (
+            {},
+            {"beta_fast": 8.0},
+            {"beta_slow": 4.0},
+            {"truncate": False},
+            {"attention_factor": 1.5},
+            {"mscale": 0.5},
+            {"mscale": 0.8, "mscale_all_dim": 0.5},
+            {"mscale_all_dim": 0.5},
+            {"original_max_position_embeddings": 16},
+            {"factor": None},
+            {"factor": 0.5},
+        )
+    ),
+    *(
+        _LLAMA3 | other
+        for other in ({}, {"low_freq_factor": 2.0}, {"high_freq_factor": 8.0}, {"original_max_position_embeddings": 16})
+    ),
+    *(
+        {
+            "rope_type": "longrope",
+            "original_max_position_embeddings": trained,
+            **scales,
+            "short_factor": [1 + i / 10 for i in range(pairs)],
+            "long_factor": [2.0 + i for i in range(pairs)],
+        }
+        for pairs in (4, 6, 8, 12)
+        for trained in (16, 64)
+        for scales in ({}, {"attention_factor": 1.2, "factor": 4.0})
+    ),
 ]
 WORDS: dict[str, list[Any]] = {
-    "hidden_act": ["gelu", "relu"], "activation_function": ["gelu"], "dense_act_fn": ["gelu"],
-    "router_dtype": ["bfloat16"], "second_expert_policy": ["random"],
-    "topk_method": ["greedy", "group_limited_greedy"], "num_hidden_layers": [2, 4], "mlp_only_layers": [[0], [1]],
-    "rope_parameters": ROPES, "rope_scaling": ROPES[2::5], "moe_token_dropout": [0.0, 0.7],
-    "layer_types": [["sliding_attention", "full_attention"], ["full_attention"],
-                    ["linear_attention", "full_attention"]],
+    "hidden_act": ["gelu", "relu"],
+    "activation_function": ["gelu"],
+    "dense_act_fn": ["gelu"],
+    "router_dtype": ["bfloat16"],
+    "second_expert_policy": ["random"],
+    "topk_method": ["greedy", "group_limited_greedy"],
+    "num_hidden_layers": [2, 4],
+    "mlp_only_layers": [[0], [1]],
+    "rope_parameters": ROPES,
+    "rope_scaling": ROPES[2::5],
+    "moe_token_dropout": [0.0, 0.7],
+    "layer_types": [
+        ["sliding_attention", "full_attention"],
+        ["full_attention"],
+        ["linear_attention", "full_attention"],
+    ],
     # for which null is a value
-    "head_dim": [8, 32, None], "sliding_window": [5, None], "clip_qkv": [0.5, None], "n_group": [2, 1, None],
-    "topk_group": [1, None], "q_lora_rank": [20, None], "num_key_value_heads": [1, 4, None],
-    "norm_topk_prob": [True, False, None], "rope_interleave": [True, False, None],
+    "head_dim": [8, 32, None],
+    "sliding_window": [5, None],
+    "clip_qkv": [0.5, None],
+    "n_group": [2, 1, None],
+    "topk_group": [1, None],
+    "q_lora_rank": [20, None],
+    "num_key_value_heads": [1, 4, None],
+    "norm_topk_prob": [True, False, None],
+    "rope_interleave": [True, False, None],
 }
 # Where transformers does less than a config says, or what cannot be meant.
 DIFFERENT = {
-    ("deepseek_v2", "norm_topk_prob"), ("deepseek_v3", "head_dim"),  # it is that of the rotary part, whatever is said
-    *((family, "partial_rotary_factor") for family in (  # transformers ignores it there; here it is followed
-        "gpt_oss", "granitemoe", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe")),
+    ("deepseek_v2", "norm_topk_prob"),
+    ("deepseek_v3", "head_dim"),  # it is that of the rotary part, whatever is said
+    *(
+        (family, "partial_rotary_factor")
+        for family in (  # transformers ignores it there; here it is followed
+            "gpt_oss",
+            "granitemoe",
+            "mixtral",
+            "olmoe",
+            "phimoe",
+            "qwen2_moe",
+            "qwen3_moe",
+        )
+    ),
 }
 
 
@@ -117,8 +204,11 @@ def changed(family: str, name: str) -> Iterator[dict[str, Any]]:
     """The configs in which this field is another, or missing."""
     whole, value = FAMILIES[family], fields_of(family)[name]
     config = {key: v for key, v in text_of(whole).items() if not (name == "rope_scaling" and key == "rope_parameters")}
-    made = [config | {name: other} for other in other_values(name, value, config.get("num_hidden_layers", 0))
-            if name not in config or other != value]
+    made = [
+        config | {name: other}
+        for other in other_values(name, value, config.get("num_hidden_layers", 0))
+        if name not in config or other != value
+    ]
     if name in config:
         made.append({key: v for key, v in config.items() if key != name})
     for text in made:

@@ -69,8 +69,9 @@ class FakeLayers(DeviceLayers):
     def _upload(self, rows: Float32Array) -> Tensor:
         return torch.empty(rows.shape, device=GPU)
 
-    def carry_out(self, compute: Callable[[Tensor, DevicePlaces], Tensor], x: Tensor, places: DevicePlaces,
-                  cache: object) -> Any:
+    def carry_out(
+        self, compute: Callable[[Tensor, DevicePlaces], Tensor], x: Tensor, places: DevicePlaces, cache: object
+    ) -> Any:
         with OnTheDevice():  # type: ignore[no-untyped-call]
             return compute(x, places)
 
@@ -81,8 +82,10 @@ def test_a_pass_has_no_tensor_of_the_host(name: str) -> None:
     kernels: Any = Kernels()
     device: Any = FakeDevice()
     experts: Any = Experts()
-    weights = {name: StoredTensor(tensor.view(-1).view(torch.uint8).numpy(), "bf16", tuple(tensor.shape))
-               for name, tensor in random_tensors(config, layout=-1).items()}
+    weights = {
+        name: StoredTensor(tensor.view(-1).view(torch.uint8).numpy(), "bf16", tuple(tensor.shape))
+        for name, tensor in random_tensors(config, layout=-1).items()
+    }
     layers = FakeLayers(device, Ops(kernels, kernels), weights, weights, "bf16", 256, DecodeProgram(device))
     model = architecture(config).build(config, layers, experts, Profiler())
     cache = model.new_cache(200)

@@ -52,8 +52,9 @@ def stored(tensor: Tensor) -> StoredTensor:
 
 def part_of(piece: ExpertPiece, source: Tensor, shape: tuple[int, ...]) -> Tensor:
     filled, part = piece.filled or shape, torch.zeros(shape)
-    part[tuple(map(slice, filled))] = source.contiguous().as_strided(filled, piece.strides_of(filled),
-                                                                     piece.start_element)
+    part[tuple(map(slice, filled))] = source.contiguous().as_strided(
+        filled, piece.strides_of(filled), piece.start_element
+    )
     return part
 
 
@@ -66,8 +67,14 @@ def resident_experts(plan: TensorPlan, tensors: dict[str, Tensor], kernels: Kern
         for piece in pieces:
             part = plan.parts[piece.part]
             found[piece.layer, piece.expert, piece.part] = part_of(piece, tensors[name], part).flatten()
-    memory = torch.cat([found[layer, expert, part] for layer in range(plan.moe.num_layers)
-                        for expert in range(plan.moe.num_experts) for part in plan.parts])
+    memory = torch.cat(
+        [
+            found[layer, expert, part]
+            for layer in range(plan.moe.num_layers)
+            for expert in range(plan.moe.num_experts)
+            for part in plan.parts
+        ]
+    )
     parts, size = {}, 0
     for part_name, part in plan.parts.items():
         parts[part_name] = ("f32", part[0], math.prod(part[1:]), size)
@@ -86,8 +93,9 @@ PROMPT = [5, 17, 3, 88, 41, 41, 2, 60, 9, 33, 75, 14, 96, 22, 8, 51, 7]
 
 def logits(model: Decoder, chunks: list[list[int]]) -> Tensor:
     cache, whole = model.new_cache(256), sum(map(len, chunks))
-    return torch.cat([torch.from_numpy(model.forward(chunk, cache, of_tokens=whole, last_only=False))
-                      for chunk in chunks])
+    return torch.cat(
+        [torch.from_numpy(model.forward(chunk, cache, of_tokens=whole, last_only=False)) for chunk in chunks]
+    )
 
 
 @torch.inference_mode()
@@ -107,8 +115,9 @@ def test_prefill_in_chunks_equals_prefill_at_once(pair: Pair, size: int) -> None
 
 @torch.inference_mode()
 def test_64_greedy_tokens_are_those_of_the_reference(pair: Pair) -> None:
-    theirs = pair.theirs.generate(torch.tensor([PROMPT]), max_new_tokens=64, do_sample=False, eos_token_id=None,
-                                  pad_token_id=0)
+    theirs = pair.theirs.generate(
+        torch.tensor([PROMPT]), max_new_tokens=64, do_sample=False, eos_token_id=None, pad_token_id=0
+    )
     cache = pair.ours.new_cache(256)
     ours = [int(pair.ours.forward(PROMPT, cache)[-1].argmax())]
     for _ in range(63):

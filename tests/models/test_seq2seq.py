@@ -87,8 +87,9 @@ def test_logits_are_those_of_the_reference_token_by_token(pair: Pair) -> None:
     """As it generates: a pass of several tokens would count them against the experts' capacity."""
     source, past, rows = pair.theirs.get_encoder()(torch.tensor([SOURCE])), None, []
     for token in ANSWER:
-        out = pair.theirs(encoder_outputs=source, decoder_input_ids=torch.tensor([[token]]), past_key_values=past,
-                          use_cache=True)
+        out = pair.theirs(
+            encoder_outputs=source, decoder_input_ids=torch.tensor([[token]]), past_key_values=past, use_cache=True
+        )
         past = out.past_key_values
         rows.append(out.logits[0])
     theirs = torch.cat(rows)
@@ -104,8 +105,9 @@ def test_an_answer_in_chunks_equals_the_answer_token_by_token(pair: Pair, size: 
 
 @torch.inference_mode()
 def test_64_greedy_tokens_are_those_of_the_reference(pair: Pair) -> None:
-    theirs = pair.theirs.generate(torch.tensor([SOURCE]), max_new_tokens=64, do_sample=False, eos_token_id=None,
-                                  num_beams=1)[0, 1:].tolist()
+    theirs = pair.theirs.generate(
+        torch.tensor([SOURCE]), max_new_tokens=64, do_sample=False, eos_token_id=None, num_beams=1
+    )[0, 1:].tolist()
     cache = pair.ours.new_cache(80)
     pair.ours.encode(SOURCE, cache)
     ours = [int(pair.ours.forward([pair.config["decoder_start_token_id"]], cache)[-1].argmax())]
@@ -146,11 +148,18 @@ def test_nllb_as_published_was_saved_without_its_head_and_so_without_a_prefix(tm
     assert torch.equal(logits(bare, [ANSWER]), logits(pair.ours, [ANSWER]))
 
 
-@pytest.mark.parametrize(("name", "field", "value"), [
-    ("switch", "feed_forward_proj", "gated-gelu"), ("switch", "dense_act_fn", "gelu"),
-    ("switch", "num_selected_experts", 2),
-    ("switch", "router_dtype", "bfloat16"), ("nllb", "activation_function", "gelu"),
-    ("nllb", "second_expert_policy", "random"), ("nllb", "moe_eval_capacity_token_fraction", 0.0)])
+@pytest.mark.parametrize(
+    ("name", "field", "value"),
+    [
+        ("switch", "feed_forward_proj", "gated-gelu"),
+        ("switch", "dense_act_fn", "gelu"),
+        ("switch", "num_selected_experts", 2),
+        ("switch", "router_dtype", "bfloat16"),
+        ("nllb", "activation_function", "gelu"),
+        ("nllb", "second_expert_policy", "random"),
+        ("nllb", "moe_eval_capacity_token_fraction", 0.0),
+    ],
+)
 def test_a_field_that_changes_the_mathematics_is_refused_by_name(name: str, field: str, value: object) -> None:
     with pytest.raises(UnsupportedModelError, match=field):
         architecture(CONFIGS[name]).tensor_plan(CONFIGS[name] | {field: value})
@@ -161,21 +170,45 @@ def searched(pair: Pair, search: BeamSearch, num_tokens: int, forced: list[int])
     start = [pair.config["decoder_start_token_id"], *forced]
     model: Any = pair.ours
     chooser: Any = None
-    tokens = list(answer_source(model, sequence, SOURCE, start, chooser, search, num_ids=97, max_tokens=num_tokens,
-                         timing=Timing(), should_stop=lambda: False, on_phase=lambda phase: None,
-                         on_prefill=lambda done, total: None))
+    tokens = list(
+        answer_source(
+            model,
+            sequence,
+            SOURCE,
+            start,
+            chooser,
+            search,
+            num_ids=97,
+            max_tokens=num_tokens,
+            timing=Timing(),
+            should_stop=lambda: False,
+            on_phase=lambda phase: None,
+            on_prefill=lambda done, total: None,
+        )
+    )
     return start + tokens
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize(("num_beams", "penalty", "early", "forced"), [
-    (2, 1.0, False, []), (3, 1.0, True, [33]), (3, 0.3, "never", []), (4, 1.5, "never", [33]), (2, -0.5, False, [33])])
-def test_a_beam_search_finds_what_transformers_finds(pair: Pair, num_beams: int, penalty: float, early: Any,
-                                                     forced: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("num_beams", "penalty", "early", "forced"),
+    [(2, 1.0, False, []), (3, 1.0, True, [33]), (3, 0.3, "never", []), (4, 1.5, "never", [33]), (2, -0.5, False, [33])],
+)
+def test_a_beam_search_finds_what_transformers_finds(
+    pair: Pair, num_beams: int, penalty: float, early: Any, forced: list[int]
+) -> None:
     """With three tokens that end an answer, so that answers do end; and with a first token that is given, or not."""
     eos = [17, 9, 61]
     theirs = pair.theirs.generate(
-        torch.tensor([SOURCE]), max_new_tokens=16, do_sample=False, num_beams=num_beams, length_penalty=penalty,
-        early_stopping=early, eos_token_id=eos, pad_token_id=0, forced_bos_token_id=forced[0] if forced else None)
+        torch.tensor([SOURCE]),
+        max_new_tokens=16,
+        do_sample=False,
+        num_beams=num_beams,
+        length_penalty=penalty,
+        early_stopping=early,
+        eos_token_id=eos,
+        pad_token_id=0,
+        forced_bos_token_id=forced[0] if forced else None,
+    )
     search = BeamSearch(num_beams, frozenset(eos), penalty, early)
     assert searched(pair, search, 16 - len(forced), forced) == theirs[0].tolist()

@@ -45,16 +45,33 @@ def smallest(pair: Pair, stored: StoredModel) -> CpuRun:
     config = RuntimeConfig(expert_cache=f"{size}B", context=256, threads=2)
     dense = DenseFile(stored, pair.plan, DenseSums(stored, sums_of(stored)[0]))
     collection = ActivationCollection(stored.manifest.moe)
-    return CpuRun(ModelParts(stored, config, machine(), architecture(pair.config), pair.config, pair.plan.form,
-                             pair.plan.work, dense, pair.kernels, collection, [], Profiler(), [], lambda done, total: None))
+    return CpuRun(
+        ModelParts(
+            stored,
+            config,
+            machine(),
+            architecture(pair.config),
+            pair.config,
+            pair.plan.form,
+            pair.plan.work,
+            dense,
+            pair.kernels,
+            collection,
+            [],
+            Profiler(),
+            [],
+            lambda done, total: None,
+        )
+    )
 
 
 @torch.inference_mode()
 def test_64_greedy_tokens_are_those_of_the_reference(pulled: tuple[Pair, CpuRun]) -> None:
     pair, run = pulled
     assert run.plan.num_slots == pair.plan.moe.top_k < pair.plan.moe.total_experts
-    theirs = pair.theirs.generate(torch.tensor([PROMPT]), max_new_tokens=64, do_sample=False, eos_token_id=None,
-                                  pad_token_id=0)
+    theirs = pair.theirs.generate(
+        torch.tensor([PROMPT]), max_new_tokens=64, do_sample=False, eos_token_id=None, pad_token_id=0
+    )
     ours = [int(run.forward(PROMPT, run.cache)[-1].argmax())]
     for _ in range(63):
         ours.append(int(run.forward(ours[-1:], run.cache)[-1].argmax()))

@@ -62,10 +62,22 @@ def parts_of(stored: StoredModel, config: RuntimeConfig, kernels: Kernels) -> Mo
     config_json = json.loads((stored.path / "config.json").read_text())
     family = architecture(config_json)
     plan = family.tensor_plan(config_json)
-    return ModelParts(stored, config, Machine(1 << 36, "test", THREADS), family, config_json, plan.form, plan.work,
-                      DenseFile(stored, plan, DenseSums(stored, sums_of(stored)[0])), kernels,
-                      ActivationCollection(stored.manifest.moe), [], Profiler(), [],
-                      lambda done, total: None)
+    return ModelParts(
+        stored,
+        config,
+        Machine(1 << 36, "test", THREADS),
+        family,
+        config_json,
+        plan.form,
+        plan.work,
+        DenseFile(stored, plan, DenseSums(stored, sums_of(stored)[0])),
+        kernels,
+        ActivationCollection(stored.manifest.moe),
+        [],
+        Profiler(),
+        [],
+        lambda done, total: None,
+    )
 
 
 class Measured:
@@ -93,8 +105,12 @@ class Measured:
         try:
             before = tracemalloc.get_traced_memory()[0]
             yield held
-            held.append(tracemalloc.get_traced_memory()[1] - before + self._kernels.scratch_bytes
-                        + self._experts[0].scratch_bytes)
+            held.append(
+                tracemalloc.get_traced_memory()[1]
+                - before
+                + self._kernels.scratch_bytes
+                + self._experts[0].scratch_bytes
+            )
         finally:
             tracemalloc.stop()
 
@@ -125,8 +141,9 @@ def check(stored: StoredModel, monkeypatch: pytest.MonkeyPatch, **options: Any) 
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_the_plan_reserves_what_a_pass_of_every_family_takes(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-                                                             ) -> None:
+def test_the_plan_reserves_what_a_pass_of_every_family_takes(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     check(stored_with(dict(FAMILIES[kind]), tmp_path), monkeypatch)
 
 
@@ -224,8 +241,9 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_the_plan_of_a_device_reserves_what_the_layers_of_every_family_take(kind: str, tmp_path: Path, one_thread: None
-                                                                            ) -> None:
+def test_the_plan_of_a_device_reserves_what_the_layers_of_every_family_take(
+    kind: str, tmp_path: Path, one_thread: None
+) -> None:
     check_device(stored_with(dict(FAMILIES[kind]), tmp_path))
 
 

@@ -70,16 +70,30 @@ class Hub:
         return sorted(path.name for path in self.folder.iterdir() if path.is_file())
 
     def info(self) -> dict[str, Any]:
-        return {"_id": "0", "id": REPO, "modelId": REPO, "sha": self.commit, "private": False, "tags": [],
-                "downloads": 0, "likes": 0, "cardData": self.card, "siblings": [self._sibling(n) for n in self.files()]}
+        return {
+            "_id": "0",
+            "id": REPO,
+            "modelId": REPO,
+            "sha": self.commit,
+            "private": False,
+            "tags": [],
+            "downloads": 0,
+            "likes": 0,
+            "cardData": self.card,
+            "siblings": [self._sibling(n) for n in self.files()],
+        }
 
     def _sibling(self, name: str) -> dict[str, Any]:
         data = (self.folder / name).read_bytes()
         if not is_lfs(name):
             return {"rfilename": name, "size": len(data), "blobId": git_sha1(data)}
         sha256 = hashlib.sha256(data).hexdigest()
-        return {"rfilename": name, "size": len(data), "blobId": git_sha1(sha256.encode()),
-                "lfs": {"sha256": sha256, "size": len(data), "pointerSize": 130}}
+        return {
+            "rfilename": name,
+            "size": len(data),
+            "blobId": git_sha1(sha256.encode()),
+            "lfs": {"sha256": sha256, "size": len(data), "pointerSize": 130},
+        }
 
 
 def is_lfs(name: str) -> bool:
@@ -205,8 +219,16 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, status: int, body: bytes, headers: dict[str, str] | None = None, cut: bool = False) -> None:
         sent = body[: len(body) // 2] if cut else body
-        self.hub.note(Seen(self.host, self.command, self.path.partition("?")[0], self.headers.get("Range", ""),
-                           self.headers.get("Authorization", ""), len(sent)))
+        self.hub.note(
+            Seen(
+                self.host,
+                self.command,
+                self.path.partition("?")[0],
+                self.headers.get("Range", ""),
+                self.headers.get("Authorization", ""),
+                len(sent),
+            )
+        )
         self.send_response(status)
         for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
             self.send_header(name, value)

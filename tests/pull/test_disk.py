@@ -59,7 +59,7 @@ def in_tmpfs(size: str, home: Path, commands: str) -> str:
 
 
 def test_a_disk_that_fills_up_ends_in_one_line_and_the_pull_goes_on_when_there_is_room(
-    checkpoint: Path, tmp_path: Path,
+    checkpoint: Path, tmp_path: Path
 ) -> None:
     script, home = tmp_path / "script.py", tmp_path / "home"
     script.write_text(SCRIPT)
@@ -83,8 +83,12 @@ def test_a_read_only_store_is_one_line(checkpoint: Path, tmp_path: Path) -> None
 def test_a_file_size_limit_is_one_line_that_names_the_file(checkpoint: Path, tmp_path: Path) -> None:
     script, home = tmp_path / "script.py", tmp_path / "home"
     script.write_text(SCRIPT)
-    result = subprocess.run([sys.executable, str(script), str(checkpoint), str(home)], capture_output=True, text=True,
-                            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)))
+    result = subprocess.run(
+        [sys.executable, str(script), str(checkpoint), str(home)],
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)),
+    )
     assert result.stdout.startswith("StoreError ") and "File too large" in result.stdout, result.stderr
     assert Library(home).list() == []
 
@@ -95,7 +99,11 @@ OPERATIONS = ("open", "pwrite", "ftruncate", "fsync", "replace", "rename", "mkdi
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EROFS])
 def test_a_failing_operation_is_one_line_and_the_next_pull_is_whole(
-    operation: str, code: int, checkpoint: Path, tmp_path: Path, reference: dict[str, str],
+    operation: str,
+    code: int,
+    checkpoint: Path,
+    tmp_path: Path,
+    reference: dict[str, str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The n-th call fails, for a few n; nothing but MoeinfErrors come out, and nothing half-made is listed."""
@@ -120,8 +128,9 @@ def test_a_failing_operation_is_one_line_and_the_next_pull_is_whole(
     assert content(pull(str(checkpoint), home=home).path) == reference
 
 
-def test_a_second_pull_of_the_same_source_waits_and_finds_it_done(checkpoint: Path, tmp_path: Path,
-                                                                  reference: dict[str, str]) -> None:
+def test_a_second_pull_of_the_same_source_waits_and_finds_it_done(
+    checkpoint: Path, tmp_path: Path, reference: dict[str, str]
+) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     command = [sys.executable, str(script), str(checkpoint), str(tmp_path / "home")]

@@ -33,20 +33,55 @@ from tests.models.configs.qwen3_5_moe import QWEN3_5
 
 # By what widths and heads are divided, so that a layer takes a few million weights: the size of a head stays.
 TRUE = {
-    "mixtral-8x7b": 8, "mixtral-8x22b": 8, "wizardlm-2-8x22b": 8, "qwen3-30b-a3b": 4, "qwen3-235b-a22b": 4,
-    "olmoe-1b-7b-0125": 4, "qwen1.5-moe-a2.7b": 4, "qwen2-57b-a14b": 4, "deepseek-v2-lite": 4, "deepseek-v2": 8,
-    "deepseek-v3": 8, "deepseek-r1": 8, "gpt-oss-20b": 5, "gpt-oss-120b": 5, "granite-3.1-1b-a400m-instruct": 2,
-    "granite-powermoe-3b": 4, "phi-3.5-moe": 8, "switch-base-128": 3, "nllb-moe-54b": 8,
+    "mixtral-8x7b": 8,
+    "mixtral-8x22b": 8,
+    "wizardlm-2-8x22b": 8,
+    "qwen3-30b-a3b": 4,
+    "qwen3-235b-a22b": 4,
+    "olmoe-1b-7b-0125": 4,
+    "qwen1.5-moe-a2.7b": 4,
+    "qwen2-57b-a14b": 4,
+    "deepseek-v2-lite": 4,
+    "deepseek-v2": 8,
+    "deepseek-v3": 8,
+    "deepseek-r1": 8,
+    "gpt-oss-20b": 5,
+    "gpt-oss-120b": 5,
+    "granite-3.1-1b-a400m-instruct": 2,
+    "granite-powermoe-3b": 4,
+    "phi-3.5-moe": 8,
+    "switch-base-128": 3,
+    "nllb-moe-54b": 8,
 }
 DIVIDED = (
-    "hidden_size", "intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size",
-    "num_attention_heads", "num_key_value_heads", "d_model", "d_ff", "num_heads", "encoder_ffn_dim", "decoder_ffn_dim",
-    "encoder_attention_heads", "decoder_attention_heads",
+    "hidden_size",
+    "intermediate_size",
+    "moe_intermediate_size",
+    "shared_expert_intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "d_model",
+    "d_ff",
+    "num_heads",
+    "encoder_ffn_dim",
+    "decoder_ffn_dim",
+    "encoder_attention_heads",
+    "decoder_attention_heads",
 )
 CUT = {
-    "vocab_size": 600, "num_hidden_layers": 2, "first_k_dense_replace": 1, "num_experts": 16, "num_local_experts": 16,
-    "n_routed_experts": 16, "num_layers": 2, "num_decoder_layers": 2, "num_sparse_encoder_layers": 1,
-    "num_sparse_decoder_layers": 1, "encoder_layers": 4, "decoder_layers": 4, "intermediate_size": 640,
+    "vocab_size": 600,
+    "num_hidden_layers": 2,
+    "first_k_dense_replace": 1,
+    "num_experts": 16,
+    "num_local_experts": 16,
+    "n_routed_experts": 16,
+    "num_layers": 2,
+    "num_decoder_layers": 2,
+    "num_sparse_encoder_layers": 1,
+    "num_sparse_decoder_layers": 1,
+    "encoder_layers": 4,
+    "decoder_layers": 4,
+    "intermediate_size": 640,
     "shared_expert_intermediate_size": 640,
 }
 # In these transformers 5.23 differs from what was published: docs/models.md.
@@ -71,10 +106,22 @@ def run_of(stored: StoredModel) -> CpuRun:
     family = architecture(config_json)
     plan = family.tensor_plan(config_json)
     config = RuntimeConfig(context=64, threads=1, expert_cache="50%")
-    parts = ModelParts(stored, config, machine(), family, config_json, plan.form, plan.work,
-                       DenseFile(stored, plan, DenseSums(stored, sums_of(stored)[0])), Kernels(1),
-                       ActivationCollection(stored.manifest.moe), [], Profiler(), [],
-                       lambda done, total: None)
+    parts = ModelParts(
+        stored,
+        config,
+        machine(),
+        family,
+        config_json,
+        plan.form,
+        plan.work,
+        DenseFile(stored, plan, DenseSums(stored, sums_of(stored)[0])),
+        Kernels(1),
+        ActivationCollection(stored.manifest.moe),
+        [],
+        Profiler(),
+        [],
+        lambda done, total: None,
+    )
     return CpuRun(parts)
 
 
@@ -112,8 +159,9 @@ def in_transformers(config: dict[str, Any]) -> Any:
 @torch.inference_mode()
 @pytest.mark.parametrize("layout", ["old", "new"])
 @pytest.mark.parametrize("name", TRUE)
-def test_a_checkpoint_saved_by_transformers_gives_its_logits(name: str, layout: str, data_folder: Path, tmp_path: Path
-                                                             ) -> None:
+def test_a_checkpoint_saved_by_transformers_gives_its_logits(
+    name: str, layout: str, data_folder: Path, tmp_path: Path
+) -> None:
     """old: one tensor an expert where the family began so, and the config.json that was published."""
     config = {field: value for field, value in published(data_folder, name).items() if field != "quantization_config"}
     theirs = in_transformers(config)
@@ -138,8 +186,10 @@ def predictor_layer(config: dict[str, Any], layer: Checkpoint) -> Checkpoint:
     prefix = f"model.layers.{i}."
     extra = {f"{prefix}{name}.weight": (hidden,) for name in ("enorm", "hnorm", "shared_head.norm")}
     shapes: dict[str, tuple[int, ...]] = extra | {
-        f"{prefix}eh_proj.weight": (hidden, 2 * hidden), f"{prefix}embed_tokens.weight": (vocab, hidden),
-        f"{prefix}shared_head.head.weight": (vocab, hidden)}
+        f"{prefix}eh_proj.weight": (hidden, 2 * hidden),
+        f"{prefix}embed_tokens.weight": (vocab, hidden),
+        f"{prefix}shared_head.head.weight": (vocab, hidden),
+    }
     copied = {name.replace(f"layers.{i - 1}.", f"layers.{i}."): tensor for name, tensor in layer.items()}
     return copied | {name: torch.zeros(shape, dtype=torch.bfloat16) for name, shape in shapes.items()}
 
@@ -167,8 +217,11 @@ def test_what_is_shipped_quantised_is_read(name: str, quant: str | None, data_fo
         assert set(formats.values()) == {quant or "bf16"}
 
 
-UNPUBLISHED = {name: config for name, config in all_configs().items()
-               if config["model_type"] in ("arctic", "glm4_moe", "qwen3_next", "qwen3_5_moe")}
+UNPUBLISHED = {
+    name: config
+    for name, config in all_configs().items()
+    if config["model_type"] in ("arctic", "glm4_moe", "qwen3_next", "qwen3_5_moe")
+}
 
 
 @pytest.mark.parametrize("name", UNPUBLISHED, ids=lambda name: name.replace(" ", "-"))
@@ -190,8 +243,10 @@ def test_narrower_experts_are_stored_as_if_they_had_come_with_zeros(quant: str |
     padded = {key: torch.zeros_like(tensor) for key, tensor in random_tensors(wide).items()}
     for key, tensor in tensors.items():
         padded[key][tuple(map(slice, tensor.shape))] = tensor
-    stores = [pull(str(write_checkpoint(tmp_path / name, found, config)), home=tmp_path / "home", quant=quant)
-              for name, found, config in (("narrow", tensors, narrow), ("wide", padded, wide))]
+    stores = [
+        pull(str(write_checkpoint(tmp_path / name, found, config)), home=tmp_path / "home", quant=quant)
+        for name, found, config in (("narrow", tensors, narrow), ("wide", padded, wide))
+    ]
     experts = [[path.read_bytes() for path in sorted(stored.path.glob("experts-*.bin"))] for stored in stores]
     assert experts[0] == experts[1] and len(experts[0]) == 3
     assert verify(stores[0]) == [] and np.isfinite(logits_of(stores[0])).all()
@@ -211,8 +266,11 @@ def test_what_qwen3_5_has_beside_its_language_model_is_left_out(tmp_path: Path) 
     tensors = safetensors.torch.load_file(tmp_path / "saved" / "model.safetensors")
     assert any(".visual." in name for name in tensors)
     hidden = QWEN3_5["text_config"]["hidden_size"]
-    tensors |= {"mtp.fc.weight": torch.zeros(hidden, 2 * hidden), "mtp.norm.weight": torch.zeros(hidden),
-                "mtp.layers.0.mlp.experts.0.up_proj.weight": torch.zeros(32, hidden)}
+    tensors |= {
+        "mtp.fc.weight": torch.zeros(hidden, 2 * hidden),
+        "mtp.norm.weight": torch.zeros(hidden),
+        "mtp.layers.0.mlp.experts.0.up_proj.weight": torch.zeros(32, hidden),
+    }
     config = json.loads((tmp_path / "saved" / "config.json").read_text())
     stored = pull(str(write_checkpoint(tmp_path / "c", tensors, config)), home=tmp_path / "home")
     wanted = theirs(input_ids=torch.tensor([IDS])).logits[0]
@@ -220,8 +278,9 @@ def test_what_qwen3_5_has_beside_its_language_model_is_left_out(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", ["granite-powermoe-3b", "switch-base-128", "nllb-moe-54b", "olmoe-1b-7b-0125"])
-def test_the_head_is_quantised_beside_whatever_embedding_it_is_tied_to(name: str, data_folder: Path, tmp_path: Path
-                                                                       ) -> None:
+def test_the_head_is_quantised_beside_whatever_embedding_it_is_tied_to(
+    name: str, data_folder: Path, tmp_path: Path
+) -> None:
     config = published(data_folder, name)
     plan = architecture(config).tensor_plan(config)
     tensors = {key: tensor * 0.05 for key, tensor in random_tensors(config).items()}

@@ -79,7 +79,7 @@ def sound(home: Path, weights: dict[str, str]) -> None:
 
 
 def test_a_repository_is_stored_with_its_commit_and_each_shard_is_fetched_once(
-    server: Hub, tmp_path: Path, weights: dict[str, str], checkpoint: Path,
+    server: Hub, tmp_path: Path, weights: dict[str, str], checkpoint: Path
 ) -> None:
     model = pull(REPO, home=tmp_path)
     sound(tmp_path, weights)
@@ -129,8 +129,10 @@ def test_the_sizes_are_said_before_the_first_shard_also_by_a_run(server: Hub, tm
     model = ensure(REPO, home=tmp_path, progress=Noting())
     fetched = sum(path.stat().st_size for path in checkpoint.glob("*.safetensors"))
     small = ensure(REPO, home=tmp_path, quant="q4_k", progress=SilentProgress())
-    weights = {stored.id: sum(path.stat().st_size for path in (stored.dense_path, *stored.shard_paths))
-               for stored in (model, small)}
+    weights = {
+        stored.id: sum(path.stat().st_size for path in (stored.dense_path, *stored.shard_paths))
+        for stored in (model, small)
+    }
     assert said[:2] == [(fetched, weights[model.id], weights[small.id]), "pulling"]
     assert small.name == "tiny-moe:q4_k" and weights[small.id] < weights[model.id] / 2
     server.seen.clear()
@@ -166,17 +168,23 @@ def test_the_token_goes_to_the_hub_and_to_no_other_host(server: Hub, tmp_path: P
 
 
 PASSING = {
-    "lost connections": {"drop": 5}, "cut bodies": {"cut": 6}, "too many requests": {"429": 4},
-    "server errors": {"503": 3}, "other bytes than asked for": {"shift": 5},
-    "an expired address": {"expired": 3}, "a whole file": {"whole": 3},
-    "an API that is down": {"api 503": 4}, "no redirect": {"self": 10_000},
+    "lost connections": {"drop": 5},
+    "cut bodies": {"cut": 6},
+    "too many requests": {"429": 4},
+    "server errors": {"503": 3},
+    "other bytes than asked for": {"shift": 5},
+    "an expired address": {"expired": 3},
+    "a whole file": {"whole": 3},
+    "an API that is down": {"api 503": 4},
+    "no redirect": {"self": 10_000},
     "all of it": {"drop": 2, "cut": 3, "429": 2, "500": 1, "shift": 2, "expired": 1, "api 503": 1},
 }
 
 
 @pytest.mark.parametrize("name", PASSING)
-def test_a_fault_that_passes_is_outlived(name: str, server: Hub, tmp_path: Path, weights: dict[str, str],
-                                         waits: list[float]) -> None:
+def test_a_fault_that_passes_is_outlived(
+    name: str, server: Hub, tmp_path: Path, weights: dict[str, str], waits: list[float]
+) -> None:
     server.faults = dict(PASSING[name])
     pull(REPO, home=tmp_path)
     sound(tmp_path, weights)
@@ -203,7 +211,7 @@ LASTING = {
 
 @pytest.mark.parametrize("name", LASTING)
 def test_a_fault_that_lasts_is_one_line_after_a_bounded_number_of_retries(
-    name: str, server: Hub, tmp_path: Path, waits: list[float],
+    name: str, server: Hub, tmp_path: Path, waits: list[float]
 ) -> None:
     server.faults, words = dict(LASTING[name][0]), LASTING[name][1]
     with pytest.raises(HubError, match=words) as caught:
@@ -222,8 +230,9 @@ def test_a_file_that_changes_between_listing_and_download_is_refused(fault: str,
     assert Library(tmp_path).list() == []
 
 
-def test_a_file_that_changes_in_the_middle_of_its_download_is_discarded(server: Hub, tmp_path: Path,
-                                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_changes_in_the_middle_of_its_download_is_discarded(
+    server: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = server.takes
     count = 0
 
@@ -238,8 +247,9 @@ def test_a_file_that_changes_in_the_middle_of_its_download_is_discarded(server: 
     assert not list(tmp_path.rglob("*.part")) and Library(tmp_path).list() == []
 
 
-def test_a_flipped_bit_is_found_discarded_and_the_next_pull_is_sound(server: Hub, tmp_path: Path,
-                                                                     weights: dict[str, str]) -> None:
+def test_a_flipped_bit_is_found_discarded_and_the_next_pull_is_sound(
+    server: Hub, tmp_path: Path, weights: dict[str, str]
+) -> None:
     server.faults = {"flip": 10_000}
     with pytest.raises(HubError, match="do not have the Hub's checksum; they were discarded, repeat the pull"):
         pull(REPO, home=tmp_path)
@@ -250,7 +260,7 @@ def test_a_flipped_bit_is_found_discarded_and_the_next_pull_is_sound(server: Hub
 
 
 def test_a_damaged_prefix_of_an_interrupted_download_is_fetched_again_and_said(
-    server: Hub, tmp_path: Path, weights: dict[str, str], waits: list[float],
+    server: Hub, tmp_path: Path, weights: dict[str, str], waits: list[float]
 ) -> None:
     server.faults = {"503": 0}
     interrupt(server, tmp_path)
@@ -264,8 +274,9 @@ def test_a_damaged_prefix_of_an_interrupted_download_is_fetched_again_and_said(
     sound(tmp_path, weights)
 
 
-def test_an_interrupted_download_goes_on_behind_what_it_has(server: Hub, tmp_path: Path, weights: dict[str, str],
-                                                            waits: list[float], checkpoint: Path) -> None:
+def test_an_interrupted_download_goes_on_behind_what_it_has(
+    server: Hub, tmp_path: Path, weights: dict[str, str], waits: list[float], checkpoint: Path
+) -> None:
     interrupt(server, tmp_path)
     part = next(tmp_path.rglob("*.part"))
     held, name = part.stat().st_size, part.name.removesuffix(".part")
@@ -313,16 +324,30 @@ def test_an_unknown_revision_is_named(server: Hub, tmp_path: Path) -> None:
         pull(REPO, home=tmp_path, revision="nope")
 
 
-def test_a_hub_out_of_reach_is_one_line(server: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                        waits: list[float]) -> None:
+def test_a_hub_out_of_reach_is_one_line(
+    server: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: list[float]
+) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(HubError, match=r"http://127\.0\.0\.1:9 is out of reach \(ConnectError\)"):
         pull(REPO, home=tmp_path)
     assert len(waits) == 2
 
 
-@pytest.mark.parametrize("repo", ["hf://../x", "hf://a/../b", "hf://a", "hf.co/a/b/c/d", "hf://a/b@../c", "hf://a/b--c",
-                                  "hf://evil@host/x", "hf:///etc/passwd", "hf://a/b\0", "hf://" + "a" * 4096 + "/b"])
+@pytest.mark.parametrize(
+    "repo",
+    [
+        "hf://../x",
+        "hf://a/../b",
+        "hf://a",
+        "hf.co/a/b/c/d",
+        "hf://a/b@../c",
+        "hf://a/b--c",
+        "hf://evil@host/x",
+        "hf:///etc/passwd",
+        "hf://a/b\0",
+        "hf://" + "a" * 4096 + "/b",
+    ],
+)
 def test_what_cannot_be_a_repository_is_refused_before_any_request(repo: str, server: Hub, tmp_path: Path) -> None:
     with pytest.raises(UsageError):
         pull(repo, home=tmp_path / "home")
@@ -331,7 +356,7 @@ def test_what_cannot_be_a_repository_is_refused_before_any_request(repo: str, se
 
 @pytest.mark.parametrize(("name", "words"), [("model.Q4.gguf", "only GGUF"), ("pytorch_model.bin", "only PyTorch")])
 def test_a_repository_without_safetensors_suggests_the_one_it_was_made_from(
-    name: str, words: str, server: Hub, tmp_path: Path,
+    name: str, words: str, server: Hub, tmp_path: Path
 ) -> None:
     server.folder = tmp_path / "repo"
     server.folder.mkdir()
@@ -352,8 +377,9 @@ def test_a_faulty_checkpoint_is_refused_before_its_shards_are_downloaded(server:
 
 
 @pytest.mark.parametrize("damaged", [False, True])
-def test_the_hub_s_cache_is_read_in_place_and_left_alone(damaged: bool, server: Hub, tmp_path: Path, checkpoint: Path,
-                                                         weights: dict[str, str]) -> None:
+def test_the_hub_s_cache_is_read_in_place_and_left_alone(
+    damaged: bool, server: Hub, tmp_path: Path, checkpoint: Path, weights: dict[str, str]
+) -> None:
     cache = fill_cache(tmp_path / "hf-cache", checkpoint, server.commit)
     if damaged:
         with open(cache / SHARD, "r+b") as file:
@@ -401,8 +427,13 @@ else:
 def run_pull(home: Path, **environment: str) -> str:
     """A pull in a process of its own, where the Hub's library reads its environment."""
     names = {"HF_HOME": str(home / "hf"), **environment}
-    result = subprocess.run([sys.executable, "-c", SCRIPT, REPO, str(home / "store")], capture_output=True, text=True,
-                            env=os.environ | names, timeout=120)
+    result = subprocess.run(
+        [sys.executable, "-c", SCRIPT, REPO, str(home / "store")],
+        capture_output=True,
+        text=True,
+        env=os.environ | names,
+        timeout=120,
+    )
     assert result.returncode == 0, result.stderr
     return result.stdout.strip()
 
@@ -417,7 +448,7 @@ def test_endpoint_and_token_come_from_the_environment(server: Hub, tmp_path: Pat
 
 
 def test_offline_no_request_is_made_and_the_cache_suffices_or_the_error_says_so(
-    server: Hub, tmp_path: Path, checkpoint: Path,
+    server: Hub, tmp_path: Path, checkpoint: Path
 ) -> None:
     environment = {"HF_ENDPOINT": server.endpoint, "HF_HUB_OFFLINE": "1"}
     printed = run_pull(tmp_path, **environment)

@@ -140,7 +140,7 @@ def test_a_pull_that_quantises_survives_kills(seed: int, checkpoint: Path, tmp_p
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_pull_from_the_hub_survives_kills_and_fetches_little_again(
-    seed: int, server: Hub, whole_hub: Whole, tmp_path: Path,
+    seed: int, server: Hub, whole_hub: Whole, tmp_path: Path
 ) -> None:
     points, reference = whole_hub
     generator, home = random.Random(100 + seed), tmp_path / "killed"
@@ -157,8 +157,9 @@ def test_a_pull_from_the_hub_survives_kills_and_fetches_little_again(
 
 
 @pytest.mark.parametrize("step", ["rename", "names", "journal"])
-def test_a_pull_survives_a_kill_at_each_step_of_publishing(step: str, checkpoint: Path, whole_folder: Whole,
-                                                           tmp_path: Path) -> None:
+def test_a_pull_survives_a_kill_at_each_step_of_publishing(
+    step: str, checkpoint: Path, whole_folder: Whole, tmp_path: Path
+) -> None:
     """The last points of a pull: model moved, name written, work folder deleted."""
     points, reference = whole_folder
     back = {"rename": range(41, 61), "names": range(21, 41), "journal": range(1, 21)}[step]

@@ -61,13 +61,18 @@ def check_experts(model: StoredModel, tensors: dict[str, Tensor], wanted: Format
 
 def dense_of(model: StoredModel) -> dict[str, tuple[Format, bytes]]:
     data = model.dense_path.read_bytes()
-    return {spec.name: (spec.dtype, data[spec.offset_bytes :][: spec.num_bytes])
-            for spec in dense_tensors(model.dense_path, model.manifest.dense_formats)}
+    return {
+        spec.name: (spec.dtype, data[spec.offset_bytes :][: spec.num_bytes])
+        for spec in dense_tensors(model.dense_path, model.manifest.dense_formats)
+    }
 
 
 def wanted_dense(tensors: dict[str, Tensor], wanted: Format | None, head: str) -> dict[str, tuple[Format, bytes]]:
-    dense = {name: stored_as(wanted if name.endswith("_proj.weight") else None, tensor)
-             for name, tensor in tensors.items() if ".experts." not in name}
+    dense = {
+        name: stored_as(wanted if name.endswith("_proj.weight") else None, tensor)
+        for name, tensor in tensors.items()
+        if ".experts." not in name
+    }
     return dense | ({"lm_head.weight": stored_as("q8_0", tensors[head])} if wanted else {})
 
 
@@ -110,7 +115,7 @@ def test_a_head_that_is_tied_is_stored_in_8_bits_beside_the_embedding(tmp_path: 
 
 @pytest.mark.parametrize("threads", [1, 7])
 def test_neither_threads_nor_the_size_of_reads_change_a_byte(
-    threads: int, wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    threads: int, wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = pull(str(wide), home=tmp_path / "whole", quant="q4_k", quant_dense="q8_0")
     monkeypatch.setattr(convert, "num_threads", lambda: threads)
@@ -120,11 +125,18 @@ def test_neither_threads_nor_the_size_of_reads_change_a_byte(
     assert content(small.path) == content(whole.path)
 
 
-@pytest.mark.parametrize(("name", "quant", "dense", "stored"), [
-    (None, "keep", None, "demo:latest"), (None, None, "q8_0", "demo:keep-q8_0"), ("mine", None, None, "mine:latest"),
-    ("mine", "keep", None, "mine:latest"), ("mine", "q4_0", None, "mine:q4_0"), ("mine:v2", "q4_0", None, "mine:v2"),
-    ("mine", "q4_k", "q8_0", "mine:q4_k-q8_0"),
-])
+@pytest.mark.parametrize(
+    ("name", "quant", "dense", "stored"),
+    [
+        (None, "keep", None, "demo:latest"),
+        (None, None, "q8_0", "demo:keep-q8_0"),
+        ("mine", None, None, "mine:latest"),
+        ("mine", "keep", None, "mine:latest"),
+        ("mine", "q4_0", None, "mine:q4_0"),
+        ("mine:v2", "q4_0", None, "mine:v2"),
+        ("mine", "q4_k", "q8_0", "mine:q4_k-q8_0"),
+    ],
+)
 def test_the_format_that_is_asked_for_is_the_tag_of_a_name_without_one(
     name: str | None, quant: str | None, dense: str | None, stored: str, tmp_path: Path
 ) -> None:
@@ -140,7 +152,10 @@ def test_formats_of_one_source_lie_side_by_side_and_are_brought_up_to_date_each(
     assert (plain.name, small.name, named.name) == ("c:latest", "c:q4_0", "mine:q4_0")
     assert plain.id != small.id == named.id
     assert {model.name: model.id for model in Library(home).list()} == {
-        "c:latest": plain.id, "c:q4_0": small.id, "mine:q4_0": small.id}
+        "c:latest": plain.id,
+        "c:q4_0": small.id,
+        "mine:q4_0": small.id,
+    }
     assert pull("c:q4_0", home=home).id == small.id
     write_checkpoint(checkpoint, random_tensors(WIDE, seed=4), WIDE)
     updated = pull("c:q4_0", home=home)
@@ -151,7 +166,7 @@ def test_formats_of_one_source_lie_side_by_side_and_are_brought_up_to_date_each(
 
 
 def test_an_interrupted_pull_is_not_disturbed_by_one_of_another_format(
-    wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home, done = tmp_path / "home", []
 
@@ -187,7 +202,7 @@ def test_a_weight_that_cannot_be_quantised_is_refused_with_its_tensor(bad: float
 
 
 def test_no_model_is_published_with_a_scale_that_is_no_number(
-    wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def spoilt(format: str, source: memoryview, source_dtype: str, rows: int, cols: int, out: memoryview) -> None:
         out[:] = b"\xff" * len(out)

@@ -26,12 +26,28 @@ from tests.checkpoints import CONFIG, Checkpoint, content, fused, in_fp8, in_mxf
 
 # Rows and columns that fill no tile, as the 576 rows of DeepSeek-V3's kv_a_proj_with_mqa.
 CUT_TILES = CONFIG | {"hidden_size": 192, "moe_intermediate_size": 320, "head_dim": 40, "num_experts": 4}
-FP8 = {"quantization_config": {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic",
-                               "weight_block_size": [128, 128]}}
+FP8 = {
+    "quantization_config": {
+        "quant_method": "fp8",
+        "fmt": "e4m3",
+        "activation_scheme": "dynamic",
+        "weight_block_size": [128, 128],
+    }
+}
 GPT_OSS: dict[str, Any] = {
-    "model_type": "gpt_oss", "vocab_size": 97, "hidden_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 64, "num_local_experts": 4, "num_experts_per_tok": 2,
-    "max_position_embeddings": 256, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8,
+    "model_type": "gpt_oss",
+    "vocab_size": 97,
+    "hidden_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 64,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "max_position_embeddings": 256,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "sliding_window": 8,
 }
 MXFP4 = {"quantization_config": {"quant_method": "mxfp4"}}
 
@@ -59,7 +75,7 @@ def test_fp8_is_the_bf16_that_its_scales_make_of_it(quant: str | None, layout: s
 
 
 def test_fp8_does_not_depend_on_the_size_of_reads_nor_on_the_type_of_its_scales(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shipped, _ = in_fp8(random_tensors(CUT_TILES), (64, 96))
     shipped = {name: tensor.bfloat16() if name.endswith("_inv") else tensor for name, tensor in shipped.items()}
@@ -76,17 +92,24 @@ def test_fp8_does_not_depend_on_the_size_of_reads_nor_on_the_type_of_its_scales(
 UP = "model.layers.1.mlp.experts.2.up_proj.weight"
 
 
-@pytest.mark.parametrize(("change", "config", "error", "words"), [
-    ({f"{UP}_scale_inv": None}, FP8, CheckpointError, f"lacks tensor '{UP}_scale_inv'"),
-    ({f"{UP}_scale_inv": torch.ones(3, 1)}, FP8, CheckpointError, rf"shape \[3, 1\], '{UP}' implies \[3, 2\]"),
-    ({f"{UP}_scale_inv": torch.ones(3, 2, dtype=torch.uint8)}, FP8, UnsupportedModelError, "U8"),
-    ({}, {}, UnsupportedModelError, "F8_E4M3 without a weight_block_size"),
-    ({}, {"quantization_config": {"quant_method": "fp8"}}, UnsupportedModelError, "weight_block_size is None"),
-    ({}, {"quantization_config": FP8["quantization_config"] | {"activation_scheme": "static"}}, UnsupportedModelError,
-     "activation_scheme is static"),
-])
+@pytest.mark.parametrize(
+    ("change", "config", "error", "words"),
+    [
+        ({f"{UP}_scale_inv": None}, FP8, CheckpointError, f"lacks tensor '{UP}_scale_inv'"),
+        ({f"{UP}_scale_inv": torch.ones(3, 1)}, FP8, CheckpointError, rf"shape \[3, 1\], '{UP}' implies \[3, 2\]"),
+        ({f"{UP}_scale_inv": torch.ones(3, 2, dtype=torch.uint8)}, FP8, UnsupportedModelError, "U8"),
+        ({}, {}, UnsupportedModelError, "F8_E4M3 without a weight_block_size"),
+        ({}, {"quantization_config": {"quant_method": "fp8"}}, UnsupportedModelError, "weight_block_size is None"),
+        (
+            {},
+            {"quantization_config": FP8["quantization_config"] | {"activation_scheme": "static"}},
+            UnsupportedModelError,
+            "activation_scheme is static",
+        ),
+    ],
+)
 def test_fp8_that_is_not_understood_is_refused_by_name(
-    change: dict[str, Tensor | None], config: dict[str, Any], error: type[Exception], words: str, tmp_path: Path,
+    change: dict[str, Tensor | None], config: dict[str, Any], error: type[Exception], words: str, tmp_path: Path
 ) -> None:
     shipped = in_fp8(random_tensors(CUT_TILES))[0] | change
     kept = {name: tensor for name, tensor in shipped.items() if tensor is not None}
@@ -117,11 +140,18 @@ def parts_of(model: StoredModel, layer: int, expert: int) -> dict[str, tuple[For
 
 def meant_parts(tensors: Checkpoint, layer: int, expert: int) -> dict[str, Tensor]:
     """As transformers' GptOssExperts uses them: x @ gate_up_proj, of which every other column is the gate's."""
-    of = {name: tensors[f"model.layers.{layer}.mlp.experts.{name}"][expert].float()
-          for name in ("gate_up_proj", "gate_up_proj_bias", "down_proj", "down_proj_bias")}
-    return {"gate": of["gate_up_proj"][:, ::2].T, "up": of["gate_up_proj"][:, 1::2].T, "down": of["down_proj"].T,
-            "gate_bias": of["gate_up_proj_bias"][::2], "up_bias": of["gate_up_proj_bias"][1::2],
-            "down_bias": of["down_proj_bias"]}
+    of = {
+        name: tensors[f"model.layers.{layer}.mlp.experts.{name}"][expert].float()
+        for name in ("gate_up_proj", "gate_up_proj_bias", "down_proj", "down_proj_bias")
+    }
+    return {
+        "gate": of["gate_up_proj"][:, ::2].T,
+        "up": of["gate_up_proj"][:, 1::2].T,
+        "down": of["down_proj"].T,
+        "gate_bias": of["gate_up_proj_bias"][::2],
+        "up_bias": of["gate_up_proj_bias"][1::2],
+        "down_bias": of["down_proj_bias"],
+    }
 
 
 def gpt_oss_as_shipped() -> tuple[Checkpoint, Checkpoint]:
@@ -149,13 +179,20 @@ def test_mxfp4_experts_are_kept_bit_for_bit_with_rows_and_biases_sorted_out(quan
             assert format == ("bf16" if name.endswith("bias") else "mxfp4")
             assert torch.equal(values, wanted[name]), name
     kept = [line for line in model.manifest.fallbacks if "comes in mxfp4" in line]
-    assert kept == (["expert gate, expert up, expert down: comes in mxfp4, which other formats would only make larger "
-                     "and less exact; stored as mxfp4"] if quant == "q4_k" else [])
+    assert kept == (
+        [
+            "expert gate, expert up, expert down: comes in mxfp4, which other formats would only make larger "
+            "and less exact; stored as mxfp4"
+        ]
+        if quant == "q4_k"
+        else []
+    )
 
 
 @pytest.mark.parametrize(("quant", "format"), [(None, "bf16"), ("mxfp4", "mxfp4"), ("q8_0", "q8_0")])
-def test_transposed_experts_are_turned(quant: str | None, format: Format, tmp_path: Path,
-                                       monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transposed_experts_are_turned(
+    quant: str | None, format: Format, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(convert.segments, "__defaults__", (1000,))  # less than the columns of one expert
     _, meant = gpt_oss_as_shipped()
     plain = {name: tensor.bfloat16() for name, tensor in meant.items()}
@@ -204,10 +241,11 @@ class Downloading(FolderSource):
 
 
 def test_a_shard_stays_until_no_other_needs_its_scales_and_is_fetched_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checkpoint = write_checkpoint(tmp_path / "c", in_fp8(random_tensors(CUT_TILES))[0], CUT_TILES | FP8,
-                                  order=lambda name: name.endswith("_inv"))  # all scales in the last shards
+    checkpoint = write_checkpoint(
+        tmp_path / "c", in_fp8(random_tensors(CUT_TILES))[0], CUT_TILES | FP8, order=lambda name: name.endswith("_inv")
+    )  # all scales in the last shards
     source = Downloading(checkpoint)
     monkeypatch.setattr(install, "open_source", lambda *_: source)
     model = pull(str(checkpoint), home=tmp_path / "home")
@@ -217,10 +255,14 @@ def test_a_shard_stays_until_no_other_needs_its_scales_and_is_fetched_once(
 
 
 def test_a_pull_that_was_killed_fetches_scales_again_that_it_still_needs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checkpoint = write_checkpoint(tmp_path / "c", in_fp8(random_tensors(CUT_TILES))[0], CUT_TILES | FP8,
-                                  order=lambda name: not name.endswith("_inv"))  # all scales in the first shards
+    checkpoint = write_checkpoint(
+        tmp_path / "c",
+        in_fp8(random_tensors(CUT_TILES))[0],
+        CUT_TILES | FP8,
+        order=lambda name: not name.endswith("_inv"),
+    )  # all scales in the first shards
     monkeypatch.setattr(install, "open_source", lambda *_: Downloading(checkpoint))
     real, calls = convert.convert_shard, []
 

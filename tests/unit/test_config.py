@@ -8,10 +8,20 @@ from moeinf.config import RuntimeConfig, parse_size, unknown_variables, with_env
 from moeinf.errors import UsageError
 
 
-@pytest.mark.parametrize(("text", "size"), [
-    ("1073741824", 1 << 30), ("6GiB", 6 << 30), ("6G", 6 << 30), ("6GB", 6_000_000_000), ("512 MiB", 512 << 20),
-    ("1.5kib", 1536), ("40%", 400), ("100%", 1000), ("0.5%", 5),
-])
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("1073741824", 1 << 30),
+        ("6GiB", 6 << 30),
+        ("6G", 6 << 30),
+        ("6GB", 6_000_000_000),
+        ("512 MiB", 512 << 20),
+        ("1.5kib", 1536),
+        ("40%", 400),
+        ("100%", 1000),
+        ("0.5%", 5),
+    ],
+)
 def test_sizes_are_bytes_units_or_percent(text: str, size: int) -> None:
     assert parse_size("--expert-cache", text, 1000) == size
 
@@ -38,8 +48,10 @@ def test_what_is_given_wins_over_the_environment_and_that_over_the_default(monke
     assert config.expert_cache == RuntimeConfig().expert_cache
 
 
-@pytest.mark.parametrize(("name", "text"), [("MOEINF_THREADS", "many"), ("MOEINF_PREFETCH", "maybe"),
-                                            ("MOEINF_NUM_CTX", "0"), ("MOEINF_READER", "mmap")])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("MOEINF_THREADS", "many"), ("MOEINF_PREFETCH", "maybe"), ("MOEINF_NUM_CTX", "0"), ("MOEINF_READER", "mmap")],
+)
 def test_a_variable_that_cannot_be_meant_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> None:
     monkeypatch.setenv(name, text)
     with pytest.raises(UsageError, match="--num-ctx|--reader|" + name):
@@ -61,23 +73,27 @@ def test_a_variable_that_nothing_reads_is_told_with_the_nearest_that_is_read(mon
     monkeypatch.setenv("MOEINF_EXPERTCACHE", "6GiB")
     monkeypatch.setenv("MOEINF_QQ", "1")
     first, second = unknown_variables(["temperature"])
-    assert first == ("MOEINF_EXPERTCACHE is no variable of moeinf, and changes nothing; "
-                     "did you mean MOEINF_EXPERT_CACHE?")
+    assert first == (
+        "MOEINF_EXPERTCACHE is no variable of moeinf, and changes nothing; did you mean MOEINF_EXPERT_CACHE?"
+    )
     assert second.startswith("MOEINF_QQ ") and "docs/cli.md" in second
 
 
-@pytest.mark.parametrize(("options", "said"), [
-    ({"threads": 100_000}, "--threads must be from 1 to 1024, not 100000"),
-    ({"queue_depth": 100_000}, "--queue-depth must be from 1 to 1024, not 100000"),
-    ({"num_beams": 100_000}, "--num-beams must be from 1 to 1024"),
-    ({"context": 0}, "--num-ctx must be at least 1, not 0"),
-    ({"context": "4096"}, "context must be a whole number, not '4096'"),
-    ({"threads": True}, "threads must be a whole number, not True"),
-    ({"prefetch": "no"}, "prefetch must be True or False, not 'no'"),
-    ({"expert_cache": 0.4}, "expert_cache must be text such as '6GiB' or '40%', or a number of bytes, not 0.4"),
-    ({"ram": -1}, "--ram '-1B' is not a size"),
-    ({"policy": 3}, "policy must be text, not 3"),
-])
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"threads": 100_000}, "--threads must be from 1 to 1024, not 100000"),
+        ({"queue_depth": 100_000}, "--queue-depth must be from 1 to 1024, not 100000"),
+        ({"num_beams": 100_000}, "--num-beams must be from 1 to 1024"),
+        ({"context": 0}, "--num-ctx must be at least 1, not 0"),
+        ({"context": "4096"}, "context must be a whole number, not '4096'"),
+        ({"threads": True}, "threads must be a whole number, not True"),
+        ({"prefetch": "no"}, "prefetch must be True or False, not 'no'"),
+        ({"expert_cache": 0.4}, "expert_cache must be text such as '6GiB' or '40%', or a number of bytes, not 0.4"),
+        ({"ram": -1}, "--ram '-1B' is not a size"),
+        ({"policy": 3}, "policy must be text, not 3"),
+    ],
+)
 def test_a_value_that_cannot_be_meant_is_refused_by_name(options: dict[str, object], said: str) -> None:
     with pytest.raises(UsageError) as caught:
         with_environment(**options)
@@ -89,11 +105,14 @@ def test_a_whole_number_for_a_size_is_one_of_bytes() -> None:
     assert parse_size("--expert-cache", with_environment(expert_cache=500).expert_cache, 0) == 500
 
 
-@pytest.mark.parametrize(("options", "said"), [
-    ({"reader": "pure", "queue_depth": 4}, "--queue-depth 4 means nothing to --reader pure"),
-    ({"reader": "pure", "direct_io": True}, "--direct-io means nothing to --reader pure"),
-    ({"prefetch": False, "predictor": "eamc"}, "--predictor eamc means nothing with --no-prefetch"),
-])
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"reader": "pure", "queue_depth": 4}, "--queue-depth 4 means nothing to --reader pure"),
+        ({"reader": "pure", "direct_io": True}, "--direct-io means nothing to --reader pure"),
+        ({"prefetch": False, "predictor": "eamc"}, "--predictor eamc means nothing with --no-prefetch"),
+    ],
+)
 def test_an_option_that_another_one_makes_meaningless_is_refused(options: dict[str, object], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         with_environment(**options)

@@ -12,36 +12,64 @@ from moeinf.text import quantities
 NOW = datetime(2026, 1, 31, 12, tzinfo=timezone.utc)
 
 
-@pytest.mark.parametrize(("num_bytes", "text"), [
-    (0, "0 B"), (999, "999 B"), (1000, "1.0 KB"), (4_700_000_000, "4.7 GB"), (9_949_999, "9.9 MB"),
-    (9_960_000, "10 MB"), (42_000_000_000, "42 GB"), (999_600_000, "1.0 GB"), (3e15, "3.0 PB"),
-])
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.0 KB"),
+        (4_700_000_000, "4.7 GB"),
+        (9_949_999, "9.9 MB"),
+        (9_960_000, "10 MB"),
+        (42_000_000_000, "42 GB"),
+        (999_600_000, "1.0 GB"),
+        (3e15, "3.0 PB"),
+    ],
+)
 def test_sizes_are_decimal_with_one_digit_below_ten(num_bytes: float, text: str) -> None:
     assert quantities.size_text(num_bytes) == text
 
 
-@pytest.mark.parametrize(("number", "text"), [
-    (46_700_000_000, "46.7B"), (8_000_000_000, "8B"), (5_560_000, "5.56M"), (999, "999"), (512_000, "512K"),
-])
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(46_700_000_000, "46.7B"), (8_000_000_000, "8B"), (5_560_000, "5.56M"), (999, "999"), (512_000, "512K")],
+)
 def test_counts_are_short(number: int, text: str) -> None:
     assert quantities.count_text(number) == text
 
 
-@pytest.mark.parametrize(("span", "text"), [
-    (timedelta(0), "Less than a second ago"), (timedelta(seconds=1), "1 second ago"),
-    (timedelta(seconds=5), "5 seconds ago"), (timedelta(seconds=70), "About a minute ago"),
-    (timedelta(minutes=4), "4 minutes ago"), (timedelta(minutes=70), "About an hour ago"),
-    (timedelta(hours=47), "47 hours ago"), (timedelta(days=2), "2 days ago"), (timedelta(weeks=3), "3 weeks ago"),
-    (timedelta(days=90), "3 months ago"), (timedelta(days=800), "2 years ago"),
-    (timedelta(seconds=-5), "Less than a second ago"),
-])
+@pytest.mark.parametrize(
+    ("span", "text"),
+    [
+        (timedelta(0), "Less than a second ago"),
+        (timedelta(seconds=1), "1 second ago"),
+        (timedelta(seconds=5), "5 seconds ago"),
+        (timedelta(seconds=70), "About a minute ago"),
+        (timedelta(minutes=4), "4 minutes ago"),
+        (timedelta(minutes=70), "About an hour ago"),
+        (timedelta(hours=47), "47 hours ago"),
+        (timedelta(days=2), "2 days ago"),
+        (timedelta(weeks=3), "3 weeks ago"),
+        (timedelta(days=90), "3 months ago"),
+        (timedelta(days=800), "2 years ago"),
+        (timedelta(seconds=-5), "Less than a second ago"),
+    ],
+)
 def test_moments_are_said_as_ollama_says_them(span: timedelta, text: str) -> None:
     assert quantities.ago_text(NOW - span, NOW) == text
 
 
-@pytest.mark.parametrize(("seconds", "text"), [
-    (41.231, "41.231s"), (0.004102331, "4.10233ms"), (63.2, "1m3.2s"), (3605, "1h0m5s"), (40, "40s"), (59.9999, "1m0s"),
-])
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (41.231, "41.231s"),
+        (0.004102331, "4.10233ms"),
+        (63.2, "1m3.2s"),
+        (3605, "1h0m5s"),
+        (40, "40s"),
+        (59.9999, "1m0s"),
+    ],
+)
 def test_durations_are_written_as_go_does(seconds: float, text: str) -> None:
     assert quantities.duration_text(seconds) == text
 
@@ -53,12 +81,15 @@ def test_remaining_time_is_coarse(seconds: float, text: str) -> None:
 
 def test_columns_are_four_spaces_apart_and_lines_end_without_spaces() -> None:
     assert screen.table([("NAME", "SIZE"), ("日本:latest", "4 B"), ("b", "")]) == [
-        "NAME           SIZE", "日本:latest    4 B", "b"]
+        "NAME           SIZE",
+        "日本:latest    4 B",
+        "b",
+    ]
 
 
-@pytest.mark.parametrize("text", [
-    "\x1b[2Ja", "\x1b]52;c;eA==\x07a", "\x9b31ma", "a\r", "\u202ea", "\x00a\x7f", "a\u2066",
-])
+@pytest.mark.parametrize(
+    "text", ["\x1b[2Ja", "\x1b]52;c;eA==\x07a", "\x9b31ma", "a\r", "\u202ea", "\x00a\x7f", "a\u2066"]
+)
 def test_nothing_that_drives_a_terminal_is_left_in_model_text(text: str) -> None:
     shown = screen.harmless(text)
     assert "a" in shown
@@ -70,10 +101,16 @@ def test_newlines_tabs_emoji_and_joiners_stay() -> None:
     assert screen.harmless(text) == text
 
 
-@pytest.mark.parametrize(("num_bytes", "text"), [
-    (44 << 20, "44.0 MiB"), ((44 << 20) + 1, "44.1 MiB"), (1 << 30, "1.00 GiB"), ((1 << 30) + 1, "1.01 GiB"),
-    (48 << 10, "48.0 KiB"),
-])
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [
+        (44 << 20, "44.0 MiB"),
+        ((44 << 20) + 1, "44.1 MiB"),
+        (1 << 30, "1.00 GiB"),
+        ((1 << 30) + 1, "1.01 GiB"),
+        (48 << 10, "48.0 KiB"),
+    ],
+)
 def test_a_lower_bound_is_rounded_so_that_it_suffices(num_bytes: int, text: str) -> None:
     assert quantities.at_least_text(num_bytes) == text
     assert parse_size("--ram", text, 0) >= num_bytes
@@ -122,4 +159,7 @@ def test_a_word_longer_than_a_line_is_broken_and_nothing_of_it_is_lost() -> None
 
 def test_wide_characters_break_anywhere_and_never_leave_the_line() -> None:
     wrap = WordWrap(10)
-    assert "".join(shown_by_terminal(wrap.push("日本語のテキストはどこでも切れる"), 10)) == "日本語のテキストはどこでも切れる"
+    assert (
+        "".join(shown_by_terminal(wrap.push("日本語のテキストはどこでも切れる"), 10))
+        == "日本語のテキストはどこでも切れる"
+    )

@@ -14,8 +14,13 @@ from hypothesis import strategies as st
 from moeinf._native import check_scales, dequantize, quantize, repack_mxfp4
 from moeinf.types import FORMAT_BLOCKS, Format
 
-GGML = {"q8_0": GGMLQuantizationType.Q8_0, "q4_0": GGMLQuantizationType.Q4_0, "q4_k": GGMLQuantizationType.Q4_K,
-        "iq4_nl": GGMLQuantizationType.IQ4_NL, "mxfp4": GGMLQuantizationType.MXFP4}
+GGML = {
+    "q8_0": GGMLQuantizationType.Q8_0,
+    "q4_0": GGMLQuantizationType.Q4_0,
+    "q4_k": GGMLQuantizationType.Q4_K,
+    "iq4_nl": GGMLQuantizationType.IQ4_NL,
+    "mxfp4": GGMLQuantizationType.MXFP4,
+}
 QUANTISED: list[Format] = [format for format, (weights, _) in FORMAT_BLOCKS.items() if weights > 1]
 # How far a weight may move, as a share of the largest of its block: half a step where values are widest apart; a whole
 # one where the range has no value at its other end (q4_0: 8 becomes 7; mxfp4: 8 becomes 6); for q4_k twice the step of

@@ -30,62 +30,118 @@ def test_without_limits_the_machine_binds(tmp_path: Path) -> None:
 
 def test_a_v2_limit_counts_less_what_is_used_but_page_cache(tmp_path: Path) -> None:
     group = "sys/fs/cgroup/user/app"
-    here = machine(write(tmp_path, {
-        "proc/self/cgroup": "0::/user/app\n", f"{group}/memory.max": f"{4 * GIB}\n",
-        f"{group}/memory.current": f"{2 * GIB}\n",
-        f"{group}/memory.stat": f"anon {GIB}\ninactive_file {GIB // 2}\nactive_file {GIB // 4}\n",
-    }))
+    here = machine(
+        write(
+            tmp_path,
+            {
+                "proc/self/cgroup": "0::/user/app\n",
+                f"{group}/memory.max": f"{4 * GIB}\n",
+                f"{group}/memory.current": f"{2 * GIB}\n",
+                f"{group}/memory.stat": f"anon {GIB}\ninactive_file {GIB // 2}\nactive_file {GIB // 4}\n",
+            },
+        )
+    )
     assert here.available_bytes == 4 * GIB - (2 * GIB - 3 * GIB // 4)
     assert here.limited_by == "control group /user/app"
 
 
 def test_the_tightest_of_nested_v1_limits_binds(tmp_path: Path) -> None:
     top = "sys/fs/cgroup/memory"
-    here = machine(write(tmp_path, {
-        "proc/self/cgroup": "5:cpu:/x\n4:memory:/a/b\n", f"{top}/a/b/memory.limit_in_bytes": "9223372036854771712\n",
-        f"{top}/a/b/memory.usage_in_bytes": f"{GIB}\n", f"{top}/a/memory.limit_in_bytes": f"{3 * GIB}\n",
-        f"{top}/a/memory.usage_in_bytes": f"{GIB}\n", f"{top}/a/memory.stat": "total_inactive_file 4096\n",
-    }))
+    here = machine(
+        write(
+            tmp_path,
+            {
+                "proc/self/cgroup": "5:cpu:/x\n4:memory:/a/b\n",
+                f"{top}/a/b/memory.limit_in_bytes": "9223372036854771712\n",
+                f"{top}/a/b/memory.usage_in_bytes": f"{GIB}\n",
+                f"{top}/a/memory.limit_in_bytes": f"{3 * GIB}\n",
+                f"{top}/a/memory.usage_in_bytes": f"{GIB}\n",
+                f"{top}/a/memory.stat": "total_inactive_file 4096\n",
+            },
+        )
+    )
     assert here.available_bytes == 2 * GIB + 4096
     assert here.limited_by == "control group /a"
 
 
 def test_a_group_over_its_limit_leaves_nothing_rather_than_less(tmp_path: Path) -> None:
-    here = machine(write(tmp_path, {"proc/self/cgroup": "0::/a\n", "sys/fs/cgroup/a/memory.max": "4096\n",
-                                    "sys/fs/cgroup/a/memory.current": "8192\n"}))
+    here = machine(
+        write(
+            tmp_path,
+            {
+                "proc/self/cgroup": "0::/a\n",
+                "sys/fs/cgroup/a/memory.max": "4096\n",
+                "sys/fs/cgroup/a/memory.current": "8192\n",
+            },
+        )
+    )
     assert here.available_bytes == 0
 
 
 def test_a_v2_group_that_is_throttled_before_its_limit_has_no_more_than_that(tmp_path: Path) -> None:
     group = "sys/fs/cgroup/app"
-    state = memory_now(write(tmp_path, {
-        "proc/self/cgroup": "0::/app\n", f"{group}/memory.max": f"{4 * GIB}\n", f"{group}/memory.high": f"{3 * GIB}\n",
-        f"{group}/memory.current": f"{GIB}\n",
-    }))
+    state = memory_now(
+        write(
+            tmp_path,
+            {
+                "proc/self/cgroup": "0::/app\n",
+                f"{group}/memory.max": f"{4 * GIB}\n",
+                f"{group}/memory.high": f"{3 * GIB}\n",
+                f"{group}/memory.current": f"{GIB}\n",
+            },
+        )
+    )
     assert (state.available_bytes, state.limited_by) == (2 * GIB, "control group /app")
 
 
 def test_time_waited_for_memory_is_that_of_the_group_or_machine_that_waits_most(tmp_path: Path) -> None:
     pressure = "some avg10=0.00 avg60=0.00 avg300=0.00 total={}\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=9\n"
-    state = memory_now(write(tmp_path, {
-        "proc/self/cgroup": "0::/a/b\n", "proc/pressure/memory": pressure.format(1_500_000),
-        "sys/fs/cgroup/a/memory.pressure": pressure.format(2_250_000),
-        "sys/fs/cgroup/a/b/memory.pressure": pressure.format(250_000),
-    }))
+    state = memory_now(
+        write(
+            tmp_path,
+            {
+                "proc/self/cgroup": "0::/a/b\n",
+                "proc/pressure/memory": pressure.format(1_500_000),
+                "sys/fs/cgroup/a/memory.pressure": pressure.format(2_250_000),
+                "sys/fs/cgroup/a/b/memory.pressure": pressure.format(250_000),
+            },
+        )
+    )
     assert state.stall_s == 2.25
     assert memory_now(write(tmp_path / "old", {"proc/self/cgroup": "0::/\n"})).stall_s == 0
 
 
-@pytest.mark.parametrize(("files", "cores"), [
-    ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/cpu.max": "250000 100000\n",
-      "sys/fs/cgroup/a/b/cpu.max": "max 100000\n"}, 2),
-    ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "50000 100000\n"}, 1),
-    ({"proc/self/cgroup": "4:cpu,cpuacct:/a\n3:memory:/b\n", "sys/fs/cgroup/cpu/a/cpu.cfs_quota_us": "300000\n",
-      "sys/fs/cgroup/cpu/a/cpu.cfs_period_us": "100000\n"}, 3),
-    ({"proc/self/cgroup": "4:cpu:/a\n", "sys/fs/cgroup/cpu/a/cpu.cfs_quota_us": "-1\n",
-      "sys/fs/cgroup/cpu/a/cpu.cfs_period_us": "100000\n"}, 4),
-    ({"proc/self/cgroup": "0::/a\n"}, 4),
-])
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        (
+            {
+                "proc/self/cgroup": "0::/a/b\n",
+                "sys/fs/cgroup/a/cpu.max": "250000 100000\n",
+                "sys/fs/cgroup/a/b/cpu.max": "max 100000\n",
+            },
+            2,
+        ),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "50000 100000\n"}, 1),
+        (
+            {
+                "proc/self/cgroup": "4:cpu,cpuacct:/a\n3:memory:/b\n",
+                "sys/fs/cgroup/cpu/a/cpu.cfs_quota_us": "300000\n",
+                "sys/fs/cgroup/cpu/a/cpu.cfs_period_us": "100000\n",
+            },
+            3,
+        ),
+        (
+            {
+                "proc/self/cgroup": "4:cpu:/a\n",
+                "sys/fs/cgroup/cpu/a/cpu.cfs_quota_us": "-1\n",
+                "sys/fs/cgroup/cpu/a/cpu.cfs_period_us": "100000\n",
+            },
+            4,
+        ),
+        ({"proc/self/cgroup": "0::/a\n"}, 4),
+    ],
+)
 def test_threads_are_no_more_than_a_groups_quota_of_time_feeds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], cores: int
 ) -> None:
@@ -110,11 +166,14 @@ def test_this_machine_has_memory_and_a_core() -> None:
     assert here.available_bytes > 1 << 20 and here.cores >= 1
 
 
-@pytest.mark.parametrize(("text", "name"), [
-    ("processor\t: 0\nmodel\t\t: 68\nmodel name\t: AMD EPYC 9B45\n", "AMD EPYC 9B45"),
-    ("processor\t: 0\nBogoMIPS\t: 108.00\n\nModel\t\t: Raspberry Pi 5\n", "Raspberry Pi 5"),
-    ("processor\t: 0\n", platform.processor() or platform.machine()),
-])
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("processor\t: 0\nmodel\t\t: 68\nmodel name\t: AMD EPYC 9B45\n", "AMD EPYC 9B45"),
+        ("processor\t: 0\nBogoMIPS\t: 108.00\n\nModel\t\t: Raspberry Pi 5\n", "Raspberry Pi 5"),
+        ("processor\t: 0\n", platform.processor() or platform.machine()),
+    ],
+)
 def test_the_cpu_is_called_as_it_calls_itself(tmp_path: Path, text: str, name: str) -> None:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/cpuinfo").write_text(text)

@@ -92,7 +92,8 @@ def test_a_pulled_folder_is_complete_sound_and_leaves_no_work_behind(checkpoint:
     assert Library(home).partials() == [] and list((home / "partial").iterdir()) == []
     assert progress.complete() and progress.totals["pulling"] == (0, 0)
     assert progress.totals["verifying"][0] == sum(
-        path.stat().st_size for path in (model.dense_path, *model.shard_paths))
+        path.stat().st_size for path in (model.dense_path, *model.shard_paths)
+    )
     assert [verb for verb, _ in progress.files] == ["converting"] * NUM_SHARDS + ["verifying"]
 
 
@@ -137,8 +138,9 @@ def test_a_changed_source_replaces_the_model_and_the_old_one_goes(checkpoint: Pa
     assert [path.name for path in (home / "models").iterdir()] == [new.id]
 
 
-def test_an_interrupted_pull_goes_on_behind_the_shards_it_has(checkpoint: Path, home: Path, tmp_path: Path,
-                                                               monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_pull_goes_on_behind_the_shards_it_has(
+    checkpoint: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     interrupt_after(2, monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         pull(str(checkpoint), home=home)
@@ -152,7 +154,7 @@ def test_an_interrupted_pull_goes_on_behind_the_shards_it_has(checkpoint: Path, 
 
 
 def test_an_interrupted_pull_of_a_source_that_has_changed_starts_again_and_says_so(
-    checkpoint: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    checkpoint: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     interrupt_after(2, monkeypatch)
     with pytest.raises(KeyboardInterrupt):
@@ -166,8 +168,9 @@ def test_an_interrupted_pull_of_a_source_that_has_changed_starts_again_and_says_
 
 
 @pytest.mark.parametrize("damage", ["journal", "file missing", "file short"])
-def test_a_damaged_work_folder_is_never_built_upon(damage: str, checkpoint: Path, home: Path, tmp_path: Path,
-                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_work_folder_is_never_built_upon(
+    damage: str, checkpoint: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     interrupt_after(3, monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         pull(str(checkpoint), home=home)
@@ -185,8 +188,9 @@ def test_a_damaged_work_folder_is_never_built_upon(damage: str, checkpoint: Path
     assert content(model.path) == content(pull(str(checkpoint), home=tmp_path / "again").path)
 
 
-def test_a_source_that_changes_while_it_is_read_is_not_published(checkpoint: Path, home: Path,
-                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_that_changes_while_it_is_read_is_not_published(
+    checkpoint: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = convert_shard
 
     def convert_then_touch(path: Path, *rest: object) -> None:
@@ -200,7 +204,7 @@ def test_a_source_that_changes_while_it_is_read_is_not_published(checkpoint: Pat
 
 
 def test_too_little_disk_is_refused_before_anything_is_written_with_both_numbers(
-    checkpoint: Path, home: Path, monkeypatch: pytest.MonkeyPatch,
+    checkpoint: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 10**6))
     with pytest.raises(DiskSpaceError, match=r"1\.7 MB needed, 1\.0 MB free.*--force"):
@@ -270,7 +274,7 @@ def test_the_name_of_a_stored_model_pulls_from_where_it_came(checkpoint: Path, h
 
 
 def test_a_stored_name_wins_over_an_alias_and_a_path_over_a_stored_name(
-    checkpoint: Path, home: Path, monkeypatch: pytest.MonkeyPatch,
+    checkpoint: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine = pull(str(checkpoint), home=home, name="mixtral")
     assert ensure("mixtral", home=home) == mine
@@ -279,17 +283,20 @@ def test_a_stored_name_wins_over_an_alias_and_a_path_over_a_stored_name(
     assert ensure("demo", home=home).manifest.info.vocab_size == CONFIG["vocab_size"]
 
 
-@pytest.mark.parametrize(("reference", "location", "revision", "name"), [
-    ("hf.co/org/Repo-X", "org/Repo-X", "", "repo-x"),
-    ("https://huggingface.co/org/repo/tree/v2", "org/repo", "v2", "repo"),
-    ("https://hf.co/org/repo/", "org/repo", "", "repo"),
-    ("hf://org/repo@abc", "org/repo", "abc", "repo"),
-    ("org/Repo@main", "org/Repo", "main", "repo"),
-    ("mixtral", "mistralai/Mixtral-8x7B-Instruct-v0.1", "", "mixtral"),
-    ("Mixtral:8x22b", "mistralai/Mixtral-8x22B-Instruct-v0.1", "", "mixtral:8x22b"),
-    ("qwen3:30b-a3b", "Qwen/Qwen3-30B-A3B", "", "qwen3:30b-a3b"),
-    ("olmoe:latest", "allenai/OLMoE-1B-7B-0125-Instruct", "", "olmoe:latest"),
-])
+@pytest.mark.parametrize(
+    ("reference", "location", "revision", "name"),
+    [
+        ("hf.co/org/Repo-X", "org/Repo-X", "", "repo-x"),
+        ("https://huggingface.co/org/repo/tree/v2", "org/repo", "v2", "repo"),
+        ("https://hf.co/org/repo/", "org/repo", "", "repo"),
+        ("hf://org/repo@abc", "org/repo", "abc", "repo"),
+        ("org/Repo@main", "org/Repo", "main", "repo"),
+        ("mixtral", "mistralai/Mixtral-8x7B-Instruct-v0.1", "", "mixtral"),
+        ("Mixtral:8x22b", "mistralai/Mixtral-8x22B-Instruct-v0.1", "", "mixtral:8x22b"),
+        ("qwen3:30b-a3b", "Qwen/Qwen3-30B-A3B", "", "qwen3:30b-a3b"),
+        ("olmoe:latest", "allenai/OLMoE-1B-7B-0125-Instruct", "", "olmoe:latest"),
+    ],
+)
 def test_references_to_the_hub(reference: str, location: str, revision: str, name: str) -> None:
     origin = outside_origin(reference) or named_origin(reference)
     assert origin is not None and origin.kind == "hub"
@@ -307,8 +314,11 @@ def test_a_model_of_another_origin_is_never_replaced(checkpoint: Path, home: Pat
     before = inodes(stored.path)
     other = write_checkpoint(tmp_path / "other" / "Tiny MoE", random_tensors(seed=3))
     attempts: list[Callable[[], object]] = [
-        lambda: pull(str(other), home=home), lambda: ensure(str(other), home=home),
-        lambda: pull(str(other), home=home, dry_run=True), lambda: pull("demo", home=home, name="tiny-moe")]
+        lambda: pull(str(other), home=home),
+        lambda: ensure(str(other), home=home),
+        lambda: pull(str(other), home=home, dry_run=True),
+        lambda: pull("demo", home=home, name="tiny-moe"),
+    ]
     for attempt in attempts:
         with pytest.raises(UsageError, match=f"tiny-moe:latest is the name of a model of {checkpoint}.*--name OTHER"):
             attempt()
@@ -317,8 +327,9 @@ def test_a_model_of_another_origin_is_never_replaced(checkpoint: Path, home: Pat
     assert pull(str(other), home=home, name="second").id != stored.id
 
 
-def test_a_name_that_is_taken_while_a_pull_works_is_not_taken_away(checkpoint: Path, home: Path, tmp_path: Path,
-                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_is_taken_while_a_pull_works_is_not_taken_away(
+    checkpoint: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real, other = convert_shard, write_checkpoint(tmp_path / "other" / "Tiny MoE", random_tensors(seed=3))
 
     def convert_beside(*args: object) -> None:
@@ -335,8 +346,9 @@ def test_a_name_that_is_taken_while_a_pull_works_is_not_taken_away(checkpoint: P
     assert [verb for verb, _ in progress.files] == ["verifying"], "what was converted is not lost"
 
 
-def test_an_interrupted_pull_is_named_gone_on_with_and_removed_by_its_name(checkpoint: Path, home: Path,
-                                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_pull_is_named_gone_on_with_and_removed_by_its_name(
+    checkpoint: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     interrupt_after(2, monkeypatch)
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
@@ -365,8 +377,9 @@ def test_an_interrupted_pull_is_named_gone_on_with_and_removed_by_its_name(check
     assert model.name == "mine:q8_0" and model.manifest.quantisation.tag == "q8_0"
 
 
-def test_only_a_pull_that_goes_on_is_called_interrupted(checkpoint: Path, home: Path,
-                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_pull_that_goes_on_is_called_interrupted(
+    checkpoint: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     interrupt_after(2, monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         pull(str(checkpoint), home=home, name="mine")
@@ -394,5 +407,3 @@ def interrupt_after(num_shards: int, monkeypatch: pytest.MonkeyPatch) -> None:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(install, "convert_shard", convert)
-
-

@@ -42,8 +42,9 @@ def assert_near(found: Float32Array, expected: Float32Array, format: Format) -> 
 class Layer:
     """The blocks of a few experts in one memory, not in the order of their ids."""
 
-    def __init__(self, formats: Sequence[Format], seed: int = 0, form: ExpertForm | None = None,
-                 bias_format: Format = "f32") -> None:
+    def __init__(
+        self, formats: Sequence[Format], seed: int = 0, form: ExpertForm | None = None, bias_format: Format = "f32"
+    ) -> None:
         shapes = ((INTERMEDIATE, HIDDEN), (INTERMEDIATE, HIDDEN), (HIDDEN, INTERMEDIATE))
         rng = np.random.default_rng(seed)
         self.form = form = form or ExpertForm()
@@ -85,8 +86,12 @@ class Step:
         self.ids: IntArray = np.stack([rng.permutation(NUM_EXPERTS)[:TOP_K] for _ in range(num_tokens)])
         self.weights = rng.random((num_tokens, TOP_K)).astype(np.float32)
 
-    def run(self, kernel: _native.ExpertKernel | ReferenceExpertKernel, layer: Layer,
-            split: Sequence[Sequence[int]] | None = None) -> Float32Array:
+    def run(
+        self,
+        kernel: _native.ExpertKernel | ReferenceExpertKernel,
+        layer: Layer,
+        split: Sequence[Sequence[int]] | None = None,
+    ) -> Float32Array:
         """split: positions among the experts routed to, for each call of compute; None: all in one."""
         experts, _ = kernel.begin(self.hidden, self.ids, self.weights)
         for positions in split or [range(len(experts))]:
@@ -131,16 +136,26 @@ def test_parts_may_have_formats_of_their_own(kernels: _native.Kernels) -> None:
             assert_near(step.run(layer.kernel(kernels), layer), expected, "q4_0")
 
 
-FORMS = (ExpertForm("silu", biased=True), ExpertForm("silu", gated=False), ExpertForm("gelu"),
-         ExpertForm("gelu", gated=False, biased=True), ExpertForm("relu"), ExpertForm("relu", gated=False),
-         ExpertForm("relu", gated=False, biased=True), ExpertForm("swiglu_clamped", limit=0.7),
-         ExpertForm("swiglu_clamped", biased=True, limit=1.5))
+FORMS = (
+    ExpertForm("silu", biased=True),
+    ExpertForm("silu", gated=False),
+    ExpertForm("gelu"),
+    ExpertForm("gelu", gated=False, biased=True),
+    ExpertForm("relu"),
+    ExpertForm("relu", gated=False),
+    ExpertForm("relu", gated=False, biased=True),
+    ExpertForm("swiglu_clamped", limit=0.7),
+    ExpertForm("swiglu_clamped", biased=True, limit=1.5),
+)
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_experts_of_every_form_equal_their_twin(kernels: _native.Kernels, form: ExpertForm) -> None:
     layouts: tuple[tuple[Format, Format, Format, Format], ...] = (
-        ("f32", "f32", "f32", "f16"), ("mxfp4", "mxfp4", "mxfp4", "bf16"), ("bf16", "q8_0", "f16", "f32"))
+        ("f32", "f32", "f32", "f16"),
+        ("mxfp4", "mxfp4", "mxfp4", "bf16"),
+        ("bf16", "q8_0", "f16", "f32"),
+    )
     for *formats, bias_format in layouts:
         layer = Layer(formats, 2, form, bias_format)
         kernel = layer.kernel(kernels)

@@ -31,8 +31,17 @@ def widened(data: ByteArray, kind: Kind) -> Float32Array:
 class Case:
     """Random weights, rows and queries of one layer."""
 
-    def __init__(self, heads: int, rank: int, plain: int, value: int, rotary: int, tokens: int, kind: Kind = "f32",
-                 interleaved: bool = False) -> None:
+    def __init__(
+        self,
+        heads: int,
+        rank: int,
+        plain: int,
+        value: int,
+        rotary: int,
+        tokens: int,
+        kind: Kind = "f32",
+        interleaved: bool = False,
+    ) -> None:
         rng = np.random.default_rng(heads * tokens + rank)
         self.sizes, self.kind, self.tokens, self.interleaved = (heads, plain, value, rotary), kind, tokens, interleaved
         self.width, self.scale = rank + rotary, (plain + rotary) ** -0.5
@@ -62,8 +71,9 @@ class Case:
         return np.concatenate(outs)[-last:]
 
     def expected(self, last: int) -> np.ndarray:
-        twin = latent_attention(self.queries[-last:], self.rows, self.keys_values, self.angles, self.scale,
-                                self.interleaved)
+        twin = latent_attention(
+            self.queries[-last:], self.rows, self.keys_values, self.angles, self.scale, self.interleaved
+        )
         return twin.reshape(last, -1)
 
 

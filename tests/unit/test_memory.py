@@ -34,8 +34,13 @@ from moeinf.types import ExpertLayout, ModelInfo, MoeShape, TensorSpec, Work
 
 MIB = 1 << 20
 INFO = ModelInfo("mixtral", 10, 5, 0, 32768, 1024, 8, 1000, 100_000, "bf16")
-DEMANDS = Demands(INFO, MoeShape(8, 16, 2), ExpertLayout((), 4 * MIB, 4 * MIB), 300 * MIB,
-                  Work(attention=10_000, values=1000, scores=128))
+DEMANDS = Demands(
+    INFO,
+    MoeShape(8, 16, 2),
+    ExpertLayout((), 4 * MIB, 4 * MIB),
+    300 * MIB,
+    Work(attention=10_000, values=1000, scores=128),
+)
 
 
 def on(available_mib: int) -> Machine:
@@ -149,7 +154,8 @@ def test_a_budget_beyond_what_is_available_changes_nothing() -> None:
 def test_a_percentage_is_of_the_whole_machine() -> None:
     machine = dataclasses.replace(on(3000), total_bytes=4000 * MIB)
     assert plan_memory(DEMANDS, RuntimeConfig(ram="30%"), machine) == plan_memory(
-        DEMANDS, RuntimeConfig(ram="1200MiB"), machine)
+        DEMANDS, RuntimeConfig(ram="1200MiB"), machine
+    )
 
 
 def test_what_is_for_a_gpu_is_refused_where_none_is_used() -> None:
@@ -162,13 +168,22 @@ def test_what_is_for_a_gpu_is_refused_where_none_is_used() -> None:
 # ---- a GPU
 
 CARD = 24_000 * MIB  # bytes
-WIDE = dataclasses.replace(DEMANDS, layout=ExpertLayout(
-    tuple(TensorSpec(name, "bf16", shape, 0, 1) for name, shape in (("gate", (2048, 1024)), ("up", (2048, 1024)),
-                                                                    ("down", (1024, 2048)))), 400 * MIB, 400 * MIB))
+WIDE = dataclasses.replace(
+    DEMANDS,
+    layout=ExpertLayout(
+        tuple(
+            TensorSpec(name, "bf16", shape, 0, 1)
+            for name, shape in (("gate", (2048, 1024)), ("up", (2048, 1024)), ("down", (1024, 2048)))
+        ),
+        400 * MIB,
+        400 * MIB,
+    ),
+)
 
 
-def on_gpu(config: RuntimeConfig | None = None, free: int = CARD, host_mib: int = 200_000,
-           demands: Demands = WIDE) -> DevicePlan:
+def on_gpu(
+    config: RuntimeConfig | None = None, free: int = CARD, host_mib: int = 200_000, demands: Demands = WIDE
+) -> DevicePlan:
     return plan_device_memory(demands, config or RuntimeConfig(), on(host_mib), free, CARD)
 
 
@@ -207,14 +222,20 @@ def test_the_host_gets_the_slots_that_its_budget_has_room_for() -> None:
 
 
 # gpt-oss-120b: 36 layers of 128 experts of 13 MB
-LARGE = dataclasses.replace(WIDE, moe=MoeShape(36, 128, 4), layout=dataclasses.replace(
-    WIDE.layout, block_bytes=3233 * 4096, stride_bytes=3233 * 4096))
+LARGE = dataclasses.replace(
+    WIDE,
+    moe=MoeShape(36, 128, 4),
+    layout=dataclasses.replace(WIDE.layout, block_bytes=3233 * 4096, stride_bytes=3233 * 4096),
+)
 
 
-@pytest.mark.parametrize(("free_gib", "total_gib", "gib", "pinned_gib"), [
-    (14, 16, 11.0, 11.0), (28, 32, 23.2, 23.2), (59, 64, 49.4, 48.0), (4, 8, 1.0, 1.0)])
-def test_a_machine_keeps_memory_that_is_not_pinned(free_gib: int, total_gib: int, gib: float, pinned_gib: float
-                                                   ) -> None:
+@pytest.mark.parametrize(
+    ("free_gib", "total_gib", "gib", "pinned_gib"),
+    [(14, 16, 11.0, 11.0), (28, 32, 23.2, 23.2), (59, 64, 49.4, 48.0), (4, 8, 1.0, 1.0)],
+)
+def test_a_machine_keeps_memory_that_is_not_pinned(
+    free_gib: int, total_gib: int, gib: float, pinned_gib: float
+) -> None:
     machine = Machine(free_gib << 30, "machine", 2, total_gib << 30)
     plan = plan_device_memory(LARGE, RuntimeConfig(), machine, CARD, CARD)
     assert plan.host_bytes >> 20 == pytest.approx(gib * 1024, abs=15)
@@ -232,8 +253,10 @@ def test_a_budget_for_the_host_is_taken_at_its_word_but_for_what_may_be_pinned()
 
 def test_a_card_with_a_display_keeps_a_part_of_its_memory_free() -> None:
     for total, left in ((8 << 30, 1 << 30), (24 << 30, (24 << 30) * 8 // 100)):
-        alone, shared = (plan_device_memory(LARGE, RuntimeConfig(), on(200_000), total - (1 << 29), total, display)
-                         for display in (False, True))
+        alone, shared = (
+            plan_device_memory(LARGE, RuntimeConfig(), on(200_000), total - (1 << 29), total, display)
+            for display in (False, True)
+        )
         assert abs(alone.total_bytes - shared.total_bytes - left) < 1 << 28
         assert shared.limit_bytes == total - left
         told = RuntimeConfig(vram=str(total))
@@ -247,8 +270,11 @@ def test_a_host_without_room_for_one_tokens_experts_is_refused_by_its_own_name()
 
 def test_a_host_smaller_than_the_dense_weights_suffices() -> None:
     heavy = dataclasses.replace(WIDE, dense_bytes=8000 * MIB)
-    assert on_gpu(RuntimeConfig(ram="4000MiB"), demands=heavy).host_bytes == on_gpu(
-        RuntimeConfig(ram="4000MiB")).host_bytes > 0
+    assert (
+        on_gpu(RuntimeConfig(ram="4000MiB"), demands=heavy).host_bytes
+        == on_gpu(RuntimeConfig(ram="4000MiB")).host_bytes
+        > 0
+    )
 
 
 @pytest.mark.parametrize("free_mib", [3000, 6000, 12_000, 24_000])
@@ -258,8 +284,10 @@ def test_an_automatic_chunk_takes_an_eighth_of_what_is_left_at_most(free_mib: in
     assert plan.prefill_chunk & (plan.prefill_chunk - 1) == 0 and MIN_CHUNK <= plan.prefill_chunk <= MAX_DEVICE_CHUNK
     assert plan.activation_bytes == device_activation_bytes(WIDE, plan.prefill_chunk, 32768)
     assert plan.activation_bytes <= room / 8 or plan.prefill_chunk == MIN_CHUNK
-    assert plan.prefill_chunk == MAX_DEVICE_CHUNK or device_activation_bytes(
-        WIDE, 2 * plan.prefill_chunk, 32768) > room / 8
+    assert (
+        plan.prefill_chunk == MAX_DEVICE_CHUNK
+        or device_activation_bytes(WIDE, 2 * plan.prefill_chunk, 32768) > room / 8
+    )
 
 
 def test_a_chunk_that_is_given_is_kept_and_none_is_longer_than_the_context() -> None:
@@ -275,7 +303,8 @@ def test_the_chunk_shrinks_before_the_context_and_that_before_a_gpu_is_refused()
     plan = on_gpu(free=free - 100 * MIB)
     assert MIN_CONTEXT <= plan.context < 4096 and plan.num_slots == 2
     assert [note.split(";")[0] for note in shortenings(plan, WIDE, RuntimeConfig())] == [
-        f"memory is short: the context has {plan.context} tokens instead of 4096"]
+        f"memory is short: the context has {plan.context} tokens instead of 4096"
+    ]
     with pytest.raises(OutOfMemoryError, match=r"on the GPU: \d+ MiB needed .*4096 tokens.*1903 free on the card; "):
         on_gpu(RuntimeConfig(context=4096), free=free - 100 * MIB)
 

@@ -116,8 +116,12 @@ def test_each_step_of_a_pull_is_counted_for_itself(monkeypatch: pytest.MonkeyPat
         display.total("pulling", 2_000_000, 500_000)
         display.total("converting", 2_000_000, 0)
         display.total("verifying", 1_000_000, 0)
-        for verb, size, rate in (("pulling", 1_000_000, 10_000), ("converting", 1_000_000, 1_000_000),
-                                 ("pulling", 500_000, 10_000), ("verifying", 1_000_000, 1_000_000)):
+        for verb, size, rate in (
+            ("pulling", 1_000_000, 10_000),
+            ("converting", 1_000_000, 1_000_000),
+            ("pulling", 500_000, 10_000),
+            ("verifying", 1_000_000, 1_000_000),
+        ):
             display.start(verb, "a", size, 0)
             for _ in range(3):
                 clock.now += 1
@@ -138,7 +142,8 @@ def test_the_sizes_of_a_pull_come_with_what_four_bits_would_take() -> None:
         display.sizes(13_000_000_000, 12_000_000_000, 12_000_000_000)
     assert stream.getvalue().splitlines() == [
         "93 GB to download, 93 GB in the store; --quant q4_k makes it 26 GB",
-        "13 GB to download, 12 GB in the store"]
+        "13 GB to download, 12 GB in the store",
+    ]
 
 
 def test_a_quiet_pull_says_only_notes() -> None:
@@ -165,8 +170,20 @@ def test_file_names_and_notes_cannot_drive_the_terminal(monkeypatch: pytest.Monk
 
 
 def test_a_plan_names_files_bytes_and_room() -> None:
-    plan = PullPlan("m:latest", ModelSource("hub", "org/m", "abc"), (PlannedFile("a.safetensors", 5000, 3000),), 6000,
-                    7000, 8_000_000, False, ())
+    plan = PullPlan(
+        "m:latest",
+        ModelSource("hub", "org/m", "abc"),
+        (PlannedFile("a.safetensors", 5000, 3000),),
+        6000,
+        7000,
+        8_000_000,
+        False,
+        (),
+    )
     assert plan_lines(plan) == [
-        "m:latest: to be pulled", "FILE             SIZE      TO FETCH", "a.safetensors    5.0 KB    3.0 KB", "",
-        "fetch 3.0 KB, store 6.0 KB, disk needed 7.0 KB, free 8.0 MB"]
+        "m:latest: to be pulled",
+        "FILE             SIZE      TO FETCH",
+        "a.safetensors    5.0 KB    3.0 KB",
+        "",
+        "fetch 3.0 KB, store 6.0 KB, disk needed 7.0 KB, free 8.0 MB",
+    ]

@@ -46,8 +46,7 @@ def weight_bytes_per_token(stored: StoredModel) -> int:
 def formats_text(stored: StoredModel) -> str:
     """The format of most of the experts' bytes, and of most of the dense layers' if it differs: "q4_k, dense q8_0"."""
     experts = _main_format(stored.manifest.layout.tensors)
-    dense = _main_format(t for t in _dense(stored)
-                         if t.name != HEAD and not _is_embedding(t.name) and len(t.shape) > 1)
+    dense = _main_format(t for t in _dense(stored) if t.name != HEAD and not _is_embedding(t.name) and len(t.shape) > 1)
     return experts if dense in (experts, "") else f"{experts}, dense {dense}"
 
 

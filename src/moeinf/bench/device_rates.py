@@ -55,8 +55,9 @@ def gpu_rates(gpu: Gpu) -> GpuRates:
     return GpuRates(link, gather, memory)
 
 
-def measure_link(copier: CopierProtocol, source: int, destination: int, num_bytes: int,
-                 clock: Clock = time.perf_counter) -> float:
+def measure_link(
+    copier: CopierProtocol, source: int, destination: int, num_bytes: int, clock: Clock = time.perf_counter
+) -> float:
     """Best rate of five batches that copy num_bytes from `source` (host) to `destination` (device) in 4 MiB pieces.
 
     0 where num_bytes, of which all should be pinned, is less than a piece.
@@ -72,8 +73,9 @@ def measure_link(copier: CopierProtocol, source: int, destination: int, num_byte
     return max(rates)
 
 
-def measure_gather(ops: VectorOps, device: torch.device, sources: IntArray, target: Tensor,
-                   clock: Clock = time.perf_counter) -> float:
+def measure_gather(
+    ops: VectorOps, device: torch.device, sources: IntArray, target: Tensor, clock: Clock = time.perf_counter
+) -> float:
     """Best of five rounds in which a kernel brings 4 MiB from each of `sources`, as the device sees it, to `target`, a
     token's experts at a time."""
     destinations = target.data_ptr() + np.arange(len(sources), dtype=np.int64) * _PIECE_BYTES

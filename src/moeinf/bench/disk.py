@@ -37,8 +37,9 @@ def disk_bytes_per_s(stored: StoredModel, config: RuntimeConfig) -> float:
                 file, at = places[order[next_read]]
                 slots[next_read] = free.pop()
                 destination = np.array([slots[next_read] * span])
-                reader.submit(np.array([next_read]), np.array([file]), np.array([at]), destination, span,
-                              np.array([np.inf]))
+                reader.submit(
+                    np.array([next_read]), np.array([file]), np.array([at]), destination, span, np.array([np.inf])
+                )
                 next_read += 1
             for key in reader.wait_any(np.array(list(slots))).tolist():
                 free.append(slots.pop(key))

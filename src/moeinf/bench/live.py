@@ -52,8 +52,9 @@ class Workload:
         return text
 
 
-def run_bench(stored: StoredModel, config: RuntimeConfig, workload: Workload,
-              report: Callable[[str], None] = lambda line: None) -> list[Row]:
+def run_bench(
+    stored: StoredModel, config: RuntimeConfig, workload: Workload, report: Callable[[str], None] = lambda line: None
+) -> list[Row]:
     """Rows for bench/report.py: prefill and decode of the first request (cold), then of `repeats` more (warm).
 
     Decode is fed the text itself, so that every configuration routes the same tokens. Each request takes the next
@@ -84,8 +85,12 @@ def run_bench(stored: StoredModel, config: RuntimeConfig, workload: Workload,
         report("measuring the memory")
         memory = memory_bytes_per_s(config)
     common |= _gpu_facts(gpu)
-    common |= {"disk_gb_per_s": round(disk / 1e9, 3), "link_gb_per_s": round(link / 1e9, 3),
-               "gather_gb_per_s": round(gather / 1e9, 3), "memory_gb_per_s": round(memory / 1e9, 3)}
+    common |= {
+        "disk_gb_per_s": round(disk / 1e9, 3),
+        "link_gb_per_s": round(link / 1e9, 3),
+        "gather_gb_per_s": round(gather / 1e9, 3),
+        "memory_gb_per_s": round(memory / 1e9, 3),
+    }
     rows = []
     for cold, group in ((True, rounds[:1]), (False, rounds[1:])):
         rows += [_row(common, cold, group, test) for test in ("pp", "tg") if group]
@@ -98,8 +103,10 @@ def _check_length(stored: StoredModel, config: RuntimeConfig, workload: Workload
     wanted = workload.num_prompt + workload.num_decode
     if wanted > context:
         more = f", or raise --num-ctx (the model allows {most})" if context < most else "; the model allows no more"
-        raise UsageError(f"-p {workload.num_prompt} and -n {workload.num_decode} are {wanted} tokens, the context is "
-                         f"{context}; lower them{more}")
+        raise UsageError(
+            f"-p {workload.num_prompt} and -n {workload.num_decode} are {wanted} tokens, the context is "
+            f"{context}; lower them{more}"
+        )
 
 
 def _gpu_facts(gpu: Gpu | None) -> Row:
@@ -116,8 +123,14 @@ class _Round:
     busy_s: float
 
 
-def _requests(stored: StoredModel, config: RuntimeConfig, workload: Workload, text: str,
-              report: Callable[[str], None], gpu: OpenGpu | None) -> tuple[Row, list[_Round]]:
+def _requests(
+    stored: StoredModel,
+    config: RuntimeConfig,
+    workload: Workload,
+    text: str,
+    report: Callable[[str], None],
+    gpu: OpenGpu | None,
+) -> tuple[Row, list[_Round]]:
     """What all rows share, and the requests, the first of which finds an empty expert cache."""
     with Model(stored, config, gpu=gpu, preload=False) as model:
         passages, fill_s = _passages(model, workload, text), 0.0
@@ -135,8 +148,10 @@ def _forget_pages(model: Model, stored: StoredModel, report: Callable[[str], Non
     """Asks the kernel to drop what it has of the experts' files, where reads go through its page cache."""
     if model.config.direct_io and model.config.reader == "native" and not model.reader.notice:
         return  # O_DIRECT asks the disk
-    report("note: reads go through the page cache: the kernel is asked to forget the experts before the cold request, "
-           "and warm requests may find them there")
+    report(
+        "note: reads go through the page cache: the kernel is asked to forget the experts before the cold request, "
+        "and warm requests may find them there"
+    )
     for path in stored.shard_paths:
         with errors_named(path), path.open("rb") as file:
             drop_cached(file.fileno())
@@ -168,17 +183,29 @@ def _passages(model: Model, workload: Workload, text: str) -> list[tuple[list[in
 def _common(model: Model, stored: StoredModel, workload: Workload) -> Row:
     info, plan, config = model.manifest.info, model.plan, model.config
     return {
-        "moeinf_version": __version__, "cpu_info": cpu_name(),
-        "model_filename": model.name, "model_type": f"{info.architecture} {formats_text(stored)}",
-        "model_size": stored.size_bytes, "model_n_params": info.num_params, "n_threads": model.num_threads,
+        "moeinf_version": __version__,
+        "cpu_info": cpu_name(),
+        "model_filename": model.name,
+        "model_type": f"{info.architecture} {formats_text(stored)}",
+        "model_size": stored.size_bytes,
+        "model_n_params": info.num_params,
+        "n_threads": model.num_threads,
         "isa": model.kernels.isa,
-        "n_batch": plan.prefill_chunk, "type_k": info.dtype, "type_v": info.dtype, "n_ctx": plan.context,
-        "n_prompt": workload.num_prompt, "n_gen": workload.num_decode, "policy": config.policy,
-        "predictor": config.predictor if config.prefetch else "off", "reader": model.reader.backend,
-        "expert_cache_mib": round(plan.cache_bytes / 2**20, 1), "experts": plan.num_slots,
+        "n_batch": plan.prefill_chunk,
+        "type_k": info.dtype,
+        "type_v": info.dtype,
+        "n_ctx": plan.context,
+        "n_prompt": workload.num_prompt,
+        "n_gen": workload.num_decode,
+        "policy": config.policy,
+        "predictor": config.predictor if config.prefetch else "off",
+        "reader": model.reader.backend,
+        "expert_cache_mib": round(plan.cache_bytes / 2**20, 1),
+        "experts": plan.num_slots,
         "vram_limit_bytes": plan.limit_bytes if isinstance(plan, DevicePlan) else 0,
         "host_experts": plan.host_slots if isinstance(plan, DevicePlan) else 0,
-        "experts_total": model.manifest.moe.total_experts, "weight_bytes_per_token": weight_bytes_per_token(stored),
+        "experts_total": model.manifest.moe.total_experts,
+        "weight_bytes_per_token": weight_bytes_per_token(stored),
     }
 
 
@@ -196,18 +223,29 @@ def _row(common: Row, cold: bool, rounds: Sequence[_Round], test: str) -> Row:
     used = 0.0 if prefill else common["weight_bytes_per_token"] * statistics.median(rates) / 1e9
     latencies = sorted(t * 1e3 for s in stats for t in s.token_s)
     row = common | {
-        "test": f"{test}{tokens[0]}", "cold": cold, "samples_ts": [round(r, 3) for r in rates],
-        "avg_ts": round(statistics.fmean(rates), 3), "median_ts": round(statistics.median(rates), 3),
+        "test": f"{test}{tokens[0]}",
+        "cold": cold,
+        "samples_ts": [round(r, 3) for r in rates],
+        "avg_ts": round(statistics.fmean(rates), 3),
+        "median_ts": round(statistics.median(rates), 3),
         "stddev_ts": round(statistics.stdev(rates), 3) if len(rates) > 1 else 0.0,
         "ttft_ms": round(statistics.median(s.prompt_s for s in stats) * 1e3, 1),
         "itl_ms": {} if prefill else {f"p{p}": round(_percentile(latencies, p), 2) for p in (50, 90, 99)},
-        "expert_hit_rate": round(cache.hit_rate, 4), "hits": cache.hits, "misses": cache.misses,
-        "late_hits": cache.late_hits, "prefetches": cache.prefetches, "prefetches_wasted": cache.prefetches_wasted,
-        "stall_s": round(cache.stall_s, 4), "total_s": round(sum(seconds), 4),
+        "expert_hit_rate": round(cache.hit_rate, 4),
+        "hits": cache.hits,
+        "misses": cache.misses,
+        "late_hits": cache.late_hits,
+        "prefetches": cache.prefetches,
+        "prefetches_wasted": cache.prefetches_wasted,
+        "stall_s": round(cache.stall_s, 4),
+        "total_s": round(sum(seconds), 4),
         "bytes_per_token": round(read_bytes / max(1, sum(tokens))),
-        "read_gb_per_s": round(rate, 3), "disk_share": 0.0 if gpu else _share(rate, common["disk_gb_per_s"]),
-        "missed_gb_per_s": round(missed, 3), "link_share": _share(missed, common["link_gb_per_s"]),
-        "weights_gb_per_s": round(used, 3), "memory_share": _share(used, common["memory_gb_per_s"]),
+        "read_gb_per_s": round(rate, 3),
+        "disk_share": 0.0 if gpu else _share(rate, common["disk_gb_per_s"]),
+        "missed_gb_per_s": round(missed, 3),
+        "link_share": _share(missed, common["link_gb_per_s"]),
+        "weights_gb_per_s": round(used, 3),
+        "memory_share": _share(used, common["memory_gb_per_s"]),
         "peak_rss_bytes": max(s.peak_rss_bytes for s in stats),
     }
     if not prefill:

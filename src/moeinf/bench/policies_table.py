@@ -20,8 +20,10 @@ def hit_rate_table(folder: Path, percents: str, policies: str, max_tokens: int |
     header = ["policy", *(f"{share:g}% ({n} experts)" for share, n in zip(shares, slots, strict=True))]
     rows = [[name, *_hit_rates(trace, slots, name)] for name in names]
     shape = trace.shape
-    title = (f"{trace.name}: {trace.num_tokens} tokens, {shape.num_layers} layers x {shape.num_experts} experts, "
-             f"top-{shape.top_k}; share of activations whose expert was resident, without prefetch")
+    title = (
+        f"{trace.name}: {trace.num_tokens} tokens, {shape.num_layers} layers x {shape.num_experts} experts, "
+        f"top-{shape.top_k}; share of activations whose expert was resident, without prefetch"
+    )
     return [title, "", *table([header, *rows])]
 
 

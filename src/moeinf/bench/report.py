@@ -27,8 +27,9 @@ _LEGEND = (
     "stall: time spent waiting for experts; MiB/token: experts read for a token; RSS: most memory of the process.",
 )
 _LEGEND_OF_DISK = "GB/s: of the reader while it reads; of disk: that as a share of the measured rate."
-_LEGEND_OF_LINK = ("GB/s: of what crossed the link to the GPU, over the whole time; of link: that as a share of the "
-                   "measured rate.")
+_LEGEND_OF_LINK = (
+    "GB/s: of what crossed the link to the GPU, over the whole time; of link: that as a share of the measured rate."
+)
 
 
 def check_form(form: str) -> None:
@@ -48,8 +49,10 @@ def _as_table(rows: Sequence[Row]) -> str:
     if not rows:
         return ""
     header, cells = _header(rows[0]), [_cells(row) for row in rows]
-    tables = [table([list(compress(line, [name in columns for name in header])) for line in (header, *cells)], gap=2)
-              for columns in (_SPEED, _NOT_SPEED)]
+    tables = [
+        table([list(compress(line, [name in columns for name in header])) for line in (header, *cells)], gap=2)
+        for columns in (_SPEED, _NOT_SPEED)
+    ]
     rates = _LEGEND_OF_LINK if _on_gpu(rows[0]) else _LEGEND_OF_DISK
     legend = "\n".join(textwrap.fill(text, WIDTH, subsequent_indent="  ") for text in (*_LEGEND, rates))
     parts = (wrapped(_title(rows[0]), WIDTH), "\n".join(_summary(rows)), *map("\n".join, tables), legend)
@@ -96,14 +99,33 @@ def _as_json_lines(rows: Sequence[Row]) -> str:
 
 
 FORMS: Mapping[str, Callable[[Sequence[Row]], str]] = {
-    "table": _as_table, "md": _as_markdown, "csv": _as_csv, "json": _as_json, "jsonl": _as_json_lines,
+    "table": _as_table,
+    "md": _as_markdown,
+    "csv": _as_csv,
+    "json": _as_json,
+    "jsonl": _as_json_lines,
 }
 
 
 def _header(row: Row) -> list[str]:
     """GB/s: the disk's while it reads, or what missing experts take of the link to a GPU, over the whole time."""
-    return ["cache", "test", "t/s", "TTFT ms", "p50 ms", "p90 ms", "p99 ms", "hit", "late", "stall s", "MiB/token",
-            "GB/s", "of link" if _on_gpu(row) else "of disk", "of memory", "RSS GB"]
+    return [
+        "cache",
+        "test",
+        "t/s",
+        "TTFT ms",
+        "p50 ms",
+        "p90 ms",
+        "p99 ms",
+        "hit",
+        "late",
+        "stall s",
+        "MiB/token",
+        "GB/s",
+        "of link" if _on_gpu(row) else "of disk",
+        "of memory",
+        "RSS GB",
+    ]
 
 
 def _on_gpu(row: Row) -> bool:
@@ -111,35 +133,51 @@ def _on_gpu(row: Row) -> bool:
 
 
 def _title(row: Row) -> str:
-    return (f"{row['model_filename']} · {row['model_type']} · {binary_size_text(row['model_size'])} · "
-            f"{row['experts']}/{row['experts_total']} experts ({row['expert_cache_mib']:.0f} MiB) · {row['policy']}, "
-            f"prefetch {row['predictor']} · {row['reader']} reader · {row['n_threads']} threads, {row['isa']} · "
-            f"disk {row['disk_gb_per_s']:.2f} GB/s, {_gpu_text(row)}memory {row['memory_gb_per_s']:.1f} GB/s · "
-            f"load {row['load_ms'] / 1000:.2f} s")
+    return (
+        f"{row['model_filename']} · {row['model_type']} · {binary_size_text(row['model_size'])} · "
+        f"{row['experts']}/{row['experts_total']} experts ({row['expert_cache_mib']:.0f} MiB) · {row['policy']}, "
+        f"prefetch {row['predictor']} · {row['reader']} reader · {row['n_threads']} threads, {row['isa']} · "
+        f"disk {row['disk_gb_per_s']:.2f} GB/s, {_gpu_text(row)}memory {row['memory_gb_per_s']:.1f} GB/s · "
+        f"load {row['load_ms'] / 1000:.2f} s"
+    )
 
 
 def _gpu_text(row: Row) -> str:
     if not _on_gpu(row):
         return ""
     limit = f"{row['vram_limit_bytes'] / 2**30:.1f} of {row['gpu_bytes'] / 2**30:.1f} GiB"
-    return (f"{row['gpu_info']} ({limit}, driver for CUDA {row['cuda_driver']}), {row['host_experts']} experts in RAM, "
-            f"link {row['link_gb_per_s']:.1f} GB/s, its ")
+    return (
+        f"{row['gpu_info']} ({limit}, driver for CUDA {row['cuda_driver']}), {row['host_experts']} experts in RAM, "
+        f"link {row['link_gb_per_s']:.1f} GB/s, its "
+    )
 
 
 def _model_cells(row: Row) -> list[str]:
-    return [str(row["model_type"]), f"{row['model_size'] / 2**30:.2f} GiB", f"{row['model_n_params'] / 1e9:.2f} B",
-            str(row["backends"]), f"{row['experts']}/{row['experts_total']}"]
+    return [
+        str(row["model_type"]),
+        f"{row['model_size'] / 2**30:.2f} GiB",
+        f"{row['model_n_params'] / 1e9:.2f} B",
+        str(row["backends"]),
+        f"{row['experts']}/{row['experts_total']}",
+    ]
 
 
 def _cells(row: Row) -> list[str]:
     latency = row["itl_ms"]
     return [
-        "cold" if row["cold"] else "warm", str(row["test"]), f"{row['avg_ts']:.2f} ± {row['stddev_ts']:.2f}",
-        f"{row['ttft_ms']:.0f}", *(f"{latency[p]:.1f}" if p in latency else "" for p in ("p50", "p90", "p99")),
-        f"{100 * row['expert_hit_rate']:.1f}%", str(row["late_hits"]), f"{row['stall_s']:.2f}",
-        f"{row['bytes_per_token'] / 2**20:.2f}", f"{row['missed_gb_per_s' if _on_gpu(row) else 'read_gb_per_s']:.2f}",
+        "cold" if row["cold"] else "warm",
+        str(row["test"]),
+        f"{row['avg_ts']:.2f} ± {row['stddev_ts']:.2f}",
+        f"{row['ttft_ms']:.0f}",
+        *(f"{latency[p]:.1f}" if p in latency else "" for p in ("p50", "p90", "p99")),
+        f"{100 * row['expert_hit_rate']:.1f}%",
+        str(row["late_hits"]),
+        f"{row['stall_s']:.2f}",
+        f"{row['bytes_per_token'] / 2**20:.2f}",
+        f"{row['missed_gb_per_s' if _on_gpu(row) else 'read_gb_per_s']:.2f}",
         f"{100 * row['link_share' if _on_gpu(row) else 'disk_share']:.0f}%",
-        f"{100 * row['memory_share']:.0f}%" if row["memory_share"] else "", f"{row['peak_rss_bytes'] / 1e9:.2f}",
+        f"{100 * row['memory_share']:.0f}%" if row["memory_share"] else "",
+        f"{row['peak_rss_bytes'] / 1e9:.2f}",
     ]
 
 

@@ -33,8 +33,9 @@ class CpuRun:
         total = parts.dense.memory_bytes + (self.plan.cache_bytes if fits else 0)
         tensors = parts.dense.read(config, lambda done, _: parts.progress(done, total), parts.on_wait)
         arena = Arena(self.plan.cache_bytes)
-        self.reader = open_reader(stored.shard_paths, [s.num_bytes for s in manifest.shards], arena, config,
-                                  parts.shard_sums, parts.on_wait)
+        self.reader = open_reader(
+            stored.shard_paths, [s.num_bytes for s in manifest.shards], arena, config, parts.shard_sums, parts.on_wait
+        )
         parts.notices += [self.reader.notice] if self.reader.notice else []
         try:
             self._assemble(parts, arena, tensors)
@@ -50,16 +51,17 @@ class CpuRun:
         shape, layout = manifest.moe, manifest.layout
         policy = make_policy(config.policy, shape, parts.collection, parts.encoder_layers)
         slots = SlotRegion(arena.array(), 0, self.plan.num_slots)
-        self.tier = ExpertTier(shape, layout, slots, self.reader, policy, stored.shard_paths, profiler,
-                               model=stored.name)
-        self._watch = MemoryWatch(self.tier, shape.top_k, layout.stride_bytes,
-                                  reserve_bytes(self.plan, parts.machine), parts.notices.append)
+        self.tier = ExpertTier(
+            shape, layout, slots, self.reader, policy, stored.shard_paths, profiler, model=stored.name
+        )
+        self._watch = MemoryWatch(
+            self.tier, shape.top_k, layout.stride_bytes, reserve_bytes(self.plan, parts.machine), parts.notices.append
+        )
         advisers: list[Observer] = [policy]
         prefetcher = prefetcher_of(parts, self.tier, self.reader, advisers, fits=False)  # it need not stay so
         self.observers = [*parts.observers, *advisers]
         kernel = ExpertKernel(parts.kernels, arena.array(), expert_parts(layout), parts.form)
-        experts = StreamedExperts(self.tier, kernel, parts.observers, advisers, prefetcher, profiler,
-                                  stored.name)
+        experts = StreamedExperts(self.tier, kernel, parts.observers, advisers, prefetcher, profiler, stored.name)
         layers = NativeLayers(parts.kernels, tensors, manifest.info.dtype)
         self.model = parts.family.build(parts.config_json, layers, experts, profiler)
         self.cache = self.model.new_cache(self.plan.context, parts.num_beams)
@@ -71,9 +73,11 @@ class CpuRun:
     def describe(self, total_experts: int) -> str:
         plan = self.plan
         rest = " · rest on disk" if plan.num_slots < total_experts else ""
-        return (f"CPU, RAM {size_text(plan.total_bytes)}: dense {size_text(plan.dense_bytes)}, "
-                f"KV {size_text(plan.kv_bytes)}, experts {plan.num_slots}/{total_experts} "
-                f"({size_text(plan.cache_bytes)}){rest}")
+        return (
+            f"CPU, RAM {size_text(plan.total_bytes)}: dense {size_text(plan.dense_bytes)}, "
+            f"KV {size_text(plan.kv_bytes)}, experts {plan.num_slots}/{total_experts} "
+            f"({size_text(plan.cache_bytes)}){rest}"
+        )
 
     def peak_device_bytes(self) -> int:
         return 0

@@ -39,8 +39,10 @@ class DenseFile:
             wanted[stored_head] = plan.dense[head]
         for spec in self._specs:
             if wanted.get(spec.name) != spec.shape:
-                raise StoreError(f"{self._path}: tensor {spec.name} has shape {spec.shape}, the architecture wants "
-                                 f"{wanted.get(spec.name)}; pull the model again")
+                raise StoreError(
+                    f"{self._path}: tensor {spec.name} has shape {spec.shape}, the architecture wants "
+                    f"{wanted.get(spec.name)}; pull the model again"
+                )
         missing = sorted(wanted.keys() - names)
         if missing:
             raise StoreError(f"{self._path} lacks tensor {missing[0]}; pull the model again")
@@ -54,8 +56,9 @@ class DenseFile:
         """What `read` takes of memory, and `streamed` of a device's."""
         return self._num_bytes - sum(spec.num_bytes for spec in self._mapped)
 
-    def read(self, config: RuntimeConfig, progress: Callable[[int, int], None], on_wait: OnWait | None = None
-             ) -> dict[str, StoredTensor]:
+    def read(
+        self, config: RuntimeConfig, progress: Callable[[int, int], None], on_wait: OnWait | None = None
+    ) -> dict[str, StoredTensor]:
         """Every tensor by name. progress(bytes done, memory_bytes). Raises StoreError."""
         left_out = [(spec.offset_bytes, spec.offset_bytes + spec.num_bytes) for spec in self._mapped]
         memory = read_file(self._path, self._num_bytes, config, progress, left_out, on_wait)
@@ -75,8 +78,9 @@ class DenseFile:
                 self._sums.check(spec, each)
 
     @contextmanager
-    def streamed(self, config: RuntimeConfig, progress: Callable[[int, int], None], on_wait: OnWait | None = None
-                 ) -> Iterator[Mapping[str, TensorBytes]]:
+    def streamed(
+        self, config: RuntimeConfig, progress: Callable[[int, int], None], on_wait: OnWait | None = None
+    ) -> Iterator[Mapping[str, TensorBytes]]:
         """What `read` would take into memory, by name, for a device: each tensor is read when its pieces are asked for.
 
         Of all of them no more than a buffer (file_pieces.py) is ever in memory. progress(bytes done, memory_bytes).
@@ -91,8 +95,11 @@ class DenseFile:
 
         count(0)
         with closing(FilePieces(self._path, self._num_bytes, config, on_wait)) as file:
-            yield {spec.name: _FileTensor(self._path, file, spec, self._sums, count)
-                   for spec in self._specs if spec not in self._mapped}
+            yield {
+                spec.name: _FileTensor(self._path, file, spec, self._sums, count)
+                for spec in self._specs
+                if spec not in self._mapped
+            }
 
     def lookups(self) -> dict[str, StoredTensor]:
         """What is looked up by row, in the mapped file."""
@@ -104,8 +111,10 @@ class DenseFile:
             return {}
         mapped = self._map()
         plain = {spec: _tensor(spec, mapped) for spec in tensors}
-        return {spec.name: replace(tensor, check_rows=self._sums.row_check(spec, tensor.data))
-                for spec, tensor in plain.items()}
+        return {
+            spec.name: replace(tensor, check_rows=self._sums.row_check(spec, tensor.data))
+            for spec, tensor in plain.items()
+        }
 
     def _map(self) -> ByteArray:
         """The file's pages as the kernel caches them; a row of an embedding is one or two of them."""
@@ -119,8 +128,9 @@ class DenseFile:
 class _FileTensor:
     """moeinf.models.layers.weights.TensorBytes of a tensor that lies in a file."""
 
-    def __init__(self, path: Path, file: FilePieces, spec: TensorSpec, sums: DenseSums, count: Callable[[int], None]
-                 ) -> None:
+    def __init__(
+        self, path: Path, file: FilePieces, spec: TensorSpec, sums: DenseSums, count: Callable[[int], None]
+    ) -> None:
         self._path, self._file, self._spec, self._sums, self._count = path, file, spec, sums, count
         self.format: Format = spec.dtype
         self.shape = spec.shape

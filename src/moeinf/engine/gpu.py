@@ -71,15 +71,23 @@ def open_gpu(gpu: Gpu) -> OpenGpu:
         device.release_unused()  # what a model that was closed has left
         ops = Ops(TritonVectorOps(), TritonMatrixOps())
         try_out(device, ops)
-        return OpenGpu(gpu.name, device, ops, NativeCopier(CudaDriver(), gpu.index), device.free_bytes(),
-                       gpu.total_bytes, gpu.has_display)
+        return OpenGpu(
+            gpu.name,
+            device,
+            ops,
+            NativeCopier(CudaDriver(), gpu.index),
+            device.free_bytes(),
+            gpu.total_bytes,
+            gpu.has_display,
+        )
     except DeviceError:
         raise
     except Exception as error:  # of three libraries, and what they run: whatever it is, this card does not compute
         said = next(iter(str(error).splitlines()), "")
         raise explain(error) or DeviceError(
             f"GPU {gpu.index} ({gpu.name}) does not compute ({type(error).__name__}: {said}): see nvidia-smi, report "
-            "this if it shows nothing, or run with --device cpu") from error
+            "this if it shows nothing, or run with --device cpu"
+        ) from error
 
 
 class GpuRun:
@@ -92,21 +100,30 @@ class GpuRun:
         """
         self._parts, self._gpu, self._notice = parts, gpu, parts.notices.append
         manifest, config = parts.manifest, parts.config
-        self.plan: DevicePlan = plan_device_memory(parts.demands, config, parts.machine, gpu.free_bytes,
-                                                   gpu.total_bytes, gpu.has_display)
+        self.plan: DevicePlan = plan_device_memory(
+            parts.demands, config, parts.machine, gpu.free_bytes, gpu.total_bytes, gpu.has_display
+        )
         gpu.device.limit(self.plan.limit_bytes - CONTEXT_BYTES)
         self._program = DecodeProgram(gpu.device)
         self._host = Arena(self.plan.host_bytes)
-        self.reader = open_reader(parts.stored.shard_paths, [s.num_bytes for s in manifest.shards], self._host, config,
-                                  parts.shard_sums, parts.on_wait)
+        self.reader = open_reader(
+            parts.stored.shard_paths,
+            [s.num_bytes for s in manifest.shards],
+            self._host,
+            config,
+            parts.shard_sums,
+            parts.on_wait,
+        )
         try:
             with gpu.device.computing():
                 self._assemble(parts, gpu)
         except BaseException as error:
             self.close()
             if is_out_of_memory(error):
-                raise OutOfMemoryError("the GPU's memory ran out while the model was loaded: end what else uses it "
-                                       "(nvidia-smi lists that), or lower --num-ctx or --vram") from error
+                raise OutOfMemoryError(
+                    "the GPU's memory ran out while the model was loaded: end what else uses it "
+                    "(nvidia-smi lists that), or lower --num-ctx or --vram"
+                ) from error
             raise self._named(error) from error
         parts.notices += [self.reader.notice] if self.reader.notice else []
 
@@ -117,32 +134,84 @@ class GpuRun:
         policy = make_policy(config.policy, shape, parts.collection, parts.encoder_layers)
         host = SlotRegion(self._host.array(), 0, plan.host_slots)
         device = gpu.device  # no function here keeps `self` or the kernels: the tier outlives a closed model
-        self._link = HostLink(shape, layout, host, self.reader, gpu.copier, self._arena.addresses,
-                              lambda: device.stream, lambda: tier.keep_scores_below())
+        self._link = HostLink(
+            shape,
+            layout,
+            host,
+            self.reader,
+            gpu.copier,
+            self._arena.addresses,
+            lambda: device.stream,
+            lambda: tier.keep_scores_below(),
+        )
         slots = SlotRegion(None, 0, plan.num_slots)
-        self.tier = tier = ExpertTier(shape, layout, slots, self._link, policy, parts.stored.shard_paths, profiler,
-                                      self._link.lag_s, parts.stored.name)
+        self.tier = tier = ExpertTier(
+            shape,
+            layout,
+            slots,
+            self._link,
+            policy,
+            parts.stored.shard_paths,
+            profiler,
+            self._link.lag_s,
+            parts.stored.name,
+        )
         fits = plan.num_slots == shape.total_experts
         self.observers = [*parts.observers] if fits else [*parts.observers, policy]
         prefetcher = prefetcher_of(parts, self.tier, self._link, self.observers, fits=fits)
-        self._direct = DirectSlots(gpu.device, gpu.ops, self.tier, self._link, self._arena, shape, policy,
-                                   self.observers, layout.stride_bytes, allowed=not config.cpu_experts,
-                                   encoder_layers=parts.encoder_layers)
+        self._direct = DirectSlots(
+            gpu.device,
+            gpu.ops,
+            self.tier,
+            self._link,
+            self._arena,
+            shape,
+            policy,
+            self.observers,
+            layout.stride_bytes,
+            allowed=not config.cpu_experts,
+            encoder_layers=parts.encoder_layers,
+        )
         cpu = None
         if config.cpu_experts and not fits:
             kernel = ExpertKernel(parts.kernels, self._host.array(), expert_parts(layout), parts.form)
-            cpu = CpuExperts(gpu.device, self._link, gpu.copier, kernel, CpuShare(self._notice), info.hidden_size,
-                             shape.num_experts, layout.stride_bytes)
-        experts = DeviceExperts(gpu.device, gpu.ops, self._program, self.tier, self._link, self._arena,
-                                expert_parts_of(layout, parts.form), shape, self.observers, prefetcher, self._direct,
-                                cpu, profiler, parts.stored.name)
+            cpu = CpuExperts(
+                gpu.device,
+                self._link,
+                gpu.copier,
+                kernel,
+                CpuShare(self._notice),
+                info.hidden_size,
+                shape.num_experts,
+                layout.stride_bytes,
+            )
+        experts = DeviceExperts(
+            gpu.device,
+            gpu.ops,
+            self._program,
+            self.tier,
+            self._link,
+            self._arena,
+            expert_parts_of(layout, parts.form),
+            shape,
+            self.observers,
+            prefetcher,
+            self._direct,
+            cpu,
+            profiler,
+            parts.stored.name,
+        )
         with parts.dense.streamed(config, self._progress(0), parts.on_wait) as tensors:
-            layers = DeviceLayers(gpu.device, gpu.ops, tensors, parts.dense.lookups(), info.dtype, plan.context,
-                                  self._program)
+            layers = DeviceLayers(
+                gpu.device, gpu.ops, tensors, parts.dense.lookups(), info.dtype, plan.context, self._program
+            )
             self.model = parts.family.build(parts.config_json, layers, experts, profiler)
         self.cache = self.model.new_cache(plan.context, parts.num_beams)
-        layers.take_staging(plan.context if parts.work.source else plan.prefill_chunk, info.hidden_size,
-                            parts.num_beams * info.vocab_size)
+        layers.take_staging(
+            plan.context if parts.work.source else plan.prefill_chunk,
+            info.hidden_size,
+            parts.num_beams * info.vocab_size,
+        )
         self._take_slots()
         self._fill()
 
@@ -173,13 +242,16 @@ class GpuRun:
         pinned = self._link.pin(wanted, lambda done: parts.pin_progress(done, wanted))
         if pinned < self.plan.host_bytes:
             why = f"at most {PINNED_PERCENT} % of memory is" if pinned == wanted else "the system refuses more"
-            self._notice(f"{size_text(pinned)} of the {size_text(self.plan.host_bytes)} of experts in memory are "
-                         f"pinned, {why}: the rest goes to the GPU through a small buffer, which is slower")
+            self._notice(
+                f"{size_text(pinned)} of the {size_text(self.plan.host_bytes)} of experts in memory are "
+                f"pinned, {why}: the rest goes to the GPU through a small buffer, which is slower"
+            )
         if fits and parts.preload:
             self.tier.load_all(progress)
 
-    def forward(self, ids: Sequence[int], cache: Any, between_layers: Callable[[], None] = lambda: None, *,
-                of_tokens: int = 0) -> Float32Array:
+    def forward(
+        self, ids: Sequence[int], cache: Any, between_layers: Callable[[], None] = lambda: None, *, of_tokens: int = 0
+    ) -> Float32Array:
         """Logits of the last token, or of each beam's; of_tokens: see Decoder.forward.
 
         Raises DeviceError for a GPU that is lost, OutOfMemoryError at last.
@@ -188,6 +260,7 @@ class GpuRun:
 
     def encode(self, ids: Sequence[int], cache: Any, between_layers: Callable[[], None]) -> None:
         """Of an encoder-decoder model: see EncoderDecoder.encode. Raises as `forward`."""
+
         def encode() -> None:
             self._choose_slots(by_device=False)
             self.model.encode(ids, cache, between_layers)
@@ -207,15 +280,15 @@ class GpuRun:
                     self.tier.abandon_visit()
                     self._shrink(error)
 
-    def _forward(self, ids: Sequence[int], cache: Any, between_layers: Callable[[], None], of_tokens: int
-                 ) -> Float32Array:
+    def _forward(
+        self, ids: Sequence[int], cache: Any, between_layers: Callable[[], None], of_tokens: int
+    ) -> Float32Array:
         decode = len(ids) == cache.beams
         self._choose_slots(by_device=len(ids) == 1)
         if decode:
             self._program.hold_for(self._direct.way)
             between_layers()  # the layers of a token may run without the host
-        logits: Float32Array = self.model.forward(ids, cache, None if decode else between_layers,
-                                                  of_tokens=of_tokens)
+        logits: Float32Array = self.model.forward(ids, cache, None if decode else between_layers, of_tokens=of_tokens)
         self._direct.after_token()
         return logits
 
@@ -234,7 +307,8 @@ class GpuRun:
         if left <= self._parts.manifest.moe.top_k:
             raise OutOfMemoryError(
                 f"the GPU's memory does not suffice, even with {self._arena.num_slots} experts in it: end what else "
-                "uses it (nvidia-smi lists that), or lower --num-ctx or --prefill-chunk") from error
+                "uses it (nvidia-smi lists that), or lower --num-ctx or --prefill-chunk"
+            ) from error
         traceback.clear_frames(error.__traceback__)  # they hold the activations of the step that failed
         self._program.reset()
         self._direct.leave()
@@ -263,9 +337,11 @@ class GpuRun:
         if slots < total_experts:
             rest = f" · RAM: experts {plan.host_slots}/{total_experts} ({size_text(plan.host_bytes)})"
             rest += " · rest on disk" if plan.host_slots < total_experts else ""
-        return (f"{self._gpu.name}, VRAM {size_text(used)} of {size_text(plan.limit_bytes)}: "
-                f"dense {size_text(plan.dense_bytes)}, KV {size_text(plan.kv_bytes)}, "
-                f"experts {slots}/{total_experts} ({size_text(slots * plan.slot_bytes)}){rest}")
+        return (
+            f"{self._gpu.name}, VRAM {size_text(used)} of {size_text(plan.limit_bytes)}: "
+            f"dense {size_text(plan.dense_bytes)}, KV {size_text(plan.kv_bytes)}, "
+            f"experts {slots}/{total_experts} ({size_text(slots * plan.slot_bytes)}){rest}"
+        )
 
     def peak_device_bytes(self) -> int:
         return self._gpu.device.peak_bytes()

@@ -184,16 +184,26 @@ def shortenings(plan: MemoryPlan, demands: Demands, config: RuntimeConfig) -> li
     limit = "--vram" if isinstance(plan, DevicePlan) else "--ram"
     notes = []
     if plan.context < context:
-        notes.append(f"memory is short: the context has {plan.context} tokens instead of {context}; free memory, raise "
-                     f"{limit} where it was given, or insist with --num-ctx {context}")
+        notes.append(
+            f"memory is short: the context has {plan.context} tokens instead of {context}; free memory, raise "
+            f"{limit} where it was given, or insist with --num-ctx {context}"
+        )
     if plan.prefill_chunk < min(chunk, plan.context) and not demands.work.source:  # a source goes through as a whole
-        notes.append(f"memory is short: {plan.prefill_chunk} tokens of a prompt run together instead of {chunk}, which "
-                     "takes longer")
+        notes.append(
+            f"memory is short: {plan.prefill_chunk} tokens of a prompt run together instead of {chunk}, which "
+            "takes longer"
+        )
     return notes
 
 
-def plan_device_memory(demands: Demands, config: RuntimeConfig, machine: Machine, device_free_bytes: int,
-                       device_total_bytes: int, has_display: bool = False) -> DevicePlan:
+def plan_device_memory(
+    demands: Demands,
+    config: RuntimeConfig,
+    machine: Machine,
+    device_free_bytes: int,
+    device_total_bytes: int,
+    has_display: bool = False,
+) -> DevicePlan:
     """The same for a GPU, whose dense weights, keys, values and activations come first, with host slots behind it.
 
     device_free_bytes: what may still be allocated there, read when the driver's context exists. What is only looked up
@@ -222,8 +232,17 @@ def plan_device_memory(demands: Demands, config: RuntimeConfig, machine: Machine
             break
         context = max(MIN_CONTEXT, context // 2)
     num_slots = _wanted_slots(moe, stride, config, slots_room)
-    plan = DevicePlan(demands.dense_bytes, kv_bytes, room - slots_room, context, chunk, num_slots, stride,
-                      *_host_slots(demands, config, machine, num_slots), limit)
+    plan = DevicePlan(
+        demands.dense_bytes,
+        kv_bytes,
+        room - slots_room,
+        context,
+        chunk,
+        num_slots,
+        stride,
+        *_host_slots(demands, config, machine, num_slots),
+        limit,
+    )
     if plan.total_bytes + DEVICE_OVERHEAD_BYTES > available:
         raise _device_shortfall(plan, available, config)
     return plan
@@ -274,7 +293,8 @@ def _host_slots(demands: Demands, config: RuntimeConfig, machine: Machine, devic
         raise OutOfMemoryError(
             f"not enough memory beside the GPU: {_mib(HOST_OVERHEAD_BYTES + least * stride)} MiB needed ({least} "
             f"experts {_mib(least * stride)}, CUDA {_mib(HOST_OVERHEAD_BYTES)}), {_mib(machine.available_bytes)} "
-            f"available ({machine.limited_by}); raise --ram, or free memory")
+            f"available ({machine.limited_by}); raise --ram, or free memory"
+        )
     wanted = moe.total_experts
     if device_slots == wanted:
         wanted = min(wanted, max(2 * moe.top_k, RING_BYTES // stride))
@@ -297,7 +317,8 @@ def _device_shortfall(plan: DevicePlan, available: int, config: RuntimeConfig) -
         f"not enough memory on the GPU: {_mib(need)} MiB needed (dense {_mib(plan.dense_bytes)}, KV cache "
         f"{_mib(plan.kv_bytes)} for {plan.context} tokens, experts {_mib(plan.cache_bytes)}, rest "
         f"{_mib(plan.activation_bytes + DEVICE_OVERHEAD_BYTES)}), {_mib(available)} {bound}; lower --num-ctx, "
-        f"--prefill-chunk or --expert-cache, {remedy}or run with --device cpu")
+        f"--prefill-chunk or --expert-cache, {remedy}or run with --device cpu"
+    )
 
 
 def smallest_device_bytes(demands: Demands) -> tuple[int, int]:
@@ -307,8 +328,10 @@ def smallest_device_bytes(demands: Demands) -> tuple[int, int]:
     activations = device_activation_bytes(demands, min(MIN_CHUNK, context), context)
     kv_bytes = sequence_bytes(info, context)
     overhead = CONTEXT_BYTES + DEVICE_OVERHEAD_BYTES
-    return (overhead + demands.dense_bytes + kv_bytes + activations + moe.top_k * stride,
-            HOST_OVERHEAD_BYTES + _least_host_slots(moe) * stride)
+    return (
+        overhead + demands.dense_bytes + kv_bytes + activations + moe.top_k * stride,
+        HOST_OVERHEAD_BYTES + _least_host_slots(moe) * stride,
+    )
 
 
 def smallest_bytes(demands: Demands, num_threads: int) -> int:
@@ -345,8 +368,10 @@ def _wanted_slots(moe: MoeShape, stride: int, config: RuntimeConfig, room: int) 
     asked = parse_size("--expert-cache", config.expert_cache, moe.total_experts * stride)
     slots = min(moe.total_experts, asked // stride)
     if slots < moe.top_k:
-        raise UsageError(f"--expert-cache {config.expert_cache} holds {slots} experts of {binary_size_text(stride)}; "
-                         f"a token needs {moe.top_k} at once: give at least {at_least_text(moe.top_k * stride)}")
+        raise UsageError(
+            f"--expert-cache {config.expert_cache} holds {slots} experts of {binary_size_text(stride)}; "
+            f"a token needs {moe.top_k} at once: give at least {at_least_text(moe.top_k * stride)}"
+        )
     return slots
 
 

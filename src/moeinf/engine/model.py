@@ -46,9 +46,17 @@ if TYPE_CHECKING:  # loads torch, which a run on the CPU does without
 class Model:
     """A stored model, ready to generate. One request at a time, from one thread. Close it, or use `with`."""
 
-    def __init__(self, stored: StoredModel, config: RuntimeConfig, progress: Progress | None = None,
-                 on: Machine | None = None, gpu: OpenGpu | None = None, pin_progress: Progress | None = None,
-                 preload: bool = True, say: Callable[[str], None] = lambda line: None) -> None:
+    def __init__(
+        self,
+        stored: StoredModel,
+        config: RuntimeConfig,
+        progress: Progress | None = None,
+        on: Machine | None = None,
+        gpu: OpenGpu | None = None,
+        pin_progress: Progress | None = None,
+        preload: bool = True,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> None:
         """Reads the dense weights; experts come when they are needed. progress(bytes done, bytes in all).
 
         pin_progress: the same of host memory that is pinned for a GPU. Either may raise, and loading ends.
@@ -78,10 +86,26 @@ class Model:
         self.kernels = open_kernels(self.num_threads, config.isa)
         self._collection = self._load_collection()
         self._recorder = RequestRecorder(stored.manifest.moe, self._collection.add)
-        parts = ModelParts(stored, config, here, family, config_json, plan.form, plan.work, dense, self.kernels,
-                           self._collection, [self._recorder], self._profiler, self.notices,
-                           progress or no_progress, self._disk_wait, pin_progress or no_progress, preload=preload,
-                           shard_sums=[run for run in runs if run.file != DENSE_FILE])
+        parts = ModelParts(
+            stored,
+            config,
+            here,
+            family,
+            config_json,
+            plan.form,
+            plan.work,
+            dense,
+            self.kernels,
+            self._collection,
+            [self._recorder],
+            self._profiler,
+            self.notices,
+            progress or no_progress,
+            self._disk_wait,
+            pin_progress or no_progress,
+            preload=preload,
+            shard_sums=[run for run in runs if run.file != DENSE_FILE],
+        )
         self.tokenizer = Tokenizer(stored.path, num_embeddings=stored.manifest.info.vocab_size)
         try:
             self._sources = self._open_sources(config_json)
@@ -111,8 +135,11 @@ class Model:
             sources = Sources(kind, self.tokenizer, config_json, config.src_lang, config.tgt_lang, config.num_beams)
             self.notices += sources.notes()
             return sources
-        for option, value in (("src-lang", config.src_lang), ("tgt-lang", config.tgt_lang),
-                              ("num-beams", config.num_beams not in (None, 1))):
+        for option, value in (
+            ("src-lang", config.src_lang),
+            ("tgt-lang", config.tgt_lang),
+            ("num-beams", config.num_beams not in (None, 1)),
+        ):
             if value:
                 raise UsageError(f"--{option} is for encoder-decoder models, and {self.name} is none; leave it out")
         return None
@@ -149,8 +176,11 @@ class Model:
             asked = self.tokenizer.generation_config
             self.notices += [note for note in not_done(asked, beams=False) if note not in self.notices]
             return resolve_params(given, generation_config=asked)
-        unused = [name for name, value in given.items() if value is not None
-                  and name not in ("num_predict", "stop") and (name, value) != ("temperature", 0)]
+        unused = [
+            name
+            for name, value in given.items()
+            if value is not None and name not in ("num_predict", "stop") and (name, value) != ("temperature", 0)
+        ]
         if self._sources.num_beams > 1 and unused:
             raise UsageError(f"{unused[0]}: a beam search draws nothing; leave it out, or give --num-beams 1")
         return resolve_params(given, generation_config={"do_sample": False} | dict(self._sources.asked))
@@ -160,8 +190,9 @@ class Model:
         """Whether every prompt is a source of its own, which the model answers instead of going on with it."""
         return self._sources is not None
 
-    def generate(self, prompt: str | Sequence[Message], params: SamplingParams | None = None,
-                 **options: Any) -> Completion:
+    def generate(
+        self, prompt: str | Sequence[Message], params: SamplingParams | None = None, **options: Any
+    ) -> Completion:
         """The whole answer at once; arguments as for `stream`."""
         for _ in self.stream(prompt, params, **options):
             pass
@@ -196,16 +227,24 @@ class Model:
         text = self._answer_text(ids, params.stop, chat=self.tokenizer.has_template and not raw)
         return self._answer(ids, params, text, should_stop, on_prefill, on_thought)
 
-    def template_variables(self, think: bool | str | None, given: Mapping[str, Any], *, raw: bool = False
-                           ) -> dict[str, Any]:
+    def template_variables(
+        self, think: bool | str | None, given: Mapping[str, Any], *, raw: bool = False
+    ) -> dict[str, Any]:
         """What the chat template is told (see `stream`). Raises UsageError."""
         if think is None and not given:
             return {}
         facts = None if raw or self._sources is not None else self.tokenizer.template
         return template_variables(facts, None if think is None else str(think).lower(), given)
 
-    def _answer(self, ids: list[int], params: SamplingParams, text: AnswerText, should_stop: Callable[[], bool],
-                on_prefill: Progress, on_thought: Callable[[str], None]) -> Iterator[str]:
+    def _answer(
+        self,
+        ids: list[int],
+        params: SamplingParams,
+        text: AnswerText,
+        should_stop: Callable[[], bool],
+        on_prefill: Progress,
+        on_thought: Callable[[str], None],
+    ) -> Iterator[str]:
         sampler = Sampler(params, num_ids=self._num_ids())
         limit, cut_by = self._limit(ids, params)
         answer = Completion("", text.token_ids, "interrupted", GenerationStats(seed=sampler.seed))
@@ -246,8 +285,10 @@ class Model:
         prompt, continuation = self._checked_ids("prompt", prompt), self._checked_ids("continuation", continuation)
         start = self._sources.start if self._sources else prompt  # of what the continuation follows in the cache
         if max(len(prompt), len(start) + len(continuation)) > self.plan.context:
-            raise ContextLengthError(f"{len(prompt)} + {len(continuation)} tokens do not fit the context of "
-                                     f"{self.plan.context}; raise --num-ctx or ask for fewer")
+            raise ContextLengthError(
+                f"{len(prompt)} + {len(continuation)} tokens do not fit the context of "
+                f"{self.plan.context}; raise --num-ctx or ask for fewer"
+            )
         self._sequence.forget()
         stats = GenerationStats()
         self._opened()
@@ -261,12 +302,15 @@ class Model:
         for place, token in enumerate(ids):
             whole = isinstance(token, Integral) and not isinstance(token, bool)
             if not (whole and 0 <= token < count):
-                raise UsageError(f"replay: {name}[{place}] is {token!r}; token ids of {self.name} are whole numbers "
-                                 f"from 0 to {count - 1}")
+                raise UsageError(
+                    f"replay: {name}[{place}] is {token!r}; token ids of {self.name} are whole numbers "
+                    f"from 0 to {count - 1}"
+                )
         return [int(token) for token in ids]
 
-    def encode(self, prompt: str | Sequence[Message], *, raw: bool = False,
-               variables: Mapping[str, Any] | None = None) -> list[int]:
+    def encode(
+        self, prompt: str | Sequence[Message], *, raw: bool = False, variables: Mapping[str, Any] | None = None
+    ) -> list[int]:
         """The prompt's token ids; variables: for the chat template.
 
         Raises ContextLengthError, TextError, StoreError for a closed model.
@@ -286,13 +330,20 @@ class Model:
         if not ids:
             raise ContextLengthError("the prompt is empty: give at least one word")
         if len(ids) >= self.plan.context:
-            raise ContextLengthError(f"the prompt has {len(ids)} tokens, the context {self.plan.context}: shorten it"
-                                     f"{self.longer_context()}")
+            raise ContextLengthError(
+                f"the prompt has {len(ids)} tokens, the context {self.plan.context}: shorten it{self.longer_context()}"
+            )
         return ids
 
-    def _tokens(self, prompt: list[int], sampler: Chooser, limit: int, stats: GenerationStats,
-                should_stop: Callable[[], bool] = lambda: False,
-                on_prefill: Progress = lambda done, total: None) -> Generator[int, None, None]:
+    def _tokens(
+        self,
+        prompt: list[int],
+        sampler: Chooser,
+        limit: int,
+        stats: GenerationStats,
+        should_stop: Callable[[], bool] = lambda: False,
+        on_prefill: Progress = lambda done, total: None,
+    ) -> Generator[int, None, None]:
         """The generation loop, with the observers told of its phases and `stats` filled when it ends, however."""
         run = self._opened()
         started, timing, meter = time.perf_counter(), Timing(), Meter(self.tier, self._profiler)
@@ -306,8 +357,16 @@ class Model:
 
         self._disk_wait.should_stop = should_stop
         try:
-            for token in self._answer_to(run, prompt, sampler, max_tokens=limit, timing=timing, should_stop=should_stop,
-                                         on_phase=on_phase, on_prefill=on_prefill):
+            for token in self._answer_to(
+                run,
+                prompt,
+                sampler,
+                max_tokens=limit,
+                timing=timing,
+                should_stop=should_stop,
+                on_phase=on_phase,
+                on_prefill=on_prefill,
+            ):
                 stats.generated_tokens += 1
                 self._profiler.lap("other")
                 yield token
@@ -330,8 +389,9 @@ class Model:
         if self._sources is None:
             return generate(run, self._sequence, prompt, sampler, chunk=self.plan.prefill_chunk, **how)
         search = self._sources.search() if isinstance(sampler, Sampler) else None
-        return answer_source(run, self._sequence, prompt, self._sources.start, sampler, search,
-                             num_ids=self._num_ids(), **how)
+        return answer_source(
+            run, self._sequence, prompt, self._sources.start, sampler, search, num_ids=self._num_ids(), **how
+        )
 
     def _num_ids(self) -> int:
         """Of the tokens that may be answered: not the padding rows of the model."""
@@ -339,8 +399,11 @@ class Model:
 
     def _answer_text(self, ids: list[int], stops: Sequence[str], *, chat: bool) -> AnswerText:
         sources = self._sources
-        stream = (self.tokenizer.stream(ids, chat=chat) if sources is None
-                  else self.tokenizer.stream(skip_special=not sources.control_tokens))
+        stream = (
+            self.tokenizer.stream(ids, chat=chat)
+            if sources is None
+            else self.tokenizer.stream(skip_special=not sources.control_tokens)
+        )
         return AnswerText(stream, self.tokenizer.eos_ids, stops)
 
     # ---- the rest
@@ -365,9 +428,11 @@ class Model:
     def describe(self) -> str:
         """One line: what was loaded, and where its memory went."""
         info = self.manifest.info
-        return (f"{self.name} · {count_text(info.num_params)} ({count_text(info.active_params)} active) "
-                f"{formats_text(self.manifest)} · {self._opened().describe(self.manifest.moe.total_experts)} · "
-                f"context {self.plan.context}")
+        return (
+            f"{self.name} · {count_text(info.num_params)} ({count_text(info.active_params)} active) "
+            f"{formats_text(self.manifest)} · {self._opened().describe(self.manifest.moe.total_experts)} · "
+            f"context {self.plan.context}"
+        )
 
     def save_activations(self) -> None:
         """Writes the activation collection beside the model; where the store cannot be written, notes that once."""
@@ -394,6 +459,7 @@ class Model:
     def __enter__(self) -> Model:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-                 ) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()

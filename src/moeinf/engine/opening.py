@@ -105,10 +105,14 @@ def read_config(stored: StoredModel) -> tuple[dict[str, Any], Architecture, Tens
     family = architecture(config_json)
     plan = family.tensor_plan(config_json)
     info = family.model_info(config_json, manifest.info.dtype)
-    pairs = [(name, getattr(info, name), getattr(manifest.info, name))
-             for name in ("hidden_size", "num_layers", "vocab_size")]
-    pairs += [(f"experts.{name}", getattr(plan.moe, name), getattr(manifest.moe, name))
-              for name in ("num_layers", "num_experts", "top_k")]
+    pairs = [
+        (name, getattr(info, name), getattr(manifest.info, name))
+        for name in ("hidden_size", "num_layers", "vocab_size")
+    ]
+    pairs += [
+        (f"experts.{name}", getattr(plan.moe, name), getattr(manifest.moe, name))
+        for name in ("num_layers", "num_experts", "top_k")
+    ]
     for name, found, wanted in pairs:
         if found != wanted:
             raise StoreError(f"{path}: {name} is {found}, in the manifest {wanted}; {stored.remedy}")

@@ -79,8 +79,9 @@ def demands_of(manifest: Manifest, dense_bytes: int, work: Work, num_beams: int)
     return Demands(info, manifest.moe, manifest.layout, dense_bytes, work)
 
 
-def prefetcher_of(parts: ModelParts, tier: ExpertTier, link: Link, observers: list[Observer], *, fits: bool
-                  ) -> Prefetcher | None:
+def prefetcher_of(
+    parts: ModelParts, tier: ExpertTier, link: Link, observers: list[Observer], *, fits: bool
+) -> Prefetcher | None:
     """The prefetcher that the configuration asks for; its predictor joins the observers.
 
     None where every expert fits: nothing needs to be predicted. Raises UsageError for an unknown predictor.
@@ -89,8 +90,9 @@ def prefetcher_of(parts: ModelParts, tier: ExpertTier, link: Link, observers: li
     if fits or not parts.config.prefetch:
         return None
     observers.append(predictor)
-    return Prefetcher(tier, predictor, link, parts.manifest.moe, parts.manifest.layout.stride_bytes,
-                      parts.encoder_layers)
+    return Prefetcher(
+        tier, predictor, link, parts.manifest.moe, parts.manifest.layout.stride_bytes, parts.encoder_layers
+    )
 
 
 def expert_parts(layout: ExpertLayout) -> dict[str, tuple[str, int, int, int]]:

@@ -65,10 +65,12 @@ def slower(demands: Demands, plan: DevicePlan, rates: Rates) -> str | None:
     on_gpu = token / (DEVICE_SHARE * rates.device) + missed / rates.link + moe.num_layers * LAYER_S
     if on_cpu >= MARGIN * on_gpu:
         return None
-    return (f"the GPU would hold {share:.0%} of the experts and wait for the others, which come at "
-            f"{rates.link / 1e9:.1f} GB/s, the CPU reads its memory at {rates.memory / 1e9:.1f} GB/s: about "
-            f"{on_gpu * 1e3:.0f} ms a token are expected of the GPU, {on_cpu * 1e3:.0f} of the CPU; --device cuda "
-            "takes the GPU all the same")
+    return (
+        f"the GPU would hold {share:.0%} of the experts and wait for the others, which come at "
+        f"{rates.link / 1e9:.1f} GB/s, the CPU reads its memory at {rates.memory / 1e9:.1f} GB/s: about "
+        f"{on_gpu * 1e3:.0f} ms a token are expected of the GPU, {on_cpu * 1e3:.0f} of the CPU; --device cuda "
+        "takes the GPU all the same"
+    )
 
 
 def measured(device: Device, kernels: Kernels) -> Rates:

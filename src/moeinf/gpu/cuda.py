@@ -48,8 +48,13 @@ class _NoGpu(DeviceError):
     """There is nothing to use, as against something that cannot be used."""
 
 
-def find_cuda(device: str, notice: Callable[[str], None], *, open_driver: Callable[[], CudaDriver] | None = None,
-              open_toolkit: Callable[[], Toolkit] | None = None) -> Gpu | None:
+def find_cuda(
+    device: str,
+    notice: Callable[[str], None],
+    *,
+    open_driver: Callable[[], CudaDriver] | None = None,
+    open_toolkit: Callable[[], Toolkit] | None = None,
+) -> Gpu | None:
     """The GPU that `device` ("auto", "cpu", "cuda", "cuda:1") means; None: the CPU computes.
 
     auto: None where there is no driver or no GPU, which loads nothing; where there is one that cannot be used, None
@@ -85,8 +90,9 @@ def _number(device: str) -> int:
     return int(device.partition(":")[2] or 0)
 
 
-def _fitting(wanted: int, open_driver: Callable[[], CudaDriver], open_toolkit: Callable[[], Toolkit]
-             ) -> tuple[CudaDriver, Gpu]:
+def _fitting(
+    wanted: int, open_driver: Callable[[], CudaDriver], open_toolkit: Callable[[], Toolkit]
+) -> tuple[CudaDriver, Gpu]:
     """A card that this installation can use, as the driver tells of it without making a context."""
     driver = _driver(open_driver)
     gpu = _gpu(driver, wanted)
@@ -99,11 +105,14 @@ def _usable(wanted: int, open_driver: Callable[[], CudaDriver], open_toolkit: Ca
     try:
         gpu = replace(gpu, free_bytes=driver.memory(wanted)[0])
     except RuntimeError as error:
-        raise DeviceError(f"{_named(gpu)} cannot be opened ({getattr(error, 'name', error)}): {_RESTART}, "
-                          f"{_ADVICE}") from error
+        raise DeviceError(
+            f"{_named(gpu)} cannot be opened ({getattr(error, 'name', error)}): {_RESTART}, {_ADVICE}"
+        ) from error
     if gpu.free_bytes < LEAST_FREE_BYTES:
-        raise DeviceError(f"{_named(gpu)} has {gpu.free_bytes >> 20} of {gpu.total_bytes >> 20} MiB free: end what "
-                          f"uses it (nvidia-smi lists that), choose another with --device cuda:N, {_ADVICE}")
+        raise DeviceError(
+            f"{_named(gpu)} has {gpu.free_bytes >> 20} of {gpu.total_bytes >> 20} MiB free: end what "
+            f"uses it (nvidia-smi lists that), choose another with --device cuda:N, {_ADVICE}"
+        )
     return gpu
 
 
@@ -114,22 +123,24 @@ def _driver(open_driver: Callable[[], CudaDriver]) -> CudaDriver:
     try:
         return open_driver()
     except OSError as error:
-        raise _NoGpu(f"no NVIDIA driver ({error}): install it, start a container with its GPUs (--gpus all), "
-                         f"{_ADVICE}") from error
+        raise _NoGpu(
+            f"no NVIDIA driver ({error}): install it, start a container with its GPUs (--gpus all), {_ADVICE}"
+        ) from error
     except RuntimeError as error:  # CudaError: the driver is there and refuses
         name = str(getattr(error, "name", error))
         if name in ("CUDA_ERROR_NO_DEVICE", "CUDA_ERROR_STUB_LIBRARY"):
             raise _NoGpu(f"the NVIDIA driver sees no GPU ({name}): see nvidia-smi, {_ADVICE}") from error
-        raise DeviceError(f"the NVIDIA driver does not start ({name}): {_REFUSALS.get(name, _RESTART)}, "
-                          f"{_ADVICE}") from error
+        raise DeviceError(
+            f"the NVIDIA driver does not start ({name}): {_REFUSALS.get(name, _RESTART)}, {_ADVICE}"
+        ) from error
 
 
 _RESTART: Final = "see whether nvidia-smi works, restart the machine if it does not"
 _REFUSALS: Final = {
     "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH": "its library and its kernel module differ in version, as after an update: "
-                                         "restart the machine",
+    "restart the machine",
     "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE": "cuda-compat does not support this card: take its folder out of "
-                                                 "LD_LIBRARY_PATH",
+    "LD_LIBRARY_PATH",
     "CUDA_ERROR_SYSTEM_NOT_READY": "start nvidia-fabricmanager, which cards with NVSwitch need",
     "CUDA_ERROR_OPERATING_SYSTEM": "the device files /dev/nvidia* are missing or not permitted to this user",
 }
@@ -144,35 +155,54 @@ def _gpu(driver: CudaDriver, wanted: int) -> Gpu:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         limited = f" with CUDA_VISIBLE_DEVICES={visible}" if visible is not None else ""
         raise DeviceError(f"no GPU cuda:{wanted}{limited}; there is {here}")
-    return Gpu(wanted, driver.name(wanted), driver.capability(wanted), driver.version, driver.total_bytes(wanted), 0,
-               os.path.exists(_WINDOWS) or driver.has_display(wanted))
+    return Gpu(
+        wanted,
+        driver.name(wanted),
+        driver.capability(wanted),
+        driver.version,
+        driver.total_bytes(wanted),
+        0,
+        os.path.exists(_WINDOWS) or driver.has_display(wanted),
+    )
 
 
 def _check_toolkit(gpu: Gpu, toolkit: Toolkit) -> None:
     if gpu.capability < LEAST_CAPABILITY:
-        raise DeviceError(f"{_named(gpu)} has compute capability {_dotted(gpu.capability)}, moeinf needs "
-                          f"{_dotted(LEAST_CAPABILITY)} (Ampere, 2020) or newer: use another card, {_ADVICE}")
+        raise DeviceError(
+            f"{_named(gpu)} has compute capability {_dotted(gpu.capability)}, moeinf needs "
+            f"{_dotted(LEAST_CAPABILITY)} (Ampere, 2020) or newer: use another card, {_ADVICE}"
+        )
     if toolkit.torch_cuda is None:
-        raise DeviceError(f"torch is installed without CUDA, {_named(gpu)} cannot be used: install it from "
-                          f"https://pytorch.org/get-started, {_ADVICE}")
+        raise DeviceError(
+            f"torch is installed without CUDA, {_named(gpu)} cannot be used: install it from "
+            f"https://pytorch.org/get-started, {_ADVICE}"
+        )
     major = int(toolkit.torch_cuda.split(".")[0])
     if gpu.driver_version // 1000 < major:  # within a major version any driver runs any toolkit
         least = f" ({_DRIVERS[major]} or newer)" if major in _DRIVERS else ""
         knows = f"{gpu.driver_version // 1000}.{gpu.driver_version % 1000 // 10}"
-        raise DeviceError(f"the NVIDIA driver is too old: it knows CUDA {knows}, torch needs {toolkit.torch_cuda}: "
-                          f"update the driver{least}, install a torch for CUDA {knows}, {_ADVICE}")
+        raise DeviceError(
+            f"the NVIDIA driver is too old: it knows CUDA {knows}, torch needs {toolkit.torch_cuda}: "
+            f"update the driver{least}, install a torch for CUDA {knows}, {_ADVICE}"
+        )
     targets = toolkit.targets()
     if not targets:
-        raise DeviceError(f"torch (CUDA {toolkit.torch_cuda}) does not start on {_named(gpu)}: "
-                          f"`python -c 'import torch; torch.cuda.init()'` says why; mend that, {_ADVICE}")
+        raise DeviceError(
+            f"torch (CUDA {toolkit.torch_cuda}) does not start on {_named(gpu)}: "
+            f"`python -c 'import torch; torch.cuda.init()'` says why; mend that, {_ADVICE}"
+        )
     if not any(_runs(target, gpu.capability) for target in targets):
-        raise DeviceError(f"torch was built for {', '.join(targets)}, {_named(gpu)} is sm_{_digits(gpu.capability)}: "
-                          f"install a torch whose list has it, {_ADVICE}")
+        raise DeviceError(
+            f"torch was built for {', '.join(targets)}, {_named(gpu)} is sm_{_digits(gpu.capability)}: "
+            f"install a torch whose list has it, {_ADVICE}"
+        )
     if toolkit.triton is None:
         raise DeviceError(f"triton is missing, {_named(gpu)} cannot be used: pip install triton, {_ADVICE}")
     if tuple(map(int, re.findall(r"\d+", toolkit.triton)[:2])) < LEAST_TRITON:
-        raise DeviceError(f"triton {toolkit.triton} does not compile moeinf's kernels, {_dotted(LEAST_TRITON)} and "
-                          f"newer do: update torch, which brings it, {_ADVICE}")
+        raise DeviceError(
+            f"triton {toolkit.triton} does not compile moeinf's kernels, {_dotted(LEAST_TRITON)} and "
+            f"newer do: update torch, which brings it, {_ADVICE}"
+        )
 
 
 def _runs(target: str, capability: tuple[int, int]) -> bool:
@@ -216,22 +246,32 @@ def _triton_version() -> str:
 
 # What the runtime's message, Triton's or the driver's name of an error has in it -> what it means.
 _FAULTS: Final = (
-    (r"kernel image is invalid|INVALID_IMAGE|no kernel image is available|NO_BINARY_FOR_GPU|INVALID_PTX"
-     r"|UNSUPPORTED_PTX_VERSION|PTX was compiled with an unsupported toolchain|provided PTX",
-     "the NVIDIA driver is older than the compiler that came with triton: update the driver"),
-    (r"illegal memory access|ILLEGAL_ADDRESS|misaligned address|MISALIGNED|illegal instruction|ILLEGAL_INSTRUCTION"
-     r"|INVALID_PC|invalid program counter|INVALID_ADDRESS_SPACE|operation not supported on global/shared"
-     r"|device-side assert|ERROR_ASSERT",
-     "`dmesg | grep Xid` says whether the card is at fault; if it is not, report this with the command"),
-    (r"uncorrectable ECC|ECC_UNCORRECTABLE|uncorrectable NVLink|NVLINK_UNCORRECTABLE|hardware stack error"
-     r"|HARDWARE_STACK_ERROR|hardware error|ERROR_CONTAINED",
-     "a fault of the hardware: see `nvidia-smi -q` and `dmesg | grep Xid`, and restart the machine"),
-    (r"launch timed out|LAUNCH_TIMEOUT", "the card also drives a display, which limits what it computes at once: lower "
-                                         "--prefill-chunk"),
-    (r"unspecified launch failure|LAUNCH_FAILED|unknown error|ERROR_UNKNOWN|DEVICE_LOST|GPU is lost|fallen off the bus"
-     r"|driver shutting down|DEINITIALIZED|context is destroyed|CONTEXT_IS_DESTROYED|DEVICE_UNAVAILABLE"
-     r"|busy or unavailable|NO_DEVICE|no CUDA-capable device|EXTERNAL_DEVICE|SYSTEM_NOT_READY",
-     "see whether `nvidia-smi` still lists it and what `dmesg | grep Xid` says; restart the machine if it is gone"),
+    (
+        r"kernel image is invalid|INVALID_IMAGE|no kernel image is available|NO_BINARY_FOR_GPU|INVALID_PTX"
+        r"|UNSUPPORTED_PTX_VERSION|PTX was compiled with an unsupported toolchain|provided PTX",
+        "the NVIDIA driver is older than the compiler that came with triton: update the driver",
+    ),
+    (
+        r"illegal memory access|ILLEGAL_ADDRESS|misaligned address|MISALIGNED|illegal instruction|ILLEGAL_INSTRUCTION"
+        r"|INVALID_PC|invalid program counter|INVALID_ADDRESS_SPACE|operation not supported on global/shared"
+        r"|device-side assert|ERROR_ASSERT",
+        "`dmesg | grep Xid` says whether the card is at fault; if it is not, report this with the command",
+    ),
+    (
+        r"uncorrectable ECC|ECC_UNCORRECTABLE|uncorrectable NVLink|NVLINK_UNCORRECTABLE|hardware stack error"
+        r"|HARDWARE_STACK_ERROR|hardware error|ERROR_CONTAINED",
+        "a fault of the hardware: see `nvidia-smi -q` and `dmesg | grep Xid`, and restart the machine",
+    ),
+    (
+        r"launch timed out|LAUNCH_TIMEOUT",
+        "the card also drives a display, which limits what it computes at once: lower --prefill-chunk",
+    ),
+    (
+        r"unspecified launch failure|LAUNCH_FAILED|unknown error|ERROR_UNKNOWN|DEVICE_LOST|GPU is lost"
+        r"|fallen off the bus|driver shutting down|DEINITIALIZED|context is destroyed|CONTEXT_IS_DESTROYED|DEVICE_UNAVAILABLE"
+        r"|busy or unavailable|NO_DEVICE|no CUDA-capable device|EXTERNAL_DEVICE|SYSTEM_NOT_READY",
+        "see whether `nvidia-smi` still lists it and what `dmesg | grep Xid` says; restart the machine if it is gone",
+    ),
 )
 
 
@@ -250,8 +290,10 @@ def explain(error: BaseException) -> MoeinfError | None:
         return None
     text = f"{getattr(error, 'name', '')} {error}"
     if _is_of_the_host(text):
-        return DeviceError(f"the system does not pin memory for copies to the GPU ({getattr(error, 'name', error)}): "
-                           f"free memory, raise `ulimit -l` where it is low, {_ADVICE}")
+        return DeviceError(
+            f"the system does not pin memory for copies to the GPU ({getattr(error, 'name', error)}): "
+            f"free memory, raise `ulimit -l` where it is low, {_ADVICE}"
+        )
     if is_out_of_memory(error) or not re.search(r"CUDA|CUBLAS", text):
         return None
     for pattern, remedy in _FAULTS:
@@ -265,16 +307,20 @@ def _of_the_compiler(error: BaseException) -> str | None:
     """What kept Triton from compiling a kernel or its launcher, with the remedy; None for anything else."""
     kind = type(error).__name__
     if isinstance(error, subprocess.CalledProcessError):  # gcc over the launcher, in which it wants Python.h
-        return ("Triton cannot build its launcher: install Python's headers (python3-dev) and a C compiler that works; "
-                f"`{shlex.join(map(str, error.cmd)) if isinstance(error.cmd, list) else error.cmd}` ended with "
-                f"{error.returncode}")
+        return (
+            "Triton cannot build its launcher: install Python's headers (python3-dev) and a C compiler that works; "
+            f"`{shlex.join(map(str, error.cmd)) if isinstance(error.cmd, list) else error.cmd}` ended with "
+            f"{error.returncode}"
+        )
     if "Failed to find C compiler" in str(error):
         return "Triton needs a C compiler once, to build its launcher: install gcc, or set CC"
     if kind in ("OutOfResources", "PTXASError", "CompilationError") and type(error).__module__.startswith("triton"):
         said = str(error).strip().splitlines()
-        return (f"Triton {_triton_version()} cannot compile a kernel for this card "
-                f"({kind}: {said[-1][:200] if said else ''}): install the triton that came with torch, report this if "
-                "that does not help")
+        return (
+            f"Triton {_triton_version()} cannot compile a kernel for this card "
+            f"({kind}: {said[-1][:200] if said else ''}): install the triton that came with torch, report this if "
+            "that does not help"
+        )
     return None
 
 

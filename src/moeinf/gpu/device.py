@@ -158,8 +158,10 @@ def pinned_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         if not is_out_of_memory(error):  # which torch says of the host's memory in the same words
             raise
         num_bytes = math.prod(shape) * dtype.itemsize
-        raise DeviceError(f"the system does not pin {num_bytes >> 10} KiB of host memory for the GPU: free memory, "
-                          "raise `ulimit -l` where it is low, or run with --device cpu") from error
+        raise DeviceError(
+            f"the system does not pin {num_bytes >> 10} KiB of host memory for the GPU: free memory, "
+            "raise `ulimit -l` where it is low, or run with --device cpu"
+        ) from error
 
 
 def pinned_copy(values: Tensor) -> Tensor:

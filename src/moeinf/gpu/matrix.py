@@ -45,13 +45,22 @@ class ExpertParts(NamedTuple):
 
 def expert_parts_of(layout: ExpertLayout, form: ExpertForm) -> ExpertParts:
     """The parts of an expert's block, by their names."""
-    found = {t.name: ExpertPart(t.dtype, t.shape[0], t.shape[1] if len(t.shape) > 1 else 1, t.offset_bytes)
-             for t in layout.tensors}
+    found = {
+        t.name: ExpertPart(t.dtype, t.shape[0], t.shape[1] if len(t.shape) > 1 else 1, t.offset_bytes)
+        for t in layout.tensors
+    }
     names = ["up", "down"] + ["gate"] * form.gated
     names += [f"{name}_bias" for name in names if form.biased]
     assert found.keys() == set(names), f"an expert of the form {form} has not the parts {sorted(found)}"
-    return ExpertParts(found.get("gate"), found["up"], found["down"], found.get("gate_bias"), found.get("up_bias"),
-                       found.get("down_bias"), form)
+    return ExpertParts(
+        found.get("gate"),
+        found["up"],
+        found["down"],
+        found.get("gate_bias"),
+        found.get("up_bias"),
+        found.get("down_bias"),
+        form,
+    )
 
 
 class DeviceRouting(NamedTuple):

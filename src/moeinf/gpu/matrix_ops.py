@@ -26,9 +26,7 @@ class MatrixOps(Protocol):
     rows is torch's, whose order of sums may follow from their number.)
     """
 
-    def linear(
-        self, x: Tensor, w: DeviceMatrix, out: Tensor, bias: Tensor | None = None, add: bool = False
-    ) -> None:
+    def linear(self, x: Tensor, w: DeviceMatrix, out: Tensor, bias: Tensor | None = None, add: bool = False) -> None:
         """out = (or +=, if `add`) x @ w.T + bias. x f32 [tokens, cols], out f32 [tokens, rows], bias f32 [rows]."""
         ...
 
@@ -106,31 +104,67 @@ class TritonMatrixOps:
         self._kernels = triton_matrix
         self._scratch = torch.empty(0, dtype=torch.bfloat16)
 
-    def linear(
-        self, x: Tensor, w: DeviceMatrix, out: Tensor, bias: Tensor | None = None, add: bool = False
-    ) -> None:
+    def linear(self, x: Tensor, w: DeviceMatrix, out: Tensor, bias: Tensor | None = None, add: bool = False) -> None:
         if len(x) > MAX_ROWS:
             self._large_linear(x, w, out, bias, add)
             return
         tile = decode_tile(w.format, w.rows, w.cols, LINEAR_PROGRAMS)
         self._kernels.linear[(_ceil(w.rows, tile.rows),)](
-            x, w.data, bias, out, len(x), w.format, w.cols, w.rows, add, tile.rows, tile.lanes,
-            num_warps=NUM_WARPS, **LAUNCH)
+            x,
+            w.data,
+            bias,
+            out,
+            len(x),
+            w.format,
+            w.cols,
+            w.rows,
+            add,
+            tile.rows,
+            tile.lanes,
+            num_warps=NUM_WARPS,
+            **LAUNCH,
+        )
 
     def gate_up(self, x: Tensor, addresses: Tensor, parts: ExpertParts, out: Tensor) -> None:
         gate, up = parts.gate or parts.up, parts.up
         gate_tile, up_tile = (decode_tile(part.format, part.rows, part.cols, EXPERT_PROGRAMS) for part in (gate, up))
         rows = min(gate_tile.rows, up_tile.rows)
         self._kernels.gate_up[(_ceil(up.rows, rows), len(addresses))](
-            x, addresses, out, len(addresses) // len(x), *_form(parts), gate.format, gate.offset_bytes, up.format,
-            up.offset_bytes, up.cols, up.rows, rows, gate_tile.lanes, up_tile.lanes, num_warps=NUM_WARPS, **LAUNCH)
+            x,
+            addresses,
+            out,
+            len(addresses) // len(x),
+            *_form(parts),
+            gate.format,
+            gate.offset_bytes,
+            up.format,
+            up.offset_bytes,
+            up.cols,
+            up.rows,
+            rows,
+            gate_tile.lanes,
+            up_tile.lanes,
+            num_warps=NUM_WARPS,
+            **LAUNCH,
+        )
 
     def down(self, act: Tensor, addresses: Tensor, parts: ExpertParts, out: Tensor) -> None:
         part = parts.down
         tile = decode_tile(part.format, part.rows, part.cols, EXPERT_PROGRAMS)
         self._kernels.down[(_ceil(part.rows, tile.rows), len(addresses))](
-            act, addresses, out, *_bias(parts.down_bias), part.format, part.offset_bytes, part.cols, part.rows,
-            tile.rows, tile.lanes, num_warps=NUM_WARPS, **LAUNCH)
+            act,
+            addresses,
+            out,
+            *_bias(parts.down_bias),
+            part.format,
+            part.offset_bytes,
+            part.cols,
+            part.rows,
+            tile.rows,
+            tile.lanes,
+            num_warps=NUM_WARPS,
+            **LAUNCH,
+        )
 
     def gate_up_grouped(self, x: Tensor, groups: Groups, parts: ExpertParts, out: Tensor) -> None:
         gate, up = parts.gate or parts.up, parts.up
@@ -138,9 +172,27 @@ class TritonMatrixOps:
             return
         cols, step = min(dot_tile(gate), dot_tile(up))
         self._kernels.gate_up_grouped[(_ceil(up.rows, cols), len(groups.starts))](
-            x, groups.places, groups.starts, groups.counts, groups.addresses, out, groups.top_k, *_form(parts),
-            gate.format, gate.offset_bytes, up.format, up.offset_bytes, up.cols, up.rows, groups.tile_rows,
-            cols, step, x.is_cuda, num_warps=DOT_WARPS, **LAUNCH)
+            x,
+            groups.places,
+            groups.starts,
+            groups.counts,
+            groups.addresses,
+            out,
+            groups.top_k,
+            *_form(parts),
+            gate.format,
+            gate.offset_bytes,
+            up.format,
+            up.offset_bytes,
+            up.cols,
+            up.rows,
+            groups.tile_rows,
+            cols,
+            step,
+            x.is_cuda,
+            num_warps=DOT_WARPS,
+            **LAUNCH,
+        )
 
     def down_grouped(self, act: Tensor, groups: Groups, parts: ExpertParts, out: Tensor) -> None:
         part = parts.down
@@ -148,9 +200,24 @@ class TritonMatrixOps:
             return
         cols, step = dot_tile(part)
         self._kernels.down_grouped[(_ceil(part.rows, cols), len(groups.starts))](
-            act, groups.places, groups.starts, groups.counts, groups.addresses, out, *_bias(parts.down_bias),
-            part.format, part.offset_bytes, part.cols, part.rows, groups.tile_rows, cols, step, act.is_cuda,
-            num_warps=DOT_WARPS, **LAUNCH)
+            act,
+            groups.places,
+            groups.starts,
+            groups.counts,
+            groups.addresses,
+            out,
+            *_bias(parts.down_bias),
+            part.format,
+            part.offset_bytes,
+            part.cols,
+            part.rows,
+            groups.tile_rows,
+            cols,
+            step,
+            act.is_cuda,
+            num_warps=DOT_WARPS,
+            **LAUNCH,
+        )
 
     def _large_linear(self, x: Tensor, w: DeviceMatrix, out: Tensor, bias: Tensor | None, add: bool) -> None:
         """By as many rows of the matrix at a time as the scratch holds."""
@@ -176,8 +243,16 @@ class TritonMatrixOps:
         widened = self._scratch[: num_rows * w.cols].view(num_rows, w.cols)
         tile_rows, step = WIDEN_TILE
         self._kernels.widen[(_ceil(num_rows, tile_rows), _ceil(w.cols, step))](
-            w.data[part.start * row_bytes :], widened, num_rows, w.format, w.cols, tile_rows, step,
-            num_warps=NUM_WARPS, **LAUNCH)
+            w.data[part.start * row_bytes :],
+            widened,
+            num_rows,
+            w.format,
+            w.cols,
+            tile_rows,
+            step,
+            num_warps=NUM_WARPS,
+            **LAUNCH,
+        )
         return widened
 
 

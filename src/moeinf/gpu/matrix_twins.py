@@ -102,9 +102,7 @@ class TorchMatrixOps:
 
     make_groups = staticmethod(make_groups)
 
-    def linear(
-        self, x: Tensor, w: DeviceMatrix, out: Tensor, bias: Tensor | None = None, add: bool = False
-    ) -> None:
+    def linear(self, x: Tensor, w: DeviceMatrix, out: Tensor, bias: Tensor | None = None, add: bool = False) -> None:
         result = _product(x, w, exact=len(x) <= MAX_ROWS)
         if bias is not None:
             result += bias

@@ -29,5 +29,7 @@ def try_out(device: Device, ops: Ops) -> None:
         values, host = x.cpu(), normed.cpu()
     wanted = values * torch.rsqrt(values.square().mean())
     if not torch.allclose(host, wanted, rtol=1e-4, atol=0) or not torch.equal(product.float().cpu(), values * 2):
-        raise DeviceError("the GPU computes wrong numbers: see `dmesg | grep Xid` and `nvidia-smi -q`, whether torch "
-                          "and the driver fit each other, or run with --device cpu")
+        raise DeviceError(
+            "the GPU computes wrong numbers: see `dmesg | grep Xid` and `nvidia-smi -q`, whether torch "
+            "and the driver fit each other, or run with --device cpu"
+        )

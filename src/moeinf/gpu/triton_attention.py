@@ -62,8 +62,11 @@ def attend_split(
             score = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
             if bias is not None:
                 row = (kv_head * GROUP + g) % BIASES
-                score += tl.load(bias + row[:, None] * capacity + (last - 1 - n)[None, :],
-                                 mask=in_group[:, None] & (n < end)[None, :], other=0.0)
+                score += tl.load(
+                    bias + row[:, None] * capacity + (last - 1 - n)[None, :],
+                    mask=in_group[:, None] & (n < end)[None, :],
+                    other=0.0,
+                )
             score = tl.where((n < end)[None, :], score, -float("inf"))
             higher = tl.maximum(top, tl.max(score, axis=1))
             power = tl.exp(score - higher[:, None])
@@ -79,8 +82,9 @@ def attend_split(
                 low = (power - high.to(tl.float32)).to(kind)
                 sum_of_values += tl.dot(high, value) + tl.dot(low, value)
         cell = head * SPLITS + split
-        tl.store(mixed + cell[:, None] * HEAD_DIM + d[None, :], sum_of_values,
-                 mask=in_group[:, None] & in_head[None, :])
+        tl.store(
+            mixed + cell[:, None] * HEAD_DIM + d[None, :], sum_of_values, mask=in_group[:, None] & in_head[None, :]
+        )
         tl.store(maxima + cell, top, mask=in_group)
         tl.store(sums + cell, total, mask=in_group)
 

@@ -47,8 +47,20 @@ class VectorOps(Protocol):
         ...
 
     def rope_store(
-        self, q: Tensor, k: Tensor, v: Tensor, q_norm: Tensor | None, k_norm: Tensor | None, eps: float, clip: float,
-        cos: Tensor, sin: Tensor, position: Tensor, keys: Tensor, values: Tensor, interleaved: bool = False,
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        eps: float,
+        clip: float,
+        cos: Tensor,
+        sin: Tensor,
+        position: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        interleaved: bool = False,
     ) -> None:
         """Finishes the heads of a layer, and stores keys and values; of k and v nothing changes but the cache.
 
@@ -61,8 +73,17 @@ class VectorOps(Protocol):
         ...
 
     def attend(
-        self, q: Tensor, keys: Tensor, values: Tensor, position: Tensor, start: int, window: int, scale: float,
-        out: Tensor, sinks: Tensor | None = None, bias: Tensor | None = None,
+        self,
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        position: Tensor,
+        start: int,
+        window: int,
+        scale: float,
+        out: Tensor,
+        sinks: Tensor | None = None,
+        bias: Tensor | None = None,
     ) -> None:
         """Causal attention: token t sees the places up to position + t, the last `window` of them (0: all).
 
@@ -123,24 +144,64 @@ class TritonVectorOps:
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
         tokens, hidden = x.shape
         block = _power_of_two(hidden)
-        self._vector.rms_norm[(tokens,)](x, weight, out, eps, COUNT=hidden, BLOCK=block, num_warps=_warps(block),
-                                      **LAUNCH)
+        self._vector.rms_norm[(tokens,)](
+            x, weight, out, eps, COUNT=hidden, BLOCK=block, num_warps=_warps(block), **LAUNCH
+        )
 
     def rope_store(
-        self, q: Tensor, k: Tensor, v: Tensor, q_norm: Tensor | None, k_norm: Tensor | None, eps: float, clip: float,
-        cos: Tensor, sin: Tensor, position: Tensor, keys: Tensor, values: Tensor, interleaved: bool = False,
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        eps: float,
+        clip: float,
+        cos: Tensor,
+        sin: Tensor,
+        position: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        interleaved: bool = False,
     ) -> None:
         kv_heads, capacity, head_dim = keys.shape
         heads, half, turned = q.shape[1] // head_dim, head_dim // 2, cos.shape[1]
         self._vector.rope_store[(len(q), heads + kv_heads)](
-            q, k, v, q_norm, k_norm, cos, sin, position, keys, values, capacity, eps,
-            HEADS=heads, KV_HEADS=kv_heads, HALF=half, TURNED=turned, INTERLEAVED=interleaved and turned > 0, CLIP=clip,
-            BLOCK=_power_of_two(half), num_warps=1, **LAUNCH,
+            q,
+            k,
+            v,
+            q_norm,
+            k_norm,
+            cos,
+            sin,
+            position,
+            keys,
+            values,
+            capacity,
+            eps,
+            HEADS=heads,
+            KV_HEADS=kv_heads,
+            HALF=half,
+            TURNED=turned,
+            INTERLEAVED=interleaved and turned > 0,
+            CLIP=clip,
+            BLOCK=_power_of_two(half),
+            num_warps=1,
+            **LAUNCH,
         )
 
     def attend(
-        self, q: Tensor, keys: Tensor, values: Tensor, position: Tensor, start: int, window: int, scale: float,
-        out: Tensor, sinks: Tensor | None = None, bias: Tensor | None = None,
+        self,
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        position: Tensor,
+        start: int,
+        window: int,
+        scale: float,
+        out: Tensor,
+        sinks: Tensor | None = None,
+        bias: Tensor | None = None,
     ) -> None:
         tokens, (kv_heads, capacity, head_dim) = len(q), keys.shape
         if tokens > MAX_ROWS:
@@ -158,22 +219,43 @@ class TritonVectorOps:
         shape = {"WINDOW": window, "SPLITS": splits, "BLOCK_N": block_n}
         partial = self._buffers(q.device, heads, splits, head_dim)
         self._attention.attend_split[(tokens * programs, splits)](
-            q, keys, values, bias, position, *partial, capacity, scale, HEADS=heads, KV_HEADS=kv_heads,
-            HEAD_DIM=head_dim, BLOCK_G=block_g, BLOCK_D=block_d, BIASES=1 if bias is None else len(bias),
-            WIDEN=self._attention.INTERPRETED and keys.dtype == torch.bfloat16, **shape,
+            q,
+            keys,
+            values,
+            bias,
+            position,
+            *partial,
+            capacity,
+            scale,
+            HEADS=heads,
+            KV_HEADS=kv_heads,
+            HEAD_DIM=head_dim,
+            BLOCK_G=block_g,
+            BLOCK_D=block_d,
+            BIASES=1 if bias is None else len(bias),
+            WIDEN=self._attention.INTERPRETED and keys.dtype == torch.bfloat16,
+            **shape,
             num_warps=8 if 2 * block_g * block_d >= ATTENTION_SUMS or keys.dtype == torch.float32 else 4,
-            num_stages=1 if block_d > 256 else 2, **LAUNCH,
+            num_stages=1 if block_d > 256 else 2,
+            **LAUNCH,
         )
         piece = min(64, block_d)
         self._attention.attend_merge[(tokens * heads, -(-head_dim // piece))](
-            *partial, position, sinks, out, HEADS=heads, HEAD_DIM=head_dim, BLOCK_D=piece, **shape, **LAUNCH,
+            *partial, position, sinks, out, HEADS=heads, HEAD_DIM=head_dim, BLOCK_D=piece, **shape, **LAUNCH
         )
 
     def softmax_topk(self, logits: Tensor, k: int, normalise: bool, ids: Tensor, weights: Tensor) -> None:
         tokens, experts = logits.shape
         self._vector.softmax_topk[(tokens,)](
-            logits, ids, weights, NORMALISE=normalise, COUNT=experts, K=k, BLOCK=_power_of_two(experts),
-            BLOCK_K=_power_of_two(k), num_warps=1,  # of one warp: maxima without a round through shared memory
+            logits,
+            ids,
+            weights,
+            NORMALISE=normalise,
+            COUNT=experts,
+            K=k,
+            BLOCK=_power_of_two(experts),
+            BLOCK_K=_power_of_two(k),
+            num_warps=1,  # of one warp: maxima without a round through shared memory
             **LAUNCH,
         )
 
@@ -181,7 +263,7 @@ class TritonVectorOps:
         tokens, hidden = out.shape
         block = 256
         self._vector.combine[(tokens, -(-hidden // block))](
-            places, weights, out, COUNT=hidden, K=weights.shape[1], BLOCK=block, num_warps=2, **LAUNCH,
+            places, weights, out, COUNT=hidden, K=weights.shape[1], BLOCK=block, num_warps=2, **LAUNCH
         )
 
     def claim(self, ids: Tensor, layer: int, table: DirectTable, addresses: Tensor, copies: Tensor) -> None:
@@ -189,17 +271,34 @@ class TritonVectorOps:
         assert len(ids) <= num_slots, "every expert of the call needs a slot"
         block = max(32, _power_of_two(num_slots))
         self._vector.claim[(1,)](
-            ids, layer, table.num_experts, table.slot_of, table.key_of, table.slot_address, table.host, table.scores,
-            table.misses, addresses, copies, num_slots, len(table.slot_of), STEP=table.step,
-            P=len(ids), BLOCK_P=_power_of_two(len(ids)), BLOCK=block, num_warps=_warps(block), **LAUNCH,
+            ids,
+            layer,
+            table.num_experts,
+            table.slot_of,
+            table.key_of,
+            table.slot_address,
+            table.host,
+            table.scores,
+            table.misses,
+            addresses,
+            copies,
+            num_slots,
+            len(table.slot_of),
+            STEP=table.step,
+            P=len(ids),
+            BLOCK_P=_power_of_two(len(ids)),
+            BLOCK=block,
+            num_warps=_warps(block),
+            **LAUNCH,
         )
 
     def gather(self, copies: Tensor, num_bytes: int) -> None:
         assert num_bytes % GATHER_ALIGN_BYTES == 0, "blocks are a whole number of 4 KiB"
         # 64 programs with 4 KiB under way each are several times what a link holds in flight; idle ones cost nothing.
         programs = min(64, num_bytes // GATHER_ALIGN_BYTES)
-        self._vector.gather[(len(copies), programs)](copies, NUM_WORDS=num_bytes // 8, BLOCK=GATHER_ALIGN_BYTES // 8,
-                                                       **LAUNCH)
+        self._vector.gather[(len(copies), programs)](
+            copies, NUM_WORDS=num_bytes // 8, BLOCK=GATHER_ALIGN_BYTES // 8, **LAUNCH
+        )
 
     def _buffers(self, device: torch.device, heads: int, splits: int, head_dim: int) -> tuple[Tensor, Tensor, Tensor]:
         """Weighted sums of values, maxima and sums of powers of each share; layers take turns with them."""
@@ -212,7 +311,13 @@ class TritonVectorOps:
 
 
 def attend_many(
-    q: Tensor, keys: Tensor, values: Tensor, start: int, window: int, scale: float, out: Tensor,
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    start: int,
+    window: int,
+    scale: float,
+    out: Tensor,
     sinks: Tensor | None = None,
 ) -> None:
     """VectorOps.attend for prefill, by torch's kernels in the cache's type; out is rounded to it.

@@ -20,8 +20,20 @@ class TorchVectorOps:
         out.copy_(_normed(x, weight, eps))
 
     def rope_store(
-        self, q: Tensor, k: Tensor, v: Tensor, q_norm: Tensor | None, k_norm: Tensor | None, eps: float, clip: float,
-        cos: Tensor, sin: Tensor, position: Tensor, keys: Tensor, values: Tensor, interleaved: bool = False,
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        eps: float,
+        clip: float,
+        cos: Tensor,
+        sin: Tensor,
+        position: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        interleaved: bool = False,
     ) -> None:
         tokens, kv_heads, _, head_dim = len(q), *keys.shape
         places = position + torch.arange(tokens, device=q.device)
@@ -33,8 +45,17 @@ class TorchVectorOps:
         values[:, places] = _clipped(v, clip).view(tokens, kv_heads, head_dim).transpose(0, 1).to(values.dtype)
 
     def attend(
-        self, q: Tensor, keys: Tensor, values: Tensor, position: Tensor, start: int, window: int, scale: float,
-        out: Tensor, sinks: Tensor | None = None, bias: Tensor | None = None,
+        self,
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        position: Tensor,
+        start: int,
+        window: int,
+        scale: float,
+        out: Tensor,
+        sinks: Tensor | None = None,
+        bias: Tensor | None = None,
     ) -> None:
         tokens, (kv_heads, _, head_dim) = len(q), keys.shape
         first = int(position)
@@ -109,8 +130,9 @@ def _clipped(x: Tensor, clip: float) -> Tensor:
     return x.clamp(-clip, clip) if clip else x
 
 
-def _finished(heads: Tensor, norm: Tensor | None, eps: float, clip: float, turns: tuple[Tensor, Tensor, bool] | None
-              ) -> Tensor:
+def _finished(
+    heads: Tensor, norm: Tensor | None, eps: float, clip: float, turns: tuple[Tensor, Tensor, bool] | None
+) -> Tensor:
     """heads [tokens, heads, D], normed, clipped and turned by cos, sin [tokens, rotary_dim / 2] (and: interleaved)."""
     if norm is not None:
         heads = _normed(heads, norm, eps)
@@ -127,6 +149,7 @@ def _finished(heads: Tensor, norm: Tensor | None, eps: float, clip: float, turns
 
 def _victim(table: DirectTable, layer: int, wanted: list[int]) -> int:
     """The lowest empty slot, else the lowest of least score among those that hold nothing of `wanted`."""
+
     def score(key: int) -> float:
         ahead = key // table.num_experts - layer if table.step else 0
         return float(table.scores[key] - (ahead if ahead > 0 else ahead + table.step))

@@ -36,8 +36,9 @@ class Fields:
                 raise CheckpointError(f"{self._where}: {name} is missing")
             return default
         if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
-            raise CheckpointError(f"{self._where}: {name} is {value!r:.100}; must be a whole number from {minimum} to "
-                                  f"{maximum}")
+            raise CheckpointError(
+                f"{self._where}: {name} is {value!r:.100}; must be a whole number from {minimum} to {maximum}"
+            )
         return value
 
     def count_of(self, *names: str, maximum: int = _LARGEST) -> int:
@@ -49,8 +50,7 @@ class Fields:
         return counts[0]
 
     def present(self, *names: str) -> None:
-        """Refuses a config without these fields: which value a missing one means is not the same for all who read it.
-        """
+        """Refuses a config without these fields: readers differ in the value that a missing one means."""
         for name in names:
             if name not in self._values:
                 raise CheckpointError(f"{self._where}: {name} is missing")
@@ -116,8 +116,9 @@ class Fields:
         value = self._values.get(name)
         if value not in allowed:
             known = " or ".join(repr(a) for a in allowed if a is not None)
-            raise UnsupportedModelError(f"{self._where}: {name} = {value!r:.100} is not supported "
-                                        f"(only {known or 'null'})")
+            raise UnsupportedModelError(
+                f"{self._where}: {name} = {value!r:.100} is not supported (only {known or 'null'})"
+            )
 
     def refuse_others(self, *known: str) -> None:
         """Refuses every field but these: for objects of which each field changes the mathematics."""
@@ -131,6 +132,8 @@ def moe_shape(num_layers: int, num_experts: int, top_k: int) -> MoeShape:
     if top_k > num_experts:
         raise CheckpointError(f"config.json: a token cannot use {top_k} of {num_experts} experts")
     if num_layers * num_experts > _MOST_EXPERTS:
-        raise CheckpointError(f"config.json: {num_experts} experts in each of {num_layers} layers are more than the "
-                              f"{_MOST_EXPERTS} in all that moeinf takes")
+        raise CheckpointError(
+            f"config.json: {num_experts} experts in each of {num_layers} layers are more than the "
+            f"{_MOST_EXPERTS} in all that moeinf takes"
+        )
     return MoeShape(num_layers, num_experts, top_k)

@@ -21,56 +21,106 @@ class Family:
 
 
 FAMILIES = (
-    Family("mixtral", ("Mixtral-8x7B", "Mixtral-8x22B", "WizardLM-2-8x22B"),
-           "8 large experts, 2 a token; sliding window where the config has one"),
+    Family(
+        "mixtral",
+        ("Mixtral-8x7B", "Mixtral-8x22B", "WizardLM-2-8x22B"),
+        "8 large experts, 2 a token; sliding window where the config has one",
+    ),
     Family("olmoe", ("OLMoE-1B-7B",), "norms over whole queries and keys, clipped projections"),
-    Family("qwen2_moe", ("Qwen1.5-MoE-A2.7B", "Qwen2-57B-A14B"),
-           "a shared expert behind a sigmoid gate, biased queries, keys and values; dense layers by step or name"),
+    Family(
+        "qwen2_moe",
+        ("Qwen1.5-MoE-A2.7B", "Qwen2-57B-A14B"),
+        "a shared expert behind a sigmoid gate, biased queries, keys and values; dense layers by step or name",
+    ),
     Family("qwen3_moe", ("Qwen3-30B-A3B", "Qwen3-235B-A22B"), "norms of each head; dense layers by step or name"),
-    Family("switch_transformers", ("switch-base-8", "switch-base-128", "switch-large-128"),
-           "T5 encoder-decoder; one expert a token in every other layer; a source's tokens beyond an expert's capacity "
-           "pass the layer unchanged; those of an answer never do, as they are decoded one by one",
-           encoder_decoder=True),
-    Family("qwen3_next", ("Qwen3-Next-80B-A3B",),
-           "gated DeltaNet with a recurrent state in three of four layers, gated attention in the others; a shared "
-           "expert behind a sigmoid gate"),
-    Family("qwen3_5_moe", ("Qwen3.5-35B-A3B", "Qwen3.5-122B-A10B", "Qwen3.6-35B-A3B"),
-           "Qwen3-Next with DeltaNet's projections apart; the language model of checkpoints that also see images",
-           also=("qwen3_5_moe_text",)),
-    Family("deepseek_v2", ("DeepSeek-V2-Lite", "DeepSeek-V2", "DeepSeek-V2.5"),
-           "latent attention, of which the compressed rows are cached; yarn that sharpens the scores; dense layers "
-           "first, shared experts, softmax routing, in V2 within groups",
-           notes=("transformers 4.57.6 lacks the squared mscale of the scores, which the published code and 5.23 have",
-                  "transformers ignores norm_topk_prob and moe_layer_freq; here they mean what they mean in the "
-                  "published code (no published checkpoint sets them)")),
-    Family("deepseek_v3", ("DeepSeek-V3", "DeepSeek-R1"),
-           "latent attention as in V2; sigmoid routing with a correction bias within groups; FP8 blocks of 128 x 128; "
-           "the layer that predicts further tokens is left out",
-           notes=("transformers ignores moe_layer_freq; here it means what it means in the published code (no "
-                  "published checkpoint sets it)",)),
-    Family("glm4_moe", ("GLM-4.5", "GLM-4.5-Air", "GLM-4.6"),
-           "DeepSeek-V3's routing with one group, shared experts; half of each head is turned, norms of each head "
-           "where the config has them; the layer that predicts further tokens is left out"),
-    Family("gpt_oss", ("gpt-oss-20b", "gpt-oss-120b"),
-           "MXFP4 experts as shipped, with biases and a clamped SwiGLU; attention sinks; windows in every other layer; "
-           "what the model writes to its analysis channel is shown as thoughts",
-           notes=("transformers 4.57.6 takes 7 for any swiglu_limit; here, as in 5.23, it is the config's",)),
-    Family("granitemoe", ("granite-3.1-1b-a400m", "granite-3.1-3b-a800m", "PowerMoE-3b"),
-           "multipliers of embeddings, attention, residuals and logits; gate and up in one matrix, tied embeddings"),
-    Family("phimoe", ("Phi-3.5-MoE",),
-           "sparsemixer takes two experts a token; layer norms, biases, longrope",
-           notes=("transformers 5.23 pairs the short factors of longrope with the long mscale; here each has its own, "
-                  "as published",
-                  "longrope goes by the context that a sequence has room for (--num-ctx), not by its length so far: "
-                  "short factors up to original_max_position_embeddings")),
-    Family("arctic", ("Snowflake Arctic",),
-           "128 experts beside attention, on the layer's input; behind attention a dense MLP in every layer",
-           verified="a torch reference of its own (tests/models/arctic_reference.py)",
-           notes=("transformers has none: follows modeling_arctic.py as published with snowflake-arctic-instruct, with "
-                  "its own experts rather than DeepSpeed's, so that no token is dropped for an expert's capacity",)),
-    Family("nllb-moe", ("nllb-moe-54b",),
-           "M2M-100 encoder-decoder told its languages; two experts a token in every fourth layer; beam search",
-           verified="transformers with its router mended (tests/models/configs/nllb_moe.py), and 4.57.6",
-           notes=("transformers 5.23 only ever uses experts 0 and 1; here a token has its two likeliest, as published "
-                  "and as in 4.57.6",), encoder_decoder=True),
+    Family(
+        "switch_transformers",
+        ("switch-base-8", "switch-base-128", "switch-large-128"),
+        "T5 encoder-decoder; one expert a token in every other layer; a source's tokens beyond an expert's capacity "
+        "pass the layer unchanged; those of an answer never do, as they are decoded one by one",
+        encoder_decoder=True,
+    ),
+    Family(
+        "qwen3_next",
+        ("Qwen3-Next-80B-A3B",),
+        "gated DeltaNet with a recurrent state in three of four layers, gated attention in the others; a shared "
+        "expert behind a sigmoid gate",
+    ),
+    Family(
+        "qwen3_5_moe",
+        ("Qwen3.5-35B-A3B", "Qwen3.5-122B-A10B", "Qwen3.6-35B-A3B"),
+        "Qwen3-Next with DeltaNet's projections apart; the language model of checkpoints that also see images",
+        also=("qwen3_5_moe_text",),
+    ),
+    Family(
+        "deepseek_v2",
+        ("DeepSeek-V2-Lite", "DeepSeek-V2", "DeepSeek-V2.5"),
+        "latent attention, of which the compressed rows are cached; yarn that sharpens the scores; dense layers "
+        "first, shared experts, softmax routing, in V2 within groups",
+        notes=(
+            "transformers 4.57.6 lacks the squared mscale of the scores, which the published code and 5.23 have",
+            "transformers ignores norm_topk_prob and moe_layer_freq; here they mean what they mean in the "
+            "published code (no published checkpoint sets them)",
+        ),
+    ),
+    Family(
+        "deepseek_v3",
+        ("DeepSeek-V3", "DeepSeek-R1"),
+        "latent attention as in V2; sigmoid routing with a correction bias within groups; FP8 blocks of 128 x 128; "
+        "the layer that predicts further tokens is left out",
+        notes=(
+            "transformers ignores moe_layer_freq; here it means what it means in the published code (no "
+            "published checkpoint sets it)",
+        ),
+    ),
+    Family(
+        "glm4_moe",
+        ("GLM-4.5", "GLM-4.5-Air", "GLM-4.6"),
+        "DeepSeek-V3's routing with one group, shared experts; half of each head is turned, norms of each head "
+        "where the config has them; the layer that predicts further tokens is left out",
+    ),
+    Family(
+        "gpt_oss",
+        ("gpt-oss-20b", "gpt-oss-120b"),
+        "MXFP4 experts as shipped, with biases and a clamped SwiGLU; attention sinks; windows in every other layer; "
+        "what the model writes to its analysis channel is shown as thoughts",
+        notes=("transformers 4.57.6 takes 7 for any swiglu_limit; here, as in 5.23, it is the config's",),
+    ),
+    Family(
+        "granitemoe",
+        ("granite-3.1-1b-a400m", "granite-3.1-3b-a800m", "PowerMoE-3b"),
+        "multipliers of embeddings, attention, residuals and logits; gate and up in one matrix, tied embeddings",
+    ),
+    Family(
+        "phimoe",
+        ("Phi-3.5-MoE",),
+        "sparsemixer takes two experts a token; layer norms, biases, longrope",
+        notes=(
+            "transformers 5.23 pairs the short factors of longrope with the long mscale; here each has its own, "
+            "as published",
+            "longrope goes by the context that a sequence has room for (--num-ctx), not by its length so far: "
+            "short factors up to original_max_position_embeddings",
+        ),
+    ),
+    Family(
+        "arctic",
+        ("Snowflake Arctic",),
+        "128 experts beside attention, on the layer's input; behind attention a dense MLP in every layer",
+        verified="a torch reference of its own (tests/models/arctic_reference.py)",
+        notes=(
+            "transformers has none: follows modeling_arctic.py as published with snowflake-arctic-instruct, with "
+            "its own experts rather than DeepSpeed's, so that no token is dropped for an expert's capacity",
+        ),
+    ),
+    Family(
+        "nllb-moe",
+        ("nllb-moe-54b",),
+        "M2M-100 encoder-decoder told its languages; two experts a token in every fourth layer; beam search",
+        verified="transformers with its router mended (tests/models/configs/nllb_moe.py), and 4.57.6",
+        notes=(
+            "transformers 5.23 only ever uses experts 0 and 1; here a token has its two likeliest, as published "
+            "and as in 4.57.6",
+        ),
+        encoder_decoder=True,
+    ),
 )

@@ -86,8 +86,13 @@ def create_files(folder: Path, conversion: Conversion) -> None:
         sync_folder(folder)
 
 
-def convert_shard(source: Path, copies: Sequence[Copy], folder: Path, advance: Callable[[int], None],
-                  scales: Mapping[str, Path] = MappingProxyType({})) -> None:
+def convert_shard(
+    source: Path,
+    copies: Sequence[Copy],
+    folder: Path,
+    advance: Callable[[int], None],
+    scales: Mapping[str, Path] = MappingProxyType({}),
+) -> None:
     """Brings one source shard into the files of `folder`; on return the bytes are on the disk (fsync).
 
     scales: the shards in which the scales of its weights lie, by name. advance gets the source bytes done since its
@@ -97,8 +102,12 @@ def convert_shard(source: Path, copies: Sequence[Copy], folder: Path, advance: C
     threads = num_threads() if any(copy.recast for copy in copies) else 1
     buffer_bytes = max((segment.num_bytes for segment in segments(copies)), default=0)
     num_buffers = min(_NUM_BUFFERS + threads, max(2, _MOST_BUFFERED_BYTES // max(buffer_bytes, 1)))
-    with (_Shard(source, scales) as shard, _Targets(folder) as targets, ThreadPoolExecutor(threads) as workers,
-          ThreadPoolExecutor(1) as pool):
+    with (
+        _Shard(source, scales) as shard,
+        _Targets(folder) as targets,
+        ThreadPoolExecutor(threads) as workers,
+        ThreadPoolExecutor(1) as pool,
+    ):
         pipe = _Pipe(num_buffers, buffer_bytes)
         reader = pool.submit(_read_segments, shard, copies, pipe, workers)
         try:

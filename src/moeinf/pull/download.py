@@ -210,5 +210,6 @@ def _part(folder: Path, file: RemoteFile) -> Path:
 
 
 def _mismatch(file: RemoteFile) -> HubError:
-    return HubError(f"{file.name}: the bytes received do not have the Hub's checksum; they were discarded, "
-                    "repeat the pull")
+    return HubError(
+        f"{file.name}: the bytes received do not have the Hub's checksum; they were discarded, repeat the pull"
+    )

@@ -42,8 +42,9 @@ def check_repo(repo: str, revision: str) -> None:
         raise UsageError(f"{revision[:100]!r} is not a branch, tag or commit")
 
 
-def open_hub(repo: str, revision: str, token: str | None, progress: PullProgress, patience: Patience | None = None
-             ) -> Source:
+def open_hub(
+    repo: str, revision: str, token: str | None, progress: PullProgress, patience: Patience | None = None
+) -> Source:
     """The repository at a revision, "" for its default branch.
 
     With HF_HUB_OFFLINE no request is made: the source is then what the Hub's cache holds. Raises HubError,
@@ -64,8 +65,11 @@ class HubSource:
         self._progress = progress
         self._patience = patience
         self._endpoint = constants.ENDPOINT
-        self._auth = {key: value for key, value in build_hf_headers(token=token, library_name="moeinf").items()
-                      if key.lower() in ("authorization", "user-agent")}
+        self._auth = {
+            key: value
+            for key, value in build_hf_headers(token=token, library_name="moeinf").items()
+            if key.lower() in ("authorization", "user-agent")
+        }
         info = self._repo_info(HfApi(endpoint=self._endpoint, token=token, library_name="moeinf"))
         if not info.sha or not _COMMIT.fullmatch(info.sha):
             raise HubError(f"{self._endpoint} does not tell the commit of {repo}; check HF_ENDPOINT")
@@ -134,8 +138,9 @@ class HubSource:
 
     def _repo_info(self, api: HfApi) -> RepoInfo:
         def ask() -> RepoInfo:
-            return api.model_info(self._repo, revision=self.requested or None, files_metadata=True,
-                                  timeout=_METADATA_TIMEOUT_S)
+            return api.model_info(
+                self._repo, revision=self.requested or None, files_metadata=True, timeout=_METADATA_TIMEOUT_S
+            )
 
         with self._named_errors():
             return _patiently(ask, self._patience)

@@ -38,8 +38,9 @@ def hub_errors_named(repo: str, revision: str, endpoint: str) -> Iterator[None]:
     except GatedRepoError as error:  # before its base class, which means something else
         raise HubError(f"{repo} is gated: accept its terms at {endpoint}/{repo}, then `export HF_TOKEN=...`") from error
     except RepositoryNotFoundError as error:
-        raise HubError(f"{repo} was not found on {endpoint}, or is private: check the name, or "
-                       "`export HF_TOKEN=...`") from error
+        raise HubError(
+            f"{repo} was not found on {endpoint}, or is private: check the name, or `export HF_TOKEN=...`"
+        ) from error
     except RevisionNotFoundError as error:
         raise HubError(f"{repo} has no revision {revision[:100]!r}; see {endpoint}/{repo}") from error
     except HfHubHTTPError as error:
@@ -47,8 +48,9 @@ def hub_errors_named(repo: str, revision: str, endpoint: str) -> Iterator[None]:
         remedy = "check HF_TOKEN and your access" if status in (401, 403) else "repeat the pull later"
         raise HubError(f"{endpoint} answers HTTP {status} for {repo}; {remedy}") from error
     except transport_error() as error:
-        raise HubError(f"{endpoint} is out of reach ({type(error).__name__}); check the connection, the proxy and "
-                       "HF_ENDPOINT") from error
+        raise HubError(
+            f"{endpoint} is out of reach ({type(error).__name__}); check the connection, the proxy and HF_ENDPOINT"
+        ) from error
 
 
 def offline_error(repo: str) -> HubError:

@@ -98,13 +98,22 @@ class Journal:
         return all(path.is_file() and path.stat().st_size == sizes[name] for name, path in paths.items())
 
     def _save(self) -> None:
-        value = {"version": _VERSION, **self._asked.to_json(), "fingerprint": self._fingerprint,
-                 "layout": self._layout, "converted": self._converted}
+        value = {
+            "version": _VERSION,
+            **self._asked.to_json(),
+            "fingerprint": self._fingerprint,
+            "layout": self._layout,
+            "converted": self._converted,
+        }
         publish(self._folder / JOURNAL_FILE, json.dumps(value).encode())
 
 
 def _layout_hash(conversion: Conversion) -> str:
     """Of everything that decides which byte goes where."""
-    parts = (conversion.dense_head, repr(conversion.layout).encode(), repr(conversion.moe).encode(),
-             repr(conversion.dense_formats).encode())
+    parts = (
+        conversion.dense_head,
+        repr(conversion.layout).encode(),
+        repr(conversion.moe).encode(),
+        repr(conversion.dense_formats).encode(),
+    )
     return hashlib.sha256(b"\0".join(parts)).hexdigest()

@@ -90,8 +90,11 @@ class View:
     def in_steps_of(self, weights: int) -> View:
         """The same in groups of so many neighbours, of which its rows have a whole number."""
         assert self.strides[-1] == 1 and not any(n % weights for n in (self.start, self.shape[-1], *self.strides[:-1]))
-        return View(self.start // weights, (*self.shape[:-1], self.shape[-1] // weights),
-                    (*(stride // weights for stride in self.strides[:-1]), 1))
+        return View(
+            self.start // weights,
+            (*self.shape[:-1], self.shape[-1] // weights),
+            (*(stride // weights for stride in self.strides[:-1]), 1),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +122,11 @@ class Strided:
         found = self.view.of(data, DTYPE_BYTES[self.source])
         if self.view.shape != self.shape:
             found = _filled_up(found, self.view.shape, self.shape, DTYPE_BYTES[self.source])
-        return found if self.format == self.source else Quantised(self.tensor, self.source, self.format).apply(
-            found, scales)
+        return (
+            found
+            if self.format == self.source
+            else Quantised(self.tensor, self.source, self.format).apply(found, scales)
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,13 +63,22 @@ def expert_copies(tensors: Tensors, source: str, pieces: Sequence[ExpertPiece], 
             yield _run(tensors, source, piece.start_element, math.prod(spec.shape), spec, piece.layer, offset)
     for slab in slabs.values():
         shapes = [piece.filled or parts[piece.part].shape for piece in slab]
-        views = [View(piece.start_element, shape, piece.strides_of(shape))
-                 for piece, shape in zip(slab, shapes, strict=True)]
+        views = [
+            View(piece.start_element, shape, piece.strides_of(shape)) for piece, shape in zip(slab, shapes, strict=True)
+        ]
         start, end = min(view.start for view in views), max(view.end for view in views)
         for piece, view in zip(slab, views, strict=True):
             spec = parts[piece.part]
-            yield _strided(tensors, source, View(view.start - start, view.shape, view.strides), start, end, spec,
-                           piece.layer, piece.expert * layout.stride_bytes + spec.offset_bytes)
+            yield _strided(
+                tensors,
+                source,
+                View(view.start - start, view.shape, view.strides),
+                start,
+                end,
+                spec,
+                piece.layer,
+                piece.expert * layout.stride_bytes + spec.offset_bytes,
+            )
 
 
 def _run(tensors: Tensors, source: str, start: int, count: int, spec: TensorSpec, target: int, offset: int) -> Copy:
@@ -84,8 +93,9 @@ def _run(tensors: Tensors, source: str, start: int, count: int, spec: TensorSpec
     return Copy(entry.offset_bytes + start * width, count * width, target, offset, recast)
 
 
-def _fp8_rows(tensors: Tensors, source: str, start: int, count: int, spec: TensorSpec, target: int, offset: int
-              ) -> Copy:
+def _fp8_rows(
+    tensors: Tensors, source: str, start: int, count: int, spec: TensorSpec, target: int, offset: int
+) -> Copy:
     entry, block = tensors.entry(source), tensors.fp8_block
     assert block is not None
     rows, cols = entry.shape[-2:]
@@ -97,8 +107,9 @@ def _fp8_rows(tensors: Tensors, source: str, start: int, count: int, spec: Tenso
     return Copy(entry.offset_bytes + start, count, target, offset, recast, scales)
 
 
-def _strided(tensors: Tensors, source: str, view: View, start: int, end: int, spec: TensorSpec, target: int, offset: int
-             ) -> Copy:
+def _strided(
+    tensors: Tensors, source: str, view: View, start: int, end: int, spec: TensorSpec, target: int, offset: int
+) -> Copy:
     """Of elements that lie among others, from `start` to `end` of their tensor."""
     entry = tensors.entry(source)
     if tensors.format(source) == "mxfp4":
@@ -106,14 +117,25 @@ def _strided(tensors: Tensors, source: str, view: View, start: int, end: int, sp
         assert end <= num_weights, "the plan cuts beyond its tensor"
         assert view.shape == spec.shape, "blocks fill a part"
         share = _scales(tensors, source, start, num_weights, end - start)
-        return Copy(entry.offset_bytes + start // 2, (end - start) // 2, target, offset,
-                    Mxfp4(source, view, (end - start) // 2), share)
+        return Copy(
+            entry.offset_bytes + start // 2,
+            (end - start) // 2,
+            target,
+            offset,
+            Mxfp4(source, view, (end - start) // 2),
+            share,
+        )
     dtype = tensors.dtype(source)
     width = DTYPE_BYTES[dtype]
     assert end * width <= entry.num_bytes and not tensors.is_fp8(source), "the plan cuts beyond its tensor"
     num_bytes = (end - start) * width
-    return Copy(entry.offset_bytes + start * width, num_bytes, target, offset,
-                Strided(source, dtype, spec.dtype, view, spec.shape, num_bytes))
+    return Copy(
+        entry.offset_bytes + start * width,
+        num_bytes,
+        target,
+        offset,
+        Strided(source, dtype, spec.dtype, view, spec.shape, num_bytes),
+    )
 
 
 def _scales(tensors: Tensors, source: str, first: int, of: int, count: int = 1) -> Range:

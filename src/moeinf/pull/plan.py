@@ -12,15 +12,7 @@ from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.pull.moves import Copy, dense_copy, expert_copies
 from moeinf.pull.source import Shards
 from moeinf.pull.tensors import Tensors
-from moeinf.store.format import (
-    DENSE_FILE,
-    BlockTensor,
-    Header,
-    dense_header,
-    expert_layout,
-    is_quantised,
-    shard_file,
-)
+from moeinf.store.format import DENSE_FILE, BlockTensor, Header, dense_header, expert_layout, is_quantised, shard_file
 from moeinf.store.quantisation import KEEP, FormatPlan, Quantisation, dense_tensors_of, expert_formats
 from moeinf.types import DTYPE_BYTES, DType, ExpertLayout, ExpertPiece, Format, MoeShape, TensorPlan
 
@@ -57,8 +49,13 @@ class Conversion:
         return {DENSE_FILE: self.dense_bytes} | shards
 
 
-def plan_conversion(plan: TensorPlan, shards: Shards, headers: Mapping[str, Header],
-                    quantisation: Quantisation = KEEP, fp8_block: tuple[int, int] | None = None) -> Conversion:
+def plan_conversion(
+    plan: TensorPlan,
+    shards: Shards,
+    headers: Mapping[str, Header],
+    quantisation: Quantisation = KEEP,
+    fp8_block: tuple[int, int] | None = None,
+) -> Conversion:
     """headers: of each file in shards; fp8_block: rows and columns that share a scale, of a checkpoint in FP8.
 
     Raises CheckpointError naming the first tensor that does not fit the plan.
@@ -79,12 +76,19 @@ def plan_conversion(plan: TensorPlan, shards: Shards, headers: Mapping[str, Head
     for name, (_, pieces) in experts.items():
         copies[tensors.shard(name)] += expert_copies(tensors, name, pieces, layout)
     return Conversion(
-        plan.moe, layout, _widest_used(plan, dtypes), quantisation, formats.fallbacks,
+        plan.moe,
+        layout,
+        _widest_used(plan, dtypes),
+        quantisation,
+        formats.fallbacks,
         {spec.name: BlockTensor(spec.dtype, spec.shape) for spec in specs if is_quantised(spec.dtype)},
-        head, len(head) + sum(spec.num_bytes for spec in specs),
+        head,
+        len(head) + sum(spec.num_bytes for spec in specs),
         {shard: tuple(sorted(found, key=lambda copy: copy.source_offset)) for shard, found in copies.items()},
-        {shard: frozenset(copy.scales.shard for copy in found if copy.scales) - {shard}
-         for shard, found in copies.items()},
+        {
+            shard: frozenset(copy.scales.shard for copy in found if copy.scales) - {shard}
+            for shard, found in copies.items()
+        },
     )
 
 
@@ -121,7 +125,8 @@ def _part_formats(experts: ExpertNames, tensors: Tensors) -> dict[str, Format]:
             if tensors.format(name) != tensors.format(wanted):
                 raise UnsupportedModelError(
                     f"{tensors.shard(name)}: expert tensor {name!r} is {tensors.entry(name).dtype}, {wanted!r} is "
-                    f"{tensors.entry(wanted).dtype}; moeinf needs that part of all experts in one dtype")
+                    f"{tensors.entry(wanted).dtype}; moeinf needs that part of all experts in one dtype"
+                )
     return {part: format for part, name in first.items() if (format := tensors.format(name))}
 
 

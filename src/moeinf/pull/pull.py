@@ -69,19 +69,52 @@ class PullPlan:
 
 
 @overload
-def pull(source: str, *, home: Path, name: str | None = None, revision: str | None = None, token: str | None = None,
-         quant: str | None = None, quant_experts: str | None = None, quant_dense: str | None = None,
-         force: bool = False, dry_run: Literal[False] = False, keep_source: bool = False,
-         progress: PullProgress | None = None) -> StoredModel: ...
+def pull(
+    source: str,
+    *,
+    home: Path,
+    name: str | None = None,
+    revision: str | None = None,
+    token: str | None = None,
+    quant: str | None = None,
+    quant_experts: str | None = None,
+    quant_dense: str | None = None,
+    force: bool = False,
+    dry_run: Literal[False] = False,
+    keep_source: bool = False,
+    progress: PullProgress | None = None,
+) -> StoredModel: ...
 @overload
-def pull(source: str, *, home: Path, name: str | None = None, revision: str | None = None, token: str | None = None,
-         quant: str | None = None, quant_experts: str | None = None, quant_dense: str | None = None,
-         force: bool = False, dry_run: bool, keep_source: bool = False, progress: PullProgress | None = None
-         ) -> StoredModel | PullPlan: ...
-def pull(source: str, *, home: Path, name: str | None = None, revision: str | None = None, token: str | None = None,
-         quant: str | None = None, quant_experts: str | None = None, quant_dense: str | None = None,
-         force: bool = False, dry_run: bool = False, keep_source: bool = False,
-         progress: PullProgress | None = None) -> StoredModel | PullPlan:
+def pull(
+    source: str,
+    *,
+    home: Path,
+    name: str | None = None,
+    revision: str | None = None,
+    token: str | None = None,
+    quant: str | None = None,
+    quant_experts: str | None = None,
+    quant_dense: str | None = None,
+    force: bool = False,
+    dry_run: bool,
+    keep_source: bool = False,
+    progress: PullProgress | None = None,
+) -> StoredModel | PullPlan: ...
+def pull(
+    source: str,
+    *,
+    home: Path,
+    name: str | None = None,
+    revision: str | None = None,
+    token: str | None = None,
+    quant: str | None = None,
+    quant_experts: str | None = None,
+    quant_dense: str | None = None,
+    force: bool = False,
+    dry_run: bool = False,
+    keep_source: bool = False,
+    progress: PullProgress | None = None,
+) -> StoredModel | PullPlan:
     """Fetches and converts a model and publishes it under a name; goes on where an interrupted pull stopped.
 
     source: path of a checkpoint folder, org/repo[@revision] or an address of the Hub, an alias, or the name of a stored
@@ -109,8 +142,14 @@ def pull(source: str, *, home: Path, name: str | None = None, revision: str | No
         return steps.plan() if dry_run else steps.run(force=force, keep_source=keep_source)
 
 
-def ensure(reference: str, *, home: Path, quant: str | None = None, token: str | None = None,
-           progress: PullProgress | None = None) -> StoredModel:
+def ensure(
+    reference: str,
+    *,
+    home: Path,
+    quant: str | None = None,
+    token: str | None = None,
+    progress: PullProgress | None = None,
+) -> StoredModel:
     """The stored model that `run` means; pulled first where it is not stored. Touches no network for a stored one.
 
     Order: a path, an address of the Hub, a stored name, an alias, org/repo[@revision]. quant: as for `pull`, which
@@ -193,8 +232,15 @@ def open_source(origin: Origin, token: str | None, progress: PullProgress) -> So
 class _Pull:
     """One pull, step by step."""
 
-    def __init__(self, library: Library, origin: Origin, name: str, quantisation: Quantisation, token: str | None,
-                 progress: PullProgress) -> None:
+    def __init__(
+        self,
+        library: Library,
+        origin: Origin,
+        name: str,
+        quantisation: Quantisation,
+        token: str | None,
+        progress: PullProgress,
+    ) -> None:
         self._library = library
         self._origin = origin
         self._name = name
@@ -216,12 +262,22 @@ class _Pull:
         journal, source = self._journal, self._source
         journal.peek(conversion)
         downloads = journal.download_folder
-        files = tuple(PlannedFile(shard, source.shard_bytes(shard), source.fetch_bytes(shard, downloads))
-                      for shard in source.shards.files)
+        files = tuple(
+            PlannedFile(shard, source.shard_bytes(shard), source.fetch_bytes(shard, downloads))
+            for shard in source.shards.files
+        )
         done = self._library.made_of(self._fingerprint)
         needed = 0 if done else self._needed_bytes(conversion, downloads)
-        return PullPlan(self._name, source.origin, files, conversion.total_bytes, needed, self._free_bytes(),
-                        bool(done), conversion.fallbacks)
+        return PullPlan(
+            self._name,
+            source.origin,
+            files,
+            conversion.total_bytes,
+            needed,
+            self._free_bytes(),
+            bool(done),
+            conversion.fallbacks,
+        )
 
     def run(self, *, force: bool, keep_source: bool) -> StoredModel:
         # A work folder is there while a pull is under way, or was killed; then the lock decides what is left to do.
@@ -299,8 +355,11 @@ class _Pull:
 
     def _awaited(self, shard: str, conversion: Conversion) -> bool:
         """Whether the shard still has to be converted, or its scales are needed for one that has."""
-        return any(shard in (other, *conversion.others[other]) for other in self._source.shards.files
-                   if not self._journal.converted(other))
+        return any(
+            shard in (other, *conversion.others[other])
+            for other in self._source.shards.files
+            if not self._journal.converted(other)
+        )
 
     def _convert(self, shard: str, headers: Mapping[str, Header], conversion: Conversion, downloads: Path) -> None:
         paths = {name: self._source.open_shard(name, downloads) for name in (shard, *sorted(conversion.others[shard]))}
@@ -318,8 +377,11 @@ class _Pull:
     def _seal(self, conversion: Conversion) -> StoredModel:
         source, folder = self._source, self._journal.model_folder
         info = self._family.model_info(self._config, conversion.dtype)
-        receipt = {"fingerprint": self._fingerprint, "requested": source.requested,
-                   "asked": json.dumps(self._asked.to_json())}
+        receipt = {
+            "fingerprint": self._fingerprint,
+            "requested": source.requested,
+            "asked": json.dumps(self._asked.to_json()),
+        }
         self._progress.start("verifying", self._name, conversion.total_bytes, 0)
         identifier = seal(folder, conversion, source.origin, info, self._small_files, receipt, self._progress.advance)
         self._progress.finish()
@@ -349,15 +411,22 @@ class _Pull:
     def _needed_bytes(self, conversion: Conversion, downloads: Path) -> int:
         journal = self._journal
         shards = [shard for shard in self._source.shards.files if not journal.converted(shard)]
-        largest = max((sum(self._source.fetch_bytes(each, downloads) for each in (shard, *conversion.others[shard]))
-                       for shard in shards), default=0)
+        largest = max(
+            (
+                sum(self._source.fetch_bytes(each, downloads) for each in (shard, *conversion.others[shard]))
+                for shard in shards
+            ),
+            default=0,
+        )
         return int((max(0, conversion.total_bytes - journal.written_bytes()) + largest) * _SPACE_MARGIN)
 
     def _check_space(self, conversion: Conversion, downloads: Path) -> None:
         needed, free = self._needed_bytes(conversion, downloads), self._free_bytes()
         if needed > free:
-            raise DiskSpaceError(f"not enough disk space in {self._library.home}: {size_text(needed)} needed, "
-                                 f"{size_text(free)} free; free some, set MOEINF_HOME, or use --force")
+            raise DiskSpaceError(
+                f"not enough disk space in {self._library.home}: {size_text(needed)} needed, "
+                f"{size_text(free)} free; free some, set MOEINF_HOME, or use --force"
+            )
 
     def _free_bytes(self) -> int:
         folder = self._library.home

@@ -75,8 +75,9 @@ def stored_origin(model: StoredModel) -> Origin:
         if asked is None:
             raise StoreError(f"{damaged}: `moeinf pull SOURCE --name {model.name}`, from where it came") from damaged
         return replace(partial_origin(asked), name=model.name)
-    return Origin(source.kind, source.location, model.receipt().get("requested", ""), model.name,
-                  model.manifest.quantisation)
+    return Origin(
+        source.kind, source.location, model.receipt().get("requested", ""), model.name, model.manifest.quantisation
+    )
 
 
 def partial_origin(asked: PulledAs) -> Origin:

@@ -72,8 +72,9 @@ class Remote:
     _etag: str = ""  # of the host that serves the bytes
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def read(self, start: int, end: int, sink: Callable[[bytes], None], stopped: Callable[[], bool] = lambda: False
-             ) -> None:
+    def read(
+        self, start: int, end: int, sink: Callable[[bytes], None], stopped: Callable[[], bool] = lambda: False
+    ) -> None:
         """Passes bytes start..end of the file to the sink in order, each once. Raises HubError.
 
         After a lost connection it goes on behind the last byte. At most MAX_RETRIES failures for one call.
@@ -90,8 +91,10 @@ class Remote:
             except (_RetryableError, transport_error()) as error:
                 failures += 1
                 if failures > MAX_RETRIES:
-                    raise HubError(f"{self.file.name}: {_reason(error)}, {failures} times; repeat the pull later, it "
-                                   "goes on where it stopped") from error
+                    raise HubError(
+                        f"{self.file.name}: {_reason(error)}, {failures} times; repeat the pull later, it "
+                        "goes on where it stopped"
+                    ) from error
                 wait_s = max(2.0 ** (failures - 1), getattr(error, "wait_s", 0.0))
                 self.patience.sleep(min(wait_s, _MAX_WAIT_S))
 
@@ -180,8 +183,9 @@ class Remote:
             self._etag = self._etag or etag
 
     def _changed(self) -> HubError:
-        return ChangedError(f"{self.file.name} changed on the server while it was downloaded; it was discarded, "
-                            "repeat the pull")
+        return ChangedError(
+            f"{self.file.name} changed on the server while it was downloaded; it was discarded, repeat the pull"
+        )
 
 
 class ChangedError(HubError):

@@ -32,8 +32,15 @@ def write_small_file(path: Path, data: bytes) -> None:
             os.close(fd)
 
 
-def seal(folder: Path, conversion: Conversion, source: ModelSource, info: ModelInfo, small_files: dict[str, bytes],
-         receipt: dict[str, str], advance: Callable[[int], None]) -> str:
+def seal(
+    folder: Path,
+    conversion: Conversion,
+    source: ModelSource,
+    info: ModelInfo,
+    small_files: dict[str, bytes],
+    receipt: dict[str, str],
+    advance: Callable[[int], None],
+) -> str:
     """Reads the weights back from the disk for their checksums, writes the manifest last; returns the model's id.
 
     advance gets the bytes read since its last call. Raises StoreError, also for a block whose scale is no number.
@@ -45,8 +52,17 @@ def seal(folder: Path, conversion: Conversion, source: ModelSource, info: ModelI
     write_small_file(folder / CHECKSUMS_FILE, small_files[CHECKSUMS_FILE])
     files = [FileEntry(name, len(data), hashlib.sha256(data).hexdigest()) for name, data in small_files.items()]
     entries = sorted([*files, FileEntry(DENSE_FILE, conversion.dense_bytes, dense)], key=lambda entry: entry.file)
-    manifest = Manifest(source, info, conversion.moe, conversion.layout, tuple(shards), tuple(entries),
-                        conversion.quantisation, conversion.fallbacks, conversion.dense_formats)
+    manifest = Manifest(
+        source,
+        info,
+        conversion.moe,
+        conversion.layout,
+        tuple(shards),
+        tuple(entries),
+        conversion.quantisation,
+        conversion.fallbacks,
+        conversion.dense_formats,
+    )
     expected = manifest.file_sizes()
     with errors_named(folder):
         for path in folder.iterdir():
@@ -59,8 +75,9 @@ def seal(folder: Path, conversion: Conversion, source: ModelSource, info: ModelI
     return model_id(manifest.dumps())
 
 
-def _checksums(folder: Path, conversion: Conversion, info: ModelInfo, advance: Callable[[int], None]
-               ) -> tuple[list[ShardEntry], str, Sequence[SumRun]]:
+def _checksums(
+    folder: Path, conversion: Conversion, info: ModelInfo, advance: Callable[[int], None]
+) -> tuple[list[ShardEntry], str, Sequence[SumRun]]:
     """The entries of all layers, the dense file's sum, and the sums for checksums.bin."""
     experts, stride = conversion.moe.num_experts, conversion.layout.stride_bytes
     dense = dense_tensors(folder / DENSE_FILE, conversion.dense_formats)
@@ -79,8 +96,10 @@ def _checksums(folder: Path, conversion: Conversion, info: ModelInfo, advance: C
             findings.append(found)
             advance(span.num_bytes)
     sums = [found.sha256 for found in findings]
-    shards = [ShardEntry(shard_file(layer), conversion.shard_bytes, tuple(sums[1 + layer * experts :][:experts]))
-              for layer in range(conversion.moe.num_layers)]
+    shards = [
+        ShardEntry(shard_file(layer), conversion.shard_bytes, tuple(sums[1 + layer * experts :][:experts]))
+        for layer in range(conversion.moe.num_layers)
+    ]
     return shards, sums[0], gathered(spans, findings)
 
 

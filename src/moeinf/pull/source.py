@@ -24,7 +24,7 @@ _SHARD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}\.safetensors")
 # What a stored model takes over beside weights. An allow-list: nothing of a checkpoint can pose as a file of the store.
 _KEPT_NAME = re.compile(
     r"(config|generation_config|tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab|chat_template)\.json"
-    r"|chat_template\.jinja|merges\.txt|tokenizer\.model|(LICEN[CS]E|NOTICE|COPYING)(\.(txt|md))?",
+    r"|chat_template\.jinja|merges\.txt|tokenizer\.model|(LICEN[CS]E|NOTICE|COPYING)(\.(txt|md))?"
 )
 
 
@@ -94,8 +94,10 @@ def read_config(source: Source) -> dict[str, Any]:
     quantisation = config.get("quantization_config")
     method = quantisation.get("quant_method") if isinstance(quantisation, dict) else None
     if quantisation and method not in ("fp8", "mxfp4"):
-        raise UnsupportedModelError(f"the checkpoint is quantised ({str(method or 'unknown method')[:100]}); "
-                                    "pull the bf16, f16 or f32 original instead")
+        raise UnsupportedModelError(
+            f"the checkpoint is quantised ({str(method or 'unknown method')[:100]}); "
+            "pull the bf16, f16 or f32 original instead"
+        )
     fp8_block(config)
     return config
 
@@ -110,12 +112,15 @@ def fp8_block(config: Mapping[str, Any]) -> tuple[int, int] | None:
         return None
     block = quantisation.get("weight_block_size")
     if not isinstance(block, list) or len(block) != 2 or not all(type(n) is int and 0 < n < 1 << 31 for n in block):
-        raise UnsupportedModelError(f"config.json: quantization_config: weight_block_size is {str(block)[:100]}; "
-                                    "must be the rows and columns that share a scale")
+        raise UnsupportedModelError(
+            f"config.json: quantization_config: weight_block_size is {str(block)[:100]}; "
+            "must be the rows and columns that share a scale"
+        )
     for name, known in (("fmt", "e4m3"), ("activation_scheme", "dynamic")):
         if quantisation.get(name, known) != known:
-            raise UnsupportedModelError(f"config.json: quantization_config: {name} is {str(quantisation[name])[:100]}; "
-                                        f"only {known} is read")
+            raise UnsupportedModelError(
+                f"config.json: quantization_config: {name} is {str(quantisation[name])[:100]}; only {known} is read"
+            )
     return block[0], block[1]
 
 
@@ -163,8 +168,10 @@ def parse_index(data: bytes) -> Shards:
         raise CheckpointError(f"{INDEX_FILE}: weight_map is missing or empty")
     for name, file in weight_map.items():
         if not isinstance(file, str) or not _SHARD_NAME.fullmatch(file):
-            raise CheckpointError(f"{INDEX_FILE}: weight_map puts {name[:100]!r} into {str(file)[:100]!r}, "
-                                  "which is not a plain safetensors file name")
+            raise CheckpointError(
+                f"{INDEX_FILE}: weight_map puts {name[:100]!r} into {str(file)[:100]!r}, "
+                "which is not a plain safetensors file name"
+            )
     return Shards(tuple(sorted(set(weight_map.values()))), weight_map)
 
 
@@ -230,8 +237,9 @@ class FolderSource:
         if self._path.parent.name == "snapshots":
             homes.append(Path(os.path.realpath(self._path.parent.parent / "blobs")))
         if path.parent not in homes:
-            raise CheckpointError(f"{self._path / name} is a link to {path}, out of the checkpoint's folder; "
-                                  "put the file itself there")
+            raise CheckpointError(
+                f"{self._path / name} is a link to {path}, out of the checkpoint's folder; put the file itself there"
+            )
         return path
 
     def _state(self) -> str:

@@ -20,8 +20,9 @@ class Tensors:
     Those in FP8 count as bf16 matrices, those in MXFP4 as what they are.
     """
 
-    def __init__(self, shards: Shards, headers: Mapping[str, Header], plan: TensorPlan,
-                 fp8_block: tuple[int, int] | None) -> None:
+    def __init__(
+        self, shards: Shards, headers: Mapping[str, Header], plan: TensorPlan, fp8_block: tuple[int, int] | None
+    ) -> None:
         """headers: of each file in shards; fp8_block: rows and columns of FP8's tiles.
 
         Raises CheckpointError for a tensor that is in two shards, or not where the index has it.
@@ -76,8 +77,10 @@ class Tensors:
             return
         shard, entry = self._found[name]
         unexplained = " without a weight_block_size in config.json" if entry.dtype == _FP8 else ""
-        raise UnsupportedModelError(f"{shard}: tensor {name!r} has dtype {entry.dtype}{unexplained}; moeinf converts "
-                                    "bf16, f16 and f32 checkpoints, so pull the unquantised original")
+        raise UnsupportedModelError(
+            f"{shard}: tensor {name!r} has dtype {entry.dtype}{unexplained}; moeinf converts "
+            "bf16, f16 and f32 checkpoints, so pull the unquantised original"
+        )
 
     def check_shape(self, name: str, shape: tuple[int, ...]) -> None:
         """Raises CheckpointError unless the tensor is there in this shape, and its scales in the one that follows."""

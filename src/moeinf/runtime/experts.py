@@ -70,9 +70,16 @@ class StreamedExperts:
     arrival. Where every expert is resident nothing is predicted and nothing evicted, so `advisers` are not told then.
     """
 
-    def __init__(self, tier: ExpertTier, kernel: ExpertKernel, observers: Sequence[Observer],
-                 advisers: Sequence[Observer], prefetcher: Prefetcher | None, profiler: Profiler,
-                 model: str = "MODEL") -> None:
+    def __init__(
+        self,
+        tier: ExpertTier,
+        kernel: ExpertKernel,
+        observers: Sequence[Observer],
+        advisers: Sequence[Observer],
+        prefetcher: Prefetcher | None,
+        profiler: Profiler,
+        model: str = "MODEL",
+    ) -> None:
         """observers are told every routing, advisers (policy, predictor) those with which something can be missing.
 
         model: its name, for errors.

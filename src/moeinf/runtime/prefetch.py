@@ -31,8 +31,15 @@ class Prefetcher:
     the demand reads behind them.
     """
 
-    def __init__(self, tier: ExpertTier, predictor: Predictor, link: Link, shape: MoeShape, expert_bytes: int,
-                 encoder_layers: int = 0) -> None:
+    def __init__(
+        self,
+        tier: ExpertTier,
+        predictor: Predictor,
+        link: Link,
+        shape: MoeShape,
+        expert_bytes: int,
+        encoder_layers: int = 0,
+    ) -> None:
         """encoder_layers: how many layers, the first ones, are those of a pass over a source."""
         self._tier = tier
         self._encoder_layers = encoder_layers

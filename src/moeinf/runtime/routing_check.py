@@ -28,7 +28,8 @@ class RoutingCheck:
         before, self._before = self._before, None
         raise NotFiniteError(
             f"{self._model}: the router of expert layer {layer} gives no numbers{_in_use(before, layer)}; weights are "
-            f"damaged or the machine computes wrongly: check them with `moeinf verify {self._model}`")
+            f"damaged or the machine computes wrongly: check them with `moeinf verify {self._model}`"
+        )
 
 
 def _in_use(before: tuple[int, IntArray] | None, failed_layer: int) -> str:

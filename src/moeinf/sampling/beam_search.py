@@ -46,8 +46,15 @@ def num_beams_asked(asked: Mapping[str, Any]) -> int:
 class Sources:
     """How texts become sources for one model, and how its answers begin and are searched for."""
 
-    def __init__(self, prompting: Prompting, tokenizer: Tokenizer, config: Mapping[str, Any], src_lang: str,
-                 tgt_lang: str, num_beams: int | None) -> None:
+    def __init__(
+        self,
+        prompting: Prompting,
+        tokenizer: Tokenizer,
+        config: Mapping[str, Any],
+        src_lang: str,
+        tgt_lang: str,
+        num_beams: int | None,
+    ) -> None:
         """config: config.json, which asks for what generation_config.json would, where that is missing.
 
         Raises UsageError for languages that are missing, unknown, or that this model is not told.
@@ -62,8 +69,10 @@ class Sources:
             self._source_start = [self._language("--src-lang", src_lang)]
             forced = self._language("--tgt-lang", tgt_lang)
         elif src_lang or tgt_lang:
-            raise UsageError(f"--{'src' if src_lang else 'tgt'}-lang: this model is told the languages in the text "
-                             "itself, as in \"translate English to German: ...\"; leave it out")
+            raise UsageError(
+                f"--{'src' if src_lang else 'tgt'}-lang: this model is told the languages in the text "
+                'itself, as in "translate English to German: ..."; leave it out'
+            )
         self.start = [prompting.start_id, *([forced] if isinstance(forced, int) else [])]
         self.num_beams: int = num_beams or num_beams_asked(self.asked)
 
@@ -82,8 +91,9 @@ class Sources:
             return None
         early = self.asked.get("early_stopping")
         penalty = _number(self.asked.get("length_penalty"), float, 1.0)
-        return BeamSearch(self.num_beams, self._tokenizer.eos_ids, penalty,
-                          early if early is True or early == "never" else False)
+        return BeamSearch(
+            self.num_beams, self._tokenizer.eos_ids, penalty, early if early is True or early == "never" else False
+        )
 
     def max_tokens(self) -> int:
         """Behind `start`, as the checkpoint asks for: max_length counts what it begins with. -1: it does not say."""
@@ -95,12 +105,16 @@ class Sources:
 
     def _language(self, option: str, code: str) -> int:
         if not code:
-            raise UsageError(f"this model translates between languages that it is told: give {option}, such as "
-                             f"{'eng_Latn' if option == '--src-lang' else 'fra_Latn'}")
+            raise UsageError(
+                f"this model translates between languages that it is told: give {option}, such as "
+                f"{'eng_Latn' if option == '--src-lang' else 'fra_Latn'}"
+            )
         token = self._tokenizer.token_id(code)
         if token is None or token not in self._tokenizer.special_ids:
-            raise UsageError(f"{option} {code!r} is no language of this model; it knows them as eng_Latn, fra_Latn, "
-                             "deu_Latn and so on")
+            raise UsageError(
+                f"{option} {code!r} is no language of this model; it knows them as eng_Latn, fra_Latn, "
+                "deu_Latn and so on"
+            )
         return token
 
 
@@ -190,13 +204,31 @@ def answer_source(
     if search is not None:
         yield from _search(model, sequence, start, search, num_ids, max_tokens, timing, check, on_phase)
         return
-    yield from generate(model, sequence, start, sampler, max_tokens=max_tokens, chunk=len(start), timing=timing,
-                        should_stop=should_stop, on_phase=on_phase, on_prefill=lambda done, total: None)
+    yield from generate(
+        model,
+        sequence,
+        start,
+        sampler,
+        max_tokens=max_tokens,
+        chunk=len(start),
+        timing=timing,
+        should_stop=should_stop,
+        on_phase=on_phase,
+        on_prefill=lambda done, total: None,
+    )
 
 
-def _search(model: LanguageModel, sequence: CachedTokens, start: Sequence[int], search: BeamSearch, num_ids: int,
-            max_tokens: int, timing: Timing, check: Callable[[], None],
-            on_phase: Callable[[Literal["prefill", "decode"]], None]) -> Iterator[int]:
+def _search(
+    model: LanguageModel,
+    sequence: CachedTokens,
+    start: Sequence[int],
+    search: BeamSearch,
+    num_ids: int,
+    max_tokens: int,
+    timing: Timing,
+    check: Callable[[], None],
+    on_phase: Callable[[Literal["prefill", "decode"]], None],
+) -> Iterator[int]:
     if max_tokens < 1:
         return
     cache: Any = sequence.cache

@@ -18,8 +18,9 @@ class Cache(Protocol):
 
 
 class LanguageModel(Protocol):
-    def forward(self, ids: Sequence[int], cache: Cache, between_layers: Callable[[], None], *, of_tokens: int = 0
-                ) -> Float32Array: ...
+    def forward(
+        self, ids: Sequence[int], cache: Cache, between_layers: Callable[[], None], *, of_tokens: int = 0
+    ) -> Float32Array: ...
 
 
 class Chooser(Protocol):
@@ -124,8 +125,9 @@ def generate(
         return
 
 
-def _forward(model: LanguageModel, sequence: CachedTokens, tokens: Sequence[int], check: Callable[[], None],
-             of_tokens: int = 0) -> Float32Array:
+def _forward(
+    model: LanguageModel, sequence: CachedTokens, tokens: Sequence[int], check: Callable[[], None], of_tokens: int = 0
+) -> Float32Array:
     logits = model.forward(tokens, sequence.cache, check, of_tokens=of_tokens)
     sequence.tokens += tokens
     return logits

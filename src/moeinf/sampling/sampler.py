@@ -41,7 +41,7 @@ class SamplingParams:
             if kinds[name] == "int" and not isinstance(value, int):
                 raise UsageError(f"{name} must be a whole number, not {value!r}")
         if isinstance(self.stop, str) or not all(isinstance(text, str) for text in self.stop):
-            raise UsageError(f"stop must be a sequence of texts, not {self.stop!r}; write stop=(\"END\",)")
+            raise UsageError(f'stop must be a sequence of texts, not {self.stop!r}; write stop=("END",)')
         for token_id, bias in self.logit_bias.items():
             if not math.isfinite(bias):
                 raise UsageError(f"logit_bias must be finite numbers, not {bias!r} for token {token_id}")
@@ -49,16 +49,29 @@ class SamplingParams:
 
 # Bounds are what the formulas allow; the upper ones keep float32 finite.
 _RANGES: Mapping[str, tuple[float, float]] = {
-    "temperature": (0, 1e4), "top_k": (0, math.inf), "top_p": (0, 1), "min_p": (0, 1),
-    "repeat_penalty": (1e-3, 1e3), "repeat_last_n": (-1, math.inf), "presence_penalty": (-1e3, 1e3),
-    "frequency_penalty": (-1e3, 1e3), "seed": (-1, 2**63 - 1), "num_predict": (-1, math.inf),
+    "temperature": (0, 1e4),
+    "top_k": (0, math.inf),
+    "top_p": (0, 1),
+    "min_p": (0, 1),
+    "repeat_penalty": (1e-3, 1e3),
+    "repeat_last_n": (-1, math.inf),
+    "presence_penalty": (-1e3, 1e3),
+    "frequency_penalty": (-1e3, 1e3),
+    "seed": (-1, 2**63 - 1),
+    "num_predict": (-1, math.inf),
 }
 # Their name in generation_config.json, where the two differ.
 _CHECKPOINT_NAMES: Mapping[str, str] = {"repeat_penalty": "repetition_penalty", "num_predict": "max_new_tokens"}
 _NOT_DONE: Mapping[str, tuple[Any, ...]] = {  # of generation_config, with the values that ask for nothing
-    "no_repeat_ngram_size": (None, 0), "encoder_no_repeat_ngram_size": (None, 0), "min_length": (None, 0, 1),
-    "min_new_tokens": (None, 0), "bad_words_ids": (None,), "forced_eos_token_id": (None,),
-    "num_beam_groups": (None, 1), "diversity_penalty": (None, 0.0), "suppress_tokens": (None, []),
+    "no_repeat_ngram_size": (None, 0),
+    "encoder_no_repeat_ngram_size": (None, 0),
+    "min_length": (None, 0, 1),
+    "min_new_tokens": (None, 0),
+    "bad_words_ids": (None,),
+    "forced_eos_token_id": (None,),
+    "num_beam_groups": (None, 1),
+    "diversity_penalty": (None, 0.0),
+    "suppress_tokens": (None, []),
 }
 _SORTED = 256  # tokens at most
 _FROM_CHECKPOINT = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty")
@@ -83,8 +96,11 @@ def parse_option(name: str, text: str) -> Any:
         raise UsageError(f"{name} must be {word}, not {text!r}") from None
 
 
-def resolve_params(given: Mapping[str, Any], environment: Mapping[str, Any] | None = None,
-                   generation_config: Mapping[str, Any] | None = None) -> SamplingParams:
+def resolve_params(
+    given: Mapping[str, Any],
+    environment: Mapping[str, Any] | None = None,
+    generation_config: Mapping[str, Any] | None = None,
+) -> SamplingParams:
     """Each option from `given`, else `environment`, else the checkpoint's generation_config, else the default.
 
     None counts as not given. do_sample=false in generation_config means greedy. Raises UsageError for unknown names.
@@ -115,8 +131,11 @@ def from_generation_config(config: Mapping[str, Any]) -> dict[str, Any]:
 def not_done(config: Mapping[str, Any], *, beams: bool) -> list[str]:
     """A line for each thing that generation_config asks for and does not get; beams: whether it gets a beam search."""
     names = _NOT_DONE if beams else {**_NOT_DONE, "num_beams": (None, 1)}
-    return [f"the checkpoint asks for {name} = {config[name]!r}, which is not done"
-            for name, nothing in names.items() if config.get(name) not in nothing]
+    return [
+        f"the checkpoint asks for {name} = {config[name]!r}, which is not done"
+        for name, nothing in names.items()
+        if config.get(name) not in nothing
+    ]
 
 
 class Sampler:
@@ -184,8 +203,10 @@ class Sampler:
 def require_finite(logits: Float32Array) -> None:
     """Raises NotFiniteError for logits that cannot be chosen by."""
     if not np.isfinite(logits).all():
-        raise NotFiniteError("non-finite logits: weights are damaged or the machine computes wrongly; check the model "
-                             "with `moeinf verify`")
+        raise NotFiniteError(
+            "non-finite logits: weights are damaged or the machine computes wrongly; check the model "
+            "with `moeinf verify`"
+        )
 
 
 def largest(scores: FloatArray | Float32Array, count: int) -> IntArray:

@@ -46,8 +46,10 @@ def sums_of(model: StoredModel) -> tuple[tuple[SumRun, ...], str]:
         if CHECKSUMS_FILE in sizes:
             raise StoreError(f"{model.name}: {error}; {model.remedy}") from error
         reason = str(error) if path.exists() else "it was pulled before stores had checksums for that"
-        return (), (f"the weights of {model.name} are not checked while they are read: {reason}; "
-                    f"`moeinf verify {model.name}` adds the checksums")
+        return (), (
+            f"the weights of {model.name} are not checked while they are read: {reason}; "
+            f"`moeinf verify {model.name}` adds the checksums"
+        )
 
 
 def parse_checksums(data: bytes, where: str, sizes: Mapping[str, int]) -> tuple[SumRun, ...]:
@@ -63,8 +65,10 @@ def parse_checksums(data: bytes, where: str, sizes: Mapping[str, int]) -> tuple[
     if len(sums) != 4 * sum(counts):
         raise StoreError(f"{where} has {len(sums)} bytes of sums, not {4 * sum(counts)}")
     values = np.split(np.frombuffer(sums, "<u4").astype(np.uint32), np.cumsum(counts[:-1]))
-    return tuple(SumRun(file, start, num_bytes, unit_bytes, each)
-                 for (file, start, num_bytes, unit_bytes), each in zip(table, values, strict=True))
+    return tuple(
+        SumRun(file, start, num_bytes, unit_bytes, each)
+        for (file, start, num_bytes, unit_bytes), each in zip(table, values, strict=True)
+    )
 
 
 def _is_run(item: Any, sizes: Mapping[str, int]) -> bool:

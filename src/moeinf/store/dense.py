@@ -33,8 +33,10 @@ def _spec(entry: TensorEntry, blocks: BlockTensor | None, path: Path) -> TensorS
         return TensorSpec(entry.name, STORE_DTYPES[entry.dtype], entry.shape, entry.offset_bytes, entry.num_bytes)
     if blocks is None or (entry.dtype, entry.shape) != (BLOCK_DTYPE, blocks.file_shape()):
         wanted = f"not the {blocks.format} of its manifest" if blocks else "which its manifest does not explain"
-        raise StoreError(f"{path}: tensor {entry.name!r} has dtype {entry.dtype} and shape {list(entry.shape)}, "
-                         f"{wanted}; pull the model again")
+        raise StoreError(
+            f"{path}: tensor {entry.name!r} has dtype {entry.dtype} and shape {list(entry.shape)}, "
+            f"{wanted}; pull the model again"
+        )
     return TensorSpec(entry.name, blocks.format, blocks.shape, entry.offset_bytes, entry.num_bytes)
 
 

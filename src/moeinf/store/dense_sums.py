@@ -77,5 +77,6 @@ class DenseSums:
         return run
 
     def _damaged(self, what: str) -> StoreError:
-        return StoreError(f"{self._model.name}: {what} in {self._path} does not match its checksum; "
-                          f"{self._model.remedy}")
+        return StoreError(
+            f"{self._model.name}: {what} in {self._path} does not match its checksum; {self._model.remedy}"
+        )

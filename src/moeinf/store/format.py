@@ -87,8 +87,9 @@ def header_length(first_8: bytes, file_bytes: int, where: str, error_type: type[
     return length
 
 
-def parse_header(data: bytes | bytearray, file_bytes: int, where: str,
-                 error_type: type[MoeinfError] = CheckpointError) -> Header:
+def parse_header(
+    data: bytes | bytearray, file_bytes: int, where: str, error_type: type[MoeinfError] = CheckpointError
+) -> Header:
     """Tensors by name from a safetensors header (without its 8 length bytes) of a file of file_bytes.
 
     Parsing is validating: what is returned lies inside the file, and fills it without hole or overlap. Raises
@@ -104,8 +105,9 @@ def parse_header(data: bytes | bytearray, file_bytes: int, where: str,
     if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
         raise error_type(f"the header of {where}: __metadata__ must be an object of texts")
     start = 8 + len(data)
-    entries = [_parse_entry(name, value, start, f"{where}: tensor {name!r:.200}", error_type)
-               for name, value in fields.items()]
+    entries = [
+        _parse_entry(name, value, start, f"{where}: tensor {name!r:.200}", error_type) for name, value in fields.items()
+    ]
     entries.sort(key=lambda entry: (entry.offset_bytes, entry.num_bytes))
     end = start
     for entry in entries:
@@ -134,8 +136,9 @@ def _parse_entry(name: str, value: Any, start: int, where: str, error_type: type
         raise error_type(f"{where} has the data_offsets {str(offsets)[:100]}: must be [begin, end]")
     bits = math.prod(shape) * _DTYPE_BITS[dtype]
     if bits != 8 * (offsets[1] - offsets[0]):
-        raise error_type(f"{where}: {dtype} {shape} takes {bits / 8:g} bytes, data_offsets give "
-                         f"{offsets[1] - offsets[0]}")
+        raise error_type(
+            f"{where}: {dtype} {shape} takes {bits / 8:g} bytes, data_offsets give {offsets[1] - offsets[0]}"
+        )
     return TensorEntry(name, dtype, tuple(shape), start + offsets[0], offsets[1] - offsets[0])
 
 
@@ -176,8 +179,11 @@ def dense_header(tensors: Mapping[str, tuple[Format, tuple[int, ...]]]) -> tuple
         format, shape = tensors[name]
         num_bytes = format_bytes(format, shape)
         file_shape = BlockTensor(format, shape).file_shape() if is_quantised(format) else shape
-        fields[name] = {"dtype": _FILE_DTYPES.get(format, BLOCK_DTYPE), "shape": list(file_shape),
-                        "data_offsets": [end, end + num_bytes]}
+        fields[name] = {
+            "dtype": _FILE_DTYPES.get(format, BLOCK_DTYPE),
+            "shape": list(file_shape),
+            "data_offsets": [end, end + num_bytes],
+        }
         specs.append(TensorSpec(name, format, shape, end, num_bytes))
         end += num_bytes
     text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()

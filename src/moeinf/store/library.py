@@ -111,8 +111,9 @@ class Library:
         Returns the bytes that were freed. Raises ModelNotFoundError; StoreError for a pull that is still running.
         """
         name = self._name_to_remove(reference)
-        partials = [partial for partial in self.partials()
-                    if partial.matches(reference) and not (name and partial.running)]
+        partials = [
+            partial for partial in self.partials() if partial.matches(reference) and not (name and partial.running)
+        ]
         if name is None and not partials:
             raise self._not_found(reference)
         freed = sum(partial.discard() for partial in partials)
@@ -136,7 +137,8 @@ class Library:
             if model is not None and not model.manifest.source.same_origin(source):
                 raise UsageError(
                     f"{name} is the name of a model of {model.manifest.source.location}, which is kept; `moeinf pull "
-                    f"{source.location} --name OTHER` stores {source.location} under another name")
+                    f"{source.location} --name OTHER` stores {source.location} under another name"
+                )
 
     def made_of(self, fingerprint: str) -> Sequence[StoredModel]:
         """Sound models made of this state of a source, also ones without a name; `name` is then empty."""
@@ -267,8 +269,14 @@ class Library:
             temporary.unlink()
         try:
             held = {self._identifier(*name) for name in self._all_names()}
-            unheld = [folder for folder in self._models.glob("*") if _ID.fullmatch(folder.name)
-                      and folder.name not in held and folder.is_dir() and not folder.is_symlink()]
+            unheld = [
+                folder
+                for folder in self._models.glob("*")
+                if _ID.fullmatch(folder.name)
+                and folder.name not in held
+                and folder.is_dir()
+                and not folder.is_symlink()
+            ]
         except StoreError:
             unheld = []
         freed = sum(path.stat().st_size for folder in unheld for path in folder.iterdir() if path.is_file())
@@ -299,4 +307,3 @@ def _intact(model: StoredModel) -> bool:
         return all((model.path / name).stat().st_size == size for name, size in sizes.items())
     except (OSError, StoreError):
         return False
-

@@ -48,7 +48,8 @@ class ModelSource:
     def same_origin(self, other: ModelSource) -> bool:
         """Whether the one may be a later state of the other. The Hub does not tell capitals apart."""
         return (self.kind, self.location.lower()) == (other.kind, other.location.lower()) and (
-            self.kind == "hub" or self.location == other.location)
+            self.kind == "hub" or self.location == other.location
+        )
 
     def to_json(self) -> dict[str, str]:
         key = _LOCATION_KEYS[self.kind]
@@ -113,8 +114,9 @@ class Manifest:
 
 def _info_fields(info: ModelInfo) -> dict[str, Any]:
     """All of it but fields at their defaults, so that models have the ids that they had before there was the field."""
-    return {each.name: value for each in dataclasses.fields(info)
-            if (value := getattr(info, each.name)) != each.default}
+    return {
+        each.name: value for each in dataclasses.fields(info) if (value := getattr(info, each.name)) != each.default
+    }
 
 
 def model_id(manifest_bytes: bytes) -> str:
@@ -139,8 +141,9 @@ def parse(data: bytes, where: str) -> Manifest:
         raise StoreError(f"{where}: format is not 'moeinf'")
     version = root.number("version", 1)
     if version > VERSION:
-        raise StoreError(f"{where} was made by a newer moeinf (store version {version}, this one reads {VERSION}); "
-                         "upgrade moeinf")
+        raise StoreError(
+            f"{where} was made by a newer moeinf (store version {version}, this one reads {VERSION}); upgrade moeinf"
+        )
     source = parse_source(root.take("source", dict), f"{where}: source")
     info = _parse_info(root.child("model"))
     moe, layout = _parse_experts(root.child("experts"))
@@ -273,8 +276,9 @@ def _parse_experts(item: _Object) -> tuple[MoeShape, ExpertLayout]:
     if layout.block_bytes != end:
         raise item.error("block_bytes", f"is {layout.block_bytes}, the tensors end at {end}")
     if layout.stride_bytes != round_up(end, BLOCK_ALIGN_BYTES):
-        raise item.error("stride_bytes", f"is {layout.stride_bytes}; must be block_bytes rounded up to "
-                                         f"{BLOCK_ALIGN_BYTES}")
+        raise item.error(
+            "stride_bytes", f"is {layout.stride_bytes}; must be block_bytes rounded up to {BLOCK_ALIGN_BYTES}"
+        )
     item.nothing_else()
     return moe, layout
 

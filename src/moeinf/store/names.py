@@ -16,8 +16,10 @@ def parse_name(text: str) -> tuple[str, str]:
     tag = tag if colon else DEFAULT_TAG
     for word in (name, tag):
         if not is_word(word):
-            raise UsageError(f"{text[:100]!r} is not a model name: letters, digits and _ . - only, at most 80, "
-                             "with a tag behind one colon if wanted")
+            raise UsageError(
+                f"{text[:100]!r} is not a model name: letters, digits and _ . - only, at most 80, "
+                "with a tag behind one colon if wanted"
+            )
     return name, tag
 
 

@@ -79,12 +79,16 @@ class FormatPlan:
     @property
     def fallbacks(self) -> tuple[str, ...]:
         """One line for each kind of departure."""
-        kept = (f"{_listed(kind, names)}: comes in mxfp4, which other formats would only make larger and less exact; "
-                "stored as mxfp4" for kind, names in self._kept.items())
+        kept = (
+            f"{_listed(kind, names)}: comes in mxfp4, which other formats would only make larger and less exact; "
+            "stored as mxfp4"
+            for kind, names in self._kept.items()
+        )
         departures = (
             f"{_listed(kind, names)}: rows of {cols} are no whole number of {wanted} blocks "
             f"({FORMAT_BLOCKS[wanted][0]}); stored as {found}"
-            for (kind, cols, wanted, found), names in self._departures.items())
+            for (kind, cols, wanted, found), names in self._departures.items()
+        )
         return (*kept, *departures)
 
 
@@ -92,19 +96,30 @@ def _listed(kind: str, names: Sequence[str]) -> str:
     return ", ".join(names) if len(names) <= 3 else f"{len(names)} {kind} tensors"
 
 
-def expert_formats(plan: TensorPlan, wanted: Choice, sources: Mapping[str, Format], formats: FormatPlan
-                   ) -> dict[str, Format]:
+def expert_formats(
+    plan: TensorPlan, wanted: Choice, sources: Mapping[str, Format], formats: FormatPlan
+) -> dict[str, Format]:
     """The format of each part of an expert; biases, a row of each matrix, stay as they come."""
-    return {part: formats.fit("expert", f"expert {part}", wanted, shape[-1], sources[part]) if len(shape) > 1
-            else sources[part] for part, shape in plan.parts.items()}
+    return {
+        part: formats.fit("expert", f"expert {part}", wanted, shape[-1], sources[part])
+        if len(shape) > 1
+        else sources[part]
+        for part, shape in plan.parts.items()
+    }
 
 
-def dense_tensors_of(plan: TensorPlan, wanted: Choice, dtypes: Mapping[str, DType], formats: FormatPlan
-                     ) -> dict[str, DenseTensor]:
+def dense_tensors_of(
+    plan: TensorPlan, wanted: Choice, dtypes: Mapping[str, DType], formats: FormatPlan
+) -> dict[str, DenseTensor]:
     """Every tensor of the dense file by its stored name. dtypes: of the checkpoint's tensors."""
-    dense = {name: DenseTensor(name, formats.fit("dense", name, wanted if name in plan.matrices else "keep", shape[-1],
-                                                 dtypes[name]), shape)
-             for name, shape in plan.dense.items()}
+    dense = {
+        name: DenseTensor(
+            name,
+            formats.fit("dense", name, wanted if name in plan.matrices else "keep", shape[-1], dtypes[name]),
+            shape,
+        )
+        for name, shape in plan.dense.items()
+    }
     if wanted != "keep" and plan.head is not None:
         source, stored = plan.head
         shape = plan.dense[source]

@@ -119,12 +119,18 @@ def _parts(span: Span) -> Iterator[tuple[int, int, TensorSpec | None]]:
             end = start + spec.num_bytes
 
 
-def _check_part(fd: int, span: Span, start: int, num_bytes: int, spec: TensorSpec | None, buffer: memoryview,
-                sums: _Sums) -> None:
+def _check_part(
+    fd: int, span: Span, start: int, num_bytes: int, spec: TensorSpec | None, buffer: memoryview, sums: _Sums
+) -> None:
     """Reads a part of a span in pieces of whole blocks or rows, and adds them to the sums."""
     unit_bytes, block_bytes = num_bytes, FORMAT_BLOCKS[spec.dtype][1] if spec else 1
-    if spec and len(spec.shape) == 2 and spec.shape[0] == span.num_rows and not is_quantised(spec.dtype) \
-            and num_bytes <= span.num_rows * _CHUNK_BYTES:
+    if (
+        spec
+        and len(spec.shape) == 2
+        and spec.shape[0] == span.num_rows
+        and not is_quantised(spec.dtype)
+        and num_bytes <= span.num_rows * _CHUNK_BYTES
+    ):
         unit_bytes = block_bytes = num_bytes // span.num_rows
     step = _CHUNK_BYTES - _CHUNK_BYTES % block_bytes
     of_units, of_part = [], 0
@@ -142,8 +148,11 @@ def _check_part(fd: int, span: Span, start: int, num_bytes: int, spec: TensorSpe
     sums.runs.append(SumRun(span.path.name, span.offset_bytes + start, num_bytes, unit_bytes, values))
 
 
-def verify(model: StoredModel, progress: Callable[[int], None] = lambda num_bytes: None,
-           note: Callable[[str], None] = lambda line: None) -> list[str]:
+def verify(
+    model: StoredModel,
+    progress: Callable[[int], None] = lambda num_bytes: None,
+    note: Callable[[str], None] = lambda line: None,
+) -> list[str]:
     """One line for each fault, naming the shard and the expert, or the file; an empty list means sound.
 
     progress is called with the bytes done since the last call. A model with faults is no longer taken for up to date
@@ -201,8 +210,11 @@ def _expected(model: StoredModel, faults: list[str]) -> tuple[list[Span], list[s
         path = model.path / file.file
         if _right_size(path, file.num_bytes, faults):
             dense = file.file == DENSE_FILE
-            spans.append(dense_span(path, file.num_bytes, _dense_tensors(model), manifest.info) if dense
-                         else Span(path, 0, file.num_bytes))
+            spans.append(
+                dense_span(path, file.num_bytes, _dense_tensors(model), manifest.info)
+                if dense
+                else Span(path, 0, file.num_bytes)
+            )
             sums.append(file.sha256)
             labels.append(file.file)
     return spans, sums, labels

@@ -65,17 +65,29 @@ Available keyboard shortcuts:
   Ctrl + l                Clear the screen
   Ctrl + c                Stop the answer; twice: exit
   Ctrl + d                Exit"""
-_HELPS = {"": _HELP, "set": _HELP_SET, "/set": _HELP_SET, "show": _HELP_SHOW, "/show": _HELP_SHOW,
-          "shortcuts": _HELP_SHORTCUTS}
+_HELPS = {
+    "": _HELP,
+    "set": _HELP_SET,
+    "/set": _HELP_SET,
+    "show": _HELP_SHOW,
+    "/show": _HELP_SHOW,
+    "shortcuts": _HELP_SHORTCUTS,
+}
 _MODES = ("verbose", "quiet", "wordwrap", "nowordwrap", "history", "nohistory")
 
 
 class Repl:
     """One chat. open_model(name, config) opens another model, or the same with another configuration."""
 
-    def __init__(self, session: Session, reader: LineReader, config: RuntimeConfig, library: Library,
-                 open_model: Callable[[str, RuntimeConfig], Model], clock: Callable[[], float] = time.monotonic
-                 ) -> None:
+    def __init__(
+        self,
+        session: Session,
+        reader: LineReader,
+        config: RuntimeConfig,
+        library: Library,
+        open_model: Callable[[str, RuntimeConfig], Model],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._session = session
         self._reader = reader
         self._config = config
@@ -84,8 +96,16 @@ class Repl:
         self._clock = clock
         self._interrupted_s = float("-inf")
         self._commands: dict[str, Callable[[str], None]] = {
-            "/?": self._help, "/help": self._help, "/clear": self._clear, "/set": self._set, "/show": self._show,
-            "/load": self._load, "/list": self._list, "/ls": self._list, "/stats": self._stats, "/regen": self._regen,
+            "/?": self._help,
+            "/help": self._help,
+            "/clear": self._clear,
+            "/set": self._set,
+            "/show": self._show,
+            "/load": self._load,
+            "/list": self._list,
+            "/ls": self._list,
+            "/stats": self._stats,
+            "/regen": self._regen,
         }
 
     def run(self) -> None:
@@ -260,8 +280,15 @@ class Repl:
         from moeinf.terminal.show import parameters_text
 
         user = [f"{name} {value}" for name, value in self._session.options.items()]
-        return "\n".join(["Model defined parameters:", parameters_text(stored) or "none", "",
-                          "User defined parameters:", *(user or ["none"])])
+        return "\n".join(
+            [
+                "Model defined parameters:",
+                parameters_text(stored) or "none",
+                "",
+                "User defined parameters:",
+                *(user or ["none"]),
+            ]
+        )
 
     def _load(self, name: str) -> None:
         if not name:

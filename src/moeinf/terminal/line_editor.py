@@ -57,8 +57,11 @@ class EditedLines:
     def __init__(self, history_path: Path | None) -> None:
         self._history = FileHistory(history_path)
         self._session: PromptSession[str] = PromptSession(
-            history=self._history, key_bindings=_key_bindings(), enable_suspend=True,
-            prompt_continuation=lambda width, line, is_soft_wrap: "" if is_soft_wrap else "... ")
+            history=self._history,
+            key_bindings=_key_bindings(),
+            enable_suspend=True,
+            prompt_continuation=lambda width, line, is_soft_wrap: "" if is_soft_wrap else "... ",
+        )
 
     @property
     def keep_history(self) -> bool:
@@ -74,7 +77,6 @@ class EditedLines:
 
     def remember(self, entry: str) -> None:
         self._history.add(entry)
-
 
     def _take_typed_ahead(self) -> None:
         """Has the lines that were typed while there was no prompt read as if they were typed at it."""
@@ -112,8 +114,7 @@ def _key_bindings() -> KeyBindings:
 
     @bindings.add(Keys.Vt100MouseEvent)
     def ignore(event: KeyPressEvent) -> None:
-        """The mouse is off: this is a sequence like ESC[31m that somebody typed, which the library cannot take apart.
-        """
+        """The mouse is off: somebody typed a sequence like ESC[31m, which the library cannot take apart."""
 
     return bindings
 

@@ -71,6 +71,11 @@ def answer_once(session: Session, text: str, *, raw: bool, as_json: bool) -> int
 
 def _as_object(session: Session, completion: Completion) -> dict[str, Any]:
     stats = asdict(completion.stats)
-    return {"model": session.model.name, "response": completion.text, "thinking": completion.thinking,
-            "finish_reason": completion.finish_reason,
-            "cut_by": completion.cut_by, "stats": stats}
+    return {
+        "model": session.model.name,
+        "response": completion.text,
+        "thinking": completion.thinking,
+        "finish_reason": completion.finish_reason,
+        "cut_by": completion.cut_by,
+        "stats": stats,
+    }

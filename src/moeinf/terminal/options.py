@@ -19,48 +19,116 @@ ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="A stored model,
 StoredName = Annotated[str, typer.Argument(metavar="MODEL", help="A stored model.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no line about memory.")]
-Device = Annotated[str | None, typer.Option(metavar="NAME", help=(
-    "cpu, cuda, cuda:1, or auto: a GPU, unless the CPU is faster. [default: auto]"))]
-Vram = Annotated[str | None, typer.Option(metavar="SIZE", help=(
-    "What may be used of the GPU's memory: auto, bytes (12GB) or percent of it. [default: auto]"))]
-Ram = Annotated[str | None, typer.Option(metavar="SIZE", help=(
-    "What may be used of the machine's memory: auto, bytes or percent of it. [default: auto]"))]
-ExpertCache = Annotated[str | None, typer.Option(metavar="SIZE", help=(
-    "Memory for experts, on a GPU its own: auto, bytes (6GiB, 500MB) or percent of all experts (40%). "
-    "[default: auto]"))]
-CpuExperts = Annotated[bool | None, typer.Option("--cpu-experts/--no-cpu-experts", help=(
-    "The CPU computes some of the experts that the GPU lacks. [default: off]"))]
+Device = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help=("cpu, cuda, cuda:1, or auto: a GPU, unless the CPU is faster. [default: auto]")),
+]
+Vram = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help=("What may be used of the GPU's memory: auto, bytes (12GB) or percent of it. [default: auto]"),
+    ),
+]
+Ram = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE", help=("What may be used of the machine's memory: auto, bytes or percent of it. [default: auto]")
+    ),
+]
+ExpertCache = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help=(
+            "Memory for experts, on a GPU its own: auto, bytes (6GiB, 500MB) or percent of all experts (40%). "
+            "[default: auto]"
+        ),
+    ),
+]
+CpuExperts = Annotated[
+    bool | None,
+    typer.Option(
+        "--cpu-experts/--no-cpu-experts",
+        help=("The CPU computes some of the experts that the GPU lacks. [default: off]"),
+    ),
+]
 Policy = Annotated[str | None, typer.Option(metavar="NAME", help="Which expert is evicted: lru, lfu, paper, next-use.")]
-Predictor = Annotated[str | None, typer.Option(metavar="NAME", help=(
-    "What prefetch goes by: look-ahead, cross-layer, eamc, frequency."))]
+Predictor = Annotated[
+    str | None, typer.Option(metavar="NAME", help=("What prefetch goes by: look-ahead, cross-layer, eamc, frequency."))
+]
 Prefetch = Annotated[bool | None, typer.Option("--prefetch/--no-prefetch", help="Read experts ahead of their use.")]
-Context = Annotated[int | None, typer.Option("--num-ctx", "-c", metavar="TOKENS", help=(
-    "Context length. [default: the model's, at most 4096, less where memory is short]"))]
+Context = Annotated[
+    int | None,
+    typer.Option(
+        "--num-ctx",
+        "-c",
+        metavar="TOKENS",
+        help=("Context length. [default: the model's, at most 4096, less where memory is short]"),
+    ),
+]
 Threads = Annotated[int | None, typer.Option("--threads", "-t", metavar="N", help="[default: usable physical cores]")]
-PrefillChunk = Annotated[int | None, typer.Option(metavar="TOKENS", help=(
-    "Prompt tokens run together; on the CPU the answer is the same for every number. [default: 512, on a GPU what its "
-    "memory allows]"))]
+PrefillChunk = Annotated[
+    int | None,
+    typer.Option(
+        metavar="TOKENS",
+        help=(
+            "Prompt tokens run together; on the CPU the answer is the same for every number. "
+            "[default: 512, on a GPU what its memory allows]"
+        ),
+    ),
+]
 ReaderName = Annotated[str | None, typer.Option("--reader", metavar="NAME", help="native, or pure (to find faults).")]
 DirectIo = Annotated[bool | None, typer.Option("--direct-io/--no-direct-io", help="Read past the page cache.")]
-Quant = Annotated[str | None, typer.Option("--quant", metavar="FORMAT", help=(
-    "Store weights as keep, q8_0, q4_0, q4_k, iq4_nl or mxfp4. [default: keep]"))]
+Quant = Annotated[
+    str | None,
+    typer.Option(
+        "--quant", metavar="FORMAT", help=("Store weights as keep, q8_0, q4_0, q4_k, iq4_nl or mxfp4. [default: keep]")
+    ),
+]
 QuantExperts = Annotated[str | None, typer.Option("--quant-experts", metavar="FORMAT", help="Other format of experts.")]
 QuantDense = Annotated[str | None, typer.Option("--quant-dense", metavar="FORMAT", help="Other format of the rest.")]
 QueueDepth = Annotated[int | None, typer.Option(metavar="N", help="Reads in flight.")]
-VerifyReads = Annotated[bool | None, typer.Option("--verify-reads/--no-verify-reads", help=(
-    "Compare every read with its checksum. [default: the first of each expert]"))]
-SrcLang = Annotated[str | None, typer.Option(metavar="CODE", help=(
-    "Language of the text to translate, as the model calls it: eng_Latn."))]
+VerifyReads = Annotated[
+    bool | None,
+    typer.Option(
+        "--verify-reads/--no-verify-reads",
+        help=("Compare every read with its checksum. [default: the first of each expert]"),
+    ),
+]
+SrcLang = Annotated[
+    str | None,
+    typer.Option(metavar="CODE", help=("Language of the text to translate, as the model calls it: eng_Latn.")),
+]
 TgtLang = Annotated[str | None, typer.Option(metavar="CODE", help="Language to translate into: fra_Latn.")]
-NumBeams = Annotated[int | None, typer.Option(metavar="N", help=(
-    "Answers of an encoder-decoder model side by side; 1: no beam search. [default: the checkpoint's]"))]
+NumBeams = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help=("Answers of an encoder-decoder model side by side; 1: no beam search. [default: the checkpoint's]"),
+    ),
+]
 
-Think = Annotated[str | None, typer.Option("--think", metavar="WORD", help=(
-    "--think or --think=true, false, low, medium, high: whether and how hard to think, where the model can be told. "
-    "[default: as its chat template has it]"))]
+Think = Annotated[
+    str | None,
+    typer.Option(
+        "--think",
+        metavar="WORD",
+        help=(
+            "--think or --think=true, false, low, medium, high: whether and how hard to think, where the model can be "
+            "told. [default: as its chat template has it]"
+        ),
+    ),
+]
 HideThinking = Annotated[bool, typer.Option("--hidethinking", help="Do not show thoughts.")]
-TemplateVar = Annotated[list[str] | None, typer.Option("--template-var", metavar="NAME=VALUE", help=(
-    "Another variable of the chat template, JSON or text; repeatable."))]
+TemplateVar = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--template-var",
+        metavar="NAME=VALUE",
+        help=("Another variable of the chat template, JSON or text; repeatable."),
+    ),
+]
 
 
 def template_options(think: str | None, pairs: Sequence[str], *, raw: bool) -> dict[str, Any]:
@@ -68,16 +136,19 @@ def template_options(think: str | None, pairs: Sequence[str], *, raw: bool) -> d
     from moeinf.text.thinking import THINK_WORDS
 
     if raw and (think is not None or pairs):
-        raise UsageError(f"--raw does without the chat template, which {'--think' if think else '--template-var'} is "
-                         "for; leave one of them out")
+        raise UsageError(
+            f"--raw does without the chat template, which {'--think' if think else '--template-var'} is "
+            "for; leave one of them out"
+        )
     if think is not None and think not in THINK_WORDS:
         raise UsageError(f"--think cannot be {think!r}; it is one of {', '.join(THINK_WORDS)}")
     variables: dict[str, Any] = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
         if not equals:
-            raise UsageError(f"--template-var {pair!r} is not NAME=VALUE; write for example "
-                             "--template-var enable_thinking=false")
+            raise UsageError(
+                f"--template-var {pair!r} is not NAME=VALUE; write for example --template-var enable_thinking=false"
+            )
         try:
             variables[name] = json.loads(text)
         except ValueError:
@@ -85,8 +156,9 @@ def template_options(think: str | None, pairs: Sequence[str], *, raw: bool) -> d
     return variables
 
 
-def sampling_options(params: Mapping[str, Any], pairs: Sequence[str], stop: Sequence[str]
-                     ) -> tuple[dict[str, Any], dict[str, Any]]:
+def sampling_options(
+    params: Mapping[str, Any], pairs: Sequence[str], stop: Sequence[str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Sampling options and run-time options: of flags, else of -o NAME=VALUE, else (sampling) of MOEINF_* variables."""
     options, runtime = _pairs(pairs)
     options |= {name: params[name] for name in _SAMPLING if params[name] is not None}
@@ -150,8 +222,10 @@ def device_of_num_gpu(text: str) -> str:
     """
     device = {"0": "cpu", "-1": "auto"}.get(text)
     if device is None:
-        raise UsageError(f"num_gpu counts layers, and experts are placed here one by one: 0 is the CPU, -1 chooses; "
-                         f"--vram SIZE bounds what is used of a GPU, so num_gpu cannot be {text!r}")
+        raise UsageError(
+            f"num_gpu counts layers, and experts are placed here one by one: 0 is the CPU, -1 chooses; "
+            f"--vram SIZE bounds what is used of a GPU, so num_gpu cannot be {text!r}"
+        )
     return device
 
 

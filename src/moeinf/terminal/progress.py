@@ -58,8 +58,10 @@ class LoadBar:
         started, before = self._first
         rate = (done - before) / max(1e-3, now - started)
         percent = 100 * done // total if total else 100
-        self._line.show(f"{self._what}: {percent:3d}% {bar_text(done, total, _BAR_COLUMNS)} "
-                        f"{size_text(done)}/{size_text(total)}   {rate / 1e9:.2f} GB/s")
+        self._line.show(
+            f"{self._what}: {percent:3d}% {bar_text(done, total, _BAR_COLUMNS)} "
+            f"{size_text(done)}/{size_text(total)}   {rate / 1e9:.2f} GB/s"
+        )
 
 
 class ByteCount:
@@ -74,8 +76,10 @@ class ByteCount:
     def __call__(self, num_bytes: int) -> None:
         self._done_bytes += num_bytes
         done, total = self._done_bytes, max(1, self._total_bytes)
-        self._line.show(f"{self._label}: {min(100, 100 * done // total):3d}% {bar_text(done, total, _BAR_COLUMNS)} "
-                        f"{size_text(done)}/{size_text(total)}")
+        self._line.show(
+            f"{self._label}: {min(100, 100 * done // total):3d}% {bar_text(done, total, _BAR_COLUMNS)} "
+            f"{size_text(done)}/{size_text(total)}"
+        )
 
 
 class PrefillCount:

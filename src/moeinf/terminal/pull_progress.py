@@ -52,8 +52,10 @@ class ByteMeter:
 
     def line(self, label: str) -> str:
         """`pulling x:  67% ▕████   ▏ 6.2 GB/9.3 GB   11 MB/s   4m28s`"""
-        text = (f"{label}: {self.percent:3d}% {bar_text(self.done, self.total, _BAR_COLUMNS)} "
-                f"{size_text(self.done)}/{size_text(self.total)}")
+        text = (
+            f"{label}: {self.percent:3d}% {bar_text(self.done, self.total, _BAR_COLUMNS)} "
+            f"{size_text(self.done)}/{size_text(self.total)}"
+        )
         rate = self.bytes_per_s
         if rate <= 0 or self.done >= self.total:
             return text
@@ -141,8 +143,10 @@ class PlainView:
 
     def refresh(self) -> None:
         meter = self._meter
-        due = (meter.percent >= self._said_percent + _PLAIN_EVERY_PERCENT
-               or self._clock() - self._said_at >= _PLAIN_EVERY_S)
+        due = (
+            meter.percent >= self._said_percent + _PLAIN_EVERY_PERCENT
+            or self._clock() - self._said_at >= _PLAIN_EVERY_S
+        )
         if due and meter.done < meter.total and not self._quiet:
             self._said_percent, self._said_at = meter.percent, self._clock()
             self.say(f"{self._label}: {meter.percent}% {size_text(meter.done)}/{size_text(meter.total)}")
@@ -164,8 +168,14 @@ class BarView:
 
         self._console = Console(file=stream, highlight=False, markup=False)
         self._lines: list[tuple[str, ByteMeter]] = []
-        self._live = Live(console=self._console, transient=True, refresh_per_second=10, get_renderable=self._render,
-                          redirect_stdout=False, redirect_stderr=False)
+        self._live = Live(
+            console=self._console,
+            transient=True,
+            refresh_per_second=10,
+            get_renderable=self._render,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
 
     def _render(self) -> Text:
         from rich.text import Text
@@ -198,7 +208,10 @@ def plan_lines(plan: PullPlan) -> list[str]:
     rows = [("FILE", "SIZE", "TO FETCH")]
     rows += [(harmless(file.file), size_text(file.num_bytes), size_text(file.fetch_bytes)) for file in plan.files]
     return [
-        f"{plan.name}: {state}", *table(rows), "", *(f"note: {line}" for line in plan.fallbacks),
+        f"{plan.name}: {state}",
+        *table(rows),
+        "",
+        *(f"note: {line}" for line in plan.fallbacks),
         f"fetch {size_text(plan.fetch_bytes)}, store {size_text(plan.store_bytes)}, "
         f"disk needed {size_text(plan.needed_bytes)}, free {size_text(plan.free_bytes)}",
     ]

@@ -151,8 +151,9 @@ class Session:
         """For an answer to standard output."""
         return AnswerWriter(sys.stdout, tty=tty, wrap=self.wordwrap, thoughts=not self.hidethinking)
 
-    def ask(self, text: str, write: Callable[[str], None], think: Callable[[str], None] | None = None, *,
-            raw: bool = False) -> Completion:
+    def ask(
+        self, text: str, write: Callable[[str], None], think: Callable[[str], None] | None = None, *, raw: bool = False
+    ) -> Completion:
         """Writes the answer piece by piece; an interrupted answer is kept as far as it came.
 
         think: gets the pieces of thoughts; None where only a terminal's last line tells that the model thinks.
@@ -199,13 +200,17 @@ class Session:
             if completion.finish_reason == "stop":
                 return "the model thought and then ended without an answer"
         if completion.cut_by == "context":
-            return (f"{answer} was cut, as the context of {self.model.plan.context} tokens is full: ask for less"
-                    f"{self.model.longer_context()}")
+            return (
+                f"{answer} was cut, as the context of {self.model.plan.context} tokens is full: ask for less"
+                f"{self.model.longer_context()}"
+            )
         if completion.cut_by == "num_predict" and not self.quiet:
             return f"{answer} was cut after {len(completion.token_ids)} tokens, as num_predict asks for"
         if completion.cut_by == "max_length":
-            return (f"{answer} was cut after {len(completion.token_ids)} tokens, which the checkpoint sets as the "
-                    "longest; --num-predict allows for more")
+            return (
+                f"{answer} was cut after {len(completion.token_ids)} tokens, which the checkpoint sets as the "
+                "longest; --num-predict allows for more"
+            )
         return ""
 
     def _generate(self, write: Callable[[str], None], think: Callable[[str], None] | None, raw: bool) -> Completion:
@@ -220,8 +225,9 @@ class Session:
 
         with Interrupt() as interrupt:
             try:
-                pieces = self._pieces(raw=raw, should_stop=lambda: interrupt.wanted, on_prefill=PrefillCount(line),
-                                      on_thought=on_thought)
+                pieces = self._pieces(
+                    raw=raw, should_stop=lambda: interrupt.wanted, on_prefill=PrefillCount(line), on_thought=on_thought
+                )
                 for piece in pieces:
                     line.clear()
                     write(piece)

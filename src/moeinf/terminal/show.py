@@ -36,8 +36,13 @@ def list_lines(models: list[StoredModel], now: datetime | None = None) -> list[s
 
 
 def _list_row(model: StoredModel, now: datetime) -> tuple[str, str, str, str, str]:
-    return (model.name, model.id[:12], size_text(model.size_bytes), _format_word(model),
-            ago_text(_aware(model.modified), now))
+    return (
+        model.name,
+        model.id[:12],
+        size_text(model.size_bytes),
+        _format_word(model),
+        ago_text(_aware(model.modified), now),
+    )
 
 
 def _format_word(model: StoredModel) -> str:
@@ -53,10 +58,25 @@ def _format_word(model: StoredModel) -> str:
 
 def list_json(models: Sequence[StoredModel], partials: Sequence[PartialPull] = ()) -> str:
     """Models, then pulls that have not ended, which alone say whether they are `running`."""
-    stored = [{"name": model.name, "id": model.id, "size_bytes": model.size_bytes, "format": _format_word(model),
-               "modified": _aware(model.modified).isoformat()} for model in models]
-    pulls = [{"name": partial.name, "source": partial.asked.source.location if partial.asked else "",
-              "size_bytes": partial.size_bytes, "running": partial.running} for partial in partials]
+    stored = [
+        {
+            "name": model.name,
+            "id": model.id,
+            "size_bytes": model.size_bytes,
+            "format": _format_word(model),
+            "modified": _aware(model.modified).isoformat(),
+        }
+        for model in models
+    ]
+    pulls = [
+        {
+            "name": partial.name,
+            "source": partial.asked.source.location if partial.asked else "",
+            "size_bytes": partial.size_bytes,
+            "running": partial.running,
+        }
+        for partial in partials
+    ]
     return json.dumps([*stored, *pulls], indent=2)
 
 
@@ -105,11 +125,17 @@ def _demands(model: StoredModel) -> Demands:
 def show_lines(model: StoredModel, *, verbose: bool = False) -> list[str]:
     """All sections, each followed by an empty line; the last empty line is left out."""
     info = model.manifest.info
-    lines = section("Model", [
-        ("architecture", info.architecture), ("parameters", count_text(info.num_params)),
-        ("context length", str(info.context_length)), ("embedding length", str(info.hidden_size)),
-        ("quantization", formats_text(model)), *(("", line) for line in model.manifest.fallbacks),
-    ])
+    lines = section(
+        "Model",
+        [
+            ("architecture", info.architecture),
+            ("parameters", count_text(info.num_params)),
+            ("context length", str(info.context_length)),
+            ("embedding length", str(info.hidden_size)),
+            ("quantization", formats_text(model)),
+            *(("", line) for line in model.manifest.fallbacks),
+        ],
+    )
     lines += section("MoE", _moe_rows(model))
     lines += section("Capabilities", [(capability, "") for capability in capabilities(model)])
     parameters = generation_parameters(model)
@@ -118,8 +144,10 @@ def show_lines(model: StoredModel, *, verbose: bool = False) -> list[str]:
     lines += _license_section(model)
     if verbose:
         lines += section("Metadata", [(name, json.dumps(value)) for name, value in config(model).items()])
-        lines += section("Tensors of one expert", [
-            (spec.name, f"{spec.dtype}  {list(spec.shape)}") for spec in model.manifest.layout.tensors])
+        lines += section(
+            "Tensors of one expert",
+            [(spec.name, f"{spec.dtype}  {list(spec.shape)}") for spec in model.manifest.layout.tensors],
+        )
     return lines[:-1]
 
 
@@ -132,9 +160,12 @@ def formats_text(model: StoredModel) -> str:
 def _moe_rows(model: StoredModel) -> list[tuple[str, str]]:
     info, moe, layout = model.manifest.info, model.manifest.moe, model.manifest.layout
     return [
-        ("layers", str(moe.num_layers)), ("experts per layer", str(moe.num_experts)),
-        ("active per token", str(moe.top_k)), ("shared experts", str(info.num_shared_experts)),
-        ("total parameters", count_text(info.num_params)), ("active parameters", count_text(info.active_params)),
+        ("layers", str(moe.num_layers)),
+        ("experts per layer", str(moe.num_experts)),
+        ("active per token", str(moe.top_k)),
+        ("shared experts", str(info.num_shared_experts)),
+        ("total parameters", count_text(info.num_params)),
+        ("active parameters", count_text(info.active_params)),
         ("bytes per expert", f"{layout.stride_bytes} ({binary_size_text(layout.stride_bytes)})"),
         ("dense bytes", binary_size_text(model.dense_path.stat().st_size)),
         ("needs at least", f"{at_least_text(needed_bytes(model))} RAM"),
@@ -157,23 +188,44 @@ def _license_section(model: StoredModel) -> list[str]:
 
 def show_json(model: StoredModel) -> str:
     info, moe, layout = model.manifest.info, model.manifest.moe, model.manifest.layout
-    return json.dumps({
-        "name": model.name, "id": model.id, "size_bytes": model.size_bytes, "source": model.manifest.source.to_json(),
-        "architecture": info.architecture, "parameters": info.num_params, "active_parameters": info.active_params,
-        "context_length": info.context_length, "embedding_length": info.hidden_size, "dtype": info.dtype,
-        "quantization": formats_text(model), "fallbacks": list(model.manifest.fallbacks),
-        "capabilities": capabilities(model), "generation_config": generation_parameters(model),
-        "moe": {"layers": moe.num_layers, "experts_per_layer": moe.num_experts, "active_per_token": moe.top_k,
-                "shared_experts": info.num_shared_experts, "bytes_per_expert": layout.stride_bytes,
-                "dense_bytes": model.dense_path.stat().st_size, "needs_at_least_bytes": needed_bytes(model),
-                "on_gpu_needs_at_least_bytes": dict(zip(("vram", "ram"), needed_on_gpu(model), strict=True))},
-    }, indent=2)
+    return json.dumps(
+        {
+            "name": model.name,
+            "id": model.id,
+            "size_bytes": model.size_bytes,
+            "source": model.manifest.source.to_json(),
+            "architecture": info.architecture,
+            "parameters": info.num_params,
+            "active_parameters": info.active_params,
+            "context_length": info.context_length,
+            "embedding_length": info.hidden_size,
+            "dtype": info.dtype,
+            "quantization": formats_text(model),
+            "fallbacks": list(model.manifest.fallbacks),
+            "capabilities": capabilities(model),
+            "generation_config": generation_parameters(model),
+            "moe": {
+                "layers": moe.num_layers,
+                "experts_per_layer": moe.num_experts,
+                "active_per_token": moe.top_k,
+                "shared_experts": info.num_shared_experts,
+                "bytes_per_expert": layout.stride_bytes,
+                "dense_bytes": model.dense_path.stat().st_size,
+                "needs_at_least_bytes": needed_bytes(model),
+                "on_gpu_needs_at_least_bytes": dict(zip(("vram", "ram"), needed_on_gpu(model), strict=True)),
+            },
+        },
+        indent=2,
+    )
 
 
 def generation_parameters(model: StoredModel) -> dict[str, Any]:
     """The sampling options that the checkpoint recommends."""
-    return {name: value for name, value in _json_file(model, "generation_config.json").items()
-            if isinstance(value, int | float) and not name.endswith("_token_id")}
+    return {
+        name: value
+        for name, value in _json_file(model, "generation_config.json").items()
+        if isinstance(value, int | float) and not name.endswith("_token_id")
+    }
 
 
 def parameters_text(model: StoredModel) -> str:

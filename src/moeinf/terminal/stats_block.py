@@ -21,8 +21,10 @@ def cache_lines(model: Model) -> list[str]:
     rows: list[tuple[str, str]] = [("context", f"{model.plan.context} tokens")]
     if model.last is not None:
         stats = model.last.stats
-        rows = [("context", f"{stats.prompt_tokens + stats.generated_tokens}/{model.plan.context} tokens"),
-                *_cache_rows(stats, model)]
+        rows = [
+            ("context", f"{stats.prompt_tokens + stats.generated_tokens}/{model.plan.context} tokens"),
+            *_cache_rows(stats, model),
+        ]
     return [model.describe(), *_aligned(rows)]
 
 
@@ -61,8 +63,14 @@ def _cache_rows(stats: GenerationStats, model: Model) -> list[tuple[str, str]]:
         ("expert cache", resident + hits),
         ("expert transfer", transfer),
         ("memory given back", binary_size_text(given_back) if given_back else ""),
-        ("memory", ", ".join(f"{kind} {binary_size_text(size)} peak" for kind, size in
-                             (("VRAM", stats.peak_vram_bytes), ("RAM", stats.peak_rss_bytes)) if size)),
+        (
+            "memory",
+            ", ".join(
+                f"{kind} {binary_size_text(size)} peak"
+                for kind, size in (("VRAM", stats.peak_vram_bytes), ("RAM", stats.peak_rss_bytes))
+                if size
+            ),
+        ),
     ]
 
 

@@ -44,8 +44,10 @@ class _Output(io.FileIO):
         except BrokenPipeError:
             raise
         except OSError as error:
-            raise OutputError(f"the output cannot be written to standard output: {error.strerror}; "
-                              "check where it is sent, and repeat the command") from error
+            raise OutputError(
+                f"the output cannot be written to standard output: {error.strerror}; "
+                "check where it is sent, and repeat the command"
+            ) from error
 
 
 class _Errors(io.FileIO):
@@ -62,5 +64,6 @@ def _text(stream: TextIO | None, raw: io.FileIO) -> TextIO:
     A character that this encoding lacks is written as \\xe9, so that an answer does not end there.
     """
     encoding = stream.encoding if stream else "utf-8"
-    return io.TextIOWrapper(io.BufferedWriter(raw), encoding, "backslashreplace",
-                            line_buffering=raw.isatty() or raw.fileno() == 2)
+    return io.TextIOWrapper(
+        io.BufferedWriter(raw), encoding, "backslashreplace", line_buffering=raw.isatty() or raw.fileno() == 2
+    )

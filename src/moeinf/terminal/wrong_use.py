@@ -45,8 +45,10 @@ def with_think(words: list[str]) -> list[str]:
     """
     for word, behind in pairwise(words):
         if word == "--think" and behind in THINK_WORDS:
-            raise UsageError(f"--think {behind} may mean two things: write --think={behind} for how to think, or "
-                             f"--think=true {behind} for a prompt that begins so")
+            raise UsageError(
+                f"--think {behind} may mean two things: write --think={behind} for how to think, or "
+                f"--think=true {behind} for a prompt that begins so"
+            )
     return ["--think=true" if word == "--think" else word for word in words]
 
 
@@ -55,8 +57,12 @@ def _verbs(context: Any) -> list[str]:
 
 
 def _options(context: Any) -> list[str]:
-    return [name for param in context.command.params for name in (*param.opts, *param.secondary_opts)
-            if name.startswith("--")]
+    return [
+        name
+        for param in context.command.params
+        for name in (*param.opts, *param.secondary_opts)
+        if name.startswith("--")
+    ]
 
 
 def _nearest(word: str, known: Iterable[str]) -> str:

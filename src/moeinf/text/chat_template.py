@@ -214,13 +214,18 @@ def _check_name(name: object) -> None:
 def environment() -> ImmutableSandboxedEnvironment:
     environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols])
     environment.filters["tojson"] = _tojson
-    environment.globals |= {"raise_exception": _raise, "strftime_now": _strftime_now, "dict": _Dict(),
-                            "namespace": _Namespace}
+    environment.globals |= {
+        "raise_exception": _raise,
+        "strftime_now": _strftime_now,
+        "dict": _Dict(),
+        "namespace": _Namespace,
+    }
     return environment
 
 
-def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None,
-            sort_keys: bool = False) -> str:
+def _tojson(
+    value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
+) -> str:
     # jinja2's own filter escapes HTML
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 

@@ -28,7 +28,7 @@ class HarmonyStream:
         self._tokenizer = tokenizer
         self._controls = {tokenizer.token_to_id(name): name for name in _CONTROLS}
         names = [self._controls.get(token) for token in context]
-        in_head = _START in names and _MESSAGE not in names[len(names) - names[::-1].index(_START):]
+        in_head = _START in names and _MESSAGE not in names[len(names) - names[::-1].index(_START) :]
         self._head: list[int] | None = [] if in_head else None  # since its last control token; None in a message's text
         self._text = TokenStream(tokenizer, [] if in_head else list(context), skip_special=True)
         self._thinking = False

@@ -19,8 +19,7 @@ from moeinf.errors import TextError
 
 _LOAD_LIMIT_S = 60.0
 # The worker gets this process's import path, and not the current folder, which may hold a json.py of anybody.
-_BOOTSTRAP = ("import os, sys; sys.path[:] = sys.argv[1].split(os.pathsep); "
-              "from moeinf.text.worker import main; main()")
+_BOOTSTRAP = "import os, sys; sys.path[:] = sys.argv[1].split(os.pathsep); from moeinf.text.worker import main; main()"
 
 
 class TextProcess:
@@ -63,8 +62,12 @@ class TextProcess:
         paths = [path for path in sys.path if path] + [str(Path(__file__).parents[2])]
         environment = os.environ | {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _BOOTSTRAP, os.pathsep.join(paths), str(self._folder)], bufsize=0, env=environment,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=None if debug_wanted() else subprocess.DEVNULL,
+            [sys.executable, "-c", _BOOTSTRAP, os.pathsep.join(paths), str(self._folder)],
+            bufsize=0,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=None if debug_wanted() else subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C reaches the foreground group of the terminal: not this process
         )
         self._unread = b""

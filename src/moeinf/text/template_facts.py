@@ -10,8 +10,23 @@ from moeinf.text.harmony import CHANNEL
 from moeinf.text.thinking import TemplateFacts
 from moeinf.text.thoughts import tags_of
 
-_ALWAYS_GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token", "unk_token",
-                 "sep_token", "pad_token", "cls_token", "mask_token", "loop", "caller", "varargs", "kwargs"}
+_ALWAYS_GIVEN = {
+    "messages",
+    "tools",
+    "documents",
+    "add_generation_prompt",
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+    "loop",
+    "caller",
+    "varargs",
+    "kwargs",
+}
 _SAY_SO = {"enable_thinking", "reasoning_effort"}  # names that mean but one thing
 
 

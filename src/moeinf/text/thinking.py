@@ -28,8 +28,10 @@ def template_variables(facts: TemplateFacts | None, think: str | None, given: Ma
     known = facts.variables if facts else frozenset[str]()
     for name in given:
         if name not in known:
-            raise UsageError(f"the chat template reads no variable {name!r}; it reads: "
-                             f"{', '.join(sorted(known)) or 'none that can be given'}")
+            raise UsageError(
+                f"the chat template reads no variable {name!r}; it reads: "
+                f"{', '.join(sorted(known)) or 'none that can be given'}"
+            )
     return (_think_variables(facts, think) if think is not None else {}) | dict(given)
 
 

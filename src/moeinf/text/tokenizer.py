@@ -27,8 +27,10 @@ class Tokenizer:
     def __init__(self, folder: Path, *, num_embeddings: int | None = None) -> None:
         """Starts loading and returns. num_embeddings: rows of the embedding; prompt ids beyond it are refused."""
         if not (folder / TOKENIZER_FILE).is_file():
-            raise TextError(f"{folder} has no tokenizer.json; pull a model that has one "
-                            "(transformers can convert tokenizer.model: AutoTokenizer(...).save_pretrained)")
+            raise TextError(
+                f"{folder} has no tokenizer.json; pull a model that has one "
+                "(transformers can convert tokenizer.model: AutoTokenizer(...).save_pretrained)"
+            )
         self._folder = folder
         self._num_embeddings = num_embeddings
         self._stream_ids = itertools.count()
@@ -70,15 +72,17 @@ class Tokenizer:
         config: Mapping[str, Any] = self._process.info()["generation_config"]
         return config
 
-    def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None = None
-               ) -> tuple[str, list[str]]:
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None = None
+    ) -> tuple[str, list[str]]:
         """The chat as the template writes it, for `encode_chat`, and notes for the user about what it forced.
 
         The text holds a mark (chat.MARK) in each control token that came from a message.
         """
         clean_messages = [_clean(message) for message in messages]
-        answer = self._process.request("render", _RENDER_LIMIT_S, messages=clean_messages,
-                                       variables=_clean(variables or {}))
+        answer = self._process.request(
+            "render", _RENDER_LIMIT_S, messages=clean_messages, variables=_clean(variables or {})
+        )
         return str(answer["text"]), list(answer["notes"])
 
     def encode_chat(self, rendered: str) -> list[int]:
@@ -123,18 +127,22 @@ class Tokenizer:
     def __enter__(self) -> Tokenizer:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-                 ) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def _encode(self, text: str, kind: str, *, specials: bool = True) -> list[int]:
         text = _clean(text)
-        ids: list[int] = self._process.request("encode", 10 + len(text) / 20_000, text=text, kind=kind,
-                                               specials=specials)["ids"]
+        ids: list[int] = self._process.request(
+            "encode", 10 + len(text) / 20_000, text=text, kind=kind, specials=specials
+        )["ids"]
         limit = self._num_embeddings
         if limit is not None and ids and max(ids) >= limit:
-            raise TextError(f"the tokenizer in {self._folder} gives token {max(ids)}, but the model has only {limit}; "
-                            "pull the model again")
+            raise TextError(
+                f"the tokenizer in {self._folder} gives token {max(ids)}, but the model has only {limit}; "
+                "pull the model again"
+            )
         return ids
 
 
@@ -143,7 +151,8 @@ def check_text_files(files: Mapping[str, bytes], where: str) -> None:
     if TOKENIZER_FILE not in files:
         raise CheckpointError(
             f"{where} has no {TOKENIZER_FILE}, without which it cannot run; add one to a copy of the checkpoint "
-            "(transformers makes it: AutoTokenizer.from_pretrained(...).save_pretrained(...)) and pull that folder")
+            "(transformers makes it: AutoTokenizer.from_pretrained(...).save_pretrained(...)) and pull that folder"
+        )
     try:
         with tempfile.TemporaryDirectory(prefix="moeinf-") as folder:
             for name, data in files.items():

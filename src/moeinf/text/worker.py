@@ -30,8 +30,16 @@ _LOAD_MEMORY_BYTES = 4 << 30
 _RENDER_MEMORY_BYTES = 512 << 20  # above what the worker already has
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 # Ends of a turn that checkpoints forget to list as end of sequence; without them a chat never stops.
-_END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end_of_turn|>", "<|END_OF_TURN_TOKEN|>",
-                "<|end|>", "<|end_of_text|>")
+_END_OF_TURN = (
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<end_of_turn>",
+    "<|end_of_turn|>",
+    "<|END_OF_TURN_TOKEN|>",
+    "<|end|>",
+    "<|end_of_text|>",
+)
 
 
 class TextWorker:
@@ -121,8 +129,11 @@ class TextWorker:
         """A stream for what follows `ids`; chat: whether the template wrote them, so that thoughts are told apart."""
         ids, skip_special = request["ids"], request["skip_special"]
         tags = tags_of(self._template_source or "") if request["chat"] else None
-        self._streams[request["stream"]] = (HarmonyStream(self._tokenizer, ids) if self._harmony and skip_special else
-                                            ThoughtStream(self._tokenizer, ids, tags, skip_special=skip_special))
+        self._streams[request["stream"]] = (
+            HarmonyStream(self._tokenizer, ids)
+            if self._harmony and skip_special
+            else ThoughtStream(self._tokenizer, ids, tags, skip_special=skip_special)
+        )
         return {}
 
     def step(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -206,8 +217,16 @@ def _joined(pieces: Any) -> list[tuple[str, bool]]:
 
 
 def _answer(worker: TextWorker, request: Mapping[str, Any]) -> dict[str, Any]:
-    operations = {"load": worker.load, "render": worker.render, "encode": worker.encode, "decode": worker.decode,
-                  "token_id": worker.token_id, "open": worker.open, "step": worker.step, "close": worker.close}
+    operations = {
+        "load": worker.load,
+        "render": worker.render,
+        "encode": worker.encode,
+        "decode": worker.decode,
+        "token_id": worker.token_id,
+        "open": worker.open,
+        "step": worker.step,
+        "close": worker.close,
+    }
     try:
         return operations[request["op"]](request)
     except TextError as error:

@@ -7,20 +7,45 @@ import torch
 from torch import Tensor, nn
 
 NLLB = {
-    "model_type": "nllb-moe", "vocab_size": 97, "d_model": 64, "encoder_layers": 4, "decoder_layers": 4,
-    "encoder_ffn_dim": 96, "decoder_ffn_dim": 96, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
-    "encoder_sparse_step": 2, "decoder_sparse_step": 2, "num_experts": 8, "max_position_embeddings": 128,
-    "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 2, "init_std": 0.2,
+    "model_type": "nllb-moe",
+    "vocab_size": 97,
+    "d_model": 64,
+    "encoder_layers": 4,
+    "decoder_layers": 4,
+    "encoder_ffn_dim": 96,
+    "decoder_ffn_dim": 96,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_sparse_step": 2,
+    "decoder_sparse_step": 2,
+    "num_experts": 8,
+    "max_position_embeddings": 128,
+    "pad_token_id": 1,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 2,
+    "init_std": 0.2,
 }
 SEQ2SEQ_CONFIGS = {
     "nllb": NLLB,
-    "nllb biased router, no masking, not scaled": NLLB | {
-        "router_bias": True, "moe_token_dropout": 0.0, "scale_embedding": False, "encoder_sparse_step": 1,
-        "decoder_sparse_step": 4, "decoder_attention_heads": 2, "normalize_router_prob_before_dropping": True},
+    "nllb biased router, no masking, not scaled": NLLB
+    | {
+        "router_bias": True,
+        "moe_token_dropout": 0.0,
+        "scale_embedding": False,
+        "encoder_sparse_step": 1,
+        "decoder_sparse_step": 4,
+        "decoder_attention_heads": 2,
+        "normalize_router_prob_before_dropping": True,
+    },
     "nllb overflowing": NLLB | {"moe_eval_capacity_token_fraction": 0.2, "encoder_sparse_step": 4},
-    "nllb overflowing, normalised before, narrower experts of answers": NLLB | {
-        "moe_eval_capacity_token_fraction": 0.1, "encoder_sparse_step": 4, "decoder_ffn_dim": 64,
-        "normalize_router_prob_before_dropping": True},
+    "nllb overflowing, normalised before, narrower experts of answers": NLLB
+    | {
+        "moe_eval_capacity_token_fraction": 0.1,
+        "encoder_sparse_step": 4,
+        "decoder_ffn_dim": 64,
+        "normalize_router_prob_before_dropping": True,
+    },
 }
 
 
@@ -46,8 +71,10 @@ def mend(model: nn.Module, keep: float, share: float) -> None:
             rows = []
             for x, p, experts in zip(flat, chosen, taken, strict=True):
                 counted = p.topk(2).values if mlp.router.normalize_router_prob_before_dropping else p[experts]
-                rows.append(torch.zeros_like(x) + sum(mlp.experts[f"expert_{e}"](x) * p[e] / counted.sum() * keep
-                                                      for e in experts))
+                rows.append(
+                    torch.zeros_like(x)
+                    + sum(mlp.experts[f"expert_{e}"](x) * p[e] / counted.sum() * keep for e in experts)
+                )
             return torch.stack(rows).view_as(hidden)
 
         return forward

@@ -7,10 +7,20 @@ from typing import Any
 from tests.models.common import COMMON, transformers_model
 
 PHI = COMMON | {
-    "model_type": "phimoe", "num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 32,
-    "attention_bias": True, "lm_head_bias": True, "router_jitter_noise": 0.1, "rope_parameters": {
-        "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0 + i / 4 for i in range(8)],
-        "long_factor": [2.0 + i for i in range(8)], "short_mscale": 1.1, "long_mscale": 1.3,
+    "model_type": "phimoe",
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "intermediate_size": 32,
+    "attention_bias": True,
+    "lm_head_bias": True,
+    "router_jitter_noise": 0.1,
+    "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "short_factor": [1.0 + i / 4 for i in range(8)],
+        "long_factor": [2.0 + i for i in range(8)],
+        "short_mscale": 1.1,
+        "long_mscale": 1.3,
         "original_max_position_embeddings": 256,
     },
 }

@@ -4,13 +4,27 @@ from typing import Any
 
 from tests.models.configs.qwen3_next import NEXT
 
-_TEXT: dict[str, Any] = {name: value for name, value in NEXT.items() if name not in (
-    "model_type", "rope_theta", "partial_rotary_factor", "norm_topk_prob", "intermediate_size")} | {
-    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25,
-                        "mrope_section": [2, 1, 1], "mrope_interleaved": True},
+_TEXT: dict[str, Any] = {
+    name: value
+    for name, value in NEXT.items()
+    if name not in ("model_type", "rope_theta", "partial_rotary_factor", "norm_topk_prob", "intermediate_size")
+} | {
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.25,
+        "mrope_section": [2, 1, 1],
+        "mrope_interleaved": True,
+    }
 }
-_VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 64,
-           "num_position_embeddings": 16}
+_VISION = {
+    "depth": 1,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_heads": 2,
+    "out_hidden_size": 64,
+    "num_position_embeddings": 16,
+}
 _IDS = {"image_token_id": 90, "video_token_id": 91, "vision_start_token_id": 92, "vision_end_token_id": 93}
 QWEN3_5: dict[str, Any] = {"model_type": "qwen3_5_moe", "text_config": _TEXT, "vision_config": _VISION, **_IDS}
 CONFIGS: dict[str, dict[str, Any]] = {

@@ -3,8 +3,13 @@
 from tests.models.common import COMMON
 
 QWEN3 = COMMON | {
-    "model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32,
-    "intermediate_size": 48, "head_dim": 24, "norm_topk_prob": True,
+    "model_type": "qwen3_moe",
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "intermediate_size": 48,
+    "head_dim": 24,
+    "norm_topk_prob": True,
 }
 CONFIGS = {
     "qwen3_moe": QWEN3,

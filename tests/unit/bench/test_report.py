@@ -14,14 +14,39 @@ from moeinf.bench.report import FORMS, format_rows, profile_text
 from moeinf.errors import UsageError
 
 COLD: dict[str, Any] = {
-    "moeinf_version": "0.1.0", "backends": "CPU", "model_filename": "m:latest", "model_type": "mixtral bf16",
-    "model_size": 93 * 10**9, "model_n_params": 46_700_000_000, "n_threads": 2, "isa": "avx2", "policy": "lru",
-    "predictor": "eamc", "reader": "io_uring", "expert_cache_mib": 1024.0, "experts": 34, "experts_total": 256,
-    "disk_gb_per_s": 1.5, "memory_gb_per_s": 45.3, "load_ms": 2500.0, "test": "tg64", "cold": True,
-    "samples_ts": [10.5, 10.6], "avg_ts": 10.54, "stddev_ts": 0.21, "ttft_ms": 812.0,
-    "itl_ms": {"p50": 90.0, "p90": 120.0, "p99": 300.0}, "expert_hit_rate": 0.382, "late_hits": 7, "stall_s": 1.25,
-    "bytes_per_token": 3 << 20, "read_gb_per_s": 1.3, "disk_share": 0.87, "memory_share": 0.79,
-    "peak_rss_bytes": 2_500_000_000, "profile_ms": {"attention": 3.0, "stall": 1.0},
+    "moeinf_version": "0.1.0",
+    "backends": "CPU",
+    "model_filename": "m:latest",
+    "model_type": "mixtral bf16",
+    "model_size": 93 * 10**9,
+    "model_n_params": 46_700_000_000,
+    "n_threads": 2,
+    "isa": "avx2",
+    "policy": "lru",
+    "predictor": "eamc",
+    "reader": "io_uring",
+    "expert_cache_mib": 1024.0,
+    "experts": 34,
+    "experts_total": 256,
+    "disk_gb_per_s": 1.5,
+    "memory_gb_per_s": 45.3,
+    "load_ms": 2500.0,
+    "test": "tg64",
+    "cold": True,
+    "samples_ts": [10.5, 10.6],
+    "avg_ts": 10.54,
+    "stddev_ts": 0.21,
+    "ttft_ms": 812.0,
+    "itl_ms": {"p50": 90.0, "p90": 120.0, "p99": 300.0},
+    "expert_hit_rate": 0.382,
+    "late_hits": 7,
+    "stall_s": 1.25,
+    "bytes_per_token": 3 << 20,
+    "read_gb_per_s": 1.3,
+    "disk_share": 0.87,
+    "memory_share": 0.79,
+    "peak_rss_bytes": 2_500_000_000,
+    "profile_ms": {"attention": 3.0, "stall": 1.0},
 }
 ROWS = [COLD, COLD | {"test": "pp128", "cold": False, "itl_ms": {}, "memory_share": 0.0, "profile_ms": {}}]
 
@@ -31,22 +56,45 @@ def test_the_table_has_a_line_a_row_below_one_that_tells_the_setting() -> None:
     title = " ".join(title.split())
     assert title.startswith("m:latest · mixtral bf16 · 86.61 GiB · 34/256 experts (1024 MiB) · lru, prefetch eamc")
     assert "2 threads, avx2" in title and "disk 1.50 GB/s, memory 45.3 GB/s" in title
-    assert summary.splitlines() == ["prefill 128: warm 10.54 tokens/s; expert hits 38.2%",
-                                    "decode 64: cold 10.54 tokens/s; expert hits 38.2%"]
+    assert summary.splitlines() == [
+        "prefill 128: warm 10.54 tokens/s; expert hits 38.2%",
+        "decode 64: cold 10.54 tokens/s; expert hits 38.2%",
+    ]
     header, first, _ = speed.splitlines()
     assert header.split()[:4] == ["cache", "test", "t/s", "TTFT"] and "10.54 ± 0.21" in first and "79%" in first
     header, first, _ = cache.splitlines()
     assert header.split()[:3] == ["cache", "test", "hit"] and all(w in first for w in ("38.2%", "87%", "3.00"))
     told = " ".join(legend.split())
-    for name in (*speed.splitlines()[0].split()[2:3], "TTFT", "p99", "of memory", "hit", "late", "stall", "MiB/token",
-                 "GB/s", "of disk", "RSS"):
+    for name in (
+        *speed.splitlines()[0].split()[2:3],
+        "TTFT",
+        "p99",
+        "of memory",
+        "hit",
+        "late",
+        "stall",
+        "MiB/token",
+        "GB/s",
+        "of disk",
+        "RSS",
+    ):
         assert f"{name}: " in told, name
 
 
 def test_the_table_fits_a_terminal_of_80_columns() -> None:
-    wide = {"avg_ts": 12345.67, "stddev_ts": 123.45, "ttft_ms": 123456.0, "late_hits": 1234567, "stall_s": 12345.67,
-            "bytes_per_token": 9 << 40, "read_gb_per_s": 123.45, "test": "tg131072", "disk_share": 1.0,
-            "itl_ms": {"p50": 1234.5, "p90": 1234.5, "p99": 12345.6}, "peak_rss_bytes": 2 * 10**12}
+    wide = {
+        "avg_ts": 12345.67,
+        "stddev_ts": 123.45,
+        "ttft_ms": 123456.0,
+        "late_hits": 1234567,
+        "stall_s": 12345.67,
+        "bytes_per_token": 9 << 40,
+        "read_gb_per_s": 123.45,
+        "test": "tg131072",
+        "disk_share": 1.0,
+        "itl_ms": {"p50": 1234.5, "p90": 1234.5, "p99": 12345.6},
+        "peak_rss_bytes": 2 * 10**12,
+    }
     for row in (COLD, GPU):
         rows = [row | wide, row | wide | {"cold": False}]
         assert max(map(len, format_rows(rows, "table").splitlines())) <= 80
@@ -60,9 +108,19 @@ def test_markdown_has_the_columns_of_llama_bench() -> None:
     assert lines[-1] == "build: moeinf 0.1.0"
 
 
-GPU = COLD | {"backends": "CUDA", "gpu_info": "NVIDIA A5000", "cuda_driver": "13.0", "gpu_bytes": 24 << 30,
-              "vram_limit_bytes": 12 << 30, "host_experts": 256, "link_gb_per_s": 24.5, "memory_gb_per_s": 700.0,
-              "link_share": 0.91, "missed_gb_per_s": 22.25, "disk_share": 0.0}
+GPU = COLD | {
+    "backends": "CUDA",
+    "gpu_info": "NVIDIA A5000",
+    "cuda_driver": "13.0",
+    "gpu_bytes": 24 << 30,
+    "vram_limit_bytes": 12 << 30,
+    "host_experts": 256,
+    "link_gb_per_s": 24.5,
+    "memory_gb_per_s": 700.0,
+    "link_share": 0.91,
+    "missed_gb_per_s": 22.25,
+    "disk_share": 0.0,
+}
 
 
 def test_rows_of_a_gpu_tell_the_card_its_budget_and_the_share_of_its_link() -> None:
@@ -97,7 +155,10 @@ def test_an_unknown_form_is_refused_with_the_known_ones() -> None:
 
 def test_the_profile_shares_out_a_step() -> None:
     assert profile_text(ROWS).splitlines() == [
-        "cold tg64: 4.00 ms a step", "attention    3.000 ms    75.0%", "stall        1.000 ms    25.0%"]
+        "cold tg64: 4.00 ms a step",
+        "attention    3.000 ms    75.0%",
+        "stall        1.000 ms    25.0%",
+    ]
 
 
 @pytest.fixture
@@ -115,10 +176,14 @@ def test_policies_are_compared_at_each_size_and_none_beats_the_bound(trace: Path
     assert [line.split()[0] for line in hit_rate_table(trace, "25", "lru,lfu", 10)[3:]] == ["lru", "lfu"]
 
 
-@pytest.mark.parametrize(("percents", "policies", "said"), [
-    ("many", "all", "not a list of percents"), ("0", "all", "not a list of percents"),
-    ("20", "lru,best", "unknown policy 'best'; known: all, lru"),
-])
+@pytest.mark.parametrize(
+    ("percents", "policies", "said"),
+    [
+        ("many", "all", "not a list of percents"),
+        ("0", "all", "not a list of percents"),
+        ("20", "lru,best", "unknown policy 'best'; known: all, lru"),
+    ],
+)
 def test_sizes_and_policies_that_cannot_be_are_refused(trace: Path, percents: str, policies: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         hit_rate_table(trace, percents, policies, None)

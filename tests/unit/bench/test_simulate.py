@@ -84,14 +84,21 @@ def test_no_policy_hits_more_often_than_belady(seed: int, slots: int) -> None:
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.integers(0, 2**32 - 1), st.sampled_from(POLICIES), st.sampled_from(PREDICTORS), st.integers(2, 18),
-       st.integers(0, 3), st.integers(0, 6))
-def test_every_activation_is_a_hit_or_a_miss(seed: int, name: str, predictor: str, slots: int, per_visit: int,
-                                            prefill: int) -> None:
+@given(
+    st.integers(0, 2**32 - 1),
+    st.sampled_from(POLICIES),
+    st.sampled_from(PREDICTORS),
+    st.integers(2, 18),
+    st.integers(0, 3),
+    st.integers(0, 6),
+)
+def test_every_activation_is_a_hit_or_a_miss(
+    seed: int, name: str, predictor: str, slots: int, per_visit: int, prefill: int
+) -> None:
     trace = random_trace(seed)
     policy, recorder = fresh(name, trace)
     guess = make_predictor(predictor, SHAPE, ActivationCollection(SHAPE))
-    stats, = replay(trace, [slots], policy, recorder, guess, per_visit, prefill)
+    (stats,) = replay(trace, [slots], policy, recorder, guess, per_visit, prefill)
     assert stats.hits + stats.misses == SHAPE.num_layers * SHAPE.top_k * trace.num_tokens
     assert stats.prefetches_used + stats.prefetches_wasted <= stats.prefetches
     assert (stats.prefetches == 0) >= (per_visit == 0)
@@ -122,7 +129,7 @@ def test_several_caches_in_one_pass_do_what_each_does_alone() -> None:
 
 def test_with_everything_resident_each_expert_misses_once() -> None:
     trace = random_trace(seed=5)
-    stats, = replay(trace, [18], *fresh("lru", trace))
+    (stats,) = replay(trace, [18], *fresh("lru", trace))
     used = {(layer, expert) for token in trace.experts for layer in range(3) for expert in token[layer]}
     assert stats.misses == stats.demand_reads == len(used)
 
@@ -136,7 +143,7 @@ def test_a_prefetched_expert_is_a_hit_when_its_layer_runs() -> None:
     trace = random_trace(seed=7, tokens=60)
     policy, recorder = fresh("next-use", trace)
     guess = make_predictor("frequency", SHAPE, ActivationCollection(SHAPE))
-    stats, = replay(trace, [9], policy, recorder, guess, prefetch_per_visit=1)
+    (stats,) = replay(trace, [9], policy, recorder, guess, prefetch_per_visit=1)
     assert 0 < stats.prefetches_used <= stats.prefetches
     assert stats.demand_reads < replay(trace, [9], *fresh("next-use", trace))[0].demand_reads
 
@@ -147,8 +154,13 @@ def test_a_cache_too_small_for_one_token_is_refused() -> None:
 
 
 def write(folder: Path, **changed: object) -> Path:
-    fields: dict[str, object] = {"experts": np.zeros((4, 2, 1), np.uint8), "offsets": np.array([0, 3, 4]),
-                                 "layers": np.arange(2, dtype=np.int16), "n_experts": 3, "top_k": 1}
+    fields: dict[str, object] = {
+        "experts": np.zeros((4, 2, 1), np.uint8),
+        "offsets": np.array([0, 3, 4]),
+        "layers": np.arange(2, dtype=np.int16),
+        "n_experts": 3,
+        "top_k": 1,
+    }
     np.savez(folder / "routing.npz", **(fields | changed))  # type: ignore[arg-type]
     return folder
 
@@ -160,11 +172,20 @@ def test_a_trace_is_read_and_cut_at_a_number_of_tokens(tmp_path: Path) -> None:
     assert (cut.offsets.tolist(), cut.num_tokens) == ([0, 2], 2)
 
 
-@pytest.mark.parametrize("changed", [
-    {"experts": np.full((4, 2, 1), 3)}, {"experts": np.zeros((4, 2, 2), np.uint8)}, {"experts": np.zeros((0, 2, 1))},
-    {"experts": np.zeros(4)}, {"experts": np.full((4, 2, 1), -1)}, {"top_k": np.array([1, 2])},
-    {"offsets": np.array([0, 3, 2])}, {"offsets": np.array([1, 4])}, {"offsets": np.array(["a", "b"])},
-])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"experts": np.full((4, 2, 1), 3)},
+        {"experts": np.zeros((4, 2, 2), np.uint8)},
+        {"experts": np.zeros((0, 2, 1))},
+        {"experts": np.zeros(4)},
+        {"experts": np.full((4, 2, 1), -1)},
+        {"top_k": np.array([1, 2])},
+        {"offsets": np.array([0, 3, 2])},
+        {"offsets": np.array([1, 4])},
+        {"offsets": np.array(["a", "b"])},
+    ],
+)
 def test_what_is_no_trace_is_refused(tmp_path: Path, changed: dict[str, object]) -> None:
     with pytest.raises(UsageError, match=r"routing\.npz is not a routing trace"):
         load_trace(write(tmp_path, **changed))

@@ -37,8 +37,9 @@ def lines_of(script: str, capability: int, cache: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def compiled_kernel(capability: int, kernel: Any, arguments: dict[str, Any], options: dict[str, Any], *,
-                    aligned_counts: bool) -> tuple[dict[str, Any], str]:
+def compiled_kernel(
+    capability: int, kernel: Any, arguments: dict[str, Any], options: dict[str, Any], *, aligned_counts: bool
+) -> tuple[dict[str, Any], str]:
     """What a kernel takes, and its assembly, compiled as a launch would: tensors are aligned.
 
     aligned_counts: so are whole numbers that 16 divides, where the kernel lets Triton look at them.
@@ -59,8 +60,11 @@ def compiled_kernel(capability: int, kernel: Any, arguments: dict[str, Any], opt
     target = triton.backends.compiler.GPUTarget("cuda", capability, 32)
     binary = triton.compile(source, target=target, options=options)
     tool = Path(triton.__path__[0]) / "backends" / "nvidia" / "bin" / "cuobjdump"
-    facts = {"constants": str(constants), "shared_bytes": binary.metadata.shared,
-             "fused": options.get("enable_fp_fusion", "by default")}
+    facts = {
+        "constants": str(constants),
+        "shared_bytes": binary.metadata.shared,
+        "fused": options.get("enable_fp_fusion", "by default"),
+    }
     return facts | _resources(tool, binary.asm["cubin"]), binary.asm["ptx"]
 
 

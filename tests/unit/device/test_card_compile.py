@@ -23,7 +23,8 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 def test_the_kernels_of_a_prompt_fit_the_card_and_share_their_products_out(compiled: list[dict[str, Any]]) -> None:
     assert {(kernel["card"], kernel["formats"][0]) for kernel in compiled} == {
-        (card, format) for card in CARDS for format in FORMATS}
+        (card, format) for card in CARDS for format in FORMATS
+    }
     for kernel in compiled:
         assert kernel["shared_bytes"] <= 99 << 10 and kernel["spilled_bytes"] <= 32, kernel
         assert kernel["mma_products"] == 32, "half of the warps multiply what the others do"

@@ -112,8 +112,7 @@ def test_a_driver_that_does_not_start_is_an_error_with_its_name(fake: ctypes.CDL
 
 
 def test_a_device_that_is_not_there_is_an_error(driver: CudaDriver) -> None:
-    for ask in (driver.name, driver.capability, driver.total_bytes, driver.has_display, driver.uuid,
-                driver.memory):
+    for ask in (driver.name, driver.capability, driver.total_bytes, driver.has_display, driver.uuid, driver.memory):
         with pytest.raises(CudaError, match="CUDA_ERROR_INVALID_DEVICE"):
             ask(2)
 

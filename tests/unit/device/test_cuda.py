@@ -60,8 +60,9 @@ HERE = FakeDriver()
 TOOLKIT = Toolkit("13.0", lambda: ["sm_75", "sm_80", "sm_90a", "compute_120"], "3.9.0+git1")
 
 
-def find(device: str, driver: FakeDriver | Exception = HERE, toolkit: Toolkit = TOOLKIT,
-         notices: list[str] | None = None) -> Gpu | None:
+def find(
+    device: str, driver: FakeDriver | Exception = HERE, toolkit: Toolkit = TOOLKIT, notices: list[str] | None = None
+) -> Gpu | None:
     def open_driver() -> FakeDriver:
         if isinstance(driver, Exception):
             raise driver
@@ -86,11 +87,17 @@ UNUSABLE: dict[str, tuple[FakeDriver | Exception, Toolkit, str]] = {
     "card newer than torch": (replace(HERE, capabilities=(10, 0)), TOOLKIT, "torch was built for sm_75.*is sm_100"),
     "torch that does not start": (HERE, TOOLKIT._replace(targets=list), r"does not start.*torch\.cuda\.init"),
     "no triton": (HERE, TOOLKIT._replace(triton=None), "pip install triton"),
-    "old triton": (HERE, TOOLKIT._replace(triton="3.5.1"),
-                   r"triton 3\.5\.1 does not compile.*3\.9 and newer.*update torch"),
+    "old triton": (
+        HERE,
+        TOOLKIT._replace(triton="3.5.1"),
+        r"triton 3\.5\.1 does not compile.*3\.9 and newer.*update torch",
+    ),
     "full card": (replace(HERE, free_bytes=GIB - 1), TOOLKIT, "1023 of 24576 MiB free.*nvidia-smi"),
-    "card in exclusive use": (replace(HERE, broken="CUDA_ERROR_DEVICE_UNAVAILABLE"), TOOLKIT,
-                              "cannot be opened.*DEVICE_UNAVAILABLE"),
+    "card in exclusive use": (
+        replace(HERE, broken="CUDA_ERROR_DEVICE_UNAVAILABLE"),
+        TOOLKIT,
+        "cannot be opened.*DEVICE_UNAVAILABLE",
+    ),
     "half an update": (CudaError("CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"), TOOLKIT, "differ in version.*restart"),
     "a refusal without advice": (CudaError("CUDA_ERROR_UNKNOWN"), TOOLKIT, "does not start .CUDA_ERROR_UNKNOWN"),
 }
@@ -168,17 +175,16 @@ def test_cards_that_a_variable_hides_are_not_there_and_cuda_names_the_variable(
         find("cuda:0")
 
 
-@pytest.mark.parametrize(("capability", "runs"), [((8, 0), True), ((8, 9), True), ((9, 0), True), ((12, 1), True),
-                                                  ((10, 3), False)])
+@pytest.mark.parametrize(
+    ("capability", "runs"), [((8, 0), True), ((8, 9), True), ((9, 0), True), ((12, 1), True), ((10, 3), False)]
+)
 def test_machine_code_runs_within_its_major_version_and_ptx_on_what_is_newer(
     capability: tuple[int, int], runs: bool
 ) -> None:
     assert (find("auto", replace(HERE, capabilities=capability)) is not None) == runs
 
 
-def test_what_can_be_refused_without_a_context_is_refused_before_anything_else(
-    monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_can_be_refused_without_a_context_is_refused_before_anything_else(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = replace(HERE, broken="a context was made")
     monkeypatch.setattr("moeinf.gpu.cuda._open_driver", lambda: driver)
     monkeypatch.setattr("moeinf.gpu.cuda._open_toolkit", lambda: TOOLKIT)
@@ -214,21 +220,30 @@ def accelerator_error(text: str) -> RuntimeError:
     return error
 
 
-@pytest.mark.parametrize(("error", "said"), [
-    (accelerator_error("unspecified launch failure"), "unspecified launch failure.*nvidia-smi.*Xid"),
-    (accelerator_error("an illegal memory access was encountered"), "illegal memory access.*Xid.*report this"),
-    (accelerator_error("uncorrectable ECC error encountered"), "fault of the hardware"),
-    (accelerator_error("the launch timed out and was terminated"), "--prefill-chunk"),
-    (RuntimeError("Triton Error [CUDA]: misaligned address"), "misaligned address"),
-    (CudaError("CUDA_ERROR_DEVICE_UNAVAILABLE"), "DEVICE_UNAVAILABLE"),
-    (CudaError("CUDA_ERROR_ECC_UNCORRECTABLE"), "fault of the hardware"),
-    (CudaError("CUDA_ERROR_LAUNCH_FAILED"), "LAUNCH_FAILED.*nvidia-smi"),
-    (RuntimeError("Triton Error [CUDA]: device kernel image is invalid"), "older than the compiler.*update the driver"),
-    (accelerator_error("no kernel image is available for execution on the device"), "update the driver"),
-    (subprocess.CalledProcessError(1, ["gcc", "main.c", "-lcuda"]), "python3-dev.*`gcc main.c -lcuda` ended with 1"),
-    (CudaError("CUDA_ERROR_OUT_OF_MEMORY", "cuMemHostAlloc"), "does not pin memory for copies"),
-    (RuntimeError("Failed to find C compiler. Please specify via CC"), "install gcc, or set CC"),
-])
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (accelerator_error("unspecified launch failure"), "unspecified launch failure.*nvidia-smi.*Xid"),
+        (accelerator_error("an illegal memory access was encountered"), "illegal memory access.*Xid.*report this"),
+        (accelerator_error("uncorrectable ECC error encountered"), "fault of the hardware"),
+        (accelerator_error("the launch timed out and was terminated"), "--prefill-chunk"),
+        (RuntimeError("Triton Error [CUDA]: misaligned address"), "misaligned address"),
+        (CudaError("CUDA_ERROR_DEVICE_UNAVAILABLE"), "DEVICE_UNAVAILABLE"),
+        (CudaError("CUDA_ERROR_ECC_UNCORRECTABLE"), "fault of the hardware"),
+        (CudaError("CUDA_ERROR_LAUNCH_FAILED"), "LAUNCH_FAILED.*nvidia-smi"),
+        (
+            RuntimeError("Triton Error [CUDA]: device kernel image is invalid"),
+            "older than the compiler.*update the driver",
+        ),
+        (accelerator_error("no kernel image is available for execution on the device"), "update the driver"),
+        (
+            subprocess.CalledProcessError(1, ["gcc", "main.c", "-lcuda"]),
+            "python3-dev.*`gcc main.c -lcuda` ended with 1",
+        ),
+        (CudaError("CUDA_ERROR_OUT_OF_MEMORY", "cuMemHostAlloc"), "does not pin memory for copies"),
+        (RuntimeError("Failed to find C compiler. Please specify via CC"), "install gcc, or set CC"),
+    ],
+)
 def test_a_failed_device_is_one_line_with_the_remedy(error: Exception, said: str) -> None:
     explained = explain(error)
     assert not is_out_of_memory(error)
@@ -242,19 +257,30 @@ def test_a_kernel_that_triton_cannot_compile_is_one_line() -> None:
         assert re.search(r"Triton 3.* cannot compile a kernel .*(shared memory|b)", str(explain(error)))
 
 
-@pytest.mark.parametrize("error", [
-    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 23 GiB"),
-    CudaError("CUDA_ERROR_OUT_OF_MEMORY"), RuntimeError("Triton Error [CUDA]: out of memory"),
-    accelerator_error("out of memory"),
-    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
-])
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 23 GiB"),
+        CudaError("CUDA_ERROR_OUT_OF_MEMORY"),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
+        accelerator_error("out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    ],
+)
 def test_want_of_memory_stays_what_it_is(error: RuntimeError) -> None:
     assert explain(error) is None and is_out_of_memory(error)
 
 
-@pytest.mark.parametrize("error", [
-    CudaError("CUDA_ERROR_INVALID_VALUE"), accelerator_error("invalid argument"), RuntimeError("unknown error"),
-    ValueError("CUDA error: unspecified launch failure"), KeyError("x"), DeviceError("CUDA: the GPU is lost"),
-])
+@pytest.mark.parametrize(
+    "error",
+    [
+        CudaError("CUDA_ERROR_INVALID_VALUE"),
+        accelerator_error("invalid argument"),
+        RuntimeError("unknown error"),
+        ValueError("CUDA error: unspecified launch failure"),
+        KeyError("x"),
+        DeviceError("CUDA: the GPU is lost"),
+    ],
+)
 def test_what_is_no_fault_of_the_device_is_not_explained(error: Exception) -> None:
     assert explain(error) is None and not is_out_of_memory(error)

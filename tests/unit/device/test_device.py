@@ -98,7 +98,8 @@ def test_a_program_that_was_forgotten_is_recorded_again(cuda: Cuda) -> None:
         assert sorted(set(cuda.holders.values())) in ([2], [0, 2]), "the graphs of a program share memory"
         program.reset()
     assert [step[0] for step in cuda.log] == 3 * (["empty"] + 2 * ["begin", "end", "replay"] + 2 * ["replay"]), (
-        "what torch holds in reserve is of no use to a capture: it goes before")
+        "what torch holds in reserve is of no use to a capture: it goes before"
+    )
 
 
 def test_a_graph_whose_capture_was_broken_is_kept(cuda: Cuda) -> None:
@@ -132,8 +133,9 @@ def test_a_system_that_pins_no_more_is_not_taken_for_a_full_card(cuda: Cuda, mon
     assert pinned_copy(values) is values
 
 
-def test_a_device_that_is_lost_while_memory_is_pinned_is_no_refusal(cuda: Cuda, monkeypatch: pytest.MonkeyPatch
-                                                                    ) -> None:
+def test_a_device_that_is_lost_while_memory_is_pinned_is_no_refusal(
+    cuda: Cuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*args: Any, **kwargs: Any) -> torch.Tensor:
         raise RuntimeError("CUDA error: unspecified launch failure")
 

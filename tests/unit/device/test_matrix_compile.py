@@ -146,7 +146,8 @@ def launch_forms(ops: TritonMatrixOps, parts: ExpertParts, end: int) -> None:
     for variant in (
         ExpertParts(*parts[:3], narrow, other, wide, ExpertForm("swiglu_clamped", biased=True, limit=7.0)),
         ExpertParts(None, parts.up, parts.down, None, narrow, wide, ExpertForm("relu", gated=False, biased=True)),
-        parts._replace(gate=None, form=ExpertForm("relu", gated=False)), parts._replace(form=ExpertForm("gelu")),
+        parts._replace(gate=None, form=ExpertForm("relu", gated=False)),
+        parts._replace(form=ExpertForm("gelu")),
     ):
         ops.gate_up(x[:1], addresses, variant, act)
         ops.down(act, addresses, variant, torch.empty(4, parts.down.rows))
@@ -157,11 +158,13 @@ def launch_forms(ops: TritonMatrixOps, parts: ExpertParts, end: int) -> None:
 def compile_for(capability: int, kernel: Any, arguments: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
     """What a kernel takes, and how it loads and multiplies."""
     facts, assembly = compiled_kernel(capability, kernel, arguments, options, aligned_counts=False)
-    return facts | {"wide_loads": len(re.findall(r"ld\.global\S*\.v4\.[bu]32", assembly)),
-                    "narrow_loads": len(re.findall(r"ld\.global\S*\.[bu](?:8|16)\b", assembly)),
-                    "flushing_products": len(re.findall(r"\bmul(?:\.rn)?\.ftz", assembly)),
-                    "mma_products": len(re.findall(r"\bmma\.sync\S*m16n8k16", assembly)),  # before 9.0, and since 10.0
-                    "tensor_products": len(re.findall(r"\b(?:mma\.sync|wgmma\.mma_async)", assembly))}
+    return facts | {
+        "wide_loads": len(re.findall(r"ld\.global\S*\.v4\.[bu]32", assembly)),
+        "narrow_loads": len(re.findall(r"ld\.global\S*\.[bu](?:8|16)\b", assembly)),
+        "flushing_products": len(re.findall(r"\bmul(?:\.rn)?\.ftz", assembly)),
+        "mma_products": len(re.findall(r"\bmma\.sync\S*m16n8k16", assembly)),  # before 9.0, and since 10.0
+        "tensor_products": len(re.findall(r"\b(?:mma\.sync|wgmma\.mma_async)", assembly)),
+    }
 
 
 if __name__ == "__main__":

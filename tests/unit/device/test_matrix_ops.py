@@ -172,8 +172,9 @@ EXPERT_FORMS: list[tuple[ExpertForm, Format]] = [
 class Experts:
     """Blocks of experts one behind the other, at multiples of 4 KiB as in a slot, with their parts at 64 bytes."""
 
-    def __init__(self, formats: tuple[Format, Format, Format], count: int, form: ExpertForm = SILU,
-                 bias: Format = "f32") -> None:
+    def __init__(
+        self, formats: tuple[Format, Format, Format], count: int, form: ExpertForm = SILU, bias: Format = "f32"
+    ) -> None:
         shapes = {"gate": (INTERMEDIATE, HIDDEN), "up": (INTERMEDIATE, HIDDEN), "down": (HIDDEN, INTERMEDIATE)}
         named = dict(zip(shapes, formats, strict=True))
         if not form.gated:
@@ -186,9 +187,20 @@ class Experts:
             shape = shapes[name] if name in shapes else (shapes[name.removesuffix("_bias")][0], 1)
             by_name[name] = ExpertPart(format, *shape, end)
             end = -(-(end + format_bytes(format, shape)) // 64) * 64
-        layout = ExpertLayout(tuple(
-            TensorSpec(name, part.format, (part.rows, part.cols) if name in shapes else (part.rows,), part.offset_bytes,
-                       format_bytes(part.format, (part.rows, part.cols))) for name, part in by_name.items()), end, end)
+        layout = ExpertLayout(
+            tuple(
+                TensorSpec(
+                    name,
+                    part.format,
+                    (part.rows, part.cols) if name in shapes else (part.rows,),
+                    part.offset_bytes,
+                    format_bytes(part.format, (part.rows, part.cols)),
+                )
+                for name, part in by_name.items()
+            ),
+            end,
+            end,
+        )
         self.parts, parts = expert_parts_of(layout, form), list(by_name.values())
         stride = -(-end // 4096) * 4096
         self.memory = torch.zeros(count * stride + 4096, dtype=torch.uint8)
@@ -199,8 +211,13 @@ class Experts:
                 data = random_blocks(part.format, part.rows, part.cols, seed=10 * expert + number)
                 start = first + expert * stride + part.offset_bytes
                 self.memory[start : start + len(data)] = data
-        self.weights = [{name: dequantize(matrix(part.format, part.rows, part.cols, seed=10 * expert + number))
-                         for number, (name, part) in enumerate(by_name.items())} for expert in range(count)]
+        self.weights = [
+            {
+                name: dequantize(matrix(part.format, part.rows, part.cols, seed=10 * expert + number))
+                for number, (name, part) in enumerate(by_name.items())
+            }
+            for expert in range(count)
+        ]
 
     def outputs(self, x: Tensor, act: Tensor, ids: list[int]) -> tuple[Tensor, ...]:
         """What gate_up and down give of each place, and the magnitudes of the sums, by nothing but torch's products.
@@ -324,8 +341,9 @@ def test_a_place_has_the_same_bits_in_whatever_batch_it_comes(kernels: MatrixOps
 def places_of(groups: Groups) -> dict[int, list[list[int]]]:
     """Address -> the places of each of its tiles."""
     found: dict[int, list[list[int]]] = {}
-    for start, count, address in zip(groups.starts.tolist(), groups.counts.tolist(), groups.addresses.tolist(),
-                                     strict=True):
+    for start, count, address in zip(
+        groups.starts.tolist(), groups.counts.tolist(), groups.addresses.tolist(), strict=True
+    ):
         found.setdefault(address, []).append(groups.places[start : start + count].tolist())
     return found
 
@@ -365,9 +383,9 @@ def test_experts_that_nobody_chose_have_no_tiles(ops: MatrixOps) -> None:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize(("rows", "cols", "top_k"), [
-    (768, 2048, 8), (2048, 768, 8), (14336, 4096, 2), (4096, 14336, 2),
-])
+@pytest.mark.parametrize(
+    ("rows", "cols", "top_k"), [(768, 2048, 8), (2048, 768, 8), (14336, 4096, 2), (4096, 14336, 2)]
+)
 def test_programs_of_a_token_fill_a_large_gpu(format: Format, rows: int, cols: int, top_k: int) -> None:
     tile = decode_tile(format, rows, cols, matrix_ops.EXPERT_PROGRAMS)
     assert rows // tile.rows * top_k >= 4 * 132

@@ -101,8 +101,10 @@ def launch_all(ops: TritonVectorOps) -> None:
 def compile_for(capability: int, kernel: Any, arguments: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
     """What a kernel takes, and how it loads and stores."""
     facts, assembly = compiled_kernel(capability, kernel, arguments, options, aligned_counts=True)
-    return facts | {"wide_loads": len(re.findall(r"ld\.global\.cg\.(?:v2\.b64|v4\.b32)", assembly)),
-                    "wide_stores": len(re.findall(r"st\.global\.(?:v2\.b64|v4\.b32)", assembly))}
+    return facts | {
+        "wide_loads": len(re.findall(r"ld\.global\.cg\.(?:v2\.b64|v4\.b32)", assembly)),
+        "wide_stores": len(re.findall(r"st\.global\.(?:v2\.b64|v4\.b32)", assembly)),
+    }
 
 
 if __name__ == "__main__":

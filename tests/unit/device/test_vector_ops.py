@@ -78,8 +78,16 @@ def test_rms_norm_equals_the_native_one_also_in_place(
 class Heads:
     """Queries, keys and values of some tokens, and a cache in which everything not written is NaN."""
 
-    def __init__(self, tokens: int, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype = torch.float32,
-                 capacity: int = 20, position: int = 0) -> None:
+    def __init__(
+        self,
+        tokens: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype = torch.float32,
+        capacity: int = 20,
+        position: int = 0,
+    ) -> None:
         self.q, self.k = random(tokens, heads * head_dim, seed=1), random(tokens, kv_heads * head_dim, seed=2)
         self.v = random(tokens, kv_heads * head_dim, seed=3)
         self.cos, self.sin = rope_tables(capacity, head_dim)
@@ -92,8 +100,21 @@ class Heads:
     def store(self, ops: VectorOps, norms: bool = False, clip: float = 0.0, interleaved: bool = False) -> None:
         head_dim = self.keys.shape[2]
         q_norm, k_norm = (random(head_dim, seed=4), random(head_dim, seed=5)) if norms else (None, None)
-        ops.rope_store(self.q, self.k, self.v, q_norm, k_norm, 1e-6, clip, self.cos, self.sin, self.position,
-                       self.keys, self.values, interleaved)
+        ops.rope_store(
+            self.q,
+            self.k,
+            self.v,
+            q_norm,
+            k_norm,
+            1e-6,
+            clip,
+            self.cos,
+            self.sin,
+            self.position,
+            self.keys,
+            self.values,
+            interleaved,
+        )
 
     def fill(self) -> None:
         """As if all places up to the last token's had been stored."""
@@ -107,8 +128,18 @@ class Heads:
         """Of some of the tokens, each at its own place."""
         q = self.q[tokens].contiguous()
         out, position = torch.full_like(q, torch.nan), self.position + (tokens.start or 0)
-        ops.attend(q, self.keys, self.values, position, int(position), window, self.keys.shape[2] ** -0.5, out,
-                   self.sinks, self.bias)
+        ops.attend(
+            q,
+            self.keys,
+            self.values,
+            position,
+            int(position),
+            window,
+            self.keys.shape[2] ** -0.5,
+            out,
+            self.sinks,
+            self.bias,
+        )
         return out
 
 
@@ -133,9 +164,10 @@ def test_rope_store_equals_its_twin(
     assert torch.equal(found.k, expected.k) and torch.equal(found.v, expected.v)
 
 
-@pytest.mark.parametrize(("head_dim", "rotary_dim", "interleaved"), [
-    (24, 24, True), (24, 12, False), (24, 6, True), (20, 2, False), (16, 0, False), (16, 0, True),
-])
+@pytest.mark.parametrize(
+    ("head_dim", "rotary_dim", "interleaved"),
+    [(24, 24, True), (24, 12, False), (24, 6, True), (20, 2, False), (16, 0, False), (16, 0, True)],
+)
 @pytest.mark.parametrize("norms", [False, True])
 def test_positions_turn_the_front_of_a_head_in_either_kind_of_pairs(
     ops: VectorOps, head_dim: int, rotary_dim: int, interleaved: bool, norms: bool
@@ -177,8 +209,15 @@ def test_a_layer_of_twins_equals_the_native_one(
     norm = random(hidden)
     q_norm, k_norm = (random(head_dim, seed=s) if norms else None for s in (1, 2))
     layer = _native.AttentionLayer(
-        native, matrices, norm.numpy(), [None if w is None else w.numpy() for w in (q_norm, k_norm)] + [None] * 4,
-        head_dim, 1e-6, "head" if norms else "none", clip, window,
+        native,
+        matrices,
+        norm.numpy(),
+        [None if w is None else w.numpy() for w in (q_norm, k_norm)] + [None] * 4,
+        head_dim,
+        1e-6,
+        "head" if norms else "none",
+        clip,
+        window,
     )
     cache_bytes = kv_heads * capacity * head_dim * TYPES[format].itemsize
     native_keys, native_values = (np.zeros(cache_bytes, np.uint8) for _ in range(2))
@@ -207,7 +246,13 @@ def test_a_layer_of_twins_equals_the_native_one(
     (40, 1, 576, 1, 20, 0),  # a group that several programs share
 ])  # fmt: skip
 def test_attention_of_a_few_tokens_equals_its_twin(
-    kernels: VectorOps, dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, tokens: int, position: int,
+    kernels: VectorOps,
+    dtype: torch.dtype,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    tokens: int,
+    position: int,
     window: int,
 ) -> None:
     case = Heads(tokens, heads, kv_heads, head_dim, dtype, position + tokens + 9, position)
@@ -216,9 +261,10 @@ def test_attention_of_a_few_tokens_equals_its_twin(
 
 
 @pytest.mark.parametrize("dtype", TYPES.values(), ids=TYPES)
-@pytest.mark.parametrize(("tokens", "position", "window"), [
-    (1, 0, 0), (3, 70, 0), (2, 130, 50), (MAX_ROWS + 12, 0, 0), (MAX_ROWS + 12, 0, 5), (MAX_ROWS + 12, 13, 6),
-])
+@pytest.mark.parametrize(
+    ("tokens", "position", "window"),
+    [(1, 0, 0), (3, 70, 0), (2, 130, 50), (MAX_ROWS + 12, 0, 0), (MAX_ROWS + 12, 0, 5), (MAX_ROWS + 12, 13, 6)],
+)
 def test_sinks_take_their_share_of_the_weights(
     kernels: VectorOps, dtype: torch.dtype, tokens: int, position: int, window: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,8 +292,10 @@ def test_the_twins_sinks_are_those_of_a_softmax_with_one_more_score() -> None:
     assert_near(case.attend(TWIN, 0).view(2, 4), wanted)
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "rows", "tokens", "position"), [
-    (4, 4, 4, 1, 0), (6, 6, 3, 2, 70), (40, 2, 40, 1, 130), (6, 3, 2, MAX_ROWS, 200)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "rows", "tokens", "position"),
+    [(4, 4, 4, 1, 0), (6, 6, 3, 2, 70), (40, 2, 40, 1, 130), (6, 3, 2, MAX_ROWS, 200)],
+)
 def test_scores_are_biased_by_how_far_back_a_place_lies(
     kernels: VectorOps, heads: int, kv_heads: int, rows: int, tokens: int, position: int
 ) -> None:
@@ -442,8 +490,14 @@ def test_gather_copies_blocks_by_their_addresses_and_leaves_source_0_alone(ops: 
     num_bytes = 5 * 4096
     host = torch.from_numpy(np.random.default_rng(0).integers(1, 256, (3, num_bytes), np.uint8))
     slots = torch.zeros((4, num_bytes + 16), dtype=torch.uint8)
-    copies = torch.tensor([[host[2].data_ptr(), slots[0].data_ptr()], [0, slots[1].data_ptr()], [0, 0],
-                           [host[0].data_ptr(), slots[3].data_ptr()]])
+    copies = torch.tensor(
+        [
+            [host[2].data_ptr(), slots[0].data_ptr()],
+            [0, slots[1].data_ptr()],
+            [0, 0],
+            [host[0].data_ptr(), slots[3].data_ptr()],
+        ]
+    )
     ops.gather(copies, num_bytes)
     assert torch.equal(slots[0, :num_bytes], host[2]) and torch.equal(slots[3, :num_bytes], host[0])
     assert not slots[1:3].any() and not slots[:, num_bytes:].any()

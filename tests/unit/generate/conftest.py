@@ -24,8 +24,11 @@ def byte_level_tokenizer(specials: list[str] = SPECIALS) -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     tokenizer.train_from_iterator(
-        TEXT, trainers.BpeTrainer(vocab_size=340, special_tokens=list(specials), initial_alphabet=alphabet,
-                                  show_progress=False))
+        TEXT,
+        trainers.BpeTrainer(
+            vocab_size=340, special_tokens=list(specials), initial_alphabet=alphabet, show_progress=False
+        ),
+    )
     tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in specials])
     return tokenizer
 
@@ -48,13 +51,19 @@ def apart(pieces: Iterable[Piece]) -> tuple[str, str]:
 def model_folder(tmp_path: Path) -> Callable[..., Path]:
     """make(template=None, config=..., generation=..., bos=False) -> folder"""
 
-    def make(template: str | None = None, tokenizer: Tokenizer | None = None, bos: bool = False,
-             config: dict[str, Any] | None = None, generation: dict[str, Any] | None = None,
-             tokenizer_config: dict[str, Any] | None = None) -> Path:
+    def make(
+        template: str | None = None,
+        tokenizer: Tokenizer | None = None,
+        bos: bool = False,
+        config: dict[str, Any] | None = None,
+        generation: dict[str, Any] | None = None,
+        tokenizer_config: dict[str, Any] | None = None,
+    ) -> Path:
         tokenizer = tokenizer or byte_level_tokenizer()
         if bos:
             tokenizer.post_processor = processors.TemplateProcessing(
-                single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", tokenizer.token_to_id("<s>"))])
+                single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", tokenizer.token_to_id("<s>"))]
+            )
         tokenizer.save(str(tmp_path / "tokenizer.json"))
         own = {"bos_token": "<s>", "eos_token": {"content": "</s>"}} if tokenizer_config is None else tokenizer_config
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(own))

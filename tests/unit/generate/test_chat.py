@@ -127,8 +127,12 @@ def test_merging_and_folding_leave_alternating_turns_alone() -> None:
 
 QWEN_CHATS = [
     [turn("user", "hi")],
-    [turn("system", "You are terse."), turn("user", "hi"), turn("assistant", "<think>\nhm\n</think>\n\nyes"),
-     turn("user", "日本 🎉")],
+    [
+        turn("system", "You are terse."),
+        turn("user", "hi"),
+        turn("assistant", "<think>\nhm\n</think>\n\nyes"),
+        turn("user", "日本 🎉"),
+    ],
 ]
 
 
@@ -150,10 +154,14 @@ def test_qwen3_is_rendered_and_encoded_as_by_transformers(
         assert tokenizer.encode_chat(text) == theirs.apply_chat_template(chat, return_dict=False, **options)
 
 
-TEMPLATES = ["deepseek-v3/chat_template.deepseek-ai-DeepSeek-V3.1.jinja", "glm-4.6/chat_template.GLM-4.6.jinja",
-             "gpt-oss-20b/chat_template.openai-gpt-oss-120b.jinja", "mixtral-8x7b/chat_template.v1_spm.jinja",
-             "phi-3.5-moe/chat_template.microsoft-Phi-3.5-mini-instruct.jinja",
-             "granite-3.1-1b-a400m-instruct/chat_template.ibm-granite-granite-3.3-2B-Instruct.jinja"]
+TEMPLATES = [
+    "deepseek-v3/chat_template.deepseek-ai-DeepSeek-V3.1.jinja",
+    "glm-4.6/chat_template.GLM-4.6.jinja",
+    "gpt-oss-20b/chat_template.openai-gpt-oss-120b.jinja",
+    "mixtral-8x7b/chat_template.v1_spm.jinja",
+    "phi-3.5-moe/chat_template.microsoft-Phi-3.5-mini-instruct.jinja",
+    "granite-3.1-1b-a400m-instruct/chat_template.ibm-granite-granite-3.3-2B-Instruct.jinja",
+]
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -165,9 +173,14 @@ def test_templates_of_other_families_render_a_chat(shared_models: Path, model_fo
     assert text.index("SYS") < text.index("U1") < text.index("A1") < text.index("U2")
 
 
-FAMILIES = ["qwen3-30b-a3b/tokenizer.derived.json", "deepseek-v2-lite/tokenizer.derived.json",
-            "gpt-oss-20b/tokenizer.derived.json", "granite-3.1-1b-a400m-instruct/tokenizer.json",
-            "olmoe-1b-7b-0125/tokenizer.json", "qwen1.5-moe-a2.7b/tokenizer.derived.json"]
+FAMILIES = [
+    "qwen3-30b-a3b/tokenizer.derived.json",
+    "deepseek-v2-lite/tokenizer.derived.json",
+    "gpt-oss-20b/tokenizer.derived.json",
+    "granite-3.1-1b-a400m-instruct/tokenizer.json",
+    "olmoe-1b-7b-0125/tokenizer.json",
+    "qwen1.5-moe-a2.7b/tokenizer.derived.json",
+]
 
 
 @pytest.mark.parametrize("name", FAMILIES)

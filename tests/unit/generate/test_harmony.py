@@ -31,19 +31,24 @@ def shown(folder: Path, answer: str, prompt: str = "<|start|>assistant") -> tupl
         return apart([*pieces, *stream.flush()])
 
 
-@pytest.mark.parametrize(("answer", "thought", "text"), [
-    (THOUGHT + FINAL, "They greet.", "Hello 日本!"),
-    ("<|channel|>final<|message|>Hello", "", "Hello"),
-    ("<|channel|>analysis<|message|>They", "They", ""),
-    ("<|channel|>ana", "", ""),
-    (THOUGHT + "<|start|>assistant" + THOUGHT + FINAL, "They greet.\n\nThey greet.", "Hello 日本!"),
-    ("<|channel|>commentary to=f <|constrain|>json<|message|>{}<|end|><|start|>assistant" + THOUGHT + FINAL,
-     "They greet.", "{}\n\nHello 日本!"),
-    ("<|message|>no channel", "", "no channel"),
-    ("<|channel|>final<|message|>It says <think>", "", "It says <think>"),
-])
-def test_analysis_is_thought_and_heads_are_not_shown_at_all(folder: Path, answer: str, thought: str, text: str
-                                                            ) -> None:
+@pytest.mark.parametrize(
+    ("answer", "thought", "text"),
+    [
+        (THOUGHT + FINAL, "They greet.", "Hello 日本!"),
+        ("<|channel|>final<|message|>Hello", "", "Hello"),
+        ("<|channel|>analysis<|message|>They", "They", ""),
+        ("<|channel|>ana", "", ""),
+        (THOUGHT + "<|start|>assistant" + THOUGHT + FINAL, "They greet.\n\nThey greet.", "Hello 日本!"),
+        (
+            "<|channel|>commentary to=f <|constrain|>json<|message|>{}<|end|><|start|>assistant" + THOUGHT + FINAL,
+            "They greet.",
+            "{}\n\nHello 日本!",
+        ),
+        ("<|message|>no channel", "", "no channel"),
+        ("<|channel|>final<|message|>It says <think>", "", "It says <think>"),
+    ],
+)
+def test_analysis_is_thought_and_heads_are_not_shown_at_all(folder: Path, answer: str, thought: str, text: str) -> None:
     assert shown(folder, answer) == (thought, text)
 
 
@@ -67,12 +72,19 @@ def test_the_published_template_gets_what_it_wants(shared_models: Path, tmp_path
     (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 200002}))
     thought, answer = shown(tmp_path, THOUGHT + FINAL)
     with Tokenizer(tmp_path) as tokenizer:
-        chat = [{"role": "user", "content": "hi"},
-                {"role": "assistant", "content": answer, "thinking": thought, "reasoning_content": thought},
-                {"role": "user", "content": "more"}]
+        chat = [
+            {"role": "user", "content": "hi"},
+            {"role": "assistant", "content": answer, "thinking": thought, "reasoning_content": thought},
+            {"role": "user", "content": "more"},
+        ]
         text, notes = tokenizer.render(chat)
         ends = tokenizer.eos_ids
-    assert text.endswith("<|start|>user<|message|>hi<|end|>"
-                         "<|start|>assistant<|channel|>final<|message|>Hello 日本!<|end|>"
-                         "<|start|>user<|message|>more<|end|><|start|>assistant") and not notes
+    assert (
+        text.endswith(
+            "<|start|>user<|message|>hi<|end|>"
+            "<|start|>assistant<|channel|>final<|message|>Hello 日本!<|end|>"
+            "<|start|>user<|message|>more<|end|><|start|>assistant"
+        )
+        and not notes
+    )
     assert 200002 in ends and 200007 not in ends, "<|return|> ends an answer, <|end|> a message of it"

@@ -62,12 +62,28 @@ def plain_sample(params: SamplingParams, logits: Sequence[float], history: Seque
 
 @settings(max_examples=200, deadline=None)
 @given(
-    st.integers(2, 40), st.integers(0, 2**31), st.floats(0, 3), st.integers(0, 45), st.floats(0, 1), st.floats(0, 1),
-    st.floats(0.5, 2), st.integers(-1, 10), st.floats(-1, 1), st.floats(-1, 1),
+    st.integers(2, 40),
+    st.integers(0, 2**31),
+    st.floats(0, 3),
+    st.integers(0, 45),
+    st.floats(0, 1),
+    st.floats(0, 1),
+    st.floats(0.5, 2),
+    st.integers(-1, 10),
+    st.floats(-1, 1),
+    st.floats(-1, 1),
 )
 def test_the_sampler_draws_what_its_plain_twin_draws(
-    size: int, seed: int, temperature: float, top_k: int, top_p: float, min_p: float, repeat: float, last_n: int,
-    presence: float, frequency: float,
+    size: int,
+    seed: int,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    repeat: float,
+    last_n: int,
+    presence: float,
+    frequency: float,
 ) -> None:
     params = SamplingParams(temperature, top_k, top_p, min_p, repeat, last_n, presence, frequency, seed)
     numbers = np.random.default_rng(seed)
@@ -160,11 +176,26 @@ def test_a_bias_can_force_a_token() -> None:
     assert Sampler(SamplingParams(temperature=0, logit_bias={2: 50, 99: 50})).sample(np.zeros(4, np.float32), []) == 2
 
 
-@pytest.mark.parametrize(("name", "value"), [
-    ("top_p", 1.5), ("top_p", -0.1), ("min_p", 2), ("top_k", -1), ("temperature", math.nan), ("temperature", -1),
-    ("temperature", 1e5), ("repeat_penalty", 0), ("top_k", 2.5), ("seed", True), ("stop", "END"),
-    ("logit_bias", {3: math.nan}), ("seed", -2), ("num_predict", -2), ("repeat_last_n", -2),
-])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("top_p", 1.5),
+        ("top_p", -0.1),
+        ("min_p", 2),
+        ("top_k", -1),
+        ("temperature", math.nan),
+        ("temperature", -1),
+        ("temperature", 1e5),
+        ("repeat_penalty", 0),
+        ("top_k", 2.5),
+        ("seed", True),
+        ("stop", "END"),
+        ("logit_bias", {3: math.nan}),
+        ("seed", -2),
+        ("num_predict", -2),
+        ("repeat_last_n", -2),
+    ],
+)
 def test_values_out_of_range_are_refused_by_name(name: str, value: object) -> None:
     with pytest.raises(UsageError, match=f"^{name} must be "):
         SamplingParams(**{name: value})  # type: ignore[arg-type]

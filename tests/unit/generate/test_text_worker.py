@@ -28,7 +28,7 @@ HOSTILE = {
     "list times number": "{{ [0] * 500000000 }}",
     "doubling": "{% set n = namespace(t='aaaaaaaa') %}{% for i in range(40) %}{% set n.t = n.t ~ n.t %}{% endfor %}",
     "doubling by plus": "{% set n = namespace(t='aaaaaaaa') %}{% for i in range(40) %}{% set n.t = n.t + n.t %}"
-                        "{% endfor %}",
+    "{% endfor %}",
     "centre": "{{ 'a' | center(300000000) }}{{ 'a' | center(300000000) }}",
     "percent format": "{{ '%0300000000d' % 1 }}",
     "format filter": "{{ '%0900000000d' | format(1) }}",
@@ -55,8 +55,15 @@ def test_a_hostile_template_costs_one_line_and_never_the_caller(
         assert tokenizer.decode(tokenizer.encode("still alive")) == "still alive"
 
 
-@pytest.mark.parametrize("template", ["{{ raise_exception.__globals__ }}", "{{ '' | attr('__class__') }}",
-                                      "{{ dict.__class__ }}", "{{ namespace().__init__ }}"])
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ raise_exception.__globals__ }}",
+        "{{ '' | attr('__class__') }}",
+        "{{ dict.__class__ }}",
+        "{{ namespace().__init__ }}",
+    ],
+)
 def test_a_template_sees_nothing_of_the_interpreter(model_folder: MakeFolder, template: str) -> None:
     with Tokenizer(model_folder(template)) as tokenizer:
         assert tokenizer.render(USER)[0] == ""
@@ -80,7 +87,8 @@ BROKEN_TOKENIZERS = {
     "a regular expression that cannot be": (
         '{"version":"1.0","added_tokens":[],"normalizer":null,"post_processor":null,"decoder":null,'
         '"pre_tokenizer":{"type":"Split","pattern":{"Regex":"(("},"behavior":"Isolated","invert":false},'
-        '"model":{"type":"WordLevel","vocab":{"a":0},"unk_token":"a"}}'),
+        '"model":{"type":"WordLevel","vocab":{"a":0},"unk_token":"a"}}'
+    ),
 }
 
 
@@ -95,7 +103,8 @@ def test_a_panic_of_the_tokenizer_costs_only_the_worker(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(
         '{"version":"1.0","added_tokens":[],"normalizer":null,"post_processor":null,"decoder":null,'
         '"pre_tokenizer":{"type":"Split","pattern":{"Regex":"(a+)+$"},"behavior":"Isolated","invert":false},'
-        '"model":{"type":"WordLevel","vocab":{"a":0},"unk_token":"a"}}')
+        '"model":{"type":"WordLevel","vocab":{"a":0},"unk_token":"a"}}'
+    )
     with Tokenizer(tmp_path) as tokenizer:
         with pytest.raises(TextError, match="tokenizer"):
             tokenizer.encode("a" * 60 + "b")
@@ -131,11 +140,14 @@ def test_the_answer_to_an_interrupted_request_is_not_taken_for_the_next_one(mode
 
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="only Linux can wait for a process that is no child")
 def test_the_worker_ends_with_its_parent(model_folder: MakeFolder) -> None:
-    script = ("import os, sys; from pathlib import Path; from moeinf.text.tokenizer import Tokenizer\n"
-              "t = Tokenizer(Path(sys.argv[1])); t.encode('a'); print(t._process._process.pid, flush=True)\n"
-              "os.kill(os.getpid(), 9)")
-    parent = subprocess.run([sys.executable, "-c", script, str(model_folder())], capture_output=True, text=True,
-                            timeout=60, check=False)
+    script = (
+        "import os, sys; from pathlib import Path; from moeinf.text.tokenizer import Tokenizer\n"
+        "t = Tokenizer(Path(sys.argv[1])); t.encode('a'); print(t._process._process.pid, flush=True)\n"
+        "os.kill(os.getpid(), 9)"
+    )
+    parent = subprocess.run(
+        [sys.executable, "-c", script, str(model_folder())], capture_output=True, text=True, timeout=60, check=False
+    )
     assert parent.returncode == -signal.SIGKILL
     try:
         worker = os.pidfd_open(int(parent.stdout))

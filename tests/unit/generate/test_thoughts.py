@@ -31,8 +31,10 @@ def tokenizer_of(kind: str) -> Library:
     """One whose tags are plain letters, tokens as in Qwen3, or control tokens as in Mistral."""
     tokenizer = byte_level_tokenizer()
     if kind != "letters":
-        tags = [AddedToken(tag, special=kind == "control tokens", normalized=False)
-                for tag in ("<think>", "</think>", "[THINK]", "[/THINK]")]
+        tags = [
+            AddedToken(tag, special=kind == "control tokens", normalized=False)
+            for tag in ("<think>", "</think>", "[THINK]", "[/THINK]")
+        ]
         (tokenizer.add_special_tokens if kind == "control tokens" else tokenizer.add_tokens)(tags)
     return tokenizer
 
@@ -40,29 +42,33 @@ def tokenizer_of(kind: str) -> Library:
 def answered(kind: str, prompt: str, answer: str, tags: Tags | None = THINK) -> tuple[str, str]:
     tokenizer = tokenizer_of(kind)
     stream = ThoughtStream(tokenizer, tokenizer.encode(prompt).ids, tags, skip_special=True)
-    return apart([*(piece for token in tokenizer.encode(answer).ids for piece in stream.step([token])),
-                  *stream.flush()])
+    return apart(
+        [*(piece for token in tokenizer.encode(answer).ids for piece in stream.step([token])), *stream.flush()]
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("prompt", "answer", "expected"), [
-    (ASKED, "<think>\nHm, 日本.\n\nYes.\n</think>\n\nHello\n\nworld\n", ("Hm, 日本.\n\nYes.", "Hello\n\nworld\n")),
-    (ASKED, "\n<think>a</think>b", ("a", "b")),
-    (ASKED, "<think>\n\n</think>\n\nHello", ("", "Hello")),
-    (ASKED, " Hello <think>no</think>", ("", " Hello <think>no</think>")),
-    (ASKED, "<thinking> is no tag", ("", "<thinking> is no tag")),
-    (ASKED, "<thin", ("", "<thin")),
-    (ASKED, "a </think> b", ("", "a </think> b")),
-    (ASKED, "<think>a < b </ think </thinker", ("a < b </ think </thinker", "")),
-    (ASKED, "<think>cut in the middle</thi", ("cut in the middle</thi", "")),
-    (ASKED, "<think>a</think>see <think>b</think>", ("a", "see <think>b</think>")),
-    (ASKED, "<think>a</think>", ("a", "")),
-    (ASKED, "  ", ("", "  ")),
-    (OPENED, "Hm.\n</think>\n\nHello", ("Hm.", "Hello")),
-    (OPENED, "\n</think>Hello", ("", "Hello")),
-    (OPENED, "never closed ", ("never closed ", "")),
-    (CLOSED, "\n<think>opens a thought", ("", "<think>opens a thought")),
-])
+@pytest.mark.parametrize(
+    ("prompt", "answer", "expected"),
+    [
+        (ASKED, "<think>\nHm, 日本.\n\nYes.\n</think>\n\nHello\n\nworld\n", ("Hm, 日本.\n\nYes.", "Hello\n\nworld\n")),
+        (ASKED, "\n<think>a</think>b", ("a", "b")),
+        (ASKED, "<think>\n\n</think>\n\nHello", ("", "Hello")),
+        (ASKED, " Hello <think>no</think>", ("", " Hello <think>no</think>")),
+        (ASKED, "<thinking> is no tag", ("", "<thinking> is no tag")),
+        (ASKED, "<thin", ("", "<thin")),
+        (ASKED, "a </think> b", ("", "a </think> b")),
+        (ASKED, "<think>a < b </ think </thinker", ("a < b </ think </thinker", "")),
+        (ASKED, "<think>cut in the middle</thi", ("cut in the middle</thi", "")),
+        (ASKED, "<think>a</think>see <think>b</think>", ("a", "see <think>b</think>")),
+        (ASKED, "<think>a</think>", ("a", "")),
+        (ASKED, "  ", ("", "  ")),
+        (OPENED, "Hm.\n</think>\n\nHello", ("Hm.", "Hello")),
+        (OPENED, "\n</think>Hello", ("", "Hello")),
+        (OPENED, "never closed ", ("never closed ", "")),
+        (CLOSED, "\n<think>opens a thought", ("", "<think>opens a thought")),
+    ],
+)
 def test_thoughts_and_answer_come_apart(kind: str, prompt: str, answer: str, expected: tuple[str, str]) -> None:
     if kind == "control tokens":  # which are no text where they are no tags either
         expected = (expected[0], expected[1].replace("<think>", "").replace("</think>", ""))
@@ -70,7 +76,8 @@ def test_thoughts_and_answer_come_apart(kind: str, prompt: str, answer: str, exp
     in_brackets = [text.replace("<", "[").replace(">", "]").replace("think", "THINK") for text in (prompt, answer)]
     prompt, thought = in_brackets[0].replace("[|im_start|]", "<|im_start|>"), expected[0]
     assert answered(kind, prompt, in_brackets[1], BRACKETS)[0] == (
-        thought.replace("<", "[").replace(">", "]").replace("think", "THINK"))
+        thought.replace("<", "[").replace(">", "]").replace("think", "THINK")
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS[:2])
@@ -94,8 +101,9 @@ def test_a_thought_is_shown_as_it_comes_and_only_what_may_be_a_tag_is_held() -> 
     assert apart(stream.flush()) == ("</", "")
 
 
-def through_the_worker(folder: Path, answer: str, *, chat: bool = True, variables: dict[str, object] | None = None
-                       ) -> tuple[str, str]:
+def through_the_worker(
+    folder: Path, answer: str, *, chat: bool = True, variables: dict[str, object] | None = None
+) -> tuple[str, str]:
     with Tokenizer(folder) as tokenizer:
         prompt, _ = tokenizer.render([{"role": "user", "content": "hi"}], variables)
         stream = tokenizer.stream(tokenizer.encode_chat(prompt), chat=chat)
@@ -116,10 +124,16 @@ PUBLISHED = {  # template -> variables that it reads, whether it knows thoughts,
     "deepseek-v3/chat_template.deepseek-ai-DeepSeek-V3.1.jinja": ({"enable_thinking", "thinking"}, True, False),
     "deepseek-r1/chat_template.llama-cpp-deepseek-r1.jinja": (set(), True, True),
     "glm-4.6/chat_template.GLM-4.6.jinja": ({"enable_thinking"}, True, True),
-    "gpt-oss-20b/chat_template.openai-gpt-oss-120b.jinja": ({"builtin_tools", "model_identity", "reasoning_effort"},
-                                                            True, True),
+    "gpt-oss-20b/chat_template.openai-gpt-oss-120b.jinja": (
+        {"builtin_tools", "model_identity", "reasoning_effort"},
+        True,
+        True,
+    ),
     "granite-3.1-1b-a400m-instruct/chat_template.ibm-granite-granite-3.3-2B-Instruct.jinja": (
-        {"controls", "thinking"}, True, True),
+        {"controls", "thinking"},
+        True,
+        True,
+    ),
     "mixtral-8x7b/chat_template.v1_spm.jinja": (set(), False, False),
     "phi-3.5-moe/chat_template.microsoft-Phi-3.5-mini-instruct.jinja": (set(), False, False),
 }
@@ -132,10 +146,10 @@ def test_published_templates_say_what_they_read(shared_models: Path, name: str) 
     assert facts == TemplateFacts(frozenset(variables), thinks, tools)
 
 
-@pytest.mark.parametrize(("name", "answer", "variables"), [
-    ("qwen3-30b-a3b", "<think>\nhm\n</think>\n\nyes", {}),
-    ("qwen3-30b-a3b", "yes", {"enable_thinking": False}),
-])
+@pytest.mark.parametrize(
+    ("name", "answer", "variables"),
+    [("qwen3-30b-a3b", "<think>\nhm\n</think>\n\nyes", {}), ("qwen3-30b-a3b", "yes", {"enable_thinking": False})],
+)
 def test_real_tokenizers_and_templates_keep_thoughts_apart_and_forget_them(
     shared_models: Path, tmp_path: Path, name: str, answer: str, variables: dict[str, object]
 ) -> None:
@@ -146,8 +160,11 @@ def test_real_tokenizers_and_templates_keep_thoughts_apart_and_forget_them(
     (tmp_path / "config.json").write_text(json.dumps({}))
     assert through_the_worker(tmp_path, answer, variables=variables) == ("" if variables else "hm", "yes")
     with Tokenizer(tmp_path) as tokenizer:
-        chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes", "reasoning_content": "hm"},
-                {"role": "user", "content": "more"}]
+        chat = [
+            {"role": "user", "content": "hi"},
+            {"role": "assistant", "content": "yes", "reasoning_content": "hm"},
+            {"role": "user", "content": "more"},
+        ]
         text, _ = tokenizer.render(chat)
         assert "<|im_start|>assistant\nyes<|im_end|>" in text and "hm" not in text
 
@@ -158,29 +175,42 @@ BOTH = TemplateFacts(frozenset({"thinking", "reasoning_effort"}), thinks=True, t
 ALWAYS = TemplateFacts(frozenset(), thinks=True, tools=False)
 
 
-@pytest.mark.parametrize(("facts", "think", "given", "variables"), [
-    (SWITCH, None, {}, {}), (SWITCH, "true", {}, {"enable_thinking": True}),
-    (SWITCH, "false", {"x": 1}, {"enable_thinking": False, "x": 1}), (None, None, {}, {}),
-    (EFFORT, "true", {}, {}), (EFFORT, "high", {}, {"reasoning_effort": "high"}), (ALWAYS, "true", {}, {}),
-    (BOTH, "low", {}, {"thinking": True, "reasoning_effort": "low"}), (BOTH, "false", {}, {"thinking": False}),
-    (BOTH, "low", {"reasoning_effort": "max"}, {"thinking": True, "reasoning_effort": "max"}),
-])
+@pytest.mark.parametrize(
+    ("facts", "think", "given", "variables"),
+    [
+        (SWITCH, None, {}, {}),
+        (SWITCH, "true", {}, {"enable_thinking": True}),
+        (SWITCH, "false", {"x": 1}, {"enable_thinking": False, "x": 1}),
+        (None, None, {}, {}),
+        (EFFORT, "true", {}, {}),
+        (EFFORT, "high", {}, {"reasoning_effort": "high"}),
+        (ALWAYS, "true", {}, {}),
+        (BOTH, "low", {}, {"thinking": True, "reasoning_effort": "low"}),
+        (BOTH, "false", {}, {"thinking": False}),
+        (BOTH, "low", {"reasoning_effort": "max"}, {"thinking": True, "reasoning_effort": "max"}),
+    ],
+)
 def test_a_template_is_told_in_its_own_variables(
     facts: TemplateFacts | None, think: str | None, given: dict[str, object], variables: dict[str, object]
 ) -> None:
     assert template_variables(facts, think, given) == variables
 
 
-@pytest.mark.parametrize(("facts", "think", "given", "said"), [
-    (None, "true", {}, "this model does not think"), (None, "false", {}, "no switch for it"),
-    (TemplateFacts(frozenset(), thinks=False, tools=False), "high", {}, "this model does not think"),
-    (SWITCH, "high", {}, "no levels of thinking, only true and false"), (ALWAYS, "low", {}, "levels of thinking, only"),
-    (ALWAYS, "false", {}, "always thinks: its chat template has no switch for it$"),
-    (EFFORT, "false", {}, "always thinks.*; low makes it think least$"),
-    (SWITCH, "loud", {}, "think cannot be 'loud'; it is one of true, false, low, medium, high"),
-    (SWITCH, None, {"y": 1}, "reads no variable 'y'; it reads: enable_thinking, x$"),
-    (None, None, {"y": 1}, "it reads: none that can be given$"),
-])
+@pytest.mark.parametrize(
+    ("facts", "think", "given", "said"),
+    [
+        (None, "true", {}, "this model does not think"),
+        (None, "false", {}, "no switch for it"),
+        (TemplateFacts(frozenset(), thinks=False, tools=False), "high", {}, "this model does not think"),
+        (SWITCH, "high", {}, "no levels of thinking, only true and false"),
+        (ALWAYS, "low", {}, "levels of thinking, only"),
+        (ALWAYS, "false", {}, "always thinks: its chat template has no switch for it$"),
+        (EFFORT, "false", {}, "always thinks.*; low makes it think least$"),
+        (SWITCH, "loud", {}, "think cannot be 'loud'; it is one of true, false, low, medium, high"),
+        (SWITCH, None, {"y": 1}, "reads no variable 'y'; it reads: enable_thinking, x$"),
+        (None, None, {"y": 1}, "it reads: none that can be given$"),
+    ],
+)
 def test_what_a_template_would_ignore_is_refused(
     facts: TemplateFacts | None, think: str | None, given: dict[str, object], said: str
 ) -> None:
@@ -194,6 +224,8 @@ def test_a_template_that_cannot_be_parsed_has_no_facts() -> None:
 
 
 def test_what_every_template_is_given_and_what_it_makes_itself_is_not_asked_for() -> None:
-    source = ("{% macro m(p) %}{{ p }}{% endmacro %}{% set a = messages %}{% for b in a %}{{ m(b) }}{{ loop.index }}"
-              "{{ strftime_now('%Y') }}{{ bos_token }}{{ c }}{% endfor %}{% set d = d | default(1) %}{{ tools }}")
+    source = (
+        "{% macro m(p) %}{{ p }}{% endmacro %}{% set a = messages %}{% for b in a %}{{ m(b) }}{{ loop.index }}"
+        "{{ strftime_now('%Y') }}{{ bos_token }}{{ c }}{% endfor %}{% set d = d | default(1) %}{{ tools }}"
+    )
     assert read_facts(source) == TemplateFacts(frozenset({"c", "d"}), thinks=False, tools=True)

@@ -21,14 +21,34 @@ MIXED = "naïve 日本語テスト 🎉👩‍👩‍👧 ok €"
 def spm_tokenizer() -> Library:
     """As sentencepiece makes them: ▁ for a space, bytes for what is not in the vocabulary."""
     words = ["<unk>", "<s>", "</s>", *(f"<0x{value:02X}>" for value in range(256)), *"▁thecasonmwrld"]
-    merges = [("t", "h"), ("th", "e"), ("▁", "the"), ("a", "t"), ("c", "at"), ("▁", "cat"), ("s", "at"), ("▁", "sat"),
-              ("o", "n"), ("▁", "on"), ("m", "at"), ("▁", "mat")]
+    merges = [
+        ("t", "h"),
+        ("th", "e"),
+        ("▁", "the"),
+        ("a", "t"),
+        ("c", "at"),
+        ("▁", "cat"),
+        ("s", "at"),
+        ("▁", "sat"),
+        ("o", "n"),
+        ("▁", "on"),
+        ("m", "at"),
+        ("▁", "mat"),
+    ]
     vocabulary = list(dict.fromkeys([*words, *("".join(pair) for pair in merges)]))
-    tokenizer = Library(models.BPE({word: at for at, word in enumerate(vocabulary)}, merges, byte_fallback=True,
-                                   unk_token="<unk>", fuse_unk=True))
+    tokenizer = Library(
+        models.BPE(
+            {word: at for at, word in enumerate(vocabulary)},
+            merges,
+            byte_fallback=True,
+            unk_token="<unk>",
+            fuse_unk=True,
+        )
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
-    tokenizer.decoder = decoders.Sequence([
-        decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
     return tokenizer
 
 
@@ -99,8 +119,9 @@ def test_add_bos_token_of_the_config_counts_where_tokenizer_json_forgets_it(mode
 
 
 def test_ends_of_an_answer_are_united_from_all_configs_and_the_vocabulary(model_folder: MakeFolder) -> None:
-    folder = model_folder(config={"eos_token_id": 7, "text_config": {"eos_token_id": [9]}},
-                          generation={"eos_token_id": [8, 11]})
+    folder = model_folder(
+        config={"eos_token_id": 7, "text_config": {"eos_token_id": [9]}}, generation={"eos_token_id": [8, 11]}
+    )
     with Tokenizer(folder) as tokenizer:
         library = Library.from_file(str(folder / "tokenizer.json"))
         named = {library.token_to_id("</s>"), library.token_to_id("<|im_end|>")}

@@ -25,22 +25,36 @@ BAD_NUMBERS = [0, -1, 1.5, "8", True, [8], 1 << 40]
 
 
 @pytest.mark.parametrize("bad", BAD_NUMBERS, ids=repr)
-@pytest.mark.parametrize(("config", "field"), [
-    (MIXTRAL, "hidden_size"), (MIXTRAL, "num_hidden_layers"), (MIXTRAL, "num_local_experts"),
-    (MIXTRAL, "num_experts_per_tok"), (QWEN3, "head_dim"), (QWEN3, "moe_intermediate_size"),
-    (OLMOE, "num_attention_heads"), (OLMOE, "vocab_size"), (OLMOE, "max_position_embeddings"),
-])
+@pytest.mark.parametrize(
+    ("config", "field"),
+    [
+        (MIXTRAL, "hidden_size"),
+        (MIXTRAL, "num_hidden_layers"),
+        (MIXTRAL, "num_local_experts"),
+        (MIXTRAL, "num_experts_per_tok"),
+        (QWEN3, "head_dim"),
+        (QWEN3, "moe_intermediate_size"),
+        (OLMOE, "num_attention_heads"),
+        (OLMOE, "vocab_size"),
+        (OLMOE, "max_position_embeddings"),
+    ],
+)
 def test_a_number_out_of_range_is_refused_by_name(config: dict[str, Any], field: str, bad: object) -> None:
     with pytest.raises(CheckpointError, match=field):
         architecture(config).tensor_plan(config | {field: bad})
 
 
 @pytest.mark.parametrize("config", [MIXTRAL, QWEN3, OLMOE], ids=lambda config: config["model_type"])
-@pytest.mark.parametrize(("field", "value"), [
-    ("hidden_act", "gelu"), ("rope_scaling", {"type": "mrope"}), ("quantization_config", {"bits": 8}),
-    ("rope_parameters", {"rope_type": "default", "mrope_section": [1, 1, 1]}),
-    ("rope_scaling", {"rope_type": "linear", "factor": 2.0, "beta_fast": 32}),
-])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("hidden_act", "gelu"),
+        ("rope_scaling", {"type": "mrope"}),
+        ("quantization_config", {"bits": 8}),
+        ("rope_parameters", {"rope_type": "default", "mrope_section": [1, 1, 1]}),
+        ("rope_scaling", {"rope_type": "linear", "factor": 2.0, "beta_fast": 32}),
+    ],
+)
 def test_a_field_that_changes_the_maths_and_is_not_handled_is_refused_by_name(
     config: dict[str, Any], field: str, value: object
 ) -> None:
@@ -48,20 +62,36 @@ def test_a_field_that_changes_the_maths_and_is_not_handled_is_refused_by_name(
         architecture(config).tensor_plan(config | {field: value})
 
 
-@pytest.mark.parametrize(("config", "field", "value"), [
-    (GPT_OSS, "swiglu_alpha", 1.5), (GPT_OSS, "layer_types", ["full_attention", "chunked_attention", "full_attention"]),
-    (GPT_OSS, "quantization_config", {"quant_method": "awq"}), (GRANITE, "activation_function", "gelu"),
-    (PHI, "num_experts_per_tok", 4), (MIXTRAL, "attention_bias", True),
-    (MIXTRAL, "per_layer_config", {"1": {"intermediate_size": 32}}),
-])
-def test_a_field_of_one_family_that_is_not_handled_is_refused_by_name(config: dict[str, Any], field: str, value: object
-                                                                      ) -> None:
+@pytest.mark.parametrize(
+    ("config", "field", "value"),
+    [
+        (GPT_OSS, "swiglu_alpha", 1.5),
+        (GPT_OSS, "layer_types", ["full_attention", "chunked_attention", "full_attention"]),
+        (GPT_OSS, "quantization_config", {"quant_method": "awq"}),
+        (GRANITE, "activation_function", "gelu"),
+        (PHI, "num_experts_per_tok", 4),
+        (MIXTRAL, "attention_bias", True),
+        (MIXTRAL, "per_layer_config", {"1": {"intermediate_size": 32}}),
+    ],
+)
+def test_a_field_of_one_family_that_is_not_handled_is_refused_by_name(
+    config: dict[str, Any], field: str, value: object
+) -> None:
     with pytest.raises(UnsupportedModelError, match=field):
         architecture(config).tensor_plan(config | {field: value})
 
 
-@pytest.mark.parametrize("changes", [{"num_experts_per_tok": 9}, {"num_key_value_heads": 3}, {"head_dim": 7},
-                                     {"decoder_sparse_step": 4}, {"mlp_only_layers": [0, 1, 2]}], ids=str)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_experts_per_tok": 9},
+        {"num_key_value_heads": 3},
+        {"head_dim": 7},
+        {"decoder_sparse_step": 4},
+        {"mlp_only_layers": [0, 1, 2]},
+    ],
+    ids=str,
+)
 def test_fields_that_contradict_each_other_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(CheckpointError, match=r"config\.json"):
         architecture(QWEN3).tensor_plan(QWEN3 | changes)
@@ -78,23 +108,38 @@ def test_a_missing_field_is_named() -> None:
         architecture(QWEN3).tensor_plan({k: v for k, v in QWEN3.items() if k != "moe_intermediate_size"})
 
 
-@pytest.mark.parametrize(("config", "field"), [
-    (MIXTRAL, "num_key_value_heads"), (GPT_OSS, "head_dim"), (NEXT, "head_dim"), (DEEPSEEK_V3, "q_lora_rank"),
-    (DEEPSEEK_V3, "n_group"), (DEEPSEEK_V3, "topk_group"), (DEEPSEEK_V3, "n_shared_experts"),
-    (DEEPSEEK_V3, "first_k_dense_replace"), (DEEPSEEK_V3, "routed_scaling_factor"), (SWITCH, "num_decoder_layers"),
-])
+@pytest.mark.parametrize(
+    ("config", "field"),
+    [
+        (MIXTRAL, "num_key_value_heads"),
+        (GPT_OSS, "head_dim"),
+        (NEXT, "head_dim"),
+        (DEEPSEEK_V3, "q_lora_rank"),
+        (DEEPSEEK_V3, "n_group"),
+        (DEEPSEEK_V3, "topk_group"),
+        (DEEPSEEK_V3, "n_shared_experts"),
+        (DEEPSEEK_V3, "first_k_dense_replace"),
+        (DEEPSEEK_V3, "routed_scaling_factor"),
+        (SWITCH, "num_decoder_layers"),
+    ],
+)
 def test_a_field_without_a_common_default_must_be_there(config: dict[str, Any], field: str) -> None:
     with pytest.raises(CheckpointError, match=f"{field} is missing"):
         architecture(config).tensor_plan({name: value for name, value in config.items() if name != field})
 
 
-@pytest.mark.parametrize(("config", "changes", "named"), [
-    (MIXTRAL, {"num_experts": 8}, "num_local_experts and num_experts"), (QWEN3, {"num_local_experts": 4}, "num_local_"),
-    (SWITCH, {"hidden_size": 32}, "hidden_size"),
-    (PHI, {"original_max_position_embeddings": 16}, "original_max_position_embeddings is 16, and 256"),
-])
-def test_two_fields_that_mean_the_same_must_not_differ(config: dict[str, Any], changes: dict[str, Any], named: str
-                                                       ) -> None:
+@pytest.mark.parametrize(
+    ("config", "changes", "named"),
+    [
+        (MIXTRAL, {"num_experts": 8}, "num_local_experts and num_experts"),
+        (QWEN3, {"num_local_experts": 4}, "num_local_"),
+        (SWITCH, {"hidden_size": 32}, "hidden_size"),
+        (PHI, {"original_max_position_embeddings": 16}, "original_max_position_embeddings is 16, and 256"),
+    ],
+)
+def test_two_fields_that_mean_the_same_must_not_differ(
+    config: dict[str, Any], changes: dict[str, Any], named: str
+) -> None:
     with pytest.raises(CheckpointError, match=named):
         architecture(config).tensor_plan(config | changes)
 
@@ -115,17 +160,28 @@ def test_a_dense_model_is_told_apart_from_an_unsupported_moe() -> None:
 
 
 MOE_OF_OTHER_FAMILIES: dict[str, dict[str, Any]] = {
-    "llama4": {"text_config": {"num_local_experts": 16}}, "kimi_k25": {"text_config": {"n_routed_experts": 384}},
-    "qwen3_vl_moe": {"text_config": {"num_experts": 128}}, "ernie4_5_moe": {"moe_num_experts": 64},
-    "ernie4_5_moe_vl": {"moe_num_experts": [64, 64]}, "dbrx": {"ffn_config": {"moe_num_experts": 16}},
-    "gemma4": {"text_config": {"num_experts": 128, "enable_moe_block": True}}, "skywork": {"num_experts": [16]},
-    "deepseek_vl_v2": {"language_config": {"n_routed_experts": 64}}, "grok": {"num_experts": 8},
-    "qwen3_omni_moe": {"thinker_config": {"text_config": {"num_experts": 128}}}, "jetmoe": {"moe_num_experts": 8},
-    "yuan": {"moe_config": {"moe_num_experts": 32}}, "some": {"num_routed_experts": 8}, "other": {"moe_expert_num": 8},
-    "aria": {"text_config": {"moe_num_experts": 64}}, "nested in a list": {"stages": [{"num_moe_experts": 4}]},
+    "llama4": {"text_config": {"num_local_experts": 16}},
+    "kimi_k25": {"text_config": {"n_routed_experts": 384}},
+    "qwen3_vl_moe": {"text_config": {"num_experts": 128}},
+    "ernie4_5_moe": {"moe_num_experts": 64},
+    "ernie4_5_moe_vl": {"moe_num_experts": [64, 64]},
+    "dbrx": {"ffn_config": {"moe_num_experts": 16}},
+    "gemma4": {"text_config": {"num_experts": 128, "enable_moe_block": True}},
+    "skywork": {"num_experts": [16]},
+    "deepseek_vl_v2": {"language_config": {"n_routed_experts": 64}},
+    "grok": {"num_experts": 8},
+    "qwen3_omni_moe": {"thinker_config": {"text_config": {"num_experts": 128}}},
+    "jetmoe": {"moe_num_experts": 8},
+    "yuan": {"moe_config": {"moe_num_experts": 32}},
+    "some": {"num_routed_experts": 8},
+    "other": {"moe_expert_num": 8},
+    "aria": {"text_config": {"moe_num_experts": 64}},
+    "nested in a list": {"stages": [{"num_moe_experts": 4}]},
 }
 DENSE: dict[str, dict[str, Any]] = {
-    "llama": {}, "deepseek": {"n_routed_experts": None, "n_shared_experts": 2}, "jamba": {"num_experts": 1},
+    "llama": {},
+    "deepseek": {"n_routed_experts": None, "n_shared_experts": 2},
+    "jamba": {"num_experts": 1},
     "granite": {"num_local_experts": 0, "num_experts_per_tok": 2, "num_selected_experts": 2},
     "phi": {"num_experts": True, "num_shared_experts": 4, "expert_capacity": 64},
 }
@@ -143,25 +199,35 @@ def test_a_dense_model_is_called_one_whatever_else_it_says_of_experts(model_type
         architecture({"model_type": model_type, **DENSE[model_type]})
 
 
-@pytest.mark.parametrize(("config", "changes", "named"), [
-    (QWEN3, {"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000; must be a whole number from 1 to 1000"),
-    (QWEN3, {"num_hidden_layers": 20_000}, "num_hidden_layers"), (QWEN3, {"num_experts": 10**8}, "than the 100000"),
-    (QWEN3, {"num_hidden_layers": 1000, "num_experts": 101}, "101 experts in each of 1000 layers"),
-    (SWITCH, {"num_layers": 10**8}, "num_layers"), (SWITCH, {"num_decoder_layers": 10**8}, "num_decoder_layers"),
-    (NLLB, {"encoder_layers": 10**8, "num_hidden_layers": 10**8}, "encoder_layers"),
-    (NLLB, {"decoder_layers": 10**8}, "decoder_layers"), (GPT_OSS, {"num_local_experts": 1 << 30}, "more than the"),
-    (DEEPSEEK_V3, {"num_nextn_predict_layers": 10**8}, "num_nextn_predict_layers"),
-    (DEEPSEEK_V3, {"num_mtp_layers": 10**8}, "num_mtp_layers"),
-    (DEEPSEEK_V3, {"qk_rope_head_dim": 2**31 - 2}, "positions turn 2147483646 numbers"),
-    (QWEN3, {"head_dim": 2**31 - 2}, "positions turn 2147483646 numbers"),
-    (QWEN3, {"rope_theta": 10**400}, "rope_theta"), (QWEN3, {"rms_norm_eps": 1e-300}, "rms_norm_eps"),
-    (QWEN3, {"num_experts": int("9" * 4000)}, "num_experts is 9{100};"),
-    (DEEPSEEK_V3, {"rope_scaling": {"type": "yarn", "factor": 4.0, "mscale_all_dim": 1e300}}, "mscale_all_dim"),
-    (QWEN3_5, {"text_config": 0}, "text_config is 0; must be an object"), (QWEN3_5, {"text_config": []}, "text_config"),
-    (QWEN3, {"mlp_only_layers": 0}, "mlp_only_layers is 0"),
-], ids=lambda value: str(value)[:50] if isinstance(value, str) else "")
-def test_a_value_that_no_model_has_is_refused_in_little_memory(config: dict[str, Any], changes: dict[str, Any],
-                                                               named: str) -> None:
+@pytest.mark.parametrize(
+    ("config", "changes", "named"),
+    [
+        (QWEN3, {"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000; must be a whole number from 1 to 1000"),
+        (QWEN3, {"num_hidden_layers": 20_000}, "num_hidden_layers"),
+        (QWEN3, {"num_experts": 10**8}, "than the 100000"),
+        (QWEN3, {"num_hidden_layers": 1000, "num_experts": 101}, "101 experts in each of 1000 layers"),
+        (SWITCH, {"num_layers": 10**8}, "num_layers"),
+        (SWITCH, {"num_decoder_layers": 10**8}, "num_decoder_layers"),
+        (NLLB, {"encoder_layers": 10**8, "num_hidden_layers": 10**8}, "encoder_layers"),
+        (NLLB, {"decoder_layers": 10**8}, "decoder_layers"),
+        (GPT_OSS, {"num_local_experts": 1 << 30}, "more than the"),
+        (DEEPSEEK_V3, {"num_nextn_predict_layers": 10**8}, "num_nextn_predict_layers"),
+        (DEEPSEEK_V3, {"num_mtp_layers": 10**8}, "num_mtp_layers"),
+        (DEEPSEEK_V3, {"qk_rope_head_dim": 2**31 - 2}, "positions turn 2147483646 numbers"),
+        (QWEN3, {"head_dim": 2**31 - 2}, "positions turn 2147483646 numbers"),
+        (QWEN3, {"rope_theta": 10**400}, "rope_theta"),
+        (QWEN3, {"rms_norm_eps": 1e-300}, "rms_norm_eps"),
+        (QWEN3, {"num_experts": int("9" * 4000)}, "num_experts is 9{100};"),
+        (DEEPSEEK_V3, {"rope_scaling": {"type": "yarn", "factor": 4.0, "mscale_all_dim": 1e300}}, "mscale_all_dim"),
+        (QWEN3_5, {"text_config": 0}, "text_config is 0; must be an object"),
+        (QWEN3_5, {"text_config": []}, "text_config"),
+        (QWEN3, {"mlp_only_layers": 0}, "mlp_only_layers is 0"),
+    ],
+    ids=lambda value: str(value)[:50] if isinstance(value, str) else "",
+)
+def test_a_value_that_no_model_has_is_refused_in_little_memory(
+    config: dict[str, Any], changes: dict[str, Any], named: str
+) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(CheckpointError, match=named) as caught:

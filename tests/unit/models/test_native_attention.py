@@ -68,12 +68,16 @@ class Twin:
     def _normed(self, x: Tensor) -> Tensor:
         if self._config.norm != "layer":
             return self._rms(x, self._tensors["norm.weight"])
-        return torch.nn.functional.layer_norm(x, (HIDDEN,), self._tensors["norm.weight"], self._tensors["norm.bias"],
-                                              self._config.norm_eps)
+        return torch.nn.functional.layer_norm(
+            x, (HIDDEN,), self._tensors["norm.weight"], self._tensors["norm.bias"], self._config.norm_eps
+        )
 
     def _rms(self, x: Tensor, weight: Tensor) -> Tensor:
-        return x / (x.square().mean(-1, keepdim=True) + self._config.norm_eps).sqrt() * (
-            weight + (self._config.norm == "rms+1"))
+        return (
+            x
+            / (x.square().mean(-1, keepdim=True) + self._config.norm_eps).sqrt()
+            * (weight + (self._config.norm == "rms+1"))
+        )
 
     def _heads(self, name: str, x: Tensor) -> Tensor:
         weight = self._tensors.get(f"a.{name}_norm.weight")
@@ -94,8 +98,10 @@ class Twin:
 
 
 def drawn(shapes: Shapes, rng: np.random.Generator) -> dict[str, Float32Array]:
-    return {name: (rng.standard_normal(shape) / (4 if len(shape) == 2 else 1)).astype(np.float32)
-            for name, shape in shapes.items()}
+    return {
+        name: (rng.standard_normal(shape) / (4 if len(shape) == 2 else 1)).astype(np.float32)
+        for name, shape in shapes.items()
+    }
 
 
 @pytest.mark.parametrize("isa", _native.available_isas())
@@ -132,18 +138,34 @@ def attended(layer: _native.AttentionLayer, x: Float32Array, kept: list[Float32A
 
 @pytest.mark.parametrize("isa", _native.available_isas())
 @pytest.mark.parametrize("length", [3, 511, 512, 1500, 8191, 8192, 20_000])
-def test_a_token_far_behind_is_the_same_on_any_number_of_threads_and_what_plain_numpy_gives(length: int, isa: str
-                                                                                            ) -> None:
+def test_a_token_far_behind_is_the_same_on_any_number_of_threads_and_what_plain_numpy_gives(
+    length: int, isa: str
+) -> None:
     rng = np.random.default_rng(length)
     tensors = drawn(attention_shapes(LONG, "a.") | {"norm.weight": (HIDDEN,)}, rng)
     x = rng.standard_normal((3, HIDDEN)).astype(np.float32)
     kept = [rng.standard_normal((KV_HEADS, length + 3, HEAD_DIM)).astype(np.float32) for _ in "kv"]
 
     def layer(threads: int) -> _native.AttentionLayer:
-        matrices = [_native.Matrix(tensors[f"a.{n}_proj.weight"].view(np.uint8).reshape(-1), "f32",
-                                   *tensors[f"a.{n}_proj.weight"].shape) for n in "qkvo"]
-        return _native.AttentionLayer(_native.Kernels(threads, isa), matrices, tensors["norm.weight"], [None] * 6,
-                                      HEAD_DIM, 1e-5, "none", 0.0, 0, rotary_dim=0, sinks=tensors["a.sinks"])
+        matrices = [
+            _native.Matrix(
+                tensors[f"a.{n}_proj.weight"].view(np.uint8).reshape(-1), "f32", *tensors[f"a.{n}_proj.weight"].shape
+            )
+            for n in "qkvo"
+        ]
+        return _native.AttentionLayer(
+            _native.Kernels(threads, isa),
+            matrices,
+            tensors["norm.weight"],
+            [None] * 6,
+            HEAD_DIM,
+            1e-5,
+            "none",
+            0.0,
+            0,
+            rotary_dim=0,
+            sinks=tensors["a.sinks"],
+        )
 
     alone = attended(layer(1), x, kept, length)
     for threads in (2, 4, 16):
@@ -151,8 +173,10 @@ def test_a_token_far_behind_is_the_same_on_any_number_of_threads_and_what_plain_
     twin = Twin(LONG, tensors)
     hidden = twin._normed(torch.from_numpy(x).double())
     q, k, v = (twin._heads("none", twin._product(name, hidden, False)) for name in "qkv")
-    keys, values = (torch.cat([torch.from_numpy(part[:, :length]).double(), new.transpose(0, 1)], 1)
-                    for part, new in zip(kept, (k, v), strict=True))
+    keys, values = (
+        torch.cat([torch.from_numpy(part[:, :length]).double(), new.transpose(0, 1)], 1)
+        for part, new in zip(kept, (k, v), strict=True)
+    )
     for i in range(3):
         heads = []
         for h in range(HEADS):
@@ -198,8 +222,7 @@ def test_shapes_and_options_that_do_not_fit_are_refused() -> None:
 
     def refused(match: str, **options: object) -> None:
         with pytest.raises(ValueError, match=match):
-            _native.AttentionLayer(kernels, [square] * 4, norm, [None] * 6, 8, 1e-6, "none", 0.0, 0,
-                                   **options)  # type: ignore[arg-type]
+            _native.AttentionLayer(kernels, [square] * 4, norm, [None] * 6, 8, 1e-6, "none", 0.0, 0, **options)  # type: ignore[arg-type]
 
     for rotary_dim in (3, 10, -2):
         refused("rotary_dim", rotary_dim=rotary_dim)

@@ -16,8 +16,9 @@ from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.weights import StoredTensor
 from moeinf.types import Float32Array
 
-PLAIN = DeltaConfig(hidden_size=64, num_key_heads=2, num_value_heads=4, key_dim=16, value_dim=32, kernel=4,
-                    norm_eps=1e-5, stacked=True)
+PLAIN = DeltaConfig(
+    hidden_size=64, num_key_heads=2, num_value_heads=4, key_dim=16, value_dim=32, kernel=4, norm_eps=1e-5, stacked=True
+)
 CONFIGS = {
     "whole vectors": replace(PLAIN, key_dim=32, value_dim=128),
     "parts of vectors": replace(PLAIN, hidden_size=40, key_dim=13, value_dim=27),
@@ -36,10 +37,13 @@ def layers_of(config: DeltaConfig, kernels: _native.Kernels) -> NativeLayers:
     """Of random weights with decays between nothing and nearly all."""
     rng = np.random.default_rng(3)
     shapes = delta_shapes(config, "d.") | {"norm.weight": (config.hidden_size,)}
-    tensors = {name: (rng.standard_normal(shape) / (shape[1] ** 0.5 if len(shape) == 2 else 2)).astype(np.float32)
-               for name, shape in shapes.items()}
-    return NativeLayers(kernels, {name: StoredTensor(t.ravel().view(np.uint8), "f32", t.shape)
-                                  for name, t in tensors.items()}, "f32")
+    tensors = {
+        name: (rng.standard_normal(shape) / (shape[1] ** 0.5 if len(shape) == 2 else 2)).astype(np.float32)
+        for name, shape in shapes.items()
+    }
+    return NativeLayers(
+        kernels, {name: StoredTensor(t.ravel().view(np.uint8), "f32", t.shape) for name, t in tensors.items()}, "f32"
+    )
 
 
 def stale(layer: DeltaNet | NativeDeltaNet) -> Cache:
@@ -54,8 +58,9 @@ def hidden(config: DeltaConfig, tokens: int) -> Float32Array:
     return np.random.default_rng(tokens).standard_normal((tokens, config.hidden_size)).astype(np.float32)
 
 
-def given(layer: DeltaNet | NativeDeltaNet, cache: Cache, x: Float32Array, passes: tuple[int, ...] | None = None
-          ) -> tuple[Float32Array, DeltaState]:
+def given(
+    layer: DeltaNet | NativeDeltaNet, cache: Cache, x: Float32Array, passes: tuple[int, ...] | None = None
+) -> tuple[Float32Array, DeltaState]:
     """What the layer adds to x, in passes of so many tokens, and the state that they leave."""
     out = x.copy()
     ends = np.cumsum(passes or (len(x),)).tolist()
@@ -126,31 +131,47 @@ def test_what_does_not_fit_together_is_refused() -> None:
 
     def made(**changed: Any) -> _native.DeltaLayer:
         options: dict[str, Any] = {
-            "projections": [matrices[name] for name in c.projections("d.")], "output": matrices["d.out_proj.weight"],
-            "norm": vector(c.hidden_size), "taps": np.ones((c.kernel, c.channels), np.float32),
-            "decay": vector(c.num_value_heads), "bias": vector(c.num_value_heads), "q_norm": vector(c.key_dim),
-            "k_norm": vector(c.key_dim), "head_norm": vector(c.value_dim), "num_key_heads": c.num_key_heads,
-            "norm_eps": 1e-6, "unit_eps": 1e-6}
+            "projections": [matrices[name] for name in c.projections("d.")],
+            "output": matrices["d.out_proj.weight"],
+            "norm": vector(c.hidden_size),
+            "taps": np.ones((c.kernel, c.channels), np.float32),
+            "decay": vector(c.num_value_heads),
+            "bias": vector(c.num_value_heads),
+            "q_norm": vector(c.key_dim),
+            "k_norm": vector(c.key_dim),
+            "head_norm": vector(c.value_dim),
+            "num_key_heads": c.num_key_heads,
+            "norm_eps": 1e-6,
+            "unit_eps": 1e-6,
+        }
         return _native.DeltaLayer(layers.kernels, **options | changed)
 
-    for match, changed in (("share keys", {"num_key_heads": 3}), ("share keys", {"num_key_heads": 0}),
-                           ("vectors", {"k_norm": vector(3)}), ("vectors", {"bias": vector(5)}),
-                           ("vectors", {"taps": np.ones((1, c.channels), np.float32)}),
-                           ("vectors", {"taps": np.ones((4, 7), np.float32)}),
-                           ("2 projections or 4", {"projections": [matrices["d.in_proj_ba.weight"]]}),
-                           ("a projection", {"projections": [matrices["d.in_proj_ba.weight"]] * 2}),
-                           ("output", {"output": matrices["d.in_proj_ba.weight"]})):
+    for match, changed in (
+        ("share keys", {"num_key_heads": 3}),
+        ("share keys", {"num_key_heads": 0}),
+        ("vectors", {"k_norm": vector(3)}),
+        ("vectors", {"bias": vector(5)}),
+        ("vectors", {"taps": np.ones((1, c.channels), np.float32)}),
+        ("vectors", {"taps": np.ones((4, 7), np.float32)}),
+        ("2 projections or 4", {"projections": [matrices["d.in_proj_ba.weight"]]}),
+        ("a projection", {"projections": [matrices["d.in_proj_ba.weight"]] * 2}),
+        ("output", {"output": matrices["d.in_proj_ba.weight"]}),
+    ):
         with pytest.raises(ValueError, match=match):
             made(**changed)
     layer = made()
-    conv, heads = (np.zeros(shape, np.float32) for shape in ((c.kernel - 1, c.channels),
-                                                             (c.num_value_heads, c.key_dim, c.value_dim)))
+    conv, heads = (
+        np.zeros(shape, np.float32)
+        for shape in ((c.kernel - 1, c.channels), (c.num_value_heads, c.key_dim, c.value_dim))
+    )
     layer.run(hidden(c, 1), conv, heads, conv.copy(), heads.copy())
-    for match, arguments in (("no tokens", (hidden(c, 1)[:0], conv, heads, conv, heads)),
-                             ("another width", (np.zeros((1, 3), np.float32), conv, heads, conv, heads)),
-                             ("convolution", (hidden(c, 1), conv[1:], heads, conv, heads)),
-                             ("convolution", (hidden(c, 1), conv, heads, conv[1:], heads)),
-                             ("state", (hidden(c, 1), conv, heads[1:], conv, heads)),
-                             ("state", (hidden(c, 1), conv, heads, conv, heads[1:]))):
+    for match, arguments in (
+        ("no tokens", (hidden(c, 1)[:0], conv, heads, conv, heads)),
+        ("another width", (np.zeros((1, 3), np.float32), conv, heads, conv, heads)),
+        ("convolution", (hidden(c, 1), conv[1:], heads, conv, heads)),
+        ("convolution", (hidden(c, 1), conv, heads, conv[1:], heads)),
+        ("state", (hidden(c, 1), conv, heads[1:], conv, heads)),
+        ("state", (hidden(c, 1), conv, heads, conv, heads[1:])),
+    ):
         with pytest.raises(ValueError, match=match):
             layer.run(*arguments)

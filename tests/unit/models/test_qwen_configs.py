@@ -15,35 +15,41 @@ from tests.models.configs.qwen3_5_moe import QWEN3_5
 from tests.models.configs.qwen3_next import NEXT
 
 
-@pytest.mark.parametrize(("config", "changed", "named"), [
-    (QWEN2, {"layer_types": ["sliding_attention"] * 3}, "sliding_attention"),
-    (QWEN2, {"layer_types": ["full_attention", "sliding_attention", "full_attention"]}, "sliding_attention"),
-    (QWEN2, {"layer_types": ["full_attention"]}, "layer_types"),
-    (QWEN2, {"attention_bias": True}, "attention_bias"),
-    (NEXT, {"linear_num_key_heads": 4}, "linear_num_key_heads"),
-    (NEXT, {"layer_types": ["linear_attention"] * 3 + ["sliding_attention"]}, "sliding_attention"),
-    (NEXT, {"use_sliding_window": True}, "use_sliding_window"),
-    (NEXT, {"decoder_sparse_step": 9}, "decoder_sparse_step"),
-    (QWEN3_5, {"text_config": QWEN3_5["text_config"] | {"attn_output_gate": False}}, "attn_output_gate"),
-    (QWEN3_5, {"text_config": QWEN3_5["text_config"] | {"mlp_only_layers": [1]}}, "mlp_only_layers"),
-    (QWEN3_5, {"text_config": [1]}, "text_config"),
-    (QWEN3_5, {"text_config": QWEN3_5["text_config"] | {"tie_word_embeddings": True}}, "tie_word_embeddings"),
-    (QWEN3_5, {"quantization_config": {"quant_method": "gptq"}}, "quant_method"),
-    (ARCTIC, {"use_residual": False}, "use_residual"),
-    (ARCTIC, {"moe_layer_frequency": 9}, "moe_layer_frequency"),
-    (ARCTIC, {"quantization": {"q_bits": 8}}, "quantization"),
-])
+@pytest.mark.parametrize(
+    ("config", "changed", "named"),
+    [
+        (QWEN2, {"layer_types": ["sliding_attention"] * 3}, "sliding_attention"),
+        (QWEN2, {"layer_types": ["full_attention", "sliding_attention", "full_attention"]}, "sliding_attention"),
+        (QWEN2, {"layer_types": ["full_attention"]}, "layer_types"),
+        (QWEN2, {"attention_bias": True}, "attention_bias"),
+        (NEXT, {"linear_num_key_heads": 4}, "linear_num_key_heads"),
+        (NEXT, {"layer_types": ["linear_attention"] * 3 + ["sliding_attention"]}, "sliding_attention"),
+        (NEXT, {"use_sliding_window": True}, "use_sliding_window"),
+        (NEXT, {"decoder_sparse_step": 9}, "decoder_sparse_step"),
+        (QWEN3_5, {"text_config": QWEN3_5["text_config"] | {"attn_output_gate": False}}, "attn_output_gate"),
+        (QWEN3_5, {"text_config": QWEN3_5["text_config"] | {"mlp_only_layers": [1]}}, "mlp_only_layers"),
+        (QWEN3_5, {"text_config": [1]}, "text_config"),
+        (QWEN3_5, {"text_config": QWEN3_5["text_config"] | {"tie_word_embeddings": True}}, "tie_word_embeddings"),
+        (QWEN3_5, {"quantization_config": {"quant_method": "gptq"}}, "quant_method"),
+        (ARCTIC, {"use_residual": False}, "use_residual"),
+        (ARCTIC, {"moe_layer_frequency": 9}, "moe_layer_frequency"),
+        (ARCTIC, {"quantization": {"q_bits": 8}}, "quantization"),
+    ],
+)
 def test_what_is_not_computed_is_refused_by_name(config: dict[str, Any], changed: dict[str, Any], named: str) -> None:
     with pytest.raises(CheckpointError, match=named):
         architecture(config).tensor_plan(config | changed)
 
 
-@pytest.mark.parametrize(("config", "name"), [
-    (NEXT, "mtp.layers.0.mlp.experts.7.gate_proj.weight"),
-    (QWEN3_5, "mtp.layers.0.mlp.experts.gate_up_proj"),
-    (QWEN3_5, "mtp.fc.weight"),
-    (QWEN3_5, "model.visual.blocks.0.attn.qkv.weight"),
-])
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        (NEXT, "mtp.layers.0.mlp.experts.7.gate_proj.weight"),
+        (QWEN3_5, "mtp.layers.0.mlp.experts.gate_up_proj"),
+        (QWEN3_5, "mtp.fc.weight"),
+        (QWEN3_5, "model.visual.blocks.0.attn.qkv.weight"),
+    ],
+)
 def test_tensors_beside_the_language_model_are_left_out(config: dict[str, Any], name: str) -> None:
     assert any(re.fullmatch(pattern, name) for pattern in architecture(config).tensor_plan(config).ignored)
 

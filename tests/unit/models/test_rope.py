@@ -18,23 +18,35 @@ DESCRIPTIONS: dict[str, dict[str, Any]] = {
     "dynamic": {"rope_type": "dynamic", "factor": 2.0},
     "yarn": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 256},
     "yarn, not truncated": {
-        "rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 256, "truncate": False,
-        "beta_fast": 16.0, "beta_slow": 2.0,
+        "rope_type": "yarn",
+        "factor": 8.0,
+        "original_max_position_embeddings": 256,
+        "truncate": False,
+        "beta_fast": 16.0,
+        "beta_slow": 2.0,
     },
     "yarn, mscale": {
-        "rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 512, "mscale": 1.0,
+        "rope_type": "yarn",
+        "factor": 40.0,
+        "original_max_position_embeddings": 512,
+        "mscale": 1.0,
         "mscale_all_dim": 0.707,
     },
     "yarn, attention_factor": {
-        "rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 256, "attention_factor": 1.5,
+        "rope_type": "yarn",
+        "factor": 8.0,
+        "original_max_position_embeddings": 256,
+        "attention_factor": 1.5,
     },
     "longrope": LONGROPE | {"rope_type": "longrope", "original_max_position_embeddings": 128},
     "longrope, factor": LONGROPE | {"rope_type": "longrope", "original_max_position_embeddings": 128, "factor": 4.0},
-    "longrope, attention_factor": LONGROPE | {
-        "rope_type": "longrope", "original_max_position_embeddings": 128, "attention_factor": 1.2,
-    },
+    "longrope, attention_factor": LONGROPE
+    | {"rope_type": "longrope", "original_max_position_embeddings": 128, "attention_factor": 1.2},
     "llama3": {
-        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
         "original_max_position_embeddings": 256,
     },
 }
@@ -50,8 +62,13 @@ def test_frequencies_and_scale_are_those_of_transformers(description: dict[str, 
     from transformers import MixtralConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    config = MixtralConfig(hidden_size=4 * HEAD_DIM, num_attention_heads=4, head_dim=HEAD_DIM,
-                           max_position_embeddings=CONTEXT, rope_parameters=description | {"rope_theta": 5e4})
+    config = MixtralConfig(
+        hidden_size=4 * HEAD_DIM,
+        num_attention_heads=4,
+        head_dim=HEAD_DIM,
+        max_position_embeddings=CONTEXT,
+        rope_parameters=description | {"rope_theta": 5e4},
+    )
     frequencies, scale = ROPE_INIT_FUNCTIONS[description["rope_type"]](config, "cpu", seq_len=room)
     ours = parsed(rope_parameters=description | {"rope_theta": 5e4}).within(room)
     np.testing.assert_allclose(ours.frequencies, frequencies.numpy(), rtol=2e-6)
@@ -66,8 +83,10 @@ def test_old_and_new_spellings_mean_the_same(description: dict[str, Any]) -> Non
 
 
 def test_the_published_phi_pairs_each_list_of_factors_with_its_own_scale() -> None:
-    rope = parsed(rope_scaling=LONGROPE | {"type": "longrope", "short_mscale": 1.1, "long_mscale": 1.3},
-                  original_max_position_embeddings=128)
+    rope = parsed(
+        rope_scaling=LONGROPE | {"type": "longrope", "short_mscale": 1.1, "long_mscale": 1.3},
+        original_max_position_embeddings=128,
+    )
     plain = parsed().frequencies
     for room, factors, scale in ((128, "short_factor", 1.1), (129, "long_factor", 1.3)):
         np.testing.assert_allclose(rope.within(room).frequencies, plain / np.array(LONGROPE[factors]), rtol=1e-6)
@@ -110,19 +129,24 @@ def test_the_scale_of_yarn() -> None:
     assert mscale(40.0, 0.707) == pytest.approx(0.1 * 0.707 * np.log(40) + 1)
 
 
-@pytest.mark.parametrize(("config", "error", "match"), [
-    ({"rope_scaling": {"type": "mrope"}}, UnsupportedModelError, "rope_scaling.*'mrope'.*longrope"),
-    ({"rope_scaling": {"type": ["yarn"]}}, UnsupportedModelError, "rope_scaling"),
-    ({"rope_scaling": {"type": "linear", "factor": 2, "truncate": True}}, UnsupportedModelError, "truncate"),
-    ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, UnsupportedModelError, "full_attention"),
-    ({"rope_scaling": {"type": "linear"}}, CheckpointError, "factor is missing"),
-    ({"rope_scaling": [1]}, CheckpointError, "rope_scaling"),
-    ({"rope_scaling": LONGROPE | {"type": "longrope", "short_factor": [1.0]}}, CheckpointError, "short_factor"),
-    ({"rope_scaling": DESCRIPTIONS["llama3"] | {"low_freq_factor": 4.0}}, CheckpointError, "low_freq_factor"),
-    ({"rope_theta": 0}, CheckpointError, "rope_theta"),
-    ({"rope_theta": 1.0, "rope_scaling": DESCRIPTIONS["yarn"]}, CheckpointError, "rope_theta"),
-], ids=str)
-def test_what_is_not_understood_is_refused_by_name(config: dict[str, Any], error: type[MoeinfError], match: str
-                                                   ) -> None:
+@pytest.mark.parametrize(
+    ("config", "error", "match"),
+    [
+        ({"rope_scaling": {"type": "mrope"}}, UnsupportedModelError, "rope_scaling.*'mrope'.*longrope"),
+        ({"rope_scaling": {"type": ["yarn"]}}, UnsupportedModelError, "rope_scaling"),
+        ({"rope_scaling": {"type": "linear", "factor": 2, "truncate": True}}, UnsupportedModelError, "truncate"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, UnsupportedModelError, "full_attention"),
+        ({"rope_scaling": {"type": "linear"}}, CheckpointError, "factor is missing"),
+        ({"rope_scaling": [1]}, CheckpointError, "rope_scaling"),
+        ({"rope_scaling": LONGROPE | {"type": "longrope", "short_factor": [1.0]}}, CheckpointError, "short_factor"),
+        ({"rope_scaling": DESCRIPTIONS["llama3"] | {"low_freq_factor": 4.0}}, CheckpointError, "low_freq_factor"),
+        ({"rope_theta": 0}, CheckpointError, "rope_theta"),
+        ({"rope_theta": 1.0, "rope_scaling": DESCRIPTIONS["yarn"]}, CheckpointError, "rope_theta"),
+    ],
+    ids=str,
+)
+def test_what_is_not_understood_is_refused_by_name(
+    config: dict[str, Any], error: type[MoeinfError], match: str
+) -> None:
     with pytest.raises(error, match=match):
         parsed(**config)

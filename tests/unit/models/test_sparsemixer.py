@@ -15,8 +15,12 @@ from moeinf.models.layers.array_math import NumpyMath
 
 
 def routed(math: Any, scores: Any, jitter: float) -> tuple[Any, Any]:
-    layers: Any = SimpleNamespace(math=math, linear=lambda name: lambda x: x, norm=lambda *_: lambda x: x,
-                                  routing=lambda ids, weights: (ids, weights))
+    layers: Any = SimpleNamespace(
+        math=math,
+        linear=lambda name: lambda x: x,
+        norm=lambda *_: lambda x: x,
+        routing=lambda ids, weights: (ids, weights),
+    )
     chosen: tuple[Any, Any] = Sparsemixer(layers, "gate", "norm", 1e-5, scores.shape[-1], jitter)(scores)[1]
     return chosen
 

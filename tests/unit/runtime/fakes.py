@@ -28,8 +28,15 @@ class FakeReader:
         self.queued: dict[int, tuple[int, float]] = {}  # key -> destination, priority
         self.submitted = 0
 
-    def submit(self, keys: IntArray, files: IntArray, offsets: IntArray, destinations: IntArray, num_bytes: int,
-               priorities: FloatArray) -> None:
+    def submit(
+        self,
+        keys: IntArray,
+        files: IntArray,
+        offsets: IntArray,
+        destinations: IntArray,
+        num_bytes: int,
+        priorities: FloatArray,
+    ) -> None:
         columns = zip(keys, files, offsets, destinations, priorities, strict=True)
         for key, file, offset, destination, priority in columns:
             assert int(key) not in self.queued, "read twice at once"
@@ -104,8 +111,15 @@ class Disk(FakeReader):
         self.reads: list[int] = []  # every key submitted
         self.busy_s = 0.0
 
-    def submit(self, keys: IntArray, files: IntArray, offsets: IntArray, destinations: IntArray, num_bytes: int,
-               priorities: FloatArray) -> None:
+    def submit(
+        self,
+        keys: IntArray,
+        files: IntArray,
+        offsets: IntArray,
+        destinations: IntArray,
+        num_bytes: int,
+        priorities: FloatArray,
+    ) -> None:
         self._catch_up()
         if not self.queued:
             self._free_at = max(self._free_at, self._clock.now)
@@ -191,8 +205,9 @@ class Tier(ExpertTier):
     memory: np.ndarray
 
 
-def make_tier(num_slots: int, policy: str = "lru", seed: int = 0, failing: frozenset[int] = frozenset()
-              ) -> tuple[Tier, FakeReader, EvictionPolicy]:
+def make_tier(
+    num_slots: int, policy: str = "lru", seed: int = 0, failing: frozenset[int] = frozenset()
+) -> tuple[Tier, FakeReader, EvictionPolicy]:
     memory = np.full(SLOTS_START + num_slots * LAYOUT.stride_bytes, 0xA5, np.uint8)
     reader = FakeReader(memory, seed, failing)
     chosen = make_policy(policy, SHAPE, ActivationCollection(SHAPE))

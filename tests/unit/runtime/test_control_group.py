@@ -71,8 +71,13 @@ def group() -> Iterator[Path]:
 
 def test_a_cache_makes_room_for_others_in_its_group_instead_of_being_killed(group: Path, tmp_path: Path) -> None:
     enter = group / "cgroup.procs"
-    done = subprocess.run([sys.executable, "-c", BESIDE, str(tmp_path / "experts.bin")], capture_output=True, text=True,
-                          preexec_fn=lambda: enter.write_text(str(os.getpid())) and None, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", BESIDE, str(tmp_path / "experts.bin")],
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: enter.write_text(str(os.getpid())) and None,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     beside, afterwards = (int(line.split()[0]) for line in done.stdout.splitlines() if "slots" in line)
     assert beside < 30 and afterwards == 40 and "ran short of memory" in done.stdout

@@ -24,8 +24,9 @@ def routing(rng: np.random.Generator, tokens: int) -> Routing:
     return Routing(ids, rng.random(ids.shape, np.float32) + np.float32(0.1))
 
 
-def streamed(tier: Tier, reader: FakeReader, policy: EvictionPolicy, *, prefetch: bool = True
-             ) -> tuple[StreamedExperts, FakeKernel]:
+def streamed(
+    tier: Tier, reader: FakeReader, policy: EvictionPolicy, *, prefetch: bool = True
+) -> tuple[StreamedExperts, FakeKernel]:
     kernel, predictor = FakeKernel(tier.memory, SHAPE.num_experts), LookAheadPredictor(SHAPE)
     prefetcher = Prefetcher(tier, predictor, reader, SHAPE, LAYOUT.stride_bytes) if prefetch else None
     return StreamedExperts(tier, kernel, [], [policy, predictor], prefetcher, Profiler()), kernel
@@ -40,10 +41,15 @@ def resident() -> ResidentExperts:
 
 
 @settings(max_examples=80)
-@given(num_slots=st.integers(SHAPE.top_k, SHAPE.total_experts), seed=st.integers(0, 999), prefetch=st.booleans(),
-       passes=st.lists(st.integers(1, 9), min_size=1, max_size=6))
-def test_streamed_experts_give_bit_for_bit_what_resident_ones_give(num_slots: int, seed: int, prefetch: bool,
-                                                                   passes: list[int]) -> None:
+@given(
+    num_slots=st.integers(SHAPE.top_k, SHAPE.total_experts),
+    seed=st.integers(0, 999),
+    prefetch=st.booleans(),
+    passes=st.lists(st.integers(1, 9), min_size=1, max_size=6),
+)
+def test_streamed_experts_give_bit_for_bit_what_resident_ones_give(
+    num_slots: int, seed: int, prefetch: bool, passes: list[int]
+) -> None:
     rng = np.random.default_rng(seed)
     tier, reader, policy = make_tier(num_slots, "next-use", seed)
     experts, _ = streamed(tier, reader, policy, prefetch=prefetch)

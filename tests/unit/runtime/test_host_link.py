@@ -30,19 +30,42 @@ EMPTY = np.empty(0, np.int64)
 class Machine:
     """A device of `device_slots`, a host of `host_slots`, and what is computed checked at the moment of use."""
 
-    def __init__(self, device_slots: int, host_slots: int, *, policy: str = "lru", seed: int = 0,
-                 failing: frozenset[int] = frozenset(), pinned_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        device_slots: int,
+        host_slots: int,
+        *,
+        policy: str = "lru",
+        seed: int = 0,
+        failing: frozenset[int] = frozenset(),
+        pinned_bytes: int | None = None,
+    ) -> None:
         self.device = np.full(device_slots * STRIDE, 0x5A, np.uint8)
         self.host = np.full(SLOTS_START + host_slots * STRIDE, 0xA5, np.uint8)
         self.disk = FakeReader(self.host, seed, failing)
         self.copier = FakeCopier(seed, pinned_bytes=pinned_bytes)
         self.policy = make_policy(policy, SHAPE, ActivationCollection(SHAPE))
-        self.link = HostLink(SHAPE, LAYOUT, SlotRegion(self.host, SLOTS_START, host_slots), self.disk, self.copier,
-                             lambda offsets: address_of(self.device, offsets), lambda: COMPUTE_STREAM,
-                             lambda: self.tier.keep_scores_below())
+        self.link = HostLink(
+            SHAPE,
+            LAYOUT,
+            SlotRegion(self.host, SLOTS_START, host_slots),
+            self.disk,
+            self.copier,
+            lambda offsets: address_of(self.device, offsets),
+            lambda: COMPUTE_STREAM,
+            lambda: self.tier.keep_scores_below(),
+        )
         shards = [Path(f"experts-{layer:05d}.bin") for layer in range(SHAPE.num_layers)]
-        self.tier = ExpertTier(SHAPE, LAYOUT, SlotRegion(None, 0, device_slots), self.link, self.policy, shards, Profiler(),
-                               self.link.lag_s)
+        self.tier = ExpertTier(
+            SHAPE,
+            LAYOUT,
+            SlotRegion(None, 0, device_slots),
+            self.link,
+            self.policy,
+            shards,
+            Profiler(),
+            self.link.lag_s,
+        )
 
     def visit(self, layer: int, ids: IntArray) -> list[list[int]]:
         """One layer's visit; the batches in which its experts came."""
@@ -83,12 +106,27 @@ passes = st.lists(st.tuples(st.sampled_from([1, 1, 1, 2, 5]), st.integers(0, 2**
 
 
 @settings(max_examples=250, deadline=None)
-@given(device_slots=st.integers(2, 18), host_slots=st.integers(1, 18), policy=st.sampled_from(POLICIES),
-       seed=st.integers(0, 999), passes=passes, prefetching=st.booleans(), filled=st.booleans(),
-       patient=st.booleans(), failing=st.frozensets(st.integers(0, TOTAL - 1), max_size=2))
+@given(
+    device_slots=st.integers(2, 18),
+    host_slots=st.integers(1, 18),
+    policy=st.sampled_from(POLICIES),
+    seed=st.integers(0, 999),
+    passes=passes,
+    prefetching=st.booleans(),
+    filled=st.booleans(),
+    patient=st.booleans(),
+    failing=st.frozensets(st.integers(0, TOTAL - 1), max_size=2),
+)
 def test_any_schedule_computes_the_right_weights(
-    device_slots: int, host_slots: int, policy: str, seed: int, passes: list[tuple[int, int]], prefetching: bool,
-    filled: bool, patient: bool, failing: frozenset[int]
+    device_slots: int,
+    host_slots: int,
+    policy: str,
+    seed: int,
+    passes: list[tuple[int, int]],
+    prefetching: bool,
+    filled: bool,
+    patient: bool,
+    failing: frozenset[int],
 ) -> None:
     machine = Machine(device_slots, host_slots, policy=policy, seed=seed, failing=frozenset() if filled else failing)
     machine.copier.patient = patient
@@ -368,8 +406,10 @@ def test_a_host_that_cannot_be_filled_raises_the_failure() -> None:
     assert "expert 3 of layer 0" in str(machine.tier.explain(raised.value))
 
 
-@pytest.mark.parametrize(("host_slots", "pinned_bytes", "reaches"), [
-    (TOTAL, None, True), (TOTAL, SLOTS_START + (TOTAL - 1) * STRIDE, False), (TOTAL - 1, None, False)])
+@pytest.mark.parametrize(
+    ("host_slots", "pinned_bytes", "reaches"),
+    [(TOTAL, None, True), (TOTAL, SLOTS_START + (TOTAL - 1) * STRIDE, False), (TOTAL - 1, None, False)],
+)
 def test_the_device_reaches_all_where_the_host_holds_all_and_it_is_pinned(
     host_slots: int, pinned_bytes: int | None, reaches: bool
 ) -> None:

@@ -111,8 +111,9 @@ def test_small_steps_down_leave_no_memory_between_them(monkeypatch: pytest.Monke
     given: list[tuple[int, int]] = []
     memory = Arena(64 << 20).array()
     start = memory.ctypes.data
-    monkeypatch.setattr(pages, "give_back",
-                        lambda part: given.append((part.ctypes.data - start, len(part))) if len(part) else None)
+    monkeypatch.setattr(
+        pages, "give_back", lambda part: given.append((part.ctypes.data - start, len(part))) if len(part) else None
+    )
     ahead = PagesAhead(memory)
     for end in range(64 << 20, 0, -(700 << 10)):
         ahead.resize(end)

@@ -127,8 +127,12 @@ def test_a_read_that_never_ends_keeps_its_slot_and_stops_nobody(monkeypatch: pyt
 
 
 @settings(max_examples=100)
-@given(num_slots=st.integers(TOP_K, 18), seed=st.integers(0, 999), prefetching=st.booleans(),
-       steps=st.lists(st.tuples(st.integers(0, SHAPE.num_layers - 1), st.floats(-20, 40)), max_size=12))
+@given(
+    num_slots=st.integers(TOP_K, 18),
+    seed=st.integers(0, 999),
+    prefetching=st.booleans(),
+    steps=st.lists(st.tuples(st.integers(0, SHAPE.num_layers - 1), st.floats(-20, 40)), max_size=12),
+)
 def test_every_visit_finds_its_experts_however_memory_comes_and_goes(
     num_slots: int, seed: int, prefetching: bool, steps: list[tuple[int, float]]
 ) -> None:

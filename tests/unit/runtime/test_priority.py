@@ -39,8 +39,10 @@ def test_a_budget_below_one_chooses_nothing() -> None:
     assert select_prefetches(everything, everything < 0, budget=-3) == []
 
 
-@given(st.lists(st.tuples(st.sampled_from([0.0, 0.25, 0.5, 1.0]), st.booleans()), min_size=6, max_size=6),
-       st.integers(0, 8))
+@given(
+    st.lists(st.tuples(st.sampled_from([0.0, 0.25, 0.5, 1.0]), st.booleans()), min_size=6, max_size=6),
+    st.integers(0, 8),
+)
 def test_the_choice_is_a_stable_sort_cut_at_the_budget(cells: list[tuple[float, bool]], budget: int) -> None:
     priorities = np.array([priority for priority, _ in cells]).reshape(2, 3)
     resident = np.array([there for _, there in cells]).reshape(2, 3)

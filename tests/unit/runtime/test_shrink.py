@@ -23,8 +23,13 @@ def offsets_held(tier: Tier) -> IntArray:
 
 
 @settings(max_examples=100, deadline=None)
-@given(num_slots=st.integers(3, 18), left=st.integers(2, 18), seed=st.integers(0, 999), prefetching=st.booleans(),
-       failing=st.frozensets(st.integers(6, 11), max_size=2))
+@given(
+    num_slots=st.integers(3, 18),
+    left=st.integers(2, 18),
+    seed=st.integers(0, 999),
+    prefetching=st.booleans(),
+    failing=st.frozensets(st.integers(6, 11), max_size=2),
+)
 def test_a_shrunk_tier_goes_on_in_its_lowest_slots(
     num_slots: int, left: int, seed: int, prefetching: bool, failing: frozenset[int]
 ) -> None:

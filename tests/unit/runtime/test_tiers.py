@@ -21,8 +21,13 @@ routings = st.lists(
 
 
 @settings(max_examples=120, deadline=None)
-@given(num_slots=st.integers(2, 18), policy=st.sampled_from(POLICIES), seed=st.integers(0, 999), passes=routings,
-       prefetching=st.booleans())
+@given(
+    num_slots=st.integers(2, 18),
+    policy=st.sampled_from(POLICIES),
+    seed=st.integers(0, 999),
+    passes=routings,
+    prefetching=st.booleans(),
+)
 def test_any_schedule_gives_the_right_weights_and_counts_every_activation(
     num_slots: int, policy: str, seed: int, passes: list[tuple[int, int]], prefetching: bool
 ) -> None:

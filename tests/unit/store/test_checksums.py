@@ -17,8 +17,10 @@ SIZES = {"a.bin": 1000, "b.bin": 64}
 
 
 def runs() -> list[SumRun]:
-    return [SumRun("a.bin", 0, 1000, 300, np.arange(4, dtype=np.uint32)),
-            SumRun("b.bin", 4, 60, 60, np.array([0xFFFFFFFF], np.uint32))]
+    return [
+        SumRun("a.bin", 0, 1000, 300, np.arange(4, dtype=np.uint32)),
+        SumRun("b.bin", 4, 60, 60, np.array([0xFFFFFFFF], np.uint32)),
+    ]
 
 
 def as_file(head: bytes, sums: bytes) -> bytes:
@@ -45,11 +47,25 @@ def test_every_flipped_bit_and_every_length_is_refused() -> None:
             parse_checksums(data[:length], "here", SIZES)
 
 
-@pytest.mark.parametrize("table", [
-    [], {}, [["c.bin", 0, 4, 4]], [["a.bin", 0, 4]], [["a.bin", -1, 4, 4]], [["a.bin", 0, 1004, 1004]],
-    [["a.bin", 997, 4, 4]], [["a.bin", 0, 4, 0]], [["a.bin", 0, 4, 5]], [["a.bin", 0, 4.0, 4]], [["a.bin", 0, True, 1]],
-    [["a.bin", 0, 1 << 80, 1]], [["a.bin", 0, 8, 4]],
-], ids=str)
+@pytest.mark.parametrize(
+    "table",
+    [
+        [],
+        {},
+        [["c.bin", 0, 4, 4]],
+        [["a.bin", 0, 4]],
+        [["a.bin", -1, 4, 4]],
+        [["a.bin", 0, 1004, 1004]],
+        [["a.bin", 997, 4, 4]],
+        [["a.bin", 0, 4, 0]],
+        [["a.bin", 0, 4, 5]],
+        [["a.bin", 0, 4.0, 4]],
+        [["a.bin", 0, True, 1]],
+        [["a.bin", 0, 1 << 80, 1]],
+        [["a.bin", 0, 8, 4]],
+    ],
+    ids=str,
+)
 def test_runs_that_fit_no_file_are_refused(table: object) -> None:
     with pytest.raises(StoreError, match="here"):
         parse_checksums(as_file(json.dumps({"runs": table}).encode(), bytes(4)), "here", SIZES)

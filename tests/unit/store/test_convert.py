@@ -61,10 +61,12 @@ def test_segments_cover_the_copies_byte_by_byte_and_stay_small(gaps: list[tuple[
     assert moved == wanted
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["q8_0", "q4_k", None])), max_size=12),
-       st.integers(1024, 5000))
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["q8_0", "q4_k", None])), max_size=12),
+    st.integers(1024, 5000),
+)
 def test_segments_are_cut_between_blocks_and_each_lands_behind_the_one_before(
-    kinds: list[tuple[int, Format | None]], limit: int,
+    kinds: list[tuple[int, Format | None]], limit: int
 ) -> None:
     copies, offset = [], 0
     for number, (units, format) in enumerate(kinds):
@@ -95,13 +97,17 @@ def test_copies_of_the_same_bytes_are_read_at_once_and_never_cut(slabs: list[tup
     assert [piece for segment in found for piece in segment.pieces] == copies
     assert sum(segment.num_bytes for segment in found) == sum(size for _, size, _ in slabs) == read_bytes(copies)
     for segment in found:
-        assert all(segment.offset_bytes <= piece.source_offset and piece.source_offset + piece.num_bytes
-                   <= segment.offset_bytes + segment.num_bytes for piece in segment.pieces)
+        assert all(
+            segment.offset_bytes <= piece.source_offset
+            and piece.source_offset + piece.num_bytes <= segment.offset_bytes + segment.num_bytes
+            for piece in segment.pieces
+        )
 
 
 @pytest.mark.parametrize("flush_bytes", [1, 1 << 30])
-def test_tensors_larger_than_all_buffers_are_copied(flush_bytes: int, tmp_path: Path,
-                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensors_larger_than_all_buffers_are_copied(
+    flush_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(convert, "_SEGMENT_BYTES", 1000)
     monkeypatch.setattr(convert, "_FLUSH_BYTES", flush_bytes)
     monkeypatch.setattr(segments, "__defaults__", (1000,))

@@ -62,20 +62,27 @@ def test_dense_tensors_lie_where_the_file_has_them(tmp_path: Path) -> None:
 
 
 def test_quantised_tensors_are_bytes_to_the_file_and_blocks_to_the_manifest(tmp_path: Path) -> None:
-    head, specs = dense_header({"a": ("f32", (3,)), "b": ("q8_0", (5, 64)), "c": ("q4_k", (2, 512)),
-                                "d": ("bf16", (4,))})
+    head, specs = dense_header(
+        {"a": ("f32", (3,)), "b": ("q8_0", (5, 64)), "c": ("q4_k", (2, 512)), "d": ("bf16", (4,))}
+    )
     data = head + bytes(sum(spec.num_bytes for spec in specs))
     assert {name: tuple(tensor.shape) for name, tensor in safetensors.torch.load(data).items()} == {
-        "a": (3,), "b": (5, 68), "c": (2, 288), "d": (4,)}
+        "a": (3,),
+        "b": (5, 68),
+        "c": (2, 288),
+        "d": (4,),
+    }
     path = tmp_path / "dense.safetensors"
     path.write_bytes(data)
     formats = {"b": BlockTensor("q8_0", (5, 64)), "c": BlockTensor("q4_k", (2, 512))}
     assert dense_tensors(path, formats) == specs
-    for wrong, words in ((formats | {"b": BlockTensor("q8_0", (4, 64))}, "'b' has dtype U8"),
-                         (formats | {"c": BlockTensor("q8_0", (2, 512))}, "'c' has dtype U8"),
-                         ({"b": formats["b"]}, "'c' has dtype U8 .*which its manifest does not explain"),
-                         (formats | {"a": BlockTensor("q8_0", (3, 32))}, "'a' has dtype F32 .*not the q8_0"),
-                         (formats | {"e": formats["b"]}, "'e' of the manifest is missing")):
+    for wrong, words in (
+        (formats | {"b": BlockTensor("q8_0", (4, 64))}, "'b' has dtype U8"),
+        (formats | {"c": BlockTensor("q8_0", (2, 512))}, "'c' has dtype U8"),
+        ({"b": formats["b"]}, "'c' has dtype U8 .*which its manifest does not explain"),
+        (formats | {"a": BlockTensor("q8_0", (3, 32))}, "'a' has dtype F32 .*not the q8_0"),
+        (formats | {"e": formats["b"]}, "'e' of the manifest is missing"),
+    ):
         with pytest.raises(StoreError, match=f"dense.safetensors: tensor {words}"):
             dense_tensors(path, wrong)
 
@@ -87,7 +94,7 @@ def test_a_block_without_a_number_as_its_scale_is_named_before_the_dense_file_is
     offsets = {spec.name: spec.offset_bytes for spec in specs}
     data[offsets["c"] : offsets["c"] + 128] = b"\xff" * 128  # floats may be anything
     check_dense(path, specs, memoryview(data))
-    for name, at, value, block in (("a", 7 * 34 + 1, 0x7c, 7), ("b", 3 * 17, 255, 3)):
+    for name, at, value, block in (("a", 7 * 34 + 1, 0x7C, 7), ("b", 3 * 17, 255, 3)):
         spoilt = bytearray(data)
         spoilt[offsets[name] + at] = value
         with pytest.raises(StoreError, match=rf"safetensors: tensor '{name}': the scale of \w+ block {block} is NaN"):
@@ -146,10 +153,14 @@ def test_a_malformed_file_is_refused_in_one_line_that_names_it(attack: str, tmp_
     assert str(caught.value).isprintable() and len(str(caught.value)) < 1000
 
 
-@pytest.mark.parametrize("header", [
-    b"{" + b",".join(b'"%06d":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}' % i for i in range(100_003)) + b"}",
-    b'{"a":[' + b",".join([b"0"] * 2_000_000) + b"]}",
-], ids=["tensors", "numbers"])
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"{" + b",".join(b'"%06d":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}' % i for i in range(100_003)) + b"}",
+        b'{"a":[' + b",".join([b"0"] * 2_000_000) + b"]}",
+    ],
+    ids=["tensors", "numbers"],
+)
 def test_a_header_of_too_many_values_is_refused_before_they_are_made(header: bytes, tmp_path: Path) -> None:
     path = tmp_path / "evil.safetensors"
     path.write_bytes(file_of(header, 0))

@@ -118,8 +118,9 @@ def test_a_damaged_name_is_named_and_removed_and_bars_nobody(damage: str, librar
     assert library.remove("demo") + library.remove("demo:small") > 0
 
 
-def test_a_model_that_a_damaged_name_may_hold_is_kept_until_the_name_is_gone(library: Library, demo: StoredModel
-                                                                             ) -> None:
+def test_a_model_that_a_damaged_name_may_hold_is_kept_until_the_name_is_gone(
+    library: Library, demo: StoredModel
+) -> None:
     (library.home / "names" / "demo" / "latest").write_bytes(b"")
     library.remove("demo:small")
     assert (library.home / "models" / demo.id).is_dir()
@@ -141,8 +142,29 @@ def test_a_damaged_manifest_hides_no_other_model_of_a_source(library: Library, d
         library.find("org/repo")
 
 
-EVIL = ["../x", "/etc/x", "a/../../b", "a\\..\\b", "C:x:y", "a\0b", "x" * 4096, "..", ".hidden", "-x", "", ":", "a:",
-        ":b", "a:..", "a:b/c", "a b", "naïve", "\x1b[2J", "a..b", "a:b:c"]
+EVIL = [
+    "../x",
+    "/etc/x",
+    "a/../../b",
+    "a\\..\\b",
+    "C:x:y",
+    "a\0b",
+    "x" * 4096,
+    "..",
+    ".hidden",
+    "-x",
+    "",
+    ":",
+    "a:",
+    ":b",
+    "a:..",
+    "a:b/c",
+    "a b",
+    "naïve",
+    "\x1b[2J",
+    "a..b",
+    "a:b:c",
+]
 
 
 @pytest.mark.parametrize("name", EVIL)
@@ -158,19 +180,30 @@ def test_names_that_could_leave_the_store_are_refused_before_anything_is_touched
     assert sorted(library.home.rglob("*")) == before
 
 
-@pytest.mark.parametrize(("text", "name"), [
-    ("Qwen/Qwen3-30B-A3B", "qwen3-30b-a3b"), ("/a/My Model (1)", "my-model-1-"), ("org/..", "model"), ("..x..y", "x.y"),
-    ("/data/x/", "x"), ("é", "model"), ("a" * 200, "a" * 80),
-])
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("Qwen/Qwen3-30B-A3B", "qwen3-30b-a3b"),
+        ("/a/My Model (1)", "my-model-1-"),
+        ("org/..", "model"),
+        ("..x..y", "x.y"),
+        ("/data/x/", "x"),
+        ("é", "model"),
+        ("a" * 200, "a" * 80),
+    ],
+)
 def test_a_default_name_is_always_valid(text: str, name: str) -> None:
     assert name_from(text) == name
     assert parse_name(name_from(text)) == (name, "latest")
 
 
 def test_listing_imports_neither_torch_nor_the_hub_s_library(library: Library) -> None:
-    code = ("import sys, pathlib; from moeinf.store.library import Library; from moeinf.store import verify; "
-            "found = Library(pathlib.Path(sys.argv[1])).list(); assert len(found) == 2 and found[0].manifest.info; "
-            "print([m for m in ('torch', 'huggingface_hub', 'rich') if m in sys.modules])")
-    result = subprocess.run([sys.executable, "-c", code, str(library.home)], capture_output=True, text=True, check=True,
-                            env=os.environ)
+    code = (
+        "import sys, pathlib; from moeinf.store.library import Library; from moeinf.store import verify; "
+        "found = Library(pathlib.Path(sys.argv[1])).list(); assert len(found) == 2 and found[0].manifest.info; "
+        "print([m for m in ('torch', 'huggingface_hub', 'rich') if m in sys.modules])"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code, str(library.home)], capture_output=True, text=True, check=True, env=os.environ
+    )
     assert result.stdout.strip() == "[]"

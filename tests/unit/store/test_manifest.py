@@ -97,8 +97,10 @@ FAULTS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "tensor of part blocks": (change("experts", "tensors", 0, "dtype", to="q4_k"), "must be whole q4_k blocks of 256"),
     "dense format": (change("dense_formats", to={"a": {"format": "q5", "shape": [32]}}), "a: format is 'q5'; known: "),
     "dense format without blocks": (change("dense_formats", to={"a": {"format": "bf16", "shape": [32]}}), "no blocks"),
-    "dense tensor of part blocks": (change("dense_formats", to={"a": {"format": "q8_0", "shape": [2, 33]}}),
-                                    "a: shape is [2, 33]; rows must be whole q8_0 blocks of 32"),
+    "dense tensor of part blocks": (
+        change("dense_formats", to={"a": {"format": "q8_0", "shape": [2, 33]}}),
+        "a: shape is [2, 33]; rows must be whole q8_0 blocks of 32",
+    ),
     "dense tensor without shape": (change("dense_formats", to={"a": {"format": "q8_0", "shape": []}}), "a: shape"),
     "dense tensor's name": (change("dense_formats", to={"\x1b[2J": {"format": "q8_0", "shape": [32]}}), "not a name"),
     "no layers": (change("experts", "num_layers", to=0), "experts: num_layers"),
@@ -134,8 +136,16 @@ def test_a_wrong_field_is_refused_by_name(fault: str, demo: StoredModel) -> None
 
 def test_every_field_is_required(demo: StoredModel) -> None:
     whole = json.loads((demo.path / "manifest.json").read_bytes())
-    for part in ((), ("model",), ("experts",), ("source",), ("shards", 0), ("files", 0), ("experts", "tensors", 0),
-                 ("quantisation",)):
+    for part in (
+        (),
+        ("model",),
+        ("experts",),
+        ("source",),
+        ("shards", 0),
+        ("files", 0),
+        ("experts", "tensors", 0),
+        ("quantisation",),
+    ):
         for field in _at(whole, part):
             value = json.loads(json.dumps(whole))
             del _at(value, part)[field]

@@ -8,13 +8,16 @@ from moeinf.errors import UsageError
 from moeinf.store.quantisation import KEEP, FormatPlan, Quantisation, chosen
 
 
-@pytest.mark.parametrize(("given", "wanted", "tag"), [
-    (("q4_k", None, None), Quantisation("q4_k", "q4_k"), "q4_k"),
-    (("q4_k", None, "q8_0"), Quantisation("q4_k", "q8_0"), "q4_k-q8_0"),
-    ((None, "mxfp4", None), Quantisation("mxfp4", "keep"), "mxfp4-keep"),
-    (("q8_0", "keep", None), Quantisation("keep", "q8_0"), "keep-q8_0"),
-    (("keep", None, None), KEEP, "keep"),
-])
+@pytest.mark.parametrize(
+    ("given", "wanted", "tag"),
+    [
+        (("q4_k", None, None), Quantisation("q4_k", "q4_k"), "q4_k"),
+        (("q4_k", None, "q8_0"), Quantisation("q4_k", "q8_0"), "q4_k-q8_0"),
+        ((None, "mxfp4", None), Quantisation("mxfp4", "keep"), "mxfp4-keep"),
+        (("q8_0", "keep", None), Quantisation("keep", "q8_0"), "keep-q8_0"),
+        (("keep", None, None), KEEP, "keep"),
+    ],
+)
 def test_one_choice_for_all_or_one_each(given: tuple[str | None, ...], wanted: Quantisation, tag: str) -> None:
     quantisation = chosen(*given)
     assert quantisation == wanted and quantisation.tag == tag
@@ -24,9 +27,10 @@ def test_nothing_chosen_is_told_apart_from_keep() -> None:
     assert chosen(None) is None
 
 
-@pytest.mark.parametrize(("given", "option"), [
-    (("q5_k",), "--quant"), ((None, "Q8_0"), "--quant-experts"), (("q8_0", None, "bf16"), "--quant-dense"),
-])
+@pytest.mark.parametrize(
+    ("given", "option"),
+    [(("q5_k",), "--quant"), ((None, "Q8_0"), "--quant-experts"), (("q8_0", None, "bf16"), "--quant-dense")],
+)
 def test_an_unknown_format_is_refused_with_the_known_ones(given: tuple[str | None, ...], option: str) -> None:
     with pytest.raises(UsageError, match=f"unknown {option} '.*'; known: keep, q8_0, q4_0, q4_k, iq4_nl, mxfp4"):
         chosen(*given)
@@ -34,8 +38,15 @@ def test_an_unknown_format_is_refused_with_the_known_ones(given: tuple[str | Non
 
 def test_states_of_a_source_differ_by_what_is_made_of_them() -> None:
     assert KEEP.of("state") == "state"
-    assert len({Quantisation(*formats).of("state") for formats in (
-        ("keep", "keep"), ("q8_0", "keep"), ("keep", "q8_0"), ("q8_0", "q8_0"))}) == 4
+    assert (
+        len(
+            {
+                Quantisation(*formats).of("state")
+                for formats in (("keep", "keep"), ("q8_0", "keep"), ("keep", "q8_0"), ("q8_0", "q8_0"))
+            }
+        )
+        == 4
+    )
 
 
 def test_rows_decide_what_a_wanted_format_becomes() -> None:

@@ -40,8 +40,11 @@ def test_fp8_may_be_cut_between_any_two_rows(rows: int, cols: int, high: int, wi
     each = scales.repeat_interleave(high, 0).repeat_interleave(wide, 1)[:rows, :cols]
     recast = Fp8("t", cols, (high, wide), "f32", "bf16")
     at = data.draw(st.integers(0, rows))
-    found = [bf16_of(recast.part(start * cols).apply(data_of(codes[start:end]), data_of(scales)))
-             for start, end in ((0, at), (at, rows)) if start < end]
+    found = [
+        bf16_of(recast.part(start * cols).apply(data_of(codes[start:end]), data_of(scales)))
+        for start, end in ((0, at), (at, rows))
+        if start < end
+    ]
     assert torch.equal(torch.cat(found).view(rows, cols), (codes.float() * each).bfloat16())
     assert recast.stored_bytes(rows * cols) == rows * cols * 2
 
@@ -49,8 +52,11 @@ def test_fp8_may_be_cut_between_any_two_rows(rows: int, cols: int, high: int, wi
 @pytest.mark.parametrize(("dtype", "of"), [(torch.bfloat16, "bf16"), (torch.float16, "f16"), (torch.float32, "f32")])
 def test_a_view_takes_rows_from_between_others_and_turns_matrices(dtype: torch.dtype, of: DType) -> None:
     slab = torch.randn(6, 8, generator=torch.Generator().manual_seed(1)).to(dtype)
-    for view, wanted in ((View(8, (3, 8), (16, 1)), slab[1::2]), (View(1, (4, 6), (2, 8)), slab[:, 1::2].T),
-                         (View(3, (5,), (2,)), slab.view(-1)[3:13:2])):
+    for view, wanted in (
+        (View(8, (3, 8), (16, 1)), slab[1::2]),
+        (View(1, (4, 6), (2, 8)), slab[:, 1::2].T),
+        (View(3, (5,), (2,)), slab.view(-1)[3:13:2]),
+    ):
         recast = Strided("t", of, of, view, view.shape, slab.numel() * dtype.itemsize)
         assert bytes(recast.apply(data_of(slab), NONE)) == bytes(data_of(wanted))
         assert recast.stored_bytes(recast.unit_bytes) == wanted.numel() * dtype.itemsize
@@ -59,8 +65,12 @@ def test_a_view_takes_rows_from_between_others_and_turns_matrices(dtype: torch.d
 
 def test_what_fills_a_part_of_a_matrix_is_followed_by_zeros() -> None:
     slab = torch.randn(6, 8, generator=torch.Generator().manual_seed(1))
-    for view, shape in ((View(0, (6, 8), (8, 1)), (9, 8)), (View(0, (6, 8), (8, 1)), (6, 32)),
-                        (View(3, (5,), (1,)), (8,)), (View(1, (4, 6), (2, 8)), (7, 64))):
+    for view, shape in (
+        (View(0, (6, 8), (8, 1)), (9, 8)),
+        (View(0, (6, 8), (8, 1)), (6, 32)),
+        (View(3, (5,), (1,)), (8,)),
+        (View(1, (4, 6), (2, 8)), (7, 64)),
+    ):
         recast = Strided("t", "f32", "f32", view, shape, slab.nbytes)
         wanted = torch.zeros(shape)
         wanted[tuple(map(slice, view.shape))] = slab.flatten().as_strided(view.shape, view.strides, view.start)

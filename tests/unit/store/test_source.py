@@ -46,11 +46,14 @@ def test_a_path_that_does_not_exist_is_named(tmp_path: Path) -> None:
     assert str(tmp_path / "nowhere") in str(refused(tmp_path / "nowhere", tmp_path))
 
 
-@pytest.mark.parametrize(("name", "words"), [
-    ("model.Q4.gguf", "only GGUF files; moeinf needs safetensors"),
-    ("pytorch_model.bin", "only PyTorch files; moeinf needs safetensors"),
-    ("notes.txt", "neither model.safetensors nor"),
-])
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("model.Q4.gguf", "only GGUF files; moeinf needs safetensors"),
+        ("pytorch_model.bin", "only PyTorch files; moeinf needs safetensors"),
+        ("notes.txt", "neither model.safetensors nor"),
+    ],
+)
 def test_weights_in_another_form_are_refused_by_name(name: str, words: str, tmp_path: Path) -> None:
     folder = tmp_path / "c"
     folder.mkdir()
@@ -59,13 +62,19 @@ def test_weights_in_another_form_are_refused_by_name(name: str, words: str, tmp_
     assert words in str(refused(folder, tmp_path))
 
 
-@pytest.mark.parametrize(("change", "words"), [
-    ({"model_type": "bert", "num_experts": None}, "not a Mixture-of-Experts model"),
-    ({"model_type": "dbrx"}, "'dbrx' is a Mixture-of-Experts family that this version does not run; moeinf runs mix"),
-    ({"model_type": None}, "no model_type"),
-    ({"quantization_config": {"quant_method": "gptq"}}, "quantised (gptq)"),
-    ({"hidden_size": "64"}, "hidden_size"),
-])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model_type": "bert", "num_experts": None}, "not a Mixture-of-Experts model"),
+        (
+            {"model_type": "dbrx"},
+            "'dbrx' is a Mixture-of-Experts family that this version does not run; moeinf runs mix",
+        ),
+        ({"model_type": None}, "no model_type"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantised (gptq)"),
+        ({"hidden_size": "64"}, "hidden_size"),
+    ],
+)
 def test_a_config_of_another_kind_is_refused_by_name(change: dict[str, object], words: str, tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "c")
     (folder / "config.json").write_text(json.dumps(CONFIG | change))
@@ -101,8 +110,22 @@ def test_a_shard_with_a_tail_is_refused(tmp_path: Path) -> None:
     assert "behind its last tensor" in str(refused(folder, tmp_path))
 
 
-@pytest.mark.parametrize("name", ["../x.safetensors", "/etc/x.safetensors", "a/b.safetensors", "a\\b.safetensors", "..",
-                                  "x.bin", "", ".x.safetensors", "a\0.safetensors", 5, "x" * 4096 + ".safetensors"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../x.safetensors",
+        "/etc/x.safetensors",
+        "a/b.safetensors",
+        "a\\b.safetensors",
+        "..",
+        "x.bin",
+        "",
+        ".x.safetensors",
+        "a\0.safetensors",
+        5,
+        "x" * 4096 + ".safetensors",
+    ],
+)
 def test_an_index_cannot_lead_out_of_the_folder(name: str, tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "c")
     edit_index(folder, lambda weight_map: weight_map.update({NORM: name}))
@@ -158,9 +181,15 @@ def test_what_could_never_run_is_refused_before_the_first_shard(tmp_path: Path) 
     (folder / SHARD).unlink()
     (folder / SHARD).write_bytes(b"not looked at")
     tokenizer = (folder / "tokenizer.json").read_text()
-    for name, text in (("tokenizer.json", "{"), ("tokenizer.json", "{}"), ("tokenizer.json", ""),
-                       ("generation_config.json", "{"), ("generation_config.json", "[1]"),
-                       ("tokenizer_config.json", "nonsense"), ("special_tokens_map.json", "5")):
+    for name, text in (
+        ("tokenizer.json", "{"),
+        ("tokenizer.json", "{}"),
+        ("tokenizer.json", ""),
+        ("generation_config.json", "{"),
+        ("generation_config.json", "[1]"),
+        ("tokenizer_config.json", "nonsense"),
+        ("special_tokens_map.json", "5"),
+    ):
         (folder / name).write_text(text)
         message = str(refused(folder, tmp_path))
         assert message.startswith(f"the tokenizer of {folder} cannot be loaded (")

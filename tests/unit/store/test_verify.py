@@ -34,8 +34,9 @@ def test_one_flipped_bit_in_an_expert_is_named_by_shard_and_expert(model: Stored
     flips = [(generator.randrange(6), generator.randrange(32)) for _ in range(12)]
     for layer, expert in flips:
         flip(model.path / f"experts-{layer:05d}.bin", expert * stride + generator.randrange(stride))
-    assert verify(model) == [f"experts-{layer:05d}.bin: expert {expert} does not match its checksum"
-                             for layer, expert in sorted(set(flips))]
+    assert verify(model) == [
+        f"experts-{layer:05d}.bin: expert {expert} does not match its checksum" for layer, expert in sorted(set(flips))
+    ]
 
 
 def test_a_flipped_bit_in_any_other_file_is_named(model: StoredModel) -> None:

@@ -27,12 +27,19 @@ class NativeDeltaNet:
         c, self._config, self._math, self._layer = config, config, layers.math, layer
         taps = layers.vector(f"{prefix}conv1d.weight").reshape(c.channels, c.kernel)
         self._native = _native.DeltaLayer(
-            layers.kernels, [layers.linear(name).native for name in c.projections(prefix)],
-            layers.linear(f"{prefix}out_proj.weight").native, norm=layers.norm_vectors(norm, "rms+1")[0],
-            taps=np.ascontiguousarray(taps.T), decay=-np.exp(layers.vector(f"{prefix}A_log")),
-            bias=layers.vector(f"{prefix}dt_bias"), q_norm=_lengths(c.key_dim, c.key_dim**-0.5),
-            k_norm=_lengths(c.key_dim, 1), head_norm=layers.vector(f"{prefix}norm.weight"),
-            num_key_heads=c.num_key_heads, norm_eps=c.norm_eps, unit_eps=UNIT_EPS / c.key_dim,
+            layers.kernels,
+            [layers.linear(name).native for name in c.projections(prefix)],
+            layers.linear(f"{prefix}out_proj.weight").native,
+            norm=layers.norm_vectors(norm, "rms+1")[0],
+            taps=np.ascontiguousarray(taps.T),
+            decay=-np.exp(layers.vector(f"{prefix}A_log")),
+            bias=layers.vector(f"{prefix}dt_bias"),
+            q_norm=_lengths(c.key_dim, c.key_dim**-0.5),
+            k_norm=_lengths(c.key_dim, 1),
+            head_norm=layers.vector(f"{prefix}norm.weight"),
+            num_key_heads=c.num_key_heads,
+            norm_eps=c.norm_eps,
+            unit_eps=UNIT_EPS / c.key_dim,
         )
 
     def new_state(self, capacity: int) -> DeltaState:

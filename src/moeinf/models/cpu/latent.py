@@ -30,15 +30,25 @@ class LatentState:
 class NativeLatentCore:
     """moeinf.models.layers.protocol.LatentCore, over the weights as they are stored."""
 
-    def __init__(self, kernels: _native.Kernels, keys_values: StoredTensor, dtype: DType, num_heads: int,
-                 plain_dim: int, rope: Rope, scale: float, layer: int) -> None:
+    def __init__(
+        self,
+        kernels: _native.Kernels,
+        keys_values: StoredTensor,
+        dtype: DType,
+        num_heads: int,
+        plain_dim: int,
+        rope: Rope,
+        scale: float,
+        layer: int,
+    ) -> None:
         rows, rank = keys_values.shape
         self._dtype, self._layer, self._width = dtype, layer, rank + rope.rotary_dim
         value_dim = rows // num_heads - plain_dim
         self._num_values = num_heads * value_dim
         matrix = _native.Matrix(keys_values.data, keys_values.format, rows, rank)
-        self._native = _native.LatentLayer(kernels, matrix, num_heads, plain_dim, value_dim, rope.rotary_dim,
-                                           rope.interleaved, scale)
+        self._native = _native.LatentLayer(
+            kernels, matrix, num_heads, plain_dim, value_dim, rope.rotary_dim, rope.interleaved, scale
+        )
 
     def new_state(self, capacity: int) -> LatentState:
         return LatentState(self._width, capacity, self._dtype)

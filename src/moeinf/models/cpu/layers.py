@@ -64,37 +64,43 @@ class NativeLayers:
             return lambda start, num_tokens, room: (_NOTHING, _NOTHING)
         return lambda start, num_tokens, room: rope.within(room).tables(start, num_tokens)
 
-    def attention(self, config: AttentionConfig, prefix: str, norm: str, layer: int, residual: float = 1.0
-                  ) -> Attention:
+    def attention(
+        self, config: AttentionConfig, prefix: str, norm: str, layer: int, residual: float = 1.0
+    ) -> Attention:
         return Attention(self, config, prefix, norm, layer, residual)
 
-    def latent_core(self, keys_values: str, num_heads: int, plain_dim: int, rope: Rope, scale: float, layer: int
-                    ) -> NativeLatentCore:
-        return NativeLatentCore(self.kernels, self._tensors[keys_values], self.dtype, num_heads, plain_dim, rope, scale,
-                                layer)
+    def latent_core(
+        self, keys_values: str, num_heads: int, plain_dim: int, rope: Rope, scale: float, layer: int
+    ) -> NativeLatentCore:
+        return NativeLatentCore(
+            self.kernels, self._tensors[keys_values], self.dtype, num_heads, plain_dim, rope, scale, layer
+        )
 
-    def beams(self, num_heads: int, head_dim: int, scale: float, capacity: int, num_beams: int,
-              bias: Float32Array | None) -> HostBeams:
+    def beams(
+        self, num_heads: int, head_dim: int, scale: float, capacity: int, num_beams: int, bias: Float32Array | None
+    ) -> HostBeams:
         return HostBeams(num_heads, head_dim, scale, capacity, num_beams, bias)
 
     def delta_net(self, config: DeltaConfig, prefix: str, norm: str, layer: int) -> NativeDeltaNet:
         return NativeDeltaNet(self, config, prefix, norm, layer)
 
-    def softmax_router(self, gate: str, norm: str, eps: float, top_k: int, normalise: bool,
-                       kind: NormKind = "rms") -> SoftmaxRouter:
+    def softmax_router(
+        self, gate: str, norm: str, eps: float, top_k: int, normalise: bool, kind: NormKind = "rms"
+    ) -> SoftmaxRouter:
         return SoftmaxRouter(self, gate, norm, eps, top_k, normalise, kind)
 
-    def gated_mlp(self, prefix: str, norm: str, eps: float, residual: float = 1.0, kind: NormKind = "rms"
-                  ) -> GatedMLP:
+    def gated_mlp(self, prefix: str, norm: str, eps: float, residual: float = 1.0, kind: NormKind = "rms") -> GatedMLP:
         return GatedMLP(self, prefix, norm, eps, residual, kind)
 
-    def head(self, matrix: str, norm: str, eps: float, kind: NormKind = "rms", scale: float = 1.0,
-             bias: str | None = None) -> Callable[[Float32Array], Float32Array]:
+    def head(
+        self, matrix: str, norm: str, eps: float, kind: NormKind = "rms", scale: float = 1.0, bias: str | None = None
+    ) -> Callable[[Float32Array], Float32Array]:
         last_norm, product, factor = self.norm(norm, eps, kind), self.linear(matrix, bias), np.float32(scale)
         return lambda x: product(last_norm(x)) * factor if scale != 1.0 else product(last_norm(x))
 
-    def carry_out(self, compute: Callable[[Float32Array, Angles], Float32Array], x: Float32Array, places: Angles,
-                  cache: object) -> Float32Array:
+    def carry_out(
+        self, compute: Callable[[Float32Array, Angles], Float32Array], x: Float32Array, places: Angles, cache: object
+    ) -> Float32Array:
         return compute(x, places)
 
 
@@ -139,8 +145,9 @@ class Norm:
 class Attention:
     """See Layers.attention. Keys and values are kept in the cache's format."""
 
-    def __init__(self, layers: NativeLayers, config: AttentionConfig, prefix: str, norm: str, layer: int,
-                 residual: float) -> None:
+    def __init__(
+        self, layers: NativeLayers, config: AttentionConfig, prefix: str, norm: str, layer: int, residual: float
+    ) -> None:
         assert config.norm != "layer" or config.qk_norm == "none", "no family has layer norms of heads"
         self._layer, self._config, self._dtype = layer, config, layers.dtype
         matrices = [layers.linear(f"{prefix}{n}_proj.weight").native for n in "qkvo"]
@@ -150,10 +157,22 @@ class Attention:
         weight, norm_bias = layers.norm_vectors(norm, config.norm)
         rope = config.rope
         self._native = _native.AttentionLayer(
-            layers.kernels, matrices, weight, vectors, config.head_dim, config.norm_eps, config.qk_norm,
-            config.clip_qkv or 0.0, config.window or 0, rotary_dim=0 if rope is None else rope.rotary_dim,
-            interleaved=rope is not None and rope.interleaved, scale=config.scale, residual=residual,
-            gated=config.gate, norm_bias=norm_bias, sinks=layers.vector(f"{prefix}sinks") if config.sinks else None,
+            layers.kernels,
+            matrices,
+            weight,
+            vectors,
+            config.head_dim,
+            config.norm_eps,
+            config.qk_norm,
+            config.clip_qkv or 0.0,
+            config.window or 0,
+            rotary_dim=0 if rope is None else rope.rotary_dim,
+            interleaved=rope is not None and rope.interleaved,
+            scale=config.scale,
+            residual=residual,
+            gated=config.gate,
+            norm_bias=norm_bias,
+            sinks=layers.vector(f"{prefix}sinks") if config.sinks else None,
         )
 
     def new_state(self, capacity: int) -> KVState:
@@ -168,8 +187,9 @@ class Attention:
 class GatedMLP:
     """See Layers.gated_mlp."""
 
-    def __init__(self, layers: NativeLayers, prefix: str, norm: str, eps: float, residual: float, kind: NormKind
-                 ) -> None:
+    def __init__(
+        self, layers: NativeLayers, prefix: str, norm: str, eps: float, residual: float, kind: NormKind
+    ) -> None:
         self._residual = np.float32(residual)
         self._gate, self._up, self._down = (layers.linear(f"{prefix}{n}_proj.weight") for n in ("gate", "up", "down"))
         self._norm, self._math = layers.norm(norm, eps, kind), layers.math
@@ -182,8 +202,9 @@ class GatedMLP:
 class SoftmaxRouter:
     """See Layers.softmax_router."""
 
-    def __init__(self, layers: NativeLayers, gate: str, norm: str, eps: float, top_k: int, normalise: bool,
-                 kind: NormKind) -> None:
+    def __init__(
+        self, layers: NativeLayers, gate: str, norm: str, eps: float, top_k: int, normalise: bool, kind: NormKind
+    ) -> None:
         weight = layers.vector(norm) + np.float32(kind == "rms+1")
         self._native = _native.RouterLayer(layers.kernels, layers.linear(gate).native, weight, eps, top_k, normalise)
         self._top_k = top_k

@@ -50,8 +50,15 @@ class Config:
 class ParallelBlock(MoeBlock):
     """Experts whose tokens are routed before attention, on x as it was; behind attention comes the dense MLP."""
 
-    def __init__(self, moe_layer: int, router: Router, experts: Experts, profiler: Profiler, mlp: DenseBlock,
-                 attention: Attention) -> None:
+    def __init__(
+        self,
+        moe_layer: int,
+        router: Router,
+        experts: Experts,
+        profiler: Profiler,
+        mlp: DenseBlock,
+        attention: Attention,
+    ) -> None:
         super().__init__(moe_layer, router, experts, profiler)
         self._mlp = mlp
         self.attention = RoutedAhead(self, attention)
@@ -120,8 +127,9 @@ def build(config: dict[str, Any], layers: Layers, experts: Experts, profiler: Pr
     for i in range(c.decoder.num_layers):
         layer = f"model.layers.{i}."
         moe, norm = f"{layer}block_sparse_moe.", f"{layer}post_attention_layernorm.weight"
-        attention: Attention = layers.attention(c.decoder.attention, f"{layer}self_attn.",
-                                                f"{layer}input_layernorm.weight", i)
+        attention: Attention = layers.attention(
+            c.decoder.attention, f"{layer}self_attn.", f"{layer}input_layernorm.weight", i
+        )
         if i not in c.moe_layers:
             blocks.append(DenseBlock(layers, f"{moe}mlp.", norm, eps))
         else:

@@ -22,8 +22,14 @@ class Config:
         f = Fields(config)
         f.only("scoring_func", "sigmoid", None)
         f.only("topk_method", "noaux_tc", None)
-        decoder = parse_decoder(f, norm_eps=1e-5, theta=1e4, partial=0.5, output_bias=False,
-                                qk_norm="head" if f.flag("use_qk_norm", False) else "none")
+        decoder = parse_decoder(
+            f,
+            norm_eps=1e-5,
+            theta=1e4,
+            partial=0.5,
+            output_bias=False,
+            qk_norm="head" if f.flag("use_qk_norm", False) else "none",
+        )
         blocks = DeepseekMoe.parse(f, decoder.num_layers, normalise=True, corrected=True, num_future_layers=1)
         return Config(decoder, blocks)
 

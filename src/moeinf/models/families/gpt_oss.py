@@ -22,8 +22,14 @@ from moeinf.types import DType, ExpertForm, ExpertPiece, Experts, Hidden, ModelI
 
 Layout = dict[str, tuple[tuple[int, ...], tuple[ExpertPiece, ...]]]
 # what a config that names no positions means, in every transformers that has the model
-_YARN = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
-         "original_max_position_embeddings": 4096}
+_YARN = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +46,22 @@ class Config:
         f.only("swiglu_alpha", 1.702, None)
         f.present("head_dim")
         biased = f.flag("attention_bias", True)
-        decoder = parse_decoder(f, norm_eps=1e-5, theta=1.5e5, quant_method="mxfp4", sinks=True, bias=biased,
-                                output_bias=biased)
+        decoder = parse_decoder(
+            f, norm_eps=1e-5, theta=1.5e5, quant_method="mxfp4", sinks=True, bias=biased, output_bias=biased
+        )
         kinds = f.kinds("layer_types", decoder.num_layers, "sliding_attention", "full_attention")
         if kinds is None:
             kinds = ("sliding_attention", "full_attention") * decoder.num_layers
         window = f.count("sliding_window", 128)
         windows = tuple(window if kind == "sliding_attention" else None for kind in kinds[: decoder.num_layers])
-        moe = moe_shape(decoder.num_layers, f.count_of("num_local_experts", "num_experts"),
-                       f.count_of("num_experts_per_tok", "experts_per_token"))
-        return Config(replace(decoder, windows=windows), moe, f.count("intermediate_size"),
-                      f.number("swiglu_limit", 7.0))
+        moe = moe_shape(
+            decoder.num_layers,
+            f.count_of("num_local_experts", "num_experts"),
+            f.count_of("num_experts_per_tok", "experts_per_token"),
+        )
+        return Config(
+            replace(decoder, windows=windows), moe, f.count("intermediate_size"), f.number("swiglu_limit", 7.0)
+        )
 
 
 class BiasedRouter:
@@ -74,8 +85,14 @@ def tensor_plan(config: dict[str, Any]) -> TensorPlan:
     dense = decoder_shapes(c.decoder)
     for block in blocks:
         dense |= {f"{block}router.weight": (experts, hidden), f"{block}router.bias": (experts,)}
-    parts = {"gate": (inter, hidden), "up": (inter, hidden), "down": (hidden, inter),
-             "gate_bias": (inter,), "up_bias": (inter,), "down_bias": (hidden,)}
+    parts = {
+        "gate": (inter, hidden),
+        "up": (inter, hidden),
+        "down": (hidden, inter),
+        "gate_bias": (inter,),
+        "up_bias": (inter,),
+        "down_bias": (hidden,),
+    }
 
     shipped: Layout = {}
     plain: Layout = {}
@@ -87,8 +104,10 @@ def tensor_plan(config: dict[str, Any]) -> TensorPlan:
             f"{down}_bias": ((experts, hidden), _down(layer, c, hidden, None, "_bias")),
         }
         shipped |= biases | {  # MXFP4, [experts, rows, cols]: rows of gate and up in turn
-            f"{both}_blocks": ((experts, 2 * inter, hidden // 32, 16),
-                               _gate_and_up(layer, c, 2 * inter * hidden, hidden, (2 * hidden, 1))),
+            f"{both}_blocks": (
+                (experts, 2 * inter, hidden // 32, 16),
+                _gate_and_up(layer, c, 2 * inter * hidden, hidden, (2 * hidden, 1)),
+            ),
             f"{down}_blocks": ((experts, hidden, inter // 32, 16), _down(layer, c, hidden * inter, None)),
         }
         plain |= biases | {  # as transformers has them in memory: [experts, cols, rows]
@@ -96,23 +115,36 @@ def tensor_plan(config: dict[str, Any]) -> TensorPlan:
             down: ((experts, inter, hidden), _down(layer, c, hidden * inter, (1, hidden))),
         }
         scales |= {f"{name}_blocks": f"{name}_scales" for name in (both, down)}
-    return TensorPlan(c.moe, parts, dense, (shipped, plain), ignored_tensors(c.decoder), linear_names(dense),
-                      frozenset({c.decoder.embedding}), head(c.decoder),
-                      ExpertForm("swiglu_clamped", biased=True, limit=c.limit), scales,
-                      work=attention_work(c.decoder.attention) | block_work(dense))
+    return TensorPlan(
+        c.moe,
+        parts,
+        dense,
+        (shipped, plain),
+        ignored_tensors(c.decoder),
+        linear_names(dense),
+        frozenset({c.decoder.embedding}),
+        head(c.decoder),
+        ExpertForm("swiglu_clamped", biased=True, limit=c.limit),
+        scales,
+        work=attention_work(c.decoder.attention) | block_work(dense),
+    )
 
 
-def _gate_and_up(layer: int, c: Config, size: int, step: int, strides: tuple[int, ...], kind: str = ""
-                 ) -> tuple[ExpertPiece, ...]:
+def _gate_and_up(
+    layer: int, c: Config, size: int, step: int, strides: tuple[int, ...], kind: str = ""
+) -> tuple[ExpertPiece, ...]:
     """The pieces of a tensor that has `size` elements an expert; the up projection begins `step` behind the gate."""
-    return tuple(ExpertPiece(layer, expert, part + kind, expert * size + half * step, strides)
-                 for expert in range(c.moe.num_experts) for half, part in enumerate(("gate", "up")))
+    return tuple(
+        ExpertPiece(layer, expert, part + kind, expert * size + half * step, strides)
+        for expert in range(c.moe.num_experts)
+        for half, part in enumerate(("gate", "up"))
+    )
 
 
-def _down(layer: int, c: Config, size: int, strides: tuple[int, ...] | None, kind: str = ""
-          ) -> tuple[ExpertPiece, ...]:
-    return tuple(ExpertPiece(layer, expert, "down" + kind, expert * size, strides)
-                 for expert in range(c.moe.num_experts))
+def _down(layer: int, c: Config, size: int, strides: tuple[int, ...] | None, kind: str = "") -> tuple[ExpertPiece, ...]:
+    return tuple(
+        ExpertPiece(layer, expert, "down" + kind, expert * size, strides) for expert in range(c.moe.num_experts)
+    )
 
 
 def model_info(config: dict[str, Any], dtype: DType) -> ModelInfo:

@@ -23,9 +23,12 @@ class Config:
         f = Fields(config)
         f.only("activation_function", "silu", None)  # another name of hidden_act, in PowerMoE
         decoder = parse_decoder(f, norm_eps=1e-6, theta=1e4, scale=f.number("attention_multiplier", 1.0))
-        decoder = replace(decoder, embedding_scale=f.number("embedding_multiplier", 1.0),
-                          residual=f.number("residual_multiplier", 1.0),
-                          logits_scale=1 / f.number("logits_scaling", 1.0))
+        decoder = replace(
+            decoder,
+            embedding_scale=f.number("embedding_multiplier", 1.0),
+            residual=f.number("residual_multiplier", 1.0),
+            logits_scale=1 / f.number("logits_scaling", 1.0),
+        )
         experts = f.count_of("num_local_experts", "num_experts")
         moe = moe_shape(decoder.num_layers, experts, f.count("num_experts_per_tok"))
         return Config(decoder, moe, f.count("intermediate_size"))
@@ -36,10 +39,17 @@ def tensor_plan(config: dict[str, Any]) -> TensorPlan:
     blocks = [f"model.layers.{i}.block_sparse_moe." for i in range(c.decoder.num_layers)]
     dense = decoder_shapes(c.decoder)
     dense |= {f"{block}router.layer.weight": (c.moe.num_experts, c.decoder.attention.hidden_size) for block in blocks}
-    plan = gated_experts_plan(c.decoder, c.moe, dense, blocks, c.intermediate_size, None,
-                              ("input_linear.weight", "output_linear.weight"))
-    return replace(plan, renamed={r"\.experts\.gate_up_proj$": ".input_linear.weight", r"\.router\.weight$":
-                                  ".router.layer.weight", r"\.experts\.down_proj$": ".output_linear.weight"})
+    plan = gated_experts_plan(
+        c.decoder, c.moe, dense, blocks, c.intermediate_size, None, ("input_linear.weight", "output_linear.weight")
+    )
+    return replace(
+        plan,
+        renamed={
+            r"\.experts\.gate_up_proj$": ".input_linear.weight",
+            r"\.router\.weight$": ".router.layer.weight",
+            r"\.experts\.down_proj$": ".output_linear.weight",
+        },
+    )
 
 
 def model_info(config: dict[str, Any], dtype: DType) -> ModelInfo:

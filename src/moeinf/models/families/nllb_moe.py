@@ -78,8 +78,11 @@ class Config:
         f.only("second_expert_policy", "all", None)
         f.only("tie_word_embeddings", True, None)
         f.only("quantization_config", None)
-        for other, name in (("hidden_size", "d_model"), ("num_hidden_layers", "encoder_layers"),
-                            ("num_attention_heads", "encoder_attention_heads")):
+        for other, name in (
+            ("hidden_size", "d_model"),
+            ("num_hidden_layers", "encoder_layers"),
+            ("num_attention_heads", "encoder_attention_heads"),
+        ):
             f.only(other, f.get(name), None)  # means the same
         hidden = f.count("d_model", minimum=4)
         stacks = {name: _stack(f, name, hidden) for name in ("encoder", "decoder")}
@@ -89,9 +92,11 @@ class Config:
         return Config(
             # as saved from the model without its head, which is the embedding: the published checkpoint
             prefix="" if config.get("architectures") == ["NllbMoeModel"] else "model.",
-            encoder=stacks["encoder"], decoder=stacks["decoder"],
+            encoder=stacks["encoder"],
+            decoder=stacks["decoder"],
             moe=moe_shape(num_layers, f.count("num_experts"), 2),
-            hidden_size=hidden, vocab_size=f.count("vocab_size"),
+            hidden_size=hidden,
+            vocab_size=f.count("vocab_size"),
             context_length=f.count("max_position_embeddings", 1024),
             padding_id=f.count("pad_token_id", 1, minimum=0),
             embedding_scale=hidden**0.5 if f.flag("scale_embedding", True) else 1.0,
@@ -103,9 +108,11 @@ class Config:
 
     def layers(self) -> list[tuple[str, Stack, str, bool]]:
         """(stack's name, the stack, prefix, whether it has experts) of every layer, the encoder's first."""
-        return [(name, stack, f"{self.prefix}{name}.layers.{i}.", sparse)
-                for name, stack in (("encoder", self.encoder), ("decoder", self.decoder))
-                for i, sparse in enumerate(stack.sparse)]
+        return [
+            (name, stack, f"{self.prefix}{name}.layers.{i}.", sparse)
+            for name, stack in (("encoder", self.encoder), ("decoder", self.decoder))
+            for i, sparse in enumerate(stack.sparse)
+        ]
 
 
 def _stack(f: Fields, name: str, hidden: int) -> Stack:
@@ -114,8 +121,11 @@ def _stack(f: Fields, name: str, hidden: int) -> Stack:
         raise CheckpointError(f"config.json: d_model {hidden} is no multiple of {name}_attention_heads {heads}")
     sparse = tuple(step > 0 and (i + 1) % step == 0 for i in range(f.count(f"{name}_layers", maximum=MOST_LAYERS)))
     size = hidden // heads
-    return Stack(Heads(heads, size, size**-0.5, True, ("q_proj", "k_proj", "v_proj", "out_proj")),
-                 f.count(f"{name}_ffn_dim"), sparse)
+    return Stack(
+        Heads(heads, size, size**-0.5, True, ("q_proj", "k_proj", "v_proj", "out_proj")),
+        f.count(f"{name}_ffn_dim"),
+        sparse,
+    )
 
 
 def _share(f: Fields, name: str, default: float) -> float:
@@ -130,8 +140,9 @@ def _capacity(f: Fields) -> float:
     if value is None:
         return 1.0
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < inf:
-        raise UnsupportedModelError(f"config.json: moe_eval_capacity_token_fraction is {value!r:.100}; must be a "
-                                    "number above 0")
+        raise UnsupportedModelError(
+            f"config.json: moe_eval_capacity_token_fraction is {value!r:.100}; must be a number above 0"
+        )
     if value < 1:
         f.only("batch_prioritized_routing", False, None)  # else the likeliest tokens come first, and not the earliest
     return float(value)
@@ -171,8 +182,9 @@ class Router:
         first, second = ids[:, :1], ids[:, 1:]
         firsts = math.sum(first == math.of_host(np.arange(experts)[None]), 0, keepdims=True)  # [1, experts]
         before = math.take(firsts + second * 0, second)
-        places = math.concatenate([nth_of_its_expert(math, first, experts),
-                                   before + nth_of_its_expert(math, second, experts)], 1)
+        places = math.concatenate(
+            [nth_of_its_expert(math, first, experts), before + nth_of_its_expert(math, second, experts)], 1
+        )
         return places <= ceil(self._capacity * len(ids))
 
 
@@ -195,38 +207,68 @@ def tensor_plan(config: dict[str, Any]) -> TensorPlan:
         cross = stack_name == "decoder"
         matrices |= stack.heads.shapes(f"{prefix}self_attn.", hidden)
         matrices |= stack.heads.shapes(f"{prefix}cross_attention.", hidden) if cross else {}
-        norms += [f"{prefix}self_attn_layer_norm", f"{prefix}ff_layer_norm",
-                  *([f"{prefix}cross_attention_layer_norm"] if cross else [])]
+        norms += [
+            f"{prefix}self_attn_layer_norm",
+            f"{prefix}ff_layer_norm",
+            *([f"{prefix}cross_attention_layer_norm"] if cross else []),
+        ]
         ffn, size = f"{prefix}ffn.", stack.intermediate_size
         if sparse:
             blocks[ffn] = size
             small[f"{ffn}router.classifier.weight"] = (c.moe.num_experts, hidden)
             small |= {f"{ffn}router.classifier.bias": (c.moe.num_experts,)} if c.router_bias else {}
         else:
-            matrices |= {f"{ffn}fc1.weight": (size, hidden), f"{ffn}fc1.bias": (size,),
-                         f"{ffn}fc2.weight": (hidden, size), f"{ffn}fc2.bias": (hidden,)}
+            matrices |= {
+                f"{ffn}fc1.weight": (size, hidden),
+                f"{ffn}fc1.bias": (size,),
+                f"{ffn}fc2.weight": (hidden, size),
+                f"{ffn}fc2.bias": (hidden,),
+            }
     small |= {f"{norm}.{kind}": (hidden,) for norm in norms for kind in ("weight", "bias")}
     embedding = f"{c.prefix}shared.weight"
     small[embedding] = (c.vocab_size, hidden)
-    ignored = (rf"({c.prefix}(encoder|decoder)\.embed_tokens|lm_head)\.weight",  # the same as the embedding
-               rf"{c.prefix}(encoder|decoder)\.embed_positions\.weights")  # which follow from their places
-    return plain_experts_plan(c.moe, small | matrices, blocks, hidden, ("fc1", "fc2"),
-                              c.encoder.heads.num_heads, biased=True, embeddings=frozenset({embedding}), head=embedding,
-                              ignored=ignored,
-                              matrices=frozenset(name for name in matrices if name.endswith("weight")))
+    ignored = (
+        rf"({c.prefix}(encoder|decoder)\.embed_tokens|lm_head)\.weight",  # the same as the embedding
+        rf"{c.prefix}(encoder|decoder)\.embed_positions\.weights",
+    )  # which follow from their places
+    return plain_experts_plan(
+        c.moe,
+        small | matrices,
+        blocks,
+        hidden,
+        ("fc1", "fc2"),
+        c.encoder.heads.num_heads,
+        biased=True,
+        embeddings=frozenset({embedding}),
+        head=embedding,
+        ignored=ignored,
+        matrices=frozenset(name for name in matrices if name.endswith("weight")),
+    )
 
 
 def model_info(config: dict[str, Any], dtype: DType) -> ModelInfo:
     c = Config.parse(config)
-    return seq2seq_info("nllb-moe", tensor_plan(config), c.decoder.heads, context_length=c.context_length,
-                        hidden_size=c.hidden_size, num_layers=len(c.layers()),
-                        num_decoder_layers=len(c.decoder.sparse), vocab_size=c.vocab_size, dtype=dtype)
+    return seq2seq_info(
+        "nllb-moe",
+        tensor_plan(config),
+        c.decoder.heads,
+        context_length=c.context_length,
+        hidden_size=c.hidden_size,
+        num_layers=len(c.layers()),
+        num_decoder_layers=len(c.decoder.sparse),
+        vocab_size=c.vocab_size,
+        dtype=dtype,
+    )
 
 
 def prompting(config: dict[str, Any]) -> Prompting:
     f = Fields(config)
-    return Prompting(f.count("decoder_start_token_id", 2, minimum=0), f.count("eos_token_id", 2, minimum=0),
-                     sum(Config.parse(config).encoder.sparse), languages=True)
+    return Prompting(
+        f.count("decoder_start_token_id", 2, minimum=0),
+        f.count("eos_token_id", 2, minimum=0),
+        sum(Config.parse(config).encoder.sparse),
+        languages=True,
+    )
 
 
 def build(config: dict[str, Any], layers: Layers, experts: Experts, profiler: Profiler) -> EncoderDecoder:
@@ -256,10 +298,19 @@ def build(config: dict[str, Any], layers: Layers, experts: Experts, profiler: Pr
 
     def embed(ids: Sequence[int], places: IntArray) -> Hidden:
         return embedding(ids) * np.float32(c.embedding_scale) + layers.math.of_host(
-            sinusoids(places + first_place, c.hidden_size))
+            sinusoids(places + first_place, c.hidden_size)
+        )
 
     head_norm, product = norm(f"{c.prefix}decoder."), layers.linear(HEAD if HEAD in layers else shared)
     return EncoderDecoder(
-        layers, experts, profiler, embed=embed, head=lambda x: product(head_norm(x)),
-        encoder=encoder, encoder_bias=None, encoder_norm=norm(f"{c.prefix}encoder."),
-        decoder=decoder, decoder_bias=None)
+        layers,
+        experts,
+        profiler,
+        embed=embed,
+        head=lambda x: product(head_norm(x)),
+        encoder=encoder,
+        encoder_bias=None,
+        encoder_norm=norm(f"{c.prefix}encoder."),
+        decoder=decoder,
+        decoder_bias=None,
+    )

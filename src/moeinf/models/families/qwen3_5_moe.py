@@ -23,12 +23,20 @@ def parse(config: dict[str, Any]) -> qwen3_next.Config:
     nested: dict[str, Any] | None = config.get("text_config")  # none where only the language model was saved
     above = {name: value for name, value in config.items() if name in ("tie_word_embeddings", "quantization_config")}
     if nested is not None:  # what is said outside counts, also for transformers: the two must not differ
-        Fields(nested, "config.json: text_config").only("tie_word_embeddings", config.get("tie_word_embeddings", False),
-                                                        None)
-    f = Fields(_without_mrope(config if nested is None else nested | above),
-               "config.json" if nested is None else "config.json: text_config")
-    for name, *allowed in (("attn_output_gate", True), ("output_gate_type", "swish", "silu"), ("norm_topk_prob", True),
-                           ("mlp_only_layers", []), ("decoder_sparse_step", 1)):
+        Fields(nested, "config.json: text_config").only(
+            "tie_word_embeddings", config.get("tie_word_embeddings", False), None
+        )
+    f = Fields(
+        _without_mrope(config if nested is None else nested | above),
+        "config.json" if nested is None else "config.json: text_config",
+    )
+    for name, *allowed in (
+        ("attn_output_gate", True),
+        ("output_gate_type", "swish", "silu"),
+        ("norm_topk_prob", True),
+        ("mlp_only_layers", []),
+        ("decoder_sparse_step", 1),
+    ):
         f.only(name, *allowed, None)
     c = qwen3_next.Config.parse(f, stacked=False)
     return c if nested is None else replace(c, decoder=replace(c.decoder, prefix="model.language_model."))
@@ -47,6 +55,9 @@ def build(config: dict[str, Any], layers: Layers, experts: Experts, profiler: Pr
 
 
 def _without_mrope(text: dict[str, Any]) -> dict[str, Any]:
-    return {name: {key: v for key, v in value.items() if key not in ("mrope_section", "mrope_interleaved")}
-            if name in ("rope_parameters", "rope_scaling") and isinstance(value, dict) else value
-            for name, value in text.items()}
+    return {
+        name: {key: v for key, v in value.items() if key not in ("mrope_section", "mrope_interleaved")}
+        if name in ("rope_parameters", "rope_scaling") and isinstance(value, dict)
+        else value
+        for name, value in text.items()
+    }

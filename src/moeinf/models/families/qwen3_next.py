@@ -34,37 +34,55 @@ class Config:
         decoder = parse_decoder(f, norm_eps=1e-6, theta=1e4, partial=0.25, qk_norm="head", gate=True, norm="rms+1")
         a, every = decoder.attention, f.count("full_attention_interval", 4)
         kinds = f.kinds("layer_types", decoder.num_layers, "linear_attention", "full_attention") or tuple(
-            "linear_attention" if (i + 1) % every else "full_attention" for i in range(decoder.num_layers))
-        return Config(decoder, QwenMoe.parse(f, decoder.num_layers, norm_topk_prob=True),
-                      DeltaConfig.parse(f, a.hidden_size, a.norm_eps, stacked=stacked),
-                      frozenset(i for i, kind in enumerate(kinds) if kind == "linear_attention"))
+            "linear_attention" if (i + 1) % every else "full_attention" for i in range(decoder.num_layers)
+        )
+        return Config(
+            decoder,
+            QwenMoe.parse(f, decoder.num_layers, norm_topk_prob=True),
+            DeltaConfig.parse(f, a.hidden_size, a.norm_eps, stacked=stacked),
+            frozenset(i for i, kind in enumerate(kinds) if kind == "linear_attention"),
+        )
 
     def plan(self, *ignored: str) -> TensorPlan:
         shapes = outer_shapes(self.decoder)
         for i in range(self.decoder.num_layers):
             layer = f"{self.decoder.prefix}layers.{i}."
-            shapes |= (delta_shapes(self.delta, f"{layer}linear_attn.") if i in self.linear_layers else
-                       attention_shapes(self.decoder.attention, f"{layer}self_attn."))
+            shapes |= (
+                delta_shapes(self.delta, f"{layer}linear_attn.")
+                if i in self.linear_layers
+                else attention_shapes(self.decoder.attention, f"{layer}self_attn.")
+            )
         plan = self.blocks.plan(self.decoder, shapes)
-        projections = (name for name in shapes if name.endswith(("_proj_qkvz.weight", "_proj_qkv.weight",
-                                                                 "_proj_z.weight")))
-        return replace(plan, ignored=(*plan.ignored, MTP, *ignored), matrices=plan.matrices.union(projections),
-                       work=plan.work | delta_work(self.delta))
+        projections = (
+            name for name in shapes if name.endswith(("_proj_qkvz.weight", "_proj_qkv.weight", "_proj_z.weight"))
+        )
+        return replace(
+            plan,
+            ignored=(*plan.ignored, MTP, *ignored),
+            matrices=plan.matrices.union(projections),
+            work=plan.work | delta_work(self.delta),
+        )
 
     def info(self, architecture: str, dtype: DType) -> ModelInfo:
         a, linear = self.decoder.attention, len(self.linear_layers)
         info = self.blocks.info(architecture, self.decoder, self.plan(), dtype)
         of_a_layer = 2 * a.num_kv_heads * a.head_dim * DTYPE_BYTES[dtype]
-        return replace(info, kv_bytes_per_token=(self.decoder.num_layers - linear) * of_a_layer,
-                       state_bytes=linear * self.delta.state_bytes)
+        return replace(
+            info,
+            kv_bytes_per_token=(self.decoder.num_layers - linear) * of_a_layer,
+            state_bytes=linear * self.delta.state_bytes,
+        )
 
     def build(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
         attention = list[Attention]()
         for i in range(self.decoder.num_layers):
             layer = f"{self.decoder.prefix}layers.{i}."
             norm = f"{layer}input_layernorm.weight"
-            attention.append(layers.delta_net(self.delta, f"{layer}linear_attn.", norm, i) if i in self.linear_layers
-                             else layers.attention(self.decoder.attention, f"{layer}self_attn.", norm, i))
+            attention.append(
+                layers.delta_net(self.delta, f"{layer}linear_attn.", norm, i)
+                if i in self.linear_layers
+                else layers.attention(self.decoder.attention, f"{layer}self_attn.", norm, i)
+            )
         blocks = self.blocks.blocks(self.decoder, layers, experts, profiler)
         return Decoder(self.decoder, layers, blocks, experts, profiler, attention)
 

@@ -66,12 +66,14 @@ class Config:
             step = f.count(f"{name}_sparse_step", layers // f.count(f"num_sparse_{name}_layers", 3), minimum=0)
             stacks.append(tuple(step > 0 and (step == 1 or i % step == 1) for i in range(layers)))
         if not any(map(any, stacks)):
-            raise CheckpointError("config.json: num_sparse_encoder_layers and num_sparse_decoder_layers leave no layer "
-                                  "with experts")
+            raise CheckpointError(
+                "config.json: num_sparse_encoder_layers and num_sparse_decoder_layers leave no layer with experts"
+            )
         return Config(
             heads=Heads(f.count_of("num_heads", "num_attention_heads"), f.count("d_kv"), scale=1.0, biased=False),
             moe=moe_shape(sum(map(sum, stacks)), f.count("num_experts"), 1),
-            encoder=stacks[0], decoder=stacks[1],
+            encoder=stacks[0],
+            decoder=stacks[1],
             hidden_size=f.count_of("d_model", "hidden_size"),
             intermediate_size=f.count("d_ff"),
             vocab_size=f.count("vocab_size"),
@@ -93,9 +95,11 @@ class Config:
 
     def layers(self) -> list[tuple[str, str, bool]]:
         """(stack, prefix, whether it has experts) of every layer, the encoder's first."""
-        return [(stack, f"{stack}.block.{i}.layer.", sparse)
-                for stack, layers in (("encoder", self.encoder), ("decoder", self.decoder))
-                for i, sparse in enumerate(layers)]
+        return [
+            (stack, f"{stack}.block.{i}.layer.", sparse)
+            for stack, layers in (("encoder", self.encoder), ("decoder", self.decoder))
+            for i, sparse in enumerate(layers)
+        ]
 
 
 class Router:
@@ -168,35 +172,62 @@ def tensor_plan(config: dict[str, Any]) -> TensorPlan:
             dense[f"{mlp}router.classifier.weight"] = (c.moe.num_experts, hidden)
             dense |= {f"{mlp}router.classifier.bias": (c.moe.num_experts,)} if c.router_bias else {}
         else:
-            matrices |= {f"{mlp}wi.weight": (c.intermediate_size, hidden),
-                         f"{mlp}wo.weight": (hidden, c.intermediate_size)}
+            matrices |= {
+                f"{mlp}wi.weight": (c.intermediate_size, hidden),
+                f"{mlp}wo.weight": (hidden, c.intermediate_size),
+            }
     for stack in ("encoder", "decoder"):
         dense[f"{stack}.final_layer_norm.weight"] = (hidden,)
         dense[f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"] = (
-            c.num_buckets, c.heads.num_heads)
+            c.num_buckets,
+            c.heads.num_heads,
+        )
     embeddings = frozenset({EMBEDDING, *(c.embedding(stack) for stack in ("encoder", "decoder"))})
     dense |= {name: (c.vocab_size, hidden) for name in (*embeddings, c.head)}  # EMBEDDING is there if nothing reads it
     # the same as the embedding
     tied = (r"(encoder|decoder)\.embed_tokens\.weight", r"lm_head\.weight") if c.tied else ()
-    ignored = (*tied,
-               # a table that mesh_tensorflow's conversion wrote and that no model reads
-               r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight")
-    return plain_experts_plan(c.moe, dense | matrices, dict.fromkeys(blocks, c.intermediate_size), hidden, ("wi", "wo"),
-                              c.heads.num_heads, biased=False, embeddings=embeddings, head=c.head,
-                              matrices=frozenset(matrices), ignored=ignored)
+    ignored = (
+        *tied,
+        # a table that mesh_tensorflow's conversion wrote and that no model reads
+        r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
+    )
+    return plain_experts_plan(
+        c.moe,
+        dense | matrices,
+        dict.fromkeys(blocks, c.intermediate_size),
+        hidden,
+        ("wi", "wo"),
+        c.heads.num_heads,
+        biased=False,
+        embeddings=embeddings,
+        head=c.head,
+        matrices=frozenset(matrices),
+        ignored=ignored,
+    )
 
 
 def model_info(config: dict[str, Any], dtype: DType) -> ModelInfo:
     c = Config.parse(config)
-    return seq2seq_info("switch_transformers", tensor_plan(config), c.heads, context_length=c.context_length,
-                        hidden_size=c.hidden_size, num_layers=len(c.layers()), num_decoder_layers=len(c.decoder),
-                        vocab_size=c.vocab_size, dtype=dtype)
+    return seq2seq_info(
+        "switch_transformers",
+        tensor_plan(config),
+        c.heads,
+        context_length=c.context_length,
+        hidden_size=c.hidden_size,
+        num_layers=len(c.layers()),
+        num_decoder_layers=len(c.decoder),
+        vocab_size=c.vocab_size,
+        dtype=dtype,
+    )
 
 
 def prompting(config: dict[str, Any]) -> Prompting:
     f = Fields(config)
-    return Prompting(f.count("decoder_start_token_id", 0, minimum=0), f.count("eos_token_id", 1, minimum=0),
-                     sum(Config.parse(config).encoder))
+    return Prompting(
+        f.count("decoder_start_token_id", 0, minimum=0),
+        f.count("eos_token_id", 1, minimum=0),
+        sum(Config.parse(config).encoder),
+    )
 
 
 def build(config: dict[str, Any], layers: Layers, experts: Experts, profiler: Profiler) -> EncoderDecoder:
@@ -219,18 +250,30 @@ def build(config: dict[str, Any], layers: Layers, experts: Experts, profiler: Pr
         if stack == "encoder":
             encoder.append(EncoderLayer(attention(prefix, 0, "SelfAttention"), block))
         else:
-            decoder.append(DecoderLayer(attention(prefix, 0, "SelfAttention"), attention(prefix, 1, "EncDecAttention"),
-                                        block))
+            decoder.append(
+                DecoderLayer(attention(prefix, 0, "SelfAttention"), attention(prefix, 1, "EncDecAttention"), block)
+            )
 
     def embed_by(name: str) -> Callable[[Sequence[int], IntArray], Hidden]:
         embedding = layers.embedding(name)
         return lambda ids, places: embedding(ids)
 
-    head = layers.head(HEAD if HEAD in layers else EMBEDDING, "decoder.final_layer_norm.weight", c.norm_eps,
-                       scale=c.hidden_size**-0.5 if c.tied else 1.0)  # as of every T5 whose head is the embedding
+    head = layers.head(
+        HEAD if HEAD in layers else EMBEDDING,
+        "decoder.final_layer_norm.weight",
+        c.norm_eps,
+        scale=c.hidden_size**-0.5 if c.tied else 1.0,
+    )  # as of every T5 whose head is the embedding
     return EncoderDecoder(
-        layers, experts, profiler, embed=embed_by(c.embedding("decoder")), head=head,
+        layers,
+        experts,
+        profiler,
+        embed=embed_by(c.embedding("decoder")),
+        head=head,
         embed_source=None if c.tied else embed_by(c.embedding("encoder")),
-        encoder=encoder, encoder_bias=RelativeBias(layers, c, "encoder"),
+        encoder=encoder,
+        encoder_bias=RelativeBias(layers, c, "encoder"),
         encoder_norm=layers.norm("encoder.final_layer_norm.weight", c.norm_eps),
-        decoder=decoder, decoder_bias=RelativeBias(layers, c, "decoder"))
+        decoder=decoder,
+        decoder_bias=RelativeBias(layers, c, "decoder"),
+    )

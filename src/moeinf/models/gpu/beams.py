@@ -21,8 +21,18 @@ class DeviceBeams:
 
     rewinds = True
 
-    def __init__(self, vectors: VectorOps, device: torch.device, num_heads: int, head_dim: int, scale: float,
-                 capacity: int, num_beams: int, bias: Tensor | None, spare: Tensor | None) -> None:
+    def __init__(
+        self,
+        vectors: VectorOps,
+        device: torch.device,
+        num_heads: int,
+        head_dim: int,
+        scale: float,
+        capacity: int,
+        num_beams: int,
+        bias: Tensor | None,
+        spare: Tensor | None,
+    ) -> None:
         """spare: as large as `past`, for `keep`, where there are several beams; layers may share it."""
         self._vectors, self._num_heads, self._scale, self._spare = vectors, num_heads, scale, spare
         self._bias = None if bias is None else bias.contiguous()
@@ -56,14 +66,16 @@ class DeviceBeams:
         tokens = len(q) // cache.beams
         queries, k, v = (part.view(tokens, -1) for part in (q, k, v))
         keys, values = (kept[: cache.beams].flatten(0, 1) for kept in self._past)
-        self._vectors.rope_store(queries, k, v, None, None, 0.0, 0.0, places.cos, places.sin, places.position, keys,
-                                 values)
+        self._vectors.rope_store(
+            queries, k, v, None, None, 0.0, 0.0, places.cos, places.sin, places.position, keys, values
+        )
         out = torch.empty_like(queries)
         for at in range(0, tokens, MAX_ROWS):
             few = slice(at, at + MAX_ROWS)
             position = places.position + at if at else places.position
-            self._vectors.attend(queries[few], keys, values, position, places.start + at, 0, self._scale, out[few],
-                                 bias=self._bias)
+            self._vectors.attend(
+                queries[few], keys, values, position, places.start + at, 0, self._scale, out[few], bias=self._bias
+            )
         return out.view(q.shape)
 
 

@@ -29,8 +29,16 @@ class DeviceLatentState:
 class DeviceLatentCore:
     """moeinf.models.layers.protocol.LatentCore. Places are read on the device, so that a step can be captured."""
 
-    def __init__(self, vectors: VectorOps, keys_values: Tensor, dtype: torch.dtype, plain_dim: int, rope: Rope,
-                 scale: float, layer: int) -> None:
+    def __init__(
+        self,
+        vectors: VectorOps,
+        keys_values: Tensor,
+        dtype: torch.dtype,
+        plain_dim: int,
+        rope: Rope,
+        scale: float,
+        layer: int,
+    ) -> None:
         """keys_values [heads, plain_dim + value_dim, rank] in f32, f16 or bf16, which is what products are made in."""
         self._vectors, self._dtype, self._layer = vectors, dtype, layer
         self._into = keys_values[:, :plain_dim]  # W_UK

@@ -51,8 +51,16 @@ class DevicePlaces(NamedTuple):
 class DeviceLayers:
     """moeinf.models.layers.protocol.Layers over the kernels of a device. Embeddings are looked up in host memory."""
 
-    def __init__(self, device: Device, ops: Ops, tensors: Mapping[str, TensorBytes],
-                 lookups: Mapping[str, StoredTensor], dtype: DType, context: int, program: DecodeProgram) -> None:
+    def __init__(
+        self,
+        device: Device,
+        ops: Ops,
+        tensors: Mapping[str, TensorBytes],
+        lookups: Mapping[str, StoredTensor],
+        dtype: DType,
+        context: int,
+        program: DecodeProgram,
+    ) -> None:
         """tensors: what is computed with, `lookups`: embeddings by row, in host memory. context: tokens at most.
 
         A tensor is copied to the device, piece by piece, when a layer asks for it.
@@ -109,34 +117,40 @@ class DeviceLayers:
     def rotary(self, rope: Rope | None, context_length: int) -> DeviceRotary:
         return DeviceRotary(self.device.kind, rope, min(context_length, self.context))
 
-    def attention(self, config: AttentionConfig, prefix: str, norm: str, layer: int, residual: float = 1.0
-                  ) -> DeviceAttention:
+    def attention(
+        self, config: AttentionConfig, prefix: str, norm: str, layer: int, residual: float = 1.0
+    ) -> DeviceAttention:
         return DeviceAttention(self, config, prefix, norm, layer, residual)
 
-    def latent_core(self, keys_values: str, num_heads: int, plain_dim: int, rope: Rope, scale: float, layer: int
-                    ) -> DeviceLatentCore:
+    def latent_core(
+        self, keys_values: str, num_heads: int, plain_dim: int, rope: Rope, scale: float, layer: int
+    ) -> DeviceLatentCore:
         matrix, dtype = self.matrix(keys_values), _TORCH_DTYPES[self.dtype]
         assert matrix.format in _TORCH_DTYPES, "the plan leaves out of `matrices` what is multiplied by head"
         weights = matrix.data.view(_TORCH_DTYPES[matrix.format]).view(num_heads, -1, matrix.cols)
         return DeviceLatentCore(self.ops.vectors, weights, dtype, plain_dim, rope, scale, layer)
 
-    def beams(self, num_heads: int, head_dim: int, scale: float, capacity: int, num_beams: int, bias: Tensor | None
-              ) -> DeviceBeams:
+    def beams(
+        self, num_heads: int, head_dim: int, scale: float, capacity: int, num_beams: int, bias: Tensor | None
+    ) -> DeviceBeams:
         shape = past_shape(num_heads, head_dim, capacity, num_beams)
         if num_beams > 1 and (self._spare is None or self._spare.shape != shape):
             self._spare = torch.zeros(shape, device=self.device.kind)
-        return DeviceBeams(self.ops.vectors, self.device.kind, num_heads, head_dim, scale, capacity, num_beams,
-                           bias, self._spare)
+        return DeviceBeams(
+            self.ops.vectors, self.device.kind, num_heads, head_dim, scale, capacity, num_beams, bias, self._spare
+        )
 
     def delta_net(self, config: DeltaConfig, prefix: str, norm: str, layer: int) -> DeltaNet:
         return DeltaNet(self, config, prefix, norm, layer)
 
-    def softmax_router(self, gate: str, norm: str, eps: float, top_k: int, normalise: bool,
-                       kind: NormKind = "rms") -> DeviceSoftmaxRouter:
+    def softmax_router(
+        self, gate: str, norm: str, eps: float, top_k: int, normalise: bool, kind: NormKind = "rms"
+    ) -> DeviceSoftmaxRouter:
         return DeviceSoftmaxRouter(self, gate, norm, eps, top_k, normalise, kind)
 
-    def gated_mlp(self, prefix: str, norm: str, eps: float, residual: float = 1.0, kind: NormKind = "rms"
-                  ) -> DeviceGatedMLP:
+    def gated_mlp(
+        self, prefix: str, norm: str, eps: float, residual: float = 1.0, kind: NormKind = "rms"
+    ) -> DeviceGatedMLP:
         return DeviceGatedMLP(self, prefix, norm, eps, residual, kind)
 
     def begin_pass(self, num_tokens: int) -> None:
@@ -156,13 +170,15 @@ class DeviceLayers:
     def routing(self, ids: Tensor, weights: Tensor) -> DeviceRouting:
         return DeviceRouting(ids.to(torch.int32).contiguous(), weights.contiguous())
 
-    def head(self, matrix: str, norm: str, eps: float, kind: NormKind = "rms", scale: float = 1.0,
-             bias: str | None = None) -> Callable[[Tensor], Tensor]:
+    def head(
+        self, matrix: str, norm: str, eps: float, kind: NormKind = "rms", scale: float = 1.0, bias: str | None = None
+    ) -> Callable[[Tensor], Tensor]:
         last_norm, product = self.norm(norm, eps, kind), self.linear(matrix, bias)
         return lambda x: product(last_norm(x)) * scale if scale != 1.0 else product(last_norm(x))
 
-    def carry_out(self, compute: Callable[[Tensor, DevicePlaces], Tensor], x: Tensor, places: DevicePlaces,
-                  cache: Cache) -> Float32Array:
+    def carry_out(
+        self, compute: Callable[[Tensor, DevicePlaces], Tensor], x: Tensor, places: DevicePlaces, cache: Cache
+    ) -> Float32Array:
         """Waits for the device; a decode step, of one token of each beam, becomes a captured program."""
         if len(x) > min(cache.beams, MAX_ROWS):
             return self._to_host(compute(x, places))
@@ -231,8 +247,9 @@ class DeviceRotary:
 class DeviceAttention:
     """See Layers.attention."""
 
-    def __init__(self, layers: DeviceLayers, config: AttentionConfig, prefix: str, norm: str, layer: int,
-                 residual: float) -> None:
+    def __init__(
+        self, layers: DeviceLayers, config: AttentionConfig, prefix: str, norm: str, layer: int, residual: float
+    ) -> None:
         assert config.norm != "layer" or config.qk_norm == "none", "no family has layer norms of heads"
         c, self._layers, self._layer, self._config, self._residual = config, layers, layer, config, residual
         names = [f"{prefix}{n}_proj.weight" for n in "qkv"]
@@ -258,7 +275,8 @@ class DeviceAttention:
         self._output_bias = layers.vector(f"{prefix}o_proj.bias") * residual if c.output_bias else None
         self._norm = layers.norm(norm, c.norm_eps, c.norm)
         self._q_norm, self._k_norm = (
-            None if c.qk_norm == "none" else layers.norm_weight(f"{prefix}{n}_norm.weight", c.norm) for n in "qk")
+            None if c.qk_norm == "none" else layers.norm_weight(f"{prefix}{n}_norm.weight", c.norm) for n in "qk"
+        )
         self._sinks = layers.vector(f"{prefix}sinks") if c.sinks else None
 
     def new_state(self, capacity: int) -> DeviceKVState:
@@ -277,13 +295,26 @@ class DeviceAttention:
             q, k = layers.normed(q, q_norm, c.norm_eps), layers.normed(k, k_norm, c.norm_eps)
             q_norm = k_norm = None
         state: DeviceKVState = cache.states[self._layer]
-        vectors.rope_store(q, k, v, q_norm, k_norm, c.norm_eps, c.clip_qkv or 0.0, places.cos, places.sin,
-                           places.position, state.keys, state.values,
-                           interleaved=c.rope is not None and c.rope.interleaved)
+        vectors.rope_store(
+            q,
+            k,
+            v,
+            q_norm,
+            k_norm,
+            c.norm_eps,
+            c.clip_qkv or 0.0,
+            places.cos,
+            places.sin,
+            places.position,
+            state.keys,
+            state.values,
+            interleaved=c.rope is not None and c.rope.interleaved,
+        )
         mixture = torch.empty_like(q)
         scale = c.head_dim**-0.5 if c.scale is None else c.scale
-        vectors.attend(q, state.keys, state.values, places.position, places.start, c.window or 0, scale, mixture,
-                       self._sinks)
+        vectors.attend(
+            q, state.keys, state.values, places.position, places.start, c.window or 0, scale, mixture, self._sinks
+        )
         if gate is not None:
             mixture *= torch.sigmoid(gate)
         if self._residual != 1.0:
@@ -295,16 +326,19 @@ class DeviceAttention:
             product = self._layers.product(hidden, self._stacked, self._bias)
             q, k, v = torch.split(product, [m.rows for m in self._matrices], dim=1)
             return q, k, v
-        q, k, v = (self._layers.product(hidden, matrix, bias)
-                   for matrix, bias in zip(self._matrices, self._biases, strict=True))
+        q, k, v = (
+            self._layers.product(hidden, matrix, bias)
+            for matrix, bias in zip(self._matrices, self._biases, strict=True)
+        )
         return q, k, v
 
 
 class DeviceGatedMLP:
     """See Layers.gated_mlp."""
 
-    def __init__(self, layers: DeviceLayers, prefix: str, norm: str, eps: float, residual: float, kind: NormKind
-                 ) -> None:
+    def __init__(
+        self, layers: DeviceLayers, prefix: str, norm: str, eps: float, residual: float, kind: NormKind
+    ) -> None:
         self._layers, self._residual = layers, residual
         self._gate, self._up, self._down = (layers.matrix(f"{prefix}{n}_proj.weight") for n in ("gate", "up", "down"))
         self._norm = layers.norm(norm, eps, kind)
@@ -321,8 +355,9 @@ class DeviceGatedMLP:
 class DeviceSoftmaxRouter:
     """See Layers.softmax_router; ids are int32."""
 
-    def __init__(self, layers: DeviceLayers, gate: str, norm: str, eps: float, top_k: int, normalise: bool,
-                 kind: NormKind) -> None:
+    def __init__(
+        self, layers: DeviceLayers, gate: str, norm: str, eps: float, top_k: int, normalise: bool, kind: NormKind
+    ) -> None:
         self._layers, self._top_k, self._normalise = layers, top_k, normalise
         self._gate, self._norm = layers.matrix(gate), layers.norm(norm, eps, kind)
 

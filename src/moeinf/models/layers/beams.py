@@ -39,8 +39,9 @@ class HostBeams:
 
     rewinds = True
 
-    def __init__(self, num_heads: int, head_dim: int, scale: float, capacity: int, num_beams: int,
-                 bias: Float32Array | None) -> None:
+    def __init__(
+        self, num_heads: int, head_dim: int, scale: float, capacity: int, num_beams: int, bias: Float32Array | None
+    ) -> None:
         self._math, self._num_heads, self._scale, self._bias = NumpyMath(), num_heads, scale, bias
         self._keys: Float32Array = np.empty((num_beams, num_heads, capacity, head_dim), np.float32)
         self._values: Float32Array = np.empty_like(self._keys)
@@ -58,8 +59,9 @@ class HostBeams:
 
     def over_source(self, q: Float32Array) -> Float32Array:
         assert self._source is not None, "a source is encoded first"
-        mixture: Float32Array = attended(self._math, split_heads(q, 1, self._num_heads), *self._source, self._scale,
-                                         None)
+        mixture: Float32Array = attended(
+            self._math, split_heads(q, 1, self._num_heads), *self._source, self._scale, None
+        )
         return mixture
 
     def over_past(self, q: Float32Array, k: Float32Array, v: Float32Array, cache: Cache, places: Any) -> Float32Array:

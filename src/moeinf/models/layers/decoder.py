@@ -47,8 +47,9 @@ class DecoderConfig:
         return self.attention if self.windows is None else replace(self.attention, window=self.windows[layer])
 
 
-def parse_decoder(f: Fields, *, norm_eps: float, theta: float, partial: float = 1.0, quant_method: str = "fp8",
-                  **features: Any) -> DecoderConfig:
+def parse_decoder(
+    f: Fields, *, norm_eps: float, theta: float, partial: float = 1.0, quant_method: str = "fp8", **features: Any
+) -> DecoderConfig:
     """The fields that decoder families share, under the names they share; `features` are AttentionConfig's own.
 
     norm_eps, theta, partial (of a head, that is turned): the family's defaults. quant_method: the one in which its
@@ -68,14 +69,15 @@ def parse_decoder(f: Fields, *, norm_eps: float, theta: float, partial: float = 
     if "rope" not in features:
         features["rope"] = rope_of(f, partial_rotary(f, head_dim, partial), theta, context_length)
     attention = AttentionConfig(
-        hidden_size=hidden,
-        num_heads=heads,
-        head_dim=head_dim,
-        norm_eps=f.number("rms_norm_eps", norm_eps),
-        **features,
+        hidden_size=hidden, num_heads=heads, head_dim=head_dim, norm_eps=f.number("rms_norm_eps", norm_eps), **features
     )
-    return DecoderConfig(attention, f.count("num_hidden_layers", maximum=MOST_LAYERS), f.count("vocab_size"),
-                         reach(f, context_length), f.flag("tie_word_embeddings", False))
+    return DecoderConfig(
+        attention,
+        f.count("num_hidden_layers", maximum=MOST_LAYERS),
+        f.count("vocab_size"),
+        reach(f, context_length),
+        f.flag("tie_word_embeddings", False),
+    )
 
 
 class MoeBlock:
@@ -84,8 +86,16 @@ class MoeBlock:
     shared: what every token is given besides, of norm(x): shared experts, or a dense MLP beside the routed ones.
     """
 
-    def __init__(self, moe_layer: int, router: Router, experts: Experts, profiler: Profiler, *,
-                 shared: Callable[[Hidden], Hidden] | None = None, residual: float = 1.0) -> None:
+    def __init__(
+        self,
+        moe_layer: int,
+        router: Router,
+        experts: Experts,
+        profiler: Profiler,
+        *,
+        shared: Callable[[Hidden], Hidden] | None = None,
+        residual: float = 1.0,
+    ) -> None:
         self.moe_layer = moe_layer
         self.router = router
         self._experts = experts
@@ -107,20 +117,39 @@ class MoeBlock:
 class Decoder:
     """A whole model of one sequence at a time."""
 
-    def __init__(self, config: DecoderConfig, layers: Layers, blocks: Sequence[Block], experts: Experts, profiler: Profiler,
-                 attention: Sequence[Attention] | None = None) -> None:
+    def __init__(
+        self,
+        config: DecoderConfig,
+        layers: Layers,
+        blocks: Sequence[Block],
+        experts: Experts,
+        profiler: Profiler,
+        attention: Sequence[Attention] | None = None,
+    ) -> None:
         """attention: of a family that has its own; else what config says, under the common names."""
         a = config.attention
         self.config = config
         self._layers = layers
         self._embedding = layers.embedding(config.embedding)
-        self._head = layers.head(HEAD if HEAD in layers else config.embedding, f"{config.prefix}norm.weight",
-                                 a.norm_eps, a.norm, config.logits_scale, "lm_head.bias" if config.head_bias else None)
+        self._head = layers.head(
+            HEAD if HEAD in layers else config.embedding,
+            f"{config.prefix}norm.weight",
+            a.norm_eps,
+            a.norm,
+            config.logits_scale,
+            "lm_head.bias" if config.head_bias else None,
+        )
         self._rotary = layers.rotary(a.rope, config.context_length)
         self._attention = attention or [
-            layers.attention(config.attention_of(i), f"{config.prefix}layers.{i}.self_attn.",
-                             f"{config.prefix}layers.{i}.input_layernorm.weight", i, config.residual)
-            for i in range(config.num_layers)]
+            layers.attention(
+                config.attention_of(i),
+                f"{config.prefix}layers.{i}.self_attn.",
+                f"{config.prefix}layers.{i}.input_layernorm.weight",
+                i,
+                config.residual,
+            )
+            for i in range(config.num_layers)
+        ]
         self._blocks = blocks
         self._experts = experts
         self._profiler = profiler
@@ -129,14 +158,22 @@ class Decoder:
         assert num_beams == 1, "only the answers to a source are searched for"
         return Cache([attention.new_state(capacity) for attention in self._attention], capacity)
 
-    def forward(self, ids: Sequence[int], cache: Cache, between_layers: Callable[[], None] | None = None, *,
-                of_tokens: int = 0, last_only: bool = True) -> Float32Array:
+    def forward(
+        self,
+        ids: Sequence[int],
+        cache: Cache,
+        between_layers: Callable[[], None] | None = None,
+        *,
+        of_tokens: int = 0,
+        last_only: bool = True,
+    ) -> Float32Array:
         """Logits [1 or tokens, vocab] of the tokens `ids`, which follow what the cache holds.
 
         of_tokens: how many the pass has whose part they are, as a prompt goes in chunks, and the cache may hold its
         beginning from a request before; 0: they are all of it.
         between_layers may raise to give the pass up; the cache is then as it was before.
         """
+
         def compute(x: Hidden, places: Places) -> Hidden:
             for layer, (attention, block) in enumerate(zip(self._attention, self._blocks, strict=True)):
                 if between_layers is not None:
@@ -181,8 +218,14 @@ def decoder_shapes(config: DecoderConfig) -> Shapes:
 def outer_shapes(config: DecoderConfig) -> Shapes:
     """Embedding, norms and head."""
     hidden = config.attention.hidden_size
-    norms = [f"{config.prefix}norm", *(f"{config.prefix}layers.{i}.{n}_layernorm" for i in range(config.num_layers)
-                                       for n in ("input", "post_attention"))]
+    norms = [
+        f"{config.prefix}norm",
+        *(
+            f"{config.prefix}layers.{i}.{n}_layernorm"
+            for i in range(config.num_layers)
+            for n in ("input", "post_attention")
+        ),
+    ]
     shapes: Shapes = {config.embedding: (config.vocab_size, hidden)}
     shapes |= {f"{norm}.weight": (hidden,) for norm in norms}
     if config.attention.norm == "layer":

@@ -35,8 +35,9 @@ class DeepseekMoe:
     num_future_layers: int  # behind the last, which predict further tokens (MTP): not computed
 
     @staticmethod
-    def parse(f: Fields, num_layers: int, *, normalise: bool, corrected: bool, num_future_layers: int = 0
-              ) -> DeepseekMoe:
+    def parse(
+        f: Fields, num_layers: int, *, normalise: bool, corrected: bool, num_future_layers: int = 0
+    ) -> DeepseekMoe:
         """normalise, num_future_layers: the family's defaults."""
         f.present("first_k_dense_replace", "n_shared_experts")
         first, step = f.count("first_k_dense_replace", 0, minimum=0), f.count("moe_layer_freq", 1)
@@ -50,14 +51,25 @@ class DeepseekMoe:
             raise CheckpointError(f"config.json: n_group is {groups}, but topk_group is missing")
         used = f.count("topk_group", 1)
         if experts % groups or used > groups or top_k > experts // groups * used:
-            raise CheckpointError(f"config.json: a token cannot use {top_k} of {experts} experts in {used} of {groups} "
-                                  "groups (num_experts_per_tok, n_routed_experts, topk_group, n_group)")
+            raise CheckpointError(
+                f"config.json: a token cannot use {top_k} of {experts} experts in {used} of {groups} "
+                "groups (num_experts_per_tok, n_routed_experts, topk_group, n_group)"
+            )
         future = f.count("num_mtp_layers", num_future_layers, 0, MOST_LAYERS)
         future = f.count("num_nextn_predict_layers", future, 0, MOST_LAYERS)
         return DeepseekMoe(
-            moe_shape(len(moe_layers), experts, top_k), moe_layers, f.count("intermediate_size"),
-            f.count("moe_intermediate_size"), f.count("n_shared_experts", 0, minimum=0), groups, used,
-            f.number("routed_scaling_factor", 1.0), f.flag("norm_topk_prob", normalise), corrected, future)
+            moe_shape(len(moe_layers), experts, top_k),
+            moe_layers,
+            f.count("intermediate_size"),
+            f.count("moe_intermediate_size"),
+            f.count("n_shared_experts", 0, minimum=0),
+            groups,
+            used,
+            f.number("routed_scaling_factor", 1.0),
+            f.flag("norm_topk_prob", normalise),
+            corrected,
+            future,
+        )
 
     def plan(self, decoder: DecoderConfig, attention: Shapes) -> TensorPlan:
         """attention: every dense tensor outside the blocks."""
@@ -74,14 +86,17 @@ class DeepseekMoe:
                 shared = self.num_shared_experts * self.moe_intermediate_size
                 dense |= mlp_shapes(hidden, shared, f"{prefix}shared_experts.")
         blocks = [f"{decoder.prefix}layers.{i}.mlp." for i in self.moe_layers]
-        plan = gated_experts_plan(decoder, self.moe, dense, blocks, self.moe_intermediate_size,
-                                  ("gate_proj", "up_proj", "down_proj"))
-        future = tuple(re.escape(decoder.prefix) + rf"layers\.{decoder.num_layers + i}\..*"
-                       for i in range(self.num_future_layers))
+        plan = gated_experts_plan(
+            decoder, self.moe, dense, blocks, self.moe_intermediate_size, ("gate_proj", "up_proj", "down_proj")
+        )
+        future = tuple(
+            re.escape(decoder.prefix) + rf"layers\.{decoder.num_layers + i}\..*" for i in range(self.num_future_layers)
+        )
         return replace(plan, ignored=plan.ignored + future)
 
-    def blocks(self, decoder: DecoderConfig, layers: Layers, experts: Experts, profiler: Profiler, router: MakeRouter
-               ) -> list[Block]:
+    def blocks(
+        self, decoder: DecoderConfig, layers: Layers, experts: Experts, profiler: Profiler, router: MakeRouter
+    ) -> list[Block]:
         eps, blocks = decoder.attention.norm_eps, list[Block]()
         for i in range(decoder.num_layers):
             prefix = f"{decoder.prefix}layers.{i}.mlp."
@@ -90,8 +105,15 @@ class DeepseekMoe:
                 blocks.append(layers.gated_mlp(prefix, norm, eps))
                 continue
             shared = SharedExpert(layers, f"{prefix}shared_experts.") if self.num_shared_experts else None
-            blocks.append(MoeBlock(self.moe_layers.index(i), router(layers, self, f"{prefix}gate.", norm, eps), experts,
-                                   profiler, shared=shared))
+            blocks.append(
+                MoeBlock(
+                    self.moe_layers.index(i),
+                    router(layers, self, f"{prefix}gate.", norm, eps),
+                    experts,
+                    profiler,
+                    shared=shared,
+                )
+            )
         return blocks
 
     def info(self, architecture: str, decoder: DecoderConfig, plan: TensorPlan, dtype: DType) -> ModelInfo:

@@ -39,9 +39,16 @@ class DeltaConfig:
         keys, values = f.count("linear_num_key_heads", 16), f.count("linear_num_value_heads", 32)
         if values % keys:
             raise CheckpointError(f"config.json: linear_num_key_heads {keys} cannot serve {values} value heads")
-        return DeltaConfig(hidden_size, keys, values, f.count("linear_key_head_dim", 128),
-                           f.count("linear_value_head_dim", 128), f.count("linear_conv_kernel_dim", 4, minimum=2),
-                           norm_eps, stacked)
+        return DeltaConfig(
+            hidden_size,
+            keys,
+            values,
+            f.count("linear_key_head_dim", 128),
+            f.count("linear_value_head_dim", 128),
+            f.count("linear_conv_kernel_dim", 4, minimum=2),
+            norm_eps,
+            stacked,
+        )
 
     def projections(self, prefix: str) -> list[str]:
         """Names of the matrices in front."""
@@ -79,8 +86,9 @@ class DeltaState:
 
     def __init__(self, config: DeltaConfig, math: ArrayMath) -> None:
         self.conv, self.new_conv = (math.zeros((config.kernel - 1, config.channels)) for _ in range(2))
-        self.heads, self.new_heads = (math.zeros((config.num_value_heads, config.key_dim, config.value_dim))
-                                      for _ in range(2))
+        self.heads, self.new_heads = (
+            math.zeros((config.num_value_heads, config.key_dim, config.value_dim)) for _ in range(2)
+        )
 
     def commit(self) -> None:
         if isinstance(self.heads, np.ndarray):
@@ -131,8 +139,7 @@ class DeltaNet:
         c, math, tokens = self._config, self._math, len(x)
         qkv, z, rate, step = self._projected(self._norm(x))
         qkv = self._convolved(qkv, conv, state.new_conv)
-        q, k = (self._unit(qkv[:, at : at + c.keys].reshape(tokens, c.num_key_heads, c.key_dim))
-                for at in (0, c.keys))
+        q, k = (self._unit(qkv[:, at : at + c.keys].reshape(tokens, c.num_key_heads, c.key_dim)) for at in (0, c.keys))
         v = qkv[:, 2 * c.keys :].reshape(tokens, c.num_value_heads, c.value_dim)
         decay = self._decay * math.softplus(step + self._step)  # the logarithm of `a`
         out = self._rule(q * c.key_dim**-0.5, k, v, decay, math.sigmoid(rate), heads, state.new_heads)
@@ -178,8 +185,9 @@ class DeltaRule:
         ones = np.ones((CHUNK, CHUNK), np.float32)
         self._seen, self._before = math.of_host(np.tril(ones)), math.of_host(np.tril(ones, -1))  # of a token: which
 
-    def __call__(self, q: Array, k: Array, v: Array, decay: Array, rate: Array, state: Array, new_state: Array
-                 ) -> Array:
+    def __call__(
+        self, q: Array, k: Array, v: Array, decay: Array, rate: Array, state: Array, new_state: Array
+    ) -> Array:
         """-> [tokens, value heads, value_dim]; fills new_state, which may be state.
 
         q, k [tokens, key heads, key_dim]; v [tokens, value heads, value_dim]; decay (log a), rate (b) [tokens, value
@@ -235,8 +243,11 @@ def delta_shapes(c: DeltaConfig, prefix: str) -> Shapes:
         f"{prefix}norm.weight": (c.value_dim,),
         f"{prefix}out_proj.weight": (c.hidden_size, c.values),
     }
-    rows = ((c.channels + c.values, 2 * c.num_value_heads) if c.stacked else
-            (c.channels, c.values, c.num_value_heads, c.num_value_heads))
+    rows = (
+        (c.channels + c.values, 2 * c.num_value_heads)
+        if c.stacked
+        else (c.channels, c.values, c.num_value_heads, c.num_value_heads)
+    )
     return shapes | {name: (count, c.hidden_size) for name, count in zip(c.projections(prefix), rows, strict=True)}
 
 
@@ -244,4 +255,3 @@ def _split(x: Array, sizes: tuple[int, ...]) -> list[Array]:
     """The last dimension in pieces of these sizes, and what is left."""
     ends = np.cumsum((0, *sizes)).tolist()
     return [x[..., start:end] for start, end in zip(ends, [*ends[1:], x.shape[-1]], strict=True)]
-

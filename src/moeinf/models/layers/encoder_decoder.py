@@ -83,7 +83,8 @@ class Attention:
         self._layers, self._heads, self._norm = layers, heads, norm
         self._q, self._k, self._v, self._o = (
             layers.linear(f"{prefix}{name}.weight", f"{prefix}{name}.bias" if heads.biased else None)
-            for name in heads.names)
+            for name in heads.names
+        )
 
     def new_state(self, capacity: int, num_beams: int, bias: Array | None) -> Beams:
         h = self._heads
@@ -113,7 +114,8 @@ class FeedForward:
     def __init__(self, layers: Layers, prefix: str, names: tuple[str, str], biased: bool, norm: Norm) -> None:
         self._math, self._norm = layers.math, norm
         self._up, self._down = (
-            layers.linear(f"{prefix}{name}.weight", f"{prefix}{name}.bias" if biased else None) for name in names)
+            layers.linear(f"{prefix}{name}.weight", f"{prefix}{name}.bias" if biased else None) for name in names
+        )
 
     def add_to(self, x: Hidden) -> None:
         x += self._down(self._math.relu(self._up(self._norm(x))))
@@ -135,11 +137,21 @@ class DecoderLayer:
 class EncoderDecoder:
     """A whole model: `encode` a source, then `forward` as of a decoder, of one answer or of several beams."""
 
-    def __init__(self, layers: Layers, experts: Experts, profiler: Profiler, *,
-                 embed: Callable[[Sequence[int], IntArray], Hidden],
-                 encoder: Sequence[EncoderLayer], encoder_bias: Bias | None, encoder_norm: Norm,
-                 decoder: Sequence[DecoderLayer], decoder_bias: Bias | None, head: Callable[[Hidden], Hidden],
-                 embed_source: Callable[[Sequence[int], IntArray], Hidden] | None = None) -> None:
+    def __init__(
+        self,
+        layers: Layers,
+        experts: Experts,
+        profiler: Profiler,
+        *,
+        embed: Callable[[Sequence[int], IntArray], Hidden],
+        encoder: Sequence[EncoderLayer],
+        encoder_bias: Bias | None,
+        encoder_norm: Norm,
+        decoder: Sequence[DecoderLayer],
+        decoder_bias: Bias | None,
+        head: Callable[[Hidden], Hidden],
+        embed_source: Callable[[Sequence[int], IntArray], Hidden] | None = None,
+    ) -> None:
         """embed: token ids and their places to hidden states; embed_source: the encoder's, where it has its own."""
         self._layers, self._places = layers, layers.rotary(None, 0)
         self._embed, self._embed_source, self._head = embed, embed_source or embed, head
@@ -171,8 +183,15 @@ class EncoderDecoder:
             decoder_layer.over_source.read_source(x, state)
         self._profiler.lap("attention")
 
-    def forward(self, ids: Sequence[int], cache: SourceCache, between_layers: Callable[[], None] | None = None, *,
-                of_tokens: int = 0, last_only: bool = True) -> Float32Array:
+    def forward(
+        self,
+        ids: Sequence[int],
+        cache: SourceCache,
+        between_layers: Callable[[], None] | None = None,
+        *,
+        of_tokens: int = 0,
+        last_only: bool = True,
+    ) -> Float32Array:
         """Logits [beams or tokens, vocab] of the tokens that follow what was decoded.
 
         `ids` is one token of each beam, or several tokens of a single one, of a pass over of_tokens (0: these alone);
@@ -216,9 +235,20 @@ def nth_of_its_expert(math: ArrayMath, ids: Array, num_experts: int) -> Array:
     return math.take((ids == math.of_host(np.arange(num_experts)[None])).cumsum(0), ids)
 
 
-def plain_experts_plan(moe: MoeShape, dense: Shapes, blocks: Mapping[str, int], hidden: int,
-                       names: tuple[str, str], num_heads: int, *, biased: bool, embeddings: frozenset[str],
-                       head: str, matrices: frozenset[str], ignored: tuple[str, ...]) -> TensorPlan:
+def plain_experts_plan(
+    moe: MoeShape,
+    dense: Shapes,
+    blocks: Mapping[str, int],
+    hidden: int,
+    names: tuple[str, str],
+    num_heads: int,
+    *,
+    biased: bool,
+    embeddings: frozenset[str],
+    head: str,
+    matrices: frozenset[str],
+    ignored: tuple[str, ...],
+) -> TensorPlan:
     """Experts without a gate, each with tensors of its own: `<block>experts.expert_<e>.<name>.weight`.
 
     blocks: of each layer with experts, the prefix and the intermediate size. Smaller experts are filled up with zeros,
@@ -228,13 +258,27 @@ def plain_experts_plan(moe: MoeShape, dense: Shapes, blocks: Mapping[str, int], 
     parts = _plain_expert(hidden, max(blocks.values()), biased)
     own = {"up": f"{names[0]}.weight", "down": f"{names[1]}.weight"}
     own |= {"up_bias": f"{names[0]}.bias", "down_bias": f"{names[1]}.bias"}
-    experts = {f"{block}experts.expert_{expert}.{own[part]}": (
-                   shape, (ExpertPiece(layer, expert, part, 0, filled=None if shape == parts[part] else shape),))
-               for layer, (block, intermediate) in enumerate(blocks.items()) for expert in range(moe.num_experts)
-               for part, shape in _plain_expert(hidden, intermediate, biased).items()}
-    return TensorPlan(moe, parts, dense, (experts,), ignored, matrices, embeddings,
-                      (head, "lm_head.weight"), ExpertForm("relu", False, biased),
-                      work=Work(attention=8 * hidden, source=num_heads) | block_work(dense))
+    experts = {
+        f"{block}experts.expert_{expert}.{own[part]}": (
+            shape,
+            (ExpertPiece(layer, expert, part, 0, filled=None if shape == parts[part] else shape),),
+        )
+        for layer, (block, intermediate) in enumerate(blocks.items())
+        for expert in range(moe.num_experts)
+        for part, shape in _plain_expert(hidden, intermediate, biased).items()
+    }
+    return TensorPlan(
+        moe,
+        parts,
+        dense,
+        (experts,),
+        ignored,
+        matrices,
+        embeddings,
+        (head, "lm_head.weight"),
+        ExpertForm("relu", False, biased),
+        work=Work(attention=8 * hidden, source=num_heads) | block_work(dense),
+    )
 
 
 def _plain_expert(hidden: int, intermediate: int, biased: bool) -> Shapes:
@@ -242,15 +286,30 @@ def _plain_expert(hidden: int, intermediate: int, biased: bool) -> Shapes:
     return parts | ({"up_bias": (intermediate,), "down_bias": (hidden,)} if biased else {})
 
 
-def seq2seq_info(architecture: str, plan: TensorPlan, heads: Heads, *, context_length: int, hidden_size: int,
-                 num_layers: int, num_decoder_layers: int, vocab_size: int, dtype: DType) -> ModelInfo:
+def seq2seq_info(
+    architecture: str,
+    plan: TensorPlan,
+    heads: Heads,
+    *,
+    context_length: int,
+    hidden_size: int,
+    num_layers: int,
+    num_decoder_layers: int,
+    vocab_size: int,
+    dtype: DType,
+) -> ModelInfo:
     """Sizes of such a model. A token of the context has a place in the source and in the answer."""
     experts = _elements({name: shape for name, (shape, _) in plan.experts[0].items()})
     dense = _elements(plan.dense)
     return ModelInfo(
-        architecture=architecture, num_params=dense + experts,
-        active_params=dense + experts * plan.moe.top_k // plan.moe.num_experts, num_shared_experts=0,
-        context_length=context_length, hidden_size=hidden_size, num_layers=num_layers, vocab_size=vocab_size,
+        architecture=architecture,
+        num_params=dense + experts,
+        active_params=dense + experts * plan.moe.top_k // plan.moe.num_experts,
+        num_shared_experts=0,
+        context_length=context_length,
+        hidden_size=hidden_size,
+        num_layers=num_layers,
+        vocab_size=vocab_size,
         kv_bytes_per_token=2 * 2 * num_decoder_layers * heads.num_heads * heads.head_dim * 4,  # always float32
         dtype=dtype,
     )

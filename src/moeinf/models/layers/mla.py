@@ -49,12 +49,20 @@ def parse_latent(f: Fields, *, interleaved: bool) -> tuple[DecoderConfig, Latent
     sharpened, r = (plain_dim + rotary_dim) ** -0.5, rope_fields(f)
     if r.get("mscale_all_dim"):
         sharpened *= mscale(r.number("factor"), r.number("mscale_all_dim")) ** 2
-    decoder = parse_decoder(f, norm_eps=1e-6, theta=1e4, rope=rope, num_kv_heads=1, head_dim=rank + rotary_dim,
-                            scale=sharpened)
+    decoder = parse_decoder(
+        f, norm_eps=1e-6, theta=1e4, rope=rope, num_kv_heads=1, head_dim=rank + rotary_dim, scale=sharpened
+    )
     f.present("q_lora_rank")
     query_rank = None if f.get("q_lora_rank") is None else f.count("q_lora_rank")
-    return decoder, LatentConfig(decoder.attention.num_heads, query_rank, rank, plain_dim, rotary_dim,
-                                 f.count("v_head_dim"), f.flag("attention_bias", False))
+    return decoder, LatentConfig(
+        decoder.attention.num_heads,
+        query_rank,
+        rank,
+        plain_dim,
+        rotary_dim,
+        f.count("v_head_dim"),
+        f.flag("attention_bias", False),
+    )
 
 
 def latent_shapes(decoder: DecoderConfig, c: LatentConfig) -> Shapes:
@@ -70,8 +78,11 @@ def latent_shapes(decoder: DecoderConfig, c: LatentConfig) -> Shapes:
     if c.query_rank is None:
         one["q_proj.weight"] = (queries, hidden)
     else:
-        one |= {"q_a_proj.weight": (c.query_rank, hidden), "q_a_layernorm.weight": (c.query_rank,),
-                "q_b_proj.weight": (queries, c.query_rank)}
+        one |= {
+            "q_a_proj.weight": (c.query_rank, hidden),
+            "q_a_layernorm.weight": (c.query_rank,),
+            "q_b_proj.weight": (queries, c.query_rank),
+        }
     if c.biased:
         one |= {f"{name}.bias": one[f"{name}.weight"][:1] for name in _BIASED if f"{name}.weight" in one}
     return {f"{_prefix(decoder, i)}{name}": shape for i in range(decoder.num_layers) for name, shape in one.items()}
@@ -83,8 +94,9 @@ def latent_work(decoder: DecoderConfig, c: LatentConfig) -> Work:
     But for the scores of a single token, which all heads' are.
     """
     row, head = c.rank + c.rotary_dim, c.plain_dim + c.rotary_dim + 2 * c.value_dim
-    return Work(token=2 * decoder.attention.hidden_size + 3 * row + c.num_heads * head, values=2 * c.num_heads,
-                fixed=INSIDE)
+    return Work(
+        token=2 * decoder.attention.hidden_size + 3 * row + c.num_heads * head, values=2 * c.num_heads, fixed=INSIDE
+    )
 
 
 def latent_plan(plan: TensorPlan, decoder: DecoderConfig, c: LatentConfig) -> TensorPlan:

@@ -13,7 +13,11 @@ PARTS = ("gate", "up", "down")
 
 
 def gated_experts_plan(
-    config: DecoderConfig, moe: MoeShape, dense: Shapes, block_names: Sequence[str], intermediate: int,
+    config: DecoderConfig,
+    moe: MoeShape,
+    dense: Shapes,
+    block_names: Sequence[str],
+    intermediate: int,
     part_names: tuple[str, str, str] | None,
     fused_names: tuple[str, str] = ("experts.gate_up_proj", "experts.down_proj"),
 ) -> TensorPlan:
@@ -36,17 +40,28 @@ def gated_experts_plan(
         size = intermediate * hidden
         fused[block + fused_names[0]] = (
             (moe.num_experts, 2 * intermediate, hidden),
-            tuple(ExpertPiece(layer, expert, part, (2 * expert + half) * size)
-                  for expert in range(moe.num_experts) for half, part in enumerate(("gate", "up"))),
+            tuple(
+                ExpertPiece(layer, expert, part, (2 * expert + half) * size)
+                for expert in range(moe.num_experts)
+                for half, part in enumerate(("gate", "up"))
+            ),
         )
         fused[block + fused_names[1]] = (
             (moe.num_experts, hidden, intermediate),
             tuple(ExpertPiece(layer, expert, "down", expert * size) for expert in range(moe.num_experts)),
         )
     layouts = (fused,) if part_names is None else (separate, fused)
-    return TensorPlan(moe, shapes, dense, layouts, ignored_tensors(config), linear_names(dense),
-                      frozenset({config.embedding}), head(config),
-                      work=attention_work(config.attention) | block_work(dense))
+    return TensorPlan(
+        moe,
+        shapes,
+        dense,
+        layouts,
+        ignored_tensors(config),
+        linear_names(dense),
+        frozenset({config.embedding}),
+        head(config),
+        work=attention_work(config.attention) | block_work(dense),
+    )
 
 
 def plan_info(architecture: str, config: DecoderConfig, plan: TensorPlan, dtype: DType) -> ModelInfo:

@@ -53,8 +53,9 @@ class AttentionConfig:
                 f"of an even size (head_dim {self.head_dim})"
             )
         if self.head_dim > MAX_HEAD_DIM:
-            raise CheckpointError(f"config.json: heads of {self.head_dim} are beyond the {MAX_HEAD_DIM} that "
-                                  "moeinf computes")
+            raise CheckpointError(
+                f"config.json: heads of {self.head_dim} are beyond the {MAX_HEAD_DIM} that moeinf computes"
+            )
         if self.rope is not None and self.rope.rotary_dim > self.head_dim:
             raise CheckpointError(f"config.json: {self.rope.rotary_dim} rotary dimensions in heads of {self.head_dim}")
 
@@ -179,21 +180,24 @@ class Layers(Protocol):
         """(first place, tokens, what the sequence has room for) to what `attention` takes."""
         ...
 
-    def attention(self, config: AttentionConfig, prefix: str, norm: str, layer: int, residual: float = 1.0
-                  ) -> Attention:
+    def attention(
+        self, config: AttentionConfig, prefix: str, norm: str, layer: int, residual: float = 1.0
+    ) -> Attention:
         """Causal attention with grouped keys and values, and the norm in front of it, under Hugging Face names."""
         ...
 
-    def latent_core(self, keys_values: str, num_heads: int, plain_dim: int, rope: Rope, scale: float, layer: int
-                    ) -> LatentCore:
+    def latent_core(
+        self, keys_values: str, num_heads: int, plain_dim: int, rope: Rope, scale: float, layer: int
+    ) -> LatentCore:
         """keys_values [heads * (plain_dim + value_dim), rank], not quantised: for each head W_UK, then W_UV.
 
         Of a row and of a head's query the last rotary_dim are turned; scale: of the scores.
         """
         ...
 
-    def beams(self, num_heads: int, head_dim: int, scale: float, capacity: int, num_beams: int, bias: Hidden | None
-              ) -> Beams:
+    def beams(
+        self, num_heads: int, head_dim: int, scale: float, capacity: int, num_beams: int, bias: Hidden | None
+    ) -> Beams:
         """With room for so many tokens of so many beams; bias [heads, capacity]: added to the scores of what a beam has
         decoded, by how many places back that lies."""
         ...
@@ -202,24 +206,26 @@ class Layers(Protocol):
         """Gated DeltaNet; prefix: of the tensors that delta_shapes names; norm: the one in front, "rms+1"."""
         ...
 
-    def softmax_router(self, gate: str, norm: str, eps: float, top_k: int, normalise: bool,
-                       kind: NormKind = "rms") -> Router:
+    def softmax_router(
+        self, gate: str, norm: str, eps: float, top_k: int, normalise: bool, kind: NormKind = "rms"
+    ) -> Router:
         """Norm ("rms" or "rms+1"), then softmax over all experts, and of these the best k; `normalise` makes their
         weights sum to 1."""
         ...
 
-    def gated_mlp(self, prefix: str, norm: str, eps: float, residual: float = 1.0, kind: NormKind = "rms"
-                  ) -> Block:
+    def gated_mlp(self, prefix: str, norm: str, eps: float, residual: float = 1.0, kind: NormKind = "rms") -> Block:
         """down(silu(gate(x)) * up(x)), and the norm in front of it."""
         ...
 
-    def head(self, matrix: str, norm: str, eps: float, kind: NormKind = "rms", scale: float = 1.0,
-             bias: str | None = None) -> Callable[[Hidden], Hidden]:
+    def head(
+        self, matrix: str, norm: str, eps: float, kind: NormKind = "rms", scale: float = 1.0, bias: str | None = None
+    ) -> Callable[[Hidden], Hidden]:
         """The norm at the end and the matrix that makes logits, which are multiplied by `scale`."""
         ...
 
-    def carry_out(self, compute: Callable[[Hidden, Places], Hidden], x: Hidden, places: Places, cache: Any
-                  ) -> Float32Array:
+    def carry_out(
+        self, compute: Callable[[Hidden, Places], Hidden], x: Hidden, places: Places, cache: Any
+    ) -> Float32Array:
         """Logits, in host memory, of one pass over a cache; a device may keep a token's steps and repeat them."""
         ...
 
@@ -249,8 +255,12 @@ def attention_work(config: AttentionConfig) -> Work:
     runs of positions come to that a few tokens attend to."""
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     group = config.num_heads // config.num_kv_heads
-    return Work(attention=2 * config.hidden_size + queries * (4 if config.gate else 2) + 2 * keys, values=keys,
-                scores=max(QUERIES_AT_ONCE, group), fixed=RUNS_AT_ONCE * (queries + 2 * config.num_heads))
+    return Work(
+        attention=2 * config.hidden_size + queries * (4 if config.gate else 2) + 2 * keys,
+        values=keys,
+        scores=max(QUERIES_AT_ONCE, group),
+        fixed=RUNS_AT_ONCE * (queries + 2 * config.num_heads),
+    )
 
 
 def block_work(shapes: Shapes) -> Work:

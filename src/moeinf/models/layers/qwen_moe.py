@@ -34,9 +34,14 @@ class QwenMoe:
             raise CheckpointError("config.json: decoder_sparse_step and mlp_only_layers leave no layer with experts")
         all_sparse = len(moe_layers) == num_layers
         moe = moe_shape(len(moe_layers), f.count_of("num_experts", "num_local_experts"), f.count("num_experts_per_tok"))
-        return QwenMoe(moe, moe_layers, f.count("intermediate_size", 0 if all_sparse else None, minimum=0),
-                       f.count("moe_intermediate_size"), f.count("shared_expert_intermediate_size") if shared else 0,
-                       f.flag("norm_topk_prob", norm_topk_prob))
+        return QwenMoe(
+            moe,
+            moe_layers,
+            f.count("intermediate_size", 0 if all_sparse else None, minimum=0),
+            f.count("moe_intermediate_size"),
+            f.count("shared_expert_intermediate_size") if shared else 0,
+            f.flag("norm_topk_prob", norm_topk_prob),
+        )
 
     def shapes(self, decoder: DecoderConfig) -> Shapes:
         """Names and shapes of the blocks' dense tensors."""
@@ -55,8 +60,14 @@ class QwenMoe:
     def plan(self, decoder: DecoderConfig, attention: Shapes) -> TensorPlan:
         """attention: every dense tensor outside the blocks."""
         blocks = [f"{decoder.prefix}layers.{i}.mlp." for i in self.moe_layers]
-        return gated_experts_plan(decoder, self.moe, attention | self.shapes(decoder), blocks,
-                                  self.moe_intermediate_size, ("gate_proj", "up_proj", "down_proj"))
+        return gated_experts_plan(
+            decoder,
+            self.moe,
+            attention | self.shapes(decoder),
+            blocks,
+            self.moe_intermediate_size,
+            ("gate_proj", "up_proj", "down_proj"),
+        )
 
     def blocks(self, decoder: DecoderConfig, layers: Layers, experts: Experts, profiler: Profiler) -> list[Block]:
         a, blocks = decoder.attention, list[Block]()
@@ -66,10 +77,14 @@ class QwenMoe:
             if i not in self.moe_layers:
                 blocks.append(layers.gated_mlp(prefix, norm, a.norm_eps, kind=a.norm))
                 continue
-            router = layers.softmax_router(f"{prefix}gate.weight", norm, a.norm_eps, self.moe.top_k,
-                                           self.norm_topk_prob, kind=a.norm)
-            shared = (SharedExpert(layers, f"{prefix}shared_expert.", f"{prefix}shared_expert_gate.weight")
-                      if self.shared_intermediate_size else None)
+            router = layers.softmax_router(
+                f"{prefix}gate.weight", norm, a.norm_eps, self.moe.top_k, self.norm_topk_prob, kind=a.norm
+            )
+            shared = (
+                SharedExpert(layers, f"{prefix}shared_expert.", f"{prefix}shared_expert_gate.weight")
+                if self.shared_intermediate_size
+                else None
+            )
             blocks.append(MoeBlock(self.moe_layers.index(i), router, experts, profiler, shared=shared))
         return blocks
 

@@ -71,8 +71,15 @@ def partial_rotary(f: Fields, head_dim: int, default: float = 1.0) -> int:
     return turned
 
 
-def rope_of(f: Fields, rotary_dim: int, theta: float, context_length: int, *, interleaved: bool = False,
-            also: tuple[str, ...] = ()) -> Rope:
+def rope_of(
+    f: Fields,
+    rotary_dim: int,
+    theta: float,
+    context_length: int,
+    *,
+    interleaved: bool = False,
+    also: tuple[str, ...] = (),
+) -> Rope:
     """The positions that config.json describes, in the spelling of old and new transformers.
 
     rotary_dim: the caller has heeded partial_rotary_factor. theta: the family's default. context_length:
@@ -198,8 +205,10 @@ def _longrope(s: _Source) -> Rope:
     f, plain, factor = s.fields, _plain(s.rotary_dim, s.theta), s.factor()
     common = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(s.trained))
     common = f.number("attention_factor", common)
-    short, long = (s.rope(plain / np.array(f.numbers(f"{name}_factor", len(plain))),
-                          f.number(f"{name}_mscale", common)) for name in ("short", "long"))
+    short, long = (
+        s.rope(plain / np.array(f.numbers(f"{name}_factor", len(plain))), f.number(f"{name}_mscale", common))
+        for name in ("short", "long")
+    )
     return Rope(short.frequencies, short.scale, s.interleaved, s.trained, lambda room: long)
 
 
@@ -213,14 +222,35 @@ def _llama3(s: _Source) -> Rope:
     return s.rope(plain / f.number("factor") * (1 - fast) + plain * fast)
 
 
-_LONGROPE = (("short_factor", "long_factor", "factor", "attention_factor", "original_max_position_embeddings",
-              "short_mscale", "long_mscale"), _longrope)
+_LONGROPE = (
+    (
+        "short_factor",
+        "long_factor",
+        "factor",
+        "attention_factor",
+        "original_max_position_embeddings",
+        "short_mscale",
+        "long_mscale",
+    ),
+    _longrope,
+)
 _SCALINGS: dict[str, tuple[tuple[str, ...], Callable[[_Source], Rope]]] = {  # the fields that each reads
     "default": ((), _default),
     "linear": (("factor",), _linear),
     "dynamic": (("factor",), _dynamic),
-    "yarn": (("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate",
-              "original_max_position_embeddings"), _yarn),
+    "yarn": (
+        (
+            "factor",
+            "attention_factor",
+            "beta_fast",
+            "beta_slow",
+            "mscale",
+            "mscale_all_dim",
+            "truncate",
+            "original_max_position_embeddings",
+        ),
+        _yarn,
+    ),
     "longrope": _LONGROPE,
     "su": _LONGROPE,  # its first name
     "llama3": (("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"), _llama3),

@@ -9,8 +9,13 @@ from moeinf.types import Hidden
 class SharedExpert:
     """down(silu(gate(x)) * up(x)), times sigmoid(w x) where it has a gate of its own."""
 
-    def __init__(self, layers: Layers, prefix: str, own_gate: str | None = None,
-                 names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")) -> None:
+    def __init__(
+        self,
+        layers: Layers,
+        prefix: str,
+        own_gate: str | None = None,
+        names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+    ) -> None:
         """prefix: of gate, up and down, under `names`; own_gate: name of w [1, hidden]."""
         self._math = layers.math
         self._gate, self._up, self._down = (layers.linear(f"{prefix}{name}.weight") for name in names)

@@ -22,8 +22,15 @@ LOAD_BYTES_AHEAD: Final = 256 << 20  # queued while slots are loaded in order: k
 class FilledSlots:
     """Moves experts through the states of `table` by means of `reader`. Keys are layer * num_experts + expert."""
 
-    def __init__(self, table: SlotTable, reader: Reader, shape: MoeShape, layout: ExpertLayout,
-                 memory: ByteArray | None, stats: CacheStats) -> None:
+    def __init__(
+        self,
+        table: SlotTable,
+        reader: Reader,
+        shape: MoeShape,
+        layout: ExpertLayout,
+        memory: ByteArray | None,
+        stats: CacheStats,
+    ) -> None:
         """memory: what the slots are offsets of, where its pages are to be taken ahead of the reads.
 
         stats: where prefetches in vain are counted.

@@ -25,9 +25,16 @@ class MemoryWatch:
     the reserve is left as it should be, and small changes move nothing.
     """
 
-    def __init__(self, tier: ExpertTier, least_slots: int, slot_bytes: int, reserve_bytes: int,
-                 notice: Callable[[str], None], memory: Callable[[], MemoryState] = memory_now,
-                 clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        tier: ExpertTier,
+        least_slots: int,
+        slot_bytes: int,
+        reserve_bytes: int,
+        notice: Callable[[str], None],
+        memory: Callable[[], MemoryState] = memory_now,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """least_slots: that are never given back. notice(text): told once, when the first slots are."""
         self._tier = tier
         self._least_slots = least_slots
@@ -44,8 +51,10 @@ class MemoryWatch:
         try:
             self._thread.start()
         except RuntimeError:  # the system has no thread to give
-            self._notice("no thread could be started to watch memory, so the expert cache stays as it is while others "
-                         f"need some; {LIMIT_REMEDIES[errno.EAGAIN]}")
+            self._notice(
+                "no thread could be started to watch memory, so the expert cache stays as it is while others "
+                f"need some; {LIMIT_REMEDIES[errno.EAGAIN]}"
+            )
 
     def close(self) -> None:
         """Ends the thread: no look is taken any more."""
@@ -65,8 +74,10 @@ class MemoryWatch:
         before, more = tier.num_slots, (left_bytes - wanted_bytes) // self._slot_bytes
         num_slots = max(self._least_slots, min(tier.most_slots, before + more))
         if num_slots != before and tier.resize(num_slots) and num_slots < before and not self._said:
-            self._notice(f"the {state.limited_by} ran short of memory: {before - num_slots} of {before} experts left "
-                         "the cache, which gives memory back while others need it and takes it again afterwards")
+            self._notice(
+                f"the {state.limited_by} ran short of memory: {before - num_slots} of {before} experts left "
+                "the cache, which gives memory back while others need it and takes it again afterwards"
+            )
             self._said = True
         return left_bytes < wanted_bytes
 

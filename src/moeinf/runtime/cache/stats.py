@@ -40,5 +40,6 @@ class CacheStats:
 
     def since(self, earlier: CacheStats) -> CacheStats:
         """What was counted after `earlier` was taken."""
-        return CacheStats(**{field.name: getattr(self, field.name) - getattr(earlier, field.name)
-                             for field in fields(self)})
+        return CacheStats(
+            **{field.name: getattr(self, field.name) - getattr(earlier, field.name) for field in fields(self)}
+        )

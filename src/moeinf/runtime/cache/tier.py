@@ -53,9 +53,18 @@ class ExpertTier:
     keep what the policy values most for the layers to come and for decode.
     """
 
-    def __init__(self, shape: MoeShape, layout: ExpertLayout, slots: SlotRegion, reader: Reader,
-                 policy: EvictionPolicy, shards: list[Path], profiler: Profiler,
-                 lag_s: Callable[[], float] = lambda: 0.0, model: str = "MODEL") -> None:
+    def __init__(
+        self,
+        shape: MoeShape,
+        layout: ExpertLayout,
+        slots: SlotRegion,
+        reader: Reader,
+        policy: EvictionPolicy,
+        shards: list[Path],
+        profiler: Profiler,
+        lag_s: Callable[[], float] = lambda: 0.0,
+        model: str = "MODEL",
+    ) -> None:
         """lag_s(): for how long what has landed is still under way, where a reader says that it landed before.
 
         model: its name, for errors.
@@ -282,8 +291,10 @@ class ExpertTier:
         """What a read that failed means to the user."""
         layer, expert = divmod(int(failure.key), self._shape.num_experts)
         fault = "damaged" if failure.errno == errno.EBADMSG else "unreadable"
-        return ExpertReadError(f"{self._model}: expert {expert} of layer {layer} is {fault} in {self._shards[layer]}: "
-                               f"{failure}; check it with `moeinf verify {self._model}`, then `moeinf pull` it again")
+        return ExpertReadError(
+            f"{self._model}: expert {expert} of layer {layer} is {fault} in {self._shards[layer]}: "
+            f"{failure}; check it with `moeinf verify {self._model}`, then `moeinf pull` it again"
+        )
 
     def resident_experts(self) -> int:
         return self._table.num_resident

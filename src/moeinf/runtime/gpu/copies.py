@@ -24,8 +24,9 @@ class _Batch(NamedTuple):
 class Copies:
     """Submits copies, and knows of each expert the ticket of its last one."""
 
-    def __init__(self, copier: Copier, expert_bytes: int, total_experts: int, compute_stream: Callable[[], int]
-                 ) -> None:
+    def __init__(
+        self, copier: Copier, expert_bytes: int, total_experts: int, compute_stream: Callable[[], int]
+    ) -> None:
         self._copier = copier
         self._expert_bytes = expert_bytes
         self._compute_stream = compute_stream

@@ -22,8 +22,17 @@ class CpuExperts:
     same prompt may then end in another text. So it is used only where the user asks for it.
     """
 
-    def __init__(self, device: Device, link: HostLink, copier: Copier, kernel: ExpertKernel, share: CpuShare,
-                 hidden_size: int, num_experts: int, expert_bytes: int) -> None:
+    def __init__(
+        self,
+        device: Device,
+        link: HostLink,
+        copier: Copier,
+        kernel: ExpertKernel,
+        share: CpuShare,
+        hidden_size: int,
+        num_experts: int,
+        expert_bytes: int,
+    ) -> None:
         self._link = link
         self._copier = copier
         self._expert_bytes = expert_bytes

@@ -91,8 +91,10 @@ class CpuShare:
         self._gain += max(SMOOTHING / 2, 1 / self._trials) * (gain - self._gain)
         if self._trials >= TRIALS and self._gain < 0:
             self.enabled = False
-            self._notice(f"the CPU no longer computes experts that miss on the GPU: with its help they took "
-                         f"{-self._gain:.0%} longer than copying all of them")
+            self._notice(
+                f"the CPU no longer computes experts that miss on the GPU: with its help they took "
+                f"{-self._gain:.0%} longer than copying all of them"
+            )
 
 
 def _smooth(value: float, measured: float) -> float:

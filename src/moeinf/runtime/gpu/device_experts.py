@@ -45,10 +45,23 @@ class DeviceExperts:
     The result does not depend on what was resident: outputs are summed in the order of the routing.
     """
 
-    def __init__(self, device: Device, ops: Ops, program: DecodeProgram, tier: ExpertTier, link: HostLink,
-                 arena: DeviceArena, parts: ExpertParts, shape: MoeShape, observers: Sequence[Observer],
-                 prefetcher: Prefetcher | None, direct: DirectSlots, cpu: CpuExperts | None, profiler: Profiler,
-                 model: str = "MODEL") -> None:
+    def __init__(
+        self,
+        device: Device,
+        ops: Ops,
+        program: DecodeProgram,
+        tier: ExpertTier,
+        link: HostLink,
+        arena: DeviceArena,
+        parts: ExpertParts,
+        shape: MoeShape,
+        observers: Sequence[Observer],
+        prefetcher: Prefetcher | None,
+        direct: DirectSlots,
+        cpu: CpuExperts | None,
+        profiler: Profiler,
+        model: str = "MODEL",
+    ) -> None:
         """model: its name, for errors."""
         self._check = RoutingCheck(model)
         self._device = device
@@ -76,8 +89,12 @@ class DeviceExperts:
     @property
     def wants_expectations(self) -> bool:
         prefetcher = self._prefetcher
-        return (prefetcher is not None and prefetcher.wants_expectations and not self._tier.all_resident
-                and not self._direct.active)
+        return (
+            prefetcher is not None
+            and prefetcher.wants_expectations
+            and not self._tier.all_resident
+            and not self._direct.active
+        )
 
     def expect(self, layer: int, guess: DeviceRouting) -> None:
         self._guess = Guess(layer, guess)
@@ -150,8 +167,9 @@ class DeviceExperts:
         self._profiler.lap("dispatch")
         if self._prefetcher is not None:
             if guessed_layer is not None:
-                self._prefetcher.expect(guessed_layer, self._guessed_ids_host.astype(np.int64),
-                                        self._guessed_weights.numpy())
+                self._prefetcher.expect(
+                    guessed_layer, self._guessed_ids_host.astype(np.int64), self._guessed_weights.numpy()
+                )
             self._prefetcher.after_routing(layer, 1)
             self._profiler.lap("policy")
         if self._cpu is not None:
@@ -199,8 +217,10 @@ class DeviceExperts:
     def _scratch(self, tokens: int) -> tuple[Tensor, Tensor]:
         """act [tokens * top_k, intermediate] and the outputs [tokens * top_k, hidden], of each place."""
         rows, device = tokens * self._shape.top_k, self._device.kind
-        return (torch.empty((rows, self._parts.up.rows), dtype=torch.float32, device=device),
-                torch.empty((rows, self._parts.down.rows), dtype=torch.float32, device=device))
+        return (
+            torch.empty((rows, self._parts.up.rows), dtype=torch.float32, device=device),
+            torch.empty((rows, self._parts.down.rows), dtype=torch.float32, device=device),
+        )
 
     def _compute(self, hidden: Tensor, addresses: Tensor, act: Tensor, places: Tensor) -> None:
         self._ops.matrices.gate_up(hidden, addresses, self._parts, act)

@@ -28,9 +28,21 @@ class DirectSlots:
     device adds what it knows: which layer runs, and what the token has used so far.
     """
 
-    def __init__(self, device: Device, ops: Ops, tier: ExpertTier, link: HostLink, arena: DeviceArena, shape: MoeShape,
-                 policy: DevicePolicy, observers: Sequence[Observer], expert_bytes: int, *, allowed: bool,
-                 encoder_layers: int = 0) -> None:
+    def __init__(
+        self,
+        device: Device,
+        ops: Ops,
+        tier: ExpertTier,
+        link: HostLink,
+        arena: DeviceArena,
+        shape: MoeShape,
+        policy: DevicePolicy,
+        observers: Sequence[Observer],
+        expert_bytes: int,
+        *,
+        allowed: bool,
+        encoder_layers: int = 0,
+    ) -> None:
         """allowed: False where the CPU is to compute experts, for which the host has to know the routing.
 
         encoder_layers: how many layers, the first ones, no token visits that is decoded.

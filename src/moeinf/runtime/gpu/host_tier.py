@@ -36,9 +36,17 @@ class HostLink:
     Nothing moves but in calls of this class; each call moves what can go. Nothing leaves the host where it holds all.
     """
 
-    def __init__(self, shape: MoeShape, layout: ExpertLayout, slots: SlotRegion, disk: Reader, copier: Copier,
-                 device_addresses: Callable[[IntArray], IntArray], compute_stream: Callable[[], int],
-                 keep_scores: Callable[[], FloatArray]) -> None:
+    def __init__(
+        self,
+        shape: MoeShape,
+        layout: ExpertLayout,
+        slots: SlotRegion,
+        disk: Reader,
+        copier: Copier,
+        device_addresses: Callable[[IntArray], IntArray],
+        compute_stream: Callable[[], int],
+        keep_scores: Callable[[], FloatArray],
+    ) -> None:
         """disk reads into slots.memory. device_addresses: of the offsets that the device tier calls its slots.
 
         keep_scores() [layers * experts]: ExpertTier.keep_scores_below of the tier above.
@@ -64,8 +72,15 @@ class HostLink:
 
     # ---- the reader of the device tier
 
-    def submit(self, keys: IntArray, files: IntArray, offsets: IntArray, destinations: IntArray, num_bytes: int,
-               priorities: FloatArray) -> None:
+    def submit(
+        self,
+        keys: IntArray,
+        files: IntArray,
+        offsets: IntArray,
+        destinations: IntArray,
+        num_bytes: int,
+        priorities: FloatArray,
+    ) -> None:
         """As Reader.submit; where an expert lies in the files follows from its key."""
         assert num_bytes == self._stride_bytes, "experts come as whole blocks"
         for key, destination, priority in zip(keys.tolist(), destinations.tolist(), priorities.tolist(), strict=True):

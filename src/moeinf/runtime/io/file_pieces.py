@@ -73,8 +73,7 @@ class FilePieces:
         if len(offsets):
             keys = np.arange(self._next_key, self._next_key + len(offsets))
             self._next_key += len(offsets)
-            self._reader.submit(keys, np.zeros_like(keys), offsets, offsets + shift, size,
-                                np.full(len(keys), np.inf))
+            self._reader.submit(keys, np.zeros_like(keys), offsets, offsets + shift, size, np.full(len(keys), np.inf))
 
     def _arrived(self, keys: IntArray, piece: ByteArray) -> ByteArray:
         try:

@@ -57,7 +57,12 @@ class PureReader:
     notice = ""
 
     def __init__(
-        self, paths: Sequence[str], sizes: Sequence[int], arena: Arena, *, segment_bytes: int = 1 << 20,
+        self,
+        paths: Sequence[str],
+        sizes: Sequence[int],
+        arena: Arena,
+        *,
+        segment_bytes: int = 1 << 20,
         on_wait: OnWait | None = None,
     ) -> None:
         self._memory = arena.array().data  # keeps the arena alive
@@ -87,8 +92,9 @@ class PureReader:
             self._close_files()
             raise OSError(errno.EAGAIN, str(error)) from error
 
-    def expect(self, files: IntArray, offsets: IntArray, num_bytes: int, sums: SumArray, *, always: bool = False
-               ) -> None:
+    def expect(
+        self, files: IntArray, offsets: IntArray, num_bytes: int, sums: SumArray, *, always: bool = False
+    ) -> None:
         with self._changed:
             for file, offset, wanted in zip(files.tolist(), offsets.tolist(), sums.tolist(), strict=True):
                 if not 0 <= file < len(self._paths) or not 0 <= offset <= self._sizes[file] - num_bytes:
@@ -260,8 +266,12 @@ class PureReader:
             expected.sound = not expected.always
             return None
         path = self._paths[request.file]
-        failure = _read_failure(f"{request.num_bytes} bytes at {request.offset} in {path} do not match their checksum",
-                                path, request.key, errno.EBADMSG)
+        failure = _read_failure(
+            f"{request.num_bytes} bytes at {request.offset} in {path} do not match their checksum",
+            path,
+            request.key,
+            errno.EBADMSG,
+        )
         failure.offset, failure.num_bytes_read = request.offset, request.num_bytes
         return failure
 

@@ -21,8 +21,14 @@ _DAMAGED: Final = "check the store with `moeinf verify`, then `moeinf pull` it a
 CHUNK_BYTES: Final = 4 << 20  # of a whole file: large enough for the disk's full rate
 
 
-def open_reader(paths: Sequence[Path], sizes: Sequence[int], arena: Arena, config: RuntimeConfig,
-                sums: Sequence[SumRun] = (), on_wait: OnWait | None = None) -> Reader:
+def open_reader(
+    paths: Sequence[Path],
+    sizes: Sequence[int],
+    arena: Arena,
+    config: RuntimeConfig,
+    sums: Sequence[SumRun] = (),
+    on_wait: OnWait | None = None,
+) -> Reader:
     """A reader of `paths` into `arena`, which compares units of `sums` when they are read: once, or always.
 
     Raises StoreError for a file that is missing or not of its size, and where the system lacks threads or descriptors.
@@ -33,8 +39,9 @@ def open_reader(paths: Sequence[Path], sizes: Sequence[int], arena: Arena, confi
         if config.reader == "pure":
             reader = PureReader(names, list(sizes), arena, on_wait=on_wait)
         else:
-            reader = NativeReader(names, list(sizes), arena, direct=config.direct_io, queue_depth=config.queue_depth,
-                                  on_wait=on_wait)
+            reader = NativeReader(
+                names, list(sizes), arena, direct=config.direct_io, queue_depth=config.queue_depth, on_wait=on_wait
+            )
     except OSError as error:
         raise _unopened(error) from error
     for run in sums:
@@ -44,8 +51,14 @@ def open_reader(paths: Sequence[Path], sizes: Sequence[int], arena: Arena, confi
     return reader
 
 
-def read_file(path: Path, num_bytes: int, config: RuntimeConfig, progress: Callable[[int, int], None],
-              left_out: Sequence[tuple[int, int]] = (), on_wait: OnWait | None = None) -> npt.NDArray[np.uint8]:
+def read_file(
+    path: Path,
+    num_bytes: int,
+    config: RuntimeConfig,
+    progress: Callable[[int, int], None],
+    left_out: Sequence[tuple[int, int]] = (),
+    on_wait: OnWait | None = None,
+) -> npt.NDArray[np.uint8]:
     """The whole of a file, in memory of its own that is page-aligned. Raises StoreError.
 
     left_out: ranges (start, end) that are not needed: blocks inside them are not read and take no memory.
@@ -86,13 +99,15 @@ def unreadable(failure: ReadFailure) -> StoreError:
     return StoreError(f"{failure}; {_DAMAGED}")
 
 
-def _read_blocks(reader: Reader, memory: ByteArray, left_out: Sequence[tuple[int, int]],
-                 progress: Callable[[int, int], None]) -> None:
+def _read_blocks(
+    reader: Reader, memory: ByteArray, left_out: Sequence[tuple[int, int]], progress: Callable[[int, int], None]
+) -> None:
     end = len(memory)
     chunks = np.arange(0, end - end % CHUNK_BYTES, CHUNK_BYTES)
     rest = np.arange(end - end % CHUNK_BYTES, end, BLOCK_ALIGN_BYTES)
-    steps = [(_needed(offsets, size, left_out), size) for offsets, size in ((chunks, CHUNK_BYTES),
-                                                                            (rest, BLOCK_ALIGN_BYTES))]
+    steps = [
+        (_needed(offsets, size, left_out), size) for offsets, size in ((chunks, CHUNK_BYTES), (rest, BLOCK_ALIGN_BYTES))
+    ]
     pages = deque(memory[at : at + CHUNK_BYTES] for at in steps[0][0].tolist())
     if len(pages) * CHUNK_BYTES > PIECE_BYTES:
         take(pages)

@@ -20,8 +20,17 @@ MOST_BYTES: Final = 64 << 20  # of a collection: that of the largest model known
 NUM_MATCHES: Final = 3  # left open by the paper; 1 .. 5 measure alike, more are worse (docs/policies.md)
 
 # What numpy and zipfile raise on damaged bytes; RuntimeError where a flipped bit says "encrypted".
-_DAMAGE: Final = (ValueError, KeyError, OSError, EOFError, RuntimeError, MemoryError, struct.error, zipfile.BadZipFile,
-                  zlib.error)
+_DAMAGE: Final = (
+    ValueError,
+    KeyError,
+    OSError,
+    EOFError,
+    RuntimeError,
+    MemoryError,
+    struct.error,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 Float32Array = npt.NDArray[np.float32]
 

@@ -123,8 +123,9 @@ class ActivationAware:
     name = "paper"
     step = 0
 
-    def __init__(self, shape: MoeShape, collection: ActivationCollection, num_matches: int = NUM_MATCHES,
-                 eps: float = EPS) -> None:
+    def __init__(
+        self, shape: MoeShape, collection: ActivationCollection, num_matches: int = NUM_MATCHES, eps: float = EPS
+    ) -> None:
         self._collection = collection
         self._match = Match(collection)
         self._num_matches = num_matches
@@ -206,8 +207,7 @@ class NextUse:
         return TokenScores(self._missed_visits - self._until_source, (1 - 1 / self.USED_PROBABILITY) * self.step)
 
 
-def make_policy(name: str, shape: MoeShape, collection: ActivationCollection, encoder_layers: int = 0
-                ) -> DevicePolicy:
+def make_policy(name: str, shape: MoeShape, collection: ActivationCollection, encoder_layers: int = 0) -> DevicePolicy:
     """encoder_layers: how many layers, the first ones, only a source visits. Raises UsageError for a name not in
     POLICIES."""
     if name == "lru":

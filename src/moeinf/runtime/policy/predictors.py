@@ -61,8 +61,9 @@ class UseProbability:
         self.logits: FloatArray = np.full((layers, experts), np.log(chance / (1 - chance) if chance < 1 else 1.0))
         self.odds_against: FloatArray = np.exp(-self.logits)  # (1 - p) / p
         self._seen_one = 1 - self._decay
-        self._rows = list(zip(self._features, self._features[:, :-2], self._frequency, self.logits, self.odds_against,
-                              strict=True))
+        self._rows = list(
+            zip(self._features, self._features[:, :-2], self._frequency, self.logits, self.odds_against, strict=True)
+        )
 
     def observe(self, layer: int, ids: IntArray) -> None:
         """Takes the routing `ids` [tokens, top_k]; afterwards `logits[layer]` is of the token to come."""
