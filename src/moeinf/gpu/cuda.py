@@ -268,8 +268,8 @@ _FAULTS: Final = (
     ),
     (
         r"unspecified launch failure|LAUNCH_FAILED|unknown error|ERROR_UNKNOWN|DEVICE_LOST|GPU is lost"
-        r"|fallen off the bus|driver shutting down|DEINITIALIZED|context is destroyed|CONTEXT_IS_DESTROYED|DEVICE_UNAVAILABLE"
-        r"|busy or unavailable|NO_DEVICE|no CUDA-capable device|EXTERNAL_DEVICE|SYSTEM_NOT_READY",
+        r"|fallen off the bus|driver shutting down|DEINITIALIZED|context is destroyed|CONTEXT_IS_DESTROYED"
+        r"|DEVICE_UNAVAILABLE|busy or unavailable|NO_DEVICE|no CUDA-capable device|EXTERNAL_DEVICE|SYSTEM_NOT_READY",
         "see whether `nvidia-smi` still lists it and what `dmesg | grep Xid` says; restart the machine if it is gone",
     ),
 )

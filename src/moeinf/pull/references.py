@@ -16,7 +16,7 @@ from moeinf.store.names import name_from, parse_name
 from moeinf.store.partials import PulledAs, parse_receipt
 from moeinf.store.quantisation import KEEP, Quantisation
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parents[1] / "data"
 _HUB_PREFIX = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/|hf://", re.IGNORECASE)
 _REPO = re.compile(r"([^/\s@]+/[^/\s@]+)(?:@(\S+))?")
 
