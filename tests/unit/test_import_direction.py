@@ -1,0 +1,100 @@
+"""Imports go one way, as docs/architecture.md draws it, and no folder holds more than a person can survey."""
+
+from __future__ import annotations
+
+import ast
+import re
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src" / "moeinf"
+MODULES = {path.relative_to(SOURCE).with_suffix("").as_posix(): path for path in sorted(SOURCE.rglob("*.py"))}
+MOST_FLOORS = 11
+MOST_FILES = 15
+APART = {("sampling", "runtime"), ("runtime", "models"), ("runtime", "store"), ("models", "store"), ("store", "models")}
+
+
+def floors() -> list[list[str]]:
+    """The rooms of each floor, the top one first, out of the one drawing that there is."""
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    drawing = re.search(r"## Imports go one way\n.*?```\n(.*?)```", page, flags=re.DOTALL)
+    assert drawing is not None, "docs/architecture.md has lost its drawing of the floors"
+    return [[room.strip() for room in line.split("|")] for line in drawing[1].splitlines()]
+
+
+FLOORS = floors()
+HEIGHT = {room: len(FLOORS) - number for number, rooms in enumerate(FLOORS) for room in rooms}
+
+
+def room(module: str) -> str:
+    """The innermost room of the drawing that holds the module."""
+    holding = [name for name in HEIGHT if f"{module}/".startswith(f"{name}/")]
+    assert holding, f"{module} has no room in docs/architecture.md"
+    return max(holding, key=len)
+
+
+def module_named(dotted: str) -> str:
+    """The file that an import of `dotted` reads, from src/moeinf on: of a name in a module, that module."""
+    parts = dotted.split(".")[1:]
+    while parts:
+        for path in ("/".join(parts), "/".join([*parts, "__init__"])):
+            if path in MODULES or path == "_native":
+                return path
+        parts.pop()
+    return "__init__"
+
+
+def imported(source: str) -> set[str]:
+    """Modules of moeinf that a text imports anywhere: at its top, within functions, and for its types alone."""
+    names = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+    return {module_named(name) for name in names if name.split(".")[0] == "moeinf"}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_file_imports_only_what_lies_below_it(module: str) -> None:
+    for other in imported(MODULES[module].read_text(encoding="utf-8")):
+        ours, theirs = room(module), room(other)
+        assert (module.split("/")[0], other.split("/")[0]) not in APART, f"{module} must not know {other}"
+        assert ours == theirs or HEIGHT[theirs] < HEIGHT[ours], f"{module} imports {other}, which lies above it"
+
+
+def test_no_two_files_import_each_other() -> None:
+    graph = {name: imported(path.read_text(encoding="utf-8")) - {name} for name, path in MODULES.items()}
+    TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
+
+
+def test_the_house_is_no_higher_than_it_may_be() -> None:
+    assert len(FLOORS) <= MOST_FLOORS
+    rooms = [name for names in FLOORS for name in names]
+    assert len(rooms) == len(set(rooms))
+    for name in rooms:
+        assert (SOURCE / name).is_dir() or any((SOURCE / name).with_suffix(end).is_file() for end in (".py", ".pyi"))
+
+
+@pytest.mark.parametrize("folder", sorted({path.parent for path in MODULES.values()}), ids=lambda path: path.name)
+def test_a_folder_holds_no_more_than_fits_a_screen(folder: Path) -> None:
+    files = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
+    assert len(files) <= MOST_FILES, f"{folder.relative_to(SOURCE)} holds {len(files)} files: cut it in two"
+
+
+def test_every_form_of_import_is_seen() -> None:
+    source = """
+import moeinf.engine.model
+from moeinf import _native, __version__
+from typing import TYPE_CHECKING
+if TYPE_CHECKING:
+    from moeinf.store import library
+def late():
+    from moeinf.runtime.cache.tier import ExpertTier
+"""
+    seen = {"engine/model", "_native", "__init__", "store/library", "runtime/cache/tier"}
+    assert imported(source) == seen
