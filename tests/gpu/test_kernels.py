@@ -10,10 +10,10 @@ from torch import Tensor
 from moeinf.gpu.groups import make_groups
 from moeinf.gpu.matrix import DeviceMatrix, ExpertPart, ExpertParts
 from moeinf.gpu.matrix_ops import TritonMatrixOps
-from moeinf.gpu.matrix_twins import TorchMatrixOps
 from moeinf.gpu.vector_ops import DirectTable, TritonVectorOps
-from moeinf.gpu.vector_twins import TorchVectorOps
 from moeinf.types import FORMAT_BLOCKS, ExpertForm, Format, IntArray, format_bytes
+from tests.oracles.torch_matrix import TorchMatrixOps
+from tests.oracles.torch_vector import TorchVectorOps
 
 pytestmark = pytest.mark.gpu
 FORMATS = list(FORMAT_BLOCKS)

@@ -16,9 +16,9 @@ from moeinf.gpu.device import CudaDevice
 from moeinf.gpu.program import DecodeProgram
 from moeinf.pull.pull import pull
 from moeinf.store.library import StoredModel
-from tests.models.configs.nllb_moe import NLLB
-from tests.models.configs.switch_transformers import SWITCH
-from tests.test_translation import TEXT, Stored
+from tests.e2e.answers.test_translation import TEXT, Stored
+from tests.support.configs.nllb_moe import NLLB
+from tests.support.configs.switch_transformers import SWITCH
 
 pytestmark = pytest.mark.gpu
 PROMPT = "Once upon a time, in a village by the sea, there was a fisherman who said:"

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+import torch
 from torch import Tensor
 
 from moeinf.types import ExpertForm, ExpertLayout, Format
 
 LAUNCH: Final = {"enable_fp_fusion": True}  # of every kernel: Triton's default is to change, and sums with it
 MAX_ROWS: Final = 8  # tokens up to which a call is a decode step: no allocation, capturable in a graph
+
+PLAIN_DTYPES: Final[Mapping[Format, torch.dtype]] = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 
 
 class DeviceMatrix(NamedTuple):

@@ -13,13 +13,12 @@ import torch
 from torch import Tensor
 
 from moeinf.gpu.groups import make_groups
-from moeinf.gpu.matrix import LAUNCH, MAX_ROWS, DeviceMatrix, ExpertPart, ExpertParts, Groups
-from moeinf.gpu.matrix_twins import PLAIN_DTYPES
+from moeinf.gpu.matrix import LAUNCH, MAX_ROWS, PLAIN_DTYPES, DeviceMatrix, ExpertPart, ExpertParts, Groups
 from moeinf.types import Format, IntArray, format_bytes
 
 
 class MatrixOps(Protocol):
-    """Has two implementations: TritonMatrixOps, and its twin TorchMatrixOps (matrix_twins.py), the oracle in tests.
+    """Has two implementations: TritonMatrixOps, and tests/oracles/torch_matrix.py to compare it with.
 
     Everything is contiguous and on the device; every operation writes into what it is given. What a row becomes does
     not depend on the other rows of a call, nor on which places share a batch. (But a `linear` of more than MAX_ROWS

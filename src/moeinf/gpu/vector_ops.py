@@ -40,7 +40,7 @@ class DirectTable:
 
 
 class VectorOps(Protocol):
-    """Has two implementations: TritonVectorOps, and its twin TorchVectorOps (vector_twins.py), the oracle in tests."""
+    """Has two implementations: TritonVectorOps, and tests/oracles/torch_vector.py to compare it with."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
         """out = x / rms(x) * weight of each row. x, out f32 [tokens, hidden], weight f32 [hidden]; out may be x."""

@@ -106,7 +106,7 @@ FAMILIES = (
         "arctic",
         ("Snowflake Arctic",),
         "128 experts beside attention, on the layer's input; behind attention a dense MLP in every layer",
-        verified="a torch reference of its own (tests/models/arctic_reference.py)",
+        verified="a torch reference of its own (tests/oracles/arctic.py)",
         notes=(
             "transformers has none: follows modeling_arctic.py as published with snowflake-arctic-instruct, with "
             "its own experts rather than DeepSpeed's, so that no token is dropped for an expert's capacity",
@@ -116,7 +116,7 @@ FAMILIES = (
         "nllb-moe",
         ("nllb-moe-54b",),
         "M2M-100 encoder-decoder told its languages; two experts a token in every fourth layer; beam search",
-        verified="transformers with its router mended (tests/models/configs/nllb_moe.py), and 4.57.6",
+        verified="transformers with its router mended (tests/support/configs/nllb_moe.py), and 4.57.6",
         notes=(
             "transformers 5.23 only ever uses experts 0 and 1; here a token has its two likeliest, as published "
             "and as in 4.57.6",

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
-
-import numpy as np
 
 from moeinf.runtime.cache.tier import ExpertTier
 from moeinf.runtime.policy.trace import Phase
@@ -25,7 +23,7 @@ class Observer(Protocol):
 
 
 class ExpertKernel(Protocol):
-    """Computes experts whose blocks lie in one memory, in any order; native, and its slow twin in moeinf/kernels.py.
+    """Computes experts whose blocks lie in one memory, in any order; the native one, and a slow one in tests.
 
     One layer is begin, any number of compute, finish. A begin after an unfinished one starts anew.
     """
@@ -41,26 +39,6 @@ class ExpertKernel(Protocol):
     def finish(self, out: Float32Array) -> None:
         """out [tokens, H] += the weighted outputs, summed in the order of the routing. Every expert was computed."""
         ...
-
-
-class ResidentExperts:
-    """Every expert in memory, one after the other: the slow, obvious oracle of StreamedExperts."""
-
-    wants_expectations = False
-
-    def __init__(self, kernel: ExpertKernel, offset: Callable[[int, int], int]) -> None:
-        """offset(layer, expert): where the expert's block begins in the kernel's memory."""
-        self._kernel = kernel
-        self._offset = offset
-
-    def run(self, layer: int, hidden: Float32Array, routing: Routing, out: Float32Array) -> None:
-        experts, _ = self._kernel.begin(hidden, routing.ids, routing.weights)
-        for expert in experts.tolist():
-            self._kernel.compute(np.array([expert]), np.array([self._offset(layer, expert)]))
-        self._kernel.finish(out)
-
-    def expect(self, layer: int, guess: Routing) -> None:
-        pass
 
 
 class StreamedExperts:

@@ -14,7 +14,7 @@ from moeinf.errors import UsageError
 from moeinf.hardware import Machine
 from moeinf.pull.pull import pull
 from moeinf.store.library import StoredModel
-from tests.checkpoints import CONFIG, random_tensors, write_checkpoint
+from tests.support.checkpoints import CONFIG, random_tensors, write_checkpoint
 
 EXPERT = 3 * 128 * 64  # weights of one expert of the embedded model; a token uses 4 in each of 6 layers
 ATTENTION = 128 * (128 + 64 + 64 + 128)  # q, k, v and o of one layer

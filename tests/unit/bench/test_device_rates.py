@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from moeinf.bench.device_rates import measure_device, measure_gather, measure_link
-from moeinf.gpu.vector_twins import TorchVectorOps
 from moeinf.types import Copier, IntArray
+from tests.oracles.torch_vector import TorchVectorOps
 
 MIB = 1 << 20
 

@@ -11,12 +11,12 @@ from moeinf.config import RuntimeConfig
 from moeinf.engine.gpu import OpenGpu
 from moeinf.errors import DeviceError
 from moeinf.gpu.cuda import Gpu
-from moeinf.gpu.matrix_twins import TorchMatrixOps
 from moeinf.gpu.ops import Ops
-from moeinf.gpu.vector_twins import TorchVectorOps
 from moeinf.store.library import StoredModel
-from tests.emulated_device import EmulatedDevice, recorded
-from tests.unit.device.fakes import FakeCopier
+from tests.oracles.torch_matrix import TorchMatrixOps
+from tests.oracles.torch_vector import TorchVectorOps
+from tests.support.emulated_device import EmulatedDevice, recorded
+from tests.support.fake_device import FakeCopier
 
 GIB = 1 << 30
 CARD = Gpu(0, "Emulated", (9, 0), 13000, 24 * GIB, 23 * GIB)

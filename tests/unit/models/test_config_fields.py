@@ -9,17 +9,17 @@ import pytest
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.models import architecture
-from tests.models.configs.deepseek_v3 import DEEPSEEK_V3
-from tests.models.configs.gpt_oss import GPT_OSS
-from tests.models.configs.granitemoe import GRANITE
-from tests.models.configs.mixtral import MIXTRAL
-from tests.models.configs.nllb_moe import NLLB
-from tests.models.configs.olmoe import OLMOE
-from tests.models.configs.phimoe import PHI
-from tests.models.configs.qwen3_5_moe import QWEN3_5
-from tests.models.configs.qwen3_moe import QWEN3
-from tests.models.configs.qwen3_next import NEXT
-from tests.models.configs.switch_transformers import SWITCH
+from tests.support.configs.deepseek_v3 import DEEPSEEK_V3
+from tests.support.configs.gpt_oss import GPT_OSS
+from tests.support.configs.granitemoe import GRANITE
+from tests.support.configs.mixtral import MIXTRAL
+from tests.support.configs.nllb_moe import NLLB
+from tests.support.configs.olmoe import OLMOE
+from tests.support.configs.phimoe import PHI
+from tests.support.configs.qwen3_5_moe import QWEN3_5
+from tests.support.configs.qwen3_moe import QWEN3
+from tests.support.configs.qwen3_next import NEXT
+from tests.support.configs.switch_transformers import SWITCH
 
 BAD_NUMBERS = [0, -1, 1.5, "8", True, [8], 1 << 40]
 

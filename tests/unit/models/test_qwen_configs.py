@@ -9,10 +9,10 @@ import pytest
 
 from moeinf.errors import CheckpointError
 from moeinf.models import architecture
-from tests.models.configs.arctic import ARCTIC
-from tests.models.configs.qwen2_moe import QWEN2
-from tests.models.configs.qwen3_5_moe import QWEN3_5
-from tests.models.configs.qwen3_next import NEXT
+from tests.support.configs.arctic import ARCTIC
+from tests.support.configs.qwen2_moe import QWEN2
+from tests.support.configs.qwen3_5_moe import QWEN3_5
+from tests.support.configs.qwen3_next import NEXT
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeinf.errors import ExpertReadError
-from moeinf.runtime.experts import ResidentExperts, StreamedExperts
+from moeinf.runtime.experts import StreamedExperts
 from moeinf.runtime.policy.eviction import EvictionPolicy
 from moeinf.runtime.policy.lookahead import LookAheadPredictor
 from moeinf.runtime.policy.trace import ActivationMatrix, RequestRecorder
 from moeinf.runtime.prefetch import Prefetcher
 from moeinf.types import Float32Array, Profiler, Routing
-from tests.unit.runtime.fakes import LAYOUT, SHAPE, FakeKernel, FakeReader, Tier, make_tier
+from tests.oracles.resident_experts import ResidentExperts
+from tests.support.fake_reader import LAYOUT, SHAPE, FakeKernel, FakeReader, Tier, make_tier
 
 HIDDEN = 3
 

@@ -8,7 +8,7 @@ import pytest
 from moeinf.runtime.policy.lookahead import LookAheadPredictor
 from moeinf.runtime.prefetch import Prefetcher
 from moeinf.types import FloatArray, ReadDone
-from tests.unit.runtime.fakes import LAYOUT, SHAPE, FakeReader, make_tier, visit
+from tests.support.fake_reader import LAYOUT, SHAPE, FakeReader, make_tier, visit
 
 
 class Oracle:

@@ -15,7 +15,7 @@ from moeinf.runtime.policy.eviction import POLICIES, make_policy
 from moeinf.runtime.policy.lookahead import LookAheadPredictor
 from moeinf.runtime.prefetch import Prefetcher
 from moeinf.types import IntArray, MoeShape, Profiler, Routing
-from tests.unit.runtime.fakes import LAYOUT, Clock, Disk, FakeKernel
+from tests.support.fake_reader import LAYOUT, Clock, Disk, FakeKernel
 
 SHAPE = MoeShape(num_layers=4, num_experts=24, top_k=2)
 

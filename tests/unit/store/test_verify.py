@@ -12,7 +12,7 @@ from moeinf.errors import StoreError
 from moeinf.pull.pull import pull
 from moeinf.store.library import StoredModel
 from moeinf.store.verify import check_files, verify
-from tests.checkpoints import content
+from tests.support.checkpoints import content
 
 
 @pytest.fixture

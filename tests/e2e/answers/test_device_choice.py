@@ -1,0 +1,227 @@
+"""With --device auto a GPU that cannot be used, or that the CPU outruns, is left alone after one line; a GPU that was
+asked for is used or refused. The GPU is a device in host memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from moeinf.config import RuntimeConfig
+from moeinf.engine.gpu import OpenGpu, open_gpu
+from moeinf.engine.memory_plan import plan_device_memory
+from moeinf.engine.model import Model
+from moeinf.engine.preference import Rates, measured, slower
+from moeinf.errors import DeviceError, OutOfMemoryError, UsageError
+from moeinf.gpu.cuda import Gpu
+from moeinf.gpu.ops import Ops
+from moeinf.gpu.trial import try_out
+from moeinf.hardware import Machine
+from moeinf.store.library import StoredModel
+from tests.e2e.answers.test_gpu_path import LateCopier
+from tests.oracles.torch_matrix import TorchMatrixOps
+from tests.oracles.torch_vector import TorchVectorOps
+from tests.support.emulated_device import EmulatedDevice, recorded
+from tests.unit.engine.test_memory_plan import LARGE, on
+from tests.unit.gpu.test_cuda import CudaError
+
+CARD = Gpu(0, "Emulated", (8, 6), 13000, 24 << 30, 23 << 30)
+FAST = Rates(80e9, 900e9, 25e9)
+Opening = Callable[[Gpu], OpenGpu]
+
+
+def emulated(gpu: Gpu = CARD, total_bytes: int = 1 << 40) -> OpenGpu:
+    device = EmulatedDevice()
+    ops = recorded(device, Ops(TorchVectorOps(), TorchMatrixOps()))
+    return OpenGpu("Emulated", device, ops, LateCopier(), total_bytes, total_bytes)
+
+
+def refused(gpu: Gpu) -> OpenGpu:
+    raise DeviceError("the card is broken, or run with --device cpu")
+
+
+def small(gpu: Gpu) -> OpenGpu:
+    return emulated(gpu, 1 << 30)
+
+
+def opened(
+    monkeypatch: pytest.MonkeyPatch, stored: StoredModel, opening: Opening, rates: Rates = FAST, **options: Any
+) -> Model:
+    monkeypatch.setattr("moeinf.engine.opening.find_cuda", lambda device, notice: CARD)
+    monkeypatch.setattr("moeinf.engine.gpu.open_gpu", opening)
+    monkeypatch.setattr("moeinf.engine.preference.measured", lambda device, kernels: rates)
+    return Model(stored, RuntimeConfig(threads=1, **options), on=Machine(1 << 36, "machine", 1))
+
+
+def test_a_card_that_computes_is_taken(demo: StoredModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(monkeypatch, demo, emulated) as model:
+        assert "Emulated" in model.describe() and not model.notices
+
+
+@pytest.mark.parametrize(
+    ("opening", "said"), [(refused, "the card is broken"), (small, "not enough memory on the GPU")]
+)
+def test_a_card_that_cannot_be_used_is_left_to_the_cpu_unless_it_was_asked_for(
+    demo: StoredModel, monkeypatch: pytest.MonkeyPatch, opening: Opening, said: str
+) -> None:
+    with opened(monkeypatch, demo, opening) as model:
+        assert model.describe().count("CPU") == 1
+        (notice,) = model.notices
+        assert notice.startswith(f"running on the CPU: {said}") and "--device cpu" not in notice
+        assert model.generate("Once", model.params(num_predict=1)).token_ids
+    for device, vram in (("cuda", "auto"), ("auto", "1GiB")):
+        with pytest.raises((DeviceError, OutOfMemoryError)):
+            opened(monkeypatch, demo, opening, device=device, vram=vram)
+
+
+def test_memory_is_looked_at_again_when_the_card_is_open(demo: StoredModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver's context and torch take a part of it."""
+    looks = iter([Machine(1 << 36, "machine", 1), Machine(1 << 30, "machine", 1)])
+    seen: list[int] = []
+
+    def plan(demands: Any, config: RuntimeConfig, machine: Machine, *args: Any) -> Any:
+        seen.append(machine.available_bytes)
+        raise OutOfMemoryError("enough seen")
+
+    monkeypatch.setattr("moeinf.engine.model.machine", lambda: next(looks))
+    monkeypatch.setattr("moeinf.engine.opening.find_cuda", lambda device, notice: CARD)
+    monkeypatch.setattr("moeinf.engine.gpu.open_gpu", emulated)
+    monkeypatch.setattr("moeinf.engine.gpu.plan_device_memory", plan)
+    with pytest.raises(OutOfMemoryError, match="enough seen"):
+        Model(demo, RuntimeConfig(threads=1, device="cuda"))
+    assert seen == [1 << 30]
+
+
+def test_the_cpu_is_preferred_where_it_is_expected_to_be_faster(
+    demo: StoredModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = Rates(80e9, 200e9, 1e6)
+    with opened(monkeypatch, demo, emulated, slow, expert_cache="10%") as model:
+        assert "Emulated" in model.describe(), "the host has no room for every expert: both would wait for the disk"
+    real = plan_device_memory
+
+    def few(*args: Any) -> Any:
+        return dataclasses.replace(real(*args), num_slots=20)
+
+    monkeypatch.setattr("moeinf.engine.preference.plan_device_memory", few)
+    with opened(monkeypatch, demo, emulated, slow) as model:
+        (notice,) = model.notices
+        assert "CPU" in model.describe() and "ms a token are expected" in notice and "--device cuda" in notice
+    with opened(monkeypatch, demo, emulated, slow, device="cuda") as model:
+        assert "Emulated" in model.describe() and not model.notices
+
+
+# Rates of memory, card and link; the card; whether the CPU is expected to be faster with 13 MB experts, 4 of 128.
+@pytest.mark.parametrize(
+    ("rates", "card_gib", "faster"),
+    [
+        (Rates(70e9, 190e9, 11e9), 4, True),  # a laptop: little memory on a narrow link
+        (Rates(70e9, 1000e9, 21e9), 24, False),
+        (Rates(20e9, 190e9, 11e9), 4, False),  # beside slow memory
+        (Rates(0, 190e9, 11e9), 4, False),  # nothing is known of it
+    ],
+)
+def test_the_link_decides_where_few_experts_are_on_the_card(rates: Rates, card_gib: int, faster: bool) -> None:
+    plan = plan_device_memory(LARGE, RuntimeConfig(), on(200_000), card_gib << 30, card_gib << 30)
+    said = slower(LARGE, plan, rates)
+    assert (said is not None) == faster
+    whole = dataclasses.replace(plan, num_slots=LARGE.moe.total_experts)
+    assert slower(LARGE, whole, rates._replace(device=400e9)) is None
+
+
+def test_rates_are_measured_on_any_device(demo: StoredModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moeinf.engine.preference._SPAN_BYTES", 1 << 20)
+    monkeypatch.setattr("moeinf.engine.preference._LINK_BYTES", 1 << 20)
+    with Model(demo, RuntimeConfig(threads=1, device="cpu")) as model:
+        assert all(rate > 0 for rate in measured(EmulatedDevice(), model.kernels))
+
+
+# ---- trying a card out
+
+
+def test_a_card_with_too_little_room_to_measure_it_is_not_weighed(
+    demo: StoredModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 128.00 MiB.")
+
+    monkeypatch.setattr("moeinf.engine.preference._SPAN_BYTES", 1 << 20)
+    with Model(demo, RuntimeConfig(threads=1, device="cpu")) as model:
+        monkeypatch.setattr(torch, "zeros", refuse)
+        rates = measured(EmulatedDevice(), model.kernels)
+    assert not rates.device and not rates.link
+
+
+def test_a_first_kernel_and_a_first_product_are_held_against_the_host() -> None:
+    pytest.importorskip("triton", reason="triton is not installed")
+    from moeinf.gpu.matrix_ops import TritonMatrixOps
+    from moeinf.gpu.vector_ops import TritonVectorOps
+
+    device = EmulatedDevice()
+    try_out(device, Ops(TritonVectorOps(), TritonMatrixOps()))
+
+    class Wrong(TorchVectorOps):
+        def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor) -> None:
+            out.copy_(x)
+
+    with pytest.raises(DeviceError, match="wrong numbers"):
+        try_out(device, Ops(Wrong(), TorchMatrixOps()))
+
+
+class Refusing(TorchVectorOps):
+    """Triton with something in its way, at the first kernel."""
+
+    error: Exception
+
+    def rms_norm(self, *args: Any) -> None:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (subprocess.CalledProcessError(1, ["/usr/bin/gcc", "main.c"]), "python3-dev.*gcc main.c"),
+        (
+            RuntimeError("Triton Error [CUDA]: device kernel image is invalid"),
+            "kernel image is invalid.*update the driver",
+        ),
+        (torch.OutOfMemoryError("CUDA out of memory."), "does not compute .OutOfMemoryError"),
+        (ImportError("no libtriton"), "does not compute .ImportError: no libtriton"),
+    ],
+)
+def test_what_keeps_a_card_from_computing_is_one_line_when_it_is_opened(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, said: str
+) -> None:
+    pytest.importorskip("triton", reason="triton is not installed")
+    Refusing.error = error
+    monkeypatch.setattr("moeinf.gpu.device.CudaDevice", lambda index: EmulatedDevice())
+    monkeypatch.setattr("moeinf.gpu.vector_ops.TritonVectorOps", Refusing)
+    with pytest.raises(DeviceError, match=said) as raised:
+        open_gpu(CARD)
+    assert "\n" not in str(raised.value) and str(raised.value).endswith("or run with --device cpu")
+
+
+def test_a_host_that_pins_nothing_for_copies_is_told_when_the_card_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton", reason="triton is not installed")
+
+    def refuse(driver: object, device: int) -> None:
+        raise CudaError("CUDA_ERROR_OUT_OF_MEMORY", "cuMemHostAlloc")
+
+    monkeypatch.setattr("moeinf.gpu.device.CudaDevice", lambda index: EmulatedDevice())
+    monkeypatch.setattr("moeinf._native.CudaDriver", object)
+    monkeypatch.setattr("moeinf._native.Copier", refuse)
+    with pytest.raises(DeviceError, match="does not pin memory for copies"):
+        open_gpu(CARD)
+
+
+def test_a_budget_for_the_card_keeps_it_from_being_weighed_against_the_cpu(
+    demo: StoredModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UsageError, match="auto, bytes"):
+        opened(monkeypatch, demo, emulated, vram="much")
+    with opened(monkeypatch, demo, emulated, Rates(80e9, 200e9, 1e3), vram="2GiB") as model:
+        assert "Emulated" in model.describe()

@@ -1,0 +1,167 @@
+"""The first promise: the same tokens for every cache size, policy, predictor, reader, prefetch on or off."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from moeinf._native import ExpertKernel, Kernels, available_isas
+from moeinf.config import RuntimeConfig
+from moeinf.engine.model import Model
+from moeinf.engine.opening import Run
+from moeinf.engine.parts import expert_parts
+from moeinf.models import architecture
+from moeinf.models.cpu.layers import NativeLayers
+from moeinf.models.layers.weights import StoredTensor
+from moeinf.pull.pull import pull
+from moeinf.runtime.policy.eviction import POLICIES
+from moeinf.runtime.policy.predictors import PREDICTORS
+from moeinf.store.dense import dense_tensors
+from moeinf.store.library import StoredModel
+from moeinf.types import Float32Array, Profiler
+from tests.oracles.resident_experts import ResidentExperts
+
+PROMPT = "Once upon a time, in a village by the sea, there was a fisherman who said:"
+NUM_TOKENS = 40
+
+
+def tokens(stored: StoredModel, **options: Any) -> list[int]:
+    with Model(stored, RuntimeConfig(**options)) as model:
+        answer = model.generate(PROMPT, model.params(temperature=0.0, num_predict=NUM_TOKENS, stop=()))
+        model.tier.check_integrity()
+        stats, shape = answer.stats, stored.manifest.moe
+        for cache, count in ((stats.prefill_cache, stats.prompt_tokens), (stats.decode_cache, len(stats.token_s))):
+            assert cache.hits + cache.misses == count * shape.num_layers * shape.top_k
+        return answer.token_ids
+
+
+def plain_tokens(stored: StoredModel) -> list[int]:
+    """Greedy tokens with every weight read by plain Python into memory and every expert resident."""
+    config = json.loads((stored.path / "config.json").read_text())
+    data = np.frombuffer(stored.dense_path.read_bytes(), np.uint8)
+    tensors = {
+        spec.name: StoredTensor(data[spec.offset_bytes : spec.offset_bytes + spec.num_bytes], spec.dtype, spec.shape)
+        for spec in dense_tensors(stored.dense_path, stored.manifest.dense_formats)
+    }
+    kernels, layout, moe = Kernels(2), stored.manifest.layout, stored.manifest.moe
+    memory = np.concatenate([np.frombuffer(path.read_bytes(), np.uint8) for path in stored.shard_paths])
+    experts = ResidentExperts(
+        ExpertKernel(kernels, memory, expert_parts(layout)),
+        lambda layer, expert: (layer * moe.num_experts + expert) * layout.stride_bytes,
+    )
+    weights = NativeLayers(kernels, tensors, stored.manifest.info.dtype)
+    model = architecture(config).build(config, weights, experts, Profiler())
+    with Model(stored, RuntimeConfig()) as streamed:
+        prompt, chunk = streamed.encode(PROMPT), streamed.plan.prefill_chunk
+    cache = model.new_cache(len(prompt) + NUM_TOKENS)
+    assert len(prompt) < chunk
+    chosen = [int(model.forward(prompt, cache)[-1].argmax())]
+    while len(chosen) < NUM_TOKENS:
+        chosen.append(int(model.forward(chosen[-1:], cache)[-1].argmax()))
+    return chosen
+
+
+@pytest.fixture(scope="module")
+def oracle(demo: StoredModel) -> list[int]:
+    return plain_tokens(demo)
+
+
+@pytest.mark.parametrize("format", ["q8_0", "q4_k", "q4_0", "mxfp4"])
+def test_tokens_are_the_same_for_every_cache_size_in_every_format(format: str, tmp_path: Path) -> None:
+    stored = pull("demo", home=tmp_path, quant=format)
+    wanted = plain_tokens(stored)
+    for cache in ("8%", "40%", "100%"):
+        assert tokens(stored, expert_cache=cache) == wanted
+
+
+@pytest.mark.parametrize("isa", available_isas())
+def test_tokens_are_the_same_for_every_cache_size_on_every_instruction_set(demo: StoredModel, isa: str) -> None:
+    assert tokens(demo, expert_cache="8%", isa=isa) == tokens(demo, expert_cache="100%", isa=isa)
+
+
+@pytest.mark.parametrize("format", [None, "q8_0", "q4_0", "iq4_nl", "q4_k", "mxfp4"])
+def test_logits_do_not_depend_on_how_a_prompt_is_cut(format: str | None, tmp_path: Path) -> None:
+    stored = pull("demo", home=tmp_path, quant=format)
+    ids = np.random.default_rng(3).integers(3, 200, 100).tolist()
+    for isa in available_isas():
+        with Model(stored, RuntimeConfig(context=128, isa=isa)) as model:
+            run = model._opened()
+
+            def in_chunks(size: int, prompt: list[int], run: Run = run) -> Float32Array:
+                run.cache.truncate(0)
+                return np.concatenate(
+                    [
+                        run.model.forward(prompt[at : at + size], run.cache, of_tokens=len(prompt), last_only=False)
+                        for at in range(0, len(prompt), size)
+                    ]
+                )
+
+            for prompt in (ids, ids[:40]):
+                whole = in_chunks(len(prompt), prompt)
+                for size in (7, 30, 64):
+                    assert np.array_equal(in_chunks(size, prompt), whole)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64])
+def test_tokens_are_the_same_for_every_prefill_chunk(tmp_path: Path, chunk: int) -> None:
+    stored, prompt = pull("demo", home=tmp_path, quant="mxfp4"), PROMPT * 6
+    with Model(stored, RuntimeConfig(prefill_chunk=chunk)) as cut, Model(stored, RuntimeConfig()) as whole:
+        answers = [
+            model.generate(prompt, model.params(temperature=0.0, num_predict=NUM_TOKENS, stop=()))
+            for model in (cut, whole)
+        ]
+        assert answers[0].stats.prompt_tokens > 64
+    assert answers[0].token_ids == answers[1].token_ids
+
+
+def test_a_prompt_that_is_given_again_or_was_given_in_part_has_the_same_answer(tmp_path: Path) -> None:
+    """Whatever the cache holds of it: the size of the whole prompt decides how the rest is rounded."""
+    stored, prompt = pull("demo", home=tmp_path, quant="mxfp4"), PROMPT * 6
+    with Model(stored, RuntimeConfig()) as model:
+        params = model.params(temperature=0.0, num_predict=NUM_TOKENS, stop=())
+        wanted = model.generate(prompt, params)
+        for cached in (prompt, prompt[:-3], prompt[:-20]):
+            model.generate(cached, params)
+            answer = model.generate(prompt, params)
+            assert answer.stats.cached_tokens > 64 and answer.token_ids == wanted.token_ids
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_tokens_do_not_depend_on_the_number_of_threads(demo: StoredModel, oracle: list[int], threads: int) -> None:
+    assert tokens(demo, expert_cache="20%", threads=threads) == oracle
+
+
+@pytest.mark.parametrize("cache", ["192KiB", "5%", "17%", "50%", "100%", "auto"])
+@pytest.mark.parametrize("prefetch", [False, True], ids=["demand", "prefetch"])
+def test_tokens_are_the_same_for_every_cache_size(
+    demo: StoredModel, oracle: list[int], cache: str, prefetch: bool
+) -> None:
+    assert tokens(demo, expert_cache=cache, prefetch=prefetch) == oracle
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_tokens_are_the_same_for_every_policy(demo: StoredModel, oracle: list[int], policy: str) -> None:
+    assert tokens(demo, expert_cache="12%", policy=policy) == oracle
+
+
+@pytest.mark.parametrize("predictor", PREDICTORS)
+def test_tokens_are_the_same_for_every_predictor(demo: StoredModel, oracle: list[int], predictor: str) -> None:
+    assert tokens(demo, expert_cache="25%", predictor=predictor) == oracle
+    assert tokens(demo, expert_cache="25%", predictor=predictor) == oracle, "with what the first run learnt"
+
+
+@pytest.mark.parametrize("options", [{"reader": "pure"}, {"direct_io": False}, {"queue_depth": 1}], ids=str)
+def test_tokens_are_the_same_for_every_way_of_reading(
+    demo: StoredModel, oracle: list[int], options: dict[str, Any]
+) -> None:
+    assert tokens(demo, expert_cache="20%", **options) == oracle
+
+
+def test_the_smallest_cache_is_one_layers_choice_of_experts(demo: StoredModel) -> None:
+    smallest = demo.manifest.moe.top_k * demo.manifest.layout.stride_bytes
+    with Model(demo, RuntimeConfig(expert_cache=f"{smallest}B")) as m:
+        assert m.plan.num_slots == demo.manifest.moe.top_k

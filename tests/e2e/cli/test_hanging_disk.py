@@ -1,0 +1,86 @@
+"""A disk that stops answering: the command can be ended, and says what it waits for."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.cli.conftest import COMMAND
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="preloads a library as Linux does")
+
+
+@dataclass
+class Hang:
+    environment: dict[str, str]
+    mark: Path  # once it exists, reads hang
+
+    def run(self, *words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [*COMMAND, "run", "demo", *words],
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            bufsize=0,
+        )
+
+    def await_it(self, child: subprocess.Popen[str]) -> None:
+        reached = self.mark.with_name(self.mark.name + ".reached")
+        while not reached.exists():
+            assert child.poll() is None, "it ended before it read"
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    built = tmp_path_factory.mktemp("hang") / "hanging_disk.so"
+    compiler = os.environ.get("CXX") or shutil.which("c++") or "g++"
+    source = Path(__file__).with_name("hanging_disk.cc")
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", str(built), str(source), "-ldl"], check=True)
+    return built
+
+
+@pytest.fixture
+def hang(library: Path, environment: dict[str, str], tmp_path: Path) -> Iterator[Hang]:
+    mark = tmp_path / "mark"
+    yield Hang(environment | {"LD_PRELOAD": str(library), "HANG_MARK": str(mark), "HANG_FILES": "experts-"}, mark)
+
+
+@pytest.mark.parametrize("reader", ["native", "pure"])
+def test_one_interrupt_ends_an_answer_that_waits_for_the_disk(hang: Hang, reader: str) -> None:
+    child = hang.run("Once upon a time", "-n", "-1", "--expert-cache", "5%", "--reader", reader)
+    try:
+        assert child.stdout is not None and child.stdout.read(1)
+        hang.mark.touch()
+        hang.await_it(child)
+        assert child.stderr is not None
+        said = "waiting" if reader == "pure" else next(line for line in child.stderr if line.startswith("waiting"))
+        child.send_signal(signal.SIGINT)
+        _, err = child.communicate(timeout=100)
+    finally:
+        child.kill()
+    assert child.returncode == 130
+    assert "Traceback" not in err and "the disk does not answer" in err
+    assert reader == "pure" or re.search(r"^waiting for the disk: \d+ s for /.*/experts-0000\d\.bin$", said.strip())
+
+
+def test_an_interrupt_ends_a_model_that_is_loading_from_a_disk_that_hangs(hang: Hang) -> None:
+    hang.mark.touch()
+    child = hang.run("Once upon a time", "-n", "3")  # all experts fit, and are read first
+    try:
+        hang.await_it(child)
+        child.send_signal(signal.SIGINT)
+        _, err = child.communicate(timeout=100)
+    finally:
+        child.kill()
+    assert child.returncode == 130 and "Traceback" not in err

@@ -1,0 +1,261 @@
+"""Pulls that quantise: every block is what `quantize` makes of the source, however and by whomever it was made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from moeinf._native import quantize
+from moeinf.errors import CheckpointError, StoreError, UsageError
+from moeinf.pull import convert
+from moeinf.pull import layout as recast
+from moeinf.pull.events import SilentProgress
+from moeinf.pull.pull import PullPlan, pull
+from moeinf.store.dense import dense_tensors
+from moeinf.store.library import Library, StoredModel
+from moeinf.store.quantisation import Quantisation
+from moeinf.store.verify import verify
+from moeinf.types import FORMAT_BLOCKS, Format
+from tests.support.checkpoints import CONFIG, content, fused, random_tensors, write_checkpoint
+
+FORMATS: list[Format] = ["q8_0", "q4_0", "q4_k", "iq4_nl", "mxfp4"]
+# Whole blocks of any format.
+WIDE = CONFIG | {"hidden_size": 256, "head_dim": 64, "moe_intermediate_size": 512, "num_experts": 4}
+ODD = CONFIG | {"hidden_size": 96, "moe_intermediate_size": 40, "num_experts": 4}  # no q4_k; down fits no block at all
+SOURCE: dict[torch.dtype, Format] = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
+
+
+def stored_as(wanted: Format | None, tensor: Tensor) -> tuple[Format, bytes]:
+    """The format that rows of this length get, and the bytes."""
+    source = SOURCE[tensor.dtype]
+    raw = tensor.contiguous().view(torch.uint8).numpy().reshape(-1)
+    options = ([wanted] if wanted else []) + (["iq4_nl"] if wanted == "q4_k" else [])
+    rows, cols = tensor.numel() // tensor.shape[-1], tensor.shape[-1]
+    for format in options:
+        weights, num_bytes = FORMAT_BLOCKS[format]
+        if cols % weights == 0:
+            out = np.zeros(rows * cols // weights * num_bytes, np.uint8)
+            quantize(format, raw, source, rows, cols, out)
+            return format, out.tobytes()
+    return source, raw.tobytes()
+
+
+def check_experts(model: StoredModel, tensors: dict[str, Tensor], wanted: Format | None) -> None:
+    layout = model.manifest.layout
+    for layer, path in enumerate(model.shard_paths):
+        data = path.read_bytes()
+        for expert in range(model.manifest.moe.num_experts):
+            block = bytearray(layout.stride_bytes)
+            for spec in layout.tensors:
+                source = tensors[f"model.layers.{layer}.mlp.experts.{expert}.{spec.name}_proj.weight"]
+                format, blocks = stored_as(wanted, source)
+                assert (spec.dtype, spec.num_bytes) == (format, len(blocks))
+                block[spec.offset_bytes : spec.offset_bytes + spec.num_bytes] = blocks
+            assert data[expert * layout.stride_bytes :][: layout.stride_bytes] == block
+
+
+def dense_of(model: StoredModel) -> dict[str, tuple[Format, bytes]]:
+    data = model.dense_path.read_bytes()
+    return {
+        spec.name: (spec.dtype, data[spec.offset_bytes :][: spec.num_bytes])
+        for spec in dense_tensors(model.dense_path, model.manifest.dense_formats)
+    }
+
+
+def wanted_dense(tensors: dict[str, Tensor], wanted: Format | None, head: str) -> dict[str, tuple[Format, bytes]]:
+    dense = {
+        name: stored_as(wanted if name.endswith("_proj.weight") else None, tensor)
+        for name, tensor in tensors.items()
+        if ".experts." not in name
+    }
+    return dense | ({"lm_head.weight": stored_as("q8_0", tensors[head])} if wanted else {})
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("wide") / "wide", random_tensors(WIDE), WIDE)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("config", [WIDE, ODD], ids=["wide", "odd"])
+def test_blocks_are_those_of_the_source_in_every_format(format: Format, config: dict[str, Any], tmp_path: Path) -> None:
+    tensors = random_tensors(config)
+    model = pull(str(write_checkpoint(tmp_path / "c", tensors, config)), home=tmp_path / "home", quant=format)
+    assert model.name == f"c:{format}" and verify(model) == []
+    check_experts(model, tensors, format)
+    assert dense_of(model) == wanted_dense(tensors, format, "lm_head.weight")
+    assert bool(model.manifest.fallbacks) == (config is ODD)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_fused_experts_and_wider_elements_give_the_blocks_of_their_values(dtype: torch.dtype, tmp_path: Path) -> None:
+    tensors = {name: tensor.to(dtype) for name, tensor in random_tensors(WIDE).items()}
+    checkpoint = write_checkpoint(tmp_path / "c", fused(tensors, WIDE), WIDE)
+    model = pull(str(checkpoint), home=tmp_path / "home", quant="q4_k")
+    check_experts(model, tensors, "q4_k")
+    assert dense_of(model) == wanted_dense(tensors, "q4_k", "lm_head.weight")
+
+
+def test_a_head_that_is_tied_is_stored_in_8_bits_beside_the_embedding(tmp_path: Path) -> None:
+    config = WIDE | {"tie_word_embeddings": True}
+    tensors = random_tensors(config)
+    checkpoint = write_checkpoint(tmp_path / "c", tensors, config)
+    model = pull(str(checkpoint), home=tmp_path / "home", quant_dense="iq4_nl")
+    assert "lm_head.weight" not in tensors and model.name == "c:keep-iq4_nl"
+    check_experts(model, tensors, None)
+    assert dense_of(model) == wanted_dense(tensors, "iq4_nl", "model.embed_tokens.weight")
+    plain = pull(str(checkpoint), home=tmp_path / "home", quant_experts="q8_0")
+    assert dense_of(plain) == wanted_dense(tensors, None, "")
+
+
+@pytest.mark.parametrize("threads", [1, 7])
+def test_neither_threads_nor_the_size_of_reads_change_a_byte(
+    threads: int, wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = pull(str(wide), home=tmp_path / "whole", quant="q4_k", quant_dense="q8_0")
+    monkeypatch.setattr(convert, "num_threads", lambda: threads)
+    monkeypatch.setattr(convert, "_SEGMENT_BYTES", 5000)
+    monkeypatch.setattr(convert.segments, "__defaults__", (5000,))
+    small = pull(str(wide), home=tmp_path / "small", quant="q4_k", quant_dense="q8_0")
+    assert content(small.path) == content(whole.path)
+
+
+@pytest.mark.parametrize(
+    ("name", "quant", "dense", "stored"),
+    [
+        (None, "keep", None, "demo:latest"),
+        (None, None, "q8_0", "demo:keep-q8_0"),
+        ("mine", None, None, "mine:latest"),
+        ("mine", "keep", None, "mine:latest"),
+        ("mine", "q4_0", None, "mine:q4_0"),
+        ("mine:v2", "q4_0", None, "mine:v2"),
+        ("mine", "q4_k", "q8_0", "mine:q4_k-q8_0"),
+    ],
+)
+def test_the_format_that_is_asked_for_is_the_tag_of_a_name_without_one(
+    name: str | None, quant: str | None, dense: str | None, stored: str, tmp_path: Path
+) -> None:
+    plan = pull("demo", home=tmp_path, name=name, quant=quant, quant_dense=dense, dry_run=True)
+    assert isinstance(plan, PullPlan) and plan.name == stored
+
+
+def test_formats_of_one_source_lie_side_by_side_and_are_brought_up_to_date_each(wide: Path, tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path / "c", random_tensors(WIDE), WIDE)
+    home = tmp_path / "home"
+    plain, small = pull(str(checkpoint), home=home), pull(str(checkpoint), home=home, quant="q4_0")
+    named = pull(str(checkpoint), home=home, quant="q4_0", name="mine")
+    assert (plain.name, small.name, named.name) == ("c:latest", "c:q4_0", "mine:q4_0")
+    assert plain.id != small.id == named.id
+    assert {model.name: model.id for model in Library(home).list()} == {
+        "c:latest": plain.id,
+        "c:q4_0": small.id,
+        "mine:q4_0": small.id,
+    }
+    assert pull("c:q4_0", home=home).id == small.id
+    write_checkpoint(checkpoint, random_tensors(WIDE, seed=4), WIDE)
+    updated = pull("c:q4_0", home=home)
+    assert updated.id != small.id and updated.manifest.quantisation == Quantisation("q4_0", "q4_0")
+    assert pull("mine:q4_0", home=home).id == updated.id and pull("c", home=home).manifest.dense_formats == {}
+    other = pull("c:q4_0", home=home, quant="keep")
+    assert other.name == "c:latest" and other.id == Library(home).find("c").id
+
+
+def test_an_interrupted_pull_is_not_disturbed_by_one_of_another_format(
+    wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, done = tmp_path / "home", []
+
+    class Interrupting(SilentProgress):
+        def finish(self) -> None:
+            done.append(1)
+            if len(done) == 2:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pull(str(wide), home=home, quant="q8_0", progress=Interrupting())
+    pull(str(wide), home=home, quant="mxfp4")
+    assert [partial.name for partial in Library(home).partials()] == ["wide:q8_0"]
+    started: list[str] = []
+    monkeypatch.setattr(Interrupting, "finish", SilentProgress.finish)
+    progress = Interrupting()
+    monkeypatch.setattr(progress, "start", lambda verb, *_: started.append(verb), raising=False)
+    model = pull(str(wide), home=home, quant="q8_0", progress=progress)
+    assert started == ["quantising"] * 2 + ["verifying"]
+    assert content(model.path) == content(pull(str(wide), home=tmp_path / "other", quant="q8_0").path)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e5])
+def test_a_weight_that_cannot_be_quantised_is_refused_with_its_tensor(bad: float, tmp_path: Path) -> None:
+    tensors = random_tensors(WIDE)
+    name = "model.layers.1.mlp.experts.2.up_proj.weight"
+    tensors[name][100, 200] = bad
+    checkpoint = write_checkpoint(tmp_path / "c", tensors, WIDE)
+    with pytest.raises(CheckpointError, match=rf"safetensors: tensor '{name}': holds .*only finite weights"):
+        pull(str(checkpoint), home=tmp_path / "home", quant="q4_k")
+    assert Library(tmp_path / "home").list() == []
+    assert verify(pull(str(checkpoint), home=tmp_path / "home")) == []
+
+
+def test_no_model_is_published_with_a_scale_that_is_no_number(
+    wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def spoilt(format: str, source: memoryview, source_dtype: str, rows: int, cols: int, out: memoryview) -> None:
+        out[:] = b"\xff" * len(out)
+
+    monkeypatch.setattr(recast, "quantize", spoilt)
+    with pytest.raises(StoreError, match=r"00000.bin: expert 0: tensor 'gate': the scale of q4_k block 0 is NaN"):
+        pull(str(wide), home=tmp_path / "home", quant_experts="q4_k")
+    with pytest.raises(StoreError, match=r"dense.safetensors: tensor '.*': the scale of q4_k block 0 is NaN"):
+        pull(str(wide), home=tmp_path / "home", quant_dense="q4_k")
+    assert Library(tmp_path / "home").list() == []
+
+
+def test_verify_names_tensor_expert_and_block_of_a_scale_that_is_no_number(wide: Path, tmp_path: Path) -> None:
+    model = pull(str(wide), home=tmp_path / "home", quant="q8_0")
+    layout = model.manifest.layout
+    part = next(spec for spec in layout.tensors if spec.name == "down")
+    with model.shard_paths[1].open("r+b") as file:
+        file.seek(3 * layout.stride_bytes + part.offset_bytes + 40 * 34)
+        file.write(b"\x00\x7c")
+    assert verify(model) == [
+        "experts-00001.bin: expert 3 does not match its checksum",
+        "experts-00001.bin: expert 3: tensor 'down': the scale of q8_0 block 40 is NaN or infinite",
+    ]
+
+
+def test_a_dry_run_knows_the_sizes_and_what_falls_back(tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path / "c", random_tensors(ODD), ODD)
+    plan = pull(str(checkpoint), home=tmp_path / "home", quant="q4_k", dry_run=True)
+    assert isinstance(plan, PullPlan) and plan.name == "c:q4_k" and not (tmp_path / "home").exists()
+    model = pull(str(checkpoint), home=tmp_path / "home", quant="q4_k")
+    weights = [model.dense_path, *model.shard_paths]
+    assert plan.store_bytes == sum(path.stat().st_size for path in weights)
+    assert plan.fallbacks == model.manifest.fallbacks
+    assert plan.fallbacks[:2] == (
+        "expert gate, expert up: rows of 96 are no whole number of q4_k blocks (256); stored as iq4_nl",
+        "expert down: rows of 40 are no whole number of q4_k blocks (256); stored as bf16",
+    )
+    again = pull(str(checkpoint), home=tmp_path / "home", quant="q4_k", dry_run=True)
+    assert isinstance(again, PullPlan) and again.up_to_date and again.needed_bytes == 0
+
+
+def test_what_falls_back_is_said_once(tmp_path: Path) -> None:
+    class Notes(SilentProgress):
+        def note(self, text: str) -> None:
+            said.append(text)
+
+    said: list[str] = []
+    checkpoint = write_checkpoint(tmp_path / "c", random_tensors(ODD), ODD)
+    model = pull(str(checkpoint), home=tmp_path / "home", quant="q4_k", progress=Notes())
+    assert tuple(said) == model.manifest.fallbacks and len(set(said)) == len(said) > 0
+
+
+def test_an_unknown_format_is_refused_before_anything_is_opened(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="unknown --quant-dense 'q3'; known: keep, q8_0"):
+        pull("/nowhere", home=tmp_path / "home", quant="q8_0", quant_dense="q3")
+    assert not (tmp_path / "home").exists()

@@ -1,0 +1,293 @@
+"""Checkpoints as some families ship them: in FP8 with scales of tiles, in MXFP4 with scales apart, transposed."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from moeinf._native import dequantize
+from moeinf.errors import CheckpointError, UnsupportedModelError
+from moeinf.models import architecture
+from moeinf.pull import convert
+from moeinf.pull import pull as install
+from moeinf.pull.pull import pull
+from moeinf.pull.source import FolderSource
+from moeinf.store.library import StoredModel
+from moeinf.store.verify import verify
+from moeinf.types import Format
+from tests.support.checkpoints import (
+    CONFIG,
+    Checkpoint,
+    content,
+    fused,
+    in_fp8,
+    in_mxfp4,
+    random_tensors,
+    write_checkpoint,
+)
+
+# Rows and columns that fill no tile, as the 576 rows of DeepSeek-V3's kv_a_proj_with_mqa.
+CUT_TILES = CONFIG | {"hidden_size": 192, "moe_intermediate_size": 320, "head_dim": 40, "num_experts": 4}
+FP8 = {
+    "quantization_config": {
+        "quant_method": "fp8",
+        "fmt": "e4m3",
+        "activation_scheme": "dynamic",
+        "weight_block_size": [128, 128],
+    }
+}
+GPT_OSS: dict[str, Any] = {
+    "model_type": "gpt_oss",
+    "vocab_size": 97,
+    "hidden_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 64,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "max_position_embeddings": 256,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "sliding_window": 8,
+}
+MXFP4 = {"quantization_config": {"quant_method": "mxfp4"}}
+
+
+def scattered(name: str) -> str:
+    """An order in which weights and their scales lie in different shards."""
+    return hashlib.sha256(name.encode()).hexdigest()
+
+
+def weights(model: StoredModel) -> dict[str, str]:
+    """Sums of the weight files."""
+    return {name: digest for name, digest in content(model.path).items() if name.endswith((".bin", ".safetensors"))}
+
+
+@pytest.mark.parametrize("quant", [None, "q8_0", "q4_k"])
+@pytest.mark.parametrize("layout", ["separate", "fused"])
+def test_fp8_is_the_bf16_that_its_scales_make_of_it(quant: str | None, layout: str, tmp_path: Path) -> None:
+    tensors = random_tensors(CUT_TILES)
+    shipped, meant = in_fp8(tensors if layout == "separate" else fused(tensors, CUT_TILES))
+    fp8 = write_checkpoint(tmp_path / "fp8", shipped, CUT_TILES | FP8, order=scattered)
+    bf16 = write_checkpoint(tmp_path / "bf16", meant, CUT_TILES)
+    first, second = (pull(str(folder), home=tmp_path / "home", quant=quant) for folder in (fp8, bf16))
+    assert weights(first) == weights(second) and verify(first) == []
+    assert first.manifest.info == second.manifest.info
+
+
+def test_fp8_does_not_depend_on_the_size_of_reads_nor_on_the_type_of_its_scales(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shipped, _ = in_fp8(random_tensors(CUT_TILES), (64, 96))
+    shipped = {name: tensor.bfloat16() if name.endswith("_inv") else tensor for name, tensor in shipped.items()}
+    config = CUT_TILES | {"quantization_config": FP8["quantization_config"] | {"weight_block_size": [64, 96]}}
+    checkpoint = write_checkpoint(tmp_path / "c", shipped, config)
+    whole = pull(str(checkpoint), home=tmp_path / "whole")
+    wide = {name: tensor.float() if name.endswith("_inv") else tensor for name, tensor in shipped.items()}
+    other = pull(str(write_checkpoint(tmp_path / "wide", wide, config)), home=tmp_path / "other")
+    assert weights(whole) == weights(other)
+    monkeypatch.setattr(convert.segments, "__defaults__", (1000,))
+    assert weights(whole) == weights(pull(str(checkpoint), home=tmp_path / "small"))
+
+
+UP = "model.layers.1.mlp.experts.2.up_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "config", "error", "words"),
+    [
+        ({f"{UP}_scale_inv": None}, FP8, CheckpointError, f"lacks tensor '{UP}_scale_inv'"),
+        ({f"{UP}_scale_inv": torch.ones(3, 1)}, FP8, CheckpointError, rf"shape \[3, 1\], '{UP}' implies \[3, 2\]"),
+        ({f"{UP}_scale_inv": torch.ones(3, 2, dtype=torch.uint8)}, FP8, UnsupportedModelError, "U8"),
+        ({}, {}, UnsupportedModelError, "F8_E4M3 without a weight_block_size"),
+        ({}, {"quantization_config": {"quant_method": "fp8"}}, UnsupportedModelError, "weight_block_size is None"),
+        (
+            {},
+            {"quantization_config": FP8["quantization_config"] | {"activation_scheme": "static"}},
+            UnsupportedModelError,
+            "activation_scheme is static",
+        ),
+    ],
+)
+def test_fp8_that_is_not_understood_is_refused_by_name(
+    change: dict[str, Tensor | None], config: dict[str, Any], error: type[Exception], words: str, tmp_path: Path
+) -> None:
+    shipped = in_fp8(random_tensors(CUT_TILES))[0] | change
+    kept = {name: tensor for name, tensor in shipped.items() if tensor is not None}
+    checkpoint = write_checkpoint(tmp_path / "c", kept, CUT_TILES | config)
+    with pytest.raises(error, match=words):
+        pull(str(checkpoint), home=tmp_path / "home")
+
+
+def gpt_oss_dense() -> Checkpoint:
+    """All of a gpt-oss checkpoint but the matrices of the experts: their biases, too."""
+    plan = architecture(GPT_OSS).tensor_plan(GPT_OSS)
+    shapes = dict(plan.dense) | {name: shape for name, (shape, _) in plan.experts[0].items() if name.endswith("_bias")}
+    generator = torch.Generator().manual_seed(5)
+    return {name: torch.randn(shape, generator=generator).bfloat16() for name, shape in shapes.items()}
+
+
+def parts_of(model: StoredModel, layer: int, expert: int) -> dict[str, tuple[Format, Tensor]]:
+    layout = model.manifest.layout
+    block = model.shard_paths[layer].read_bytes()[expert * layout.stride_bytes :][: layout.stride_bytes]
+    found = {}
+    for spec in layout.tensors:
+        rows, cols = (spec.shape[0], spec.shape[1]) if len(spec.shape) == 2 else (1, spec.shape[0])
+        out = np.empty((rows, cols), np.float32)
+        dequantize(spec.dtype, block[spec.offset_bytes :][: spec.num_bytes], rows, cols, out)
+        found[spec.name] = spec.dtype, torch.from_numpy(out.reshape(spec.shape))
+    return found
+
+
+def meant_parts(tensors: Checkpoint, layer: int, expert: int) -> dict[str, Tensor]:
+    """As transformers' GptOssExperts uses them: x @ gate_up_proj, of which every other column is the gate's."""
+    of = {
+        name: tensors[f"model.layers.{layer}.mlp.experts.{name}"][expert].float()
+        for name in ("gate_up_proj", "gate_up_proj_bias", "down_proj", "down_proj_bias")
+    }
+    return {
+        "gate": of["gate_up_proj"][:, ::2].T,
+        "up": of["gate_up_proj"][:, 1::2].T,
+        "down": of["down_proj"].T,
+        "gate_bias": of["gate_up_proj_bias"][::2],
+        "up_bias": of["gate_up_proj_bias"][1::2],
+        "down_bias": of["down_proj_bias"],
+    }
+
+
+def gpt_oss_as_shipped() -> tuple[Checkpoint, Checkpoint]:
+    """A checkpoint in MXFP4, and the tensors that transformers makes of it."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    dense = gpt_oss_dense()
+    packed = in_mxfp4(GPT_OSS)
+    shipped, meant = dense | packed, dict(dense)
+    for name in (name.removesuffix("_blocks") for name in packed if name.endswith("_blocks")):
+        blocks, scales = packed[f"{name}_blocks"], packed[f"{name}_scales"]
+        meant[name] = convert_moe_packed_tensors(blocks.clone(), scales.clone(), dtype=torch.float32)
+    return shipped, meant
+
+
+@pytest.mark.parametrize("quant", [None, "mxfp4", "q4_k"])
+def test_mxfp4_experts_are_kept_bit_for_bit_with_rows_and_biases_sorted_out(quant: str | None, tmp_path: Path) -> None:
+    shipped, meant = gpt_oss_as_shipped()
+    checkpoint = write_checkpoint(tmp_path / "c", shipped, GPT_OSS | MXFP4, order=scattered)
+    model = pull(str(checkpoint), home=tmp_path / "home", quant=quant)
+    assert verify(model) == []
+    for layer, expert in ((0, 0), (1, 3)):
+        wanted = meant_parts(meant, layer, expert)
+        for name, (format, values) in parts_of(model, layer, expert).items():
+            assert format == ("bf16" if name.endswith("bias") else "mxfp4")
+            assert torch.equal(values, wanted[name]), name
+    kept = [line for line in model.manifest.fallbacks if "comes in mxfp4" in line]
+    assert kept == (
+        [
+            "expert gate, expert up, expert down: comes in mxfp4, which other formats would only make larger "
+            "and less exact; stored as mxfp4"
+        ]
+        if quant == "q4_k"
+        else []
+    )
+
+
+@pytest.mark.parametrize(("quant", "format"), [(None, "bf16"), ("mxfp4", "mxfp4"), ("q8_0", "q8_0")])
+def test_transposed_experts_are_turned(
+    quant: str | None, format: Format, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(convert.segments, "__defaults__", (1000,))  # less than the columns of one expert
+    _, meant = gpt_oss_as_shipped()
+    plain = {name: tensor.bfloat16() for name, tensor in meant.items()}
+    model = pull(str(write_checkpoint(tmp_path / "c", plain, GPT_OSS)), home=tmp_path / "home", quant=quant)
+    assert verify(model) == []
+    for layer, expert in ((0, 1), (1, 2)):
+        wanted = meant_parts(plain, layer, expert)
+        for name, (found, values) in parts_of(model, layer, expert).items():
+            assert found == ("bf16" if name.endswith("bias") else format)
+            if found != "q8_0":  # what was MXFP4 before loses nothing by becoming it again
+                assert torch.equal(values, wanted[name]), name
+            else:
+                assert (values - wanted[name]).abs().max() < 0.01 * wanted[name].abs().max()
+
+
+def test_mxfp4_without_its_scales_is_refused_by_name(tmp_path: Path) -> None:
+    name = "model.layers.1.mlp.experts.down_proj"
+    shipped, _ = gpt_oss_as_shipped()
+    cut = shipped | {f"{name}_scales": shipped[f"{name}_scales"][:, :1].contiguous()}
+    with pytest.raises(CheckpointError, match=rf"'{name}_scales' has shape .* '{name}_blocks' implies"):
+        pull(str(write_checkpoint(tmp_path / "a", cut, GPT_OSS | MXFP4)), home=tmp_path / "home")
+    del shipped[f"{name}_scales"]
+    with pytest.raises(CheckpointError, match=f"lacks tensor '{name}_scales'"):
+        pull(str(write_checkpoint(tmp_path / "b", shipped, GPT_OSS | MXFP4)), home=tmp_path / "home")
+
+
+class Downloading(FolderSource):
+    """A folder whose shards are "downloaded" before they are read."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._folder = path
+        self.fetched: list[str] = []
+
+    def fetch_bytes(self, shard: str, folder: Path) -> int:
+        return 0 if (folder / shard).exists() else self.shard_bytes(shard)
+
+    def open_shard(self, shard: str, folder: Path) -> Path:
+        if not (folder / shard).exists():
+            shutil.copyfile(self._folder / shard, folder / shard)
+            self.fetched.append(shard)
+        return folder / shard
+
+    def release_shard(self, shard: str, folder: Path) -> None:
+        (folder / shard).unlink(missing_ok=True)
+
+
+def test_a_shard_stays_until_no_other_needs_its_scales_and_is_fetched_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = write_checkpoint(
+        tmp_path / "c", in_fp8(random_tensors(CUT_TILES))[0], CUT_TILES | FP8, order=lambda name: name.endswith("_inv")
+    )  # all scales in the last shards
+    source = Downloading(checkpoint)
+    monkeypatch.setattr(install, "open_source", lambda *_: source)
+    model = pull(str(checkpoint), home=tmp_path / "home")
+    assert sorted(source.fetched) == list(source.shards.files)
+    monkeypatch.undo()
+    assert weights(model) == weights(pull(str(checkpoint), home=tmp_path / "other"))
+
+
+def test_a_pull_that_was_killed_fetches_scales_again_that_it_still_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = write_checkpoint(
+        tmp_path / "c",
+        in_fp8(random_tensors(CUT_TILES))[0],
+        CUT_TILES | FP8,
+        order=lambda name: not name.endswith("_inv"),
+    )  # all scales in the first shards
+    monkeypatch.setattr(install, "open_source", lambda *_: Downloading(checkpoint))
+    real, calls = convert.convert_shard, []
+
+    def convert_two(*args: Any) -> None:
+        calls.append(1)
+        if len(calls) > 2:
+            raise KeyboardInterrupt
+        real(*args)
+
+    monkeypatch.setattr(install, "convert_shard", convert_two)
+    with pytest.raises(KeyboardInterrupt):
+        pull(str(checkpoint), home=tmp_path / "home")
+    for path in (tmp_path / "home").glob("partial/*/downloads/*"):
+        path.unlink()
+    monkeypatch.setattr(install, "convert_shard", real)
+    model = pull(str(checkpoint), home=tmp_path / "home")
+    assert len(calls) == 3 and verify(model) == []
+    monkeypatch.undo()
+    assert weights(model) == weights(pull(str(checkpoint), home=tmp_path / "other"))

@@ -1,6 +1,0 @@
-"""Tiny configs of Mixtral."""
-
-from tests.models.common import COMMON
-
-MIXTRAL = COMMON | {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 96}
-CONFIGS = {"mixtral": MIXTRAL, "mixtral sliding window": MIXTRAL | {"sliding_window": 9}}

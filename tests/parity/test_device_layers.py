@@ -1,0 +1,163 @@
+"""The layers of a GPU give what the layers of the CPU give; here with the kernels' twins on an emulated device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from moeinf._native import Kernels
+from moeinf.gpu.ops import Ops
+from moeinf.gpu.program import DecodeProgram
+from moeinf.models import architecture
+from moeinf.models.cpu.layers import NativeLayers
+from moeinf.models.gpu.layers import DeviceLayers
+from moeinf.models.layers.decoder import Decoder
+from moeinf.models.layers.kv_cache import Cache
+from moeinf.models.layers.protocol import AttentionConfig, NormKind, attention_shapes
+from moeinf.models.layers.rope import Rope, plain_rope
+from moeinf.types import Profiler, Routing, TensorPlan
+from tests.oracles.torch_matrix import TorchMatrixOps, activated
+from tests.oracles.torch_vector import TorchVectorOps
+from tests.parity.test_parity import CONFIGS, PROMPT, Pair, logits, part_of, stored
+from tests.support.emulated_device import EmulatedDevice, recorded
+
+
+class ExpertsOnTheDevice:
+    """Every expert as plain tensors; what a router chose is computed outside of captured stretches."""
+
+    wants_expectations = False
+
+    def __init__(self, plan: TensorPlan, tensors: dict[str, Tensor], program: DecodeProgram) -> None:
+        self._program, self._form = program, plan.form
+        self._parts: dict[tuple[int, int, str], Tensor] = {}
+        layout = next(layout for layout in plan.experts if layout.keys() <= tensors.keys())
+        for name, (_, pieces) in layout.items():
+            for piece in pieces:
+                part = part_of(piece, tensors[name], plan.parts[piece.part])
+                self._parts[piece.layer, piece.expert, piece.part] = part
+
+    def run(self, layer: int, hidden: Tensor, routing: Routing, out: Tensor) -> None:
+        self._program.outside(lambda: self._compute(layer, hidden, routing, out))
+
+    def _compute(self, layer: int, hidden: Tensor, routing: Routing, out: Tensor) -> None:
+        for token, (ids, weights) in enumerate(zip(routing.ids.tolist(), routing.weights, strict=True)):
+            for expert, weight in zip(ids, weights, strict=True):
+                gate = self._product(layer, expert, "gate", hidden[token]) if self._form.gated else None
+                act = activated(self._form, gate, self._product(layer, expert, "up", hidden[token]))
+                out[token] += weight * self._product(layer, expert, "down", act)
+
+    def _product(self, layer: int, expert: int, part: str, x: Tensor) -> Tensor:
+        product = self._parts[layer, expert, part] @ x
+        return product + self._parts[layer, expert, f"{part}_bias"] if self._form.biased else product
+
+    def expect(self, layer: int, guess: Routing) -> None:
+        pass
+
+
+@pytest.fixture(scope="module", params=CONFIGS, ids=lambda name: name.replace(" ", "-"))
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return Pair(CONFIGS[request.param], tmp_path_factory.mktemp("checkpoint"))
+
+
+def on_device(pair: Pair) -> tuple[Decoder, EmulatedDevice]:
+    device = EmulatedDevice()
+    program = DecodeProgram(device)
+    weights = {name: stored(tensor) for name, tensor in pair.tensors.items()}
+    ops = recorded(device, Ops(TorchVectorOps(), TorchMatrixOps()))
+    layers = DeviceLayers(device, ops, weights, weights, "f32", 256, program)
+    experts: Any = ExpertsOnTheDevice(pair.plan, pair.tensors, program)
+    config = pair.config
+    return architecture(config).build(config, layers, experts, Profiler()), device
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("size", [1, 2, 5, 17])
+def test_logits_are_those_of_the_cpu(pair: Pair, size: int) -> None:
+    ours, _ = on_device(pair)
+    chunks = [PROMPT[at : at + size] for at in range(0, len(PROMPT), size)]
+    assert (logits(ours, chunks) - logits(pair.ours, [PROMPT])).abs().max() < 1e-4
+
+
+@torch.inference_mode()
+def test_64_greedy_tokens_from_a_captured_program_are_those_of_the_cpu(pair: Pair) -> None:
+    ours, device = on_device(pair)
+    caches = [model.new_cache(256) for model in (ours, pair.ours)]
+    answers: list[list[int]] = []
+    for model, cache in zip((ours, pair.ours), caches, strict=True):
+        answer = [int(model.forward(PROMPT, cache)[-1].argmax())]
+        for _ in range(63):
+            answer.append(int(model.forward(answer[-1:], cache)[-1].argmax()))
+        answers.append(answer)
+    assert answers[0] == answers[1]
+    assert device.num_captures == pair.plan.moe.num_layers + 1, "one step, in stretches between experts"
+
+
+ATTENTION = AttentionConfig(64, 4, 2, 24, 1e-6, plain_rope(24, 1e4))
+FEATURES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "partial rotary": {"rope": plain_rope(12, 1e4)},
+    "interleaved pairs, head norms": {"rope": plain_rope(24, 1e4, interleaved=True), "qk_norm": "head"},
+    "interleaved, partial, norms that store one less": {
+        "rope": plain_rope(8, 1e4, interleaved=True),
+        "qk_norm": "head",
+        "norm": "rms+1",
+    },
+    "no positions, all biases": {"rope": None, "bias": True, "output_bias": True},
+    "scaled positions and scores": {"rope": Rope(plain_rope(24, 1e4).frequencies, scale=1.3), "scale": 0.31},
+    "sinks, window, output bias": {"sinks": True, "window": 5, "output_bias": True},
+    "gate, biases, whole norms": {"gate": True, "bias": True, "qk_norm": "full", "norm": "rms+1"},
+    "layer norm, clip": {"norm": "layer", "clip_qkv": 0.6, "bias": True},
+}
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("features", FEATURES.values(), ids=lambda f: "-".join(f) or "plain")
+@pytest.mark.parametrize("residual", [1.0, 0.4])
+def test_attention_of_every_kind_is_that_of_the_cpu(features: dict[str, Any], residual: float) -> None:
+    config = replace(ATTENTION, **features)
+    shapes = attention_shapes(config, "a.") | {"norm.weight": (64,), "norm.bias": (64,)}
+    torch.manual_seed(3)
+    weights = {name: stored(torch.randn(shape) * (0.2 if len(shape) > 1 else 1)) for name, shape in shapes.items()}
+    device = EmulatedDevice()
+    ours = DeviceLayers(device, Ops(TorchVectorOps(), TorchMatrixOps()), weights, {}, "f32", 40, DecodeProgram(device))
+    theirs = NativeLayers(Kernels(1), weights, "f32")
+    results: list[list[Tensor]] = []
+    both: tuple[Any, Any] = (ours, theirs)
+    for layers in both:
+        attention = layers.attention(config, "a.", "norm.weight", 0, residual)
+        rotary, cache = layers.rotary(config.rope, 40), Cache([attention.new_state(40)], 40)
+        results.append([])
+        for number, tokens in enumerate((3, 1, 12, 1)):
+            x = torch.randn(tokens, 64, generator=torch.Generator().manual_seed(number))
+            values: Any = x if layers is ours else x.numpy()
+            attention.add_to(values, cache, rotary(cache.length, tokens, 40))
+            cache.advance(tokens)
+            results[-1].append(x)
+    for found, wanted in zip(*results, strict=True):
+        assert (found - wanted).abs().max() < 1e-4
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("kind", ["rms", "rms+1", "layer"])
+def test_norms_of_every_kind_are_those_of_the_cpu(kind: NormKind) -> None:
+    weights = {name: stored(torch.randn(24)) for name in ("norm.weight", "norm.bias")}
+    device, x = EmulatedDevice(), torch.randn(5, 3, 24)
+    ours = DeviceLayers(device, Ops(TorchVectorOps(), TorchMatrixOps()), weights, {}, "f32", 40, DecodeProgram(device))
+    wanted = NativeLayers(Kernels(1), weights, "f32").norm("norm.weight", 1e-6, kind)(x.numpy())
+    assert (ours.norm("norm.weight", 1e-6, kind)(x) - torch.from_numpy(wanted)).abs().max() < 1e-5
+
+
+@torch.inference_mode()
+def test_a_second_cache_has_its_own_program(pair: Pair) -> None:
+    ours, _ = on_device(pair)
+    caches = [ours.new_cache(256), ours.new_cache(256)]
+    results = []
+    for cache in caches:
+        ours.forward(PROMPT, cache)
+        results.append([ours.forward([token], cache)[-1] for token in (3, 9, 27, 81)])
+    assert np.array_equal(results[0], results[1])

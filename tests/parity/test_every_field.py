@@ -1,0 +1,272 @@
+"""Every field of a family's configuration, set to another legal value or left out: moeinf computes what transformers
+does with it, or refuses it by name. So no field that changes the mathematics is ignored.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from moeinf._native import Kernels
+from moeinf.errors import CheckpointError
+from moeinf.models import architecture
+from moeinf.models.cpu.layers import NativeLayers
+from moeinf.types import Profiler
+from tests.parity.test_parity import PROMPT, resident_experts, stored
+from tests.support.tiny_models import all_configs, reference
+
+SEQ2SEQ = all_configs("SEQ2SEQ_CONFIGS")
+FAMILIES: dict[str, dict[str, Any]] = {}  # the first config of each
+for _config in (all_configs() | SEQ2SEQ).values():
+    if _config["model_type"] != "arctic":  # which transformers has not
+        FAMILIES.setdefault(_config["model_type"], _config)
+
+# They say nothing about the mathematics of inference, or have no other value.
+NEITHER = {
+    "model_type",
+    "vocab_size",
+    "dtype",
+    "transformers_version",
+    "architectures",
+    "output_hidden_states",
+    "return_dict",
+    "is_encoder_decoder",
+    "id2label",
+    "label2id",
+    "problem_type",
+    "use_cache",
+    "output_router_logits",
+    "is_decoder",
+    "add_cross_attention",
+    "pad_token_id",
+    "eos_token_id",
+    "bos_token_id",
+}
+# transformers reads them as well, though no field of the class is named so.
+UNDECLARED: dict[str, list[Any]] = {
+    "rope_theta": [500.0],
+    "partial_rotary_factor": [0.5],
+    "head_dim": [8],
+    "attention_bias": [True],
+    "sliding_window": [5],
+    "use_sliding_window": [True],
+    "full_attention_interval": [2, 3],
+    "original_max_position_embeddings": [16],
+    "num_nextn_predict_layers": [2],
+    "scoring_func": ["softmax", "sigmoid"],
+    "encoder_sparse_step": [1, 3, 4],
+    "decoder_sparse_step": [1, 3],
+    "feed_forward_proj": ["gated-gelu"],
+    "per_layer_config": [{"1": {"head_dim": 8}}],
+    "num_attention_heads": [2],
+    "num_hidden_layers": [2],
+    "hidden_size": [32],
+    "num_experts": [4, 16],
+    "num_local_experts": [4, 16],
+}
+_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+ROPES: list[dict[str, Any]] = [
+    {"rope_type": "default"},
+    {"rope_type": "default", "rope_theta": 500.0},
+    {"rope_type": "linear", "factor": 4.0},
+    {"rope_type": "dynamic", "factor": 2.0},
+    {"rope_type": "proportional", "partial_rotary_factor": 0.5},
+    {"rope_type": "linear", "factor": 4.0, "partial_rotary_factor": 0.5},
+    {"rope_type": "axial"},
+    *(
+        _YARN | other
+        for other in (
+            {},
+            {"beta_fast": 8.0},
+            {"beta_slow": 4.0},
+            {"truncate": False},
+            {"attention_factor": 1.5},
+            {"mscale": 0.5},
+            {"mscale": 0.8, "mscale_all_dim": 0.5},
+            {"mscale_all_dim": 0.5},
+            {"original_max_position_embeddings": 16},
+            {"factor": None},
+            {"factor": 0.5},
+        )
+    ),
+    *(
+        _LLAMA3 | other
+        for other in ({}, {"low_freq_factor": 2.0}, {"high_freq_factor": 8.0}, {"original_max_position_embeddings": 16})
+    ),
+    *(
+        {
+            "rope_type": "longrope",
+            "original_max_position_embeddings": trained,
+            **scales,
+            "short_factor": [1 + i / 10 for i in range(pairs)],
+            "long_factor": [2.0 + i for i in range(pairs)],
+        }
+        for pairs in (4, 6, 8, 12)
+        for trained in (16, 64)
+        for scales in ({}, {"attention_factor": 1.2, "factor": 4.0})
+    ),
+]
+WORDS: dict[str, list[Any]] = {
+    "hidden_act": ["gelu", "relu"],
+    "activation_function": ["gelu"],
+    "dense_act_fn": ["gelu"],
+    "router_dtype": ["bfloat16"],
+    "second_expert_policy": ["random"],
+    "topk_method": ["greedy", "group_limited_greedy"],
+    "num_hidden_layers": [2, 4],
+    "mlp_only_layers": [[0], [1]],
+    "rope_parameters": ROPES,
+    "rope_scaling": ROPES[2::5],
+    "moe_token_dropout": [0.0, 0.7],
+    "layer_types": [
+        ["sliding_attention", "full_attention"],
+        ["full_attention"],
+        ["linear_attention", "full_attention"],
+    ],
+    # for which null is a value
+    "head_dim": [8, 32, None],
+    "sliding_window": [5, None],
+    "clip_qkv": [0.5, None],
+    "n_group": [2, 1, None],
+    "topk_group": [1, None],
+    "q_lora_rank": [20, None],
+    "num_key_value_heads": [1, 4, None],
+    "norm_topk_prob": [True, False, None],
+    "rope_interleave": [True, False, None],
+}
+# Where transformers does less than a config says, or what cannot be meant.
+DIFFERENT = {
+    ("deepseek_v2", "norm_topk_prob"),
+    ("deepseek_v3", "head_dim"),  # it is that of the rotary part, whatever is said
+    *(
+        (family, "partial_rotary_factor")
+        for family in (  # transformers ignores it there; here it is followed
+            "gpt_oss",
+            "granitemoe",
+            "mixtral",
+            "olmoe",
+            "phimoe",
+            "qwen2_moe",
+            "qwen3_moe",
+        )
+    ),
+}
+
+
+def fields_of(family: str) -> dict[str, Any]:
+    """Name and present value of what may be set."""
+    from transformers import AutoConfig
+
+    made = AutoConfig.for_model("qwen3_5_moe_text" if family == "qwen3_5_moe" else family)
+    declared = {field.name: getattr(made, field.name) for field in dataclasses.fields(made)}
+    found = dict.fromkeys(UNDECLARED) | declared | text_of(FAMILIES[family])
+    found |= {"rope_scaling": None} if "rope_parameters" in declared else {}
+    return {name: value for name, value in found.items() if name not in NEITHER}
+
+
+def text_of(config: dict[str, Any]) -> dict[str, Any]:
+    text: dict[str, Any] = config.get("text_config", config)
+    return text
+
+
+def other_values(name: str, value: Any, num_layers: int) -> list[Any]:
+    if name == "layer_types":
+        return [(kinds * num_layers)[:num_layers] for kinds in WORDS[name]]
+    if name in WORDS:
+        return WORDS[name]
+    if name in UNDECLARED and value is None:
+        return UNDECLARED[name]
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, int):
+        return [2 * value, value // 2] if value > 1 else [value + 1]
+    return [value * 1.7 + 0.1] if isinstance(value, float) else []
+
+
+def changed(family: str, name: str) -> Iterator[dict[str, Any]]:
+    """The configs in which this field is another, or missing."""
+    whole, value = FAMILIES[family], fields_of(family)[name]
+    config = {key: v for key, v in text_of(whole).items() if not (name == "rope_scaling" and key == "rope_parameters")}
+    made = [
+        config | {name: other}
+        for other in other_values(name, value, config.get("num_hidden_layers", 0))
+        if name not in config or other != value
+    ]
+    if name in config:
+        made.append({key: v for key, v in config.items() if key != name})
+    for text in made:
+        yield copy.deepcopy(text if whole is text_of(whole) else whole | {"text_config": text})
+
+
+def theirs(config: dict[str, Any], folder: Path) -> tuple[Tensor, dict[str, Tensor]] | None:
+    """Logits of the reference over random weights, and these; None where it cannot compute such a config."""
+    torch.manual_seed(7)
+    seq2seq = config["model_type"] in {each["model_type"] for each in SEQ2SEQ.values()}
+    ids = torch.tensor([PROMPT])
+    try:
+        model = reference(copy.deepcopy(config), "AutoModelForSeq2SeqLM" if seq2seq else "AutoModelForCausalLM")
+        for name, parameter in (*model.named_parameters(), *model.named_buffers()):
+            if "norm" in name or name.endswith("bias"):
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+        logits = model(input_ids=ids, decoder_input_ids=ids).logits[0] if seq2seq else model(ids).logits[0]
+        model.save_pretrained(folder)
+    except Exception:  # whatever it says: there is nothing to be equal to
+        return None
+    return logits, safetensors.torch.load_file(folder / "model.safetensors")
+
+
+def ours(config: dict[str, Any], tensors: dict[str, Tensor], kernels: Kernels) -> Tensor:
+    family = architecture(config)
+    plan = family.tensor_plan(config)
+    layout = next((layout for layout in plan.experts if layout.keys() <= tensors.keys()), {})
+    assert plan.dense.keys() | layout.keys() == tensors.keys()
+    assert all(tuple(tensors[name].shape) == shape for name, shape in plan.dense.items())
+    weights = NativeLayers(kernels, {name: stored(tensor) for name, tensor in tensors.items()}, "f32")
+    model = family.build(config, weights, resident_experts(plan, tensors, kernels), Profiler())
+    cache = model.new_cache(len(PROMPT))
+    if hasattr(model, "encode"):
+        model.encode(PROMPT, cache)
+    logits: np.ndarray[Any, Any] = model.forward(PROMPT, cache, last_only=False)
+    return torch.from_numpy(logits)
+
+
+CASES = [(family, name) for family in FAMILIES for name in sorted(fields_of(family)) if (family, name) not in DIFFERENT]
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(("family", "name"), CASES, ids=["-".join(case) for case in CASES])
+def test_a_field_is_followed_or_refused_by_name(family: str, name: str, tmp_path: Path) -> None:
+    kernels = Kernels(1)
+    for config in changed(family, name):
+        value, refusal = text_of(config).get(name, "missing"), ""
+        try:
+            architecture(config).tensor_plan(config)
+        except CheckpointError as error:
+            refusal = str(error)
+        if re.search(rf"\b{name}\b|positions", refusal):
+            continue
+        found = theirs(config, tmp_path)
+        if found is None:
+            continue
+        assert not refusal, f"{value!r} is refused without a name"
+        wanted, tensors = found
+        logits = ours(config, tensors, kernels)
+        assert logits.shape == wanted.shape, value
+        assert (logits - wanted).abs().max() < 2e-4 * max(1.0, float(wanted.abs().max())), value

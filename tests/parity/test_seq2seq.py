@@ -1,0 +1,214 @@
+"""Every encoder-decoder architecture against its reference, on tiny random configs that switch its features on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from moeinf._native import Kernels
+from moeinf.errors import UnsupportedModelError
+from moeinf.models import architecture
+from moeinf.models.cpu.layers import NativeLayers
+from moeinf.models.layers.encoder_decoder import EncoderDecoder
+from moeinf.sampling.beam_search import BeamSearch, answer_source
+from moeinf.sampling.loop import CachedTokens, Timing
+from moeinf.types import Experts, Float32Array, Profiler, Routing
+from tests.parity.test_parity import resident_experts, stored
+from tests.support.tiny_models import all_configs, reference
+
+CONFIGS = all_configs("SEQ2SEQ_CONFIGS")
+SOURCE = [5, 17, 3, 88, 41, 41, 2, 60, 9, 33, 75, 14, 96, 22, 8, 51, 7, 34, 35, 36, 37, 38, 39, 40, 41, 43]
+ANSWER = [0, 5, 80, 21, 22, 68, 41, 9, 9, 53, 17, 90]  # not from the model: the tokens of which it is asked the logits
+SHARPER = {"SelfAttention": 4, "self_attn": 4, "wi.": 6, "fc1": 6}
+
+
+class Watched:
+    """Experts, and which layers asked for them."""
+
+    wants_expectations = False
+
+    def __init__(self, experts: Experts) -> None:
+        self._experts = experts
+        self.layers: list[int] = []
+
+    def run(self, layer: int, hidden: Float32Array, routing: Routing, out: Float32Array) -> None:
+        self.layers.append(layer)
+        self._experts.run(layer, hidden, routing, out)
+
+    def expect(self, layer: int, guess: Routing) -> None:
+        pass
+
+
+class Pair:
+    """A model of the reference and ours over the same weights, as save_pretrained wrote them."""
+
+    def __init__(self, config: dict[str, Any], folder: Path) -> None:
+        torch.manual_seed(9)
+        self.theirs = reference(config, "AutoModelForSeq2SeqLM")
+        with torch.no_grad():
+            for name, parameter in self.theirs.named_parameters():
+                if "norm" in name or name.endswith("bias"):
+                    parameter.add_(torch.randn_like(parameter) * 0.1)
+                elif any(part in name for part in ("shared", "embed_tokens", "lm_head")):
+                    # small beside what layers add, lest a tied head repeats the token
+                    parameter.copy_(torch.randn_like(parameter) * 0.1)
+                else:  # sharper than at the start of training, so that what is decoded varies
+                    parameter.mul_(next((factor for part, factor in SHARPER.items() if part in name), 1))
+        self.theirs.save_pretrained(folder)
+        self.tensors = safetensors.torch.load_file(folder / "model.safetensors")
+        self.config = saved = json.loads((folder / "config.json").read_text())
+        arch = architecture(saved)
+        self.plan, self.info = arch.tensor_plan(saved), arch.model_info(saved, "f32")
+        kernels = Kernels(1)
+        self.experts = Watched(resident_experts(self.plan, self.tensors, kernels))
+        weights = NativeLayers(kernels, {name: stored(tensor) for name, tensor in self.tensors.items()}, "f32")
+        self.ours: EncoderDecoder = arch.build(saved, weights, self.experts, Profiler())
+
+
+@pytest.fixture(scope="module", params=CONFIGS, ids=lambda name: name.replace(" ", "-"))
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return Pair(CONFIGS[request.param], tmp_path_factory.mktemp("checkpoint"))
+
+
+def logits(model: EncoderDecoder, chunks: list[list[int]]) -> Tensor:
+    cache = model.new_cache(64)
+    model.encode(SOURCE, cache)
+    return torch.cat([torch.from_numpy(model.forward(chunk, cache, last_only=False)) for chunk in chunks])
+
+
+@torch.inference_mode()
+def test_logits_are_those_of_the_reference_token_by_token(pair: Pair) -> None:
+    """As it generates: a pass of several tokens would count them against the experts' capacity."""
+    source, past, rows = pair.theirs.get_encoder()(torch.tensor([SOURCE])), None, []
+    for token in ANSWER:
+        out = pair.theirs(
+            encoder_outputs=source, decoder_input_ids=torch.tensor([[token]]), past_key_values=past, use_cache=True
+        )
+        past = out.past_key_values
+        rows.append(out.logits[0])
+    theirs = torch.cat(rows)
+    assert theirs.std() > 0.05, "the comparison means something"
+    assert (logits(pair.ours, [[token] for token in ANSWER]) - theirs).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("size", [2, 5, 12])
+def test_an_answer_in_chunks_equals_the_answer_token_by_token(pair: Pair, size: int) -> None:
+    chunks = [ANSWER[at : at + size] for at in range(0, len(ANSWER), size)]
+    assert (logits(pair.ours, chunks) - logits(pair.ours, [[token] for token in ANSWER])).abs().max() < 1e-4
+
+
+@torch.inference_mode()
+def test_64_greedy_tokens_are_those_of_the_reference(pair: Pair) -> None:
+    theirs = pair.theirs.generate(
+        torch.tensor([SOURCE]), max_new_tokens=64, do_sample=False, eos_token_id=None, num_beams=1
+    )[0, 1:].tolist()
+    cache = pair.ours.new_cache(80)
+    pair.ours.encode(SOURCE, cache)
+    ours = [int(pair.ours.forward([pair.config["decoder_start_token_id"]], cache)[-1].argmax())]
+    for _ in range(63):
+        ours.append(int(pair.ours.forward(ours[-1:], cache)[-1].argmax()))
+    assert len(set(ours)) > 3, "the comparison means something"
+    assert ours == theirs
+
+
+def test_the_plan_names_every_tensor_of_the_checkpoint_and_no_other(pair: Pair) -> None:
+    assert pair.plan.dense.keys() | pair.plan.experts[0].keys() == pair.tensors.keys()
+    assert all(tuple(pair.tensors[name].shape) == shape for name, shape in pair.plan.dense.items())
+    assert all(tuple(pair.tensors[name].shape) == shape for name, (shape, _) in pair.plan.experts[0].items())
+
+
+def test_model_info_counts_the_parameters_of_the_reference(pair: Pair) -> None:
+    assert pair.info.num_params == sum(p.numel() for p in pair.theirs.parameters())
+
+
+def test_moe_layers_are_numbered_encoder_first(pair: Pair) -> None:
+    cache, layers = pair.ours.new_cache(8), range(pair.plan.moe.num_layers)
+    pair.experts.layers.clear()
+    pair.ours.encode(SOURCE, cache)
+    num_encoder = len(pair.experts.layers)
+    pair.ours.forward([0], cache)
+    assert pair.experts.layers == list(layers) and 0 < num_encoder < len(layers)
+
+
+def test_nllb_as_published_was_saved_without_its_head_and_so_without_a_prefix(tmp_path: Path) -> None:
+    pair = Pair(CONFIGS["nllb"], tmp_path)
+    config = pair.config | {"architectures": ["NllbMoeModel"]}
+    tensors = {name.removeprefix("model."): tensor for name, tensor in pair.tensors.items()}
+    family, kernels = architecture(config), Kernels(1)
+    plan = family.tensor_plan(config)
+    assert plan.dense.keys() | plan.experts[0].keys() == tensors.keys()
+    weights = NativeLayers(kernels, {name: stored(tensor) for name, tensor in tensors.items()}, "f32")
+    bare = family.build(config, weights, resident_experts(plan, tensors, kernels), Profiler())
+    assert torch.equal(logits(bare, [ANSWER]), logits(pair.ours, [ANSWER]))
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value"),
+    [
+        ("switch", "feed_forward_proj", "gated-gelu"),
+        ("switch", "dense_act_fn", "gelu"),
+        ("switch", "num_selected_experts", 2),
+        ("switch", "router_dtype", "bfloat16"),
+        ("nllb", "activation_function", "gelu"),
+        ("nllb", "second_expert_policy", "random"),
+        ("nllb", "moe_eval_capacity_token_fraction", 0.0),
+    ],
+)
+def test_a_field_that_changes_the_mathematics_is_refused_by_name(name: str, field: str, value: object) -> None:
+    with pytest.raises(UnsupportedModelError, match=field):
+        architecture(CONFIGS[name]).tensor_plan(CONFIGS[name] | {field: value})
+
+
+def searched(pair: Pair, search: BeamSearch, num_tokens: int, forced: list[int]) -> list[int]:
+    sequence = CachedTokens(pair.ours.new_cache(80, search.num_beams))
+    start = [pair.config["decoder_start_token_id"], *forced]
+    model: Any = pair.ours
+    chooser: Any = None
+    tokens = list(
+        answer_source(
+            model,
+            sequence,
+            SOURCE,
+            start,
+            chooser,
+            search,
+            num_ids=97,
+            max_tokens=num_tokens,
+            timing=Timing(),
+            should_stop=lambda: False,
+            on_phase=lambda phase: None,
+            on_prefill=lambda done, total: None,
+        )
+    )
+    return start + tokens
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(
+    ("num_beams", "penalty", "early", "forced"),
+    [(2, 1.0, False, []), (3, 1.0, True, [33]), (3, 0.3, "never", []), (4, 1.5, "never", [33]), (2, -0.5, False, [33])],
+)
+def test_a_beam_search_finds_what_transformers_finds(
+    pair: Pair, num_beams: int, penalty: float, early: Any, forced: list[int]
+) -> None:
+    """With three tokens that end an answer, so that answers do end; and with a first token that is given, or not."""
+    eos = [17, 9, 61]
+    theirs = pair.theirs.generate(
+        torch.tensor([SOURCE]),
+        max_new_tokens=16,
+        do_sample=False,
+        num_beams=num_beams,
+        length_penalty=penalty,
+        early_stopping=early,
+        eos_token_id=eos,
+        pad_token_id=0,
+        forced_bos_token_id=forced[0] if forced else None,
+    )
+    search = BeamSearch(num_beams, frozenset(eos), penalty, early)
+    assert searched(pair, search, 16 - len(forced), forced) == theirs[0].tolist()

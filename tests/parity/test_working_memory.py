@@ -1,0 +1,254 @@
+"""What a pass takes of memory beside weights, cache and slots, against what the plan reserves for it.
+
+On the CPU numpy tells tracemalloc what it takes, and native operations tell what they keep. On the emulated device the
+tensors are counted that layers make; what is inside of the kernels' twins is not, as the kernels are other ones.
+"""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from moeinf._native import ExpertKernel, Kernels
+from moeinf.config import RuntimeConfig
+from moeinf.engine import cpu as on_cpu
+from moeinf.engine.cpu import CpuRun
+from moeinf.engine.dense_weights import DenseFile
+from moeinf.engine.gpu import GpuRun
+from moeinf.engine.memory_plan import ATTENTION_MASK_BYTES
+from moeinf.engine.parts import ModelParts
+from moeinf.gpu.ops import Ops
+from moeinf.hardware import Machine
+from moeinf.models import architecture
+from moeinf.pull.pull import pull
+from moeinf.runtime.policy.eamc import ActivationCollection
+from moeinf.store.checksums import sums_of
+from moeinf.store.dense_sums import DenseSums
+from moeinf.store.library import StoredModel
+from moeinf.types import Profiler
+from tests.e2e.answers.test_gpu_path import emulated
+from tests.e2e.pull.test_families import TRUE, published
+from tests.support.checkpoints import random_tensors, write_checkpoint
+from tests.support.tiny_models import all_configs
+
+THREADS = 2
+CONTEXT, CHUNK = 4096, 512
+BESIDE = 19 << 20  # bytes that an estimate may be too high by, beside half of it: rooms of fixed size
+FAMILIES = {config["model_type"]: config for config in reversed(all_configs().values())}  # the first of each
+DECODERS = [name for name in TRUE if not name.startswith(("switch", "nllb"))]
+
+
+def stored_with(config: dict[str, Any], folder: Path, quant: str | None = None) -> StoredModel:
+    """Small random weights in bf16, and room for CONTEXT tokens."""
+    config = {name: value for name, value in config.items() if name != "quantization_config"}
+    inside = config.get("text_config", config)
+    inside["max_position_embeddings"] = max(CONTEXT, inside["max_position_embeddings"])
+    weights = {name: tensor * 0.02 for name, tensor in random_tensors(config, layout=-1).items()}
+    source = write_checkpoint(folder / "source", weights, config | {"torch_dtype": "bfloat16"})
+    return pull(str(source), home=folder / "home", quant=quant)
+
+
+def parts_of(stored: StoredModel, config: RuntimeConfig, kernels: Kernels) -> ModelParts:
+    config_json = json.loads((stored.path / "config.json").read_text())
+    family = architecture(config_json)
+    plan = family.tensor_plan(config_json)
+    return ModelParts(
+        stored,
+        config,
+        Machine(1 << 36, "test", THREADS),
+        family,
+        config_json,
+        plan.form,
+        plan.work,
+        DenseFile(stored, plan, DenseSums(stored, sums_of(stored)[0])),
+        kernels,
+        ActivationCollection(stored.manifest.moe),
+        [],
+        Profiler(),
+        [],
+        lambda done, total: None,
+    )
+
+
+class Measured:
+    """A model on the CPU whose working memory is counted."""
+
+    def __init__(self, stored: StoredModel, config: RuntimeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._experts: list[ExpertKernel] = []
+
+        def make(*arguments: Any) -> ExpertKernel:
+            self._experts.append(ExpertKernel(*arguments))
+            return self._experts[-1]
+
+        monkeypatch.setattr(on_cpu, "ExpertKernel", make)
+        self._kernels = Kernels(THREADS)
+        self.run = CpuRun(parts_of(stored, config, self._kernels))
+
+    def close(self) -> None:
+        self.run.close()
+
+    @contextmanager
+    def counting(self) -> Iterator[list[int]]:
+        """Fills the list with the bytes that were held at once inside, by numpy and native operations."""
+        held: list[int] = []
+        tracemalloc.start()
+        try:
+            before = tracemalloc.get_traced_memory()[0]
+            yield held
+            held.append(
+                tracemalloc.get_traced_memory()[1]
+                - before
+                + self._kernels.scratch_bytes
+                + self._experts[0].scratch_bytes
+            )
+        finally:
+            tracemalloc.stop()
+
+    def last_chunk_and_a_token(self) -> list[int]:
+        """Bytes of a prompt's last chunk, at the end of the context, and of a token behind it."""
+        run, chunk = self.run, self.run.plan.prefill_chunk
+        run.forward([1], run.cache)  # what is made once is there
+        for state in run.cache.states:
+            for name in ("keys", "values", "data"):  # of places that no token was given
+                if hasattr(state, name):
+                    getattr(state, name)[:] = 0
+        run.cache.length = run.plan.context - chunk - 1
+        bytes_held = list[int]()
+        for ids in ([token % 90 for token in range(chunk)], [3]):
+            with self.counting() as held:
+                run.forward(ids, run.cache)
+            bytes_held += held
+        return bytes_held
+
+
+def check(stored: StoredModel, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
+    config = RuntimeConfig(**{"context": CONTEXT, "prefill_chunk": CHUNK, "threads": THREADS} | options)
+    with closing(Measured(stored, config, monkeypatch)) as measured:
+        reserved = measured.run.plan.activation_bytes
+        prefill, decode = measured.last_chunk_and_a_token()
+    assert prefill <= reserved <= 2 * prefill + BESIDE
+    assert decode <= reserved
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_the_plan_reserves_what_a_pass_of_every_family_takes(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check(stored_with(dict(FAMILIES[kind]), tmp_path), monkeypatch)
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_the_plan_reserves_what_a_pass_in_true_proportions_takes(
+    name: str, data_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check(stored_with(published(data_folder, name), tmp_path), monkeypatch)
+
+
+@pytest.mark.parametrize("chunk", [64, 2048])
+@pytest.mark.parametrize("quant", ["q8_0", "q4_k"])
+def test_the_plan_reserves_what_quantised_weights_take(
+    quant: str, chunk: int, data_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check(stored_with(published(data_folder, "qwen3-30b-a3b"), tmp_path, quant), monkeypatch, prefill_chunk=chunk)
+
+
+@pytest.mark.parametrize("kind", ["gpt_oss", "deepseek_v3", "qwen3_next"])
+def test_the_plan_reserves_what_131072_tokens_take(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = FAMILIES[kind] | {"max_position_embeddings": 131_072}
+    check(stored_with(config, tmp_path), monkeypatch, context=131_072, prefill_chunk=64)
+
+
+# ---- a device
+
+
+class HeldTensors(TorchDispatchMode):
+    """Counts the bytes of tensors that are alive and were made while it is entered, but for those that `uncounted`
+    calls make."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now = self.most = 0
+        self._known: set[int] = set()
+        self._inside_kernels = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(tensor, torch.Tensor) and not self._inside_kernels:
+                self._count(tensor.untyped_storage())
+        return result
+
+    def uncounted(self, kernels: Any) -> Any:
+        """The same kernels, whose calls' own tensors are not counted."""
+        outer = self
+
+        class Kernels:
+            def __getattr__(self, name: str) -> Callable[..., Any]:
+                def call(*args: Any, **kwargs: Any) -> Any:
+                    outer._inside_kernels = True
+                    try:
+                        return getattr(kernels, name)(*args, **kwargs)
+                    finally:
+                        outer._inside_kernels = False
+
+                return call
+
+        return Kernels()
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        key, num_bytes = storage._cdata, storage.nbytes()
+        if key not in self._known:
+            self._known.add(key)
+            self.now += num_bytes
+            self.most = max(self.most, self.now)
+            weakref.finalize(storage, self._gone, key, num_bytes)
+
+    def _gone(self, key: int, num_bytes: int) -> None:
+        self._known.remove(key)
+        self.now -= num_bytes
+
+
+def check_device(stored: StoredModel) -> None:
+    held, gpu = HeldTensors(), emulated()
+    gpu = replace(gpu, ops=Ops(held.uncounted(gpu.ops.vectors), held.uncounted(gpu.ops.matrices)))
+    config = RuntimeConfig(context=CONTEXT, prefill_chunk=CHUNK)
+    with closing(GpuRun(parts_of(stored, config, Kernels(1)), gpu)) as run:
+        run.forward([1], run.cache)  # what is made once is there
+        with held:
+            run.forward([token % 90 for token in range(CHUNK)], run.cache)
+        inside = min(ATTENTION_MASK_BYTES, CHUNK * CONTEXT * 4)
+        reserved = run.plan.activation_bytes
+    # Attention and experts take by turns, and the plan has a sum of them: memory of one seldom serves for the other.
+    assert held.most + inside <= reserved <= 4 * held.most + inside + 4 * BESIDE
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_the_plan_of_a_device_reserves_what_the_layers_of_every_family_take(
+    kind: str, tmp_path: Path, one_thread: None
+) -> None:
+    check_device(stored_with(dict(FAMILIES[kind]), tmp_path))
+
+
+@pytest.mark.parametrize("name", ["qwen3-30b-a3b", "qwen1.5-moe-a2.7b", "gpt-oss-20b", "deepseek-v3"])
+def test_the_plan_of_a_device_reserves_what_layers_in_true_proportions_take(
+    name: str, data_folder: Path, tmp_path: Path, one_thread: None
+) -> None:
+    check_device(stored_with(published(data_folder, name), tmp_path))

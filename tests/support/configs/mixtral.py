@@ -1,0 +1,6 @@
+"""Tiny configs of Mixtral."""
+
+from tests.support.tiny_models import COMMON
+
+MIXTRAL = COMMON | {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 96}
+CONFIGS = {"mixtral": MIXTRAL, "mixtral sliding window": MIXTRAL | {"sliding_window": 9}}

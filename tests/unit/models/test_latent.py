@@ -1,0 +1,173 @@
+"""The native core of latent attention against its twin, and against itself on other numbers of threads."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import pytest
+
+from moeinf import _native
+from moeinf.models.layers.rope import plain_rope
+from moeinf.types import DTYPE_BYTES, ByteArray, Float32Array
+from tests.oracles.latent import latent_attention
+
+Kind = Literal["f32", "f16", "bf16"]
+TOLERANCE: dict[Kind, float] = {"f32": 2e-6, "f16": 2e-3, "bf16": 2e-2}  # of the largest result
+
+
+def stored(values: Float32Array, kind: Kind) -> ByteArray:
+    if kind == "bf16":
+        return (values.view(np.uint32) >> 16).astype(np.uint16).reshape(-1).view(np.uint8)
+    return values.astype(np.float32 if kind == "f32" else np.float16).reshape(-1).view(np.uint8)
+
+
+def widened(data: ByteArray, kind: Kind) -> Float32Array:
+    if kind == "bf16":
+        return (data.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    return data.view(np.float32 if kind == "f32" else np.float16).astype(np.float32)
+
+
+class Case:
+    """Random weights, rows and queries of one layer."""
+
+    def __init__(
+        self,
+        heads: int,
+        rank: int,
+        plain: int,
+        value: int,
+        rotary: int,
+        tokens: int,
+        kind: Kind = "f32",
+        interleaved: bool = False,
+    ) -> None:
+        rng = np.random.default_rng(heads * tokens + rank)
+        self.sizes, self.kind, self.tokens, self.interleaved = (heads, plain, value, rotary), kind, tokens, interleaved
+        self.width, self.scale = rank + rotary, (plain + rotary) ** -0.5
+        weights = rng.standard_normal((heads * (plain + value), rank), np.float32) * np.float32(rank**-0.5)
+        self.data = stored(weights, kind)
+        self.keys_values = widened(self.data, kind).reshape(heads, plain + value, rank)
+        self.rows = rng.standard_normal((tokens, self.width), np.float32)
+        self.queries = 3 * rng.standard_normal((tokens, heads, plain + rotary), np.float32)
+        self.angles = plain_rope(rotary, 1e4, interleaved).tables(0, tokens)
+
+    def attended(self, kernels: _native.Kernels, passes: list[int], last: int) -> Float32Array:
+        """What the last tokens give [last, heads * value], the tokens taken in passes of such sizes."""
+        heads, plain, value, rotary = self.sizes
+        matrix = _native.Matrix(self.data, self.kind, heads * (plain + value), self.width - rotary)
+        layer = _native.LatentLayer(kernels, matrix, heads, plain, value, rotary, self.interleaved, self.scale)
+        cache = np.full(self.tokens * self.width * DTYPE_BYTES[self.kind], 0xFF, np.uint8)  # NaN where not written
+        outs, length = [], 0
+        for count in passes:
+            taken = slice(length, length + count)
+            cos, sin = (table[taken] for table in self.angles)
+            layer.store(self.rows[taken], cache, self.kind, length, cos, sin)
+            out = np.full((count, heads * value), np.nan, np.float32)
+            layer.attend(self.queries[taken].reshape(count, -1), cache, self.kind, length, cos, sin, out)
+            outs.append(out)
+            length += count
+        assert length == self.tokens
+        return np.concatenate(outs)[-last:]
+
+    def expected(self, last: int) -> np.ndarray:
+        twin = latent_attention(
+            self.queries[-last:], self.rows, self.keys_values, self.angles, self.scale, self.interleaved
+        )
+        return twin.reshape(last, -1)
+
+
+@pytest.fixture(scope="module", params=_native.available_isas())
+def kernels(request: pytest.FixtureRequest) -> _native.Kernels:
+    return _native.Kernels(2, request.param)
+
+
+def assert_near(found: Float32Array, expected: np.ndarray, kind: Kind) -> None:
+    assert np.abs(found - expected).max() <= TOLERANCE[kind] * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("kind", TOLERANCE)
+@pytest.mark.parametrize("heads, rank, plain, value, rotary, interleaved", [
+    (1, 1, 1, 1, 2, False), (3, 37, 5, 9, 6, True), (5, 70, 33, 20, 10, False), (33, 16, 3, 2, 4, True),
+    (40, 130, 16, 7, 64, False),
+])  # fmt: skip
+def test_attention_of_odd_sizes_equals_its_twin(
+    kernels: _native.Kernels, kind: Kind, heads: int, rank: int, plain: int, value: int, rotary: int, interleaved: bool
+) -> None:
+    case = Case(heads, rank, plain, value, rotary, 45, kind, interleaved)
+    expected = case.expected(45)
+    for passes in ([45], [1] * 45, [30, 1, 5, 9]):
+        assert_near(case.attended(kernels, passes, 45), expected, kind)
+
+
+@pytest.mark.parametrize("length", [1, 2, 127, 128, 129, 511, 512, 513, 2000])
+def test_one_token_and_a_few_see_all_that_came_before(kernels: _native.Kernels, length: int) -> None:
+    case = Case(6, 64, 8, 12, 8, length)
+    passes = [length - 1, 1] if length > 1 else [1]
+    assert_near(case.attended(kernels, passes, 1), case.expected(1), "f32")
+    if length > 5:
+        assert_near(case.attended(kernels, [length - 5, 5], 5), case.expected(5), "f32")
+
+
+@pytest.mark.parametrize("kind", TOLERANCE)
+def test_published_widths_and_many_heads_equal_the_twin(kind: Kind) -> None:
+    case = Case(24, 512, 128, 128, 64, 140, kind, True)  # several blocks of places, several groups of heads
+    assert_near(case.attended(_native.Kernels(2), [136, 3, 1], 140), case.expected(140), kind)
+
+
+@pytest.mark.parametrize("kind", TOLERANCE)
+def test_the_number_of_threads_does_not_change_a_bit(kind: Kind) -> None:
+    case = Case(20, 100, 12, 8, 16, 700, kind)
+    passes = [400, 290, 1, 2, 7]
+    alone = case.attended(_native.Kernels(1), passes, 700)
+    for threads in (2, 3):
+        assert np.array_equal(alone, case.attended(_native.Kernels(threads), passes, 700))
+
+
+@pytest.mark.parametrize("heads", [3, 17])
+def test_how_a_sequence_is_cut_does_not_change_a_bit(kernels: _native.Kernels, heads: int) -> None:
+    case = Case(heads, 24, 6, 4, 4, 1300, "bf16")  # three runs, one by one or side by side
+    kernels.begin_pass(1300)
+    whole = case.attended(kernels, [1300], 1300)
+    for passes in ([511, 1, 2, 126, 660], [1290, 7, 3]):
+        assert np.array_equal(whole, case.attended(kernels, passes, 1300))
+    kernels.begin_pass(0)
+
+
+def test_a_token_with_longer_runs_than_the_one_before_it_is_near_its_twin(kernels: _native.Kernels) -> None:
+    case = Case(2, 8, 4, 4, 4, 8195)  # beyond 8192 rows, runs are twice as long
+    assert_near(case.attended(kernels, [8190, 5], 5), case.expected(5), "f32")
+
+
+def test_scores_far_apart_neither_overflow_nor_lose_the_largest(kernels: _native.Kernels) -> None:
+    case = Case(4, 32, 8, 8, 8, 300)
+    case.queries *= 1000
+    assert_near(case.attended(kernels, [290, 10], 300), case.expected(300), "bf16")
+
+
+def test_sizes_that_do_not_fit_are_refused() -> None:
+    kernels, case = _native.Kernels(1), Case(2, 16, 4, 4, 4, 3)
+    matrix = _native.Matrix(case.data, "f32", 16, 16)
+    for heads, plain, value, rotary in ((3, 4, 4, 4), (2, 4, 3, 4), (2, 0, 8, 4), (2, 4, 4, 3), (2, 4, 4, 0)):
+        with pytest.raises(ValueError, match=r"rows|rotary_dim"):
+            _native.LatentLayer(kernels, matrix, heads, plain, value, rotary, False, 1.0)
+    quantised = _native.Matrix(np.zeros(16 * 34, np.uint8), "q8_0", 16, 32)
+    with pytest.raises(ValueError, match="by head"):
+        _native.LatentLayer(kernels, quantised, 2, 4, 4, 4, False, 1.0)
+    layer = _native.LatentLayer(kernels, matrix, 2, 4, 4, 4, False, 1.0)
+    cos, sin = case.angles
+    cache, queries, out = np.zeros(3 * 20 * 4, np.uint8), case.queries.reshape(3, -1), np.empty((3, 8), np.float32)
+    layer.store(case.rows, cache, "f32", 0, cos, sin)
+    layer.attend(queries, cache, "f32", 0, cos, sin, out)
+    with pytest.raises(ValueError, match="too small"):
+        layer.store(case.rows, cache, "f32", 1, cos, sin)
+    with pytest.raises(ValueError, match="too small"):
+        layer.attend(queries, cache, "f32", -1, cos, sin, out)
+    with pytest.raises(ValueError, match="f32, f16 or bf16"):
+        layer.attend(queries, cache, "q8_0", 0, cos, sin, out)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="width"):
+        layer.attend(queries[:, :-1].copy(), cache, "f32", 0, cos, sin, out)
+    with pytest.raises(ValueError, match="width"):
+        layer.attend(queries, cache, "f32", 0, cos, sin, out[:2])
+    with pytest.raises(ValueError, match="cos and sin"):
+        layer.attend(queries, cache, "f32", 0, cos[:2], sin, out)

@@ -1,0 +1,325 @@
+"""The native kernels against their twins, and against themselves however the work is split."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import get_args
+
+import numpy as np
+import pytest
+
+from moeinf import _native
+from moeinf.types import ByteArray, ExpertForm, Float32Array, Format, IntArray, format_bytes
+from tests.oracles.kernels import ReferenceExpertKernel, reference_linear
+
+FORMATS: tuple[Format, ...] = get_args(Format)
+# Largest difference between results and those of unrounded activations, relative to the largest result.
+TOLERANCE = {"f32": 1e-5, "f16": 1e-5, "bf16": 0.01}
+QUANTISED_TOLERANCE = 0.02
+HIDDEN, INTERMEDIATE, NUM_EXPERTS, TOP_K = 512, 256, 6, 3
+
+
+def stored(format: Format, rows: int, cols: int, rng: np.random.Generator) -> ByteArray:
+    values = (rng.standard_normal((rows, cols)) / np.sqrt(cols)).astype(np.float32)
+    out = np.empty(format_bytes(format, (rows, cols)), np.uint8)
+    if format == "f32":
+        out.view(np.float32)[:] = values.ravel()
+    elif format == "f16":
+        out.view(np.float16)[:] = values.ravel()
+    elif format == "bf16":
+        out.view(np.uint16)[:] = values.ravel().view(np.uint32) >> 16
+    else:
+        _native.quantize(format, values.ravel().view(np.uint8), "f32", rows, cols, out)
+    return out
+
+
+def assert_near(found: Float32Array, expected: Float32Array, format: Format) -> None:
+    allowed = TOLERANCE.get(format, QUANTISED_TOLERANCE) * np.abs(expected).max()
+    assert np.abs(found - expected).max() <= allowed
+
+
+class Layer:
+    """The blocks of a few experts in one memory, not in the order of their ids."""
+
+    def __init__(
+        self, formats: Sequence[Format], seed: int = 0, form: ExpertForm | None = None, bias_format: Format = "f32"
+    ) -> None:
+        shapes = ((INTERMEDIATE, HIDDEN), (INTERMEDIATE, HIDDEN), (HIDDEN, INTERMEDIATE))
+        rng = np.random.default_rng(seed)
+        self.form = form = form or ExpertForm()
+        self.parts: dict[str, tuple[Format, int, int, int]] = {}
+        block_bytes = 0
+        for name, format, (rows, cols) in zip(("gate", "up", "down"), formats, shapes, strict=True):
+            if name == "gate" and not form.gated:
+                continue
+            self.parts[name] = (format, rows, cols, block_bytes)
+            block_bytes += format_bytes(format, (rows, cols))
+            if form.biased:
+                self.parts[f"{name}_bias"] = (bias_format, rows, 1, block_bytes)
+                block_bytes += format_bytes(bias_format, (rows, 1))
+        self.offsets = rng.permutation(NUM_EXPERTS) * block_bytes
+        self.memory = np.empty(NUM_EXPERTS * block_bytes, np.uint8)
+        for offset in self.offsets.tolist():
+            for format, rows, cols, at in self.parts.values():
+                data = stored(format, rows, cols, rng)
+                self.memory[offset + at : offset + at + len(data)] = data
+
+    def kernel(self, kernels: _native.Kernels) -> _native.ExpertKernel:
+        return _native.ExpertKernel(kernels, self.memory, self.parts, self.form)
+
+    def twin(self) -> ReferenceExpertKernel:
+        return ReferenceExpertKernel(self.memory, self.parts, self.form)
+
+
+@functools.cache  # quantising is most of the time of these tests
+def layer_of(gate: Format, up: Format, down: Format) -> Layer:
+    return Layer((gate, up, down))
+
+
+class Step:
+    """What one layer is given for some tokens."""
+
+    def __init__(self, num_tokens: int, seed: int = 1) -> None:
+        rng = np.random.default_rng(seed)
+        self.hidden = rng.standard_normal((num_tokens, HIDDEN)).astype(np.float32)
+        self.ids: IntArray = np.stack([rng.permutation(NUM_EXPERTS)[:TOP_K] for _ in range(num_tokens)])
+        self.weights = rng.random((num_tokens, TOP_K)).astype(np.float32)
+
+    def run(
+        self,
+        kernel: _native.ExpertKernel | ReferenceExpertKernel,
+        layer: Layer,
+        split: Sequence[Sequence[int]] | None = None,
+    ) -> Float32Array:
+        """split: positions among the experts routed to, for each call of compute; None: all in one."""
+        experts, _ = kernel.begin(self.hidden, self.ids, self.weights)
+        for positions in split or [range(len(experts))]:
+            chosen = experts[list(positions)]
+            kernel.compute(chosen, layer.offsets[chosen])
+        out = np.zeros_like(self.hidden)
+        kernel.finish(out)
+        return out
+
+
+@pytest.fixture(scope="module", params=_native.available_isas())
+def kernels(request: pytest.FixtureRequest) -> _native.Kernels:
+    return _native.Kernels(2, request.param)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_linear_equals_its_twin(kernels: _native.Kernels, format: Format) -> None:
+    rng = np.random.default_rng(3)
+    for rows, cols in ((256, 512), (33, 256), (1, 768)):
+        memory = stored(format, rows, cols, rng)
+        matrix = _native.Matrix(memory, format, rows, cols)
+        for num_x in (1, 2, 3, 8, 9, 40):
+            x = rng.standard_normal((num_x, cols)).astype(np.float32)
+            y = np.full((num_x, rows), np.nan, np.float32)
+            kernels.linear(x, matrix, y)
+            assert_near(y, reference_linear(x, memory, format, rows, cols), format)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("num_tokens", [1, 2, 8, 40])
+def test_experts_equal_their_twin(kernels: _native.Kernels, format: Format, num_tokens: int) -> None:
+    layer, step = layer_of(format, format, format), Step(num_tokens)
+    found = step.run(layer.kernel(kernels), layer)
+    assert_near(found, step.run(layer.twin(), layer), format)
+
+
+def test_parts_may_have_formats_of_their_own(kernels: _native.Kernels) -> None:
+    for layer in (layer_of("q4_k", "bf16", "f32"), layer_of("f16", "f16", "q8_0")):
+        for num_tokens in (1, 30):
+            step = Step(num_tokens)
+            expected = step.run(layer.twin(), layer)
+            assert_near(step.run(layer.kernel(kernels), layer), expected, "q4_0")
+
+
+FORMS = (
+    ExpertForm("silu", biased=True),
+    ExpertForm("silu", gated=False),
+    ExpertForm("gelu"),
+    ExpertForm("gelu", gated=False, biased=True),
+    ExpertForm("relu"),
+    ExpertForm("relu", gated=False),
+    ExpertForm("relu", gated=False, biased=True),
+    ExpertForm("swiglu_clamped", limit=0.7),
+    ExpertForm("swiglu_clamped", biased=True, limit=1.5),
+)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_experts_of_every_form_equal_their_twin(kernels: _native.Kernels, form: ExpertForm) -> None:
+    layouts: tuple[tuple[Format, Format, Format, Format], ...] = (
+        ("f32", "f32", "f32", "f16"),
+        ("mxfp4", "mxfp4", "mxfp4", "bf16"),
+        ("bf16", "q8_0", "f16", "f32"),
+    )
+    for *formats, bias_format in layouts:
+        layer = Layer(formats, 2, form, bias_format)
+        kernel = layer.kernel(kernels)
+        for num_tokens in (1, 3, 40):
+            step = Step(num_tokens)
+            found = step.run(kernel, layer)
+            assert_near(found, step.run(layer.twin(), layer), "f32" if formats[0] == "f32" else "q4_0")
+            assert np.array_equal(step.run(kernel, layer, [[i] for i in range(len(np.unique(step.ids)))]), found)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_experts_in_any_number_of_calls_give_the_same_bits(kernels: _native.Kernels, format: Format) -> None:
+    layer = layer_of(format, format, format)
+    kernel = layer.kernel(kernels)
+    for num_tokens in (1, 5, 40):
+        step = Step(num_tokens)
+        at_once = step.run(kernel, layer)
+        count = len(np.unique(step.ids))
+        for split in ([[i] for i in reversed(range(count))], [range(1, count), [0], []]):
+            assert np.array_equal(step.run(kernel, layer, split), at_once)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_the_number_of_threads_does_not_change_a_bit(format: Format) -> None:
+    layer = layer_of(format, format, format)
+    memory = stored(format, 200, 512, np.random.default_rng(5))
+    outs = []
+    for threads in (1, 2, 3):
+        kernels = _native.Kernels(threads)
+        assert kernels.threads == threads
+        for num_tokens in (1, 6, 40):
+            step = Step(num_tokens)
+            y = np.empty((num_tokens, 200), np.float32)
+            kernels.linear(step.hidden, _native.Matrix(memory, format, 200, 512), y)
+            outs.append((threads, step.run(layer.kernel(kernels), layer).tobytes() + y.tobytes()))
+    for size in range(3):
+        assert outs[size][1] == outs[3 + size][1] == outs[6 + size][1]
+
+
+def test_begin_tells_the_experts_and_how_many_tokens_each_has(kernels: _native.Kernels) -> None:
+    layer, step = layer_of("bf16", "bf16", "bf16"), Step(17)
+    expected_experts, expected_counts = np.unique(step.ids, return_counts=True)
+    for kernel in (layer.kernel(kernels), layer.twin()):
+        experts, counts = kernel.begin(step.hidden, step.ids, step.weights)
+        assert experts.dtype == counts.dtype == np.int64
+        assert experts.tolist() == expected_experts.tolist()
+        assert counts.tolist() == expected_counts.tolist()
+
+
+def test_finish_adds_to_what_out_holds(kernels: _native.Kernels) -> None:
+    layer, step = layer_of("f32", "f32", "f32"), Step(2)
+    for kernel in (layer.kernel(kernels), layer.twin()):
+        sums = step.run(kernel, layer)
+        experts, _ = kernel.begin(step.hidden, step.ids, step.weights)
+        kernel.compute(experts, layer.offsets[experts])
+        out = np.full_like(sums, 3)
+        kernel.finish(out)
+        np.testing.assert_allclose(out, sums + 3, atol=1e-5)
+
+
+def test_arrays_given_to_begin_are_free_afterwards(kernels: _native.Kernels) -> None:
+    layer, step = layer_of("q8_0", "q8_0", "q8_0"), Step(3)
+    kernel = layer.kernel(kernels)
+    expected = step.run(kernel, layer)
+    experts, _ = kernel.begin(step.hidden, step.ids, step.weights)
+    for array in (step.hidden, step.weights, step.ids):
+        array.fill(-7)
+    kernel.compute(experts, layer.offsets[experts])
+    out = np.zeros_like(step.hidden)
+    kernel.finish(out)
+    assert np.array_equal(out, expected)
+
+
+@pytest.mark.parametrize("is_native", [True, False])
+def test_steps_that_are_not_in_order_are_refused(is_native: bool) -> None:
+    layer, step = layer_of("f32", "f32", "f32"), Step(1)
+    kernel = layer.kernel(_native.Kernels(1)) if is_native else layer.twin()
+    out = np.zeros_like(step.hidden)
+    with pytest.raises(ValueError, match="begin"):
+        kernel.compute(np.array([0]), np.array([0]))
+    with pytest.raises(ValueError, match="begin"):
+        kernel.finish(out)
+    experts, _ = kernel.begin(step.hidden, step.ids, step.weights)
+    unrouted = np.setdiff1d(np.arange(NUM_EXPERTS), experts)[:1]
+    with pytest.raises(ValueError, match="routed to"):
+        kernel.compute(unrouted, layer.offsets[unrouted])
+    kernel.compute(experts[:1], layer.offsets[experts[:1]])
+    with pytest.raises(ValueError, match="computed before"):
+        kernel.compute(experts[:1], layer.offsets[experts[:1]])
+    with pytest.raises(ValueError, match="computed"):
+        kernel.finish(out)
+    assert not out.any()
+    kernel.compute(experts[1:], layer.offsets[experts[1:]])
+    kernel.finish(out)
+    assert out.any()
+    with pytest.raises(ValueError, match="begin"):
+        kernel.finish(out)
+
+
+def test_sizes_that_do_not_fit_are_refused_by_name() -> None:
+    kernels = _native.Kernels(1)
+    memory = np.zeros(4 * 64, np.uint8)
+    with pytest.raises(ValueError, match="256 bytes are not those of 4 x 32 in f32"):
+        _native.Matrix(memory, "f32", 4, 32)
+    with pytest.raises(ValueError, match="q8_0"):
+        _native.Matrix(memory, "q8_0", 4, 16)
+    matrix = _native.Matrix(memory, "f32", 4, 16)
+    x, y = np.zeros((2, 16), np.float32), np.zeros((2, 4), np.float32)
+    with pytest.raises(ValueError, match=r"x is \[2, 15\], not \[2, 16\]"):
+        kernels.linear(np.zeros((2, 15), np.float32), matrix, y)
+    with pytest.raises(ValueError, match=r"y is \[3, 4\], not \[2, 4\]"):
+        kernels.linear(x, matrix, np.zeros((3, 4), np.float32))
+    with pytest.raises(TypeError):
+        kernels.linear(x.astype(np.float64), matrix, y)
+    with pytest.raises(TypeError):
+        kernels.linear(np.zeros((16, 2), np.float32).T, matrix, y)
+
+
+def test_experts_refuse_arrays_and_blocks_that_do_not_fit() -> None:
+    layer, step = layer_of("q8_0", "q8_0", "q8_0"), Step(2)
+    kernels = _native.Kernels(1)
+    with pytest.raises(ValueError, match="down is"):
+        _native.ExpertKernel(kernels, layer.memory, {**layer.parts, "down": layer.parts["gate"]})
+    with pytest.raises(ValueError, match="lacks the part gate"):
+        _native.ExpertKernel(kernels, layer.memory, {name: layer.parts[name] for name in ("up", "down")})
+    with pytest.raises(ValueError, match="parts that its form has not"):
+        _native.ExpertKernel(kernels, layer.memory, layer.parts, ExpertForm("relu", gated=False))
+    with pytest.raises(ValueError, match="limit above 0"):
+        _native.ExpertKernel(kernels, layer.memory, layer.parts, ExpertForm("swiglu_clamped"))
+    kernel = layer.kernel(kernels)
+    with pytest.raises(ValueError, match="hidden is"):
+        kernel.begin(step.hidden[:, :32].copy(), step.ids, step.weights)
+    with pytest.raises(ValueError, match="weights is"):
+        kernel.begin(step.hidden, step.ids, step.weights[:1])
+    with pytest.raises(ValueError, match="expert -1"):
+        kernel.begin(step.hidden, np.full_like(step.ids, -1), step.weights)
+    experts, _ = kernel.begin(step.hidden, step.ids, step.weights)
+    for offset in (-1, len(layer.memory)):
+        with pytest.raises(ValueError, match="not inside the memory"):
+            kernel.compute(experts[:1], np.array([offset]))
+    with pytest.raises(ValueError, match="1 experts and 2 offsets"):
+        kernel.compute(experts[:1], layer.offsets[:2])
+    with pytest.raises(ValueError, match="out is"):
+        kernel.finish(np.zeros((1, HIDDEN), np.float32))
+
+
+def test_formats_instruction_sets_and_thread_counts_that_are_not_there_are_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"q9_9.*q8_0"):
+        _native.Matrix(np.zeros(4, np.uint8), "q9_9", 1, 1)
+    with pytest.raises(ValueError, match=r"mmx.*generic"):
+        _native.Kernels(1, "mmx")
+    with pytest.raises(ValueError, match="thread"):
+        _native.Kernels(0)
+
+
+def test_the_best_instruction_set_is_taken_unless_one_is_named() -> None:
+    available = _native.available_isas()
+    assert available[-1] == "generic"
+    assert _native.Kernels(1).isa == available[0]
+    assert [_native.Kernels(1, isa).isa for isa in available] == available
+
+
+def test_the_rate_of_reading_memory_is_measured() -> None:
+    kernels = _native.Kernels(2)
+    assert _native.memory_read_rate(kernels, 4 << 20, 2) > 0
+    with pytest.raises(ValueError, match="at least"):
+        _native.memory_read_rate(kernels, 10, 1)

@@ -1,0 +1,252 @@
+"""Slots that are given back while others need memory, on a machine whose memory and clock the tests make up."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moeinf._native import Arena, give_back
+from moeinf.hardware import MemoryState
+from moeinf.runtime.cache.pressure import MemoryWatch
+from moeinf.runtime.experts import StreamedExperts
+from moeinf.runtime.io import pages
+from moeinf.runtime.io.pages import PagesAhead
+from moeinf.types import IntArray, Profiler, ReadDone, Routing
+from tests.support.fake_reader import LAYOUT, SHAPE, Clock, FakeKernel, Tier, make_tier, visit
+
+MIB = 1 << 20
+STRIDE = LAYOUT.stride_bytes
+RESERVE = 4 * STRIDE
+TOP_K = SHAPE.top_k
+PROMPT = np.array([[0, 1], [2, 3], [4, 5]])
+
+
+class Host:
+    """Memory that is available in whole slots, and how long it was waited for."""
+
+    def __init__(self) -> None:
+        self.slots = 4.0
+        self.stall_s = 0.0
+        self.clock = Clock()
+        self.notices: list[str] = []
+
+    def state(self) -> MemoryState:
+        return MemoryState(int(self.slots * STRIDE), "control group /a", self.stall_s)
+
+    def watch(self, tier: Tier) -> MemoryWatch:
+        return MemoryWatch(tier, TOP_K, STRIDE, RESERVE, self.notices.append, self.state, lambda: self.clock.now)
+
+    def look(self, watch: MemoryWatch, slots: float) -> bool:
+        self.slots = slots
+        self.clock.now += 1.0
+        return watch.look()
+
+
+def test_slots_go_while_memory_is_short_and_come_again_afterwards() -> None:
+    tier, reader, policy = make_tier(12)
+    host = Host()
+    watch = host.watch(tier)
+    visit(tier, policy, 0, PROMPT)
+    assert host.look(watch, slots=1) and tier.num_slots == 9, "as many as bring the reserve back"
+    assert host.look(watch, slots=-50) and tier.num_slots == TOP_K, "but those that a token needs"
+    tier.check_integrity()
+    for layer in range(SHAPE.num_layers):
+        visit(tier, policy, layer, PROMPT)
+    assert not host.look(watch, slots=9) and tier.num_slots == TOP_K + 5
+    assert not host.look(watch, slots=100) and tier.num_slots == 12, "no more than there were"
+    submitted = reader.submitted
+    visit(tier, policy, 0, PROMPT)
+    visit(tier, policy, 0, PROMPT)
+    tier.check_integrity()
+    assert reader.submitted - submitted <= 6, "what has come again stays"
+    assert tier.stats.given_back_bytes == 10 * STRIDE
+    assert len(host.notices) == 1 and "the control group /a ran short of memory: 3 of 12 experts" in host.notices[0]
+
+
+def test_where_no_thread_can_be_started_a_note_says_that_memory_is_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    tier, _, _ = make_tier(12)
+    host = Host()
+    watch = host.watch(tier)
+    watch.start()
+    watch.close()
+    assert len(host.notices) == 1 and "cache stays as it is" in host.notices[0] and "ulimit -u" in host.notices[0]
+
+
+@pytest.mark.parametrize("slots", [2, 4, 6])
+def test_small_changes_move_nothing(slots: int) -> None:
+    tier, _, _ = make_tier(12)
+    host = Host()
+    watch = host.watch(tier)
+    host.look(watch, slots=1)
+    assert tier.num_slots == 9
+    assert not host.look(watch, slots) and tier.num_slots == 9
+
+
+def test_twice_the_reserve_is_kept_while_something_waits_for_memory() -> None:
+    tier, _, _ = make_tier(12)
+    host = Host()
+    watch = host.watch(tier)
+    assert not host.look(watch, slots=3) and tier.num_slots == 12
+    host.stall_s += 0.2
+    assert host.look(watch, slots=3) and tier.num_slots == 7
+    host.stall_s += 0.05
+    assert not host.look(watch, slots=3), "five percent of the time is no need"
+
+
+def test_memory_that_the_slots_have_not_taken_so_far_is_not_available(monkeypatch: pytest.MonkeyPatch) -> None:
+    tier, _, _ = make_tier(12)
+    host = Host()
+    watch = host.watch(tier)
+    monkeypatch.setattr(Tier, "untaken_bytes", 8 * STRIDE)
+    assert host.look(watch, slots=9) and tier.num_slots == 9
+
+
+def test_a_read_that_never_ends_keeps_its_slot_and_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moeinf.runtime.cache.tier.SETTLE_S", 0.0)
+    tier, reader, policy = make_tier(12)
+    host = Host()
+    watch = host.watch(tier)
+    visit(tier, policy, 0, PROMPT)
+    none = np.empty(0, np.int64)
+    monkeypatch.setattr(reader, "poll", lambda: ReadDone(none, none))
+    monkeypatch.setattr(reader, "cancel", lambda keys: none)
+    tier.prefetch(np.array([6, 7]), np.array([0.9, 0.8]))
+    assert host.look(watch, slots=-50) and tier.num_slots == 12 and not host.notices
+    monkeypatch.undo()
+    assert host.look(watch, slots=-50) and tier.num_slots == TOP_K and len(host.notices) == 1
+    tier.check_integrity()
+
+
+@settings(max_examples=100)
+@given(
+    num_slots=st.integers(TOP_K, 18),
+    seed=st.integers(0, 999),
+    prefetching=st.booleans(),
+    steps=st.lists(st.tuples(st.integers(0, SHAPE.num_layers - 1), st.floats(-20, 40)), max_size=12),
+)
+def test_every_visit_finds_its_experts_however_memory_comes_and_goes(
+    num_slots: int, seed: int, prefetching: bool, steps: list[tuple[int, float]]
+) -> None:
+    tier, _, policy = make_tier(num_slots, seed=seed)
+    host = Host()
+    watch = host.watch(tier)
+    for layer, slots in steps:
+        visit(tier, policy, layer, PROMPT)
+        absent = np.flatnonzero(~tier.known.ravel())[: max(0, tier.prefetch_room)]
+        if prefetching and len(absent):
+            tier.prefetch(absent, np.full(len(absent), 0.5))
+        host.look(watch, slots)
+        tier.check_integrity()
+        assert TOP_K <= tier.num_slots <= num_slots
+
+
+def test_slots_are_resized_between_visits_and_never_in_one() -> None:
+    tier, _, policy = make_tier(12)
+    host = Host()
+    watch = host.watch(tier)
+    kernel = FakeKernel(tier.memory, SHAPE.num_experts)
+    experts = StreamedExperts(tier, kernel, [], [policy], None, Profiler())
+    looker = threading.Thread(target=host.look, args=(watch, -50))
+    compute, seen = kernel.compute, []
+
+    def compute_beside_a_look(experts: IntArray, offsets: IntArray) -> None:
+        if not looker.ident:
+            looker.start()
+        seen.append((tier.lock.locked(), tier.num_slots))
+        compute(experts, offsets)
+
+    kernel.compute = compute_beside_a_look  # type: ignore[method-assign]
+    weights = np.full((3, 2), 0.5, np.float32)
+    experts.run(0, np.ones((3, 4), np.float32), Routing(PROMPT, weights), np.zeros((3, 4), np.float32))
+    looker.join()
+    assert seen and set(seen) == {(True, 12)} and tier.num_slots == TOP_K
+    tier.check_integrity()
+
+
+def test_advisers_hear_of_routing_only_where_something_can_be_missing() -> None:
+    tier, _, policy = make_tier(SHAPE.total_experts)
+    told: list[int] = []
+
+    class Adviser:
+        def begin(self, phase: str) -> None:
+            pass
+
+        def observe(self, layer: int, ids: np.ndarray) -> None:
+            told.append(layer)
+            policy.observe(layer, ids)
+
+    tier.load_all(lambda done, total: None)
+    experts = StreamedExperts(tier, FakeKernel(tier.memory, SHAPE.num_experts), [], [Adviser()], None, Profiler())
+    arguments = np.ones((3, 4), np.float32), Routing(PROMPT, np.full((3, 2), 0.5, np.float32))
+    experts.run(0, *arguments, np.zeros((3, 4), np.float32))
+    assert not told
+    tier.resize(TOP_K)
+    first, second = np.zeros((3, 4), np.float32), np.zeros((3, 4), np.float32)
+    experts.run(1, *arguments, first)
+    tier.resize(SHAPE.total_experts)
+    experts.run(1, *arguments, second)
+    assert told == [1, 1] and (first == second).all()
+
+
+def test_slots_can_be_taken_away_while_they_are_loaded() -> None:
+    tier, _, policy = make_tier(SHAPE.total_experts)
+    lookers: list[threading.Thread] = []
+
+    def progress(done: int, total: int) -> None:
+        if not lookers:
+            lookers.append(threading.Thread(target=tier.resize, args=(5,)))
+            lookers[0].start()
+
+    tier.load_all(progress)
+    lookers[0].join()
+    tier.check_integrity()
+    assert tier.num_slots == 5 and tier.resident_experts() <= 5
+    visit(tier, policy, 1, PROMPT)
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+def test_memory_that_is_given_back_is_the_machines_again() -> None:
+    arena = Arena(96 * MIB)
+    memory = arena.array()
+    memory[:] = 1
+    before = resident_bytes()
+    assert give_back(memory[32 * MIB + 100 :])
+    assert before - resident_bytes() > 48 * MIB
+    assert (memory[: 32 * MIB + 100] == 1).all() and not memory[33 * MIB :].any()
+
+
+def test_pages_are_no_longer_taken_beyond_the_end_and_are_again_when_it_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[tuple[int, int]] = []
+    memory = Arena(64 * MIB).array()
+    start = memory.ctypes.data
+
+    def take(piece: np.ndarray) -> bool:
+        first = piece.ctypes.data - start
+        taken.append((first, first + len(piece)))
+        return True
+
+    monkeypatch.setattr(pages, "populate", take)
+    ahead = PagesAhead(memory)
+    assert ahead.untaken_bytes == 64 * MIB
+    ahead.resize(33 * MIB)
+    ahead.reach(MIB)
+    ahead.resize(20 * MIB)
+    assert ahead.all_taken and ahead.untaken_bytes == 0 and max(last for _, last in taken) == 33 * MIB
+    taken.clear()
+    ahead.resize(64 * MIB)
+    assert not ahead.all_taken and ahead.untaken_bytes == 44 * MIB
+    ahead.reach(21 * MIB)
+    ahead.resize(64 * MIB - 1)
+    assert min(first for first, _ in taken) == 20 * MIB

@@ -1,0 +1,231 @@
+"""Thoughts are told apart from the answer, whatever their tags are made of and wherever a token ends."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Library
+
+from moeinf.errors import UsageError
+from moeinf.text.template_facts import read_facts
+from moeinf.text.thinking import TemplateFacts, template_variables
+from moeinf.text.thoughts import Tags, ThoughtStream, tags_of
+from moeinf.text.tokenizer import Tokenizer
+from tests.unit.text.conftest import apart, byte_level_tokenizer
+
+MakeFolder = Callable[..., Path]
+KINDS = ["letters", "tokens", "control tokens"]
+THINK, BRACKETS = tags_of("</think>"), tags_of("[/THINK]")
+ASKED = "<|im_start|>assistant\n"  # ends of prompts
+OPENED, CLOSED = ASKED + "<think>\n", ASKED + "<think>\n\n</think>\n\n"
+
+
+@cache
+def tokenizer_of(kind: str) -> Library:
+    """One whose tags are plain letters, tokens as in Qwen3, or control tokens as in Mistral."""
+    tokenizer = byte_level_tokenizer()
+    if kind != "letters":
+        tags = [
+            AddedToken(tag, special=kind == "control tokens", normalized=False)
+            for tag in ("<think>", "</think>", "[THINK]", "[/THINK]")
+        ]
+        (tokenizer.add_special_tokens if kind == "control tokens" else tokenizer.add_tokens)(tags)
+    return tokenizer
+
+
+def answered(kind: str, prompt: str, answer: str, tags: Tags | None = THINK) -> tuple[str, str]:
+    tokenizer = tokenizer_of(kind)
+    stream = ThoughtStream(tokenizer, tokenizer.encode(prompt).ids, tags, skip_special=True)
+    return apart(
+        [*(piece for token in tokenizer.encode(answer).ids for piece in stream.step([token])), *stream.flush()]
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("prompt", "answer", "expected"),
+    [
+        (ASKED, "<think>\nHm, 日本.\n\nYes.\n</think>\n\nHello\n\nworld\n", ("Hm, 日本.\n\nYes.", "Hello\n\nworld\n")),
+        (ASKED, "\n<think>a</think>b", ("a", "b")),
+        (ASKED, "<think>\n\n</think>\n\nHello", ("", "Hello")),
+        (ASKED, " Hello <think>no</think>", ("", " Hello <think>no</think>")),
+        (ASKED, "<thinking> is no tag", ("", "<thinking> is no tag")),
+        (ASKED, "<thin", ("", "<thin")),
+        (ASKED, "a </think> b", ("", "a </think> b")),
+        (ASKED, "<think>a < b </ think </thinker", ("a < b </ think </thinker", "")),
+        (ASKED, "<think>cut in the middle</thi", ("cut in the middle</thi", "")),
+        (ASKED, "<think>a</think>see <think>b</think>", ("a", "see <think>b</think>")),
+        (ASKED, "<think>a</think>", ("a", "")),
+        (ASKED, "  ", ("", "  ")),
+        (OPENED, "Hm.\n</think>\n\nHello", ("Hm.", "Hello")),
+        (OPENED, "\n</think>Hello", ("", "Hello")),
+        (OPENED, "never closed ", ("never closed ", "")),
+        (CLOSED, "\n<think>opens a thought", ("", "<think>opens a thought")),
+    ],
+)
+def test_thoughts_and_answer_come_apart(kind: str, prompt: str, answer: str, expected: tuple[str, str]) -> None:
+    if kind == "control tokens":  # which are no text where they are no tags either
+        expected = (expected[0], expected[1].replace("<think>", "").replace("</think>", ""))
+    assert answered(kind, prompt, answer) == expected
+    in_brackets = [text.replace("<", "[").replace(">", "]").replace("think", "THINK") for text in (prompt, answer)]
+    prompt, thought = in_brackets[0].replace("[|im_start|]", "<|im_start|>"), expected[0]
+    assert answered(kind, prompt, in_brackets[1], BRACKETS)[0] == (
+        thought.replace("<", "[").replace(">", "]").replace("think", "THINK")
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS[:2])
+def test_without_tags_everything_is_text(kind: str) -> None:
+    assert answered(kind, OPENED, "a</think>b", None) == ("", "a</think>b")
+
+
+def test_where_tags_are_tokens_their_letters_are_text() -> None:
+    tokenizer = tokenizer_of("control tokens")
+    stream = ThoughtStream(tokenizer, [], THINK, skip_special=True)
+    letters = [token for letter in "a </think> b" for token in tokenizer.encode(letter).ids]
+    pieces = stream.step([*tokenizer.encode("<think>").ids, *letters])
+    assert apart([*pieces, *stream.flush()]) == ("a </think> b", "")
+
+
+def test_a_thought_is_shown_as_it_comes_and_only_what_may_be_a_tag_is_held() -> None:
+    tokenizer = tokenizer_of("letters")
+    stream = ThoughtStream(tokenizer, tokenizer.encode(OPENED).ids, THINK, skip_special=True)
+    shown = [apart(stream.step(tokenizer.encode(text).ids)) for text in ("x", "<", "y", "<", "/")]
+    assert shown == [("x", ""), ("", ""), ("<y", ""), ("", ""), ("", "")]
+    assert apart(stream.flush()) == ("</", "")
+
+
+def through_the_worker(
+    folder: Path, answer: str, *, chat: bool = True, variables: dict[str, object] | None = None
+) -> tuple[str, str]:
+    with Tokenizer(folder) as tokenizer:
+        prompt, _ = tokenizer.render([{"role": "user", "content": "hi"}], variables)
+        stream = tokenizer.stream(tokenizer.encode_chat(prompt), chat=chat)
+        ids = tokenizer.encode(answer, control_tokens=True, bos=False)
+        return apart([*(piece for token in ids for piece in stream.step(token)), *stream.flush()])
+
+
+def test_the_template_tells_the_tags_and_only_behind_it_they_count(model_folder: MakeFolder) -> None:
+    folder = model_folder("{{ messages[0].content }}<think>\n{# </think> #}", tokenizer=tokenizer_of("tokens"))
+    assert through_the_worker(folder, "a</think>b") == ("a", "b")
+    assert through_the_worker(folder, "a</think>b", chat=False) == ("", "a</think>b")
+    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    assert through_the_worker(folder, "<think>a</think>b") == ("", "<think>a</think>b")
+
+
+PUBLISHED = {  # template -> variables that it reads, whether it knows thoughts, and tools
+    "qwen3-30b-a3b/chat_template.Qwen-Qwen3-0.6B.jinja": ({"enable_thinking"}, True, True),
+    "deepseek-v3/chat_template.deepseek-ai-DeepSeek-V3.1.jinja": ({"enable_thinking", "thinking"}, True, False),
+    "deepseek-r1/chat_template.llama-cpp-deepseek-r1.jinja": (set(), True, True),
+    "glm-4.6/chat_template.GLM-4.6.jinja": ({"enable_thinking"}, True, True),
+    "gpt-oss-20b/chat_template.openai-gpt-oss-120b.jinja": (
+        {"builtin_tools", "model_identity", "reasoning_effort"},
+        True,
+        True,
+    ),
+    "granite-3.1-1b-a400m-instruct/chat_template.ibm-granite-granite-3.3-2B-Instruct.jinja": (
+        {"controls", "thinking"},
+        True,
+        True,
+    ),
+    "mixtral-8x7b/chat_template.v1_spm.jinja": (set(), False, False),
+    "phi-3.5-moe/chat_template.microsoft-Phi-3.5-mini-instruct.jinja": (set(), False, False),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_templates_say_what_they_read(shared_models: Path, name: str) -> None:
+    variables, thinks, tools = PUBLISHED[name]
+    facts = read_facts((shared_models / name).read_text())
+    assert facts == TemplateFacts(frozenset(variables), thinks, tools)
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "variables"),
+    [("qwen3-30b-a3b", "<think>\nhm\n</think>\n\nyes", {}), ("qwen3-30b-a3b", "yes", {"enable_thinking": False})],
+)
+def test_real_tokenizers_and_templates_keep_thoughts_apart_and_forget_them(
+    shared_models: Path, tmp_path: Path, name: str, answer: str, variables: dict[str, object]
+) -> None:
+    source = shared_models / name
+    shutil.copy(source / "tokenizer.derived.json", tmp_path / "tokenizer.json")
+    shutil.copy(source / "tokenizer_config.json", tmp_path)
+    shutil.copy(next(source.glob("chat_template*")), tmp_path / "chat_template.jinja")
+    (tmp_path / "config.json").write_text(json.dumps({}))
+    assert through_the_worker(tmp_path, answer, variables=variables) == ("" if variables else "hm", "yes")
+    with Tokenizer(tmp_path) as tokenizer:
+        chat = [
+            {"role": "user", "content": "hi"},
+            {"role": "assistant", "content": "yes", "reasoning_content": "hm"},
+            {"role": "user", "content": "more"},
+        ]
+        text, _ = tokenizer.render(chat)
+        assert "<|im_start|>assistant\nyes<|im_end|>" in text and "hm" not in text
+
+
+SWITCH = TemplateFacts(frozenset({"enable_thinking", "x"}), thinks=True, tools=False)
+EFFORT = TemplateFacts(frozenset({"reasoning_effort"}), thinks=True, tools=False)
+BOTH = TemplateFacts(frozenset({"thinking", "reasoning_effort"}), thinks=True, tools=False)
+ALWAYS = TemplateFacts(frozenset(), thinks=True, tools=False)
+
+
+@pytest.mark.parametrize(
+    ("facts", "think", "given", "variables"),
+    [
+        (SWITCH, None, {}, {}),
+        (SWITCH, "true", {}, {"enable_thinking": True}),
+        (SWITCH, "false", {"x": 1}, {"enable_thinking": False, "x": 1}),
+        (None, None, {}, {}),
+        (EFFORT, "true", {}, {}),
+        (EFFORT, "high", {}, {"reasoning_effort": "high"}),
+        (ALWAYS, "true", {}, {}),
+        (BOTH, "low", {}, {"thinking": True, "reasoning_effort": "low"}),
+        (BOTH, "false", {}, {"thinking": False}),
+        (BOTH, "low", {"reasoning_effort": "max"}, {"thinking": True, "reasoning_effort": "max"}),
+    ],
+)
+def test_a_template_is_told_in_its_own_variables(
+    facts: TemplateFacts | None, think: str | None, given: dict[str, object], variables: dict[str, object]
+) -> None:
+    assert template_variables(facts, think, given) == variables
+
+
+@pytest.mark.parametrize(
+    ("facts", "think", "given", "said"),
+    [
+        (None, "true", {}, "this model does not think"),
+        (None, "false", {}, "no switch for it"),
+        (TemplateFacts(frozenset(), thinks=False, tools=False), "high", {}, "this model does not think"),
+        (SWITCH, "high", {}, "no levels of thinking, only true and false"),
+        (ALWAYS, "low", {}, "levels of thinking, only"),
+        (ALWAYS, "false", {}, "always thinks: its chat template has no switch for it$"),
+        (EFFORT, "false", {}, "always thinks.*; low makes it think least$"),
+        (SWITCH, "loud", {}, "think cannot be 'loud'; it is one of true, false, low, medium, high"),
+        (SWITCH, None, {"y": 1}, "reads no variable 'y'; it reads: enable_thinking, x$"),
+        (None, None, {"y": 1}, "it reads: none that can be given$"),
+    ],
+)
+def test_what_a_template_would_ignore_is_refused(
+    facts: TemplateFacts | None, think: str | None, given: dict[str, object], said: str
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        template_variables(facts, think, given)
+
+
+def test_a_template_that_cannot_be_parsed_has_no_facts() -> None:
+    assert read_facts("{% if %}") == TemplateFacts(frozenset(), thinks=False, tools=False)
+    assert read_facts("{{ " + "(" * 5000 + " }}") == TemplateFacts(frozenset(), thinks=False, tools=False)
+
+
+def test_what_every_template_is_given_and_what_it_makes_itself_is_not_asked_for() -> None:
+    source = (
+        "{% macro m(p) %}{{ p }}{% endmacro %}{% set a = messages %}{% for b in a %}{{ m(b) }}{{ loop.index }}"
+        "{{ strftime_now('%Y') }}{{ bos_token }}{{ c }}{% endfor %}{% set d = d | default(1) %}{{ tools }}"
+    )
+    assert read_facts(source) == TemplateFacts(frozenset({"c", "d"}), thinks=False, tools=True)
