@@ -9,7 +9,7 @@
 #include <string>
 
 #include "bindings.h"
-#include "moeinf/crc32c.h"
+#include "moeinf/io/crc32c.h"
 
 namespace nb = nanobind;
 

@@ -16,13 +16,13 @@
 #include <thread>
 #include <vector>
 
-#include "../src/signal_block.h"
+#include "moeinf/signal_block.h"
 
 #include "bindings.h"
-#include "moeinf/arena.h"
+#include "moeinf/io/arena.h"
 #include "moeinf/errors.h"
 #include "moeinf/lowest.h"
-#include "moeinf/reader.h"
+#include "moeinf/io/reader.h"
 
 namespace nb = nanobind;
 using moeinf::Arena;

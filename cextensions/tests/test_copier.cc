@@ -8,7 +8,7 @@
 
 #include "check.h"
 #include "fake_cuda.h"
-#include "moeinf/arena.h"
+#include "moeinf/io/arena.h"
 #include "moeinf/cuda/copier.h"
 #include "moeinf/errors.h"
 

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "check.h"
-#include "moeinf/crc32c.h"
+#include "moeinf/io/crc32c.h"
 
 using moeinf::crc32c;
 using moeinf::crc32c_by_tables;

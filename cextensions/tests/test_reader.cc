@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "check.h"
-#include "moeinf/crc32c.h"
-#include "moeinf/reader.h"
+#include "moeinf/io/crc32c.h"
+#include "moeinf/io/reader.h"
 
 using moeinf::Arena;
 using moeinf::BackendKind;

@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "check.h"
-#include "moeinf/scheduler.h"
+#include "moeinf/io/scheduler.h"
 
 using moeinf::Outcome;
 using moeinf::Request;

@@ -2,7 +2,7 @@
 #include <cerrno>
 
 #include "check.h"
-#include "moeinf/segment_read.h"
+#include "moeinf/io/segment_read.h"
 
 using moeinf::Segment;
 using moeinf::SegmentRead;

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <stdexcept>
 
-#include "moeinf/arena.h"
+#include "moeinf/io/arena.h"
 #include "moeinf/kernels/kernels.h"
 
 namespace moeinf {

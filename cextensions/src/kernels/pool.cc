@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "../signal_block.h"
+#include "moeinf/signal_block.h"
 #include "cores.h"
 #include "moeinf/errors.h"
 

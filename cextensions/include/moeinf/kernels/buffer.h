@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <memory>
 
-#include "moeinf/arena.h"
+#include "moeinf/io/arena.h"
 
 namespace moeinf {
 

@@ -1,4 +1,4 @@
-#include "moeinf/arena.h"
+#include "moeinf/io/arena.h"
 
 #include <unistd.h>
 

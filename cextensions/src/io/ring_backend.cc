@@ -1,6 +1,6 @@
 #include <cerrno>
 
-#include "moeinf/backend.h"
+#include "moeinf/io/backend.h"
 #include "moeinf/errors.h"
 #include "ring.h"
 
@@ -14,7 +14,7 @@
 #include <thread>
 #include <vector>
 
-#include "signal_block.h"
+#include "moeinf/signal_block.h"
 
 namespace moeinf {
 namespace {

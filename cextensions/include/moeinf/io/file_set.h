@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "moeinf/descriptor.h"
+#include "moeinf/io/descriptor.h"
 
 namespace moeinf {
 

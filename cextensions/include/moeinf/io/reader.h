@@ -12,11 +12,11 @@
 #include <utility>
 #include <vector>
 
-#include "moeinf/arena.h"
-#include "moeinf/backend.h"
+#include "moeinf/io/arena.h"
+#include "moeinf/io/backend.h"
 #include "moeinf/errors.h"
-#include "moeinf/file_set.h"
-#include "moeinf/scheduler.h"
+#include "moeinf/io/file_set.h"
+#include "moeinf/io/scheduler.h"
 
 namespace moeinf {
 

@@ -6,8 +6,8 @@
 
 #include <memory>
 
-#include "moeinf/file_set.h"
-#include "moeinf/scheduler.h"
+#include "moeinf/io/file_set.h"
+#include "moeinf/io/scheduler.h"
 
 namespace moeinf {
 

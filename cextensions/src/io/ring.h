@@ -11,8 +11,8 @@
 
 #include <cstdint>
 
-#include "moeinf/descriptor.h"
-#include "moeinf/mapping.h"
+#include "moeinf/io/descriptor.h"
+#include "moeinf/io/mapping.h"
 
 namespace moeinf {
 

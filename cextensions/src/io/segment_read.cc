@@ -1,10 +1,10 @@
-#include "moeinf/segment_read.h"
+#include "moeinf/io/segment_read.h"
 
 #include <algorithm>
 #include <cerrno>
 
-#include "moeinf/crc32c.h"
-#include "moeinf/file_set.h"
+#include "moeinf/io/crc32c.h"
+#include "moeinf/io/file_set.h"
 
 namespace moeinf {
 namespace {

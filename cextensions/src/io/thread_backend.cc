@@ -4,9 +4,9 @@
 #include <thread>
 #include <vector>
 
-#include "moeinf/backend.h"
+#include "moeinf/io/backend.h"
 #include "moeinf/errors.h"
-#include "signal_block.h"
+#include "moeinf/signal_block.h"
 
 namespace moeinf {
 namespace {

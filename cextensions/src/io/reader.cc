@@ -1,4 +1,4 @@
-#include "moeinf/reader.h"
+#include "moeinf/io/reader.h"
 
 #include <algorithm>
 #include <cerrno>

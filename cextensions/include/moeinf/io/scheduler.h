@@ -22,7 +22,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "moeinf/segment_read.h"
+#include "moeinf/io/segment_read.h"
 
 namespace moeinf {
 

@@ -1,4 +1,4 @@
-#include "moeinf/crc32c.h"
+#include "moeinf/io/crc32c.h"
 
 #include <cstring>
 

@@ -1,4 +1,4 @@
-#include "moeinf/scheduler.h"
+#include "moeinf/io/scheduler.h"
 
 #include <algorithm>
 #include <cmath>

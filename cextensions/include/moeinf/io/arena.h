@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "moeinf/mapping.h"
+#include "moeinf/io/mapping.h"
 
 namespace moeinf {
 

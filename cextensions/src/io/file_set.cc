@@ -1,4 +1,4 @@
-#include "moeinf/file_set.h"
+#include "moeinf/io/file_set.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
