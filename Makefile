@@ -37,7 +37,7 @@ gpu-test:
 	$(PYTHON) -m pytest tests/gpu
 
 # torch comes first and from constraints.txt: a CPU machine must not download CUDA packages for it.
-$(READY): pyproject.toml constraints.txt CMakeLists.txt $(shell find cextensions -name '*.cc' -o -name '*.h' -o -name 'CMakeLists.txt')
+$(READY): pyproject.toml constraints.txt CMakeLists.txt $(shell find cextensions -name '*.cc' -o -name '*.h' -o -name '*.inc')
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "moeinf needs Python 3.10 or newer; set PYTHON=")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -c constraints.txt torch numpy 2>/dev/null || \

@@ -12,8 +12,8 @@
 #include "arrays.h"
 #include "bindings.h"
 #include "matrix.h"
-#include "moeinf/kernels/attention.h"
-#include "moeinf/kernels/router.h"
+#include "moeinf/compute/layers/attention.h"
+#include "moeinf/compute/layers/router.h"
 
 namespace nb = nanobind;
 

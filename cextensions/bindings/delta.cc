@@ -1,5 +1,5 @@
 // Gated DeltaNet for Python.
-#include "moeinf/kernels/delta.h"
+#include "moeinf/compute/layers/delta.h"
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>

@@ -1,5 +1,5 @@
 // Quantising for pull, and its checks; the GIL is released throughout, as each call works through megabytes.
-#include "moeinf/kernels/formats.h"
+#include "moeinf/compute/formats/formats.h"
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -9,7 +9,7 @@
 #include <string>
 
 #include "bindings.h"
-#include "moeinf/kernels/quantize.h"
+#include "moeinf/compute/formats/quantize.h"
 
 namespace nb = nanobind;
 

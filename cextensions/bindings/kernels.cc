@@ -1,5 +1,5 @@
 // Threads, dense products and routed experts for Python. The GIL is released while anything is computed.
-#include "moeinf/kernels/kernels.h"
+#include "moeinf/compute/kernels.h"
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -18,7 +18,7 @@
 
 #include "bindings.h"
 #include "matrix.h"
-#include "moeinf/kernels/experts.h"
+#include "moeinf/compute/layers/experts.h"
 
 namespace nb = nanobind;
 

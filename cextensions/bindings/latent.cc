@@ -1,5 +1,5 @@
 // The core of multi-head latent attention for Python. The GIL is released while anything is computed.
-#include "moeinf/kernels/latent.h"
+#include "moeinf/compute/layers/latent.h"
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>

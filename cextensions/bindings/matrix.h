@@ -8,7 +8,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "moeinf/kernels/formats.h"
+#include "moeinf/compute/formats/formats.h"
 
 namespace moeinf {
 

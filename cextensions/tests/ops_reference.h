@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "moeinf/kernels/ops.h"
-#include "moeinf/kernels/quantize.h"
+#include "moeinf/compute/ops.h"
+#include "moeinf/compute/formats/quantize.h"
 
 namespace moeinf {
 

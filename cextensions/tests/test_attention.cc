@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "check.h"
-#include "moeinf/kernels/attention.h"
-#include "moeinf/kernels/router.h"
+#include "moeinf/compute/layers/attention.h"
+#include "moeinf/compute/layers/router.h"
 
 namespace {
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "check.h"
-#include "moeinf/kernels/delta.h"
+#include "moeinf/compute/layers/delta.h"
 
 namespace {
 

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "check.h"
-#include "moeinf/kernels/experts.h"
-#include "moeinf/kernels/quantize.h"
+#include "moeinf/compute/layers/experts.h"
+#include "moeinf/compute/formats/quantize.h"
 
 using moeinf::Activation;
 using moeinf::ExpertKernel;

@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "../src/kernels/half.h"
+#include "../src/compute/formats/half.h"
 #include "check.h"
-#include "moeinf/kernels/formats.h"
-#include "moeinf/kernels/quantize.h"
+#include "moeinf/compute/formats/formats.h"
+#include "moeinf/compute/formats/quantize.h"
 
 using moeinf::Format;
 

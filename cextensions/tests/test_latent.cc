@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "check.h"
-#include "moeinf/kernels/latent.h"
+#include "moeinf/compute/layers/latent.h"
 #include "ops_reference.h"
 
 using namespace moeinf;

@@ -10,9 +10,9 @@
 #include <thread>
 #include <vector>
 
-#include "../src/kernels/cores.h"
+#include "../src/compute/cores.h"
 #include "check.h"
-#include "moeinf/kernels/pool.h"
+#include "moeinf/compute/pool.h"
 
 using moeinf::Pool;
 

@@ -1,0 +1,96 @@
+// Threads, inner loops and scratch memory put together: what every operation on weights is given.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "moeinf/compute/buffer.h"
+#include "moeinf/compute/ops.h"
+#include "moeinf/compute/pool.h"
+
+namespace moeinf {
+
+// Of a pass. Expanding weights pays from some 8 rows on, and the experts of a layer share the rows of a
+// prompt.
+constexpr std::int64_t kFewTokens = 64;
+
+class Kernels {
+ public:
+  // isa "": the best that this CPU has. Throws std::invalid_argument as ops_for does, or for num_threads < 1.
+  Kernels(int num_threads, const std::string& isa);
+
+  Pool& pool() { return pool_; }
+  const Ops& ops() const { return ops_; }
+
+  // What is computed from here on is part of a pass over so many tokens, in however many calls. This number
+  // decides how rows are multiplied and attended, so that what comes out does not depend on how a prompt is
+  // cut into calls, or on how many of its tokens meet in one expert. 0, as at first: each call counts its own
+  // rows.
+  void begin_pass(std::int64_t num_tokens) { pass_tokens_ = num_tokens; }
+  std::int64_t tokens_of_pass(std::int64_t num_x) const { return pass_tokens_ > 0 ? pass_tokens_ : num_x; }
+  // Whether num_x rows of activations are multiplied by matmul_rows, or by dot_rows; and what they become for
+  // that.
+  bool by_tiles(std::int64_t num_x) const {
+    return pass_tokens_ > 0 ? pass_tokens_ > kFewTokens : num_x > kMaxDotRows;
+  }
+  ActivationKind activation_for(Format format, std::int64_t num_x) const {
+    return by_tiles(num_x) ? matmul_activation(format) : dot_activation(format);
+  }
+
+  // 64-byte aligned memory of this object that grows and is reused; `which` (a small number) keeps the
+  // buffers of one call apart. Valid until the next call with the same `which`. What is in it does not
+  // survive one with more bytes.
+  void* scratch(int which, std::size_t num_bytes);
+
+  // ys[m] [num_x, ws[m].rows] = x [num_x, cols] times the transposed ws[m], for all m in one parallel region;
+  // x is prepared once for each kind. All ws have the same cols.
+  void linears(const std::vector<Matrix>& ws, const float* x, std::int64_t num_x,
+               const std::vector<float*>& ys);
+  void linear(const Matrix& w, const float* x, std::int64_t num_x, float* y);
+
+  // Rows of one matrix that a task takes, of a call that goes over total_rows rows of such matrices: so many
+  // bytes that taking a task costs nothing beside reading them, but several tasks for each thread. A multiple
+  // of 16, so that no two tasks write to one cache line. Grows with total_rows.
+  std::int64_t rows_per_task(Format format, std::int64_t cols, std::int64_t num_x,
+                             std::int64_t total_rows) const;
+  // For the drivers of kernels: one row of x [num_x, cols] after the other turned into `kind` at `out`, by
+  // all threads where that pays.
+  void prepare(ActivationKind kind, const float* x, std::int64_t num_x, std::int64_t cols, void* out);
+  // y[i * y_stride + r] = row r of w times x_i for first <= r < last. x is prepared for it (activation_for).
+  // Called inside a task, after reserve_thread_scratch(w.cols) where it goes by tiles.
+  void multiply(const Matrix& w, std::int64_t first, std::int64_t last, const void* x, std::int64_t num_x,
+                int thread, float* y, std::int64_t y_stride);
+  void reserve_thread_scratch(std::int64_t cols);
+  std::size_t scratch_bytes() const;  // of all buffers, as far as calls have used them
+
+ private:
+  void linears(const Matrix* ws, std::size_t num_ws, const float* x, std::int64_t num_x, float* const* ys);
+
+  std::array<const void*, 3> prepare_for(const Matrix* ws, std::size_t num_ws, const float* x,
+                                         std::int64_t num_x);
+  void split_rows(const Matrix* ws, std::size_t num_ws, std::int64_t num_x);
+
+  struct RowTasks {         // of one matrix of a call
+    std::int64_t num_rows;  // of each task
+    std::int64_t end_task;  // where those of the next matrix begin
+  };
+
+  const Ops& ops_;
+  Pool pool_;
+  std::int64_t pass_tokens_ = 0;
+  std::vector<RowTasks> row_tasks_;
+  std::vector<Buffer> scratch_;
+  std::array<Buffer, 3> prepared_;  // one for each ActivationKind
+  Buffer thread_scratch_;
+  std::size_t thread_scratch_bytes_ = 0;  // of one thread
+};
+
+// Measured rate, bytes/s, of reading num_bytes of fresh huge-page memory with all threads of the pool, best
+// of `repeats`. Of less than several times the last-level cache, part is read from there. Throws
+// std::invalid_argument for less than 1 MiB or 1 repeat.
+double memory_read_rate(Pool& pool, std::size_t num_bytes, int repeats);
+
+}  // namespace moeinf

@@ -1,0 +1,50 @@
+// One layer of self-attention, norm included, for any number of tokens.
+#pragma once
+
+#include <cstdint>
+
+#include "moeinf/compute/kernels.h"
+
+namespace moeinf {
+
+enum class HeadNorm {
+  kNone,
+  kEach,
+  kAll
+};  // RMS norm of queries and keys: none, over each head, over all heads together
+
+struct AttentionShape {
+  std::int64_t hidden, num_heads, num_kv_heads, head_dim;
+  float norm_eps;
+  HeadNorm head_norm;
+  float clip;                 // queries, keys and values are clamped to [-clip, clip]; 0: they are not
+  std::int64_t window;        // a token sees itself and the window - 1 before it; 0: all
+  std::int64_t rotary_pairs;  // of each head, over its first 2 * rotary_pairs dimensions; 0: no positions
+  bool interleaved;           // pairs are (2 i, 2 i + 1), not (i, i + rotary_pairs)
+  float scale;                // of the scores, > 0
+  float residual;             // multiplies what is added to x
+  bool gated;  // the rows of q are, for each head, its query and a gate, whose sigmoid multiplies its output
+};
+
+struct AttentionWeights {  // pointers may be null where the model has no such tensor
+  Matrix q, k, v, o;
+  const float* norm;  // [hidden]: of the layer's input
+  const float *q_norm, *k_norm;
+  const float *q_bias, *k_bias, *v_bias, *o_bias;
+  const float* norm_bias;  // [hidden]: the norm is then a layer norm, else an RMS norm
+  const float* sinks;      // [num_heads]: a further score of each head, whose weight goes nowhere
+};
+
+// Keys and values of one layer, both [num_kv_heads, capacity, head_dim] in `format` (f32, f16 or bf16).
+struct KVView {
+  void *keys, *values;
+  Format format;
+  std::int64_t capacity;
+};
+
+// x [num_tokens, hidden] += residual * attention(norm(x)), the tokens at positions length.. of the cache,
+// where their keys and values are stored. cos, sin: [num_tokens, rotary_pairs].
+void attend(Kernels& kernels, const AttentionShape& shape, const AttentionWeights& weights, const KVView& kv,
+            std::int64_t length, const float* cos, const float* sin, float* x, std::int64_t num_tokens);
+
+}  // namespace moeinf

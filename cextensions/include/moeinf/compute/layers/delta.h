@@ -1,0 +1,48 @@
+// One layer of gated DeltaNet (arXiv 2412.06464), norm included, for any number of tokens.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "moeinf/compute/kernels.h"
+
+namespace moeinf {
+
+struct DeltaShape {
+  std::int64_t hidden, num_key_heads,
+      num_value_heads;  // a key head serves as many value heads, which follow each other
+  std::int64_t key_dim, value_dim;
+  std::int64_t kernel;  // tokens that the convolution sees
+  float norm_eps;       // of the norm in front, and of that behind each head
+  float unit_eps;       // of the norms of queries and keys
+
+  std::int64_t shared_by() const { return num_value_heads / num_key_heads; }
+  std::int64_t keys() const { return num_key_heads * key_dim; }
+  std::int64_t values() const { return num_value_heads * value_dim; }
+  std::int64_t channels() const { return 2 * keys() + values(); }  // queries, keys and values, in this order
+};
+
+struct DeltaWeights {
+  // What channels, gates, rates and steps are made with. Four: [channels], [values], and twice [value heads]
+  // rows. Two: of each key head queries, keys, values and gates; of each key head rates and steps.
+  std::vector<Matrix> projections;
+  Matrix output;                 // [hidden, values]
+  const float* norm;             // [hidden], RMS
+  const float* taps;             // [kernel, channels]
+  const float *decay, *bias;     // [value heads]: the decay is e^(decay * softplus(step + bias))
+  const float *q_norm, *k_norm;  // [key_dim], RMS: what gives queries and keys their length
+  const float* head_norm;        // [value_dim], RMS
+};
+
+// What the tokens before left, and room for what these leave; the two may be the same memory.
+struct DeltaStates {
+  const float* conv;   // [kernel - 1, channels]: inputs of the convolution
+  const float* heads;  // [value heads, key_dim, value_dim]
+  float *new_conv, *new_heads;
+};
+
+// x [num_tokens, hidden] += delta_net(norm(x)). The result is the same for every number of threads.
+void delta_net(Kernels& kernels, const DeltaShape& shape, const DeltaWeights& weights,
+               const DeltaStates& states, float* x, std::int64_t num_tokens);
+
+}  // namespace moeinf

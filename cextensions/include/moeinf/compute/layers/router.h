@@ -1,0 +1,30 @@
+// The norm in front of a MoE block and its softmax router, for any number of tokens.
+#pragma once
+
+#include <cstdint>
+
+#include "moeinf/compute/kernels.h"
+
+namespace moeinf {
+
+struct RouterWeights {
+  const float* norm;  // [hidden]
+  float norm_eps;
+  Matrix gate;  // [num_experts, hidden]
+  std::int64_t top_k;
+  bool normalise;  // whether the chosen weights are made to sum to 1
+};
+
+// hidden [num_tokens, gate.cols] = norm(x); ids, weights [num_tokens, top_k]: the largest of softmax(hidden
+// gate^T), largest first, of equals the lower id.
+void route(Kernels& kernels, const RouterWeights& router, const float* x, std::int64_t num_tokens,
+           float* hidden, std::int64_t* ids, float* weights);
+
+// out [num_tokens, count] = x / rms(x) * weight. out may be x.
+void rms_norm(Kernels& kernels, const float* x, const float* weight, float eps, std::int64_t num_tokens,
+              std::int64_t count, float* out);
+// out [num_tokens, count] = (x - mean(x)) / std(x) * weight + bias. out may be x.
+void layer_norm(Kernels& kernels, const float* x, const float* weight, const float* bias, float eps,
+                std::int64_t num_tokens, std::int64_t count, float* out);
+
+}  // namespace moeinf

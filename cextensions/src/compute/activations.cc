@@ -1,0 +1,32 @@
+// What activations are turned into for each format, and how many bytes that and scratch memory take.
+#include <algorithm>
+
+#include "layout.h"
+#include "moeinf/compute/ops.h"
+
+namespace moeinf {
+
+ActivationKind dot_activation(Format format) {
+  if (format == Format::kF32 || format == Format::kF16) return ActivationKind::kF32;
+  return format == Format::kBF16 ? ActivationKind::kBF16 : ActivationKind::kInt8;
+}
+
+ActivationKind matmul_activation(Format format) {
+  return format == Format::kF32 || format == Format::kF16 ? ActivationKind::kF32 : ActivationKind::kBF16;
+}
+
+std::size_t activation_bytes(ActivationKind kind, std::int64_t cols) {
+  const std::int64_t padded = round_up(cols, kMaxStep);
+  if (kind == ActivationKind::kF32) return static_cast<std::size_t>(4 * padded);
+  if (kind == ActivationKind::kBF16) return static_cast<std::size_t>(2 * padded);
+  // One byte each, a scale and an offset for each four (where a lane has four), a table of 64 bytes for each
+  // 256: see isa/dot_blocks.inc.
+  return static_cast<std::size_t>(round_up(3 * padded + round_up(cols, 256) / 4, 64));
+}
+
+std::size_t matmul_scratch_bytes(std::int64_t cols) {
+  const std::int64_t panel_cols = std::min(round_up(cols, kMaxStep), kPanelCols);
+  return static_cast<std::size_t>(2 * kPanelRows * panel_cols);
+}
+
+}  // namespace moeinf

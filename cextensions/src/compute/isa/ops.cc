@@ -1,0 +1,123 @@
+// The inner loops for one instruction set. CMake compiles this file once for each, with MOEINF_ISA, its name,
+// and MOEINF_VECTORS, the file that wraps its vectors. All but the table is local to the file, and no
+// inline function of another header may be called: the linker could take a copy made for AVX-512 into the
+// generic build.
+#include <cstdint>
+#include <cstring>
+
+#include "compute/isa.h"
+#include "compute/layout.h"
+
+#define ALWAYS_INLINE inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 64")
+#define STRING_OF(name) #name
+#define NAME_OF(name) STRING_OF(name)
+
+#if defined(__x86_64__) || defined(__i386__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+namespace moeinf {
+namespace {
+
+// Each of them builds on those before it.
+// clang-format off
+#include "scalar.inc"
+#include "q4k.inc"
+#include "tables.inc"
+#include MOEINF_VECTORS
+#include "sums.inc"
+#include "dot_rows.inc"
+#include "dot_float.inc"
+#include "dot_blocks.inc"
+#include "elementwise.inc"
+#include "expand.inc"
+#include "matmul.inc"
+#include "attention_loops.inc"
+#include "mix_rows.inc"
+#include "delta_loops.inc"
+// clang-format on
+
+void dot_rows(const Matrix& w, std::int64_t first, std::int64_t last, const void* x, int num_x, float* y,
+              std::int64_t y_stride) {
+  const std::int64_t row =
+      w.cols / block_weights(w.format) * static_cast<std::int64_t>(block_bytes(w.format));
+  const auto x_bytes = static_cast<std::int64_t>(activation_bytes(dot_activation(w.format), w.cols));
+  const DotCall call = {w.data, row, w.cols, static_cast<const unsigned char*>(x), x_bytes, y, y_stride};
+  switch (w.format) {
+    case Format::kF32:
+      return dot<FloatRows<F32Lanes>>(call, first, last, num_x);
+    case Format::kF16:
+      return dot<FloatRows<F16Lanes>>(call, first, last, num_x);
+    case Format::kBF16:
+      return dot<FloatRows<Bf16Lanes>>(call, first, last, num_x);
+    case Format::kQ8_0:
+      return dot<BlockRows<Q8_0>>(call, first, last, num_x);
+    case Format::kQ4_0:
+      return dot<BlockRows<Q4_0>>(call, first, last, num_x);
+    case Format::kIQ4_NL:
+      return dot<BlockRows<IQ4_NL>>(call, first, last, num_x);
+    case Format::kMXFP4:
+      return dot<BlockRows<MXFP4>>(call, first, last, num_x);
+    case Format::kQ4_K:
+      return dot<Q4KRows>(call, first, last, num_x);
+  }
+}
+
+void matmul_rows(const Matrix& w, std::int64_t first, std::int64_t last, const void* x, std::int64_t num_x,
+                 void* scratch, float* y, std::int64_t y_stride) {
+  const auto x_bytes = static_cast<std::int64_t>(activation_bytes(matmul_activation(w.format), w.cols));
+  const MatmulCall call = {static_cast<const unsigned char*>(x), x_bytes, num_x, y, y_stride};
+  switch (w.format) {
+    case Format::kF32:
+      return multiply_floats<F32Lanes>(w, first, last, call);
+    case Format::kF16:
+      return multiply_floats<F16Lanes>(w, first, last, call);
+    case Format::kBF16:
+      return multiply_floats<Bf16Lanes>(w, first, last, call);
+    default:
+      return multiply_blocks(w, first, last, call, static_cast<unsigned char*>(scratch));
+  }
+}
+
+void mix_rows(const Matrix& w, std::int64_t first, std::int64_t last, const float* x, std::int64_t x_stride,
+              std::int64_t num_x, float* y, std::int64_t y_stride) {
+  const std::int64_t row = w.cols * static_cast<std::int64_t>(block_bytes(w.format));
+  const MixCall call = {w.data, row, w.rows, x, x_stride, num_x, y, y_stride};
+  switch (w.format) {
+    case Format::kF32:
+      return mix_columns<F32Lanes>(call, first, last);
+    case Format::kF16:
+      return mix_columns<F16Lanes>(call, first, last);
+    default:
+      return mix_columns<WidenedBf16Lanes>(call, first, last);
+  }
+}
+
+}  // namespace
+
+namespace isa {
+
+const Ops MOEINF_ISA = {NAME_OF(MOEINF_ISA),
+                        prepare,
+                        dot_rows,
+                        matmul_rows,
+                        mix_rows,
+                        activate,
+                        add_stored,
+                        add_scaled,
+                        add_product,
+                        sigmoid_mul,
+                        rms_norm,
+                        layer_norm,
+                        rotate,
+                        store_kv,
+                        softmax,
+                        soften,
+                        attend,
+                        run_delta};
+
+}  // namespace isa
+}  // namespace moeinf

@@ -1,0 +1,133 @@
+#include "moeinf/compute/kernels.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+namespace moeinf {
+namespace {
+
+constexpr std::int64_t kRowsStep = 16;
+constexpr std::int64_t kTaskBytes = 256 << 10;
+constexpr std::int64_t kMatmulRows = 192;    // a task reads all activations: 4 panels of 48 rows share that
+constexpr std::int64_t kTasksPerThread = 8;  // so that threads of unequal speed end together
+constexpr std::int64_t kInlineElements = 32 << 10;  // prepared by the caller alone: some 2 us
+
+std::size_t round_up_to_line(std::size_t num_bytes) { return (num_bytes + 63) / 64 * 64; }
+
+}  // namespace
+
+Kernels::Kernels(int num_threads, const std::string& isa) : ops_(ops_for(isa)), pool_(num_threads) {}
+
+void* Kernels::scratch(int which, std::size_t num_bytes) {
+  const auto index = static_cast<std::size_t>(which);
+  if (index >= scratch_.size()) scratch_.resize(index + 1);
+  return scratch_[index].reserve(num_bytes);
+}
+
+std::size_t Kernels::scratch_bytes() const {
+  std::size_t total = thread_scratch_.used_bytes();
+  for (const Buffer& buffer : scratch_) total += buffer.used_bytes();
+  for (const Buffer& buffer : prepared_) total += buffer.used_bytes();
+  return total;
+}
+
+void Kernels::linears(const std::vector<Matrix>& ws, const float* x, std::int64_t num_x,
+                      const std::vector<float*>& ys) {
+  linears(ws.data(), ws.size(), x, num_x, ys.data());
+}
+
+void Kernels::linear(const Matrix& w, const float* x, std::int64_t num_x, float* y) {
+  linears(&w, 1, x, num_x, &y);
+}
+
+void Kernels::linears(const Matrix* ws, std::size_t num_ws, const float* x, std::int64_t num_x,
+                      float* const* ys) {
+  if (num_ws == 0 || num_x == 0) return;
+  const std::array<const void*, 3> inputs = prepare_for(ws, num_ws, x, num_x);
+  split_rows(ws, num_ws, num_x);
+  pool_.run(row_tasks_.back().end_task, [&](std::int64_t task, int thread) {
+    std::size_t m = 0;
+    while (task >= row_tasks_[m].end_task) ++m;
+    const RowTasks& tasks = row_tasks_[m];
+    const std::int64_t first = (task - (m == 0 ? 0 : row_tasks_[m - 1].end_task)) * tasks.num_rows;
+    const std::int64_t last = std::min(first + tasks.num_rows, ws[m].rows);
+    const void* input = inputs[static_cast<std::size_t>(activation_for(ws[m].format, num_x))];
+    multiply(ws[m], first, last, input, num_x, thread, ys[m], ws[m].rows);
+  });
+}
+
+// x in each kind that a matrix asks for, by ActivationKind.
+std::array<const void*, 3> Kernels::prepare_for(const Matrix* ws, std::size_t num_ws, const float* x,
+                                                std::int64_t num_x) {
+  std::array<const void*, 3> inputs{};
+  for (std::size_t m = 0; m < num_ws; ++m) {
+    const ActivationKind kind = activation_for(ws[m].format, num_x);
+    const auto index = static_cast<std::size_t>(kind);
+    if (inputs[index] != nullptr) continue;
+    void* out =
+        prepared_[index].reserve(static_cast<std::size_t>(num_x) * activation_bytes(kind, ws[m].cols));
+    prepare(kind, x, num_x, ws[m].cols, out);
+    inputs[index] = out;
+  }
+  if (by_tiles(num_x)) reserve_thread_scratch(ws[0].cols);
+  return inputs;
+}
+
+void Kernels::split_rows(const Matrix* ws, std::size_t num_ws, std::int64_t num_x) {
+  std::int64_t total_rows = 0, end_task = 0;
+  for (std::size_t m = 0; m < num_ws; ++m) total_rows += ws[m].rows;
+  row_tasks_.resize(num_ws);
+  for (std::size_t m = 0; m < num_ws; ++m) {
+    const std::int64_t rows = rows_per_task(ws[m].format, ws[m].cols, num_x, total_rows);
+    end_task += (ws[m].rows + rows - 1) / rows;
+    row_tasks_[m] = {rows, end_task};
+  }
+}
+
+std::int64_t Kernels::rows_per_task(Format format, std::int64_t cols, std::int64_t num_x,
+                                    std::int64_t total_rows) const {
+  const auto bytes_of_row = static_cast<std::int64_t>(row_bytes(format, cols));
+  const std::int64_t most = num_x > kMaxDotRows ? kMatmulRows : kTaskBytes / bytes_of_row;
+  const std::int64_t balanced = total_rows / (kTasksPerThread * pool_.num_threads());
+  return std::max(std::min(most, balanced) / kRowsStep, std::int64_t{1}) * kRowsStep;
+}
+
+void Kernels::prepare(ActivationKind kind, const float* x, std::int64_t num_x, std::int64_t cols, void* out) {
+  const std::size_t stride = activation_bytes(kind, cols);
+  const auto prepare_row = [&](std::int64_t i, int) {
+    ops_.prepare(kind, x + i * cols, cols,
+                 static_cast<unsigned char*>(out) + static_cast<std::size_t>(i) * stride);
+  };
+  if (num_x * cols > kInlineElements) {
+    pool_.run(num_x, prepare_row);
+  } else {
+    for (std::int64_t i = 0; i < num_x; ++i) prepare_row(i, 0);
+  }
+}
+
+void Kernels::multiply(const Matrix& w, std::int64_t first, std::int64_t last, const void* x,
+                       std::int64_t num_x, int thread, float* y, std::int64_t y_stride) {
+  if (!by_tiles(num_x)) {
+    const std::size_t x_bytes = activation_bytes(dot_activation(w.format), w.cols);
+    const std::int64_t groups = (num_x + kMaxDotRows - 1) / kMaxDotRows;
+    for (std::int64_t group = 0; group < groups; ++group) {  // of sizes that differ by one at most
+      const std::int64_t i = num_x * group / groups, end = num_x * (group + 1) / groups;
+      ops_.dot_rows(w, first, last,
+                    static_cast<const unsigned char*>(x) + static_cast<std::size_t>(i) * x_bytes,
+                    static_cast<int>(end - i), y + i * y_stride, y_stride);
+    }
+    return;
+  }
+  auto* memory = static_cast<unsigned char*>(thread_scratch_.reserve(0));
+  ops_.matmul_rows(w, first, last, x, num_x,
+                   memory + static_cast<std::size_t>(thread) * thread_scratch_bytes_, y, y_stride);
+}
+
+void Kernels::reserve_thread_scratch(std::int64_t cols) {
+  const std::size_t num_bytes = round_up_to_line(matmul_scratch_bytes(cols));
+  if (num_bytes <= thread_scratch_bytes_) return;
+  thread_scratch_bytes_ = num_bytes;
+  thread_scratch_.reserve(num_bytes * static_cast<std::size_t>(pool_.num_threads()));
+}
+
+}  // namespace moeinf

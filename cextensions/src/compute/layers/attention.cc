@@ -1,0 +1,143 @@
+#include "moeinf/compute/layers/attention.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "attend_few.h"
+#include "attend_many.h"
+
+namespace moeinf {
+namespace {
+
+constexpr int kScratch = 16;               // a number that no operation called from here uses
+constexpr std::int64_t kFewAttending = 8;  // tokens of a pass that attend one by one
+
+// The tokens' vectors of one pass, in the scratch memory of the kernels.
+struct Vectors {
+  float *normed, *query, *key, *value, *mixed, *out;
+  float* projected;  // of q: the queries themselves, unless each has its gate behind it
+};
+
+Vectors scratch_vectors(Kernels& kernels, const AttentionShape& s, std::int64_t tokens) {
+  const std::int64_t queries = s.num_heads * s.head_dim, keys = s.num_kv_heads * s.head_dim;
+  const std::int64_t sizes[] = {s.hidden, queries, keys, keys, queries, s.hidden, s.gated ? 2 * queries : 0};
+  std::int64_t starts[7], total = 0;
+  for (int i = 0; i < 7; ++i) {
+    starts[i] = total;
+    total += (sizes[i] * tokens + 15) / 16 * 16;
+  }
+  auto* first =
+      static_cast<float*>(kernels.scratch(kScratch, static_cast<std::size_t>(total) * sizeof(float)));
+  return {first + starts[0],
+          first + starts[1],
+          first + starts[2],
+          first + starts[3],
+          first + starts[4],
+          first + starts[5],
+          first + starts[s.gated ? 6 : 1]};
+}
+
+void add_bias(float* x, const float* bias, std::int64_t count) {
+  for (std::int64_t i = 0; bias != nullptr && i < count; ++i) x[i] += bias[i];
+}
+
+void clamp(float* x, float limit, std::int64_t count) {
+  for (std::int64_t i = 0; limit > 0 && i < count; ++i) x[i] = std::min(std::max(x[i], -limit), limit);
+}
+
+// Norm, clamp and rotary positions of the heads of one token, in the order of the families that have them.
+void finish_heads(const Ops& ops, const AttentionShape& s, const float* norm, const float* cos,
+                  const float* sin, std::int64_t heads, float* x) {
+  if (s.head_norm == HeadNorm::kAll) ops.rms_norm(x, norm, s.norm_eps, heads * s.head_dim, x);
+  clamp(x, s.clip, heads * s.head_dim);
+  for (std::int64_t h = 0; h < heads; ++h) {
+    float* head = x + h * s.head_dim;
+    if (s.head_norm == HeadNorm::kEach) ops.rms_norm(head, norm, s.norm_eps, s.head_dim, head);
+    ops.rotate(head, cos, sin, s.rotary_pairs, s.interleaved);
+  }
+}
+
+// The queries of one token, from rows that are a query and a gate in turn.
+void take_queries(const AttentionShape& s, const float* projected, float* query) {
+  for (std::int64_t h = 0; h < s.num_heads; ++h) {
+    std::memcpy(query + h * s.head_dim, projected + 2 * h * s.head_dim,
+                static_cast<std::size_t>(s.head_dim) * sizeof(float));
+  }
+}
+
+void apply_gates(const Ops& ops, const AttentionShape& s, const float* projected, float* mixed) {
+  for (std::int64_t h = 0; h < s.num_heads; ++h) {
+    ops.sigmoid_mul(projected + (2 * h + 1) * s.head_dim, mixed + h * s.head_dim, s.head_dim);
+  }
+}
+
+void store(const Ops& ops, const AttentionShape& s, const KVView& kv, std::int64_t position, const float* key,
+           const float* value) {
+  const std::size_t width = row_bytes(kv.format, 1);
+  for (std::int64_t h = 0; h < s.num_kv_heads; ++h) {
+    const std::size_t at = static_cast<std::size_t>((h * kv.capacity + position) * s.head_dim) * width;
+    ops.store_kv(kv.format, key + h * s.head_dim, s.head_dim, static_cast<unsigned char*>(kv.keys) + at);
+    ops.store_kv(kv.format, value + h * s.head_dim, s.head_dim, static_cast<unsigned char*>(kv.values) + at);
+  }
+}
+
+void pass(Kernels& kernels, const AttentionShape& s, const AttentionWeights& w, const KVView& kv,
+          std::int64_t length, const float* cos, const float* sin, float* x, std::int64_t tokens) {
+  const Ops& ops = kernels.ops();
+  const Vectors v = scratch_vectors(kernels, s, tokens);
+  const std::int64_t queries = s.num_heads * s.head_dim, keys = s.num_kv_heads * s.head_dim,
+                     pairs = s.rotary_pairs;
+  const auto each_token = [&](const auto& task) {
+    if (tokens <= kMaxDotRows) {
+      for (std::int64_t t = 0; t < tokens; ++t) task(t);
+    } else {
+      kernels.pool().run(tokens, [&](std::int64_t t, int) { task(t); });
+    }
+  };
+  each_token([&](std::int64_t t) {
+    const float* const from = x + t * s.hidden;
+    float* const to = v.normed + t * s.hidden;
+    if (w.norm_bias != nullptr) {
+      ops.layer_norm(from, w.norm, w.norm_bias, s.norm_eps, s.hidden, to);
+    } else {
+      ops.rms_norm(from, w.norm, s.norm_eps, s.hidden, to);
+    }
+  });
+  kernels.linears({w.q, w.k, w.v}, v.normed, tokens, {v.projected, v.key, v.value});
+  each_token([&](std::int64_t t) {
+    float* const query = v.query + t * queries;
+    float* const key = v.key + t * keys;
+    float* const value = v.value + t * keys;
+    add_bias(v.projected + t * w.q.rows, w.q_bias, w.q.rows);
+    if (s.gated) take_queries(s, v.projected + t * w.q.rows, query);
+    finish_heads(ops, s, w.q_norm, cos + t * pairs, sin + t * pairs, s.num_heads, query);
+    add_bias(key, w.k_bias, keys);
+    finish_heads(ops, s, w.k_norm, cos + t * pairs, sin + t * pairs, s.num_kv_heads, key);
+    add_bias(value, w.v_bias, keys);
+    clamp(value, s.clip, keys);
+    store(ops, s, kv, length + t, key, value);
+  });
+  const bool few = kernels.tokens_of_pass(tokens) <= kFewAttending;
+  (few ? attend_few : attend_many)(kernels, s, w.sinks, kv, length, v.query, v.mixed, tokens);
+  if (s.gated) {
+    each_token(
+        [&](std::int64_t t) { apply_gates(ops, s, v.projected + t * w.q.rows, v.mixed + t * queries); });
+  }
+  kernels.linear(w.o, v.mixed, tokens, v.out);
+  each_token([&](std::int64_t t) {
+    add_bias(v.out + t * s.hidden, w.o_bias, s.hidden);
+    ops.add_scaled(v.out + t * s.hidden, s.residual, x + t * s.hidden, s.hidden);
+  });
+}
+
+}  // namespace
+
+void attend(Kernels& kernels, const AttentionShape& s, const AttentionWeights& w, const KVView& kv,
+            std::int64_t length, const float* cos, const float* sin, float* x, std::int64_t tokens) {
+  for (std::int64_t start = 0; start < tokens; start += kMostTokens) {
+    pass(kernels, s, w, kv, length + start, cos + start * s.rotary_pairs, sin + start * s.rotary_pairs,
+         x + start * s.hidden, std::min(kMostTokens, tokens - start));
+  }
+}
+
+}  // namespace moeinf

@@ -1,0 +1,204 @@
+#include "moeinf/compute/layers/delta.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+namespace moeinf {
+namespace {
+
+constexpr int kScratch = 20, kThreadScratch = 21;  // numbers that no operation called from here uses
+// Of a long prompt: bounds the memory of the vectors below, of which a token has twice what it has in
+// attention.
+constexpr std::int64_t kTokensAtOnce = 64;
+
+// Where a projection left something of token t, key head h and the j-th value head under it.
+struct Place {
+  const float* data;
+  std::int64_t of_token, of_head, of_share;
+
+  const float* at(std::int64_t t, std::int64_t h, std::int64_t j = 0) const {
+    return data + t * of_token + h * of_head + j * of_share;
+  }
+};
+
+std::int64_t whole_lines(std::int64_t floats) { return (floats + 15) / 16 * 16; }
+
+float softplus(float x) { return std::max(x, 0.0f) + std::log1p(std::exp(-std::fabs(x))); }
+
+// A few tokens of one layer.
+class Pass {
+ public:
+  Pass(Kernels& kernels, const DeltaShape& shape, const DeltaWeights& weights, const DeltaStates& states,
+       float* x, std::int64_t tokens)
+      : kernels_(kernels),
+        ops_(kernels.ops()),
+        s_(shape),
+        w_(weights),
+        states_(states),
+        x_(x),
+        tokens_(tokens) {
+    std::int64_t width = whole_lines(s_.hidden);
+    for (const Matrix& matrix : w_.projections) width += whole_lines(matrix.rows);
+    width += whole_lines(s_.channels()) + whole_lines(s_.values());
+    auto* memory = static_cast<float*>(
+        kernels_.scratch(kScratch, static_cast<std::size_t>(width * tokens) * sizeof(float)));
+    const auto take = [&](std::int64_t count) {
+      float* const taken = memory;
+      memory += whole_lines(count) * tokens;
+      return taken;
+    };
+    normed_ = take(s_.hidden);
+    for (const Matrix& matrix : w_.projections) projected_.push_back(take(matrix.rows));
+    mixed_ = take(s_.channels());
+    gated_ = take(s_.values());
+    thread_floats_ = whole_lines(2 * tokens) + whole_lines(tokens * s_.value_dim) +
+                     whole_lines(2 * std::max(s_.key_dim, s_.shared_by() * s_.value_dim));
+    threads_ = static_cast<float*>(kernels_.scratch(
+        kThreadScratch,
+        static_cast<std::size_t>(thread_floats_ * kernels_.pool().num_threads()) * sizeof(float)));
+    place_projections();
+  }
+
+  void run() {
+    each_token([&](std::int64_t t) {
+      ops_.rms_norm(x_ + t * s_.hidden, w_.norm, s_.norm_eps, s_.hidden, normed_ + t * s_.hidden);
+    });
+    kernels_.linears(w_.projections, normed_, tokens_, projected_);
+    kernels_.pool().run(s_.num_key_heads,
+                        [&](std::int64_t head, int thread) { mix_tokens(head, scratch(thread)); });
+    kernels_.pool().run(s_.num_value_heads,
+                        [&](std::int64_t head, int thread) { run_head(head, scratch(thread)); });
+    float* const out = normed_;
+    kernels_.linear(w_.output, gated_, tokens_, out);
+    each_token(
+        [&](std::int64_t t) { ops_.add_scaled(out + t * s_.hidden, 1.0f, x_ + t * s_.hidden, s_.hidden); });
+  }
+
+ private:
+  void place_projections() {
+    const std::int64_t share = s_.shared_by(), of_keys = s_.key_dim, of_values = share * s_.value_dim;
+    if (w_.projections.size() == 2) {
+      const std::int64_t row = w_.projections[0].rows, head = 2 * of_keys + 2 * of_values;
+      const float* const first = projected_[0];
+      queries_ = {first, row, head, 0};
+      keys_ = {first + of_keys, row, head, 0};
+      values_ = {first + 2 * of_keys, row, head, s_.value_dim};
+      gates_ = {first + 2 * of_keys + of_values, row, head, s_.value_dim};
+      rates_ = {projected_[1], 2 * s_.num_value_heads, 2 * share, 1};
+      steps_ = {projected_[1] + share, 2 * s_.num_value_heads, 2 * share, 1};
+    } else {
+      const std::int64_t row = s_.channels();
+      queries_ = {projected_[0], row, of_keys, 0};
+      keys_ = {projected_[0] + s_.keys(), row, of_keys, 0};
+      values_ = {projected_[0] + 2 * s_.keys(), row, of_values, s_.value_dim};
+      gates_ = {projected_[1], s_.values(), of_values, s_.value_dim};
+      rates_ = {projected_[2], s_.num_value_heads, share, 1};
+      steps_ = {projected_[3], s_.num_value_heads, share, 1};
+    }
+  }
+
+  template <typename Task>
+  void each_token(const Task& task) {
+    if (tokens_ <= kMaxDotRows) {
+      for (std::int64_t t = 0; t < tokens_; ++t) task(t);
+    } else {
+      kernels_.pool().run(tokens_, [&](std::int64_t t, int) { task(t); });
+    }
+  }
+
+  // The channels of one key head, as the rule takes them.
+  void mix_tokens(std::int64_t head, float* scratch) {
+    const std::int64_t of_values = s_.shared_by() * s_.value_dim;
+    convolve(queries_, head, head * s_.key_dim, s_.key_dim, w_.q_norm, scratch);
+    convolve(keys_, head, s_.keys() + head * s_.key_dim, s_.key_dim, w_.k_norm, scratch);
+    convolve(values_, head, 2 * s_.keys() + head * of_values, of_values, nullptr, scratch);
+  }
+
+  // `count` neighbouring channels: silu of each one's weighted sum over its last `kernel` tokens, then the
+  // norm.
+  void convolve(const Place& from, std::int64_t head, std::int64_t channel, std::int64_t count,
+                const float* norm, float* scratch) {
+    float *const sums = scratch, *const activated = scratch + count;
+    const std::int64_t before = s_.kernel - 1;
+    const auto seen = [&](std::int64_t t) {  // inputs, the first of them left by earlier tokens
+      return t < before ? states_.conv + t * s_.channels() + channel : from.at(t - before, head);
+    };
+    const std::size_t num_bytes = static_cast<std::size_t>(count) * sizeof(float);
+    for (std::int64_t t = 0; t < tokens_; ++t) {
+      float* const out = mixed_ + t * s_.channels() + channel;
+      std::memset(sums, 0, num_bytes);
+      for (std::int64_t i = 0; i < s_.kernel; ++i) {
+        ops_.add_product(seen(t + i), w_.taps + i * s_.channels() + channel, sums, count);
+      }
+      ops_.activate(Activation::kSilu, 0, sums, nullptr, norm == nullptr ? out : activated, count);
+      if (norm != nullptr) ops_.rms_norm(activated, norm, s_.unit_eps, count, out);
+    }
+    for (std::int64_t i = 0; i < before; ++i) {  // ascending: the two states may be one
+      std::memmove(states_.new_conv + i * s_.channels() + channel, seen(tokens_ + i), num_bytes);
+    }
+  }
+
+  void run_head(std::int64_t head, float* scratch) {
+    const std::int64_t h = head / s_.shared_by(), j = head % s_.shared_by();
+    float* const decays = scratch;
+    float* const rates = decays + tokens_;
+    float* const outputs = decays + whole_lines(2 * tokens_);
+    float* const normed = outputs + whole_lines(tokens_ * s_.value_dim);
+    for (std::int64_t t = 0; t < tokens_; ++t) {
+      decays[t] = std::exp(w_.decay[head] * softplus(*steps_.at(t, h, j) + w_.bias[head]));
+      rates[t] = 1 / (1 + std::exp(-*rates_.at(t, h, j)));
+    }
+    const std::int64_t state = head * s_.key_dim * s_.value_dim;
+    DeltaTask task;
+    task.queries = mixed_ + h * s_.key_dim;
+    task.keys = task.queries + s_.keys();
+    task.values = mixed_ + 2 * s_.keys() + head * s_.value_dim;
+    task.stride = s_.channels();
+    task.decays = decays;
+    task.rates = rates;
+    task.tokens = tokens_;
+    task.key_dim = s_.key_dim;
+    task.value_dim = s_.value_dim;
+    task.state = states_.heads + state;
+    task.new_state = states_.new_heads + state;
+    task.out = outputs;
+    ops_.run_delta(task);
+    for (std::int64_t t = 0; t < tokens_; ++t) {
+      ops_.rms_norm(outputs + t * s_.value_dim, w_.head_norm, s_.norm_eps, s_.value_dim, normed);
+      ops_.activate(Activation::kSilu, 0, gates_.at(t, h, j), normed,
+                    gated_ + t * s_.values() + head * s_.value_dim, s_.value_dim);
+    }
+  }
+
+  float* scratch(int thread) const { return threads_ + thread * thread_floats_; }
+
+  Kernels& kernels_;
+  const Ops& ops_;
+  const DeltaShape& s_;
+  const DeltaWeights& w_;
+  const DeltaStates states_;
+  float* const x_;
+  const std::int64_t tokens_;
+
+  float *normed_, *mixed_, *gated_;  // [tokens, hidden], [tokens, channels], [tokens, values]
+  std::vector<float*> projected_;
+  Place queries_, keys_, values_, gates_, rates_, steps_;
+  float* threads_;
+  std::int64_t thread_floats_;
+};
+
+}  // namespace
+
+void delta_net(Kernels& kernels, const DeltaShape& shape, const DeltaWeights& weights,
+               const DeltaStates& states, float* x, std::int64_t num_tokens) {
+  DeltaStates from = states;
+  for (std::int64_t start = 0; start < num_tokens; start += kTokensAtOnce) {
+    Pass(kernels, shape, weights, from, x + start * shape.hidden, std::min(kTokensAtOnce, num_tokens - start))
+        .run();
+    from.conv = states.new_conv;
+    from.heads = states.new_heads;
+  }
+}
+
+}  // namespace moeinf

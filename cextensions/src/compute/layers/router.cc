@@ -1,0 +1,78 @@
+#include "moeinf/compute/layers/router.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace moeinf {
+namespace {
+
+constexpr int kScratch = 17;  // a number that no operation called from here uses
+
+// The k largest of softmax(logits); logits are overwritten. A NaN counts as the smallest, so ids stay
+// distinct, and makes every weight NaN: the caller sees that the choice means nothing.
+void top_softmax(float* logits, std::int64_t count, std::int64_t k, bool normalise, std::int64_t* ids,
+                 float* weights) {
+  float largest = -INFINITY;
+  float total = 0, chosen = 0;
+  for (std::int64_t i = 0; i < count; ++i) {
+    if (std::isnan(logits[i])) {
+      total = logits[i];
+      logits[i] = -INFINITY;
+    }
+    largest = std::max(largest, logits[i]);
+  }
+  if (!std::isfinite(largest)) largest = 0;  // nothing but NaN: all count alike
+  for (std::int64_t i = 0; i < count; ++i) {
+    logits[i] = std::exp(logits[i] - largest);
+    total += logits[i];
+  }
+  for (std::int64_t j = 0; j < k; ++j) {
+    const std::int64_t best = std::max_element(logits, logits + count) - logits;
+    ids[j] = best;
+    weights[j] = logits[best] / total;
+    chosen += weights[j];
+    logits[best] = -1;
+  }
+  for (std::int64_t j = 0; normalise && j < k; ++j) weights[j] /= chosen;
+}
+
+// Calls task(t) for each token: at once for a few, with all threads for many.
+template <typename Task>
+void for_tokens(Kernels& kernels, std::int64_t tokens, const Task& task) {
+  if (tokens <= kMaxDotRows) {
+    for (std::int64_t t = 0; t < tokens; ++t) task(t);
+  } else {
+    kernels.pool().run(tokens, [&](std::int64_t t, int) { task(t); });
+  }
+}
+
+}  // namespace
+
+void rms_norm(Kernels& kernels, const float* x, const float* weight, float eps, std::int64_t tokens,
+              std::int64_t count, float* out) {
+  const Ops& ops = kernels.ops();
+  for_tokens(kernels, tokens,
+             [&](std::int64_t t) { ops.rms_norm(x + t * count, weight, eps, count, out + t * count); });
+}
+
+void layer_norm(Kernels& kernels, const float* x, const float* weight, const float* bias, float eps,
+                std::int64_t tokens, std::int64_t count, float* out) {
+  const Ops& ops = kernels.ops();
+  for_tokens(kernels, tokens, [&](std::int64_t t) {
+    ops.layer_norm(x + t * count, weight, bias, eps, count, out + t * count);
+  });
+}
+
+void route(Kernels& kernels, const RouterWeights& router, const float* x, std::int64_t tokens, float* hidden,
+           std::int64_t* ids, float* weights) {
+  const std::int64_t experts = router.gate.rows, k = router.top_k;
+  rms_norm(kernels, x, router.norm, router.norm_eps, tokens, router.gate.cols, hidden);
+  auto* logits = static_cast<float*>(
+      kernels.scratch(kScratch, static_cast<std::size_t>(tokens * experts) * sizeof(float)));
+  kernels.linear(router.gate, hidden, tokens, logits);
+  for_tokens(kernels, tokens, [&](std::int64_t t) {
+    top_softmax(logits + t * experts, experts, k, router.normalise, ids + t * k, weights + t * k);
+  });
+}
+
+}  // namespace moeinf
