@@ -21,7 +21,7 @@ import pytest
 from moeinf._native import Arena, Copier, CudaDriver, CudaError
 
 REPOSITORY = Path(__file__).parents[3]
-NATIVE_TESTS = REPOSITORY / "cextensions" / "tests"
+NATIVE_TESTS = REPOSITORY / "cextensions" / "tests" / "cuda"
 EXPERT = 8192
 RING = 65536
 MIB = 1 << 20

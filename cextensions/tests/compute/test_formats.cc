@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "../src/compute/formats/half.h"
+#include "compute/formats/half.h"
 #include "check.h"
 #include "moeinf/compute/formats/formats.h"
 #include "moeinf/compute/formats/quantize.h"

@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "../src/compute/cores.h"
+#include "compute/cores.h"
 #include "check.h"
 #include "moeinf/compute/pool.h"
 
