@@ -36,7 +36,8 @@ using Keys = Column<std::int64_t>;
 using Priorities = Column<double>;
 
 constexpr std::chrono::milliseconds kSignalPeriod(100);  // how long Ctrl-C may go unnoticed
-constexpr std::chrono::milliseconds kClosePatience(1000);  // for reads under way; a disk that hangs never ends them
+// How long close waits for reads that are under way: a disk that hangs never ends them.
+constexpr std::chrono::milliseconds kClosePatience(1000);
 
 nb::object read_failure_type() { return nb::module_::import_("moeinf._native").attr("ReadFailure"); }
 
@@ -329,7 +330,8 @@ void bind_reader(nb::module_& m) {
 
 NB_MODULE(_native, m) {
   m.doc() = "The native read engine: memory for experts, and reads into it in the background.";
-  nb::set_leak_warnings(false);  // tensors alive at exit hold their arena: normal, and nothing to tell a user about
+  // Tensors that are alive at exit hold their arena: that is normal, and nothing to tell a user about.
+  nb::set_leak_warnings(false);
   nb::register_exception_translator(translate);
   bind_read_failure(m);
   bind_arena(m);

@@ -11,8 +11,8 @@ namespace moeinf {
 namespace {
 
 constexpr std::size_t kTaskBytes = std::size_t{1} << 20;
-constexpr int kAccumulators =
-    32;  // enough that additions wait for memory, never for each other, however wide they are
+// Enough that additions wait for memory, never for each other, however wide they are.
+constexpr int kAccumulators = 32;
 
 // Words of all bits set would overflow an int64 but not these; num_words is a multiple of kAccumulators.
 std::uint64_t sum(const std::uint64_t* words, std::size_t num_words) {

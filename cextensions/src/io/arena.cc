@@ -58,8 +58,8 @@ bool give_back(unsigned char* data, std::size_t num_bytes) {
 #ifdef __linux__
   return advise_whole_pages(data, num_bytes, MADV_DONTNEED);
 #else
-  return advise_whole_pages(data, num_bytes,
-                            MADV_FREE);  // MADV_DONTNEED keeps the pages of macOS and the BSDs
+  // MADV_DONTNEED keeps the pages of macOS and the BSDs.
+  return advise_whole_pages(data, num_bytes, MADV_FREE);
 #endif
 }
 

@@ -21,9 +21,9 @@ struct RemoteFileSystem {
   std::uint32_t number;  // linux/magic.h, and the sources of those that are not in it
   const char* name;
 };
+// FUSE is virtiofs as well.
 constexpr RemoteFileSystem kRemote[] = {
-    {0x65735546, "FUSE"},  // virtiofs as well
-    {0x6969, "NFS"},       {0x517B, "SMB"},           {0xFF534D42, "CIFS"},  {0xFE534D42, "SMB2"},
+    {0x65735546, "FUSE"},  {0x6969, "NFS"},       {0x517B, "SMB"},           {0xFF534D42, "CIFS"},  {0xFE534D42, "SMB2"},
     {0x01021997, "9p"},    {0x00C36400, "Ceph"},      {0x5346414F, "AFS"},   {0x6B414653, "AFS"},
     {0x73757245, "Coda"},  {0x0BD00BD0, "Lustre"},    {0x47504653, "GPFS"},  {0x19830326, "BeeGFS"},
     {0x20030528, "PVFS2"}, {0xAAD7AAEA, "PanFS"},     {0x786F4256, "vboxsf"}, {0xBACBACBC, "vmhgfs"},

@@ -82,8 +82,8 @@ void Ring::queue_read(int fd, void* destination, std::uint32_t num_bytes, std::u
   entry.off = offset;
   entry.user_data = id;
   submission_array_[index] = index;
-  __atomic_store_n(submission_tail_, tail + 1,
-                   __ATOMIC_RELEASE);  // the kernel sees the entry before the tail
+  // Released, so that the kernel sees the entry before the tail.
+  __atomic_store_n(submission_tail_, tail + 1, __ATOMIC_RELEASE);
   ++num_queued_;
 }
 

@@ -103,8 +103,8 @@ TEST(a_row_range_writes_its_own_results_only) {
   }
 }
 
-TEST(extreme_bytes_do_not_overflow_the_sums) {  // -128 times 127 everywhere: what 16 bits could not hold
-                                                // twice over
+// -128 times 127 everywhere: 16 bits could not hold the sum of two such products.
+TEST(extreme_bytes_do_not_overflow_the_sums) {
   std::vector<unsigned char> bytes(34 * 4);
   const std::uint16_t one = 0x3c00;
   for (std::size_t b = 0; b < 4; ++b) {

@@ -67,8 +67,8 @@ TEST(workers_that_went_to_sleep_are_woken_by_the_next_call) {
       ++num_inside;
       while (num_inside < 2) std::this_thread::yield();
     });
-    const auto end =
-        std::chrono::steady_clock::now() + std::chrono::milliseconds(2);  // longer than a worker spins
+    // Longer than a worker spins.
+    const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(2);
     while (std::chrono::steady_clock::now() < end) std::this_thread::yield();
   }
 }
@@ -99,8 +99,8 @@ TEST(a_slow_task_of_a_worker_is_waited_for) {
       return;
     }
     is_begun = true;
-    const auto end =
-        std::chrono::steady_clock::now() + std::chrono::milliseconds(2);  // longer than the caller spins
+    // Longer than the caller spins.
+    const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(2);
     while (std::chrono::steady_clock::now() < end) std::this_thread::yield();
     is_done = true;
   });

@@ -337,8 +337,8 @@ FAKE_API int cuStreamSynchronize(void* stream) {
 FAKE_API int cuStreamWaitEvent(void* stream, void* event, unsigned flags) {
   const Lock lock(state().mutex);
   if (const int code = enter(lock, "cuStreamWaitEvent")) return code;
-  const std::shared_ptr<Mark> mark =
-      static_cast<FakeEvent*>(event)->mark;  // of now: a later recording is another
+  // The mark of now: a later recording makes another.
+  const std::shared_ptr<Mark> mark = static_cast<FakeEvent*>(event)->mark;
   if (flags != 0 || !mark) return kInvalidValue;
   add(lock, stream_of(stream), {[=] { return mark->done; }, [] {}, [] {}});
   return 0;

@@ -307,8 +307,8 @@ TEST(a_device_that_sees_registered_memory_elsewhere_is_given_its_own_addresses) 
 
   const Bytes expert = random_bytes(2 * kExpert);
   Bytes device(expert.size());
-  unsigned char* const place =
-      host.data() + kPiece - kExpert;  // the last of one piece, the first of the next
+  // The last expert of one piece, and the first of the next.
+  unsigned char* const place = host.data() + kPiece - kExpert;
   std::memcpy(place, expert.data(), expert.size());
   const std::int64_t sources[] = {address_of(place), address_of(place) + kExpert};
   const std::int64_t destinations[] = {address_of(device.data()), address_of(device.data()) + kExpert};

@@ -167,8 +167,8 @@ TEST(a_known_key_is_refused_and_nothing_of_its_call_is_queued) {
   CHECK(throws<std::invalid_argument>([&] { scheduler.submit({request(2, kDemand), request(1, kDemand)}); }));
   CHECK(throws<std::invalid_argument>([&] { scheduler.submit({request(2, kDemand), request(2, kDemand)}); }));
   CHECK(read_one(scheduler) == 1);
-  CHECK(throws<std::invalid_argument>(
-      [&] { scheduler.submit({request(1, kDemand)}); }));  // landed, not collected
+  // Landed, but not collected.
+  CHECK(throws<std::invalid_argument>([&] { scheduler.submit({request(1, kDemand)}); }));
   CHECK(read_one(scheduler) == -1);
   CHECK(scheduler.poll().done == std::vector<std::int64_t>{1});
   scheduler.submit({request(1, kDemand)});

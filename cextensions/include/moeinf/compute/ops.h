@@ -14,7 +14,7 @@ namespace moeinf {
 enum class ActivationKind : int {
   kF32,   // as they are
   kBF16,  // rounded to nearest even
-  kInt8,  // blocks of 32 with a float scale; the layout is private to one Ops: only it can multiply what it prepared
+  kInt8,  // blocks of 32 with a float scale; only the Ops that prepared them knows their layout
 };
 
 // What an expert does with the product of its first matrix.
@@ -22,7 +22,7 @@ enum class Activation : int {
   kSilu,           // a sigmoid(a)
   kGelu,           // exact, by erf
   kRelu,
-  kSwigluClamped,  // of gpt-oss: with g = min(a, limit) and u = clip(up, -limit, limit), g sigmoid(1.702 g) (u + 1)
+  kSwigluClamped,  // g sigmoid(1.702 g) (u + 1), with g = min(a, limit) and u = clip(up, -limit, limit)
 };
 
 constexpr int kMaxDotRows = 8;  // activations that dot_rows takes at once
@@ -45,7 +45,7 @@ struct AttendTask {
   Format format;
   std::int64_t first, last, head_dim;
   float scale;         // of the scores
-  const float* sinks;  // [num_queries]: a further score of each, not scaled, whose weight goes nowhere; may be null
+  const float* sinks;  // [num_queries], or null: a further score of each, not scaled, which weighs no value
 };
 
 // Of a softmax that goes over its scores block by block.
@@ -57,8 +57,9 @@ struct SoftmaxState {
 // The tokens of one value head of gated DeltaNet. Of a token with decay a and rate b:
 // S = a S + b k (v - (a S)^T k)^T, then out = S^T q.
 struct DeltaTask {
-  const float *queries, *keys, *values;     // [tokens, key_dim], the same, [tokens, value_dim]; rows `stride` apart
-  std::int64_t stride;
+  const float *queries, *keys;              // [tokens, key_dim]
+  const float* values;                      // [tokens, value_dim]
+  std::int64_t stride;                      // between the rows of these three
   const float *decays, *rates;              // [tokens]
   std::int64_t tokens, key_dim, value_dim;  // at least one token
   const float* state;                       // [key_dim, value_dim]: S before the first token
@@ -90,11 +91,13 @@ struct Ops {
 
   // out (may be gate) = act(gate) * up, or act(gate) where up is null (not for kSwigluClamped, which alone has a limit).
   void (*activate)(Activation act, float limit, const float* gate, const float* up, float* out, std::int64_t count);
-  void (*add_stored)(Format format, const void* x, float* sum, std::int64_t count);      // sum += x, which is f32, f16 or bf16
-  void (*add_scaled)(const float* x, float scale, float* sum, std::int64_t count);       // sum += scale * x, rounded after each of * and +
-  void (*add_product)(const float* x, const float* y, float* sum, std::int64_t count);   // sum += x * y, likewise
-
-  void (*sigmoid_mul)(const float* gate, float* x, std::int64_t count);                  // x *= sigmoid(gate)
+  // sum += x, which is f32, f16 or bf16.
+  void (*add_stored)(Format format, const void* x, float* sum, std::int64_t count);
+  // sum += scale * x, and sum += x * y: rounded after the multiplication and again after the addition.
+  void (*add_scaled)(const float* x, float scale, float* sum, std::int64_t count);
+  void (*add_product)(const float* x, const float* y, float* sum, std::int64_t count);
+  // x *= sigmoid(gate).
+  void (*sigmoid_mul)(const float* gate, float* x, std::int64_t count);
 
   // Decoding's other loops. rms_norm: out (may be x) = x / rms(x) * weight. layer_norm: out (may be x) =
   // (x - mean(x)) / std(x) * weight + bias. rotate: pairs (x[i], x[i + half]), or (x[2 i], x[2 i + 1]) interleaved.

@@ -41,8 +41,8 @@ class Copier {
   std::int64_t copy(const std::int64_t* sources, const std::int64_t* destinations, std::size_t count,
                     std::int64_t num_bytes, Stream compute);
 
-  void make_wait(Stream compute,
-                 std::int64_t ticket);  // what is submitted to it later comes after the copies
+  // What is submitted to the stream later comes after the copies.
+  void make_wait(Stream compute, std::int64_t ticket);
   bool done(std::int64_t ticket);
   void wait(std::int64_t ticket);
 

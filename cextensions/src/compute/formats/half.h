@@ -36,8 +36,7 @@ inline std::uint16_t half_of_float(float value) {
   const std::uint16_t sign = static_cast<std::uint16_t>((bits >> 16) & 0x8000u);
   if (magnitude > 0x7f800000u) return static_cast<std::uint16_t>(sign | 0x7e00u);
   if (magnitude >= 0x477ff000u) return static_cast<std::uint16_t>(sign | 0x7c00u);  // 65520 and more
-  if (magnitude <
-      0x38800000u) {  // subnormal: 0.5 has the very unit in the last place, so the sum does the rounding
+  if (magnitude < 0x38800000u) {  // subnormal: the last place of 0.5 is its unit, so the sum rounds
     return static_cast<std::uint16_t>(sign | (bits_of_float(float_of_bits(magnitude) + 0.5f) - 0x3f000000u));
   }
   const std::uint32_t to_even = 0xfffu + ((magnitude >> 13) & 1u);

@@ -26,8 +26,8 @@ inline Floats splat(float value) { return Floats{value, value, value, value}; }
 
 inline Floats absolute(Floats x) { return reinterpret_cast<Floats>(reinterpret_cast<Ints>(x) & 0x7fffffff); }
 
-#ifdef __SSE__  // of the generic form GCC makes four instructions instead of one, in the innermost loop of
-                // all
+// GCC makes four instructions of the generic form where one would do, and this is the innermost loop of all.
+#ifdef __SSE__
 inline Floats smaller(Floats a, Floats b) { return _mm_min_ps(a, b); }
 inline Floats larger(Floats a, Floats b) { return _mm_max_ps(a, b); }
 #else

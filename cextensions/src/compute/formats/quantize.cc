@@ -127,13 +127,13 @@ void encode(const Tile& tile, BlockIQ4_NL* out, int num_groups) {
 // The scale is the power of two that brings the largest weight to 4 ... 8; what is beyond 6, the largest
 // value, becomes 6.
 void encode(const Tile& tile, BlockMXFP4* out, int num_groups) {
-  constexpr float kBorders[7] = {0.25f, 0.75f, 1.25f, 1.75f,
-                                 2.5f,  3.5f,  5};  // between 0, 0.5, 1, 1.5, 2, 3, 4, 6
+  // Between 0, 0.5, 1, 1.5, 2, 3, 4 and 6.
+  constexpr float kBorders[7] = {0.25f, 0.75f, 1.25f, 1.75f, 2.5f, 3.5f, 5};
   const Floats amax = largest_magnitude(tile);
   Floats inverse;
   for (int g = 0; g < kLanes; ++g) {
-    const int e = std::max(
-        0, static_cast<int>(bits_of_float(amax[g]) >> 23) - 2);  // the exponent's field has 127 in it
+    // The exponent's field of a float counts from -127, as that of a block does.
+    const int e = std::max(0, static_cast<int>(bits_of_float(amax[g]) >> 23) - 2);
     if (g < num_groups) out[g].e = static_cast<std::uint8_t>(e);
     inverse[g] = float_of_bits(static_cast<std::uint32_t>(254 - e) << 23);
   }

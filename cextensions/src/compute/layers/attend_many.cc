@@ -9,8 +9,7 @@
 namespace moeinf {
 namespace {
 
-constexpr int kTransposedScratch = 18,
-              kThreadScratch = 19;              // numbers that no operation called from here uses
+constexpr int kTransposedScratch = 18, kThreadScratch = 19;  // which no operation called from here uses
 constexpr std::int64_t kRows = 128;             // queries of a task, over the heads of its group
 constexpr std::int64_t kPositionsOfTask = 256;  // of a transposing task
 
@@ -128,8 +127,8 @@ class ManyTokens {
     const Ops& ops = kernels_.ops();
     const std::int64_t first_token = number * block_tokens_,
                        tokens = std::min(block_tokens_, tokens_ - first_token);
-    const std::int64_t rows = tokens * group_,
-                       end = length_ + first_token + tokens - first_;  // positions seen
+    const std::int64_t rows = tokens * group_;
+    const std::int64_t end = length_ + first_token + tokens - first_;  // of the positions that are seen
     const float* const queries = query_ + (first_token * s_.num_heads + head * group_) * s_.head_dim;
     for (std::int64_t r = 0; r < rows; ++r) {
       ops.prepare(kind_, queries + (r / group_ * s_.num_heads + r % group_) * s_.head_dim, s_.head_dim,

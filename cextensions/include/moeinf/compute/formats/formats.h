@@ -34,8 +34,8 @@ static_assert(sizeof(BlockQ8_0) == 34 && sizeof(BlockQ4_0) == 18 && sizeof(Block
               sizeof(BlockQ4_K) == 144);
 
 extern const std::int8_t kIQ4NLValues[16];
-extern const std::int8_t
-    kMXFP4Values[16];  // doubled, so that they are whole: 0 1 2 3 4 6 8 12 and their negatives
+// Doubled, so that they are whole: 0 1 2 3 4 6 8 12 and their negatives.
+extern const std::int8_t kMXFP4Values[16];
 
 Format format_named(const std::string& name);  // "q4_k"; throws std::invalid_argument naming the known ones
 const char* name_of(Format format);

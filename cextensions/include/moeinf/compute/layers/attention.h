@@ -7,11 +7,8 @@
 
 namespace moeinf {
 
-enum class HeadNorm {
-  kNone,
-  kEach,
-  kAll
-};  // RMS norm of queries and keys: none, over each head, over all heads together
+// The RMS norm of queries and keys: none, one over each head, or one over all heads together.
+enum class HeadNorm { kNone, kEach, kAll };
 
 struct AttentionShape {
   std::int64_t hidden, num_heads, num_kv_heads, head_dim;
@@ -23,7 +20,7 @@ struct AttentionShape {
   bool interleaved;           // pairs are (2 i, 2 i + 1), not (i, i + rotary_pairs)
   float scale;                // of the scores, > 0
   float residual;             // multiplies what is added to x
-  bool gated;  // the rows of q are, for each head, its query and a gate, whose sigmoid multiplies its output
+  bool gated;  // the rows of q are each head's query and its gate, whose sigmoid multiplies the head's output
 };
 
 struct AttentionWeights {  // pointers may be null where the model has no such tensor

@@ -9,8 +9,8 @@
 namespace moeinf {
 
 struct DeltaShape {
-  std::int64_t hidden, num_key_heads,
-      num_value_heads;  // a key head serves as many value heads, which follow each other
+  std::int64_t hidden;
+  std::int64_t num_key_heads, num_value_heads;  // a key head serves several value heads, which are neighbours
   std::int64_t key_dim, value_dim;
   std::int64_t kernel;  // tokens that the convolution sees
   float norm_eps;       // of the norm in front, and of that behind each head

@@ -14,8 +14,8 @@
 
 namespace moeinf {
 
-struct ExpertPart {  // one matrix of an expert, or a bias (of one column), and where it lies in the expert's
-                     // block
+// One matrix of an expert, or a bias (of one column), and where it lies in the expert's block.
+struct ExpertPart {
   Format format;
   std::int64_t rows, cols;
   std::size_t offset_bytes;
@@ -112,8 +112,8 @@ class ExpertKernel {
 
   std::vector<Job> jobs_;
   std::vector<std::atomic<std::int64_t>> tasks_left_;  // of the middle of each job
-  std::array<Buffer, 3> inputs_,
-      middles_;                        // prepared, by ActivationKind; inputs in the order of groups_.sorted
+  // Prepared activations, by ActivationKind; inputs in the order of groups_.sorted.
+  std::array<Buffer, 3> inputs_, middles_;
   Buffer firsts_, seconds_, outputs_;  // floats; seconds_ is scratch of each thread
   std::size_t seconds_of_thread_ = 0;
 };

@@ -28,8 +28,8 @@ class PlaceGroups {
   void count_ids(const std::int64_t* ids, std::int64_t num_places);
   void make_groups();
 
-  std::vector<std::int64_t>
-      by_id_;  // group of each expert id, -1: none; while sorting, how many places name it
+  // The group of each expert id, -1 where it has none; while sorting, how many places name the id.
+  std::vector<std::int64_t> by_id_;
 };
 
 }  // namespace moeinf
