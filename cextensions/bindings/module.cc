@@ -16,13 +16,12 @@
 #include <thread>
 #include <vector>
 
-#include "moeinf/signal_block.h"
-
 #include "bindings.h"
-#include "moeinf/io/arena.h"
 #include "moeinf/errors.h"
-#include "moeinf/lowest.h"
+#include "moeinf/io/arena.h"
 #include "moeinf/io/reader.h"
+#include "moeinf/lowest.h"
+#include "moeinf/signal_block.h"
 
 namespace nb = nanobind;
 using moeinf::Arena;
@@ -93,8 +92,7 @@ class NativeReader {
                const moeinf::ReaderOptions& options, nb::object on_wait)
       : read_done_(nb::module_::import_("moeinf.types").attr("ReadDone")), on_wait_(std::move(on_wait)) {
     const nb::gil_scoped_release released;
-    reader_ =
-        std::make_shared<moeinf::Reader>(std::move(paths), std::move(sizes), std::move(arena), options);
+    reader_ = std::make_shared<moeinf::Reader>(std::move(paths), std::move(sizes), std::move(arena), options);
   }
   ~NativeReader() {
     if (!reader_) return;
@@ -116,8 +114,8 @@ class NativeReader {
                     priorities.data(), keys.shape(0));
   }
 
-  void expect(const Keys& files, const Keys& offsets, std::int64_t num_bytes, const Column<std::uint32_t>& sums,
-              bool always) {
+  void expect(const Keys& files, const Keys& offsets, std::int64_t num_bytes,
+              const Column<std::uint32_t>& sums, bool always) {
     require_as_many(files, offsets.shape(0), "offsets");
     require_as_many(files, sums.shape(0), "sums");
     reader_->expect(files.data(), offsets.data(), num_bytes, sums.data(), files.shape(0), always);
@@ -162,7 +160,8 @@ class NativeReader {
       const auto now = Clock::now();
       {
         const nb::gil_scoped_release released;
-        if (ended_.wait_until(std::min(give_up_at_, now + kSignalPeriod)) == std::future_status::ready) return true;
+        if (ended_.wait_until(std::min(give_up_at_, now + kSignalPeriod)) == std::future_status::ready)
+          return true;
       }
       if (now >= give_up_at_) return false;
       if (PyErr_CheckSignals() != 0) throw nb::python_error();
@@ -192,7 +191,7 @@ class NativeReader {
   }
 
   nb::object read_done_;
-  nb::object on_wait_;  // none, or called while a read is waited for
+  nb::object on_wait_;                      // none, or called while a read is waited for
   std::shared_ptr<moeinf::Reader> reader_;  // with its arena
   std::shared_future<void> ended_;          // valid once closing has begun
   Clock::time_point give_up_at_;
@@ -281,11 +280,13 @@ void bind_lowest(nb::module_& m) {
       "lowest",
       [](const Column<double>& scores, const Column<std::uint8_t>& states, std::uint8_t state,
          const std::vector<std::int64_t>& held, std::size_t count) {
-        if (states.shape(0) != scores.shape(0)) throw std::invalid_argument("scores and states differ in length");
+        if (states.shape(0) != scores.shape(0))
+          throw std::invalid_argument("scores and states differ in length");
         return moeinf::lowest(scores.data(), states.data(), scores.shape(0), state, held, count);
       },
       nb::arg("scores").noconvert(), nb::arg("states").noconvert(), nb::arg("state"), nb::arg("held"),
-      nb::arg("count"), "Indices of the `count` smallest scores where states is `state`, but for those held.");
+      nb::arg("count"),
+      "Indices of the `count` smallest scores where states is `state`, but for those held.");
 }
 
 void bind_reader(nb::module_& m) {

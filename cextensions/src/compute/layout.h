@@ -10,8 +10,8 @@ constexpr int kInt8Block = 32;  // activations that share one scale
 // The most activations that a kernel reads at once: rows are padded with zeros up to it.
 constexpr int kMaxStep = 64;
 
-constexpr int kBlockX = 64;     // activations of kPanelCols that stay in the second-level cache
-constexpr int kPanelRows = 48;  // weight rows expanded at once: a multiple of every kTileRows
+constexpr int kBlockX = 64;                // activations of kPanelCols that stay in the second-level cache
+constexpr int kPanelRows = 48;             // weight rows expanded at once: a multiple of every kTileRows
 constexpr std::int64_t kPanelCols = 2048;  // bf16 columns of a tile's rows that fit the first-level cache
 
 static constexpr std::int64_t round_up(std::int64_t value, std::int64_t multiple) {

@@ -4,8 +4,8 @@
 #include <cstring>
 #include <stdexcept>
 
-#include "moeinf/io/arena.h"
 #include "moeinf/compute/kernels.h"
+#include "moeinf/io/arena.h"
 
 namespace moeinf {
 namespace {

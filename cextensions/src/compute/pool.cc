@@ -15,9 +15,9 @@
 #include <utility>
 #include <vector>
 
-#include "moeinf/signal_block.h"
 #include "cores.h"
 #include "moeinf/errors.h"
+#include "moeinf/signal_block.h"
 
 namespace moeinf {
 namespace {

@@ -23,11 +23,11 @@ struct RemoteFileSystem {
 };
 // FUSE is virtiofs as well.
 constexpr RemoteFileSystem kRemote[] = {
-    {0x65735546, "FUSE"},  {0x6969, "NFS"},       {0x517B, "SMB"},           {0xFF534D42, "CIFS"},  {0xFE534D42, "SMB2"},
-    {0x01021997, "9p"},    {0x00C36400, "Ceph"},      {0x5346414F, "AFS"},   {0x6B414653, "AFS"},
-    {0x73757245, "Coda"},  {0x0BD00BD0, "Lustre"},    {0x47504653, "GPFS"},  {0x19830326, "BeeGFS"},
-    {0x20030528, "PVFS2"}, {0xAAD7AAEA, "PanFS"},     {0x786F4256, "vboxsf"}, {0xBACBACBC, "vmhgfs"},
-    {0x7C7C6673, "prl_fs"}};
+    {0x65735546, "FUSE"},   {0x6969, "NFS"},       {0x517B, "SMB"},        {0xFF534D42, "CIFS"},
+    {0xFE534D42, "SMB2"},   {0x01021997, "9p"},    {0x00C36400, "Ceph"},   {0x5346414F, "AFS"},
+    {0x6B414653, "AFS"},    {0x73757245, "Coda"},  {0x0BD00BD0, "Lustre"}, {0x47504653, "GPFS"},
+    {0x19830326, "BeeGFS"}, {0x20030528, "PVFS2"}, {0xAAD7AAEA, "PanFS"},  {0x786F4256, "vboxsf"},
+    {0xBACBACBC, "vmhgfs"}, {0x7C7C6673, "prl_fs"}};
 
 const char* remote_name(std::uint32_t number) {
   for (const RemoteFileSystem& known : kRemote) {
@@ -78,7 +78,7 @@ Descriptor open_direct(const std::string& path, int& refusal) {
 
 std::uint32_t file_system_of(int fd) {
 #ifdef __linux__
-  struct statfs status {};
+  struct statfs status{};
   if (::fstatfs(fd, &status) == 0) return static_cast<std::uint32_t>(status.f_type);
 #endif
   static_cast<void>(fd);
@@ -113,7 +113,7 @@ FileSet::File FileSet::open(const std::string& path, std::int64_t num_bytes, boo
   file.num_bytes = num_bytes;
   file.descriptor =
       direct ? open_direct(path, refusal) : Descriptor(open_retrying(path, O_RDONLY | O_CLOEXEC));
-  struct stat status {};
+  struct stat status{};
   if (!file.descriptor.is_open() || ::fstat(file.descriptor.get(), &status) < 0) {
     const int error = errno;
     throw SystemFailure(error, "cannot open " + path + ": " + std::strerror(error), path);
@@ -131,7 +131,7 @@ FileSet::File FileSet::open(const std::string& path, std::int64_t num_bytes, boo
 }
 
 std::int64_t FileSet::num_bytes_now(int file) const {
-  struct stat status {};
+  struct stat status{};
   return ::fstat(descriptor(file), &status) == 0 ? static_cast<std::int64_t>(status.st_size) : -1;
 }
 

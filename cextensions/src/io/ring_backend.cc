@@ -1,7 +1,7 @@
 #include <cerrno>
 
-#include "moeinf/io/backend.h"
 #include "moeinf/errors.h"
+#include "moeinf/io/backend.h"
 #include "ring.h"
 
 #ifdef MOEINF_HAS_IO_URING

@@ -4,8 +4,8 @@
 #include <thread>
 #include <vector>
 
-#include "moeinf/io/backend.h"
 #include "moeinf/errors.h"
+#include "moeinf/io/backend.h"
 #include "moeinf/signal_block.h"
 
 namespace moeinf {

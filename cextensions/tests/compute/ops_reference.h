@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "moeinf/compute/ops.h"
 #include "moeinf/compute/formats/quantize.h"
+#include "moeinf/compute/ops.h"
 
 namespace moeinf {
 
@@ -22,8 +22,8 @@ constexpr double kTolerance = 1e-5;
 
 struct Lines {  // 64-byte aligned, and no longer than asked for, so that ASan sees a read past the end
   explicit Lines(std::size_t num_bytes)
-      : memory(static_cast<unsigned char*>(::operator new (num_bytes + 1, std::align_val_t{64}))) {}
-  ~Lines() { ::operator delete (memory, std::align_val_t{64}); }
+      : memory(static_cast<unsigned char*>(::operator new(num_bytes + 1, std::align_val_t{64}))) {}
+  ~Lines() { ::operator delete(memory, std::align_val_t{64}); }
   Lines(const Lines&) = delete;
   Lines& operator=(const Lines&) = delete;
   unsigned char* memory;

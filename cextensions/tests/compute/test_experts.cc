@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "check.h"
-#include "moeinf/compute/layers/experts.h"
 #include "moeinf/compute/formats/quantize.h"
+#include "moeinf/compute/layers/experts.h"
 
 using moeinf::Activation;
 using moeinf::ExpertKernel;
@@ -317,18 +317,16 @@ TEST(parts_that_do_not_fit_together_are_refused) {
   Kernels kernels(1, "generic");
   const ExpertPart gate{Format::kF32, 32, 64, 0}, down{Format::kF32, 64, 32, 0};
   const auto refused = [&](const ExpertPart& g, const ExpertPart& u, const ExpertPart& d) {
-    return throws<std::invalid_argument>([&] {
-      ExpertKernel kernel(kernels, nullptr, 0, {g, u, d, {}, {}, {}});
-    });
+    return throws<std::invalid_argument>(
+        [&] { ExpertKernel kernel(kernels, nullptr, 0, {g, u, d, {}, {}, {}}); });
   };
   CHECK(!refused(gate, gate, down));
   CHECK(refused(gate, down, down));
   CHECK(refused(gate, gate, gate));
   CHECK(refused({Format::kQ4_K, 32, 64, 0}, gate, down));
   const auto refused_bias = [&](const ExpertPart& bias) {
-    return throws<std::invalid_argument>([&] {
-      ExpertKernel kernel(kernels, nullptr, 0, {gate, gate, down, {}, bias, {}});
-    });
+    return throws<std::invalid_argument>(
+        [&] { ExpertKernel kernel(kernels, nullptr, 0, {gate, gate, down, {}, bias, {}}); });
   };
   CHECK(!refused_bias({Format::kBF16, 32, 1, 0}));
   CHECK(refused_bias({Format::kBF16, 64, 1, 0}));

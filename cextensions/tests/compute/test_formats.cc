@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "compute/formats/half.h"
 #include "check.h"
+#include "compute/formats/half.h"
 #include "moeinf/compute/formats/formats.h"
 #include "moeinf/compute/formats/quantize.h"
 

@@ -10,8 +10,8 @@
 #include <thread>
 #include <vector>
 
-#include "compute/cores.h"
 #include "check.h"
+#include "compute/cores.h"
 #include "moeinf/compute/pool.h"
 
 using moeinf::Pool;

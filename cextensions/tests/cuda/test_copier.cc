@@ -8,9 +8,9 @@
 
 #include "check.h"
 #include "fake_cuda.h"
-#include "moeinf/io/arena.h"
 #include "moeinf/cuda/copier.h"
 #include "moeinf/errors.h"
+#include "moeinf/io/arena.h"
 
 using moeinf::Arena;
 using moeinf::cuda::Copier;

@@ -1,5 +1,5 @@
-// The inner loops, one table of functions for each instruction set; all are equal to the generic one within a stated
-// tolerance. None of them allocates, locks or starts threads: callers split rows over threads.
+// The inner loops, one table of functions for each instruction set; all are equal to the generic one within a
+// stated tolerance. None of them allocates, locks or starts threads: callers split rows over threads.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +19,8 @@ enum class ActivationKind : int {
 
 // What an expert does with the product of its first matrix.
 enum class Activation : int {
-  kSilu,           // a sigmoid(a)
-  kGelu,           // exact, by erf
+  kSilu,  // a sigmoid(a)
+  kGelu,  // exact, by erf
   kRelu,
   kSwigluClamped,  // g sigmoid(1.702 g) (u + 1), with g = min(a, limit) and u = clip(up, -limit, limit)
 };
@@ -31,7 +31,8 @@ constexpr int kMaxDotRows = 8;  // activations that dot_rows takes at once
 ActivationKind dot_activation(Format format);
 // For more: f32, f16 -> kF32; all others -> kBF16 (weights are expanded to bf16 panel by panel).
 ActivationKind matmul_activation(Format format);
-// Bytes of one prepared activation of `cols` elements, a multiple of 64. Rows of prepared activations lie that far apart.
+// Bytes of one prepared activation of `cols` elements, a multiple of 64. Rows of prepared activations lie
+// that far apart.
 std::size_t activation_bytes(ActivationKind kind, std::int64_t cols);
 
 constexpr int kMaxHeadDim = 576;  // what the loops keep on their stack
@@ -74,23 +75,26 @@ struct Ops {
   void (*prepare)(ActivationKind kind, const float* x, std::int64_t cols, void* out);
 
   // y[i * y_stride + r] = dot(row r of w, x_i) for first <= r < last, i < num_x <= kMaxDotRows.
-  // x: prepared as dot_activation(w.format), 64-byte aligned. The result for one x depends neither on the other x nor on
-  // first and last.
+  // x: prepared as dot_activation(w.format), 64-byte aligned. The result for one x depends neither on the
+  // other x nor on first and last.
   void (*dot_rows)(const Matrix& w, std::int64_t first, std::int64_t last, const void* x, int num_x, float* y,
                    std::int64_t y_stride);
 
-  // The same for any num_x, x prepared as matmul_activation(w.format); scratch: matmul_scratch_bytes(w.cols), 64-byte
-  // aligned, one for each thread. Same independence.
-  void (*matmul_rows)(const Matrix& w, std::int64_t first, std::int64_t last, const void* x, std::int64_t num_x,
-                      void* scratch, float* y, std::int64_t y_stride);
+  // The same for any num_x, x prepared as matmul_activation(w.format); scratch: matmul_scratch_bytes(w.cols),
+  // 64-byte aligned, one for each thread. Same independence.
+  void (*matmul_rows)(const Matrix& w, std::int64_t first, std::int64_t last, const void* x,
+                      std::int64_t num_x, void* scratch, float* y, std::int64_t y_stride);
 
-  // y[i * y_stride + c] += sum over all rows r of x[i * x_stride + r] * w[r][c], for first <= c < last, i < num_x, in
-  // float32 and in the order of the rows, so that an element depends on nothing else of the call. w is f32, f16 or bf16.
-  void (*mix_rows)(const Matrix& w, std::int64_t first, std::int64_t last, const float* x, std::int64_t x_stride,
-                   std::int64_t num_x, float* y, std::int64_t y_stride);
+  // y[i * y_stride + c] += sum over all rows r of x[i * x_stride + r] * w[r][c], for first <= c < last, i <
+  // num_x, in float32 and in the order of the rows, so that an element depends on nothing else of the call. w
+  // is f32, f16 or bf16.
+  void (*mix_rows)(const Matrix& w, std::int64_t first, std::int64_t last, const float* x,
+                   std::int64_t x_stride, std::int64_t num_x, float* y, std::int64_t y_stride);
 
-  // out (may be gate) = act(gate) * up, or act(gate) where up is null (not for kSwigluClamped, which alone has a limit).
-  void (*activate)(Activation act, float limit, const float* gate, const float* up, float* out, std::int64_t count);
+  // out (may be gate) = act(gate) * up, or act(gate) where up is null (not for kSwigluClamped, which alone
+  // has a limit).
+  void (*activate)(Activation act, float limit, const float* gate, const float* up, float* out,
+                   std::int64_t count);
   // sum += x, which is f32, f16 or bf16.
   void (*add_stored)(Format format, const void* x, float* sum, std::int64_t count);
   // sum += scale * x, and sum += x * y: rounded after the multiplication and again after the addition.
@@ -100,18 +104,21 @@ struct Ops {
   void (*sigmoid_mul)(const float* gate, float* x, std::int64_t count);
 
   // Decoding's other loops. rms_norm: out (may be x) = x / rms(x) * weight. layer_norm: out (may be x) =
-  // (x - mean(x)) / std(x) * weight + bias. rotate: pairs (x[i], x[i + half]), or (x[2 i], x[2 i + 1]) interleaved.
+  // (x - mean(x)) / std(x) * weight + bias. rotate: pairs (x[i], x[i + half]), or (x[2 i], x[2 i + 1])
+  // interleaved.
   void (*rms_norm)(const float* x, const float* weight, float eps, std::int64_t count, float* out);
-  void (*layer_norm)(const float* x, const float* weight, const float* bias, float eps, std::int64_t count, float* out);
+  void (*layer_norm)(const float* x, const float* weight, const float* bias, float eps, std::int64_t count,
+                     float* out);
   void (*rotate)(float* x, const float* cos, const float* sin, std::int64_t half, bool interleaved);
   void (*store_kv)(Format format, const float* x, std::int64_t count, void* out);
-  // x = softmax(scale * x), scale > 0; *sink, where it is not null, is a further element of what is in the brackets.
+  // x = softmax(scale * x), scale > 0; *sink, where it is not null, is a further element of what is in the
+  // brackets.
   void (*softmax)(float* x, std::int64_t count, float scale, const float* sink);
-  // The same block by block: scores [count] become e^(score - state.largest), with the state brought up to date, and with
-  // it the sums [width] of what the scores before them weighed.
+  // The same block by block: scores [count] become e^(score - state.largest), with the state brought up to
+  // date, and with it the sums [width] of what the scores before them weighed.
   void (*soften)(float* scores, std::int64_t count, SoftmaxState& state, float* sums, std::int64_t width);
-  // states [num_queries] of the softmax over the task's positions (and sinks), and sums [num_queries, head_dim] of the
-  // values, each weighed by e^(score - largest): an output is the sums divided by the total.
+  // states [num_queries] of the softmax over the task's positions (and sinks), and sums [num_queries,
+  // head_dim] of the values, each weighed by e^(score - largest): an output is the sums divided by the total.
   void (*attend)(const AttendTask& task, SoftmaxState* states, float* sums);
   void (*run_delta)(const DeltaTask& task);
 };
@@ -120,8 +127,8 @@ std::size_t matmul_scratch_bytes(std::int64_t cols);
 
 // The instruction sets that this build has and this CPU can run, best first; the last is "generic".
 std::vector<std::string> available_isas();
-// The table of `isa`, or of the best for "". Throws std::invalid_argument: unknown name (lists the known ones), or not
-// supported by this CPU or build (says so).
+// The table of `isa`, or of the best for "". Throws std::invalid_argument: unknown name (lists the known
+// ones), or not supported by this CPU or build (says so).
 const Ops& ops_for(const std::string& isa);
 
 }  // namespace moeinf

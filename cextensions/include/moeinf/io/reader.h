@@ -12,9 +12,9 @@
 #include <utility>
 #include <vector>
 
+#include "moeinf/errors.h"
 #include "moeinf/io/arena.h"
 #include "moeinf/io/backend.h"
-#include "moeinf/errors.h"
 #include "moeinf/io/file_set.h"
 #include "moeinf/io/scheduler.h"
 

@@ -10,8 +10,8 @@ namespace moeinf {
 namespace {
 
 constexpr int kTransposedScratch = 18, kThreadScratch = 19;  // which no operation called from here uses
-constexpr std::int64_t kRows = 128;             // queries of a task, over the heads of its group
-constexpr std::int64_t kPositionsOfTask = 256;  // of a transposing task
+constexpr std::int64_t kRows = 128;                          // queries of a task, over the heads of its group
+constexpr std::int64_t kPositionsOfTask = 256;               // of a transposing task
 
 std::size_t padded(std::size_t num_bytes) { return (num_bytes + 63) / 64 * 64; }
 

@@ -7,8 +7,9 @@ namespace moeinf {
 
 constexpr std::int64_t kMostTokens = 128;  // of a call: bounds the memory of what attention holds of each
 
-// mixed, query: [tokens, num_heads, head_dim]; the tokens are at positions length.. of the cache, already stored there.
-// sinks [num_heads] may be null. At most kMostTokens; what a token gives does not depend on the others.
+// mixed, query: [tokens, num_heads, head_dim]; the tokens are at positions length.. of the cache, already
+// stored there. sinks [num_heads] may be null. At most kMostTokens; what a token gives does not depend on the
+// others.
 void attend_many(Kernels& kernels, const AttentionShape& shape, const float* sinks, const KVView& kv,
                  std::int64_t length, const float* query, float* mixed, std::int64_t tokens);
 
