@@ -4,6 +4,7 @@ PROMPT ?= Once upon a time
 JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
+NATIVE_SOURCES := $(shell find cextensions -name '*.cc' -o -name '*.h' -o -name '*.inc')
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 READY := $(VENV)/.ready
 
@@ -27,6 +28,7 @@ fuzz: $(READY)
 lint: $(READY)
 	$(BIN)/ruff check src tests benchmarks docs
 	$(BIN)/ruff format --check src tests benchmarks docs
+	$(BIN)/clang-format --dry-run -Werror $(NATIVE_SOURCES)
 	$(BIN)/mypy
 
 native-test: $(READY)
@@ -37,7 +39,7 @@ gpu-test:
 	$(PYTHON) -m pytest tests/gpu
 
 # torch comes first and from constraints.txt: a CPU machine must not download CUDA packages for it.
-$(READY): pyproject.toml constraints.txt CMakeLists.txt $(shell find cextensions -name '*.cc' -o -name '*.h' -o -name '*.inc')
+$(READY): pyproject.toml constraints.txt CMakeLists.txt $(NATIVE_SOURCES)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "moeinf needs Python 3.10 or newer; set PYTHON=")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -c constraints.txt torch numpy 2>/dev/null || \
