@@ -17,10 +17,12 @@ from moeinf.gpu.ops import Ops
 from moeinf.gpu.program import DecodeProgram
 from moeinf.models import architecture
 from moeinf.models.cpu.layers import NativeLayers
+from moeinf.models.cpu.weights import NativeWeights
 from moeinf.models.families.deepseek_v2 import SoftmaxRouter
 from moeinf.models.fields import Fields
 from moeinf.models.gpu import latent as device_latent
 from moeinf.models.gpu.layers import DeviceLayers
+from moeinf.models.gpu.weights import DeviceWeights
 from moeinf.models.layers.deepseek_moe import DeepseekMoe, SigmoidRouter
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.mla import LatentAttention, latent_shapes, parse_latent
@@ -90,8 +92,8 @@ def test_routers_choose_and_weigh_as_the_published_code(sigmoid: bool, groups: i
         normalise=False,
         corrected=sigmoid,
     )
-    layers = NativeLayers(Kernels(1), {name: stored(tensor) for name, tensor in tensors.items()}, "f32")
-    router = (SigmoidRouter if sigmoid else SoftmaxRouter)(layers, config, "gate.", "norm.weight", 1e-6)
+    weights = NativeWeights(Kernels(1), {name: stored(tensor) for name, tensor in tensors.items()})
+    router = (SigmoidRouter if sigmoid else SoftmaxRouter)(weights, config, "gate.", "norm.weight", 1e-6)
     x = torch.randn(TOKENS, HIDDEN)
     hidden, routing = router(x.numpy())
     ours = torch.zeros(TOKENS, EXPERTS).scatter_(1, torch.from_numpy(routing.ids), torch.from_numpy(routing.weights))
@@ -121,7 +123,8 @@ def on_cpu(dtype: DType, keys_values: StoredTensor) -> tuple[Any, Any]:
 def on_device(dtype: DType, keys_values: StoredTensor) -> tuple[Any, Any]:
     device = EmulatedDevice()
     ops = Ops(TorchVectorOps(), TorchMatrixOps())
-    layers = DeviceLayers(device, ops, {"kv_b": cast(Any, keys_values)}, {}, dtype, 1024, DecodeProgram(device))
+    weights = DeviceWeights(device, ops, {"kv_b": cast(Any, keys_values)}, {})
+    layers = DeviceLayers(weights, dtype, 1024, DecodeProgram(device))
     return layers, torch.from_numpy
 
 

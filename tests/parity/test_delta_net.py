@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from moeinf.models.cpu.math import NumpyMath
 from moeinf.models.gpu.math import TorchMath
-from moeinf.models.layers.array_math import ArrayMath, NumpyMath
+from moeinf.models.layers.array_math import ArrayMath
 from moeinf.models.layers.delta_net import CHUNK, DeltaRule, DeltaState
 from tests.parity.test_parity import PROMPT, Pair, logits
 from tests.support.configs.qwen3_next import NEXT

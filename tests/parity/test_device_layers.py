@@ -15,7 +15,9 @@ from moeinf.gpu.ops import Ops
 from moeinf.gpu.program import DecodeProgram
 from moeinf.models import architecture
 from moeinf.models.cpu.layers import NativeLayers
+from moeinf.models.cpu.weights import NativeWeights
 from moeinf.models.gpu.layers import DeviceLayers
+from moeinf.models.gpu.weights import DeviceWeights
 from moeinf.models.layers.decoder import Decoder
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.protocol import AttentionConfig, NormKind, attention_shapes
@@ -69,7 +71,7 @@ def on_device(pair: Pair) -> tuple[Decoder, EmulatedDevice]:
     program = DecodeProgram(device)
     weights = {name: stored(tensor) for name, tensor in pair.tensors.items()}
     ops = recorded(device, Ops(TorchVectorOps(), TorchMatrixOps()))
-    layers = DeviceLayers(device, ops, weights, weights, "f32", 256, program)
+    layers = DeviceLayers(DeviceWeights(device, ops, weights, weights), "f32", 256, program)
     experts: Any = ExpertsOnTheDevice(pair.plan, pair.tensors, program)
     config = pair.config
     return architecture(config).build(config, layers, experts, Profiler()), device
@@ -124,7 +126,8 @@ def test_attention_of_every_kind_is_that_of_the_cpu(features: dict[str, Any], re
     torch.manual_seed(3)
     weights = {name: stored(torch.randn(shape) * (0.2 if len(shape) > 1 else 1)) for name, shape in shapes.items()}
     device = EmulatedDevice()
-    ours = DeviceLayers(device, Ops(TorchVectorOps(), TorchMatrixOps()), weights, {}, "f32", 40, DecodeProgram(device))
+    on_device = DeviceWeights(device, Ops(TorchVectorOps(), TorchMatrixOps()), weights, {})
+    ours = DeviceLayers(on_device, "f32", 40, DecodeProgram(device))
     theirs = NativeLayers(Kernels(1), weights, "f32")
     results: list[list[Tensor]] = []
     both: tuple[Any, Any] = (ours, theirs)
@@ -147,8 +150,8 @@ def test_attention_of_every_kind_is_that_of_the_cpu(features: dict[str, Any], re
 def test_norms_of_every_kind_are_those_of_the_cpu(kind: NormKind) -> None:
     weights = {name: stored(torch.randn(24)) for name in ("norm.weight", "norm.bias")}
     device, x = EmulatedDevice(), torch.randn(5, 3, 24)
-    ours = DeviceLayers(device, Ops(TorchVectorOps(), TorchMatrixOps()), weights, {}, "f32", 40, DecodeProgram(device))
-    wanted = NativeLayers(Kernels(1), weights, "f32").norm("norm.weight", 1e-6, kind)(x.numpy())
+    ours = DeviceWeights(device, Ops(TorchVectorOps(), TorchMatrixOps()), weights, {})
+    wanted = NativeWeights(Kernels(1), weights).norm("norm.weight", 1e-6, kind)(x.numpy())
     assert (ours.norm("norm.weight", 1e-6, kind)(x) - torch.from_numpy(wanted)).abs().max() < 1e-5
 
 

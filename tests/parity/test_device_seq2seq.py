@@ -11,6 +11,7 @@ from moeinf.gpu.ops import Ops
 from moeinf.gpu.program import DecodeProgram
 from moeinf.models import architecture
 from moeinf.models.gpu.layers import DeviceLayers
+from moeinf.models.gpu.weights import DeviceWeights
 from moeinf.models.layers.encoder_decoder import EncoderDecoder
 from moeinf.sampling.beam_search import BeamSearch
 from moeinf.types import Profiler
@@ -32,7 +33,7 @@ def on_device(pair: Pair) -> tuple[EncoderDecoder, EmulatedDevice]:
     program = DecodeProgram(device)
     weights = {name: stored(tensor) for name, tensor in pair.tensors.items()}
     ops = recorded(device, Ops(TorchVectorOps(), TorchMatrixOps()))
-    layers = DeviceLayers(device, ops, weights, weights, "f32", 80, program)
+    layers = DeviceLayers(DeviceWeights(device, ops, weights, weights), "f32", 80, program)
     experts: Any = ExpertsOnTheDevice(pair.plan, pair.tensors, program)
     return architecture(pair.config).build(pair.config, layers, experts, Profiler()), device
 

@@ -18,7 +18,10 @@ from torch.utils._pytree import tree_leaves
 from moeinf.gpu.ops import Ops
 from moeinf.gpu.program import DecodeProgram
 from moeinf.models import architecture
-from moeinf.models.gpu.layers import DeviceLayers, DevicePlaces
+from moeinf.models.gpu.layers import DeviceLayers
+from moeinf.models.gpu.rotary import DevicePlaces
+from moeinf.models.gpu.staging import Staging
+from moeinf.models.gpu.weights import DeviceWeights
 from moeinf.models.layers.weights import StoredTensor
 from moeinf.types import Float32Array, Profiler
 from tests.support.checkpoints import random_tensors
@@ -65,10 +68,12 @@ class FakeDevice:
     kind = GPU
 
 
-class FakeLayers(DeviceLayers):
-    def _upload(self, rows: Float32Array) -> Tensor:
+class FakeStaging(Staging):
+    def upload(self, rows: Float32Array) -> Tensor:
         return torch.empty(rows.shape, device=GPU)
 
+
+class FakeLayers(DeviceLayers):
     def carry_out(
         self, compute: Callable[[Tensor, DevicePlaces], Tensor], x: Tensor, places: DevicePlaces, cache: object
     ) -> Any:
@@ -86,7 +91,9 @@ def test_a_pass_has_no_tensor_of_the_host(name: str) -> None:
         name: StoredTensor(tensor.view(-1).view(torch.uint8).numpy(), "bf16", tuple(tensor.shape))
         for name, tensor in random_tensors(config, layout=-1).items()
     }
-    layers = FakeLayers(device, Ops(kernels, kernels), weights, weights, "bf16", 256, DecodeProgram(device))
+    on_device = DeviceWeights(device, Ops(kernels, kernels), weights, weights)
+    layers = FakeLayers(on_device, "bf16", 256, DecodeProgram(device))
+    layers.staging = FakeStaging(device)
     model = architecture(config).build(config, layers, experts, Profiler())
     cache = model.new_cache(200)
     for size in (3, 1, 70, 1):

@@ -22,6 +22,7 @@ from moeinf.gpu.matrix import expert_parts_of
 from moeinf.gpu.ops import Ops
 from moeinf.gpu.program import DecodeProgram
 from moeinf.models.gpu.layers import DeviceLayers
+from moeinf.models.gpu.weights import DeviceWeights
 from moeinf.runtime.cache.tier import ExpertTier, SlotRegion
 from moeinf.runtime.gpu.cpu_experts import CpuExperts
 from moeinf.runtime.gpu.cpu_share import CpuShare
@@ -202,12 +203,11 @@ class GpuRun:
             parts.stored.name,
         )
         with parts.dense.streamed(config, self._progress(0), parts.on_wait) as tensors:
-            layers = DeviceLayers(
-                gpu.device, gpu.ops, tensors, parts.dense.lookups(), info.dtype, plan.context, self._program
-            )
+            weights = DeviceWeights(gpu.device, gpu.ops, tensors, parts.dense.lookups())
+            layers = DeviceLayers(weights, info.dtype, plan.context, self._program)
             self.model = parts.family.build(parts.config_json, layers, experts, profiler)
         self.cache = self.model.new_cache(plan.context, parts.num_beams)
-        layers.take_staging(
+        layers.staging.take(
             plan.context if parts.work.source else plan.prefill_chunk,
             info.hidden_size,
             parts.num_beams * info.vocab_size,

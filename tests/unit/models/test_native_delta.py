@@ -11,7 +11,8 @@ import pytest
 from moeinf import _native
 from moeinf.models.cpu.delta import NativeDeltaNet
 from moeinf.models.cpu.layers import NativeLayers
-from moeinf.models.layers.delta_net import DeltaConfig, DeltaNet, DeltaState, delta_shapes
+from moeinf.models.layers.delta_config import DeltaConfig
+from moeinf.models.layers.delta_net import DeltaNet, DeltaState, delta_shapes
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.weights import StoredTensor
 from moeinf.types import Float32Array
@@ -86,7 +87,10 @@ def config(request: pytest.FixtureRequest) -> Any:
 def test_any_number_of_tokens_gives_what_the_twin_gives(config: DeltaConfig, isa: str, stacked: bool) -> None:
     config = replace(config, stacked=stacked)
     layers = layers_of(config, _native.Kernels(2, isa))
-    ours, twin = layers.delta_net(config, "d.", "norm.weight", 0), DeltaNet(layers, config, "d.", "norm.weight", 0)
+    ours, twin = (
+        layers.delta_net(config, "d.", "norm.weight", 0),
+        DeltaNet(layers.weights, config, "d.", "norm.weight", 0),
+    )
     for tokens in LENGTHS:
         x = hidden(config, tokens)
         expected = given(twin, stale(twin), x)
@@ -124,7 +128,7 @@ def test_a_pass_that_is_not_committed_has_changed_nothing(config: DeltaConfig) -
 def test_what_does_not_fit_together_is_refused() -> None:
     c = PLAIN
     layers = layers_of(c, _native.Kernels(1))
-    matrices = {name: layers.linear(name).native for name in (*c.projections("d."), "d.out_proj.weight")}
+    matrices = {name: layers.weights.linear(name).native for name in (*c.projections("d."), "d.out_proj.weight")}
 
     def vector(count: int) -> Float32Array:
         return np.ones(count, np.float32)
@@ -144,7 +148,7 @@ def test_what_does_not_fit_together_is_refused() -> None:
             "norm_eps": 1e-6,
             "unit_eps": 1e-6,
         }
-        return _native.DeltaLayer(layers.kernels, **options | changed)
+        return _native.DeltaLayer(layers.weights.kernels, **options | changed)
 
     for match, changed in (
         ("share keys", {"num_key_heads": 3}),

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from moeinf.models.cpu.math import NumpyMath
 from moeinf.models.families.phimoe import Sparsemixer
 from moeinf.models.gpu.math import TorchMath
-from moeinf.models.layers.array_math import NumpyMath
 
 
 def routed(math: Any, scores: Any, jitter: float) -> tuple[Any, Any]:

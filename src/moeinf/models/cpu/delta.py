@@ -6,37 +6,34 @@ save nothing, and round differently in passes of other lengths.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from moeinf import _native
-from moeinf.models.layers.delta_net import UNIT_EPS, DeltaConfig, DeltaState
+from moeinf.models.cpu.weights import NativeWeights
+from moeinf.models.layers.delta_config import DeltaConfig
+from moeinf.models.layers.delta_net import UNIT_EPS, DeltaState
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.protocol import Places
 from moeinf.types import Float32Array
-
-if TYPE_CHECKING:
-    from moeinf.models.cpu.layers import NativeLayers
 
 
 class NativeDeltaNet:
     """See Layers.delta_net."""
 
-    def __init__(self, layers: NativeLayers, config: DeltaConfig, prefix: str, norm: str, layer: int) -> None:
-        c, self._config, self._math, self._layer = config, config, layers.math, layer
-        taps = layers.vector(f"{prefix}conv1d.weight").reshape(c.channels, c.kernel)
+    def __init__(self, weights: NativeWeights, config: DeltaConfig, prefix: str, norm: str, layer: int) -> None:
+        c, self._config, self._math, self._layer = config, config, weights.math, layer
+        taps = weights.vector(f"{prefix}conv1d.weight").reshape(c.channels, c.kernel)
         self._native = _native.DeltaLayer(
-            layers.kernels,
-            [layers.linear(name).native for name in c.projections(prefix)],
-            layers.linear(f"{prefix}out_proj.weight").native,
-            norm=layers.norm_vectors(norm, "rms+1")[0],
+            weights.kernels,
+            [weights.linear(name).native for name in c.projections(prefix)],
+            weights.linear(f"{prefix}out_proj.weight").native,
+            norm=weights.norm_vectors(norm, "rms+1")[0],
             taps=np.ascontiguousarray(taps.T),
-            decay=-np.exp(layers.vector(f"{prefix}A_log")),
-            bias=layers.vector(f"{prefix}dt_bias"),
+            decay=-np.exp(weights.vector(f"{prefix}A_log")),
+            bias=weights.vector(f"{prefix}dt_bias"),
             q_norm=_lengths(c.key_dim, c.key_dim**-0.5),
             k_norm=_lengths(c.key_dim, 1),
-            head_norm=layers.vector(f"{prefix}norm.weight"),
+            head_norm=weights.vector(f"{prefix}norm.weight"),
             num_key_heads=c.num_key_heads,
             norm_eps=c.norm_eps,
             unit_eps=UNIT_EPS / c.key_dim,

@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from moeinf import _native
+from moeinf.models.cpu.attention import Angles
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.rope import Rope
 from moeinf.models.layers.weights import StoredTensor
 from moeinf.types import DTYPE_BYTES, ByteArray, DType, Float32Array
-
-Angles = tuple[Float32Array, Float32Array]  # cos and sin [tokens, rotary_dim / 2]
 
 _TOKENS = 128  # whose queries exist at once
 

@@ -17,7 +17,7 @@ from moeinf.models.fields import Fields, moe_shape
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, MoeBlock, decoder_shapes, parse_decoder
 from moeinf.models.layers.kv_cache import Cache, LayerState
 from moeinf.models.layers.moe_plan import gated_experts_plan, plan_info
-from moeinf.models.layers.protocol import Attention, Block, Layers, Places, Router, Shapes
+from moeinf.models.layers.protocol import Attention, Block, Layers, Places, Router, Shapes, Weights
 from moeinf.models.layers.shared_expert import SharedExpert
 from moeinf.types import DType, Experts, Hidden, ModelInfo, MoeShape, Profiler, TensorPlan
 
@@ -92,8 +92,8 @@ class RoutedAhead:
 class DenseBlock:
     """x += mlp(norm(x))."""
 
-    def __init__(self, layers: Layers, prefix: str, norm: str, eps: float) -> None:
-        self._norm, self._mlp = layers.norm(norm, eps), SharedExpert(layers, prefix, names=NAMES)
+    def __init__(self, weights: Weights, prefix: str, norm: str, eps: float) -> None:
+        self._norm, self._mlp = weights.norm(norm, eps), SharedExpert(weights, prefix, names=NAMES)
 
     def add_to(self, x: Hidden) -> None:
         x += self._mlp(self._norm(x))
@@ -131,12 +131,12 @@ def build(config: dict[str, Any], layers: Layers, experts: Experts, profiler: Pr
             c.decoder.attention, f"{layer}self_attn.", f"{layer}input_layernorm.weight", i
         )
         if i not in c.moe_layers:
-            blocks.append(DenseBlock(layers, f"{moe}mlp.", norm, eps))
+            blocks.append(DenseBlock(layers.weights, f"{moe}mlp.", norm, eps))
         else:
             router = layers.softmax_router(f"{moe}gate.weight", norm, eps, c.moe.top_k, normalise=c.moe.top_k > 1)
             which = c.moe_layers.index(i)
             if c.parallel:
-                mlp = DenseBlock(layers, f"{layer}residual_mlp.", f"{layer}residual_layernorm.weight", eps)
+                mlp = DenseBlock(layers.weights, f"{layer}residual_mlp.", f"{layer}residual_layernorm.weight", eps)
                 block = ParallelBlock(which, router, experts, profiler, mlp, attention)
                 blocks.append(block)
                 attention = block.attention

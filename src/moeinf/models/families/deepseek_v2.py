@@ -17,7 +17,7 @@ from moeinf.models.layers.mla import (
     latent_shapes,
     parse_latent,
 )
-from moeinf.models.layers.protocol import Layers
+from moeinf.models.layers.protocol import Layers, Weights
 from moeinf.types import DType, Experts, Hidden, ModelInfo, Profiler, Routing, TensorPlan
 
 
@@ -47,10 +47,10 @@ class SoftmaxRouter:
     Weights are scaled where they are not normalised, and only there (published code: MoEGate.forward).
     """
 
-    def __init__(self, layers: Layers, config: DeepseekMoe, gate: str, norm: str, eps: float) -> None:
-        self._config, self._math, self._routing = config, layers.math, layers.routing
-        self._norm, self._gate = layers.norm(norm, eps), layers.linear(f"{gate}weight")
-        self._groups = Groups(layers.math, config)
+    def __init__(self, weights: Weights, config: DeepseekMoe, gate: str, norm: str, eps: float) -> None:
+        self._config, self._math, self._routing = config, weights.math, weights.routing
+        self._norm, self._gate = weights.norm(norm, eps), weights.linear(f"{gate}weight")
+        self._groups = Groups(weights.math, config)
 
     def __call__(self, x: Hidden) -> tuple[Hidden, Routing]:
         c, math = self._config, self._math

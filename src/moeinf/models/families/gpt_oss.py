@@ -17,7 +17,7 @@ from moeinf.models.layers.decoder import (
     parse_decoder,
 )
 from moeinf.models.layers.moe_plan import plan_info
-from moeinf.models.layers.protocol import Layers, attention_work, block_work
+from moeinf.models.layers.protocol import Layers, Weights, attention_work, block_work
 from moeinf.types import DType, ExpertForm, ExpertPiece, Experts, Hidden, ModelInfo, MoeShape, Profiler, TensorPlan
 
 Layout = dict[str, tuple[tuple[int, ...], tuple[ExpertPiece, ...]]]
@@ -67,15 +67,15 @@ class Config:
 class BiasedRouter:
     """Norm, then the best k of the biased scores, and softmax over these (published code: MLPBlock)."""
 
-    def __init__(self, layers: Layers, prefix: str, norm: str, eps: float, top_k: int) -> None:
-        self._layers, self._top_k = layers, top_k
-        self._gate, self._norm = layers.linear(f"{prefix}weight", f"{prefix}bias"), layers.norm(norm, eps)
+    def __init__(self, weights: Weights, prefix: str, norm: str, eps: float, top_k: int) -> None:
+        self._weights, self._top_k = weights, top_k
+        self._gate, self._norm = weights.linear(f"{prefix}weight", f"{prefix}bias"), weights.norm(norm, eps)
 
     def __call__(self, x: Hidden) -> tuple[Hidden, Any]:
-        hidden, math = self._norm(x), self._layers.math
+        hidden, math = self._norm(x), self._weights.math
         scores = self._gate(hidden)  # [tokens, experts]
         ids = math.top_k(scores, self._top_k)
-        return hidden, self._layers.routing(ids, math.softmax(math.take(scores, ids)))
+        return hidden, self._weights.routing(ids, math.softmax(math.take(scores, ids)))
 
 
 def tensor_plan(config: dict[str, Any]) -> TensorPlan:
@@ -156,6 +156,6 @@ def build(config: dict[str, Any], layers: Layers, experts: Experts, profiler: Pr
     eps, blocks = c.decoder.attention.norm_eps, []
     for i in range(c.decoder.num_layers):
         norm = f"model.layers.{i}.post_attention_layernorm.weight"
-        router = BiasedRouter(layers, f"model.layers.{i}.mlp.router.", norm, eps, c.moe.top_k)
+        router = BiasedRouter(layers.weights, f"model.layers.{i}.mlp.router.", norm, eps, c.moe.top_k)
         blocks.append(MoeBlock(i, router, experts, profiler))
     return Decoder(c.decoder, layers, blocks, experts, profiler)

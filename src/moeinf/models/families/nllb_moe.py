@@ -25,7 +25,7 @@ from moeinf.models.layers.encoder_decoder import (
     plain_experts_plan,
     seq2seq_info,
 )
-from moeinf.models.layers.protocol import Block, Layers, Shapes
+from moeinf.models.layers.protocol import Block, Layers, Shapes, Weights
 from moeinf.types import (
     DType,
     Experts,
@@ -159,14 +159,14 @@ class Router:
     are decoded, and so never overflow.
     """
 
-    def __init__(self, layers: Layers, c: Config, prefix: str, norm: Norm, capacity: float) -> None:
-        self._layers, self._norm, self._scale = layers, norm, np.float32(c.expert_scale)
+    def __init__(self, weights: Weights, c: Config, prefix: str, norm: Norm, capacity: float) -> None:
+        self._weights, self._norm, self._scale = weights, norm, np.float32(c.expert_scale)
         self._num_experts, self._capacity, self._normalised_first = c.moe.num_experts, capacity, c.normalised_first
-        self._weight = layers.vector(f"{prefix}classifier.weight").reshape(c.moe.num_experts, c.hidden_size)
-        self._bias = layers.vector(f"{prefix}classifier.bias") if c.router_bias else np.float32(0)
+        self._weight = weights.vector(f"{prefix}classifier.weight").reshape(c.moe.num_experts, c.hidden_size)
+        self._bias = weights.vector(f"{prefix}classifier.bias") if c.router_bias else np.float32(0)
 
     def __call__(self, x: Hidden) -> tuple[Hidden, Any]:
-        math, hidden = self._layers.math, self._norm(x)
+        math, hidden = self._weights.math, self._norm(x)
         probabilities = math.softmax(hidden @ self._weight.T + self._bias)
         ids = math.top_k(probabilities, 2)
         weights = counted = math.take(probabilities, ids)
@@ -174,11 +174,11 @@ class Router:
             weights = weights * self._within_capacity(ids)
             counted = counted if self._normalised_first else weights
         total = math.clip(math.sum(counted, -1, keepdims=True), float(EPS), 2.0)
-        return hidden, self._layers.routing(ids, weights / total * self._scale)
+        return hidden, self._weights.routing(ids, weights / total * self._scale)
 
     def _within_capacity(self, ids: Array) -> Array:
         """ids [tokens, 2] -> the same, whether the expert takes the token."""
-        math, experts = self._layers.math, self._num_experts
+        math, experts = self._weights.math, self._num_experts
         first, second = ids[:, :1], ids[:, 1:]
         firsts = math.sum(first == math.of_host(np.arange(experts)[None]), 0, keepdims=True)  # [1, experts]
         before = math.take(firsts + second * 0, second)
@@ -276,17 +276,17 @@ def build(config: dict[str, Any], layers: Layers, experts: Experts, profiler: Pr
     encoder, decoder, moe_layer = list[EncoderLayer](), list[DecoderLayer](), 0
 
     def norm(name: str) -> Norm:
-        return layers.norm(f"{name}layer_norm.weight", NORM_EPS, "layer")
+        return layers.weights.norm(f"{name}layer_norm.weight", NORM_EPS, "layer")
 
     for stack_name, stack, prefix, sparse in c.layers():
         ffn = f"{prefix}ffn."
         if sparse:
             capacity = c.capacity if stack_name == "encoder" else 1.0
-            router = Router(layers, c, f"{ffn}router.", norm(f"{prefix}ff_"), capacity)
+            router = Router(layers.weights, c, f"{ffn}router.", norm(f"{prefix}ff_"), capacity)
             block: Block = MoeBlock(moe_layer, router, experts, profiler)
             moe_layer += 1
         else:
-            block = FeedForward(layers, ffn, ("fc1", "fc2"), True, norm(f"{prefix}ff_"))
+            block = FeedForward(layers.weights, ffn, ("fc1", "fc2"), True, norm(f"{prefix}ff_"))
         attention = Attention(layers, stack.heads, f"{prefix}self_attn.", norm(f"{prefix}self_attn_"))
         if stack_name == "encoder":
             encoder.append(EncoderLayer(attention, block))
@@ -297,11 +297,11 @@ def build(config: dict[str, Any], layers: Layers, experts: Experts, profiler: Pr
     embedding, first_place = layers.embedding(shared), c.padding_id + 1
 
     def embed(ids: Sequence[int], places: IntArray) -> Hidden:
-        return embedding(ids) * np.float32(c.embedding_scale) + layers.math.of_host(
+        return embedding(ids) * np.float32(c.embedding_scale) + layers.weights.math.of_host(
             sinusoids(places + first_place, c.hidden_size)
         )
 
-    head_norm, product = norm(f"{c.prefix}decoder."), layers.linear(HEAD if HEAD in layers else shared)
+    head_norm, product = norm(f"{c.prefix}decoder."), layers.weights.linear(HEAD if HEAD in layers.weights else shared)
     return EncoderDecoder(
         layers,
         experts,

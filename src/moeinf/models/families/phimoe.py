@@ -10,7 +10,7 @@ import numpy as np
 from moeinf.models.fields import Fields, moe_shape
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, MoeBlock, decoder_shapes, parse_decoder
 from moeinf.models.layers.moe_plan import gated_experts_plan, plan_info
-from moeinf.models.layers.protocol import Layers
+from moeinf.models.layers.protocol import Layers, Weights
 from moeinf.types import DType, Experts, Hidden, ModelInfo, MoeShape, Profiler, TensorPlan
 
 
@@ -39,9 +39,9 @@ class Sparsemixer:
     relative to the larger of their own magnitude and the best. The two weights do not sum to 1.
     """
 
-    def __init__(self, layers: Layers, gate: str, norm: str, eps: float, num_experts: int, jitter: float) -> None:
-        self._layers, self._math, self._margin = layers, layers.math, 2 * jitter
-        self._gate, self._norm = layers.linear(gate), layers.norm(norm, eps, "layer")
+    def __init__(self, weights: Weights, gate: str, norm: str, eps: float, num_experts: int, jitter: float) -> None:
+        self._weights, self._math, self._margin = weights, weights.math, 2 * jitter
+        self._gate, self._norm = weights.linear(gate), weights.norm(norm, eps, "layer")
         self._numbers = self._math.of_host(np.arange(num_experts))
 
     def __call__(self, x: Hidden) -> tuple[Hidden, Any]:
@@ -50,7 +50,7 @@ class Sparsemixer:
         ids = self._math.top_k(scores, 2)
         second = self._math.where(self._numbers != ids[:, :1], scores, float("-inf"))
         weights = [self._weight(scores, scores, ids[:, :1]), self._weight(scores, second, ids[:, 1:])]
-        return hidden, self._layers.routing(ids, self._math.concatenate(weights, 1))
+        return hidden, self._weights.routing(ids, self._math.concatenate(weights, 1))
 
     def _weight(self, scores: Hidden, left: Hidden, best: Hidden) -> Hidden:
         """Of the best of the experts left: [tokens, 1]."""
@@ -78,6 +78,6 @@ def build(config: dict[str, Any], layers: Layers, experts: Experts, profiler: Pr
     for i in range(c.decoder.num_layers):
         gate = f"model.layers.{i}.block_sparse_moe.gate.weight"
         norm = f"model.layers.{i}.post_attention_layernorm.weight"
-        router = Sparsemixer(layers, gate, norm, eps, c.moe.num_experts, c.jitter)
+        router = Sparsemixer(layers.weights, gate, norm, eps, c.moe.num_experts, c.jitter)
         blocks.append(MoeBlock(i, router, experts, profiler))
     return Decoder(c.decoder, layers, blocks, experts, profiler)

@@ -11,7 +11,8 @@ from typing import Any
 
 from moeinf.models.fields import Fields
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, outer_shapes, parse_decoder
-from moeinf.models.layers.delta_net import DeltaConfig, delta_shapes, delta_work
+from moeinf.models.layers.delta_config import DeltaConfig
+from moeinf.models.layers.delta_net import delta_shapes, delta_work
 from moeinf.models.layers.protocol import Attention, Layers, attention_shapes
 from moeinf.models.layers.qwen_moe import QwenMoe
 from moeinf.types import DTYPE_BYTES, DType, Experts, ModelInfo, Profiler, TensorPlan

@@ -24,7 +24,7 @@ from moeinf.models.layers.encoder_decoder import (
     plain_experts_plan,
     seq2seq_info,
 )
-from moeinf.models.layers.protocol import Block, Layers, Shapes
+from moeinf.models.layers.protocol import Block, Layers, Shapes, Weights
 from moeinf.types import DType, Experts, Hidden, IntArray, ModelInfo, MoeShape, Profiler, Prompting, TensorPlan
 
 EMBEDDING, HEAD = "shared.weight", "lm_head.weight"
@@ -110,20 +110,20 @@ class Router:
     overflows.
     """
 
-    def __init__(self, layers: Layers, c: Config, prefix: str, norm: str, capacity: int | None) -> None:
-        self._layers, self._capacity, self._num_experts = layers, capacity, c.moe.num_experts
-        self._norm = layers.norm(norm, c.norm_eps)
-        self._weight = layers.vector(f"{prefix}classifier.weight").reshape(c.moe.num_experts, c.hidden_size)
-        self._bias = layers.vector(f"{prefix}classifier.bias") if c.router_bias else np.float32(0)
+    def __init__(self, weights: Weights, c: Config, prefix: str, norm: str, capacity: int | None) -> None:
+        self._weights, self._capacity, self._num_experts = weights, capacity, c.moe.num_experts
+        self._norm = weights.norm(norm, c.norm_eps)
+        self._weight = weights.vector(f"{prefix}classifier.weight").reshape(c.moe.num_experts, c.hidden_size)
+        self._bias = weights.vector(f"{prefix}classifier.bias") if c.router_bias else np.float32(0)
 
     def __call__(self, x: Hidden) -> tuple[Hidden, Any]:
-        math, hidden = self._layers.math, self._norm(x)
+        math, hidden = self._weights.math, self._norm(x)
         probabilities = math.softmax(hidden @ self._weight.T + self._bias)
         ids = math.top_k(probabilities, 1)
         weights = math.take(probabilities, ids)
         if self._capacity is not None:
             weights = weights * (nth_of_its_expert(math, ids, self._num_experts) <= self._capacity)
-        return hidden, self._layers.routing(ids, weights)
+        return hidden, self._weights.routing(ids, weights)
 
 
 class RelativeBias:
@@ -132,10 +132,10 @@ class RelativeBias:
     arXiv 1910.10683, section 2.1; the buckets are those of mesh_tensorflow's transformer_layers.py.
     """
 
-    def __init__(self, layers: Layers, c: Config, stack: str) -> None:
+    def __init__(self, weights: Weights, c: Config, stack: str) -> None:
         name = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-        self._table = layers.vector(name).reshape(c.num_buckets, c.heads.num_heads).T
-        self._of_host = layers.math.of_host
+        self._table = weights.vector(name).reshape(c.num_buckets, c.heads.num_heads).T
+        self._of_host = weights.math.of_host
         self._two_sided = stack == "encoder"
         self._num_buckets, self._max_distance = c.num_buckets, c.max_distance
 
@@ -235,7 +235,7 @@ def build(config: dict[str, Any], layers: Layers, experts: Experts, profiler: Pr
     encoder, decoder, moe_layer = list[EncoderLayer](), list[DecoderLayer](), 0
 
     def attention(prefix: str, at: int, name: str) -> Attention:
-        norm = layers.norm(f"{prefix}{at}.layer_norm.weight", c.norm_eps)
+        norm = layers.weights.norm(f"{prefix}{at}.layer_norm.weight", c.norm_eps)
         return Attention(layers, c.heads, f"{prefix}{at}.{name}.", norm)
 
     for stack, prefix, sparse in c.layers():
@@ -243,10 +243,12 @@ def build(config: dict[str, Any], layers: Layers, experts: Experts, profiler: Pr
         mlp, norm = f"{prefix}{at}.mlp.", f"{prefix}{at}.layer_norm.weight"
         if sparse:
             capacity = c.expert_capacity if stack == "encoder" else None
-            block: Block = MoeBlock(moe_layer, Router(layers, c, f"{mlp}router.", norm, capacity), experts, profiler)
+            block: Block = MoeBlock(
+                moe_layer, Router(layers.weights, c, f"{mlp}router.", norm, capacity), experts, profiler
+            )
             moe_layer += 1
         else:
-            block = FeedForward(layers, mlp, ("wi", "wo"), False, layers.norm(norm, c.norm_eps))
+            block = FeedForward(layers.weights, mlp, ("wi", "wo"), False, layers.weights.norm(norm, c.norm_eps))
         if stack == "encoder":
             encoder.append(EncoderLayer(attention(prefix, 0, "SelfAttention"), block))
         else:
@@ -259,7 +261,7 @@ def build(config: dict[str, Any], layers: Layers, experts: Experts, profiler: Pr
         return lambda ids, places: embedding(ids)
 
     head = layers.head(
-        HEAD if HEAD in layers else EMBEDDING,
+        HEAD if HEAD in layers.weights else EMBEDDING,
         "decoder.final_layer_norm.weight",
         c.norm_eps,
         scale=c.hidden_size**-0.5 if c.tied else 1.0,
@@ -272,8 +274,8 @@ def build(config: dict[str, Any], layers: Layers, experts: Experts, profiler: Pr
         head=head,
         embed_source=None if c.tied else embed_by(c.embedding("encoder")),
         encoder=encoder,
-        encoder_bias=RelativeBias(layers, c, "encoder"),
-        encoder_norm=layers.norm("encoder.final_layer_norm.weight", c.norm_eps),
+        encoder_bias=RelativeBias(layers.weights, c, "encoder"),
+        encoder_norm=layers.weights.norm("encoder.final_layer_norm.weight", c.norm_eps),
         decoder=decoder,
-        decoder_bias=RelativeBias(layers, c, "decoder"),
+        decoder_bias=RelativeBias(layers.weights, c, "decoder"),
     )

@@ -132,7 +132,7 @@ class Decoder:
         self._layers = layers
         self._embedding = layers.embedding(config.embedding)
         self._head = layers.head(
-            HEAD if HEAD in layers else config.embedding,
+            HEAD if HEAD in layers.weights else config.embedding,
             f"{config.prefix}norm.weight",
             a.norm_eps,
             a.norm,

@@ -13,11 +13,11 @@ from moeinf.models.fields import MOST_LAYERS, Fields, moe_shape
 from moeinf.models.layers.array_math import Array, ArrayMath
 from moeinf.models.layers.decoder import DecoderConfig, MoeBlock
 from moeinf.models.layers.moe_plan import gated_experts_plan, plan_info
-from moeinf.models.layers.protocol import Block, Layers, Router, Shapes, mlp_shapes
+from moeinf.models.layers.protocol import Block, Layers, Router, Shapes, Weights, mlp_shapes
 from moeinf.models.layers.shared_expert import SharedExpert
 from moeinf.types import DType, Experts, Hidden, ModelInfo, MoeShape, Profiler, Routing, TensorPlan
 
-MakeRouter = Callable[[Layers, "DeepseekMoe", str, str, float], Router]  # gate's prefix, norm's name, norm_eps
+MakeRouter = Callable[[Weights, "DeepseekMoe", str, str, float], Router]  # gate's prefix, norm's name, norm_eps
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +104,11 @@ class DeepseekMoe:
             if i not in self.moe_layers:
                 blocks.append(layers.gated_mlp(prefix, norm, eps))
                 continue
-            shared = SharedExpert(layers, f"{prefix}shared_experts.") if self.num_shared_experts else None
+            shared = SharedExpert(layers.weights, f"{prefix}shared_experts.") if self.num_shared_experts else None
             blocks.append(
                 MoeBlock(
                     self.moe_layers.index(i),
-                    router(layers, self, f"{prefix}gate.", norm, eps),
+                    router(layers.weights, self, f"{prefix}gate.", norm, eps),
                     experts,
                     profiler,
                     shared=shared,
@@ -148,11 +148,11 @@ class SigmoidRouter:
     two best, then the best experts in them; weighted is by the scores alone.
     """
 
-    def __init__(self, layers: Layers, config: DeepseekMoe, gate: str, norm: str, eps: float) -> None:
-        self._config, self._math, self._routing = config, layers.math, layers.routing
-        self._norm, self._gate = layers.norm(norm, eps), layers.linear(f"{gate}weight")
-        self._bias = layers.vector(f"{gate}e_score_correction_bias")
-        self._groups = Groups(layers.math, config)
+    def __init__(self, weights: Weights, config: DeepseekMoe, gate: str, norm: str, eps: float) -> None:
+        self._config, self._math, self._routing = config, weights.math, weights.routing
+        self._norm, self._gate = weights.norm(norm, eps), weights.linear(f"{gate}weight")
+        self._bias = weights.vector(f"{gate}e_score_correction_bias")
+        self._groups = Groups(weights.math, config)
 
     def __call__(self, x: Hidden) -> tuple[Hidden, Routing]:
         c, math = self._config, self._math

@@ -7,72 +7,17 @@ Of a head with keys k and queries q of length 1, values v, decay a in (0, 1) and
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
-from moeinf.errors import CheckpointError
-from moeinf.models.fields import Fields
 from moeinf.models.layers.array_math import Array, ArrayMath
+from moeinf.models.layers.delta_config import DeltaConfig
 from moeinf.models.layers.kv_cache import Cache
-from moeinf.models.layers.protocol import Layers, Places, Shapes
+from moeinf.models.layers.protocol import Places, Shapes, Weights
 from moeinf.types import Hidden, Work
 
 CHUNK = 64  # tokens of one triangular system; the published kernels' number
 SLICE = 128  # tokens that are projected at once: there are many channels, and room for few activations
 UNIT_EPS = 1e-6  # under the root that gives queries and keys length 1, as in the published kernels
-
-
-@dataclass(frozen=True, slots=True)
-class DeltaConfig:
-    hidden_size: int
-    num_key_heads: int
-    num_value_heads: int  # each key head serves as many of them, one behind the other
-    key_dim: int
-    value_dim: int
-    kernel: int  # tokens that the convolution in front sees
-    norm_eps: float
-    stacked: bool  # one projection with the rows of each key head together (in_proj_qkvz, in_proj_ba), or four
-
-    @staticmethod
-    def parse(f: Fields, hidden_size: int, norm_eps: float, *, stacked: bool) -> DeltaConfig:
-        keys, values = f.count("linear_num_key_heads", 16), f.count("linear_num_value_heads", 32)
-        if values % keys:
-            raise CheckpointError(f"config.json: linear_num_key_heads {keys} cannot serve {values} value heads")
-        return DeltaConfig(
-            hidden_size,
-            keys,
-            values,
-            f.count("linear_key_head_dim", 128),
-            f.count("linear_value_head_dim", 128),
-            f.count("linear_conv_kernel_dim", 4, minimum=2),
-            norm_eps,
-            stacked,
-        )
-
-    def projections(self, prefix: str) -> list[str]:
-        """Names of the matrices in front."""
-        names = ("qkvz", "ba") if self.stacked else ("qkv", "z", "b", "a")
-        return [f"{prefix}in_proj_{name}.weight" for name in names]
-
-    @property
-    def keys(self) -> int:
-        return self.num_key_heads * self.key_dim
-
-    @property
-    def values(self) -> int:
-        return self.num_value_heads * self.value_dim
-
-    @property
-    def channels(self) -> int:
-        """Of the convolution: queries, keys and values."""
-        return 2 * self.keys + self.values
-
-    @property
-    def state_bytes(self) -> int:
-        """Of one layer: what it was before a pass and after it."""
-        conv = (self.kernel - 1) * self.channels
-        return 2 * 4 * (conv + self.num_value_heads * self.key_dim * self.value_dim)
 
 
 class DeltaState:
@@ -110,18 +55,18 @@ class DeltaNet:
     State and arithmetic are float32.
     """
 
-    def __init__(self, layers: Layers, config: DeltaConfig, prefix: str, norm: str, layer: int) -> None:
+    def __init__(self, weights: Weights, config: DeltaConfig, prefix: str, norm: str, layer: int) -> None:
         """prefix: of the tensors that delta_shapes names; norm: the one in front, "rms+1"."""
         c = self._config = config
-        self._math, self._layer = layers.math, layer
-        self._norm = layers.norm(norm, c.norm_eps, "rms+1")
-        self._projections = [layers.linear(name) for name in c.projections(prefix)]
-        taps = layers.vector(f"{prefix}conv1d.weight").reshape(c.channels, c.kernel)
+        self._math, self._layer = weights.math, layer
+        self._norm = weights.norm(norm, c.norm_eps, "rms+1")
+        self._projections = [weights.linear(name) for name in c.projections(prefix)]
+        taps = weights.vector(f"{prefix}conv1d.weight").reshape(c.channels, c.kernel)
         self._taps = [taps[:, i] * 1.0 for i in range(c.kernel)]  # [channels] each, contiguous
-        self._decay = -self._math.exp(layers.vector(f"{prefix}A_log"))
-        self._step = layers.vector(f"{prefix}dt_bias")
-        self._head_norm = layers.norm(f"{prefix}norm.weight", c.norm_eps)
-        self._output = layers.linear(f"{prefix}out_proj.weight")
+        self._decay = -self._math.exp(weights.vector(f"{prefix}A_log"))
+        self._step = weights.vector(f"{prefix}dt_bias")
+        self._head_norm = weights.norm(f"{prefix}norm.weight", c.norm_eps)
+        self._output = weights.linear(f"{prefix}out_proj.weight")
         self._rule = DeltaRule(self._math)
 
     def new_state(self, capacity: int) -> DeltaState:

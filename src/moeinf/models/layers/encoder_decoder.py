@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from moeinf.models.layers.array_math import Array, ArrayMath
-from moeinf.models.layers.beams import attended, split_heads
 from moeinf.models.layers.decoder import MoeBlock
+from moeinf.models.layers.encoder_attention import attended, split_heads
 from moeinf.models.layers.kv_cache import Cache
-from moeinf.models.layers.protocol import Beams, Block, Layers, Places, Shapes, block_work
+from moeinf.models.layers.protocol import Beams, Block, Layers, Places, Shapes, Weights, block_work
 from moeinf.types import (
     DType,
     ExpertForm,
@@ -82,7 +82,7 @@ class Attention:
     def __init__(self, layers: Layers, heads: Heads, prefix: str, norm: Norm) -> None:
         self._layers, self._heads, self._norm = layers, heads, norm
         self._q, self._k, self._v, self._o = (
-            layers.linear(f"{prefix}{name}.weight", f"{prefix}{name}.bias" if heads.biased else None)
+            layers.weights.linear(f"{prefix}{name}.weight", f"{prefix}{name}.bias" if heads.biased else None)
             for name in heads.names
         )
 
@@ -94,7 +94,7 @@ class Attention:
         """Each token of the source sees every other."""
         hidden = self._norm(x)
         q, k, v = (split_heads(part(hidden), 1, self._heads.num_heads) for part in (self._q, self._k, self._v))
-        x += self._o(attended(self._layers.math, q, k, v, self._heads.scale, bias))
+        x += self._o(attended(self._layers.weights.math, q, k, v, self._heads.scale, bias))
 
     def over_past(self, x: Hidden, state: Beams, cache: Cache, places: Places) -> None:
         """The tokens of each beam see what it has decoded."""
@@ -111,10 +111,10 @@ class Attention:
 class FeedForward:
     """x += down(relu(up(norm(x)))): the dense block."""
 
-    def __init__(self, layers: Layers, prefix: str, names: tuple[str, str], biased: bool, norm: Norm) -> None:
-        self._math, self._norm = layers.math, norm
+    def __init__(self, weights: Weights, prefix: str, names: tuple[str, str], biased: bool, norm: Norm) -> None:
+        self._math, self._norm = weights.math, norm
         self._up, self._down = (
-            layers.linear(f"{prefix}{name}.weight", f"{prefix}{name}.bias" if biased else None) for name in names
+            weights.linear(f"{prefix}{name}.weight", f"{prefix}{name}.bias" if biased else None) for name in names
         )
 
     def add_to(self, x: Hidden) -> None:
@@ -214,7 +214,7 @@ class EncoderDecoder:
 
         self._profiler.lap("other")
         self._layers.begin_pass(of_tokens or tokens)
-        cache.move_kept(self._layers.math.of_host)
+        cache.move_kept(self._layers.weights.math.of_host)
         x = self._embed(ids, cache.length + np.arange(tokens).repeat(cache.beams))
         logits = self._layers.carry_out(compute, x, self._places(cache.length, tokens, cache.capacity), cache)
         cache.advance(tokens)

@@ -5,10 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-import numpy as np
-
-from moeinf.types import DTYPE_BYTES, ByteArray, DType
-
 
 class LayerState(Protocol):
     """Keys and values, compressed ones, or a recurrent state."""
@@ -56,21 +52,3 @@ class Cache:
                 state.truncate(length)
         self.length = length
         return length
-
-
-class KVState:
-    """Keys and values of one layer on the CPU: the bytes of [kv_heads, capacity, head_dim] in `format`.
-
-    Pages are touched, and so counted as resident, only as tokens arrive.
-    """
-
-    rewinds = True
-
-    def __init__(self, num_kv_heads: int, head_dim: int, capacity: int, dtype: DType) -> None:
-        size = num_kv_heads * capacity * head_dim * DTYPE_BYTES[dtype]
-        self.keys: ByteArray = np.empty(size, np.uint8)
-        self.values: ByteArray = np.empty(size, np.uint8)
-        self.format = dtype
-
-    def truncate(self, length: int) -> None:
-        pass  # what lies behind the cache's length is never read

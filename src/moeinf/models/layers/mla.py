@@ -118,21 +118,22 @@ class LatentAttention:
     def __init__(self, layers: Layers, decoder: DecoderConfig, c: LatentConfig, layer: int) -> None:
         a, prefix = decoder.attention, _prefix(decoder, layer)
         assert a.rope is not None and a.scale is not None
-        self._config, self._math = c, layers.math
+        weights = layers.weights
+        self._config, self._math = c, weights.math
 
         def linear(name: str) -> Callable[[Hidden], Hidden]:
             biased = c.biased and name in _BIASED
-            return layers.linear(f"{prefix}{name}.weight", f"{prefix}{name}.bias" if biased else None)
+            return weights.linear(f"{prefix}{name}.weight", f"{prefix}{name}.bias" if biased else None)
 
-        self._norm = layers.norm(f"{decoder.prefix}layers.{layer}.input_layernorm.weight", a.norm_eps)
+        self._norm = weights.norm(f"{decoder.prefix}layers.{layer}.input_layernorm.weight", a.norm_eps)
         if c.query_rank is None:
             self._queries = linear("q_proj")
         else:
             into, out_of = linear("q_a_proj"), linear("q_b_proj")
-            norm = layers.norm(f"{prefix}q_a_layernorm.weight", LATENT_EPS)
+            norm = weights.norm(f"{prefix}q_a_layernorm.weight", LATENT_EPS)
             self._queries = lambda hidden: out_of(norm(into(hidden)))
         self._rows = linear("kv_a_proj_with_mqa")
-        self._latent_norm = layers.norm(f"{prefix}kv_a_layernorm.weight", LATENT_EPS)
+        self._latent_norm = weights.norm(f"{prefix}kv_a_layernorm.weight", LATENT_EPS)
         self._core = layers.latent_core(f"{prefix}kv_b_proj.weight", c.num_heads, c.plain_dim, a.rope, a.scale, layer)
         self._output = linear("o_proj")
 

@@ -1,23 +1,21 @@
 """What a decoder family is built from: attention, gated MLP, softmax router, norms. Each device has its own layers.
 
-Hidden states [tokens, hidden] are float32: numpy arrays on the CPU (native_layers.py), torch tensors on a GPU
-(device_layers.py). Who builds a model with Layers never looks into them.
+Hidden states [tokens, hidden] are float32: numpy arrays on the CPU (models/cpu), torch tensors on a GPU
+(models/gpu). Who builds a model with Layers never looks into them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from moeinf.errors import CheckpointError
 from moeinf.models.layers.array_math import ArrayMath
+from moeinf.models.layers.delta_config import DeltaConfig
 from moeinf.models.layers.kv_cache import Cache, LayerState
 from moeinf.models.layers.rope import Rope
-from moeinf.types import DType, Float32Array, Hidden, Work
-
-if TYPE_CHECKING:
-    from moeinf.models.layers.delta_net import DeltaConfig
+from moeinf.types import Float32Array, Hidden, Work
 
 MAX_HEAD_DIM = 576  # what the native attention has room for
 QUERIES_AT_ONCE = 128  # whose scores a thread holds (kernels/attend_many.cc)
@@ -129,29 +127,17 @@ class Beams(LayerState, Protocol):
         ...
 
 
-class Layers(Protocol):
-    """The dense weights of a model, by checkpoint name, as layers that compute on one device.
+class Weights(Protocol):
+    """The dense weights of a model, by checkpoint name, and what is computed with a single one of them.
 
     Names were checked by the tensor plan: KeyError for others. A family that has layers of its own spells them out with
-    `linear`, `norm`, `vector` and `math`, once for all devices.
+    these, once for all devices.
     """
-
-    @property
-    def dtype(self) -> DType:
-        """Of keys and values."""
-        ...
 
     @property
     def math(self) -> ArrayMath: ...
 
     def __contains__(self, name: str) -> bool: ...
-
-    def begin_pass(self, num_tokens: int) -> None:
-        """What is computed from here on is part of a pass over so many tokens, in however many calls: on the CPU the
-        number decides what is rounded and in which order sums are made, and not the size of a call."""
-        ...
-
-    # ---- the pieces
 
     def vector(self, name: str) -> Hidden:
         """A norm, a bias or another small tensor, in float32, flattened."""
@@ -170,7 +156,17 @@ class Layers(Protocol):
         """Routing of what math.top_k chose; weights [tokens, top_k]."""
         ...
 
-    # ---- whole layers
+
+class Layers(Protocol):
+    """Whole layers that compute on one device, made of the weights that their names begin with."""
+
+    @property
+    def weights(self) -> Weights: ...
+
+    def begin_pass(self, num_tokens: int) -> None:
+        """What is computed from here on is part of a pass over so many tokens, in however many calls: on the CPU the
+        number decides what is rounded and in which order sums are made, and not the size of a call."""
+        ...
 
     def embedding(self, name: str) -> Callable[[Sequence[int]], Hidden]:
         """Token ids to hidden states."""

@@ -81,7 +81,7 @@ class QwenMoe:
                 f"{prefix}gate.weight", norm, a.norm_eps, self.moe.top_k, self.norm_topk_prob, kind=a.norm
             )
             shared = (
-                SharedExpert(layers, f"{prefix}shared_expert.", f"{prefix}shared_expert_gate.weight")
+                SharedExpert(layers.weights, f"{prefix}shared_expert.", f"{prefix}shared_expert_gate.weight")
                 if self.shared_intermediate_size
                 else None
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moeinf.models.layers.protocol import Layers
+from moeinf.models.layers.protocol import Weights
 from moeinf.types import Hidden
 
 
@@ -11,15 +11,15 @@ class SharedExpert:
 
     def __init__(
         self,
-        layers: Layers,
+        weights: Weights,
         prefix: str,
         own_gate: str | None = None,
         names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
     ) -> None:
         """prefix: of gate, up and down, under `names`; own_gate: name of w [1, hidden]."""
-        self._math = layers.math
-        self._gate, self._up, self._down = (layers.linear(f"{prefix}{name}.weight") for name in names)
-        self._own_gate = None if own_gate is None else layers.linear(own_gate)
+        self._math = weights.math
+        self._gate, self._up, self._down = (weights.linear(f"{prefix}{name}.weight") for name in names)
+        self._own_gate = None if own_gate is None else weights.linear(own_gate)
 
     def __call__(self, hidden: Hidden) -> Hidden:
         """hidden [tokens, hidden] -> what the tokens are given."""

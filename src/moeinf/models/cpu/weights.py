@@ -1,0 +1,80 @@
+"""Dense weights on the CPU, and the two things that are computed with a single one: products and norms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from moeinf import _native
+from moeinf.models.cpu.math import NumpyMath
+from moeinf.models.layers.protocol import NormKind
+from moeinf.models.layers.weights import StoredTensor, vector
+from moeinf.types import Float32Array, IntArray, Routing
+
+
+class NativeWeights:
+    """The dense weights by name, which the native kernels multiply by as they are stored."""
+
+    def __init__(self, kernels: _native.Kernels, tensors: Mapping[str, StoredTensor]) -> None:
+        self.kernels = kernels
+        self.math = NumpyMath()
+        self.tensors = tensors
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.tensors
+
+    def vector(self, name: str) -> Float32Array:
+        """A norm or a bias, in float32."""
+        return vector(self.tensors[name])
+
+    def linear(self, name: str, bias: str | None = None) -> Linear:
+        return Linear(self.kernels, self.tensors[name], None if bias is None else self.vector(bias))
+
+    def norm(self, name: str, eps: float, kind: NormKind = "rms") -> Norm:
+        return Norm(self.kernels, *self.norm_vectors(name, kind), eps)
+
+    def norm_vectors(self, name: str, kind: NormKind) -> tuple[Float32Array, Float32Array | None]:
+        """The vector that a norm multiplies by, and the one that a layer norm adds."""
+        weight = self.vector(name)
+        if kind == "layer":
+            return weight, self.vector(name.removesuffix("weight") + "bias")
+        return (weight + 1 if kind == "rms+1" else weight), None
+
+    def routing(self, ids: IntArray, weights: Float32Array) -> Routing:
+        return Routing(ids, np.ascontiguousarray(weights, np.float32))
+
+
+class Linear:
+    """A weight matrix [rows, cols], multiplied by the native kernels in the format in which it is stored."""
+
+    def __init__(self, kernels: _native.Kernels, tensor: StoredTensor, bias: Float32Array | None = None) -> None:
+        rows, cols = tensor.shape
+        self._bias = bias
+        self.native = _native.Matrix(tensor.data, tensor.format, rows, cols)
+        self._kernels = kernels
+        self._rows = rows
+
+    def __call__(self, x: Float32Array) -> Float32Array:
+        """x [tokens, cols] -> [tokens, rows]."""
+        y = np.empty((len(x), self._rows), np.float32)
+        self._kernels.linear(x, self.native, y)
+        if self._bias is not None:
+            y += self._bias
+        return y
+
+
+class Norm:
+    """x / rms(x) * weight over the last dimension; with a bias (x - mean) / std * weight + bias."""
+
+    def __init__(self, kernels: _native.Kernels, weight: Float32Array, bias: Float32Array | None, eps: float) -> None:
+        self._kernels, self._weight, self._bias, self._eps = kernels, weight, bias, eps
+
+    def __call__(self, x: Float32Array) -> Float32Array:
+        rows = np.ascontiguousarray(x).reshape(-1, x.shape[-1])
+        out = np.empty_like(rows)
+        if self._bias is None:
+            _native.rms_norm(self._kernels, rows, self._weight, self._eps, out)
+        else:
+            _native.layer_norm(self._kernels, rows, self._weight, self._bias, self._eps, out)
+        return out.reshape(x.shape)

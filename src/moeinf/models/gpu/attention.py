@@ -1,0 +1,135 @@
+"""Attention with grouped keys and values on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from moeinf.gpu.matrix import DeviceMatrix
+from moeinf.models.gpu.rotary import DevicePlaces
+from moeinf.models.gpu.weights import DeviceWeights
+from moeinf.models.layers.kv_cache import Cache
+from moeinf.models.layers.protocol import AttentionConfig
+
+
+class DeviceKVState:
+    """Keys and values of one layer: [kv_heads, capacity, head_dim]."""
+
+    rewinds = True
+
+    def __init__(self, device: torch.device, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+        self.keys = torch.zeros(shape, dtype=dtype, device=device)
+        self.values = torch.zeros(shape, dtype=dtype, device=device)
+
+    def truncate(self, length: int) -> None:
+        pass  # what lies behind the cache's length is never read
+
+
+class DeviceAttention:
+    """See Layers.attention."""
+
+    def __init__(
+        self,
+        weights: DeviceWeights,
+        dtype: torch.dtype,
+        config: AttentionConfig,
+        prefix: str,
+        norm: str,
+        layer: int,
+        residual: float,
+    ) -> None:
+        assert config.norm != "layer" or config.qk_norm == "none", "no family has layer norms of heads"
+        c = self._config = config
+        self._weights, self._dtype, self._layer, self._residual = weights, dtype, layer, residual
+        names = [f"{prefix}{n}_proj.weight" for n in "qkv"]
+        queries, keys = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+        self._rows = [queries, keys, keys]
+        if len({weights.format_of(name) for name in names}) == 1:  # one product of one token instead of three
+            stacked = weights.stacked(names)
+            if c.gate:
+                _gates_behind(stacked.data.view(stacked.rows, -1)[: 2 * queries], c.num_heads)
+            self._stacked: DeviceMatrix | None = stacked
+            self._matrices = _cut(self._stacked, [queries * (2 if c.gate else 1), keys, keys])
+        else:
+            self._stacked = None
+            self._matrices = [weights.matrix(name) for name in names]
+            if c.gate:
+                _gates_behind(self._matrices[0].data.view(2 * queries, -1), c.num_heads)
+        biases = [weights.vector(f"{prefix}{n}_proj.bias") for n in "qkv"] if c.bias else []
+        if biases and c.gate:
+            _gates_behind(biases[0].view(2 * queries, 1), c.num_heads)
+        self._biases: Sequence[Tensor | None] = biases or [None, None, None]
+        self._bias = torch.cat(biases) if biases else None
+        self._output = weights.matrix(f"{prefix}o_proj.weight")
+        self._output_bias = weights.vector(f"{prefix}o_proj.bias") * residual if c.output_bias else None
+        self._norm = weights.norm(norm, c.norm_eps, c.norm)
+        self._q_norm, self._k_norm = (
+            None if c.qk_norm == "none" else weights.norm_weight(f"{prefix}{n}_norm.weight", c.norm) for n in "qk"
+        )
+        self._sinks = weights.vector(f"{prefix}sinks") if c.sinks else None
+
+    def new_state(self, capacity: int) -> DeviceKVState:
+        c = self._config
+        return DeviceKVState(self._weights.device.kind, (c.num_kv_heads, capacity, c.head_dim), self._dtype)
+
+    def add_to(self, x: Tensor, cache: Cache, places: DevicePlaces) -> None:
+        weights, vectors, c = self._weights, self._weights.ops.vectors, self._config
+        q, k, v = self._projected(self._norm(x))
+        gate = q[:, self._rows[0] :] if c.gate else None
+        q = q[:, : self._rows[0]].contiguous() if c.gate else q
+        q_norm, k_norm = self._q_norm, self._k_norm
+        if c.qk_norm == "full":  # over all heads together, before anything else
+            assert q_norm is not None and k_norm is not None
+            q, k = weights.normed(q, q_norm, c.norm_eps), weights.normed(k, k_norm, c.norm_eps)
+            q_norm = k_norm = None
+        state: DeviceKVState = cache.states[self._layer]
+        vectors.rope_store(
+            q,
+            k,
+            v,
+            q_norm,
+            k_norm,
+            c.norm_eps,
+            c.clip_qkv or 0.0,
+            places.cos,
+            places.sin,
+            places.position,
+            state.keys,
+            state.values,
+            interleaved=c.rope is not None and c.rope.interleaved,
+        )
+        mixture = torch.empty_like(q)
+        scale = c.head_dim**-0.5 if c.scale is None else c.scale
+        vectors.attend(
+            q, state.keys, state.values, places.position, places.start, c.window or 0, scale, mixture, self._sinks
+        )
+        if gate is not None:
+            mixture *= torch.sigmoid(gate)
+        if self._residual != 1.0:
+            mixture *= self._residual
+        weights.ops.matrices.linear(mixture, self._output, x, self._output_bias, add=True)
+
+    def _projected(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        if len(hidden) == 1 and self._stacked is not None:
+            product = self._weights.product(hidden, self._stacked, self._bias)
+            q, k, v = torch.split(product, [m.rows for m in self._matrices], dim=1)
+            return q, k, v
+        q, k, v = (
+            self._weights.product(hidden, matrix, bias)
+            for matrix, bias in zip(self._matrices, self._biases, strict=True)
+        )
+        return q, k, v
+
+
+def _gates_behind(rows: Tensor, num_heads: int) -> None:
+    """Reorders rows, of a query and then a gate for each head, into all queries and then all gates. In place."""
+    heads = rows.view(num_heads, 2, -1, rows.shape[1])
+    rows.copy_(heads.transpose(0, 1).reshape(rows.shape))
+
+
+def _cut(matrix: DeviceMatrix, rows: Sequence[int]) -> list[DeviceMatrix]:
+    """The matrices that were stacked, without copying."""
+    parts = torch.split(matrix.data, [len(matrix.data) // matrix.rows * count for count in rows])
+    return [DeviceMatrix(part, matrix.format, count, matrix.cols) for part, count in zip(parts, rows, strict=True)]

@@ -1,0 +1,40 @@
+"""Rotary positions on a GPU: tables over the whole context, and the position of a pass in them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from moeinf.models.layers.rope import Rope
+
+
+class DevicePlaces(NamedTuple):
+    """The places of one pass: tables over the whole context, and where in them its first token is."""
+
+    cos: Tensor  # f32 [context, rotary_dim / 2]
+    sin: Tensor
+    position: Tensor  # int32 [1]: what captured work reads
+    start: int  # the same number, for work that is not captured
+
+
+class DeviceRotary:
+    """Rotary positions, for every place of the context at once."""
+
+    def __init__(self, device: torch.device, rope: Rope | None, context: int) -> None:
+        self._device, self._rope, self._context = device, rope, context
+        self._tables: dict[Rope | None, tuple[Tensor, Tensor]] = {}
+        self._position = torch.zeros(1, dtype=torch.int32, device=device)
+
+    def __call__(self, start: int, num_tokens: int, room: int) -> DevicePlaces:
+        assert self._rope is None or room <= self._context, "tables end at the context"
+        self._position.fill_(start)
+        return DevicePlaces(*self._of(None if self._rope is None else self._rope.within(room)), self._position, start)
+
+    def _of(self, rope: Rope | None) -> tuple[Tensor, Tensor]:
+        if rope not in self._tables:
+            cos, sin = (np.empty((0, 0), np.float32),) * 2 if rope is None else rope.tables(0, self._context)
+            self._tables[rope] = torch.from_numpy(cos).to(self._device), torch.from_numpy(sin).to(self._device)
+        return self._tables[rope]

@@ -1,0 +1,83 @@
+"""Dense weights on a GPU, and what is computed with a single one of them: products and norms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from moeinf.gpu.device import Device
+from moeinf.gpu.matrix import DeviceMatrix, DeviceRouting
+from moeinf.gpu.ops import Ops
+from moeinf.models.gpu.math import TorchMath
+from moeinf.models.layers.protocol import NormKind
+from moeinf.models.layers.weights import Embedding, StoredTensor, TensorBytes, in_memory, vector
+
+
+class DeviceWeights:
+    """The dense weights by name. A tensor is copied to the device, piece by piece, when a layer asks for it."""
+
+    def __init__(
+        self, device: Device, ops: Ops, tensors: Mapping[str, TensorBytes], lookups: Mapping[str, StoredTensor]
+    ) -> None:
+        """tensors: those that the device computes with; lookups: embeddings by row, which stay in host memory."""
+        self.device, self.ops = device, ops
+        self.math = TorchMath(device.kind)
+        self._tensors, self._lookups = tensors, lookups
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors or name in self._lookups
+
+    def rows(self, name: str) -> Embedding:
+        """An embedding, whose rows are looked up in host memory."""
+        return Embedding(self._lookups[name])
+
+    def matrix(self, name: str) -> DeviceMatrix:
+        return self.stacked([name])
+
+    def stacked(self, names: Sequence[str]) -> DeviceMatrix:
+        """Matrices of one format as one, row below row."""
+        tensors = [self._tensors[name] for name in names]
+        data = torch.empty(sum(t.num_bytes for t in tensors), dtype=torch.uint8, device=self.device.kind)
+        at = 0
+        for tensor in tensors:
+            for piece in tensor.pieces():
+                data[at : at + len(piece)].copy_(torch.from_numpy(piece))  # which waits: the piece is overwritten next
+                at += len(piece)
+        return DeviceMatrix(data, tensors[0].format, sum(t.shape[0] for t in tensors), tensors[0].shape[1])
+
+    def format_of(self, name: str) -> str:
+        return self._tensors[name].format
+
+    def vector(self, name: str) -> Tensor:
+        """A norm or a bias, f32."""
+        return torch.from_numpy(vector(in_memory(self._tensors[name]))).to(self.device.kind)
+
+    def norm_weight(self, name: str, kind: NormKind) -> Tensor:
+        """What multiplies."""
+        return self.vector(name) + 1 if kind == "rms+1" else self.vector(name)
+
+    def linear(self, name: str, bias: str | None = None) -> Callable[[Tensor], Tensor]:
+        matrix, added = self.matrix(name), None if bias is None else self.vector(bias)
+        return lambda x: self.product(x.contiguous(), matrix, added)
+
+    def norm(self, name: str, eps: float, kind: NormKind = "rms") -> Callable[[Tensor], Tensor]:
+        weight = self.norm_weight(name, kind)
+        if kind == "layer":
+            bias = self.vector(name.removesuffix("weight") + "bias")
+            return lambda x: torch.nn.functional.layer_norm(x, (x.shape[-1],), weight, bias, eps)
+        return lambda x: self.normed(x.contiguous().view(-1, x.shape[-1]), weight, eps).view(x.shape)
+
+    def routing(self, ids: Tensor, weights: Tensor) -> DeviceRouting:
+        return DeviceRouting(ids.to(torch.int32).contiguous(), weights.contiguous())
+
+    def normed(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        out = torch.empty_like(x)
+        self.ops.vectors.rms_norm(x, weight, eps, out)
+        return out
+
+    def product(self, x: Tensor, matrix: DeviceMatrix, bias: Tensor | None = None) -> Tensor:
+        out = torch.empty((len(x), matrix.rows), dtype=torch.float32, device=x.device)
+        self.ops.matrices.linear(x, matrix, out, bias)
+        return out

@@ -1,0 +1,60 @@
+"""The sizes of a gated DeltaNet layer (delta_net.py), which every device's layers are told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from moeinf.errors import CheckpointError
+from moeinf.models.fields import Fields
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaConfig:
+    hidden_size: int
+    num_key_heads: int
+    num_value_heads: int  # each key head serves as many of them, one behind the other
+    key_dim: int
+    value_dim: int
+    kernel: int  # tokens that the convolution in front sees
+    norm_eps: float
+    stacked: bool  # one projection with the rows of each key head together (in_proj_qkvz, in_proj_ba), or four
+
+    @staticmethod
+    def parse(f: Fields, hidden_size: int, norm_eps: float, *, stacked: bool) -> DeltaConfig:
+        keys, values = f.count("linear_num_key_heads", 16), f.count("linear_num_value_heads", 32)
+        if values % keys:
+            raise CheckpointError(f"config.json: linear_num_key_heads {keys} cannot serve {values} value heads")
+        return DeltaConfig(
+            hidden_size,
+            keys,
+            values,
+            f.count("linear_key_head_dim", 128),
+            f.count("linear_value_head_dim", 128),
+            f.count("linear_conv_kernel_dim", 4, minimum=2),
+            norm_eps,
+            stacked,
+        )
+
+    def projections(self, prefix: str) -> list[str]:
+        """Names of the matrices in front."""
+        names = ("qkvz", "ba") if self.stacked else ("qkv", "z", "b", "a")
+        return [f"{prefix}in_proj_{name}.weight" for name in names]
+
+    @property
+    def keys(self) -> int:
+        return self.num_key_heads * self.key_dim
+
+    @property
+    def values(self) -> int:
+        return self.num_value_heads * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution: queries, keys and values."""
+        return 2 * self.keys + self.values
+
+    @property
+    def state_bytes(self) -> int:
+        """Of one layer: what it was before a pass and after it."""
+        conv = (self.kernel - 1) * self.channels
+        return 2 * 4 * (conv + self.num_value_heads * self.key_dim * self.value_dim)
