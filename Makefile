@@ -26,8 +26,8 @@ fuzz: $(READY)
 	$(BIN)/python tests/fuzz/flipped_bits.py --seconds $$(($(FUZZ_SECONDS) / 2)) --seed $(FUZZ_SEED)
 
 lint: $(READY)
-	$(BIN)/ruff check src tests benchmarks docs
-	$(BIN)/ruff format --check src tests benchmarks docs
+	$(BIN)/ruff check src tests benchmarks docs examples
+	$(BIN)/ruff format --check src tests benchmarks docs examples
 	$(BIN)/clang-format --dry-run -Werror $(NATIVE_SOURCES)
 	$(BIN)/mypy
 
