@@ -21,7 +21,8 @@ from unittest.mock import patch
 import numpy as np
 
 from moeinf._native import crc32c
-from moeinf.config import RuntimeConfig, store_home
+from moeinf.config import RuntimeConfig
+from moeinf.config.environment import store_home
 from moeinf.engine.completion import GenerationStats
 from moeinf.engine.model import Model
 from moeinf.store.library import Library, StoredModel
@@ -60,7 +61,7 @@ def checks(way: str) -> Iterator[dict[str, Any]]:
 
 def decoded(stored: StoredModel, way: str, cache: str, prompt: list[int], continuation: list[int]) -> GenerationStats:
     with checks(way) as options:
-        model = Model(stored, RuntimeConfig(device="cpu", expert_cache=cache, **options), preload=False)
+        model = Model(stored, RuntimeConfig.of(device="cpu", expert_cache=cache, **options), preload=False)
         with model:
             return model.replay(prompt, continuation)
 

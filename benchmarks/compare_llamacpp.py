@@ -28,7 +28,8 @@ import gguf
 from processes import Failed, output_of, passages
 from side_by_side import OURS, PEER, PEER_UNPACKED, Request, Side, markdown
 
-from moeinf.config import parse_size, store_home
+from moeinf.config.environment import store_home
+from moeinf.config.size import parse_size
 from moeinf.store.library import Library, StoredModel
 
 HERE = Path(__file__).parent
@@ -47,7 +48,8 @@ class Pair:
         name, _, gguf = text.partition("=")
         stored, path = Library(store_home()).find(name), Path(gguf)
         whole = min(stored.size_bytes, path.stat().st_size)
-        return Pair(stored, path, parse_size("--limit", limit, whole) if limit else None)
+        size = parse_size("--limit", limit) if limit else None
+        return Pair(stored, path, size.of(whole) if size else None)
 
 
 class Comparison:

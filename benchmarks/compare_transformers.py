@@ -24,7 +24,8 @@ from typing import Any
 from processes import Failed, output_of, passages
 from side_by_side import PROFILE, Request, Side, median, ratio, row, spread
 
-from moeinf.config import parse_size, store_home
+from moeinf.config.environment import store_home
+from moeinf.config.size import parse_size
 from moeinf.store.library import Library, StoredModel
 
 HERE = Path(__file__).parent
@@ -55,7 +56,8 @@ class Setting:
     def weight_bytes(self) -> int | None:
         """Of the GPU, for transformers with accelerate; None: all."""
         experts = self.stored.manifest.moe.total_experts * self.stored.manifest.layout.stride_bytes
-        resident = parse_size("--cache", self.cache, experts)
+        size = parse_size("--cache", self.cache)
+        resident = size.of(experts) if size else experts
         if resident >= experts:
             return None
         return self.stored.size_bytes - experts + resident + experts // self.stored.manifest.moe.num_layers

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from make_checkpoint import cut_config, fill_shard, geometry_parser, write_empty_checkpoint, write_empty_shard
 
-from moeinf.config import store_home
+from moeinf.config.environment import store_home
 from moeinf.models import architecture
 from moeinf.pull.convert import convert_shard, create_files
 from moeinf.pull.plan import plan_conversion

@@ -24,7 +24,8 @@ import numpy.typing as npt
 from llamacpp_run import Session
 from tokenizers import Tokenizer
 
-from moeinf.config import RuntimeConfig, store_home
+from moeinf.config import RuntimeConfig
+from moeinf.config.environment import store_home
 from moeinf.engine.model import Model
 from moeinf.store.library import Library
 

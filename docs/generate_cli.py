@@ -14,7 +14,7 @@ HEAD = """\
 Made by `python docs/generate_cli.py` from the `--help` of each verb; do not edit.
 
 Answers go to stdout; notes, progress, figures and errors go to stderr. The exit code is 0, 1 after an error, 2 after a
-wrong use, and 130 after Ctrl-C. Many options can also be set by [variables](#variables).
+wrong use, and 130 after Ctrl-C. Many options can also be set by [variables](#variables-and-names-elsewhere).
 
 The prompt of `run` is standard input (unless that is a terminal), then `--file`, then the words, joined by one space;
 newlines at the end of the first two are dropped. An empty word (`moeinf run demo ""`) only loads the model.
@@ -36,14 +36,17 @@ While other programs need memory, a model on the CPU gives a part of its expert 
 token; a note says so the first time. Only the speed changes.
 """
 VARIABLES = """\
-## Variables
+## Variables, and names elsewhere
 
 An option may be given in several places. The first of these that has it counts: the flag, `-o`, the variable, the
 checkpoint's generation_config.json, the default. A variable whose name begins with `MOEINF_` and is not in this table
 changes nothing, and a note says so.
 
-| variable | sets |
-|---|---|
+`-o` and, in a chat, `/set parameter` take the names that ollama gives to options. The last column has the names of the
+same options in requests of the OpenAI API.
+
+| variable | sets | `-o`, `/set parameter` | OpenAI |
+|---|---|---|---|
 """
 
 
@@ -69,17 +72,21 @@ def variables() -> str:
     from typer.main import get_command
 
     from moeinf.cli import app
-    from moeinf.config import OTHER_VARIABLES, flag, runtime_fields, variable
-    from moeinf.sampling.sampler import option_kinds
+    from moeinf.config import RuntimeConfig
+    from moeinf.config.environment import OTHER_VARIABLES
+    from moeinf.config.option import options
+    from moeinf.sampling.params import SamplingParams
 
     verbs = get_command(app).commands  # type: ignore[attr-defined]
     flags = {verb: [param.name for param in verbs[verb].params] for verb in ("run", "bench")}
     rows = {}
-    for name in (*runtime_fields(), *option_kinds()):
-        takers = [f"`{verb}`" for verb, names in flags.items() if name in names]
-        rows[variable(name)] = f"`{flag(name)}` of {' and '.join(takers)}" if takers else f"`-o {name}=` of `run`"
-    rows |= OTHER_VARIABLES
-    return VARIABLES + "".join(f"| `{name}` | {text} |\n" for name, text in rows.items())
+    for option in (*options(RuntimeConfig), *options(SamplingParams)):
+        takers = " and ".join(f"`{verb}`" for verb, names in flags.items() if option.name in names)
+        sets = f"`{option.flag}` of {takers}" if option.flag else option.help
+        apis = [f"`{option.ollama}`" if option.ollama else "", ", ".join(f"`{name}`" for name in option.openai)]
+        rows[option.variable] = [sets, *apis]
+    rows |= {name: [text, "", ""] for name, text in OTHER_VARIABLES.items()}
+    return VARIABLES + "".join(f"| `{name}` | {' | '.join(cells)} |\n" for name, cells in rows.items())
 
 
 def render() -> str:

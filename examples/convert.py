@@ -12,7 +12,7 @@ import argparse
 import sys
 
 import moeinf
-from moeinf.config import store_home
+from moeinf.config.environment import store_home
 from moeinf.pull.pull import pull
 from moeinf.store.verify import verify
 

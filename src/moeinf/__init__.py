@@ -17,7 +17,7 @@ from moeinf.errors import MoeinfError
 if TYPE_CHECKING:
     from moeinf.engine.completion import Completion, GenerationStats
     from moeinf.engine.model import Model
-    from moeinf.sampling.sampler import SamplingParams
+    from moeinf.sampling.params import SamplingParams
 
 __version__ = "0.1.0"
 __all__ = ["Completion", "GenerationStats", "Model", "MoeinfError", "SamplingParams", "__version__", "load"]
@@ -26,7 +26,7 @@ _HOMES = {
     "Completion": "moeinf.engine.completion",
     "GenerationStats": "moeinf.engine.completion",
     "Model": "moeinf.engine.model",
-    "SamplingParams": "moeinf.sampling.sampler",
+    "SamplingParams": "moeinf.sampling.params",
 }
 
 
@@ -38,7 +38,7 @@ def load(name: str, *, progress: Callable[[int, int], None] | None = None, **opt
     progress: called with (bytes read, bytes in all) while the dense weights are read.
     Raises MoeinfError (its subclasses tell what went wrong; the text tells the remedy).
     """
-    from moeinf.config import store_home, with_environment
+    from moeinf.config.environment import store_home, with_environment
     from moeinf.engine.model import Model
     from moeinf.pull.pull import ensure
 

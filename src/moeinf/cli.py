@@ -4,58 +4,34 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from shlex import join
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from moeinf import __version__
-from moeinf.config import debug_wanted, store_home, unknown_variables
+from moeinf.config import RuntimeConfig
+from moeinf.config.environment import debug_wanted, store_home, unknown_variables
 from moeinf.errors import ModelNotFoundError, MoeinfError, OutputError, UsageError
-from moeinf.terminal.options import (
-    AsJson,
-    Context,
-    CpuExperts,
-    Device,
-    DirectIo,
-    ExpertCache,
-    HideThinking,
-    ModelName,
-    NumBeams,
-    Policy,
-    Predictor,
-    Prefetch,
-    PrefillChunk,
-    Quant,
-    QuantDense,
-    QuantExperts,
-    QueueDepth,
-    Quiet,
-    Ram,
-    ReaderName,
-    SrcLang,
-    StoredName,
-    TemplateVar,
-    TgtLang,
-    Think,
-    Threads,
-    VerifyReads,
-    Vram,
-    runtime_config,
-    sampling_options,
-    template_options,
-)
+from moeinf.sampling.params import SamplingParams
+from moeinf.terminal.chat_options import ChatOptions
+from moeinf.terminal.flags import SamplingOptions, with_flags
 from moeinf.terminal.streams import drop_output, open_streams
 from moeinf.terminal.wrong_use import usage_text, with_think
 
 if TYPE_CHECKING:
-    from moeinf.config import RuntimeConfig
-    from moeinf.engine.model import Model
     from moeinf.store.library import StoredModel
-    from moeinf.terminal.session import Session
+
+ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="A stored model, org/repo[@rev], or a folder.")]
+StoredName = Annotated[str, typer.Argument(metavar="MODEL", help="A stored model.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no line about memory.")]
+Quant = Annotated[
+    str | None,
+    typer.Option(metavar="FORMAT", help="Store weights as keep, q8_0, q4_0, q4_k, iq4_nl or mxfp4. [default: keep]"),
+]
 
 app = typer.Typer(
     name="moeinf",
@@ -81,107 +57,47 @@ def top(
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks; may stand anywhere on the line.")] = False,
 ) -> None:
-    _note_unknown_variables()
+    for line in unknown_variables(RuntimeConfig, SamplingParams):
+        print(f"note: {line}", file=sys.stderr)
     if ctx.invoked_subcommand is None:
         print(ctx.get_help())
 
 
-def _note_unknown_variables() -> None:
-    if not unknown_variables(()):
-        return
-    from moeinf.sampling.sampler import option_kinds  # loads numpy, which most verbs do without
-
-    for line in unknown_variables(option_kinds()):
-        print(f"note: {line}", file=sys.stderr)
-
-
 @app.command()
+@with_flags()
 def run(
-    ctx: typer.Context,
     model: ModelName,
     prompt: Annotated[
         list[str] | None,
-        typer.Argument(metavar="PROMPT", help=("Without a prompt: a chat. Standard input, if piped, comes before it.")),
+        typer.Argument(metavar="PROMPT", help="Without a prompt: a chat. Standard input, if piped, comes before it."),
     ] = None,
-    system: Annotated[str | None, typer.Option("--system", "-s", metavar="TEXT", help="System message.")] = None,
-    option: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--option",
-            "-o",
-            metavar="NAME=VALUE",
-            help=(
-                "Any sampling option, repeatable; those without a flag: repeat_last_n, presence_penalty, "
-                "frequency_penalty, stop."
-            ),
-        ),
-    ] = None,
-    temperature: Annotated[float | None, typer.Option(metavar="X", help="0: always the likeliest token.")] = None,
-    top_k: Annotated[int | None, typer.Option(metavar="N", help="Only the N likeliest tokens; 0: off.")] = None,
-    top_p: Annotated[float | None, typer.Option(metavar="P", help="Only the likeliest that sum to P; 1: off.")] = None,
-    min_p: Annotated[float | None, typer.Option(metavar="P", help="Only tokens of P times the best; 0: off.")] = None,
-    repeat_penalty: Annotated[float | None, typer.Option(metavar="X", help="Above 1: against repetition.")] = None,
-    seed: Annotated[int | None, typer.Option(metavar="N", help="-1: a new one each time.")] = None,
-    num_predict: Annotated[
-        int | None, typer.Option("--num-predict", "-n", metavar="TOKENS", help=("Longest answer; -1: until it ends."))
-    ] = None,
-    stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Ends the answer; repeatable.")] = None,
     file: Annotated[Path | None, typer.Option("--file", "-f", metavar="PATH", help="Prompt file.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt as it is, without a chat template.")] = False,
     json: AsJson = False,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Figures after each answer.")] = False,
-    nowordwrap: Annotated[bool, typer.Option("--nowordwrap", help="Do not wrap lines at words.")] = False,
-    quiet: Quiet = False,
-    think: Think = None,
-    hidethinking: HideThinking = False,
-    template_var: TemplateVar = None,
-    device: Device = None,
-    vram: Vram = None,
-    ram: Ram = None,
-    expert_cache: ExpertCache = None,
-    cpu_experts: CpuExperts = None,
-    policy: Policy = None,
-    predictor: Predictor = None,
-    prefetch: Prefetch = None,
-    context: Context = None,
-    threads: Threads = None,
-    prefill_chunk: PrefillChunk = None,
-    reader: ReaderName = None,
-    direct_io: DirectIo = None,
-    queue_depth: QueueDepth = None,
-    verify_reads: VerifyReads = None,
-    src_lang: SrcLang = None,
-    tgt_lang: TgtLang = None,
-    num_beams: NumBeams = None,
+    *,
+    options: ChatOptions,
+    sampling: SamplingOptions,
+    config: RuntimeConfig,
     quant: Quant = None,
 ) -> None:
     """Answer a prompt, or chat. A model that is not stored yet is pulled first."""
     from moeinf.terminal.oneshot import answer_once, prompt_text
+    from moeinf.terminal.opening import check_template, ensure_stored, hold_chat, opened
+    from moeinf.terminal.options import refuse_template_options
     from moeinf.terminal.session import Session
 
     text = prompt_text(prompt or [], file)
     if not text and (raw or json):
         raise UsageError(f"{'--raw' if raw else '--json'} needs a prompt; give one")
-    options, others = sampling_options(ctx.params, option or [], stop or [])
-    config = runtime_config(ctx.params, others)
-    variables = template_options(think, template_var or [], raw=raw)
-    if think or variables:
-        _check_template(_ensure(model, quiet, quant), think, variables)
-    with _open(model, config, quiet, quant) as loaded:
-        session = Session(
-            loaded,
-            options,
-            system,
-            verbose=verbose,
-            wordwrap=not nowordwrap,
-            quiet=quiet,
-            think=think,
-            hidethinking=hidethinking,
-            variables=variables,
-        )
+    if raw:
+        refuse_template_options(options)
+    stored = ensure_stored(model, quiet=options.quiet, quant=quant)
+    check_template(stored, options)
+    with opened(stored, config, quiet=options.quiet) as loaded:
+        session = Session(loaded, sampling, options)
         session.show_notices()
         if text is None:
-            _chat(session, config)
+            hold_chat(session, config)
         elif text:
             raise typer.Exit(answer_once(session, text, raw=raw, as_json=json))
 
@@ -195,8 +111,8 @@ def pull(
         str | None, typer.Option(metavar="NAME", help="Store it under this name; one without a tag gets --quant's.")
     ] = None,
     quant: Quant = None,
-    quant_experts: QuantExperts = None,
-    quant_dense: QuantDense = None,
+    quant_experts: Annotated[str | None, typer.Option(metavar="FORMAT", help="Other format of experts.")] = None,
+    quant_dense: Annotated[str | None, typer.Option(metavar="FORMAT", help="Other format of the rest.")] = None,
     revision: Annotated[str | None, typer.Option(metavar="REV", help="Branch, tag or commit.")] = None,
     token: Annotated[str | None, typer.Option(metavar="TOKEN", help="Access token. [default: HF_TOKEN]")] = None,
     force: Annotated[bool, typer.Option("--force", help="Skip the check of free disk space.")] = False,
@@ -350,8 +266,8 @@ def verify(model: StoredName, quiet: Quiet = False) -> None:
 
 
 @app.command()
+@with_flags(without=("num_beams",))  # what is measured is fed token by token
 def bench(
-    ctx: typer.Context,
     model: ModelName,
     num_prompt: Annotated[int, typer.Option("--num-prompt", "-p", metavar="TOKENS", min=1, help="Prompt.")] = 128,
     num_decode: Annotated[int, typer.Option("--num-decode", "-n", metavar="TOKENS", min=2, help="Decode.")] = 64,
@@ -362,36 +278,21 @@ def bench(
     ] = "table",
     profile: Annotated[bool, typer.Option("--profile", help="Where the time of a token went.")] = False,
     quiet: Quiet = False,
-    device: Device = None,
-    vram: Vram = None,
-    ram: Ram = None,
-    expert_cache: ExpertCache = None,
-    cpu_experts: CpuExperts = None,
-    policy: Policy = None,
-    predictor: Predictor = None,
-    prefetch: Prefetch = None,
-    context: Context = None,
-    threads: Threads = None,
-    prefill_chunk: PrefillChunk = None,
-    reader: ReaderName = None,
-    direct_io: DirectIo = None,
-    queue_depth: QueueDepth = None,
-    verify_reads: VerifyReads = None,
-    src_lang: SrcLang = None,
-    tgt_lang: TgtLang = None,
+    *,
+    config: RuntimeConfig,
 ) -> None:
     """Time a model on real text, with a cold and a warm cache."""
     from moeinf.bench.report import check_form, format_rows, profile_text
 
     check_form(output)
-    config = runtime_config(ctx.params)
     from moeinf.bench.live import Workload, run_bench
+    from moeinf.terminal.opening import ensure_stored
     from moeinf.terminal.session import say
 
     report: Callable[[str], None] = (lambda line: None) if quiet else say
     workload = Workload(num_prompt, num_decode, repeats, prompt_file)
     workload.text()  # refuses a file that cannot be read before a model is pulled
-    rows = run_bench(_ensure(model, quiet), config, workload, report)
+    rows = run_bench(ensure_stored(model, quiet=quiet), config, workload, report)
     print(format_rows(rows, output))
     if profile:
         print(
@@ -422,74 +323,6 @@ def simulate(
     from moeinf.bench.policies_table import hit_rate_table
 
     print("\n".join(hit_rate_table(trace, cache, policy, max_tokens)))
-
-
-@contextmanager
-def _open(name: str, config: RuntimeConfig, quiet: bool, quant: str | None = None) -> Iterator[Model]:
-    """The model, pulled first if need be; what it takes is shown on a terminal."""
-    model = _load(name, config, quiet, quant)
-    try:
-        yield model
-    finally:
-        num_said = len(model.notices)
-        model.close()
-        for notice in model.notices[num_said:]:
-            print(f"note: {notice}", file=sys.stderr)
-
-
-def _load(name: str, config: RuntimeConfig, quiet: bool, quant: str | None = None) -> Model:
-    from shutil import get_terminal_size
-
-    from moeinf.terminal.progress import LoadBar, StatusLine
-    from moeinf.terminal.screen import wrapped
-    from moeinf.terminal.session import say, say_below
-
-    stored = _ensure(name, quiet, quant)
-    talkative = sys.stderr.isatty() and not quiet
-    line = StatusLine(sys.stderr, enabled=talkative)
-    loading, pinning = (LoadBar(line, f"{verb} {stored.name}") for verb in ("loading", "pinning memory for"))
-    line.show(f"loading {stored.name}")
-    try:
-        from moeinf.engine.model import Model
-
-        model = Model(stored, config, loading, pin_progress=pinning, say=say_below)
-    finally:
-        line.clear()
-    if talkative:
-        say(wrapped(model.describe(), get_terminal_size().columns))
-    return model
-
-
-def _check_template(stored: StoredModel, think: str | None, variables: dict[str, Any]) -> None:
-    """Raises UsageError, before anything is loaded, for what the model's chat template would ignore."""
-    from moeinf.terminal.show import template_facts
-    from moeinf.text.thinking import template_variables
-
-    template_variables(template_facts(stored), think, variables)
-
-
-def _ensure(name: str, quiet: bool, quant: str | None = None) -> StoredModel:
-    from moeinf.pull.pull import ensure
-    from moeinf.terminal.pull_progress import PullDisplay
-
-    with PullDisplay(sys.stderr, quiet=quiet) as display:
-        return ensure(name, home=store_home(), quant=quant, progress=display)
-
-
-def _chat(session: Session, config: RuntimeConfig) -> None:
-    from moeinf.config import history_wanted
-    from moeinf.store.library import Library
-    from moeinf.terminal.chat import Repl
-    from moeinf.terminal.line_editor import open_reader
-
-    reader = open_reader(store_home() / "history" if history_wanted() else None)
-    chat = Repl(
-        session, reader, config, Library(store_home()), lambda name, changed: _load(name, changed, session.quiet)
-    )
-    try:
-        chat.run()
-    finally:
-        chat.model.close()
 
 
 def _print(text: str) -> None:

@@ -27,7 +27,7 @@ NUM_TOKENS = 48
 
 def tokens(stored: StoredModel, **options: Any) -> list[int]:
     settings: dict[str, Any] = {"device": "cuda", "prefill_chunk": 16} | options
-    with Model(stored, RuntimeConfig(**settings)) as model:
+    with Model(stored, RuntimeConfig.of(**settings)) as model:
         answer = model.generate(PROMPT, model.params(temperature=0.0, num_predict=NUM_TOKENS, stop=()))
         again = model.generate(PROMPT, model.params(temperature=0.0, num_predict=NUM_TOKENS, stop=()))
         assert again.token_ids == answer.token_ids
@@ -61,7 +61,7 @@ def test_the_first_logits_are_those_of_the_cpu_within_bf16(demo: StoredModel) ->
 
 def test_when_device_memory_runs_out_slots_are_given_up(demo: StoredModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("moeinf.gpu.arena.SEGMENT_BYTES", 4 * demo.manifest.layout.stride_bytes)
-    with Model(demo, RuntimeConfig(device="cuda", expert_cache="60%")) as model:
+    with Model(demo, RuntimeConfig.of(device="cuda", expert_cache="60%")) as model:
         run = model._opened()
         assert isinstance(run, GpuRun)
         slots, forward, calls = run.tier.num_slots, run.model.forward, [0]
@@ -109,7 +109,7 @@ def test_an_encoder_decoder_answers_as_on_the_cpu_for_every_number_of_slots(
         ("cuda", "10%", "auto"),
         ("cuda", "30%", host_room(stored, 10)),
     ):
-        with Model(stored, RuntimeConfig(device=device, expert_cache=slots, ram=ram, **options)) as model:
+        with Model(stored, RuntimeConfig.of(device=device, expert_cache=slots, ram=ram, **options)) as model:
             answers.append([model.generate(text, model.params()).token_ids for text in (TEXT, "w9 w9 w3", TEXT)])
     assert answers[0][0] and all(answer == answers[0] for answer in answers)
 

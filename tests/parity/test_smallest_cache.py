@@ -42,7 +42,7 @@ def stored(checkpoint: Path, home: Path) -> StoredModel:
 def smallest(pair: Pair, stored: StoredModel) -> CpuRun:
     """With as many slots as one token needs in a layer."""
     size = stored.manifest.moe.top_k * stored.manifest.layout.stride_bytes
-    config = RuntimeConfig(expert_cache=f"{size}B", context=256, threads=2)
+    config = RuntimeConfig.of(expert_cache=f"{size}B", context=256, threads=2)
     dense = DenseFile(stored, pair.plan, DenseSums(stored, sums_of(stored)[0]))
     collection = ActivationCollection(stored.manifest.moe)
     return CpuRun(

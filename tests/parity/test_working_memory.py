@@ -132,7 +132,7 @@ class Measured:
 
 
 def check(stored: StoredModel, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
-    config = RuntimeConfig(**{"context": CONTEXT, "prefill_chunk": CHUNK, "threads": THREADS} | options)
+    config = RuntimeConfig.of(**{"context": CONTEXT, "prefill_chunk": CHUNK, "threads": THREADS} | options)
     with closing(Measured(stored, config, monkeypatch)) as measured:
         reserved = measured.run.plan.activation_bytes
         prefill, decode = measured.last_chunk_and_a_token()

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from moeinf.config import RuntimeConfig, parse_size, unknown_variables, with_environment
+from moeinf.config import RuntimeConfig, ollama_value
+from moeinf.config.environment import unknown_variables, with_environment
+from moeinf.config.option import http_options, option_of, options
+from moeinf.config.size import Bytes, Share, Size, parse_size
 from moeinf.errors import UsageError
+from moeinf.sampling.params import SamplingParams
+
+
+def bytes_of(size: Size | None) -> int:
+    """Of a thousand bytes in all."""
+    assert size is not None
+    return size.of(1000)
 
 
 @pytest.mark.parametrize(
@@ -23,20 +33,20 @@ from moeinf.errors import UsageError
     ],
 )
 def test_sizes_are_bytes_units_or_percent(text: str, size: int) -> None:
-    assert parse_size("--expert-cache", text, 1000) == size
+    assert bytes_of(parse_size("--expert-cache", text)) == size
 
 
 @pytest.mark.parametrize("text", ["1", "512", "1048575", "0.5"])
 def test_a_small_number_alone_is_refused_with_both_of_its_readings(text: str) -> None:
     with pytest.raises(UsageError, match=rf"--ram '{text}' may mean {text} MiB or {text} bytes; write {text}MiB"):
-        parse_size("--ram", text, 1000)
-    assert parse_size("--ram", f"{text}B", 1000) == int(float(text))
+        parse_size("--ram", text)
+    assert parse_size("--ram", f"{text}B") == Bytes(int(float(text)))
 
 
 @pytest.mark.parametrize("text", ["", "lots", "-1", "6 QB", "101%", "1e9", "%", "GiB"])
 def test_a_size_that_cannot_be_meant_is_refused_by_name(text: str) -> None:
     with pytest.raises(UsageError, match="--expert-cache"):
-        parse_size("--expert-cache", text, 1000)
+        parse_size("--expert-cache", text)
 
 
 def test_what_is_given_wins_over_the_environment_and_that_over_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,10 +79,10 @@ def test_a_variable_is_called_as_the_flag_is_and_the_old_name_says_so(monkeypatc
 def test_a_variable_that_nothing_reads_is_told_with_the_nearest_that_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("MOEINF_NUM_CTX", "MOEINF_TEMPERATURE", "MOEINF_HOME"):
         monkeypatch.setenv(name, "1")
-    assert unknown_variables(["temperature"]) == []
+    assert unknown_variables(RuntimeConfig, SamplingParams) == []
     monkeypatch.setenv("MOEINF_EXPERTCACHE", "6GiB")
     monkeypatch.setenv("MOEINF_QQ", "1")
-    first, second = unknown_variables(["temperature"])
+    first, second = unknown_variables(RuntimeConfig, SamplingParams)
     assert first == (
         "MOEINF_EXPERTCACHE is no variable of moeinf, and changes nothing; did you mean MOEINF_EXPERT_CACHE?"
     )
@@ -101,8 +111,9 @@ def test_a_value_that_cannot_be_meant_is_refused_by_name(options: dict[str, obje
 
 
 def test_a_whole_number_for_a_size_is_one_of_bytes() -> None:
-    assert parse_size("--expert-cache", with_environment(expert_cache=8 << 30).expert_cache, 0) == 8 << 30
-    assert parse_size("--expert-cache", with_environment(expert_cache=500).expert_cache, 0) == 500
+    assert with_environment(expert_cache=8 << 30).expert_cache == Bytes(8 << 30)
+    assert RuntimeConfig.of(expert_cache=500).expert_cache == Bytes(500)
+    assert RuntimeConfig.of(expert_cache=Bytes(500)) == RuntimeConfig.of(expert_cache="500B")
 
 
 @pytest.mark.parametrize(
@@ -139,7 +150,8 @@ def test_another_device_is_refused_with_the_known_ones(device: str) -> None:
 def test_a_size_is_looked_at_before_anything_is_loaded(option: str) -> None:
     with pytest.raises(UsageError, match=f"--{option.replace('_', '-')} 'much' is not a size"):
         with_environment(**{option: "much"})
-    assert getattr(with_environment(**{option: "40%"}), option) == "40%"
+    assert getattr(with_environment(**{option: "40%"}), option) == Share(40)
+    assert getattr(with_environment(**{option: "auto"}), option) is None
     with pytest.raises(UsageError, match="is not a size"):
         with_environment(**{option: "9" * 400 + "GiB"})
 
@@ -150,7 +162,7 @@ def test_what_is_for_a_gpu_is_refused_beside_the_cpu_wherever_either_was_said(mo
     monkeypatch.setenv("MOEINF_DEVICE", "cpu")
     with pytest.raises(UsageError, match=r"--vram 8GiB .*--device cpu"):
         with_environment(vram="8GiB")
-    assert with_environment(vram="8GiB", device="cuda").vram == "8GiB"
+    assert with_environment(vram="8GiB", device="cuda").vram == Bytes(8 << 30)
     with pytest.raises(UsageError, match=r"--cpu-experts .*--device cpu"):
         with_environment(cpu_experts=True)
 
@@ -159,3 +171,50 @@ def test_the_cpu_takes_no_part_on_a_gpu_unless_told(monkeypatch: pytest.MonkeyPa
     assert not with_environment().cpu_experts
     monkeypatch.setenv("MOEINF_CPU_EXPERTS", "on")
     assert with_environment().cpu_experts and not with_environment(cpu_experts=False).cpu_experts
+
+
+def test_a_size_is_written_as_the_user_wrote_it() -> None:
+    config = RuntimeConfig.of(vram="8 GiB", ram="12.5%", expert_cache=500)
+    assert (str(config.vram), str(config.ram), str(config.expert_cache)) == ("8 GiB", "12.5%", "500B")
+
+
+def test_a_flag_that_says_auto_goes_before_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOEINF_RAM", "1GiB")
+    assert with_environment().ram == Bytes(1 << 30) and with_environment(ram="auto").ram is None
+
+
+def test_no_two_options_share_a_name_on_any_surface() -> None:
+    every = [*options(RuntimeConfig), *options(SamplingParams)]
+    for names in (
+        [each.name for each in every],
+        [flag for each in every for flag in each.flags],
+        [each.variable for each in every],
+        [each.ollama for each in every if each.ollama],
+        [name for each in every for name in each.openai],
+    ):
+        assert len(names) == len(set(names))
+
+
+def test_the_names_over_http_are_those_of_ollama_and_of_openai() -> None:
+    ollama = http_options("ollama", RuntimeConfig, SamplingParams)
+    assert {name for name, each in ollama.items() if name != each.name} == {
+        "num_gpu", "num_ctx", "num_thread", "num_batch"
+    }  # fmt: skip
+    assert {"repeat_last_n", "stop", "seed"} < ollama.keys() and "expert_cache" not in ollama
+    openai = http_options("openai", RuntimeConfig, SamplingParams)
+    assert openai["max_tokens"] == openai["max_completion_tokens"] == ollama["num_predict"]
+    assert {"temperature", "top_p", "stop", "seed", "presence_penalty", "frequency_penalty"} < openai.keys()
+
+
+def test_texts_get_the_type_of_their_option() -> None:
+    ollama = http_options("ollama", RuntimeConfig, SamplingParams)
+    texts = {"top_k": "20", "top_p": "0.5", "stop": "a b", "num_gpu": "0", "num_ctx": "64", "seed": "-1"}
+    values = [ollama_value(ollama[name], text) for name, text in texts.items()]
+    assert values == [20, 0.5, ("a b",), "cpu", 64, -1]
+    assert option_of(RuntimeConfig, "prefetch").parse("x", "off") is False
+    with pytest.raises(UsageError, match=r"top_k must be a whole number, not '2.5'"):
+        ollama_value(ollama["top_k"], "2.5")
+    with pytest.raises(UsageError, match=r"num_ctx must be a whole number of at most 19 digits, not '9{40}'"):
+        ollama_value(ollama["num_ctx"], "9" * 5000)
+    with pytest.raises(UsageError, match="num_gpu cannot be '4'"):
+        ollama_value(ollama["num_gpu"], "4")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from moeinf.config import DEFAULT_CONTEXT, RuntimeConfig, gpu_option, parse_size
+from moeinf.config import DEFAULT_CONTEXT, RuntimeConfig, gpu_option
 from moeinf.errors import OutOfMemoryError, UsageError
 from moeinf.hardware import Machine
 from moeinf.text.quantities import at_least_text, binary_size_text
@@ -214,9 +214,9 @@ def plan_device_memory(
     """
     info, moe, stride = demands.info, demands.moe, demands.layout.stride_bytes
     left = 0
-    if has_display and config.vram == "auto":
+    if has_display and config.vram is None:
         left = max(DISPLAY_LEFT_BYTES, device_total_bytes * DISPLAY_LEFT_PERCENT // 100)
-    limit = device_total_bytes if config.vram == "auto" else parse_size("--vram", config.vram, device_total_bytes)
+    limit = config.vram.of(device_total_bytes) if config.vram is not None else device_total_bytes
     limit = min(limit, device_total_bytes - left)
     available = max(0, min(device_free_bytes - left, limit - CONTEXT_BYTES))
     context = wanted_context(info, config)
@@ -298,7 +298,7 @@ def _host_slots(demands: Demands, config: RuntimeConfig, machine: Machine, devic
     wanted = moe.total_experts
     if device_slots == wanted:
         wanted = min(wanted, max(2 * moe.top_k, RING_BYTES // stride))
-    if config.ram == "auto":
+    if config.ram is None:
         room = machine.available_bytes - max(HOST_LEFT_BYTES, whole * HOST_LEFT_PERCENT // 100)
     slots = max(least, min(wanted, room // stride))
     return slots, min(slots, max(least, whole * PINNED_PERCENT // 100 // stride))
@@ -311,7 +311,7 @@ def _least_host_slots(moe: MoeShape) -> int:
 def _device_shortfall(plan: DevicePlan, available: int, config: RuntimeConfig) -> OutOfMemoryError:
     need = plan.total_bytes + DEVICE_OVERHEAD_BYTES
     bound, remedy = "free on the card", ""
-    if config.vram != "auto":
+    if config.vram is not None:
         bound, remedy = f"left of --vram {config.vram} and free on the card", "raise --vram, "
     return OutOfMemoryError(
         f"not enough memory on the GPU: {_mib(need)} MiB needed (dense {_mib(plan.dense_bytes)}, KV cache "
@@ -344,10 +344,10 @@ def smallest_bytes(demands: Demands, num_threads: int) -> int:
 
 
 def _within_ram(machine: Machine, config: RuntimeConfig) -> Machine:
-    """The machine as --ram leaves it. Raises UsageError for a size that is none."""
-    if config.ram == "auto":
+    """The machine as --ram leaves it."""
+    if config.ram is None:
         return machine
-    asked = parse_size("--ram", config.ram, machine.total_bytes or machine.available_bytes) - PROCESS_BYTES
+    asked = config.ram.of(machine.total_bytes or machine.available_bytes) - PROCESS_BYTES
     if asked >= machine.available_bytes:
         return machine
     return replace(machine, available_bytes=max(0, asked), limited_by=f"--ram {config.ram}")
@@ -363,9 +363,9 @@ def wanted_context(info: ModelInfo, config: RuntimeConfig) -> int:
 
 
 def _wanted_slots(moe: MoeShape, stride: int, config: RuntimeConfig, room: int) -> int:
-    if config.expert_cache == "auto":
+    if config.expert_cache is None:
         return max(moe.top_k, min(moe.total_experts, room // stride))
-    asked = parse_size("--expert-cache", config.expert_cache, moe.total_experts * stride)
+    asked = config.expert_cache.of(moe.total_experts * stride)
     slots = min(moe.total_experts, asked // stride)
     if slots < moe.top_k:
         raise UsageError(

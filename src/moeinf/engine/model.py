@@ -25,7 +25,8 @@ from moeinf.runtime.policy.eamc import MOST_BYTES, ActivationCollection
 from moeinf.runtime.policy.trace import Phase, RequestRecorder
 from moeinf.sampling.beam_search import Sources, answer_source
 from moeinf.sampling.loop import CachedTokens, Chooser, Forced, Timing, generate
-from moeinf.sampling.sampler import Sampler, SamplingParams, not_done, resolve_params
+from moeinf.sampling.params import SamplingParams, not_done, resolve_params
+from moeinf.sampling.sampler import Sampler
 from moeinf.store.checksums import sums_of
 from moeinf.store.dense_sums import DenseSums
 from moeinf.store.files import publish, read_small

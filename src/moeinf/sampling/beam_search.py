@@ -12,7 +12,8 @@ import numpy as np
 
 from moeinf.errors import UsageError
 from moeinf.sampling.loop import CachedTokens, Chooser, Interrupted, LanguageModel, Timing, generate
-from moeinf.sampling.sampler import largest, not_done, require_finite
+from moeinf.sampling.params import not_done
+from moeinf.sampling.sampler import largest, require_finite
 from moeinf.text.tokenizer import Tokenizer
 from moeinf.types import Float32Array, FloatArray, Prompting
 

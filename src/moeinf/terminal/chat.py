@@ -5,18 +5,20 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from moeinf.config import RuntimeConfig, ollama_value
+from moeinf.config.option import Option, http_options, options
 from moeinf.errors import ModelNotFoundError, MoeinfError, UsageError
-from moeinf.sampling.sampler import option_kinds, parse_option
+from moeinf.sampling.params import SamplingParams
+from moeinf.terminal.chat_options import ChatOptions, modes
 from moeinf.terminal.line_editor import LineReader
-from moeinf.terminal.options import OLLAMA_RUNTIME, device_of_num_gpu, whole_number
 from moeinf.terminal.screen import harmless
 from moeinf.terminal.session import SECOND_INTERRUPT_S, Session, say
 from moeinf.terminal.stats_block import cache_lines
 
 if TYPE_CHECKING:
-    from moeinf.config import RuntimeConfig
     from moeinf.engine.model import Model
     from moeinf.store.library import Library, StoredModel
 
@@ -35,18 +37,13 @@ Available Commands:
   /? shortcuts    Help for keyboard shortcuts
 
 Use \"\"\" to begin a multi-line message."""
-_HELP_SET = """\
-Available Commands:
-  /set parameter ...     Set a parameter
-  /set system <string>   Set system message
-  /set verbose           Show figures after each answer
-  /set quiet             Show none
-  /set think [level]     Let the model think; some know low, medium and high
-  /set nothink           Let it answer at once
-  /set wordwrap          Wrap lines at words
-  /set nowordwrap        Do not
-  /set history           Keep what is typed in the history file
-  /set nohistory         Do not"""
+_HELP_SET = "\n".join(
+    [
+        "Available Commands:",
+        "  /set parameter ...     Set a parameter",
+        *(f"  /set {words:<18}{text}" for each in options(ChatOptions) for words, text in each.chat.items()),
+    ]
+)
 _HELP_SHOW = """\
 Available Commands:
   /show info         Show details of this model
@@ -73,10 +70,9 @@ _HELPS = {
     "/show": _HELP_SHOW,
     "shortcuts": _HELP_SHORTCUTS,
 }
-_MODES = ("verbose", "quiet", "wordwrap", "nowordwrap", "history", "nohistory")
 
 
-class Repl:
+class Chat:
     """One chat. open_model(name, config) opens another model, or the same with another configuration."""
 
     def __init__(
@@ -207,56 +203,50 @@ class Repl:
         elif what == "system" and value.strip():
             self._session.set_system(value.strip())
             say("Set system message.")
-        elif what in _MODES:
-            self._set_mode(what)
         elif what in ("think", "nothink"):
             self._set_think(what, value.strip())
+        elif what in modes():
+            self._set_mode(what)
         else:
             say(_HELP_SET if what in ("", "system") else f"Unknown command '/set {what}'. Type /? set for help")
 
     def _set_mode(self, mode: str) -> None:
-        on = mode in ("verbose", "wordwrap", "history")
-        if mode in ("verbose", "quiet"):
-            self._session.verbose = on
-        elif mode.endswith("wordwrap"):
-            self._session.wordwrap = on
-        else:
+        option, on = modes()[mode]
+        self._session.change(**{option.name: on})
+        if option.name == "history":
             self._reader.keep_history = on
         say(f"Set '{mode}' mode.")
 
     def _set_think(self, mode: str, level: str) -> None:
         think = "false" if mode == "nothink" else level or "true"
-        self.model.template_variables(think, self._session.variables)  # refuses what the model cannot be told
-        self._session.think = think
+        variables = self._session.options.variables or {}
+        self.model.template_variables(think, variables)  # refuses what the model cannot be told
+        self._session.change(think=think)
         say(f"Set '{mode}' mode{f' to {level!r}' if level else ''}.")
 
     def _set_parameter(self, text: str) -> None:
         name, *values = _words(text)
         try:
-            known = {*option_kinds(), *OLLAMA_RUNTIME, "num_gpu"}
+            known = http_options("ollama", SamplingParams, RuntimeConfig)
             if name not in known:
                 raise UsageError(f"unknown parameter '{name}'; known: {', '.join(sorted(known))}")
             if not values:
                 raise UsageError(f"'{name}' needs a value")
-            self._store_parameter(name, values)
+            self._store_parameter(known[name], values)
         except UsageError as error:
             say(f'Couldn\'t set parameter: "{error}"')
             return
         say(f"Set parameter '{name}' to '{', '.join(values)}'")
 
-    def _store_parameter(self, name: str, values: list[str]) -> None:
-        from dataclasses import replace
-
-        if name in OLLAMA_RUNTIME:
-            changed_field: dict[str, Any] = {OLLAMA_RUNTIME[name]: whole_number(name, values[0])}
-            self._reopen(self.model.name, replace(self._config, **changed_field))
-        elif name == "num_gpu":
-            self._reopen(self.model.name, replace(self._config, device=device_of_num_gpu(values[0])))
+    def _store_parameter(self, option: Option, values: list[str]) -> None:
+        value = tuple(values) if option.name == "stop" else ollama_value(option, values[0])
+        if option in options(RuntimeConfig):
+            changed: dict[str, Any] = {option.name: value}
+            self._reopen(self.model.name, replace(self._config, **changed))
         else:
-            changed: dict[str, Any] = {name: tuple(values) if name == "stop" else parse_option(name, values[0])}
-            options = self._session.options | changed
-            self.model.params(**options)  # refuses what is out of range
-            self._session.options = options
+            sampling = self._session.sampling | {option.name: value}
+            self.model.params(**sampling)  # refuses what is out of range
+            self._session.sampling = sampling
 
     # ---- /show and /load
 
@@ -270,7 +260,7 @@ class Repl:
             "template": lambda stored: facts.template_text(stored) or _none("prompt template"),
         }
         if what == "system":
-            print(harmless(self._session.system or _none("system message")))
+            print(harmless(self._session.options.system or _none("system message")))
         elif what in texts:
             print(harmless(texts[what](self._library.find(self.model.name))))
         else:
@@ -279,7 +269,7 @@ class Repl:
     def _parameters_text(self, stored: StoredModel) -> str:
         from moeinf.terminal.show import parameters_text
 
-        user = [f"{name} {value}" for name, value in self._session.options.items()]
+        user = [f"{name} {value}" for name, value in self._session.sampling.items()]
         return "\n".join(
             [
                 "Model defined parameters:",

@@ -7,11 +7,12 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from moeinf.errors import ContextLengthError, UsageError
+from moeinf.terminal.chat_options import ChatOptions
 from moeinf.terminal.progress import PrefillCount, StatusLine
 from moeinf.terminal.screen import WordWrap, grey, harmless
 from moeinf.terminal.stats_block import stats_lines
@@ -100,18 +101,15 @@ class AnswerWriter:
 
 @dataclass
 class Session:
-    """The state that run and the REPL share. `options` are the sampling options that the user gave."""
+    """What an answer depends on, and what was said so far: the state that `run` and a chat share.
+
+    sampling: the options that the user gave; the checkpoint has a say in the others.
+    """
 
     model: Model
-    options: dict[str, Any] = field(default_factory=dict)
-    system: str | None = None
+    sampling: dict[str, object] = field(default_factory=dict)
+    options: ChatOptions = field(default_factory=ChatOptions)
     messages: list[Message] = field(default_factory=list)
-    verbose: bool = False
-    wordwrap: bool = True
-    quiet: bool = False
-    think: str | None = None  # as --think gives it; None: as the chat template has it
-    hidethinking: bool = False
-    variables: dict[str, Any] = field(default_factory=dict)  # others of the chat template
     _num_notices_shown: int = 0
     _warned: bool = False
 
@@ -127,14 +125,18 @@ class Session:
         self.model, self._num_notices_shown = model, 0
         self.show_notices()
         try:
-            model.template_variables(self.think, self.variables)
+            model.template_variables(self.options.think, self.options.variables or {})
         except UsageError as error:
             say(f"note: {error}; what its template was told so far no longer holds")
-            self.think, self.variables = None, {}
+            self.options = replace(self.options, think=None, variables=None)
+
+    def change(self, **options: object) -> None:
+        """Other options of the chat from now on. Raises UsageError."""
+        self.options = replace(self.options, **options)  # type: ignore[arg-type]
 
     def set_system(self, text: str) -> None:
         """The system message from now on; the next answer says once more where the model takes none."""
-        self.system, self._warned = text, False
+        self.options, self._warned = replace(self.options, system=text), False
 
     def clear(self) -> None:
         self.messages.clear()
@@ -149,7 +151,8 @@ class Session:
 
     def writer(self, *, tty: bool) -> AnswerWriter:
         """For an answer to standard output."""
-        return AnswerWriter(sys.stdout, tty=tty, wrap=self.wordwrap, thoughts=not self.hidethinking)
+        options = self.options
+        return AnswerWriter(sys.stdout, tty=tty, wrap=not options.nowordwrap, thoughts=not options.hidethinking)
 
     def ask(
         self, text: str, write: Callable[[str], None], think: Callable[[str], None] | None = None, *, raw: bool = False
@@ -176,9 +179,9 @@ class Session:
 
     def _no_chat(self) -> str:
         """What to know of a model that is no partner in a chat; "" for one that is."""
-        no_system = ", and takes no system message" if self.system else ""
+        no_system = ", and takes no system message" if self.options.system else ""
         if self.model.encoder_decoder:
-            return f"this model answers each text on its own{no_system}" if self.system else ""
+            return f"this model answers each text on its own{no_system}" if self.options.system else ""
         if not self.model.tokenizer.has_template:
             return f"a base model without a chat template: it continues your text, each prompt on its own{no_system}"
         return ""
@@ -188,7 +191,7 @@ class Session:
         if cut := self._cut(completion):
             say(f"note: {cut}")
         self.show_notices()
-        if self.verbose:
+        if self.options.verbose:
             for line in stats_lines(completion.stats, self.model):
                 say(line)
 
@@ -204,7 +207,7 @@ class Session:
                 f"{answer} was cut, as the context of {self.model.plan.context} tokens is full: ask for less"
                 f"{self.model.longer_context()}"
             )
-        if completion.cut_by == "num_predict" and not self.quiet:
+        if completion.cut_by == "num_predict" and not self.options.quiet:
             return f"{answer} was cut after {len(completion.token_ids)} tokens, as num_predict asks for"
         if completion.cut_by == "max_length":
             return (
@@ -214,7 +217,7 @@ class Session:
         return ""
 
     def _generate(self, write: Callable[[str], None], think: Callable[[str], None] | None, raw: bool) -> Completion:
-        line = StatusLine(sys.stderr, enabled=sys.stderr.isatty() and not self.quiet)
+        line = StatusLine(sys.stderr, enabled=sys.stderr.isatty() and not self.options.quiet)
 
         def on_thought(piece: str) -> None:
             if think is None:
@@ -237,11 +240,12 @@ class Session:
         return self.model.last
 
     def _pieces(self, *, raw: bool, **how: Any) -> Iterator[str]:
-        params = self.model.params(**self.options)
+        params = self.model.params(**self.sampling)
+        how |= {"raw": raw, "think": self.options.think, "variables": self.options.variables or {}}
         while True:
             prompt = self._prompt(raw)
             try:
-                return self.model.stream(prompt, params, raw=raw, think=self.think, variables=self.variables, **how)
+                return self.model.stream(prompt, params, **how)
             except ContextLengthError:
                 if len(self.messages) < 3 or isinstance(prompt, str):  # what was said before is no part of a text
                     raise
@@ -251,7 +255,7 @@ class Session:
     def _prompt(self, raw: bool) -> str | list[Message]:
         if raw or self.model.encoder_decoder or not self.model.tokenizer.has_template:  # each text on its own
             return str(self.messages[-1]["content"])
-        system: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
+        system: list[Message] = [{"role": "system", "content": self.options.system}] if self.options.system else []
         return [*system, *self.messages]
 
 

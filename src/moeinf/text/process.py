@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from moeinf.config import debug_wanted
+from moeinf.config.environment import debug_wanted
 from moeinf.errors import TextError
 
 _LOAD_LIMIT_S = 60.0

@@ -50,7 +50,7 @@ class Recorder:
 
 def logits_of(stored: StoredModel, tokens: int = 6, **options: Any) -> list[Float32Array]:
     recorder = Recorder()
-    with Model(stored, RuntimeConfig(device="cpu", threads=1, **options)) as model:
+    with Model(stored, RuntimeConfig.of(device="cpu", threads=1, **options)) as model:
         for _ in model._tokens(model.encode(PROMPT), recorder, tokens, GenerationStats()):
             pass
     return recorder.logits
@@ -133,11 +133,11 @@ def test_a_truncated_shard_is_named_before_anything_is_read(stored: StoredModel)
 def test_the_next_request_goes_on_when_the_damage_is_gone(stored: StoredModel) -> None:
     path = stored.path / "experts-00002.bin"
     sound = path.read_bytes()
-    with Model(stored, RuntimeConfig(device="cpu", threads=1, expert_cache="20%")) as model:
+    with Model(stored, RuntimeConfig.of(device="cpu", threads=1, expert_cache="20%")) as model:
         answer = model.generate(PROMPT, model.params(temperature=0, num_predict=4)).text
         overwrite(path, 0, bytes(len(sound)))
         model.generate(PROMPT, model.params(temperature=0, num_predict=4))  # each was sound when it was first read
-    with Model(stored, RuntimeConfig(device="cpu", threads=1, expert_cache="20%")) as model:
+    with Model(stored, RuntimeConfig.of(device="cpu", threads=1, expert_cache="20%")) as model:
         with pytest.raises(ExpertReadError):
             model.generate(PROMPT, model.params(num_predict=4))
         overwrite(path, 0, sound)
@@ -146,7 +146,7 @@ def test_the_next_request_goes_on_when_the_damage_is_gone(stored: StoredModel) -
 
 @pytest.mark.parametrize("reader", ["native", "pure"])
 def test_verify_reads_finds_what_changes_while_a_model_runs(stored: StoredModel, reader: Any) -> None:
-    config = RuntimeConfig(device="cpu", threads=1, expert_cache="20%", reader=reader, verify_reads=True)
+    config = RuntimeConfig.of(device="cpu", threads=1, expert_cache="20%", reader=reader, verify_reads=True)
     with Model(stored, config) as model:
         model.generate(PROMPT, model.params(temperature=0, num_predict=4))
         zero_shard(stored)

@@ -54,7 +54,7 @@ def opened(
     monkeypatch.setattr("moeinf.engine.opening.find_cuda", lambda device, notice: CARD)
     monkeypatch.setattr("moeinf.engine.gpu.open_gpu", opening)
     monkeypatch.setattr("moeinf.engine.preference.measured", lambda device, kernels: rates)
-    return Model(stored, RuntimeConfig(threads=1, **options), on=Machine(1 << 36, "machine", 1))
+    return Model(stored, RuntimeConfig.of(threads=1, **options), on=Machine(1 << 36, "machine", 1))
 
 
 def test_a_card_that_computes_is_taken(demo: StoredModel, monkeypatch: pytest.MonkeyPatch) -> None:

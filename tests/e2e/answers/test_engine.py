@@ -25,7 +25,7 @@ PROMPT = "Once upon a time"
 
 @pytest.fixture(scope="module")
 def model(demo: StoredModel) -> Iterator[Model]:
-    with Model(demo, RuntimeConfig(expert_cache="40%")) as opened:
+    with Model(demo, RuntimeConfig.of(expert_cache="40%")) as opened:
         yield opened
 
 
@@ -197,7 +197,7 @@ def test_a_shard_truncated_before_opening_is_refused_by_name(own_copy: StoredMod
 
 
 def test_a_shard_truncated_while_running_is_an_error_that_names_the_expert(own_copy: StoredModel) -> None:
-    with Model(own_copy, RuntimeConfig(expert_cache="5%")) as opened:
+    with Model(own_copy, RuntimeConfig.of(expert_cache="5%")) as opened:
         greedy(opened, num_predict=2)
         for shard in own_copy.shard_paths:
             with shard.open("r+b") as file:
@@ -211,7 +211,7 @@ def test_a_folder_whose_name_is_no_text_holds_models_as_any_other(
 ) -> None:
     folder = shutil.copytree(demo.path, tmp_path / os.fsdecode(b"mod\xe8les") / demo.id)
     stored = StoredModel(demo.name, demo.id, Path(folder))
-    with Model(stored, RuntimeConfig(expert_cache="40%")) as opened:
+    with Model(stored, RuntimeConfig.of(expert_cache="40%")) as opened:
         assert greedy(opened, num_predict=4).token_ids == greedy(model, num_predict=4).token_ids
         for shard in stored.shard_paths:
             os.truncate(shard, 0)
@@ -265,7 +265,7 @@ def test_no_memory_for_the_dense_part_is_refused_before_reading(demo: StoredMode
 )
 def test_a_wrong_option_value_is_refused(demo: StoredModel, options: dict[str, object]) -> None:
     with pytest.raises(UsageError):
-        Model(demo, RuntimeConfig(**options))  # type: ignore[arg-type]
+        Model(demo, RuntimeConfig.of(**options))
 
 
 @pytest.mark.parametrize(("prompt", "continuation", "named"), [
@@ -304,7 +304,7 @@ def test_load_is_the_documented_face(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_what_the_checkpoint_asks_for_in_vain_is_said_once(own_copy: StoredModel) -> None:
     path = own_copy.path / "generation_config.json"
     path.write_text('{"no_repeat_ngram_size": 3}')
-    with Model(resealed(own_copy, path.name), RuntimeConfig(expert_cache="40%")) as model:
+    with Model(resealed(own_copy, path.name), RuntimeConfig.of(expert_cache="40%")) as model:
         for _ in range(2):
             model.params()
         assert [note for note in model.notices if "no_repeat_ngram_size = 3" in note] == [

@@ -94,7 +94,7 @@ def opened(
         made = plan_device_memory(*args)
         return made if host is None else replace(made, host_slots=host, pinned_slots=pinned or host)
 
-    config = RuntimeConfig(**{"prefill_chunk": 16, "threads": 1} | options)
+    config = RuntimeConfig.of(**{"prefill_chunk": 16, "threads": 1} | options)
     with patch("moeinf.engine.gpu.plan_device_memory", plan):
         return Model(stored, config, progress, Machine(1 << 40, "test", 2), gpu or emulated(), pin_progress)
 
@@ -227,7 +227,7 @@ def test_tokens_of_every_format_are_the_same_for_every_number_of_slots(quant: st
 
 def all_logits(stored: StoredModel, gpu: OpenGpu | None, tokens: int = 20, **options: Any) -> list[torch.Tensor]:
     """Of a prompt and `tokens` tokens behind it."""
-    config = RuntimeConfig(device="cpu" if gpu is None else "auto", **options)
+    config = RuntimeConfig.of(device="cpu" if gpu is None else "auto", **options)
     with Model(stored, config, on=Machine(1 << 36, "test", 2), gpu=gpu) as model:
         run = model._opened()
         steps = [[5, 17, 3, 88, 41], *([token] for token in range(20, 20 + tokens))]

@@ -69,7 +69,7 @@ def case(
 ) -> tuple[StoredModel, dict[str, Any], list[list[int]]]:
     """A model, how it is run, and what it answers on the CPU."""
     name, options = HOW[request.param]
-    with Model(models[name], RuntimeConfig(threads=1, **options)) as model:
+    with Model(models[name], RuntimeConfig.of(threads=1, **options)) as model:
         return models[name], options, answers(model)
 
 

@@ -31,7 +31,7 @@ def test_an_output_that_is_no_number_is_an_error_that_names_the_experts_in_use(
     demo: StoredModel, options: dict[str, Any]
 ) -> None:
     """As when memory fails behind the check of a read."""
-    with Model(demo, RuntimeConfig(device="cpu", threads=1, **options)) as model:
+    with Model(demo, RuntimeConfig.of(device="cpu", threads=1, **options)) as model:
         sound = model.generate(PROMPT, model.params(temperature=0, num_predict=4)).text
         running: Any = model._run
         experts = running.model._experts
@@ -58,7 +58,7 @@ def test_an_output_that_is_no_number_is_an_error_that_names_the_experts_in_use(
 
 
 def test_logits_that_are_no_numbers_are_not_sampled_and_not_built_upon(demo: StoredModel) -> None:
-    with Model(demo, RuntimeConfig(device="cpu", threads=1, expert_cache="20%")) as model:
+    with Model(demo, RuntimeConfig.of(device="cpu", threads=1, expert_cache="20%")) as model:
         sound = model.generate(PROMPT, model.params(temperature=0, num_predict=4)).text
         running: Any = model._run
         head = running.model._head

@@ -30,7 +30,7 @@ NUM_TOKENS = 40
 
 
 def tokens(stored: StoredModel, **options: Any) -> list[int]:
-    with Model(stored, RuntimeConfig(**options)) as model:
+    with Model(stored, RuntimeConfig.of(**options)) as model:
         answer = model.generate(PROMPT, model.params(temperature=0.0, num_predict=NUM_TOKENS, stop=()))
         model.tier.check_integrity()
         stats, shape = answer.stats, stored.manifest.moe
@@ -163,5 +163,5 @@ def test_tokens_are_the_same_for_every_way_of_reading(
 
 def test_the_smallest_cache_is_one_layers_choice_of_experts(demo: StoredModel) -> None:
     smallest = demo.manifest.moe.top_k * demo.manifest.layout.stride_bytes
-    with Model(demo, RuntimeConfig(expert_cache=f"{smallest}B")) as m:
+    with Model(demo, RuntimeConfig.of(expert_cache=f"{smallest}B")) as m:
         assert m.plan.num_slots == demo.manifest.moe.top_k

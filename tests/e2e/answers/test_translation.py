@@ -17,6 +17,7 @@ from moeinf.errors import ContextLengthError, UsageError
 from moeinf.pull.pull import pull
 from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.store.library import StoredModel
+from moeinf.terminal.chat_options import ChatOptions
 from moeinf.terminal.session import Session
 from tests.parity.test_seq2seq import Pair
 from tests.support.configs.nllb_moe import NLLB
@@ -97,7 +98,7 @@ def test_an_answer_is_that_of_the_reference_and_greedy_unless_asked_otherwise(sw
 )
 def test_the_tokens_are_the_same_for_every_cache(switch: Stored, opened: Model, options: dict[str, Any]) -> None:
     expected = opened.generate(TEXT, opened.params(num_predict=NUM_TOKENS)).token_ids
-    with Model(switch.stored, RuntimeConfig(threads=1, **options)) as small:
+    with Model(switch.stored, RuntimeConfig.of(threads=1, **options)) as small:
         assert small.plan.num_slots < small.manifest.moe.total_experts
         for _ in range(2):
             assert small.generate(TEXT, small.params(num_predict=NUM_TOKENS)).token_ids == expected
@@ -113,7 +114,7 @@ def test_a_quantised_translator_answers_the_same_for_every_cache(nllb: Stored, t
     assert formats == {"up": quant, "down": quant, "up_bias": "f32", "down_bias": "f32"}
     answers = []
     for cache in ("10%", "auto"):
-        config = RuntimeConfig(threads=1, src_lang="eng_Latn", tgt_lang="fra_Latn", expert_cache=cache)
+        config = RuntimeConfig.of(threads=1, src_lang="eng_Latn", tgt_lang="fra_Latn", expert_cache=cache)
         with Model(stored, config) as model:
             answers.append(model.generate(TEXT, model.params()).token_ids)
     assert answers[0] == answers[1] != []
@@ -148,7 +149,7 @@ def test_the_marks_of_gaps_are_tokens_in_a_source_and_text_in_an_answer(opened: 
 
 
 def test_a_chat_answers_each_text_on_its_own(opened: Model) -> None:
-    session = Session(opened, {"num_predict": 6}, quiet=True)
+    session = Session(opened, {"num_predict": 6}, ChatOptions(quiet=True))
     pieces: list[str] = []
     answers = [session.ask(text, pieces.append) for text in (TEXT, "w9 w9 w3", TEXT)]
     assert answers[0].token_ids == answers[2].token_ids
@@ -177,7 +178,7 @@ def test_source_and_answer_have_a_context_each(switch: Stored) -> None:
 
 
 def test_a_translation_is_searched_as_the_checkpoint_asks(nllb: Stored) -> None:
-    config = RuntimeConfig(threads=1, src_lang="eng_Latn", tgt_lang="fra_Latn", expert_cache="40%")
+    config = RuntimeConfig.of(threads=1, src_lang="eng_Latn", tgt_lang="fra_Latn", expert_cache="40%")
     with Model(nllb.stored, config) as m:
         assert m.encode(TEXT) == [LANGUAGES["eng_Latn"], *IDS, 2]
         answer = m.generate(TEXT, m.params())
@@ -220,7 +221,7 @@ def test_one_beam_is_a_greedy_answer(nllb: Stored) -> None:
 )
 def test_what_a_translator_cannot_do_is_said(nllb: Stored, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        Model(nllb.stored, RuntimeConfig(threads=1, **options))
+        Model(nllb.stored, RuntimeConfig.of(threads=1, **options))
 
 
 def test_options_of_a_translator_are_refused_by_other_models(switch: Stored, demo: StoredModel) -> None:
@@ -228,7 +229,7 @@ def test_options_of_a_translator_are_refused_by_other_models(switch: Stored, dem
         Model(switch.stored, RuntimeConfig(tgt_lang="fra_Latn"))
     for options in ({"src_lang": "eng_Latn"}, {"num_beams": 4}):
         with pytest.raises(UsageError, match="is for encoder-decoder models"):
-            Model(demo, RuntimeConfig(**options))
+            Model(demo, RuntimeConfig.of(**options))
 
 
 def test_the_command_answers_piped_text(

@@ -17,7 +17,7 @@ import pytest
 from moeinf import cli
 from moeinf.engine.completion import Completion, CutBy, GenerationStats
 from moeinf.runtime.cache.stats import CacheStats
-from moeinf.sampling.sampler import SamplingParams, resolve_params
+from moeinf.sampling.params import SamplingParams, resolve_params
 from moeinf.store.library import StoredModel
 from moeinf.text.thinking import TemplateFacts, template_variables
 from moeinf.types import MoeShape

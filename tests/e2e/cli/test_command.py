@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from moeinf import cli
-from moeinf.config import RuntimeConfig, unknown_variables
+from moeinf.config import RuntimeConfig
+from moeinf.config.environment import unknown_variables
 from moeinf.engine.model import Model
 from moeinf.pull.pull import pull
-from moeinf.sampling.sampler import option_kinds
+from moeinf.sampling.params import SamplingParams
 from moeinf.store.library import StoredModel
 from tests.e2e.cli.conftest import Done, run_process
 
@@ -326,7 +327,7 @@ def test_options_may_come_from_variables_and_flags_go_first(command: Command, mo
     monkeypatch.delenv("MOEINF_TOP_K")
     monkeypatch.setenv("MOEINF_TEMPERATURE", "-1")
     done = command("run", "demo", "Once")
-    assert done.code == 2 and done.err.startswith("Error: MOEINF_TEMPERATURE='-1': temperature must be between 0 and")
+    assert done.code == 2 and done.err.startswith("Error: MOEINF_TEMPERATURE: temperature must be between 0 and")
 
 
 def test_every_option_about_memory_and_sampling_has_the_variable_of_its_flags_name(
@@ -339,7 +340,7 @@ def test_every_option_about_memory_and_sampling_has_the_variable_of_its_flags_na
     variables = {f"MOEINF_{flag[2:].replace('-', '_').upper()}" for flag in flags}
     for name in variables:
         monkeypatch.setenv(name, "1")
-    without = {line.split()[0].removeprefix("MOEINF_") for line in unknown_variables(option_kinds())}
+    without = {line.split()[0].removeprefix("MOEINF_") for line in unknown_variables(RuntimeConfig, SamplingParams)}
     assert without == {
         "SYSTEM",
         "OPTION",

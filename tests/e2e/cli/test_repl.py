@@ -12,7 +12,7 @@ from moeinf.config import RuntimeConfig
 from moeinf.engine.model import Model
 from moeinf.errors import NotFiniteError, OutOfMemoryError
 from moeinf.store.library import Library
-from moeinf.terminal.chat import Repl
+from moeinf.terminal.chat import Chat
 from moeinf.terminal.line_editor import FileHistory
 from moeinf.terminal.session import Session
 from moeinf.text.thinking import TemplateFacts
@@ -40,7 +40,7 @@ class ScriptedLines:
         self.remembered.append(entry)
 
 
-Chat = Callable[..., "Talk"]
+Ask = Callable[..., "Talk"]
 
 
 class Talk:
@@ -51,7 +51,7 @@ class Talk:
         self.lines = ScriptedLines(lines)
         self.opened: list[tuple[str, RuntimeConfig]] = []
         self.session = Session(cast(Model, model))
-        self.repl = Repl(self.session, self.lines, RuntimeConfig(), Library(home), self._open, clock)
+        self.repl = Chat(self.session, self.lines, RuntimeConfig(), Library(home), self._open, clock)
         self.repl.run()
 
     def _open(self, name: str, config: RuntimeConfig) -> Model:
@@ -62,7 +62,7 @@ class Talk:
 
 
 @pytest.fixture
-def chat(home: Path) -> Chat:
+def chat(home: Path) -> Ask:
     def start(
         *lines: str | type[BaseException], model: ScriptedModel | None = None, clock: Callable[[], float] = lambda: 0.0
     ) -> Talk:
@@ -71,7 +71,7 @@ def chat(home: Path) -> Chat:
     return start
 
 
-def test_a_block_in_triple_quotes_is_one_message(chat: Chat) -> None:
+def test_a_block_in_triple_quotes_is_one_message(chat: Ask) -> None:
     talk = chat('"""first', "", 'second"""', '"""one line"""', "plain")
     asked = [prompt[-1]["content"] for prompt in talk.model.prompts]
     assert asked == ["first\n\nsecond", "one line", "plain"]
@@ -80,11 +80,11 @@ def test_a_block_in_triple_quotes_is_one_message(chat: Chat) -> None:
 
 
 @pytest.mark.parametrize("word", ["/bye", "/exit"])
-def test_bye_ends_the_chat(chat: Chat, word: str) -> None:
+def test_bye_ends_the_chat(chat: Ask, word: str) -> None:
     assert chat(word, "never asked").model.prompts == []
 
 
-def test_ctrl_c_at_the_prompt_tells_how_to_leave(chat: Chat, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_at_the_prompt_tells_how_to_leave(chat: Ask, capsys: pytest.CaptureFixture[str]) -> None:
     talk = chat(KeyboardInterrupt, "still here")
     assert "Use Ctrl + d or /bye to exit." in capsys.readouterr().err
     assert len(talk.model.prompts) == 1
@@ -127,19 +127,19 @@ def test_ctrl_c_at_the_prompt_tells_how_to_leave(chat: Chat, capsys: pytest.Capt
         ("/load", "Usage: /load"),
     ],
 )
-def test_commands_answer_on_stderr(chat: Chat, capsys: pytest.CaptureFixture[str], line: str, said: str) -> None:
+def test_commands_answer_on_stderr(chat: Ask, capsys: pytest.CaptureFixture[str], line: str, said: str) -> None:
     chat(line)
     captured = capsys.readouterr()
     assert said in captured.err and captured.out == "\n"
 
 
-def test_parameters_and_the_system_message_reach_the_model(chat: Chat) -> None:
+def test_parameters_and_the_system_message_reach_the_model(chat: Ask) -> None:
     talk = chat("/set parameter top_k 7", '/set system """Be', 'brief."""', "hi", "/set parameter top_k x", "again")
     assert [params.top_k for params in talk.model.params_used] == [7, 7]
     assert talk.model.prompts[0][0] == {"role": "system", "content": "Be\nbrief."}
 
 
-def test_thinking_is_switched_where_the_template_has_a_switch(chat: Chat, capsys: pytest.CaptureFixture[str]) -> None:
+def test_thinking_is_switched_where_the_template_has_a_switch(chat: Ask, capsys: pytest.CaptureFixture[str]) -> None:
     talk = chat("a", "/set think", "b", "/set nothink", "c", "/set think high", "d")
     assert talk.model.told == [{}, {"enable_thinking": True}, {"enable_thinking": False}, {"enable_thinking": False}]
     err = capsys.readouterr().err
@@ -148,42 +148,42 @@ def test_thinking_is_switched_where_the_template_has_a_switch(chat: Chat, capsys
 
 
 def test_a_level_of_thinking_is_told_and_another_model_that_has_none_goes_on_without(
-    chat: Chat, capsys: pytest.CaptureFixture[str]
+    chat: Ask, capsys: pytest.CaptureFixture[str]
 ) -> None:
     facts = TemplateFacts(frozenset({"reasoning_effort"}), thinks=True, tools=False)
     talk = chat("/set think low", "a", "/load demo", "b", model=ScriptedModel(facts=facts))
-    assert talk.model.told == [{"reasoning_effort": "low"}] and talk.session.think is None
+    assert talk.model.told == [{"reasoning_effort": "low"}] and talk.session.options.think is None
     err = capsys.readouterr().err
     assert "Set 'think' mode to 'low'." in err and "note: this model knows no levels of thinking" in err
 
 
-def test_clear_drops_what_was_said_and_keeps_the_system_message(chat: Chat) -> None:
+def test_clear_drops_what_was_said_and_keeps_the_system_message(chat: Ask) -> None:
     talk = chat("/set system S", "one", "/clear", "two")
     assert [message["content"] for message in talk.model.prompts[1]] == ["S", "two"]
 
 
-def test_regen_asks_the_last_question_again(chat: Chat) -> None:
+def test_regen_asks_the_last_question_again(chat: Ask) -> None:
     talk = chat("one", "two", "/regen", model=ScriptedModel([["a"], ["b"], ["c"]]))
     assert talk.model.prompts[2] == talk.model.prompts[1]
     assert talk.session.messages[-1]["content"] == "c" and len(talk.session.messages) == 4
 
 
-def test_a_number_that_no_option_can_have_does_not_end_the_chat(chat: Chat, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_number_that_no_option_can_have_does_not_end_the_chat(chat: Ask, capsys: pytest.CaptureFixture[str]) -> None:
     talk = chat(
         f"/set parameter num_ctx {'9' * 5000}", "/set parameter num_thread 0", "/set system a\x1b[2Jb", "/show system"
     )
     done = capsys.readouterr()
-    assert "num_ctx must be a whole number of at most 18 digits" in done.err
+    assert "num_ctx must be a whole number of at most 19 digits" in done.err
     assert "--threads must be from 1 to 1024, not 0" in done.err and talk.opened == []
     assert done.out.splitlines()[0] == "a[2Jb"
 
 
-def test_a_system_message_that_a_model_does_not_take_is_said_so(chat: Chat, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_system_message_that_a_model_does_not_take_is_said_so(chat: Ask, capsys: pytest.CaptureFixture[str]) -> None:
     chat("hi", "/set system Be brief.", "ho", "ha", model=ScriptedModel(has_template=False))
     assert capsys.readouterr().err.count("takes no system message") == 1
 
 
-def test_an_answer_stays_where_another_one_fails(chat: Chat) -> None:
+def test_an_answer_stays_where_another_one_fails(chat: Ask) -> None:
     def fail_in_the_second(number: int) -> None:
         if len(model.prompts) == 2:
             raise NotFiniteError("the routing is no number")
@@ -193,38 +193,38 @@ def test_an_answer_stays_where_another_one_fails(chat: Chat) -> None:
     assert [message["content"] for message in talk.session.messages] == ["one", "a"]
 
 
-def test_a_block_that_looks_like_a_command_is_a_message(chat: Chat) -> None:
+def test_a_block_that_looks_like_a_command_is_a_message(chat: Ask) -> None:
     talk = chat('"""/bye"""', '"""/etc/fstab', 'says"""', '""""""')
     assert [prompt[-1]["content"] for prompt in talk.model.prompts] == ["/bye", "/etc/fstab\nsays"]
 
 
 @pytest.mark.parametrize("topic", ["", "set", "show", "shortcuts"])
-def test_help_fits_a_terminal_of_80_columns(chat: Chat, capsys: pytest.CaptureFixture[str], topic: str) -> None:
+def test_help_fits_a_terminal_of_80_columns(chat: Ask, capsys: pytest.CaptureFixture[str], topic: str) -> None:
     chat(f"/? {topic}")
     assert max(map(len, capsys.readouterr().err.splitlines())) < 80
 
 
-def test_an_error_in_the_middle_of_a_chat_does_not_end_it(chat: Chat, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_in_the_middle_of_a_chat_does_not_end_it(chat: Ask, capsys: pytest.CaptureFixture[str]) -> None:
     model = ScriptedModel(context_turns=0)
     talk = chat("does not fit", "/set verbose", model=model)
     assert "error: the prompt has too many tokens" in capsys.readouterr().err
-    assert talk.session.verbose
+    assert talk.session.options.verbose
 
 
-def test_a_cut_answer_is_said_so_before_the_next_question(chat: Chat, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_cut_answer_is_said_so_before_the_next_question(chat: Ask, capsys: pytest.CaptureFixture[str]) -> None:
     chat("long story", "/show", model=ScriptedModel(cut_by="context"))
     err = capsys.readouterr().err
     assert err.index("note: the answer was cut, as the context of 128 tokens is full") < err.index("Available Commands")
 
 
-def test_load_opens_another_model_with_an_empty_history(chat: Chat) -> None:
+def test_load_opens_another_model_with_an_empty_history(chat: Ask) -> None:
     talk = chat("hello", "/load demo", "again")
     assert talk.model.closed and talk.opened == [("demo:latest", RuntimeConfig())]
     assert talk.repl.model.name == "demo:latest"
     assert [message["content"] for message in cast(ScriptedModel, talk.repl.model).prompts[0]] == ["again"]
 
 
-def test_a_new_context_length_reopens_the_model_and_keeps_the_history(chat: Chat) -> None:
+def test_a_new_context_length_reopens_the_model_and_keeps_the_history(chat: Ask) -> None:
     talk = chat("hello", "/set parameter num_ctx 64", "again")
     assert talk.opened == [("scripted:latest", RuntimeConfig(context=64))]
     assert len(cast(ScriptedModel, talk.repl.model).prompts[0]) == 3
@@ -233,18 +233,18 @@ def test_a_new_context_length_reopens_the_model_and_keeps_the_history(chat: Chat
 @pytest.mark.parametrize(
     ("name", "config"), [("num_thread", RuntimeConfig(threads=3)), ("num_batch", RuntimeConfig(prefill_chunk=3))]
 )
-def test_what_belongs_to_loading_reopens_the_model(chat: Chat, name: str, config: RuntimeConfig) -> None:
+def test_what_belongs_to_loading_reopens_the_model(chat: Ask, name: str, config: RuntimeConfig) -> None:
     assert chat(f"/set parameter {name} 3").opened == [("scripted:latest", config)]
 
 
-def test_when_the_new_model_does_not_fit_the_old_one_comes_back(chat: Chat, capsys: pytest.CaptureFixture[str]) -> None:
+def test_when_the_new_model_does_not_fit_the_old_one_comes_back(chat: Ask, capsys: pytest.CaptureFixture[str]) -> None:
     talk = chat("/set parameter num_ctx 99999", "still here")
     assert "error: not enough memory" in capsys.readouterr().err
     assert [config.context for _, config in talk.opened] == [99999, None]
     assert len(cast(ScriptedModel, talk.repl.model).prompts) == 1
 
 
-def test_list_and_show_print_the_store(chat: Chat, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_and_show_print_the_store(chat: Ask, capsys: pytest.CaptureFixture[str]) -> None:
     chat("/list", "/show system", "/load demo", "/show info", "/show parameters", "/show template", "/show license")
     out = capsys.readouterr().out
     for text in (
@@ -262,13 +262,13 @@ def press_ctrl_c(number: int) -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_an_interrupted_answer_is_said_so_and_kept(chat: Chat, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_interrupted_answer_is_said_so_and_kept(chat: Ask, capsys: pytest.CaptureFixture[str]) -> None:
     talk = chat("one", model=ScriptedModel([["a ", "b"]], on_piece=press_ctrl_c))
     assert "[interrupted]" in capsys.readouterr().err
     assert talk.session.messages[-1]["content"] == "a "
 
 
-def test_ctrl_c_within_a_second_of_the_one_that_stopped_the_answer_ends_the_chat(chat: Chat) -> None:
+def test_ctrl_c_within_a_second_of_the_one_that_stopped_the_answer_ends_the_chat(chat: Ask) -> None:
     times = iter([10.0, 10.5])
     with pytest.raises(KeyboardInterrupt):
         chat(
@@ -279,7 +279,7 @@ def test_ctrl_c_within_a_second_of_the_one_that_stopped_the_answer_ends_the_chat
         )
 
 
-def test_ctrl_c_later_than_that_does_not(chat: Chat) -> None:
+def test_ctrl_c_later_than_that_does_not(chat: Ask) -> None:
     times = iter([10.0, 11.5])
     talk = chat(
         "one",
@@ -288,7 +288,7 @@ def test_ctrl_c_later_than_that_does_not(chat: Chat) -> None:
         clock=lambda: next(times),
         model=ScriptedModel([["a ", "b"]], on_piece=press_ctrl_c),
     )
-    assert talk.session.verbose
+    assert talk.session.options.verbose
 
 
 def test_history_keeps_newlines_stays_private_and_is_bounded(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from moeinf.engine.completion import CutBy
 from moeinf.engine.model import Model
 from moeinf.errors import ContextLengthError, UsageError
 from moeinf.terminal import oneshot
+from moeinf.terminal.chat_options import ChatOptions
 from moeinf.terminal.oneshot import answer_once, prompt_text
 from moeinf.terminal.session import AnswerWriter, Interrupt, Session
 from tests.e2e.cli.conftest import ScriptedModel, Thought
@@ -26,7 +27,7 @@ class Terminal(io.StringIO):
 
 
 def session(model: ScriptedModel, **options: Any) -> Session:
-    return Session(cast(Model, model), **options)
+    return Session(cast(Model, model), options=ChatOptions(**options))
 
 
 def press_ctrl_c(number: int) -> None:

@@ -105,7 +105,7 @@ def run_of(stored: StoredModel) -> CpuRun:
     config_json = json.loads((stored.path / "config.json").read_text())
     family = architecture(config_json)
     plan = family.tensor_plan(config_json)
-    config = RuntimeConfig(context=64, threads=1, expert_cache="50%")
+    config = RuntimeConfig.of(context=64, threads=1, expert_cache="50%")
     parts = ModelParts(
         stored,
         config,

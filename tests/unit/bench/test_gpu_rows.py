@@ -44,7 +44,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("card")
 def test_rows_tell_the_card_its_budget_and_what_crossed_the_link(demo: StoredModel) -> None:
-    config = RuntimeConfig(threads=1, vram="2GiB", expert_cache="25%")
+    config = RuntimeConfig.of(threads=1, vram="2GiB", expert_cache="25%")
     rows = run_bench(demo, config, Workload(num_prompt=8, num_decode=4, repeats=1))
     for row in rows:
         assert (row["backends"], row["gpu_info"], row["cuda_driver"]) == ("CUDA", "Emulated", "13.0")

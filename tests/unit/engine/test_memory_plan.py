@@ -59,7 +59,7 @@ def test_all_that_is_left_becomes_slots() -> None:
 
 
 def test_memory_that_is_asked_for_is_used_to_the_end() -> None:
-    plan = plan_memory(DEMANDS, RuntimeConfig(ram="1200MiB"), on(8000))
+    plan = plan_memory(DEMANDS, RuntimeConfig.of(ram="1200MiB"), on(8000))
     spare = 1200 * MIB - PROCESS_BYTES - plan.total_bytes - OVERHEAD_BYTES
     assert 0 <= spare < 4 * MIB and plan.num_slots < 128
 
@@ -67,7 +67,7 @@ def test_memory_that_is_asked_for_is_used_to_the_end() -> None:
 def test_the_cache_keeps_available_what_its_plan_left_to_others() -> None:
     automatic = plan_memory(DEMANDS, RuntimeConfig(), on(1200))
     assert reserve_bytes(automatic, on(1200)) == 240 * MIB
-    asked = plan_memory(DEMANDS, RuntimeConfig(expert_cache="400MiB"), on(1200))
+    asked = plan_memory(DEMANDS, RuntimeConfig.of(expert_cache="400MiB"), on(1200))
     exact = on(1200 - (1200 * MIB - asked.total_bytes - OVERHEAD_BYTES) // MIB)
     assert reserve_bytes(asked, exact) == MIN_FREE_BYTES, "a cache as it was asked for shrinks only in need"
     assert reserve_bytes(asked, on(100_000)) == 1024 * MIB
@@ -113,17 +113,17 @@ def test_the_smallest_memory_is_where_the_plan_begins_to_succeed() -> None:
 
 @pytest.mark.parametrize(("asked", "slots"), [("40%", 51), ("8MiB", 2), ("9MiB", 2), ("1000GiB", 128)])
 def test_a_given_cache_is_counted_in_whole_experts(asked: str, slots: int) -> None:
-    assert plan_memory(DEMANDS, RuntimeConfig(expert_cache=asked), on(100_000)).num_slots == slots
+    assert plan_memory(DEMANDS, RuntimeConfig.of(expert_cache=asked), on(100_000)).num_slots == slots
 
 
 def test_a_cache_below_one_tokens_experts_is_refused_with_the_least_that_works() -> None:
     with pytest.raises(UsageError, match=r"holds 1 experts of 4\.0 MiB.*at least 8\.0 MiB"):
-        plan_memory(DEMANDS, RuntimeConfig(expert_cache="7MiB"), on(100_000))
+        plan_memory(DEMANDS, RuntimeConfig.of(expert_cache="7MiB"), on(100_000))
 
 
 def test_a_cache_beyond_the_memory_is_refused_rather_than_cut() -> None:
     with pytest.raises(OutOfMemoryError, match="experts 400"):
-        plan_memory(DEMANDS, RuntimeConfig(expert_cache="400MiB"), on(1000))
+        plan_memory(DEMANDS, RuntimeConfig.of(expert_cache="400MiB"), on(1000))
 
 
 def test_a_context_beyond_the_models_is_refused() -> None:
@@ -140,27 +140,27 @@ def test_a_short_model_is_not_given_a_longer_context() -> None:
 
 
 def test_a_budget_below_the_machine_binds_and_is_named_where_it_does_not_suffice() -> None:
-    plan = plan_memory(DEMANDS, RuntimeConfig(ram="1200MiB"), on(100_000))
+    plan = plan_memory(DEMANDS, RuntimeConfig.of(ram="1200MiB"), on(100_000))
     assert 0 <= 1200 * MIB - PROCESS_BYTES - OVERHEAD_BYTES - plan.total_bytes < 4 * MIB
     with pytest.raises(OutOfMemoryError, match=r"200 MiB available \(--ram 200MiB\); .*or raise --ram$"):
-        plan_memory(DEMANDS, RuntimeConfig(ram="200MiB"), on(100_000))
+        plan_memory(DEMANDS, RuntimeConfig.of(ram="200MiB"), on(100_000))
 
 
 def test_a_budget_beyond_what_is_available_changes_nothing() -> None:
     machine = on(1200)
-    assert plan_memory(DEMANDS, RuntimeConfig(ram="9GiB"), machine) == plan_memory(DEMANDS, RuntimeConfig(), machine)
+    assert plan_memory(DEMANDS, RuntimeConfig.of(ram="9GiB"), machine) == plan_memory(DEMANDS, RuntimeConfig(), machine)
 
 
 def test_a_percentage_is_of_the_whole_machine() -> None:
     machine = dataclasses.replace(on(3000), total_bytes=4000 * MIB)
-    assert plan_memory(DEMANDS, RuntimeConfig(ram="30%"), machine) == plan_memory(
-        DEMANDS, RuntimeConfig(ram="1200MiB"), machine
+    assert plan_memory(DEMANDS, RuntimeConfig.of(ram="30%"), machine) == plan_memory(
+        DEMANDS, RuntimeConfig.of(ram="1200MiB"), machine
     )
 
 
 def test_what_is_for_a_gpu_is_refused_where_none_is_used() -> None:
     with pytest.raises(UsageError, match=r"--vram 8GiB .*this run uses none"):
-        plan_memory(DEMANDS, RuntimeConfig(vram="8GiB"), on(100_000))
+        plan_memory(DEMANDS, RuntimeConfig.of(vram="8GiB"), on(100_000))
     with pytest.raises(UsageError, match=r"--cpu-experts .*this run uses none"):
         plan_memory(DEMANDS, RuntimeConfig(cpu_experts=True), on(100_000))
 
@@ -194,14 +194,14 @@ def test_all_of_the_card_that_is_left_becomes_slots() -> None:
 
 
 def test_a_budget_below_the_card_plans_as_a_card_of_that_size_would() -> None:
-    limited = on_gpu(RuntimeConfig(vram="12000MiB"))
+    limited = on_gpu(RuntimeConfig.of(vram="12000MiB"))
     smaller = plan_device_memory(WIDE, RuntimeConfig(), on(200_000), 12_000 * MIB - CONTEXT_BYTES, 12_000 * MIB)
     assert limited == smaller and limited.limit_bytes == 12_000 * MIB
-    assert on_gpu(RuntimeConfig(vram="50%")) == limited
+    assert on_gpu(RuntimeConfig.of(vram="50%")) == limited
 
 
 def test_what_others_use_of_the_card_binds_before_a_budget_does() -> None:
-    assert on_gpu(RuntimeConfig(vram="12000MiB"), free=6000 * MIB).num_slots == on_gpu(free=6000 * MIB).num_slots
+    assert on_gpu(RuntimeConfig.of(vram="12000MiB"), free=6000 * MIB).num_slots == on_gpu(free=6000 * MIB).num_slots
 
 
 def test_every_expert_may_lie_in_host_memory_and_none_twice() -> None:
@@ -213,11 +213,11 @@ def test_a_card_that_holds_every_expert_leaves_the_host_a_ring() -> None:
     small = dataclasses.replace(WIDE, layout=dataclasses.replace(WIDE.layout, stride_bytes=4 * MIB))
     plan = on_gpu(demands=small)
     assert (plan.num_slots, plan.host_bytes) == (128, RING_BYTES)
-    assert on_gpu(RuntimeConfig(expert_cache="50%"), demands=small).host_slots == 128
+    assert on_gpu(RuntimeConfig.of(expert_cache="50%"), demands=small).host_slots == 128
 
 
 def test_the_host_gets_the_slots_that_its_budget_has_room_for() -> None:
-    host = on_gpu(RuntimeConfig(ram="10000MiB")).host_bytes
+    host = on_gpu(RuntimeConfig.of(ram="10000MiB")).host_bytes
     assert 0 <= 10_000 * MIB - PROCESS_BYTES - HOST_OVERHEAD_BYTES - host < 400 * MIB
 
 
@@ -247,7 +247,7 @@ def test_a_machine_keeps_memory_that_is_not_pinned(
 
 def test_a_budget_for_the_host_is_taken_at_its_word_but_for_what_may_be_pinned() -> None:
     machine = Machine(60 << 30, "machine", 2, 64 << 30)
-    plan = plan_device_memory(LARGE, RuntimeConfig(ram="60GiB"), machine, CARD, CARD)
+    plan = plan_device_memory(LARGE, RuntimeConfig.of(ram="60GiB"), machine, CARD, CARD)
     assert plan.host_slots == LARGE.moe.total_experts and 47.9 < plan.pinned_bytes / 2**30 < 48
 
 
@@ -259,20 +259,20 @@ def test_a_card_with_a_display_keeps_a_part_of_its_memory_free() -> None:
         )
         assert abs(alone.total_bytes - shared.total_bytes - left) < 1 << 28
         assert shared.limit_bytes == total - left
-        told = RuntimeConfig(vram=str(total))
+        told = RuntimeConfig.of(vram=str(total))
         assert plan_device_memory(LARGE, told, on(200_000), total - (1 << 29), total, True) == alone
 
 
 def test_a_host_without_room_for_one_tokens_experts_is_refused_by_its_own_name() -> None:
     with pytest.raises(OutOfMemoryError, match=r"beside the GPU: 2624 MiB .*experts 1600.* 2436 .*--ram 2500MiB"):
-        on_gpu(RuntimeConfig(ram="2500MiB"))
+        on_gpu(RuntimeConfig.of(ram="2500MiB"))
 
 
 def test_a_host_smaller_than_the_dense_weights_suffices() -> None:
     heavy = dataclasses.replace(WIDE, dense_bytes=8000 * MIB)
     assert (
-        on_gpu(RuntimeConfig(ram="4000MiB"), demands=heavy).host_bytes
-        == on_gpu(RuntimeConfig(ram="4000MiB")).host_bytes
+        on_gpu(RuntimeConfig.of(ram="4000MiB"), demands=heavy).host_bytes
+        == on_gpu(RuntimeConfig.of(ram="4000MiB")).host_bytes
         > 0
     )
 
@@ -311,24 +311,24 @@ def test_the_chunk_shrinks_before_the_context_and_that_before_a_gpu_is_refused()
 
 def test_a_refusal_under_a_budget_names_it() -> None:
     with pytest.raises(OutOfMemoryError, match=r"1488 left of --vram 2000MiB.*--num-ctx.*--expert-cache.*--vram"):
-        on_gpu(RuntimeConfig(vram="2000MiB", context=4096))
+        on_gpu(RuntimeConfig.of(vram="2000MiB", context=4096))
 
 
 def test_a_given_cache_is_the_cards() -> None:
-    assert on_gpu(RuntimeConfig(expert_cache="10%")).num_slots == 12
+    assert on_gpu(RuntimeConfig.of(expert_cache="10%")).num_slots == 12
     with pytest.raises(UsageError, match=r"at least 800\.0 MiB"):
-        on_gpu(RuntimeConfig(expert_cache="799MiB"))
+        on_gpu(RuntimeConfig.of(expert_cache="799MiB"))
     with pytest.raises(OutOfMemoryError, match="experts 51200"):
-        on_gpu(RuntimeConfig(expert_cache="100GiB"), free=20_000 * MIB)
+        on_gpu(RuntimeConfig.of(expert_cache="100GiB"), free=20_000 * MIB)
 
 
 def test_the_smallest_card_is_where_its_plan_begins_to_succeed() -> None:
     vram, ram = smallest_device_bytes(WIDE)
     machine = Machine(ram, "machine", 2)
-    config = RuntimeConfig(vram=str(vram))
+    config = RuntimeConfig.of(vram=str(vram))
     assert plan_device_memory(WIDE, config, machine, CARD, CARD).num_slots == 2
     with pytest.raises(OutOfMemoryError, match="on the GPU"):
-        plan_device_memory(WIDE, RuntimeConfig(vram=str(vram - 1)), machine, CARD, CARD)
+        plan_device_memory(WIDE, RuntimeConfig.of(vram=str(vram - 1)), machine, CARD, CARD)
     with pytest.raises(OutOfMemoryError, match="beside the GPU"):
         plan_device_memory(WIDE, config, dataclasses.replace(machine, available_bytes=ram - 1), CARD, CARD)
 

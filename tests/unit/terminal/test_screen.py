@@ -4,7 +4,7 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from moeinf.config import parse_size
+from moeinf.config.size import parse_size
 from moeinf.terminal import screen
 from moeinf.terminal.screen import WordWrap
 from moeinf.text import quantities
@@ -113,7 +113,8 @@ def test_newlines_tabs_emoji_and_joiners_stay() -> None:
 )
 def test_a_lower_bound_is_rounded_so_that_it_suffices(num_bytes: int, text: str) -> None:
     assert quantities.at_least_text(num_bytes) == text
-    assert parse_size("--ram", text, 0) >= num_bytes
+    size = parse_size("--ram", text)
+    assert size is not None and size.of(0) >= num_bytes
 
 
 def test_a_long_line_breaks_between_words_and_no_figure_is_torn_apart() -> None:

@@ -1,0 +1,185 @@
+"""How a stored model is run: the run-time options, each with its default and all of its names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from moeinf.config.option import Option, option, option_of, options
+from moeinf.config.size import Bytes, Share, Size, size_of
+from moeinf.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeConfig:
+    """How a stored model is run. `of` makes one from values as users write them.
+
+    Raises UsageError for a value of another type or out of range, named by its flag.
+    """
+
+    device: str = option(
+        "auto",
+        "cpu, cuda, cuda:1, or auto: a GPU, unless the CPU is faster. [default: {default}]",
+        metavar="NAME",
+        ollama="num_gpu",  # with other values: see ollama_value
+    )
+    vram: Size | None = option(
+        None,
+        "What may be used of the GPU's memory: auto, bytes (12GB) or percent of it. [default: auto]",
+        metavar="SIZE",
+    )
+    ram: Size | None = option(
+        None, "What may be used of the machine's memory: auto, bytes or percent of it. [default: auto]", metavar="SIZE"
+    )
+    expert_cache: Size | None = option(  # of the device that computes
+        None,
+        "Memory for experts, on a GPU its own: auto, bytes (6GiB, 500MB) or percent of all experts (40%). "
+        "[default: auto]",
+        metavar="SIZE",
+    )
+    cpu_experts: bool = option(  # rounding then varies with what is resident
+        False,
+        "The CPU computes some of the experts that the GPU lacks. [default: {default}]",
+        flags=("--cpu-experts/--no-cpu-experts",),
+    )
+    policy: str = option(  # see runtime/policy/eviction.py
+        "next-use", "Which expert is evicted: lru, lfu, paper, next-use. [default: {default}]", metavar="NAME"
+    )
+    predictor: str = option(  # see runtime/policy/predictors.py
+        "look-ahead",
+        "What prefetch goes by: look-ahead, cross-layer, eamc, frequency. [default: {default}]",
+        metavar="NAME",
+    )
+    prefetch: bool = option(
+        True, "Read experts ahead of their use. [default: {default}]", flags=("--prefetch/--no-prefetch",)
+    )
+    context: int | None = option(  # tokens
+        None,
+        "Context length. [default: the model's, at most 4096, less where memory is short]",
+        metavar="TOKENS",
+        flags=("--num-ctx", "-c"),
+        ollama="num_ctx",
+    )
+    threads: int | None = option(  # None: physical cores that this process may use and has the time for
+        None,
+        "Threads that compute. [default: usable physical cores]",
+        metavar="N",
+        flags=("--threads", "-t"),
+        ollama="num_thread",
+    )
+    prefill_chunk: int | None = option(  # bounds the memory of activations
+        None,
+        "Prompt tokens run together; on the CPU the answer is the same for every number. "
+        "[default: 512, on a GPU what its memory allows]",
+        metavar="TOKENS",
+        ollama="num_batch",
+    )
+    reader: str = option("native", "native, or pure (to find faults). [default: {default}]", metavar="NAME")
+    direct_io: bool = option(  # by O_DIRECT
+        True, "Read past the page cache. [default: {default}]", flags=("--direct-io/--no-direct-io",)
+    )
+    queue_depth: int = option(16, "Reads in flight. [default: {default}]", metavar="N")
+    verify_reads: bool = option(
+        False,
+        "Compare every read with its checksum. [default: the first of each expert]",
+        flags=("--verify-reads/--no-verify-reads",),
+    )
+    src_lang: str = option("", "Language of the text to translate, as the model calls it: eng_Latn.", metavar="CODE")
+    tgt_lang: str = option("", "Language to translate into: fra_Latn.", metavar="CODE")
+    num_beams: int | None = option(
+        None,
+        "Answers of an encoder-decoder model side by side; 1: no beam search. [default: the checkpoint's]",
+        metavar="N",
+    )
+    isa: str = option(
+        "", "instruction set of the kernels, to find faults; by default the best that this CPU has", flags=()
+    )
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @classmethod
+    def of(cls, **given: object) -> RuntimeConfig:
+        """From values as users write them: a size is text (`6GiB`, `40%`, `auto`) or a number of bytes.
+
+        None counts as not given. Raises UsageError for an unknown field as well.
+        """
+        known = {each.name: each for each in options(cls)}
+        for name in given:
+            if name not in known:
+                raise UsageError(f"unknown option {name!r}; known: {', '.join(sorted(known))}")
+        values = {
+            name: size_of(known[name].flag, name, value) if known[name].kind == "Size" else value
+            for name, value in given.items()
+            if value is not None
+        }
+        return cls(**values)  # type: ignore[arg-type]  # __post_init__ checks the types
+
+
+DEFAULT_CONTEXT = 4096
+READERS = ("native", "pure")
+# Upper bounds are far beyond what helps, and below what a kernel refuses in words that help nobody.
+_RANGES: Mapping[str, tuple[int, int | None]] = {
+    "context": (1, None),
+    "threads": (1, 1024),
+    "prefill_chunk": (1, None),
+    "queue_depth": (1, 1024),
+    "num_beams": (1, 1024),
+}
+_TYPES: Mapping[str, tuple[type | tuple[type, ...], str]] = {  # of each kind, and how an error calls it
+    "bool": (bool, "True or False"),
+    "int": (int, "a whole number"),
+    "str": (str, "text"),
+    "Size": ((Share, Bytes), "Share or Bytes"),
+}
+
+
+def _check(config: RuntimeConfig) -> None:
+    for each in options(RuntimeConfig):
+        _check_type(each, getattr(config, each.name))
+    if config.reader not in READERS:
+        raise UsageError(f"unknown --reader {config.reader!r}; known: {', '.join(READERS)}")
+    for name, (low, high) in _RANGES.items():
+        value = getattr(config, name)
+        if value is not None and not low <= value <= (high or value):
+            allowed = f"at least {low}" if high is None else f"from {low} to {high}"
+            raise UsageError(f"{option_of(RuntimeConfig, name).flag} must be {allowed}, not {value}")
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", config.device):
+        raise UsageError(f"unknown device {config.device!r}; known: auto, cpu, cuda, cuda:0 and so on")
+    if config.device == "cpu" and (said := gpu_option(config)):
+        raise UsageError(f"{said} is for a GPU, and --device cpu uses none; leave one of them out")
+
+
+def _check_type(asked: Option, value: object) -> None:
+    """Raises UsageError for a value that is not of the field's type, as Python callers may give one."""
+    wanted, words = _TYPES[asked.kind]
+    if value is None and asked.default is None:
+        return
+    if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
+        raise UsageError(f"{asked.name} must be {words}, not {value!r}")
+
+
+def gpu_option(config: RuntimeConfig) -> str | None:
+    """What was asked for that means nothing without a GPU, as it is written."""
+    if config.vram is not None:
+        return f"--vram {config.vram}"
+    return "--cpu-experts" if config.cpu_experts else None
+
+
+def ollama_value(asked: Option, text: str) -> object:
+    """The value that an option has when ollama's name for it is given this text. Raises UsageError."""
+    if asked.ollama == "num_gpu":
+        return _device_of_num_gpu(text)
+    return asked.parse(asked.ollama, text)
+
+
+def _device_of_num_gpu(text: str) -> str:
+    """ollama counts the layers on a GPU: here only none, and as many as fit, mean something."""
+    device = {"0": "cpu", "-1": "auto"}.get(text)
+    if device is None:
+        raise UsageError(
+            f"num_gpu counts layers, and experts are placed here one by one: 0 is the CPU, -1 chooses; "
+            f"--vram SIZE bounds what is used of a GPU, so num_gpu cannot be {text!r}"
+        )
+    return device

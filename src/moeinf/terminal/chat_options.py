@@ -1,0 +1,67 @@
+"""How a conversation is held and shown: the options of a chat, which `/set` changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from moeinf.config.option import Option, option, options
+from moeinf.errors import UsageError
+from moeinf.text.thinking import THINK_WORDS
+
+
+@dataclass(frozen=True, slots=True)
+class ChatOptions:
+    """Raises UsageError for a word that says nothing of thinking."""
+
+    system: str | None = option(
+        None,
+        "System message.",
+        metavar="TEXT",
+        flags=("--system", "-s"),
+        chat={"system <string>": "Set system message"},
+    )
+    think: str | None = option(  # one of THINK_WORDS
+        None,
+        "--think or --think=true, false, low, medium, high: whether and how hard to think, where the model can be "
+        "told. [default: as its chat template has it]",
+        metavar="WORD",
+        chat={
+            "think [level]": "Let the model think; some know low, medium and high",
+            "nothink": "Let it answer at once",
+        },
+    )
+    hidethinking: bool = option(False, "Do not show thoughts.")
+    variables: Mapping[str, object] | None = option(
+        None,
+        "Another variable of the chat template, JSON or text; repeatable.",
+        metavar="NAME=VALUE",
+        flags=("--template-var",),
+    )
+    verbose: bool = option(
+        False, "Figures after each answer.", chat={"verbose": "Show figures after each answer", "quiet": "Show none"}
+    )
+    nowordwrap: bool = option(
+        False, "Do not wrap lines at words.", chat={"nowordwrap": "Do not wrap lines at words", "wordwrap": "Wrap them"}
+    )
+    quiet: bool = option(False, "No progress and no line about memory.", flags=("--quiet", "-q"))
+    history: bool = option(
+        True,
+        "Keep what is typed in the history file.",
+        flags=(),
+        chat={"history": "Keep what is typed in the history file", "nohistory": "Do not"},
+    )
+
+    def __post_init__(self) -> None:
+        if self.think is not None and self.think not in THINK_WORDS:
+            raise UsageError(f"--think cannot be {self.think!r}; it is one of {', '.join(THINK_WORDS)}")
+
+
+def modes() -> dict[str, tuple[Option, bool]]:
+    """The words of /set that switch something on or off, and what they switch."""
+    return {
+        word: (each, number == 0)
+        for each in options(ChatOptions)
+        if each.kind == "bool"
+        for number, word in enumerate(each.chat)
+    }

@@ -1,0 +1,87 @@
+"""The flags of a verb, made of the fields of the option classes that it takes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from typing import Annotated, Any, get_args, get_type_hints
+
+import typer
+
+from moeinf.config import RuntimeConfig
+from moeinf.config.option import Kind, Option, options
+from moeinf.sampling.params import SamplingParams
+from moeinf.terminal.chat_options import ChatOptions
+from moeinf.terminal.options import values_of
+
+# What the user gave of SamplingParams: the checkpoint has a say in the others.
+SamplingOptions = Annotated[dict[str, object], SamplingParams]
+
+_GROUPS = (RuntimeConfig, SamplingParams, ChatOptions)
+_FLAG_TYPES: Mapping[Kind, object] = {  # a flag that may be repeated gives a list
+    "bool": bool | None,
+    "int": int | None,
+    "float": float | None,
+    "tuple[str, ...]": list[str] | None,
+    "Mapping[str, object]": list[str] | None,
+}
+_PAIRS = inspect.Parameter(
+    "option",
+    inspect.Parameter.KEYWORD_ONLY,
+    default=typer.Option(
+        None,
+        "--option",
+        "-o",
+        metavar="NAME=VALUE",
+        help="An option by the name that ollama gives it, such as num_ctx; repeatable.",
+    ),
+    annotation=list[str] | None,
+)
+
+Verb = Callable[..., None]
+
+
+def with_flags(*, without: Collection[str] = ()) -> Callable[[Verb], Verb]:
+    """A verb whose parameters of the types RuntimeConfig, SamplingOptions and ChatOptions become flags.
+
+    The flags of a class stand where the parameter stood, but for the fields in `without`; the verb is called with
+    the checked values. One that takes SamplingOptions also has -o NAME=VALUE.
+    """
+
+    def decorate(verb: Verb) -> Verb:
+        hints = get_type_hints(verb, include_extras=True)
+        groups = {name: group for name, hint in hints.items() if (group := _group(hint)) is not None}
+        flags: dict[str, inspect.Parameter] = {}
+        for name, parameter in inspect.signature(verb).parameters.items():
+            own = parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
+            added = _parameters(groups[name], without) if name in groups else [own]
+            flags |= {each.name: each for each in added}
+
+        def command(**given: Any) -> None:
+            own = {name: given.pop(name) for name in hints if name in given}
+            pairs = given.pop("option", None) or []
+            values = values_of(list(groups.values()), given, pairs)
+            verb(**own, **{name: values[group] for name, group in groups.items()})
+
+        command.__name__, command.__doc__ = verb.__name__, verb.__doc__
+        command.__signature__ = inspect.Signature(list(flags.values()))  # type: ignore[attr-defined]
+        command.__annotations__ = {name: flag.annotation for name, flag in flags.items()}
+        return command
+
+    return decorate
+
+
+def _group(hint: object) -> type | None:
+    """The class of options that a parameter of this type stands for."""
+    return next((group for group in _GROUPS if group in (hint, *get_args(hint)[1:])), None)
+
+
+def _parameters(group: type, without: Collection[str]) -> list[inspect.Parameter]:
+    flags = [_parameter(each) for each in options(group) if each.flags and each.name not in without]
+    return [_PAIRS, *flags] if group is SamplingParams else flags
+
+
+def _parameter(option: Option) -> inspect.Parameter:
+    flag = typer.Option(None, *option.flags, metavar=option.metavar or None, help=option.help)
+    kind = _FLAG_TYPES.get(option.kind, str | None)
+    return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=flag, annotation=kind)

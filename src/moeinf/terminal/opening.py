@@ -1,0 +1,81 @@
+"""Opens a model for a verb: pulls it first if need be, and shows on a terminal how far that is."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from shutil import get_terminal_size
+from typing import TYPE_CHECKING
+
+from moeinf.config import RuntimeConfig
+from moeinf.config.environment import store_home
+from moeinf.pull.pull import ensure
+from moeinf.store.library import Library, StoredModel
+from moeinf.terminal.chat_options import ChatOptions
+from moeinf.terminal.progress import LoadBar, StatusLine
+from moeinf.terminal.pull_progress import PullDisplay
+from moeinf.terminal.screen import wrapped
+from moeinf.terminal.session import Session, say, say_below
+from moeinf.terminal.show import template_facts
+from moeinf.text.thinking import template_variables
+
+if TYPE_CHECKING:
+    from moeinf.engine.model import Model
+
+
+def ensure_stored(name: str, *, quiet: bool, quant: str | None = None) -> StoredModel:
+    """The stored model, which is pulled where there is none."""
+    with PullDisplay(sys.stderr, quiet=quiet) as display:
+        return ensure(name, home=store_home(), quant=quant, progress=display)
+
+
+@contextmanager
+def opened(stored: StoredModel, config: RuntimeConfig, *, quiet: bool) -> Iterator[Model]:
+    """The open model; what it has to say when it is closed comes to stderr."""
+    model = load(stored, config, quiet=quiet)
+    try:
+        yield model
+    finally:
+        num_said = len(model.notices)
+        model.close()
+        for notice in model.notices[num_said:]:
+            print(f"note: {notice}", file=sys.stderr)
+
+
+def load(stored: StoredModel, config: RuntimeConfig, *, quiet: bool) -> Model:
+    """The open model, after a bar on a terminal, and one line about the memory that it takes."""
+    talkative = sys.stderr.isatty() and not quiet
+    line = StatusLine(sys.stderr, enabled=talkative)
+    loading, pinning = (LoadBar(line, f"{verb} {stored.name}") for verb in ("loading", "pinning memory for"))
+    line.show(f"loading {stored.name}")
+    try:
+        from moeinf.engine.model import Model  # takes a while, so that the line above comes first
+
+        model = Model(stored, config, loading, pin_progress=pinning, say=say_below)
+    finally:
+        line.clear()
+    if talkative:
+        say(wrapped(model.describe(), get_terminal_size().columns))
+    return model
+
+
+def check_template(stored: StoredModel, chat: ChatOptions) -> None:
+    """Raises UsageError, before anything is loaded, for what the model's chat template would ignore."""
+    if chat.think or chat.variables:
+        template_variables(template_facts(stored), chat.think, chat.variables or {})
+
+
+def hold_chat(session: Session, config: RuntimeConfig) -> None:
+    """Runs the chat until it ends, and closes the model that is open then."""
+    from moeinf.terminal.chat import Chat
+    from moeinf.terminal.line_editor import open_reader
+
+    library = Library(store_home())
+    quiet = session.options.quiet
+    reader = open_reader(store_home() / "history" if session.options.history else None)
+    chat = Chat(session, reader, config, library, lambda name, new: load(library.find(name), new, quiet=quiet))
+    try:
+        chat.run()
+    finally:
+        chat.model.close()
