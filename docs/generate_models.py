@@ -1,8 +1,8 @@
 """Writes docs/models.md from the table of families and true configs; a test checks that the page is current.
 
-    python docs/generate_models.py CONFIGS
+    python docs/generate_models.py [CONFIGS]
 
-CONFIGS has a folder for each checkpoint, with its config.json.
+CONFIGS has a folder for each checkpoint, with its config.json. Without it, the published ones of the tests are read.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from moeinf.types import Format, TensorPlan, format_bytes
 HEAD = """\
 # Models
 
-Made by `python docs/generate_models.py CONFIGS` from the table of families (`src/moeinf/models/registry.py`) and the
-true config.json of each checkpoint; do not edit. [adding-a-model.md](adding-a-model.md) adds a family.
+Made by `python docs/generate_models.py` from the table of families (`src/moeinf/models/registry.py`) and from the
+config.json of each checkpoint as published (`tests/support/published`). Do not edit it.
+[adding-a-model.md](adding-a-model.md) tells how a family is added.
 
 """
 SIZES = """\
@@ -35,6 +36,7 @@ dense weights, the experts of one token's layer, a context of 512 tokens. More m
 | checkpoint | family | parameters | MoE layers, experts, used | an expert | at 4 bits | least memory |
 |---|---|---|---|---|---|---|
 """
+PUBLISHED = Path(__file__).parents[1] / "tests" / "support" / "published"
 DENSE_FORMAT: Format = "q4_k"
 HEAD_FORMAT: Format = "q8_0"
 
@@ -45,11 +47,6 @@ def render(configs: Path) -> str:
         lines.append(_section(family))
     lines.append(SIZES + "".join(_sizes(path) for path in sorted(configs.glob("*/config.json"))))
     return "\n".join(lines)
-
-
-def families_text() -> str:
-    """What of the page follows from the table alone."""
-    return "\n".join(_section(family) for family in FAMILIES)
 
 
 def _section(family: Family) -> str:
@@ -117,4 +114,5 @@ def _mib(num_bytes: int) -> str:
 
 
 if __name__ == "__main__":
-    (Path(__file__).parent / "models.md").write_text(render(Path(sys.argv[1])), encoding="utf-8")
+    configs = Path(sys.argv[1]) if len(sys.argv) > 1 else PUBLISHED
+    (Path(__file__).parent / "models.md").write_text(render(configs), encoding="utf-8")

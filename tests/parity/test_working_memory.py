@@ -37,15 +37,15 @@ from moeinf.store.dense_sums import DenseSums
 from moeinf.store.library import StoredModel
 from moeinf.types import Profiler
 from tests.e2e.answers.test_gpu_path import emulated
-from tests.e2e.pull.test_families import TRUE, published
 from tests.support.checkpoints import random_tensors, write_checkpoint
 from tests.support.tiny_models import all_configs
+from tests.support.true_configs import NAMES, published
 
 THREADS = 2
 CONTEXT, CHUNK = 4096, 512
 BESIDE = 19 << 20  # bytes that an estimate may be too high by, beside half of it: rooms of fixed size
 FAMILIES = {config["model_type"]: config for config in reversed(all_configs().values())}  # the first of each
-DECODERS = [name for name in TRUE if not name.startswith(("switch", "nllb"))]
+DECODERS = [name for name in NAMES if not name.startswith(("switch", "nllb"))]
 
 
 def stored_with(config: dict[str, Any], folder: Path, quant: str | None = None) -> StoredModel:
@@ -149,17 +149,17 @@ def test_the_plan_reserves_what_a_pass_of_every_family_takes(
 
 @pytest.mark.parametrize("name", DECODERS)
 def test_the_plan_reserves_what_a_pass_in_true_proportions_takes(
-    name: str, data_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check(stored_with(published(data_folder, name), tmp_path), monkeypatch)
+    check(stored_with(published(name), tmp_path), monkeypatch)
 
 
 @pytest.mark.parametrize("chunk", [64, 2048])
 @pytest.mark.parametrize("quant", ["q8_0", "q4_k"])
 def test_the_plan_reserves_what_quantised_weights_take(
-    quant: str, chunk: int, data_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    quant: str, chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check(stored_with(published(data_folder, "qwen3-30b-a3b"), tmp_path, quant), monkeypatch, prefill_chunk=chunk)
+    check(stored_with(published("qwen3-30b-a3b"), tmp_path, quant), monkeypatch, prefill_chunk=chunk)
 
 
 @pytest.mark.parametrize("kind", ["gpt_oss", "deepseek_v3", "qwen3_next"])
@@ -249,6 +249,6 @@ def test_the_plan_of_a_device_reserves_what_the_layers_of_every_family_take(
 
 @pytest.mark.parametrize("name", ["qwen3-30b-a3b", "qwen1.5-moe-a2.7b", "gpt-oss-20b", "deepseek-v3"])
 def test_the_plan_of_a_device_reserves_what_layers_in_true_proportions_take(
-    name: str, data_folder: Path, tmp_path: Path, one_thread: None
+    name: str, tmp_path: Path, one_thread: None
 ) -> None:
-    check_device(stored_with(published(data_folder, name), tmp_path))
+    check_device(stored_with(published(name), tmp_path))

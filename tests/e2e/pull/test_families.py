@@ -30,75 +30,11 @@ from tests.support.checkpoints import Checkpoint, in_fp8, in_mxfp4, random_tenso
 from tests.support.configs.nllb_moe import SEQ2SEQ_CONFIGS
 from tests.support.configs.qwen3_5_moe import QWEN3_5
 from tests.support.tiny_models import all_configs
+from tests.support.true_configs import NAMES, published
 
-# By what widths and heads are divided, so that a layer takes a few million weights: the size of a head stays.
-TRUE = {
-    "mixtral-8x7b": 8,
-    "mixtral-8x22b": 8,
-    "wizardlm-2-8x22b": 8,
-    "qwen3-30b-a3b": 4,
-    "qwen3-235b-a22b": 4,
-    "olmoe-1b-7b-0125": 4,
-    "qwen1.5-moe-a2.7b": 4,
-    "qwen2-57b-a14b": 4,
-    "deepseek-v2-lite": 4,
-    "deepseek-v2": 8,
-    "deepseek-v3": 8,
-    "deepseek-r1": 8,
-    "gpt-oss-20b": 5,
-    "gpt-oss-120b": 5,
-    "granite-3.1-1b-a400m-instruct": 2,
-    "granite-powermoe-3b": 4,
-    "phi-3.5-moe": 8,
-    "switch-base-128": 3,
-    "nllb-moe-54b": 8,
-}
-DIVIDED = (
-    "hidden_size",
-    "intermediate_size",
-    "moe_intermediate_size",
-    "shared_expert_intermediate_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "d_model",
-    "d_ff",
-    "num_heads",
-    "encoder_ffn_dim",
-    "decoder_ffn_dim",
-    "encoder_attention_heads",
-    "decoder_attention_heads",
-)
-CUT = {
-    "vocab_size": 600,
-    "num_hidden_layers": 2,
-    "first_k_dense_replace": 1,
-    "num_experts": 16,
-    "num_local_experts": 16,
-    "n_routed_experts": 16,
-    "num_layers": 2,
-    "num_decoder_layers": 2,
-    "num_sparse_encoder_layers": 1,
-    "num_sparse_decoder_layers": 1,
-    "encoder_layers": 4,
-    "decoder_layers": 4,
-    "intermediate_size": 640,
-    "shared_expert_intermediate_size": 640,
-}
 # In these transformers 5.23 differs from what was published: docs/models.md.
 NOT_A_REFERENCE = ("nllb-moe",)
 IDS = [5, 17, 3, 88, 41, 41, 2, 60, 9, 33, 75, 14]
-
-
-def cut(config: dict[str, Any], divisor: int) -> dict[str, Any]:
-    small = dict(config)
-    small |= {name: max(1, config[name] // divisor) for name in DIVIDED if config.get(name)}
-    small |= {name: min(small[name], limit) for name, limit in CUT.items() if config.get(name)}
-    small |= {name: min(value, 599) for name, value in config.items() if name.endswith("_token_id") and value}
-    if "encoder_layers" in config:
-        small["num_hidden_layers"] = small["encoder_layers"]  # another name for it
-    if "layer_types" in config:
-        small["layer_types"] = config["layer_types"][: small["num_hidden_layers"]]
-    return small
 
 
 def run_of(stored: StoredModel) -> CpuRun:
@@ -138,14 +74,6 @@ def logits_of(stored: StoredModel) -> Float32Array:
     return logits
 
 
-def published(data_folder: Path, name: str) -> dict[str, Any]:
-    path = data_folder / "models" / name / "config.json"
-    if not path.is_file():
-        pytest.skip(f"no {path}")
-    config: dict[str, Any] = json.loads(path.read_text())
-    return cut(config, TRUE[name])
-
-
 def in_transformers(config: dict[str, Any]) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
@@ -158,12 +86,10 @@ def in_transformers(config: dict[str, Any]) -> Any:
 
 @torch.inference_mode()
 @pytest.mark.parametrize("layout", ["old", "new"])
-@pytest.mark.parametrize("name", TRUE)
-def test_a_checkpoint_saved_by_transformers_gives_its_logits(
-    name: str, layout: str, data_folder: Path, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_a_checkpoint_saved_by_transformers_gives_its_logits(name: str, layout: str, tmp_path: Path) -> None:
     """old: one tensor an expert where the family began so, and the config.json that was published."""
-    config = {field: value for field, value in published(data_folder, name).items() if field != "quantization_config"}
+    config = {field: value for field, value in published(name).items() if field != "quantization_config"}
     theirs = in_transformers(config)
     bare = layout == "old" and config["model_type"] == "nllb-moe"  # published without the head, which is tied
     (theirs.model if bare else theirs).save_pretrained(tmp_path / "c", save_original_format=layout == "old")
@@ -196,8 +122,8 @@ def predictor_layer(config: dict[str, Any], layer: Checkpoint) -> Checkpoint:
 
 @pytest.mark.parametrize("quant", [None, "q4_0"])
 @pytest.mark.parametrize("name", ["deepseek-v3", "gpt-oss-20b", "gpt-oss-120b"])
-def test_what_is_shipped_quantised_is_read(name: str, quant: str | None, data_folder: Path, tmp_path: Path) -> None:
-    config = published(data_folder, name)
+def test_what_is_shipped_quantised_is_read(name: str, quant: str | None, tmp_path: Path) -> None:
+    config = published(name)
     tensors = {key: tensor * 0.02 for key, tensor in random_tensors(config).items()}
     if config["quantization_config"]["quant_method"] == "fp8":
         last = f"layers.{config['num_hidden_layers'] - 1}."
@@ -278,10 +204,8 @@ def test_what_qwen3_5_has_beside_its_language_model_is_left_out(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", ["granite-powermoe-3b", "switch-base-128", "nllb-moe-54b", "olmoe-1b-7b-0125"])
-def test_the_head_is_quantised_beside_whatever_embedding_it_is_tied_to(
-    name: str, data_folder: Path, tmp_path: Path
-) -> None:
-    config = published(data_folder, name)
+def test_the_head_is_quantised_beside_whatever_embedding_it_is_tied_to(name: str, tmp_path: Path) -> None:
+    config = published(name)
     plan = architecture(config).tensor_plan(config)
     tensors = {key: tensor * 0.05 for key, tensor in random_tensors(config).items()}
     stored = pull(str(write_checkpoint(tmp_path / "c", tensors, config)), home=tmp_path / "home", quant="q4_0")
