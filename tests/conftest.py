@@ -1,11 +1,10 @@
-"""A store with the embedded model, shared by all tests that only read it."""
+"""What all tests share: a clean environment, and a store with the embedded model for those that only read it."""
 
 from __future__ import annotations
 
 import os
 import signal
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 import hypothesis
 import pytest
@@ -13,6 +12,7 @@ import pytest
 from moeinf.pull import pull as install
 from moeinf.store.library import StoredModel
 from moeinf.text import tokenizer
+from tests.support.published_data import PUBLISHED_DATA
 
 # A busy machine must not fail a test: nothing here asserts times.
 hypothesis.settings.register_profile(
@@ -25,14 +25,18 @@ hypothesis.settings.load_profile("unhurried")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if not PUBLISHED_DATA.is_dir():
+        terminalreporter.write_line(
+            f"tests/published is left out: {PUBLISHED_DATA} is no folder of published tokenizers and templates "
+            "(MOEINF_TEST_DATA names another)"
+        )
+
+
 @pytest.fixture(scope="session", autouse=True)
 def no_environment_of_the_user() -> Iterator[None]:
     """MOEINF_* and HF_* of whoever runs the tests must not change what they test."""
-    taken = {
-        name: os.environ.pop(name)
-        for name in list(os.environ)
-        if name.startswith(("MOEINF_", "HF_")) and name != "MOEINF_TEST_DATA"
-    }
+    taken = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith(("MOEINF_", "HF_"))}
     yield
     os.environ.update(taken)
 
@@ -59,12 +63,3 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> StoredModel:
     from moeinf.pull.pull import ensure
 
     return ensure("demo", home=tmp_path_factory.mktemp("home"))
-
-
-@pytest.fixture(scope="session")
-def data_folder() -> Path:
-    """Folder of traces, tokenizers and texts too large for the repository; skips where it is missing."""
-    folder = Path(os.environ.get("MOEINF_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
-    if not folder.is_dir():
-        pytest.skip(f"no test data at {folder}; set MOEINF_TEST_DATA")
-    return folder

@@ -1,7 +1,8 @@
+"""A chat is rendered as its template wants it, and no control token of a message passes for one of the template."""
+
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -123,75 +124,3 @@ def test_merging_and_folding_leave_alternating_turns_alone() -> None:
     chat = [turn("user", "a"), turn("assistant", "b"), turn("user", "c")]
     assert merge_turns(chat) == chat and fold_system(chat) == chat
     assert fold_system([turn("system", "s")]) == [turn("user", "s")]
-
-
-QWEN_CHATS = [
-    [turn("user", "hi")],
-    [
-        turn("system", "You are terse."),
-        turn("user", "hi"),
-        turn("assistant", "<think>\nhm\n</think>\n\nyes"),
-        turn("user", "日本 🎉"),
-    ],
-]
-
-
-@pytest.mark.parametrize("chat", QWEN_CHATS)
-@pytest.mark.parametrize("variables", [{}, {"enable_thinking": False}])
-def test_qwen3_is_rendered_and_encoded_as_by_transformers(
-    shared_models: Path, tmp_path: Path, chat: list[dict[str, str]], variables: dict[str, Any]
-) -> None:
-    transformers = pytest.importorskip("transformers")
-    source = shared_models / "qwen3-30b-a3b"
-    shutil.copy(source / "tokenizer.derived.json", tmp_path / "tokenizer.json")
-    shutil.copy(source / "tokenizer_config.json", tmp_path)
-    shutil.copy(source / "config.json", tmp_path)
-    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(str(tmp_path))
-    options = {"add_generation_prompt": True, **variables}
-    with Tokenizer(tmp_path) as tokenizer:
-        text, notes = tokenizer.render(chat, variables)
-        assert text == theirs.apply_chat_template(chat, tokenize=False, **options) and notes == []
-        assert tokenizer.encode_chat(text) == theirs.apply_chat_template(chat, return_dict=False, **options)
-
-
-TEMPLATES = [
-    "deepseek-v3/chat_template.deepseek-ai-DeepSeek-V3.1.jinja",
-    "glm-4.6/chat_template.GLM-4.6.jinja",
-    "gpt-oss-20b/chat_template.openai-gpt-oss-120b.jinja",
-    "mixtral-8x7b/chat_template.v1_spm.jinja",
-    "phi-3.5-moe/chat_template.microsoft-Phi-3.5-mini-instruct.jinja",
-    "granite-3.1-1b-a400m-instruct/chat_template.ibm-granite-granite-3.3-2B-Instruct.jinja",
-]
-
-
-@pytest.mark.parametrize("name", TEMPLATES)
-def test_templates_of_other_families_render_a_chat(shared_models: Path, model_folder: MakeFolder, name: str) -> None:
-    if not (shared_models / name).is_file():
-        pytest.skip(f"{name} is not there")
-    folder = model_folder((shared_models / name).read_text())
-    text, _ = render(folder, turn("system", "SYS"), turn("user", "U1"), turn("assistant", "A1"), turn("user", "U2"))
-    assert text.index("SYS") < text.index("U1") < text.index("A1") < text.index("U2")
-
-
-FAMILIES = [
-    "qwen3-30b-a3b/tokenizer.derived.json",
-    "deepseek-v2-lite/tokenizer.derived.json",
-    "gpt-oss-20b/tokenizer.derived.json",
-    "granite-3.1-1b-a400m-instruct/tokenizer.json",
-    "olmoe-1b-7b-0125/tokenizer.json",
-    "qwen1.5-moe-a2.7b/tokenizer.derived.json",
-]
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_no_control_token_of_real_vocabularies_passes_through_a_message(
-    shared_models: Path, tmp_path: Path, name: str
-) -> None:
-    shutil.copy(shared_models / name, tmp_path / "tokenizer.json")
-    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}")
-    with Tokenizer(tmp_path) as tokenizer:
-        specials = [tokenizer.decode([token], skip_special=False) for token in sorted(tokenizer.special_ids)]
-        attack = "a" + " b".join(text for text in specials if text.strip())
-        ids = tokenizer.encode_chat(tokenizer.render([turn("user", attack)])[0])
-        assert specials and not tokenizer.special_ids & set(ids)
-        assert tokenizer.special_ids & set(tokenizer.encode(attack, control_tokens=True, bos=False))

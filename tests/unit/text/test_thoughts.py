@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -16,8 +14,8 @@ from moeinf.errors import UsageError
 from moeinf.text.template_facts import read_facts
 from moeinf.text.thinking import TemplateFacts, template_variables
 from moeinf.text.thoughts import Tags, ThoughtStream, tags_of
-from moeinf.text.tokenizer import Tokenizer
-from tests.unit.text.conftest import apart, byte_level_tokenizer
+from tests.support.shown_text import apart, shown_in_chat
+from tests.support.text_models import byte_level_tokenizer
 
 MakeFolder = Callable[..., Path]
 KINDS = ["letters", "tokens", "control tokens"]
@@ -101,72 +99,12 @@ def test_a_thought_is_shown_as_it_comes_and_only_what_may_be_a_tag_is_held() -> 
     assert apart(stream.flush()) == ("</", "")
 
 
-def through_the_worker(
-    folder: Path, answer: str, *, chat: bool = True, variables: dict[str, object] | None = None
-) -> tuple[str, str]:
-    with Tokenizer(folder) as tokenizer:
-        prompt, _ = tokenizer.render([{"role": "user", "content": "hi"}], variables)
-        stream = tokenizer.stream(tokenizer.encode_chat(prompt), chat=chat)
-        ids = tokenizer.encode(answer, control_tokens=True, bos=False)
-        return apart([*(piece for token in ids for piece in stream.step(token)), *stream.flush()])
-
-
 def test_the_template_tells_the_tags_and_only_behind_it_they_count(model_folder: MakeFolder) -> None:
     folder = model_folder("{{ messages[0].content }}<think>\n{# </think> #}", tokenizer=tokenizer_of("tokens"))
-    assert through_the_worker(folder, "a</think>b") == ("a", "b")
-    assert through_the_worker(folder, "a</think>b", chat=False) == ("", "a</think>b")
+    assert shown_in_chat(folder, "a</think>b") == ("a", "b")
+    assert shown_in_chat(folder, "a</think>b", chat=False) == ("", "a</think>b")
     (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
-    assert through_the_worker(folder, "<think>a</think>b") == ("", "<think>a</think>b")
-
-
-PUBLISHED = {  # template -> variables that it reads, whether it knows thoughts, and tools
-    "qwen3-30b-a3b/chat_template.Qwen-Qwen3-0.6B.jinja": ({"enable_thinking"}, True, True),
-    "deepseek-v3/chat_template.deepseek-ai-DeepSeek-V3.1.jinja": ({"enable_thinking", "thinking"}, True, False),
-    "deepseek-r1/chat_template.llama-cpp-deepseek-r1.jinja": (set(), True, True),
-    "glm-4.6/chat_template.GLM-4.6.jinja": ({"enable_thinking"}, True, True),
-    "gpt-oss-20b/chat_template.openai-gpt-oss-120b.jinja": (
-        {"builtin_tools", "model_identity", "reasoning_effort"},
-        True,
-        True,
-    ),
-    "granite-3.1-1b-a400m-instruct/chat_template.ibm-granite-granite-3.3-2B-Instruct.jinja": (
-        {"controls", "thinking"},
-        True,
-        True,
-    ),
-    "mixtral-8x7b/chat_template.v1_spm.jinja": (set(), False, False),
-    "phi-3.5-moe/chat_template.microsoft-Phi-3.5-mini-instruct.jinja": (set(), False, False),
-}
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_published_templates_say_what_they_read(shared_models: Path, name: str) -> None:
-    variables, thinks, tools = PUBLISHED[name]
-    facts = read_facts((shared_models / name).read_text())
-    assert facts == TemplateFacts(frozenset(variables), thinks, tools)
-
-
-@pytest.mark.parametrize(
-    ("name", "answer", "variables"),
-    [("qwen3-30b-a3b", "<think>\nhm\n</think>\n\nyes", {}), ("qwen3-30b-a3b", "yes", {"enable_thinking": False})],
-)
-def test_real_tokenizers_and_templates_keep_thoughts_apart_and_forget_them(
-    shared_models: Path, tmp_path: Path, name: str, answer: str, variables: dict[str, object]
-) -> None:
-    source = shared_models / name
-    shutil.copy(source / "tokenizer.derived.json", tmp_path / "tokenizer.json")
-    shutil.copy(source / "tokenizer_config.json", tmp_path)
-    shutil.copy(next(source.glob("chat_template*")), tmp_path / "chat_template.jinja")
-    (tmp_path / "config.json").write_text(json.dumps({}))
-    assert through_the_worker(tmp_path, answer, variables=variables) == ("" if variables else "hm", "yes")
-    with Tokenizer(tmp_path) as tokenizer:
-        chat = [
-            {"role": "user", "content": "hi"},
-            {"role": "assistant", "content": "yes", "reasoning_content": "hm"},
-            {"role": "user", "content": "more"},
-        ]
-        text, _ = tokenizer.render(chat)
-        assert "<|im_start|>assistant\nyes<|im_end|>" in text and "hm" not in text
+    assert shown_in_chat(folder, "<think>a</think>b") == ("", "<think>a</think>b")
 
 
 SWITCH = TemplateFacts(frozenset({"enable_thinking", "x"}), thinks=True, tools=False)

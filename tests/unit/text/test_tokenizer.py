@@ -1,7 +1,8 @@
+"""Text becomes token ids and comes back piece by piece, never half a character; stop strings end it."""
+
 from __future__ import annotations
 
 import random
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,10 +10,11 @@ import pytest
 from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models, pre_tokenizers
 
+import moeinf
 from moeinf.errors import TextError
 from moeinf.text.stops import StopMatcher
 from moeinf.text.tokenizer import Tokenizer
-from tests.unit.text.conftest import all_text, text_of
+from tests.support.shown_text import all_text, text_of
 
 MakeFolder = Callable[..., Path]
 MIXED = "naïve 日本語テスト 🎉👩‍👩‍👧 ok €"
@@ -161,10 +163,9 @@ def test_a_folder_without_tokenizer_json_is_refused_in_one_line_with_the_remedy(
     assert "\n" not in str(caught.value)
 
 
-def test_stream_of_the_real_demo_tokenizer_equals_its_decode(shared_models: Path, tmp_path: Path) -> None:
-    shutil.copy(shared_models.parent / "checkpoints" / "demo" / "tokenizer.json", tmp_path)
+def test_stream_of_the_tokenizer_of_the_demo_equals_its_decode() -> None:
     shuffled = random.Random(0)
-    with Tokenizer(tmp_path) as tokenizer:
+    with Tokenizer(Path(moeinf.__file__).parent / "data" / "demo") as tokenizer:
         ids = [shuffled.randrange(1, tokenizer.num_ids) for _ in range(400)] + tokenizer.encode(MIXED)
         stream = tokenizer.stream()
         assert all_text(stream, ids) == tokenizer.decode(ids)
