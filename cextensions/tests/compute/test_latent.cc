@@ -155,10 +155,10 @@ TEST(sums_of_rows_equal_a_float64_reference_and_depend_on_nothing_else) {
         const Ops& ops = ops_for(isa);
         const std::int64_t first = cols / 3;
         Floats together(std::size_t(11 * cols), 0.5f);
-        ops.mix_rows(w.view, first, cols, x.data(), 20, 11, together.data(), cols);
+        ops.weighted_sum(w.view, first, cols, x.data(), 20, 11, together.data(), cols);
         for (std::int64_t i = 0; i < 11; ++i) {
           Floats alone(std::size_t(cols), 0.5f);
-          ops.mix_rows(w.view, first, cols, x.data() + 20 * i, 20, 1, alone.data(), cols);
+          ops.weighted_sum(w.view, first, cols, x.data() + 20 * i, 20, 1, alone.data(), cols);
           for (std::int64_t c = 0; c < cols; ++c) {
             double sum = 0.5, magnitude = 0.5;
             for (std::int64_t r = 0; c >= first && r < 19; ++r) {
@@ -179,12 +179,12 @@ TEST(a_softmax_by_blocks_keeps_the_largest_score_and_scales_what_came_before) {
   for (const std::string& isa : available_isas()) {
     SoftmaxState state = {-std::numeric_limits<float>::infinity(), 0};
     Floats sums = {0, 0, 0}, first = {1, 3, 2}, second = {0, 5}, nothing;
-    ops_for(isa).soften(nothing.data(), 0, state, sums.data(), 3);
+    ops_for(isa).online_softmax(nothing.data(), 0, state, sums.data(), 3);
     CHECK(state.total == 0);
-    ops_for(isa).soften(first.data(), 3, state, sums.data(), 3);
+    ops_for(isa).online_softmax(first.data(), 3, state, sums.data(), 3);
     CHECK(state.largest == 3 && std::fabs(first[0] - std::exp(-2.0f)) < 1e-6f && first[1] == 1);
     sums = {1, 2, 4};
-    ops_for(isa).soften(second.data(), 2, state, sums.data(), 3);
+    ops_for(isa).online_softmax(second.data(), 2, state, sums.data(), 3);
     CHECK(state.largest == 5 && second[1] == 1 && std::fabs(sums[2] - 4 * std::exp(-2.0f)) < 1e-6f);
     const double total = std::exp(-4.0) + std::exp(-2.0) + std::exp(-3.0) + std::exp(-5.0) + 1;
     CHECK(std::fabs(double(state.total) - total) < 1e-6);

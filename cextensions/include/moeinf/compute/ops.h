@@ -88,8 +88,8 @@ struct Ops {
   // y[i * y_stride + c] += sum over all rows r of x[i * x_stride + r] * w[r][c], for first <= c < last, i <
   // num_x, in float32 and in the order of the rows, so that an element depends on nothing else of the call. w
   // is f32, f16 or bf16.
-  void (*mix_rows)(const Matrix& w, std::int64_t first, std::int64_t last, const float* x,
-                   std::int64_t x_stride, std::int64_t num_x, float* y, std::int64_t y_stride);
+  void (*weighted_sum)(const Matrix& w, std::int64_t first, std::int64_t last, const float* x,
+                       std::int64_t x_stride, std::int64_t num_x, float* y, std::int64_t y_stride);
 
   // out (may be gate) = act(gate) * up, or act(gate) where up is null (not for kSwigluClamped, which alone
   // has a limit).
@@ -116,7 +116,8 @@ struct Ops {
   void (*softmax)(float* x, std::int64_t count, float scale, const float* sink);
   // The same block by block: scores [count] become e^(score - state.largest), with the state brought up to
   // date, and with it the sums [width] of what the scores before them weighed.
-  void (*soften)(float* scores, std::int64_t count, SoftmaxState& state, float* sums, std::int64_t width);
+  void (*online_softmax)(float* scores, std::int64_t count, SoftmaxState& state, float* sums,
+                         std::int64_t width);
   // states [num_queries] of the softmax over the task's positions (and sinks), and sums [num_queries,
   // head_dim] of the values, each weighed by e^(score - largest): an output is the sums divided by the total.
   void (*attend)(const AttendTask& task, SoftmaxState* states, float* sums);

@@ -1,14 +1,14 @@
 // The inner loops for one instruction set. CMake compiles this file once for each, with MOEINF_ISA, its name,
-// and MOEINF_VECTORS, the file that wraps its vectors. All but the table is local to the file, and no
-// inline function of another header may be called: the linker could take a copy made for AVX-512 into the
-// generic build.
+// and MOEINF_VECTORS, the file that wraps its vectors. All but the table is local to the file. No
+// inline function of another header may be called unless it is always inlined: the linker could take a copy
+// made for AVX-512 into the generic build.
 #include <cstdint>
 #include <cstring>
 
+#include "compute/formats/half.h"
 #include "compute/isa.h"
 #include "compute/layout.h"
 
-#define ALWAYS_INLINE inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 64")
 #define STRING_OF(name) #name
 #define NAME_OF(name) STRING_OF(name)
@@ -24,19 +24,20 @@ namespace {
 
 // Each of them builds on those before it.
 // clang-format off
-#include "scalar.inc"
-#include "q4k.inc"
-#include "tables.inc"
+#include "blocks.inc"
 #include MOEINF_VECTORS
 #include "sums.inc"
 #include "dot_rows.inc"
 #include "dot_float.inc"
 #include "dot_blocks.inc"
+#include "exponentials.inc"
 #include "elementwise.inc"
 #include "expand.inc"
 #include "matmul.inc"
-#include "attention_loops.inc"
-#include "mix_rows.inc"
+#include "norms.inc"
+#include "softmax.inc"
+#include "attend.inc"
+#include "weighted_sum.inc"
 #include "delta_loops.inc"
 // clang-format on
 
@@ -82,17 +83,17 @@ void matmul_rows(const Matrix& w, std::int64_t first, std::int64_t last, const v
   }
 }
 
-void mix_rows(const Matrix& w, std::int64_t first, std::int64_t last, const float* x, std::int64_t x_stride,
-              std::int64_t num_x, float* y, std::int64_t y_stride) {
+void weighted_sum(const Matrix& w, std::int64_t first, std::int64_t last, const float* x,
+                  std::int64_t x_stride, std::int64_t num_x, float* y, std::int64_t y_stride) {
   const std::int64_t row = w.cols * static_cast<std::int64_t>(block_bytes(w.format));
-  const MixCall call = {w.data, row, w.rows, x, x_stride, num_x, y, y_stride};
+  const WeightedSum call = {w.data, row, w.rows, x, x_stride, num_x, y, y_stride};
   switch (w.format) {
     case Format::kF32:
-      return mix_columns<F32Lanes>(call, first, last);
+      return sum_columns<F32Lanes>(call, first, last);
     case Format::kF16:
-      return mix_columns<F16Lanes>(call, first, last);
+      return sum_columns<F16Lanes>(call, first, last);
     default:
-      return mix_columns<WidenedBf16Lanes>(call, first, last);
+      return sum_columns<WidenedBf16Lanes>(call, first, last);
   }
 }
 
@@ -104,7 +105,7 @@ const Ops MOEINF_ISA = {NAME_OF(MOEINF_ISA),
                         prepare,
                         dot_rows,
                         matmul_rows,
-                        mix_rows,
+                        weighted_sum,
                         activate,
                         add_stored,
                         add_scaled,
@@ -115,7 +116,7 @@ const Ops MOEINF_ISA = {NAME_OF(MOEINF_ISA),
                         rotate,
                         store_kv,
                         softmax,
-                        soften,
+                        online_softmax,
                         attend,
                         run_delta};
 

@@ -97,7 +97,7 @@ class Places {
     const float* const from = queries + (first_head_ + head) * s_.query_dim();
     float* const inside = of_thread(thread);
     std::fill(inside, inside + tokens_ * width, 0.0f);
-    ops.mix_rows(head_matrix(head, 0, s_.plain_dim), 0, s_.rank, from, stride, tokens_, inside, width);
+    ops.weighted_sum(head_matrix(head, 0, s_.plain_dim), 0, s_.rank, from, stride, tokens_, inside, width);
     for (std::int64_t t = 0; t < tokens_; ++t) {
       float* const query = inside + t * width;
       std::memcpy(query + s_.rank, from + t * stride + s_.plain_dim, float_bytes(2 * pairs));
@@ -148,10 +148,10 @@ class Places {
     for (std::int64_t p = 0; p < places; ++p) {
       float* const of_place = scores + p * kBlockRows;
       const std::int64_t seen = std::clamp<std::int64_t>(rows_seen(first + p) - start, 0, count);
-      ops.soften(of_place, seen, states[p], sums + p * s_.rank, s_.rank);
+      ops.online_softmax(of_place, seen, states[p], sums + p * s_.rank, s_.rank);
       std::fill(of_place + seen, of_place + count, 0.0f);
     }
-    ops.mix_rows(rows, 0, s_.rank, scores, kBlockRows, places, sums, s_.rank);
+    ops.weighted_sum(rows, 0, s_.rank, scores, kBlockRows, places, sums, s_.rank);
   }
 
   // A head's mixtures of latents, put together from the runs, into its values.
