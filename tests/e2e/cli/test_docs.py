@@ -1,3 +1,5 @@
+"""Pages and pictures that scripts of docs/ make are as the scripts make them now."""
+
 from __future__ import annotations
 
 import runpy
@@ -14,3 +16,9 @@ def test_the_page_about_the_command_line_is_what_help_says(monkeypatch: pytest.M
     written = (DOCS / "cli.md").read_text(encoding="utf-8")
     # Versions of typer wrap lines differently.
     assert written.split() == rendered.split(), "run: python docs/generate_cli.py"
+
+
+def test_the_pictures_are_those_of_the_script() -> None:
+    for name, draw in runpy.run_path(str(DOCS / "generate_pictures.py"))["PICTURES"].items():
+        written = (DOCS / name).read_text(encoding="utf-8")
+        assert written == draw().svg(), "run: python docs/generate_pictures.py"
