@@ -16,10 +16,10 @@ from moeinf.config import RuntimeConfig
 from moeinf.config.environment import debug_wanted, store_home, unknown_variables
 from moeinf.errors import ModelNotFoundError, MoeinfError, OutputError, UsageError
 from moeinf.sampling.params import SamplingParams
-from moeinf.terminal.chat_options import ChatOptions
-from moeinf.terminal.flags import SamplingOptions, with_flags
+from moeinf.terminal.arguments.chat_options import ChatOptions
+from moeinf.terminal.arguments.flags import SamplingOptions, with_flags
+from moeinf.terminal.arguments.wrong_use import usage_text, with_think
 from moeinf.terminal.streams import drop_output, open_streams
-from moeinf.terminal.wrong_use import usage_text, with_think
 
 if TYPE_CHECKING:
     from moeinf.store.library import StoredModel
@@ -81,10 +81,10 @@ def run(
     quant: Quant = None,
 ) -> None:
     """Answer a prompt, or chat. A model that is not stored yet is pulled first."""
+    from moeinf.terminal.arguments.values import refuse_template_options
+    from moeinf.terminal.conversation import Conversation
     from moeinf.terminal.oneshot import answer_once, prompt_text
     from moeinf.terminal.opening import check_template, ensure_stored, hold_chat, opened
-    from moeinf.terminal.options import refuse_template_options
-    from moeinf.terminal.session import Session
 
     text = prompt_text(prompt or [], file)
     if not text and (raw or json):
@@ -94,12 +94,12 @@ def run(
     stored = ensure_stored(model, quiet=options.quiet, quant=quant)
     check_template(stored, options)
     with opened(stored, config, quiet=options.quiet) as loaded:
-        session = Session(loaded, sampling, options)
-        session.show_notices()
+        conversation = Conversation(loaded, sampling, options)
+        conversation.show_notices()
         if text is None:
-            hold_chat(session, config)
+            hold_chat(conversation, config)
         elif text:
-            raise typer.Exit(answer_once(session, text, raw=raw, as_json=json))
+            raise typer.Exit(answer_once(conversation, text, raw=raw, as_json=json))
 
 
 @app.command()
@@ -172,7 +172,7 @@ def list_models(
             raise UsageError("only one of --all and --available at a time")
         return _list_available(prefix.lower(), as_json=json)
     from moeinf.store.library import Library
-    from moeinf.terminal.session import say
+    from moeinf.terminal.notes import say
     from moeinf.terminal.show import list_json, list_lines, partial_lines
 
     library = Library(store_home())
@@ -286,8 +286,8 @@ def bench(
 
     check_form(output)
     from moeinf.bench.live import Workload, run_bench
+    from moeinf.terminal.notes import say
     from moeinf.terminal.opening import ensure_stored
-    from moeinf.terminal.session import say
 
     report: Callable[[str], None] = (lambda line: None) if quiet else say
     workload = Workload(num_prompt, num_decode, repeats, prompt_file)

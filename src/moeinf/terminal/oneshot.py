@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from moeinf.errors import UsageError
-from moeinf.terminal.session import Session
+from moeinf.terminal.conversation import Conversation
 
 if TYPE_CHECKING:
     from moeinf.engine.completion import Completion
@@ -57,22 +57,22 @@ def _text(stream: BinaryIO, what: str) -> str:
     return data.decode("utf-8", "replace").rstrip("\r\n")
 
 
-def answer_once(session: Session, text: str, *, raw: bool, as_json: bool) -> int:
+def answer_once(conversation: Conversation, text: str, *, raw: bool, as_json: bool) -> int:
     """Writes the answer, or one JSON object, to stdout; returns the exit code."""
     if as_json:
-        completion = session.ask(text, lambda piece: None, raw=raw)
-        print(json.dumps(_as_object(session, completion)))
+        completion = conversation.ask(text, lambda piece: None, raw=raw)
+        print(json.dumps(_as_object(conversation, completion)))
     else:
-        with session.writer(tty=sys.stdout.isatty()) as writer:
-            completion = session.ask(text, writer.write, writer.think, raw=raw)
-    session.comment(completion)
+        with conversation.writer(tty=sys.stdout.isatty()) as writer:
+            completion = conversation.ask(text, writer.write, writer.think, raw=raw)
+    conversation.comment(completion)
     return _INTERRUPTED if completion.finish_reason == "interrupted" else 0
 
 
-def _as_object(session: Session, completion: Completion) -> dict[str, Any]:
+def _as_object(conversation: Conversation, completion: Completion) -> dict[str, Any]:
     stats = asdict(completion.stats)
     return {
-        "model": session.model.name,
+        "model": conversation.model.name,
         "response": completion.text,
         "thinking": completion.thinking,
         "finish_reason": completion.finish_reason,

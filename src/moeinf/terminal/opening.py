@@ -12,11 +12,12 @@ from moeinf.config import RuntimeConfig
 from moeinf.config.environment import store_home
 from moeinf.pull.pull import ensure
 from moeinf.store.library import Library, StoredModel
-from moeinf.terminal.chat_options import ChatOptions
+from moeinf.terminal.arguments.chat_options import ChatOptions
+from moeinf.terminal.conversation import Conversation
+from moeinf.terminal.notes import say, say_below
 from moeinf.terminal.progress import LoadBar, StatusLine
 from moeinf.terminal.pull_progress import PullDisplay
 from moeinf.terminal.screen import wrapped
-from moeinf.terminal.session import Session, say, say_below
 from moeinf.terminal.show import template_facts
 from moeinf.text.thinking import template_variables
 
@@ -66,16 +67,18 @@ def check_template(stored: StoredModel, chat: ChatOptions) -> None:
         template_variables(template_facts(stored), chat.think, chat.variables or {})
 
 
-def hold_chat(session: Session, config: RuntimeConfig) -> None:
+def hold_chat(conversation: Conversation, config: RuntimeConfig) -> None:
     """Runs the chat until it ends, and closes the model that is open then."""
-    from moeinf.terminal.chat import Chat
-    from moeinf.terminal.line_editor import open_reader
+    from moeinf.terminal.chat.line_editor import open_reader
+    from moeinf.terminal.chat.repl import Repl
+    from moeinf.terminal.chat.switch import ModelSwitch
 
-    library = Library(store_home())
-    quiet = session.options.quiet
-    reader = open_reader(store_home() / "history" if session.options.history else None)
-    chat = Chat(session, reader, config, library, lambda name, new: load(library.find(name), new, quiet=quiet))
+    library, options = Library(store_home()), conversation.options
+    reader = open_reader(store_home() / "history" if options.history else None)
+    switch = ModelSwitch(
+        conversation, config, library, lambda name, new: load(library.find(name), new, quiet=options.quiet)
+    )
     try:
-        chat.run()
+        Repl(conversation, reader, switch).run()
     finally:
-        chat.model.close()
+        conversation.model.close()

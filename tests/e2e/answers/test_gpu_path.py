@@ -39,7 +39,7 @@ from moeinf.runtime.gpu.device_experts import DeviceExperts
 from moeinf.runtime.policy.predictors import PREDICTORS
 from moeinf.store.dense import dense_tensors
 from moeinf.store.library import StoredModel
-from moeinf.terminal.stats_block import stats_lines
+from moeinf.terminal.stats import stats_lines
 from moeinf.types import IntArray
 from tests.oracles.torch_matrix import TorchMatrixOps
 from tests.oracles.torch_vector import TorchVectorOps

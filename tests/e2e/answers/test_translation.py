@@ -17,8 +17,8 @@ from moeinf.errors import ContextLengthError, UsageError
 from moeinf.pull.pull import pull
 from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.store.library import StoredModel
-from moeinf.terminal.chat_options import ChatOptions
-from moeinf.terminal.session import Session
+from moeinf.terminal.arguments.chat_options import ChatOptions
+from moeinf.terminal.conversation import Conversation
 from tests.parity.test_seq2seq import Pair
 from tests.support.configs.nllb_moe import NLLB
 from tests.support.configs.switch_transformers import SWITCH
@@ -149,9 +149,9 @@ def test_the_marks_of_gaps_are_tokens_in_a_source_and_text_in_an_answer(opened: 
 
 
 def test_a_chat_answers_each_text_on_its_own(opened: Model) -> None:
-    session = Session(opened, {"num_predict": 6}, ChatOptions(quiet=True))
+    chat = Conversation(opened, {"num_predict": 6}, ChatOptions(quiet=True))
     pieces: list[str] = []
-    answers = [session.ask(text, pieces.append) for text in (TEXT, "w9 w9 w3", TEXT)]
+    answers = [chat.ask(text, pieces.append) for text in (TEXT, "w9 w9 w3", TEXT)]
     assert answers[0].token_ids == answers[2].token_ids
     assert answers[1].token_ids == opened.generate("w9 w9 w3", opened.params(num_predict=6)).token_ids
     assert "".join(pieces) == "".join(answer.text for answer in answers)

@@ -12,9 +12,10 @@ from moeinf.config import RuntimeConfig
 from moeinf.engine.model import Model
 from moeinf.errors import NotFiniteError, OutOfMemoryError
 from moeinf.store.library import Library
-from moeinf.terminal.chat import Chat
-from moeinf.terminal.line_editor import FileHistory
-from moeinf.terminal.session import Session
+from moeinf.terminal.chat.line_editor import FileHistory
+from moeinf.terminal.chat.repl import Repl
+from moeinf.terminal.chat.switch import ModelSwitch
+from moeinf.terminal.conversation import Conversation
 from moeinf.text.thinking import TemplateFacts
 from tests.e2e.cli.conftest import ScriptedModel
 
@@ -50,9 +51,9 @@ class Talk:
         self.model = model
         self.lines = ScriptedLines(lines)
         self.opened: list[tuple[str, RuntimeConfig]] = []
-        self.session = Session(cast(Model, model))
-        self.repl = Chat(self.session, self.lines, RuntimeConfig(), Library(home), self._open, clock)
-        self.repl.run()
+        self.chat = Conversation(cast(Model, model))
+        switch = ModelSwitch(self.chat, RuntimeConfig(), Library(home), self._open)
+        Repl(self.chat, self.lines, switch, clock).run()
 
     def _open(self, name: str, config: RuntimeConfig) -> Model:
         self.opened.append((name, config))
@@ -152,7 +153,7 @@ def test_a_level_of_thinking_is_told_and_another_model_that_has_none_goes_on_wit
 ) -> None:
     facts = TemplateFacts(frozenset({"reasoning_effort"}), thinks=True, tools=False)
     talk = chat("/set think low", "a", "/load demo", "b", model=ScriptedModel(facts=facts))
-    assert talk.model.told == [{"reasoning_effort": "low"}] and talk.session.options.think is None
+    assert talk.model.told == [{"reasoning_effort": "low"}] and talk.chat.options.think is None
     err = capsys.readouterr().err
     assert "Set 'think' mode to 'low'." in err and "note: this model knows no levels of thinking" in err
 
@@ -165,7 +166,7 @@ def test_clear_drops_what_was_said_and_keeps_the_system_message(chat: Ask) -> No
 def test_regen_asks_the_last_question_again(chat: Ask) -> None:
     talk = chat("one", "two", "/regen", model=ScriptedModel([["a"], ["b"], ["c"]]))
     assert talk.model.prompts[2] == talk.model.prompts[1]
-    assert talk.session.messages[-1]["content"] == "c" and len(talk.session.messages) == 4
+    assert talk.chat.messages[-1]["content"] == "c" and len(talk.chat.messages) == 4
 
 
 def test_a_number_that_no_option_can_have_does_not_end_the_chat(chat: Ask, capsys: pytest.CaptureFixture[str]) -> None:
@@ -190,7 +191,7 @@ def test_an_answer_stays_where_another_one_fails(chat: Ask) -> None:
 
     model = ScriptedModel([["a"], ["b"]], on_piece=fail_in_the_second)
     talk = chat("one", "/regen", model=model)
-    assert [message["content"] for message in talk.session.messages] == ["one", "a"]
+    assert [message["content"] for message in talk.chat.messages] == ["one", "a"]
 
 
 def test_a_block_that_looks_like_a_command_is_a_message(chat: Ask) -> None:
@@ -208,7 +209,7 @@ def test_an_error_in_the_middle_of_a_chat_does_not_end_it(chat: Ask, capsys: pyt
     model = ScriptedModel(context_turns=0)
     talk = chat("does not fit", "/set verbose", model=model)
     assert "error: the prompt has too many tokens" in capsys.readouterr().err
-    assert talk.session.options.verbose
+    assert talk.chat.options.verbose
 
 
 def test_a_cut_answer_is_said_so_before_the_next_question(chat: Ask, capsys: pytest.CaptureFixture[str]) -> None:
@@ -220,14 +221,14 @@ def test_a_cut_answer_is_said_so_before_the_next_question(chat: Ask, capsys: pyt
 def test_load_opens_another_model_with_an_empty_history(chat: Ask) -> None:
     talk = chat("hello", "/load demo", "again")
     assert talk.model.closed and talk.opened == [("demo:latest", RuntimeConfig())]
-    assert talk.repl.model.name == "demo:latest"
-    assert [message["content"] for message in cast(ScriptedModel, talk.repl.model).prompts[0]] == ["again"]
+    assert talk.chat.model.name == "demo:latest"
+    assert [message["content"] for message in cast(ScriptedModel, talk.chat.model).prompts[0]] == ["again"]
 
 
 def test_a_new_context_length_reopens_the_model_and_keeps_the_history(chat: Ask) -> None:
     talk = chat("hello", "/set parameter num_ctx 64", "again")
     assert talk.opened == [("scripted:latest", RuntimeConfig(context=64))]
-    assert len(cast(ScriptedModel, talk.repl.model).prompts[0]) == 3
+    assert len(cast(ScriptedModel, talk.chat.model).prompts[0]) == 3
 
 
 @pytest.mark.parametrize(
@@ -241,7 +242,7 @@ def test_when_the_new_model_does_not_fit_the_old_one_comes_back(chat: Ask, capsy
     talk = chat("/set parameter num_ctx 99999", "still here")
     assert "error: not enough memory" in capsys.readouterr().err
     assert [config.context for _, config in talk.opened] == [99999, None]
-    assert len(cast(ScriptedModel, talk.repl.model).prompts) == 1
+    assert len(cast(ScriptedModel, talk.chat.model).prompts) == 1
 
 
 def test_list_and_show_print_the_store(chat: Ask, capsys: pytest.CaptureFixture[str]) -> None:
@@ -265,7 +266,7 @@ def press_ctrl_c(number: int) -> None:
 def test_an_interrupted_answer_is_said_so_and_kept(chat: Ask, capsys: pytest.CaptureFixture[str]) -> None:
     talk = chat("one", model=ScriptedModel([["a ", "b"]], on_piece=press_ctrl_c))
     assert "[interrupted]" in capsys.readouterr().err
-    assert talk.session.messages[-1]["content"] == "a "
+    assert talk.chat.messages[-1]["content"] == "a "
 
 
 def test_ctrl_c_within_a_second_of_the_one_that_stopped_the_answer_ends_the_chat(chat: Ask) -> None:
@@ -288,7 +289,7 @@ def test_ctrl_c_later_than_that_does_not(chat: Ask) -> None:
         clock=lambda: next(times),
         model=ScriptedModel([["a ", "b"]], on_piece=press_ctrl_c),
     )
-    assert talk.session.options.verbose
+    assert talk.chat.options.verbose
 
 
 def test_history_keeps_newlines_stays_private_and_is_bounded(tmp_path: Path) -> None:

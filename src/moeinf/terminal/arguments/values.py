@@ -10,7 +10,7 @@ from moeinf.config.environment import history_wanted, variables_set, with_enviro
 from moeinf.config.option import http_options, options
 from moeinf.errors import UsageError
 from moeinf.sampling.params import SamplingParams
-from moeinf.terminal.chat_options import ChatOptions
+from moeinf.terminal.arguments.chat_options import ChatOptions
 
 
 def values_of(groups: Sequence[type], flags: Mapping[str, object], pairs: Sequence[str]) -> dict[type, object]:

@@ -11,8 +11,8 @@ import typer
 from moeinf.config import RuntimeConfig
 from moeinf.config.option import Kind, Option, options
 from moeinf.sampling.params import SamplingParams
-from moeinf.terminal.chat_options import ChatOptions
-from moeinf.terminal.options import values_of
+from moeinf.terminal.arguments.chat_options import ChatOptions
+from moeinf.terminal.arguments.values import values_of
 
 # What the user gave of SamplingParams: the checkpoint has a say in the others.
 SamplingOptions = Annotated[dict[str, object], SamplingParams]

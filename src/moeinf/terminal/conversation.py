@@ -1,107 +1,29 @@
-"""A conversation with one loaded model: what was said, how an answer is written out, and how Ctrl-C ends it."""
+"""A conversation with an open model: what was said so far, and how the next answer comes."""
 
 from __future__ import annotations
 
-import shutil
-import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from types import FrameType
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from moeinf.errors import ContextLengthError, UsageError
-from moeinf.terminal.chat_options import ChatOptions
+from moeinf.terminal.answer_writer import AnswerWriter
+from moeinf.terminal.arguments.chat_options import ChatOptions
+from moeinf.terminal.interrupt import Interrupt
+from moeinf.terminal.notes import say
 from moeinf.terminal.progress import PrefillCount, StatusLine
-from moeinf.terminal.screen import WordWrap, grey, harmless
-from moeinf.terminal.stats_block import stats_lines
+from moeinf.terminal.stats import stats_lines
 
 if TYPE_CHECKING:
     from moeinf.engine.completion import Completion
     from moeinf.engine.model import Model
     from moeinf.types import Message
 
-SECOND_INTERRUPT_S = 1.0
-
-
-class Interrupt:
-    """While entered, the first Ctrl-C only asks for a stop; a second one within a second raises KeyboardInterrupt."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.wanted = False
-        self._clock = clock
-        self._last_s = float("-inf")
-
-    def __enter__(self) -> Interrupt:
-        self._before = signal.signal(signal.SIGINT, self._handle)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        signal.signal(signal.SIGINT, self._before)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        now = self._clock()
-        if now - self._last_s < SECOND_INTERRUPT_S:
-            raise KeyboardInterrupt
-        self.wanted, self._last_s = True, now
-
-
-class AnswerWriter:
-    """Writes pieces of an answer as they come. On a terminal: harmless and wrapped, with an empty line behind.
-
-    `think` writes pieces of thoughts, grey and between two lines that say so; it is None where thoughts are not shown:
-    off a terminal, so that whatever reads the answer gets it alone.
-
-    Elsewhere: as the model made it, but for the newlines at its end, which become exactly one. As a context manager it
-    ends what it has written; where an error comes before the first piece, that is nothing.
-    """
-
-    def __init__(self, stream: TextIO, *, tty: bool, wrap: bool, thoughts: bool = True) -> None:
-        self._stream = stream
-        self._tty = tty
-        self._wrap = WordWrap(shutil.get_terminal_size().columns) if tty and wrap else None
-        self._newlines = ""
-        self._begun = self._thinking = False
-        self.think = self._think if tty and thoughts else None
-
-    def __enter__(self) -> AnswerWriter:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None or self._begun:
-            self._stream.write("\n\n" if self._tty else "\n")
-            self._stream.flush()
-
-    def _think(self, piece: str) -> None:
-        if not self._thinking:
-            piece = ("\n\n" if self._begun else "") + "Thinking...\n" + piece
-        self._begun = self._thinking = True
-        self._stream.write(grey(self._wrapped(piece)))
-        self._stream.flush()
-
-    def _wrapped(self, piece: str) -> str:
-        piece = harmless(piece)
-        return self._wrap.push(piece) if self._wrap else piece
-
-    def write(self, piece: str) -> None:
-        if self._thinking:
-            self._thinking = False
-            self._stream.write(grey(self._wrapped("\n...done thinking.\n\n")))
-        self._begun = True
-        if self._tty:
-            piece = self._wrapped(piece)
-        else:
-            piece = self._newlines + piece
-            text = piece.rstrip("\n")
-            piece, self._newlines = text, piece[len(text) :]
-        self._stream.write(piece)
-        self._stream.flush()
-
 
 @dataclass
-class Session:
-    """What an answer depends on, and what was said so far: the state that `run` and a chat share.
+class Conversation:
+    """What an answer depends on, and what was said so far; of one question alone as well as of a chat.
 
     sampling: the options that the user gave; the checkpoint has a say in the others.
     """
@@ -266,16 +188,3 @@ def _as_message(completion: Completion) -> Message:
     if completion.thinking:  # under the name of gpt-oss, and under that of all others
         message |= {"thinking": completion.thinking, "reasoning_content": completion.thinking}
     return message
-
-
-def say(line: str) -> None:
-    """One line to stderr, harmless to a terminal."""
-    sys.stderr.write(harmless(line) + "\n")
-    sys.stderr.flush()
-
-
-def say_below(line: str) -> None:
-    """As `say`, where an answer or a progress bar may stand on the terminal's last line."""
-    if sys.stderr.isatty():
-        sys.stderr.write("\n")
-    say(line)

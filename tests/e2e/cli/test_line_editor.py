@@ -14,7 +14,7 @@ from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.input.vt100 import Vt100Input
 from prompt_toolkit.output.vt100 import Vt100_Output
 
-from moeinf.terminal.line_editor import EditedLines
+from moeinf.terminal.chat.line_editor import EditedLines
 
 COLUMNS, ROWS = 40, 12
 Type = Callable[..., str]

@@ -42,14 +42,16 @@ class ChatOptions:
         False, "Figures after each answer.", chat={"verbose": "Show figures after each answer", "quiet": "Show none"}
     )
     nowordwrap: bool = option(
-        False, "Do not wrap lines at words.", chat={"nowordwrap": "Do not wrap lines at words", "wordwrap": "Wrap them"}
+        False,
+        "Do not wrap lines at words.",
+        chat={"nowordwrap": "Do not wrap lines at words", "wordwrap": "Wrap lines at words"},
     )
     quiet: bool = option(False, "No progress and no line about memory.", flags=("--quiet", "-q"))
     history: bool = option(
         True,
         "Keep what is typed in the history file.",
         flags=(),
-        chat={"history": "Keep what is typed in the history file", "nohistory": "Do not"},
+        chat={"history": "Keep what is typed in the history file", "nohistory": "Do not keep it"},
     )
 
     def __post_init__(self) -> None:

@@ -15,9 +15,11 @@ from moeinf.engine.completion import CutBy
 from moeinf.engine.model import Model
 from moeinf.errors import ContextLengthError, UsageError
 from moeinf.terminal import oneshot
-from moeinf.terminal.chat_options import ChatOptions
+from moeinf.terminal.answer_writer import AnswerWriter
+from moeinf.terminal.arguments.chat_options import ChatOptions
+from moeinf.terminal.conversation import Conversation
+from moeinf.terminal.interrupt import Interrupt
 from moeinf.terminal.oneshot import answer_once, prompt_text
-from moeinf.terminal.session import AnswerWriter, Interrupt, Session
 from tests.e2e.cli.conftest import ScriptedModel, Thought
 
 
@@ -26,8 +28,8 @@ class Terminal(io.StringIO):
         return True
 
 
-def session(model: ScriptedModel, **options: Any) -> Session:
-    return Session(cast(Model, model), options=ChatOptions(**options))
+def conversation(model: ScriptedModel, **options: Any) -> Conversation:
+    return Conversation(cast(Model, model), options=ChatOptions(**options))
 
 
 def press_ctrl_c(number: int) -> None:
@@ -79,7 +81,7 @@ def test_no_prompt_and_no_terminal_is_a_wrong_use(monkeypatch: pytest.MonkeyPatc
 
 def test_ctrl_c_stops_the_answer_and_the_exit_code_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     model = ScriptedModel([["one ", "two ", "three"]], on_piece=press_ctrl_c)
-    assert answer_once(session(model), "hi", raw=False, as_json=False) == 130
+    assert answer_once(conversation(model), "hi", raw=False, as_json=False) == 130
     assert capsys.readouterr().out == "one two \n"
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
@@ -102,7 +104,7 @@ def test_a_second_ctrl_c_later_only_asks_again() -> None:
 
 def test_an_interrupted_answer_stays_in_the_history_so_that_turns_alternate() -> None:
     model = ScriptedModel([["one ", "two ", "three"]], on_piece=press_ctrl_c)
-    chat = session(model, system="Be brief.")
+    chat = conversation(model, system="Be brief.")
     chat.ask("first", lambda piece: None)
     chat.ask("second", lambda piece: None)
     assert [message["role"] for message in model.prompts[1]] == ["system", "user", "assistant", "user"]
@@ -113,7 +115,7 @@ def test_an_answer_that_fails_leaves_no_question_behind() -> None:
     def fail(number: int) -> None:
         raise ContextLengthError("broken")
 
-    chat = session(ScriptedModel(on_piece=fail))
+    chat = conversation(ScriptedModel(on_piece=fail))
     with pytest.raises(ContextLengthError):
         chat.ask("first", lambda piece: None)
     assert chat.messages == []
@@ -121,7 +123,7 @@ def test_an_answer_that_fails_leaves_no_question_behind() -> None:
 
 def test_a_full_context_drops_the_oldest_pair_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     model = ScriptedModel(context_turns=3)
-    chat = session(model)
+    chat = conversation(model)
     for text in ("one", "two", "three"):
         chat.ask(text, lambda piece: None)
     assert [message["content"] for message in model.prompts[2]] == ["two", "Hello there", "three"]
@@ -130,12 +132,12 @@ def test_a_full_context_drops_the_oldest_pair_and_says_so(capsys: pytest.Capture
 
 def test_a_single_message_that_does_not_fit_is_an_error() -> None:
     with pytest.raises(ContextLengthError):
-        session(ScriptedModel(context_turns=0)).ask("long", lambda piece: None)
+        conversation(ScriptedModel(context_turns=0)).ask("long", lambda piece: None)
 
 
 def test_a_base_model_gets_each_text_on_its_own_and_one_warning(capsys: pytest.CaptureFixture[str]) -> None:
     model = ScriptedModel(has_template=False)
-    chat = session(model)
+    chat = conversation(model)
     chat.ask("one", lambda piece: None)
     chat.ask("two", lambda piece: None)
     assert model.prompts == ["one", "two"]
@@ -144,7 +146,7 @@ def test_a_base_model_gets_each_text_on_its_own_and_one_warning(capsys: pytest.C
 
 def test_a_notice_that_comes_while_others_are_shown_is_shown_next(monkeypatch: pytest.MonkeyPatch) -> None:
     model = ScriptedModel(notices=["O_DIRECT was refused"])
-    chat = session(model)
+    chat = conversation(model)
     said: list[str] = []
 
     def say_while_memory_runs_short(line: str) -> None:
@@ -152,7 +154,7 @@ def test_a_notice_that_comes_while_others_are_shown_is_shown_next(monkeypatch: p
         if len(said) == 1:
             model.notices.append("the machine ran short of memory")
 
-    monkeypatch.setattr("moeinf.terminal.session.say", say_while_memory_runs_short)
+    monkeypatch.setattr("moeinf.terminal.conversation.say", say_while_memory_runs_short)
     chat.show_notices()
     chat.show_notices()
     chat.show_notices()
@@ -161,7 +163,7 @@ def test_a_notice_that_comes_while_others_are_shown_is_shown_next(monkeypatch: p
 
 def test_each_notice_of_the_model_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
     model = ScriptedModel(notices=["O_DIRECT was refused"])
-    chat = session(model)
+    chat = conversation(model)
     chat.show_notices()
     model.notices.append("turns were merged")
     chat.comment(chat.ask("hi", lambda piece: None))
@@ -184,7 +186,7 @@ def test_each_notice_of_the_model_is_said_once(capsys: pytest.CaptureFixture[str
 def test_an_answer_that_was_cut_is_said_so_behind_it(
     capsys: pytest.CaptureFixture[str], cut_by: CutBy, quiet: bool, said: str
 ) -> None:
-    assert answer_once(session(ScriptedModel(cut_by=cut_by), quiet=quiet), "hi", raw=False, as_json=False) == 0
+    assert answer_once(conversation(ScriptedModel(cut_by=cut_by), quiet=quiet), "hi", raw=False, as_json=False) == 0
     captured = capsys.readouterr()
     assert captured.out == "Hello there\n" and said in captured.err and captured.err.count("\n") == 1
 
@@ -193,18 +195,18 @@ def test_an_answer_that_was_cut_is_said_so_behind_it(
 def test_an_answer_that_ended_or_was_cut_where_a_quiet_user_asked_for_it_needs_no_word(
     capsys: pytest.CaptureFixture[str], cut_by: CutBy | None, quiet: bool
 ) -> None:
-    answer_once(session(ScriptedModel(cut_by=cut_by), quiet=quiet), "hi", raw=False, as_json=False)
+    answer_once(conversation(ScriptedModel(cut_by=cut_by), quiet=quiet), "hi", raw=False, as_json=False)
     assert capsys.readouterr().err == ""
 
 
 def test_an_error_before_the_first_word_leaves_standard_output_empty(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ContextLengthError):
-        answer_once(session(ScriptedModel(context_turns=0)), "long", raw=False, as_json=False)
+        answer_once(conversation(ScriptedModel(context_turns=0)), "long", raw=False, as_json=False)
     assert capsys.readouterr().out == ""
 
 
 def test_figures_come_in_ollamas_words_and_those_of_the_cache_behind(capsys: pytest.CaptureFixture[str]) -> None:
-    chat = session(ScriptedModel(), verbose=True)
+    chat = conversation(ScriptedModel(), verbose=True)
     completion = chat.ask("hi", lambda piece: None)
     assert capsys.readouterr().err == "", "nothing before the answer has ended"
     chat.comment(completion)
@@ -238,7 +240,7 @@ def on_a_terminal(monkeypatch: pytest.MonkeyPatch, model: ScriptedModel, term: s
     monkeypatch.setattr(sys, "stdout", Terminal())
     monkeypatch.setenv("TERM", term)
     monkeypatch.delenv("NO_COLOR", raising=False)
-    answer_once(session(model, **options), "hi", raw=False, as_json=False)
+    answer_once(conversation(model, **options), "hi", raw=False, as_json=False)
     assert isinstance(sys.stdout, Terminal)
     return sys.stdout.getvalue()
 
@@ -246,10 +248,10 @@ def on_a_terminal(monkeypatch: pytest.MonkeyPatch, model: ScriptedModel, term: s
 def test_a_pipe_gets_the_answer_and_json_its_thoughts_in_a_field_of_their_own(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    answer_once(session(ScriptedModel(THOUGHTFUL)), "hi", raw=False, as_json=False)
+    answer_once(conversation(ScriptedModel(THOUGHTFUL)), "hi", raw=False, as_json=False)
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("Hello there\n", "")
-    answer_once(session(ScriptedModel(THOUGHTFUL)), "hi", raw=False, as_json=True)
+    answer_once(conversation(ScriptedModel(THOUGHTFUL)), "hi", raw=False, as_json=True)
     answer = json.loads(capsys.readouterr().out)
     assert (answer["response"], answer["thinking"]) == ("Hello there", "Hm so.\n")
 
@@ -273,14 +275,14 @@ def test_an_answer_cut_in_the_middle_of_a_thought_leaves_no_colour_behind(
 
 
 def test_a_model_that_only_thinks_is_said_to_have_given_no_answer(capsys: pytest.CaptureFixture[str]) -> None:
-    answer_once(session(ScriptedModel([[Thought("Hm")]])), "hi", raw=False, as_json=False)
+    answer_once(conversation(ScriptedModel([[Thought("Hm")]])), "hi", raw=False, as_json=False)
     captured = capsys.readouterr()
     assert captured.out == "\n" and captured.err == "note: the model thought and then ended without an answer\n"
 
 
 def test_thoughts_go_back_to_the_template_beside_the_answer_which_is_never_empty() -> None:
     model = ScriptedModel([[Thought("Hm"), "yes"], [Thought("Only this")]])
-    chat = session(model)
+    chat = conversation(model)
     for text in ("one", "two", "three"):
         chat.ask(text, lambda piece: None)
     assert model.prompts[2][1] == {"role": "assistant", "content": "yes", "thinking": "Hm", "reasoning_content": "Hm"}

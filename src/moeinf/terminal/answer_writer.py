@@ -1,0 +1,60 @@
+"""How an answer is written to standard output, piece by piece."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TextIO
+
+from moeinf.terminal.screen import WordWrap, grey, harmless
+
+
+class AnswerWriter:
+    """Writes pieces of an answer as they come. On a terminal: harmless and wrapped, with an empty line behind.
+
+    `think` writes pieces of thoughts, grey and between two lines that say so; it is None where thoughts are not shown:
+    off a terminal, so that whatever reads the answer gets it alone.
+
+    Elsewhere: as the model made it, but for the newlines at its end, which become exactly one. As a context manager it
+    ends what it has written; where an error comes before the first piece, that is nothing.
+    """
+
+    def __init__(self, stream: TextIO, *, tty: bool, wrap: bool, thoughts: bool = True) -> None:
+        self._stream = stream
+        self._tty = tty
+        self._wrap = WordWrap(shutil.get_terminal_size().columns) if tty and wrap else None
+        self._newlines = ""
+        self._begun = self._thinking = False
+        self.think = self._think if tty and thoughts else None
+
+    def __enter__(self) -> AnswerWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None or self._begun:
+            self._stream.write("\n\n" if self._tty else "\n")
+            self._stream.flush()
+
+    def _think(self, piece: str) -> None:
+        if not self._thinking:
+            piece = ("\n\n" if self._begun else "") + "Thinking...\n" + piece
+        self._begun = self._thinking = True
+        self._stream.write(grey(self._wrapped(piece)))
+        self._stream.flush()
+
+    def _wrapped(self, piece: str) -> str:
+        piece = harmless(piece)
+        return self._wrap.push(piece) if self._wrap else piece
+
+    def write(self, piece: str) -> None:
+        if self._thinking:
+            self._thinking = False
+            self._stream.write(grey(self._wrapped("\n...done thinking.\n\n")))
+        self._begun = True
+        if self._tty:
+            piece = self._wrapped(piece)
+        else:
+            piece = self._newlines + piece
+            text = piece.rstrip("\n")
+            piece, self._newlines = text, piece[len(text) :]
+        self._stream.write(piece)
+        self._stream.flush()

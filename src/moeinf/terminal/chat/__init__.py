@@ -1,0 +1,1 @@
+"""The chat on a terminal: reading messages, and the /commands."""

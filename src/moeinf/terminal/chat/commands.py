@@ -1,0 +1,115 @@
+"""What the /commands of a chat do, but for /set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from moeinf.errors import ModelNotFoundError, MoeinfError
+from moeinf.store.library import StoredModel
+from moeinf.terminal import show as facts
+from moeinf.terminal.chat.help import HELP_SHOW, help_text
+from moeinf.terminal.chat.settings import Settings
+from moeinf.terminal.chat.switch import ModelSwitch
+from moeinf.terminal.conversation import Conversation
+from moeinf.terminal.notes import say
+from moeinf.terminal.screen import harmless
+from moeinf.terminal.stats import cache_lines
+
+
+class Commands:
+    """The commands of one chat, by their words."""
+
+    def __init__(
+        self, conversation: Conversation, switch: ModelSwitch, settings: Settings, answer: Callable[[str], None]
+    ) -> None:
+        """answer(question) writes the answer to standard output."""
+        self._conversation = conversation
+        self._switch = switch
+        self._answer = answer
+        self._commands: dict[str, Callable[[str], None]] = {
+            "/?": self._help,
+            "/help": self._help,
+            "/clear": self._clear,
+            "/set": settings.set,
+            "/show": self._show,
+            "/load": self._load,
+            "/list": self._list,
+            "/ls": self._list,
+            "/stats": self._stats,
+            "/regen": self._regen,
+        }
+
+    def run(self, word: str, rest: str) -> None:
+        """Does what a word with a slash asks for. Raises MoeinfError."""
+        if word in self._commands:
+            self._commands[word](rest)
+        else:
+            say(f"Unknown command '{word}'. Type /? for help")
+
+    def _help(self, topic: str) -> None:
+        say(help_text(topic))
+
+    def _clear(self, _: str) -> None:
+        self._conversation.clear()
+        say("Cleared session context")
+
+    def _regen(self, _: str) -> None:
+        before = list(self._conversation.messages)
+        message = self._conversation.take_last_question()
+        if message is None:
+            say("There is no message to answer again")
+            return
+        try:
+            self._answer(message)
+        except MoeinfError:
+            self._conversation.messages[:] = before  # the answer that there was is still one
+            raise
+
+    def _stats(self, _: str) -> None:
+        for line in cache_lines(self._conversation.model):
+            say(line)
+
+    def _list(self, _: str) -> None:
+        print("\n".join(facts.list_lines(self._switch.library.list())))
+
+    def _show(self, what: str) -> None:
+        texts: dict[str, Callable[[StoredModel], str]] = {
+            "info": lambda stored: "\n".join(facts.show_lines(stored)),
+            "license": lambda stored: facts.license_text(stored) or _none("license"),
+            "parameters": self._parameters_text,
+            "template": lambda stored: facts.template_text(stored) or _none("prompt template"),
+        }
+        if what == "system":
+            print(harmless(self._conversation.options.system or _none("system message")))
+        elif what in texts:
+            print(harmless(texts[what](self._switch.library.find(self._conversation.model.name))))
+        else:
+            say(HELP_SHOW)
+
+    def _parameters_text(self, stored: StoredModel) -> str:
+        user = [f"{name} {value}" for name, value in self._conversation.sampling.items()]
+        return "\n".join(
+            [
+                "Model defined parameters:",
+                facts.parameters_text(stored) or "none",
+                "",
+                "User defined parameters:",
+                *(user or ["none"]),
+            ]
+        )
+
+    def _load(self, name: str) -> None:
+        if not name:
+            say("Usage: /load <model>")
+            return
+        try:
+            found = self._switch.library.find(name)
+        except ModelNotFoundError:
+            say(f"Couldn't find model '{name}'")
+            return
+        self._switch.change(found.name, self._switch.config)
+        self._conversation.clear()
+
+
+def _none(what: str) -> str:
+    return f"No {what} was specified for this model."
