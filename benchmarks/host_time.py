@@ -27,9 +27,17 @@ import torch
 from moeinf.gpu.arena import DeviceArena
 from moeinf.gpu.matrix import DeviceRouting, expert_parts_of
 from moeinf.gpu.program import DecodeProgram
-from moeinf.runtime.cache.tier import ExpertTier, SlotRegion
+from moeinf.runtime.cache.cache import ExpertCache
+from moeinf.runtime.cache.idle import IdleWindow
+from moeinf.runtime.cache.loader import Loader
+from moeinf.runtime.cache.read_errors import ReadErrors
+from moeinf.runtime.cache.table import SlotRegion
+from moeinf.runtime.cache.tier import ExpertTier
+from moeinf.runtime.gpu.copies import Copies
 from moeinf.runtime.gpu.device_experts import DeviceExperts
-from moeinf.runtime.gpu.host_tier import HostLink
+from moeinf.runtime.gpu.device_slots import DeviceCompute, DeviceSlots
+from moeinf.runtime.gpu.host_link import HostLink
+from moeinf.runtime.gpu.host_slots import HostSlots
 from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.runtime.policy.eviction import make_policy
 from moeinf.runtime.policy.predictors import make_predictor
@@ -175,7 +183,7 @@ class Step:
         device: Any = IdleDevice()
         copier: Any = IdleCopier()
         disk: Any = IdleDisk()
-        direct: Any = SimpleNamespace(active=False)
+        table: Any = SimpleNamespace(active=False)
         ops: Any = SimpleNamespace(
             matrices=SimpleNamespace(gate_up=lambda *_: None, down=lambda *_: None),
             vectors=SimpleNamespace(combine=lambda *_: None),
@@ -184,21 +192,13 @@ class Step:
         arena = DeviceArena(device, stride)
         arena.take(num_slots)
         policy = make_policy("next-use", SHAPE, ActivationCollection(SHAPE))
-        host = SlotRegion(np.zeros(total * stride, np.uint8), 0, total)
-        link = HostLink(
-            SHAPE, LAYOUT, host, disk, copier, arena.addresses, lambda: device.stream, lambda: tier.keep_scores_below()
-        )
-        tier = ExpertTier(
-            SHAPE,
-            LAYOUT,
-            SlotRegion(None, 0, num_slots),
-            link,
-            policy,
-            [Path("none")] * SHAPE.num_layers,
-            profiler,
-            link.lag_s,
-        )
-        link.load_host(lambda done, total: None)
+        errors = ReadErrors([Path("none")] * SHAPE.num_layers, SHAPE.num_experts)
+        copies = Copies(copier, stride, total, device)
+        cache = ExpertCache(SHAPE, stride, SlotRegion(None, 0, num_slots), policy)
+        host = HostSlots(cache, SlotRegion(np.zeros(total * stride, np.uint8), 0, total), disk, copier, errors)
+        link = HostLink(host, copies, arena.addresses)
+        tier = ExpertTier(cache, Loader(cache, link), errors, profiler, IdleWindow(lag_s=copies.lag_s))
+        host.load_all(lambda done, total: None)
         observers: list[Any] = [policy]
         prefetcher = None
         if prefetch:
@@ -206,21 +206,9 @@ class Step:
             observers.append(predictor)
             prefetcher = Prefetcher(tier, predictor, link, SHAPE, stride)
         program = DecodeProgram(device)
-        experts = DeviceExperts(
-            device,
-            ops,
-            program,
-            tier,
-            link,
-            arena,
-            expert_parts_of(LAYOUT, ExpertForm()),
-            SHAPE,
-            observers,
-            prefetcher,
-            direct,
-            None,
-            profiler,
-        )
+        compute = DeviceCompute(device, ops, program, expert_parts_of(LAYOUT, ExpertForm()))
+        slots = DeviceSlots(tier, arena, copies, host)
+        experts = DeviceExperts(compute, slots, observers, prefetcher, table, None)
         return Step(device, tier, observers, experts, program)
 
     def run(self) -> None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from pathlib import Path
 
 import numpy as np
 
 from moeinf._native import ReadFailure
-from moeinf.runtime.cache.tier import ExpertTier, SlotRegion
+from moeinf.runtime.cache.cache import ExpertCache
+from moeinf.runtime.cache.idle import IdleWindow
+from moeinf.runtime.cache.loader import LOAD_BYTES_AHEAD, Loader
+from moeinf.runtime.cache.read_errors import ReadErrors
+from moeinf.runtime.cache.table import SlotRegion
+from moeinf.runtime.cache.tier import DRAIN_S, ExpertTier
 from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.runtime.policy.eviction import EvictionPolicy, make_policy
 from moeinf.types import ExpertLayout, Float32Array, FloatArray, IntArray, MoeShape, Profiler, ReadDone, TensorSpec
@@ -205,14 +211,29 @@ class Tier(ExpertTier):
     memory: np.ndarray
 
 
+def errors_of(shape: MoeShape) -> ReadErrors:
+    return ReadErrors([Path(f"experts-{layer:05d}.bin") for layer in range(shape.num_layers)], shape.num_experts)
+
+
 def make_tier(
-    num_slots: int, policy: str = "lru", seed: int = 0, failing: frozenset[int] = frozenset()
+    num_slots: int,
+    policy: str = "lru",
+    seed: int = 0,
+    failing: frozenset[int] = frozenset(),
+    *,
+    idle_s: float = 0.0,
+    load_bytes_ahead: int = LOAD_BYTES_AHEAD,
+    drain_s: float = DRAIN_S,
 ) -> tuple[Tier, FakeReader, EvictionPolicy]:
+    """idle_s: the window that is measured between visits, on a clock that stands still while one of them begins."""
     memory = np.full(SLOTS_START + num_slots * LAYOUT.stride_bytes, 0xA5, np.uint8)
     reader = FakeReader(memory, seed, failing)
     chosen = make_policy(policy, SHAPE, ActivationCollection(SHAPE))
-    shards = [Path(f"experts-{layer:05d}.bin") for layer in range(SHAPE.num_layers)]
-    tier = Tier(SHAPE, LAYOUT, SlotRegion(memory, SLOTS_START, num_slots), reader, chosen, shards, Profiler())
+    cache = ExpertCache(SHAPE, LAYOUT.stride_bytes, SlotRegion(memory, SLOTS_START, num_slots), chosen)
+    times = itertools.count(0.0, idle_s)
+    idle = IdleWindow(lambda: next(times), seconds=idle_s)
+    loader = Loader(cache, reader, memory, load_bytes_ahead)
+    tier = Tier(cache, loader, errors_of(SHAPE), Profiler(), idle, drain_s)
     tier.memory = memory
     return tier, reader, chosen
 
@@ -221,12 +242,12 @@ def visit(tier: Tier, policy: EvictionPolicy, layer: int, ids: np.ndarray) -> li
     """One layer's visit; checks that every block is that of its expert at the moment of use."""
     policy.observe(layer, ids)
     experts, counts = np.unique(ids, return_counts=True)
-    tier.request(layer, experts, counts, len(ids))
     order: list[int] = []
-    for batch, offsets in tier.arrivals():
-        for expert, offset in zip(batch.tolist(), offsets.tolist(), strict=True):
-            block = tier.memory[offset : offset + LAYOUT.stride_bytes].view(np.float32)
-            assert (block == layer * SHAPE.num_experts + expert).all(), "the slot holds another expert"
-            order.append(expert)
+    with tier.visit(layer, experts, counts, len(ids)) as opened:
+        for batch, offsets in opened.arrivals():
+            for expert, offset in zip(batch.tolist(), offsets.tolist(), strict=True):
+                block = tier.memory[offset : offset + LAYOUT.stride_bytes].view(np.float32)
+                assert (block == layer * SHAPE.num_experts + expert).all(), "the slot holds another expert"
+                order.append(expert)
     assert sorted(order) == experts.tolist(), "each expert comes once"
     return order

@@ -10,8 +10,12 @@ from moeinf.engine.memory_plan import MemoryPlan, plan_memory, reserve_bytes
 from moeinf.engine.parts import ModelParts, expert_parts, prefetcher_of
 from moeinf.models.cpu.layers import NativeLayers
 from moeinf.models.layers.weights import StoredTensor
+from moeinf.runtime.cache.cache import ExpertCache
+from moeinf.runtime.cache.loader import Loader
 from moeinf.runtime.cache.pressure import MemoryWatch
-from moeinf.runtime.cache.tier import ExpertTier, SlotRegion
+from moeinf.runtime.cache.read_errors import ReadErrors
+from moeinf.runtime.cache.table import SlotRegion
+from moeinf.runtime.cache.tier import ExpertTier
 from moeinf.runtime.experts import Observer, StreamedExperts
 from moeinf.runtime.io.reader import open_reader
 from moeinf.runtime.policy.eviction import make_policy
@@ -50,10 +54,10 @@ class CpuRun:
         stored, manifest, config, profiler = parts.stored, parts.manifest, parts.config, parts.profiler
         shape, layout = manifest.moe, manifest.layout
         policy = make_policy(config.policy, shape, parts.collection, parts.encoder_layers)
-        slots = SlotRegion(arena.array(), 0, self.plan.num_slots)
-        self.tier = ExpertTier(
-            shape, layout, slots, self.reader, policy, stored.shard_paths, profiler, model=stored.name
-        )
+        memory = arena.array()
+        cache = ExpertCache(shape, layout.stride_bytes, SlotRegion(memory, 0, self.plan.num_slots), policy)
+        errors = ReadErrors(stored.shard_paths, shape.num_experts, stored.name)
+        self.tier = ExpertTier(cache, Loader(cache, self.reader, memory), errors, profiler)
         self._watch = MemoryWatch(
             self.tier, shape.top_k, layout.stride_bytes, reserve_bytes(self.plan, parts.machine), parts.notices.append
         )
@@ -61,7 +65,7 @@ class CpuRun:
         prefetcher = prefetcher_of(parts, self.tier, self.reader, advisers, fits=False)  # it need not stay so
         self.observers = [*parts.observers, *advisers]
         kernel = ExpertKernel(parts.kernels, arena.array(), expert_parts(layout), parts.form)
-        experts = StreamedExperts(self.tier, kernel, parts.observers, advisers, prefetcher, profiler, stored.name)
+        experts = StreamedExperts(self.tier, kernel, parts.observers, advisers, prefetcher, stored.name)
         layers = NativeLayers(parts.kernels, tensors, manifest.info.dtype)
         self.model = parts.family.build(parts.config_json, layers, experts, profiler)
         self.cache = self.model.new_cache(self.plan.context, parts.num_beams)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from moeinf._native import Arena, ExpertKernel, ReadFailure
+from moeinf._native import Arena, ExpertKernel
 from moeinf.engine.memory_plan import CONTEXT_BYTES, PINNED_PERCENT, DevicePlan, plan_device_memory
 from moeinf.engine.parts import ModelParts, expert_parts, prefetcher_of
 from moeinf.errors import DeviceError, OutOfMemoryError
@@ -23,14 +23,22 @@ from moeinf.gpu.ops import Ops
 from moeinf.gpu.program import DecodeProgram
 from moeinf.models.gpu.layers import DeviceLayers
 from moeinf.models.gpu.weights import DeviceWeights
-from moeinf.runtime.cache.tier import ExpertTier, SlotRegion
+from moeinf.runtime.cache.cache import ExpertCache
+from moeinf.runtime.cache.idle import IdleWindow
+from moeinf.runtime.cache.loader import Loader
+from moeinf.runtime.cache.read_errors import ReadErrors
+from moeinf.runtime.cache.table import SlotRegion
+from moeinf.runtime.cache.tier import ExpertTier
+from moeinf.runtime.gpu.copies import Copies
 from moeinf.runtime.gpu.cpu_experts import CpuExperts
 from moeinf.runtime.gpu.cpu_share import CpuShare
 from moeinf.runtime.gpu.device_experts import DeviceExperts
-from moeinf.runtime.gpu.device_table import DirectSlots
-from moeinf.runtime.gpu.host_tier import HostLink
+from moeinf.runtime.gpu.device_slots import DeviceCompute, DeviceSlots
+from moeinf.runtime.gpu.device_table import DeviceTable
+from moeinf.runtime.gpu.host_link import HostLink
+from moeinf.runtime.gpu.host_slots import HostSlots
 from moeinf.runtime.io.reader import open_reader
-from moeinf.runtime.policy.eviction import make_policy
+from moeinf.runtime.policy.eviction import DevicePolicy, make_policy
 from moeinf.text.quantities import size_text
 from moeinf.types import Copier, Float32Array
 
@@ -133,74 +141,21 @@ class GpuRun:
         shape, layout, info = manifest.moe, manifest.layout, manifest.info
         self._arena = DeviceArena(gpu.device, layout.stride_bytes)
         policy = make_policy(config.policy, shape, parts.collection, parts.encoder_layers)
-        host = SlotRegion(self._host.array(), 0, plan.host_slots)
-        device = gpu.device  # no function here keeps `self` or the kernels: the tier outlives a closed model
-        self._link = HostLink(
-            shape,
-            layout,
-            host,
-            self.reader,
-            gpu.copier,
-            self._arena.addresses,
-            lambda: device.stream,
-            lambda: tier.keep_scores_below(),
-        )
-        slots = SlotRegion(None, 0, plan.num_slots)
-        self.tier = tier = ExpertTier(
-            shape,
-            layout,
-            slots,
-            self._link,
-            policy,
-            parts.stored.shard_paths,
-            profiler,
-            self._link.lag_s,
-            parts.stored.name,
-        )
+        self._slots = slots = self._open_slots(parts, gpu, policy)
+        self.tier = slots.tier
         fits = plan.num_slots == shape.total_experts
         self.observers = [*parts.observers] if fits else [*parts.observers, policy]
         prefetcher = prefetcher_of(parts, self.tier, self._link, self.observers, fits=fits)
-        self._direct = DirectSlots(
-            gpu.device,
-            gpu.ops,
-            self.tier,
-            self._link,
-            self._arena,
-            shape,
-            policy,
-            self.observers,
-            layout.stride_bytes,
-            allowed=not config.cpu_experts,
-            encoder_layers=parts.encoder_layers,
+        compute = DeviceCompute(gpu.device, gpu.ops, self._program, expert_parts_of(layout, parts.form))
+        self._table = DeviceTable(
+            compute, slots, policy, self.observers, allowed=not config.cpu_experts, encoder_layers=parts.encoder_layers
         )
         cpu = None
         if config.cpu_experts and not fits:
             kernel = ExpertKernel(parts.kernels, self._host.array(), expert_parts(layout), parts.form)
-            cpu = CpuExperts(
-                gpu.device,
-                self._link,
-                gpu.copier,
-                kernel,
-                CpuShare(self._notice),
-                info.hidden_size,
-                shape.num_experts,
-                layout.stride_bytes,
-            )
-        experts = DeviceExperts(
-            gpu.device,
-            gpu.ops,
-            self._program,
-            self.tier,
-            self._link,
-            self._arena,
-            expert_parts_of(layout, parts.form),
-            shape,
-            self.observers,
-            prefetcher,
-            self._direct,
-            cpu,
-            profiler,
-            parts.stored.name,
+            cpu = CpuExperts(gpu.device, slots.host, gpu.copier, kernel, CpuShare(self._notice), info.hidden_size)
+        self._experts = experts = DeviceExperts(
+            compute, slots, self.observers, prefetcher, self._table, cpu, parts.stored.name
         )
         with parts.dense.streamed(config, self._progress(0), parts.on_wait) as tensors:
             weights = DeviceWeights(gpu.device, gpu.ops, tensors, parts.dense.lookups())
@@ -214,6 +169,19 @@ class GpuRun:
         )
         self._take_slots()
         self._fill()
+
+    def _open_slots(self, parts: ModelParts, gpu: OpenGpu, policy: DevicePolicy) -> DeviceSlots:
+        """Device slots over host slots over the disk. Nothing of it keeps `self`: the tier outlives a closed model."""
+        manifest, plan, device = parts.manifest, self.plan, gpu.device
+        shape, stride_bytes = manifest.moe, manifest.layout.stride_bytes
+        errors = ReadErrors(parts.stored.shard_paths, shape.num_experts, parts.stored.name)
+        copies = Copies(gpu.copier, stride_bytes, shape.total_experts, device)
+        cache = ExpertCache(shape, stride_bytes, SlotRegion(None, 0, plan.num_slots), policy)
+        host = HostSlots(cache, SlotRegion(self._host.array(), 0, plan.host_slots), self.reader, gpu.copier, errors)
+        self._link = HostLink(host, copies, self._arena.addresses)
+        idle = IdleWindow(lag_s=copies.lag_s)
+        tier = ExpertTier(cache, Loader(cache, self._link), errors, parts.profiler, idle)
+        return DeviceSlots(tier, self._arena, copies, host)
 
     def _take_slots(self) -> None:
         """Last of all that is taken of the device's memory; where the plan was wrong, there are fewer."""
@@ -234,12 +202,9 @@ class GpuRun:
         fits = self._arena.num_slots == total
         progress = self._progress(self.plan.dense_bytes)
         if self.plan.host_slots == total and not fits:  # memory is pinned sooner when it is there
-            try:
-                self._link.load_host(progress)
-            except ReadFailure as failure:
-                raise self.tier.explain(failure) from failure
+            self._slots.host.load_all(progress)
         wanted = self.plan.pinned_bytes
-        pinned = self._link.pin(wanted, lambda done: parts.pin_progress(done, wanted))
+        pinned = self._slots.host.pin(wanted, lambda done: parts.pin_progress(done, wanted))
         if pinned < self.plan.host_bytes:
             why = f"at most {PINNED_PERCENT} % of memory is" if pinned == wanted else "the system refuses more"
             self._notice(
@@ -273,11 +238,11 @@ class GpuRun:
         with self._gpu.device.computing():
             while True:
                 try:
-                    return step()
+                    with self._experts.step():
+                        return step()
                 except Exception as error:
                     if not is_out_of_memory(error):
                         raise self._named(error) from error
-                    self.tier.abandon_visit()
                     self._shrink(error)
 
     def _forward(
@@ -286,20 +251,20 @@ class GpuRun:
         decode = len(ids) == cache.beams
         self._choose_slots(by_device=len(ids) == 1)
         if decode:
-            self._program.hold_for(self._direct.way)
+            self._program.keep_for(self._table.mode)
             between_layers()  # the layers of a token may run without the host
         logits: Float32Array = self.model.forward(ids, cache, None if decode else between_layers, of_tokens=of_tokens)
-        self._direct.after_token()
+        self._table.after_token()
         return logits
 
     def _choose_slots(self, *, by_device: bool) -> None:
-        """Hands the table of slots to the device where that is possible, or back to the host."""
-        direct = self._direct
-        if direct.active != (by_device and direct.possible):
-            if direct.active:
-                direct.leave()
+        """Hands the slots to the device where that is possible, or back to the host."""
+        table = self._table
+        if table.active != (by_device and table.possible):
+            if table.active:
+                table.leave()
             else:
-                direct.enter()
+                table.enter()
 
     def _shrink(self, error: BaseException) -> None:
         """Gives up a part of the slots, which another process or a longer prompt needs. OutOfMemoryError at the end."""
@@ -311,13 +276,13 @@ class GpuRun:
             ) from error
         traceback.clear_frames(error.__traceback__)  # they hold the activations of the step that failed
         self._program.reset()
-        self._direct.leave()
+        self._table.leave()
         before = self._arena.num_slots
         self.tier.shrink(left)
-        self._link.order_compute()  # copies into what is given up may be under way
+        self._slots.copies.order_compute()  # copies into what is given up may be under way
         self._gpu.device.synchronise()
         self._arena.shrink()
-        self._direct.forget()
+        self._table.forget()
         self._gpu.device.release_unused()
         self._notice(f"the GPU's memory ran out: {before - left} of {before} experts left it, the run goes on")
 
@@ -354,7 +319,7 @@ class GpuRun:
         ended = self._link.close() if hasattr(self, "_link") else self.reader.close()
         if hasattr(self, "_arena"):
             self._arena.release()
-        for name in ("model", "cache", "_direct"):
+        for name in ("model", "cache", "_table", "_experts"):
             self.__dict__.pop(name, None)
         self._gpu.close()
         return ended

@@ -377,7 +377,7 @@ class Model:
             raise
         finally:
             self._disk_wait.should_stop = never
-            self.tier.abandon_visit()
+            self.tier.end_request()
             self._recorder.finish()
             meter.end(stats)
             stats.cached_tokens, stats.token_s = timing.cached_tokens, timing.token_s

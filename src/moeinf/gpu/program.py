@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Hashable
 
 from torch import Tensor
 
@@ -21,14 +20,14 @@ class DecodeProgram:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._owner: Any = None
-        self._way: object = None
+        self._owner: object = None
+        self._mode: Hashable = None
         self._runs = 0
         self._recording = False
         self._steps: list[Callable[[], None]] = []
         self._result: Tensor | None = None
 
-    def run(self, compute: Callable[[], Tensor], owner: Any) -> Tensor:
+    def run(self, compute: Callable[[], Tensor], owner: object) -> Tensor:
         """What `compute` gives; it must read and write the same memory at every call for an equal `owner`."""
         if owner != self._owner:
             self.reset()
@@ -42,11 +41,11 @@ class DecodeProgram:
             step()
         return self._result
 
-    def hold_for(self, way: object) -> None:
-        """What is recorded holds for one way of computing; forgets it where that was another than `way`."""
-        if way != self._way:
+    def keep_for(self, mode: Hashable) -> None:
+        """A recording serves one mode of computing: forgets it where it was made in another than `mode`."""
+        if mode != self._mode:
             self.reset()
-            self._way = way
+            self._mode = mode
 
     def outside(self, action: Callable[[], None]) -> None:
         """Host work that belongs to the step: done now, and at this point of every repetition."""

@@ -9,7 +9,7 @@ from moeinf.runtime.cache.tier import ExpertTier
 from moeinf.runtime.policy.trace import Phase
 from moeinf.runtime.prefetch import Prefetcher
 from moeinf.runtime.routing_check import RoutingCheck
-from moeinf.types import Float32Array, IntArray, Profiler, Routing
+from moeinf.types import Float32Array, IntArray, Routing
 
 
 class Observer(Protocol):
@@ -55,7 +55,6 @@ class StreamedExperts:
         observers: Sequence[Observer],
         advisers: Sequence[Observer],
         prefetcher: Prefetcher | None,
-        profiler: Profiler,
         model: str = "MODEL",
     ) -> None:
         """observers are told every routing, advisers (policy, predictor) those with which something can be missing.
@@ -68,7 +67,7 @@ class StreamedExperts:
         self._observers = observers
         self._advisers = advisers
         self._prefetcher = prefetcher
-        self._profiler = profiler
+        self._profiler = tier.profiler
 
     @property
     def wants_expectations(self) -> bool:
@@ -78,8 +77,7 @@ class StreamedExperts:
     def run(self, layer: int, hidden: Float32Array, routing: Routing, out: Float32Array) -> None:
         """out += the experts' weighted sum; hidden and out [tokens, H]. Blocks for missing experts.
 
-        Raises ExpertReadError, NotFiniteError; ExpertTier.abandon_visit comes before the next run then, as after any
-        exception.
+        Raises ExpertReadError, NotFiniteError; the next run may come after it, as after any exception.
         """
         kernel, profiler, ids = self._kernel, self._profiler, routing.ids
         self._check(layer, ids, routing.weights)
@@ -100,14 +98,14 @@ class StreamedExperts:
         tier, kernel, profiler = self._tier, self._kernel, self._profiler
         for adviser in self._advisers:
             adviser.observe(layer, ids)
-        tier.request(layer, experts, counts, len(ids))
-        if self._prefetcher is not None:
-            self._prefetcher.after_routing(layer, len(ids))
-        profiler.lap("policy")
-        for landed, offsets in tier.arrivals():
+        with tier.visit(layer, experts, counts, len(ids)) as visit:
+            if self._prefetcher is not None:
+                self._prefetcher.after_routing(visit)
             profiler.lap("policy")
-            kernel.compute(landed, offsets)
-            profiler.lap("experts")
+            for landed, offsets in visit.arrivals():
+                profiler.lap("policy")
+                kernel.compute(landed, offsets)
+                profiler.lap("experts")
 
     def expect(self, layer: int, guess: Routing) -> None:
         assert self._prefetcher is not None

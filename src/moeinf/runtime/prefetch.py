@@ -8,6 +8,7 @@ from typing import Final, Protocol
 import numpy as np
 
 from moeinf.runtime.cache.tier import ExpertTier
+from moeinf.runtime.cache.visit import Visit
 from moeinf.runtime.policy.lookahead import LookAheadPredictor
 from moeinf.runtime.policy.predictors import Predictor
 from moeinf.runtime.policy.priority import layer_proximity, prefetch_priority, select_prefetches
@@ -41,7 +42,7 @@ class Prefetcher:
         encoder_layers: int = 0,
     ) -> None:
         """encoder_layers: how many layers, the first ones, are those of a pass over a source."""
-        self._tier = tier
+        self._prefetches, self._idle = tier.prefetches, tier.idle
         self._encoder_layers = encoder_layers
         self._predictor = predictor
         self._link = link
@@ -56,44 +57,44 @@ class Prefetcher:
         if math.isfinite(weights.sum()):
             self._predictor.expect(layer, ids, weights)
 
-    def after_routing(self, layer: int, num_tokens: int) -> None:
-        """Call when the demand of `layer` is queued: prefetches come behind it."""
-        likelihood = self._predictor.predict(layer)
+    def after_routing(self, visit: Visit) -> None:
+        """Call when a visit has begun, so that its demand is queued: prefetches come behind it."""
+        likelihood = self._predictor.predict(visit.layer)
         if likelihood is None or not len(likelihood):
             return
-        if num_tokens > 1:
-            self._stream(layer, likelihood, num_tokens)
+        if visit.num_tokens > 1:
+            self._read_ahead(visit, likelihood)
         else:
-            self._fetch_likely(layer, likelihood)
+            self._fetch_likely(visit.layer, likelihood)
 
     def idle_window_experts(self) -> int:
         """Experts that the link reads, at the rate measured so far, between two visits' demand; at least one."""
         busy_s = self._link.busy_seconds()
         if busy_s <= 0:
             return 1
-        return max(1, math.ceil(self._tier.idle_s * self._link.bytes_read() / busy_s / self._expert_bytes))
+        return max(1, math.ceil(self._idle.seconds * self._link.bytes_read() / busy_s / self._expert_bytes))
 
     def _fetch_likely(self, layer: int, likelihood: FloatArray) -> None:
-        tier = self._tier
-        queued = tier.queued_prefetches()
-        budget = min(self.idle_window_experts() - len(queued), tier.prefetch_room)
+        prefetches = self._prefetches
+        queued = prefetches.queued()
+        budget = min(self.idle_window_experts() - len(queued), prefetches.room)
         if not len(queued) and budget <= 0:
             return
         first_key = (layer + 1) * self._num_experts
         priorities = prefetch_priority(likelihood, self._proximity)
         if len(queued):
             seen = queued[queued < first_key + likelihood.size]
-            tier.reprioritise(seen, priorities.ravel()[seen - first_key])
-        known = tier.known[layer + 1 : layer + 1 + len(likelihood)]
+            prefetches.reprioritise(seen, priorities.ravel()[seen - first_key])
+        known = prefetches.known[layer + 1 : layer + 1 + len(likelihood)]
         if chosen := select_prefetches(priorities, known, budget, AT_LEAST):
             keys = np.array(chosen)
-            tier.prefetch(first_key + keys, priorities.ravel()[keys])
+            prefetches.submit(first_key + keys, priorities.ravel()[keys])
 
-    def _stream(self, layer: int, likelihood: FloatArray, num_tokens: int) -> None:
+    def _read_ahead(self, visit: Visit, likelihood: FloatArray) -> None:
         """A pass of many tokens reads the next layer while this one computes: all that any token is likely to use."""
-        if layer + 1 == self._encoder_layers:
+        if visit.layer + 1 == self._encoder_layers:
             return  # the pass ends
-        touched = 1 - (1 - np.minimum(likelihood[0], 1.0)) ** num_tokens
+        touched = 1 - (1 - np.minimum(likelihood[0], 1.0)) ** visit.num_tokens
         likely = np.flatnonzero(touched > AT_LEAST)
         surest_first = likely[np.argsort(-touched[likely], kind="stable")]
-        self._tier.stream((layer + 1) * self._num_experts + surest_first)
+        visit.read_ahead((visit.layer + 1) * self._num_experts + surest_first)

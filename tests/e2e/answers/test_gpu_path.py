@@ -426,7 +426,7 @@ def test_what_the_last_tokens_of_a_prompt_use_is_on_the_device_when_it_ends(demo
         ids = model.encode(PROMPT)
         model.replay(ids[:16], [])
         last_layer = seen[moe.num_layers - 1]
-        assert model.tier.known[moe.num_layers - 1][last_layer].all()
+        assert model.tier.prefetches.known[moe.num_layers - 1][last_layer].all()
 
 
 def test_when_device_memory_runs_out_slots_are_given_up_and_the_text_is_the_same(
@@ -593,7 +593,7 @@ def test_a_closed_model_holds_nothing_of_the_device(demo: StoredModel, host: int
     model = opened(demo, host=host, expert_cache="30%")
     assert answer_tokens(model)
     run: Any = model._opened()
-    held = [weakref.ref(thing) for thing in (run, run.model, run.cache, run._direct, run._gpu.ops.matrices)]
+    held = [weakref.ref(thing) for thing in (run, run.model, run.cache, run._table, run._gpu.ops.matrices)]
     held += [weakref.ref(tensor) for tensor in run._arena._segments]
     assert all(ref() is not None for ref in held)
     del run

@@ -13,7 +13,7 @@ from moeinf.runtime.policy.eviction import EvictionPolicy
 from moeinf.runtime.policy.lookahead import LookAheadPredictor
 from moeinf.runtime.policy.trace import ActivationMatrix, RequestRecorder
 from moeinf.runtime.prefetch import Prefetcher
-from moeinf.types import Float32Array, Profiler, Routing
+from moeinf.types import Float32Array, Routing
 from tests.oracles.resident_experts import ResidentExperts
 from tests.support.fake_reader import LAYOUT, SHAPE, FakeKernel, FakeReader, Tier, make_tier
 
@@ -30,7 +30,7 @@ def streamed(
 ) -> tuple[StreamedExperts, FakeKernel]:
     kernel, predictor = FakeKernel(tier.memory, SHAPE.num_experts), LookAheadPredictor(SHAPE)
     prefetcher = Prefetcher(tier, predictor, reader, SHAPE, LAYOUT.stride_bytes) if prefetch else None
-    return StreamedExperts(tier, kernel, [], [policy, predictor], prefetcher, Profiler()), kernel
+    return StreamedExperts(tier, kernel, [], [policy, predictor], prefetcher), kernel
 
 
 def resident() -> ResidentExperts:
@@ -89,7 +89,7 @@ def test_a_model_in_memory_is_computed_in_one_call_a_layer_and_the_reader_left_a
     tier.load_all(lambda done, total: None)
     kernel, finished = FakeKernel(tier.memory, SHAPE.num_experts), list[ActivationMatrix]()
     recorder = RequestRecorder(SHAPE, finished.append)
-    experts = StreamedExperts(tier, kernel, [recorder], [], None, Profiler())
+    experts = StreamedExperts(tier, kernel, [recorder], [], None)
     reader.poll = None  # type: ignore[method-assign,assignment]
     run(experts, 2, [4, 1], [0, 4])
     assert kernel.batches == [[0, 1, 4]] and not experts.wants_expectations
@@ -116,7 +116,6 @@ def test_after_an_interrupt_in_a_layer_the_next_request_runs(calls: int) -> None
     kernel.stop_after = calls
     with pytest.raises(KeyboardInterrupt):
         run(experts, 0, [0, 1], [2, 3], [4, 5])
-    tier.abandon_visit()
     tier.check_integrity()
     kernel.stop_after = None
     assert run(experts, 1, [2, 4])[0].tolist() == [18.0] * HIDDEN, "keys 8 and 10"
@@ -128,6 +127,5 @@ def test_after_an_unreadable_expert_the_next_request_runs() -> None:
     experts, _ = streamed(tier, reader, policy)
     with pytest.raises(ExpertReadError, match="expert 3 of layer 0"):
         run(experts, 0, [2, 3])
-    tier.abandon_visit()
     tier.check_integrity()
     assert run(experts, 0, [2, 4])[0].tolist() == [6.0] * HIDDEN

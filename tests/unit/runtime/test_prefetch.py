@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from moeinf.runtime.cache.visit import Visit
 from moeinf.runtime.policy.lookahead import LookAheadPredictor
 from moeinf.runtime.prefetch import Prefetcher
 from moeinf.types import FloatArray, ReadDone
-from tests.support.fake_reader import LAYOUT, SHAPE, FakeReader, make_tier, visit
+from tests.support.fake_reader import LAYOUT, SHAPE, FakeReader, Tier, make_tier, visit
 
 
 class Oracle:
@@ -45,6 +46,11 @@ def likelihood(**rows: dict[int, float]) -> FloatArray:
     return matrix
 
 
+def begun(tier: Tier, layer: int, tokens: int) -> Visit:
+    """A visit of a layer that misses nothing."""
+    return tier.visit(layer, np.empty(0, np.int64), np.empty(0, np.int64), tokens)
+
+
 def queued(reader: FakeReader) -> list[int]:
     return sorted(reader.queued)
 
@@ -55,58 +61,54 @@ def hold_polls(reader: FakeReader) -> None:
 
 
 def test_the_likeliest_absent_experts_of_layers_ahead_are_queued_within_the_idle_window() -> None:
-    tier, reader, _ = make_tier(num_slots=12)
-    tier.idle_s = 0.2  # two experts of the link's ten a second
+    tier, reader, _ = make_tier(num_slots=12, idle_s=0.15)  # begun, two experts of the link's ten a second
     ahead = likelihood(layer0={0: 0.9}, layer1={1: 0.9, 2: 0.7, 3: 0.6})
-    Prefetcher(tier, Oracle(ahead), Link(), SHAPE, LAYOUT.stride_bytes).after_routing(0, 1)
+    Prefetcher(tier, Oracle(ahead), Link(), SHAPE, LAYOUT.stride_bytes).after_routing(begun(tier, 0, tokens=1))
     assert queued(reader) == [7, 8]
 
 
 def test_near_layers_come_before_far_ones_of_equal_likelihood() -> None:
     tier, reader, _ = make_tier(num_slots=12)
     oracle = Oracle(likelihood(layer2={0: 0.5}, layer1={5: 0.5}))
-    Prefetcher(tier, oracle, Link(), SHAPE, LAYOUT.stride_bytes).after_routing(0, 1)
+    Prefetcher(tier, oracle, Link(), SHAPE, LAYOUT.stride_bytes).after_routing(begun(tier, 0, tokens=1))
     assert queued(reader) == [11]
 
 
 def test_nothing_is_queued_without_a_prediction_that_is_likely_enough() -> None:
     tier, reader, _ = make_tier(num_slots=12)
     for prediction in (None, likelihood(layer1={1: 0.3}, layer2={0: 0.8})):
-        Prefetcher(tier, Oracle(prediction), Link(), SHAPE, LAYOUT.stride_bytes).after_routing(0, 1)
+        Prefetcher(tier, Oracle(prediction), Link(), SHAPE, LAYOUT.stride_bytes).after_routing(begun(tier, 0, tokens=1))
         assert queued(reader) == []
 
 
 def test_what_is_under_way_counts_against_the_window_and_is_not_queued_again() -> None:
-    tier, reader, _ = make_tier(num_slots=12)
+    tier, reader, _ = make_tier(num_slots=12, idle_s=0.15)
     hold_polls(reader)
-    tier.idle_s = 0.2
     oracle = Oracle(likelihood(layer1={1: 0.9, 2: 0.7, 3: 0.6}))
     prefetcher = Prefetcher(tier, oracle, Link(), SHAPE, LAYOUT.stride_bytes)
-    prefetcher.after_routing(0, 1)
-    prefetcher.after_routing(0, 1)
+    prefetcher.after_routing(begun(tier, 0, tokens=1))
+    prefetcher.after_routing(begun(tier, 0, tokens=1))
     assert queued(reader) == [7, 8] and tier.stats.prefetches == 2
 
 
 def test_prefetches_leave_demand_the_slots_of_a_token() -> None:
-    tier, reader, policy = make_tier(num_slots=4)
+    tier, reader, policy = make_tier(num_slots=4, idle_s=10.0)
     hold_polls(reader)
-    tier.idle_s = 10.0
     oracle = Oracle(likelihood(layer1=dict.fromkeys(range(6), 0.6)))
-    Prefetcher(tier, oracle, Link(), SHAPE, LAYOUT.stride_bytes).after_routing(0, 1)
+    Prefetcher(tier, oracle, Link(), SHAPE, LAYOUT.stride_bytes).after_routing(begun(tier, 0, tokens=1))
     assert len(queued(reader)) == (4 - SHAPE.top_k) // 2
     visit(tier, policy, 0, np.array([[0, 1]]))
     tier.check_integrity()
 
 
 def test_a_queued_prefetch_follows_the_new_priorities() -> None:
-    tier, reader, _ = make_tier(num_slots=12)
+    tier, reader, _ = make_tier(num_slots=12, idle_s=0.15)
     hold_polls(reader)
-    tier.idle_s = 0.2
     oracle = Oracle(likelihood(layer1={1: 0.9, 2: 0.7}))
     prefetcher = Prefetcher(tier, oracle, Link(), SHAPE, LAYOUT.stride_bytes)
-    prefetcher.after_routing(0, 1)
+    prefetcher.after_routing(begun(tier, 0, tokens=1))
     oracle._likelihood = likelihood(layer1={1: 0.1, 2: 0.8})
-    prefetcher.after_routing(0, 1)
+    prefetcher.after_routing(begun(tier, 0, tokens=1))
     assert reader.queued[8][1] > reader.queued[7][1]
 
 
@@ -128,18 +130,17 @@ def test_behind_the_last_layer_of_an_encoder_nothing_is_streamed() -> None:
     tier, reader, _ = make_tier(num_slots=12)
     oracle = Oracle(likelihood(layer1={0: 0.9}, layer2={1: 0.9}))
     prefetcher = Prefetcher(tier, oracle, Link(), SHAPE, LAYOUT.stride_bytes, 2)
-    prefetcher.after_routing(1, 30)
+    prefetcher.after_routing(begun(tier, 1, tokens=30))
     assert queued(reader) == []
-    prefetcher.after_routing(0, 30)
+    prefetcher.after_routing(begun(tier, 0, tokens=30))
     assert queued(reader) == [6]
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_guess_that_is_no_number_queues_nothing(bad: float) -> None:
-    tier, reader, _ = make_tier(num_slots=12)
-    tier.idle_s = 0.2
+    tier, reader, _ = make_tier(num_slots=12, idle_s=0.15)
     predictor = LookAheadPredictor(SHAPE)
     prefetcher = Prefetcher(tier, predictor, Link(), SHAPE, LAYOUT.stride_bytes)
     prefetcher.expect(1, np.array([[0, 1]]), np.array([[0.5, bad]], np.float32))
-    prefetcher.after_routing(0, 1)
+    prefetcher.after_routing(begun(tier, 0, tokens=1))
     assert queued(reader) == []

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from moeinf.runtime.cache.table import RESIDENT
-from moeinf.runtime.cache.tier import BATCH_EXPERTS, ExpertTier, SlotRegion
+from moeinf.runtime.cache.cache import ExpertCache
+from moeinf.runtime.cache.loader import Loader
+from moeinf.runtime.cache.table import SlotRegion
+from moeinf.runtime.cache.tier import ExpertTier
+from moeinf.runtime.cache.visit import BATCH_EXPERTS
 from moeinf.runtime.experts import StreamedExperts
 from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.runtime.policy.eviction import POLICIES, make_policy
 from moeinf.runtime.policy.lookahead import LookAheadPredictor
 from moeinf.runtime.prefetch import Prefetcher
 from moeinf.types import IntArray, MoeShape, Profiler, Routing
-from tests.support.fake_reader import LAYOUT, Clock, Disk, FakeKernel
+from tests.support.fake_reader import LAYOUT, Clock, Disk, FakeKernel, errors_of
 
 SHAPE = MoeShape(num_layers=4, num_experts=24, top_k=2)
 
@@ -28,11 +29,11 @@ class Machine:
         self.clock = Clock()
         self.disk = Disk(memory, self.clock, SHAPE, read_s)
         chosen, predictor = make_policy(policy, SHAPE, ActivationCollection(SHAPE)), LookAheadPredictor(SHAPE)
-        shards = [Path(f"experts-{layer:05d}.bin") for layer in range(SHAPE.num_layers)]
-        self.tier = ExpertTier(SHAPE, LAYOUT, SlotRegion(memory, 0, num_slots), self.disk, chosen, shards, Profiler())
+        cache = ExpertCache(SHAPE, LAYOUT.stride_bytes, SlotRegion(memory, 0, num_slots), chosen)
+        self.tier = ExpertTier(cache, Loader(cache, self.disk, memory), errors_of(SHAPE), Profiler())
         self.kernel = FakeKernel(memory, SHAPE.num_experts, self.clock, expert_s)
         prefetcher = Prefetcher(self.tier, predictor, self.disk, SHAPE, LAYOUT.stride_bytes)
-        self.experts = StreamedExperts(self.tier, self.kernel, [], [chosen, predictor], prefetcher, Profiler())
+        self.experts = StreamedExperts(self.tier, self.kernel, [], [chosen, predictor], prefetcher)
         self.computed_s = [0.0] * SHAPE.num_layers  # when a layer's last expert was done
 
     def forward(self, routed: IntArray, guessed: IntArray | None = None, *, attention_s: float = 0.0) -> None:
@@ -49,8 +50,8 @@ class Machine:
             self.tier.check_integrity()
 
     def resident(self, layer: int) -> set[int]:
-        row = self.tier._table.state.reshape(SHAPE.num_layers, SHAPE.num_experts)[layer]
-        return set(np.flatnonzero(row == RESIDENT).tolist())
+        first = layer * SHAPE.num_experts
+        return {key - first for key in self.tier.snapshot().resident if 0 <= key - first < SHAPE.num_experts}
 
 
 def routing(seed: int, tokens: int, experts: int = SHAPE.num_experts) -> IntArray:
@@ -123,7 +124,7 @@ def test_a_second_prompt_reads_little_more_than_what_is_missing(num_slots: int) 
     machine = Machine(num_slots)
     machine.forward(routing(7, 60))
     routed = routing(8, 60)
-    missing = len(touched(routed)) - machine.tier.resident_experts()
+    missing = len(touched(routed)) - len(machine.tier.snapshot().resident)
     machine.disk.reads.clear()
     machine.forward(routed)
     assert missing <= len(machine.disk.reads) <= missing + SHAPE.num_experts, "a window of one layer has to move"
@@ -145,14 +146,14 @@ def test_after_an_abandoned_prefill_nothing_is_held_and_what_was_queued_is_dropp
     machine.kernel.stop_after = 2
     with pytest.raises(KeyboardInterrupt):
         machine.forward(routed)
-    machine.tier.abandon_visit()
+    machine.tier.end_request()
     machine.tier.check_integrity()
     machine.kernel.stop_after = None
     assert len(machine.disk.queued) > 2
     started = machine.clock.now
     machine.forward(routing(13, 1))
     assert machine.clock.now - started <= 2 * SHAPE.num_layers * SHAPE.top_k + 2, "demand did not queue behind it"
-    assert not machine.tier._table.reserved
+    assert not machine.tier.snapshot().reserved
 
 
 def test_decode_after_a_prefill_goes_back_to_a_few_likely_experts() -> None:

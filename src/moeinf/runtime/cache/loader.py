@@ -1,64 +1,58 @@
-"""Slots and the reader that fills them: from absent to resident, and back where a read ends in nothing."""
+"""How experts come into a cache: the reader that fills its slots, from absent to resident."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
 import numpy as np
 
 from moeinf._native import ReadFailure
-from moeinf.runtime.cache.stats import CacheStats
-from moeinf.runtime.cache.table import ABSENT, LOADING, SlotTable
+from moeinf.runtime.cache.cache import ExpertCache
+from moeinf.runtime.cache.table import ABSENT, LOADING
 from moeinf.runtime.io.pages import PagesAhead
-from moeinf.types import ByteArray, ExpertLayout, FloatArray, IntArray, MoeShape, Reader
+from moeinf.types import ByteArray, FloatArray, IntArray, Reader
 
 DEMAND: Final = np.inf
 LOAD_BYTES_AHEAD: Final = 256 << 20  # queued while slots are loaded in order: keeps the disk busy, the queue short
 
 
-class FilledSlots:
-    """Moves experts through the states of `table` by means of `reader`. Keys are layer * num_experts + expert."""
+class Loader:
+    """Reads experts into the slots of a cache. Keys are layer * num_experts + expert. Used from one thread."""
 
     def __init__(
         self,
-        table: SlotTable,
+        cache: ExpertCache,
         reader: Reader,
-        shape: MoeShape,
-        layout: ExpertLayout,
-        memory: ByteArray | None,
-        stats: CacheStats,
+        memory: ByteArray | None = None,
+        load_bytes_ahead: int = LOAD_BYTES_AHEAD,
     ) -> None:
-        """memory: what the slots are offsets of, where its pages are to be taken ahead of the reads.
-
-        stats: where prefetches in vain are counted.
-        """
-        self.table = table
+        """memory: what the slots are offsets of, where its pages are to be taken ahead of the reads."""
         self.reader = reader
-        self.all_resident = False  # once true, until slots are taken away: nothing can be missing, nothing is evicted
-        self._stats = stats
-        keys = np.arange(shape.total_experts)
-        self._file_of: IntArray = keys // shape.num_experts
-        self._offset_in_file: IntArray = keys % shape.num_experts * layout.stride_bytes
-        self._stride_bytes = layout.stride_bytes
+        self._cache = cache
+        keys = np.arange(cache.shape.total_experts)
+        self._file_of: IntArray = keys // cache.shape.num_experts
+        self._offset_in_file: IntArray = keys % cache.shape.num_experts * cache.stride_bytes
         self._pages = None if memory is None else PagesAhead(memory)
+        self._load_bytes_ahead = load_bytes_ahead
 
     def submit(self, keys: IntArray, priorities: FloatArray) -> None:
         """Queues reads of absent experts. There must be as many free slots."""
-        offsets = self.table.assign(keys)
+        cache = self._cache
+        offsets = cache.table.assign(keys)
         if self._pages is not None and not self._pages.all_taken:
-            self._pages.reach(int(offsets.max()) + self._stride_bytes)
+            self._pages.reach(int(offsets.max()) + cache.stride_bytes)
         files, starts = self._file_of[keys], self._offset_in_file[keys]
-        self.reader.submit(keys, files, starts, offsets, self._stride_bytes, priorities)
+        self.reader.submit(keys, files, starts, offsets, cache.stride_bytes, priorities)
 
     def poll(self) -> IntArray:
         """Collects what has ended; returns the keys that failed, whose slots are free again."""
         done, failed = self.reader.poll()
-        self.land(done)
+        self._cache.table.land(done)
         if len(failed):
-            self.release(failed.tolist())
+            self._cache.release(failed.tolist())
         return failed
 
     def wait(self, keys: IntArray) -> IntArray:
@@ -69,38 +63,30 @@ class FilledSlots:
         try:
             landed = self.reader.wait_any(keys)
         except ReadFailure as failure:
-            self.release([failure.key])
+            self._cache.release([failure.key])
             raise
-        self.land(landed)
+        self._cache.table.land(landed)
         return landed
 
-    def land(self, keys: IntArray) -> None:
-        if len(keys):
-            self.table.land(keys)
-            self.all_resident = self.table.num_resident == len(self.table.state)
+    def cancel(self, keys: IntArray) -> int:
+        """Drops reads of which nothing was issued; returns how many of them were prefetches.
 
-    def release(self, keys: Sequence[int]) -> None:
-        """Residents, or experts whose reads have ended without them, give up their slots."""
-        self._stats.prefetches_wasted += self.table.release(keys)
+        The slots of what is dropped are free again.
+        """
+        return self._cache.release(self.reader.cancel(keys).tolist())
 
-    def cancel(self, keys: IntArray) -> IntArray:
-        """Drops reads of which nothing was issued; returns the keys, whose slots are free again."""
-        cancelled = self.reader.cancel(keys)
-        self.release(cancelled.tolist())
-        return cancelled
-
-    def load_more(self, progress: Callable[[int, int], None]) -> bool:
+    def load_next(self, progress: Callable[[int, int], None]) -> bool:
         """A step of filling the slots, the lowest absent keys first: the order of the files. False: they are full.
 
         progress(bytes done, bytes in all). Raises ReadFailure; after it, or an interrupt, what has landed stays.
         """
-        table, stride_bytes = self.table, self._stride_bytes
+        table, stride_bytes = self._cache.table, self._cache.stride_bytes
         num_experts = min(table.num_slots, len(table.state))
         progress(table.num_resident * stride_bytes, num_experts * stride_bytes)
         if table.num_resident >= num_experts:
             return False
         coming = np.flatnonzero(table.state == LOADING)
-        at_once = max(2, LOAD_BYTES_AHEAD // stride_bytes)
+        at_once = max(2, self._load_bytes_ahead // stride_bytes)
         room = min(at_once, num_experts - table.num_resident) - len(coming)
         more = np.flatnonzero(table.state == ABSENT)[: max(0, room)]
         if len(more):
@@ -108,52 +94,38 @@ class FilledSlots:
         self.wait(np.concatenate((coming, more)))
         return True
 
+    def drain(self, keys: IntArray) -> None:
+        """Drops reads of `keys`, or waits for them: afterwards none of them is on its way."""
+        while len(coming := self._still_coming(keys)):
+            with suppress(ReadFailure):  # nobody needs it
+                self.wait(coming)
+
+    def drains_within(self, seconds: float, keys: IntArray) -> bool:
+        """As `drain`, but leaves a disk alone that does not answer; returns whether none is on its way any more."""
+        give_up_at = time.monotonic() + seconds
+        while len(self._still_coming(keys)):
+            if time.monotonic() > give_up_at:
+                return False
+            time.sleep(0.001)
+        return True
+
+    def end_memory_at(self, offset_bytes: int) -> None:
+        """The slots end there from now on: memory of the host's behind it is the machine's again.
+
+        Nothing may be on its way to it.
+        """
+        if self._pages is not None:
+            self._pages.resize(offset_bytes)
+
     @property
     def untaken_bytes(self) -> int:
         """What the slots will still take of the host's memory as they are filled, about."""
         return 0 if self._pages is None else self._pages.untaken_bytes
 
-    def shrink(self, num_slots: int) -> None:
-        """Gives up all but the lowest `num_slots`, with what lies in them; waits for reads that go on into them.
-
-        The host's memory goes back to the machine.
-        """
-        self.settle(self.table.beyond(num_slots))
-        self.release(self.table.beyond(num_slots).tolist())
-        self.table.shrink(num_slots)
-        self._after_resizing()
-
-    def grow(self, num_slots: int) -> None:
-        """Takes slots again that were given up, so that there are `num_slots`."""
-        self.table.grow(num_slots)
-        self._after_resizing()
-
-    def _after_resizing(self) -> None:
-        self.all_resident = self.table.num_resident == len(self.table.state)
-        if self._pages is not None:
-            self._pages.resize(self.table.end_offset)
-
-    def settle(self, keys: IntArray) -> None:
-        """Of `keys`, nothing is on its way any more: reads are dropped, or waited for."""
+    def _still_coming(self, keys: IntArray) -> IntArray:
+        """Those of the keys whose reads have begun and not ended; reads that have not begun are dropped."""
+        state = self._cache.table.state
         self.poll()
-        self.cancel(keys[self.table.state[keys] == LOADING])
-        while len(coming := keys[self.table.state[keys] == LOADING]):
-            with suppress(ReadFailure):  # nobody waits for it
-                self.wait(coming)
-
-    def settles_within(self, seconds: float, keys: IntArray) -> bool:
-        """As `settle`, but leaves a disk alone that does not answer; returns whether nothing is on its way any more."""
-        give_up_at = time.monotonic() + seconds
-        while True:
-            self.poll()
-            self.cancel(keys[self.table.state[keys] == LOADING])
-            if not (self.table.state[keys] == LOADING).any():
-                return True
-            if time.monotonic() > give_up_at:
-                return False
-            time.sleep(0.001)
-
-    def adopt(self, slots: IntArray) -> None:
-        """The slots hold what another has brought into them: SlotTable.adopt."""
-        self.table.adopt(slots)
-        self.all_resident = self.table.num_resident == len(self.table.state)
+        self.cancel(keys[state[keys] == LOADING])
+        coming: IntArray = keys[state[keys] == LOADING]
+        return coming

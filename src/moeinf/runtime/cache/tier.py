@@ -1,40 +1,41 @@
-"""A memory as a tier of experts: what is resident, on its way, pinned, and what has to leave for it."""
+"""A memory as a tier of experts: joins the cache of its slots with the loader that fills them."""
 
 from __future__ import annotations
 
-import errno
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import numpy as np
 
 from moeinf._native import ReadFailure
-from moeinf.errors import ExpertReadError
-from moeinf.runtime.cache.loader import DEMAND, FilledSlots
+from moeinf.runtime.cache.cache import CacheSnapshot, ExpertCache
+from moeinf.runtime.cache.idle import IdleWindow
+from moeinf.runtime.cache.loader import Loader
+from moeinf.runtime.cache.prefetches import Prefetches
+from moeinf.runtime.cache.read_errors import ReadErrors
 from moeinf.runtime.cache.stats import CacheStats
-from moeinf.runtime.cache.table import ABSENT, LOADING, RESIDENT, BoolArray, SlotTable
-from moeinf.runtime.policy.eviction import EvictionPolicy
-from moeinf.types import ByteArray, ExpertLayout, FloatArray, IntArray, MoeShape, Profiler, Reader
+from moeinf.runtime.cache.visit import Visit, VisitParts
+from moeinf.types import IntArray, Profiler
 
-BATCH_EXPERTS: Final = 16  # of one compute call while others wait for the slots that it frees
-SETTLE_S: Final = 0.5  # for reads into slots that are to go; a visit may wait for so long
-_NO_KEYS: Final = np.empty(0, np.int64)
+DRAIN_S: Final = 0.5  # for reads into slots that are to go; a visit may wait for so long
 
 
 @dataclass(frozen=True, slots=True)
-class SlotRegion:
-    """The part of an arena that holds slots: `num_slots` of layout.stride_bytes each, from offset_bytes.
+class Lease:
+    """The slots of a tier while somebody else decides what lies in them: a device that decodes without the host."""
 
-    memory: the arena, where it is the host's; None for a device's, of which only the reader knows the addresses.
-    """
+    slots: IntArray  # [total_experts]: number of the slot of each expert when the lease began, NO_SLOT where absent
+    stats: CacheStats
+    stride_bytes: int
 
-    memory: ByteArray | None
-    offset_bytes: int
-    num_slots: int
+    def count(self, activations: int, misses: int) -> None:
+        """Counts what was used, and of that brought into the slots, since the last count."""
+        self.stats.hits += activations - misses
+        self.stats.misses += misses
+        self.stats.demand_reads += misses
+        self.stats.demand_bytes += misses * self.stride_bytes
 
 
 class ExpertTier:
@@ -42,200 +43,84 @@ class ExpertTier:
 
     The reader works beside it: it brings experts from the disk into the host, from there (HostLink) into a device.
     One call, `resize`, may come from another thread: `lock` is held during a visit, so that it comes between two.
-
-    A visit of a layer is `request` (demand is queued, residents are pinned), then `arrivals` to its end. Between
-    visits nothing is pinned. An expert is pinned from the moment its layer asks until it has been computed, so a
-    visit may need more experts than there are slots: it then goes through in waves. Keys are layer * num_experts +
-    expert.
-
-    A visit of many tokens passes nearly every expert of its layer through the slots once. For that it takes as many as
-    a layer has experts, at most half of all: in simulation fewer let the disk wait, and more cost reads, as the others
-    keep what the policy values most for the layers to come and for decode.
+    Between visits nothing is pinned.
     """
 
     def __init__(
         self,
-        shape: MoeShape,
-        layout: ExpertLayout,
-        slots: SlotRegion,
-        reader: Reader,
-        policy: EvictionPolicy,
-        shards: list[Path],
+        cache: ExpertCache,
+        loader: Loader,
+        errors: ReadErrors,
         profiler: Profiler,
-        lag_s: Callable[[], float] = lambda: 0.0,
-        model: str = "MODEL",
+        idle: IdleWindow | None = None,
+        drain_s: float = DRAIN_S,
     ) -> None:
-        """lag_s(): for how long what has landed is still under way, where a reader says that it landed before.
-
-        model: its name, for errors.
-        """
-        assert slots.num_slots >= 1
-        self._shape = shape
-        self._stride_bytes = layout.stride_bytes
-        self._table = SlotTable(shape.total_experts, slots.offset_bytes, layout.stride_bytes, slots.num_slots)
-        self.stats = CacheStats()
-        self._filled = FilledSlots(self._table, reader, shape, layout, slots.memory, self.stats)
-        self._offset_rows = list(self._table.offset_of.reshape(shape.num_layers, shape.num_experts))
-        self._reader = reader
-        self._policy = policy
-        self._shards = shards
-        self._model = model
-        self._profiler = profiler
-        self._lag_s = lag_s
-        self.num_slots = self.most_slots = slots.num_slots
+        """profiler: whoever drives the visits laps the same one."""
+        self.shape = cache.shape
+        self.stats = cache.stats
+        self.prefetches = Prefetches(cache, loader)
+        self.idle = idle or IdleWindow()
+        self.profiler = profiler
+        self.most_slots = cache.table.num_slots
         self.lock = threading.Lock()
         self._turn = threading.Lock()  # held by whoever wants to resize and waits for `lock`
-        self.idle_s = 0.0  # smoothed time between a visit's last demand read and the next visit: the link's idle window
-        self._demand_ended_s = time.perf_counter()
-        self._layer = 0
-        self._streaming = False  # the visit is one of many tokens
-        self._ready: list[int] = []  # resident and not computed
-        self._waiting: list[int] = []  # on their way
-        self._pending: list[int] = []  # without a slot so far
-        self._abandoned = False  # reads may be under way that nobody needs
-        self._ahead: list[int] = []  # of the next layer, to be read into the slots that demand leaves
+        self._cache = cache
+        self._table = cache.table
+        self._loader = loader
+        self._errors = errors
+        self._parts = VisitParts(cache, loader, self.prefetches, self.idle, profiler, errors.explain)
+        self._offset_rows = list(cache.table.offset_of.reshape(cache.shape.num_layers, cache.shape.num_experts))
+        self._drain_s = drain_s
+        self._leased = False
 
-    # ---- a visit
+    # ---- a layer runs
 
     @property
     def all_resident(self) -> bool:
         """Once true, until slots are taken away: nothing can be missing, so nothing is evicted."""
-        return self._filled.all_resident
+        return self._table.all_resident
 
     def hits(self, layer: int, experts: IntArray, num_activations: int) -> IntArray:
         """A whole visit where `all_resident`: counts, and returns the offsets of the experts' blocks."""
         self.stats.hits += num_activations
         return self._offset_rows[layer].take(experts)
 
-    def request(self, layer: int, experts: IntArray, counts: IntArray, num_tokens: int) -> None:
-        """`num_tokens` tokens need the layer's `experts`, each of them as many as `counts` says.
+    def visit(self, layer: int, experts: IntArray, counts: IntArray, num_tokens: int) -> Visit:
+        """Begins a visit: `num_tokens` tokens need the layer's `experts`, each of them as many as `counts` says."""
+        assert not self._leased, "somebody else decides what lies in the slots"
+        return Visit(self._parts, layer, experts, counts, num_tokens)
 
-        Pins what is there, queues reads of the rest.
-        """
-        self._filled.poll()  # only prefetches can have failed; if such an expert is needed, its demand read will tell
-        now = time.perf_counter()
-        self.idle_s += 0.2 * (max(0.0, now - self._demand_ended_s) - self.idle_s)
-        self._demand_ended_s = now
-        self._layer, self._streaming, self._ahead = layer, num_tokens > 1, []
-        keys = (experts + layer * self._shape.num_experts).tolist()
-        self._pending, self._waiting, self._ready = self._table.by_state(keys)
-        self._count(keys, counts)
-        self._table.pinned.update(self._waiting, self._ready)
-        if self._waiting:
-            coming = np.array(self._waiting)
-            self._reader.reprioritise(coming, np.full(len(coming), DEMAND))
-        self._drop_stale(layer)
-        if self._pending:
-            self._queue_demand()
+    def end_request(self) -> None:
+        """Nothing is held for layers to come any more; what is read for them is dropped by the next visit."""
+        with self.lock:
+            self._cache.let_go()
+
+    # ---- slots
 
     @property
-    def all_have_slots(self) -> bool:
-        """Whether nothing of the visit waits for a slot that another expert of it has to leave first."""
-        return not self._pending
-
-    def arrivals(self) -> Iterator[tuple[IntArray, IntArray]]:
-        """(experts, offsets of their blocks) of the visit, batch by batch: residents first, then what has landed.
-
-        A batch lies still until the iterator moves on. Raises ExpertReadError; what had landed stays usable.
-        """
-        first_key = self._layer * self._shape.num_experts
-        while self._ready or self._waiting or self._pending:
-            if not self._ready:
-                self._wait()
-            while self._ready:
-                batch = self._next_batch()
-                yield batch - first_key, self._table.offset_of[batch]
-                self._table.pinned.difference_update(batch.tolist())
-                if self._pending or self._ahead:
-                    self._refill()
-
-    # ---- prefetch
+    def num_slots(self) -> int:
+        return self._table.num_slots
 
     @property
-    def known(self) -> BoolArray:
-        """[layers, experts]: resident or on the way."""
-        known: BoolArray = self._table.state != ABSENT
-        return known.reshape(self._shape.num_layers, self._shape.num_experts)
-
-    @property
-    def prefetch_room(self) -> int:
-        """How many more experts may be held for layers to come, so that demand always finds slots."""
-        return (self.num_slots - self._shape.top_k) // 2 - len(self._table.reserved)
-
-    def queued_prefetches(self) -> IntArray:
-        """Keys of the prefetches that have not landed, ascending."""
-        return np.array(self._table.by_state(sorted(self._table.reserved))[LOADING], np.int64)
-
-    def prefetch(self, keys: IntArray, priorities: FloatArray) -> None:
-        """Queues reads of absent experts behind all demand; their slots are kept until their layer has run."""
-        count = self._make_room(len(keys), for_demand=False)
-        if not count:
-            return
-        keys = keys[:count]
-        self._filled.submit(keys, priorities[:count])
-        self._table.reserved.update(keys.tolist())
-        self._table.unused.update(keys.tolist())
-        self.stats.prefetches += count
-        self.stats.prefetch_bytes += count * self._stride_bytes
-
-    def reprioritise(self, keys: IntArray, priorities: FloatArray) -> None:
-        """New priorities for prefetches still queued."""
-        self._reader.reprioritise(keys, priorities)
-
-    def stream(self, keys: IntArray) -> None:
-        """In a visit of many tokens: the layer behind it will need `keys`, surest first.
-
-        What is there stays for it, up to half of the slots; what is absent is read into every slot that this visit's
-        demand leaves, now and after each batch.
-        """
-        self._ahead, _, resident = self._table.by_state(keys.tolist())
-        room = self.num_slots // 2 - len(self._table.reserved)
-        self._table.reserved.update(resident[: max(0, room)])
-        self._refill()
-
-    # ---- loading
+    def untaken_bytes(self) -> int:
+        """What the slots will still take of the host's memory as they are filled, about."""
+        return self._loader.untaken_bytes
 
     def load_all(self, progress: Callable[[int, int], None]) -> None:
         """Reads every expert, in the order of the files; there must be a slot for each. progress(bytes done, in all).
 
         Raises ExpertReadError. An error or an interrupt leaves a tier that goes on with what has landed.
         """
-        assert self.most_slots == self._shape.total_experts, "only a tier with a slot for each expert can load them all"
+        assert self.most_slots == self.shape.total_experts, "only a tier with a slot for each expert can load them all"
         more = True
         while more:
             with self._turn:  # whoever wants to resize comes first
                 pass
             with self.lock:
                 try:
-                    more = self._filled.load_more(progress)
+                    more = self._loader.load_next(progress)
                 except ReadFailure as failure:
-                    raise self.explain(failure) from failure
-
-    # ---- beside other tiers
-
-    def keep_scores_below(self) -> FloatArray:
-        """[layers * experts]: what the tier below keeps best; its smallest leaves first.
-
-        What lies in this tier needs no copy there. Of that, the surest to stay here is missed least below.
-        """
-        scores = self._policy.keep_scores(self._layer).ravel()
-        least = scores.min()
-        below: FloatArray = np.where(self._table.state == ABSENT, scores, 2 * least - scores - 1)
-        return below
-
-    def shrink(self, num_slots: int) -> None:
-        """Between visits: gives up all but the lowest `num_slots`, with what lies in them. May wait for reads.
-
-        On a device, work and copies that were submitted before may still use them until the device has done them.
-        """
-        assert 1 <= num_slots <= self.num_slots
-        self._filled.shrink(num_slots)
-        self.num_slots = num_slots
-
-    @property
-    def untaken_bytes(self) -> int:
-        """What the slots will still take of the host's memory as they are filled, about."""
-        return self._filled.untaken_bytes
+                    raise self._errors.explain(failure) from failure
 
     def resize(self, num_slots: int) -> bool:
         """Gives slots of host memory back to the machine, or takes some again that it gave back. From any thread.
@@ -244,161 +129,52 @@ class ExpertTier:
         """
         assert 1 <= num_slots <= self.most_slots
         with self._turn, self.lock:
-            if num_slots >= self.num_slots:
-                self._filled.grow(num_slots)
-                self.num_slots = num_slots
-            elif self._filled.settles_within(SETTLE_S, self._table.beyond(num_slots)):
-                self.stats.given_back_bytes += (self.num_slots - num_slots) * self._stride_bytes
-                self.shrink(num_slots)
-            return self.num_slots == num_slots
+            fewer = self.num_slots - num_slots
+            if fewer > 0 and not self._loader.drains_within(self._drain_s, self._table.beyond(num_slots)):
+                return False
+            self.stats.given_back_bytes += max(0, fewer) * self._cache.stride_bytes
+            self._set_slots(num_slots)
+            return True
 
-    def settle(self) -> None:
-        """Between visits: nothing is on its way any more, nor kept for a layer to come."""
-        self._table.reserved.clear()
-        self._filled.settle(np.arange(self._shape.total_experts))
+    def shrink(self, num_slots: int) -> None:
+        """Between visits: gives up all but the lowest `num_slots`, with what lies in them. May wait for reads.
 
-    def slot_numbers(self) -> IntArray:
-        """[layers * experts]: the slot of each expert that has one, else NO_SLOT."""
-        return self._table.slots()
+        On a device, work and copies that were submitted before may still use them until the device has done them.
+        """
+        assert 1 <= num_slots <= self.num_slots
+        self._loader.drain(self._table.beyond(num_slots))
+        self._set_slots(num_slots)
 
-    def adopt(self, slots: IntArray) -> None:
-        """Takes over what somebody else has done with the slots since `settle`, numbered as by `slot_numbers`."""
-        self._filled.adopt(slots)
+    # ---- slots in other hands
 
-    def count_direct(self, activations: int, misses: int) -> None:
-        """What was used, and of that brought into the slots, by somebody else."""
-        self.stats.hits += activations - misses
-        self.stats.misses += misses
-        self.stats.demand_reads += misses
-        self.stats.demand_bytes += misses * self._stride_bytes
+    def lease(self) -> Lease:
+        """Between visits: from now on somebody else decides what lies in the slots, until `reclaim`.
 
-    # ---- after an error
+        Nothing is on its way into them any more, nor kept for a layer to come. May wait for reads.
+        """
+        self._cache.let_go()
+        self._loader.drain(np.arange(self.shape.total_experts))
+        self._leased = True
+        return Lease(self._table.numbers(), self.stats, self._cache.stride_bytes)
 
-    def abandon_visit(self) -> None:
-        """After an error or an interrupt in a visit: nothing is held any more; reads under way land as usual."""
-        with self.lock:
-            self._ready, self._waiting, self._pending, self._ahead = [], [], [], []
-            self._table.pinned.clear()
-            self._table.reserved.clear()
-            self._abandoned = True
+    def reclaim(self, slots: IntArray) -> None:
+        """Ends the lease. slots [total_experts]: what lies where now, numbered as in the lease."""
+        assert self._leased
+        self._cache.take_over(slots)
+        self._leased = False
+
+    # ---- looking inside
+
+    def snapshot(self) -> CacheSnapshot:
+        """What the tier holds now."""
+        return self._cache.snapshot()
 
     def check_integrity(self) -> None:
         """Asserts what always holds between visits; tests call it after every step."""
-        self._table.check_integrity()
-        assert not (self._ready or self._waiting or self._pending), "a visit was not finished"
+        self._cache.check_integrity()
 
-    def explain(self, failure: ReadFailure) -> ExpertReadError:
-        """What a read that failed means to the user."""
-        layer, expert = divmod(int(failure.key), self._shape.num_experts)
-        fault = "damaged" if failure.errno == errno.EBADMSG else "unreadable"
-        return ExpertReadError(
-            f"{self._model}: expert {expert} of layer {layer} is {fault} in {self._shards[layer]}: "
-            f"{failure}; check it with `moeinf verify {self._model}`, then `moeinf pull` it again"
-        )
-
-    def resident_experts(self) -> int:
-        return self._table.num_resident
-
-    # ---- inside
-
-    def _count(self, keys: Sequence[int], counts: IntArray) -> None:
-        stats, unused = self.stats, self._table.unused
-        if self._streaming:
-            states = self._table.state[keys]
-            hits, late = int(counts @ (states == RESIDENT)), int(counts @ (states == LOADING))
-            stats.misses += int(counts.sum()) - hits
-        else:
-            hits, late = len(self._ready), len(self._waiting)
-            stats.misses += late + len(self._pending)
-        stats.hits += hits
-        stats.late_hits += late
-        if unused:
-            stats.prefetches_used += len(unused.intersection(keys))
-            unused.difference_update(keys)
-
-    def _refill(self) -> None:
-        """Slots that have become free, or may, go to what waits for them: demand first."""
-        if self._pending:
-            self._queue_demand()
-        if self._ahead and not self._pending:
-            before = self.stats.prefetches
-            self.prefetch(np.array(self._ahead), np.full(len(self._ahead), DEMAND))  # to be needed for certain
-            del self._ahead[: self.stats.prefetches - before]
-
-    def _queue_demand(self) -> None:
-        count = self._make_room(len(self._pending), for_demand=True)
-        if not count:
-            return
-        chosen = self._pending[:count]
-        del self._pending[:count]
-        self._filled.submit(np.array(chosen), np.full(count, DEMAND))
-        self._table.pinned.update(chosen)
-        self._waiting += chosen
-        self.stats.demand_reads += count
-        self.stats.demand_bytes += count * self._stride_bytes
-
-    def _next_batch(self) -> IntArray:
-        size = BATCH_EXPERTS if self._pending or self._ahead else len(self._ready)
-        batch = self._ready[:size]
-        del self._ready[:size]
-        return np.array(batch)
-
-    def _wait(self) -> None:
-        """Blocks until an expert of this visit lands, or, with no slot to be had, until a prefetch gives one up."""
-        self._profiler.lap("policy")
-        wanted = np.array(self._waiting or self._table.loading())
-        assert len(wanted), "demand has no slot and nothing is on its way"
-        try:
-            landed = self._filled.wait(wanted)
-        except ReadFailure as failure:
-            if self._waiting:
-                raise self.explain(failure) from failure
-            landed = _NO_KEYS  # a prefetch failed; its slot is free
-        finally:
-            self.stats.stall_s += self._profiler.lap("stall")
-        if self._waiting:
-            arrived = set(landed.tolist())
-            self._ready = [key for key in self._waiting if key in arrived]
-            self._waiting = [key for key in self._waiting if key not in arrived]
-            if not self._waiting:
-                self._demand_ended_s = time.perf_counter() + self._lag_s()
-        elif self._pending:
-            self._queue_demand()
-
-    def _drop_stale(self, layer: int) -> None:
-        """Ends the reservations of the layer that now runs, and cancels reads that nobody needs."""
-        table, num_experts = self._table, self._shape.num_experts
-        ended = [key for key in table.reserved if key // num_experts == layer]
-        if not self._abandoned and not ended:
-            return
-        self._abandoned = False
-        table.reserved.difference_update(ended)
-        stale = [key for key in table.loading() if key not in table.pinned and key not in table.reserved]
-        if stale:
-            before = self.stats.prefetches_wasted
-            self._filled.cancel(np.array(stale))
-            self.stats.prefetch_bytes -= (self.stats.prefetches_wasted - before) * self._stride_bytes
-
-    def _make_room(self, wanted: int, *, for_demand: bool) -> int:
-        """How many of `wanted` slots are free, after evicting for them what the policy values least."""
-        missing = wanted - self._table.num_free
-        if missing > 0:
-            missing -= self._evict(missing, reserved=False)
-            if missing > 0 and for_demand and not (self._ready or self._waiting or self._table.num_free):
-                self._evict(missing, reserved=True)  # else the visit could not go on
-        return min(wanted, self._table.num_free)
-
-    def _evict(self, wanted: int, *, reserved: bool) -> int:
-        """Frees up to `wanted` slots of residents: of those reserved, or of those that nothing holds."""
-        table, scores = self._table, self._policy.keep_scores(self._layer).ravel()
-        if reserved:
-            _, _, among = table.by_state(sorted(table.reserved - table.pinned))
-            victims = sorted(among, key=scores.__getitem__)[:wanted]  # stable
-        else:
-            held = table.reserved | table.pinned
-            if self._streaming:
-                kept = max(self.num_slots // 2, self.num_slots - self._shape.num_experts)  # see above
-                wanted = min(wanted, table.num_evictable(held) - kept)
-            victims = table.lowest(scores, held, max(0, wanted))
-        self._filled.release(victims)
-        return len(victims)
+    def _set_slots(self, num_slots: int) -> None:
+        """Nothing may be on its way into a slot that goes; what lies there goes with it."""
+        self._cache.release(self._table.beyond(num_slots).tolist())
+        self._table.limit(num_slots)
+        self._loader.end_memory_at(self._table.end_offset)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
@@ -13,6 +12,15 @@ from moeinf.types import Copier, IntArray
 NO_TICKET: Final = -1
 BATCH_EXPERTS: Final = 16  # of one submission: compute begins with the first of many while the rest is on its way
 PREFETCH_BYTES: Final = 16 << 20  # of prefetches under way: demand waits behind them for half a millisecond at most
+
+
+class ComputeStream(Protocol):
+    """What computes beside the copies: a device (gpu/device.py)."""
+
+    @property
+    def stream(self) -> int:
+        """The stream on which compute is submitted now."""
+        ...
 
 
 class _Batch(NamedTuple):
@@ -25,13 +33,22 @@ class Copies:
     """Submits copies, and knows of each expert the ticket of its last one."""
 
     def __init__(
-        self, copier: Copier, expert_bytes: int, total_experts: int, compute_stream: Callable[[], int]
+        self,
+        copier: Copier,
+        expert_bytes: int,
+        total_experts: int,
+        compute: ComputeStream,
+        *,
+        batch_experts: int = BATCH_EXPERTS,
+        prefetch_bytes: int = PREFETCH_BYTES,
     ) -> None:
         self._copier = copier
         self._expert_bytes = expert_bytes
-        self._compute_stream = compute_stream
+        self._compute = compute
+        self._batch_experts = batch_experts
+        self._num_prefetches = max(1, prefetch_bytes // expert_bytes)  # that may be under way at once
         self._ticket_of: IntArray = np.full(total_experts, NO_TICKET, np.int64)
-        self._ticket_of_one = self._ticket_of.data.__getitem__  # of few experts, items cost less than arrays
+        self._ticket_of_one = self._ticket_of.data.__getitem__  # a token has few experts: items beat arrays here
         self._under_way: deque[_Batch] = deque()
         self._last_done = NO_TICKET
         self._ordered = (0, NO_TICKET)  # the stream that was last made to wait, and for which ticket
@@ -40,16 +57,16 @@ class Copies:
     def submit(self, keys: IntArray, sources: IntArray, destinations: IntArray, *, demand: bool) -> None:
         """sources, destinations: addresses of the blocks. What lies at a source stays until its copy has ended."""
         self.retire()
-        stream = self._compute_stream()
-        for at in range(0, len(keys), BATCH_EXPERTS):
-            part = slice(at, at + BATCH_EXPERTS)
+        stream = self._compute.stream
+        for at in range(0, len(keys), self._batch_experts):
+            part = slice(at, at + self._batch_experts)
             ticket = self._copier.copy(sources[part], destinations[part], self._expert_bytes, stream)
             self._ticket_of[keys[part]] = self.last_ticket = ticket
             count = len(keys[part])
             self._under_way.append(_Batch(ticket, count if demand else 0, 0 if demand else count))
 
     def retire(self) -> None:
-        """Forgets what has ended."""
+        """Forgets the submissions that have ended."""
         while self._under_way and self._copier.done(self._under_way[0].ticket):
             self._last_done = self._under_way.popleft().ticket
 
@@ -70,8 +87,13 @@ class Copies:
     @property
     def prefetch_room(self) -> int:
         """How many prefetches more may be submitted: few enough that demand soon comes behind them, at least one."""
-        at_once = max(1, PREFETCH_BYTES // self._expert_bytes)
-        return at_once - sum(batch.num_prefetches for batch in self._under_way)
+        return self._num_prefetches - sum(batch.num_prefetches for batch in self._under_way)
+
+    def bytes_copied(self) -> int:
+        return self._copier.bytes_copied()
+
+    def busy_seconds(self) -> float:
+        return self._copier.busy_seconds()
 
     def lag_s(self) -> float:
         """How long the demand under way will take, at the rate measured so far."""
@@ -89,7 +111,7 @@ class Copies:
         ticket = self.last_ticket if keys is None else self.ticket(keys)
         if ticket <= self._last_done:
             return
-        stream = self._compute_stream()
+        stream = self._compute.stream
         if stream != self._ordered[0] or ticket > self._ordered[1]:
             self._copier.make_wait(stream, ticket)
             self._ordered = stream, ticket

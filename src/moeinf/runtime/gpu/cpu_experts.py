@@ -11,34 +11,26 @@ from moeinf.gpu.device import Device
 from moeinf.runtime.cache.table import BoolArray
 from moeinf.runtime.experts import ExpertKernel
 from moeinf.runtime.gpu.cpu_share import CpuShare
-from moeinf.runtime.gpu.host_tier import HostLink
+from moeinf.runtime.gpu.host_slots import HostSlots
 from moeinf.types import Copier, Float32Array, IntArray
 
 
 class CpuExperts:
     """The CPU's share of one token's missing experts: as many as are computed while the others are copied.
 
-    What it gives is rounded otherwise than the device's own, and how many it takes follows from measured times: the
-    same prompt may then end in another text. So it is used only where the user asks for it.
+    The CPU rounds its sums otherwise than the device, and measured times decide how many experts it takes: the same
+    prompt may then end in another text. So it is used only where the user asks for it.
     """
 
     def __init__(
-        self,
-        device: Device,
-        link: HostLink,
-        copier: Copier,
-        kernel: ExpertKernel,
-        share: CpuShare,
-        hidden_size: int,
-        num_experts: int,
-        expert_bytes: int,
+        self, device: Device, host: HostSlots, copier: Copier, kernel: ExpertKernel, share: CpuShare, hidden_size: int
     ) -> None:
-        self._link = link
+        self._host = host
         self._copier = copier
-        self._expert_bytes = expert_bytes
+        self._expert_bytes = host.cache.stride_bytes
         self._kernel = kernel
         self._share = share
-        self._num_experts = num_experts
+        self._num_experts = host.cache.shape.num_experts
         self._taken = self._keys = self._offsets = np.empty(0, np.int64)  # held in host memory until computed
         self._staged = device.pinned((1, hidden_size), torch.float32)
         self.hidden = device.pinned((1, hidden_size), torch.float32)  # of the token, when its routing is known
@@ -47,13 +39,13 @@ class CpuExperts:
     def take_share(self, layer: int, experts: IntArray, known: BoolArray) -> IntArray:
         """The `experts` that the device is left with; known [num_experts]: which it holds or is about to."""
         missing = experts[~known[experts]]
-        missing = missing[self._link.host_holds(missing + layer * self._num_experts)]
+        missing = missing[self._host.holds(missing + layer * self._num_experts)]
         self._share.copied(self._copier.bytes_copied() / self._expert_bytes, self._copier.busy_seconds())
         count = self._share.share(len(missing))
-        self._link.release(self._keys)  # of a visit that was given up
+        self._host.release(self._keys)  # of a visit that was given up
         self._taken = missing[:count]
         self._keys = self._taken + layer * self._num_experts
-        self._offsets = self._link.hold(self._keys)
+        self._offsets = self._host.hold(self._keys)
         if not count:
             return experts
         return experts[~np.isin(experts, self._taken)]
@@ -70,6 +62,6 @@ class CpuExperts:
         self._kernel.begin(self.hidden.numpy(), ids[:, among].astype(np.int64), weights[:, among].copy())
         self._kernel.compute(self._taken, self._offsets)
         self._kernel.finish(out)
-        self._link.release(self._keys)
+        self._host.release(self._keys)
         self._share.computed(len(self._taken), time.perf_counter() - started)
         self.output.copy_(self._staged, non_blocking=True)

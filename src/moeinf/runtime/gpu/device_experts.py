@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 
@@ -10,19 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moeinf.gpu.arena import DeviceArena
 from moeinf.gpu.device import Device
-from moeinf.gpu.matrix import DeviceRouting, ExpertParts
-from moeinf.gpu.ops import Ops
-from moeinf.gpu.program import DecodeProgram
-from moeinf.runtime.cache.tier import ExpertTier
+from moeinf.gpu.matrix import DeviceRouting
+from moeinf.runtime.cache.visit import Visit
 from moeinf.runtime.experts import Observer
 from moeinf.runtime.gpu.cpu_experts import CpuExperts
-from moeinf.runtime.gpu.device_table import DirectSlots
-from moeinf.runtime.gpu.host_tier import HostLink
+from moeinf.runtime.gpu.device_slots import DeviceCompute, DeviceSlots
+from moeinf.runtime.gpu.device_table import DeviceTable
 from moeinf.runtime.prefetch import Prefetcher
 from moeinf.runtime.routing_check import RoutingCheck
-from moeinf.types import IntArray, MoeShape, Profiler
+from moeinf.types import IntArray, MoeShape
 
 
 @dataclass(slots=True)
@@ -38,7 +36,7 @@ class DeviceExperts:
 
     One token: the host learns the routing (the only wait), queues copies of what is missing, and meanwhile the device
     computes what is resident; then the rest, behind its copies. All of it may be recorded (see DecodeProgram). Where
-    every expert is on the device, or within its reach in pinned memory, DirectSlots takes over and the host learns
+    every expert is on the device, or within its reach in pinned memory, DeviceTable takes over and the host learns
     nothing until the token is done. Many tokens: batch by batch as slots allow, copies beside products; in a recorded
     step of several beams that is host work between its graphs.
 
@@ -47,37 +45,27 @@ class DeviceExperts:
 
     def __init__(
         self,
-        device: Device,
-        ops: Ops,
-        program: DecodeProgram,
-        tier: ExpertTier,
-        link: HostLink,
-        arena: DeviceArena,
-        parts: ExpertParts,
-        shape: MoeShape,
+        compute: DeviceCompute,
+        slots: DeviceSlots,
         observers: Sequence[Observer],
         prefetcher: Prefetcher | None,
-        direct: DirectSlots,
+        table: DeviceTable,
         cpu: CpuExperts | None,
-        profiler: Profiler,
         model: str = "MODEL",
     ) -> None:
         """model: its name, for errors."""
+        device, shape = compute.device, slots.tier.shape
         self._check = RoutingCheck(model)
-        self._device = device
-        self._ops = ops
-        self._program = program
-        self._tier = tier
-        self._link = link
-        self._arena = arena
-        self._parts = parts
+        self._device, self._ops, self._program, self._parts = device, compute.ops, compute.program, compute.parts
+        self._tier, self._copies, self._arena = slots.tier, slots.copies, slots.arena
         self._shape = shape
         self._observers = observers
         self._prefetcher = prefetcher
-        self._direct = direct
+        self._table = table
         self._cpu = cpu
-        self._profiler = profiler
+        self._profiler = slots.tier.profiler
         self._guess: Guess | None = None
+        self._visit: Visit | None = None  # of one token, between the device's stretches of work
         self._arrivals: Iterator[tuple[IntArray, IntArray]] = iter(())
         k = shape.top_k
         self._ids, self._guessed_ids = (device.pinned((1, k), torch.int32) for _ in range(2))
@@ -93,7 +81,7 @@ class DeviceExperts:
             prefetcher is not None
             and prefetcher.wants_expectations
             and not self._tier.all_resident
-            and not self._direct.active
+            and not self._table.active
         )
 
     def expect(self, layer: int, guess: DeviceRouting) -> None:
@@ -102,21 +90,30 @@ class DeviceExperts:
     def run(self, layer: int, hidden: Tensor, routing: DeviceRouting, out: Tensor) -> None:
         """out += the experts' weighted sum; hidden, out f32 [tokens, H]; routing.ids int32.
 
-        Raises ExpertReadError, NotFiniteError; ExpertTier.abandon_visit comes before the next run then, as after any
-        exception.
+        Raises ExpertReadError, NotFiniteError. Runs belong into a `step`.
         """
         guess, self._guess = self._guess, None
-        if self._direct.active:
-            self._run_direct(layer, hidden, routing, out)
+        if self._table.active:
+            self._run_resident(layer, hidden, routing, out)
         elif len(hidden) == 1:
             self._run_one(layer, hidden, routing, guess, out)
         else:
             self._program.outside(lambda: self._run_many(layer, hidden, routing, guess, out))
 
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Around a step of the model: however it ends, also in a repetition of a recording, no visit stays open."""
+        try:
+            yield
+        finally:
+            if self._visit is not None:
+                self._visit.close()
+                self._visit = None
+
     # ---- one token, slots chosen by the device
 
-    def _run_direct(self, layer: int, hidden: Tensor, routing: DeviceRouting, out: Tensor) -> None:
-        addresses = self._direct.slots(layer, routing.ids)
+    def _run_resident(self, layer: int, hidden: Tensor, routing: DeviceRouting, out: Tensor) -> None:
+        addresses = self._table.addresses(layer, routing.ids)
         act, places = self._scratch(1)
         self._compute(hidden, addresses, act, places)
         self._ops.vectors.combine(places, routing.weights, out)
@@ -155,32 +152,34 @@ class DeviceExperts:
         experts = ids[0].copy()
         experts.sort()
         if self._cpu is not None:
-            experts = self._cpu.take_share(layer, experts, self._tier.known[layer])
-        self._tier.request(layer, experts, self._once_each[: len(experts)], 1)
-        assert self._tier.all_have_slots, "an expert that is still computed could lose its slot to one that waits"
-        self._arrivals = self._tier.arrivals()
+            experts = self._cpu.take_share(layer, experts, self._tier.prefetches.known[layer])
+        self._visit = self._tier.visit(layer, experts, self._once_each[: len(experts)], 1)
+        assert self._visit.all_have_slots, "an expert that is still computed could lose its slot to one that waits"
+        self._arrivals = self._visit.arrivals()
         self._profiler.lap("policy")
         self._put(layer, self._present, islice(self._arrivals, 1))
 
     def _collect(self, layer: int, guessed_layer: int | None) -> None:
         """While the device computes what was there: prefetches, the CPU's share, and the rest as it comes."""
         self._profiler.lap("dispatch")
+        assert self._visit is not None
         if self._prefetcher is not None:
             if guessed_layer is not None:
                 self._prefetcher.expect(
                     guessed_layer, self._guessed_ids_host.astype(np.int64), self._guessed_weights.numpy()
                 )
-            self._prefetcher.after_routing(layer, 1)
+            self._prefetcher.after_routing(self._visit)
             self._profiler.lap("policy")
         if self._cpu is not None:
             self._cpu.compute(self._ids_host, self._weights.numpy())
             self._profiler.lap("cpu experts")
         self._put(layer, self._coming, self._arrivals)
+        self._visit.close()
 
     def _put(self, layer: int, addresses: Addresses, batches: Iterator[tuple[IntArray, IntArray]]) -> None:
         landed = []
         for experts, offsets in batches:
-            self._link.order_compute(experts + layer * self._shape.num_experts)
+            self._copies.order_compute(experts + layer * self._shape.num_experts)
             landed.append((experts, self._arena.addresses(offsets)))
         addresses.put(self._ids_host[0], landed)
         self._profiler.lap("dispatch")
@@ -198,18 +197,18 @@ class DeviceExperts:
             self._prefetcher.expect(guess.layer, guessed_ids.astype(np.int64), weights)
         experts, counts = np.unique(ids, return_counts=True)
         order = np.argsort(last_uses(ids, experts), kind="stable")  # what the last tokens use is there at the end
-        self._tier.request(layer, experts[order], counts[order], len(ids))
-        if self._prefetcher is not None:
-            self._prefetcher.after_routing(layer, len(ids))
-        self._profiler.lap("policy")
-        act, places = self._scratch(len(ids))
-        matrices = self._ops.matrices
-        for landed, offsets in self._tier.arrivals():
-            self._link.order_compute(landed + layer * self._shape.num_experts)
-            groups = matrices.make_groups(ids, landed, self._arena.addresses(offsets), self._device.kind)
-            matrices.gate_up_grouped(hidden, groups, self._parts, act)
-            matrices.down_grouped(act, groups, self._parts, places)
-            self._profiler.lap("dispatch")
+        with self._tier.visit(layer, experts[order], counts[order], len(ids)) as visit:
+            if self._prefetcher is not None:
+                self._prefetcher.after_routing(visit)
+            self._profiler.lap("policy")
+            act, places = self._scratch(len(ids))
+            matrices = self._ops.matrices
+            for landed, offsets in visit.arrivals():
+                self._copies.order_compute(landed + layer * self._shape.num_experts)
+                groups = matrices.make_groups(ids, landed, self._arena.addresses(offsets), self._device.kind)
+                matrices.gate_up_grouped(hidden, groups, self._parts, act)
+                matrices.down_grouped(act, groups, self._parts, places)
+                self._profiler.lap("dispatch")
         self._ops.vectors.combine(places, routing.weights, out)
 
     # ---- both

@@ -1,4 +1,4 @@
-"""Decoding without the host: the device finds an expert's slot, chooses the victim, fetches what is missing."""
+"""Device-resident decode: the device finds an expert's slot, chooses the victim, and fetches what is missing."""
 
 from __future__ import annotations
 
@@ -8,37 +8,29 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moeinf.gpu.arena import DeviceArena
-from moeinf.gpu.device import Device
-from moeinf.gpu.ops import Ops
 from moeinf.gpu.vector_ops import DirectTable
-from moeinf.runtime.cache.tier import ExpertTier
+from moeinf.runtime.cache.tier import Lease
 from moeinf.runtime.experts import Observer
-from moeinf.runtime.gpu.host_tier import HostLink
+from moeinf.runtime.gpu.device_slots import DeviceCompute, DeviceSlots
 from moeinf.runtime.policy.eviction import DevicePolicy
-from moeinf.types import MoeShape
+from moeinf.types import IntArray
 
 
-class DirectSlots:
+class DeviceTable:
     """The slot table of a device tier while the device owns it.
 
-    Possible while every expert is on the device, or in pinned host memory that the device reads. `enter` hands the
-    tier's table over, `leave` takes it back; in between, the host refreshes the scores by which victims are chosen
-    after each token, and tells the observers what the token's routing was. To the scores, which so are a token old, the
-    device adds what it knows: which layer runs, and what the token has used so far.
+    Possible while every expert is on the device, or in pinned host memory that the device reads. `enter` leases the
+    slots from the tier, `leave` gives them back. In between, the host tells the observers after each token what its
+    routing was, and sends new scores by which the device chooses victims. These are a token old; the device adds what
+    it knows itself: which layer runs, and what the token has used so far.
     """
 
     def __init__(
         self,
-        device: Device,
-        ops: Ops,
-        tier: ExpertTier,
-        link: HostLink,
-        arena: DeviceArena,
-        shape: MoeShape,
+        compute: DeviceCompute,
+        slots: DeviceSlots,
         policy: DevicePolicy,
         observers: Sequence[Observer],
-        expert_bytes: int,
         *,
         allowed: bool,
         encoder_layers: int = 0,
@@ -47,48 +39,60 @@ class DirectSlots:
 
         encoder_layers: how many layers, the first ones, no token visits that is decoded.
         """
-        self.active = False
+        device, shape = compute.device, slots.tier.shape
         self._allowed = allowed
         self._device = device
-        self._ops = ops
-        self._tier = tier
-        self._link = link
-        self._arena = arena
+        self._ops = compute.ops
+        self._tier, self._copies, self._host, self._arena = slots.tier, slots.copies, slots.host, slots.arena
         self._shape = shape
         self._policy = policy
         self._observers = observers
-        self._expert_bytes = expert_bytes
+        self._expert_bytes = slots.arena.slot_bytes
         self._encoder_layers = encoder_layers
+        self._lease: Lease | None = None
         self._table: DirectTable | None = None
         self._num_tables = 0
         layers, k, kind = shape.num_layers, shape.top_k, device.kind
         self._addresses = torch.zeros(k, dtype=torch.int64, device=kind)
-        self._copies = torch.zeros((k, 2), dtype=torch.int64, device=kind)
+        self._to_fetch = torch.zeros((k, 2), dtype=torch.int64, device=kind)
         self._routings = torch.zeros((layers, k), dtype=torch.int32, device=kind)
         self._routings_host = device.pinned((layers, k), torch.int32)
         self._scores_host = device.pinned((shape.total_experts + 1,), torch.float32)
         self._misses_host = device.pinned((1,), torch.int64)
 
     @property
+    def active(self) -> bool:
+        """Whether the device owns the slots now."""
+        return self._lease is not None
+
+    @property
     def possible(self) -> bool:
         """Whether the device can reach every expert, and has slots for those of one token's layer."""
         tier = self._tier
-        reached = tier.all_resident or (self._link.device_reaches_all and tier.num_slots >= self._shape.top_k)
+        reached = tier.all_resident or (self._host.device_reaches_all and tier.num_slots >= self._shape.top_k)
         return self._allowed and reached
 
     @property
-    def way(self) -> tuple[int, bool]:
-        """Equal to what it was: so is all that the device is given for a token, and may be repeated from a recording.
+    def mode(self) -> tuple[int, bool]:
+        """As long as this is equal, the device is given the same for each token, which may be repeated as recorded.
 
-        The number of the table, 0 while the host has it, and whether all experts are in the slots.
+        It is the number of the device's table, 0 while the host has the slots, and whether the slots hold all experts.
         """
         return (self._num_tables, self._tier.all_resident) if self.active else (0, False)
 
     def enter(self) -> None:
-        """The device takes the table over; nothing may be on its way to a slot any more."""
+        """The device takes the slots over. May wait for reads."""
         assert not self.active and self.possible
-        self._tier.settle()
-        slots = self._tier.slot_numbers()  # [layers * experts], -1 where absent
+        lease = self._tier.lease()
+        try:
+            self._send(lease.slots)
+        except BaseException:
+            self._tier.reclaim(lease.slots)
+            raise
+        self._lease = lease
+
+    def _send(self, slots: IntArray) -> None:
+        """Brings the numbers of the slots, and the scores, to the device."""
         key_of = np.full(self._arena.num_slots, -1, np.int32)
         held = np.flatnonzero(slots >= 0)
         key_of[slots[held]] = held
@@ -99,38 +103,37 @@ class DirectSlots:
         table.slot_of.copy_(torch.from_numpy(slots.astype(np.int32)))
         table.key_of.copy_(torch.from_numpy(key_of))
         table.misses.zero_()
-        self._link.order_compute()
-        self.active = True
+        self._copies.order_compute()
         self._send_scores()
 
     def leave(self) -> None:
-        """The host takes the table back; does nothing where it has it."""
+        """The host takes the slots back; does nothing where it has them."""
         if not self.active:
             return
         assert self._table is not None
         self._device.synchronise()
-        self._tier.adopt(self._table.slot_of.cpu().numpy().astype(np.int64))
-        self.active = False
+        self._tier.reclaim(self._table.slot_of.cpu().numpy().astype(np.int64))
+        self._lease = None
 
     def forget(self) -> None:
         """The slots have changed: the next `enter` makes a new table."""
         assert not self.active
         self._table = None
 
-    def slots(self, layer: int, ids: Tensor) -> Tensor:
+    def addresses(self, layer: int, ids: Tensor) -> Tensor:
         """Addresses [top_k] of the experts `ids` [1, top_k], which are there when what is submitted next runs."""
         table = self._table
         assert table is not None
         vectors, chosen = self._ops.vectors, ids.view(-1)
         self._routings[layer].copy_(chosen)
-        vectors.claim(chosen, layer, table, self._addresses, self._copies)
+        vectors.claim(chosen, layer, table, self._addresses, self._to_fetch)
         if not self._tier.all_resident:
-            vectors.gather(self._copies, self._expert_bytes)
+            vectors.gather(self._to_fetch, self._expert_bytes)
         return self._addresses
 
     def after_token(self) -> None:
         """Tells policy and observers what was used, counts, and sends new scores; the token is done."""
-        if not self.active:
+        if self._lease is None:
             return
         assert self._table is not None
         self._routings_host.copy_(self._routings, non_blocking=True)
@@ -141,7 +144,7 @@ class DirectSlots:
         for layer, ids in enumerate(routings, self._encoder_layers):
             for observer in self._observers:
                 observer.observe(layer, ids[None])
-        self._tier.count_direct(routings.size, int(self._misses_host[0]))
+        self._lease.count(routings.size, int(self._misses_host[0]))
         self._send_scores()
 
     def _send_scores(self) -> None:
@@ -156,7 +159,7 @@ class DirectSlots:
         kind, keys = self._device.kind, self._shape.total_experts
         host = np.zeros(keys, np.int64)  # of no use where the device has every expert
         if not self._tier.all_resident:
-            host = self._link.reachable_addresses()
+            host = self._host.device_addresses()
         return DirectTable(
             slot_of=torch.full((keys,), -1, dtype=torch.int32, device=kind),
             key_of=torch.full((self._arena.num_slots,), -1, dtype=torch.int32, device=kind),

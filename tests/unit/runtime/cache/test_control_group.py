@@ -22,9 +22,13 @@ from moeinf.types import Profiler
 from moeinf.runtime.policy.eviction import make_policy
 from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.runtime.cache.pressure import MemoryWatch
-from moeinf.runtime.cache.tier import ExpertTier, SlotRegion
+from moeinf.runtime.cache.cache import ExpertCache
+from moeinf.runtime.cache.loader import Loader
+from moeinf.runtime.cache.read_errors import ReadErrors
+from moeinf.runtime.cache.table import SlotRegion
+from moeinf.runtime.cache.tier import ExpertTier
 from moeinf.runtime.io.python_reader import PureReader
-from moeinf.types import ExpertLayout, MoeShape
+from moeinf.types import MoeShape
 
 MIB = 1 << 20
 shape, arena = MoeShape(1, 40, 2), Arena(160 * MIB)
@@ -33,8 +37,9 @@ with path.open("wb") as file:
     file.truncate(160 * MIB)
 reader = PureReader([str(path)], [160 * MIB], arena)
 policy = make_policy("lru", shape, ActivationCollection(shape))
-tier = ExpertTier(shape, ExpertLayout((), 4 * MIB, 4 * MIB), SlotRegion(arena.array(), 0, 40), reader, policy, [path],
-                  Profiler())
+cache = ExpertCache(shape, 4 * MIB, SlotRegion(arena.array(), 0, 40), policy)
+loader = Loader(cache, reader, arena.array())
+tier = ExpertTier(cache, loader, ReadErrors([path], shape.num_experts), Profiler())
 watch = MemoryWatch(tier, shape.top_k, 4 * MIB, 40 * MIB, print, memory_now)
 tier.load_all(lambda done, total: None)
 taken = []

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from moeinf.errors import ExpertReadError
-from moeinf.runtime.cache import loader as filling
 from moeinf.types import IntArray
 from tests.support.fake_reader import LAYOUT, SHAPE, make_tier, visit
 
@@ -31,7 +30,7 @@ def test_every_expert_is_read_once_in_the_order_of_the_files_into_slots_in_order
     tier.load_all(nothing)
     first = asked[0][1]
     assert asked == [(key, first + key * STRIDE) for key in range(TOTAL)]
-    assert tier.all_resident and tier.resident_experts() == TOTAL
+    assert tier.all_resident and len(tier.snapshot().resident) == TOTAL
     tier.check_integrity()
     assert sorted(visit(tier, policy, 1, np.array([[0, 5], [5, 3]]))) == [0, 3, 5]
     assert tier.stats.misses == 0 and tier.stats.demand_reads == 0
@@ -45,9 +44,8 @@ def test_progress_rises_from_nothing_to_all_bytes() -> None:
     assert seen == sorted(seen) and len(seen) > 2
 
 
-def test_the_queue_stays_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filling, "LOAD_BYTES_AHEAD", 4 * STRIDE)
-    tier, reader, _ = make_tier(TOTAL)
+def test_the_queue_stays_short() -> None:
+    tier, reader, _ = make_tier(TOTAL, load_bytes_ahead=4 * STRIDE)
     longest = []
     tier.load_all(lambda done, total: longest.append(len(reader.queued)))
     assert tier.all_resident and max(longest) <= 4

@@ -16,7 +16,7 @@ from moeinf.runtime.cache.pressure import MemoryWatch
 from moeinf.runtime.experts import StreamedExperts
 from moeinf.runtime.io import pages
 from moeinf.runtime.io.pages import PagesAhead
-from moeinf.types import IntArray, Profiler, ReadDone, Routing
+from moeinf.types import IntArray, ReadDone, Routing
 from tests.support.fake_reader import LAYOUT, SHAPE, Clock, FakeKernel, Tier, make_tier, visit
 
 MIB = 1 << 20
@@ -111,17 +111,18 @@ def test_memory_that_the_slots_have_not_taken_so_far_is_not_available(monkeypatc
 
 
 def test_a_read_that_never_ends_keeps_its_slot_and_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moeinf.runtime.cache.tier.SETTLE_S", 0.0)
-    tier, reader, policy = make_tier(12)
+    tier, reader, policy = make_tier(12, drain_s=0.0)
     host = Host()
     watch = host.watch(tier)
     visit(tier, policy, 0, PROMPT)
     none = np.empty(0, np.int64)
     monkeypatch.setattr(reader, "poll", lambda: ReadDone(none, none))
     monkeypatch.setattr(reader, "cancel", lambda keys: none)
-    tier.prefetch(np.array([6, 7]), np.array([0.9, 0.8]))
+    tier.prefetches.submit(np.array([6, 7]), np.array([0.9, 0.8]))
     assert host.look(watch, slots=-50) and tier.num_slots == 12 and not host.notices
     monkeypatch.undo()
+    while reader.queued:
+        visit(tier, policy, 0, PROMPT)
     assert host.look(watch, slots=-50) and tier.num_slots == TOP_K and len(host.notices) == 1
     tier.check_integrity()
 
@@ -141,9 +142,9 @@ def test_every_visit_finds_its_experts_however_memory_comes_and_goes(
     watch = host.watch(tier)
     for layer, slots in steps:
         visit(tier, policy, layer, PROMPT)
-        absent = np.flatnonzero(~tier.known.ravel())[: max(0, tier.prefetch_room)]
+        absent = np.flatnonzero(~tier.prefetches.known.ravel())[: max(0, tier.prefetches.room)]
         if prefetching and len(absent):
-            tier.prefetch(absent, np.full(len(absent), 0.5))
+            tier.prefetches.submit(absent, np.full(len(absent), 0.5))
         host.look(watch, slots)
         tier.check_integrity()
         assert TOP_K <= tier.num_slots <= num_slots
@@ -154,7 +155,7 @@ def test_slots_are_resized_between_visits_and_never_in_one() -> None:
     host = Host()
     watch = host.watch(tier)
     kernel = FakeKernel(tier.memory, SHAPE.num_experts)
-    experts = StreamedExperts(tier, kernel, [], [policy], None, Profiler())
+    experts = StreamedExperts(tier, kernel, [], [policy], None)
     looker = threading.Thread(target=host.look, args=(watch, -50))
     compute, seen = kernel.compute, []
 
@@ -185,7 +186,7 @@ def test_advisers_hear_of_routing_only_where_something_can_be_missing() -> None:
             policy.observe(layer, ids)
 
     tier.load_all(lambda done, total: None)
-    experts = StreamedExperts(tier, FakeKernel(tier.memory, SHAPE.num_experts), [], [Adviser()], None, Profiler())
+    experts = StreamedExperts(tier, FakeKernel(tier.memory, SHAPE.num_experts), [], [Adviser()], None)
     arguments = np.ones((3, 4), np.float32), Routing(PROMPT, np.full((3, 2), 0.5, np.float32))
     experts.run(0, *arguments, np.zeros((3, 4), np.float32))
     assert not told
@@ -209,7 +210,7 @@ def test_slots_can_be_taken_away_while_they_are_loaded() -> None:
     tier.load_all(progress)
     lookers[0].join()
     tier.check_integrity()
-    assert tier.num_slots == 5 and tier.resident_experts() <= 5
+    assert tier.num_slots == 5 and len(tier.snapshot().resident) <= 5
     visit(tier, policy, 1, PROMPT)
 
 

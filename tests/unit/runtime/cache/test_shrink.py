@@ -7,19 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moeinf.runtime.cache.table import LOADING, NO_SLOT
+from moeinf.runtime.cache.table import NO_SLOT
 from moeinf.types import IntArray, ReadDone
+from tests.support.fake_machine import Machine
 from tests.support.fake_reader import LAYOUT, SHAPE, SLOTS_START, Tier, make_tier, visit
-from tests.unit.runtime.gpu.test_host_tier import Machine
 
 STRIDE = LAYOUT.stride_bytes
 TOTAL = SHAPE.total_experts
 
 
 def offsets_held(tier: Tier) -> IntArray:
-    offsets: IntArray = tier._table.offset_of
-    held: IntArray = offsets[offsets != NO_SLOT]
-    return held
+    return np.array(list(tier.snapshot().offsets.values()), np.int64)
 
 
 @settings(max_examples=100, deadline=None)
@@ -36,16 +34,18 @@ def test_a_shrunk_tier_goes_on_in_its_lowest_slots(
     left = min(left, num_slots)
     tier, reader, policy = make_tier(num_slots, seed=seed, failing=failing)
     visit(tier, policy, 0, np.array([[0, 1], [2, 3], [4, 5]]))
-    if prefetching and tier.prefetch_room > 0:
-        tier.prefetch(np.arange(6, 12)[: tier.prefetch_room], np.linspace(0.9, 0.4, min(6, tier.prefetch_room)))
-    held = {key: int(tier._table.offset_of[key]) for key in range(6) if tier._table.offset_of[key] != NO_SLOT}
+    if prefetching and tier.prefetches.room > 0:
+        tier.prefetches.submit(
+            np.arange(6, 12)[: tier.prefetches.room], np.linspace(0.9, 0.4, min(6, tier.prefetches.room))
+        )
+    held = {key: offset for key, offset in tier.snapshot().offsets.items() if key < 6}
     tier.shrink(left)
     tier.check_integrity()
     border = SLOTS_START + left * STRIDE
     assert tier.num_slots == left and (offsets_held(tier) < border).all()
     assert all(destination < border for destination, _ in reader.queued.values()), "a read goes on into a lost slot"
     kept = {key: offset for key, offset in held.items() if offset < border}
-    assert all(tier._table.offset_of[key] == offset for key, offset in kept.items()), "what may stay does not move"
+    assert kept.items() <= tier.snapshot().offsets.items(), "what may stay does not move"
     tier.memory[border:] = 0xEE  # somebody else's now
     for layer in (2, 0, 2):
         visit(tier, policy, layer, np.array([[0, 1], [2, 3], [4, 5]]))
@@ -56,16 +56,16 @@ def test_a_shrunk_tier_goes_on_in_its_lowest_slots(
 def test_shrinking_to_the_same_number_changes_nothing() -> None:
     tier, _, policy = make_tier(6)
     visit(tier, policy, 0, np.array([[0, 1], [2, 3]]))
-    before = tier._table.offset_of.copy()
+    before = tier.snapshot()
     tier.shrink(6)
-    assert (tier._table.offset_of == before).all() and tier.num_slots == 6
+    assert tier.snapshot() == before and tier.num_slots == 6
 
 
 def test_a_tier_that_held_everything_reads_again_what_it_gave_up() -> None:
     tier, reader, policy = make_tier(TOTAL)
     tier.load_all(lambda done, total: None)
     tier.shrink(TOTAL - 3)
-    assert not tier.all_resident and tier.resident_experts() == TOTAL - 3
+    assert not tier.all_resident and len(tier.snapshot().resident) == TOTAL - 3
     visit(tier, policy, 2, np.array([[3, 4], [4, 5]]))
     assert reader.submitted == TOTAL + 3 and tier.stats.misses == 4
 
@@ -74,7 +74,7 @@ def test_a_read_that_cannot_be_cancelled_is_waited_for() -> None:
     tier, reader, _ = make_tier(6, failing=frozenset([7]))
     reader.poll = lambda: ReadDone(np.empty(0, np.int64), np.empty(0, np.int64))  # type: ignore[method-assign]
     reader.cancel = lambda keys: np.empty(0, np.int64)  # type: ignore[method-assign]
-    tier.prefetch(np.array([6, 7]), np.array([0.9, 0.8]))
+    tier.prefetches.submit(np.array([6, 7]), np.array([0.9, 0.8]))
     tier.shrink(1)
     assert 7 not in reader.queued and tier.stats.prefetches_wasted == 1
     tier.check_integrity()
@@ -86,11 +86,11 @@ def test_a_device_tier_shrinks_over_its_host(device_slots: int, left: int, host_
     machine = Machine(device_slots, host_slots, seed=seed)
     ids = np.array([[0, 1], [2, 3], [4, 5]])
     machine.visit(0, ids)
-    room = max(0, machine.tier.prefetch_room)
-    machine.tier.prefetch(np.arange(6, 12)[:room], np.full(min(6, room), 0.5))
+    room = max(0, machine.tier.prefetches.room)
+    machine.tier.prefetches.submit(np.arange(6, 12)[:room], np.full(min(6, room), 0.5))
     machine.tier.shrink(min(left, device_slots))
     machine.check()
-    machine.link.order_compute()
+    machine.copies.order_compute()
     machine.copier.compute()  # the device has done what was submitted: the memory may go
     border = min(left, device_slots) * STRIDE
     machine.device[border:] = 0xEE
@@ -100,15 +100,16 @@ def test_a_device_tier_shrinks_over_its_host(device_slots: int, left: int, host_
     assert (machine.device[border:] == 0xEE).all()
 
 
-def test_nothing_is_on_its_way_in_a_settled_tier() -> None:
+def test_nothing_is_on_its_way_in_a_tier_whose_slots_are_leased() -> None:
     tier, reader, policy = make_tier(12, seed=1)
     visit(tier, policy, 0, np.array([[0, 1]]))
-    tier.prefetch(np.array([6, 7, 8]), np.array([0.9, 0.8, 0.7]))
-    tier.settle()
-    assert not (tier._table.state == LOADING).any() and not reader.queued
-    assert not tier._table.reserved
-    numbers = tier.slot_numbers()
-    assert (numbers[tier.known.ravel()] >= 0).all() and (numbers[~tier.known.ravel()] == NO_SLOT).all()
+    tier.prefetches.submit(np.array([6, 7, 8]), np.array([0.9, 0.8, 0.7]))
+    numbers = tier.lease().slots
+    now = tier.snapshot()
+    assert not now.loading and not reader.queued and not now.reserved
+    assert (numbers[tier.prefetches.known.ravel()] >= 0).all() and (
+        numbers[~tier.prefetches.known.ravel()] == NO_SLOT
+    ).all()
     tier.check_integrity()
 
 
@@ -116,17 +117,19 @@ def test_nothing_is_on_its_way_in_a_settled_tier() -> None:
 def test_a_tier_takes_over_what_somebody_else_has_brought_into_its_slots(num_slots: int) -> None:
     tier, reader, policy = make_tier(num_slots)
     visit(tier, policy, 0, np.array([[0, 1]]))
-    tier.settle()
+    lease = tier.lease()
     slots = np.full(TOTAL, NO_SLOT)
     brought = [6, 7, 3, 2] if num_slots == 4 else list(range(TOTAL))[::-1]
     for slot, key in enumerate(brought):
         slots[key] = slot
         offset = SLOTS_START + slot * STRIDE
         tier.memory[offset : offset + STRIDE].view(np.float32)[:] = key
-    tier.adopt(slots)
-    tier.count_direct(activations=20, misses=4)
+    lease.count(activations=20, misses=4)
+    tier.reclaim(slots)
     tier.check_integrity()
-    assert (tier.slot_numbers() == slots).all() and tier.all_resident == (num_slots == TOTAL)
+    assert tier.snapshot().offsets == {
+        key: SLOTS_START + slot * STRIDE for slot, key in enumerate(brought)
+    } and tier.all_resident == (num_slots == TOTAL)
     assert (tier.stats.hits, tier.stats.misses, tier.stats.demand_reads) == (16, 6, 6)
     submitted = reader.submitted
     visit(tier, policy, 0, np.array([[2, 3]]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from itertools import chain
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,86 +12,15 @@ from hypothesis import strategies as st
 
 from moeinf._native import ReadFailure
 from moeinf.errors import ExpertReadError
-from moeinf.runtime.cache.tier import ExpertTier, SlotRegion
-from moeinf.runtime.gpu import copies
-from moeinf.runtime.gpu.host_tier import HostLink
-from moeinf.runtime.policy.eamc import ActivationCollection
-from moeinf.runtime.policy.eviction import POLICIES, make_policy
-from moeinf.types import IntArray, Profiler, ReadDone
-from tests.support.fake_device import COMPUTE_STREAM, FakeCopier, address_of
-from tests.support.fake_reader import LAYOUT, SHAPE, SLOTS_START, FakeReader
+from moeinf.runtime.gpu.host_link import HostLink
+from moeinf.runtime.policy.eviction import POLICIES
+from moeinf.types import ReadDone
+from tests.support.fake_device import address_of
+from tests.support.fake_machine import STRIDE, Machine
+from tests.support.fake_reader import SHAPE, SLOTS_START
 
-STRIDE = LAYOUT.stride_bytes
 TOTAL = SHAPE.total_experts
 EMPTY = np.empty(0, np.int64)
-
-
-class Machine:
-    """A device of `device_slots`, a host of `host_slots`, and what is computed checked at the moment of use."""
-
-    def __init__(
-        self,
-        device_slots: int,
-        host_slots: int,
-        *,
-        policy: str = "lru",
-        seed: int = 0,
-        failing: frozenset[int] = frozenset(),
-        pinned_bytes: int | None = None,
-    ) -> None:
-        self.device = np.full(device_slots * STRIDE, 0x5A, np.uint8)
-        self.host = np.full(SLOTS_START + host_slots * STRIDE, 0xA5, np.uint8)
-        self.disk = FakeReader(self.host, seed, failing)
-        self.copier = FakeCopier(seed, pinned_bytes=pinned_bytes)
-        self.policy = make_policy(policy, SHAPE, ActivationCollection(SHAPE))
-        self.link = HostLink(
-            SHAPE,
-            LAYOUT,
-            SlotRegion(self.host, SLOTS_START, host_slots),
-            self.disk,
-            self.copier,
-            lambda offsets: address_of(self.device, offsets),
-            lambda: COMPUTE_STREAM,
-            lambda: self.tier.keep_scores_below(),
-        )
-        shards = [Path(f"experts-{layer:05d}.bin") for layer in range(SHAPE.num_layers)]
-        self.tier = ExpertTier(
-            SHAPE,
-            LAYOUT,
-            SlotRegion(None, 0, device_slots),
-            self.link,
-            self.policy,
-            shards,
-            Profiler(),
-            self.link.lag_s,
-        )
-
-    def visit(self, layer: int, ids: IntArray) -> list[list[int]]:
-        """One layer's visit; the batches in which its experts came."""
-        self.policy.observe(layer, ids)
-        experts, counts = np.unique(ids, return_counts=True)
-        self.tier.request(layer, experts, counts, len(ids))
-        batches = []
-        for batch, offsets in self.tier.arrivals():
-            keys = batch + layer * SHAPE.num_experts
-            self.link.order_compute(keys)
-            self.copier.compute()
-            for key, offset in zip(keys.tolist(), offsets.tolist(), strict=True):
-                assert (self.on_device(offset) == key).all(), "the slot holds another expert, or none so far"
-            batches.append(batch.tolist())
-        assert sorted(chain(*batches)) == experts.tolist(), "each expert comes once"
-        return batches
-
-    def on_device(self, offset: int) -> np.ndarray:
-        return self.device[offset : offset + STRIDE].view(np.float32)
-
-    def check(self) -> None:
-        self.tier.check_integrity()
-        self.link.check_integrity()
-
-    def hold_polls(self) -> None:
-        """Nothing ends on the disk unless it is waited for."""
-        self.disk.poll = lambda: ReadDone(EMPTY, EMPTY)  # type: ignore[method-assign]
 
 
 def submit(link: HostLink, keys: list[int], priorities: list[float] | float) -> None:
@@ -130,9 +58,9 @@ def test_any_schedule_computes_the_right_weights(
 ) -> None:
     machine = Machine(device_slots, host_slots, policy=policy, seed=seed, failing=frozenset() if filled else failing)
     machine.copier.patient = patient
-    tier, link = machine.tier, machine.link
+    tier = machine.tier
     if filled:
-        link.load_host(lambda done, total: None)
+        machine.slots.load_all(lambda done, total: None)
     activations = 0
     for tokens, routing_seed in passes:
         rng = np.random.default_rng(routing_seed)
@@ -144,13 +72,12 @@ def test_any_schedule_computes_the_right_weights(
             except ExpertReadError:
                 assert failing & set((layer * SHAPE.num_experts + ids).ravel().tolist())
                 activations += ids.size
-                tier.abandon_visit()
             machine.check()
             if prefetching and layer + 1 < SHAPE.num_layers:
-                absent = np.flatnonzero(~tier.known[layer + 1])[: max(0, tier.prefetch_room)]
-                tier.prefetch((layer + 1) * SHAPE.num_experts + absent, rng.random(len(absent)))
-                queued = tier.queued_prefetches()
-                tier.reprioritise(queued, rng.random(len(queued)))
+                absent = np.flatnonzero(~tier.prefetches.known[layer + 1])[: max(0, tier.prefetches.room)]
+                tier.prefetches.submit((layer + 1) * SHAPE.num_experts + absent, rng.random(len(absent)))
+                queued = tier.prefetches.queued()
+                tier.prefetches.reprioritise(queued, rng.random(len(queued)))
                 machine.check()
     stats = tier.stats
     assert stats.hits + stats.misses == activations
@@ -168,16 +95,16 @@ def test_a_prefill_goes_through_few_host_slots_and_streams_the_next_layer(
     ids = np.array([[0, 1], [2, 3], [4, 5]])
     for layer in range(SHAPE.num_layers):
         machine.policy.observe(layer, ids)
-        machine.tier.request(layer, np.arange(6), np.ones(6, np.int64), 3)
-        if layer + 1 < SHAPE.num_layers:
-            machine.tier.stream((layer + 1) * SHAPE.num_experts + np.arange(6))
         seen = []
-        for batch, offsets in machine.tier.arrivals():
-            machine.link.order_compute(batch + layer * SHAPE.num_experts)
-            machine.copier.compute()
-            for expert, offset in zip(batch.tolist(), offsets.tolist(), strict=True):
-                assert (machine.on_device(offset) == layer * SHAPE.num_experts + expert).all()
-                seen.append(expert)
+        with machine.tier.visit(layer, np.arange(6), np.ones(6, np.int64), 3) as visit:
+            if layer + 1 < SHAPE.num_layers:
+                visit.read_ahead((layer + 1) * SHAPE.num_experts + np.arange(6))
+            for batch, offsets in visit.arrivals():
+                machine.copies.order_compute(batch + layer * SHAPE.num_experts)
+                machine.copier.compute()
+                for expert, offset in zip(batch.tolist(), offsets.tolist(), strict=True):
+                    assert (machine.on_device(offset) == layer * SHAPE.num_experts + expert).all()
+                    seen.append(expert)
         assert sorted(seen) == list(range(6))
         machine.check()
 
@@ -187,7 +114,7 @@ def test_a_device_with_a_slot_for_each_expert_is_loaded_through_any_host(host_sl
     machine = Machine(TOTAL, host_slots)
     machine.tier.load_all(lambda done, total: None)
     assert machine.tier.all_resident and machine.disk.submitted == TOTAL
-    machine.link.order_compute()
+    machine.copies.order_compute()
     machine.copier.compute()
     for key in range(TOTAL):
         offset = int(machine.tier.hits(key // SHAPE.num_experts, np.array([key % SHAPE.num_experts]), 1)[0])
@@ -201,7 +128,7 @@ def test_residents_come_first_then_what_the_host_holds_then_what_the_disk_brings
     machine.visit(0, np.array([[0, 1]]))
     submit(machine.link, [2, 3], math.inf)  # into slots 2 and 3, which the tier gives back at once
     while machine.disk.queued:
-        machine.link.wait_any(np.array([key for key in (2, 3) if not machine.link.host_holds(np.array([key]))[0]]))
+        machine.link.wait_any(np.array([key for key in (2, 3) if not machine.slots.holds(np.array([key]))[0]]))
     machine.link.poll()
     batches = machine.visit(0, np.array([[0, 2], [3, 4], [1, 5]]))
     assert batches[0] == [0, 1] and batches[1] == [2, 3] and sorted(chain(*batches[2:])) == [4, 5]
@@ -209,64 +136,59 @@ def test_residents_come_first_then_what_the_host_holds_then_what_the_disk_brings
 
 def test_what_the_host_holds_lands_at_once_and_in_one_submission_and_nobody_waits_for_its_copy() -> None:
     machine = Machine(device_slots=6, host_slots=TOTAL)
-    machine.link.load_host(lambda done, total: None)
+    machine.slots.load_all(lambda done, total: None)
     machine.copier.patient = True
     submit(machine.link, [0, 1, 2, 3], math.inf)
     assert machine.link.wait_any(np.arange(4)).tolist() == [0, 1, 2, 3]
     assert machine.copier.submissions == [4] and machine.copier.num_pending == 1
-    assert machine.link.ticket(np.array([1, 2])) == machine.link.last_ticket() == 0
+    assert machine.copies.ticket(np.array([1, 2])) == machine.copies.last_ticket == 0
 
 
 def test_compute_of_experts_that_are_there_does_not_wait_for_later_copies() -> None:
     machine = Machine(device_slots=6, host_slots=TOTAL)
-    machine.link.load_host(lambda done, total: None)
+    machine.slots.load_all(lambda done, total: None)
     machine.copier.patient = True
     submit(machine.link, [0], math.inf)
     submit(machine.link, [1], math.inf)
-    machine.link.order_compute(np.array([0]))
+    machine.copies.order_compute(np.array([0]))
     machine.copier.compute()
     assert machine.copier.num_pending == 1
-    machine.link.order_compute()
+    machine.copies.order_compute()
     machine.copier.compute()
     assert machine.copier.num_pending == 0
 
 
-def test_many_experts_go_in_several_submissions_so_that_the_first_are_soon_there(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(copies, "BATCH_EXPERTS", 4)
-    machine = Machine(device_slots=12, host_slots=TOTAL)
-    machine.link.load_host(lambda done, total: None)
+def test_many_experts_go_in_several_submissions_so_that_the_first_are_soon_there() -> None:
+    machine = Machine(device_slots=12, host_slots=TOTAL, copying={"batch_experts": 4})
+    machine.slots.load_all(lambda done, total: None)
     submit(machine.link, list(range(10)), math.inf)
     assert machine.copier.submissions == [4, 4, 2]
 
 
-def test_prefetches_are_copied_likeliest_first_and_only_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copies, "PREFETCH_BYTES", 2 * STRIDE)
-    machine = Machine(device_slots=12, host_slots=TOTAL)
-    machine.link.load_host(lambda done, total: None)
+def test_prefetches_are_copied_likeliest_first_and_only_few_at_a_time() -> None:
+    machine = Machine(device_slots=12, host_slots=TOTAL, copying={"prefetch_bytes": 2 * STRIDE})
+    machine.slots.load_all(lambda done, total: None)
     machine.copier.patient = True
     submit(machine.link, [6, 7, 8, 9], [0.1, 0.4, 0.3, 0.2])
     assert machine.link.poll().done.tolist() == [7, 8]
     assert machine.link.poll().done.tolist() == [], "two are under way"
-    machine.copier.wait(machine.link.last_ticket())
+    machine.copier.wait(machine.copies.last_ticket)
     machine.link.advance()
     assert machine.link.poll().done.tolist() == [9, 6]
 
 
 def test_demand_is_copied_however_many_prefetches_are_under_way() -> None:
     machine = Machine(device_slots=12, host_slots=TOTAL)
-    machine.link.load_host(lambda done, total: None)
+    machine.slots.load_all(lambda done, total: None)
     machine.copier.patient = True
     submit(machine.link, list(range(6, 12)), 0.5)
     submit(machine.link, [0], math.inf)
     assert 0 in machine.link.poll().done
 
 
-def test_a_prefetch_that_becomes_demand_is_copied_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copies, "PREFETCH_BYTES", STRIDE)
-    machine = Machine(device_slots=12, host_slots=TOTAL)
-    machine.link.load_host(lambda done, total: None)
+def test_a_prefetch_that_becomes_demand_is_copied_at_once() -> None:
+    machine = Machine(device_slots=12, host_slots=TOTAL, copying={"prefetch_bytes": STRIDE})
+    machine.slots.load_all(lambda done, total: None)
     machine.copier.patient = True
     submit(machine.link, [6, 7], [0.5, 0.4])
     assert machine.link.poll().done.tolist() == [6]
@@ -303,13 +225,13 @@ def test_what_is_cancelled_is_not_copied_and_a_read_under_way_ends_in_the_host()
     machine.disk._land([6])
     machine.disk.poll = lambda: ReadDone(np.array([6]), EMPTY)  # type: ignore[method-assign]
     assert machine.link.poll().done.tolist() == [] and machine.copier.submissions == [1]
-    assert machine.link.host_holds(np.array([6, 7, 8])).tolist() == [True, True, False]
+    assert machine.slots.holds(np.array([6, 7, 8])).tolist() == [True, True, False]
     machine.check()
 
 
 def test_what_was_submitted_to_the_copier_cannot_be_cancelled() -> None:
     machine = Machine(device_slots=12, host_slots=TOTAL)
-    machine.link.load_host(lambda done, total: None)
+    machine.slots.load_all(lambda done, total: None)
     submit(machine.link, [6], math.inf)
     assert machine.link.cancel(np.array([6])).tolist() == []
     assert machine.link.poll().done.tolist() == [6]
@@ -321,7 +243,7 @@ def test_a_host_slot_is_not_used_again_before_its_copy_has_ended() -> None:
     for key in range(4):
         submit(machine.link, [key], math.inf)
         machine.link.wait_any(np.array([key]))
-    machine.link.order_compute()
+    machine.copies.order_compute()
     machine.copier.compute()
     assert [int(machine.on_device(key * STRIDE)[0]) for key in range(4)] == [0, 1, 2, 3]
 
@@ -334,19 +256,19 @@ def test_what_the_device_holds_leaves_the_host_first() -> None:
         continue
     machine.visit(1, np.array([[0, 1]]))
     machine.visit(1, np.array([[2, 3]]))
-    assert machine.link.host_holds(np.array([2, 3])).all()
-    assert machine.link.host_holds(np.array([0, 1, 6, 7])).sum() == 2
+    assert machine.slots.holds(np.array([2, 3])).all()
+    assert machine.slots.holds(np.array([0, 1, 6, 7])).sum() == 2
 
 
 def test_what_is_held_for_the_cpu_stays_where_it_is() -> None:
     machine = Machine(device_slots=8, host_slots=3)
     machine.visit(0, np.array([[0, 1]]))
     held = np.array([0])
-    offsets = machine.link.hold(held)
+    offsets = machine.slots.hold(held)
     for layer in (1, 2):
         machine.visit(layer, np.array([[0, 1], [2, 3], [4, 5]]))
     assert (machine.host[int(offsets[0]) :][:STRIDE].view(np.float32) == 0).all()
-    machine.link.release(held)
+    machine.slots.release(held)
     machine.check()
 
 
@@ -355,7 +277,6 @@ def test_an_unreadable_expert_is_named_and_tier_and_link_go_on() -> None:
     machine.hold_polls()
     with pytest.raises(ExpertReadError, match=r"expert 2 of layer 1 .*experts-00001\.bin"):
         machine.visit(1, np.array([[2]]))
-    machine.tier.abandon_visit()
     machine.visit(0, np.array([[2, 3]]))
     machine.check()
 
@@ -364,7 +285,7 @@ def test_demand_whose_read_has_failed_unseen_is_read_again_and_then_raises() -> 
     machine = Machine(device_slots=4, host_slots=4, failing=frozenset([8]))
     submit(machine.link, [8], math.inf)
     while 8 in machine.disk.queued:
-        machine.link._poll_disk()
+        machine.slots.loader.poll()
     with pytest.raises(ReadFailure) as raised:
         machine.link.wait_any(np.array([8]))
     assert raised.value.key == 8 and machine.disk.submitted == 2
@@ -374,8 +295,8 @@ def test_demand_whose_read_has_failed_unseen_is_read_again_and_then_raises() -> 
 
 def test_a_prefetch_that_fails_is_reported_once_and_frees_its_slots() -> None:
     machine = Machine(device_slots=8, host_slots=2, failing=frozenset([7]))
-    machine.tier.prefetch(np.array([7]), np.array([0.5]))
-    while machine.tier.known[1, 1]:
+    machine.tier.prefetches.submit(np.array([7]), np.array([0.5]))
+    while machine.tier.prefetches.known[1, 1]:
         machine.visit(0, np.array([[0, 1]]))
     assert machine.tier.stats.prefetches_wasted == 1
     machine.check()
@@ -384,7 +305,7 @@ def test_a_prefetch_that_fails_is_reported_once_and_frees_its_slots() -> None:
 def test_demand_with_no_host_slot_gets_that_of_a_failing_prefetch() -> None:
     machine = Machine(device_slots=8, host_slots=1, failing=frozenset([7]))
     machine.hold_polls()
-    machine.tier.prefetch(np.array([7]), np.array([0.5]))
+    machine.tier.prefetches.submit(np.array([7]), np.array([0.5]))
     machine.visit(0, np.array([[0, 1]]))
     assert machine.disk.submitted == 3
     machine.check()
@@ -393,17 +314,16 @@ def test_demand_with_no_host_slot_gets_that_of_a_failing_prefetch() -> None:
 def test_the_host_is_filled_in_the_order_of_the_files_and_as_far_as_it_goes() -> None:
     machine = Machine(device_slots=4, host_slots=7)
     seen: list[tuple[int, int]] = []
-    machine.link.load_host(lambda done, total: seen.append((done, total)))
-    assert machine.link.host_holds(np.arange(TOTAL)).tolist() == [key < 7 for key in range(TOTAL)]
+    machine.slots.load_all(lambda done, total: seen.append((done, total)))
+    assert machine.slots.holds(np.arange(TOTAL)).tolist() == [key < 7 for key in range(TOTAL)]
     assert seen[0] == (0, 7 * STRIDE) and seen[-1] == (7 * STRIDE, 7 * STRIDE) and seen == sorted(seen)
     assert (machine.host[SLOTS_START:].view(np.float32).reshape(7, -1) == np.arange(7)[:, None]).all()
 
 
 def test_a_host_that_cannot_be_filled_raises_the_failure() -> None:
     machine = Machine(device_slots=4, host_slots=7, failing=frozenset([3]))
-    with pytest.raises(ReadFailure) as raised:
-        machine.link.load_host(lambda done, total: None)
-    assert "expert 3 of layer 0" in str(machine.tier.explain(raised.value))
+    with pytest.raises(ExpertReadError, match="expert 3 of layer 0"):
+        machine.slots.load_all(lambda done, total: None)
 
 
 @pytest.mark.parametrize(
@@ -414,21 +334,21 @@ def test_the_device_reaches_all_where_the_host_holds_all_and_it_is_pinned(
     host_slots: int, pinned_bytes: int | None, reaches: bool
 ) -> None:
     machine = Machine(device_slots=4, host_slots=host_slots, pinned_bytes=pinned_bytes)
-    machine.link.load_host(lambda done, total: None)
-    assert not machine.link.device_reaches_all
-    machine.link.pin(1 << 40)
-    assert machine.link.device_reaches_all == reaches
+    machine.slots.load_all(lambda done, total: None)
+    assert not machine.slots.device_reaches_all
+    machine.slots.pin(1 << 40)
+    assert machine.slots.device_reaches_all == reaches
     if reaches:
         at = address_of(machine.host, SLOTS_START + np.arange(TOTAL) * STRIDE)
-        assert machine.link.reachable_addresses().tolist() == at.tolist()
+        assert machine.slots.device_addresses().tolist() == at.tolist()
 
 
 def test_the_rate_of_the_link_is_that_of_its_slower_part() -> None:
     machine = Machine(device_slots=4, host_slots=7)
     machine.disk.busy_seconds = lambda: 5.0  # type: ignore[method-assign]
-    machine.link.load_host(lambda done, total: None)
+    machine.slots.load_all(lambda done, total: None)
     machine.visit(0, np.array([[0, 1]]))
-    machine.copier.wait(machine.link.last_ticket())
+    machine.copier.wait(machine.copies.last_ticket)
     assert machine.link.bytes_read() == 2 * STRIDE
     assert machine.link.busy_seconds() == machine.copier.busy_seconds(), "loading the host brought the device nothing"
     machine.disk.busy_seconds = lambda: 8.0  # type: ignore[method-assign]
@@ -437,16 +357,16 @@ def test_the_rate_of_the_link_is_that_of_its_slower_part() -> None:
 
 def test_demand_under_way_counts_as_lag_until_it_has_ended() -> None:
     machine = Machine(device_slots=6, host_slots=TOTAL)
-    machine.link.load_host(lambda done, total: None)
+    machine.slots.load_all(lambda done, total: None)
     submit(machine.link, [0], math.inf)
     machine.copier.wait(0)
     machine.copier.patient = True
-    assert machine.link.lag_s() == 0.0
+    assert machine.copies.lag_s() == 0.0
     submit(machine.link, [1, 2], math.inf)
     submit(machine.link, [3], 0.5)
-    assert machine.link.lag_s() == pytest.approx(2 * STRIDE / 1e9)
-    machine.copier.wait(machine.link.last_ticket())
-    assert machine.link.lag_s() == 0.0
+    assert machine.copies.lag_s() == pytest.approx(2 * STRIDE / 1e9)
+    machine.copier.wait(machine.copies.last_ticket)
+    assert machine.copies.lag_s() == 0.0
 
 
 def test_closing_waits_for_copies_and_ends_the_disks_reader() -> None:
@@ -458,19 +378,18 @@ def test_closing_waits_for_copies_and_ends_the_disks_reader() -> None:
         return True
 
     machine.disk.close = close  # type: ignore[method-assign]
-    machine.link.load_host(lambda done, total: None)
+    machine.slots.load_all(lambda done, total: None)
     machine.copier.patient = True
     submit(machine.link, [0, 1], math.inf)
     submit(machine.link, [2], math.inf)
     machine.copier.wait(0)
-    machine.link.lag_s()
+    machine.copies.lag_s()
     machine.link.close()
     assert closed and machine.copier.num_pending == 0
 
 
-def test_what_waits_for_its_turn_to_be_copied_is_not_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copies, "PREFETCH_BYTES", STRIDE)
-    machine = Machine(device_slots=12, host_slots=6)
+def test_what_waits_for_its_turn_to_be_copied_is_not_evicted() -> None:
+    machine = Machine(device_slots=12, host_slots=6, copying={"prefetch_bytes": STRIDE})
     machine.copier.patient = True
     machine.hold_polls()
     submit(machine.link, [6, 7], [0.5, 0.4])
@@ -481,7 +400,7 @@ def test_what_waits_for_its_turn_to_be_copied_is_not_evicted(monkeypatch: pytest
     machine.hold_polls()
     submit(machine.link, [0, 1, 2, 3, 4, 5], math.inf)
     assert sorted(machine.disk.queued) == [0, 1, 2, 3], "two slots are those of the copied and the waiting one"
-    assert machine.link.host_holds(np.array([7])).all()
+    assert machine.slots.holds(np.array([7])).all()
 
 
 def test_a_host_slot_is_free_when_its_own_copy_has_ended_whatever_comes_behind() -> None:
@@ -493,7 +412,7 @@ def test_a_host_slot_is_free_when_its_own_copy_has_ended_whatever_comes_behind()
         machine.link.wait_any(np.array([key]))
     submit(machine.link, [2, 3], math.inf)
     assert not machine.disk.queued, "both slots are being copied"
-    machine.copier.wait(machine.link.ticket(np.array([0])))
+    machine.copier.wait(machine.copies.ticket(np.array([0])))
     machine.link.advance()
     assert sorted(machine.disk.queued) == [2]
     assert sorted(machine.link.wait_any(np.array([2, 3])).tolist()) == [2]
@@ -512,18 +431,18 @@ def test_demand_is_served_in_the_order_in_which_it_became_demand() -> None:
     for _ in range(3):
         order += list(machine.disk.queued)
         machine.link.wait_any(np.array(order[-1:]))
-        machine.copier.wait(machine.link.last_ticket())
+        machine.copier.wait(machine.copies.last_ticket)
         machine.link.advance()
     assert order == [0, 1, 6]
 
 
 def test_compute_is_not_made_to_wait_for_what_is_known_to_have_ended() -> None:
     machine = Machine(device_slots=12, host_slots=TOTAL)
-    machine.link.load_host(lambda done, total: None)
+    machine.slots.load_all(lambda done, total: None)
     submit(machine.link, [0], math.inf)
     machine.copier.wait(0)
-    machine.link.lag_s()
+    machine.copies.lag_s()
     machine.copier.make_wait = lambda *_: pytest.fail("nothing to wait for")  # type: ignore[method-assign]
-    machine.link.order_compute(np.array([0]))
-    machine.link.order_compute(np.array([5]))
-    machine.link.order_compute()
+    machine.copies.order_compute(np.array([0]))
+    machine.copies.order_compute(np.array([5]))
+    machine.copies.order_compute()

@@ -1,0 +1,61 @@
+"""Reads ahead of demand: experts that are kept for layers which have not run yet."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from moeinf.runtime.cache.cache import ExpertCache
+from moeinf.runtime.cache.loader import Loader
+from moeinf.runtime.cache.table import LOADING, BoolArray
+from moeinf.types import FloatArray, IntArray
+
+
+class Prefetches:
+    """The prefetches of one tier. Keys are layer * num_experts + expert."""
+
+    def __init__(self, cache: ExpertCache, loader: Loader) -> None:
+        self._cache = cache
+        self._loader = loader
+
+    @property
+    def known(self) -> BoolArray:
+        """[layers, experts]: whether an expert is resident or on its way."""
+        return self._cache.known
+
+    @property
+    def room(self) -> int:
+        """How many more experts may be kept for layers to come, so that demand always finds slots."""
+        return (self._cache.table.num_slots - self._cache.shape.top_k) // 2 - len(self._cache.reserved)
+
+    def queued(self) -> IntArray:
+        """Keys of the prefetches that have not landed, ascending."""
+        return np.array(self._cache.table.by_state(sorted(self._cache.reserved))[LOADING], np.int64)
+
+    def submit(self, keys: IntArray, priorities: FloatArray) -> int:
+        """Queues reads of absent experts behind all demand, and keeps their slots until their layer has run.
+
+        Returns how many of them, the first ones, have found a slot.
+        """
+        cache = self._cache
+        count = cache.make_room(len(keys))
+        if count:
+            keys = keys[:count]
+            self._loader.submit(keys, priorities[:count])
+            cache.reserve(keys.tolist(), prefetched=True)
+            cache.stats.prefetches += count
+            cache.stats.prefetch_bytes += count * cache.stride_bytes
+        return count
+
+    def reprioritise(self, keys: IntArray, priorities: FloatArray) -> None:
+        """Gives new priorities to prefetches that are still queued."""
+        self._loader.reader.reprioritise(keys, priorities)
+
+    def keep(self, resident: list[int]) -> None:
+        """Keeps residents for a layer to come, as far as no more than half of the slots is kept."""
+        room = self._cache.table.num_slots // 2 - len(self._cache.reserved)
+        self._cache.reserve(resident[: max(0, room)], prefetched=False)
+
+    def drop(self, keys: list[int]) -> None:
+        """Cancels those of the reads on their way, which nobody needs, that have not begun."""
+        if keys:
+            self._cache.stats.prefetch_bytes -= self._loader.cancel(np.array(keys)) * self._cache.stride_bytes

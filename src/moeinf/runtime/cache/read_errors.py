@@ -1,0 +1,28 @@
+"""What a read of an expert that failed means to the user."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Sequence
+from pathlib import Path
+
+from moeinf._native import ReadFailure
+from moeinf.errors import ExpertReadError
+
+
+class ReadErrors:
+    """Names the expert, its file and the remedy."""
+
+    def __init__(self, shards: Sequence[Path], num_experts: int, model: str = "MODEL") -> None:
+        """shards: the file of each layer. model: its name."""
+        self._shards = shards
+        self._num_experts = num_experts
+        self._model = model
+
+    def explain(self, failure: ReadFailure) -> ExpertReadError:
+        layer, expert = divmod(int(failure.key), self._num_experts)
+        fault = "damaged" if failure.errno == errno.EBADMSG else "unreadable"
+        return ExpertReadError(
+            f"{self._model}: expert {expert} of layer {layer} is {fault} in {self._shards[layer]}: "
+            f"{failure}; check it with `moeinf verify {self._model}`, then `moeinf pull` it again"
+        )

@@ -1,0 +1,177 @@
+"""A visit: one run of a layer, from the experts that it needs to the end of their computing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final
+
+import numpy as np
+
+from moeinf._native import ReadFailure
+from moeinf.errors import ExpertReadError
+from moeinf.runtime.cache.cache import ExpertCache
+from moeinf.runtime.cache.idle import IdleWindow
+from moeinf.runtime.cache.loader import DEMAND, Loader
+from moeinf.runtime.cache.prefetches import Prefetches
+from moeinf.types import IntArray, Profiler
+
+BATCH_EXPERTS: Final = 16  # of one compute call while others wait for the slots that it frees
+
+
+@dataclass(frozen=True, slots=True)
+class VisitParts:
+    """What a visit works with; a tier gives the same to all of its visits."""
+
+    cache: ExpertCache
+    loader: Loader
+    prefetches: Prefetches
+    idle: IdleWindow
+    profiler: Profiler
+    explain: Callable[[ReadFailure], ExpertReadError]
+
+
+class Visit:
+    """Pins the experts of a layer that are there, reads the others, and hands out each while it cannot leave.
+
+    A visit may need more experts than there are slots: it then goes through in waves. `arrivals` is taken to its end,
+    then `close` (or the end of `with`) comes; after an error or an interrupt `close` alone, and nothing is held any
+    more for this visit or for layers to come. An iterator that is left over does nothing afterwards.
+    """
+
+    __slots__ = ("_ahead", "_open", "_parts", "_pending", "_ready", "_waiting", "layer", "num_tokens")
+
+    def __init__(self, parts: VisitParts, layer: int, experts: IntArray, counts: IntArray, num_tokens: int) -> None:
+        """`num_tokens` tokens need the layer's `experts`, each of them as many as `counts` says.
+
+        Counts the demand, pins what is there, and queues reads of the rest.
+        """
+        self.layer, self.num_tokens = layer, num_tokens
+        self._parts = parts
+        self._open = True
+        self._ready: list[int] = []  # resident and not computed
+        self._waiting: list[int] = []  # on their way
+        self._pending: list[int] = []  # without a slot so far
+        self._ahead: list[int] = []  # of the next layer, to be read into the slots that demand leaves
+        try:
+            self._begin(experts, counts)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Visit:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def all_have_slots(self) -> bool:
+        """Whether nothing of the visit waits for a slot that another expert of it has to leave first."""
+        return not self._pending
+
+    def arrivals(self) -> Iterator[tuple[IntArray, IntArray]]:
+        """(experts, offsets of their blocks) of the visit, batch by batch: residents first, then what has landed.
+
+        A batch lies still until the iterator moves on. Raises ExpertReadError; what had landed stays usable.
+        """
+        cache = self._parts.cache
+        first_key, offset_of = self.layer * cache.shape.num_experts, cache.table.offset_of
+        while self._ready or self._waiting or self._pending:
+            if not self._ready:
+                self._wait()
+            while self._ready:
+                batch = self._next_batch()
+                keys = np.array(batch)
+                yield keys - first_key, offset_of[keys]
+                if not self._open:
+                    return
+                cache.unpin(batch)
+                if self._pending or self._ahead:
+                    self._refill()
+
+    def read_ahead(self, keys: IntArray) -> None:
+        """In a visit of many tokens: the layer behind it will need `keys`, surest first.
+
+        What is there stays for it, up to half of the slots; what is absent is read into every slot that this visit's
+        demand leaves, now and after each batch.
+        """
+        self._ahead, _, resident = self._parts.cache.table.by_state(keys.tolist())
+        self._parts.prefetches.keep(resident)
+        self._refill()
+
+    def close(self) -> None:
+        """Ends the visit; a second call does nothing. Reads of a visit that is given up land as usual."""
+        if self._open:
+            self._open = False
+            if self._pending or self._parts.cache.pinned:
+                self._parts.cache.let_go()
+            self._ready, self._waiting, self._pending, self._ahead = [], [], [], []
+
+    # ---- inside
+
+    def _begin(self, experts: IntArray, counts: IntArray) -> None:
+        parts, layer, many = self._parts, self.layer, self.num_tokens > 1
+        cache = parts.cache
+        parts.loader.poll()  # only prefetches can have failed; if such an expert is needed, its demand read will tell
+        parts.idle.visit_begins()
+        keys = (experts + layer * cache.shape.num_experts).tolist()
+        self._pending, self._waiting, self._ready = cache.begin_layer(layer, keys, counts, many=many)
+        if self._waiting:
+            parts.prefetches.reprioritise(np.array(self._waiting), np.full(len(self._waiting), DEMAND))
+        parts.prefetches.drop(cache.end_reservations())
+        if self._pending:
+            self._queue_demand()
+
+    def _refill(self) -> None:
+        """Slots that have become free, or may, go to what waits for them: demand first."""
+        if self._pending:
+            self._queue_demand()
+        if self._ahead and not self._pending:
+            priorities = np.full(len(self._ahead), DEMAND)  # it will be needed for certain
+            del self._ahead[: self._parts.prefetches.submit(np.array(self._ahead), priorities)]
+
+    def _queue_demand(self) -> None:
+        cache, pending = self._parts.cache, self._pending
+        # with nothing to compute or to wait for, the visit can only go on at the cost of the layers to come
+        count = cache.make_room(len(pending), at_any_cost=not (self._ready or self._waiting))
+        if not count:
+            return
+        chosen = pending[:count]
+        del pending[:count]
+        self._parts.loader.submit(np.array(chosen), np.full(count, DEMAND))
+        cache.pin(chosen)
+        self._waiting += chosen
+        cache.stats.demand_reads += count
+        cache.stats.demand_bytes += count * cache.stride_bytes
+
+    def _next_batch(self) -> list[int]:
+        size = BATCH_EXPERTS if self._pending or self._ahead else len(self._ready)
+        batch = self._ready[:size]
+        del self._ready[:size]
+        return batch
+
+    def _wait(self) -> None:
+        """Blocks until an expert of this visit lands, or, with no slot to be had, until a prefetch gives one up."""
+        parts, wanted = self._parts, self._waiting or self._parts.cache.table.loading()
+        parts.profiler.lap("policy")
+        assert wanted, "demand has no slot and nothing is on its way"
+        arrived: set[int] = set()
+        try:
+            arrived.update(parts.loader.wait(np.array(wanted)).tolist())
+        except ReadFailure as failure:
+            if self._waiting:
+                raise parts.explain(failure) from failure
+            # else a prefetch failed, and its slot is free
+        finally:
+            parts.cache.stats.stall_s += parts.profiler.lap("stall")
+        if self._waiting:
+            self._ready = [key for key in self._waiting if key in arrived]
+            self._waiting = [key for key in self._waiting if key not in arrived]
+            if not self._waiting:
+                parts.idle.demand_ends()
+        elif self._pending:
+            self._queue_demand()

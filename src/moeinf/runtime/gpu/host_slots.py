@@ -1,0 +1,104 @@
+"""Experts in host memory on their way to a device: the tier below the device's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from moeinf._native import ReadFailure
+from moeinf.runtime.cache.cache import ExpertCache, ScoresBelow
+from moeinf.runtime.cache.loader import Loader
+from moeinf.runtime.cache.read_errors import ReadErrors
+from moeinf.runtime.cache.table import RESIDENT, BoolArray, SlotRegion
+from moeinf.types import Copier, IntArray, Reader
+
+
+class HostSlots:
+    """Slots of host memory that the disk fills and that a device copies from, or reads itself where they are pinned.
+
+    Nothing leaves them where they hold every expert.
+    """
+
+    def __init__(self, above: ExpertCache, slots: SlotRegion, disk: Reader, copier: Copier, errors: ReadErrors) -> None:
+        """above: the cache of the device's slots. disk reads into slots.memory."""
+        assert slots.memory is not None
+        self.cache = ExpertCache(above.shape, above.stride_bytes, slots, ScoresBelow(above))
+        self.loader = Loader(self.cache, disk, slots.memory)
+        self._disk = disk
+        self._copier = copier
+        self._errors = errors
+        self._memory = slots.memory
+        self._start: int = slots.memory.ctypes.data
+        self._pinned_bytes = 0
+        self._device_addresses: IntArray | None = None
+        self._loading_busy_s = 0.0  # the disk's busy seconds that brought nothing to the device
+
+    def load_all(self, progress: Callable[[int, int], None]) -> None:
+        """Fills the slots in the order of the files. progress(bytes done, bytes in all). Raises ExpertReadError."""
+        try:
+            while self.loader.load_next(progress):
+                pass
+        except ReadFailure as failure:
+            raise self._errors.explain(failure) from failure
+        finally:
+            self._loading_busy_s = self._disk.busy_seconds()
+
+    def busy_seconds(self) -> float:
+        """How long the disk was busy with what the device asked for."""
+        return self._disk.busy_seconds() - self._loading_busy_s
+
+    def addresses(self, keys: IntArray) -> IntArray:
+        """Where the blocks of experts lie that are in the slots; of those that are not, nonsense."""
+        found: IntArray = self.cache.table.offset_of[keys] + self._start
+        return found
+
+    # ---- pinned memory
+
+    def pin(self, num_bytes: int, progress: Callable[[int], None] | None = None) -> int:
+        """Registers so much of the memory with the copier, as far as the system allows; returns the bytes pinned.
+
+        progress(bytes pinned so far) may raise to end it: what is pinned then, the copier gives back when it is closed.
+        """
+        self._pinned_bytes = self._copier.register(self._memory[:num_bytes], self.cache.stride_bytes, progress)
+        self._device_addresses = None
+        return self._pinned_bytes
+
+    @property
+    def device_reaches_all(self) -> bool:
+        """Whether every expert lies in pinned memory, for good."""
+        return self.cache.table.all_resident and len(self.device_addresses()) > 0
+
+    def device_addresses(self) -> IntArray:
+        """[layers * experts]: where the device reads an expert's block in host memory; empty where it cannot read all.
+
+        Every expert must be there.
+        """
+        table, stride_bytes = self.cache.table, self.cache.stride_bytes
+        assert table.all_resident
+        if self._device_addresses is None:
+            self._device_addresses = np.empty(0, np.int64)
+            if int(table.offset_of.max()) + stride_bytes <= self._pinned_bytes:
+                at = self.addresses(np.arange(len(table.state))).tolist()
+                self._device_addresses = np.array([self._copier.device_address(a, stride_bytes) for a in at], np.int64)
+        return self._device_addresses
+
+    # ---- experts that the CPU computes
+
+    def holds(self, keys: IntArray) -> BoolArray:
+        """Which of the keys lie in the slots."""
+        holds: BoolArray = self.cache.table.state[keys] == RESIDENT
+        return holds
+
+    def hold(self, keys: IntArray) -> IntArray:
+        """Keeps experts that are there where they are until `release`; returns the offsets of their blocks."""
+        assert self.holds(keys).all(), "only what the host holds can be kept there"
+        self.cache.pin(keys.tolist())
+        return self.cache.table.offset_of[keys]
+
+    def release(self, keys: IntArray) -> None:
+        self.cache.unpin(keys.tolist())
+
+    def check_integrity(self) -> None:
+        """Asserts what always holds while nothing is held; tests call it after every step."""
+        self.cache.check_integrity()

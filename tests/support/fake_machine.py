@@ -1,0 +1,88 @@
+"""A device tier over host slots over a disk, none of them real, and what is computed checked at the moment of use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import chain
+
+import numpy as np
+
+from moeinf.runtime.cache.cache import ExpertCache
+from moeinf.runtime.cache.idle import IdleWindow
+from moeinf.runtime.cache.loader import Loader
+from moeinf.runtime.cache.table import SlotRegion
+from moeinf.runtime.cache.tier import ExpertTier
+from moeinf.runtime.gpu.copies import Copies
+from moeinf.runtime.gpu.host_link import HostLink
+from moeinf.runtime.gpu.host_slots import HostSlots
+from moeinf.runtime.policy.eamc import ActivationCollection
+from moeinf.runtime.policy.eviction import make_policy
+from moeinf.types import IntArray, Profiler, ReadDone
+from tests.support.fake_device import COMPUTE_STREAM, FakeCopier, address_of
+from tests.support.fake_reader import LAYOUT, SHAPE, SLOTS_START, FakeReader, errors_of
+
+STRIDE = LAYOUT.stride_bytes
+NONE = np.empty(0, np.int64)
+
+
+class Compute:
+    """What computes: a stream with a number."""
+
+    stream = COMPUTE_STREAM
+
+
+class Machine:
+    """A device of `device_slots`, a host of `host_slots`, and what is computed checked at the moment of use."""
+
+    def __init__(
+        self,
+        device_slots: int,
+        host_slots: int,
+        *,
+        policy: str = "lru",
+        seed: int = 0,
+        failing: frozenset[int] = frozenset(),
+        pinned_bytes: int | None = None,
+        copying: Mapping[str, int] | None = None,
+    ) -> None:
+        """copying: sizes of Copies other than its own."""
+        self.device = np.full(device_slots * STRIDE, 0x5A, np.uint8)
+        self.host = np.full(SLOTS_START + host_slots * STRIDE, 0xA5, np.uint8)
+        self.disk = FakeReader(self.host, seed, failing)
+        self.copier = FakeCopier(seed, pinned_bytes=pinned_bytes)
+        self.policy = make_policy(policy, SHAPE, ActivationCollection(SHAPE))
+        stride, errors = STRIDE, errors_of(SHAPE)
+        self.copies = Copies(self.copier, stride, SHAPE.total_experts, Compute(), **(copying or {}))
+        cache = ExpertCache(SHAPE, stride, SlotRegion(None, 0, device_slots), self.policy)
+        self.slots = HostSlots(cache, SlotRegion(self.host, SLOTS_START, host_slots), self.disk, self.copier, errors)
+        self.link = HostLink(self.slots, self.copies, lambda offsets: address_of(self.device, offsets))
+        idle = IdleWindow(lag_s=self.copies.lag_s)
+        self.tier = ExpertTier(cache, Loader(cache, self.link), errors, Profiler(), idle)
+
+    def visit(self, layer: int, ids: IntArray) -> list[list[int]]:
+        """One layer's visit; the batches in which its experts came."""
+        self.policy.observe(layer, ids)
+        experts, counts = np.unique(ids, return_counts=True)
+        batches = []
+        with self.tier.visit(layer, experts, counts, len(ids)) as visit:
+            for batch, offsets in visit.arrivals():
+                keys = batch + layer * SHAPE.num_experts
+                self.copies.order_compute(keys)
+                self.copier.compute()
+                for key, offset in zip(keys.tolist(), offsets.tolist(), strict=True):
+                    assert (self.on_device(offset) == key).all(), "the slot holds another expert, or none so far"
+                batches.append(batch.tolist())
+        assert sorted(chain(*batches)) == experts.tolist(), "each expert comes once"
+        return batches
+
+    def on_device(self, offset: int) -> np.ndarray:
+        return self.device[offset : offset + STRIDE].view(np.float32)
+
+    def check(self) -> None:
+        self.tier.check_integrity()
+        self.slots.check_integrity()
+        self.link.check_integrity()
+
+    def hold_polls(self) -> None:
+        """Nothing ends on the disk unless it is waited for."""
+        self.disk.poll = lambda: ReadDone(NONE, NONE)  # type: ignore[method-assign]
