@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="A stored model, org/repo[@rev], or a folder.")]
 StoredName = Annotated[str, typer.Argument(metavar="MODEL", help="A stored model.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no line about memory.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress and no line about memory.")]
 Quant = Annotated[
     str | None,
     typer.Option(metavar="FORMAT", help="Store weights as keep, q8_0, q4_0, q4_k, iq4_nl or mxfp4. [default: keep]"),
@@ -69,9 +69,13 @@ def run(
     model: ModelName,
     prompt: Annotated[
         list[str] | None,
-        typer.Argument(metavar="PROMPT", help="Without a prompt: a chat. Standard input, if piped, comes before it."),
+        typer.Argument(
+            metavar="PROMPT", help="What to answer; without one, a chat. Piped standard input comes before it."
+        ),
     ] = None,
-    file: Annotated[Path | None, typer.Option("--file", "-f", metavar="PATH", help="Prompt file.")] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", metavar="PATH", help="Read the prompt from a file.")
+    ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt as it is, without a chat template.")] = False,
     json: AsJson = False,
     *,
@@ -111,13 +115,19 @@ def pull(
         str | None, typer.Option(metavar="NAME", help="Store it under this name; one without a tag gets --quant's.")
     ] = None,
     quant: Quant = None,
-    quant_experts: Annotated[str | None, typer.Option(metavar="FORMAT", help="Other format of experts.")] = None,
-    quant_dense: Annotated[str | None, typer.Option(metavar="FORMAT", help="Other format of the rest.")] = None,
-    revision: Annotated[str | None, typer.Option(metavar="REV", help="Branch, tag or commit.")] = None,
-    token: Annotated[str | None, typer.Option(metavar="TOKEN", help="Access token. [default: HF_TOKEN]")] = None,
+    quant_experts: Annotated[
+        str | None, typer.Option(metavar="FORMAT", help="Store the experts in another format.")
+    ] = None,
+    quant_dense: Annotated[
+        str | None, typer.Option(metavar="FORMAT", help="Store the other weights in another format.")
+    ] = None,
+    revision: Annotated[str | None, typer.Option(metavar="REV", help="Branch, tag or commit to fetch.")] = None,
+    token: Annotated[
+        str | None, typer.Option(metavar="TOKEN", help="Access token for the Hub. [default: HF_TOKEN]")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Skip the check of free disk space.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be fetched.")] = False,
-    keep_source: Annotated[bool, typer.Option("--keep-source", help="Keep downloaded shards.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be fetched, and fetch nothing.")] = False,
+    keep_source: Annotated[bool, typer.Option("--keep-source", help="Keep the downloaded files.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Fetch and convert a model, or go on where that stopped."""
@@ -161,19 +171,19 @@ def pull(
 
 @app.command("list")
 def list_models(
-    prefix: Annotated[str, typer.Argument(metavar="PREFIX", help="Only names that begin so.")] = "",
-    everything: Annotated[bool, typer.Option("--all", help="Interrupted pulls as well.")] = False,
-    available: Annotated[bool, typer.Option("--available", help="Instead, the names that pull knows.")] = False,
+    prefix: Annotated[str, typer.Argument(metavar="PREFIX", help="Only models whose names begin so.")] = "",
+    everything: Annotated[bool, typer.Option("--all", help="List interrupted pulls as well.")] = False,
+    available: Annotated[bool, typer.Option("--available", help="List the names that pull knows instead.")] = False,
     json: AsJson = False,
 ) -> None:
-    """Stored models, newest first (also: ls)."""
+    """List stored models, newest first (also: ls)."""
     if available:
         if everything:
             raise UsageError("only one of --all and --available at a time")
         return _list_available(prefix.lower(), as_json=json)
     from moeinf.store.library import Library
+    from moeinf.terminal.listing import list_json, list_lines, partial_lines
     from moeinf.terminal.notes import say
-    from moeinf.terminal.show import list_json, list_lines, partial_lines
 
     library = Library(store_home())
     models = [stored for stored in library.list() if stored.name.lower().startswith(prefix.lower())]
@@ -203,13 +213,15 @@ def _list_available(prefix: str, *, as_json: bool) -> None:
 @app.command()
 def show(
     model: StoredName,
-    license: Annotated[bool, typer.Option("--license", help="Only the licence.")] = False,
-    parameters: Annotated[bool, typer.Option("--parameters", help="Only the checkpoint's sampling options.")] = False,
-    template: Annotated[bool, typer.Option("--template", help="Only the chat template.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Metadata and tensors as well.")] = False,
+    license: Annotated[bool, typer.Option("--license", help="Print only the licence.")] = False,
+    parameters: Annotated[
+        bool, typer.Option("--parameters", help="Print only the checkpoint's sampling options.")
+    ] = False,
+    template: Annotated[bool, typer.Option("--template", help="Print only the chat template.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print metadata and tensors as well.")] = False,
     json: AsJson = False,
 ) -> None:
-    """What a stored model is, and the memory it needs."""
+    """Show what a stored model is, and the memory it needs."""
     from moeinf.terminal import show as facts
 
     flags = {
@@ -234,7 +246,7 @@ def show(
 
 
 @app.command()
-def rm(models: Annotated[list[str], typer.Argument(metavar="MODEL", help="Stored models.")]) -> None:
+def rm(models: Annotated[list[str], typer.Argument(metavar="MODEL", help="Models and interrupted pulls.")]) -> None:
     """Delete models and interrupted pulls. Stops at the first that fails."""
     from moeinf.store.library import Library
     from moeinf.text.quantities import size_text
@@ -269,14 +281,22 @@ def verify(model: StoredName, quiet: Quiet = False) -> None:
 @with_flags(without=("num_beams",))  # what is measured is fed token by token
 def bench(
     model: ModelName,
-    num_prompt: Annotated[int, typer.Option("--num-prompt", "-p", metavar="TOKENS", min=1, help="Prompt.")] = 128,
-    num_decode: Annotated[int, typer.Option("--num-decode", "-n", metavar="TOKENS", min=2, help="Decode.")] = 64,
-    repeats: Annotated[int, typer.Option("--repeats", "-r", metavar="N", min=0, help="Warm requests.")] = 3,
-    prompt_file: Annotated[Path | None, typer.Option(metavar="PATH", help="Text to use. [default: built in]")] = None,
+    num_prompt: Annotated[
+        int, typer.Option("--num-prompt", "-p", metavar="TOKENS", min=1, help="Length of the prompt.")
+    ] = 128,
+    num_decode: Annotated[
+        int, typer.Option("--num-decode", "-n", metavar="TOKENS", min=2, help="How many tokens to decode.")
+    ] = 64,
+    repeats: Annotated[
+        int, typer.Option("--repeats", "-r", metavar="N", min=0, help="How many warm requests follow the cold one.")
+    ] = 3,
+    prompt_file: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Text to run on. [default: built in]")
+    ] = None,
     output: Annotated[
-        str, typer.Option("--output", "-o", metavar="FORM", help="table, md, csv, json, jsonl")
+        str, typer.Option("--output", "-o", metavar="FORM", help="Form of the figures: table, md, csv, json, jsonl.")
     ] = "table",
-    profile: Annotated[bool, typer.Option("--profile", help="Where the time of a token went.")] = False,
+    profile: Annotated[bool, typer.Option("--profile", help="Print where the time of a token went.")] = False,
     quiet: Quiet = False,
     *,
     config: RuntimeConfig,
@@ -311,7 +331,7 @@ def show_help(verb: Annotated[str, typer.Argument(metavar="VERB", help="Only thi
 def simulate(
     trace: Annotated[Path, typer.Argument(metavar="TRACE", help="A folder with routing.npz.")],
     cache: Annotated[
-        str, typer.Option(metavar="PERCENTS", help="Cache sizes, in percent of the experts.")
+        str, typer.Option(metavar="PERCENTS", help="Cache sizes, as percentages of the experts.")
     ] = "10,20,35,50",
     policy: Annotated[str, typer.Option(metavar="NAMES", help="Eviction policies, with commas, or all.")] = "all",
     max_tokens: Annotated[int | None, typer.Option(metavar="N", min=1, help="Only the first N tokens.")] = None,
@@ -326,14 +346,14 @@ def simulate(
 
 
 def _print(text: str) -> None:
-    """Text that came with a checkpoint, to stdout; a terminal gets nothing of it that it would act on."""
+    """Prints a text that came with a checkpoint, without the characters that a terminal would act on."""
     from moeinf.terminal.screen import harmless
 
     print(harmless(text) if sys.stdout.isatty() else text)
 
 
 def _stored(name: str) -> StoredModel:
-    """Raises ModelNotFoundError, also with how to fetch a model that is known and not stored."""
+    """The stored model of this name. Raises ModelNotFoundError, which says how to fetch one that is known."""
     from moeinf.pull.references import known_sources
     from moeinf.store.library import Library
 
@@ -346,7 +366,7 @@ def _stored(name: str) -> StoredModel:
 
 
 def main() -> None:
-    """The console command: every error is one line on stderr and an exit code."""
+    """Runs the console command: every error becomes one line on stderr and an exit code."""
     open_streams()
     code = run_command(sys.argv[1:])
     try:
@@ -372,7 +392,7 @@ def run_command(arguments: list[str]) -> int:
     except BrokenPipeError:  # whoever read our output has gone
         drop_output()
         return 1
-    except Exception as error:  # the top: nobody above us could name the fault
+    except Exception as error:  # this is the top: nobody above could name the fault
         if debug:
             traceback.print_exc()
         if isinstance(error, OutputError):

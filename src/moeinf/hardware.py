@@ -1,4 +1,4 @@
-"""What this machine has: memory that this process may still use, and cores worth a thread."""
+"""What this machine has: memory that this process may still use, and cores that are worth a thread."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from pathlib import Path
 class Machine:
     available_bytes: int  # memory that this process may still take without swapping or being killed
     limited_by: str  # "machine" or the control group that binds
-    cores: int  # worth a thread: see usable_cores
-    total_bytes: int = 0  # memory of the machine, whoever uses it; 0: not known
+    cores: int  # that are worth a thread: see usable_cores
+    total_bytes: int = 0  # all memory of the machine; 0: not known
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryState:
     available_bytes: int  # as in Machine
     limited_by: str
-    stall_s: float = 0.0  # seconds so far in which something waited for memory, where the kernel counts them; rises
+    stall_s: float = 0.0  # so far, in which something waited for memory; 0 where the kernel does not count that
 
 
 def machine(root: Path = Path("/")) -> Machine:
@@ -35,7 +35,7 @@ def machine(root: Path = Path("/")) -> Machine:
 
 
 def memory_now(root: Path = Path("/")) -> MemoryState:
-    """What the machine, and every control group around this process, leave to it: the tightest of them binds."""
+    """The memory that this process may still take: the least that the machine and its control groups leave."""
     available, limited_by = _memory(root, "MemAvailable"), "machine"
     stall_s = _stall_s(root / "proc/pressure/memory")
     for group, folder, is_v2 in _groups(root, "memory"):
@@ -51,7 +51,7 @@ def memory_now(root: Path = Path("/")) -> MemoryState:
 
 
 def _memory(root: Path, what: str) -> int:
-    """Bytes of a line of /proc/meminfo; where there is no such line, what macOS says, or all of the machine's."""
+    """Bytes of a line of /proc/meminfo. Without such a line, what macOS says, or all of the machine's memory."""
     for line in _lines(root / "proc/meminfo"):
         if line.startswith(f"{what}:"):
             return int(line.split()[1]) * 1024
@@ -61,7 +61,7 @@ def _memory(root: Path, what: str) -> int:
 
 
 def macos_fact(name: str) -> int | None:
-    """A number that sysctl knows by this name; None on other systems, or where it does not know it."""
+    """The number that sysctl of macOS has under this name; None where there is none, and on other systems."""
     if sys.platform != "darwin":
         return None
     value, num_bytes = ctypes.c_int(), ctypes.c_size_t(ctypes.sizeof(ctypes.c_int))
@@ -72,7 +72,7 @@ def macos_fact(name: str) -> int | None:
 
 
 def _groups(root: Path, controller: str) -> Iterator[tuple[str, Path, bool]]:
-    """(name, folder, whether of version 2) of the groups that `controller` rules this process by, innermost first."""
+    """The control groups that limit this process, innermost first: name, folder, whether of version 2."""
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
@@ -84,13 +84,13 @@ def _groups(root: Path, controller: str) -> Iterator[tuple[str, Path, bool]]:
 
 
 def _room(folder: Path, limits: tuple[str, ...], usage: str) -> int | None:
-    """Bytes left to a group, what the kernel drops before it kills counted; None without a limit."""
+    """Bytes that a group may still take, including what the kernel would drop first; None without a limit."""
     found = [number for limit in limits if (number := _number(folder / limit)) is not None]
     return min(found) - (_number(folder / usage) or 0) + _page_cache(folder / "memory.stat") if found else None
 
 
 def _page_cache(stat: Path) -> int:
-    """File pages charged to a group: the kernel drops them before it kills."""
+    """Bytes of file pages that are charged to a group: the kernel drops them before it kills a process."""
     values = dict(line.split() for line in _lines(stat) if len(line.split()) == 2)
     return sum(int(values.get(f"total_{key}", values.get(key, 0))) for key in ("inactive_file", "active_file"))
 
@@ -116,10 +116,10 @@ def _lines(path: Path) -> list[str]:
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """Physical cores in this process's affinity mask, but no more than its control groups give it time for.
+    """How many physical cores this process may use, but no more than its control groups give it time for.
 
-    Of a quota the whole cores count: one thread more than it feeds, and all of them, as they wait for each other, stand
-    still in each period in which the time is used up. Of macOS's cores only the fast ones count, for the same reason.
+    A quota is rounded down: threads wait for each other, so that one thread too many makes all of them stand still
+    once the time of a period is used up. For the same reason only the fast cores of a Mac count.
     """
     return max(1, min(_physical_cores(root), math.floor(_cpu_quota(root))))
 
@@ -136,7 +136,7 @@ def _physical_cores(root: Path) -> int:
 
 
 def _cpu_quota(root: Path) -> float:
-    """CPUs that the tightest of the control groups gives this process; more than any machine has where none does."""
+    """How many CPUs the control groups give to this process; a number beyond any machine's where none sets a limit."""
     quota = float(1 << 20)
     for _, folder, is_v2 in _groups(root, "cpu"):
         names = ["cpu.max"] if is_v2 else ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
@@ -147,7 +147,7 @@ def _cpu_quota(root: Path) -> float:
 
 
 def cpu_name(root: Path = Path("/")) -> str:
-    """What the CPU calls itself, else what the system calls its kind."""
+    """The name of the CPU, or else of its architecture."""
     for key in ("model name", "Model", "Hardware"):  # of x86; of ARM boards
         for line in _lines(root / "proc/cpuinfo"):
             name, _, value = line.partition(":")
@@ -157,6 +157,6 @@ def cpu_name(root: Path = Path("/")) -> str:
 
 
 def peak_rss_bytes() -> int:
-    """Most memory that was ever resident in this process."""
+    """The most memory that was ever resident in this process."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024

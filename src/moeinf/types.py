@@ -28,7 +28,7 @@ DType = Literal["bf16", "f16", "f32"]
 DTYPE_BYTES: Mapping[DType, int] = {"bf16": 2, "f16": 2, "f32": 4}
 
 Format = Literal["bf16", "f16", "f32", "q8_0", "q4_0", "q4_k", "iq4_nl", "mxfp4"]
-# Weights and bytes of one block, of which a row has a whole number; the quantised ones are ggml's, bit for bit.
+# Weights and bytes of one block; a row has a whole number of them. The quantised ones are those of ggml, bit for bit.
 FORMAT_BLOCKS: Mapping[Format, tuple[int, int]] = {
     "bf16": (1, 2), "f16": (1, 2), "f32": (1, 4),
     "q8_0": (32, 34), "q4_0": (32, 18), "q4_k": (256, 144), "iq4_nl": (32, 18), "mxfp4": (32, 17),
@@ -36,14 +36,16 @@ FORMAT_BLOCKS: Mapping[Format, tuple[int, int]] = {
 
 
 def format_bytes(format: Format, shape: Sequence[int]) -> int:
-    """Bytes of a tensor whose last dimension is cut into blocks. Raises ValueError where a row is no whole number."""
+    """Bytes of a tensor whose rows are cut into blocks. Raises ValueError for a row that ends within a block."""
     weights, num_bytes = FORMAT_BLOCKS[format]
     if shape[-1] % weights:
         raise ValueError(f"rows of {shape[-1]} are no whole number of {format} blocks of {weights}")
     return math.prod(shape) // weights * num_bytes
 
 
-BLOCK_ALIGN_BYTES = 4096  # O_DIRECT wants offset, length and address on the device's block: 4 KiB covers all
+BLOCK_ALIGN_BYTES = (
+    4096  # O_DIRECT wants offset, length and address at multiples of the device's block; 4 KiB serves all devices
+)
 TENSOR_ALIGN_BYTES = 64  # one cache line, and one AVX-512 load
 
 
@@ -54,7 +56,7 @@ class ExpertId(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MoeShape:
-    """How many MoE layers, experts in each, and experts that one token uses in each."""
+    """How many MoE layers a model has, how many experts each has, and how many of these one token uses."""
 
     num_layers: int
     num_experts: int
@@ -67,7 +69,7 @@ class MoeShape:
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """One tensor inside an expert block (or a dense file): where it lies and what it is."""
+    """One tensor in an expert block or a dense file: where it lies and what it is."""
 
     name: str
     dtype: Format
@@ -90,14 +92,14 @@ class ExpertPiece:
     """Where one part (gate, up, down or a bias) of one expert lies in a source tensor, whole but for `filled`.
 
     Element [r, c] of the part is element start_element + r * strides[0] + c * strides[1] of the source, counted in its
-    flat order; a bias [r] has one stride. Without strides the part is a run of the source: rows one behind the other.
+    flat order; a bias [r] has one stride. Without strides the part is a contiguous run of the source, row after row.
     As in gpt-oss, with E experts, H hidden and I intermediate sizes, expert e:
       gate rows between up rows, [E, 2 I, H]:   (2 e I + half) H, strides (2 H, 1); half is 0 for gate and 1 for up
       the same, transposed, [E, H, 2 I]:        2 e H I + half, strides (2, 2 I)
       down, transposed, [E, I, H]:              e I H, strides (1, H)
       biases [E, 2 I]:                          2 e I + half, strides (2,)
-    filled: what the source has of the part, from its first row and column on, where the experts of some layers are
-      smaller; the rest of the part is zero. For sources in a plain type.
+    filled: the shape that the source has, from the first row and column on, where the experts of some layers are
+      smaller than others; the rest of the part is zero. Only sources in a plain type have it.
     """
 
     layer: int
@@ -108,13 +110,13 @@ class ExpertPiece:
     filled: tuple[int, ...] | None = None
 
     def strides_of(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The strides of a piece of this shape, also where none are given (as `torch.Tensor.as_strided` takes them)."""
+        """The strides of a piece of this shape, as `torch.Tensor.as_strided` takes them, also where none are given."""
         return self.strides or tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
 @dataclass(frozen=True, slots=True)
 class SumRun:
-    """CRC-32C of units that lie one behind the other in a file; of the last one, what is left of num_bytes."""
+    """CRC-32C sums of adjacent units of a file. The last unit is what is left of num_bytes."""
 
     file: str
     start: int
@@ -146,14 +148,14 @@ class ExpertForm:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What the layers of a model hold while they compute, in numbers (float32); of each, the layer that holds most."""
+    """The working memory of a model's layers, counted in float32 numbers; of each kind, that of the largest layer."""
 
-    attention: int = 0  # a token: of those that native attention takes at once; on a GPU, of the pass
-    token: int = 0  # a token of the pass, but for its routed experts
-    values: int = 0  # a position of the context, but of 16 bits where the weights have them: transposed values
-    scores: int = 0  # a position of the context, in each thread of native attention
-    source: int = 0  # a pair of positions of a source, which goes through as a whole; 0 where there is no encoder
-    fixed: int = 0  # however long pass and context are
+    attention: int = 0  # for each token that attention takes at once; on a GPU, for each token of the pass
+    token: int = 0  # for each token of the pass, without its routed experts
+    values: int = 0  # for each position of the context: transposed values, of 16 bits where the weights have 16
+    scores: int = 0  # for each position of the context, in each thread of native attention
+    source: int = 0  # for each pair of positions of an encoder's input, which is computed as a whole
+    fixed: int = 0  # whatever the lengths of pass and context
 
     def __or__(self, other: Work) -> Work:
         return Work(*(max(getattr(self, each.name), getattr(other, each.name)) for each in fields(self)))
@@ -161,7 +163,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class TensorPlan:
-    """What an architecture expects of a checkpoint, under the checkpoint's own tensor names.
+    """The tensors that an architecture expects in a checkpoint, under the checkpoint's own names.
 
     dense:   name -> shape; each is required, and kept under its name.
     experts: alternative layouts of the expert weights (one tensor an expert, or fused ones). The first layout whose
@@ -183,8 +185,8 @@ class TensorPlan:
              each with what the plan calls them instead; of those that match, the first is replaced.
     work:    what the layers declare for the division of memory.
 
-    FP8 sources are no matter of the plan: `pull` reads a matrix in float8_e4m3 by its scales, `<name>_scale_inv`, as a
-    bf16 matrix of the same name and shape. Names in `dense` and `experts` are those of the weights alone.
+    The plan says nothing of FP8: with its scales, `<name>_scale_inv`, `pull` reads a matrix in float8_e4m3 as a bf16
+    matrix of the same name and shape. `dense` and `experts` name the weights alone.
     """
 
     moe: MoeShape
@@ -203,33 +205,35 @@ class TensorPlan:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What `show` and memory planning need to know of a model without loading it."""
+    """What `show` and the memory plan need to know of a model that is not loaded."""
 
     architecture: str  # model_type of config.json
     num_params: int
-    active_params: int  # used by one token
+    active_params: int  # that one token uses
     num_shared_experts: int
     context_length: int
     hidden_size: int
-    num_layers: int  # decoder layers, MoE or not
+    num_layers: int  # of the decoder, with experts or without
     vocab_size: int
     kv_bytes_per_token: int
     dtype: DType  # of the dense weights, the activations and the KV cache
-    state_bytes: int = 0  # of one sequence, whatever its length: recurrent layers
+    state_bytes: int = 0  # that recurrent layers keep of a sequence of any length
 
 
 @dataclass(frozen=True, slots=True)
 class Prompting:
-    """How an encoder-decoder model is given a text, its source, and begins its answer."""
+    """How an encoder-decoder model takes its encoder input, and how it begins its answer."""
 
-    start_id: int  # the decoder's first token
-    eos_id: int  # the source's last token
-    encoder_layers: int  # MoE layers of the encoder: the first ones, which no token visits that is decoded
-    languages: bool = False  # the source begins with the token of its language, the answer with that of the target
+    start_id: int  # the first token of the decoder
+    eos_id: int  # the last token of the encoder input
+    encoder_layers: int  # how many of the MoE layers belong to the encoder; they come first, and decoding skips them
+    languages: bool = (
+        False  # the input begins with a token for its language, and the answer with one for the target language
+    )
 
 
 class Routing(NamedTuple):
-    """What the router of one MoE layer chose: ids int64 and weights float32, both [tokens, top_k]."""
+    """The choice of the router of one MoE layer: ids int64 and weights float32, both [tokens, top_k]."""
 
     ids: IntArray
     weights: Float32Array
@@ -239,7 +243,7 @@ Hidden = Any  # [tokens, hidden_size] float32, of the library that computes: num
 
 
 class Experts(Protocol):
-    """All that a model knows of its experts, wherever they lie. A routing is of the library that computes, too."""
+    """All that a model knows of its experts, wherever they are. A routing is of the library that computes, too."""
 
     def run(self, layer: int, hidden: Hidden, routing: Any, out: Hidden) -> None:
         """Adds the weighted sum of the routed experts' outputs to `out`."""
@@ -247,16 +251,16 @@ class Experts(Protocol):
 
     @property
     def wants_expectations(self) -> bool:
-        """Whether `expect` is worth calling (a look-ahead predictor is in use)."""
+        """Whether `expect` is worth calling, as a look-ahead predictor is in use."""
         ...
 
     def expect(self, layer: int, guess: Any) -> None:
-        """A guess at the routing of a later layer, made before that layer's input is known."""
+        """Takes a guess at the routing of a later layer, made before the input of that layer is known."""
         ...
 
 
 class ReadDone(NamedTuple):
-    """Keys whose reads ended since they were last asked for."""
+    """The keys whose reads have ended since the last call."""
 
     done: IntArray
     failed: IntArray
@@ -266,7 +270,7 @@ OnWait = Callable[[float, str], None]  # seconds that a read has been waited for
 
 
 class Reader(Protocol):
-    """Reads byte ranges of files into the arena; the native engine and its Python twin.
+    """Reads byte ranges of files into the arena: the native engine, or the one in Python.
 
     Keys are the caller's (layer * num_experts + expert). Requests of priority inf are demand: they overtake every
     other and may use the whole queue depth. Finite priorities are prefetches: highest first, and only while no demand
@@ -306,7 +310,7 @@ class Reader(Protocol):
 
 
 class Copier(Protocol):
-    """Copies from host to device memory on a stream of its own; the native copier, and a fake one in tests.
+    """Copies from host to device memory on a stream of its own.
 
     Addresses are numbers. Tickets rise, and copies end in the order of their tickets. Called from one thread.
     """
@@ -346,7 +350,7 @@ Message = Mapping[str, Any]  # {"role": "user", "content": "..."}
 
 
 class Profiler:
-    """Where the time of a token goes: a stopwatch whose laps add up to the whole by construction.
+    """A stopwatch that says where the time of a token goes; its laps add up to the whole by construction.
 
     A lap attributes the time since the previous one to a name, so nothing is counted twice or left out.
 

@@ -20,43 +20,48 @@ class RuntimeConfig:
 
     device: str = option(
         "auto",
-        "cpu, cuda, cuda:1, or auto: a GPU, unless the CPU is faster. [default: {default}]",
+        "Where to compute: cpu, cuda, cuda:1, or auto: a GPU, unless the CPU is faster. [default: {default}]",
         metavar="NAME",
         ollama="num_gpu",  # with other values: see ollama_value
     )
     vram: Size | None = option(
         None,
-        "What may be used of the GPU's memory: auto, bytes (12GB) or percent of it. [default: auto]",
+        "How much of the GPU's memory to use: auto, bytes (12GB) or a percentage of it. [default: auto]",
         metavar="SIZE",
     )
     ram: Size | None = option(
-        None, "What may be used of the machine's memory: auto, bytes or percent of it. [default: auto]", metavar="SIZE"
-    )
-    expert_cache: Size | None = option(  # of the device that computes
         None,
-        "Memory for experts, on a GPU its own: auto, bytes (6GiB, 500MB) or percent of all experts (40%). "
+        "How much of the machine's memory to use: auto, bytes or a percentage of it. [default: auto]",
+        metavar="SIZE",
+    )
+    expert_cache: Size | None = option(
+        None,
+        "Memory for experts on the device that computes: auto, bytes (6GiB, 500MB) or a percentage of all experts "
+        "(40%). "
         "[default: auto]",
         metavar="SIZE",
     )
     cpu_experts: bool = option(  # rounding then varies with what is resident
         False,
-        "The CPU computes some of the experts that the GPU lacks. [default: {default}]",
+        "Let the CPU compute some of the experts that the GPU lacks. [default: {default}]",
         flags=("--cpu-experts/--no-cpu-experts",),
     )
     policy: str = option(  # see runtime/policy/eviction.py
-        "next-use", "Which expert is evicted: lru, lfu, paper, next-use. [default: {default}]", metavar="NAME"
+        "next-use",
+        "What decides which expert is evicted: lru, lfu, paper, next-use. [default: {default}]",
+        metavar="NAME",
     )
     predictor: str = option(  # see runtime/policy/predictors.py
         "look-ahead",
-        "What prefetch goes by: look-ahead, cross-layer, eamc, frequency. [default: {default}]",
+        "What predicts the experts to prefetch: look-ahead, cross-layer, eamc, frequency. [default: {default}]",
         metavar="NAME",
     )
     prefetch: bool = option(
-        True, "Read experts ahead of their use. [default: {default}]", flags=("--prefetch/--no-prefetch",)
+        True, "Read experts before they are needed. [default: {default}]", flags=("--prefetch/--no-prefetch",)
     )
     context: int | None = option(  # tokens
         None,
-        "Context length. [default: the model's, at most 4096, less where memory is short]",
+        "Length of the context. [default: the model's, at most 4096, less where memory is short]",
         metavar="TOKENS",
         flags=("--num-ctx", "-c"),
         ollama="num_ctx",
@@ -70,26 +75,31 @@ class RuntimeConfig:
     )
     prefill_chunk: int | None = option(  # bounds the memory of activations
         None,
-        "Prompt tokens run together; on the CPU the answer is the same for every number. "
+        "How many tokens of a prompt run together; on the CPU every number gives the same answer. "
         "[default: 512, on a GPU what its memory allows]",
         metavar="TOKENS",
         ollama="num_batch",
     )
-    reader: str = option("native", "native, or pure (to find faults). [default: {default}]", metavar="NAME")
+    reader: str = option(
+        "native", "What reads the disk: native, or pure (Python, to find faults). [default: {default}]", metavar="NAME"
+    )
     direct_io: bool = option(  # by O_DIRECT
         True, "Read past the page cache. [default: {default}]", flags=("--direct-io/--no-direct-io",)
     )
-    queue_depth: int = option(16, "Reads in flight. [default: {default}]", metavar="N")
+    queue_depth: int = option(16, "Most reads in flight. [default: {default}]", metavar="N")
     verify_reads: bool = option(
         False,
         "Compare every read with its checksum. [default: the first of each expert]",
         flags=("--verify-reads/--no-verify-reads",),
     )
-    src_lang: str = option("", "Language of the text to translate, as the model calls it: eng_Latn.", metavar="CODE")
-    tgt_lang: str = option("", "Language to translate into: fra_Latn.", metavar="CODE")
+    src_lang: str = option(
+        "", "Language of the text to translate, by the model's name for it, such as eng_Latn.", metavar="CODE"
+    )
+    tgt_lang: str = option("", "Language to translate into, such as fra_Latn.", metavar="CODE")
     num_beams: int | None = option(
         None,
-        "Answers of an encoder-decoder model side by side; 1: no beam search. [default: the checkpoint's]",
+        "How many answers of an encoder-decoder model are tried side by side; 1: no beam search. "
+        "[default: the checkpoint's]",
         metavar="N",
     )
     isa: str = option(
@@ -161,7 +171,7 @@ def _check_type(asked: Option, value: object) -> None:
 
 
 def gpu_option(config: RuntimeConfig) -> str | None:
-    """What was asked for that means nothing without a GPU, as it is written."""
+    """The option that was given and means nothing without a GPU, as it is written; None where there is none."""
     if config.vram is not None:
         return f"--vram {config.vram}"
     return "--cpu-experts" if config.cpu_experts else None

@@ -16,45 +16,65 @@ class SamplingParams:
     """How tokens are drawn and when an answer ends. Raises UsageError for a value out of range."""
 
     temperature: float = option(
-        0.8, "0: always the likeliest token.", metavar="X", ollama="temperature", openai=("temperature",)
+        0.8,
+        "How freely tokens are drawn; 0: always the likeliest token.",
+        metavar="X",
+        ollama="temperature",
+        openai=("temperature",),
     )
-    top_k: int = option(40, "Only the N likeliest tokens; 0: off.", metavar="N", ollama="top_k", openai=("top_k",))
+    top_k: int = option(
+        40, "Draw from the N likeliest tokens only; 0: from all.", metavar="N", ollama="top_k", openai=("top_k",)
+    )
     top_p: float = option(
-        0.95, "Only the likeliest that sum to P; 1: off.", metavar="P", ollama="top_p", openai=("top_p",)
+        0.95,
+        "Draw from the likeliest tokens whose probabilities sum to P; 1: from all.",
+        metavar="P",
+        ollama="top_p",
+        openai=("top_p",),
     )
     min_p: float = option(
-        0.0, "Only tokens of P times the best; 0: off.", metavar="P", ollama="min_p", openai=("min_p",)
+        0.0,
+        "Draw from tokens of at least P times the best probability; 0: from all.",
+        metavar="P",
+        ollama="min_p",
+        openai=("min_p",),
     )
     repeat_penalty: float = option(
-        1.0, "Above 1: against repetition.", metavar="X", ollama="repeat_penalty", openai=("repeat_penalty",)
+        1.0,
+        "Make tokens that came before less likely; 1: off.",
+        metavar="X",
+        ollama="repeat_penalty",
+        openai=("repeat_penalty",),
     )
     repeat_last_n: int = option(
-        64, "Tokens that the three penalties look back at; 0: off, -1: all.", metavar="N", ollama="repeat_last_n"
+        64, "How many of the last tokens the penalties look at; 0: none, -1: all.", metavar="N", ollama="repeat_last_n"
     )
     presence_penalty: float = option(
         0.0,
-        "Above 0: against tokens that came before.",
+        "Subtract this from the logit of each token that came before.",
         metavar="X",
         ollama="presence_penalty",
         openai=("presence_penalty",),
     )
     frequency_penalty: float = option(
         0.0,
-        "Above 0: the same, more so the more often they came.",
+        "Subtract this for each time that the token came before.",
         metavar="X",
         ollama="frequency_penalty",
         openai=("frequency_penalty",),
     )
-    seed: int = option(-1, "-1: a new one each time.", metavar="N", ollama="seed", openai=("seed",))
+    seed: int = option(-1, "Seed of the draws; -1: a new one each time.", metavar="N", ollama="seed", openai=("seed",))
     num_predict: int = option(
         -1,
-        "Longest answer; -1: until it ends.",
+        "Most tokens of an answer; -1: until it ends.",
         metavar="TOKENS",
         flags=("--num-predict", "-n"),
         ollama="num_predict",
         openai=("max_tokens", "max_completion_tokens"),
     )
-    stop: tuple[str, ...] = option((), "Ends the answer; repeatable.", metavar="TEXT", ollama="stop", openai=("stop",))
+    stop: tuple[str, ...] = option(
+        (), "End the answer before this text; repeatable.", metavar="TEXT", ollama="stop", openai=("stop",)
+    )
     logit_bias: Mapping[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -116,7 +136,7 @@ def resolve_params(given: Mapping[str, Any], generation_config: Mapping[str, Any
 
 
 def from_generation_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The checkpoint's own recommendation, in our names; what is out of range is left out."""
+    """What the checkpoint recommends, in our names. A value that is out of range is left out."""
     values: dict[str, Any] = {}
     for name in _FROM_CHECKPOINT:
         value = config.get(_CHECKPOINT_NAMES.get(name, name))
@@ -129,7 +149,10 @@ def from_generation_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def not_done(config: Mapping[str, Any], *, beams: bool) -> list[str]:
-    """A line for each thing that generation_config asks for and does not get; beams: whether it gets a beam search."""
+    """A line for each thing that generation_config asks for and does not get.
+
+    beams: whether it gets a beam search.
+    """
     names = _NOT_DONE if beams else {**_NOT_DONE, "num_beams": (None, 1)}
     return [
         f"the checkpoint asks for {name} = {config[name]!r}, which is not done"

@@ -9,13 +9,14 @@ from moeinf.terminal.screen import WordWrap, grey, harmless
 
 
 class AnswerWriter:
-    """Writes pieces of an answer as they come. On a terminal: harmless and wrapped, with an empty line behind.
+    """Writes the pieces of an answer as they come.
 
-    `think` writes pieces of thoughts, grey and between two lines that say so; it is None where thoughts are not shown:
-    off a terminal, so that whatever reads the answer gets it alone.
+    On a terminal the text is made harmless and wrapped, and an empty line follows it. Elsewhere it stays as the model
+    made it, but for the newlines at its end, which become exactly one. As a context manager the writer ends what it
+    has written; where an error comes before the first piece, it writes nothing.
 
-    Elsewhere: as the model made it, but for the newlines at its end, which become exactly one. As a context manager it
-    ends what it has written; where an error comes before the first piece, that is nothing.
+    `think` writes the pieces of thoughts in grey, between two lines that say so. It is None where thoughts are not
+    shown. Off a terminal they never are, so that whatever reads the answer gets nothing else.
     """
 
     def __init__(self, stream: TextIO, *, tty: bool, wrap: bool, thoughts: bool = True) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Conversation:
-    """What an answer depends on, and what was said so far; of one question alone as well as of a chat.
+    """The state from which the next answer is made. A single question is a conversation of one turn.
 
     sampling: the options that the user gave; the checkpoint has a say in the others.
     """
@@ -36,14 +36,17 @@ class Conversation:
     _warned: bool = False
 
     def show_notices(self) -> None:
-        """Each fallback of the model to stderr, once."""
+        """Prints each fallback of the model once, on stderr."""
         new = self.model.notices[self._num_notices_shown :]  # at once: a thread that watches memory may add one
         for notice in new:
             say(f"note: {notice}")
         self._num_notices_shown += len(new)
 
     def use(self, model: Model) -> None:
-        """Goes on with another open model, or the same anew; its notices are said, and what it cannot be told."""
+        """Goes on with another open model, or with the same one opened anew.
+
+        Prints its notices, and drops what its chat template cannot be told, with a note.
+        """
         self.model, self._num_notices_shown = model, 0
         self.show_notices()
         try:
@@ -57,14 +60,14 @@ class Conversation:
         self.options = replace(self.options, **options)  # type: ignore[arg-type]
 
     def set_system(self, text: str) -> None:
-        """The system message from now on; the next answer says once more where the model takes none."""
+        """Sets the system message. Where the model takes none, the next answer says so once more."""
         self.options, self._warned = replace(self.options, system=text), False
 
     def clear(self) -> None:
         self.messages.clear()
 
     def take_last_question(self) -> str | None:
-        """Removes the last question and its answer from what was said, and returns the question."""
+        """Removes the last question and its answer, and returns the question; None where there is none."""
         if not self.messages:
             return None
         question = str(self.messages[-2]["content"])
@@ -72,18 +75,18 @@ class Conversation:
         return question
 
     def writer(self, *, tty: bool) -> AnswerWriter:
-        """For an answer to standard output."""
+        """What writes an answer to standard output."""
         options = self.options
         return AnswerWriter(sys.stdout, tty=tty, wrap=not options.nowordwrap, thoughts=not options.hidethinking)
 
     def ask(
         self, text: str, write: Callable[[str], None], think: Callable[[str], None] | None = None, *, raw: bool = False
     ) -> Completion:
-        """Writes the answer piece by piece; an interrupted answer is kept as far as it came.
+        """Asks the model, and writes its answer piece by piece. An interrupted answer is kept as far as it came.
 
-        think: gets the pieces of thoughts; None where only a terminal's last line tells that the model thinks.
-        When the context is full the oldest pair of turns is dropped. Raises ContextLengthError when nothing is left
-        to drop, KeyboardInterrupt at the second Ctrl-C.
+        think gets the pieces of thoughts; where it is None, a terminal's last line says that the model thinks.
+        When the context is full, the oldest question and its answer are dropped. Raises ContextLengthError when
+        nothing is left to drop, and KeyboardInterrupt at the second Ctrl-C.
         """
         if not self._warned and not raw and (note := self._no_chat()):
             self._warned = True
@@ -100,7 +103,7 @@ class Conversation:
         return completion
 
     def _no_chat(self) -> str:
-        """What to know of a model that is no partner in a chat; "" for one that is."""
+        """What a user should know of a model that cannot hold a chat; "" for one that can."""
         no_system = ", and takes no system message" if self.options.system else ""
         if self.model.encoder_decoder:
             return f"this model answers each text on its own{no_system}" if self.options.system else ""
@@ -109,7 +112,7 @@ class Conversation:
         return ""
 
     def comment(self, completion: Completion) -> None:
-        """What there is to say of an answer once it stands: where it was cut, notices, with `verbose` its figures."""
+        """Says why a finished answer was cut, what notices are new and, with `verbose`, its figures."""
         if cut := self._cut(completion):
             say(f"note: {cut}")
         self.show_notices()
@@ -118,7 +121,7 @@ class Conversation:
                 say(line)
 
     def _cut(self, completion: Completion) -> str:
-        """Why the answer is not whole; "" where it is, or where the user is known to know."""
+        """Why the answer is not whole; "" where it is, or where the user asked for that and wants quiet."""
         answer = "the answer"
         if completion.thinking and not completion.text:
             answer = "the model was still thinking: its answer"
@@ -182,7 +185,7 @@ class Conversation:
 
 
 def _as_message(completion: Completion) -> Message:
-    """An answer as templates are given it; they choose what of its thoughts the model is reminded of."""
+    """An answer as a chat template gets it; the template decides which thoughts the model sees again."""
     # Some templates take an assistant's message without text for a call of a tool.
     message = {"role": "assistant", "content": completion.text or "..."}
     if completion.thinking:  # under the name of gpt-oss, and under that of all others

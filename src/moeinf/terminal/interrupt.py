@@ -1,4 +1,4 @@
-"""Ctrl-C while an answer is made: the first asks for its end, the second ends the command."""
+"""Ctrl-C while an answer is made: the first one asks for its end, a second one ends the command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One prompt, one answer: what `moeinf run` does when it is not a chat."""
+"""One prompt and its answer: what `moeinf run` does when it is not a chat."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _MOST_PROMPT_BYTES = 64 << 20
 def prompt_text(words: Sequence[str], file: Path | None) -> str | None:
     """The prompt: standard input unless it is a terminal, then the file, then the words, joined by one space.
 
-    "" asks for the model to be loaded and no more; None asks for a chat. Newlines at the end of standard input and of
-    the file are dropped, as a shell's $(...) does. Raises UsageError where there is neither prompt nor terminal.
+    "" means that the model is loaded and nothing else; None means a chat. Newlines at the end of standard input and of
+    the file are dropped, as a shell's $(...) does. Raises UsageError where there is neither a prompt nor a terminal.
     """
     parts = [_standard_input(), _file_text(file), " ".join(words)]
     text = " ".join(part for part in parts if part)

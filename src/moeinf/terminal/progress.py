@@ -1,4 +1,4 @@
-"""What a user sees of long work: one line on a terminal that redraws itself, and nothing of it elsewhere."""
+"""The last line of a terminal, which shows how far long work is; elsewhere nothing is shown."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BAR_COLUMNS = 20
 
 
 class StatusLine:
-    """The last line of a terminal. Silent when the stream is none, so that callers need not ask."""
+    """The last line of a terminal. It writes nothing unless enabled, so that callers need not ask."""
 
     def __init__(self, stream: TextIO, *, enabled: bool, clock: Callable[[], float] = time.monotonic) -> None:
         self.enabled = enabled
@@ -25,7 +25,7 @@ class StatusLine:
         self._drawn_at: float | None = None
 
     def show(self, text: str) -> None:
-        """Draws over what was there; at most ten times a second."""
+        """Draws over what was there, at most ten times a second."""
         now = self._clock()
         if not self.enabled or (self._drawn_at is not None and now - self._drawn_at < _REDRAW_S):
             return
@@ -43,10 +43,10 @@ class StatusLine:
 
 
 class LoadBar:
-    """progress(bytes done, bytes in all) of a model that is loading: of what is read, or pinned, in one bar."""
+    """A bar for progress(bytes done, bytes in all), with the rate: of weights that are read or pinned."""
 
     def __init__(self, line: StatusLine, what: str, clock: Callable[[], float] = time.monotonic) -> None:
-        """what: is being done, such as "loading demo"."""
+        """what: the work that is done, such as "loading demo"."""
         self._line = line
         self._what = what
         self._clock = clock
@@ -65,7 +65,7 @@ class LoadBar:
 
 
 class ByteCount:
-    """progress(bytes since the last call) of work whose size is known."""
+    """A bar for progress(bytes since the last call) of work whose size is known."""
 
     def __init__(self, line: StatusLine, label: str, total_bytes: int) -> None:
         self._line = line
@@ -83,7 +83,7 @@ class ByteCount:
 
 
 class PrefillCount:
-    """progress(tokens done, tokens in all) of a prompt; says nothing for the first two seconds."""
+    """A count for progress(tokens done, tokens in all) of a prompt, which is shown after two seconds."""
 
     def __init__(self, line: StatusLine, clock: Callable[[], float] = time.monotonic) -> None:
         self._line = line

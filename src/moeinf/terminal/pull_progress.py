@@ -1,4 +1,4 @@
-"""What a pull shows: bars on a terminal, plain lines elsewhere."""
+"""Shows how far a pull is: with bars on a terminal, in plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BAR_COLUMNS = 20
 
 
 class ByteMeter:
-    """Bytes done of a known total, their rate over the last ten seconds, and the time left."""
+    """Counts bytes towards a known total; knows their rate over the last ten seconds, and the time left."""
 
     def __init__(self, total: int, done: int, clock: Callable[[], float]) -> None:
         self.total, self.done = total, done
@@ -63,7 +63,7 @@ class ByteMeter:
 
 
 class View(Protocol):
-    """Where lines and meters go. The meters: of the open file, and of all files of the same step."""
+    """Where lines and meters go. There is one meter for the open file and one for all files of the same step."""
 
     def say(self, text: str) -> None: ...
 
@@ -77,7 +77,7 @@ class View(Protocol):
 
 
 class PullDisplay:
-    """A PullProgress for people; a context manager, so that a terminal is left as it was found."""
+    """Shows a PullProgress to people. As a context manager it leaves the terminal as it was."""
 
     def __init__(self, stream: TextIO, *, quiet: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
         self._quiet = quiet
@@ -124,7 +124,7 @@ class PullDisplay:
 
 
 class PlainView:
-    """A line when a file starts and ends, and in between at every tenth of it or every half minute."""
+    """Prints a line when a file starts and ends, and between them at each tenth of it or each half minute."""
 
     def __init__(self, stream: TextIO, quiet: bool, clock: Callable[[], float]) -> None:
         self._stream = stream
@@ -160,7 +160,7 @@ class PlainView:
 
 
 class BarView:
-    """Lines that redraw themselves: the open file, and where a step has more, all of its files with the time left."""
+    """Redraws a line for the open file, and another one for all files of a step that has several."""
 
     def __init__(self, stream: TextIO) -> None:
         from rich.console import Console
@@ -201,7 +201,7 @@ class BarView:
 
 
 def plan_lines(plan: PullPlan) -> list[str]:
-    """What --dry-run tells."""
+    """What --dry-run prints."""
     from moeinf.terminal.screen import table
 
     state = "up to date" if plan.up_to_date else "to be pulled"

@@ -14,7 +14,7 @@ del _CONTROLS[ord("\n")], _CONTROLS[ord("\t")]
 
 
 def table(rows: Iterable[Sequence[str]], gap: int = 4) -> list[str]:
-    """Left-aligned columns with gaps of so many spaces, no borders."""
+    """Lines of left-aligned columns, `gap` spaces apart, without borders."""
     grid = [list(row) for row in rows]
     widths = [max(map(text_width, column)) for column in zip(*grid, strict=True)]
     return [(" " * gap).join(map(_padded, row, widths)).rstrip() for row in grid]
@@ -30,7 +30,7 @@ def section(title: str, rows: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def wrapped(text: str, columns: int) -> str:
-    """Lines that fit a terminal, broken behind a comma, a colon or a dot in the middle: figures keep their units."""
+    """The text in lines that fit a terminal. A line breaks at a comma, a colon or a `·`: figures keep their units."""
     whole = re.sub(r"(?<![·,:]) (?!·)", "\N{NO-BREAK SPACE}", text)
     lines = textwrap.wrap(whole, max(20, columns - 3), break_long_words=False, break_on_hyphens=False)
     return "\n  ".join(lines).replace("\N{NO-BREAK SPACE}", " ")
@@ -43,18 +43,18 @@ def bar_text(done: int, total: int, width: int) -> str:
 
 
 def harmless(text: str) -> str:
-    """Text without the control characters that a terminal acts on; newline and tab stay."""
+    """The text without the control characters that a terminal acts on; newline and tab stay."""
     return text.translate(_CONTROLS)
 
 
 def grey(text: str) -> str:
-    """Text that stands back on a terminal, unless the user wants no colours (https://no-color.org)."""
+    """The text in grey, unless the user wants no colours (https://no-color.org)."""
     plain = os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") in ("", "dumb")
     return text if plain else f"\x1b[90m{text}\x1b[39m"
 
 
 def text_width(text: str) -> int:
-    """Columns on a terminal."""
+    """How many columns of a terminal the text takes."""
     if text.isascii():
         return len(text)
     return sum(_char_width(char) for char in text)
@@ -67,7 +67,7 @@ def _char_width(char: str) -> int:
 
 
 class WordWrap:
-    """Breaks streamed text at words: a word that does not fit any more is taken back and put on the next line."""
+    """Wraps streamed text at words: a word that does not fit is taken back and put on the next line."""
 
     def __init__(self, columns: int) -> None:
         self._columns = columns
@@ -75,7 +75,7 @@ class WordWrap:
         self._word = ""  # the unfinished word at the end of the line
 
     def push(self, text: str) -> str:
-        """What to write to the terminal."""
+        """What to write to the terminal for this piece of text."""
         return "".join(map(self._push_char, text))
 
     def _push_char(self, char: str) -> str:

@@ -1,10 +1,8 @@
-"""What `show` and `list` tell about stored models; reads small files only, and loads nothing heavy."""
+"""What `show` tells about a stored model. It reads small files only, and loads nothing heavy."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from moeinf.engine.dense_weights import DenseFile
@@ -16,90 +14,19 @@ from moeinf.models import architecture, prompting
 from moeinf.store.dense_sums import DenseSums
 from moeinf.store.files import errors_named, parse_json_object, read_small
 from moeinf.store.formats import formats_text as stored_formats
-from moeinf.store.formats import mixed
-from moeinf.store.quantisation import KEEP
 from moeinf.terminal.screen import section, table
-from moeinf.text.quantities import ago_text, at_least_text, binary_size_text, count_text, size_text
+from moeinf.text.quantities import at_least_text, binary_size_text, count_text
 from moeinf.text.template_file import find_template
 
 if TYPE_CHECKING:
     from moeinf.store.library import StoredModel
-    from moeinf.store.partials import PartialPull
     from moeinf.text.thinking import TemplateFacts
 
 _NUM_LICENSE_LINES = 2
 
 
-def list_lines(models: list[StoredModel], now: datetime | None = None) -> list[str]:
-    now = now or datetime.now(timezone.utc)
-    return table([("NAME", "ID", "SIZE", "FORMAT", "MODIFIED"), *(_list_row(model, now) for model in models)])
-
-
-def _list_row(model: StoredModel, now: datetime) -> tuple[str, str, str, str, str]:
-    return (
-        model.name,
-        model.id[:12],
-        size_text(model.size_bytes),
-        _format_word(model),
-        ago_text(_aware(model.modified), now),
-    )
-
-
-def _format_word(model: StoredModel) -> str:
-    """`bf16`, or what the model was quantised to; `?` for one whose manifest is damaged."""
-    try:
-        manifest = model.manifest
-    except StoreError:
-        return "?"
-    if manifest.quantisation == KEEP:
-        return mixed(spec.dtype for spec in manifest.layout.tensors)
-    return manifest.quantisation.tag
-
-
-def list_json(models: Sequence[StoredModel], partials: Sequence[PartialPull] = ()) -> str:
-    """Models, then pulls that have not ended, which alone say whether they are `running`."""
-    stored = [
-        {
-            "name": model.name,
-            "id": model.id,
-            "size_bytes": model.size_bytes,
-            "format": _format_word(model),
-            "modified": _aware(model.modified).isoformat(),
-        }
-        for model in models
-    ]
-    pulls = [
-        {
-            "name": partial.name,
-            "source": partial.asked.source.location if partial.asked else "",
-            "size_bytes": partial.size_bytes,
-            "running": partial.running,
-        }
-        for partial in partials
-    ]
-    return json.dumps([*stored, *pulls], indent=2)
-
-
-def partial_lines(partials: Sequence[PartialPull]) -> list[str]:
-    """Pulls that have not ended, below the list of models."""
-    return [_partial_line(partial) for partial in partials]
-
-
-def _partial_line(partial: PartialPull) -> str:
-    name, size = partial.name.removesuffix(":latest"), size_text(partial.size_bytes)
-    source = f"    {partial.asked.source.location}" if partial.asked else ""
-    if partial.running:
-        return f"{partial.name}{source}    ({size}; being pulled)"
-    on = f"`moeinf pull {name}` goes on, " if partial.asked else ""
-    return f"{partial.name}{source}    ({size} of an interrupted pull; {on}`moeinf rm {name}` deletes it)"
-
-
-def _aware(moment: datetime) -> datetime:
-    return moment if moment.tzinfo else moment.astimezone()
-
-
 def needed_bytes(model: StoredModel) -> int:
-    """The least --ram that the model runs in: smallest cache, shortest context, this process."""
+    """The least --ram that the model runs in, with the smallest cache and the shortest context."""
     return smallest_bytes(_demands(model), usable_cores()) + PROCESS_BYTES
 
 
@@ -110,7 +37,7 @@ def needed_on_gpu(model: StoredModel) -> tuple[int, int]:
 
 
 def _demands(model: StoredModel) -> Demands:
-    """What a run with the options of the checkpoint plans with."""
+    """What the memory plan of a run needs, with the options that the checkpoint sets."""
     config_json = config(model)
     plan = architecture(config_json).tensor_plan(config_json)
     beams = 1
@@ -118,7 +45,7 @@ def _demands(model: StoredModel) -> Demands:
         from moeinf.sampling.beam_search import num_beams_asked  # loads the tokenizer, which nothing else here needs
 
         beams = num_beams_asked(_json_file(model, "generation_config.json") or config_json)
-    dense = DenseFile(model, plan, DenseSums(model, ()))  # which is asked for its size alone
+    dense = DenseFile(model, plan, DenseSums(model, ()))  # only its size is asked for
     return demands_of(model.manifest, dense.memory_bytes, plan.work, beams)
 
 
@@ -253,7 +180,7 @@ def template_text(model: StoredModel) -> str:
 
 
 def template_facts(model: StoredModel) -> TemplateFacts | None:
-    """What the chat template can be told, None for a base model. Raises TextError."""
+    """What the chat template can be told; None for a base model. Raises TextError."""
     source = template_text(model)
     if not source:
         return None
@@ -263,7 +190,7 @@ def template_facts(model: StoredModel) -> TemplateFacts | None:
 
 
 def capabilities(model: StoredModel) -> list[str]:
-    """In ollama's words, where it has some: what the architecture does, and what the chat template knows of."""
+    """What the architecture does and the chat template knows of, in the words of ollama where it has some."""
     kind = prompting(config(model))
     if kind is not None:
         return ["translation" if kind.languages else "text to text"]

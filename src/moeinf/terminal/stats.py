@@ -1,4 +1,4 @@
-"""The figures behind an answer, as lines: ollama's first, then those of the expert cache."""
+"""The figures of an answer, as lines: first those that ollama prints, then those of the expert cache."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 def stats_lines(stats: GenerationStats, model: Model) -> list[str]:
-    """Lines whose value is zero are left out."""
+    """The figures of one answer. A line whose value is zero is left out."""
     return _aligned([*_timing_rows(stats), *_cache_rows(stats, model)])
 
 
 def cache_lines(model: Model) -> list[str]:
-    """What is resident, and how the context and the cache fared in the last answer."""
+    """What is resident, how full the context is, and how the cache did in the last answer."""
     rows: list[tuple[str, str]] = [("context", f"{model.plan.context} tokens")]
     if model.last is not None:
         stats = model.last.stats

@@ -1,4 +1,4 @@
-"""Standard input, output and error as the command needs them, whatever it was started with."""
+"""Makes standard input, output and error usable, whatever the command was started with."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import TextIO
 
 from moeinf.errors import OutputError
 
-# A closed one is opened in the mode in which its use fails, or gives nothing: left closed, its number would go to the
-# next file that is opened, and a message of a library would be written into a model.
+# A stream that is closed gets opened, in the mode in which using it fails or gives nothing. If it stayed closed, the
+# next file to be opened would get its number, and a message of some library would be written into a model.
 _MODES = {0: os.O_WRONLY, 1: os.O_RDONLY, 2: os.O_WRONLY}
 
 
 def open_streams() -> None:
-    """Makes sys.stdin, sys.stdout and sys.stderr usable; to be called once, before anything is opened.
+    """Makes sys.stdin, sys.stdout and sys.stderr usable. Call it once, before anything is opened.
 
-    What cannot be written to stdout is an OutputError; what cannot be written to stderr is lost, and nothing else.
+    Writing to stdout then raises OutputError where it fails; what cannot be written to stderr is lost without a word.
     """
     for fd, mode in _MODES.items():
         try:
@@ -31,7 +31,7 @@ def open_streams() -> None:
 
 
 def drop_output() -> None:
-    """What is left to be written to stdout goes nowhere, so that the interpreter does not fail at it when it ends."""
+    """Discards what is still to be written to stdout, so that the interpreter does not fail at it when it ends."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)

@@ -12,7 +12,7 @@ from moeinf.text.thinking import THINK_WORDS
 
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
-    """Raises UsageError for a word that says nothing of thinking."""
+    """What a chat is told and shows. Raises UsageError for a word of --think that is unknown."""
 
     system: str | None = option(
         None,
@@ -34,19 +34,21 @@ class ChatOptions:
     hidethinking: bool = option(False, "Do not show thoughts.")
     variables: Mapping[str, object] | None = option(
         None,
-        "Another variable of the chat template, JSON or text; repeatable.",
+        "Set another variable of the chat template, to JSON or text; repeatable.",
         metavar="NAME=VALUE",
         flags=("--template-var",),
     )
     verbose: bool = option(
-        False, "Figures after each answer.", chat={"verbose": "Show figures after each answer", "quiet": "Show none"}
+        False,
+        "Print figures after each answer.",
+        chat={"verbose": "Show figures after each answer", "quiet": "Show none"},
     )
     nowordwrap: bool = option(
         False,
         "Do not wrap lines at words.",
         chat={"nowordwrap": "Do not wrap lines at words", "wordwrap": "Wrap lines at words"},
     )
-    quiet: bool = option(False, "No progress and no line about memory.", flags=("--quiet", "-q"))
+    quiet: bool = option(False, "Print no progress and no line about memory.", flags=("--quiet", "-q"))
     history: bool = option(
         True,
         "Keep what is typed in the history file.",

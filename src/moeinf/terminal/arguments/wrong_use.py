@@ -1,4 +1,4 @@
-"""What is said of a command line that cannot be meant: words of other tools, and words that are nearly known."""
+"""Error lines for a wrong command line: words of other tools, and words that are nearly right."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from moeinf.errors import UsageError
 from moeinf.text.thinking import THINK_WORDS
 
-# Verbs that hands type by habit, and what there is instead.
+# Verbs of ollama that people type by habit, and what moeinf has instead.
 _ABSENT: Mapping[str, str] = {
     "serve": "this version has no server: `moeinf run MODEL PROMPT --json` answers one prompt, `import moeinf` many",
     "start": "this version has no server: `moeinf run MODEL PROMPT --json` answers one prompt, `import moeinf` many",
@@ -27,7 +27,7 @@ _ABSENT: Mapping[str, str] = {
 
 
 def usage_text(error: Any) -> str:
-    """One line for an error of the command line's parser."""
+    """One line for an error of the parser of the command line."""
     if (option := getattr(error, "option_name", None)) is not None:
         return f"no such option: {option}; {_nearest(option, _options(error.ctx))}"
     text = str(error.format_message())
@@ -39,7 +39,7 @@ def usage_text(error: Any) -> str:
 
 
 def with_think(words: list[str]) -> list[str]:
-    """Each --think as --think=true: click would take the word behind it for its value, and it needs none.
+    """Writes each bare --think as --think=true, since click would take the next word for its value.
 
     Raises UsageError where that word is a level, since it would become a part of the prompt.
     """
@@ -66,7 +66,7 @@ def _options(context: Any) -> list[str]:
 
 
 def _nearest(word: str, known: Iterable[str]) -> str:
-    """Those that begin so, else those that look so; nothing far off."""
+    """Asks whether a known word was meant: one that begins so, else one that looks similar."""
     bare = {name.lstrip("-"): name for name in sorted(known)}
     word = word.lstrip("-")
     found = [name for name in bare if len(word) > 1 and name.startswith(word)]

@@ -11,6 +11,7 @@ from moeinf.terminal.chat.help import HELP_SHOW, help_text
 from moeinf.terminal.chat.settings import Settings
 from moeinf.terminal.chat.switch import ModelSwitch
 from moeinf.terminal.conversation import Conversation
+from moeinf.terminal.listing import list_lines
 from moeinf.terminal.notes import say
 from moeinf.terminal.screen import harmless
 from moeinf.terminal.stats import cache_lines
@@ -70,7 +71,7 @@ class Commands:
             say(line)
 
     def _list(self, _: str) -> None:
-        print("\n".join(facts.list_lines(self._switch.library.list())))
+        print("\n".join(list_lines(self._switch.library.list())))
 
     def _show(self, what: str) -> None:
         texts: dict[str, Callable[[StoredModel], str]] = {

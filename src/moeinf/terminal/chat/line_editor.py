@@ -1,4 +1,4 @@
-"""Reading what the user types: with line editing and a history on a terminal that can, plainly elsewhere."""
+"""Reads what the user types, with line editing and a history where the terminal can do that."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def open_reader(history_path: Path | None) -> LineReader:
 
 
 class PlainLines:
-    """For terminals without cursor control."""
+    """Reads lines on a terminal without cursor control."""
 
     keep_history = False
 
@@ -52,7 +52,7 @@ class PlainLines:
 
 
 class EditedLines:
-    """Emacs keys, bracketed paste, Ctrl-J for a newline; Ctrl-C clears a line that is not empty."""
+    """Reads with Emacs keys and bracketed paste. Ctrl-J begins a new line, Ctrl-C clears one that is not empty."""
 
     def __init__(self, history_path: Path | None) -> None:
         self._history = FileHistory(history_path)

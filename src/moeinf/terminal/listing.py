@@ -1,0 +1,87 @@
+"""What `list` tells about stored models and interrupted pulls."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING
+
+from moeinf.errors import StoreError
+from moeinf.store.formats import mixed
+from moeinf.store.quantisation import KEEP
+from moeinf.terminal.screen import table
+from moeinf.text.quantities import ago_text, size_text
+
+if TYPE_CHECKING:
+    from moeinf.store.library import StoredModel
+    from moeinf.store.partials import PartialPull
+
+
+def list_lines(models: list[StoredModel], now: datetime | None = None) -> list[str]:
+    """A table with a header."""
+    now = now or datetime.now(timezone.utc)
+    return table([("NAME", "ID", "SIZE", "FORMAT", "MODIFIED"), *(_list_row(model, now) for model in models)])
+
+
+def _list_row(model: StoredModel, now: datetime) -> tuple[str, str, str, str, str]:
+    return (
+        model.name,
+        model.id[:12],
+        size_text(model.size_bytes),
+        _format_word(model),
+        ago_text(_aware(model.modified), now),
+    )
+
+
+def _format_word(model: StoredModel) -> str:
+    """`bf16`, or what the model was quantised to; `?` for one whose manifest is damaged."""
+    try:
+        manifest = model.manifest
+    except StoreError:
+        return "?"
+    if manifest.quantisation == KEEP:
+        return mixed(spec.dtype for spec in manifest.layout.tensors)
+    return manifest.quantisation.tag
+
+
+def list_json(models: Sequence[StoredModel], partials: Sequence[PartialPull] = ()) -> str:
+    """The models, then the pulls that have not ended; only these have a field `running`."""
+    stored = [
+        {
+            "name": model.name,
+            "id": model.id,
+            "size_bytes": model.size_bytes,
+            "format": _format_word(model),
+            "modified": _aware(model.modified).isoformat(),
+        }
+        for model in models
+    ]
+    pulls = [
+        {
+            "name": partial.name,
+            "source": partial.asked.source.location if partial.asked else "",
+            "size_bytes": partial.size_bytes,
+            "running": partial.running,
+        }
+        for partial in partials
+    ]
+    return json.dumps([*stored, *pulls], indent=2)
+
+
+def partial_lines(partials: Sequence[PartialPull]) -> list[str]:
+    """Pulls that have not ended, below the list of models."""
+    return [_partial_line(partial) for partial in partials]
+
+
+def _partial_line(partial: PartialPull) -> str:
+    name, size = partial.name.removesuffix(":latest"), size_text(partial.size_bytes)
+    source = f"    {partial.asked.source.location}" if partial.asked else ""
+    if partial.running:
+        return f"{partial.name}{source}    ({size}; being pulled)"
+    on = f"`moeinf pull {name}` goes on, " if partial.asked else ""
+    return f"{partial.name}{source}    ({size} of an interrupted pull; {on}`moeinf rm {name}` deletes it)"
+
+
+def _aware(moment: datetime) -> datetime:
+    return moment if moment.tzinfo else moment.astimezone()
