@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from moeinf.bench.simulate import BOUND, Belady, Trace, load_trace, replay
+from moeinf.bench.belady import BOUND, Belady
+from moeinf.bench.simulate import replay
+from moeinf.bench.traces import Trace, load_trace
 from moeinf.errors import UsageError
 from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.runtime.policy.eviction import POLICIES, make_policy

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moeinf.bench.simulate import Belady, CacheModel, Trace, load_trace, replay
+from moeinf.bench.belady import Belady
+from moeinf.bench.simulate import SimulatedRun, Timing, replay
+from moeinf.bench.traces import Trace, load_trace
 from moeinf.errors import UsageError
 from moeinf.runtime.cache.stats import CacheStats
 from moeinf.runtime.policy.eamc import ActivationCollection
@@ -32,6 +34,14 @@ def random_trace(seed: int, tokens: int = 30, requests: int = 3) -> Trace:
         liking = 0.6 * liking + 0.4 * rng.random(liking.shape)
         experts[token] = np.argsort(-liking, axis=1)[:, : SHAPE.top_k]
     return Trace("random", SHAPE, experts, np.linspace(0, tokens, requests + 1).astype(np.int64))
+
+
+def telling_trace(seed: int, tokens: int) -> Trace:
+    """A layer's experts tell those of the next."""
+    rng = np.random.default_rng(seed)
+    first = rng.random((tokens, SHAPE.num_experts)).argsort(axis=1)[:, : SHAPE.top_k]
+    experts = np.stack([(first + layer) % SHAPE.num_experts for layer in range(SHAPE.num_layers)], axis=1)
+    return Trace("telling", SHAPE, experts, np.array([0, tokens]))
 
 
 def fresh(name: str, trace: Trace) -> tuple[EvictionPolicy, RequestRecorder]:
@@ -73,7 +83,12 @@ def obvious_replay(trace: Trace, slots: int, policy: EvictionPolicy, recorder: R
 @pytest.mark.parametrize("slots", [2, 5, 11, 18])
 def test_the_replay_counts_as_a_brute_force_replay_does(name: str, slots: int) -> None:
     trace = random_trace(seed=slots)
-    assert replay(trace, [slots], *fresh(name, trace)) == [obvious_replay(trace, slots, *fresh(name, trace))]
+    (replayed,), obvious = (
+        replay(trace, [slots], *fresh(name, trace)),
+        obvious_replay(trace, slots, *fresh(name, trace)),
+    )
+    counted = replayed.hits, replayed.misses, replayed.demand_reads
+    assert counted == (obvious.hits, obvious.misses, obvious.demand_reads)
 
 
 @settings(max_examples=25, deadline=None)
@@ -99,27 +114,32 @@ def test_every_activation_is_a_hit_or_a_miss(
     trace = random_trace(seed)
     policy, recorder = fresh(name, trace)
     guess = make_predictor(predictor, SHAPE, ActivationCollection(SHAPE))
-    (stats,) = replay(trace, [slots], policy, recorder, guess, per_visit, prefill)
+    timing = Timing(read_s=1.0, layer_s=float(per_visit))
+    (stats,) = replay(trace, [slots], policy, recorder, guess, timing, prefill)
     assert stats.hits + stats.misses == SHAPE.num_layers * SHAPE.top_k * trace.num_tokens
     assert stats.prefetches_used + stats.prefetches_wasted <= stats.prefetches
-    assert (stats.prefetches == 0) >= (per_visit == 0)
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.integers(0, 2**32 - 1), st.integers(2, 18))
-def test_a_cache_never_holds_more_than_its_slots_and_always_what_runs(seed: int, slots: int) -> None:
-    rng, cache = np.random.default_rng(seed), CacheModel(SHAPE, slots)
+@given(st.integers(0, 2**32 - 1), st.integers(2, 18), st.booleans())
+def test_a_run_never_holds_more_than_its_slots_and_keeps_what_a_token_used(seed: int, slots: int, ahead: bool) -> None:
+    rng, policy = np.random.default_rng(seed), make_policy("next-use", SHAPE, ActivationCollection(SHAPE))
+    predictor = make_predictor("frequency", SHAPE, ActivationCollection(SHAPE)) if ahead else None
+    run = SimulatedRun(SHAPE, slots, policy, predictor, Timing(read_s=1.0, layer_s=2.5))
     for _ in range(20):
         layer, tokens = int(rng.integers(3)), int(rng.integers(1, 4))
         ids = rng.random((tokens, SHAPE.num_experts)).argsort(axis=1)[:, : SHAPE.top_k]
-        scores, priorities = rng.random((3, 6)), rng.random((2 - layer, 6))
-        cache.demand(layer, ids, scores)
-        assert cache.resident.sum() <= slots
-        held = cache.resident[layer, np.unique(ids)]
-        assert held.all() or held.sum() == slots  # more than the slots hold passes through
-        cache.prefetch(layer, ids, priorities, int(rng.integers(4)), scores)
-        assert cache.resident.sum() <= slots
-        assert (cache.resident[layer, np.unique(ids)] == held).all()
+        for observer in (policy, predictor):
+            if observer is not None:
+                observer.observe(layer, ids)
+        experts, counts = np.unique(ids, return_counts=True)
+        run.visit(layer, experts, counts, tokens)
+        run.tier.check_integrity()
+        now = run.tier.snapshot()
+        assert len(now.resident) + len(now.loading) <= slots
+        assert (
+            ahead or tokens > 1 or {layer * SHAPE.num_experts + expert for expert in experts.tolist()} <= now.resident
+        )
 
 
 def test_several_caches_in_one_pass_do_what_each_does_alone() -> None:
@@ -140,18 +160,27 @@ def test_next_use_survives_a_cache_below_the_working_set_of_a_token() -> None:
     assert hits_of("lru", trace, 4) == 0 < hits_of("next-use", trace, 4)
 
 
-def test_a_prefetched_expert_is_a_hit_when_its_layer_runs() -> None:
-    trace = random_trace(seed=7, tokens=60)
+@pytest.mark.parametrize(("layer_s", "in_time"), [(2.0, True), (0.1, False)])
+def test_a_prefetched_expert_is_a_hit_where_the_link_had_time_for_it(layer_s: float, in_time: bool) -> None:
+    trace = telling_trace(seed=7, tokens=200)
     policy, recorder = fresh("next-use", trace)
-    guess = make_predictor("frequency", SHAPE, ActivationCollection(SHAPE))
-    (stats,) = replay(trace, [9], policy, recorder, guess, prefetch_per_visit=1)
+    guess = make_predictor("cross-layer", SHAPE, ActivationCollection(SHAPE))
+    (stats,) = replay(trace, [9], policy, recorder, guess, Timing(read_s=1.0, layer_s=layer_s))
+    (without,) = replay(trace, [9], *fresh("next-use", trace), timing=Timing(read_s=1.0, layer_s=layer_s))
     assert 0 < stats.prefetches_used <= stats.prefetches
-    assert stats.demand_reads < replay(trace, [9], *fresh("next-use", trace))[0].demand_reads
+    assert stats.demand_reads < without.demand_reads
+    assert (stats.hits > without.hits) == in_time and (stats.late_hits > stats.prefetches_used // 2) != in_time
+
+
+def test_the_time_that_computing_waits_is_that_of_the_reads() -> None:
+    trace = random_trace(seed=8)
+    (stats,) = replay(trace, [5], *fresh("lru", trace), timing=Timing(read_s=2.0, layer_s=1.0))
+    assert stats.stall_s == 2.0 * stats.demand_reads > 0
 
 
 def test_a_cache_too_small_for_one_token_is_refused() -> None:
     with pytest.raises(UsageError, match="1 slots cannot hold the 2"):
-        CacheModel(SHAPE, 1)
+        SimulatedRun(SHAPE, 1, make_policy("lru", SHAPE, ActivationCollection(SHAPE)), None, Timing())
 
 
 def write(folder: Path, **changed: object) -> Path:

@@ -132,21 +132,25 @@ class ActivationAware:
         self._eps = eps
         self._request = ActivationMatrix(shape)
         self._layer_decay: FloatArray = 1 - np.arange(shape.num_layers)[:, None] / float(shape.num_layers)
+        self._scores: FloatArray | None = None  # None after an observation
 
     def begin(self, phase: Phase) -> None:
         self._match.restart()
+        self._scores = None
         if phase == "prefill":
             self._request.clear()
 
     def observe(self, layer: int, ids: IntArray) -> None:
         self._match.record(layer, ids)
         self._request.record(layer, ids)
+        self._scores = None
 
     def keep_scores(self, layer: int) -> FloatArray:
-        nearest = self._match.nearest(self._num_matches)
-        likely = self._collection.rows[nearest].sum(axis=0, dtype=float) if len(nearest) else self._request.counts
-        scores: FloatArray = (normalise_rows(likely) + self._eps) * self._layer_decay
-        return scores
+        if self._scores is None:
+            nearest = self._match.nearest(self._num_matches)
+            likely = self._collection.rows[nearest].sum(axis=0, dtype=float) if len(nearest) else self._request.counts
+            self._scores = (normalise_rows(likely) + self._eps) * self._layer_decay
+        return self._scores
 
     def token_scores(self) -> TokenScores:
         return TokenScores(self.keep_scores(len(self._layer_decay) - 1), -np.inf)
