@@ -13,6 +13,7 @@ import sys
 
 import moeinf
 from moeinf.config.environment import store_home
+from moeinf.config.pull_options import PullOptions
 from moeinf.pull.pull import pull
 from moeinf.store.verify import verify
 
@@ -26,7 +27,7 @@ def main() -> int:
     given = parser.parse_args()
 
     try:
-        stored = pull(given.folder, home=store_home(), name=given.name, quant=given.quant)
+        stored = pull(given.folder, PullOptions(name=given.name, quant=given.quant), home=store_home())
         faults = verify(stored)
         for fault in faults:
             print(fault, file=sys.stderr)

@@ -6,7 +6,6 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from shlex import join
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,6 +13,8 @@ import typer
 from moeinf import __version__
 from moeinf.config import RuntimeConfig
 from moeinf.config.environment import debug_wanted, store_home, unknown_variables
+from moeinf.config.option import option_of
+from moeinf.config.pull_options import PullOptions
 from moeinf.errors import ModelNotFoundError, MoeinfError, OutputError, UsageError
 from moeinf.sampling.params import SamplingParams
 from moeinf.terminal.arguments.chat_options import ChatOptions
@@ -28,10 +29,7 @@ ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="A stored model,
 StoredName = Annotated[str, typer.Argument(metavar="MODEL", help="A stored model.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress and no line about memory.")]
-Quant = Annotated[
-    str | None,
-    typer.Option(metavar="FORMAT", help="Store weights as keep, q8_0, q4_0, q4_k, iq4_nl or mxfp4. [default: keep]"),
-]
+Quant = Annotated[str | None, typer.Option(metavar="FORMAT", help=option_of(PullOptions, "quant").help)]
 
 app = typer.Typer(
     name="moeinf",
@@ -107,64 +105,31 @@ def run(
 
 
 @app.command()
+@with_flags()
 def pull(
     source: Annotated[
         str, typer.Argument(metavar="SOURCE", help="org/repo[@rev] on the Hugging Face Hub, a folder, or demo.")
     ],
-    name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Store it under this name; one without a tag gets --quant's.")
-    ] = None,
-    quant: Quant = None,
-    quant_experts: Annotated[
-        str | None, typer.Option(metavar="FORMAT", help="Store the experts in another format.")
-    ] = None,
-    quant_dense: Annotated[
-        str | None, typer.Option(metavar="FORMAT", help="Store the other weights in another format.")
-    ] = None,
-    revision: Annotated[str | None, typer.Option(metavar="REV", help="Branch, tag or commit to fetch.")] = None,
-    token: Annotated[
-        str | None, typer.Option(metavar="TOKEN", help="Access token for the Hub. [default: HF_TOKEN]")
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Skip the check of free disk space.")] = False,
+    *,
+    options: PullOptions,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be fetched, and fetch nothing.")] = False,
-    keep_source: Annotated[bool, typer.Option("--keep-source", help="Keep the downloaded files.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Fetch and convert a model, or go on where that stopped."""
+    from moeinf.pull.pull import plan_pull
     from moeinf.pull.pull import pull as install
-    from moeinf.store.library import StoredModel
-    from moeinf.terminal.pull_progress import PullDisplay, plan_lines
+    from moeinf.terminal.pull_progress import PullDisplay, again_text, plan_lines
 
     try:
         with PullDisplay(sys.stderr, quiet=quiet) as display:
-            pulled = install(
-                source,
-                name=name,
-                home=store_home(),
-                quant=quant,
-                quant_experts=quant_experts,
-                quant_dense=quant_dense,
-                revision=revision,
-                token=token,
-                force=force,
-                dry_run=dry_run,
-                keep_source=keep_source,
-                progress=display,
-            )
+            plan = plan_pull(source, options, home=store_home(), progress=display) if dry_run else None
+            if plan is None:
+                install(source, options, home=store_home(), progress=display)
     except KeyboardInterrupt:
-        given = {
-            "--name": name,
-            "--quant": quant,
-            "--quant-experts": quant_experts,
-            "--quant-dense": quant_dense,
-            "--revision": revision,
-        }
-        said = [word for flag, value in given.items() if value for word in (flag, value)]
-        again = join(["moeinf", "pull", source, *said])
-        print(f"interrupted; `{again}` goes on where this stopped", file=sys.stderr)
+        print(f"interrupted; `{again_text(source, options)}` goes on where this stopped", file=sys.stderr)
         raise
-    if not isinstance(pulled, StoredModel):
-        print("\n".join(plan_lines(pulled)))
+    if plan is not None:
+        print("\n".join(plan_lines(plan)))
     elif not quiet:
         print("success", file=sys.stderr)
 

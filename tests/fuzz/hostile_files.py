@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from moeinf.config import RuntimeConfig
+from moeinf.config.pull_options import PullOptions
 from moeinf.engine.model import Model
 from moeinf.errors import MoeinfError
 from moeinf.models import architecture
@@ -187,9 +188,9 @@ class Cases:
         self._checked = set[tuple[tuple[str, bytes], ...]]()
         vars(install)["check_text_files"] = self._check_once
         write_checkpoint(self._sound)
-        install.pull(str(self._sound), home=self._store, name="kept")
+        install.pull(str(self._sound), PullOptions(name="kept"), home=self._store)
         shutil.copytree(self._sound, folder / "other")
-        install.pull(str(folder / "other"), home=self._store, name="victim")
+        install.pull(str(folder / "other"), PullOptions(name="victim"), home=self._store)
 
     def run(self, seed: int, number: int) -> str:
         """How a case ended, in a word; raises what is no error of moeinf's own, and AssertionError."""
@@ -220,7 +221,7 @@ class Cases:
         source = self._work / "source"
         shutil.copytree(self._sound, source)
         mutate_file(source / rng.choice([*SMALL, WEIGHTS, WEIGHTS, "config.json", "config.json", "LICENSE"]), rng)
-        install.pull(str(source), home=self._library.home, quant=rng.choice([None, "q8_0"]))
+        install.pull(str(source), PullOptions(quant=rng.choice([None, "q8_0"])), home=self._library.home)
 
     def _resume(self, rng: random.Random) -> None:
         """A journal, and what lies beside it, of a pull that is gone on with, listed and removed."""

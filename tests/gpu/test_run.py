@@ -10,6 +10,7 @@ import torch
 
 from moeinf._native import Arena, Copier, CudaDriver
 from moeinf.config import RuntimeConfig
+from moeinf.config.pull_options import PullOptions
 from moeinf.engine.gpu import GpuRun
 from moeinf.engine.model import Model
 from moeinf.gpu.device import CudaDevice
@@ -41,7 +42,7 @@ def host_room(stored: StoredModel, experts: int) -> str:
 
 @pytest.mark.parametrize("quant", ["keep", "q8_0", "q4_k", "iq4_nl", "mxfp4"])
 def test_tokens_are_the_same_for_every_number_of_slots(quant: str, tmp_path: Any) -> None:
-    stored = pull("demo", home=tmp_path, quant=quant)
+    stored = pull("demo", PullOptions(quant=quant), home=tmp_path)
     whole = tokens(stored, expert_cache="100%")
     for slots in ("8%", "40%"):
         assert tokens(stored, expert_cache=slots) == whole

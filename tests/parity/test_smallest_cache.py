@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from moeinf.config import RuntimeConfig
+from moeinf.config.pull_options import PullOptions
 from moeinf.engine.cpu import CpuRun
 from moeinf.engine.dense_weights import DenseFile
 from moeinf.engine.parts import ModelParts
@@ -36,7 +37,7 @@ def pulled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def stored(checkpoint: Path, home: Path) -> StoredModel:
     (checkpoint / "tokenizer_config.json").write_text("{}")
     write_tokenizer(checkpoint)
-    return pull(str(checkpoint), home=home, name="tiny")
+    return pull(str(checkpoint), PullOptions(name="tiny"), home=home)
 
 
 def smallest(pair: Pair, stored: StoredModel) -> CpuRun:

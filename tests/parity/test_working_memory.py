@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from moeinf._native import ExpertKernel, Kernels
 from moeinf.config import RuntimeConfig
+from moeinf.config.pull_options import PullOptions
 from moeinf.engine import cpu as on_cpu
 from moeinf.engine.cpu import CpuRun
 from moeinf.engine.dense_weights import DenseFile
@@ -55,7 +56,7 @@ def stored_with(config: dict[str, Any], folder: Path, quant: str | None = None) 
     inside["max_position_embeddings"] = max(CONTEXT, inside["max_position_embeddings"])
     weights = {name: tensor * 0.02 for name, tensor in random_tensors(config, layout=-1).items()}
     source = write_checkpoint(folder / "source", weights, config | {"torch_dtype": "bfloat16"})
-    return pull(str(source), home=folder / "home", quant=quant)
+    return pull(str(source), PullOptions(quant=quant), home=folder / "home")
 
 
 def parts_of(stored: StoredModel, config: RuntimeConfig, kernels: Kernels) -> ModelParts:

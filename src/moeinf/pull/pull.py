@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, overload
 
+from moeinf.config.pull_options import NO_OPTIONS, PullOptions
 from moeinf.errors import CheckpointError, DiskSpaceError, ModelNotFoundError, UsageError
 from moeinf.models import Architecture, architecture
 from moeinf.pull.convert import convert_shard, create_files, read_bytes
@@ -68,78 +68,42 @@ class PullPlan:
         return sum(file.fetch_bytes for file in self.files)
 
 
-@overload
 def pull(
-    source: str,
-    *,
-    home: Path,
-    name: str | None = None,
-    revision: str | None = None,
-    token: str | None = None,
-    quant: str | None = None,
-    quant_experts: str | None = None,
-    quant_dense: str | None = None,
-    force: bool = False,
-    dry_run: Literal[False] = False,
-    keep_source: bool = False,
-    progress: PullProgress | None = None,
-) -> StoredModel: ...
-@overload
-def pull(
-    source: str,
-    *,
-    home: Path,
-    name: str | None = None,
-    revision: str | None = None,
-    token: str | None = None,
-    quant: str | None = None,
-    quant_experts: str | None = None,
-    quant_dense: str | None = None,
-    force: bool = False,
-    dry_run: bool,
-    keep_source: bool = False,
-    progress: PullProgress | None = None,
-) -> StoredModel | PullPlan: ...
-def pull(
-    source: str,
-    *,
-    home: Path,
-    name: str | None = None,
-    revision: str | None = None,
-    token: str | None = None,
-    quant: str | None = None,
-    quant_experts: str | None = None,
-    quant_dense: str | None = None,
-    force: bool = False,
-    dry_run: bool = False,
-    keep_source: bool = False,
-    progress: PullProgress | None = None,
-) -> StoredModel | PullPlan:
+    source: str, options: PullOptions = NO_OPTIONS, *, home: Path, progress: PullProgress | None = None
+) -> StoredModel:
     """Fetches and converts a model and publishes it under a name; goes on where an interrupted pull stopped.
 
     source: path of a checkpoint folder, org/repo[@revision] or an address of the Hub, an alias, or the name of a stored
-    model, which is brought up to date. name: default is the alias, or the last component in lower case.
-    quant: format of the weights (store.quantisation.CHOICES), quant_experts and quant_dense override it; default is
-    that of the source, and of a stored model its own. One that is given becomes the tag, `demo:q4_k`, unless `name` has
-    its own.
-    force skips the check of free disk space; keep_source keeps downloaded shards under sources/ of the store.
-    dry_run gives the plan instead, and writes nothing. Blocks; another pull of the same source is waited for.
+    model, which is brought up to date. Blocks; another pull of the same source is waited for.
     Raises UsageError, ModelNotFoundError, CheckpointError, HubError, StoreError, DiskSpaceError: one line each. What
     was done stays for the next attempt.
     """
+    with errors_named(home):
+        return _steps(source, options, home, progress).run(force=options.force, keep_source=options.keep_source)
+
+
+def plan_pull(
+    source: str, options: PullOptions = NO_OPTIONS, *, home: Path, progress: PullProgress | None = None
+) -> PullPlan:
+    """What `pull` would do with the same arguments. Writes nothing; raises what `pull` raises."""
+    with errors_named(home):
+        return _steps(source, options, home, progress).plan()
+
+
+def _steps(source: str, options: PullOptions, home: Path, progress: PullProgress | None) -> _Pull:
     library = Library(home)
-    wanted = chosen(quant, quant_experts, quant_dense)
+    wanted = chosen(options.quant, options.quant_experts, options.quant_dense)
     origin = _origin(source, library)
-    if revision is not None:
+    if options.revision is not None:
         if origin.kind != "hub":
             raise UsageError(f"--revision is for repositories of the Hub; {source[:100]!r} is none")
-        origin = replace(origin, revision=revision)
+        origin = replace(origin, revision=options.revision)
+    name = options.name
     if wanted is not None and (name is None or ":" not in name):
         name = _variant(name or origin.name, wanted)
     target = full_name(name or origin.name)
-    with errors_named(home):
-        steps = _Pull(library, origin, target, wanted or origin.quantisation, token, progress or SilentProgress())
-        return steps.plan() if dry_run else steps.run(force=force, keep_source=keep_source)
+    quantisation = wanted or origin.quantisation
+    return _Pull(library, origin, target, quantisation, options.token, progress or SilentProgress())
 
 
 def ensure(
@@ -160,7 +124,7 @@ def ensure(
         stored = _stored(reference, library, chosen(quant))
         if stored is None and progress is not None and _goes_on(reference, library, chosen(quant)):
             progress.note(f"the pull of {reference} was interrupted; going on with it")
-    return stored or pull(reference, home=home, quant=quant, token=token, progress=progress)
+    return stored or pull(reference, PullOptions(quant=quant, token=token), home=home, progress=progress)
 
 
 def _stored(reference: str, library: Library, wanted: Quantisation | None) -> StoredModel | None:

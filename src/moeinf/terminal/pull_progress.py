@@ -5,8 +5,11 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from shlex import join
 from typing import TYPE_CHECKING, Protocol, TextIO
 
+from moeinf.config.option import options
+from moeinf.config.pull_options import PullOptions
 from moeinf.terminal.screen import bar_text, harmless
 from moeinf.text.quantities import eta_text, size_text
 
@@ -215,3 +218,10 @@ def plan_lines(plan: PullPlan) -> list[str]:
         f"fetch {size_text(plan.fetch_bytes)}, store {size_text(plan.store_bytes)}, "
         f"disk needed {size_text(plan.needed_bytes)}, free {size_text(plan.free_bytes)}",
     ]
+
+
+def again_text(source: str, given: PullOptions) -> str:
+    """The command that goes on with an interrupted pull. It does not show the token."""
+    values = {each.flag: getattr(given, each.name) for each in options(PullOptions) if each.name != "token"}
+    said = [word for flag, value in values.items() if isinstance(value, str) for word in (flag, value)]
+    return join(["moeinf", "pull", source, *said])

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from moeinf.config import RuntimeConfig
+from moeinf.config.pull_options import PullOptions
 from moeinf.engine.completion import GenerationStats
 from moeinf.engine.model import Model
 from moeinf.errors import ExpertReadError, MoeinfError, StoreError, UsageError
@@ -268,7 +269,7 @@ def test_verify_adds_no_sums_of_weights_that_are_damaged(stored: StoredModel) ->
 
 def test_a_damaged_manifest_is_named_and_pull_makes_the_model_anew(demo: StoredModel, tmp_path: Path) -> None:
     home = tmp_path / "home"
-    stored = pull("demo", home=home, name="mine")
+    stored = pull("demo", PullOptions(name="mine"), home=home)
     flip(stored.path / "manifest.json", 8 * 700)
     with pytest.raises(StoreError, match=r"manifest\.json is damaged .*; pull it again"):
         logits_of(Library(home).find("mine"))
@@ -278,7 +279,7 @@ def test_a_damaged_manifest_is_named_and_pull_makes_the_model_anew(demo: StoredM
     (stored.path / "receipt.json").unlink()  # as of an earlier version
     with pytest.raises(StoreError, match=r"is damaged .*: `moeinf pull SOURCE --name mine:latest`, from where it came"):
         pull("mine", home=home)
-    assert verify(pull("demo", home=home, name="mine")) == []
+    assert verify(pull("demo", PullOptions(name="mine"), home=home)) == []
 
 
 def test_a_model_that_is_removed_while_it_is_opened_ends_in_one_line(

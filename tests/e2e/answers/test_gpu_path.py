@@ -25,6 +25,7 @@ import pytest
 import torch
 
 from moeinf.config import RuntimeConfig
+from moeinf.config.pull_options import PullOptions
 from moeinf.engine.dense_weights import DenseFile
 from moeinf.engine.gpu import GpuRun, OpenGpu
 from moeinf.engine.memory_plan import DevicePlan, plan_device_memory
@@ -219,7 +220,7 @@ def test_a_host_that_refuses_is_told_and_takes_no_slot_of_the_device(demo: Store
 
 @pytest.mark.parametrize("quant", ["q8_0", "q4_k", "mxfp4"])
 def test_tokens_of_every_format_are_the_same_for_every_number_of_slots(quant: str, tmp_path: Path) -> None:
-    stored = pull("demo", home=tmp_path, quant=quant)
+    stored = pull("demo", PullOptions(quant=quant), home=tmp_path)
     whole = tokens(stored)
     assert tokens(stored, expert_cache="25%") == whole
     assert tokens(stored, host=20, expert_cache="25%") == whole
@@ -358,7 +359,7 @@ def test_pinning_is_told_and_ends_with_an_interrupt_that_leaves_nothing(demo: St
 
 
 def test_a_damaged_block_of_the_dense_weights_is_named_on_its_way_to_the_device(tmp_path: Path) -> None:
-    stored = pull("demo", home=tmp_path, quant_dense="q8_0")
+    stored = pull("demo", PullOptions(quant_dense="q8_0"), home=tmp_path)
     spec = next(
         spec
         for spec in dense_tensors(stored.dense_path, stored.manifest.dense_formats)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from moeinf.config import RuntimeConfig
+from moeinf.config.pull_options import PullOptions
 from moeinf.engine.gpu import GpuRun
 from moeinf.engine.model import Model
 from moeinf.errors import DeviceError
@@ -184,7 +185,7 @@ def test_tritons_kernels_give_the_logits_of_their_twins(
 def test_a_quantised_translator_answers_the_same_for_every_number_of_slots(
     translator: Stored, tmp_path: Path, quant: str, num_beams: int
 ) -> None:
-    stored = pull(str(translator.checkpoint), name="tiny", home=tmp_path, quant=quant)
+    stored = pull(str(translator.checkpoint), PullOptions(name="tiny", quant=quant), home=tmp_path)
     found = []
     for slots, host in (("100%", None), ("10%", None), ("30%", 6)):
         with opened(stored, host=host, expert_cache=slots, num_beams=num_beams, **LANGUAGES) as model:

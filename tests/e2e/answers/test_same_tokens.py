@@ -11,6 +11,7 @@ import pytest
 
 from moeinf._native import ExpertKernel, Kernels, available_isas
 from moeinf.config import RuntimeConfig
+from moeinf.config.pull_options import PullOptions
 from moeinf.engine.model import Model
 from moeinf.engine.opening import Run
 from moeinf.engine.parts import expert_parts
@@ -72,7 +73,7 @@ def oracle(demo: StoredModel) -> list[int]:
 
 @pytest.mark.parametrize("format", ["q8_0", "q4_k", "q4_0", "mxfp4"])
 def test_tokens_are_the_same_for_every_cache_size_in_every_format(format: str, tmp_path: Path) -> None:
-    stored = pull("demo", home=tmp_path, quant=format)
+    stored = pull("demo", PullOptions(quant=format), home=tmp_path)
     wanted = plain_tokens(stored)
     for cache in ("8%", "40%", "100%"):
         assert tokens(stored, expert_cache=cache) == wanted
@@ -85,7 +86,7 @@ def test_tokens_are_the_same_for_every_cache_size_on_every_instruction_set(demo:
 
 @pytest.mark.parametrize("format", [None, "q8_0", "q4_0", "iq4_nl", "q4_k", "mxfp4"])
 def test_logits_do_not_depend_on_how_a_prompt_is_cut(format: str | None, tmp_path: Path) -> None:
-    stored = pull("demo", home=tmp_path, quant=format)
+    stored = pull("demo", PullOptions(quant=format), home=tmp_path)
     ids = np.random.default_rng(3).integers(3, 200, 100).tolist()
     for isa in available_isas():
         with Model(stored, RuntimeConfig(context=128, isa=isa)) as model:
@@ -108,7 +109,7 @@ def test_logits_do_not_depend_on_how_a_prompt_is_cut(format: str | None, tmp_pat
 
 @pytest.mark.parametrize("chunk", [1, 7, 64])
 def test_tokens_are_the_same_for_every_prefill_chunk(tmp_path: Path, chunk: int) -> None:
-    stored, prompt = pull("demo", home=tmp_path, quant="mxfp4"), PROMPT * 6
+    stored, prompt = pull("demo", PullOptions(quant="mxfp4"), home=tmp_path), PROMPT * 6
     with Model(stored, RuntimeConfig(prefill_chunk=chunk)) as cut, Model(stored, RuntimeConfig()) as whole:
         answers = [
             model.generate(prompt, model.params(temperature=0.0, num_predict=NUM_TOKENS, stop=()))
@@ -120,7 +121,7 @@ def test_tokens_are_the_same_for_every_prefill_chunk(tmp_path: Path, chunk: int)
 
 def test_a_prompt_that_is_given_again_or_was_given_in_part_has_the_same_answer(tmp_path: Path) -> None:
     """Whatever the cache holds of it: the size of the whole prompt decides how the rest is rounded."""
-    stored, prompt = pull("demo", home=tmp_path, quant="mxfp4"), PROMPT * 6
+    stored, prompt = pull("demo", PullOptions(quant="mxfp4"), home=tmp_path), PROMPT * 6
     with Model(stored, RuntimeConfig()) as model:
         params = model.params(temperature=0.0, num_predict=NUM_TOKENS, stop=())
         wanted = model.generate(prompt, params)

@@ -12,6 +12,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from moeinf.config import RuntimeConfig
+from moeinf.config.pull_options import PullOptions
 from moeinf.engine.model import Model
 from moeinf.errors import ContextLengthError, UsageError
 from moeinf.pull.pull import pull
@@ -38,7 +39,7 @@ class Stored:
         self.pair = Pair(config, self.checkpoint)
         write_tokenizer(self.checkpoint, config["eos_token_id"])
         (self.checkpoint / "generation_config.json").write_text(json.dumps(asked))
-        stored = pull(str(self.checkpoint), name="tiny", home=folder / "home")
+        stored = pull(str(self.checkpoint), PullOptions(name="tiny"), home=folder / "home")
         assert isinstance(stored, StoredModel)
         self.stored = stored
 
@@ -108,7 +109,7 @@ def test_the_tokens_are_the_same_for_every_cache(switch: Stored, opened: Model, 
 @pytest.mark.parametrize("quant", ["q8_0", "mxfp4"])
 def test_a_quantised_translator_answers_the_same_for_every_cache(nllb: Stored, tmp_path: Path, quant: str) -> None:
     """Its head is the embedding, stored twice; the biases of its experts stay as they are."""
-    stored = pull(str(nllb.checkpoint), name="tiny", home=tmp_path, quant=quant)
+    stored = pull(str(nllb.checkpoint), PullOptions(name="tiny", quant=quant), home=tmp_path)
     assert isinstance(stored, StoredModel)
     formats = {spec.name: spec.dtype for spec in stored.manifest.layout.tensors}
     assert formats == {"up": quant, "down": quant, "up_bias": "f32", "down_bias": "f32"}

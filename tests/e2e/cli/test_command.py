@@ -16,6 +16,7 @@ import pytest
 from moeinf import cli
 from moeinf.config import RuntimeConfig
 from moeinf.config.environment import unknown_variables
+from moeinf.config.pull_options import PullOptions
 from moeinf.engine.model import Model
 from moeinf.pull.pull import pull
 from moeinf.sampling.params import SamplingParams
@@ -303,7 +304,7 @@ def test_ctrl_c_outside_of_an_answer_is_exit_code_130(command: Command, monkeypa
 
 
 def test_an_interrupted_pull_tells_how_to_go_on(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(source: str, **options: object) -> None:
+    def interrupt(source: str, *options: object, **others: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("moeinf.pull.pull.pull", interrupt)
@@ -439,7 +440,7 @@ def test_what_show_says_is_needed_is_where_a_run_begins_to_succeed(
 
 
 def test_the_line_about_a_model_tells_the_formats_it_is_stored_in(tmp_path: Path) -> None:
-    stored = pull("demo", home=tmp_path, quant_experts="q4_k", quant_dense="q8_0")
+    stored = pull("demo", PullOptions(quant_experts="q4_k", quant_dense="q8_0"), home=tmp_path)
     with Model(stored, RuntimeConfig(threads=1)) as model:
         assert " active) iq4_nl experts, q8_0 dense, q8_0 head · CPU, RAM " in model.describe()
         assert "dense 932 KB" in model.describe() and " 0.00" not in model.describe()

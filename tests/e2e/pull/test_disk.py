@@ -23,6 +23,7 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from moeinf.errors import MoeinfError
+from moeinf.config.pull_options import PullOptions
 from moeinf.pull.pull import pull
 from moeinf.store.library import Library
 from moeinf.pull.events import SilentProgress
@@ -30,7 +31,8 @@ class Notes(SilentProgress):
     def note(self, text): print("note", text, flush=True)
     def start(self, verb, file, num_bytes, done_bytes): print(verb, file, flush=True)
 try:
-    print("done", pull(sys.argv[1], home=Path(sys.argv[2]), force="--force" in sys.argv, progress=Notes()).id)
+    options = PullOptions(force="--force" in sys.argv)
+    print("done", pull(sys.argv[1], options, home=Path(sys.argv[2]), progress=Notes()).id)
 except MoeinfError as error:
     print(type(error).__name__, error)
 """

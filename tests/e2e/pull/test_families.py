@@ -13,6 +13,7 @@ import torch
 
 from moeinf._native import Kernels
 from moeinf.config import RuntimeConfig
+from moeinf.config.pull_options import PullOptions
 from moeinf.engine.cpu import CpuRun
 from moeinf.engine.dense_weights import DenseFile
 from moeinf.engine.parts import ModelParts
@@ -133,7 +134,9 @@ def test_what_is_shipped_quantised_is_read(name: str, quant: str | None, tmp_pat
         assert kv_a.shape[0] == 576 and kv_a.dtype == torch.float8_e4m3fn
     else:
         tensors |= in_mxfp4(config)
-    stored = pull(str(write_checkpoint(tmp_path / "c", tensors, config)), home=tmp_path / "home", quant=quant)
+    stored = pull(
+        str(write_checkpoint(tmp_path / "c", tensors, config)), PullOptions(quant=quant), home=tmp_path / "home"
+    )
     assert verify(stored) == [] and np.isfinite(logits_of(stored)).all()
     formats = {spec.name: spec.dtype for spec in stored.manifest.layout.tensors}
     if config["model_type"] == "gpt_oss":
@@ -157,7 +160,7 @@ def test_families_whose_config_is_not_at_hand_run_from_every_layout_that_they_kn
         tensors = {key: tensor * 0.05 for key, tensor in random_tensors(config, layout=layout).items()}
         checkpoint = write_checkpoint(tmp_path / f"c{layout}", tensors, config)
         for quant in (None, "q8_0"):
-            stored = pull(str(checkpoint), home=tmp_path / "home", quant=quant)
+            stored = pull(str(checkpoint), PullOptions(quant=quant), home=tmp_path / "home")
             assert verify(stored) == [] and np.isfinite(logits_of(stored)).all()
 
 
@@ -170,7 +173,7 @@ def test_narrower_experts_are_stored_as_if_they_had_come_with_zeros(quant: str |
     for key, tensor in tensors.items():
         padded[key][tuple(map(slice, tensor.shape))] = tensor
     stores = [
-        pull(str(write_checkpoint(tmp_path / name, found, config)), home=tmp_path / "home", quant=quant)
+        pull(str(write_checkpoint(tmp_path / name, found, config)), PullOptions(quant=quant), home=tmp_path / "home")
         for name, found, config in (("narrow", tensors, narrow), ("wide", padded, wide))
     ]
     experts = [[path.read_bytes() for path in sorted(stored.path.glob("experts-*.bin"))] for stored in stores]
@@ -208,7 +211,9 @@ def test_the_head_is_quantised_beside_whatever_embedding_it_is_tied_to(name: str
     config = published(name)
     plan = architecture(config).tensor_plan(config)
     tensors = {key: tensor * 0.05 for key, tensor in random_tensors(config).items()}
-    stored = pull(str(write_checkpoint(tmp_path / "c", tensors, config)), home=tmp_path / "home", quant="q4_0")
+    stored = pull(
+        str(write_checkpoint(tmp_path / "c", tensors, config)), PullOptions(quant="q4_0"), home=tmp_path / "home"
+    )
     assert plan.head is not None
     source, head = plan.head
     formats = {spec.name: spec.dtype for spec in dense_tensors(stored.dense_path, stored.manifest.dense_formats)}

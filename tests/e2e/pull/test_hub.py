@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
+from moeinf.config.pull_options import PullOptions
 from moeinf.errors import CheckpointError, HubError, UsageError
 from moeinf.pull import download, hub, remote
 from moeinf.pull.events import SilentProgress
-from moeinf.pull.pull import PullPlan, ensure, pull
+from moeinf.pull.pull import PullPlan, ensure, plan_pull, pull
 from moeinf.store.library import Library
 from moeinf.store.verify import verify
 from tests.support.checkpoints import CONFIG, content, random_tensors, write_checkpoint
@@ -142,24 +143,24 @@ def test_the_sizes_are_said_before_the_first_shard_also_by_a_run(server: Hub, tm
 
 
 def test_a_dry_run_tells_what_would_be_fetched(server: Hub, tmp_path: Path, checkpoint: Path) -> None:
-    plan = pull(REPO, home=tmp_path / "home", dry_run=True)
+    plan = plan_pull(REPO, home=tmp_path / "home")
     assert isinstance(plan, PullPlan)
     assert plan.fetch_bytes == sum(path.stat().st_size for path in checkpoint.glob("*.safetensors"))
     assert not (tmp_path / "home").exists()
 
 
 def test_kept_shards_are_not_downloaded_again(server: Hub, tmp_path: Path, checkpoint: Path) -> None:
-    pull(REPO, home=tmp_path, keep_source=True)
+    pull(REPO, PullOptions(keep_source=True), home=tmp_path)
     kept = tmp_path / "sources" / REPO.replace("/", "--") / server.commit / SHARD
     assert kept.read_bytes() == (checkpoint / SHARD).read_bytes()
     Library(tmp_path).remove("tiny-moe")
     before = server.sent_bytes(SHARD)
-    pull(REPO, home=tmp_path, keep_source=True)
+    pull(REPO, PullOptions(keep_source=True), home=tmp_path)
     assert server.sent_bytes(SHARD) - before < 10_000
 
 
 def test_the_token_goes_to_the_hub_and_to_no_other_host(server: Hub, tmp_path: Path) -> None:
-    pull(REPO, home=tmp_path, token=TOKEN)
+    pull(REPO, PullOptions(token=TOKEN), home=tmp_path)
     tokens = {host: {seen.token for seen in server.seen if seen.host == host} for host in ("hub", "cdn")}
     assert tokens == {"hub": {f"Bearer {TOKEN}"}, "cdn": {""}}
     assert len([seen for seen in server.seen if seen.host == "cdn"]) > 8
@@ -215,7 +216,7 @@ def test_a_fault_that_lasts_is_one_line_after_a_bounded_number_of_retries(
 ) -> None:
     server.faults, words = dict(LASTING[name][0]), LASTING[name][1]
     with pytest.raises(HubError, match=words) as caught:
-        pull(REPO, home=tmp_path, token=TOKEN)
+        pull(REPO, PullOptions(token=TOKEN), home=tmp_path)
     for secret in (TOKEN, "signature", "\n"):
         assert secret not in str(caught.value)
     assert remote.MAX_RETRIES <= len(waits) <= 4 * remote.MAX_RETRIES  # four shards at once
@@ -321,7 +322,7 @@ def test_a_repository_that_is_not_there_may_be_private(server: Hub, tmp_path: Pa
 
 def test_an_unknown_revision_is_named(server: Hub, tmp_path: Path) -> None:
     with pytest.raises(HubError, match="no revision 'nope'"):
-        pull(REPO, home=tmp_path, revision="nope")
+        pull(REPO, PullOptions(revision="nope"), home=tmp_path)
 
 
 def test_a_hub_out_of_reach_is_one_line(

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from moeinf.config.pull_options import PullOptions
 from moeinf.pull.pull import pull
 from moeinf.store.library import Library
 from moeinf.store.verify import verify
@@ -75,7 +76,7 @@ def child(source: str, home: Path, endpoint: str, kill_at: int, report: Path | N
             os.kill(os.getpid(), signal.SIGKILL)
 
     count_calls(then)
-    pull(source, home=home, name="m:latest", quant=quant)
+    pull(source, PullOptions(name="m:latest", quant=quant), home=home)
     if report:
         report.write_text(str(last[0]))
 

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from moeinf._native import quantize
+from moeinf.config.pull_options import PullOptions
 from moeinf.errors import CheckpointError, StoreError, UsageError
 from moeinf.pull import convert
 from moeinf.pull import layout as recast
 from moeinf.pull.events import SilentProgress
-from moeinf.pull.pull import PullPlan, pull
+from moeinf.pull.pull import PullPlan, plan_pull, pull
 from moeinf.store.dense import dense_tensors
 from moeinf.store.library import Library, StoredModel
 from moeinf.store.quantisation import Quantisation
@@ -85,7 +86,9 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("config", [WIDE, ODD], ids=["wide", "odd"])
 def test_blocks_are_those_of_the_source_in_every_format(format: Format, config: dict[str, Any], tmp_path: Path) -> None:
     tensors = random_tensors(config)
-    model = pull(str(write_checkpoint(tmp_path / "c", tensors, config)), home=tmp_path / "home", quant=format)
+    model = pull(
+        str(write_checkpoint(tmp_path / "c", tensors, config)), PullOptions(quant=format), home=tmp_path / "home"
+    )
     assert model.name == f"c:{format}" and verify(model) == []
     check_experts(model, tensors, format)
     assert dense_of(model) == wanted_dense(tensors, format, "lm_head.weight")
@@ -96,7 +99,7 @@ def test_blocks_are_those_of_the_source_in_every_format(format: Format, config: 
 def test_fused_experts_and_wider_elements_give_the_blocks_of_their_values(dtype: torch.dtype, tmp_path: Path) -> None:
     tensors = {name: tensor.to(dtype) for name, tensor in random_tensors(WIDE).items()}
     checkpoint = write_checkpoint(tmp_path / "c", fused(tensors, WIDE), WIDE)
-    model = pull(str(checkpoint), home=tmp_path / "home", quant="q4_k")
+    model = pull(str(checkpoint), PullOptions(quant="q4_k"), home=tmp_path / "home")
     check_experts(model, tensors, "q4_k")
     assert dense_of(model) == wanted_dense(tensors, "q4_k", "lm_head.weight")
 
@@ -105,11 +108,11 @@ def test_a_head_that_is_tied_is_stored_in_8_bits_beside_the_embedding(tmp_path: 
     config = WIDE | {"tie_word_embeddings": True}
     tensors = random_tensors(config)
     checkpoint = write_checkpoint(tmp_path / "c", tensors, config)
-    model = pull(str(checkpoint), home=tmp_path / "home", quant_dense="iq4_nl")
+    model = pull(str(checkpoint), PullOptions(quant_dense="iq4_nl"), home=tmp_path / "home")
     assert "lm_head.weight" not in tensors and model.name == "c:keep-iq4_nl"
     check_experts(model, tensors, None)
     assert dense_of(model) == wanted_dense(tensors, "iq4_nl", "model.embed_tokens.weight")
-    plain = pull(str(checkpoint), home=tmp_path / "home", quant_experts="q8_0")
+    plain = pull(str(checkpoint), PullOptions(quant_experts="q8_0"), home=tmp_path / "home")
     assert dense_of(plain) == wanted_dense(tensors, None, "")
 
 
@@ -117,11 +120,11 @@ def test_a_head_that_is_tied_is_stored_in_8_bits_beside_the_embedding(tmp_path: 
 def test_neither_threads_nor_the_size_of_reads_change_a_byte(
     threads: int, wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = pull(str(wide), home=tmp_path / "whole", quant="q4_k", quant_dense="q8_0")
+    whole = pull(str(wide), PullOptions(quant="q4_k", quant_dense="q8_0"), home=tmp_path / "whole")
     monkeypatch.setattr(convert, "num_threads", lambda: threads)
     monkeypatch.setattr(convert, "_SEGMENT_BYTES", 5000)
     monkeypatch.setattr(convert.segments, "__defaults__", (5000,))
-    small = pull(str(wide), home=tmp_path / "small", quant="q4_k", quant_dense="q8_0")
+    small = pull(str(wide), PullOptions(quant="q4_k", quant_dense="q8_0"), home=tmp_path / "small")
     assert content(small.path) == content(whole.path)
 
 
@@ -140,15 +143,15 @@ def test_neither_threads_nor_the_size_of_reads_change_a_byte(
 def test_the_format_that_is_asked_for_is_the_tag_of_a_name_without_one(
     name: str | None, quant: str | None, dense: str | None, stored: str, tmp_path: Path
 ) -> None:
-    plan = pull("demo", home=tmp_path, name=name, quant=quant, quant_dense=dense, dry_run=True)
+    plan = plan_pull("demo", PullOptions(name=name, quant=quant, quant_dense=dense), home=tmp_path)
     assert isinstance(plan, PullPlan) and plan.name == stored
 
 
 def test_formats_of_one_source_lie_side_by_side_and_are_brought_up_to_date_each(wide: Path, tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path / "c", random_tensors(WIDE), WIDE)
     home = tmp_path / "home"
-    plain, small = pull(str(checkpoint), home=home), pull(str(checkpoint), home=home, quant="q4_0")
-    named = pull(str(checkpoint), home=home, quant="q4_0", name="mine")
+    plain, small = pull(str(checkpoint), home=home), pull(str(checkpoint), PullOptions(quant="q4_0"), home=home)
+    named = pull(str(checkpoint), PullOptions(quant="q4_0", name="mine"), home=home)
     assert (plain.name, small.name, named.name) == ("c:latest", "c:q4_0", "mine:q4_0")
     assert plain.id != small.id == named.id
     assert {model.name: model.id for model in Library(home).list()} == {
@@ -161,7 +164,7 @@ def test_formats_of_one_source_lie_side_by_side_and_are_brought_up_to_date_each(
     updated = pull("c:q4_0", home=home)
     assert updated.id != small.id and updated.manifest.quantisation == Quantisation("q4_0", "q4_0")
     assert pull("mine:q4_0", home=home).id == updated.id and pull("c", home=home).manifest.dense_formats == {}
-    other = pull("c:q4_0", home=home, quant="keep")
+    other = pull("c:q4_0", PullOptions(quant="keep"), home=home)
     assert other.name == "c:latest" and other.id == Library(home).find("c").id
 
 
@@ -177,16 +180,16 @@ def test_an_interrupted_pull_is_not_disturbed_by_one_of_another_format(
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        pull(str(wide), home=home, quant="q8_0", progress=Interrupting())
-    pull(str(wide), home=home, quant="mxfp4")
+        pull(str(wide), PullOptions(quant="q8_0"), home=home, progress=Interrupting())
+    pull(str(wide), PullOptions(quant="mxfp4"), home=home)
     assert [partial.name for partial in Library(home).partials()] == ["wide:q8_0"]
     started: list[str] = []
     monkeypatch.setattr(Interrupting, "finish", SilentProgress.finish)
     progress = Interrupting()
     monkeypatch.setattr(progress, "start", lambda verb, *_: started.append(verb), raising=False)
-    model = pull(str(wide), home=home, quant="q8_0", progress=progress)
+    model = pull(str(wide), PullOptions(quant="q8_0"), home=home, progress=progress)
     assert started == ["quantising"] * 2 + ["verifying"]
-    assert content(model.path) == content(pull(str(wide), home=tmp_path / "other", quant="q8_0").path)
+    assert content(model.path) == content(pull(str(wide), PullOptions(quant="q8_0"), home=tmp_path / "other").path)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e5])
@@ -196,7 +199,7 @@ def test_a_weight_that_cannot_be_quantised_is_refused_with_its_tensor(bad: float
     tensors[name][100, 200] = bad
     checkpoint = write_checkpoint(tmp_path / "c", tensors, WIDE)
     with pytest.raises(CheckpointError, match=rf"safetensors: tensor '{name}': holds .*only finite weights"):
-        pull(str(checkpoint), home=tmp_path / "home", quant="q4_k")
+        pull(str(checkpoint), PullOptions(quant="q4_k"), home=tmp_path / "home")
     assert Library(tmp_path / "home").list() == []
     assert verify(pull(str(checkpoint), home=tmp_path / "home")) == []
 
@@ -209,14 +212,14 @@ def test_no_model_is_published_with_a_scale_that_is_no_number(
 
     monkeypatch.setattr(recast, "quantize", spoilt)
     with pytest.raises(StoreError, match=r"00000.bin: expert 0: tensor 'gate': the scale of q4_k block 0 is NaN"):
-        pull(str(wide), home=tmp_path / "home", quant_experts="q4_k")
+        pull(str(wide), PullOptions(quant_experts="q4_k"), home=tmp_path / "home")
     with pytest.raises(StoreError, match=r"dense.safetensors: tensor '.*': the scale of q4_k block 0 is NaN"):
-        pull(str(wide), home=tmp_path / "home", quant_dense="q4_k")
+        pull(str(wide), PullOptions(quant_dense="q4_k"), home=tmp_path / "home")
     assert Library(tmp_path / "home").list() == []
 
 
 def test_verify_names_tensor_expert_and_block_of_a_scale_that_is_no_number(wide: Path, tmp_path: Path) -> None:
-    model = pull(str(wide), home=tmp_path / "home", quant="q8_0")
+    model = pull(str(wide), PullOptions(quant="q8_0"), home=tmp_path / "home")
     layout = model.manifest.layout
     part = next(spec for spec in layout.tensors if spec.name == "down")
     with model.shard_paths[1].open("r+b") as file:
@@ -230,9 +233,9 @@ def test_verify_names_tensor_expert_and_block_of_a_scale_that_is_no_number(wide:
 
 def test_a_dry_run_knows_the_sizes_and_what_falls_back(tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path / "c", random_tensors(ODD), ODD)
-    plan = pull(str(checkpoint), home=tmp_path / "home", quant="q4_k", dry_run=True)
+    plan = plan_pull(str(checkpoint), PullOptions(quant="q4_k"), home=tmp_path / "home")
     assert isinstance(plan, PullPlan) and plan.name == "c:q4_k" and not (tmp_path / "home").exists()
-    model = pull(str(checkpoint), home=tmp_path / "home", quant="q4_k")
+    model = pull(str(checkpoint), PullOptions(quant="q4_k"), home=tmp_path / "home")
     weights = [model.dense_path, *model.shard_paths]
     assert plan.store_bytes == sum(path.stat().st_size for path in weights)
     assert plan.fallbacks == model.manifest.fallbacks
@@ -240,7 +243,7 @@ def test_a_dry_run_knows_the_sizes_and_what_falls_back(tmp_path: Path) -> None:
         "expert gate, expert up: rows of 96 are no whole number of q4_k blocks (256); stored as iq4_nl",
         "expert down: rows of 40 are no whole number of q4_k blocks (256); stored as bf16",
     )
-    again = pull(str(checkpoint), home=tmp_path / "home", quant="q4_k", dry_run=True)
+    again = plan_pull(str(checkpoint), PullOptions(quant="q4_k"), home=tmp_path / "home")
     assert isinstance(again, PullPlan) and again.up_to_date and again.needed_bytes == 0
 
 
@@ -251,11 +254,11 @@ def test_what_falls_back_is_said_once(tmp_path: Path) -> None:
 
     said: list[str] = []
     checkpoint = write_checkpoint(tmp_path / "c", random_tensors(ODD), ODD)
-    model = pull(str(checkpoint), home=tmp_path / "home", quant="q4_k", progress=Notes())
+    model = pull(str(checkpoint), PullOptions(quant="q4_k"), home=tmp_path / "home", progress=Notes())
     assert tuple(said) == model.manifest.fallbacks and len(set(said)) == len(said) > 0
 
 
 def test_an_unknown_format_is_refused_before_anything_is_opened(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="unknown --quant-dense 'q3'; known: keep, q8_0"):
-        pull("/nowhere", home=tmp_path / "home", quant="q8_0", quant_dense="q3")
+        pull("/nowhere", PullOptions(quant="q8_0", quant_dense="q3"), home=tmp_path / "home")
     assert not (tmp_path / "home").exists()

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from moeinf._native import dequantize
+from moeinf.config.pull_options import PullOptions
 from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.models import architecture
 from moeinf.pull import convert
@@ -78,7 +79,7 @@ def test_fp8_is_the_bf16_that_its_scales_make_of_it(quant: str | None, layout: s
     shipped, meant = in_fp8(tensors if layout == "separate" else fused(tensors, CUT_TILES))
     fp8 = write_checkpoint(tmp_path / "fp8", shipped, CUT_TILES | FP8, order=scattered)
     bf16 = write_checkpoint(tmp_path / "bf16", meant, CUT_TILES)
-    first, second = (pull(str(folder), home=tmp_path / "home", quant=quant) for folder in (fp8, bf16))
+    first, second = (pull(str(folder), PullOptions(quant=quant), home=tmp_path / "home") for folder in (fp8, bf16))
     assert weights(first) == weights(second) and verify(first) == []
     assert first.manifest.info == second.manifest.info
 
@@ -180,7 +181,7 @@ def gpt_oss_as_shipped() -> tuple[Checkpoint, Checkpoint]:
 def test_mxfp4_experts_are_kept_bit_for_bit_with_rows_and_biases_sorted_out(quant: str | None, tmp_path: Path) -> None:
     shipped, meant = gpt_oss_as_shipped()
     checkpoint = write_checkpoint(tmp_path / "c", shipped, GPT_OSS | MXFP4, order=scattered)
-    model = pull(str(checkpoint), home=tmp_path / "home", quant=quant)
+    model = pull(str(checkpoint), PullOptions(quant=quant), home=tmp_path / "home")
     assert verify(model) == []
     for layer, expert in ((0, 0), (1, 3)):
         wanted = meant_parts(meant, layer, expert)
@@ -205,7 +206,9 @@ def test_transposed_experts_are_turned(
     monkeypatch.setattr(convert.segments, "__defaults__", (1000,))  # less than the columns of one expert
     _, meant = gpt_oss_as_shipped()
     plain = {name: tensor.bfloat16() for name, tensor in meant.items()}
-    model = pull(str(write_checkpoint(tmp_path / "c", plain, GPT_OSS)), home=tmp_path / "home", quant=quant)
+    model = pull(
+        str(write_checkpoint(tmp_path / "c", plain, GPT_OSS)), PullOptions(quant=quant), home=tmp_path / "home"
+    )
     assert verify(model) == []
     for layer, expert in ((0, 1), (1, 2)):
         wanted = meant_parts(plain, layer, expert)

@@ -10,6 +10,7 @@ from moeinf.bench.bandwidth import formats_text, memory_bytes_per_s, weight_byte
 from moeinf.bench.columns import COLUMNS
 from moeinf.bench.live import Workload, run_bench
 from moeinf.config import RuntimeConfig
+from moeinf.config.pull_options import PullOptions
 from moeinf.errors import UsageError
 from moeinf.hardware import Machine
 from moeinf.pull.pull import pull
@@ -29,14 +30,14 @@ def test_a_tied_embedding_is_read_as_the_head(demo: StoredModel) -> None:
 
 
 def test_a_head_of_its_own_leaves_the_embedding_out(tmp_path: Path) -> None:
-    stored = pull("demo", home=tmp_path, quant="q8_0")
+    stored = pull("demo", PullOptions(quant="q8_0"), home=tmp_path)
     quantised = 6 * (4 * EXPERT + ATTENTION) + VOCABULARY
     assert weight_bytes_per_token(stored) == quantised // 32 * 34 + 2 * ROUTERS_AND_NORMS
     assert formats_text(stored) == "q8_0"
 
 
 def test_formats_that_differ_are_both_told(tmp_path: Path) -> None:
-    stored = pull("demo", home=tmp_path, quant_experts="q4_0", quant_dense="q8_0")
+    stored = pull("demo", PullOptions(quant_experts="q4_0", quant_dense="q8_0"), home=tmp_path)
     assert formats_text(stored) == "q4_0, dense q8_0"
 
 

@@ -11,11 +11,12 @@ from typing import NamedTuple
 
 import pytest
 
+from moeinf.config.pull_options import PullOptions
 from moeinf.errors import CheckpointError, DiskSpaceError, ModelNotFoundError, StoreError, UsageError
 from moeinf.pull import pull as install
 from moeinf.pull.convert import convert_shard
 from moeinf.pull.events import SilentProgress
-from moeinf.pull.pull import PullPlan, ensure, pull
+from moeinf.pull.pull import PullPlan, ensure, plan_pull, pull
 from moeinf.pull.references import named_origin, outside_origin
 from moeinf.store.library import Library
 from moeinf.store.partials import pull_lock
@@ -125,7 +126,7 @@ def test_a_repeated_pull_writes_nothing(checkpoint: Path, home: Path) -> None:
 
 def test_a_second_name_for_the_same_source_costs_no_disk(checkpoint: Path, home: Path) -> None:
     first = pull(str(checkpoint), home=home)
-    second = pull(str(checkpoint), home=home, name="other:v1")
+    second = pull(str(checkpoint), PullOptions(name="other:v1"), home=home)
     assert second.name == "other:v1" and second.path == first.path
     assert len(list((home / "models").iterdir())) == 1
 
@@ -210,16 +211,16 @@ def test_too_little_disk_is_refused_before_anything_is_written_with_both_numbers
     with pytest.raises(DiskSpaceError, match=r"1\.7 MB needed, 1\.0 MB free.*--force"):
         pull(str(checkpoint), home=home)
     assert not list(home.rglob("*.bin"))
-    assert verify(pull(str(checkpoint), home=home, force=True)) == []
+    assert verify(pull(str(checkpoint), PullOptions(force=True), home=home)) == []
 
 
 def test_a_dry_run_tells_sizes_and_writes_nothing(checkpoint: Path, home: Path) -> None:
-    plan = pull(str(checkpoint), home=home, dry_run=True)
+    plan = plan_pull(str(checkpoint), home=home)
     assert isinstance(plan, PullPlan) and not home.exists()
     assert (plan.name, len(plan.files), plan.fetch_bytes, plan.up_to_date) == ("tiny-moe:latest", NUM_SHARDS, 0, False)
     assert plan.store_bytes <= plan.needed_bytes <= 1.03 * plan.store_bytes
     pull(str(checkpoint), home=home)
-    again = pull(str(checkpoint), home=home, dry_run=True)
+    again = plan_pull(str(checkpoint), home=home)
     assert isinstance(again, PullPlan) and again.up_to_date and again.needed_bytes == 0
 
 
@@ -235,13 +236,13 @@ def test_files_that_a_checkpoint_must_not_bring_along_stay_behind(checkpoint: Pa
 @pytest.mark.parametrize("name", ["../x", "a/b", "a b", "a:b:c", "x" * 81])
 def test_a_name_that_is_not_allowed_is_refused_before_work(name: str, checkpoint: Path, home: Path) -> None:
     with pytest.raises(UsageError, match="not a model name"):
-        pull(str(checkpoint), home=home, name=name)
+        pull(str(checkpoint), PullOptions(name=name), home=home)
     assert not home.exists()
 
 
 def test_a_revision_of_what_has_none_is_refused(checkpoint: Path, home: Path) -> None:
     with pytest.raises(UsageError, match="--revision"):
-        pull(str(checkpoint), home=home, revision="main")
+        pull(str(checkpoint), PullOptions(revision="main"), home=home)
 
 
 def test_a_store_that_is_a_file_is_one_line(checkpoint: Path, tmp_path: Path) -> None:
@@ -267,16 +268,16 @@ def test_the_embedded_model_is_made_at_its_first_use_and_found_at_the_second(hom
 
 
 def test_the_name_of_a_stored_model_pulls_from_where_it_came(checkpoint: Path, home: Path) -> None:
-    pull(str(checkpoint), home=home, name="mine")
+    pull(str(checkpoint), PullOptions(name="mine"), home=home)
     write_checkpoint(checkpoint, random_tensors(seed=2))
     assert verify(pull("mine", home=home)) == []
-    assert ensure("mine", home=home).id == pull(str(checkpoint), home=home, name="mine").id
+    assert ensure("mine", home=home).id == pull(str(checkpoint), PullOptions(name="mine"), home=home).id
 
 
 def test_a_stored_name_wins_over_an_alias_and_a_path_over_a_stored_name(
     checkpoint: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mine = pull(str(checkpoint), home=home, name="mixtral")
+    mine = pull(str(checkpoint), PullOptions(name="mixtral"), home=home)
     assert ensure("mixtral", home=home) == mine
     monkeypatch.chdir(checkpoint.parent)
     checkpoint.rename("demo")
@@ -316,15 +317,15 @@ def test_a_model_of_another_origin_is_never_replaced(checkpoint: Path, home: Pat
     attempts: list[Callable[[], object]] = [
         lambda: pull(str(other), home=home),
         lambda: ensure(str(other), home=home),
-        lambda: pull(str(other), home=home, dry_run=True),
-        lambda: pull("demo", home=home, name="tiny-moe"),
+        lambda: plan_pull(str(other), home=home),
+        lambda: pull("demo", PullOptions(name="tiny-moe"), home=home),
     ]
     for attempt in attempts:
         with pytest.raises(UsageError, match=f"tiny-moe:latest is the name of a model of {checkpoint}.*--name OTHER"):
             attempt()
     assert Library(home).find("tiny-moe") == stored and inodes(stored.path) == before
     assert Library(home).partials() == []
-    assert pull(str(other), home=home, name="second").id != stored.id
+    assert pull(str(other), PullOptions(name="second"), home=home).id != stored.id
 
 
 def test_a_name_that_is_taken_while_a_pull_works_is_not_taken_away(
@@ -342,7 +343,7 @@ def test_a_name_that_is_taken_while_a_pull_works_is_not_taken_away(
         pull(str(checkpoint), home=home)
     assert Library(home).find("tiny-moe").manifest.source.location == str(other)
     progress = Recorder()
-    assert verify(pull(str(checkpoint), home=home, name="second", progress=progress)) == []
+    assert verify(pull(str(checkpoint), PullOptions(name="second"), home=home, progress=progress)) == []
     assert [verb for verb, _ in progress.files] == ["verifying"], "what was converted is not lost"
 
 
@@ -352,7 +353,7 @@ def test_an_interrupted_pull_is_named_gone_on_with_and_removed_by_its_name(
     interrupt_after(2, monkeypatch)
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
-            pull(str(checkpoint), home=home, name="mine", quant="q8_0")
+            pull(str(checkpoint), PullOptions(name="mine", quant="q8_0"), home=home)
     monkeypatch.undo()
     library = Library(home)
     [partial] = library.partials()
@@ -368,7 +369,7 @@ def test_an_interrupted_pull_is_named_gone_on_with_and_removed_by_its_name(
 
     interrupt_after(2, monkeypatch)
     with pytest.raises(KeyboardInterrupt):
-        pull(str(checkpoint), home=home, name="mine", quant="q8_0")
+        pull(str(checkpoint), PullOptions(name="mine", quant="q8_0"), home=home)
     monkeypatch.undo()
     progress = Recorder()
     model = ensure("mine:q8_0", home=home, progress=progress)
@@ -382,7 +383,7 @@ def test_only_a_pull_that_goes_on_is_called_interrupted(
 ) -> None:
     interrupt_after(2, monkeypatch)
     with pytest.raises(KeyboardInterrupt):
-        pull(str(checkpoint), home=home, name="mine")
+        pull(str(checkpoint), PullOptions(name="mine"), home=home)
     monkeypatch.undo()
     monkeypatch.setattr("moeinf.pull.pull.pull", lambda *args, **options: None)
     [partial] = Library(home).partials()

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from moeinf.config.pull_options import PullOptions
 from moeinf.errors import CheckpointError, MoeinfError, UnsupportedModelError
-from moeinf.pull.pull import pull
+from moeinf.pull.pull import plan_pull, pull
 from tests.support.checkpoints import CONFIG, random_tensors, write_checkpoint
 
 INDEX = "model.safetensors.index.json"
@@ -159,7 +160,7 @@ def test_files_may_be_links_as_in_the_hub_s_cache(tmp_path: Path) -> None:
         path.rename(blobs / str(number))
         path.symlink_to(f"../../blobs/{number}")
     (tmp_path / "link").symlink_to(folder)
-    assert pull(str(tmp_path / "link"), home=tmp_path / "home", name="c").name == "c:latest"
+    assert pull(str(tmp_path / "link"), PullOptions(name="c"), home=tmp_path / "home").name == "c:latest"
     (folder / "NOTICE").symlink_to("config.json")  # within the folder
     assert pull(str(folder), home=tmp_path / "home").name == "c:latest"
 
@@ -200,7 +201,7 @@ def test_what_could_never_run_is_refused_before_the_first_shard(tmp_path: Path) 
     (folder / "tokenizer.json").unlink()
     assert f"{folder} has no tokenizer.json, without which it cannot run" in str(refused(folder, tmp_path))
     with pytest.raises(CheckpointError, match=r"no tokenizer\.json"):
-        pull(str(folder), home=tmp_path / "home", dry_run=True)
+        plan_pull(str(folder), home=tmp_path / "home")
 
 
 def test_a_gguf_file_is_called_one(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from moeinf.config import RuntimeConfig, ollama_value
 from moeinf.config.environment import history_wanted, variables_set, with_environment
 from moeinf.config.option import http_options, options
+from moeinf.config.pull_options import PullOptions
 from moeinf.errors import UsageError
 from moeinf.sampling.params import SamplingParams
 from moeinf.terminal.arguments.chat_options import ChatOptions
@@ -24,6 +25,7 @@ def values_of(groups: Sequence[type], flags: Mapping[str, object], pairs: Sequen
         SamplingParams: sampling_options,
         RuntimeConfig: runtime_config,
         ChatOptions: chat_options,
+        PullOptions: lambda given: PullOptions(**given),  # type: ignore[arg-type]
     }
     names = {group: [each.name for each in options(group)] for group in groups}
     return {
