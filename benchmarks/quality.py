@@ -58,11 +58,11 @@ class Stored:
         self._model = Model(stored, RuntimeConfig(device="cpu", context=context, threads=threads))
 
     def logits(self, ids: Sequence[int]) -> Any:
-        run: Any = self._model._run  # what generates takes the logits of the last token alone
-        run.cache.truncate(0)
+        runner = self._model.runner
+        runner.cache.truncate(0)
         return np.concatenate(
             [
-                run.forward(ids[at : at + self._rows], run.cache, last_only=False)
+                runner.network.forward(ids[at : at + self._rows], runner.cache, last_only=False)
                 for at in range(0, len(ids), self._rows)
             ]
         )

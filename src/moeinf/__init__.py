@@ -9,40 +9,52 @@ Importing this package loads neither torch nor anything of that size; `load` doe
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from moeinf.errors import MoeinfError
 
 if TYPE_CHECKING:
-    from moeinf.engine.completion import Completion, GenerationStats
+    from moeinf.engine.build_context import Reporting
+    from moeinf.engine.completion import Completion, GenerationStats, Hooks
     from moeinf.engine.model import Model
     from moeinf.sampling.params import SamplingParams
 
 __version__ = "0.1.0"
-__all__ = ["Completion", "GenerationStats", "Model", "MoeinfError", "SamplingParams", "__version__", "load"]
+__all__ = [
+    "Completion",
+    "GenerationStats",
+    "Hooks",
+    "Model",
+    "MoeinfError",
+    "Reporting",
+    "SamplingParams",
+    "__version__",
+    "load",
+]
 
 _HOMES = {
     "Completion": "moeinf.engine.completion",
     "GenerationStats": "moeinf.engine.completion",
+    "Hooks": "moeinf.engine.completion",
     "Model": "moeinf.engine.model",
+    "Reporting": "moeinf.engine.build_context",
     "SamplingParams": "moeinf.sampling.params",
 }
 
 
-def load(name: str, *, progress: Callable[[int, int], None] | None = None, **options: object) -> Model:
+def load(name: str, *, reporting: Reporting | None = None, **options: object) -> Model:
     """Opens a model, pulling it first where it is not stored yet.
 
     name: as on the command line (`demo`, `mixtral`, `org/repo`, a folder). options: fields of
     moeinf.config.RuntimeConfig, such as expert_cache="6GiB", policy="lru", prefetch=False, context=8192.
-    progress: called with (bytes read, bytes in all) while the dense weights are read.
+    reporting: whom to tell of fallbacks and of progress; without it, fallbacks are warnings of the logger "moeinf".
     Raises MoeinfError (its subclasses tell what went wrong; the text tells the remedy).
     """
     from moeinf.config.environment import store_home, with_environment
     from moeinf.engine.model import Model
     from moeinf.pull.pull import ensure
 
-    return Model(ensure(name, home=store_home()), with_environment(**options), progress)
+    return Model(ensure(name, home=store_home()), with_environment(**options), reporting)
 
 
 def __getattr__(name: str) -> Any:

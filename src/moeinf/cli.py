@@ -85,6 +85,7 @@ def run(
     """Answer a prompt, or chat. A model that is not stored yet is pulled first."""
     from moeinf.terminal.arguments.values import refuse_template_options
     from moeinf.terminal.conversation import Conversation
+    from moeinf.terminal.notes import Notices
     from moeinf.terminal.oneshot import answer_once, prompt_text
     from moeinf.terminal.opening import check_template, ensure_stored, hold_chat, opened
 
@@ -95,9 +96,10 @@ def run(
         refuse_template_options(options)
     stored = ensure_stored(model, quiet=options.quiet, quant=quant)
     check_template(stored, options)
-    with opened(stored, config, quiet=options.quiet) as loaded:
-        conversation = Conversation(loaded, sampling, options)
-        conversation.show_notices()
+    notices = Notices()
+    with opened(stored, config, notices, quiet=options.quiet) as loaded:
+        conversation = Conversation(loaded, sampling, options, notices=notices)
+        notices.show()
         if text is None:
             hold_chat(conversation, config)
         elif text:

@@ -60,7 +60,7 @@ def answer(home: Path, name: str, way: dict[str, Any]) -> list[Float32Array]:
     """The logits of each token, through everything that a run goes through."""
     chooser = Greedy()
     with Model(Library(home).find(name), RuntimeConfig.of(device="cpu", threads=1, **way)) as model:
-        for _ in model._tokens(model.encode(PROMPT), chooser, TOKENS, GenerationStats()):
+        for _ in model.generator.tokens(model.encode(PROMPT), chooser, TOKENS, GenerationStats()):
             pass
     return chooser.logits
 

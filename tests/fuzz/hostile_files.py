@@ -30,6 +30,7 @@ from typing import Any
 
 from moeinf.config import RuntimeConfig
 from moeinf.config.pull_options import PullOptions
+from moeinf.engine.build_context import Reporting
 from moeinf.engine.model import Model
 from moeinf.errors import MoeinfError
 from moeinf.models import architecture
@@ -259,8 +260,9 @@ class Cases:
         with Model(self._library.find("kept"), RuntimeConfig(device="cpu", threads=1)):
             pass
         mutate_file(self._kept / "eamc.npz", rng)
-        with Model(self._library.find("kept"), RuntimeConfig(device="cpu", threads=1)) as model:
-            assert all("\n" not in notice for notice in model.notices)
+        notices: list[str] = []
+        Model(self._library.find("kept"), RuntimeConfig(device="cpu", threads=1), Reporting(notices.append)).close()
+        assert all("\n" not in notice for notice in notices)
 
     def _use_and_remove(self) -> None:
         stored = [model.name for model in self._library.list()]

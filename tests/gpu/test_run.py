@@ -11,7 +11,7 @@ import torch
 from moeinf._native import Arena, Copier, CudaDriver
 from moeinf.config import RuntimeConfig
 from moeinf.config.pull_options import PullOptions
-from moeinf.engine.gpu import GpuRun
+from moeinf.engine.gpu import GpuRunner
 from moeinf.engine.model import Model
 from moeinf.gpu.device import CudaDevice
 from moeinf.gpu.program import DecodeProgram
@@ -54,18 +54,18 @@ def test_the_first_logits_are_those_of_the_cpu_within_bf16(demo: StoredModel) ->
     results = []
     for device in ("cuda", "cpu"):
         with Model(demo, RuntimeConfig(device=device)) as model:
-            run = model._opened()
+            run = model.runner
             ids = model.encode(PROMPT)
-            results.append(torch.from_numpy(run.forward(ids, run.cache, lambda: None)[-1]))
+            results.append(torch.from_numpy(run.forward(ids, lambda: None)[-1]))
     assert (results[0] - results[1]).abs().max() < 0.02 * results[1].abs().max()
 
 
 def test_when_device_memory_runs_out_slots_are_given_up(demo: StoredModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("moeinf.gpu.arena.SEGMENT_BYTES", 4 * demo.manifest.layout.stride_bytes)
     with Model(demo, RuntimeConfig.of(device="cuda", expert_cache="60%")) as model:
-        run = model._opened()
-        assert isinstance(run, GpuRun)
-        slots, forward, calls = run.tier.num_slots, run.model.forward, [0]
+        run = model.runner
+        assert isinstance(run, GpuRunner)
+        slots, forward, calls = run.tier.num_slots, run.network.forward, [0]
 
         def scarce(*args: Any) -> Any:
             calls[0] += 1
@@ -73,7 +73,7 @@ def test_when_device_memory_runs_out_slots_are_given_up(demo: StoredModel, monke
                 torch.empty(1 << 50, dtype=torch.uint8, device="cuda")  # more than any card has
             return forward(*args)
 
-        run.model.forward = scarce
+        run.network.forward = scarce
         answer = model.generate(PROMPT, model.params(temperature=0.0, num_predict=NUM_TOKENS, stop=()))
         assert run.tier.num_slots < slots
     assert answer.token_ids == tokens(demo, expert_cache="60%")

@@ -39,5 +39,5 @@ def test_logits_are_those_of_transformers_but_for_the_rounding_of_activations(si
     assert [tensor.dtype for tensor in model.manifest.layout.tensors] == ["mxfp4"] * 3 + ["f32"] * 3
     with closing(smallest(pair, model)) as run:
         chunks = [PROMPT[at : at + size] for at in range(0, len(PROMPT), size)]
-        ours = torch.cat([torch.from_numpy(run.forward(chunk, run.cache, last_only=False)) for chunk in chunks])
+        ours = torch.cat([torch.from_numpy(run.network.forward(chunk, run.cache, last_only=False)) for chunk in chunks])
     assert (ours - theirs).norm() / theirs.norm() < 0.02

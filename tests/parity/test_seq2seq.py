@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ from moeinf.errors import UnsupportedModelError
 from moeinf.models import architecture
 from moeinf.models.cpu.layers import NativeLayers
 from moeinf.models.layers.encoder_decoder import EncoderDecoder
-from moeinf.sampling.beam_search import BeamSearch, answer_source
-from moeinf.sampling.loop import CachedTokens, Timing
+from moeinf.sampling.beam_search import BeamSearch, search_beams
+from moeinf.sampling.loop import Timing
 from moeinf.types import Experts, Float32Array, Profiler, Routing
 from tests.parity.test_parity import resident_experts, stored
 from tests.support.tiny_models import all_configs, reference
@@ -165,28 +166,37 @@ def test_a_field_that_changes_the_mathematics_is_refused_by_name(name: str, fiel
         architecture(CONFIGS[name]).tensor_plan(CONFIGS[name] | {field: value})
 
 
+class OneSequence:
+    """moeinf.sampling.beam_search.EncoderDecoderModel of a network, and its monitor, which lets it go on."""
+
+    def __init__(self, network: Any, num_beams: int) -> None:
+        self.timing, self.cache = Timing(), network.new_cache(80, num_beams)
+        self._network = network
+
+    def encode(self, token_ids: Sequence[int], between_layers: Callable[[], None]) -> None:
+        self._network.encode(token_ids, self.cache, between_layers)
+
+    def forward(
+        self, token_ids: Sequence[int], between_layers: Callable[[], None], *, of_tokens: int = 0
+    ) -> Float32Array:
+        logits: Float32Array = self._network.forward(token_ids, self.cache, between_layers, of_tokens=of_tokens)
+        return logits
+
+    def keep_beams(self, beams: Sequence[int]) -> None:
+        self.cache.keep(beams)
+
+    def check(self) -> None: ...
+
+    def begin(self, phase: str) -> None: ...
+
+    def prefilled(self, done: int, total: int) -> None: ...
+
+
 def searched(pair: Pair, search: BeamSearch, num_tokens: int, forced: list[int]) -> list[int]:
-    sequence = CachedTokens(pair.ours.new_cache(80, search.num_beams))
+    model = OneSequence(pair.ours, search.num_beams)
     start = [pair.config["decoder_start_token_id"], *forced]
-    model: Any = pair.ours
-    chooser: Any = None
-    tokens = list(
-        answer_source(
-            model,
-            sequence,
-            SOURCE,
-            start,
-            chooser,
-            search,
-            num_ids=97,
-            max_tokens=num_tokens,
-            timing=Timing(),
-            should_stop=lambda: False,
-            on_phase=lambda phase: None,
-            on_prefill=lambda done, total: None,
-        )
-    )
-    return start + tokens
+    model.encode(SOURCE, model.check)
+    return start + list(search_beams(model, start, search, model, max_tokens=num_tokens))
 
 
 @torch.inference_mode()

@@ -11,9 +11,9 @@ import torch
 
 from moeinf.config import RuntimeConfig
 from moeinf.config.pull_options import PullOptions
-from moeinf.engine.cpu import CpuRun
+from moeinf.engine.build_context import BuildContext, Host, Observation, Reporting, Weights
+from moeinf.engine.cpu import CpuRunner
 from moeinf.engine.dense_weights import DenseFile
-from moeinf.engine.parts import ModelParts
 from moeinf.hardware import machine
 from moeinf.models import architecture
 from moeinf.pull.pull import pull
@@ -27,7 +27,9 @@ from tests.support.checkpoints import write_tokenizer
 
 
 @pytest.fixture(scope="module", params=CONFIGS, ids=lambda name: name.replace(" ", "-"))
-def pulled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Pair, CpuRun]]:
+def pulled(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Pair, CpuRunner]]:
     folder, home = tmp_path_factory.mktemp("checkpoint"), tmp_path_factory.mktemp("home")
     pair = Pair(CONFIGS[request.param], folder)
     with closing(smallest(pair, stored(folder, home))) as run:
@@ -40,41 +42,29 @@ def stored(checkpoint: Path, home: Path) -> StoredModel:
     return pull(str(checkpoint), PullOptions(name="tiny"), home=home)
 
 
-def smallest(pair: Pair, stored: StoredModel) -> CpuRun:
+def smallest(pair: Pair, stored: StoredModel) -> CpuRunner:
     """With as many slots as one token needs in a layer."""
     size = stored.manifest.moe.top_k * stored.manifest.layout.stride_bytes
     config = RuntimeConfig.of(expert_cache=f"{size}B", context=256, threads=2)
     dense = DenseFile(stored, pair.plan, DenseSums(stored, sums_of(stored)[0]))
-    collection = ActivationCollection(stored.manifest.moe)
-    return CpuRun(
-        ModelParts(
-            stored,
-            config,
-            machine(),
-            architecture(pair.config),
-            pair.config,
-            pair.plan.form,
-            pair.plan.work,
-            dense,
-            pair.kernels,
-            collection,
-            [],
-            Profiler(),
-            [],
-            lambda done, total: None,
-        )
+    context = BuildContext(
+        Weights(stored, architecture(pair.config), pair.config, pair.plan, dense),
+        Host(machine(), config, pair.kernels),
+        Observation(ActivationCollection(stored.manifest.moe), Profiler()),
+        Reporting(),
     )
+    return CpuRunner(context)
 
 
 @torch.inference_mode()
-def test_64_greedy_tokens_are_those_of_the_reference(pulled: tuple[Pair, CpuRun]) -> None:
+def test_64_greedy_tokens_are_those_of_the_reference(pulled: tuple[Pair, CpuRunner]) -> None:
     pair, run = pulled
     assert run.plan.num_slots == pair.plan.moe.top_k < pair.plan.moe.total_experts
     theirs = pair.theirs.generate(
         torch.tensor([PROMPT]), max_new_tokens=64, do_sample=False, eos_token_id=None, pad_token_id=0
     )
-    ours = [int(run.forward(PROMPT, run.cache)[-1].argmax())]
+    ours = [int(run.forward(PROMPT)[-1].argmax())]
     for _ in range(63):
-        ours.append(int(run.forward(ours[-1:], run.cache)[-1].argmax()))
+        ours.append(int(run.forward(ours[-1:])[-1].argmax()))
     run.tier.check_integrity()
     assert ours == theirs[0, len(PROMPT) :].tolist()

@@ -23,11 +23,11 @@ from moeinf._native import ExpertKernel, Kernels
 from moeinf.config import RuntimeConfig
 from moeinf.config.pull_options import PullOptions
 from moeinf.engine import cpu as on_cpu
-from moeinf.engine.cpu import CpuRun
+from moeinf.engine.build_context import BuildContext, Host, Observation, Reporting, Weights
+from moeinf.engine.cpu import CpuRunner
 from moeinf.engine.dense_weights import DenseFile
-from moeinf.engine.gpu import GpuRun
+from moeinf.engine.gpu import GpuRunner
 from moeinf.engine.memory_plan import ATTENTION_MASK_BYTES
-from moeinf.engine.parts import ModelParts
 from moeinf.gpu.ops import Ops
 from moeinf.hardware import Machine
 from moeinf.models import architecture
@@ -59,25 +59,16 @@ def stored_with(config: dict[str, Any], folder: Path, quant: str | None = None) 
     return pull(str(source), PullOptions(quant=quant), home=folder / "home")
 
 
-def parts_of(stored: StoredModel, config: RuntimeConfig, kernels: Kernels) -> ModelParts:
+def context_of(stored: StoredModel, config: RuntimeConfig, kernels: Kernels) -> BuildContext:
     config_json = json.loads((stored.path / "config.json").read_text())
     family = architecture(config_json)
     plan = family.tensor_plan(config_json)
-    return ModelParts(
-        stored,
-        config,
-        Machine(1 << 36, "test", THREADS),
-        family,
-        config_json,
-        plan.form,
-        plan.work,
-        DenseFile(stored, plan, DenseSums(stored, sums_of(stored)[0])),
-        kernels,
-        ActivationCollection(stored.manifest.moe),
-        [],
-        Profiler(),
-        [],
-        lambda done, total: None,
+    dense = DenseFile(stored, plan, DenseSums(stored, sums_of(stored)[0]))
+    return BuildContext(
+        Weights(stored, family, config_json, plan, dense),
+        Host(Machine(1 << 36, "test", THREADS), config, kernels),
+        Observation(ActivationCollection(stored.manifest.moe), Profiler()),
+        Reporting(),
     )
 
 
@@ -93,7 +84,7 @@ class Measured:
 
         monkeypatch.setattr(on_cpu, "ExpertKernel", make)
         self._kernels = Kernels(THREADS)
-        self.run = CpuRun(parts_of(stored, config, self._kernels))
+        self.run = CpuRunner(context_of(stored, config, self._kernels))
 
     def close(self) -> None:
         self.run.close()
@@ -118,7 +109,7 @@ class Measured:
     def last_chunk_and_a_token(self) -> list[int]:
         """Bytes of a prompt's last chunk, at the end of the context, and of a token behind it."""
         run, chunk = self.run, self.run.plan.prefill_chunk
-        run.forward([1], run.cache)  # what is made once is there
+        run.forward([1])  # what is made once is there
         for state in run.cache.states:
             for name in ("keys", "values", "data"):  # of places that no token was given
                 if hasattr(state, name):
@@ -127,7 +118,7 @@ class Measured:
         bytes_held = list[int]()
         for ids in ([token % 90 for token in range(chunk)], [3]):
             with self.counting() as held:
-                run.forward(ids, run.cache)
+                run.forward(ids)
             bytes_held += held
         return bytes_held
 
@@ -223,10 +214,10 @@ def check_device(stored: StoredModel) -> None:
     held, gpu = HeldTensors(), emulated()
     gpu = replace(gpu, ops=Ops(held.uncounted(gpu.ops.vectors), held.uncounted(gpu.ops.matrices)))
     config = RuntimeConfig(context=CONTEXT, prefill_chunk=CHUNK)
-    with closing(GpuRun(parts_of(stored, config, Kernels(1)), gpu)) as run:
-        run.forward([1], run.cache)  # what is made once is there
+    with closing(GpuRunner(context_of(stored, config, Kernels(1)), gpu)) as run:
+        run.forward([1])  # what is made once is there
         with held:
-            run.forward([token % 90 for token in range(CHUNK)], run.cache)
+            run.forward([token % 90 for token in range(CHUNK)])
         inside = min(ATTENTION_MASK_BYTES, CHUNK * CONTEXT * 4)
         reserved = run.plan.activation_bytes
     # Attention and experts take by turns, and the plan has a sum of them: memory of one seldom serves for the other.

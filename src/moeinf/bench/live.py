@@ -146,7 +146,7 @@ def _requests(
 
 def _forget_pages(model: Model, stored: StoredModel, report: Callable[[str], None]) -> None:
     """Asks the kernel to drop what it has of the experts' files, where reads go through its page cache."""
-    if model.config.direct_io and model.config.reader == "native" and not model.reader.notice:
+    if model.config.direct_io and model.config.reader == "native" and not model.runner.reader.notice:
         return  # O_DIRECT asks the disk
     report(
         "note: reads go through the page cache: the kernel is asked to forget the experts before the cold request, "
@@ -161,7 +161,7 @@ def _round(model: Model, gpu: OpenGpu | None, prompt: Sequence[int], continuatio
     def moved() -> tuple[int, float]:
         if gpu is not None:
             return gpu.copier.bytes_copied(), gpu.copier.busy_seconds()
-        return model.reader.bytes_read(), model.reader.busy_seconds()
+        return model.runner.reader.bytes_read(), model.runner.reader.busy_seconds()
 
     bytes_before, busy_before = moved()
     stats = model.replay(prompt, continuation)
@@ -199,7 +199,7 @@ def _common(model: Model, stored: StoredModel, workload: Workload) -> Row:
         "n_gen": workload.num_decode,
         "policy": config.policy,
         "predictor": config.predictor if config.prefetch else "off",
-        "reader": model.reader.backend,
+        "reader": model.runner.reader.backend,
         "expert_cache_mib": round(plan.cache_bytes / 2**20, 1),
         "experts": plan.num_slots,
         "vram_limit_bytes": plan.limit_bytes if isinstance(plan, DevicePlan) else 0,

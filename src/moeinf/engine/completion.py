@@ -1,7 +1,8 @@
-"""What one request gave: the answer and its figures."""
+"""A request as its caller sees it: what is asked and told while it runs, and what it gave."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -10,6 +11,18 @@ from moeinf.runtime.cache.stats import CacheStats
 FinishReason = Literal["stop", "length", "interrupted"]
 # What an answer of finish_reason "length" came up against: the context, --num-predict, or the checkpoint's max_length.
 CutBy = Literal["context", "num_predict", "max_length"]
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """What the caller of a request is asked and told while it runs."""
+
+    should_stop: Callable[[], bool] = lambda: False  # asked between layers; True ends the answer within a token
+    on_prefill: Callable[[int, int], None] = lambda done, total: None  # tokens of the prompt, after each chunk
+    on_thought: Callable[[str], None] = lambda piece: None  # what a model thinks before it answers, piece by piece
+
+
+NO_HOOKS = Hooks()
 
 
 @dataclass(slots=True)

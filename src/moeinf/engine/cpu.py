@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from moeinf._native import Arena, ExpertKernel
+from moeinf.engine.build_context import BuildContext, expert_parts, prefetcher_of
 from moeinf.engine.memory_plan import MemoryPlan, plan_memory, reserve_bytes
-from moeinf.engine.parts import ModelParts, expert_parts, prefetcher_of
 from moeinf.models.cpu.layers import NativeLayers
+from moeinf.models.layers.encoder_decoder import SourceCache
 from moeinf.models.layers.weights import StoredTensor
 from moeinf.runtime.cache.cache import ExpertCache
 from moeinf.runtime.cache.loader import Loader
@@ -20,59 +20,75 @@ from moeinf.runtime.experts import Observer, StreamedExperts
 from moeinf.runtime.io.reader import open_reader
 from moeinf.runtime.policy.eviction import make_policy
 from moeinf.text.quantities import size_text
+from moeinf.types import Float32Array
 
 
-class CpuRun:
-    """moeinf.engine.opening.Run on the CPU."""
+class CpuRunner:
+    """moeinf.engine.opening.ModelRunner on the CPU."""
 
-    def __init__(self, parts: ModelParts) -> None:
+    def __init__(self, context: BuildContext) -> None:
         """Reads the dense weights, and the experts where all of them fit.
 
         Raises OutOfMemoryError before anything is read, StoreError for a damaged store.
         """
-        stored, manifest, config = parts.stored, parts.manifest, parts.config
-        shape = manifest.moe
-        self.plan: MemoryPlan = plan_memory(parts.demands, config, parts.machine)
-        fits = self.plan.num_slots == shape.total_experts
-        total = parts.dense.memory_bytes + (self.plan.cache_bytes if fits else 0)
-        tensors = parts.dense.read(config, lambda done, _: parts.progress(done, total), parts.on_wait)
+        weights, host, report = context.weights, context.host, context.reporting
+        manifest, dense = weights.manifest, weights.dense
+        self.plan: MemoryPlan = plan_memory(context.demands, host.config, host.machine)
+        fits = self.plan.num_slots == manifest.moe.total_experts
+        total = dense.memory_bytes + (self.plan.cache_bytes if fits else 0)
+        tensors = dense.read(host.config, lambda done, _: report.progress(done, total), context.on_wait)
         arena = Arena(self.plan.cache_bytes)
         self.reader = open_reader(
-            stored.shard_paths, [s.num_bytes for s in manifest.shards], arena, config, parts.shard_sums, parts.on_wait
+            weights.stored.shard_paths,
+            [shard.num_bytes for shard in manifest.shards],
+            arena,
+            host.config,
+            weights.expert_sums,
+            context.on_wait,
         )
-        parts.notices += [self.reader.notice] if self.reader.notice else []
+        if self.reader.notice:
+            report.notify(self.reader.notice)
         try:
-            self._assemble(parts, arena, tensors)
+            self._assemble(context, arena, tensors)
             self._watch.start()
-            if fits and parts.preload:
-                self.tier.load_all(lambda done, _: parts.progress(parts.dense.memory_bytes + done, total))
+            if fits and host.preload:
+                self.tier.load_all(lambda done, _: report.progress(dense.memory_bytes + done, total))
         except BaseException:
             self.close()
             raise
 
-    def _assemble(self, parts: ModelParts, arena: Arena, tensors: Mapping[str, StoredTensor]) -> None:
-        stored, manifest, config, profiler = parts.stored, parts.manifest, parts.config, parts.profiler
-        shape, layout = manifest.moe, manifest.layout
-        policy = make_policy(config.policy, shape, parts.collection, parts.encoder_layers)
+    def _assemble(self, context: BuildContext, arena: Arena, tensors: Mapping[str, StoredTensor]) -> None:
+        weights, host, watch = context.weights, context.host, context.observation
+        stored, config, profiler = weights.stored, host.config, watch.profiler
+        shape, layout = weights.manifest.moe, weights.manifest.layout
+        policy = make_policy(config.policy, shape, watch.collection, context.encoder_layers)
         memory = arena.array()
         cache = ExpertCache(shape, layout.stride_bytes, SlotRegion(memory, 0, self.plan.num_slots), policy)
         errors = ReadErrors(stored.shard_paths, shape.num_experts, stored.name)
         self.tier = ExpertTier(cache, Loader(cache, self.reader, memory), errors, profiler)
-        self._watch = MemoryWatch(
-            self.tier, shape.top_k, layout.stride_bytes, reserve_bytes(self.plan, parts.machine), parts.notices.append
-        )
+        reserve = reserve_bytes(self.plan, host.machine)
+        self._watch = MemoryWatch(self.tier, shape.top_k, layout.stride_bytes, reserve, context.reporting.notify)
         advisers: list[Observer] = [policy]
-        prefetcher = prefetcher_of(parts, self.tier, self.reader, advisers, fits=False)  # it need not stay so
-        self.observers = [*parts.observers, *advisers]
-        kernel = ExpertKernel(parts.kernels, arena.array(), expert_parts(layout), parts.form)
-        experts = StreamedExperts(self.tier, kernel, parts.observers, advisers, prefetcher, stored.name)
-        layers = NativeLayers(parts.kernels, tensors, manifest.info.dtype)
-        self.model = parts.family.build(parts.config_json, layers, experts, profiler)
-        self.cache = self.model.new_cache(self.plan.context, parts.num_beams)
-        self.forward = self.model.forward
+        prefetcher = prefetcher_of(context, self.tier, self.reader, advisers, fits=False)  # it need not stay so
+        self.observers = [*watch.observers, *advisers]
+        kernel = ExpertKernel(host.kernels, memory, expert_parts(layout), weights.plan.form)
+        experts = StreamedExperts(self.tier, kernel, watch.observers, advisers, prefetcher, stored.name)
+        layers = NativeLayers(host.kernels, tensors, weights.manifest.info.dtype)
+        self.network = weights.family.build(weights.config_json, layers, experts, profiler)
+        self.cache = self.network.new_cache(self.plan.context, context.num_beams)
 
-    def encode(self, ids: Sequence[int], cache: Any, between_layers: Callable[[], None]) -> None:
-        self.model.encode(ids, cache, between_layers)
+    def forward(
+        self, token_ids: Sequence[int], between_layers: Callable[[], None] | None = None, *, of_tokens: int = 0
+    ) -> Float32Array:
+        logits: Float32Array = self.network.forward(token_ids, self.cache, between_layers, of_tokens=of_tokens)
+        return logits
+
+    def encode(self, token_ids: Sequence[int], between_layers: Callable[[], None]) -> None:
+        self.network.encode(token_ids, self.cache, between_layers)
+
+    def keep_beams(self, beams: Sequence[int]) -> None:
+        assert isinstance(self.cache, SourceCache), "only an encoder-decoder decodes beams"
+        self.cache.keep(beams)
 
     def describe(self, total_experts: int) -> str:
         plan = self.plan

@@ -7,13 +7,13 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
 from moeinf._native import Arena, ExpertKernel
+from moeinf.engine.build_context import BuildContext, expert_parts, prefetcher_of
 from moeinf.engine.memory_plan import CONTEXT_BYTES, PINNED_PERCENT, DevicePlan, plan_device_memory
-from moeinf.engine.parts import ModelParts, expert_parts, prefetcher_of
 from moeinf.errors import DeviceError, OutOfMemoryError
 from moeinf.gpu.arena import DeviceArena
 from moeinf.gpu.cuda import Gpu, explain, is_out_of_memory
@@ -23,6 +23,7 @@ from moeinf.gpu.ops import Ops
 from moeinf.gpu.program import DecodeProgram
 from moeinf.models.gpu.layers import DeviceLayers
 from moeinf.models.gpu.weights import DeviceWeights
+from moeinf.models.layers.encoder_decoder import SourceCache
 from moeinf.runtime.cache.cache import ExpertCache
 from moeinf.runtime.cache.idle import IdleWindow
 from moeinf.runtime.cache.loader import Loader
@@ -99,33 +100,33 @@ def open_gpu(gpu: Gpu) -> OpenGpu:
         ) from error
 
 
-class GpuRun:
-    """moeinf.engine.opening.Run on a GPU."""
+class GpuRunner:
+    """moeinf.engine.opening.ModelRunner on a GPU."""
 
-    def __init__(self, parts: ModelParts, gpu: OpenGpu) -> None:
+    def __init__(self, context: BuildContext, gpu: OpenGpu) -> None:
         """Takes the dense weights to the device, then fills host or device memory where that holds every expert.
 
         Raises OutOfMemoryError before anything is read, StoreError for a damaged store, DeviceError.
         """
-        self._parts, self._gpu, self._notice = parts, gpu, parts.notices.append
-        manifest, config = parts.manifest, parts.config
+        self._context, self._gpu, self._notify = context, gpu, context.reporting.notify
+        host, weights = context.host, context.weights
         self.plan: DevicePlan = plan_device_memory(
-            parts.demands, config, parts.machine, gpu.free_bytes, gpu.total_bytes, gpu.has_display
+            context.demands, host.config, host.machine, gpu.free_bytes, gpu.total_bytes, gpu.has_display
         )
         gpu.device.limit(self.plan.limit_bytes - CONTEXT_BYTES)
         self._program = DecodeProgram(gpu.device)
         self._host = Arena(self.plan.host_bytes)
         self.reader = open_reader(
-            parts.stored.shard_paths,
-            [s.num_bytes for s in manifest.shards],
+            weights.stored.shard_paths,
+            [shard.num_bytes for shard in weights.manifest.shards],
             self._host,
-            config,
-            parts.shard_sums,
-            parts.on_wait,
+            host.config,
+            weights.expert_sums,
+            context.on_wait,
         )
         try:
             with gpu.device.computing():
-                self._assemble(parts, gpu)
+                self._assemble(context, gpu)
         except BaseException as error:
             self.close()
             if is_out_of_memory(error):
@@ -134,104 +135,115 @@ class GpuRun:
                     "(nvidia-smi lists that), or lower --num-ctx or --vram"
                 ) from error
             raise self._named(error) from error
-        parts.notices += [self.reader.notice] if self.reader.notice else []
+        if self.reader.notice:
+            self._notify(self.reader.notice)
 
-    def _assemble(self, parts: ModelParts, gpu: OpenGpu) -> None:
-        manifest, config, profiler, plan = parts.manifest, parts.config, parts.profiler, self.plan
+    def _assemble(self, context: BuildContext, gpu: OpenGpu) -> None:
+        weights, observation, plan = context.weights, context.observation, self.plan
+        manifest, config, profiler = weights.manifest, context.host.config, observation.profiler
         shape, layout, info = manifest.moe, manifest.layout, manifest.info
         self._arena = DeviceArena(gpu.device, layout.stride_bytes)
-        policy = make_policy(config.policy, shape, parts.collection, parts.encoder_layers)
-        self._slots = slots = self._open_slots(parts, gpu, policy)
+        policy = make_policy(config.policy, shape, observation.collection, context.encoder_layers)
+        self._slots = slots = self._open_slots(context, gpu, policy)
         self.tier = slots.tier
         fits = plan.num_slots == shape.total_experts
-        self.observers = [*parts.observers] if fits else [*parts.observers, policy]
-        prefetcher = prefetcher_of(parts, self.tier, self._link, self.observers, fits=fits)
-        compute = DeviceCompute(gpu.device, gpu.ops, self._program, expert_parts_of(layout, parts.form))
+        self.observers = [*observation.observers] if fits else [*observation.observers, policy]
+        prefetcher = prefetcher_of(context, self.tier, self._link, self.observers, fits=fits)
+        compute = DeviceCompute(gpu.device, gpu.ops, self._program, expert_parts_of(layout, weights.plan.form))
         self._table = DeviceTable(
-            compute, slots, policy, self.observers, allowed=not config.cpu_experts, encoder_layers=parts.encoder_layers
+            compute,
+            slots,
+            policy,
+            self.observers,
+            allowed=not config.cpu_experts,
+            encoder_layers=context.encoder_layers,
         )
         cpu = None
         if config.cpu_experts and not fits:
-            kernel = ExpertKernel(parts.kernels, self._host.array(), expert_parts(layout), parts.form)
-            cpu = CpuExperts(gpu.device, slots.host, gpu.copier, kernel, CpuShare(self._notice), info.hidden_size)
+            kernel = ExpertKernel(context.host.kernels, self._host.array(), expert_parts(layout), weights.plan.form)
+            cpu = CpuExperts(gpu.device, slots.host, gpu.copier, kernel, CpuShare(self._notify), info.hidden_size)
         self._experts = experts = DeviceExperts(
-            compute, slots, self.observers, prefetcher, self._table, cpu, parts.stored.name
+            compute, slots, self.observers, prefetcher, self._table, cpu, weights.stored.name
         )
-        with parts.dense.streamed(config, self._progress(0), parts.on_wait) as tensors:
-            weights = DeviceWeights(gpu.device, gpu.ops, tensors, parts.dense.lookups())
-            layers = DeviceLayers(weights, info.dtype, plan.context, self._program)
-            self.model = parts.family.build(parts.config_json, layers, experts, profiler)
-        self.cache = self.model.new_cache(plan.context, parts.num_beams)
+        with weights.dense.streamed(config, self._progress(0), context.on_wait) as tensors:
+            on_device = DeviceWeights(gpu.device, gpu.ops, tensors, weights.dense.lookups())
+            layers = DeviceLayers(on_device, info.dtype, plan.context, self._program)
+            self.network = weights.family.build(weights.config_json, layers, experts, profiler)
+        self.cache = self.network.new_cache(plan.context, context.num_beams)
         layers.staging.take(
-            plan.context if parts.work.source else plan.prefill_chunk,
+            plan.context if weights.plan.work.source else plan.prefill_chunk,
             info.hidden_size,
-            parts.num_beams * info.vocab_size,
+            context.num_beams * info.vocab_size,
         )
         self._take_slots()
         self._fill()
 
-    def _open_slots(self, parts: ModelParts, gpu: OpenGpu, policy: DevicePolicy) -> DeviceSlots:
+    def _open_slots(self, context: BuildContext, gpu: OpenGpu, policy: DevicePolicy) -> DeviceSlots:
         """Device slots over host slots over the disk. Nothing of it keeps `self`: the tier outlives a closed model."""
-        manifest, plan, device = parts.manifest, self.plan, gpu.device
+        stored, manifest, plan, device = context.weights.stored, context.manifest, self.plan, gpu.device
         shape, stride_bytes = manifest.moe, manifest.layout.stride_bytes
-        errors = ReadErrors(parts.stored.shard_paths, shape.num_experts, parts.stored.name)
+        errors = ReadErrors(stored.shard_paths, shape.num_experts, stored.name)
         copies = Copies(gpu.copier, stride_bytes, shape.total_experts, device)
         cache = ExpertCache(shape, stride_bytes, SlotRegion(None, 0, plan.num_slots), policy)
         host = HostSlots(cache, SlotRegion(self._host.array(), 0, plan.host_slots), self.reader, gpu.copier, errors)
         self._link = HostLink(host, copies, self._arena.addresses)
         idle = IdleWindow(lag_s=copies.lag_s)
-        tier = ExpertTier(cache, Loader(cache, self._link), errors, parts.profiler, idle)
+        tier = ExpertTier(cache, Loader(cache, self._link), errors, context.observation.profiler, idle)
         return DeviceSlots(tier, self._arena, copies, host)
 
     def _take_slots(self) -> None:
         """Last of all that is taken of the device's memory; where the plan was wrong, there are fewer."""
         self._arena.take(self.plan.num_slots)
         left = self._arena.num_slots
-        if left < self._parts.manifest.moe.top_k:
+        if left < self._context.manifest.moe.top_k:
             raise torch.OutOfMemoryError(f"{left} experts fit")
         if left < self.plan.num_slots:
             self.tier.shrink(left)
-            self._notice(f"the GPU's memory holds {left} experts, not {self.plan.num_slots} as planned")
+            self._notify(f"the GPU's memory holds {left} experts, not {self.plan.num_slots} as planned")
 
     def _fill(self) -> None:
         """Pins the host's slots; reads every expert where the device, or the host, has a slot for each.
 
         Last of all that is pinned: a system that refuses more has then given what else a run needs.
         """
-        parts, total = self._parts, self._parts.manifest.moe.total_experts
+        report, total = self._context.reporting, self._context.manifest.moe.total_experts
         fits = self._arena.num_slots == total
         progress = self._progress(self.plan.dense_bytes)
         if self.plan.host_slots == total and not fits:  # memory is pinned sooner when it is there
             self._slots.host.load_all(progress)
         wanted = self.plan.pinned_bytes
-        pinned = self._slots.host.pin(wanted, lambda done: parts.pin_progress(done, wanted))
+        pinned = self._slots.host.pin(wanted, lambda done: report.pin_progress(done, wanted))
         if pinned < self.plan.host_bytes:
             why = f"at most {PINNED_PERCENT} % of memory is" if pinned == wanted else "the system refuses more"
-            self._notice(
+            self._notify(
                 f"{size_text(pinned)} of the {size_text(self.plan.host_bytes)} of experts in memory are "
                 f"pinned, {why}: the rest goes to the GPU through a small buffer, which is slower"
             )
-        if fits and parts.preload:
+        if fits and self._context.host.preload:
             self.tier.load_all(progress)
 
     def forward(
-        self, ids: Sequence[int], cache: Any, between_layers: Callable[[], None] = lambda: None, *, of_tokens: int = 0
+        self, token_ids: Sequence[int], between_layers: Callable[[], None] = lambda: None, *, of_tokens: int = 0
     ) -> Float32Array:
         """Logits of the last token, or of each beam's; of_tokens: see Decoder.forward.
 
         Raises DeviceError for a GPU that is lost, OutOfMemoryError at last.
         """
-        return self._in_memory(lambda: self._forward(ids, cache, between_layers, of_tokens))
+        return self._in_memory(lambda: self._forward(token_ids, between_layers, of_tokens))
 
-    def encode(self, ids: Sequence[int], cache: Any, between_layers: Callable[[], None]) -> None:
-        """Of an encoder-decoder model: see EncoderDecoder.encode. Raises as `forward`."""
+    def encode(self, token_ids: Sequence[int], between_layers: Callable[[], None]) -> None:
+        """See EncoderDecoder.encode. Raises as `forward`."""
 
         def encode() -> None:
             self._choose_slots(by_device=False)
-            self.model.encode(ids, cache, between_layers)
+            self.network.encode(token_ids, self.cache, between_layers)
             self._gpu.device.synchronise()
 
         self._in_memory(encode)
+
+    def keep_beams(self, beams: Sequence[int]) -> None:
+        assert isinstance(self.cache, SourceCache), "only an encoder-decoder decodes beams"
+        self.cache.keep(beams)
 
     def _in_memory(self, step: Callable[[], T]) -> T:
         """What a step gives, which is repeated with fewer slots where memory runs out."""
@@ -245,15 +257,15 @@ class GpuRun:
                         raise self._named(error) from error
                     self._shrink(error)
 
-    def _forward(
-        self, ids: Sequence[int], cache: Any, between_layers: Callable[[], None], of_tokens: int
-    ) -> Float32Array:
-        decode = len(ids) == cache.beams
-        self._choose_slots(by_device=len(ids) == 1)
+    def _forward(self, token_ids: Sequence[int], between_layers: Callable[[], None], of_tokens: int) -> Float32Array:
+        decode = len(token_ids) == self.cache.beams
+        self._choose_slots(by_device=len(token_ids) == 1)
         if decode:
             self._program.keep_for(self._table.mode)
             between_layers()  # the layers of a token may run without the host
-        logits: Float32Array = self.model.forward(ids, cache, None if decode else between_layers, of_tokens=of_tokens)
+        logits: Float32Array = self.network.forward(
+            token_ids, self.cache, None if decode else between_layers, of_tokens=of_tokens
+        )
         self._table.after_token()
         return logits
 
@@ -269,7 +281,7 @@ class GpuRun:
     def _shrink(self, error: BaseException) -> None:
         """Gives up a part of the slots, which another process or a longer prompt needs. OutOfMemoryError at the end."""
         left = self._arena.smaller()
-        if left <= self._parts.manifest.moe.top_k:
+        if left <= self._context.manifest.moe.top_k:
             raise OutOfMemoryError(
                 f"the GPU's memory does not suffice, even with {self._arena.num_slots} experts in it: end what else "
                 "uses it (nvidia-smi lists that), or lower --num-ctx or --prefill-chunk"
@@ -284,13 +296,13 @@ class GpuRun:
         self._arena.shrink()
         self._table.forget()
         self._gpu.device.release_unused()
-        self._notice(f"the GPU's memory ran out: {before - left} of {before} experts left it, the run goes on")
+        self._notify(f"the GPU's memory ran out: {before - left} of {before} experts left it, the run goes on")
 
     def _progress(self, before: int) -> Callable[[int, int], None]:
         """Progress of a step behind `before` bytes that are done, of all that is loaded."""
-        fits = self._parts.manifest.moe.total_experts in (self.plan.num_slots, self.plan.host_slots)
-        experts = self._parts.manifest.moe.total_experts * self.plan.slot_bytes if fits else 0
-        return lambda done, _: self._parts.progress(before + done, self.plan.dense_bytes + experts)
+        fits = self._context.manifest.moe.total_experts in (self.plan.num_slots, self.plan.host_slots)
+        experts = self._context.manifest.moe.total_experts * self.plan.slot_bytes if fits else 0
+        return lambda done, _: self._context.reporting.progress(before + done, self.plan.dense_bytes + experts)
 
     def _named(self, error: BaseException) -> BaseException:
         return explain(error) or error
@@ -319,7 +331,7 @@ class GpuRun:
         ended = self._link.close() if hasattr(self, "_link") else self.reader.close()
         if hasattr(self, "_arena"):
             self._arena.release()
-        for name in ("model", "cache", "_table", "_experts"):
+        for name in ("network", "cache", "_table", "_experts"):
             self.__dict__.pop(name, None)
         self._gpu.close()
         return ended

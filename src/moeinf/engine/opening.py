@@ -6,32 +6,40 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from moeinf._native import Kernels
-from moeinf.config import gpu_option
+from moeinf.config import RuntimeConfig, gpu_option
+from moeinf.engine.build_context import BuildContext, Notify, Weights
+from moeinf.engine.dense_weights import DenseFile
 from moeinf.engine.memory_plan import MemoryPlan
-from moeinf.engine.parts import ModelParts
 from moeinf.errors import DeviceError, OutOfMemoryError, StoreError, UsageError
 from moeinf.gpu.cuda import Gpu, find_cuda, without_advice
 from moeinf.hardware import Machine
-from moeinf.models import Architecture, architecture
+from moeinf.models import architecture
+from moeinf.models.layers.kv_cache import Cache
 from moeinf.runtime.cache.tier import ExpertTier
 from moeinf.runtime.experts import Observer
-from moeinf.sampling.beam_search import SourceModel
+from moeinf.sampling.beam_search import EncoderDecoderModel
+from moeinf.store.checksums import sums_of
+from moeinf.store.dense_sums import DenseSums
 from moeinf.store.files import errors_named, parse_json_object, read_small
+from moeinf.store.format import DENSE_FILE
 from moeinf.store.library import StoredModel
-from moeinf.types import Reader, TensorPlan
+from moeinf.types import ModelInfo, Reader, TensorPlan
 
 if TYPE_CHECKING:  # loads torch, which a run on the CPU does without
     from moeinf.engine.gpu import OpenGpu
 
 
-class Run(SourceModel, Protocol):
-    """A model put together on the CPU (on_cpu.py) or on a GPU (on_gpu.py); `encode` is of encoder-decoder models."""
+class ModelRunner(EncoderDecoderModel, Protocol):
+    """A network on a device, with its experts and the cache of one sequence: CpuRunner (cpu.py), GpuRunner (gpu.py).
+
+    `encode` and `keep_beams` are of encoder-decoder models.
+    """
 
     tier: ExpertTier  # of the device that computes
     reader: Reader  # of the disk
     observers: list[Observer]
-    cache: Any
-    model: Any  # models.decoder.Decoder or models.seq2seq.EncoderDecoder
+    network: Any
+    cache: Cache
 
     @property
     def plan(self) -> MemoryPlan: ...
@@ -44,10 +52,12 @@ class Run(SourceModel, Protocol):
         """Most memory that was ever taken of a GPU; 0 on the CPU."""
         ...
 
-    def close(self) -> bool: ...  # whether all reads have ended
+    def close(self) -> bool:
+        """Gives back what it holds; returns whether all reads have ended."""
+        ...
 
 
-def put_together(parts: ModelParts, gpu: OpenGpu | None, look: Callable[[], Machine]) -> Run:
+def put_together(context: BuildContext, gpu: OpenGpu | None, look: Callable[[], Machine]) -> ModelRunner:
     """Runs the model on `gpu` if one is given, else on what the configuration names.
 
     look() tells the machine's memory as it is now.
@@ -55,37 +65,40 @@ def put_together(parts: ModelParts, gpu: OpenGpu | None, look: Callable[[], Mach
     Raises as Model does.
     """
     if gpu is not None:
-        from moeinf.engine.gpu import GpuRun
+        from moeinf.engine.gpu import GpuRunner
 
-        return GpuRun(parts, gpu)
-    found = find_cuda(parts.config.device, parts.notices.append)
-    if found is not None and (run := _on_gpu(parts, found, look)) is not None:
-        return run
-    from moeinf.engine.cpu import CpuRun
+        return GpuRunner(context, gpu)
+    found = find_cuda(context.host.config.device, context.reporting.notify)
+    if found is not None:
+        runner = _on_gpu(context, found, look)
+        if runner is not None:
+            return runner
+        context = context.on(look())
+    from moeinf.engine.cpu import CpuRunner
 
-    return CpuRun(parts)
+    return CpuRunner(context)
 
 
-def _on_gpu(parts: ModelParts, found: Gpu, look: Callable[[], Machine]) -> Run | None:
-    """The run on the card that was found; None, after one notice, where "auto" leaves the work to the CPU."""
-    from moeinf.engine.gpu import GpuRun, open_gpu
+def _on_gpu(context: BuildContext, found: Gpu, look: Callable[[], Machine]) -> ModelRunner | None:
+    """The runner on the card that was found; None, after one notice, where "auto" leaves the work to the CPU."""
+    from moeinf.engine.gpu import GpuRunner, open_gpu
     from moeinf.engine.preference import reason_for_cpu
 
-    auto, gpu = parts.config.device == "auto" and not gpu_option(parts.config), None
+    config = context.host.config
+    auto, gpu = config.device == "auto" and not gpu_option(config), None
     try:
         gpu = open_gpu(found)
-        parts.machine = look()  # torch and the driver's context have taken their part by now
-        reason = reason_for_cpu(parts, gpu) if auto else None
+        context = context.on(look())  # torch and the driver's context have taken their part by now
+        reason = reason_for_cpu(context, gpu) if auto else None
         if reason is None:
-            return GpuRun(parts, gpu)
+            return GpuRunner(context, gpu)
     except (DeviceError, OutOfMemoryError) as error:
         if not auto:
             raise
         reason = without_advice(error)
     if gpu is not None:
         gpu.close()
-    parts.machine = look()
-    parts.notices.append(f"running on the CPU: {reason}")
+    context.reporting.notify(f"running on the CPU: {reason}")
     return None
 
 
@@ -97,14 +110,33 @@ def open_kernels(num_threads: int, isa: str) -> Kernels:
         raise UsageError(f"MOEINF_ISA: {error}") from error
 
 
-def read_config(stored: StoredModel) -> tuple[dict[str, Any], Architecture, TensorPlan]:
-    """config.json, and what its family makes of it. Raises StoreError where the manifest speaks of another model."""
-    path, manifest = stored.path / "config.json", stored.manifest
-    with errors_named(path):
-        config_json = parse_json_object(read_small(path), str(path), StoreError)
+def read_weights(stored: StoredModel, config: RuntimeConfig, notify: Notify) -> Weights:
+    """Reads config.json and the header of the dense weights, which the manifest and the family are held against.
+
+    Raises StoreError where they disagree, UsageError where --verify-reads asks for checksums that there are not.
+    """
+    config_json = _config_json(stored)
     family = architecture(config_json)
     plan = family.tensor_plan(config_json)
-    info = family.model_info(config_json, manifest.info.dtype)
+    _compare(stored, family.model_info(config_json, stored.manifest.info.dtype), plan)
+    sums, notice = sums_of(stored)
+    if notice and config.verify_reads:
+        raise UsageError(f"--verify-reads: {notice}")
+    if notice:
+        notify(notice)
+    dense = DenseFile(stored, plan, DenseSums(stored, sums, always=config.verify_reads))
+    return Weights(stored, family, config_json, plan, dense, [run for run in sums if run.file != DENSE_FILE])
+
+
+def _config_json(stored: StoredModel) -> dict[str, Any]:
+    path = stored.path / "config.json"
+    with errors_named(path):
+        return parse_json_object(read_small(path), str(path), StoreError)
+
+
+def _compare(stored: StoredModel, info: ModelInfo, plan: TensorPlan) -> None:
+    """Raises StoreError where the manifest speaks of another model."""
+    manifest = stored.manifest
     pairs = [
         (name, getattr(info, name), getattr(manifest.info, name))
         for name in ("hidden_size", "num_layers", "vocab_size")
@@ -115,5 +147,5 @@ def read_config(stored: StoredModel) -> tuple[dict[str, Any], Architecture, Tens
     ]
     for name, found, wanted in pairs:
         if found != wanted:
+            path = stored.path / "config.json"
             raise StoreError(f"{path}: {name} is {found}, in the manifest {wanted}; {stored.remedy}")
-    return config_json, family, plan

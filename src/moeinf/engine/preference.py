@@ -9,9 +9,9 @@ import torch
 
 from moeinf._native import Kernels, memory_read_rate
 from moeinf.config import gpu_option
+from moeinf.engine.build_context import BuildContext
 from moeinf.engine.gpu import OpenGpu
 from moeinf.engine.memory_plan import Demands, DevicePlan, plan_device_memory, plan_memory
-from moeinf.engine.parts import ModelParts
 from moeinf.errors import OutOfMemoryError
 from moeinf.gpu.cuda import explain, is_out_of_memory
 from moeinf.gpu.device import Device
@@ -34,22 +34,22 @@ class Rates(NamedTuple):
     link: float  # from pinned memory to the GPU
 
 
-def reason_for_cpu(parts: ModelParts, gpu: OpenGpu) -> str | None:
+def reason_for_cpu(context: BuildContext, gpu: OpenGpu) -> str | None:
     """Why the CPU is to be preferred, in one line; None where the GPU is.
 
     Only where the host has room for every expert: else both wait for the disk, and the GPU has more room before it.
     Nothing is measured where the GPU holds every expert. Raises OutOfMemoryError where the GPU has no room at all.
     """
-    config, demands = parts.config, parts.demands
-    plan = plan_device_memory(demands, config, parts.machine, gpu.free_bytes, gpu.total_bytes, gpu.has_display)
+    host, demands = context.host, context.demands
+    plan = plan_device_memory(demands, host.config, host.machine, gpu.free_bytes, gpu.total_bytes, gpu.has_display)
     total = demands.moe.total_experts
-    if plan.num_slots == total or gpu_option(config):
+    if plan.num_slots == total or gpu_option(host.config):
         return None
     try:
-        on_cpu = plan_memory(demands, config, parts.machine)
+        on_cpu = plan_memory(demands, host.config, host.machine)
     except OutOfMemoryError:
         return None
-    return slower(demands, plan, measured(gpu.device, parts.kernels)) if on_cpu.num_slots == total else None
+    return slower(demands, plan, measured(gpu.device, host.kernels)) if on_cpu.num_slots == total else None
 
 
 def slower(demands: Demands, plan: DevicePlan, rates: Rates) -> str | None:

@@ -1,4 +1,4 @@
-"""Prefill and decode of one sequence: tokens in, tokens out."""
+"""Prefill and decode of one sequence: token ids in, token ids out."""
 
 from __future__ import annotations
 
@@ -10,17 +10,32 @@ from typing import Literal, Protocol
 from moeinf.types import Float32Array
 
 
-class Cache(Protocol):
+class KvCache(Protocol):
+    """What a network keeps of the tokens it has seen."""
+
     length: int
     capacity: int
 
-    def truncate(self, length: int) -> int: ...  # how many tokens are left: fewer where a state cannot go back
+    def truncate(self, length: int) -> int:
+        """Forgets all but the first `length` tokens; returns how many are left: fewer where a state cannot go back."""
+        ...
 
 
 class LanguageModel(Protocol):
+    """A network with the cache of one sequence."""
+
+    @property
+    def cache(self) -> KvCache: ...
+
     def forward(
-        self, ids: Sequence[int], cache: Cache, between_layers: Callable[[], None], *, of_tokens: int = 0
-    ) -> Float32Array: ...
+        self, token_ids: Sequence[int], between_layers: Callable[[], None], *, of_tokens: int = 0
+    ) -> Float32Array:
+        """Logits [beams, vocab] behind token_ids, which follow what the cache holds.
+
+        of_tokens: size of the pass that token_ids are a part of; 0: they are all of it. between_layers may raise to
+        give the pass up; the cache is then as it was before.
+        """
+        ...
 
 
 class Chooser(Protocol):
@@ -40,24 +55,42 @@ class Forced:
 
 
 class Interrupted(Exception):
-    """should_stop said so in the middle of a forward pass; the cache still ends where the pass began."""
+    """A request was stopped in the middle of a forward pass; the cache still ends where the pass began."""
 
 
 @dataclass(slots=True)
 class Timing:
-    """Filled while the loop runs."""
+    """What the steps of a request took, filled while it runs."""
 
     cached_tokens: int = 0  # of the prompt, reused
-    encode_s: float = 0.0  # of a source, before what follows
+    encode_s: float = 0.0  # the encoder's pass
     prefill_s: float = 0.0
     token_s: list[float] = field(default_factory=list)  # each decode step: forward pass and sampling
+
+
+class Monitor(Protocol):
+    """Watches one request while it runs, and may stop it."""
+
+    timing: Timing
+
+    def check(self) -> None:
+        """Called between layers. Raises Interrupted where the request is to stop."""
+        ...
+
+    def begin(self, phase: Literal["encode", "prefill", "decode"]) -> None:
+        """Called when a phase of the request begins."""
+        ...
+
+    def prefilled(self, done: int, total: int) -> None:
+        """Called after each chunk of a prompt, with the tokens that are done and all of them."""
+        ...
 
 
 @dataclass(slots=True)
 class CachedTokens:
     """The tokens whose keys and values a cache holds, so that the next prompt reuses its common beginning."""
 
-    cache: Cache
+    cache: KvCache
     tokens: list[int] = field(default_factory=list)
 
     def forget(self) -> None:
@@ -77,57 +110,53 @@ def generate(
     model: LanguageModel,
     sequence: CachedTokens,
     prompt: Sequence[int],
-    sampler: Chooser,
+    chooser: Chooser,
+    monitor: Monitor,
     *,
     max_tokens: int,
     chunk: int,
-    timing: Timing,
-    should_stop: Callable[[], bool],
-    on_phase: Callable[[Literal["prefill", "decode"]], None],
-    on_prefill: Callable[[int, int], None],
 ) -> Iterator[int]:
-    """Yields tokens until `max_tokens`, a full cache, or should_stop; the caller ends it at an end-of-sequence token.
+    """Yields tokens until `max_tokens`, a full cache, or an interrupt; the caller ends it at an end-of-sequence token.
 
-    prompt: at least one token, and room for one more in the cache (the caller checks). on_prefill(done, total)
-    is called after each chunk. Raises Interrupted only inside; what was generated before it stays valid.
+    prompt: at least one token, and room for one more in the cache (the caller checks); it goes in chunks of `chunk`
+    tokens. Interrupted is raised only inside; what was generated before it stays valid.
     """
-
-    def check() -> None:
-        if should_stop():
-            raise Interrupted
-
     try:
         started = time.perf_counter()
-        on_phase("prefill")
-        reused = sequence.rewind_to(prompt)
-        timing.cached_tokens, logits = reused, None
-        for start in range(reused, len(prompt), chunk):
-            check()
-            logits = _forward(model, sequence, prompt[start : start + chunk], check, len(prompt))
-            on_prefill(min(start + chunk, len(prompt)), len(prompt))
-        assert logits is not None, "rewind_to leaves at least one token to run"
+        monitor.begin("prefill")
+        logits = _prefill(model, sequence, prompt, monitor, chunk)
         if max_tokens < 1:
-            timing.prefill_s = time.perf_counter() - started
+            monitor.timing.prefill_s = time.perf_counter() - started
             return
         history = list(prompt)
-        token = sampler.sample(logits[-1], history)
-        timing.prefill_s = time.perf_counter() - started
+        token = chooser.sample(logits[-1], history)
+        monitor.timing.prefill_s = time.perf_counter() - started
         yield token
-        on_phase("decode")
+        monitor.begin("decode")
         for _ in range(min(max_tokens - 1, sequence.cache.capacity - len(prompt))):
-            check()
+            monitor.check()
             started = time.perf_counter()
             history.append(token)
-            token = sampler.sample(_forward(model, sequence, [token], check)[-1], history)
-            timing.token_s.append(time.perf_counter() - started)
+            logits = model.forward([token], monitor.check)
+            sequence.tokens.append(token)
+            token = chooser.sample(logits[-1], history)
+            monitor.timing.token_s.append(time.perf_counter() - started)
             yield token
     except Interrupted:
         return
 
 
-def _forward(
-    model: LanguageModel, sequence: CachedTokens, tokens: Sequence[int], check: Callable[[], None], of_tokens: int = 0
+def _prefill(
+    model: LanguageModel, sequence: CachedTokens, prompt: Sequence[int], monitor: Monitor, chunk: int
 ) -> Float32Array:
-    logits = model.forward(tokens, sequence.cache, check, of_tokens=of_tokens)
-    sequence.tokens += tokens
+    """Runs what the cache lacks of a prompt; returns the logits of its last token."""
+    reused = sequence.rewind_to(prompt)
+    monitor.timing.cached_tokens, logits = reused, None
+    for start in range(reused, len(prompt), chunk):
+        monitor.check()
+        tokens = prompt[start : start + chunk]
+        logits = model.forward(tokens, monitor.check, of_tokens=len(prompt))
+        sequence.tokens += tokens
+        monitor.prefilled(start + len(tokens), len(prompt))
+    assert logits is not None, "rewind_to leaves at least one token to run"
     return logits

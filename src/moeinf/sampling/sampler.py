@@ -21,7 +21,7 @@ class Sampler:
         """num_ids: size of the tokenizer; ids beyond it (padding rows of the model) are never drawn."""
         self.seed = params.seed if params.seed >= 0 else secrets.randbits(31)
         self._params = params
-        self._num_ids = num_ids
+        self.num_ids = num_ids
         self._random = np.random.Generator(np.random.PCG64(self.seed))
 
     def sample(self, logits: Float32Array, history: Sequence[int]) -> int:
@@ -29,7 +29,7 @@ class Sampler:
 
         Raises NotFiniteError for NaN or infinite logits.
         """
-        logits = self._adjusted(logits[: self._num_ids], history)  # [ids]
+        logits = self._adjusted(logits[: self.num_ids], history)  # [ids]
         if self._params.temperature == 0:
             return int(logits.argmax())  # the first of equals
         ids, scores = self._candidates(logits)

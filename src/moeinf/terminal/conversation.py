@@ -5,18 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from moeinf.engine.completion import Completion, Hooks
 from moeinf.errors import ContextLengthError, UsageError
 from moeinf.terminal.answer_writer import AnswerWriter
 from moeinf.terminal.arguments.chat_options import ChatOptions
 from moeinf.terminal.interrupt import Interrupt
-from moeinf.terminal.notes import say
+from moeinf.terminal.notes import Notices, say
 from moeinf.terminal.progress import PrefillCount, StatusLine
 from moeinf.terminal.stats import stats_lines
 
 if TYPE_CHECKING:
-    from moeinf.engine.completion import Completion
     from moeinf.engine.model import Model
     from moeinf.types import Message
 
@@ -32,23 +32,16 @@ class Conversation:
     sampling: dict[str, object] = field(default_factory=dict)
     options: ChatOptions = field(default_factory=ChatOptions)
     messages: list[Message] = field(default_factory=list)
-    _num_notices_shown: int = 0
+    notices: Notices = field(default_factory=Notices)  # of its models
     _warned: bool = False
-
-    def show_notices(self) -> None:
-        """Prints each fallback of the model once, on stderr."""
-        new = self.model.notices[self._num_notices_shown :]  # at once: a thread that watches memory may add one
-        for notice in new:
-            say(f"note: {notice}")
-        self._num_notices_shown += len(new)
 
     def use(self, model: Model) -> None:
         """Goes on with another open model, or with the same one opened anew.
 
         Prints its notices, and drops what its chat template cannot be told, with a note.
         """
-        self.model, self._num_notices_shown = model, 0
-        self.show_notices()
+        self.model = model
+        self.notices.show()
         try:
             model.template_variables(self.options.think, self.options.variables or {})
         except UsageError as error:
@@ -115,7 +108,7 @@ class Conversation:
         """Says why a finished answer was cut, what notices are new and, with `verbose`, its figures."""
         if cut := self._cut(completion):
             say(f"note: {cut}")
-        self.show_notices()
+        self.notices.show()
         if self.options.verbose:
             for line in stats_lines(completion.stats, self.model):
                 say(line)
@@ -153,10 +146,7 @@ class Conversation:
 
         with Interrupt() as interrupt:
             try:
-                pieces = self._pieces(
-                    raw=raw, should_stop=lambda: interrupt.wanted, on_prefill=PrefillCount(line), on_thought=on_thought
-                )
-                for piece in pieces:
+                for piece in self._pieces(raw, Hooks(lambda: interrupt.wanted, PrefillCount(line), on_thought)):
                     line.clear()
                     write(piece)
             finally:
@@ -164,13 +154,14 @@ class Conversation:
         assert self.model.last is not None
         return self.model.last
 
-    def _pieces(self, *, raw: bool, **how: Any) -> Iterator[str]:
-        params = self.model.params(**self.sampling)
-        how |= {"raw": raw, "think": self.options.think, "variables": self.options.variables or {}}
+    def _pieces(self, raw: bool, hooks: Hooks) -> Iterator[str]:
+        params, told = self.model.params(**self.sampling), self.options
         while True:
             prompt = self._prompt(raw)
             try:
-                return self.model.stream(prompt, params, **how)
+                return self.model.stream(
+                    prompt, params, raw=raw, think=told.think, variables=told.variables or {}, hooks=hooks
+                )
             except ContextLengthError:
                 if len(self.messages) < 3 or isinstance(prompt, str):  # what was said before is no part of a text
                     raise

@@ -3,8 +3,24 @@
 from __future__ import annotations
 
 import sys
+from collections import deque
 
 from moeinf.terminal.screen import harmless
+
+
+class Notices:
+    """Keeps what a model tells until nothing else stands on the terminal's last line; any thread may `add`."""
+
+    def __init__(self) -> None:
+        self._waiting = deque[str]()
+
+    def add(self, notice: str) -> None:
+        self._waiting.append(notice)
+
+    def show(self) -> None:
+        """Says each notice once. Those that come in meanwhile are said the next time."""
+        for _ in range(len(self._waiting)):
+            say(f"note: {self._waiting.popleft()}")
 
 
 def say(line: str) -> None:

@@ -14,7 +14,7 @@ from moeinf.pull.pull import ensure
 from moeinf.store.library import Library, StoredModel
 from moeinf.terminal.arguments.chat_options import ChatOptions
 from moeinf.terminal.conversation import Conversation
-from moeinf.terminal.notes import say, say_below
+from moeinf.terminal.notes import Notices, say, say_below
 from moeinf.terminal.progress import LoadBar, StatusLine
 from moeinf.terminal.pull_progress import PullDisplay
 from moeinf.terminal.screen import wrapped
@@ -32,28 +32,27 @@ def ensure_stored(name: str, *, quiet: bool, quant: str | None = None) -> Stored
 
 
 @contextmanager
-def opened(stored: StoredModel, config: RuntimeConfig, *, quiet: bool) -> Iterator[Model]:
+def opened(stored: StoredModel, config: RuntimeConfig, notices: Notices, *, quiet: bool) -> Iterator[Model]:
     """The open model; what it has to say when it is closed comes to stderr."""
-    model = load(stored, config, quiet=quiet)
+    model = load(stored, config, notices, quiet=quiet)
     try:
         yield model
     finally:
-        num_said = len(model.notices)
         model.close()
-        for notice in model.notices[num_said:]:
-            print(f"note: {notice}", file=sys.stderr)
+        notices.show()
 
 
-def load(stored: StoredModel, config: RuntimeConfig, *, quiet: bool) -> Model:
+def load(stored: StoredModel, config: RuntimeConfig, notices: Notices, *, quiet: bool) -> Model:
     """The open model, after a bar on a terminal, and one line about the memory that it takes."""
     talkative = sys.stderr.isatty() and not quiet
     line = StatusLine(sys.stderr, enabled=talkative)
     loading, pinning = (LoadBar(line, f"{verb} {stored.name}") for verb in ("loading", "pinning memory for"))
     line.show(f"loading {stored.name}")
     try:
-        from moeinf.engine.model import Model  # takes a while, so that the line above comes first
+        from moeinf.engine.build_context import Reporting  # takes a while, so that the line above comes first
+        from moeinf.engine.model import Model
 
-        model = Model(stored, config, loading, pin_progress=pinning, say=say_below)
+        model = Model(stored, config, Reporting(notices.add, say_below, loading, pinning))
     finally:
         line.clear()
     if talkative:
@@ -76,7 +75,10 @@ def hold_chat(conversation: Conversation, config: RuntimeConfig) -> None:
     library, options = Library(store_home()), conversation.options
     reader = open_reader(store_home() / "history" if options.history else None)
     switch = ModelSwitch(
-        conversation, config, library, lambda name, new: load(library.find(name), new, quiet=options.quiet)
+        conversation,
+        config,
+        library,
+        lambda name, new: load(library.find(name), new, conversation.notices, quiet=options.quiet),
     )
     try:
         Repl(conversation, reader, switch).run()

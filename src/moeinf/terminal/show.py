@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from moeinf.engine.build_context import demands_of
 from moeinf.engine.dense_weights import DenseFile
 from moeinf.engine.memory_plan import PROCESS_BYTES, Demands, smallest_bytes, smallest_device_bytes
-from moeinf.engine.parts import demands_of
 from moeinf.errors import StoreError
 from moeinf.hardware import usable_cores
 from moeinf.models import architecture, prompting
@@ -42,7 +42,7 @@ def _demands(model: StoredModel) -> Demands:
     plan = architecture(config_json).tensor_plan(config_json)
     beams = 1
     if prompting(config_json) is not None:
-        from moeinf.sampling.beam_search import num_beams_asked  # loads the tokenizer, which nothing else here needs
+        from moeinf.sampling.beam_search import num_beams_asked  # loads numpy, which most models do without
 
         beams = num_beams_asked(_json_file(model, "generation_config.json") or config_json)
     dense = DenseFile(model, plan, DenseSums(model, ()))  # only its size is asked for

@@ -17,6 +17,7 @@ import pytest
 
 from moeinf.config import RuntimeConfig
 from moeinf.config.pull_options import PullOptions
+from moeinf.engine.build_context import Reporting
 from moeinf.engine.completion import GenerationStats
 from moeinf.engine.model import Model
 from moeinf.errors import ExpertReadError, MoeinfError, StoreError, UsageError
@@ -52,7 +53,7 @@ class Recorder:
 def logits_of(stored: StoredModel, tokens: int = 6, **options: Any) -> list[Float32Array]:
     recorder = Recorder()
     with Model(stored, RuntimeConfig.of(device="cpu", threads=1, **options)) as model:
-        for _ in model._tokens(model.encode(PROMPT), recorder, tokens, GenerationStats()):
+        for _ in model.generator.tokens(model.encode(PROMPT), recorder, tokens, GenerationStats()):
             pass
     return recorder.logits
 
@@ -229,9 +230,10 @@ def test_a_config_that_is_not_the_manifests_is_refused(stored: StoredModel, fiel
 def test_a_store_without_sums_runs_with_a_note_and_verify_adds_them(stored: StoredModel) -> None:
     before = resealed(stored, "", without=CHECKSUMS_FILE)
     config = RuntimeConfig(device="cpu", threads=1)
-    with Model(before, config) as model:
-        assert len(model.notices) == 1 and "are not checked while they are read" in model.notices[0]
-        assert f"`moeinf verify {before.name}` adds the checksums" in model.notices[0]
+    notices: list[str] = []
+    with Model(before, config, Reporting(notices.append)) as model:
+        assert len(notices) == 1 and "are not checked while they are read" in notices[0]
+        assert f"`moeinf verify {before.name}` adds the checksums" in notices.pop()
         answer = model.generate(PROMPT, model.params(temperature=0, num_predict=4)).text
     with pytest.raises(UsageError, match=r"--verify-reads: .*`moeinf verify"):
         Model(before, RuntimeConfig(device="cpu", threads=1, verify_reads=True))
@@ -239,8 +241,8 @@ def test_a_store_without_sums_runs_with_a_note_and_verify_adds_them(stored: Stor
     assert verify(before, note=notes.append) == [] and notes[0].startswith(f"added {CHECKSUMS_FILE}")
     assert (before.path / CHECKSUMS_FILE).read_bytes() == (stored.path / CHECKSUMS_FILE).read_bytes()
     assert verify(before, note=notes.append) == [] and len(notes) == 1
-    with Model(before, config) as model:
-        assert not model.notices
+    with Model(before, config, Reporting(notices.append)) as model:
+        assert not notices
         assert model.generate(PROMPT, model.params(temperature=0, num_predict=4)).text == answer
     zero_shard(before)
     with pytest.raises(ExpertReadError):
@@ -251,11 +253,12 @@ def test_sums_that_verify_added_and_that_are_damaged_are_noted_and_made_anew(sto
     before = resealed(stored, "", without=CHECKSUMS_FILE)
     assert verify(before) == []
     flip(before.path / CHECKSUMS_FILE, 8 * 700)
-    with Model(before, RuntimeConfig(device="cpu", threads=1)) as model:
-        assert f"{CHECKSUMS_FILE} is damaged" in model.notices[0]
+    config, notices = RuntimeConfig(device="cpu", threads=1), list[str]()
+    Model(before, config, Reporting(notices.append)).close()
+    assert f"{CHECKSUMS_FILE} is damaged" in notices.pop()
     assert verify(before) == []
-    with Model(before, RuntimeConfig(device="cpu", threads=1)) as model:
-        assert not model.notices
+    Model(before, config, Reporting(notices.append)).close()
+    assert not notices
 
 
 def test_verify_adds_no_sums_of_weights_that_are_damaged(stored: StoredModel) -> None:

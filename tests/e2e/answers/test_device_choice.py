@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from moeinf.config import RuntimeConfig
+from moeinf.engine.build_context import Notify, Reporting, log_warning
 from moeinf.engine.gpu import OpenGpu, open_gpu
 from moeinf.engine.memory_plan import plan_device_memory
 from moeinf.engine.model import Model
@@ -49,17 +50,23 @@ def small(gpu: Gpu) -> OpenGpu:
 
 
 def opened(
-    monkeypatch: pytest.MonkeyPatch, stored: StoredModel, opening: Opening, rates: Rates = FAST, **options: Any
+    monkeypatch: pytest.MonkeyPatch,
+    stored: StoredModel,
+    opening: Opening,
+    rates: Rates = FAST,
+    notify: Notify = log_warning,
+    **options: Any,
 ) -> Model:
     monkeypatch.setattr("moeinf.engine.opening.find_cuda", lambda device, notice: CARD)
     monkeypatch.setattr("moeinf.engine.gpu.open_gpu", opening)
     monkeypatch.setattr("moeinf.engine.preference.measured", lambda device, kernels: rates)
-    return Model(stored, RuntimeConfig.of(threads=1, **options), on=Machine(1 << 36, "machine", 1))
+    return Model(stored, RuntimeConfig.of(threads=1, **options), Reporting(notify), on=Machine(1 << 36, "machine", 1))
 
 
 def test_a_card_that_computes_is_taken(demo: StoredModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    with opened(monkeypatch, demo, emulated) as model:
-        assert "Emulated" in model.describe() and not model.notices
+    notices: list[str] = []
+    with opened(monkeypatch, demo, emulated, notify=notices.append) as model:
+        assert "Emulated" in model.describe() and not notices
 
 
 @pytest.mark.parametrize(
@@ -68,9 +75,10 @@ def test_a_card_that_computes_is_taken(demo: StoredModel, monkeypatch: pytest.Mo
 def test_a_card_that_cannot_be_used_is_left_to_the_cpu_unless_it_was_asked_for(
     demo: StoredModel, monkeypatch: pytest.MonkeyPatch, opening: Opening, said: str
 ) -> None:
-    with opened(monkeypatch, demo, opening) as model:
+    notices: list[str] = []
+    with opened(monkeypatch, demo, opening, notify=notices.append) as model:
         assert model.describe().count("CPU") == 1
-        (notice,) = model.notices
+        (notice,) = notices
         assert notice.startswith(f"running on the CPU: {said}") and "--device cpu" not in notice
         assert model.generate("Once", model.params(num_predict=1)).token_ids
     for device, vram in (("cuda", "auto"), ("auto", "1GiB")):
@@ -108,11 +116,12 @@ def test_the_cpu_is_preferred_where_it_is_expected_to_be_faster(
         return dataclasses.replace(real(*args), num_slots=20)
 
     monkeypatch.setattr("moeinf.engine.preference.plan_device_memory", few)
-    with opened(monkeypatch, demo, emulated, slow) as model:
-        (notice,) = model.notices
+    notices: list[str] = []
+    with opened(monkeypatch, demo, emulated, slow, notices.append) as model:
+        (notice,) = notices
         assert "CPU" in model.describe() and "ms a token are expected" in notice and "--device cuda" in notice
-    with opened(monkeypatch, demo, emulated, slow, device="cuda") as model:
-        assert "Emulated" in model.describe() and not model.notices
+    with opened(monkeypatch, demo, emulated, slow, notices.append, device="cuda") as model:
+        assert "Emulated" in model.describe() and len(notices) == 1
 
 
 # Rates of memory, card and link; the card; whether the CPU is expected to be faster with 13 MB experts, 4 of 128.

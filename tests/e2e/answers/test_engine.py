@@ -13,6 +13,8 @@ import pytest
 
 import moeinf
 from moeinf.config import RuntimeConfig
+from moeinf.engine.build_context import Reporting
+from moeinf.engine.completion import Hooks
 from moeinf.engine.model import Model
 from moeinf.errors import ContextLengthError, ExpertReadError, MoeinfError, OutOfMemoryError, StoreError, UsageError
 from moeinf.hardware import Machine
@@ -81,7 +83,9 @@ def test_the_same_prompt_again_still_gives_the_same_answer(model: Model) -> None
 
 def test_should_stop_ends_within_a_token_and_the_model_goes_on(model: Model) -> None:
     seen: list[str] = []
-    for piece in model.stream(PROMPT, model.params(temperature=0.0, num_predict=50), should_stop=lambda: len(seen) > 2):
+    for piece in model.stream(
+        PROMPT, model.params(temperature=0.0, num_predict=50), hooks=Hooks(lambda: len(seen) > 2)
+    ):
         seen.append(piece)
     assert model.last is not None and model.last.finish_reason == "interrupted"
     assert len(model.last.token_ids) <= 5
@@ -92,7 +96,7 @@ def test_should_stop_ends_within_a_token_and_the_model_goes_on(model: Model) -> 
 def test_should_stop_in_the_middle_of_a_forward_pass_leaves_a_sound_model(model: Model) -> None:
     before = greedy(model, num_predict=6).token_ids
     calls = iter(range(1000))
-    answer = model.generate("A wholly different prompt", model.params(), should_stop=lambda: next(calls) > 2)
+    answer = model.generate("A wholly different prompt", model.params(), hooks=Hooks(lambda: next(calls) > 2))
     assert answer.token_ids == [] and answer.finish_reason == "interrupted"
     model.tier.check_integrity()
     assert greedy(model, num_predict=6).token_ids == before
@@ -163,7 +167,7 @@ def test_the_laps_of_the_tokens_leave_out_the_time_of_the_caller(model: Model, m
     def clock() -> float:
         return next(ticks) + callers
 
-    monkeypatch.setattr(model._profiler, "_clock", clock)
+    monkeypatch.setattr(model.generator.attendants.profiler, "_clock", clock)
     params = model.params(temperature=0.0, num_predict=9)
     for _ in model.stream("A caller that takes its time", params):
         callers += 1_000_000
@@ -182,8 +186,9 @@ def test_what_a_request_activated_is_kept_beside_the_model(own_copy: StoredModel
 
 def test_a_damaged_activation_collection_is_said_and_replaced(own_copy: StoredModel) -> None:
     (own_copy.path / "eamc.npz").write_bytes(b"not an archive")
-    with Model(own_copy, RuntimeConfig()) as opened:
-        assert any("eamc.npz" in notice for notice in opened.notices)
+    notices: list[str] = []
+    with Model(own_copy, RuntimeConfig(), Reporting(notices.append)) as opened:
+        assert any("eamc.npz" in notice for notice in notices)
         greedy(opened, num_predict=2)
     assert len(ActivationCollection.loads((own_copy.path / "eamc.npz").read_bytes(), own_copy.manifest.moe)) == 2
 
@@ -304,9 +309,10 @@ def test_load_is_the_documented_face(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_what_the_checkpoint_asks_for_in_vain_is_said_once(own_copy: StoredModel) -> None:
     path = own_copy.path / "generation_config.json"
     path.write_text('{"no_repeat_ngram_size": 3}')
-    with Model(resealed(own_copy, path.name), RuntimeConfig.of(expert_cache="40%")) as model:
+    notices: list[str] = []
+    with Model(resealed(own_copy, path.name), RuntimeConfig.of(expert_cache="40%"), Reporting(notices.append)) as model:
         for _ in range(2):
             model.params()
-        assert [note for note in model.notices if "no_repeat_ngram_size = 3" in note] == [
+        assert [note for note in notices if "no_repeat_ngram_size = 3" in note] == [
             "the checkpoint asks for no_repeat_ngram_size = 3, which is not done"
         ]

@@ -26,11 +26,11 @@ import torch
 
 from moeinf.config import RuntimeConfig
 from moeinf.config.pull_options import PullOptions
+from moeinf.engine.build_context import Reporting
 from moeinf.engine.dense_weights import DenseFile
-from moeinf.engine.gpu import GpuRun, OpenGpu
+from moeinf.engine.gpu import GpuRunner, OpenGpu
 from moeinf.engine.memory_plan import DevicePlan, plan_device_memory
 from moeinf.engine.model import Model
-from moeinf.engine.parts import Progress
 from moeinf.errors import DeviceError, ExpertReadError, NotFiniteError, OutOfMemoryError, StoreError
 from moeinf.gpu.arena import DeviceArena
 from moeinf.gpu.ops import Ops
@@ -83,8 +83,7 @@ def opened(
     stored: StoredModel,
     gpu: OpenGpu | None = None,
     host: int | None = None,
-    progress: Progress | None = None,
-    pin_progress: Progress | None = None,
+    reporting: Reporting | None = None,
     pinned: int = 0,
     **options: Any,
 ) -> Model:
@@ -97,7 +96,7 @@ def opened(
 
     config = RuntimeConfig.of(**{"prefill_chunk": 16, "threads": 1} | options)
     with patch("moeinf.engine.gpu.plan_device_memory", plan):
-        return Model(stored, config, progress, Machine(1 << 40, "test", 2), gpu or emulated(), pin_progress)
+        return Model(stored, config, reporting, on=Machine(1 << 40, "test", 2), gpu=gpu or emulated())
 
 
 def answer(model: Model) -> list[int]:
@@ -162,17 +161,19 @@ def test_tokens_are_the_same_with_and_without_prefetch(
 
 @pytest.mark.parametrize("pinned", [0, 1 << 20])
 def test_tokens_are_the_same_where_the_system_pins_little(demo: StoredModel, wanted: list[int], pinned: int) -> None:
-    with opened(demo, emulated(pinned), expert_cache="30%") as model:
+    notices: list[str] = []
+    with opened(demo, emulated(pinned), expert_cache="30%", reporting=Reporting(notices.append)) as model:
         assert answer(model) == wanted
-        assert sum("pinned, the system refuses more" in notice for notice in model.notices) == 1
+        assert sum("pinned, the system refuses more" in notice for notice in notices) == 1
 
 
 def test_slots_that_the_plan_leaves_pageable_give_the_same_tokens_and_are_told(
     demo: StoredModel, wanted: list[int]
 ) -> None:
-    with opened(demo, host=40, pinned=25, expert_cache="30%") as model:
+    notices: list[str] = []
+    with opened(demo, host=40, pinned=25, expert_cache="30%", reporting=Reporting(notices.append)) as model:
         assert answer(model) == wanted
-        assert sum("pinned, at most 75 % of memory is" in notice for notice in model.notices) == 1
+        assert sum("pinned, at most 75 % of memory is" in notice for notice in notices) == 1
 
 
 class PinsNoMore(EmulatedDevice):
@@ -208,14 +209,15 @@ def test_nothing_is_pinned_behind_the_experts(demo: StoredModel, wanted: list[in
 
 
 def test_a_host_that_refuses_is_told_and_takes_no_slot_of_the_device(demo: StoredModel) -> None:
-    with opened(demo, on_a_full_host(), host=20, expert_cache="60%") as model:
-        run = model._opened()
-        assert isinstance(run, GpuRun)
-        run.model.forward = lambda *_, **__: run._gpu.device.pinned((1,), torch.int32)
+    notices: list[str] = []
+    with opened(demo, on_a_full_host(), host=20, expert_cache="60%", reporting=Reporting(notices.append)) as model:
+        run = model.runner
+        assert isinstance(run, GpuRunner)
+        run.network.forward = lambda *_, **__: run._gpu.device.pinned((1,), torch.int32)
         before = run.tier.num_slots
         with pytest.raises(DeviceError, match="does not pin"):
             answer(model)
-        assert run.tier.num_slots == before and not any("memory ran out" in notice for notice in model.notices)
+        assert run.tier.num_slots == before and not any("memory ran out" in notice for notice in notices)
 
 
 @pytest.mark.parametrize("quant", ["q8_0", "q4_k", "mxfp4"])
@@ -230,9 +232,9 @@ def all_logits(stored: StoredModel, gpu: OpenGpu | None, tokens: int = 20, **opt
     """Of a prompt and `tokens` tokens behind it."""
     config = RuntimeConfig.of(device="cpu" if gpu is None else "auto", **options)
     with Model(stored, config, on=Machine(1 << 36, "test", 2), gpu=gpu) as model:
-        run = model._opened()
+        run = model.runner
         steps = [[5, 17, 3, 88, 41], *([token] for token in range(20, 20 + tokens))]
-        return [torch.from_numpy(run.forward(step, run.cache, lambda: None)[-1]) for step in steps]
+        return [torch.from_numpy(run.forward(step, lambda: None)[-1]) for step in steps]
 
 
 @pytest.mark.parametrize("slots", ["40%", "100%"])
@@ -324,7 +326,7 @@ def test_dense_weights_pass_through_a_buffer_and_no_other_host_memory(
     monkeypatch.setattr(DenseFile, "streamed", measured)
     tracemalloc.start()
     try:
-        with opened(demo, progress=lambda done, total: seen.append((done, total))) as model:
+        with opened(demo, reporting=Reporting(progress=lambda done, total: seen.append((done, total)))) as model:
             dense_bytes = model.plan.dense_bytes
             assert answer(model) == wanted
     finally:
@@ -338,7 +340,8 @@ def test_dense_weights_pass_through_a_buffer_and_no_other_host_memory(
 
 def test_pinning_is_told_and_ends_with_an_interrupt_that_leaves_nothing(demo: StoredModel) -> None:
     told: list[tuple[int, int]] = []
-    with opened(demo, host=20, expert_cache="30%", pin_progress=lambda done, total: told.append((done, total))):
+    reporting = Reporting(pin_progress=lambda done, total: told.append((done, total)))
+    with opened(demo, host=20, expert_cache="30%", reporting=reporting):
         size = 20 * demo.manifest.layout.stride_bytes
     assert told == [(size // 2, size), (size, size)]
 
@@ -354,7 +357,7 @@ def test_pinning_is_told_and_ends_with_an_interrupt_that_leaves_nothing(demo: St
 
     gpu = emulated(copier=Closed)
     with pytest.raises(KeyboardInterrupt):
-        opened(demo, gpu, host=20, expert_cache="30%", pin_progress=interrupt)
+        opened(demo, gpu, host=20, expert_cache="30%", reporting=Reporting(pin_progress=interrupt))
     assert isinstance(gpu.copier, Closed) and gpu.copier.closed
 
 
@@ -400,7 +403,7 @@ def test_what_was_recorded_for_an_answer_is_repeated_for_the_next(
     with opened(demo, gpu, host=host, expert_cache="30%") as model:
         assert answer(model) == wanted
         captures = gpu.device.num_captures
-        model._sequence.forget()  # so that the whole prompt comes between
+        model.generator.sequence.forget()  # so that the whole prompt comes between
         assert answer(model) == wanted
         assert gpu.device.num_captures == captures
 
@@ -417,13 +420,13 @@ def test_what_the_last_tokens_of_a_prompt_use_is_on_the_device_when_it_ends(demo
     moe = demo.manifest.moe
     with opened(demo, host=20, expert_cache=f"{100 * (moe.num_experts + 1) // moe.total_experts + 1}%") as model:
         seen: list[IntArray] = []
-        observer = model._recorder.observe
+        observer = model.generator.attendants.recorder.observe
 
         def observe(layer: int, ids: IntArray) -> None:
             seen.append(ids[-1].copy())
             observer(layer, ids)
 
-        model._recorder.observe = observe  # type: ignore[method-assign]
+        model.generator.attendants.recorder.observe = observe  # type: ignore[method-assign]
         ids = model.encode(PROMPT)
         model.replay(ids[:16], [])
         last_layer = seen[moe.num_layers - 1]
@@ -435,10 +438,11 @@ def test_when_device_memory_runs_out_slots_are_given_up_and_the_text_is_the_same
 ) -> None:
     monkeypatch.setattr("moeinf.gpu.arena.SEGMENT_BYTES", 4 * demo.manifest.layout.stride_bytes)
     for host in (20, None):
-        with opened(demo, host=host, expert_cache="60%") as model:
-            run = model._opened()
-            assert isinstance(run, GpuRun)
-            calls, forward = [0], run.model.forward
+        notices: list[str] = []
+        with opened(demo, host=host, expert_cache="60%", reporting=Reporting(notices.append)) as model:
+            run = model.runner
+            assert isinstance(run, GpuRunner)
+            calls, forward = [0], run.network.forward
 
             def scarce(*args: Any, calls: list[int] = calls, forward: Any = forward, **how: Any) -> Any:
                 calls[0] += 1
@@ -446,11 +450,11 @@ def test_when_device_memory_runs_out_slots_are_given_up_and_the_text_is_the_same
                     raise torch.OutOfMemoryError("no more")
                 return forward(*args, **how)
 
-            run.model.forward = scarce
+            run.network.forward = scarce
             before = run.tier.num_slots
             assert answer(model) == wanted
             assert run.tier.num_slots == 4 * (-(-before // 4) - 3), "three segments left"
-            assert sum("memory ran out" in notice for notice in model.notices) == 3
+            assert sum("memory ran out" in notice for notice in notices) == 3
 
 
 @pytest.mark.parametrize("host", [20, None])
@@ -466,8 +470,9 @@ def test_memory_that_runs_out_in_the_middle_of_a_step_takes_no_slot_into_which_a
             raise torch.OutOfMemoryError("no more")
         run(*args)
 
-    with opened(demo, host=host, expert_cache="70%") as model:
-        gpu: Any = model._opened()
+    notices: list[str] = []
+    with opened(demo, host=host, expert_cache="70%", reporting=Reporting(notices.append)) as model:
+        gpu: Any = model.runner
         left = [0]
 
         def checked(arena: DeviceArena) -> None:
@@ -477,7 +482,7 @@ def test_memory_that_runs_out_in_the_middle_of_a_step_takes_no_slot_into_which_a
         monkeypatch.setattr(DeviceArena, "shrink", checked)
         monkeypatch.setattr(DeviceExperts, "run", scarce)
         assert answer_tokens(model) == wanted
-        assert sum("memory ran out" in notice for notice in model.notices) == 5 and left == [0]
+        assert sum("memory ran out" in notice for notice in notices) == 5 and left == [0]
 
 
 def scarce_memory(monkeypatch: pytest.MonkeyPatch, stored: StoredModel, segments: int) -> None:
@@ -500,9 +505,10 @@ def test_with_less_device_memory_than_planned_there_are_fewer_slots_and_the_text
     demo: StoredModel, wanted: list[int], monkeypatch: pytest.MonkeyPatch, slots: str
 ) -> None:
     scarce_memory(monkeypatch, demo, segments=5)
-    with opened(demo, host=20, expert_cache=slots) as model:
+    notices: list[str] = []
+    with opened(demo, host=20, expert_cache=slots, reporting=Reporting(notices.append)) as model:
         assert model.tier.num_slots == 20
-        assert sum("not" in notice and "as planned" in notice for notice in model.notices) == 1
+        assert sum("not" in notice and "as planned" in notice for notice in notices) == 1
         assert answer(model) == wanted
 
 
@@ -516,13 +522,13 @@ def test_a_device_with_memory_for_no_token_is_refused_in_one_line(
 
 def test_when_no_slots_are_left_to_give_up_memory_is_said_to_be_short(demo: StoredModel) -> None:
     with opened(demo, host=20, expert_cache="30%") as model:
-        run = model._opened()
-        assert isinstance(run, GpuRun)
+        run = model.runner
+        assert isinstance(run, GpuRunner)
 
         def none_left(*args: Any, **how: Any) -> Any:
             raise torch.OutOfMemoryError("no more")
 
-        run.model.forward = none_left
+        run.network.forward = none_left
         with pytest.raises(OutOfMemoryError, match="nvidia-smi"):
             answer(model)
 
@@ -571,11 +577,11 @@ def test_damaged_weights_are_named_on_their_way_to_the_device(tmp_path: Path, sl
 def test_weights_that_are_no_numbers_end_the_request_in_one_line(demo: StoredModel, options: dict[str, Any]) -> None:
     """A layer at a time the host sees the routing; of one graph a token, the logits."""
     with opened(demo, **options) as model:
-        run = model._opened()
+        run = model.runner
         wanted = answer(model)
-        router = run.model._blocks[3].router
+        router = run.network._blocks[3].router
         with (
-            patch.object(run.model._blocks[3], "router", lambda x: spoiled(router(x))),
+            patch.object(run.network._blocks[3], "router", lambda x: spoiled(router(x))),
             pytest.raises(NotFiniteError, match=r"layer 3 gives no numbers|non-finite logits"),
         ):
             model.generate(PROMPT[::-1], model.params(temperature=0.0, num_predict=NUM_TOKENS, stop=()))
@@ -593,8 +599,8 @@ def test_a_closed_model_holds_nothing_of_the_device(demo: StoredModel, host: int
     """Not even until garbage is collected, and whoever still holds the model: the next one is planned with that."""
     model = opened(demo, host=host, expert_cache="30%")
     assert answer_tokens(model)
-    run: Any = model._opened()
-    held = [weakref.ref(thing) for thing in (run, run.model, run.cache, run._table, run._gpu.ops.matrices)]
+    run: Any = model.runner
+    held = [weakref.ref(thing) for thing in (run, run.network, run.cache, run._table, run._gpu.ops.matrices)]
     held += [weakref.ref(tensor) for tensor in run._arena._segments]
     assert all(ref() is not None for ref in held)
     del run

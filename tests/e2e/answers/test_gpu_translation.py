@@ -12,10 +12,13 @@ import torch
 
 from moeinf.config import RuntimeConfig
 from moeinf.config.pull_options import PullOptions
-from moeinf.engine.gpu import GpuRun
+from moeinf.engine.build_context import Reporting
+from moeinf.engine.completion import Hooks
+from moeinf.engine.gpu import GpuRunner
 from moeinf.engine.model import Model
 from moeinf.errors import DeviceError
 from moeinf.pull.pull import pull
+from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.runtime.policy.predictors import PREDICTORS
 from moeinf.store.library import StoredModel
 from moeinf.terminal.show import show_lines
@@ -87,7 +90,7 @@ def test_tokens_are_those_of_the_cpu_for_every_number_of_slots(case: Any, slots:
     stored, options, wanted = case
     assert all(len(answer) > 3 for answer in wanted) and wanted[0] != wanted[1], "the comparison means something"
     with opened(stored, host=host, expert_cache=slots, **options) as model:
-        assert isinstance(model._opened(), GpuRun)
+        assert isinstance(model.runner, GpuRunner)
         assert answers(model) == wanted
 
 
@@ -105,10 +108,12 @@ def test_when_device_memory_runs_out_slots_are_given_up_and_the_text_is_the_same
     """In a source, at the start of an answer, and while beams are moved or a step is recorded or repeated."""
     stored, options, wanted = case
     monkeypatch.setattr("moeinf.gpu.arena.SEGMENT_BYTES", 4 * stored.manifest.layout.stride_bytes)
-    with opened(stored, host=host, expert_cache="100%", **options) as model:
-        run = model._opened()
-        assert isinstance(run, GpuRun)
-        calls, experts_run = [0], type(run.model._experts).run
+    notices: list[str] = []
+    reporting = Reporting(notices.append)
+    with opened(stored, host=host, expert_cache="100%", reporting=reporting, **options) as model:
+        run = model.runner
+        assert isinstance(run, GpuRunner)
+        calls, experts_run = [0], type(run.network._experts).run
 
         def scarce(experts: Any, *args: Any) -> None:
             calls[0] += 1
@@ -116,10 +121,10 @@ def test_when_device_memory_runs_out_slots_are_given_up_and_the_text_is_the_same
                 raise torch.OutOfMemoryError("no more")
             experts_run(experts, *args)
 
-        monkeypatch.setattr(type(run.model._experts), "run", scarce)
+        monkeypatch.setattr(type(run.network._experts), "run", scarce)
         before = run.tier.num_slots
         assert answers(model) == wanted
-        assert sum("memory ran out" in notice for notice in model.notices) == 5
+        assert sum("memory ran out" in notice for notice in notices) == 5
         assert run.tier.num_slots == before - 20
 
 
@@ -141,8 +146,8 @@ def test_a_token_is_one_graph_where_the_device_reaches_every_expert(models: dict
     gpu = emulated()
     with opened(models["nllb-moe"], gpu, expert_cache="30%", **LANGUAGES, num_beams=1) as model:
         seen: list[int] = []
-        observe = model._recorder.observe
-        model._recorder.observe = lambda layer, ids: (seen.append(layer), observe(layer, ids))  # type: ignore
+        observe = model.generator.attendants.recorder.observe
+        model.generator.attendants.recorder.observe = lambda layer, ids: (seen.append(layer), observe(layer, ids))  # type: ignore
         answer = model.generate(TEXT, model.params(stop=("nothing",)))
         assert isinstance(gpu.device, EmulatedDevice)
         assert gpu.device.num_captures == 1
@@ -155,10 +160,12 @@ def test_a_token_is_one_graph_where_the_device_reaches_every_expert(models: dict
 
 def test_encoder_prefill_and_decode_are_kept_apart(case: Any) -> None:
     stored, options, _ = case
-    (stored.path / "eamc.npz").unlink(missing_ok=True)
+    path = stored.path / "eamc.npz"
+    path.unlink(missing_ok=True)
     with opened(stored, expert_cache="30%", **options) as model:
         model.generate(TEXT, model.params())
-        used = [[bool(layer.any()) for layer in matrix] for matrix in model._collection.rows[:3]]
+    rows = ActivationCollection.loads(path.read_bytes(), stored.manifest.moe).rows
+    used = [[bool(layer.any()) for layer in matrix] for matrix in rows[:3]]
     assert used == [[True, True, False, False], [False, False, True, True], [False, False, True, True]]
 
 
@@ -172,11 +179,11 @@ def test_tritons_kernels_give_the_logits_of_their_twins(
     found = []
     for gpu in (interpreted(), emulated()):
         with opened(models["switch_transformers"], gpu, expert_cache="50%", num_beams=2) as model:
-            run = model._opened()
-            run.encode([5, 17, 3, 88, 41, 33, 2, 60, 9, 75], run.cache, lambda: None)
-            first = run.forward([0], run.cache, lambda: None)
-            run.cache.keep([0, 0])
-            found.append([*first, *run.forward([9, 21], run.cache, lambda: None)])
+            run = model.runner
+            run.encode([5, 17, 3, 88, 41, 33, 2, 60, 9, 75], lambda: None)
+            first = run.forward([0], lambda: None)
+            run.keep_beams([0, 0])
+            found.append([*first, *run.forward([9, 21], lambda: None)])
     assert all(abs(ours - theirs).max() < 1e-4 for ours, theirs in zip(*found, strict=True))
 
 
@@ -200,9 +207,9 @@ def test_with_a_share_computed_by_the_cpu_logits_are_the_same_but_for_rounding(
     found = []
     for shared in (False, True):
         with opened(models["nllb-moe"], host=14, expert_cache="20%", cpu_experts=shared, num_beams=1, **LANGUAGES) as m:
-            run = m._opened()
-            run.encode([5, 17, 3, 88, 41], run.cache, lambda: None)
-            found.append([run.forward([token], run.cache, lambda: None)[-1] for token in (2, 33, 41, 9, 9, 53, 17)])
+            run = m.runner
+            run.encode([5, 17, 3, 88, 41], lambda: None)
+            found.append([run.forward([token], lambda: None)[-1] for token in (2, 33, 41, 9, 9, 53, 17)])
     assert all(abs(ours - theirs).max() < 1e-4 for ours, theirs in zip(*found, strict=True))
 
 
@@ -211,7 +218,7 @@ def test_an_interrupted_answer_leaves_a_sound_model(case: Any) -> None:
     with opened(stored, host=14, expert_cache="30%", **options) as model:
         for stop_at in (1, 3, 6, 8):
             calls = iter(range(1000))
-            cut = model.generate(OTHER, model.params(), should_stop=lambda: next(calls) > stop_at)  # noqa: B023
+            cut = model.generate(OTHER, model.params(), hooks=Hooks(lambda: next(calls) > stop_at))  # noqa: B023
             assert cut.finish_reason == "interrupted"
         assert answers(model) == wanted
 
@@ -220,7 +227,7 @@ def test_keys_and_values_of_every_beam_are_planned_for(models: dict[str, StoredM
     plans = []
     for beams in (1, 4):
         with opened(models["nllb-moe"], **LANGUAGES, num_beams=beams) as model:
-            plan, cache = model.plan, model._opened().cache
+            plan, cache = model.plan, model.runner.cache
             memories = {
                 id(m): m for state in cache.states for m in (state._past, state._source, state._spare) if m is not None
             }

@@ -33,8 +33,8 @@ def test_an_output_that_is_no_number_is_an_error_that_names_the_experts_in_use(
     """As when memory fails behind the check of a read."""
     with Model(demo, RuntimeConfig.of(device="cpu", threads=1, **options)) as model:
         sound = model.generate(PROMPT, model.params(temperature=0, num_predict=4)).text
-        running: Any = model._run
-        experts = running.model._experts
+        runner: Any = model.runner
+        experts = runner.network._experts
         compute = experts._kernel
 
         class Spoiled:
@@ -60,13 +60,13 @@ def test_an_output_that_is_no_number_is_an_error_that_names_the_experts_in_use(
 def test_logits_that_are_no_numbers_are_not_sampled_and_not_built_upon(demo: StoredModel) -> None:
     with Model(demo, RuntimeConfig.of(device="cpu", threads=1, expert_cache="20%")) as model:
         sound = model.generate(PROMPT, model.params(temperature=0, num_predict=4)).text
-        running: Any = model._run
-        head = running.model._head
-        running.model._head = lambda x: head(x) * np.float32(np.nan)
+        runner: Any = model.runner
+        head = runner.network._head
+        runner.network._head = lambda x: head(x) * np.float32(np.nan)
         for temperature in (0.0, 1.0):
             with pytest.raises(NotFiniteError, match=r"non-finite logits.*moeinf verify"):
                 model.generate(PROMPT, model.params(temperature=temperature, num_predict=4))
-        running.model._head = head
+        runner.network._head = head
         assert model.generate(PROMPT, model.params(temperature=0, num_predict=4)).text == sound
         assert model.last is not None and model.last.stats.cached_tokens == 0
 

@@ -12,9 +12,9 @@ import pytest
 from moeinf._native import ExpertKernel, Kernels, available_isas
 from moeinf.config import RuntimeConfig
 from moeinf.config.pull_options import PullOptions
+from moeinf.engine.build_context import expert_parts
 from moeinf.engine.model import Model
-from moeinf.engine.opening import Run
-from moeinf.engine.parts import expert_parts
+from moeinf.engine.opening import ModelRunner
 from moeinf.models import architecture
 from moeinf.models.cpu.layers import NativeLayers
 from moeinf.models.layers.weights import StoredTensor
@@ -90,13 +90,15 @@ def test_logits_do_not_depend_on_how_a_prompt_is_cut(format: str | None, tmp_pat
     ids = np.random.default_rng(3).integers(3, 200, 100).tolist()
     for isa in available_isas():
         with Model(stored, RuntimeConfig(context=128, isa=isa)) as model:
-            run = model._opened()
+            runner = model.runner
 
-            def in_chunks(size: int, prompt: list[int], run: Run = run) -> Float32Array:
-                run.cache.truncate(0)
+            def in_chunks(size: int, prompt: list[int], runner: ModelRunner = runner) -> Float32Array:
+                runner.cache.truncate(0)
                 return np.concatenate(
                     [
-                        run.model.forward(prompt[at : at + size], run.cache, of_tokens=len(prompt), last_only=False)
+                        runner.network.forward(
+                            prompt[at : at + size], runner.cache, of_tokens=len(prompt), last_only=False
+                        )
                         for at in range(0, len(prompt), size)
                     ]
                 )

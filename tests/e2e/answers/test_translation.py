@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from moeinf.config import RuntimeConfig
 from moeinf.config.pull_options import PullOptions
+from moeinf.engine.completion import Hooks
 from moeinf.engine.model import Model
 from moeinf.errors import ContextLengthError, UsageError
 from moeinf.pull.pull import pull
@@ -161,7 +162,7 @@ def test_a_chat_answers_each_text_on_its_own(opened: Model) -> None:
 def test_an_interrupted_source_leaves_a_sound_model(opened: Model) -> None:
     before = opened.generate(TEXT, opened.params(num_predict=6)).token_ids
     calls = iter(range(1000))
-    answer = opened.generate("w4 w4", opened.params(), should_stop=lambda: next(calls) > 1)
+    answer = opened.generate("w4 w4", opened.params(), hooks=Hooks(lambda: next(calls) > 1))
     assert answer.token_ids == [] and answer.finish_reason == "interrupted"
     opened.tier.check_integrity()
     assert opened.generate(TEXT, opened.params(num_predict=6)).token_ids == before
@@ -197,7 +198,9 @@ def test_an_interrupted_search_gives_what_is_likeliest_so_far(nllb: Stored) -> N
     with Model(nllb.stored, RuntimeConfig(threads=1, src_lang="eng_Latn", tgt_lang="fra_Latn")) as model:
         whole = model.generate(TEXT, model.params(stop=("nothing",)))
         calls = iter(range(1000))
-        cut = model.generate(TEXT, model.params(), should_stop=lambda: next(calls) > 14)  # 4 layers of the source first
+        cut = model.generate(
+            TEXT, model.params(), hooks=Hooks(lambda: next(calls) > 14)
+        )  # 4 layers of the source first
         assert cut.finish_reason == "interrupted" and 0 < len(cut.token_ids) < 12
         assert model.generate(TEXT, model.params()).token_ids == whole.token_ids
 

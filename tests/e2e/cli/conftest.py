@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from moeinf import cli
-from moeinf.engine.completion import Completion, CutBy, GenerationStats
+from moeinf.engine.completion import Completion, CutBy, GenerationStats, Hooks
 from moeinf.runtime.cache.stats import CacheStats
 from moeinf.sampling.params import SamplingParams, resolve_params
 from moeinf.store.library import StoredModel
@@ -91,7 +91,6 @@ class ScriptedModel:
     cut_by: CutBy | None = None
     facts: TemplateFacts | None = SWITCH
     name: str = "scripted:latest"
-    notices: list[str] = field(default_factory=list)
     prompts: list[Any] = field(default_factory=list)
     params_used: list[SamplingParams] = field(default_factory=list)
     told: list[dict[str, Any]] = field(default_factory=list)  # variables of the chat template
@@ -117,9 +116,7 @@ class ScriptedModel:
         raw: bool,
         think: str | None,
         variables: dict[str, Any],
-        should_stop: Callable[[], bool],
-        on_prefill: Callable[[int, int], None],
-        on_thought: Callable[[str], None],
+        hooks: Hooks,
     ) -> Iterator[str]:
         from moeinf.errors import ContextLengthError
 
@@ -128,11 +125,9 @@ class ScriptedModel:
         self.prompts.append(prompt if isinstance(prompt, str) else [dict(message) for message in prompt])
         self.params_used.append(params)
         self.told.append(self.template_variables(think, variables))
-        return self._answer(self.answers[(len(self.prompts) - 1) % len(self.answers)], should_stop, on_thought)
+        return self._answer(self.answers[(len(self.prompts) - 1) % len(self.answers)], hooks)
 
-    def _answer(
-        self, pieces: Sequence[str], should_stop: Callable[[], bool], on_thought: Callable[[str], None]
-    ) -> Iterator[str]:
+    def _answer(self, pieces: Sequence[str], hooks: Hooks) -> Iterator[str]:
         stats = GenerationStats(
             prompt_tokens=26,
             prompt_s=1.204,
@@ -144,12 +139,12 @@ class ScriptedModel:
         )
         self.last = Completion("", [], "length" if self.cut_by else "stop", stats, cut_by=self.cut_by)
         for number, piece in enumerate(pieces):
-            if should_stop():
+            if hooks.should_stop():
                 self.last.finish_reason = "interrupted"
                 return
             if isinstance(piece, Thought):
                 self.last.thinking += piece
-                on_thought(piece)
+                hooks.on_thought(piece)
             else:
                 self.last.text += piece
                 yield piece

@@ -19,6 +19,7 @@ from moeinf.terminal.answer_writer import AnswerWriter
 from moeinf.terminal.arguments.chat_options import ChatOptions
 from moeinf.terminal.conversation import Conversation
 from moeinf.terminal.interrupt import Interrupt
+from moeinf.terminal.notes import Notices
 from moeinf.terminal.oneshot import answer_once, prompt_text
 from tests.e2e.cli.conftest import ScriptedModel, Thought
 
@@ -145,27 +146,27 @@ def test_a_base_model_gets_each_text_on_its_own_and_one_warning(capsys: pytest.C
 
 
 def test_a_notice_that_comes_while_others_are_shown_is_shown_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = ScriptedModel(notices=["O_DIRECT was refused"])
-    chat = conversation(model)
+    notices = Notices()
+    notices.add("O_DIRECT was refused")
     said: list[str] = []
 
     def say_while_memory_runs_short(line: str) -> None:
         said.append(line)
         if len(said) == 1:
-            model.notices.append("the machine ran short of memory")
+            notices.add("the machine ran short of memory")
 
-    monkeypatch.setattr("moeinf.terminal.conversation.say", say_while_memory_runs_short)
-    chat.show_notices()
-    chat.show_notices()
-    chat.show_notices()
+    monkeypatch.setattr("moeinf.terminal.notes.say", say_while_memory_runs_short)
+    notices.show()
+    notices.show()
+    notices.show()
     assert said == ["note: O_DIRECT was refused", "note: the machine ran short of memory"]
 
 
 def test_each_notice_of_the_model_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
-    model = ScriptedModel(notices=["O_DIRECT was refused"])
-    chat = conversation(model)
-    chat.show_notices()
-    model.notices.append("turns were merged")
+    chat = conversation(ScriptedModel())
+    chat.notices.add("O_DIRECT was refused")
+    chat.notices.show()
+    chat.notices.add("turns were merged")
     chat.comment(chat.ask("hi", lambda piece: None))
     assert capsys.readouterr().err == "note: O_DIRECT was refused\nnote: turns were merged\n"
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from moeinf.config import RuntimeConfig
+from moeinf.engine.completion import Hooks
 from moeinf.engine.model import Model
 from moeinf.pull.pull import pull
 from moeinf.store.library import Library, StoredModel
@@ -95,7 +96,7 @@ def test_show_tells_what_the_template_knows_of(command: Command, thinker: Stored
 def test_python_users_get_thoughts_beside_the_answer_and_may_switch_them_off(thinker: StoredModel) -> None:
     with Model(thinker, RuntimeConfig()) as model:
         thoughts: list[str] = []
-        assert "".join(model.stream("hi", on_thought=thoughts.append)) == "Hello there"
+        assert "".join(model.stream("hi", hooks=Hooks(on_thought=thoughts.append))) == "Hello there"
         assert model.last is not None and model.last.thinking == "".join(thoughts) == "Let me see"
         assert model.generate("hi", think=False).thinking == ""
         raw = model.generate("<|im_start|> assistant", raw=True)

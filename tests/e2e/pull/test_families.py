@@ -14,9 +14,9 @@ import torch
 from moeinf._native import Kernels
 from moeinf.config import RuntimeConfig
 from moeinf.config.pull_options import PullOptions
-from moeinf.engine.cpu import CpuRun
+from moeinf.engine.build_context import BuildContext, Host, Observation, Reporting, Weights
+from moeinf.engine.cpu import CpuRunner
 from moeinf.engine.dense_weights import DenseFile
-from moeinf.engine.parts import ModelParts
 from moeinf.hardware import machine
 from moeinf.models import architecture
 from moeinf.pull.pull import pull
@@ -38,38 +38,29 @@ NOT_A_REFERENCE = ("nllb-moe",)
 IDS = [5, 17, 3, 88, 41, 41, 2, 60, 9, 33, 75, 14]
 
 
-def run_of(stored: StoredModel) -> CpuRun:
+def run_of(stored: StoredModel) -> CpuRunner:
     config_json = json.loads((stored.path / "config.json").read_text())
     family = architecture(config_json)
     plan = family.tensor_plan(config_json)
     config = RuntimeConfig.of(context=64, threads=1, expert_cache="50%")
-    parts = ModelParts(
-        stored,
-        config,
-        machine(),
-        family,
-        config_json,
-        plan.form,
-        plan.work,
-        DenseFile(stored, plan, DenseSums(stored, sums_of(stored)[0])),
-        Kernels(1),
-        ActivationCollection(stored.manifest.moe),
-        [],
-        Profiler(),
-        [],
-        lambda done, total: None,
+    dense = DenseFile(stored, plan, DenseSums(stored, sums_of(stored)[0]))
+    context = BuildContext(
+        Weights(stored, family, config_json, plan, dense),
+        Host(machine(), config, Kernels(1)),
+        Observation(ActivationCollection(stored.manifest.moe), Profiler()),
+        Reporting(),
     )
-    return CpuRun(parts)
+    return CpuRunner(context)
 
 
 def logits_of(stored: StoredModel) -> Float32Array:
     """Of IDS after each other, experts streamed; for an encoder-decoder model: the source, too."""
     run = run_of(stored)
     try:
-        if hasattr(run.model, "encode"):
-            run.model.encode(IDS, run.cache)
-        prefill = run.forward(IDS[:-1], run.cache, last_only=False)
-        logits: Float32Array = np.concatenate([prefill, run.forward(IDS[-1:], run.cache)])
+        if hasattr(run.network, "encode"):
+            run.network.encode(IDS, run.cache)
+        prefill = run.network.forward(IDS[:-1], run.cache, last_only=False)
+        logits: Float32Array = np.concatenate([prefill, run.forward(IDS[-1:])])
     finally:
         run.close()
     return logits

@@ -1,0 +1,149 @@
+"""What a model is put together from, on whichever device it runs."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from moeinf._native import Kernels
+from moeinf.config import RuntimeConfig
+from moeinf.engine.dense_weights import DenseFile
+from moeinf.engine.memory_plan import Demands
+from moeinf.hardware import Machine
+from moeinf.models import Architecture
+from moeinf.runtime.cache.tier import ExpertTier
+from moeinf.runtime.experts import Observer
+from moeinf.runtime.policy.eamc import ActivationCollection
+from moeinf.runtime.policy.predictors import make_predictor
+from moeinf.runtime.prefetch import Link, Prefetcher
+from moeinf.store.library import StoredModel
+from moeinf.store.manifest import Manifest
+from moeinf.types import ExpertLayout, OnWait, Profiler, SumRun, TensorPlan, Work
+
+Notify = Callable[[str], None]  # takes one line for the user
+Progress = Callable[[int, int], None]  # done and in all, of bytes or of tokens
+
+
+def no_progress(done: int, total: int) -> None:
+    pass
+
+
+def log_warning(line: str) -> None:
+    """Python's own way of telling what a program did not ask for: to stderr, unless the program says otherwise."""
+    logging.getLogger("moeinf").warning(line)
+
+
+@dataclass(frozen=True, slots=True)
+class Reporting:
+    """Whom a model tells what happens beside its answers. Each may raise while the model is opened, and ends that."""
+
+    notify: Notify = log_warning  # each fallback, once; also called by the thread that watches memory
+    on_slow_disk: Notify = lambda line: None  # while the disk does not answer for seconds
+    progress: Progress = no_progress  # bytes of weights that are read
+    pin_progress: Progress = no_progress  # bytes of host memory that are pinned for a GPU
+
+    def once(self) -> Reporting:
+        """The same, but that each notice is passed on the first time alone."""
+        said, notify = set[str](), self.notify
+
+        def notify_once(line: str) -> None:
+            if line not in said:
+                said.add(line)
+                notify(line)
+
+        return replace(self, notify=notify_once)
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """What is stored of a model, and the architecture that it is read as."""
+
+    stored: StoredModel
+    family: Architecture
+    config_json: dict[str, Any]
+    plan: TensorPlan
+    dense: DenseFile
+    expert_sums: Sequence[SumRun] = ()  # checksums of the experts, where the store has them
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.stored.manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """The machine, and how the user wants the model to be run on it."""
+
+    machine: Machine
+    config: RuntimeConfig
+    kernels: Kernels  # of the CPU
+    preload: bool = True  # read every expert where all fit; else the first request finds an empty cache
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """Who learns from the routing, and the stopwatch that tells where the time goes."""
+
+    collection: ActivationCollection
+    profiler: Profiler
+    observers: Sequence[Observer] = ()  # told every routing, wherever experts lie
+
+
+@dataclass(frozen=True, slots=True)
+class BuildContext:
+    weights: Weights
+    host: Host
+    observation: Observation
+    reporting: Reporting
+    on_wait: OnWait | None = None  # called while a read is waited for
+    num_beams: int = 1  # answers that are decoded side by side
+    encoder_layers: int = 0  # MoE layers, the first ones, that only an encoder visits
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.weights.manifest
+
+    def on(self, machine: Machine) -> BuildContext:
+        """The same on a machine whose memory is used otherwise."""
+        return replace(self, host=replace(self.host, machine=machine))
+
+    @property
+    def demands(self) -> Demands:
+        """What this run demands of memory."""
+        weights = self.weights
+        return demands_of(weights.manifest, weights.dense.memory_bytes, weights.plan.work, self.num_beams)
+
+
+def demands_of(manifest: Manifest, dense_bytes: int, work: Work, num_beams: int) -> Demands:
+    """What memory is planned by. dense_bytes: of the dense weights that are held in memory.
+
+    Of an encoder-decoder's keys and values, all beams share the source's half; one layer's more serve to move beams.
+    """
+    info = manifest.info
+    half = info.kv_bytes_per_token // 2
+    moved = 2 * half * num_beams // info.num_layers if num_beams > 1 else 0
+    info = replace(info, kv_bytes_per_token=info.kv_bytes_per_token + half * (num_beams - 1) + moved)
+    return Demands(info, manifest.moe, manifest.layout, dense_bytes, work)
+
+
+def prefetcher_of(
+    context: BuildContext, tier: ExpertTier, link: Link, observers: list[Observer], *, fits: bool
+) -> Prefetcher | None:
+    """The prefetcher that the configuration asks for; its predictor joins the observers.
+
+    None where every expert fits: nothing needs to be predicted. Raises UsageError for an unknown predictor.
+    """
+    config, manifest = context.host.config, context.manifest
+    predictor = make_predictor(config.predictor, manifest.moe, context.observation.collection)
+    if fits or not config.prefetch:
+        return None
+    observers.append(predictor)
+    return Prefetcher(tier, predictor, link, manifest.moe, manifest.layout.stride_bytes, context.encoder_layers)
+
+
+def expert_parts(layout: ExpertLayout) -> dict[str, tuple[str, int, int, int]]:
+    """(format, rows, cols, offset in the block) by name, as ExpertKernel takes them; a bias has one column."""
+    return {t.name: (t.dtype, t.shape[0], math.prod(t.shape[1:]), t.offset_bytes) for t in layout.tensors}

@@ -1,0 +1,182 @@
+"""The way of a request: from the prompt through network and sampler to the pieces of an answer."""
+
+from __future__ import annotations
+
+from collections import abc
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any
+
+from moeinf.engine.completion import NO_HOOKS, Completion, CutBy, GenerationStats, Hooks
+from moeinf.engine.disk_wait import DiskWait, never
+from moeinf.engine.model_kind import ModelKind
+from moeinf.engine.opening import ModelRunner
+from moeinf.engine.request_monitor import RequestMonitor
+from moeinf.errors import ContextLengthError, NotFiniteError, UsageError
+from moeinf.runtime.policy.trace import RequestRecorder
+from moeinf.sampling.loop import CachedTokens, Chooser, Forced
+from moeinf.sampling.params import SamplingParams
+from moeinf.sampling.sampler import Sampler
+from moeinf.text.answer import AnswerText
+from moeinf.text.tokenizer import Tokenizer
+from moeinf.types import Message, ModelInfo, Profiler
+
+
+@dataclass(frozen=True, slots=True)
+class Attendants:
+    """Who attends to the request that runs."""
+
+    recorder: RequestRecorder  # of the routing
+    profiler: Profiler
+    disk_wait: DiskWait
+
+
+class Generator:
+    """Generates on an open model: one request at a time, from one thread.
+
+    `stream` is the way of a prompt; what depends on the model's kind are verbs of model_kind.py.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        kind: ModelKind,
+        tokenizer: Tokenizer,
+        info: ModelInfo,
+        attendants: Attendants,
+        load_s: float,
+    ) -> None:
+        """load_s: seconds that opening took, which the first request is charged with."""
+        self.runner, self.kind = runner, kind
+        self.last: Completion | None = None
+        self.sequence = CachedTokens(runner.cache)
+        self._tokenizer, self._info = tokenizer, info
+        self.attendants, self._load_s = attendants, load_s
+
+    def stream(
+        self,
+        prompt: str | Sequence[Message],
+        params: SamplingParams,
+        *,
+        raw: bool,
+        variables: Mapping[str, Any],
+        hooks: Hooks,
+    ) -> Iterator[str]:
+        """See Model.stream; variables: all that the chat template is told."""
+        token_ids = self.encode(prompt, raw=raw, variables=variables)  # here, so that errors come with the call
+        chat = self._tokenizer.has_template and not raw
+        text = AnswerText(self.kind.text_stream(token_ids, chat=chat), self._tokenizer.eos_ids, params.stop)
+        return self._answer(token_ids, params, text, hooks)
+
+    def encode(
+        self, prompt: str | Sequence[Message], *, raw: bool = False, variables: Mapping[str, Any] | None = None
+    ) -> list[int]:
+        """See Model.encode."""
+        token_ids, context = self.kind.encode(prompt, raw=raw, variables=variables), self.runner.plan.context
+        if not token_ids:
+            raise ContextLengthError("the prompt is empty: give at least one word")
+        if len(token_ids) >= context:
+            raise ContextLengthError(
+                f"the prompt has {len(token_ids)} tokens, the context {context}: shorten it{self.longer_context()}"
+            )
+        return token_ids
+
+    def longer_context(self) -> str:
+        """How to get a longer context, to be put behind another remedy."""
+        most = self._info.context_length
+        if self.runner.plan.context < most:
+            return f", or raise --num-ctx (the model allows {most})"
+        return f"; this model has no longer context than {most} tokens"
+
+    def _answer(self, prompt: list[int], params: SamplingParams, text: AnswerText, hooks: Hooks) -> Iterator[str]:
+        """Yields the pieces of the answer as they are made; `last` then holds all of it."""
+        num_ids = min(self._tokenizer.num_ids, self._info.vocab_size)  # the others are padding rows of the model
+        sampler = Sampler(params, num_ids=num_ids)
+        limit, cut_by = self._limit(prompt, params)
+        answer = Completion("", text.token_ids, "interrupted", GenerationStats(seed=sampler.seed))
+        with closing(self.tokens(prompt, sampler, limit, answer.stats, hooks)) as tokens:
+            for piece in text.pieces(tokens):
+                self.last = answer
+                if piece.thought:
+                    answer.thinking += piece.text
+                    hooks.on_thought(piece.text)
+                else:
+                    answer.text += piece.text
+                    yield piece.text
+        if text.ended:
+            answer.finish_reason = "stop"
+        elif len(answer.token_ids) >= limit:
+            answer.finish_reason, answer.cut_by = "length", cut_by
+        self.last = answer
+
+    def _limit(self, prompt: list[int], params: SamplingParams) -> tuple[int, CutBy]:
+        """The most tokens that the answer may have, and what sets that limit."""
+        longest = params.num_predict
+        cut_by: CutBy = "num_predict"
+        if longest < 0:
+            longest, cut_by = self.kind.max_tokens, "max_length"
+        room = self.runner.plan.context - len(self.kind.decoder_prompt(prompt)) + 1
+        return (longest, cut_by) if 0 <= longest <= room else (room, "context")
+
+    def tokens(
+        self, prompt: list[int], chooser: Chooser, limit: int, stats: GenerationStats, hooks: Hooks = NO_HOOKS
+    ) -> abc.Generator[int, None, None]:
+        """Yields at most `limit` token ids; `stats` are filled when it ends, however it does."""
+        attendants, profiler = self.attendants, self.attendants.profiler
+        monitor = RequestMonitor(self.runner, profiler, hooks)
+        stats.load_s, self._load_s = self._load_s, 0.0
+        stats.prompt_tokens = len(prompt)
+        attendants.disk_wait.should_stop = hooks.should_stop
+        try:
+            for token in self.kind.tokens(self.runner, self.sequence, prompt, chooser, monitor, max_tokens=limit):
+                stats.generated_tokens += 1
+                profiler.lap("other")
+                yield token
+                profiler.restart()  # the caller's time is no part of a token's
+        except NotFiniteError:
+            self.sequence.forget()  # the next prompt must not build on keys and values that are no numbers
+            raise
+        finally:
+            attendants.disk_wait.should_stop = never
+            self.runner.tier.end_request()
+            attendants.recorder.finish()
+            monitor.end(stats)
+
+    def replay(self, prompt: Sequence[int], continuation: Sequence[int]) -> GenerationStats:
+        """Feeds `continuation` token by token behind `prompt` instead of drawing: real text for a benchmark.
+
+        Starts from an empty KV cache; the expert cache stays as it is. Raises UsageError for ids that are no tokens of
+        the model and for no prompt, ContextLengthError for too many.
+        """
+        if len(prompt) == 0:
+            raise UsageError("replay: the prompt is empty; give at least one token id")
+        prompt, continuation = self._checked("prompt", prompt), self._checked("continuation", continuation)
+        context, start = self.runner.plan.context, self.kind.decoder_prompt(prompt)
+        if max(len(prompt), len(start) + len(continuation)) > context:
+            raise ContextLengthError(
+                f"{len(prompt)} + {len(continuation)} tokens do not fit the context of {context}; raise --num-ctx or "
+                "ask for fewer"
+            )
+        self.sequence.forget()
+        stats = GenerationStats()
+        for _ in self.tokens(prompt, Forced(continuation), len(continuation) + 1, stats):
+            pass
+        return stats
+
+    def _checked(self, name: str, token_ids: Sequence[int]) -> list[int]:
+        """The ids as plain numbers. Raises UsageError for one that has no row; a negative index would find one."""
+        for place, token in enumerate(token_ids):
+            whole = isinstance(token, Integral) and not isinstance(token, bool)
+            if not (whole and 0 <= token < self._info.vocab_size):
+                raise UsageError(
+                    f"replay: {name}[{place}] is {token!r}; token ids of this model are whole numbers "
+                    f"from 0 to {self._info.vocab_size - 1}"
+                )
+        return [int(token) for token in token_ids]
+
+    def close(self) -> bool:
+        """Gives back what the runner and the cache hold; returns whether all reads have ended."""
+        del self.sequence  # keys and values
+        return self.runner.close()
