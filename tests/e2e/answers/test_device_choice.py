@@ -23,12 +23,12 @@ from moeinf.gpu.ops import Ops
 from moeinf.gpu.trial import try_out
 from moeinf.hardware import Machine
 from moeinf.store.library import StoredModel
-from tests.e2e.answers.test_gpu_path import LateCopier
 from tests.oracles.torch_matrix import TorchMatrixOps
 from tests.oracles.torch_vector import TorchVectorOps
+from tests.support.demands import LARGE, on
 from tests.support.emulated_device import EmulatedDevice, recorded
-from tests.unit.engine.test_memory_plan import LARGE, on
-from tests.unit.gpu.test_cuda import CudaError
+from tests.support.fake_device import LateCopier
+from tests.support.gpu.cuda_error import CudaError
 
 CARD = Gpu(0, "Emulated", (8, 6), 13000, 24 << 30, 23 << 30)
 FAST = Rates(80e9, 900e9, 25e9)

@@ -8,7 +8,6 @@ beside them.
 from __future__ import annotations
 
 import gc
-import os
 import re
 import shutil
 import tracemalloc
@@ -46,21 +45,11 @@ from tests.oracles.torch_matrix import TorchMatrixOps
 from tests.oracles.torch_vector import TorchVectorOps
 from tests.support.checkpoints import CONFIG, random_tensors, write_checkpoint
 from tests.support.emulated_device import EmulatedDevice, recorded
-from tests.support.fake_device import FakeCopier
+from tests.support.fake_device import FakeCopier, LateCopier
 from tests.support.tiny_models import all_configs
-
-os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel is declared
 
 PROMPT = "Once upon a time, in a village by the sea, there was a fisherman who said:"
 NUM_TOKENS = 12
-
-
-class LateCopier(FakeCopier):
-    """Compute runs at once on the emulated device: what it waits for has to be there."""
-
-    def make_wait(self, compute_stream: int, ticket: int) -> None:
-        super().make_wait(compute_stream, ticket)
-        self.wait(ticket)
 
 
 def emulated(pinned_bytes: int | None = None, copier: type[FakeCopier] = LateCopier) -> OpenGpu:

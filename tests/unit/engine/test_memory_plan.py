@@ -30,21 +30,8 @@ from moeinf.engine.memory_plan import (
 )
 from moeinf.errors import OutOfMemoryError, UsageError
 from moeinf.hardware import Machine
-from moeinf.types import ExpertLayout, ModelInfo, MoeShape, TensorSpec, Work
-
-MIB = 1 << 20
-INFO = ModelInfo("mixtral", 10, 5, 0, 32768, 1024, 8, 1000, 100_000, "bf16")
-DEMANDS = Demands(
-    INFO,
-    MoeShape(8, 16, 2),
-    ExpertLayout((), 4 * MIB, 4 * MIB),
-    300 * MIB,
-    Work(attention=10_000, values=1000, scores=128),
-)
-
-
-def on(available_mib: int) -> Machine:
-    return Machine(available_mib * MIB, "machine", 2)
+from moeinf.types import MoeShape
+from tests.support.demands import DEMANDS, INFO, LARGE, MIB, WIDE, on
 
 
 def test_all_that_is_left_becomes_slots() -> None:
@@ -168,17 +155,6 @@ def test_what_is_for_a_gpu_is_refused_where_none_is_used() -> None:
 # ---- a GPU
 
 CARD = 24_000 * MIB  # bytes
-WIDE = dataclasses.replace(
-    DEMANDS,
-    layout=ExpertLayout(
-        tuple(
-            TensorSpec(name, "bf16", shape, 0, 1)
-            for name, shape in (("gate", (2048, 1024)), ("up", (2048, 1024)), ("down", (1024, 2048)))
-        ),
-        400 * MIB,
-        400 * MIB,
-    ),
-)
 
 
 def on_gpu(
@@ -219,14 +195,6 @@ def test_a_card_that_holds_every_expert_leaves_the_host_a_ring() -> None:
 def test_the_host_gets_the_slots_that_its_budget_has_room_for() -> None:
     host = on_gpu(RuntimeConfig.of(ram="10000MiB")).host_bytes
     assert 0 <= 10_000 * MIB - PROCESS_BYTES - HOST_OVERHEAD_BYTES - host < 400 * MIB
-
-
-# gpt-oss-120b: 36 layers of 128 experts of 13 MB
-LARGE = dataclasses.replace(
-    WIDE,
-    moe=MoeShape(36, 128, 4),
-    layout=dataclasses.replace(WIDE.layout, block_bytes=3233 * 4096, stride_bytes=3233 * 4096),
-)
 
 
 @pytest.mark.parametrize(

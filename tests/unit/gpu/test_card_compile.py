@@ -10,7 +10,7 @@ import pytest
 
 from moeinf.types import Format
 from tests.support.compiling import lines_of
-from tests.unit.gpu.test_matrix_compile import facts_of, recorded
+from tests.support.gpu.matrix_launches import facts_of, recorded
 
 CARDS = (86, 89, 120)  # of the 30, 40 and 50 series, with less shared memory than sm_80 and sm_90
 FORMATS: tuple[Format, ...] = ("q4_k", "mxfp4")

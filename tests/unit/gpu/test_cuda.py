@@ -13,16 +13,9 @@ import torch
 
 from moeinf.errors import DeviceError
 from moeinf.gpu.cuda import Gpu, Toolkit, check_cuda, explain, find_cuda, is_out_of_memory
+from tests.support.gpu.cuda_error import CudaError
 
 GIB = 1 << 30
-
-
-class CudaError(RuntimeError):
-    """As moeinf._native raises it."""
-
-    def __init__(self, name: str, function: str = "cuInit") -> None:
-        super().__init__(f"{function}: {name}")
-        self.name = name
 
 
 @dataclass
