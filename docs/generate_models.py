@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +51,17 @@ def render(configs: Path) -> str:
 
 
 def _section(family: Family) -> str:
-    notes = "".join(f"- {note}\n" for note in family.notes)
+    special = f"{family.special[0].upper()}{family.special[1:]}."
+    notes = "".join(_wrapped(f"- {note}", "  ") for note in family.notes)
     return (
-        f"## {family.model_type}\n\n{', '.join(family.checkpoints)}.\n\n{family.special[0].upper()}"
-        f"{family.special[1:]}.\nVerified against {family.verified}.\n" + (f"\n{notes}" if notes else "")
+        f"## {family.model_type}\n\n{_wrapped(', '.join(family.checkpoints) + '.')}\n"
+        f"{_wrapped(special)}{_wrapped(f'Verified against {family.verified}.')}" + (f"\n{notes}" if notes else "")
     )
+
+
+def _wrapped(text: str, indent: str = "") -> str:
+    lines = textwrap.wrap(text, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(lines) + "\n"
 
 
 def _sizes(path: Path) -> str:

@@ -345,7 +345,7 @@ def main() -> None:
 
 
 def run_command(arguments: list[str]) -> int:
-    """Runs the words behind `moeinf`; returns the exit code."""
+    """Runs the words that follow `moeinf`; returns the exit code."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     debug = debug_wanted() or "--debug" in arguments[:end]
     options = [word for word in arguments[:end] if word != "--debug"]
@@ -356,7 +356,7 @@ def run_command(arguments: list[str]) -> int:
         return error.code if isinstance(error.code, int) else 1
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # whoever read our output has gone
+    except BrokenPipeError:  # the reader of our output has gone
         drop_output()
         return 1
     except Exception as error:  # this is the top: nobody above could name the fault

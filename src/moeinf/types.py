@@ -325,7 +325,7 @@ class Copier(Protocol):
     def device_address(self, address: int, num_bytes: int) -> int: ...  # of pinned memory; ValueError for other
 
     def copy(self, sources: IntArray, destinations: IntArray, num_bytes: int, compute_stream: int) -> int:
-        """Submits copies of num_bytes each, behind what compute_stream was given so far; returns their ticket.
+        """Submits copies of num_bytes each, which follow what compute_stream was given so far; returns their ticket.
 
         sources stay as they are until the ticket is done.
         """

@@ -31,7 +31,7 @@ def prompt_text(words: Sequence[str], file: Path | None) -> str | None:
         return text
     if sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty() and file is None:
         return None
-    raise UsageError("no prompt given; write it behind the model's name or pipe it in")
+    raise UsageError("no prompt given; write it after the model's name or pipe it in")
 
 
 def _standard_input() -> str:

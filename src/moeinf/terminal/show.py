@@ -31,7 +31,7 @@ def needed_bytes(model: StoredModel) -> int:
 
 
 def needed_on_gpu(model: StoredModel) -> tuple[int, int]:
-    """The least memory of a GPU, and of the machine behind it."""
+    """The least memory of a GPU, and of the machine that holds it."""
     vram, ram = smallest_device_bytes(_demands(model))
     return vram, ram + PROCESS_BYTES
 

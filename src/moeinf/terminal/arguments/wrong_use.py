@@ -43,11 +43,11 @@ def with_think(words: list[str]) -> list[str]:
 
     Raises UsageError where that word is a level, since it would become a part of the prompt.
     """
-    for word, behind in pairwise(words):
-        if word == "--think" and behind in THINK_WORDS:
+    for word, following in pairwise(words):
+        if word == "--think" and following in THINK_WORDS:
             raise UsageError(
-                f"--think {behind} may mean two things: write --think={behind} for how to think, or "
-                f"--think=true {behind} for a prompt that begins so"
+                f"--think {following} may mean two things: write --think={following} for how to think, or "
+                f"--think=true {following} for a prompt that begins so"
             )
     return ["--think=true" if word == "--think" else word for word in words]
 
