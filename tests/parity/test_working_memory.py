@@ -37,8 +37,8 @@ from moeinf.store.checksums import sums_of
 from moeinf.store.dense_sums import DenseSums
 from moeinf.store.library import StoredModel
 from moeinf.types import Profiler
-from tests.e2e.answers.test_gpu_path import emulated
 from tests.support.checkpoints import random_tensors, write_checkpoint
+from tests.support.gpu.emulated_gpu import emulated
 from tests.support.tiny_models import all_configs
 from tests.support.true_configs import NAMES, published
 

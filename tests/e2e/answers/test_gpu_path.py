@@ -14,7 +14,6 @@ import tracemalloc
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +27,6 @@ from moeinf.config.pull_options import PullOptions
 from moeinf.engine.build_context import Reporting
 from moeinf.engine.dense_weights import DenseFile
 from moeinf.engine.gpu import GpuRunner, OpenGpu
-from moeinf.engine.memory_plan import DevicePlan, plan_device_memory
 from moeinf.engine.model import Model
 from moeinf.errors import DeviceError, ExpertReadError, NotFiniteError, OutOfMemoryError, StoreError
 from moeinf.gpu.arena import DeviceArena
@@ -45,47 +43,12 @@ from tests.oracles.torch_matrix import TorchMatrixOps
 from tests.oracles.torch_vector import TorchVectorOps
 from tests.support.checkpoints import CONFIG, random_tensors, write_checkpoint
 from tests.support.emulated_device import EmulatedDevice, recorded
-from tests.support.fake_device import FakeCopier, LateCopier
+from tests.support.fake_device import LateCopier
+from tests.support.gpu.emulated_gpu import emulated, interpreted, opened
 from tests.support.tiny_models import all_configs
 
 PROMPT = "Once upon a time, in a village by the sea, there was a fisherman who said:"
 NUM_TOKENS = 12
-
-
-def emulated(pinned_bytes: int | None = None, copier: type[FakeCopier] = LateCopier) -> OpenGpu:
-    device = EmulatedDevice()
-    ops = recorded(device, Ops(TorchVectorOps(), TorchMatrixOps()))
-    return OpenGpu("Emulated", device, ops, copier(pinned_bytes=pinned_bytes), 1 << 40, 1 << 40)
-
-
-def interpreted() -> OpenGpu:
-    """With Triton's kernels in its interpreter."""
-    from moeinf.gpu.matrix_ops import TritonMatrixOps
-    from moeinf.gpu.vector_ops import TritonVectorOps
-
-    device = EmulatedDevice()
-    ops = recorded(device, Ops(TritonVectorOps(attention_programs=10), TritonMatrixOps()))
-    return OpenGpu("Emulated", device, ops, LateCopier(), 1 << 40, 1 << 40)
-
-
-def opened(
-    stored: StoredModel,
-    gpu: OpenGpu | None = None,
-    host: int | None = None,
-    reporting: Reporting | None = None,
-    pinned: int = 0,
-    **options: Any,
-) -> Model:
-    """host: experts that the machine's memory holds; None for what the plan gives, all or a ring. pinned: so many of
-    them, 0 for all."""
-
-    def plan(*args: Any) -> DevicePlan:
-        made = plan_device_memory(*args)
-        return made if host is None else replace(made, host_slots=host, pinned_slots=pinned or host)
-
-    config = RuntimeConfig.of(**{"prefill_chunk": 16, "threads": 1} | options)
-    with patch("moeinf.engine.gpu.plan_device_memory", plan):
-        return Model(stored, config, reporting, on=Machine(1 << 40, "test", 2), gpu=gpu or emulated())
 
 
 def answer(model: Model) -> list[int]:

@@ -21,7 +21,7 @@ from moeinf.engine.model import Model
 from moeinf.pull.pull import pull
 from moeinf.sampling.params import SamplingParams
 from moeinf.store.library import StoredModel
-from tests.e2e.cli.conftest import Done, run_process
+from tests.support.cli.commands import Done, run_process
 
 Command = Callable[..., Done]
 SHORT = ("-n", "12", "--seed", "1", "-t", "1")  # more threads only wait for each other here

@@ -21,7 +21,7 @@ from moeinf.terminal.conversation import Conversation
 from moeinf.terminal.interrupt import Interrupt
 from moeinf.terminal.notes import Notices
 from moeinf.terminal.oneshot import answer_once, prompt_text
-from tests.e2e.cli.conftest import ScriptedModel, Thought
+from tests.support.cli.scripted_model import ScriptedModel, Thought
 
 
 class Terminal(io.StringIO):

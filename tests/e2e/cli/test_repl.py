@@ -17,7 +17,7 @@ from moeinf.terminal.chat.repl import Repl
 from moeinf.terminal.chat.switch import ModelSwitch
 from moeinf.terminal.conversation import Conversation
 from moeinf.text.thinking import TemplateFacts
-from tests.e2e.cli.conftest import ScriptedModel
+from tests.support.cli.scripted_model import ScriptedModel
 
 
 class ScriptedLines:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pexpect  # type: ignore[import-untyped]
 import pytest
 
-from tests.e2e.cli.conftest import COMMAND
+from tests.support.cli.commands import COMMAND
 
 Spawn = Callable[..., pexpect.spawn]
 ENDLESS = ("-n", "2000", "--temperature", "0", "-t", "1")

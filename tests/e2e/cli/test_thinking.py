@@ -13,7 +13,7 @@ from moeinf.engine.completion import Hooks
 from moeinf.engine.model import Model
 from moeinf.pull.pull import pull
 from moeinf.store.library import Library, StoredModel
-from tests.e2e.cli.conftest import Done
+from tests.support.cli.commands import Done
 from tests.support.thinker import write_thinker
 
 Command = Callable[..., Done]
