@@ -17,8 +17,8 @@ from make_checkpoint import cut_config, fill_shard, geometry_parser, write_empty
 from moeinf.config.environment import store_home
 from moeinf.models import architecture
 from moeinf.pull.convert import convert_shard, create_files
+from moeinf.pull.model_names import full_name
 from moeinf.pull.plan import plan_conversion
-from moeinf.pull.references import full_name
 from moeinf.pull.seal import publish_model, seal
 from moeinf.pull.source import FolderSource, read_config
 from moeinf.store.library import Library
@@ -47,7 +47,7 @@ def main() -> None:
         create_files(folder, conversion)
         for file, shapes in shards.items():
             fill_shard(given.scratch / file, shapes, given.embedding_scale, generator)
-            convert_shard(given.scratch / file, conversion.copies[file], folder, lambda num_bytes: None)
+            convert_shard(given.scratch / file, conversion.moves[file], folder, lambda num_bytes: None)
             write_empty_shard(given.scratch / file, shapes)
             print(f"{file} done", flush=True)
         small = {name: source.read_file(name) for name in source.kept_files()}

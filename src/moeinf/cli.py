@@ -170,7 +170,7 @@ app.command("ls", hidden=True)(list_models)
 def _list_available(prefix: str, *, as_json: bool) -> None:
     from json import dumps
 
-    from moeinf.pull.references import known_sources
+    from moeinf.pull.model_names import known_sources
     from moeinf.terminal.screen import table
 
     known = {name: source for name, source in known_sources().items() if name.startswith(prefix)}
@@ -321,7 +321,7 @@ def _print(text: str) -> None:
 
 def _stored(name: str) -> StoredModel:
     """The stored model of this name. Raises ModelNotFoundError, which says how to fetch one that is known."""
-    from moeinf.pull.references import known_sources
+    from moeinf.pull.model_names import known_sources
     from moeinf.store.library import Library
 
     try:

@@ -1,4 +1,4 @@
-"""Brings a source shard to its places in the store; reading, quantising, writing and flushing overlap."""
+"""Converts a source shard into the files of the store. Reading, quantising, writing and flushing overlap."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 from moeinf.errors import CheckpointError
 from moeinf.hardware import machine
-from moeinf.pull.moves import DENSE, Copy, Range
+from moeinf.pull.moves import DENSE, Move, Range
 from moeinf.pull.plan import Conversion
 from moeinf.store.files import drop_cached, errors_named, open_regular, read_fully, sync_folder, write_fully
 from moeinf.store.format import DENSE_FILE, shard_file
@@ -28,49 +28,49 @@ _FLUSH_BYTES = 256 << 20  # dirty bytes between two flushes: what a pull takes o
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Neighbouring bytes of the source, read at once, recast where their place wants that, and scattered."""
+    """Neighbouring bytes of the source, which are read at once, transformed and scattered to their places."""
 
     offset_bytes: int
     num_bytes: int
-    pieces: tuple[Copy, ...]
+    pieces: tuple[Move, ...]
 
 
-def segments(copies: Sequence[Copy], limit_bytes: int = _SEGMENT_BYTES) -> Iterator[Segment]:
-    """Cuts copies (in order of source_offset) into segments without gaps, between units.
+def segments(moves: Sequence[Move], limit_bytes: int = _SEGMENT_BYTES) -> Iterator[Segment]:
+    """Cuts moves (in order of source_offset) between units into segments without gaps.
 
-    Of at most limit_bytes, or one unit where that is larger. A copy of bytes that another one reads as well (whole
-    units, such as the rows of gate and up between each other) shares its segment.
+    A segment has at most limit_bytes, or one unit where that is larger. Moves of the same bytes (whole units, such as
+    rows of gate and up that lie between each other) share a segment.
     """
-    pieces: list[Copy] = []
+    pieces: list[Move] = []
     start = end = 0
-    for copy in copies:
-        if pieces and start <= copy.source_offset and copy.source_offset + copy.num_bytes <= end:
-            pieces.append(copy)
+    for move in moves:
+        if pieces and start <= move.source_offset and move.source_offset + move.num_bytes <= end:
+            pieces.append(move)
             continue
         done = 0
-        while done < copy.num_bytes:
-            here = copy.source_offset + done
-            if pieces and (here != end or limit_bytes - (end - start) < copy.unit_bytes):
+        while done < move.num_bytes:
+            here = move.source_offset + done
+            if pieces and (here != end or limit_bytes - (end - start) < move.unit_bytes):
                 yield Segment(start, end - start, tuple(pieces))
                 pieces = []
             if not pieces:
                 start = end = here
-            room = max(limit_bytes - (end - start), copy.unit_bytes)
-            size = min(copy.num_bytes - done, room - room % copy.unit_bytes)
-            pieces.append(copy.part(done, size))
+            room = max(limit_bytes - (end - start), move.unit_bytes)
+            size = min(move.num_bytes - done, room - room % move.unit_bytes)
+            pieces.append(move.part(done, size))
             end += size
             done += size
     if pieces:
         yield Segment(start, end - start, tuple(pieces))
 
 
-def read_bytes(copies: Sequence[Copy]) -> int:
-    """What `convert_shard` reads of the shard itself, and tells `advance`."""
-    return sum(segment.num_bytes for segment in segments(copies))
+def read_bytes(moves: Sequence[Move]) -> int:
+    """Returns how many bytes of the shard `convert_shard` reads and tells `advance`."""
+    return sum(segment.num_bytes for segment in segments(moves))
 
 
 def create_files(folder: Path, conversion: Conversion) -> None:
-    """Makes every weight file of the store at its full size, zero-filled; files that are there keep their bytes."""
+    """Makes every weight file of the store at its full size, filled with zeros. Existing files keep their bytes."""
     for name, size in conversion.file_sizes().items():
         path = folder / name
         with errors_named(path):
@@ -88,19 +88,19 @@ def create_files(folder: Path, conversion: Conversion) -> None:
 
 def convert_shard(
     source: Path,
-    copies: Sequence[Copy],
+    moves: Sequence[Move],
     folder: Path,
     advance: Callable[[int], None],
     scales: Mapping[str, Path] = MappingProxyType({}),
 ) -> None:
-    """Brings one source shard into the files of `folder`; on return the bytes are on the disk (fsync).
+    """Converts one source shard into the files of `folder`. On return the bytes are on the disk (fsync).
 
     scales: the shards in which the scales of its weights lie, by name. advance gets the source bytes done since its
     last call, from the calling thread. What is written does not depend on the number of threads. Raises CheckpointError
     for the source, DiskSpaceError or StoreError for the store; what was written is then incomplete.
     """
-    threads = num_threads() if any(copy.recast for copy in copies) else 1
-    buffer_bytes = max((segment.num_bytes for segment in segments(copies)), default=0)
+    threads = num_threads() if any(move.transform for move in moves) else 1
+    buffer_bytes = max((segment.num_bytes for segment in segments(moves)), default=0)
     num_buffers = min(_NUM_BUFFERS + threads, max(2, _MOST_BUFFERED_BYTES // max(buffer_bytes, 1)))
     with (
         _Shard(source, scales) as shard,
@@ -109,7 +109,7 @@ def convert_shard(
         ThreadPoolExecutor(1) as pool,
     ):
         pipe = _Pipe(num_buffers, buffer_bytes)
-        reader = pool.submit(_read_segments, shard, copies, pipe, workers)
+        reader = pool.submit(_read_segments, shard, moves, pipe, workers)
         try:
             while (item := pipe.full.get()) is not None:
                 segment, buffer, prepared = item
@@ -124,11 +124,11 @@ def convert_shard(
 
 
 def num_threads() -> int:
-    """Threads that quantise: the physical cores of this process."""
+    """Returns how many threads quantise: as many as this process has physical cores."""
     return min(machine().cores, _MAX_THREADS)
 
 
-Prepared = list[memoryview]  # what is to be written of each piece of a segment
+Prepared = list[memoryview]  # the bytes to be written for each piece of a segment
 
 
 class _Pipe:
@@ -190,17 +190,17 @@ def _prepare(source: Path, segment: Segment, buffer: memoryview, scales: Sequenc
         start = piece.source_offset - segment.offset_bytes
         data = buffer[start : start + piece.num_bytes]
         try:
-            prepared.append(piece.recast.apply(data, factors) if piece.recast else data)
+            prepared.append(piece.transform.apply(data, factors) if piece.transform else data)
         except ValueError as error:
-            name = piece.recast.tensor if piece.recast else ""
+            name = piece.transform.tensor if piece.transform else ""
             raise CheckpointError(f"{source}: tensor {name!r}: {error}") from error
     return prepared
 
 
-def _read_segments(shard: _Shard, copies: Sequence[Copy], pipe: _Pipe, workers: ThreadPoolExecutor) -> None:
+def _read_segments(shard: _Shard, moves: Sequence[Move], pipe: _Pipe, workers: ThreadPoolExecutor) -> None:
     try:
         with errors_named(shard.path, CheckpointError):
-            for segment in segments(copies):
+            for segment in segments(moves):
                 buffer = pipe.free.get()
                 if pipe.stop.is_set():
                     return

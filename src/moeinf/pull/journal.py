@@ -1,4 +1,4 @@
-"""The journal of a pull: what of it is done, in a form that survives a kill."""
+"""The journal of a pull: which shards are on the disk for good, in a file that survives a kill."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ _DAMAGED = "the journal of the interrupted pull is damaged; starting again"
 
 
 class Journal:
-    """What of a pull is on the disk for good. Bound to one state of the source and one layout."""
+    """The work folder of a pull, and the record of the shards that are done.
+
+    It belongs to one state of the source and one layout. A shard is recorded after its bytes have reached the disk, so
+    that the record is never ahead of them: the opposite of a write-ahead log, and nothing needs to be replayed.
+    """
 
     def __init__(self, folder: Path, asked: PulledAs, fingerprint: str) -> None:
         self._folder = folder
@@ -29,7 +33,7 @@ class Journal:
         self._converted: list[str] = []
 
     def open(self, conversion: Conversion) -> str:
-        """Goes on with the folder's work where it fits; else empties the folder and says in one line why.
+        """Takes over the work in the folder where it fits; else empties the folder, and returns in one line why.
 
         Raises StoreError, DiskSpaceError.
         """
@@ -53,13 +57,13 @@ class Journal:
         return shard in self._converted
 
     def record(self, shard: str) -> None:
-        """To be called when the shard's bytes have reached the disk, not before."""
+        """Records a shard whose bytes have reached the disk."""
         self._converted.append(shard)
         with errors_named(self._folder):
             self._save()
 
     def written_bytes(self) -> int:
-        """Disk space that the model folder takes already; files are sparse until they are filled."""
+        """Disk space that the model folder takes so far. Its files are sparse until they are filled."""
         if not self.model_folder.exists():
             return 0
         with errors_named(self.model_folder):
@@ -72,7 +76,10 @@ class Journal:
                 shutil.rmtree(self._folder)
 
     def _load(self, conversion: Conversion) -> str | None:
-        """Takes over what an earlier pull recorded; None if it can be gone on with, else the reason ("" for none)."""
+        """Loads what an earlier pull recorded.
+
+        Returns None if this pull can go on with it, else the reason why not; "" if there is no record.
+        """
         try:
             value = parse_json_object(read_small(self._folder / JOURNAL_FILE), JOURNAL_FILE, StoreError)
         except FileNotFoundError:
@@ -92,7 +99,7 @@ class Journal:
         return None
 
     def _all_there(self, conversion: Conversion) -> bool:
-        """Every weight file exists at its full size, as `create_files` has left it before the first record."""
+        """Tells whether every weight file has its full size, which `create_files` gave it before the first record."""
         sizes = conversion.file_sizes()
         paths = {name: self.model_folder / name for name in sizes}
         return all(path.is_file() and path.stat().st_size == sizes[name] for name, path in paths.items())
@@ -109,7 +116,7 @@ class Journal:
 
 
 def _layout_hash(conversion: Conversion) -> str:
-    """Of everything that decides which byte goes where."""
+    """Hashes all that decides which byte goes where."""
     parts = (
         conversion.dense_head,
         repr(conversion.layout).encode(),

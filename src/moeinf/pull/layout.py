@@ -1,4 +1,4 @@
-"""Turns the bytes of a checkpoint's tensors into those that are stored of them."""
+"""Layout transforms: what becomes of a checkpoint's bytes on their way into the store."""
 
 from __future__ import annotations
 
@@ -15,26 +15,28 @@ from moeinf.types import DTYPE_BYTES, FORMAT_BLOCKS, DType, Float32Array, Format
 _ELEMENTS: dict[int, type[np.unsignedinteger]] = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 
 
-class Recast(Protocol):
-    """What becomes of a run of source bytes. Units do not depend on each other, so a run may be cut between any two of
-    them, and its parts be done in any order."""
+class LayoutTransform(Protocol):
+    """Turns a run of source bytes into the bytes that are stored.
+
+    Its units do not depend on each other: a run may be cut between any two of them, and its parts done in any order.
+    """
 
     @property
-    def tensor(self) -> str: ...  # the source's name for it, for errors
+    def tensor(self) -> str: ...  # its name in the source, for errors
 
     @property
-    def unit_bytes(self) -> int: ...  # of the source, that cannot be cut apart
+    def unit_bytes(self) -> int: ...  # source bytes that cannot be cut apart
 
     def stored_bytes(self, num_bytes: int) -> int:
-        """Size of what becomes of so many source bytes, a multiple of unit_bytes."""
+        """Returns how many bytes are stored for so many source bytes, a multiple of unit_bytes."""
         ...
 
-    def part(self, start: int) -> Recast:
-        """Of what lies from `start` on, in source bytes of the run."""
+    def part(self, start: int) -> LayoutTransform:
+        """Returns the transform of the rest of the run, from source byte `start` on."""
         ...
 
     def apply(self, data: memoryview, scales: memoryview) -> memoryview:
-        """The stored bytes. scales: those of the copy, where it has any. Called from any thread.
+        """Returns the stored bytes. scales: those of the move, where it has any. Any thread may call it.
 
         Raises ValueError for a weight that no block can hold.
         """
@@ -43,7 +45,7 @@ class Recast(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Quantised:
-    """Elements of one type as blocks of a format."""
+    """Quantises elements of one type into blocks of a format."""
 
     tensor: str
     source: DType
@@ -60,7 +62,7 @@ class Quantised:
         return self
 
     def apply(self, data: memoryview, scales: memoryview) -> memoryview:
-        """Computed without the GIL."""
+        """Runs without the GIL."""
         blocks = memoryview(bytearray(self.stored_bytes(len(data))))
         quantize(self.format, data, self.source, len(data) // self.unit_bytes, FORMAT_BLOCKS[self.format][0], blocks)
         return blocks
@@ -68,7 +70,7 @@ class Quantised:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Elements within a run: [r, c] is the one at start + r * strides[0] + c * strides[1]."""
+    """Elements within a run: element [r, c] lies at start + r * strides[0] + c * strides[1]."""
 
     start: int
     shape: tuple[int, ...]
@@ -76,11 +78,11 @@ class View:
 
     @property
     def end(self) -> int:
-        """Behind its last element."""
+        """Position behind the last element."""
         return self.start + sum((n - 1) * stride for n, stride in zip(self.shape, self.strides, strict=True)) + 1
 
     def of(self, data: memoryview, element_bytes: int = 1) -> memoryview:
-        """They, one behind the other."""
+        """Copies the elements out of a run, one behind the other."""
         elements = np.frombuffer(data, _ELEMENTS[element_bytes])
         assert self.end <= len(elements)
         strides = [stride * element_bytes for stride in self.strides]
@@ -88,7 +90,7 @@ class View:
         return np.ascontiguousarray(found).reshape(-1).view(np.uint8).data
 
     def in_steps_of(self, weights: int) -> View:
-        """The same in groups of so many neighbours, of which its rows have a whole number."""
+        """Returns the view in groups of so many neighbours. Its rows have a whole number of groups."""
         assert self.strides[-1] == 1 and not any(n % weights for n in (self.start, self.shape[-1], *self.strides[:-1]))
         return View(
             self.start // weights,
@@ -99,9 +101,9 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Strided:
-    """Elements that lie among others, or in another order, put one behind the other; then as blocks where wanted.
+    """Gathers elements that lie among others or in another order, and quantises them where the format asks for it.
 
-    shape: of what is stored. Where it is larger than the view's, zeros follow each row, and the last of them.
+    shape: that of the stored part. Where it is larger than the view's, the part is padded with zeros.
     """
 
     tensor: str
@@ -131,7 +133,7 @@ class Strided:
 
 @dataclass(frozen=True, slots=True)
 class Mxfp4:
-    """Blocks as gpt-oss has them (16 bytes of 32 weights, scales apart) as blocks with their scales, bit for bit."""
+    """Joins the MXFP4 blocks of gpt-oss, 16 bytes of 32 weights, with the scales that lie apart. No bit changes."""
 
     tensor: str
     view: View  # of weights
@@ -145,7 +147,7 @@ class Mxfp4:
         return self
 
     def apply(self, data: memoryview, scales: memoryview) -> memoryview:
-        """scales: of all blocks of the run."""
+        """scales: those of all blocks of the run."""
         blocks = memoryview(bytearray(self.stored_bytes(len(data))))
         repack_mxfp4(self.view.in_steps_of(2).of(data), self.view.in_steps_of(32).of(scales), blocks)
         return blocks
@@ -153,10 +155,10 @@ class Mxfp4:
 
 @dataclass(frozen=True, slots=True)
 class Fp8:
-    """Rows of a matrix in float8_e4m3 in bf16, then as blocks where wanted (DeepSeek-V3, arXiv 2412.19437, 3.3).
+    """Turns rows of a float8_e4m3 matrix into bf16, and quantises them where the format asks for it.
 
-    Each weight is multiplied by the scale of its tile, [block[0], block[1]]; the last tiles of a matrix whose rows or
-    columns are no whole number of tiles are smaller.
+    Each weight is multiplied by the scale of its tile, [block[0], block[1]] (DeepSeek-V3, arXiv 2412.19437, 3.3). The
+    last tiles are smaller where a matrix has no whole number of them.
     """
 
     tensor: str
@@ -164,7 +166,7 @@ class Fp8:
     block: tuple[int, int]
     scale_dtype: DType
     format: Format
-    first_row: int = 0  # of the run, in its matrix
+    first_row: int = 0  # row of the matrix with which the run begins
 
     @property
     def unit_bytes(self) -> int:
@@ -178,7 +180,7 @@ class Fp8:
         return replace(self, first_row=self.first_row + start // self.cols)
 
     def apply(self, data: memoryview, scales: memoryview) -> memoryview:
-        """scales: of the whole matrix."""
+        """scales: those of the whole matrix."""
         codes = np.frombuffer(data, np.uint8).reshape(-1, self.cols)
         factors = _floats(scales, self.scale_dtype).reshape(-1, -(-self.cols // self.block[1]))
         out = np.empty(codes.shape, np.uint16)
@@ -195,14 +197,14 @@ class Fp8:
 
 
 def _filled_up(data: memoryview, shape: tuple[int, ...], wanted: tuple[int, ...], element_bytes: int) -> memoryview:
-    """Elements of `shape`, one behind the other, as the first rows and columns of zeros of the wanted shape."""
+    """Pads elements of `shape` with zeros to the wanted shape."""
     elements = np.zeros(wanted, _ELEMENTS[element_bytes])
     elements[tuple(slice(count) for count in shape)] = np.frombuffer(data, elements.dtype).reshape(shape)
     return elements.reshape(-1).view(np.uint8).data
 
 
 def _e4m3_values() -> Float32Array:
-    """float8_e4m3fn by its code: a sign, 4 bits of exponent, 3 of fraction; no infinity, all ones is NaN."""
+    """Values of float8_e4m3fn by code: a sign, 4 bits of exponent, 3 of fraction; no infinity, and all ones is NaN."""
     codes = np.arange(256)
     exponent, fraction = codes >> 3 & 15, codes & 7
     values = np.where(exponent == 0, fraction / 8 * 2.0**-6, (1 + fraction / 8) * 2.0 ** (exponent - 7))
@@ -215,7 +217,7 @@ _E4M3.flags.writeable = False
 
 
 def _to_bf16(values: Float32Array) -> npt.NDArray[np.uint16]:
-    """Rounded to the nearest, to even between two; NaN stays NaN."""
+    """Rounds to the nearest bf16, ties to even; NaN stays NaN."""
     bits = values.view(np.uint32)
     rounded = (bits + (0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
     return np.where(np.isnan(values), np.uint16(0x7FC0), rounded)

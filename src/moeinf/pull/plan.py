@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
-from moeinf.pull.moves import Copy, dense_copy, expert_copies
+from moeinf.pull.moves import Move, dense_move, expert_moves
 from moeinf.pull.source import Shards
 from moeinf.pull.tensors import Tensors
 from moeinf.store.format import DENSE_FILE, BlockTensor, Header, dense_header, expert_layout, is_quantised, shard_file
@@ -31,7 +31,7 @@ class Conversion:
     dense_formats: Mapping[str, BlockTensor]  # the quantised tensors of the dense file
     dense_head: bytes
     dense_bytes: int  # of the dense file with its head
-    copies: Mapping[str, tuple[Copy, ...]]  # by source shard, in order of source_offset
+    moves: Mapping[str, tuple[Move, ...]]  # by source shard, in order of source_offset
     others: Mapping[str, frozenset[str]]  # by source shard: those in which scales of its weights lie
 
     @property
@@ -69,12 +69,12 @@ def plan_conversion(
     dtypes = {name: tensors.dtype(name) for name in plan.dense}
     dense = dense_tensors_of(plan, quantisation.dense, dtypes, formats)
     head, specs = dense_header({name: (tensor.format, tensor.shape) for name, tensor in dense.items()})
-    copies: dict[str, list[Copy]] = {shard: [] for shard in shards.files}
+    moves: dict[str, list[Move]] = {shard: [] for shard in shards.files}
     for spec in specs:
         source = dense[spec.name].source
-        copies[tensors.shard(source)].append(dense_copy(tensors, source, spec))
+        moves[tensors.shard(source)].append(dense_move(tensors, source, spec))
     for name, (_, pieces) in experts.items():
-        copies[tensors.shard(name)] += expert_copies(tensors, name, pieces, layout)
+        moves[tensors.shard(name)] += expert_moves(tensors, name, pieces, layout)
     return Conversion(
         plan.moe,
         layout,
@@ -84,10 +84,10 @@ def plan_conversion(
         {spec.name: BlockTensor(spec.dtype, spec.shape) for spec in specs if is_quantised(spec.dtype)},
         head,
         len(head) + sum(spec.num_bytes for spec in specs),
-        {shard: tuple(sorted(found, key=lambda copy: copy.source_offset)) for shard, found in copies.items()},
+        {shard: tuple(sorted(found, key=lambda move: move.source_offset)) for shard, found in moves.items()},
         {
-            shard: frozenset(copy.scales.shard for copy in found if copy.scales) - {shard}
-            for shard, found in copies.items()
+            shard: frozenset(move.scales.shard for move in found if move.scales) - {shard}
+            for shard, found in moves.items()
         },
     )
 

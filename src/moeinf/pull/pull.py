@@ -1,8 +1,7 @@
-"""Composition root of pull: source, tensor plan of the architecture, conversion, store."""
+"""Pulls a model: joins source, tensor plan of the architecture, conversion and store."""
 
 from __future__ import annotations
 
-import difflib
 import json
 import shutil
 from collections.abc import Mapping
@@ -11,30 +10,20 @@ from functools import cached_property
 from pathlib import Path
 
 from moeinf.config.pull_options import NO_OPTIONS, PullOptions
-from moeinf.errors import CheckpointError, DiskSpaceError, ModelNotFoundError, UsageError
+from moeinf.errors import CheckpointError, DiskSpaceError, UsageError
 from moeinf.models import Architecture, architecture
 from moeinf.pull.convert import convert_shard, create_files, read_bytes
 from moeinf.pull.events import PullProgress, SilentProgress, Verb
 from moeinf.pull.journal import Journal
+from moeinf.pull.model_names import DATA, Origin, continues, full_name, origin_of, stored_model, variant_name
 from moeinf.pull.plan import Conversion, plan_conversion
-from moeinf.pull.references import (
-    DATA,
-    Origin,
-    full_name,
-    known_sources,
-    named_origin,
-    outside_origin,
-    partial_origin,
-    stored_origin,
-)
 from moeinf.pull.seal import publish_model, seal
 from moeinf.pull.source import FolderSource, Source, fp8_block, read_config
 from moeinf.store.files import errors_named, make_folders
 from moeinf.store.format import Header, read_header
 from moeinf.store.library import Library, StoredModel
 from moeinf.store.manifest import ModelSource
-from moeinf.store.names import parse_name
-from moeinf.store.partials import PulledAs, find_partials, partial_folder, pull_lock
+from moeinf.store.partials import PulledAs, partial_folder, pull_lock
 from moeinf.store.quantisation import KEEP, SMALL, Quantisation, chosen
 from moeinf.text.quantities import size_text
 from moeinf.text.tokenizer import check_text_files
@@ -93,14 +82,14 @@ def plan_pull(
 def _steps(source: str, options: PullOptions, home: Path, progress: PullProgress | None) -> _Pull:
     library = Library(home)
     wanted = chosen(options.quant, options.quant_experts, options.quant_dense)
-    origin = _origin(source, library)
+    origin = origin_of(source, library)
     if options.revision is not None:
         if origin.kind != "hub":
             raise UsageError(f"--revision is for repositories of the Hub; {source[:100]!r} is none")
         origin = replace(origin, revision=options.revision)
     name = options.name
     if wanted is not None and (name is None or ":" not in name):
-        name = _variant(name or origin.name, wanted)
+        name = variant_name(name or origin.name, wanted)
     target = full_name(name or origin.name)
     quantisation = wanted or origin.quantisation
     return _Pull(library, origin, target, quantisation, options.token, progress or SilentProgress())
@@ -121,65 +110,10 @@ def ensure(
     """
     library = Library(home)
     with errors_named(home):
-        stored = _stored(reference, library, chosen(quant))
-        if stored is None and progress is not None and _goes_on(reference, library, chosen(quant)):
+        stored = stored_model(reference, library, chosen(quant))
+        if stored is None and progress is not None and continues(reference, library, chosen(quant)):
             progress.note(f"the pull of {reference} was interrupted; going on with it")
     return stored or pull(reference, PullOptions(quant=quant, token=token), home=home, progress=progress)
-
-
-def _stored(reference: str, library: Library, wanted: Quantisation | None) -> StoredModel | None:
-    outside = outside_origin(reference)
-    if outside is not None and outside.kind == "folder":
-        return None  # the pull finds it up to date, or converts what has changed
-    name = f"{outside.location}@{outside.revision}".rstrip("@") if outside else reference
-    try:
-        if wanted is None:
-            return library.find(name)
-        origin = _origin(reference, library)
-        model = library.find(_variant(origin.name, wanted))
-        return model if model.manifest.source.same_origin(origin.source) else None  # the pull says whose it is
-    except ModelNotFoundError:
-        return None
-
-
-def _variant(name: str, wanted: Quantisation) -> str:
-    """The name with its tag replaced by the formats; without a tag for those of the source."""
-    word, _ = parse_name(name)
-    return word if wanted == KEEP else f"{word}:{wanted.tag}"
-
-
-def _origin(reference: str, library: Library) -> Origin:
-    outside = outside_origin(reference)
-    if outside is not None:
-        return outside
-    try:
-        if "/" not in reference:
-            return stored_origin(library.find(reference))
-    except ModelNotFoundError:
-        pass
-    begun = _begun(reference, library)
-    named = partial_origin(begun[0]) if begun else named_origin(reference)
-    if named is not None:
-        return named
-    stored = [model.name.removesuffix(":latest") for model in library.list()]
-    close = difflib.get_close_matches(reference, {*stored, *known_sources()}, n=3, cutoff=0.6)
-    hint = f"did you mean {' or '.join(close)}?" if close else "give org/repo, the path of a folder, or a known name"
-    shown = reference[:100] if reference.isprintable() else ascii(reference[:100])
-    raise ModelNotFoundError(f"model '{shown}' not found; {hint} (`moeinf list --available` shows the names)")
-
-
-def _begun(reference: str, library: Library) -> tuple[PulledAs, bool] | None:
-    """What a pull under this name, which has not ended, was asked for, and whether it is running."""
-    if "/" in reference:
-        return None
-    found = (partial for partial in find_partials(library.home) if partial.matches(reference))
-    return next(((partial.asked, partial.running) for partial in found if partial.asked), None)
-
-
-def _goes_on(reference: str, library: Library, wanted: Quantisation | None) -> bool:
-    """Whether a pull goes on where one was interrupted: not where that is running, or makes other formats."""
-    begun = _begun(reference, library)
-    return begun is not None and not begun[1] and wanted in (None, begun[0].quantisation)
 
 
 def open_source(origin: Origin, token: str | None, progress: PullProgress) -> Source:
@@ -331,9 +265,9 @@ class _Pull:
             with errors_named(path, CheckpointError):
                 if read_header(path) != headers[name]:
                     raise CheckpointError(f"{path} changed while the pull was being planned; repeat the pull")
-        copies = conversion.copies[shard]
-        self._progress.start(self._verb, shard, read_bytes(copies), 0)
-        convert_shard(paths[shard], copies, self._journal.model_folder, self._progress.advance, paths)
+        moves = conversion.moves[shard]
+        self._progress.start(self._verb, shard, read_bytes(moves), 0)
+        convert_shard(paths[shard], moves, self._journal.model_folder, self._progress.advance, paths)
         self._source.check_unchanged()
         self._journal.record(shard)
         self._progress.finish()
@@ -341,13 +275,15 @@ class _Pull:
     def _seal(self, conversion: Conversion) -> StoredModel:
         source, folder = self._source, self._journal.model_folder
         info = self._family.model_info(self._config, conversion.dtype)
-        receipt = {
+        source_record = {
             "fingerprint": self._fingerprint,
             "requested": source.requested,
             "asked": json.dumps(self._asked.to_json()),
         }
         self._progress.start("verifying", self._name, conversion.total_bytes, 0)
-        identifier = seal(folder, conversion, source.origin, info, self._small_files, receipt, self._progress.advance)
+        identifier = seal(
+            folder, conversion, source.origin, info, self._small_files, source_record, self._progress.advance
+        )
         self._progress.finish()
         source.check_unchanged()
         before = next((model.id for model in self._library.list() if model.name == self._name), identifier)
@@ -360,7 +296,7 @@ class _Pull:
         """Announces the bytes of each step: what is fetched is converted, and what is written read back."""
         fetched, fetched_before, converted, converted_before = 0, 0, 0, 0
         for shard in self._source.shards.files:
-            copied = read_bytes(conversion.copies[shard])
+            copied = read_bytes(conversion.moves[shard])
             converted += copied
             if self._journal.converted(shard):
                 converted_before += copied

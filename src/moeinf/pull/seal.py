@@ -15,14 +15,14 @@ from moeinf.store.checksums import CHECKSUMS_FILE, dump_checksums
 from moeinf.store.dense import dense_tensors
 from moeinf.store.files import errors_named, publish, sync_folder, write_fully
 from moeinf.store.format import DENSE_FILE, shard_file
-from moeinf.store.library import RECEIPT_FILE, Library, StoredModel
+from moeinf.store.library import SOURCE_RECORD_FILE, Library, StoredModel
 from moeinf.store.manifest import MANIFEST_FILE, FileEntry, Manifest, ModelSource, ShardEntry, model_id
 from moeinf.store.verify import Finding, check_spans, dense_span, expert_spans, gathered
 from moeinf.types import ModelInfo, SumRun
 
 
 def write_small_file(path: Path, data: bytes) -> None:
-    """Durable but for its name, which `seal` makes durable with all others."""
+    """Writes a file and flushes its bytes. Its name becomes durable when `seal` flushes the folder."""
     with errors_named(path):
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
         try:
@@ -38,12 +38,13 @@ def seal(
     source: ModelSource,
     info: ModelInfo,
     small_files: dict[str, bytes],
-    receipt: dict[str, str],
+    source_record: dict[str, str],
     advance: Callable[[int], None],
 ) -> str:
-    """Reads the weights back from the disk for their checksums, writes the manifest last; returns the model's id.
+    """Completes a work folder: reads the weights back for their checksums, and writes the manifest last.
 
-    advance gets the bytes read since its last call. Raises StoreError, also for a block whose scale is no number.
+    Returns the model's id. advance gets the bytes read since its last call. Raises StoreError, also for a block whose
+    scale is no number.
     """
     for name, data in small_files.items():
         write_small_file(folder / name, data)
@@ -66,9 +67,9 @@ def seal(
     expected = manifest.file_sizes()
     with errors_named(folder):
         for path in folder.iterdir():
-            if path.name not in expected:  # of an earlier attempt, from which the source has since changed
+            if path.name not in expected:  # left by an earlier attempt, before the source changed
                 path.unlink()
-    write_small_file(folder / RECEIPT_FILE, json.dumps(receipt).encode())
+    write_small_file(folder / SOURCE_RECORD_FILE, json.dumps(source_record).encode())
     with errors_named(folder):
         sync_folder(folder)
         publish(folder / MANIFEST_FILE, manifest.dumps())
@@ -78,7 +79,7 @@ def seal(
 def _checksums(
     folder: Path, conversion: Conversion, info: ModelInfo, advance: Callable[[int], None]
 ) -> tuple[list[ShardEntry], str, Sequence[SumRun]]:
-    """The entries of all layers, the dense file's sum, and the sums for checksums.bin."""
+    """Returns the entries of all layers, the checksum of the dense file, and the checksums for checksums.bin."""
     experts, stride = conversion.moe.num_experts, conversion.layout.stride_bytes
     dense = dense_tensors(folder / DENSE_FILE, conversion.dense_formats)
     spans = [dense_span(folder / DENSE_FILE, conversion.dense_bytes, dense, info)]

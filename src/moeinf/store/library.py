@@ -22,7 +22,8 @@ from moeinf.store.manifest import MANIFEST_FILE, Manifest, ModelSource, load
 from moeinf.store.names import DEFAULT_TAG, is_word, parse_name
 from moeinf.store.partials import PartialPull, find_partials
 
-RECEIPT_FILE = "receipt.json"  # beside the manifest: which source state the model was made of; gone once damage is seen
+# Beside the manifest: the state of the source that the model was made of. `verify` deletes it when it finds damage.
+SOURCE_RECORD_FILE = "receipt.json"
 _ID = re.compile(r"[0-9a-f]{12,64}")
 _TRASH = ".trash-"
 
@@ -65,10 +66,10 @@ class StoredModel:
         """One for each MoE layer."""
         return [self.path / shard.file for shard in self.manifest.shards]
 
-    def receipt(self) -> dict[str, str]:
-        """What `pull` noted of the source, empty where it must not be relied on."""
+    def source_record(self) -> dict[str, str]:
+        """What `pull` recorded of the source; empty where the record is missing or damaged."""
         try:
-            value = json.loads(read_small(self.path / RECEIPT_FILE, 1 << 16))
+            value = json.loads(read_small(self.path / SOURCE_RECORD_FILE, 1 << 16))
         except (OSError, ValueError):
             return {}
         return value if isinstance(value, dict) and all(isinstance(v, str) for v in value.values()) else {}
@@ -146,7 +147,7 @@ class Library:
         found = []
         for folder in self._models.glob("*"):
             model = StoredModel(names.get(folder.name, ""), folder.name, folder)
-            if _ID.fullmatch(folder.name) and model.receipt().get("fingerprint") == fingerprint:
+            if _ID.fullmatch(folder.name) and model.source_record().get("fingerprint") == fingerprint:
                 found.append(model)
         return [model for model in found if _intact(model)]
 
@@ -248,7 +249,7 @@ class Library:
             if source.kind != "hub" or source.location.lower() != repo.lower():
                 continue
             short = len(revision) >= 7 and source.revision.startswith(revision)
-            if not revision or short or model.receipt().get("requested") == revision:
+            if not revision or short or model.source_record().get("requested") == revision:
                 return model
         return None
 

@@ -23,8 +23,11 @@ JOURNAL_FILE = "journal.json"
 
 @dataclass(frozen=True, slots=True)
 class PulledAs:
-    """What a pull was asked for. Its journal keeps it, so that the pull can be named and gone on with by that name; the
-    model's receipt keeps it, so that a damaged model can be pulled again by its name."""
+    """What a pull was asked for.
+
+    The journal of the pull keeps it, so that an interrupted pull is found and continued by its name. The source record
+    of the model keeps it too, so that a damaged model can be pulled again by its name.
+    """
 
     name: str  # "mixtral:latest"
     source: ModelSource  # its revision is the one that was asked for, "" for the default
@@ -36,7 +39,7 @@ class PulledAs:
 
 @dataclass(frozen=True, slots=True)
 class PartialPull:
-    """A pull that is under way or was interrupted; repeating it goes on where it stopped."""
+    """A pull that is running or was interrupted. Repeating it goes on where it stopped."""
 
     asked: PulledAs | None  # None where the journal is damaged, or of an older version
     path: Path
@@ -45,11 +48,11 @@ class PartialPull:
 
     @property
     def name(self) -> str:
-        """What `rm` and `pull` know it by; where the journal does not tell, that of its folder."""
+        """The name by which `rm` and `pull` know it: the folder's name where the journal does not tell."""
         return self.asked.name if self.asked else self.path.name
 
     def matches(self, reference: str) -> bool:
-        """Whether `rm` means this by a name, or by the source `org/repo`."""
+        """Tells whether a reference given to `rm` is this pull's name or its source, `org/repo`."""
         source = self.asked.source.location.lower() if self.asked else ""
         return reference in (self.name, self.name.removesuffix(f":{DEFAULT_TAG}")) or reference.lower() == source
 
@@ -61,12 +64,12 @@ class PartialPull:
 
 
 def partial_folder(home: Path, locator: str) -> Path:
-    """The work folder of pulls of one source."""
+    """Returns the work folder that all pulls of one source share."""
     return home / "partial" / hashlib.sha256(locator.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
 def find_partials(home: Path) -> Iterator[PartialPull]:
-    """Interrupted and running pulls."""
+    """Yields the pulls that are running or were interrupted."""
     for folder in sorted(path for path in home.glob("partial/*") if path.is_dir() and not path.is_symlink()):
         with suppress(FileNotFoundError):  # the pull has just ended
             files = [path for path in folder.rglob("*") if path.is_file()]
@@ -93,19 +96,21 @@ def _parse_asked(values: Mapping[str, Any], where: str) -> PulledAs:
     return PulledAs(":".join(parse_name(name)), parse_source(source, where), Quantisation(**formats))
 
 
-def parse_receipt(receipt: Mapping[str, str]) -> PulledAs | None:
-    """What was asked for when a stored model was pulled; None of a model that an older version has made."""
+def parse_source_record(record: Mapping[str, str]) -> PulledAs | None:
+    """Returns what a stored model was pulled as; None where an older version has made it."""
     try:
-        return _parse_asked(parse_json_object(receipt["asked"].encode(), "receipt", StoreError), "receipt")
+        return _parse_asked(parse_json_object(record["asked"].encode(), "source record", StoreError), "source record")
     except (KeyError, StoreError, ValueError):
         return None
 
 
 @contextmanager
 def pull_lock(folder: Path, label: str, say: Callable[[str], None] | None = None) -> Iterator[None]:
-    """A lock that the one process holds which works in the folder; the kernel frees it at a kill.
+    """Holds the lock of a work folder, in which only one process may work.
 
-    Others say so and wait; without `say` they raise StoreError instead.
+    The kernel frees the lock when the process is killed.
+
+    A process that finds it taken says so and waits; without `say` it raises StoreError.
     """
     path = _lock_file(folder)
     with errors_named(path):
@@ -115,7 +120,7 @@ def pull_lock(folder: Path, label: str, say: Callable[[str], None] | None = None
         yield
     finally:
         with suppress(OSError):
-            path.unlink()  # before the lock goes: whoever waits on this inode notices that it lost its name
+            path.unlink()  # before the lock is freed, so that a waiting process sees that its inode lost its name
         os.close(fd)
 
 

@@ -19,7 +19,7 @@ from moeinf.store.checksums import CHECKSUMS_FILE, dump_checksums
 from moeinf.store.dense import dense_tensors, scale_fault
 from moeinf.store.files import drop_cached, errors_named, open_regular, publish, read_fully, read_small
 from moeinf.store.format import DENSE_FILE, is_quantised
-from moeinf.store.library import RECEIPT_FILE, StoredModel
+from moeinf.store.library import SOURCE_RECORD_FILE, StoredModel
 from moeinf.types import FORMAT_BLOCKS, ExpertLayout, ModelInfo, SumRun, TensorSpec
 
 _CHUNK_BYTES = 4 << 20
@@ -175,7 +175,7 @@ def verify(
         faults += _compare_sums(model, sound, note)
     if faults:
         with suppress(OSError):  # in a read-only store the report alone has to do
-            (model.path / RECEIPT_FILE).unlink(missing_ok=True)
+            (model.path / SOURCE_RECORD_FILE).unlink(missing_ok=True)
     return faults
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from moeinf.errors import DiskSpaceError, MoeinfError
+from moeinf.pull.model_names import Origin
 from moeinf.pull.pull import pull
-from moeinf.pull.references import Origin
 from moeinf.store.library import Library
 from moeinf.store.partials import partial_folder, pull_lock
 from moeinf.store.verify import verify

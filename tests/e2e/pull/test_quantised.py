@@ -13,8 +13,7 @@ from torch import Tensor
 from moeinf._native import quantize
 from moeinf.config.pull_options import PullOptions
 from moeinf.errors import CheckpointError, StoreError, UsageError
-from moeinf.pull import convert
-from moeinf.pull import layout as recast
+from moeinf.pull import convert, layout
 from moeinf.pull.events import SilentProgress
 from moeinf.pull.pull import PullPlan, plan_pull, pull
 from moeinf.store.dense import dense_tensors
@@ -210,7 +209,7 @@ def test_no_model_is_published_with_a_scale_that_is_no_number(
     def spoilt(format: str, source: memoryview, source_dtype: str, rows: int, cols: int, out: memoryview) -> None:
         out[:] = b"\xff" * len(out)
 
-    monkeypatch.setattr(recast, "quantize", spoilt)
+    monkeypatch.setattr(layout, "quantize", spoilt)
     with pytest.raises(StoreError, match=r"00000.bin: expert 0: tensor 'gate': the scale of q4_k block 0 is NaN"):
         pull(str(wide), PullOptions(quant_experts="q4_k"), home=tmp_path / "home")
     with pytest.raises(StoreError, match=r"dense.safetensors: tensor '.*': the scale of q4_k block 0 is NaN"):

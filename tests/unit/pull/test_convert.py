@@ -13,7 +13,7 @@ from moeinf.errors import CheckpointError, DiskSpaceError
 from moeinf.pull import convert
 from moeinf.pull.convert import convert_shard, read_bytes, segments
 from moeinf.pull.layout import Quantised, Strided, View
-from moeinf.pull.moves import DENSE, Copy
+from moeinf.pull.moves import DENSE, Move
 from moeinf.pull.pull import pull
 from moeinf.store.dense import dense_tensors
 from moeinf.types import Format
@@ -44,12 +44,12 @@ def test_every_expert_and_dense_tensor_lies_where_manifest_and_header_say(tmp_pa
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 40)), max_size=20), st.integers(1, 16))
 def test_segments_cover_the_copies_byte_by_byte_and_stay_small(gaps: list[tuple[int, int]], limit: int) -> None:
-    copies, offset = [], 0
+    moves, offset = [], 0
     for number, (gap, size) in enumerate(gaps):
-        copies.append(Copy(offset + gap, size, number % 3, 1000 * number))
+        moves.append(Move(offset + gap, size, number % 3, 1000 * number))
         offset += gap + size
     moved: dict[int, tuple[int, int]] = {}
-    for segment in segments(copies, limit):
+    for segment in segments(moves, limit):
         assert 0 < segment.num_bytes <= limit
         assert sum(piece.num_bytes for piece in segment.pieces) == segment.num_bytes
         for piece in segment.pieces:
@@ -57,7 +57,7 @@ def test_segments_cover_the_copies_byte_by_byte_and_stay_small(gaps: list[tuple[
             assert piece.source_offset + piece.num_bytes <= segment.offset_bytes + segment.num_bytes
             for i in range(piece.num_bytes):
                 assert moved.setdefault(piece.source_offset + i, (piece.target, piece.target_offset + i))
-    wanted = {c.source_offset + i: (c.target, c.target_offset + i) for c in copies for i in range(c.num_bytes)}
+    wanted = {c.source_offset + i: (c.target, c.target_offset + i) for c in moves for i in range(c.num_bytes)}
     assert moved == wanted
 
 
@@ -68,34 +68,36 @@ def test_segments_cover_the_copies_byte_by_byte_and_stay_small(gaps: list[tuple[
 def test_segments_are_cut_between_blocks_and_each_lands_behind_the_one_before(
     kinds: list[tuple[int, Format | None]], limit: int
 ) -> None:
-    copies, offset = [], 0
+    moves, offset = [], 0
     for number, (units, format) in enumerate(kinds):
-        recast = Quantised("t", "f32", format) if format else None
-        copies.append(Copy(offset, (1 + units) * (recast.unit_bytes if recast else 1000), 0, 10_000 * number, recast))
-        offset += copies[-1].num_bytes
-    pieces = [piece for segment in segments(copies, limit) for piece in segment.pieces]
-    for copy in copies:
-        at, target = copy.source_offset, copy.target_offset
+        transform = Quantised("t", "f32", format) if format else None
+        moves.append(
+            Move(offset, (1 + units) * (transform.unit_bytes if transform else 1000), 0, 10_000 * number, transform)
+        )
+        offset += moves[-1].num_bytes
+    pieces = [piece for segment in segments(moves, limit) for piece in segment.pieces]
+    for move in moves:
+        at, target = move.source_offset, move.target_offset
         for piece in pieces:
-            if copy.source_offset <= piece.source_offset < copy.source_offset + copy.num_bytes:
-                assert (piece.source_offset, piece.target_offset, piece.recast) == (at, target, copy.recast)
+            if move.source_offset <= piece.source_offset < move.source_offset + move.num_bytes:
+                assert (piece.source_offset, piece.target_offset, piece.transform) == (at, target, move.transform)
                 assert piece.num_bytes % piece.unit_bytes == 0
                 at += piece.num_bytes
-                target += copy.recast.stored_bytes(piece.num_bytes) if copy.recast else piece.num_bytes
-        assert at == copy.source_offset + copy.num_bytes
+                target += move.transform.stored_bytes(piece.num_bytes) if move.transform else piece.num_bytes
+        assert at == move.source_offset + move.num_bytes
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 9), st.integers(1, 3)), max_size=8), st.integers(1, 20))
 def test_copies_of_the_same_bytes_are_read_at_once_and_never_cut(slabs: list[tuple[int, int, int]], limit: int) -> None:
-    copies, offset = [], 0
+    moves, offset = [], 0
     for gap, size, sharing in slabs:
         view = View(0, (size,), (1,))
-        recast = Strided("t", "f32", "f32", view, view.shape, size)
-        copies += [Copy(offset + gap, size, 0, 0, recast) for _ in range(sharing)]
+        transform = Strided("t", "f32", "f32", view, view.shape, size)
+        moves += [Move(offset + gap, size, 0, 0, transform) for _ in range(sharing)]
         offset += gap + size
-    found = list(segments(copies, limit))
-    assert [piece for segment in found for piece in segment.pieces] == copies
-    assert sum(segment.num_bytes for segment in found) == sum(size for _, size, _ in slabs) == read_bytes(copies)
+    found = list(segments(moves, limit))
+    assert [piece for segment in found for piece in segment.pieces] == moves
+    assert sum(segment.num_bytes for segment in found) == sum(size for _, size, _ in slabs) == read_bytes(moves)
     for segment in found:
         assert all(
             segment.offset_bytes <= piece.source_offset
@@ -116,7 +118,7 @@ def test_tensors_larger_than_all_buffers_are_copied(
     for name in ("dense.safetensors", "experts-00000.bin"):
         (tmp_path / name).touch()
     seen: list[int] = []
-    convert_shard(tmp_path / "source", [Copy(0, 9999, DENSE, 1), Copy(9999, 15601, 0, 0)], tmp_path, seen.append)
+    convert_shard(tmp_path / "source", [Move(0, 9999, DENSE, 1), Move(9999, 15601, 0, 0)], tmp_path, seen.append)
     assert (tmp_path / "dense.safetensors").read_bytes() == b"\0" + data[:9999]
     assert (tmp_path / "experts-00000.bin").read_bytes() == data[9999:]
     assert sum(seen) == len(data)
@@ -126,11 +128,11 @@ def test_a_source_that_ends_too_early_is_an_error_that_names_it_and_never_paddin
     (tmp_path / "source").write_bytes(bytes(100))
     (tmp_path / "experts-00000.bin").touch()
     with pytest.raises(CheckpointError, match="source: ends at byte 100, 1 bytes too early"):
-        convert_shard(tmp_path / "source", [Copy(0, 101, 0, 0)], tmp_path, lambda count: None)
+        convert_shard(tmp_path / "source", [Move(0, 101, 0, 0)], tmp_path, lambda count: None)
 
 
 def test_a_full_disk_ends_the_copy_in_one_line_and_the_reader_with_it(tmp_path: Path) -> None:
     (tmp_path / "source").write_bytes(bytes(200 << 20))
     (tmp_path / "experts-00000.bin").symlink_to("/dev/full")
     with pytest.raises(DiskSpaceError, match=r"experts-00000\.bin: No space left.*goes on where it stopped"):
-        convert_shard(tmp_path / "source", [Copy(0, 200 << 20, 0, 0)], tmp_path, lambda count: None)
+        convert_shard(tmp_path / "source", [Move(0, 200 << 20, 0, 0)], tmp_path, lambda count: None)

@@ -25,8 +25,8 @@ def bf16_of(data: memoryview) -> torch.Tensor:
 @pytest.mark.parametrize("scale", [1.0, 2.0**-9 / 3, 1e-38, 3e35, 448 / 7], ids=str)
 def test_every_code_of_float8_means_what_it_means_to_torch(scale: float) -> None:
     codes = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)
-    recast = Fp8("t", 256, (128, 256), "f32", "bf16")
-    found = bf16_of(recast.apply(data_of(codes), data_of(torch.tensor([scale]))))
+    transform = Fp8("t", 256, (128, 256), "f32", "bf16")
+    found = bf16_of(transform.apply(data_of(codes), data_of(torch.tensor([scale]))))
     wanted = (codes.float() * torch.tensor(scale)).bfloat16()
     assert torch.equal(found.isnan(), wanted.isnan()) and int(found.isnan().sum()) == 2
     assert torch.equal(found.nan_to_num(), wanted.nan_to_num())
@@ -38,15 +38,15 @@ def test_fp8_may_be_cut_between_any_two_rows(rows: int, cols: int, high: int, wi
     codes = torch.randn(rows, cols, generator=generator).to(torch.float8_e4m3fn)
     scales = torch.rand(-(-rows // high), -(-cols // wide), generator=generator)
     each = scales.repeat_interleave(high, 0).repeat_interleave(wide, 1)[:rows, :cols]
-    recast = Fp8("t", cols, (high, wide), "f32", "bf16")
+    transform = Fp8("t", cols, (high, wide), "f32", "bf16")
     at = data.draw(st.integers(0, rows))
     found = [
-        bf16_of(recast.part(start * cols).apply(data_of(codes[start:end]), data_of(scales)))
+        bf16_of(transform.part(start * cols).apply(data_of(codes[start:end]), data_of(scales)))
         for start, end in ((0, at), (at, rows))
         if start < end
     ]
     assert torch.equal(torch.cat(found).view(rows, cols), (codes.float() * each).bfloat16())
-    assert recast.stored_bytes(rows * cols) == rows * cols * 2
+    assert transform.stored_bytes(rows * cols) == rows * cols * 2
 
 
 @pytest.mark.parametrize(("dtype", "of"), [(torch.bfloat16, "bf16"), (torch.float16, "f16"), (torch.float32, "f32")])
@@ -57,10 +57,10 @@ def test_a_view_takes_rows_from_between_others_and_turns_matrices(dtype: torch.d
         (View(1, (4, 6), (2, 8)), slab[:, 1::2].T),
         (View(3, (5,), (2,)), slab.view(-1)[3:13:2]),
     ):
-        recast = Strided("t", of, of, view, view.shape, slab.numel() * dtype.itemsize)
-        assert bytes(recast.apply(data_of(slab), NONE)) == bytes(data_of(wanted))
-        assert recast.stored_bytes(recast.unit_bytes) == wanted.numel() * dtype.itemsize
-        assert view.end <= slab.numel() and recast.stored_bytes(0) == 0
+        transform = Strided("t", of, of, view, view.shape, slab.numel() * dtype.itemsize)
+        assert bytes(transform.apply(data_of(slab), NONE)) == bytes(data_of(wanted))
+        assert transform.stored_bytes(transform.unit_bytes) == wanted.numel() * dtype.itemsize
+        assert view.end <= slab.numel() and transform.stored_bytes(0) == 0
 
 
 def test_what_fills_a_part_of_a_matrix_is_followed_by_zeros() -> None:
@@ -71,11 +71,11 @@ def test_what_fills_a_part_of_a_matrix_is_followed_by_zeros() -> None:
         (View(3, (5,), (1,)), (8,)),
         (View(1, (4, 6), (2, 8)), (7, 64)),
     ):
-        recast = Strided("t", "f32", "f32", view, shape, slab.nbytes)
+        transform = Strided("t", "f32", "f32", view, shape, slab.nbytes)
         wanted = torch.zeros(shape)
         wanted[tuple(map(slice, view.shape))] = slab.flatten().as_strided(view.shape, view.strides, view.start)
-        assert bytes(recast.apply(data_of(slab), NONE)) == bytes(data_of(wanted))
-        assert recast.stored_bytes(recast.unit_bytes) == wanted.nbytes
+        assert bytes(transform.apply(data_of(slab), NONE)) == bytes(data_of(wanted))
+        assert transform.stored_bytes(transform.unit_bytes) == wanted.nbytes
 
 
 def test_a_view_of_groups_is_that_of_their_elements() -> None:

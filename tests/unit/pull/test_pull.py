@@ -16,8 +16,8 @@ from moeinf.errors import CheckpointError, DiskSpaceError, ModelNotFoundError, S
 from moeinf.pull import pull as install
 from moeinf.pull.convert import convert_shard
 from moeinf.pull.events import SilentProgress
+from moeinf.pull.model_names import named_origin, outside_origin
 from moeinf.pull.pull import PullPlan, ensure, plan_pull, pull
-from moeinf.pull.references import named_origin, outside_origin
 from moeinf.store.library import Library
 from moeinf.store.partials import pull_lock
 from moeinf.store.verify import verify

@@ -1,0 +1,182 @@
+"""Model names: what a user means by one, and where such a model comes from."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from moeinf.errors import ModelNotFoundError, StoreError
+from moeinf.store.library import Library, StoredModel
+from moeinf.store.manifest import ModelSource
+from moeinf.store.names import name_from, parse_name
+from moeinf.store.partials import PulledAs, find_partials, parse_source_record
+from moeinf.store.quantisation import KEEP, Quantisation
+
+DATA = Path(__file__).parents[1] / "data"
+_HUB_PREFIX = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/|hf://", re.IGNORECASE)
+_REPO = re.compile(r"([^/\s@]+/[^/\s@]+)(?:@(\S+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Something that can be pulled, and the name that it gets by default."""
+
+    kind: Literal["hub", "folder", "embedded"]
+    location: str  # org/repo, path, or name of the embedded model
+    revision: str
+    name: str
+    quantisation: Quantisation = KEEP  # what a pull of it stores, where nothing else is asked for
+
+    @property
+    def source(self) -> ModelSource:
+        """The source, at the revision that was asked for."""
+        return ModelSource(self.kind, self.location, self.revision)
+
+    @property
+    def locator(self) -> str:
+        """Two pulls with the same locator, into the same formats, share one work folder."""
+        return f"{self.kind}:{self.location}@{self.revision}"
+
+
+def origin_of(reference: str, library: Library) -> Origin:
+    """Resolves a reference. Raises ModelNotFoundError, which names those that are alike.
+
+    Order: a path, an address of the Hub, a stored name, an interrupted pull, an alias, org/repo[@revision].
+    """
+    outside = outside_origin(reference)
+    if outside is not None:
+        return outside
+    try:
+        if "/" not in reference:
+            return stored_origin(library.find(reference))
+    except ModelNotFoundError:
+        pass
+    begun = _begun(reference, library)
+    named = partial_origin(begun[0]) if begun else named_origin(reference)
+    if named is not None:
+        return named
+    stored = [model.name.removesuffix(":latest") for model in library.list()]
+    close = difflib.get_close_matches(reference, {*stored, *known_sources()}, n=3, cutoff=0.6)
+    hint = f"did you mean {' or '.join(close)}?" if close else "give org/repo, the path of a folder, or a known name"
+    shown = reference[:100] if reference.isprintable() else ascii(reference[:100])
+    raise ModelNotFoundError(f"model '{shown}' not found; {hint} (`moeinf list --available` shows the names)")
+
+
+def stored_model(reference: str, library: Library, wanted: Quantisation | None) -> StoredModel | None:
+    """Returns the stored model that a reference means, in the wanted formats; None where it has to be pulled."""
+    outside = outside_origin(reference)
+    if outside is not None and outside.kind == "folder":
+        return None  # the pull finds it up to date, or converts what has changed
+    name = f"{outside.location}@{outside.revision}".rstrip("@") if outside else reference
+    try:
+        if wanted is None:
+            return library.find(name)
+        origin = origin_of(reference, library)
+        model = library.find(variant_name(origin.name, wanted))
+        return model if model.manifest.source.same_origin(origin.source) else None  # the pull says whose it is
+    except ModelNotFoundError:
+        return None
+
+
+def variant_name(name: str, wanted: Quantisation) -> str:
+    """Returns the name with the formats as its tag; without a tag if the source's formats are kept."""
+    word, _ = parse_name(name)
+    return word if wanted == KEEP else f"{word}:{wanted.tag}"
+
+
+def continues(reference: str, library: Library, wanted: Quantisation | None) -> bool:
+    """Tells whether a pull would go on with an interrupted one, which is not running and makes the same formats."""
+    begun = _begun(reference, library)
+    return begun is not None and not begun[1] and wanted in (None, begun[0].quantisation)
+
+
+def _begun(reference: str, library: Library) -> tuple[PulledAs, bool] | None:
+    """Returns what an unfinished pull of this name was asked for, and whether it is running."""
+    if "/" in reference:
+        return None
+    found = (partial for partial in find_partials(library.home) if partial.matches(reference))
+    return next(((partial.asked, partial.running) for partial in found if partial.asked), None)
+
+
+def as_path(reference: str) -> Path | None:
+    """Returns the absolute path that a reference means by its form, or as the name of a checkpoint folder here."""
+    path = os.path.expanduser(reference)
+    looks_so = reference in (".", "..", "~") or reference.startswith(("/", "./", "../", "~/"))
+    if "\0" in reference or not (looks_so or os.path.isfile(os.path.join(path, "config.json"))):
+        return None
+    return Path(os.path.realpath(path))  # not Path.resolve, which raises for a loop of links
+
+
+def outside_origin(reference: str) -> Origin | None:
+    """Returns the origin for forms that go before stored names: paths and addresses of the Hub."""
+    path = as_path(reference)
+    if path is not None:
+        return Origin("folder", str(path), "", name_from(path.name))
+    prefix = _HUB_PREFIX.match(reference)
+    if prefix is None:
+        return None
+    rest = re.sub(r"/tree/([^/]+)/?$", r"@\1", reference[prefix.end() :]).rstrip("/")
+    return _hub_origin(rest) or Origin("hub", rest, "", "model")  # what is no repository is refused when it is opened
+
+
+def stored_origin(model: StoredModel) -> Origin:
+    """Returns what a stored model was made of, for an update.
+
+    Where its manifest is damaged, the source record tells. Raises StoreError where that is missing, too.
+    """
+    try:
+        source = model.manifest.source
+    except StoreError as damaged:
+        asked = parse_source_record(model.source_record())
+        if asked is None:
+            raise StoreError(f"{damaged}: `moeinf pull SOURCE --name {model.name}`, from where it came") from damaged
+        return replace(partial_origin(asked), name=model.name)
+    return Origin(
+        source.kind,
+        source.location,
+        model.source_record().get("requested", ""),
+        model.name,
+        model.manifest.quantisation,
+    )
+
+
+def partial_origin(asked: PulledAs) -> Origin:
+    """Returns what an interrupted pull was of, to go on with it."""
+    source = asked.source
+    return Origin(source.kind, source.location, source.revision, asked.name, asked.quantisation)
+
+
+def named_origin(reference: str) -> Origin | None:
+    """Returns the origin for forms that go after stored names: aliases, then org/repo[@revision]."""
+    alias = _aliases().get(reference.lower().removesuffix(":latest"))
+    if alias is not None:
+        name = reference.lower()
+        if alias["kind"] == "embedded":
+            return Origin("embedded", alias["name"], "", name)
+        return Origin("hub", alias["repo"], "", name)
+    return _hub_origin(reference)
+
+
+def known_sources() -> dict[str, str]:
+    """Returns the aliases in order, and where each is pulled from: org/repo, or `embedded`."""
+    return {name: alias.get("repo", alias["kind"]) for name, alias in sorted(_aliases().items())}
+
+
+def full_name(name: str) -> str:
+    """Completes a name that a user gave to `name:tag`. Raises UsageError."""
+    return ":".join(parse_name(name))
+
+
+def _hub_origin(text: str) -> Origin | None:
+    match = _REPO.fullmatch(text)
+    return Origin("hub", match[1], match[2] or "", name_from(match[1])) if match else None
+
+
+def _aliases() -> dict[str, dict[str, str]]:
+    aliases: dict[str, dict[str, str]] = json.loads((DATA / "aliases.json").read_text())
+    return aliases
