@@ -10,7 +10,7 @@ from torch import Tensor
 from moeinf.gpu.groups import make_groups
 from moeinf.gpu.matrix import DeviceMatrix, ExpertPart, ExpertParts
 from moeinf.gpu.matrix_ops import TritonMatrixOps
-from moeinf.gpu.vector_ops import DirectTable, TritonVectorOps
+from moeinf.gpu.vector_ops import AttentionForm, DirectTable, HeadForm, KeyValues, TritonVectorOps
 from moeinf.types import FORMAT_BLOCKS, ExpertForm, Format, IntArray, format_bytes
 from tests.oracles.torch_matrix import TorchMatrixOps
 from tests.oracles.torch_vector import TorchVectorOps
@@ -88,11 +88,11 @@ def test_experts_of_one_token_are_those_of_the_twin(format: Format) -> None:
     addresses = torch.from_numpy(np.where(ids == 9, 0, layer.addresses(ids))).cuda()
     results = []
     for ops in (TritonMatrixOps(), TorchMatrixOps()):
-        act, places = torch.zeros(TOP_K, INTERMEDIATE).cuda(), torch.full((TOP_K, HIDDEN), 5.0).cuda()
+        act, outputs = torch.zeros(TOP_K, INTERMEDIATE).cuda(), torch.full((TOP_K, HIDDEN), 5.0).cuda()
         ops.gate_up(x, addresses, layer.parts, act)
-        ops.down(act, addresses, layer.parts, places)
-        assert (places[4] == 5).all(), "the place of address 0 was left alone"
-        results.append(places)
+        ops.down(act, addresses, layer.parts, outputs)
+        assert (outputs[4] == 5).all(), "the pair of address 0 was left alone"
+        results.append(outputs)
     near(results[0], results[1], 1e-4 if format == "f32" else BF16_BIT)
 
 
@@ -105,18 +105,18 @@ def test_experts_of_a_prompt_are_those_of_the_twin_and_of_single_tokens(format: 
     results = []
     for ops in (TritonMatrixOps(), TorchMatrixOps()):
         act = torch.zeros(tokens * TOP_K, INTERMEDIATE).cuda()
-        places = torch.zeros(tokens * TOP_K, HIDDEN).cuda()
+        outputs = torch.zeros(tokens * TOP_K, HIDDEN).cuda()
         for batch in (np.arange(0, 9), np.arange(9, NUM_EXPERTS)):
             groups = make_groups(ids, batch, layer.addresses(batch), x.device)
             ops.gate_up_grouped(x, groups, layer.parts, act)
-            ops.down_grouped(act, groups, layer.parts, places)
-        results.append(places)
+            ops.down_grouped(act, groups, layer.parts, outputs)
+        results.append(outputs)
     near(results[0], results[1], 1e-4 if format == "f32" else 2 * BF16_BIT)
-    ops, act, places = TritonMatrixOps(), torch.zeros(TOP_K, INTERMEDIATE).cuda(), torch.zeros(TOP_K, HIDDEN).cuda()
+    ops, act, outputs = TritonMatrixOps(), torch.zeros(TOP_K, INTERMEDIATE).cuda(), torch.zeros(TOP_K, HIDDEN).cuda()
     addresses = torch.from_numpy(layer.addresses(ids[17])).cuda()
     ops.gate_up(x[17:18], addresses, layer.parts, act)
-    ops.down(act, addresses, layer.parts, places)
-    near(results[0][17 * TOP_K : 18 * TOP_K], places, 1e-4 if format == "f32" else 4 * BF16_BIT)
+    ops.down(act, addresses, layer.parts, outputs)
+    near(results[0][17 * TOP_K : 18 * TOP_K], outputs, 1e-4 if format == "f32" else 4 * BF16_BIT)
 
 
 FORMS = [
@@ -133,7 +133,7 @@ def test_experts_of_other_forms_are_those_of_the_twin(format: Format, form: Expe
     """One expert, in decode and for a prompt."""
     layer, x, ids = Layer(format), random(100, HIDDEN), np.zeros((100, 1), np.int64)
     parts = layer.parts._replace(gate=layer.parts.gate if form.gated else None, form=form)
-    if form.biased:  # in the place of the next expert
+    if form.biased:  # where the next expert lies
         layer.memory[layer.stride : layer.stride + 2 * HIDDEN] = random(HIDDEN, seed=2).bfloat16().view(torch.uint8)
         narrow, wide = (ExpertPart("bf16", rows, 1, layer.stride) for rows in (INTERMEDIATE, HIDDEN))
         parts = parts._replace(gate_bias=narrow if form.gated else None, up_bias=narrow, down_bias=wide)
@@ -141,13 +141,13 @@ def test_experts_of_other_forms_are_those_of_the_twin(format: Format, form: Expe
     groups = make_groups(ids, np.zeros(1, np.int64), addresses, x.device)
     results = []
     for ops in (TritonMatrixOps(), TorchMatrixOps()):
-        act, places = torch.zeros(100, INTERMEDIATE).cuda(), torch.zeros(100, HIDDEN).cuda()
+        act, outputs = torch.zeros(100, INTERMEDIATE).cuda(), torch.zeros(100, HIDDEN).cuda()
         ops.gate_up_grouped(x, groups, parts, act)
-        ops.down_grouped(act, groups, parts, places)
+        ops.down_grouped(act, groups, parts, outputs)
         one_act, one = torch.zeros(1, INTERMEDIATE).cuda(), torch.zeros(1, HIDDEN).cuda()
         ops.gate_up(x[:1], torch.from_numpy(addresses).cuda(), parts, one_act)
         ops.down(one_act, torch.from_numpy(addresses).cuda(), parts, one)
-        results.append((places, one))
+        results.append((outputs, one))
     for found, wanted in zip(*results, strict=True):
         near(found, wanted, 1e-4 if format == "f32" else 2 * BF16_BIT)
 
@@ -164,11 +164,11 @@ def test_attention_with_sinks_is_that_of_the_twin(
     position = torch.tensor([start], dtype=torch.int32, device="cuda")
     results = []
     for ops in (TritonVectorOps(), TorchVectorOps()):
-        keys, values = (cache.clone() for cache in caches)
+        cache = KeyValues(*(kept.clone() for kept in caches))
         q, k, v = (random(tokens, n * dim, seed=4 + n) for n in (heads, kv_heads, kv_heads))
-        ops.rope_store(q, k, v, None, None, 1e-6, 0.0, angles.cos(), angles.sin(), position, keys, values, True)
+        ops.rope_store(q, k, v, HeadForm(angles.cos(), angles.sin(), interleaved=True), position, cache)
         out = torch.empty_like(q)
-        ops.attend(q, keys, values, position, start, window, dim**-0.5, out, sinks)
+        ops.attend(q, cache, position, start, AttentionForm(dim**-0.5, window, sinks), out)
         results += [out]
     near(results[0], results[1], 1e-4 if dtype is torch.float32 else 2 * BF16_BIT)
 
@@ -185,24 +185,12 @@ def test_attention_is_that_of_the_twin(
     position = torch.tensor([start], dtype=torch.int32, device="cuda")
     results = []
     for ops in (TritonVectorOps(), TorchVectorOps()):
-        keys, values = (cache.clone() for cache in caches)
+        cache = KeyValues(*(kept.clone() for kept in caches))
         q, k, v = (random(tokens, n * dim, seed=4 + n) for n in (heads, kv_heads, kv_heads))
-        ops.rope_store(
-            q,
-            k,
-            v,
-            random(dim, seed=9),
-            random(dim, seed=8),
-            1e-6,
-            0.0,
-            angles.cos(),
-            angles.sin(),
-            position,
-            keys,
-            values,
-        )
+        norms = random(dim, seed=9), random(dim, seed=8)
+        ops.rope_store(q, k, v, HeadForm(angles.cos(), angles.sin(), False, *norms, 1e-6), position, cache)
         out = torch.empty_like(q)
-        ops.attend(q, keys, values, position, start, window, dim**-0.5, out)
+        ops.attend(q, cache, position, start, AttentionForm(dim**-0.5, window), out)
         results += [out]
     near(results[0], results[1], 1e-4 if dtype is torch.float32 else 2 * BF16_BIT)
 
@@ -215,7 +203,7 @@ def test_attention_of_beams_with_biases_is_that_of_the_twin(heads: int, biases: 
     results = []
     for ops in (TritonVectorOps(), TorchVectorOps()):
         out = torch.empty_like(q)
-        ops.attend(q, keys, values, position, 317, 0, 1.0, out, bias=bias)
+        ops.attend(q, KeyValues(keys, values), position, 317, AttentionForm(1.0, bias=bias), out)
         results.append(out)
     near(results[0], results[1], 1e-4)
 

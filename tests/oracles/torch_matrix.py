@@ -109,22 +109,22 @@ class TorchMatrixOps:
 
     def gate_up(self, x: Tensor, addresses: Tensor, parts: ExpertParts, out: Tensor) -> None:
         top_k = len(addresses) // len(x)
-        for place, address in enumerate(addresses.tolist()):
+        for pair, address in enumerate(addresses.tolist()):
             if address:
-                out[place] = _activated(x[place // top_k, None], address, parts, exact=True)
+                out[pair] = _activated(x[pair // top_k, None], address, parts, exact=True)
 
     def down(self, act: Tensor, addresses: Tensor, parts: ExpertParts, out: Tensor) -> None:
-        for place, address in enumerate(addresses.tolist()):
+        for pair, address in enumerate(addresses.tolist()):
             if address:
-                out[place] = _part_product(act[place, None], address, parts.down, parts.down_bias, exact=True)
+                out[pair] = _part_product(act[pair, None], address, parts.down, parts.down_bias, exact=True)
 
     def gate_up_grouped(self, x: Tensor, groups: Groups, parts: ExpertParts, out: Tensor) -> None:
-        for places, address in _tiles(groups):
-            out[places] = _activated(x[places // groups.top_k], address, parts, exact=False)
+        for pairs, address in _tiles(groups):
+            out[pairs] = _activated(x[pairs // groups.top_k], address, parts, exact=False)
 
     def down_grouped(self, act: Tensor, groups: Groups, parts: ExpertParts, out: Tensor) -> None:
-        for places, address in _tiles(groups):
-            out[places] = _part_product(act[places], address, parts.down, parts.down_bias, exact=False)
+        for pairs, address in _tiles(groups):
+            out[pairs] = _part_product(act[pairs], address, parts.down, parts.down_bias, exact=False)
 
 
 def _product(x: Tensor, w: DeviceMatrix, exact: bool) -> Tensor:
@@ -157,6 +157,6 @@ def activated(form: ExpertForm, gate: Tensor | None, up: Tensor) -> Tensor:
 
 
 def _tiles(groups: Groups) -> list[tuple[Tensor, int]]:
-    """Places [rows] and the address of each tile."""
+    """Pairs [rows] and the address of each tile."""
     tiles = zip(groups.starts.tolist(), groups.counts.tolist(), groups.addresses.tolist(), strict=True)
-    return [(groups.places[start : start + count].long(), address) for start, count, address in tiles]
+    return [(groups.pairs[start : start + count].long(), address) for start, count, address in tiles]

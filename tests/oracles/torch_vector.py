@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from moeinf.gpu.vector_ops import DirectTable
+    from moeinf.gpu.vector_ops import AttentionForm, DirectTable, HeadForm, KeyValues
 
 
 class TorchVectorOps:
@@ -19,44 +19,22 @@ class TorchVectorOps:
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
         out.copy_(_normed(x, weight, eps))
 
-    def rope_store(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        q_norm: Tensor | None,
-        k_norm: Tensor | None,
-        eps: float,
-        clip: float,
-        cos: Tensor,
-        sin: Tensor,
-        position: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        interleaved: bool = False,
-    ) -> None:
+    def rope_store(self, q: Tensor, k: Tensor, v: Tensor, form: HeadForm, position: Tensor, cache: KeyValues) -> None:
+        keys, values, eps, clip = cache.keys, cache.values, form.eps, form.clip
         tokens, kv_heads, _, head_dim = len(q), *keys.shape
-        places = position + torch.arange(tokens, device=q.device)
-        turns = (cos[places], sin[places], interleaved) if cos.shape[1] else None
-        queries = _finished(q.view(tokens, -1, head_dim), q_norm, eps, clip, turns)
-        new_keys = _finished(k.view(tokens, kv_heads, head_dim), k_norm, eps, clip, turns)
+        positions = position + torch.arange(tokens, device=q.device)
+        turns = (form.cos[positions], form.sin[positions], form.interleaved) if form.cos.shape[1] else None
+        queries = _finished(q.view(tokens, -1, head_dim), form.q_norm, eps, clip, turns)
+        new_keys = _finished(k.view(tokens, kv_heads, head_dim), form.k_norm, eps, clip, turns)
         q.copy_(queries.reshape(tokens, -1))
-        keys[:, places] = new_keys.transpose(0, 1).to(keys.dtype)
-        values[:, places] = _clipped(v, clip).view(tokens, kv_heads, head_dim).transpose(0, 1).to(values.dtype)
+        keys[:, positions] = new_keys.transpose(0, 1).to(keys.dtype)
+        values[:, positions] = _clipped(v, clip).view(tokens, kv_heads, head_dim).transpose(0, 1).to(values.dtype)
 
     def attend(
-        self,
-        q: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        position: Tensor,
-        start: int,
-        window: int,
-        scale: float,
-        out: Tensor,
-        sinks: Tensor | None = None,
-        bias: Tensor | None = None,
+        self, q: Tensor, cache: KeyValues, position: Tensor, start: int, form: AttentionForm, out: Tensor
     ) -> None:
+        keys, values, window, scale = cache.keys, cache.values, form.window, form.scale
+        sinks, bias = form.sinks, form.bias
         tokens, (kv_heads, _, head_dim) = len(q), keys.shape
         first = int(position)
         queries = q.view(tokens, kv_heads, -1, head_dim).to(keys.dtype).float()  # [tokens, kv_heads, group, D]
@@ -83,16 +61,16 @@ class TorchVectorOps:
         ids.copy_(best.indices[:, :k])
         weights.copy_(chosen / chosen.sum(1, keepdim=True) if normalise else chosen)
 
-    def combine(self, places: Tensor, weights: Tensor, out: Tensor) -> None:
+    def combine(self, pairs: Tensor, weights: Tensor, out: Tensor) -> None:
         tokens, k = weights.shape
         for choice in range(k):
-            out += weights[:, choice, None] * places.view(tokens, k, -1)[:, choice]
+            out += weights[:, choice, None] * pairs.view(tokens, k, -1)[:, choice]
 
     def claim(self, ids: Tensor, layer: int, table: DirectTable, addresses: Tensor, copies: Tensor) -> None:
         wanted = [layer * table.num_experts + expert for expert in ids.tolist()]
         assert len(wanted) <= len(table.key_of), "every expert of the call needs a slot"
         copies.zero_()
-        for place, key in enumerate(wanted):
+        for choice, key in enumerate(wanted):
             slot = int(table.slot_of[key])
             if slot < 0:
                 slot = _victim(table, layer, wanted)
@@ -100,9 +78,9 @@ class TorchVectorOps:
                 if old >= 0:
                     table.slot_of[old] = -1
                 table.key_of[slot], table.slot_of[key] = key, slot
-                copies[place, 0], copies[place, 1] = table.host[key], table.slot_address[slot]
+                copies[choice, 0], copies[choice, 1] = table.host[key], table.slot_address[slot]
                 table.misses.add_(1)
-            addresses[place] = table.slot_address[slot]
+            addresses[choice] = table.slot_address[slot]
         table.scores[wanted] = table.scores[wanted].maximum(table.scores[-1])
 
     def gather(self, copies: Tensor, num_bytes: int) -> None:

@@ -1,4 +1,4 @@
-"""Which rows of a prefill each program multiplies: the places of a batch of experts, sorted and cut into tiles."""
+"""Which rows of a prefill each program multiplies: token-expert pairs, sorted by expert and cut into tiles."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TILE_ROWS: Final = 64
 
 
 def make_groups(ids: IntArray, experts: IntArray, addresses: IntArray, device: torch.device) -> Groups:
-    """Tiles of the places whose expert is in `experts` (no id twice), whose blocks lie at `addresses`.
+    """Tiles of the pairs whose expert is in `experts` (no id twice), whose blocks lie at `addresses`.
 
     ids [tokens, top_k]; experts that no token chose have no tile. One upload, which does not wait for the device.
     """
@@ -26,7 +26,7 @@ def make_groups(ids: IntArray, experts: IntArray, addresses: IntArray, device: t
     turn[experts] = np.arange(len(experts))
     turns = turn[flat]
     (chosen,) = np.nonzero(turns >= 0)
-    places = chosen[np.argsort(turns[chosen], kind="stable")]
+    pairs = chosen[np.argsort(turns[chosen], kind="stable")]
     rows = np.bincount(turns[chosen], minlength=len(experts))  # of each expert
     tiles = -(-rows // TILE_ROWS)
     owner = np.repeat(np.arange(len(experts)), tiles)
@@ -34,20 +34,20 @@ def make_groups(ids: IntArray, experts: IntArray, addresses: IntArray, device: t
     starts = (np.cumsum(rows) - rows)[owner] + within * TILE_ROWS
     counts = np.minimum(rows[owner] - within * TILE_ROWS, TILE_ROWS)
 
-    # Addresses, starts, counts, places, each on a 16-byte border: kernels are compiled apart for pointers on others.
+    # Addresses, starts, counts, pairs, each on a 16-byte border: kernels are compiled apart for pointers on others.
     padded = -(-len(owner) // 4) * 4
-    packed = np.zeros(2 * padded + len(places) // 2 + 1, np.int64)
+    packed = np.zeros(2 * padded + len(pairs) // 2 + 1, np.int64)
     packed[: len(owner)] = np.asarray(addresses)[owner]
     words = packed[padded:].view(np.int32)
     words[: len(owner)], words[padded : padded + len(owner)] = starts, counts
-    words[2 * padded : 2 * padded + len(places)] = places
+    words[2 * padded : 2 * padded + len(pairs)] = pairs
     staged = torch.from_numpy(packed)
     if device.type == "cuda":
         staged = pinned_copy(staged)  # which torch keeps until the upload is done
     there = staged.to(device, non_blocking=True)
     words_there = there[padded:].view(torch.int32)
     return Groups(
-        places=words_there[2 * padded : 2 * padded + len(places)],
+        pairs=words_there[2 * padded : 2 * padded + len(pairs)],
         starts=words_there[: len(owner)],
         counts=words_there[padded : padded + len(owner)],
         addresses=there[: len(owner)],

@@ -76,10 +76,10 @@ class DeviceRouting(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """The places (token * top_k + choice) of a batch of experts, sorted by expert and cut into tiles of rows."""
+    """The pairs (token * top_k + choice) of a batch of experts, sorted by expert and cut into tiles of rows."""
 
-    places: Tensor  # int32 [places of the batch]
-    starts: Tensor  # int32 [tiles]: first row of the tile in `places`
+    pairs: Tensor  # int32 [pairs of the batch]
+    starts: Tensor  # int32 [tiles]: first row of the tile in `pairs`
     counts: Tensor  # int32 [tiles]: rows of the tile, at most tile_rows
     addresses: Tensor  # int64 [tiles]: of the expert's block
     tile_rows: int

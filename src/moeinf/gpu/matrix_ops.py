@@ -21,7 +21,8 @@ class MatrixOps(Protocol):
     """Has two implementations: TritonMatrixOps, and tests/oracles/torch_matrix.py to compare it with.
 
     Everything is contiguous and on the device; every operation writes into what it is given. What a row becomes does
-    not depend on the other rows of a call, nor on which places share a batch. (But a `linear` of more than MAX_ROWS
+    not depend on the other rows of a call, nor on which pairs share a batch. A pair is a token and one of the experts
+    that it was routed to; its number is token * top_k + choice. (But a `linear` of more than MAX_ROWS
     rows is torch's, whose order of sums may follow from their number.)
     """
 
@@ -32,26 +33,26 @@ class MatrixOps(Protocol):
     def gate_up(self, x: Tensor, addresses: Tensor, parts: ExpertParts, out: Tensor) -> None:
         """out = silu(gate(x)) * up(x), or what else parts.form says, for at most MAX_ROWS tokens.
 
-        x f32 [tokens, hidden], out f32 [tokens * top_k, intermediate]; place p belongs to token p // top_k, and
-        addresses[p] (int64 [tokens * top_k]) is where its expert's block lies: 0 leaves out[p] as it is.
+        x f32 [tokens, hidden], out f32 [tokens * top_k, intermediate]; addresses[p] (int64 [tokens * top_k]) is where
+        the block of pair p's expert lies: 0 leaves out[p] as it is.
         """
         ...
 
     def down(self, act: Tensor, addresses: Tensor, parts: ExpertParts, out: Tensor) -> None:
-        """act f32 [places, intermediate] -> out f32 [places, hidden], with the bias where there is one; places of
+        """act f32 [pairs, intermediate] -> out f32 [pairs, hidden], with the bias where there is one; pairs of
         address 0 stay as they are."""
         ...
 
     def make_groups(self, ids: IntArray, experts: IntArray, addresses: IntArray, device: torch.device) -> Groups:
-        """The places of ids [tokens, top_k] whose expert is among `experts`, whose blocks lie at `addresses`."""
+        """The pairs of ids [tokens, top_k] whose expert is among `experts`, whose blocks lie at `addresses`."""
         ...
 
     def gate_up_grouped(self, x: Tensor, groups: Groups, parts: ExpertParts, out: Tensor) -> None:
-        """gate_up of any number of tokens, for the places in `groups`; the others of `out` stay as they are."""
+        """gate_up of any number of tokens, for the pairs in `groups`; the others of `out` stay as they are."""
         ...
 
     def down_grouped(self, act: Tensor, groups: Groups, parts: ExpertParts, out: Tensor) -> None:
-        """down for the places in `groups`; the others of `out` stay as they are."""
+        """down for the pairs in `groups`; the others of `out` stay as they are."""
         ...
 
 
@@ -68,7 +69,7 @@ NUM_WARPS: Final = 4
 PLAIN_LANES: Final = 512
 QUANTISED_LANES: Final = 1024
 LINEAR_PROGRAMS: Final = 528  # four for each of 132 SMs
-EXPERT_PROGRAMS: Final = 96  # of one place: 8 places make it 768. Not of all, or a row would depend on the others
+EXPERT_PROGRAMS: Final = 96  # of one pair: 8 pairs make it 768. Not of all, or a row would depend on the others
 WIDEN_TILE: Final = (8, 256)  # rows, weights of each
 # What a program of a grouped kernel computes: columns of the output (of gate and of up each), and how many weights of a
 # row it multiplies in one step. f32 has no tensor cores, and takes more registers.
@@ -172,7 +173,7 @@ class TritonMatrixOps:
         cols, step = min(dot_tile(gate), dot_tile(up))
         self._kernels.gate_up_grouped[(_ceil(up.rows, cols), len(groups.starts))](
             x,
-            groups.places,
+            groups.pairs,
             groups.starts,
             groups.counts,
             groups.addresses,
@@ -200,7 +201,7 @@ class TritonMatrixOps:
         cols, step = dot_tile(part)
         self._kernels.down_grouped[(_ceil(part.rows, cols), len(groups.starts))](
             act,
-            groups.places,
+            groups.pairs,
             groups.starts,
             groups.counts,
             groups.addresses,

@@ -15,7 +15,7 @@ import triton.language as tl
 
 @triton.jit
 def _seen(position, token, WINDOW: tl.constexpr, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr):
-    """The places that a token sees, first and last + 1, and how many of them are one share."""
+    """The positions that a token sees, first and last + 1, and how many of them are one share."""
     last = tl.load(position) + token + 1
     num_seen = last
     if WINDOW > 0:
@@ -33,7 +33,7 @@ def attend_split(
     """Programs [tokens * KV_HEADS * PIECES, SPLITS]: BLOCK_G query heads of one key/value head, or fewer, over a share.
 
     Writes unnormalised sums mixed [tokens * HEADS, SPLITS, HEAD_DIM], and maxima and sums [tokens * HEADS, SPLITS].
-    bias [BIASES, capacity] or None: by how far back a place lies, of head h in row h % BIASES.
+    bias [BIASES, capacity] or None: by how far back a position lies, of head h in row h % BIASES.
     WIDEN: multiplies as f32, which gives the same: Triton's interpreter takes bf16 for integers in products.
     """
     GROUP: tl.constexpr = HEADS // KV_HEADS

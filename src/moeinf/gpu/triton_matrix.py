@@ -71,10 +71,10 @@ def linear(
         dots = row_dots(x + token * COLS, data, row, FORMAT, COLS, TILE, LANES)
         if bias is not None:
             dots += tl.load(bias + row)
-        place = out + token * ROWS + row
+        cell = out + token * ROWS + row
         if ADD:
-            dots += tl.load(place)
-        tl.store(place, dots, mask=own)
+            dots += tl.load(cell)
+        tl.store(cell, dots, mask=own)
 
 
 @triton.jit(do_not_specialize=["top_k"])
@@ -85,20 +85,20 @@ def gate_up(
     GATE: tl.constexpr, GATE_OFFSET: tl.constexpr, UP: tl.constexpr, UP_OFFSET: tl.constexpr,
     COLS: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, GATE_LANES: tl.constexpr, UP_LANES: tl.constexpr,
 ):  # fmt: skip
-    """Decode: TILE rows of gate, then of up, of a place's expert. One after the other, as both at once would take the
+    """Decode: TILE rows of gate, then of up, of a pair's expert. One after the other, as both at once would take the
     registers of twice as many programs; these hide each other's waits."""
-    place = tl.program_id(1)
-    address = tl.load(addresses + place)
+    pair = tl.program_id(1)
+    address = tl.load(addresses + pair)
     if address != 0:
         row, own = _tile(ROWS, TILE)
-        token = x + place // top_k * COLS
+        token = x + pair // top_k * COLS
         gate = 0.0
         if GATED:
             gate = row_dots(token, _part(address, GATE_OFFSET), row, GATE, COLS, TILE, GATE_LANES)
             gate = _with_bias(gate, address, row, GATE_BIAS, GATE_BIAS_OFFSET)
         up = row_dots(token, _part(address, UP_OFFSET), row, UP, COLS, TILE, UP_LANES)
         up = _with_bias(up, address, row, UP_BIAS, UP_BIAS_OFFSET)
-        tl.store(out + place * ROWS + row, _activated(gate, up, ACTIVATION, LIMIT, GATED), mask=own)
+        tl.store(out + pair * ROWS + row, _activated(gate, up, ACTIVATION, LIMIT, GATED), mask=own)
 
 
 @triton.jit
@@ -107,13 +107,13 @@ def down(
     FORMAT: tl.constexpr, OFFSET: tl.constexpr, COLS: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
     LANES: tl.constexpr,
 ):  # fmt: skip
-    """Decode: TILE rows of a place's expert."""
-    place = tl.program_id(1)
-    address = tl.load(addresses + place)
+    """Decode: TILE rows of a pair's expert."""
+    pair = tl.program_id(1)
+    address = tl.load(addresses + pair)
     if address != 0:
         row, own = _tile(ROWS, TILE)
-        dots = row_dots(act + place * COLS, _part(address, OFFSET), row, FORMAT, COLS, TILE, LANES)
-        tl.store(out + place * ROWS + row, _with_bias(dots, address, row, BIAS, BIAS_OFFSET), mask=own)
+        dots = row_dots(act + pair * COLS, _part(address, OFFSET), row, FORMAT, COLS, TILE, LANES)
+        tl.store(out + pair * ROWS + row, _with_bias(dots, address, row, BIAS, BIAS_OFFSET), mask=own)
 
 
 @triton.jit
@@ -142,14 +142,14 @@ def _add_product(sums, x, weights, FORMAT: tl.constexpr, NARROW: tl.constexpr):
 
 @triton.jit
 def gate_up_grouped(
-    x, places, starts, counts, addresses, out, top_k,
+    x, pairs, starts, counts, addresses, out, top_k,
     ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, GATED: tl.constexpr,
     GATE_BIAS: tl.constexpr, GATE_BIAS_OFFSET: tl.constexpr, UP_BIAS: tl.constexpr, UP_BIAS_OFFSET: tl.constexpr,
     GATE: tl.constexpr, GATE_OFFSET: tl.constexpr, UP: tl.constexpr, UP_OFFSET: tl.constexpr,
-    COLS: tl.constexpr, ROWS: tl.constexpr, PLACES: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr,
+    COLS: tl.constexpr, ROWS: tl.constexpr, PAIR_TILE: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr,
     NARROW: tl.constexpr,
 ):  # fmt: skip
-    """Prefill: a tile of places of one expert times TILE rows of its gate and up, which share the loads of x. Tiles
+    """Prefill: a tile of pairs of one expert times TILE rows of its gate and up, which share the loads of x. Tiles
     of one expert are neighbours in the grid, and so find its weights in L2.
 
     Rows of gate and up lie in turn in one product. Two that share x are a chain to the compiler, which then gives every
@@ -157,11 +157,11 @@ def gate_up_grouped(
     """
     PAIRED: tl.constexpr = GATED and GATE == UP
     row, own = _tile(ROWS, TILE)
-    place, there, address = _places(places, starts, counts, addresses, PLACES)
-    token = x + (place // top_k).to(tl.int64)[:, None] * COLS
+    pair, there, address = _pairs(pairs, starts, counts, addresses, PAIR_TILE)
+    token = x + (pair // top_k).to(tl.int64)[:, None] * COLS
     gate_at, up_at = _part(address, GATE_OFFSET), _part(address, UP_OFFSET)
-    gate = tl.zeros([PLACES, TILE], tl.float32)
-    sums = tl.zeros([PLACES, 2 * TILE if PAIRED else TILE], tl.float32)
+    gate = tl.zeros([PAIR_TILE, TILE], tl.float32)
+    sums = tl.zeros([PAIR_TILE, 2 * TILE if PAIRED else TILE], tl.float32)
     for start in range(0, COLS, STEP):
         k = start + tl.arange(0, STEP)
         part = tl.load(token + k[None, :], mask=there[:, None] & (k < COLS)[None, :], other=0.0)
@@ -175,43 +175,43 @@ def gate_up_grouped(
                 gate = _add_product(gate, part, gate_weights, GATE, NARROW)
         sums = _add_product(sums, part, weights, UP, NARROW)
     if PAIRED:
-        gate, up = tl.split(tl.reshape(sums, [PLACES, TILE, 2]))
+        gate, up = tl.split(tl.reshape(sums, [PAIR_TILE, TILE, 2]))
     else:
         up = sums
     gate = _with_bias(gate, address, row[None, :], GATE_BIAS, GATE_BIAS_OFFSET)
     up = _with_bias(up, address, row[None, :], UP_BIAS, UP_BIAS_OFFSET)
-    at = out + place.to(tl.int64)[:, None] * ROWS + row[None, :]
+    at = out + pair.to(tl.int64)[:, None] * ROWS + row[None, :]
     tl.store(at, _activated(gate, up, ACTIVATION, LIMIT, GATED), mask=there[:, None] & own[None, :])
 
 
 @triton.jit
 def down_grouped(
-    act, places, starts, counts, addresses, out, BIAS: tl.constexpr, BIAS_OFFSET: tl.constexpr,
-    FORMAT: tl.constexpr, OFFSET: tl.constexpr, COLS: tl.constexpr, ROWS: tl.constexpr, PLACES: tl.constexpr,
+    act, pairs, starts, counts, addresses, out, BIAS: tl.constexpr, BIAS_OFFSET: tl.constexpr,
+    FORMAT: tl.constexpr, OFFSET: tl.constexpr, COLS: tl.constexpr, ROWS: tl.constexpr, PAIR_TILE: tl.constexpr,
     TILE: tl.constexpr, STEP: tl.constexpr, NARROW: tl.constexpr,
 ):  # fmt: skip
-    """Prefill: a tile of places of one expert times TILE rows of its down."""
+    """Prefill: a tile of pairs of one expert times TILE rows of its down."""
     row, own = _tile(ROWS, TILE)
-    place, there, address = _places(places, starts, counts, addresses, PLACES)
-    rows = act + place.to(tl.int64)[:, None] * COLS
-    sums = tl.zeros([PLACES, TILE], tl.float32)
+    pair, there, address = _pairs(pairs, starts, counts, addresses, PAIR_TILE)
+    rows = act + pair.to(tl.int64)[:, None] * COLS
+    sums = tl.zeros([PAIR_TILE, TILE], tl.float32)
     for start in range(0, COLS, STEP):
         k = start + tl.arange(0, STEP)
         part = tl.load(rows + k[None, :], mask=there[:, None] & (k < COLS)[None, :], other=0.0)
         weights = _operand(_part(address, OFFSET), row, start, FORMAT, COLS, STEP, NARROW)
         sums = _add_product(sums, part, weights, FORMAT, NARROW)
     sums = _with_bias(sums, address, row[None, :], BIAS, BIAS_OFFSET)
-    at = out + place.to(tl.int64)[:, None] * ROWS + row[None, :]
+    at = out + pair.to(tl.int64)[:, None] * ROWS + row[None, :]
     tl.store(at, sums, mask=there[:, None] & own[None, :])
 
 
 @triton.jit
-def _places(places, starts, counts, addresses, PLACES: tl.constexpr):
-    """Places of this program's tile, which of them are there, and the address of their expert."""
+def _pairs(pairs, starts, counts, addresses, PAIR_TILE: tl.constexpr):
+    """Pairs of this program's tile, which of them are there, and the address of their expert."""
     tile = tl.program_id(1)
-    turn = tl.arange(0, PLACES)
+    turn = tl.arange(0, PAIR_TILE)
     there = turn < tl.load(counts + tile)
-    return tl.load(places + tl.load(starts + tile) + turn, mask=there, other=0), there, tl.load(addresses + tile)
+    return tl.load(pairs + tl.load(starts + tile) + turn, mask=there, other=0), there, tl.load(addresses + tile)
 
 
 @triton.jit

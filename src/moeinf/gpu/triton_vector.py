@@ -63,11 +63,11 @@ def rope_store(
     """One program a token and head: first the query heads, then the key/value heads. BLOCK covers half a head, the
     pairs; TURNED of these have positions."""
     token, head = tl.program_id(0), tl.program_id(1)
-    place = tl.load(position) + token
+    at_position = tl.load(position) + token
     at = tl.arange(0, BLOCK)
     inside = at < HALF
     first, second = _pairs(at, HALF, TURNED, INTERLEAVED)
-    angles = place.to(tl.int64) * TURNED + at
+    angles = at_position.to(tl.int64) * TURNED + at
     c = tl.load(cos + angles, mask=at < TURNED, other=1.0)
     s = tl.load(sin + angles, mask=at < TURNED, other=0.0)
     if head < HEADS:
@@ -80,7 +80,7 @@ def rope_store(
     else:
         kv_head = head - HEADS
         taken = (token.to(tl.int64) * KV_HEADS + kv_head) * 2 * HALF
-        cell = (kv_head.to(tl.int64) * capacity + place) * 2 * HALF
+        cell = (kv_head.to(tl.int64) * capacity + at_position) * 2 * HALF
         left = tl.load(k + taken + first, mask=inside, other=0.0)
         right = tl.load(k + taken + second, mask=inside, other=0.0)
         left, right = _finished(left, right, k_norm, eps, c, s, first, second, inside, HALF, CLIP)
@@ -128,15 +128,15 @@ def softmax_topk(
 
 
 @triton.jit
-def combine(places, weights, out, COUNT: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr):
+def combine(pairs, weights, out, COUNT: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr):
     """One program a token and BLOCK of its COUNT numbers; the choices are added one after the other."""
     token = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < COUNT
     total = tl.load(out + token * COUNT + at, mask=inside, other=0.0)
     for j in tl.static_range(K):
-        place = tl.load(places + (token * K + j) * COUNT + at, mask=inside, other=0.0)
-        total += tl.load(weights + token * K + j) * place
+        output = tl.load(pairs + (token * K + j) * COUNT + at, mask=inside, other=0.0)
+        total += tl.load(weights + token * K + j) * output
     tl.store(out + token * COUNT + at, total, mask=inside)
 
 
@@ -145,15 +145,15 @@ def claim(
     ids, layer, num_experts, slot_of, key_of, slot_address, host, scores, misses, addresses, copies, num_slots,
     num_keys, STEP: tl.constexpr, P: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program. Each victim is one minimum over (place of its score in the order of floats, slot) in 64 bits."""
-    place = tl.arange(0, BLOCK_P)
-    valid = place < P
-    key = layer * num_experts + tl.load(ids + place, mask=valid, other=0)
-    held = tl.load(slot_of + key, mask=valid, other=0)  # places past P count as hits
+    """One program. Each victim is one minimum over (rank of its score in the order of floats, slot) in 64 bits."""
+    choice = tl.arange(0, BLOCK_P)
+    valid = choice < P
+    key = layer * num_experts + tl.load(ids + choice, mask=valid, other=0)
+    held = tl.load(slot_of + key, mask=valid, other=0)  # choices past P count as hits
     address = tl.load(slot_address + tl.maximum(held, 0), mask=valid, other=0)
-    tl.store(addresses + place, address, mask=valid & (held >= 0))
-    tl.store(copies + 2 * place, tl.zeros([BLOCK_P], tl.int64), mask=valid & (held >= 0))
-    tl.store(copies + 2 * place + 1, tl.zeros([BLOCK_P], tl.int64), mask=valid & (held >= 0))
+    tl.store(addresses + choice, address, mask=valid & (held >= 0))
+    tl.store(copies + 2 * choice, tl.zeros([BLOCK_P], tl.int64), mask=valid & (held >= 0))
+    tl.store(copies + 2 * choice + 1, tl.zeros([BLOCK_P], tl.int64), mask=valid & (held >= 0))
     num_misses = tl.sum((held < 0).to(tl.int32), axis=0)
     if num_misses > 0:
         slot = tl.arange(0, BLOCK)
@@ -168,17 +168,17 @@ def claim(
         out_of_reach = 0x7FFFFFFFFFFFFFFF
         order = tl.where(slot < num_slots, order, out_of_reach)
         for p in range(P):
-            used = tl.sum(tl.where(place == p, held, 0), axis=0)
+            used = tl.sum(tl.where(choice == p, held, 0), axis=0)
             order = tl.where(slot == used, out_of_reach, order)  # a miss has -1, which no slot is
         # Nothing may be stored in the table before every thread has loaded its part of it.
         tl.debug_barrier()
         for p in range(P):
-            if tl.sum(tl.where(place == p, held, 0), axis=0) < 0:
+            if tl.sum(tl.where(choice == p, held, 0), axis=0) < 0:
                 best = tl.min(order, axis=0)
                 order = tl.where(order == best, out_of_reach, order)
                 victim = (best & 0xFFFFFFFF).to(tl.int32)
                 leaving = tl.load(key_of + victim)  # of no earlier turn: victims are distinct
-                entering = tl.sum(tl.where(place == p, key, 0), axis=0)
+                entering = tl.sum(tl.where(choice == p, key, 0), axis=0)
                 destination = tl.load(slot_address + victim)
                 tl.store(slot_of + leaving, -1, mask=leaving >= 0)
                 tl.store(slot_of + entering, victim)

@@ -39,6 +39,47 @@ class DirectTable:
     step: int  # layers that a token visits, for the distance; 0: there is none
 
 
+@dataclass(frozen=True, slots=True)
+class HeadForm:
+    """What is done with the heads of a layer before its keys and values are stored, in this order.
+
+    q and k get the rms norm of each head by the weights q_norm and k_norm, f32 [D]; q, k and v are clipped to
+    -clip..clip (0: they are not); cos and sin, f32 [capacity, R / 2], rotate the first R numbers of each head of q and
+    k (R may be 0), in pairs (i, i + R / 2), or interleaved, (2 i, 2 i + 1).
+    """
+
+    cos: Tensor
+    sin: Tensor
+    interleaved: bool = False
+    q_norm: Tensor | None = None
+    k_norm: Tensor | None = None
+    eps: float = 0.0
+    clip: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class KeyValues:
+    """The cache of a layer: keys and values [kv_heads, capacity, D], both f32, f16 or bf16."""
+
+    keys: Tensor
+    values: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionForm:
+    """How a token attends to the positions up to its own: to the last `window` of them (0: to all).
+
+    sinks f32 [heads]: a further score, whose weight goes nowhere (arXiv 2309.17453; per head as in gpt-oss).
+    bias f32 [n, capacity], for at most MAX_ROWS tokens: row h % n is added to the scores of head h, indexed by how many
+    positions back a key lies.
+    """
+
+    scale: float
+    window: int = 0
+    sinks: Tensor | None = None
+    bias: Tensor | None = None
+
+
 class VectorOps(Protocol):
     """Has two implementations: TritonVectorOps, and tests/oracles/torch_vector.py to compare it with."""
 
@@ -46,54 +87,21 @@ class VectorOps(Protocol):
         """out = x / rms(x) * weight of each row. x, out f32 [tokens, hidden], weight f32 [hidden]; out may be x."""
         ...
 
-    def rope_store(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        q_norm: Tensor | None,
-        k_norm: Tensor | None,
-        eps: float,
-        clip: float,
-        cos: Tensor,
-        sin: Tensor,
-        position: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        interleaved: bool = False,
-    ) -> None:
-        """Finishes the heads of a layer, and stores keys and values; of k and v nothing changes but the cache.
+    def rope_store(self, q: Tensor, k: Tensor, v: Tensor, form: HeadForm, position: Tensor, cache: KeyValues) -> None:
+        """Finishes the heads of a layer as `form` says, and stores keys and values; of k and v the cache alone changes.
 
-        In this order: rms norm of each head (q and k), clip to -clip..clip (q, k and v; 0 for none), rotary positions
-        (q and k), store. q f32 [tokens, heads * D], in place; k, v f32 [tokens, kv_heads * D]; q_norm, k_norm f32 [D];
-        cos, sin f32 [capacity, R / 2] turn the first R numbers of a head (R may be 0), in pairs (i, i + R / 2), or
-        interleaved, (2 i, 2 i + 1); position int32 [1]: place of the first token; keys, values [kv_heads, capacity, D]
-        in f32, f16 or bf16.
+        q f32 [tokens, heads * D], in place; k, v f32 [tokens, kv_heads * D]; position int32 [1]: of the first token.
         """
         ...
 
     def attend(
-        self,
-        q: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        position: Tensor,
-        start: int,
-        window: int,
-        scale: float,
-        out: Tensor,
-        sinks: Tensor | None = None,
-        bias: Tensor | None = None,
+        self, q: Tensor, cache: KeyValues, position: Tensor, start: int, form: AttentionForm, out: Tensor
     ) -> None:
-        """Causal attention: token t sees the places up to position + t, the last `window` of them (0: all).
+        """Causal attention: token t sees the positions up to position + t, as far as `form` lets it.
 
-        q, out f32 [tokens, heads * D]; keys, values as rope_store left them; sinks f32 [heads]: a further score, whose
-        weight goes nowhere (arXiv 2309.17453; per head as in gpt-oss). q is rounded to the cache's type; for up to
+        q, out f32 [tokens, heads * D]; cache as rope_store left it. q is rounded to the cache's type; for up to
         MAX_ROWS tokens scores and sums are f32, and a token's result does not depend on the others of the call. Beyond,
         the result may be rounded to the type of the cache. `start` is position on the host, and is used only there.
-
-        bias f32 [n, capacity], for at most MAX_ROWS tokens: row h % n is added to the scores of head h, at how many
-        places back a key lies.
         """
         ...
 
@@ -104,8 +112,11 @@ class VectorOps(Protocol):
         """
         ...
 
-    def combine(self, places: Tensor, weights: Tensor, out: Tensor) -> None:
-        """out [tokens, hidden] += weights [tokens, k] times places [tokens * k, hidden], one after the other."""
+    def combine(self, pairs: Tensor, weights: Tensor, out: Tensor) -> None:
+        """out [tokens, hidden] += weights [tokens, k] times the outputs of the token-expert pairs, one after the other.
+
+        pairs [tokens * k, hidden]: these outputs.
+        """
         ...
 
     def claim(self, ids: Tensor, layer: int, table: DirectTable, addresses: Tensor, copies: Tensor) -> None:
@@ -148,65 +159,41 @@ class TritonVectorOps:
             x, weight, out, eps, COUNT=hidden, BLOCK=block, num_warps=_warps(block), **LAUNCH
         )
 
-    def rope_store(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        q_norm: Tensor | None,
-        k_norm: Tensor | None,
-        eps: float,
-        clip: float,
-        cos: Tensor,
-        sin: Tensor,
-        position: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        interleaved: bool = False,
-    ) -> None:
-        kv_heads, capacity, head_dim = keys.shape
-        heads, half, turned = q.shape[1] // head_dim, head_dim // 2, cos.shape[1]
+    def rope_store(self, q: Tensor, k: Tensor, v: Tensor, form: HeadForm, position: Tensor, cache: KeyValues) -> None:
+        kv_heads, capacity, head_dim = cache.keys.shape
+        heads, half, turned = q.shape[1] // head_dim, head_dim // 2, form.cos.shape[1]
         self._vector.rope_store[(len(q), heads + kv_heads)](
             q,
             k,
             v,
-            q_norm,
-            k_norm,
-            cos,
-            sin,
+            form.q_norm,
+            form.k_norm,
+            form.cos,
+            form.sin,
             position,
-            keys,
-            values,
+            cache.keys,
+            cache.values,
             capacity,
-            eps,
+            form.eps,
             HEADS=heads,
             KV_HEADS=kv_heads,
             HALF=half,
             TURNED=turned,
-            INTERLEAVED=interleaved and turned > 0,
-            CLIP=clip,
+            INTERLEAVED=form.interleaved and turned > 0,
+            CLIP=form.clip,
             BLOCK=_power_of_two(half),
             num_warps=1,
             **LAUNCH,
         )
 
     def attend(
-        self,
-        q: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        position: Tensor,
-        start: int,
-        window: int,
-        scale: float,
-        out: Tensor,
-        sinks: Tensor | None = None,
-        bias: Tensor | None = None,
+        self, q: Tensor, cache: KeyValues, position: Tensor, start: int, form: AttentionForm, out: Tensor
     ) -> None:
+        keys, values, bias = cache.keys, cache.values, form.bias
         tokens, (kv_heads, capacity, head_dim) = len(q), keys.shape
         if tokens > MAX_ROWS:
             assert bias is None, "biases are for a few tokens"
-            attend_many(q, keys, values, start, window, scale, out, sinks)
+            attend_many(q, cache, start, form, out)
             return
         heads, block_d = q.shape[1] // head_dim, max(16, _power_of_two(head_dim))
         # What heads share a program's loads: 16 of 1024 numbers fill the registers of its 256 threads.
@@ -216,7 +203,7 @@ class TritonVectorOps:
         # Of keys and of values 16 KiB a block, twice since the next is loaded meanwhile: what any card has room for.
         # A product takes 32 bytes of positions at least; with more, 1024 floats beside the queries would not fit.
         block_n = max(32 // keys.itemsize, min(64, (16 << 10) // (block_d * keys.itemsize)))
-        shape = {"WINDOW": window, "SPLITS": splits, "BLOCK_N": block_n}
+        shape = {"WINDOW": form.window, "SPLITS": splits, "BLOCK_N": block_n}
         partial = self._buffers(q.device, heads, splits, head_dim)
         self._attention.attend_split[(tokens * programs, splits)](
             q,
@@ -226,7 +213,7 @@ class TritonVectorOps:
             position,
             *partial,
             capacity,
-            scale,
+            form.scale,
             HEADS=heads,
             KV_HEADS=kv_heads,
             HEAD_DIM=head_dim,
@@ -241,7 +228,7 @@ class TritonVectorOps:
         )
         piece = min(64, block_d)
         self._attention.attend_merge[(tokens * heads, -(-head_dim // piece))](
-            *partial, position, sinks, out, HEADS=heads, HEAD_DIM=head_dim, BLOCK_D=piece, **shape, **LAUNCH
+            *partial, position, form.sinks, out, HEADS=heads, HEAD_DIM=head_dim, BLOCK_D=piece, **shape, **LAUNCH
         )
 
     def softmax_topk(self, logits: Tensor, k: int, normalise: bool, ids: Tensor, weights: Tensor) -> None:
@@ -259,11 +246,11 @@ class TritonVectorOps:
             **LAUNCH,
         )
 
-    def combine(self, places: Tensor, weights: Tensor, out: Tensor) -> None:
+    def combine(self, pairs: Tensor, weights: Tensor, out: Tensor) -> None:
         tokens, hidden = out.shape
         block = 256
         self._vector.combine[(tokens, -(-hidden // block))](
-            places, weights, out, COUNT=hidden, K=weights.shape[1], BLOCK=block, num_warps=2, **LAUNCH
+            pairs, weights, out, COUNT=hidden, K=weights.shape[1], BLOCK=block, num_warps=2, **LAUNCH
         )
 
     def claim(self, ids: Tensor, layer: int, table: DirectTable, addresses: Tensor, copies: Tensor) -> None:
@@ -310,22 +297,14 @@ class TritonVectorOps:
         return self._partial[key]
 
 
-def attend_many(
-    q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    start: int,
-    window: int,
-    scale: float,
-    out: Tensor,
-    sinks: Tensor | None = None,
-) -> None:
+def attend_many(q: Tensor, cache: KeyValues, start: int, form: AttentionForm, out: Tensor) -> None:
     """VectorOps.attend for prefill, by torch's kernels in the cache's type; out is rounded to it.
 
     In one piece where the whole of it is a causal square, else in blocks of queries with a mask of at most
-    MASK_ELEMENTS. What query heads share is broadcast, not copied: [kv_heads, group, places, D] with a stride of 0.
+    MASK_ELEMENTS. What query heads share is broadcast, not copied: [kv_heads, group, positions, D] with a stride of 0.
     Sinks are one more key in front of the others, with a value of 0, and one more query, so that a square stays one.
     """
+    keys, values, window, sinks, scale = cache.keys, cache.values, form.window, form.sinks, form.scale
     tokens, (kv_heads, _, head_dim) = len(q), keys.shape
     queries = q.view(tokens, kv_heads, -1, head_dim).permute(1, 2, 0, 3).to(keys.dtype)
     outs = out.view(tokens, kv_heads, -1, head_dim).permute(1, 2, 0, 3)
@@ -352,17 +331,20 @@ def attend_many(
         last = min(first + size, tokens)
         begin = max(0, start + first - window + 1) if window else 0
         rows = torch.arange(start + first, start + last, device=q.device)[:, None]
-        places = torch.arange(begin, start + last, device=q.device)
-        mask = places <= rows
+        seen = torch.arange(begin, start + last, device=q.device)
+        mask = seen <= rows
         if window:
-            mask &= places > rows - window
+            mask &= seen > rows - window
         attend(slice(first, last), slice(begin, start + last), mask)
 
 
 def _with_sinks(queries: Tensor, keys: Tensor, values: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries [kv_heads, group, n, D], keys and values [kv_heads, places, D], all longer by one place, in front, and by
-    8 numbers (a multiple, as torch's kernels ask for): two in which a query meets the first key alone, with the product
-    `sinks` [heads], as a sum of two numbers of the cache's type, since one would have too few bits."""
+    """Queries [kv_heads, group, n, D], keys and values [kv_heads, positions, D], with the sinks as a further key.
+
+    All become longer by one position, in front, and by 8 numbers (a multiple, as torch's kernels ask for). In two of
+    these a query meets the first key alone, with the product `sinks` [heads]: as a sum of two numbers of the cache's
+    type, since one would have too few bits.
+    """
     kv_heads, group, _, head_dim = queries.shape
     pad = torch.nn.functional.pad
     queries, keys, values = pad(queries, (0, 8, 1, 0)), pad(keys, (0, 8, 1, 0)), pad(values, (0, 8, 1, 0))

@@ -52,7 +52,7 @@ def test_tiles_of_16_bit_numbers_are_multiplied_by_tensor_cores(compiled: list[d
 
 
 def test_no_warp_multiplies_what_another_does(compiled: list[dict[str, Any]]) -> None:
-    """Of a tile of 64 places by 64 rows, twice where gated, and 64 weights, each of 8 warps has an eighth."""
+    """Of a tile of 64 pairs by 64 rows, twice where gated, and 64 weights, each of 8 warps has an eighth."""
     for kernel in compiled:
         if "grouped" in kernel["name"] and kernel["mma_products"]:
             assert kernel["mma_products"] == (32 if kernel["gated"] else 16), kernel

@@ -220,20 +220,20 @@ class Experts:
         ]
 
     def outputs(self, x: Tensor, act: Tensor, ids: list[int]) -> tuple[Tensor, ...]:
-        """What gate_up and down give of each place, and the magnitudes of the sums, by nothing but torch's products.
+        """What gate_up and down give of each pair, and the magnitudes of the sums, by nothing but torch's products.
 
         The magnitude of f(g) * u takes how far an error of g or u can move it: no f is steeper than 1.15."""
         ups, downs = [], []
-        for place, expert in enumerate(ids):
-            row = x[place // (len(ids) // len(x))]
+        for pair, expert in enumerate(ids):
+            row = x[pair // (len(ids) // len(x))]
             u, u_size = self._product(expert, "up", row)
             g, g_size = self._product(expert, "gate", row) if self.form.gated else (u, u_size)
             f, other = self._activated(g), u if self.form.gated else torch.ones(1)
             if self.form.activation == "swiglu_clamped":
                 other = u.clip(-self.form.limit, self.form.limit) + 1
             ups.append((f * other, 1.15 * g_size * other.abs() + f.abs() * u_size))
-            downs.append(self._product(expert, "down", act[place]))
-        return tuple(torch.stack(column) for pairs in (ups, downs) for column in zip(*pairs, strict=True))
+            downs.append(self._product(expert, "down", act[pair]))
+        return tuple(torch.stack(column) for columns in (ups, downs) for column in zip(*columns, strict=True))
 
     def _product(self, expert: int, name: str, x: Tensor) -> tuple[Tensor, Tensor]:
         """With the bias, and the magnitude of the sum."""
@@ -255,7 +255,7 @@ class Experts:
 
 
 @pytest.mark.parametrize("formats", EXPERT_FORMATS, ids="-".join)
-def test_places_are_computed_by_the_expert_at_their_address(
+def test_pairs_are_computed_by_the_expert_at_their_address(
     ops: MatrixOps, formats: tuple[Format, Format, Format]
 ) -> None:
     experts, ids = Experts(formats, 3), [2, 0, 1, 2]
@@ -273,7 +273,7 @@ def test_places_are_computed_by_the_expert_at_their_address(
 
 
 @pytest.mark.parametrize("formats", EXPERT_FORMATS, ids="-".join)
-def test_a_prefill_writes_the_places_of_the_batch_alone(
+def test_a_prefill_writes_the_pairs_of_the_batch_alone(
     ops: MatrixOps, monkeypatch: pytest.MonkeyPatch, formats: tuple[Format, Format, Format]
 ) -> None:
     monkeypatch.setattr(grouping, "TILE_ROWS", 16)
@@ -338,13 +338,13 @@ def test_a_place_has_the_same_bits_in_whatever_batch_it_comes(kernels: MatrixOps
 # ---- groups and tiles
 
 
-def places_of(groups: Groups) -> dict[int, list[list[int]]]:
-    """Address -> the places of each of its tiles."""
+def pairs_of(groups: Groups) -> dict[int, list[list[int]]]:
+    """Address -> the pairs of each of its tiles."""
     found: dict[int, list[list[int]]] = {}
     for start, count, address in zip(
         groups.starts.tolist(), groups.counts.tolist(), groups.addresses.tolist(), strict=True
     ):
-        found.setdefault(address, []).append(groups.places[start : start + count].tolist())
+        found.setdefault(address, []).append(groups.pairs[start : start + count].tolist())
     return found
 
 
@@ -355,11 +355,11 @@ def test_groups_hold_each_place_of_their_experts_once_in_tiles_of_one_expert() -
     groups = make_groups(ids, experts, 4096 * (experts + 1), CPU)
     assert groups.top_k == 3
     for expert in experts.tolist():
-        tiles = places_of(groups)[4096 * (expert + 1)]
-        assert [place for tile in tiles for place in tile] == np.flatnonzero(ids.reshape(-1) == expert).tolist()
+        tiles = pairs_of(groups)[4096 * (expert + 1)]
+        assert [pair for tile in tiles for pair in tile] == np.flatnonzero(ids.reshape(-1) == expert).tolist()
         assert [len(tile) for tile in tiles[:-1]] == [groups.tile_rows] * (len(tiles) - 1)
         assert 0 < len(tiles[-1]) <= groups.tile_rows
-    assert len(places_of(groups)) == 3
+    assert len(pairs_of(groups)) == 3
 
 
 @pytest.mark.parametrize("tokens", [1, 3, 70, 200])
@@ -368,13 +368,13 @@ def test_groups_lie_on_the_same_borders_whatever_their_number(tokens: int) -> No
     ids = np.stack([np.random.default_rng(tokens).permutation(7)[:3] for _ in range(tokens)])
     groups = make_groups(ids, np.arange(7), 4096 * np.arange(1, 8), CPU)
     first = groups.addresses.data_ptr()
-    assert all((part.data_ptr() - first) % 16 == 0 for part in (groups.starts, groups.counts, groups.places))
+    assert all((part.data_ptr() - first) % 16 == 0 for part in (groups.starts, groups.counts, groups.pairs))
 
 
 def test_experts_that_nobody_chose_have_no_tiles(ops: MatrixOps) -> None:
     experts = Experts(("bf16", "bf16", "bf16"), 1)
     groups = make_groups(np.array([[0, 3]]), np.array([9, 3]), np.array([4096, 8192]), CPU)
-    assert places_of(groups) == {8192: [[1]]}
+    assert pairs_of(groups) == {8192: [[1]]}
     none = make_groups(np.array([[0, 3]]), np.array([1, 9]), np.array([4096, 8192]), CPU)
     out = torch.full((2, INTERMEDIATE), UNTOUCHED)
     ops.gate_up_grouped(random(1, HIDDEN), none, experts.parts, out)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from moeinf.gpu.vector_ops import DirectTable, TritonVectorOps
+from moeinf.gpu.vector_ops import AttentionForm, DirectTable, HeadForm, KeyValues, TritonVectorOps
 from tests.support.compiling import TARGETS, compiled_kernel, lines_of
 
 KERNELS = {"rms_norm", "rope_store", "attend_split", "attend_merge", "softmax_topk", "combine", "claim", "gather"}
@@ -76,16 +76,19 @@ def launch_all(ops: TritonVectorOps) -> None:
         q, k = torch.empty(1, heads * head_dim), torch.empty(1, kv_heads * head_dim)
         keys, angles = torch.empty(kv_heads, 32, head_dim, dtype=dtype), torch.empty(32, head_dim // 2)
         norm = None if clip else torch.empty(head_dim)
-        ops.rope_store(q, k, k, norm, norm, 1e-6, clip, angles, angles, position, keys, keys)
-        ops.attend(q, keys, keys, position, 0, window, 0.1, q)
+        cache = KeyValues(keys, keys)
+        ops.rope_store(q, k, k, HeadForm(angles, angles, False, norm, norm, 1e-6, clip), position, cache)
+        ops.attend(q, cache, position, 0, AttentionForm(0.1, window), q)
     q, k, norm = torch.empty(1, 64 * 64), torch.empty(1, 8 * 64), torch.empty(64)
     keys = torch.empty(8, 32, 64, dtype=torch.bfloat16)
-    ops.attend(q, keys, keys, position, 0, 128, 0.125, q, torch.empty(64))  # gpt-oss: sinks
+    cache = KeyValues(keys, keys)
+    ops.attend(q, cache, position, 0, AttentionForm(0.125, 128, sinks=torch.empty(64)), q)  # gpt-oss
     beams, past = torch.empty(1, 4 * 12 * 64), torch.empty(4 * 12, 32, 64)
-    ops.attend(beams, past, past, position, 0, 0, 1.0, beams, None, torch.empty(12, 32))  # switch-base: biases
+    biased = AttentionForm(1.0, bias=torch.empty(12, 32))  # switch-base
+    ops.attend(beams, KeyValues(past, past), position, 0, biased, beams)
     for rotary_dim, interleaved in ((64, True), (32, False), (16, True), (0, False)):
         angles = torch.empty(32, rotary_dim // 2)
-        ops.rope_store(q, k, k, norm, norm, 1e-6, 0.0, angles, angles, position, keys, keys, interleaved)
+        ops.rope_store(q, k, k, HeadForm(angles, angles, interleaved, norm, norm, 1e-6), position, cache)
     ids = torch.empty(8, dtype=torch.int32)
     for experts, top_k in ((128, 8), (8, 2), (384, 6), (512, 10)):
         weights = torch.empty(1, top_k)

@@ -12,7 +12,7 @@ from torch import Tensor
 from moeinf import _native
 from moeinf.gpu import vector_ops
 from moeinf.gpu.matrix import MAX_ROWS
-from moeinf.gpu.vector_ops import DirectTable, TritonVectorOps, VectorOps
+from moeinf.gpu.vector_ops import AttentionForm, DirectTable, HeadForm, KeyValues, TritonVectorOps, VectorOps
 from moeinf.types import DType
 from tests.oracles.torch_vector import TorchVectorOps
 
@@ -100,24 +100,11 @@ class Heads:
     def store(self, ops: VectorOps, norms: bool = False, clip: float = 0.0, interleaved: bool = False) -> None:
         head_dim = self.keys.shape[2]
         q_norm, k_norm = (random(head_dim, seed=4), random(head_dim, seed=5)) if norms else (None, None)
-        ops.rope_store(
-            self.q,
-            self.k,
-            self.v,
-            q_norm,
-            k_norm,
-            1e-6,
-            clip,
-            self.cos,
-            self.sin,
-            self.position,
-            self.keys,
-            self.values,
-            interleaved,
-        )
+        form = HeadForm(self.cos, self.sin, interleaved, q_norm, k_norm, 1e-6, clip)
+        ops.rope_store(self.q, self.k, self.v, form, self.position, KeyValues(self.keys, self.values))
 
     def fill(self) -> None:
-        """As if all places up to the last token's had been stored."""
+        """As if all positions up to the last token's had been stored."""
         seen = int(self.position) + len(self.q)
         for number, cache in enumerate((self.keys, self.values)):
             cache[:, :seen] = random(*cache[:, :seen].shape, seed=number).to(cache.dtype)
@@ -125,21 +112,11 @@ class Heads:
             self.q = self.q.bfloat16().float()
 
     def attend(self, ops: VectorOps, window: int, tokens: slice = slice(None)) -> Tensor:
-        """Of some of the tokens, each at its own place."""
+        """Of some of the tokens, each at its own position."""
         q = self.q[tokens].contiguous()
         out, position = torch.full_like(q, torch.nan), self.position + (tokens.start or 0)
-        ops.attend(
-            q,
-            self.keys,
-            self.values,
-            position,
-            int(position),
-            window,
-            self.keys.shape[2] ** -0.5,
-            out,
-            self.sinks,
-            self.bias,
-        )
+        form = AttentionForm(self.keys.shape[2] ** -0.5, window, self.sinks, self.bias)
+        ops.attend(q, KeyValues(self.keys, self.values), position, int(position), form, out)
         return out
 
 
@@ -230,19 +207,20 @@ def test_a_layer_of_twins_equals_the_native_one(
         normed, position = torch.empty_like(x), torch.tensor([start], dtype=torch.int32)
         TWIN.rms_norm(x, norm, 1e-6, normed)
         q, k, v = (normed @ w.T for w in (wq, wk, wv))
-        TWIN.rope_store(q, k, v, q_norm, k_norm, 1e-6, clip, cos, sin, position, keys, values)
+        form, cache = HeadForm(cos, sin, False, q_norm, k_norm, 1e-6, clip), KeyValues(keys, values)
+        TWIN.rope_store(q, k, v, form, position, cache)
         mixed = torch.empty_like(q)
-        TWIN.attend(q, keys, values, position, start, window, head_dim**-0.5, mixed)
+        TWIN.attend(q, cache, position, start, AttentionForm(head_dim**-0.5, window), mixed)
         assert_near(x + mixed @ wo.T, torch.from_numpy(expected), max(2e-5, CACHE_TOLERANCE[TYPES[format]]))
 
 
 @pytest.mark.parametrize("dtype", TYPES.values(), ids=TYPES)
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "tokens", "position", "window"), [
-    (4, 4, 16, 1, 0, 0),  # one place seen
+    (4, 4, 16, 1, 0, 0),  # one position seen
     (6, 2, 80, 3, 70, 0),  # heads of no power of two, groups of three, shares of which the last is cut
     (40, 2, 96, 2, 130, 50),  # groups beyond 16, a window
     (6, 3, 4, 1, 700, 0),  # shares of several blocks
-    (2, 1, 576, 8, 40, 7),  # blocks of few places, a window that the first tokens do not fill a block with
+    (2, 1, 576, 8, 40, 7),  # blocks of few positions, a window that the first tokens do not fill a block with
     (40, 1, 576, 1, 20, 0),  # a group that several programs share
 ])  # fmt: skip
 def test_attention_of_a_few_tokens_equals_its_twin(
@@ -376,23 +354,23 @@ def test_ties_go_to_the_lowest_id_and_nan_counts_as_the_smallest_and_spoils_the_
     assert weights[3, 2:].tolist() == [0, 0] and weights[[1, 2]].isnan().all()
 
 
-def test_places_are_added_one_after_the_other(ops: VectorOps) -> None:
+def test_the_outputs_of_pairs_are_added_one_after_the_other(ops: VectorOps) -> None:
     """Rounding shows the order: 1 is lost beside 1e8, but not once 1e8 has been taken away again."""
-    places = torch.tensor([[1.0], [1e8], [-1e8], [1e8], [-1e8], [1.0]]).expand(-1, 300).contiguous()
+    pairs = torch.tensor([[1.0], [1e8], [-1e8], [1e8], [-1e8], [1.0]]).expand(-1, 300).contiguous()
     out = torch.full((2, 300), 0.5)
-    ops.combine(places, torch.ones(2, 3), out)
+    ops.combine(pairs, torch.ones(2, 3), out)
     assert out[0].eq(0).all() and out[1].eq(1).all()
 
 
 def test_a_tokens_sum_has_the_same_bits_whatever_the_others(kernels: VectorOps) -> None:
-    places, weights, start = random(5 * 6, 700), random(5, 6), random(5, 700, seed=1)
+    pairs, weights, start = random(5 * 6, 700), random(5, 6), random(5, 700, seed=1)
     together, expected = start.clone(), start.clone()
-    kernels.combine(places, weights, together)
-    TWIN.combine(places, weights, expected)
+    kernels.combine(pairs, weights, together)
+    TWIN.combine(pairs, weights, expected)
     assert_near(together, expected)
     for token in range(5):
         alone = start[token : token + 1].clone()
-        kernels.combine(places[token * 6 : token * 6 + 6].clone(), weights[token : token + 1].clone(), alone)
+        kernels.combine(pairs[token * 6 : token * 6 + 6].clone(), weights[token : token + 1].clone(), alone)
         assert torch.equal(alone[0], together[token])
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from moeinf.gpu.matrix import DeviceMatrix
+from moeinf.gpu.vector_ops import AttentionForm, HeadForm, KeyValues
 from moeinf.models.gpu.rotary import DevicePlaces
 from moeinf.models.gpu.weights import DeviceWeights
 from moeinf.models.layers.kv_cache import Cache
@@ -85,26 +86,20 @@ class DeviceAttention:
             q, k = weights.normed(q, q_norm, c.norm_eps), weights.normed(k, k_norm, c.norm_eps)
             q_norm = k_norm = None
         state: DeviceKVState = cache.states[self._layer]
-        vectors.rope_store(
-            q,
-            k,
-            v,
+        form = HeadForm(
+            places.cos,
+            places.sin,
+            c.rope is not None and c.rope.interleaved,
             q_norm,
             k_norm,
             c.norm_eps,
             c.clip_qkv or 0.0,
-            places.cos,
-            places.sin,
-            places.position,
-            state.keys,
-            state.values,
-            interleaved=c.rope is not None and c.rope.interleaved,
         )
-        mixture = torch.empty_like(q)
+        keys_values, mixture = KeyValues(state.keys, state.values), torch.empty_like(q)
+        vectors.rope_store(q, k, v, form, places.position, keys_values)
         scale = c.head_dim**-0.5 if c.scale is None else c.scale
-        vectors.attend(
-            q, state.keys, state.values, places.position, places.start, c.window or 0, scale, mixture, self._sinks
-        )
+        attention = AttentionForm(scale, c.window or 0, self._sinks)
+        vectors.attend(q, keys_values, places.position, places.start, attention, mixture)
         if gate is not None:
             mixture *= torch.sigmoid(gate)
         if self._residual != 1.0:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from moeinf.gpu.matrix import MAX_ROWS
-from moeinf.gpu.vector_ops import VectorOps
+from moeinf.gpu.vector_ops import AttentionForm, HeadForm, KeyValues, VectorOps
 from moeinf.models.layers.kv_cache import Cache
 
 
@@ -58,24 +58,21 @@ class DeviceBeams:
     def over_source(self, q: Tensor) -> Tensor:
         rows = len(q)
         groups = q.view(rows, self._num_heads, -1).transpose(0, 1).reshape(1, -1)  # heads, of each its rows
-        out, (keys, values) = torch.empty_like(groups), self._source
-        self._vectors.attend(groups, keys, values, self._last_of_source, 0, 0, self._scale, out)
+        out, source = torch.empty_like(groups), KeyValues(*self._source)
+        self._vectors.attend(groups, source, self._last_of_source, 0, AttentionForm(self._scale), out)
         return out.view(self._num_heads, rows, -1).transpose(0, 1).reshape(q.shape)
 
     def over_past(self, q: Tensor, k: Tensor, v: Tensor, cache: Cache, places: Any) -> Tensor:
         tokens = len(q) // cache.beams
         queries, k, v = (part.view(tokens, -1) for part in (q, k, v))
-        keys, values = (kept[: cache.beams].flatten(0, 1) for kept in self._past)
-        self._vectors.rope_store(
-            queries, k, v, None, None, 0.0, 0.0, places.cos, places.sin, places.position, keys, values
-        )
+        past = KeyValues(*(kept[: cache.beams].flatten(0, 1) for kept in self._past))
+        form = AttentionForm(self._scale, bias=self._bias)
+        self._vectors.rope_store(queries, k, v, HeadForm(places.cos, places.sin), places.position, past)
         out = torch.empty_like(queries)
         for at in range(0, tokens, MAX_ROWS):
             few = slice(at, at + MAX_ROWS)
             position = places.position + at if at else places.position
-            self._vectors.attend(
-                queries[few], keys, values, position, places.start + at, 0, self._scale, out[few], bias=self._bias
-            )
+            self._vectors.attend(queries[few], past, position, places.start + at, form, out[few])
         return out.view(q.shape)
 
 

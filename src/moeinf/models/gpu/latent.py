@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moeinf.gpu.vector_ops import VectorOps
+from moeinf.gpu.vector_ops import AttentionForm, KeyValues, VectorOps
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.rope import Rope
 
@@ -70,7 +70,8 @@ class DeviceLatentCore:
         turned = self._turned(inside, places, _places(places, at, tokens)).reshape(tokens, -1)
         out = torch.empty_like(turned)
         position = places.position + at if at else places.position
-        self._vectors.attend(turned, state.rows, state.rows, position, places.start + at, 0, self._scale, out)
+        rows, form = KeyValues(state.rows, state.rows), AttentionForm(self._scale)
+        self._vectors.attend(turned, rows, position, places.start + at, form, out)
         mixed = out.view(tokens, heads, -1)[..., : self._rank]
         return _by_head(mixed, self._out_of).reshape(tokens, -1)
 

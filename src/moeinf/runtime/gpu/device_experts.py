@@ -114,9 +114,9 @@ class DeviceExperts:
 
     def _run_resident(self, layer: int, hidden: Tensor, routing: DeviceRouting, out: Tensor) -> None:
         addresses = self._table.addresses(layer, routing.ids)
-        act, places = self._scratch(1)
-        self._compute(hidden, addresses, act, places)
-        self._ops.vectors.combine(places, routing.weights, out)
+        act, outputs = self._scratch(1)
+        self._compute(hidden, addresses, act, outputs)
+        self._ops.vectors.combine(outputs, routing.weights, out)
 
     # ---- one token, slots chosen by the host
 
@@ -129,14 +129,14 @@ class DeviceExperts:
         if self._cpu is not None:
             self._cpu.hidden.copy_(hidden, non_blocking=True)
         guessed_layer = None if guess is None else guess.layer
-        act, places = self._scratch(1)
+        act, outputs = self._scratch(1)
         if self._cpu is not None:
-            places.zero_()  # of the CPU's share
+            outputs.zero_()  # of the CPU's share
         self._program.outside(lambda: self._request(layer))
-        self._compute(hidden, self._present.sent(), act, places)
+        self._compute(hidden, self._present.sent(), act, outputs)
         self._program.outside(lambda: self._collect(layer, guessed_layer))
-        self._compute(hidden, self._coming.sent(), act, places)
-        self._ops.vectors.combine(places, routing.weights, out)
+        self._compute(hidden, self._coming.sent(), act, outputs)
+        self._ops.vectors.combine(outputs, routing.weights, out)
         if self._cpu is not None:
             out.add_(self._cpu.output)
 
@@ -201,33 +201,36 @@ class DeviceExperts:
             if self._prefetcher is not None:
                 self._prefetcher.after_routing(visit)
             self._profiler.lap("policy")
-            act, places = self._scratch(len(ids))
+            act, outputs = self._scratch(len(ids))
             matrices = self._ops.matrices
             for landed, offsets in visit.arrivals():
                 self._copies.order_compute(landed + layer * self._shape.num_experts)
                 groups = matrices.make_groups(ids, landed, self._arena.addresses(offsets), self._device.kind)
                 matrices.gate_up_grouped(hidden, groups, self._parts, act)
-                matrices.down_grouped(act, groups, self._parts, places)
+                matrices.down_grouped(act, groups, self._parts, outputs)
                 self._profiler.lap("dispatch")
-        self._ops.vectors.combine(places, routing.weights, out)
+        self._ops.vectors.combine(outputs, routing.weights, out)
 
     # ---- both
 
     def _scratch(self, tokens: int) -> tuple[Tensor, Tensor]:
-        """act [tokens * top_k, intermediate] and the outputs [tokens * top_k, hidden], of each place."""
+        """act [tokens * top_k, intermediate] and the outputs [tokens * top_k, hidden], of each token-expert pair."""
         rows, device = tokens * self._shape.top_k, self._device.kind
         return (
             torch.empty((rows, self._parts.up.rows), dtype=torch.float32, device=device),
             torch.empty((rows, self._parts.down.rows), dtype=torch.float32, device=device),
         )
 
-    def _compute(self, hidden: Tensor, addresses: Tensor, act: Tensor, places: Tensor) -> None:
+    def _compute(self, hidden: Tensor, addresses: Tensor, act: Tensor, outputs: Tensor) -> None:
         self._ops.matrices.gate_up(hidden, addresses, self._parts, act)
-        self._ops.matrices.down(act, addresses, self._parts, places)
+        self._ops.matrices.down(act, addresses, self._parts, outputs)
 
 
 class Addresses:
-    """Where on the device the blocks of one token's experts lie, by place; 0 for a place that has another turn."""
+    """Where on the device the blocks of one token's experts lie, in the order of its routing.
+
+    The address is 0 for an expert that is not computed in this turn.
+    """
 
     def __init__(self, device: Device, shape: MoeShape) -> None:
         self._of_expert = np.zeros(shape.num_experts, np.int64)

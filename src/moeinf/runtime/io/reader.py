@@ -33,7 +33,7 @@ def open_reader(
 
     Raises StoreError for a file that is missing or not of its size, and where the system lacks threads or descriptors.
     """
-    names, places = [str(path) for path in paths], {path.name: place for place, path in enumerate(paths)}
+    names, numbers = [str(path) for path in paths], {path.name: number for number, path in enumerate(paths)}
     try:
         reader: PureReader | NativeReader
         if config.reader == "pure":
@@ -46,7 +46,7 @@ def open_reader(
         raise _unopened(error) from error
     for run in sums:
         offsets = run.start + run.unit_bytes * np.arange(run.num_units)
-        files = np.full(run.num_units, places[run.file])
+        files = np.full(run.num_units, numbers[run.file])
         reader.expect(files, offsets, run.unit_bytes, run.sums, always=config.verify_reads)
     return reader
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from moeinf._native import lowest
 from moeinf.errors import UsageError
 from moeinf.runtime.policy.eamc import NUM_MATCHES, ActivationCollection, Match, normalise_rows
-from moeinf.runtime.policy.predictors import UseProbability
+from moeinf.runtime.policy.predictors import ReuseModel
 from moeinf.runtime.policy.priority import EPS
 from moeinf.runtime.policy.trace import ActivationMatrix, Phase, count_ids
 from moeinf.types import ExpertId, FloatArray, IntArray, MoeShape
@@ -160,7 +160,7 @@ class NextUse:
     """Out goes the expert whose next use is expected last.
 
     keep = -(layers until the expert's layer is visited again + (1/P - 1) * L). P is the probability that such a visit
-    uses it: its UseProbability p where the visit is of one token, as decode's are, and 1 - (1 - p)^n in the layers
+    uses it: its ReuseModel p where the visit is of one token, as decode's are, and 1 - (1 - p)^n in the layers
     that a running pass of n tokens has not reached. L is the number of layers that a step of decode visits: all, or
     those of the decoder. A layer of the encoder comes again with the next source.
     """
@@ -175,7 +175,7 @@ class NextUse:
         layers = shape.num_layers
         self._encoder_layers = encoder_layers
         self.step = max(1, layers - encoder_layers)
-        self._use = UseProbability(shape)
+        self._use = ReuseModel(shape)
         self._missed_visits: FloatArray = self._use.odds_against * -self.step  # -(1/p - 1) * L
         ahead = np.arange(layers) - np.arange(layers)[:, None]
         self._until_source = np.where(np.arange(layers) < encoder_layers, self.NEXT_SOURCE * self.step, 0.0)[:, None]

@@ -38,7 +38,7 @@ class Predictor(Protocol):
         ...
 
 
-class UseProbability:
+class ReuseModel:
     """Probability that the next token at a layer uses an expert: an online logistic regression, one for all experts.
 
     Features: log of the expert's decayed frequencies, whether the layer's last token used it, and 1. The weights start
@@ -121,12 +121,12 @@ class EamcPredictor:
 
 
 class FrequencyPredictor:
-    """What a layer used lately it uses again, in this request or in the last: UseProbability as a prediction."""
+    """What a layer used lately it uses again, in this request or in the last: ReuseModel as a prediction."""
 
     name = "frequency"
 
     def __init__(self, shape: MoeShape) -> None:
-        self._use = UseProbability(shape)
+        self._use = ReuseModel(shape)
         self._seen = False
 
     def begin(self, phase: Phase) -> None:
@@ -141,7 +141,7 @@ class FrequencyPredictor:
 
 
 class CrossLayerPredictor:
-    """UseProbability, and for the next layer what this token's experts in this layer were followed by before.
+    """ReuseModel, and for the next layer what this token's experts in this layer were followed by before.
 
     logit = logit(use) + DAMPING * sum_i log(P(j at l+1 | i at l) / P(j at l+1)) over the token's experts i at l:
     naive Bayes, damped because the experts of one token are not independent evidence. Learned online.
@@ -154,7 +154,7 @@ class CrossLayerPredictor:
 
     def __init__(self, shape: MoeShape) -> None:
         layers, experts = shape.num_layers, shape.num_experts
-        self._use = UseProbability(shape)
+        self._use = ReuseModel(shape)
         self._uses: FloatArray = np.full((layers, experts), 1.0)
         self._tokens: FloatArray = np.full(layers, experts / shape.top_k)
         self._pairs: FloatArray = np.zeros((layers, experts, experts))  # [l, i, j]: tokens with i at l, j at l + 1

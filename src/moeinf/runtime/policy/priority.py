@@ -32,7 +32,7 @@ def select_prefetches(
 ) -> list[int]:
     """At most `budget` experts that are not `resident` [n, E] (nor in flight), highest priority first.
 
-    They are told by their place in priorities.ravel(). Only priorities above `at_least` (>= 0) count. Ties go to the
+    Returned are their indices in priorities.ravel(). Only priorities above `at_least` (>= 0) count. Ties go to the
     lower layer, then to the lower expert.
     """
     wanted = np.where(resident, 0.0, priorities).ravel()

@@ -33,7 +33,7 @@ class ActivationMatrix:
             self.counts[layer] += count_ids(ids, self.shape.num_experts)
 
     def record_all(self, layers: Sequence[int], routings: Sequence[IntArray]) -> None:
-        """`record` of routings [tokens, top_k], each of the layer at its place, in one call of numpy."""
+        """`record` of many routings [tokens, top_k], the n-th of the n-th layer given, in one call of numpy."""
         num_experts = self.shape.num_experts
         first_keys = np.repeat(np.array(layers) * num_experts, [ids.size for ids in routings])
         keys = first_keys + np.concatenate([ids.ravel() for ids in routings])

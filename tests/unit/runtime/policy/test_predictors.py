@@ -12,7 +12,7 @@ from moeinf.runtime.policy.predictors import (
     CrossLayerPredictor,
     EamcPredictor,
     Predictor,
-    UseProbability,
+    ReuseModel,
     make_predictor,
 )
 from moeinf.runtime.policy.trace import ActivationMatrix
@@ -41,7 +41,7 @@ def collection_of_two() -> ActivationCollection:
     return collection
 
 
-def run_pass(predictor: Predictor | UseProbability, routed: IntArray, layers: int = SHAPE.num_layers) -> None:
+def run_pass(predictor: Predictor | ReuseModel, routed: IntArray, layers: int = SHAPE.num_layers) -> None:
     for layer in range(layers):
         predictor.observe(layer, routed[layer])
 
@@ -100,7 +100,7 @@ def test_eamc_matches_the_running_pass_and_forgets_the_one_before() -> None:
 
 
 def test_use_probability_is_the_same_for_tokens_together_and_one_by_one() -> None:
-    together, singly = UseProbability(SHAPE), UseProbability(SHAPE)
+    together, singly = ReuseModel(SHAPE), ReuseModel(SHAPE)
     singly.LEARNING_RATE = 0.0  # type: ignore[misc]  # many at once are counted, not learned from
     routed = routing(np.random.default_rng(2), tokens=9)
     run_pass(together, routed)
@@ -110,7 +110,7 @@ def test_use_probability_is_the_same_for_tokens_together_and_one_by_one() -> Non
 
 
 def test_use_probability_learns_the_rate_of_each_expert() -> None:
-    rng, use = np.random.default_rng(3), UseProbability(SHAPE)
+    rng, use = np.random.default_rng(3), ReuseModel(SHAPE)
     rates = np.array([0.9, 0.6, 0.3, 0.1, 0.05, 0.02])
     used = np.zeros(6)
     estimates = []
@@ -125,7 +125,7 @@ def test_use_probability_learns_the_rate_of_each_expert() -> None:
 
 
 def test_use_probability_stays_finite_for_experts_always_or_never_used() -> None:
-    use = UseProbability(SHAPE)
+    use = ReuseModel(SHAPE)
     for _ in range(3000):
         run_pass(use, np.array([[[0, 1]]] * 4))
     assert np.isfinite(use.logits).all()
