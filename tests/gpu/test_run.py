@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,9 @@ import torch
 from moeinf._native import Arena, Copier, CudaDriver
 from moeinf.config import RuntimeConfig
 from moeinf.config.pull_options import PullOptions
-from moeinf.engine.gpu import GpuRunner
+from moeinf.engine.gpu import GpuRunner, open_gpu
 from moeinf.engine.model import Model
+from moeinf.gpu.cuda import find_cuda
 from moeinf.gpu.device import CudaDevice
 from moeinf.gpu.program import DecodeProgram
 from moeinf.pull.pull import pull
@@ -60,9 +62,11 @@ def test_the_first_logits_are_those_of_the_cpu_within_bf16(demo: StoredModel) ->
     assert (results[0] - results[1]).abs().max() < 0.02 * results[1].abs().max()
 
 
-def test_when_device_memory_runs_out_slots_are_given_up(demo: StoredModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moeinf.gpu.arena.SEGMENT_BYTES", 4 * demo.manifest.layout.stride_bytes)
-    with Model(demo, RuntimeConfig.of(device="cuda", expert_cache="60%")) as model:
+def test_when_device_memory_runs_out_slots_are_given_up(demo: StoredModel) -> None:
+    card = find_cuda("cuda", print)
+    assert card is not None
+    gpu = replace(open_gpu(card), segment_bytes=4 * demo.manifest.layout.stride_bytes)
+    with Model(demo, RuntimeConfig.of(device="cuda", expert_cache="60%"), gpu=gpu) as model:
         run = model.runner
         assert isinstance(run, GpuRunner)
         slots, forward, calls = run.tier.num_slots, run.network.forward, [0]

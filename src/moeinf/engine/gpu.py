@@ -15,7 +15,7 @@ from moeinf._native import Arena, ExpertKernel
 from moeinf.engine.build_context import BuildContext, expert_parts, prefetcher_of
 from moeinf.engine.memory_plan import CONTEXT_BYTES, PINNED_PERCENT, DevicePlan, plan_device_memory
 from moeinf.errors import DeviceError, OutOfMemoryError
-from moeinf.gpu.arena import DeviceArena
+from moeinf.gpu.arena import SEGMENT_BYTES, DeviceArena
 from moeinf.gpu.cuda import Gpu, explain, is_out_of_memory
 from moeinf.gpu.device import Device
 from moeinf.gpu.matrix import expert_parts_of
@@ -56,7 +56,8 @@ class OpenGpu:
     copier: Copier
     free_bytes: int  # now, with the driver's context in place
     total_bytes: int
-    has_display: bool = False  # see device.cuda.Gpu
+    has_display: bool = False  # see gpu.cuda.Gpu
+    segment_bytes: int = SEGMENT_BYTES  # of the memory of slots: what is given up at once
 
     def close(self) -> None:
         """Gives back what copies take, and memory that nothing uses any more."""
@@ -142,7 +143,7 @@ class GpuRunner:
         weights, observation, plan = context.weights, context.observation, self.plan
         manifest, config, profiler = weights.manifest, context.host.config, observation.profiler
         shape, layout, info = manifest.moe, manifest.layout, manifest.info
-        self._arena = DeviceArena(gpu.device, layout.stride_bytes)
+        self._arena = DeviceArena(gpu.device, layout.stride_bytes, gpu.segment_bytes)
         policy = make_policy(config.policy, shape, observation.collection, context.encoder_layers)
         self._slots = slots = self._open_slots(context, gpu, policy)
         self.tier = slots.tier

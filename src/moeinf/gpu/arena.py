@@ -17,11 +17,11 @@ SEGMENT_BYTES: Final = 512 << 20
 class DeviceArena:
     """Slots of `slot_bytes` each. Their offsets are slot number * slot_bytes, as if the segments were one memory."""
 
-    def __init__(self, device: Device, slot_bytes: int) -> None:
+    def __init__(self, device: Device, slot_bytes: int, segment_bytes: int = SEGMENT_BYTES) -> None:
         self.slot_bytes = slot_bytes
         self.slot_addresses: IntArray = np.empty(0, np.int64)
         self._device = device
-        self._per_segment = max(1, SEGMENT_BYTES // slot_bytes)
+        self._per_segment = max(1, segment_bytes // slot_bytes)
         self._segments: list[Tensor] = []
 
     def take(self, num_slots: int) -> None:

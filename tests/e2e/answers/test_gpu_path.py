@@ -14,6 +14,7 @@ import tracemalloc
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,6 +35,7 @@ from moeinf.gpu.ops import Ops
 from moeinf.hardware import Machine
 from moeinf.pull.pull import pull
 from moeinf.runtime.gpu.device_experts import DeviceExperts
+from moeinf.runtime.io.file_pieces import FilePieces
 from moeinf.runtime.policy.predictors import PREDICTORS
 from moeinf.store.dense import dense_tensors
 from moeinf.store.library import StoredModel
@@ -44,7 +46,7 @@ from tests.oracles.torch_vector import TorchVectorOps
 from tests.support.checkpoints import CONFIG, random_tensors, write_checkpoint
 from tests.support.emulated_device import EmulatedDevice, recorded
 from tests.support.fake_device import LateCopier
-from tests.support.gpu.emulated_gpu import emulated, interpreted, opened
+from tests.support.gpu.emulated_gpu import emulated, in_fours, interpreted, opened
 from tests.support.tiny_models import all_configs
 
 PROMPT = "Once upon a time, in a village by the sea, there was a fisherman who said:"
@@ -262,7 +264,8 @@ def test_dense_weights_pass_through_a_buffer_and_no_other_host_memory(
     demo: StoredModel, wanted: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """numpy tells tracemalloc what it takes, torch, whose tensors are the device's, does not."""
-    monkeypatch.setattr("moeinf.runtime.io.file_pieces.BUFFER_BYTES", 32 << 10)
+    small_buffer = partial(FilePieces, buffer_bytes=32 << 10)
+    monkeypatch.setattr("moeinf.engine.dense_weights.FilePieces", small_buffer)
     seen: list[tuple[int, int]] = []
     peaks: list[int] = []
     streamed = DenseFile.streamed
@@ -386,12 +389,11 @@ def test_what_the_last_tokens_of_a_prompt_use_is_on_the_device_when_it_ends(demo
 
 
 def test_when_device_memory_runs_out_slots_are_given_up_and_the_text_is_the_same(
-    demo: StoredModel, wanted: list[int], monkeypatch: pytest.MonkeyPatch
+    demo: StoredModel, wanted: list[int]
 ) -> None:
-    monkeypatch.setattr("moeinf.gpu.arena.SEGMENT_BYTES", 4 * demo.manifest.layout.stride_bytes)
     for host in (20, None):
         notices: list[str] = []
-        with opened(demo, host=host, expert_cache="60%", reporting=Reporting(notices.append)) as model:
+        with opened(demo, in_fours(demo), host=host, expert_cache="60%", reporting=Reporting(notices.append)) as model:
             run = model.runner
             assert isinstance(run, GpuRunner)
             calls, forward = [0], run.network.forward
@@ -413,7 +415,6 @@ def test_when_device_memory_runs_out_slots_are_given_up_and_the_text_is_the_same
 def test_memory_that_runs_out_in_the_middle_of_a_step_takes_no_slot_into_which_a_copy_is_under_way(
     demo: StoredModel, wanted: list[int], monkeypatch: pytest.MonkeyPatch, host: int | None
 ) -> None:
-    monkeypatch.setattr("moeinf.gpu.arena.SEGMENT_BYTES", 4 * demo.manifest.layout.stride_bytes)
     calls, shrink, run = [0], DeviceArena.shrink, DeviceExperts.run
 
     def scarce(*args: Any) -> None:
@@ -423,7 +424,7 @@ def test_memory_that_runs_out_in_the_middle_of_a_step_takes_no_slot_into_which_a
         run(*args)
 
     notices: list[str] = []
-    with opened(demo, host=host, expert_cache="70%", reporting=Reporting(notices.append)) as model:
+    with opened(demo, in_fours(demo), host=host, expert_cache="70%", reporting=Reporting(notices.append)) as model:
         gpu: Any = model.runner
         left = [0]
 
@@ -437,9 +438,8 @@ def test_memory_that_runs_out_in_the_middle_of_a_step_takes_no_slot_into_which_a
         assert sum("memory ran out" in notice for notice in notices) == 5 and left == [0]
 
 
-def scarce_memory(monkeypatch: pytest.MonkeyPatch, stored: StoredModel, segments: int) -> None:
-    """Of the memory for slots: so many segments of 4."""
-    monkeypatch.setattr("moeinf.gpu.arena.SEGMENT_BYTES", 4 * stored.manifest.layout.stride_bytes)
+def scarce_memory(monkeypatch: pytest.MonkeyPatch, segments: int) -> None:
+    """There are only so many segments of memory for slots."""
     left, empty = [segments], torch.empty
 
     def take(*args: Any, **kwargs: Any) -> torch.Tensor:
@@ -456,9 +456,9 @@ def scarce_memory(monkeypatch: pytest.MonkeyPatch, stored: StoredModel, segments
 def test_with_less_device_memory_than_planned_there_are_fewer_slots_and_the_text_is_the_same(
     demo: StoredModel, wanted: list[int], monkeypatch: pytest.MonkeyPatch, slots: str
 ) -> None:
-    scarce_memory(monkeypatch, demo, segments=5)
+    scarce_memory(monkeypatch, segments=5)
     notices: list[str] = []
-    with opened(demo, host=20, expert_cache=slots, reporting=Reporting(notices.append)) as model:
+    with opened(demo, in_fours(demo), host=20, expert_cache=slots, reporting=Reporting(notices.append)) as model:
         assert model.tier.num_slots == 20
         assert sum("not" in notice and "as planned" in notice for notice in notices) == 1
         assert answer(model) == wanted
@@ -467,9 +467,9 @@ def test_with_less_device_memory_than_planned_there_are_fewer_slots_and_the_text
 def test_a_device_with_memory_for_no_token_is_refused_in_one_line(
     demo: StoredModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scarce_memory(monkeypatch, demo, segments=0)
+    scarce_memory(monkeypatch, segments=0)
     with pytest.raises(OutOfMemoryError, match="nvidia-smi"):
-        opened(demo)
+        opened(demo, in_fours(demo))
 
 
 def test_when_no_slots_are_left_to_give_up_memory_is_said_to_be_short(demo: StoredModel) -> None:

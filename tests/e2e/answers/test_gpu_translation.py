@@ -26,7 +26,7 @@ from tests.e2e.answers.test_translation import TEXT, Stored
 from tests.support.configs.nllb_moe import NLLB
 from tests.support.configs.switch_transformers import SWITCH
 from tests.support.emulated_device import EmulatedDevice
-from tests.support.gpu.emulated_gpu import emulated, interpreted, opened
+from tests.support.gpu.emulated_gpu import emulated, in_fours, interpreted, opened
 
 OTHER = "w9 w9 w3 w77 w21 w22 w68 w9 w41"
 LANGUAGES: dict[str, Any] = {"src_lang": "eng_Latn", "tgt_lang": "fra_Latn"}
@@ -107,10 +107,9 @@ def test_when_device_memory_runs_out_slots_are_given_up_and_the_text_is_the_same
 ) -> None:
     """In a source, at the start of an answer, and while beams are moved or a step is recorded or repeated."""
     stored, options, wanted = case
-    monkeypatch.setattr("moeinf.gpu.arena.SEGMENT_BYTES", 4 * stored.manifest.layout.stride_bytes)
     notices: list[str] = []
     reporting = Reporting(notices.append)
-    with opened(stored, host=host, expert_cache="100%", reporting=reporting, **options) as model:
+    with opened(stored, in_fours(stored), host=host, expert_cache="100%", reporting=reporting, **options) as model:
         run = model.runner
         assert isinstance(run, GpuRunner)
         calls, experts_run = [0], type(run.network._experts).run

@@ -26,6 +26,11 @@ def emulated(pinned_bytes: int | None = None, copier: type[FakeCopier] = LateCop
     return OpenGpu("Emulated", device, ops, copier(pinned_bytes=pinned_bytes), 1 << 40, 1 << 40)
 
 
+def in_fours(stored: StoredModel) -> OpenGpu:
+    """With the memory of slots in segments of 4."""
+    return replace(emulated(), segment_bytes=4 * stored.manifest.layout.stride_bytes)
+
+
 def interpreted() -> OpenGpu:
     """With Triton's kernels in its interpreter."""
     from moeinf.gpu.matrix_ops import TritonMatrixOps

@@ -18,11 +18,23 @@ BUFFER_BYTES: Final = 64 << 20  # one half is read into while the other is used
 
 
 class FilePieces:
-    """A file of which nothing but a buffer of BUFFER_BYTES is ever in memory. Used from one thread; close it."""
+    """A file of which nothing but a buffer is ever in memory. Used from one thread; close it."""
 
-    def __init__(self, path: Path, num_bytes: int, config: RuntimeConfig, on_wait: OnWait | None = None) -> None:
-        """num_bytes: of the file. Raises StoreError where it is missing or has another size."""
-        self._half_bytes = BUFFER_BYTES // 2
+    def __init__(
+        self,
+        path: Path,
+        num_bytes: int,
+        config: RuntimeConfig,
+        on_wait: OnWait | None = None,
+        *,
+        buffer_bytes: int = BUFFER_BYTES,
+        chunk_bytes: int = CHUNK_BYTES,
+    ) -> None:
+        """num_bytes: of the file; chunk_bytes: of one read.
+
+        Raises StoreError where the file is missing or has another size.
+        """
+        self._half_bytes, self._chunk_bytes = buffer_bytes // 2, chunk_bytes
         self._whole = num_bytes // BLOCK_ALIGN_BYTES * BLOCK_ALIGN_BYTES
         arena = Arena(2 * self._half_bytes)
         self._buffer: ByteArray | None = arena.array()
@@ -62,8 +74,8 @@ class FilePieces:
         end = min(-(-last // BLOCK_ALIGN_BYTES) * BLOCK_ALIGN_BYTES, max(block, self._whole))  # of what is in blocks
         into = self._buffer[half * self._half_bytes : (half + 1) * self._half_bytes]
         before = self._next_key
-        rest = (end - block) % CHUNK_BYTES
-        self._queue(np.arange(block, end - rest, CHUNK_BYTES), CHUNK_BYTES, half * self._half_bytes - block)
+        rest = (end - block) % self._chunk_bytes
+        self._queue(np.arange(block, end - rest, self._chunk_bytes), self._chunk_bytes, half * self._half_bytes - block)
         self._queue(np.arange(end - rest, end, max(rest, 1)), rest, half * self._half_bytes - block)
         if last > self._whole:  # O_DIRECT reads whole blocks only
             into[end - block : end - block + len(self._tail)] = self._tail

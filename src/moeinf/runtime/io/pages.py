@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
@@ -16,19 +17,51 @@ HUGE_PAGE_BYTES: Final = 2 << 20  # on such borders arenas begin; a part of such
 NUM_THREADS: Final = 2  # where the machine zeroes no faster than the disk reads, one would not do
 
 
+def take(pieces: deque[ByteArray], populate: Callable[[ByteArray], bool] = populate) -> list[threading.Thread]:
+    """Takes the pages of `pieces`, in this order, in threads that end with them. Does not block.
+
+    Whoever clears the queue ends the threads early. Where the system has no thread to give, pages come with the reads.
+    populate(piece): takes the pages of a piece; False where the machine cannot.
+    """
+
+    def take_all() -> None:
+        with suppress(IndexError):  # the queue is empty
+            while populate(pieces.popleft()):
+                pass
+
+    threads: list[threading.Thread] = []
+    with suppress(RuntimeError):
+        while len(threads) < NUM_THREADS:
+            thread = threading.Thread(target=take_all, name="moeinf-pages", daemon=True)
+            thread.start()
+            threads.append(thread)
+    return threads
+
+
 class PagesAhead:
-    """Keeps the pages of `memory` taken up to AHEAD_BYTES beyond where reads go, if these go from its start to its end.
+    """Keeps the pages of `memory` taken a little beyond where reads go, if these go from its start to its end.
 
     Else the thread that submits reads has the kernel find and zero the pages: 1.4 instead of 2.8 GB/s as measured. A
     hint: where the machine cannot do it, pages come with the reads. Memory ahead of the reads is all that it costs.
     """
 
-    def __init__(self, memory: ByteArray) -> None:
+    def __init__(
+        self,
+        memory: ByteArray,
+        *,
+        piece_bytes: int = PIECE_BYTES,
+        ahead_bytes: int = AHEAD_BYTES,
+        take: Callable[[deque[ByteArray]], list[threading.Thread]] = take,
+        give_back: Callable[[ByteArray], bool] = give_back,
+    ) -> None:
+        """take and give_back: how pages are asked for, in pieces, and given back."""
         self._memory = memory
+        self._piece_bytes, self._ahead_bytes = piece_bytes, ahead_bytes
+        self._take, self._give_back = take, give_back
         self._end_bytes = len(memory)  # of what may be taken
         self._taken_bytes = 0
         self._taking: list[tuple[deque[ByteArray], list[threading.Thread]]] = []  # where the reads are faster, several
-        self.all_taken = len(memory) <= PIECE_BYTES  # not worth a thread
+        self.all_taken = len(memory) <= piece_bytes  # not worth a thread
 
     @property
     def untaken_bytes(self) -> int:
@@ -37,12 +70,13 @@ class PagesAhead:
 
     def reach(self, end_bytes: int) -> None:
         """Reads up to `end_bytes` of the memory are about to be queued. Does not block."""
-        if end_bytes + AHEAD_BYTES // 2 <= self._taken_bytes or self.all_taken:
+        if end_bytes + self._ahead_bytes // 2 <= self._taken_bytes or self.all_taken:
             return
-        start, end = self._taken_bytes, min(end_bytes + AHEAD_BYTES, self._end_bytes)
-        pieces = deque(self._memory[at : min(at + PIECE_BYTES, end)] for at in range(start, end, PIECE_BYTES))
+        start, end = self._taken_bytes, min(end_bytes + self._ahead_bytes, self._end_bytes)
+        step = self._piece_bytes
+        pieces = deque(self._memory[at : min(at + step, end)] for at in range(start, end, step))
         under_way = [taking for taking in self._taking if any(thread.is_alive() for thread in taking[1])]
-        self._taking = [*under_way, (pieces, take(pieces))]
+        self._taking = [*under_way, (pieces, self._take(pieces))]
         self._taken_bytes, self.all_taken = end, end == self._end_bytes
 
     def resize(self, end_bytes: int) -> None:
@@ -55,32 +89,12 @@ class PagesAhead:
                 pieces.clear()
             for thread in [thread for _, threads in self._taking for thread in threads]:
                 thread.join()
-            give_back(self._memory[_whole_pages(end_bytes) : _whole_pages(self._end_bytes)])
+            self._give_back(self._memory[_whole_pages(end_bytes) : _whole_pages(self._end_bytes)])
             self._taken_bytes = min(self._taken_bytes, end_bytes)
         self._end_bytes = end_bytes
-        self.all_taken = self._taken_bytes == end_bytes or len(self._memory) <= PIECE_BYTES
+        self.all_taken = self._taken_bytes == end_bytes or len(self._memory) <= self._piece_bytes
 
 
 def _whole_pages(end_bytes: int) -> int:
     """Where the huge page ends that the last of so many bytes lies in."""
     return -(-end_bytes // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
-
-
-def take(pieces: deque[ByteArray]) -> list[threading.Thread]:
-    """Takes the pages of `pieces`, in this order, in threads that end with them. Does not block.
-
-    Whoever clears the queue ends the threads early. Where the system has no thread to give, pages come with the reads.
-    """
-    threads: list[threading.Thread] = []
-    with suppress(RuntimeError):
-        while len(threads) < NUM_THREADS:
-            thread = threading.Thread(target=_take, args=(pieces,), name="moeinf-pages", daemon=True)
-            thread.start()
-            threads.append(thread)
-    return threads
-
-
-def _take(pieces: deque[ByteArray]) -> None:
-    with suppress(IndexError):  # the queue is empty
-        while populate(pieces.popleft()):
-            pass

@@ -12,6 +12,9 @@ from moeinf.types import IntArray, MoeShape
 Phase = Literal["encode", "prefill", "decode"]  # of a request; only encoder-decoder models encode a source
 
 
+ROWS_AT_ONCE: Final = 4096  # routings kept before they are counted together: a call of numpy for each costs more
+
+
 def count_ids(ids: IntArray, num_experts: int) -> IntArray:
     """Tokens given to each expert by the routing `ids` [tokens, top_k] of one layer."""
     counts: IntArray = np.bincount(ids.ravel(), minlength=num_experts)
@@ -56,10 +59,11 @@ class RequestRecorder:
     any token, for instance ActivationCollection.add.
     """
 
-    ROWS_AT_ONCE: Final = 4096  # routings kept before they are counted together: a call of numpy for each costs more
-
-    def __init__(self, shape: MoeShape, on_finished: Callable[[ActivationMatrix], None]) -> None:
+    def __init__(
+        self, shape: MoeShape, on_finished: Callable[[ActivationMatrix], None], rows_at_once: int = ROWS_AT_ONCE
+    ) -> None:
         self._on_finished = on_finished
+        self._rows_at_once = rows_at_once
         self._matrix = ActivationMatrix(shape)
         self._layers: list[int] = []
         self._ids: list[IntArray] = []
@@ -74,7 +78,7 @@ class RequestRecorder:
     def observe(self, layer: int, ids: IntArray) -> None:
         self._layers.append(layer)
         self._ids.append(ids.copy())
-        if len(self._ids) == self.ROWS_AT_ONCE:
+        if len(self._ids) == self._rows_at_once:
             self._add_up()
 
     def finish(self) -> None:

@@ -14,9 +14,8 @@ from moeinf._native import Arena, give_back
 from moeinf.hardware import MemoryState
 from moeinf.runtime.cache.pressure import MemoryWatch
 from moeinf.runtime.experts import StreamedExperts
-from moeinf.runtime.io import pages
-from moeinf.runtime.io.pages import PagesAhead
-from moeinf.types import IntArray, ReadDone, Routing
+from moeinf.runtime.io.pages import PagesAhead, take
+from moeinf.types import ByteArray, IntArray, ReadDone, Routing
 from tests.support.fake_reader import LAYOUT, SHAPE, Clock, FakeKernel, Tier, make_tier, visit
 
 MIB = 1 << 20
@@ -228,18 +227,17 @@ def test_memory_that_is_given_back_is_the_machines_again() -> None:
     assert (memory[: 32 * MIB + 100] == 1).all() and not memory[33 * MIB :].any()
 
 
-def test_pages_are_no_longer_taken_beyond_the_end_and_are_again_when_it_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_are_no_longer_taken_beyond_the_end_and_are_again_when_it_moves() -> None:
     taken: list[tuple[int, int]] = []
     memory = Arena(64 * MIB).array()
     start = memory.ctypes.data
 
-    def take(piece: np.ndarray) -> bool:
+    def note(piece: ByteArray) -> bool:
         first = piece.ctypes.data - start
         taken.append((first, first + len(piece)))
         return True
 
-    monkeypatch.setattr(pages, "populate", take)
-    ahead = PagesAhead(memory)
+    ahead = PagesAhead(memory, take=lambda pieces: take(pieces, note))
     assert ahead.untaken_bytes == 64 * MIB
     ahead.resize(33 * MIB)
     ahead.reach(MIB)

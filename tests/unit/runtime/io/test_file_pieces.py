@@ -21,10 +21,9 @@ SIZE = 300_001  # bytes: a file that ends inside a block
 BUFFER = 64 << 10
 
 
-@pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_pieces, "BUFFER_BYTES", BUFFER)
-    monkeypatch.setattr(file_pieces, "CHUNK_BYTES", 8 << 10)
+def opened(path: Path, num_bytes: int = SIZE, reader: str = "native") -> FilePieces:
+    """With small reads through a small buffer."""
+    return FilePieces(path, num_bytes, RuntimeConfig.of(reader=reader), buffer_bytes=BUFFER, chunk_bytes=8 << 10)
 
 
 @pytest.fixture(scope="module")
@@ -37,9 +36,9 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
 
 @pytest.fixture(params=["native", "pure"])
 def file(request: pytest.FixtureRequest, written: tuple[Path, bytes]) -> Iterator[FilePieces]:
-    opened = FilePieces(written[0], SIZE, RuntimeConfig(reader=request.param))
-    yield opened
-    opened.close()
+    file = opened(written[0], reader=request.param)
+    yield file
+    file.close()
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -70,7 +69,7 @@ def test_nothing_but_the_buffer_is_taken(written: tuple[Path, bytes], monkeypatc
 
     for module in (file_pieces, reading):
         monkeypatch.setattr(module, "Arena", take)
-    file = FilePieces(written[0], SIZE, RuntimeConfig())
+    file = opened(written[0])
     assert sum(len(piece) for piece in file.read(0, SIZE)) == SIZE
     file.close()
     assert taken == [BUFFER]
@@ -78,13 +77,13 @@ def test_nothing_but_the_buffer_is_taken(written: tuple[Path, bytes], monkeypatc
 
 def test_a_file_of_another_size_is_refused(written: tuple[Path, bytes]) -> None:
     with pytest.raises(StoreError, match="dense"):
-        FilePieces(written[0], SIZE + 4096, RuntimeConfig())
+        opened(written[0], SIZE + 4096)
 
 
 def test_a_file_that_was_cut_while_it_is_read_is_named(tmp_path: Path) -> None:
     path = tmp_path / "dense"
     path.write_bytes(bytes(SIZE))
-    file = FilePieces(path, SIZE, RuntimeConfig())
+    file = opened(path)
     path.write_bytes(bytes(1000))
     with pytest.raises(StoreError, match=r"dense.*pull"):
         list(file.read(0, SIZE))

@@ -68,9 +68,9 @@ def test_a_phase_without_tokens_is_not_handed_on() -> None:
     assert finished == []
 
 
-def test_what_is_counted_together_is_what_is_recorded_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RequestRecorder, "ROWS_AT_ONCE", 4)
-    recorder, finished = recorded()
+def test_what_is_counted_together_is_what_is_recorded_one_by_one() -> None:
+    finished: list[ActivationMatrix] = []
+    recorder = RequestRecorder(SHAPE, finished.append, rows_at_once=4)
     expected = ActivationMatrix(SHAPE)
     rng = np.random.default_rng(0)
     for number in range(11):
