@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from moeinf import __version__
 from moeinf.bench.bandwidth import formats_text, memory_bytes_per_s, weight_bytes_per_token
 from moeinf.bench.disk import disk_bytes_per_s
+from moeinf.bench.rows import GpuFacts, ModelFacts, Row, Setting
 from moeinf.config import RuntimeConfig, gpu_option
 from moeinf.engine.completion import GenerationStats
 from moeinf.engine.memory_plan import DevicePlan, wanted_context
@@ -25,8 +26,6 @@ from moeinf.store.library import StoredModel
 
 if TYPE_CHECKING:
     from moeinf.engine.gpu import OpenGpu
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +77,16 @@ def run_bench(
             report(f"running on the CPU: {without_advice(error)}")
             gpu, opened, config = None, None, replace(config, device="cpu")
     report("loading")
-    common, rounds = _requests(stored, config, workload, text, report, opened)
+    facts, load_ms, rounds = _requests(stored, config, workload, text, report, opened)
     report("measuring the disk")  # now that the model is gone, and the peak of its memory noted
     disk = disk_bytes_per_s(stored, config)
     if not gpu:
         report("measuring the memory")
         memory = memory_bytes_per_s(config)
-    common |= _gpu_facts(gpu)
-    common |= {
+    setting: Setting = {
+        **facts,
+        "load_ms": load_ms,
+        **_gpu_facts(gpu),
         "disk_gb_per_s": round(disk / 1e9, 3),
         "link_gb_per_s": round(link / 1e9, 3),
         "gather_gb_per_s": round(gather / 1e9, 3),
@@ -93,7 +94,7 @@ def run_bench(
     }
     rows = []
     for cold, group in ((True, rounds[:1]), (False, rounds[1:])):
-        rows += [_row(common, cold, group, test) for test in ("pp", "tg") if group]
+        rows += [_row(setting, cold, group, test) for test in ("pp", "tg") if group]
     return rows
 
 
@@ -109,7 +110,7 @@ def _check_length(stored: StoredModel, config: RuntimeConfig, workload: Workload
         )
 
 
-def _gpu_facts(gpu: Gpu | None) -> Row:
+def _gpu_facts(gpu: Gpu | None) -> GpuFacts:
     if gpu is None:
         return {"backends": "CPU", "gpu_info": "", "cuda_driver": "", "gpu_bytes": 0}
     driver = f"{gpu.driver_version // 1000}.{gpu.driver_version % 1000 // 10}"
@@ -130,8 +131,8 @@ def _requests(
     text: str,
     report: Callable[[str], None],
     gpu: OpenGpu | None,
-) -> tuple[Row, list[_Round]]:
-    """What all rows share, and the requests, the first of which finds an empty expert cache."""
+) -> tuple[ModelFacts, float, list[_Round]]:
+    """What all rows share, the ms of loading, and the requests, the first of which finds an empty expert cache."""
     with Model(stored, config, gpu=gpu, preload=False) as model:
         passages, fill_s = _passages(model, workload, text), 0.0
         _forget_pages(model, stored, report)
@@ -140,8 +141,8 @@ def _requests(
             report(f"request {number + 1} of {len(passages)} ({'warm' if number else 'cold'})")
             rounds.append(_round(model, gpu, prompt, continuation))
             fill_s += model.load_all() if number == 0 else 0.0  # as an opened model has it
-        common = _common(model, stored, workload)
-    return common | {"load_ms": round((rounds[0].stats.load_s + fill_s) * 1e3, 1)}, rounds
+        facts = _model_facts(model, stored, workload)
+    return facts, round((rounds[0].stats.load_s + fill_s) * 1e3, 1), rounds
 
 
 def _forget_pages(model: Model, stored: StoredModel, report: Callable[[str], None]) -> None:
@@ -180,7 +181,7 @@ def _passages(model: Model, workload: Workload, text: str) -> list[tuple[list[in
     return [(whole[s : s + workload.num_prompt], whole[s + workload.num_prompt : s + size]) for s in starts]
 
 
-def _common(model: Model, stored: StoredModel, workload: Workload) -> Row:
+def _model_facts(model: Model, stored: StoredModel, workload: Workload) -> ModelFacts:
     info, plan, config = model.manifest.info, model.plan, model.config
     return {
         "moeinf_version": __version__,
@@ -209,9 +210,9 @@ def _common(model: Model, stored: StoredModel, workload: Workload) -> Row:
     }
 
 
-def _row(common: Row, cold: bool, rounds: Sequence[_Round], test: str) -> Row:
+def _row(setting: Setting, cold: bool, rounds: Sequence[_Round], test: str) -> Row:
     stats = [r.stats for r in rounds]
-    prefill, gpu = test == "pp", common["backends"] != "CPU"
+    prefill, gpu = test == "pp", setting["backends"] != "CPU"
     tokens = [s.prompt_tokens if prefill else len(s.token_s) for s in stats]
     seconds = [s.prompt_s if prefill else s.decode_s for s in stats]
     rates = [n / t for n, t in zip(tokens, seconds, strict=True)]
@@ -220,9 +221,10 @@ def _row(common: Row, cold: bool, rounds: Sequence[_Round], test: str) -> Row:
     busy_s = sum(r.busy_s for r in rounds)
     rate = sum(r.read_gb for r in rounds) / busy_s if busy_s else 0.0
     missed = read_bytes / sum(seconds) / 1e9  # kernels fetch misses as well, which the copies' own counters do not see
-    used = 0.0 if prefill else common["weight_bytes_per_token"] * statistics.median(rates) / 1e9
+    used = 0.0 if prefill else setting["weight_bytes_per_token"] * statistics.median(rates) / 1e9
     latencies = sorted(t * 1e3 for s in stats for t in s.token_s)
-    row = common | {
+    return {
+        **setting,
         "test": f"{test}{tokens[0]}",
         "cold": cold,
         "samples_ts": [round(r, 3) for r in rates],
@@ -241,16 +243,14 @@ def _row(common: Row, cold: bool, rounds: Sequence[_Round], test: str) -> Row:
         "total_s": round(sum(seconds), 4),
         "bytes_per_token": round(read_bytes / max(1, sum(tokens))),
         "read_gb_per_s": round(rate, 3),
-        "disk_share": 0.0 if gpu else _share(rate, common["disk_gb_per_s"]),
+        "disk_share": 0.0 if gpu else _share(rate, setting["disk_gb_per_s"]),
         "missed_gb_per_s": round(missed, 3),
-        "link_share": _share(missed, common["link_gb_per_s"]),
+        "link_share": _share(missed, setting["link_gb_per_s"]),
         "weights_gb_per_s": round(used, 3),
-        "memory_share": _share(used, common["memory_gb_per_s"]),
+        "memory_share": _share(used, setting["memory_gb_per_s"]),
         "peak_rss_bytes": max(s.peak_rss_bytes for s in stats),
+        "profile_ms": {} if prefill else _profile(stats),
     }
-    if not prefill:
-        row["profile_ms"] = _profile(stats)
-    return row
 
 
 def _profile(stats: Sequence[GenerationStats]) -> dict[str, float]:

@@ -8,13 +8,12 @@ import json
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from itertools import compress
-from typing import Any
 
+from moeinf.bench.rows import Row
 from moeinf.errors import UsageError
 from moeinf.terminal.screen import table, wrapped
 from moeinf.text.quantities import binary_size_text
 
-Row = Mapping[str, Any]
 WIDTH = 80  # of a terminal
 
 _SPEED = ("cache", "test", "t/s", "TTFT ms", "p50 ms", "p90 ms", "p99 ms", "of memory")
@@ -193,8 +192,8 @@ def profile_text(rows: Sequence[Row]) -> str:
     return "\n".join(lines).rstrip("\n")
 
 
-def _flat(row: Row) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def _flat(row: Row) -> dict[str, object]:
+    flat: dict[str, object] = {}
     for name, value in row.items():
         if isinstance(value, Mapping):
             flat |= {f"{name}.{key}": item for key, item in value.items()}

@@ -13,7 +13,7 @@ from moeinf.bench.policies_table import hit_rate_table
 from moeinf.bench.report import FORMS, format_rows, profile_text
 from moeinf.errors import UsageError
 
-COLD: dict[str, Any] = {
+COLD: Any = {
     "moeinf_version": "0.1.0",
     "backends": "CPU",
     "model_filename": "m:latest",
