@@ -3,7 +3,7 @@
     python benchmarks/compare_llamacpp.py MODEL=FILE.gguf ... --rounds 3 --passages 3
     python benchmarks/compare_llamacpp.py MODEL=FILE.gguf ... --limit 33.3% --rounds 5 --passages 2
 
-MODEL is a stored model made from the checkpoint of make_checkpoint.py, FILE.gguf what to_gguf.py and quantize_gguf.py
+MODEL is a stored model made from the checkpoint of make_checkpoint.py, FILE.gguf what to_gguf.py and quantise_gguf.py
 made of the same. A round runs each pair once, both sides one after the other; each process serves `--passages`
 requests, of which the first is reported apart. Without a limit the GGUF is in the page cache, and llama.cpp runs as it
 is by default and with --no-repack, as each may be the faster. --limit puts each process into a memory control group

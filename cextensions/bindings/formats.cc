@@ -9,7 +9,7 @@
 #include <string>
 
 #include "bindings.h"
-#include "moeinf/compute/formats/quantize.h"
+#include "moeinf/compute/formats/quantise.h"
 
 namespace nb = nanobind;
 
@@ -39,23 +39,23 @@ moeinf::Matrix matrix_of(const std::string& format, const Bytes& data, std::int6
   return matrix;
 }
 
-void quantize(const std::string& format, const Bytes& source, const std::string& source_dtype,
+void quantise(const std::string& format, const Bytes& source, const std::string& source_dtype,
               std::int64_t rows, std::int64_t cols, const Room& out) {
   const moeinf::Format to = moeinf::format_named(format), from = moeinf::format_named(source_dtype);
   require_bytes("source", source.shape(0), from, rows, cols);
   require_bytes("out", out.shape(0), to, rows, cols);
   const nb::gil_scoped_release released;
-  moeinf::quantize(to, source.data(), from, rows, cols, out.data());
+  moeinf::quantise(to, source.data(), from, rows, cols, out.data());
 }
 
-void dequantize(const std::string& format, const Bytes& data, std::int64_t rows, std::int64_t cols,
+void dequantise(const std::string& format, const Bytes& data, std::int64_t rows, std::int64_t cols,
                 const FloatMatrix& out) {
   const moeinf::Matrix matrix = matrix_of(format, data, rows, cols);
   if (static_cast<std::int64_t>(out.shape(0)) != rows || static_cast<std::int64_t>(out.shape(1)) != cols) {
     throw std::invalid_argument("out is not of the shape [rows, cols]");
   }
   const nb::gil_scoped_release released;
-  moeinf::dequantize(matrix, out.data());
+  moeinf::dequantise(matrix, out.data());
 }
 
 std::int64_t check_scales(const std::string& format, const Bytes& data, std::int64_t rows,
@@ -79,9 +79,9 @@ void repack_mxfp4(const Bytes& blocks, const Bytes& scales, const Room& out) {
 }  // namespace
 
 void moeinf::bind_formats(nb::module_& m) {
-  m.def("quantize", &::quantize, nb::arg("format"), nb::arg("source").noconvert(), nb::arg("source_dtype"),
+  m.def("quantise", &::quantise, nb::arg("format"), nb::arg("source").noconvert(), nb::arg("source_dtype"),
         nb::arg("rows"), nb::arg("cols"), nb::arg("out").noconvert());
-  m.def("dequantize", &::dequantize, nb::arg("format"), nb::arg("data").noconvert(), nb::arg("rows"),
+  m.def("dequantise", &::dequantise, nb::arg("format"), nb::arg("data").noconvert(), nb::arg("rows"),
         nb::arg("cols"), nb::arg("out").noconvert());
   m.def("check_scales", &::check_scales, nb::arg("format"), nb::arg("data").noconvert(), nb::arg("rows"),
         nb::arg("cols"));

@@ -139,14 +139,14 @@ class NativeReader:
 
 _Bytes = npt.NDArray[np.uint8] | bytes | bytearray | memoryview  # of contiguous uint8
 
-def quantize(format: str, source: _Bytes, source_dtype: str, rows: int, cols: int, out: _Bytes) -> None:
+def quantise(format: str, source: _Bytes, source_dtype: str, rows: int, cols: int, out: _Bytes) -> None:
     """Rounds [rows, cols] of bf16, f16 or f32 into blocks, in `out`; without the GIL, in this thread, deterministic.
 
     A block's bytes depend on its own weights alone. ValueError for sizes that do not fit, formats that it cannot go
     between, and a weight that is NaN, infinite or beyond 65504.
     """
 
-def dequantize(format: str, data: _Bytes, rows: int, cols: int, out: npt.NDArray[np.float32]) -> None:
+def dequantise(format: str, data: _Bytes, rows: int, cols: int, out: npt.NDArray[np.float32]) -> None:
     """The weights of any format, into out [rows, cols]. ValueError for sizes that do not fit."""
 
 def check_scales(format: str, data: _Bytes, rows: int, cols: int) -> int:

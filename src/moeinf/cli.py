@@ -180,7 +180,7 @@ def _list_available(prefix: str, *, as_json: bool) -> None:
 @app.command()
 def show(
     model: StoredName,
-    license: Annotated[bool, typer.Option("--license", help="Print only the licence.")] = False,
+    licence: Annotated[bool, typer.Option("--license", help="Print only the licence.")] = False,
     parameters: Annotated[
         bool, typer.Option("--parameters", help="Print only the checkpoint's sampling options.")
     ] = False,
@@ -192,7 +192,7 @@ def show(
     from moeinf.terminal import show as facts
 
     flags = {
-        "--license": license,
+        "--license": licence,
         "--parameters": parameters,
         "--template": template,
         "--json": json,
@@ -203,7 +203,7 @@ def show(
         raise UsageError(f"only one of {', '.join(flags)} at a time, not {' and '.join(chosen)}")
     stored = _stored(model)
     texts: dict[str, Callable[[StoredModel], str]] = {
-        "--license": facts.license_text,
+        "--license": facts.licence_text,
         "--template": facts.template_text,
         "--json": facts.show_json,
         "--parameters": facts.parameters_text,

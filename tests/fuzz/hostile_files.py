@@ -256,7 +256,7 @@ class Cases:
         self._use_and_remove()
 
     def _collection(self, rng: random.Random) -> None:
-        """What earlier runs have learnt: a run goes on without it."""
+        """What earlier runs have learned: a run goes on without it."""
         with Model(self._library.find("kept"), RuntimeConfig(device="cpu", threads=1)):
             pass
         mutate_file(self._kept / "eamc.npz", rng)

@@ -34,7 +34,7 @@ def widened(memory: ByteArray, format: Format, rows: int, cols: int) -> Tensor:
     if format in _TORCH_DTYPES:
         return torch.frombuffer(bytearray(data), dtype=_TORCH_DTYPES[format]).float().view(rows, cols)
     out = np.empty((rows, cols), np.float32)
-    _native.dequantize(format, data, rows, cols, out)
+    _native.dequantise(format, data, rows, cols, out)
     return torch.from_numpy(out)
 
 

@@ -18,12 +18,12 @@ IQ4_NL_VALUES: Final = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38,
 MXFP4_VALUES: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 
 
-def dequantize(matrix: DeviceMatrix) -> Tensor:
+def dequantise(matrix: DeviceMatrix) -> Tensor:
     """The weights, f32 [rows, cols]."""
     if matrix.format in PLAIN_DTYPES:
         return matrix.data.view(PLAIN_DTYPES[matrix.format]).view(matrix.rows, matrix.cols).float()
     blocks = matrix.data.view(-1, FORMAT_BLOCKS[matrix.format][1])  # [blocks, bytes]
-    return DEQUANTIZERS[matrix.format](blocks).reshape(matrix.rows, matrix.cols)
+    return DEQUANTISERS[matrix.format](blocks).reshape(matrix.rows, matrix.cols)
 
 
 def rounded(values: Tensor, format: Format) -> Tensor:
@@ -72,7 +72,7 @@ def _q4_k(blocks: Tensor) -> Tensor:
     return torch.sub((d[:, None] * scales)[:, :, None] * codes, (dmin[:, None] * mins)[:, :, None])
 
 
-DEQUANTIZERS: Final[Mapping[Format, Callable[[Tensor], Tensor]]] = {
+DEQUANTISERS: Final[Mapping[Format, Callable[[Tensor], Tensor]]] = {
     "q8_0": _q8_0, "q4_0": _q4_0, "q4_k": _q4_k, "iq4_nl": _iq4_nl, "mxfp4": _mxfp4,
 }  # fmt: skip
 
@@ -129,13 +129,13 @@ class TorchMatrixOps:
 
 def _product(x: Tensor, w: DeviceMatrix, exact: bool) -> Tensor:
     """x @ w.T in f32. Quantised weights are taken as they are, or (not `exact`) rounded to bf16."""
-    weights = dequantize(w)
+    weights = dequantise(w)
     return rounded(x, w.format) @ (weights if exact else rounded(weights, w.format)).T
 
 
 def _part_product(x: Tensor, address: int, part: ExpertPart, bias: ExpertPart | None, exact: bool) -> Tensor:
     result = _product(x, part_at(address, part, x.device), exact)
-    return result if bias is None else result + dequantize(part_at(address, bias, x.device))[:, 0]
+    return result if bias is None else result + dequantise(part_at(address, bias, x.device))[:, 0]
 
 
 def _activated(x: Tensor, address: int, parts: ExpertParts, exact: bool) -> Tensor:

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "moeinf/compute/formats/quantize.h"
+#include "moeinf/compute/formats/quantise.h"
 #include "moeinf/compute/ops.h"
 
 namespace moeinf {
@@ -84,7 +84,7 @@ struct TestMatrix {
 
   std::vector<float> dequantised() const {
     std::vector<float> out(static_cast<std::size_t>(view.rows * view.cols));
-    dequantize(view, out.data());
+    dequantise(view, out.data());
     return out;
   }
 

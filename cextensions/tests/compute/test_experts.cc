@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "check.h"
-#include "moeinf/compute/formats/quantize.h"
+#include "moeinf/compute/formats/quantise.h"
 #include "moeinf/compute/layers/experts.h"
 
 using moeinf::Activation;
@@ -39,7 +39,7 @@ Bytes stored(Format format, const Floats& values, std::int64_t rows, std::int64_
   if (format == Format::kF32) {
     std::memcpy(bytes.data(), values.data(), bytes.size());
   } else {
-    moeinf::quantize(format, reinterpret_cast<const unsigned char*>(values.data()), Format::kF32, rows, cols,
+    moeinf::quantise(format, reinterpret_cast<const unsigned char*>(values.data()), Format::kF32, rows, cols,
                      bytes.data());
   }
   return bytes;
@@ -71,7 +71,7 @@ struct Layer {
         for (float& value : values) value /= 8;
         const Bytes bytes = stored(format, values, rows[p], cols);
         const Matrix matrix{bytes.data(), format, rows[p], cols};
-        moeinf::dequantize(matrix, values.data());
+        moeinf::dequantise(matrix, values.data());
         std::copy(bytes.begin(), bytes.end(),
                   memory.begin() + static_cast<std::ptrdiff_t>(offset_of(e) + offset));
         weights[p].push_back(values);
@@ -360,7 +360,7 @@ TEST(linears_of_mixed_formats_equal_each_alone_and_plain_double_arithmetic) {
         Floats alone(ys[m].size()), w(static_cast<std::size_t>(kRows[m] * kHidden));
         kernels.linear(matrices[m], x.data(), num_x, alone.data());
         CHECK(alone == ys[m]);
-        moeinf::dequantize(matrices[m], w.data());
+        moeinf::dequantise(matrices[m], w.data());
         for (std::int64_t i = 0; i < num_x * kRows[m]; ++i) {
           const double y = dot(w.data() + i % kRows[m] * kHidden, x.data() + i / kRows[m] * kHidden, kHidden);
           CHECK(std::abs(y - alone[static_cast<std::size_t>(i)]) < (formats[m] == Format::kF32 ? 1e-4 : 0.5));

@@ -10,7 +10,7 @@
 #include "check.h"
 #include "compute/formats/half.h"
 #include "moeinf/compute/formats/formats.h"
-#include "moeinf/compute/formats/quantize.h"
+#include "moeinf/compute/formats/quantise.h"
 
 using moeinf::Format;
 
@@ -35,7 +35,7 @@ const unsigned char* bytes_of(const std::vector<float>& weights) {
 Bytes quantised(Format format, const std::vector<float>& weights) {
   const auto cols = static_cast<std::int64_t>(weights.size());
   Bytes out(moeinf::row_bytes(format, cols));
-  moeinf::quantize(format, bytes_of(weights), Format::kF32, 1, cols, out.data());
+  moeinf::quantise(format, bytes_of(weights), Format::kF32, 1, cols, out.data());
   return out;
 }
 
@@ -43,7 +43,7 @@ std::vector<float> dequantised(Format format, const Bytes& data) {
   const auto cols =
       static_cast<std::int64_t>(data.size() / moeinf::block_bytes(format)) * moeinf::block_weights(format);
   std::vector<float> out(static_cast<std::size_t>(cols));
-  moeinf::dequantize({data.data(), format, 1, cols}, out.data());
+  moeinf::dequantise({data.data(), format, 1, cols}, out.data());
   return out;
 }
 
@@ -209,10 +209,10 @@ TEST(sources_of_16_bits_give_the_blocks_of_their_values) {
   }
   for (const Format format : kQuantised) {
     Bytes out(moeinf::row_bytes(format, 512));
-    moeinf::quantize(format, reinterpret_cast<const unsigned char*>(half.data()), Format::kF16, 2, 256,
+    moeinf::quantise(format, reinterpret_cast<const unsigned char*>(half.data()), Format::kF16, 2, 256,
                      out.data());
     CHECK(out == quantised(format, of_half));
-    moeinf::quantize(format, reinterpret_cast<const unsigned char*>(bfloat.data()), Format::kBF16, 2, 256,
+    moeinf::quantise(format, reinterpret_cast<const unsigned char*>(bfloat.data()), Format::kBF16, 2, 256,
                      out.data());
     CHECK(out == quantised(format, of_bfloat));
   }
@@ -233,7 +233,7 @@ TEST(what_is_no_whole_number_of_blocks_or_no_way_between_formats_is_refused) {
   Bytes out(4096);
   const auto attempt = [&](Format to, Format from, std::int64_t cols) {
     return throws<std::invalid_argument>(
-        [&] { moeinf::quantize(to, bytes_of(weights), from, 1, cols, out.data()); });
+        [&] { moeinf::quantise(to, bytes_of(weights), from, 1, cols, out.data()); });
   };
   CHECK(attempt(Format::kQ4_K, Format::kF32, 288) && attempt(Format::kQ8_0, Format::kF32, 33));
   CHECK(attempt(Format::kBF16, Format::kF32, 32) && attempt(Format::kQ8_0, Format::kQ4_0, 32));
@@ -267,7 +267,7 @@ TEST(blocks_of_gpt_oss_are_taken_over_without_loss) {
   std::vector<moeinf::BlockMXFP4> blocks(3);
   moeinf::repack_mxfp4(nibbles.data(), scales.data(), 3, blocks.data());
   std::vector<float> found(96);
-  moeinf::dequantize({reinterpret_cast<const unsigned char*>(blocks.data()), Format::kMXFP4, 3, 32},
+  moeinf::dequantise({reinterpret_cast<const unsigned char*>(blocks.data()), Format::kMXFP4, 3, 32},
                      found.data());
   for (std::size_t i = 0; i < 96; ++i) {
     const int nibble = i % 2 ? nibbles[i / 2] >> 4 : nibbles[i / 2] & 15;

@@ -1,4 +1,4 @@
-"""What earlier runs of a model have learnt about its routing, kept beside its weights."""
+"""What earlier runs of a model have learned about its routing, kept beside its weights."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from moeinf._native import quantize, repack_mxfp4
+from moeinf._native import quantise, repack_mxfp4
 from moeinf.types import DTYPE_BYTES, FORMAT_BLOCKS, DType, Float32Array, Format
 
 _ELEMENTS: dict[int, type[np.unsignedinteger]] = {1: np.uint8, 2: np.uint16, 4: np.uint32}
@@ -64,7 +64,7 @@ class Quantised:
     def apply(self, data: memoryview, scales: memoryview) -> memoryview:
         """Runs without the GIL."""
         blocks = memoryview(bytearray(self.stored_bytes(len(data))))
-        quantize(self.format, data, self.source, len(data) // self.unit_bytes, FORMAT_BLOCKS[self.format][0], blocks)
+        quantise(self.format, data, self.source, len(data) // self.unit_bytes, FORMAT_BLOCKS[self.format][0], blocks)
         return blocks
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from moeinf.store.library import StoredModel
     from moeinf.text.thinking import TemplateFacts
 
-_NUM_LICENSE_LINES = 2
+_NUM_LICENCE_LINES = 2
 
 
 def needed_bytes(model: StoredModel) -> int:
@@ -68,7 +68,7 @@ def show_lines(model: StoredModel, *, verbose: bool = False) -> list[str]:
     parameters = generation_parameters(model)
     if parameters:
         lines += section("Parameters", [(name, json.dumps(value)) for name, value in parameters.items()])
-    lines += _license_section(model)
+    lines += _licence_section(model)
     if verbose:
         lines += section("Metadata", [(name, json.dumps(value)) for name, value in config(model).items()])
         lines += section(
@@ -105,11 +105,11 @@ def _gpu_text(needed: tuple[int, int]) -> str:
     return f"{at_least_text(vram)} VRAM and {at_least_text(ram)} RAM"
 
 
-def _license_section(model: StoredModel) -> list[str]:
-    text = [line.strip() for line in license_text(model).splitlines() if line.strip()]
+def _licence_section(model: StoredModel) -> list[str]:
+    text = [line.strip() for line in licence_text(model).splitlines() if line.strip()]
     if not text:
         return []
-    cut = [*text[:_NUM_LICENSE_LINES], "..."] if len(text) > _NUM_LICENSE_LINES else text
+    cut = [*text[:_NUM_LICENCE_LINES], "..."] if len(text) > _NUM_LICENCE_LINES else text
     return ["  License", *(f"    {line}" for line in cut), ""]
 
 
@@ -166,7 +166,7 @@ def config(model: StoredModel) -> dict[str, Any]:
         return parse_json_object(read_small(path), str(path), StoreError)
 
 
-def license_text(model: StoredModel) -> str:
+def licence_text(model: StoredModel) -> str:
     """The licence file of the checkpoint, "" if it brought none."""
     for path in sorted(model.path.iterdir()):
         if path.name.lower().startswith(("license", "licence", "copying")):

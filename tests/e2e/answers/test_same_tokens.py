@@ -154,7 +154,7 @@ def test_tokens_are_the_same_for_every_policy(demo: StoredModel, oracle: list[in
 @pytest.mark.parametrize("predictor", PREDICTORS)
 def test_tokens_are_the_same_for_every_predictor(demo: StoredModel, oracle: list[int], predictor: str) -> None:
     assert tokens(demo, expert_cache="25%", predictor=predictor) == oracle
-    assert tokens(demo, expert_cache="25%", predictor=predictor) == oracle, "with what the first run learnt"
+    assert tokens(demo, expert_cache="25%", predictor=predictor) == oracle, "with what the first run learned"
 
 
 @pytest.mark.parametrize("options", [{"reader": "pure"}, {"direct_io": False}, {"queue_depth": 1}], ids=str)

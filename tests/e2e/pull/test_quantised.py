@@ -1,4 +1,4 @@
-"""Pulls that quantise: every block is what `quantize` makes of the source, however and by whomever it was made."""
+"""Pulls that quantise: every block is what `quantise` makes of the source, however and by whomever it was made."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from moeinf._native import quantize
+from moeinf._native import quantise
 from moeinf.config.pull_options import PullOptions
 from moeinf.errors import CheckpointError, StoreError, UsageError
 from moeinf.pull import convert, layout
@@ -40,7 +40,7 @@ def stored_as(wanted: Format | None, tensor: Tensor) -> tuple[Format, bytes]:
         weights, num_bytes = FORMAT_BLOCKS[format]
         if cols % weights == 0:
             out = np.zeros(rows * cols // weights * num_bytes, np.uint8)
-            quantize(format, raw, source, rows, cols, out)
+            quantise(format, raw, source, rows, cols, out)
             return format, out.tobytes()
     return source, raw.tobytes()
 
@@ -209,7 +209,7 @@ def test_no_model_is_published_with_a_scale_that_is_no_number(
     def spoilt(format: str, source: memoryview, source_dtype: str, rows: int, cols: int, out: memoryview) -> None:
         out[:] = b"\xff" * len(out)
 
-    monkeypatch.setattr(layout, "quantize", spoilt)
+    monkeypatch.setattr(layout, "quantise", spoilt)
     with pytest.raises(StoreError, match=r"00000.bin: expert 0: tensor 'gate': the scale of q4_k block 0 is NaN"):
         pull(str(wide), PullOptions(quant_experts="q4_k"), home=tmp_path / "home")
     with pytest.raises(StoreError, match=r"dense.safetensors: tensor '.*': the scale of q4_k block 0 is NaN"):

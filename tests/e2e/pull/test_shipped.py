@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from moeinf._native import dequantize
+from moeinf._native import dequantise
 from moeinf.config.pull_options import PullOptions
 from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.models import architecture
@@ -143,7 +143,7 @@ def parts_of(model: StoredModel, layer: int, expert: int) -> dict[str, tuple[For
     for spec in layout.tensors:
         rows, cols = (spec.shape[0], spec.shape[1]) if len(spec.shape) == 2 else (1, spec.shape[0])
         out = np.empty((rows, cols), np.float32)
-        dequantize(spec.dtype, block[spec.offset_bytes :][: spec.num_bytes], rows, cols, out)
+        dequantise(spec.dtype, block[spec.offset_bytes :][: spec.num_bytes], rows, cols, out)
         found[spec.name] = spec.dtype, torch.from_numpy(out.reshape(spec.shape))
     return found
 

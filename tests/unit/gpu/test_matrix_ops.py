@@ -20,7 +20,7 @@ from moeinf.gpu.groups import make_groups
 from moeinf.gpu.matrix import MAX_ROWS, PLAIN_DTYPES, DeviceMatrix, ExpertPart, Groups, expert_parts_of
 from moeinf.gpu.matrix_ops import MatrixOps, TritonMatrixOps, decode_tile
 from moeinf.types import FORMAT_BLOCKS, ExpertForm, ExpertLayout, Format, TensorSpec, format_bytes
-from tests.oracles.torch_matrix import TorchMatrixOps, dequantize
+from tests.oracles.torch_matrix import TorchMatrixOps, dequantise
 
 FORMATS = list(FORMAT_BLOCKS)
 CPU = torch.device("cpu")
@@ -90,8 +90,8 @@ def test_the_twin_reads_any_block_as_the_native_kernels_do(format: Format) -> No
     for high_byte in {"mxfp4": (0,), "q4_k": (1, 3), "q8_0": (1,), "q4_0": (1,), "iq4_nl": (1,)}.get(format, (-1,)):
         blocks[:, high_byte] &= 0xBB  # an exponent that is not all ones, the least one of all among them
     wanted = np.empty((rows, cols), np.float32)
-    _native.dequantize(format, blocks.reshape(-1), rows, cols, wanted)
-    found = dequantize(DeviceMatrix(torch.from_numpy(blocks.reshape(-1)), format, rows, cols)).numpy()
+    _native.dequantise(format, blocks.reshape(-1), rows, cols, wanted)
+    found = dequantise(DeviceMatrix(torch.from_numpy(blocks.reshape(-1)), format, rows, cols)).numpy()
     assert np.isfinite(wanted).all() and np.array_equal(found.view(np.uint32), wanted.view(np.uint32))
 
 
@@ -100,7 +100,7 @@ def test_few_rows_are_multiplied_by_the_exact_weights(ops: MatrixOps, format: Fo
     tokens = 2
     w, x, bias = matrix(format, 13, cols_of(format)), random(tokens, cols_of(format)), random(13)
     weights = np.empty((w.rows, w.cols), np.float32)
-    _native.dequantize(format, w.data.numpy(), w.rows, w.cols, weights)
+    _native.dequantise(format, w.data.numpy(), w.rows, w.cols, weights)
     wanted = x.numpy().astype(np.float64) @ weights.T
     magnitudes = torch.from_numpy(np.abs(x.numpy()) @ np.abs(weights).T)
     out = torch.full((tokens, 13), UNTOUCHED)
@@ -117,13 +117,13 @@ def test_many_rows_are_multiplied_by_parts_of_the_matrix(kernels: MatrixOps, for
     kernels.linear(x, w, found, bias=bias, add=True)
     TWIN.linear(x, w, wanted, bias=bias, add=True)
     tolerance = {"f32": DECODE_TOLERANCE, "f16": 2**-10}.get(format, BF16_BIT)  # torch on a CPU rounds the sums too
-    assert_close(found, wanted, x.abs() @ dequantize(w).abs().T, tolerance)
+    assert_close(found, wanted, x.abs() @ dequantise(w).abs().T, tolerance)
 
 
 def test_many_rows_replace_what_was_there_unless_added(ops: MatrixOps) -> None:
     w, x, out = matrix("q8_0", 50, 288), random(MAX_ROWS + 1, 288), torch.full((MAX_ROWS + 1, 50), float("nan"))
     ops.linear(x, w, out)
-    assert_close(out, x @ dequantize(w).T, x.abs() @ dequantize(w).abs().T, BF16_BIT)
+    assert_close(out, x @ dequantise(w).T, x.abs() @ dequantise(w).abs().T, BF16_BIT)
 
 
 @pytest.mark.parametrize("format", ["bf16", "q4_0"])
@@ -213,7 +213,7 @@ class Experts:
                 self.memory[start : start + len(data)] = data
         self.weights = [
             {
-                name: dequantize(matrix(part.format, part.rows, part.cols, seed=10 * expert + number))
+                name: dequantise(matrix(part.format, part.rows, part.cols, seed=10 * expert + number))
                 for number, (name, part) in enumerate(by_name.items())
             }
             for expert in range(count)

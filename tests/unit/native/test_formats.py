@@ -11,7 +11,7 @@ from gguf import GGMLQuantizationType
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moeinf._native import check_scales, dequantize, quantize, repack_mxfp4
+from moeinf._native import check_scales, dequantise, quantise, repack_mxfp4
 from moeinf.types import FORMAT_BLOCKS, Format
 
 GGML = {
@@ -34,13 +34,13 @@ def quantised(format: Format, weights: Floats) -> Bytes:
     rows, cols = weights.shape
     block_weights, num_bytes = FORMAT_BLOCKS[format]
     out = np.zeros(rows * cols // block_weights * num_bytes, np.uint8)
-    quantize(format, weights.view(np.uint8).reshape(-1), "f32", rows, cols, out)
+    quantise(format, weights.view(np.uint8).reshape(-1), "f32", rows, cols, out)
     return out
 
 
 def dequantised(format: Format, data: Bytes, rows: int, cols: int) -> Floats:
     out = np.empty((rows, cols), np.float32)
-    dequantize(format, data, rows, cols, out)
+    dequantise(format, data, rows, cols, out)
     return out
 
 
@@ -92,23 +92,23 @@ def test_dense_formats_are_read_as_numpy_reads_them() -> None:
 
 def test_sizes_and_names_that_do_not_fit_are_refused() -> None:
     source, out = np.zeros(64 * 4, np.uint8), np.zeros(68, np.uint8)
-    quantize("q8_0", source, "f32", 2, 32, out)
+    quantise("q8_0", source, "f32", 2, 32, out)
     with pytest.raises(ValueError, match="source has 256 bytes, not 128"):
-        quantize("q8_0", source, "bf16", 2, 32, out)
+        quantise("q8_0", source, "bf16", 2, 32, out)
     with pytest.raises(ValueError, match="out has 68 bytes, not 36"):
-        quantize("q4_0", source, "f32", 2, 32, out)
+        quantise("q4_0", source, "f32", 2, 32, out)
     with pytest.raises(ValueError, match="64 rows of 1 are no q8_0 matrix"):
-        quantize("q8_0", source, "f32", 64, 1, out)
+        quantise("q8_0", source, "f32", 64, 1, out)
     with pytest.raises(ValueError, match="unknown format 'q5_1'; known: f32, f16, bf16, q8_0"):
-        quantize("q5_1", source, "f32", 2, 32, out)
+        quantise("q5_1", source, "f32", 2, 32, out)
     with pytest.raises(ValueError, match="data has 68 bytes, not 34"):
         check_scales("q8_0", out, 1, 32)
     with pytest.raises(ValueError, match="shape"):
-        dequantize("q8_0", out, 2, 32, np.zeros((4, 16), np.float32))
+        dequantise("q8_0", out, 2, 32, np.zeros((4, 16), np.float32))
     with pytest.raises(ValueError, match="16 bytes of blocks and 17 of out"):
         repack_mxfp4(np.zeros(32, np.uint8), np.zeros(2, np.uint8), np.zeros(33, np.uint8))
     with pytest.raises(TypeError):
-        quantize("q8_0", source.view(np.float32), "f32", 2, 32, out)
+        quantise("q8_0", source.view(np.float32), "f32", 2, 32, out)
 
 
 def test_a_weight_that_is_no_number_is_refused_wherever_it_stands() -> None:

@@ -30,7 +30,7 @@ def stored(format: Format, rows: int, cols: int, rng: np.random.Generator) -> By
     elif format == "bf16":
         out.view(np.uint16)[:] = values.ravel().view(np.uint32) >> 16
     else:
-        _native.quantize(format, values.ravel().view(np.uint8), "f32", rows, cols, out)
+        _native.quantise(format, values.ravel().view(np.uint8), "f32", rows, cols, out)
     return out
 
 

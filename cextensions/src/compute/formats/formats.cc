@@ -6,7 +6,7 @@
 #include <string>
 
 #include "half.h"
-#include "moeinf/compute/formats/quantize.h"
+#include "moeinf/compute/formats/quantise.h"
 
 namespace moeinf {
 
@@ -138,7 +138,7 @@ const char* name_of(Format format) { return traits(format).name; }
 int block_weights(Format format) { return traits(format).block_weights; }
 std::size_t block_bytes(Format format) { return traits(format).block_bytes; }
 
-void dequantize(const Matrix& matrix, float* out) {
+void dequantise(const Matrix& matrix, float* out) {
   switch (matrix.format) {
     case Format::kF32:
       return widen_all<float>(matrix, out, [](float value) { return value; });

@@ -76,7 +76,7 @@ class Commands:
     def _show(self, what: str) -> None:
         texts: dict[str, Callable[[StoredModel], str]] = {
             "info": lambda stored: "\n".join(facts.show_lines(stored)),
-            "license": lambda stored: facts.license_text(stored) or _none("license"),
+            "license": lambda stored: facts.licence_text(stored) or _none("licence"),
             "parameters": self._parameters_text,
             "template": lambda stored: facts.template_text(stored) or _none("prompt template"),
         }

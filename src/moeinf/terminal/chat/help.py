@@ -29,7 +29,7 @@ HELP_SET = "\n".join(
 HELP_SHOW = """\
 Available Commands:
   /show info         Show details of this model
-  /show license      Show its license
+  /show license      Show its licence
   /show parameters   Show its parameters, and yours
   /show system       Show system message
   /show template     Show its chat template"""

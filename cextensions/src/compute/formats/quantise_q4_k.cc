@@ -1,6 +1,6 @@
 // Super-blocks of q4_k: a line for each sub-block, found by trial, and 6 bits for each line's scale and
 // minimum.
-#include "quantize_q4_k.h"
+#include "quantise_q4_k.h"
 
 #include <algorithm>
 #include <cmath>

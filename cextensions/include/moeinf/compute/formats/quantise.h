@@ -13,11 +13,11 @@ constexpr float kLargestWeight = 65504.0f;  // float16's: so every scale is fini
 // row_bytes]. The bytes depend on nothing but the weights of their own block: same on every machine, however
 // rows are split. Throws std::invalid_argument: rows that are no whole number of blocks, formats that it
 // cannot go between, and a weight that is NaN, infinite or beyond kLargestWeight, by its row and column.
-void quantize(Format format, const unsigned char* source, Format source_format, std::int64_t rows,
+void quantise(Format format, const unsigned char* source, Format source_format, std::int64_t rows,
               std::int64_t cols, unsigned char* out);
 
 // out [rows, cols] from any format, each product rounded by itself (no fused multiply-add), as gguf-py does.
-void dequantize(const Matrix& matrix, float* out);
+void dequantise(const Matrix& matrix, float* out);
 
 // Index, counted through all rows, of the first block whose scale (or minimum) is NaN or infinite; -1 if
 // there is none. Formats without blocks have no scales.

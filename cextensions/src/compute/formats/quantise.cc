@@ -1,5 +1,5 @@
 // Rounds weights into blocks; q4_k has a file of its own.
-#include "moeinf/compute/formats/quantize.h"
+#include "moeinf/compute/formats/quantise.h"
 
 #include <algorithm>
 #include <cmath>
@@ -9,7 +9,7 @@
 
 #include "half.h"
 #include "lanes.h"
-#include "quantize_q4_k.h"
+#include "quantise_q4_k.h"
 
 namespace moeinf {
 
@@ -227,7 +227,7 @@ Load loader(Format format) {
 
 }  // namespace
 
-void quantize(Format format, const unsigned char* source, Format source_format, std::int64_t rows,
+void quantise(Format format, const unsigned char* source, Format source_format, std::int64_t rows,
               std::int64_t cols, unsigned char* out) {
   const EncodeStep encode_next = encoder(format);
   const Load load_next = loader(source_format);
