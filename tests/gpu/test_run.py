@@ -12,10 +12,11 @@ import torch
 from moeinf._native import Arena, Copier, CudaDriver
 from moeinf.config import RuntimeConfig
 from moeinf.config.pull_options import PullOptions
-from moeinf.engine.gpu import GpuRunner, open_gpu
+from moeinf.engine.gpu import GpuRunner
 from moeinf.engine.model import Model
 from moeinf.gpu.cuda import find_cuda
 from moeinf.gpu.device import CudaDevice
+from moeinf.gpu.open_gpu import open_gpu
 from moeinf.gpu.program import DecodeProgram
 from moeinf.pull.pull import pull
 from moeinf.store.library import StoredModel

@@ -25,7 +25,7 @@ from moeinf.store.files import drop_cached, errors_named
 from moeinf.store.library import StoredModel
 
 if TYPE_CHECKING:
-    from moeinf.engine.gpu import OpenGpu
+    from moeinf.gpu.open_gpu import OpenGpu
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def run_bench(
     link, gather, memory, opened = 0.0, 0.0, 0.0, None
     if gpu:
         from moeinf.bench.device_rates import gpu_rates  # torch, which a run on the CPU does without
-        from moeinf.engine.gpu import open_gpu
+        from moeinf.gpu.open_gpu import open_gpu
 
         try:
             opened = open_gpu(gpu)

@@ -1,12 +1,10 @@
-"""A stored model running on a GPU: slots in its memory, filled from host memory, and that from the disk."""
+"""Runs a stored model on a GPU, with expert slots in its memory, behind them slots in host memory, and the disk."""
 
 from __future__ import annotations
 
-import gc
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -14,12 +12,11 @@ import torch
 from moeinf._native import Arena, ExpertKernel
 from moeinf.engine.build_context import BuildContext, expert_parts, prefetcher_of
 from moeinf.engine.memory_plan import CONTEXT_BYTES, PINNED_PERCENT, DevicePlan, plan_device_memory
-from moeinf.errors import DeviceError, OutOfMemoryError
-from moeinf.gpu.arena import SEGMENT_BYTES, DeviceArena
-from moeinf.gpu.cuda import Gpu, explain, is_out_of_memory
-from moeinf.gpu.device import Device
+from moeinf.errors import OutOfMemoryError
+from moeinf.gpu.arena import DeviceArena
+from moeinf.gpu.cuda import explain, is_out_of_memory
 from moeinf.gpu.matrix import expert_parts_of
-from moeinf.gpu.ops import Ops
+from moeinf.gpu.open_gpu import OpenGpu
 from moeinf.gpu.program import DecodeProgram
 from moeinf.models.gpu.layers import DeviceLayers
 from moeinf.models.gpu.weights import DeviceWeights
@@ -41,64 +38,9 @@ from moeinf.runtime.gpu.host_slots import HostSlots
 from moeinf.runtime.io.reader import open_reader
 from moeinf.runtime.policy.eviction import DevicePolicy, make_policy
 from moeinf.text.quantities import size_text
-from moeinf.types import Copier, Float32Array
+from moeinf.types import Float32Array
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class OpenGpu:
-    """A device, its kernels and its copies, ready for use."""
-
-    name: str
-    device: Device
-    ops: Ops
-    copier: Copier
-    free_bytes: int  # now, with the driver's context in place
-    total_bytes: int
-    has_display: bool = False  # see gpu.cuda.Gpu
-    segment_bytes: int = SEGMENT_BYTES  # of the memory of slots: what is given up at once
-
-    def close(self) -> None:
-        """Gives back what copies take, and memory that nothing uses any more."""
-        self.copier.close()
-        gc.collect()
-        with suppress(RuntimeError):  # of a GPU that is lost; of torch before 2.12 after a capture that broke
-            self.device.release_unused()
-
-
-def open_gpu(gpu: Gpu) -> OpenGpu:
-    """Tries the card out first. Raises DeviceError for whatever keeps it from computing."""
-    from moeinf._native import Copier as NativeCopier
-    from moeinf._native import CudaDriver
-    from moeinf.gpu.device import CudaDevice
-    from moeinf.gpu.matrix_ops import TritonMatrixOps
-    from moeinf.gpu.trial import try_out
-    from moeinf.gpu.vector_ops import TritonVectorOps
-
-    try:
-        device = CudaDevice(gpu.index)
-        gc.collect()
-        device.release_unused()  # what a model that was closed has left
-        ops = Ops(TritonVectorOps(), TritonMatrixOps())
-        try_out(device, ops)
-        return OpenGpu(
-            gpu.name,
-            device,
-            ops,
-            NativeCopier(CudaDriver(), gpu.index),
-            device.free_bytes(),
-            gpu.total_bytes,
-            gpu.has_display,
-        )
-    except DeviceError:
-        raise
-    except Exception as error:  # of three libraries, and what they run: whatever it is, this card does not compute
-        said = next(iter(str(error).splitlines()), "")
-        raise explain(error) or DeviceError(
-            f"GPU {gpu.index} ({gpu.name}) does not compute ({type(error).__name__}: {said}): see nvidia-smi, report "
-            "this if it shows nothing, or run with --device cpu"
-        ) from error
 
 
 class GpuRunner:
@@ -180,7 +122,7 @@ class GpuRunner:
         self._fill()
 
     def _open_slots(self, context: BuildContext, gpu: OpenGpu, policy: DevicePolicy) -> DeviceSlots:
-        """Device slots over host slots over the disk. Nothing of it keeps `self`: the tier outlives a closed model."""
+        """Opens device slots over host slots over the disk. Nothing keeps `self`: the tier outlives a closed model."""
         stored, manifest, plan, device = context.weights.stored, context.manifest, self.plan, gpu.device
         shape, stride_bytes = manifest.moe, manifest.layout.stride_bytes
         errors = ReadErrors(stored.shard_paths, shape.num_experts, stored.name)
@@ -193,7 +135,7 @@ class GpuRunner:
         return DeviceSlots(tier, self._arena, copies, host)
 
     def _take_slots(self) -> None:
-        """Last of all that is taken of the device's memory; where the plan was wrong, there are fewer."""
+        """Takes the slots, after all else that needs the device's memory. If the plan was wrong, there are fewer."""
         self._arena.take(self.plan.num_slots)
         left = self._arena.num_slots
         if left < self._context.manifest.moe.top_k:
@@ -203,9 +145,9 @@ class GpuRunner:
             self._notify(f"the GPU's memory holds {left} experts, not {self.plan.num_slots} as planned")
 
     def _fill(self) -> None:
-        """Pins the host's slots; reads every expert where the device, or the host, has a slot for each.
+        """Pins the host's slots, and reads every expert where the device, or the host, has a slot for each.
 
-        Last of all that is pinned: a system that refuses more has then given what else a run needs.
+        The slots are pinned last: a system that refuses to pin more has then given what else a run needs.
         """
         report, total = self._context.reporting, self._context.manifest.moe.total_experts
         fits = self._arena.num_slots == total
@@ -247,7 +189,7 @@ class GpuRunner:
         self.cache.keep(beams)
 
     def _in_memory(self, step: Callable[[], T]) -> T:
-        """What a step gives, which is repeated with fewer slots where memory runs out."""
+        """Returns what a step gives. Where memory runs out, the step is repeated with fewer slots."""
         with self._gpu.device.computing():
             while True:
                 try:
@@ -280,7 +222,7 @@ class GpuRunner:
                 table.enter()
 
     def _shrink(self, error: BaseException) -> None:
-        """Gives up a part of the slots, which another process or a longer prompt needs. OutOfMemoryError at the end."""
+        """Gives up some slots for another process or a longer prompt. Raises OutOfMemoryError when none are left."""
         left = self._arena.smaller()
         if left <= self._context.manifest.moe.top_k:
             raise OutOfMemoryError(
@@ -300,7 +242,7 @@ class GpuRunner:
         self._notify(f"the GPU's memory ran out: {before - left} of {before} experts left it, the run goes on")
 
     def _progress(self, before: int) -> Callable[[int, int], None]:
-        """Progress of a step behind `before` bytes that are done, of all that is loaded."""
+        """Returns the progress of a step before which `before` bytes were loaded."""
         fits = self._context.manifest.moe.total_experts in (self.plan.num_slots, self.plan.host_slots)
         experts = self._context.manifest.moe.total_experts * self.plan.slot_bytes if fits else 0
         return lambda done, _: self._context.reporting.progress(before + done, self.plan.dense_bytes + experts)

@@ -30,7 +30,7 @@ from moeinf.text.tokenizer import Tokenizer
 from moeinf.types import Message, Profiler
 
 if TYPE_CHECKING:  # loads torch, which a run on the CPU does without
-    from moeinf.engine.gpu import OpenGpu
+    from moeinf.gpu.open_gpu import OpenGpu
 
 
 class Model:

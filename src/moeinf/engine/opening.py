@@ -1,4 +1,4 @@
-"""Puts a model together: of what family it is, on which device it runs, and with which kernels."""
+"""Puts a model together: reads what is stored, and chooses the device that runs it."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from moeinf.store.library import StoredModel
 from moeinf.types import ModelInfo, Reader, TensorPlan
 
 if TYPE_CHECKING:  # loads torch, which a run on the CPU does without
-    from moeinf.engine.gpu import OpenGpu
+    from moeinf.gpu.open_gpu import OpenGpu
 
 
 class ModelRunner(EncoderDecoderModel, Protocol):
     """A network on a device, with its experts and the cache of one sequence: CpuRunner (cpu.py), GpuRunner (gpu.py).
 
-    `encode` and `keep_beams` are of encoder-decoder models.
+    Only encoder-decoder models have a use for `encode` and `keep_beams`.
     """
 
     tier: ExpertTier  # of the device that computes
@@ -45,11 +45,11 @@ class ModelRunner(EncoderDecoderModel, Protocol):
     def plan(self) -> MemoryPlan: ...
 
     def describe(self, total_experts: int) -> str:
-        """Where its memory went."""
+        """Says where its memory went."""
         ...
 
     def peak_device_bytes(self) -> int:
-        """Most memory that was ever taken of a GPU; 0 on the CPU."""
+        """The most memory that was ever taken of a GPU; 0 on the CPU."""
         ...
 
     def close(self) -> bool:
@@ -58,11 +58,9 @@ class ModelRunner(EncoderDecoderModel, Protocol):
 
 
 def put_together(context: BuildContext, gpu: OpenGpu | None, look: Callable[[], Machine]) -> ModelRunner:
-    """Runs the model on `gpu` if one is given, else on what the configuration names.
+    """Returns a runner on `gpu` if one is given, else on the device that the configuration names.
 
-    look() tells the machine's memory as it is now.
-
-    Raises as Model does.
+    look() tells the machine's memory as it is now. Raises as Model does.
     """
     if gpu is not None:
         from moeinf.engine.gpu import GpuRunner
@@ -80,9 +78,10 @@ def put_together(context: BuildContext, gpu: OpenGpu | None, look: Callable[[], 
 
 
 def _on_gpu(context: BuildContext, found: Gpu, look: Callable[[], Machine]) -> ModelRunner | None:
-    """The runner on the card that was found; None, after one notice, where "auto" leaves the work to the CPU."""
-    from moeinf.engine.gpu import GpuRunner, open_gpu
+    """Returns a runner on the card that was found; None, after one notice, where "auto" leaves the work to the CPU."""
+    from moeinf.engine.gpu import GpuRunner
     from moeinf.engine.preference import reason_for_cpu
+    from moeinf.gpu.open_gpu import open_gpu
 
     config = context.host.config
     auto, gpu = config.device == "auto" and not gpu_option(config), None
@@ -103,7 +102,7 @@ def _on_gpu(context: BuildContext, found: Gpu, look: Callable[[], Machine]) -> M
 
 
 def open_kernels(num_threads: int, isa: str) -> Kernels:
-    """Raises UsageError for an instruction set that is unknown or that this CPU lacks."""
+    """Opens the kernels. Raises UsageError for an instruction set that is unknown or that this CPU lacks."""
     try:
         return Kernels(num_threads, isa)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Whether a model decodes faster on the CPU than on a GPU that holds few of its experts, by measured rates."""
+"""Estimates from measured rates whether the CPU decodes faster than a GPU that holds few of the experts."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ import torch
 from moeinf._native import Kernels, memory_read_rate
 from moeinf.config import gpu_option
 from moeinf.engine.build_context import BuildContext
-from moeinf.engine.gpu import OpenGpu
 from moeinf.engine.memory_plan import Demands, DevicePlan, plan_device_memory, plan_memory
 from moeinf.errors import OutOfMemoryError
 from moeinf.gpu.cuda import explain, is_out_of_memory
 from moeinf.gpu.device import Device
+from moeinf.gpu.open_gpu import OpenGpu
 
-_SPAN_BYTES: Final = 128 << 20  # measured at once; more than caches hold
+_SPAN_BYTES: Final = 128 << 20  # read or copied at once; more than caches hold
 _LINK_BYTES: Final = 32 << 20
 _ROUNDS: Final = 3
-CPU_SHARE: Final = 0.7  # of the rate of its memory that decoding reaches
-DEVICE_SHARE: Final = 0.6  # the same of a GPU
-LAYER_S: Final = 50e-6  # of a GPU's time in each layer that goes to launches
-MISSED: Final = 0.75  # of a token's experts, where next to none are on the device
-MARGIN: Final = 0.8  # what the CPU's time has to be of the GPU's: the GPU is ahead in prompts, and this is an estimate
+CPU_SHARE: Final = 0.7  # share of its memory's rate that decoding on a CPU reaches
+DEVICE_SHARE: Final = 0.6  # the same share on a GPU
+LAYER_S: Final = 50e-6  # time that a GPU spends on launches in each layer
+MISSED: Final = 0.75  # share of a token's experts that misses, where next to none are on the device
+MARGIN: Final = 0.8  # the CPU must need less than this share of the GPU's time: prompts are faster on the GPU
 
 
 class Rates(NamedTuple):
-    """Bytes a second; 0 where too little memory is free to tell."""
+    """Rates in bytes a second; 0 where too little memory is free to measure them."""
 
     memory: float  # of the host, read by all threads
     device: float  # of the GPU's memory, read
@@ -35,10 +35,11 @@ class Rates(NamedTuple):
 
 
 def reason_for_cpu(context: BuildContext, gpu: OpenGpu) -> str | None:
-    """Why the CPU is to be preferred, in one line; None where the GPU is.
+    """Returns why the CPU is preferred, in one line; None where the GPU is.
 
-    Only where the host has room for every expert: else both wait for the disk, and the GPU has more room before it.
-    Nothing is measured where the GPU holds every expert. Raises OutOfMemoryError where the GPU has no room at all.
+    The CPU is preferred only if the host has room for every expert: else both wait for the disk, and with the GPU there
+    is more room in front of it. Nothing is measured if the GPU holds every expert. Raises OutOfMemoryError where the
+    GPU has no room at all.
     """
     host, demands = context.host, context.demands
     plan = plan_device_memory(demands, host.config, host.machine, gpu.free_bytes, gpu.total_bytes, gpu.has_display)
@@ -53,7 +54,7 @@ def reason_for_cpu(context: BuildContext, gpu: OpenGpu) -> str | None:
 
 
 def slower(demands: Demands, plan: DevicePlan, rates: Rates) -> str | None:
-    """What is said where a token is expected to take longer on the GPU than on the CPU."""
+    """Returns a line for the user if a token is expected to take longer on the GPU than on the CPU."""
     if not all(rates):
         return None
     moe = demands.moe
@@ -74,7 +75,7 @@ def slower(demands: Demands, plan: DevicePlan, rates: Rates) -> str | None:
 
 
 def measured(device: Device, kernels: Kernels) -> Rates:
-    """In a tenth of a second."""
+    """Measures the rates, in a tenth of a second."""
     memory = memory_read_rate(kernels, _SPAN_BYTES, _ROUNDS)
     try:
         with device.computing():
@@ -90,7 +91,7 @@ def measured(device: Device, kernels: Kernels) -> Rates:
 
 
 def _rate(device: Device, target: torch.Tensor, source: torch.Tensor) -> float:
-    """Best rate of a few copies."""
+    """Returns the best rate of a few copies."""
     seconds = []
     for _ in range(_ROUNDS + 1):  # the first takes longer
         device.synchronise()

@@ -13,12 +13,12 @@ import torch
 
 from moeinf.config import RuntimeConfig
 from moeinf.engine.build_context import Notify, Reporting, log_warning
-from moeinf.engine.gpu import OpenGpu, open_gpu
 from moeinf.engine.memory_plan import plan_device_memory
 from moeinf.engine.model import Model
 from moeinf.engine.preference import Rates, measured, slower
 from moeinf.errors import DeviceError, OutOfMemoryError, UsageError
 from moeinf.gpu.cuda import Gpu
+from moeinf.gpu.open_gpu import OpenGpu, open_gpu
 from moeinf.gpu.ops import Ops
 from moeinf.gpu.trial import try_out
 from moeinf.hardware import Machine
@@ -58,7 +58,7 @@ def opened(
     **options: Any,
 ) -> Model:
     monkeypatch.setattr("moeinf.engine.opening.find_cuda", lambda device, notice: CARD)
-    monkeypatch.setattr("moeinf.engine.gpu.open_gpu", opening)
+    monkeypatch.setattr("moeinf.gpu.open_gpu.open_gpu", opening)
     monkeypatch.setattr("moeinf.engine.preference.measured", lambda device, kernels: rates)
     return Model(stored, RuntimeConfig.of(threads=1, **options), Reporting(notify), on=Machine(1 << 36, "machine", 1))
 
@@ -97,7 +97,7 @@ def test_memory_is_looked_at_again_when_the_card_is_open(demo: StoredModel, monk
 
     monkeypatch.setattr("moeinf.engine.model.machine", lambda: next(looks))
     monkeypatch.setattr("moeinf.engine.opening.find_cuda", lambda device, notice: CARD)
-    monkeypatch.setattr("moeinf.engine.gpu.open_gpu", emulated)
+    monkeypatch.setattr("moeinf.gpu.open_gpu.open_gpu", emulated)
     monkeypatch.setattr("moeinf.engine.gpu.plan_device_memory", plan)
     with pytest.raises(OutOfMemoryError, match="enough seen"):
         Model(demo, RuntimeConfig(threads=1, device="cuda"))
@@ -207,7 +207,7 @@ def test_what_keeps_a_card_from_computing_is_one_line_when_it_is_opened(
 ) -> None:
     pytest.importorskip("triton", reason="triton is not installed")
     Refusing.error = error
-    monkeypatch.setattr("moeinf.gpu.device.CudaDevice", lambda index: EmulatedDevice())
+    monkeypatch.setattr("moeinf.gpu.open_gpu.CudaDevice", lambda index: EmulatedDevice())
     monkeypatch.setattr("moeinf.gpu.vector_ops.TritonVectorOps", Refusing)
     with pytest.raises(DeviceError, match=said) as raised:
         open_gpu(CARD)
@@ -220,9 +220,9 @@ def test_a_host_that_pins_nothing_for_copies_is_told_when_the_card_is_opened(mon
     def refuse(driver: object, device: int) -> None:
         raise CudaError("CUDA_ERROR_OUT_OF_MEMORY", "cuMemHostAlloc")
 
-    monkeypatch.setattr("moeinf.gpu.device.CudaDevice", lambda index: EmulatedDevice())
-    monkeypatch.setattr("moeinf._native.CudaDriver", object)
-    monkeypatch.setattr("moeinf._native.Copier", refuse)
+    monkeypatch.setattr("moeinf.gpu.open_gpu.CudaDevice", lambda index: EmulatedDevice())
+    monkeypatch.setattr("moeinf.gpu.open_gpu.CudaDriver", object)
+    monkeypatch.setattr("moeinf.gpu.open_gpu.NativeCopier", refuse)
     with pytest.raises(DeviceError, match="does not pin memory for copies"):
         open_gpu(CARD)
 

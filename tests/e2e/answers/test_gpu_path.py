@@ -27,10 +27,11 @@ from moeinf.config import RuntimeConfig
 from moeinf.config.pull_options import PullOptions
 from moeinf.engine.build_context import Reporting
 from moeinf.engine.dense_weights import DenseFile
-from moeinf.engine.gpu import GpuRunner, OpenGpu
+from moeinf.engine.gpu import GpuRunner
 from moeinf.engine.model import Model
 from moeinf.errors import DeviceError, ExpertReadError, NotFiniteError, OutOfMemoryError, StoreError
 from moeinf.gpu.arena import DeviceArena
+from moeinf.gpu.open_gpu import OpenGpu
 from moeinf.gpu.ops import Ops
 from moeinf.hardware import Machine
 from moeinf.pull.pull import pull

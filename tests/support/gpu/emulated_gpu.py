@@ -8,9 +8,9 @@ from unittest.mock import patch
 
 from moeinf.config import RuntimeConfig
 from moeinf.engine.build_context import Reporting
-from moeinf.engine.gpu import OpenGpu
 from moeinf.engine.memory_plan import DevicePlan, plan_device_memory
 from moeinf.engine.model import Model
+from moeinf.gpu.open_gpu import OpenGpu
 from moeinf.gpu.ops import Ops
 from moeinf.hardware import Machine
 from moeinf.store.library import StoredModel

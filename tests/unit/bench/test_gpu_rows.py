@@ -8,9 +8,9 @@ from moeinf.bench.device_rates import GpuRates
 from moeinf.bench.live import Workload, run_bench
 from moeinf.bench.report import FORMS, format_rows
 from moeinf.config import RuntimeConfig
-from moeinf.engine.gpu import OpenGpu
 from moeinf.errors import DeviceError
 from moeinf.gpu.cuda import Gpu
+from moeinf.gpu.open_gpu import OpenGpu
 from moeinf.gpu.ops import Ops
 from moeinf.store.library import StoredModel
 from tests.oracles.torch_matrix import TorchMatrixOps
@@ -39,7 +39,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("moeinf.bench.live.find_cuda", lambda device, notice: CARD)
     monkeypatch.setattr("moeinf.bench.device_rates.gpu_rates", lambda gpu: GpuRates(25e9, 21e9, 700e9))
-    monkeypatch.setattr("moeinf.engine.gpu.open_gpu", open_gpu)
+    monkeypatch.setattr("moeinf.gpu.open_gpu.open_gpu", open_gpu)
 
 
 @pytest.mark.usefixtures("card")
@@ -74,7 +74,7 @@ def test_a_card_that_does_not_compute_leaves_the_benchmark_to_the_cpu(
     def refuse(gpu: Gpu) -> OpenGpu:
         raise DeviceError("the card is broken, or run with --device cpu")
 
-    monkeypatch.setattr("moeinf.engine.gpu.open_gpu", refuse)
+    monkeypatch.setattr("moeinf.gpu.open_gpu.open_gpu", refuse)
     said: list[str] = []
     rows = run_bench(demo, RuntimeConfig(threads=1), Workload(num_prompt=4, num_decode=2, repeats=1), said.append)
     assert {row["backends"] for row in rows} == {"CPU"} and "running on the CPU: the card is broken" in said
