@@ -1,4 +1,4 @@
-"""A stored model running on the CPU: slots in host memory, filled from the disk."""
+"""Runs a stored model on the CPU, with expert slots in host memory that are filled from the disk."""
 
 from __future__ import annotations
 

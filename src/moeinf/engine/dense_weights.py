@@ -1,4 +1,4 @@
-"""The dense weights of a stored model: read into memory or passed through it; what is only looked up is mapped."""
+"""Reads the dense weights of a stored model into memory, or through it to a device; lookup tables are mapped."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from moeinf.types import FORMAT_BLOCKS, ByteArray, Format, OnWait, TensorPlan, T
 
 
 class DenseFile:
-    """dense.safetensors of a model, held against the architecture's plan. Raises StoreError where they disagree."""
+    """The file dense.safetensors of a model. Raises StoreError where it disagrees with the family's tensor plan."""
 
     def __init__(self, stored: StoredModel, plan: TensorPlan, sums: DenseSums) -> None:
         self._path, self._sums = stored.dense_path, sums
@@ -53,13 +53,13 @@ class DenseFile:
 
     @property
     def memory_bytes(self) -> int:
-        """What `read` takes of memory, and `streamed` of a device's."""
+        """The memory that `read` takes of the host, or `streamed` of a device."""
         return self._num_bytes - sum(spec.num_bytes for spec in self._mapped)
 
     def read(
         self, config: RuntimeConfig, progress: Callable[[int, int], None], on_wait: OnWait | None = None
     ) -> dict[str, StoredTensor]:
-        """Every tensor by name. progress(bytes done, memory_bytes). Raises StoreError."""
+        """Returns every tensor by name. progress(bytes done, memory_bytes). Raises StoreError."""
         left_out = [(spec.offset_bytes, spec.offset_bytes + spec.num_bytes) for spec in self._mapped]
         memory = read_file(self._path, self._num_bytes, config, progress, left_out, on_wait)
         resident = [spec for spec in self._specs if spec not in self._mapped]
@@ -69,7 +69,7 @@ class DenseFile:
         return tensors | self._looked_up(self._mapped)
 
     def _check_sums(self, tensors: Sequence[TensorSpec], memory: ByteArray, num_threads: int) -> None:
-        """Compares tensors with their checksums, by several threads: memory is summed faster than a disk brings it."""
+        """Compares tensors with their checksums in several threads, which are faster than a disk."""
         if not self._sums.known:
             return
         with ThreadPoolExecutor(num_threads) as pool:
@@ -81,10 +81,10 @@ class DenseFile:
     def streamed(
         self, config: RuntimeConfig, progress: Callable[[int, int], None], on_wait: OnWait | None = None
     ) -> Iterator[Mapping[str, TensorBytes]]:
-        """What `read` would take into memory, by name, for a device: each tensor is read when its pieces are asked for.
+        """Yields what `read` returns, for a device: a tensor is read while its pieces are asked for.
 
-        Of all of them no more than a buffer (file_pieces.py) is ever in memory. progress(bytes done, memory_bytes).
-        Raises StoreError, then too.
+        No more than a buffer (file_pieces.py) is in memory at any time. progress(bytes done, memory_bytes). Raises
+        StoreError, also while pieces are read.
         """
         done = 0
 
@@ -102,11 +102,11 @@ class DenseFile:
             }
 
     def lookups(self) -> dict[str, StoredTensor]:
-        """What is looked up by row, in the mapped file."""
+        """Returns the tensors of which rows are looked up, in the mapped file."""
         return self._looked_up(self._lookups)
 
     def _looked_up(self, tensors: Sequence[TensorSpec]) -> dict[str, StoredTensor]:
-        """Each row is checked when it is first used."""
+        """Maps tensors; each row is checked when it is first used."""
         if not tensors:
             return {}
         mapped = self._map()
@@ -117,7 +117,7 @@ class DenseFile:
         }
 
     def _map(self) -> ByteArray:
-        """The file's pages as the kernel caches them; a row of an embedding is one or two of them."""
+        """Maps the file. A row of an embedding is one or two of its pages."""
         with errors_named(self._path), self._path.open("rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         if hasattr(mmap, "MADV_RANDOM"):
@@ -126,7 +126,7 @@ class DenseFile:
 
 
 class _FileTensor:
-    """moeinf.models.layers.weights.TensorBytes of a tensor that lies in a file."""
+    """A tensor that lies in a file: moeinf.models.layers.weights.TensorBytes."""
 
     def __init__(
         self, path: Path, file: FilePieces, spec: TensorSpec, sums: DenseSums, count: Callable[[int], None]
@@ -137,8 +137,11 @@ class _FileTensor:
         self.num_bytes = spec.num_bytes
 
     def pieces(self) -> Iterator[ByteArray]:
-        """Raises StoreError for a read that fails, for a block whose scale is no number, and behind the last piece
-        where they are not what was written."""
+        """Yields the tensor's bytes, piece by piece.
+
+        Raises StoreError for a read that fails, for a block whose scale is no number, and after the last piece if the
+        bytes are not those that were written.
+        """
         spec, block_bytes, at, found = self._spec, FORMAT_BLOCKS[self.format][1], 0, 0
         for piece in self._file.read(spec.offset_bytes, spec.num_bytes, block_bytes):
             check_part(self._path, spec, piece.data, at // block_bytes)

@@ -1,4 +1,4 @@
-"""What happens while a read is waited for: the user hears of it when it takes long, and can end the answer."""
+"""Tells the user when a read takes long, and lets the answer be ended meanwhile."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ AGAIN_S: Final = 30.0
 
 
 class DiskWait:
-    """moeinf.types.OnWait of all readers of a model: nothing but the disk's answer, or this, ends their waits."""
+    """All readers of a model call it while they wait (moeinf.types.OnWait); it may end the wait."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
-        """say(line): told after FIRST_S of a wait, and again each AGAIN_S."""
+        """say(line) is called after FIRST_S of a wait, and again every AGAIN_S."""
         self.should_stop: Callable[[], bool] = never  # of the answer that is being made
         self._say = say
         self._due_s = FIRST_S

@@ -176,7 +176,7 @@ class EncoderDecoder:
     def encode(self, prompt: str | Sequence[Message], *, raw: bool, variables: Mapping[str, Any] | None) -> list[int]:
         """Every text stands for itself: of a chat, the last message alone is encoded."""
         text = prompt if isinstance(prompt, str) else str(prompt[-1]["content"])
-        token_ids = self._tokenizer.encode_bare(text, control_tokens=self._control_tokens)
+        token_ids = self._tokenizer.encode(text, control_tokens=self._control_tokens, added=False)
         return [*self._input_start, *token_ids, *self._input_end] if token_ids else []
 
     def decoder_prompt(self, prompt: Sequence[int]) -> Sequence[int]:

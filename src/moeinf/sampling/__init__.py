@@ -1,1 +1,1 @@
-"""Which token comes next: the generation loop, the sampler and the beam search."""
+"""Chooses the next token: the generation loop, the sampler and the beam search."""

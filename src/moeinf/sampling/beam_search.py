@@ -125,10 +125,10 @@ def search_beams(
 
 
 def likeliest(logits: Float32Array, scores: FloatArray, count: int) -> list[tuple[int, int, float]]:
-    """(beam, token, log P) of the `count` likeliest continuations, best first; of equals the lowest.
+    """Returns (beam, token, log P) of the `count` likeliest continuations, best first; of equals the lowest.
 
-    logits [beams, vocab], scores [beams]: log P so far. Row by row, of which only the best are sorted: vocabularies
-    are large, and a step on a GPU takes a few milliseconds.
+    logits [beams, vocab]; scores [beams]: log P so far. Only the best of each row are sorted, as vocabularies are large
+    and a step on a GPU takes a few milliseconds.
     """
     found: list[tuple[int, int, float]] = []
     for beam, (row, score) in enumerate(zip(logits, scores.tolist(), strict=True)):

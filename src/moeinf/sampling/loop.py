@@ -1,4 +1,4 @@
-"""Prefill and decode of one sequence: token ids in, token ids out."""
+"""Runs prefill and decode of one sequence: token ids in, token ids out."""
 
 from __future__ import annotations
 

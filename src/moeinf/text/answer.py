@@ -1,4 +1,4 @@
-"""From the tokens of an answer to its text and thoughts, up to where it ends."""
+"""Turns the tokens of an answer into text and thoughts, and finds where it ends."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from moeinf.text.tokenizer import TextStream
 
 
 class AnswerText:
-    """Ends at an end-of-sequence token, or at a stop string of the answer: thoughts are not searched for them.
+    """The text of one answer. It ends at an end-of-sequence token or at a stop string outside of thoughts.
 
-    token_ids: those of the answer so far, thoughts included. ended: whether it came to its end.
+    token_ids: the tokens of the answer so far, with those of thoughts. ended: whether the answer came to its end.
     """
 
     def __init__(self, stream: TextStream, eos_ids: Collection[int], stops: Sequence[str]) -> None:

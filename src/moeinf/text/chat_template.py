@@ -1,6 +1,6 @@
 """Chat templates, rendered in a sandbox.
 
-Templates are untrusted code. The sandbox keeps them from Python's internals; only the process of text_worker.py, which
+Templates are untrusted code. The sandbox keeps them from Python's internals; only the process of worker.py, which
 alone renders them, bounds their time and memory.
 """
 
@@ -40,7 +40,7 @@ class ChatTemplate:
         self._template = environment().from_string(source)
 
     def render(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> tuple[str, list[str]]:
-        """The text up to where the assistant speaks, and a note for each change the template forced on the messages.
+        """Returns the text up to where the assistant speaks, and a note for each change that the template required.
 
         Some templates refuse a system message or two turns of one role in a row, and some drop the system message in
         silence; then turns are merged and the system text is put in front of the first user turn.

@@ -21,7 +21,7 @@ def is_harmony(tokenizer: Tokenizer) -> bool:
 
 
 class HarmonyStream:
-    """Text of ids as they come, thoughts and answer; the messages' heads (role and channel) are left out."""
+    """Turns token ids into thoughts and answer, and leaves out the heads of the messages (role and channel)."""
 
     def __init__(self, tokenizer: Tokenizer, context: Sequence[int]) -> None:
         """context: the end of the prompt, which may have begun a message."""
@@ -50,7 +50,7 @@ class HarmonyStream:
             yield from self._pieces(self._text.step([token]))
 
     def _begin(self) -> list[Piece]:
-        """What stands between the message whose head is complete and the one of its kind before."""
+        """Begins a message whose head is complete; returns the space between it and the one of its kind before."""
         self._thinking = self._tokenizer.decode(self._head or []).split()[:1] == ["analysis"]
         self._head, self._text = None, TokenStream(self._tokenizer, [], skip_special=True)
         return self._pieces("\n\n" if self._thinking in self._shown else "")

@@ -23,12 +23,13 @@ _BOOTSTRAP = "import os, sys; sys.path[:] = sys.argv[1].split(os.pathsep); from 
 
 
 class TextProcess:
-    """A worker for one model folder. A worker that hangs, dies or runs out of memory becomes a TextError, and the
-    next request gets a fresh one. Loading starts at once and is waited for by the first request.
+    """A worker for one model folder. Loading starts at once, and the first request waits for it.
+
+    A worker that hangs, dies or runs out of memory raises a TextError, and the next request gets a new worker.
     """
 
     def __init__(self, folder: Path, where: str = "", remedy: str = "pull the model again") -> None:
-        """where: what errors call the folder; remedy: what they advise where it cannot be loaded."""
+        """where: the folder's name in errors. remedy: what they advise where it cannot be loaded."""
         self._folder = folder
         self._where = where or str(folder)
         self._remedy = remedy
@@ -38,7 +39,7 @@ class TextProcess:
         self._start()
 
     def request(self, op: str, limit_s: float, **fields: Any) -> dict[str, Any]:
-        """The worker's answer. Blocks for at most limit_s, and first for the load. Raises TextError."""
+        """Returns the worker's answer. Blocks for at most limit_s, after the load. Raises TextError."""
         with self._lock:
             if self._process is None:
                 self._start()
@@ -46,7 +47,7 @@ class TextProcess:
             return self._receive(self._send(op, limit_s, fields), op, limit_s)
 
     def info(self) -> Mapping[str, Any]:
-        """What loading told about the tokenizer. Blocks until it is loaded. Raises TextError."""
+        """Returns what loading told about the tokenizer. Blocks until it is loaded. Raises TextError."""
         with self._lock:
             if self._process is None:
                 self._start()

@@ -1,4 +1,4 @@
-"""How sizes, counts and times are written for people."""
+"""Writes sizes, counts and times for people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stop strings, found in streamed text across token borders."""
+"""Finds stop strings in streamed text, also across the borders of tokens."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 class StopMatcher:
-    """Passes text through until a stop string is complete; holds back what may be the beginning of one."""
+    """Passes text through until a stop string is complete, and holds back what may be the beginning of one."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stop for stop in stops if stop)
@@ -14,7 +14,7 @@ class StopMatcher:
         self.stopped = False
 
     def push(self, text: str) -> str:
-        """What can be shown now. Once `stopped`, the stop string and all behind it is dropped."""
+        """Takes text; returns what can be shown now. Once `stopped`, the stop string and all behind it are dropped."""
         if self.stopped:
             return ""
         text = self._held + text
@@ -27,12 +27,12 @@ class StopMatcher:
         return text[:keep]
 
     def flush(self) -> str:
-        """What was held back, when no more text comes."""
+        """Returns the text that was held back, when no more comes."""
         held, self._held = self._held, ""
         return held
 
 
 def num_begun(text: str, marks: Sequence[str]) -> int:
-    """Length of the longest suffix of text that begins some mark without being the whole of it."""
+    """Returns the length of the longest end of the text that is the beginning of a mark, but not all of it."""
     longest = min(len(text), max((len(mark) - 1 for mark in marks), default=0))
     return next((n for n in range(longest, 0, -1) if any(mark.startswith(text[-n:]) for mark in marks)), 0)

@@ -1,4 +1,4 @@
-"""Text of token ids as they come, right across characters that are split over tokens."""
+"""Turns token ids into text as they come, also where a character is split over several tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Piece(NamedTuple):
 
 
 class TokenStream:
-    """Text of ids as they come; holds back what may still be the middle of a character."""
+    """Turns token ids into text, and holds back what may be the middle of a character."""
 
     def __init__(self, tokenizer: Tokenizer, context: list[int], *, skip_special: bool) -> None:
         self._tokenizer = tokenizer
@@ -46,7 +46,7 @@ class TokenStream:
         return text
 
     def flush(self) -> str:
-        """The tail that never became whole characters, with U+FFFD for the bytes that are not text."""
+        """Returns the bytes that never became whole characters; those that are no text become U+FFFD."""
         before = self._tokenizer.decode(self._context, skip_special_tokens=self._skip_special)
         whole = self._tokenizer.decode(self._context + self._held, skip_special_tokens=self._skip_special)
         return whole[len(before) :] if self._held and whole.startswith(before) else ""

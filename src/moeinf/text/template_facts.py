@@ -1,4 +1,4 @@
-"""What can be told of a chat template by reading it, without running it."""
+"""Finds out what a chat template reads and does, without running it."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _ALWAYS_GIVEN = {
     "varargs",
     "kwargs",
 }
-_SAY_SO = {"enable_thinking", "reasoning_effort"}  # names that mean but one thing
+_SAY_SO = {"enable_thinking", "reasoning_effort"}  # variables that only models which think have
 
 
 def read_facts(source: str) -> TemplateFacts:
-    """Facts of a template; one that cannot be parsed has none, and rendering it tells why."""
+    """Reads the facts of a template. One that cannot be parsed has none; rendering it tells why."""
     try:
         tree = environment().parse(source)
     except (jinja2.TemplateError, RecursionError):
@@ -46,7 +46,7 @@ def read_facts(source: str) -> TemplateFacts:
 
 
 def _with_a_default(tree: nodes.Template) -> set[str]:
-    """Names that a template sets only where they are not given: {% if x is not defined %}, x | default(...)."""
+    """Returns names that a template sets only where they are not given, such as by x | default(...)."""
     tested = [test.node for test in tree.find_all(nodes.Test) if test.name in ("defined", "undefined")]
     filtered = [use.node for use in tree.find_all(nodes.Filter) if use.name in ("default", "d")]
     return {node.name for node in [*tested, *filtered] if isinstance(node, nodes.Name)}

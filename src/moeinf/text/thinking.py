@@ -1,4 +1,4 @@
-"""What a chat template can be told: whether and how hard to think, and whatever else it asks for."""
+"""The variables of a chat template: whether and how hard to think, and whatever else it reads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class TemplateFacts:
 
 
 def template_variables(facts: TemplateFacts | None, think: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The variables for a template: those `given` by name, and what stands there for `think`, one of THINK_WORDS.
+    """Returns the variables for a template: those `given` by name, and those that mean `think`, one of THINK_WORDS.
 
     facts: None where there is no template. Raises UsageError for what the template would ignore.
     """

@@ -1,4 +1,4 @@
-"""Thoughts apart from the answer, for models that write them between tags: <think>...</think> or [THINK]...[/THINK]."""
+"""Tells thoughts from the answer where a model writes them between tags, such as <think>...</think>."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TAGS: tuple[Tags, ...] = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
 
 
 def tags_of(template: str) -> Tags | None:
-    """Those that a chat template tells thoughts by, None for a model that does not think.
+    """Returns the tags by which a chat template knows thoughts; None for a model that does not think.
 
     The closing tag decides: some templates have no other, as the model opens its thought unasked.
     """
@@ -23,7 +23,7 @@ def tags_of(template: str) -> Tags | None:
 
 
 class ThoughtStream:
-    """Text of ids as they come, in pieces that are either thought or answer.
+    """Turns token ids into pieces of text, each of which is either thought or answer.
 
     A thought is what the prompt's end has opened, or what opens the answer; tags elsewhere are text. Where the tags are
     tokens of the vocabulary only those count, and not their letters. Space around a thought is dropped.
@@ -33,7 +33,7 @@ class ThoughtStream:
         """context: the end of the prompt. tags: None where everything is text."""
         self._tokenizer, self._skip_special = tokenizer, skip_special
         self._text = TokenStream(tokenizer, list(context), skip_special=skip_special)
-        self._held = ""  # text whose place is not known yet
+        self._held = ""  # text that is not yet known to be thought or answer
         self._state: Literal["begin", "opened", "thought", "closed", "text"] = "text"
         self._letters: Tags | None = None  # the tags, where they are no tokens
         self._ids: tuple[int, int] | None = None
@@ -75,7 +75,7 @@ class ThoughtStream:
             yield Piece(text)
 
     def _open(self) -> None:
-        """Goes on from the begin of the answer once it is clear whether a thought opens it."""
+        """Leaves the beginning of the answer once it is clear whether a thought opens it."""
         start, tag = self._held.lstrip(), self._letters[0] if self._letters else ""
         if tag and start.startswith(tag):
             self._held, self._state = start[len(tag) :], "opened"
@@ -83,7 +83,7 @@ class ThoughtStream:
             self._state = "text"
 
     def _think(self) -> Iterator[Piece]:
-        """What is held of a thought, but for what may be the space or the tag at its end."""
+        """Yields the text of a thought, but holds back what may be the space or the tag at its end."""
         if self._state == "opened":
             self._held = self._held.lstrip()
             self._state = "thought" if self._held else "opened"
@@ -104,7 +104,7 @@ class ThoughtStream:
             yield Piece(thought, thought=True)
 
     def flush(self) -> list[Piece]:
-        """What was held back when no more comes, with U+FFFD for the bytes that never became characters."""
+        """Returns what was held back, when no more comes; bytes that never became characters become U+FFFD."""
         pieces = list(self._push(self._text.flush()))
         rest = self._held if self._state != "closed" else ""
         return [*pieces, Piece(rest, thought=self._state in ("opened", "thought"))] if rest else pieces

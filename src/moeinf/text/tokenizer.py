@@ -1,4 +1,4 @@
-"""Text to token ids and back, for one stored model; the work is done by a worker process (text_process.py)."""
+"""The tokenizer of a stored model: text to token ids and back, done by a worker process (process.py)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from moeinf.text.thinking import TemplateFacts
 TOKENIZER_FILE = "tokenizer.json"
 _RENDER_LIMIT_S = 2.0
 _STEP_LIMIT_S = 10.0
-_CONTEXT_TOKENS = 8  # prompt tail that tells whether a space belongs before the first word, and a thought was opened
+_CONTEXT_TOKENS = 8  # end of the prompt: tells whether a space comes before the first word, and a thought is open
 
 
 class Tokenizer:
@@ -38,7 +38,7 @@ class Tokenizer:
 
     @property
     def num_ids(self) -> int:
-        """One more than the largest id that means something; the model may have more (padding) rows."""
+        """One more than the largest token id with a meaning. The model may have more rows, which are padding."""
         return int(self._process.info()["num_ids"])
 
     @property
@@ -48,7 +48,7 @@ class Tokenizer:
 
     @property
     def eos_ids(self) -> frozenset[int]:
-        """All that end an answer: of generation_config, config and tokenizer_config, and known ends of turn."""
+        """The tokens that end an answer: those of the model's configs, and known ends of turn."""
         return frozenset(self._process.info()["eos_ids"])
 
     @property
@@ -75,9 +75,9 @@ class Tokenizer:
     def render(
         self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None = None
     ) -> tuple[str, list[str]]:
-        """The chat as the template writes it, for `encode_chat`, and notes for the user about what it forced.
+        """Returns the chat as the template writes it, for `encode_chat`, and notes for the user on what it changed.
 
-        The text holds a mark (chat.MARK) in each control token that came from a message.
+        The text holds a mark (chat_template.MARK) in each control token that came from a message.
         """
         clean_messages = [_clean(message) for message in messages]
         answer = self._process.request(
@@ -86,15 +86,18 @@ class Tokenizer:
         return str(answer["text"]), list(answer["notes"])
 
     def encode_chat(self, rendered: str) -> list[int]:
-        """Ids of rendered text: the template's control tokens count, those of messages are text. Adds no BOS."""
+        """Returns the token ids of rendered text: control tokens of the template count, those of messages are text."""
         return self._encode(rendered, "chat", specials=False)
 
-    def encode(self, text: str, *, control_tokens: bool = False, bos: bool = True) -> list[int]:
-        """Ids of text without a template, with the special tokens that the tokenizer adds (BOS).
+    def encode(self, text: str, *, control_tokens: bool = False, bos: bool = True, added: bool = True) -> list[int]:
+        """Returns the token ids of text without a template.
 
         control_tokens: whether text like <|im_end|> means the control token (a raw prompt) or just those characters.
+        bos: with the token that begins a sequence. added: with all special tokens that the tokenizer adds.
         """
-        ids = self._encode(text, "raw" if control_tokens else "plain")
+        ids = self._encode(text, "raw" if control_tokens else "plain", specials=added)
+        if not added:
+            return ids
         bos_id = self.bos_id
         if bos_id is None:
             return ids
@@ -102,12 +105,8 @@ class Tokenizer:
             return ids[1:] if ids[:1] == [bos_id] else ids
         return [bos_id, *ids] if self._process.info()["add_bos"] and ids[:1] != [bos_id] else ids
 
-    def encode_bare(self, text: str, *, control_tokens: bool = False) -> list[int]:
-        """Ids of text alone, without what the tokenizer adds; control_tokens as for `encode`."""
-        return self._encode(text, "raw" if control_tokens else "plain", specials=False)
-
     def token_id(self, token: str) -> int | None:
-        """The id of a token of the vocabulary, None for any other text."""
+        """Returns the id of a token of the vocabulary; None for any other text."""
         found = self._process.request("token_id", _STEP_LIMIT_S, token=_clean(token))["token_id"]
         return found if isinstance(found, int) else None
 
@@ -117,7 +116,10 @@ class Tokenizer:
         return str(answer["text"])
 
     def stream(self, prompt_ids: Sequence[int] = (), *, skip_special: bool = True, chat: bool = False) -> TextStream:
-        """A detokeniser for what follows prompt_ids. chat: they are a rendered chat, behind which a model may think."""
+        """Opens a detokeniser for what follows prompt_ids.
+
+        chat: they are a rendered chat, so that the model may think before it answers.
+        """
         context = list(prompt_ids)[-_CONTEXT_TOKENS:]
         return TextStream(self._process, next(self._stream_ids), context, skip_special=skip_special, chat=chat)
 
@@ -172,7 +174,7 @@ class TextStream:
         process.request("open", _STEP_LIMIT_S, stream=stream_id, ids=context, **kind)
 
     def step(self, token_id: int) -> list[Piece]:
-        """What is whole now; nothing while a character is incomplete."""
+        """Takes a token; returns the text that is complete now, which is none in the middle of a character."""
         return self._pieces("step", ids=[token_id])
 
     def flush(self) -> list[Piece]:

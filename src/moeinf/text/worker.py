@@ -1,7 +1,7 @@
 """The process that owns what is untrusted in text: tokenizer.json and the chat template.
 
 Why a process: a template can hold the GIL or take all memory, tokenizers panics with a BaseException and may abort;
-here that costs one worker (see text_process.py for the parent's end). One JSON object a line, in and out. It ends when
+here that costs one worker (see process.py for the parent's end). One JSON object a line, in and out. It ends when
 its input ends, that is, with its parent.
 """
 
@@ -43,7 +43,7 @@ _END_OF_TURN = (
 
 
 class TextWorker:
-    """The operations, by the name of their method; each takes the request and returns the answer."""
+    """The operations that the parent may request, one method each: takes the request, returns the answer."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -94,7 +94,7 @@ class TextWorker:
         return ids | {i for i in named if i is not None}
 
     def render(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Text with marked control tokens (see chat.MARK), and notes for the user."""
+        """Renders a chat; returns text with marked control tokens (see chat_template.MARK), and notes for the user."""
         if self._template_source is None:
             raise TextError("this model has no chat template; use --raw")
         messages = mark_control_tokens(request["messages"], self._control)
@@ -107,8 +107,9 @@ class TextWorker:
         return {"text": text, "notes": notes}
 
     def encode(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Ids of `text`. kind: "raw" (control tokens count), "plain" (they are text) or "chat" (rendered, marked).
+        """Returns the token ids of `text`.
 
+        kind: "raw" (control tokens count), "plain" (they are text) or "chat" (rendered and marked).
         specials: whether the tokenizer adds its own, which a chat never has.
         """
         kind, text = request["kind"], request["text"]
@@ -126,7 +127,7 @@ class TextWorker:
         return {"text": self._tokenizer.decode(request["ids"], skip_special_tokens=request["skip_special"])}
 
     def open(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """A stream for what follows `ids`; chat: whether the template wrote them, so that thoughts are told apart."""
+        """Opens a stream for what follows `ids`. chat: the template wrote them, so that thoughts are told apart."""
         ids, skip_special = request["ids"], request["skip_special"]
         tags = tags_of(self._template_source or "") if request["chat"] else None
         self._streams[request["stream"]] = (
@@ -163,7 +164,7 @@ class _MemoryLimit:
 
 
 def limit_memory(soft_bytes: int, hard_bytes: int) -> None:
-    """Of the address space. macOS refuses that: there, the parent's deadline alone ends what takes too much."""
+    """Limits the address space. macOS refuses that: there, only the parent's deadline ends what takes too much."""
     try:
         resource.setrlimit(resource.RLIMIT_AS, (soft_bytes, hard_bytes))
     except (ValueError, OSError):
@@ -172,7 +173,7 @@ def limit_memory(soft_bytes: int, hard_bytes: int) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a small JSON file; {} where the file is missing. Raises TextError for anything else."""
+    """Reads the object in a small JSON file, {} where the file is missing. Raises TextError for anything else."""
     try:
         if not path.is_file():
             return {}
@@ -197,7 +198,7 @@ def _special_tokens(config: Mapping[str, Any], token_map: Mapping[str, Any]) -> 
 
 
 def _control_tokens(tokenizer: Tokenizer, config: Mapping[str, Any]) -> list[str]:
-    """Special tokens; where tokenizer_config.json says which they are it counts, as for transformers."""
+    """Returns the special tokens. Where tokenizer_config.json says which they are, it decides, as in transformers."""
     listed = config.get("added_tokens_decoder")
     entries = [entry for entry in listed.values() if isinstance(entry, dict)] if isinstance(listed, dict) else []
     said = {entry.get("content"): entry.get("special") for entry in entries}
@@ -206,7 +207,7 @@ def _control_tokens(tokenizer: Tokenizer, config: Mapping[str, Any]) -> list[str
 
 
 def _joined(pieces: Any) -> list[tuple[str, bool]]:
-    """Neighbouring pieces of one kind as one: without marked tokens the whole text is encoded at once."""
+    """Joins neighbouring pieces of one kind, so that text without marked tokens is encoded at once."""
     joined: list[tuple[str, bool]] = []
     for text, plain in pieces:
         if joined and joined[-1][1] == plain:
