@@ -220,7 +220,7 @@ class TritonMatrixOps:
         )
 
     def _large_linear(self, x: Tensor, w: DeviceMatrix, out: Tensor, bias: Tensor | None, add: bool) -> None:
-        """By as many rows of the matrix at a time as the scratch holds."""
+        """Multiplies by as many rows of the matrix at a time as the scratch holds."""
         rounded = x.to(PLAIN_DTYPES.get(w.format, torch.bfloat16))
         step = w.rows if w.format in PLAIN_DTYPES else max(1, SCRATCH_WEIGHTS // w.cols)
         for first in range(0, w.rows, step):
@@ -234,7 +234,7 @@ class TritonMatrixOps:
                 out[:, part] = result
 
     def _operand(self, w: DeviceMatrix, part: slice) -> Tensor:
-        """Some rows of a matrix, as they are or widened into the scratch: [rows, cols]."""
+        """Returns some rows [rows, cols] of a matrix, as they are or widened into the scratch."""
         if w.format in PLAIN_DTYPES:
             return w.data.view(PLAIN_DTYPES[w.format]).view(w.rows, w.cols)[part]
         num_rows, row_bytes = part.stop - part.start, format_bytes(w.format, (w.cols,))
@@ -263,12 +263,12 @@ def _form(parts: ExpertParts) -> tuple[object, ...]:
 
 
 def _bias(part: ExpertPart | None) -> tuple[Format | None, int]:
-    """Format and offset."""
+    """Returns the format and the offset of a part; of None, those of a part that is not there."""
     return (None, 0) if part is None else (part.format, part.offset_bytes)
 
 
 def dot_tile(part: ExpertPart) -> tuple[int, int]:
-    """Columns and weights of a step."""
+    """Returns the columns of a grouped kernel's tile, and the weights of a row that it multiplies in one step."""
     return F32_DOT_TILE if part.format == "f32" else DOT_TILE
 
 

@@ -9,7 +9,7 @@ from moeinf.gpu.vector_ops import VectorOps
 
 
 class Ops(NamedTuple):
-    """Triton's, or their twins in plain torch."""
+    """Triton's kernels, or the reference implementations of tests/oracles in plain torch."""
 
     vectors: VectorOps
     matrices: MatrixOps

@@ -356,10 +356,10 @@ def _with_sinks(queries: Tensor, keys: Tensor, values: Tensor, sinks: Tensor) ->
 
 
 def _power_of_two(count: int) -> int:
-    """The least one that is not below `count`."""
+    """Returns the least power of two that is not below `count`."""
     return 1 << (count - 1).bit_length()
 
 
 def _warps(block: int) -> int:
-    """For one program over `block` numbers: eight of them a thread, as far as that goes."""
+    """Returns the warps of a program over `block` numbers: a thread takes eight, as far as that goes."""
     return min(16, max(1, block // 256))

@@ -29,20 +29,23 @@ class ExpertKernel(Protocol):
     """
 
     def begin(self, hidden: Float32Array, ids: IntArray, weights: Float32Array) -> tuple[IntArray, IntArray]:
-        """Experts routed to, ascending, and how many tokens each has. hidden [tokens, H]; ids, weights [tokens, k]."""
+        """Returns the experts routed to, ascending, and how many tokens each has.
+
+        hidden [tokens, H]; ids, weights [tokens, k].
+        """
         ...
 
     def compute(self, experts: IntArray, offsets: IntArray) -> None:
-        """The outputs of `experts`, whose blocks begin at `offsets` of the memory."""
+        """Computes the outputs of `experts`, whose blocks begin at `offsets` of the memory."""
         ...
 
     def finish(self, out: Float32Array) -> None:
-        """out [tokens, H] += the weighted outputs, summed in the order of the routing. Every expert was computed."""
+        """Adds the weighted outputs to out [tokens, H] in the order of the routing. Every expert was computed."""
         ...
 
 
 class StreamedExperts:
-    """Experts in the slots of a tier; what is missing is read while what is there computes.
+    """Computes experts in the slots of a tier; what is missing is read while what is there computes.
 
     The result does not depend on what was resident: the kernel sums the outputs in the order of the routing, not of
     arrival. Where every expert is resident nothing is predicted and nothing evicted, so `advisers` are not told then.

@@ -41,7 +41,7 @@ class Prefetcher:
         expert_bytes: int,
         encoder_layers: int = 0,
     ) -> None:
-        """encoder_layers: how many layers, the first ones, are those of a pass over a source."""
+        """encoder_layers: how many of the layers, the first ones, belong to the encoder."""
         self._prefetches, self._idle = tier.prefetches, tier.idle
         self._encoder_layers = encoder_layers
         self._predictor = predictor
@@ -68,7 +68,7 @@ class Prefetcher:
             self._fetch_likely(visit.layer, likelihood)
 
     def idle_window_experts(self) -> int:
-        """Experts that the link reads, at the rate measured so far, between two visits' demand; at least one."""
+        """How many experts the link reads between two visits' demand, at the rate measured so far; at least one."""
         busy_s = self._link.busy_seconds()
         if busy_s <= 0:
             return 1
@@ -85,7 +85,7 @@ class Prefetcher:
         if len(queued):
             seen = queued[queued < first_key + likelihood.size]
             prefetches.reprioritise(seen, priorities.ravel()[seen - first_key])
-        known = prefetches.known[layer + 1 : layer + 1 + len(likelihood)]
+        known = prefetches.known(layer + 1, len(likelihood))
         if chosen := select_prefetches(priorities, known, budget, AT_LEAST):
             keys = np.array(chosen)
             prefetches.submit(first_key + keys, priorities.ravel()[keys])

@@ -13,7 +13,10 @@ _SHOWN = 16  # experts of a layer that are named
 
 
 class RoutingCheck:
-    """Looks at each routing before it is used, and remembers that of the layer before: what it chose is suspect."""
+    """Looks at each routing before it is used.
+
+    It remembers that of the layer before: the experts that it chose are the first suspects.
+    """
 
     def __init__(self, model: str) -> None:
         """model: its name, for the error."""

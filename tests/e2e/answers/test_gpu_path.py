@@ -386,7 +386,7 @@ def test_what_the_last_tokens_of_a_prompt_use_is_on_the_device_when_it_ends(demo
         ids = model.encode(PROMPT)
         model.replay(ids[:16], [])
         last_layer = seen[moe.num_layers - 1]
-        assert model.tier.prefetches.known[moe.num_layers - 1][last_layer].all()
+        assert model.tier.prefetches.known(moe.num_layers - 1)[0, last_layer].all()
 
 
 def test_when_device_memory_runs_out_slots_are_given_up_and_the_text_is_the_same(

@@ -55,6 +55,7 @@ class ExpertCache:
         self.reserved: set[int] = set()  # for others to read
         self._unused: set[int] = set()  # prefetched, and not used so far
         self._policy = policy
+        self._state_rows = self.table.state.reshape(shape.num_layers, shape.num_experts)
         self._layer = 0  # that runs
         self._many = False  # it runs with many tokens
         self._strays = False  # reads may be under way that nobody needs
@@ -62,7 +63,7 @@ class ExpertCache:
     # ---- a layer runs
 
     def begin_layer(self, layer: int, keys: Sequence[int], counts: IntArray, *, many: bool) -> tuple[list[int], ...]:
-        """The layer needs the experts `keys`, each for as many activations as `counts` says; counts hits and misses.
+        """Says that `layer` needs the experts `keys`, each for as many activations as `counts` says; counts hits.
 
         Returns those that are absent, loading and resident. The last two are pinned. many: tokens, at once.
         """
@@ -85,7 +86,7 @@ class ExpertCache:
         return groups
 
     def end_reservations(self) -> list[int]:
-        """Nothing is kept any longer for the layer that runs. Returns experts on their way that nobody needs now."""
+        """Keeps nothing for the running layer any longer; returns the experts on their way that nobody needs now."""
         layer, num_experts = self._layer, self.shape.num_experts
         ended = [key for key in self.reserved if key // num_experts == layer]
         if not self._strays and not ended:
@@ -95,20 +96,20 @@ class ExpertCache:
         return [key for key in self.table.loading() if key not in self.pinned and key not in self.reserved]
 
     def pin(self, keys: Iterable[int]) -> None:
-        """These experts stay until they are unpinned."""
+        """Keeps these experts until they are unpinned."""
         self.pinned.update(keys)
 
     def unpin(self, keys: Iterable[int]) -> None:
         self.pinned.difference_update(keys)
 
     def reserve(self, keys: Iterable[int], *, prefetched: bool) -> None:
-        """These experts stay until their layer has run. prefetched: they are being read for that alone."""
+        """Keeps these experts until their layer has run. prefetched: they are being read for that alone."""
         self.reserved.update(keys)
         if prefetched:
             self._unused.update(keys)
 
     def let_go(self) -> None:
-        """Nothing is pinned or reserved any more. Reads that go on for it are told by the next `end_reservations`."""
+        """Gives up all pins and reservations. The next `end_reservations` tells which reads go on for nobody."""
         self.pinned.clear()
         self.reserved.clear()
         self._strays = True
@@ -116,7 +117,7 @@ class ExpertCache:
     # ---- room
 
     def make_room(self, wanted: int, *, also_held: Collection[int] = (), at_any_cost: bool = False) -> int:
-        """How many of `wanted` slots are free, after evicting for them what the policy values least.
+        """Evicts what the policy values least until `wanted` slots are free; returns how many of them are.
 
         Neither what is pinned or reserved leaves, nor what is `also_held`. at_any_cost: where that leaves not a single
         slot free, reserved experts leave too.
@@ -130,7 +131,7 @@ class ExpertCache:
         return min(wanted, table.num_free)
 
     def release(self, keys: Sequence[int]) -> int:
-        """These experts give up their slots; returns how many of them were prefetched in vain."""
+        """Takes their slots from these experts; returns how many of them were prefetched in vain."""
         num_unused = len(self._unused)
         self.table.free(keys)
         for held in (self.pinned, self.reserved, self._unused):
@@ -148,18 +149,17 @@ class ExpertCache:
 
     # ---- what is there
 
-    @property
-    def known(self) -> BoolArray:
-        """[layers, experts]: whether an expert is resident or on its way."""
-        known: BoolArray = self.table.state != ABSENT
-        return known.reshape(self.shape.num_layers, self.shape.num_experts)
+    def known(self, first_layer: int, num_layers: int = 1) -> BoolArray:
+        """Returns [num_layers, experts] whether an expert is resident or on its way."""
+        known: BoolArray = self._state_rows[first_layer : first_layer + num_layers] != ABSENT
+        return known
 
     def scores(self) -> FloatArray:
-        """[total_experts]: what the policy gives for each expert to stay while the present layer runs."""
+        """Returns [total_experts] the policy's scores while the present layer runs; the smallest leaves first."""
         return self._policy.keep_scores(self._layer).ravel()
 
     def snapshot(self) -> CacheSnapshot:
-        """What is there now, as a value that does not change with the cache."""
+        """Returns what is there now, as a value that does not change with the cache."""
         table = self.table
         return CacheSnapshot(
             table.num_slots,
@@ -200,7 +200,7 @@ class ExpertCache:
 
 
 class ScoresBelow:
-    """What the tier below a cache keeps best: what that cache lacks.
+    """Scores for the tier below a cache, which keeps best what that cache lacks.
 
     An expert that the cache holds needs no copy below. Of those, the ones that are surest to stay above leave first.
     """

@@ -29,7 +29,10 @@ class Loader:
         memory: ByteArray | None = None,
         load_bytes_ahead: int = LOAD_BYTES_AHEAD,
     ) -> None:
-        """memory: what the slots are offsets of, where its pages are to be taken ahead of the reads."""
+        """memory: the arena of the slots, if its pages are to be taken ahead of the reads.
+
+        load_bytes_ahead: how many bytes are queued while the slots are filled in order.
+        """
         self.reader = reader
         self._cache = cache
         keys = np.arange(cache.shape.total_experts)
@@ -76,7 +79,7 @@ class Loader:
         return self._cache.release(self.reader.cancel(keys).tolist())
 
     def load_next(self, progress: Callable[[int, int], None]) -> bool:
-        """A step of filling the slots, the lowest absent keys first: the order of the files. False: they are full.
+        """Reads some of the absent experts, in the order of the files; returns False once the slots are full.
 
         progress(bytes done, bytes in all). Raises ReadFailure; after it, or an interrupt, what has landed stays.
         """
@@ -101,7 +104,7 @@ class Loader:
                 self.wait(coming)
 
     def drains_within(self, seconds: float, keys: IntArray) -> bool:
-        """As `drain`, but leaves a disk alone that does not answer; returns whether none is on its way any more."""
+        """Does as `drain`, but gives up on a disk that does not answer; returns whether none is on its way any more."""
         give_up_at = time.monotonic() + seconds
         while len(self._still_coming(keys)):
             if time.monotonic() > give_up_at:
@@ -110,7 +113,7 @@ class Loader:
         return True
 
     def end_memory_at(self, offset_bytes: int) -> None:
-        """The slots end there from now on: memory of the host's behind it is the machine's again.
+        """Says that the slots end there from now on: host memory behind that goes back to the machine.
 
         Nothing may be on its way to it.
         """
@@ -119,11 +122,11 @@ class Loader:
 
     @property
     def untaken_bytes(self) -> int:
-        """What the slots will still take of the host's memory as they are filled, about."""
+        """About how much of the host's memory the slots will still take as they are filled."""
         return 0 if self._pages is None else self._pages.untaken_bytes
 
     def _still_coming(self, keys: IntArray) -> IntArray:
-        """Those of the keys whose reads have begun and not ended; reads that have not begun are dropped."""
+        """Drops reads of `keys` that have not begun; returns the keys of those that have, and have not ended."""
         state = self._cache.table.state
         self.poll()
         self.cancel(keys[state[keys] == LOADING])

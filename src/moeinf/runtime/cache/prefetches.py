@@ -1,4 +1,4 @@
-"""Reads ahead of demand: experts that are kept for layers which have not run yet."""
+"""Reads ahead of demand, into slots that are kept for layers which have not run yet."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from moeinf.types import FloatArray, IntArray
 
 
 class Prefetches:
-    """The prefetches of one tier. Keys are layer * num_experts + expert."""
+    """Queues, re-orders and drops the prefetches of one tier. Keys are layer * num_experts + expert."""
 
     def __init__(self, cache: ExpertCache, loader: Loader) -> None:
         self._cache = cache
         self._loader = loader
 
-    @property
-    def known(self) -> BoolArray:
-        """[layers, experts]: whether an expert is resident or on its way."""
-        return self._cache.known
+    def known(self, first_layer: int, num_layers: int = 1) -> BoolArray:
+        """Returns [num_layers, experts] whether an expert is resident or on its way."""
+        return self._cache.known(first_layer, num_layers)
 
     @property
     def room(self) -> int:
@@ -28,7 +27,7 @@ class Prefetches:
         return (self._cache.table.num_slots - self._cache.shape.top_k) // 2 - len(self._cache.reserved)
 
     def queued(self) -> IntArray:
-        """Keys of the prefetches that have not landed, ascending."""
+        """Returns the keys of the prefetches that have not landed, ascending."""
         return np.array(self._cache.table.by_state(sorted(self._cache.reserved))[LOADING], np.int64)
 
     def submit(self, keys: IntArray, priorities: FloatArray) -> int:
@@ -56,6 +55,6 @@ class Prefetches:
         self._cache.reserve(resident[: max(0, room)], prefetched=False)
 
     def drop(self, keys: list[int]) -> None:
-        """Cancels those of the reads on their way, which nobody needs, that have not begun."""
+        """Cancels reads on their way that nobody needs, as far as they have not begun."""
         if keys:
             self._cache.stats.prefetch_bytes -= self._loader.cancel(np.array(keys)) * self._cache.stride_bytes

@@ -35,7 +35,7 @@ class MemoryWatch:
         memory: Callable[[], MemoryState] = memory_now,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """least_slots: that are never given back. notice(text): told once, when the first slots are."""
+        """least_slots: how many are never given back. notice(text) is told once, when the first slots are."""
         self._tier = tier
         self._least_slots = least_slots
         self._slot_bytes = slot_bytes

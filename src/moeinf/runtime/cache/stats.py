@@ -35,11 +35,11 @@ class CacheStats:
         return self.hits / self.activations if self.activations else 0.0
 
     def snapshot(self) -> CacheStats:
-        """A copy that later counting does not change."""
+        """Returns a copy that later counting does not change."""
         return CacheStats(**asdict(self))
 
     def since(self, earlier: CacheStats) -> CacheStats:
-        """What was counted after `earlier` was taken."""
+        """Returns what was counted after `earlier` was taken."""
         return CacheStats(
             **{field.name: getattr(self, field.name) - getattr(earlier, field.name) for field in fields(self)}
         )

@@ -79,7 +79,7 @@ class SlotTable:
         return np.array(offsets, np.int64)
 
     def land(self, keys: IntArray) -> None:
-        """The blocks of these experts have come, so that they may be computed."""
+        """Notes that the blocks of these experts have come, so that they may be computed."""
         if len(keys):
             for key in keys.tolist():
                 self._state[key] = RESIDENT
@@ -96,7 +96,7 @@ class SlotTable:
         self.all_resident = self.num_resident == len(self.state)
 
     def limit(self, num_slots: int) -> None:
-        """Has only the lowest `num_slots` from now on, of which the others must be free, or new ones behind them.
+        """Drops all slots but the lowest `num_slots`, which must be free, or adds slots behind the last.
 
         New slots are the last to be assigned.
         """
@@ -106,23 +106,23 @@ class SlotTable:
         self._free[:0] = range(end, self._offsets.stop, stride)[::-1]
 
     def beyond(self, num_slots: int) -> IntArray:
-        """Keys of the experts in other slots than the lowest `num_slots`."""
+        """Returns the keys of the experts in other slots than the lowest `num_slots`."""
         return np.flatnonzero(self.offset_of >= self._offsets[0] + num_slots * self._offsets.step)
 
     def by_state(self, keys: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
-        """Those of the keys that are absent, loading and resident, each in their order."""
+        """Splits the keys into those that are absent, loading and resident, each in their order."""
         groups: tuple[list[int], list[int], list[int]] = ([], [], [])
         for key in keys:
             groups[self._state[key]].append(key)
         return groups
 
     def loading(self) -> list[int]:
-        """Keys of the experts that are on their way, ascending."""
+        """Returns the keys of the experts that are on their way, ascending."""
         keys: list[int] = np.flatnonzero(self.state == LOADING).tolist() if self.num_loading else []
         return keys
 
     def numbers(self) -> IntArray:
-        """[total_experts]: the number of the slot of each expert that has one, else NO_SLOT."""
+        """Returns [total_experts] the number of the slot of each expert that has one, else NO_SLOT."""
         numbers = (self.offset_of - self._offsets[0]) // self._offsets.step
         return np.where(self.state == ABSENT, NO_SLOT, numbers)
 

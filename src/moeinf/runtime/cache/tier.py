@@ -55,7 +55,7 @@ class ExpertTier:
         idle: IdleWindow | None = None,
         drain_s: float = DRAIN_S,
     ) -> None:
-        """profiler: whoever drives the visits laps the same one."""
+        """profiler: the one that whoever drives the visits laps too. drain_s: how long `resize` waits for reads."""
         self.shape = cache.shape
         self.stats = cache.stats
         self.prefetches = Prefetches(cache, loader)
@@ -77,11 +77,11 @@ class ExpertTier:
 
     @property
     def all_resident(self) -> bool:
-        """Once true, until slots are taken away: nothing can be missing, so nothing is evicted."""
+        """Whether every expert is there. It stays so until slots are taken away, as nothing has to be evicted."""
         return self._table.all_resident
 
     def hits(self, layer: int, experts: IntArray, num_activations: int) -> IntArray:
-        """A whole visit where `all_resident`: counts, and returns the offsets of the experts' blocks."""
+        """Does a whole visit where `all_resident`: counts it, and returns the offsets of the experts' blocks."""
         self.stats.hits += num_activations
         return self._offset_rows[layer].take(experts)
 
@@ -91,7 +91,7 @@ class ExpertTier:
         return Visit(self._parts, layer, experts, counts, num_tokens)
 
     def end_request(self) -> None:
-        """Nothing is held for layers to come any more; what is read for them is dropped by the next visit."""
+        """Holds nothing for layers to come any more; the next visit drops what is still read for them."""
         with self.lock:
             self._cache.let_go()
 
@@ -103,7 +103,7 @@ class ExpertTier:
 
     @property
     def untaken_bytes(self) -> int:
-        """What the slots will still take of the host's memory as they are filled, about."""
+        """About how much of the host's memory the slots will still take as they are filled."""
         return self._loader.untaken_bytes
 
     def load_all(self, progress: Callable[[int, int], None]) -> None:
@@ -137,7 +137,7 @@ class ExpertTier:
             return True
 
     def shrink(self, num_slots: int) -> None:
-        """Between visits: gives up all but the lowest `num_slots`, with what lies in them. May wait for reads.
+        """Gives up all slots but the lowest `num_slots`, with what lies in them; between visits. May wait for reads.
 
         On a device, work and copies that were submitted before may still use them until the device has done them.
         """
@@ -148,7 +148,7 @@ class ExpertTier:
     # ---- slots in other hands
 
     def lease(self) -> Lease:
-        """Between visits: from now on somebody else decides what lies in the slots, until `reclaim`.
+        """Lets somebody else decide what lies in the slots, until `reclaim`; between visits.
 
         Nothing is on its way into them any more, nor kept for a layer to come. May wait for reads.
         """
@@ -158,7 +158,7 @@ class ExpertTier:
         return Lease(self._table.numbers(), self.stats, self._cache.stride_bytes)
 
     def reclaim(self, slots: IntArray) -> None:
-        """Ends the lease. slots [total_experts]: what lies where now, numbered as in the lease."""
+        """Ends the lease. slots [total_experts] says what lies where now, numbered as in the lease."""
         assert self._leased
         self._cache.take_over(slots)
         self._leased = False
@@ -166,7 +166,7 @@ class ExpertTier:
     # ---- looking inside
 
     def snapshot(self) -> CacheSnapshot:
-        """What the tier holds now."""
+        """Returns what the tier holds now."""
         return self._cache.snapshot()
 
     def check_integrity(self) -> None:
@@ -174,7 +174,7 @@ class ExpertTier:
         self._cache.check_integrity()
 
     def _set_slots(self, num_slots: int) -> None:
-        """Nothing may be on its way into a slot that goes; what lies there goes with it."""
+        """Changes the number of slots; what lies in a slot that goes is lost, and nothing may be on its way there."""
         self._cache.release(self._table.beyond(num_slots).tolist())
         self._table.limit(num_slots)
         self._loader.end_memory_at(self._table.end_offset)

@@ -74,7 +74,7 @@ class Visit:
         return not self._pending
 
     def arrivals(self) -> Iterator[tuple[IntArray, IntArray]]:
-        """(experts, offsets of their blocks) of the visit, batch by batch: residents first, then what has landed.
+        """Yields (experts, offsets of their blocks), batch by batch: residents first, then what has landed.
 
         A batch lies still until the iterator moves on. Raises ExpertReadError; what had landed stays usable.
         """
@@ -94,7 +94,7 @@ class Visit:
                     self._refill()
 
     def read_ahead(self, keys: IntArray) -> None:
-        """In a visit of many tokens: the layer behind it will need `keys`, surest first.
+        """Tells a visit of many tokens that the next layer will need `keys`, of which the surest come first.
 
         What is there stays for it, up to half of the slots; what is absent is read into every slot that this visit's
         demand leaves, now and after each batch.
@@ -127,7 +127,7 @@ class Visit:
             self._queue_demand()
 
     def _refill(self) -> None:
-        """Slots that have become free, or may, go to what waits for them: demand first."""
+        """Gives slots that have become free, or may, to what waits for them: demand first."""
         if self._pending:
             self._queue_demand()
         if self._ahead and not self._pending:

@@ -152,7 +152,7 @@ class DeviceExperts:
         experts = ids[0].copy()
         experts.sort()
         if self._cpu is not None:
-            experts = self._cpu.take_share(layer, experts, self._tier.prefetches.known[layer])
+            experts = self._cpu.take_share(layer, experts, self._tier.prefetches.known(layer)[0])
         self._visit = self._tier.visit(layer, experts, self._once_each[: len(experts)], 1)
         assert self._visit.all_have_slots, "an expert that is still computed could lose its slot to one that waits"
         self._arrivals = self._visit.arrivals()

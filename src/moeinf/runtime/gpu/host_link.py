@@ -37,7 +37,7 @@ class HostLink:
     """
 
     def __init__(self, host: HostSlots, copies: Copies, device_addresses: Callable[[IntArray], IntArray]) -> None:
-        """device_addresses: of the offsets that the device tier calls its slots."""
+        """device_addresses(offsets): where on the device the slots of the device tier lie."""
         disk = host.loader.reader
         self.backend, self.notice = disk.backend, disk.notice
         self._host = host
@@ -59,7 +59,7 @@ class HostLink:
         num_bytes: int,
         priorities: FloatArray,
     ) -> None:
-        """As Reader.submit; where an expert lies in the files follows from its key."""
+        """Does as Reader.submit; where an expert lies in the files follows from its key."""
         assert num_bytes == self._cache.stride_bytes, "experts come as whole blocks"
         for key, destination, priority in zip(keys.tolist(), destinations.tolist(), priorities.tolist(), strict=True):
             assert key not in self._requests, "requested twice"
@@ -87,7 +87,7 @@ class HostLink:
         return cancelled
 
     def wait_any(self, keys: IntArray) -> IntArray:
-        """As Reader.wait_any. Waits for the disk, or for copies where all host slots are in use, not for the copies."""
+        """Does as Reader.wait_any; waits for the disk, and for copies only where all host slots are in use."""
         wanted = keys.tolist()
         if not (landed := self._collect(wanted)):
             self._poll_disk()
@@ -113,7 +113,7 @@ class HostLink:
         return self._copies.bytes_copied()
 
     def busy_seconds(self) -> float:
-        """Of the slower of disk and copies, so that bytes_read / busy_seconds is the rate of both together."""
+        """How long the slower of disk and copies was busy: bytes_read / busy_seconds is the rate of both together."""
         return max(self._copies.busy_seconds(), self._host.busy_seconds())
 
     def close(self) -> bool:
@@ -148,7 +148,7 @@ class HostLink:
     # ---- inside
 
     def _tell_disk(self, keys: Sequence[int]) -> None:
-        """Of these requests, those that are being read have the priority that the device gives them now."""
+        """Passes the priorities that the device gives these requests on to the disk, for those that are being read."""
         _, reading, _ = self._table.by_state(keys)
         if reading:
             self._disk.reprioritise(np.array(reading), np.array([self._requests[key].priority for key in reading]))

@@ -21,7 +21,7 @@ class HostSlots:
     """
 
     def __init__(self, above: ExpertCache, slots: SlotRegion, disk: Reader, copier: Copier, errors: ReadErrors) -> None:
-        """above: the cache of the device's slots. disk reads into slots.memory."""
+        """above: the cache of the device's slots, from which follows what leaves here. disk reads into slots.memory."""
         assert slots.memory is not None
         self.cache = ExpertCache(above.shape, above.stride_bytes, slots, ScoresBelow(above))
         self.loader = Loader(self.cache, disk, slots.memory)
@@ -49,7 +49,7 @@ class HostSlots:
         return self._disk.busy_seconds() - self._loading_busy_s
 
     def addresses(self, keys: IntArray) -> IntArray:
-        """Where the blocks of experts lie that are in the slots; of those that are not, nonsense."""
+        """Returns where the blocks of experts lie; they must have slots."""
         found: IntArray = self.cache.table.offset_of[keys] + self._start
         return found
 
@@ -86,7 +86,7 @@ class HostSlots:
     # ---- experts that the CPU computes
 
     def holds(self, keys: IntArray) -> BoolArray:
-        """Which of the keys lie in the slots."""
+        """Returns which of the keys lie in the slots."""
         holds: BoolArray = self.cache.table.state[keys] == RESIDENT
         return holds
 

@@ -1,1 +1,1 @@
-"""Reads of experts from files: the native reader, its twin in Python, and memory for what is read."""
+"""Reads experts from files: the native reader, its reference implementation, and the memory that is read into."""

@@ -47,7 +47,7 @@ class FilePieces:
             raise
 
     def read(self, start: int, num_bytes: int, unit_bytes: int = 1) -> Iterator[ByteArray]:
-        """The bytes from `start` on, in pieces of whole units, one behind the other. All have to be taken.
+        """Yields the bytes from `start` on, in order, in pieces of whole units. All have to be taken.
 
         A piece is overwritten when the next is asked for, or another range. Raises StoreError.
         """

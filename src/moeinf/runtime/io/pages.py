@@ -65,11 +65,11 @@ class PagesAhead:
 
     @property
     def untaken_bytes(self) -> int:
-        """What reads will still take of the machine's memory, about."""
+        """About how much of the machine's memory reads will still take."""
         return 0 if self.all_taken else self._end_bytes - self._taken_bytes
 
     def reach(self, end_bytes: int) -> None:
-        """Reads up to `end_bytes` of the memory are about to be queued. Does not block."""
+        """Says that reads up to `end_bytes` of the memory are about to be queued. Does not block."""
         if end_bytes + self._ahead_bytes // 2 <= self._taken_bytes or self.all_taken:
             return
         start, end = self._taken_bytes, min(end_bytes + self._ahead_bytes, self._end_bytes)
@@ -80,7 +80,7 @@ class PagesAhead:
         self._taken_bytes, self.all_taken = end, end == self._end_bytes
 
     def resize(self, end_bytes: int) -> None:
-        """From now on the memory ends at `end_bytes`; what lies beyond it goes back to the machine.
+        """Ends the memory at `end_bytes` from now on; what lies beyond goes back to the machine.
 
         No read may be under way there.
         """
@@ -96,5 +96,5 @@ class PagesAhead:
 
 
 def _whole_pages(end_bytes: int) -> int:
-    """Where the huge page ends that the last of so many bytes lies in."""
+    """Returns where the huge page ends that the last of so many bytes lies in."""
     return -(-end_bytes // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES

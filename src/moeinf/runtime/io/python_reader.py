@@ -1,4 +1,4 @@
-"""The obvious twin of the native reader: one thread, a sorted list, buffered preadv; its oracle in tests."""
+"""The reference implementation of the native reader: one thread, a sorted list, buffered preadv."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class _Request:
 
 
 class PureReader:
-    """moeinf.types.Reader without native threads; same contract and exceptions as NativeReader, slower.
+    """Implements moeinf.types.Reader without native threads: the contract of NativeReader, only slower.
 
     One worker thread reads one segment at a time and takes the next from the request that sorts first.
     """

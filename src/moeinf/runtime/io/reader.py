@@ -29,7 +29,7 @@ def open_reader(
     sums: Sequence[SumRun] = (),
     on_wait: OnWait | None = None,
 ) -> Reader:
-    """A reader of `paths` into `arena`, which compares units of `sums` when they are read: once, or always.
+    """Opens a reader of `paths` into `arena`, which compares units of `sums` when they are read: once, or always.
 
     Raises StoreError for a file that is missing or not of its size, and where the system lacks threads or descriptors.
     """
@@ -59,7 +59,7 @@ def read_file(
     left_out: Sequence[tuple[int, int]] = (),
     on_wait: OnWait | None = None,
 ) -> npt.NDArray[np.uint8]:
-    """The whole of a file, in memory of its own that is page-aligned. Raises StoreError.
+    """Reads the whole of a file into page-aligned memory of its own. Raises StoreError.
 
     left_out: ranges (start, end) that are not needed: blocks inside them are not read and take no memory.
     progress(bytes done, bytes in all) counts what is read.
@@ -79,7 +79,7 @@ def read_file(
 
 
 def read_tail(path: Path, start: int, end: int) -> ByteArray:
-    """What is behind the last whole block, of which O_DIRECT reads nothing. Raises StoreError."""
+    """Reads what is behind the last whole block, which O_DIRECT cannot. Raises StoreError."""
     try:
         with path.open("rb") as file:
             file.seek(start)
@@ -118,7 +118,7 @@ def _read_blocks(
 
 
 def _read_steps(reader: Reader, steps: Sequence[tuple[IntArray, int]], progress: Callable[[int, int], None]) -> None:
-    """Reads of (offsets, bytes of each), step by step."""
+    """Carries out `steps`, each the offsets of reads and the bytes of each of them, one after the other."""
     total, done = sum(len(offsets) * size for offsets, size in steps), 0
     progress(0, total)
     for offsets, size in steps:

@@ -141,7 +141,7 @@ def test_every_visit_finds_its_experts_however_memory_comes_and_goes(
     watch = host.watch(tier)
     for layer, slots in steps:
         visit(tier, policy, layer, PROMPT)
-        absent = np.flatnonzero(~tier.prefetches.known.ravel())[: max(0, tier.prefetches.room)]
+        absent = np.flatnonzero(~tier.prefetches.known(0, SHAPE.num_layers).ravel())[: max(0, tier.prefetches.room)]
         if prefetching and len(absent):
             tier.prefetches.submit(absent, np.full(len(absent), 0.5))
         host.look(watch, slots)

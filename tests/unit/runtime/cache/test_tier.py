@@ -47,7 +47,7 @@ def test_any_schedule_gives_the_right_weights_and_counts_every_activation(
             keys = (layer * SHAPE.num_experts + ids).ravel().tolist()
             assert sum(k in resident for k in keys) <= hits <= sum(k in resident | landed_in_poll for k in keys)
             if prefetching and tier.prefetches.room > 0 and layer + 1 < SHAPE.num_layers:
-                absent = np.flatnonzero(~tier.prefetches.known[layer + 1])[: tier.prefetches.room]
+                absent = np.flatnonzero(~tier.prefetches.known(layer + 1)[0])[: tier.prefetches.room]
                 tier.prefetches.submit((layer + 1) * SHAPE.num_experts + absent, rng.random(len(absent)))
                 tier.check_integrity()
     stats = tier.stats
@@ -64,11 +64,11 @@ def test_lru_keeps_what_was_used_last(num_slots: int, seeds: list[int]) -> None:
     tier, _, policy = make_tier(num_slots, "lru")
     last_visit = dict.fromkeys(range(SHAPE.total_experts), -1)
     for number, (seed, layer) in enumerate((s, layer) for s in seeds for layer in range(SHAPE.num_layers)):
-        held_before = set(np.flatnonzero(tier.prefetches.known).tolist())
+        held_before = set(tier.snapshot().offsets)
         ids = np.random.default_rng(seed + layer).permutation(SHAPE.num_experts)[: SHAPE.top_k][None]
         needed = set((layer * SHAPE.num_experts + ids[0]).tolist())
         visit(tier, policy, layer, ids)
-        held = set(np.flatnonzero(tier.prefetches.known).tolist())
+        held = set(tier.snapshot().offsets)
         evicted, kept = held_before - held, held - needed
         assert needed <= held and len(held) == min(num_slots, len(held_before | needed))
         assert not evicted or not kept or max(last_visit[k] for k in evicted) <= min(last_visit[k] for k in kept)
@@ -96,7 +96,7 @@ def test_a_prefetched_expert_is_not_evicted_before_its_layer_has_run() -> None:
         visit(tier, policy, 2, np.array([[0, 1]]))
     for first in (0, 2, 4, 0, 2):
         visit(tier, policy, 0, np.array([[first, first + 1]]))
-    assert tier.prefetches.known[1, 0] and tier.prefetches.known[1, 1]
+    assert tier.prefetches.known(1)[0, :2].all()
     before = tier.stats.hits
     visit(tier, policy, 1, np.array([[0, 1]]))
     assert tier.stats.hits == before + 2 and tier.stats.prefetches_used == 2
@@ -140,7 +140,7 @@ def test_a_failed_prefetch_frees_its_slot_and_says_nothing() -> None:
     tier.prefetches.submit(np.array([7]), np.array([0.5]))
     while 7 in reader.queued:
         visit(tier, policy, 0, np.array([[0, 1]]))
-    assert not tier.prefetches.known[1, 1] and tier.stats.prefetches_wasted == 1
+    assert not tier.prefetches.known(1)[0, 1] and tier.stats.prefetches_wasted == 1
     tier.check_integrity()
 
 

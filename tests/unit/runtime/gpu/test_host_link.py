@@ -74,7 +74,7 @@ def test_any_schedule_computes_the_right_weights(
                 activations += ids.size
             machine.check()
             if prefetching and layer + 1 < SHAPE.num_layers:
-                absent = np.flatnonzero(~tier.prefetches.known[layer + 1])[: max(0, tier.prefetches.room)]
+                absent = np.flatnonzero(~tier.prefetches.known(layer + 1)[0])[: max(0, tier.prefetches.room)]
                 tier.prefetches.submit((layer + 1) * SHAPE.num_experts + absent, rng.random(len(absent)))
                 queued = tier.prefetches.queued()
                 tier.prefetches.reprioritise(queued, rng.random(len(queued)))
@@ -296,7 +296,7 @@ def test_demand_whose_read_has_failed_unseen_is_read_again_and_then_raises() -> 
 def test_a_prefetch_that_fails_is_reported_once_and_frees_its_slots() -> None:
     machine = Machine(device_slots=8, host_slots=2, failing=frozenset([7]))
     machine.tier.prefetches.submit(np.array([7]), np.array([0.5]))
-    while machine.tier.prefetches.known[1, 1]:
+    while machine.tier.prefetches.known(1)[0, 1]:
         machine.visit(0, np.array([[0, 1]]))
     assert machine.tier.stats.prefetches_wasted == 1
     machine.check()
