@@ -1,1 +1,1 @@
-"""From a checkpoint to a stored model: where it comes from, what is checked, converted and published."""
+"""Makes a stored model of a checkpoint: finds, downloads, checks, converts and publishes it."""

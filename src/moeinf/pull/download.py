@@ -1,4 +1,4 @@
-"""Downloads one file: parallel ranges written in order, so that what is on disk is always a prefix of the file."""
+"""Downloads a file in parallel ranges, written in order, so that what is on disk is always a prefix of it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _QUIET_S = 30.0
 
 
 def fetch_bytes(remote: Remote) -> bytes:
-    """A small file as a whole, checked against the Hub's hash. Raises HubError."""
+    """Fetches a whole small file, and checks it against the Hub's hash. Raises HubError."""
     data = bytearray()
     remote.read(0, remote.file.num_bytes, data.extend)
     digest, expected = remote.file.hasher()
@@ -33,7 +33,7 @@ def fetch_bytes(remote: Remote) -> bytes:
 
 
 def matches(path: Path, file: RemoteFile) -> bool:
-    """Whether a file on this disk is what the Hub says it is; reads it all."""
+    """Tells whether a file on this disk is what the Hub says it is. Reads all of it."""
     fd = open_regular(path)
     try:
         if os.fstat(fd).st_size != file.num_bytes:
@@ -46,7 +46,7 @@ def matches(path: Path, file: RemoteFile) -> bool:
 
 
 def held_bytes(file: RemoteFile, folder: Path) -> int:
-    """Bytes of the file that an earlier pull has left in the folder."""
+    """Returns how many bytes of the file an earlier pull has left in the folder."""
     for path in (folder / file.name, _part(folder, file)):
         if path.is_file():
             return min(path.stat().st_size, file.num_bytes)
@@ -85,7 +85,7 @@ def download(remote: Remote, folder: Path, progress: PullProgress) -> Path:
 
 
 def _fetch(remote: Remote, part: Path, progress: PullProgress) -> bool:
-    """Completes the part file; whether its content then has the Hub's hash."""
+    """Completes the part file. Returns whether its content then has the Hub's hash."""
     file = remote.file
     digest, expected = file.hasher()
     with errors_named(part):
@@ -121,7 +121,7 @@ def _hash_prefix(fd: int, num_bytes: int, path: Path, digest: Any) -> None:
 
 
 class _Range:
-    """A range on its way; `data` grows under the window's condition."""
+    """A range that is being fetched; `data` grows under the window's condition."""
 
     def __init__(self, start: int, end: int) -> None:
         self.start = start
@@ -155,7 +155,7 @@ class _Window:
             self._todo.put(self.ranges[-1])
 
     def wait(self, piece: _Range, seen: int, timeout_s: float) -> bytes:
-        """Bytes of the range behind the first `seen`; blocks for some, b"" after timeout_s. Raises a worker's error."""
+        """Waits for bytes of the range behind the first `seen`; b"" after timeout_s. Raises a worker's error."""
         with self._changed:
             self._changed.wait_for(lambda: len(piece.data) > seen or self._error, timeout_s)
             if len(piece.data) == seen and self._error is not None:
@@ -187,7 +187,7 @@ class _Window:
 
 
 def _in_order(remote: Remote, start: int, note: Callable[[str], None]) -> Iterator[bytes]:
-    """The file's bytes from `start` on, in order, as they come in."""
+    """Yields the file's bytes from `start` on, in order, as they arrive."""
     window = _Window(remote, start)
     try:
         while window.ranges:

@@ -1,4 +1,4 @@
-"""What a pull reports while it works."""
+"""The events that a pull reports while it works."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ class PullProgress(Protocol):
     """
 
     def stage(self, text: str) -> None:
-        """A step without a byte count: `pulling manifest`, `success`."""
+        """Takes a step without a byte count: `pulling manifest`, `success`."""
         ...
 
     def note(self, text: str) -> None:
-        """A line that the user should read: a wait, a restart."""
+        """Takes a line that the user should read: a wait, a restart."""
         ...
 
     def sizes(self, fetch_bytes: int, store_bytes: int, quantised_bytes: int) -> None:
-        """Before anything is downloaded: that and the store's size, and the store's where it is quantised to q4_k."""
+        """Takes, before the download, its size, the size in the store, and the size there if quantised to q4_k."""
         ...
 
     def total(self, verb: Verb, num_bytes: int, done_bytes: int) -> None: ...

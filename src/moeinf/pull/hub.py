@@ -1,4 +1,4 @@
-"""A repository of the Hugging Face Hub as a source: pinned to a commit, every byte checked against the Hub's hashes."""
+"""A Hugging Face Hub repository as a source: pinned to a commit, every byte checked against the Hub's hashes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def check_repo(repo: str, revision: str) -> None:
 def open_hub(
     repo: str, revision: str, token: str | None, progress: PullProgress, patience: Patience | None = None
 ) -> Source:
-    """The repository at a revision, "" for its default branch.
+    """Opens a repository at a revision, "" for its default branch.
 
     With HF_HUB_OFFLINE no request is made: the source is then what the Hub's cache holds. Raises HubError,
     CheckpointError, UsageError.
@@ -101,7 +101,7 @@ class HubSource:
         return self.shard_bytes(shard) - held_bytes(self._remote_file(shard), folder)
 
     def headers(self) -> Mapping[str, Header]:
-        """Read by range: enough to find every fault of form before gigabytes are fetched."""
+        """Reads the headers alone, by range, so that faults of form are found before gigabytes are fetched."""
         cached = {shard: path for shard in self.shards.files if (path := self._in_cache(shard))}
         found = {}
         for shard, path in cached.items():
@@ -134,7 +134,7 @@ class HubSource:
             (folder / shard).unlink(missing_ok=True)
 
     def check_unchanged(self) -> None:
-        """A commit does not change."""
+        """Does nothing, as a commit does not change."""
 
     def _repo_info(self, api: HfApi) -> RepoInfo:
         def ask() -> RepoInfo:
@@ -157,7 +157,7 @@ class HubSource:
         return Remote(file, self._auth, self._patience)
 
     def _in_cache(self, shard: str) -> Path | None:
-        """The Hub's cache holds this very file, byte by byte; asked once, as it takes a read of it all."""
+        """Tells whether the Hub's cache holds this very file. Asked once, as the answer takes a read of all of it."""
         if shard not in self._cached:
             found = try_to_load_from_cache(self._repo, shard, revision=self._commit)
             path = Path(found) if isinstance(found, str) else None
@@ -175,7 +175,7 @@ class HubSource:
 
 
 class _CachedSource(FolderSource):
-    """What the Hub's cache holds of a repository, for work without a network."""
+    """The part of a repository that the Hub's cache holds, for work without a network."""
 
     def __init__(self, repo: str, revision: str) -> None:
         config = try_to_load_from_cache(repo, "config.json", revision=revision or None)
@@ -191,7 +191,7 @@ def _sha256_of(sibling: RepoSibling) -> str:
 
 
 def _base_model(info: RepoInfo, repo: str) -> str:
-    """The repository that the model card names as what this one was made from, if it is fit to be printed."""
+    """Returns the repository that the model card names as the original, if the name may be printed."""
     named = (info.card_data.base_model if info.card_data else None) or []
     for base in [named] if isinstance(named, str) else named:
         if isinstance(base, str) and _REPO.fullmatch(base) and base != repo:

@@ -1,4 +1,4 @@
-"""Errors of huggingface_hub and its HTTP client as one line with the remedy."""
+"""Turns errors of huggingface_hub and its HTTP client into one line with the remedy."""
 
 from __future__ import annotations
 

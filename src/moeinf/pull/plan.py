@@ -1,4 +1,4 @@
-"""Holds a checkpoint's tensors against an architecture's plan: every fault by name, then which bytes go where."""
+"""Plans a conversion: compares a checkpoint's tensors with the family's plan, and decides which bytes go where."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ExpertNames = Mapping[str, tuple[tuple[int, ...], tuple[ExpertPiece, ...]]]
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """All that is to be written, known before the first byte of weights is read."""
+    """What is to be written, known before the first byte of weights is read."""
 
     moe: MoeShape
     layout: ExpertLayout
@@ -36,7 +36,7 @@ class Conversion:
 
     @property
     def shard_bytes(self) -> int:
-        """Size of the file of one MoE layer."""
+        """The size of the file of one MoE layer."""
         return self.moe.num_experts * self.layout.stride_bytes
 
     @property
@@ -44,7 +44,7 @@ class Conversion:
         return self.dense_bytes + self.moe.num_layers * self.shard_bytes
 
     def file_sizes(self) -> dict[str, int]:
-        """The weight files of the store by name."""
+        """Returns the sizes of the store's weight files by name."""
         shards = {shard_file(layer): self.shard_bytes for layer in range(self.moe.num_layers)}
         return {DENSE_FILE: self.dense_bytes} | shards
 
@@ -93,7 +93,7 @@ def plan_conversion(
 
 
 def _check_all(plan: TensorPlan, experts: ExpertNames, tensors: Tensors) -> None:
-    """Every tensor is one that the plan wants, in its shape, or ignores, or holds scales; and none is missing."""
+    """Checks that each tensor is wanted, in its shape, or ignored, or holds scales, and that none is missing."""
     wanted = plan.dense.keys() | experts.keys()
     scales = {tensors.scales_of(name) for name in wanted if name in tensors}
     others = [name for name in tensors.names() if name not in scales and not _ignored(plan, name)]
@@ -107,7 +107,7 @@ def _check_all(plan: TensorPlan, experts: ExpertNames, tensors: Tensors) -> None
 
 
 def _expert_names(plan: TensorPlan, tensors: Tensors) -> ExpertNames:
-    """The first layout that is there in full; where none is, the error names what the most complete one lacks."""
+    """Returns the first layout that is complete; else the error names what the most complete one lacks."""
     for names in plan.experts:
         if all(name in tensors for name in names):
             return names
@@ -117,7 +117,7 @@ def _expert_names(plan: TensorPlan, tensors: Tensors) -> ExpertNames:
 
 
 def _part_formats(experts: ExpertNames, tensors: Tensors) -> dict[str, Format]:
-    """In which each part of an expert comes: one for all experts of a model, as they share one layout."""
+    """Returns the source's format of each part of an expert. It is one for all experts, as they share a layout."""
     first: dict[str, str] = {}  # part -> the source that decides
     for name, (_, pieces) in experts.items():
         for part in {piece.part for piece in pieces}:

@@ -41,7 +41,7 @@ class PlannedFile:
 
 @dataclass(frozen=True, slots=True)
 class PullPlan:
-    """What a pull would do."""
+    """The steps and sizes of a pull that has not begun."""
 
     name: str  # "mixtral:latest"
     source: ModelSource
@@ -74,7 +74,7 @@ def pull(
 def plan_pull(
     source: str, options: PullOptions = NO_OPTIONS, *, home: Path, progress: PullProgress | None = None
 ) -> PullPlan:
-    """What `pull` would do with the same arguments. Writes nothing; raises what `pull` raises."""
+    """Returns what `pull` would do with the same arguments. Writes nothing; raises what `pull` raises."""
     with errors_named(home):
         return _steps(source, options, home, progress).plan()
 
@@ -103,7 +103,7 @@ def ensure(
     token: str | None = None,
     progress: PullProgress | None = None,
 ) -> StoredModel:
-    """The stored model that `run` means; pulled first where it is not stored. Touches no network for a stored one.
+    """Returns the stored model that `run` means, and pulls it first if need be. A stored one needs no network.
 
     Order: a path, an address of the Hub, a stored name, an alias, org/repo[@revision]. quant: as for `pull`, which
     makes another model of the same source: `demo:q4_k`.
@@ -128,7 +128,7 @@ def open_source(origin: Origin, token: str | None, progress: PullProgress) -> So
 
 
 class _Pull:
-    """One pull, step by step."""
+    """The steps of one pull."""
 
     def __init__(
         self,
@@ -189,7 +189,7 @@ class _Pull:
         return stored
 
     def _up_to_date(self) -> StoredModel | None:
-        """The model of this name, where it was made of this very state of the source."""
+        """Returns the model of this name if it was made of this very state of the source."""
         for model in self._library.made_of(self._fingerprint):
             if model.name == self._name:
                 self._progress.stage(f"{self._name} is up to date")
@@ -227,7 +227,7 @@ class _Pull:
         return self._seal(conversion)
 
     def _plan_conversion(self) -> tuple[Conversion, Mapping[str, Header]]:
-        """Every check of the checkpoint's form, before a byte of weights moves."""
+        """Checks the checkpoint's form before a byte of weights moves, and plans the conversion."""
         check_text_files(self._small_files, self._source.origin.location)
         tensor_plan = self._family.tensor_plan(self._config)
         headers = self._source.headers()
@@ -238,11 +238,11 @@ class _Pull:
 
     @cached_property
     def _small_files(self) -> dict[str, bytes]:
-        """What the stored model takes over beside weights."""
+        """The small files that the stored model takes over."""
         return {name: self._source.read_file(name) for name in self._source.kept_files()}
 
     def _say_sizes(self, conversion: Conversion, headers: Mapping[str, Header]) -> None:
-        """Whoever asked for a model by its name learns what it takes while there is nothing to regret."""
+        """Tells the sizes of a download before it begins."""
         folder = self._journal.download_folder
         fetch_bytes = sum(self._source.fetch_bytes(shard, folder) for shard in self._source.shards.files)
         if fetch_bytes:
@@ -252,7 +252,7 @@ class _Pull:
             self._progress.sizes(fetch_bytes, conversion.total_bytes, small.total_bytes)
 
     def _awaited(self, shard: str, conversion: Conversion) -> bool:
-        """Whether the shard still has to be converted, or its scales are needed for one that has."""
+        """Tells whether the shard has to be converted, or its scales are needed for one that has to."""
         return any(
             shard in (other, *conversion.others[other])
             for other in self._source.shards.files
@@ -293,7 +293,7 @@ class _Pull:
         return stored
 
     def _announce(self, conversion: Conversion, downloads: Path) -> None:
-        """Announces the bytes of each step: what is fetched is converted, and what is written read back."""
+        """Announces the bytes of each step: fetching, converting, and reading back what was written."""
         fetched, fetched_before, converted, converted_before = 0, 0, 0, 0
         for shard in self._source.shards.files:
             copied = read_bytes(conversion.moves[shard])
@@ -336,7 +336,7 @@ class _Pull:
             return shutil.disk_usage(folder).free
 
     def _kept_folder(self) -> Path:
-        """Where --keep-source leaves downloaded shards. A folder source downloads nothing, so it has none."""
+        """Returns the folder in which --keep-source leaves downloaded shards. A folder source downloads nothing."""
         origin = self._source.origin
         if origin.kind != "hub":
             return self._journal.download_folder

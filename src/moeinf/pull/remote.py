@@ -1,4 +1,4 @@
-"""One file on the Hub: ranged requests whose every answer is checked, repeated within bounds."""
+"""Reads ranges of a file on the Hub. Every answer is checked, and failed requests are repeated within bounds."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _RETRY_STATUS = (408, 425, 429, 500, 502, 503, 504)
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """A file of a repository at a commit, with what the Hub says of its content."""
+    """A file of a repository at a commit, with the size and hash that the Hub gives."""
 
     name: str
     url: str
@@ -38,7 +38,7 @@ class RemoteFile:
     commit: str
 
     def hasher(self) -> tuple[Any, str]:
-        """A hash object to feed with the content, and what it must come to."""
+        """Returns a hash object to feed with the content, and the digest that it must give."""
         if self.sha256:
             return hashlib.sha256(), self.sha256
         return hashlib.sha1(f"blob {self.num_bytes}\0".encode(), usedforsecurity=False), self.blob_id
@@ -46,7 +46,7 @@ class RemoteFile:
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """The clock of retries; tests put in their own."""
+    """The clock of retries, which tests replace."""
 
     sleep: Callable[[float], object] = time.sleep
     clock: Callable[[], float] = time.monotonic
@@ -116,7 +116,7 @@ class Remote:
         raise _RetryableError(f"the connection ended {left} bytes too early")
 
     def _open(self, start: int, end: int) -> Any:
-        """The response that carries the bytes, behind redirects."""
+        """Follows redirects to the response that carries the bytes."""
         url = self._location or self.file.url
         for _ in range(_MAX_REDIRECTS):
             at_hub = _origin(url) == _origin(self.file.url)
@@ -141,7 +141,7 @@ class Remote:
         raise HubError(f"{self.file.name}: more than {_MAX_REDIRECTS} redirects; check HF_ENDPOINT")
 
     def _check_pinned(self, response: Any) -> None:
-        """The Hub must still speak of the commit and the content that were announced."""
+        """Checks that the Hub still names the commit and the content that it announced."""
         commit = response.headers.get("X-Repo-Commit", self.file.commit)
         etag = _plain(response.headers.get("X-Linked-Etag", ""))
         if commit != self.file.commit or (etag and etag != (self.file.sha256 or self.file.blob_id)):
@@ -189,11 +189,11 @@ class Remote:
 
 
 class ChangedError(HubError):
-    """What has been downloaded so far is not of one file, and must be discarded."""
+    """The file changed during the download: what came so far must be discarded."""
 
 
 def _reason(error: BaseException) -> str:
-    """Names no URL: signed addresses are as good as a password."""
+    """Describes a failure without its URL, as a signed address is as good as a password."""
     return str(error) if isinstance(error, _RetryableError) else f"the connection failed ({type(error).__name__})"
 
 

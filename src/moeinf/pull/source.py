@@ -1,4 +1,4 @@
-"""Where a checkpoint comes from: what any source offers, and the source that is a local folder."""
+"""The source of a checkpoint: what every source offers, and a local folder as a source."""
 
 from __future__ import annotations
 
@@ -44,19 +44,19 @@ class Source(Protocol):
 
     @property
     def requested(self) -> str:
-        """The revision that was asked for, "" for the default and for folders."""
+        """The revision that was asked for; "" for the default and for folders."""
         ...
 
     @property
     def fingerprint(self) -> str:
-        """Differs when a byte of the checkpoint may differ."""
+        """A text that differs when a byte of the checkpoint may differ."""
         ...
 
     @property
     def shards(self) -> Shards: ...
 
     def kept_files(self) -> list[str]:
-        """Names of the small files that a stored model takes over."""
+        """Returns the names of the small files that a stored model takes over."""
         ...
 
     def read_file(self, name: str) -> bytes: ...
@@ -64,15 +64,15 @@ class Source(Protocol):
     def shard_bytes(self, shard: str) -> int: ...
 
     def fetch_bytes(self, shard: str, folder: Path) -> int:
-        """Bytes that `open_shard` still has to download into the folder; 0 for what is on this machine."""
+        """Returns the bytes that `open_shard` has to download into the folder; 0 if the shard is on this machine."""
         ...
 
     def headers(self) -> Mapping[str, Header]:
-        """Of every shard, without downloading it."""
+        """Reads the header of every shard, without downloading the shard."""
         ...
 
     def open_shard(self, shard: str, folder: Path) -> Path:
-        """The shard as a whole and checked file, downloaded into the folder where it is not on this machine."""
+        """Returns the shard as a whole and checked file, downloaded into the folder if need be."""
         ...
 
     def release_shard(self, shard: str, folder: Path) -> None:
@@ -89,7 +89,7 @@ def is_kept(name: str) -> bool:
 
 
 def read_config(source: Source) -> dict[str, Any]:
-    """config.json of a source. Raises CheckpointError, UnsupportedModelError for weights in a form that is not read."""
+    """Reads a source's config.json. Raises CheckpointError, and UnsupportedModelError for weights that are not read."""
     config = parse_json_object(source.read_file("config.json"), "config.json", CheckpointError)
     quantisation = config.get("quantization_config")
     method = quantisation.get("quant_method") if isinstance(quantisation, dict) else None
@@ -103,7 +103,7 @@ def read_config(source: Source) -> dict[str, Any]:
 
 
 def fp8_block(config: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Rows and columns that share a scale, of a checkpoint in FP8 as DeepSeek-V3 is published; None for others.
+    """Returns the rows and columns that share a scale in DeepSeek-V3's FP8; None for other checkpoints.
 
     Raises UnsupportedModelError for FP8 of another kind. Activations are not rounded to FP8, whatever the scheme.
     """
@@ -125,7 +125,7 @@ def fp8_block(config: Mapping[str, Any]) -> tuple[int, int] | None:
 
 
 def find_shards(names: Collection[str], read: Callable[[str], bytes], where: str, base: str = "") -> Shards:
-    """The weight files among a source's file names. base: the repository that the model card names as the original.
+    """Finds the weight files among a source's file names. base: the original that the model card names.
 
     Raises CheckpointError in words that tell what is there instead.
     """
@@ -144,7 +144,7 @@ def find_shards(names: Collection[str], read: Callable[[str], bytes], where: str
 
 
 def most_bytes(name: str) -> int:
-    """The largest size of a small file that is read; one that becomes values in this process takes many times more."""
+    """Returns the largest size of a small file that is read. Parsed in this process, it takes many times more."""
     return _MOST_JSON_BYTES.get(name, _MOST_SMALL_BYTES)
 
 
@@ -162,7 +162,7 @@ def _instead_of_shards(names: Collection[str]) -> str:
 
 
 def parse_index(data: bytes) -> Shards:
-    """model.safetensors.index.json; file names in it must be plain, so that none leads out of the folder."""
+    """Parses model.safetensors.index.json. Its file names must be plain, so that none leads out of the folder."""
     weight_map = parse_json_object(data, INDEX_FILE, CheckpointError).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{INDEX_FILE}: weight_map is missing or empty")
@@ -222,14 +222,14 @@ class FolderSource:
         return self._file(shard)
 
     def release_shard(self, shard: str, folder: Path) -> None:
-        """Nothing was downloaded."""
+        """Does nothing, as nothing was downloaded."""
 
     def check_unchanged(self) -> None:
         if self._state() != self._state_at_open:
             raise CheckpointError(f"{self._path} changed while it was converted; repeat the pull")
 
     def _file(self, name: str) -> Path:
-        """A file of the folder with its links resolved; of those that lead out of it, only the Hub's cache has any.
+        """Returns a file of the folder with its links resolved. Only links of the Hub's cache may lead out of it.
 
         There `snapshots/<commit>/<name>` is a link to `blobs/<hash>`. Raises CheckpointError for any other.
         """
@@ -243,7 +243,7 @@ class FolderSource:
         return path
 
     def _state(self) -> str:
-        """Of names, sizes, times and inodes: reading the weights would take as long as converting them."""
+        """Hashes names, sizes, times and inodes, as reading the weights would take as long as converting them."""
         state = []
         for name in (*self.shards.files, *self.kept_files()):
             path = self._file(name)

@@ -57,18 +57,18 @@ class Tensors:
         return self.entry(name).dtype == _FP8 and self.fp8_block is not None
 
     def format(self, name: str) -> Format | None:
-        """In which a tensor is stored without quantisation; None for one that moeinf does not read."""
+        """Returns the format in which a tensor is stored unquantised; None for one that moeinf does not read."""
         entry = self.entry(name)
         if name in self._mxfp4:
             return "mxfp4" if entry.dtype == "U8" else None
         return "bf16" if self.is_fp8(name) else STORE_DTYPES.get(entry.dtype)
 
     def dtype(self, name: str) -> DType:
-        """Of a tensor that may be dense: one of floating numbers, as `check_readable` and `check_shape` leave it."""
+        """Returns the type of a tensor of floating numbers, which `check_readable` and `check_shape` have passed."""
         return "bf16" if self.is_fp8(name) else STORE_DTYPES[self.entry(name).dtype]
 
     def scales_of(self, name: str) -> str | None:
-        """The tensor that holds the scales of this one's blocks, whether it is there or not."""
+        """Returns the name of the tensor with the scales of this one's blocks, whether that is there or not."""
         return name + _FP8_SCALES if self.is_fp8(name) else self._mxfp4.get(name)
 
     def check_readable(self, name: str) -> None:

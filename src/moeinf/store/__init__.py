@@ -1,1 +1,1 @@
-"""Where weights lie: the store's format, its library, and the way from a checkpoint into it."""
+"""Stores weights: the format on disk, the library of models, and what checks them."""

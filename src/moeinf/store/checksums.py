@@ -29,7 +29,7 @@ def dump_checksums(runs: Sequence[SumRun]) -> bytes:
 
 
 def sums_of(model: StoredModel) -> tuple[tuple[SumRun, ...], str]:
-    """What is known of a model's weights; where that is nothing, a line that says why.
+    """Returns the checksums of a model's weights; without any, also a line that says why.
 
     Raises StoreError where the manifest lists the file, and it is damaged or leaves experts out.
     """
@@ -53,7 +53,7 @@ def sums_of(model: StoredModel) -> tuple[tuple[SumRun, ...], str]:
 
 
 def parse_checksums(data: bytes, where: str, sizes: Mapping[str, int]) -> tuple[SumRun, ...]:
-    """sizes: of the files that it may speak of. Raises StoreError for what is damaged."""
+    """Parses the file. sizes: those of the files that it may name. Raises StoreError where it is damaged."""
     body, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
     if not body.startswith(_MAGIC) or hashlib.sha256(body).digest() != digest:
         raise StoreError(f"{where} is damaged, or of another version")
@@ -72,7 +72,7 @@ def parse_checksums(data: bytes, where: str, sizes: Mapping[str, int]) -> tuple[
 
 
 def _is_run(item: Any, sizes: Mapping[str, int]) -> bool:
-    """A file that is known, and whole numbers that name bytes in it."""
+    """Tells whether an entry names a known file, and bytes in it by whole numbers."""
     if not isinstance(item, list) or len(item) != 4 or not isinstance(item[0], str) or item[0] not in sizes:
         return False
     if not all(type(number) is int and 0 <= number <= _LARGEST for number in item[1:]):

@@ -16,7 +16,7 @@ _NONE: Mapping[str, BlockTensor] = MappingProxyType({})
 
 
 def dense_tensors(path: Path, formats: Mapping[str, BlockTensor] = _NONE) -> tuple[TensorSpec, ...]:
-    """Tensors of a dense file in file order; offset_bytes counts from the start of the file.
+    """Returns the tensors of a dense file in file order; offset_bytes counts from the start of the file.
 
     formats: the manifest's dense_formats. Raises StoreError where the file is not as they say.
     """
@@ -47,7 +47,7 @@ def check_dense(path: Path, tensors: Sequence[TensorSpec], data: memoryview) -> 
 
 
 def check_part(path: Path, spec: TensorSpec, data: memoryview, first_block: int = 0) -> None:
-    """The same of a part of a tensor, from one of its blocks on."""
+    """Checks a part of a tensor in the same way, from block first_block on."""
     fault = scale_fault(spec, data, first_block)
     if fault:
         raise StoreError(f"{path}: {fault}; pull the model again")

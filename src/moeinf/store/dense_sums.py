@@ -14,7 +14,7 @@ from moeinf.types import ByteArray, IntArray, SumRun, TensorSpec
 
 
 class DenseSums:
-    """What is known of one model's dense file. Where that is nothing, everything passes."""
+    """Checks one model's dense file against its checksums. Where there are none, everything passes."""
 
     def __init__(self, model: StoredModel, runs: Sequence[SumRun], *, always: bool = False) -> None:
         """always: rows are checked whenever they are looked up, not only the first time."""
@@ -39,7 +39,7 @@ class DenseSums:
             raise self._damaged("the header")
 
     def check(self, spec: TensorSpec, found: int) -> None:
-        """found: CRC-32C of all the tensor's bytes. Raises StoreError where it is another."""
+        """Compares a tensor with its checksum. found: CRC-32C of all its bytes. Raises StoreError where they differ."""
         if not self.known or not spec.num_bytes:
             return
         run = self._run(spec)
@@ -47,7 +47,7 @@ class DenseSums:
             raise self._damaged(f"tensor {spec.name!r}")
 
     def row_check(self, spec: TensorSpec, data: ByteArray) -> Callable[[IntArray], None] | None:
-        """What is called with the numbers of rows before they are used; raises StoreError for one that is damaged.
+        """Returns a function to call with row numbers before the rows are used. It raises StoreError for a damaged row.
 
         None where nothing is known, or rows have no sums of their own: all of `data` is then read and checked here.
         """

@@ -35,7 +35,7 @@ def errors_named(path: Path, error_type: type[MoeinfError] = StoreError) -> Iter
 
 
 def named(error: OSError, path: str = "", error_type: type[MoeinfError] = StoreError) -> MoeinfError:
-    """The error of one line: the file (the error's own, else `path`), the reason, and what can be done about it."""
+    """Returns an error of one line: the file (the error's own, else `path`), the reason and the remedy."""
     name = error.filename if isinstance(error.filename, str) else path
     said = f"{name}: {error.strerror or error}" if name else str(error.strerror or error)
     if error.errno in _FULL:
@@ -85,7 +85,7 @@ def make_folders(path: Path) -> None:
 
 
 def open_regular(path: Path) -> int:
-    """A read-only descriptor of a regular file. O_NONBLOCK: opening a FIFO must not hang. Raises OSError."""
+    """Opens a regular file for reading. O_NONBLOCK: opening a FIFO must not hang. Raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
@@ -121,7 +121,7 @@ def drop_cached(fd: int, offset: int = 0, num_bytes: int = 0) -> None:
 
 
 def read_small(path: Path, limit_bytes: int = 100_000_000) -> bytes:
-    """The whole of a regular file that is not larger than the limit. Raises OSError."""
+    """Reads a whole regular file that is not larger than the limit. Raises OSError."""
     fd = open_regular(path)
     try:
         size = os.fstat(fd).st_size
@@ -135,7 +135,7 @@ def read_small(path: Path, limit_bytes: int = 100_000_000) -> bytes:
 
 
 def parse_json_object(data: bytes | bytearray, where: str, error_type: type[MoeinfError]) -> dict[str, Any]:
-    """A JSON object in UTF-8 without repeated keys. Raises error_type, naming `where`."""
+    """Parses a JSON object in UTF-8 without repeated keys. Raises error_type, naming `where`."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)

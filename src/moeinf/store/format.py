@@ -56,13 +56,13 @@ Header = Mapping[str, TensorEntry]
 
 
 class BlockTensor(NamedTuple):
-    """What a tensor of blocks in a dense file is, which the file itself cannot tell."""
+    """Format and shape of a quantised tensor in a dense file, which the file itself cannot tell."""
 
     format: Format
     shape: tuple[int, ...]
 
     def file_shape(self) -> tuple[int, int]:
-        """[rows, bytes per row]: what the file says of it."""
+        """The shape that the file gives it: [rows, bytes per row]."""
         row_bytes = format_bytes(self.format, self.shape[-1:])
         return math.prod(self.shape[:-1]), row_bytes
 
@@ -76,7 +76,7 @@ def shard_file(layer: int) -> str:
 
 
 def header_length(first_8: bytes, file_bytes: int, where: str, error_type: type[MoeinfError] = CheckpointError) -> int:
-    """Length of the JSON header that follows the first 8 bytes of a safetensors file."""
+    """Returns the length of the JSON header that follows the first 8 bytes of a safetensors file."""
     if len(first_8) < 8:
         raise error_type(f"{where} is {len(first_8)} bytes long: truncated, fetch it again")
     length = int.from_bytes(first_8, "little")
@@ -90,7 +90,7 @@ def header_length(first_8: bytes, file_bytes: int, where: str, error_type: type[
 def parse_header(
     data: bytes | bytearray, file_bytes: int, where: str, error_type: type[MoeinfError] = CheckpointError
 ) -> Header:
-    """Tensors by name from a safetensors header (without its 8 length bytes) of a file of file_bytes.
+    """Returns tensors by name from a safetensors header (without its 8 length bytes) of a file of file_bytes.
 
     Parsing is validating: what is returned lies inside the file, and fills it without hole or overlap. Raises
     error_type, naming the file and the tensor.
@@ -147,7 +147,7 @@ def _naturals(value: Any) -> bool:
 
 
 def read_header(path: Path, error_type: type[MoeinfError] = CheckpointError) -> Header:
-    """The header of a safetensors file on disk. Raises error_type for its content, OSError for the disk."""
+    """Reads the header of a safetensors file. Raises error_type for its content, OSError for the disk."""
     fd = open_regular(path)
     try:
         size = os.fstat(fd).st_size
@@ -161,7 +161,7 @@ def read_header(path: Path, error_type: type[MoeinfError] = CheckpointError) -> 
 
 
 def dense_header(tensors: Mapping[str, tuple[Format, tuple[int, ...]]]) -> tuple[bytes, tuple[TensorSpec, ...]]:
-    """Head of a dense file (length, JSON, spaces) and where each tensor lies in the file, in file order.
+    """Returns the head of a dense file (length, JSON, spaces), and where each tensor lies, in file order.
 
     Tensors whose size is a multiple of TENSOR_ALIGN_BYTES come first: the format allows no gaps, so this order is
     what aligns them. The rest follows with wide elements first, so that each is aligned to its own elements.
@@ -194,7 +194,7 @@ def dense_header(tensors: Mapping[str, tuple[Format, tuple[int, ...]]]) -> tuple
 
 
 def expert_layout(parts: Sequence[tuple[str, Format, tuple[int, ...]]]) -> ExpertLayout:
-    """The block of one expert: parts in the given order, each on a TENSOR_ALIGN_BYTES border."""
+    """Lays out the block of one expert: parts in the given order, each on a TENSOR_ALIGN_BYTES border."""
     specs, end = [], 0
     for name, format, shape in parts:
         offset = round_up(end, TENSOR_ALIGN_BYTES)

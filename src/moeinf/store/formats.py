@@ -1,4 +1,4 @@
-"""Which formats the weights of a stored model are in, as users read it."""
+"""Names the formats of a stored model's weights, as users read them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def formats_text(manifest: Manifest) -> str:
 
 
 def mixed(formats: Iterable[str]) -> str:
-    """The formats, the most frequent first."""
+    """Joins the names of formats, the most frequent first."""
     return "/".join(format for format, _ in Counter(formats).most_common())
 
 

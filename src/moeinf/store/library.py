@@ -48,13 +48,13 @@ class StoredModel:
 
     @property
     def modified(self) -> datetime:
-        """When it was published, in UTC."""
+        """The time at which it was published, in UTC."""
         with errors_named(self.path):
             return datetime.fromtimestamp((self.path / MANIFEST_FILE).stat().st_mtime, timezone.utc)
 
     @property
     def remedy(self) -> str:
-        """What to do where its files are not what they were when it was published."""
+        """The advice for files that are no longer what they were when the model was published."""
         return f"check it with `moeinf verify {self.name}`, then `moeinf pull` it again"
 
     @property
@@ -63,7 +63,7 @@ class StoredModel:
 
     @property
     def shard_paths(self) -> list[Path]:
-        """One for each MoE layer."""
+        """The files of the experts, one for each MoE layer."""
         return [self.path / shard.file for shard in self.manifest.shards]
 
     def source_record(self) -> dict[str, str]:
@@ -88,16 +88,16 @@ class Library:
         self._models = home / "models"
 
     def list(self) -> list[StoredModel]:
-        """Published models, newest first; a model with two names appears under each. What is damaged is left out."""
+        """Returns the published models, newest first. One with two names appears twice, a damaged one not at all."""
         found = [found for found in self._looked_up() if not isinstance(found, StoreError)]
         return sorted(found, key=lambda model: (model.modified, model.name), reverse=True)
 
     def faults(self) -> Lines:
-        """One line for each name that `list` leaves out, with the remedy."""
+        """Returns a line with the remedy for each name that `list` leaves out."""
         return [str(found) for found in self._looked_up() if isinstance(found, StoreError)]
 
     def find(self, reference: str) -> StoredModel:
-        """The model called `name`, `name:tag`, or made of `org/repo` or `org/repo@revision`.
+        """Finds the model called `name` or `name:tag`, or made of `org/repo` or `org/repo@revision`.
 
         Raises ModelNotFoundError with close matches and the remedy.
         """
@@ -142,7 +142,7 @@ class Library:
                 )
 
     def made_of(self, fingerprint: str) -> Sequence[StoredModel]:
-        """Sound models made of this state of a source, also ones without a name; `name` is then empty."""
+        """Returns sound models made of this state of a source. One without a name has an empty `name`."""
         names = {model.id: model.name for model in reversed(self.list())}
         found = []
         for folder in self._models.glob("*"):
@@ -169,7 +169,7 @@ class Library:
         sync_folder(self._models)
 
     def partials(self) -> Partials:
-        """Interrupted and running pulls."""
+        """Returns the pulls that are running or were interrupted."""
         return list(find_partials(self.home))
 
     @contextmanager
@@ -189,7 +189,7 @@ class Library:
                 yield path.parent.name, path.name
 
     def _looked_up(self) -> Iterator[StoredModel | StoreError]:
-        """The model of every name, or what is wrong with it."""
+        """Yields the model of every name, or what is wrong with it."""
         for word, tag in self._all_names():
             try:
                 model = self._published(word, tag)
@@ -202,7 +202,7 @@ class Library:
                 yield error
 
     def _published(self, name: str, tag: str) -> StoredModel | None:
-        """None where the name is unknown, or its model is gone. Raises StoreError for a damaged name."""
+        """Returns a name's model; None where either is missing. Raises StoreError for a damaged name."""
         identifier = self._identifier(name, tag)
         folder = self._models / identifier
         with errors_named(folder):
@@ -210,7 +210,7 @@ class Library:
         return StoredModel(f"{name}:{tag}", identifier, folder) if sound else None
 
     def _identifier(self, name: str, tag: str) -> str:
-        """The id of the model that a name holds, "" for an unknown name. Raises StoreError for a damaged one."""
+        """Returns the id of a name's model, "" for an unknown name. Raises StoreError for a damaged name."""
         path = self._names / name / tag
         try:
             identifier = read_small(path, 1 << 10).decode("utf-8", "replace").strip()
@@ -223,7 +223,7 @@ class Library:
         return identifier
 
     def _name_to_remove(self, reference: str) -> str | None:
-        """The full name of what is stored so, also where it is damaged."""
+        """Returns the full name under which a model is stored, also where it is damaged."""
         if "/" in reference:
             model = self._find_source(reference)
             return model.name if model else None
@@ -297,12 +297,12 @@ class Library:
 
 
 def _mended(name: str, tag: str) -> str:
-    """The remedy for a damaged name."""
+    """Returns the remedy for a damaged name."""
     return f"`moeinf rm {name}:{tag}` deletes the name"
 
 
 def _intact(model: StoredModel) -> bool:
-    """Manifest sound and no file missing or of a wrong length; the bytes are `verify`'s matter."""
+    """Tells whether the manifest is sound and every file has its length. `verify` checks the bytes."""
     try:
         sizes = model.manifest.file_sizes()
         return all((model.path / name).stat().st_size == size for name, size in sizes.items())

@@ -46,7 +46,7 @@ class ModelSource:
     revision: str = ""  # commit; hub only
 
     def same_origin(self, other: ModelSource) -> bool:
-        """Whether the one may be a later state of the other. The Hub does not tell capitals apart."""
+        """Tells whether one may be a later state of the other. The Hub does not distinguish capitals."""
         return (self.kind, self.location.lower()) == (other.kind, other.location.lower()) and (
             self.kind == "hub" or self.location == other.location
         )
@@ -92,12 +92,12 @@ class Manifest:
         return sum(self.file_sizes().values())
 
     def file_sizes(self) -> dict[str, int]:
-        """Every file but the manifest itself."""
+        """Returns the size of every file but the manifest."""
         shards = {shard.file: shard.num_bytes for shard in self.shards}
         return shards | {file.file: file.num_bytes for file in self.files}
 
     def dumps(self) -> bytes:
-        """The file's bytes: a function of the content alone, as the model's id is their hash."""
+        """Returns the file's bytes. They depend on the content alone, as the model's id is their hash."""
         value = {
             "format": "moeinf",
             "version": VERSION,
@@ -113,7 +113,7 @@ class Manifest:
 
 
 def _info_fields(info: ModelInfo) -> dict[str, Any]:
-    """All of it but fields at their defaults, so that models have the ids that they had before there was the field."""
+    """Leaves out fields at their defaults, so that a new field does not change the ids of models."""
     return {
         each.name: value for each in dataclasses.fields(info) if (value := getattr(info, each.name)) != each.default
     }
@@ -207,7 +207,7 @@ class _Object:
         return cast(Format, value)
 
     def shape(self, format: Format) -> tuple[int, ...]:
-        """Of a tensor in this format: positive whole numbers, and rows of whole blocks."""
+        """Reads the shape of a tensor in this format: positive whole numbers, and rows of whole blocks."""
         shape = self.take("shape", list)
         if not all(type(size) is int and 0 < size < 1 << 31 for size in shape) or not 1 <= len(shape) <= 8:
             raise self.error("shape", f"is {str(shape)[:100]}; must be positive whole numbers")
@@ -240,7 +240,7 @@ class _Object:
 
 
 def parse_source(values: dict[str, Any], where: str) -> ModelSource:
-    """What `ModelSource.to_json` has made. Raises StoreError, naming `where`."""
+    """Parses what `ModelSource.to_json` made. Raises StoreError, naming `where`."""
     item = _Object(values, where)
     kind = item.text("kind")
     if kind not in _LOCATION_KEYS:

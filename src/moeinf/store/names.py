@@ -11,7 +11,7 @@ _WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}")
 
 
 def parse_name(text: str) -> tuple[str, str]:
-    """`name` or `name:tag` as (name, tag). No separator or `..` passes, so that no name leaves the store."""
+    """Parses `name` or `name:tag` to (name, tag). Refuses separators and `..`, so that no name leaves the store."""
     name, colon, tag = text.partition(":")
     tag = tag if colon else DEFAULT_TAG
     for word in (name, tag):
@@ -28,7 +28,7 @@ def is_word(text: str) -> bool:
 
 
 def name_from(text: str) -> str:
-    """A valid name made of the last component of a path or repository: lower case, other characters as `-`."""
+    """Makes a valid name of the last component of a path or repository: lower case, other characters become `-`."""
     last = re.split(r"[/\\]", text.rstrip("/\\"))[-1].lower()
     word = re.sub(r"\.{2,}", ".", re.sub(r"[^a-z0-9_.-]+", "-", last)).lstrip(".-")[:80]
     return word or "model"

@@ -1,4 +1,4 @@
-"""Which formats weights are stored in: the user's choice, and what the rows of a matrix allow."""
+"""Chooses the formats of stored weights: what the user wants, as far as the rows of a matrix allow it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FALLBACKS: Mapping[Format, Format] = {"q4_k": "iq4_nl"}  # the same 4.5 bits in
 
 @dataclass(frozen=True, slots=True)
 class Quantisation:
-    """What experts and dense matrices are to be stored in; `keep` is the format of the source."""
+    """The formats that experts and dense matrices are to be stored in; `keep` is the format of the source."""
 
     experts: Choice = "keep"
     dense: Choice = "keep"
@@ -29,7 +29,7 @@ class Quantisation:
         return self.experts if self.experts == self.dense else f"{self.experts}-{self.dense}"
 
     def of(self, state: str) -> str:
-        """Tells apart what is made of one state of a source (a fingerprint, a locator) by different choices."""
+        """Extends a fingerprint or locator of a source, so that different choices give different texts."""
         return state if self == KEEP else f"{state} as {self.tag}"
 
 
@@ -38,7 +38,7 @@ SMALL = Quantisation("q4_k", "q4_k")  # what is offered to whoever is about to s
 
 
 def chosen(quant: str | None, experts: str | None = None, dense: str | None = None) -> Quantisation | None:
-    """The choice of --quant and of the options that override it; None where none is given. Raises UsageError."""
+    """Returns the choice of --quant and of the options that override it; None without any. Raises UsageError."""
     for option, value in (("--quant", quant), ("--quant-experts", experts), ("--quant-dense", dense)):
         if value is not None and value not in CHOICES:
             raise UsageError(f"unknown {option} {value[:100]!r}; known: {', '.join(CHOICES)}")
@@ -64,7 +64,7 @@ class FormatPlan:
         self._kept: dict[str, list[str]] = {}  # kind -> names of what is in mxfp4 already
 
     def fit(self, kind: str, name: str, wanted: Choice, cols: int, source: Format) -> Format:
-        """The wanted format or its fallback, whose blocks divide the rows; else that of the source."""
+        """Returns the wanted format or its fallback, if its blocks divide the rows; else the format of the source."""
         if wanted == "keep" or wanted == source:
             return source
         if source == "mxfp4":
@@ -78,7 +78,7 @@ class FormatPlan:
 
     @property
     def fallbacks(self) -> tuple[str, ...]:
-        """One line for each kind of departure."""
+        """Returns a line for each reason why a format is not the wanted one."""
         kept = (
             f"{_listed(kind, names)}: comes in mxfp4, which other formats would only make larger and less exact; "
             "stored as mxfp4"
@@ -99,7 +99,7 @@ def _listed(kind: str, names: Sequence[str]) -> str:
 def expert_formats(
     plan: TensorPlan, wanted: Choice, sources: Mapping[str, Format], formats: FormatPlan
 ) -> dict[str, Format]:
-    """The format of each part of an expert; biases, a row of each matrix, stay as they come."""
+    """Returns the format of each part of an expert. Biases stay as they are in the source."""
     return {
         part: formats.fit("expert", f"expert {part}", wanted, shape[-1], sources[part])
         if len(shape) > 1
@@ -111,7 +111,7 @@ def expert_formats(
 def dense_tensors_of(
     plan: TensorPlan, wanted: Choice, dtypes: Mapping[str, DType], formats: FormatPlan
 ) -> dict[str, DenseTensor]:
-    """Every tensor of the dense file by its stored name. dtypes: of the checkpoint's tensors."""
+    """Returns every tensor of the dense file by its stored name. dtypes: those of the checkpoint's tensors."""
     dense = {
         name: DenseTensor(
             name,

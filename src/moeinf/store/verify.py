@@ -49,7 +49,7 @@ class Finding:
 
 
 def dense_span(path: Path, num_bytes: int, tensors: Sequence[TensorSpec], info: ModelInfo) -> Span:
-    """The whole of a dense file. A run reads single rows of embeddings, which have as many as there are tokens."""
+    """Returns the span of a whole dense file. A run reads single rows of embeddings, one for each token."""
     return Span(path, 0, num_bytes, tensors, info.vocab_size)
 
 
@@ -59,7 +59,7 @@ def expert_spans(path: Path, num_experts: int, layout: ExpertLayout) -> list[Spa
 
 
 def check_spans(spans: Sequence[Span]) -> Generator[Finding | OSError, None, None]:
-    """What is found in each span in order, by two threads ahead of the caller; an OSError for one that failed.
+    """Yields what is found in each span, in order; an OSError for one that failed. Two threads read ahead.
 
     Bytes come from the disk, as far as the kernel can be asked to forget what it has of them.
     """
@@ -68,7 +68,7 @@ def check_spans(spans: Sequence[Span]) -> Generator[Finding | OSError, None, Non
 
 
 def gathered(spans: Sequence[Span], found: Sequence[Finding]) -> tuple[SumRun, ...]:
-    """The content of checksums.bin: the runs of the dense file, and one of each shard, a unit for each expert."""
+    """Returns the content of checksums.bin: the runs of the dense file, and one run of each shard, by expert."""
     runs: list[SumRun] = []
     for path, group in groupby(zip(spans, found, strict=True), key=lambda pair: pair[0].path):
         pairs = list(group)
@@ -83,7 +83,7 @@ def gathered(spans: Sequence[Span], found: Sequence[Finding]) -> tuple[SumRun, .
 
 @dataclass(slots=True)
 class _Sums:
-    """What is added up while a span is read."""
+    """The checksums that are computed while a span is read."""
 
     digest: hashlib._Hash = field(default_factory=hashlib.sha256)
     crc32c: int = 0
@@ -108,7 +108,7 @@ def _check_span(span: Span) -> Finding | OSError:
 
 
 def _parts(span: Span) -> Iterator[tuple[int, int, TensorSpec | None]]:
-    """(start, length, tensor) of each tensor in the span, and of the bytes before, between and behind them."""
+    """Yields (start, length, tensor) of each tensor in the span, and of the bytes before, between and behind them."""
     end = 0
     for spec in (*span.tensors, None):
         start = spec.offset_bytes if spec else span.num_bytes
@@ -153,7 +153,7 @@ def verify(
     progress: Callable[[int], None] = lambda num_bytes: None,
     note: Callable[[str], None] = lambda line: None,
 ) -> list[str]:
-    """One line for each fault, naming the shard and the expert, or the file; an empty list means sound.
+    """Returns a line for each fault, naming the shard and the expert, or the file. An empty list means sound.
 
     progress is called with the bytes done since the last call. A model with faults is no longer taken for up to date
     by the next pull, which then makes it anew. A sound one that has no checksums.bin is given it, of which `note` is
@@ -180,7 +180,7 @@ def verify(
 
 
 def _compare_sums(model: StoredModel, sound: Sequence[tuple[Span, Finding]], note: Callable[[str], None]) -> list[str]:
-    """Holds checksums.bin against what was found; where it is no part of the model, it is written."""
+    """Compares checksums.bin with what was found. Where the manifest does not list it, it is written."""
     path = model.path / CHECKSUMS_FILE
     weights = [pair for pair in sound if pair[0].path.name in {s.file for s in model.manifest.shards} | {DENSE_FILE}]
     data = dump_checksums(gathered([span for span, _ in weights], [found for _, found in weights]))
@@ -198,7 +198,7 @@ def _compare_sums(model: StoredModel, sound: Sequence[tuple[Span, Finding]], not
 
 
 def _expected(model: StoredModel, faults: list[str]) -> tuple[list[Span], list[str], list[str]]:
-    """What to hash, with the sum and the words for it; files of a wrong size go to `faults` at once."""
+    """Returns what to hash, with the sum and the words for it. Files of a wrong size go to `faults` at once."""
     manifest = model.manifest
     spans, sums, labels = list[Span](), list[str](), list[str]()
     for shard in manifest.shards:
@@ -221,7 +221,7 @@ def _expected(model: StoredModel, faults: list[str]) -> tuple[list[Span], list[s
 
 
 def _dense_tensors(model: StoredModel) -> Sequence[TensorSpec]:
-    """Those of the dense file; none where its header is damaged, which its checksum tells as well."""
+    """Returns the tensors of the dense file; none where its header is damaged, as its checksum will tell."""
     with suppress(StoreError):
         return dense_tensors(model.dense_path, model.manifest.dense_formats)
     return ()
