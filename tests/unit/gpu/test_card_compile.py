@@ -4,6 +4,7 @@ of them, for sm_80 and sm_90. Needs Triton, but no GPU."""
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,8 +18,8 @@ FORMATS: tuple[Format, ...] = ("q4_k", "mxfp4")
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return lines_of(__file__, 0, tmp_path_factory.mktemp("triton"))
+def compiled(triton_cache: Path) -> list[dict[str, Any]]:
+    return lines_of(__file__, 0, triton_cache)
 
 
 def test_the_kernels_of_a_prompt_fit_the_card_and_share_their_products_out(compiled: list[dict[str, Any]]) -> None:

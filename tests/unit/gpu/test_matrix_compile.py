@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,9 +17,9 @@ DECODE = {"linear", "gate_up", "down"}
 
 
 @pytest.fixture(scope="module", params=TARGETS, ids=lambda capability: f"sm_{capability}")
-def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def compiled(request: pytest.FixtureRequest, triton_cache: Path) -> list[dict[str, Any]]:
     """What is said of each kernel for one target."""
-    return lines_of(matrix_launches.__file__, request.param, tmp_path_factory.mktemp("triton"))
+    return lines_of(matrix_launches.__file__, request.param, triton_cache)
 
 
 def test_every_kernel_compiles_for_every_format_and_fits_into_the_registers(compiled: list[dict[str, Any]]) -> None:

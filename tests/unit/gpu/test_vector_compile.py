@@ -10,6 +10,7 @@ import json
 import re
 import sys
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,9 +23,9 @@ KERNELS = {"rms_norm", "rope_store", "attend_split", "attend_merge", "softmax_to
 
 
 @pytest.fixture(scope="module", params=TARGETS, ids=lambda capability: f"sm_{capability}")
-def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def compiled(request: pytest.FixtureRequest, triton_cache: Path) -> list[dict[str, Any]]:
     """What main() says of each kernel for one target."""
-    return lines_of(__file__, request.param, tmp_path_factory.mktemp("triton"))
+    return lines_of(__file__, request.param, triton_cache)
 
 
 def test_every_kernel_compiles_and_fits_into_the_registers(compiled: list[dict[str, Any]]) -> None:
