@@ -100,14 +100,19 @@ def absent_or_complete(home: Path, reference: dict[str, str]) -> bool:
 Whole = tuple[int, dict[str, str]]  # number of kill points in an uninterrupted pull, and what it stores
 
 
-def whole(source: str, endpoint: str, folder: Path) -> Whole:
-    assert run(source, folder / "home", endpoint, 0, folder / "points") == 0
+def whole(source: str, endpoint: str, folder: Path, quant: str | None = None) -> Whole:
+    assert run(source, folder / "home", endpoint, 0, folder / "points", quant) == 0
     return int((folder / "points").read_text()), content(Library(folder / "home").find("m").path)
 
 
 @pytest.fixture(scope="module")
 def whole_folder(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Whole:
     return whole(str(checkpoint), "", tmp_path_factory.mktemp("folder"))
+
+
+@pytest.fixture(scope="module")
+def whole_quantised(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    return whole(str(checkpoint), "", tmp_path_factory.mktemp("quantised"), "q8_0")
 
 
 @pytest.fixture(scope="module")
@@ -128,9 +133,10 @@ def test_a_pull_from_a_folder_survives_kills(seed: int, checkpoint: Path, whole_
 
 
 @pytest.mark.parametrize("seed", SEEDS[:3])
-def test_a_pull_that_quantises_survives_kills(seed: int, checkpoint: Path, tmp_path: Path) -> None:
-    assert run(str(checkpoint), tmp_path / "whole", "", 0, tmp_path / "points", "q8_0") == 0
-    points, reference = int((tmp_path / "points").read_text()), content(Library(tmp_path / "whole").find("m").path)
+def test_a_pull_that_quantises_survives_kills(
+    seed: int, checkpoint: Path, whole_quantised: Whole, tmp_path: Path
+) -> None:
+    points, reference = whole_quantised
     generator, home = random.Random(200 + seed), tmp_path / "killed"
     for _ in range(KILLS):
         assert run(str(checkpoint), home, "", generator.randint(1, points), None, "q8_0") in (0, -signal.SIGKILL)
