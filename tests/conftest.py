@@ -14,6 +14,10 @@ from moeinf.store.library import StoredModel
 from moeinf.text import tokenizer
 from tests.support.published_data import PUBLISHED_DATA
 
+# Tensors of tests are small, and two workers share the cores: more threads of torch would only wait for each other. It
+# is read when torch is imported, by commands that tests start as well.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # A busy machine must not fail a test: nothing here asserts times.
 hypothesis.settings.register_profile(
     "unhurried", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]

@@ -224,23 +224,11 @@ def check_device(stored: StoredModel) -> None:
     assert held.most + inside <= reserved <= 4 * held.most + inside + 4 * BESIDE
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_the_plan_of_a_device_reserves_what_the_layers_of_every_family_take(
-    kind: str, tmp_path: Path, one_thread: None
-) -> None:
+def test_the_plan_of_a_device_reserves_what_the_layers_of_every_family_take(kind: str, tmp_path: Path) -> None:
     check_device(stored_with(dict(FAMILIES[kind]), tmp_path))
 
 
 @pytest.mark.parametrize("name", ["qwen3-30b-a3b", "qwen1.5-moe-a2.7b", "gpt-oss-20b", "deepseek-v3"])
-def test_the_plan_of_a_device_reserves_what_layers_in_true_proportions_take(
-    name: str, tmp_path: Path, one_thread: None
-) -> None:
+def test_the_plan_of_a_device_reserves_what_layers_in_true_proportions_take(name: str, tmp_path: Path) -> None:
     check_device(stored_with(published(name), tmp_path))

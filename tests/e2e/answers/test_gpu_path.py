@@ -75,15 +75,6 @@ def tokens(stored: StoredModel, gpu: OpenGpu | None = None, host: int | None = N
         return answer(model)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """The tensors are small: more threads only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def wanted(demo: StoredModel) -> list[int]:
     """Of the run with every expert on the device."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,15 +35,6 @@ HOW: dict[str, tuple[str, dict[str, Any]]] = {
     "nllb": ("nllb-moe", LANGUAGES | {"num_beams": 1}),
     "nllb, 4 beams": ("nllb-moe", LANGUAGES | {"num_beams": 4}),
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """The tensors are small: more threads only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
