@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moeinf.models import architecture
+from moeinf.models.family import family_of
 from moeinf.types import TensorPlan
 
 
@@ -87,7 +87,7 @@ def fill_shard(path: Path, shapes: Shapes, embedding_scale: float, generator: to
 
 def write_empty_checkpoint(config: dict[str, Any], out: Path) -> dict[str, Shapes]:
     """All of a checkpoint but its weights, which are zeros that take no room. Returns plan_shards."""
-    shards = plan_shards(architecture(config).tensor_plan(config))
+    shards = plan_shards(family_of(config).tensors)
     out.mkdir(parents=True)
     for file, shapes in shards.items():
         write_empty_shard(out / file, shapes)

@@ -15,7 +15,7 @@ import torch
 from make_checkpoint import cut_config, fill_shard, geometry_parser, write_empty_checkpoint, write_empty_shard
 
 from moeinf.config.environment import store_home
-from moeinf.models import architecture
+from moeinf.models.family import family_of
 from moeinf.pull.convert import convert_shard, create_files
 from moeinf.pull.model_names import full_name
 from moeinf.pull.plan import plan_conversion
@@ -37,10 +37,8 @@ def main() -> None:
     try:
         source = FolderSource(given.scratch)
         config = read_config(source)
-        family = architecture(config)
-        conversion = plan_conversion(
-            family.tensor_plan(config), source.shards, source.headers(), chosen(given.quant) or KEEP
-        )
+        family = family_of(config)
+        conversion = plan_conversion(family.tensors, source.shards, source.headers(), chosen(given.quant) or KEEP)
         library, locator = Library(store_home()), f"random {given.name}"
         folder = partial_folder(library.home, locator) / "model"
         folder.mkdir(parents=True, exist_ok=True)
@@ -52,7 +50,7 @@ def main() -> None:
             print(f"{file} done", flush=True)
         small = {name: source.read_file(name) for name in source.kept_files()}
         receipt = {"fingerprint": locator, "requested": ""}
-        info = family.model_info(config, conversion.dtype)
+        info = family.info(conversion.dtype)
         identifier = seal(folder, conversion, source.origin, info, small, receipt, lambda num_bytes: None)
         stored = publish_model(library, folder, identifier, full_name(given.name), source.origin)
         shutil.rmtree(folder.parent, ignore_errors=True)

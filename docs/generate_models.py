@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from moeinf.engine.memory_plan import PROCESS_BYTES, Demands, smallest_bytes
-from moeinf.models import architecture
-from moeinf.models.registry import FAMILIES, Family
+from moeinf.models.family import family_of
+from moeinf.models.registry import FAMILIES, FamilyEntry
 from moeinf.store.format import expert_layout
 from moeinf.types import Format, TensorPlan, format_bytes
 
@@ -50,7 +50,7 @@ def render(configs: Path) -> str:
     return "\n".join(lines)
 
 
-def _section(family: Family) -> str:
+def _section(family: FamilyEntry) -> str:
     special = f"{family.special[0].upper()}{family.special[1:]}."
     notes = "".join(_wrapped(f"- {note}", "  ") for note in family.notes)
     return (
@@ -66,10 +66,10 @@ def _wrapped(text: str, indent: str = "") -> str:
 
 def _sizes(path: Path) -> str:
     config = json.loads(path.read_text())
-    family = architecture(config)
-    plan, info = family.tensor_plan(config), family.model_info(config, "bf16")
+    family = family_of(config)
+    plan, info = family.tensors, family.info("bf16")
     small = _layout(plan, "q4_k")
-    demands = Demands(info, plan.moe, small, _dense_bytes(plan), plan.work)
+    demands = Demands(info, plan.moe, small, _dense_bytes(plan), family.workspace)
     least = smallest_bytes(demands, num_threads=4) + PROCESS_BYTES
     moe, published = plan.moe, _layout(plan, "bf16")
     cells = [

@@ -147,7 +147,7 @@ class ExpertForm:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class Workspace:
     """The working memory of a model's layers, counted in float32 numbers; of each kind, that of the largest layer."""
 
     attention: int = 0  # for each token that attention takes at once; on a GPU, for each token of the pass
@@ -157,8 +157,8 @@ class Work:
     source: int = 0  # for each pair of positions of an encoder's input, which is computed as a whole
     fixed: int = 0  # whatever the lengths of pass and context
 
-    def __or__(self, other: Work) -> Work:
-        return Work(*(max(getattr(self, each.name), getattr(other, each.name)) for each in fields(self)))
+    def __or__(self, other: Workspace) -> Workspace:
+        return Workspace(*(max(getattr(self, each.name), getattr(other, each.name)) for each in fields(self)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,6 @@ class TensorPlan:
              pieces count weights, as if the source were [..., cols]; every part of theirs has rows of whole blocks.
     renamed: regular expressions of what parts of names are called where transformers 5 saves tensors as it holds them,
              each with what the plan calls them instead; of those that match, the first is replaced.
-    work:    what the layers declare for the division of memory.
 
     The plan says nothing of FP8: with its scales, `<name>_scale_inv`, `pull` reads a matrix in float8_e4m3 as a bf16
     matrix of the same name and shape. `dense` and `experts` name the weights alone.
@@ -200,7 +199,6 @@ class TensorPlan:
     form: ExpertForm = ExpertForm()
     scales: Mapping[str, str] = field(default_factory=dict)
     renamed: Mapping[str, str] = field(default_factory=dict)
-    work: Work = Work()
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +219,7 @@ class ModelInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Prompting:
+class EncoderInput:
     """How an encoder-decoder model takes its encoder input, and how it begins its answer."""
 
     start_id: int  # the first token of the decoder

@@ -33,7 +33,7 @@ from moeinf.config.pull_options import PullOptions
 from moeinf.engine.build_context import Reporting
 from moeinf.engine.model import Model
 from moeinf.errors import MoeinfError
-from moeinf.models import architecture
+from moeinf.models.family import family_of
 from moeinf.pull import pull as install
 from moeinf.store.library import Library
 from moeinf.text.tokenizer import check_text_files
@@ -114,7 +114,7 @@ def write_checkpoint(folder: Path) -> None:
     folder.mkdir()
     for name, value in SMALL.items():
         (folder / name).write_text(json.dumps(value))
-    plan = architecture(CONFIG).tensor_plan(CONFIG)
+    plan = family_of(CONFIG).tensors
     shapes = dict(plan.dense) | {name: shape for name, (shape, _) in plan.experts[0].items()}
     header, end = dict[str, Any](__metadata__={"format": "pt"}), 0
     for name, shape in shapes.items():

@@ -63,7 +63,7 @@ def test_the_first_logits_are_those_of_the_cpu_within_bf16(demo: StoredModel) ->
     assert (results[0] - results[1]).abs().max() < 0.02 * results[1].abs().max()
 
 
-def test_when_device_memory_runs_out_slots_are_given_up(demo: StoredModel) -> None:
+def test_when_device_memory_runs_out_slots_are_given_up(demo: StoredModel, monkeypatch: pytest.MonkeyPatch) -> None:
     card = find_cuda("cuda", print)
     assert card is not None
     gpu = replace(open_gpu(card), segment_bytes=4 * demo.manifest.layout.stride_bytes)
@@ -78,7 +78,7 @@ def test_when_device_memory_runs_out_slots_are_given_up(demo: StoredModel) -> No
                 torch.empty(1 << 50, dtype=torch.uint8, device="cuda")  # more than any card has
             return forward(*args)
 
-        run.network.forward = scarce
+        monkeypatch.setattr(run.network, "forward", scarce)
         answer = model.generate(PROMPT, model.params(temperature=0.0, num_predict=NUM_TOKENS, stop=()))
         assert run.tier.num_slots < slots
     assert answer.token_ids == tokens(demo, expert_cache="60%")

@@ -15,14 +15,15 @@ from moeinf._native import Kernels
 from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.gpu.ops import Ops
 from moeinf.gpu.program import DecodeProgram
-from moeinf.models import architecture
 from moeinf.models.cpu.layers import NativeLayers
 from moeinf.models.cpu.weights import NativeWeights
 from moeinf.models.families.deepseek_v2 import SoftmaxRouter
+from moeinf.models.family import family_of
 from moeinf.models.fields import Fields
 from moeinf.models.gpu import latent as device_latent
 from moeinf.models.gpu.layers import DeviceLayers
 from moeinf.models.gpu.weights import DeviceWeights
+from moeinf.models.layers.attention_config import LatentHeads, NormConfig
 from moeinf.models.layers.deepseek_moe import DeepseekMoe, SigmoidRouter
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.mla import LatentAttention, latent_shapes, parse_latent
@@ -93,7 +94,7 @@ def test_routers_choose_and_weigh_as_the_published_code(sigmoid: bool, groups: i
         corrected=sigmoid,
     )
     weights = NativeWeights(Kernels(1), {name: stored(tensor) for name, tensor in tensors.items()})
-    router = (SigmoidRouter if sigmoid else SoftmaxRouter)(weights, config, "gate.", "norm.weight", 1e-6)
+    router = (SigmoidRouter if sigmoid else SoftmaxRouter)(weights, config, "gate.", NormConfig("norm.weight", 1e-6))
     x = torch.randn(TOKENS, HIDDEN)
     hidden, routing = router(x.numpy())
     ours = torch.zeros(TOKENS, EXPERTS).scatter_(1, torch.from_numpy(routing.ids), torch.from_numpy(routing.weights))
@@ -141,7 +142,7 @@ def test_latent_attention_over_a_long_cache_is_attention_with_the_keys_and_value
     data = weights.view(-1).view(torch.uint8).numpy()
     layers, given = make(dtype, StoredTensor(data, dtype, (HEADS * (PLAIN + VALUE), RANK)))
     rope = plain_rope(ROTARY, 1e4, interleaved)
-    core = layers.latent_core("kv_b", HEADS, PLAIN, rope, 0.07, 0)
+    core = layers.latent_core("kv_b", LatentHeads(HEADS, PLAIN, rope, 0.07), 0)
     cache = Cache([core.new_state(1024)], 1024)
     rows = rng.standard_normal((SEEN + NEW, RANK + ROTARY)).astype(np.float32)
     queries = rng.standard_normal((NEW, HEADS, PLAIN + ROTARY)).astype(np.float32)
@@ -181,7 +182,7 @@ def test_a_long_prompt_is_attended_with_piece_by_piece() -> None:
 
 def test_layers_that_predict_further_tokens_are_ignored_by_name() -> None:
     for config in (DEEPSEEK_V3, GLM4):
-        plan = architecture(config).tensor_plan(config)
+        plan = family_of(config).tensors
         names = ["model.layers.3.eh_proj.weight", "model.layers.3.mlp.experts.0.gate_proj.weight"]
         assert all(any(re.fullmatch(p, name) for p in plan.ignored) for name in names)
         assert not any(re.fullmatch(p, "model.layers.2.mlp.gate.weight") for p in plan.ignored)
@@ -189,13 +190,13 @@ def test_layers_that_predict_further_tokens_are_ignored_by_name() -> None:
 
 def test_moe_layer_freq_leaves_dense_layers_between() -> None:
     config = DEEPSEEK_V2 | {"num_hidden_layers": 6, "first_k_dense_replace": 1, "moe_layer_freq": 2}
-    plan = architecture(config).tensor_plan(config)
+    plan = family_of(config).tensors
     assert plan.moe.num_layers == 2
     assert [i for i in range(6) if f"model.layers.{i}.mlp.gate.weight" in plan.dense] == [2, 4]
 
 
 def test_what_is_multiplied_by_head_is_never_quantised() -> None:
-    plan = architecture(DEEPSEEK_V3).tensor_plan(DEEPSEEK_V3)
+    plan = family_of(DEEPSEEK_V3).tensors
     assert "model.layers.0.self_attn.kv_b_proj.weight" not in plan.matrices
     assert "model.layers.0.self_attn.kv_a_proj_with_mqa.weight" in plan.matrices
 
@@ -216,13 +217,13 @@ def test_what_is_multiplied_by_head_is_never_quantised() -> None:
 )
 def test_what_changes_the_mathematics_is_refused_by_name(config: dict[str, Any], field: str, value: Any) -> None:
     with pytest.raises(UnsupportedModelError, match=field):
-        architecture(config).tensor_plan(config | {field: value})
+        family_of(config | {field: value})
 
 
 @pytest.mark.parametrize("fields", [{"n_group": 5}, {"topk_group": 5}, {"topk_group": 1, "num_experts_per_tok": 4}])
 def test_groups_that_do_not_fit_are_refused_by_name(fields: dict[str, int]) -> None:
     with pytest.raises(CheckpointError, match="n_group"):
-        architecture(DEEPSEEK_V3).tensor_plan(DEEPSEEK_V3 | fields)
+        family_of(DEEPSEEK_V3 | fields)
 
 
 PUBLISHED = {  # config.json of DeepSeek-V3: 671B parameters, 37B of them active
@@ -252,11 +253,11 @@ PUBLISHED_GLM = {  # GLM-4.6: 355B parameters with the layer that predicts furth
 
 
 def test_sizes_are_those_of_the_published_models() -> None:
-    info = architecture(PUBLISHED_GLM).model_info(PUBLISHED_GLM, "bf16")
+    info = family_of(PUBLISHED_GLM).info("bf16")
     assert (info.num_params // 10**9, info.active_params // 10**9) == (352, 33)
 
 
 def test_sizes_are_those_of_the_published_model_and_the_cache_is_the_compressed_one() -> None:
-    info = architecture(PUBLISHED).model_info(PUBLISHED, "bf16")
+    info = family_of(PUBLISHED).info("bf16")
     assert (round(info.num_params / 1e9), round(info.active_params / 1e9)) == (671, 38)
     assert info.kv_bytes_per_token == 61 * 576 * 2

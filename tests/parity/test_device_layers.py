@@ -13,14 +13,14 @@ from torch import Tensor
 from moeinf._native import Kernels
 from moeinf.gpu.ops import Ops
 from moeinf.gpu.program import DecodeProgram
-from moeinf.models import architecture
 from moeinf.models.cpu.layers import NativeLayers
 from moeinf.models.cpu.weights import NativeWeights
+from moeinf.models.family import DecoderFamily, family_of
 from moeinf.models.gpu.layers import DeviceLayers
 from moeinf.models.gpu.weights import DeviceWeights
+from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, NormConfig, NormKind, attention_shapes
 from moeinf.models.layers.decoder import Decoder
 from moeinf.models.layers.kv_cache import Cache
-from moeinf.models.layers.protocol import AttentionConfig, NormKind, attention_shapes
 from moeinf.models.layers.rope import Rope, plain_rope
 from moeinf.types import Profiler, Routing, TensorPlan
 from tests.oracles.torch_matrix import TorchMatrixOps, activated
@@ -74,7 +74,9 @@ def on_device(pair: Pair) -> tuple[Decoder, EmulatedDevice]:
     layers = DeviceLayers(DeviceWeights(device, ops, weights, weights), "f32", 256, program)
     experts: Any = ExpertsOnTheDevice(pair.plan, pair.tensors, program)
     config = pair.config
-    return architecture(config).build(config, layers, experts, Profiler()), device
+    family = family_of(config)
+    assert isinstance(family, DecoderFamily)
+    return family.build(layers, experts, Profiler()), device
 
 
 @torch.inference_mode()
@@ -132,7 +134,7 @@ def test_attention_of_every_kind_is_that_of_the_cpu(features: dict[str, Any], re
     results: list[list[Tensor]] = []
     both: tuple[Any, Any] = (ours, theirs)
     for layers in both:
-        attention = layers.attention(config, "a.", "norm.weight", 0, residual)
+        attention = layers.attention(config, AttentionSite(0, "a.", "norm.weight", residual))
         rotary, cache = layers.rotary(config.rope, 40), Cache([attention.new_state(40)], 40)
         results.append([])
         for number, tokens in enumerate((3, 1, 12, 1)):
@@ -149,10 +151,11 @@ def test_attention_of_every_kind_is_that_of_the_cpu(features: dict[str, Any], re
 @pytest.mark.parametrize("kind", ["rms", "rms+1", "layer"])
 def test_norms_of_every_kind_are_those_of_the_cpu(kind: NormKind) -> None:
     weights = {name: stored(torch.randn(24)) for name in ("norm.weight", "norm.bias")}
+    norm = NormConfig("norm.weight", 1e-6, kind)
     device, x = EmulatedDevice(), torch.randn(5, 3, 24)
     ours = DeviceWeights(device, Ops(TorchVectorOps(), TorchMatrixOps()), weights, {})
-    wanted = NativeWeights(Kernels(1), weights).norm("norm.weight", 1e-6, kind)(x.numpy())
-    assert (ours.norm("norm.weight", 1e-6, kind)(x) - torch.from_numpy(wanted)).abs().max() < 1e-5
+    wanted = NativeWeights(Kernels(1), weights).norm(norm)(x.numpy())
+    assert (ours.norm(norm)(x) - torch.from_numpy(wanted)).abs().max() < 1e-5
 
 
 @torch.inference_mode()

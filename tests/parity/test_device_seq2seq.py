@@ -9,7 +9,7 @@ import torch
 
 from moeinf.gpu.ops import Ops
 from moeinf.gpu.program import DecodeProgram
-from moeinf.models import architecture
+from moeinf.models.family import EncoderDecoderFamily, family_of
 from moeinf.models.gpu.layers import DeviceLayers
 from moeinf.models.gpu.weights import DeviceWeights
 from moeinf.models.layers.encoder_decoder import EncoderDecoder
@@ -35,7 +35,9 @@ def on_device(pair: Pair) -> tuple[EncoderDecoder, EmulatedDevice]:
     ops = recorded(device, Ops(TorchVectorOps(), TorchMatrixOps()))
     layers = DeviceLayers(DeviceWeights(device, ops, weights, weights), "f32", 80, program)
     experts: Any = ExpertsOnTheDevice(pair.plan, pair.tensors, program)
-    return architecture(pair.config).build(pair.config, layers, experts, Profiler()), device
+    family = family_of(pair.config)
+    assert isinstance(family, EncoderDecoderFamily)
+    return family.build(layers, experts, Profiler()), device
 
 
 def num_stretches(pair: Pair) -> int:

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from moeinf._native import Kernels
 from moeinf.errors import CheckpointError
-from moeinf.models import architecture
 from moeinf.models.cpu.layers import NativeLayers
+from moeinf.models.family import family_of
 from moeinf.types import Profiler
 from tests.parity.test_parity import PROMPT, resident_experts, stored
 from tests.support.tiny_models import all_configs, reference
@@ -248,13 +248,13 @@ def theirs(config: dict[str, Any], folder: Path) -> tuple[Tensor, dict[str, Tens
 
 
 def ours(config: dict[str, Any], tensors: dict[str, Tensor], kernels: Kernels) -> Tensor:
-    family = architecture(config)
-    plan = family.tensor_plan(config)
+    family = family_of(config)
+    plan = family.tensors
     layout = next((layout for layout in plan.experts if layout.keys() <= tensors.keys()), {})
     assert plan.dense.keys() | layout.keys() == tensors.keys()
     assert all(tuple(tensors[name].shape) == shape for name, shape in plan.dense.items())
     weights = NativeLayers(kernels, {name: stored(tensor) for name, tensor in tensors.items()}, "f32")
-    model = family.build(config, weights, resident_experts(plan, tensors, kernels), Profiler())
+    model = family.build(weights, resident_experts(plan, tensors, kernels), Profiler())
     cache = model.new_cache(len(PROMPT))
     if hasattr(model, "encode"):
         model.encode(PROMPT, cache)
@@ -264,7 +264,7 @@ def ours(config: dict[str, Any], tensors: dict[str, Tensor], kernels: Kernels) -
 
 def refusal_of(config: dict[str, Any]) -> str:
     try:
-        architecture(config).tensor_plan(config)
+        family_of(config)
     except CheckpointError as error:
         return str(error)
     return ""

@@ -10,7 +10,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from moeinf.models import architecture
+from moeinf.models.family import family_of
 from tests.parity.test_parity import PROMPT, Pair
 from tests.parity.test_smallest_cache import smallest, stored
 from tests.support.configs.gpt_oss import GPT_OSS
@@ -33,7 +33,7 @@ def test_logits_are_those_of_transformers_but_for_the_rounding_of_activations(si
     safetensors.torch.save_file(pair.tensors, folder / "model.safetensors", metadata={"format": "pt"})
     pair.config["quantization_config"] = {"quant_method": "mxfp4"}
     (folder / "config.json").write_text(json.dumps(pair.config))
-    pair.plan = architecture(pair.config).tensor_plan(pair.config)
+    pair.plan = family_of(pair.config).tensors
     theirs = pair.theirs(torch.tensor([PROMPT])).logits[0]
     model = stored(folder, tmp_path / "home")
     assert [tensor.dtype for tensor in model.manifest.layout.tensors] == ["mxfp4"] * 3 + ["f32"] * 3

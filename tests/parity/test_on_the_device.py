@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from moeinf.gpu.ops import Ops
 from moeinf.gpu.program import DecodeProgram
-from moeinf.models import architecture
+from moeinf.models.family import family_of
 from moeinf.models.gpu.layers import DeviceLayers
 from moeinf.models.gpu.rotary import DevicePlaces
 from moeinf.models.gpu.staging import Staging
@@ -94,7 +94,7 @@ def test_a_pass_has_no_tensor_of_the_host(name: str) -> None:
     on_device = DeviceWeights(device, Ops(kernels, kernels), weights, weights)
     layers = FakeLayers(on_device, "bf16", 256, DecodeProgram(device))
     layers.staging = FakeStaging(device)
-    model = architecture(config).build(config, layers, experts, Profiler())
+    model = family_of(config).build(layers, experts, Profiler())
     cache = model.new_cache(200)
     for size in (3, 1, 70, 1):
         model.forward([7] * size, cache)

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from moeinf._native import ExpertKernel, Kernels
-from moeinf.models import SUPPORTED, architecture
 from moeinf.models.cpu.layers import NativeLayers
+from moeinf.models.family import DecoderFamily, family_of
 from moeinf.models.layers.decoder import Decoder
 from moeinf.models.layers.weights import StoredTensor
+from moeinf.models.registry import SUPPORTED
 from moeinf.types import ExpertPiece, Profiler, TensorPlan
 from tests.oracles.resident_experts import ResidentExperts
 from tests.support.tiny_models import all_configs, reference
@@ -37,13 +38,14 @@ class Pair:
         self.theirs.save_pretrained(folder)
         self.tensors = safetensors.torch.load_file(folder / "model.safetensors")
         self.config = saved = json.loads((folder / "config.json").read_text())
-        arch = architecture(saved)
-        self.plan = arch.tensor_plan(saved)
-        self.info = arch.model_info(saved, "f32")
+        family = family_of(saved)
+        assert isinstance(family, DecoderFamily)
+        self.plan = family.tensors
+        self.info = family.info("f32")
         self.kernels = Kernels(2)
         experts = resident_experts(self.plan, self.tensors, self.kernels)
         weights = NativeLayers(self.kernels, {name: stored(tensor) for name, tensor in self.tensors.items()}, "f32")
-        self.ours: Decoder = arch.build(saved, weights, experts, Profiler())
+        self.ours = family.build(weights, experts, Profiler())
 
 
 def stored(tensor: Tensor) -> StoredTensor:

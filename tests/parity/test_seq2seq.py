@@ -14,8 +14,8 @@ from torch import Tensor
 
 from moeinf._native import Kernels
 from moeinf.errors import UnsupportedModelError
-from moeinf.models import architecture
 from moeinf.models.cpu.layers import NativeLayers
+from moeinf.models.family import EncoderDecoderFamily, family_of
 from moeinf.models.layers.encoder_decoder import EncoderDecoder
 from moeinf.sampling.beam_search import BeamSearch, search_beams
 from moeinf.sampling.loop import Timing
@@ -64,12 +64,13 @@ class Pair:
         self.theirs.save_pretrained(folder)
         self.tensors = safetensors.torch.load_file(folder / "model.safetensors")
         self.config = saved = json.loads((folder / "config.json").read_text())
-        arch = architecture(saved)
-        self.plan, self.info = arch.tensor_plan(saved), arch.model_info(saved, "f32")
+        family = family_of(saved)
+        assert isinstance(family, EncoderDecoderFamily)
+        self.plan, self.info = family.tensors, family.info("f32")
         kernels = Kernels(1)
         self.experts = Watched(resident_experts(self.plan, self.tensors, kernels))
         weights = NativeLayers(kernels, {name: stored(tensor) for name, tensor in self.tensors.items()}, "f32")
-        self.ours: EncoderDecoder = arch.build(saved, weights, self.experts, Profiler())
+        self.ours = family.build(weights, self.experts, Profiler())
 
 
 @pytest.fixture(scope="module", params=CONFIGS, ids=lambda name: name.replace(" ", "-"))
@@ -141,11 +142,12 @@ def test_nllb_as_published_was_saved_without_its_head_and_so_without_a_prefix(tm
     pair = Pair(CONFIGS["nllb"], tmp_path)
     config = pair.config | {"architectures": ["NllbMoeModel"]}
     tensors = {name.removeprefix("model."): tensor for name, tensor in pair.tensors.items()}
-    family, kernels = architecture(config), Kernels(1)
-    plan = family.tensor_plan(config)
+    family, kernels = family_of(config), Kernels(1)
+    assert isinstance(family, EncoderDecoderFamily)
+    plan = family.tensors
     assert plan.dense.keys() | plan.experts[0].keys() == tensors.keys()
     weights = NativeLayers(kernels, {name: stored(tensor) for name, tensor in tensors.items()}, "f32")
-    bare = family.build(config, weights, resident_experts(plan, tensors, kernels), Profiler())
+    bare = family.build(weights, resident_experts(plan, tensors, kernels), Profiler())
     assert torch.equal(logits(bare, [ANSWER]), logits(pair.ours, [ANSWER]))
 
 
@@ -163,7 +165,7 @@ def test_nllb_as_published_was_saved_without_its_head_and_so_without_a_prefix(tm
 )
 def test_a_field_that_changes_the_mathematics_is_refused_by_name(name: str, field: str, value: object) -> None:
     with pytest.raises(UnsupportedModelError, match=field):
-        architecture(CONFIGS[name]).tensor_plan(CONFIGS[name] | {field: value})
+        family_of(CONFIGS[name] | {field: value})
 
 
 class OneSequence:

@@ -15,7 +15,7 @@ from moeinf.engine.build_context import BuildContext, Host, Observation, Reporti
 from moeinf.engine.cpu import CpuRunner
 from moeinf.engine.dense_weights import DenseFile
 from moeinf.hardware import machine
-from moeinf.models import architecture
+from moeinf.models.family import family_of
 from moeinf.pull.pull import pull
 from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.store.checksums import sums_of
@@ -48,7 +48,7 @@ def smallest(pair: Pair, stored: StoredModel) -> CpuRunner:
     config = RuntimeConfig.of(expert_cache=f"{size}B", context=256, threads=2)
     dense = DenseFile(stored, pair.plan, DenseSums(stored, sums_of(stored)[0]))
     context = BuildContext(
-        Weights(stored, architecture(pair.config), pair.config, pair.plan, dense),
+        Weights(stored, family_of(pair.config), pair.config, dense),
         Host(machine(), config, pair.kernels),
         Observation(ActivationCollection(stored.manifest.moe), Profiler()),
         Reporting(),

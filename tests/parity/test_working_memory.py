@@ -30,7 +30,7 @@ from moeinf.engine.gpu import GpuRunner
 from moeinf.engine.memory_plan import ATTENTION_MASK_BYTES
 from moeinf.gpu.ops import Ops
 from moeinf.hardware import Machine
-from moeinf.models import architecture
+from moeinf.models.family import family_of
 from moeinf.pull.pull import pull
 from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.store.checksums import sums_of
@@ -61,11 +61,11 @@ def stored_with(config: dict[str, Any], folder: Path, quant: str | None = None) 
 
 def context_of(stored: StoredModel, config: RuntimeConfig, kernels: Kernels) -> BuildContext:
     config_json = json.loads((stored.path / "config.json").read_text())
-    family = architecture(config_json)
-    plan = family.tensor_plan(config_json)
+    family = family_of(config_json)
+    plan = family.tensors
     dense = DenseFile(stored, plan, DenseSums(stored, sums_of(stored)[0]))
     return BuildContext(
-        Weights(stored, family, config_json, plan, dense),
+        Weights(stored, family, config_json, dense),
         Host(Machine(1 << 36, "test", THREADS), config, kernels),
         Observation(ActivationCollection(stored.manifest.moe), Profiler()),
         Reporting(),

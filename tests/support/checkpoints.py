@@ -15,7 +15,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from moeinf.models import architecture
+from moeinf.models.family import family_of
 from moeinf.store.library import StoredModel
 from moeinf.store.manifest import model_id
 
@@ -51,7 +51,7 @@ NUM_SHARDS = 4
 
 def random_tensors(config: Mapping[str, Any] = CONFIG, seed: int = 0, layout: int = 0) -> dict[str, Tensor]:
     """Everything that the config implies, in bf16; layout: of the plan's, the first has tensors for each expert."""
-    plan = architecture(dict(config)).tensor_plan(dict(config))
+    plan = family_of(dict(config)).tensors
     shapes = dict(plan.dense) | {name: shape for name, (shape, _) in plan.experts[layout].items()}
     generator = torch.Generator().manual_seed(seed)
     return {name: torch.randn(shape, generator=generator).to(torch.bfloat16) for name, shape in shapes.items()}

@@ -6,7 +6,7 @@ import dataclasses
 
 from moeinf.engine.memory_plan import Demands
 from moeinf.hardware import Machine
-from moeinf.types import ExpertLayout, ModelInfo, MoeShape, TensorSpec, Work
+from moeinf.types import ExpertLayout, ModelInfo, MoeShape, TensorSpec, Workspace
 
 MIB = 1 << 20
 INFO = ModelInfo("mixtral", 10, 5, 0, 32768, 1024, 8, 1000, 100_000, "bf16")
@@ -15,7 +15,7 @@ DEMANDS = Demands(
     MoeShape(8, 16, 2),
     ExpertLayout((), 4 * MIB, 4 * MIB),
     300 * MIB,
-    Work(attention=10_000, values=1000, scores=128),
+    Workspace(attention=10_000, values=1000, scores=128),
 )
 WIDE = dataclasses.replace(
     DEMANDS,

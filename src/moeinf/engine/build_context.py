@@ -13,7 +13,7 @@ from moeinf.config import RuntimeConfig
 from moeinf.engine.dense_weights import DenseFile
 from moeinf.engine.memory_plan import Demands
 from moeinf.hardware import Machine
-from moeinf.models import Architecture
+from moeinf.models.family import AnyFamily
 from moeinf.runtime.cache.tier import ExpertTier
 from moeinf.runtime.experts import Observer
 from moeinf.runtime.policy.eamc import ActivationCollection
@@ -21,7 +21,7 @@ from moeinf.runtime.policy.predictors import make_predictor
 from moeinf.runtime.prefetch import Link, Prefetcher
 from moeinf.store.library import StoredModel
 from moeinf.store.manifest import Manifest
-from moeinf.types import ExpertLayout, OnWait, Profiler, SumRun, TensorPlan, Work
+from moeinf.types import ExpertLayout, OnWait, Profiler, SumRun, Workspace
 
 Notify = Callable[[str], None]  # takes one line for the user
 Progress = Callable[[int, int], None]  # done and in all, of bytes or of tokens
@@ -59,12 +59,11 @@ class Reporting:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """What is stored of a model, and the architecture that it is read as."""
+    """What is stored of a model, and the family that it is read as."""
 
     stored: StoredModel
-    family: Architecture
+    family: AnyFamily
     config_json: dict[str, Any]
-    plan: TensorPlan
     dense: DenseFile
     expert_sums: Sequence[SumRun] = ()  # checksums of the experts, where the store has them
 
@@ -114,10 +113,10 @@ class BuildContext:
     def demands(self) -> Demands:
         """What this run demands of memory."""
         weights = self.weights
-        return demands_of(weights.manifest, weights.dense.memory_bytes, weights.plan.work, self.num_beams)
+        return demands_of(weights.manifest, weights.dense.memory_bytes, weights.family.workspace, self.num_beams)
 
 
-def demands_of(manifest: Manifest, dense_bytes: int, work: Work, num_beams: int) -> Demands:
+def demands_of(manifest: Manifest, dense_bytes: int, workspace: Workspace, num_beams: int) -> Demands:
     """What memory is planned by. dense_bytes: of the dense weights that are held in memory.
 
     Of an encoder-decoder's keys and values, all beams share the source's half; one layer's more serve to move beams.
@@ -126,7 +125,7 @@ def demands_of(manifest: Manifest, dense_bytes: int, work: Work, num_beams: int)
     half = info.kv_bytes_per_token // 2
     moved = 2 * half * num_beams // info.num_layers if num_beams > 1 else 0
     info = replace(info, kv_bytes_per_token=info.kv_bytes_per_token + half * (num_beams - 1) + moved)
-    return Demands(info, manifest.moe, manifest.layout, dense_bytes, work)
+    return Demands(info, manifest.moe, manifest.layout, dense_bytes, workspace)
 
 
 def prefetcher_of(

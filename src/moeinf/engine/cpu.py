@@ -8,7 +8,7 @@ from moeinf._native import Arena, ExpertKernel
 from moeinf.engine.build_context import BuildContext, expert_parts, prefetcher_of
 from moeinf.engine.memory_plan import MemoryPlan, plan_memory, reserve_bytes
 from moeinf.models.cpu.layers import NativeLayers
-from moeinf.models.layers.encoder_decoder import SourceCache
+from moeinf.models.layers.encoder_decoder import EncoderDecoder, SourceCache
 from moeinf.models.layers.weights import StoredTensor
 from moeinf.runtime.cache.cache import ExpertCache
 from moeinf.runtime.cache.loader import Loader
@@ -71,19 +71,20 @@ class CpuRunner:
         advisers: list[Observer] = [policy]
         prefetcher = prefetcher_of(context, self.tier, self.reader, advisers, fits=False)  # it need not stay so
         self.observers = [*watch.observers, *advisers]
-        kernel = ExpertKernel(host.kernels, memory, expert_parts(layout), weights.plan.form)
+        kernel = ExpertKernel(host.kernels, memory, expert_parts(layout), weights.family.tensors.form)
         experts = StreamedExperts(self.tier, kernel, watch.observers, advisers, prefetcher, stored.name)
         layers = NativeLayers(host.kernels, tensors, weights.manifest.info.dtype)
-        self.network = weights.family.build(weights.config_json, layers, experts, profiler)
+        self.network = weights.family.build(layers, experts, profiler)
         self.cache = self.network.new_cache(self.plan.context, context.num_beams)
 
     def forward(
         self, token_ids: Sequence[int], between_layers: Callable[[], None] | None = None, *, of_tokens: int = 0
     ) -> Float32Array:
-        logits: Float32Array = self.network.forward(token_ids, self.cache, between_layers, of_tokens=of_tokens)
+        logits = self.network.forward(token_ids, self.cache, between_layers, of_tokens=of_tokens)
         return logits
 
     def encode(self, token_ids: Sequence[int], between_layers: Callable[[], None]) -> None:
+        assert isinstance(self.network, EncoderDecoder), "only an encoder-decoder encodes"
         self.network.encode(token_ids, self.cache, between_layers)
 
     def keep_beams(self, beams: Sequence[int]) -> None:

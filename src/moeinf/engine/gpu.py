@@ -20,7 +20,7 @@ from moeinf.gpu.open_gpu import OpenGpu
 from moeinf.gpu.program import DecodeProgram
 from moeinf.models.gpu.layers import DeviceLayers
 from moeinf.models.gpu.weights import DeviceWeights
-from moeinf.models.layers.encoder_decoder import SourceCache
+from moeinf.models.layers.encoder_decoder import EncoderDecoder, SourceCache
 from moeinf.runtime.cache.cache import ExpertCache
 from moeinf.runtime.cache.idle import IdleWindow
 from moeinf.runtime.cache.loader import Loader
@@ -92,7 +92,9 @@ class GpuRunner:
         fits = plan.num_slots == shape.total_experts
         self.observers = [*observation.observers] if fits else [*observation.observers, policy]
         prefetcher = prefetcher_of(context, self.tier, self._link, self.observers, fits=fits)
-        compute = DeviceCompute(gpu.device, gpu.ops, self._program, expert_parts_of(layout, weights.plan.form))
+        compute = DeviceCompute(
+            gpu.device, gpu.ops, self._program, expert_parts_of(layout, weights.family.tensors.form)
+        )
         self._table = DeviceTable(
             compute,
             slots,
@@ -103,7 +105,9 @@ class GpuRunner:
         )
         cpu = None
         if config.cpu_experts and not fits:
-            kernel = ExpertKernel(context.host.kernels, self._host.array(), expert_parts(layout), weights.plan.form)
+            kernel = ExpertKernel(
+                context.host.kernels, self._host.array(), expert_parts(layout), weights.family.tensors.form
+            )
             cpu = CpuExperts(gpu.device, slots.host, gpu.copier, kernel, CpuShare(self._notify), info.hidden_size)
         self._experts = experts = DeviceExperts(
             compute, slots, self.observers, prefetcher, self._table, cpu, weights.stored.name
@@ -111,10 +115,10 @@ class GpuRunner:
         with weights.dense.streamed(config, self._progress(0), context.on_wait) as tensors:
             on_device = DeviceWeights(gpu.device, gpu.ops, tensors, weights.dense.lookups())
             layers = DeviceLayers(on_device, info.dtype, plan.context, self._program)
-            self.network = weights.family.build(weights.config_json, layers, experts, profiler)
+            self.network = weights.family.build(layers, experts, profiler)
         self.cache = self.network.new_cache(plan.context, context.num_beams)
         layers.staging.take(
-            plan.context if weights.plan.work.source else plan.prefill_chunk,
+            plan.context if weights.family.workspace.source else plan.prefill_chunk,
             info.hidden_size,
             context.num_beams * info.vocab_size,
         )
@@ -179,6 +183,7 @@ class GpuRunner:
 
         def encode() -> None:
             self._choose_slots(by_device=False)
+            assert isinstance(self.network, EncoderDecoder), "only an encoder-decoder encodes"
             self.network.encode(token_ids, self.cache, between_layers)
             self._gpu.device.synchronise()
 
@@ -206,9 +211,7 @@ class GpuRunner:
         if decode:
             self._program.keep_for(self._table.mode)
             between_layers()  # the layers of a token may run without the host
-        logits: Float32Array = self.network.forward(
-            token_ids, self.cache, None if decode else between_layers, of_tokens=of_tokens
-        )
+        logits = self.network.forward(token_ids, self.cache, None if decode else between_layers, of_tokens=of_tokens)
         self._table.after_token()
         return logits
 

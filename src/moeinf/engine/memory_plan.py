@@ -9,7 +9,7 @@ from moeinf.config import DEFAULT_CONTEXT, RuntimeConfig, gpu_option
 from moeinf.errors import OutOfMemoryError, UsageError
 from moeinf.hardware import Machine
 from moeinf.text.quantities import at_least_text, binary_size_text
-from moeinf.types import DTYPE_BYTES, ExpertLayout, ModelInfo, MoeShape, Work
+from moeinf.types import DTYPE_BYTES, ExpertLayout, ModelInfo, MoeShape, Workspace
 
 ATTENTION_TOKENS = 128  # of a prompt that attention takes at once (kernels/attention.cc)
 EXPERT_PLACES = 512  # whose intermediates exist at once (kernels/experts.cc)
@@ -41,7 +41,7 @@ MAX_DEVICE_CHUNK: Final = 8192  # tokens of a prompt; beyond, no expert is read 
 ACTIVATION_SHARE: Final = 8  # an automatic chunk takes at most an eighth of what experts could use
 ATTENTION_MASK_BYTES: Final = 128 << 20  # of a block of queries, also as a bias (device/vector_ops.py)
 WIDENED_BYTES: Final = 128 << 20  # rows of a quantised matrix that are widened at once (device/matrix_ops.py)
-FIXED_COPIES: Final = 4  # of Work.fixed on a GPU: in both types, before and after what is done to it
+FIXED_COPIES: Final = 4  # of Workspace.fixed on a GPU: in both types, before and after what is done to it
 RING_BYTES: Final = 256 << 20  # host slots through which experts pass into a device that holds them all
 SPARE_HOST_SLOTS: Final = 2  # beside top_k: so that a read lands while a layer's experts are being copied
 
@@ -54,7 +54,7 @@ class Demands:
     moe: MoeShape
     layout: ExpertLayout
     dense_bytes: int
-    work: Work
+    workspace: Workspace
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ def activation_bytes(demands: Demands, chunk: int, context: int, num_threads: in
 
     All float32 but where kernels prepare inputs: as 16 bits for weights of 16 bits, in two kinds for quantised ones.
     """
-    info, moe, work, hidden = demands.info, demands.moe, demands.work, demands.info.hidden_size
+    info, moe, work, hidden = demands.info, demands.moe, demands.workspace, demands.info.hidden_size
     chunk = context if work.source else chunk  # a source goes through as a whole
     width = 4 if info.dtype != "bf16" else 2  # of a prepared input
     parts = demands.layout.tensors
@@ -121,7 +121,7 @@ def activation_bytes(demands: Demands, chunk: int, context: int, num_threads: in
     return state + layers + attended + routed + experts + threads + info.vocab_size * 8
 
 
-def _source_bytes(work: Work, context: int) -> int:
+def _source_bytes(work: Workspace, context: int) -> int:
     """What attention within a source takes: scores of each head, and what is added to them."""
     return work.source * (context + SOURCE_ROWS) * context * 4
 
@@ -188,7 +188,9 @@ def shortenings(plan: MemoryPlan, demands: Demands, config: RuntimeConfig) -> li
             f"memory is short: the context has {plan.context} tokens instead of {context}; free memory, raise "
             f"{limit} where it was given, or insist with --num-ctx {context}"
         )
-    if plan.prefill_chunk < min(chunk, plan.context) and not demands.work.source:  # a source goes through as a whole
+    if (
+        plan.prefill_chunk < min(chunk, plan.context) and not demands.workspace.source
+    ):  # a source goes through as a whole
         notes.append(
             f"memory is short: {plan.prefill_chunk} tokens of a prompt run together instead of {chunk}, which "
             "takes longer"
@@ -253,7 +255,7 @@ def device_activation_bytes(demands: Demands, chunk: int, context: int) -> int:
 
     A sum of what attention and the experts take by turns: memory of one size seldom serves for another.
     """
-    info, moe, work, hidden = demands.info, demands.moe, demands.work, demands.info.hidden_size
+    info, moe, work, hidden = demands.info, demands.moe, demands.workspace, demands.info.hidden_size
     chunk = context if work.source else chunk
     places = chunk * moe.top_k
     intermediate = max((spec.shape[0] for spec in demands.layout.tensors[:-1]), default=0)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from moeinf.config import RuntimeConfig
 from moeinf.engine.activation_file import ActivationFile
-from moeinf.engine.build_context import BuildContext, Host, Observation, Reporting, no_progress
+from moeinf.engine.build_context import BuildContext, Host, Observation, Reporting, Weights, no_progress
 from moeinf.engine.completion import NO_HOOKS, Completion, GenerationStats, Hooks
 from moeinf.engine.disk_wait import DiskWait
 from moeinf.engine.generator import Attendants, Generator
@@ -18,7 +18,6 @@ from moeinf.engine.model_kind import DecoderOnly, EncoderDecoder, ModelKind, ref
 from moeinf.engine.opening import ModelRunner, open_kernels, put_together, read_weights
 from moeinf.errors import StoreError
 from moeinf.hardware import Machine, machine
-from moeinf.models import prompting
 from moeinf.runtime.policy.trace import RequestRecorder
 from moeinf.sampling.params import SamplingParams
 from moeinf.store.formats import formats_text
@@ -69,7 +68,7 @@ class Model:
         attendants = Attendants(RequestRecorder(stored.manifest.moe, collection.add), Profiler(), disk_wait)
         self.tokenizer = Tokenizer(stored.path, num_embeddings=stored.manifest.info.vocab_size)
         try:
-            kind = self._kind(weights.config_json)
+            kind = self._kind(weights)
             context = BuildContext(
                 weights,
                 Host(here, config, self.kernels, preload),
@@ -89,11 +88,11 @@ class Model:
         load_s = time.perf_counter() - started
         self._generator = Generator(runner, kind, self.tokenizer, stored.manifest.info, attendants, load_s)
 
-    def _kind(self, config_json: dict[str, Any]) -> ModelKind:
+    def _kind(self, weights: Weights) -> ModelKind:
         """Raises UsageError for an option that this model has no use for."""
-        form = prompting(config_json)
+        form = weights.family.encoder_input
         if form is not None:
-            return EncoderDecoder(form, self.tokenizer, self.config, config_json, self._notify)
+            return EncoderDecoder(form, self.tokenizer, self.config, weights.config_json, self._notify)
         refuse_translation(self.config, self.name)
         return DecoderOnly(self.tokenizer, self._notify)
 

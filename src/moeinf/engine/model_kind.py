@@ -15,7 +15,7 @@ from moeinf.sampling.params import SamplingParams, not_done, resolve_params
 from moeinf.sampling.sampler import Sampler
 from moeinf.text.thinking import TemplateFacts
 from moeinf.text.tokenizer import TextStream, Tokenizer
-from moeinf.types import Message, Prompting
+from moeinf.types import EncoderInput, Message
 
 
 class ModelKind(Protocol):
@@ -123,7 +123,7 @@ class EncoderDecoder:
 
     def __init__(
         self,
-        form: Prompting,
+        form: EncoderInput,
         tokenizer: Tokenizer,
         config: RuntimeConfig,
         config_json: Mapping[str, Any],

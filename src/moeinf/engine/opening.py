@@ -13,7 +13,9 @@ from moeinf.engine.memory_plan import MemoryPlan
 from moeinf.errors import DeviceError, OutOfMemoryError, StoreError, UsageError
 from moeinf.gpu.cuda import Gpu, find_cuda, without_advice
 from moeinf.hardware import Machine
-from moeinf.models import architecture
+from moeinf.models.family import family_of
+from moeinf.models.layers.decoder import Decoder
+from moeinf.models.layers.encoder_decoder import EncoderDecoder
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.runtime.cache.tier import ExpertTier
 from moeinf.runtime.experts import Observer
@@ -38,7 +40,7 @@ class ModelRunner(EncoderDecoderModel, Protocol):
     tier: ExpertTier  # of the device that computes
     reader: Reader  # of the disk
     observers: list[Observer]
-    network: Any
+    network: Decoder | EncoderDecoder
     cache: Cache
 
     @property
@@ -115,16 +117,16 @@ def read_weights(stored: StoredModel, config: RuntimeConfig, notify: Notify) -> 
     Raises StoreError where they disagree, UsageError where --verify-reads asks for checksums that there are not.
     """
     config_json = _config_json(stored)
-    family = architecture(config_json)
-    plan = family.tensor_plan(config_json)
-    _compare(stored, family.model_info(config_json, stored.manifest.info.dtype), plan)
+    family = family_of(config_json)
+    plan = family.tensors
+    _compare(stored, family.info(stored.manifest.info.dtype), plan)
     sums, notice = sums_of(stored)
     if notice and config.verify_reads:
         raise UsageError(f"--verify-reads: {notice}")
     if notice:
         notify(notice)
     dense = DenseFile(stored, plan, DenseSums(stored, sums, always=config.verify_reads))
-    return Weights(stored, family, config_json, plan, dense, [run for run in sums if run.file != DENSE_FILE])
+    return Weights(stored, family, config_json, dense, [run for run in sums if run.file != DENSE_FILE])
 
 
 def _config_json(stored: StoredModel) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The families that moeinf runs: what docs/models.md says of them, and what `architecture` looks up."""
+"""The families that moeinf runs: what docs/models.md says of them, and what `family_of` looks up."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class FamilyEntry:
     model_type: str  # of config.json; the module is named after it
     checkpoints: tuple[str, ...]  # that people run
     special: str  # what a reader of the code should know
@@ -21,38 +21,38 @@ class Family:
 
 
 FAMILIES = (
-    Family(
+    FamilyEntry(
         "mixtral",
         ("Mixtral-8x7B", "Mixtral-8x22B", "WizardLM-2-8x22B"),
         "8 large experts, 2 a token; sliding window where the config has one",
     ),
-    Family("olmoe", ("OLMoE-1B-7B",), "norms over whole queries and keys, clipped projections"),
-    Family(
+    FamilyEntry("olmoe", ("OLMoE-1B-7B",), "norms over whole queries and keys, clipped projections"),
+    FamilyEntry(
         "qwen2_moe",
         ("Qwen1.5-MoE-A2.7B", "Qwen2-57B-A14B"),
         "a shared expert behind a sigmoid gate, biased queries, keys and values; dense layers by step or name",
     ),
-    Family("qwen3_moe", ("Qwen3-30B-A3B", "Qwen3-235B-A22B"), "norms of each head; dense layers by step or name"),
-    Family(
+    FamilyEntry("qwen3_moe", ("Qwen3-30B-A3B", "Qwen3-235B-A22B"), "norms of each head; dense layers by step or name"),
+    FamilyEntry(
         "switch_transformers",
         ("switch-base-8", "switch-base-128", "switch-large-128"),
         "T5 encoder-decoder; one expert a token in every other layer; a source's tokens beyond an expert's capacity "
         "pass the layer unchanged; those of an answer never do, as they are decoded one by one",
         encoder_decoder=True,
     ),
-    Family(
+    FamilyEntry(
         "qwen3_next",
         ("Qwen3-Next-80B-A3B",),
         "gated DeltaNet with a recurrent state in three of four layers, gated attention in the others; a shared "
         "expert behind a sigmoid gate",
     ),
-    Family(
+    FamilyEntry(
         "qwen3_5_moe",
         ("Qwen3.5-35B-A3B", "Qwen3.5-122B-A10B", "Qwen3.6-35B-A3B"),
         "Qwen3-Next with DeltaNet's projections apart; the language model of checkpoints that also see images",
         also=("qwen3_5_moe_text",),
     ),
-    Family(
+    FamilyEntry(
         "deepseek_v2",
         ("DeepSeek-V2-Lite", "DeepSeek-V2", "DeepSeek-V2.5"),
         "latent attention, of which the compressed rows are cached; yarn that sharpens the scores; dense layers "
@@ -63,7 +63,7 @@ FAMILIES = (
             "published code (no published checkpoint sets them)",
         ),
     ),
-    Family(
+    FamilyEntry(
         "deepseek_v3",
         ("DeepSeek-V3", "DeepSeek-R1"),
         "latent attention as in V2; sigmoid routing with a correction bias within groups; FP8 blocks of 128 x 128; "
@@ -73,25 +73,25 @@ FAMILIES = (
             "published checkpoint sets it)",
         ),
     ),
-    Family(
+    FamilyEntry(
         "glm4_moe",
         ("GLM-4.5", "GLM-4.5-Air", "GLM-4.6"),
-        "DeepSeek-V3's routing with one group, shared experts; half of each head is turned, norms of each head "
+        "DeepSeek-V3's routing with one group, shared experts; half of each head is rotated, norms of each head "
         "where the config has them; the layer that predicts further tokens is left out",
     ),
-    Family(
+    FamilyEntry(
         "gpt_oss",
         ("gpt-oss-20b", "gpt-oss-120b"),
         "MXFP4 experts as shipped, with biases and a clamped SwiGLU; attention sinks; windows in every other layer; "
         "what the model writes to its analysis channel is shown as thoughts",
         notes=("transformers 4.57.6 takes 7 for any swiglu_limit; here, as in 5.23, it is the config's",),
     ),
-    Family(
+    FamilyEntry(
         "granitemoe",
         ("granite-3.1-1b-a400m", "granite-3.1-3b-a800m", "PowerMoE-3b"),
         "multipliers of embeddings, attention, residuals and logits; gate and up in one matrix, tied embeddings",
     ),
-    Family(
+    FamilyEntry(
         "phimoe",
         ("Phi-3.5-MoE",),
         "sparsemixer takes two experts a token; layer norms, biases, longrope",
@@ -102,7 +102,7 @@ FAMILIES = (
             "short factors up to original_max_position_embeddings",
         ),
     ),
-    Family(
+    FamilyEntry(
         "arctic",
         ("Snowflake Arctic",),
         "128 experts beside attention, on the layer's input; behind attention a dense MLP in every layer",
@@ -112,7 +112,7 @@ FAMILIES = (
             "its own experts rather than DeepSpeed's, so that no token is dropped for an expert's capacity",
         ),
     ),
-    Family(
+    FamilyEntry(
         "nllb-moe",
         ("nllb-moe-54b",),
         "M2M-100 encoder-decoder told its languages; two experts a token in every fourth layer; beam search",
@@ -124,3 +124,6 @@ FAMILIES = (
         encoder_decoder=True,
     ),
 )
+
+SUPPORTED = tuple(entry.model_type for entry in FAMILIES)
+MODULES = {name: entry.module for entry in FAMILIES for name in (entry.model_type, *entry.also)}

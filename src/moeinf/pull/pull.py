@@ -11,7 +11,7 @@ from pathlib import Path
 
 from moeinf.config.pull_options import NO_OPTIONS, PullOptions
 from moeinf.errors import CheckpointError, DiskSpaceError, UsageError
-from moeinf.models import Architecture, architecture
+from moeinf.models.family import family_of
 from moeinf.pull.convert import convert_shard, create_files, read_bytes
 from moeinf.pull.events import PullProgress, SilentProgress, Verb
 from moeinf.pull.journal import Journal
@@ -153,7 +153,7 @@ class _Pull:
         self._asked = PulledAs(name, origin.source, quantisation)
         self._journal = Journal(self._folder, self._asked, self._fingerprint)
         self._config = read_config(self._source)
-        self._family: Architecture = architecture(self._config)
+        self._family = family_of(self._config)
 
     def plan(self) -> PullPlan:
         conversion, _ = self._plan_conversion()
@@ -229,9 +229,8 @@ class _Pull:
     def _plan_conversion(self) -> tuple[Conversion, Mapping[str, Header]]:
         """Checks the checkpoint's form before a byte of weights moves, and plans the conversion."""
         check_text_files(self._small_files, self._source.origin.location)
-        tensor_plan = self._family.tensor_plan(self._config)
         headers = self._source.headers()
-        return self._conversion(tensor_plan, headers, self._quantisation), headers
+        return self._conversion(self._family.tensors, headers, self._quantisation), headers
 
     def _conversion(self, plan: TensorPlan, headers: Mapping[str, Header], quantisation: Quantisation) -> Conversion:
         return plan_conversion(plan, self._source.shards, headers, quantisation, fp8_block(self._config))
@@ -248,7 +247,7 @@ class _Pull:
         if fetch_bytes:
             small = conversion
             if self._quantisation == KEEP:
-                small = self._conversion(self._family.tensor_plan(self._config), headers, SMALL)
+                small = self._conversion(self._family.tensors, headers, SMALL)
             self._progress.sizes(fetch_bytes, conversion.total_bytes, small.total_bytes)
 
     def _awaited(self, shard: str, conversion: Conversion) -> bool:
@@ -274,7 +273,7 @@ class _Pull:
 
     def _seal(self, conversion: Conversion) -> StoredModel:
         source, folder = self._source, self._journal.model_folder
-        info = self._family.model_info(self._config, conversion.dtype)
+        info = self._family.info(conversion.dtype)
         source_record = {
             "fingerprint": self._fingerprint,
             "requested": source.requested,

@@ -10,7 +10,7 @@ from moeinf.engine.dense_weights import DenseFile
 from moeinf.engine.memory_plan import PROCESS_BYTES, Demands, smallest_bytes, smallest_device_bytes
 from moeinf.errors import StoreError
 from moeinf.hardware import usable_cores
-from moeinf.models import architecture, prompting
+from moeinf.models.family import family_of
 from moeinf.store.dense_sums import DenseSums
 from moeinf.store.files import errors_named, parse_json_object, read_small
 from moeinf.store.formats import formats_text as stored_formats
@@ -39,14 +39,13 @@ def needed_on_gpu(model: StoredModel) -> tuple[int, int]:
 def _demands(model: StoredModel) -> Demands:
     """What the memory plan of a run needs, with the options that the checkpoint sets."""
     config_json = config(model)
-    plan = architecture(config_json).tensor_plan(config_json)
-    beams = 1
-    if prompting(config_json) is not None:
+    family, beams = family_of(config_json), 1
+    if family.encoder_input is not None:
         from moeinf.sampling.beam_search import num_beams_asked  # loads numpy, which most models do without
 
         beams = num_beams_asked(_json_file(model, "generation_config.json") or config_json)
-    dense = DenseFile(model, plan, DenseSums(model, ()))  # only its size is asked for
-    return demands_of(model.manifest, dense.memory_bytes, plan.work, beams)
+    dense = DenseFile(model, family.tensors, DenseSums(model, ()))  # only its size is asked for
+    return demands_of(model.manifest, dense.memory_bytes, family.workspace, beams)
 
 
 def show_lines(model: StoredModel, *, verbose: bool = False) -> list[str]:
@@ -191,7 +190,7 @@ def template_facts(model: StoredModel) -> TemplateFacts | None:
 
 def capabilities(model: StoredModel) -> list[str]:
     """What the architecture does and the chat template knows of, in the words of ollama where it has some."""
-    kind = prompting(config(model))
+    kind = family_of(config(model)).encoder_input
     if kind is not None:
         return ["translation" if kind.languages else "text to text"]
     facts = template_facts(model)

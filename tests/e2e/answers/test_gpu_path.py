@@ -154,12 +154,14 @@ def test_nothing_is_pinned_behind_the_experts(demo: StoredModel, wanted: list[in
         assert answer_tokens(model) == wanted
 
 
-def test_a_host_that_refuses_is_told_and_takes_no_slot_of_the_device(demo: StoredModel) -> None:
+def test_a_host_that_refuses_is_told_and_takes_no_slot_of_the_device(
+    demo: StoredModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     notices: list[str] = []
     with opened(demo, on_a_full_host(), host=20, expert_cache="60%", reporting=Reporting(notices.append)) as model:
         run = model.runner
         assert isinstance(run, GpuRunner)
-        run.network.forward = lambda *_, **__: run._gpu.device.pinned((1,), torch.int32)
+        monkeypatch.setattr(run.network, "forward", lambda *_, **__: run._gpu.device.pinned((1,), torch.int32))
         before = run.tier.num_slots
         with pytest.raises(DeviceError, match="does not pin"):
             answer(model)
@@ -381,7 +383,7 @@ def test_what_the_last_tokens_of_a_prompt_use_is_on_the_device_when_it_ends(demo
 
 
 def test_when_device_memory_runs_out_slots_are_given_up_and_the_text_is_the_same(
-    demo: StoredModel, wanted: list[int]
+    demo: StoredModel, wanted: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for host in (20, None):
         notices: list[str] = []
@@ -396,7 +398,7 @@ def test_when_device_memory_runs_out_slots_are_given_up_and_the_text_is_the_same
                     raise torch.OutOfMemoryError("no more")
                 return forward(*args, **how)
 
-            run.network.forward = scarce
+            monkeypatch.setattr(run.network, "forward", scarce)
             before = run.tier.num_slots
             assert answer(model) == wanted
             assert run.tier.num_slots == 4 * (-(-before // 4) - 3), "three segments left"
@@ -464,7 +466,9 @@ def test_a_device_with_memory_for_no_token_is_refused_in_one_line(
         opened(demo, in_fours(demo))
 
 
-def test_when_no_slots_are_left_to_give_up_memory_is_said_to_be_short(demo: StoredModel) -> None:
+def test_when_no_slots_are_left_to_give_up_memory_is_said_to_be_short(
+    demo: StoredModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with opened(demo, host=20, expert_cache="30%") as model:
         run = model.runner
         assert isinstance(run, GpuRunner)
@@ -472,7 +476,7 @@ def test_when_no_slots_are_left_to_give_up_memory_is_said_to_be_short(demo: Stor
         def none_left(*args: Any, **how: Any) -> Any:
             raise torch.OutOfMemoryError("no more")
 
-        run.network.forward = none_left
+        monkeypatch.setattr(run.network, "forward", none_left)
         with pytest.raises(OutOfMemoryError, match="nvidia-smi"):
             answer(model)
 
@@ -523,9 +527,10 @@ def test_weights_that_are_no_numbers_end_the_request_in_one_line(demo: StoredMod
     with opened(demo, **options) as model:
         run = model.runner
         wanted = answer(model)
-        router = run.network._blocks[3].router
+        block: Any = vars(run.network)["_blocks"][3]
+        router = block.router
         with (
-            patch.object(run.network._blocks[3], "router", lambda x: spoiled(router(x))),
+            patch.object(block, "router", lambda x: spoiled(router(x))),
             pytest.raises(NotFiniteError, match=r"layer 3 gives no numbers|non-finite logits"),
         ):
             model.generate(PROMPT[::-1], model.params(temperature=0.0, num_predict=NUM_TOKENS, stop=()))

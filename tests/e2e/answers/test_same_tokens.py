@@ -15,8 +15,8 @@ from moeinf.config.pull_options import PullOptions
 from moeinf.engine.build_context import expert_parts
 from moeinf.engine.model import Model
 from moeinf.engine.opening import ModelRunner
-from moeinf.models import architecture
 from moeinf.models.cpu.layers import NativeLayers
+from moeinf.models.family import family_of
 from moeinf.models.layers.weights import StoredTensor
 from moeinf.pull.pull import pull
 from moeinf.runtime.policy.eviction import POLICIES
@@ -55,7 +55,7 @@ def plain_tokens(stored: StoredModel) -> list[int]:
         lambda layer, expert: (layer * moe.num_experts + expert) * layout.stride_bytes,
     )
     weights = NativeLayers(kernels, tensors, stored.manifest.info.dtype)
-    model = architecture(config).build(config, weights, experts, Profiler())
+    model = family_of(config).build(weights, experts, Profiler())
     with Model(stored, RuntimeConfig()) as streamed:
         prompt, chunk = streamed.encode(PROMPT), streamed.plan.prefill_chunk
     cache = model.new_cache(len(prompt) + NUM_TOKENS)

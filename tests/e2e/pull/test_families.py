@@ -18,7 +18,7 @@ from moeinf.engine.build_context import BuildContext, Host, Observation, Reporti
 from moeinf.engine.cpu import CpuRunner
 from moeinf.engine.dense_weights import DenseFile
 from moeinf.hardware import machine
-from moeinf.models import architecture
+from moeinf.models.family import family_of
 from moeinf.pull.pull import pull
 from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.store.checksums import sums_of
@@ -40,12 +40,12 @@ IDS = [5, 17, 3, 88, 41, 41, 2, 60, 9, 33, 75, 14]
 
 def run_of(stored: StoredModel) -> CpuRunner:
     config_json = json.loads((stored.path / "config.json").read_text())
-    family = architecture(config_json)
-    plan = family.tensor_plan(config_json)
+    family = family_of(config_json)
+    plan = family.tensors
     config = RuntimeConfig.of(context=64, threads=1, expert_cache="50%")
     dense = DenseFile(stored, plan, DenseSums(stored, sums_of(stored)[0]))
     context = BuildContext(
-        Weights(stored, family, config_json, plan, dense),
+        Weights(stored, family, config_json, dense),
         Host(machine(), config, Kernels(1)),
         Observation(ActivationCollection(stored.manifest.moe), Profiler()),
         Reporting(),
@@ -147,7 +147,7 @@ UNPUBLISHED = {
 @pytest.mark.parametrize("name", UNPUBLISHED, ids=lambda name: name.replace(" ", "-"))
 def test_families_whose_config_is_not_at_hand_run_from_every_layout_that_they_know(name: str, tmp_path: Path) -> None:
     config = UNPUBLISHED[name]
-    for layout in range(len(architecture(config).tensor_plan(config).experts)):
+    for layout in range(len(family_of(config).tensors.experts)):
         tensors = {key: tensor * 0.05 for key, tensor in random_tensors(config, layout=layout).items()}
         checkpoint = write_checkpoint(tmp_path / f"c{layout}", tensors, config)
         for quant in (None, "q8_0"):
@@ -200,7 +200,7 @@ def test_what_qwen3_5_has_beside_its_language_model_is_left_out(tmp_path: Path) 
 @pytest.mark.parametrize("name", ["granite-powermoe-3b", "switch-base-128", "nllb-moe-54b", "olmoe-1b-7b-0125"])
 def test_the_head_is_quantised_beside_whatever_embedding_it_is_tied_to(name: str, tmp_path: Path) -> None:
     config = published(name)
-    plan = architecture(config).tensor_plan(config)
+    plan = family_of(config).tensors
     tensors = {key: tensor * 0.05 for key, tensor in random_tensors(config).items()}
     stored = pull(
         str(write_checkpoint(tmp_path / "c", tensors, config)), PullOptions(quant="q4_0"), home=tmp_path / "home"

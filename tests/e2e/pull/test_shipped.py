@@ -15,7 +15,7 @@ from torch import Tensor
 from moeinf._native import dequantise
 from moeinf.config.pull_options import PullOptions
 from moeinf.errors import CheckpointError, UnsupportedModelError
-from moeinf.models import architecture
+from moeinf.models.family import family_of
 from moeinf.pull import convert
 from moeinf.pull import pull as install
 from moeinf.pull.pull import pull
@@ -130,7 +130,7 @@ def test_fp8_that_is_not_understood_is_refused_by_name(
 
 def gpt_oss_dense() -> Checkpoint:
     """All of a gpt-oss checkpoint but the matrices of the experts: their biases, too."""
-    plan = architecture(GPT_OSS).tensor_plan(GPT_OSS)
+    plan = family_of(GPT_OSS).tensors
     shapes = dict(plan.dense) | {name: shape for name, (shape, _) in plan.experts[0].items() if name.endswith("_bias")}
     generator = torch.Generator().manual_seed(5)
     return {name: torch.randn(shape, generator=generator).bfloat16() for name, shape in shapes.items()}

@@ -302,7 +302,7 @@ def test_the_smallest_card_is_where_its_plan_begins_to_succeed() -> None:
 
 
 def test_a_source_is_planned_for_as_a_whole_whatever_the_chunk() -> None:
-    demands = dataclasses.replace(WIDE, work=dataclasses.replace(WIDE.work, source=16))
+    demands = dataclasses.replace(WIDE, workspace=dataclasses.replace(WIDE.workspace, source=16))
     few, many = (RuntimeConfig(prefill_chunk=chunk, context=1024) for chunk in (64, 1024))
     taken = on_gpu(few, demands=demands).activation_bytes
     assert taken == on_gpu(many, demands=demands).activation_bytes

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
-from moeinf.models import architecture
+from moeinf.models.family import family_of
 from tests.support.configs.deepseek_v3 import DEEPSEEK_V3
 from tests.support.configs.gpt_oss import GPT_OSS
 from tests.support.configs.granitemoe import GRANITE
@@ -41,7 +41,7 @@ BAD_NUMBERS = [0, -1, 1.5, "8", True, [8], 1 << 40]
 )
 def test_a_number_out_of_range_is_refused_by_name(config: dict[str, Any], field: str, bad: object) -> None:
     with pytest.raises(CheckpointError, match=field):
-        architecture(config).tensor_plan(config | {field: bad})
+        family_of(config | {field: bad})
 
 
 @pytest.mark.parametrize("config", [MIXTRAL, QWEN3, OLMOE], ids=lambda config: config["model_type"])
@@ -59,7 +59,7 @@ def test_a_field_that_changes_the_maths_and_is_not_handled_is_refused_by_name(
     config: dict[str, Any], field: str, value: object
 ) -> None:
     with pytest.raises(UnsupportedModelError, match=field):
-        architecture(config).tensor_plan(config | {field: value})
+        family_of(config | {field: value})
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_a_field_of_one_family_that_is_not_handled_is_refused_by_name(
     config: dict[str, Any], field: str, value: object
 ) -> None:
     with pytest.raises(UnsupportedModelError, match=field):
-        architecture(config).tensor_plan(config | {field: value})
+        family_of(config | {field: value})
 
 
 @pytest.mark.parametrize(
@@ -94,18 +94,18 @@ def test_a_field_of_one_family_that_is_not_handled_is_refused_by_name(
 )
 def test_fields_that_contradict_each_other_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(CheckpointError, match=r"config\.json"):
-        architecture(QWEN3).tensor_plan(QWEN3 | changes)
+        family_of(QWEN3 | changes)
 
 
 @pytest.mark.parametrize("bad", [5, "1", [1.5], [True], {"0": 1}], ids=repr)
 def test_a_list_of_layers_that_is_none_is_refused_by_name(bad: object) -> None:
     with pytest.raises(CheckpointError, match="mlp_only_layers"):
-        architecture(QWEN3).tensor_plan(QWEN3 | {"mlp_only_layers": bad})
+        family_of(QWEN3 | {"mlp_only_layers": bad})
 
 
 def test_a_missing_field_is_named() -> None:
     with pytest.raises(CheckpointError, match="moe_intermediate_size is missing"):
-        architecture(QWEN3).tensor_plan({k: v for k, v in QWEN3.items() if k != "moe_intermediate_size"})
+        family_of({k: v for k, v in QWEN3.items() if k != "moe_intermediate_size"})
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_a_missing_field_is_named() -> None:
 )
 def test_a_field_without_a_common_default_must_be_there(config: dict[str, Any], field: str) -> None:
     with pytest.raises(CheckpointError, match=f"{field} is missing"):
-        architecture(config).tensor_plan({name: value for name, value in config.items() if name != field})
+        family_of({name: value for name, value in config.items() if name != field})
 
 
 @pytest.mark.parametrize(
@@ -141,22 +141,22 @@ def test_two_fields_that_mean_the_same_must_not_differ(
     config: dict[str, Any], changes: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(CheckpointError, match=named):
-        architecture(config).tensor_plan(config | changes)
+        family_of(config | changes)
 
 
 def test_null_is_no_and_never_a_yes_by_default() -> None:
-    architecture(DEEPSEEK_V3).tensor_plan(DEEPSEEK_V3 | {"attention_bias": None})
+    family_of(DEEPSEEK_V3 | {"attention_bias": None})
     with pytest.raises(CheckpointError, match="rope_interleave is None"):
-        architecture(DEEPSEEK_V3).tensor_plan(DEEPSEEK_V3 | {"rope_interleave": None})
+        family_of(DEEPSEEK_V3 | {"rope_interleave": None})
 
 
 def test_a_dense_model_is_told_apart_from_an_unsupported_moe() -> None:
     with pytest.raises(UnsupportedModelError, match="'llama' is not a Mixture-of-Experts model"):
-        architecture({"model_type": "llama"})
+        family_of({"model_type": "llama"})
     with pytest.raises(UnsupportedModelError, match=r"'deepseek_v9' is a Mixture-of-E.*mixtral, olmoe, .*qwen3_moe"):
-        architecture({"model_type": "deepseek_v9", "n_routed_experts": 64})
+        family_of({"model_type": "deepseek_v9", "n_routed_experts": 64})
     with pytest.raises(CheckpointError, match="no model_type"):
-        architecture({})
+        family_of({})
 
 
 MOE_OF_OTHER_FAMILIES: dict[str, dict[str, Any]] = {
@@ -190,13 +190,13 @@ DENSE: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("model_type", MOE_OF_OTHER_FAMILIES)
 def test_a_moe_of_another_family_is_called_one_wherever_it_counts_its_experts(model_type: str) -> None:
     with pytest.raises(UnsupportedModelError, match=rf"'{model_type}' is a Mixture-of-Experts family that this v"):
-        architecture({"model_type": model_type, **MOE_OF_OTHER_FAMILIES[model_type]})
+        family_of({"model_type": model_type, **MOE_OF_OTHER_FAMILIES[model_type]})
 
 
 @pytest.mark.parametrize("model_type", DENSE)
 def test_a_dense_model_is_called_one_whatever_else_it_says_of_experts(model_type: str) -> None:
     with pytest.raises(UnsupportedModelError, match=rf"'{model_type}' is not a Mixture-of-Experts model"):
-        architecture({"model_type": model_type, **DENSE[model_type]})
+        family_of({"model_type": model_type, **DENSE[model_type]})
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_a_value_that_no_model_has_is_refused_in_little_memory(
     tracemalloc.start()
     try:
         with pytest.raises(CheckpointError, match=named) as caught:
-            architecture(config).tensor_plan(config | changes)
+            family_of(config | changes)
         assert tracemalloc.get_traced_memory()[1] < 4 << 20
     finally:
         tracemalloc.stop()

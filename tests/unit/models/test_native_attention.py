@@ -11,8 +11,8 @@ from torch import Tensor
 
 from moeinf import _native
 from moeinf.models.cpu.layers import NativeLayers
+from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, Shapes, attention_shapes
 from moeinf.models.layers.kv_cache import Cache
-from moeinf.models.layers.protocol import AttentionConfig, Shapes, attention_shapes
 from moeinf.models.layers.rope import Rope, plain_rope
 from moeinf.models.layers.weights import StoredTensor
 from moeinf.types import Float32Array
@@ -111,7 +111,8 @@ def test_every_option_gives_what_plain_torch_gives_however_a_sequence_is_cut(con
     tensors = drawn(attention_shapes(config, "a.") | {"norm.weight": (HIDDEN,), "norm.bias": (HIDDEN,)}, rng)
     stored = {name: StoredTensor(t.ravel().view(np.uint8), "f32", t.shape) for name, t in tensors.items()}
     layers = NativeLayers(_native.Kernels(2, isa), stored, "f32")
-    attention, rotary = layers.attention(config, "a.", "norm.weight", 0, RESIDUAL), layers.rotary(config.rope, 64)
+    attention = layers.attention(config, AttentionSite(0, "a.", "norm.weight", RESIDUAL))
+    rotary = layers.rotary(config.rope, 64)
     passes = (3, 1, 20, 1, 30, 5)
     x = rng.standard_normal((sum(passes), HIDDEN)).astype(np.float32)
     wide = torch.from_numpy(x).double()
@@ -195,7 +196,8 @@ def test_how_a_prompt_is_cut_does_not_change_a_bit(window: int | None, isa: str)
     tensors = drawn(attention_shapes(config, "a.") | {"norm.weight": (HIDDEN,)}, rng)
     stored = {name: StoredTensor(t.ravel().view(np.uint8), "f32", t.shape) for name, t in tensors.items()}
     layers = NativeLayers(_native.Kernels(2, isa), stored, "bf16")
-    attention, rotary = layers.attention(config, "a.", "norm.weight", 0), layers.rotary(config.rope, tokens)
+    attention = layers.attention(config, AttentionSite(0, "a.", "norm.weight"))
+    rotary = layers.rotary(config.rope, tokens)
     given = rng.standard_normal((tokens, HIDDEN)).astype(np.float32)
 
     def in_chunks(*sizes: int) -> Float32Array:

@@ -11,8 +11,9 @@ import pytest
 from moeinf import _native
 from moeinf.models.cpu.delta import NativeDeltaNet
 from moeinf.models.cpu.layers import NativeLayers
-from moeinf.models.layers.delta_config import DeltaConfig
-from moeinf.models.layers.delta_net import DeltaNet, DeltaState, delta_shapes
+from moeinf.models.layers.attention_config import AttentionSite
+from moeinf.models.layers.delta_config import DeltaConfig, delta_shapes
+from moeinf.models.layers.delta_net import DeltaNet, DeltaState
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.weights import StoredTensor
 from moeinf.types import Float32Array
@@ -32,6 +33,7 @@ CONFIGS = {
 }
 LENGTHS = (1, 2, 63, 64, 65, 200)  # the last of several native passes, and of two slices of the twin's
 CLOSE = 2e-5
+SITE = AttentionSite(0, "d.", "norm.weight")
 
 
 def layers_of(config: DeltaConfig, kernels: _native.Kernels) -> NativeLayers:
@@ -87,10 +89,7 @@ def config(request: pytest.FixtureRequest) -> Any:
 def test_any_number_of_tokens_gives_what_the_twin_gives(config: DeltaConfig, isa: str, stacked: bool) -> None:
     config = replace(config, stacked=stacked)
     layers = layers_of(config, _native.Kernels(2, isa))
-    ours, twin = (
-        layers.delta_net(config, "d.", "norm.weight", 0),
-        DeltaNet(layers.weights, config, "d.", "norm.weight", 0),
-    )
+    ours, twin = (layers.delta_net(config, SITE), DeltaNet(layers.weights, config, SITE))
     for tokens in LENGTHS:
         x = hidden(config, tokens)
         expected = given(twin, stale(twin), x)
@@ -99,7 +98,7 @@ def test_any_number_of_tokens_gives_what_the_twin_gives(config: DeltaConfig, isa
 
 
 def test_a_token_is_the_same_in_passes_of_any_length(config: DeltaConfig) -> None:
-    ours = layers_of(config, _native.Kernels(2)).delta_net(config, "d.", "norm.weight", 0)
+    ours = layers_of(config, _native.Kernels(2)).delta_net(config, SITE)
     x = hidden(config, 150)
     whole = given(ours, stale(ours), x)
     for passes in ((1,) * 150, (64, 1, 2, 70, 13), (3, 147)):
@@ -108,7 +107,7 @@ def test_a_token_is_the_same_in_passes_of_any_length(config: DeltaConfig) -> Non
 
 def test_results_are_the_same_for_every_number_of_threads(config: DeltaConfig) -> None:
     def outcome(threads: int, tokens: int) -> list[bytes]:
-        layer = layers_of(config, _native.Kernels(threads)).delta_net(config, "d.", "norm.weight", 0)
+        layer = layers_of(config, _native.Kernels(threads)).delta_net(config, SITE)
         added, state = given(layer, stale(layer), hidden(config, tokens))
         return [array.tobytes() for array in (added, state.conv, state.heads)]
 
@@ -117,7 +116,7 @@ def test_results_are_the_same_for_every_number_of_threads(config: DeltaConfig) -
 
 
 def test_a_pass_that_is_not_committed_has_changed_nothing(config: DeltaConfig) -> None:
-    ours = layers_of(config, _native.Kernels(1)).delta_net(config, "d.", "norm.weight", 0)
+    ours = layers_of(config, _native.Kernels(1)).delta_net(config, SITE)
     cache, undisturbed = stale(ours), stale(ours)
     for tokens in (1, 100):
         ours.add_to(hidden(config, tokens), cache, None)

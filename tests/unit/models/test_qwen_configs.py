@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from moeinf.errors import CheckpointError
-from moeinf.models import architecture
+from moeinf.models.family import family_of
 from tests.support.configs.arctic import ARCTIC
 from tests.support.configs.qwen2_moe import QWEN2
 from tests.support.configs.qwen3_5_moe import QWEN3_5
@@ -38,7 +38,7 @@ from tests.support.configs.qwen3_next import NEXT
 )
 def test_what_is_not_computed_is_refused_by_name(config: dict[str, Any], changed: dict[str, Any], named: str) -> None:
     with pytest.raises(CheckpointError, match=named):
-        architecture(config).tensor_plan(config | changed)
+        family_of(config | changed)
 
 
 @pytest.mark.parametrize(
@@ -51,11 +51,11 @@ def test_what_is_not_computed_is_refused_by_name(config: dict[str, Any], changed
     ],
 )
 def test_tensors_beside_the_language_model_are_left_out(config: dict[str, Any], name: str) -> None:
-    assert any(re.fullmatch(pattern, name) for pattern in architecture(config).tensor_plan(config).ignored)
+    assert any(re.fullmatch(pattern, name) for pattern in family_of(config).tensors.ignored)
 
 
 def test_only_matrices_of_products_may_be_quantised() -> None:
-    matrices = {name.split(".layers.")[-1] for name in architecture(NEXT).tensor_plan(NEXT).matrices}
+    matrices = {name.split(".layers.")[-1] for name in family_of(NEXT).tensors.matrices}
     linear = {name.removeprefix("0.linear_attn.") for name in matrices if name.startswith("0.linear_attn.")}
     assert linear == {"in_proj_qkvz.weight", "out_proj.weight"}, "rates, decays and the convolution stay exact"
     assert "0.mlp.shared_expert_gate.weight" not in matrices

@@ -12,16 +12,18 @@ import torch
 from moeinf.models.cpu.math import NumpyMath
 from moeinf.models.families.phimoe import Sparsemixer
 from moeinf.models.gpu.math import TorchMath
+from moeinf.models.layers.attention_config import NormConfig
 
 
 def routed(math: Any, scores: Any, jitter: float) -> tuple[Any, Any]:
-    layers: Any = SimpleNamespace(
+    norm = NormConfig("norm", 1e-5, "layer")
+    weights: Any = SimpleNamespace(
         math=math,
         linear=lambda name: lambda x: x,
         norm=lambda *_: lambda x: x,
         routing=lambda ids, weights: (ids, weights),
     )
-    chosen: tuple[Any, Any] = Sparsemixer(layers, "gate", "norm", 1e-5, scores.shape[-1], jitter)(scores)[1]
+    chosen: tuple[Any, Any] = Sparsemixer(weights, "gate", norm, scores.shape[-1], jitter)(scores)[1]
     return chosen
 
 

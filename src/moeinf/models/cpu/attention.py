@@ -6,8 +6,8 @@ import numpy as np
 
 from moeinf import _native
 from moeinf.models.cpu.weights import NativeWeights
+from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite
 from moeinf.models.layers.kv_cache import Cache
-from moeinf.models.layers.protocol import AttentionConfig
 from moeinf.types import DTYPE_BYTES, ByteArray, DType, Float32Array
 
 Angles = tuple[Float32Array, Float32Array]  # cos and sin [tokens, rotary_dim / 2]
@@ -34,23 +34,15 @@ class KVState:
 class NativeAttention:
     """See Layers.attention. Keys and values are kept in the cache's format."""
 
-    def __init__(
-        self,
-        weights: NativeWeights,
-        dtype: DType,
-        config: AttentionConfig,
-        prefix: str,
-        norm: str,
-        layer: int,
-        residual: float,
-    ) -> None:
+    def __init__(self, weights: NativeWeights, dtype: DType, config: AttentionConfig, site: AttentionSite) -> None:
         assert config.norm != "layer" or config.qk_norm == "none", "no family has layer norms of heads"
-        self._layer, self._config, self._dtype = layer, config, dtype
+        self._layer, self._config, self._dtype = site.layer, config, dtype
+        prefix = site.prefix
         matrices = [weights.linear(f"{prefix}{n}_proj.weight").native for n in "qkvo"]
         normed, biased = config.qk_norm != "none", ("qkv" if config.bias else "") + ("o" if config.output_bias else "")
         vectors = [weights.norm_vectors(f"{prefix}{n}_norm.weight", config.norm)[0] if normed else None for n in "qk"]
         vectors += [weights.vector(f"{prefix}{n}_proj.bias") if n in biased else None for n in "qkvo"]
-        weight, norm_bias = weights.norm_vectors(norm, config.norm)
+        weight, norm_bias = weights.norm_vectors(site.norm, config.norm)
         rope = config.rope
         self._native = _native.AttentionLayer(
             weights.kernels,
@@ -65,7 +57,7 @@ class NativeAttention:
             rotary_dim=0 if rope is None else rope.rotary_dim,
             interleaved=rope is not None and rope.interleaved,
             scale=config.scale,
-            residual=residual,
+            residual=site.residual,
             gated=config.gate,
             norm_bias=norm_bias,
             sinks=weights.vector(f"{prefix}sinks") if config.sinks else None,

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from moeinf.models.cpu.math import NumpyMath
-from moeinf.models.layers.encoder_attention import attended, split_heads
+from moeinf.models.layers.attention_config import Heads
+from moeinf.models.layers.encoder_decoder import attended, split_heads
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.types import Float32Array, IntArray
 
@@ -17,11 +18,9 @@ class HostBeams:
 
     rewinds = True
 
-    def __init__(
-        self, num_heads: int, head_dim: int, scale: float, capacity: int, num_beams: int, bias: Float32Array | None
-    ) -> None:
-        self._math, self._num_heads, self._scale, self._bias = NumpyMath(), num_heads, scale, bias
-        self._keys: Float32Array = np.empty((num_beams, num_heads, capacity, head_dim), np.float32)
+    def __init__(self, heads: Heads, capacity: int, num_beams: int, bias: Float32Array | None) -> None:
+        self._math, self._num_heads, self._scale, self._bias = NumpyMath(), heads.num_heads, heads.scale, bias
+        self._keys: Float32Array = np.empty((num_beams, heads.num_heads, capacity, heads.head_dim), np.float32)
         self._values: Float32Array = np.empty_like(self._keys)
         self._source: tuple[Float32Array, Float32Array] | None = None
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from moeinf import _native
 from moeinf.models.cpu.weights import NativeWeights
+from moeinf.models.layers.attention_config import AttentionSite
 from moeinf.models.layers.delta_config import DeltaConfig
 from moeinf.models.layers.delta_net import UNIT_EPS, DeltaState
 from moeinf.models.layers.kv_cache import Cache
@@ -20,14 +21,15 @@ from moeinf.types import Float32Array
 class NativeDeltaNet:
     """See Layers.delta_net."""
 
-    def __init__(self, weights: NativeWeights, config: DeltaConfig, prefix: str, norm: str, layer: int) -> None:
-        c, self._config, self._math, self._layer = config, config, weights.math, layer
+    def __init__(self, weights: NativeWeights, config: DeltaConfig, site: AttentionSite) -> None:
+        c, prefix = config, site.prefix
+        self._config, self._math, self._layer = config, weights.math, site.layer
         taps = weights.vector(f"{prefix}conv1d.weight").reshape(c.channels, c.kernel)
         self._native = _native.DeltaLayer(
             weights.kernels,
             [weights.linear(name).native for name in c.projections(prefix)],
             weights.linear(f"{prefix}out_proj.weight").native,
-            norm=weights.norm_vectors(norm, "rms+1")[0],
+            norm=weights.norm_vectors(site.norm, "rms+1")[0],
             taps=np.ascontiguousarray(taps.T),
             decay=-np.exp(weights.vector(f"{prefix}A_log")),
             bias=weights.vector(f"{prefix}dt_bias"),

@@ -6,8 +6,8 @@ import numpy as np
 
 from moeinf import _native
 from moeinf.models.cpu.attention import Angles
+from moeinf.models.layers.attention_config import LatentHeads
 from moeinf.models.layers.kv_cache import Cache
-from moeinf.models.layers.rope import Rope
 from moeinf.models.layers.weights import StoredTensor
 from moeinf.types import DTYPE_BYTES, ByteArray, DType, Float32Array
 
@@ -30,23 +30,15 @@ class NativeLatentCore:
     """moeinf.models.layers.protocol.LatentCore, over the weights as they are stored."""
 
     def __init__(
-        self,
-        kernels: _native.Kernels,
-        keys_values: StoredTensor,
-        dtype: DType,
-        num_heads: int,
-        plain_dim: int,
-        rope: Rope,
-        scale: float,
-        layer: int,
+        self, kernels: _native.Kernels, keys_values: StoredTensor, dtype: DType, heads: LatentHeads, layer: int
     ) -> None:
-        rows, rank = keys_values.shape
+        (rows, rank), rope, nope_dim = keys_values.shape, heads.rope, heads.qk_nope_head_dim
         self._dtype, self._layer, self._width = dtype, layer, rank + rope.rotary_dim
-        value_dim = rows // num_heads - plain_dim
-        self._num_values = num_heads * value_dim
+        value_dim = rows // heads.num_heads - nope_dim
+        self._num_values = heads.num_heads * value_dim
         matrix = _native.Matrix(keys_values.data, keys_values.format, rows, rank)
         self._native = _native.LatentLayer(
-            kernels, matrix, num_heads, plain_dim, value_dim, rope.rotary_dim, rope.interleaved, scale
+            kernels, matrix, heads.num_heads, nope_dim, value_dim, rope.rotary_dim, rope.interleaved, heads.scale
         )
 
     def new_state(self, capacity: int) -> LatentState:

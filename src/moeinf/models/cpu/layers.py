@@ -12,8 +12,15 @@ from moeinf.models.cpu.beams import HostBeams
 from moeinf.models.cpu.delta import NativeDeltaNet
 from moeinf.models.cpu.latent import NativeLatentCore
 from moeinf.models.cpu.weights import NativeWeights
+from moeinf.models.layers.attention_config import (
+    MLP_NAMES,
+    AttentionConfig,
+    AttentionSite,
+    Heads,
+    LatentHeads,
+    NormConfig,
+)
 from moeinf.models.layers.delta_config import DeltaConfig
-from moeinf.models.layers.protocol import AttentionConfig, NormKind
 from moeinf.models.layers.rope import Rope
 from moeinf.models.layers.weights import Embedding, StoredTensor
 from moeinf.types import DType, Float32Array, Routing
@@ -38,45 +45,29 @@ class NativeLayers:
             return lambda start, num_tokens, room: (_NOTHING, _NOTHING)
         return lambda start, num_tokens, room: rope.within(room).tables(start, num_tokens)
 
-    def attention(
-        self, config: AttentionConfig, prefix: str, norm: str, layer: int, residual: float = 1.0
-    ) -> NativeAttention:
-        return NativeAttention(self.weights, self._dtype, config, prefix, norm, layer, residual)
+    def attention(self, config: AttentionConfig, site: AttentionSite) -> NativeAttention:
+        return NativeAttention(self.weights, self._dtype, config, site)
 
-    def latent_core(
-        self, keys_values: str, num_heads: int, plain_dim: int, rope: Rope, scale: float, layer: int
-    ) -> NativeLatentCore:
-        return NativeLatentCore(
-            self.weights.kernels,
-            self.weights.tensors[keys_values],
-            self._dtype,
-            num_heads,
-            plain_dim,
-            rope,
-            scale,
-            layer,
-        )
+    def latent_core(self, keys_values: str, heads: LatentHeads, layer: int) -> NativeLatentCore:
+        matrix = self.weights.tensors[keys_values]
+        return NativeLatentCore(self.weights.kernels, matrix, self._dtype, heads, layer)
 
-    def beams(
-        self, num_heads: int, head_dim: int, scale: float, capacity: int, num_beams: int, bias: Float32Array | None
-    ) -> HostBeams:
-        return HostBeams(num_heads, head_dim, scale, capacity, num_beams, bias)
+    def beams(self, heads: Heads, capacity: int, num_beams: int, bias: Float32Array | None) -> HostBeams:
+        return HostBeams(heads, capacity, num_beams, bias)
 
-    def delta_net(self, config: DeltaConfig, prefix: str, norm: str, layer: int) -> NativeDeltaNet:
-        return NativeDeltaNet(self.weights, config, prefix, norm, layer)
+    def delta_net(self, config: DeltaConfig, site: AttentionSite) -> NativeDeltaNet:
+        return NativeDeltaNet(self.weights, config, site)
 
-    def softmax_router(
-        self, gate: str, norm: str, eps: float, top_k: int, normalise: bool, kind: NormKind = "rms"
-    ) -> SoftmaxRouter:
-        return SoftmaxRouter(self.weights, gate, norm, eps, top_k, normalise, kind)
+    def softmax_router(self, gate: str, norm: NormConfig, top_k: int, *, normalise: bool) -> SoftmaxRouter:
+        return SoftmaxRouter(self.weights, gate, norm, top_k, normalise=normalise)
 
-    def gated_mlp(self, prefix: str, norm: str, eps: float, residual: float = 1.0, kind: NormKind = "rms") -> GatedMLP:
-        return GatedMLP(self.weights, prefix, norm, eps, residual, kind)
+    def gated_mlp(self, prefix: str, norm: NormConfig) -> GatedMLP:
+        return GatedMLP(self.weights, prefix, norm)
 
     def head(
-        self, matrix: str, norm: str, eps: float, kind: NormKind = "rms", scale: float = 1.0, bias: str | None = None
+        self, matrix: str, norm: NormConfig, scale: float = 1.0, bias: str | None = None
     ) -> Callable[[Float32Array], Float32Array]:
-        last_norm, product = self.weights.norm(norm, eps, kind), self.weights.linear(matrix, bias)
+        last_norm, product = self.weights.norm(norm), self.weights.linear(matrix, bias)
         factor = np.float32(scale)
         return lambda x: product(last_norm(x)) * factor if scale != 1.0 else product(last_norm(x))
 
@@ -92,28 +83,23 @@ _NOTHING: Float32Array = np.empty((0, 0), np.float32)
 class GatedMLP:
     """See Layers.gated_mlp."""
 
-    def __init__(
-        self, weights: NativeWeights, prefix: str, norm: str, eps: float, residual: float, kind: NormKind
-    ) -> None:
-        self._residual = np.float32(residual)
-        self._gate, self._up, self._down = (weights.linear(f"{prefix}{n}_proj.weight") for n in ("gate", "up", "down"))
-        self._norm, self._math = weights.norm(norm, eps, kind), weights.math
+    def __init__(self, weights: NativeWeights, prefix: str, norm: NormConfig) -> None:
+        self._gate, self._up, self._down = (weights.linear(f"{prefix}{n}.weight") for n in MLP_NAMES)
+        self._norm, self._math = weights.norm(norm), weights.math
 
     def add_to(self, x: Float32Array) -> None:
         hidden = self._norm(x)
-        x += self._down(self._math.silu(self._gate(hidden)) * self._up(hidden)) * self._residual
+        x += self._down(self._math.silu(self._gate(hidden)) * self._up(hidden))
 
 
 class SoftmaxRouter:
     """See Layers.softmax_router."""
 
-    def __init__(
-        self, weights: NativeWeights, gate: str, norm: str, eps: float, top_k: int, normalise: bool, kind: NormKind
-    ) -> None:
-        norm_weight = weights.vector(norm) + np.float32(kind == "rms+1")
-        self._native = _native.RouterLayer(
-            weights.kernels, weights.linear(gate).native, norm_weight, eps, top_k, normalise
-        )
+    def __init__(self, weights: NativeWeights, gate: str, norm: NormConfig, top_k: int, *, normalise: bool) -> None:
+        assert norm.kind != "layer", "no family has a layer norm in front of this router"
+        norm_weight, _ = weights.norm_vectors(norm.name, norm.kind)
+        matrix = weights.linear(gate).native
+        self._native = _native.RouterLayer(weights.kernels, matrix, norm_weight, norm.eps, top_k, normalise)
         self._top_k = top_k
 
     def __call__(self, x: Float32Array) -> tuple[Float32Array, Routing]:

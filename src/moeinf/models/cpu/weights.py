@@ -8,7 +8,7 @@ import numpy as np
 
 from moeinf import _native
 from moeinf.models.cpu.math import NumpyMath
-from moeinf.models.layers.protocol import NormKind
+from moeinf.models.layers.attention_config import NormConfig, NormKind
 from moeinf.models.layers.weights import StoredTensor, vector
 from moeinf.types import Float32Array, IntArray, Routing
 
@@ -31,8 +31,8 @@ class NativeWeights:
     def linear(self, name: str, bias: str | None = None) -> Linear:
         return Linear(self.kernels, self.tensors[name], None if bias is None else self.vector(bias))
 
-    def norm(self, name: str, eps: float, kind: NormKind = "rms") -> Norm:
-        return Norm(self.kernels, *self.norm_vectors(name, kind), eps)
+    def norm(self, config: NormConfig) -> Norm:
+        return Norm(self.kernels, *self.norm_vectors(config.name, config.kind), config.eps)
 
     def norm_vectors(self, name: str, kind: NormKind) -> tuple[Float32Array, Float32Array | None]:
         """The vector that a norm multiplies by, and the one that a layer norm adds."""

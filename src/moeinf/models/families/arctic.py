@@ -10,16 +10,19 @@ The weights of a token's experts are divided by their sum, but that of a single 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from moeinf.errors import CheckpointError
+from moeinf.models.family import DecoderFamily
 from moeinf.models.fields import Fields, moe_shape
-from moeinf.models.layers.decoder import Decoder, DecoderConfig, MoeBlock, decoder_shapes, parse_decoder
+from moeinf.models.layers.attention_config import NormConfig, Shapes, mlp_shapes
+from moeinf.models.layers.decoder import Decoder, DecoderConfig, parse_decoder
 from moeinf.models.layers.kv_cache import Cache, LayerState
-from moeinf.models.layers.moe_plan import gated_experts_plan, plan_info
-from moeinf.models.layers.protocol import Attention, Block, Layers, Places, Router, Shapes, Weights
-from moeinf.models.layers.shared_expert import SharedExpert
-from moeinf.types import DType, Experts, Hidden, ModelInfo, MoeShape, Profiler, TensorPlan
+from moeinf.models.layers.moe_block import MoeBlock, SharedExpert
+from moeinf.models.layers.moe_plan import GatedExperts
+from moeinf.models.layers.protocol import Attention, Block, Layers, Places, Router, Weights
+from moeinf.types import Experts, Hidden, MoeShape, Profiler, TensorPlan
 
 NAMES = ("w1", "w3", "w2")  # of gate, up and down
 
@@ -92,60 +95,59 @@ class RoutedAhead:
 class DenseBlock:
     """x += mlp(norm(x))."""
 
-    def __init__(self, weights: Weights, prefix: str, norm: str, eps: float) -> None:
-        self._norm, self._mlp = weights.norm(norm, eps), SharedExpert(weights, prefix, names=NAMES)
+    def __init__(self, weights: Weights, prefix: str, norm: NormConfig) -> None:
+        self._norm, self._mlp = weights.norm(norm), SharedExpert(weights, prefix, names=NAMES)
 
     def add_to(self, x: Hidden) -> None:
         x += self._mlp(self._norm(x))
 
 
-def tensor_plan(config: dict[str, Any]) -> TensorPlan:
-    c = Config.parse(config)
-    hidden, dense = c.decoder.attention.hidden_size, decoder_shapes(c.decoder)
-    for i in range(c.decoder.num_layers):
-        layer = f"model.layers.{i}."
-        if i not in c.moe_layers:
-            dense |= _mlp_shapes(hidden, c.intermediate_size, f"{layer}block_sparse_moe.mlp.")
-            continue
-        dense[f"{layer}block_sparse_moe.gate.weight"] = (c.moe.num_experts, hidden)
-        if c.parallel:
-            dense |= _mlp_shapes(hidden, hidden, f"{layer}residual_mlp.")
-            dense[f"{layer}residual_layernorm.weight"] = (hidden,)
-    blocks = [f"model.layers.{i}.block_sparse_moe." for i in c.moe_layers]
-    plan = gated_experts_plan(c.decoder, c.moe, dense, blocks, c.intermediate_size, NAMES)
-    mlps = (name for name in dense if name.split(".")[-2] in NAMES)
-    return replace(plan, matrices=plan.matrices.union(mlps))
+class Family(DecoderFamily):
+    name = "arctic"
 
+    def __init__(self, config: dict[str, Any]) -> None:
+        self._config = c = Config.parse(config)
+        self.decoder, self.moe = c.decoder, c.moe
 
-def model_info(config: dict[str, Any], dtype: DType) -> ModelInfo:
-    return plan_info("arctic", Config.parse(config).decoder, tensor_plan(config), dtype)
-
-
-def build(config: dict[str, Any], layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
-    c = Config.parse(config)
-    eps, attentions, blocks = c.decoder.attention.norm_eps, list[Attention](), list[Block]()
-    for i in range(c.decoder.num_layers):
-        layer = f"model.layers.{i}."
-        moe, norm = f"{layer}block_sparse_moe.", f"{layer}post_attention_layernorm.weight"
-        attention: Attention = layers.attention(
-            c.decoder.attention, f"{layer}self_attn.", f"{layer}input_layernorm.weight", i
-        )
-        if i not in c.moe_layers:
-            blocks.append(DenseBlock(layers.weights, f"{moe}mlp.", norm, eps))
-        else:
-            router = layers.softmax_router(f"{moe}gate.weight", norm, eps, c.moe.top_k, normalise=c.moe.top_k > 1)
-            which = c.moe_layers.index(i)
-            if c.parallel:
-                mlp = DenseBlock(layers.weights, f"{layer}residual_mlp.", f"{layer}residual_layernorm.weight", eps)
-                block = ParallelBlock(which, router, experts, profiler, mlp, attention)
-                blocks.append(block)
-                attention = block.attention
+    def build(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
+        c, attentions, blocks = self._config, list[Attention](), list[Block]()
+        for i in range(c.decoder.num_layers):
+            prefix, norm = f"model.layers.{i}.block_sparse_moe.", c.decoder.block_norm(i)
+            attention: Attention = layers.attention(c.decoder.attention, c.decoder.attention_site(i))
+            if i not in c.moe_layers:
+                blocks.append(DenseBlock(layers.weights, f"{prefix}mlp.", norm))
             else:
-                blocks.append(MoeBlock(which, router, experts, profiler))
-        attentions.append(attention)
-    return Decoder(c.decoder, layers, blocks, experts, profiler, attentions)
+                normalise, moe_layer = c.moe.top_k > 1, c.moe_layers.index(i)
+                router = layers.softmax_router(f"{prefix}gate.weight", norm, c.moe.top_k, normalise=normalise)
+                if c.parallel:
+                    residual_norm = replace(norm, name=f"model.layers.{i}.residual_layernorm.weight")
+                    mlp = DenseBlock(layers.weights, f"model.layers.{i}.residual_mlp.", residual_norm)
+                    block = ParallelBlock(moe_layer, router, experts, profiler, mlp, attention)
+                    blocks.append(block)
+                    attention = block.attention
+                else:
+                    blocks.append(MoeBlock(moe_layer, router, experts, profiler))
+            attentions.append(attention)
+        return Decoder(c.decoder, layers, blocks, experts, profiler, attentions)
 
+    def block_shapes(self) -> Shapes:
+        c, shapes = self._config, Shapes()
+        hidden = c.decoder.attention.hidden_size
+        for i in range(c.decoder.num_layers):
+            layer = f"model.layers.{i}."
+            if i not in c.moe_layers:
+                shapes |= mlp_shapes(hidden, c.intermediate_size, f"{layer}block_sparse_moe.mlp.", NAMES)
+                continue
+            shapes[f"{layer}block_sparse_moe.gate.weight"] = (c.moe.num_experts, hidden)
+            if c.parallel:
+                shapes |= mlp_shapes(hidden, hidden, f"{layer}residual_mlp.", NAMES)
+                shapes[f"{layer}residual_layernorm.weight"] = (hidden,)
+        return shapes
 
-def _mlp_shapes(hidden: int, intermediate: int, prefix: str) -> Shapes:
-    sizes = ((intermediate, hidden), (intermediate, hidden), (hidden, intermediate))
-    return {f"{prefix}{name}.weight": size for name, size in zip(NAMES, sizes, strict=True)}
+    @cached_property
+    def tensors(self) -> TensorPlan:
+        c = self._config
+        blocks = [f"model.layers.{i}.block_sparse_moe." for i in c.moe_layers]
+        plan = self.gated_experts(GatedExperts(blocks, c.intermediate_size, NAMES))
+        mlps = (name for name in plan.dense if name.split(".")[-2] in NAMES)
+        return replace(plan, matrices=plan.matrices.union(mlps))

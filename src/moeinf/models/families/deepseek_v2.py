@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
+from moeinf.models.family import DecoderFamily
 from moeinf.models.fields import Fields
 from moeinf.models.layers.array_math import Array
-from moeinf.models.layers.decoder import Decoder, DecoderConfig, outer_shapes
+from moeinf.models.layers.attention_config import NormConfig, Shapes
+from moeinf.models.layers.decoder import Decoder, DecoderConfig
 from moeinf.models.layers.deepseek_moe import DeepseekMoe, Groups
 from moeinf.models.layers.mla import (
     LatentAttention,
     LatentConfig,
-    latent_info,
-    latent_plan,
+    latent_matrices,
     latent_shapes,
+    latent_workspace,
     parse_latent,
 )
 from moeinf.models.layers.protocol import Layers, Weights
-from moeinf.types import DType, Experts, Hidden, ModelInfo, Profiler, Routing, TensorPlan
+from moeinf.types import Experts, Hidden, Profiler, Routing, TensorPlan, Workspace
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +50,9 @@ class SoftmaxRouter:
     Weights are scaled where they are not normalised, and only there (published code: MoEGate.forward).
     """
 
-    def __init__(self, weights: Weights, config: DeepseekMoe, gate: str, norm: str, eps: float) -> None:
+    def __init__(self, weights: Weights, config: DeepseekMoe, gate: str, norm: NormConfig) -> None:
         self._config, self._math, self._routing = config, weights.math, weights.routing
-        self._norm, self._gate = weights.norm(norm, eps), weights.linear(f"{gate}weight")
+        self._norm, self._gate = weights.norm(norm), weights.linear(f"{gate}weight")
         self._groups = Groups(weights.math, config)
 
     def __call__(self, x: Hidden) -> tuple[Hidden, Routing]:
@@ -69,19 +72,34 @@ class SoftmaxRouter:
         return self._math.max(grouped, -1, False)
 
 
-def tensor_plan(config: dict[str, Any]) -> TensorPlan:
-    c = Config.parse(config)
-    plan = c.blocks.plan(c.decoder, outer_shapes(c.decoder) | latent_shapes(c.decoder, c.latent))
-    return latent_plan(plan, c.decoder, c.latent)
+class Family(DecoderFamily):
+    name = "deepseek_v2"
 
+    def __init__(self, config: dict[str, Any]) -> None:
+        self._config = c = Config.parse(config)
+        self.decoder, self.moe, self.num_shared_experts = c.decoder, c.blocks.moe, c.blocks.num_shared_experts
 
-def model_info(config: dict[str, Any], dtype: DType) -> ModelInfo:
-    c = Config.parse(config)
-    return latent_info(c.blocks.info("deepseek_v2", c.decoder, tensor_plan(config), dtype), c.latent, dtype)
+    def build(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
+        c = self._config
+        blocks = c.blocks.blocks(c.decoder, layers, experts, profiler, SoftmaxRouter)
+        attention = [LatentAttention(layers, c.decoder, c.latent, i) for i in range(c.decoder.num_layers)]
+        return Decoder(c.decoder, layers, blocks, experts, profiler, attention)
 
+    def attention_shapes(self) -> Shapes:
+        return latent_shapes(self.decoder, self._config.latent)
 
-def build(config: dict[str, Any], layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
-    c = Config.parse(config)
-    blocks = c.blocks.blocks(c.decoder, layers, experts, profiler, SoftmaxRouter)
-    attention = [LatentAttention(layers, c.decoder, c.latent, i) for i in range(c.decoder.num_layers)]
-    return Decoder(c.decoder, layers, blocks, experts, profiler, attention)
+    def block_shapes(self) -> Shapes:
+        return self._config.blocks.shapes(self.decoder)
+
+    @cached_property
+    def tensors(self) -> TensorPlan:
+        plan = latent_matrices(self.gated_experts(self._config.blocks.experts(self.decoder)))
+        return replace(plan, ignored=plan.ignored + self._config.blocks.future_layers(self.decoder))
+
+    @property
+    def attention_workspace(self) -> Workspace:
+        return latent_workspace(self.decoder, self._config.latent)
+
+    @property
+    def cache_numbers(self) -> int:
+        return self.decoder.num_layers * (self._config.latent.rank + self._config.latent.rotary_dim)

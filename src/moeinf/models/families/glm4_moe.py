@@ -1,15 +1,18 @@
-"""GLM-4.5 and 4.6: grouped-query attention, half of each head turned; DeepSeek-V3's routing (arXiv 2508.06471)."""
+"""GLM-4.5 and 4.6: grouped-query attention, half of each head rotated; DeepSeek-V3's routing (arXiv 2508.06471)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
+from moeinf.models.family import DecoderFamily
 from moeinf.models.fields import Fields
-from moeinf.models.layers.decoder import Decoder, DecoderConfig, decoder_shapes, parse_decoder
+from moeinf.models.layers.attention_config import Shapes
+from moeinf.models.layers.decoder import Decoder, DecoderConfig, parse_decoder
 from moeinf.models.layers.deepseek_moe import DeepseekMoe, SigmoidRouter
 from moeinf.models.layers.protocol import Layers
-from moeinf.types import DType, Experts, ModelInfo, Profiler, TensorPlan
+from moeinf.types import Experts, Profiler, TensorPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +37,22 @@ class Config:
         return Config(decoder, blocks)
 
 
-def tensor_plan(config: dict[str, Any]) -> TensorPlan:
-    c = Config.parse(config)
-    return c.blocks.plan(c.decoder, decoder_shapes(c.decoder))
+class Family(DecoderFamily):
+    name = "glm4_moe"
 
+    def __init__(self, config: dict[str, Any]) -> None:
+        self._config = c = Config.parse(config)
+        self.decoder, self.moe, self.num_shared_experts = c.decoder, c.blocks.moe, c.blocks.num_shared_experts
 
-def model_info(config: dict[str, Any], dtype: DType) -> ModelInfo:
-    c = Config.parse(config)
-    return c.blocks.info("glm4_moe", c.decoder, tensor_plan(config), dtype)
+    def build(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
+        c = self._config
+        blocks = c.blocks.blocks(c.decoder, layers, experts, profiler, SigmoidRouter)
+        return Decoder(c.decoder, layers, blocks, experts, profiler)
 
+    def block_shapes(self) -> Shapes:
+        return self._config.blocks.shapes(self.decoder)
 
-def build(config: dict[str, Any], layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
-    c = Config.parse(config)
-    blocks = c.blocks.blocks(c.decoder, layers, experts, profiler, SigmoidRouter)
-    return Decoder(c.decoder, layers, blocks, experts, profiler)
+    @cached_property
+    def tensors(self) -> TensorPlan:
+        plan = self.gated_experts(self._config.blocks.experts(self.decoder))
+        return replace(plan, ignored=plan.ignored + self._config.blocks.future_layers(self.decoder))

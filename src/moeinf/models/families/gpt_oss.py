@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
+from moeinf.models.family import DecoderFamily
 from moeinf.models.fields import Fields, moe_shape
-from moeinf.models.layers.decoder import (
-    Decoder,
-    DecoderConfig,
-    MoeBlock,
-    decoder_shapes,
-    head,
-    ignored_tensors,
-    linear_names,
-    parse_decoder,
-)
-from moeinf.models.layers.moe_plan import plan_info
-from moeinf.models.layers.protocol import Layers, Weights, attention_work, block_work
-from moeinf.types import DType, ExpertForm, ExpertPiece, Experts, Hidden, ModelInfo, MoeShape, Profiler, TensorPlan
+from moeinf.models.layers.attention_config import NormConfig, Shapes
+from moeinf.models.layers.decoder import Decoder, DecoderConfig, head, ignored_tensors, linear_names, parse_decoder
+from moeinf.models.layers.moe_block import MoeBlock
+from moeinf.models.layers.protocol import Block, Layers, Weights
+from moeinf.types import ExpertForm, ExpertPiece, Experts, Hidden, MoeShape, Profiler, TensorPlan
 
 Layout = dict[str, tuple[tuple[int, ...], tuple[ExpertPiece, ...]]]
 # what a config that names no positions means, in every transformers that has the model
@@ -67,9 +61,9 @@ class Config:
 class BiasedRouter:
     """Norm, then the best k of the biased scores, and softmax over these (published code: MLPBlock)."""
 
-    def __init__(self, weights: Weights, prefix: str, norm: str, eps: float, top_k: int) -> None:
+    def __init__(self, weights: Weights, prefix: str, norm: NormConfig, top_k: int) -> None:
         self._weights, self._top_k = weights, top_k
-        self._gate, self._norm = weights.linear(f"{prefix}weight", f"{prefix}bias"), weights.norm(norm, eps)
+        self._gate, self._norm = weights.linear(f"{prefix}weight", f"{prefix}bias"), weights.norm(norm)
 
     def __call__(self, x: Hidden) -> tuple[Hidden, Any]:
         hidden, math = self._norm(x), self._weights.math
@@ -78,56 +72,78 @@ class BiasedRouter:
         return hidden, self._weights.routing(ids, math.softmax(math.take(scores, ids)))
 
 
-def tensor_plan(config: dict[str, Any]) -> TensorPlan:
-    c = Config.parse(config)
-    hidden, inter, experts = c.decoder.attention.hidden_size, c.intermediate_size, c.moe.num_experts
-    blocks = [f"model.layers.{i}.mlp." for i in range(c.decoder.num_layers)]
-    dense = decoder_shapes(c.decoder)
-    for block in blocks:
-        dense |= {f"{block}router.weight": (experts, hidden), f"{block}router.bias": (experts,)}
-    parts = {
-        "gate": (inter, hidden),
-        "up": (inter, hidden),
-        "down": (hidden, inter),
-        "gate_bias": (inter,),
-        "up_bias": (inter,),
-        "down_bias": (hidden,),
-    }
+class Family(DecoderFamily):
+    name = "gpt_oss"
 
-    shipped: Layout = {}
-    plain: Layout = {}
-    scales = dict[str, str]()
-    for layer, block in enumerate(blocks):
-        both, down = f"{block}experts.gate_up_proj", f"{block}experts.down_proj"
-        biases = {
-            f"{both}_bias": ((experts, 2 * inter), _gate_and_up(layer, c, 2 * inter, 1, (2,), "_bias")),
-            f"{down}_bias": ((experts, hidden), _down(layer, c, hidden, None, "_bias")),
+    def __init__(self, config: dict[str, Any]) -> None:
+        self._config = c = Config.parse(config)
+        self.decoder, self.moe = c.decoder, c.moe
+
+    def build(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
+        c, blocks = self._config, list[Block]()
+        for i, block in enumerate(self._blocks()):
+            router = BiasedRouter(layers.weights, f"{block}router.", c.decoder.block_norm(i), c.moe.top_k)
+            blocks.append(MoeBlock(i, router, experts, profiler))
+        return Decoder(c.decoder, layers, blocks, experts, profiler)
+
+    def _blocks(self) -> list[str]:
+        return [f"model.layers.{i}.mlp." for i in range(self.decoder.num_layers)]
+
+    def block_shapes(self) -> Shapes:
+        experts, shapes = self.moe.num_experts, Shapes()
+        for block in self._blocks():
+            shapes |= {
+                f"{block}router.weight": (experts, self.decoder.attention.hidden_size),
+                f"{block}router.bias": (experts,),
+            }
+        return shapes
+
+    @cached_property
+    def tensors(self) -> TensorPlan:
+        c = self._config
+        hidden, inter, experts = c.decoder.attention.hidden_size, c.intermediate_size, c.moe.num_experts
+        parts = {
+            "gate": (inter, hidden),
+            "up": (inter, hidden),
+            "down": (hidden, inter),
+            "gate_bias": (inter,),
+            "up_bias": (inter,),
+            "down_bias": (hidden,),
         }
-        shipped |= biases | {  # MXFP4, [experts, rows, cols]: rows of gate and up in turn
-            f"{both}_blocks": (
-                (experts, 2 * inter, hidden // 32, 16),
-                _gate_and_up(layer, c, 2 * inter * hidden, hidden, (2 * hidden, 1)),
-            ),
-            f"{down}_blocks": ((experts, hidden, inter // 32, 16), _down(layer, c, hidden * inter, None)),
-        }
-        plain |= biases | {  # as transformers has them in memory: [experts, cols, rows]
-            both: ((experts, hidden, 2 * inter), _gate_and_up(layer, c, 2 * inter * hidden, 1, (2, 2 * inter))),
-            down: ((experts, inter, hidden), _down(layer, c, hidden * inter, (1, hidden))),
-        }
-        scales |= {f"{name}_blocks": f"{name}_scales" for name in (both, down)}
-    return TensorPlan(
-        c.moe,
-        parts,
-        dense,
-        (shipped, plain),
-        ignored_tensors(c.decoder),
-        linear_names(dense),
-        frozenset({c.decoder.embedding}),
-        head(c.decoder),
-        ExpertForm("swiglu_clamped", biased=True, limit=c.limit),
-        scales,
-        work=attention_work(c.decoder.attention) | block_work(dense),
-    )
+
+        shipped: Layout = {}
+        plain: Layout = {}
+        scales = dict[str, str]()
+        for layer, block in enumerate(self._blocks()):
+            both, down = f"{block}experts.gate_up_proj", f"{block}experts.down_proj"
+            biases = {
+                f"{both}_bias": ((experts, 2 * inter), _gate_and_up(layer, c, 2 * inter, 1, (2,), "_bias")),
+                f"{down}_bias": ((experts, hidden), _down(layer, c, hidden, None, "_bias")),
+            }
+            shipped |= biases | {  # MXFP4, [experts, rows, cols]: rows of gate and up in turn
+                f"{both}_blocks": (
+                    (experts, 2 * inter, hidden // 32, 16),
+                    _gate_and_up(layer, c, 2 * inter * hidden, hidden, (2 * hidden, 1)),
+                ),
+                f"{down}_blocks": ((experts, hidden, inter // 32, 16), _down(layer, c, hidden * inter, None)),
+            }
+            plain |= biases | {  # as transformers has them in memory: [experts, cols, rows]
+                both: ((experts, hidden, 2 * inter), _gate_and_up(layer, c, 2 * inter * hidden, 1, (2, 2 * inter))),
+                down: ((experts, inter, hidden), _down(layer, c, hidden * inter, (1, hidden))),
+            }
+            scales |= {f"{name}_blocks": f"{name}_scales" for name in (both, down)}
+        return TensorPlan(
+            c.moe,
+            parts,
+            self.dense,
+            (shipped, plain),
+            ignored_tensors(c.decoder),
+            linear_names(self.dense),
+            frozenset({c.decoder.embedding}),
+            head(c.decoder),
+            ExpertForm("swiglu_clamped", biased=True, limit=c.limit),
+            scales,
+        )
 
 
 def _gate_and_up(
@@ -145,17 +161,3 @@ def _down(layer: int, c: Config, size: int, strides: tuple[int, ...] | None, kin
     return tuple(
         ExpertPiece(layer, expert, "down" + kind, expert * size, strides) for expert in range(c.moe.num_experts)
     )
-
-
-def model_info(config: dict[str, Any], dtype: DType) -> ModelInfo:
-    return plan_info("gpt_oss", Config.parse(config).decoder, tensor_plan(config), dtype)
-
-
-def build(config: dict[str, Any], layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
-    c = Config.parse(config)
-    eps, blocks = c.decoder.attention.norm_eps, []
-    for i in range(c.decoder.num_layers):
-        norm = f"model.layers.{i}.post_attention_layernorm.weight"
-        router = BiasedRouter(layers.weights, f"model.layers.{i}.mlp.router.", norm, eps, c.moe.top_k)
-        blocks.append(MoeBlock(i, router, experts, profiler))
-    return Decoder(c.decoder, layers, blocks, experts, profiler)

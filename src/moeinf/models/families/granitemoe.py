@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
+from moeinf.models.family import DecoderFamily
 from moeinf.models.fields import Fields, moe_shape
-from moeinf.models.layers.decoder import Decoder, DecoderConfig, MoeBlock, decoder_shapes, parse_decoder
-from moeinf.models.layers.moe_plan import gated_experts_plan, plan_info
-from moeinf.models.layers.protocol import Layers
-from moeinf.types import DType, Experts, ModelInfo, MoeShape, Profiler, TensorPlan
+from moeinf.models.layers.attention_config import Shapes
+from moeinf.models.layers.decoder import Decoder, DecoderConfig, parse_decoder
+from moeinf.models.layers.moe_block import MoeBlock
+from moeinf.models.layers.moe_plan import GatedExperts
+from moeinf.models.layers.protocol import Block, Layers
+from moeinf.types import Experts, MoeShape, Profiler, TensorPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,35 +38,38 @@ class Config:
         return Config(decoder, moe, f.count("intermediate_size"))
 
 
-def tensor_plan(config: dict[str, Any]) -> TensorPlan:
-    c = Config.parse(config)
-    blocks = [f"model.layers.{i}.block_sparse_moe." for i in range(c.decoder.num_layers)]
-    dense = decoder_shapes(c.decoder)
-    dense |= {f"{block}router.layer.weight": (c.moe.num_experts, c.decoder.attention.hidden_size) for block in blocks}
-    plan = gated_experts_plan(
-        c.decoder, c.moe, dense, blocks, c.intermediate_size, None, ("input_linear.weight", "output_linear.weight")
-    )
-    return replace(
-        plan,
-        renamed={
-            r"\.experts\.gate_up_proj$": ".input_linear.weight",
-            r"\.router\.weight$": ".router.layer.weight",
-            r"\.experts\.down_proj$": ".output_linear.weight",
-        },
-    )
+class Family(DecoderFamily):
+    name = "granitemoe"
 
+    def __init__(self, config: dict[str, Any]) -> None:
+        self._config = c = Config.parse(config)
+        self.decoder, self.moe = c.decoder, c.moe
 
-def model_info(config: dict[str, Any], dtype: DType) -> ModelInfo:
-    return plan_info("granitemoe", Config.parse(config).decoder, tensor_plan(config), dtype)
+    def build(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
+        c, blocks = self._config, list[Block]()
+        for i, block in enumerate(self._blocks()):
+            # softmax over the chosen logits, as published, is the normalised choice of a softmax over all
+            gate = f"{block}router.layer.weight"
+            router = layers.softmax_router(gate, c.decoder.block_norm(i), c.moe.top_k, normalise=True)
+            blocks.append(MoeBlock(i, router, experts, profiler, residual=c.decoder.residual))
+        return Decoder(c.decoder, layers, blocks, experts, profiler)
 
+    def _blocks(self) -> list[str]:
+        return [f"model.layers.{i}.block_sparse_moe." for i in range(self.decoder.num_layers)]
 
-def build(config: dict[str, Any], layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
-    c = Config.parse(config)
-    eps, blocks = c.decoder.attention.norm_eps, []
-    for i in range(c.decoder.num_layers):
-        gate = f"model.layers.{i}.block_sparse_moe.router.layer.weight"
-        norm = f"model.layers.{i}.post_attention_layernorm.weight"
-        # softmax over the chosen logits, as published, is the normalised choice of a softmax over all
-        router = layers.softmax_router(gate, norm, eps, c.moe.top_k, normalise=True)
-        blocks.append(MoeBlock(i, router, experts, profiler, residual=c.decoder.residual))
-    return Decoder(c.decoder, layers, blocks, experts, profiler)
+    def block_shapes(self) -> Shapes:
+        shape = (self.moe.num_experts, self.decoder.attention.hidden_size)
+        return {f"{block}router.layer.weight": shape for block in self._blocks()}
+
+    @cached_property
+    def tensors(self) -> TensorPlan:
+        fused_names = ("input_linear.weight", "output_linear.weight")
+        plan = self.gated_experts(GatedExperts(self._blocks(), self._config.intermediate_size, None, fused_names))
+        return replace(
+            plan,
+            renamed={
+                r"\.experts\.gate_up_proj$": ".input_linear.weight",
+                r"\.router\.weight$": ".router.layer.weight",
+                r"\.experts\.down_proj$": ".output_linear.weight",
+            },
+        )

@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from math import ceil, inf
 from typing import Any
 
 import numpy as np
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
+from moeinf.models.family import EncoderDecoderFamily
 from moeinf.models.fields import MOST_LAYERS, Fields, moe_shape
 from moeinf.models.layers.array_math import Array
-from moeinf.models.layers.decoder import MoeBlock
+from moeinf.models.layers.attention_config import Heads, NormConfig, Shapes
 from moeinf.models.layers.encoder_decoder import (
+    AnswerDecoder,
     Attention,
     DecoderLayer,
+    Encoder,
     EncoderDecoder,
     EncoderLayer,
     FeedForward,
-    Heads,
     Norm,
     nth_of_its_expert,
-    plain_experts_plan,
-    seq2seq_info,
 )
-from moeinf.models.layers.protocol import Block, Layers, Shapes, Weights
+from moeinf.models.layers.moe_block import MoeBlock
+from moeinf.models.layers.moe_plan import PlainExperts, Seq2seqSizes, block_workspace, plain_experts_plan, seq2seq_info
+from moeinf.models.layers.protocol import Block, Layers, Weights
 from moeinf.types import (
     DType,
+    EncoderInput,
     Experts,
     Float32Array,
     Hidden,
@@ -35,8 +39,8 @@ from moeinf.types import (
     ModelInfo,
     MoeShape,
     Profiler,
-    Prompting,
     TensorPlan,
+    Workspace,
 )
 
 HEAD = "lm_head.weight"
@@ -198,119 +202,121 @@ def sinusoids(places: IntArray, hidden_size: int) -> Float32Array:
     return table
 
 
-def tensor_plan(config: dict[str, Any]) -> TensorPlan:
-    c = Config.parse(config)
-    hidden, blocks, matrices = c.hidden_size, dict[str, int](), dict[str, tuple[int, ...]]()
-    norms = [f"{c.prefix}{stack}.layer_norm" for stack in ("encoder", "decoder")]
-    small: Shapes = {}
-    for stack_name, stack, prefix, sparse in c.layers():
-        cross = stack_name == "decoder"
-        matrices |= stack.heads.shapes(f"{prefix}self_attn.", hidden)
-        matrices |= stack.heads.shapes(f"{prefix}cross_attention.", hidden) if cross else {}
-        norms += [
-            f"{prefix}self_attn_layer_norm",
-            f"{prefix}ff_layer_norm",
-            *([f"{prefix}cross_attention_layer_norm"] if cross else []),
-        ]
-        ffn, size = f"{prefix}ffn.", stack.intermediate_size
-        if sparse:
-            blocks[ffn] = size
-            small[f"{ffn}router.classifier.weight"] = (c.moe.num_experts, hidden)
-            small |= {f"{ffn}router.classifier.bias": (c.moe.num_experts,)} if c.router_bias else {}
-        else:
-            matrices |= {
-                f"{ffn}fc1.weight": (size, hidden),
-                f"{ffn}fc1.bias": (size,),
-                f"{ffn}fc2.weight": (hidden, size),
-                f"{ffn}fc2.bias": (hidden,),
-            }
-    small |= {f"{norm}.{kind}": (hidden,) for norm in norms for kind in ("weight", "bias")}
-    embedding = f"{c.prefix}shared.weight"
-    small[embedding] = (c.vocab_size, hidden)
-    ignored = (
-        rf"({c.prefix}(encoder|decoder)\.embed_tokens|lm_head)\.weight",  # the same as the embedding
-        rf"{c.prefix}(encoder|decoder)\.embed_positions\.weights",
-    )  # which follow from their places
-    return plain_experts_plan(
-        c.moe,
-        small | matrices,
-        blocks,
-        hidden,
-        ("fc1", "fc2"),
-        c.encoder.heads.num_heads,
-        biased=True,
-        embeddings=frozenset({embedding}),
-        head=embedding,
-        ignored=ignored,
-        matrices=frozenset(name for name in matrices if name.endswith("weight")),
-    )
+class Family(EncoderDecoderFamily):
+    name = "nllb-moe"
 
-
-def model_info(config: dict[str, Any], dtype: DType) -> ModelInfo:
-    c = Config.parse(config)
-    return seq2seq_info(
-        "nllb-moe",
-        tensor_plan(config),
-        c.decoder.heads,
-        context_length=c.context_length,
-        hidden_size=c.hidden_size,
-        num_layers=len(c.layers()),
-        num_decoder_layers=len(c.decoder.sparse),
-        vocab_size=c.vocab_size,
-        dtype=dtype,
-    )
-
-
-def prompting(config: dict[str, Any]) -> Prompting:
-    f = Fields(config)
-    return Prompting(
-        f.count("decoder_start_token_id", 2, minimum=0),
-        f.count("eos_token_id", 2, minimum=0),
-        sum(Config.parse(config).encoder.sparse),
-        languages=True,
-    )
-
-
-def build(config: dict[str, Any], layers: Layers, experts: Experts, profiler: Profiler) -> EncoderDecoder:
-    c = Config.parse(config)
-    encoder, decoder, moe_layer = list[EncoderLayer](), list[DecoderLayer](), 0
-
-    def norm(name: str) -> Norm:
-        return layers.weights.norm(f"{name}layer_norm.weight", NORM_EPS, "layer")
-
-    for stack_name, stack, prefix, sparse in c.layers():
-        ffn = f"{prefix}ffn."
-        if sparse:
-            capacity = c.capacity if stack_name == "encoder" else 1.0
-            router = Router(layers.weights, c, f"{ffn}router.", norm(f"{prefix}ff_"), capacity)
-            block: Block = MoeBlock(moe_layer, router, experts, profiler)
-            moe_layer += 1
-        else:
-            block = FeedForward(layers.weights, ffn, ("fc1", "fc2"), True, norm(f"{prefix}ff_"))
-        attention = Attention(layers, stack.heads, f"{prefix}self_attn.", norm(f"{prefix}self_attn_"))
-        if stack_name == "encoder":
-            encoder.append(EncoderLayer(attention, block))
-        else:
-            cross = Attention(layers, stack.heads, f"{prefix}cross_attention.", norm(f"{prefix}cross_attention_"))
-            decoder.append(DecoderLayer(attention, cross, block))
-    shared = f"{c.prefix}shared.weight"
-    embedding, first_place = layers.embedding(shared), c.padding_id + 1
-
-    def embed(ids: Sequence[int], places: IntArray) -> Hidden:
-        return embedding(ids) * np.float32(c.embedding_scale) + layers.weights.math.of_host(
-            sinusoids(places + first_place, c.hidden_size)
+    def __init__(self, config: dict[str, Any]) -> None:
+        self._config = c = Config.parse(config)
+        f = Fields(config)
+        self.encoder_input = EncoderInput(
+            f.count("decoder_start_token_id", 2, minimum=0),
+            f.count("eos_token_id", 2, minimum=0),
+            sum(c.encoder.sparse),
+            languages=True,
         )
 
-    head_norm, product = norm(f"{c.prefix}decoder."), layers.weights.linear(HEAD if HEAD in layers.weights else shared)
-    return EncoderDecoder(
-        layers,
-        experts,
-        profiler,
-        embed=embed,
-        head=lambda x: product(head_norm(x)),
-        encoder=encoder,
-        encoder_bias=None,
-        encoder_norm=norm(f"{c.prefix}encoder."),
-        decoder=decoder,
-        decoder_bias=None,
-    )
+    def build(self, layers: Layers, experts: Experts, profiler: Profiler) -> EncoderDecoder:
+        c, weights, moe_layer = self._config, layers.weights, 0
+        encoder, decoder = list[EncoderLayer](), list[DecoderLayer]()
+
+        def norm(name: str) -> Norm:
+            return weights.norm(NormConfig(f"{name}layer_norm.weight", NORM_EPS, "layer"))
+
+        for stack_name, stack, prefix, sparse in c.layers():
+            ffn = f"{prefix}ffn."
+            if sparse:
+                capacity = c.capacity if stack_name == "encoder" else 1.0
+                router = Router(weights, c, f"{ffn}router.", norm(f"{prefix}ff_"), capacity)
+                block: Block = MoeBlock(moe_layer, router, experts, profiler)
+                moe_layer += 1
+            else:
+                block = FeedForward(weights, ffn, ("fc1", "fc2"), True, norm(f"{prefix}ff_"))
+            attention = Attention(layers, stack.heads, f"{prefix}self_attn.", norm(f"{prefix}self_attn_"))
+            if stack_name == "encoder":
+                encoder.append(EncoderLayer(attention, block))
+            else:
+                cross = Attention(layers, stack.heads, f"{prefix}cross_attention.", norm(f"{prefix}cross_attention_"))
+                decoder.append(DecoderLayer(attention, cross, block))
+        shared = f"{c.prefix}shared.weight"
+        embedding, first_position = layers.embedding(shared), c.padding_id + 1
+
+        def embed(token_ids: Sequence[int], positions: IntArray) -> Hidden:
+            waves = weights.math.of_host(sinusoids(positions + first_position, c.hidden_size))
+            return embedding(token_ids) * np.float32(c.embedding_scale) + waves
+
+        head_norm, product = norm(f"{c.prefix}decoder."), weights.linear(HEAD if HEAD in weights else shared)
+        return EncoderDecoder(
+            layers,
+            experts,
+            profiler,
+            Encoder(embed, encoder, norm(f"{c.prefix}encoder.")),
+            AnswerDecoder(embed, decoder, lambda x: product(head_norm(x))),
+        )
+
+    def _attention_matrices(self) -> Shapes:
+        c, shapes = self._config, Shapes()
+        for stack_name, stack, prefix, _ in c.layers():
+            shapes |= stack.heads.shapes(f"{prefix}self_attn.", c.hidden_size)
+            if stack_name == "decoder":
+                shapes |= stack.heads.shapes(f"{prefix}cross_attention.", c.hidden_size)
+        return shapes
+
+    def _feed_forward(self) -> Shapes:
+        """The matrices of dense blocks, and their biases."""
+        c, shapes = self._config, Shapes()
+        for _, stack, prefix, sparse in c.layers():
+            if not sparse:
+                shapes |= {
+                    f"{prefix}ffn.fc1.weight": (stack.intermediate_size, c.hidden_size),
+                    f"{prefix}ffn.fc1.bias": (stack.intermediate_size,),
+                    f"{prefix}ffn.fc2.weight": (c.hidden_size, stack.intermediate_size),
+                    f"{prefix}ffn.fc2.bias": (c.hidden_size,),
+                }
+        return shapes
+
+    def _routers(self) -> Shapes:
+        c, shapes = self._config, Shapes()
+        for _, _, prefix, sparse in c.layers():
+            if sparse:
+                shapes[f"{prefix}ffn.router.classifier.weight"] = (c.moe.num_experts, c.hidden_size)
+                if c.router_bias:
+                    shapes[f"{prefix}ffn.router.classifier.bias"] = (c.moe.num_experts,)
+        return shapes
+
+    def _norms(self) -> Shapes:
+        c = self._config
+        names = [f"{c.prefix}{stack}.layer_norm" for stack in ("encoder", "decoder")]
+        for stack_name, _, prefix, _ in c.layers():
+            names += [f"{prefix}self_attn_layer_norm", f"{prefix}ff_layer_norm"]
+            names += [f"{prefix}cross_attention_layer_norm"] if stack_name == "decoder" else []
+        return {f"{name}.{kind}": (c.hidden_size,) for name in names for kind in ("weight", "bias")}
+
+    @cached_property
+    def tensors(self) -> TensorPlan:
+        c, embedding = self._config, f"{self._config.prefix}shared.weight"
+        matrices = self._attention_matrices() | self._feed_forward()
+        dense = self._routers() | self._norms() | {embedding: (c.vocab_size, c.hidden_size)} | matrices
+        blocks = {f"{prefix}ffn.": stack.intermediate_size for _, stack, prefix, sparse in c.layers() if sparse}
+        plan = plain_experts_plan(c.moe, c.hidden_size, dense, PlainExperts(blocks, ("fc1", "fc2"), biased=True))
+        return replace(
+            plan,
+            matrices=frozenset(name for name in matrices if name.endswith("weight")),
+            lookups=frozenset({embedding}),
+            head=(embedding, HEAD),
+            ignored=(
+                rf"({c.prefix}(encoder|decoder)\.embed_tokens|lm_head)\.weight",  # the same as the embedding
+                rf"{c.prefix}(encoder|decoder)\.embed_positions\.weights",  # which follow from their positions
+            ),
+        )
+
+    @property
+    def workspace(self) -> Workspace:
+        c = self._config
+        attention = Workspace(attention=8 * c.hidden_size, source=c.encoder.heads.num_heads)
+        return attention | block_workspace(self._routers() | self._feed_forward())
+
+    def info(self, dtype: DType) -> ModelInfo:
+        c = self._config
+        layers, decoder = len(c.layers()), c.decoder
+        sizes = Seq2seqSizes(c.context_length, c.hidden_size, c.vocab_size, layers, len(decoder.sparse), decoder.heads)
+        return seq2seq_info(self.name, self.tensors, sizes, dtype)

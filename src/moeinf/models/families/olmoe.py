@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+from moeinf.models.family import DecoderFamily
 from moeinf.models.fields import Fields, moe_shape
-from moeinf.models.layers.decoder import Decoder, DecoderConfig, MoeBlock, decoder_shapes, parse_decoder
-from moeinf.models.layers.moe_plan import gated_experts_plan, plan_info
-from moeinf.models.layers.protocol import Layers
-from moeinf.types import DType, Experts, ModelInfo, MoeShape, Profiler, TensorPlan
+from moeinf.models.layers.attention_config import MLP_NAMES, Shapes
+from moeinf.models.layers.decoder import Decoder, DecoderConfig, parse_decoder
+from moeinf.models.layers.moe_block import MoeBlock
+from moeinf.models.layers.moe_plan import GatedExperts
+from moeinf.models.layers.protocol import Block, Layers
+from moeinf.types import Experts, MoeShape, Profiler, TensorPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,25 +32,29 @@ class Config:
         return Config(decoder, moe, f.count("intermediate_size"), f.flag("norm_topk_prob", False))
 
 
-def tensor_plan(config: dict[str, Any]) -> TensorPlan:
-    c = Config.parse(config)
-    blocks = [f"model.layers.{i}.mlp." for i in range(c.decoder.num_layers)]
-    dense = decoder_shapes(c.decoder)
-    dense |= {f"{block}gate.weight": (c.moe.num_experts, c.decoder.attention.hidden_size) for block in blocks}
-    names = ("gate_proj", "up_proj", "down_proj")
-    return gated_experts_plan(c.decoder, c.moe, dense, blocks, c.intermediate_size, names)
+class Family(DecoderFamily):
+    name = "olmoe"
 
+    def __init__(self, config: dict[str, Any]) -> None:
+        self._config = c = Config.parse(config)
+        self.decoder, self.moe = c.decoder, c.moe
 
-def model_info(config: dict[str, Any], dtype: DType) -> ModelInfo:
-    return plan_info("olmoe", Config.parse(config).decoder, tensor_plan(config), dtype)
+    def build(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
+        c, blocks = self._config, list[Block]()
+        for i, block in enumerate(self._blocks()):
+            router = layers.softmax_router(
+                f"{block}gate.weight", c.decoder.block_norm(i), c.moe.top_k, normalise=c.norm_topk_prob
+            )
+            blocks.append(MoeBlock(i, router, experts, profiler))
+        return Decoder(c.decoder, layers, blocks, experts, profiler)
 
+    def _blocks(self) -> list[str]:
+        return [f"model.layers.{i}.mlp." for i in range(self.decoder.num_layers)]
 
-def build(config: dict[str, Any], layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
-    c = Config.parse(config)
-    eps, blocks = c.decoder.attention.norm_eps, []
-    for i in range(c.decoder.num_layers):
-        gate = f"model.layers.{i}.mlp.gate.weight"
-        norm = f"model.layers.{i}.post_attention_layernorm.weight"
-        router = layers.softmax_router(gate, norm, eps, c.moe.top_k, normalise=c.norm_topk_prob)
-        blocks.append(MoeBlock(i, router, experts, profiler))
-    return Decoder(c.decoder, layers, blocks, experts, profiler)
+    def block_shapes(self) -> Shapes:
+        shape = (self.moe.num_experts, self.decoder.attention.hidden_size)
+        return {f"{block}gate.weight": shape for block in self._blocks()}
+
+    @cached_property
+    def tensors(self) -> TensorPlan:
+        return self.gated_experts(GatedExperts(self._blocks(), self._config.intermediate_size, MLP_NAMES))

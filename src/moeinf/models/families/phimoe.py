@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from moeinf.models.family import DecoderFamily
 from moeinf.models.fields import Fields, moe_shape
-from moeinf.models.layers.decoder import Decoder, DecoderConfig, MoeBlock, decoder_shapes, parse_decoder
-from moeinf.models.layers.moe_plan import gated_experts_plan, plan_info
-from moeinf.models.layers.protocol import Layers, Weights
-from moeinf.types import DType, Experts, Hidden, ModelInfo, MoeShape, Profiler, TensorPlan
+from moeinf.models.layers.attention_config import NormConfig, Shapes
+from moeinf.models.layers.decoder import Decoder, DecoderConfig, parse_decoder
+from moeinf.models.layers.moe_block import MoeBlock
+from moeinf.models.layers.moe_plan import GatedExperts
+from moeinf.models.layers.protocol import Block, Layers, Weights
+from moeinf.types import Experts, Hidden, MoeShape, Profiler, TensorPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +43,9 @@ class Sparsemixer:
     relative to the larger of their own magnitude and the best. The two weights do not sum to 1.
     """
 
-    def __init__(self, weights: Weights, gate: str, norm: str, eps: float, num_experts: int, jitter: float) -> None:
+    def __init__(self, weights: Weights, gate: str, norm: NormConfig, num_experts: int, jitter: float) -> None:
         self._weights, self._math, self._margin = weights, weights.math, 2 * jitter
-        self._gate, self._norm = weights.linear(gate), weights.norm(norm, eps, "layer")
+        self._gate, self._norm = weights.linear(gate), weights.norm(norm)
         self._numbers = self._math.of_host(np.arange(num_experts))
 
     def __call__(self, x: Hidden) -> tuple[Hidden, Any]:
@@ -59,25 +63,29 @@ class Sparsemixer:
         return self._math.take(self._math.softmax(self._math.where(near, left, float("-inf"))), best)
 
 
-def tensor_plan(config: dict[str, Any]) -> TensorPlan:
-    c = Config.parse(config)
-    blocks = [f"model.layers.{i}.block_sparse_moe." for i in range(c.decoder.num_layers)]
-    dense = decoder_shapes(c.decoder)
-    dense |= {f"{block}gate.weight": (c.moe.num_experts, c.decoder.attention.hidden_size) for block in blocks}
-    plan = gated_experts_plan(c.decoder, c.moe, dense, blocks, c.intermediate_size, ("w1", "w3", "w2"))
-    return replace(plan, renamed={r"\.mlp\.router\.": ".block_sparse_moe.gate.", r"\.mlp\.": ".block_sparse_moe."})
+class Family(DecoderFamily):
+    name = "phimoe"
 
+    def __init__(self, config: dict[str, Any]) -> None:
+        self._config = c = Config.parse(config)
+        self.decoder, self.moe = c.decoder, c.moe
 
-def model_info(config: dict[str, Any], dtype: DType) -> ModelInfo:
-    return plan_info("phimoe", Config.parse(config).decoder, tensor_plan(config), dtype)
+    def build(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
+        c, blocks = self._config, list[Block]()
+        for i, block in enumerate(self._blocks()):
+            norm = c.decoder.block_norm(i)
+            router = Sparsemixer(layers.weights, f"{block}gate.weight", norm, c.moe.num_experts, c.jitter)
+            blocks.append(MoeBlock(i, router, experts, profiler))
+        return Decoder(c.decoder, layers, blocks, experts, profiler)
 
+    def _blocks(self) -> list[str]:
+        return [f"model.layers.{i}.block_sparse_moe." for i in range(self.decoder.num_layers)]
 
-def build(config: dict[str, Any], layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
-    c = Config.parse(config)
-    eps, blocks = c.decoder.attention.norm_eps, []
-    for i in range(c.decoder.num_layers):
-        gate = f"model.layers.{i}.block_sparse_moe.gate.weight"
-        norm = f"model.layers.{i}.post_attention_layernorm.weight"
-        router = Sparsemixer(layers.weights, gate, norm, eps, c.moe.num_experts, c.jitter)
-        blocks.append(MoeBlock(i, router, experts, profiler))
-    return Decoder(c.decoder, layers, blocks, experts, profiler)
+    def block_shapes(self) -> Shapes:
+        shape = (self.moe.num_experts, self.decoder.attention.hidden_size)
+        return {f"{block}gate.weight": shape for block in self._blocks()}
+
+    @cached_property
+    def tensors(self) -> TensorPlan:
+        plan = self.gated_experts(GatedExperts(self._blocks(), self._config.intermediate_size, ("w1", "w3", "w2")))
+        return replace(plan, renamed={r"\.mlp\.router\.": ".block_sparse_moe.gate.", r"\.mlp\.": ".block_sparse_moe."})

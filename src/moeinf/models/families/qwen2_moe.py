@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
+from moeinf.models.family import DecoderFamily
 from moeinf.models.fields import Fields
-from moeinf.models.layers.decoder import Decoder, DecoderConfig, decoder_shapes, parse_decoder
+from moeinf.models.layers.attention_config import Shapes
+from moeinf.models.layers.decoder import Decoder, DecoderConfig, parse_decoder
 from moeinf.models.layers.protocol import Layers
 from moeinf.models.layers.qwen_moe import QwenMoe
-from moeinf.types import DType, Experts, ModelInfo, Profiler, TensorPlan
+from moeinf.types import Experts, Profiler, TensorPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +43,21 @@ def _windows(f: Fields, num_layers: int) -> tuple[int | None, ...] | None:
     return tuple(window if each else None for each in slides)
 
 
-def tensor_plan(config: dict[str, Any]) -> TensorPlan:
-    c = Config.parse(config)
-    return c.blocks.plan(c.decoder, decoder_shapes(c.decoder))
+class Family(DecoderFamily):
+    name = "qwen2_moe"
 
+    def __init__(self, config: dict[str, Any]) -> None:
+        self._config = c = Config.parse(config)
+        self.decoder, self.moe, self.num_shared_experts = c.decoder, c.blocks.moe, c.blocks.num_shared_experts
 
-def model_info(config: dict[str, Any], dtype: DType) -> ModelInfo:
-    c = Config.parse(config)
-    return c.blocks.info("qwen2_moe", c.decoder, tensor_plan(config), dtype)
+    def build(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
+        c = self._config
+        blocks = c.blocks.blocks(c.decoder, layers, experts, profiler)
+        return Decoder(c.decoder, layers, blocks, experts, profiler)
 
+    def block_shapes(self) -> Shapes:
+        return self._config.blocks.shapes(self.decoder)
 
-def build(config: dict[str, Any], layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
-    c = Config.parse(config)
-    return Decoder(c.decoder, layers, c.blocks.blocks(c.decoder, layers, experts, profiler), experts, profiler)
+    @cached_property
+    def tensors(self) -> TensorPlan:
+        return self.gated_experts(self._config.blocks.experts(self.decoder))

@@ -7,13 +7,12 @@ gives every token three places, which differ for images alone.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from moeinf.models.families import qwen3_next
 from moeinf.models.fields import Fields
-from moeinf.models.layers.decoder import Decoder
-from moeinf.models.layers.protocol import Layers
-from moeinf.types import DType, Experts, ModelInfo, Profiler, TensorPlan
+from moeinf.types import TensorPlan
 
 VISION = r"model\.visual\..*"
 
@@ -42,16 +41,16 @@ def parse(config: dict[str, Any]) -> qwen3_next.Config:
     return c if nested is None else replace(c, decoder=replace(c.decoder, prefix="model.language_model."))
 
 
-def tensor_plan(config: dict[str, Any]) -> TensorPlan:
-    return parse(config).plan(VISION)
+class Family(qwen3_next.Family):
+    name = "qwen3_5_moe"
 
+    def __init__(self, config: dict[str, Any]) -> None:
+        self._take(parse(config))
 
-def model_info(config: dict[str, Any], dtype: DType) -> ModelInfo:
-    return parse(config).info("qwen3_5_moe", dtype)
-
-
-def build(config: dict[str, Any], layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
-    return parse(config).build(layers, experts, profiler)
+    @cached_property
+    def tensors(self) -> TensorPlan:
+        plan = super().tensors
+        return replace(plan, ignored=(*plan.ignored, VISION))
 
 
 def _without_mrope(text: dict[str, Any]) -> dict[str, Any]:

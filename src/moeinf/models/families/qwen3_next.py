@@ -7,15 +7,17 @@ of each head turned; DeltaNet is delta_net.py's.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
+from moeinf.models.family import DecoderFamily
 from moeinf.models.fields import Fields
-from moeinf.models.layers.decoder import Decoder, DecoderConfig, outer_shapes, parse_decoder
-from moeinf.models.layers.delta_config import DeltaConfig
-from moeinf.models.layers.delta_net import delta_shapes, delta_work
-from moeinf.models.layers.protocol import Attention, Layers, attention_shapes
+from moeinf.models.layers.attention_config import Shapes, attention_shapes, attention_workspace
+from moeinf.models.layers.decoder import Decoder, DecoderConfig, parse_decoder
+from moeinf.models.layers.delta_config import DeltaConfig, delta_shapes, delta_workspace
+from moeinf.models.layers.protocol import Attention, Layers
 from moeinf.models.layers.qwen_moe import QwenMoe
-from moeinf.types import DTYPE_BYTES, DType, Experts, ModelInfo, Profiler, TensorPlan
+from moeinf.types import Experts, Profiler, TensorPlan, Workspace
 
 MTP = r"mtp\..*"  # a further layer that guesses tokens ahead: not used
 
@@ -44,57 +46,58 @@ class Config:
             frozenset(i for i, kind in enumerate(kinds) if kind == "linear_attention"),
         )
 
-    def plan(self, *ignored: str) -> TensorPlan:
-        shapes = outer_shapes(self.decoder)
-        for i in range(self.decoder.num_layers):
-            layer = f"{self.decoder.prefix}layers.{i}."
-            shapes |= (
-                delta_shapes(self.delta, f"{layer}linear_attn.")
-                if i in self.linear_layers
-                else attention_shapes(self.decoder.attention, f"{layer}self_attn.")
-            )
-        plan = self.blocks.plan(self.decoder, shapes)
-        projections = (
-            name for name in shapes if name.endswith(("_proj_qkvz.weight", "_proj_qkv.weight", "_proj_z.weight"))
-        )
-        return replace(
-            plan,
-            ignored=(*plan.ignored, MTP, *ignored),
-            matrices=plan.matrices.union(projections),
-            work=plan.work | delta_work(self.delta),
-        )
 
-    def info(self, architecture: str, dtype: DType) -> ModelInfo:
-        a, linear = self.decoder.attention, len(self.linear_layers)
-        info = self.blocks.info(architecture, self.decoder, self.plan(), dtype)
-        of_a_layer = 2 * a.num_kv_heads * a.head_dim * DTYPE_BYTES[dtype]
-        return replace(
-            info,
-            kv_bytes_per_token=(self.decoder.num_layers - linear) * of_a_layer,
-            state_bytes=linear * self.delta.state_bytes,
-        )
+class Family(DecoderFamily):
+    name = "qwen3_next"
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self._take(Config.parse(Fields(config)))
+
+    def _take(self, c: Config) -> None:
+        self._config = c
+        self.decoder, self.moe, self.num_shared_experts = c.decoder, c.blocks.moe, c.blocks.num_shared_experts
 
     def build(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
-        attention = list[Attention]()
-        for i in range(self.decoder.num_layers):
-            layer = f"{self.decoder.prefix}layers.{i}."
-            norm = f"{layer}input_layernorm.weight"
+        c, attention = self._config, list[Attention]()
+        for i in range(c.decoder.num_layers):
             attention.append(
-                layers.delta_net(self.delta, f"{layer}linear_attn.", norm, i)
-                if i in self.linear_layers
-                else layers.attention(self.decoder.attention, f"{layer}self_attn.", norm, i)
+                layers.delta_net(c.delta, c.decoder.attention_site(i, "linear_attn"))
+                if i in c.linear_layers
+                else layers.attention(c.decoder.attention, c.decoder.attention_site(i))
             )
-        blocks = self.blocks.blocks(self.decoder, layers, experts, profiler)
-        return Decoder(self.decoder, layers, blocks, experts, profiler, attention)
+        blocks = c.blocks.blocks(c.decoder, layers, experts, profiler)
+        return Decoder(c.decoder, layers, blocks, experts, profiler, attention)
 
+    def attention_shapes(self) -> Shapes:
+        c, shapes = self._config, Shapes()
+        for i in range(c.decoder.num_layers):
+            layer = f"{c.decoder.prefix}layers.{i}."
+            shapes |= (
+                delta_shapes(c.delta, f"{layer}linear_attn.")
+                if i in c.linear_layers
+                else attention_shapes(c.decoder.attention, f"{layer}self_attn.")
+            )
+        return shapes
 
-def tensor_plan(config: dict[str, Any]) -> TensorPlan:
-    return Config.parse(Fields(config)).plan()
+    def block_shapes(self) -> Shapes:
+        return self._config.blocks.shapes(self.decoder)
 
+    @cached_property
+    def tensors(self) -> TensorPlan:
+        plan = self.gated_experts(self._config.blocks.experts(self.decoder))
+        ends = ("_proj_qkvz.weight", "_proj_qkv.weight", "_proj_z.weight")
+        projections = (name for name in plan.dense if name.endswith(ends))
+        return replace(plan, ignored=(*plan.ignored, MTP), matrices=plan.matrices.union(projections))
 
-def model_info(config: dict[str, Any], dtype: DType) -> ModelInfo:
-    return Config.parse(Fields(config)).info("qwen3_next", dtype)
+    @property
+    def attention_workspace(self) -> Workspace:
+        return attention_workspace(self.decoder.attention) | delta_workspace(self._config.delta)
 
+    @property
+    def cache_numbers(self) -> int:
+        a, attending = self.decoder.attention, self.decoder.num_layers - len(self._config.linear_layers)
+        return 2 * attending * a.num_kv_heads * a.head_dim
 
-def build(config: dict[str, Any], layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
-    return Config.parse(Fields(config)).build(layers, experts, profiler)
+    @property
+    def state_bytes(self) -> int:
+        return len(self._config.linear_layers) * self._config.delta.state_bytes

@@ -3,31 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from math import log
 from typing import Any
 
 import numpy as np
 
 from moeinf.errors import CheckpointError
+from moeinf.models.family import EncoderDecoderFamily
 from moeinf.models.fields import MOST_LAYERS, Fields, moe_shape
 from moeinf.models.layers.array_math import Array
-from moeinf.models.layers.decoder import MoeBlock
+from moeinf.models.layers.attention_config import Heads, NormConfig, Shapes
 from moeinf.models.layers.encoder_decoder import (
+    AnswerDecoder,
     Attention,
     DecoderLayer,
+    Encoder,
     EncoderDecoder,
     EncoderLayer,
     FeedForward,
-    Heads,
+    Norm,
     nth_of_its_expert,
-    plain_experts_plan,
-    seq2seq_info,
 )
-from moeinf.models.layers.protocol import Block, Layers, Shapes, Weights
-from moeinf.types import DType, Experts, Hidden, IntArray, ModelInfo, MoeShape, Profiler, Prompting, TensorPlan
+from moeinf.models.layers.moe_block import MoeBlock
+from moeinf.models.layers.moe_plan import PlainExperts, Seq2seqSizes, block_workspace, plain_experts_plan, seq2seq_info
+from moeinf.models.layers.protocol import Block, Layers, Weights
+from moeinf.types import (
+    DType,
+    EncoderInput,
+    Experts,
+    Hidden,
+    IntArray,
+    ModelInfo,
+    MoeShape,
+    Profiler,
+    TensorPlan,
+    Workspace,
+)
 
 EMBEDDING, HEAD = "shared.weight", "lm_head.weight"
+ATTENTIONS = {"encoder": ("SelfAttention",), "decoder": ("SelfAttention", "EncDecAttention")}  # of a layer
 TRAINED_TOKENS = 512  # of a source (section 2.1); relative positions set no limit of their own
 
 
@@ -110,9 +126,9 @@ class Router:
     overflows.
     """
 
-    def __init__(self, weights: Weights, c: Config, prefix: str, norm: str, capacity: int | None) -> None:
+    def __init__(self, weights: Weights, c: Config, prefix: str, norm: Norm, capacity: int | None) -> None:
         self._weights, self._capacity, self._num_experts = weights, capacity, c.moe.num_experts
-        self._norm = weights.norm(norm, c.norm_eps)
+        self._norm = norm
         self._weight = weights.vector(f"{prefix}classifier.weight").reshape(c.moe.num_experts, c.hidden_size)
         self._bias = weights.vector(f"{prefix}classifier.bias") if c.router_bias else np.float32(0)
 
@@ -133,11 +149,15 @@ class RelativeBias:
     """
 
     def __init__(self, weights: Weights, c: Config, stack: str) -> None:
-        name = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-        self._table = weights.vector(name).reshape(c.num_buckets, c.heads.num_heads).T
+        self._table = weights.vector(self.name(stack)).reshape(c.num_buckets, c.heads.num_heads).T
         self._of_host = weights.math.of_host
         self._two_sided = stack == "encoder"
         self._num_buckets, self._max_distance = c.num_buckets, c.max_distance
+
+    @staticmethod
+    def name(stack: str) -> str:
+        """The tensor of a stack's bias."""
+        return f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
 
     def __call__(self, ahead: IntArray) -> Array:
         """ahead [...]: place of the key less place of the query -> [heads, ...]"""
@@ -157,125 +177,129 @@ class RelativeBias:
         return bucket
 
 
-def tensor_plan(config: dict[str, Any]) -> TensorPlan:
-    c = Config.parse(config)
-    hidden, dense, blocks = c.hidden_size, dict[str, tuple[int, ...]](), list[str]()
-    matrices: Shapes = {}
-    for stack, prefix, sparse in c.layers():
-        names = ["SelfAttention"] if stack == "encoder" else ["SelfAttention", "EncDecAttention"]
-        for at, name in enumerate(names):
-            matrices |= c.heads.shapes(f"{prefix}{at}.{name}.", hidden)
-        dense |= {f"{prefix}{at}.layer_norm.weight": (hidden,) for at in range(len(names) + 1)}
-        mlp = f"{prefix}{len(names)}.mlp."
-        if sparse:
-            blocks.append(mlp)
-            dense[f"{mlp}router.classifier.weight"] = (c.moe.num_experts, hidden)
-            dense |= {f"{mlp}router.classifier.bias": (c.moe.num_experts,)} if c.router_bias else {}
-        else:
-            matrices |= {
-                f"{mlp}wi.weight": (c.intermediate_size, hidden),
-                f"{mlp}wo.weight": (hidden, c.intermediate_size),
-            }
-    for stack in ("encoder", "decoder"):
-        dense[f"{stack}.final_layer_norm.weight"] = (hidden,)
-        dense[f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"] = (
-            c.num_buckets,
-            c.heads.num_heads,
+class Family(EncoderDecoderFamily):
+    name = "switch_transformers"
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self._config = c = Config.parse(config)
+        f = Fields(config)
+        self.encoder_input = EncoderInput(
+            f.count("decoder_start_token_id", 0, minimum=0), f.count("eos_token_id", 1, minimum=0), sum(c.encoder)
         )
-    embeddings = frozenset({EMBEDDING, *(c.embedding(stack) for stack in ("encoder", "decoder"))})
-    dense |= {name: (c.vocab_size, hidden) for name in (*embeddings, c.head)}  # EMBEDDING is there if nothing reads it
-    # the same as the embedding
-    tied = (r"(encoder|decoder)\.embed_tokens\.weight", r"lm_head\.weight") if c.tied else ()
-    ignored = (
-        *tied,
-        # a table that mesh_tensorflow's conversion wrote and that no model reads
-        r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
-    )
-    return plain_experts_plan(
-        c.moe,
-        dense | matrices,
-        dict.fromkeys(blocks, c.intermediate_size),
-        hidden,
-        ("wi", "wo"),
-        c.heads.num_heads,
-        biased=False,
-        embeddings=embeddings,
-        head=c.head,
-        matrices=frozenset(matrices),
-        ignored=ignored,
-    )
 
+    def build(self, layers: Layers, experts: Experts, profiler: Profiler) -> EncoderDecoder:
+        c, weights, moe_layer = self._config, layers.weights, 0
+        encoder, decoder = list[EncoderLayer](), list[DecoderLayer]()
 
-def model_info(config: dict[str, Any], dtype: DType) -> ModelInfo:
-    c = Config.parse(config)
-    return seq2seq_info(
-        "switch_transformers",
-        tensor_plan(config),
-        c.heads,
-        context_length=c.context_length,
-        hidden_size=c.hidden_size,
-        num_layers=len(c.layers()),
-        num_decoder_layers=len(c.decoder),
-        vocab_size=c.vocab_size,
-        dtype=dtype,
-    )
+        def norm(name: str) -> Norm:
+            return weights.norm(NormConfig(f"{name}layer_norm.weight", c.norm_eps))
 
+        def attention(prefix: str, at: int, name: str) -> Attention:
+            return Attention(layers, c.heads, f"{prefix}{at}.{name}.", norm(f"{prefix}{at}."))
 
-def prompting(config: dict[str, Any]) -> Prompting:
-    f = Fields(config)
-    return Prompting(
-        f.count("decoder_start_token_id", 0, minimum=0),
-        f.count("eos_token_id", 1, minimum=0),
-        sum(Config.parse(config).encoder),
-    )
+        for stack, prefix, sparse in c.layers():
+            at = 1 if stack == "encoder" else 2
+            mlp, mlp_norm = f"{prefix}{at}.mlp.", norm(f"{prefix}{at}.")
+            if sparse:
+                capacity = c.expert_capacity if stack == "encoder" else None
+                router = Router(weights, c, f"{mlp}router.", mlp_norm, capacity)
+                block: Block = MoeBlock(moe_layer, router, experts, profiler)
+                moe_layer += 1
+            else:
+                block = FeedForward(weights, mlp, ("wi", "wo"), False, mlp_norm)
+            own = attention(prefix, 0, "SelfAttention")
+            if stack == "encoder":
+                encoder.append(EncoderLayer(own, block))
+            else:
+                decoder.append(DecoderLayer(own, attention(prefix, 1, "EncDecAttention"), block))
 
+        def embed_by(name: str) -> Callable[[Sequence[int], IntArray], Hidden]:
+            embedding = layers.embedding(name)
+            return lambda token_ids, positions: embedding(token_ids)
 
-def build(config: dict[str, Any], layers: Layers, experts: Experts, profiler: Profiler) -> EncoderDecoder:
-    c = Config.parse(config)
-    encoder, decoder, moe_layer = list[EncoderLayer](), list[DecoderLayer](), 0
+        head = layers.head(
+            HEAD if HEAD in weights else EMBEDDING,
+            NormConfig("decoder.final_layer_norm.weight", c.norm_eps),
+            scale=c.hidden_size**-0.5 if c.tied else 1.0,  # as of every T5 whose head is the embedding
+        )
+        embed = embed_by(c.embedding("decoder"))
+        embed_source = embed if c.tied else embed_by(c.embedding("encoder"))
+        return EncoderDecoder(
+            layers,
+            experts,
+            profiler,
+            Encoder(embed_source, encoder, norm("encoder.final_"), RelativeBias(weights, c, "encoder")),
+            AnswerDecoder(embed, decoder, head, RelativeBias(weights, c, "decoder")),
+        )
 
-    def attention(prefix: str, at: int, name: str) -> Attention:
-        norm = layers.weights.norm(f"{prefix}{at}.layer_norm.weight", c.norm_eps)
-        return Attention(layers, c.heads, f"{prefix}{at}.{name}.", norm)
+    def _attention_matrices(self) -> Shapes:
+        c, shapes = self._config, Shapes()
+        for stack, prefix, _ in c.layers():
+            for at, name in enumerate(ATTENTIONS[stack]):
+                shapes |= c.heads.shapes(f"{prefix}{at}.{name}.", c.hidden_size)
+        return shapes
 
-    for stack, prefix, sparse in c.layers():
-        at = 1 if stack == "encoder" else 2
-        mlp, norm = f"{prefix}{at}.mlp.", f"{prefix}{at}.layer_norm.weight"
-        if sparse:
-            capacity = c.expert_capacity if stack == "encoder" else None
-            block: Block = MoeBlock(
-                moe_layer, Router(layers.weights, c, f"{mlp}router.", norm, capacity), experts, profiler
-            )
-            moe_layer += 1
-        else:
-            block = FeedForward(layers.weights, mlp, ("wi", "wo"), False, layers.weights.norm(norm, c.norm_eps))
-        if stack == "encoder":
-            encoder.append(EncoderLayer(attention(prefix, 0, "SelfAttention"), block))
-        else:
-            decoder.append(
-                DecoderLayer(attention(prefix, 0, "SelfAttention"), attention(prefix, 1, "EncDecAttention"), block)
-            )
+    def _feed_forward(self) -> Shapes:
+        """The matrices of dense blocks."""
+        c, shapes = self._config, Shapes()
+        for stack, prefix, sparse in c.layers():
+            if not sparse:
+                mlp = f"{prefix}{len(ATTENTIONS[stack])}.mlp."
+                shapes[f"{mlp}wi.weight"] = (c.intermediate_size, c.hidden_size)
+                shapes[f"{mlp}wo.weight"] = (c.hidden_size, c.intermediate_size)
+        return shapes
 
-    def embed_by(name: str) -> Callable[[Sequence[int], IntArray], Hidden]:
-        embedding = layers.embedding(name)
-        return lambda ids, places: embedding(ids)
+    def _routers(self) -> Shapes:
+        c, shapes = self._config, Shapes()
+        for block in self._blocks():
+            shapes[f"{block}router.classifier.weight"] = (c.moe.num_experts, c.hidden_size)
+            if c.router_bias:
+                shapes[f"{block}router.classifier.bias"] = (c.moe.num_experts,)
+        return shapes
 
-    head = layers.head(
-        HEAD if HEAD in layers.weights else EMBEDDING,
-        "decoder.final_layer_norm.weight",
-        c.norm_eps,
-        scale=c.hidden_size**-0.5 if c.tied else 1.0,
-    )  # as of every T5 whose head is the embedding
-    return EncoderDecoder(
-        layers,
-        experts,
-        profiler,
-        embed=embed_by(c.embedding("decoder")),
-        head=head,
-        embed_source=None if c.tied else embed_by(c.embedding("encoder")),
-        encoder=encoder,
-        encoder_bias=RelativeBias(layers.weights, c, "encoder"),
-        encoder_norm=layers.weights.norm("encoder.final_layer_norm.weight", c.norm_eps),
-        decoder=decoder,
-        decoder_bias=RelativeBias(layers.weights, c, "decoder"),
-    )
+    def _blocks(self) -> list[str]:
+        """Prefixes of the blocks with experts."""
+        layers = self._config.layers()
+        return [f"{prefix}{len(ATTENTIONS[stack])}.mlp." for stack, prefix, sparse in layers if sparse]
+
+    def _norms_and_biases(self) -> Shapes:
+        c, shapes = self._config, Shapes()
+        for stack, prefix, _ in c.layers():
+            shapes |= {f"{prefix}{at}.layer_norm.weight": (c.hidden_size,) for at in range(len(ATTENTIONS[stack]) + 1)}
+        for stack in ATTENTIONS:
+            shapes[f"{stack}.final_layer_norm.weight"] = (c.hidden_size,)
+            shapes[RelativeBias.name(stack)] = (c.num_buckets, c.heads.num_heads)
+        return shapes
+
+    @cached_property
+    def tensors(self) -> TensorPlan:
+        c = self._config
+        embeddings = frozenset({EMBEDDING, *(c.embedding(stack) for stack in ATTENTIONS)})
+        matrices = self._attention_matrices() | self._feed_forward()
+        dense = self._norms_and_biases() | self._routers() | matrices
+        dense |= {name: (c.vocab_size, c.hidden_size) for name in (*embeddings, c.head)}  # EMBEDDING even if unread
+        # the same as the embedding
+        tied = (r"(encoder|decoder)\.embed_tokens\.weight", r"lm_head\.weight") if c.tied else ()
+        experts = PlainExperts(dict.fromkeys(self._blocks(), c.intermediate_size), ("wi", "wo"), biased=False)
+        return replace(
+            plain_experts_plan(c.moe, c.hidden_size, dense, experts),
+            matrices=frozenset(matrices),
+            lookups=embeddings,
+            head=(c.head, HEAD),
+            ignored=(
+                *tied,
+                # a table that mesh_tensorflow's conversion wrote and that no model reads
+                r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
+            ),
+        )
+
+    @property
+    def workspace(self) -> Workspace:
+        attention = Workspace(attention=8 * self._config.hidden_size, source=self._config.heads.num_heads)
+        return attention | block_workspace(self._routers() | self._feed_forward())
+
+    def info(self, dtype: DType) -> ModelInfo:
+        c = self._config
+        layers = len(c.layers())
+        sizes = Seq2seqSizes(c.context_length, c.hidden_size, c.vocab_size, layers, len(c.decoder), c.heads)
+        return seq2seq_info(self.name, self.tensors, sizes, dtype)

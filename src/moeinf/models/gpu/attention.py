@@ -11,8 +11,8 @@ from moeinf.gpu.matrix import DeviceMatrix
 from moeinf.gpu.vector_ops import AttentionForm, HeadForm, KeyValues
 from moeinf.models.gpu.rotary import DevicePlaces
 from moeinf.models.gpu.weights import DeviceWeights
+from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, NormConfig
 from moeinf.models.layers.kv_cache import Cache
-from moeinf.models.layers.protocol import AttentionConfig
 
 
 class DeviceKVState:
@@ -32,18 +32,12 @@ class DeviceAttention:
     """See Layers.attention."""
 
     def __init__(
-        self,
-        weights: DeviceWeights,
-        dtype: torch.dtype,
-        config: AttentionConfig,
-        prefix: str,
-        norm: str,
-        layer: int,
-        residual: float,
+        self, weights: DeviceWeights, dtype: torch.dtype, config: AttentionConfig, site: AttentionSite
     ) -> None:
         assert config.norm != "layer" or config.qk_norm == "none", "no family has layer norms of heads"
         c = self._config = config
-        self._weights, self._dtype, self._layer, self._residual = weights, dtype, layer, residual
+        self._weights, self._dtype, self._layer, self._residual = weights, dtype, site.layer, site.residual
+        prefix = site.prefix
         names = [f"{prefix}{n}_proj.weight" for n in "qkv"]
         queries, keys = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
         self._rows = [queries, keys, keys]
@@ -64,8 +58,8 @@ class DeviceAttention:
         self._biases: Sequence[Tensor | None] = biases or [None, None, None]
         self._bias = torch.cat(biases) if biases else None
         self._output = weights.matrix(f"{prefix}o_proj.weight")
-        self._output_bias = weights.vector(f"{prefix}o_proj.bias") * residual if c.output_bias else None
-        self._norm = weights.norm(norm, c.norm_eps, c.norm)
+        self._output_bias = weights.vector(f"{prefix}o_proj.bias") * site.residual if c.output_bias else None
+        self._norm = weights.norm(NormConfig(site.norm, c.norm_eps, c.norm))
         self._q_norm, self._k_norm = (
             None if c.qk_norm == "none" else weights.norm_weight(f"{prefix}{n}_norm.weight", c.norm) for n in "qk"
         )

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from moeinf.gpu.matrix import MAX_ROWS
 from moeinf.gpu.vector_ops import AttentionForm, HeadForm, KeyValues, VectorOps
+from moeinf.models.layers.attention_config import Heads
 from moeinf.models.layers.kv_cache import Cache
 
 
@@ -22,23 +23,14 @@ class DeviceBeams:
     rewinds = True
 
     def __init__(
-        self,
-        vectors: VectorOps,
-        device: torch.device,
-        num_heads: int,
-        head_dim: int,
-        scale: float,
-        capacity: int,
-        num_beams: int,
-        bias: Tensor | None,
-        spare: Tensor | None,
+        self, vectors: VectorOps, heads: Heads, past: Tensor, spare: Tensor | None, bias: Tensor | None
     ) -> None:
-        """spare: as large as `past`, for `keep`, where there are several beams; layers may share it."""
-        self._vectors, self._num_heads, self._scale, self._spare = vectors, num_heads, scale, spare
+        """past: zeros of past_shape; spare: as large, for `keep` of several beams; layers may share it."""
+        self._vectors, self._num_heads, self._scale, self._spare = vectors, heads.num_heads, heads.scale, spare
         self._bias = None if bias is None else bias.contiguous()
-        self._past = torch.zeros(past_shape(num_heads, head_dim, capacity, num_beams), device=device)
-        self._source = torch.zeros((2, num_heads, capacity, head_dim), device=device)
-        self._last_of_source = torch.zeros(1, dtype=torch.int32, device=device)
+        self._past = past
+        self._source = past.new_zeros((2, heads.num_heads, past.shape[3], heads.head_dim))
+        self._last_of_source = torch.zeros(1, dtype=torch.int32, device=past.device)
 
     def truncate(self, length: int) -> None:
         pass  # what lies behind the cache's length is never read
@@ -76,6 +68,6 @@ class DeviceBeams:
         return out.view(q.shape)
 
 
-def past_shape(num_heads: int, head_dim: int, capacity: int, num_beams: int) -> tuple[int, ...]:
+def past_shape(heads: Heads, capacity: int, num_beams: int) -> tuple[int, ...]:
     """Keys, then values."""
-    return 2, num_beams, num_heads, capacity, head_dim
+    return 2, num_beams, heads.num_heads, capacity, heads.head_dim

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from moeinf.gpu.vector_ops import AttentionForm, KeyValues, VectorOps
+from moeinf.models.layers.attention_config import LatentHeads
 from moeinf.models.layers.kv_cache import Cache
-from moeinf.models.layers.rope import Rope
 
 _NUMBERS = 1 << 22  # of queries that exist at once: 16 MiB
 
@@ -30,21 +30,15 @@ class DeviceLatentCore:
     """moeinf.models.layers.protocol.LatentCore. Places are read on the device, so that a step can be captured."""
 
     def __init__(
-        self,
-        vectors: VectorOps,
-        keys_values: Tensor,
-        dtype: torch.dtype,
-        plain_dim: int,
-        rope: Rope,
-        scale: float,
-        layer: int,
+        self, vectors: VectorOps, keys_values: Tensor, dtype: torch.dtype, heads: LatentHeads, layer: int
     ) -> None:
-        """keys_values [heads, plain_dim + value_dim, rank] in f32, f16 or bf16, which is what products are made in."""
+        """keys_values [heads, nope_dim + value_dim, rank] in f32, f16 or bf16, which is what products are made in."""
         self._vectors, self._dtype, self._layer = vectors, dtype, layer
-        self._into = keys_values[:, :plain_dim]  # W_UK
-        self._out_of = keys_values[:, plain_dim:].transpose(1, 2)  # W_UV
-        self._num_heads, self._plain_dim, self._rank = len(keys_values), plain_dim, keys_values.shape[2]
-        self._rope, self._scale = rope, scale
+        nope_dim = heads.qk_nope_head_dim
+        self._into = keys_values[:, :nope_dim]  # W_UK
+        self._out_of = keys_values[:, nope_dim:].transpose(1, 2)  # W_UV
+        self._num_heads, self._nope_dim, self._rank = len(keys_values), nope_dim, keys_values.shape[2]
+        self._rope, self._scale = heads.rope, heads.scale
 
     def new_state(self, capacity: int) -> DeviceLatentState:
         return DeviceLatentState(self._into.device, self._rank + self._rope.rotary_dim, capacity, self._dtype)
@@ -52,8 +46,8 @@ class DeviceLatentCore:
     def store(self, rows: Tensor, cache: Cache, places: Any) -> None:
         state: DeviceLatentState = cache.states[self._layer]
         where = _places(places, 0, len(rows))
-        turned = self._turned(rows[:, None], places, where)[:, 0]
-        state.rows[0].index_copy_(0, where, turned.to(self._dtype))
+        rotated = self._rotated(rows[:, None], places, where)[:, 0]
+        state.rows[0].index_copy_(0, where, rotated.to(self._dtype))
 
     def at_once(self, tokens: int) -> int:
         return tokens  # so that weights are read once; `attend` goes piece by piece through what takes most memory
@@ -65,18 +59,18 @@ class DeviceLatentCore:
 
     def _attended(self, queries: Tensor, cache: Cache, places: Any, at: int) -> Tensor:
         tokens, heads, state = len(queries), self._num_heads, cache.states[self._layer]
-        plain, end = torch.split(queries.view(tokens, heads, -1), [self._plain_dim, self._rope.rotary_dim], -1)
+        plain, end = torch.split(queries.view(tokens, heads, -1), [self._nope_dim, self._rope.rotary_dim], -1)
         inside = torch.cat([_by_head(plain, self._into), end], -1)
-        turned = self._turned(inside, places, _places(places, at, tokens)).reshape(tokens, -1)
-        out = torch.empty_like(turned)
+        rotated = self._rotated(inside, places, _places(places, at, tokens)).reshape(tokens, -1)
+        out = torch.empty_like(rotated)
         position = places.position + at if at else places.position
         rows, form = KeyValues(state.rows, state.rows), AttentionForm(self._scale)
-        self._vectors.attend(turned, rows, position, places.start + at, form, out)
+        self._vectors.attend(rotated, rows, position, places.start + at, form, out)
         mixed = out.view(tokens, heads, -1)[..., : self._rank]
         return _by_head(mixed, self._out_of).reshape(tokens, -1)
 
-    def _turned(self, x: Tensor, places: Any, where: Tensor) -> Tensor:
-        """x [tokens, heads, rank + rotary_dim], the last rotary_dim of each head turned."""
+    def _rotated(self, x: Tensor, places: Any, where: Tensor) -> Tensor:
+        """x [tokens, heads, rank + rotary_dim], the last rotary_dim of each head rotated."""
         cos, sin = (table.index_select(0, where)[:, None] for table in (places.cos, places.sin))
         rest, end = torch.split(x, [self._rank, self._rope.rotary_dim], -1)
         left, right = (end[..., ::2], end[..., 1::2]) if self._rope.interleaved else end.chunk(2, -1)

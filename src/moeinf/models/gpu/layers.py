@@ -15,10 +15,17 @@ from moeinf.models.gpu.latent import DeviceLatentCore
 from moeinf.models.gpu.rotary import DevicePlaces, DeviceRotary
 from moeinf.models.gpu.staging import Staging
 from moeinf.models.gpu.weights import DeviceWeights
+from moeinf.models.layers.attention_config import (
+    MLP_NAMES,
+    AttentionConfig,
+    AttentionSite,
+    Heads,
+    LatentHeads,
+    NormConfig,
+)
 from moeinf.models.layers.delta_config import DeltaConfig
 from moeinf.models.layers.delta_net import DeltaNet
 from moeinf.models.layers.kv_cache import Cache
-from moeinf.models.layers.protocol import AttentionConfig, NormKind
 from moeinf.models.layers.rope import Rope
 from moeinf.types import DType, Float32Array
 
@@ -46,54 +53,35 @@ class DeviceLayers:
     def rotary(self, rope: Rope | None, context_length: int) -> DeviceRotary:
         return DeviceRotary(self.weights.device.kind, rope, min(context_length, self._context))
 
-    def attention(
-        self, config: AttentionConfig, prefix: str, norm: str, layer: int, residual: float = 1.0
-    ) -> DeviceAttention:
-        return DeviceAttention(self.weights, self._dtype, config, prefix, norm, layer, residual)
+    def attention(self, config: AttentionConfig, site: AttentionSite) -> DeviceAttention:
+        return DeviceAttention(self.weights, self._dtype, config, site)
 
-    def latent_core(
-        self, keys_values: str, num_heads: int, plain_dim: int, rope: Rope, scale: float, layer: int
-    ) -> DeviceLatentCore:
+    def latent_core(self, keys_values: str, heads: LatentHeads, layer: int) -> DeviceLatentCore:
         matrix = self.weights.matrix(keys_values)
         assert matrix.format in _TORCH_DTYPES, "the plan leaves out of `matrices` what is multiplied by head"
-        weights = matrix.data.view(_TORCH_DTYPES[matrix.format]).view(num_heads, -1, matrix.cols)
-        return DeviceLatentCore(self.weights.ops.vectors, weights, self._dtype, plain_dim, rope, scale, layer)
+        weights = matrix.data.view(_TORCH_DTYPES[matrix.format]).view(heads.num_heads, -1, matrix.cols)
+        return DeviceLatentCore(self.weights.ops.vectors, weights, self._dtype, heads, layer)
 
-    def beams(
-        self, num_heads: int, head_dim: int, scale: float, capacity: int, num_beams: int, bias: Tensor | None
-    ) -> DeviceBeams:
-        shape = past_shape(num_heads, head_dim, capacity, num_beams)
+    def beams(self, heads: Heads, capacity: int, num_beams: int, bias: Tensor | None) -> DeviceBeams:
+        shape, kind = past_shape(heads, capacity, num_beams), self.weights.device.kind
         if num_beams > 1 and (self._spare is None or self._spare.shape != shape):
-            self._spare = torch.zeros(shape, device=self.weights.device.kind)
-        return DeviceBeams(
-            self.weights.ops.vectors,
-            self.weights.device.kind,
-            num_heads,
-            head_dim,
-            scale,
-            capacity,
-            num_beams,
-            bias,
-            self._spare,
-        )
+            self._spare = torch.zeros(shape, device=kind)
+        past = torch.zeros(shape, device=kind)
+        return DeviceBeams(self.weights.ops.vectors, heads, past, self._spare, bias)
 
-    def delta_net(self, config: DeltaConfig, prefix: str, norm: str, layer: int) -> DeltaNet:
-        return DeltaNet(self.weights, config, prefix, norm, layer)
+    def delta_net(self, config: DeltaConfig, site: AttentionSite) -> DeltaNet:
+        return DeltaNet(self.weights, config, site)
 
-    def softmax_router(
-        self, gate: str, norm: str, eps: float, top_k: int, normalise: bool, kind: NormKind = "rms"
-    ) -> DeviceSoftmaxRouter:
-        return DeviceSoftmaxRouter(self.weights, gate, norm, eps, top_k, normalise, kind)
+    def softmax_router(self, gate: str, norm: NormConfig, top_k: int, *, normalise: bool) -> DeviceSoftmaxRouter:
+        return DeviceSoftmaxRouter(self.weights, gate, norm, top_k, normalise=normalise)
 
-    def gated_mlp(
-        self, prefix: str, norm: str, eps: float, residual: float = 1.0, kind: NormKind = "rms"
-    ) -> DeviceGatedMLP:
-        return DeviceGatedMLP(self.weights, prefix, norm, eps, residual, kind)
+    def gated_mlp(self, prefix: str, norm: NormConfig) -> DeviceGatedMLP:
+        return DeviceGatedMLP(self.weights, prefix, norm)
 
     def head(
-        self, matrix: str, norm: str, eps: float, kind: NormKind = "rms", scale: float = 1.0, bias: str | None = None
+        self, matrix: str, norm: NormConfig, scale: float = 1.0, bias: str | None = None
     ) -> Callable[[Tensor], Tensor]:
-        last_norm, product = self.weights.norm(norm, eps, kind), self.weights.linear(matrix, bias)
+        last_norm, product = self.weights.norm(norm), self.weights.linear(matrix, bias)
         return lambda x: product(last_norm(x)) * scale if scale != 1.0 else product(last_norm(x))
 
     def carry_out(
@@ -111,30 +99,23 @@ class DeviceLayers:
 class DeviceGatedMLP:
     """See Layers.gated_mlp."""
 
-    def __init__(
-        self, weights: DeviceWeights, prefix: str, norm: str, eps: float, residual: float, kind: NormKind
-    ) -> None:
-        self._weights, self._residual = weights, residual
-        self._gate, self._up, self._down = (weights.matrix(f"{prefix}{n}_proj.weight") for n in ("gate", "up", "down"))
-        self._norm = weights.norm(norm, eps, kind)
+    def __init__(self, weights: DeviceWeights, prefix: str, norm: NormConfig) -> None:
+        self._weights, self._norm = weights, weights.norm(norm)
+        self._gate, self._up, self._down = (weights.matrix(f"{prefix}{n}.weight") for n in MLP_NAMES)
 
     def add_to(self, x: Tensor) -> None:
         weights = self._weights
         hidden = self._norm(x)
         gated = torch.nn.functional.silu(weights.product(hidden, self._gate)) * weights.product(hidden, self._up)
-        if self._residual != 1.0:
-            gated *= self._residual
         weights.ops.matrices.linear(gated, self._down, x, add=True)
 
 
 class DeviceSoftmaxRouter:
     """See Layers.softmax_router; ids are int32."""
 
-    def __init__(
-        self, weights: DeviceWeights, gate: str, norm: str, eps: float, top_k: int, normalise: bool, kind: NormKind
-    ) -> None:
+    def __init__(self, weights: DeviceWeights, gate: str, norm: NormConfig, top_k: int, *, normalise: bool) -> None:
         self._weights, self._top_k, self._normalise = weights, top_k, normalise
-        self._gate, self._norm = weights.matrix(gate), weights.norm(norm, eps, kind)
+        self._gate, self._norm = weights.matrix(gate), weights.norm(norm)
 
     def __call__(self, x: Tensor) -> tuple[Tensor, DeviceRouting]:
         weights = self._weights

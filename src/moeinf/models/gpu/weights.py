@@ -11,7 +11,7 @@ from moeinf.gpu.device import Device
 from moeinf.gpu.matrix import DeviceMatrix, DeviceRouting
 from moeinf.gpu.ops import Ops
 from moeinf.models.gpu.math import TorchMath
-from moeinf.models.layers.protocol import NormKind
+from moeinf.models.layers.attention_config import NormConfig, NormKind
 from moeinf.models.layers.weights import Embedding, StoredTensor, TensorBytes, in_memory, vector
 
 
@@ -62,10 +62,10 @@ class DeviceWeights:
         matrix, added = self.matrix(name), None if bias is None else self.vector(bias)
         return lambda x: self.product(x.contiguous(), matrix, added)
 
-    def norm(self, name: str, eps: float, kind: NormKind = "rms") -> Callable[[Tensor], Tensor]:
-        weight = self.norm_weight(name, kind)
-        if kind == "layer":
-            bias = self.vector(name.removesuffix("weight") + "bias")
+    def norm(self, config: NormConfig) -> Callable[[Tensor], Tensor]:
+        weight, eps = self.norm_weight(config.name, config.kind), config.eps
+        if config.kind == "layer":
+            bias = self.vector(config.name.removesuffix("weight") + "bias")
             return lambda x: torch.nn.functional.layer_norm(x, (x.shape[-1],), weight, bias, eps)
         return lambda x: self.normed(x.contiguous().view(-1, x.shape[-1]), weight, eps).view(x.shape)
 

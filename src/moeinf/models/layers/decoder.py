@@ -8,17 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from moeinf.models.fields import MOST_LAYERS, Fields
+from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, NormConfig, Shapes, attention_shapes
 from moeinf.models.layers.kv_cache import Cache
-from moeinf.models.layers.protocol import (
-    Attention,
-    AttentionConfig,
-    Block,
-    Layers,
-    Places,
-    Router,
-    Shapes,
-    attention_shapes,
-)
+from moeinf.models.layers.moe_block import MoeBlock
+from moeinf.models.layers.protocol import Attention, Block, Layers, Places
 from moeinf.models.layers.rope import partial_rotary, reach, rope_of
 from moeinf.types import Experts, Float32Array, Hidden, Profiler
 
@@ -45,6 +38,15 @@ class DecoderConfig:
 
     def attention_of(self, layer: int) -> AttentionConfig:
         return self.attention if self.windows is None else replace(self.attention, window=self.windows[layer])
+
+    def attention_site(self, layer: int, module: str = "self_attn") -> AttentionSite:
+        prefix = f"{self.prefix}layers.{layer}."
+        return AttentionSite(layer, f"{prefix}{module}.", f"{prefix}input_layernorm.weight", self.residual)
+
+    def block_norm(self, layer: int) -> NormConfig:
+        """The norm in front of a layer's block."""
+        name = f"{self.prefix}layers.{layer}.post_attention_layernorm.weight"
+        return NormConfig(name, self.attention.norm_eps, self.attention.norm)
 
 
 def parse_decoder(
@@ -80,40 +82,6 @@ def parse_decoder(
     )
 
 
-class MoeBlock:
-    """Router, then the experts: the one call in which a model meets offloading.
-
-    shared: what every token is given besides, of norm(x): shared experts, or a dense MLP beside the routed ones.
-    """
-
-    def __init__(
-        self,
-        moe_layer: int,
-        router: Router,
-        experts: Experts,
-        profiler: Profiler,
-        *,
-        shared: Callable[[Hidden], Hidden] | None = None,
-        residual: float = 1.0,
-    ) -> None:
-        self.moe_layer = moe_layer
-        self.router = router
-        self._experts = experts
-        self._profiler = profiler
-        self._shared = shared
-        self._residual = residual
-
-    def add_to(self, x: Hidden) -> None:
-        hidden, routing = self.router(x)
-        self._profiler.lap("router")
-        out = x if self._residual == 1.0 else x * 0
-        self._experts.run(self.moe_layer, hidden, routing, out)
-        if self._shared is not None:
-            out += self._shared(hidden)
-        if self._residual != 1.0:
-            x += out * self._residual
-
-
 class Decoder:
     """A whole model of one sequence at a time."""
 
@@ -133,22 +101,13 @@ class Decoder:
         self._embedding = layers.embedding(config.embedding)
         self._head = layers.head(
             HEAD if HEAD in layers.weights else config.embedding,
-            f"{config.prefix}norm.weight",
-            a.norm_eps,
-            a.norm,
+            NormConfig(f"{config.prefix}norm.weight", a.norm_eps, a.norm),
             config.logits_scale,
             "lm_head.bias" if config.head_bias else None,
         )
         self._rotary = layers.rotary(a.rope, config.context_length)
         self._attention = attention or [
-            layers.attention(
-                config.attention_of(i),
-                f"{config.prefix}layers.{i}.self_attn.",
-                f"{config.prefix}layers.{i}.input_layernorm.weight",
-                i,
-                config.residual,
-            )
-            for i in range(config.num_layers)
+            layers.attention(config.attention_of(i), config.attention_site(i)) for i in range(config.num_layers)
         ]
         self._blocks = blocks
         self._experts = experts
@@ -207,9 +166,9 @@ class Decoder:
             self._profiler.lap("router")
 
 
-def decoder_shapes(config: DecoderConfig) -> Shapes:
-    """Names and shapes of every dense tensor outside the blocks, of a family with the common attention."""
-    shapes = outer_shapes(config)
+def attention_of_all_layers(config: DecoderConfig) -> Shapes:
+    """Names and shapes of the attention's tensors, of a family with the common attention in every layer."""
+    shapes: Shapes = {}
     for i in range(config.num_layers):
         shapes |= attention_shapes(config.attention, f"{config.prefix}layers.{i}.self_attn.")
     return shapes

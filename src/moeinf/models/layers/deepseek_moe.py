@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from moeinf.errors import CheckpointError
 from moeinf.models.fields import MOST_LAYERS, Fields, moe_shape
 from moeinf.models.layers.array_math import Array, ArrayMath
-from moeinf.models.layers.decoder import DecoderConfig, MoeBlock
-from moeinf.models.layers.moe_plan import gated_experts_plan, plan_info
-from moeinf.models.layers.protocol import Block, Layers, Router, Shapes, Weights, mlp_shapes
-from moeinf.models.layers.shared_expert import SharedExpert
-from moeinf.types import DType, Experts, Hidden, ModelInfo, MoeShape, Profiler, Routing, TensorPlan
+from moeinf.models.layers.attention_config import MLP_NAMES, NormConfig, Shapes, mlp_shapes
+from moeinf.models.layers.decoder import DecoderConfig
+from moeinf.models.layers.moe_block import MoeBlock, SharedExpert
+from moeinf.models.layers.moe_plan import GatedExperts
+from moeinf.models.layers.protocol import Block, Layers, Router, Weights
+from moeinf.types import Experts, Hidden, MoeShape, Profiler, Routing
 
-MakeRouter = Callable[[Weights, "DeepseekMoe", str, str, float], Router]  # gate's prefix, norm's name, norm_eps
+MakeRouter = Callable[[Weights, "DeepseekMoe", str, NormConfig], Router]  # the string: prefix of the gate's tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,54 +72,45 @@ class DeepseekMoe:
             future,
         )
 
-    def plan(self, decoder: DecoderConfig, attention: Shapes) -> TensorPlan:
-        """attention: every dense tensor outside the blocks."""
-        hidden, dense = decoder.attention.hidden_size, dict(attention)
+    def shapes(self, decoder: DecoderConfig) -> Shapes:
+        """Names and shapes of the blocks' dense tensors."""
+        hidden, shapes = decoder.attention.hidden_size, Shapes()
         for i in range(decoder.num_layers):
             prefix = f"{decoder.prefix}layers.{i}.mlp."
             if i not in self.moe_layers:
-                dense |= mlp_shapes(hidden, self.intermediate_size, prefix)
+                shapes |= mlp_shapes(hidden, self.intermediate_size, prefix)
                 continue
-            dense[f"{prefix}gate.weight"] = (self.moe.num_experts, hidden)
+            shapes[f"{prefix}gate.weight"] = (self.moe.num_experts, hidden)
             if self.corrected:
-                dense[f"{prefix}gate.e_score_correction_bias"] = (self.moe.num_experts,)
+                shapes[f"{prefix}gate.e_score_correction_bias"] = (self.moe.num_experts,)
             if self.num_shared_experts:
                 shared = self.num_shared_experts * self.moe_intermediate_size
-                dense |= mlp_shapes(hidden, shared, f"{prefix}shared_experts.")
+                shapes |= mlp_shapes(hidden, shared, f"{prefix}shared_experts.")
+        return shapes
+
+    def experts(self, decoder: DecoderConfig) -> GatedExperts:
         blocks = [f"{decoder.prefix}layers.{i}.mlp." for i in self.moe_layers]
-        plan = gated_experts_plan(
-            decoder, self.moe, dense, blocks, self.moe_intermediate_size, ("gate_proj", "up_proj", "down_proj")
-        )
-        future = tuple(
+        return GatedExperts(blocks, self.moe_intermediate_size, MLP_NAMES)
+
+    def future_layers(self, decoder: DecoderConfig) -> tuple[str, ...]:
+        """The tensors of the layers that predict further tokens, as the plan ignores them."""
+        return tuple(
             re.escape(decoder.prefix) + rf"layers\.{decoder.num_layers + i}\..*" for i in range(self.num_future_layers)
         )
-        return replace(plan, ignored=plan.ignored + future)
 
     def blocks(
         self, decoder: DecoderConfig, layers: Layers, experts: Experts, profiler: Profiler, router: MakeRouter
     ) -> list[Block]:
-        eps, blocks = decoder.attention.norm_eps, list[Block]()
+        blocks = list[Block]()
         for i in range(decoder.num_layers):
-            prefix = f"{decoder.prefix}layers.{i}.mlp."
-            norm = f"{decoder.prefix}layers.{i}.post_attention_layernorm.weight"
+            prefix, norm = f"{decoder.prefix}layers.{i}.mlp.", decoder.block_norm(i)
             if i not in self.moe_layers:
-                blocks.append(layers.gated_mlp(prefix, norm, eps))
+                blocks.append(layers.gated_mlp(prefix, norm))
                 continue
             shared = SharedExpert(layers.weights, f"{prefix}shared_experts.") if self.num_shared_experts else None
-            blocks.append(
-                MoeBlock(
-                    self.moe_layers.index(i),
-                    router(layers.weights, self, f"{prefix}gate.", norm, eps),
-                    experts,
-                    profiler,
-                    shared=shared,
-                )
-            )
+            gate = router(layers.weights, self, f"{prefix}gate.", norm)
+            blocks.append(MoeBlock(self.moe_layers.index(i), gate, experts, profiler, shared=shared))
         return blocks
-
-    def info(self, architecture: str, decoder: DecoderConfig, plan: TensorPlan, dtype: DType) -> ModelInfo:
-        info = plan_info(architecture, decoder, plan, dtype)
-        return replace(info, num_shared_experts=self.num_shared_experts)
 
 
 class Groups:
@@ -148,9 +140,9 @@ class SigmoidRouter:
     two best, then the best experts in them; weighted is by the scores alone.
     """
 
-    def __init__(self, weights: Weights, config: DeepseekMoe, gate: str, norm: str, eps: float) -> None:
+    def __init__(self, weights: Weights, config: DeepseekMoe, gate: str, norm: NormConfig) -> None:
         self._config, self._math, self._routing = config, weights.math, weights.routing
-        self._norm, self._gate = weights.norm(norm, eps), weights.linear(f"{gate}weight")
+        self._norm, self._gate = weights.norm(norm), weights.linear(f"{gate}weight")
         self._bias = weights.vector(f"{gate}e_score_correction_bias")
         self._groups = Groups(weights.math, config)
 

@@ -6,6 +6,10 @@ from dataclasses import dataclass
 
 from moeinf.errors import CheckpointError
 from moeinf.models.fields import Fields
+from moeinf.models.layers.attention_config import Shapes
+from moeinf.types import Workspace
+
+SLICE = 128  # tokens that are projected at once: there are many channels, and room for few activations
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,3 +62,25 @@ class DeltaConfig:
         """Of one layer: what it was before a pass and after it."""
         conv = (self.kernel - 1) * self.channels
         return 2 * 4 * (conv + self.num_value_heads * self.key_dim * self.value_dim)
+
+
+def delta_workspace(c: DeltaConfig) -> Workspace:
+    """What DeltaNet holds: input, output, projections, the convolution and what is made of it."""
+    return Workspace(fixed=SLICE * (2 * c.hidden_size + 4 * c.channels + 5 * c.values))
+
+
+def delta_shapes(c: DeltaConfig, prefix: str) -> Shapes:
+    """Names and shapes of the tensors that DeltaNet takes."""
+    shapes: Shapes = {
+        f"{prefix}A_log": (c.num_value_heads,),
+        f"{prefix}dt_bias": (c.num_value_heads,),
+        f"{prefix}conv1d.weight": (c.channels, 1, c.kernel),
+        f"{prefix}norm.weight": (c.value_dim,),
+        f"{prefix}out_proj.weight": (c.hidden_size, c.values),
+    }
+    rows = (
+        (c.channels + c.values, 2 * c.num_value_heads)
+        if c.stacked
+        else (c.channels, c.values, c.num_value_heads, c.num_value_heads)
+    )
+    return shapes | {name: (count, c.hidden_size) for name, count in zip(c.projections(prefix), rows, strict=True)}

@@ -10,13 +10,13 @@ from __future__ import annotations
 import numpy as np
 
 from moeinf.models.layers.array_math import Array, ArrayMath
-from moeinf.models.layers.delta_config import DeltaConfig
+from moeinf.models.layers.attention_config import AttentionSite, NormConfig
+from moeinf.models.layers.delta_config import SLICE, DeltaConfig
 from moeinf.models.layers.kv_cache import Cache
-from moeinf.models.layers.protocol import Places, Shapes, Weights
-from moeinf.types import Hidden, Work
+from moeinf.models.layers.protocol import Places, Weights
+from moeinf.types import Hidden
 
 CHUNK = 64  # tokens of one triangular system; the published kernels' number
-SLICE = 128  # tokens that are projected at once: there are many channels, and room for few activations
 UNIT_EPS = 1e-6  # under the root that gives queries and keys length 1, as in the published kernels
 
 
@@ -50,22 +50,21 @@ class DeltaState:
 
 
 class DeltaNet:
-    """See Layers.delta_net: spelled out in the layers' math, for a GPU, and as the twin of native_delta.py.
+    """See Layers.delta_net: spelled out in the layers' math, for a GPU, and as the twin of models/cpu/delta.py.
 
     State and arithmetic are float32.
     """
 
-    def __init__(self, weights: Weights, config: DeltaConfig, prefix: str, norm: str, layer: int) -> None:
-        """prefix: of the tensors that delta_shapes names; norm: the one in front, "rms+1"."""
-        c = self._config = config
-        self._math, self._layer = weights.math, layer
-        self._norm = weights.norm(norm, c.norm_eps, "rms+1")
+    def __init__(self, weights: Weights, config: DeltaConfig, site: AttentionSite) -> None:
+        c, prefix = config, site.prefix
+        self._config, self._math, self._layer = config, weights.math, site.layer
+        self._norm = weights.norm(NormConfig(site.norm, c.norm_eps, "rms+1"))
         self._projections = [weights.linear(name) for name in c.projections(prefix)]
         taps = weights.vector(f"{prefix}conv1d.weight").reshape(c.channels, c.kernel)
         self._taps = [taps[:, i] * 1.0 for i in range(c.kernel)]  # [channels] each, contiguous
         self._decay = -self._math.exp(weights.vector(f"{prefix}A_log"))
         self._step = weights.vector(f"{prefix}dt_bias")
-        self._head_norm = weights.norm(f"{prefix}norm.weight", c.norm_eps)
+        self._head_norm = weights.norm(NormConfig(f"{prefix}norm.weight", c.norm_eps))
         self._output = weights.linear(f"{prefix}out_proj.weight")
         self._rule = DeltaRule(self._math)
 
@@ -172,28 +171,6 @@ class DeltaRule:
         new *= passed[:, :, -1:]
         new += written * corrections if tokens == 1 else written @ corrections  # numpy's product of vectors is slow
         return out
-
-
-def delta_work(c: DeltaConfig) -> Work:
-    """Input, output, projections, the convolution and what is made of it."""
-    return Work(fixed=SLICE * (2 * c.hidden_size + 4 * c.channels + 5 * c.values))
-
-
-def delta_shapes(c: DeltaConfig, prefix: str) -> Shapes:
-    """Names and shapes of the tensors that DeltaNet takes."""
-    shapes: Shapes = {
-        f"{prefix}A_log": (c.num_value_heads,),
-        f"{prefix}dt_bias": (c.num_value_heads,),
-        f"{prefix}conv1d.weight": (c.channels, 1, c.kernel),
-        f"{prefix}norm.weight": (c.value_dim,),
-        f"{prefix}out_proj.weight": (c.hidden_size, c.values),
-    }
-    rows = (
-        (c.channels + c.values, 2 * c.num_value_heads)
-        if c.stacked
-        else (c.channels, c.values, c.num_value_heads, c.num_value_heads)
-    )
-    return shapes | {name: (count, c.hidden_size) for name, count in zip(c.projections(prefix), rows, strict=True)}
 
 
 def _split(x: Array, sizes: tuple[int, ...]) -> list[Array]:

@@ -16,11 +16,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from moeinf.models.fields import Fields
+from moeinf.models.layers.attention_config import LatentHeads, NormConfig, Shapes, attention_workspace
 from moeinf.models.layers.decoder import DecoderConfig, parse_decoder
 from moeinf.models.layers.kv_cache import Cache, LayerState
-from moeinf.models.layers.protocol import Layers, Places, Shapes
+from moeinf.models.layers.protocol import Layers, Places
 from moeinf.models.layers.rope import mscale, rope_fields, rope_of
-from moeinf.types import DTYPE_BYTES, DType, Hidden, ModelInfo, TensorPlan, Work
+from moeinf.types import Hidden, TensorPlan, Workspace
 
 LATENT_EPS = 1e-6  # of the norms of latents: the published code leaves them at their default, whatever rms_norm_eps is
 INSIDE = 4 << 20  # numbers in the latents' space, and scores, that exist at once
@@ -32,7 +33,7 @@ class LatentConfig:
     num_heads: int
     query_rank: int | None  # None: queries are not compressed
     rank: int  # of what is cached
-    plain_dim: int  # of a head's query and key, without positions
+    qk_nope_head_dim: int  # of a head's query and key, without positions
     rotary_dim: int  # of a head's query, and of the key that all heads share
     value_dim: int
     biased: bool
@@ -41,12 +42,12 @@ class LatentConfig:
 def parse_latent(f: Fields, *, interleaved: bool) -> tuple[DecoderConfig, LatentConfig]:
     """interleaved: how the family's rotary pairs lie. The decoder's attention is what the rows are attended to with."""
     rotary_dim, context_length = f.count("qk_rope_head_dim", minimum=2), f.count("max_position_embeddings")
-    rank, plain_dim = f.count("kv_lora_rank"), f.count("qk_nope_head_dim")
+    rank, nope_dim = f.count("kv_lora_rank"), f.count("qk_nope_head_dim")
     f.only("partial_rotary_factor", 1.0, None)
     rope_fields(f).only("partial_rotary_factor", 1.0, None)
     rope = rope_of(f, rotary_dim, 1e4, context_length, interleaved=interleaved)
     # yarn sharpens the scores besides (published code: softmax_scale * mscale * mscale)
-    sharpened, r = (plain_dim + rotary_dim) ** -0.5, rope_fields(f)
+    sharpened, r = (nope_dim + rotary_dim) ** -0.5, rope_fields(f)
     if r.get("mscale_all_dim"):
         sharpened *= mscale(r.number("factor"), r.number("mscale_all_dim")) ** 2
     decoder = parse_decoder(
@@ -58,7 +59,7 @@ def parse_latent(f: Fields, *, interleaved: bool) -> tuple[DecoderConfig, Latent
         decoder.attention.num_heads,
         query_rank,
         rank,
-        plain_dim,
+        nope_dim,
         rotary_dim,
         f.count("v_head_dim"),
         f.flag("attention_bias", False),
@@ -71,10 +72,10 @@ def latent_shapes(decoder: DecoderConfig, c: LatentConfig) -> Shapes:
     one: Shapes = {
         "kv_a_proj_with_mqa.weight": (c.rank + c.rotary_dim, hidden),
         "kv_a_layernorm.weight": (c.rank,),
-        "kv_b_proj.weight": (heads * (c.plain_dim + c.value_dim), c.rank),
+        "kv_b_proj.weight": (heads * (c.qk_nope_head_dim + c.value_dim), c.rank),
         "o_proj.weight": (hidden, heads * c.value_dim),
     }
-    queries = heads * (c.plain_dim + c.rotary_dim)
+    queries = heads * (c.qk_nope_head_dim + c.rotary_dim)
     if c.query_rank is None:
         one["q_proj.weight"] = (queries, hidden)
     else:
@@ -88,28 +89,25 @@ def latent_shapes(decoder: DecoderConfig, c: LatentConfig) -> Shapes:
     return {f"{_prefix(decoder, i)}{name}": shape for i in range(decoder.num_layers) for name, shape in one.items()}
 
 
-def latent_work(decoder: DecoderConfig, c: LatentConfig) -> Work:
+def latent_workspace(decoder: DecoderConfig, c: LatentConfig) -> Workspace:
     """Input and output, rows, queries and mixtures of a pass; what is taken into the latents' space is bounded.
 
     But for the scores of a single token, which all heads' are.
     """
-    row, head = c.rank + c.rotary_dim, c.plain_dim + c.rotary_dim + 2 * c.value_dim
-    return Work(
-        token=2 * decoder.attention.hidden_size + 3 * row + c.num_heads * head, values=2 * c.num_heads, fixed=INSIDE
+    row, head = c.rank + c.rotary_dim, c.qk_nope_head_dim + c.rotary_dim + 2 * c.value_dim
+    common = attention_workspace(decoder.attention)
+    return Workspace(
+        token=2 * decoder.attention.hidden_size + 3 * row + c.num_heads * head,
+        values=2 * c.num_heads,
+        fixed=max(INSIDE, common.fixed),
     )
 
 
-def latent_plan(plan: TensorPlan, decoder: DecoderConfig, c: LatentConfig) -> TensorPlan:
+def latent_matrices(plan: TensorPlan) -> TensorPlan:
     """What may be quantised: kv_a as well, and kv_b not, which is multiplied by head and from both sides."""
     taken = {name for name in plan.dense if name.endswith("kv_b_proj.weight")}
     added = {name for name in plan.dense if name.endswith("kv_a_proj_with_mqa.weight")}
-    work = replace(plan.work, attention=0, values=0, scores=0) | latent_work(decoder, c)
-    return replace(plan, matrices=plan.matrices - taken | added, work=work)
-
-
-def latent_info(info: ModelInfo, c: LatentConfig, dtype: DType) -> ModelInfo:
-    """The compressed cache."""
-    return replace(info, kv_bytes_per_token=info.num_layers * (c.rank + c.rotary_dim) * DTYPE_BYTES[dtype])
+    return replace(plan, matrices=plan.matrices - taken | added)
 
 
 class LatentAttention:
@@ -125,16 +123,17 @@ class LatentAttention:
             biased = c.biased and name in _BIASED
             return weights.linear(f"{prefix}{name}.weight", f"{prefix}{name}.bias" if biased else None)
 
-        self._norm = weights.norm(f"{decoder.prefix}layers.{layer}.input_layernorm.weight", a.norm_eps)
+        self._norm = weights.norm(NormConfig(decoder.attention_site(layer).norm, a.norm_eps))
         if c.query_rank is None:
             self._queries = linear("q_proj")
         else:
             into, out_of = linear("q_a_proj"), linear("q_b_proj")
-            norm = weights.norm(f"{prefix}q_a_layernorm.weight", LATENT_EPS)
+            norm = weights.norm(NormConfig(f"{prefix}q_a_layernorm.weight", LATENT_EPS))
             self._queries = lambda hidden: out_of(norm(into(hidden)))
         self._rows = linear("kv_a_proj_with_mqa")
-        self._latent_norm = weights.norm(f"{prefix}kv_a_layernorm.weight", LATENT_EPS)
-        self._core = layers.latent_core(f"{prefix}kv_b_proj.weight", c.num_heads, c.plain_dim, a.rope, a.scale, layer)
+        self._latent_norm = weights.norm(NormConfig(f"{prefix}kv_a_layernorm.weight", LATENT_EPS))
+        heads = LatentHeads(c.num_heads, c.qk_nope_head_dim, a.rope, a.scale)
+        self._core = layers.latent_core(f"{prefix}kv_b_proj.weight", heads, layer)
         self._output = linear("o_proj")
 
     def new_state(self, capacity: int) -> LayerState:

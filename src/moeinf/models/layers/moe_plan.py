@@ -1,44 +1,41 @@
-"""Tensor plans and sizes of models whose experts are gated MLPs (gate, up, down)."""
+"""Tensor plans and sizes of models, whose experts are gated MLPs (gate, up, down) or plain ones (up, down)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
+from moeinf.models.layers.attention_config import Heads, Shapes
 from moeinf.models.layers.decoder import DecoderConfig, head, ignored_tensors, linear_names
-from moeinf.models.layers.protocol import Shapes, attention_work, block_work
-from moeinf.types import DTYPE_BYTES, DType, ExpertPiece, ModelInfo, MoeShape, TensorPlan
+from moeinf.types import DTYPE_BYTES, DType, ExpertForm, ExpertPiece, ModelInfo, MoeShape, TensorPlan, Workspace
 
 PARTS = ("gate", "up", "down")
 
 
-def gated_experts_plan(
-    config: DecoderConfig,
-    moe: MoeShape,
-    dense: Shapes,
-    block_names: Sequence[str],
-    intermediate: int,
-    part_names: tuple[str, str, str] | None,
-    fused_names: tuple[str, str] = ("experts.gate_up_proj", "experts.down_proj"),
-) -> TensorPlan:
-    """Plan for both layouts in which transformers writes such experts.
+@dataclass(frozen=True, slots=True)
+class GatedExperts:
+    """What a family calls the tensors of its experts, in both layouts in which transformers writes them."""
 
-    block_names: prefix of the MoE block of each MoE layer, such as `model.layers.3.mlp.`;
-    part_names: what this family calls gate, up and down where each expert has tensors of its own, if it ever has;
-    fused_names: of those of all experts together.
-    """
-    hidden = config.attention.hidden_size
+    blocks: Sequence[str]  # prefix of the block of each MoE layer, such as `model.layers.3.mlp.`
+    intermediate_size: int
+    names: tuple[str, str, str] | None  # gate, up and down, where each expert has tensors of its own, if it ever has
+    fused_names: tuple[str, str] = ("experts.gate_up_proj", "experts.down_proj")  # of all experts together
+
+
+def gated_experts_plan(config: DecoderConfig, moe: MoeShape, dense: Shapes, experts: GatedExperts) -> TensorPlan:
+    hidden, intermediate = config.attention.hidden_size, experts.intermediate_size
+    size = intermediate * hidden
     shapes = {"gate": (intermediate, hidden), "up": (intermediate, hidden), "down": (hidden, intermediate)}
     separate = {
         f"{block}experts.{expert}.{name}.weight": (shapes[part], (ExpertPiece(layer, expert, part, 0),))
-        for layer, block in enumerate(block_names)
+        for layer, block in enumerate(experts.blocks)
         for expert in range(moe.num_experts)
-        for part, name in zip(PARTS, part_names or (), strict=part_names is not None)
+        for part, name in zip(PARTS, experts.names or (), strict=experts.names is not None)
     }
     fused = {}
-    for layer, block in enumerate(block_names):
-        size = intermediate * hidden
-        fused[block + fused_names[0]] = (
+    for layer, block in enumerate(experts.blocks):
+        fused[block + experts.fused_names[0]] = (
             (moe.num_experts, 2 * intermediate, hidden),
             tuple(
                 ExpertPiece(layer, expert, part, (2 * expert + half) * size)
@@ -46,31 +43,29 @@ def gated_experts_plan(
                 for half, part in enumerate(("gate", "up"))
             ),
         )
-        fused[block + fused_names[1]] = (
+        fused[block + experts.fused_names[1]] = (
             (moe.num_experts, hidden, intermediate),
             tuple(ExpertPiece(layer, expert, "down", expert * size) for expert in range(moe.num_experts)),
         )
-    layouts = (fused,) if part_names is None else (separate, fused)
     return TensorPlan(
         moe,
         shapes,
         dense,
-        layouts,
+        (fused,) if experts.names is None else (separate, fused),
         ignored_tensors(config),
         linear_names(dense),
         frozenset({config.embedding}),
         head(config),
-        work=attention_work(config.attention) | block_work(dense),
     )
 
 
-def plan_info(architecture: str, config: DecoderConfig, plan: TensorPlan, dtype: DType) -> ModelInfo:
-    """Sizes of a model without shared experts, from its plan."""
+def plan_info(name: str, config: DecoderConfig, plan: TensorPlan, dtype: DType) -> ModelInfo:
+    """Sizes of a decoder with the common attention and without shared experts, from its plan."""
     expert = sum(math.prod(shape) for shape in plan.parts.values())
     dense = sum(math.prod(shape) for shape in plan.dense.values())
     a = config.attention
     return ModelInfo(
-        architecture=architecture,
+        architecture=name,
         num_params=dense + expert * plan.moe.total_experts,
         active_params=dense + expert * plan.moe.num_layers * plan.moe.top_k,
         num_shared_experts=0,
@@ -79,5 +74,83 @@ def plan_info(architecture: str, config: DecoderConfig, plan: TensorPlan, dtype:
         num_layers=config.num_layers,
         vocab_size=config.vocab_size,
         kv_bytes_per_token=2 * config.num_layers * a.num_kv_heads * a.head_dim * DTYPE_BYTES[dtype],
+        dtype=dtype,
+    )
+
+
+def block_workspace(shapes: Shapes) -> Workspace:
+    """What dense blocks hold while they compute: what each matrix makes of a token, and what is made of that.
+
+    shapes: of the tensors that blocks read.
+    """
+    rows = dict[str, int]()
+    for name, shape in shapes.items():
+        if len(shape) == 2:
+            module = name.rsplit(".", 2)[0]
+            rows[module] = rows.get(module, 0) + shape[0]
+    return Workspace(token=3 * max(rows.values(), default=0))
+
+
+@dataclass(frozen=True, slots=True)
+class PlainExperts:
+    """Experts without a gate, each with tensors of its own: `<block>experts.expert_<e>.<name>.weight`."""
+
+    blocks: Mapping[str, int]  # of each layer with experts: prefix of its block, and the intermediate size
+    names: tuple[str, str]  # what the family calls the matrices up and down
+    biased: bool
+
+    def parts(self, hidden: int, intermediate: int) -> Shapes:
+        """The parts of one expert."""
+        parts: Shapes = {"up": (intermediate, hidden), "down": (hidden, intermediate)}
+        return parts | ({"up_bias": (intermediate,), "down_bias": (hidden,)} if self.biased else {})
+
+
+def plain_experts_plan(moe: MoeShape, hidden: int, dense: Shapes, experts: PlainExperts) -> TensorPlan:
+    """The plan, but for what its family says of single dense tensors.
+
+    Where the experts of some layers are smaller, they are filled up with zeros, of which relu makes zeros again.
+    """
+    up, down = experts.names
+    own = {"up": f"{up}.weight", "down": f"{down}.weight", "up_bias": f"{up}.bias", "down_bias": f"{down}.bias"}
+    parts = experts.parts(hidden, max(experts.blocks.values()))
+    layout = {
+        f"{block}experts.expert_{expert}.{own[part]}": (
+            shape,
+            (ExpertPiece(layer, expert, part, 0, filled=None if shape == parts[part] else shape),),
+        )
+        for layer, (block, intermediate) in enumerate(experts.blocks.items())
+        for expert in range(moe.num_experts)
+        for part, shape in experts.parts(hidden, intermediate).items()
+    }
+    return TensorPlan(moe, parts, dense, (layout,), form=ExpertForm("relu", gated=False, biased=experts.biased))
+
+
+@dataclass(frozen=True, slots=True)
+class Seq2seqSizes:
+    """The sizes of an encoder-decoder model that its tensors do not tell."""
+
+    context_length: int  # of a source, and of an answer
+    hidden_size: int
+    vocab_size: int
+    num_layers: int  # of both stacks
+    num_decoder_layers: int
+    decoder_heads: Heads
+
+
+def seq2seq_info(name: str, plan: TensorPlan, sizes: Seq2seqSizes, dtype: DType) -> ModelInfo:
+    """Sizes of such a model. A token of the context has room in the source and in the answer."""
+    experts = sum(math.prod(shape) for shape, _ in plan.experts[0].values())
+    dense = sum(math.prod(shape) for shape in plan.dense.values())
+    heads = sizes.decoder_heads
+    return ModelInfo(
+        architecture=name,
+        num_params=dense + experts,
+        active_params=dense + experts * plan.moe.top_k // plan.moe.num_experts,
+        num_shared_experts=0,
+        context_length=sizes.context_length,
+        hidden_size=sizes.hidden_size,
+        num_layers=sizes.num_layers,
+        vocab_size=sizes.vocab_size,
+        kv_bytes_per_token=2 * 2 * sizes.num_decoder_layers * heads.num_heads * heads.head_dim * 4,  # always float32
         dtype=dtype,
     )

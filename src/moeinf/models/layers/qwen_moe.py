@@ -5,15 +5,16 @@ The shared expert has a gate of its own: one weight a token, sigmoid(w x).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from moeinf.errors import CheckpointError
 from moeinf.models.fields import Fields, moe_shape
-from moeinf.models.layers.decoder import DecoderConfig, MoeBlock
-from moeinf.models.layers.moe_plan import gated_experts_plan, plan_info
-from moeinf.models.layers.protocol import Block, Layers, Shapes, mlp_shapes
-from moeinf.models.layers.shared_expert import SharedExpert
-from moeinf.types import DType, Experts, ModelInfo, MoeShape, Profiler, TensorPlan
+from moeinf.models.layers.attention_config import MLP_NAMES, Shapes, mlp_shapes
+from moeinf.models.layers.decoder import DecoderConfig
+from moeinf.models.layers.moe_block import MoeBlock, SharedExpert
+from moeinf.models.layers.moe_plan import GatedExperts
+from moeinf.models.layers.protocol import Block, Layers
+from moeinf.types import Experts, MoeShape, Profiler
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,29 +58,22 @@ class QwenMoe:
                 shapes[f"{prefix}shared_expert_gate.weight"] = (1, hidden)
         return shapes
 
-    def plan(self, decoder: DecoderConfig, attention: Shapes) -> TensorPlan:
-        """attention: every dense tensor outside the blocks."""
+    def experts(self, decoder: DecoderConfig) -> GatedExperts:
         blocks = [f"{decoder.prefix}layers.{i}.mlp." for i in self.moe_layers]
-        return gated_experts_plan(
-            decoder,
-            self.moe,
-            attention | self.shapes(decoder),
-            blocks,
-            self.moe_intermediate_size,
-            ("gate_proj", "up_proj", "down_proj"),
-        )
+        return GatedExperts(blocks, self.moe_intermediate_size, MLP_NAMES)
+
+    @property
+    def num_shared_experts(self) -> int:
+        return 1 if self.shared_intermediate_size else 0
 
     def blocks(self, decoder: DecoderConfig, layers: Layers, experts: Experts, profiler: Profiler) -> list[Block]:
-        a, blocks = decoder.attention, list[Block]()
+        blocks = list[Block]()
         for i in range(decoder.num_layers):
-            prefix = f"{decoder.prefix}layers.{i}.mlp."
-            norm = f"{decoder.prefix}layers.{i}.post_attention_layernorm.weight"
+            prefix, norm = f"{decoder.prefix}layers.{i}.mlp.", decoder.block_norm(i)
             if i not in self.moe_layers:
-                blocks.append(layers.gated_mlp(prefix, norm, a.norm_eps, kind=a.norm))
+                blocks.append(layers.gated_mlp(prefix, norm))
                 continue
-            router = layers.softmax_router(
-                f"{prefix}gate.weight", norm, a.norm_eps, self.moe.top_k, self.norm_topk_prob, kind=a.norm
-            )
+            router = layers.softmax_router(f"{prefix}gate.weight", norm, self.moe.top_k, normalise=self.norm_topk_prob)
             shared = (
                 SharedExpert(layers.weights, f"{prefix}shared_expert.", f"{prefix}shared_expert_gate.weight")
                 if self.shared_intermediate_size
@@ -87,7 +81,3 @@ class QwenMoe:
             )
             blocks.append(MoeBlock(self.moe_layers.index(i), router, experts, profiler, shared=shared))
         return blocks
-
-    def info(self, architecture: str, decoder: DecoderConfig, plan: TensorPlan, dtype: DType) -> ModelInfo:
-        info = plan_info(architecture, decoder, plan, dtype)
-        return replace(info, num_shared_experts=1 if self.shared_intermediate_size else 0)

@@ -1,0 +1,139 @@
+"""What layers of attention are told: their sizes and forms, where they stand in a model, and what they need."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from moeinf.errors import CheckpointError
+from moeinf.models.layers.rope import Rope
+from moeinf.types import Workspace
+
+MAX_HEAD_DIM = 576  # what the native attention has room for
+QUERIES_AT_ONCE = 128  # whose scores a thread holds (kernels/attend_many.cc)
+RUNS_AT_ONCE = 8 * 16  # of the positions that up to 8 tokens attend to one by one (kernels/attend_few.cc, runs.h)
+
+Shapes = dict[str, tuple[int, ...]]
+MLP_NAMES = ("gate_proj", "up_proj", "down_proj")  # what most families call the matrices of a gated MLP
+NormKind = Literal["rms", "rms+1", "layer"]
+
+
+@dataclass(frozen=True, slots=True)
+class NormConfig:
+    """A norm over the last dimension.
+
+    "rms": x / rms(x) * weight; "rms+1": the same, of a weight that is stored less one; "layer": (x - mean) / std *
+    weight + bias, the bias under the weight's name.
+    """
+
+    name: str  # of its weight
+    eps: float
+    kind: NormKind = "rms"
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionConfig:
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    norm_eps: float
+    rope: Rope | None  # None: no positions
+    bias: bool = False  # of queries, keys and values
+    output_bias: bool = False
+    qk_norm: Literal["none", "head", "full"] = "none"  # over each head, or over all heads together
+    clip_qkv: float | None = None
+    window: int | None = None  # a token sees itself and the window-1 tokens before it
+    scale: float | None = None  # of the scores; None: head_dim^-0.5
+    sinks: bool = False  # each head has a further score, tensor `sinks`, whose weight goes nowhere
+    gate: bool = False  # q_proj gives each head its query and then a gate, whose sigmoid multiplies the head's output
+    norm: NormKind = "rms"  # of the norm in front, and of those of heads
+
+    def __post_init__(self) -> None:
+        if self.num_heads % self.num_kv_heads or self.head_dim % 2:
+            raise CheckpointError(
+                f"config.json: {self.num_heads} attention heads cannot share {self.num_kv_heads} key/value heads "
+                f"of an even size (head_dim {self.head_dim})"
+            )
+        if self.head_dim > MAX_HEAD_DIM:
+            raise CheckpointError(
+                f"config.json: heads of {self.head_dim} are beyond the {MAX_HEAD_DIM} that moeinf computes"
+            )
+        if self.rope is not None and self.rope.rotary_dim > self.head_dim:
+            raise CheckpointError(f"config.json: {self.rope.rotary_dim} rotary dimensions in heads of {self.head_dim}")
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSite:
+    """Where in a model a layer of attention stands."""
+
+    layer: int  # the decoder layer; its state in the cache has the same number
+    prefix: str  # of the layer's tensors
+    norm: str  # name of the norm in front
+    residual: float = 1.0  # multiplies what the layer adds to the hidden states
+
+
+@dataclass(frozen=True, slots=True)
+class LatentHeads:
+    """The heads of multi-head latent attention (mla.py)."""
+
+    num_heads: int
+    qk_nope_head_dim: int  # of a head's query and key, the part without positions
+    rope: Rope  # of the part that is rotated
+    scale: float  # of the scores
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """The heads of an encoder-decoder's attention, and what the family calls its projections."""
+
+    num_heads: int
+    head_dim: int
+    scale: float  # of the scores
+    biased: bool
+    names: tuple[str, str, str, str] = ("q", "k", "v", "o")
+
+    def shapes(self, prefix: str, hidden: int) -> Shapes:
+        inner = self.num_heads * self.head_dim
+        sizes = zip(self.names, ((inner, hidden), (inner, hidden), (inner, hidden), (hidden, inner)), strict=True)
+        shapes: Shapes = {f"{prefix}{name}.weight": shape for name, shape in sizes}
+        return shapes | ({f"{n.removesuffix('weight')}bias": (s[0],) for n, s in shapes.items()} if self.biased else {})
+
+
+def attention_shapes(config: AttentionConfig, prefix: str) -> Shapes:
+    """Names and shapes of the tensors that Layers.attention takes."""
+    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    shapes: Shapes = {
+        f"{prefix}q_proj.weight": (queries * (2 if config.gate else 1), config.hidden_size),
+        f"{prefix}k_proj.weight": (keys, config.hidden_size),
+        f"{prefix}v_proj.weight": (keys, config.hidden_size),
+        f"{prefix}o_proj.weight": (config.hidden_size, queries),
+    }
+    biased = ("qkv" if config.bias else "") + ("o" if config.output_bias else "")
+    shapes |= {f"{prefix}{n}_proj.bias": (shapes[f"{prefix}{n}_proj.weight"][0],) for n in biased}
+    if config.sinks:
+        shapes[f"{prefix}sinks"] = (config.num_heads,)
+    if config.qk_norm != "none":
+        whole = config.qk_norm == "full"
+        shapes[f"{prefix}q_norm.weight"] = (queries if whole else config.head_dim,)
+        shapes[f"{prefix}k_norm.weight"] = (keys if whole else config.head_dim,)
+    return shapes
+
+
+def attention_workspace(config: AttentionConfig) -> Workspace:
+    """What Layers.attention holds while it computes: input and output, queries and their mixture, gates, keys and
+    values; and of the few tokens that attend to runs of positions one by one, what the runs come to."""
+    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    group = config.num_heads // config.num_kv_heads
+    return Workspace(
+        attention=2 * config.hidden_size + queries * (4 if config.gate else 2) + 2 * keys,
+        values=keys,
+        scores=max(QUERIES_AT_ONCE, group),
+        fixed=RUNS_AT_ONCE * (queries + 2 * config.num_heads),
+    )
+
+
+def mlp_shapes(hidden: int, intermediate: int, prefix: str, names: tuple[str, str, str] = MLP_NAMES) -> Shapes:
+    """Names and shapes of the matrices of a gated MLP."""
+    sizes = ((intermediate, hidden), (intermediate, hidden), (hidden, intermediate))
+    return {f"{prefix}{name}.weight": size for name, size in zip(names, sizes, strict=True)}

@@ -1,0 +1,63 @@
+"""The block of a layer with experts, and the experts that every token uses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from moeinf.models.layers.attention_config import MLP_NAMES
+from moeinf.models.layers.protocol import Router, Weights
+from moeinf.types import Experts, Hidden, Profiler
+
+
+class MoeBlock:
+    """Router, then the experts: the one call in which a model meets offloading.
+
+    shared: what every token is given besides, of norm(x): shared experts, or a dense MLP beside the routed ones.
+    """
+
+    def __init__(
+        self,
+        moe_layer: int,
+        router: Router,
+        experts: Experts,
+        profiler: Profiler,
+        *,
+        shared: Callable[[Hidden], Hidden] | None = None,
+        residual: float = 1.0,
+    ) -> None:
+        self.moe_layer = moe_layer
+        self.router = router
+        self._experts = experts
+        self._profiler = profiler
+        self._shared = shared
+        self._residual = residual
+
+    def add_to(self, x: Hidden) -> None:
+        hidden, routing = self.router(x)
+        self._profiler.lap("router")
+        out = x if self._residual == 1.0 else x * 0
+        self._experts.run(self.moe_layer, hidden, routing, out)
+        if self._shared is not None:
+            out += self._shared(hidden)
+        if self._residual != 1.0:
+            x += out * self._residual
+
+
+class SharedExpert:
+    """down(silu(gate(x)) * up(x)), times sigmoid(w x) where it has a gate of its own.
+
+    Its weights lie with the dense ones, and never move.
+    """
+
+    def __init__(
+        self, weights: Weights, prefix: str, own_gate: str | None = None, names: tuple[str, str, str] = MLP_NAMES
+    ) -> None:
+        """prefix: of gate, up and down, under `names`; own_gate: name of w [1, hidden]."""
+        self._math = weights.math
+        self._gate, self._up, self._down = (weights.linear(f"{prefix}{name}.weight") for name in names)
+        self._own_gate = None if own_gate is None else weights.linear(own_gate)
+
+    def __call__(self, hidden: Hidden) -> Hidden:
+        """hidden [tokens, hidden] -> what the tokens are given."""
+        out = self._down(self._math.silu(self._gate(hidden)) * self._up(hidden))
+        return out if self._own_gate is None else out * self._math.sigmoid(self._own_gate(hidden))
