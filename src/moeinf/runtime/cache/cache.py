@@ -134,8 +134,9 @@ class ExpertCache:
         """Takes their slots from these experts; returns how many of them were prefetched in vain."""
         num_unused = len(self._unused)
         self.table.free(keys)
-        for held in (self.pinned, self.reserved, self._unused):
-            held.difference_update(keys)
+        self.pinned.difference_update(keys)
+        self.reserved.difference_update(keys)
+        self._unused.difference_update(keys)
         wasted = num_unused - len(self._unused)
         self.stats.prefetches_wasted += wasted
         return wasted

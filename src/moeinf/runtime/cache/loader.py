@@ -53,7 +53,8 @@ class Loader:
     def poll(self) -> IntArray:
         """Collects what has ended; returns the keys that failed, whose slots are free again."""
         done, failed = self.reader.poll()
-        self._cache.table.land(done)
+        if len(done):
+            self._cache.table.land(done)
         if len(failed):
             self._cache.release(failed.tolist())
         return failed

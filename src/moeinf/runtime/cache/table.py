@@ -80,11 +80,10 @@ class SlotTable:
 
     def land(self, keys: IntArray) -> None:
         """Notes that the blocks of these experts have come, so that they may be computed."""
-        if len(keys):
-            for key in keys.tolist():
-                self._state[key] = RESIDENT
-            self.num_resident += len(keys)
-            self.all_resident = self.num_resident == len(self.state)
+        for key in keys.tolist():
+            self._state[key] = RESIDENT
+        self.num_resident += len(keys)
+        self.all_resident = self.num_resident == len(self.state)
 
     def free(self, keys: Sequence[int]) -> None:
         """Takes their slots from experts that are resident or whose reads have ended without them."""

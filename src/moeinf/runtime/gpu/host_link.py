@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -13,6 +14,8 @@ from moeinf.runtime.cache.table import ABSENT, LOADING
 from moeinf.runtime.gpu.copies import Copies
 from moeinf.runtime.gpu.host_slots import HostSlots
 from moeinf.types import FloatArray, IntArray, ReadDone
+
+_NOTHING: Final = ReadDone(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 @dataclass(slots=True)
@@ -102,6 +105,8 @@ class HostLink:
     def poll(self) -> ReadDone:
         self._poll_disk()
         self.advance()
+        if not self._landed and not self._requests:
+            return _NOTHING
         failed = [key for key, request in self._requests.items() if request.failed]
         for key in failed:
             del self._requests[key]
@@ -149,7 +154,7 @@ class HostLink:
 
     def _tell_disk(self, keys: Sequence[int]) -> None:
         """Passes the priorities that the device gives these requests on to the disk, for those that are being read."""
-        _, reading, _ = self._table.by_state(keys)
+        reading = self._table.by_state(keys)[LOADING] if self._table.num_loading else []
         if reading:
             self._disk.reprioritise(np.array(reading), np.array([self._requests[key].priority for key in reading]))
 
