@@ -10,7 +10,7 @@ from torch import Tensor
 from moeinf.gpu.groups import make_groups
 from moeinf.gpu.matrix import DeviceMatrix, ExpertPart, ExpertParts
 from moeinf.gpu.matrix_ops import TritonMatrixOps
-from moeinf.gpu.vector_ops import AttentionForm, DirectTable, HeadForm, KeyValues, TritonVectorOps
+from moeinf.gpu.vector_ops import AttentionForm, HeadForm, KeyValues, SlotTensors, TritonVectorOps
 from moeinf.types import FORMAT_BLOCKS, ExpertForm, Format, IntArray, format_bytes
 from tests.oracles.torch_matrix import TorchMatrixOps
 from tests.oracles.torch_vector import TorchVectorOps
@@ -224,7 +224,7 @@ def test_missing_experts_are_claimed_and_gathered_from_pinned_memory() -> None:
     experts, slots, size = 32, 12, 1 << 20
     host = torch.randint(0, 256, (experts, size), dtype=torch.uint8).pin_memory()
     memory = torch.zeros((slots, size), dtype=torch.uint8, device="cuda")
-    table = DirectTable(
+    table = SlotTensors(
         slot_of=torch.full((experts,), -1, dtype=torch.int32, device="cuda"),
         key_of=torch.full((slots,), -1, dtype=torch.int32, device="cuda"),
         slot_address=(memory.data_ptr() + torch.arange(slots) * size).cuda(),

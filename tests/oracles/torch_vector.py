@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from moeinf.gpu.vector_ops import AttentionForm, DirectTable, HeadForm, KeyValues
+    from moeinf.gpu.vector_ops import AttentionForm, HeadForm, KeyValues, SlotTensors
 
 
 class TorchVectorOps:
@@ -66,7 +66,7 @@ class TorchVectorOps:
         for choice in range(k):
             out += weights[:, choice, None] * pairs.view(tokens, k, -1)[:, choice]
 
-    def claim(self, ids: Tensor, layer: int, table: DirectTable, addresses: Tensor, copies: Tensor) -> None:
+    def claim(self, ids: Tensor, layer: int, table: SlotTensors, addresses: Tensor, copies: Tensor) -> None:
         wanted = [layer * table.num_experts + expert for expert in ids.tolist()]
         assert len(wanted) <= len(table.key_of), "every expert of the call needs a slot"
         copies.zero_()
@@ -125,7 +125,7 @@ def _finished(
     return torch.cat([turned, rest], dim=-1)
 
 
-def _victim(table: DirectTable, layer: int, wanted: list[int]) -> int:
+def _victim(table: SlotTensors, layer: int, wanted: list[int]) -> int:
     """The lowest empty slot, else the lowest of least score among those that hold nothing of `wanted`."""
 
     def score(key: int) -> float:

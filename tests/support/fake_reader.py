@@ -70,16 +70,16 @@ class FakeReader:
                 failure = ReadFailure("input/output error")
                 failure.key = key
                 raise failure
-        return self._land(some)
+        return self.land(some)
 
     def poll(self) -> ReadDone:
         some = [key for key in self.queued if self._random.random() < 0.5]
         failed = [key for key in some if key in self._failing]
         for key in failed:
             del self.queued[key]
-        return ReadDone(self._land([key for key in some if key not in failed]), np.array(failed, np.int64))
+        return ReadDone(self.land([key for key in some if key not in failed]), np.array(failed, np.int64))
 
-    def _land(self, keys: list[int]) -> IntArray:
+    def land(self, keys: list[int]) -> IntArray:
         for key in keys:
             destination, _ = self.queued.pop(key)
             self._memory[destination : destination + LAYOUT.stride_bytes].view(np.float32)[:] = key
@@ -163,7 +163,7 @@ class Disk(FakeReader):
     def _catch_up(self) -> None:
         while self.queued and self._free_at + self._read_s <= self._clock.now:
             key = self._in_order()[0]
-            self._land([key])
+            self.land([key])
             self._landed.append(key)
             self._free_at += self._read_s
             self.busy_s += self._read_s

@@ -22,8 +22,8 @@ GATHER_ALIGN_BYTES: Final = 4096  # blocks of experts are a whole number of thes
 
 
 @dataclass(frozen=True, slots=True)
-class DirectTable:
-    """Which expert lies in which slot, kept on the device and changed by `claim` alone while a graph decodes.
+class SlotTensors:
+    """The slot table of device-resident decode: which expert lies in which slot, changed by `claim` alone.
 
     A key is layer * num_experts + expert. The host refreshes `scores` off the critical path, once a token: the least,
     less the layers until the key's own comes again, is evicted.
@@ -119,7 +119,7 @@ class VectorOps(Protocol):
         """
         ...
 
-    def claim(self, ids: Tensor, layer: int, table: DirectTable, addresses: Tensor, copies: Tensor) -> None:
+    def claim(self, ids: Tensor, layer: int, table: SlotTensors, addresses: Tensor, copies: Tensor) -> None:
         """Gives each of the distinct experts `ids` (int32 [P], of a layer) a slot, and says what has to be copied.
 
         addresses int64 [P]: of the slots. copies int64 [P, 2]: source in host memory and destination, (0, 0) where the
@@ -253,7 +253,7 @@ class TritonVectorOps:
             pairs, weights, out, COUNT=hidden, K=weights.shape[1], BLOCK=block, num_warps=2, **LAUNCH
         )
 
-    def claim(self, ids: Tensor, layer: int, table: DirectTable, addresses: Tensor, copies: Tensor) -> None:
+    def claim(self, ids: Tensor, layer: int, table: SlotTensors, addresses: Tensor, copies: Tensor) -> None:
         num_slots = len(table.key_of)
         assert len(ids) <= num_slots, "every expert of the call needs a slot"
         block = max(32, _power_of_two(num_slots))

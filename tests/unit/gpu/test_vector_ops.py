@@ -12,7 +12,7 @@ from torch import Tensor
 from moeinf import _native
 from moeinf.gpu import vector_ops
 from moeinf.gpu.matrix import MAX_ROWS
-from moeinf.gpu.vector_ops import AttentionForm, DirectTable, HeadForm, KeyValues, TritonVectorOps, VectorOps
+from moeinf.gpu.vector_ops import AttentionForm, HeadForm, KeyValues, SlotTensors, TritonVectorOps, VectorOps
 from moeinf.types import DType
 from tests.oracles.torch_vector import TorchVectorOps
 
@@ -377,22 +377,22 @@ def test_a_tokens_sum_has_the_same_bits_whatever_the_others(kernels: VectorOps) 
 # slots
 
 
-def empty_table(layers: int, experts: int, slots: int, step: int = 0) -> DirectTable:
+def empty_table(layers: int, experts: int, slots: int, step: int = 0) -> SlotTensors:
     keys = layers * experts
-    return DirectTable(
+    return SlotTensors(
         torch.full((keys,), -1, dtype=torch.int32), torch.full((slots,), -1, dtype=torch.int32),
         1000 + 7 * torch.arange(slots), 50_000 + 3 * torch.arange(keys), torch.zeros(keys + 1),
         torch.zeros(1, dtype=torch.int64), experts, step,
     )  # fmt: skip
 
 
-def claim(ops: VectorOps, table: DirectTable, layer: int, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
+def claim(ops: VectorOps, table: SlotTensors, layer: int, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
     addresses, copies = torch.full((len(ids),), -5), torch.full((len(ids), 2), -5)
     ops.claim(torch.tensor(ids, dtype=torch.int32), layer, table, addresses, copies)
     return addresses, copies
 
 
-def slots_by_key(table: DirectTable) -> dict[int, int]:
+def slots_by_key(table: SlotTensors) -> dict[int, int]:
     """What the table holds, after a check that both its sides say the same."""
     held = {key: slot for key, slot in enumerate(table.slot_of.tolist()) if slot >= 0}
     assert held == {key: slot for slot, key in enumerate(table.key_of.tolist()) if key >= 0}

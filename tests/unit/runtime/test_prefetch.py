@@ -18,14 +18,14 @@ class Oracle:
     name = "oracle"
 
     def __init__(self, likelihood: FloatArray | None) -> None:
-        self._likelihood = likelihood
+        self.likelihood = likelihood
 
     def begin(self, phase: object) -> None: ...
 
     def observe(self, layer: int, ids: object) -> None: ...
 
     def predict(self, layer: int) -> FloatArray | None:
-        return None if self._likelihood is None else self._likelihood[layer + 1 :]
+        return None if self.likelihood is None else self.likelihood[layer + 1 :]
 
 
 class Link:
@@ -107,7 +107,7 @@ def test_a_queued_prefetch_follows_the_new_priorities() -> None:
     oracle = Oracle(likelihood(layer1={1: 0.9, 2: 0.7}))
     prefetcher = Prefetcher(tier, oracle, Link(), SHAPE, LAYOUT.stride_bytes)
     prefetcher.after_routing(begun(tier, 0, tokens=1))
-    oracle._likelihood = likelihood(layer1={1: 0.1, 2: 0.8})
+    oracle.likelihood = likelihood(layer1={1: 0.1, 2: 0.8})
     prefetcher.after_routing(begun(tier, 0, tokens=1))
     assert reader.queued[8][1] > reader.queued[7][1]
 

@@ -190,7 +190,8 @@ class ExpertCache:
             wanted = min(wanted, int(evictable) - kept)
         if wanted <= 0:
             return 0
-        victims = lowest(self.scores(), table.state, RESIDENT, list(held), wanted)
+        scores = self._policy.keep_scores(self._layer).ravel()
+        victims = lowest(scores, table.state, RESIDENT, list(held), wanted)
         self.release(victims)
         return len(victims)
 

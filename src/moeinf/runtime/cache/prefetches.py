@@ -56,5 +56,4 @@ class Prefetches:
 
     def drop(self, keys: list[int]) -> None:
         """Cancels reads on their way that nobody needs, as far as they have not begun."""
-        if keys:
-            self._cache.stats.prefetch_bytes -= self._loader.cancel(np.array(keys)) * self._cache.stride_bytes
+        self._cache.stats.prefetch_bytes -= self._loader.cancel(np.array(keys)) * self._cache.stride_bytes

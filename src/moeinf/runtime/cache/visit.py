@@ -109,7 +109,7 @@ class Visit:
             self._open = False
             if self._pending or self._parts.cache.pinned:
                 self._parts.cache.let_go()
-            self._ready, self._waiting, self._pending, self._ahead = [], [], [], []
+                self._ready, self._waiting, self._pending, self._ahead = [], [], [], []
 
     # ---- inside
 
@@ -122,7 +122,8 @@ class Visit:
         self._pending, self._waiting, self._ready = cache.begin_layer(layer, keys, counts, many=many)
         if self._waiting:
             parts.prefetches.reprioritise(np.array(self._waiting), np.full(len(self._waiting), DEMAND))
-        parts.prefetches.drop(cache.end_reservations())
+        if unneeded := cache.end_reservations():
+            parts.prefetches.drop(unneeded)
         if self._pending:
             self._queue_demand()
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moeinf.gpu.vector_ops import DirectTable
+from moeinf.gpu.vector_ops import SlotTensors
 from moeinf.runtime.cache.tier import Lease
 from moeinf.runtime.experts import Observer
 from moeinf.runtime.gpu.device_slots import DeviceCompute, DeviceSlots
@@ -50,7 +50,7 @@ class DeviceTable:
         self._expert_bytes = slots.arena.slot_bytes
         self._encoder_layers = encoder_layers
         self._lease: Lease | None = None
-        self._table: DirectTable | None = None
+        self._table: SlotTensors | None = None
         self._num_tables = 0
         layers, k, kind = shape.num_layers, shape.top_k, device.kind
         self._addresses = torch.zeros(k, dtype=torch.int64, device=kind)
@@ -155,12 +155,12 @@ class DeviceTable:
             host[:-1], host[-1] = scores.ravel(), used
             self._table.scores.copy_(self._scores_host, non_blocking=True)
 
-    def _new_table(self) -> DirectTable:
+    def _new_table(self) -> SlotTensors:
         kind, keys = self._device.kind, self._shape.total_experts
         host = np.zeros(keys, np.int64)  # of no use where the device has every expert
         if not self._tier.all_resident:
             host = self._host.device_addresses()
-        return DirectTable(
+        return SlotTensors(
             slot_of=torch.full((keys,), -1, dtype=torch.int32, device=kind),
             key_of=torch.full((self._arena.num_slots,), -1, dtype=torch.int32, device=kind),
             slot_address=torch.from_numpy(self._arena.slot_addresses).to(kind),

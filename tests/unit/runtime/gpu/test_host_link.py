@@ -222,7 +222,7 @@ def test_what_is_cancelled_is_not_copied_and_a_read_under_way_ends_in_the_host()
     submit(machine.link, [7], math.inf)
     assert machine.disk.submitted == 2, "the read under way serves the new request"
     assert machine.link.wait_any(np.array([7])).tolist() == [7]
-    machine.disk._land([6])
+    machine.disk.land([6])
     machine.disk.poll = lambda: ReadDone(np.array([6]), EMPTY)  # type: ignore[method-assign]
     assert machine.link.poll().done.tolist() == [] and machine.copier.submissions == [1]
     assert machine.slots.holds(np.array([6, 7, 8])).tolist() == [True, True, False]
@@ -394,7 +394,7 @@ def test_what_waits_for_its_turn_to_be_copied_is_not_evicted() -> None:
     machine.hold_polls()
     submit(machine.link, [6, 7], [0.5, 0.4])
     for key in (6, 7):
-        machine.disk._land([key])
+        machine.disk.land([key])
     machine.disk.poll = lambda: ReadDone(np.array([6, 7]), EMPTY)  # type: ignore[method-assign]
     assert machine.link.poll().done.tolist() == [6]
     machine.hold_polls()
