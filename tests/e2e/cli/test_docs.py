@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 from pathlib import Path
 
 import pytest
 
 DOCS = Path(__file__).parents[3] / "docs"
+COLUMNS = 120
 
 
 def test_the_page_about_the_command_line_is_what_help_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,3 +24,11 @@ def test_the_pictures_are_those_of_the_script() -> None:
     for name, draw in runpy.run_path(str(DOCS / "generate_pictures.py"))["PICTURES"].items():
         written = (DOCS / name).read_text(encoding="utf-8")
         assert written == draw().svg(), "run: python docs/generate_pictures.py"
+
+
+def test_prose_is_wrapped_at_120_columns() -> None:
+    root = DOCS.parent
+    for page in (*root.glob("*.md"), *DOCS.glob("*.md")):
+        prose = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+        long = [line for line in prose.splitlines() if len(line) > COLUMNS and not line.startswith("|")]
+        assert not long, f"{page.relative_to(root)}: wrap these lines, of which the first is {long[0]!r}"
