@@ -97,18 +97,26 @@ class TritonMatrixOps:
 
     make_groups = staticmethod(make_groups)
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        linear_programs: int = LINEAR_PROGRAMS,
+        expert_programs: int = EXPERT_PROGRAMS,
+        scratch_weights: int = SCRATCH_WEIGHTS,
+    ) -> None:
+        """Programs are those of one product of decode; scratch_weights: how many weights are widened at once."""
         # Here, since only torch builds with CUDA bring triton along, and everyone imports the protocol.
         from moeinf.gpu import triton_matrix
 
         self._kernels = triton_matrix
+        self._linear_programs, self._expert_programs = linear_programs, expert_programs
+        self._scratch_weights = scratch_weights
         self._scratch = torch.empty(0, dtype=torch.bfloat16)
 
     def linear(self, x: Tensor, w: DeviceMatrix, out: Tensor, bias: Tensor | None = None, add: bool = False) -> None:
         if len(x) > MAX_ROWS:
             self._large_linear(x, w, out, bias, add)
             return
-        tile = decode_tile(w.format, w.rows, w.cols, LINEAR_PROGRAMS)
+        tile = decode_tile(w.format, w.rows, w.cols, self._linear_programs)
         self._kernels.linear[(_ceil(w.rows, tile.rows),)](
             x,
             w.data,
@@ -127,7 +135,9 @@ class TritonMatrixOps:
 
     def gate_up(self, x: Tensor, addresses: Tensor, parts: ExpertParts, out: Tensor) -> None:
         gate, up = parts.gate or parts.up, parts.up
-        gate_tile, up_tile = (decode_tile(part.format, part.rows, part.cols, EXPERT_PROGRAMS) for part in (gate, up))
+        gate_tile, up_tile = (
+            decode_tile(part.format, part.rows, part.cols, self._expert_programs) for part in (gate, up)
+        )
         rows = min(gate_tile.rows, up_tile.rows)
         self._kernels.gate_up[(_ceil(up.rows, rows), len(addresses))](
             x,
@@ -150,7 +160,7 @@ class TritonMatrixOps:
 
     def down(self, act: Tensor, addresses: Tensor, parts: ExpertParts, out: Tensor) -> None:
         part = parts.down
-        tile = decode_tile(part.format, part.rows, part.cols, EXPERT_PROGRAMS)
+        tile = decode_tile(part.format, part.rows, part.cols, self._expert_programs)
         self._kernels.down[(_ceil(part.rows, tile.rows), len(addresses))](
             act,
             addresses,
@@ -222,7 +232,7 @@ class TritonMatrixOps:
     def _large_linear(self, x: Tensor, w: DeviceMatrix, out: Tensor, bias: Tensor | None, add: bool) -> None:
         """Multiplies by as many rows of the matrix at a time as the scratch holds."""
         rounded = x.to(PLAIN_DTYPES.get(w.format, torch.bfloat16))
-        step = w.rows if w.format in PLAIN_DTYPES else max(1, SCRATCH_WEIGHTS // w.cols)
+        step = w.rows if w.format in PLAIN_DTYPES else max(1, self._scratch_weights // w.cols)
         for first in range(0, w.rows, step):
             part = slice(first, min(first + step, w.rows))
             result = _matmul(rounded, self._operand(w, part))

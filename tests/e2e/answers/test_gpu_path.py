@@ -193,14 +193,7 @@ def test_tokens_in_float32_are_those_of_the_cpu(in_float32: StoredModel, slots: 
         assert ours.argmax() == theirs.argmax()
 
 
-@pytest.fixture
-def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For the interpreter, which takes one after the other."""
-    for name in ("LINEAR_PROGRAMS", "EXPERT_PROGRAMS"):
-        monkeypatch.setattr(f"moeinf.gpu.matrix_ops.{name}", 3)
-
-
-def test_tokens_of_tritons_kernels_are_those_of_their_twins(in_float32: StoredModel, few_programs: None) -> None:
+def test_tokens_of_tritons_kernels_are_those_of_their_twins(in_float32: StoredModel) -> None:
     """In the interpreter; bfloat16, which it rounds otherwise, is for the tests on a GPU."""
     pytest.importorskip("triton", reason="triton is not installed")
     ours = all_logits(in_float32, interpreted(), 4, expert_cache="40%")
@@ -226,7 +219,7 @@ def test_logits_of_every_family_are_those_of_the_cpu(kind: str, demo: StoredMode
 
 
 def test_biased_clamped_experts_and_sinks_of_tritons_kernels_are_those_of_the_cpu(
-    demo: StoredModel, tmp_path: Path, few_programs: None
+    demo: StoredModel, tmp_path: Path
 ) -> None:
     pytest.importorskip("triton", reason="triton is not installed")
     stored = in_family(FAMILIES["gpt_oss"] | {"num_hidden_layers": 2}, demo, tmp_path)

@@ -32,12 +32,13 @@ def in_fours(stored: StoredModel) -> OpenGpu:
 
 
 def interpreted() -> OpenGpu:
-    """With Triton's kernels in its interpreter."""
+    """With Triton's kernels in its interpreter, which carries out one program after the other: so there are few."""
     from moeinf.gpu.matrix_ops import TritonMatrixOps
     from moeinf.gpu.vector_ops import TritonVectorOps
 
     device = EmulatedDevice()
-    ops = recorded(device, Ops(TritonVectorOps(attention_programs=10), TritonMatrixOps()))
+    matrices = TritonMatrixOps(linear_programs=3, expert_programs=3)
+    ops = recorded(device, Ops(TritonVectorOps(attention_programs=10), matrices))
     return OpenGpu("Emulated", device, ops, LateCopier(), 1 << 40, 1 << 40)
 
 

@@ -6,8 +6,6 @@ which rounds nothing else, has to agree closely; tiles of many rows round quanti
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -31,13 +29,10 @@ BF16_BIT = 2.0**-7
 
 
 @pytest.fixture
-def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[TritonMatrixOps]:
+def kernels() -> TritonMatrixOps:
     """With several rows a program although matrices are small, and a scratch that holds 20 rows of 288."""
     pytest.importorskip("triton", reason="triton is not installed: nothing to compare with the twins")
-    monkeypatch.setattr(matrix_ops, "LINEAR_PROGRAMS", 3)
-    monkeypatch.setattr(matrix_ops, "EXPERT_PROGRAMS", 3)
-    monkeypatch.setattr(matrix_ops, "SCRATCH_WEIGHTS", 20 * 288)
-    yield TritonMatrixOps()
+    return TritonMatrixOps(linear_programs=3, expert_programs=3, scratch_weights=20 * 288)
 
 
 @pytest.fixture(params=["twin", "kernels"])
