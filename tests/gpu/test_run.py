@@ -20,9 +20,9 @@ from moeinf.gpu.open_gpu import open_gpu
 from moeinf.gpu.program import DecodeProgram
 from moeinf.pull.pull import pull
 from moeinf.store.library import StoredModel
-from tests.e2e.answers.test_translation import TEXT, Stored
 from tests.support.configs.nllb_moe import NLLB
 from tests.support.configs.switch_transformers import SWITCH
+from tests.support.pairs.stored_translators import TEXT, Stored
 
 pytestmark = pytest.mark.gpu
 PROMPT = "Once upon a time, in a village by the sea, there was a fisherman who said:"

@@ -33,11 +33,11 @@ from moeinf.types import DType
 from tests.oracles.latent import latent_attention
 from tests.oracles.torch_matrix import TorchMatrixOps
 from tests.oracles.torch_vector import TorchVectorOps
-from tests.parity.test_parity import stored
 from tests.support.configs.deepseek_v2 import DEEPSEEK_V2
 from tests.support.configs.deepseek_v3 import DEEPSEEK_V3
 from tests.support.configs.glm4_moe import GLM4
 from tests.support.emulated_device import EmulatedDevice
+from tests.support.pairs.experts import stored
 
 HIDDEN, EXPERTS, TOKENS = 24, 12, 40
 

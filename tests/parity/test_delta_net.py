@@ -13,8 +13,8 @@ from moeinf.models.cpu.math import NumpyMath
 from moeinf.models.gpu.math import TorchMath
 from moeinf.models.layers.array_math import ArrayMath
 from moeinf.models.layers.delta_net import CHUNK, DeltaRule, DeltaState
-from tests.parity.test_parity import PROMPT, Pair, logits
 from tests.support.configs.qwen3_next import NEXT
+from tests.support.pairs.decoders import PROMPT, Pair, logits
 
 FLOATS = np.float32
 

@@ -15,68 +15,22 @@ from moeinf.gpu.ops import Ops
 from moeinf.gpu.program import DecodeProgram
 from moeinf.models.cpu.layers import NativeLayers
 from moeinf.models.cpu.weights import NativeWeights
-from moeinf.models.family import DecoderFamily, family_of
 from moeinf.models.gpu.layers import DeviceLayers
 from moeinf.models.gpu.weights import DeviceWeights
 from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, NormConfig, NormKind, attention_shapes
-from moeinf.models.layers.decoder import Decoder
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.rope import Rope, plain_rope
-from moeinf.types import Profiler, Routing, TensorPlan
-from tests.oracles.torch_matrix import TorchMatrixOps, activated
+from tests.oracles.torch_matrix import TorchMatrixOps
 from tests.oracles.torch_vector import TorchVectorOps
-from tests.parity.test_parity import CONFIGS, PROMPT, Pair, logits, part_of, stored
-from tests.support.emulated_device import EmulatedDevice, recorded
-
-
-class ExpertsOnTheDevice:
-    """Every expert as plain tensors; what a router chose is computed outside of captured stretches."""
-
-    wants_expectations = False
-
-    def __init__(self, plan: TensorPlan, tensors: dict[str, Tensor], program: DecodeProgram) -> None:
-        self._program, self._form = program, plan.form
-        self._parts: dict[tuple[int, int, str], Tensor] = {}
-        layout = next(layout for layout in plan.experts if layout.keys() <= tensors.keys())
-        for name, (_, pieces) in layout.items():
-            for piece in pieces:
-                part = part_of(piece, tensors[name], plan.parts[piece.part])
-                self._parts[piece.layer, piece.expert, piece.part] = part
-
-    def run(self, layer: int, hidden: Tensor, routing: Routing, out: Tensor) -> None:
-        self._program.outside(lambda: self._compute(layer, hidden, routing, out))
-
-    def _compute(self, layer: int, hidden: Tensor, routing: Routing, out: Tensor) -> None:
-        for token, (ids, weights) in enumerate(zip(routing.ids.tolist(), routing.weights, strict=True)):
-            for expert, weight in zip(ids, weights, strict=True):
-                gate = self._product(layer, expert, "gate", hidden[token]) if self._form.gated else None
-                act = activated(self._form, gate, self._product(layer, expert, "up", hidden[token]))
-                out[token] += weight * self._product(layer, expert, "down", act)
-
-    def _product(self, layer: int, expert: int, part: str, x: Tensor) -> Tensor:
-        product = self._parts[layer, expert, part] @ x
-        return product + self._parts[layer, expert, f"{part}_bias"] if self._form.biased else product
-
-    def expect(self, layer: int, guess: Routing) -> None:
-        pass
+from tests.support.emulated_device import EmulatedDevice
+from tests.support.pairs.decoders import CONFIGS, PROMPT, Pair, logits
+from tests.support.pairs.experts import stored
+from tests.support.pairs.on_device import on_device
 
 
 @pytest.fixture(scope="module", params=CONFIGS, ids=lambda name: name.replace(" ", "-"))
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return Pair(CONFIGS[request.param], tmp_path_factory.mktemp("checkpoint"))
-
-
-def on_device(pair: Pair) -> tuple[Decoder, EmulatedDevice]:
-    device = EmulatedDevice()
-    program = DecodeProgram(device)
-    weights = {name: stored(tensor) for name, tensor in pair.tensors.items()}
-    ops = recorded(device, Ops(TorchVectorOps(), TorchMatrixOps()))
-    layers = DeviceLayers(DeviceWeights(device, ops, weights, weights), "f32", 256, program)
-    experts: Any = ExpertsOnTheDevice(pair.plan, pair.tensors, program)
-    config = pair.config
-    family = family_of(config)
-    assert isinstance(family, DecoderFamily)
-    return family.build(layers, experts, Profiler()), device
 
 
 @torch.inference_mode()

@@ -17,10 +17,10 @@ from moeinf.sampling.beam_search import BeamSearch
 from moeinf.types import Profiler
 from tests.oracles.torch_matrix import TorchMatrixOps
 from tests.oracles.torch_vector import TorchVectorOps
-from tests.parity.test_device_layers import ExpertsOnTheDevice
-from tests.parity.test_parity import stored
-from tests.parity.test_seq2seq import ANSWER, CONFIGS, SOURCE, Pair, logits, searched
 from tests.support.emulated_device import EmulatedDevice, recorded
+from tests.support.pairs.experts import stored
+from tests.support.pairs.on_device import ExpertsOnTheDevice
+from tests.support.pairs.translators import ANSWER, CONFIGS, SOURCE, Pair, logits, searched
 
 
 @pytest.fixture(scope="module", params=CONFIGS, ids=lambda name: name.replace(" ", "-"))

@@ -22,7 +22,8 @@ from moeinf.errors import CheckpointError
 from moeinf.models.cpu.layers import NativeLayers
 from moeinf.models.family import family_of
 from moeinf.types import Profiler
-from tests.parity.test_parity import PROMPT, resident_experts, stored
+from tests.support.pairs.decoders import PROMPT
+from tests.support.pairs.experts import resident_experts, stored
 from tests.support.tiny_models import all_configs, reference
 
 SEQ2SEQ = all_configs("SEQ2SEQ_CONFIGS")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.parity.test_device_layers import on_device
-from tests.parity.test_parity import PROMPT, Pair
 from tests.support.configs.phimoe import LONG, PHI
+from tests.support.pairs.decoders import PROMPT, Pair
+from tests.support.pairs.on_device import on_device
 
 ROOM = LONG["original_max_position_embeddings"]
 

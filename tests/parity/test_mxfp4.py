@@ -11,9 +11,9 @@ import safetensors.torch
 import torch
 
 from moeinf.models.family import family_of
-from tests.parity.test_parity import PROMPT, Pair
-from tests.parity.test_smallest_cache import smallest, stored
 from tests.support.configs.gpt_oss import GPT_OSS
+from tests.support.pairs.decoders import PROMPT, Pair
+from tests.support.pairs.streamed import pulled_pair, smallest
 
 
 @torch.inference_mode()
@@ -35,7 +35,7 @@ def test_logits_are_those_of_transformers_but_for_the_rounding_of_activations(si
     (folder / "config.json").write_text(json.dumps(pair.config))
     pair.plan = family_of(pair.config).tensors
     theirs = pair.theirs(torch.tensor([PROMPT])).logits[0]
-    model = stored(folder, tmp_path / "home")
+    model = pulled_pair(folder, tmp_path / "home")
     assert [tensor.dtype for tensor in model.manifest.layout.tensors] == ["mxfp4"] * 3 + ["f32"] * 3
     with closing(smallest(pair, model)) as run:
         chunks = [PROMPT[at : at + size] for at in range(0, len(PROMPT), size)]

@@ -2,102 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import math
-from pathlib import Path
-from typing import Any
-
 import pytest
-import safetensors.torch
 import torch
-from torch import Tensor
 
-from moeinf._native import ExpertKernel, Kernels
-from moeinf.models.cpu.layers import NativeLayers
-from moeinf.models.family import DecoderFamily, family_of
-from moeinf.models.layers.decoder import Decoder
-from moeinf.models.layers.weights import StoredTensor
 from moeinf.models.registry import SUPPORTED
-from moeinf.types import ExpertPiece, Profiler, TensorPlan
-from tests.oracles.resident_experts import ResidentExperts
-from tests.support.tiny_models import all_configs, reference
-
-CONFIGS = all_configs()
-
-
-class Pair:
-    """A model of the reference, mostly transformers, and ours over the same weights, as save_pretrained wrote them."""
-
-    def __init__(self, config: dict[str, Any], folder: Path) -> None:
-        torch.manual_seed(7)
-        self.theirs = reference(config)
-        with torch.no_grad():
-            for name, parameter in (*self.theirs.named_parameters(), *self.theirs.named_buffers()):
-                if "norm" in name or name.endswith("bias"):
-                    parameter.add_(torch.randn_like(parameter) * 0.1)
-        self.theirs.save_pretrained(folder)
-        self.tensors = safetensors.torch.load_file(folder / "model.safetensors")
-        self.config = saved = json.loads((folder / "config.json").read_text())
-        family = family_of(saved)
-        assert isinstance(family, DecoderFamily)
-        self.plan = family.tensors
-        self.info = family.info("f32")
-        self.kernels = Kernels(2)
-        experts = resident_experts(self.plan, self.tensors, self.kernels)
-        weights = NativeLayers(self.kernels, {name: stored(tensor) for name, tensor in self.tensors.items()}, "f32")
-        self.ours = family.build(weights, experts, Profiler())
-
-
-def stored(tensor: Tensor) -> StoredTensor:
-    return StoredTensor(tensor.contiguous().view(-1).view(torch.uint8).numpy(), "f32", tuple(tensor.shape))
-
-
-def part_of(piece: ExpertPiece, source: Tensor, shape: tuple[int, ...]) -> Tensor:
-    filled, part = piece.filled or shape, torch.zeros(shape)
-    part[tuple(map(slice, filled))] = source.contiguous().as_strided(
-        filled, piece.strides_of(filled), piece.start_element
-    )
-    return part
-
-
-def resident_experts(plan: TensorPlan, tensors: dict[str, Tensor], kernels: Kernels) -> ResidentExperts:
-    """Every expert's parts one behind the other, and the experts one behind the other."""
-    layout = next(layout for layout in plan.experts if layout.keys() <= tensors.keys())
-    found: dict[tuple[int, int, str], Tensor] = {}
-    for name, (shape, pieces) in layout.items():
-        assert tuple(tensors[name].shape) == shape
-        for piece in pieces:
-            part = plan.parts[piece.part]
-            found[piece.layer, piece.expert, piece.part] = part_of(piece, tensors[name], part).flatten()
-    memory = torch.cat(
-        [
-            found[layer, expert, part]
-            for layer in range(plan.moe.num_layers)
-            for expert in range(plan.moe.num_experts)
-            for part in plan.parts
-        ]
-    )
-    parts, size = {}, 0
-    for part_name, part in plan.parts.items():
-        parts[part_name] = ("f32", part[0], math.prod(part[1:]), size)
-        size += math.prod(part) * 4
-    kernel = ExpertKernel(kernels, memory.view(torch.uint8).numpy(), parts, plan.form)
-    return ResidentExperts(kernel, lambda layer, expert: (layer * plan.moe.num_experts + expert) * size)
+from tests.support.pairs.decoders import CONFIGS, PROMPT, Pair, logits
+from tests.support.tiny_models import all_configs
 
 
 @pytest.fixture(scope="module", params=CONFIGS, ids=lambda name: name.replace(" ", "-"))
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return Pair(CONFIGS[request.param], tmp_path_factory.mktemp("checkpoint"))
-
-
-PROMPT = [5, 17, 3, 88, 41, 41, 2, 60, 9, 33, 75, 14, 96, 22, 8, 51, 7]
-
-
-def logits(model: Decoder, chunks: list[list[int]]) -> Tensor:
-    cache, whole = model.new_cache(256), sum(map(len, chunks))
-    return torch.cat(
-        [torch.from_numpy(model.forward(chunk, cache, of_tokens=whole, last_only=False)) for chunk in chunks]
-    )
 
 
 @torch.inference_mode()

@@ -21,11 +21,11 @@ from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.runtime.policy.predictors import PREDICTORS
 from moeinf.store.library import StoredModel
 from moeinf.terminal.show import show_lines
-from tests.e2e.answers.test_translation import TEXT, Stored
 from tests.support.configs.nllb_moe import NLLB
 from tests.support.configs.switch_transformers import SWITCH
 from tests.support.emulated_device import EmulatedDevice
 from tests.support.gpu.emulated_gpu import emulated, in_fours, interpreted, opened
+from tests.support.pairs.stored_translators import TEXT, Stored
 
 OTHER = "w9 w9 w3 w77 w21 w22 w68 w9 w41"
 LANGUAGES: dict[str, Any] = {"src_lang": "eng_Latn", "tgt_lang": "fra_Latn"}

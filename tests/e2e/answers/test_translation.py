@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 from moeinf.config import RuntimeConfig
 from moeinf.config.pull_options import PullOptions
@@ -21,44 +18,12 @@ from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.store.library import StoredModel
 from moeinf.terminal.arguments.chat_options import ChatOptions
 from moeinf.terminal.conversation import Conversation
-from tests.parity.test_seq2seq import Pair
 from tests.support.configs.nllb_moe import NLLB
 from tests.support.configs.switch_transformers import SWITCH
+from tests.support.pairs.stored_translators import GAP, LANGUAGES, TEXT, Stored
 
-GAP = "<extra_id_0>"
-LANGUAGES = {"eng_Latn": 95, "fra_Latn": 96}
-TEXT = "w5 w17 w33 w88 w41 w60"
 IDS = [5, 17, 33, 88, 41, 60]
 NUM_TOKENS = 12
-
-
-class Stored:
-    """A tiny model in a store, and the reference over the same weights."""
-
-    def __init__(self, config: dict[str, Any], folder: Path, asked: dict[str, Any]) -> None:
-        self.checkpoint = folder / "checkpoint"
-        self.pair = Pair(config, self.checkpoint)
-        write_tokenizer(self.checkpoint, config["eos_token_id"])
-        (self.checkpoint / "generation_config.json").write_text(json.dumps(asked))
-        stored = pull(str(self.checkpoint), PullOptions(name="tiny"), home=folder / "home")
-        assert isinstance(stored, StoredModel)
-        self.stored = stored
-
-    def theirs(self, source: list[int], **options: Any) -> list[int]:
-        """What the reference answers, behind the decoder's first token."""
-        with torch.inference_mode():
-            answer = self.pair.theirs.generate(torch.tensor([source]), do_sample=False, **options)[0]
-        return [int(token) for token in answer[1:]]
-
-
-def write_tokenizer(folder: Path, eos_id: int) -> None:
-    """w<i> is token i; the end of a sequence and the languages are special."""
-    vocabulary = {f"w{i}": i for i in range(3, 94)} | {"<0>": 0, "<1>": 1, "<2>": 2, GAP: 94} | LANGUAGES
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<0>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.add_special_tokens([f"<{i}>" for i in range(3)] + [GAP, *LANGUAGES])
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": f"<{eos_id}>"}))
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,54 @@
+"""A decoder of the reference and ours over the same weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from moeinf._native import Kernels
+from moeinf.models.cpu.layers import NativeLayers
+from moeinf.models.family import DecoderFamily, family_of
+from moeinf.models.layers.decoder import Decoder
+from moeinf.types import Profiler
+from tests.support.pairs.experts import resident_experts, stored
+from tests.support.tiny_models import all_configs, reference
+
+CONFIGS = all_configs()
+
+
+class Pair:
+    """A model of the reference, mostly transformers, and ours over the same weights, as save_pretrained wrote them."""
+
+    def __init__(self, config: dict[str, Any], folder: Path) -> None:
+        torch.manual_seed(7)
+        self.theirs = reference(config)
+        with torch.no_grad():
+            for name, parameter in (*self.theirs.named_parameters(), *self.theirs.named_buffers()):
+                if "norm" in name or name.endswith("bias"):
+                    parameter.add_(torch.randn_like(parameter) * 0.1)
+        self.theirs.save_pretrained(folder)
+        self.tensors = safetensors.torch.load_file(folder / "model.safetensors")
+        self.config = saved = json.loads((folder / "config.json").read_text())
+        family = family_of(saved)
+        assert isinstance(family, DecoderFamily)
+        self.plan = family.tensors
+        self.info = family.info("f32")
+        self.kernels = Kernels(2)
+        experts = resident_experts(self.plan, self.tensors, self.kernels)
+        weights = NativeLayers(self.kernels, {name: stored(tensor) for name, tensor in self.tensors.items()}, "f32")
+        self.ours = family.build(weights, experts, Profiler())
+
+
+PROMPT = [5, 17, 3, 88, 41, 41, 2, 60, 9, 33, 75, 14, 96, 22, 8, 51, 7]
+
+
+def logits(model: Decoder, chunks: list[list[int]]) -> Tensor:
+    cache, whole = model.new_cache(256), sum(map(len, chunks))
+    return torch.cat(
+        [torch.from_numpy(model.forward(chunk, cache, of_tokens=whole, last_only=False)) for chunk in chunks]
+    )

@@ -1,0 +1,50 @@
+"""Experts of a checkpoint that all lie in memory, for models that are compared with the reference."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from moeinf._native import ExpertKernel, Kernels
+from moeinf.models.layers.weights import StoredTensor
+from moeinf.types import ExpertPiece, TensorPlan
+from tests.oracles.resident_experts import ResidentExperts
+
+
+def stored(tensor: Tensor) -> StoredTensor:
+    return StoredTensor(tensor.contiguous().view(-1).view(torch.uint8).numpy(), "f32", tuple(tensor.shape))
+
+
+def part_of(piece: ExpertPiece, source: Tensor, shape: tuple[int, ...]) -> Tensor:
+    filled, part = piece.filled or shape, torch.zeros(shape)
+    part[tuple(map(slice, filled))] = source.contiguous().as_strided(
+        filled, piece.strides_of(filled), piece.start_element
+    )
+    return part
+
+
+def resident_experts(plan: TensorPlan, tensors: dict[str, Tensor], kernels: Kernels) -> ResidentExperts:
+    """Every expert's parts one behind the other, and the experts one behind the other."""
+    layout = next(layout for layout in plan.experts if layout.keys() <= tensors.keys())
+    found: dict[tuple[int, int, str], Tensor] = {}
+    for name, (shape, pieces) in layout.items():
+        assert tuple(tensors[name].shape) == shape
+        for piece in pieces:
+            part = plan.parts[piece.part]
+            found[piece.layer, piece.expert, piece.part] = part_of(piece, tensors[name], part).flatten()
+    memory = torch.cat(
+        [
+            found[layer, expert, part]
+            for layer in range(plan.moe.num_layers)
+            for expert in range(plan.moe.num_experts)
+            for part in plan.parts
+        ]
+    )
+    parts, size = {}, 0
+    for part_name, part in plan.parts.items():
+        parts[part_name] = ("f32", part[0], math.prod(part[1:]), size)
+        size += math.prod(part) * 4
+    kernel = ExpertKernel(kernels, memory.view(torch.uint8).numpy(), parts, plan.form)
+    return ResidentExperts(kernel, lambda layer, expert: (layer * plan.moe.num_experts + expert) * size)
