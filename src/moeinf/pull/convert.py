@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -19,11 +20,21 @@ from moeinf.pull.plan import Conversion
 from moeinf.store.files import drop_cached, errors_named, open_regular, read_fully, sync_folder, write_fully
 from moeinf.store.format import DENSE_FILE, shard_file
 
-_SEGMENT_BYTES = 8 << 20  # one read; beyond it a disk gains nothing
 _NUM_BUFFERS = 4  # and one for each thread that quantises: memory does not grow with the size of a tensor
 _MOST_BUFFERED_BYTES = 256 << 20  # where one read has to be larger (an expert whose rows lie among others): fewer
 _MAX_THREADS = 16  # quantise 4 GB/s of bf16, which is more than a pull can read and write
-_FLUSH_BYTES = 256 << 20  # dirty bytes between two flushes: what a pull takes of the page cache, twice
+
+
+@dataclass(frozen=True, slots=True)
+class Portions:
+    """How much of a shard is read and flushed at once, by how many threads. No byte of the store depends on it."""
+
+    segment_bytes: int = 8 << 20  # one read; beyond it a disk gains nothing
+    flush_bytes: int = 256 << 20  # dirty bytes between two flushes: what a pull takes of the page cache, twice
+    num_threads: int | None = None  # that quantise; None for one on each physical core
+
+
+PORTIONS = Portions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +46,7 @@ class Segment:
     pieces: tuple[Move, ...]
 
 
-def segments(moves: Sequence[Move], limit_bytes: int = _SEGMENT_BYTES) -> Iterator[Segment]:
+def segments(moves: Sequence[Move], limit_bytes: int = PORTIONS.segment_bytes) -> Iterator[Segment]:
     """Cuts moves (in order of source_offset) between units into segments without gaps.
 
     A segment has at most limit_bytes, or one unit where that is larger. Moves of the same bytes (whole units, such as
@@ -92,24 +103,26 @@ def convert_shard(
     folder: Path,
     advance: Callable[[int], None],
     scales: Mapping[str, Path] = MappingProxyType({}),
+    portions: Portions = PORTIONS,
 ) -> None:
     """Converts one source shard into the files of `folder`. On return the bytes are on the disk (fsync).
 
     scales: the shards in which the scales of its weights lie, by name. advance gets the source bytes done since its
-    last call, from the calling thread. What is written does not depend on the number of threads. Raises CheckpointError
+    last call, from the calling thread. What is written does not depend on the portions. Raises CheckpointError
     for the source, DiskSpaceError or StoreError for the store; what was written is then incomplete.
     """
-    threads = num_threads() if any(move.transform for move in moves) else 1
-    buffer_bytes = max((segment.num_bytes for segment in segments(moves)), default=0)
+    threads = (portions.num_threads or num_threads()) if any(move.transform for move in moves) else 1
+    cut = partial(segments, moves, portions.segment_bytes)
+    buffer_bytes = max((segment.num_bytes for segment in cut()), default=0)
     num_buffers = min(_NUM_BUFFERS + threads, max(2, _MOST_BUFFERED_BYTES // max(buffer_bytes, 1)))
     with (
         _Shard(source, scales) as shard,
-        _Targets(folder) as targets,
+        _Targets(folder, portions.flush_bytes) as targets,
         ThreadPoolExecutor(threads) as workers,
         ThreadPoolExecutor(1) as pool,
     ):
         pipe = _Pipe(num_buffers, buffer_bytes)
-        reader = pool.submit(_read_segments, shard, moves, pipe, workers)
+        reader = pool.submit(_read_segments, shard, cut(), pipe, workers)
         try:
             while (item := pipe.full.get()) is not None:
                 segment, buffer, prepared = item
@@ -197,10 +210,10 @@ def _prepare(source: Path, segment: Segment, buffer: memoryview, scales: Sequenc
     return prepared
 
 
-def _read_segments(shard: _Shard, moves: Sequence[Move], pipe: _Pipe, workers: ThreadPoolExecutor) -> None:
+def _read_segments(shard: _Shard, cut: Iterator[Segment], pipe: _Pipe, workers: ThreadPoolExecutor) -> None:
     try:
         with errors_named(shard.path, CheckpointError):
-            for segment in segments(moves):
+            for segment in cut:
                 buffer = pipe.free.get()
                 if pipe.stop.is_set():
                     return
@@ -213,8 +226,9 @@ def _read_segments(shard: _Shard, moves: Sequence[Move], pipe: _Pipe, workers: T
 class _Targets:
     """Open files of the store under conversion, flushed in the background so that few dirty pages pile up."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, flush_bytes: int) -> None:
         self._folder = folder
+        self._flush_bytes = flush_bytes
         self._fds: dict[int, tuple[int, Path]] = {}
         self._dirty: set[int] = set()
         self._dirty_bytes = 0
@@ -228,7 +242,7 @@ class _Targets:
                 write_fully(fd, data, piece.target_offset, path)
             self._dirty.add(piece.target)
             self._dirty_bytes += len(data)
-        if self._dirty_bytes >= _FLUSH_BYTES:
+        if self._dirty_bytes >= self._flush_bytes:
             self._start_flush(self._dirty)
             self._dirty, self._dirty_bytes = set(), 0
 

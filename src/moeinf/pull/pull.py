@@ -12,7 +12,7 @@ from pathlib import Path
 from moeinf.config.pull_options import NO_OPTIONS, PullOptions
 from moeinf.errors import CheckpointError, DiskSpaceError, UsageError
 from moeinf.models.family import family_of
-from moeinf.pull.convert import convert_shard, create_files, read_bytes
+from moeinf.pull.convert import PORTIONS, Portions, convert_shard, create_files, read_bytes
 from moeinf.pull.events import PullProgress, SilentProgress, Verb
 from moeinf.pull.journal import Journal
 from moeinf.pull.model_names import DATA, Origin, continues, full_name, origin_of, stored_model, variant_name
@@ -58,17 +58,24 @@ class PullPlan:
 
 
 def pull(
-    source: str, options: PullOptions = NO_OPTIONS, *, home: Path, progress: PullProgress | None = None
+    source: str,
+    options: PullOptions = NO_OPTIONS,
+    *,
+    home: Path,
+    progress: PullProgress | None = None,
+    portions: Portions = PORTIONS,
 ) -> StoredModel:
     """Fetches and converts a model and publishes it under a name; goes on where an interrupted pull stopped.
 
     source: path of a checkpoint folder, org/repo[@revision] or an address of the Hub, an alias, or the name of a stored
     model, which is brought up to date. Blocks; another pull of the same source is waited for.
+    portions: how much of a shard is read and flushed at once.
     Raises UsageError, ModelNotFoundError, CheckpointError, HubError, StoreError, DiskSpaceError: one line each. What
     was done stays for the next attempt.
     """
     with errors_named(home):
-        return _steps(source, options, home, progress).run(force=options.force, keep_source=options.keep_source)
+        steps = _steps(source, options, home, progress, portions)
+        return steps.run(force=options.force, keep_source=options.keep_source)
 
 
 def plan_pull(
@@ -79,7 +86,9 @@ def plan_pull(
         return _steps(source, options, home, progress).plan()
 
 
-def _steps(source: str, options: PullOptions, home: Path, progress: PullProgress | None) -> _Pull:
+def _steps(
+    source: str, options: PullOptions, home: Path, progress: PullProgress | None, portions: Portions = PORTIONS
+) -> _Pull:
     library = Library(home)
     wanted = chosen(options.quant, options.quant_experts, options.quant_dense)
     origin = origin_of(source, library)
@@ -92,7 +101,7 @@ def _steps(source: str, options: PullOptions, home: Path, progress: PullProgress
         name = variant_name(name or origin.name, wanted)
     target = full_name(name or origin.name)
     quantisation = wanted or origin.quantisation
-    return _Pull(library, origin, target, quantisation, options.token, progress or SilentProgress())
+    return _Pull(library, origin, target, quantisation, options.token, progress or SilentProgress(), portions)
 
 
 def ensure(
@@ -138,6 +147,7 @@ class _Pull:
         quantisation: Quantisation,
         token: str | None,
         progress: PullProgress,
+        portions: Portions,
     ) -> None:
         self._library = library
         self._origin = origin
@@ -145,6 +155,7 @@ class _Pull:
         self._quantisation = quantisation
         self._verb: Verb = "converting" if quantisation == KEEP else "quantising"
         self._progress = progress
+        self._portions = portions
         self._folder = partial_folder(library.home, quantisation.of(origin.locator))
         library.check_origin(name, origin.source)
         progress.stage("pulling manifest")
@@ -266,7 +277,7 @@ class _Pull:
                     raise CheckpointError(f"{path} changed while the pull was being planned; repeat the pull")
         moves = conversion.moves[shard]
         self._progress.start(self._verb, shard, read_bytes(moves), 0)
-        convert_shard(paths[shard], moves, self._journal.model_folder, self._progress.advance, paths)
+        convert_shard(paths[shard], moves, self._journal.model_folder, self._progress.advance, paths, self._portions)
         self._source.check_unchanged()
         self._journal.record(shard)
         self._progress.finish()

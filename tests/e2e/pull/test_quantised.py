@@ -13,7 +13,8 @@ from torch import Tensor
 from moeinf._native import quantise
 from moeinf.config.pull_options import PullOptions
 from moeinf.errors import CheckpointError, StoreError, UsageError
-from moeinf.pull import convert, layout
+from moeinf.pull import layout
+from moeinf.pull.convert import Portions
 from moeinf.pull.events import SilentProgress
 from moeinf.pull.pull import PullPlan, plan_pull, pull
 from moeinf.store.dense import dense_tensors
@@ -116,14 +117,11 @@ def test_a_head_that_is_tied_is_stored_in_8_bits_beside_the_embedding(tmp_path: 
 
 
 @pytest.mark.parametrize("threads", [1, 7])
-def test_neither_threads_nor_the_size_of_reads_change_a_byte(
-    threads: int, wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_neither_threads_nor_the_size_of_reads_change_a_byte(threads: int, wide: Path, tmp_path: Path) -> None:
     whole = pull(str(wide), PullOptions(quant="q4_k", quant_dense="q8_0"), home=tmp_path / "whole")
-    monkeypatch.setattr(convert, "num_threads", lambda: threads)
-    monkeypatch.setattr(convert, "_SEGMENT_BYTES", 5000)
-    monkeypatch.setattr(convert.segments, "__defaults__", (5000,))
-    small = pull(str(wide), PullOptions(quant="q4_k", quant_dense="q8_0"), home=tmp_path / "small")
+    portions = Portions(segment_bytes=5000, num_threads=threads)
+    options = PullOptions(quant="q4_k", quant_dense="q8_0")
+    small = pull(str(wide), options, home=tmp_path / "small", portions=portions)
     assert content(small.path) == content(whole.path)
 
 

@@ -18,6 +18,7 @@ from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.models.family import family_of
 from moeinf.pull import convert
 from moeinf.pull import pull as install
+from moeinf.pull.convert import Portions
 from moeinf.pull.pull import pull
 from moeinf.pull.source import FolderSource
 from moeinf.store.library import StoredModel
@@ -84,9 +85,7 @@ def test_fp8_is_the_bf16_that_its_scales_make_of_it(quant: str | None, layout: s
     assert first.manifest.info == second.manifest.info
 
 
-def test_fp8_does_not_depend_on_the_size_of_reads_nor_on_the_type_of_its_scales(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fp8_does_not_depend_on_the_size_of_reads_nor_on_the_type_of_its_scales(tmp_path: Path) -> None:
     shipped, _ = in_fp8(random_tensors(CUT_TILES), (64, 96))
     shipped = {name: tensor.bfloat16() if name.endswith("_inv") else tensor for name, tensor in shipped.items()}
     config = CUT_TILES | {"quantization_config": FP8["quantization_config"] | {"weight_block_size": [64, 96]}}
@@ -95,8 +94,8 @@ def test_fp8_does_not_depend_on_the_size_of_reads_nor_on_the_type_of_its_scales(
     wide = {name: tensor.float() if name.endswith("_inv") else tensor for name, tensor in shipped.items()}
     other = pull(str(write_checkpoint(tmp_path / "wide", wide, config)), home=tmp_path / "other")
     assert weights(whole) == weights(other)
-    monkeypatch.setattr(convert.segments, "__defaults__", (1000,))
-    assert weights(whole) == weights(pull(str(checkpoint), home=tmp_path / "small"))
+    small = pull(str(checkpoint), home=tmp_path / "small", portions=Portions(segment_bytes=1000))
+    assert weights(whole) == weights(small)
 
 
 UP = "model.layers.1.mlp.experts.2.up_proj.weight"
@@ -200,14 +199,14 @@ def test_mxfp4_experts_are_kept_bit_for_bit_with_rows_and_biases_sorted_out(quan
 
 
 @pytest.mark.parametrize(("quant", "format"), [(None, "bf16"), ("mxfp4", "mxfp4"), ("q8_0", "q8_0")])
-def test_transposed_experts_are_turned(
-    quant: str | None, format: Format, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(convert.segments, "__defaults__", (1000,))  # less than the columns of one expert
+def test_transposed_experts_are_turned(quant: str | None, format: Format, tmp_path: Path) -> None:
     _, meant = gpt_oss_as_shipped()
     plain = {name: tensor.bfloat16() for name, tensor in meant.items()}
     model = pull(
-        str(write_checkpoint(tmp_path / "c", plain, GPT_OSS)), PullOptions(quant=quant), home=tmp_path / "home"
+        str(write_checkpoint(tmp_path / "c", plain, GPT_OSS)),
+        PullOptions(quant=quant),
+        home=tmp_path / "home",
+        portions=Portions(segment_bytes=1000),  # less than the columns of one expert
     )
     assert verify(model) == []
     for layer, expert in ((0, 1), (1, 2)):

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moeinf.errors import CheckpointError, DiskSpaceError
-from moeinf.pull import convert
-from moeinf.pull.convert import convert_shard, read_bytes, segments
+from moeinf.pull.convert import Portions, convert_shard, read_bytes, segments
 from moeinf.pull.layout import Quantised, Strided, View
 from moeinf.pull.moves import DENSE, Move
 from moeinf.pull.pull import pull
@@ -107,18 +106,14 @@ def test_copies_of_the_same_bytes_are_read_at_once_and_never_cut(slabs: list[tup
 
 
 @pytest.mark.parametrize("flush_bytes", [1, 1 << 30])
-def test_tensors_larger_than_all_buffers_are_copied(
-    flush_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(convert, "_SEGMENT_BYTES", 1000)
-    monkeypatch.setattr(convert, "_FLUSH_BYTES", flush_bytes)
-    monkeypatch.setattr(segments, "__defaults__", (1000,))
+def test_tensors_larger_than_all_buffers_are_copied(flush_bytes: int, tmp_path: Path) -> None:
     data = bytes(range(256)) * 100
     (tmp_path / "source").write_bytes(data)
     for name in ("dense.safetensors", "experts-00000.bin"):
         (tmp_path / name).touch()
     seen: list[int] = []
-    convert_shard(tmp_path / "source", [Move(0, 9999, DENSE, 1), Move(9999, 15601, 0, 0)], tmp_path, seen.append)
+    moves, portions = [Move(0, 9999, DENSE, 1), Move(9999, 15601, 0, 0)], Portions(1000, flush_bytes)
+    convert_shard(tmp_path / "source", moves, tmp_path, seen.append, portions=portions)
     assert (tmp_path / "dense.safetensors").read_bytes() == b"\0" + data[:9999]
     assert (tmp_path / "experts-00000.bin").read_bytes() == data[9999:]
     assert sum(seen) == len(data)
