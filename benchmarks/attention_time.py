@@ -22,10 +22,9 @@ def layer(threads: int) -> _native.AttentionLayer:
     kernels.begin_pass(1)
     queries, keys = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
     shapes = ((queries, HIDDEN), (keys, HIDDEN), (keys, HIDDEN), (HIDDEN, queries))
-    matrices = [_native.Matrix(np.zeros(rows * cols * 2, np.uint8), "bf16", rows, cols) for rows, cols in shapes]
-    return _native.AttentionLayer(
-        kernels, matrices, np.ones(HIDDEN, np.float32), [None] * 6, HEAD_DIM, 1e-6, "none", 0.0, 0
-    )
+    q, k, v, o = (_native.Matrix(np.zeros(rows * cols * 2, np.uint8), "bf16", rows, cols) for rows, cols in shapes)
+    tensors = _native.AttentionTensors(query=q, key=k, value=v, output=o, norm=np.ones(HIDDEN, np.float32))
+    return _native.AttentionLayer(kernels, tensors, _native.AttentionShape(head_dim=HEAD_DIM, norm_eps=1e-6))
 
 
 def main() -> None:

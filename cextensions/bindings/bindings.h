@@ -8,7 +8,8 @@ namespace moeinf {
 void bind_kernels(nanobind::module_& m);
 void bind_checksums(nanobind::module_& m);
 void bind_formats(nanobind::module_& m);
-void bind_decoder(nanobind::module_& m);
+void bind_attention(nanobind::module_& m);
+void bind_router(nanobind::module_& m);
 void bind_latent(nanobind::module_& m);
 void bind_delta(nanobind::module_& m);
 void bind_cuda(nanobind::module_& m);

@@ -9,6 +9,7 @@
 #include "arrays.h"
 #include "bindings.h"
 #include "matrix.h"
+#include "pass.h"
 
 namespace nb = nanobind;
 
@@ -94,6 +95,17 @@ class DeltaLayer {
                       {conv.data(), heads.data(), new_conv.data(), new_heads.data()}, x.data(), size(x, 0));
   }
 
+  // sizes: an object with the attributes of moeinf.types.DeltaSizes.
+  static std::size_t workspace_bytes(nb::handle sizes, nb::handle pass) {
+    moeinf::DeltaShape shape{};
+    shape.hidden = moeinf::number_of(sizes, "hidden_size");
+    shape.num_key_heads = moeinf::number_of(sizes, "num_key_heads");
+    shape.num_value_heads = moeinf::number_of(sizes, "num_value_heads");
+    shape.key_dim = moeinf::number_of(sizes, "key_dim");
+    shape.value_dim = moeinf::number_of(sizes, "value_dim");
+    return moeinf::delta_workspace_bytes(shape, moeinf::pass_of(pass));
+  }
+
  private:
   nb::object kernels_object_;
   nb::list projections_;
@@ -119,5 +131,6 @@ void moeinf::bind_delta(nb::module_& m) {
            nb::arg("unit_eps"))
       .def("run", &DeltaLayer::run, nb::arg("x").noconvert(), nb::arg("conv").noconvert(),
            nb::arg("heads").noconvert(), nb::arg("new_conv").noconvert(), nb::arg("new_heads").noconvert(),
-           "x [tokens, hidden] += delta_net(norm(x)); writes the states that the tokens leave.");
+           "x [tokens, hidden] += delta_net(norm(x)); writes the states that the tokens leave.")
+      .def_static("workspace_bytes", &DeltaLayer::workspace_bytes, nb::arg("sizes"), nb::arg("shape"));
 }

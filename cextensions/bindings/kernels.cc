@@ -19,6 +19,7 @@
 #include "bindings.h"
 #include "matrix.h"
 #include "moeinf/compute/layers/experts.h"
+#include "pass.h"
 
 namespace nb = nanobind;
 
@@ -112,6 +113,17 @@ class BoundExpertKernel {
 
   std::size_t scratch_bytes() const { return kernel_.scratch_bytes(); }
 
+  static std::size_t workspace_bytes(const Parts& parts, std::int64_t top_k, nb::handle pass) {
+    const auto part = [&](const char* name) -> std::optional<moeinf::ExpertPart> {
+      const auto found = parts.find(name);
+      return found == parts.end() ? std::nullopt : std::optional(part_of(found->second));
+    };
+    const auto gate = part("gate"), up = part("up"), down = part("down");
+    if (!up || !down) throw std::invalid_argument("an expert lacks the part up or down");
+    return moeinf::ExpertKernel::workspace_bytes({gate, *up, *down, {}, {}, {}}, top_k,
+                                                 moeinf::pass_of(pass));
+  }
+
   void finish(const FloatsOut& out) {
     if (kernel_.has_begun()) require_shape("out", out, kernel_.num_tokens(), kernel_.hidden_size());
     const nb::gil_scoped_release released;
@@ -119,8 +131,8 @@ class BoundExpertKernel {
   }
 
  private:
-  static moeinf::ExpertKernel make(Kernels& kernels, const BoundMatrix::Memory& memory, const Parts& parts,
-                                   const nb::object& form) {
+  // The parts that the form calls for; a form of None has gate, up and down.
+  static moeinf::ExpertParts named_parts(const Parts& parts, const nb::object& form) {
     const bool plain = form.is_none(), gated = plain || nb::cast<bool>(form.attr("gated")),
                biased = !plain && nb::cast<bool>(form.attr("biased"));
     std::size_t num_found = 0;
@@ -135,7 +147,13 @@ class BoundExpertKernel {
                                     *part("down", true),     part("gate_bias", gated && biased),
                                     part("up_bias", biased), part("down_bias", biased)};
     if (num_found != parts.size()) throw std::invalid_argument("an expert has parts that its form has not");
-    if (plain) return {kernels, memory.data(), memory.shape(0), found};
+    return found;
+  }
+
+  static moeinf::ExpertKernel make(Kernels& kernels, const BoundMatrix::Memory& memory, const Parts& parts,
+                                   const nb::object& form) {
+    const moeinf::ExpertParts found = named_parts(parts, form);
+    if (form.is_none()) return {kernels, memory.data(), memory.shape(0), found};
     return {kernels,
             memory.data(),
             memory.shape(0),
@@ -161,7 +179,16 @@ void moeinf::bind_kernels(nb::module_& m) {
       .def_prop_ro("threads", [](Kernels& kernels) { return kernels.pool().num_threads(); })
       .def_prop_ro("scratch_bytes", &Kernels::scratch_bytes)
       .def("begin_pass", &Kernels::begin_pass, nb::arg("tokens"))
-      .def("linear", &linear, nb::arg("x").noconvert(), nb::arg("w"), nb::arg("y").noconvert());
+      .def("linear", &linear, nb::arg("x").noconvert(), nb::arg("w"), nb::arg("y").noconvert())
+      .def_static(
+          "linear_workspace_bytes",
+          [](std::int64_t cols, nb::handle pass) {
+            return moeinf::linear_workspace_bytes(moeinf::pass_of(pass), cols);
+          },
+          nb::arg("cols"), nb::arg("shape"))
+      .def_static(
+          "expansion_bytes", [](nb::handle pass) { return moeinf::expansion_bytes(moeinf::pass_of(pass)); },
+          nb::arg("shape"));
   nb::class_<BoundExpertKernel>(m, "ExpertKernel",
                                 "The routed experts of one layer, computed as they arrive.")
       .def(nb::init<nb::object, BoundMatrix::Memory, const Parts&, nb::object>(), nb::arg("kernels"),
@@ -171,7 +198,9 @@ void moeinf::bind_kernels(nb::module_& m) {
       .def("compute", &BoundExpertKernel::compute, nb::arg("experts").noconvert(),
            nb::arg("offsets").noconvert())
       .def("finish", &BoundExpertKernel::finish, nb::arg("out").noconvert())
-      .def_prop_ro("scratch_bytes", &BoundExpertKernel::scratch_bytes);
+      .def_prop_ro("scratch_bytes", &BoundExpertKernel::scratch_bytes)
+      .def_static("workspace_bytes", &BoundExpertKernel::workspace_bytes, nb::arg("parts"), nb::arg("top_k"),
+                  nb::arg("shape"));
   m.def("memory_read_rate", &read_rate, nb::arg("kernels"), nb::arg("num_bytes"), nb::arg("repeats"));
   m.def("available_isas", &moeinf::available_isas);
 }

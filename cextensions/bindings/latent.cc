@@ -11,6 +11,7 @@
 #include "arrays.h"
 #include "bindings.h"
 #include "matrix.h"
+#include "pass.h"
 
 namespace nb = nanobind;
 
@@ -31,18 +32,19 @@ bool has_shape(const ConstRows& array, std::int64_t rows, std::int64_t cols) {
 // Holds every array it was given, so the addresses stay good.
 class LatentLayer {
  public:
-  LatentLayer(nb::object kernels, nb::object keys_values, std::int64_t num_heads, std::int64_t plain_dim,
-              std::int64_t value_dim, std::int64_t rotary_dim, bool interleaved, double scale)
+  LatentLayer(nb::object kernels, nb::object keys_values, std::int64_t num_heads,
+              std::int64_t qk_nope_head_dim, std::int64_t value_dim, std::int64_t rotary_dim,
+              bool interleaved, double scale)
       : kernels_object_(kernels),
         matrix_object_(keys_values),
         kernels_(nb::cast<Kernels*>(kernels)),
         keys_values_(nb::cast<const BoundMatrix&>(keys_values).view()),
-        shape_{num_heads,   keys_values_.cols,        plain_dim, value_dim, rotary_dim / 2,
-               interleaved, static_cast<float>(scale)} {
+        shape_{num_heads,      keys_values_.cols, qk_nope_head_dim,         value_dim,
+               rotary_dim / 2, interleaved,       static_cast<float>(scale)} {
     require(moeinf::block_weights(keys_values_.format) == 1,
             "what is multiplied by head is f32, f16 or bf16");
-    require(num_heads > 0 && plain_dim > 0 && value_dim > 0 &&
-                keys_values_.rows == num_heads * (plain_dim + value_dim),
+    require(num_heads > 0 && qk_nope_head_dim > 0 && value_dim > 0 &&
+                keys_values_.rows == num_heads * (qk_nope_head_dim + value_dim),
             "the rows of the matrix are not those of so many heads");
     require(rotary_dim > 0 && rotary_dim % 2 == 0, "rotary_dim is odd or not positive");
   }
@@ -66,6 +68,17 @@ class LatentLayer {
     const nb::gil_scoped_release released;
     moeinf::attend_latents(*kernels_, shape_, keys_values_, kept, length, queries.data(), cos.data(),
                            sin.data(), out.data(), tokens);
+  }
+
+  // sizes: an object with the attributes of moeinf.types.LatentSizes.
+  static std::size_t workspace_bytes(nb::handle sizes, nb::handle pass) {
+    moeinf::LatentShape shape{};
+    shape.num_heads = moeinf::number_of(sizes, "num_heads");
+    shape.rank = moeinf::number_of(sizes, "rank");
+    shape.qk_nope_head_dim = moeinf::number_of(sizes, "qk_nope_head_dim");
+    shape.value_dim = moeinf::number_of(sizes, "value_dim");
+    shape.rotary_pairs = moeinf::number_of(sizes, "rotary_dim") / 2;
+    return moeinf::latent_workspace_bytes(shape, moeinf::pass_of(pass));
   }
 
  private:
@@ -93,12 +106,14 @@ void moeinf::bind_latent(nb::module_& m) {
   nb::class_<LatentLayer>(m, "LatentLayer", "The core of multi-head latent attention of one layer.")
       .def(nb::init<nb::object, nb::object, std::int64_t, std::int64_t, std::int64_t, std::int64_t, bool,
                     double>(),
-           nb::arg("kernels"), nb::arg("keys_values"), nb::arg("num_heads"), nb::arg("plain_dim"),
-           nb::arg("value_dim"), nb::arg("rotary_dim"), nb::arg("interleaved"), nb::arg("scale"))
+           nb::arg("kernels"), nb::arg("keys_values"), nb::kw_only(), nb::arg("num_heads"),
+           nb::arg("qk_nope_head_dim"), nb::arg("value_dim"), nb::arg("rotary_dim"), nb::arg("interleaved"),
+           nb::arg("scale"))
       .def("store", &LatentLayer::store, nb::arg("rows").noconvert(), nb::arg("cache").noconvert(),
            nb::arg("format"), nb::arg("length"), nb::arg("cos").noconvert(), nb::arg("sin").noconvert(),
-           "Writes rows [tokens, rank + rotary_dim], their ends turned, behind `length` others.")
+           "Writes rows [tokens, rank + rotary_dim], their ends rotated, behind `length` others.")
       .def("attend", &LatentLayer::attend, nb::arg("queries").noconvert(), nb::arg("cache").noconvert(),
            nb::arg("format"), nb::arg("length"), nb::arg("cos").noconvert(), nb::arg("sin").noconvert(),
-           nb::arg("out").noconvert(), "Writes out [tokens, heads * value_dim].");
+           nb::arg("out").noconvert(), "Writes out [tokens, heads * value_dim].")
+      .def_static("workspace_bytes", &LatentLayer::workspace_bytes, nb::arg("sizes"), nb::arg("shape"));
 }

@@ -343,7 +343,8 @@ NB_MODULE(_native, m) {
   moeinf::bind_checksums(m);
   moeinf::bind_formats(m);
   moeinf::bind_kernels(m);
-  moeinf::bind_decoder(m);
+  moeinf::bind_attention(m);
+  moeinf::bind_router(m);
   moeinf::bind_latent(m);
   moeinf::bind_delta(m);
   moeinf::bind_cuda(m);

@@ -7,7 +7,18 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from moeinf.types import ExpertForm, FloatArray, IntArray, OnWait, ReadDone, SumArray
+from moeinf.types import (
+    AttentionSizes,
+    DeltaSizes,
+    ExpertForm,
+    FloatArray,
+    IntArray,
+    LatentSizes,
+    OnWait,
+    PassShape,
+    ReadDone,
+    SumArray,
+)
 
 class ReadFailure(OSError):
     """A read that failed or came back short; errno is 0 where the file has the wrong size. key is -1 at opening."""
@@ -155,37 +166,62 @@ def check_scales(format: str, data: _Bytes, rows: int, cols: int) -> int:
 def repack_mxfp4(blocks: _Bytes, scales: _Bytes, out: _Bytes) -> None:
     """Blocks as gpt-oss publishes them (16 bytes a block, its scale apart) to MXFP4 blocks of 17 bytes, lossless."""
 
-class AttentionLayer:
-    """Self-attention of one layer, the norm in front of it included."""
+_Vector = npt.NDArray[np.float32]
+
+class AttentionTensors:
+    """The matrices and vectors of a layer of attention, by name; None for what the model does not have."""
 
     def __init__(
         self,
-        kernels: Kernels,
-        matrices: list[Matrix],
-        norm: npt.NDArray[np.float32],
-        vectors: list[npt.NDArray[np.float32] | None],
+        *,
+        query: Matrix,
+        key: Matrix,
+        value: Matrix,
+        output: Matrix,
+        norm: _Vector,
+        norm_bias: _Vector | None = None,
+        query_norm: _Vector | None = None,
+        key_norm: _Vector | None = None,
+        query_bias: _Vector | None = None,
+        key_bias: _Vector | None = None,
+        value_bias: _Vector | None = None,
+        output_bias: _Vector | None = None,
+        sinks: _Vector | None = None,
+    ) -> None:
+        """norm [hidden] stands in front of the layer; with a norm_bias it is a layer norm. sinks [heads]: each head has
+        a further score, which weighs no value."""
+
+class AttentionShape:
+    """What attention computes, beside its tensors."""
+
+    def __init__(
+        self,
+        *,
         head_dim: int,
         norm_eps: float,
-        head_norm: Literal["none", "head", "full"],
-        clip: float,
-        window: int,
-        *,
+        head_norm: Literal["none", "head", "full"] = "none",
+        clip: float = 0.0,
+        window: int = 0,
         rotary_dim: int | None = None,
         interleaved: bool = False,
         scale: float | None = None,
         residual: float = 1.0,
         gated: bool = False,
-        norm_bias: npt.NDArray[np.float32] | None = None,
-        sinks: npt.NDArray[np.float32] | None = None,
     ) -> None:
-        """matrices: q, k, v, o; norm [hidden]; vectors: q norm, k norm, then the biases of q, k, v and o.
-
-        clip, window: 0 for none. rotary_dim: dimensions of a head that have positions, None for all, 0 for none;
-        scale: of the scores, None for head_dim^-0.5. gated: q has for each head the rows of its query, then those of
-        a gate, whose sigmoid multiplies the head's output. norm_bias [hidden]: the norm is a layer norm. sinks
-        [heads]: a further score of each head, whose weight goes nowhere. ValueError for shapes that do not fit
-        together.
+        """clip, window: 0 for none. rotary_dim: dimensions of a head that have positions, None for all, 0 for none;
+        scale: of the scores, None for head_dim^-0.5. gated: the query matrix has for each head the rows of its query,
+        then those of a gate, whose sigmoid multiplies the head's output. ValueError for sizes that cannot be.
         """
+
+class AttentionLayer:
+    """Self-attention of one layer, the norm in front of it included."""
+
+    def __init__(self, kernels: Kernels, tensors: AttentionTensors, shape: AttentionShape) -> None:
+        """ValueError for tensors that do not fit together."""
+
+    @staticmethod
+    def workspace_bytes(sizes: AttentionSizes, shape: PassShape) -> int:
+        """What a pass takes at most of the workspace that the layers of one Kernels share."""
 
     def run(
         self,
@@ -204,20 +240,21 @@ class AttentionLayer:
         """
 
 class LatentLayer:
-    """The core of multi-head latent attention of one layer: one row a token is kept, a latent and a turned key."""
+    """The core of multi-head latent attention of one layer: one row a token is kept, a latent and a rotated key."""
 
     def __init__(
         self,
         kernels: Kernels,
         keys_values: Matrix,
+        *,
         num_heads: int,
-        plain_dim: int,
+        qk_nope_head_dim: int,
         value_dim: int,
         rotary_dim: int,
         interleaved: bool,
         scale: float,
     ) -> None:
-        """keys_values [heads * (plain_dim + value_dim), rank] in f32, f16 or bf16: for each head W_UK, then W_UV.
+        """keys_values [heads * (qk_nope_head_dim + value_dim), rank], not quantised: for each head W_UK, then W_UV.
 
         ValueError for sizes that do not fit together.
         """
@@ -231,7 +268,7 @@ class LatentLayer:
         cos: npt.NDArray[np.float32],
         sin: npt.NDArray[np.float32],
     ) -> None:
-        """Writes rows [tokens, rank + rotary_dim], their ends turned, behind the `length` others that the cache has.
+        """Writes rows [tokens, rank + rotary_dim], their ends rotated, behind the `length` others that the cache has.
 
         cache: the bytes of [capacity, rank + rotary_dim]; cos, sin [tokens, rotary_dim / 2].
         """
@@ -248,9 +285,13 @@ class LatentLayer:
     ) -> None:
         """Writes out [tokens, heads * value_dim]; the same whatever the number of threads.
 
-        queries [tokens, heads * (plain_dim + rotary_dim)], not turned yet, are at the places from `length` on, where
-        their rows are stored. cache, cos, sin: as for store.
+        queries [tokens, heads * (qk_nope_head_dim + rotary_dim)], not rotated yet, are at the positions from
+        `length` on, where their rows are stored. cache, cos, sin: as for store.
         """
+
+    @staticmethod
+    def workspace_bytes(sizes: LatentSizes, shape: PassShape) -> int:
+        """As of AttentionLayer."""
 
 class DeltaLayer:
     """Gated DeltaNet of one layer (moeinf.models.layers.delta_net), the norm in front of it included."""
@@ -292,6 +333,10 @@ class DeltaLayer:
         conv, new_conv [kernel - 1, channels]; heads, new_heads [value heads, key_dim, value_dim].
         """
 
+    @staticmethod
+    def workspace_bytes(sizes: DeltaSizes, shape: PassShape) -> int:
+        """As of AttentionLayer."""
+
 class RouterLayer:
     """The norm in front of a MoE block, and its softmax router."""
 
@@ -312,6 +357,10 @@ class RouterLayer:
         weights: npt.NDArray[np.float32],
     ) -> None:
         """Writes norm(x) [tokens, hidden], the chosen experts, largest weight first, and weights [tokens, top_k]."""
+
+    @staticmethod
+    def workspace_bytes(hidden: int, num_experts: int, shape: PassShape) -> int:
+        """As of AttentionLayer."""
 
 def rms_norm(
     kernels: Kernels,
@@ -363,6 +412,14 @@ class Kernels:
     def linear(self, x: npt.NDArray[np.float32], w: Matrix, y: npt.NDArray[np.float32]) -> None:
         """y [n, rows] = x [n, cols] times the transpose of w. ValueError for shapes that do not fit."""
 
+    @staticmethod
+    def linear_workspace_bytes(cols: int, shape: PassShape) -> int:
+        """What linear takes at most of the workspace for all tokens of a pass."""
+
+    @staticmethod
+    def expansion_bytes(shape: PassShape) -> int:
+        """What threads keep beside the workspace: quantised weights, expanded."""
+
 class ExpertKernel:
     """The routed experts of one layer, whose blocks lie in one memory; kernels.ReferenceExpertKernel is its twin.
 
@@ -403,6 +460,10 @@ class ExpertKernel:
     @property
     def scratch_bytes(self) -> int:
         """As Kernels.scratch_bytes, of what is not the kernels'."""
+
+    @staticmethod
+    def workspace_bytes(parts: Mapping[str, tuple[str, int, int, int]], top_k: int, shape: PassShape) -> int:
+        """What such a kernel keeps at most, once passes of every length up to this one have gone through."""
 
 def memory_read_rate(kernels: Kernels, num_bytes: int, repeats: int) -> float:
     """Bytes a second at which all threads read num_bytes of fresh huge pages: the best of `repeats`.

@@ -147,18 +147,70 @@ class ExpertForm:
 
 
 @dataclass(frozen=True, slots=True)
+class AttentionSizes:
+    """The sizes of a layer of attention that its workspace depends on."""
+
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    window: int  # 0: a token sees all before it
+    gated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LatentSizes:
+    """The sizes of a layer of multi-head latent attention that its workspace depends on."""
+
+    num_heads: int
+    rank: int
+    qk_nope_head_dim: int
+    value_dim: int
+    rotary_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaSizes:
+    """The sizes of a layer of gated DeltaNet that its workspace depends on."""
+
+    hidden_size: int
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+
+
+LayerSizes = AttentionSizes | LatentSizes | DeltaSizes
+
+
+@dataclass(frozen=True, slots=True)
+class PassShape:
+    """The largest pass that a workspace is to hold."""
+
+    dtype: DType  # of keys, values and weights, unless these are quantised
+    tokens: int
+    positions: int  # of the whole sequence
+    num_threads: int
+
+
+@dataclass(frozen=True, slots=True)
 class Workspace:
     """The working memory of a model's layers, counted in float32 numbers; of each kind, that of the largest layer."""
 
-    attention: int = 0  # for each token that attention takes at once; on a GPU, for each token of the pass
+    attention: int = 0  # on a GPU: for each token of the pass, in attention
     token: int = 0  # for each token of the pass, without its routed experts
-    values: int = 0  # for each position of the context: transposed values, of 16 bits where the weights have 16
-    scores: int = 0  # for each position of the context, in each thread of native attention
     source: int = 0  # for each pair of positions of an encoder's input, which is computed as a whole
-    fixed: int = 0  # whatever the lengths of pass and context
+    fixed: int = 0  # on a GPU: whatever the lengths of pass and context
+    inputs: int = 0  # columns of the widest matrix
+    layers: frozenset[LayerSizes] = frozenset()  # of those with native kernels, which tell what they take
 
     def __or__(self, other: Workspace) -> Workspace:
-        return Workspace(*(max(getattr(self, each.name), getattr(other, each.name)) for each in fields(self)))
+        largest = {
+            each.name: max(getattr(self, each.name), getattr(other, each.name))
+            for each in fields(self)
+            if each.name != "layers"
+        }
+        return Workspace(**largest, layers=self.layers | other.layers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,16 +6,20 @@ import dataclasses
 
 from moeinf.engine.memory_plan import Demands
 from moeinf.hardware import Machine
-from moeinf.types import ExpertLayout, ModelInfo, MoeShape, TensorSpec, Workspace
+from moeinf.types import AttentionSizes, ExpertLayout, ModelInfo, MoeShape, TensorSpec, Workspace
 
 MIB = 1 << 20
 INFO = ModelInfo("mixtral", 10, 5, 0, 32768, 1024, 8, 1000, 100_000, "bf16")
+PARTS = tuple(
+    TensorSpec(name, "bf16", shape, 0, 1)
+    for name, shape in (("gate", (512, 1024)), ("up", (512, 1024)), ("down", (1024, 512)))
+)
 DEMANDS = Demands(
     INFO,
     MoeShape(8, 16, 2),
-    ExpertLayout((), 4 * MIB, 4 * MIB),
+    ExpertLayout(PARTS, 4 * MIB, 4 * MIB),
     300 * MIB,
-    Workspace(attention=10_000, values=1000, scores=128),
+    Workspace(attention=10_000, inputs=4096, layers=frozenset([AttentionSizes(1024, 8, 8, 128, 0, False)])),
 )
 WIDE = dataclasses.replace(
     DEMANDS,

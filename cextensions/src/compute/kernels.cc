@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "layout.h"
+
 namespace moeinf {
 namespace {
 
@@ -18,18 +20,7 @@ std::size_t round_up_to_line(std::size_t num_bytes) { return (num_bytes + 63) / 
 
 Kernels::Kernels(int num_threads, const std::string& isa) : ops_(ops_for(isa)), pool_(num_threads) {}
 
-void* Kernels::scratch(int which, std::size_t num_bytes) {
-  const auto index = static_cast<std::size_t>(which);
-  if (index >= scratch_.size()) scratch_.resize(index + 1);
-  return scratch_[index].reserve(num_bytes);
-}
-
-std::size_t Kernels::scratch_bytes() const {
-  std::size_t total = thread_scratch_.used_bytes();
-  for (const Buffer& buffer : scratch_) total += buffer.used_bytes();
-  for (const Buffer& buffer : prepared_) total += buffer.used_bytes();
-  return total;
-}
+std::size_t Kernels::scratch_bytes() const { return thread_scratch_.used_bytes() + workspace_.used_bytes(); }
 
 void Kernels::linears(const std::vector<Matrix>& ws, const float* x, std::int64_t num_x,
                       const std::vector<float*>& ys) {
@@ -43,7 +34,8 @@ void Kernels::linear(const Matrix& w, const float* x, std::int64_t num_x, float*
 void Kernels::linears(const Matrix* ws, std::size_t num_ws, const float* x, std::int64_t num_x,
                       float* const* ys) {
   if (num_ws == 0 || num_x == 0) return;
-  const std::array<const void*, 3> inputs = prepare_for(ws, num_ws, x, num_x);
+  Workspace::Frame memory(workspace_);
+  const std::array<const void*, 3> inputs = prepare_for(memory, ws, num_ws, x, num_x);
   split_rows(ws, num_ws, num_x);
   pool_.run(row_tasks_.back().end_task, [&](std::int64_t task, int thread) {
     std::size_t m = 0;
@@ -57,15 +49,14 @@ void Kernels::linears(const Matrix* ws, std::size_t num_ws, const float* x, std:
 }
 
 // x in each kind that a matrix asks for, by ActivationKind.
-std::array<const void*, 3> Kernels::prepare_for(const Matrix* ws, std::size_t num_ws, const float* x,
-                                                std::int64_t num_x) {
+std::array<const void*, 3> Kernels::prepare_for(Workspace::Frame& memory, const Matrix* ws,
+                                                std::size_t num_ws, const float* x, std::int64_t num_x) {
   std::array<const void*, 3> inputs{};
   for (std::size_t m = 0; m < num_ws; ++m) {
     const ActivationKind kind = activation_for(ws[m].format, num_x);
     const auto index = static_cast<std::size_t>(kind);
     if (inputs[index] != nullptr) continue;
-    void* out =
-        prepared_[index].reserve(static_cast<std::size_t>(num_x) * activation_bytes(kind, ws[m].cols));
+    void* out = memory.take_bytes(static_cast<std::size_t>(num_x) * activation_bytes(kind, ws[m].cols));
     prepare(kind, x, num_x, ws[m].cols, out);
     inputs[index] = out;
   }
@@ -86,10 +77,14 @@ void Kernels::split_rows(const Matrix* ws, std::size_t num_ws, std::int64_t num_
 
 std::int64_t Kernels::rows_per_task(Format format, std::int64_t cols, std::int64_t num_x,
                                     std::int64_t total_rows) const {
-  const auto bytes_of_row = static_cast<std::int64_t>(row_bytes(format, cols));
-  const std::int64_t most = num_x > kMaxDotRows ? kMatmulRows : kTaskBytes / bytes_of_row;
+  const std::int64_t most = most_rows_per_task(format, cols, num_x);
   const std::int64_t balanced = total_rows / (kTasksPerThread * pool_.num_threads());
   return std::max(std::min(most, balanced) / kRowsStep, std::int64_t{1}) * kRowsStep;
+}
+
+std::int64_t Kernels::most_rows_per_task(Format format, std::int64_t cols, std::int64_t num_x) {
+  const auto bytes_of_row = static_cast<std::int64_t>(row_bytes(format, cols));
+  return std::max(kRowsStep, num_x > kMaxDotRows ? kMatmulRows : kTaskBytes / bytes_of_row);
 }
 
 void Kernels::prepare(ActivationKind kind, const float* x, std::int64_t num_x, std::int64_t cols, void* out) {
@@ -128,6 +123,24 @@ void Kernels::reserve_thread_scratch(std::int64_t cols) {
   if (num_bytes <= thread_scratch_bytes_) return;
   thread_scratch_bytes_ = num_bytes;
   thread_scratch_.reserve(num_bytes * static_cast<std::size_t>(pool_.num_threads()));
+}
+
+std::size_t prepared_bytes(const PassShape& pass, std::int64_t rows, std::int64_t cols) {
+  const auto bytes = [&](ActivationKind of_dtype, ActivationKind of_blocks, std::int64_t num_rows) {
+    const std::size_t other = of_dtype == of_blocks ? 0 : activation_bytes(of_blocks, cols);
+    return static_cast<std::size_t>(num_rows) * (activation_bytes(of_dtype, cols) + other);
+  };
+  const std::size_t few =
+      bytes(dot_activation(pass.dtype), ActivationKind::kInt8, std::min(rows, kFewTokens));
+  return std::max(few, bytes(matmul_activation(pass.dtype), ActivationKind::kBF16, rows));
+}
+
+std::size_t linear_workspace_bytes(const PassShape& pass, std::int64_t cols) {
+  return prepared_bytes(pass, pass.tokens, cols);
+}
+
+std::size_t expansion_bytes(const PassShape& pass) {
+  return static_cast<std::size_t>(pass.num_threads) * round_up_to_line(matmul_scratch_bytes(kPanelCols));
 }
 
 }  // namespace moeinf

@@ -21,7 +21,7 @@ using Floats = std::vector<float>;
 struct Layer {
   Layer(const LatentShape& s, std::int64_t tokens, std::mt19937& random)
       : shape(s),
-        keys_values(random_floats(random, s.num_heads * (s.plain_dim + s.value_dim) * s.rank)),
+        keys_values(random_floats(random, s.num_heads * (s.qk_nope_head_dim + s.value_dim) * s.rank)),
         rows(random_floats(random, tokens * s.width())),
         queries(random_floats(random, tokens * s.num_heads * s.query_dim())),
         cos(random_floats(random, tokens * s.rotary_pairs)),
@@ -29,11 +29,11 @@ struct Layer {
 
   Matrix matrix() const {
     return {reinterpret_cast<const unsigned char*>(keys_values.data()), Format::kF32,
-            shape.num_heads * (shape.plain_dim + shape.value_dim), shape.rank};
+            shape.num_heads * (shape.qk_nope_head_dim + shape.value_dim), shape.rank};
   }
 
-  // The end of a query or row of token t, turned.
-  std::vector<double> turned(const float* x, std::int64_t t) const {
+  // The end of a query or row of token t, rotated.
+  std::vector<double> rotated(const float* x, std::int64_t t) const {
     std::vector<double> out(std::size_t(2 * shape.rotary_pairs));
     for (std::int64_t i = 0; i < shape.rotary_pairs; ++i) {
       const auto a = std::size_t(shape.interleaved ? 2 * i : i);
@@ -50,7 +50,7 @@ struct Layer {
   double made(std::int64_t h, std::int64_t r, std::int64_t t) const {
     double sum = 0;
     const float* const weights =
-        keys_values.data() + (h * (shape.plain_dim + shape.value_dim) + r) * shape.rank;
+        keys_values.data() + (h * (shape.qk_nope_head_dim + shape.value_dim) + r) * shape.rank;
     for (std::int64_t c = 0; c < shape.rank; ++c)
       sum += double(weights[c]) * rows[std::size_t(t * shape.width() + c)];
     return sum;
@@ -59,9 +59,9 @@ struct Layer {
   double score(std::int64_t h, std::int64_t t, std::int64_t seen) const {
     const float* const query = queries.data() + (t * shape.num_heads + h) * shape.query_dim();
     double sum = 0;
-    for (std::int64_t i = 0; i < shape.plain_dim; ++i) sum += query[i] * made(h, i, seen);
-    const std::vector<double> asked = turned(query + shape.plain_dim, t);
-    const std::vector<double> key = turned(rows.data() + seen * shape.width() + shape.rank, seen);
+    for (std::int64_t i = 0; i < shape.qk_nope_head_dim; ++i) sum += query[i] * made(h, i, seen);
+    const std::vector<double> asked = rotated(query + shape.qk_nope_head_dim, t);
+    const std::vector<double> key = rotated(rows.data() + seen * shape.width() + shape.rank, seen);
     for (std::size_t i = 0; i < key.size(); ++i) sum += asked[i] * key[i];
     return sum * double(shape.scale);
   }
@@ -76,7 +76,7 @@ struct Layer {
     for (double& weight : weights) total += weight = std::exp(weight - largest);
     for (std::int64_t seen = 0; seen <= t; ++seen) {
       for (std::int64_t v = 0; v < shape.value_dim; ++v) {
-        out[std::size_t(v)] += weights[std::size_t(seen)] / total * made(h, shape.plain_dim + v, seen);
+        out[std::size_t(v)] += weights[std::size_t(seen)] / total * made(h, shape.qk_nope_head_dim + v, seen);
       }
     }
     return out;

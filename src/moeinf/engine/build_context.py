@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,7 +20,7 @@ from moeinf.runtime.policy.predictors import make_predictor
 from moeinf.runtime.prefetch import Link, Prefetcher
 from moeinf.store.library import StoredModel
 from moeinf.store.manifest import Manifest
-from moeinf.types import ExpertLayout, OnWait, Profiler, SumRun, Workspace
+from moeinf.types import OnWait, Profiler, SumRun, Workspace
 
 Notify = Callable[[str], None]  # takes one line for the user
 Progress = Callable[[int, int], None]  # done and in all, of bytes or of tokens
@@ -141,8 +140,3 @@ def prefetcher_of(
         return None
     observers.append(predictor)
     return Prefetcher(tier, predictor, link, manifest.moe, manifest.layout.stride_bytes, context.encoder_layers)
-
-
-def expert_parts(layout: ExpertLayout) -> dict[str, tuple[str, int, int, int]]:
-    """(format, rows, cols, offset in the block) by name, as ExpertKernel takes them; a bias has one column."""
-    return {t.name: (t.dtype, t.shape[0], math.prod(t.shape[1:]), t.offset_bytes) for t in layout.tensors}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from moeinf._native import Arena, ExpertKernel
-from moeinf.engine.build_context import BuildContext, expert_parts, prefetcher_of
-from moeinf.engine.memory_plan import MemoryPlan, plan_memory, reserve_bytes
+from moeinf.engine.build_context import BuildContext, prefetcher_of
+from moeinf.engine.memory_plan import MemoryPlan, expert_parts, plan_memory, reserve_bytes
 from moeinf.models.cpu.layers import NativeLayers
 from moeinf.models.layers.encoder_decoder import EncoderDecoder, SourceCache
 from moeinf.models.layers.weights import StoredTensor

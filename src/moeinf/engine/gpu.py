@@ -10,8 +10,8 @@ from typing import TypeVar
 import torch
 
 from moeinf._native import Arena, ExpertKernel
-from moeinf.engine.build_context import BuildContext, expert_parts, prefetcher_of
-from moeinf.engine.memory_plan import CONTEXT_BYTES, PINNED_PERCENT, DevicePlan, plan_device_memory
+from moeinf.engine.build_context import BuildContext, prefetcher_of
+from moeinf.engine.memory_plan import CONTEXT_BYTES, PINNED_PERCENT, DevicePlan, expert_parts, plan_device_memory
 from moeinf.errors import OutOfMemoryError
 from moeinf.gpu.arena import DeviceArena
 from moeinf.gpu.cuda import explain, is_out_of_memory

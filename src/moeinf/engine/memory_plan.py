@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Final
 
+from moeinf import _native
 from moeinf.config import DEFAULT_CONTEXT, RuntimeConfig, gpu_option
 from moeinf.errors import OutOfMemoryError, UsageError
 from moeinf.hardware import Machine
 from moeinf.text.quantities import at_least_text, binary_size_text
-from moeinf.types import DTYPE_BYTES, ExpertLayout, ModelInfo, MoeShape, Workspace
+from moeinf.types import (
+    AttentionSizes,
+    DeltaSizes,
+    ExpertLayout,
+    LatentSizes,
+    LayerSizes,
+    ModelInfo,
+    MoeShape,
+    PassShape,
+    Workspace,
+)
 
-ATTENTION_TOKENS = 128  # of a prompt that attention takes at once (kernels/attention.cc)
-EXPERT_PLACES = 512  # whose intermediates exist at once (kernels/experts.cc)
 SOURCE_ROWS = 4 * 128  # queries of a source whose scores exist at once, and what makes them (models/beams.py)
-FEW_TOKENS = 64  # of a pass that takes inputs of quantised weights as int8 (kernels/kernels.h)
-THREAD_ROWS = 192  # of the second matrix of an expert, whose products a thread holds (kernels/experts.cc)
-THREAD_BYTES = 2 * 48 * 2048  # of weights that a thread expands (kernels/layout.h)
 ROUTED_BYTES = 40  # of each expert, for a token: its score, what becomes of that, and where it is sorted to
 MIN_CHUNK = 64  # what the prefill chunk is never shortened below for want of memory
 MIN_CONTEXT = 512  # what an automatic context is never shortened below
@@ -98,27 +105,39 @@ class DevicePlan(MemoryPlan):
 
 
 def activation_bytes(demands: Demands, chunk: int, context: int, num_threads: int) -> int:
-    """Upper estimate of the working memory of a prefill chunk: what native operations keep, and arrays between them.
-
-    All float32 but where kernels prepare inputs: as 16 bits for weights of 16 bits, in two kinds for quantised ones.
-    """
-    info, moe, work, hidden = demands.info, demands.moe, demands.workspace, demands.info.hidden_size
+    """Upper estimate of the working memory of a prefill chunk: what native operations keep, and arrays between them."""
+    info, moe, work = demands.info, demands.moe, demands.workspace
     chunk = context if work.source else chunk  # a source goes through as a whole
-    width = 4 if info.dtype != "bf16" else 2  # of a prepared input
-    parts = demands.layout.tensors
-    expert_width = width if all(spec.dtype in DTYPE_BYTES for spec in parts) else 6
-    state = chunk * hidden * (4 * 4 + width)  # hidden state, its norm, also prepared, an output and what scales it
-    layers = min(chunk, ATTENTION_TOKENS) * work.attention * (4 + width)
-    layers += chunk * work.token * 4 + work.fixed * 4
-    layers += min(chunk, FEW_TOKENS) * (hidden + work.attention + work.token) * 2  # int8 with its scales, for 16 bits
-    attended = context * (work.values * width + num_threads * work.scores * (4 + width))
-    attended += _source_bytes(work, context)
-    intermediate = max((spec.shape[0] for spec in parts[:-1]), default=0)
+    shape = PassShape(info.dtype, chunk, context, num_threads)
+    arrays = chunk * (4 * info.hidden_size + work.token) * 4  # hidden state, its norm, an output and what scales it
     routed = chunk * moe.num_experts * ROUTED_BYTES
-    experts = chunk * moe.top_k * hidden * (4 + expert_width)  # outputs and inputs of every place
-    experts += min(chunk * moe.top_k, max(chunk, EXPERT_PLACES)) * intermediate * (4 + expert_width)
-    threads = num_threads * (THREAD_BYTES + chunk * min(THREAD_ROWS, intermediate) * 4)
-    return state + layers + attended + routed + experts + threads + info.vocab_size * 8
+    return arrays + routed + _source_bytes(work, context) + workspace_bytes(demands, shape) + info.vocab_size * 8
+
+
+def workspace_bytes(demands: Demands, shape: PassShape) -> int:
+    """What native operations keep: one workspace, which layers use by turns, and what experts have beside it."""
+    native = [
+        _native.Kernels.linear_workspace_bytes(max(demands.info.hidden_size, demands.workspace.inputs), shape),
+        _native.RouterLayer.workspace_bytes(demands.info.hidden_size, demands.moe.num_experts, shape),
+        *(_layer_bytes(sizes, shape) for sizes in demands.workspace.layers),
+    ]
+    experts = _native.ExpertKernel.workspace_bytes(expert_parts(demands.layout), demands.moe.top_k, shape)
+    return max(native) + experts + _native.Kernels.expansion_bytes(shape)
+
+
+def _layer_bytes(sizes: LayerSizes, shape: PassShape) -> int:
+    match sizes:
+        case AttentionSizes():
+            return _native.AttentionLayer.workspace_bytes(sizes, shape)
+        case LatentSizes():
+            return _native.LatentLayer.workspace_bytes(sizes, shape)
+        case DeltaSizes():
+            return _native.DeltaLayer.workspace_bytes(sizes, shape)
+
+
+def expert_parts(layout: ExpertLayout) -> dict[str, tuple[str, int, int, int]]:
+    """(format, rows, cols, offset in the block) by name, as ExpertKernel takes them; a bias has one column."""
+    return {t.name: (t.dtype, t.shape[0], math.prod(t.shape[1:]), t.offset_bytes) for t in layout.tensors}
 
 
 def _source_bytes(work: Workspace, context: int) -> int:

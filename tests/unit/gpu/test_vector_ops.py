@@ -185,17 +185,19 @@ def test_a_layer_of_twins_equals_the_native_one(
     matrices = [_native.Matrix(w.numpy().ravel().view(np.uint8), "f32", *w.shape) for w in weights]
     norm = random(hidden)
     q_norm, k_norm = (random(head_dim, seed=s) if norms else None for s in (1, 2))
-    layer = _native.AttentionLayer(
-        native,
-        matrices,
-        norm.numpy(),
-        [None if w is None else w.numpy() for w in (q_norm, k_norm)] + [None] * 4,
-        head_dim,
-        1e-6,
-        "head" if norms else "none",
-        clip,
-        window,
+    tensors = _native.AttentionTensors(
+        query=matrices[0],
+        key=matrices[1],
+        value=matrices[2],
+        output=matrices[3],
+        norm=norm.numpy(),
+        query_norm=None if q_norm is None else q_norm.numpy(),
+        key_norm=None if k_norm is None else k_norm.numpy(),
     )
+    shape = _native.AttentionShape(
+        head_dim=head_dim, norm_eps=1e-6, head_norm="head" if norms else "none", clip=clip, window=window
+    )
+    layer = _native.AttentionLayer(native, tensors, shape)
     cache_bytes = kv_heads * capacity * head_dim * TYPES[format].itemsize
     native_keys, native_values = (np.zeros(cache_bytes, np.uint8) for _ in range(2))
     keys, values = (torch.zeros(kv_heads, capacity, head_dim, dtype=TYPES[format]) for _ in range(2))

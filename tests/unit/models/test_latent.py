@@ -28,6 +28,26 @@ def widened(data: ByteArray, kind: Kind) -> Float32Array:
     return data.view(np.float32 if kind == "f32" else np.float16).astype(np.float32)
 
 
+def latent_layer(
+    kernels: _native.Kernels,
+    keys_values: _native.Matrix,
+    sizes: tuple[int, int, int, int],
+    interleaved: bool = False,
+    scale: float = 1.0,
+) -> _native.LatentLayer:
+    heads, plain, value, rotary = sizes
+    return _native.LatentLayer(
+        kernels,
+        keys_values,
+        num_heads=heads,
+        qk_nope_head_dim=plain,
+        value_dim=value,
+        rotary_dim=rotary,
+        interleaved=interleaved,
+        scale=scale,
+    )
+
+
 class Case:
     """Random weights, rows and queries of one layer."""
 
@@ -56,7 +76,7 @@ class Case:
         """What the last tokens give [last, heads * value], the tokens taken in passes of such sizes."""
         heads, plain, value, rotary = self.sizes
         matrix = _native.Matrix(self.data, self.kind, heads * (plain + value), self.width - rotary)
-        layer = _native.LatentLayer(kernels, matrix, heads, plain, value, rotary, self.interleaved, self.scale)
+        layer = latent_layer(kernels, matrix, self.sizes, self.interleaved, self.scale)
         cache = np.full(self.tokens * self.width * DTYPE_BYTES[self.kind], 0xFF, np.uint8)  # NaN where not written
         outs, length = [], 0
         for count in passes:
@@ -150,11 +170,11 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
     matrix = _native.Matrix(case.data, "f32", 16, 16)
     for heads, plain, value, rotary in ((3, 4, 4, 4), (2, 4, 3, 4), (2, 0, 8, 4), (2, 4, 4, 3), (2, 4, 4, 0)):
         with pytest.raises(ValueError, match=r"rows|rotary_dim"):
-            _native.LatentLayer(kernels, matrix, heads, plain, value, rotary, False, 1.0)
+            latent_layer(kernels, matrix, (heads, plain, value, rotary))
     quantised = _native.Matrix(np.zeros(16 * 34, np.uint8), "q8_0", 16, 32)
     with pytest.raises(ValueError, match="by head"):
-        _native.LatentLayer(kernels, quantised, 2, 4, 4, 4, False, 1.0)
-    layer = _native.LatentLayer(kernels, matrix, 2, 4, 4, 4, False, 1.0)
+        latent_layer(kernels, quantised, (2, 4, 4, 4))
+    layer = latent_layer(kernels, matrix, (2, 4, 4, 4))
     cos, sin = case.angles
     cache, queries, out = np.zeros(3 * 20 * 4, np.uint8), case.queries.reshape(3, -1), np.empty((3, 8), np.float32)
     layer.store(case.rows, cache, "f32", 0, cos, sin)

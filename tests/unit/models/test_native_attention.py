@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,11 +12,17 @@ from torch import Tensor
 
 from moeinf import _native
 from moeinf.models.cpu.layers import NativeLayers
-from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, Shapes, attention_shapes
+from moeinf.models.layers.attention_config import (
+    AttentionConfig,
+    AttentionSite,
+    Shapes,
+    attention_shapes,
+    attention_workspace,
+)
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.rope import Rope, plain_rope
 from moeinf.models.layers.weights import StoredTensor
-from moeinf.types import Float32Array
+from moeinf.types import AttentionSizes, Float32Array, PassShape
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, RESIDUAL = 32, 6, 2, 12, 0.22
 ROPE = plain_rope(HEAD_DIM, 100.0)
@@ -148,25 +155,20 @@ def test_a_token_far_behind_is_the_same_on_any_number_of_threads_and_what_plain_
     kept = [rng.standard_normal((KV_HEADS, length + 3, HEAD_DIM)).astype(np.float32) for _ in "kv"]
 
     def layer(threads: int) -> _native.AttentionLayer:
-        matrices = [
-            _native.Matrix(
-                tensors[f"a.{n}_proj.weight"].view(np.uint8).reshape(-1), "f32", *tensors[f"a.{n}_proj.weight"].shape
-            )
-            for n in "qkvo"
-        ]
-        return _native.AttentionLayer(
-            _native.Kernels(threads, isa),
-            matrices,
-            tensors["norm.weight"],
-            [None] * 6,
-            HEAD_DIM,
-            1e-5,
-            "none",
-            0.0,
-            0,
-            rotary_dim=0,
+        def matrix(name: str) -> _native.Matrix:
+            weight = tensors[f"a.{name}_proj.weight"]
+            return _native.Matrix(weight.view(np.uint8).reshape(-1), "f32", *weight.shape)
+
+        taken = _native.AttentionTensors(
+            query=matrix("q"),
+            key=matrix("k"),
+            value=matrix("v"),
+            output=matrix("o"),
+            norm=tensors["norm.weight"],
             sinks=tensors["a.sinks"],
         )
+        shape = _native.AttentionShape(head_dim=HEAD_DIM, norm_eps=1e-5, rotary_dim=0)
+        return _native.AttentionLayer(_native.Kernels(threads, isa), taken, shape)
 
     alone = attended(layer(1), x, kept, length)
     for threads in (2, 4, 16):
@@ -222,13 +224,39 @@ def test_shapes_and_options_that_do_not_fit_are_refused() -> None:
     square = _native.Matrix(np.zeros(16 * 16 * 4, np.uint8), "f32", 16, 16)
     norm = np.ones(16, np.float32)
 
-    def refused(match: str, **options: object) -> None:
+    def refused(match: str, *, tensors: dict[str, Any] | None = None, **options: Any) -> None:
         with pytest.raises(ValueError, match=match):
-            _native.AttentionLayer(kernels, [square] * 4, norm, [None] * 6, 8, 1e-6, "none", 0.0, 0, **options)  # type: ignore[arg-type]
+            given: dict[str, Any] = {"query": square, "key": square, "value": square, "output": square, "norm": norm}
+            taken = _native.AttentionTensors(**given | (tensors or {}))
+            shape = _native.AttentionShape(**{"head_dim": 8, "norm_eps": 1e-6} | options)
+            _native.AttentionLayer(kernels, taken, shape)
 
     for rotary_dim in (3, 10, -2):
         refused("rotary_dim", rotary_dim=rotary_dim)
     refused("scale", scale=0.0)
     refused("share keys", gated=True)
-    refused("wrong length", sinks=np.zeros(3, np.float32))
-    refused("wrong length", norm_bias=np.zeros(3, np.float32))
+    refused("wrong length", tensors={"sinks": np.zeros(3, np.float32)})
+    refused("wrong length", tensors={"norm_bias": np.zeros(3, np.float32)})
+    refused("head norms are missing", head_norm="head")
+    refused("head norms are missing", head_norm="head", tensors={"query_norm": np.ones(8, np.float32)})
+
+
+@pytest.mark.parametrize("window", [0, 40])
+@pytest.mark.parametrize("tokens", [1, 8, 9, 200])
+def test_a_layer_takes_no_more_of_the_workspace_than_it_says(tokens: int, window: int) -> None:
+    kernels, length = _native.Kernels(2), 3000
+    config = replace(LONG, window=window or None)
+    tensors = drawn(attention_shapes(config, "a.") | {"norm.weight": (HIDDEN,)}, np.random.default_rng(0))
+    stored = {name: StoredTensor(t.ravel().view(np.uint8), "f32", t.shape) for name, t in tensors.items()}
+    layers = NativeLayers(kernels, stored, "f32")
+    attention = layers.attention(config, AttentionSite(0, "a.", "norm.weight"))
+    cache = Cache([attention.new_state(length + tokens)], length + tokens)
+    for _ in range(2):  # the second joins what the first has taken piece by piece
+        cache.length = length
+        layers.begin_pass(tokens)
+        attention.add_to(np.ones((tokens, HIDDEN), np.float32), cache, layers.rotary(None, 1)(0, tokens, 1))
+    (sizes,) = attention_workspace(config).layers
+    assert isinstance(sizes, AttentionSizes)
+    shape = PassShape("f32", tokens, length + tokens, 2)
+    said = _native.AttentionLayer.workspace_bytes(sizes, shape)
+    assert said // 4 < kernels.scratch_bytes <= said + _native.Kernels.expansion_bytes(shape)

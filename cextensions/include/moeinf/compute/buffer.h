@@ -21,6 +21,7 @@ class Buffer {
   T* reserve_array(std::size_t count) {
     return static_cast<T*>(reserve(count * sizeof(T)));
   }
+  std::size_t capacity() const { return capacity_; }
   std::size_t used_bytes() const { return used_; }  // pages behind are not touched
 
  private:

@@ -1,4 +1,4 @@
-// Threads, inner loops and scratch memory put together: what every operation on weights is given.
+// Threads, inner loops and a workspace put together: what every operation on weights is given.
 #pragma once
 
 #include <array>
@@ -10,6 +10,7 @@
 #include "moeinf/compute/buffer.h"
 #include "moeinf/compute/ops.h"
 #include "moeinf/compute/pool.h"
+#include "moeinf/compute/workspace.h"
 
 namespace moeinf {
 
@@ -40,10 +41,7 @@ class Kernels {
     return by_tiles(num_x) ? matmul_activation(format) : dot_activation(format);
   }
 
-  // 64-byte aligned memory of this object that grows and is reused; `which` (a small number) keeps the
-  // buffers of one call apart. Valid until the next call with the same `which`. What is in it does not
-  // survive one with more bytes.
-  void* scratch(int which, std::size_t num_bytes);
+  Workspace& workspace() { return workspace_; }
 
   // ys[m] [num_x, ws[m].rows] = x [num_x, cols] times the transposed ws[m], for all m in one parallel region;
   // x is prepared once for each kind. All ws have the same cols.
@@ -56,6 +54,7 @@ class Kernels {
   // of 16, so that no two tasks write to one cache line. Grows with total_rows.
   std::int64_t rows_per_task(Format format, std::int64_t cols, std::int64_t num_x,
                              std::int64_t total_rows) const;
+  static std::int64_t most_rows_per_task(Format format, std::int64_t cols, std::int64_t num_x);
   // For the drivers of kernels: one row of x [num_x, cols] after the other turned into `kind` at `out`, by
   // all threads where that pays.
   void prepare(ActivationKind kind, const float* x, std::int64_t num_x, std::int64_t cols, void* out);
@@ -64,13 +63,13 @@ class Kernels {
   void multiply(const Matrix& w, std::int64_t first, std::int64_t last, const void* x, std::int64_t num_x,
                 int thread, float* y, std::int64_t y_stride);
   void reserve_thread_scratch(std::int64_t cols);
-  std::size_t scratch_bytes() const;  // of all buffers, as far as calls have used them
+  std::size_t scratch_bytes() const;  // of the workspace and of all threads, as far as calls have used them
 
  private:
   void linears(const Matrix* ws, std::size_t num_ws, const float* x, std::int64_t num_x, float* const* ys);
 
-  std::array<const void*, 3> prepare_for(const Matrix* ws, std::size_t num_ws, const float* x,
-                                         std::int64_t num_x);
+  std::array<const void*, 3> prepare_for(Workspace::Frame& memory, const Matrix* ws, std::size_t num_ws,
+                                         const float* x, std::int64_t num_x);
   void split_rows(const Matrix* ws, std::size_t num_ws, std::int64_t num_x);
 
   struct RowTasks {         // of one matrix of a call
@@ -82,11 +81,25 @@ class Kernels {
   Pool pool_;
   std::int64_t pass_tokens_ = 0;
   std::vector<RowTasks> row_tasks_;
-  std::vector<Buffer> scratch_;
-  std::array<Buffer, 3> prepared_;  // one for each ActivationKind
-  Buffer thread_scratch_;
+  Workspace workspace_;
+  Buffer thread_scratch_;                 // panels of weights that threads expand
   std::size_t thread_scratch_bytes_ = 0;  // of one thread
 };
+
+// The largest pass that a workspace is to hold.
+struct PassShape {
+  Format dtype;            // of keys, values and weights, unless these are quantised
+  std::int64_t tokens;     // of the pass, which may go through layers in several calls
+  std::int64_t positions;  // of the whole sequence
+  int num_threads;
+};
+
+// What prepared inputs of `rows` rows take at most, for weights of the pass's dtype and quantised ones
+// together.
+std::size_t prepared_bytes(const PassShape& pass, std::int64_t rows, std::int64_t cols);
+// What Kernels::linears takes of the workspace, and what the threads of a pass keep of expanded weights.
+std::size_t linear_workspace_bytes(const PassShape& pass, std::int64_t cols);
+std::size_t expansion_bytes(const PassShape& pass);
 
 // Measured rate, bytes/s, of reading num_bytes of fresh huge-page memory with all threads of the pool, best
 // of `repeats`. Of less than several times the last-level cache, part is read from there. Throws

@@ -1,41 +1,37 @@
 // float16 and bfloat16 as floats and back, rounded to nearest even, without help of the CPU.
 //
-// The functions are always inlined, because ops.cc is compiled for instruction sets that the CPU may lack: of
-// an ordinary inline function the linker could keep the copy that was made for one of them, for all callers.
+// The functions are static, because ops.cc is compiled for instruction sets that the CPU may lack: of an
+// ordinary inline function the linker could keep the copy that was made for one of them, for all callers.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 
-#ifndef ALWAYS_INLINE
-#define ALWAYS_INLINE inline __attribute__((always_inline))
-#endif
-
 namespace moeinf {
 
-ALWAYS_INLINE std::uint16_t load_u16(const unsigned char* p) {
+static inline std::uint16_t load_u16(const unsigned char* p) {
   std::uint16_t value;
   std::memcpy(&value, p, sizeof value);
   return value;
 }
 
-ALWAYS_INLINE float float_of_bits(std::uint32_t bits) {
+static inline float float_of_bits(std::uint32_t bits) {
   float value;
   std::memcpy(&value, &bits, sizeof value);
   return value;
 }
 
-ALWAYS_INLINE std::uint32_t bits_of_float(float value) {
+static inline std::uint32_t bits_of_float(float value) {
   std::uint32_t bits;
   std::memcpy(&bits, &value, sizeof bits);
   return bits;
 }
 
-ALWAYS_INLINE float float_of_bfloat16(std::uint16_t bits) {
+static inline float float_of_bfloat16(std::uint16_t bits) {
   return float_of_bits(static_cast<std::uint32_t>(bits) << 16);
 }
 
-ALWAYS_INLINE std::uint16_t bfloat16_of_float(float value) {  // a NaN stays one
+static inline std::uint16_t bfloat16_of_float(float value) {  // a NaN stays one
   const std::uint32_t bits = bits_of_float(value);
   const std::uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
   const std::uint32_t quiet = (bits >> 16) | 0x40u;
@@ -43,7 +39,7 @@ ALWAYS_INLINE std::uint16_t bfloat16_of_float(float value) {  // a NaN stays one
 }
 
 // Without branches, so that loops over it become vectors.
-ALWAYS_INLINE float float_of_half(std::uint16_t half) {
+static inline float float_of_half(std::uint16_t half) {
   const std::uint32_t sign = static_cast<std::uint32_t>(half & 0x8000u) << 16;
   const std::uint32_t magnitude = static_cast<std::uint32_t>(half & 0x7fffu) << 13;
   // The exponent's bias goes from 15 to 127 by an exact product, which makes subnormals normal on the way.
@@ -51,7 +47,7 @@ ALWAYS_INLINE float float_of_half(std::uint16_t half) {
   return float_of_bits(scaled | sign | ((half & 0x7c00u) == 0x7c00u ? 0x7f800000u : 0u));  // infinity and NaN
 }
 
-ALWAYS_INLINE std::uint16_t half_of_float(float value) {
+static inline std::uint16_t half_of_float(float value) {
   const std::uint32_t bits = bits_of_float(value);
   const std::uint32_t magnitude = bits & 0x7fffffffu;
   const std::uint32_t sign = (bits >> 16) & 0x8000u;

@@ -1,7 +1,7 @@
 // The inner loops for one instruction set. CMake compiles this file once for each, with MOEINF_ISA, its name,
 // and MOEINF_VECTORS, the file that wraps its vectors. All but the table is local to the file. No
-// inline function of another header may be called unless it is always inlined: the linker could take a copy
-// made for AVX-512 into the generic build.
+// inline function of another header may be called unless it is static: the linker could take a copy made for
+// AVX-512 into the generic build.
 #include <cstdint>
 #include <cstring>
 
@@ -9,6 +9,7 @@
 #include "compute/isa.h"
 #include "compute/layout.h"
 
+#define ALWAYS_INLINE inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 64")
 #define STRING_OF(name) #name
 #define NAME_OF(name) STRING_OF(name)

@@ -7,8 +7,6 @@
 namespace moeinf {
 namespace {
 
-constexpr int kSumsScratch = 25, kStatesScratch = 26;  // numbers that no operation called from here uses
-
 // At most kMaxGroup query heads of one token that share a key/value head, and the positions that they attend
 // to.
 struct Part {
@@ -20,11 +18,24 @@ struct Part {
   std::int64_t num_runs() const { return (last - first + run_length() - 1) / run_length(); }
 };
 
+// What the runs of all queries come to.
+struct Runs {
+  SoftmaxState* states;  // [runs, queries]
+  float* sums;           // [runs, queries, head_dim]; null for a single run, whose sums are the output
+};
+
+Runs take_runs(Workspace::Frame& memory, std::int64_t num_runs, std::int64_t num_queries,
+               std::int64_t head_dim) {
+  const std::int64_t rows = num_runs * num_queries;
+  return {memory.take<SoftmaxState>(rows), num_runs > 1 ? memory.take<float>(rows * head_dim) : nullptr};
+}
+
 class FewTokens {
  public:
   FewTokens(Kernels& kernels, const AttentionShape& shape, const float* sinks, const KVView& kv,
             std::int64_t length, const float* query, float* mixed, std::int64_t tokens)
       : kernels_(kernels),
+        memory_(kernels.workspace()),
         s_(shape),
         sinks_(sinks),
         kv_(kv),
@@ -37,13 +48,8 @@ class FewTokens {
         num_queries_(tokens * shape.num_heads) {
     for (std::int64_t t = 0; t < tokens; ++t)
       num_runs_ = std::max(num_runs_, part_of(t * s_.num_kv_heads * cuts_).num_runs());
-    const auto rows = static_cast<std::size_t>(num_runs_ * num_queries_);
-    states_ = static_cast<SoftmaxState*>(kernels.scratch(kStatesScratch, rows * sizeof(SoftmaxState)));
-    sums_ = mixed_;  // of a single run
-    if (num_runs_ > 1) {
-      sums_ = static_cast<float*>(
-          kernels.scratch(kSumsScratch, rows * static_cast<std::size_t>(s_.head_dim) * sizeof(float)));
-    }
+    runs_ = take_runs(memory_, num_runs_, num_queries_, s_.head_dim);
+    if (num_runs_ == 1) runs_.sums = mixed_;
   }
 
   void run() {
@@ -67,10 +73,10 @@ class FewTokens {
   }
 
   SoftmaxState* states_of(const Part& part, std::int64_t run) const {
-    return states_ + run * num_queries_ + part.first_query;
+    return runs_.states + run * num_queries_ + part.first_query;
   }
   float* sums_of(const Part& part, std::int64_t run) const {
-    return sums_ + (run * num_queries_ + part.first_query) * s_.head_dim;
+    return runs_.sums + (run * num_queries_ + part.first_query) * s_.head_dim;
   }
 
   void attend_run(const Part& part, std::int64_t run) const {
@@ -105,6 +111,7 @@ class FewTokens {
   }
 
   Kernels& kernels_;
+  Workspace::Frame memory_;
   const AttentionShape& s_;
   const float* sinks_;
   const KVView& kv_;
@@ -113,8 +120,7 @@ class FewTokens {
   float* mixed_;
   std::int64_t group_, cuts_, num_parts_, num_queries_;
   std::int64_t num_runs_ = 1;  // of the token with most
-  SoftmaxState* states_;       // [runs, queries]
-  float* sums_;                // [runs, queries, head_dim]
+  Runs runs_;
 };
 
 }  // namespace
@@ -122,6 +128,14 @@ class FewTokens {
 void attend_few(Kernels& kernels, const AttentionShape& shape, const float* sinks, const KVView& kv,
                 std::int64_t length, const float* query, float* mixed, std::int64_t tokens) {
   FewTokens(kernels, shape, sinks, kv, length, query, mixed, tokens).run();
+}
+
+std::size_t few_workspace_bytes(const AttentionShape& shape, const PassShape& pass) {
+  const std::int64_t seen = shape.window > 0 ? std::min(shape.window, pass.positions) : pass.positions;
+  const std::int64_t runs = std::min(kMostRuns, (seen + kRunPositions - 1) / kRunPositions);
+  Workspace::Frame memory;
+  take_runs(memory, runs, std::min(pass.tokens, kFewAttending) * shape.num_heads, shape.head_dim);
+  return memory.num_bytes();
 }
 
 }  // namespace moeinf

@@ -9,9 +9,8 @@
 namespace moeinf {
 namespace {
 
-constexpr int kTransposedScratch = 18, kThreadScratch = 19;  // which no operation called from here uses
-constexpr std::int64_t kRows = 128;                          // queries of a task, over the heads of its group
-constexpr std::int64_t kPositionsOfTask = 256;               // of a transposing task
+constexpr std::int64_t kRows = 128;             // queries of a task, over the heads of its group
+constexpr std::int64_t kPositionsOfTask = 256;  // of a transposing task
 
 std::size_t padded(std::size_t num_bytes) { return (num_bytes + 63) / 64 * 64; }
 
@@ -20,6 +19,61 @@ struct Block {
   unsigned char *queries, *weights, *scratch;
   float *scores, *out;
 };
+
+// The sizes of all blocks of a call: `rows` queries, and `count` positions that some token sees.
+struct BlockSizes {
+  std::int64_t rows, head_dim, count;
+  ActivationKind kind;
+
+  std::size_t query_bytes() const {
+    return static_cast<std::size_t>(rows) * activation_bytes(kind, head_dim);
+  }
+  std::size_t weight_bytes() const { return static_cast<std::size_t>(rows) * activation_bytes(kind, count); }
+  std::size_t score_bytes() const { return padded(static_cast<std::size_t>(rows * count) * sizeof(float)); }
+  std::size_t out_bytes() const { return padded(static_cast<std::size_t>(rows * head_dim) * sizeof(float)); }
+  std::size_t thread_bytes() const {
+    const std::size_t scratch = std::max(matmul_scratch_bytes(head_dim), matmul_scratch_bytes(count));
+    return query_bytes() + weight_bytes() + score_bytes() + out_bytes() + padded(scratch);
+  }
+
+  Block block_in(unsigned char* memory) const {
+    Block block;
+    block.queries = memory;
+    block.weights = block.queries + query_bytes();
+    block.scores = reinterpret_cast<float*>(block.weights + weight_bytes());
+    block.out = block.scores + score_bytes() / sizeof(float);
+    block.scratch = reinterpret_cast<unsigned char*>(block.out) + out_bytes();
+    return block;
+  }
+};
+
+// Values transposed, of all heads, and the blocks of all threads.
+struct ManyMemory {
+  unsigned char *transposed, *threads;
+};
+
+ManyMemory take_memory(Workspace::Frame& memory, const BlockSizes& sizes, std::int64_t num_kv_heads,
+                       Format transposed, int num_threads) {
+  const std::size_t values = row_bytes(transposed, num_kv_heads * sizes.head_dim * sizes.count);
+  const std::size_t threads = sizes.thread_bytes() * static_cast<std::size_t>(num_threads);
+  return {static_cast<unsigned char*>(memory.take_bytes(values)),
+          static_cast<unsigned char*>(memory.take_bytes(threads))};
+}
+
+std::int64_t tokens_of_block(const AttentionShape& shape) {
+  return std::max<std::int64_t>(1, kRows / (shape.num_heads / shape.num_kv_heads));
+}
+
+Format transposed_format(ActivationKind kind) {
+  return kind == ActivationKind::kBF16 ? Format::kBF16 : Format::kF32;
+}
+
+// Products over positions are cut into panels and steps, counted from the first position that is seen. Where
+// that lies on such a border of the sequence, a token's sums are cut at the same places wherever the call
+// begins. A short window is one panel.
+std::int64_t border(std::int64_t window) {
+  return window + kMostTokens + kMaxStep <= kPanelCols / 2 ? kMaxStep : kPanelCols;
+}
 
 class ManyTokens {
  public:
@@ -32,47 +86,39 @@ class ManyTokens {
         length_(length),
         query_(query),
         mixed_(mixed),
-        tokens_(tokens) {
+        tokens_(tokens),
+        frame_(kernels.workspace()) {
     group_ = s_.num_heads / s_.num_kv_heads;
-    block_tokens_ = std::max<std::int64_t>(1, kRows / group_);
+    block_tokens_ = tokens_of_block(shape);
     first_ = s_.window > 0 ? std::max<std::int64_t>(0, length + 1 - s_.window) : 0;
     first_ -= first_ % border(s_.window);
     count_ = length + tokens - first_;
     kind_ = matmul_activation(kv.format);
-    transposed_format_ = kind_ == ActivationKind::kBF16 ? Format::kBF16 : Format::kF32;
+    transposed_format_ = transposed_format(kind_);
+    sizes_ = {block_tokens_ * group_, s_.head_dim, count_, kind_};
+    memory_ = take_memory(frame_, sizes_, s_.num_kv_heads, transposed_format_, kernels.pool().num_threads());
   }
 
   void run() {
     transpose_values();
-    const std::size_t per_thread = thread_bytes();
-    auto* memory = static_cast<unsigned char*>(kernels_.scratch(
-        kThreadScratch, per_thread * static_cast<std::size_t>(kernels_.pool().num_threads())));
+    const std::size_t per_thread = sizes_.thread_bytes();
     const std::int64_t blocks = (tokens_ + block_tokens_ - 1) / block_tokens_;
     kernels_.pool().run(blocks * s_.num_kv_heads, [&](std::int64_t index, int thread) {
       attend_block(blocks - 1 - index / s_.num_kv_heads, index % s_.num_kv_heads,  // longest first
-                   block_in(memory + per_thread * static_cast<std::size_t>(thread)));
+                   sizes_.block_in(memory_.threads + per_thread * static_cast<std::size_t>(thread)));
     });
   }
 
  private:
-  // Products over positions are cut into panels and steps, counted from first_ on. Where it lies on such a
-  // border of the sequence, a token's sums are cut at the same places wherever the call begins. A short
-  // window is one panel.
-  static std::int64_t border(std::int64_t window) {
-    return window + kMostTokens + kMaxStep <= kPanelCols / 2 ? kMaxStep : kPanelCols;
-  }
-
   // Values as [kv heads, head_dim, count]: then mixing is a product with rows of weights, as all others are.
   void transpose_values() {
     const std::size_t width = row_bytes(transposed_format_, 1);
-    transposed_ = static_cast<unsigned char*>(kernels_.scratch(
-        kTransposedScratch, static_cast<std::size_t>(s_.num_kv_heads * s_.head_dim * count_) * width));
     const std::int64_t cuts = (count_ + kPositionsOfTask - 1) / kPositionsOfTask;
     kernels_.pool().run(s_.num_kv_heads * cuts, [&](std::int64_t index, int) {
       const std::int64_t head = index / cuts, start = index % cuts * kPositionsOfTask;
       const std::int64_t end = std::min(count_, start + kPositionsOfTask);
       const unsigned char* from = head_rows(kv_.values, head);
-      unsigned char* to = transposed_ + static_cast<std::size_t>(head * s_.head_dim * count_) * width;
+      unsigned char* to = memory_.transposed + static_cast<std::size_t>(head * s_.head_dim * count_) * width;
       if (kv_.format == Format::kBF16) {
         transpose<std::uint16_t>(from, start, end, to, [](std::uint16_t bits) { return bits; });
       } else if (kv_.format == Format::kF32) {
@@ -102,27 +148,6 @@ class ManyTokens {
            row_bytes(kv_.format, (head * kv_.capacity + first_) * s_.head_dim);
   }
 
-  std::size_t thread_bytes() const {
-    const std::size_t rows = static_cast<std::size_t>(block_tokens_ * group_);
-    return rows * (activation_bytes(kind_, s_.head_dim) + activation_bytes(kind_, count_)) +
-           padded(rows * static_cast<std::size_t>(count_) * sizeof(float)) +
-           padded(rows * static_cast<std::size_t>(s_.head_dim) * sizeof(float)) +
-           padded(std::max(matmul_scratch_bytes(s_.head_dim), matmul_scratch_bytes(count_)));
-  }
-
-  Block block_in(unsigned char* memory) const {
-    const std::size_t rows = static_cast<std::size_t>(block_tokens_ * group_);
-    Block block;
-    block.queries = memory;
-    block.weights = block.queries + rows * activation_bytes(kind_, s_.head_dim);
-    block.scores = reinterpret_cast<float*>(block.weights + rows * activation_bytes(kind_, count_));
-    block.out =
-        block.scores + padded(rows * static_cast<std::size_t>(count_) * sizeof(float)) / sizeof(float);
-    block.scratch = reinterpret_cast<unsigned char*>(
-        block.out + padded(rows * static_cast<std::size_t>(s_.head_dim) * sizeof(float)) / sizeof(float));
-    return block;
-  }
-
   void attend_block(std::int64_t number, std::int64_t head, const Block& block) const {
     const Ops& ops = kernels_.ops();
     const std::int64_t first_token = number * block_tokens_,
@@ -143,7 +168,7 @@ class ManyTokens {
                   block.weights + static_cast<std::size_t>(r) * activation_bytes(kind_, count_));
     }
     const std::size_t width = row_bytes(transposed_format_, 1);
-    const Matrix values{transposed_ + static_cast<std::size_t>(head * s_.head_dim * count_) * width,
+    const Matrix values{memory_.transposed + static_cast<std::size_t>(head * s_.head_dim * count_) * width,
                         transposed_format_, s_.head_dim, count_};
     ops.matmul_rows(values, 0, s_.head_dim, block.weights, rows, block.scratch, block.out, s_.head_dim);
     float* const mixed = mixed_ + (first_token * s_.num_heads + head * group_) * s_.head_dim;
@@ -172,7 +197,9 @@ class ManyTokens {
   std::int64_t first_, count_;  // positions first_ .. first_ + count_ are seen by some token
   ActivationKind kind_;
   Format transposed_format_;
-  unsigned char* transposed_ = nullptr;
+  BlockSizes sizes_;
+  Workspace::Frame frame_;
+  ManyMemory memory_;
 };
 
 }  // namespace
@@ -180,6 +207,17 @@ class ManyTokens {
 void attend_many(Kernels& kernels, const AttentionShape& shape, const float* sinks, const KVView& kv,
                  std::int64_t length, const float* query, float* mixed, std::int64_t tokens) {
   ManyTokens(kernels, shape, sinks, kv, length, query, mixed, tokens).run();
+}
+
+std::size_t many_workspace_bytes(const AttentionShape& shape, const PassShape& pass) {
+  const ActivationKind kind = matmul_activation(pass.dtype);
+  const std::int64_t seen = shape.window + kMostTokens + border(shape.window);
+  const std::int64_t count = shape.window > 0 ? std::min(pass.positions, seen) : pass.positions;
+  const std::int64_t rows = tokens_of_block(shape) * (shape.num_heads / shape.num_kv_heads);
+  Workspace::Frame memory;
+  take_memory(memory, {rows, shape.head_dim, count, kind}, shape.num_kv_heads, transposed_format(kind),
+              pass.num_threads);
+  return memory.num_bytes();
 }
 
 }  // namespace moeinf

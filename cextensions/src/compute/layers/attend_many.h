@@ -12,5 +12,6 @@ constexpr std::int64_t kMostTokens = 128;  // of a call: bounds the memory of wh
 // others.
 void attend_many(Kernels& kernels, const AttentionShape& shape, const float* sinks, const KVView& kv,
                  std::int64_t length, const float* query, float* mixed, std::int64_t tokens);
+std::size_t many_workspace_bytes(const AttentionShape& shape, const PassShape& pass);
 
 }  // namespace moeinf

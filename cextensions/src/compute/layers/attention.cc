@@ -9,32 +9,23 @@
 namespace moeinf {
 namespace {
 
-constexpr int kScratch = 16;               // a number that no operation called from here uses
-constexpr std::int64_t kFewAttending = 8;  // tokens of a pass that attend one by one
-
-// The tokens' vectors of one pass, in the scratch memory of the kernels.
+// The vectors of the tokens that go through together.
 struct Vectors {
   float *normed, *query, *key, *value, *mixed, *out;
   float* projected;  // of q: the queries themselves, unless each has its gate behind it
 };
 
-Vectors scratch_vectors(Kernels& kernels, const AttentionShape& s, std::int64_t tokens) {
+Vectors take_vectors(Workspace::Frame& memory, const AttentionShape& s, std::int64_t tokens) {
   const std::int64_t queries = s.num_heads * s.head_dim, keys = s.num_kv_heads * s.head_dim;
-  const std::int64_t sizes[] = {s.hidden, queries, keys, keys, queries, s.hidden, s.gated ? 2 * queries : 0};
-  std::int64_t starts[7], total = 0;
-  for (int i = 0; i < 7; ++i) {
-    starts[i] = total;
-    total += (sizes[i] * tokens + 15) / 16 * 16;
-  }
-  auto* first =
-      static_cast<float*>(kernels.scratch(kScratch, static_cast<std::size_t>(total) * sizeof(float)));
-  return {first + starts[0],
-          first + starts[1],
-          first + starts[2],
-          first + starts[3],
-          first + starts[4],
-          first + starts[5],
-          first + starts[s.gated ? 6 : 1]};
+  Vectors v;
+  v.normed = memory.take<float>(tokens * s.hidden);
+  v.query = memory.take<float>(tokens * queries);
+  v.key = memory.take<float>(tokens * keys);
+  v.value = memory.take<float>(tokens * keys);
+  v.mixed = memory.take<float>(tokens * queries);
+  v.out = memory.take<float>(tokens * s.hidden);
+  v.projected = s.gated ? memory.take<float>(tokens * 2 * queries) : v.query;
+  return v;
 }
 
 void add_bias(float* x, const float* bias, std::int64_t count) {
@@ -84,7 +75,8 @@ void store(const Ops& ops, const AttentionShape& s, const KVView& kv, std::int64
 void pass(Kernels& kernels, const AttentionShape& s, const AttentionWeights& w, const KVView& kv,
           std::int64_t length, const float* cos, const float* sin, float* x, std::int64_t tokens) {
   const Ops& ops = kernels.ops();
-  const Vectors v = scratch_vectors(kernels, s, tokens);
+  Workspace::Frame memory(kernels.workspace());
+  const Vectors v = take_vectors(memory, s, tokens);
   const std::int64_t queries = s.num_heads * s.head_dim, keys = s.num_kv_heads * s.head_dim,
                      pairs = s.rotary_pairs;
   const auto each_token = [&](const auto& task) {
@@ -138,6 +130,16 @@ void attend(Kernels& kernels, const AttentionShape& s, const AttentionWeights& w
     pass(kernels, s, w, kv, length + start, cos + start * s.rotary_pairs, sin + start * s.rotary_pairs,
          x + start * s.hidden, std::min(kMostTokens, tokens - start));
   }
+}
+
+std::size_t attention_workspace_bytes(const AttentionShape& s, const PassShape& pass) {
+  const std::int64_t tokens = std::min(pass.tokens, kMostTokens);
+  Workspace::Frame memory;
+  take_vectors(memory, s, tokens);
+  const std::size_t inputs = prepared_bytes(pass, tokens, std::max(s.hidden, s.num_heads * s.head_dim));
+  const std::size_t few = few_workspace_bytes(s, pass);
+  const std::size_t many = tokens > kFewAttending ? many_workspace_bytes(s, pass) : 0;
+  return memory.num_bytes() + std::max({inputs, few, many});
 }
 
 }  // namespace moeinf

@@ -7,13 +7,12 @@
 namespace moeinf {
 namespace {
 
-constexpr int kScratch = 20, kThreadScratch = 21;  // numbers that no operation called from here uses
 // Of a long prompt: bounds the memory of the vectors below, of which a token has twice what it has in
 // attention.
 constexpr std::int64_t kTokensAtOnce = 64;
 
 // Where a projection left something of token t, key head h and the j-th value head under it.
-struct Place {
+struct Strided {
   const float* data;
   std::int64_t of_token, of_head, of_share;
 
@@ -26,6 +25,23 @@ std::int64_t whole_lines(std::int64_t floats) { return (floats + 15) / 16 * 16; 
 
 float softplus(float x) { return std::max(x, 0.0f) + std::log1p(std::exp(-std::fabs(x))); }
 
+struct Vectors {
+  float *normed, *mixed, *gated;  // [tokens, hidden], [tokens, channels], [tokens, values]
+  float* threads;                 // of each thread thread_floats
+  std::int64_t thread_floats;
+};
+
+Vectors take_vectors(Workspace::Frame& memory, const DeltaShape& s, std::int64_t tokens, int num_threads) {
+  Vectors v;
+  v.normed = memory.take<float>(tokens * s.hidden);
+  v.mixed = memory.take<float>(tokens * s.channels());
+  v.gated = memory.take<float>(tokens * s.values());
+  v.thread_floats = whole_lines(2 * tokens) + whole_lines(tokens * s.value_dim) +
+                    whole_lines(2 * std::max(s.key_dim, s.shared_by() * s.value_dim));
+  v.threads = memory.take<float>(v.thread_floats * num_threads);
+  return v;
+}
+
 // A few tokens of one layer.
 class Pass {
  public:
@@ -37,40 +53,25 @@ class Pass {
         w_(weights),
         states_(states),
         x_(x),
-        tokens_(tokens) {
-    std::int64_t width = whole_lines(s_.hidden);
-    for (const Matrix& matrix : w_.projections) width += whole_lines(matrix.rows);
-    width += whole_lines(s_.channels()) + whole_lines(s_.values());
-    auto* memory = static_cast<float*>(
-        kernels_.scratch(kScratch, static_cast<std::size_t>(width * tokens) * sizeof(float)));
-    const auto take = [&](std::int64_t count) {
-      float* const taken = memory;
-      memory += whole_lines(count) * tokens;
-      return taken;
-    };
-    normed_ = take(s_.hidden);
-    for (const Matrix& matrix : w_.projections) projected_.push_back(take(matrix.rows));
-    mixed_ = take(s_.channels());
-    gated_ = take(s_.values());
-    thread_floats_ = whole_lines(2 * tokens) + whole_lines(tokens * s_.value_dim) +
-                     whole_lines(2 * std::max(s_.key_dim, s_.shared_by() * s_.value_dim));
-    threads_ = static_cast<float*>(kernels_.scratch(
-        kThreadScratch,
-        static_cast<std::size_t>(thread_floats_ * kernels_.pool().num_threads()) * sizeof(float)));
+        tokens_(tokens),
+        memory_(kernels.workspace()),
+        v_(take_vectors(memory_, shape, tokens, kernels.pool().num_threads())) {
+    for (const Matrix& matrix : w_.projections)
+      projected_.push_back(memory_.take<float>(tokens * matrix.rows));
     place_projections();
   }
 
   void run() {
     each_token([&](std::int64_t t) {
-      ops_.rms_norm(x_ + t * s_.hidden, w_.norm, s_.norm_eps, s_.hidden, normed_ + t * s_.hidden);
+      ops_.rms_norm(x_ + t * s_.hidden, w_.norm, s_.norm_eps, s_.hidden, v_.normed + t * s_.hidden);
     });
-    kernels_.linears(w_.projections, normed_, tokens_, projected_);
+    kernels_.linears(w_.projections, v_.normed, tokens_, projected_);
     kernels_.pool().run(s_.num_key_heads,
                         [&](std::int64_t head, int thread) { mix_tokens(head, scratch(thread)); });
     kernels_.pool().run(s_.num_value_heads,
                         [&](std::int64_t head, int thread) { run_head(head, scratch(thread)); });
-    float* const out = normed_;
-    kernels_.linear(w_.output, gated_, tokens_, out);
+    float* const out = v_.normed;
+    kernels_.linear(w_.output, v_.gated, tokens_, out);
     each_token(
         [&](std::int64_t t) { ops_.add_scaled(out + t * s_.hidden, 1.0f, x_ + t * s_.hidden, s_.hidden); });
   }
@@ -117,7 +118,7 @@ class Pass {
 
   // `count` neighbouring channels: silu of each one's weighted sum over its last `kernel` tokens, then the
   // norm.
-  void convolve(const Place& from, std::int64_t head, std::int64_t channel, std::int64_t count,
+  void convolve(const Strided& from, std::int64_t head, std::int64_t channel, std::int64_t count,
                 const float* norm, float* scratch) {
     float *const sums = scratch, *const activated = scratch + count;
     const std::int64_t before = s_.kernel - 1;
@@ -126,7 +127,7 @@ class Pass {
     };
     const std::size_t num_bytes = static_cast<std::size_t>(count) * sizeof(float);
     for (std::int64_t t = 0; t < tokens_; ++t) {
-      float* const out = mixed_ + t * s_.channels() + channel;
+      float* const out = v_.mixed + t * s_.channels() + channel;
       std::memset(sums, 0, num_bytes);
       for (std::int64_t i = 0; i < s_.kernel; ++i) {
         ops_.add_product(seen(t + i), w_.taps + i * s_.channels() + channel, sums, count);
@@ -151,9 +152,9 @@ class Pass {
     }
     const std::int64_t state = head * s_.key_dim * s_.value_dim;
     DeltaTask task;
-    task.queries = mixed_ + h * s_.key_dim;
+    task.queries = v_.mixed + h * s_.key_dim;
     task.keys = task.queries + s_.keys();
-    task.values = mixed_ + 2 * s_.keys() + head * s_.value_dim;
+    task.values = v_.mixed + 2 * s_.keys() + head * s_.value_dim;
     task.stride = s_.channels();
     task.decays = decays;
     task.rates = rates;
@@ -167,11 +168,11 @@ class Pass {
     for (std::int64_t t = 0; t < tokens_; ++t) {
       ops_.rms_norm(outputs + t * s_.value_dim, w_.head_norm, s_.norm_eps, s_.value_dim, normed);
       ops_.activate(Activation::kSilu, 0, gates_.at(t, h, j), normed,
-                    gated_ + t * s_.values() + head * s_.value_dim, s_.value_dim);
+                    v_.gated + t * s_.values() + head * s_.value_dim, s_.value_dim);
     }
   }
 
-  float* scratch(int thread) const { return threads_ + thread * thread_floats_; }
+  float* scratch(int thread) const { return v_.threads + thread * v_.thread_floats; }
 
   Kernels& kernels_;
   const Ops& ops_;
@@ -181,11 +182,10 @@ class Pass {
   float* const x_;
   const std::int64_t tokens_;
 
-  float *normed_, *mixed_, *gated_;  // [tokens, hidden], [tokens, channels], [tokens, values]
+  Workspace::Frame memory_;
+  const Vectors v_;
   std::vector<float*> projected_;
-  Place queries_, keys_, values_, gates_, rates_, steps_;
-  float* threads_;
-  std::int64_t thread_floats_;
+  Strided queries_, keys_, values_, gates_, rates_, steps_;
 };
 
 }  // namespace
@@ -199,6 +199,16 @@ void delta_net(Kernels& kernels, const DeltaShape& shape, const DeltaWeights& we
     from.conv = states.new_conv;
     from.heads = states.new_heads;
   }
+}
+
+std::size_t delta_workspace_bytes(const DeltaShape& shape, const PassShape& pass) {
+  const std::int64_t tokens = std::min(pass.tokens, kTokensAtOnce);
+  Workspace::Frame memory;
+  take_vectors(memory, shape, tokens, pass.num_threads);
+  for (const std::int64_t rows :
+       {shape.channels(), shape.values(), shape.num_value_heads, shape.num_value_heads})
+    memory.take<float>(tokens * rows);
+  return memory.num_bytes() + prepared_bytes(pass, tokens, std::max(shape.hidden, shape.values()));
 }
 
 }  // namespace moeinf

@@ -4,12 +4,14 @@
 #include <stdexcept>
 #include <string>
 
+#include "compute/layout.h"
+
 namespace moeinf {
 namespace {
 
-// Places whose intermediates exist at once: bounds their memory, and is enough work for the threads between
-// two barriers.
-constexpr std::int64_t kPlacesAtOnce = 512;
+// Token-expert pairs whose activations exist at once: bounds their memory, and is enough work for the threads
+// between two barriers.
+constexpr std::int64_t kPairsAtOnce = 512;
 constexpr std::int64_t kInlineElements = 128 << 10;  // summed by the caller alone: some 5 us
 
 void require_shape(const ExpertPart& part, const char* name, std::int64_t rows, std::int64_t cols) {
@@ -46,25 +48,24 @@ ExpertKernel::ExpertKernel(Kernels& kernels, const unsigned char* memory, std::s
     : kernels_(kernels),
       memory_(memory),
       num_bytes_(num_bytes),
-      first_(parts.gate ? *parts.gate : parts.up),
-      second_(parts.gate ? std::optional(parts.up) : std::nullopt),
+      gate_(parts.gate ? *parts.gate : parts.up),
+      up_(parts.gate ? std::optional(parts.up) : std::nullopt),
       down_(parts.down),
-      first_bias_(parts.gate ? parts.gate_bias : parts.up_bias),
-      second_bias_(parts.gate ? parts.up_bias : std::nullopt),
+      gate_bias_(parts.gate ? parts.gate_bias : parts.up_bias),
+      up_bias_(parts.gate ? parts.up_bias : std::nullopt),
       down_bias_(parts.down_bias),
       activation_(activation),
       limit_(limit) {
   const std::int64_t rows = parts.up.rows, cols = parts.up.cols;
   require_shape(parts.up, "up", rows, cols);
-  require_shape(first_, "gate", rows, cols);
+  require_shape(gate_, "gate", rows, cols);
   require_shape(down_, "down", cols, rows);
   require_bias(parts.gate_bias, "gate_bias", parts.gate ? rows : 0);
   require_bias(parts.up_bias, "up_bias", rows);
   require_bias(down_bias_, "down_bias", cols);
   if (activation == Activation::kSwigluClamped && !(parts.gate && limit > 0))
     throw std::invalid_argument("swiglu_clamped needs a gate, and a limit above 0");
-  for (const auto& part :
-       {std::optional(first_), second_, std::optional(down_), first_bias_, second_bias_, down_bias_})
+  for (const auto& part : {std::optional(gate_), up_, std::optional(down_), gate_bias_, up_bias_, down_bias_})
     if (part) block_bytes_ = std::max(block_bytes_, end_of(*part));
 }
 
@@ -85,45 +86,76 @@ void ExpertKernel::begin(const float* hidden, std::int64_t num_tokens, const std
 
 // All memory of the step: compute may be called many times, and must not move what is there.
 void ExpertKernel::reserve() {
-  const std::size_t num_places = groups_.sorted.size();
-  std::int64_t seconds = 0, most_places = std::min(kPlacesAtOnce, static_cast<std::int64_t>(num_places));
-  for (const std::int64_t count : groups_.counts) most_places = std::max(most_places, count);
+  const std::size_t num_pairs = groups_.sorted.size();
+  std::int64_t ups = 0, most_pairs = std::min(kPairsAtOnce, static_cast<std::int64_t>(num_pairs));
+  for (const std::int64_t count : groups_.counts) most_pairs = std::max(most_pairs, count);
   for (const std::int64_t count : groups_.counts) {
-    for (const ExpertPart* part : {&first_, second_ ? &*second_ : &first_, &down_}) {
+    for (const ExpertPart* part : {&gate_, up_ ? &*up_ : &gate_, &down_}) {
       const ActivationKind kind = kernels_.activation_for(part->format, count);
-      Buffer& buffer = (part == &down_ ? middles_ : inputs_)[static_cast<std::size_t>(kind)];
-      const std::size_t num_rows = part == &down_ ? as_size(most_places) : num_places;
+      Buffer& buffer = (part == &down_ ? acts_ : inputs_)[static_cast<std::size_t>(kind)];
+      const std::size_t num_rows = part == &down_ ? as_size(most_pairs) : num_pairs;
       buffer.reserve(num_rows * activation_bytes(kind, part->cols));
     }
-    const std::int64_t most_rows = middle_task_rows(count, groups_.size());
-    if (second_) seconds = std::max(seconds, count * std::min(most_rows, first_.rows));
-    if (kernels_.by_tiles(count)) kernels_.reserve_thread_scratch(std::max(first_.cols, down_.cols));
+    const std::int64_t most_rows = act_task_rows(count, groups_.size());
+    if (up_) ups = std::max(ups, count * std::min(most_rows, gate_.rows));
+    if (kernels_.by_tiles(count)) kernels_.reserve_thread_scratch(std::max(gate_.cols, down_.cols));
   }
-  seconds_of_thread_ = (as_size(seconds) + 15) / 16 * 16;
-  seconds_.reserve_array<float>(seconds_of_thread_ * as_size(kernels_.pool().num_threads()));
-  firsts_.reserve_array<float>(as_size(most_places * first_.rows));
-  outputs_.reserve_array<float>(num_places * as_size(down_.rows));
+  ups_of_thread_ = (as_size(ups) + 15) / 16 * 16;
+  ups_.reserve_array<float>(ups_of_thread_ * as_size(kernels_.pool().num_threads()));
+  gates_.reserve_array<float>(as_size(most_pairs * gate_.rows));
+  outputs_.reserve_array<float>(num_pairs * as_size(down_.rows));
   if (tasks_left_.size() < groups_.size())
     tasks_left_ = std::vector<std::atomic<std::int64_t>>(groups_.size());
 }
 
 std::size_t ExpertKernel::scratch_bytes() const {
-  std::size_t total = firsts_.used_bytes() + seconds_.used_bytes() + outputs_.used_bytes();
-  for (const auto& buffers : {&inputs_, &middles_}) {
+  std::size_t total = gates_.used_bytes() + ups_.used_bytes() + outputs_.used_bytes();
+  for (const auto& buffers : {&inputs_, &acts_}) {
     for (const Buffer& buffer : *buffers) total += buffer.used_bytes();
   }
   return total;
+}
+
+std::size_t ExpertKernel::workspace_bytes(const ExpertParts& parts, std::int64_t top_k,
+                                          const PassShape& pass) {
+  const ExpertPart& first = parts.gate ? *parts.gate : parts.up;
+  const std::int64_t tokens = pass.tokens, pairs = tokens * top_k;
+  const std::int64_t pairs_at_once = std::max(tokens, std::min(kPairsAtOnce, pairs));
+  std::size_t total = 0;
+  // Passes of few tokens prepare activations as one kind, and longer ones as another: both stay.
+  const auto keep = [&](const std::vector<const ExpertPart*>& read, std::int64_t few, std::int64_t many) {
+    std::array<std::size_t, 3> by_kind{};
+    for (const ExpertPart* part : read) {
+      const ActivationKind dot = dot_activation(part->format), matmul = matmul_activation(part->format);
+      std::size_t& of_few = by_kind[static_cast<std::size_t>(dot)];
+      of_few = std::max(of_few, as_size(few) * activation_bytes(dot, part->cols));
+      std::size_t& of_many = by_kind[static_cast<std::size_t>(matmul)];
+      if (tokens > kMaxDotRows)
+        of_many = std::max(of_many, as_size(many) * activation_bytes(matmul, part->cols));
+    }
+    for (const std::size_t num_bytes : by_kind) total += num_bytes;
+  };
+  keep({&first, &parts.up}, std::min(tokens, kFewTokens) * top_k, pairs);
+  keep({&parts.down}, std::min(pairs_at_once, std::max(kFewTokens, kPairsAtOnce)), pairs_at_once);
+  total += as_size(pairs_at_once * first.rows + pairs * parts.down.rows) * sizeof(float);
+  if (!parts.gate) return total;
+  const std::int64_t few_rows = Kernels::most_rows_per_task(first.format, first.cols, 1);
+  const std::int64_t many_rows = Kernels::most_rows_per_task(first.format, first.cols, tokens);
+  const std::int64_t ups =
+      std::max(std::min<std::int64_t>(tokens, kMaxDotRows) * std::min(few_rows, first.rows),
+               tokens * std::min(many_rows, first.rows));
+  return total + as_size(round_up(ups, 16) * pass.num_threads) * sizeof(float);
 }
 
 // A token's activation is made anew for each of its experts, which costs no more than copying it would.
 void ExpertKernel::prepare_inputs(const float* hidden) {
   const auto prepare_group = [&](std::int64_t index, int) {
     const auto group = as_size(index);
-    const ExpertPart& second = second_ ? *second_ : first_;
-    const ActivationKind kinds[] = {kernels_.activation_for(first_.format, groups_.counts[group]),
-                                    kernels_.activation_for(second.format, groups_.counts[group])};
+    const ExpertPart& up = up_ ? *up_ : gate_;
+    const ActivationKind kinds[] = {kernels_.activation_for(gate_.format, groups_.counts[group]),
+                                    kernels_.activation_for(up.format, groups_.counts[group])};
     for (int part = 0; part < (kinds[0] == kinds[1] ? 1 : 2); ++part) {
-      unsigned char* out = input(part == 0 ? first_ : second, group);
+      unsigned char* out = input(part == 0 ? gate_ : up, group);
       for (std::int64_t i = 0; i < groups_.counts[group]; ++i) {
         const std::int64_t token = groups_.sorted[as_size(groups_.starts[group] + i)] / top_k_;
         kernels_.ops().prepare(kinds[part], hidden + token * hidden_size(), hidden_size(), out);
@@ -147,8 +179,8 @@ void ExpertKernel::compute(const std::int64_t* experts, const std::int64_t* offs
   for (std::size_t first = 0; first < count; first += jobs_.size()) {
     collect_jobs(experts + first, offsets + first, count - first);
     Pool& pool = kernels_.pool();
-    pool.run(jobs_.back().middle_tasks_end,
-             [this](std::int64_t task, int thread) { run_middle_task(task, thread); });
+    pool.run(jobs_.back().act_tasks_end,
+             [this](std::int64_t task, int thread) { run_act_task(task, thread); });
     pool.run(jobs_.back().down_tasks_end,
              [this](std::int64_t task, int thread) { run_down_task(task, thread); });
   }
@@ -168,35 +200,35 @@ void ExpertKernel::check_job(std::int64_t expert, std::int64_t offset) {
   is_computed_[group] = 1;
 }
 
-// The first of the experts given, as many as kPlacesAtOnce allows.
+// The first of the experts given, as many as kPairsAtOnce allows.
 void ExpertKernel::collect_jobs(const std::int64_t* experts, const std::int64_t* offsets, std::size_t count) {
   jobs_.clear();
-  std::int64_t places = 0;
+  std::int64_t pairs = 0;
   for (std::size_t i = 0; i < count; ++i) {
     const auto group = as_size(groups_.find(experts[i]));
-    if (i > 0 && places + groups_.counts[group] > kPlacesAtOnce) return;
-    append_job(group, offsets[i], places, count);
-    places += groups_.counts[group];
+    if (i > 0 && pairs + groups_.counts[group] > kPairsAtOnce) return;
+    append_job(group, offsets[i], pairs, count);
+    pairs += groups_.counts[group];
   }
 }
 
-void ExpertKernel::append_job(std::size_t group, std::int64_t offset, std::int64_t first_place,
+void ExpertKernel::append_job(std::size_t group, std::int64_t offset, std::int64_t first_pair,
                               std::size_t num_jobs) {
-  Job job{group, first_place, offset, 0, 0, 0, 0};
-  job.middle_task_rows = middle_task_rows(groups_.counts[group], num_jobs);
+  Job job{group, first_pair, offset, 0, 0, 0, 0};
+  job.act_task_rows = act_task_rows(groups_.counts[group], num_jobs);
   job.down_task_rows = kernels_.rows_per_task(down_.format, down_.cols, groups_.counts[group],
                                               down_.rows * static_cast<std::int64_t>(num_jobs));
-  const std::int64_t middle_tasks = num_tasks(first_.rows, job.middle_task_rows);
-  job.middle_tasks_end = middle_tasks + (jobs_.empty() ? 0 : jobs_.back().middle_tasks_end);
+  const std::int64_t act_tasks = num_tasks(gate_.rows, job.act_task_rows);
+  job.act_tasks_end = act_tasks + (jobs_.empty() ? 0 : jobs_.back().act_tasks_end);
   job.down_tasks_end =
       num_tasks(down_.rows, job.down_task_rows) + (jobs_.empty() ? 0 : jobs_.back().down_tasks_end);
-  tasks_left_[jobs_.size()].store(middle_tasks, std::memory_order_relaxed);
+  tasks_left_[jobs_.size()].store(act_tasks, std::memory_order_relaxed);
   jobs_.push_back(job);
 }
 
-std::int64_t ExpertKernel::middle_task_rows(std::int64_t count, std::size_t num_jobs) const {
-  return kernels_.rows_per_task(first_.format, first_.cols, count,
-                                first_.rows * static_cast<std::int64_t>(num_jobs));
+std::int64_t ExpertKernel::act_task_rows(std::int64_t count, std::size_t num_jobs) const {
+  return kernels_.rows_per_task(gate_.format, gate_.cols, count,
+                                gate_.rows * static_cast<std::int64_t>(num_jobs));
 }
 
 Matrix ExpertKernel::part_of(const Job& job, const ExpertPart& part) const {
@@ -216,32 +248,32 @@ void ExpertKernel::multiply(const Job& job, const ExpertPart& part, const std::o
     kernels_.ops().add_stored(bias->format, added, y + i * y_stride, num_rows);
 }
 
-// act(gate x) * (up x) for some rows of one expert; whoever does the last of an expert prepares it for down.
-void ExpertKernel::run_middle_task(std::int64_t task, int thread) {
+// act(gate x) * (up x) for some rows of one expert. The thread that does the last rows of an expert prepares
+// all of them for down.
+void ExpertKernel::run_act_task(std::int64_t task, int thread) {
   const auto job = std::upper_bound(jobs_.begin(), jobs_.end(), task,
-                                    [](std::int64_t t, const Job& j) { return t < j.middle_tasks_end; });
-  const std::int64_t tasks_before = job == jobs_.begin() ? 0 : std::prev(job)->middle_tasks_end;
-  const std::int64_t first = (task - tasks_before) * job->middle_task_rows;
-  const std::int64_t num_rows = std::min(job->middle_task_rows, first_.rows - first), last = first + num_rows;
-  float* out = firsts_.reserve_array<float>(0) + job->first_place * first_.rows + first;
-  float* up = seconds_.reserve_array<float>(0) + static_cast<std::size_t>(thread) * seconds_of_thread_;
-  multiply(*job, first_, first_bias_, first, last, input(first_, job->group), thread, out, first_.rows);
-  if (second_)
-    multiply(*job, *second_, second_bias_, first, last, input(*second_, job->group), thread, up, num_rows);
+                                    [](std::int64_t t, const Job& j) { return t < j.act_tasks_end; });
+  const std::int64_t tasks_before = job == jobs_.begin() ? 0 : std::prev(job)->act_tasks_end;
+  const std::int64_t first = (task - tasks_before) * job->act_task_rows;
+  const std::int64_t num_rows = std::min(job->act_task_rows, gate_.rows - first), last = first + num_rows;
+  float* out = gates_.reserve_array<float>(0) + job->first_pair * gate_.rows + first;
+  float* up = ups_.reserve_array<float>(0) + static_cast<std::size_t>(thread) * ups_of_thread_;
+  multiply(*job, gate_, gate_bias_, first, last, input(gate_, job->group), thread, out, gate_.rows);
+  if (up_) multiply(*job, *up_, up_bias_, first, last, input(*up_, job->group), thread, up, num_rows);
   for (std::int64_t i = 0; i < groups_.counts[job->group]; ++i) {
-    float* row = out + i * first_.rows;
-    kernels_.ops().activate(activation_, limit_, row, second_ ? up + i * num_rows : nullptr, row, num_rows);
+    float* row = out + i * gate_.rows;
+    kernels_.ops().activate(activation_, limit_, row, up_ ? up + i * num_rows : nullptr, row, num_rows);
   }
-  if (tasks_left_[static_cast<std::size_t>(job - jobs_.begin())].fetch_sub(1) == 1) finish_middle(*job);
+  if (tasks_left_[static_cast<std::size_t>(job - jobs_.begin())].fetch_sub(1) == 1) finish_act(*job);
 }
 
-void ExpertKernel::finish_middle(const Job& job) {
+void ExpertKernel::finish_act(const Job& job) {
   const ActivationKind kind = kernels_.activation_for(down_.format, groups_.counts[job.group]);
-  const float* values = firsts_.reserve_array<float>(0) + job.first_place * first_.rows;
-  unsigned char* out = middle(job);
+  const float* values = gates_.reserve_array<float>(0) + job.first_pair * gate_.rows;
+  unsigned char* out = act(job);
   for (std::int64_t i = 0; i < groups_.counts[job.group]; ++i) {
-    kernels_.ops().prepare(kind, values + i * first_.rows, first_.rows, out);
-    out += activation_bytes(kind, first_.rows);
+    kernels_.ops().prepare(kind, values + i * gate_.rows, gate_.rows, out);
+    out += activation_bytes(kind, gate_.rows);
   }
 }
 
@@ -252,7 +284,7 @@ void ExpertKernel::run_down_task(std::int64_t task, int thread) {
   const std::int64_t first = (task - tasks_before) * job->down_task_rows;
   const std::int64_t last = std::min(first + job->down_task_rows, down_.rows);
   float* out = outputs_.reserve_array<float>(0) + groups_.starts[job->group] * down_.rows + first;
-  multiply(*job, down_, down_bias_, first, last, middle(*job), thread, out, down_.rows);
+  multiply(*job, down_, down_bias_, first, last, act(*job), thread, out, down_.rows);
 }
 
 // Where the prepared activations of a group begin.
@@ -262,10 +294,10 @@ unsigned char* ExpertKernel::input(const ExpertPart& part, std::size_t group) {
   return shares_input_ ? all : all + as_size(groups_.starts[group]) * activation_bytes(kind, part.cols);
 }
 
-unsigned char* ExpertKernel::middle(const Job& job) {
+unsigned char* ExpertKernel::act(const Job& job) {
   const ActivationKind kind = kernels_.activation_for(down_.format, groups_.counts[job.group]);
-  auto* all = static_cast<unsigned char*>(middles_[static_cast<std::size_t>(kind)].reserve(0));
-  return all + as_size(job.first_place) * activation_bytes(kind, down_.cols);
+  auto* all = static_cast<unsigned char*>(acts_[static_cast<std::size_t>(kind)].reserve(0));
+  return all + as_size(job.first_pair) * activation_bytes(kind, down_.cols);
 }
 
 void ExpertKernel::finish(float* out) {
@@ -277,9 +309,9 @@ void ExpertKernel::finish(float* out) {
   has_begun_ = false;
   const float* outputs = outputs_.reserve_array<float>(0);
   const auto sum_token = [&](std::int64_t token, int) {
-    for (std::int64_t place = token * top_k_; place < (token + 1) * top_k_; ++place) {
-      kernels_.ops().add_scaled(outputs + groups_.position_of[as_size(place)] * hidden_size(),
-                                weights_[as_size(place)], out + token * hidden_size(), hidden_size());
+    for (std::int64_t pair = token * top_k_; pair < (token + 1) * top_k_; ++pair) {
+      kernels_.ops().add_scaled(outputs + groups_.position_of[as_size(pair)] * hidden_size(),
+                                weights_[as_size(pair)], out + token * hidden_size(), hidden_size());
     }
   };
   if (num_tokens_ * top_k_ * hidden_size() > kInlineElements) {

@@ -4,30 +4,61 @@
 #include <cstring>
 #include <limits>
 
+#include "compute/layout.h"
 #include "runs.h"
 
 namespace moeinf {
 namespace {
 
-constexpr int kQueriesScratch = 20, kSumsScratch = 21, kStatesScratch = 22, kMixturesScratch = 23,
-              kThreadScratch = 24;            // numbers that no operation called from here uses
-constexpr std::int64_t kPlacesAtOnce = 2048;  // bounds the memory of the vectors below
-constexpr std::int64_t kTokensAtOnce = 128;   // likewise, of a thread
-constexpr std::int64_t kBlockPlaces = 32;     // that attend together: rows are read once for all of them
-constexpr std::int64_t kBlockRows = 128;      // attended to at once: the second-level cache holds them
-constexpr std::size_t kLine = 64;
+constexpr std::int64_t kQueriesAtOnce = 2048;  // bounds the memory of the vectors below
+constexpr std::int64_t kTokensAtOnce = 128;    // likewise, of a thread
+constexpr std::int64_t kBlockQueries = 32;     // that attend together: rows are read once for all of them
+constexpr std::int64_t kBlockRows = 128;       // attended to at once: the second-level cache holds them
 
-std::size_t padded(std::size_t num_bytes) { return (num_bytes + kLine - 1) / kLine * kLine; }
 std::size_t float_bytes(std::int64_t count) { return static_cast<std::size_t>(count) * sizeof(float); }
 
-// Some heads of some tokens whose runs are equally long. A place is a token of a head: number `head * tokens
-// + token`, heads counted from first_head on. Each place attends to runs of rows. Where there are few places
-// each run is a task, and they are put together in the end; else one task goes from run to run. Both come to
-// the same, bit for bit.
-class Places {
+// How much there is of what a pass holds.
+struct Sizes {
+  std::int64_t queries;                    // a query is one of a token and a head
+  std::int64_t kept_sums;                  // of queries and of the runs whose sums exist side by side
+  std::size_t query_bytes, mixture_bytes;  // of one, as it is multiplied
+  std::int64_t thread_floats;              // a multiple of a cache line's
+};
+
+struct Vectors {
+  unsigned char *queries, *mixtures;
+  float* sums;           // [kept runs, queries, rank]
+  SoftmaxState* states;  // [kept runs, queries]
+  float* threads;
+};
+
+Vectors take_vectors(Workspace::Frame& memory, const LatentShape& s, const Sizes& sizes, int num_threads) {
+  const auto queries = static_cast<std::size_t>(sizes.queries);
+  Vectors v;
+  v.queries = static_cast<unsigned char*>(memory.take_bytes(queries * sizes.query_bytes));
+  v.mixtures = static_cast<unsigned char*>(memory.take_bytes(queries * sizes.mixture_bytes));
+  v.sums = memory.take<float>(sizes.kept_sums * s.rank);
+  v.states = memory.take<SoftmaxState>(sizes.kept_sums);
+  v.threads = memory.take<float>(sizes.thread_floats * num_threads);
+  return v;
+}
+
+// What a thread holds: first a head's queries in the latents' space, later scores, and where runs are folded
+// one by one a run's sums.
+std::int64_t floats_of_thread(const LatentShape& s, std::int64_t tokens, bool folds) {
+  const std::int64_t attending = kBlockQueries * (kBlockRows + (folds ? s.rank : 0));
+  return round_up(std::max(tokens * s.width(), attending), 16);
+}
+
+// Some heads of some tokens whose runs are equally long. The query of a token and a head has the number
+// `head * tokens + token`, heads counted from first_head on. Each query attends to runs of rows. Where there
+// are few queries each run is a task, and the runs are put together in the end; else one task goes from run
+// to run. Both come to the same, bit for bit.
+class HeadsOfTokens {
  public:
-  Places(Kernels& kernels, const LatentShape& shape, const Matrix& keys_values, const LatentRows& cache,
-         std::int64_t length, std::int64_t tokens, std::int64_t first_head, std::int64_t num_heads)
+  HeadsOfTokens(Kernels& kernels, const LatentShape& shape, const Matrix& keys_values,
+                const LatentRows& cache, std::int64_t length, std::int64_t tokens, std::int64_t first_head,
+                std::int64_t num_heads)
       : kernels_(kernels),
         s_(shape),
         keys_values_(keys_values),
@@ -36,24 +67,19 @@ class Places {
         tokens_(tokens),
         first_head_(first_head),
         num_heads_(num_heads),
-        num_places_(num_heads * tokens),
-        num_blocks_((num_places_ + kBlockPlaces - 1) / kBlockPlaces),
+        num_queries_(num_heads * tokens),
+        num_blocks_((num_queries_ + kBlockQueries - 1) / kBlockQueries),
         run_rows_(run_positions(length + 1)),
         num_runs_((length + tokens + run_rows_ - 1) / run_rows_),
-        kept_runs_(num_places_ * num_runs_ <= kPlacesAtOnce ? num_runs_ : 1),
+        kept_runs_(num_queries_ * num_runs_ <= kQueriesAtOnce ? num_runs_ : 1),
         query_kind_(matmul_activation(cache.format)),
         mixture_kind_(kernels.activation_for(keys_values.format, tokens)),
         query_bytes_(activation_bytes(query_kind_, shape.width())),
-        mixture_bytes_(activation_bytes(mixture_kind_, shape.rank)) {
-    const auto places = static_cast<std::size_t>(num_places_), runs = static_cast<std::size_t>(kept_runs_);
-    queries_ = scratch(kQueriesScratch, places * query_bytes_);
-    sums_ = reinterpret_cast<float*>(scratch(kSumsScratch, places * runs * float_bytes(s_.rank)));
-    states_ = reinterpret_cast<SoftmaxState*>(scratch(kStatesScratch, places * runs * sizeof(SoftmaxState)));
-    mixtures_ = scratch(kMixturesScratch, places * mixture_bytes_);
-    const std::int64_t attending = kBlockPlaces * (kBlockRows + (kept_runs_ < num_runs_ ? s_.rank : 0));
-    thread_bytes_ = padded(float_bytes(std::max(tokens * s_.width(), attending)));
-    thread_memory_ =
-        scratch(kThreadScratch, thread_bytes_ * static_cast<std::size_t>(kernels.pool().num_threads()));
+        mixture_bytes_(activation_bytes(mixture_kind_, shape.rank)),
+        memory_(kernels.workspace()) {
+    sizes_ = {num_queries_, num_queries_ * kept_runs_, query_bytes_, mixture_bytes_,
+              floats_of_thread(shape, tokens, kept_runs_ < num_runs_)};
+    v_ = take_vectors(memory_, shape, sizes_, kernels.pool().num_threads());
     kernels.reserve_thread_scratch(std::max(s_.width(), s_.rank));
   }
 
@@ -62,33 +88,28 @@ class Places {
     pool.run(num_heads_, [&](std::int64_t head, int thread) { take_in(head, queries, cos, sin, thread); });
     pool.run(num_blocks_ * kept_runs_, [&](std::int64_t task, int thread) {
       const std::int64_t block = task % num_blocks_, run = task / num_blocks_;
-      attend_run(block, run, states_of(run, block), sums_of(run, block * kBlockPlaces), thread);
+      attend_run(block, run, states_of(run, block), sums_of(run, block * kBlockQueries), thread);
       if (kept_runs_ < num_runs_) attend_further(block, thread);
     });
     pool.run(num_heads_, [&](std::int64_t head, int thread) { take_out(head, out, thread); });
   }
 
  private:
-  unsigned char* scratch(int which, std::size_t num_bytes) const {
-    return static_cast<unsigned char*>(kernels_.scratch(which, num_bytes));
-  }
-  float* of_thread(int thread) const {
-    return reinterpret_cast<float*>(thread_memory_ + thread_bytes_ * static_cast<std::size_t>(thread));
-  }
-  float* sums_of(std::int64_t run, std::int64_t place) const {
-    return sums_ + (run * num_places_ + place) * s_.rank;
+  float* of_thread(int thread) const { return v_.threads + thread * sizes_.thread_floats; }
+  float* sums_of(std::int64_t run, std::int64_t query) const {
+    return v_.sums + (run * num_queries_ + query) * s_.rank;
   }
   SoftmaxState* states_of(std::int64_t run, std::int64_t block) const {
-    return states_ + run * num_places_ + block * kBlockPlaces;
+    return v_.states + run * num_queries_ + block * kBlockQueries;
   }
-  std::int64_t places_of(std::int64_t block) const {
-    return std::min(kBlockPlaces, num_places_ - block * kBlockPlaces);
+  std::int64_t queries_of(std::int64_t block) const {
+    return std::min(kBlockQueries, num_queries_ - block * kBlockQueries);
   }
   Matrix head_matrix(std::int64_t head, std::int64_t first, std::int64_t count) const {
-    const std::int64_t row = (first_head_ + head) * (s_.plain_dim + s_.value_dim) + first;
+    const std::int64_t row = (first_head_ + head) * (s_.qk_nope_head_dim + s_.value_dim) + first;
     return {keys_values_.row(row), keys_values_.format, count, s_.rank};
   }
-  std::int64_t rows_seen(std::int64_t place) const { return length_ + place % tokens_ + 1; }
+  std::int64_t rows_seen(std::int64_t query) const { return length_ + query % tokens_ + 1; }
 
   // A head's queries into the latents' space.
   void take_in(std::int64_t head, const float* queries, const float* cos, const float* sin, int thread) {
@@ -97,90 +118,92 @@ class Places {
     const float* const from = queries + (first_head_ + head) * s_.query_dim();
     float* const inside = of_thread(thread);
     std::fill(inside, inside + tokens_ * width, 0.0f);
-    ops.weighted_sum(head_matrix(head, 0, s_.plain_dim), 0, s_.rank, from, stride, tokens_, inside, width);
+    ops.weighted_sum(head_matrix(head, 0, s_.qk_nope_head_dim), 0, s_.rank, from, stride, tokens_, inside,
+                     width);
     for (std::int64_t t = 0; t < tokens_; ++t) {
       float* const query = inside + t * width;
-      std::memcpy(query + s_.rank, from + t * stride + s_.plain_dim, float_bytes(2 * pairs));
+      std::memcpy(query + s_.rank, from + t * stride + s_.qk_nope_head_dim, float_bytes(2 * pairs));
       ops.rotate(query + s_.rank, cos + t * pairs, sin + t * pairs, pairs, s_.interleaved);
       for (std::int64_t c = 0; c < width; ++c) query[c] *= s_.scale;
       ops.prepare(query_kind_, query, width,
-                  queries_ + static_cast<std::size_t>(head * tokens_ + t) * query_bytes_);
+                  v_.queries + static_cast<std::size_t>(head * tokens_ + t) * query_bytes_);
     }
   }
 
-  // What a block of places sees of a run of rows, read once for all of them: their states, and sums [places,
-  // rank].
+  // What a block of queries sees of a run of rows, which are read once for all of them: their states, and
+  // sums [queries, rank].
   void attend_run(std::int64_t block, std::int64_t run, SoftmaxState* states, float* sums, int thread) {
-    const std::int64_t first = block * kBlockPlaces, places = places_of(block);
-    std::int64_t end = 0;  // of the rows that some place sees
-    for (std::int64_t p = 0; p < places; ++p) {
+    const std::int64_t first = block * kBlockQueries, queries = queries_of(block);
+    std::int64_t end = 0;  // of the rows that some query sees
+    for (std::int64_t p = 0; p < queries; ++p) {
       end = std::max(end, rows_seen(first + p));
       states[p] = {-std::numeric_limits<float>::infinity(), 0.0f};
     }
-    std::fill(sums, sums + places * s_.rank, 0.0f);
+    std::fill(sums, sums + queries * s_.rank, 0.0f);
     end = std::min(end, (run + 1) * run_rows_);
     for (std::int64_t start = run * run_rows_; start < end; start += kBlockRows) {
-      attend_rows(first, places, start, std::min(kBlockRows, end - start), states, sums, thread);
+      attend_rows(first, queries, start, std::min(kBlockRows, end - start), states, sums, thread);
     }
   }
 
   // The runs of a block behind its first, one after the other.
   void attend_further(std::int64_t block, int thread) {
-    SoftmaxState states[kBlockPlaces];
-    float* const sums = of_thread(thread) + kBlockPlaces * kBlockRows;
+    SoftmaxState states[kBlockQueries];
+    float* const sums = of_thread(thread) + kBlockQueries * kBlockRows;
     for (std::int64_t run = 1; run < num_runs_; ++run) {
       attend_run(block, run, states, sums, thread);
-      for (std::int64_t p = 0; p < places_of(block); ++p) {
+      for (std::int64_t p = 0; p < queries_of(block); ++p) {
         fold_run(kernels_.ops(), states[p], sums + p * s_.rank, s_.rank, states_of(0, block)[p],
-                 sums_of(0, block * kBlockPlaces + p));
+                 sums_of(0, block * kBlockQueries + p));
       }
     }
   }
 
-  void attend_rows(std::int64_t first, std::int64_t places, std::int64_t start, std::int64_t count,
+  void attend_rows(std::int64_t first, std::int64_t queries, std::int64_t start, std::int64_t count,
                    SoftmaxState* states, float* sums, int thread) {
     const Ops& ops = kernels_.ops();
     const Matrix rows = {cache_.data + static_cast<std::size_t>(start) * row_bytes(cache_.format, s_.width()),
                          cache_.format, count, s_.width()};
     float* const scores = of_thread(thread);
-    ops.matmul_rows(rows, 0, count, queries_ + static_cast<std::size_t>(first) * query_bytes_, places,
+    ops.matmul_rows(rows, 0, count, v_.queries + static_cast<std::size_t>(first) * query_bytes_, queries,
                     nullptr, scores, kBlockRows);  // nothing is expanded
-    for (std::int64_t p = 0; p < places; ++p) {
-      float* const of_place = scores + p * kBlockRows;
+    for (std::int64_t p = 0; p < queries; ++p) {
+      float* const of_query = scores + p * kBlockRows;
       const std::int64_t seen = std::clamp<std::int64_t>(rows_seen(first + p) - start, 0, count);
-      ops.online_softmax(of_place, seen, states[p], sums + p * s_.rank, s_.rank);
-      std::fill(of_place + seen, of_place + count, 0.0f);
+      ops.online_softmax(of_query, seen, states[p], sums + p * s_.rank, s_.rank);
+      std::fill(of_query + seen, of_query + count, 0.0f);
     }
-    ops.weighted_sum(rows, 0, s_.rank, scores, kBlockRows, places, sums, s_.rank);
+    ops.weighted_sum(rows, 0, s_.rank, scores, kBlockRows, queries, sums, s_.rank);
   }
 
   // A head's mixtures of latents, put together from the runs, into its values.
   void take_out(std::int64_t head, float* out, int thread) {
     const Ops& ops = kernels_.ops();
     for (std::int64_t p = head * tokens_; p < (head + 1) * tokens_; ++p) {
-      SoftmaxState& state = states_[p];
+      SoftmaxState& state = v_.states[p];
       float* const mixture = sums_of(0, p);
       for (std::int64_t run = 1; run < kept_runs_; ++run)
-        fold_run(ops, states_[run * num_places_ + p], sums_of(run, p), s_.rank, state, mixture);
+        fold_run(ops, v_.states[run * num_queries_ + p], sums_of(run, p), s_.rank, state, mixture);
       for (std::int64_t c = 0; c < s_.rank; ++c) mixture[c] /= state.total;
-      ops.prepare(mixture_kind_, mixture, s_.rank, mixtures_ + static_cast<std::size_t>(p) * mixture_bytes_);
+      ops.prepare(mixture_kind_, mixture, s_.rank,
+                  v_.mixtures + static_cast<std::size_t>(p) * mixture_bytes_);
     }
-    kernels_.multiply(head_matrix(head, s_.plain_dim, s_.value_dim), 0, s_.value_dim,
-                      mixtures_ + static_cast<std::size_t>(head * tokens_) * mixture_bytes_, tokens_, thread,
-                      out + (first_head_ + head) * s_.value_dim, s_.num_heads * s_.value_dim);
+    kernels_.multiply(head_matrix(head, s_.qk_nope_head_dim, s_.value_dim), 0, s_.value_dim,
+                      v_.mixtures + static_cast<std::size_t>(head * tokens_) * mixture_bytes_, tokens_,
+                      thread, out + (first_head_ + head) * s_.value_dim, s_.num_heads * s_.value_dim);
   }
 
   Kernels& kernels_;
   const LatentShape& s_;
   const Matrix& keys_values_;
   const LatentRows& cache_;
-  std::int64_t length_, tokens_, first_head_, num_heads_, num_places_, num_blocks_;
+  std::int64_t length_, tokens_, first_head_, num_heads_, num_queries_, num_blocks_;
   std::int64_t run_rows_, num_runs_, kept_runs_;  // kept: whose sums exist side by side
   ActivationKind query_kind_, mixture_kind_;
-  std::size_t query_bytes_, mixture_bytes_, thread_bytes_;
-  unsigned char *queries_, *mixtures_, *thread_memory_;
-  float* sums_;           // [kept runs, places, rank]
-  SoftmaxState* states_;  // [kept runs, places]
+  std::size_t query_bytes_, mixture_bytes_;
+  Sizes sizes_;
+  Workspace::Frame memory_;
+  Vectors v_;
 };
 
 }  // namespace
@@ -189,7 +212,8 @@ void store_latents(Kernels& kernels, const LatentShape& s, const LatentRows& cac
                    const float* rows, const float* cos, const float* sin, std::int64_t tokens) {
   const Ops& ops = kernels.ops();
   const std::size_t rank_bytes = row_bytes(cache.format, s.rank), bytes = row_bytes(cache.format, s.width());
-  auto* const end = static_cast<float*>(kernels.scratch(kThreadScratch, float_bytes(2 * s.rotary_pairs)));
+  Workspace::Frame memory(kernels.workspace());
+  auto* const end = memory.take<float>(2 * s.rotary_pairs);
   for (std::int64_t t = 0; t < tokens; ++t) {
     const float* const row = rows + t * s.width();
     unsigned char* const to = cache.data + static_cast<std::size_t>(length + t) * bytes;
@@ -207,13 +231,27 @@ void attend_latents(Kernels& kernels, const LatentShape& s, const Matrix& keys_v
   for (std::int64_t start = 0; start < tokens; start += count) {
     const std::int64_t same = kMostRuns * run_positions(length + start + 1) - (length + start);
     count = std::min({kTokensAtOnce, tokens - start, same});  // their runs are equally long
-    const std::int64_t heads = std::max<std::int64_t>(1, kPlacesAtOnce / count);
+    const std::int64_t heads = std::max<std::int64_t>(1, kQueriesAtOnce / count);
     for (std::int64_t head = 0; head < s.num_heads; head += heads) {
-      Places(kernels, s, keys_values, cache, length + start, count, head, std::min(heads, s.num_heads - head))
+      HeadsOfTokens(kernels, s, keys_values, cache, length + start, count, head,
+                    std::min(heads, s.num_heads - head))
           .run(queries + start * s.num_heads * s.query_dim(), cos + start * s.rotary_pairs,
                sin + start * s.rotary_pairs, out + start * s.num_heads * s.value_dim);
     }
   }
+}
+
+std::size_t latent_workspace_bytes(const LatentShape& s, const PassShape& pass) {
+  const std::int64_t tokens = std::min(pass.tokens, kTokensAtOnce);
+  const std::int64_t queries = std::min(kQueriesAtOnce, s.num_heads * tokens);
+  const std::int64_t runs = (pass.positions + kRunPositions - 1) / kRunPositions;
+  const Sizes sizes = {queries,
+                       std::min(kQueriesAtOnce, queries * std::clamp<std::int64_t>(runs, 1, kMostRuns)),
+                       activation_bytes(matmul_activation(pass.dtype), s.width()),
+                       prepared_bytes(pass, 1, s.rank), floats_of_thread(s, tokens, true)};
+  Workspace::Frame memory;
+  take_vectors(memory, s, sizes, pass.num_threads);
+  return memory.num_bytes();
 }
 
 }  // namespace moeinf

@@ -6,8 +6,6 @@
 namespace moeinf {
 namespace {
 
-constexpr int kScratch = 17;  // a number that no operation called from here uses
-
 // The k largest of softmax(logits); logits are overwritten. A NaN counts as the smallest, so ids stay
 // distinct, and makes every weight NaN: the caller sees that the choice means nothing.
 void top_softmax(float* logits, std::int64_t count, std::int64_t k, bool normalise, std::int64_t* ids,
@@ -67,12 +65,18 @@ void route(Kernels& kernels, const RouterWeights& router, const float* x, std::i
            std::int64_t* ids, float* weights) {
   const std::int64_t experts = router.gate.rows, k = router.top_k;
   rms_norm(kernels, x, router.norm, router.norm_eps, tokens, router.gate.cols, hidden);
-  auto* logits = static_cast<float*>(
-      kernels.scratch(kScratch, static_cast<std::size_t>(tokens * experts) * sizeof(float)));
+  Workspace::Frame memory(kernels.workspace());
+  auto* const logits = memory.take<float>(tokens * experts);
   kernels.linear(router.gate, hidden, tokens, logits);
   for_tokens(kernels, tokens, [&](std::int64_t t) {
     top_softmax(logits + t * experts, experts, k, router.normalise, ids + t * k, weights + t * k);
   });
+}
+
+std::size_t router_workspace_bytes(std::int64_t hidden, std::int64_t num_experts, const PassShape& pass) {
+  Workspace::Frame memory;
+  memory.take<float>(pass.tokens * num_experts);
+  return memory.num_bytes() + linear_workspace_bytes(pass, hidden);
 }
 
 }  // namespace moeinf

@@ -37,31 +37,20 @@ class NativeAttention:
     def __init__(self, weights: NativeWeights, dtype: DType, config: AttentionConfig, site: AttentionSite) -> None:
         assert config.norm != "layer" or config.qk_norm == "none", "no family has layer norms of heads"
         self._layer, self._config, self._dtype = site.layer, config, dtype
-        prefix = site.prefix
-        matrices = [weights.linear(f"{prefix}{n}_proj.weight").native for n in "qkvo"]
-        normed, biased = config.qk_norm != "none", ("qkv" if config.bias else "") + ("o" if config.output_bias else "")
-        vectors = [weights.norm_vectors(f"{prefix}{n}_norm.weight", config.norm)[0] if normed else None for n in "qk"]
-        vectors += [weights.vector(f"{prefix}{n}_proj.bias") if n in biased else None for n in "qkvo"]
-        weight, norm_bias = weights.norm_vectors(site.norm, config.norm)
         rope = config.rope
-        self._native = _native.AttentionLayer(
-            weights.kernels,
-            matrices,
-            weight,
-            vectors,
-            config.head_dim,
-            config.norm_eps,
-            config.qk_norm,
-            config.clip_qkv or 0.0,
-            config.window or 0,
+        shape = _native.AttentionShape(
+            head_dim=config.head_dim,
+            norm_eps=config.norm_eps,
+            head_norm=config.qk_norm,
+            clip=config.clip_qkv or 0.0,
+            window=config.window or 0,
             rotary_dim=0 if rope is None else rope.rotary_dim,
             interleaved=rope is not None and rope.interleaved,
             scale=config.scale,
             residual=site.residual,
             gated=config.gate,
-            norm_bias=norm_bias,
-            sinks=weights.vector(f"{prefix}sinks") if config.sinks else None,
         )
+        self._native = _native.AttentionLayer(weights.kernels, attention_tensors(weights, config, site), shape)
 
     def new_state(self, capacity: int) -> KVState:
         return KVState(self._config.num_kv_heads, self._config.head_dim, capacity, self._dtype)
@@ -70,3 +59,33 @@ class NativeAttention:
         cos, sin = places
         state: KVState = cache.states[self._layer]
         self._native.run(x, state.keys, state.values, state.format, cache.capacity, cache.length, cos, sin)
+
+
+def attention_tensors(weights: NativeWeights, config: AttentionConfig, site: AttentionSite) -> _native.AttentionTensors:
+    def matrix(name: str) -> _native.Matrix:
+        return weights.linear(f"{site.prefix}{name}_proj.weight").native
+
+    def bias(name: str, present: bool) -> Float32Array | None:
+        return weights.vector(f"{site.prefix}{name}_proj.bias") if present else None
+
+    def head_norm(name: str) -> Float32Array | None:
+        if config.qk_norm == "none":
+            return None
+        return weights.norm_vectors(f"{site.prefix}{name}_norm.weight", config.norm)[0]
+
+    weight, norm_bias = weights.norm_vectors(site.norm, config.norm)
+    return _native.AttentionTensors(
+        query=matrix("q"),
+        key=matrix("k"),
+        value=matrix("v"),
+        output=matrix("o"),
+        norm=weight,
+        norm_bias=norm_bias,
+        query_norm=head_norm("q"),
+        key_norm=head_norm("k"),
+        query_bias=bias("q", config.bias),
+        key_bias=bias("k", config.bias),
+        value_bias=bias("v", config.bias),
+        output_bias=bias("o", config.output_bias),
+        sinks=weights.vector(f"{site.prefix}sinks") if config.sinks else None,
+    )

@@ -38,7 +38,14 @@ class NativeLatentCore:
         self._num_values = heads.num_heads * value_dim
         matrix = _native.Matrix(keys_values.data, keys_values.format, rows, rank)
         self._native = _native.LatentLayer(
-            kernels, matrix, heads.num_heads, nope_dim, value_dim, rope.rotary_dim, rope.interleaved, heads.scale
+            kernels,
+            matrix,
+            num_heads=heads.num_heads,
+            qk_nope_head_dim=nope_dim,
+            value_dim=value_dim,
+            rotary_dim=rope.rotary_dim,
+            interleaved=rope.interleaved,
+            scale=heads.scale,
         )
 
     def new_state(self, capacity: int) -> LatentState:

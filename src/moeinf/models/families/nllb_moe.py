@@ -312,7 +312,7 @@ class Family(EncoderDecoderFamily):
     @property
     def workspace(self) -> Workspace:
         c = self._config
-        attention = Workspace(attention=8 * c.hidden_size, source=c.encoder.heads.num_heads)
+        attention = Workspace(8 * c.hidden_size, 8 * c.hidden_size, source=c.encoder.heads.num_heads)
         return attention | block_workspace(self._routers() | self._feed_forward())
 
     def info(self, dtype: DType) -> ModelInfo:

@@ -295,7 +295,8 @@ class Family(EncoderDecoderFamily):
 
     @property
     def workspace(self) -> Workspace:
-        attention = Workspace(attention=8 * self._config.hidden_size, source=self._config.heads.num_heads)
+        size = 8 * self._config.hidden_size
+        attention = Workspace(size, size, source=self._config.heads.num_heads)
         return attention | block_workspace(self._routers() | self._feed_forward())
 
     def info(self, dtype: DType) -> ModelInfo:

@@ -7,11 +7,9 @@ from typing import Literal
 
 from moeinf.errors import CheckpointError
 from moeinf.models.layers.rope import Rope
-from moeinf.types import Workspace
+from moeinf.types import AttentionSizes, Workspace
 
 MAX_HEAD_DIM = 576  # what the native attention has room for
-QUERIES_AT_ONCE = 128  # whose scores a thread holds (kernels/attend_many.cc)
-RUNS_AT_ONCE = 8 * 16  # of the positions that up to 8 tokens attend to one by one (kernels/attend_few.cc, runs.h)
 
 Shapes = dict[str, tuple[int, ...]]
 MLP_NAMES = ("gate_proj", "up_proj", "down_proj")  # what most families call the matrices of a gated MLP
@@ -121,16 +119,13 @@ def attention_shapes(config: AttentionConfig, prefix: str) -> Shapes:
 
 
 def attention_workspace(config: AttentionConfig) -> Workspace:
-    """What Layers.attention holds while it computes: input and output, queries and their mixture, gates, keys and
-    values; and of the few tokens that attend to runs of positions one by one, what the runs come to."""
+    """What Layers.attention declares: on a GPU input, output, queries and their mixture, gates, keys and values."""
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    group = config.num_heads // config.num_kv_heads
-    return Workspace(
-        attention=2 * config.hidden_size + queries * (4 if config.gate else 2) + 2 * keys,
-        values=keys,
-        scores=max(QUERIES_AT_ONCE, group),
-        fixed=RUNS_AT_ONCE * (queries + 2 * config.num_heads),
+    sizes = AttentionSizes(
+        config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim, config.window or 0, config.gate
     )
+    attention = 2 * config.hidden_size + queries * (4 if config.gate else 2) + 2 * keys
+    return Workspace(attention=attention, layers=frozenset([sizes]))
 
 
 def mlp_shapes(hidden: int, intermediate: int, prefix: str, names: tuple[str, str, str] = MLP_NAMES) -> Shapes:

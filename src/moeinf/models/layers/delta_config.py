@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from moeinf.errors import CheckpointError
 from moeinf.models.fields import Fields
 from moeinf.models.layers.attention_config import Shapes
-from moeinf.types import Workspace
+from moeinf.types import DeltaSizes, Workspace
 
 SLICE = 128  # tokens that are projected at once: there are many channels, and room for few activations
 
@@ -66,7 +66,8 @@ class DeltaConfig:
 
 def delta_workspace(c: DeltaConfig) -> Workspace:
     """What DeltaNet holds: input, output, projections, the convolution and what is made of it."""
-    return Workspace(fixed=SLICE * (2 * c.hidden_size + 4 * c.channels + 5 * c.values))
+    sizes = DeltaSizes(c.hidden_size, c.num_key_heads, c.num_value_heads, c.key_dim, c.value_dim)
+    return Workspace(fixed=SLICE * (2 * c.hidden_size + 4 * c.channels + 5 * c.values), layers=frozenset([sizes]))
 
 
 def delta_shapes(c: DeltaConfig, prefix: str) -> Shapes:

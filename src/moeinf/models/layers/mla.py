@@ -16,12 +16,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from moeinf.models.fields import Fields
-from moeinf.models.layers.attention_config import LatentHeads, NormConfig, Shapes, attention_workspace
+from moeinf.models.layers.attention_config import LatentHeads, NormConfig, Shapes
 from moeinf.models.layers.decoder import DecoderConfig, parse_decoder
 from moeinf.models.layers.kv_cache import Cache, LayerState
 from moeinf.models.layers.protocol import Layers, Places
 from moeinf.models.layers.rope import mscale, rope_fields, rope_of
-from moeinf.types import Hidden, TensorPlan, Workspace
+from moeinf.types import Hidden, LatentSizes, TensorPlan, Workspace
 
 LATENT_EPS = 1e-6  # of the norms of latents: the published code leaves them at their default, whatever rms_norm_eps is
 INSIDE = 4 << 20  # numbers in the latents' space, and scores, that exist at once
@@ -90,16 +90,13 @@ def latent_shapes(decoder: DecoderConfig, c: LatentConfig) -> Shapes:
 
 
 def latent_workspace(decoder: DecoderConfig, c: LatentConfig) -> Workspace:
-    """Input and output, rows, queries and mixtures of a pass; what is taken into the latents' space is bounded.
-
-    But for the scores of a single token, which all heads' are.
-    """
+    """Input and output, rows, queries and mixtures of a pass; what is taken into the latents' space is bounded."""
     row, head = c.rank + c.rotary_dim, c.qk_nope_head_dim + c.rotary_dim + 2 * c.value_dim
-    common = attention_workspace(decoder.attention)
     return Workspace(
         token=2 * decoder.attention.hidden_size + 3 * row + c.num_heads * head,
-        values=2 * c.num_heads,
-        fixed=max(INSIDE, common.fixed),
+        fixed=INSIDE,
+        inputs=max(c.query_rank or 0, c.num_heads * c.value_dim),
+        layers=frozenset([LatentSizes(c.num_heads, c.rank, c.qk_nope_head_dim, c.value_dim, c.rotary_dim)]),
     )
 
 

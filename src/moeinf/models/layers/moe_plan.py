@@ -88,7 +88,8 @@ def block_workspace(shapes: Shapes) -> Workspace:
         if len(shape) == 2:
             module = name.rsplit(".", 2)[0]
             rows[module] = rows.get(module, 0) + shape[0]
-    return Workspace(token=3 * max(rows.values(), default=0))
+    widest = max((shape[1] for shape in shapes.values() if len(shape) == 2), default=0)
+    return Workspace(token=3 * max(rows.values(), default=0), inputs=widest)
 
 
 @dataclass(frozen=True, slots=True)

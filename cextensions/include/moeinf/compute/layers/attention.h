@@ -1,6 +1,7 @@
 // One layer of self-attention, norm included, for any number of tokens.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "moeinf/compute/kernels.h"
@@ -43,5 +44,7 @@ struct KVView {
 // where their keys and values are stored. cos, sin: [num_tokens, rotary_pairs].
 void attend(Kernels& kernels, const AttentionShape& shape, const AttentionWeights& weights, const KVView& kv,
             std::int64_t length, const float* cos, const float* sin, float* x, std::int64_t num_tokens);
+// What attend takes of the workspace at most.
+std::size_t attention_workspace_bytes(const AttentionShape& shape, const PassShape& pass);
 
 }  // namespace moeinf

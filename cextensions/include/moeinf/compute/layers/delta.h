@@ -1,6 +1,7 @@
 // One layer of gated DeltaNet (arXiv 2412.06464), norm included, for any number of tokens.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -44,5 +45,7 @@ struct DeltaStates {
 // x [num_tokens, hidden] += delta_net(norm(x)). The result is the same for every number of threads.
 void delta_net(Kernels& kernels, const DeltaShape& shape, const DeltaWeights& weights,
                const DeltaStates& states, float* x, std::int64_t num_tokens);
+// What delta_net takes of the workspace at most.
+std::size_t delta_workspace_bytes(const DeltaShape& shape, const PassShape& pass);
 
 }  // namespace moeinf

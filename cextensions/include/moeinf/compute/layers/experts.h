@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "moeinf/compute/kernels.h"
-#include "moeinf/compute/layers/place_groups.h"
+#include "moeinf/compute/layers/expert_groups.h"
 
 namespace moeinf {
 
@@ -31,10 +31,6 @@ struct ExpertParts {
 // of times as blocks arrive, finish; what comes out depends on neither the number nor the order of the
 // compute calls. A step as large as one before allocates nothing. Used by one thread at a time; not while
 // another uses the same kernels.
-//
-// Memory kept for a step of p = num_tokens * top_k places: p * hidden floats and as many prepared activations
-// (two bytes or less each, four for f32 and f16 weights); the same of intermediate size for 512 places, or
-// for those of one expert where they are more.
 class ExpertKernel {
  public:
   // limit: of Activation::kSwigluClamped, which needs a gate. Throws std::invalid_argument for shapes that do
@@ -42,13 +38,13 @@ class ExpertKernel {
   ExpertKernel(Kernels& kernels, const unsigned char* memory, std::size_t num_bytes, const ExpertParts& parts,
                Activation activation = Activation::kSilu, float limit = 0);
 
-  std::int64_t hidden_size() const { return first_.cols; }
+  std::int64_t hidden_size() const { return gate_.cols; }
   std::int64_t num_tokens() const { return num_tokens_; }  // of the last begin
   bool has_begun() const { return has_begun_; }            // and was not finished
 
   // hidden [num_tokens, hidden_size]; ids and weights [num_tokens, top_k]. Nothing of them is needed after
   // the call. What an earlier begin left is forgotten. Throws std::invalid_argument for an id that is
-  // negative or beyond PlaceGroups::kMaxExperts.
+  // negative or beyond ExpertGroups::kMaxExperts.
   void begin(const float* hidden, std::int64_t num_tokens, const std::int64_t* ids, const float* weights,
              std::int64_t top_k);
   // The experts that the tokens of begin were routed to, ascending, and how many tokens each got.
@@ -66,56 +62,59 @@ class ExpertKernel {
   void finish(float* out);
 
   std::size_t scratch_bytes() const;  // as Kernels::scratch_bytes, of what is not the kernels'
+  // What such a kernel keeps at most, once passes of every length up to this one have gone through.
+  static std::size_t workspace_bytes(const ExpertParts& parts, std::int64_t top_k, const PassShape& pass);
 
  private:
-  struct Job {                 // an expert of one compute call
-    std::size_t group;         // index in experts()
-    std::int64_t first_place;  // of its intermediates among those of the jobs that run together
-    std::int64_t offset;       // of its block
-    std::int64_t middle_task_rows, middle_tasks_end, down_task_rows, down_tasks_end;
+  struct Job {                // an expert of one compute call
+    std::size_t group;        // index in experts()
+    std::int64_t first_pair;  // of its intermediates among those of the jobs that run together
+    std::int64_t offset;      // of its block
+    std::int64_t act_task_rows, act_tasks_end, down_task_rows, down_tasks_end;
   };
 
   void reserve();
   void prepare_inputs(const float* hidden);
   void check_job(std::int64_t expert, std::int64_t offset);
   void collect_jobs(const std::int64_t* experts, const std::int64_t* offsets, std::size_t count);
-  void append_job(std::size_t group, std::int64_t offset, std::int64_t first_place, std::size_t num_jobs);
-  std::int64_t middle_task_rows(std::int64_t count, std::size_t num_jobs) const;
+  void append_job(std::size_t group, std::int64_t offset, std::int64_t first_pair, std::size_t num_jobs);
+  std::int64_t act_task_rows(std::int64_t count, std::size_t num_jobs) const;
   Matrix part_of(const Job& job, const ExpertPart& part) const;
   void multiply(const Job& job, const ExpertPart& part, const std::optional<ExpertPart>& bias,
                 std::int64_t first, std::int64_t last, const void* x, int thread, float* y,
                 std::int64_t y_stride);
-  void run_middle_task(std::int64_t task, int thread);
-  void finish_middle(const Job& job);
+  void run_act_task(std::int64_t task, int thread);
+  void finish_act(const Job& job);
   void run_down_task(std::int64_t task, int thread);
   unsigned char* input(const ExpertPart& part, std::size_t group);
-  unsigned char* middle(const Job& job);
+  unsigned char* act(const Job& job);
 
   Kernels& kernels_;
   const unsigned char* memory_;
   std::size_t num_bytes_;
-  ExpertPart first_;                  // its product is activated: gate, or up where there is none
-  std::optional<ExpertPart> second_;  // up, where there is a gate
+  ExpertPart gate_;               // whose product is activated: up itself, where experts have no gate
+  std::optional<ExpertPart> up_;  // none where experts have no gate
   ExpertPart down_;
-  std::optional<ExpertPart> first_bias_, second_bias_, down_bias_;
+  std::optional<ExpertPart> gate_bias_, up_bias_, down_bias_;
   Activation activation_;
   float limit_;
   std::size_t block_bytes_ = 0;
 
   std::int64_t num_tokens_ = 0, top_k_ = 0;
   std::vector<float> weights_;  // [num_tokens, top_k]
-  PlaceGroups groups_;
+  ExpertGroups groups_;
   bool shares_input_ = false;      // a single token needs its activation but once
   std::vector<char> is_computed_;  // by group
   std::size_t num_computed_ = 0;
   bool has_begun_ = false;
 
   std::vector<Job> jobs_;
-  std::vector<std::atomic<std::int64_t>> tasks_left_;  // of the middle of each job
-  // Prepared activations, by ActivationKind; inputs in the order of groups_.sorted.
-  std::array<Buffer, 3> inputs_, middles_;
-  Buffer firsts_, seconds_, outputs_;  // floats; seconds_ is scratch of each thread
-  std::size_t seconds_of_thread_ = 0;
+  std::vector<std::atomic<std::int64_t>> tasks_left_;  // of each job, until its activations are complete
+  // What the first matrices and the last are multiplied with, by ActivationKind; inputs in the order of
+  // groups_.sorted.
+  std::array<Buffer, 3> inputs_, acts_;
+  Buffer gates_, ups_, outputs_;  // products of the three matrices, floats; those of up exist in each thread
+  std::size_t ups_of_thread_ = 0;
 };
 
 }  // namespace moeinf

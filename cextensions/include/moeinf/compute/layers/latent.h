@@ -1,8 +1,9 @@
-// The core of multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1): heads that attend to
-// one row a token, made of a latent, which is every head's value and part of its key, and a turned key that
-// they share.
+// The core of multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1). Each token has one
+// row, to which all heads attend: a latent, which is every head's value and part of its key, and a rotated
+// key that the heads share.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "moeinf/compute/kernels.h"
@@ -10,13 +11,14 @@
 namespace moeinf {
 
 struct LatentShape {
-  std::int64_t num_heads, rank;       // rank: of a latent
-  std::int64_t plain_dim, value_dim;  // of a head's query without positions, and of what it gives
-  std::int64_t rotary_pairs;          // > 0; of a head's query, and of the key that all heads share
-  bool interleaved;                   // pairs are (2 i, 2 i + 1), not (i, i + rotary_pairs)
-  float scale;                        // of the scores
+  std::int64_t num_heads, rank;   // rank: of a latent
+  std::int64_t qk_nope_head_dim;  // of the part of a head's query that is not rotated
+  std::int64_t value_dim;         // of what a head gives
+  std::int64_t rotary_pairs;      // > 0; of a head's query, and of the key that all heads share
+  bool interleaved;               // pairs are (2 i, 2 i + 1), not (i, i + rotary_pairs)
+  float scale;                    // of the scores
 
-  std::int64_t query_dim() const { return plain_dim + 2 * rotary_pairs; }
+  std::int64_t query_dim() const { return qk_nope_head_dim + 2 * rotary_pairs; }
   std::int64_t width() const { return rank + 2 * rotary_pairs; }  // of a row
 };
 
@@ -26,20 +28,19 @@ struct LatentRows {
   Format format;
 };
 
-// Writes rows [tokens, width], their ends turned, at positions length.. of the cache. cos, sin: [tokens,
+// Writes rows [tokens, width], their ends rotated, at positions length.. of the cache. cos, sin: [tokens,
 // rotary_pairs].
 void store_latents(Kernels& kernels, const LatentShape& shape, const LatentRows& cache, std::int64_t length,
                    const float* rows, const float* cos, const float* sin, std::int64_t tokens);
 
-// queries [tokens, num_heads, query_dim], not turned yet, of tokens at positions length.., whose rows are
-// stored, to out [tokens, num_heads, value_dim]. keys_values [num_heads * (plain_dim + value_dim), rank]
-// (f32, f16 or bf16): for each head W_UK and then W_UV, which make keys and values out of latents. What a
-// token gives depends neither on the number of threads nor on the tokens that go through with it.
-//
-// Memory kept: less than 3 * width floats for each of at most 2048 places (a place is a token of a head), and
-// 160 * width floats for each thread.
+// queries [tokens, num_heads, query_dim], not rotated yet, of tokens at positions length.., whose rows are
+// stored, to out [tokens, num_heads, value_dim]. keys_values [num_heads * (qk_nope_head_dim + value_dim),
+// rank] (f32, f16 or bf16): for each head W_UK and then W_UV, which make keys and values out of latents. What
+// a token gives depends neither on the number of threads nor on the tokens that go through with it.
 void attend_latents(Kernels& kernels, const LatentShape& shape, const Matrix& keys_values,
                     const LatentRows& cache, std::int64_t length, const float* queries, const float* cos,
                     const float* sin, float* out, std::int64_t tokens);
+// What attend_latents takes of the workspace at most.
+std::size_t latent_workspace_bytes(const LatentShape& shape, const PassShape& pass);
 
 }  // namespace moeinf

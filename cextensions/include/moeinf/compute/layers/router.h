@@ -19,6 +19,7 @@ struct RouterWeights {
 // gate^T), largest first, of equals the lower id.
 void route(Kernels& kernels, const RouterWeights& router, const float* x, std::int64_t num_tokens,
            float* hidden, std::int64_t* ids, float* weights);
+std::size_t router_workspace_bytes(std::int64_t hidden, std::int64_t num_experts, const PassShape& pass);
 
 // out [num_tokens, count] = x / rms(x) * weight. out may be x.
 void rms_norm(Kernels& kernels, const float* x, const float* weight, float eps, std::int64_t num_tokens,

@@ -1,4 +1,4 @@
-#include "moeinf/compute/layers/place_groups.h"
+#include "moeinf/compute/layers/expert_groups.h"
 
 #include <algorithm>
 #include <stdexcept>
@@ -7,42 +7,42 @@
 namespace moeinf {
 
 // A counting sort.
-void PlaceGroups::sort(const std::int64_t* ids, std::int64_t num_places) {
+void ExpertGroups::sort(const std::int64_t* ids, std::int64_t num_pairs) {
   experts.clear();
   counts.clear();
   starts.clear();
-  count_ids(ids, num_places);
+  count_ids(ids, num_pairs);
   make_groups();
-  sorted.resize(static_cast<std::size_t>(num_places));
-  position_of.resize(static_cast<std::size_t>(num_places));
-  for (std::int64_t place = 0; place < num_places; ++place) {
-    const std::int64_t group = by_id_[static_cast<std::size_t>(ids[place])];
+  sorted.resize(static_cast<std::size_t>(num_pairs));
+  position_of.resize(static_cast<std::size_t>(num_pairs));
+  for (std::int64_t pair = 0; pair < num_pairs; ++pair) {
+    const std::int64_t group = by_id_[static_cast<std::size_t>(ids[pair])];
     const std::int64_t position = starts[static_cast<std::size_t>(group)]++;
-    sorted[static_cast<std::size_t>(position)] = place;
-    position_of[static_cast<std::size_t>(place)] = position;
+    sorted[static_cast<std::size_t>(position)] = pair;
+    position_of[static_cast<std::size_t>(pair)] = position;
   }
   for (std::size_t group = 0; group < size(); ++group) starts[group] -= counts[group];
 }
 
-std::int64_t PlaceGroups::find(std::int64_t expert) const {
+std::int64_t ExpertGroups::find(std::int64_t expert) const {
   const bool is_inside = expert >= 0 && static_cast<std::size_t>(expert) < by_id_.size();
   return is_inside ? by_id_[static_cast<std::size_t>(expert)] : -1;
 }
 
-void PlaceGroups::count_ids(const std::int64_t* ids, std::int64_t num_places) {
+void ExpertGroups::count_ids(const std::int64_t* ids, std::int64_t num_pairs) {
   std::fill(by_id_.begin(), by_id_.end(), 0);
-  for (std::int64_t place = 0; place < num_places; ++place) {
-    if (ids[place] < 0 || ids[place] >= kMaxExperts) {
+  for (std::int64_t pair = 0; pair < num_pairs; ++pair) {
+    if (ids[pair] < 0 || ids[pair] >= kMaxExperts) {
       by_id_.clear();
-      throw std::invalid_argument("a routing names expert " + std::to_string(ids[place]));
+      throw std::invalid_argument("a routing names expert " + std::to_string(ids[pair]));
     }
-    const auto id = static_cast<std::size_t>(ids[place]);
+    const auto id = static_cast<std::size_t>(ids[pair]);
     if (id >= by_id_.size()) by_id_.resize(id + 1);
     ++by_id_[id];
   }
 }
 
-void PlaceGroups::make_groups() {
+void ExpertGroups::make_groups() {
   std::int64_t start = 0;
   for (std::size_t id = 0; id < by_id_.size(); ++id) {
     const std::int64_t count = by_id_[id];

@@ -1,0 +1,213 @@
+// Self-attention for Python. The GIL is released while anything is computed.
+#include "moeinf/compute/layers/attention.h"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+
+#include <cmath>
+#include <new>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "arrays.h"
+#include "bindings.h"
+#include "matrix.h"
+#include "pass.h"
+
+namespace nb = nanobind;
+
+namespace {
+
+using moeinf::AttentionShape;
+using moeinf::BoundMatrix;
+using moeinf::Bytes;
+using moeinf::ConstRows;
+using moeinf::HeadNorm;
+using moeinf::Kernels;
+using moeinf::Matrix;
+using moeinf::require;
+using moeinf::Rows;
+using moeinf::Vector;
+using OptionalVector = std::optional<Vector>;
+
+// Everything that a layer has in memory, by name; it keeps the arrays alive.
+struct AttentionTensors {
+  nb::object query, key, value, output;  // BoundMatrix
+  Vector norm;
+  OptionalVector norm_bias, query_norm, key_norm, query_bias, key_bias, value_bias, output_bias, sinks;
+};
+
+Matrix view(const nb::object& matrix) { return nb::cast<const BoundMatrix&>(matrix).view(); }
+
+// None where the model has no such tensor.
+const float* data_of(const OptionalVector& found, std::int64_t length) {
+  if (!found) return nullptr;
+  require(static_cast<std::int64_t>(found->shape(0)) == length, "a norm or bias has the wrong length");
+  return found->data();
+}
+
+HeadNorm head_norm_named(const std::string& name) {
+  if (name == "none") return HeadNorm::kNone;
+  if (name == "head") return HeadNorm::kEach;
+  if (name == "full") return HeadNorm::kAll;
+  throw std::invalid_argument("head norm is '" + name + "'; it is 'none', 'head' or 'full'");
+}
+
+// All but the numbers of heads and the hidden size, which follow from the matrices.
+AttentionShape shape_of(std::int64_t head_dim, double norm_eps, const std::string& head_norm, double clip,
+                        std::int64_t window, std::optional<std::int64_t> rotary_dim, bool interleaved,
+                        std::optional<double> scale, double residual, bool gated) {
+  require(head_dim > 0 && head_dim <= moeinf::kMaxHeadDim && head_dim % 2 == 0,
+          "head_dim is odd or too large");
+  AttentionShape shape{};
+  shape.head_dim = head_dim;
+  shape.norm_eps = static_cast<float>(norm_eps);
+  shape.head_norm = head_norm_named(head_norm);
+  shape.clip = static_cast<float>(clip);
+  shape.window = window;
+  shape.rotary_pairs = rotary_dim.value_or(head_dim) / 2;
+  shape.interleaved = interleaved;
+  shape.scale = static_cast<float>(scale.value_or(1 / std::sqrt(static_cast<double>(head_dim))));
+  shape.residual = static_cast<float>(residual);
+  shape.gated = gated;
+  require(2 * shape.rotary_pairs == rotary_dim.value_or(head_dim) && shape.rotary_pairs >= 0 &&
+              2 * shape.rotary_pairs <= head_dim,
+          "rotary_dim is odd, negative or beyond head_dim");
+  require(shape.scale > 0, "the scale of the scores is not positive");
+  return shape;
+}
+
+class AttentionLayer {
+ public:
+  AttentionLayer(nb::object kernels, AttentionTensors tensors, const AttentionShape& shape)
+      : kernels_object_(kernels),
+        tensors_(std::move(tensors)),
+        kernels_(nb::cast<Kernels*>(kernels)),
+        shape_(shape) {
+    const AttentionTensors& t = tensors_;
+    const Matrix q = view(t.query), k = view(t.key), v = view(t.value), o = view(t.output);
+    const std::int64_t head_dim = shape_.head_dim, rows_of_query = shape_.gated ? 2 : 1;
+    shape_.hidden = q.cols;
+    shape_.num_heads = q.rows / head_dim / rows_of_query;
+    shape_.num_kv_heads = k.rows / head_dim;
+    require(shape_.num_kv_heads > 0 && shape_.num_heads % shape_.num_kv_heads == 0,
+            "heads cannot share keys");
+    const std::int64_t queries = shape_.num_heads * head_dim, keys = k.rows;
+    require(q.rows == queries * rows_of_query && k.cols == q.cols && v.cols == q.cols && v.rows == keys &&
+                keys % head_dim == 0 && o.cols == queries && o.rows == q.cols &&
+                static_cast<std::int64_t>(t.norm.shape(0)) == q.cols,
+            "the matrices of attention do not fit together");
+    const bool full = shape_.head_norm == HeadNorm::kAll;
+    weights_.q = q;
+    weights_.k = k;
+    weights_.v = v;
+    weights_.o = o;
+    weights_.norm = t.norm.data();
+    weights_.norm_bias = data_of(t.norm_bias, shape_.hidden);
+    weights_.q_norm = data_of(t.query_norm, full ? queries : head_dim);
+    weights_.k_norm = data_of(t.key_norm, full ? keys : head_dim);
+    weights_.q_bias = data_of(t.query_bias, q.rows);
+    weights_.k_bias = data_of(t.key_bias, keys);
+    weights_.v_bias = data_of(t.value_bias, keys);
+    weights_.o_bias = data_of(t.output_bias, shape_.hidden);
+    weights_.sinks = data_of(t.sinks, shape_.num_heads);
+    const bool normed = shape_.head_norm != HeadNorm::kNone;
+    require((weights_.q_norm != nullptr) == normed && (weights_.k_norm != nullptr) == normed,
+            "head norms are missing");
+  }
+
+  void run(Rows x, Bytes keys, Bytes values, const std::string& format, std::int64_t capacity,
+           std::int64_t length, ConstRows cos, ConstRows sin) {
+    const auto tokens = static_cast<std::int64_t>(x.shape(0));
+    const moeinf::Format kind = moeinf::format_named(format);
+    require(moeinf::block_weights(kind) == 1, "keys and values are f32, f16 or bf16");
+    const std::size_t needed = moeinf::row_bytes(kind, shape_.num_kv_heads * capacity * shape_.head_dim);
+    require(tokens >= 1, "there are no tokens");
+    require(static_cast<std::int64_t>(x.shape(1)) == shape_.hidden,
+            "x is of another width than the matrices");
+    require(
+        length >= 0 && length + tokens <= capacity && keys.shape(0) >= needed && values.shape(0) >= needed,
+        "the cache is too small");
+    const auto pairs = static_cast<std::size_t>(shape_.rotary_pairs);
+    require(pairs == 0 || (cos.shape(0) == x.shape(0) && sin.shape(0) == x.shape(0) &&
+                           cos.shape(1) == pairs && sin.shape(1) == pairs),
+            "cos and sin are [tokens, rotary_dim / 2]");
+    const nb::gil_scoped_release released;
+    moeinf::attend(*kernels_, shape_, weights_, {keys.data(), values.data(), kind, capacity}, length,
+                   cos.data(), sin.data(), x.data(), tokens);
+  }
+
+  // sizes: an object with the attributes of moeinf.types.AttentionSizes.
+  static std::size_t workspace_bytes(nb::handle sizes, nb::handle pass) {
+    AttentionShape shape{};
+    shape.hidden = moeinf::number_of(sizes, "hidden_size");
+    shape.num_heads = moeinf::number_of(sizes, "num_heads");
+    shape.num_kv_heads = moeinf::number_of(sizes, "num_kv_heads");
+    shape.head_dim = moeinf::number_of(sizes, "head_dim");
+    shape.window = moeinf::number_of(sizes, "window");
+    shape.gated = nb::cast<bool>(sizes.attr("gated"));
+    return moeinf::attention_workspace_bytes(shape, moeinf::pass_of(pass));
+  }
+
+ private:
+  nb::object kernels_object_;
+  AttentionTensors tensors_;
+  Kernels* kernels_;
+  AttentionShape shape_;
+  moeinf::AttentionWeights weights_{};
+};
+
+void bind_tensors(nb::module_& m) {
+  nb::class_<AttentionTensors>(m, "AttentionTensors", "The matrices and vectors of a layer of attention.")
+      .def(
+          "__init__",
+          [](AttentionTensors* self, nb::object query, nb::object key, nb::object value, nb::object output,
+             Vector norm, OptionalVector norm_bias, OptionalVector query_norm, OptionalVector key_norm,
+             OptionalVector query_bias, OptionalVector key_bias, OptionalVector value_bias,
+             OptionalVector output_bias, OptionalVector sinks) {
+            new (self) AttentionTensors{query,      key,         value,    output,     norm,
+                                        norm_bias,  query_norm,  key_norm, query_bias, key_bias,
+                                        value_bias, output_bias, sinks};
+          },
+          nb::kw_only(), nb::arg("query"), nb::arg("key"), nb::arg("value"), nb::arg("output"),
+          nb::arg("norm").noconvert(), nb::arg("norm_bias").noconvert() = nb::none(),
+          nb::arg("query_norm").noconvert() = nb::none(), nb::arg("key_norm").noconvert() = nb::none(),
+          nb::arg("query_bias").noconvert() = nb::none(), nb::arg("key_bias").noconvert() = nb::none(),
+          nb::arg("value_bias").noconvert() = nb::none(), nb::arg("output_bias").noconvert() = nb::none(),
+          nb::arg("sinks").noconvert() = nb::none());
+}
+
+void bind_shape(nb::module_& m) {
+  nb::class_<AttentionShape>(m, "AttentionShape", "What attention computes, beside its tensors.")
+      .def(
+          "__init__",
+          [](AttentionShape* self, std::int64_t head_dim, double norm_eps, const std::string& head_norm,
+             double clip, std::int64_t window, std::optional<std::int64_t> rotary_dim, bool interleaved,
+             std::optional<double> scale, double residual, bool gated) {
+            new (self) AttentionShape(shape_of(head_dim, norm_eps, head_norm, clip, window, rotary_dim,
+                                               interleaved, scale, residual, gated));
+          },
+          nb::kw_only(), nb::arg("head_dim"), nb::arg("norm_eps"), nb::arg("head_norm") = "none",
+          nb::arg("clip") = 0.0, nb::arg("window") = 0, nb::arg("rotary_dim") = nb::none(),
+          nb::arg("interleaved") = false, nb::arg("scale") = nb::none(), nb::arg("residual") = 1.0,
+          nb::arg("gated") = false);
+}
+
+}  // namespace
+
+void moeinf::bind_attention(nb::module_& m) {
+  bind_tensors(m);
+  bind_shape(m);
+  nb::class_<AttentionLayer>(m, "AttentionLayer", "Self-attention of one layer, norm included.")
+      .def(nb::init<nb::object, AttentionTensors, const AttentionShape&>(), nb::arg("kernels"),
+           nb::arg("tensors"), nb::arg("shape"))
+      .def("run", &AttentionLayer::run, nb::arg("x").noconvert(), nb::arg("keys").noconvert(),
+           nb::arg("values").noconvert(), nb::arg("format"), nb::arg("capacity"), nb::arg("length"),
+           nb::arg("cos").noconvert(), nb::arg("sin").noconvert(),
+           "x [tokens, hidden] += residual * attention(norm(x)); stores the tokens' keys and values.")
+      .def_static("workspace_bytes", &AttentionLayer::workspace_bytes, nb::arg("sizes"), nb::arg("shape"));
+}

@@ -1,0 +1,93 @@
+// The router of a MoE layer, and norms, for Python. The GIL is released while anything is computed.
+#include "moeinf/compute/layers/router.h"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include "arrays.h"
+#include "bindings.h"
+#include "matrix.h"
+#include "pass.h"
+
+namespace nb = nanobind;
+
+namespace {
+
+using moeinf::BoundMatrix;
+using moeinf::ConstRows;
+using moeinf::Kernels;
+using moeinf::require;
+using moeinf::Rows;
+using moeinf::Vector;
+using Ids = nb::ndarray<std::int64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+class RouterLayer {
+ public:
+  RouterLayer(nb::object kernels, nb::object gate, Vector norm, double norm_eps, std::int64_t top_k,
+              bool normalise)
+      : kernels_object_(kernels), gate_(gate), norm_(norm), kernels_(nb::cast<Kernels*>(kernels)) {
+    const moeinf::Matrix matrix = nb::cast<const BoundMatrix&>(gate).view();
+    require(static_cast<std::int64_t>(norm.shape(0)) == matrix.cols,
+            "the norm is of another width than the router");
+    require(top_k >= 1 && top_k <= matrix.rows, "top_k is beyond the number of experts");
+    router_ = {norm.data(), static_cast<float>(norm_eps), matrix, top_k, normalise};
+  }
+
+  void run(ConstRows x, Rows hidden, Ids ids, Rows weights) {
+    const std::size_t tokens = x.shape(0), k = static_cast<std::size_t>(router_.top_k);
+    require(static_cast<std::int64_t>(x.shape(1)) == router_.gate.cols && hidden.shape(0) == tokens &&
+                hidden.shape(1) == x.shape(1) && ids.shape(0) == tokens && ids.shape(1) == k &&
+                weights.shape(0) == tokens && weights.shape(1) == k,
+            "the router's arrays are [tokens, hidden] and [tokens, top_k]");
+    const nb::gil_scoped_release released;
+    moeinf::route(*kernels_, router_, x.data(), static_cast<std::int64_t>(tokens), hidden.data(), ids.data(),
+                  weights.data());
+  }
+
+  static std::size_t workspace_bytes(std::int64_t hidden, std::int64_t num_experts, nb::handle pass) {
+    return moeinf::router_workspace_bytes(hidden, num_experts, moeinf::pass_of(pass));
+  }
+
+ private:
+  nb::object kernels_object_, gate_;
+  Vector norm_;
+  Kernels* kernels_;
+  moeinf::RouterWeights router_{};
+};
+
+void norm_rows(Kernels& kernels, ConstRows x, Vector weight, double eps, Rows out) {
+  require(weight.shape(0) == x.shape(1) && out.shape(0) == x.shape(0) && out.shape(1) == x.shape(1),
+          "rms_norm's arrays are of different widths");
+  const nb::gil_scoped_release released;
+  moeinf::rms_norm(kernels, x.data(), weight.data(), static_cast<float>(eps),
+                   static_cast<std::int64_t>(x.shape(0)), static_cast<std::int64_t>(x.shape(1)), out.data());
+}
+
+void layer_norm_rows(Kernels& kernels, ConstRows x, Vector weight, Vector bias, double eps, Rows out) {
+  require(weight.shape(0) == x.shape(1) && bias.shape(0) == x.shape(1) && out.shape(0) == x.shape(0) &&
+              out.shape(1) == x.shape(1),
+          "layer_norm's arrays are of different widths");
+  const nb::gil_scoped_release released;
+  moeinf::layer_norm(kernels, x.data(), weight.data(), bias.data(), static_cast<float>(eps),
+                     static_cast<std::int64_t>(x.shape(0)), static_cast<std::int64_t>(x.shape(1)),
+                     out.data());
+}
+
+}  // namespace
+
+void moeinf::bind_router(nb::module_& m) {
+  nb::class_<RouterLayer>(m, "RouterLayer", "Norm and softmax router of one MoE layer.")
+      .def(nb::init<nb::object, nb::object, Vector, double, std::int64_t, bool>(), nb::arg("kernels"),
+           nb::arg("gate"), nb::arg("norm").noconvert(), nb::arg("norm_eps"), nb::arg("top_k"),
+           nb::arg("normalise"))
+      .def("run", &RouterLayer::run, nb::arg("x").noconvert(), nb::arg("hidden").noconvert(),
+           nb::arg("ids").noconvert(), nb::arg("weights").noconvert(),
+           "Writes norm(x), the chosen experts, largest weight first, and their weights.")
+      .def_static("workspace_bytes", &RouterLayer::workspace_bytes, nb::arg("hidden"), nb::arg("num_experts"),
+                  nb::arg("shape"));
+  m.def("rms_norm", &norm_rows, nb::arg("kernels"), nb::arg("x").noconvert(), nb::arg("weight").noconvert(),
+        nb::arg("eps"), nb::arg("out").noconvert());
+  m.def("layer_norm", &layer_norm_rows, nb::arg("kernels"), nb::arg("x").noconvert(),
+        nb::arg("weight").noconvert(), nb::arg("bias").noconvert(), nb::arg("eps"),
+        nb::arg("out").noconvert());
+}
