@@ -146,12 +146,12 @@ def test_latent_attention_over_a_long_cache_is_attention_with_the_keys_and_value
     cache = Cache([core.new_state(1024)], 1024)
     rows = rng.standard_normal((SEEN + NEW, RANK + ROTARY)).astype(np.float32)
     queries = rng.standard_normal((NEW, HEADS, PLAIN + ROTARY)).astype(np.float32)
-    places = layers.rotary(rope, 1024)
-    core.store(given(rows[:SEEN]), cache, places(0, SEEN, 1024))
+    positions = layers.rotary(rope, 1024)
+    core.store(given(rows[:SEEN]), cache, positions(0, SEEN, 1024))
     cache.advance(SEEN)
-    core.store(given(rows[SEEN:]), cache, places(SEEN, NEW, 1024))
+    core.store(given(rows[SEEN:]), cache, positions(SEEN, NEW, 1024))
     asked = given(queries.reshape(NEW, -1))
-    found = [np.asarray(core.attend(asked[at : at + 3], cache, places(SEEN, NEW, 1024), at)) for at in (0, 3)]
+    found = [np.asarray(core.attend(asked[at : at + 3], cache, positions(SEEN, NEW, 1024), at)) for at in (0, 3)]
     wanted = latent_attention(queries, rows, weights.float().numpy(), rope.tables(0, SEEN + NEW), 0.07, interleaved)
     assert np.abs(np.concatenate(found) - wanted.reshape(NEW, -1)).max() < tolerance
 
@@ -163,14 +163,14 @@ def test_a_long_prompt_is_attended_with_piece_by_piece() -> None:
     torch.manual_seed(6)
     tensors = {name: stored(torch.randn(shape) / shape[-1] ** 0.5) for name, shape in shapes.items()}
     layers, rope = NativeLayers(Kernels(1), tensors, "f32"), decoder.attention.rope
-    attention, places = LatentAttention(layers, decoder, config, 0), layers.rotary(rope, 512)
+    attention, positions = LatentAttention(layers, decoder, config, 0), layers.rotary(rope, 512)
     prompt: np.ndarray = np.random.default_rng(8).standard_normal((300, hidden_size)).astype(np.float32)
 
     def attended(passes: list[int]) -> np.ndarray:
         x: np.ndarray = prompt.copy()
         cache = Cache([attention.new_state(300)], 300)
         for count in passes:
-            attention.add_to(x[cache.length : cache.length + count], cache, places(cache.length, count, 300))
+            attention.add_to(x[cache.length : cache.length + count], cache, positions(cache.length, count, 300))
             cache.advance(count)
         return x
 

@@ -19,7 +19,7 @@ from moeinf.gpu.ops import Ops
 from moeinf.gpu.program import DecodeProgram
 from moeinf.models.family import family_of
 from moeinf.models.gpu.layers import DeviceLayers
-from moeinf.models.gpu.rotary import DevicePlaces
+from moeinf.models.gpu.rotary import DevicePositions
 from moeinf.models.gpu.staging import Staging
 from moeinf.models.gpu.weights import DeviceWeights
 from moeinf.models.layers.weights import StoredTensor
@@ -74,11 +74,11 @@ class FakeStaging(Staging):
 
 
 class FakeLayers(DeviceLayers):
-    def carry_out(
-        self, compute: Callable[[Tensor, DevicePlaces], Tensor], x: Tensor, places: DevicePlaces, cache: object
+    def run_or_replay(
+        self, compute: Callable[[Tensor, DevicePositions], Tensor], x: Tensor, positions: DevicePositions, cache: object
     ) -> Any:
         with OnTheDevice():  # type: ignore[no-untyped-call]
-            return compute(x, places)
+            return compute(x, positions)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -55,8 +55,8 @@ class NativeAttention:
     def new_state(self, capacity: int) -> KVState:
         return KVState(self._config.num_kv_heads, self._config.head_dim, capacity, self._dtype)
 
-    def add_to(self, x: Float32Array, cache: Cache, places: Angles) -> None:
-        cos, sin = places
+    def add_to(self, x: Float32Array, cache: Cache, positions: Angles) -> None:
+        cos, sin = positions
         state: KVState = cache.states[self._layer]
         self._native.run(x, state.keys, state.values, state.format, cache.capacity, cache.length, cos, sin)
 

@@ -41,7 +41,9 @@ class HostBeams:
         )
         return mixture
 
-    def over_past(self, q: Float32Array, k: Float32Array, v: Float32Array, cache: Cache, places: Any) -> Float32Array:
+    def over_past(
+        self, q: Float32Array, k: Float32Array, v: Float32Array, cache: Cache, positions: Any
+    ) -> Float32Array:
         beams, first = cache.beams, cache.length
         end = first + len(q) // beams
         q, k, v = (split_heads(part, beams, self._num_heads) for part in (q, k, v))

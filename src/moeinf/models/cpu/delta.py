@@ -14,7 +14,7 @@ from moeinf.models.layers.attention_config import AttentionSite
 from moeinf.models.layers.delta_config import DeltaConfig
 from moeinf.models.layers.delta_net import UNIT_EPS, DeltaState
 from moeinf.models.layers.kv_cache import Cache
-from moeinf.models.layers.protocol import Places
+from moeinf.models.layers.protocol import Positions
 from moeinf.types import Float32Array
 
 
@@ -44,7 +44,7 @@ class NativeDeltaNet:
     def new_state(self, capacity: int) -> DeltaState:
         return DeltaState(self._config, self._math)
 
-    def add_to(self, x: Float32Array, cache: Cache, places: Places) -> None:
+    def add_to(self, x: Float32Array, cache: Cache, positions: Positions) -> None:
         state: DeltaState = cache.states[self._layer]
         self._native.run(x, state.conv, state.heads, state.new_conv, state.new_heads)
 

@@ -51,16 +51,16 @@ class NativeLatentCore:
     def new_state(self, capacity: int) -> LatentState:
         return LatentState(self._width, capacity, self._dtype)
 
-    def store(self, rows: Float32Array, cache: Cache, places: Angles) -> None:
+    def store(self, rows: Float32Array, cache: Cache, positions: Angles) -> None:
         state: LatentState = cache.states[self._layer]
-        self._native.store(rows, state.data, self._dtype, cache.length, *places)
+        self._native.store(rows, state.data, self._dtype, cache.length, *positions)
 
     def at_once(self, tokens: int) -> int:
         return min(tokens, _TOKENS)
 
-    def attend(self, queries: Float32Array, cache: Cache, places: Angles, at: int) -> Float32Array:
+    def attend(self, queries: Float32Array, cache: Cache, positions: Angles, at: int) -> Float32Array:
         state: LatentState = cache.states[self._layer]
-        cos, sin = (table[at : at + len(queries)] for table in places)
+        cos, sin = (table[at : at + len(queries)] for table in positions)
         out = np.empty((len(queries), self._num_values), np.float32)
         self._native.attend(queries, state.data, self._dtype, cache.length + at, cos, sin, out)
         return out

@@ -71,10 +71,10 @@ class NativeLayers:
         factor = np.float32(scale)
         return lambda x: product(last_norm(x)) * factor if scale != 1.0 else product(last_norm(x))
 
-    def carry_out(
-        self, compute: Callable[[Float32Array, Angles], Float32Array], x: Float32Array, places: Angles, cache: object
+    def run_or_replay(
+        self, compute: Callable[[Float32Array, Angles], Float32Array], x: Float32Array, positions: Angles, cache: object
     ) -> Float32Array:
-        return compute(x, places)
+        return compute(x, positions)
 
 
 _NOTHING: Float32Array = np.empty((0, 0), np.float32)

@@ -21,7 +21,7 @@ from moeinf.models.layers.decoder import Decoder, DecoderConfig, parse_decoder
 from moeinf.models.layers.kv_cache import Cache, LayerState
 from moeinf.models.layers.moe_block import MoeBlock, SharedExpert
 from moeinf.models.layers.moe_plan import GatedExperts
-from moeinf.models.layers.protocol import Attention, Block, Layers, Places, Router, Weights
+from moeinf.models.layers.protocol import Attention, Block, Layers, Positions, Router, Weights
 from moeinf.types import Experts, Hidden, MoeShape, Profiler, TensorPlan
 
 NAMES = ("w1", "w3", "w2")  # of gate, up and down
@@ -87,9 +87,9 @@ class RoutedAhead:
     def new_state(self, capacity: int) -> LayerState:
         return self._attention.new_state(capacity)
 
-    def add_to(self, x: Hidden, cache: Cache, places: Places) -> None:
+    def add_to(self, x: Hidden, cache: Cache, positions: Positions) -> None:
         self._block.route(x)
-        self._attention.add_to(x, cache, places)
+        self._attention.add_to(x, cache, positions)
 
 
 class DenseBlock:

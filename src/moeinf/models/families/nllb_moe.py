@@ -186,18 +186,18 @@ class Router:
         first, second = ids[:, :1], ids[:, 1:]
         firsts = math.sum(first == math.of_host(np.arange(experts)[None]), 0, keepdims=True)  # [1, experts]
         before = math.take(firsts + second * 0, second)
-        places = math.concatenate(
+        number = math.concatenate(
             [nth_of_its_expert(math, first, experts), before + nth_of_its_expert(math, second, experts)], 1
         )
-        return places <= ceil(self._capacity * len(ids))
+        return number <= ceil(self._capacity * len(ids))
 
 
-def sinusoids(places: IntArray, hidden_size: int) -> Float32Array:
+def sinusoids(positions: IntArray, hidden_size: int) -> Float32Array:
     """[tokens, hidden]: sines, then cosines, as of tensor2tensor: frequencies 10000^(-i / (hidden / 2 - 1))."""
     half = hidden_size // 2
     frequencies = np.exp(np.arange(half, dtype=np.float32) * np.float32(-np.log(10000) / (half - 1)))
-    angles = places.astype(np.float32)[:, None] * frequencies
-    waves = [np.sin(angles), np.cos(angles), np.zeros((len(places), hidden_size % 2), np.float32)]
+    angles = positions.astype(np.float32)[:, None] * frequencies
+    waves = [np.sin(angles), np.cos(angles), np.zeros((len(positions), hidden_size % 2), np.float32)]
     table: Float32Array = np.concatenate(waves, axis=1)
     return table
 

@@ -1,7 +1,7 @@
 """Qwen3.5-MoE and Qwen3.6-MoE, the language model of them: Qwen3-Next with DeltaNet's projections apart.
 
 Checkpoints hold a model of images beside it (`model.visual.*`), which is left out. Positions of text are plain: mrope
-gives every token three places, which differ for images alone.
+gives every token three positions, which differ for images alone.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from moeinf.gpu.matrix import DeviceMatrix
 from moeinf.gpu.vector_ops import AttentionForm, HeadForm, KeyValues
-from moeinf.models.gpu.rotary import DevicePlaces
+from moeinf.models.gpu.rotary import DevicePositions
 from moeinf.models.gpu.weights import DeviceWeights
 from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, NormConfig
 from moeinf.models.layers.kv_cache import Cache
@@ -69,7 +69,7 @@ class DeviceAttention:
         c = self._config
         return DeviceKVState(self._weights.device.kind, (c.num_kv_heads, capacity, c.head_dim), self._dtype)
 
-    def add_to(self, x: Tensor, cache: Cache, places: DevicePlaces) -> None:
+    def add_to(self, x: Tensor, cache: Cache, positions: DevicePositions) -> None:
         weights, vectors, c = self._weights, self._weights.ops.vectors, self._config
         q, k, v = self._projected(self._norm(x))
         gate = q[:, self._rows[0] :] if c.gate else None
@@ -81,8 +81,8 @@ class DeviceAttention:
             q_norm = k_norm = None
         state: DeviceKVState = cache.states[self._layer]
         form = HeadForm(
-            places.cos,
-            places.sin,
+            positions.cos,
+            positions.sin,
             c.rope is not None and c.rope.interleaved,
             q_norm,
             k_norm,
@@ -90,10 +90,10 @@ class DeviceAttention:
             c.clip_qkv or 0.0,
         )
         keys_values, mixture = KeyValues(state.keys, state.values), torch.empty_like(q)
-        vectors.rope_store(q, k, v, form, places.position, keys_values)
+        vectors.rope_store(q, k, v, form, positions.position, keys_values)
         scale = c.head_dim**-0.5 if c.scale is None else c.scale
         attention = AttentionForm(scale, c.window or 0, self._sinks)
-        vectors.attend(q, keys_values, places.position, places.start, attention, mixture)
+        vectors.attend(q, keys_values, positions.position, positions.start, attention, mixture)
         if gate is not None:
             mixture *= torch.sigmoid(gate)
         if self._residual != 1.0:

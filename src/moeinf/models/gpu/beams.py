@@ -54,17 +54,17 @@ class DeviceBeams:
         self._vectors.attend(groups, source, self._last_of_source, 0, AttentionForm(self._scale), out)
         return out.view(self._num_heads, rows, -1).transpose(0, 1).reshape(q.shape)
 
-    def over_past(self, q: Tensor, k: Tensor, v: Tensor, cache: Cache, places: Any) -> Tensor:
+    def over_past(self, q: Tensor, k: Tensor, v: Tensor, cache: Cache, positions: Any) -> Tensor:
         tokens = len(q) // cache.beams
         queries, k, v = (part.view(tokens, -1) for part in (q, k, v))
         past = KeyValues(*(kept[: cache.beams].flatten(0, 1) for kept in self._past))
         form = AttentionForm(self._scale, bias=self._bias)
-        self._vectors.rope_store(queries, k, v, HeadForm(places.cos, places.sin), places.position, past)
+        self._vectors.rope_store(queries, k, v, HeadForm(positions.cos, positions.sin), positions.position, past)
         out = torch.empty_like(queries)
         for at in range(0, tokens, MAX_ROWS):
             few = slice(at, at + MAX_ROWS)
-            position = places.position + at if at else places.position
-            self._vectors.attend(queries[few], past, position, places.start + at, form, out[few])
+            position = positions.position + at if at else positions.position
+            self._vectors.attend(queries[few], past, position, positions.start + at, form, out[few])
         return out.view(q.shape)
 
 

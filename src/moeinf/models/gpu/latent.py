@@ -27,7 +27,7 @@ class DeviceLatentState:
 
 
 class DeviceLatentCore:
-    """moeinf.models.layers.protocol.LatentCore. Places are read on the device, so that a step can be captured."""
+    """moeinf.models.layers.protocol.LatentCore. Positions are read on the device, so that a step can be captured."""
 
     def __init__(
         self, vectors: VectorOps, keys_values: Tensor, dtype: torch.dtype, heads: LatentHeads, layer: int
@@ -43,35 +43,35 @@ class DeviceLatentCore:
     def new_state(self, capacity: int) -> DeviceLatentState:
         return DeviceLatentState(self._into.device, self._rank + self._rope.rotary_dim, capacity, self._dtype)
 
-    def store(self, rows: Tensor, cache: Cache, places: Any) -> None:
+    def store(self, rows: Tensor, cache: Cache, positions: Any) -> None:
         state: DeviceLatentState = cache.states[self._layer]
-        where = _places(places, 0, len(rows))
-        rotated = self._rotated(rows[:, None], places, where)[:, 0]
+        where = _positions(positions, 0, len(rows))
+        rotated = self._rotated(rows[:, None], positions, where)[:, 0]
         state.rows[0].index_copy_(0, where, rotated.to(self._dtype))
 
     def at_once(self, tokens: int) -> int:
         return tokens  # so that weights are read once; `attend` goes piece by piece through what takes most memory
 
-    def attend(self, queries: Tensor, cache: Cache, places: Any, at: int) -> Tensor:
+    def attend(self, queries: Tensor, cache: Cache, positions: Any, at: int) -> Tensor:
         size = max(1, _NUMBERS // (self._num_heads * (self._rank + self._rope.rotary_dim)))
-        pieces = [self._attended(queries[i : i + size], cache, places, at + i) for i in range(0, len(queries), size)]
+        pieces = [self._attended(queries[i : i + size], cache, positions, at + i) for i in range(0, len(queries), size)]
         return torch.cat(pieces)
 
-    def _attended(self, queries: Tensor, cache: Cache, places: Any, at: int) -> Tensor:
+    def _attended(self, queries: Tensor, cache: Cache, positions: Any, at: int) -> Tensor:
         tokens, heads, state = len(queries), self._num_heads, cache.states[self._layer]
         plain, end = torch.split(queries.view(tokens, heads, -1), [self._nope_dim, self._rope.rotary_dim], -1)
         inside = torch.cat([_by_head(plain, self._into), end], -1)
-        rotated = self._rotated(inside, places, _places(places, at, tokens)).reshape(tokens, -1)
+        rotated = self._rotated(inside, positions, _positions(positions, at, tokens)).reshape(tokens, -1)
         out = torch.empty_like(rotated)
-        position = places.position + at if at else places.position
+        position = positions.position + at if at else positions.position
         rows, form = KeyValues(state.rows, state.rows), AttentionForm(self._scale)
-        self._vectors.attend(rotated, rows, position, places.start + at, form, out)
+        self._vectors.attend(rotated, rows, position, positions.start + at, form, out)
         mixed = out.view(tokens, heads, -1)[..., : self._rank]
         return _by_head(mixed, self._out_of).reshape(tokens, -1)
 
-    def _rotated(self, x: Tensor, places: Any, where: Tensor) -> Tensor:
+    def _rotated(self, x: Tensor, positions: Any, where: Tensor) -> Tensor:
         """x [tokens, heads, rank + rotary_dim], the last rotary_dim of each head rotated."""
-        cos, sin = (table.index_select(0, where)[:, None] for table in (places.cos, places.sin))
+        cos, sin = (table.index_select(0, where)[:, None] for table in (positions.cos, positions.sin))
         rest, end = torch.split(x, [self._rank, self._rope.rotary_dim], -1)
         left, right = (end[..., ::2], end[..., 1::2]) if self._rope.interleaved else end.chunk(2, -1)
         return torch.cat([rest, left * cos - right * sin, right * cos + left * sin], -1)
@@ -82,7 +82,7 @@ def _by_head(x: Tensor, weights: Tensor) -> Tensor:
     return torch.bmm(x.transpose(0, 1).to(weights.dtype), weights).float().transpose(0, 1)
 
 
-def _places(places: Any, at: int, tokens: int) -> Tensor:
+def _positions(positions: Any, at: int, tokens: int) -> Tensor:
     """Of the tokens from `at` of a pass: int64 [tokens]."""
-    first: Tensor = places.position
+    first: Tensor = positions.position
     return first + torch.arange(at, at + tokens, device=first.device)

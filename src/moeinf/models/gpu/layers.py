@@ -12,7 +12,7 @@ from moeinf.gpu.program import DecodeProgram
 from moeinf.models.gpu.attention import DeviceAttention
 from moeinf.models.gpu.beams import DeviceBeams, past_shape
 from moeinf.models.gpu.latent import DeviceLatentCore
-from moeinf.models.gpu.rotary import DevicePlaces, DeviceRotary
+from moeinf.models.gpu.rotary import DevicePositions, DeviceRotary
 from moeinf.models.gpu.staging import Staging
 from moeinf.models.gpu.weights import DeviceWeights
 from moeinf.models.layers.attention_config import (
@@ -84,16 +84,16 @@ class DeviceLayers:
         last_norm, product = self.weights.norm(norm), self.weights.linear(matrix, bias)
         return lambda x: product(last_norm(x)) * scale if scale != 1.0 else product(last_norm(x))
 
-    def carry_out(
-        self, compute: Callable[[Tensor, DevicePlaces], Tensor], x: Tensor, places: DevicePlaces, cache: Cache
+    def run_or_replay(
+        self, compute: Callable[[Tensor, DevicePositions], Tensor], x: Tensor, positions: DevicePositions, cache: Cache
     ) -> Float32Array:
         """Waits for the device; a decode step, of one token of each beam, becomes a captured program."""
         if len(x) > min(cache.beams, MAX_ROWS):
-            return self.staging.to_host(compute(x, places))
+            return self.staging.to_host(compute(x, positions))
         if self._input is None or self._input.shape != x.shape:
             self._input = torch.empty_like(x)
         given = self._input.copy_(x)
-        return self.staging.to_host(self._program.run(lambda: compute(given, places), (cache, len(x))))
+        return self.staging.to_host(self._program.run(lambda: compute(given, positions), (cache, len(x))))
 
 
 class DeviceGatedMLP:

@@ -11,8 +11,8 @@ from torch import Tensor
 from moeinf.models.layers.rope import Rope
 
 
-class DevicePlaces(NamedTuple):
-    """The places of one pass: tables over the whole context, and where in them its first token is."""
+class DevicePositions(NamedTuple):
+    """The positions of one pass: tables over the whole context, and where in them its first token is."""
 
     cos: Tensor  # f32 [context, rotary_dim / 2]
     sin: Tensor
@@ -21,17 +21,19 @@ class DevicePlaces(NamedTuple):
 
 
 class DeviceRotary:
-    """Rotary positions, for every place of the context at once."""
+    """Rotary positions, for every position of the context at once."""
 
     def __init__(self, device: torch.device, rope: Rope | None, context: int) -> None:
         self._device, self._rope, self._context = device, rope, context
         self._tables: dict[Rope | None, tuple[Tensor, Tensor]] = {}
         self._position = torch.zeros(1, dtype=torch.int32, device=device)
 
-    def __call__(self, start: int, num_tokens: int, room: int) -> DevicePlaces:
+    def __call__(self, start: int, num_tokens: int, room: int) -> DevicePositions:
         assert self._rope is None or room <= self._context, "tables end at the context"
         self._position.fill_(start)
-        return DevicePlaces(*self._of(None if self._rope is None else self._rope.within(room)), self._position, start)
+        return DevicePositions(
+            *self._of(None if self._rope is None else self._rope.within(room)), self._position, start
+        )
 
     def _of(self, rope: Rope | None) -> tuple[Tensor, Tensor]:
         if rope not in self._tables:

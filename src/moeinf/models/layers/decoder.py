@@ -11,7 +11,7 @@ from moeinf.models.fields import MOST_LAYERS, Fields
 from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, NormConfig, Shapes, attention_shapes
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.moe_block import MoeBlock
-from moeinf.models.layers.protocol import Attention, Block, Layers, Places
+from moeinf.models.layers.protocol import Attention, Block, Layers, Positions
 from moeinf.models.layers.rope import partial_rotary, reach, rope_of
 from moeinf.types import Experts, Float32Array, Hidden, Profiler
 
@@ -54,7 +54,7 @@ def parse_decoder(
 ) -> DecoderConfig:
     """The fields that decoder families share, under the names they share; `features` are AttentionConfig's own.
 
-    norm_eps, theta, partial (of a head, that is turned): the family's defaults. quant_method: the one in which its
+    norm_eps, theta, partial (of a head, that is rotated): the family's defaults. quant_method: the one in which its
     checkpoints are shipped. Refuses what the shared code does not compute.
     """
     f.only("hidden_act", "silu", None)
@@ -133,11 +133,11 @@ class Decoder:
         between_layers may raise to give the pass up; the cache is then as it was before.
         """
 
-        def compute(x: Hidden, places: Places) -> Hidden:
+        def compute(x: Hidden, positions: Positions) -> Hidden:
             for layer, (attention, block) in enumerate(zip(self._attention, self._blocks, strict=True)):
                 if between_layers is not None:
                     between_layers()
-                attention.add_to(x, cache, places)
+                attention.add_to(x, cache, positions)
                 self._profiler.lap("attention")
                 self._look_ahead(layer, x)
                 block.add_to(x)
@@ -151,7 +151,7 @@ class Decoder:
         x = self._embedding(ids)
         if self.config.embedding_scale != 1.0:
             x *= self.config.embedding_scale
-        logits = self._layers.carry_out(compute, x, self._rotary(cache.length, len(ids), cache.capacity), cache)
+        logits = self._layers.run_or_replay(compute, x, self._rotary(cache.length, len(ids), cache.capacity), cache)
         cache.advance(len(ids))
         self._profiler.lap("head")
         return logits

@@ -13,7 +13,7 @@ from moeinf.models.layers.array_math import Array, ArrayMath
 from moeinf.models.layers.attention_config import AttentionSite, NormConfig
 from moeinf.models.layers.delta_config import SLICE, DeltaConfig
 from moeinf.models.layers.kv_cache import Cache
-from moeinf.models.layers.protocol import Places, Weights
+from moeinf.models.layers.protocol import Positions, Weights
 from moeinf.types import Hidden
 
 CHUNK = 64  # tokens of one triangular system; the published kernels' number
@@ -71,7 +71,7 @@ class DeltaNet:
     def new_state(self, capacity: int) -> DeltaState:
         return DeltaState(self._config, self._math)
 
-    def add_to(self, x: Hidden, cache: Cache, places: Places) -> None:
+    def add_to(self, x: Hidden, cache: Cache, positions: Positions) -> None:
         state: DeltaState = cache.states[self._layer]
         conv, heads = state.conv, state.heads
         for start in range(0, len(x), SLICE):

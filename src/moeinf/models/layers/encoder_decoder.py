@@ -11,7 +11,7 @@ from moeinf.models.layers.array_math import Array, ArrayMath
 from moeinf.models.layers.attention_config import Heads
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.moe_block import MoeBlock
-from moeinf.models.layers.protocol import Beams, Block, Layers, Places, Weights
+from moeinf.models.layers.protocol import Beams, Block, Layers, Positions, Weights
 from moeinf.types import Experts, Float32Array, Hidden, IntArray, Profiler
 
 QUERIES_AT_ONCE = 128  # of a source: bounds what their scores take
@@ -55,8 +55,8 @@ def split_heads(x: Array, beams: int, num_heads: int) -> Array:
 def attended(math: ArrayMath, q: Array, keys: Array, values: Array, scale: float, bias: Array | None) -> Array:
     """softmax(scale * q keys^T + bias) values, [beams * tokens, heads * head_dim].
 
-    q [beams, heads, tokens, head_dim]; keys, values [beams or 1, heads, places, head_dim]; bias [heads or 1, tokens,
-    places].
+    q [beams, heads, tokens, head_dim]; keys, values [beams or 1, heads, positions, head_dim]; bias [heads or 1, tokens,
+    positions].
     """
     parts = []
     for start in range(0, q.shape[2], QUERIES_AT_ONCE):
@@ -87,10 +87,10 @@ class Attention:
         q, k, v = (split_heads(part(hidden), 1, self._heads.num_heads) for part in (self._q, self._k, self._v))
         x += self._o(attended(self._layers.weights.math, q, k, v, self._heads.scale, bias))
 
-    def over_past(self, x: Hidden, state: Beams, cache: Cache, places: Places) -> None:
+    def over_past(self, x: Hidden, state: Beams, cache: Cache, positions: Positions) -> None:
         """The tokens of each beam see what it has decoded."""
         hidden = self._norm(x)
-        x += self._o(state.over_past(self._q(hidden), self._k(hidden), self._v(hidden), cache, places))
+        x += self._o(state.over_past(self._q(hidden), self._k(hidden), self._v(hidden), cache, positions))
 
     def read_source(self, source: Hidden, state: Beams) -> None:
         state.read_source(self._k(source), self._v(source))
@@ -151,7 +151,7 @@ class EncoderDecoder:
     def __init__(
         self, layers: Layers, experts: Experts, profiler: Profiler, encoder: Encoder, decoder: AnswerDecoder
     ) -> None:
-        self._layers, self._places = layers, layers.rotary(None, 0)
+        self._layers, self._positions = layers, layers.rotary(None, 0)
         self._encoder, self._decoder = encoder, decoder
         self._experts, self._profiler = experts, profiler
 
@@ -168,9 +168,9 @@ class EncoderDecoder:
         cache.begin()
         self._profiler.lap("other")
         self._layers.begin_pass(len(ids))
-        places = np.arange(len(ids))
-        x = self._encoder.embed(ids, places)
-        bias = None if self._encoder.bias is None else self._encoder.bias(places - places[:, None])
+        positions = np.arange(len(ids))
+        x = self._encoder.embed(ids, positions)
+        bias = None if self._encoder.bias is None else self._encoder.bias(positions - positions[:, None])
         blocks = [layer.block for layer in self._encoder.layers]
         for i, layer in enumerate(self._encoder.layers):
             between_layers()
@@ -202,11 +202,11 @@ class EncoderDecoder:
         assert len(ids) == tokens * cache.beams and 1 in (tokens, cache.beams)
         blocks = [layer.block for layer in self._decoder.layers]
 
-        def compute(x: Hidden, places: Places) -> Hidden:
+        def compute(x: Hidden, positions: Positions) -> Hidden:
             for i, (layer, state) in enumerate(zip(self._decoder.layers, cache.states, strict=True)):
                 if between_layers is not None:
                     between_layers()
-                layer.attention.over_past(x, state, cache, places)
+                layer.attention.over_past(x, state, cache, positions)
                 layer.over_source.over_source(x, state)
                 self._profiler.lap("attention")
                 self._through_block(blocks, i, x)
@@ -216,7 +216,7 @@ class EncoderDecoder:
         self._layers.begin_pass(of_tokens or tokens)
         cache.move_kept(self._layers.weights.math.of_host)
         x = self._decoder.embed(ids, cache.length + np.arange(tokens).repeat(cache.beams))
-        logits = self._layers.carry_out(compute, x, self._places(cache.length, tokens, cache.capacity), cache)
+        logits = self._layers.run_or_replay(compute, x, self._positions(cache.length, tokens, cache.capacity), cache)
         cache.advance(tokens)
         self._profiler.lap("head")
         return logits

@@ -19,7 +19,7 @@ from moeinf.models.fields import Fields
 from moeinf.models.layers.attention_config import LatentHeads, NormConfig, Shapes
 from moeinf.models.layers.decoder import DecoderConfig, parse_decoder
 from moeinf.models.layers.kv_cache import Cache, LayerState
-from moeinf.models.layers.protocol import Layers, Places
+from moeinf.models.layers.protocol import Layers, Positions
 from moeinf.models.layers.rope import mscale, rope_fields, rope_of
 from moeinf.types import Hidden, LatentSizes, TensorPlan, Workspace
 
@@ -136,16 +136,16 @@ class LatentAttention:
     def new_state(self, capacity: int) -> LayerState:
         return self._core.new_state(capacity)
 
-    def add_to(self, x: Hidden, cache: Cache, places: Places) -> None:
+    def add_to(self, x: Hidden, cache: Cache, positions: Positions) -> None:
         rank, tokens = self._config.rank, len(x)
         hidden = self._norm(x)
         rows = self._rows(hidden)
         latents = self._latent_norm(rows[:, :rank])
-        self._core.store(self._math.concatenate([latents, rows[:, rank:]], 1), cache, places)
+        self._core.store(self._math.concatenate([latents, rows[:, rank:]], 1), cache, positions)
         size = self._core.at_once(tokens)
         for at in range(0, tokens, size):
             queries = self._queries(hidden[at : at + size])
-            x[at : at + size] += self._output(self._core.attend(queries, cache, places, at))
+            x[at : at + size] += self._output(self._core.attend(queries, cache, positions, at))
 
 
 def _prefix(decoder: DecoderConfig, layer: int) -> str:

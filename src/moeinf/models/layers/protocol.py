@@ -16,7 +16,7 @@ from moeinf.models.layers.kv_cache import Cache, LayerState
 from moeinf.models.layers.rope import Rope
 from moeinf.types import Float32Array, Hidden
 
-Places = Any  # of the tokens of one pass, as Layers.rotary gives them and Layers.attention takes them
+Positions = Any  # of the tokens of one pass, as Layers.rotary gives them and Layers.attention takes them
 
 
 class Attention(Protocol):
@@ -24,7 +24,7 @@ class Attention(Protocol):
         """What this layer keeps of a sequence, with room for so many tokens."""
         ...
 
-    def add_to(self, x: Hidden, cache: Cache, places: Places) -> None:
+    def add_to(self, x: Hidden, cache: Cache, positions: Positions) -> None:
         """x += residual * attention(norm(x)); stores what it keeps of the tokens behind those seen."""
         ...
 
@@ -46,21 +46,22 @@ class Router(Protocol):
 
 
 class LatentCore(Protocol):
-    """Causal attention of all heads to one row a token: a latent, and the turned key that all heads share (mla.py)."""
+    """Causal attention of all heads to one row a token: a latent, and the rotated key that all heads share (mla.py)."""
 
     def new_state(self, capacity: int) -> LayerState: ...
 
-    def store(self, rows: Hidden, cache: Cache, places: Places) -> None:
-        """rows [tokens, rank + rotary_dim]: turned at their ends, and stored behind those seen."""
+    def store(self, rows: Hidden, cache: Cache, positions: Positions) -> None:
+        """rows [tokens, rank + rotary_dim]: rotated at their ends, and stored behind those seen."""
         ...
 
     def at_once(self, tokens: int) -> int:
         """How many of the tokens of a pass to attend with in one call, for the memory that their queries take."""
         ...
 
-    def attend(self, queries: Hidden, cache: Cache, places: Places, at: int) -> Hidden:
-        """queries [tokens, heads * (plain_dim + rotary_dim)], not turned yet, of the tokens from `at` of the pass,
-        whose rows have been stored -> [tokens, heads * value_dim]."""
+    def attend(self, queries: Hidden, cache: Cache, positions: Positions, at: int) -> Hidden:
+        """queries [tokens, heads * (qk_nope_head_dim + rotary_dim)], not rotated yet -> [tokens, heads * value_dim].
+
+        They are those of the tokens from `at` of the pass, whose rows have been stored."""
         ...
 
 
@@ -83,7 +84,7 @@ class Beams(LayerState, Protocol):
         """Whatever beam a row belongs to, it sees all of the source."""
         ...
 
-    def over_past(self, q: Hidden, k: Hidden, v: Hidden, cache: Cache, places: Places) -> Hidden:
+    def over_past(self, q: Hidden, k: Hidden, v: Hidden, cache: Cache, positions: Positions) -> Hidden:
         """Stores k and v behind cache.length; each token sees its own beam up to itself."""
         ...
 
@@ -130,8 +131,8 @@ class Layers(Protocol):
         """Token ids to hidden states."""
         ...
 
-    def rotary(self, rope: Rope | None, context_length: int) -> Callable[[int, int, int], Places]:
-        """(first place, tokens, what the sequence has room for) to what `attention` takes."""
+    def rotary(self, rope: Rope | None, context_length: int) -> Callable[[int, int, int], Positions]:
+        """(first position, tokens, what the sequence has room for) to what `attention` takes."""
         ...
 
     def attention(self, config: AttentionConfig, site: AttentionSite) -> Attention:
@@ -147,7 +148,7 @@ class Layers(Protocol):
 
     def beams(self, heads: Heads, capacity: int, num_beams: int, bias: Hidden | None) -> Beams:
         """With room for so many tokens of so many beams; bias [heads, capacity]: added to the scores of what a beam has
-        decoded, by how many places back that lies."""
+        decoded, by how many positions back that lies."""
         ...
 
     def delta_net(self, config: DeltaConfig, site: AttentionSite) -> Attention:
@@ -169,8 +170,12 @@ class Layers(Protocol):
         """The norm at the end and the matrix that makes logits, which are multiplied by `scale`."""
         ...
 
-    def carry_out(
-        self, compute: Callable[[Hidden, Places], Hidden], x: Hidden, places: Places, cache: Any
+    def run_or_replay(
+        self, compute: Callable[[Hidden, Positions], Hidden], x: Hidden, positions: Positions, cache: Any
     ) -> Float32Array:
-        """Logits, in host memory, of one pass over a cache; a device may keep a token's steps and repeat them."""
+        """compute(x, positions), the layers of one pass over a cache, as logits in host memory.
+
+        The CPU calls `compute` every time. A GPU calls it for a prompt; of a decode step it records the work that
+        `compute` submits the first time, and replays that afterwards without calling it. So what `compute` does on the
+        host must not matter to a later step."""
         ...

@@ -1,4 +1,4 @@
-"""Rotary positions: which angle each pair of a head's dimensions is turned by, at each place."""
+"""Rotary positions: which angle each pair of a head's dimensions is rotated by, at each position."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.models.fields import Fields
 from moeinf.types import Float32Array, FloatArray
 
-_WIDEST = 1 << 16  # numbers of a head that positions turn: a table of them is made before a weight is read
+_WIDEST = 1 << 16  # numbers of a head that positions rotate: a table of them is made before a weight is read
 
 
 @dataclass(frozen=True, eq=False)
 class Rope:
-    """Pair i of a token at place p is turned by p * frequencies[i]; cos and sin are multiplied by `scale`.
+    """Pair i of a token at position p is rotated by p * frequencies[i]; cos and sin are multiplied by `scale`.
 
     Over the first 2 * len(frequencies) dimensions of a head; the others stay as they are. Pairs are (i, i + half), or,
     interleaved, (2 i, 2 i + 1).
 
-    dynamic and longrope have other frequencies for long sequences. Keys are kept turned, so one sequence has one Rope:
+    dynamic and longrope have other frequencies for long sequences. Keys are kept rotated, so one sequence has one Rope:
     that of the tokens it has room for (`within`), not of those it has so far. Then a prompt gives the same at once, in
-    chunks and token by token, and no token is turned unlike its neighbours. (transformers goes
+    chunks and token by token, and no token is rotated unlike its neighbours. (transformers goes
     by the length so far, which is the same as long as no sequence grows across the limit.)
     """
 
@@ -45,7 +45,7 @@ class Rope:
         return self if self.beyond is None or room <= self.limit else self.beyond(room)
 
     def tables(self, start: int, num_tokens: int) -> tuple[Float32Array, Float32Array]:
-        """cos and sin [num_tokens, rotary_dim / 2] of the places from `start`."""
+        """cos and sin [num_tokens, rotary_dim / 2] of the positions from `start`."""
         angles = np.arange(start, start + num_tokens, dtype=np.float32)[:, None] * self.frequencies
         scale = np.float32(self.scale)
         return np.cos(angles) * scale, np.sin(angles) * scale
@@ -63,12 +63,12 @@ def rope_fields(f: Fields) -> Fields:
 
 
 def partial_rotary(f: Fields, head_dim: int, default: float = 1.0) -> int:
-    """How many of a head's dimensions are turned: partial_rotary_factor, from either place where it is kept."""
+    """How many of a head's dimensions are rotated: partial_rotary_factor, from either place where it is kept."""
     factor = rope_fields(f).number("partial_rotary_factor", f.number("partial_rotary_factor", default))
-    turned = int(head_dim * factor)
-    if not 2 <= turned <= head_dim or turned % 2:
+    rotated = int(head_dim * factor)
+    if not 2 <= rotated <= head_dim or rotated % 2:
         raise CheckpointError(f"config.json: partial_rotary_factor {factor} of heads of {head_dim} is no even number")
-    return turned
+    return rotated
 
 
 def rope_of(
@@ -94,7 +94,7 @@ def rope_of(
     r.refuse_others("rope_type", "type", "rope_theta", "partial_rotary_factor", *names, *also)
     theta, trained = r.number("rope_theta", f.number("rope_theta", theta)), _trained(f, context_length)
     if rotary_dim > _WIDEST:
-        raise CheckpointError(f"config.json: positions turn {rotary_dim} numbers of a head; moeinf takes {_WIDEST}")
+        raise CheckpointError(f"config.json: positions rotate {rotary_dim} numbers of a head; moeinf takes {_WIDEST}")
     if theta <= 1 or trained < 2:
         raise CheckpointError(f"config.json: no positions have rope_theta {theta} and a trained length of {trained}")
     return make(_Source(r, rotary_dim, theta, context_length, trained, interleaved))
