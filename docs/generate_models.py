@@ -14,7 +14,8 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from moeinf.engine.memory_plan import PROCESS_BYTES, Demands, smallest_bytes
+from moeinf.engine.footprint import Footprint
+from moeinf.engine.memory_plan import PROCESS_BYTES, smallest_bytes
 from moeinf.models.family import family_of
 from moeinf.models.registry import FAMILIES, FamilyEntry
 from moeinf.store.format import expert_layout
@@ -69,8 +70,8 @@ def _sizes(path: Path) -> str:
     family = family_of(config)
     plan, info = family.tensors, family.info("bf16")
     small = _layout(plan, "q4_k")
-    demands = Demands(info, plan.moe, small, _dense_bytes(plan), family.workspace)
-    least = smallest_bytes(demands, num_threads=4) + PROCESS_BYTES
+    footprint = Footprint(info, plan.moe, small, _dense_bytes(plan), family.workspace)
+    least = smallest_bytes(footprint, num_threads=4) + PROCESS_BYTES
     moe, published = plan.moe, _layout(plan, "bf16")
     cells = [
         path.parent.name,

@@ -26,8 +26,8 @@ from moeinf.engine import cpu as on_cpu
 from moeinf.engine.build_context import BuildContext, Host, Observation, Reporting, Weights
 from moeinf.engine.cpu import CpuRunner
 from moeinf.engine.dense_weights import DenseFile
+from moeinf.engine.footprint import ATTENTION_MASK_BYTES
 from moeinf.engine.gpu import GpuRunner
-from moeinf.engine.memory_plan import ATTENTION_MASK_BYTES
 from moeinf.gpu.ops import Ops
 from moeinf.hardware import Machine
 from moeinf.models.family import family_of

@@ -10,7 +10,7 @@ from typing import Any
 from moeinf._native import Kernels
 from moeinf.config import RuntimeConfig
 from moeinf.engine.dense_weights import DenseFile
-from moeinf.engine.memory_plan import Demands
+from moeinf.engine.footprint import Footprint, footprint_of
 from moeinf.hardware import Machine
 from moeinf.models.family import AnyFamily
 from moeinf.runtime.cache.tier import ExpertTier
@@ -20,7 +20,7 @@ from moeinf.runtime.policy.predictors import make_predictor
 from moeinf.runtime.prefetch import Link, Prefetcher
 from moeinf.store.library import StoredModel
 from moeinf.store.manifest import Manifest
-from moeinf.types import OnWait, Profiler, SumRun, Workspace
+from moeinf.types import OnWait, Profiler, SumRun
 
 Notify = Callable[[str], None]  # takes one line for the user
 Progress = Callable[[int, int], None]  # done and in all, of bytes or of tokens
@@ -109,22 +109,10 @@ class BuildContext:
         return replace(self, host=replace(self.host, machine=machine))
 
     @property
-    def demands(self) -> Demands:
-        """What this run demands of memory."""
+    def footprint(self) -> Footprint:
+        """The sizes that memory is planned by."""
         weights = self.weights
-        return demands_of(weights.manifest, weights.dense.memory_bytes, weights.family.workspace, self.num_beams)
-
-
-def demands_of(manifest: Manifest, dense_bytes: int, workspace: Workspace, num_beams: int) -> Demands:
-    """What memory is planned by. dense_bytes: of the dense weights that are held in memory.
-
-    Of an encoder-decoder's keys and values, all beams share the source's half; one layer's more serve to move beams.
-    """
-    info = manifest.info
-    half = info.kv_bytes_per_token // 2
-    moved = 2 * half * num_beams // info.num_layers if num_beams > 1 else 0
-    info = replace(info, kv_bytes_per_token=info.kv_bytes_per_token + half * (num_beams - 1) + moved)
-    return Demands(info, manifest.moe, manifest.layout, dense_bytes, workspace)
+        return footprint_of(weights.manifest, weights.dense.memory_bytes, weights.family.workspace, self.num_beams)
 
 
 def prefetcher_of(

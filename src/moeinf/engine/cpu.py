@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from moeinf._native import Arena, ExpertKernel
 from moeinf.engine.build_context import BuildContext, prefetcher_of
-from moeinf.engine.memory_plan import MemoryPlan, expert_parts, plan_memory, reserve_bytes
+from moeinf.engine.footprint import expert_parts
+from moeinf.engine.memory_plan import MemoryPlan, plan_memory, reserve_bytes
 from moeinf.models.cpu.layers import NativeLayers
 from moeinf.models.layers.encoder_decoder import EncoderDecoder, SourceCache
 from moeinf.models.layers.weights import StoredTensor
@@ -33,7 +34,7 @@ class CpuRunner:
         """
         weights, host, report = context.weights, context.host, context.reporting
         manifest, dense = weights.manifest, weights.dense
-        self.plan: MemoryPlan = plan_memory(context.demands, host.config, host.machine)
+        self.plan: MemoryPlan = plan_memory(context.footprint, host.config, host.machine)
         fits = self.plan.num_slots == manifest.moe.total_experts
         total = dense.memory_bytes + (self.plan.cache_bytes if fits else 0)
         tensors = dense.read(host.config, lambda done, _: report.progress(done, total), context.on_wait)

@@ -11,7 +11,8 @@ import torch
 
 from moeinf._native import Arena, ExpertKernel
 from moeinf.engine.build_context import BuildContext, prefetcher_of
-from moeinf.engine.memory_plan import CONTEXT_BYTES, PINNED_PERCENT, DevicePlan, expert_parts, plan_device_memory
+from moeinf.engine.footprint import expert_parts
+from moeinf.engine.memory_plan import CONTEXT_BYTES, PINNED_PERCENT, DevicePlan, plan_device_memory
 from moeinf.errors import OutOfMemoryError
 from moeinf.gpu.arena import DeviceArena
 from moeinf.gpu.cuda import explain, is_out_of_memory
@@ -54,7 +55,7 @@ class GpuRunner:
         self._context, self._gpu, self._notify = context, gpu, context.reporting.notify
         host, weights = context.host, context.weights
         self.plan: DevicePlan = plan_device_memory(
-            context.demands, host.config, host.machine, gpu.free_bytes, gpu.total_bytes, gpu.has_display
+            context.footprint, host.config, host.machine, gpu.free_bytes, gpu.total_bytes, gpu.has_display
         )
         gpu.device.limit(self.plan.limit_bytes - CONTEXT_BYTES)
         self._program = DecodeProgram(gpu.device)

@@ -1,30 +1,17 @@
-"""How the memory that this process may use is divided: dense weights, KV cache, activations, expert slots."""
+"""Divides the memory that this process may use among dense weights, KV cache, activations and expert slots."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Final
 
-from moeinf import _native
 from moeinf.config import DEFAULT_CONTEXT, RuntimeConfig, gpu_option
+from moeinf.engine.footprint import Footprint, activation_bytes, device_activation_bytes, sequence_bytes
 from moeinf.errors import OutOfMemoryError, UsageError
 from moeinf.hardware import Machine
 from moeinf.text.quantities import at_least_text, binary_size_text
-from moeinf.types import (
-    AttentionSizes,
-    DeltaSizes,
-    ExpertLayout,
-    LatentSizes,
-    LayerSizes,
-    ModelInfo,
-    MoeShape,
-    PassShape,
-    Workspace,
-)
+from moeinf.types import ModelInfo, MoeShape
 
-SOURCE_ROWS = 4 * 128  # queries of a source whose scores exist at once, and what makes them (models/beams.py)
-ROUTED_BYTES = 40  # of each expert, for a token: its score, what becomes of that, and where it is sorted to
 MIN_CHUNK = 64  # what the prefill chunk is never shortened below for want of memory
 MIN_CONTEXT = 512  # what an automatic context is never shortened below
 PREFILL_CHUNK = 512  # where none is given
@@ -46,22 +33,8 @@ DISPLAY_LEFT_BYTES: Final = 1 << 30  # of a card, at least, where a display or W
 DISPLAY_LEFT_PERCENT: Final = 8  # memory that is taken, but moves it to the host's, which is ten times slower
 MAX_DEVICE_CHUNK: Final = 8192  # tokens of a prompt; beyond, no expert is read less often and nothing computes faster
 ACTIVATION_SHARE: Final = 8  # an automatic chunk takes at most an eighth of what experts could use
-ATTENTION_MASK_BYTES: Final = 128 << 20  # of a block of queries, also as a bias (device/vector_ops.py)
-WIDENED_BYTES: Final = 128 << 20  # rows of a quantised matrix that are widened at once (device/matrix_ops.py)
-FIXED_COPIES: Final = 4  # of Workspace.fixed on a GPU: in both types, before and after what is done to it
 RING_BYTES: Final = 256 << 20  # host slots through which experts pass into a device that holds them all
 SPARE_HOST_SLOTS: Final = 2  # beside top_k: so that a read lands while a layer's experts are being copied
-
-
-@dataclass(frozen=True, slots=True)
-class Demands:
-    """What of a model the plan depends on."""
-
-    info: ModelInfo
-    moe: MoeShape
-    layout: ExpertLayout
-    dense_bytes: int
-    workspace: Workspace
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,53 +77,7 @@ class DevicePlan(MemoryPlan):
         return self.pinned_slots * self.slot_bytes
 
 
-def activation_bytes(demands: Demands, chunk: int, context: int, num_threads: int) -> int:
-    """Upper estimate of the working memory of a prefill chunk: what native operations keep, and arrays between them."""
-    info, moe, work = demands.info, demands.moe, demands.workspace
-    chunk = context if work.source else chunk  # a source goes through as a whole
-    shape = PassShape(info.dtype, chunk, context, num_threads)
-    arrays = chunk * (4 * info.hidden_size + work.token) * 4  # hidden state, its norm, an output and what scales it
-    routed = chunk * moe.num_experts * ROUTED_BYTES
-    return arrays + routed + _source_bytes(work, context) + workspace_bytes(demands, shape) + info.vocab_size * 8
-
-
-def workspace_bytes(demands: Demands, shape: PassShape) -> int:
-    """What native operations keep: one workspace, which layers use by turns, and what experts have beside it."""
-    native = [
-        _native.Kernels.linear_workspace_bytes(max(demands.info.hidden_size, demands.workspace.inputs), shape),
-        _native.RouterLayer.workspace_bytes(demands.info.hidden_size, demands.moe.num_experts, shape),
-        *(_layer_bytes(sizes, shape) for sizes in demands.workspace.layers),
-    ]
-    experts = _native.ExpertKernel.workspace_bytes(expert_parts(demands.layout), demands.moe.top_k, shape)
-    return max(native) + experts + _native.Kernels.expansion_bytes(shape)
-
-
-def _layer_bytes(sizes: LayerSizes, shape: PassShape) -> int:
-    match sizes:
-        case AttentionSizes():
-            return _native.AttentionLayer.workspace_bytes(sizes, shape)
-        case LatentSizes():
-            return _native.LatentLayer.workspace_bytes(sizes, shape)
-        case DeltaSizes():
-            return _native.DeltaLayer.workspace_bytes(sizes, shape)
-
-
-def expert_parts(layout: ExpertLayout) -> dict[str, tuple[str, int, int, int]]:
-    """(format, rows, cols, offset in the block) by name, as ExpertKernel takes them; a bias has one column."""
-    return {t.name: (t.dtype, t.shape[0], math.prod(t.shape[1:]), t.offset_bytes) for t in layout.tensors}
-
-
-def _source_bytes(work: Workspace, context: int) -> int:
-    """What attention within a source takes: scores of each head, and what is added to them."""
-    return work.source * (context + SOURCE_ROWS) * context * 4
-
-
-def sequence_bytes(info: ModelInfo, context: int) -> int:
-    """What a model keeps of a sequence of so many tokens."""
-    return context * info.kv_bytes_per_token + info.state_bytes
-
-
-def plan_memory(demands: Demands, config: RuntimeConfig, machine: Machine) -> MemoryPlan:
+def plan_memory(footprint: Footprint, config: RuntimeConfig, machine: Machine) -> MemoryPlan:
     """Reserves dense, KV at the context and activations first; the rest is expert slots, unless told otherwise.
 
     Some of that rest is left to other programs, unless --ram binds, which is taken as it is. Where top_k slots do not
@@ -158,7 +85,7 @@ def plan_memory(demands: Demands, config: RuntimeConfig, machine: Machine) -> Me
 
     Raises OutOfMemoryError with the shortfall and the remedies, UsageError for a size or context that cannot be meant.
     """
-    info, moe, stride = demands.info, demands.moe, demands.layout.stride_bytes
+    info, moe, stride = footprint.info, footprint.moe, footprint.layout.stride_bytes
     if said := gpu_option(config):
         raise UsageError(f"{said} is for a GPU, and this run uses none; leave it out, or see why with --device cuda")
     context = wanted_context(info, config)
@@ -166,9 +93,9 @@ def plan_memory(demands: Demands, config: RuntimeConfig, machine: Machine) -> Me
     whole, machine = machine, _within_ram(machine, config)
     free = _left_free(machine) if machine is whole else 0
     while True:
-        activations = activation_bytes(demands, chunk, context, config.threads or machine.cores)
+        activations = activation_bytes(footprint, chunk, context, config.threads or machine.cores)
         kv_bytes = sequence_bytes(info, context)
-        fixed = MemoryPlan(demands.dense_bytes, kv_bytes, activations, context, chunk, 0, stride)
+        fixed = MemoryPlan(footprint.dense_bytes, kv_bytes, activations, context, chunk, 0, stride)
         room = machine.available_bytes - fixed.total_bytes - OVERHEAD_BYTES
         if room >= moe.top_k * stride:
             break
@@ -196,9 +123,9 @@ def reserve_bytes(plan: MemoryPlan, machine: Machine) -> int:
     return min(_left_free(machine), max(MIN_FREE_BYTES, left))
 
 
-def shortenings(plan: MemoryPlan, demands: Demands, config: RuntimeConfig) -> list[str]:
+def shortenings(plan: MemoryPlan, footprint: Footprint, config: RuntimeConfig) -> list[str]:
     """A note for each part of the plan that memory is too short for."""
-    context = wanted_context(demands.info, config)
+    context = wanted_context(footprint.info, config)
     chunk = config.prefill_chunk or (plan.prefill_chunk if isinstance(plan, DevicePlan) else PREFILL_CHUNK)
     limit = "--vram" if isinstance(plan, DevicePlan) else "--ram"
     notes = []
@@ -208,7 +135,7 @@ def shortenings(plan: MemoryPlan, demands: Demands, config: RuntimeConfig) -> li
             f"{limit} where it was given, or insist with --num-ctx {context}"
         )
     if (
-        plan.prefill_chunk < min(chunk, plan.context) and not demands.workspace.source
+        plan.prefill_chunk < min(chunk, plan.context) and not footprint.workspace.source
     ):  # a source goes through as a whole
         notes.append(
             f"memory is short: {plan.prefill_chunk} tokens of a prompt run together instead of {chunk}, which "
@@ -218,7 +145,7 @@ def shortenings(plan: MemoryPlan, demands: Demands, config: RuntimeConfig) -> li
 
 
 def plan_device_memory(
-    demands: Demands,
+    footprint: Footprint,
     config: RuntimeConfig,
     machine: Machine,
     device_free_bytes: int,
@@ -228,12 +155,12 @@ def plan_device_memory(
     """The same for a GPU, whose dense weights, keys, values and activations come first, with host slots behind it.
 
     device_free_bytes: what may still be allocated there, read when the driver's context exists. What is only looked up
-    by row stays on the host, and is not in demands.dense_bytes. A --vram below the card is like a smaller card.
+    by row stays on the host, and is not in footprint.dense_bytes. A --vram below the card is like a smaller card.
     has_display: others need the card too, so that a part of it stays free unless --vram says how much to take.
 
     Raises as plan_memory does.
     """
-    info, moe, stride = demands.info, demands.moe, demands.layout.stride_bytes
+    info, moe, stride = footprint.info, footprint.moe, footprint.layout.stride_bytes
     left = 0
     if has_display and config.vram is None:
         left = max(DISPLAY_LEFT_BYTES, device_total_bytes * DISPLAY_LEFT_PERCENT // 100)
@@ -243,9 +170,9 @@ def plan_device_memory(
     context = wanted_context(info, config)
     while True:
         kv_bytes = sequence_bytes(info, context)
-        room = available - DEVICE_OVERHEAD_BYTES - demands.dense_bytes - kv_bytes
-        chunk = min(config.prefill_chunk or _largest_chunk(demands, context, room // ACTIVATION_SHARE), context)
-        while (slots_room := room - device_activation_bytes(demands, chunk, context)) < moe.top_k * stride:
+        room = available - DEVICE_OVERHEAD_BYTES - footprint.dense_bytes - kv_bytes
+        chunk = min(config.prefill_chunk or _largest_chunk(footprint, context, room // ACTIVATION_SHARE), context)
+        while (slots_room := room - device_activation_bytes(footprint, chunk, context)) < moe.top_k * stride:
             if chunk <= MIN_CHUNK:
                 break
             chunk = max(MIN_CHUNK, chunk // 2)
@@ -254,14 +181,14 @@ def plan_device_memory(
         context = max(MIN_CONTEXT, context // 2)
     num_slots = _wanted_slots(moe, stride, config, slots_room)
     plan = DevicePlan(
-        demands.dense_bytes,
+        footprint.dense_bytes,
         kv_bytes,
         room - slots_room,
         context,
         chunk,
         num_slots,
         stride,
-        *_host_slots(demands, config, machine, num_slots),
+        *_host_slots(footprint, config, machine, num_slots),
         limit,
     )
     if plan.total_bytes + DEVICE_OVERHEAD_BYTES > available:
@@ -269,42 +196,22 @@ def plan_device_memory(
     return plan
 
 
-def device_activation_bytes(demands: Demands, chunk: int, context: int) -> int:
-    """Upper estimate of what a prefill chunk takes of the GPU's memory beside weights, cache and slots.
-
-    A sum of what attention and the experts take by turns: memory of one size seldom serves for another.
-    """
-    info, moe, work, hidden = demands.info, demands.moe, demands.workspace, demands.info.hidden_size
-    chunk = context if work.source else chunk
-    places = chunk * moe.top_k
-    intermediate = max((spec.shape[0] for spec in demands.layout.tensors[:-1]), default=0)
-    state = chunk * hidden * 2 * 4  # hidden state and its norm, f32
-    attention = chunk * work.attention * 8  # f32, and as the products take them
-    layers = chunk * work.token * 4 + work.fixed * 4 * FIXED_COPIES
-    mask = min(ATTENTION_MASK_BYTES, chunk * context * 4)  # bool, a bias of 16 bits, and what makes them
-    mask += _source_bytes(work, context)
-    widened = min(WIDENED_BYTES, hidden * hidden * 8)  # the largest matrix but the head, as bf16: [4 hidden, hidden]
-    routed = chunk * moe.num_experts * 2 * 4 + places * 6 * 4  # logits, probabilities; ids, weights, groups
-    experts = places * (hidden + intermediate) * 4  # output and intermediate of every place, f32
-    return state + attention + layers + mask + widened + routed + experts + info.vocab_size * 8
-
-
-def _largest_chunk(demands: Demands, context: int, room: int) -> int:
+def _largest_chunk(footprint: Footprint, context: int, room: int) -> int:
     """The largest power of two whose activations take no more than `room`, from MIN_CHUNK to MAX_DEVICE_CHUNK."""
     chunk = MAX_DEVICE_CHUNK
-    while chunk > MIN_CHUNK and (chunk >= 2 * context or device_activation_bytes(demands, chunk, context) > room):
+    while chunk > MIN_CHUNK and (chunk >= 2 * context or device_activation_bytes(footprint, chunk, context) > room):
         chunk //= 2
     return chunk
 
 
-def _host_slots(demands: Demands, config: RuntimeConfig, machine: Machine, device_slots: int) -> tuple[int, int]:
+def _host_slots(footprint: Footprint, config: RuntimeConfig, machine: Machine, device_slots: int) -> tuple[int, int]:
     """How many slots the host has, and how many of them may be pinned: as many as memory allows, at most one for each
     expert; where the GPU holds all experts, a ring that they pass through.
 
     Without a --ram, others on the machine keep a part of its memory, unless one token's experts need that. The dense
     weights pass through a small buffer before the slots are taken. Raises OutOfMemoryError.
     """
-    moe, stride = demands.moe, demands.layout.stride_bytes
+    moe, stride = footprint.moe, footprint.layout.stride_bytes
     whole = machine.total_bytes if machine.limited_by == "machine" else 0  # a control group's is what it has left
     whole = whole or machine.available_bytes
     machine = _within_ram(machine, config)
@@ -342,26 +249,26 @@ def _device_shortfall(plan: DevicePlan, available: int, config: RuntimeConfig) -
     )
 
 
-def smallest_device_bytes(demands: Demands) -> tuple[int, int]:
+def smallest_device_bytes(footprint: Footprint) -> tuple[int, int]:
     """The least --vram, and memory of the machine, in which a GPU runs the model: top_k slots, MIN_CONTEXT tokens."""
-    info, moe, stride = demands.info, demands.moe, demands.layout.stride_bytes
+    info, moe, stride = footprint.info, footprint.moe, footprint.layout.stride_bytes
     context = min(MIN_CONTEXT, info.context_length)
-    activations = device_activation_bytes(demands, min(MIN_CHUNK, context), context)
+    activations = device_activation_bytes(footprint, min(MIN_CHUNK, context), context)
     kv_bytes = sequence_bytes(info, context)
     overhead = CONTEXT_BYTES + DEVICE_OVERHEAD_BYTES
     return (
-        overhead + demands.dense_bytes + kv_bytes + activations + moe.top_k * stride,
+        overhead + footprint.dense_bytes + kv_bytes + activations + moe.top_k * stride,
         HOST_OVERHEAD_BYTES + _least_host_slots(moe) * stride,
     )
 
 
-def smallest_bytes(demands: Demands, num_threads: int) -> int:
+def smallest_bytes(footprint: Footprint, num_threads: int) -> int:
     """The least memory that the model runs in, the process itself not counted: top_k slots, MIN_CONTEXT tokens."""
-    info, moe = demands.info, demands.moe
+    info, moe = footprint.info, footprint.moe
     context = min(MIN_CONTEXT, info.context_length)
-    activations = activation_bytes(demands, min(MIN_CHUNK, context), context, num_threads)
-    kv_bytes, cache_bytes = sequence_bytes(info, context), moe.top_k * demands.layout.stride_bytes
-    return demands.dense_bytes + kv_bytes + OVERHEAD_BYTES + activations + cache_bytes
+    activations = activation_bytes(footprint, min(MIN_CHUNK, context), context, num_threads)
+    kv_bytes, cache_bytes = sequence_bytes(info, context), moe.top_k * footprint.layout.stride_bytes
+    return footprint.dense_bytes + kv_bytes + OVERHEAD_BYTES + activations + cache_bytes
 
 
 def _within_ram(machine: Machine, config: RuntimeConfig) -> Machine:

@@ -83,7 +83,7 @@ class Model:
             self.tokenizer.close()
             raise
         self.plan, self.tier = runner.plan, runner.tier
-        for notice in shortenings(runner.plan, context.demands, config):
+        for notice in shortenings(runner.plan, context.footprint, config):
             self._notify(notice)
         load_s = time.perf_counter() - started
         self._generator = Generator(runner, kind, self.tokenizer, stored.manifest.info, attendants, load_s)

@@ -10,7 +10,8 @@ import torch
 from moeinf._native import Kernels, memory_read_rate
 from moeinf.config import gpu_option
 from moeinf.engine.build_context import BuildContext
-from moeinf.engine.memory_plan import Demands, DevicePlan, plan_device_memory, plan_memory
+from moeinf.engine.footprint import Footprint
+from moeinf.engine.memory_plan import DevicePlan, plan_device_memory, plan_memory
 from moeinf.errors import OutOfMemoryError
 from moeinf.gpu.cuda import explain, is_out_of_memory
 from moeinf.gpu.device import Device
@@ -41,25 +42,25 @@ def reason_for_cpu(context: BuildContext, gpu: OpenGpu) -> str | None:
     is more room in front of it. Nothing is measured if the GPU holds every expert. Raises OutOfMemoryError where the
     GPU has no room at all.
     """
-    host, demands = context.host, context.demands
-    plan = plan_device_memory(demands, host.config, host.machine, gpu.free_bytes, gpu.total_bytes, gpu.has_display)
-    total = demands.moe.total_experts
+    host, footprint = context.host, context.footprint
+    plan = plan_device_memory(footprint, host.config, host.machine, gpu.free_bytes, gpu.total_bytes, gpu.has_display)
+    total = footprint.moe.total_experts
     if plan.num_slots == total or gpu_option(host.config):
         return None
     try:
-        on_cpu = plan_memory(demands, host.config, host.machine)
+        on_cpu = plan_memory(footprint, host.config, host.machine)
     except OutOfMemoryError:
         return None
-    return slower(demands, plan, measured(gpu.device, host.kernels)) if on_cpu.num_slots == total else None
+    return slower(footprint, plan, measured(gpu.device, host.kernels)) if on_cpu.num_slots == total else None
 
 
-def slower(demands: Demands, plan: DevicePlan, rates: Rates) -> str | None:
+def slower(footprint: Footprint, plan: DevicePlan, rates: Rates) -> str | None:
     """Returns a line for the user if a token is expected to take longer on the GPU than on the CPU."""
     if not all(rates):
         return None
-    moe = demands.moe
-    experts = moe.num_layers * moe.top_k * demands.layout.stride_bytes
-    token = demands.dense_bytes + experts
+    moe = footprint.moe
+    experts = moe.num_layers * moe.top_k * footprint.layout.stride_bytes
+    token = footprint.dense_bytes + experts
     share = plan.num_slots / moe.total_experts
     missed = MISSED * (1 - share) ** 2 * experts  # as measured for next-use at 10 to 80 %: docs/policies.md
     on_cpu = token / (CPU_SHARE * rates.memory)

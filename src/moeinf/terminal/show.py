@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from moeinf.engine.build_context import demands_of
 from moeinf.engine.dense_weights import DenseFile
-from moeinf.engine.memory_plan import PROCESS_BYTES, Demands, smallest_bytes, smallest_device_bytes
+from moeinf.engine.footprint import Footprint, footprint_of
+from moeinf.engine.memory_plan import PROCESS_BYTES, smallest_bytes, smallest_device_bytes
 from moeinf.errors import StoreError
 from moeinf.hardware import usable_cores
 from moeinf.models.family import family_of
@@ -27,16 +27,16 @@ _NUM_LICENCE_LINES = 2
 
 def needed_bytes(model: StoredModel) -> int:
     """The least --ram that the model runs in, with the smallest cache and the shortest context."""
-    return smallest_bytes(_demands(model), usable_cores()) + PROCESS_BYTES
+    return smallest_bytes(_footprint(model), usable_cores()) + PROCESS_BYTES
 
 
 def needed_on_gpu(model: StoredModel) -> tuple[int, int]:
     """The least memory of a GPU, and of the machine that holds it."""
-    vram, ram = smallest_device_bytes(_demands(model))
+    vram, ram = smallest_device_bytes(_footprint(model))
     return vram, ram + PROCESS_BYTES
 
 
-def _demands(model: StoredModel) -> Demands:
+def _footprint(model: StoredModel) -> Footprint:
     """What the memory plan of a run needs, with the options that the checkpoint sets."""
     config_json = config(model)
     family, beams = family_of(config_json), 1
@@ -45,7 +45,7 @@ def _demands(model: StoredModel) -> Demands:
 
         beams = num_beams_asked(_json_file(model, "generation_config.json") or config_json)
     dense = DenseFile(model, family.tensors, DenseSums(model, ()))  # only its size is asked for
-    return demands_of(model.manifest, dense.memory_bytes, family.workspace, beams)
+    return footprint_of(model.manifest, dense.memory_bytes, family.workspace, beams)
 
 
 def show_lines(model: StoredModel, *, verbose: bool = False) -> list[str]:

@@ -25,9 +25,9 @@ from moeinf.hardware import Machine
 from moeinf.store.library import StoredModel
 from tests.oracles.torch_matrix import TorchMatrixOps
 from tests.oracles.torch_vector import TorchVectorOps
-from tests.support.demands import LARGE, on
 from tests.support.emulated_device import EmulatedDevice, recorded
 from tests.support.fake_device import LateCopier
+from tests.support.footprints import LARGE, on
 from tests.support.gpu.cuda_error import CudaError
 
 CARD = Gpu(0, "Emulated", (8, 6), 13000, 24 << 30, 23 << 30)
@@ -91,7 +91,7 @@ def test_memory_is_looked_at_again_when_the_card_is_open(demo: StoredModel, monk
     looks = iter([Machine(1 << 36, "machine", 1), Machine(1 << 30, "machine", 1)])
     seen: list[int] = []
 
-    def plan(demands: Any, config: RuntimeConfig, machine: Machine, *args: Any) -> Any:
+    def plan(footprint: Any, config: RuntimeConfig, machine: Machine, *args: Any) -> Any:
         seen.append(machine.available_bytes)
         raise OutOfMemoryError("enough seen")
 

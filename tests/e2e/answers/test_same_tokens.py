@@ -12,7 +12,7 @@ import pytest
 from moeinf._native import ExpertKernel, Kernels, available_isas
 from moeinf.config import RuntimeConfig
 from moeinf.config.pull_options import PullOptions
-from moeinf.engine.memory_plan import expert_parts
+from moeinf.engine.footprint import expert_parts
 from moeinf.engine.model import Model
 from moeinf.engine.opening import ModelRunner
 from moeinf.models.cpu.layers import NativeLayers

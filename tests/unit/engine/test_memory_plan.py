@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from moeinf.config import RuntimeConfig
+from moeinf.engine.footprint import Footprint, device_activation_bytes
 from moeinf.engine.memory_plan import (
     CONTEXT_BYTES,
     DEVICE_OVERHEAD_BYTES,
@@ -18,9 +19,7 @@ from moeinf.engine.memory_plan import (
     OVERHEAD_BYTES,
     PROCESS_BYTES,
     RING_BYTES,
-    Demands,
     DevicePlan,
-    device_activation_bytes,
     plan_device_memory,
     plan_memory,
     reserve_bytes,
@@ -31,95 +30,95 @@ from moeinf.engine.memory_plan import (
 from moeinf.errors import OutOfMemoryError, UsageError
 from moeinf.hardware import Machine
 from moeinf.types import MoeShape
-from tests.support.demands import DEMANDS, INFO, LARGE, MIB, WIDE, on
+from tests.support.footprints import FOOTPRINT, INFO, LARGE, MIB, WIDE, on
 
 
 def test_all_that_is_left_becomes_slots() -> None:
-    plan = plan_memory(DEMANDS, RuntimeConfig(), on(1200))
+    plan = plan_memory(FOOTPRINT, RuntimeConfig(), on(1200))
     assert plan.context == 4096 and plan.kv_bytes == 4096 * 100_000
     spare = 1200 * MIB - plan.total_bytes - OVERHEAD_BYTES
     assert 240 * MIB <= spare < 244 * MIB and 2 <= plan.num_slots < 128, "a fifth is left to other programs"
-    large = dataclasses.replace(DEMANDS, moe=MoeShape(80, 256, 2))
+    large = dataclasses.replace(FOOTPRINT, moe=MoeShape(80, 256, 2))
     for available, left in ((4000, 256), (10_000, 500), (50_000, 1024)):  # a twentieth, between 256 MiB and a GiB
         spare = available * MIB - plan_memory(large, RuntimeConfig(), on(available)).total_bytes - OVERHEAD_BYTES
         assert left * MIB <= spare < (left + 4) * MIB
 
 
 def test_memory_that_is_asked_for_is_used_to_the_end() -> None:
-    plan = plan_memory(DEMANDS, RuntimeConfig.of(ram="1200MiB"), on(8000))
+    plan = plan_memory(FOOTPRINT, RuntimeConfig.of(ram="1200MiB"), on(8000))
     spare = 1200 * MIB - PROCESS_BYTES - plan.total_bytes - OVERHEAD_BYTES
     assert 0 <= spare < 4 * MIB and plan.num_slots < 128
 
 
 def test_the_cache_keeps_available_what_its_plan_left_to_others() -> None:
-    automatic = plan_memory(DEMANDS, RuntimeConfig(), on(1200))
+    automatic = plan_memory(FOOTPRINT, RuntimeConfig(), on(1200))
     assert reserve_bytes(automatic, on(1200)) == 240 * MIB
-    asked = plan_memory(DEMANDS, RuntimeConfig.of(expert_cache="400MiB"), on(1200))
+    asked = plan_memory(FOOTPRINT, RuntimeConfig.of(expert_cache="400MiB"), on(1200))
     exact = on(1200 - (1200 * MIB - asked.total_bytes - OVERHEAD_BYTES) // MIB)
     assert reserve_bytes(asked, exact) == MIN_FREE_BYTES, "a cache as it was asked for shrinks only in need"
     assert reserve_bytes(asked, on(100_000)) == 1024 * MIB
 
 
 def test_a_model_that_fits_gets_a_slot_for_every_expert_and_no_more() -> None:
-    assert plan_memory(DEMANDS, RuntimeConfig(), on(100_000)).num_slots == 128
+    assert plan_memory(FOOTPRINT, RuntimeConfig(), on(100_000)).num_slots == 128
 
 
 def test_an_automatic_context_shrinks_before_the_model_is_refused() -> None:
-    plan = plan_memory(DEMANDS, RuntimeConfig(), on(550))
+    plan = plan_memory(FOOTPRINT, RuntimeConfig(), on(550))
     assert MIN_CONTEXT <= plan.context < 4096 and plan.num_slots >= 2
 
 
 def test_what_memory_is_too_short_for_is_noted_and_what_the_user_wants_is_not() -> None:
-    roomy = plan_memory(DEMANDS, RuntimeConfig(), on(1200))
-    assert shortenings(roomy, DEMANDS, RuntimeConfig()) == []
-    short = plan_memory(DEMANDS, RuntimeConfig(), on(550))
-    context, chunk = shortenings(short, DEMANDS, RuntimeConfig())
+    roomy = plan_memory(FOOTPRINT, RuntimeConfig(), on(1200))
+    assert shortenings(roomy, FOOTPRINT, RuntimeConfig()) == []
+    short = plan_memory(FOOTPRINT, RuntimeConfig(), on(550))
+    context, chunk = shortenings(short, FOOTPRINT, RuntimeConfig())
     assert f"the context has {short.context} tokens instead of 4096; " in context and "--num-ctx 4096" in context
     assert f"{short.prefill_chunk} tokens of a prompt run together instead of 512" in chunk
     asked = RuntimeConfig(context=512, prefill_chunk=64)
-    assert shortenings(plan_memory(DEMANDS, asked, on(550)), DEMANDS, asked) == []
+    assert shortenings(plan_memory(FOOTPRINT, asked, on(550)), FOOTPRINT, asked) == []
 
 
 def test_a_context_that_was_asked_for_does_not_shrink() -> None:
     with pytest.raises(OutOfMemoryError, match="for 4096 tokens"):
-        plan_memory(DEMANDS, RuntimeConfig(context=4096), on(550))
+        plan_memory(FOOTPRINT, RuntimeConfig(context=4096), on(550))
 
 
 def test_the_refusal_names_need_room_and_remedies() -> None:
     with pytest.raises(OutOfMemoryError, match=r"dense 300.* 264 MiB available \(machine\).*-ctx.*or free memory$"):
-        plan_memory(DEMANDS, RuntimeConfig(), on(200))
+        plan_memory(FOOTPRINT, RuntimeConfig(), on(200))
 
 
 def test_the_smallest_memory_is_where_the_plan_begins_to_succeed() -> None:
-    smallest = smallest_bytes(DEMANDS, 2)
+    smallest = smallest_bytes(FOOTPRINT, 2)
     config = RuntimeConfig(prefill_chunk=MIN_CONTEXT)
-    assert plan_memory(DEMANDS, config, Machine(smallest, "machine", 2)).num_slots == 2
+    assert plan_memory(FOOTPRINT, config, Machine(smallest, "machine", 2)).num_slots == 2
     with pytest.raises(OutOfMemoryError):
-        plan_memory(DEMANDS, config, Machine(smallest - 1, "machine", 2))
+        plan_memory(FOOTPRINT, config, Machine(smallest - 1, "machine", 2))
 
 
 @pytest.mark.parametrize(("asked", "slots"), [("40%", 51), ("8MiB", 2), ("9MiB", 2), ("1000GiB", 128)])
 def test_a_given_cache_is_counted_in_whole_experts(asked: str, slots: int) -> None:
-    assert plan_memory(DEMANDS, RuntimeConfig.of(expert_cache=asked), on(100_000)).num_slots == slots
+    assert plan_memory(FOOTPRINT, RuntimeConfig.of(expert_cache=asked), on(100_000)).num_slots == slots
 
 
 def test_a_cache_below_one_tokens_experts_is_refused_with_the_least_that_works() -> None:
     with pytest.raises(UsageError, match=r"holds 1 experts of 4\.0 MiB.*at least 8\.0 MiB"):
-        plan_memory(DEMANDS, RuntimeConfig.of(expert_cache="7MiB"), on(100_000))
+        plan_memory(FOOTPRINT, RuntimeConfig.of(expert_cache="7MiB"), on(100_000))
 
 
 def test_a_cache_beyond_the_memory_is_refused_rather_than_cut() -> None:
     with pytest.raises(OutOfMemoryError, match="experts 400"):
-        plan_memory(DEMANDS, RuntimeConfig.of(expert_cache="400MiB"), on(1000))
+        plan_memory(FOOTPRINT, RuntimeConfig.of(expert_cache="400MiB"), on(1000))
 
 
 def test_a_context_beyond_the_models_is_refused() -> None:
     with pytest.raises(UsageError, match=r"32769.*32768"):
-        plan_memory(DEMANDS, RuntimeConfig(context=32769), on(100_000))
+        plan_memory(FOOTPRINT, RuntimeConfig(context=32769), on(100_000))
 
 
 def test_a_short_model_is_not_given_a_longer_context() -> None:
-    short = dataclasses.replace(DEMANDS, info=dataclasses.replace(INFO, context_length=100))
+    short = dataclasses.replace(FOOTPRINT, info=dataclasses.replace(INFO, context_length=100))
     assert plan_memory(short, RuntimeConfig(), on(100_000)).context == 100
 
 
@@ -127,29 +126,31 @@ def test_a_short_model_is_not_given_a_longer_context() -> None:
 
 
 def test_a_budget_below_the_machine_binds_and_is_named_where_it_does_not_suffice() -> None:
-    plan = plan_memory(DEMANDS, RuntimeConfig.of(ram="1200MiB"), on(100_000))
+    plan = plan_memory(FOOTPRINT, RuntimeConfig.of(ram="1200MiB"), on(100_000))
     assert 0 <= 1200 * MIB - PROCESS_BYTES - OVERHEAD_BYTES - plan.total_bytes < 4 * MIB
     with pytest.raises(OutOfMemoryError, match=r"200 MiB available \(--ram 200MiB\); .*or raise --ram$"):
-        plan_memory(DEMANDS, RuntimeConfig.of(ram="200MiB"), on(100_000))
+        plan_memory(FOOTPRINT, RuntimeConfig.of(ram="200MiB"), on(100_000))
 
 
 def test_a_budget_beyond_what_is_available_changes_nothing() -> None:
     machine = on(1200)
-    assert plan_memory(DEMANDS, RuntimeConfig.of(ram="9GiB"), machine) == plan_memory(DEMANDS, RuntimeConfig(), machine)
+    assert plan_memory(FOOTPRINT, RuntimeConfig.of(ram="9GiB"), machine) == plan_memory(
+        FOOTPRINT, RuntimeConfig(), machine
+    )
 
 
 def test_a_percentage_is_of_the_whole_machine() -> None:
     machine = dataclasses.replace(on(3000), total_bytes=4000 * MIB)
-    assert plan_memory(DEMANDS, RuntimeConfig.of(ram="30%"), machine) == plan_memory(
-        DEMANDS, RuntimeConfig.of(ram="1200MiB"), machine
+    assert plan_memory(FOOTPRINT, RuntimeConfig.of(ram="30%"), machine) == plan_memory(
+        FOOTPRINT, RuntimeConfig.of(ram="1200MiB"), machine
     )
 
 
 def test_what_is_for_a_gpu_is_refused_where_none_is_used() -> None:
     with pytest.raises(UsageError, match=r"--vram 8GiB .*this run uses none"):
-        plan_memory(DEMANDS, RuntimeConfig.of(vram="8GiB"), on(100_000))
+        plan_memory(FOOTPRINT, RuntimeConfig.of(vram="8GiB"), on(100_000))
     with pytest.raises(UsageError, match=r"--cpu-experts .*this run uses none"):
-        plan_memory(DEMANDS, RuntimeConfig(cpu_experts=True), on(100_000))
+        plan_memory(FOOTPRINT, RuntimeConfig(cpu_experts=True), on(100_000))
 
 
 # ---- a GPU
@@ -158,9 +159,9 @@ CARD = 24_000 * MIB  # bytes
 
 
 def on_gpu(
-    config: RuntimeConfig | None = None, free: int = CARD, host_mib: int = 200_000, demands: Demands = WIDE
+    config: RuntimeConfig | None = None, free: int = CARD, host_mib: int = 200_000, footprint: Footprint = WIDE
 ) -> DevicePlan:
-    return plan_device_memory(demands, config or RuntimeConfig(), on(host_mib), free, CARD)
+    return plan_device_memory(footprint, config or RuntimeConfig(), on(host_mib), free, CARD)
 
 
 def test_all_of_the_card_that_is_left_becomes_slots() -> None:
@@ -187,9 +188,9 @@ def test_every_expert_may_lie_in_host_memory_and_none_twice() -> None:
 
 def test_a_card_that_holds_every_expert_leaves_the_host_a_ring() -> None:
     small = dataclasses.replace(WIDE, layout=dataclasses.replace(WIDE.layout, stride_bytes=4 * MIB))
-    plan = on_gpu(demands=small)
+    plan = on_gpu(footprint=small)
     assert (plan.num_slots, plan.host_bytes) == (128, RING_BYTES)
-    assert on_gpu(RuntimeConfig.of(expert_cache="50%"), demands=small).host_slots == 128
+    assert on_gpu(RuntimeConfig.of(expert_cache="50%"), footprint=small).host_slots == 128
 
 
 def test_the_host_gets_the_slots_that_its_budget_has_room_for() -> None:
@@ -239,7 +240,7 @@ def test_a_host_without_room_for_one_tokens_experts_is_refused_by_its_own_name()
 def test_a_host_smaller_than_the_dense_weights_suffices() -> None:
     heavy = dataclasses.replace(WIDE, dense_bytes=8000 * MIB)
     assert (
-        on_gpu(RuntimeConfig.of(ram="4000MiB"), demands=heavy).host_bytes
+        on_gpu(RuntimeConfig.of(ram="4000MiB"), footprint=heavy).host_bytes
         == on_gpu(RuntimeConfig.of(ram="4000MiB")).host_bytes
         > 0
     )
@@ -247,7 +248,7 @@ def test_a_host_smaller_than_the_dense_weights_suffices() -> None:
 
 @pytest.mark.parametrize("free_mib", [3000, 6000, 12_000, 24_000])
 def test_an_automatic_chunk_takes_an_eighth_of_what_is_left_at_most(free_mib: int) -> None:
-    plan = on_gpu(RuntimeConfig(context=32768), free=free_mib * MIB + 3_300_000_000, demands=WIDE)
+    plan = on_gpu(RuntimeConfig(context=32768), free=free_mib * MIB + 3_300_000_000, footprint=WIDE)
     room = free_mib * MIB + 3_300_000_000 - DEVICE_OVERHEAD_BYTES - plan.dense_bytes - plan.kv_bytes
     assert plan.prefill_chunk & (plan.prefill_chunk - 1) == 0 and MIN_CHUNK <= plan.prefill_chunk <= MAX_DEVICE_CHUNK
     assert plan.activation_bytes == device_activation_bytes(WIDE, plan.prefill_chunk, 32768)
@@ -302,10 +303,10 @@ def test_the_smallest_card_is_where_its_plan_begins_to_succeed() -> None:
 
 
 def test_a_source_is_planned_for_as_a_whole_whatever_the_chunk() -> None:
-    demands = dataclasses.replace(WIDE, workspace=dataclasses.replace(WIDE.workspace, source=16))
+    footprint = dataclasses.replace(WIDE, workspace=dataclasses.replace(WIDE.workspace, source=16))
     few, many = (RuntimeConfig(prefill_chunk=chunk, context=1024) for chunk in (64, 1024))
-    taken = on_gpu(few, demands=demands).activation_bytes
-    assert taken == on_gpu(many, demands=demands).activation_bytes
+    taken = on_gpu(few, footprint=footprint).activation_bytes
+    assert taken == on_gpu(many, footprint=footprint).activation_bytes
     assert taken > device_activation_bytes(WIDE, 1024, 1024) + 16 * 1024 * 1024 * 4, "scores of 16 heads"
-    on_cpu = [plan_memory(demands, config, on(4000)).activation_bytes for config in (few, many)]
+    on_cpu = [plan_memory(footprint, config, on(4000)).activation_bytes for config in (few, many)]
     assert on_cpu[0] == on_cpu[1]

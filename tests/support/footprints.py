@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from moeinf.engine.memory_plan import Demands
+from moeinf.engine.footprint import Footprint
 from moeinf.hardware import Machine
 from moeinf.types import AttentionSizes, ExpertLayout, ModelInfo, MoeShape, TensorSpec, Workspace
 
@@ -14,7 +14,7 @@ PARTS = tuple(
     TensorSpec(name, "bf16", shape, 0, 1)
     for name, shape in (("gate", (512, 1024)), ("up", (512, 1024)), ("down", (1024, 512)))
 )
-DEMANDS = Demands(
+FOOTPRINT = Footprint(
     INFO,
     MoeShape(8, 16, 2),
     ExpertLayout(PARTS, 4 * MIB, 4 * MIB),
@@ -22,7 +22,7 @@ DEMANDS = Demands(
     Workspace(attention=10_000, inputs=4096, layers=frozenset([AttentionSizes(1024, 8, 8, 128, 0, False)])),
 )
 WIDE = dataclasses.replace(
-    DEMANDS,
+    FOOTPRINT,
     layout=ExpertLayout(
         tuple(
             TensorSpec(name, "bf16", shape, 0, 1)

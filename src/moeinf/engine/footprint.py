@@ -1,0 +1,117 @@
+"""The sizes of a model in memory: its weights, what it keeps of a sequence, and what it needs to compute."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Final
+
+from moeinf import _native
+from moeinf.store.manifest import Manifest
+from moeinf.types import (
+    AttentionSizes,
+    DeltaSizes,
+    ExpertLayout,
+    LatentSizes,
+    LayerSizes,
+    ModelInfo,
+    MoeShape,
+    PassShape,
+    Workspace,
+)
+
+SOURCE_ROWS = 4 * 128  # queries of a source whose scores exist at once, and what makes them (models/beams.py)
+ROUTED_BYTES = 40  # of each expert, for a token: its score, what becomes of that, and where it is sorted to
+ATTENTION_MASK_BYTES: Final = 128 << 20  # of a block of queries, also as a bias (device/vector_ops.py)
+WIDENED_BYTES: Final = 128 << 20  # rows of a quantised matrix that are widened at once (device/matrix_ops.py)
+FIXED_COPIES: Final = 4  # of Workspace.fixed on a GPU: in both types, before and after what is done to it
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """The sizes of a model that the memory plan needs."""
+
+    info: ModelInfo
+    moe: MoeShape
+    layout: ExpertLayout
+    dense_bytes: int  # dense weights that are held in memory
+    workspace: Workspace
+
+
+def footprint_of(manifest: Manifest, dense_bytes: int, workspace: Workspace, num_beams: int) -> Footprint:
+    """Returns the sizes of a stored model. dense_bytes: those of the dense weights that are held in memory.
+
+    Half of an encoder-decoder's keys and values are those of its input, which all beams share. Another layer's keys and
+    values are needed to move beams.
+    """
+    info = manifest.info
+    half = info.kv_bytes_per_token // 2
+    moved = 2 * half * num_beams // info.num_layers if num_beams > 1 else 0
+    info = replace(info, kv_bytes_per_token=info.kv_bytes_per_token + half * (num_beams - 1) + moved)
+    return Footprint(info, manifest.moe, manifest.layout, dense_bytes, workspace)
+
+
+def activation_bytes(footprint: Footprint, chunk: int, context: int, num_threads: int) -> int:
+    """Estimates from above the working memory of a prefill chunk: native workspaces, and the arrays between them."""
+    info, moe, work = footprint.info, footprint.moe, footprint.workspace
+    chunk = context if work.source else chunk  # a source goes through as a whole
+    shape = PassShape(info.dtype, chunk, context, num_threads)
+    arrays = chunk * (4 * info.hidden_size + work.token) * 4  # hidden state, its norm, an output and what scales it
+    routed = chunk * moe.num_experts * ROUTED_BYTES
+    return arrays + routed + _source_bytes(work, context) + workspace_bytes(footprint, shape) + info.vocab_size * 8
+
+
+def workspace_bytes(footprint: Footprint, shape: PassShape) -> int:
+    """Returns what native operations keep: one workspace, which layers use by turns, and another of the experts."""
+    native = [
+        _native.Kernels.linear_workspace_bytes(max(footprint.info.hidden_size, footprint.workspace.inputs), shape),
+        _native.RouterLayer.workspace_bytes(footprint.info.hidden_size, footprint.moe.num_experts, shape),
+        *(_layer_bytes(sizes, shape) for sizes in footprint.workspace.layers),
+    ]
+    experts = _native.ExpertKernel.workspace_bytes(expert_parts(footprint.layout), footprint.moe.top_k, shape)
+    return max(native) + experts + _native.Kernels.expansion_bytes(shape)
+
+
+def _layer_bytes(sizes: LayerSizes, shape: PassShape) -> int:
+    match sizes:
+        case AttentionSizes():
+            return _native.AttentionLayer.workspace_bytes(sizes, shape)
+        case LatentSizes():
+            return _native.LatentLayer.workspace_bytes(sizes, shape)
+        case DeltaSizes():
+            return _native.DeltaLayer.workspace_bytes(sizes, shape)
+
+
+def expert_parts(layout: ExpertLayout) -> dict[str, tuple[str, int, int, int]]:
+    """Returns (format, rows, cols, offset in the block) by name, as ExpertKernel takes them. A bias has one column."""
+    return {t.name: (t.dtype, t.shape[0], math.prod(t.shape[1:]), t.offset_bytes) for t in layout.tensors}
+
+
+def _source_bytes(work: Workspace, context: int) -> int:
+    """What attention within a source takes: scores of each head, and what is added to them."""
+    return work.source * (context + SOURCE_ROWS) * context * 4
+
+
+def sequence_bytes(info: ModelInfo, context: int) -> int:
+    """Returns what a model keeps of a sequence of so many tokens: keys, values and states."""
+    return context * info.kv_bytes_per_token + info.state_bytes
+
+
+def device_activation_bytes(footprint: Footprint, chunk: int, context: int) -> int:
+    """Estimates from above what a prefill chunk takes of the GPU's memory beside weights, cache and slots.
+
+    What attention and experts take by turns is added up, as memory of one size seldom serves for another.
+    """
+    info, moe, work, hidden = footprint.info, footprint.moe, footprint.workspace, footprint.info.hidden_size
+    chunk = context if work.source else chunk
+    places = chunk * moe.top_k
+    intermediate = max((spec.shape[0] for spec in footprint.layout.tensors[:-1]), default=0)
+    state = chunk * hidden * 2 * 4  # hidden state and its norm, f32
+    attention = chunk * work.attention * 8  # f32, and as the products take them
+    layers = chunk * work.token * 4 + work.fixed * 4 * FIXED_COPIES
+    mask = min(ATTENTION_MASK_BYTES, chunk * context * 4)  # bool, a bias of 16 bits, and what makes them
+    mask += _source_bytes(work, context)
+    widened = min(WIDENED_BYTES, hidden * hidden * 8)  # the largest matrix but the head, as bf16: [4 hidden, hidden]
+    routed = chunk * moe.num_experts * 2 * 4 + places * 6 * 4  # logits, probabilities; ids, weights, groups
+    experts = places * (hidden + intermediate) * 4  # output and intermediate of every place, f32
+    return state + attention + layers + mask + widened + routed + experts + info.vocab_size * 8
