@@ -282,6 +282,9 @@ class EncoderInput:
     )
 
 
+Phase = Literal["encode", "prefill", "decode"]  # of a request; only encoder-decoder models encode a source
+
+
 class Routing(NamedTuple):
     """The choice of the router of one MoE layer: ids int64 and weights float32, both [tokens, top_k]."""
 

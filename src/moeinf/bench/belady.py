@@ -7,8 +7,7 @@ from typing import Final
 import numpy as np
 
 from moeinf.bench.traces import Trace
-from moeinf.runtime.policy.trace import Phase
-from moeinf.types import FloatArray, IntArray
+from moeinf.types import FloatArray, IntArray, Phase
 
 BOUND: Final = "belady"  # knows the future: no policy hits more often
 

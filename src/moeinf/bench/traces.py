@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from moeinf.errors import UsageError
-from moeinf.runtime.policy.trace import Phase
-from moeinf.types import IntArray, MoeShape
+from moeinf.types import IntArray, MoeShape, Phase
 
 
 @dataclass(frozen=True, slots=True)

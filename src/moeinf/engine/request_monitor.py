@@ -8,9 +8,8 @@ from moeinf.engine.completion import GenerationStats, Hooks
 from moeinf.engine.opening import ModelRunner
 from moeinf.hardware import peak_rss_bytes
 from moeinf.runtime.cache.stats import CacheStats
-from moeinf.runtime.policy.trace import Phase
 from moeinf.sampling.loop import Interrupted, Timing
-from moeinf.types import Profiler
+from moeinf.types import Phase, Profiler
 
 
 class RequestMonitor:

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from moeinf.runtime.cache.tier import ExpertTier
-from moeinf.runtime.policy.trace import Phase
 from moeinf.runtime.prefetch import Prefetcher
 from moeinf.runtime.routing_check import RoutingCheck
-from moeinf.types import Float32Array, IntArray, Routing
+from moeinf.types import Float32Array, IntArray, Phase, Routing
 
 
 class Observer(Protocol):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Protocol
 
-from moeinf.types import Float32Array
+from moeinf.types import Float32Array, Phase
 
 
 class KvCache(Protocol):
@@ -77,7 +77,7 @@ class Monitor(Protocol):
         """Called between layers. Raises Interrupted where the request is to stop."""
         ...
 
-    def begin(self, phase: Literal["encode", "prefill", "decode"]) -> None:
+    def begin(self, phase: Phase) -> None:
         """Called when a phase of the request begins."""
         ...
 

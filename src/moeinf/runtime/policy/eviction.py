@@ -12,8 +12,8 @@ from moeinf.errors import UsageError
 from moeinf.runtime.policy.eamc import NUM_MATCHES, ActivationCollection, Match, normalise_rows
 from moeinf.runtime.policy.predictors import ReuseModel
 from moeinf.runtime.policy.priority import EPS
-from moeinf.runtime.policy.trace import ActivationMatrix, Phase, count_ids
-from moeinf.types import ExpertId, FloatArray, IntArray, MoeShape
+from moeinf.runtime.policy.trace import ActivationMatrix, count_ids
+from moeinf.types import ExpertId, FloatArray, IntArray, MoeShape, Phase
 
 POLICIES: Final = ("lru", "lfu", "paper", "next-use")
 

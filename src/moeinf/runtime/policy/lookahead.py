@@ -6,8 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from moeinf.runtime.policy.trace import Phase
-from moeinf.types import Float32Array, FloatArray, IntArray, MoeShape
+from moeinf.types import Float32Array, FloatArray, IntArray, MoeShape, Phase
 
 
 class LookAheadPredictor:

@@ -9,8 +9,8 @@ import numpy as np
 from moeinf.errors import UsageError
 from moeinf.runtime.policy.eamc import NUM_MATCHES, ActivationCollection, Match, normalise_rows
 from moeinf.runtime.policy.lookahead import LookAheadPredictor
-from moeinf.runtime.policy.trace import Phase, count_ids
-from moeinf.types import FloatArray, IntArray, MoeShape
+from moeinf.runtime.policy.trace import count_ids
+from moeinf.types import FloatArray, IntArray, MoeShape, Phase
 
 PREDICTORS: Final = ("eamc", "frequency", "cross-layer", "look-ahead")
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 
-from moeinf.types import IntArray, MoeShape
-
-Phase = Literal["encode", "prefill", "decode"]  # of a request; only encoder-decoder models encode a source
-
+from moeinf.types import IntArray, MoeShape, Phase
 
 ROWS_AT_ONCE: Final = 4096  # routings kept before they are counted together: a call of numpy for each costs more
 
