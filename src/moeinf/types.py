@@ -10,7 +10,8 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from types import EllipsisType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
 
 if TYPE_CHECKING:  # list, show and the policies need these types but must not pay for importing torch
     import numpy as np
@@ -292,13 +293,71 @@ class Routing(NamedTuple):
     weights: Float32Array
 
 
-Hidden = Any  # [tokens, hidden_size] float32, of the library that computes: numpy on the CPU, torch on a GPU
+A = TypeVar("A", bound="Array")
+Index = slice | EllipsisType | tuple[slice | int | EllipsisType | None, ...]
 
 
-class Experts(Protocol):
+class Array(Protocol):
+    """An array of the library that computes, numpy's on the CPU or torch's on a GPU: what is written once for both
+    uses of it only what is listed here."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def T(self: A) -> A: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self: A, index: Index, /) -> A: ...
+
+    def __setitem__(self: A, index: Index, value: A | float, /) -> None: ...
+
+    def __add__(self: A, other: A | float, /) -> A: ...
+
+    def __sub__(self: A, other: A | float, /) -> A: ...
+
+    def __mul__(self: A, other: A | float, /) -> A: ...
+
+    def __truediv__(self: A, other: A | float, /) -> A: ...
+
+    def __pow__(self: A, other: float, /) -> A: ...
+
+    def __matmul__(self: A, other: A, /) -> A: ...
+
+    def __rmul__(self: A, other: float, /) -> A: ...
+
+    def __neg__(self: A) -> A: ...
+
+    def __abs__(self: A) -> A: ...
+
+    def reshape(self: A, first: int, /, *rest: int) -> A: ...
+
+    def swapaxes(self: A, first: int, second: int, /) -> A: ...
+
+    def cumsum(self: A, axis: int, /) -> A: ...
+
+    # Comparisons give an array of truth values, which numpy types as another class than one of numbers.
+
+    def __eq__(self: A, other: A | float, /) -> Any: ...  # type: ignore[override]
+
+    def __ne__(self: A, other: A | float, /) -> Any: ...  # type: ignore[override]
+
+    def __le__(self: A, other: A | float, /) -> Any: ...
+
+    def __gt__(self: A, other: A | float, /) -> Any: ...
+
+
+Hidden = Array  # [tokens, hidden_size] float32
+R = TypeVar("R")  # the routing of a device: Routing, or its twin on a GPU
+R_contra = TypeVar("R_contra", contravariant=True)
+A_contra = TypeVar("A_contra", bound=Array, contravariant=True)
+
+
+class ExpertsOf(Protocol[A_contra, R_contra]):
     """All that a model knows of its experts, wherever they are. A routing is of the library that computes, too."""
 
-    def run(self, layer: int, hidden: Hidden, routing: Any, out: Hidden) -> None:
+    def run(self, layer: int, hidden: A_contra, routing: R_contra, out: A_contra) -> None:
         """Adds the weighted sum of the routed experts' outputs to `out`."""
         ...
 
@@ -307,9 +366,12 @@ class Experts(Protocol):
         """Whether `expect` is worth calling, as a look-ahead predictor is in use."""
         ...
 
-    def expect(self, layer: int, guess: Any) -> None:
+    def expect(self, layer: int, guess: R_contra) -> None:
         """Takes a guess at the routing of a later layer, made before the input of that layer is known."""
         ...
+
+
+Experts = ExpertsOf[Array, object]  # of whatever device: a family passes routings on without looking into them
 
 
 class ReadDone(NamedTuple):

@@ -93,8 +93,10 @@ def test_routers_choose_and_weigh_as_the_published_code(sigmoid: bool, groups: i
         normalise=False,
         corrected=sigmoid,
     )
-    weights = NativeWeights(Kernels(1), {name: stored(tensor) for name, tensor in tensors.items()})
-    router = (SigmoidRouter if sigmoid else SoftmaxRouter)(weights, config, "gate.", NormConfig("norm.weight", 1e-6))
+    weights: Any = NativeWeights(Kernels(1), {name: stored(tensor) for name, tensor in tensors.items()})
+    router: Any = (SigmoidRouter if sigmoid else SoftmaxRouter)(
+        weights, config, "gate.", NormConfig("norm.weight", 1e-6)
+    )
     x = torch.randn(TOKENS, HIDDEN)
     hidden, routing = router(x.numpy())
     ours = torch.zeros(TOKENS, EXPERTS).scatter_(1, torch.from_numpy(routing.ids), torch.from_numpy(routing.weights))
@@ -162,8 +164,10 @@ def test_a_long_prompt_is_attended_with_piece_by_piece() -> None:
     shapes = latent_shapes(decoder, config) | {"model.layers.0.input_layernorm.weight": (hidden_size,)}
     torch.manual_seed(6)
     tensors = {name: stored(torch.randn(shape) / shape[-1] ** 0.5) for name, shape in shapes.items()}
-    layers, rope = NativeLayers(Kernels(1), tensors, "f32"), decoder.attention.rope
-    attention, positions = LatentAttention(layers, decoder, config, 0), layers.rotary(rope, 512)
+    layers: Any = NativeLayers(Kernels(1), tensors, "f32")
+    rope = decoder.attention.rope
+    attention: Any = LatentAttention(layers, decoder, config, 0)
+    positions = layers.rotary(rope, 512)
     prompt: np.ndarray = np.random.default_rng(8).standard_normal((300, hidden_size)).astype(np.float32)
 
     def attended(passes: list[int]) -> np.ndarray:

@@ -14,9 +14,22 @@ from moeinf.models.layers.attention_config import Shapes, attention_workspace
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, attention_of_all_layers, outer_shapes
 from moeinf.models.layers.encoder_decoder import EncoderDecoder
 from moeinf.models.layers.moe_plan import GatedExperts, block_workspace, gated_experts_plan, plan_info
-from moeinf.models.layers.protocol import Layers
+from moeinf.models.layers.protocol import Layers, LayersOf, P, of_any_device
 from moeinf.models.registry import MODULES, SUPPORTED
-from moeinf.types import DTYPE_BYTES, DType, EncoderInput, Experts, ModelInfo, MoeShape, Profiler, TensorPlan, Workspace
+from moeinf.types import (
+    DTYPE_BYTES,
+    A,
+    DType,
+    EncoderInput,
+    Experts,
+    ExpertsOf,
+    ModelInfo,
+    MoeShape,
+    Profiler,
+    R,
+    TensorPlan,
+    Workspace,
+)
 
 # num_experts, num_local_experts, n_routed_experts, moe_num_experts, num_moe_experts, moe_expert_num, ...; not those
 # that all tokens share, nor how many a token uses.
@@ -58,9 +71,13 @@ class DecoderFamily(Family):
     moe: MoeShape
     num_shared_experts: int = 0
 
-    @abstractmethod
-    def build(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
+    def build(self, layers: LayersOf[A, P, R], experts: ExpertsOf[A, R], profiler: Profiler) -> Decoder:
         """The model that runs, made of the layers of one device."""
+        return self.assemble(*of_any_device(layers, experts), profiler)
+
+    @abstractmethod
+    def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
+        """As `build`, spelled out once for all devices."""
 
     # ---- the tensors of a checkpoint, by what reads them
 
@@ -115,9 +132,13 @@ class EncoderDecoderFamily(Family):
 
     encoder_input: EncoderInput
 
-    @abstractmethod
-    def build(self, layers: Layers, experts: Experts, profiler: Profiler) -> EncoderDecoder:
+    def build(self, layers: LayersOf[A, P, R], experts: ExpertsOf[A, R], profiler: Profiler) -> EncoderDecoder:
         """The model that runs, made of the layers of one device."""
+        return self.assemble(*of_any_device(layers, experts), profiler)
+
+    @abstractmethod
+    def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> EncoderDecoder:
+        """As `build`, spelled out once for all devices."""
 
 
 AnyFamily = DecoderFamily | EncoderDecoderFamily

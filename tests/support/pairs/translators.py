@@ -17,7 +17,7 @@ from moeinf.models.family import EncoderDecoderFamily, family_of
 from moeinf.models.layers.encoder_decoder import EncoderDecoder
 from moeinf.sampling.beam_search import BeamSearch, search_beams
 from moeinf.sampling.loop import Timing
-from moeinf.types import Experts, Float32Array, Profiler, Routing
+from moeinf.types import ExpertsOf, Float32Array, Profiler, Routing
 from tests.support.pairs.experts import resident_experts, stored
 from tests.support.tiny_models import all_configs, reference
 
@@ -35,7 +35,7 @@ class Watched:
 
     wants_expectations = False
 
-    def __init__(self, experts: Experts) -> None:
+    def __init__(self, experts: ExpertsOf[Float32Array, Routing]) -> None:
         self._experts = experts
         self.layers: list[int] = []
 

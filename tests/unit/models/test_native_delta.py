@@ -49,7 +49,7 @@ def layers_of(config: DeltaConfig, kernels: _native.Kernels) -> NativeLayers:
     )
 
 
-def stale(layer: DeltaNet | NativeDeltaNet) -> Cache:
+def stale(layer: DeltaNet[Float32Array] | NativeDeltaNet) -> Cache:
     """A cache as another sequence left it, with numbers in what is only written."""
     rng, state = np.random.default_rng(4), layer.new_state(1)
     for array in (state.conv, state.new_conv, state.heads, state.new_heads):
@@ -62,19 +62,21 @@ def hidden(config: DeltaConfig, tokens: int) -> Float32Array:
 
 
 def given(
-    layer: DeltaNet | NativeDeltaNet, cache: Cache, x: Float32Array, passes: tuple[int, ...] | None = None
-) -> tuple[Float32Array, DeltaState]:
+    layer: DeltaNet[Float32Array] | NativeDeltaNet, cache: Cache, x: Float32Array, passes: tuple[int, ...] | None = None
+) -> tuple[Float32Array, DeltaState[Float32Array]]:
     """What the layer adds to x, in passes of so many tokens, and the state that they leave."""
     out = x.copy()
     ends = np.cumsum(passes or (len(x),)).tolist()
     for start, end in zip([0, *ends[:-1]], ends, strict=True):
         layer.add_to(out[start:end], cache, None)
         cache.commit()
-    state: DeltaState = cache.states[0]
+    state: DeltaState[Float32Array] = cache.states[0]
     return out - x, state
 
 
-def assert_close(ours: tuple[Float32Array, DeltaState], theirs: tuple[Float32Array, DeltaState]) -> None:
+def assert_close(
+    ours: tuple[Float32Array, DeltaState[Float32Array]], theirs: tuple[Float32Array, DeltaState[Float32Array]]
+) -> None:
     for a, b in zip((ours[0], ours[1].conv, ours[1].heads), (theirs[0], theirs[1].conv, theirs[1].heads), strict=True):
         assert np.abs(a - b).max() < CLOSE * max(1.0, float(np.abs(b).max()))
 

@@ -23,7 +23,8 @@ def routed(math: Any, scores: Any, jitter: float) -> tuple[Any, Any]:
         norm=lambda *_: lambda x: x,
         routing=lambda ids, weights: (ids, weights),
     )
-    chosen: tuple[Any, Any] = Sparsemixer(weights, "gate", norm, scores.shape[-1], jitter)(scores)[1]
+    router: Any = Sparsemixer(weights, "gate", norm, scores.shape[-1], jitter)
+    chosen: tuple[Any, Any] = router(scores)[1]
     return chosen
 
 

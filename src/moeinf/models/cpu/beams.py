@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from moeinf.models.cpu.math import NumpyMath
 from moeinf.models.layers.attention_config import Heads
 from moeinf.models.layers.encoder_decoder import attended, split_heads
 from moeinf.models.layers.kv_cache import Cache
-from moeinf.types import Float32Array, IntArray
+from moeinf.types import Float32Array
 
 
 class HostBeams:
@@ -30,7 +28,7 @@ class HostBeams:
     def read_source(self, keys: Float32Array, values: Float32Array) -> None:
         self._source = split_heads(keys, 1, self._num_heads), split_heads(values, 1, self._num_heads)
 
-    def keep(self, beams: IntArray, length: int) -> None:
+    def keep(self, beams: np.ndarray, length: int) -> None:
         for cache in (self._keys, self._values):
             cache[: len(beams), :, :length] = cache[beams, :, :length]
 
@@ -42,7 +40,7 @@ class HostBeams:
         return mixture
 
     def over_past(
-        self, q: Float32Array, k: Float32Array, v: Float32Array, cache: Cache, positions: Any
+        self, q: Float32Array, k: Float32Array, v: Float32Array, cache: Cache, positions: object
     ) -> Float32Array:
         beams, first = cache.beams, cache.length
         end = first + len(q) // beams

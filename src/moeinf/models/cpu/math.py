@@ -6,78 +6,90 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from moeinf.models.layers.array_math import Array
+from moeinf.types import Float32Array
 
 
 class NumpyMath:
     """See moeinf.models.layers.array_math.ArrayMath."""
 
-    def sigmoid(self, x: Array) -> Array:
+    def sigmoid(self, x: Float32Array) -> Float32Array:
         with np.errstate(over="ignore"):  # exp(-x) of a very negative x is infinite, and the result 0
-            return 1 / (1 + np.exp(-x))
+            y: np.ndarray = 1 / (1 + np.exp(-x))
+        return y
 
-    def silu(self, x: Array) -> Array:
+    def silu(self, x: Float32Array) -> Float32Array:
         return x * self.sigmoid(x)
 
-    def relu(self, x: Array) -> Array:
-        return np.maximum(x, 0)
+    def relu(self, x: Float32Array) -> Float32Array:
+        y: Float32Array = np.maximum(x, 0)
+        return y
 
-    def gelu(self, x: Array) -> Array:
-        return x * np.float32(0.5) * (1 + _erf(x * np.float32(0.5**0.5)))
+    def gelu(self, x: Float32Array) -> Float32Array:
+        y: Float32Array = x * np.float32(0.5) * (1 + _erf(x * np.float32(0.5**0.5)))
+        return y
 
-    def gelu_tanh(self, x: Array) -> Array:
-        return np.float32(0.5) * x * (1 + np.tanh(np.float32((2 / np.pi) ** 0.5) * (x + np.float32(0.044715) * x**3)))
+    def gelu_tanh(self, x: Float32Array) -> Float32Array:
+        y: Float32Array = (
+            np.float32(0.5) * x * (1 + np.tanh(np.float32((2 / np.pi) ** 0.5) * (x + np.float32(0.044715) * x**3)))
+        )
+        return y
 
-    def softplus(self, x: Array) -> Array:
-        return np.logaddexp(x, np.float32(0))
+    def softplus(self, x: Float32Array) -> Float32Array:
+        y: Float32Array = np.logaddexp(x, np.float32(0))
+        return y
 
-    def exp(self, x: Array) -> Array:
+    def exp(self, x: Float32Array) -> Float32Array:
         return np.exp(x)
 
-    def tanh(self, x: Array) -> Array:
+    def tanh(self, x: Float32Array) -> Float32Array:
         return np.tanh(x)
 
-    def softmax(self, x: Array) -> Array:
+    def softmax(self, x: Float32Array) -> Float32Array:
         e = np.exp(x - x.max(-1, keepdims=True))
-        return e / e.sum(-1, keepdims=True)
+        y: Float32Array = e / e.sum(-1, keepdims=True)
+        return y
 
-    def clip(self, x: Array, low: float, high: float) -> Array:
+    def clip(self, x: Float32Array, low: float, high: float) -> Float32Array:
         return np.clip(x, np.float32(low), np.float32(high))
 
-    def where(self, condition: Array, x: Array, y: Array | float) -> Array:
+    def where(self, condition: np.ndarray, x: Float32Array, y: Float32Array | float) -> Float32Array:
         return np.where(condition, x, np.float32(y) if isinstance(y, float) else y)
 
-    def concatenate(self, parts: Sequence[Array], axis: int) -> Array:
+    def concatenate(self, parts: Sequence[Float32Array], axis: int) -> Float32Array:
         return np.concatenate(parts, axis)
 
-    def einsum(self, spec: str, *operands: Array) -> Array:
-        return np.einsum(spec, *operands, optimize=True)
+    def einsum(self, spec: str, *operands: Float32Array) -> Float32Array:
+        y: Float32Array = np.einsum(spec, *operands, optimize=True)
+        return y
 
-    def zeros(self, shape: tuple[int, ...]) -> Array:
+    def zeros(self, shape: tuple[int, ...]) -> Float32Array:
         return np.zeros(shape, np.float32)
 
-    def of_host(self, values: np.ndarray) -> Array:
+    def of_host(self, values: np.ndarray) -> np.ndarray:
         return values
 
-    def sum(self, x: Array, axis: int, keepdims: bool) -> Array:
-        return x.sum(axis, keepdims=keepdims)
+    def sum(self, x: Float32Array, axis: int, keepdims: bool) -> Float32Array:
+        y: Float32Array = x.sum(axis, keepdims=keepdims)
+        return y
 
-    def max(self, x: Array, axis: int, keepdims: bool) -> Array:
-        return x.max(axis, keepdims=keepdims)
+    def max(self, x: Float32Array, axis: int, keepdims: bool) -> Float32Array:
+        y: Float32Array = x.max(axis, keepdims=keepdims)
+        return y
 
-    def solve_unit_lower(self, a: Array, b: Array) -> Array:
+    def solve_unit_lower(self, a: Float32Array, b: Float32Array) -> Float32Array:
         return np.linalg.solve(a + np.eye(a.shape[-1], dtype=np.float32), b)
 
-    def top_k(self, x: Array, k: int) -> Array:
+    def top_k(self, x: Float32Array, k: int) -> np.ndarray:
         return np.argsort(-x, axis=-1, kind="stable")[..., :k].astype(np.int64)
 
-    def take(self, x: Array, indices: Array) -> Array:
+    def take(self, x: Float32Array, indices: np.ndarray) -> Float32Array:
         return np.take_along_axis(x, indices, -1)
 
 
-def _erf(x: Array) -> Array:
+def _erf(x: Float32Array) -> Float32Array:
     """Abramowitz and Stegun 7.1.26, in float64: within 1.5e-7."""
     z = np.abs(x.astype(np.float64))
     t = 1 / (1 + 0.3275911 * z)
     poly = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
-    return (np.sign(x) * (1 - poly * np.exp(-z * z))).astype(np.float32)
+    y: Float32Array = (np.sign(x) * (1 - poly * np.exp(-z * z))).astype(np.float32)
+    return y

@@ -10,7 +10,7 @@ from moeinf import _native
 from moeinf.models.cpu.math import NumpyMath
 from moeinf.models.layers.attention_config import NormConfig, NormKind
 from moeinf.models.layers.weights import StoredTensor, vector
-from moeinf.types import Float32Array, IntArray, Routing
+from moeinf.types import Float32Array, Routing
 
 
 class NativeWeights:
@@ -41,7 +41,7 @@ class NativeWeights:
             return weight, self.vector(name.removesuffix("weight") + "bias")
         return (weight + 1 if kind == "rms+1" else weight), None
 
-    def routing(self, ids: IntArray, weights: Float32Array) -> Routing:
+    def routing(self, ids: np.ndarray, weights: Float32Array) -> Routing:
         return Routing(ids, np.ascontiguousarray(weights, np.float32))
 
 

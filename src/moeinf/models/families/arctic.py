@@ -65,7 +65,7 @@ class ParallelBlock(MoeBlock):
         super().__init__(moe_layer, router, experts, profiler)
         self._mlp = mlp
         self.attention = RoutedAhead(self, attention)
-        self.routed: tuple[Hidden, Any] | None = None
+        self.routed: tuple[Hidden, object] | None = None
 
     def route(self, x: Hidden) -> None:
         self.routed = self.router(x)
@@ -109,7 +109,7 @@ class Family(DecoderFamily):
         self._config = c = Config.parse(config)
         self.decoder, self.moe = c.decoder, c.moe
 
-    def build(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
+    def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
         c, attentions, blocks = self._config, list[Attention](), list[Block]()
         for i in range(c.decoder.num_layers):
             prefix, norm = f"model.layers.{i}.block_sparse_moe.", c.decoder.block_norm(i)

@@ -8,7 +8,6 @@ from typing import Any
 
 from moeinf.models.family import DecoderFamily
 from moeinf.models.fields import Fields
-from moeinf.models.layers.array_math import Array
 from moeinf.models.layers.attention_config import NormConfig, Shapes
 from moeinf.models.layers.decoder import Decoder, DecoderConfig
 from moeinf.models.layers.deepseek_moe import DeepseekMoe, Groups
@@ -21,7 +20,7 @@ from moeinf.models.layers.mla import (
     parse_latent,
 )
 from moeinf.models.layers.protocol import Layers, Weights
-from moeinf.types import Experts, Hidden, Profiler, Routing, TensorPlan, Workspace
+from moeinf.types import Array, Experts, Hidden, Profiler, TensorPlan, Workspace
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,7 @@ class SoftmaxRouter:
         self._norm, self._gate = weights.norm(norm), weights.linear(f"{gate}weight")
         self._groups = Groups(weights.math, config)
 
-    def __call__(self, x: Hidden) -> tuple[Hidden, Routing]:
+    def __call__(self, x: Hidden) -> tuple[Hidden, object]:
         c, math = self._config, self._math
         hidden = self._norm(x)
         kept = self._groups.kept(math.softmax(self._gate(hidden)), self._best, 0.0)
@@ -65,7 +64,7 @@ class SoftmaxRouter:
             weights = weights / (math.sum(weights, -1, True) + 1e-20)
         else:
             weights = weights * c.scaling
-        routing: Routing = self._routing(ids, weights)
+        routing = self._routing(ids, weights)
         return hidden, routing
 
     def _best(self, grouped: Array) -> Array:
@@ -79,7 +78,7 @@ class Family(DecoderFamily):
         self._config = c = Config.parse(config)
         self.decoder, self.moe, self.num_shared_experts = c.decoder, c.blocks.moe, c.blocks.num_shared_experts
 
-    def build(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
+    def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
         c = self._config
         blocks = c.blocks.blocks(c.decoder, layers, experts, profiler, SoftmaxRouter)
         attention = [LatentAttention(layers, c.decoder, c.latent, i) for i in range(c.decoder.num_layers)]

@@ -65,7 +65,7 @@ class BiasedRouter:
         self._weights, self._top_k = weights, top_k
         self._gate, self._norm = weights.linear(f"{prefix}weight", f"{prefix}bias"), weights.norm(norm)
 
-    def __call__(self, x: Hidden) -> tuple[Hidden, Any]:
+    def __call__(self, x: Hidden) -> tuple[Hidden, object]:
         hidden, math = self._norm(x), self._weights.math
         scores = self._gate(hidden)  # [tokens, experts]
         ids = math.top_k(scores, self._top_k)
@@ -79,7 +79,7 @@ class Family(DecoderFamily):
         self._config = c = Config.parse(config)
         self.decoder, self.moe = c.decoder, c.moe
 
-    def build(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
+    def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
         c, blocks = self._config, list[Block]()
         for i, block in enumerate(self._blocks()):
             router = BiasedRouter(layers.weights, f"{block}router.", c.decoder.block_norm(i), c.moe.top_k)

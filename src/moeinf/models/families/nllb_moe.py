@@ -13,7 +13,6 @@ import numpy as np
 from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.models.family import EncoderDecoderFamily
 from moeinf.models.fields import MOST_LAYERS, Fields, moe_shape
-from moeinf.models.layers.array_math import Array
 from moeinf.models.layers.attention_config import Heads, NormConfig, Shapes
 from moeinf.models.layers.encoder_decoder import (
     AnswerDecoder,
@@ -30,6 +29,7 @@ from moeinf.models.layers.moe_block import MoeBlock
 from moeinf.models.layers.moe_plan import PlainExperts, Seq2seqSizes, block_workspace, plain_experts_plan, seq2seq_info
 from moeinf.models.layers.protocol import Block, Layers, Weights
 from moeinf.types import (
+    Array,
     DType,
     EncoderInput,
     Experts,
@@ -169,7 +169,7 @@ class Router:
         self._weight = weights.vector(f"{prefix}classifier.weight").reshape(c.moe.num_experts, c.hidden_size)
         self._bias = weights.vector(f"{prefix}classifier.bias") if c.router_bias else np.float32(0)
 
-    def __call__(self, x: Hidden) -> tuple[Hidden, Any]:
+    def __call__(self, x: Hidden) -> tuple[Hidden, object]:
         math, hidden = self._weights.math, self._norm(x)
         probabilities = math.softmax(hidden @ self._weight.T + self._bias)
         ids = math.top_k(probabilities, 2)
@@ -189,7 +189,8 @@ class Router:
         number = math.concatenate(
             [nth_of_its_expert(math, first, experts), before + nth_of_its_expert(math, second, experts)], 1
         )
-        return number <= ceil(self._capacity * len(ids))
+        within: Array = number <= ceil(self._capacity * len(ids))
+        return within
 
 
 def sinusoids(positions: IntArray, hidden_size: int) -> Float32Array:
@@ -215,7 +216,7 @@ class Family(EncoderDecoderFamily):
             languages=True,
         )
 
-    def build(self, layers: Layers, experts: Experts, profiler: Profiler) -> EncoderDecoder:
+    def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> EncoderDecoder:
         c, weights, moe_layer = self._config, layers.weights, 0
         encoder, decoder = list[EncoderLayer](), list[DecoderLayer]()
 
@@ -242,7 +243,8 @@ class Family(EncoderDecoderFamily):
 
         def embed(token_ids: Sequence[int], positions: IntArray) -> Hidden:
             waves = weights.math.of_host(sinusoids(positions + first_position, c.hidden_size))
-            return embedding(token_ids) * np.float32(c.embedding_scale) + waves
+            x: Hidden = embedding(token_ids) * np.float32(c.embedding_scale) + waves
+            return x
 
         head_norm, product = norm(f"{c.prefix}decoder."), weights.linear(HEAD if HEAD in weights else shared)
         return EncoderDecoder(

@@ -39,7 +39,7 @@ class Family(DecoderFamily):
         self._config = c = Config.parse(config)
         self.decoder, self.moe = c.decoder, c.moe
 
-    def build(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
+    def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
         c, blocks = self._config, list[Block]()
         for i, block in enumerate(self._blocks()):
             router = layers.softmax_router(

@@ -48,7 +48,7 @@ class Sparsemixer:
         self._gate, self._norm = weights.linear(gate), weights.norm(norm)
         self._numbers = self._math.of_host(np.arange(num_experts))
 
-    def __call__(self, x: Hidden) -> tuple[Hidden, Any]:
+    def __call__(self, x: Hidden) -> tuple[Hidden, object]:
         hidden = self._norm(x)
         scores = self._gate(hidden)  # [tokens, experts]
         ids = self._math.top_k(scores, 2)
@@ -70,7 +70,7 @@ class Family(DecoderFamily):
         self._config = c = Config.parse(config)
         self.decoder, self.moe = c.decoder, c.moe
 
-    def build(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
+    def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
         c, blocks = self._config, list[Block]()
         for i, block in enumerate(self._blocks()):
             norm = c.decoder.block_norm(i)

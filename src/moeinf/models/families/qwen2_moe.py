@@ -50,7 +50,7 @@ class Family(DecoderFamily):
         self._config = c = Config.parse(config)
         self.decoder, self.moe, self.num_shared_experts = c.decoder, c.blocks.moe, c.blocks.num_shared_experts
 
-    def build(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
+    def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
         c = self._config
         blocks = c.blocks.blocks(c.decoder, layers, experts, profiler)
         return Decoder(c.decoder, layers, blocks, experts, profiler)

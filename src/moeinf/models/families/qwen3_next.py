@@ -57,7 +57,7 @@ class Family(DecoderFamily):
         self._config = c
         self.decoder, self.moe, self.num_shared_experts = c.decoder, c.blocks.moe, c.blocks.num_shared_experts
 
-    def build(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
+    def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
         c, attention = self._config, list[Attention]()
         for i in range(c.decoder.num_layers):
             attention.append(

@@ -13,7 +13,6 @@ import numpy as np
 from moeinf.errors import CheckpointError
 from moeinf.models.family import EncoderDecoderFamily
 from moeinf.models.fields import MOST_LAYERS, Fields, moe_shape
-from moeinf.models.layers.array_math import Array
 from moeinf.models.layers.attention_config import Heads, NormConfig, Shapes
 from moeinf.models.layers.encoder_decoder import (
     AnswerDecoder,
@@ -30,6 +29,7 @@ from moeinf.models.layers.moe_block import MoeBlock
 from moeinf.models.layers.moe_plan import PlainExperts, Seq2seqSizes, block_workspace, plain_experts_plan, seq2seq_info
 from moeinf.models.layers.protocol import Block, Layers, Weights
 from moeinf.types import (
+    Array,
     DType,
     EncoderInput,
     Experts,
@@ -132,7 +132,7 @@ class Router:
         self._weight = weights.vector(f"{prefix}classifier.weight").reshape(c.moe.num_experts, c.hidden_size)
         self._bias = weights.vector(f"{prefix}classifier.bias") if c.router_bias else np.float32(0)
 
-    def __call__(self, x: Hidden) -> tuple[Hidden, Any]:
+    def __call__(self, x: Hidden) -> tuple[Hidden, object]:
         math, hidden = self._weights.math, self._norm(x)
         probabilities = math.softmax(hidden @ self._weight.T + self._bias)
         ids = math.top_k(probabilities, 1)
@@ -161,7 +161,8 @@ class RelativeBias:
 
     def __call__(self, ahead: IntArray) -> Array:
         """ahead [...]: place of the key less place of the query -> [heads, ...]"""
-        return self._table[:, self._of_host(self._bucket(ahead))]
+        bucket: Any = self._of_host(self._bucket(ahead))  # numpy types an index otherwise than numbers
+        return self._table[:, bucket]
 
     def _bucket(self, ahead: IntArray) -> IntArray:
         num, offset = self._num_buckets, np.zeros_like(ahead)
@@ -187,7 +188,7 @@ class Family(EncoderDecoderFamily):
             f.count("decoder_start_token_id", 0, minimum=0), f.count("eos_token_id", 1, minimum=0), sum(c.encoder)
         )
 
-    def build(self, layers: Layers, experts: Experts, profiler: Profiler) -> EncoderDecoder:
+    def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> EncoderDecoder:
         c, weights, moe_layer = self._config, layers.weights, 0
         encoder, decoder = list[EncoderLayer](), list[DecoderLayer]()
 

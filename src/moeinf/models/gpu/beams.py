@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from moeinf.gpu.matrix import MAX_ROWS
 from moeinf.gpu.vector_ops import AttentionForm, HeadForm, KeyValues, VectorOps
+from moeinf.models.gpu.rotary import DevicePositions
 from moeinf.models.layers.attention_config import Heads
 from moeinf.models.layers.kv_cache import Cache
 
@@ -54,7 +53,7 @@ class DeviceBeams:
         self._vectors.attend(groups, source, self._last_of_source, 0, AttentionForm(self._scale), out)
         return out.view(self._num_heads, rows, -1).transpose(0, 1).reshape(q.shape)
 
-    def over_past(self, q: Tensor, k: Tensor, v: Tensor, cache: Cache, positions: Any) -> Tensor:
+    def over_past(self, q: Tensor, k: Tensor, v: Tensor, cache: Cache, positions: DevicePositions) -> Tensor:
         tokens = len(q) // cache.beams
         queries, k, v = (part.view(tokens, -1) for part in (q, k, v))
         past = KeyValues(*(kept[: cache.beams].flatten(0, 1) for kept in self._past))

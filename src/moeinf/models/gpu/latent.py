@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from moeinf.gpu.vector_ops import AttentionForm, KeyValues, VectorOps
+from moeinf.models.gpu.rotary import DevicePositions
 from moeinf.models.layers.attention_config import LatentHeads
 from moeinf.models.layers.kv_cache import Cache
 
@@ -43,7 +42,7 @@ class DeviceLatentCore:
     def new_state(self, capacity: int) -> DeviceLatentState:
         return DeviceLatentState(self._into.device, self._rank + self._rope.rotary_dim, capacity, self._dtype)
 
-    def store(self, rows: Tensor, cache: Cache, positions: Any) -> None:
+    def store(self, rows: Tensor, cache: Cache, positions: DevicePositions) -> None:
         state: DeviceLatentState = cache.states[self._layer]
         where = _positions(positions, 0, len(rows))
         rotated = self._rotated(rows[:, None], positions, where)[:, 0]
@@ -52,12 +51,12 @@ class DeviceLatentCore:
     def at_once(self, tokens: int) -> int:
         return tokens  # so that weights are read once; `attend` goes piece by piece through what takes most memory
 
-    def attend(self, queries: Tensor, cache: Cache, positions: Any, at: int) -> Tensor:
+    def attend(self, queries: Tensor, cache: Cache, positions: DevicePositions, at: int) -> Tensor:
         size = max(1, _NUMBERS // (self._num_heads * (self._rank + self._rope.rotary_dim)))
         pieces = [self._attended(queries[i : i + size], cache, positions, at + i) for i in range(0, len(queries), size)]
         return torch.cat(pieces)
 
-    def _attended(self, queries: Tensor, cache: Cache, positions: Any, at: int) -> Tensor:
+    def _attended(self, queries: Tensor, cache: Cache, positions: DevicePositions, at: int) -> Tensor:
         tokens, heads, state = len(queries), self._num_heads, cache.states[self._layer]
         plain, end = torch.split(queries.view(tokens, heads, -1), [self._nope_dim, self._rope.rotary_dim], -1)
         inside = torch.cat([_by_head(plain, self._into), end], -1)
@@ -69,7 +68,7 @@ class DeviceLatentCore:
         mixed = out.view(tokens, heads, -1)[..., : self._rank]
         return _by_head(mixed, self._out_of).reshape(tokens, -1)
 
-    def _rotated(self, x: Tensor, positions: Any, where: Tensor) -> Tensor:
+    def _rotated(self, x: Tensor, positions: DevicePositions, where: Tensor) -> Tensor:
         """x [tokens, heads, rank + rotary_dim], the last rotary_dim of each head rotated."""
         cos, sin = (table.index_select(0, where)[:, None] for table in (positions.cos, positions.sin))
         rest, end = torch.split(x, [self._rank, self._rope.rotary_dim], -1)
@@ -82,7 +81,7 @@ def _by_head(x: Tensor, weights: Tensor) -> Tensor:
     return torch.bmm(x.transpose(0, 1).to(weights.dtype), weights).float().transpose(0, 1)
 
 
-def _positions(positions: Any, at: int, tokens: int) -> Tensor:
+def _positions(positions: DevicePositions, at: int, tokens: int) -> Tensor:
     """Of the tokens from `at` of a pass: int64 [tokens]."""
     first: Tensor = positions.position
     return first + torch.arange(at, at + tokens, device=first.device)

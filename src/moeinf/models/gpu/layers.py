@@ -69,7 +69,7 @@ class DeviceLayers:
         past = torch.zeros(shape, device=kind)
         return DeviceBeams(self.weights.ops.vectors, heads, past, self._spare, bias)
 
-    def delta_net(self, config: DeltaConfig, site: AttentionSite) -> DeltaNet:
+    def delta_net(self, config: DeltaConfig, site: AttentionSite) -> DeltaNet[Tensor]:
         return DeltaNet(self.weights, config, site)
 
     def softmax_router(self, gate: str, norm: NormConfig, top_k: int, *, normalise: bool) -> DeviceSoftmaxRouter:

@@ -10,13 +10,13 @@ import numpy as np
 
 from moeinf.errors import CheckpointError
 from moeinf.models.fields import MOST_LAYERS, Fields, moe_shape
-from moeinf.models.layers.array_math import Array, ArrayMath
+from moeinf.models.layers.array_math import ArrayMath
 from moeinf.models.layers.attention_config import MLP_NAMES, NormConfig, Shapes, mlp_shapes
 from moeinf.models.layers.decoder import DecoderConfig
 from moeinf.models.layers.moe_block import MoeBlock, SharedExpert
 from moeinf.models.layers.moe_plan import GatedExperts
 from moeinf.models.layers.protocol import Block, Layers, Router, Weights
-from moeinf.types import Experts, Hidden, MoeShape, Profiler, Routing
+from moeinf.types import Array, Experts, Hidden, MoeShape, Profiler
 
 MakeRouter = Callable[[Weights, "DeepseekMoe", str, NormConfig], Router]  # the string: prefix of the gate's tensors
 
@@ -130,7 +130,7 @@ class Groups:
         grouped = scores.reshape(len(scores), self._count, -1)
         chosen = self._math.top_k(of_group(grouped), self._used)
         is_chosen = (chosen[..., None] == self._numbers).any(1)
-        return self._math.where(is_chosen[..., None], grouped, instead).reshape(scores.shape)
+        return self._math.where(is_chosen[..., None], grouped, instead).reshape(*scores.shape)
 
 
 class SigmoidRouter:
@@ -146,7 +146,7 @@ class SigmoidRouter:
         self._bias = weights.vector(f"{gate}e_score_correction_bias")
         self._groups = Groups(weights.math, config)
 
-    def __call__(self, x: Hidden) -> tuple[Hidden, Routing]:
+    def __call__(self, x: Hidden) -> tuple[Hidden, object]:
         c, math = self._config, self._math
         hidden = self._norm(x)
         scores = math.sigmoid(self._gate(hidden))
@@ -155,7 +155,7 @@ class SigmoidRouter:
         weights = math.take(scores, ids)
         if c.normalise:
             weights = weights / (math.sum(weights, -1, True) + 1e-20)
-        routing: Routing = self._routing(ids, weights * c.scaling)
+        routing = self._routing(ids, weights * c.scaling)
         return hidden, routing
 
     def _best_two(self, grouped: Array) -> Array:

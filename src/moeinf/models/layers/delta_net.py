@@ -7,20 +7,22 @@ Of a head with keys k and queries q of length 1, values v, decay a in (0, 1) and
 
 from __future__ import annotations
 
+from typing import Generic
+
 import numpy as np
 
-from moeinf.models.layers.array_math import Array, ArrayMath
+from moeinf.models.layers.array_math import ArrayMathOf
 from moeinf.models.layers.attention_config import AttentionSite, NormConfig
 from moeinf.models.layers.delta_config import SLICE, DeltaConfig
 from moeinf.models.layers.kv_cache import Cache
-from moeinf.models.layers.protocol import Positions, Weights
-from moeinf.types import Hidden
+from moeinf.models.layers.protocol import WeightsOf
+from moeinf.types import A
 
 CHUNK = 64  # tokens of one triangular system; the published kernels' number
 UNIT_EPS = 1e-6  # under the root that gives queries and keys length 1, as in the published kernels
 
 
-class DeltaState:
+class DeltaState(Generic[A]):
     """What the last tokens leave for the next: the inputs of the convolution, and S of each head.
 
     A pass reads `conv` and `heads` and writes `new_conv` and `new_heads`, which count when it is over (`commit`): one
@@ -29,7 +31,7 @@ class DeltaState:
 
     rewinds = False
 
-    def __init__(self, config: DeltaConfig, math: ArrayMath) -> None:
+    def __init__(self, config: DeltaConfig, math: ArrayMathOf[A]) -> None:
         self.conv, self.new_conv = (math.zeros((config.kernel - 1, config.channels)) for _ in range(2))
         self.heads, self.new_heads = (
             math.zeros((config.num_value_heads, config.key_dim, config.value_dim)) for _ in range(2)
@@ -49,13 +51,13 @@ class DeltaState:
         self.heads[...] = 0
 
 
-class DeltaNet:
+class DeltaNet(Generic[A]):
     """See Layers.delta_net: spelled out in the layers' math, for a GPU, and as the twin of models/cpu/delta.py.
 
     State and arithmetic are float32.
     """
 
-    def __init__(self, weights: Weights, config: DeltaConfig, site: AttentionSite) -> None:
+    def __init__(self, weights: WeightsOf[A, object], config: DeltaConfig, site: AttentionSite) -> None:
         c, prefix = config, site.prefix
         self._config, self._math, self._layer = config, weights.math, site.layer
         self._norm = weights.norm(NormConfig(site.norm, c.norm_eps, "rms+1"))
@@ -68,17 +70,17 @@ class DeltaNet:
         self._output = weights.linear(f"{prefix}out_proj.weight")
         self._rule = DeltaRule(self._math)
 
-    def new_state(self, capacity: int) -> DeltaState:
+    def new_state(self, capacity: int) -> DeltaState[A]:
         return DeltaState(self._config, self._math)
 
-    def add_to(self, x: Hidden, cache: Cache, positions: Positions) -> None:
-        state: DeltaState = cache.states[self._layer]
+    def add_to(self, x: A, cache: Cache, positions: object) -> None:
+        state: DeltaState[A] = cache.states[self._layer]
         conv, heads = state.conv, state.heads
         for start in range(0, len(x), SLICE):
             self._add_to(x[start : start + SLICE], state, conv, heads)
             conv, heads = state.new_conv, state.new_heads
 
-    def _add_to(self, x: Hidden, state: DeltaState, conv: Array, heads: Array) -> None:
+    def _add_to(self, x: A, state: DeltaState[A], conv: A, heads: A) -> None:
         """conv, heads: what the tokens before left."""
         c, math, tokens = self._config, self._math, len(x)
         qkv, z, rate, step = self._projected(self._norm(x))
@@ -90,7 +92,7 @@ class DeltaNet:
         gated = self._head_norm(out.reshape(-1, c.value_dim)) * math.silu(z.reshape(-1, c.value_dim))
         x += self._output(gated.reshape(tokens, c.values))
 
-    def _projected(self, hidden: Hidden) -> tuple[Array, Array, Array, Array]:
+    def _projected(self, hidden: A) -> tuple[A, A, A, A]:
         """[tokens, channels], then the gate [tokens, values], and of each value head what makes rate and decay."""
         c, tokens = self._config, len(hidden)
         parts = [project(hidden) for project in self._projections]
@@ -103,7 +105,7 @@ class DeltaNet:
         q, k, v, z = (part.reshape(tokens, -1) for part in qkvz)
         return (self._math.concatenate([q, k, v], 1), z, rate.reshape(tokens, -1), step.reshape(tokens, -1))
 
-    def _convolved(self, qkv: Array, conv: Array, new_conv: Array) -> Array:
+    def _convolved(self, qkv: A, conv: A, new_conv: A) -> A:
         """silu of each channel's weighted sum over its last `kernel` tokens."""
         tokens, seen = len(qkv), self._math.concatenate([conv, qkv], 0)
         new_conv[...] = seen[tokens:]
@@ -112,11 +114,11 @@ class DeltaNet:
             total += seen[i : i + tokens] * taps
         return self._math.silu(total)
 
-    def _unit(self, x: Array) -> Array:
+    def _unit(self, x: A) -> A:
         return x / (self._math.sum(x * x, -1, True) + UNIT_EPS) ** 0.5
 
 
-class DeltaRule:
+class DeltaRule(Generic[A]):
     """The recurrence over the tokens of a pass, CHUNK tokens at once (arXiv 2412.06464, section 3.3).
 
     With decays multiplied up within the chunk, the corrections b (v - (a S)^T k) of all its tokens are the solution of
@@ -124,14 +126,12 @@ class DeltaRule:
     rounding alone, on the tokens that it is computed with.
     """
 
-    def __init__(self, math: ArrayMath) -> None:
+    def __init__(self, math: ArrayMathOf[A]) -> None:
         self._math = math
         ones = np.ones((CHUNK, CHUNK), np.float32)
         self._seen, self._before = math.of_host(np.tril(ones)), math.of_host(np.tril(ones, -1))  # of a token: which
 
-    def __call__(
-        self, q: Array, k: Array, v: Array, decay: Array, rate: Array, state: Array, new_state: Array
-    ) -> Array:
+    def __call__(self, q: A, k: A, v: A, decay: A, rate: A, state: A, new_state: A) -> A:
         """-> [tokens, value heads, value_dim]; fills new_state, which may be state.
 
         q, k [tokens, key heads, key_dim]; v [tokens, value heads, value_dim]; decay (log a), rate (b) [tokens, value
@@ -150,7 +150,7 @@ class DeltaRule:
         out = outputs[0] if len(outputs) == 1 else self._math.concatenate(outputs, 2)
         return out.reshape(-1, tokens, v.shape[-1]).swapaxes(0, 1)
 
-    def _chunk(self, parts: tuple[Array, ...], old: Array, new: Array) -> Array:
+    def _chunk(self, parts: tuple[A, ...], old: A, new: A) -> A:
         """parts: as given, but [key heads, shared by, tokens, ...]; old, new [key heads, shared by, ...]."""
         q, k, v, decay, rate = parts
         math, tokens, decay = self._math, q.shape[2], decay.cumsum(2)
@@ -173,7 +173,7 @@ class DeltaRule:
         return out
 
 
-def _split(x: Array, sizes: tuple[int, ...]) -> list[Array]:
+def _split(x: A, sizes: tuple[int, ...]) -> list[A]:
     """The last dimension in pieces of these sizes, and what is left."""
     ends = np.cumsum((0, *sizes)).tolist()
     return [x[..., start:end] for start, end in zip(ends, [*ends[1:], x.shape[-1]], strict=True)]

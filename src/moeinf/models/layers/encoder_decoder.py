@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from moeinf.models.layers.array_math import Array, ArrayMath
+from moeinf.models.layers.array_math import ArrayMath, ArrayMathOf
 from moeinf.models.layers.attention_config import Heads
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.moe_block import MoeBlock
 from moeinf.models.layers.protocol import Beams, Block, Layers, Positions, Weights
-from moeinf.types import Experts, Float32Array, Hidden, IntArray, Profiler
+from moeinf.types import A, Array, Experts, Float32Array, Hidden, IntArray, Profiler
 
 QUERIES_AT_ONCE = 128  # of a source: bounds what their scores take
 
@@ -47,12 +47,12 @@ class SourceCache(Cache):
         self.beams, self._kept = 1, None
 
 
-def split_heads(x: Array, beams: int, num_heads: int) -> Array:
+def split_heads(x: A, beams: int, num_heads: int) -> A:
     """[beams * tokens, heads * head_dim] -> [beams, heads, tokens, head_dim]"""
     return x.reshape(beams, len(x) // beams, num_heads, -1).swapaxes(1, 2)
 
 
-def attended(math: ArrayMath, q: Array, keys: Array, values: Array, scale: float, bias: Array | None) -> Array:
+def attended(math: ArrayMathOf[A], q: A, keys: A, values: A, scale: float, bias: A | None) -> A:
     """softmax(scale * q keys^T + bias) values, [beams * tokens, heads * head_dim].
 
     q [beams, heads, tokens, head_dim]; keys, values [beams or 1, heads, positions, head_dim]; bias [heads or 1, tokens,

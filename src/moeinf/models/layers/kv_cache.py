@@ -26,8 +26,8 @@ class Cache:
 
     beams = 1  # sequences that a pass goes on with side by side
 
-    def __init__(self, states: Sequence[Any], capacity: int) -> None:
-        self.states = list(states)  # by decoder layer; whoever made the layer knows what its state is
+    def __init__(self, states: Sequence[LayerState], capacity: int) -> None:
+        self.states: list[Any] = list(states)  # by decoder layer; whoever made the layer knows what its state is
         self.capacity = capacity
         self.length = 0  # tokens that every layer has stored
 

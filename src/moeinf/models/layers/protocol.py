@@ -7,50 +7,53 @@ Hidden states [tokens, hidden] are float32: numpy arrays on the CPU (models/cpu)
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol, TypeVar, cast
 
-from moeinf.models.layers.array_math import ArrayMath
+from moeinf.models.layers.array_math import ArrayMathOf
 from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, Heads, LatentHeads, NormConfig
 from moeinf.models.layers.delta_config import DeltaConfig
 from moeinf.models.layers.kv_cache import Cache, LayerState
 from moeinf.models.layers.rope import Rope
-from moeinf.types import Float32Array, Hidden
+from moeinf.types import A, A_contra, Array, Experts, ExpertsOf, Float32Array, R
 
-Positions = Any  # of the tokens of one pass, as Layers.rotary gives them and Layers.attention takes them
+# Each protocol is of a device's arrays A, positions P (as `rotary` gives them and `attention` takes them), routing R.
+P = TypeVar("P")
+P_contra = TypeVar("P_contra", contravariant=True)
+R_co = TypeVar("R_co", covariant=True)
 
 
-class Attention(Protocol):
+class AttentionOf(Protocol[A_contra, P_contra]):
     def new_state(self, capacity: int) -> LayerState:
         """What this layer keeps of a sequence, with room for so many tokens."""
         ...
 
-    def add_to(self, x: Hidden, cache: Cache, positions: Positions) -> None:
+    def add_to(self, x: A_contra, cache: Cache, positions: P_contra) -> None:
         """x += residual * attention(norm(x)); stores what it keeps of the tokens behind those seen."""
         ...
 
 
-class Block(Protocol):
+class BlockOf(Protocol[A_contra]):
     """What follows attention: the experts, or a dense MLP."""
 
-    def add_to(self, x: Hidden) -> None:
+    def add_to(self, x: A_contra) -> None:
         """x += block(norm(x)), which a family may multiply by a number of its own."""
         ...
 
 
-class Router(Protocol):
+class RouterOf(Protocol[A, R_co]):
     """A norm and a choice of experts; spelled out in the file of each family that has its own."""
 
-    def __call__(self, x: Hidden) -> tuple[Hidden, Any]:
+    def __call__(self, x: A) -> tuple[A, R_co]:
         """x [tokens, hidden] -> norm(x), what the experts are given, and the Routing, best expert first."""
         ...
 
 
-class LatentCore(Protocol):
+class LatentCoreOf(Protocol[A, P_contra]):
     """Causal attention of all heads to one row a token: a latent, and the rotated key that all heads share (mla.py)."""
 
     def new_state(self, capacity: int) -> LayerState: ...
 
-    def store(self, rows: Hidden, cache: Cache, positions: Positions) -> None:
+    def store(self, rows: A, cache: Cache, positions: P_contra) -> None:
         """rows [tokens, rank + rotary_dim]: rotated at their ends, and stored behind those seen."""
         ...
 
@@ -58,38 +61,38 @@ class LatentCore(Protocol):
         """How many of the tokens of a pass to attend with in one call, for the memory that their queries take."""
         ...
 
-    def attend(self, queries: Hidden, cache: Cache, positions: Positions, at: int) -> Hidden:
+    def attend(self, queries: A, cache: Cache, positions: P_contra, at: int) -> A:
         """queries [tokens, heads * (qk_nope_head_dim + rotary_dim)], not rotated yet -> [tokens, heads * value_dim].
 
         They are those of the tokens from `at` of the pass, whose rows have been stored."""
         ...
 
 
-class Beams(LayerState, Protocol):
+class BeamsOf(LayerState, Protocol[A, P_contra]):
     """Keys and values of one decoder layer, float32: of the source, one for all beams, and of what each has decoded.
 
     q, k, v [beams * tokens, heads * head_dim]: one token of each of cache.beams, or several tokens of a single beam.
     """
 
-    def read_source(self, keys: Hidden, values: Hidden) -> None:
+    def read_source(self, keys: A, values: A) -> None:
         """keys, values [tokens, heads * head_dim] of a new source."""
         ...
 
-    def keep(self, beams: Any, length: int) -> None:
+    def keep(self, beams: A, length: int) -> None:
         """The numbered beams (an int64 array of the library that computes) go on, each as often as it is named, with
         their first `length` tokens."""
         ...
 
-    def over_source(self, q: Hidden) -> Hidden:
+    def over_source(self, q: A) -> A:
         """Whatever beam a row belongs to, it sees all of the source."""
         ...
 
-    def over_past(self, q: Hidden, k: Hidden, v: Hidden, cache: Cache, positions: Positions) -> Hidden:
+    def over_past(self, q: A, k: A, v: A, cache: Cache, positions: P_contra) -> A:
         """Stores k and v behind cache.length; each token sees its own beam up to itself."""
         ...
 
 
-class Weights(Protocol):
+class WeightsOf(Protocol[A, R_co]):
     """The dense weights of a model, by checkpoint name, and what is computed with a single one of them.
 
     Names were checked by the tensor plan: KeyError for others. A family that has layers of its own spells them out with
@@ -97,85 +100,100 @@ class Weights(Protocol):
     """
 
     @property
-    def math(self) -> ArrayMath: ...
+    def math(self) -> ArrayMathOf[A]: ...
 
     def __contains__(self, name: str) -> bool: ...
 
-    def vector(self, name: str) -> Hidden:
+    def vector(self, name: str) -> A:
         """A norm, a bias or another small tensor, in float32, flattened."""
         ...
 
-    def linear(self, name: str, bias: str | None = None) -> Callable[[Hidden], Hidden]:
+    def linear(self, name: str, bias: str | None = None) -> Callable[[A], A]:
         """x [tokens, cols] -> x w^T + bias, [tokens, rows]."""
         ...
 
-    def norm(self, config: NormConfig) -> Callable[[Hidden], Hidden]: ...
+    def norm(self, config: NormConfig) -> Callable[[A], A]: ...
 
-    def routing(self, ids: Hidden, weights: Hidden) -> Any:
+    def routing(self, ids: A, weights: A) -> R_co:
         """Routing of what math.top_k chose; weights [tokens, top_k]."""
         ...
 
 
-class Layers(Protocol):
+class LayersOf(Protocol[A, P, R_co]):
     """Whole layers that compute on one device, made of the weights that their names begin with."""
 
     @property
-    def weights(self) -> Weights: ...
+    def weights(self) -> WeightsOf[A, R_co]: ...
 
     def begin_pass(self, num_tokens: int) -> None:
         """What is computed from here on is part of a pass over so many tokens, in however many calls: on the CPU the
         number decides what is rounded and in which order sums are made, and not the size of a call."""
         ...
 
-    def embedding(self, name: str) -> Callable[[Sequence[int]], Hidden]:
+    def embedding(self, name: str) -> Callable[[Sequence[int]], A]:
         """Token ids to hidden states."""
         ...
 
-    def rotary(self, rope: Rope | None, context_length: int) -> Callable[[int, int, int], Positions]:
+    def rotary(self, rope: Rope | None, context_length: int) -> Callable[[int, int, int], P]:
         """(first position, tokens, what the sequence has room for) to what `attention` takes."""
         ...
 
-    def attention(self, config: AttentionConfig, site: AttentionSite) -> Attention:
+    def attention(self, config: AttentionConfig, site: AttentionSite) -> AttentionOf[A, P]:
         """Causal attention with grouped keys and values, and the norm in front of it, under Hugging Face names."""
         ...
 
-    def latent_core(self, keys_values: str, heads: LatentHeads, layer: int) -> LatentCore:
+    def latent_core(self, keys_values: str, heads: LatentHeads, layer: int) -> LatentCoreOf[A, P]:
         """keys_values [heads * (qk_nope_head_dim + value_dim), rank], not quantised: for each head W_UK, then W_UV.
 
         The last rotary_dim numbers of a row, and of each head's query, are rotated.
         """
         ...
 
-    def beams(self, heads: Heads, capacity: int, num_beams: int, bias: Hidden | None) -> Beams:
+    def beams(self, heads: Heads, capacity: int, num_beams: int, bias: A | None) -> BeamsOf[A, P]:
         """With room for so many tokens of so many beams; bias [heads, capacity]: added to the scores of what a beam has
         decoded, by how many positions back that lies."""
         ...
 
-    def delta_net(self, config: DeltaConfig, site: AttentionSite) -> Attention:
+    def delta_net(self, config: DeltaConfig, site: AttentionSite) -> AttentionOf[A, P]:
         """Gated DeltaNet, of the tensors that delta_shapes names, and the norm "rms+1" in front of it."""
         ...
 
-    def softmax_router(self, gate: str, norm: NormConfig, top_k: int, *, normalise: bool) -> Router:
+    def softmax_router(self, gate: str, norm: NormConfig, top_k: int, *, normalise: bool) -> RouterOf[A, R_co]:
         """Norm ("rms" or "rms+1"), then softmax over all experts, and of these the best k; `normalise` makes their
         weights sum to 1."""
         ...
 
-    def gated_mlp(self, prefix: str, norm: NormConfig) -> Block:
+    def gated_mlp(self, prefix: str, norm: NormConfig) -> BlockOf[A]:
         """down(silu(gate(x)) * up(x)), and the norm in front of it."""
         ...
 
-    def head(
-        self, matrix: str, norm: NormConfig, scale: float = 1.0, bias: str | None = None
-    ) -> Callable[[Hidden], Hidden]:
+    def head(self, matrix: str, norm: NormConfig, scale: float = 1.0, bias: str | None = None) -> Callable[[A], A]:
         """The norm at the end and the matrix that makes logits, which are multiplied by `scale`."""
         ...
 
-    def run_or_replay(
-        self, compute: Callable[[Hidden, Positions], Hidden], x: Hidden, positions: Positions, cache: Any
-    ) -> Float32Array:
+    def run_or_replay(self, compute: Callable[[A, P], A], x: A, positions: P, cache: Cache) -> Float32Array:
         """compute(x, positions), the layers of one pass over a cache, as logits in host memory.
 
         The CPU calls `compute` every time. A GPU calls it for a prompt; of a decode step it records the work that
         `compute` submits the first time, and replays that afterwards without calling it. So what `compute` does on the
         host must not matter to a later step."""
         ...
+
+
+# Of whatever device: what a family is written with. It passes positions and routings on without looking into them.
+Positions = object
+Attention = AttentionOf[Array, Positions]
+Block = BlockOf[Array]
+Router = RouterOf[Array, object]
+LatentCore = LatentCoreOf[Array, Positions]
+Beams = BeamsOf[Array, Positions]
+Weights = WeightsOf[Array, object]
+Layers = LayersOf[Array, Positions, object]
+
+
+def of_any_device(layers: LayersOf[A, P, R], experts: ExpertsOf[A, R]) -> tuple[Layers, Experts]:
+    """The same objects, in the types that a family is written with.
+
+    The signature checks that both are of one device; a family brings nothing of another device to them.
+    """
+    return cast("Layers", layers), cast("Experts", experts)
