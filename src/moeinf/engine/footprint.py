@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Final
 
-from moeinf import _native
+import moeinf._native as _native
 from moeinf.store.manifest import Manifest
 from moeinf.types import (
     AttentionSizes,

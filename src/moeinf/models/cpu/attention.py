@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from moeinf import _native
+import moeinf._native as _native
 from moeinf.models.cpu.weights import NativeWeights
 from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite
 from moeinf.models.layers.kv_cache import Cache

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from moeinf import _native
+import moeinf._native as _native
 from moeinf.models.cpu.weights import NativeWeights
 from moeinf.models.layers.attention_config import AttentionSite
 from moeinf.models.layers.delta_config import DeltaConfig

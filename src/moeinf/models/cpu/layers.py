@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from moeinf import _native
+import moeinf._native as _native
 from moeinf.models.cpu.attention import Angles, NativeAttention
 from moeinf.models.cpu.beams import HostBeams
 from moeinf.models.cpu.delta import NativeDeltaNet

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from moeinf import _native
+import moeinf._native as _native
 from moeinf.models.cpu.math import NumpyMath
 from moeinf.models.layers.attention_config import NormConfig, NormKind
 from moeinf.models.layers.weights import StoredTensor, vector
