@@ -25,6 +25,10 @@ class Fields:
     def where(self) -> str:
         return self._where
 
+    def __contains__(self, name: str) -> bool:
+        """Whether the field is there, be it null."""
+        return name in self._values
+
     def get(self, name: str) -> Any:
         return self._values.get(name)
 

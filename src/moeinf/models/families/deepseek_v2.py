@@ -10,7 +10,7 @@ from moeinf.models.family import DecoderFamily
 from moeinf.models.fields import Fields
 from moeinf.models.layers.attention_config import NormConfig, Shapes
 from moeinf.models.layers.decoder import Decoder, DecoderConfig
-from moeinf.models.layers.deepseek_moe import DeepseekMoe, Groups
+from moeinf.models.layers.deepseek_moe import DeepseekMoe, Groups, MakeRouter
 from moeinf.models.layers.mla import (
     LatentAttention,
     LatentConfig,
@@ -30,8 +30,7 @@ class Config:
     blocks: DeepseekMoe
 
     @staticmethod
-    def parse(config: dict[str, Any]) -> Config:
-        f = Fields(config)
+    def parse(f: Fields) -> Config:
         f.only("scoring_func", "softmax", None)
         f.only("topk_method", "greedy", "group_limited_greedy", None)
         f.only("mlp_bias", False, None)
@@ -72,15 +71,22 @@ class SoftmaxRouter:
 
 
 class Family(DecoderFamily):
+    """What DeepSeek-V2 and its successors share; a successor has fields and a router of its own."""
+
     name = "deepseek_v2"
+    parse = staticmethod(Config.parse)
 
     def __init__(self, config: dict[str, Any]) -> None:
-        self._config = c = Config.parse(config)
+        self._config = c = self.parse(Fields(config))
         self.decoder, self.moe, self.num_shared_experts = c.decoder, c.blocks.moe, c.blocks.num_shared_experts
+
+    @property
+    def router(self) -> MakeRouter:
+        return SoftmaxRouter
 
     def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
         c = self._config
-        blocks = c.blocks.blocks(c.decoder, layers, experts, profiler, SoftmaxRouter)
+        blocks = c.blocks.blocks(c.decoder, layers, experts, profiler, self.router)
         attention = [LatentAttention(layers, c.decoder, c.latent, i) for i in range(c.decoder.num_layers)]
         return Decoder(c.decoder, layers, blocks, experts, profiler, attention)
 

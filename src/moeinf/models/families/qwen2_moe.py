@@ -21,8 +21,7 @@ class Config:
     blocks: QwenMoe
 
     @staticmethod
-    def parse(config: dict[str, Any]) -> Config:
-        f = Fields(config)
+    def parse(f: Fields) -> Config:
         f.only("attention_bias", False, None)  # its name here is qkv_bias
         decoder = parse_decoder(f, norm_eps=1e-6, theta=1e4)
         attention = replace(decoder.attention, bias=f.flag("qkv_bias", True))
@@ -44,10 +43,13 @@ def _windows(f: Fields, num_layers: int) -> tuple[int | None, ...] | None:
 
 
 class Family(DecoderFamily):
+    """What Qwen2-MoE and Qwen3-MoE share; the second has fields of its own."""
+
     name = "qwen2_moe"
+    parse = staticmethod(Config.parse)
 
     def __init__(self, config: dict[str, Any]) -> None:
-        self._config = c = Config.parse(config)
+        self._config = c = self.parse(Fields(config))
         self.decoder, self.moe, self.num_shared_experts = c.decoder, c.blocks.moe, c.blocks.num_shared_experts
 
     def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
