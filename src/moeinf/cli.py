@@ -12,9 +12,10 @@ import typer
 
 from moeinf import __version__
 from moeinf.config import RuntimeConfig
-from moeinf.config.environment import debug_wanted, store_home, unknown_variables
+from moeinf.config.environment import api_key, debug_wanted, store_home, unknown_variables
 from moeinf.config.option import option_of
 from moeinf.config.pull_options import PullOptions
+from moeinf.config.server_options import ServerOptions, keys_of
 from moeinf.errors import ModelNotFoundError, MoeinfError, OutputError, UsageError
 from moeinf.sampling.params import SamplingParams
 from moeinf.terminal.arguments.chat_options import ChatOptions
@@ -55,7 +56,7 @@ def top(
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks; may stand anywhere on the line.")] = False,
 ) -> None:
-    for line in unknown_variables(RuntimeConfig, SamplingParams):
+    for line in unknown_variables(RuntimeConfig, SamplingParams, ServerOptions):
         print(f"note: {line}", file=sys.stderr)
     if ctx.invoked_subcommand is None:
         print(ctx.get_help())
@@ -286,6 +287,22 @@ def bench(
             ("\n" if output in ("table", "md") else "") + profile_text(rows),
             file=sys.stdout if output in ("table", "md") else sys.stderr,
         )
+
+
+@app.command()
+@with_flags()
+def serve(*, options: ServerOptions, config: RuntimeConfig) -> None:
+    """Serve the OpenAI API over the stored models (also: start)."""
+    from moeinf.server.serve import log_to_stderr
+    from moeinf.server.serve import serve as run_server
+    from moeinf.store.library import Library
+    from moeinf.terminal.notes import say
+
+    log_to_stderr()
+    run_server(Library(store_home()), config, options, keys_of(options, api_key()), say)
+
+
+app.command("start", hidden=True)(serve)
 
 
 @app.command("help")

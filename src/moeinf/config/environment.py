@@ -13,6 +13,7 @@ from moeinf.errors import UsageError
 
 OTHER_VARIABLES = {  # those that belong to no option, and what each does
     "MOEINF_HOME": "folder of the store, ~/.moeinf by default",
+    "MOEINF_API_KEY": "the key that clients of `moeinf serve` must give",
     "MOEINF_NOHISTORY": "1 keeps no history of the chat",
     "MOEINF_DEBUG": "1 shows tracebacks",
 }
@@ -83,3 +84,8 @@ def debug_wanted() -> bool:
 def history_wanted() -> bool:
     """MOEINF_NOHISTORY switches the history file of the chat off."""
     return os.environ.get("MOEINF_NOHISTORY", "") in ("", "0")
+
+
+def api_key() -> str | None:
+    """MOEINF_API_KEY: the key that clients of the server must give."""
+    return os.environ.get("MOEINF_API_KEY")

@@ -11,6 +11,7 @@ import typer
 from moeinf.config import RuntimeConfig
 from moeinf.config.option import Kind, Option, options
 from moeinf.config.pull_options import PullOptions
+from moeinf.config.server_options import ServerOptions
 from moeinf.sampling.params import SamplingParams
 from moeinf.terminal.arguments.chat_options import ChatOptions
 from moeinf.terminal.arguments.values import values_of
@@ -18,7 +19,7 @@ from moeinf.terminal.arguments.values import values_of
 # What the user gave of SamplingParams: the checkpoint has a say in the others.
 SamplingOptions = Annotated[dict[str, object], SamplingParams]
 
-_GROUPS = (RuntimeConfig, SamplingParams, ChatOptions, PullOptions)
+_GROUPS = (RuntimeConfig, SamplingParams, ChatOptions, PullOptions, ServerOptions)
 _FLAG_TYPES: Mapping[Kind, object] = {  # a flag that may be repeated gives a list
     "bool": bool | None,
     "int": int | None,
@@ -43,7 +44,7 @@ Verb = Callable[..., None]
 
 
 def with_flags(*, without: Collection[str] = ()) -> Callable[[Verb], Verb]:
-    """A verb whose parameters of the types RuntimeConfig, SamplingOptions, ChatOptions and PullOptions become flags.
+    """A verb whose parameters of option classes (RuntimeConfig, SamplingOptions, ChatOptions, ...) become flags.
 
     The flags of a class stand where the parameter stood, but for the fields in `without`; the verb is called with
     the checked values. One that takes SamplingOptions also has -o NAME=VALUE.

@@ -9,6 +9,7 @@ from moeinf.config import RuntimeConfig, ollama_value
 from moeinf.config.environment import history_wanted, variables_set, with_environment
 from moeinf.config.option import http_options, options
 from moeinf.config.pull_options import PullOptions
+from moeinf.config.server_options import ServerOptions
 from moeinf.errors import UsageError
 from moeinf.sampling.params import SamplingParams
 from moeinf.terminal.arguments.chat_options import ChatOptions
@@ -26,6 +27,7 @@ def values_of(groups: Sequence[type], flags: Mapping[str, object], pairs: Sequen
         RuntimeConfig: runtime_config,
         ChatOptions: chat_options,
         PullOptions: lambda given: PullOptions(**given),  # type: ignore[arg-type]
+        ServerOptions: server_options,
     }
     names = {group: [each.name for each in options(group)] for group in groups}
     return {
@@ -91,6 +93,13 @@ def chat_options(given: Mapping[str, object]) -> ChatOptions:
     if isinstance(pairs := values.get("variables"), list):
         values["variables"] = dict(map(_template_variable, pairs))
     return ChatOptions(**values)  # type: ignore[arg-type]
+
+
+def server_options(given: Mapping[str, object]) -> ServerOptions:
+    """How models are served: by flags, else by MOEINF_* variables. Raises UsageError."""
+    values = variables_set(ServerOptions) | dict(given)
+    lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+    return ServerOptions(**(values | lists))  # type: ignore[arg-type]
 
 
 def _template_variable(pair: str) -> tuple[str, object]:

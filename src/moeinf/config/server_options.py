@@ -1,0 +1,116 @@
+"""What `moeinf serve` may be told."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from moeinf.config.option import option
+from moeinf.errors import UsageError
+
+DEFAULT_PORT = 11435  # beside ollama's 11434
+_UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """How models are served. Raises UsageError for a value that means nothing."""
+
+    host: str = option(
+        f"127.0.0.1:{DEFAULT_PORT}",
+        "Address to listen on: host, :port, host:port, [::1]:port. [default: {default}]",
+        metavar="ADDRESS",
+    )
+    keep_alive: str = option(
+        "5m",
+        "How long a model stays loaded after its last request: 30s, 5m, 0, or -1 for ever. [default: {default}]",
+        metavar="TIME",
+    )
+    max_queue: int = option(64, "Most requests that wait; more are refused. [default: {default}]", metavar="N")
+    key_file: str | None = option(
+        None,
+        "File with the keys that clients must give, one a line. MOEINF_API_KEY holds a single one.",
+        metavar="PATH",
+    )
+    allowed_host: tuple[str, ...] = option(
+        (), "Another name under which browsers may reach this server; repeatable.", metavar="NAME"
+    )
+    allowed_origin: tuple[str, ...] = option(
+        (), "A web page's origin that may call this server, such as https://chat.example; repeatable.", metavar="URL"
+    )
+    no_auth: bool = option(False, "Listen beyond this machine without a key.", flags=("--no-auth-i-know",))
+
+    def __post_init__(self) -> None:
+        address_of(self.host)
+        seconds_of("--keep-alive", self.keep_alive)
+        if self.max_queue < 1:
+            raise UsageError(f"--max-queue must be at least 1, not {self.max_queue}")
+        for origin in self.allowed_origin:
+            if not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+", origin):
+                raise UsageError(f"--allowed-origin must be like https://chat.example, not {origin!r}")
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return address_of(self.host)
+
+    @property
+    def keep_alive_s(self) -> float | None:
+        return seconds_of("--keep-alive", self.keep_alive)
+
+
+def address_of(text: str) -> tuple[str, int]:
+    """Host and port, as ollama reads OLLAMA_HOST: `host`, `:port`, `http://host[:port]`, `[::1]:port`.
+
+    Raises UsageError.
+    """
+    try:
+        parts = urlsplit(text if "://" in text else f"//{text}")
+        port = parts.port
+    except ValueError:
+        raise UsageError(f"--host {text!r} is no address; write 127.0.0.1:{DEFAULT_PORT}") from None
+    if parts.scheme not in ("", "http") or parts.path not in ("", "/") or parts.query or parts.username:
+        raise UsageError(f"--host {text!r} is no address; write 127.0.0.1:{DEFAULT_PORT}")
+    if port is None:
+        port = 80 if parts.scheme == "http" else DEFAULT_PORT
+    return parts.hostname or "127.0.0.1", port
+
+
+def seconds_of(name: str, value: str | float | None) -> float | None:
+    """The seconds of a duration as Go writes it (`1h30m`, `300ms`), or of a number; None: for ever (a negative one).
+
+    Raises UsageError, which calls the option `name`.
+    """
+    if isinstance(value, bool) or value is None:
+        raise UsageError(f"{name} must be a time such as 5m or a number of seconds, not {value!r}")
+    if isinstance(value, int | float):
+        return float(value) if value >= 0 else None
+    text = value.strip()
+    sign, text = (text[:1], text[1:]) if text[:1] in "+-" and text else ("", text)
+    if re.fullmatch(r"\d+(\.\d*)?", text):
+        seconds = float(text)
+    else:
+        pieces = re.findall(r"(\d+(?:\.\d*)?)(ns|us|µs|ms|s|m|h)", text)
+        if not pieces or "".join(map("".join, pieces)) != text:
+            raise UsageError(f"{name} must be a time such as 30s, 5m or 1h30m, not {value!r:.100}")
+        seconds = sum(float(number) * _UNITS_S[unit] for number, unit in pieces)
+    return None if sign == "-" else seconds
+
+
+def keys_of(options: ServerOptions, variable: str | None) -> tuple[str, ...]:
+    """The keys of which clients must give one: the lines of --key-file and MOEINF_API_KEY's text; () for none.
+
+    Raises UsageError for a file that cannot be read or holds no key.
+    """
+    keys = [variable.strip()] if variable and variable.strip() else []
+    if options.key_file is not None:
+        try:
+            text = Path(options.key_file).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"--key-file {options.key_file}: {error}; name a readable file, one key a line") from None
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        if not lines:
+            raise UsageError(f"--key-file {options.key_file} holds no key; write one a line")
+        keys += lines
+    return tuple(keys)

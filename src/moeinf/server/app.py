@@ -1,0 +1,54 @@
+"""The application: the routes of all APIs, behind the guard."""
+
+from __future__ import annotations
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from moeinf.server.errors import Refusal
+from moeinf.server.guard import Guard, Rules
+from moeinf.server.http import ErrorForm, error_response, json_response
+from moeinf.server.openai.errors import error_body as openai_error
+from moeinf.server.openai.routes import routes as openai_routes
+from moeinf.server.request_log import RequestLog
+from moeinf.server.service import Service
+
+
+def build_app(service: Service, rules: Rules) -> ASGIApp:
+    """The ASGI application over an open service, which stays the caller's to close."""
+    routes = [*_own_routes(service), *openai_routes(service)]
+    app = Starlette(routes=routes, exception_handlers={HTTPException: _of_no_route, Exception: _unexpected})
+    app.router.redirect_slashes = False
+    return RequestLog(Guard(app, rules, error_form, page=()))
+
+
+def error_form(path: str) -> ErrorForm:
+    """How errors of a path are written."""
+    return openai_error
+
+
+def _own_routes(service: Service) -> list[Route]:
+    async def health(request: Request) -> Response:
+        return json_response({"status": "ok"})
+
+    async def metrics(request: Request) -> Response:
+        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    return [Route("/health", health), Route("/metrics", metrics)]
+
+
+async def _of_no_route(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    words = {404: "no such route", 405: f"this route takes no {request.method}"}
+    refusal = Refusal(error.status_code, words.get(error.status_code, str(error.detail)))
+    response = error_response(refusal, error_form(request.url.path))
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _unexpected(request: Request, error: Exception) -> Response:
+    return error_response(error, error_form(request.url.path))

@@ -1,0 +1,71 @@
+"""A request in the terms of no API: what is asked of a model, and what happens until it is answered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from moeinf.engine.completion import Completion
+from moeinf.types import Message
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What a request wants. `model` is the name by which the client knows it.
+
+    prompt: a text, or the messages of a chat; None only loads the model. raw: the text is continued as it is.
+    params: fields of SamplingParams that the client gave. config: fields of RuntimeConfig, with which the model is
+    opened anew where they differ. keep_alive: (seconds,), or (None,) for ever; () is the server's own.
+    """
+
+    model: str
+    prompt: str | Sequence[Message] | None = None
+    raw: bool = False
+    params: Mapping[str, Any] = field(default_factory=dict)
+    think: bool | str | None = None
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
+    keep_alive: tuple[float | None, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """Bytes of weights that are read, and of all."""
+
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Tokens of the prompt that were read, and all of them."""
+
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A piece of the answer, or of what the model thought before it."""
+
+    text: str
+    thought: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The answer is whole, or was cut. completion: None where the model was only loaded."""
+
+    completion: Completion | None
+    load_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """There is no (more) answer. The error is one line for the client."""
+
+    error: Exception
+
+
+Event = Loading | Reading | Text | Ended | Failed

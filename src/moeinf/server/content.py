@@ -1,0 +1,46 @@
+"""Messages as clients send them, made plain: text for the chat template, and nothing that a model here cannot read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from moeinf.server.errors import Refusal
+
+_TEXT_KINDS = ("text", "input_text", "output_text")
+
+
+def plain_text(content: object, where: str) -> str:
+    """The text of a content that is a string, null, or a list of parts. Raises Refusal for images and the like."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise Refusal(400, f"{where}: content must be text or a list of parts")
+    texts = []
+    for part in content:
+        kind = part.get("type", "text") if isinstance(part, dict) else None
+        if kind == "refusal":
+            texts.append(str(part.get("refusal", "")))
+        elif kind not in _TEXT_KINDS:
+            raise Refusal(400, f"{where}: this model reads text alone; a part of type {kind!r:.60} must be left out")
+        elif not isinstance(part.get("text"), str):
+            raise Refusal(400, f"{where}: a part of type {kind!r:.60} has no text")
+        else:
+            texts.append(part["text"])
+    return "\n".join(texts)
+
+
+def stops(stop: str | Sequence[str] | None) -> tuple[str, ...] | None:
+    """Stop strings, given as one or several."""
+    return None if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
+
+
+def role_of(message: dict[str, Any], where: str) -> str:
+    """The role in lower case; `developer` is OpenAI's newer word for system. Raises Refusal."""
+    role = str(message.get("role", "")).lower()
+    role = "system" if role == "developer" else role
+    if role not in ("system", "user", "assistant", "tool"):
+        raise Refusal(400, f"{where}: role {message.get('role')!r:.60} is none of system, user, assistant, tool")
+    return role

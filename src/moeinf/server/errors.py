@@ -1,0 +1,57 @@
+"""What goes wrong on the server alone, and how a client is told of every error."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from moeinf.errors import CheckpointError, ContextLengthError, ModelNotFoundError, MoeinfError, TextError, UsageError
+
+RETRY_AFTER_S = 5
+
+
+class BusyError(MoeinfError):
+    """As many requests wait as may."""
+
+
+class StoppingError(MoeinfError):
+    """The server ends, and takes no more requests."""
+
+
+class Refusal(MoeinfError):
+    """A request that is answered with this status; the message is one line for the client."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """An error as HTTP has it: kind is one of the words of `status_of`, which each API has its own name for."""
+
+    status: int
+    kind: str
+    message: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+_NO_RETRY = {"x-should-retry": "false"}  # OpenAI's and Anthropic's clients would ask three times
+_KINDS = {400: "invalid", 401: "key", 403: "forbidden", 404: "not_found", 405: "method", 413: "size", 415: "type"}
+
+
+def fault_of(error: Exception) -> Fault:
+    """How a client is told of an error. What nobody expected is not described: it might tell of the machine."""
+    if isinstance(error, Refusal):
+        return Fault(error.status, _KINDS.get(error.status, "invalid"), str(error))
+    if isinstance(error, BusyError | StoppingError):
+        return Fault(503, "busy", str(error), {"Retry-After": str(RETRY_AFTER_S)})
+    if isinstance(error, ModelNotFoundError):
+        return Fault(404, "not_found", str(error))
+    if isinstance(error, ContextLengthError):
+        return Fault(400, "context", str(error))
+    if isinstance(error, UsageError | TextError | CheckpointError):
+        return Fault(400, "invalid", str(error))
+    if isinstance(error, MoeinfError):
+        return Fault(500, "server", str(error), _NO_RETRY)
+    return Fault(500, "server", "unexpected error; the server's log has more", _NO_RETRY)

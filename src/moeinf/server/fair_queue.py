@@ -1,0 +1,63 @@
+"""A bounded queue in which clients take turns."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class FairQueue(Generic[T]):
+    """Gives out the oldest item of each client by turns, so that one who asks much does not keep others waiting.
+
+    Thread-safe.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._turns: OrderedDict[str, deque[T]] = OrderedDict()  # whose turn comes next stands first
+        self._changed = threading.Condition()
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def put(self, client: str, item: T) -> bool:
+        """Returns False, and takes nothing, where `capacity` items wait already."""
+        with self._changed:
+            if self._size >= self._capacity:
+                return False
+            self._turns.setdefault(client, deque()).append(item)
+            self._size += 1
+            self._changed.notify()
+            return True
+
+    def get(self, timeout_s: float | None) -> T | None:
+        """Waits for an item, at most timeout_s; None when none came."""
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        with self._changed:
+            while not self._turns:
+                left = None if until is None else until - time.monotonic()
+                if (left is not None and left <= 0) or not self._changed.wait(left):
+                    return None
+            client, items = self._turns.popitem(last=False)
+            item = items.popleft()
+            if items:
+                self._turns[client] = items  # behind all others
+            self._size -= 1
+            return item
+
+    def remove(self, unwanted: Callable[[T], bool]) -> list[T]:
+        """Takes out the items that are no longer wanted, and returns them."""
+        with self._changed:
+            removed = [item for items in self._turns.values() for item in items if unwanted(item)]
+            for client in list(self._turns):
+                self._turns[client] = deque(item for item in self._turns[client] if not unwanted(item))
+                if not self._turns[client]:
+                    del self._turns[client]
+            self._size -= len(removed)
+            return removed

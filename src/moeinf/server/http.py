@@ -1,0 +1,154 @@
+"""What the three APIs share of HTTP: bodies read into types, errors in each API's form, answers streamed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from moeinf.engine.completion import Completion
+from moeinf.server.ask import Ended, Event, Failed, Text
+from moeinf.server.errors import Fault, Refusal, fault_of
+from moeinf.server.job import Job
+
+log = logging.getLogger("moeinf.server")
+SILENCE_S = 10.0  # a streamed answer says something at least so often: proxies and clients give up on silence
+T = TypeVar("T")
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class ErrorForm(Protocol):
+    """How one API writes an error: the body of a response."""
+
+    def __call__(self, fault: Fault) -> dict[str, Any]: ...
+
+
+def json_response(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(value), status, headers, media_type="application/json")
+
+
+def error_response(error: Exception, form: ErrorForm) -> Response:
+    fault = fault_of(error)
+    if fault.status >= 500:
+        log.error("%s", f"{type(error).__name__}: {error}", exc_info=error if fault.kind == "server" else None)
+    return json_response(form(fault), fault.status, fault.headers)
+
+
+def answering(form: ErrorForm) -> Callable[[Handler], Handler]:
+    """A handler whose errors become responses in the form of its API."""
+
+    def decorate(handler: Handler) -> Handler:
+        async def answered(request: Request) -> Response:
+            try:
+                return await handler(request)
+            except Exception as error:  # the client is told, whatever it was
+                return error_response(error, form)
+
+        return answered
+
+    return decorate
+
+
+async def body_of(request: Request, kind: type[T]) -> T:
+    """The request's JSON as this type. Raises Refusal, which says what is wrong with which field."""
+    body = await request.body()
+    if not body:
+        raise Refusal(400, "missing request body")
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise Refusal(400, str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Refusal(400, f"the body is no JSON: {error}") from None
+    except RecursionError:
+        raise Refusal(400, "the body's JSON is nested too deeply") from None
+
+
+class Answer:
+    """A whole answer, for clients that do not want it piece by piece."""
+
+    def __init__(self) -> None:
+        self.text = self.thinking = ""
+        self.completion: Completion | None = None
+        self.load_s = 0.0
+
+    @property
+    def made(self) -> Completion:
+        """The completion of an answer that has ended."""
+        assert self.completion is not None, "a prompt was given, so that there is an answer"
+        return self.completion
+
+    def take(self, event: Event | None) -> None:
+        """Raises the error of an answer that failed."""
+        if isinstance(event, Text) and event.thought:
+            self.thinking += event.text
+        elif isinstance(event, Text):
+            self.text += event.text
+        elif isinstance(event, Ended):
+            self.completion, self.load_s = event.completion, event.load_s
+        elif isinstance(event, Failed):
+            raise event.error
+
+
+async def whole_answer(request: Request, job: Job) -> Answer:
+    """Waits for the end of the job, which a client that hangs up cancels. Raises what the job failed with."""
+    answer = Answer()
+    watch = asyncio.create_task(_cancel_with(request.receive, job))
+    try:
+        async for event in job.events(SILENCE_S):
+            answer.take(event)
+    finally:
+        job.cancel()  # which an answer that has ended does not mind
+        watch.cancel()
+    return answer
+
+
+class EventStream(Response):
+    """Streams what `encode` makes of a job's events; None stands for silence. A client that hangs up cancels the job.
+
+    encode also gets Failed: the status is out by then, so that the error is a part of the stream.
+    """
+
+    def __init__(self, job: Job, encode: Callable[[Event | None], Iterable[bytes]], media_type: str) -> None:
+        super().__init__(media_type=media_type, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._job, self._encode = job, encode
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        watch = asyncio.create_task(_cancel_with(receive, self._job))
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            async for piece in self._pieces():
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+        finally:
+            self._job.cancel()
+            watch.cancel()
+
+    async def _pieces(self) -> AsyncIterator[bytes]:
+        async for event in self._job.events(SILENCE_S):
+            if isinstance(event, Failed) and fault_of(event.error).kind == "server":
+                log.error("%s", f"{type(event.error).__name__}: {event.error}", exc_info=event.error)
+            for piece in self._encode(event):
+                if piece:
+                    yield piece
+
+
+async def _cancel_with(receive: Receive, job: Job) -> None:
+    with suppress(asyncio.CancelledError):
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        job.cancel()
+
+
+def sse(data: object, event: str = "") -> bytes:
+    """One server-sent event. data: bytes as they are, else what becomes JSON."""
+    body = data if isinstance(data, bytes) else msgspec.json.encode(data)
+    return (f"event: {event}\n".encode() if event else b"") + b"data: " + body + b"\n\n"

@@ -1,0 +1,61 @@
+"""Counters that Prometheus reads from /metrics."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from moeinf.server.ask import Ended, Failed
+from moeinf.server.errors import fault_of
+from moeinf.server.job import Job
+
+_SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+
+
+class Metrics:
+    """All counters of one server, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        self._answers = Counter("moeinf_answers", "Requests to the model, by outcome", ["outcome"], registry=registry)
+        self._tokens = Counter("moeinf_tokens", "Tokens, by kind", ["kind"], registry=registry)
+        self._activations = Counter(
+            "moeinf_expert_activations", "Experts that tokens used, by where they were", ["found"], registry=registry
+        )
+        self._read = Counter("moeinf_expert_read_bytes", "Bytes of experts read", ["reason"], registry=registry)
+        self._stall = Counter("moeinf_stall_seconds", "Time that compute waited for experts", registry=registry)
+        self._seconds = Counter("moeinf_model_seconds", "Time of the model, by phase", ["phase"], registry=registry)
+        self._first = Histogram(
+            "moeinf_first_token_seconds", "From a request's turn to its first token", buckets=_SECONDS,
+            registry=registry,
+        )  # fmt: skip
+        self.waiting = Gauge("moeinf_waiting_requests", "Requests that wait for their turn", registry=registry)
+        self.loaded = Gauge("moeinf_model_loaded", "1 for the model that is open", ["model"], registry=registry)
+
+    def count(self, job: Job, event: Ended | Failed) -> None:
+        """Called with the end of each job."""
+        if isinstance(event, Failed):
+            outcome = "cancelled" if job.cancelled else fault_of(event.error).kind
+            self._answers.labels(outcome).inc()
+            return
+        completion = event.completion
+        if completion is None:
+            self._answers.labels("load").inc()
+            return
+        self._answers.labels("cancelled" if job.cancelled else completion.finish_reason).inc()
+        stats = completion.stats
+        self._tokens.labels("prompt").inc(stats.prompt_tokens)
+        self._tokens.labels("prompt_cached").inc(stats.cached_tokens)
+        self._tokens.labels("generated").inc(stats.generated_tokens)
+        for cache in (stats.prefill_cache, stats.decode_cache):
+            self._activations.labels("resident").inc(cache.hits)
+            self._activations.labels("elsewhere").inc(cache.misses)
+            self._read.labels("demand").inc(cache.demand_bytes)
+            self._read.labels("prefetch").inc(cache.prefetch_bytes)
+            self._stall.inc(max(0.0, cache.stall_s))
+        self._seconds.labels("prefill").inc(stats.prompt_s)
+        self._seconds.labels("decode").inc(stats.decode_s)
+        self._first.observe(stats.prompt_s)
+
+    def text(self) -> bytes:
+        """Prometheus's text format."""
+        return generate_latest(self.registry)

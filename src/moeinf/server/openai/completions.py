@@ -1,0 +1,50 @@
+"""POST /v1/completions: a text is continued as it is, without a chat template."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from moeinf.server.ask import Ask, Text
+from moeinf.server.errors import Refusal
+from moeinf.server.http import EventStream, body_of, json_response, whole_answer
+from moeinf.server.openai.head import Head
+from moeinf.server.openai.requests import CompletionRequest, params_given
+from moeinf.server.openai.stream import ChunkStream
+from moeinf.server.service import Service, keep_alive_of
+
+
+async def completions(service: Service, request: Request) -> Response:
+    asked = await body_of(request, CompletionRequest)
+    job = service.submit(request, ask_of(asked), asked.user)
+    head = Head(asked.model, "text_completion", "text_completion", "cmpl")
+    if asked.stream:
+        return EventStream(job, TextStream(head, asked).encode, "text/event-stream")
+    answer = await whole_answer(request, job)
+    return json_response(head.whole({"text": answer.text, "logprobs": None}, answer.made))
+
+
+def ask_of(asked: CompletionRequest) -> Ask:
+    """Raises Refusal, UsageError."""
+    refused = (
+        ("suffix", bool(asked.suffix), "models here do not fill in the middle"),
+        ("echo", bool(asked.echo), "the prompt is not repeated"),
+        ("best_of", asked.best_of not in (None, 1), "one answer is made a request"),
+        ("logprobs", bool(asked.logprobs), "ask /v1/chat/completions for them"),
+    )
+    for name, given, why in refused:
+        if given:
+            raise Refusal(400, f"{name} is not supported: {why}")
+    prompt = asked.prompt
+    if isinstance(prompt, list):
+        if len(prompt) != 1 or not isinstance(prompt[0], str):
+            raise Refusal(400, "prompt must be one text: token ids and several prompts a request are not supported")
+        prompt = prompt[0]
+    return Ask(asked.model, prompt, raw=True, params=params_given(asked), keep_alive=keep_alive_of(asked.keep_alive))
+
+
+class TextStream(ChunkStream):
+    def choice(self, text: Text) -> dict[str, Any] | None:
+        return {"text": text.text}

@@ -1,0 +1,21 @@
+"""Errors as OpenAI's clients read them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from moeinf.server.errors import Fault
+
+_TYPES = {
+    "not_found": "not_found_error",
+    "key": "authentication_error",
+    "forbidden": "permission_error",
+    "busy": "unavailable_error",
+    "server": "api_error",
+}
+
+
+def error_body(fault: Fault) -> dict[str, Any]:
+    code = {"context": "context_length_exceeded", "not_found": "model_not_found"}.get(fault.kind)
+    kind = _TYPES.get(fault.kind, "invalid_request_error")
+    return {"error": {"message": fault.message, "type": kind, "param": None, "code": code}}

@@ -1,0 +1,88 @@
+"""What clients of OpenAI's API send. Fields that are not listed change no answer here, and are ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from moeinf.config.option import http_options
+from moeinf.sampling.params import SamplingParams
+from moeinf.server.content import stops
+from moeinf.server.errors import Refusal
+
+
+class StreamOptions(msgspec.Struct):
+    include_usage: bool = False
+
+
+class Sampling(msgspec.Struct, kw_only=True):
+    """What both kinds of completion may ask for. None is not given."""
+
+    model: str
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    n: int | None = None
+    user: str | None = None
+    # beyond OpenAI's own, under the names that llama.cpp's and vLLM's servers have given them
+    top_k: int | None = None
+    min_p: float | None = None
+    repeat_penalty: float | None = None
+    keep_alive: str | float | None = None
+
+
+class ChatRequest(Sampling, kw_only=True):
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    response_format: dict[str, Any] | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    functions: list[Any] | None = None
+    modalities: list[str] | None = None
+    audio: Any = None
+
+
+class CompletionRequest(Sampling, kw_only=True):
+    prompt: str | list[Any]
+    suffix: str | None = None
+    echo: bool | None = None
+    best_of: int | None = None
+    logprobs: int | None = None
+
+
+def params_given(request: Sampling) -> dict[str, Any]:
+    """The fields of SamplingParams that the request sets. Raises Refusal."""
+    if request.n not in (None, 1):
+        raise Refusal(400, f"n is {request.n}, but one answer is made a request; ask once for each")
+    given = {
+        option.name: value
+        for name, option in http_options("openai", SamplingParams).items()
+        if (value := getattr(request, name, None)) is not None
+    }
+    if request.stop is not None:
+        given["stop"] = stops(request.stop)
+    if request.logit_bias:
+        given["logit_bias"] = _biases(request.logit_bias.items())
+    return given
+
+
+def _biases(pairs: Iterable[tuple[str, float]]) -> dict[int, float]:
+    biases = {}
+    for token, bias in pairs:
+        if not token.isdigit():
+            raise Refusal(400, f"logit_bias: {token!r:.60} is no token id")
+        biases[int(token)] = bias
+    return biases

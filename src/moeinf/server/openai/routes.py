@@ -1,0 +1,48 @@
+"""The routes of OpenAI's API."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from moeinf.server.errors import Refusal
+from moeinf.server.http import answering, json_response
+from moeinf.server.openai.chat import chat_completions
+from moeinf.server.openai.completions import completions
+from moeinf.server.openai.errors import error_body
+from moeinf.server.service import Service
+from moeinf.store.library import StoredModel
+
+
+def routes(service: Service) -> list[Route]:
+    def route(path: str, method: str, handler: Callable[[Service, Request], Awaitable[Response]]) -> Route:
+        return Route(path, answering(error_body)(functools.partial(handler, service)), methods=[method])
+
+    return [
+        route("/v1/chat/completions", "POST", chat_completions),
+        route("/v1/completions", "POST", completions),
+        route("/v1/embeddings", "POST", _no_embeddings),
+        route("/v1/models", "GET", _models),
+        route("/v1/models/{name:path}", "GET", _model),
+    ]
+
+
+async def _models(service: Service, request: Request) -> Response:
+    return json_response({"object": "list", "data": [_described(stored) for stored in service.library.list()]})
+
+
+async def _model(service: Service, request: Request) -> Response:
+    return json_response(_described(service.find(request.path_params["name"])))
+
+
+def _described(stored: StoredModel) -> dict[str, Any]:
+    return {"id": stored.name, "object": "model", "created": int(stored.modified.timestamp()), "owned_by": "moeinf"}
+
+
+async def _no_embeddings(service: Service, request: Request) -> Response:
+    raise Refusal(400, "models here do not support embeddings: they answer with text")

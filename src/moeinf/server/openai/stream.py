@@ -1,0 +1,49 @@
+"""A streamed answer of OpenAI's API: chunks as server-sent events, and comments while there is nothing to say."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+from moeinf.server.ask import Ended, Event, Failed, Loading, Reading, Text
+from moeinf.server.errors import fault_of
+from moeinf.server.figures import figures
+from moeinf.server.http import sse
+from moeinf.server.openai.errors import error_body
+from moeinf.server.openai.head import Head, finish_reason, usage_of
+from moeinf.server.openai.requests import Sampling
+
+
+class ChunkStream(ABC):
+    """Turns the events of an answer into chunks. What a choice of a chunk holds is a subclass's to say."""
+
+    def __init__(self, head: Head, asked: Sampling) -> None:
+        self._head = head
+        self._usage = asked.stream_options is not None and asked.stream_options.include_usage
+
+    @abstractmethod
+    def choice(self, text: Text) -> dict[str, Any] | None:
+        """The choice for a piece of text; with an empty one, that of the last chunk. None: the piece is not shown."""
+
+    def encode(self, event: Event | None) -> Iterator[bytes]:
+        if event is None:
+            yield b": waiting\n\n"
+        elif isinstance(event, Loading | Reading):
+            phase = "loading" if isinstance(event, Loading) else "prefill"
+            yield f": {phase} {event.done}/{event.total}\n\n".encode()
+        elif isinstance(event, Text):
+            if (choice := self.choice(event)) is not None:
+                yield self._chunk(choice, None)
+        elif isinstance(event, Failed):
+            yield sse(error_body(fault_of(event.error)))
+        elif isinstance(event, Ended) and event.completion is not None:
+            completion = event.completion
+            last = self.choice(Text("")) or {}
+            yield self._chunk(last, finish_reason(completion), moeinf=figures(completion.stats))
+            if self._usage:
+                yield self._head.chunk([], usage=usage_of(completion))
+            yield sse(b"[DONE]")
+
+    def _chunk(self, choice: dict[str, Any], reason: str | None, **more: Any) -> bytes:
+        return self._head.chunk([{"index": 0, **choice, "logprobs": None, "finish_reason": reason}], **more)

@@ -1,0 +1,130 @@
+"""Runs the server in the foreground until a signal ends it."""
+
+from __future__ import annotations
+
+import logging
+import resource
+import socket
+import sys
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+
+from moeinf.config import RuntimeConfig
+from moeinf.config.server_options import ServerOptions
+from moeinf.engine.model import Model
+from moeinf.errors import UsageError
+from moeinf.server.app import build_app
+from moeinf.server.connections import DeadlineProtocol
+from moeinf.server.guard import Rules
+from moeinf.server.metrics import Metrics
+from moeinf.server.service import Service
+from moeinf.server.texts import Texts
+from moeinf.server.worker import Open, Worker
+from moeinf.store.library import Library
+
+GRACE_S = 30.0  # answers that are being made when a signal comes may take so long
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+def serve(
+    library: Library,
+    config: RuntimeConfig,
+    options: ServerOptions,
+    keys: tuple[str, ...],
+    say: Callable[[str], None],
+    *,
+    open_model: Open = Model,
+) -> None:
+    """Serves until SIGINT or SIGTERM; a second one ends what is being answered.
+
+    keys: of which clients must give one. say: takes the line that tells the address, once requests are taken.
+    Raises UsageError for an address that cannot be had, or that others reach without a key.
+    """
+    host, port = options.address
+    local = host in _LOOPBACK
+    if not local and not keys and not options.no_auth:
+        raise UsageError(
+            f"--host {host} can be reached from other machines: give --key-file or MOEINF_API_KEY, "
+            "or --no-auth-i-know to let anybody in"
+        )
+    raise_file_limit()
+    listening = _listen(host, port)
+    metrics = Metrics()
+    worker = Worker(
+        library, config,
+        keep_alive_s=options.keep_alive_s, max_queue=options.max_queue, open_model=open_model, on_end=metrics.count,
+    )  # fmt: skip
+    texts = Texts()
+    names = () if host in ("0.0.0.0", "::") else (host,)
+    rules = Rules((*names, *options.allowed_host), options.allowed_origin, keys)
+    app = build_app(Service(library, worker, texts, metrics, local), rules)
+    server = _Server(
+        uvicorn.Config(
+            app, http=DeadlineProtocol, ws="none", lifespan="off", log_config=None, access_log=False,
+            server_header=False, timeout_graceful_shutdown=int(GRACE_S), timeout_keep_alive=75,
+        ),
+        worker,
+    )  # fmt: skip
+    try:
+        shown = f"[{host}]" if ":" in host else host
+        say(f"listening on http://{shown}:{listening.getsockname()[1]}")
+        server.run(sockets=[listening])
+    finally:
+        worker.stop()
+        texts.close()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's, which at a signal takes no new requests, while the worker answers those that it has."""
+
+    def __init__(self, config: uvicorn.Config, worker: Worker) -> None:
+        super().__init__(config)
+        self._worker = worker
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Called for a signal, and so does next to nothing: the second one ends the wait for answers."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._worker.take_no_more()
+        await super().shutdown(sockets)
+
+
+def raise_file_limit() -> None:
+    """Each connection takes a file: as many as the system lets this user have."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Raises UsageError for an address that is taken or that this machine has not."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        listening = socket.socket(found[0], found[1])
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(found[4])
+            listening.listen(2048)
+        except BaseException:
+            listening.close()
+            raise
+    except OSError as error:
+        raise UsageError(
+            f"cannot listen on {host}:{port}: {error.strerror or error}; end the program that does, or give another "
+            "--host"
+        ) from None
+    listening.setblocking(False)
+    return listening
+
+
+def log_to_stderr(level: int = logging.INFO) -> None:
+    """The server's own lines, with the time, on stderr."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    for name in ("moeinf", "uvicorn.error"):
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [handler], False
+        logger.setLevel(level if name == "moeinf" else logging.WARNING)

@@ -1,0 +1,51 @@
+"""What the routes of all APIs work with: the store, the thread that runs models, and the counters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+from starlette.requests import Request
+
+from moeinf.config.server_options import seconds_of
+from moeinf.engine.model import Model
+from moeinf.server.ask import Ask
+from moeinf.server.job import Job
+from moeinf.server.metrics import Metrics
+from moeinf.server.texts import Texts
+from moeinf.server.worker import Worker
+from moeinf.store.library import Library, StoredModel
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    library: Library
+    worker: Worker
+    texts: Texts
+    metrics: Metrics
+    local: bool = True  # only this machine can reach the server
+
+    def find(self, name: str) -> StoredModel:
+        """The stored model of that name, as a client writes it. Raises ModelNotFoundError."""
+        return self.library.find(unquote(name))
+
+    def open_model(self, stored: StoredModel) -> Model | None:
+        """The model where it is loaded."""
+        loaded = self.worker.loaded
+        return loaded.model if loaded is not None and loaded.stored.id == stored.id else None
+
+    def submit(self, request: Request, ask: Ask, user: str | None = None) -> Job:
+        """Queues what is asked. user: whom the request names, so that users of one machine take turns.
+
+        Raises BusyError, StoppingError, ModelNotFoundError.
+        """
+        self.find(ask.model)
+        host = request.client.host if request.client else ""
+        job = Job(ask, f"{request.headers.get('authorization', '')}|{host}|{user or ''}")
+        self.worker.submit(job)
+        return job
+
+
+def keep_alive_of(value: str | float | None) -> tuple[float | None, ...]:
+    """Ask.keep_alive of a request's field. Raises UsageError."""
+    return () if value is None else (seconds_of("keep_alive", value),)

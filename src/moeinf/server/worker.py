@@ -1,0 +1,235 @@
+"""The thread that owns the model: one request after the other, models opened on demand and closed when idle."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta, timezone
+
+from moeinf.config import RuntimeConfig
+from moeinf.engine.build_context import Reporting
+from moeinf.engine.completion import Hooks
+from moeinf.engine.model import Model
+from moeinf.server.ask import Ended, Failed, Loading, Reading, Text
+from moeinf.server.errors import BusyError, StoppingError
+from moeinf.server.fair_queue import FairQueue
+from moeinf.server.job import Job
+from moeinf.store.library import Library, StoredModel
+
+log = logging.getLogger("moeinf.server")
+Open = Callable[[StoredModel, RuntimeConfig, Reporting], Model]
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The model that is open. expires: when it is closed unless asked again; None: never."""
+
+    stored: StoredModel
+    model: Model
+    config: RuntimeConfig
+    expires: datetime | None
+
+
+class Worker:
+    """Answers jobs on a thread of its own. Every method but those with an underscore may be called from any thread."""
+
+    def __init__(
+        self,
+        library: Library,
+        config: RuntimeConfig,
+        *,
+        keep_alive_s: float | None,
+        max_queue: int,
+        open_model: Open = Model,
+        on_end: Callable[[Job, Ended | Failed], None] = lambda job, event: None,
+    ) -> None:
+        """config: with which models are opened, unless a request asks otherwise. on_end: told of each job's end."""
+        self._library, self._config, self._keep_alive_s = library, config, keep_alive_s
+        self._open, self._on_end = open_model, on_end
+        self._queue: FairQueue[Job | Unload] = FairQueue(max_queue)
+        self._loaded: Loaded | None = None  # replaced whole, so that other threads may look
+        self._current: Job | None = None
+        self._stopping = threading.Event()
+        self._at_once = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="model", daemon=True)
+        self._thread.start()
+
+    @property
+    def loaded(self) -> Loaded | None:
+        return self._loaded
+
+    @property
+    def current(self) -> Job | None:
+        """The job that is being answered."""
+        return self._current
+
+    @property
+    def waiting(self) -> int:
+        """How many jobs wait for their turn."""
+        return len(self._queue)
+
+    def submit(self, job: Job) -> None:
+        """Raises BusyError where too many wait, StoppingError once the server ends."""
+        if self._stopping.is_set():
+            raise StoppingError("the server is stopping; ask again later")
+        for gone in self._queue.remove(lambda each: isinstance(each, Job) and each.cancelled):
+            assert isinstance(gone, Job)
+            self._end(gone, Failed(StoppingError("cancelled")))
+        if not self._queue.put(job.client, job):
+            raise BusyError(f"server busy: {len(self._queue)} requests are waiting, as many as may; ask again later")
+
+    def unload(self, identifier: str) -> bool:
+        """Closes the model with this id once its turn comes, and waits for that. Returns False where it is not open."""
+        loaded = self._loaded
+        if loaded is None or loaded.stored.id != identifier:
+            return False
+        order = Unload(identifier)
+        if not self._queue.put("", order):
+            raise BusyError("server busy: too many requests are waiting; ask again later")
+        while not order.done.wait(0.5):
+            if not self._thread.is_alive():
+                break
+        return True
+
+    def take_no_more(self) -> None:
+        """From now on every submit is refused; what runs and waits is still answered."""
+        self._stopping.set()
+        self._queue.put("", Unload(""))  # wakes the thread
+
+    def stop(self) -> None:
+        """Ends what runs within a token, refuses what waits, and closes the model. Blocks until all that is done."""
+        self._at_once.set()
+        self.take_no_more()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not (self._stopping.is_set() and (self._at_once.is_set() or not len(self._queue))):
+            order = self._queue.get(self._idle_s())
+            if isinstance(order, Unload):
+                self._obey(order)
+            elif order is not None:
+                self._answer(order)
+            elif self._idle_s() == 0.0:
+                self._close()
+        for left in self._queue.remove(lambda each: True):
+            if isinstance(left, Unload):
+                left.done.set()
+            else:
+                self._end(left, Failed(StoppingError("the server is stopping; ask again later")))
+        self._close()
+
+    def _obey(self, order: Unload) -> None:
+        if self._loaded is not None and self._loaded.stored.id == order.identifier:
+            self._close()
+        order.done.set()
+
+    def _idle_s(self) -> float | None:
+        """Seconds until the model is to be closed; None where there is none, or never."""
+        loaded = self._loaded
+        if loaded is None or loaded.expires is None:
+            return None
+        return max(0.0, (loaded.expires - _now()).total_seconds())
+
+    def _answer(self, job: Job) -> None:
+        event: Ended | Failed
+        self._current, started = job, time.perf_counter()
+        try:
+            if job.cancelled:
+                event = Failed(StoppingError("cancelled"))
+            elif job.ask.prompt is None and job.ask.keep_alive == (0.0,):
+                self._close_named(job.ask.model)
+                event = Ended(None)
+            else:
+                model = self._model_for(job)
+                load_s = time.perf_counter() - started
+                event = Ended(None, load_s) if job.ask.prompt is None else self._generate(job, model, load_s)
+        except Exception as error:  # this thread must outlive every request; the client is told
+            event = Failed(error)
+        finally:
+            self._current = None
+            self._count_down(job)
+        self._end(job, event)
+
+    def _end(self, job: Job, event: Ended | Failed) -> None:
+        with suppress(Exception):  # counting must not cost the answer
+            self._on_end(job, event)
+        job.put(event)
+
+    def _generate(self, job: Job, model: Model, load_s: float) -> Ended:
+        ask = job.ask
+        assert ask.prompt is not None
+        hooks = Hooks(
+            should_stop=lambda: job.cancelled or self._at_once.is_set(),
+            on_prefill=lambda done, total: job.put(Reading(done, total)),
+            on_thought=lambda piece: job.put(Text(piece, thought=True)),
+        )
+        params = model.params(**ask.params)
+        for piece in model.stream(
+            ask.prompt, params, raw=ask.raw, think=ask.think, variables=ask.variables, hooks=hooks
+        ):
+            job.put(Text(piece))
+        return Ended(model.last, load_s)
+
+    def _model_for(self, job: Job) -> Model:
+        """The model that the job asks for, opened where it is not; another one is closed first."""
+        stored = self._library.find(job.ask.model)
+        config = replace(self._config, **job.ask.config)
+        loaded = self._loaded
+        if loaded is not None and loaded.stored.id == stored.id and (not job.ask.config or loaded.config == config):
+            return loaded.model
+        self._close()
+
+        def progress(done: int, total: int) -> None:
+            if self._at_once.is_set():
+                raise StoppingError("the server is stopping; ask again later")
+            job.put(Loading(done, total))
+
+        log.info("loading %s", stored.name)
+        model = self._open(stored, config, Reporting(_notice, _notice, progress, progress))
+        log.info("%s", model.describe())
+        self._loaded = Loaded(stored, model, config, None)
+        return model
+
+    def _count_down(self, job: Job) -> None:
+        """Sets the time at which the model is closed, from now on."""
+        if self._loaded is not None:
+            seconds = job.ask.keep_alive[0] if job.ask.keep_alive else self._keep_alive_s
+            expires = None if seconds is None else _later(seconds)
+            self._loaded = replace(self._loaded, expires=expires)
+
+    def _close_named(self, name: str) -> None:
+        if self._loaded is not None and self._library.find(name).id == self._loaded.stored.id:
+            self._close()
+
+    def _close(self) -> None:
+        loaded, self._loaded = self._loaded, None
+        if loaded is not None:
+            loaded.model.close()
+            log.info("unloaded %s", loaded.stored.name)
+
+
+class Unload:
+    """An order to close the model with this id."""
+
+    def __init__(self, identifier: str) -> None:
+        self.identifier, self.done = identifier, threading.Event()
+
+
+def _now() -> datetime:
+    return datetime.now(timezone.utc)
+
+
+def _later(seconds: float) -> datetime | None:
+    """That many seconds from now; None, for ever, for more than a calendar holds."""
+    try:
+        return _now() + timedelta(seconds=seconds)
+    except OverflowError:
+        return None
+
+
+def _notice(line: str) -> None:
+    log.warning("%s", line)
