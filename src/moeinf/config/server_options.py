@@ -28,7 +28,7 @@ class ServerOptions:
         "How long a model stays loaded after its last request: 30s, 5m, 0, or -1 for ever. [default: {default}]",
         metavar="TIME",
     )
-    max_queue: int = option(64, "Most requests that wait; more are refused. [default: {default}]", metavar="N")
+    max_queue: int = option(512, "Most requests that wait; more are refused. [default: {default}]", metavar="N")
     key_file: str | None = option(
         None,
         "File with the keys that clients must give, one a line. MOEINF_API_KEY holds a single one.",

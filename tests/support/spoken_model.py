@@ -1,0 +1,71 @@
+"""A stand-in for an open model, for tests of the server: it says the words of its script, and counts what is done."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from moeinf.config import RuntimeConfig
+from moeinf.engine.build_context import Reporting
+from moeinf.engine.completion import NO_HOOKS, Completion, GenerationStats, Hooks
+from moeinf.errors import ModelNotFoundError
+
+
+@dataclass(frozen=True)
+class NamedModel:
+    """As much of a StoredModel as a worker asks for."""
+
+    name: str
+    id: str
+
+
+class NamedModels:
+    """As much of a Library as a worker asks for."""
+
+    def __init__(self, *names: str) -> None:
+        self._models = {name: NamedModel(name, f"id of {name}") for name in names}
+
+    def find(self, name: str) -> NamedModel:
+        if name not in self._models:
+            raise ModelNotFoundError(f"model '{name}' not found")
+        return self._models[name]
+
+
+class SpokenModel:
+    """Says `words`. gate: before each word it waits for that semaphore. fault: is raised at the second word."""
+
+    words = ("one ", "two ", "three")
+    gate: threading.Semaphore | None = None
+    fault: Exception | None = None
+
+    def __init__(self, stored: NamedModel, config: RuntimeConfig, reporting: Reporting) -> None:
+        self.stored, self.config, self.closed = stored, config, False
+        self.last: Completion | None = None
+        reporting.progress(1, 1)
+
+    def describe(self) -> str:
+        return f"{self.stored.name} of words"
+
+    def params(self, **given: Any) -> dict[str, Any]:
+        return given
+
+    def stream(self, prompt: object, params: object, *, hooks: Hooks = NO_HOOKS, **told: object) -> Iterator[str]:
+        self.last = Completion("", [], "interrupted", GenerationStats())
+        hooks.on_prefill(1, 1)
+        hooks.on_thought("hm")
+        for number, word in enumerate(self.words):
+            if self.gate is not None:
+                self.gate.acquire()
+            if hooks.should_stop():
+                return
+            if number == 1 and self.fault is not None:
+                raise self.fault
+            self.last.text += word
+            yield word
+        self.last.finish_reason = "stop"
+
+    def close(self) -> None:
+        assert not self.closed
+        self.closed = True

@@ -1,0 +1,65 @@
+"""The queue is bounded, and clients take turns in it."""
+
+from __future__ import annotations
+
+import threading
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moeinf.server.fair_queue import FairQueue
+
+
+def all_of(queue: FairQueue[int]) -> list[int]:
+    items = []
+    while (item := queue.get(0)) is not None:
+        items.append(item)
+    return items
+
+
+def test_clients_take_turns() -> None:
+    queue = FairQueue[int](10)
+    for client, item in (("a", 1), ("a", 2), ("a", 3), ("b", 10), ("c", 20), ("b", 11)):
+        assert queue.put(client, item)
+    assert all_of(queue) == [1, 10, 20, 2, 11, 3]
+
+
+def test_no_more_than_its_capacity() -> None:
+    queue = FairQueue[int](2)
+    assert queue.put("a", 1) and queue.put("b", 2)
+    assert not queue.put("c", 3)
+    assert queue.get(0) == 1
+    assert queue.put("c", 3)
+    assert len(queue) == 2
+
+
+def test_removal() -> None:
+    queue = FairQueue[int](10)
+    for item in range(6):
+        queue.put("ab"[item % 2], item)
+    assert sorted(queue.remove(lambda item: item % 3 == 0)) == [0, 3]
+    assert len(queue) == 4
+    assert sorted(all_of(queue)) == [1, 2, 4, 5]
+
+
+def test_get_waits_for_an_item() -> None:
+    queue, found = FairQueue[int](1), list[int | None]()
+    thread = threading.Thread(target=lambda: found.append(queue.get(None)))
+    thread.start()
+    queue.put("a", 7)
+    thread.join(10)
+    assert found == [7]
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers()), max_size=30))
+def test_every_item_comes_once_and_a_client_s_own_in_order(items: list[tuple[str, int]]) -> None:
+    queue = FairQueue[tuple[str, int, int]](len(items) or 1)
+    for number, (client, value) in enumerate(items):
+        queue.put(client, (client, value, number))
+    found = []
+    while (item := queue.get(0)) is not None:
+        found.append(item)
+    for client in "abc":
+        mine = [(value, number) for who, value, number in found if who == client]
+        assert mine == [(value, n) for n, (who, value) in enumerate(items) if who == client]
+    assert len(found) == len(items)

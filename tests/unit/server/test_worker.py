@@ -1,0 +1,198 @@
+"""One thread answers requests, opens models on demand, and closes them when they are idle."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import pytest
+
+from moeinf.config import RuntimeConfig
+from moeinf.errors import ModelNotFoundError
+from moeinf.server.ask import Ask, Ended, Event, Failed, Text
+from moeinf.server.errors import BusyError, StoppingError
+from moeinf.server.job import Job
+from moeinf.server.worker import Worker
+from tests.support.spoken_model import NamedModels, SpokenModel
+
+
+class Opened:
+    """Opens SpokenModels, and remembers them."""
+
+    def __init__(self, **traits: Any) -> None:
+        self.models = list[SpokenModel]()
+        self._traits = traits
+
+    def __call__(self, *given: Any) -> Any:
+        model = SpokenModel(*given)
+        for name, value in self._traits.items():
+            setattr(model, name, value)
+        self.models.append(model)
+        return model
+
+
+@contextmanager
+def worker_of(opened: Opened, *, keep_alive_s: float | None = None, max_queue: int = 8) -> Iterator[Worker]:
+    library = cast(Any, NamedModels("a", "b"))
+    worker = Worker(library, RuntimeConfig(), keep_alive_s=keep_alive_s, max_queue=max_queue, open_model=opened)
+    try:
+        yield worker
+    finally:
+        worker.stop()
+
+
+async def events_of(worker: Worker, ask: Ask) -> list[Event]:
+    job = Job(ask)
+    worker.submit(job)
+    return await told(job)
+
+
+async def told(job: Job) -> list[Event]:
+    """All that a client is told."""
+    return [event async for event in job.events(5.0) if event is not None]
+
+
+def text_of(events: list[Event]) -> str:
+    return "".join(event.text for event in events if isinstance(event, Text) and not event.thought)
+
+
+def until(condition: Any) -> None:
+    for _ in range(1000):
+        if condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it never came to that")
+
+
+def test_an_answer_comes_in_pieces() -> None:
+    with worker_of(opened := Opened()) as worker:
+        events = asyncio.run(events_of(worker, Ask("a", "hi")))
+        assert text_of(events) == "one two three"
+        assert Text("hm", thought=True) in events
+        assert isinstance(events[-1], Ended) and events[-1].completion is opened.models[0].last
+
+
+def test_a_model_stays_open_for_the_next_request_and_makes_room_for_another() -> None:
+    with worker_of(opened := Opened()) as worker:
+        for name in ("a", "a", "b", "a"):
+            assert text_of(asyncio.run(events_of(worker, Ask(name, "hi")))) == "one two three"
+        assert [model.stored.name for model in opened.models] == ["a", "b", "a"]
+        assert [model.closed for model in opened.models] == [True, True, False]
+    assert opened.models[-1].closed
+
+
+def test_options_of_a_request_open_the_model_anew() -> None:
+    with worker_of(opened := Opened()) as worker:
+        for config in ({}, {"context": 64}, {"context": 64}, {}, {"context": 128}):
+            asyncio.run(events_of(worker, Ask("a", "hi", config=config)))
+        assert [model.config.context for model in opened.models] == [None, 64, 128]
+
+
+def test_an_idle_model_is_closed() -> None:
+    with worker_of(opened := Opened(), keep_alive_s=0.0) as worker:
+        asyncio.run(events_of(worker, Ask("a", "hi")))
+        until(lambda: worker.loaded is None)
+        asyncio.run(events_of(worker, Ask("a", "hi", keep_alive=(None,))))
+        assert worker.loaded is not None and worker.loaded.expires is None
+        asyncio.run(events_of(worker, Ask("a", keep_alive=(0.0,))))
+        until(lambda: worker.loaded is None)
+        assert [model.closed for model in opened.models] == [True, True]
+
+
+def test_unload_by_id() -> None:
+    with worker_of(Opened()) as worker:
+        assert not worker.unload("id of a")
+        asyncio.run(events_of(worker, Ask("a")))
+        assert worker.unload("id of a")
+        assert worker.loaded is None
+
+
+def test_an_error_ends_one_request_and_not_the_worker() -> None:
+    fault = ValueError("broken")
+    with worker_of(opened := Opened(fault=fault)) as worker:
+        events = asyncio.run(events_of(worker, Ask("a", "hi")))
+        assert events[-1] == Failed(fault) and text_of(events) == "one "
+        missing = asyncio.run(events_of(worker, Ask("c", "hi")))[-1]
+        assert isinstance(missing, Failed) and isinstance(missing.error, ModelNotFoundError)
+        opened.models[0].fault = None
+        assert text_of(asyncio.run(events_of(worker, Ask("a", "hi")))) == "one two three"
+
+
+def test_more_requests_than_may_wait_are_refused() -> None:
+    gate = threading.Semaphore(0)
+
+    async def ask_four(worker: Worker) -> None:
+        jobs = [Job(Ask("a", "hi"), "me") for _ in range(4)]
+        worker.submit(jobs[0])
+        while worker.current is None:
+            await asyncio.sleep(0.01)
+        worker.submit(jobs[1])
+        worker.submit(jobs[2])
+        with pytest.raises(BusyError):
+            worker.submit(jobs[3])
+        jobs[1].cancel()  # whose client has gone makes room
+        worker.submit(jobs[3])
+        gate.release(100)
+        ends = [(await told(job))[-1] for job in jobs]
+        assert [type(end) for end in ends] == [Ended, Failed, Ended, Ended]
+
+    with worker_of(Opened(gate=gate), max_queue=2) as worker:
+        asyncio.run(ask_four(worker))
+
+
+def test_a_cancelled_answer_ends_within_a_token() -> None:
+    gate = threading.Semaphore(1)
+
+    async def cancel_after_a_word(worker: Worker) -> list[Event | None]:
+        job = Job(Ask("a", "hi"))
+        worker.submit(job)
+        events = []
+        async for event in job.events(5.0):
+            events.append(event)
+            if event == Text("one "):
+                job.cancel()
+                gate.release()
+        return events
+
+    with worker_of(Opened(gate=gate)) as worker:
+        events = asyncio.run(cancel_after_a_word(worker))
+        assert Text("two ") not in events
+        assert isinstance(events[-1], Ended)
+
+
+def test_stopping_ends_what_runs_and_refuses_what_waits() -> None:
+    gate = threading.Semaphore(1)
+
+    async def stop_in_between(worker: Worker) -> None:
+        jobs = [Job(Ask("a", "hi")), Job(Ask("a", "hi"))]
+        for job in jobs:
+            worker.submit(job)
+        async for event in jobs[0].events(5.0):
+            if event == Text("one "):
+                threading.Timer(0.05, gate.release, (100,)).start()
+                await asyncio.to_thread(worker.stop)
+        last = (await told(jobs[1]))[-1]
+        assert isinstance(last, Failed) and isinstance(last.error, StoppingError)
+        with pytest.raises(StoppingError):
+            worker.submit(Job(Ask("a", "hi")))
+
+    with worker_of(opened := Opened(gate=gate)) as worker:
+        asyncio.run(stop_in_between(worker))
+        assert opened.models[0].closed
+        assert opened.models[0].last is not None and opened.models[0].last.finish_reason == "interrupted"
+
+
+def test_what_waits_is_answered_before_a_drained_worker_ends() -> None:
+    async def drain(worker: Worker) -> list[str]:
+        jobs = [Job(Ask("a", "hi"), client) for client in "xyz"]
+        for job in jobs:
+            worker.submit(job)
+        worker.take_no_more()
+        return [text_of(await told(job)) for job in jobs]
+
+    with worker_of(Opened()) as worker:
+        assert asyncio.run(drain(worker)) == ["one two three"] * 3
