@@ -293,13 +293,14 @@ def bench(
 @with_flags()
 def serve(*, options: ServerOptions, config: RuntimeConfig) -> None:
     """Serve the OpenAI API over the stored models (also: start)."""
-    from moeinf.server.serve import log_to_stderr
-    from moeinf.server.serve import serve as run_server
+    from moeinf.server.serve import HttpServer, log_to_stderr
     from moeinf.store.library import Library
     from moeinf.terminal.notes import say
 
     log_to_stderr()
-    run_server(Library(store_home()), config, options, keys_of(options, api_key()), say)
+    server = HttpServer(Library(store_home()), config, options, keys_of(options, api_key()))
+    say(f"listening on {server.url}")
+    server.run()
 
 
 app.command("start", hidden=True)(serve)

@@ -6,7 +6,6 @@ import logging
 import resource
 import socket
 import sys
-from collections.abc import Callable
 from types import FrameType
 
 import uvicorn
@@ -24,56 +23,76 @@ from moeinf.server.texts import Texts
 from moeinf.server.worker import Open, Worker
 from moeinf.store.library import Library
 
-GRACE_S = 30.0  # answers that are being made when a signal comes may take so long
+GRACE_S = 30  # answers that are being made when a signal comes may take so long
+KEEP_ALIVE_S = 75  # a connection may stay open so long between two requests
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
-def serve(
-    library: Library,
-    config: RuntimeConfig,
-    options: ServerOptions,
-    keys: tuple[str, ...],
-    say: Callable[[str], None],
-    *,
-    open_model: Open = Model,
-) -> None:
-    """Serves until SIGINT or SIGTERM; a second one ends what is being answered.
+class HttpServer:
+    """Listens from the moment it is made; `run` answers until a signal or `stop` ends it, and closes everything."""
 
-    keys: of which clients must give one. say: takes the line that tells the address, once requests are taken.
-    Raises UsageError for an address that cannot be had, or that others reach without a key.
-    """
-    host, port = options.address
-    local = host in _LOOPBACK
-    if not local and not keys and not options.no_auth:
-        raise UsageError(
-            f"--host {host} can be reached from other machines: give --key-file or MOEINF_API_KEY, "
-            "or --no-auth-i-know to let anybody in"
-        )
-    raise_file_limit()
-    listening = _listen(host, port)
-    metrics = Metrics()
-    worker = Worker(
-        library, config,
-        keep_alive_s=options.keep_alive_s, max_queue=options.max_queue, open_model=open_model, on_end=metrics.count,
-    )  # fmt: skip
-    texts = Texts()
-    names = () if host in ("0.0.0.0", "::") else (host,)
-    rules = Rules((*names, *options.allowed_host), options.allowed_origin, keys)
-    app = build_app(Service(library, worker, texts, metrics, local), rules)
-    server = _Server(
-        uvicorn.Config(
-            app, http=DeadlineProtocol, ws="none", lifespan="off", log_config=None, access_log=False,
-            server_header=False, timeout_graceful_shutdown=int(GRACE_S), timeout_keep_alive=75,
-        ),
-        worker,
-    )  # fmt: skip
-    try:
+    def __init__(
+        self,
+        library: Library,
+        config: RuntimeConfig,
+        options: ServerOptions,
+        keys: tuple[str, ...] = (),
+        *,
+        open_model: Open = Model,
+    ) -> None:
+        """keys: of which clients must give one.
+
+        Raises UsageError for an address that cannot be had, or that others reach without a key.
+        """
+        host, port = options.address
+        local = host in _LOOPBACK
+        if not local and not keys and not options.no_auth:
+            raise UsageError(
+                f"--host {host} can be reached from other machines: give --key-file or MOEINF_API_KEY, "
+                "or --no-auth-i-know to let anybody in"
+            )
+        raise_file_limit()
+        self._socket = _listen(host, port)
         shown = f"[{host}]" if ":" in host else host
-        say(f"listening on http://{shown}:{listening.getsockname()[1]}")
-        server.run(sockets=[listening])
-    finally:
-        worker.stop()
-        texts.close()
+        self.url = f"http://{shown}:{self._socket.getsockname()[1]}"
+        metrics, self._texts = Metrics(), Texts()
+        self.worker = Worker(
+            library,
+            config,
+            keep_alive_s=options.keep_alive_s,
+            max_queue=options.max_queue,
+            open_model=open_model,
+            on_end=metrics.count,
+        )
+        names = () if host in ("0.0.0.0", "::") else (host,)
+        rules = Rules((*names, *options.allowed_host), options.allowed_origin, keys)
+        app = build_app(Service(library, self.worker, self._texts, metrics, local), rules)
+        self._server = _Server(
+            uvicorn.Config(
+                app,
+                http=DeadlineProtocol,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=GRACE_S,
+                timeout_keep_alive=KEEP_ALIVE_S,
+            ),
+            self.worker,
+        )
+
+    def run(self) -> None:
+        """Blocks. The first SIGINT or SIGTERM lets it finish its answers, the second does not; in the main thread."""
+        try:
+            self._server.run(sockets=[self._socket])
+        finally:
+            self.worker.stop()
+            self._texts.close()
+
+    def stop(self) -> None:
+        """Ends `run` after the answers that are being made; from any thread."""
+        self._server.should_exit = True
 
 
 class _Server(uvicorn.Server):
