@@ -10,11 +10,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from moeinf.server.errors import Refusal
-from moeinf.server.guard import Guard, Rules
+from moeinf.server.gate.guard import Guard, Rules
+from moeinf.server.gate.request_log import RequestLog
 from moeinf.server.http import ErrorForm, error_response, json_response
 from moeinf.server.openai.errors import error_body as openai_error
 from moeinf.server.openai.routes import routes as openai_routes
-from moeinf.server.request_log import RequestLog
 from moeinf.server.service import Service
 
 

@@ -15,8 +15,8 @@ from moeinf.config.server_options import ServerOptions
 from moeinf.engine.model import Model
 from moeinf.errors import UsageError
 from moeinf.server.app import build_app
-from moeinf.server.connections import DeadlineProtocol
-from moeinf.server.guard import Rules
+from moeinf.server.gate.connections import DeadlineProtocol
+from moeinf.server.gate.guard import Rules
 from moeinf.server.metrics import Metrics
 from moeinf.server.service import Service
 from moeinf.server.texts import Texts

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from moeinf.server.guard import Guard, Rules
+from moeinf.server.gate.guard import Guard, Rules
 from moeinf.server.openai.errors import error_body
 
 Pairs = Sequence[tuple[str, str]]
