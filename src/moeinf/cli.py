@@ -190,7 +190,8 @@ def show(
     json: AsJson = False,
 ) -> None:
     """Show what a stored model is, and the memory it needs."""
-    from moeinf.terminal import show as facts
+    from moeinf.engine.stored.facts import licence_text, template_text
+    from moeinf.terminal.show import parameters_text, show_json, show_lines
 
     flags = {
         "--license": licence,
@@ -204,13 +205,13 @@ def show(
         raise UsageError(f"only one of {', '.join(flags)} at a time, not {' and '.join(chosen)}")
     stored = _stored(model)
     texts: dict[str, Callable[[StoredModel], str]] = {
-        "--license": facts.licence_text,
-        "--template": facts.template_text,
-        "--json": facts.show_json,
-        "--parameters": facts.parameters_text,
+        "--license": licence_text,
+        "--template": template_text,
+        "--json": show_json,
+        "--parameters": parameters_text,
     }
     text = texts.get(chosen[0]) if chosen else None
-    _print(text(stored) if text else "\n".join(facts.show_lines(stored, verbose=verbose)))
+    _print(text(stored) if text else "\n".join(show_lines(stored, verbose=verbose)))
 
 
 @app.command()

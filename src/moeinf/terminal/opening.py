@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from moeinf.config import RuntimeConfig
 from moeinf.config.environment import store_home
+from moeinf.engine.stored.facts import template_facts
 from moeinf.pull.pull import ensure
 from moeinf.store.library import Library, StoredModel
 from moeinf.terminal.arguments.chat_options import ChatOptions
@@ -18,7 +19,6 @@ from moeinf.terminal.notes import Notices, say, say_below
 from moeinf.terminal.progress import LoadBar, StatusLine
 from moeinf.terminal.pull_progress import PullDisplay
 from moeinf.terminal.screen import wrapped
-from moeinf.terminal.show import template_facts
 from moeinf.text.thinking import template_variables
 
 if TYPE_CHECKING:

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from moeinf.engine.dense_weights import DenseFile
 from moeinf.engine.footprint import Footprint, footprint_of
 from moeinf.engine.memory_plan import PROCESS_BYTES, smallest_bytes, smallest_device_bytes
-from moeinf.errors import StoreError
+from moeinf.engine.stored.facts import (
+    capabilities,
+    config,
+    formats_text,
+    generation_parameters,
+    json_file,
+    licence_text,
+)
 from moeinf.hardware import usable_cores
 from moeinf.models.family import family_of
 from moeinf.store.dense_sums import DenseSums
-from moeinf.store.files import errors_named, parse_json_object, read_small
-from moeinf.store.formats import formats_text as stored_formats
 from moeinf.terminal.screen import section, table
 from moeinf.text.quantities import at_least_text, binary_size_text, count_text
-from moeinf.text.template_file import find_template
 
 if TYPE_CHECKING:
     from moeinf.store.library import StoredModel
-    from moeinf.text.thinking import TemplateFacts
 
 _NUM_LICENCE_LINES = 2
 
@@ -43,7 +46,7 @@ def _footprint(model: StoredModel) -> Footprint:
     if family.encoder_input is not None:
         from moeinf.sampling.beam_search import num_beams_asked  # loads numpy, which most models do without
 
-        beams = num_beams_asked(_json_file(model, "generation_config.json") or config_json)
+        beams = num_beams_asked(json_file(model, "generation_config.json") or config_json)
     dense = DenseFile(model, family.tensors, DenseSums(model, ()))  # only its size is asked for
     return footprint_of(model.manifest, dense.memory_bytes, family.workspace, beams)
 
@@ -75,12 +78,6 @@ def show_lines(model: StoredModel, *, verbose: bool = False) -> list[str]:
             [(spec.name, f"{spec.dtype}  {list(spec.shape)}") for spec in model.manifest.layout.tensors],
         )
     return lines[:-1]
-
-
-def formats_text(model: StoredModel) -> str:
-    """`BF16`, or `q4_k experts, q4_k dense, q8_0 head`."""
-    text, dtype = stored_formats(model.manifest), model.manifest.info.dtype
-    return text.upper() if text == dtype else text
 
 
 def _moe_rows(model: StoredModel) -> list[tuple[str, str]]:
@@ -145,63 +142,5 @@ def show_json(model: StoredModel) -> str:
     )
 
 
-def generation_parameters(model: StoredModel) -> dict[str, Any]:
-    """The sampling options that the checkpoint recommends."""
-    return {
-        name: value
-        for name, value in _json_file(model, "generation_config.json").items()
-        if isinstance(value, int | float) and not name.endswith("_token_id")
-    }
-
-
 def parameters_text(model: StoredModel) -> str:
     return "\n".join(table((name, json.dumps(value)) for name, value in generation_parameters(model).items()))
-
-
-def config(model: StoredModel) -> dict[str, Any]:
-    """config.json of the model. Raises StoreError."""
-    path = model.path / "config.json"
-    with errors_named(path):
-        return parse_json_object(read_small(path), str(path), StoreError)
-
-
-def licence_text(model: StoredModel) -> str:
-    """The licence file of the checkpoint, "" if it brought none."""
-    for path in sorted(model.path.iterdir()):
-        if path.name.lower().startswith(("license", "licence", "copying")):
-            return path.read_text(encoding="utf-8", errors="replace")
-    return ""
-
-
-def template_text(model: StoredModel) -> str:
-    """The chat template, "" for a base model. Raises TextError."""
-    return find_template(model.path, _json_file(model, "tokenizer_config.json")) or ""
-
-
-def template_facts(model: StoredModel) -> TemplateFacts | None:
-    """What the chat template can be told; None for a base model. Raises TextError."""
-    source = template_text(model)
-    if not source:
-        return None
-    from moeinf.text.template_facts import read_facts  # imports jinja2, which nothing else here needs
-
-    return read_facts(source)
-
-
-def capabilities(model: StoredModel) -> list[str]:
-    """What the architecture does and the chat template knows of, in the words of ollama where it has some."""
-    kind = family_of(config(model)).encoder_input
-    if kind is not None:
-        return ["translation" if kind.languages else "text to text"]
-    facts = template_facts(model)
-    extra = {"tools": facts.tools, "thinking": facts.thinks} if facts else {}
-    return ["completion", *(name for name, known in extra.items() if known)]
-
-
-def _json_file(model: StoredModel, name: str) -> dict[str, Any]:
-    """A small JSON file of the model; {} where it is missing or not an object."""
-    try:
-        value = json.loads((model.path / name).read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}

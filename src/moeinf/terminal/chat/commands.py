@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from moeinf.engine.stored.facts import licence_text, template_text
 from moeinf.errors import ModelNotFoundError, MoeinfError
 from moeinf.store.library import StoredModel
-from moeinf.terminal import show as facts
 from moeinf.terminal.chat.help import HELP_SHOW, help_text
 from moeinf.terminal.chat.settings import Settings
 from moeinf.terminal.chat.switch import ModelSwitch
@@ -14,6 +14,7 @@ from moeinf.terminal.conversation import Conversation
 from moeinf.terminal.listing import list_lines
 from moeinf.terminal.notes import say
 from moeinf.terminal.screen import harmless
+from moeinf.terminal.show import parameters_text, show_lines
 from moeinf.terminal.stats import cache_lines
 
 
@@ -75,10 +76,10 @@ class Commands:
 
     def _show(self, what: str) -> None:
         texts: dict[str, Callable[[StoredModel], str]] = {
-            "info": lambda stored: "\n".join(facts.show_lines(stored)),
-            "license": lambda stored: facts.licence_text(stored) or _none("licence"),
+            "info": lambda stored: "\n".join(show_lines(stored)),
+            "license": lambda stored: licence_text(stored) or _none("licence"),
             "parameters": self._parameters_text,
-            "template": lambda stored: facts.template_text(stored) or _none("prompt template"),
+            "template": lambda stored: template_text(stored) or _none("prompt template"),
         }
         if what == "system":
             print(harmless(self._conversation.options.system or _none("system message")))
@@ -92,7 +93,7 @@ class Commands:
         return "\n".join(
             [
                 "Model defined parameters:",
-                facts.parameters_text(stored) or "none",
+                parameters_text(stored) or "none",
                 "",
                 "User defined parameters:",
                 *(user or ["none"]),

@@ -1,0 +1,1 @@
+"""What is known of a stored model that is not open."""

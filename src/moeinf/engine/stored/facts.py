@@ -1,0 +1,80 @@
+"""What a stored model is and can do. Reads small files only, and loads nothing heavy."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from moeinf.errors import StoreError
+from moeinf.models.family import family_of
+from moeinf.store.files import errors_named, parse_json_object, read_small
+from moeinf.store.formats import formats_text as stored_formats
+from moeinf.text.template_file import find_template
+
+if TYPE_CHECKING:
+    from moeinf.store.library import StoredModel
+    from moeinf.text.thinking import TemplateFacts
+
+
+def config(model: StoredModel) -> dict[str, Any]:
+    """config.json of the model. Raises StoreError."""
+    path = model.path / "config.json"
+    with errors_named(path):
+        return parse_json_object(read_small(path), str(path), StoreError)
+
+
+def json_file(model: StoredModel, name: str) -> dict[str, Any]:
+    """A small JSON file of the model; {} where it is missing or not an object."""
+    try:
+        value = json.loads((model.path / name).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def formats_text(model: StoredModel) -> str:
+    """`BF16`, or `q4_k experts, q4_k dense, q8_0 head`."""
+    text, dtype = stored_formats(model.manifest), model.manifest.info.dtype
+    return text.upper() if text == dtype else text
+
+
+def generation_parameters(model: StoredModel) -> dict[str, Any]:
+    """The sampling options that the checkpoint recommends."""
+    return {
+        name: value
+        for name, value in json_file(model, "generation_config.json").items()
+        if isinstance(value, int | float) and not name.endswith("_token_id")
+    }
+
+
+def licence_text(model: StoredModel) -> str:
+    """The licence file of the checkpoint, "" if it brought none."""
+    for path in sorted(model.path.iterdir()):
+        if path.name.lower().startswith(("license", "licence", "copying")):
+            return path.read_text(encoding="utf-8", errors="replace")
+    return ""
+
+
+def template_text(model: StoredModel) -> str:
+    """The chat template, "" for a base model. Raises TextError."""
+    return find_template(model.path, json_file(model, "tokenizer_config.json")) or ""
+
+
+def template_facts(model: StoredModel) -> TemplateFacts | None:
+    """What the chat template can be told; None for a base model. Raises TextError."""
+    source = template_text(model)
+    if not source:
+        return None
+    from moeinf.text.template_facts import read_facts  # imports jinja2, which nothing else here needs
+
+    return read_facts(source)
+
+
+def capabilities(model: StoredModel) -> list[str]:
+    """What the architecture does and the chat template knows of, in the words of ollama where it has some."""
+    kind = family_of(config(model)).encoder_input
+    if kind is not None:
+        return ["translation" if kind.languages else "text to text"]
+    facts = template_facts(model)
+    extra = {"tools": facts.tools, "thinking": facts.thinks} if facts else {}
+    return ["completion", *(name for name, known in extra.items() if known)]
