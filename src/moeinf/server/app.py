@@ -13,6 +13,8 @@ from moeinf.server.errors import Refusal
 from moeinf.server.gate.guard import Guard, Rules
 from moeinf.server.gate.request_log import RequestLog
 from moeinf.server.http import ErrorForm, error_response, json_response
+from moeinf.server.ollama.errors import error_body as ollama_error
+from moeinf.server.ollama.routes import routes as ollama_routes
 from moeinf.server.openai.errors import error_body as openai_error
 from moeinf.server.openai.routes import routes as openai_routes
 from moeinf.server.service import Service
@@ -20,7 +22,7 @@ from moeinf.server.service import Service
 
 def build_app(service: Service, rules: Rules) -> ASGIApp:
     """The ASGI application over an open service, which stays the caller's to close."""
-    routes = [*_own_routes(service), *openai_routes(service)]
+    routes = [*_own_routes(service), *openai_routes(service), *ollama_routes(service)]
     app = Starlette(routes=routes, exception_handlers={HTTPException: _of_no_route, Exception: _unexpected})
     app.router.redirect_slashes = False
     return RequestLog(Guard(app, rules, error_form, page=()))
@@ -28,7 +30,7 @@ def build_app(service: Service, rules: Rules) -> ASGIApp:
 
 def error_form(path: str) -> ErrorForm:
     """How errors of a path are written."""
-    return openai_error
+    return ollama_error if path.startswith("/api/") else openai_error
 
 
 def _own_routes(service: Service) -> list[Route]:
@@ -38,7 +40,10 @@ def _own_routes(service: Service) -> list[Route]:
     async def metrics(request: Request) -> Response:
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    return [Route("/health", health), Route("/metrics", metrics)]
+    async def root(request: Request) -> Response:
+        return Response("Ollama is running", media_type="text/plain; charset=utf-8")  # what ollama's clients look for
+
+    return [Route("/", root), Route("/health", health), Route("/metrics", metrics)]
 
 
 async def _of_no_route(request: Request, error: Exception) -> Response:

@@ -66,7 +66,7 @@ class HttpServer:
         )
         names = () if host in ("0.0.0.0", "::") else (host,)
         rules = Rules((*names, *options.allowed_host), options.allowed_origin, keys)
-        app = build_app(Service(library, self.worker, self._texts, metrics, local), rules)
+        app = build_app(Service(library, self.worker, self._texts, metrics, local, bool(keys)), rules)
         self._server = _Server(
             uvicorn.Config(
                 app,

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from moeinf.config.server_options import seconds_of
 from moeinf.engine.model import Model
 from moeinf.server.ask import Ask
+from moeinf.server.errors import Refusal
 from moeinf.server.job import Job
 from moeinf.server.metrics import Metrics
 from moeinf.server.texts import Texts
@@ -24,6 +25,12 @@ class Service:
     texts: Texts
     metrics: Metrics
     local: bool = True  # only this machine can reach the server
+    keyed: bool = False  # whoever reaches a route has given a key
+
+    def refuse_strangers(self, what: str) -> None:
+        """Raises Refusal where anybody in the network could ask for what changes the store."""
+        if not (self.local or self.keyed):
+            raise Refusal(403, f"{what} over the network needs a key: start the server with --key-file")
 
     def find(self, name: str) -> StoredModel:
         """The stored model of that name, as a client writes it. Raises ModelNotFoundError."""

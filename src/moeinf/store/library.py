@@ -159,6 +159,18 @@ class Library:
         self._sweep()
         return StoredModel(f"{word}:{tag}", model_folder, self._models / model_folder)
 
+    def copy(self, reference: str, name: str) -> StoredModel:
+        """Gives a stored model one more name; no weights are copied.
+
+        Raises ModelNotFoundError, and UsageError for what is no name or that of another model.
+        """
+        model, full = self.find(reference), ":".join(parse_name(name))
+        with errors_named(self._names), self.lock():
+            held = self._identifier(*parse_name(name))
+            if held not in ("", model.id):
+                raise UsageError(f"{full} is the name of another model; `moeinf rm {full}` deletes it")
+            return self.bind(name, model.id)
+
     def adopt(self, folder: Path, identifier: str) -> None:
         """Moves a complete model folder into models/; one of the same id there is replaced. Under `lock` only."""
         make_folders(self._models)

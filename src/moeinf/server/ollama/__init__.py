@@ -1,0 +1,1 @@
+"""ollama's API: chat, generate, and the models of the store."""

@@ -1,0 +1,109 @@
+"""POST /api/chat and /api/generate."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from moeinf.server.ask import Ask
+from moeinf.server.content import plain_text, role_of
+from moeinf.server.errors import Refusal
+from moeinf.server.http import EventStream, body_of, json_response, whole_answer
+from moeinf.server.ollama.answers import ChatLines, GenerateLines, Lines
+from moeinf.server.ollama.descriptions import capabilities_of
+from moeinf.server.ollama.requests import Asking, ChatRequest, GenerateRequest, given_options, refuse_logprobs
+from moeinf.server.service import Service, keep_alive_of
+from moeinf.text.thinking import THINK_WORDS
+from moeinf.types import Message
+
+
+async def chat(service: Service, request: Request) -> Response:
+    asked = await body_of(request, ChatRequest)
+    ask = chat_ask(asked, await _think(service, asked))
+    return await _answered(service, request, ask, ChatLines(ask), asked)
+
+
+async def generate(service: Service, request: Request) -> Response:
+    asked = await body_of(request, GenerateRequest)
+    ask = generate_ask(asked, await _think(service, asked))
+    return await _answered(service, request, ask, GenerateLines(ask), asked)
+
+
+async def _answered(service: Service, request: Request, ask: Ask, lines: Lines, asked: Asking) -> Response:
+    """A stream unless the client wants none; what only loads or unloads is one object either way, as ollama has it."""
+    job = service.submit(request, ask)
+    if asked.stream is not False and ask.prompt is not None:
+        return EventStream(job, lines.encode, "application/x-ndjson")
+    return json_response(lines.whole(await whole_answer(request, job)))
+
+
+def chat_ask(asked: ChatRequest, think: bool | str | None) -> Ask:
+    """Raises Refusal, UsageError."""
+    if asked.tools:
+        raise Refusal(400, f'"{asked.model}" does not support tools')
+    messages = [message_of(message, f"messages[{i}]") for i, message in enumerate(asked.messages or ())]
+    return _ask(asked, messages or None, think, variables=asked.chat_template_kwargs or {})
+
+
+def generate_ask(asked: GenerateRequest, think: bool | str | None) -> Ask:
+    """Raises Refusal, UsageError."""
+    refused = (
+        (asked.suffix, f'"{asked.model}" does not support insert'),
+        (asked.images, f'"{asked.model}" reads text alone: leave out images'),
+        (asked.template, "template is not supported: each checkpoint brings its own"),
+        (asked.context, "context is not supported: send what was said before to /api/chat"),
+        (asked.raw and asked.system, "raw mode does not support system"),
+        (asked.raw and think is not None, "raw mode does not support think"),
+    )
+    for given, why in refused:
+        if given:
+            raise Refusal(400, why)
+    if not asked.prompt:
+        return _ask(asked, None, think)
+    if asked.system:
+        messages: list[Message] = [
+            {"role": "system", "content": asked.system},
+            {"role": "user", "content": asked.prompt},
+        ]
+        return _ask(asked, messages, think)
+    return _ask(asked, asked.prompt, think, raw=bool(asked.raw))
+
+
+def _ask(asked: Asking, prompt: str | list[Message] | None, think: bool | str | None, **more: Any) -> Ask:
+    refuse_logprobs(asked)
+    if asked.format:
+        raise Refusal(400, "format is not supported")
+    params, config = given_options(asked.options)
+    keep_alive = keep_alive_of(asked.keep_alive)
+    return Ask(asked.model, prompt, params=params, config=config, think=think, keep_alive=keep_alive, **more)
+
+
+async def _think(service: Service, asked: Asking) -> bool | str | None:
+    """Whether and how hard to think; None leaves it to the template. Raises ModelNotFoundError, Refusal."""
+    think = asked.think
+    if think is None or think == "":
+        return None
+    if str(think).lower() not in THINK_WORDS:
+        raise Refusal(400, f"think cannot be {think!r:.60}; it is true, false, low, medium or high")
+    stored = service.find(asked.model)
+    if "thinking" in await asyncio.to_thread(capabilities_of, stored):
+        return think
+    if str(think).lower() == "false":
+        return None  # there is nothing to switch off
+    raise Refusal(400, f'"{asked.model}" does not support thinking')
+
+
+def message_of(message: dict[str, Any], where: str) -> Message:
+    """A message as a chat template gets it. Raises Refusal."""
+    if message.get("images"):
+        raise Refusal(400, f"{where}: models here read text alone: leave out images")
+    plain: dict[str, Any] = {"role": role_of(message, where), "content": plain_text(message.get("content"), where)}
+    thought = message.get("thinking")
+    if isinstance(thought, str) and thought:
+        plain |= {"thinking": thought, "reasoning_content": thought}
+    if message.get("tool_name"):
+        plain["name"] = message["tool_name"]
+    return plain | {name: message[name] for name in ("tool_calls", "tool_call_id") if message.get(name)}

@@ -1,0 +1,112 @@
+"""Stored models in ollama's words: the details, the digest and the metadata that its clients look for."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from moeinf.config.option import option_of
+from moeinf.engine.stored.facts import capabilities, config, formats_text, json_file, licence_text, template_text
+from moeinf.sampling.params import SamplingParams, from_generation_config
+from moeinf.store.files import errors_named, read_small
+from moeinf.store.library import StoredModel
+from moeinf.store.manifest import MANIFEST_FILE
+from moeinf.text.quantities import count_text
+
+_MOST_KEPT = 64  # models whose facts are kept: an id stands for the content, so that they stay true
+
+
+def entry(model: StoredModel) -> dict[str, Any]:
+    """A model as `tags` lists it. Raises StoreError."""
+    return {**identity(model), "modified_at": model.modified.isoformat(), "size": model.size_bytes}
+
+
+def identity(model: StoredModel) -> dict[str, Any]:
+    """Name, digest and details. Raises StoreError."""
+    digest, details = _identity(model.id, model.path)
+    return {"name": model.name, "model": model.name, "digest": digest, "details": details}
+
+
+def capabilities_of(model: StoredModel) -> tuple[str, ...]:
+    """Raises StoreError, and TextError for a chat template that cannot be read."""
+    return _capabilities(model.id, model.path)
+
+
+def shown(model: StoredModel, *, verbose: bool) -> dict[str, Any]:
+    """A model as `show` tells of it; verbose: with config.json and the tensors of an expert.
+
+    Raises StoreError, TextError.
+    """
+    parameters = dict(_parameters(model))
+    lines = [f"PARAMETER {name} {value}" for name, value in parameters.items()]
+    described = {
+        "modelfile": "\n".join(["# The chat template is the checkpoint's own.", f"FROM {model.name}", *lines, ""]),
+        "parameters": "\n".join(f"{name:<30} {value}" for name, value in parameters.items()),
+        "template": template_text(model),
+        "license": licence_text(model),
+        "details": identity(model)["details"],
+        "model_info": _model_info(model),
+        "capabilities": capabilities_of(model),
+        "modified_at": model.modified.isoformat(),
+    }
+    if verbose:
+        described["model_info"]["moeinf.config"] = config(model)
+        described["tensors"] = [
+            {"name": f"expert.{spec.name}", "type": spec.dtype.upper(), "shape": list(spec.shape)}
+            for spec in model.manifest.layout.tensors
+        ]
+    return described
+
+
+@lru_cache(_MOST_KEPT)
+def _identity(identifier: str, path: Path) -> tuple[str, dict[str, Any]]:
+    model = StoredModel("", identifier, path)
+    info = model.manifest.info
+    with errors_named(path):
+        digest = hashlib.sha256(read_small(path / MANIFEST_FILE)).hexdigest()
+    return digest, {
+        "parent_model": "",
+        "format": "safetensors",
+        "family": info.architecture,
+        "families": [info.architecture],
+        "parameter_size": count_text(info.num_params),
+        "quantization_level": formats_text(model),
+    }
+
+
+@lru_cache(_MOST_KEPT)
+def _capabilities(identifier: str, path: Path) -> tuple[str, ...]:
+    return tuple(capabilities(StoredModel("", identifier, path)))
+
+
+def _parameters(model: StoredModel) -> Iterator[tuple[str, object]]:
+    """What the checkpoint recommends, by ollama's names."""
+    for name, value in from_generation_config(json_file(model, "generation_config.json")).items():
+        yield option_of(SamplingParams, name).ollama, value
+
+
+def _model_info(model: StoredModel) -> dict[str, Any]:
+    """The metadata that a GGUF file would have, which clients look up by these names."""
+    info, moe, checkpoint = model.manifest.info, model.manifest.moe, config(model)
+    own = {
+        "context_length": info.context_length,
+        "embedding_length": info.hidden_size,
+        "block_count": info.num_layers,
+        "vocab_size": info.vocab_size,
+        "expert_count": moe.num_experts,
+        "expert_used_count": moe.top_k,
+        "expert_shared_count": info.num_shared_experts,
+        "attention.head_count": checkpoint.get("num_attention_heads"),
+        "attention.head_count_kv": checkpoint.get("num_key_value_heads"),
+    }
+    return {
+        "general.architecture": info.architecture,
+        "general.parameter_count": info.num_params,
+        **{f"{info.architecture}.{name}": value for name, value in own.items() if isinstance(value, int)},
+        "moeinf.active_parameter_count": info.active_params,
+        "moeinf.moe_layer_count": moe.num_layers,
+        "moeinf.expert_bytes": model.manifest.layout.stride_bytes,
+    }

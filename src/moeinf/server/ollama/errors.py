@@ -1,0 +1,14 @@
+"""Errors as ollama's clients read them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from moeinf.server.errors import Fault
+
+
+def error_body(fault: Fault) -> dict[str, Any]:
+    """One line. Of a model that is not there it has no remedy: some clients compare the whole of it."""
+    missing = re.match(r"model '.*' not found", fault.message) if fault.kind == "not_found" else None
+    return {"error": missing[0] if missing else fault.message}

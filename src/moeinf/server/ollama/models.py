@@ -1,0 +1,93 @@
+"""/api/tags, /api/show, /api/ps and /api/version: which models there are, and which one is loaded."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from dataclasses import asdict
+from datetime import datetime, timezone
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from moeinf.config import RuntimeConfig
+from moeinf.engine.memory_plan import DevicePlan
+from moeinf.errors import StoreError
+from moeinf.server.http import body_of, json_response
+from moeinf.server.ollama.descriptions import entry, identity, shown
+from moeinf.server.ollama.requests import ShowRequest
+from moeinf.server.service import Service
+from moeinf.server.worker import Loaded
+
+API_VERSION = "0.12.0"  # of ollama, whose API this is: its clients refuse what looks older than they need
+_NEVER = datetime(9999, 12, 31, tzinfo=timezone.utc)  # clients parse a time in any case
+
+
+async def tags(service: Service, request: Request) -> Response:
+    return json_response({"models": await asyncio.to_thread(_entries, service)})
+
+
+async def show(service: Service, request: Request) -> Response:
+    asked = await body_of(request, ShowRequest)
+
+    def described() -> dict[str, Any]:
+        return shown(service.find(asked.named), verbose=bool(asked.verbose))
+
+    return json_response(await asyncio.to_thread(described))
+
+
+async def ps(service: Service, request: Request) -> Response:
+    loaded = service.worker.loaded
+    running = [await asyncio.to_thread(_running, service, loaded)] if loaded is not None else []
+    return json_response({"models": running})
+
+
+async def version(service: Service, request: Request) -> Response:
+    return json_response({"version": API_VERSION})
+
+
+def _entries(service: Service) -> list[dict[str, Any]]:
+    """The models whose manifests are sound; `moeinf list` tells of the others."""
+    entries = []
+    for model in service.library.list():
+        with suppress(StoreError):
+            entries.append(entry(model))
+    return entries
+
+
+def _running(service: Service, loaded: Loaded) -> dict[str, Any]:
+    """The open model; in `moeinf`, what is resident, how the cache did last, and the options it was opened with."""
+    model, plan = loaded.model, loaded.model.plan
+    on_gpu = isinstance(plan, DevicePlan)
+    size = plan.total_bytes + (plan.host_bytes if isinstance(plan, DevicePlan) else 0)
+    return {
+        **identity(loaded.stored),
+        "size": size,
+        "size_vram": plan.total_bytes if on_gpu else 0,
+        "context_length": plan.context,
+        "expires_at": (loaded.expires or _NEVER).isoformat(),
+        "moeinf": {
+            "slots": model.tier.num_slots,
+            "experts": loaded.stored.manifest.moe.total_experts,
+            "hit_rate": _hit_rate(loaded),
+            "answering": service.worker.current is not None,
+            "waiting": service.worker.waiting,
+            "config": config_given(loaded.config),
+        },
+    }
+
+
+def _hit_rate(loaded: Loaded) -> float | None:
+    """Of the last answer's decoding; None where there was none."""
+    with suppress(StoreError):  # the model is being closed
+        last = loaded.model.last
+        if last is not None and last.stats.decode_cache.activations:
+            return last.stats.decode_cache.hit_rate
+    return None
+
+
+def config_given(config: RuntimeConfig) -> dict[str, str]:
+    """The options that differ from their defaults, as text."""
+    defaults = asdict(RuntimeConfig())
+    return {name: str(getattr(config, name)) for name, default in defaults.items() if getattr(config, name) != default}

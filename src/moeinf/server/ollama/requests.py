@@ -1,0 +1,132 @@
+"""What clients of ollama's API send. Fields that are not listed change no answer here, and are ignored."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from moeinf.config import RuntimeConfig, ollama_value
+from moeinf.config.option import Option, http_options, options
+from moeinf.errors import UsageError
+from moeinf.sampling.params import SamplingParams
+from moeinf.server.errors import Refusal
+
+log = logging.getLogger("moeinf.server")
+_MOST_SHOWN = 10  # names of unknown options in one line of the log
+_TYPES = {"int": "integer", "float": "float32", "bool": "boolean", "str": "string", "tuple[str, ...]": "array"}
+
+
+class Asking(msgspec.Struct, kw_only=True):
+    """What chat and generate have in common. None is not given."""
+
+    model: str
+    stream: bool | None = None
+    options: dict[str, Any] | None = None
+    keep_alive: str | float | None = None
+    think: bool | str | None = None
+    format: str | dict[str, Any] | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+
+class ChatRequest(Asking, kw_only=True):
+    """chat_template_kwargs: variables of the chat template, under the name that OpenAI's servers give them."""
+
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class GenerateRequest(Asking, kw_only=True):
+    prompt: str | None = None
+    system: str | None = None
+    raw: bool | None = None
+    template: str | None = None
+    context: list[int] | None = None
+    suffix: str | None = None
+    images: list[Any] | None = None
+
+
+class NamedRequest(msgspec.Struct, kw_only=True):
+    """A request about one model; older clients call the field `name`."""
+
+    model: str | None = None
+    name: str | None = None
+
+    @property
+    def named(self) -> str:
+        """Raises Refusal where neither is given."""
+        named = self.model or self.name
+        if not named:
+            raise Refusal(400, "model is required")
+        return named
+
+
+class ShowRequest(NamedRequest, kw_only=True):
+    verbose: bool | None = None
+
+
+class PullRequest(NamedRequest, kw_only=True):
+    stream: bool | None = None
+
+
+class CopyRequest(msgspec.Struct, kw_only=True):
+    source: str
+    destination: str
+
+
+def given_options(given: Mapping[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Fields of SamplingParams, and fields of RuntimeConfig. Names that mean nothing here are logged, as ollama does.
+
+    Raises Refusal for a value of another type, UsageError for one that is out of range.
+    """
+    known = http_options("ollama", SamplingParams, RuntimeConfig)
+    values = {known[name].name: _value(known[name], value) for name, value in (given or {}).items() if name in known}
+    said = {name: value for name, value in values.items() if value is not None}
+    if unknown := sorted(ascii(name)[:60] for name in given or {} if name not in known):
+        log.info("options without a meaning here: %s", ", ".join(unknown[:_MOST_SHOWN]))
+    of_model = {each.name for each in options(RuntimeConfig)}
+    params: dict[str, Any] = {name: value for name, value in said.items() if name not in of_model}
+    config: dict[str, Any] = {name: value for name, value in said.items() if name in of_model}
+    SamplingParams(**params)  # refuses what is out of range, before a stream begins
+    RuntimeConfig.of(**config)
+    return params, config
+
+
+def _value(option: Option, value: object) -> object:
+    """The value as its field has it; None where the client leaves the choice to us."""
+    if value is None:
+        return None
+    if option.name == "device":
+        return ollama_value(option, str(_whole(option, value)))
+    if option.kind == "int":
+        return _whole(option, value)
+    if option.kind == "float" and isinstance(value, int | float) and not isinstance(value, bool):
+        return value
+    if option.kind == "tuple[str, ...]" and isinstance(value, str):
+        return (value,)
+    if option.kind == "tuple[str, ...]" and isinstance(value, list) and all(isinstance(each, str) for each in value):
+        return tuple(value)
+    raise _wrong_type(option)
+
+
+def _whole(option: Option, value: object) -> int:
+    """A whole number, also one that is written as 40.0."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise _wrong_type(option)
+    return value
+
+
+def _wrong_type(option: Option) -> Refusal:
+    kind = "integer" if option.name == "device" else _TYPES.get(option.kind, option.kind)
+    return Refusal(400, f'option "{option.ollama}" must be of type {kind}')
+
+
+def refuse_logprobs(asked: Asking) -> None:
+    if asked.logprobs or asked.top_logprobs:
+        raise UsageError("logprobs is not supported here; ask /v1/chat/completions for them")

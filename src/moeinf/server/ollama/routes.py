@@ -1,0 +1,57 @@
+"""The routes of ollama's API."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from moeinf.server.errors import Refusal
+from moeinf.server.http import answering, body_of
+from moeinf.server.ollama.chat import chat, generate
+from moeinf.server.ollama.errors import error_body
+from moeinf.server.ollama.manage import copy, delete
+from moeinf.server.ollama.models import ps, show, tags, version
+from moeinf.server.ollama.pull import Pulls
+from moeinf.server.ollama.requests import NamedRequest
+from moeinf.server.service import Service
+
+Handle = Callable[[Service, Request], Awaitable[Response]]
+
+
+def routes(service: Service) -> list[Route]:
+    """Those of GET answer HEAD as well."""
+
+    def route(path: str, method: str, handle: Handle) -> Route:
+        return Route(path, answering(error_body)(functools.partial(handle, service)), methods=[method])
+
+    return [
+        route("/api/chat", "POST", chat),
+        route("/api/generate", "POST", generate),
+        route("/api/tags", "GET", tags),
+        route("/api/show", "POST", show),
+        route("/api/ps", "GET", ps),
+        route("/api/version", "GET", version),
+        route("/api/pull", "POST", Pulls().pull),
+        route("/api/delete", "DELETE", delete),
+        route("/api/copy", "POST", copy),
+        route("/api/create", "POST", _refused("create is not supported: `moeinf pull` makes models of checkpoints")),
+        route("/api/push", "POST", _refused("push is not supported: models stay on this machine")),
+        route("/api/embed", "POST", _no_embeddings),
+        route("/api/embeddings", "POST", _no_embeddings),
+    ]
+
+
+def _refused(why: str) -> Handle:
+    async def handle(service: Service, request: Request) -> Response:
+        raise Refusal(400, why)
+
+    return handle
+
+
+async def _no_embeddings(service: Service, request: Request) -> Response:
+    asked = await body_of(request, NamedRequest)
+    raise Refusal(400, f'"{asked.named}" does not support embeddings')

@@ -1,0 +1,196 @@
+"""The API of ollama, asked by the client that its makers publish."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import datetime
+
+import httpx
+import ollama
+import pytest
+
+from moeinf.pull.pull import ensure
+from moeinf.server.serve import HttpServer
+from moeinf.store.library import Library
+from tests.support.live_server import live_server
+
+GREEDY = {"temperature": 0, "num_predict": 8}
+QUESTION = [{"role": "user", "content": "The king said"}]
+
+
+@pytest.fixture
+def client(server: HttpServer) -> ollama.Client:
+    return ollama.Client(server.url)
+
+
+@pytest.fixture
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
+    """A server over a store that the test may change."""
+    home = tmp_path_factory.mktemp("own")
+    ensure("demo", home=home)
+    with live_server(Library(home)) as started:
+        yield started
+
+
+def test_a_chat_streams_the_words_of_the_whole_answer(client: ollama.Client) -> None:
+    whole = client.chat("demo", QUESTION, options=GREEDY)
+    pieces = list(client.chat("demo", QUESTION, options=GREEDY, stream=True))
+    assert whole.message.content
+    assert "".join(piece.message.content or "" for piece in pieces) == whole.message.content
+    assert [piece.done for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+    assert {piece.message.role for piece in pieces} == {"assistant"}
+
+
+def test_the_last_piece_has_the_figures(client: ollama.Client) -> None:
+    last = list(client.generate("demo", "The king said", options=GREEDY, stream=True))[-1]
+    assert (last.done_reason, last.eval_count, last.response) == ("length", 8, "")
+    assert last.prompt_eval_count and last.prompt_eval_duration and last.eval_duration
+    assert last.total_duration and last.total_duration >= last.prompt_eval_duration + last.eval_duration
+    assert last.load_duration is not None
+    datetime.fromisoformat((last.created_at or "").replace("Z", "+00:00"))
+
+
+def test_answers_carry_what_the_expert_cache_did(server: HttpServer) -> None:
+    body = {"model": "demo", "prompt": "The king said", "options": GREEDY, "stream": False}
+    told = httpx.post(f"{server.url}/api/generate", json=body, timeout=60).json()["moeinf"]
+    assert 0 <= told["hit_rate"] <= 1
+    assert told["hits"] + told["misses"] > 0 and told["stall_s"] >= 0 and told["read_bytes"] >= 0
+
+
+def test_generate_and_raw_continue_a_base_model_alike(client: ollama.Client) -> None:
+    answers = [client.generate("demo", "The king said", raw=raw, options=GREEDY).response for raw in (False, True)]
+    assert answers[0] == answers[1] != ""
+
+
+def test_a_stop_string_ends_the_answer_before_it(client: ollama.Client) -> None:
+    whole = client.generate("demo", "The king said", options=GREEDY).response or ""
+    stop = whole[2:4]
+    cut = client.generate("demo", "The king said", options={**GREEDY, "stop": [stop]})
+    assert cut.response == whole[: whole.index(stop)] and cut.done_reason == "stop"
+
+
+def test_an_empty_prompt_loads_and_keep_alive_0_unloads(client: ollama.Client) -> None:
+    assert client.generate("demo", "").done_reason == "load"
+    assert [model.name for model in client.ps().models] == ["demo:latest"]
+    assert client.chat("demo", [], keep_alive=0).done_reason == "unload"
+    assert client.ps().models == []
+
+
+def test_ps_tells_how_much_memory_the_loaded_model_takes_and_until_when(client: ollama.Client) -> None:
+    client.generate("demo", "", keep_alive=-1)
+    [model] = client.ps().models
+    assert model.expires_at is not None and model.expires_at.year == 9999
+    assert model.size is not None and model.size > 0 and model.size_vram == 0
+    assert model.context_length and model.details is not None and model.details.family
+
+
+def test_num_ctx_opens_the_model_with_that_context(client: ollama.Client) -> None:
+    client.generate("demo", "", options={"num_ctx": 64})
+    [model] = client.ps().models
+    assert model.context_length == 64
+    with pytest.raises(ollama.ResponseError, match=r"the prompt has \d+ tokens, the context 64"):
+        client.generate("demo", "king " * 100, options={"num_ctx": 64})
+    client.generate("demo", "", keep_alive=0)
+
+
+def test_list_and_show_tell_of_the_model(client: ollama.Client) -> None:
+    [model] = client.list().models
+    assert model.model == "demo:latest" and model.size and len(model.digest or "") == 64
+    shown = client.show("demo")
+    assert shown.modelinfo is not None and shown.capabilities == ["completion"]
+    [context] = [value for name, value in shown.modelinfo.items() if name.endswith(".context_length")]
+    assert context > 0 and shown.modelinfo["general.parameter_count"] > 0
+    assert shown.details is not None and shown.details.format == "safetensors"
+
+
+def test_what_the_model_cannot_do_is_refused_in_ollamas_form(client: ollama.Client) -> None:
+    refused: dict[str, Callable[[], object]] = {
+        "does not support thinking": lambda: client.chat("demo", QUESTION, think=True),
+        "does not support tools": lambda: client.chat(
+            "demo", QUESTION, tools=[{"type": "function", "function": {"name": "f"}}]
+        ),
+        "does not support embeddings": lambda: client.embed("demo", "word"),
+        "does not support insert": lambda: client.generate("demo", "def f", suffix="end"),
+        "template is not supported": lambda: client.generate("demo", "a", template="{{ .Prompt }}"),
+        "context is not supported": lambda: client.generate("demo", "a", context=[1, 2]),
+        "raw mode does not support system": lambda: client.generate("demo", "a", raw=True, system="b"),
+        'option "top_k" must be of type integer': lambda: client.generate("demo", "a", options={"top_k": "many"}),
+        "temperature must be between": lambda: client.generate("demo", "a", options={"temperature": -1}),
+        "create is not supported": lambda: client.create("other", from_="demo"),
+        "push is not supported": lambda: client.push("demo"),
+    }
+    for words, ask in refused.items():
+        with pytest.raises(ollama.ResponseError, match=words) as caught:
+            ask()
+        assert caught.value.status_code == 400
+
+
+def test_think_false_is_no_fault_of_a_model_that_does_not_think(client: ollama.Client) -> None:
+    assert client.chat("demo", QUESTION, think=False, options=GREEDY).message.content
+
+
+def test_an_unknown_model_is_told_in_the_words_that_clients_compare(client: ollama.Client) -> None:
+    for ask in (
+        lambda: client.show("nobody"),
+        lambda: client.chat("nobody", QUESTION),
+        lambda: client.delete("nobody"),
+    ):
+        with pytest.raises(ollama.ResponseError) as caught:
+            ask()
+        assert (caught.value.error, caught.value.status_code) == ("model 'nobody' not found", 404)
+
+
+def test_no_line_of_a_stream_is_empty_and_each_is_json(server: HttpServer) -> None:
+    body = {"model": "demo", "messages": QUESTION, "options": GREEDY}
+    with httpx.stream("POST", f"{server.url}/api/chat", json=body, timeout=60) as response:
+        text = "".join(response.iter_text())
+    assert response.headers["content-type"].startswith("application/x-ndjson")
+    assert text.endswith("\n") and "" not in text.removesuffix("\n").split("\n")
+
+
+def test_probes_find_what_they_look_for(server: HttpServer) -> None:
+    for path in ("/", "/api/version", "/api/tags"):
+        assert httpx.head(f"{server.url}{path}").status_code == 200
+    version = httpx.get(f"{server.url}/api/version").json()["version"]
+    assert [int(part) for part in version.split(".")] >= [0, 6, 4]
+    assert httpx.get(f"{server.url}/api/nothing").json() == {"error": "no such route"}
+    assert httpx.get(f"{server.url}/api/chat").status_code == 405
+
+
+def test_copy_and_delete_change_names(own: HttpServer) -> None:
+    client = ollama.Client(own.url)
+    client.generate("demo", "")
+    client.copy("demo", "other:tag")
+    assert {model.model for model in client.list().models} == {"demo:latest", "other:tag"}
+    client.delete("demo")
+    assert [model.model for model in client.list().models] == ["other:tag"]
+    assert client.ps().models == [], "the model that is deleted is closed first"
+    assert client.generate("other:tag", "The king said", options=GREEDY).response
+    with pytest.raises(ollama.ResponseError, match="is not a model name"):
+        client.copy("other:tag", "../outside")
+
+
+def test_pull_streams_how_far_it_is(own: HttpServer) -> None:
+    client = ollama.Client(own.url)
+    client.delete("demo")
+    steps = list(client.pull("demo", stream=True))
+    assert steps[0].status == "pulling manifest" and steps[-1].status == "success"
+    converted = [step for step in steps if step.digest is not None]
+    assert converted and converted[-1].completed == converted[-1].total
+    assert [model.model for model in client.list().models] == ["demo:latest"]
+    assert client.pull("demo").status == "success", "a second pull finds it up to date"
+
+
+def test_a_tag_of_a_format_pulls_into_that_format(own: HttpServer) -> None:
+    client = ollama.Client(own.url)
+    assert client.pull("demo:q8_0").status == "success"
+    assert "demo:q8_0" in {model.model for model in client.list().models}
+
+
+def test_no_folder_of_the_servers_machine_is_pulled(own: HttpServer) -> None:
+    client = ollama.Client(own.url)
+    for name in ("/etc", "./here", "~"):
+        with pytest.raises(ollama.ResponseError, match="a folder can be pulled with `moeinf pull` only"):
+            client.pull(name)
+    with pytest.raises(ollama.ResponseError, match="`moeinf list --available` shows the names"):
+        client.pull("nobody")
