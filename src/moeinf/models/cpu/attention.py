@@ -26,9 +26,24 @@ class KVState:
         self.keys: ByteArray = np.empty(size, np.uint8)
         self.values: ByteArray = np.empty(size, np.uint8)
         self.format = dtype
+        self._heads = num_kv_heads
+        self.planes, self.row_bytes = 2 * num_kv_heads, head_dim * DTYPE_BYTES[dtype]
 
     def truncate(self, length: int) -> None:
         pass  # what lies behind the cache's length is never read
+
+    def save_rows(self, start: int, into: ByteArray) -> None:
+        for kept, at in self._by_head():
+            into[at : at + self._heads] = kept[:, start : start + into.shape[1]]
+
+    def load_rows(self, start: int, rows: ByteArray) -> None:
+        for kept, at in self._by_head():
+            kept[:, start : start + rows.shape[1]] = rows[at : at + self._heads]
+
+    def _by_head(self) -> list[tuple[ByteArray, int]]:
+        """Keys and values [kv_heads, capacity, row_bytes], each with its first plane."""
+        shape = (self._heads, -1, self.row_bytes)
+        return [(self.keys.reshape(shape), 0), (self.values.reshape(shape), self._heads)]
 
 
 class NativeAttention:

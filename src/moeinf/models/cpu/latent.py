@@ -18,12 +18,20 @@ class LatentState:
     """The bytes of [capacity, width] in the cache's type; pages are touched only as tokens arrive."""
 
     rewinds = True
+    planes = 1
 
     def __init__(self, width: int, capacity: int, dtype: DType) -> None:
-        self.data: ByteArray = np.empty(capacity * width * DTYPE_BYTES[dtype], np.uint8)
+        self.row_bytes = width * DTYPE_BYTES[dtype]
+        self.data: ByteArray = np.empty(capacity * self.row_bytes, np.uint8)
 
     def truncate(self, length: int) -> None:
         pass  # what lies behind the cache's length is never read
+
+    def save_rows(self, start: int, into: ByteArray) -> None:
+        into[0] = self.data.reshape(-1, self.row_bytes)[start : start + into.shape[1]]
+
+    def load_rows(self, start: int, rows: ByteArray) -> None:
+        self.data.reshape(-1, self.row_bytes)[start : start + rows.shape[1]] = rows[0]
 
 
 class NativeLatentCore:

@@ -10,9 +10,11 @@ from torch import Tensor
 from moeinf.gpu.matrix import DeviceMatrix
 from moeinf.gpu.vector_ops import AttentionForm, HeadForm, KeyValues
 from moeinf.models.gpu.rotary import DevicePositions
+from moeinf.models.gpu.row_copies import bytes_of_host, bytes_to_host
 from moeinf.models.gpu.weights import DeviceWeights
 from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, NormConfig
 from moeinf.models.layers.kv_cache import Cache
+from moeinf.types import ByteArray
 
 
 class DeviceKVState:
@@ -23,9 +25,20 @@ class DeviceKVState:
     def __init__(self, device: torch.device, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
+        self.planes, self.row_bytes = 2 * shape[0], shape[2] * dtype.itemsize
 
     def truncate(self, length: int) -> None:
         pass  # what lies behind the cache's length is never read
+
+    def save_rows(self, start: int, into: ByteArray) -> None:
+        heads, end = len(self.keys), start + into.shape[1]
+        into[:heads] = bytes_to_host(self.keys[:, start:end])
+        into[heads:] = bytes_to_host(self.values[:, start:end])
+
+    def load_rows(self, start: int, rows: ByteArray) -> None:
+        heads, end = len(self.keys), start + rows.shape[1]
+        bytes_of_host(rows[:heads], self.keys[:, start:end])
+        bytes_of_host(rows[heads:], self.values[:, start:end])
 
 
 class DeviceAttention:

@@ -7,8 +7,10 @@ from torch import Tensor
 
 from moeinf.gpu.vector_ops import AttentionForm, KeyValues, VectorOps
 from moeinf.models.gpu.rotary import DevicePositions
+from moeinf.models.gpu.row_copies import bytes_of_host, bytes_to_host
 from moeinf.models.layers.attention_config import LatentHeads
 from moeinf.models.layers.kv_cache import Cache
+from moeinf.types import ByteArray
 
 _NUMBERS = 1 << 22  # of queries that exist at once: 16 MiB
 
@@ -17,12 +19,20 @@ class DeviceLatentState:
     """[1, capacity, width]: keys of one head, as attention takes them."""
 
     rewinds = True
+    planes = 1
 
     def __init__(self, device: torch.device, width: int, capacity: int, dtype: torch.dtype) -> None:
         self.rows = torch.zeros((1, capacity, width), dtype=dtype, device=device)
+        self.row_bytes = width * dtype.itemsize
 
     def truncate(self, length: int) -> None:
         pass  # what lies behind the cache's length is never read
+
+    def save_rows(self, start: int, into: ByteArray) -> None:
+        into[...] = bytes_to_host(self.rows[:, start : start + into.shape[1]])
+
+    def load_rows(self, start: int, rows: ByteArray) -> None:
+        bytes_of_host(rows, self.rows[:, start : start + rows.shape[1]])
 
 
 class DeviceLatentCore:

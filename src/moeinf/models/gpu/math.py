@@ -61,6 +61,10 @@ class TorchMath:
     def of_host(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values)).to(self._device)
 
+    def to_host(self, x: Tensor) -> np.ndarray:
+        values: np.ndarray = x.cpu().numpy()
+        return values
+
     def sum(self, x: Tensor, axis: int, keepdims: bool) -> Tensor:
         return x.sum(axis, keepdim=keepdims)
 

@@ -1,6 +1,7 @@
 """The functions by which a family spells out its own layers once, for numpy on the CPU and for torch on a GPU.
 
-Beside these, arrays of both libraries share operators, indexing, `reshape` and `@`. On a device nothing here waits.
+Beside these, arrays of both libraries share operators, indexing, `reshape` and `@`. On a device nothing here waits
+but `to_host`.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class ArrayMathOf(Protocol[A]):
     def einsum(self, spec: str, *operands: A) -> A: ...
     def zeros(self, shape: tuple[int, ...]) -> A: ...
     def of_host(self, values: np.ndarray) -> A: ...  # the same numbers, where this computes
+    def to_host(self, x: A) -> np.ndarray: ...  # waits for the device
     def sum(self, x: A, axis: int, keepdims: bool) -> A: ...
     def max(self, x: A, axis: int, keepdims: bool) -> A: ...
 

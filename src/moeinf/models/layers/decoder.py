@@ -117,6 +117,11 @@ class Decoder:
         assert num_beams == 1, "only the answers to a source are searched for"
         return Cache([attention.new_state(capacity) for attention in self._attention], capacity)
 
+    def room_that_rotates(self, capacity: int) -> int:
+        """The capacity of a cache where that decides how positions are rotated in it; else 0."""
+        rope = self.config.attention.rope
+        return capacity if rope is not None and rope.within(capacity) is not rope else 0
+
     def forward(
         self,
         ids: Sequence[int],

@@ -16,7 +16,7 @@ from moeinf.models.layers.attention_config import AttentionSite, NormConfig
 from moeinf.models.layers.delta_config import SLICE, DeltaConfig
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.protocol import WeightsOf
-from moeinf.types import A
+from moeinf.types import A, ByteArray
 
 CHUNK = 64  # tokens of one triangular system; the published kernels' number
 UNIT_EPS = 1e-6  # under the root that gives queries and keys length 1, as in the published kernels
@@ -32,6 +32,8 @@ class DeltaState(Generic[A]):
     rewinds = False
 
     def __init__(self, config: DeltaConfig, math: ArrayMathOf[A]) -> None:
+        self._math = math
+        self.num_bytes = config.state_bytes // 2  # what the next pass reads
         self.conv, self.new_conv = (math.zeros((config.kernel - 1, config.channels)) for _ in range(2))
         self.heads, self.new_heads = (
             math.zeros((config.num_value_heads, config.key_dim, config.value_dim)) for _ in range(2)
@@ -49,6 +51,16 @@ class DeltaState(Generic[A]):
         assert length == 0
         self.conv[...] = 0
         self.heads[...] = 0
+
+    def save(self, into: ByteArray) -> None:
+        numbers = into.view(np.float32)
+        conv, heads = self._math.to_host(self.conv), self._math.to_host(self.heads)
+        numbers[: conv.size], numbers[conv.size :] = conv.reshape(-1), heads.reshape(-1)
+
+    def load(self, kept: ByteArray) -> None:
+        numbers, at = kept.view(np.float32), self.conv.shape[0] * self.conv.shape[1]
+        self.conv[...] = self._math.of_host(numbers[:at].reshape(self.conv.shape))
+        self.heads[...] = self._math.of_host(numbers[at:].reshape(self.heads.shape))
 
 
 class DeltaNet(Generic[A]):

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from moeinf.types import ByteArray
 
 
 class LayerState(Protocol):
@@ -21,6 +25,37 @@ class LayerState(Protocol):
     # One that does not rewind keeps what a pass makes of it apart until `commit()`: a pass may be given up half-way.
 
 
+@runtime_checkable
+class RowState(Protocol):
+    """A state that rewinds, of which a stretch of tokens can be copied out and in: a row of each plane for a token."""
+
+    planes: int  # such as the keys and the values of each head
+    row_bytes: int  # of a token in one plane
+
+    def save_rows(self, start: int, into: ByteArray) -> None:
+        """Fills into [planes, tokens, row_bytes], in host memory, with the rows of the tokens from `start`."""
+        ...
+
+    def load_rows(self, start: int, rows: ByteArray) -> None:
+        """Takes rows [planes, tokens, row_bytes], in host memory, as those of the tokens from `start`."""
+        ...
+
+
+@runtime_checkable
+class WholeState(Protocol):
+    """A recurrent state, which can be copied out and in as a whole: it cannot be cut by tokens."""
+
+    num_bytes: int
+
+    def save(self, into: ByteArray) -> None:
+        """Fills into [num_bytes], in host memory, with the state after the last token."""
+        ...
+
+    def load(self, kept: ByteArray) -> None:
+        """Takes what `save` has given."""
+        ...
+
+
 class Cache:
     """The states of one sequence, with room for `capacity` tokens."""
 
@@ -30,6 +65,8 @@ class Cache:
         self.states: list[Any] = list(states)  # by decoder layer; whoever made the layer knows what its state is
         self.capacity = capacity
         self.length = 0  # tokens that every layer has stored
+        self._rows: list[RowState] = [state for state in states if isinstance(state, RowState)]
+        self._whole: list[WholeState] = [state for state in states if isinstance(state, WholeState)]
 
     def advance(self, num_tokens: int) -> None:
         """Called when the last layer has stored the tokens behind `length`."""
@@ -42,13 +79,79 @@ class Cache:
             if not state.rewinds:
                 state.commit()
 
+    @property
+    def rewinds(self) -> bool:
+        """Whether the cache can go back to any of its tokens."""
+        return all(state.rewinds for state in self.states)
+
     def truncate(self, length: int) -> int:
         """Forgets all but the first `length` tokens, or all where a state cannot go back; how many are left."""
         assert 0 <= length <= self.length
-        if length < self.length and not all(state.rewinds for state in self.states):
+        if length < self.length and not self.rewinds:
             length = 0
         if length < self.length:
             for state in self.states:
                 state.truncate(length)
         self.length = length
         return length
+
+    # What is copied out and in: of decoders alone, whose states are all rows or whole ones.
+
+    @property
+    def layout(self) -> list[list[int]]:
+        """Planes and bytes of a row of each state that is kept by tokens; bytes of each that is kept as a whole."""
+        assert len(self._rows) + len(self._whole) == len(self.states), "a state that cannot be copied"
+        return [[state.planes, state.row_bytes] for state in self._rows] + [[state.num_bytes] for state in self._whole]
+
+    @property
+    def token_bytes(self) -> int:
+        """What a token takes in the states that are kept by tokens."""
+        return sum(state.planes * state.row_bytes for state in self._rows)
+
+    @property
+    def state_bytes(self) -> int:
+        """What the recurrent states take; 0 where there are none."""
+        return sum(state.num_bytes for state in self._whole)
+
+    def save_rows(self, start: int, end: int) -> ByteArray:
+        """A copy of the rows of tokens start to end, [(end - start) * token_bytes]: one state behind another."""
+        kept: ByteArray = np.empty((end - start) * self.token_bytes, np.uint8)
+        for state, part in zip(self._rows, self._cut(kept, end - start), strict=True):
+            state.save_rows(start, part)
+        return kept
+
+    def load_rows(self, start: int, kept: ByteArray, num_tokens: int, first: int, last: int) -> None:
+        """Takes the tokens first to last of `kept`, which holds num_tokens as the tokens from `start`.
+
+        They do not count before `resume`.
+        """
+        for state, part in zip(self._rows, self._cut(kept, num_tokens), strict=True):
+            state.load_rows(start + first, part[:, first:last])
+
+    def save_state(self) -> ByteArray:
+        """A copy of the recurrent states after the last token, [state_bytes]."""
+        kept: ByteArray = np.empty(self.state_bytes, np.uint8)
+        at = 0
+        for state in self._whole:
+            state.save(kept[at : at + state.num_bytes])
+            at += state.num_bytes
+        return kept
+
+    def resume(self, length: int, kept: ByteArray | None) -> None:
+        """Goes on behind `length` tokens, whose rows are there. kept: recurrent states after them, where there are."""
+        assert length <= self.capacity and (kept is not None or self.rewinds)
+        self.length = length  # first: one that is given up half-way is known by its length, and truncated
+        at = 0
+        for state in self._whole:
+            assert kept is not None
+            state.load(kept[at : at + state.num_bytes])
+            at += state.num_bytes
+
+    def _cut(self, kept: ByteArray, num_tokens: int) -> list[ByteArray]:
+        """The part of each state that is kept by tokens, [planes, num_tokens, row_bytes]."""
+        parts, at = [], 0
+        for state in self._rows:
+            size = state.planes * num_tokens * state.row_bytes
+            parts.append(kept[at : at + size].reshape(state.planes, num_tokens, state.row_bytes))
+            at += size
+        return parts
