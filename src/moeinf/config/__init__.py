@@ -92,6 +92,19 @@ class RuntimeConfig:
         "Compare every read with its checksum. [default: the first of each expert]",
         flags=("--verify-reads/--no-verify-reads",),
     )
+    prefix_memory: Size | None = option(
+        None,
+        "Memory for the beginnings of earlier prompts, so that they are not computed again: auto, bytes or a "
+        "percentage of the memory; 0: none. [default: 5% where many conversations come, or the model is recurrent]",
+        metavar="SIZE",
+    )
+    prefix_disk: Size | None = option(
+        None,
+        "Room on disk for the same, which survives a restart: bytes or a percentage of what is free; 0: none. "
+        "[default: 4GB for a server where ten times that is free, else none]",
+        metavar="SIZE",
+    )
+    many_conversations: bool = False  # no option: whoever serves them says so, and prefixes are kept by default
     src_lang: str = option(
         "", "Language of the text to translate, by the model's name for it, such as eng_Latn.", metavar="CODE"
     )
@@ -157,6 +170,8 @@ def _check(config: RuntimeConfig) -> None:
             raise UsageError(f"{option_of(RuntimeConfig, name).flag} must be {allowed}, not {value}")
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", config.device):
         raise UsageError(f"unknown device {config.device!r}; known: auto, cpu, cuda, cuda:0 and so on")
+    if config.prefix_disk not in (None, Bytes(0)) and config.prefix_memory == Bytes(0):
+        raise UsageError("--prefix-disk is filled through memory, and --prefix-memory 0 leaves none; give some")
     if config.device == "cpu" and (said := gpu_option(config)):
         raise UsageError(f"{said} is for a GPU, and --device cpu uses none; leave one of them out")
 

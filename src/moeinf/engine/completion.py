@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from moeinf.runtime.cache.stats import CacheStats
+from moeinf.sampling.loop import Source
 
 FinishReason = Literal["stop", "length", "interrupted"]
 # What an answer of finish_reason "length" came up against: the context, --num-predict, or the checkpoint's max_length.
@@ -31,7 +32,8 @@ class GenerationStats:
 
     load_s: float = 0.0  # opening the model, charged to its first request
     prompt_tokens: int = 0
-    cached_tokens: int = 0  # of the prompt: keys and values reused from the request before
+    cached_tokens: int = 0  # of the prompt: keys and values reused from earlier requests
+    cached_from: Source = ""  # the farthest place that these came from
     prompt_s: float = 0.0  # from the request to the first token
     generated_tokens: int = 0
     token_s: list[float] = field(default_factory=list)  # each token after the first

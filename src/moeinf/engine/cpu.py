@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from moeinf._native import Arena, ExpertKernel
 from moeinf.engine.build_context import BuildContext, prefetcher_of
 from moeinf.engine.footprint import expert_parts
-from moeinf.engine.memory_plan import MemoryPlan, plan_memory, reserve_bytes
+from moeinf.engine.memory_plan import MemoryPlan, plan_memory, prefixes_text, reserve_bytes
 from moeinf.models.cpu.layers import NativeLayers
 from moeinf.models.layers.encoder_decoder import EncoderDecoder, SourceCache
 from moeinf.models.layers.weights import StoredTensor
@@ -34,6 +34,7 @@ class CpuRunner:
         """
         weights, host, report = context.weights, context.host, context.reporting
         manifest, dense = weights.manifest, weights.dense
+        self._isa = host.kernels.isa
         self.plan: MemoryPlan = plan_memory(context.footprint, host.config, host.machine)
         fits = self.plan.num_slots == manifest.moe.total_experts
         total = dense.memory_bytes + (self.plan.cache_bytes if fits else 0)
@@ -92,13 +93,17 @@ class CpuRunner:
         assert isinstance(self.cache, SourceCache), "only an encoder-decoder decodes beams"
         self.cache.keep(beams)
 
+    @property
+    def arithmetic(self) -> str:
+        return f"cpu {self._isa}"
+
     def describe(self, total_experts: int) -> str:
         plan = self.plan
         rest = " · rest on disk" if plan.num_slots < total_experts else ""
         return (
             f"CPU, RAM {size_text(plan.total_bytes)}: dense {size_text(plan.dense_bytes)}, "
             f"KV {size_text(plan.kv_bytes)}, experts {plan.num_slots}/{total_experts} "
-            f"({size_text(plan.cache_bytes)}){rest}"
+            f"({size_text(plan.cache_bytes)}){rest}{prefixes_text(plan)}"
         )
 
     def peak_device_bytes(self) -> int:

@@ -14,9 +14,9 @@ from moeinf.engine.disk_wait import DiskWait, never
 from moeinf.engine.model_kind import ModelKind
 from moeinf.engine.opening import ModelRunner
 from moeinf.engine.request_monitor import RequestMonitor
-from moeinf.errors import ContextLengthError, NotFiniteError, UsageError
+from moeinf.errors import ContextLengthError, DeviceError, NotFiniteError, UsageError
 from moeinf.runtime.policy.trace import RequestRecorder
-from moeinf.sampling.loop import CachedTokens, Chooser, Forced
+from moeinf.sampling.loop import CachedTokens, Chooser, Forced, Prefixes
 from moeinf.sampling.params import SamplingParams
 from moeinf.sampling.sampler import Sampler
 from moeinf.text.answer import AnswerText
@@ -47,11 +47,12 @@ class Generator:
         info: ModelInfo,
         attendants: Attendants,
         load_s: float,
+        prefixes: Prefixes | None = None,
     ) -> None:
-        """load_s: seconds that opening took, which the first request is charged with."""
+        """load_s: seconds that opening took, which the first request is charged with. prefixes: of earlier requests."""
         self.runner, self.kind = runner, kind
         self.last: Completion | None = None
-        self.sequence = CachedTokens(runner.cache)
+        self.sequence = CachedTokens(runner.cache, prefixes)
         self._tokenizer, self._info = tokenizer, info
         self.attendants, self._load_s = attendants, load_s
 
@@ -110,6 +111,7 @@ class Generator:
         elif len(answer.token_ids) >= limit:
             answer.finish_reason, answer.cut_by = "length", cut_by
         self.last = answer
+        self.sequence.settle()
 
     def _limit(self, prompt: list[int], params: SamplingParams) -> tuple[int, CutBy]:
         """The most tokens that the answer may have, and what sets that limit."""
@@ -138,6 +140,9 @@ class Generator:
         except NotFiniteError:
             self.sequence.forget()  # the next prompt must not build on keys and values that are no numbers
             raise
+        except DeviceError:
+            self.sequence.prefixes = None  # nothing can be copied from a GPU that is lost
+            raise
         finally:
             attendants.disk_wait.should_stop = never
             self.runner.tier.end_request()
@@ -159,10 +164,14 @@ class Generator:
                 f"{len(prompt)} + {len(continuation)} tokens do not fit the context of {context}; raise --num-ctx or "
                 "ask for fewer"
             )
-        self.sequence.forget()
+        self.sequence.clear()
+        prefixes, self.sequence.prefixes = self.sequence.prefixes, None
         stats = GenerationStats()
-        for _ in self.tokens(prompt, Forced(continuation), len(continuation) + 1, stats):
-            pass
+        try:
+            for _ in self.tokens(prompt, Forced(continuation), len(continuation) + 1, stats):
+                pass
+        finally:
+            self.sequence.prefixes = prefixes
         return stats
 
     def _checked(self, name: str, token_ids: Sequence[int]) -> list[int]:
@@ -178,5 +187,6 @@ class Generator:
 
     def close(self) -> bool:
         """Gives back what the runner and the cache hold; returns whether all reads have ended."""
+        self.sequence.close()
         del self.sequence  # keys and values
         return self.runner.close()

@@ -12,7 +12,7 @@ import torch
 from moeinf._native import Arena, ExpertKernel
 from moeinf.engine.build_context import BuildContext, prefetcher_of
 from moeinf.engine.footprint import expert_parts
-from moeinf.engine.memory_plan import CONTEXT_BYTES, PINNED_PERCENT, DevicePlan, plan_device_memory
+from moeinf.engine.memory_plan import CONTEXT_BYTES, PINNED_PERCENT, DevicePlan, plan_device_memory, prefixes_text
 from moeinf.errors import OutOfMemoryError
 from moeinf.gpu.arena import DeviceArena
 from moeinf.gpu.cuda import explain, is_out_of_memory
@@ -254,6 +254,10 @@ class GpuRunner:
     def _named(self, error: BaseException) -> BaseException:
         return explain(error) or error
 
+    @property
+    def arithmetic(self) -> str:
+        return f"gpu {self._gpu.name}, {self.plan.prefill_chunk} tokens at once"
+
     def describe(self, total_experts: int) -> str:
         plan, slots = self.plan, self._arena.num_slots
         used = plan.total_bytes - (plan.num_slots - slots) * plan.slot_bytes
@@ -264,7 +268,7 @@ class GpuRunner:
         return (
             f"{self._gpu.name}, VRAM {size_text(used)} of {size_text(plan.limit_bytes)}: "
             f"dense {size_text(plan.dense_bytes)}, KV {size_text(plan.kv_bytes)}, "
-            f"experts {slots}/{total_experts} ({size_text(slots * plan.slot_bytes)}){rest}"
+            f"experts {slots}/{total_experts} ({size_text(slots * plan.slot_bytes)}){rest}{prefixes_text(plan)}"
         )
 
     def peak_device_bytes(self) -> int:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from moeinf.config import DEFAULT_CONTEXT, RuntimeConfig, gpu_option
+from moeinf.config.size import Bytes, Share
 from moeinf.engine.footprint import Footprint, activation_bytes, device_activation_bytes, sequence_bytes
 from moeinf.errors import OutOfMemoryError, UsageError
 from moeinf.hardware import Machine
-from moeinf.text.quantities import at_least_text, binary_size_text
+from moeinf.text.quantities import at_least_text, binary_size_text, size_text
 from moeinf.types import ModelInfo, MoeShape
 
 MIN_CHUNK = 64  # what the prefill chunk is never shortened below for want of memory
@@ -34,6 +35,8 @@ DISPLAY_LEFT_PERCENT: Final = 8  # memory that is taken, but moves it to the hos
 MAX_DEVICE_CHUNK: Final = 8192  # tokens of a prompt; beyond, no expert is read less often and nothing computes faster
 ACTIVATION_SHARE: Final = 8  # an automatic chunk takes at most an eighth of what experts could use
 RING_BYTES: Final = 256 << 20  # host slots through which experts pass into a device that holds them all
+PREFIX_PERCENT: Final = 5  # of the available memory, for the beginnings of earlier prompts, where these are kept
+PREFIX_SHARE: Final = 4  # a share of memory for them takes at most a quarter of what could hold experts
 SPARE_HOST_SLOTS: Final = 2  # beside top_k: so that a read lands while a layer's experts are being copied
 
 
@@ -46,6 +49,7 @@ class MemoryPlan:
     prefill_chunk: int  # tokens
     num_slots: int
     slot_bytes: int
+    prefix_bytes: int = field(default=0, kw_only=True)  # of host memory, for the beginnings of earlier prompts
 
     @property
     def cache_bytes(self) -> int:
@@ -53,7 +57,8 @@ class MemoryPlan:
 
     @property
     def total_bytes(self) -> int:
-        return self.dense_bytes + self.kv_bytes + self.activation_bytes + self.cache_bytes
+        """Of the memory of the device that computes."""
+        return self.dense_bytes + self.kv_bytes + self.activation_bytes + self.cache_bytes + self.prefix_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +72,10 @@ class DevicePlan(MemoryPlan):
     host_slots: int
     pinned_slots: int  # the first so many of the host's: the GPU reads what lies there by itself
     limit_bytes: int  # of the GPU's memory that this process may use: --vram, or the card but for what stays free
+
+    @property
+    def total_bytes(self) -> int:
+        return self.dense_bytes + self.kv_bytes + self.activation_bytes + self.cache_bytes
 
     @property
     def host_bytes(self) -> int:
@@ -105,10 +114,27 @@ def plan_memory(footprint: Footprint, config: RuntimeConfig, machine: Machine) -
             context = max(MIN_CONTEXT, context // 2)
         else:
             break
-    plan = replace(fixed, num_slots=_wanted_slots(moe, stride, config, room - free))
+    prefix_bytes = _prefix_bytes(footprint, config, machine, room - free - moe.top_k * stride)
+    num_slots = _wanted_slots(moe, stride, config, room - free - prefix_bytes)
+    plan = replace(fixed, num_slots=num_slots, prefix_bytes=prefix_bytes)
     if plan.total_bytes + OVERHEAD_BYTES > machine.available_bytes:
         raise _shortfall(plan, machine)
     return plan
+
+
+def _prefix_bytes(footprint: Footprint, config: RuntimeConfig, machine: Machine, room: int) -> int:
+    """What the beginnings of earlier prompts may take of host memory. room: what is left beside all that has to be.
+
+    A number of bytes is taken as it is; a share takes at most a quarter of that room.
+    """
+    if footprint.workspace.source:  # of an encoder-decoder model, which answers each text on its own
+        return 0
+    asked = config.prefix_memory
+    if asked is None:
+        wanted = config.many_conversations or config.prefix_disk is not None or footprint.info.state_bytes > 0
+        asked = Share(PREFIX_PERCENT) if wanted else Bytes(0)
+    num_bytes = asked.of(machine.available_bytes)
+    return num_bytes if isinstance(asked, Bytes) else min(num_bytes, max(0, room) // PREFIX_SHARE)
 
 
 def _left_free(machine: Machine) -> int:
@@ -121,6 +147,11 @@ def reserve_bytes(plan: MemoryPlan, machine: Machine) -> int:
     that were asked for."""
     left = machine.available_bytes - plan.total_bytes - OVERHEAD_BYTES
     return min(_left_free(machine), max(MIN_FREE_BYTES, left))
+
+
+def prefixes_text(plan: MemoryPlan) -> str:
+    """To be put behind where a plan's memory goes."""
+    return f" · RAM for prefixes {size_text(plan.prefix_bytes)}" if plan.prefix_bytes else ""
 
 
 def shortenings(plan: MemoryPlan, footprint: Footprint, config: RuntimeConfig) -> list[str]:
@@ -180,6 +211,8 @@ def plan_device_memory(
             break
         context = max(MIN_CONTEXT, context // 2)
     num_slots = _wanted_slots(moe, stride, config, slots_room)
+    prefix_bytes = _device_prefix_bytes(footprint, config, machine)
+    machine = replace(machine, available_bytes=machine.available_bytes - prefix_bytes)
     plan = DevicePlan(
         footprint.dense_bytes,
         kv_bytes,
@@ -190,10 +223,17 @@ def plan_device_memory(
         stride,
         *_host_slots(footprint, config, machine, num_slots),
         limit,
+        prefix_bytes=prefix_bytes,
     )
     if plan.total_bytes + DEVICE_OVERHEAD_BYTES > available:
         raise _device_shortfall(plan, available, config)
     return plan
+
+
+def _device_prefix_bytes(footprint: Footprint, config: RuntimeConfig, machine: Machine) -> int:
+    within = _within_ram(machine, config)
+    least = HOST_OVERHEAD_BYTES + _least_host_slots(footprint.moe) * footprint.layout.stride_bytes
+    return _prefix_bytes(footprint, config, within, within.available_bytes - least)
 
 
 def _largest_chunk(footprint: Footprint, context: int, room: int) -> int:
@@ -307,9 +347,10 @@ def _shortfall(plan: MemoryPlan, machine: Machine) -> OutOfMemoryError:
     """The error for a plan that does not fit. It counts the whole process, as --ram and `show` do."""
     rest = plan.activation_bytes + OVERHEAD_BYTES + PROCESS_BYTES
     need = plan.total_bytes + OVERHEAD_BYTES + PROCESS_BYTES
+    kept = f"prefixes {_mib(plan.prefix_bytes)}, " if plan.prefix_bytes else ""
     return OutOfMemoryError(
         f"not enough memory: {_mib(need)} MiB needed (dense {_mib(plan.dense_bytes)}, KV cache {_mib(plan.kv_bytes)} "
-        f"for {plan.context} tokens, experts {_mib(plan.cache_bytes)}, rest "
+        f"for {plan.context} tokens, experts {_mib(plan.cache_bytes)}, {kept}rest "
         f"{_mib(rest)}), {(machine.available_bytes + PROCESS_BYTES) >> 20} MiB available "
         f"({machine.limited_by}); lower --num-ctx, --prefill-chunk or --expert-cache, or "
         f"{'raise --ram' if machine.limited_by.startswith('--ram') else 'free memory'}"

@@ -14,10 +14,13 @@ from moeinf.engine.completion import NO_HOOKS, Completion, GenerationStats, Hook
 from moeinf.engine.disk_wait import DiskWait
 from moeinf.engine.generator import Attendants, Generator
 from moeinf.engine.memory_plan import shortenings
-from moeinf.engine.model_kind import DecoderOnly, EncoderDecoder, ModelKind, refuse_translation
+from moeinf.engine.model_kind import DecoderOnly, EncoderDecoder, ModelKind, refuse_prefixes, refuse_translation
 from moeinf.engine.opening import ModelRunner, open_kernels, put_together, read_weights
 from moeinf.errors import StoreError
 from moeinf.hardware import Machine, machine
+from moeinf.models.layers.decoder import Decoder
+from moeinf.prefixes.opening import Kept, open_prefixes
+from moeinf.prefixes.store import PrefixStore
 from moeinf.runtime.policy.trace import RequestRecorder
 from moeinf.sampling.params import SamplingParams
 from moeinf.store.formats import formats_text
@@ -86,15 +89,28 @@ class Model:
         for notice in shortenings(runner.plan, context.footprint, config):
             self._notify(notice)
         load_s = time.perf_counter() - started
-        self._generator = Generator(runner, kind, self.tokenizer, stored.manifest.info, attendants, load_s)
+        prefixes = self._prefixes(stored, runner)
+        self._generator = Generator(runner, kind, self.tokenizer, stored.manifest.info, attendants, load_s, prefixes)
 
     def _kind(self, weights: Weights) -> ModelKind:
         """Raises UsageError for an option that this model has no use for."""
         form = weights.family.encoder_input
         if form is not None:
+            refuse_prefixes(self.config, self.name)
             return EncoderDecoder(form, self.tokenizer, self.config, weights.config_json, self._notify)
         refuse_translation(self.config, self.name)
         return DecoderOnly(self.tokenizer, self._notify)
+
+    def _prefixes(self, stored: StoredModel, runner: ModelRunner) -> PrefixStore | None:
+        """What is kept of earlier prompts, as the plan has room for it."""
+        if not isinstance(runner.network, Decoder):
+            return None
+        room = runner.network.room_that_rotates(runner.cache.capacity)
+        kept = Kept(stored.id, stored.manifest.info.dtype, runner.arithmetic, room)
+        memory_bytes, home, tokenizer = runner.plan.prefix_bytes, stored.path.parent.parent, self.tokenizer
+        return open_prefixes(
+            runner.cache, kept, self.config, memory_bytes, home, lambda: tokenizer.special_ids, self._notify
+        )
 
     @property
     def generator(self) -> Generator:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from moeinf.config import RuntimeConfig
+from moeinf.config.size import Bytes
 from moeinf.engine.opening import ModelRunner
 from moeinf.errors import UsageError
 from moeinf.sampling.beam_search import BeamSearch, num_beams_asked, search_beams
@@ -193,7 +194,7 @@ class EncoderDecoder:
         max_tokens: int,
     ) -> Iterator[int]:
         """Of a beam search, yields the tokens of the best answer when it ends. A text to follow is not searched for."""
-        sequence.forget()
+        sequence.clear()
         if not _read(runner, prompt, monitor):
             return
         if isinstance(chooser, Sampler) and self.num_beams > 1:
@@ -257,3 +258,10 @@ def refuse_translation(config: RuntimeConfig, name: str) -> None:
     ):
         if value:
             raise UsageError(f"--{option} is for encoder-decoder models, and {name} is none; leave it out")
+
+
+def refuse_prefixes(config: RuntimeConfig, name: str) -> None:
+    """Raises UsageError for an option that only a decoder-only model has a use for."""
+    for option, size in (("prefix-memory", config.prefix_memory), ("prefix-disk", config.prefix_disk)):
+        if size not in (None, Bytes(0)):
+            raise UsageError(f"--{option}: {name} is an encoder-decoder model, which keeps no prefixes; leave it out")

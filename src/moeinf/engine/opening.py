@@ -46,6 +46,11 @@ class ModelRunner(EncoderDecoderModel, Protocol):
     @property
     def plan(self) -> MemoryPlan: ...
 
+    @property
+    def arithmetic(self) -> str:
+        """What its rounding depends on: the device, and how its kernels compute."""
+        ...
+
     def describe(self, total_experts: int) -> str:
         """Says where its memory went."""
         ...

@@ -54,6 +54,7 @@ class RequestMonitor:
             now = self._profiler.snapshot()
             stats.decode_laps = {name: now[name] - self._laps_before.get(name, 0.0) for name in now}
         stats.cached_tokens, stats.token_s = self.timing.cached_tokens, self.timing.token_s
+        stats.cached_from = self.timing.cached_from
         stats.prompt_s = self.timing.encode_s + self.timing.prefill_s
         stats.total_s = stats.load_s + time.perf_counter() - self._started_s
         stats.peak_rss_bytes = peak_rss_bytes()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 from moeinf.types import Float32Array, Phase
 
@@ -18,6 +18,44 @@ class KvCache(Protocol):
 
     def truncate(self, length: int) -> int:
         """Forgets all but the first `length` tokens; returns how many are left: fewer where a state cannot go back."""
+        ...
+
+
+Source = Literal["", "live", "memory", "disk"]  # where the reused beginning of a prompt was; "": there is none
+
+
+class Prefixes(Protocol):
+    """What is kept of the sequences that a cache held before."""
+
+    def borders(self, prompt: Sequence[int]) -> Sequence[int]:
+        """After how many tokens of a prompt `keep` is to be called, as its cache cannot go back there; ascending."""
+        ...
+
+    def keep(self, tokens: Sequence[int]) -> None:
+        """Copies what the cache holds, which are these tokens."""
+        ...
+
+    def leave(self, tokens: Sequence[int], length: int) -> None:
+        """Called when the cache, which holds these tokens, is to lose all but the first `length`."""
+        ...
+
+    def restore(self, prompt: Sequence[int], live: int) -> tuple[int, Source]:
+        """Brings the cache to the longest known beginning of `prompt`; returns its length, and where it came from.
+
+        live: how many tokens the cache and the prompt both begin with.
+        """
+        ...
+
+    def settle(self, tokens: Sequence[int]) -> None:
+        """Called behind an answer, with all tokens of the cache."""
+        ...
+
+    def forget(self) -> None:
+        """Drops what was copied."""
+        ...
+
+    def close(self, tokens: Sequence[int]) -> None:
+        """Called when the cache, which holds these tokens, is given up for good."""
         ...
 
 
@@ -63,6 +101,7 @@ class Timing:
     """What the steps of a request took, filled while it runs."""
 
     cached_tokens: int = 0  # of the prompt, reused
+    cached_from: Source = ""
     encode_s: float = 0.0  # the encoder's pass
     prefill_s: float = 0.0
     token_s: list[float] = field(default_factory=list)  # each decode step: forward pass and sampling
@@ -88,22 +127,64 @@ class Monitor(Protocol):
 
 @dataclass(slots=True)
 class CachedTokens:
-    """The tokens whose keys and values a cache holds, so that the next prompt reuses its common beginning."""
+    """The tokens whose keys and values a cache holds, so that the next prompt reuses its common beginning.
+
+    prefixes: where sequences are kept that had to leave the cache; None: nowhere.
+    """
 
     cache: KvCache
+    prefixes: Prefixes | None = None
     tokens: list[int] = field(default_factory=list)
 
     def forget(self) -> None:
+        """Empties the cache, and what was kept as well."""
+        self.clear()
+        if self.prefixes is not None:
+            self.prefixes.forget()
+
+    def clear(self) -> None:
+        """Empties the cache."""
         self.cache.truncate(0)
         self.tokens.clear()
 
-    def rewind_to(self, prompt: Sequence[int]) -> int:
-        """Keeps what `prompt` shares with the cache, at least one token short of it; returns how many tokens."""
-        limit = min(len(self.tokens), len(prompt) - 1)
-        common = next((i for i in range(limit) if self.tokens[i] != prompt[i]), limit)
-        common = self.cache.truncate(common)
-        del self.tokens[common:]
-        return common
+    def rewind_to(self, prompt: Sequence[int]) -> tuple[int, Source]:
+        """Keeps or fetches what is known of `prompt` but for its last token; how many tokens, and where from."""
+        tokens, self.tokens = self.tokens, []  # of a cache that is changed until the end of this
+        limit = min(len(tokens), len(prompt) - 1)
+        common = next((i for i in range(limit) if tokens[i] != prompt[i]), limit)
+        if self.prefixes is None:
+            reused = self.cache.truncate(common)
+            source: Source = "live" if reused else ""
+        else:
+            if common < len(tokens):
+                self.prefixes.leave(tokens, common)
+            reused, source = self.prefixes.restore(prompt[:-1], common)
+        self.tokens = list(prompt[:reused])
+        return reused, source
+
+    def ends_of_chunks(self, start: int, prompt: Sequence[int], chunk: int) -> Iterator[tuple[int, bool]]:
+        """Where the chunks of a prompt from `start` on end, and whether what the cache then holds is to be kept."""
+        borders = [] if self.prefixes is None else self.prefixes.borders(prompt)
+        while start < len(prompt):
+            end = min(start + chunk, len(prompt))
+            end = next((border for border in borders if start < border < end), end)
+            yield end, end in borders
+            start = end
+
+    def keep(self) -> None:
+        """Keeps what the cache holds."""
+        if self.prefixes is not None:
+            self.prefixes.keep(self.tokens)
+
+    def settle(self) -> None:
+        """Called behind an answer."""
+        if self.prefixes is not None:
+            self.prefixes.settle(self.tokens)
+
+    def close(self) -> None:
+        """Called when no further answer follows."""
+        if self.prefixes is not None:
+            self.prefixes.close(self.tokens)
 
 
 def generate(
@@ -150,13 +231,16 @@ def _prefill(
     model: LanguageModel, sequence: CachedTokens, prompt: Sequence[int], monitor: Monitor, chunk: int
 ) -> Float32Array:
     """Runs what the cache lacks of a prompt; returns the logits of its last token."""
-    reused = sequence.rewind_to(prompt)
-    monitor.timing.cached_tokens, logits = reused, None
-    for start in range(reused, len(prompt), chunk):
+    start, source = sequence.rewind_to(prompt)
+    monitor.timing.cached_tokens, monitor.timing.cached_from, logits = start, source, None
+    for end, keep in sequence.ends_of_chunks(start, prompt, chunk):
         monitor.check()
-        tokens = prompt[start : start + chunk]
+        tokens = prompt[start:end]
         logits = model.forward(tokens, monitor.check, of_tokens=len(prompt))
         sequence.tokens += tokens
-        monitor.prefilled(start + len(tokens), len(prompt))
+        if keep:
+            sequence.keep()
+        monitor.prefilled(end, len(prompt))
+        start = end
     assert logits is not None, "rewind_to leaves at least one token to run"
     return logits

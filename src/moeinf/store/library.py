@@ -79,6 +79,11 @@ Partials = list[PartialPull]  # inside Library, `list` is the method
 Lines = list[str]
 
 
+def prefix_folder(home: Path, identifier: str) -> Path:
+    """The folder in which the model of this id keeps the beginnings of prompts, gone with the model."""
+    return home / "prefixes" / identifier
+
+
 class Library:
     """All access to names/ and models/ of one store. Holds no state: every call reads the disk."""
 
@@ -292,6 +297,7 @@ class Library:
             ]
         except StoreError:
             unheld = []
+        unheld += [prefixes for folder in unheld if (prefixes := prefix_folder(self.home, folder.name)).is_dir()]
         freed = sum(path.stat().st_size for folder in unheld for path in folder.iterdir() if path.is_file())
         for folder in (*unheld, *self._models.glob(f"{_TRASH}*")):
             self._discard(folder)

@@ -32,6 +32,13 @@ def _aligned(rows: list[tuple[str, str]]) -> list[str]:
     return [f"{label + ':':<22}{value}" for label, value in rows if value]
 
 
+def _cached(stats: GenerationStats) -> str:
+    if not stats.cached_tokens:
+        return ""
+    place = f", from {stats.cached_from}" if stats.cached_from in ("memory", "disk") else ""
+    return f"{stats.cached_tokens} token(s){place}"
+
+
 def _timing_rows(stats: GenerationStats) -> list[tuple[str, str]]:
     prompt_tokens = stats.prompt_tokens - stats.cached_tokens
     decoded = len(stats.token_s)  # the first token comes with the prompt
@@ -39,7 +46,7 @@ def _timing_rows(stats: GenerationStats) -> list[tuple[str, str]]:
         ("total duration", _duration(stats.total_s)),
         ("load duration", _duration(stats.load_s)),
         ("prompt eval count", f"{prompt_tokens} token(s)" if prompt_tokens else ""),
-        ("prompt cached", f"{stats.cached_tokens} token(s)" if stats.cached_tokens else ""),
+        ("prompt cached", _cached(stats)),
         ("prompt eval duration", _duration(stats.prompt_s)),
         ("prompt eval rate", _rate(prompt_tokens, stats.prompt_s)),
         ("eval count", f"{stats.generated_tokens} token(s)" if stats.generated_tokens else ""),

@@ -310,3 +310,28 @@ def test_a_source_is_planned_for_as_a_whole_whatever_the_chunk() -> None:
     assert taken > device_activation_bytes(WIDE, 1024, 1024) + 16 * 1024 * 1024 * 4, "scores of 16 heads"
     on_cpu = [plan_memory(footprint, config, on(4000)).activation_bytes for config in (few, many)]
     assert on_cpu[0] == on_cpu[1]
+
+
+def test_prefixes_are_counted_where_they_are_asked_for() -> None:
+    without = plan_memory(FOOTPRINT, RuntimeConfig(), on(4000))
+    assert without.prefix_bytes == 0
+    plan = plan_memory(FOOTPRINT, RuntimeConfig.of(prefix_memory="100MiB", expert_cache="400MiB"), on(4000))
+    assert plan.prefix_bytes == 100 * MIB and plan.num_slots == 100
+    shared = plan_memory(FOOTPRINT, RuntimeConfig.of(prefix_memory="10%", ram="1200MiB"), on(4000))
+    assert shared.total_bytes <= 1200 * MIB - PROCESS_BYTES - OVERHEAD_BYTES
+    assert 0 < shared.prefix_bytes <= 114 * MIB < 1200 * MIB
+
+
+def test_prefixes_are_kept_unasked_for_many_conversations_and_recurrent_models() -> None:
+    many = dataclasses.replace(RuntimeConfig(), many_conversations=True)
+    assert plan_memory(FOOTPRINT, many, on(4000)).prefix_bytes == 200 * MIB
+    recurrent = dataclasses.replace(FOOTPRINT, info=dataclasses.replace(INFO, state_bytes=MIB))
+    assert plan_memory(recurrent, RuntimeConfig(), on(4000)).prefix_bytes == 200 * MIB
+    assert plan_memory(FOOTPRINT, RuntimeConfig.of(prefix_disk="1GB"), on(4000)).prefix_bytes == 200 * MIB
+    tight = plan_memory(FOOTPRINT, many, on(smallest_bytes(FOOTPRINT, 2) // MIB + 40))
+    assert tight.prefix_bytes < 10 * MIB, "where there is hardly room for experts, there is none for prefixes"
+
+
+def test_more_prefixes_than_memory_is_named() -> None:
+    with pytest.raises(OutOfMemoryError, match="prefixes 8192"):
+        plan_memory(FOOTPRINT, RuntimeConfig.of(prefix_memory="8GiB"), on(4000))

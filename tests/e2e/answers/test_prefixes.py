@@ -1,0 +1,205 @@
+"""Prompts that begin as earlier ones: computed once, and answered as if nothing had come between."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moeinf.config import RuntimeConfig
+from moeinf.config.pull_options import PullOptions
+from moeinf.engine.build_context import Reporting
+from moeinf.engine.completion import GenerationStats
+from moeinf.engine.model import Model
+from moeinf.errors import UsageError
+from moeinf.hardware import Machine
+from moeinf.pull.pull import pull
+from moeinf.store.library import Library, StoredModel
+from moeinf.types import Float32Array
+from tests.support.checkpoints import random_tensors, write_checkpoint
+from tests.support.gpu.emulated_gpu import emulated
+from tests.support.tiny_models import all_configs
+
+STORY = "Once upon a time, in a village by the sea, there was a fisherman who said to his wife: " * 3
+OTHER = "The quick brown fox jumps over the lazy dog, and the dog sleeps in the sun all day long. " * 3
+FAMILIES = ["qwen3_moe", "deepseek_v2", "qwen3_next", "qwen3_5_moe", "gpt_oss"]
+ON = Machine(1 << 36, "test", 1)
+
+
+class Logits:
+    """Chooses the likeliest token, and keeps what it was chosen by."""
+
+    def __init__(self) -> None:
+        self.seen: list[Float32Array] = []
+
+    def sample(self, logits: Float32Array, history: Sequence[int]) -> int:
+        self.seen.append(logits.copy())
+        return int(logits.argmax())
+
+
+def answered(model: Model, prompt: Sequence[int], max_tokens: int = 1) -> tuple[list[Float32Array], GenerationStats]:
+    """The logits of each token of an answer."""
+    chooser, stats = Logits(), GenerationStats()
+    for _ in model.generator.tokens(list(prompt), chooser, max_tokens, stats):
+        pass
+    model.generator.sequence.settle()
+    return chooser.seen, stats
+
+
+def random_model(config: dict[str, Any], folder: Path) -> StoredModel:
+    weights = {name: tensor * 0.1 for name, tensor in random_tensors(config, layout=-1).items()}
+    source = write_checkpoint(folder / "source", weights, config | {"torch_dtype": "bfloat16"})
+    return pull(str(source), PullOptions(), home=folder / "home")
+
+
+def opened(stored: StoredModel, **options: Any) -> Model:
+    return Model(stored, RuntimeConfig.of(threads=1, prefill_chunk=32, **options), on=ON)
+
+
+def ids(length: int, seed: int, vocabulary: int = 97) -> list[int]:
+    numbers: list[int] = np.random.default_rng(seed).integers(3, vocabulary, length).tolist()
+    return numbers
+
+
+@pytest.fixture
+def own(demo: StoredModel, tmp_path: Path) -> StoredModel:
+    """A model in a store of its own."""
+    folder = shutil.copytree(demo.path, tmp_path / "models" / demo.id, ignore=shutil.ignore_patterns("eamc.npz"))
+    return StoredModel(demo.name, demo.id, Path(folder))
+
+
+def turns(model: Model, prompts: Sequence[str], between: Sequence[str] = ()) -> tuple[list[list[int]], str]:
+    """The tokens of a conversation that says these prompts, with other prompts between; where its past came from."""
+    text, answers = "", list[list[int]]()
+    params = model.params(temperature=0.0, num_predict=12, stop=())
+    for prompt in prompts:
+        answer = model.generate(text + prompt, params, raw=True)
+        answers.append(answer.token_ids)
+        text += prompt + answer.text
+        for other in between:
+            model.generate(other, params, raw=True)
+    return answers, answer.stats.cached_from
+
+
+def test_two_conversations_by_turns_are_answered_as_each_alone(own: StoredModel) -> None:
+    prompts = [STORY, " And then?", " Who was it?"]
+    with opened(own) as alone:
+        wanted, place = turns(alone, prompts)
+        assert place == "live"
+    with opened(own, prefix_memory="64MiB") as model:
+        assert turns(model, prompts, [OTHER, OTHER + " So?"]) == (wanted, "memory")
+        assert model.last is not None and model.last.stats.cached_from == "memory"
+
+
+def test_a_conversation_goes_on_after_a_restart(own: StoredModel, tmp_path: Path) -> None:
+    prompts = [STORY, " And then?"]
+    with opened(own) as alone:
+        wanted, _ = turns(alone, prompts)
+    said = list[str]()
+    for first in (True, False):
+        config = RuntimeConfig.of(threads=1, prefix_disk="64MiB")
+        with Model(own, config, Reporting(said.append), on=ON) as model:
+            assert turns(model, prompts if not first else prompts[:1])[0] == wanted[: 1 if first else 2]
+            last = model.last
+            assert last is not None and (last.stats.cached_from, last.stats.cached_tokens > 0) in {
+                ("", False) if first else ("live", True)
+            }
+    with opened(own, prefix_disk="64MiB") as model:
+        answer = model.generate(STORY + " Something new.", model.params(temperature=0.0, num_predict=1), raw=True)
+        assert answer.stats.cached_from == "disk" and answer.stats.cached_tokens > 60
+    assert said == [] and (tmp_path / "prefixes" / own.id).is_dir()
+
+
+def test_nothing_is_kept_unasked(own: StoredModel, tmp_path: Path) -> None:
+    with opened(own) as model:
+        for prompt in (STORY, OTHER, STORY):
+            answer = model.generate(prompt, model.params(temperature=0.0, num_predict=1), raw=True)
+            assert answer.stats.cached_tokens <= 1
+    assert not (tmp_path / "prefixes").exists()
+
+
+def test_another_context_and_model_share_nothing_wrong(own: StoredModel) -> None:
+    """What does not rotate otherwise with the context is shared between contexts; what was said for one, for all."""
+    for context in (512, 1024):
+        with opened(own, prefix_disk="64MiB", context=context) as model:
+            answer = model.generate(STORY, model.params(temperature=0.0, num_predict=1), raw=True)
+            assert answer.stats.cached_from == ("" if context == 512 else "disk")
+
+
+def test_rm_takes_the_prefixes_along(tmp_path: Path) -> None:
+    stored = pull("demo", PullOptions(), home=tmp_path)
+    with opened(stored, prefix_disk="64MiB") as model:
+        model.generate(STORY, model.params(temperature=0.0, num_predict=1), raw=True)
+    assert list((tmp_path / "prefixes").rglob("*.rows"))
+    Library(tmp_path).remove("demo")
+    assert not list((tmp_path / "prefixes").iterdir())
+
+
+def test_options_that_mean_nothing_are_refused() -> None:
+    with pytest.raises(UsageError, match="--prefix-memory 0 leaves none"):
+        RuntimeConfig.of(prefix_memory="0", prefix_disk="1GB")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("place", ["memory", "disk"])
+def test_logits_are_those_of_a_fresh_computation_bit_for_bit(name: str, place: str, tmp_path: Path) -> None:
+    config = next(each for each in all_configs().values() if each["model_type"] == name)
+    stored = random_model(config, tmp_path)
+    first, second = ids(100, 1), [*ids(100, 1), *ids(20, 2)]
+    with opened(stored, prefix_memory="0") as plain:
+        wanted, _ = answered(plain, second, 6)
+    disk = "64MiB" if place == "disk" else "0"
+    with opened(stored, prefix_memory="64MiB", prefix_disk=disk) as model:
+        answered(model, first)
+        answered(model, ids(90, 3))
+        if place == "memory":
+            found, stats = answered(model, second, 6)
+    if place == "disk":
+        with opened(stored, prefix_memory="64MiB", prefix_disk=disk) as model:
+            found, stats = answered(model, second, 6)
+    assert (stats.cached_tokens, stats.cached_from) == (100, place)
+    assert len(found) == 6 and all(np.array_equal(one, other) for one, other in zip(found, wanted, strict=True))
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "deepseek_v2", "qwen3_next"])
+def test_a_gpu_takes_back_what_it_gave(name: str, tmp_path: Path) -> None:
+    config = next(each for each in all_configs().values() if each["model_type"] == name)
+    stored, second = random_model(config, tmp_path), [*ids(64, 1), *ids(20, 2)]
+    wanted = dict[str, list[Float32Array]]()
+    for memory in ("0", "64MiB"):
+        runtime = RuntimeConfig.of(threads=1, prefill_chunk=64, prefix_memory=memory)
+        with Model(stored, runtime, on=Machine(1 << 40, "test", 2), gpu=emulated()) as model:
+            answered(model, ids(64, 1))
+            if memory != "0":
+                answered(model, ids(70, 3), 5)
+                assert model.generator.sequence.tokens[:64] != second[:64]
+            wanted[memory], stats = answered(model, second, 4)
+            assert (stats.cached_tokens, stats.cached_from) == (64, "live" if memory == "0" else "memory")
+    assert all(np.array_equal(one, other) for one, other in zip(*wanted.values(), strict=True))
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The same recurrent model without prefixes and with them."""
+    config = all_configs()["qwen3_next"]
+    stored = random_model(config, tmp_path_factory.mktemp("pair"))
+    with opened(stored, prefix_memory="0") as plain, opened(stored, prefix_memory="2MiB") as keeping:
+        yield plain, keeping
+
+
+@settings(max_examples=15)
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(65, 120), st.integers(0, 9)), min_size=2, max_size=5))
+def test_tokens_are_those_of_a_model_that_keeps_nothing(pair: Any, wanted: list[tuple[int, int, int]]) -> None:
+    """Prompts that begin as one of three texts and go on otherwise, all of them long: rounded as long prompts are."""
+    plain, keeping = pair
+    for text, length, rest in wanted:
+        prompt = [*ids(120, text)[:length], *ids(rest, 7)]
+        plain.generator.sequence.clear()
+        expected, found = answered(plain, prompt)[0], answered(keeping, prompt)[0]
+        assert np.array_equal(expected[0], found[0])

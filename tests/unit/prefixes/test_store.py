@@ -1,0 +1,224 @@
+"""What is kept is found again, whatever came between, and gives what computing it would have given."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moeinf.prefixes.disk import DiskTier
+from moeinf.prefixes.memory import MemoryTier
+from moeinf.prefixes.opening import turn_borders
+from moeinf.prefixes.store import PrefixStore
+from moeinf.sampling.loop import CachedTokens, Timing, generate
+from moeinf.types import Float32Array, Phase
+from tests.support.fake_cache import ROW_BYTES, FakeCache
+
+ROOT, BLOCK, TURN = b"r" * 16, 8, 4  # TURN: the token that begins a turn
+
+
+class Watch:
+    """A monitor that only takes the times."""
+
+    def __init__(self) -> None:
+        self.timing = Timing()
+
+    def check(self) -> None: ...
+
+    def begin(self, phase: Phase) -> None: ...
+
+    def prefilled(self, done: int, total: int) -> None: ...
+
+
+class Likeliest:
+    def sample(self, logits: Float32Array, history: Sequence[int]) -> int:
+        return int(logits.argmax())
+
+
+class Run:
+    """A model with prefixes, as an engine holds it."""
+
+    def __init__(self, *, rewinds: bool = True, memory: int = 1 << 20, folder: Path | None = None) -> None:
+        self.cache = FakeCache(rewinds=rewinds)
+        self.said = list[str]()
+        self.disk = None if folder is None else DiskTier(folder / "model", 1 << 22, {"id": 1}, self.said.append)
+        self.memory = MemoryTier(memory)
+        self.store = PrefixStore(
+            self.cache, ROOT, self.memory, self.disk, lambda prompt: turn_borders(prompt, {TURN}), block_tokens=BLOCK
+        )
+        self.sequence = CachedTokens(self.cache, self.store)
+        self.timing = Timing()
+
+    def answer(self, prompt: Sequence[int], max_tokens: int = 6, chunk: int = 5) -> list[int]:
+        watch = Watch()
+        tokens = list(
+            generate(self.cache, self.sequence, prompt, Likeliest(), watch, max_tokens=max_tokens, chunk=chunk)
+        )
+        self.sequence.settle()
+        self.timing = watch.timing
+        assert self.sequence.tokens == [*prompt, *tokens[: self.cache.length - len(prompt)]]
+        assert self.cache.length == len(self.sequence.tokens) and self.memory.used_bytes <= self.memory.budget_bytes
+        return tokens
+
+
+def computed(prompt: Sequence[int], *, rewinds: bool = True, max_tokens: int = 6) -> list[int]:
+    """The answer of a model that keeps nothing."""
+    cache = FakeCache(rewinds=rewinds)
+    return list(
+        generate(cache, CachedTokens(cache), prompt, Likeliest(), Watch(), max_tokens=max_tokens, chunk=len(prompt))
+    )
+
+
+def tokens(length: int, seed: int) -> list[int]:
+    """Of no turn."""
+    numbers: list[int] = np.random.default_rng(seed).integers(0, TURN, length).tolist()
+    return numbers
+
+
+@pytest.mark.parametrize("rewinds", [True, False], ids=["rows", "recurrent"])
+def test_two_conversations_by_turns_pay_only_for_what_is_new(rewinds: bool) -> None:
+    run = Run(rewinds=rewinds)
+    chats = [[*tokens(50, seed=seed), TURN, 1] for seed in (1, 2)]
+    for turn in range(4):
+        for number, prompt in enumerate(chats):
+            before, answer = run.cache.computed, run.answer(prompt)
+            assert answer == computed(prompt, rewinds=rewinds)
+            if turn:
+                assert run.cache.computed - before <= 6 + 6, "5 tokens of a turn, one not computed yet, and the answer"
+                assert run.timing.cached_from == "memory"
+            chats[number] = [*prompt, *answer, TURN, *tokens(3, seed=10 * turn + number), 1]
+
+
+def test_a_prompt_that_goes_on_copies_nothing() -> None:
+    run = Run()
+    prompt = tokens(40, 1)
+    for _ in range(3):
+        prompt = [*prompt, *run.answer(prompt), 3]
+    assert run.cache.copied_bytes == 0 and run.timing.cached_from == "live"
+
+
+def test_a_prompt_that_changes_its_last_words_copies_nothing() -> None:
+    run, prompt = Run(), tokens(40, 1)
+    run.answer(prompt, max_tokens=1)
+    assert run.answer([*prompt[:-3], 9, 9], max_tokens=1) and run.cache.copied_bytes == 0
+    assert run.timing.cached_tokens == 37
+
+
+def test_a_prompt_that_leaves_a_kept_one_in_the_middle_of_a_block_takes_what_is_the_same() -> None:
+    run, prompt = Run(), tokens(45, 1)
+    run.answer(prompt)
+    run.answer(tokens(30, 2))
+    assert run.answer([*prompt[:43], 9, 9, 9]) == computed([*prompt[:43], 9, 9, 9])
+    assert (run.timing.cached_tokens, run.timing.cached_from) == (43, "memory")
+
+
+def test_a_recurrent_model_goes_back_to_where_the_turn_began() -> None:
+    """The next prompt lacks what the template writes behind the last turn, such as the beginning of a thought."""
+    run, prompt = Run(rewinds=False), [*tokens(40, 1), TURN, 3, 3]
+    run.answer(prompt)
+    other = [*prompt[:41], 2, 2, 2, TURN, 3, 3]
+    assert run.answer(other) == computed(other, rewinds=False)
+    assert run.timing.cached_tokens == 40
+
+
+def test_the_states_of_one_sequence_do_not_fill_the_memory() -> None:
+    run, prompt = Run(rewinds=False, memory=4000), [*tokens(40, 1), TURN, 3, 3]
+    for turn in range(40):
+        prompt = [*prompt, *run.answer(prompt), TURN, turn % 3, 3]
+    stateful = [block for block in run.memory._blocks.values() if block.has_state]
+    assert 2 < len(stateful) < 40 and run.timing.cached_tokens > 300
+    assert min(block.start + block.num_tokens for block in stateful) == 40, "the first one stays"
+
+
+@pytest.mark.parametrize("rewinds", [True, False], ids=["rows", "recurrent"])
+def test_after_a_restart_the_disk_has_it(tmp_path: Path, rewinds: bool) -> None:
+    first, prompt = Run(rewinds=rewinds, folder=tmp_path), tokens(100, 1)
+    answer = first.answer(prompt)
+    first.sequence.close()
+    second, longer = Run(rewinds=rewinds, folder=tmp_path), [*prompt, *answer, 2, 2]
+    assert second.answer(longer) == computed(longer, rewinds=rewinds)
+    assert (second.timing.cached_tokens, second.timing.cached_from) == (len(prompt) + 5, "disk")
+    assert first.said == second.said == []
+
+
+def test_what_memory_has_no_room_for_is_written_at_the_end(tmp_path: Path) -> None:
+    first, prompt = Run(memory=200, folder=tmp_path), tokens(100, 1)
+    first.answer(prompt)
+    first.sequence.close()
+    second = Run(folder=tmp_path)
+    second.answer([*prompt, 1])
+    assert second.timing.cached_tokens == 100
+
+
+@pytest.mark.parametrize("rewinds", [True, False], ids=["rows", "recurrent"])
+@pytest.mark.parametrize("kind", ["rows", "state"])
+def test_damaged_files_cost_time_and_no_more(tmp_path: Path, rewinds: bool, kind: str) -> None:
+    first, prompt = Run(rewinds=rewinds, folder=tmp_path), tokens(100, 1)
+    first.answer(prompt)
+    first.sequence.close()
+    for path in tmp_path.rglob(f"*.{kind}"):
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.write_bytes(data)
+    second = Run(rewinds=rewinds, folder=tmp_path)
+    assert second.answer([*prompt, 1]) == computed([*prompt, 1], rewinds=rewinds)
+    assert bool(second.said) == (kind == "rows" or not rewinds)
+    assert second.timing.cached_tokens == (0 if second.said else 100)
+
+
+def test_what_is_forgotten_does_not_come_back() -> None:
+    run, prompt = Run(), tokens(40, 1)
+    run.answer(prompt)
+    run.answer(tokens(40, 2))
+    run.sequence.forget()
+    run.answer(prompt)
+    assert run.timing.cached_tokens == 0 and run.timing.cached_from == ""
+
+
+def test_no_room_is_no_fault() -> None:
+    run = Run(memory=ROW_BYTES)
+    for seed in (1, 2, 1):
+        assert run.answer(tokens(40, seed)) == computed(tokens(40, seed))
+        assert run.timing.cached_tokens == 0
+
+
+def test_borders_are_where_a_later_prompt_may_leave() -> None:
+    prompt = [TURN, 1, 1, TURN, 1, TURN, 2]
+    assert turn_borders(prompt, {TURN}) == [3, 5, 7]
+    assert turn_borders([1, 2], {TURN}) == [2]
+    assert turn_borders([1] * 9000, {TURN}) == [4096, 8192, 9000]
+    assert Run(rewinds=True).store.borders(prompt) == []
+
+
+prompts = st.lists(st.integers(0, TURN), min_size=1, max_size=40)
+requests = st.lists(
+    st.tuples(st.integers(0, 5), st.integers(0, 60), prompts, st.integers(0, 12), st.integers(1, 9)),
+    min_size=1,
+    max_size=8,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(requests, st.booleans(), st.sampled_from([0, 300, 1200, 1 << 20]), st.booleans())
+def test_tokens_are_those_of_a_model_that_keeps_nothing(
+    wanted: list[tuple[int, int, list[int], int, int]], rewinds: bool, memory: int, with_disk: bool
+) -> None:
+    """Each request begins as some earlier sequence, up to some place, and goes on otherwise."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) if with_disk else None
+        run, seen = Run(rewinds=rewinds, memory=memory, folder=folder), [list[int]()]
+        for which, kept, rest, max_tokens, chunk in wanted:
+            prompt = [*seen[which % len(seen)][:kept], *rest]
+            answer = run.answer(prompt, max_tokens, chunk)
+            assert answer == computed(prompt, rewinds=rewinds, max_tokens=max_tokens)
+            seen.append([*prompt, *answer])
+            if which == 5:  # a restart
+                run.sequence.close()
+                run = Run(rewinds=rewinds, memory=memory, folder=folder)
+        run.sequence.close()
+        assert run.said == []
