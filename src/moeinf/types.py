@@ -461,7 +461,8 @@ class Copier(Protocol):
     def close(self) -> None: ...
 
 
-Message = Mapping[str, Any]  # {"role": "user", "content": "..."}
+Message = Mapping[str, Any]  # {"role": "user", "content": "..."}; with tools as OpenAI has them
+Tool = Mapping[str, Any]  # {"type": "function", "function": {"name": ..., "description": ..., "parameters": {...}}}
 
 
 class Profiler:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
 from moeinf.runtime.cache.stats import CacheStats
 from moeinf.sampling.loop import Source
+from moeinf.text.stream import CallPart
 
 FinishReason = Literal["stop", "length", "interrupted"]
 # What an answer of finish_reason "length" came up against: the context, --num-predict, or the checkpoint's max_length.
@@ -50,6 +52,14 @@ class GenerationStats:
         return sum(self.token_s)
 
 
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A whole call of a tool."""
+
+    name: str
+    arguments: str  # the text of a JSON object
+
+
 @dataclass(slots=True)
 class Completion:
     text: str
@@ -58,3 +68,18 @@ class Completion:
     stats: GenerationStats
     thinking: str = ""  # what the model wrote before the answer, where it thinks
     cut_by: CutBy | None = None  # of an answer that did not end by itself
+    call_parts: list[CallPart] = field(default_factory=list)  # of tools that the model called, as they came
+
+    @property
+    def tool_calls(self) -> list[ToolCall]:
+        """The calls that are whole: the end of an answer may have cut off the last one, or the model its arguments."""
+        names = {part.index: part.name for part in self.call_parts if part.name is not None}
+        texts = {index: "".join(part.arguments for part in self.call_parts if part.index == index) for index in names}
+        return [ToolCall(name, texts[index]) for index, name in names.items() if _is_object(texts[index])]
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False

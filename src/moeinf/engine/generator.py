@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import abc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from numbers import Integral
@@ -20,8 +20,9 @@ from moeinf.sampling.loop import CachedTokens, Chooser, Forced, Prefixes
 from moeinf.sampling.params import SamplingParams
 from moeinf.sampling.sampler import Sampler
 from moeinf.text.answer import AnswerText
+from moeinf.text.stream import Piece
 from moeinf.text.tokenizer import Tokenizer
-from moeinf.types import Message, ModelInfo, Profiler
+from moeinf.types import Message, ModelInfo, Profiler, Tool
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class Attendants:
 class Generator:
     """Generates on an open model: one request at a time, from one thread.
 
-    `stream` is the way of a prompt; what depends on the model's kind are verbs of model_kind.py.
+    `pieces` is the way of a prompt; what depends on the model's kind are verbs of model_kind.py.
     """
 
     def __init__(
@@ -56,19 +57,21 @@ class Generator:
         self._tokenizer, self._info = tokenizer, info
         self.attendants, self._load_s = attendants, load_s
 
-    def stream(
+    def pieces(
         self,
         prompt: str | Sequence[Message],
         params: SamplingParams,
         *,
         raw: bool,
         variables: Mapping[str, Any],
+        tools: Sequence[Tool],
         hooks: Hooks,
-    ) -> Iterator[str]:
-        """See Model.stream; variables: all that the chat template is told."""
+    ) -> abc.Generator[Piece, None, None]:
+        """See Model.pieces; variables: all that the chat template is told."""
         token_ids = self.encode(prompt, raw=raw, variables=variables)  # here, so that errors come with the call
         chat = self._tokenizer.has_template and not raw
-        text = AnswerText(self.kind.text_stream(token_ids, chat=chat), self._tokenizer.eos_ids, params.stop)
+        stream = self.kind.text_stream(token_ids, chat=chat, tools=tools)
+        text = AnswerText(stream, self._tokenizer.eos_ids, params.stop)
         return self._answer(token_ids, params, text, hooks)
 
     def encode(
@@ -91,7 +94,9 @@ class Generator:
             return f", or raise --num-ctx (the model allows {most})"
         return f"; this model has no longer context than {most} tokens"
 
-    def _answer(self, prompt: list[int], params: SamplingParams, text: AnswerText, hooks: Hooks) -> Iterator[str]:
+    def _answer(
+        self, prompt: list[int], params: SamplingParams, text: AnswerText, hooks: Hooks
+    ) -> abc.Generator[Piece, None, None]:
         """Yields the pieces of the answer as they are made; `last` then holds all of it."""
         num_ids = min(self._tokenizer.num_ids, self._info.vocab_size)  # the others are padding rows of the model
         sampler = Sampler(params, num_ids=num_ids)
@@ -100,12 +105,14 @@ class Generator:
         with closing(self.tokens(prompt, sampler, limit, answer.stats, hooks)) as tokens:
             for piece in text.pieces(tokens):
                 self.last = answer
-                if piece.thought:
+                if piece.call is not None:
+                    answer.call_parts.append(piece.call)
+                elif piece.thought:
                     answer.thinking += piece.text
                     hooks.on_thought(piece.text)
                 else:
                     answer.text += piece.text
-                    yield piece.text
+                yield piece
         if text.ended:
             answer.finish_reason = "stop"
         elif len(answer.token_ids) >= limit:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import abc
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +18,7 @@ from moeinf.engine.generator import Attendants, Generator
 from moeinf.engine.memory_plan import shortenings
 from moeinf.engine.model_kind import DecoderOnly, EncoderDecoder, ModelKind, refuse_prefixes, refuse_translation
 from moeinf.engine.opening import ModelRunner, open_kernels, put_together, read_weights
-from moeinf.errors import StoreError
+from moeinf.errors import StoreError, UsageError
 from moeinf.hardware import Machine, machine
 from moeinf.models.layers.decoder import Decoder
 from moeinf.prefixes.opening import Kept, open_prefixes
@@ -27,9 +29,10 @@ from moeinf.store.formats import formats_text
 from moeinf.store.library import StoredModel
 from moeinf.store.verify import check_files
 from moeinf.text.quantities import count_text
+from moeinf.text.stream import Piece
 from moeinf.text.thinking import template_variables
 from moeinf.text.tokenizer import Tokenizer
-from moeinf.types import Message, Profiler
+from moeinf.types import Message, Profiler, Tool
 
 if TYPE_CHECKING:  # loads torch, which a run on the CPU does without
     from moeinf.gpu.open_gpu import OpenGpu
@@ -158,6 +161,12 @@ class Model:
         return self.last
 
     def stream(
+        self, prompt: str | Sequence[Message], params: SamplingParams | None = None, **options: Any
+    ) -> Iterator[str]:
+        """Yields the text of the answer as it is made; arguments as for `pieces`, afterwards `last` holds the rest."""
+        return _texts(self.pieces(prompt, params, **options))
+
+    def pieces(
         self,
         prompt: str | Sequence[Message],
         params: SamplingParams | None = None,
@@ -165,28 +174,34 @@ class Model:
         raw: bool = False,
         think: bool | str | None = None,
         variables: Mapping[str, Any] | None = None,
+        tools: Sequence[Tool] | None = None,
         hooks: Hooks = NO_HOOKS,
-    ) -> Iterator[str]:
-        """Yields the answer piece by piece as it is made; afterwards `last` holds the Completion.
+    ) -> abc.Generator[Piece, None, None]:
+        """Yields the answer as it is made, piece by piece: text, thoughts, calls; then `last` holds the Completion.
 
-        prompt: text, or messages with role and content. raw: text is continued as it is, without the chat template.
+        prompt: text, or messages with role and content, and calls and results of tools in OpenAI's form. raw: text is
+        continued as it is, without the chat template.
         think: True, False, "low", "medium" or "high"; None leaves it to the template. variables: others that it reads.
-        hooks: what is asked and told while the answer is made. A prompt that begins as the one before reuses its keys
-        and values.
+        tools: those that the model may call. hooks: what is asked and told while the answer is made. A prompt that
+        begins as the one before reuses its keys and values.
         Raises ContextLengthError before anything is computed, UsageError for what the template would ignore,
         ExpertReadError when a disk fails in the middle.
         """
-        told = self.template_variables(think, variables or {}, raw=raw)
-        return self.generator.stream(prompt, params or self.params(), raw=raw, variables=told, hooks=hooks)
+        told = self.template_variables(think, variables or {}, tools=tools or (), raw=raw)
+        params = params or self.params()
+        return self.generator.pieces(prompt, params, raw=raw, variables=told, tools=tools or (), hooks=hooks)
 
     def template_variables(
-        self, think: bool | str | None, given: Mapping[str, Any], *, raw: bool = False
+        self, think: bool | str | None, given: Mapping[str, Any], *, tools: Sequence[Tool] = (), raw: bool = False
     ) -> dict[str, Any]:
-        """What the chat template is told (see `stream`). Raises UsageError."""
-        if think is None and not given:
+        """What the chat template is told (see `pieces`). Raises UsageError."""
+        if think is None and not given and not tools:
             return {}
         facts = None if raw else self.generator.kind.template
-        return template_variables(facts, None if think is None else str(think).lower(), given)
+        if tools and not (facts and facts.tools):
+            raise UsageError(f"{'a raw prompt' if raw else self.name} does not support tools; leave them out")
+        told = template_variables(facts, None if think is None else str(think).lower(), given)
+        return told | ({"tools": list(tools)} if tools else {})
 
     def encode(
         self, prompt: str | Sequence[Message], *, raw: bool = False, variables: Mapping[str, Any] | None = None
@@ -235,3 +250,10 @@ class Model:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _texts(pieces: abc.Generator[Piece, None, None]) -> Iterator[str]:
+    with closing(pieces):
+        for piece in pieces:
+            if piece.text and not piece.thought:
+                yield piece.text

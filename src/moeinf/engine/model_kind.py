@@ -16,7 +16,7 @@ from moeinf.sampling.params import SamplingParams, not_done, resolve_params
 from moeinf.sampling.sampler import Sampler
 from moeinf.text.thinking import TemplateFacts
 from moeinf.text.tokenizer import TextStream, Tokenizer
-from moeinf.types import EncoderInput, Message
+from moeinf.types import EncoderInput, Message, Tool
 
 
 class ModelKind(Protocol):
@@ -60,8 +60,11 @@ class ModelKind(Protocol):
         """Yields the answer's token ids as they are chosen."""
         ...
 
-    def text_stream(self, prompt: Sequence[int], *, chat: bool) -> TextStream:
-        """Turns the answer's token ids into text. chat: the prompt went through the chat template."""
+    def text_stream(self, prompt: Sequence[int], *, chat: bool, tools: Sequence[Tool] = ()) -> TextStream:
+        """Turns the answer's token ids into text, thoughts and calls.
+
+        chat: the prompt went through the chat template. tools: those that it was given.
+        """
         ...
 
 
@@ -113,8 +116,8 @@ class DecoderOnly:
         chunk = runner.plan.prefill_chunk
         return generate(runner, sequence, prompt, chooser, monitor, max_tokens=max_tokens, chunk=chunk)
 
-    def text_stream(self, prompt: Sequence[int], *, chat: bool) -> TextStream:
-        return self._tokenizer.stream(prompt, chat=chat)
+    def text_stream(self, prompt: Sequence[int], *, chat: bool, tools: Sequence[Tool] = ()) -> TextStream:
+        return self._tokenizer.stream(prompt, chat=chat, tools=tools)
 
 
 class EncoderDecoder:
@@ -213,7 +216,7 @@ class EncoderDecoder:
             num_ids,
         )
 
-    def text_stream(self, prompt: Sequence[int], *, chat: bool) -> TextStream:
+    def text_stream(self, prompt: Sequence[int], *, chat: bool, tools: Sequence[Tool] = ()) -> TextStream:
         return self._tokenizer.stream(skip_special=not self._control_tokens)
 
 

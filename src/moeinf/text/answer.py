@@ -1,4 +1,4 @@
-"""Turns the tokens of an answer into text and thoughts, and finds where it ends."""
+"""Turns the tokens of an answer into text, thoughts and tool calls, and finds where it ends."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from moeinf.text.tokenizer import TextStream
 
 
 class AnswerText:
-    """The text of one answer. It ends at an end-of-sequence token or at a stop string outside of thoughts.
+    """The text of one answer. It ends at an end-of-sequence token or at a stop string outside of thoughts and calls.
 
     token_ids: the tokens of the answer so far, with those of thoughts. ended: whether the answer came to its end.
     """
@@ -36,6 +36,12 @@ class AnswerText:
 
     def _shown(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
         for piece in pieces:
+            if piece.call is not None:
+                if held := self._stops.flush():  # no stop string goes on behind a call
+                    yield Piece(held)
+                if not self._stops.stopped:
+                    yield piece
+                continue
             text = piece.text if piece.thought else self._stops.push(piece.text)
             if text:
                 yield Piece(text, piece.thought)

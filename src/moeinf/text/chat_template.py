@@ -21,6 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from moeinf.errors import TextError
+from moeinf.text.accommodations import accommodations, drops_system
 
 Message = Mapping[str, Any]
 
@@ -42,18 +43,18 @@ class ChatTemplate:
     def render(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> tuple[str, list[str]]:
         """Returns the text up to where the assistant speaks, and a note for each change that the template required.
 
-        Some templates refuse a system message or two turns of one role in a row, and some drop the system message in
-        silence; then turns are merged and the system text is put in front of the first user turn.
+        Some templates refuse a system message, a late one or two turns of one role in a row, and some drop the system
+        message in silence; accommodations.py has what is done then.
         Raises jinja2.TemplateError with the template's own words when nothing helps.
         """
         refusal: jinja2.TemplateError | None = None
-        for candidate, notes in _accommodations(messages):
+        for candidate, notes in accommodations(messages):
             try:
                 text = self._render(candidate, variables)
             except jinja2.TemplateError as error:
                 refusal = refusal or error
                 continue
-            if not _drops_system(candidate, text):
+            if not drops_system(candidate, text):
                 return text, notes
         raise refusal or jinja2.TemplateError("the template leaves out the system message")
 
@@ -109,46 +110,6 @@ def _unmarked(text: str) -> Iterator[tuple[str, bool]]:
 def _alternatives(tokens: Sequence[str]) -> re.Pattern[str] | None:
     longest_first = sorted(tokens, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first))) if tokens else None
-
-
-def _accommodations(messages: Sequence[Message]) -> Iterator[tuple[list[Message], list[str]]]:
-    yield list(messages), []
-    merged = merge_turns(messages)
-    merge_note = "the chat template wants alternating turns: consecutive turns of one role were merged"
-    notes = [merge_note] if len(merged) < len(messages) else []
-    if notes:
-        yield merged, notes
-    if messages and messages[0].get("role") == "system":
-        note = "the chat template takes no system message: it was put in front of the first user turn"
-        yield merge_turns(fold_system(merged)), [*notes, note]
-
-
-def merge_turns(messages: Sequence[Message]) -> list[Message]:
-    """Consecutive turns of one role joined by an empty line."""
-    merged: list[Message] = []
-    for message in messages:
-        before = merged[-1] if merged else None
-        if before is not None and before.get("role") == message.get("role") and _both_text(before, message):
-            merged[-1] = {**before, "content": f"{before['content']}\n\n{message['content']}"}
-        else:
-            merged.append(message)
-    return merged
-
-
-def fold_system(messages: Sequence[Message]) -> list[Message]:
-    """A leading system message put in front of the user turn that follows, or made a user turn if none does."""
-    if not messages or messages[0].get("role") != "system":
-        return list(messages)
-    return merge_turns([{**messages[0], "role": "user"}, *messages[1:]])
-
-
-def _both_text(first: Message, second: Message) -> bool:
-    return isinstance(first.get("content"), str) and isinstance(second.get("content"), str)
-
-
-def _drops_system(messages: Sequence[Message], text: str) -> bool:
-    content = messages[0].get("content") if messages and messages[0].get("role") == "system" else None
-    return isinstance(content, str) and content.strip() not in text
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):

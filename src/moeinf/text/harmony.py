@@ -2,7 +2,8 @@
 
     <|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...<|return|>
 
-Its analysis is what other models think between tags.
+Its analysis is what other models think between tags. A message to=functions.name calls a tool; others in the channel
+commentary tell the user what is being done.
 """
 
 from __future__ import annotations
@@ -12,6 +13,10 @@ from collections.abc import Iterator, Sequence
 from tokenizers import Tokenizer
 
 from moeinf.text.stream import Piece, TokenStream
+from moeinf.text.tool_calls.reading import CallReading, Source
+from moeinf.text.tool_calls.schema_values import ToolSchemas
+from moeinf.text.tool_calls.splitter import pieces_of
+from moeinf.text.tool_calls.syntaxes.harmony import HARMONY, called_in
 
 _START, CHANNEL, _MESSAGE, _END = _CONTROLS = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
 
@@ -21,11 +26,14 @@ def is_harmony(tokenizer: Tokenizer) -> bool:
 
 
 class HarmonyStream:
-    """Turns token ids into thoughts and answer, and leaves out the heads of the messages (role and channel)."""
+    """Turns token ids into thoughts, answer and calls, and leaves out the heads of the messages (role and channel)."""
 
-    def __init__(self, tokenizer: Tokenizer, context: Sequence[int]) -> None:
-        """context: the end of the prompt, which may have begun a message."""
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, context: Sequence[int], tools: ToolSchemas | None = None) -> None:
+        """context: the end of the prompt, which may have begun a message. tools: None where no message is a call."""
+        self._tokenizer, self._tools = tokenizer, tools
+        self._call: CallReading | None = None  # what reads the message, where it is one
+        self._num_calls = 0
+        self._role = ""  # the part of the head before its channel
         self._controls = {tokenizer.token_to_id(name): name for name in _CONTROLS}
         names = [self._controls.get(token) for token in context]
         in_head = _START in names and _MESSAGE not in names[len(names) - names[::-1].index(_START) :]
@@ -43,6 +51,7 @@ class HarmonyStream:
             yield from self._begin()
         elif control is not None:
             yield from self.flush()
+            self._role = self._tokenizer.decode(self._head or []) if control == CHANNEL else ""
             self._head = []
         elif self._head is not None:
             self._head.append(token)
@@ -51,13 +60,31 @@ class HarmonyStream:
 
     def _begin(self) -> list[Piece]:
         """Begins a message whose head is complete; returns the space between it and the one of its kind before."""
-        self._thinking = self._tokenizer.decode(self._head or []).split()[:1] == ["analysis"]
+        head = self._tokenizer.decode(self._head or [])
+        self._thinking = head.split()[:1] == ["analysis"]
         self._head, self._text = None, TokenStream(self._tokenizer, [], skip_special=True)
+        name = called_in(f"{self._role} {head}")
+        if self._tools is not None and name is not None:
+            source = Source()
+            self._call = CallReading(source, HARMONY.read(source, name, self._tools), self._num_calls)
+            return []
         return self._pieces("\n\n" if self._thinking in self._shown else "")
 
     def _pieces(self, text: str) -> list[Piece]:
+        if self._call is not None:
+            return list(pieces_of(self._call.feed(text)))
         self._shown |= {self._thinking} if text else set()
         return [Piece(text, self._thinking)] if text else []
 
     def flush(self) -> list[Piece]:
-        return [] if self._head is not None else self._pieces(self._text.flush())
+        if self._head is not None:
+            return []
+        pieces = self._pieces(self._text.flush())
+        return pieces if self._call is None else [*pieces, *self._end_call(self._call)]
+
+    def _end_call(self, call: CallReading) -> Iterator[Piece]:
+        """Ends a message to a tool; what was no call in it is text."""
+        yield from pieces_of(call.end())
+        self._call, self._num_calls, self._thinking = None, call.index, False
+        if call.rest.strip():
+            yield from self._pieces(("\n\n" if self._shown & {False} else "") + call.rest)

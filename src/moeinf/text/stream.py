@@ -2,25 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
+# Stands in a stream's text before each token that it was told to mark, so that its letters are not taken for it.
+# A noncharacter: models do not write it, and one that does gets U+FFFD instead.
+TOKEN_MARK = "\ufdd1"
+
+
+@dataclass(frozen=True, slots=True)
+class CallPart:
+    """A part of a tool call, which comes in several.
+
+    index: which call of the answer, from 0. name: of the tool, in the first part alone; None in the others.
+    arguments: a fragment; those of one call, joined, are the text of one JSON object. Where the answer was cut in the
+    middle of a call, or the model broke off, they are the beginning of one.
+    """
+
+    index: int
+    name: str | None
+    arguments: str
+
 
 class Piece(NamedTuple):
-    """Some text of an answer, or of what was thought before it."""
+    """Some text of an answer, or of what was thought before it, or a part of a tool call, which has no text."""
 
     text: str
     thought: bool = False
+    call: CallPart | None = None
 
 
 class TokenStream:
     """Turns token ids into text, and holds back what may be the middle of a character."""
 
-    def __init__(self, tokenizer: Tokenizer, context: list[int], *, skip_special: bool) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, context: list[int], *, skip_special: bool, marked: Mapping[int, str] | None = None
+    ) -> None:
+        """marked: tokens that come out as TOKEN_MARK and their text, special ones too."""
         self._tokenizer = tokenizer
         self._skip_special = skip_special
+        self._marked = marked or {}
         self._held: list[int] = []
         self._restart(context)
 
@@ -31,7 +56,15 @@ class TokenStream:
             self._stream.step(self._tokenizer, token)
 
     def step(self, ids: list[int]) -> str:
-        return "".join(map(self._step_one, ids))
+        return "".join(map(self._step_marked, ids)) if self._marked else "".join(map(self._step_one, ids))
+
+    def _step_marked(self, token: int) -> str:
+        mark = self._marked.get(token)
+        if mark is None:
+            return self._step_one(token).replace(TOKEN_MARK, "\ufffd")
+        before, self._held = self.flush(), []
+        self._restart([token])  # which leaves the space in front of the next word as it is
+        return f"{before}{TOKEN_MARK}{mark}"
 
     def _step_one(self, token: int) -> str:
         self._held.append(token)

@@ -9,6 +9,7 @@ from moeinf.text.chat_template import environment
 from moeinf.text.harmony import CHANNEL
 from moeinf.text.thinking import TemplateFacts
 from moeinf.text.thoughts import tags_of
+from moeinf.text.tool_calls.choice import find_syntax
 
 _ALWAYS_GIVEN = {
     "messages",
@@ -42,7 +43,7 @@ def read_facts(source: str) -> TemplateFacts:
     made |= {name.name for name in names if name.ctx == "param"} | {macro.name for macro in tree.find_all(nodes.Macro)}
     variables = frozenset(read - made - _ALWAYS_GIVEN - set(environment().globals))
     thinks = bool(tags_of(source) or _SAY_SO & variables or CHANNEL in source)
-    return TemplateFacts(variables, thinks, tools="tools" in read)
+    return TemplateFacts(variables, thinks, tools="tools" in read and find_syntax(source) is not None)
 
 
 def _with_a_default(tree: nodes.Template) -> set[str]:

@@ -10,8 +10,11 @@ from typing import Any
 from moeinf.errors import TextError
 
 
-def find_template(folder: Path, tokenizer_config: Mapping[str, Any]) -> str | None:
-    """The checkpoint's chat template, or None for a base model. Raises TextError where one is there but unreadable."""
+def find_template(folder: Path, tokenizer_config: Mapping[str, Any], *, with_tools: bool = False) -> str | None:
+    """The checkpoint's chat template, or None for a base model. Raises TextError where one is there but unreadable.
+
+    with_tools: the one for chats with tools, where there are two.
+    """
     own_file = folder / "chat_template.jinja"
     try:
         if own_file.is_file():
@@ -23,7 +26,7 @@ def find_template(folder: Path, tokenizer_config: Mapping[str, Any]) -> str | No
         raise TextError(f"the chat template in {folder} cannot be read ({error}); pull the model again") from error
     if isinstance(template, list):  # [{"name": "default", "template": "..."}, {"name": "tool_use", ...}]
         named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-        template = named.get("default")
+        template = named.get("tool_use" if with_tools else "default", named.get("default"))
     if template is not None and not isinstance(template, str):
         raise TextError(f"the chat template in {folder} is not text; pull the model again")
     return template

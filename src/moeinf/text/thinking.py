@@ -11,13 +11,23 @@ from moeinf.errors import UsageError
 THINK_WORDS = ("true", "false", "low", "medium", "high")
 _SWITCHES = ("enable_thinking", "thinking")  # Qwen, GLM, ...; DeepSeek, Granite
 _EFFORT = "reasoning_effort"  # gpt-oss
+# OpenAI's words for how hard to think, in those of THINK_WORDS.
+_EFFORTS = {
+    "none": "false",
+    "minimal": "low",
+    "low": "low",
+    "medium": "medium",
+    "high": "high",
+    "xhigh": "high",
+    "max": "high",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateFacts:
     variables: frozenset[str]  # that it reads, beside those that every template is given
     thinks: bool  # whether it knows of thoughts
-    tools: bool
+    tools: bool  # whether it takes tools, and asks for calls in a syntax that is known
 
 
 def template_variables(facts: TemplateFacts | None, think: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -33,6 +43,20 @@ def template_variables(facts: TemplateFacts | None, think: str | None, given: Ma
                 f"{', '.join(sorted(known)) or 'none that can be given'}"
             )
     return (_think_variables(facts, think) if think is not None else {}) | dict(given)
+
+
+def think_of_effort(facts: TemplateFacts | None, effort: str) -> bool | str | None:
+    """What OpenAI's reasoning_effort means as `think` of Model.stream.
+
+    Where a template has no levels, every level means True. "none" means nothing to a model that does not think.
+    Raises UsageError for another word.
+    """
+    if effort not in _EFFORTS:
+        raise UsageError(f"reasoning_effort cannot be {effort!r}; it is one of {', '.join(_EFFORTS)}")
+    think = _EFFORTS[effort]
+    if think == "false":
+        return False if facts is not None and facts.thinks else None
+    return think if facts is None or _EFFORT in facts.variables else True
 
 
 def _think_variables(facts: TemplateFacts | None, think: str) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from tokenizers import Tokenizer
@@ -12,6 +12,7 @@ from moeinf.text.stream import Piece, TokenStream
 
 Tags = tuple[str, str]  # what opens a thought, and what closes it
 _TAGS: tuple[Tags, ...] = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
+_RESPONSE: Tags = ("<response>", "</response>")  # Granite 3.3's, around what it says behind its thought
 
 
 def tags_of(template: str) -> Tags | None:
@@ -22,6 +23,11 @@ def tags_of(template: str) -> Tags | None:
     return next((tags for tags in _TAGS if tags[1] in template), None)
 
 
+def answer_tags_of(template: str) -> Tags | None:
+    """Returns the tags that a chat template has a model put its answer between, behind a thought; None for others."""
+    return _RESPONSE if _RESPONSE[0] in template else None
+
+
 class ThoughtStream:
     """Turns token ids into pieces of text, each of which is either thought or answer.
 
@@ -29,11 +35,25 @@ class ThoughtStream:
     tokens of the vocabulary only those count, and not their letters. Space around a thought is dropped.
     """
 
-    def __init__(self, tokenizer: Tokenizer, context: Sequence[int], tags: Tags | None, *, skip_special: bool) -> None:
-        """context: the end of the prompt. tags: None where everything is text."""
-        self._tokenizer, self._skip_special = tokenizer, skip_special
-        self._text = TokenStream(tokenizer, list(context), skip_special=skip_special)
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        context: Sequence[int],
+        tags: Tags | None,
+        *,
+        skip_special: bool,
+        marked: Mapping[int, str] | None = None,
+        answer_tags: Tags | None = None,
+    ) -> None:
+        """context: the end of the prompt. tags: None where everything is text. marked: as for TokenStream.
+
+        answer_tags: are taken off an answer behind a thought.
+        """
+        self._answer = _Unwrapped(answer_tags) if answer_tags else None
+        self._tokenizer, self._skip_special, self._marked = tokenizer, skip_special, marked
+        self._text = self._token_stream(context)
         self._held = ""  # text that is not yet known to be thought or answer
+        self._has_thought = False
         self._state: Literal["begin", "opened", "thought", "closed", "text"] = "text"
         self._letters: Tags | None = None  # the tags, where they are no tokens
         self._ids: tuple[int, int] | None = None
@@ -45,6 +65,9 @@ class ThoughtStream:
             else:
                 self._ids = opens, closes
 
+    def _token_stream(self, context: Sequence[int]) -> TokenStream:
+        return TokenStream(self._tokenizer, list(context), skip_special=self._skip_special, marked=self._marked)
+
     def _state_behind(self, context: Sequence[int], tags: Tags) -> Literal["begin", "opened", "closed"]:
         prompt = self._tokenizer.decode(list(context), skip_special_tokens=False).rstrip()
         return "opened" if prompt.endswith(tags[0]) else "closed" if prompt.endswith(tags[1]) else "begin"
@@ -55,10 +78,10 @@ class ThoughtStream:
     def _step_one(self, token: int) -> Iterator[Piece]:
         if self._ids is not None and token == self._ids[0] and self._state == "begin" and not self._held.strip():
             self._held, self._state = "", "opened"
-            self._text = TokenStream(self._tokenizer, [], skip_special=self._skip_special)
+            self._text = self._token_stream([])
         elif self._ids is not None and token == self._ids[1] and self._state in ("opened", "thought"):
             yield from self._close(self._held + self._text.flush())
-            self._text = TokenStream(self._tokenizer, [], skip_special=self._skip_special)
+            self._text = self._token_stream([])
         else:
             yield from self._push(self._text.step([token]))
 
@@ -72,7 +95,7 @@ class ThoughtStream:
             self._held, self._state = rest, "text"
         if self._state == "text" and self._held:
             text, self._held = self._held, ""
-            yield Piece(text)
+            yield from self._said(text)
 
     def _open(self) -> None:
         """Leaves the beginning of the answer once it is clear whether a thought opens it."""
@@ -98,8 +121,13 @@ class ThoughtStream:
         if shown:
             yield Piece(shown, thought=True)
 
+    def _said(self, text: str) -> Iterator[Piece]:
+        shown = self._answer.push(text) if self._answer and self._has_thought else text
+        if shown:
+            yield Piece(shown)
+
     def _close(self, thought: str) -> Iterator[Piece]:
-        self._held, self._state = "", "closed"
+        self._held, self._state, self._has_thought = "", "closed", True
         if thought := thought.rstrip():
             yield Piece(thought, thought=True)
 
@@ -107,4 +135,43 @@ class ThoughtStream:
         """Returns what was held back, when no more comes; bytes that never became characters become U+FFFD."""
         pieces = list(self._push(self._text.flush()))
         rest = self._held if self._state != "closed" else ""
-        return [*pieces, Piece(rest, thought=self._state in ("opened", "thought"))] if rest else pieces
+        if rest:
+            pieces.append(Piece(rest, thought=self._state in ("opened", "thought")))
+        if self._answer and (held := self._answer.flush()):
+            pieces.append(Piece(held))
+        return pieces
+
+
+class _Unwrapped:
+    """Takes the tags off text that stands between them. Other text, and text behind them, stays as it is."""
+
+    def __init__(self, tags: Tags) -> None:
+        self._opens, self._closes = tags
+        self._held = ""
+        self._state: Literal["begin", "inside", "behind"] = "begin"
+
+    def push(self, text: str) -> str:
+        """Takes text, which begins with no space; returns what can be shown now."""
+        text, self._held = self._held + text, ""
+        if self._state == "begin":
+            if text.startswith(self._opens):
+                text, self._state = text[len(self._opens) :], "inside"
+            elif self._opens.startswith(text):
+                self._held = text
+                return ""
+            else:
+                self._state = "behind"
+        if self._state == "inside":
+            inner, found, behind = text.partition(self._closes)
+            if found:
+                self._state = "behind"
+                return inner.rstrip() + behind
+            shown = text[: len(text) - num_begun(text, (self._closes,))].rstrip()
+            self._held = text[len(shown) :]
+            return shown
+        return text
+
+    def flush(self) -> str:
+        """Returns what was held back, when no more comes."""
+        held, self._held = self._held, ""
+        return held

@@ -12,7 +12,7 @@ from typing import Any
 
 from moeinf.errors import CheckpointError, TextError
 from moeinf.text.process import TextProcess
-from moeinf.text.stream import Piece
+from moeinf.text.stream import CallPart, Piece
 from moeinf.text.thinking import TemplateFacts
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -77,7 +77,8 @@ class Tokenizer:
     ) -> tuple[str, list[str]]:
         """Returns the chat as the template writes it, for `encode_chat`, and notes for the user on what it changed.
 
-        The text holds a mark (chat_template.MARK) in each control token that came from a message.
+        messages, and variables["tools"]: in OpenAI's form. The text holds a mark (chat_template.MARK) in each control
+        token that came from them.
         """
         clean_messages = [_clean(message) for message in messages]
         answer = self._process.request(
@@ -115,13 +116,22 @@ class Tokenizer:
         answer = self._process.request("decode", limit_s, ids=list(ids), skip_special=skip_special)
         return str(answer["text"])
 
-    def stream(self, prompt_ids: Sequence[int] = (), *, skip_special: bool = True, chat: bool = False) -> TextStream:
+    def stream(
+        self,
+        prompt_ids: Sequence[int] = (),
+        *,
+        skip_special: bool = True,
+        chat: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> TextStream:
         """Opens a detokeniser for what follows prompt_ids.
 
-        chat: they are a rendered chat, so that the model may think before it answers.
+        chat: they are a rendered chat, so that the model may think before it answers. tools: those that it was given,
+        so that it may call them.
         """
         context = list(prompt_ids)[-_CONTEXT_TOKENS:]
-        return TextStream(self._process, next(self._stream_ids), context, skip_special=skip_special, chat=chat)
+        kind = {"skip_special": skip_special, "chat": chat, "tools": _clean(tools or ())}
+        return TextStream(self._process, next(self._stream_ids), context, **kind)
 
     def close(self) -> None:
         self._process.close()
@@ -166,9 +176,9 @@ def check_text_files(files: Mapping[str, bytes], where: str) -> None:
 
 
 class TextStream:
-    """Text and thoughts of generated ids as they come, right across characters that are split over tokens."""
+    """Text, thoughts and calls of generated ids as they come, right across characters that are split over tokens."""
 
-    def __init__(self, process: TextProcess, stream_id: int, context: list[int], **kind: bool) -> None:
+    def __init__(self, process: TextProcess, stream_id: int, context: list[int], **kind: Any) -> None:
         self._process = process
         self._id = stream_id
         process.request("open", _STEP_LIMIT_S, stream=stream_id, ids=context, **kind)
@@ -183,7 +193,10 @@ class TextStream:
 
     def _pieces(self, op: str, **fields: Any) -> list[Piece]:
         answer = self._process.request(op, _STEP_LIMIT_S, stream=self._id, **fields)
-        return [Piece(str(text), bool(thought)) for text, thought in answer["pieces"]]
+        return [
+            Piece(str(text), bool(thought), None if call is None else CallPart(*call))
+            for text, thought, call in answer["pieces"]
+        ]
 
 
 def _clean(value: Any) -> Any:

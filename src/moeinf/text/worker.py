@@ -11,7 +11,8 @@ import json
 import resource
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,15 @@ from tokenizers import Tokenizer
 
 from moeinf.errors import TextError
 from moeinf.text.chat_template import ChatTemplate, mark_control_tokens, split_marked
-from moeinf.text.harmony import HarmonyStream, is_harmony
+from moeinf.text.harmony import is_harmony
+from moeinf.text.stream import Piece
 from moeinf.text.template_facts import read_facts
 from moeinf.text.template_file import find_template
-from moeinf.text.thoughts import ThoughtStream, tags_of
+from moeinf.text.thoughts import answer_tags_of, tags_of
+from moeinf.text.tool_calls.choice import find_syntax
+from moeinf.text.tool_calls.messages import described, fitted, in_templates_form
+from moeinf.text.tool_calls.open_stream import open_stream
+from moeinf.text.tool_calls.splitter import TextStream
 
 _MAX_FILE_BYTES = 128 << 20  # the largest tokenizer.json in use is about 34 MB
 _LOAD_MEMORY_BYTES = 4 << 30
@@ -39,6 +45,7 @@ _END_OF_TURN = (
     "<|END_OF_TURN_TOKEN|>",
     "<|end|>",
     "<|end_of_text|>",
+    "<|call|>",
 )
 
 
@@ -47,8 +54,8 @@ class TextWorker:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._streams: dict[int, ThoughtStream | HarmonyStream] = {}
-        self._template: ChatTemplate | None = None
+        self._streams: dict[int, TextStream] = {}
+        self._templates: dict[str, ChatTemplate] = {}
 
     def load(self, request: Mapping[str, Any]) -> dict[str, Any]:
         path = self._folder / "tokenizer.json"
@@ -61,6 +68,8 @@ class TextWorker:
         config = read_json(self._folder / "tokenizer_config.json")
         self._specials = _special_tokens(config, read_json(self._folder / "special_tokens_map.json"))
         self._template_source = find_template(self._folder, config)
+        self._tool_template_source = find_template(self._folder, config, with_tools=True) or ""
+        self._syntax = find_syntax(self._tool_template_source)
         self._control = _control_tokens(self._tokenizer, config)
         return self._info(config)
 
@@ -81,8 +90,8 @@ class TextWorker:
     def _template_facts(self) -> dict[str, Any] | None:
         if self._template_source is None:
             return None
-        facts = read_facts(self._template_source)
-        return {"variables": sorted(facts.variables), "thinks": facts.thinks, "tools": facts.tools}
+        facts, tools = read_facts(self._template_source), read_facts(self._tool_template_source).tools
+        return {"variables": sorted(facts.variables), "thinks": facts.thinks, "tools": tools}
 
     def _eos_ids(self, model: Mapping[str, Any], generation: Mapping[str, Any]) -> set[int]:
         text_config = model.get("text_config")
@@ -97,11 +106,17 @@ class TextWorker:
         """Renders a chat; returns text with marked control tokens (see chat_template.MARK), and notes for the user."""
         if self._template_source is None:
             raise TextError("this model has no chat template; use --raw")
-        messages = mark_control_tokens(request["messages"], self._control)
+        variables = request["variables"]
+        source = self._tool_template_source if variables.get("tools") else self._template_source
         with _MemoryLimit(_RENDER_MEMORY_BYTES):
             try:
-                self._template = self._template or ChatTemplate(self._template_source, self._specials)
-                text, notes = self._template.render(messages, request["variables"])
+                if source not in self._templates:
+                    self._templates[source] = ChatTemplate(source, self._specials)
+                messages = mark_control_tokens(in_templates_form(request["messages"], self._syntax), self._control)
+                if variables.get("tools"):
+                    tools = mark_control_tokens(described(variables["tools"]), self._control)
+                    variables = variables | {"tools": tools}
+                text, notes = self._templates[source].render(fitted(messages, source, self._syntax), variables)
             except jinja2.TemplateError as error:
                 raise TextError(f"the chat template refuses this chat: {error}") from error
         return {"text": text, "notes": notes}
@@ -127,21 +142,28 @@ class TextWorker:
         return {"text": self._tokenizer.decode(request["ids"], skip_special_tokens=request["skip_special"])}
 
     def open(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Opens a stream for what follows `ids`. chat: the template wrote them, so that thoughts are told apart."""
-        ids, skip_special = request["ids"], request["skip_special"]
-        tags = tags_of(self._template_source or "") if request["chat"] else None
-        self._streams[request["stream"]] = (
-            HarmonyStream(self._tokenizer, ids)
-            if self._harmony and skip_special
-            else ThoughtStream(self._tokenizer, ids, tags, skip_special=skip_special)
+        """Opens a stream for what follows `ids`.
+
+        chat: the template wrote them, so that thoughts are told apart. tools: those that may be called, so that calls
+        are, too; [] for none.
+        """
+        source = (self._template_source or "") if request["chat"] else ""
+        self._streams[request["stream"]] = open_stream(
+            self._tokenizer,
+            request["ids"],
+            skip_special=request["skip_special"],
+            tags=tags_of(source),
+            answer_tags=answer_tags_of(source),
+            syntax=self._syntax,
+            tools=request["tools"],
         )
         return {}
 
     def step(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        return {"pieces": self._streams[request["stream"]].step(request["ids"])}
+        return {"pieces": _plain(self._streams[request["stream"]].step(request["ids"]))}
 
     def close(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        return {"pieces": self._streams.pop(request["stream"]).flush()}
+        return {"pieces": _plain(self._streams.pop(request["stream"]).flush())}
 
 
 class _MemoryLimit:
@@ -204,6 +226,11 @@ def _control_tokens(tokenizer: Tokenizer, config: Mapping[str, Any]) -> list[str
     said = {entry.get("content"): entry.get("special") for entry in entries}
     tokens = tokenizer.get_added_tokens_decoder().values()
     return [token.content for token in tokens if said.get(token.content, token.special) and token.content.strip()]
+
+
+def _plain(pieces: Sequence[Piece]) -> list[tuple[Any, ...]]:
+    """Pieces as JSON can hold them."""
+    return [(text, thought, call and astuple(call)) for text, thought, call in pieces]
 
 
 def _joined(pieces: Any) -> list[tuple[str, bool]]:

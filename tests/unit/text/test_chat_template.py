@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from moeinf.errors import TextError
-from moeinf.text.chat_template import fold_system, mark_control_tokens, merge_turns, split_marked
+from moeinf.text.accommodations import fold_system, merge_turns
+from moeinf.text.chat_template import mark_control_tokens, split_marked
 from moeinf.text.template_file import find_template
 from moeinf.text.tokenizer import Tokenizer
 

@@ -12,8 +12,8 @@ from tokenizers import Tokenizer as Library
 
 from moeinf.errors import UsageError
 from moeinf.text.template_facts import read_facts
-from moeinf.text.thinking import TemplateFacts, template_variables
-from moeinf.text.thoughts import Tags, ThoughtStream, tags_of
+from moeinf.text.thinking import TemplateFacts, template_variables, think_of_effort
+from moeinf.text.thoughts import Tags, ThoughtStream, answer_tags_of, tags_of
 from tests.support.shown_text import apart, shown_in_chat
 from tests.support.text_models import byte_level_tokenizer
 
@@ -81,6 +81,28 @@ def test_thoughts_and_answer_come_apart(kind: str, prompt: str, answer: str, exp
 @pytest.mark.parametrize("kind", KINDS[:2])
 def test_without_tags_everything_is_text(kind: str) -> None:
     assert answered(kind, OPENED, "a</think>b", None) == ("", "a</think>b")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ("<think>a</think>\n<response>b c\n</response>\n", ("a", "b c\n")),
+        ("<think>a</think><response>b", ("a", "b")),
+        ("<think>a</think>b </response> c", ("a", "b </response> c")),
+        ("<think>a</think><resp", ("a", "<resp")),
+        ("<think>a</think><response>b </resp", ("a", "b </resp")),
+        ("<response>b</response>", ("", "<response>b</response>")),
+    ],
+)
+def test_tags_around_an_answer_behind_a_thought_are_taken_off(
+    kind: str, answer: str, expected: tuple[str, str]
+) -> None:
+    tokenizer = tokenizer_of(kind)
+    tags = answer_tags_of("Write your response between <response></response>")
+    stream = ThoughtStream(tokenizer, tokenizer.encode(ASKED).ids, THINK, skip_special=True, answer_tags=tags)
+    pieces = [piece for token in tokenizer.encode(answer).ids for piece in stream.step([token])]
+    assert apart([*pieces, *stream.flush()]) == expected
 
 
 def test_where_tags_are_tokens_their_letters_are_text() -> None:
@@ -156,6 +178,35 @@ def test_what_a_template_would_ignore_is_refused(
         template_variables(facts, think, given)
 
 
+@pytest.mark.parametrize(
+    ("facts", "effort", "think"),
+    [
+        (EFFORT, "minimal", "low"),
+        (EFFORT, "medium", "medium"),
+        (EFFORT, "max", "high"),
+        (BOTH, "none", False),
+        (BOTH, "xhigh", "high"),
+        (SWITCH, "none", False),
+        (SWITCH, "minimal", True),
+        (ALWAYS, "high", True),
+        (None, "none", None),
+        (TemplateFacts(frozenset(), thinks=False, tools=False), "none", None),
+    ],
+)
+def test_openais_words_for_effort_are_those_of_the_template(
+    facts: TemplateFacts | None, effort: str, think: bool | str | None
+) -> None:
+    assert think_of_effort(facts, effort) == think
+    template_variables(facts, None if think is None else str(think).lower(), {})  # which takes it
+
+
+def test_an_effort_that_nobody_knows_is_refused_and_one_of_a_model_that_does_not_think() -> None:
+    with pytest.raises(UsageError, match="reasoning_effort cannot be 'hard'; it is one of none, minimal"):
+        think_of_effort(EFFORT, "hard")
+    with pytest.raises(UsageError, match="this model does not think"):
+        template_variables(None, str(think_of_effort(None, "high")).lower(), {})
+
+
 def test_a_template_that_cannot_be_parsed_has_no_facts() -> None:
     assert read_facts("{% if %}") == TemplateFacts(frozenset(), thinks=False, tools=False)
     assert read_facts("{{ " + "(" * 5000 + " }}") == TemplateFacts(frozenset(), thinks=False, tools=False)
@@ -166,4 +217,5 @@ def test_what_every_template_is_given_and_what_it_makes_itself_is_not_asked_for(
         "{% macro m(p) %}{{ p }}{% endmacro %}{% set a = messages %}{% for b in a %}{{ m(b) }}{{ loop.index }}"
         "{{ strftime_now('%Y') }}{{ bos_token }}{{ c }}{% endfor %}{% set d = d | default(1) %}{{ tools }}"
     )
-    assert read_facts(source) == TemplateFacts(frozenset({"c", "d"}), thinks=False, tools=True)
+    assert read_facts(source) == TemplateFacts(frozenset({"c", "d"}), thinks=False, tools=False)
+    assert read_facts(source + "<tool_call>") == TemplateFacts(frozenset({"c", "d"}), thinks=False, tools=True)

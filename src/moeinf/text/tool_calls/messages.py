@@ -1,0 +1,152 @@
+"""Chats with tool calls as clients send them, in the form that chat templates read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from moeinf.errors import TextError
+from moeinf.text.tool_calls.syntax import MessageCall, Syntax
+
+Message = Mapping[str, Any]
+_THOUGHT_NAMES = ("reasoning_content", "thinking", "reasoning")  # of templates and clients; the first that holds text
+_ONE_CALL_A_TURN = "tool_calls[0]"  # in templates that look at no other call of a turn: gpt-oss
+
+
+def in_templates_form(messages: Sequence[Message], syntax: Syntax | None) -> list[dict[str, Any]]:
+    """Messages in OpenAI's form as templates read them. Raises TextError for calls that are none.
+
+    developer is system; content that is null is ""; arguments of calls are objects; calls and results have their ids
+    in the form of the syntax; results know their tool's name; thoughts have both of the names that templates read.
+    """
+    calls = _Calls(syntax)
+    made = []
+    for message in messages:
+        new = {**message, "content": "" if message.get("content") is None else message["content"]}
+        if new.get("role") == "developer":
+            new["role"] = "system"
+        if given := new.pop("tool_calls", None):
+            new["tool_calls"] = [calls.made(call) for call in given]
+        if new.get("role") == "tool":
+            new = calls.answered(new)
+        made.append(_with_thoughts(new))
+    return made
+
+
+class _Calls:
+    """The calls of a chat so far, and which of them have no result yet."""
+
+    def __init__(self, syntax: Syntax | None) -> None:
+        self._syntax = syntax
+        self._num_calls = 0
+        self._known: dict[str, tuple[str, str]] = {}  # by the id that was given: the one made of it, the tool's name
+        self._open: list[str] = []  # ids that were given
+
+    def made(self, call: MessageCall) -> dict[str, Any]:
+        function = call.get("function")
+        name = function.get("name") if isinstance(function, Mapping) else None
+        if not (isinstance(function, Mapping) and isinstance(name, str)):
+            raise TextError("a tool call of this chat has no function with a name")
+        arguments = _object(function.get("arguments"))
+        if arguments is None:
+            raise TextError(f"the arguments of a call of {name!r} in this chat are no JSON object; leave the call out")
+        given = str(call.get("id") or f"call_{self._num_calls}")
+        made = self._syntax.call_id(given, name, self._num_calls) if self._syntax and self._syntax.call_id else given
+        self._num_calls += 1
+        self._known[given] = made, name
+        self._open.append(given)
+        return {"id": made, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+    def answered(self, result: dict[str, Any]) -> dict[str, Any]:
+        """A result with id and name of its call; one without an id belongs to the first call that is still open."""
+        given = str(result.get("tool_call_id") or next(iter(self._open), ""))
+        self._open = [call_id for call_id in self._open if call_id != given]
+        call_id, name = self._known.get(given, (given, ""))
+        found = {"tool_call_id": call_id, "name": result.get("name") or result.get("tool_name") or name}
+        return result | {key: value for key, value in found.items() if value}
+
+
+def _object(arguments: Any) -> dict[str, Any] | None:
+    """Arguments as an object; None where they are none."""
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            return None
+    return dict(arguments or {}) if isinstance(arguments, Mapping | None) else None
+
+
+def _with_thoughts(message: dict[str, Any]) -> dict[str, Any]:
+    thoughts = [message.pop(name, None) for name in _THOUGHT_NAMES]
+    thought = next((text for text in thoughts if isinstance(text, str) and text), None)
+    return message if thought is None else message | {"reasoning_content": thought, "thinking": thought}
+
+
+def described(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Tools with the members that templates read unasked. Raises TextError for what is no function."""
+    made = []
+    for tool in tools:
+        function = tool.get("function")
+        if not (isinstance(function, Mapping) and isinstance(function.get("name"), str)):
+            raise TextError('a tool of this request is not of the form {"type": "function", "function": {"name": ...}}')
+        given = {key: value for key, value in function.items() if value is not None}
+        known = {"name": given["name"], "description": "", "parameters": {"type": "object", "properties": {}}}
+        made.append({**tool, "type": "function", "function": known | given})
+    return made
+
+
+def fitted(messages: Sequence[Message], template: str, syntax: Syntax | None) -> list[Message]:
+    """Calls in the way that the text of a template shows it reads them."""
+    if not any(message.get("tool_calls") for message in messages):
+        return list(messages)
+    if _ONE_CALL_A_TURN in template:
+        return _one_call_a_turn(messages)
+    return list(messages) if "tool_calls" in template else _written_out(messages, syntax)
+
+
+def _one_call_a_turn(messages: Sequence[Message]) -> list[Message]:
+    """Turns with several calls made several turns, each with its result behind it.
+
+    Thoughts and text of such a turn become one, as the template refuses a call with both.
+    """
+    results = {m.get("tool_call_id"): m for m in messages if m.get("role") == "tool"}
+    moved: set[str] = set()
+    made: list[Message] = []
+    for message in messages:
+        calls = message.get("tool_calls") or []
+        if message.get("tool_call_id") in moved:
+            continue
+        if not calls:
+            made.append(message)
+        for at, call in enumerate(calls):
+            texts = (message.get("thinking"), message["content"]) if at == 0 else ()
+            said = "\n\n".join(text for text in texts if text)
+            made.append({"role": message["role"], "content": "", "tool_calls": [call]} | _thought(said))
+            if len(calls) > 1 and call["id"] in results:
+                made.append(results[call["id"]])
+                moved.add(call["id"])
+    return made
+
+
+def _thought(text: str) -> dict[str, str]:
+    return {"reasoning_content": text, "thinking": text} if text else {}
+
+
+def _written_out(messages: Sequence[Message], syntax: Syntax | None) -> list[Message]:
+    """Calls as text, for a template that leaves them out: as the model writes them, else as a user reads them."""
+    result_role = syntax.result_role if syntax else "tool"
+    made: list[Message] = []
+    for message in messages:
+        if calls := message.get("tool_calls"):
+            written = syntax.write(calls) if syntax and syntax.write else "\n".join(map(_readable, calls))
+            content = "\n".join(text for text in (message["content"], written) if text)
+            made.append({key: value for key, value in message.items() if key != "tool_calls"} | {"content": content})
+        else:
+            made.append({**message, "role": result_role} if message.get("role") == "tool" else message)
+    return made
+
+
+def _readable(call: MessageCall) -> str:
+    function = call["function"]
+    return f"{function['name']}({json.dumps(function['arguments'], ensure_ascii=False)})"

@@ -1,0 +1,40 @@
+"""Opens what turns the tokens of an answer into text, thoughts and calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from moeinf.text.harmony import HarmonyStream, is_harmony
+from moeinf.text.thoughts import Tags, ThoughtStream
+from moeinf.text.tool_calls.schema_values import ToolSchemas
+from moeinf.text.tool_calls.splitter import CallSplitter, CallStream, TextStream
+from moeinf.text.tool_calls.syntax import Syntax
+
+
+def open_stream(
+    tokenizer: Tokenizer,
+    context: Sequence[int],
+    *,
+    skip_special: bool,
+    tags: Tags | None,
+    answer_tags: Tags | None = None,
+    syntax: Syntax | None,
+    tools: Sequence[Mapping[str, Any]],
+) -> TextStream:
+    """Opens a stream for what follows `context`, the end of a prompt.
+
+    tags: of thoughts; None where there are none. answer_tags: of the answer behind a thought. tools: those that may
+    be called, in `syntax`; [] where text that looks like a call is text.
+    """
+    schemas = ToolSchemas(tools) if tools else None
+    if skip_special and is_harmony(tokenizer):
+        return HarmonyStream(tokenizer, context, schemas)
+    if syntax is None or schemas is None:
+        return ThoughtStream(tokenizer, context, tags, skip_special=skip_special, answer_tags=answer_tags)
+    ids = {tokenizer.token_to_id(mark): mark for mark in syntax.marks}
+    marked = {token: mark for token, mark in ids.items() if token is not None}
+    stream = ThoughtStream(tokenizer, context, tags, skip_special=skip_special, marked=marked, answer_tags=answer_tags)
+    return CallStream(stream, CallSplitter(syntax, schemas, frozenset(marked.values())))

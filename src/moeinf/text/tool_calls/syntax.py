@@ -1,0 +1,33 @@
+"""What is known of a syntax of tool calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from moeinf.text.tool_calls.reading import Reading, Source
+from moeinf.text.tool_calls.schema_values import ToolSchemas
+
+# A call of a message, as templates get it: {"id": ..., "function": {"name": ..., "arguments": {...}}}.
+MessageCall = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Syntax:
+    """How a family of models writes calls.
+
+    known_by: text of a chat template that tells it. opens: the marks of an answer behind which calls may stand.
+    marks: all that may be tokens of the vocabulary. read: the reader of what stands behind a mark, which it is given.
+    call_id: the id that a template wants for the n-th call of a chat, where it wants a form of its own.
+    write, result_role: calls as the model writes them, and the role of their results, for templates that leave calls
+    out.
+    """
+
+    known_by: tuple[str, ...]
+    opens: tuple[str, ...]
+    marks: tuple[str, ...]
+    read: Callable[[Source, str, ToolSchemas], Reading[None]]
+    call_id: Callable[[str, str, int], str] | None = None  # of its id so far, its tool's name, and n
+    write: Callable[[Sequence[MessageCall]], str] | None = None
+    result_role: str = "tool"

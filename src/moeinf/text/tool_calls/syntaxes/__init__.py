@@ -1,0 +1,1 @@
+"""The syntaxes, one a file."""

@@ -1,0 +1,51 @@
+"""DeepSeek's calls, of which each stands between marks of its own.
+
+V3 and R1: <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>name, a line break,
+           the arguments as a fenced block of JSON, <｜tool▁call▁end｜> ... <｜tool▁calls▁end｜>
+V3.1:      <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>name<｜tool▁sep｜>{...}<｜tool▁call▁end｜> ...
+           <｜tool▁calls▁end｜>
+"""
+
+from __future__ import annotations
+
+from moeinf.text.tool_calls.call_objects import read_arguments, read_name
+from moeinf.text.tool_calls.reading import NotACallError, Reading, Source
+from moeinf.text.tool_calls.schema_values import ToolSchemas
+from moeinf.text.tool_calls.syntax import Syntax
+
+_OPEN, _CLOSE = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+_CALL, _SEP, _END_CALL = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+
+
+def _read(source: Source, opened: str, tools: ToolSchemas) -> Reading[None]:
+    """Some answers begin with a call, without the mark that begins all of them."""
+    if opened == _OPEN:
+        yield from source.space()
+        yield from source.expect(_CALL)
+    while True:
+        yield from _read_call(source)
+        yield from source.space()
+        if not (yield from source.accept(_CALL)):
+            break
+    yield from source.accept(_CLOSE)
+
+
+def _read_call(source: Source) -> Reading[None]:
+    name = yield from read_name(source)
+    yield from source.expect(_SEP)
+    yield from source.space()
+    if (yield from source.peek()) == "{":
+        yield from read_arguments(source, name)
+    else:
+        name = yield from read_name(source)
+        yield from source.space()
+        yield from source.accept("```json")
+        yield from read_arguments(source, name)
+        yield from source.space()
+        yield from source.accept("```")
+    yield from source.space()
+    if not (yield from source.accept(_END_CALL)) and not (yield from source.at_end()):
+        raise NotACallError
+
+
+DEEPSEEK = Syntax(known_by=(_CALL,), opens=(_OPEN, _CALL), marks=(_OPEN, _CLOSE, _CALL, _SEP, _END_CALL), read=_read)

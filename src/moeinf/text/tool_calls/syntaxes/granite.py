@@ -1,0 +1,33 @@
+"""<|tool_call|>[{"name": ..., "arguments": {...}}]: Granite 3. Its templates know no calls in messages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from moeinf.text.tool_calls.call_objects import read_calls
+from moeinf.text.tool_calls.reading import Reading, Source
+from moeinf.text.tool_calls.schema_values import ToolSchemas
+from moeinf.text.tool_calls.syntax import MessageCall, Syntax
+
+_OPEN = "<|tool_call|>"
+
+
+def _read(source: Source, opened: str, tools: ToolSchemas) -> Reading[None]:
+    yield from source.space()
+    yield from read_calls(source)
+
+
+def _write(calls: Sequence[MessageCall]) -> str:
+    written = [{"name": call["function"]["name"], "arguments": call["function"]["arguments"]} for call in calls]
+    return _OPEN + json.dumps(written, ensure_ascii=False)
+
+
+GRANITE = Syntax(
+    known_by=(_OPEN,),
+    opens=(_OPEN, "<tool_call>"),
+    marks=(_OPEN, "<tool_call>"),
+    read=_read,
+    write=_write,
+    result_role="tool_response",
+)

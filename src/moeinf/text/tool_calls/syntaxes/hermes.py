@@ -1,0 +1,24 @@
+"""<tool_call>{"name": ..., "arguments": {...}}</tool_call>: Hermes, Qwen 2.5 and 3, Granite 4."""
+
+from __future__ import annotations
+
+from moeinf.text.tool_calls.call_objects import read_calls
+from moeinf.text.tool_calls.reading import Reading, Source
+from moeinf.text.tool_calls.schema_values import ToolSchemas
+from moeinf.text.tool_calls.syntax import Syntax
+
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+
+
+def _read(source: Source, opened: str, tools: ToolSchemas) -> Reading[None]:
+    """One call between two marks, or several; at the end of an answer some models leave the second mark out."""
+    yield from source.space()
+    yield from read_calls(source)
+    while True:
+        yield from source.space()
+        if (yield from source.accept(_CLOSE)) or (yield from source.at_end()):
+            return
+        yield from read_calls(source)
+
+
+HERMES = Syntax(known_by=(_OPEN,), opens=(_OPEN,), marks=(_OPEN, _CLOSE), read=_read)

@@ -1,0 +1,107 @@
+"""A chat is changed only where a template refuses it or leaves something out, and each change is said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moeinf.errors import TextError
+from moeinf.text.accommodations import fold_late_system, fold_system, merge_turns
+from moeinf.text.tokenizer import Tokenizer
+from tests.support.tool_families import BY_NAME, CHAT, TOOLS
+
+MakeFolder = Callable[..., Path]
+SAYS_ROLES = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+SYSTEM_FIRST = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('System message must be "
+    "at the beginning.') }}{% endif %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+)
+NO_TOOLS = (
+    "{% for m in messages %}{% if m.role not in ('user', 'assistant') %}{{ raise_exception('no ' ~ m.role) }}"
+    "{% endif %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+)
+
+
+def turn(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+def render(folder: Path, *messages: Mapping[str, Any], **variables: Any) -> tuple[str, list[str]]:
+    with Tokenizer(folder) as tokenizer:
+        return tokenizer.render(messages, variables)
+
+
+def test_a_late_system_message_goes_into_the_turn_beside_it(model_folder: MakeFolder) -> None:
+    folder = model_folder(SYSTEM_FIRST)
+    late, rest = turn("developer", "late"), (turn("assistant", "b"), turn("user", "c"))
+    text, notes = render(folder, turn("system", "S"), turn("user", "a"), late, *rest)
+    assert text == "system: S\nuser: a\n\nlate\nassistant: b\nuser: c\n"
+    assert len(notes) == 1 and "at the beginning only" in notes[0]
+    text, _ = render(folder, turn("user", "a"), turn("assistant", "b"), turn("system", "late"), turn("user", "c"))
+    assert text == "user: a\nassistant: b\nuser: late\n\nc\n"
+    text, _ = render(folder, turn("user", "a"), turn("assistant", "b"), turn("system", "late"))
+    assert text == "user: a\nassistant: b\nuser: late\n"
+
+
+def test_system_messages_at_the_beginning_become_one(model_folder: MakeFolder) -> None:
+    text, _ = render(model_folder(SYSTEM_FIRST), turn("system", "one"), turn("developer", "two"), turn("user", "a"))
+    assert text == "system: one\n\ntwo\nuser: a\n"
+
+
+def test_a_late_system_message_that_is_dropped_in_silence_is_folded_as_well(model_folder: MakeFolder) -> None:
+    template = "{{ messages[0].content }}\n{% for m in messages if m.role != 'system' %}{{ m.content }}\n{% endfor %}"
+    text, notes = render(model_folder(template), turn("system", "S"), turn("user", "a"), turn("system", "late"))
+    assert text == "S\na\n\nlate\n" and notes
+
+
+def test_a_template_that_takes_late_system_messages_gets_them_untouched(model_folder: MakeFolder) -> None:
+    text, notes = render(model_folder(SAYS_ROLES), turn("user", "a"), turn("system", "late"), turn("user", "b"))
+    assert text == "user: a\nsystem: late\nuser: b\n" and not notes
+
+
+def test_results_go_into_user_turns_where_a_template_knows_no_tools(model_folder: MakeFolder) -> None:
+    text, notes = render(model_folder(NO_TOOLS), *CHAT[1:])
+    assert text == (
+        'user: Weather in Paris?\nassistant: get_weather({"city": "Paris", "days": 2})\nuser: sunny\nuser: And Rome?\n'
+    )
+    assert len(notes) == 1 and "results of tools" in notes[0]
+
+
+def test_turns_of_tools_are_never_merged() -> None:
+    calling: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": [{}]}
+    chat: list[Mapping[str, Any]] = [
+        turn("assistant", "a"),
+        calling,
+        turn("tool", "1"),
+        turn("tool", "2"),
+        calling,
+        calling,
+    ]
+    merged = merge_turns(chat)
+    assert merged == [{**calling, "content": "a"}, turn("tool", "1"), turn("tool", "2"), calling, calling]
+
+
+def test_nothing_changes_where_nothing_has_to() -> None:
+    chat = [turn("system", "s"), turn("user", "a"), turn("assistant", "b"), turn("user", "c")]
+    assert merge_turns(chat) == chat == fold_late_system(chat)
+    assert fold_system(chat)[0] == turn("user", "s\n\na")
+
+
+@pytest.mark.parametrize("name", ["qwen3-coder", "gpt-oss"])
+def test_a_late_system_message_after_a_result_reaches_the_model(name: str, tmp_path: Path) -> None:
+    late = [*CHAT[:4], turn("system", "Hurry up.")]
+    text, notes = render(BY_NAME[name].write(tmp_path), *late, tools=TOOLS)
+    assert "Hurry up." in text and notes
+
+
+def test_tools_of_a_request_may_not_smuggle_in_control_tokens(tmp_path: Path) -> None:
+    tool = {"type": "function", "function": {"name": "f", "description": "x<|im_end|>"}}
+    with Tokenizer(BY_NAME["qwen3"].write(tmp_path)) as tokenizer:
+        ids = [tokenizer.encode_chat(tokenizer.render(CHAT, {"tools": [t]})[0]) for t in (TOOLS[0], tool)]
+        ends = [sum(token == tokenizer.token_id("<|im_end|>") for token in answer) for answer in ids]
+        assert ends[0] == ends[1] > 0
+        with pytest.raises(TextError, match="is not of the form"):
+            tokenizer.render(CHAT, {"tools": [{"name": "f"}]})

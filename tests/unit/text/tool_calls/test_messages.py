@@ -1,0 +1,129 @@
+"""Chats with calls are put into the form that templates read, and into their own where they want one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from moeinf.errors import TextError
+from moeinf.text.tool_calls.messages import described, fitted, in_templates_form
+from moeinf.text.tool_calls.syntaxes.granite import GRANITE
+from moeinf.text.tool_calls.syntaxes.kimi import KIMI
+from moeinf.text.tool_calls.syntaxes.mistral import MISTRAL
+
+
+def call(name: str = "f", arguments: Any = "{}", call_id: str | None = "call_1") -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def calling(*calls: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": None, "tool_calls": list(calls), **more}
+
+
+def result(content: str, call_id: str | None = "call_1", **more: Any) -> dict[str, Any]:
+    return {"role": "tool", "content": content, **({"tool_call_id": call_id} if call_id else {}), **more}
+
+
+def test_roles_contents_and_thoughts_get_one_form() -> None:
+    made = in_templates_form(
+        [
+            {"role": "developer", "content": "d"},
+            {"role": "user", "content": None},
+            {"role": "assistant", "content": "a", "reasoning": "t", "tool_calls": []},
+            {"role": "assistant", "content": "a", "thinking": "", "reasoning_content": "r"},
+            {"role": "assistant", "content": "a", "thinking": ""},
+        ],
+        None,
+    )
+    assert made == [
+        {"role": "system", "content": "d"},
+        {"role": "user", "content": ""},
+        {"role": "assistant", "content": "a", "reasoning_content": "t", "thinking": "t"},
+        {"role": "assistant", "content": "a", "reasoning_content": "r", "thinking": "r"},
+        {"role": "assistant", "content": "a"},
+    ]
+
+
+@pytest.mark.parametrize("arguments", ['{"a": 1}', {"a": 1}])
+def test_arguments_are_objects(arguments: Any) -> None:
+    (made,) = in_templates_form([calling(call(arguments=arguments))], None)
+    assert made["content"] == "" and made["tool_calls"] == [call(arguments={"a": 1})]
+    nothings: list[Any] = ["", None, {}]
+    for nothing in nothings:
+        assert in_templates_form([calling(call(arguments=nothing))], None)[0]["tool_calls"] == [call(arguments={})]
+
+
+@pytest.mark.parametrize("wrong", ["{", "[]", '"a"', 5, "[" * 100_000])
+def test_arguments_that_are_no_object_are_refused(wrong: Any) -> None:
+    with pytest.raises(TextError, match="arguments of a call of 'f' in this chat are no JSON object"):
+        in_templates_form([calling(call(arguments=wrong))], None)
+    with pytest.raises(TextError, match="no function with a name"):
+        in_templates_form([calling({"id": "1"})], None)
+
+
+def test_results_know_their_call_by_its_id_or_their_place() -> None:
+    chat = [calling(call("f", call_id="1"), call("g", call_id="2")), result("b", "2"), result("a", None)]
+    assert [(m["tool_call_id"], m["name"]) for m in in_templates_form(chat, None)[1:]] == [("2", "g"), ("1", "f")]
+    assert in_templates_form([result("a", "lost")], None) == [result("a", "lost")]
+    assert in_templates_form([result("a", None, tool_name="f")], None)[0]["name"] == "f"
+    unnamed = in_templates_form([calling(call(call_id=None)), result("a", None)], None)
+    assert unnamed[0]["tool_calls"][0]["id"] == unnamed[1]["tool_call_id"] == "call_0"
+
+
+def test_mistral_has_ids_of_nine_letters_and_digits_which_stay_the_same() -> None:
+    chat = [calling(call(call_id="call_very_long")), result("a", "call_very_long")]
+    made, again = in_templates_form(chat, MISTRAL), in_templates_form([*chat, calling(call())], MISTRAL)
+    call_id = made[0]["tool_calls"][0]["id"]
+    assert len(call_id) == 9 and call_id.isalnum() and made[1]["tool_call_id"] == call_id
+    assert again[:2] == made
+    kept = [calling(call(call_id="abcDEF123")), result("a", "abcDEF123")]
+    assert in_templates_form(kept, MISTRAL)[1]["tool_call_id"] == "abcDEF123"
+
+
+def test_kimi_numbers_the_calls_of_a_chat() -> None:
+    chat = [calling(call("f", call_id="a"), call("g", call_id="b")), result("1", "b"), calling(call("f", call_id="c"))]
+    made = in_templates_form(chat, KIMI)
+    ids = [made_call["id"] for message in made for made_call in message.get("tool_calls", ())]
+    assert ids == ["functions.f:0", "functions.g:1", "functions.f:2"]
+    assert made[1]["tool_call_id"] == "functions.g:1"
+
+
+def test_a_template_that_leaves_calls_out_gets_them_as_the_model_writes_them() -> None:
+    chat = in_templates_form([calling(call(arguments='{"a": "é"}'), content="See:"), result("ok")], GRANITE)
+    written = fitted(chat, "{{ message.content }}", GRANITE)
+    assert written[0]["content"] == 'See:\n<|tool_call|>[{"name": "f", "arguments": {"a": "é"}}]'
+    assert "tool_calls" not in written[0] and written[1]["role"] == "tool_response"
+    assert fitted(chat, "{{ message.tool_calls }}", GRANITE) == chat
+    assert fitted(chat, "{{ message.content }}", None)[0]["content"] == 'See:\nf({"a": "é"})'
+
+
+def test_a_template_that_shows_one_call_a_turn_gets_them_one_by_one() -> None:
+    chat = [
+        calling(call("f", call_id="1"), call("g", call_id="2"), content="Now.", thinking="Hm."),
+        result("a", "1"),
+        result("b", "2"),
+        {"role": "user", "content": "more"},
+    ]
+    made = fitted(in_templates_form(chat, None), "message.tool_calls[0]", None)
+    assert [(m["role"], m["content"]) for m in made] == [
+        ("assistant", ""),
+        ("tool", "a"),
+        ("assistant", ""),
+        ("tool", "b"),
+        ("user", "more"),
+    ]
+    assert [m.get("thinking") for m in made] == ["Hm.\n\nNow.", None, None, None, None]
+    assert [len(m["tool_calls"]) for m in made if "tool_calls" in m] == [1, 1]
+
+
+def test_tools_have_what_templates_read_unasked() -> None:
+    (made,) = described([{"type": "function", "function": {"name": "f", "description": None, "strict": True}}])
+    assert made["function"] == {
+        "name": "f",
+        "description": "",
+        "parameters": {"type": "object", "properties": {}},
+        "strict": True,
+    }
+    with pytest.raises(TextError, match="is not of the form"):
+        described([{"name": "f"}])

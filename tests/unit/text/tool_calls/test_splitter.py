@@ -1,0 +1,179 @@
+"""Calls are told from text without losing any, whatever a model writes and however it arrives."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from moeinf.text.stream import TOKEN_MARK
+from moeinf.text.tool_calls.schema_values import ToolSchemas
+from moeinf.text.tool_calls.splitter import CallSplitter
+from moeinf.text.tool_calls.syntax import Syntax
+from moeinf.text.tool_calls.syntaxes.deepseek import DEEPSEEK
+from moeinf.text.tool_calls.syntaxes.glm import GLM
+from moeinf.text.tool_calls.syntaxes.granite import GRANITE
+from moeinf.text.tool_calls.syntaxes.hermes import HERMES
+from moeinf.text.tool_calls.syntaxes.kimi import KIMI
+from moeinf.text.tool_calls.syntaxes.mistral import MISTRAL
+from moeinf.text.tool_calls.syntaxes.qwen_xml import QWEN_XML
+from tests.support.tool_families import BY_NAME, CALLS, TOOLS
+
+# The family whose answer in the corpus has no thought in front of its text.
+FAMILIES = {
+    "qwen3": HERMES,
+    "qwen3-coder": QWEN_XML,
+    "glm": GLM,
+    "mistral": MISTRAL,
+    "deepseek-r1": DEEPSEEK,
+    "deepseek-v3": DEEPSEEK,
+    "kimi": KIMI,
+    "granite": GRANITE,
+}
+SYNTAXES = {name: syntax for name, syntax in FAMILIES.items() if name != "deepseek-r1"}
+
+
+def split(syntax: Syntax, parts: Sequence[str], tokens: Sequence[str] = ()) -> tuple[str, list[tuple[str, str]]]:
+    """The text, and the calls with the text of their arguments."""
+    splitter = CallSplitter(syntax, ToolSchemas(TOOLS), frozenset(tokens))
+    pieces = [*(piece for part in parts for piece in splitter.push(part)), *splitter.flush()]
+    names = {piece.call.index: piece.call.name for piece in pieces if piece.call and piece.call.name is not None}
+    arguments = dict.fromkeys(names, "")
+    for piece in pieces:
+        if piece.call:
+            arguments[piece.call.index] += piece.call.arguments
+    return "".join(piece.text for piece in pieces), [(str(names[at]), arguments[at]) for at in names]
+
+
+def cut(text: str, places: Sequence[int]) -> list[str]:
+    at = [0, *sorted(place % (len(text) + 1) for place in places), len(text)]
+    return [text[start:end] for start, end in itertools.pairwise(at)]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@settings(max_examples=40, deadline=None)
+@given(places=st.lists(st.integers(0, 1000), max_size=40))
+def test_letters_are_read_wherever_they_are_cut(name: str, places: list[int]) -> None:
+    answer = BY_NAME[name].answer.split("</think>")[-1].lstrip("\n")
+    text, calls = split(FAMILIES[name], cut(answer, places))
+    assert (text, [(tool, json.loads(arguments)) for tool, arguments in calls]) == ("Let me see.", CALLS)
+
+
+PARTS = st.sampled_from(
+    [mark for syntax in SYNTAXES.values() for mark in syntax.marks]
+    + ["<function=note>", "<parameter=text>", "</parameter>", "</function>", "note", "function", "\n", " ", "```json\n"]
+    + ["{", "}", "[", "]", '"', '"name": "note"', '"arguments": ', '{"text": "x"}', "1", ",", "<", "\\", "\t", "日"]
+)
+
+
+@pytest.mark.parametrize("name", SYNTAXES)
+@settings(max_examples=150, deadline=None)
+@given(parts=st.lists(PARTS, max_size=14), places=st.lists(st.integers(0, 200), max_size=8))
+@example(parts=["<tool_call>", "<tool_call>", "{", '"name": "note"', "}", "</tool_call>"], places=[])
+def test_whatever_is_no_call_comes_out_as_it_came(name: str, parts: list[str], places: list[int]) -> None:
+    answer = "".join(parts)
+    text, calls = split(SYNTAXES[name], [answer])
+    assert (text, calls) == split(SYNTAXES[name], cut(answer, places))
+    if not calls:
+        assert text == answer
+    for tool, arguments in calls:
+        assert tool in answer
+        try:
+            assert isinstance(json.loads(arguments), dict)
+        except ValueError:  # broken off, so that it cannot be taken for a whole call
+            assert arguments.startswith("{") or not arguments
+
+
+@settings(max_examples=150, deadline=None)
+@given(text=st.text(alphabet='<tool_call>[TOOL_CALLS] \n{}"abc', max_size=60), places=st.lists(st.integers(0, 60)))
+def test_text_without_a_call_is_untouched(text: str, places: list[int]) -> None:
+    for syntax in SYNTAXES.values():
+        if not any(mark in text for mark in syntax.opens):
+            assert split(syntax, cut(text, places)) == (text, [])
+
+
+@pytest.mark.parametrize(
+    ("syntax", "answer", "text", "calls"),
+    [
+        (
+            HERMES,
+            '<tool_call>{"arguments": {"text": "a"}, "name": "note"}</tool_call>',
+            "",
+            [("note", '{"text": "a"}')],
+        ),
+        (HERMES, '<tool_call>{"name": "note"}</tool_call>', "", [("note", "{}")]),
+        (HERMES, '<tool_call>{"name": "note", "arguments": null}', "", [("note", "{}")]),
+        (HERMES, '<tool_call>{"name": "note", "arguments": "{\\"text\\": 1}"}', "", [("note", '{"text": 1}')]),
+        (HERMES, '<tool_call>{"name": "note", "parameters": {}}</tool_call> done', "done", [("note", "{}")]),
+        (HERMES, '<tool_call>{"name": "note", "arguments": {}, "id": 7}</tool_call>', "", [("note", "{}")]),
+        (HERMES, '<tool_call>{"name": "note", "arguments": {}\n</tool_call>', "", [("note", "{}")]),
+        (HERMES, "a <tool_call>{'name': 'note'}</tool_call>", "a <tool_call>{'name': 'note'}</tool_call>", []),
+        (HERMES, '<tool_call>{"name": ""}</tool_call>', '<tool_call>{"name": ""}</tool_call>', []),
+        (HERMES, '<tool_call>{"name": "a b"}</tool_call>', '<tool_call>{"name": "a b"}</tool_call>', []),
+        (HERMES, '<tool_call>{"name": "note", "argum', '<tool_call>{"name": "note", "argum', []),
+        (
+            HERMES,
+            '<tool_call>{"name": "note", "arguments": {"text": 1 2}}</tool_call>',
+            "2}}</tool_call>",
+            [("note", '{"text": 1 ')],
+        ),
+        (HERMES, '<tool_call>{"name": "note", "arguments": {"text": "cut', "", [("note", '{"text": "cut')]),
+        (
+            HERMES,
+            '<tool_call>{"name": "note", "arguments": {"text": "two\nlines \\d"}}</tool_call>',
+            "",
+            [("note", '{"text": "two\\nlines \\\\d"}')],
+        ),
+        (QWEN_XML, "<function=note>\n</function>", "", [("note", "{}")]),
+        (QWEN_XML, "<function=unknown>\n</function>", "<function=unknown>\n</function>", []),
+        (
+            QWEN_XML,
+            "<tool_call><function=note><parameter=text>a\n<parameter=pinned>true</function></tool_call>",
+            "",
+            [("note", '{"text": "a", "pinned": true}')],
+        ),
+        (
+            QWEN_XML,
+            "<tool_call><function=note><parameter=text></function></tool_call\n></parameter></function></tool_call>",
+            "",
+            [("note", '{"text": "</function></tool_call\\n>"}')],
+        ),
+        (
+            QWEN_XML,
+            "<tool_call><function=note><parameter=text>a</parameter><parameter=pinned>tr",
+            "<parameter=pinned>tr",
+            [("note", '{"text": "a"')],
+        ),
+        (GLM, "<tool_call>note</tool_call>", "", [("note", "{}")]),
+        (GLM, "<tool_call>not a call</tool_call>", "<tool_call>not a call</tool_call>", []),
+        (MISTRAL, '[TOOL_CALLS]note{"text": "a"}', "", [("note", '{"text": "a"}')]),
+        (MISTRAL, '[TOOL_CALLS]note[CALL_ID]123456789[ARGS]{"text": "a"}', "", [("note", '{"text": "a"}')]),
+        (MISTRAL, "[TOOL_CALLS] are marks", "[TOOL_CALLS] are marks", []),
+        (MISTRAL, "[TOOL_CALLS][]", "[TOOL_CALLS][]", []),
+        (DEEPSEEK, "<｜tool▁call▁begin｜>note<｜tool▁sep｜>{}<｜tool▁call▁end｜>", "", [("note", "{}")]),
+        (GRANITE, '<|tool_call|>{"name": "note", "arguments": {}}', "", [("note", "{}")]),
+        (GRANITE, '<tool_call>[{"name": "note", "arguments": {}}]', "", [("note", "{}")]),
+    ],
+)
+def test_what_models_write_beside_the_rule(
+    syntax: Syntax, answer: str, text: str, calls: list[tuple[str, str]]
+) -> None:
+    assert split(syntax, [answer]) == (text, calls) == split(syntax, list(answer))
+
+
+def test_where_a_mark_is_a_token_its_letters_are_text() -> None:
+    call = '{"name": "note", "arguments": {}}'
+    quoted, made = f"<tool_call>{call}</tool_call>", f"{TOKEN_MARK}<tool_call>{call}{TOKEN_MARK}</tool_call>"
+    assert split(HERMES, [f"Write {quoted}"], ("<tool_call>", "</tool_call>")) == (f"Write {quoted}", [])
+    assert split(HERMES, [f"Write {made}"], ("<tool_call>", "</tool_call>")) == ("Write", [("note", "{}")])
+
+
+def test_a_name_is_told_before_the_arguments_have_ended() -> None:
+    splitter = CallSplitter(HERMES, ToolSchemas(TOOLS))
+    begun = list(splitter.push('<tool_call>{"name": "note", "arguments": {"text": "so fa'))
+    assert [piece.call.name for piece in begun if piece.call] == ["note", None]
+    assert "".join(piece.call.arguments for piece in begun if piece.call) == '{"text": "so fa'
