@@ -67,6 +67,7 @@ class Completion:
     finish_reason: FinishReason
     stats: GenerationStats
     thinking: str = ""  # what the model wrote before the answer, where it thinks
+    stop: str | None = None  # the stop string at which it ended, which is no part of the text
     cut_by: CutBy | None = None  # of an answer that did not end by itself
     call_parts: list[CallPart] = field(default_factory=list)  # of tools that the model called, as they came
 

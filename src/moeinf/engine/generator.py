@@ -114,7 +114,7 @@ class Generator:
                     answer.text += piece.text
                 yield piece
         if text.ended:
-            answer.finish_reason = "stop"
+            answer.finish_reason, answer.stop = "stop", text.stop
         elif len(answer.token_ids) >= limit:
             answer.finish_reason, answer.cut_by = "length", cut_by
         self.last = answer

@@ -20,6 +20,11 @@ class AnswerText:
         self.ended = False
         self._stream, self._eos_ids, self._stops = stream, eos_ids, StopMatcher(stops)
 
+    @property
+    def stop(self) -> str | None:
+        """The stop string at which the answer ended."""
+        return self._stops.found
+
     def pieces(self, tokens: Iterable[int]) -> Iterator[Piece]:
         for token in tokens:
             if token in self._eos_ids:

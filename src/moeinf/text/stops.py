@@ -11,17 +11,22 @@ class StopMatcher:
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stop for stop in stops if stop)
         self._held = ""
-        self.stopped = False
+        self.found: str | None = None  # the stop string that ended the text
+
+    @property
+    def stopped(self) -> bool:
+        return self.found is not None
 
     def push(self, text: str) -> str:
         """Takes text; returns what can be shown now. Once `stopped`, the stop string and all behind it are dropped."""
         if self.stopped:
             return ""
         text = self._held + text
-        found = [at for at in (text.find(stop) for stop in self._stops) if at >= 0]
+        found = [(at, len(stop), stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
-            self.stopped, self._held = True, ""
-            return text[: min(found)]
+            at, _, self.found = min(found)
+            self._held = ""
+            return text[:at]
         keep = len(text) - num_begun(text, self._stops)
         self._held = text[keep:]
         return text[:keep]
