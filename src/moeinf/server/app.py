@@ -9,6 +9,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from moeinf.server.anthropic.errors import error_body as anthropic_error
+from moeinf.server.anthropic.routes import PREFIX as ANTHROPIC_PREFIX
+from moeinf.server.anthropic.routes import routes as anthropic_routes
 from moeinf.server.errors import Refusal
 from moeinf.server.gate.guard import Guard, Rules
 from moeinf.server.gate.request_log import RequestLog
@@ -22,7 +25,8 @@ from moeinf.server.service import Service
 
 def build_app(service: Service, rules: Rules) -> ASGIApp:
     """The ASGI application over an open service, which stays the caller's to close."""
-    routes = [*_own_routes(service), *openai_routes(service), *ollama_routes(service)]
+    apis = [*openai_routes(service), *anthropic_routes(service), *ollama_routes(service)]
+    routes = [*_own_routes(service), *apis]
     app = Starlette(routes=routes, exception_handlers={HTTPException: _of_no_route, Exception: _unexpected})
     app.router.redirect_slashes = False
     return RequestLog(Guard(app, rules, error_form, page=()))
@@ -30,6 +34,8 @@ def build_app(service: Service, rules: Rules) -> ASGIApp:
 
 def error_form(path: str) -> ErrorForm:
     """How errors of a path are written."""
+    if path.startswith(ANTHROPIC_PREFIX):
+        return anthropic_error
     return ollama_error if path.startswith("/api/") else openai_error
 
 

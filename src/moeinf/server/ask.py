@@ -15,8 +15,9 @@ class Ask:
     """What a request wants. `model` is the name by which the client knows it.
 
     prompt: a text, or the messages of a chat; None only loads the model. raw: the text is continued as it is.
-    params: fields of SamplingParams that the client gave. config: fields of RuntimeConfig, with which the model is
-    opened anew where they differ. keep_alive: (seconds,), or (None,) for ever; () is the server's own.
+    params: fields of SamplingParams that the client gave. think: as for Model.stream, or thinking.ADAPTIVE.
+    config: fields of RuntimeConfig, with which the model is opened anew where they differ.
+    keep_alive: (seconds,), or (None,) for ever; () is the server's own.
     """
 
     model: str

@@ -52,6 +52,8 @@ def fault_of(error: Exception) -> Fault:
         return Fault(400, "context", str(error))
     if isinstance(error, UsageError | TextError | CheckpointError):
         return Fault(400, "invalid", str(error))
+    if isinstance(error, RecursionError):
+        return Fault(400, "invalid", "the request's JSON is nested too deeply")
     if isinstance(error, MoeinfError):
         return Fault(500, "server", str(error), _NO_RETRY)
     return Fault(500, "server", "unexpected error; the server's log has more", _NO_RETRY)

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from urllib.parse import unquote
 
 from starlette.requests import Request
 
 from moeinf.config.server_options import seconds_of
 from moeinf.engine.model import Model
+from moeinf.server.agent_noise import without_noise
 from moeinf.server.ask import Ask
 from moeinf.server.errors import Refusal
 from moeinf.server.job import Job
 from moeinf.server.metrics import Metrics
 from moeinf.server.texts import Texts
+from moeinf.server.thinking import think_for
 from moeinf.server.worker import Worker
 from moeinf.store.library import Library, StoredModel
+from moeinf.text.thinking import template_variables
+from moeinf.types import Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +52,19 @@ class Service:
         Raises BusyError, StoppingError, ModelNotFoundError.
         """
         self.find(ask.model)
+        if ask.prompt is not None and not isinstance(ask.prompt, str):
+            ask = replace(ask, prompt=without_noise(ask.prompt))
         host = request.client.host if request.client else ""
         job = Job(ask, f"{request.headers.get('authorization', '')}|{host}|{user or ''}")
         self.worker.submit(job)
         return job
+
+    def count(self, stored: StoredModel, messages: Sequence[Message], think: bool | str | None) -> int:
+        """Tokens of a chat as `submit` would have it answered. Blocks. Raises TextError, UsageError."""
+        facts = self.texts.of(stored).template
+        asked = think_for(facts, think)
+        variables = {} if asked is None else template_variables(facts, str(asked).lower(), {})
+        return self.texts.count(stored, without_noise(messages), variables)
 
 
 def keep_alive_of(value: str | float | None) -> tuple[float | None, ...]:

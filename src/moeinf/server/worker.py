@@ -18,6 +18,7 @@ from moeinf.server.ask import Ended, Failed, Loading, Reading, Text
 from moeinf.server.errors import BusyError, StoppingError
 from moeinf.server.fair_queue import FairQueue
 from moeinf.server.job import Job
+from moeinf.server.thinking import think_for
 from moeinf.store.library import Library, StoredModel
 
 log = logging.getLogger("moeinf.server")
@@ -168,11 +169,13 @@ class Worker:
             on_thought=lambda piece: job.put(Text(piece, thought=True)),
         )
         params = model.params(**ask.params)
-        for piece in model.stream(
-            ask.prompt, params, raw=ask.raw, think=ask.think, variables=ask.variables, hooks=hooks
-        ):
+        think = None if ask.think is None else think_for(None if ask.raw else model.generator.kind.template, ask.think)
+        for piece in model.stream(ask.prompt, params, raw=ask.raw, think=think, variables=ask.variables, hooks=hooks):
             job.put(Text(piece))
-        return Ended(model.last, load_s)
+        completion = model.last
+        if completion is not None and completion.finish_reason == "interrupted" and not job.cancelled:
+            raise StoppingError("the server stopped before the answer was whole; ask again later")
+        return Ended(completion, load_s)
 
     def _model_for(self, job: Job) -> Model:
         """The model that the job asks for, opened where it is not; another one is closed first."""

@@ -1,0 +1,49 @@
+"""Lines that coding agents put into their system prompts anew with every request.
+
+They tell a model nothing, and whatever follows them would have to be computed again each time: a prompt is reused only
+up to its first difference. So they are left out, of system messages alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from moeinf.types import Message
+
+# The line in which an agent tells whom to charge, with a sum that differs each time.
+_BILLING = re.compile(r"\s*x-anthropic-billing-header:[^\n]*\n*", re.IGNORECASE)
+# What is left of the context; some agents append it once more with every turn.
+_OPENS, _CLOSES = "<total_tokens>", "</total_tokens>"
+_TOKENS_LEFT = re.compile(r"<total_tokens>\s*[0-9][0-9,. ]{0,20}\s*tokens? left\s*</total_tokens>")
+_LONGEST = 80
+
+
+def without_noise(messages: Sequence[Message]) -> list[Message]:
+    """The chat without such lines. A system message of which nothing is left goes."""
+    kept: list[Message] = []
+    for message in messages:
+        content = message.get("content")
+        if message.get("role") != "system" or not isinstance(content, str):
+            kept.append(message)
+            continue
+        quiet = quiet_text(content)
+        if quiet or not content:
+            kept.append(message if quiet == content else {**message, "content": quiet})
+    return kept
+
+
+def quiet_text(text: str) -> str:
+    """A system prompt, or a block of one, without what changes with every request. Takes time in its length alone."""
+    billing = _BILLING.match(text)
+    start = billing.end() if billing else 0
+    end = kept_end = len(text)
+    while True:
+        while end > start and text[end - 1].isspace():
+            end -= 1
+        opens = text.rfind(_OPENS, max(start, end - _LONGEST), end) if text.endswith(_CLOSES, start, end) else -1
+        if opens < 0 or not _TOKENS_LEFT.fullmatch(text, opens, end):
+            return text[start:kept_end]
+        end = kept_end = opens
+        while kept_end > start and text[kept_end - 1].isspace():
+            kept_end -= 1

@@ -1,0 +1,143 @@
+"""Anthropic's messages, whose contents are lists of blocks, made the plain messages that chat templates read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from moeinf.server.agent_noise import quiet_text
+from moeinf.server.errors import Refusal
+from moeinf.types import Message
+
+Block = Mapping[str, Any]
+_ROLES = ("system", "user", "assistant")
+
+
+def plain_messages(system: str | Sequence[Block] | None, messages: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """The chat in OpenAI's form. Raises Refusal, which names the message, for what a model here cannot read."""
+    if not messages:
+        raise Refusal(400, "messages is empty; give at least one")
+    if messages[-1].get("role") == "assistant":
+        raise Refusal(400, "the last message must be the user's: an answer that was begun is not continued")
+    plain: list[Message] = []
+    if system:
+        texts = [quiet_text(_text(block, "system")) for block in _blocks(system, "system")]
+        if content := "\n".join(text for text in texts if text):
+            plain.append({"role": "system", "content": content})
+    for at, message in enumerate(messages):
+        plain.extend(_turns(message, f"messages[{at}]"))
+    return plain
+
+
+def _turns(message: Mapping[str, Any], where: str) -> Iterator[Message]:
+    """The turns that one message becomes: results of tools are turns of their own."""
+    role, content = message.get("role"), message.get("content")
+    if role not in _ROLES:
+        raise Refusal(400, f"{where}: role {role!r:.60} is none of {', '.join(_ROLES)}")
+    blocks = _blocks(content, where)
+    if role == "assistant":
+        yield _assistant_turn(blocks, where)
+        return
+    texts: list[str] = []
+    for block in blocks:
+        if block["type"] != "tool_result":
+            texts.append(_text(block, where))
+            continue
+        if texts:
+            yield {"role": role, "content": "\n".join(texts)}
+            texts = []
+        yield _result(block, where)
+    if texts or not blocks:
+        yield {"role": role, "content": "\n".join(texts)}
+
+
+def _assistant_turn(blocks: Sequence[Block], where: str) -> Message:
+    texts, thoughts, calls = list[str](), list[str](), list[dict[str, Any]]()
+    for block in blocks:
+        if block["type"] == "thinking":
+            thoughts.append(_string(block, "thinking", where))
+        elif block["type"] == "tool_use":
+            calls.append(_call(block, where))
+        elif block["type"] != "redacted_thinking":  # nobody here can read it
+            texts.append(_text(block, where))
+    turn: dict[str, Any] = {"role": "assistant", "content": "\n".join(texts)}
+    if thought := "\n".join(thoughts):
+        turn |= {"reasoning_content": thought, "thinking": thought}
+    return turn | ({"tool_calls": calls} if calls else {})
+
+
+def _call(block: Block, where: str) -> dict[str, Any]:
+    arguments = block.get("input")
+    if not isinstance(arguments, Mapping):
+        raise Refusal(400, f"{where}: the input of a tool_use block must be an object")
+    function = {"name": _string(block, "name", where), "arguments": arguments}
+    return {"id": _string(block, "id", where), "type": "function", "function": function}
+
+
+def _result(block: Block, where: str) -> Message:
+    text = _text_of(block.get("content") or "", where)
+    if block.get("is_error") is True and not text.lower().startswith("error"):
+        text = f"Error: {text}"  # chat templates have no other place for it
+    return {"role": "tool", "tool_call_id": _string(block, "tool_use_id", where), "content": text}
+
+
+def _text_of(content: object, where: str) -> str:
+    return "\n".join(_text(block, where) for block in _blocks(content, where))
+
+
+def _blocks(content: object, where: str) -> list[Block]:
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    if not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
+        raise Refusal(400, f"{where}: content must be text or a list of blocks")
+    for block in content:
+        if not isinstance(block.get("type"), str):
+            raise Refusal(400, f"{where}: a block has no type")
+    return content
+
+
+def _text(block: Block, where: str) -> str:
+    """The text of a block that is, or holds, nothing else. Raises Refusal for images and the like."""
+    read = _READERS.get(block["type"])
+    if read is None:
+        raise Refusal(400, f"{where}: models here read text alone; a block of type {block['type']!r:.60} must go")
+    return read(block, where)
+
+
+def _document(block: Block, where: str) -> str:
+    source = block.get("source")
+    kind = source.get("type") if isinstance(source, dict) else None
+    if not isinstance(source, dict) or kind not in ("text", "content"):
+        raise Refusal(400, f"{where}: a document must hold text; its source is of type {kind!r:.60}")
+    return _titled(block, _string(source, "data", where) if kind == "text" else _inner_text(source, where))
+
+
+def _search_result(block: Block, where: str) -> str:
+    return _titled(block, f"{_string(block, 'source', where)}\n{_inner_text(block, where)}")
+
+
+def _inner_text(holder: Block, where: str) -> str:
+    """The content of a document, in which there are no further documents."""
+    blocks = _blocks(holder.get("content"), where)
+    if any(block["type"] != "text" for block in blocks):
+        raise Refusal(400, f"{where}: models here read text alone; a document holds something else")
+    return "\n".join(_text(block, where) for block in blocks)
+
+
+def _titled(block: Block, text: str) -> str:
+    heads = (block.get("title"), block.get("context"))
+    return "\n".join([*(head for head in heads if isinstance(head, str) and head), text])
+
+
+def _string(block: Block, name: str, where: str) -> str:
+    value = block.get(name)
+    if not isinstance(value, str):
+        raise Refusal(400, f"{where}: a block of type {block.get('type')!r:.60} must have the text {name}")
+    return value
+
+
+_READERS: Mapping[str, Callable[[Block, str], str]] = {
+    "text": lambda block, where: _string(block, "text", where),
+    "document": _document,
+    "search_result": _search_result,
+}

@@ -1,0 +1,57 @@
+"""POST /v1/messages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from moeinf.server.anthropic.conversation import plain_messages
+from moeinf.server.anthropic.head import Head, ending_of, usage_of
+from moeinf.server.anthropic.requests import MessageRequest, params_given, refuse_tools, think_of
+from moeinf.server.anthropic.stream import MessageStream, Signature
+from moeinf.server.ask import Ask
+from moeinf.server.figures import figures
+from moeinf.server.http import Answer, EventStream, body_of, json_response, whole_answer
+from moeinf.server.service import Service, keep_alive_of
+
+
+async def messages(service: Service, request: Request, request_id: str) -> Response:
+    asked = await body_of(request, MessageRequest)
+    job = service.submit(request, ask_of(asked), asked.metadata.user_id if asked.metadata else None)
+    head = Head(asked.model)
+    thoughts_shown = asked.thinking is None or asked.thinking.display != "omitted"
+    if asked.stream:
+        stream = MessageStream(head, request_id, thoughts_shown=thoughts_shown)
+        return EventStream(job, stream.encode, "text/event-stream")
+    answer = await whole_answer(request, job)
+    completion = answer.made
+    content = blocks_of(answer, thoughts_shown=thoughts_shown)
+    whole = head.message(content, ending_of(completion), usage_of(completion))
+    return json_response(whole | {"moeinf": figures(completion.stats)})
+
+
+def ask_of(asked: MessageRequest) -> Ask:
+    """Raises Refusal, UsageError."""
+    refuse_tools(asked)
+    return Ask(
+        asked.model,
+        plain_messages(asked.system, asked.messages),
+        params=params_given(asked),
+        think=think_of(asked.thinking),
+        keep_alive=keep_alive_of(asked.keep_alive),
+    )
+
+
+def blocks_of(answer: Answer, *, thoughts_shown: bool) -> list[dict[str, Any]]:
+    """The content of a whole message."""
+    blocks: list[dict[str, Any]] = []
+    if answer.thinking:
+        signature = Signature()
+        signature.add(answer.thinking)
+        thinking = answer.thinking if thoughts_shown else ""
+        blocks.append({"type": "thinking", "thinking": thinking, "signature": signature.take()})
+    if answer.text:
+        blocks.append({"type": "text", "text": answer.text})
+    return blocks

@@ -1,0 +1,72 @@
+"""What clients of Anthropic's API send. Fields that are not listed change no answer here, and are ignored."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from moeinf.server.errors import Refusal
+from moeinf.server.thinking import ADAPTIVE
+
+
+class Thinking(msgspec.Struct):
+    """budget_tokens, which may stand beside it, is not read: max_tokens bounds thoughts and answer together."""
+
+    type: Literal["enabled", "adaptive", "between_tools", "disabled"]
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class Metadata(msgspec.Struct):
+    user_id: str | None = None
+
+
+class ToolChoice(msgspec.Struct):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool = False
+
+
+class Prompted(msgspec.Struct, kw_only=True):
+    """What a message and the counting of its tokens have in common."""
+
+    model: str
+    messages: list[dict[str, Any]]
+    system: str | list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+
+
+class MessageRequest(Prompted, kw_only=True):
+    max_tokens: int
+    stream: bool = False
+    stop_sequences: list[str] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    metadata: Metadata | None = None
+    keep_alive: str | float | None = None  # beyond Anthropic's own
+
+
+def params_given(asked: MessageRequest) -> dict[str, Any]:
+    """The fields of SamplingParams that the request sets. Raises Refusal."""
+    if asked.max_tokens < 0:
+        raise Refusal(400, "max_tokens must be at least 0")
+    given = {name: getattr(asked, name) for name in ("temperature", "top_p", "top_k")}
+    if asked.stop_sequences:
+        given["stop"] = tuple(asked.stop_sequences)
+    return {name: value for name, value in given.items() if value is not None} | {"num_predict": asked.max_tokens}
+
+
+def refuse_tools(asked: Prompted) -> None:
+    """Raises Refusal where the model is given tools."""
+    if asked.tools and not (asked.tool_choice and asked.tool_choice.type == "none"):
+        raise Refusal(400, "tools are not supported; leave them out")
+
+
+def think_of(thinking: Thinking | None) -> bool | str | None:
+    """Ask.think: None leaves it to the chat template."""
+    if thinking is None:
+        return None
+    return {"enabled": True, "disabled": False}.get(thinking.type, ADAPTIVE)

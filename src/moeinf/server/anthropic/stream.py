@@ -1,0 +1,104 @@
+"""A streamed answer of Anthropic's API: a message told as events, block after block."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+from moeinf.engine.completion import Completion
+from moeinf.server.anthropic.errors import error_body
+from moeinf.server.anthropic.head import Head, ending_of, usage, usage_of
+from moeinf.server.ask import Ended, Event, Failed, Loading, Reading, Text
+from moeinf.server.errors import fault_of
+from moeinf.server.figures import figures
+from moeinf.server.http import sse
+
+
+class MessageStream:
+    """Turns the events of an answer into those of a message.
+
+    message_start tells how long the prompt is, and so waits until that is known. Until then, and whenever there is
+    nothing to say, there are pings.
+    """
+
+    def __init__(self, head: Head, request_id: str, *, thoughts_shown: bool = True) -> None:
+        """thoughts_shown: False keeps the text of thoughts back, but not that there were some."""
+        self._head, self._request_id, self._thoughts_shown = head, request_id, thoughts_shown
+        self._begun = False
+        self._index = -1  # of the last block
+        self._open = ""  # the type of the block that is open
+        self._signature = Signature()
+
+    def encode(self, event: Event | None) -> Iterator[bytes]:
+        if isinstance(event, Reading) and not self._begun:
+            yield self._begin(event.total)
+        elif event is None or isinstance(event, Loading | Reading):
+            yield _event("ping")
+        elif isinstance(event, Text):
+            yield from self._text(event)
+        elif isinstance(event, Failed):
+            yield sse(error_body(fault_of(event.error), self._request_id), "error")
+        elif isinstance(event, Ended) and event.completion is not None:
+            yield from self._end(event.completion)
+
+    def _begin(self, prompt_tokens: int) -> bytes:
+        """How many tokens of the prompt were reused is known at the end; message_delta then has all counts."""
+        self._begun = True
+        return _event("message_start", message=self._head.message([], ending_of(None), usage(prompt_tokens, 0, 0)))
+
+    def _text(self, event: Text) -> Iterator[bytes]:
+        if not self._begun:
+            yield self._begin(0)
+        if event.thought:
+            yield from self._block("thinking", {"thinking": "", "signature": ""})
+            self._signature.add(event.text)
+            if self._thoughts_shown:
+                yield self._delta("thinking_delta", thinking=event.text)
+        else:
+            yield from self._block("text", {"text": ""})
+            yield self._delta("text_delta", text=event.text)
+
+    def _block(self, kind: str, content: dict[str, Any]) -> Iterator[bytes]:
+        """Opens a block of this type, unless the open one is of it."""
+        if self._open != kind:
+            yield from self._close()
+            self._index, self._open = self._index + 1, kind
+            yield _event("content_block_start", index=self._index, content_block={"type": kind, **content})
+
+    def _close(self) -> Iterator[bytes]:
+        if self._open == "thinking":
+            yield self._delta("signature_delta", signature=self._signature.take())
+        if self._open:
+            yield _event("content_block_stop", index=self._index)
+        self._open = ""
+
+    def _delta(self, kind: str, **content: str) -> bytes:
+        return _event("content_block_delta", index=self._index, delta={"type": kind, **content})
+
+    def _end(self, completion: Completion) -> Iterator[bytes]:
+        if not self._begun:
+            yield self._begin(completion.stats.prompt_tokens)
+        yield from self._close()
+        ending, counts = ending_of(completion), usage_of(completion)
+        yield _event("message_delta", delta=ending, usage=counts, moeinf=figures(completion.stats))
+        yield _event("message_stop")
+
+
+class Signature:
+    """What clients hand back with a thought. Here it is only its sum: thoughts need not be proven."""
+
+    def __init__(self) -> None:
+        self._sum = hashlib.sha256()
+
+    def add(self, text: str) -> None:
+        self._sum.update(text.encode("utf-8", "surrogatepass"))
+
+    def take(self) -> str:
+        """The signature of what was added since the last one."""
+        done, self._sum = self._sum, hashlib.sha256()
+        return done.hexdigest()
+
+
+def _event(kind: str, **members: Any) -> bytes:
+    return sse({"type": kind, **members}, kind)

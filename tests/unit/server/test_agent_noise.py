@@ -1,0 +1,65 @@
+"""What agents change in their system prompts with every request does not reach the prompt."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moeinf.server.agent_noise import quiet_text, without_noise
+
+SYSTEM = "You are an agent.\n\nBe brief.\n"
+
+
+def agent_request(sum_: str, left: int, turns: int) -> str:
+    """A system prompt as an agent sends it at its turn."""
+    counters = "".join(f"\n<total_tokens>{left - turn} tokens left</total_tokens>" for turn in range(turns))
+    return f"x-anthropic-billing-header: cc_version=2.1; cc_entrypoint=cli; cch={sum_};\n{SYSTEM}{counters}"
+
+
+def test_requests_that_differ_in_noise_alone_have_one_prompt() -> None:
+    user = {"role": "user", "content": "hi"}
+    first = without_noise([{"role": "system", "content": agent_request("00af1", 190_000, 1)}, user])
+    second = without_noise([{"role": "system", "content": agent_request("7be22", 150_321, 4)}, user])
+    assert first == second == [{"role": "system", "content": SYSTEM.rstrip()}, user]
+
+
+def test_a_late_counter_goes_and_a_late_instruction_stays() -> None:
+    chat = [
+        {"role": "user", "content": "hi"},
+        {"role": "system", "content": "<total_tokens>1,234 tokens left</total_tokens>"},
+        {"role": "system", "content": "Answer in French."},
+        {"role": "user", "content": "x-anthropic-billing-header: is what?"},
+    ]
+    assert without_noise(chat) == [chat[0], *chat[2:]]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        " \n",
+        "Say <total_tokens>5 tokens left</total_tokens> now.",
+        "<total_tokens>many tokens left</total_tokens>",
+        "</total_tokens>",
+        "5 tokens left</total_tokens>",
+        "The x-anthropic-billing-header: is a header.",
+        "Trailing space  \n\n",
+    ],
+)
+def test_other_text_stays_as_it_is(text: str) -> None:
+    assert quiet_text(text) == text
+    assert without_noise([{"role": "system", "content": text}]) == [{"role": "system", "content": text}]
+
+
+@given(st.text(), st.integers(0, 10**9), st.integers(1, 3))
+def test_whatever_a_prompt_says_its_counters_do_not_matter(text: str, left: int, count: int) -> None:
+    counter = f"<total_tokens>{left} tokens left</total_tokens>"
+    assert quiet_text(text + counter * count) == quiet_text(text + counter)
+
+
+def test_a_megabyte_of_counters_or_of_space_takes_no_square_of_its_length() -> None:
+    assert quiet_text("<total_tokens>1 tokens left</total_tokens>" * 50_000) == ""
+    spaces = " " * 2_000_000
+    assert quiet_text(f"a{spaces}b") == f"a{spaces}b"
+    assert len(quiet_text(f"{spaces}</total_tokens>")) == len(spaces) + len("</total_tokens>")
