@@ -23,6 +23,7 @@ from moeinf.hardware import Machine, machine
 from moeinf.models.layers.decoder import Decoder
 from moeinf.prefixes.opening import Kept, open_prefixes
 from moeinf.prefixes.store import PrefixStore
+from moeinf.runtime.activity import Activity
 from moeinf.runtime.policy.trace import RequestRecorder
 from moeinf.sampling.params import SamplingParams
 from moeinf.store.formats import formats_text
@@ -39,7 +40,10 @@ if TYPE_CHECKING:  # loads torch, which a run on the CPU does without
 
 
 class Model:
-    """A stored model, ready to generate. One request at a time, from one thread. Close it, or use `with`."""
+    """A stored model, ready to generate. One request at a time, from one thread. Close it, or use `with`.
+
+    Other threads may look on: at `activity`, `bytes_read`, `plan`, `tier.states` and `tier.stats`.
+    """
 
     def __init__(
         self,
@@ -69,6 +73,7 @@ class Model:
         weights = read_weights(stored, config, self._notify)
         self.num_threads = config.threads or here.cores
         self.kernels = open_kernels(self.num_threads, config.isa)
+        self.activity = Activity(stored.manifest.moe)
         self._activations = ActivationFile(stored, self._notify)
         collection, disk_wait = self._activations.collection, DiskWait(reporting.on_slow_disk)
         attendants = Attendants(RequestRecorder(stored.manifest.moe, collection.add), Profiler(), disk_wait)
@@ -78,7 +83,7 @@ class Model:
             context = BuildContext(
                 weights,
                 Host(here, config, self.kernels, preload),
-                Observation(collection, attendants.profiler, [attendants.recorder]),
+                Observation(collection, attendants.profiler, [attendants.recorder, self.activity]),
                 reporting,
                 disk_wait,
                 kind.num_beams,
@@ -126,6 +131,10 @@ class Model:
     def runner(self) -> ModelRunner:
         """The network on its device, with its experts. Raises StoreError once the model is closed."""
         return self.generator.runner
+
+    def bytes_read(self) -> int:
+        """Bytes of experts that were read from the disk so far. Raises StoreError once the model is closed."""
+        return self.runner.reader.bytes_read()
 
     @property
     def last(self) -> Completion | None:

@@ -20,16 +20,19 @@ from moeinf.server.ollama.errors import error_body as ollama_error
 from moeinf.server.ollama.routes import routes as ollama_routes
 from moeinf.server.openai.errors import error_body as openai_error
 from moeinf.server.openai.routes import routes as openai_routes
+from moeinf.server.page.live import live_route, observed
+from moeinf.server.page.routes import page_routes
 from moeinf.server.service import Service
 
 
 def build_app(service: Service, rules: Rules) -> ASGIApp:
     """The ASGI application over an open service, which stays the caller's to close."""
     apis = [*openai_routes(service), *anthropic_routes(service), *ollama_routes(service)]
-    routes = [*_own_routes(service), *apis]
+    page, live = page_routes(), live_route(lambda: observed(service.worker))
+    routes = [*_own_routes(service), *apis, *page, live]
     app = Starlette(routes=routes, exception_handlers={HTTPException: _of_no_route, Exception: _unexpected})
     app.router.redirect_slashes = False
-    return RequestLog(Guard(app, rules, error_form, page=()))
+    return RequestLog(Guard(app, rules, error_form, page=[route.path for route in page]))
 
 
 def error_form(path: str) -> ErrorForm:
@@ -46,10 +49,7 @@ def _own_routes(service: Service) -> list[Route]:
     async def metrics(request: Request) -> Response:
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    async def root(request: Request) -> Response:
-        return Response("Ollama is running", media_type="text/plain; charset=utf-8")  # what ollama's clients look for
-
-    return [Route("/", root), Route("/health", health), Route("/metrics", metrics)]
+    return [Route("/health", health), Route("/metrics", metrics)]
 
 
 async def _of_no_route(request: Request, error: Exception) -> Response:

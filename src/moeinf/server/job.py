@@ -22,6 +22,7 @@ class Job:
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._cancelled = threading.Event()
+        self.last_event: Event | None = None  # for others to read
 
     @property
     def cancelled(self) -> bool:
@@ -33,6 +34,7 @@ class Job:
 
     def put(self, event: Event) -> None:
         """Tells the client; from any thread. Nobody is told once the loop has ended."""
+        self.last_event = event
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._events.put_nowait, event)
 

@@ -73,6 +73,11 @@ class Worker:
         """How many jobs wait for their turn."""
         return len(self._queue)
 
+    @property
+    def stopping(self) -> bool:
+        """Whether the server ends, and takes no more jobs."""
+        return self._stopping.is_set()
+
     def submit(self, job: Job) -> None:
         """Raises BusyError where too many wait, StoppingError once the server ends."""
         if self._stopping.is_set():

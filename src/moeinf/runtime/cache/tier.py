@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from moeinf._native import ReadFailure
 from moeinf.runtime.cache.cache import CacheSnapshot, ExpertCache
@@ -42,8 +43,9 @@ class ExpertTier:
     """Experts of all layers in equal slots of one memory, the host's or a device's. Used from one thread.
 
     The reader works beside it: it brings experts from the disk into the host, from there (HostLink) into a device.
-    One call, `resize`, may come from another thread: `lock` is held during a visit, so that it comes between two.
-    Between visits nothing is pinned.
+    `resize` may come from another thread: `lock` is held during a visit, so that it comes between two. So may `states`
+    and `stats.snapshot`, which take no lock: whoever counts replaces one number after the other, and each is read
+    whole. Between visits nothing is pinned.
     """
 
     def __init__(
@@ -168,6 +170,15 @@ class ExpertTier:
     def snapshot(self) -> CacheSnapshot:
         """Returns what the tier holds now."""
         return self._cache.snapshot()
+
+    def states(self) -> npt.NDArray[np.uint8]:
+        """Returns [layers, experts] ABSENT, LOADING or RESIDENT (table.py), as a copy. From any thread, without a wait.
+
+        Each item is one byte, which is read whole. Items may be of moments before and after a change of others: good
+        enough to look at, and to decide nothing by.
+        """
+        states: npt.NDArray[np.uint8] = self._table.state.reshape(self.shape.num_layers, -1).copy()
+        return states
 
     def check_integrity(self) -> None:
         """Asserts what always holds between visits; tests call it after every step."""

@@ -1,0 +1,100 @@
+// Talks to the server. Whatever goes wrong is an Error whose message is one line for the user.
+
+const STORED_KEY = "moeinf-key";
+
+/** The server wants a key, or another one. */
+export class KeyNeeded extends Error {}
+
+export function setKey(key) {
+  sessionStorage.setItem(STORED_KEY, key);
+}
+
+async function request(path, options = {}) {
+  const headers = { ...options.headers };
+  const key = sessionStorage.getItem(STORED_KEY);
+  if (key) headers.Authorization = `Bearer ${key}`;
+  let response;
+  try {
+    response = await fetch(path, { ...options, headers, credentials: "omit" });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Error("The server does not answer. Is moeinf serve still running?");
+  }
+  if (response.status === 401) throw new KeyNeeded("This server asks for a key.");
+  if (!response.ok) throw new Error(await refusal(response));
+  return response;
+}
+
+async function refusal(response) {
+  try {
+    const { error } = await response.json();
+    if (error) return typeof error === "string" ? error : String(error.message);
+  } catch {
+    // no JSON: the status has to say it
+  }
+  return `The server answered ${response.status} ${response.statusText}`.trim();
+}
+
+function post(path, body, signal) {
+  const headers = { "Content-Type": "application/json" };
+  return request(path, { method: "POST", headers, body: JSON.stringify(body), signal });
+}
+
+async function* lines(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  try {
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) break;
+      const parts = (rest + value).split("\n");
+      rest = parts.pop();
+      yield* parts;
+    }
+    if (rest) yield rest;
+  } finally {
+    reader.cancel().catch(() => {}); // nobody reads on
+  }
+}
+
+/** Names of the stored models. */
+export async function modelNames() {
+  const { models } = await (await request("/api/tags")).json();
+  return models.map((model) => model.name);
+}
+
+/** Names of the models that are loaded. */
+export async function loadedNames() {
+  const { models } = await (await request("/api/ps")).json();
+  return models.map((model) => model.name);
+}
+
+/** What a model can do: "completion", "thinking", ... */
+export async function capabilities(model) {
+  return (await (await post("/api/show", { model })).json()).capabilities ?? [];
+}
+
+/**
+ * Asks for an answer; yields the objects of its stream, of which the last has `done`. think: undefined leaves it to the
+ * model. Aborting `signal` ends the answer on the server too.
+ */
+export async function* chat(model, messages, think, signal) {
+  const response = await post("/api/chat", { model, messages, think, stream: true }, signal);
+  let ended = false;
+  for await (const line of lines(response)) {
+    if (!line.trim()) continue;
+    const piece = JSON.parse(line);
+    if (piece.error) throw new Error(piece.error);
+    ended ||= piece.done;
+    yield piece;
+  }
+  if (!ended) throw new Error("The connection broke before the answer was whole. Ask again.");
+}
+
+/** Yields what the machine does, twice a second. */
+export async function* live(signal) {
+  const response = await request("/api/live", { signal });
+  for await (const line of lines(response)) {
+    if (line.startsWith("data:")) yield JSON.parse(line.slice(5));
+  }
+}

@@ -1,0 +1,113 @@
+// What the machine does now, beside the chat: follows /api/live for as long as the page is in sight.
+
+import { live } from "./api.js";
+import { Chart } from "./chart.js";
+import { HeatMap } from "./heat_map.js";
+import { byId, bytesText, countText, element, percentText, rateText, svg } from "./shared.js";
+
+const RETRY_MS = { first: 1000, most: 10000 };
+const STATES = {
+  idle: "Idle",
+  loading: "Loading",
+  prefill: "Reading the prompt",
+  decode: "Answering",
+  offline: "Not connected",
+};
+
+export class Machine {
+  #heat = new HeatMap();
+  #charts = {
+    tokens_per_s: new Chart(byId("charts"), "Tokens per second", rateText),
+    hit_rate: new Chart(byId("charts"), "Hit rate", percentText, { top: 1 }),
+    read_bytes_per_s: new Chart(byId("charts"), "Read from disk", (rate) => `${bytesText(rate)}/s`),
+    stall_share: new Chart(byId("charts"), "Waiting for the disk", percentText, { top: 1 }),
+  };
+  #model = null;
+  #memory = "";
+  #onEvent;
+
+  /** onEvent(event, words): what the server does, and how a person says it. */
+  constructor(onEvent) {
+    this.#onEvent = onEvent;
+  }
+
+  /** Follows the server until the page is closed; while it is hidden, nothing is asked for. */
+  async follow() {
+    let wait_ms = RETRY_MS.first;
+    for (;;) {
+      await inSight();
+      const gone = new AbortController();
+      const hide = () => document.hidden && gone.abort();
+      document.addEventListener("visibilitychange", hide);
+      try {
+        for await (const event of live(gone.signal)) {
+          wait_ms = RETRY_MS.first;
+          this.#show(event);
+        }
+      } catch {
+        // shown as "Not connected", and tried again
+      }
+      document.removeEventListener("visibilitychange", hide);
+      if (gone.signal.aborted) continue;
+      this.#showState("offline", STATES.offline, null);
+      await new Promise((resolve) => setTimeout(resolve, wait_ms));
+      wait_ms = Math.min(2 * wait_ms, RETRY_MS.most);
+    }
+  }
+
+  #show(event) {
+    if (event.model !== this.#model) {
+      this.#model = event.model;
+      Object.values(this.#charts).forEach((chart) => chart.clear());
+    }
+    const words = wordsOf(event);
+    this.#showState(event.state, words, event.progress);
+    this.#heat.update(event);
+    for (const [name, chart] of Object.entries(this.#charts)) chart.push(event.layers ? event[name] : null);
+    if (JSON.stringify(event.memory) !== this.#memory) {
+      this.#memory = JSON.stringify(event.memory);
+      showMemory(event.memory);
+    }
+    this.#onEvent(event, words);
+  }
+
+  #showState(state, words, progress) {
+    byId("state").dataset.state = state;
+    if (byId("state-text").textContent !== words) byId("state-text").textContent = words;
+    const bar = byId("progress");
+    bar.hidden = !progress;
+    if (progress) [bar.value, bar.max] = [progress[0], Math.max(1, progress[1])];
+  }
+}
+
+function wordsOf({ state, model, progress, queue }) {
+  let words = STATES[state] ?? state;
+  if (state === "loading" && model) words += ` ${model}`;
+  if (progress && state === "loading" && progress[1]) words += `, ${percentText(progress[0] / progress[1])}`;
+  if (progress && state === "prefill") words += `, ${countText(progress[0])} of ${countText(progress[1])} tokens`;
+  return queue ? `${words} · ${countText(queue)} waiting` : words;
+}
+
+function showMemory(memory) {
+  const parts = memory.filter((part) => part.bytes > 0);
+  const total = parts.reduce((sum, part) => sum + part.bytes, 0);
+  byId("memory-figure").textContent = total ? `${bytesText(total)} set aside for this model` : "No model is loaded";
+  let start = 0;
+  const bars = parts.map(({ bytes }, at) => {
+    const width = (100 * bytes) / total;
+    start += width;
+    return svg("rect", { class: `part-${at}`, x: start - width, width, height: 1 });
+  });
+  byId("memory-bar").replaceChildren(...bars);
+  byId("memory-parts").replaceChildren(...parts.map(memoryRow));
+}
+
+function memoryRow({ part, bytes }, at) {
+  const swatch = element("span", { class: `swatch part-${at}` });
+  return element("li", {}, swatch, element("span", {}, part), element("span", { class: "value" }, bytesText(bytes)));
+}
+
+async function inSight() {
+  const changed = () => new Promise((seen) => document.addEventListener("visibilitychange", seen, { once: true }));
+  while (document.hidden) await changed();
+}

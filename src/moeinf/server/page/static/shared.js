@@ -1,0 +1,98 @@
+// What the parts of the page share: elements, announcements, copying, and numbers as people read them.
+// Text is text: nothing here reads HTML.
+
+/** element("a", { class: "x", onclick: f }, "text", child): properties that begin with "on" are listeners. */
+export function element(name, properties = {}, ...children) {
+  const made = document.createElement(name);
+  setAll(made, properties);
+  made.append(...children);
+  return made;
+}
+
+/** The same for SVG. */
+export function svg(name, properties = {}, ...children) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+  setAll(made, properties);
+  made.append(...children);
+  return made;
+}
+
+function setAll(made, properties) {
+  for (const [key, value] of Object.entries(properties)) {
+    if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
+    else if (value === true) made.setAttribute(key, "");
+    else if (value !== false && value != null) made.setAttribute(key, value);
+  }
+}
+
+/** The element of the page with this id. */
+export function byId(id) {
+  return document.getElementById(id);
+}
+
+let announcing;
+
+/** Tells users of a screen reader, once they have a pause. */
+export function announce(text) {
+  clearTimeout(announcing);
+  byId("announcer").textContent = "";
+  announcing = setTimeout(() => (byId("announcer").textContent = text), 50); // a change is what is read out
+}
+
+/** Copies text; where a browser refuses (no https), selects it in `shown`. Returns the word for what was done. */
+export async function copy(text, shown) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return "Copied";
+  } catch {
+    getSelection().selectAllChildren(shown);
+    return "Selected";
+  }
+}
+
+/** A button that copies what text() gives, and says so for a moment. */
+export function copyButton(text, shown) {
+  const button = element("button", { type: "button", class: "quiet small" }, "Copy");
+  button.addEventListener("click", async () => {
+    button.textContent = await copy(text(), shown());
+    announce(button.textContent);
+    setTimeout(() => (button.textContent = "Copy"), 1500);
+  });
+  return button;
+}
+
+// ---- numbers
+
+const UNITS = ["B", "kB", "MB", "GB", "TB"];
+
+/** 1234567 -> "1.2 MB" */
+export function bytesText(count) {
+  let unit = 0;
+  while (count >= 999.5 && unit < UNITS.length - 1) {
+    count /= 1000;
+    unit += 1;
+  }
+  return `${unit && count < 99.95 ? count.toFixed(1) : Math.round(count)} ${UNITS[unit]}`;
+}
+
+/** 0.803 -> "80 %" */
+export function percentText(share) {
+  return `${Math.round(share * 100)} %`;
+}
+
+/** 12.34 -> "12.3", 123.4 -> "123" */
+export function rateText(rate) {
+  return rate < 99.95 ? rate.toFixed(1) : countText(Math.round(rate));
+}
+
+/** 12345 -> "12,345" */
+export function countText(count) {
+  return count.toLocaleString("en");
+}
+
+/** 75.2 -> "1 min 15 s" */
+export function secondsText(seconds) {
+  if (seconds < 9.95) return `${seconds.toFixed(1)} s`;
+  const whole = Math.round(seconds);
+  return whole < 60 ? `${whole} s` : `${Math.floor(whole / 60)} min ${whole % 60} s`;
+}

@@ -1,0 +1,34 @@
+// Light, dark, or as the system has it. It runs before the page is drawn, so that nothing flashes.
+
+const CHOICES = [null, "light", "dark"];
+const WORDS = { light: "Light", dark: "Dark" };
+const STORED = "moeinf-theme";
+
+function stored() {
+  const choice = localStorage.getItem(STORED);
+  return CHOICES.includes(choice) ? choice : null;
+}
+
+function apply(choice) {
+  if (choice) document.documentElement.dataset.theme = choice;
+  else delete document.documentElement.dataset.theme;
+}
+
+/** Makes `button` go round the three choices, and say which one holds. */
+export function themeSwitch(button) {
+  const show = () => {
+    const word = WORDS[stored()] ?? "Auto";
+    button.textContent = word;
+    button.setAttribute("aria-label", `Colours: ${word.toLowerCase()}`);
+  };
+  button.addEventListener("click", () => {
+    const next = CHOICES[(CHOICES.indexOf(stored()) + 1) % CHOICES.length];
+    if (next) localStorage.setItem(STORED, next);
+    else localStorage.removeItem(STORED);
+    apply(next);
+    show();
+  });
+  show();
+}
+
+apply(stored());

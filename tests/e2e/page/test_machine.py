@@ -1,0 +1,244 @@
+"""The machine beside the chat, and the page as such: sizes, colours, keyboard, policy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+
+from tests.support.chromium import Browser
+from tests.support.page_server import DONE, EXPERTS, LAYERS, PageServer, said
+
+
+def label(browser: Browser, selector: str) -> str:
+    return str(browser.find(selector).get_attribute("aria-label"))
+
+
+def focused(browser: Browser) -> str:
+    return str(browser.run("return document.activeElement.id"))
+
+
+def widest(browser: Browser, *selectors: str) -> int:
+    """Pixels that the widest of these elements needs."""
+    script = "return Math.max(...arguments[0].map((each) => document.querySelector(each).scrollWidth))"
+    return int(browser.run(script, selectors))
+
+
+def background(browser: Browser) -> str:
+    return str(browser.run("return getComputedStyle(document.body).backgroundColor"))
+
+
+def test_the_heat_map_says_what_it_shows(browser: Browser, server: PageServer) -> None:
+    browser.open(server.url)
+    browser.wait(lambda: "8 of 24" in label(browser, "#heat"))
+    words = "Heat map of 3 layers with 8 experts each: 8 of 24 in memory (33 %), 3 just used, 1 being read"
+    assert label(browser, "#heat") == words
+    browser.find("#layers summary").click()
+    browser.wait(lambda: len(browser.all("#layer-rows tr")) == LAYERS)
+    rows = [row.text for row in browser.all("#layer-rows tr")]
+    assert rows == ["0 8 3 0", "1 0 0 1", "2 0 0 0"]
+
+
+def test_the_cells_have_the_colours_of_the_legend(browser: Browser, server: PageServer) -> None:
+    browser.open(server.url)
+    browser.wait(lambda: "8 of 24" in label(browser, "#heat"))
+    pixel = """
+        const [heat, layer, expert] = [document.getElementById("heat"), ...arguments];
+        const canvas = Object.assign(document.createElement("canvas"), { width: heat.width, height: heat.height });
+        canvas.getContext("2d", { willReadFrequently: true }).drawImage(heat, 0, 0);
+        const [x, y] = [(expert + 0.4) * canvas.width / 8, (layer + 0.4) * canvas.height / 3];
+        const [red, green, blue] = canvas.getContext("2d").getImageData(Math.floor(x), Math.floor(y), 1, 1).data;
+        return `rgb(${red}, ${green}, ${blue})`;"""
+    cells = {"resident": (0, EXPERTS - 1), "used": (0, 0), "reading": (1, 1), "absent": (2, 0)}
+    colour = "return getComputedStyle(document.querySelector(arguments[0])).backgroundColor"
+    wanted = {name: browser.run(colour, f"#legend .{name}") for name in cells}
+    assert len(set(wanted.values())) == 4
+    browser.wait(lambda: {name: browser.run(pixel, *at) for name, at in cells.items()} == wanted)
+
+
+def test_a_cell_tells_what_it_is(browser: Browser, server: PageServer) -> None:
+    browser.open(server.url)
+    browser.wait(lambda: "8 of 24" in label(browser, "#heat"))
+    heat = browser.find("#heat")
+    at = [int(heat.size["width"] / 8 * 1.5 - heat.size["width"] / 2), 0]  # the second expert of the middle layer
+    ActionChains(browser.driver).move_to_element_with_offset(heat, *at).perform()
+    browser.wait(lambda: browser.text("#heat-spot") == "layer 1, expert 1: being read")
+
+
+def test_charts_and_memory_say_their_numbers(browser: Browser, server: PageServer) -> None:
+    browser.open(server.url)
+    browser.wait(lambda: len(browser.all(".chart")) == 4)
+    browser.wait(lambda: label(browser, ".chart:nth-of-type(2) svg") == "Hit rate: last 75 %, between 75 % and 75 %")
+    values = [chart.find_element(By.CSS_SELECTOR, ".value").text for chart in browser.all(".chart")]
+    assert values == ["21.4", "75 %", "1.5 GB/s", "25 %"]
+    assert browser.text("#memory-figure") == "4.0 GB set aside for this model"
+    parts = [part.text.split("\n") for part in browser.all("#memory-parts li")]
+    assert parts == [["expert cache", "3.0 GB"], ["dense weights", "1.0 GB"]]
+    widths = [float(str(bar.get_attribute("width"))) for bar in browser.all("#memory-bar rect")]
+    assert widths == [75, 25]
+    assert browser.text("#state-text") == "Answering"
+
+
+@pytest.mark.parametrize(
+    ("state", "progress", "words"),
+    [
+        ("loading", (30, 120), "Loading plain:latest, 25 % · 2 waiting"),
+        ("prefill", (512, 2048), "Reading the prompt, 512 of 2,048 tokens · 2 waiting"),
+    ],
+)
+def test_a_wait_is_explained(
+    browser: Browser, server: PageServer, state: str, progress: tuple[int, int], words: str
+) -> None:
+    server.live = replace(server.live, state=state, progress=progress, queue=2)  # type: ignore[arg-type]
+    server.answers = [[]]  # silence
+    browser.open(server.url)
+    browser.find("#prompt").send_keys("Long", Keys.ENTER)
+    browser.wait(lambda: browser.text(".answer .status").startswith(words))
+    assert browser.text("#state-text") == words
+    assert browser.find("#progress").is_displayed()
+    browser.find("#stop").click()
+    browser.wait(lambda: browser.all(".foot"))
+
+
+def test_the_keyboard_reaches_everything_in_order(browser: Browser, server: PageServer) -> None:
+    server.answers = [[*said("```sh\nls\n```"), DONE]]
+    browser.open(server.url)
+    browser.wait(lambda: browser.find("#think").is_displayed())
+    assert focused(browser) == "prompt", "one can begin to write at once"
+    browser.find("#prompt").send_keys("a", Keys.SHIFT + Keys.ENTER, Keys.NULL, "b", Keys.ENTER)
+    browser.wait(lambda: browser.all(".foot"))
+    assert server.asked[0]["messages"][0]["content"] == "a\nb"
+    assert focused(browser) == "prompt"
+    browser.find("h1").click()  # from there the next key goes on
+    passed = []
+    for _ in range(20):
+        ActionChains(browser.driver).send_keys(Keys.TAB).perform()
+        if browser.run("return document.activeElement === document.body"):
+            break  # the end of the page
+        passed.append(str(browser.run("return document.activeElement.id || document.activeElement.className")))
+        outline = browser.run("return getComputedStyle(document.activeElement).outlineStyle")
+        boxed = browser.run("return getComputedStyle(document.getElementById('composer')).boxShadow")
+        assert outline != "none" or (passed[-1] == "prompt" and boxed != "none"), f"focus on {passed[-1]} is not seen"
+    for name in ("model", "think", "new-chat", "theme", "conversation", "prompt"):
+        assert name in passed, f"{name} is not reached: {passed}"
+    assert passed.index("model") < passed.index("conversation") < passed.index("prompt")
+
+
+def test_the_skip_link_leads_to_the_message_box(browser: Browser, server: PageServer) -> None:
+    browser.open(server.url)
+    browser.run("document.activeElement.blur()")
+    skip = browser.find(".skip")
+    browser.run("arguments[0].focus()", skip)
+    ActionChains(browser.driver).send_keys(Keys.ENTER).perform()
+    browser.wait(lambda: focused(browser) == "prompt")
+
+
+def test_every_control_has_a_name(browser: Browser, server: PageServer) -> None:
+    browser.open(server.url)
+    browser.wait(lambda: "8 of 24" in label(browser, "#heat"))
+    nodes = browser.command("Accessibility.getFullAXTree")["nodes"]
+    controls = {"button", "combobox", "textbox", "checkbox", "link", "image", "region", "form", "main", "complementary"}
+    named = [node for node in nodes if node.get("role", {}).get("value") in controls and not node["ignored"]]
+    assert len(named) > 10
+    for node in named:
+        if node["role"]["value"] not in ("main", "form"):
+            assert node.get("name", {}).get("value"), f"a {node['role']['value']} without a name: {node}"
+
+
+@pytest.mark.parametrize("width", [360, 768, 1280])
+def test_nothing_is_wider_than_the_window(browser: Browser, server: PageServer, width: int) -> None:
+    wide = "\n\n".join(
+        ("x" * 300, "`" + "y" * 300 + "`", "```\n" + "z" * 300 + "\n```", "|a|\n|-|\n|" + "b " * 200 + "|")
+    )
+    server.answers = [[*said(wide, 100), DONE]]
+    browser.resize(width, 740)
+    browser.open(server.url)
+    browser.find("#prompt").send_keys("w" * 200, Keys.ENTER)
+    browser.wait(lambda: browser.all(".foot"))
+    assert widest(browser, "html", "#conversation") <= width
+    if width < 960:
+        assert not browser.find("#machine").is_displayed()
+        browser.find("#machine-toggle").click()
+        assert browser.find("#machine").is_displayed() and not browser.find("#composer").is_displayed()
+        assert browser.find("#machine-toggle").get_attribute("aria-expanded") == "true"
+    browser.wait(lambda: "8 of 24" in label(browser, "#heat"))
+    assert widest(browser, "html", "#machine") <= width
+
+
+def test_colours_follow_the_system_until_somebody_chooses(browser: Browser, server: PageServer) -> None:
+    browser.open(server.url)
+    light = background(browser)
+    browser.prefer("dark")
+    dark = background(browser)
+    assert light == "rgb(255, 255, 255)" and dark != light
+    theme = browser.find("#theme")
+    assert theme.get_attribute("aria-label") == "Colours: auto"
+    theme.click()
+    assert theme.get_attribute("aria-label") == "Colours: light" and background(browser) == light
+    browser.driver.refresh()
+    browser.wait(lambda: label(browser, "#theme") == "Colours: light")
+    assert background(browser) == light
+    browser.prefer("light")
+    browser.find("#theme").click()
+    assert background(browser) == dark
+    browser.find("#theme").click()
+    assert background(browser) == light
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_can_be_read_on_its_ground(browser: Browser, server: PageServer, scheme: str) -> None:
+    """A contrast of at least 4.5, as WCAG 2.2 AA asks (1.4.3)."""
+    server.answers = [[*said("Words `code`\n\n> quote"), DONE]]
+    browser.prefer(scheme)
+    browser.open(server.url)
+    browser.find("#prompt").send_keys("Hello", Keys.ENTER)
+    browser.wait(lambda: browser.all(".foot"))
+    worst = browser.run(
+        """
+        const channels = (colour) => colour.match(/[\\d.]+/g).map(Number);
+        const luminance = (colour) => channels(colour).slice(0, 3)
+          .map((value) => value / 255)
+          .map((value) => (value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4))
+          .reduce((sum, value, at) => sum + value * [0.2126, 0.7152, 0.0722][at], 0);
+        const ground = (element) => {
+          for (let at = element; at; at = at.parentElement) {
+            const colour = getComputedStyle(at).backgroundColor;
+            if ((channels(colour)[3] ?? 1) > 0) return colour;
+          }
+        };
+        const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+        const found = [];
+        for (let node; (node = texts.nextNode()); ) {
+          const element = node.parentElement;
+          if (!node.data.trim() || !element.checkVisibility() || element.matches(":disabled, option, script")) continue;
+          const pair = [luminance(getComputedStyle(element).color), luminance(ground(element))].sort((a, b) => a - b);
+          found.push([(pair[1] + 0.05) / (pair[0] + 0.05), node.data.trim()]);
+        }
+        return found.sort((a, b) => a[0] - b[0])[0];
+        """
+    )
+    assert worst[0] >= 4.5, worst
+
+
+def test_a_script_that_gets_in_does_not_run(browser: Browser, server: PageServer) -> None:
+    browser.open(server.url)
+    assert browser.complaints() == []
+    browser.run(
+        "const made = document.createElement('script'); made.text = 'window.hit = 1'; document.body.append(made)"
+    )
+    assert browser.run("return window.hit") is None
+    assert any("Content Security Policy" in complaint for complaint in browser.complaints())
+
+
+def test_a_hidden_page_asks_for_nothing(browser: Browser, server: PageServer) -> None:
+    browser.open(server.url)
+    browser.wait(lambda: server.watching == 1)
+    hide = "Object.defineProperty(document, 'hidden', { configurable: true, value: arguments[0] });"
+    hide += "document.dispatchEvent(new Event('visibilitychange'))"
+    browser.run(hide, True)
+    browser.wait(lambda: server.watching == 0)
+    browser.run(hide, False)
+    browser.wait(lambda: server.watching == 1)

@@ -1,0 +1,73 @@
+"""The page is served to browsers, and only from what the package holds."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from starlette.applications import Starlette
+from starlette.testclient import TestClient
+
+from moeinf.server.page.routes import CONTENT_SECURITY_POLICY, page_routes
+
+BROWSER = {"Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
+PATHS = [route.path for route in page_routes() if route.path != "/"]
+
+
+@pytest.fixture
+def client() -> TestClient:
+    return TestClient(Starlette(routes=page_routes()))
+
+
+def test_a_browser_gets_the_page(client: TestClient) -> None:
+    answer = client.get("/", headers=BROWSER)
+    assert answer.status_code == 200 and answer.headers["content-type"] == "text/html; charset=utf-8"
+    assert answer.text.startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize("accept", ["*/*", "application/json", ""])
+def test_other_clients_find_what_they_probe_for(client: TestClient, accept: str) -> None:
+    answer = client.get("/", headers={"Accept": accept})
+    assert (answer.text, answer.headers["content-type"]) == ("Ollama is running", "text/plain; charset=utf-8")
+    assert answer.headers["vary"] == "Accept", "a cache must not give the one the other's answer"
+    assert client.head("/", headers={"Accept": accept}).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/", *PATHS])
+def test_every_file_comes_under_the_policy(client: TestClient, path: str) -> None:
+    headers = client.get(path, headers=BROWSER).headers
+    assert headers["content-security-policy"] == CONTENT_SECURITY_POLICY
+    assert headers["x-content-type-options"] == "nosniff" and headers["referrer-policy"] == "no-referrer"
+
+
+def test_the_policy_lets_in_nothing_from_outside() -> None:
+    rules = dict(rule.split(" ", 1) for rule in CONTENT_SECURITY_POLICY.split("; "))
+    assert rules["default-src"] == "'none'" and rules["script-src"] == "'self'" == rules["connect-src"]
+    assert not re.search(r"unsafe|https?:|\*", CONTENT_SECURITY_POLICY)
+
+
+@pytest.mark.parametrize("path", ["/", *PATHS])
+def test_a_file_that_a_browser_has_is_not_sent_again(client: TestClient, path: str) -> None:
+    first = client.get(path, headers=BROWSER)
+    again = client.get(path, headers={**BROWSER, "If-None-Match": f'"other", W/{first.headers["etag"]}'})
+    assert (again.status_code, again.content) == (304, b"") and again.headers["etag"] == first.headers["etag"]
+    assert client.get(path, headers={**BROWSER, "If-None-Match": '"other"'}).content == first.content
+
+
+@pytest.mark.parametrize(
+    "path", ["/page/index.html", "/page/", "/page/%2e%2e/live.py", "/page/../live.py", "/page/x.js"]
+)
+def test_nothing_else_is_served(client: TestClient, path: str) -> None:
+    assert client.get(path, headers=BROWSER).status_code == 404
+
+
+@pytest.mark.parametrize("path", ["/", *PATHS])
+def test_a_file_needs_no_other_than_those_served(client: TestClient, path: str) -> None:
+    text = client.get(path, headers=BROWSER).text
+    loaded = re.findall(r'(?:from|import) "\./([^"]+)"|(?:src|href)="/page/([^"]+)"', text)
+    assert {f"/page/{''.join(names)}" for names in loaded} <= set(PATHS)
+    assert not re.search(r"style=\"|innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(", text)
+
+
+def test_a_person_can_survey_the_files() -> None:
+    assert 1 < len(PATHS) < 15
