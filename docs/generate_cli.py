@@ -7,7 +7,7 @@ import io
 import os
 from pathlib import Path
 
-VERBS = ("run", "pull", "list", "show", "rm", "serve", "bench", "verify", "simulate")
+VERBS = ("run", "pull", "list", "show", "rm", "serve", "ps", "stop", "bench", "verify", "simulate")
 HEAD = """\
 # The command line
 

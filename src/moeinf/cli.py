@@ -12,7 +12,7 @@ import typer
 
 from moeinf import __version__
 from moeinf.config import RuntimeConfig
-from moeinf.config.environment import api_key, debug_wanted, store_home, unknown_variables
+from moeinf.config.environment import api_key, debug_wanted, server_address, store_home, unknown_variables
 from moeinf.config.option import option_of
 from moeinf.config.pull_options import PullOptions
 from moeinf.config.server_options import ServerOptions, keys_of
@@ -30,6 +30,12 @@ ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="A stored model,
 StoredName = Annotated[str, typer.Argument(metavar="MODEL", help="A stored model.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress and no line about memory.")]
+ServerHost = Annotated[
+    str | None,
+    typer.Option(
+        "--host", metavar="ADDRESS", help="Where the server listens. [default: MOEINF_HOST, else this machine]"
+    ),
+]
 Quant = Annotated[str | None, typer.Option(metavar="FORMAT", help=option_of(PullOptions, "quant").help)]
 
 app = typer.Typer(
@@ -293,7 +299,7 @@ def bench(
 @app.command()
 @with_flags()
 def serve(*, options: ServerOptions, config: RuntimeConfig) -> None:
-    """Serve the OpenAI API over the stored models (also: start)."""
+    """Serve the APIs of OpenAI and ollama over the stored models (also: start)."""
     from moeinf.server.serve import HttpServer, log_to_stderr
     from moeinf.store.library import Library
     from moeinf.terminal.notes import say
@@ -305,6 +311,29 @@ def serve(*, options: ServerOptions, config: RuntimeConfig) -> None:
 
 
 app.command("start", hidden=True)(serve)
+
+
+@app.command()
+def ps(host: ServerHost = None, json: AsJson = False) -> None:
+    """Show which model a running server has loaded."""
+    from json import dumps
+
+    from moeinf.terminal.remote.client import ServerClient
+    from moeinf.terminal.remote.running import running_lines, running_models
+
+    models = running_models(ServerClient(host or server_address(), api_key()))
+    _print(dumps(models, indent=2) if json else "\n".join(running_lines(models)))
+
+
+@app.command()
+def stop(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model that is loaded.")], host: ServerHost = None
+) -> None:
+    """Have a running server close a model, once its answer has ended."""
+    from moeinf.terminal.remote.client import ServerClient
+    from moeinf.terminal.remote.running import stop_model
+
+    stop_model(ServerClient(host or server_address(), api_key()), model)
 
 
 @app.command("help")

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from moeinf.config import RuntimeConfig
-from moeinf.config.option import options
+from moeinf.config.option import option_of, options
+from moeinf.config.server_options import ServerOptions
 from moeinf.errors import UsageError
 
 OTHER_VARIABLES = {  # those that belong to no option, and what each does
@@ -84,6 +85,11 @@ def debug_wanted() -> bool:
 def history_wanted() -> bool:
     """MOEINF_NOHISTORY switches the history file of the chat off."""
     return os.environ.get("MOEINF_NOHISTORY", "") in ("", "0")
+
+
+def server_address() -> str:
+    """MOEINF_HOST: where commands look for a server, and where `moeinf serve` listens."""
+    return os.environ.get(option_of(ServerOptions, "host").variable) or ServerOptions().host
 
 
 def api_key() -> str | None:

@@ -47,6 +47,12 @@ def ago_text(moment: datetime, now: datetime) -> str:
     return f"{_span_text(max(0, seconds))} ago"
 
 
+def from_now_text(moment: datetime, now: datetime) -> str:
+    """`4 minutes from now`, as ollama says it."""
+    seconds = int((moment - now).total_seconds())
+    return f"{_span_text(max(0, seconds))} from now"
+
+
 def _span_text(seconds: int) -> str:
     minutes, hours = seconds // 60, seconds // 3600
     if seconds < 1:

@@ -1,0 +1,1 @@
+"""A running server, as the commands of the terminal talk to it."""
