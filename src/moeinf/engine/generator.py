@@ -16,6 +16,7 @@ from moeinf.engine.opening import ModelRunner
 from moeinf.engine.request_monitor import RequestMonitor
 from moeinf.errors import ContextLengthError, DeviceError, NotFiniteError, UsageError
 from moeinf.runtime.policy.trace import RequestRecorder
+from moeinf.sampling.constraint import AnswerFormat, GrammarConstraint
 from moeinf.sampling.loop import CachedTokens, Chooser, Forced, Prefixes
 from moeinf.sampling.params import SamplingParams
 from moeinf.sampling.sampler import Sampler
@@ -65,14 +66,26 @@ class Generator:
         raw: bool,
         variables: Mapping[str, Any],
         tools: Sequence[Tool],
+        format: AnswerFormat | None,
         hooks: Hooks,
     ) -> abc.Generator[Piece, None, None]:
         """See Model.pieces; variables: all that the chat template is told."""
+        self.kind.check(format)
         token_ids = self.encode(prompt, raw=raw, variables=variables)  # here, so that errors come with the call
         chat = self._tokenizer.has_template and not raw
         stream = self.kind.text_stream(token_ids, chat=chat, tools=tools)
         text = AnswerText(stream, self._tokenizer.eos_ids, params.stop)
-        return self._answer(token_ids, params, text, hooks)
+        try:
+            constraint = None if format is None else GrammarConstraint(stream, format, self._num_ids)
+        except BaseException:
+            text.close()
+            raise
+        return self._answer(token_ids, params, text, constraint, hooks)
+
+    @property
+    def _num_ids(self) -> int:
+        """Ids that mean something; the others are padding rows of the model."""
+        return min(self._tokenizer.num_ids, self._info.vocab_size)
 
     def encode(
         self, prompt: str | Sequence[Message], *, raw: bool = False, variables: Mapping[str, Any] | None = None
@@ -95,15 +108,19 @@ class Generator:
         return f"; this model has no longer context than {most} tokens"
 
     def _answer(
-        self, prompt: list[int], params: SamplingParams, text: AnswerText, hooks: Hooks
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        text: AnswerText,
+        constraint: GrammarConstraint | None,
+        hooks: Hooks,
     ) -> abc.Generator[Piece, None, None]:
         """Yields the pieces of the answer as they are made; `last` then holds all of it."""
-        num_ids = min(self._tokenizer.num_ids, self._info.vocab_size)  # the others are padding rows of the model
-        sampler = Sampler(params, num_ids=num_ids)
+        sampler = Sampler(params, num_ids=self._num_ids, constraint=constraint)
         limit, cut_by = self._limit(prompt, params)
         answer = Completion("", text.token_ids, "interrupted", GenerationStats(seed=sampler.seed))
-        with closing(self.tokens(prompt, sampler, limit, answer.stats, hooks)) as tokens:
-            for piece in text.pieces(tokens):
+        with closing(text), closing(self.tokens(prompt, sampler, limit, answer.stats, hooks)) as tokens:
+            for piece in text.pieces(tokens if constraint is None else constraint.until_complete(tokens)):
                 self.last = answer
                 if piece.call is not None:
                     answer.call_parts.append(piece.call)
@@ -113,7 +130,7 @@ class Generator:
                 else:
                     answer.text += piece.text
                 yield piece
-        if text.ended:
+        if text.ended or (constraint is not None and constraint.complete):
             answer.finish_reason, answer.stop = "stop", text.stop
         elif len(answer.token_ids) >= limit:
             answer.finish_reason, answer.cut_by = "length", cut_by

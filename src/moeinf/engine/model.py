@@ -25,6 +25,7 @@ from moeinf.prefixes.opening import Kept, open_prefixes
 from moeinf.prefixes.store import PrefixStore
 from moeinf.runtime.activity import Activity
 from moeinf.runtime.policy.trace import RequestRecorder
+from moeinf.sampling.constraint import AnswerFormat
 from moeinf.sampling.params import SamplingParams
 from moeinf.store.formats import formats_text
 from moeinf.store.library import StoredModel
@@ -184,6 +185,7 @@ class Model:
         think: bool | str | None = None,
         variables: Mapping[str, Any] | None = None,
         tools: Sequence[Tool] | None = None,
+        format: AnswerFormat | None = None,
         hooks: Hooks = NO_HOOKS,
     ) -> abc.Generator[Piece, None, None]:
         """Yields the answer as it is made, piece by piece: text, thoughts, calls; then `last` holds the Completion.
@@ -191,14 +193,17 @@ class Model:
         prompt: text, or messages with role and content, and calls and results of tools in OpenAI's form. raw: text is
         continued as it is, without the chat template.
         think: True, False, "low", "medium" or "high"; None leaves it to the template. variables: others that it reads.
-        tools: those that the model may call. hooks: what is asked and told while the answer is made. A prompt that
-        begins as the one before reuses its keys and values.
-        Raises ContextLengthError before anything is computed, UsageError for what the template would ignore,
-        ExpertReadError when a disk fails in the middle.
+        tools: those that the model may call. format: "json" for an object, or the JSON schema of the answer. Thoughts
+        before it are free; num_predict or a full context may cut it. hooks: what is asked and told while the answer is
+        made. A prompt that begins as the one before reuses its keys and values.
+        Raises ContextLengthError before anything is computed, UsageError for what the template would ignore and for a
+        schema that is not supported, ExpertReadError when a disk fails in the middle.
         """
         told = self.template_variables(think, variables or {}, tools=tools or (), raw=raw)
         params = params or self.params()
-        return self.generator.pieces(prompt, params, raw=raw, variables=told, tools=tools or (), hooks=hooks)
+        return self.generator.pieces(
+            prompt, params, raw=raw, variables=told, tools=tools or (), format=format, hooks=hooks
+        )
 
     def template_variables(
         self, think: bool | str | None, given: Mapping[str, Any], *, tools: Sequence[Tool] = (), raw: bool = False

@@ -11,6 +11,7 @@ from moeinf.config.size import Bytes
 from moeinf.engine.opening import ModelRunner
 from moeinf.errors import UsageError
 from moeinf.sampling.beam_search import BeamSearch, num_beams_asked, search_beams
+from moeinf.sampling.constraint import AnswerFormat
 from moeinf.sampling.loop import CachedTokens, Chooser, Interrupted, Monitor, generate
 from moeinf.sampling.params import SamplingParams, not_done, resolve_params
 from moeinf.sampling.sampler import Sampler
@@ -37,6 +38,10 @@ class ModelKind(Protocol):
 
     def params(self, given: Mapping[str, Any]) -> SamplingParams:
         """The sampling options: those given, else the checkpoint's, else the defaults. Raises UsageError."""
+        ...
+
+    def check(self, format: AnswerFormat | None) -> None:
+        """Raises UsageError for what the answers of this kind cannot have."""
         ...
 
     def encode(self, prompt: str | Sequence[Message], *, raw: bool, variables: Mapping[str, Any] | None) -> list[int]:
@@ -87,6 +92,9 @@ class DecoderOnly:
         for note in not_done(asked, beams=False):
             self._notify(note)
         return resolve_params(given, generation_config=asked)
+
+    def check(self, format: AnswerFormat | None) -> None:
+        pass
 
     def encode(self, prompt: str | Sequence[Message], *, raw: bool, variables: Mapping[str, Any] | None) -> list[int]:
         tokenizer = self._tokenizer
@@ -176,6 +184,10 @@ class EncoderDecoder:
         if self.num_beams > 1 and unused:
             raise UsageError(f"{unused[0]}: a beam search draws nothing; leave it out, or give --num-beams 1")
         return resolve_params(given, generation_config={"do_sample": False} | dict(self._asked))
+
+    def check(self, format: AnswerFormat | None) -> None:
+        if format is not None:
+            raise UsageError("format: an encoder-decoder model writes no JSON; leave it out")
 
     def encode(self, prompt: str | Sequence[Message], *, raw: bool, variables: Mapping[str, Any] | None) -> list[int]:
         """Every text stands for itself: of a chat, the last message alone is encoded."""

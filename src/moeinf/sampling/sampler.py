@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from moeinf.errors import NotFiniteError
+from moeinf.sampling.constraint import Constraint
 from moeinf.sampling.params import SamplingParams
 from moeinf.types import Float32Array, FloatArray, IntArray
 
@@ -17,11 +18,16 @@ _SORTED = 256  # tokens at most
 class Sampler:
     """Draws the tokens of one answer. Equal params, seed and logits give equal tokens."""
 
-    def __init__(self, params: SamplingParams, *, num_ids: int | None = None) -> None:
-        """num_ids: size of the tokenizer; ids beyond it (padding rows of the model) are never drawn."""
+    def __init__(
+        self, params: SamplingParams, *, num_ids: int | None = None, constraint: Constraint | None = None
+    ) -> None:
+        """num_ids: size of the tokenizer; ids beyond it (padding rows of the model) are never drawn.
+
+        constraint: only tokens that it allows are drawn, and it is told which.
+        """
         self.seed = params.seed if params.seed >= 0 else secrets.randbits(31)
         self._params = params
-        self.num_ids = num_ids
+        self.num_ids, self._constraint = num_ids, constraint
         self._random = np.random.Generator(np.random.PCG64(self.seed))
 
     def sample(self, logits: Float32Array, history: Sequence[int]) -> int:
@@ -30,6 +36,15 @@ class Sampler:
         Raises NotFiniteError for NaN or infinite logits.
         """
         logits = self._adjusted(logits[: self.num_ids], history)  # [ids]
+        if self._constraint is None:
+            return self._draw(logits)
+        allowed = self._constraint.allowed()
+        token = int(allowed[self._draw(logits[allowed])])
+        self._constraint.accept(token)
+        return token
+
+    def _draw(self, logits: Float32Array) -> int:
+        """An index into logits [choices]."""
         if self._params.temperature == 0:
             return int(logits.argmax())  # the first of equals
         ids, scores = self._candidates(logits)

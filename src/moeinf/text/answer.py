@@ -39,6 +39,10 @@ class AnswerText:
         if rest := self._stops.flush():
             yield Piece(rest)
 
+    def close(self) -> None:
+        """Ends an answer that nobody reads to its end."""
+        self._stream.flush()
+
     def _shown(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
         for piece in pieces:
             if piece.call is not None:

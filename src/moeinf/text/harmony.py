@@ -18,11 +18,18 @@ from moeinf.text.tool_calls.schema_values import ToolSchemas
 from moeinf.text.tool_calls.splitter import pieces_of
 from moeinf.text.tool_calls.syntaxes.harmony import HARMONY, called_in
 
-_START, CHANNEL, _MESSAGE, _END = _CONTROLS = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
+START, CHANNEL, MESSAGE, END = _CONTROLS = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
+CONSTRAIN = "<|constrain|>"  # what the text of a message is: json
 
 
 def is_harmony(tokenizer: Tokenizer) -> bool:
     return tokenizer.token_to_id(CHANNEL) is not None
+
+
+def in_head(tokenizer: Tokenizer, context: Sequence[int]) -> bool:
+    """Whether a prompt that ends with `context` has begun a message, and not yet its text."""
+    names = [name for token in context if (name := tokenizer.id_to_token(token)) in (START, MESSAGE)]
+    return names[-1:] == [START]
 
 
 class HarmonyStream:
@@ -35,10 +42,9 @@ class HarmonyStream:
         self._num_calls = 0
         self._role = ""  # the part of the head before its channel
         self._controls = {tokenizer.token_to_id(name): name for name in _CONTROLS}
-        names = [self._controls.get(token) for token in context]
-        in_head = _START in names and _MESSAGE not in names[len(names) - names[::-1].index(_START) :]
-        self._head: list[int] | None = [] if in_head else None  # since its last control token; None in a message's text
-        self._text = TokenStream(tokenizer, [] if in_head else list(context), skip_special=True)
+        begun = in_head(tokenizer, context)
+        self._head: list[int] | None = [] if begun else None  # since its last control token; None in a message's text
+        self._text = TokenStream(tokenizer, [] if begun else list(context), skip_special=True)
         self._thinking = False
         self._shown: set[bool] = set()  # whether there was some thought (True) and some answer (False)
 
@@ -47,7 +53,7 @@ class HarmonyStream:
 
     def _step_one(self, token: int) -> Iterator[Piece]:
         control = self._controls.get(token)
-        if control == _MESSAGE:
+        if control == MESSAGE:
             yield from self._begin()
         elif control is not None:
             yield from self.flush()

@@ -124,6 +124,8 @@ class TextProcess:
         part, remedy = {
             "load": ("the tokenizer", f"{self._remedy}, or report it to the model's makers"),
             "render": ("the chat template", "use --raw to do without it"),
+            "constrain": ("the grammar for an answer", "give a simpler schema"),
+            "accept": ("the grammar for an answer", "give a simpler schema"),
         }.get(op, ("the tokenizer", "try another prompt or pull the model again"))
         return TextError(f"{part} of {self._where} {_one_line(what)} and was stopped; {remedy}")
 

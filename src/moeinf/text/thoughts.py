@@ -28,6 +28,18 @@ def answer_tags_of(template: str) -> Tags | None:
     return _RESPONSE if _RESPONSE[0] in template else None
 
 
+def tag_ids(tokenizer: Tokenizer, tags: Tags) -> tuple[int, int] | None:
+    """Returns the tokens of the tags; None where they are written in letters."""
+    opens, closes = map(tokenizer.token_to_id, tags)
+    return None if opens is None or closes is None else (opens, closes)
+
+
+def state_behind(tokenizer: Tokenizer, context: Sequence[int], tags: Tags) -> Literal["begin", "opened", "closed"]:
+    """Returns whether a prompt that ends with `context` has opened a thought, or closed it; else it may begin."""
+    prompt = tokenizer.decode(list(context), skip_special_tokens=False).rstrip()
+    return "opened" if prompt.endswith(tags[0]) else "closed" if prompt.endswith(tags[1]) else "begin"
+
+
 class ThoughtStream:
     """Turns token ids into pieces of text, each of which is either thought or answer.
 
@@ -58,19 +70,12 @@ class ThoughtStream:
         self._letters: Tags | None = None  # the tags, where they are no tokens
         self._ids: tuple[int, int] | None = None
         if tags is not None:
-            self._state = self._state_behind(context, tags)
-            opens, closes = map(tokenizer.token_to_id, tags)
-            if opens is None or closes is None:
-                self._letters = tags
-            else:
-                self._ids = opens, closes
+            self._state = state_behind(tokenizer, context, tags)
+            self._ids = tag_ids(tokenizer, tags)
+            self._letters = tags if self._ids is None else None
 
     def _token_stream(self, context: Sequence[int]) -> TokenStream:
         return TokenStream(self._tokenizer, list(context), skip_special=self._skip_special, marked=self._marked)
-
-    def _state_behind(self, context: Sequence[int], tags: Tags) -> Literal["begin", "opened", "closed"]:
-        prompt = self._tokenizer.decode(list(context), skip_special_tokens=False).rstrip()
-        return "opened" if prompt.endswith(tags[0]) else "closed" if prompt.endswith(tags[1]) else "begin"
 
     def step(self, ids: Sequence[int]) -> list[Piece]:
         return [piece for token in ids for piece in self._step_one(token)]

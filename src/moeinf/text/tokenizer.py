@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from moeinf.errors import CheckpointError, TextError
+from moeinf.errors import CheckpointError, TextError, UsageError
 from moeinf.text.process import TextProcess
 from moeinf.text.stream import CallPart, Piece
 from moeinf.text.thinking import TemplateFacts
@@ -18,6 +19,8 @@ from moeinf.text.thinking import TemplateFacts
 TOKENIZER_FILE = "tokenizer.json"
 _RENDER_LIMIT_S = 2.0
 _STEP_LIMIT_S = 10.0
+_COMPILE_LIMIT_S = 5.0
+_TABLE_LIMIT_S = 60.0  # the bytes of all tokens, once: a second or two on a fast machine
 _CONTEXT_TOKENS = 8  # end of the prompt: tells whether a space comes before the first word, and a thought is open
 
 
@@ -116,6 +119,11 @@ class Tokenizer:
         answer = self._process.request("decode", limit_s, ids=list(ids), skip_special=skip_special)
         return str(answer["text"])
 
+    def token_bytes(self, ids: Sequence[int]) -> list[bytes]:
+        """Returns what each token stands for, which may be a part of a character."""
+        found = self._process.request("token_bytes", _TABLE_LIMIT_S, ids=list(ids))["bytes"]
+        return [str(text).encode("latin-1") for text in found]
+
     def stream(
         self,
         prompt_ids: Sequence[int] = (),
@@ -181,22 +189,53 @@ class TextStream:
     def __init__(self, process: TextProcess, stream_id: int, context: list[int], **kind: Any) -> None:
         self._process = process
         self._id = stream_id
-        process.request("open", _STEP_LIMIT_S, stream=stream_id, ids=context, **kind)
+        self._context, self._kind = context, kind
+        self._open = True
+        self._request("open", ids=context, **kind)
 
     def step(self, token_id: int) -> list[Piece]:
         """Takes a token; returns the text that is complete now, which is none in the middle of a character."""
-        return self._pieces("step", ids=[token_id])
+        return _pieces(self._request("step", ids=[token_id]))
 
     def flush(self) -> list[Piece]:
-        """Ends the stream. Bytes that never became a character come out as U+FFFD."""
-        return self._pieces("close")
+        """Ends the stream, once. Bytes that never became a character come out as U+FFFD."""
+        was_open, self._open = self._open, False
+        return _pieces(self._request("close")) if was_open else []
 
-    def _pieces(self, op: str, **fields: Any) -> list[Piece]:
-        answer = self._process.request(op, _STEP_LIMIT_S, stream=self._id, **fields)
-        return [
-            Piece(str(text), bool(thought), None if call is None else CallPart(*call))
-            for text, thought, call in answer["pieces"]
-        ]
+    def constrain(self, forms: Sequence[Mapping[str, str]]) -> tuple[bytes, bool]:
+        """Gives the answer one of these forms: prefix, JSON of a schema, suffix. Returns as `accept` does.
+
+        Raises UsageError for a form that cannot be followed.
+        """
+        self._process.request("token_bytes", _TABLE_LIMIT_S, ids=[])  # so that the table is there
+        answer = self._request(
+            "constrain", _COMPILE_LIMIT_S, ids=self._context, forms=list(map(_clean, forms)), **self._kind
+        )
+        if "refused" in answer:
+            raise UsageError(f"format: {answer['refused']}; change the schema")
+        return _mask(answer)
+
+    def accept(self, token_id: int) -> tuple[bytes, bool]:
+        """Takes a token of such an answer; returns a bit for each token that may follow, and whether none may."""
+        return _mask(self._request("accept", token=token_id))
+
+    def _request(self, op: str, limit_s: float = _STEP_LIMIT_S, **fields: Any) -> dict[str, Any]:
+        try:
+            return self._process.request(op, limit_s, stream=self._id, **fields)
+        except TextError:
+            self._open = False  # the worker has gone, or has lost its way: there is nothing to close
+            raise
+
+
+def _pieces(answer: Mapping[str, Any]) -> list[Piece]:
+    return [
+        Piece(str(text), bool(thought), None if call is None else CallPart(*call))
+        for text, thought, call in answer["pieces"]
+    ]
+
+
+def _mask(answer: Mapping[str, Any]) -> tuple[bytes, bool]:
+    return base64.b64decode(answer["mask"]), bool(answer["complete"])
 
 
 def _clean(value: Any) -> Any:

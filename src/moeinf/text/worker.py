@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jinja2
 from tokenizers import Tokenizer
@@ -30,6 +30,9 @@ from moeinf.text.tool_calls.choice import find_syntax
 from moeinf.text.tool_calls.messages import described, fitted, in_templates_form
 from moeinf.text.tool_calls.open_stream import open_stream
 from moeinf.text.tool_calls.splitter import TextStream
+
+if TYPE_CHECKING:  # loads llguidance, which only an answer of a given form needs
+    from moeinf.text.grammar import Grammars
 
 _MAX_FILE_BYTES = 128 << 20  # the largest tokenizer.json in use is about 34 MB
 _LOAD_MEMORY_BYTES = 4 << 30
@@ -56,6 +59,7 @@ class TextWorker:
         self._folder = folder
         self._streams: dict[int, TextStream] = {}
         self._templates: dict[str, ChatTemplate] = {}
+        self._grammars: Grammars | None = None
 
     def load(self, request: Mapping[str, Any]) -> dict[str, Any]:
         path = self._folder / "tokenizer.json"
@@ -77,11 +81,12 @@ class TextWorker:
         model = read_json(self._folder / "config.json")
         generation = read_json(self._folder / "generation_config.json")
         bos = self._tokenizer.token_to_id(self._specials.get("bos_token", ""))
+        self._ends = sorted(self._eos_ids(model, generation))
         return {
             "num_ids": max(self._tokenizer.get_vocab().values(), default=-1) + 1,
             "bos_id": model.get("bos_token_id") if bos is None else bos,
             "add_bos": config.get("add_bos_token") is True,
-            "eos_ids": sorted(self._eos_ids(model, generation)),
+            "eos_ids": self._ends,
             "special_ids": sorted(i for i, t in self._tokenizer.get_added_tokens_decoder().items() if t.special),
             "template": self._template_facts(),
             "generation_config": generation,
@@ -141,6 +146,31 @@ class TextWorker:
     def decode(self, request: Mapping[str, Any]) -> dict[str, Any]:
         return {"text": self._tokenizer.decode(request["ids"], skip_special_tokens=request["skip_special"])}
 
+    def token_bytes(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the bytes of each of `ids`, as characters of Latin-1. Builds the grammars' table of tokens."""
+        table = self._table()
+        return {"bytes": [table.token_bytes(token).decode("latin-1") for token in request["ids"]]}
+
+    def constrain(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Gives the answer of an open stream a form; returns what may come first, or why the form is refused."""
+        ids, forms, grammars = request["ids"], request["forms"], self._table()
+        if self._harmony and request["skip_special"]:
+            lead = grammars.harmony_lead(ids, final=not forms[0]["prefix"])
+        else:
+            source = (self._template_source or "") if request["chat"] else ""
+            lead = grammars.thoughts_lead(ids, tags_of(source))
+        return grammars.constrain(request["stream"], lead, forms)
+
+    def accept(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns what may come behind `token`."""
+        return self._table().accept(request["stream"], request["token"])
+
+    def _table(self) -> Grammars:
+        from moeinf.text.grammar import Grammars
+
+        self._grammars = self._grammars or Grammars(self._tokenizer, self._ends)
+        return self._grammars
+
     def open(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Opens a stream for what follows `ids`.
 
@@ -163,6 +193,8 @@ class TextWorker:
         return {"pieces": _plain(self._streams[request["stream"]].step(request["ids"]))}
 
     def close(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        if self._grammars is not None:
+            self._grammars.forget(request["stream"])
         return {"pieces": _plain(self._streams.pop(request["stream"]).flush())}
 
 
@@ -251,7 +283,10 @@ def _answer(worker: TextWorker, request: Mapping[str, Any]) -> dict[str, Any]:
         "encode": worker.encode,
         "decode": worker.decode,
         "token_id": worker.token_id,
+        "token_bytes": worker.token_bytes,
         "open": worker.open,
+        "constrain": worker.constrain,
+        "accept": worker.accept,
         "step": worker.step,
         "close": worker.close,
     }

@@ -156,6 +156,8 @@ def test_a_translation_is_searched_as_the_checkpoint_asks(nllb: Stored) -> None:
         assert m.generate(TEXT, m.params()).token_ids == answer.token_ids, "a second search begins anew"
         with pytest.raises(UsageError, match=r"top_k: a beam search draws nothing.*--num-beams 1"):
             m.params(top_k=3)
+        with pytest.raises(UsageError, match="format: an encoder-decoder model writes no JSON"):
+            m.stream(TEXT, format="json")
         m.tier.check_integrity()
 
 

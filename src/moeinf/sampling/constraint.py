@@ -1,0 +1,103 @@
+"""Answers of a given form: which tokens may come next, so that the answer is JSON, or JSON of a schema."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from moeinf.errors import UsageError
+from moeinf.text.tokenizer import TextStream
+from moeinf.types import IntArray
+
+_MOST_SCHEMA_BYTES = 64 << 10
+_MOST_FORMS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class FramedJson:
+    """JSON of a schema between two texts, in which the names of control tokens mean those tokens: a call of a tool.
+
+    Thoughts may come before it. Of gpt-oss the prefix is all that follows its analysis: `<|channel|>commentary ...`.
+    """
+
+    schema: Mapping[str, Any]
+    prefix: str = ""
+    suffix: str = ""
+
+
+# "json": any object. A mapping: a JSON schema. Several framed ones: one of them.
+AnswerFormat = str | Mapping[str, Any] | Sequence[FramedJson]
+
+
+class Constraint(Protocol):
+    """What the next token of one answer may be."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing may follow, so that the answer ends without a token that says so."""
+        ...
+
+    def allowed(self) -> IntArray:
+        """The ids of the tokens that may come next, ascending; one that ends the answer only where it may end."""
+        ...
+
+    def accept(self, token: int) -> None:
+        """Goes on behind a token, one of those that were allowed."""
+        ...
+
+
+class GrammarConstraint:
+    """An answer of a form, as the worker behind a text stream follows it. Thoughts before the answer are free."""
+
+    def __init__(self, stream: TextStream, format: AnswerFormat, num_ids: int) -> None:
+        """num_ids: ids from there on mean nothing.
+
+        Raises UsageError for what is no form, and for a schema with a feature that is not supported.
+        """
+        self._stream, self._num_ids = stream, num_ids
+        self._mask, self.complete = stream.constrain(_forms(format))
+
+    def allowed(self) -> IntArray:
+        """Raises UsageError where the vocabulary lacks what has to come."""
+        bits = np.unpackbits(np.frombuffer(self._mask, np.uint8), bitorder="little")
+        ids = np.flatnonzero(bits[: self._num_ids])
+        if not len(ids):
+            raise UsageError("format: this model has no token for what the schema wants here; change the schema")
+        return ids
+
+    def accept(self, token: int) -> None:
+        self._mask, self.complete = self._stream.accept(token)
+
+    def until_complete(self, tokens: Iterable[int]) -> Iterator[int]:
+        """Passes on the tokens of an answer, and ends it where it is complete: before another one is computed."""
+        for token in tokens:
+            yield token
+            if self.complete:
+                return
+
+
+def _forms(format: AnswerFormat) -> list[dict[str, str]]:
+    """The forms as the worker wants them: prefix, schema as text, suffix. Raises UsageError."""
+    if format == "json":
+        format = {"type": "object"}
+    if isinstance(format, Mapping):
+        format = [FramedJson(format)]
+    if isinstance(format, str) or not all(isinstance(form, FramedJson) for form in format) or not format:
+        raise UsageError(f'format must be "json" or a JSON schema (an object), not {str(format)[:40]!r}')
+    if len(format) > _MOST_FORMS:
+        raise UsageError(f"format: {len(format)} forms are too many; give at most {_MOST_FORMS}")
+    return [{"prefix": form.prefix, "schema": _schema_text(form.schema), "suffix": form.suffix} for form in format]
+
+
+def _schema_text(schema: Mapping[str, Any]) -> str:
+    try:
+        text = json.dumps(schema, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UsageError(f"format: the schema is no JSON ({error}); give an object as json.loads makes it") from error
+    if len(text) > _MOST_SCHEMA_BYTES:
+        raise UsageError(f"format: the schema has {len(text)} bytes; at most {_MOST_SCHEMA_BYTES >> 10} KiB are taken")
+    return text

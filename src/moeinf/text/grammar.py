@@ -1,0 +1,156 @@
+"""Which tokens may come next in an answer that has a form: grammars for llguidance, run in the text worker.
+
+A grammar says what may come before the answer (thoughts, which are free), and then the answer: JSON of a schema, which
+may stand between literal texts. It is written as Lark, with llguidance's additions: `%json` is a schema, `<[5]>` the
+token 5, and `<[^5]>` every token but it. Why here: a schema comes from anybody who sends a request, and the table of
+tokens from tokenizer.json.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from llguidance import LLMatcher, LLTokenizer
+from tokenizers import Tokenizer
+
+from moeinf.errors import TextError
+from moeinf.text.harmony import CHANNEL, CONSTRAIN, END, MESSAGE, START, in_head
+from moeinf.text.thoughts import Tags, state_behind, tag_ids
+
+# Without a limit, some models write space for ever where JSON allows it.
+_SPACE = {"x-guidance": {"whitespace_pattern": r"[ \t\n]{1,40}"}}
+_SPACE_BEFORE_ANSWER = r"/[ \n]{0,2}/"  # that models write behind their thoughts
+
+
+class GrammarError(Exception):
+    """A form that cannot be followed; says why."""
+
+
+class Grammars:
+    """The grammars for the tokens of one tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer, eos_ids: Sequence[int]) -> None:
+        """Takes one to two seconds for 200,000 tokens. Raises TextError for a tokenizer that llguidance cannot read."""
+        self._tokenizer, self._eos_ids = tokenizer, list(eos_ids)
+        self._matchers: dict[int, LLMatcher] = {}  # of streams: how far their answers have come
+        try:
+            self._table = LLTokenizer(tokenizer.to_str(), eos_token=self._eos_ids or None)
+        except ValueError as error:
+            raise TextError(
+                f"the bytes of this model's tokens are not known ({error}); leave the format out"
+            ) from error
+
+    def constrain(self, stream: int, lead: str, forms: Sequence[Mapping[str, str]]) -> dict[str, Any]:
+        """Gives the answer of a stream one of these forms; returns as `accept` does, or why the form is refused.
+
+        lead: rules of Lark for what may come before it; "": nothing. forms: prefix, schema as JSON text, and suffix.
+        """
+        answer = f"({' | '.join(f'form{i}' for i in range(len(forms)))})"
+        try:
+            rules = [rule for i, form in enumerate(forms) for rule in self._rules(i, form)]
+            matcher = self._compile([f"start: {answer}", *rules])
+            _mask(matcher)  # tells of a schema that nothing matches, also where thoughts come first
+            self._matchers[stream] = self._compile([f"start: lead {answer}", lead, *rules]) if lead else matcher
+            return self._state(stream)
+        except GrammarError as error:
+            self.forget(stream)
+            return {"refused": str(error)}
+
+    def accept(self, stream: int, token: int) -> dict[str, Any]:
+        """Goes on behind a token. Returns complete: whether nothing may follow; mask: what may.
+
+        Raises TextError where the grammar has grown beyond llguidance's limits.
+        """
+        self._matchers[stream].consume_token(token)
+        try:
+            return self._state(stream)
+        except GrammarError as error:
+            self.forget(stream)
+            raise TextError(f"the format cannot be followed any further ({error}); give a simpler schema") from error
+
+    def _state(self, stream: int) -> dict[str, Any]:
+        """mask: one bit for each token, in base64."""
+        matcher = self._matchers[stream]
+        if matcher.is_stopped() and not matcher.is_error():
+            return {"complete": True, "mask": ""}
+        return {"complete": False, "mask": base64.b64encode(_mask(matcher)).decode()}
+
+    def forget(self, stream: int) -> None:
+        self._matchers.pop(stream, None)
+
+    def token_bytes(self, token: int) -> bytes:
+        return bytes(self._table.decode_bytes([token]))
+
+    def _rules(self, i: int, form: Mapping[str, str]) -> tuple[str, str]:
+        """The rules form0, json0 and so on."""
+        framed = f"form{i}: {self._literal(form['prefix'])} json{i} {self._literal(form['suffix'])}"
+        return framed, f"json{i}: %json {_with_less_space(form['schema'])}"
+
+    def _compile(self, rules: Sequence[str]) -> LLMatcher:
+        matcher = LLMatcher(self._table, LLMatcher.grammar_from_lark("\n".join(rules)))
+        _check(matcher)
+        return matcher
+
+    def _literal(self, text: str) -> str:
+        """An expression for a text, in which control tokens stand for themselves and not for their letters."""
+        tokens = {token.content: i for i, token in self._tokenizer.get_added_tokens_decoder().items()}
+        names = sorted(tokens, key=len, reverse=True)
+        parts = re.split(f"({'|'.join(map(re.escape, names))})", text) if names else [text]
+        return " ".join(f"<[{tokens[part]}]>" if part in tokens else json.dumps(part) for part in parts if part)
+
+    def thoughts_lead(self, context: Sequence[int], tags: Tags | None) -> str:
+        """Rules for what may come before an answer that follows `context`, where thoughts stand between tags."""
+        if tags is None:
+            return ""
+        state, ids = state_behind(self._tokenizer, context, tags), tag_ids(self._tokenizer, tags)
+        if state == "closed":
+            return f"lead: {_SPACE_BEFORE_ANSWER}"
+        if ids is None:  # as little text as there can be before the tag
+            opens, thought = json.dumps(tags[0]), f"thought[suffix={json.dumps(tags[1])}]: /(?s:.*)/"
+        else:
+            opens, thought = f"<[{ids[0]}]>", f"thought: {self._all_but(ids[1])}* <[{ids[1]}]>"
+        whole = f"thought {_SPACE_BEFORE_ANSWER}"
+        return f"lead: {whole if state == 'opened' else f'({opens} {whole})?'}\n{thought}"
+
+    def harmony_lead(self, context: Sequence[int], *, final: bool) -> str:
+        """Rules for what comes before an answer of gpt-oss: analysis. final: and the head of the final message."""
+        if not in_head(self._tokenizer, context):
+            return ""
+        ids = {name: self._tokenizer.token_to_id(name) for name in (START, CHANNEL, MESSAGE, END, CONSTRAIN)}
+        start, channel, message, end, constrain = (f"<[{token}]>" for token in ids.values())
+        free = self._all_but(*(token for token in ids.values() if token is not None))
+        analysis = f'lead: ({channel} "analysis" {message} {free}* {end} {start} "assistant")*'
+        kind = f'(" "? {constrain} "json")?' if ids[CONSTRAIN] is not None else ""
+        return f'{analysis} {channel} "final" {kind} {message}' if final else analysis
+
+    def _all_but(self, *ids: int) -> str:
+        """Any token but these, and but those that end an answer."""
+        return f"<[^{','.join(map(str, sorted({*ids, *self._eos_ids})))}]>"
+
+
+def _mask(matcher: LLMatcher) -> bytes:
+    mask = matcher.compute_bitmask()  # where this fails, it allows the end of the answer
+    _check(matcher)
+    return bytes(mask)
+
+
+def _check(matcher: LLMatcher) -> None:
+    if matcher.is_error():
+        raise GrammarError(_reason(matcher.get_error()))
+
+
+def _with_less_space(schema: str) -> str:
+    try:
+        return json.dumps({**json.loads(schema), **_SPACE})
+    except RecursionError as error:
+        raise GrammarError("the schema is nested too deeply") from error
+
+
+def _reason(error: str) -> str:
+    """Of llguidance's message the part about the schema, without the line of the grammar or the state behind it."""
+    said = re.split(r"\n *[0-9]+ \| |\n<state>", error.rpartition("failed to compile JSON schema: ")[2])[0]
+    return "no JSON matches the schema" if said.startswith("NoExtension") else " ".join(said.split())[:300]
