@@ -29,6 +29,12 @@ Whether and how hard to think is said with `--think` (the same as `--think=true`
 `--think=low`, `--think=medium` and `--think=high`; in a chat, with `/set think`, `/set think LEVEL` and `/set nothink`.
 This sets the variables that the chat template reads for it. It is an error where the template reads none.
 
+`--format json` makes the answer a JSON object, and `--format` with a JSON schema, or with `@FILE` that holds one, makes
+it valid for that schema; in a chat, `/set format` and `/set noformat` do. Only tokens that go on so are drawn, by
+[llguidance](https://github.com/guidance-ai/llguidance); a feature of schemas that it lacks is an error. Thoughts are
+free. The model is not told of the schema, so ask for JSON in the prompt, too. `--num-predict`, a full context, stop
+strings and Ctrl-C may cut the JSON short.
+
 A note on stderr follows an answer that was cut: by a full context, by `--num-predict`, or at the longest length that
 the checkpoint sets.
 

@@ -160,7 +160,13 @@ class Conversation:
             prompt = self._prompt(raw)
             try:
                 return self.model.stream(
-                    prompt, params, raw=raw, think=told.think, variables=told.variables or {}, hooks=hooks
+                    prompt,
+                    params,
+                    raw=raw,
+                    think=told.think,
+                    variables=told.variables or {},
+                    format=told.answer_format(),
+                    hooks=hooks,
                 )
             except ContextLengthError:
                 if len(self.messages) < 3 or isinstance(prompt, str):  # what was said before is no part of a text

@@ -158,6 +158,14 @@ def test_a_level_of_thinking_is_told_and_another_model_that_has_none_goes_on_wit
     assert "Set 'think' mode to 'low'." in err and "note: this model knows no levels of thinking" in err
 
 
+def test_the_format_of_answers_is_set_and_taken_back(chat: Ask, capsys: pytest.CaptureFixture[str]) -> None:
+    schema = '{"type": "object"}'
+    talk = chat("/set format json", "a", f"/set format {schema}", "b", "/set format yaml", "c", "/set noformat", "d")
+    assert talk.model.formats == ["json", {"type": "object"}, {"type": "object"}, None]
+    err = capsys.readouterr().err
+    assert "Set 'format' mode.\n" in err and "error: --format is neither json nor a JSON schema" in err
+
+
 def test_clear_drops_what_was_said_and_keeps_the_system_message(chat: Ask) -> None:
     talk = chat("/set system S", "one", "/clear", "two")
     assert [message["content"] for message in talk.model.prompts[1]] == ["S", "two"]

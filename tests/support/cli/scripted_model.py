@@ -9,6 +9,7 @@ from typing import Any
 
 from moeinf.engine.completion import Completion, CutBy, GenerationStats, Hooks
 from moeinf.runtime.cache.stats import CacheStats
+from moeinf.sampling.constraint import AnswerFormat
 from moeinf.sampling.params import SamplingParams, resolve_params
 from moeinf.text.thinking import TemplateFacts, template_variables
 from moeinf.types import MoeShape
@@ -35,6 +36,7 @@ class ScriptedModel:
     prompts: list[Any] = field(default_factory=list)
     params_used: list[SamplingParams] = field(default_factory=list)
     told: list[dict[str, Any]] = field(default_factory=list)  # variables of the chat template
+    formats: list[AnswerFormat | None] = field(default_factory=list)
     last: Completion | None = None
     closed: bool = False
 
@@ -57,6 +59,7 @@ class ScriptedModel:
         raw: bool,
         think: str | None,
         variables: dict[str, Any],
+        format: AnswerFormat | None,
         hooks: Hooks,
     ) -> Iterator[str]:
         from moeinf.errors import ContextLengthError
@@ -65,6 +68,7 @@ class ScriptedModel:
             raise ContextLengthError("the prompt has too many tokens")
         self.prompts.append(prompt if isinstance(prompt, str) else [dict(message) for message in prompt])
         self.params_used.append(params)
+        self.formats.append(format)
         self.told.append(self.template_variables(think, variables))
         return self._answer(self.answers[(len(self.prompts) - 1) % len(self.answers)], hooks)
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from moeinf.config.option import Option, option, options
 from moeinf.errors import UsageError
 from moeinf.text.thinking import THINK_WORDS
+
+if TYPE_CHECKING:  # loads numpy
+    from moeinf.sampling.constraint import AnswerFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +34,16 @@ class ChatOptions:
         chat={
             "think [level]": "Let the model think; some know low, medium and high",
             "nothink": "Let it answer at once",
+        },
+    )
+    format: str | None = option(
+        None,
+        "Let the answer be JSON: json for any object, else a JSON schema, or @FILE with one. Ask for JSON in the "
+        "prompt, too.",
+        metavar="json|SCHEMA",
+        chat={
+            "format <schema>": "Let answers be JSON: json, a schema, or @file",
+            "noformat": "Let answers be any text",
         },
     )
     hidethinking: bool = option(False, "Do not show thoughts.")
@@ -59,6 +74,19 @@ class ChatOptions:
     def __post_init__(self) -> None:
         if self.think is not None and self.think not in THINK_WORDS:
             raise UsageError(f"--think cannot be {self.think!r}; it is one of {', '.join(THINK_WORDS)}")
+        self.answer_format()
+
+    def answer_format(self) -> AnswerFormat | None:
+        """What the answer has to be. Raises UsageError for a text that says neither json nor a schema."""
+        if self.format is None or self.format == "json":
+            return self.format
+        try:
+            schema = json.loads(self.format)
+        except (ValueError, RecursionError) as error:
+            raise UsageError(f"--format is neither json nor a JSON schema ({error}); @FILE names a file") from error
+        if not isinstance(schema, dict):
+            raise UsageError(f"--format {self.format[:40]!r} is no JSON schema, which is an object in braces")
+        return schema
 
 
 def modes() -> dict[str, tuple[Option, bool]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from moeinf.config import RuntimeConfig, ollama_value
 from moeinf.config.environment import history_wanted, variables_set, with_environment
@@ -13,6 +14,8 @@ from moeinf.config.server_options import ServerOptions
 from moeinf.errors import UsageError
 from moeinf.sampling.params import SamplingParams
 from moeinf.terminal.arguments.chat_options import ChatOptions
+
+_MOST_FORMAT_BYTES = 1 << 20  # the engine refuses large schemas; this keeps a device file from being read for ever
 
 
 def values_of(groups: Sequence[type], flags: Mapping[str, object], pairs: Sequence[str]) -> dict[type, object]:
@@ -92,6 +95,8 @@ def chat_options(given: Mapping[str, object]) -> ChatOptions:
     values = {"history": history_wanted()} | dict(given)
     if isinstance(pairs := values.get("variables"), list):
         values["variables"] = dict(map(_template_variable, pairs))
+    if isinstance(format := values.get("format"), str):
+        values["format"] = format_text(format)
     return ChatOptions(**values)  # type: ignore[arg-type]
 
 
@@ -100,6 +105,20 @@ def server_options(given: Mapping[str, object]) -> ServerOptions:
     values = variables_set(ServerOptions) | dict(given)
     lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
     return ServerOptions(**(values | lists))  # type: ignore[arg-type]
+
+
+def format_text(text: str) -> str:
+    """What --format or /set format was given; of @FILE, what the file holds. Raises UsageError."""
+    if not text.startswith("@"):
+        return text
+    try:
+        with Path(text[1:]).open("rb") as file:
+            data = file.read(_MOST_FORMAT_BYTES + 1)
+    except OSError as error:
+        raise UsageError(f"--format {text} cannot be read: {error.strerror}") from error
+    if len(data) > _MOST_FORMAT_BYTES:
+        raise UsageError(f"--format {text}: the file is longer than {_MOST_FORMAT_BYTES >> 10} KiB")
+    return data.decode("utf-8", "replace").strip()
 
 
 def _template_variable(pair: str) -> tuple[str, object]:

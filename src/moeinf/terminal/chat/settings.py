@@ -11,6 +11,7 @@ from moeinf.config.option import Option, http_options, options
 from moeinf.errors import UsageError
 from moeinf.sampling.params import SamplingParams
 from moeinf.terminal.arguments.chat_options import modes
+from moeinf.terminal.arguments.values import format_text
 from moeinf.terminal.chat.help import HELP_SET
 from moeinf.terminal.chat.line_editor import LineReader
 from moeinf.terminal.chat.switch import ModelSwitch
@@ -36,10 +37,15 @@ class Settings:
             say("Set system message.")
         elif what in ("think", "nothink"):
             self._set_think(what, value.strip())
+        elif what == "noformat" or (what == "format" and value.strip()):
+            self._conversation.change(format=format_text(value.strip()) if what == "format" else None)
+            say(f"Set '{what}' mode.")
         elif what in modes():
             self._set_mode(what)
         else:
-            say(HELP_SET if what in ("", "system") else f"Unknown command '/set {what}'. Type /? set for help")
+            say(
+                HELP_SET if what in ("", "system", "format") else f"Unknown command '/set {what}'. Type /? set for help"
+            )
 
     def _set_mode(self, mode: str) -> None:
         option, on = modes()[mode]
