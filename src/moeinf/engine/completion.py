@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from moeinf.runtime.cache.stats import CacheStats
+from moeinf.sampling.logprobs import ChosenToken
 from moeinf.sampling.loop import Source
 from moeinf.text.stream import CallPart
 
@@ -23,6 +24,8 @@ class Hooks:
     should_stop: Callable[[], bool] = lambda: False  # asked between layers; True ends the answer within a token
     on_prefill: Callable[[int, int], None] = lambda done, total: None  # tokens of the prompt, after each chunk
     on_thought: Callable[[str], None] = lambda piece: None  # what a model thinks before it answers, piece by piece
+    # Each token but the one that ends the answer, before its text comes: where top_logprobs asks for that.
+    on_token: Callable[[ChosenToken], None] = lambda chosen: None
 
 
 NO_HOOKS = Hooks()

@@ -17,6 +17,7 @@ from moeinf.engine.request_monitor import RequestMonitor
 from moeinf.errors import ContextLengthError, DeviceError, NotFiniteError, UsageError
 from moeinf.runtime.policy.trace import RequestRecorder
 from moeinf.sampling.constraint import AnswerFormat, GrammarConstraint
+from moeinf.sampling.logprobs import ChosenToken, ReportingSampler
 from moeinf.sampling.loop import CachedTokens, Chooser, Forced, Prefixes
 from moeinf.sampling.params import SamplingParams
 from moeinf.sampling.sampler import Sampler
@@ -70,7 +71,7 @@ class Generator:
         hooks: Hooks,
     ) -> abc.Generator[Piece, None, None]:
         """See Model.pieces; variables: all that the chat template is told."""
-        self.kind.check(format)
+        self.kind.check(params, format)
         token_ids = self.encode(prompt, raw=raw, variables=variables)  # here, so that errors come with the call
         chat = self._tokenizer.has_template and not raw
         stream = self.kind.text_stream(token_ids, chat=chat, tools=tools)
@@ -119,7 +120,8 @@ class Generator:
         sampler = Sampler(params, num_ids=self._num_ids, constraint=constraint)
         limit, cut_by = self._limit(prompt, params)
         answer = Completion("", text.token_ids, "interrupted", GenerationStats(seed=sampler.seed))
-        with closing(text), closing(self.tokens(prompt, sampler, limit, answer.stats, hooks)) as tokens:
+        chooser = self._reporting(sampler, params.top_logprobs, hooks)
+        with closing(text), closing(self.tokens(prompt, chooser, limit, answer.stats, hooks)) as tokens:
             for piece in text.pieces(tokens if constraint is None else constraint.until_complete(tokens)):
                 self.last = answer
                 if piece.call is not None:
@@ -136,6 +138,16 @@ class Generator:
             answer.finish_reason, answer.cut_by = "length", cut_by
         self.last = answer
         self.sequence.settle()
+
+    def _reporting(self, sampler: Sampler, num_top: int, hooks: Hooks) -> Chooser:
+        """The sampler, or one that tells the caller how probable each token was, where that is asked for."""
+
+        def report(chosen: ChosenToken) -> None:
+            if chosen.token_id not in ends:
+                hooks.on_token(chosen)
+
+        ends = self._tokenizer.eos_ids
+        return ReportingSampler(sampler, num_top, report) if num_top >= 0 else sampler
 
     def _limit(self, prompt: list[int], params: SamplingParams) -> tuple[int, CutBy]:
         """The most tokens that the answer may have, and what sets that limit."""

@@ -40,7 +40,7 @@ class ModelKind(Protocol):
         """The sampling options: those given, else the checkpoint's, else the defaults. Raises UsageError."""
         ...
 
-    def check(self, format: AnswerFormat | None) -> None:
+    def check(self, params: SamplingParams, format: AnswerFormat | None) -> None:
         """Raises UsageError for what the answers of this kind cannot have."""
         ...
 
@@ -93,7 +93,7 @@ class DecoderOnly:
             self._notify(note)
         return resolve_params(given, generation_config=asked)
 
-    def check(self, format: AnswerFormat | None) -> None:
+    def check(self, params: SamplingParams, format: AnswerFormat | None) -> None:
         pass
 
     def encode(self, prompt: str | Sequence[Message], *, raw: bool, variables: Mapping[str, Any] | None) -> list[int]:
@@ -185,9 +185,13 @@ class EncoderDecoder:
             raise UsageError(f"{unused[0]}: a beam search draws nothing; leave it out, or give --num-beams 1")
         return resolve_params(given, generation_config={"do_sample": False} | dict(self._asked))
 
-    def check(self, format: AnswerFormat | None) -> None:
+    def check(self, params: SamplingParams, format: AnswerFormat | None) -> None:
         if format is not None:
             raise UsageError("format: an encoder-decoder model writes no JSON; leave it out")
+        if params.top_logprobs >= 0 and self.num_beams > 1:
+            raise UsageError(
+                "top_logprobs: a beam search reports no probabilities; leave it out, or set num_beams to 1"
+            )
 
     def encode(self, prompt: str | Sequence[Message], *, raw: bool, variables: Mapping[str, Any] | None) -> list[int]:
         """Every text stands for itself: of a chat, the last message alone is encoded."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from moeinf.config.option import option, options
+from moeinf.config.option import option
 from moeinf.errors import UsageError
 
 
@@ -76,9 +76,10 @@ class SamplingParams:
         (), "End the answer before this text; repeatable.", metavar="TEXT", ollama="stop", openai=("stop",)
     )
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    top_logprobs: int = -1  # likeliest tokens to report with each token (see sampling/logprobs.py); -1: nothing
 
     def __post_init__(self) -> None:
-        kinds = {each.name: each.kind for each in options(SamplingParams)}
+        kinds = {each.name: each.type for each in fields(SamplingParams)}
         for name, (low, high) in _RANGES.items():
             value = getattr(self, name)
             number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) != math.inf
@@ -105,6 +106,7 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "frequency_penalty": (-1e3, 1e3),
     "seed": (-1, 2**63 - 1),
     "num_predict": (-1, math.inf),
+    "top_logprobs": (-1, 20),
 }
 # Their name in generation_config.json, where the two differ.
 _CHECKPOINT_NAMES: Mapping[str, str] = {"repeat_penalty": "repetition_penalty", "num_predict": "max_new_tokens"}

@@ -41,7 +41,7 @@ class Grammars:
             self._table = LLTokenizer(tokenizer.to_str(), eos_token=self._eos_ids or None)
         except ValueError as error:
             raise TextError(
-                f"the bytes of this model's tokens are not known ({error}); leave the format out"
+                f"the bytes of this model's tokens are not known ({error}); leave the format or logprobs out"
             ) from error
 
     def constrain(self, stream: int, lead: str, forms: Sequence[Mapping[str, str]]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Answers of a given form, on the embedded model."""
+"""Answers of a given form, and how probable their tokens were, on the embedded model."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import jsonschema_rs
 import pytest
 
 from moeinf.config import RuntimeConfig
+from moeinf.engine.completion import Hooks
 from moeinf.engine.model import Model
 from moeinf.errors import UsageError
 from moeinf.sampling.constraint import FramedJson
+from moeinf.sampling.logprobs import ChosenToken
 from moeinf.store.library import StoredModel
 
 PROMPT = "Once upon a time there was a fisherman. He is described in JSON as"
@@ -75,3 +77,26 @@ def test_what_is_no_schema_is_refused_before_anything_is_computed(model: Model) 
     with pytest.raises(UsageError, match="Unimplemented keys"):
         model.stream(PROMPT, format={"not": {"type": "object"}})
     assert model.last is done
+
+
+@pytest.mark.parametrize("format", [None, SCHEMA])
+def test_each_token_is_reported_with_its_probability_before_its_text(
+    model: Model, format: dict[str, Any] | None
+) -> None:
+    told: list[ChosenToken | str] = []
+    params = model.params(temperature=0, num_predict=12, top_logprobs=3)
+    for piece in model.stream(PROMPT, params, format=format, hooks=Hooks(on_token=told.append)):
+        told.append(piece)
+    assert model.last is not None
+    chosen = [each for each in told if isinstance(each, ChosenToken)]
+    assert [each.token_id for each in chosen] == model.last.token_ids and isinstance(told[0], ChosenToken)
+    assert all(len(each.top) == 3 and each.logprob < 0 for each in chosen)
+    if format is None:
+        assert all(each.top[0] == (each.token_id, each.logprob) for each in chosen)  # greedy
+        assert b"".join(model.tokenizer.token_bytes(model.last.token_ids)).decode() == model.last.text
+
+
+def test_nothing_is_reported_unasked(model: Model) -> None:
+    told: list[ChosenToken] = []
+    model.generate(PROMPT, model.params(temperature=0, num_predict=4), hooks=Hooks(on_token=told.append))
+    assert told == []

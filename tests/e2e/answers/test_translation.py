@@ -15,6 +15,7 @@ from moeinf.engine.model import Model
 from moeinf.errors import ContextLengthError, UsageError
 from moeinf.pull.pull import pull
 from moeinf.runtime.policy.eamc import ActivationCollection
+from moeinf.sampling.params import SamplingParams
 from moeinf.store.library import StoredModel
 from moeinf.terminal.arguments.chat_options import ChatOptions
 from moeinf.terminal.conversation import Conversation
@@ -156,6 +157,8 @@ def test_a_translation_is_searched_as_the_checkpoint_asks(nllb: Stored) -> None:
         assert m.generate(TEXT, m.params()).token_ids == answer.token_ids, "a second search begins anew"
         with pytest.raises(UsageError, match=r"top_k: a beam search draws nothing.*--num-beams 1"):
             m.params(top_k=3)
+        with pytest.raises(UsageError, match="top_logprobs: a beam search reports no probabilities"):
+            m.stream(TEXT, SamplingParams(top_logprobs=0))
         with pytest.raises(UsageError, match="format: an encoder-decoder model writes no JSON"):
             m.stream(TEXT, format="json")
         m.tier.check_integrity()
