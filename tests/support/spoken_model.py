@@ -11,6 +11,7 @@ from moeinf.config import RuntimeConfig
 from moeinf.engine.build_context import Reporting
 from moeinf.engine.completion import NO_HOOKS, Completion, GenerationStats, Hooks
 from moeinf.errors import ModelNotFoundError
+from moeinf.text.stream import Piece
 
 
 @dataclass(frozen=True)
@@ -51,10 +52,10 @@ class SpokenModel:
     def params(self, **given: Any) -> dict[str, Any]:
         return given
 
-    def stream(self, prompt: object, params: object, *, hooks: Hooks = NO_HOOKS, **told: object) -> Iterator[str]:
+    def pieces(self, prompt: object, params: object, *, hooks: Hooks = NO_HOOKS, **told: object) -> Iterator[Piece]:
         self.last = Completion("", [], "interrupted", GenerationStats())
         hooks.on_prefill(1, 1)
-        hooks.on_thought("hm")
+        yield Piece("hm", thought=True)
         for number, word in enumerate(self.words):
             if self.gate is not None:
                 self.gate.acquire()
@@ -63,7 +64,7 @@ class SpokenModel:
             if number == 1 and self.fault is not None:
                 raise self.fault
             self.last.text += word
-            yield word
+            yield Piece(word)
         self.last.finish_reason = "stop"
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from moeinf.engine.completion import Completion
-from moeinf.types import Message
+from moeinf.types import Message, Tool
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +15,7 @@ class Ask:
     """What a request wants. `model` is the name by which the client knows it.
 
     prompt: a text, or the messages of a chat; None only loads the model. raw: the text is continued as it is.
+    tools: those that the model may call; one_call: only its first call counts.
     params: fields of SamplingParams that the client gave. think: as for Model.stream, or thinking.ADAPTIVE.
     config: fields of RuntimeConfig, with which the model is opened anew where they differ.
     keep_alive: (seconds,), or (None,) for ever; () is the server's own.
@@ -25,6 +26,8 @@ class Ask:
     raw: bool = False
     params: Mapping[str, Any] = field(default_factory=dict)
     think: bool | str | None = None
+    tools: Sequence[Tool] = ()
+    one_call: bool = False
     variables: Mapping[str, Any] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
     keep_alive: tuple[float | None, ...] = ()
@@ -55,6 +58,15 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
+class Call:
+    """A part of a call of a tool: see moeinf.text.stream.CallPart."""
+
+    index: int
+    name: str | None
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """The answer is whole, or was cut. completion: None where the model was only loaded."""
 
@@ -69,4 +81,4 @@ class Failed:
     error: Exception
 
 
-Event = Loading | Reading | Text | Ended | Failed
+Event = Loading | Reading | Text | Call | Ended | Failed

@@ -10,17 +10,18 @@ from starlette.requests import Request
 
 from moeinf.config.server_options import seconds_of
 from moeinf.engine.model import Model
-from moeinf.server.agent_noise import without_noise
+from moeinf.errors import UsageError
 from moeinf.server.ask import Ask
 from moeinf.server.errors import Refusal
 from moeinf.server.job import Job
 from moeinf.server.metrics import Metrics
+from moeinf.server.prompt.agent_noise import without_noise
+from moeinf.server.prompt.thinking import think_for
 from moeinf.server.texts import Texts
-from moeinf.server.thinking import think_for
 from moeinf.server.worker import Worker
 from moeinf.store.library import Library, StoredModel
 from moeinf.text.thinking import template_variables
-from moeinf.types import Message
+from moeinf.types import Message, Tool
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +60,17 @@ class Service:
         self.worker.submit(job)
         return job
 
-    def count(self, stored: StoredModel, messages: Sequence[Message], think: bool | str | None) -> int:
+    def count(
+        self, stored: StoredModel, messages: Sequence[Message], think: bool | str | None, tools: Sequence[Tool]
+    ) -> int:
         """Tokens of a chat as `submit` would have it answered. Blocks. Raises TextError, UsageError."""
         facts = self.texts.of(stored).template
         asked = think_for(facts, think)
         variables = {} if asked is None else template_variables(facts, str(asked).lower(), {})
+        if tools:
+            if not (facts and facts.tools):
+                raise UsageError(f"{stored.name} does not support tools; leave them out")
+            variables["tools"] = list(tools)
         return self.texts.count(stored, without_noise(messages), variables)
 
 

@@ -14,11 +14,11 @@ from moeinf.config import RuntimeConfig
 from moeinf.engine.build_context import Reporting
 from moeinf.engine.completion import Hooks
 from moeinf.engine.model import Model
-from moeinf.server.ask import Ended, Failed, Loading, Reading, Text
+from moeinf.server.ask import Call, Ended, Failed, Loading, Reading, Text
 from moeinf.server.errors import BusyError, StoppingError
 from moeinf.server.fair_queue import FairQueue
 from moeinf.server.job import Job
-from moeinf.server.thinking import think_for
+from moeinf.server.prompt.thinking import think_for
 from moeinf.store.library import Library, StoredModel
 
 log = logging.getLogger("moeinf.server")
@@ -171,15 +171,23 @@ class Worker:
         hooks = Hooks(
             should_stop=lambda: job.cancelled or self._at_once.is_set(),
             on_prefill=lambda done, total: job.put(Reading(done, total)),
-            on_thought=lambda piece: job.put(Text(piece, thought=True)),
         )
         params = model.params(**ask.params)
         think = None if ask.think is None else think_for(None if ask.raw else model.generator.kind.template, ask.think)
-        for piece in model.stream(ask.prompt, params, raw=ask.raw, think=think, variables=ask.variables, hooks=hooks):
-            job.put(Text(piece))
+        for piece in model.pieces(
+            ask.prompt, params, raw=ask.raw, think=think, variables=ask.variables, tools=ask.tools, hooks=hooks
+        ):
+            call = piece.call
+            if call is None:
+                job.put(Text(piece.text, piece.thought))
+            elif call.index == 0 or not ask.one_call:
+                job.put(Call(call.index, call.name, call.arguments))
         completion = model.last
-        if completion is not None and completion.finish_reason == "interrupted" and not job.cancelled:
+        assert completion is not None, "an answer has a completion, even one without a token"
+        if completion.finish_reason == "interrupted" and not job.cancelled:
             raise StoppingError("the server stopped before the answer was whole; ask again later")
+        if ask.one_call:
+            completion.call_parts = [part for part in completion.call_parts if part.index == 0]
         return Ended(completion, load_s)
 
     def _model_for(self, job: Job) -> Model:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from moeinf.server.agent_noise import quiet_text
 from moeinf.server.errors import Refusal
+from moeinf.server.prompt.agent_noise import quiet_text
 from moeinf.types import Message
 
 Block = Mapping[str, Any]

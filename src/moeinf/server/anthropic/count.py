@@ -8,15 +8,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from moeinf.server.anthropic.conversation import plain_messages
-from moeinf.server.anthropic.requests import Prompted, refuse_tools, think_of
+from moeinf.server.anthropic.requests import Prompted, think_of, tools_of
 from moeinf.server.http import body_of, json_response
 from moeinf.server.service import Service
 
 
 async def count_tokens(service: Service, request: Request, request_id: str) -> Response:
     asked = await body_of(request, Prompted)
-    refuse_tools(asked)
     stored = service.find(asked.model)
     messages = plain_messages(asked.system, asked.messages)
-    think = think_of(asked.thinking)
-    return json_response({"input_tokens": await asyncio.to_thread(service.count, stored, messages, think)})
+    think, tools = think_of(asked.thinking), tools_of(asked)
+    return json_response({"input_tokens": await asyncio.to_thread(service.count, stored, messages, think, tools)})

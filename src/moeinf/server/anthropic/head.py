@@ -25,9 +25,16 @@ def ending_of(completion: Completion | None) -> dict[str, str | None]:
         return {"stop_reason": None, "stop_sequence": None}
     if completion.finish_reason == "length":
         reason = "model_context_window_exceeded" if completion.cut_by == "context" else "max_tokens"
+    elif completion.tool_calls:
+        reason = "tool_use"
     else:
         reason = "end_turn" if completion.stop is None else "stop_sequence"
     return {"stop_reason": reason, "stop_sequence": completion.stop}
+
+
+def tool_use(name: str) -> dict[str, Any]:
+    """The block of a call whose input is to come."""
+    return {"type": "tool_use", "id": f"toolu_{secrets.token_hex(12)}", "name": name, "input": {}}
 
 
 def usage_of(completion: Completion) -> dict[str, int]:

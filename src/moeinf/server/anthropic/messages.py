@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from moeinf.server.anthropic.conversation import plain_messages
-from moeinf.server.anthropic.head import Head, ending_of, usage_of
-from moeinf.server.anthropic.requests import MessageRequest, params_given, refuse_tools, think_of
+from moeinf.server.anthropic.head import Head, ending_of, tool_use, usage_of
+from moeinf.server.anthropic.requests import MessageRequest, params_given, think_of, tools_of
 from moeinf.server.anthropic.stream import MessageStream, Signature
 from moeinf.server.ask import Ask
 from moeinf.server.figures import figures
@@ -34,12 +35,13 @@ async def messages(service: Service, request: Request, request_id: str) -> Respo
 
 def ask_of(asked: MessageRequest) -> Ask:
     """Raises Refusal, UsageError."""
-    refuse_tools(asked)
     return Ask(
         asked.model,
         plain_messages(asked.system, asked.messages),
         params=params_given(asked),
         think=think_of(asked.thinking),
+        tools=tools_of(asked),
+        one_call=asked.tool_choice is not None and asked.tool_choice.disable_parallel_tool_use,
         keep_alive=keep_alive_of(asked.keep_alive),
     )
 
@@ -54,4 +56,4 @@ def blocks_of(answer: Answer, *, thoughts_shown: bool) -> list[dict[str, Any]]:
         blocks.append({"type": "thinking", "thinking": thinking, "signature": signature.take()})
     if answer.text:
         blocks.append({"type": "text", "text": answer.text})
-    return blocks
+    return blocks + [{**tool_use(call.name), "input": json.loads(call.arguments)} for call in answer.made.tool_calls]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
 
 from moeinf.server.errors import Refusal
-from moeinf.server.thinking import ADAPTIVE
+from moeinf.server.prompt.thinking import ADAPTIVE
+from moeinf.server.prompt.tools import checked_tools
+from moeinf.types import Tool
 
 
 class Thinking(msgspec.Struct):
@@ -59,10 +62,25 @@ def params_given(asked: MessageRequest) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None} | {"num_predict": asked.max_tokens}
 
 
-def refuse_tools(asked: Prompted) -> None:
-    """Raises Refusal where the model is given tools."""
-    if asked.tools and not (asked.tool_choice and asked.tool_choice.type == "none"):
-        raise Refusal(400, "tools are not supported; leave them out")
+def tools_of(asked: Prompted) -> tuple[Tool, ...]:
+    """The tools that the model may call, in OpenAI's form. Raises Refusal."""
+    choice = asked.tool_choice.type if asked.tool_choice else "auto"
+    if choice in ("any", "tool"):
+        raise Refusal(400, f"tool_choice {choice} is not supported: a model here decides itself; give auto or none")
+    tools = checked_tools(_function(tool, f"tools[{at}]") for at, tool in enumerate(asked.tools or ()))
+    return () if choice == "none" else tools
+
+
+def _function(tool: Mapping[str, Any], where: str) -> Tool:
+    kind = tool.get("type") or "custom"
+    if kind != "custom":
+        raise Refusal(400, f"{where}: tools of type {kind!r:.60} are not here; give each with an input_schema")
+    if not isinstance(tool.get("input_schema"), dict):
+        raise Refusal(400, f"{where}: a tool must have an input_schema")
+    function = {"name": tool.get("name"), "parameters": tool["input_schema"]}
+    if tool.get("description"):
+        function["description"] = tool["description"]
+    return {"type": "function", "function": function}
 
 
 def think_of(thinking: Thinking | None) -> bool | str | None:

@@ -8,8 +8,8 @@ from typing import Any
 
 from moeinf.engine.completion import Completion
 from moeinf.server.anthropic.errors import error_body
-from moeinf.server.anthropic.head import Head, ending_of, usage, usage_of
-from moeinf.server.ask import Ended, Event, Failed, Loading, Reading, Text
+from moeinf.server.anthropic.head import Head, ending_of, tool_use, usage, usage_of
+from moeinf.server.ask import Call, Ended, Event, Failed, Loading, Reading, Text
 from moeinf.server.errors import fault_of
 from moeinf.server.figures import figures
 from moeinf.server.http import sse
@@ -27,7 +27,7 @@ class MessageStream:
         self._head, self._request_id, self._thoughts_shown = head, request_id, thoughts_shown
         self._begun = False
         self._index = -1  # of the last block
-        self._open = ""  # the type of the block that is open
+        self._open = ""  # the block that is open: thinking, text, or one of the calls
         self._signature = Signature()
 
     def encode(self, event: Event | None) -> Iterator[bytes]:
@@ -37,6 +37,8 @@ class MessageStream:
             yield _event("ping")
         elif isinstance(event, Text):
             yield from self._text(event)
+        elif isinstance(event, Call):
+            yield from self._call(event)
         elif isinstance(event, Failed):
             yield sse(error_body(fault_of(event.error), self._request_id), "error")
         elif isinstance(event, Ended) and event.completion is not None:
@@ -51,20 +53,27 @@ class MessageStream:
         if not self._begun:
             yield self._begin(0)
         if event.thought:
-            yield from self._block("thinking", {"thinking": "", "signature": ""})
+            yield from self._block("thinking", {"type": "thinking", "thinking": "", "signature": ""})
             self._signature.add(event.text)
             if self._thoughts_shown:
                 yield self._delta("thinking_delta", thinking=event.text)
         else:
-            yield from self._block("text", {"text": ""})
+            yield from self._block("text", {"type": "text", "text": ""})
             yield self._delta("text_delta", text=event.text)
 
-    def _block(self, kind: str, content: dict[str, Any]) -> Iterator[bytes]:
-        """Opens a block of this type, unless the open one is of it."""
-        if self._open != kind:
+    def _call(self, event: Call) -> Iterator[bytes]:
+        if not self._begun:
+            yield self._begin(0)
+        if event.name is not None:
+            yield from self._block(f"call {event.index}", tool_use(event.name))
+        yield self._delta("input_json_delta", partial_json=event.arguments)
+
+    def _block(self, name: str, content: dict[str, Any]) -> Iterator[bytes]:
+        """Opens a block, unless the open one is that of this name."""
+        if self._open != name:
             yield from self._close()
-            self._index, self._open = self._index + 1, kind
-            yield _event("content_block_start", index=self._index, content_block={"type": kind, **content})
+            self._index, self._open = self._index + 1, name
+            yield _event("content_block_start", index=self._index, content_block=content)
 
     def _close(self) -> Iterator[bytes]:
         if self._open == "thinking":

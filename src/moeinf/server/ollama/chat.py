@@ -9,12 +9,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from moeinf.server.ask import Ask
-from moeinf.server.content import plain_text, role_of
 from moeinf.server.errors import Refusal
 from moeinf.server.http import EventStream, body_of, json_response, whole_answer
 from moeinf.server.ollama.answers import ChatLines, GenerateLines, Lines
 from moeinf.server.ollama.descriptions import capabilities_of
 from moeinf.server.ollama.requests import Asking, ChatRequest, GenerateRequest, given_options, refuse_logprobs
+from moeinf.server.prompt.content import plain_text, role_of
 from moeinf.server.service import Service, keep_alive_of
 from moeinf.text.thinking import THINK_WORDS
 from moeinf.types import Message

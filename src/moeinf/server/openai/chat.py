@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from moeinf.server.ask import Ask, Text
-from moeinf.server.content import plain_text, role_of
+from moeinf.server.ask import Ask, Call, Text
 from moeinf.server.errors import Refusal
-from moeinf.server.http import EventStream, body_of, json_response, whole_answer
+from moeinf.server.http import Answer, EventStream, body_of, json_response, whole_answer
 from moeinf.server.openai.head import Head
 from moeinf.server.openai.requests import ChatRequest, params_given
 from moeinf.server.openai.stream import ChunkStream
+from moeinf.server.prompt.content import plain_text, role_of
+from moeinf.server.prompt.tools import checked_tools
 from moeinf.server.service import Service, keep_alive_of
-from moeinf.types import Message
+from moeinf.types import Message, Tool
 
 _EFFORTS: dict[str, bool | str] = {
     "none": False,
@@ -34,8 +36,7 @@ async def chat_completions(service: Service, request: Request) -> Response:
     if asked.stream:
         return EventStream(job, ChatStream(head, asked).encode, "text/event-stream")
     answer = await whole_answer(request, job)
-    message = {"role": "assistant", "content": answer.text} | _thoughts(answer.thinking)
-    return json_response(head.whole({"message": message, "logprobs": None}, answer.made))
+    return json_response(head.whole({"message": _message(answer), "logprobs": None}, answer.made))
 
 
 def ask_of(asked: ChatRequest) -> Ask:
@@ -53,6 +54,8 @@ def ask_of(asked: ChatRequest) -> Ask:
         params=params_given(asked),
         think=_think(asked.reasoning_effort),
         variables=asked.chat_template_kwargs or {},
+        tools=_tools(asked),
+        one_call=asked.parallel_tool_calls is False,
         keep_alive=keep_alive_of(asked.keep_alive),
     )
 
@@ -66,12 +69,37 @@ def message_of(message: dict[str, Any], where: str) -> Message:
     return plain | {name: message[name] for name in ("tool_calls", "tool_call_id", "name") if message.get(name)}
 
 
+def _tools(asked: ChatRequest) -> tuple[Tool, ...]:
+    """Those that the model may call. Raises Refusal."""
+    tools, choice = checked_tools(asked.tools), asked.tool_choice
+    if choice not in (None, "auto", "none"):
+        raise Refusal(
+            400, f"tool_choice {choice!r:.80} is not supported: a model here decides itself; give auto or none"
+        )
+    return () if choice == "none" else tools
+
+
 def _think(effort: str | None) -> bool | str | None:
     if effort is None:
         return None
     if effort not in _EFFORTS:
         raise Refusal(400, f"reasoning_effort cannot be {effort!r:.60}; it is one of {', '.join(_EFFORTS)}")
     return _EFFORTS[effort]
+
+
+def _message(answer: Answer) -> dict[str, Any]:
+    calls = [_call(at, call.name, call.arguments) for at, call in enumerate(answer.made.tool_calls)]
+    for call in calls:
+        del call["index"]  # which a stream alone has
+    content = None if calls and not answer.text else answer.text
+    message = {"role": "assistant", "content": content} | _thoughts(answer.thinking)
+    return message | ({"tool_calls": calls} if calls else {})
+
+
+def _call(index: int, name: str, arguments: str) -> dict[str, Any]:
+    """A call, or the first part of one."""
+    function = {"name": name, "arguments": arguments}
+    return {"index": index, "id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}
 
 
 def _thoughts(text: str) -> dict[str, str]:
@@ -82,9 +110,17 @@ def _thoughts(text: str) -> dict[str, str]:
 class ChatStream(ChunkStream):
     _begun = False
 
-    def choice(self, text: Text) -> dict[str, Any]:
-        delta: dict[str, str] = {} if self._begun else {"role": "assistant"}
+    def choice(self, piece: Text | Call) -> dict[str, Any]:
+        delta: dict[str, Any] = {} if self._begun else {"role": "assistant"}
         self._begun = True
-        if text.text:
-            delta |= _thoughts(text.text) if text.thought else {"content": text.text}
+        if isinstance(piece, Call):
+            delta["tool_calls"] = [_part(piece)]
+        elif piece.text:
+            delta |= _thoughts(piece.text) if piece.thought else {"content": piece.text}
         return {"delta": delta}
+
+
+def _part(part: Call) -> dict[str, Any]:
+    if part.name is None:
+        return {"index": part.index, "function": {"arguments": part.arguments}}
+    return _call(part.index, part.name, part.arguments)

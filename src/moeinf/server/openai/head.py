@@ -33,7 +33,9 @@ class Head:
 
 
 def finish_reason(completion: Completion) -> str:
-    return "length" if completion.finish_reason == "length" else "stop"
+    if completion.finish_reason == "length":
+        return "length"
+    return "tool_calls" if completion.tool_calls else "stop"
 
 
 def usage_of(completion: Completion) -> dict[str, Any]:

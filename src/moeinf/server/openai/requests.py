@@ -9,8 +9,8 @@ import msgspec
 
 from moeinf.config.option import http_options
 from moeinf.sampling.params import SamplingParams
-from moeinf.server.content import stops
 from moeinf.server.errors import Refusal
+from moeinf.server.prompt.content import stops
 
 
 class StreamOptions(msgspec.Struct):
@@ -47,6 +47,7 @@ class ChatRequest(Sampling, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     response_format: dict[str, Any] | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None

@@ -12,8 +12,9 @@ from moeinf.engine.completion import Completion, GenerationStats
 from moeinf.errors import ContextLengthError
 from moeinf.server.anthropic.head import Head
 from moeinf.server.anthropic.stream import MessageStream
-from moeinf.server.ask import Ended, Event, Failed, Loading, Reading, Text
+from moeinf.server.ask import Call, Ended, Event, Failed, Loading, Reading, Text
 from moeinf.server.errors import BusyError
+from moeinf.text.stream import CallPart
 
 STATS = GenerationStats(prompt_tokens=9, cached_tokens=4)
 
@@ -98,6 +99,30 @@ def test_thoughts_that_are_not_to_be_shown() -> None:
     sent = told(Reading(9, 9), Text("Let", thought=True), Text("Hi"), ended("Hi"), thoughts_shown=False)
     deltas = [each["delta"]["type"] for each in sent if each["type"] == "content_block_delta"]
     assert deltas == ["signature_delta", "text_delta"]
+
+
+def test_calls_of_tools() -> None:
+    parts = [CallPart(0, "look", ""), CallPart(0, None, '{"at":'), CallPart(0, None, '"sky"}'), CallPart(1, "go", "{}")]
+    calls = [Call(part.index, part.name, part.arguments) for part in parts]
+    sent = told(Reading(9, 9), Text("Well"), *calls, ended("Well", call_parts=parts))
+    assert kinds(sent[1:]) == [
+        "content_block_start 0",
+        "content_block_delta 0",
+        "content_block_stop 0",
+        "content_block_start 1",
+        *["content_block_delta 1"] * 3,
+        "content_block_stop 1",
+        "content_block_start 2",
+        "content_block_delta 2",
+        "content_block_stop 2",
+        "message_delta",
+        "message_stop",
+    ]
+    block = sent[4]["content_block"]
+    assert block.pop("id").startswith("toolu_") and block == {"type": "tool_use", "name": "look", "input": {}}
+    assert sent[6]["delta"] == {"type": "input_json_delta", "partial_json": '{"at":'}
+    assert sent[9]["content_block"]["name"] == "go"
+    assert sent[-2]["delta"]["stop_reason"] == "tool_use"
 
 
 def test_an_answer_of_nothing() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moeinf.server.agent_noise import quiet_text, without_noise
+from moeinf.server.prompt.agent_noise import quiet_text, without_noise
 
 SYSTEM = "You are an agent.\n\nBe brief.\n"
 
