@@ -193,9 +193,10 @@ class Model:
         prompt: text, or messages with role and content, and calls and results of tools in OpenAI's form. raw: text is
         continued as it is, without the chat template.
         think: True, False, "low", "medium" or "high"; None leaves it to the template. variables: others that it reads.
-        tools: those that the model may call. format: "json" for an object, or the JSON schema of the answer. Thoughts
-        before it are free; num_predict or a full context may cut it. hooks: what is asked and told while the answer is
-        made. A prompt that begins as the one before reuses its keys and values.
+        tools: those that the model may call. format: "json" for an object, the JSON schema of the answer, or "call" for
+        calls of tools, which may also stand instead of JSON. Thoughts before it are free; num_predict or a full context
+        may cut it. hooks: what is asked and told while the answer is made.
+        A prompt that begins as the one before reuses its keys and values.
         Raises ContextLengthError before anything is computed, UsageError for what the template would ignore and for a
         schema that is not supported, ExpertReadError when a disk fails in the middle.
         """

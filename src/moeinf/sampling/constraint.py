@@ -29,7 +29,8 @@ class FramedJson:
     suffix: str = ""
 
 
-# "json": any object. A mapping: a JSON schema. Several framed ones: one of them.
+# "json": any object. A mapping: a JSON schema. Several framed ones: one of them. With the first two an answer may also
+# be calls of the tools that the model is given; with "call" it has to be.
 AnswerFormat = str | Mapping[str, Any] | Sequence[FramedJson]
 
 
@@ -63,7 +64,7 @@ class GrammarConstraint:
 
     def allowed(self) -> IntArray:
         """Raises UsageError where the vocabulary lacks what has to come."""
-        bits = np.unpackbits(np.frombuffer(self._mask, np.uint8), bitorder="little")
+        bits = np.unpackbits(np.frombuffer(self._mask, np.uint8), bitorder="little").view(np.bool_)
         ids = np.flatnonzero(bits[: self._num_ids])
         if not len(ids):
             raise UsageError("format: this model has no token for what the schema wants here; change the schema")
@@ -82,6 +83,8 @@ class GrammarConstraint:
 
 def _forms(format: AnswerFormat) -> list[dict[str, str]]:
     """The forms as the worker wants them: prefix, schema as text, suffix. Raises UsageError."""
+    if format == "call":
+        return []
     if format == "json":
         format = {"type": "object"}
     if isinstance(format, Mapping):

@@ -1,9 +1,9 @@
 """Which tokens may come next in an answer that has a form: grammars for llguidance, run in the text worker.
 
 A grammar says what may come before the answer (thoughts, which are free), and then the answer: JSON of a schema, which
-may stand between literal texts. It is written as Lark, with llguidance's additions: `%json` is a schema, `<[5]>` the
-token 5, and `<[^5]>` every token but it. Why here: a schema comes from anybody who sends a request, and the table of
-tokens from tokenizer.json.
+may stand between literal texts, or a call of a tool, of which only the beginning is held. It is written as Lark, with
+llguidance's additions: `%json` is a schema, `<[5]>` the token 5, and `<[^5]>` every token but it. Why here: a schema
+comes from anybody who sends a request, and the table of tokens from tokenizer.json.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import base64
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
@@ -30,6 +30,15 @@ class GrammarError(Exception):
     """A form that cannot be followed; says why."""
 
 
+class Around(NamedTuple):
+    """What may stand around an answer, as expressions of Lark."""
+
+    lead: str = ""  # thoughts
+    head: str = ""  # what has to come before the answer
+    call: str = ""  # a call of a tool instead of it
+    rules: tuple[str, ...] = ()  # which these expressions use
+
+
 class Grammars:
     """The grammars for the tokens of one tokenizer."""
 
@@ -44,21 +53,28 @@ class Grammars:
                 f"the bytes of this model's tokens are not known ({error}); leave the format or logprobs out"
             ) from error
 
-    def constrain(self, stream: int, lead: str, forms: Sequence[Mapping[str, str]]) -> dict[str, Any]:
+    def constrain(self, stream: int, around: Around, forms: Sequence[Mapping[str, str]]) -> dict[str, Any]:
         """Gives the answer of a stream one of these forms; returns as `accept` does, or why the form is refused.
 
-        lead: rules of Lark for what may come before it; "": nothing. forms: prefix, schema as JSON text, and suffix.
+        forms: prefix, schema as JSON text, and suffix; [] where nothing but a call will do.
         """
-        answer = f"({' | '.join(f'form{i}' for i in range(len(forms)))})"
         try:
-            rules = [rule for i, form in enumerate(forms) for rule in self._rules(i, form)]
-            matcher = self._compile([f"start: {answer}", *rules])
-            _mask(matcher)  # tells of a schema that nothing matches, also where thoughts come first
-            self._matchers[stream] = self._compile([f"start: lead {answer}", lead, *rules]) if lead else matcher
+            self._matchers[stream] = self._compile(self._grammar(around, forms))
             return self._state(stream)
         except GrammarError as error:
             self.forget(stream)
             return {"refused": str(error)}
+
+    def _grammar(self, around: Around, forms: Sequence[Mapping[str, str]]) -> list[str]:
+        if not forms:
+            if not around.call:
+                raise GrammarError("the model has no tools to call, or calls them in a way that is not known")
+            return [f"start: {around.lead} {around.call}", *around.rules]
+        one_of_them = " | ".join(f"form{i}" for i in range(len(forms)))
+        rules = [f"answer: {one_of_them}", *(rule for i, form in enumerate(forms) for rule in self._rules(i, form))]
+        _mask(self._compile(["start: answer", *rules]))  # tells of a schema that nothing matches
+        or_call = f"| {around.call}" if around.call else ""
+        return [f"start: {around.lead} ({around.head} answer {or_call})", *rules, *around.rules]
 
     def accept(self, stream: int, token: int) -> dict[str, Any]:
         """Goes on behind a token. Returns complete: whether nothing may follow; mask: what may.
@@ -102,30 +118,39 @@ class Grammars:
         parts = re.split(f"({'|'.join(map(re.escape, names))})", text) if names else [text]
         return " ".join(f"<[{tokens[part]}]>" if part in tokens else json.dumps(part) for part in parts if part)
 
-    def thoughts_lead(self, context: Sequence[int], tags: Tags | None) -> str:
-        """Rules for what may come before an answer that follows `context`, where thoughts stand between tags."""
+    def around_thoughts(self, context: Sequence[int], tags: Tags | None, opens: Sequence[str]) -> Around:
+        """What may stand around an answer that follows `context`, where thoughts stand between tags.
+
+        opens: the marks behind which the model calls tools; what it writes there is free.
+        """
+        call = f"({' | '.join(map(self._literal, opens))}) {self._all_but()}*" if opens else ""
         if tags is None:
-            return ""
+            return Around(call=call)
         state, ids = state_behind(self._tokenizer, context, tags), tag_ids(self._tokenizer, tags)
         if state == "closed":
-            return f"lead: {_SPACE_BEFORE_ANSWER}"
+            return Around(_SPACE_BEFORE_ANSWER, call=call)
         if ids is None:  # as little text as there can be before the tag
-            opens, thought = json.dumps(tags[0]), f"thought[suffix={json.dumps(tags[1])}]: /(?s:.*)/"
+            begin, thought = json.dumps(tags[0]), f"thought[suffix={json.dumps(tags[1])}]: /(?s:.*)/"
         else:
-            opens, thought = f"<[{ids[0]}]>", f"thought: {self._all_but(ids[1])}* <[{ids[1]}]>"
+            begin, thought = f"<[{ids[0]}]>", f"thought: {self._all_but(ids[1])}* <[{ids[1]}]>"
         whole = f"thought {_SPACE_BEFORE_ANSWER}"
-        return f"lead: {whole if state == 'opened' else f'({opens} {whole})?'}\n{thought}"
+        return Around(whole if state == "opened" else f"({begin} {whole})?", call=call, rules=(thought,))
 
-    def harmony_lead(self, context: Sequence[int], *, final: bool) -> str:
-        """Rules for what comes before an answer of gpt-oss: analysis. final: and the head of the final message."""
+    def around_messages(self, context: Sequence[int], *, framed: bool, tools: bool) -> Around:
+        """What stands around an answer of gpt-oss: its analysis, and the head of its final message.
+
+        framed: the answer's prefix holds a head. tools: whether messages may go to tools instead.
+        """
         if not in_head(self._tokenizer, context):
-            return ""
+            return Around()
         ids = {name: self._tokenizer.token_to_id(name) for name in (START, CHANNEL, MESSAGE, END, CONSTRAIN)}
         start, channel, message, end, constrain = (f"<[{token}]>" for token in ids.values())
         free = self._all_but(*(token for token in ids.values() if token is not None))
-        analysis = f'lead: ({channel} "analysis" {message} {free}* {end} {start} "assistant")*'
+        analysis = f'({channel} "analysis" {message} {free}* {end} {start} "assistant")*'
         kind = f'(" "? {constrain} "json")?' if ids[CONSTRAIN] is not None else ""
-        return f'{analysis} {channel} "final" {kind} {message}' if final else analysis
+        to_tool = f'({channel} "commentary to=functions." | " to=functions.") {self._all_but(ids[START] or 0)}*'
+        final = "" if framed else f'{channel} "final" {kind} {message}'
+        return Around(analysis, final, to_tool if tools else "")
 
     def _all_but(self, *ids: int) -> str:
         """Any token but these, and but those that end an answer."""

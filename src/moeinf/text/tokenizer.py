@@ -205,6 +205,7 @@ class TextStream:
     def constrain(self, forms: Sequence[Mapping[str, str]]) -> tuple[bytes, bool]:
         """Gives the answer one of these forms: prefix, JSON of a schema, suffix. Returns as `accept` does.
 
+        Where the stream has tools, the answer may call them instead; where there are no forms, it has to.
         Raises UsageError for a form that cannot be followed.
         """
         self._process.request("token_bytes", _TABLE_LIMIT_S, ids=[])  # so that the table is there
@@ -212,7 +213,7 @@ class TextStream:
             "constrain", _COMPILE_LIMIT_S, ids=self._context, forms=list(map(_clean, forms)), **self._kind
         )
         if "refused" in answer:
-            raise UsageError(f"format: {answer['refused']}; change the schema")
+            raise UsageError(f"format: {answer['refused']}; {'change the schema' if forms else 'leave it out'}")
         return _mask(answer)
 
     def accept(self, token_id: int) -> tuple[bytes, bool]:

@@ -154,12 +154,15 @@ class TextWorker:
     def constrain(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Gives the answer of an open stream a form; returns what may come first, or why the form is refused."""
         ids, forms, grammars = request["ids"], request["forms"], self._table()
+        framed = any(form["prefix"] for form in forms)
+        may_call = bool(request["tools"]) and not framed
         if self._harmony and request["skip_special"]:
-            lead = grammars.harmony_lead(ids, final=not forms[0]["prefix"])
+            around = grammars.around_messages(ids, framed=framed, tools=may_call)
         else:
             source = (self._template_source or "") if request["chat"] else ""
-            lead = grammars.thoughts_lead(ids, tags_of(source))
-        return grammars.constrain(request["stream"], lead, forms)
+            opens = self._syntax.opens if self._syntax is not None and may_call else ()
+            around = grammars.around_thoughts(ids, tags_of(source), opens)
+        return grammars.constrain(request["stream"], around, forms)
 
     def accept(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Returns what may come behind `token`."""

@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import AddedToken, models
 from tokenizers import Tokenizer as Library
 
-from moeinf.errors import TextError
+from moeinf.errors import TextError, UsageError
 from moeinf.text.tokenizer import Tokenizer
 from tests.support.text_models import byte_level_tokenizer
 
 MakeFolder = Callable[..., Path]
 SPECIALS = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]
-HARMONY = ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|constrain|>"]
+HARMONY = ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|constrain|>", "<|call|>"]
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}</think>"
 SCHEMA = '{"type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": false}'
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 FORMS = [{"prefix": "", "schema": SCHEMA, "suffix": ""}]
 
 
-def follow(tokenizer: Tokenizer, prompt: str, answer: str) -> str:
+def follow(
+    tokenizer: Tokenizer,
+    prompt: str,
+    answer: str,
+    tools: Sequence[Mapping[str, Any]] = (),
+    forms: Sequence[Mapping[str, str]] = FORMS,
+) -> str:
     """What of an answer behind a prompt the grammar takes, and `.` where it may end there, `!` where it must."""
-    stream = tokenizer.stream(tokenizer.encode(prompt, control_tokens=True, bos=False), chat=True)
-    mask, complete = stream.constrain(FORMS)
+    stream = tokenizer.stream(tokenizer.encode(prompt, control_tokens=True, bos=False), chat=True, tools=tools)
+    mask, complete = stream.constrain(forms)
     taken = list[int]()
     for token in tokenizer.encode(answer, control_tokens=True, bos=False):
         if complete or not mask[token >> 3] >> (token & 7) & 1:
@@ -35,9 +43,9 @@ def follow(tokenizer: Tokenizer, prompt: str, answer: str) -> str:
     return tokenizer.decode(taken, skip_special=False) + ("!" if complete else "." if ends else "")
 
 
-def with_tags() -> Library:
+def with_tags(tags: Sequence[str] = ("<think>", "</think>")) -> Library:
     tokenizer = byte_level_tokenizer(SPECIALS)
-    tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in ("<think>", "</think>")])
+    tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in tags])
     return tokenizer
 
 
@@ -87,13 +95,14 @@ def test_control_tokens_are_no_text_of_a_json_string(model_folder: MakeFolder) -
 
 @pytest.fixture
 def harmony(model_folder: MakeFolder) -> Iterator[Tokenizer]:
-    folder = model_folder(tokenizer=byte_level_tokenizer(HARMONY), tokenizer_config={"eos_token": "<|return|>"})
+    folder = model_folder(tokenizer=byte_level_tokenizer(HARMONY), generation={"eos_token_id": [4, 6]})  # return, call
     with Tokenizer(folder) as tokenizer:
         yield tokenizer
 
 
 ANALYSIS = "<|channel|>analysis<|message|>They {greet}.<|end|><|start|>assistant"
 FINAL = "<|channel|>final<|message|>"
+TO_TOOL = "<|channel|>commentary to=functions.look <|constrain|>json<|message|>"
 
 
 @pytest.mark.parametrize(
@@ -116,6 +125,59 @@ def test_of_gpt_oss_the_analysis_is_free_and_the_final_message_has_the_form(
     harmony: Tokenizer, prompt: str, answer: str, taken: str
 ) -> None:
     assert follow(harmony, prompt, answer) == taken
+
+
+CALL = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("tools", "forms", "answer", "taken"),
+    [
+        ([TOOL], FORMS, CALL, CALL + "."),
+        ([TOOL], FORMS, "<think>x</think>\n\n" + CALL + CALL, "<think>x</think>\n\n" + CALL + CALL + "."),
+        ([TOOL], FORMS, "{}", "{}!"),
+        ([TOOL], FORMS, "I look", ""),
+        ([], FORMS, CALL, ""),
+        ([TOOL], [], CALL, CALL + "."),
+        ([TOOL], [], "<think>x</think>" + CALL, "<think>x</think>" + CALL + "."),
+        ([TOOL], [], "{}", ""),
+        ([TOOL], [], "<think>x</think></s>", "<think>x</think>"),
+    ],
+)
+@pytest.mark.parametrize("marks", [("<think>", "</think>"), ("<think>", "</think>", "<tool_call>", "</tool_call>")])
+def test_where_there_are_tools_a_call_may_or_has_to_stand_for_the_answer(
+    model_folder: MakeFolder,
+    marks: Sequence[str],
+    tools: Sequence[Mapping[str, Any]],
+    forms: Sequence[Mapping[str, str]],
+    answer: str,
+    taken: str,
+) -> None:
+    template = TEMPLATE + "{% for tool in tools or [] %}<tool_call>{{ tool }}{% endfor %}"
+    with Tokenizer(model_folder(template, with_tags(marks))) as tokenizer:
+        assert follow(tokenizer, "hi", answer, tools, forms) == taken
+
+
+@pytest.mark.parametrize(
+    ("answer", "taken"),
+    [
+        (TO_TOOL + "{}<|call|>", TO_TOOL + "{}<|call|>!"),
+        (ANALYSIS + TO_TOOL + "{}", ANALYSIS + TO_TOOL + "{}."),
+        (
+            " to=functions.look<|channel|>commentary<|message|>{}",
+            " to=functions.look<|channel|>commentary<|message|>{}.",
+        ),
+        ("<|channel|>commentary<|message|>I look", "<|channel|>commentary"),
+        (FINAL + "{}", FINAL + "{}!"),
+    ],
+)
+def test_gpt_oss_may_send_a_message_to_a_tool_instead(harmony: Tokenizer, answer: str, taken: str) -> None:
+    assert follow(harmony, "<|start|>assistant", answer, [TOOL]) == taken
+
+
+def test_without_tools_there_is_nothing_to_call(harmony: Tokenizer) -> None:
+    with pytest.raises(UsageError, match="no tools to call"):
+        harmony.stream(harmony.encode("<|start|>assistant", control_tokens=True, bos=False)).constrain([])
 
 
 def test_a_tokenizer_whose_bytes_are_unknown_is_refused(model_folder: MakeFolder) -> None:
