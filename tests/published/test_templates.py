@@ -41,7 +41,7 @@ def test_templates_of_other_families_render_a_chat(published: Path, tmp_path: Pa
 
 PUBLISHED = {  # template -> variables that it reads, whether it knows thoughts, and tools
     "qwen3-30b-a3b/chat_template.Qwen-Qwen3-0.6B.jinja": ({"enable_thinking"}, True, True),
-    "deepseek-v3/chat_template.deepseek-ai-DeepSeek-V3.1.jinja": ({"enable_thinking", "thinking"}, True, False),
+    "deepseek-v3/chat_template.deepseek-ai-DeepSeek-V3.1.jinja": ({"enable_thinking", "thinking"}, True, True),
     "deepseek-r1/chat_template.llama-cpp-deepseek-r1.jinja": (set(), True, True),
     "glm-4.6/chat_template.GLM-4.6.jinja": ({"enable_thinking"}, True, True),
     "gpt-oss-20b/chat_template.openai-gpt-oss-120b.jinja": (

@@ -2,41 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
+
+from moeinf.text.tool_calls.messages import with_calls_written
 
 Message = Mapping[str, Any]
 
-_MERGED = "the chat template wants alternating turns: consecutive turns of one role were merged"
-_LATE = "the chat template takes a system message at the beginning only: a later one was put into the turn beside it"
-_FOLDED = "the chat template takes no system message: it was put in front of the first user turn"
-_RESULTS = "the chat template knows no results of tools: they were put into user turns"
+_TOOLS = "the chat template knows no tools: calls were written out, and their results put into user turns"
 
 
 def accommodations(messages: Sequence[Message]) -> Iterator[tuple[list[Message], list[str]]]:
     """The chat as it is, then with one change more at a time; each with a note for every change."""
     yield from _of_turns(messages)
     if any(message.get("role") == "tool" for message in messages):
-        as_user = [{**m, "role": "user"} if m.get("role") == "tool" else m for m in messages]
+        as_user = [{**m, "role": "user"} if m.get("role") == "tool" else m for m in with_calls_written(messages)]
         for candidate, notes in _of_turns(as_user):
-            yield candidate, [_RESULTS, *notes]
+            yield candidate, [_TOOLS, *notes]
 
 
 def _of_turns(messages: Sequence[Message]) -> Iterator[tuple[list[Message], list[str]]]:
-    yield list(messages), []
-    merged = merge_turns(messages)
-    notes = [_MERGED] if len(merged) < len(messages) else []
-    if notes:
-        yield merged, notes
-    late = fold_late_system(messages)
-    if late != list(messages):
-        yield late, [_LATE]
-        merged, notes = merge_turns(late), [_LATE]
-        if len(merged) < len(late):
-            notes = [_LATE, _MERGED]
-            yield merged, notes
-    if messages and messages[0].get("role") == "system":
-        yield merge_turns(fold_system(merged)), [*notes, _FOLDED]
+    seen: list[list[Message]] = []
+    for changes in _CHANGES:
+        candidate, notes = list(messages), []
+        for change, note in changes:
+            changed = change(candidate)
+            notes += [note] if changed != candidate else []
+            candidate = changed
+        if candidate not in seen:
+            seen.append(candidate)
+            yield candidate, notes
 
 
 def merge_turns(messages: Sequence[Message]) -> list[Message]:
@@ -59,22 +55,28 @@ def fold_system(messages: Sequence[Message]) -> list[Message]:
 
 
 def fold_late_system(messages: Sequence[Message]) -> list[Message]:
-    """System messages behind the first turn put into the user turn beside them, or made user turns if none is.
-
-    Those at the beginning become one.
-    """
+    """System messages behind the first turn put into the user turn beside them, or made user turns if none is."""
     made: list[Message] = []
-    before_late = False  # whether the last turn was a system message
+    was_late = False
     for message in messages:
-        leading = all(turn.get("role") == "system" for turn in made)
-        late = message.get("role") == "system" and not leading
+        late = message.get("role") == "system" and any(turn.get("role") != "system" for turn in made)
         turn = {**message, "role": "user"} if late else message
-        both_system = leading and bool(made) and message.get("role") == "system"
-        if made and (late or before_late or both_system) and _can_join(made[-1], turn):
+        if made and (late or was_late) and _can_join(made[-1], turn):
             made[-1] = _joined(made[-1], turn)
         else:
             made.append(turn)
-        before_late = late
+        was_late = late
+    return made
+
+
+def join_leading_system(messages: Sequence[Message]) -> list[Message]:
+    """The system messages at the beginning made one."""
+    made: list[Message] = []
+    for message in messages:
+        if len(made) == 1 and made[0].get("role") == message.get("role") == "system" and _can_join(made[0], message):
+            made[0] = _joined(made[0], message)
+        else:
+            made.append(message)
     return made
 
 
@@ -82,6 +84,32 @@ def drops_system(messages: Sequence[Message], text: str) -> bool:
     """Whether a template left out a system message."""
     contents = [message.get("content") for message in messages if message.get("role") == "system"]
     return any(isinstance(content, str) and content.strip() not in text for content in contents)
+
+
+def moves_system(messages: Sequence[Message], text: str) -> bool:
+    """Whether a template put a late system message in front of the turn before it.
+
+    A chat whose beginning changes with each turn shares no beginning with the one before.
+    """
+    before = ""
+    for message in messages:
+        content = str(message.get("content")).strip()
+        if message.get("role") != "system":
+            before = content or before
+        elif content and before and text.rfind(content) < text.find(before):
+            return True
+    return False
+
+
+def drops_result(messages: Sequence[Message], text: str) -> bool:
+    """Whether a template seems to have left out what a tool gave back: neither it nor its JSON is there."""
+    contents = [message.get("content") for message in messages if message.get("role") == "tool"]
+    return any(
+        isinstance(content, str)
+        and content.strip() not in text
+        and json.dumps(content, ensure_ascii=False)[1:-1].strip() not in text
+        for content in contents
+    )
 
 
 def _can_join(before: Message, message: Message) -> bool:
@@ -96,3 +124,22 @@ def _can_join(before: Message, message: Message) -> bool:
 def _joined(before: Message, message: Message) -> Message:
     content = "\n\n".join(text for text in (before["content"], message["content"]) if text)
     return {**before, **message, "content": content}
+
+
+_Change = tuple[Callable[[Sequence[Message]], list[Message]], str]  # and what the user is told of it
+_MERGE: _Change = (merge_turns, "the chat template wants alternating turns: consecutive turns of one role were merged")
+_LATE: _Change = (
+    fold_late_system,
+    "the chat template takes a system message at the beginning only: a later one was put into the turn beside it",
+)
+_JOIN: _Change = (join_leading_system, "the chat template takes one system message: those at the beginning were joined")
+_FOLD: _Change = (fold_system, "the chat template takes no system message: it was put in front of the first user turn")
+# Which changes are tried together, in this order. Those that touch the beginning of a chat come late.
+_CHANGES: tuple[tuple[_Change, ...], ...] = (
+    (),
+    (_MERGE,),
+    (_LATE,),
+    (_LATE, _JOIN),
+    (_LATE, _JOIN, _MERGE),
+    (_LATE, _JOIN, _MERGE, _FOLD),
+)

@@ -21,7 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from moeinf.errors import TextError
-from moeinf.text.accommodations import accommodations, drops_system
+from moeinf.text.accommodations import accommodations, drops_result, drops_system, moves_system
 
 Message = Mapping[str, Any]
 
@@ -43,30 +43,44 @@ class ChatTemplate:
     def render(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> tuple[str, list[str]]:
         """Returns the text up to where the assistant speaks, and a note for each change that the template required.
 
-        Some templates refuse a system message, a late one or two turns of one role in a row, and some drop the system
-        message in silence; accommodations.py has what is done then.
+        Some templates refuse a system message, a late one or two turns of one role in a row, and some drop or move a
+        system message, or drop a tool's result, in silence; accommodations.py has what is done then.
         Raises jinja2.TemplateError with the template's own words when nothing helps.
         """
         refusal: jinja2.TemplateError | None = None
+        without_results: tuple[str, list[str]] | None = None
         for candidate, notes in accommodations(messages):
             try:
                 text = self._render(candidate, variables)
             except jinja2.TemplateError as error:
                 refusal = refusal or error
                 continue
-            if not drops_system(candidate, text):
+            if drops_system(candidate, text) or moves_system(candidate, text):
+                continue
+            if not drops_result(messages, text):
                 return text, notes
+            without_results = without_results or (text, notes)
+        if without_results is not None:  # which the template may write in a way of its own
+            return without_results
         raise refusal or jinja2.TemplateError("the template leaves out the system message")
 
     def _render(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> str:
         given = {"tools": None, "documents": None, **self._specials, **variables}
         pieces: list[str] = []
         num_chars = 0
-        for piece in self._template.generate(given | {"messages": list(messages), "add_generation_prompt": True}):
-            num_chars += len(piece)
-            if num_chars > _MAX_OUTPUT_CHARS:
-                raise TextError("the chat template writes more than 4 MiB; use --raw to do without it")
-            pieces.append(piece)
+        try:
+            for piece in self._template.generate(given | {"messages": list(messages), "add_generation_prompt": True}):
+                num_chars += len(piece)
+                if num_chars > _MAX_OUTPUT_CHARS:
+                    raise TextError("the chat template writes more than 4 MiB; use --raw to do without it")
+                pieces.append(piece)
+        except (
+            TypeError,
+            ValueError,
+            LookupError,
+            AttributeError,
+        ) as error:  # of what the template does with a message
+            raise jinja2.TemplateError(f"{type(error).__name__}: {error}") from error
         return "".join(pieces)
 
 
@@ -188,7 +202,16 @@ def _tojson(
     value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
     # jinja2's own filter escapes HTML
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys, default=_listed
+    )
+
+
+def _listed(value: Any) -> list[Any]:
+    """What filters such as map give, which is no list."""
+    if isinstance(value, Iterator):
+        return list(value)
+    raise TypeError(f"{type(value).__name__} is no JSON")
 
 
 def _raise(message: str) -> None:

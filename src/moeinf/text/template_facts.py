@@ -43,7 +43,9 @@ def read_facts(source: str) -> TemplateFacts:
     made |= {name.name for name in names if name.ctx == "param"} | {macro.name for macro in tree.find_all(nodes.Macro)}
     variables = frozenset(read - made - _ALWAYS_GIVEN - set(environment().globals))
     thinks = bool(tags_of(source) or _SAY_SO & variables or CHANNEL in source)
-    return TemplateFacts(variables, thinks, tools="tools" in read and find_syntax(source) is not None)
+    syntax = find_syntax(source)
+    tools = syntax is not None and ("tools" in read or syntax.describe is not None)
+    return TemplateFacts(variables, thinks, tools)
 
 
 def _with_a_default(tree: nodes.Template) -> set[str]:

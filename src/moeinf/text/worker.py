@@ -27,7 +27,7 @@ from moeinf.text.template_facts import read_facts
 from moeinf.text.template_file import find_template
 from moeinf.text.thoughts import answer_tags_of, tags_of
 from moeinf.text.tool_calls.choice import find_syntax
-from moeinf.text.tool_calls.messages import described, fitted, in_templates_form
+from moeinf.text.tool_calls.messages import described, fitted, in_templates_form, told_of
 from moeinf.text.tool_calls.open_stream import open_stream
 from moeinf.text.tool_calls.splitter import TextStream
 
@@ -117,11 +117,13 @@ class TextWorker:
             try:
                 if source not in self._templates:
                     self._templates[source] = ChatTemplate(source, self._specials)
-                messages = mark_control_tokens(in_templates_form(request["messages"], self._syntax), self._control)
+                given = in_templates_form(request["messages"], self._syntax)
+                messages = fitted(mark_control_tokens(given, self._control), source, self._syntax)
                 if variables.get("tools"):
                     tools = mark_control_tokens(described(variables["tools"]), self._control)
+                    messages = told_of(tools, messages, source, self._syntax)
                     variables = variables | {"tools": tools}
-                text, notes = self._templates[source].render(fitted(messages, source, self._syntax), variables)
+                text, notes = self._templates[source].render(messages, variables)
             except jinja2.TemplateError as error:
                 raise TextError(f"the chat template refuses this chat: {error}") from error
         return {"text": text, "notes": notes}

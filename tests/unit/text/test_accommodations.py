@@ -57,6 +57,22 @@ def test_a_late_system_message_that_is_dropped_in_silence_is_folded_as_well(mode
     assert text == "S\na\n\nlate\n" and notes
 
 
+def test_a_late_system_message_is_not_moved_to_the_front_of_the_chat(model_folder: MakeFolder) -> None:
+    template = (
+        "{% for m in messages if m.role == 'system' %}{{ m.content }} {% endfor %}"
+        "{% for m in messages if m.role != 'system' %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    )
+    chat = [turn("system", "S"), turn("developer", "D"), turn("user", "a"), turn("assistant", "b"), turn("user", "c")]
+    begun, _ = render(model_folder(template), *chat)
+    text, notes = render(model_folder(template), *chat, turn("system", "late"))
+    assert text.startswith(begun.rstrip()) and text.endswith("user: c\n\nlate\n") and notes
+
+
+def test_a_template_that_fails_in_python_refuses_the_chat(model_folder: MakeFolder) -> None:
+    with pytest.raises(TextError, match="refuses this chat: TypeError"):
+        render(model_folder("{{ messages[0].content + 1 }}"), turn("user", "a"))
+
+
 def test_a_template_that_takes_late_system_messages_gets_them_untouched(model_folder: MakeFolder) -> None:
     text, notes = render(model_folder(SAYS_ROLES), turn("user", "a"), turn("system", "late"), turn("user", "b"))
     assert text == "user: a\nsystem: late\nuser: b\n" and not notes
@@ -67,7 +83,21 @@ def test_results_go_into_user_turns_where_a_template_knows_no_tools(model_folder
     assert text == (
         'user: Weather in Paris?\nassistant: get_weather({"city": "Paris", "days": 2})\nuser: sunny\nuser: And Rome?\n'
     )
-    assert len(notes) == 1 and "results of tools" in notes[0]
+    assert len(notes) == 1 and "knows no tools" in notes[0]
+
+
+def test_a_result_that_is_dropped_in_silence_goes_into_a_user_turn_as_well(model_folder: MakeFolder) -> None:
+    template = "{% for m in messages if m.role != 'tool' %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    text, notes = render(model_folder(template), *CHAT[1:])
+    assert "user: sunny\nuser: And Rome?\n" in text and notes
+    quoted = "{% for m in messages %}{{ m.role }}: {{ (m.content ~ '\"') | tojson }}\n{% endfor %}"
+    assert "tool: " in render(model_folder(quoted), *CHAT[1:])[0], "JSON of a result is the result"
+
+
+def test_a_result_that_no_form_of_the_chat_shows_is_left_to_the_template(model_folder: MakeFolder) -> None:
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content | upper }}\n{% endfor %}"
+    text, notes = render(model_folder(template), *CHAT[1:])
+    assert "tool: SUNNY\n" in text and not notes
 
 
 def test_turns_of_tools_are_never_merged() -> None:

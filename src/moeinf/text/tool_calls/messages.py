@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from moeinf.errors import TextError
@@ -135,18 +136,39 @@ def _thought(text: str) -> dict[str, str]:
 
 def _written_out(messages: Sequence[Message], syntax: Syntax | None) -> list[Message]:
     """Calls as text, for a template that leaves them out: as the model writes them, else as a user reads them."""
-    result_role = syntax.result_role if syntax else "tool"
+    if syntax is None or syntax.write is None:
+        return with_calls_written(messages)
+    written = with_calls_written(messages, syntax.write)
+    return [{**m, "role": syntax.result_role} if m.get("role") == "tool" else m for m in written]
+
+
+def _readable(calls: Sequence[MessageCall]) -> str:
+    functions = [call["function"] for call in calls]
+    return "\n".join(f"{f['name']}({json.dumps(f['arguments'], ensure_ascii=False)})" for f in functions)
+
+
+def with_calls_written(
+    messages: Sequence[Message], write: Callable[[Sequence[MessageCall]], str] = _readable
+) -> list[Message]:
+    """Messages whose calls are text."""
     made: list[Message] = []
     for message in messages:
-        if calls := message.get("tool_calls"):
-            written = syntax.write(calls) if syntax and syntax.write else "\n".join(map(_readable, calls))
-            content = "\n".join(text for text in (message["content"], written) if text)
-            made.append({key: value for key, value in message.items() if key != "tool_calls"} | {"content": content})
-        else:
-            made.append({**message, "role": result_role} if message.get("role") == "tool" else message)
+        calls = message.get("tool_calls")
+        if calls:
+            content = "\n".join(text for text in (message["content"], write(calls)) if text)
+            message = {key: value for key, value in message.items() if key != "tool_calls"} | {"content": content}
+        made.append(message)
     return made
 
 
-def _readable(call: MessageCall) -> str:
-    function = call["function"]
-    return f"{function['name']}({json.dumps(function['arguments'], ensure_ascii=False)})"
+def told_of(
+    tools: Sequence[Mapping[str, Any]], messages: Sequence[Message], template: str, syntax: Syntax | None
+) -> list[Message]:
+    """Messages whose system message tells of the tools, where the text of a template shows that it does not."""
+    if syntax is None or syntax.describe is None or re.search(r"\btools\b", template):
+        return list(messages)
+    told = syntax.describe(tools, template)
+    first = messages[0] if messages else {}
+    if first.get("role") != "system":
+        return [{"role": "system", "content": told}, *messages]
+    return [{**first, "content": f"{first['content']}\n\n{told}"}, *messages[1:]]

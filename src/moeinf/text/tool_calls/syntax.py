@@ -20,6 +20,7 @@ class Syntax:
     known_by: text of a chat template that tells it. opens: the marks of an answer behind which calls may stand.
     marks: all that may be tokens of the vocabulary. read: the reader of what stands behind a mark, which it is given.
     call_id: the id that a template wants for the n-th call of a chat, where it wants a form of its own.
+    describe: what the model is told of its tools, where its templates do not; given the tools and the template.
     write, result_role: calls as the model writes them, and the role of their results, for templates that leave calls
     out.
     """
@@ -29,5 +30,6 @@ class Syntax:
     marks: tuple[str, ...]
     read: Callable[[Source, str, ToolSchemas], Reading[None]]
     call_id: Callable[[str, str, int], str] | None = None  # of its id so far, its tool's name, and n
+    describe: Callable[[Sequence[Mapping[str, Any]], str], str] | None = None
     write: Callable[[Sequence[MessageCall]], str] | None = None
     result_role: str = "tool"

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from moeinf.errors import TextError
-from moeinf.text.tool_calls.messages import described, fitted, in_templates_form
+from moeinf.text.tool_calls.messages import described, fitted, in_templates_form, told_of
+from moeinf.text.tool_calls.syntaxes.deepseek import DEEPSEEK
 from moeinf.text.tool_calls.syntaxes.granite import GRANITE
 from moeinf.text.tool_calls.syntaxes.kimi import KIMI
 from moeinf.text.tool_calls.syntaxes.mistral import MISTRAL
@@ -115,6 +116,20 @@ def test_a_template_that_shows_one_call_a_turn_gets_them_one_by_one() -> None:
     ]
     assert [m.get("thinking") for m in made] == ["Hm.\n\nNow.", None, None, None, None]
     assert [len(m["tool_calls"]) for m in made if "tool_calls" in m] == [1, 1]
+
+
+def test_the_system_message_tells_of_tools_where_deepseeks_template_does_not() -> None:
+    tools = described([{"type": "function", "function": {"name": "f", "description": "Does it"}}])
+    user = [{"role": "user", "content": "hi"}]
+    told = told_of(tools, [{"role": "system", "content": "S"}, *user], "<｜tool▁call▁begin｜>", DEEPSEEK)
+    assert told[0]["content"].startswith("S\n\n## Tools\n") and told[1:] == user
+    assert "### f\nDescription: Does it\n\nParameters: {" in told[0]["content"]
+    assert (
+        "<｜tool▁call▁begin｜>tool_call_name<｜tool▁sep｜>tool_call_arguments<｜tool▁call▁end｜>" in told[0]["content"]
+    )
+    fenced = told_of(tools, user, "<｜tool▁call▁begin｜> ```json", DEEPSEEK)
+    assert "<｜tool▁sep｜>tool_call_name\n```json\ntool_call_arguments\n```<" in fenced[0]["content"]
+    assert told_of(tools, user, "{% if tools %}", DEEPSEEK) == user == told_of(tools, user, "", KIMI)
 
 
 def test_tools_have_what_templates_read_unasked() -> None:

@@ -4,9 +4,16 @@ V3 and R1: <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜to
            the arguments as a fenced block of JSON, <｜tool▁call▁end｜> ... <｜tool▁calls▁end｜>
 V3.1:      <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>name<｜tool▁sep｜>{...}<｜tool▁call▁end｜> ...
            <｜tool▁calls▁end｜>
+
+The published templates write calls and results, but tell nothing of the tools: that is for the system message, in the
+words of DeepSeek-V3.1's model card.
 """
 
 from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from moeinf.text.tool_calls.call_objects import read_arguments, read_name
 from moeinf.text.tool_calls.reading import NotACallError, Reading, Source
@@ -48,4 +55,32 @@ def _read_call(source: Source) -> Reading[None]:
         raise NotACallError
 
 
-DEEPSEEK = Syntax(known_by=(_CALL,), opens=(_OPEN, _CALL), marks=(_OPEN, _CLOSE, _CALL, _SEP, _END_CALL), read=_read)
+def _describe(tools: Sequence[Mapping[str, Any]], template: str) -> str:
+    name, arguments = "tool_call_name", "tool_call_arguments"
+    fenced = "```json" in template  # V3 and R1
+    call = f"function{_SEP}{name}\n```json\n{arguments}\n```" if fenced else f"{name}{_SEP}{arguments}"
+    return "\n\n".join(
+        [
+            "## Tools\nYou have access to the following tools:",
+            *(_described(tool["function"]) for tool in tools),
+            "IMPORTANT: ALWAYS adhere to this exact format for tool use:\n"
+            f"{_OPEN}{_CALL}{call}{_END_CALL}{{additional_tool_calls}}{_CLOSE}",
+            f"Where:\n- `{name}` must be an exact match to one of the available tools\n"
+            f"- `{arguments}` must be valid JSON that strictly follows the tool's Parameters Schema\n"
+            "- For multiple tool calls, chain them directly without separators or spaces",
+        ]
+    )
+
+
+def _described(function: Mapping[str, Any]) -> str:
+    parameters = json.dumps(function["parameters"], ensure_ascii=False)
+    return f"### {function['name']}\nDescription: {function['description']}\n\nParameters: {parameters}"
+
+
+DEEPSEEK = Syntax(
+    known_by=(_CALL,),
+    opens=(_OPEN, _CALL),
+    marks=(_OPEN, _CLOSE, _CALL, _SEP, _END_CALL),
+    read=_read,
+    describe=_describe,
+)
