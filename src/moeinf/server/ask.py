@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from moeinf.engine.completion import Completion
+from moeinf.sampling.constraint import AnswerFormat
 from moeinf.types import Message, Tool
 
 
@@ -16,6 +17,7 @@ class Ask:
 
     prompt: a text, or the messages of a chat; None only loads the model. raw: the text is continued as it is.
     tools: those that the model may call; one_call: only its first call counts.
+    format: as for Model.pieces, and not beside tools. effort: OpenAI's word for how hard to think, instead of `think`.
     params: fields of SamplingParams that the client gave. think: as for Model.stream, or thinking.ADAPTIVE.
     config: fields of RuntimeConfig, with which the model is opened anew where they differ.
     keep_alive: (seconds,), or (None,) for ever; () is the server's own.
@@ -28,6 +30,8 @@ class Ask:
     think: bool | str | None = None
     tools: Sequence[Tool] = ()
     one_call: bool = False
+    format: AnswerFormat | None = None
+    effort: str | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
     keep_alive: tuple[float | None, ...] = ()
@@ -67,6 +71,25 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
+class Chance:
+    """A token, by the bytes that it stands for, and the natural logarithm of its probability."""
+
+    token: bytes
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A token of the answer, thoughts and tags included, told before its text; top: the likeliest ones, best first.
+
+    It comes where top_logprobs among the params asks for it.
+    """
+
+    token: Chance
+    top: tuple[Chance, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """The answer is whole, or was cut. completion: None where the model was only loaded."""
 
@@ -81,4 +104,4 @@ class Failed:
     error: Exception
 
 
-Event = Loading | Reading | Text | Call | Ended | Failed
+Event = Loading | Reading | Text | Call | Chosen | Ended | Failed

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from moeinf.engine.completion import Completion
-from moeinf.server.ask import Ended, Event, Failed, Text
+from moeinf.server.ask import Chosen, Ended, Event, Failed, Text
 from moeinf.server.errors import Fault, Refusal, fault_of
 from moeinf.server.job import Job
 
@@ -76,6 +76,7 @@ class Answer:
 
     def __init__(self) -> None:
         self.text = self.thinking = ""
+        self.chosen: list[Chosen] = []
         self.completion: Completion | None = None
         self.load_s = 0.0
 
@@ -91,6 +92,8 @@ class Answer:
             self.thinking += event.text
         elif isinstance(event, Text):
             self.text += event.text
+        elif isinstance(event, Chosen):
+            self.chosen.append(event)
         elif isinstance(event, Ended):
             self.completion, self.load_s = event.completion, event.load_s
         elif isinstance(event, Failed):

@@ -50,9 +50,11 @@ class Service:
     def submit(self, request: Request, ask: Ask, user: str | None = None) -> Job:
         """Queues what is asked. user: whom the request names, so that users of one machine take turns.
 
-        Raises BusyError, StoppingError, ModelNotFoundError.
+        Raises BusyError, StoppingError, ModelNotFoundError, Refusal.
         """
         self.find(ask.model)
+        if ask.tools and ask.format is not None:
+            raise Refusal(400, "tools and a format of the answer cannot be had together: leave one of them out")
         if ask.prompt is not None and not isinstance(ask.prompt, str):
             ask = replace(ask, prompt=without_noise(ask.prompt))
         host = request.client.host if request.client else ""

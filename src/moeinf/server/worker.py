@@ -12,13 +12,12 @@ from datetime import datetime, timedelta, timezone
 
 from moeinf.config import RuntimeConfig
 from moeinf.engine.build_context import Reporting
-from moeinf.engine.completion import Hooks
 from moeinf.engine.model import Model
-from moeinf.server.ask import Call, Ended, Failed, Loading, Reading, Text
+from moeinf.server.answering import answer
+from moeinf.server.ask import Ended, Failed, Loading
 from moeinf.server.errors import BusyError, StoppingError
 from moeinf.server.fair_queue import FairQueue
 from moeinf.server.job import Job
-from moeinf.server.prompt.thinking import think_for
 from moeinf.store.library import Library, StoredModel
 
 log = logging.getLogger("moeinf.server")
@@ -152,7 +151,8 @@ class Worker:
             else:
                 model = self._model_for(job)
                 load_s = time.perf_counter() - started
-                event = Ended(None, load_s) if job.ask.prompt is None else self._generate(job, model, load_s)
+                whole = None if job.ask.prompt is None else answer(model, job, self._at_once.is_set)
+                event = Ended(whole, load_s)
         except Exception as error:  # this thread must outlive every request; the client is told
             event = Failed(error)
         finally:
@@ -164,31 +164,6 @@ class Worker:
         with suppress(Exception):  # counting must not cost the answer
             self._on_end(job, event)
         job.put(event)
-
-    def _generate(self, job: Job, model: Model, load_s: float) -> Ended:
-        ask = job.ask
-        assert ask.prompt is not None
-        hooks = Hooks(
-            should_stop=lambda: job.cancelled or self._at_once.is_set(),
-            on_prefill=lambda done, total: job.put(Reading(done, total)),
-        )
-        params = model.params(**ask.params)
-        think = None if ask.think is None else think_for(None if ask.raw else model.generator.kind.template, ask.think)
-        for piece in model.pieces(
-            ask.prompt, params, raw=ask.raw, think=think, variables=ask.variables, tools=ask.tools, hooks=hooks
-        ):
-            call = piece.call
-            if call is None:
-                job.put(Text(piece.text, piece.thought))
-            elif call.index == 0 or not ask.one_call:
-                job.put(Call(call.index, call.name, call.arguments))
-        completion = model.last
-        assert completion is not None, "an answer has a completion, even one without a token"
-        if completion.finish_reason == "interrupted" and not job.cancelled:
-            raise StoppingError("the server stopped before the answer was whole; ask again later")
-        if ask.one_call:
-            completion.call_parts = [part for part in completion.call_parts if part.index == 0]
-        return Ended(completion, load_s)
 
     def _model_for(self, job: Job) -> Model:
         """The model that the job asks for, opened where it is not; another one is closed first."""

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from moeinf.server.anthropic.conversation import plain_messages
 from moeinf.server.anthropic.head import Head, ending_of, tool_use, usage_of
-from moeinf.server.anthropic.requests import MessageRequest, params_given, think_of, tools_of
+from moeinf.server.anthropic.requests import MessageRequest, format_of, params_given, think_of, tools_of
 from moeinf.server.anthropic.stream import MessageStream, Signature
 from moeinf.server.ask import Ask
 from moeinf.server.figures import figures
@@ -42,6 +42,7 @@ def ask_of(asked: MessageRequest) -> Ask:
         think=think_of(asked.thinking),
         tools=tools_of(asked),
         one_call=asked.tool_choice is not None and asked.tool_choice.disable_parallel_tool_use,
+        format=format_of(asked),
         keep_alive=keep_alive_of(asked.keep_alive),
     )
 

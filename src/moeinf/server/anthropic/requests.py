@@ -24,6 +24,17 @@ class Metadata(msgspec.Struct):
     user_id: str | None = None
 
 
+class OutputFormat(msgspec.Struct):
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputConfig(msgspec.Struct):
+    """effort, which may stand beside it, is not read: how hard a model thinks is its chat template's to say."""
+
+    format: OutputFormat | None = None
+
+
 class ToolChoice(msgspec.Struct):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -49,6 +60,8 @@ class MessageRequest(Prompted, kw_only=True):
     top_p: float | None = None
     top_k: int | None = None
     metadata: Metadata | None = None
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None  # where the format stood before output_config
     keep_alive: str | float | None = None  # beyond Anthropic's own
 
 
@@ -81,6 +94,12 @@ def _function(tool: Mapping[str, Any], where: str) -> Tool:
     if tool.get("description"):
         function["description"] = tool["description"]
     return {"type": "function", "function": function}
+
+
+def format_of(asked: MessageRequest) -> dict[str, Any] | None:
+    """The JSON schema that the answer is held to."""
+    given = asked.output_format or (asked.output_config.format if asked.output_config else None)
+    return given.schema if given else None
 
 
 def think_of(thinking: Thinking | None) -> bool | str | None:

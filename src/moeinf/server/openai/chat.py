@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import secrets
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from moeinf.server.ask import Ask, Call, Text
+from moeinf.server.ask import Ask
 from moeinf.server.errors import Refusal
-from moeinf.server.http import Answer, EventStream, body_of, json_response, whole_answer
+from moeinf.server.http import EventStream, body_of, json_response, whole_answer
+from moeinf.server.openai.chat_answer import ChatStream, logprobs, message_of_answer
 from moeinf.server.openai.head import Head
 from moeinf.server.openai.requests import ChatRequest, params_given
-from moeinf.server.openai.stream import ChunkStream
 from moeinf.server.prompt.content import plain_text, role_of
+from moeinf.server.prompt.format import format_of
 from moeinf.server.prompt.tools import checked_tools
 from moeinf.server.service import Service, keep_alive_of
+from moeinf.text.thinking import think_of_effort
 from moeinf.types import Message, Tool
-
-_EFFORTS: dict[str, bool | str] = {
-    "none": False,
-    "minimal": "low",
-    "low": "low",
-    "medium": "medium",
-    "high": "high",
-    "xhigh": "high",
-}
 
 
 async def chat_completions(service: Service, request: Request) -> Response:
@@ -36,7 +28,8 @@ async def chat_completions(service: Service, request: Request) -> Response:
     if asked.stream:
         return EventStream(job, ChatStream(head, asked).encode, "text/event-stream")
     answer = await whole_answer(request, job)
-    return json_response(head.whole({"message": _message(answer), "logprobs": None}, answer.made))
+    choice = {"message": message_of_answer(answer), "logprobs": logprobs(answer.chosen)}
+    return json_response(head.whole(choice, answer.made))
 
 
 def ask_of(asked: ChatRequest) -> Ask:
@@ -46,16 +39,19 @@ def ask_of(asked: ChatRequest) -> Ask:
             raise Refusal(400, f"{name} is not supported" + ("; use tools" if name == "functions" else ""))
     if asked.modalities not in (None, ["text"]):
         raise Refusal(400, "modalities: models here answer with text alone")
+    if asked.reasoning_effort is not None:
+        think_of_effort(None, asked.reasoning_effort)  # which refuses a word that is none
     if not asked.messages:
         raise Refusal(400, "messages is empty; give at least one")
     return Ask(
         asked.model,
         [message_of(message, f"messages[{i}]") for i, message in enumerate(asked.messages)],
-        params=params_given(asked),
-        think=_think(asked.reasoning_effort),
+        params=params_given(asked) | _logprobs(asked),
+        effort=asked.reasoning_effort,
         variables=asked.chat_template_kwargs or {},
         tools=_tools(asked),
         one_call=asked.parallel_tool_calls is False,
+        format=format_of(asked.response_format),
         keep_alive=keep_alive_of(asked.keep_alive),
     )
 
@@ -79,48 +75,10 @@ def _tools(asked: ChatRequest) -> tuple[Tool, ...]:
     return () if choice == "none" else tools
 
 
-def _think(effort: str | None) -> bool | str | None:
-    if effort is None:
-        return None
-    if effort not in _EFFORTS:
-        raise Refusal(400, f"reasoning_effort cannot be {effort!r:.60}; it is one of {', '.join(_EFFORTS)}")
-    return _EFFORTS[effort]
-
-
-def _message(answer: Answer) -> dict[str, Any]:
-    calls = [_call(at, call.name, call.arguments) for at, call in enumerate(answer.made.tool_calls)]
-    for call in calls:
-        del call["index"]  # which a stream alone has
-    content = None if calls and not answer.text else answer.text
-    message = {"role": "assistant", "content": content} | _thoughts(answer.thinking)
-    return message | ({"tool_calls": calls} if calls else {})
-
-
-def _call(index: int, name: str, arguments: str) -> dict[str, Any]:
-    """A call, or the first part of one."""
-    function = {"name": name, "arguments": arguments}
-    return {"index": index, "id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}
-
-
-def _thoughts(text: str) -> dict[str, str]:
-    """Under the names that the clients of llama.cpp's server and of ollama look for."""
-    return {"reasoning_content": text, "reasoning": text} if text else {}
-
-
-class ChatStream(ChunkStream):
-    _begun = False
-
-    def choice(self, piece: Text | Call) -> dict[str, Any]:
-        delta: dict[str, Any] = {} if self._begun else {"role": "assistant"}
-        self._begun = True
-        if isinstance(piece, Call):
-            delta["tool_calls"] = [_part(piece)]
-        elif piece.text:
-            delta |= _thoughts(piece.text) if piece.thought else {"content": piece.text}
-        return {"delta": delta}
-
-
-def _part(part: Call) -> dict[str, Any]:
-    if part.name is None:
-        return {"index": part.index, "function": {"arguments": part.arguments}}
-    return _call(part.index, part.name, part.arguments)
+def _logprobs(asked: ChatRequest) -> dict[str, int]:
+    """Raises Refusal."""
+    if asked.top_logprobs is not None and not asked.logprobs:
+        raise Refusal(400, "top_logprobs is given without logprobs: set logprobs to true")
+    if asked.top_logprobs is not None and not 0 <= asked.top_logprobs <= 20:
+        raise Refusal(400, "top_logprobs must be between 0 and 20")
+    return {"top_logprobs": asked.top_logprobs or 0} if asked.logprobs else {}

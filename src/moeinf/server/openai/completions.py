@@ -7,7 +7,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from moeinf.server.ask import Ask, Call, Text
+from moeinf.server.ask import Ask, Call, Chosen, Text
 from moeinf.server.errors import Refusal
 from moeinf.server.http import EventStream, body_of, json_response, whole_answer
 from moeinf.server.openai.head import Head
@@ -46,5 +46,5 @@ def ask_of(asked: CompletionRequest) -> Ask:
 
 
 class TextStream(ChunkStream):
-    def choice(self, piece: Text | Call) -> dict[str, Any] | None:
+    def choice(self, piece: Text | Call | Chosen) -> dict[str, Any] | None:
         return {"text": piece.text} if isinstance(piece, Text) else None

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
-from moeinf.server.ask import Call, Ended, Event, Failed, Loading, Reading, Text
+from moeinf.server.ask import Call, Chosen, Ended, Event, Failed, Loading, Reading, Text
 from moeinf.server.errors import fault_of
 from moeinf.server.figures import figures
 from moeinf.server.http import sse
@@ -23,7 +23,7 @@ class ChunkStream(ABC):
         self._usage = asked.stream_options is not None and asked.stream_options.include_usage
 
     @abstractmethod
-    def choice(self, piece: Text | Call) -> dict[str, Any] | None:
+    def choice(self, piece: Text | Call | Chosen) -> dict[str, Any] | None:
         """The choice for a piece of an answer; for an empty text, that of the last chunk. None: it is not shown."""
 
     def encode(self, event: Event | None) -> Iterator[bytes]:
@@ -32,7 +32,7 @@ class ChunkStream(ABC):
         elif isinstance(event, Loading | Reading):
             phase = "loading" if isinstance(event, Loading) else "prefill"
             yield f": {phase} {event.done}/{event.total}\n\n".encode()
-        elif isinstance(event, Text | Call):
+        elif isinstance(event, Text | Call | Chosen):
             if (choice := self.choice(event)) is not None:
                 yield self._chunk(choice, None)
         elif isinstance(event, Failed):
@@ -46,4 +46,4 @@ class ChunkStream(ABC):
             yield sse(b"[DONE]")
 
     def _chunk(self, choice: dict[str, Any], reason: str | None, **more: Any) -> bytes:
-        return self._head.chunk([{"index": 0, **choice, "logprobs": None, "finish_reason": reason}], **more)
+        return self._head.chunk([{"index": 0, "logprobs": None, **choice, "finish_reason": reason}], **more)

@@ -1,0 +1,60 @@
+"""One request answered by an open model, told piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from moeinf.engine.completion import Completion, Hooks
+from moeinf.engine.model import Model
+from moeinf.sampling.logprobs import ChosenToken
+from moeinf.server.ask import Call, Chance, Chosen, Reading, Text
+from moeinf.server.errors import StoppingError
+from moeinf.server.job import Job
+from moeinf.server.prompt.thinking import think_for
+from moeinf.text.stream import Piece
+from moeinf.text.tokenizer import Tokenizer
+
+
+def answer(model: Model, job: Job, stopping: Callable[[], bool]) -> Completion:
+    """Tells the job all but the end. stopping: asked between layers; True ends the answer within a token.
+
+    Raises StoppingError for an answer that was ended so, and whatever Model.pieces raises.
+    """
+    ask = job.ask
+    assert ask.prompt is not None
+    hooks = Hooks(
+        should_stop=lambda: job.cancelled or stopping(),
+        on_prefill=lambda done, total: job.put(Reading(done, total)),
+        on_token=lambda chosen: job.put(_told(chosen, model.tokenizer)),
+    )
+    think = None
+    if ask.think is not None or ask.effort is not None:
+        think = think_for(None if ask.raw else model.generator.kind.template, ask.think, ask.effort)
+    for piece in model.pieces(
+        ask.prompt, model.params(**ask.params), raw=ask.raw, think=think, variables=ask.variables, tools=ask.tools,
+        format=ask.format, hooks=hooks,
+    ):  # fmt: skip
+        _tell(piece, job)
+    completion = model.last
+    assert completion is not None, "an answer has a completion, even one without a token"
+    if completion.finish_reason == "interrupted" and not job.cancelled:
+        raise StoppingError("the server stopped before the answer was whole; ask again later")
+    if ask.one_call:
+        completion.call_parts = [part for part in completion.call_parts if part.index == 0]
+    return completion
+
+
+def _tell(piece: Piece, job: Job) -> None:
+    call = piece.call
+    if call is None:
+        job.put(Text(piece.text, piece.thought))
+    elif call.index == 0 or not job.ask.one_call:
+        job.put(Call(call.index, call.name, call.arguments))
+
+
+def _told(chosen: ChosenToken, tokenizer: Tokenizer) -> Chosen:
+    """With what the tokens stand for, which takes one question to the tokenizer's process."""
+    ids = [chosen.token_id, *(token for token, _ in chosen.top)]
+    logprobs = [chosen.logprob, *(logprob for _, logprob in chosen.top)]
+    token, *top = (Chance(*each) for each in zip(tokenizer.token_bytes(ids), logprobs, strict=True))
+    return Chosen(token, tuple(top))

@@ -1,0 +1,74 @@
+"""The answers of chat completions: messages and what a stream tells of them."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+from moeinf.server.ask import Call, Chance, Chosen, Text
+from moeinf.server.http import Answer
+from moeinf.server.openai.head import Head
+from moeinf.server.openai.requests import Sampling
+from moeinf.server.openai.stream import ChunkStream
+
+
+def message_of_answer(answer: Answer) -> dict[str, Any]:
+    calls = [_call(at, call.name, call.arguments) for at, call in enumerate(answer.made.tool_calls)]
+    for call in calls:
+        del call["index"]  # which a stream alone has
+    content = None if calls and not answer.text else answer.text
+    message = {"role": "assistant", "content": content} | _thoughts(answer.thinking)
+    return message | ({"tool_calls": calls} if calls else {})
+
+
+def _call(index: int, name: str, arguments: str) -> dict[str, Any]:
+    """A call, or the first part of one."""
+    function = {"name": name, "arguments": arguments}
+    return {"index": index, "id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}
+
+
+def _thoughts(text: str) -> dict[str, str]:
+    """Under the names that the clients of llama.cpp's server and of ollama look for."""
+    return {"reasoning_content": text, "reasoning": text} if text else {}
+
+
+class ChatStream(ChunkStream):
+    """Each chunk has the probabilities of the tokens that were chosen since the one before."""
+
+    def __init__(self, head: Head, asked: Sampling) -> None:
+        super().__init__(head, asked)
+        self._begun = False
+        self._tokens: list[Chosen] = []
+
+    def choice(self, piece: Text | Call | Chosen) -> dict[str, Any] | None:
+        if isinstance(piece, Chosen):
+            self._tokens.append(piece)
+            return None
+        delta: dict[str, Any] = {} if self._begun else {"role": "assistant"}
+        self._begun = True
+        if isinstance(piece, Call):
+            delta["tool_calls"] = [_part(piece)]
+        elif piece.text:
+            delta |= _thoughts(piece.text) if piece.thought else {"content": piece.text}
+        tokens, self._tokens = self._tokens, []
+        return {"delta": delta, "logprobs": logprobs(tokens)}
+
+
+def _part(part: Call) -> dict[str, Any]:
+    if part.name is None:
+        return {"index": part.index, "function": {"arguments": part.arguments}}
+    return _call(part.index, part.name, part.arguments)
+
+
+def logprobs(tokens: Sequence[Chosen]) -> dict[str, Any] | None:
+    """How probable the tokens were, those of thoughts and tags among them."""
+    if not tokens:
+        return None
+    told = [_chance(each.token) | {"top_logprobs": [_chance(other) for other in each.top]} for each in tokens]
+    return {"content": told, "refusal": None}
+
+
+def _chance(chance: Chance) -> dict[str, Any]:
+    text = chance.token.decode("utf-8", "replace")
+    return {"token": text, "logprob": chance.logprob, "bytes": list(chance.token)}

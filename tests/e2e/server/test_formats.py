@@ -1,0 +1,93 @@
+"""Answers held to JSON, and how probable their tokens were, by the clients of OpenAI and Anthropic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import httpx
+import openai
+import pytest
+from pydantic import BaseModel, Field
+
+from moeinf.server.serve import HttpServer
+from tests.support.caller import LOOK_UP
+
+
+class Fisherman(BaseModel):
+    age: int = Field(ge=20, le=99)
+    fish: list[bool] = Field(min_length=1, max_length=3)
+
+
+HI: list[Any] = [{"role": "user", "content": "There was a fisherman. He is described in JSON as"}]
+SCHEMA = {**Fisherman.model_json_schema(), "additionalProperties": False}
+
+
+@pytest.fixture
+def client(server: HttpServer) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client:
+        yield client
+
+
+def test_openais_client_parses_what_it_asked_for(client: openai.OpenAI) -> None:
+    parsed = client.chat.completions.parse(model="demo", messages=HI, response_format=Fisherman, max_tokens=200)
+    fisherman = parsed.choices[0].message.parsed
+    assert fisherman is not None and 20 <= fisherman.age <= 99
+    assert parsed.choices[0].finish_reason == "stop"
+
+
+def test_any_object(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "demo", "messages": HI, "max_tokens": 8, "temperature": 0}
+    answer = client.chat.completions.create(**asked, response_format={"type": "json_object"})
+    assert answer.choices[0].message.content.lstrip().startswith("{")
+    free = client.chat.completions.create(**asked, response_format={"type": "text"})
+    assert free.choices[0].message.content == client.chat.completions.create(**asked).choices[0].message.content
+
+
+def test_anthropics_client_gets_json_of_a_schema(server: HttpServer) -> None:
+    with anthropic.Anthropic(base_url=server.url, api_key="any", max_retries=0) as client:
+        message = client.messages.create(
+            model="demo",
+            max_tokens=200,
+            messages=HI,
+            output_config={"format": {"type": "json_schema", "schema": SCHEMA}},
+        )
+        Fisherman.model_validate_json(str(message.content[0].to_dict()["text"]))
+        parsed = client.messages.parse(model="demo", max_tokens=200, messages=HI, output_format=Fisherman)
+        assert parsed.parsed_output is not None
+
+
+def test_probabilities_of_tokens(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "demo", "messages": HI, "max_tokens": 12, "temperature": 0}
+    choice = client.chat.completions.create(**asked, logprobs=True, top_logprobs=3).choices[0]
+    assert choice.logprobs is not None and choice.logprobs.content is not None
+    tokens = choice.logprobs.content
+    assert len(tokens) == 12
+    assert b"".join(bytes(token.bytes or ()) for token in tokens).decode().strip() == choice.message.content.strip()
+    for token in tokens:
+        assert token.logprob <= 0 and len(token.top_logprobs) == 3
+        assert token.top_logprobs[0].logprob == token.logprob  # greedy: the likeliest
+    streamed = client.chat.completions.create(**asked, logprobs=True, stream=True)
+    chances = [chunk.choices[0].logprobs for chunk in streamed]
+    content = [token for each in chances if each is not None for token in each.content or []]
+    assert [(token.token, token.bytes) for token in content] == [(token.token, token.bytes) for token in tokens]
+    assert content[0].top_logprobs == [] and content[0].logprob == tokens[0].logprob
+
+
+WRONG: list[tuple[str, dict[str, Any], str]] = [
+    ("chat/completions", {"response_format": {"type": "yaml"}}, "'yaml'"),
+    ("chat/completions", {"response_format": {"type": "json_schema"}}, "schema"),
+    ("chat/completions", {"response_format": {"type": "json_object"}, "tools": [LOOK_UP]}, "together"),
+    ("chat/completions", {"top_logprobs": 2}, "logprobs to true"),
+    ("chat/completions", {"logprobs": True, "top_logprobs": 21}, "between 0 and 20"),
+    ("messages", {"output_config": {"format": {"type": "yaml", "schema": {}}}}, "yaml"),
+    ("messages", {"output_config": {"format": {"type": "json_schema", "schema": {"type": "robot"}}}}, "schema"),
+]
+
+
+@pytest.mark.parametrize(("path", "change", "named"), WRONG)
+def test_forms_that_are_none(server: HttpServer, path: str, change: dict[str, Any], named: str) -> None:
+    asked = {"model": "demo", "messages": HI, "max_tokens": 3} | change
+    answer = httpx.post(f"{server.url}/v1/{path}", json=asked)
+    assert answer.status_code == 400 and named in answer.json()["error"]["message"], answer.text
