@@ -8,7 +8,7 @@ NATIVE_SOURCES := $(shell find cextensions -name '*.cc' -o -name '*.h' -o -name 
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 READY := $(VENV)/.ready
 
-.PHONY: demo test fuzz lint native-test gpu-test clean
+.PHONY: demo test fuzz lint native-test gpu-test gpu-compile clean
 
 demo: $(READY)
 	$(BIN)/moeinf run demo --expert-cache 33% --num-predict 64 --seed 7 --verbose "$(PROMPT)"
@@ -37,6 +37,11 @@ native-test: $(READY)
 # What only a GPU can show, in the environment at hand: torch for CUDA brings its own Triton.
 gpu-test:
 	$(PYTHON) -m pytest tests/gpu
+
+# What `make test` compiles for one GPU alone, compiled for others too.
+gpu-compile: $(READY)
+	KERNEL_TARGETS=80,86,89,90,120 $(BIN)/python -m pytest tests/unit/gpu/test_matrix_compile.py \
+	  tests/unit/gpu/test_vector_compile.py
 
 # torch comes first and from constraints.txt: a CPU machine must not download CUDA packages for it.
 $(READY): pyproject.toml constraints.txt CMakeLists.txt $(NATIVE_SOURCES)

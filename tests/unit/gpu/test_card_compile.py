@@ -1,5 +1,5 @@
 """The kernels that differ most between cards, compiled for those that people have at home; the other files compile all
-of them, for sm_80 and sm_90. Needs Triton, but no GPU."""
+of them, for sm_80, and with `make gpu-compile` for more. Needs Triton, but no GPU."""
 
 from __future__ import annotations
 
