@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -77,9 +77,14 @@ class Completion:
     @property
     def tool_calls(self) -> list[ToolCall]:
         """The calls that are whole: the end of an answer may have cut off the last one, or the model its arguments."""
-        names = {part.index: part.name for part in self.call_parts if part.name is not None}
-        texts = {index: "".join(part.arguments for part in self.call_parts if part.index == index) for index in names}
-        return [ToolCall(name, texts[index]) for index, name in names.items() if _is_object(texts[index])]
+        return whole_calls(self.call_parts)
+
+
+def whole_calls(parts: Sequence[CallPart]) -> list[ToolCall]:
+    """The calls that the parts make up, but for those whose arguments are not the text of an object."""
+    names = {part.index: part.name for part in parts if part.name is not None}
+    texts = {index: "".join(part.arguments for part in parts if part.index == index) for index in names}
+    return [ToolCall(name, texts[index]) for index, name in names.items() if _is_object(texts[index])]
 
 
 def _is_object(text: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from datetime import datetime
 
@@ -123,6 +124,17 @@ def test_what_the_model_cannot_do_is_refused_in_ollamas_form(client: ollama.Clie
         with pytest.raises(ollama.ResponseError, match=words) as caught:
             ask()
         assert caught.value.status_code == 400
+
+
+def test_format_holds_the_answer_to_a_schema(client: ollama.Client) -> None:
+    for schema in (
+        {"enum": ["yes", "no"]},
+        {"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 2},
+    ):
+        told = client.generate("demo", "The king said", format=schema, options={"temperature": 0}).response or ""
+        assert json.loads(told) in ("yes", "no") if "enum" in schema else len(json.loads(told)) == 2
+    with pytest.raises(ollama.ResponseError):
+        client.generate("demo", "a", format={"type": "no such type"})
 
 
 def test_think_false_is_no_fault_of_a_model_that_does_not_think(client: ollama.Client) -> None:

@@ -1,4 +1,4 @@
-"""Tools over the APIs of OpenAI and Anthropic, with a model that calls one and tells what it found."""
+"""Tools over the APIs of OpenAI, Anthropic and ollama, with a model that calls one and tells what it found."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import anthropic
 import httpx
+import ollama
 import openai
 import pytest
 from anthropic.types import ThinkingBlock
@@ -44,6 +45,11 @@ def of_openai(caller: HttpServer) -> Iterator[openai.OpenAI]:
 def of_anthropic(caller: HttpServer) -> Iterator[anthropic.Anthropic]:
     with anthropic.Anthropic(base_url=caller.url, api_key="any", max_retries=0) as client:
         yield client
+
+
+@pytest.fixture
+def of_ollama(caller: HttpServer) -> ollama.Client:
+    return ollama.Client(caller.url)
 
 
 def test_a_call_and_its_result_by_openais_client(of_openai: openai.OpenAI) -> None:
@@ -142,3 +148,32 @@ def test_a_model_without_tools(server: HttpServer) -> None:
             f"{server.url}{path}", json={"model": "demo", "messages": ASKED, "max_tokens": 5, "tools": [tool]}
         )
         assert answer.status_code == 400 and "does not support tools" in answer.json()["error"]["message"]
+
+
+def test_a_call_and_its_result_by_ollamas_client(of_ollama: ollama.Client) -> None:
+    told = of_ollama.chat("caller", ASKED, tools=[LOOK_UP]).message
+    assert told.tool_calls is not None and (told.content, told.thinking) == ("Looking.", "Hm.")
+    (call,) = told.tool_calls
+    assert (call.function.name, call.function.arguments) == ("look_up", ARGUMENTS)
+    result = {"role": "tool", "tool_name": "look_up", "content": "red."}
+    answer = of_ollama.chat("caller", [*ASKED, told, result], tools=[LOOK_UP])
+    assert (answer.message.content or "").strip() == "It is red."
+    assert (answer.message.tool_calls, answer.done_reason) == (None, "stop")
+
+
+def test_a_call_streamed_to_ollamas_client(of_ollama: ollama.Client) -> None:
+    assert "tools" in (of_ollama.show("caller").capabilities or ())
+    pieces = list(of_ollama.chat("caller", ASKED, tools=[LOOK_UP], stream=True))
+    calls = [call for piece in pieces for call in piece.message.tool_calls or ()]
+    assert [(call.function.name, call.function.arguments) for call in calls] == [("look_up", ARGUMENTS)]
+    assert "".join(piece.message.content or "" for piece in pieces) == "Looking."
+    assert "".join(piece.message.thinking or "" for piece in pieces) == "Hm."
+    assert pieces[-1].done_reason == "stop"
+
+
+def test_calls_that_are_none_are_refused_by_ollamas_form(of_ollama: ollama.Client, caller: HttpServer) -> None:
+    with pytest.raises(ollama.ResponseError, match=r"tools\[0\]: a function must have a name"):
+        of_ollama.chat("caller", ASKED, tools=[{"type": "function", "function": {}}])
+    message = {"role": "assistant", "tool_calls": "look_up"}
+    refused = httpx.post(f"{caller.url}/api/chat", json={"model": "caller", "messages": [message]})
+    assert refused.json() == {"error": "messages[0]: tool_calls must be a list of calls"}

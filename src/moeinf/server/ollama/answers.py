@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
 from typing import Any
 
 import msgspec
 
-from moeinf.engine.completion import Completion
-from moeinf.server.ask import Ask, Ended, Event, Failed, Loading, Reading, Text
+from moeinf.engine.completion import Completion, ToolCall, whole_calls
+from moeinf.server.ask import Ask, Call, Ended, Event, Failed, Loading, Reading, Text
 from moeinf.server.errors import fault_of
 from moeinf.server.figures import figures
 from moeinf.server.http import Answer
 from moeinf.server.ollama.errors import error_body
+from moeinf.text.stream import CallPart
 
 PROGRESS_S = 0.5  # between two lines that tell how far loading and reading the prompt are
 
@@ -28,33 +31,57 @@ class Lines(ABC):
         """To be made when the request comes: total_duration counts from then on. clock: seconds."""
         self._ask, self._clock = ask, clock
         self._began, self._told_s = clock(), float("-inf")
+        self._parts: list[CallPart] = []  # of a call that is not whole yet
 
     @abstractmethod
-    def said(self, text: str, thinking: str) -> dict[str, Any]:
-        """The fields for a piece of text and of thoughts; either may be empty."""
+    def said(self, text: str, thinking: str = "", calls: Sequence[ToolCall] = ()) -> dict[str, Any]:
+        """The fields for a piece of text, of thoughts, and calls of tools; each may be empty."""
 
     def encode(self, event: Event | None) -> Iterator[bytes]:
         """The lines for an event. Silence is a line with an empty text: clients cannot read an empty line."""
         if event is None:
-            yield self._line(self.said("", ""), done=False)
+            yield self._line(self.said(""), done=False)
         elif isinstance(event, Loading | Reading):
-            if self._clock() - self._told_s >= PROGRESS_S:
-                self._told_s = self._clock()
-                phase = "loading" if isinstance(event, Loading) else "prefill"
-                progress = {"phase": phase, "done": event.done, "total": event.total}
-                yield self._line(self.said("", ""), done=False, moeinf=progress)
+            yield from self._progress(event)
+        elif isinstance(event, Call):
+            yield from self._call(event)
         elif isinstance(event, Text):
-            said = self.said("", event.text) if event.thought else self.said(event.text, "")
+            yield from self._whole_calls()
+            said = self.said("", event.text) if event.thought else self.said(event.text)
             yield self._line(said, done=False)
         elif isinstance(event, Failed):
             yield _encoded(error_body(fault_of(event.error)))
         elif isinstance(event, Ended):
-            yield self._line(self.said("", ""), **self._ending(event.completion, event.load_s))
+            yield from self._whole_calls()
+            yield self._line(self.said(""), **self._ending(event.completion, event.load_s))
+
+    def _progress(self, event: Loading | Reading) -> Iterator[bytes]:
+        phase = "loading" if isinstance(event, Loading) else "prefill"
+        yield from self._now_and_then(moeinf={"phase": phase, "done": event.done, "total": event.total})
+
+    def _call(self, part: Call) -> Iterator[bytes]:
+        """Calls are told whole: until then the client hears that there is more to come."""
+        if part.name is not None:
+            yield from self._whole_calls()
+        self._parts.append(CallPart(part.index, part.name, part.arguments))
+        yield from self._now_and_then()
+
+    def _whole_calls(self) -> Iterator[bytes]:
+        calls, self._parts = whole_calls(self._parts), []
+        if calls:
+            yield self._line(self.said("", calls=calls), done=False)
+
+    def _now_and_then(self, **more: Any) -> Iterator[bytes]:
+        """A line with an empty text, unless there was one just now."""
+        if self._clock() - self._told_s >= PROGRESS_S:
+            self._told_s = self._clock()
+            yield self._line(self.said(""), done=False, **more)
 
     def whole(self, answer: Answer) -> dict[str, Any]:
         """The one object of an answer that is not streamed."""
         ending = self._ending(answer.completion, answer.load_s)
-        return {**self._head(), **self.said(answer.text, answer.thinking), **ending}
+        calls = answer.completion.tool_calls if answer.completion is not None else ()
+        return {**self._head(), **self.said(answer.text, answer.thinking, calls), **ending}
 
     def _line(self, said: dict[str, Any], **more: Any) -> bytes:
         return _encoded({**self._head(), **said, **more})
@@ -86,13 +113,23 @@ class Lines(ABC):
 
 
 class ChatLines(Lines):
-    def said(self, text: str, thinking: str) -> dict[str, Any]:
-        thoughts = {"thinking": thinking} if thinking else {}
-        return {"message": {"role": "assistant", "content": text, **thoughts}}
+    _num_calls = 0
+
+    def said(self, text: str, thinking: str = "", calls: Sequence[ToolCall] = ()) -> dict[str, Any]:
+        more: dict[str, Any] = {"thinking": thinking} if thinking else {}
+        if calls:
+            more["tool_calls"] = [self._told(call) for call in calls]
+        return {"message": {"role": "assistant", "content": text, **more}}
+
+    def _told(self, call: ToolCall) -> dict[str, Any]:
+        function = {"index": self._num_calls, "name": call.name, "arguments": json.loads(call.arguments)}
+        self._num_calls += 1
+        return {"id": f"call_{secrets.token_hex(4)}", "function": function}
 
 
 class GenerateLines(Lines):
-    def said(self, text: str, thinking: str) -> dict[str, Any]:
+    def said(self, text: str, thinking: str = "", calls: Sequence[ToolCall] = ()) -> dict[str, Any]:
+        """Nobody gives generate any tools to call."""
         return {"response": text, **({"thinking": thinking} if thinking else {})}
 
 

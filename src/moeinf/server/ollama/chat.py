@@ -15,6 +15,7 @@ from moeinf.server.ollama.answers import ChatLines, GenerateLines, Lines
 from moeinf.server.ollama.descriptions import capabilities_of
 from moeinf.server.ollama.requests import Asking, ChatRequest, GenerateRequest, given_options, refuse_logprobs
 from moeinf.server.prompt.content import plain_text, role_of
+from moeinf.server.prompt.tools import checked_tools
 from moeinf.server.service import Service, keep_alive_of
 from moeinf.text.thinking import THINK_WORDS
 from moeinf.types import Message
@@ -23,6 +24,8 @@ from moeinf.types import Message
 async def chat(service: Service, request: Request) -> Response:
     asked = await body_of(request, ChatRequest)
     ask = chat_ask(asked, await _think(service, asked))
+    if ask.tools and "tools" not in await _capabilities(service, asked):
+        raise Refusal(400, f'"{asked.model}" does not support tools')
     return await _answered(service, request, ask, ChatLines(ask), asked)
 
 
@@ -42,10 +45,9 @@ async def _answered(service: Service, request: Request, ask: Ask, lines: Lines, 
 
 def chat_ask(asked: ChatRequest, think: bool | str | None) -> Ask:
     """Raises Refusal, UsageError."""
-    if asked.tools:
-        raise Refusal(400, f'"{asked.model}" does not support tools')
     messages = [message_of(message, f"messages[{i}]") for i, message in enumerate(asked.messages or ())]
-    return _ask(asked, messages or None, think, variables=asked.chat_template_kwargs or {})
+    told = {"variables": asked.chat_template_kwargs or {}, "tools": checked_tools(asked.tools)}
+    return _ask(asked, messages or None, think, **told)
 
 
 def generate_ask(asked: GenerateRequest, think: bool | str | None) -> Ask:
@@ -74,11 +76,19 @@ def generate_ask(asked: GenerateRequest, think: bool | str | None) -> Ask:
 
 def _ask(asked: Asking, prompt: str | list[Message] | None, think: bool | str | None, **more: Any) -> Ask:
     refuse_logprobs(asked)
-    if asked.format:
-        raise Refusal(400, "format is not supported")
+    if isinstance(asked.format, str) and asked.format not in ("", "json"):
+        raise Refusal(400, f'invalid format: {asked.format!r:.60}; expected "json" or a JSON schema')
     params, config = given_options(asked.options)
-    keep_alive = keep_alive_of(asked.keep_alive)
-    return Ask(asked.model, prompt, params=params, config=config, think=think, keep_alive=keep_alive, **more)
+    return Ask(
+        asked.model,
+        prompt,
+        params=params,
+        config=config,
+        think=think,
+        format=asked.format or None,
+        keep_alive=keep_alive_of(asked.keep_alive),
+        **more,
+    )
 
 
 async def _think(service: Service, asked: Asking) -> bool | str | None:
@@ -88,12 +98,16 @@ async def _think(service: Service, asked: Asking) -> bool | str | None:
         return None
     if str(think).lower() not in THINK_WORDS:
         raise Refusal(400, f"think cannot be {think!r:.60}; it is true, false, low, medium or high")
-    stored = service.find(asked.model)
-    if "thinking" in await asyncio.to_thread(capabilities_of, stored):
+    if "thinking" in await _capabilities(service, asked):
         return think
     if str(think).lower() == "false":
         return None  # there is nothing to switch off
     raise Refusal(400, f'"{asked.model}" does not support thinking')
+
+
+async def _capabilities(service: Service, asked: Asking) -> tuple[str, ...]:
+    """Raises ModelNotFoundError."""
+    return await asyncio.to_thread(capabilities_of, service.find(asked.model))
 
 
 def message_of(message: dict[str, Any], where: str) -> Message:
@@ -106,4 +120,7 @@ def message_of(message: dict[str, Any], where: str) -> Message:
         plain |= {"thinking": thought, "reasoning_content": thought}
     if message.get("tool_name"):
         plain["name"] = message["tool_name"]
+    calls = message.get("tool_calls")
+    if calls and not (isinstance(calls, list) and all(isinstance(call, dict) for call in calls)):
+        raise Refusal(400, f"{where}: tool_calls must be a list of calls")
     return plain | {name: message[name] for name in ("tool_calls", "tool_call_id") if message.get(name)}

@@ -8,7 +8,7 @@ from typing import Any
 
 from moeinf.engine.completion import Completion, GenerationStats
 from moeinf.errors import ContextLengthError
-from moeinf.server.ask import Ask, Ended, Event, Failed, Loading, Reading, Text
+from moeinf.server.ask import Ask, Call, Ended, Event, Failed, Loading, Reading, Text
 from moeinf.server.http import Answer
 from moeinf.server.ollama.answers import PROGRESS_S, ChatLines, GenerateLines, Lines
 
@@ -56,6 +56,27 @@ def test_progress_is_told_now_and_then() -> None:
     ]
     clock.now += PROGRESS_S
     assert [line["moeinf"]["phase"] for line in told(lines, Reading(3, 9), Reading(9, 9))] == ["prefill"]
+
+
+def test_a_call_is_told_once_it_is_whole() -> None:
+    clock = Clock()
+    lines = ChatLines(Ask("m"), clock)
+    parts = [Call(0, "f", ""), Call(0, None, '{"a":'), Call(0, None, " 1}"), Call(1, "g", "{}")]
+    written = told(lines, *parts, Text("and"), Call(2, "cut", '{"b'), Ended(a_completion()))
+    calls = [call for line in written for call in line["message"].get("tool_calls", ())]
+    assert [call["function"] for call in calls] == [
+        {"index": 0, "name": "f", "arguments": {"a": 1}},
+        {"index": 1, "name": "g", "arguments": {}},
+    ]
+    assert len({call["id"] for call in calls}) == 2 and written[-1]["done"]
+
+
+def test_a_long_call_is_no_silence() -> None:
+    clock = Clock()
+    lines = ChatLines(Ask("m"), clock)
+    assert len(told(lines, Call(0, "f", "{"), Call(0, None, " "))) == 1
+    clock.now += PROGRESS_S
+    assert [line["message"]["content"] for line in told(lines, Call(0, None, " "))] == [""]
 
 
 def test_the_last_line_has_the_figures_in_nanoseconds() -> None:

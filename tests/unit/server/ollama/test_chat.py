@@ -59,6 +59,14 @@ def test_generate_refuses_what_would_change_the_answer(fields: dict[str, Any]) -
         generate(prompt="a", **fields)
 
 
+def test_format_is_json_or_a_schema() -> None:
+    assert generate(prompt="a", format="json").format == "json"
+    assert generate(prompt="a", format={"type": "object"}).format == {"type": "object"}
+    assert generate(prompt="a", format="").format is None
+    with pytest.raises(MoeinfError, match="invalid format"):
+        generate(prompt="a", format="yaml")
+
+
 def test_empty_fields_that_clients_send_along_are_not_refused() -> None:
     assert generate(prompt="a", suffix="", images=[], template="", context=[], format="").prompt == "a"
     assert chat(messages=[{"role": "user", "content": "a"}], tools=[]).prompt
