@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,11 +20,9 @@ from selenium.webdriver.common.keys import Keys
 from tests.support.chromium import Browser, chromium, missing
 
 HERE = Path(__file__).parent
-QUESTIONS = (
-    "Once upon a time, there was a king who",
-    "Write a short story about a ship and the sea.",
-    "Tell me about the house in the wood.",
-)
+WARM_UP = ("Once upon a time", "The king said", "In the morning") * 5  # fills the charts
+SHOWN = ("Tell me of a ship and the sea.", "Once upon a time, the captain said")
+WARM_UP_S, SHOWN_S = 6.0, 1.5  # until an answer is stopped, or shown
 
 
 @contextmanager
@@ -33,7 +32,7 @@ def served() -> Iterator[str]:
         environment = {**os.environ, "MOEINF_HOME": home}
         moeinf = [sys.executable, "-m", "moeinf"]
         subprocess.run([*moeinf, "pull", "demo"], env=environment, check=True, capture_output=True)
-        command = [*moeinf, "serve", "--host", "127.0.0.1:0", "--expert-cache", "33%", "--num-predict", "400"]
+        command = [*moeinf, "serve", "--host", "127.0.0.1:0", "--expert-cache", "33%", "--num-ctx", "2048"]
         with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as server:
             assert server.stdout is not None
             try:
@@ -43,10 +42,14 @@ def served() -> Iterator[str]:
                 server.terminate()
 
 
-def ask(browser: Browser, text: str) -> None:
+def ask(browser: Browser, text: str, seconds: float, *, stop: bool = True) -> None:
+    """Asks, and lets the model write for so long."""
     answers = len(browser.all(".foot"))
     browser.find("#prompt").send_keys(text, Keys.ENTER)
-    browser.wait(lambda: len(browser.all(".foot")) > answers)
+    time.sleep(seconds)
+    if stop:
+        browser.find("#prompt").send_keys(Keys.ESCAPE)
+        browser.wait(lambda: len(browser.all(".foot")) > answers)
 
 
 def take(browser: Browser, scheme: str, path: Path) -> None:
@@ -62,8 +65,11 @@ def main() -> None:
     with served() as url, chromium() as browser:
         browser.resize(1280, 860)
         browser.open(url)
-        for question in QUESTIONS:
-            ask(browser, question)
+        for beginning in WARM_UP:
+            ask(browser, beginning, WARM_UP_S)
+            browser.run("document.getElementById('new-chat').click()")  # without a pointer over it
+        ask(browser, SHOWN[0], SHOWN_S)
+        ask(browser, SHOWN[1], SHOWN_S, stop=False)
         take(browser, "light", HERE / "page.png")
         take(browser, "dark", HERE / "page-dark.png")
 

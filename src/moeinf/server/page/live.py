@@ -18,11 +18,11 @@ from starlette.routing import Route
 from moeinf.engine.memory_plan import DevicePlan
 from moeinf.engine.model import Model
 from moeinf.errors import StoreError
-from moeinf.runtime.activity import UseCounts
 from moeinf.runtime.cache.stats import CacheStats
 from moeinf.runtime.cache.table import LOADING, RESIDENT
 from moeinf.server.ask import Loading, Reading
 from moeinf.server.worker import Worker
+from moeinf.types import IntArray
 
 PERIOD_S: Final = 0.5  # from one event to the next
 MOST_WATCHERS: Final = 32  # pages that look on at once
@@ -84,7 +84,7 @@ class Counters:
     model: Model
     at_s: float
     states: npt.NDArray[np.uint8]  # [layers, experts]
-    uses: UseCounts  # [layers, experts]
+    last_use: IntArray  # [layers, experts]
     stats: CacheStats
     bytes_read: int
     decoded_tokens: int
@@ -122,7 +122,7 @@ class Watch:
             layers=len(now.states),
             experts=now.states.shape[1],
             resident=_bits(now.states == RESIDENT),
-            used=_bits(now.uses != last.uses),
+            used=_bits(now.last_use != last.last_use),
             reading=_bits(now.states == LOADING),
             hit_rate=asked.hit_rate if asked.activations > 0 else None,
             read_bytes_per_s=(now.bytes_read - last.bytes_read) / elapsed_s,
@@ -137,7 +137,7 @@ class Watch:
             model,
             self._clock(),
             tier.states(),
-            activity.uses(),
+            activity.last_use(),
             tier.stats.snapshot(),
             model.bytes_read(),
             activity.decoded_tokens,
@@ -149,20 +149,20 @@ def observed(worker: Worker) -> Observed | None:
     if worker.stopping:
         return None
     job, loaded, waiting = worker.current, worker.loaded, worker.waiting
-    name, model = (None, None) if loaded is None else (loaded.stored.name, loaded.model)
+    event = None if job is None else job.last_event
+    if loaded is None:
+        if job is None:
+            return Observed(queue=waiting)
+        progress = (event.done, event.total) if isinstance(event, Loading) else None
+        return Observed(job.ask.model, None, "loading", progress, waiting)
+    name, model = loaded.stored.name, loaded.model
     if job is None:
         return Observed(name, model, queue=waiting)
-    match job.last_event:
-        case Loading(done, total):
-            return Observed(job.ask.model, None, "loading", (done, total), waiting)
-        case Reading(done, total) if done < total:
-            return Observed(name, model, "prefill", (done, total), waiting)
-        case None if model is None:
-            return Observed(job.ask.model, None, "loading", queue=waiting)
-        case None:
-            return Observed(name, model, "prefill", queue=waiting)
-        case _:
-            return Observed(name, model, "decode", queue=waiting)
+    if isinstance(event, Reading) and event.done < event.total:
+        return Observed(name, model, "prefill", (event.done, event.total), waiting)
+    if event is None or isinstance(event, Loading):
+        return Observed(name, model, "prefill", queue=waiting)
+    return Observed(name, model, "decode", queue=waiting)
 
 
 def memory_parts(model: Model) -> tuple[MemoryPart, ...]:

@@ -47,7 +47,9 @@ export class Chart {
     const known = this.#samples.filter((value) => value !== null);
     const top = this.#top ?? Math.max(...known, 1e-9) * 1.1;
     const first = SAMPLES - this.#samples.length;
-    const points = this.#samples.map((value, at) => value !== null && [first + at, HEIGHT - 1 - (value / top) * (HEIGHT - 3)]);
+    const points = this.#samples.map(
+      (value, at) => value !== null && [first + at, HEIGHT - 1 - (value / top) * (HEIGHT - 3)],
+    );
     const runs = runsOf(points);
     this.#line.setAttribute("d", runs.map(lineOf).join(""));
     this.#area.setAttribute("d", runs.map((run) => `${lineOf(run)}V${HEIGHT}H${run[0][0]}Z`).join(""));

@@ -2,9 +2,10 @@
 
 import { byId, countText, element, percentText } from "./shared.js";
 
-const FADE = 0.62; // how much of the glow of a used expert is left after an event
-const FAINTEST = 0.05; // a glow below is none
-const CELL_PX = { least: 3, most: 14, gap: 4 }; // of a row's height; from `gap` on, cells stand apart
+const FADE = 0.5; // how much of the glow of a used expert is left after an event
+const FAINTEST = 0.1; // a glow below is none
+// Of a row's height. From `gap` on, cells stand apart; from `inset` on, a used one shows what it was before.
+const CELL_PX = { least: 3, most: 14, gap: 4, inset: 8 };
 const TABLE_PERIOD_MS = 2000; // a table that changes faster cannot be read
 
 export class HeatMap {
@@ -57,18 +58,19 @@ export class HeatMap {
   #paint(context, [wide, high], gap) {
     const colours = Object.fromEntries(["absent", "resident", "used", "reading"].map((name) => [name, colourOf(name)]));
     const { resident, reading } = this.#bits;
-    const fill = (at, colour, alpha) => {
+    const fill = (at, colour, alpha, inset = 0) => {
       const [row, column] = [Math.floor(at / this.#experts), at % this.#experts];
       const [x, width] = span(column, wide, gap);
       const [y, height] = span(row, high, gap);
       context.fillStyle = colour;
       context.globalAlpha = alpha;
-      context.fillRect(x, y, width, height);
+      context.fillRect(x + inset, y + inset, width - 2 * inset, height - 2 * inset);
     };
+    const inset = gap && Math.min(wide, high) >= CELL_PX.inset * gap ? 2 * gap : 0; // shows what lies under the glow
     context.clearRect(0, 0, context.canvas.width, context.canvas.height);
     for (let at = 0; at < resident.length; at += 1) {
       fill(at, resident[at] ? colours.resident : colours.absent, 1);
-      if (this.#glow[at]) fill(at, colours.used, this.#glow[at]);
+      if (this.#glow[at]) fill(at, colours.used, this.#glow[at], inset);
       if (reading[at]) fill(at, colours.reading, 1);
     }
   }
@@ -93,7 +95,12 @@ export class HeatMap {
     this.#tableAt = performance.now();
     const rows = Array.from({ length: this.#layers }, (_, layer) => {
       const counts = Object.values(this.#bits).map((bits) => count(this.#ofLayer(bits, layer)));
-      return element("tr", {}, element("th", { scope: "row" }, layer), ...counts.map((each) => element("td", {}, each)));
+      return element(
+        "tr",
+        {},
+        element("th", { scope: "row" }, layer),
+        ...counts.map((each) => element("td", {}, each)),
+      );
     });
     byId("layer-rows").replaceChildren(...rows);
   }

@@ -5,7 +5,8 @@ import { element } from "./shared.js";
 
 const DEEPEST = 8;
 const SPECIAL = /[\\`*_~[!<]|https?:\/\//g;
-const LINK = /!?\[((?:[^[\]\\]|\\.|\[[^[\]]*\])*)\]\(\s*<?((?:[^\s()<>]|\([^\s()<>]*\))*)>?(?:\s+(?:"[^"]*"|'[^']*'))?\s*\)/y;
+const LINK =
+  /!?\[((?:[^[\]\\]|\\.|\[[^[\]]*\])*)\]\(\s*<?((?:[^\s()<>]|\([^\s()<>]*\))*)>?(?:\s+(?:"[^"]*"|'[^']*'))?\s*\)/y;
 const ANGLED = /<(https?:\/\/[^\s<>]+)>/y;
 const BARE = /https?:\/\/[^\s<>"`]{1,2000}/y;
 const MARKS = /\*{1,3}|_{1,3}|~~/y;
@@ -104,7 +105,7 @@ function emphasis(source, at, mark, depth, hopeless) {
 function closingMark(source, from, mark) {
   const runs = new RegExp(`\\\\.|\`+|\\${mark[0]}+`, "gs");
   runs.lastIndex = from;
-  for (let run; (run = runs.exec(source)); ) {
+  for (let run; (run = runs.exec(source));) {
     const { length } = run[0];
     if (run[0][0] === "`") {
       const end = closingTicks(source, runs.lastIndex, run[0]);

@@ -138,7 +138,10 @@ function tableAt(lines, at) {
 }
 
 function cells(line) {
-  const inner = line.trim().replace(/^\|/, "").replace(/(?<!\\)\|$/, "");
+  const inner = line
+    .trim()
+    .replace(/^\|/, "")
+    .replace(/(?<!\\)\|$/, "");
   const parts = inner.split(/(?<!\\)\|/, MOST_COLUMNS);
   return parts.map((cell) => cell.trim().replaceAll("\\|", "|"));
 }
@@ -188,7 +191,12 @@ function table({ align, head, rows }) {
 function code({ language, text }) {
   const inner = element("code", {}, text);
   const bar = element("div", { class: "code-bar" }, element("span", {}, language));
-  bar.append(copyButton(() => inner.textContent, () => inner));
+  bar.append(
+    copyButton(
+      () => inner.textContent,
+      () => inner,
+    ),
+  );
   const shown = element("pre", { tabindex: 0, "aria-label": language ? `Code, ${language}` : "Code" }, inner);
   return element("div", { class: "code" }, bar, shown);
 }

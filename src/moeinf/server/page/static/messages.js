@@ -68,7 +68,14 @@ class Answer {
     this.#again = again;
     this.#following = following;
     const name = element("h3", { class: "visually-hidden" }, `Answer of ${model}`);
-    this.item = element("li", { class: "answer", "aria-busy": "true" }, name, this.#thoughtBox, this.#body, this.#status);
+    this.item = element(
+      "li",
+      { class: "answer", "aria-busy": "true" },
+      name,
+      this.#thoughtBox,
+      this.#body,
+      this.#status,
+    );
   }
 
   get text() {
@@ -126,7 +133,13 @@ class Answer {
 
   #foot(facts) {
     const foot = element("div", { class: "foot" });
-    if (this.#text) foot.append(copyButton(() => this.#text, () => this.#body));
+    if (this.#text)
+      foot.append(
+        copyButton(
+          () => this.#text,
+          () => this.#body,
+        ),
+      );
     foot.append(element("button", { type: "button", class: "quiet small again", onclick: this.#again }, "Regenerate"));
     foot.append(element("span", { class: "facts" }, facts));
     return foot;

@@ -1,7 +1,6 @@
 // Light, dark, or as the system has it. It runs before the page is drawn, so that nothing flashes.
 
 const CHOICES = [null, "light", "dark"];
-const WORDS = { light: "Light", dark: "Dark" };
 const STORED = "moeinf-theme";
 
 function stored() {
@@ -16,11 +15,7 @@ function apply(choice) {
 
 /** Makes `button` go round the three choices, and say which one holds. */
 export function themeSwitch(button) {
-  const show = () => {
-    const word = WORDS[stored()] ?? "Auto";
-    button.textContent = word;
-    button.setAttribute("aria-label", `Colours: ${word.toLowerCase()}`);
-  };
+  const show = () => (button.textContent = `Colours: ${stored() ?? "auto"}`);
   button.addEventListener("click", () => {
     const next = CHOICES[(CHOICES.indexOf(stored()) + 1) % CHOICES.length];
     if (next) localStorage.setItem(STORED, next);

@@ -1,0 +1,64 @@
+"""What the worker does, as a watcher is told it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, cast
+
+from moeinf.config import RuntimeConfig
+from moeinf.server.ask import Ask, Reading, Text
+from moeinf.server.job import Job
+from moeinf.server.page.live import Observed, observed
+from moeinf.server.worker import Worker
+from tests.support.spoken_model import NamedModels, SpokenModel
+
+
+def until(condition: Callable[[], object]) -> None:
+    for _ in range(1000):
+        if condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it never came to that")
+
+
+def test_each_state_is_told_in_turn() -> None:
+    may_open, may_speak = threading.Event(), threading.Semaphore(0)
+
+    def open_model(stored: Any, config: Any, reporting: Any) -> Any:
+        reporting.progress(3, 10)
+        may_open.wait()
+        model = SpokenModel(stored, config, reporting)
+        model.gate = may_speak
+        return model
+
+    async def answer(worker: Worker) -> None:
+        assert observed(worker) == Observed()
+        first, second = Job(Ask("a", "hi")), Job(Ask("a", "hi"))
+        worker.submit(first)
+        until(lambda: first.last_event)
+        assert observed(worker) == Observed("a", None, "loading", (3, 10))
+        worker.submit(second)
+        may_open.set()
+        until(lambda: isinstance(first.last_event, Text))
+        seen = observed(worker)
+        assert seen is not None and (seen.name, seen.state, seen.queue) == ("a", "decode", 1)
+        assert seen.model is not None
+        first.last_event = Reading(5, 20)
+        seen = observed(worker)
+        assert seen is not None and (seen.state, seen.progress) == ("prefill", (5, 20))
+        for _ in range(6):
+            may_speak.release()
+        until(lambda: worker.current is None and not worker.waiting)
+        seen = observed(worker)
+        assert seen is not None and (seen.name, seen.state, seen.queue) == ("a", "idle", 0)
+
+    library = cast(Any, NamedModels("a"))
+    worker = Worker(library, RuntimeConfig(), keep_alive_s=None, max_queue=8, open_model=open_model)
+    try:
+        asyncio.run(answer(worker))
+    finally:
+        worker.stop()
+    assert observed(worker) is None, "the server ends, and lets its watchers go"
