@@ -47,7 +47,9 @@ def _own_routes(service: Service) -> list[Route]:
         return json_response({"status": "ok"})
 
     async def metrics(request: Request) -> Response:
-        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        loaded, waiting = service.worker.loaded, service.worker.waiting
+        text = service.metrics.text(waiting=waiting, loaded=loaded.stored.name if loaded else None)
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return [Route("/health", health), Route("/metrics", metrics)]
 

@@ -28,8 +28,8 @@ class Metrics:
             "moeinf_first_token_seconds", "From a request's turn to its first token", buckets=_SECONDS,
             registry=registry,
         )  # fmt: skip
-        self.waiting = Gauge("moeinf_waiting_requests", "Requests that wait for their turn", registry=registry)
-        self.loaded = Gauge("moeinf_model_loaded", "1 for the model that is open", ["model"], registry=registry)
+        self._waiting = Gauge("moeinf_waiting_requests", "Requests that wait for their turn", registry=registry)
+        self._loaded = Gauge("moeinf_model_loaded", "1 for the model that is open", ["model"], registry=registry)
 
     def count(self, job: Job, event: Ended | Failed) -> None:
         """Called with the end of each job."""
@@ -56,6 +56,10 @@ class Metrics:
         self._seconds.labels("decode").inc(stats.decode_s)
         self._first.observe(stats.prompt_s)
 
-    def text(self) -> bytes:
-        """Prometheus's text format."""
+    def text(self, *, waiting: int, loaded: str | None) -> bytes:
+        """Prometheus's text format. waiting: requests at this moment. loaded: the name of the open model."""
+        self._waiting.set(waiting)
+        self._loaded.clear()
+        if loaded is not None:
+            self._loaded.labels(loaded).set(1)
         return generate_latest(self.registry)

@@ -6,6 +6,7 @@ import logging
 import resource
 import socket
 import sys
+from dataclasses import replace
 from types import FrameType
 
 import uvicorn
@@ -58,7 +59,7 @@ class HttpServer:
         metrics, self._texts = Metrics(), Texts()
         self.worker = Worker(
             library,
-            config,
+            replace(config, many_conversations=True),
             keep_alive_s=options.keep_alive_s,
             max_queue=options.max_queue,
             open_model=open_model,
