@@ -30,8 +30,7 @@ class FramedJson:
 
 
 # "json": any object. A mapping: a JSON schema. Several framed ones: one of them. With the first two an answer may also
-# be calls of the tools that the model is given; with "call" it has to be one: its arguments are held to the tool's
-# schema where the model writes them as JSON and the schema is supported, and are free elsewhere.
+# be calls of the tools that the model is given; with "call" it has to be.
 AnswerFormat = str | Mapping[str, Any] | Sequence[FramedJson]
 
 

@@ -1,9 +1,9 @@
 """Which tokens may come next in an answer that has a form: grammars for llguidance, run in the text worker.
 
 A grammar says what may come before the answer (thoughts, which are free), and then the answer: JSON of a schema, which
-may stand between literal texts, or a call of a tool, of which the beginning alone may be held. It is written as Lark,
-with llguidance's additions: `%json` is a schema, `<[5]>` the token 5, and `<[^5]>` every token but it. Why here: a
-schema comes from anybody who sends a request, and the table of tokens from tokenizer.json.
+may stand between literal texts, or a call of a tool, of which only the beginning is held. It is written as Lark, with
+llguidance's additions: `%json` is a schema, `<[5]>` the token 5, and `<[^5]>` every token but it. Why here: a schema
+comes from anybody who sends a request, and the table of tokens from tokenizer.json.
 """
 
 from __future__ import annotations

@@ -27,7 +27,6 @@ from moeinf.text.template_facts import read_facts
 from moeinf.text.template_file import find_template
 from moeinf.text.thoughts import answer_tags_of, tags_of
 from moeinf.text.tool_calls.choice import find_syntax
-from moeinf.text.tool_calls.frames import framed_calls
 from moeinf.text.tool_calls.messages import described, fitted, in_templates_form, told_of
 from moeinf.text.tool_calls.open_stream import open_stream
 from moeinf.text.tool_calls.splitter import TextStream
@@ -156,15 +155,7 @@ class TextWorker:
 
     def constrain(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Gives the answer of an open stream a form; returns what may come first, or why the form is refused."""
-        if not request["forms"] and self._syntax is not None:
-            calls = framed_calls(self._syntax, request["tools"])
-            found = self._constrained(request, calls) if calls else {"refused": ""}
-            if "refused" not in found:  # else a tool has a schema that is not supported: then its arguments are free
-                return found
-        return self._constrained(request, request["forms"])
-
-    def _constrained(self, request: Mapping[str, Any], forms: Sequence[Mapping[str, str]]) -> dict[str, Any]:
-        ids, grammars = request["ids"], self._table()
+        ids, forms, grammars = request["ids"], request["forms"], self._table()
         framed = any(form["prefix"] for form in forms)
         may_call = bool(request["tools"]) and not framed
         if self._harmony and request["skip_special"]:

@@ -120,8 +120,3 @@ def _object_text(value: Any) -> str:
     if not isinstance(found, dict):
         raise NotACallError
     return json.dumps(found)
-
-
-def named_object(name: str) -> tuple[str, str]:
-    """The text around the arguments in {"name": ..., "arguments": {...}}."""
-    return f'{{"name": {json.dumps(name)}, "arguments": ', "}"

@@ -21,7 +21,6 @@ class Syntax:
     marks: all that may be tokens of the vocabulary. read: the reader of what stands behind a mark, which it is given.
     call_id: the id that a template wants for the n-th call of a chat, where it wants a form of its own.
     describe: what the model is told of its tools, where its templates do not; given the tools and the template.
-    frame: the text before and behind the arguments in a call of a tool of this name, where they are a JSON object.
     write, result_role: calls as the model writes them, and the role of their results, for templates that leave calls
     out.
     """
@@ -32,6 +31,5 @@ class Syntax:
     read: Callable[[Source, str, ToolSchemas], Reading[None]]
     call_id: Callable[[str, str, int], str] | None = None  # of its id so far, its tool's name, and n
     describe: Callable[[Sequence[Mapping[str, Any]], str], str] | None = None
-    frame: Callable[[str], tuple[str, str]] | None = None
     write: Callable[[Sequence[MessageCall]], str] | None = None
     result_role: str = "tool"

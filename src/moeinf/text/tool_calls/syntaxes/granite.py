@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from moeinf.text.tool_calls.call_objects import named_object, read_calls
+from moeinf.text.tool_calls.call_objects import read_calls
 from moeinf.text.tool_calls.reading import Reading, Source
 from moeinf.text.tool_calls.schema_values import ToolSchemas
 from moeinf.text.tool_calls.syntax import MessageCall, Syntax
@@ -23,17 +23,11 @@ def _write(calls: Sequence[MessageCall]) -> str:
     return _OPEN + json.dumps(written, ensure_ascii=False)
 
 
-def _frame(name: str) -> tuple[str, str]:
-    before, behind = named_object(name)
-    return f"{_OPEN}[{before}", f"{behind}]"
-
-
 GRANITE = Syntax(
     known_by=(_OPEN,),
     opens=(_OPEN, "<tool_call>"),
     marks=(_OPEN, "<tool_call>"),
     read=_read,
     write=_write,
-    frame=_frame,
     result_role="tool_response",
 )

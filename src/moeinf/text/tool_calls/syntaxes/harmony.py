@@ -33,9 +33,5 @@ def _read(source: Source, name: str, tools: ToolSchemas) -> Reading[None]:
         yield from read_arguments(source, name)
 
 
-def _frame(name: str) -> tuple[str, str]:
-    return f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>", ""
-
-
 # No mark within text opens a call: the reader is given a message, and the name in its head.
-HARMONY = Syntax(known_by=("<|channel|>commentary",), opens=(), marks=(), read=_read, frame=_frame)
+HARMONY = Syntax(known_by=("<|channel|>commentary",), opens=(), marks=(), read=_read)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moeinf.text.tool_calls.call_objects import named_object, read_calls
+from moeinf.text.tool_calls.call_objects import read_calls
 from moeinf.text.tool_calls.reading import Reading, Source
 from moeinf.text.tool_calls.schema_values import ToolSchemas
 from moeinf.text.tool_calls.syntax import Syntax
@@ -21,9 +21,4 @@ def _read(source: Source, opened: str, tools: ToolSchemas) -> Reading[None]:
         yield from read_calls(source)
 
 
-def _frame(name: str) -> tuple[str, str]:
-    before, behind = named_object(name)
-    return f"{_OPEN}\n{before}", f"{behind}\n{_CLOSE}"
-
-
-HERMES = Syntax(known_by=(_OPEN,), opens=(_OPEN,), marks=(_OPEN, _CLOSE), read=_read, frame=_frame)
+HERMES = Syntax(known_by=(_OPEN,), opens=(_OPEN,), marks=(_OPEN, _CLOSE), read=_read)
