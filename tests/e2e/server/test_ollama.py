@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from datetime import datetime
+from typing import Any
 
 import httpx
 import ollama
@@ -135,6 +136,18 @@ def test_format_holds_the_answer_to_a_schema(client: ollama.Client) -> None:
         assert json.loads(told) in ("yes", "no") if "enum" in schema else len(json.loads(told)) == 2
     with pytest.raises(ollama.ResponseError):
         client.generate("demo", "a", format={"type": "no such type"})
+
+
+def test_logprobs_come_with_each_token(client: ollama.Client) -> None:
+    asked: dict[str, Any] = {"logprobs": True, "top_logprobs": 2, "options": GREEDY}
+    whole = client.generate("demo", "The king said", **asked)
+    assert whole.logprobs is not None and len(whole.logprobs) == whole.eval_count
+    assert "".join(token.token for token in whole.logprobs).startswith((whole.response or "")[:4])
+    for token in whole.logprobs:
+        assert token.logprob <= 0 and token.top_logprobs is not None
+        assert token.top_logprobs[0].token == token.token, "the likeliest one, as it is greedy"
+    pieces = client.generate("demo", "The king said", stream=True, **asked)
+    assert [token for piece in pieces for token in piece.logprobs or ()] == whole.logprobs
 
 
 def test_think_false_is_no_fault_of_a_model_that_does_not_think(client: ollama.Client) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from moeinf.engine.completion import Completion, ToolCall, whole_calls
-from moeinf.server.ask import Ask, Call, Ended, Event, Failed, Loading, Reading, Text
+from moeinf.server.ask import Ask, Call, Chance, Chosen, Ended, Event, Failed, Loading, Reading, Text
 from moeinf.server.errors import fault_of
 from moeinf.server.figures import figures
 from moeinf.server.http import Answer
@@ -32,6 +32,7 @@ class Lines(ABC):
         self._ask, self._clock = ask, clock
         self._began, self._told_s = clock(), float("-inf")
         self._parts: list[CallPart] = []  # of a call that is not whole yet
+        self._chosen: list[Chosen] = []  # tokens whose probabilities have not been told
 
     @abstractmethod
     def said(self, text: str, thinking: str = "", calls: Sequence[ToolCall] = ()) -> dict[str, Any]:
@@ -48,12 +49,20 @@ class Lines(ABC):
         elif isinstance(event, Text):
             yield from self._whole_calls()
             said = self.said("", event.text) if event.thought else self.said(event.text)
-            yield self._line(said, done=False)
+            yield self._line(said, done=False, **self._logprobs())
+        elif isinstance(event, Chosen):
+            self._chosen.append(event)
         elif isinstance(event, Failed):
             yield _encoded(error_body(fault_of(event.error)))
         elif isinstance(event, Ended):
             yield from self._whole_calls()
-            yield self._line(self.said(""), **self._ending(event.completion, event.load_s))
+            ending = self._ending(event.completion, event.load_s)
+            yield self._line(self.said(""), **self._logprobs(), **ending)
+
+    def _logprobs(self) -> dict[str, Any]:
+        """How probable the tokens since the last such line were, where the client asked for that."""
+        told, self._chosen = logprobs(self._chosen), []
+        return {"logprobs": told} if told else {}
 
     def _progress(self, event: Loading | Reading) -> Iterator[bytes]:
         phase = "loading" if isinstance(event, Loading) else "prefill"
@@ -81,7 +90,8 @@ class Lines(ABC):
         """The one object of an answer that is not streamed."""
         ending = self._ending(answer.completion, answer.load_s)
         calls = answer.completion.tool_calls if answer.completion is not None else ()
-        return {**self._head(), **self.said(answer.text, answer.thinking, calls), **ending}
+        told = {"logprobs": logprobs(answer.chosen)} if answer.chosen else {}
+        return {**self._head(), **self.said(answer.text, answer.thinking, calls), **told, **ending}
 
     def _line(self, said: dict[str, Any], **more: Any) -> bytes:
         return _encoded({**self._head(), **said, **more})
@@ -131,6 +141,16 @@ class GenerateLines(Lines):
     def said(self, text: str, thinking: str = "", calls: Sequence[ToolCall] = ()) -> dict[str, Any]:
         """Nobody gives generate any tools to call."""
         return {"response": text, **({"thinking": thinking} if thinking else {})}
+
+
+def logprobs(tokens: Sequence[Chosen]) -> list[dict[str, Any]]:
+    """The tokens with their probabilities, those of thoughts and tags among them."""
+    return [_chance(each.token) | {"top_logprobs": [_chance(other) for other in each.top]} for each in tokens]
+
+
+def _chance(chance: Chance) -> dict[str, Any]:
+    text = chance.token.decode("utf-8", "replace")
+    return {"token": text, "logprob": chance.logprob, "bytes": list(chance.token)}
 
 
 def _extension(completion: Completion) -> dict[str, Any]:

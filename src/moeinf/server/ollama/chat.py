@@ -13,7 +13,7 @@ from moeinf.server.errors import Refusal
 from moeinf.server.http import EventStream, body_of, json_response, whole_answer
 from moeinf.server.ollama.answers import ChatLines, GenerateLines, Lines
 from moeinf.server.ollama.descriptions import capabilities_of
-from moeinf.server.ollama.requests import Asking, ChatRequest, GenerateRequest, given_options, refuse_logprobs
+from moeinf.server.ollama.requests import Asking, ChatRequest, GenerateRequest, given_logprobs, given_options
 from moeinf.server.prompt.content import plain_text, role_of
 from moeinf.server.prompt.tools import checked_tools
 from moeinf.server.service import Service, keep_alive_of
@@ -75,14 +75,13 @@ def generate_ask(asked: GenerateRequest, think: bool | str | None) -> Ask:
 
 
 def _ask(asked: Asking, prompt: str | list[Message] | None, think: bool | str | None, **more: Any) -> Ask:
-    refuse_logprobs(asked)
     if isinstance(asked.format, str) and asked.format not in ("", "json"):
         raise Refusal(400, f'invalid format: {asked.format!r:.60}; expected "json" or a JSON schema')
     params, config = given_options(asked.options)
     return Ask(
         asked.model,
         prompt,
-        params=params,
+        params=params | given_logprobs(asked),
         config=config,
         think=think,
         format=asked.format or None,

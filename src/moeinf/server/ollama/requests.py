@@ -10,7 +10,6 @@ import msgspec
 
 from moeinf.config import RuntimeConfig, ollama_value
 from moeinf.config.option import Option, http_options, options
-from moeinf.errors import UsageError
 from moeinf.sampling.params import SamplingParams
 from moeinf.server.errors import Refusal
 
@@ -127,6 +126,9 @@ def _wrong_type(option: Option) -> Refusal:
     return Refusal(400, f'option "{option.ollama}" must be of type {kind}')
 
 
-def refuse_logprobs(asked: Asking) -> None:
-    if asked.logprobs or asked.top_logprobs:
-        raise UsageError("logprobs is not supported here; ask /v1/chat/completions for them")
+def given_logprobs(asked: Asking) -> dict[str, int]:
+    """The field of SamplingParams that asks for the probabilities of tokens. Raises UsageError."""
+    if asked.logprobs is not True and not asked.top_logprobs:
+        return {}
+    asks = SamplingParams(top_logprobs=asked.top_logprobs or 0)
+    return {"top_logprobs": asks.top_logprobs}
