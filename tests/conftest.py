@@ -12,6 +12,7 @@ import pytest
 from moeinf.pull import pull as install
 from moeinf.store.library import StoredModel
 from moeinf.text import tokenizer
+from tests.support.chromium import missing
 from tests.support.published_data import PUBLISHED_DATA
 
 # Tensors of tests are small, and two workers share the cores: more threads of torch would only wait for each other. It
@@ -35,6 +36,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             f"tests/published is left out: {PUBLISHED_DATA} is no folder of published tokenizers and templates "
             "(MOEINF_TEST_DATA names another)"
         )
+    if reason := missing():
+        terminalreporter.write_line(f"tests/e2e/page is left out: {reason}")
 
 
 @pytest.fixture(scope="session", autouse=True)

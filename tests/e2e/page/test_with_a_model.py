@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
 from selenium.webdriver.common.keys import Keys
 
 from moeinf.config import RuntimeConfig
+from moeinf.pull.pull import pull
 from moeinf.server.serve import HttpServer
 from moeinf.store.library import StoredModel
 from tests.support.chromium import Browser
 from tests.support.live_server import live_server
+from tests.support.thinker import write_thinker
 
 KEY = "a key of this test"
 
@@ -44,6 +47,22 @@ def test_a_chat_with_a_model(own_server: HttpServer, browser: Browser) -> None:
         "dense weights",
     ]
     assert all("401" in complaint for complaint in browser.complaints()), "nothing but the want of a key"
+
+
+def test_the_thoughts_of_a_model_are_folded(browser: Browser, tmp_path: Path) -> None:
+    thinker = pull(str(write_thinker(tmp_path / "thinker")), home=tmp_path / "home")
+    with live_server(thinker) as running:
+        browser.open(running.url)
+        browser.wait(lambda: browser.find("#think").is_displayed())
+        for think, thoughts in ((True, "Let me see"), (False, "")):
+            browser.find("#prompt").send_keys("hi", Keys.ENTER)
+            browser.wait(lambda: browser.all(".answer .foot") and browser.find("#stop").get_attribute("hidden"))
+            last = "return document.querySelector('.answer:last-child ' + arguments[0]).textContent"
+            assert browser.run(last, ".markdown") == "Hello there"
+            assert browser.run(last, ".thought-text") == thoughts, think
+            browser.find("#new-chat").click()
+            browser.find("#think").click()
+        browser.driver.get("about:blank")  # before its server ends
 
 
 def test_the_machine_is_shown_to_nobody_without_the_key(own_server: HttpServer) -> None:
