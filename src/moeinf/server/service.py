@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from urllib.parse import unquote
 
@@ -53,7 +53,7 @@ class Service:
         Raises BusyError, StoppingError, ModelNotFoundError, Refusal.
         """
         self.find(ask.model)
-        if ask.tools and ask.format is not None:
+        if ask.tools and isinstance(ask.format, str | Mapping):
             raise Refusal(400, "tools and a format of the answer cannot be had together: leave one of them out")
         if ask.prompt is not None and not isinstance(ask.prompt, str):
             ask = replace(ask, prompt=without_noise(ask.prompt))

@@ -55,9 +55,9 @@ def licence_text(model: StoredModel) -> str:
     return ""
 
 
-def template_text(model: StoredModel) -> str:
-    """The chat template, "" for a base model. Raises TextError."""
-    return find_template(model.path, json_file(model, "tokenizer_config.json")) or ""
+def template_text(model: StoredModel, *, with_tools: bool = False) -> str:
+    """The chat template, "" for a base model. with_tools: the one for chats with tools. Raises TextError."""
+    return find_template(model.path, json_file(model, "tokenizer_config.json"), with_tools=with_tools) or ""
 
 
 def template_facts(model: StoredModel) -> TemplateFacts | None:

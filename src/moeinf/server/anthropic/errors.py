@@ -22,7 +22,8 @@ _TOO_LONG = "prompt is too long: "
 def error_body(fault: Fault, request_id: str = "") -> dict[str, Any]:
     """request_id: of the request, where it has got one already."""
     kind = _TYPES.get(fault.kind, "invalid_request_error")
-    message = f"{_TOO_LONG if fault.kind == 'context' else ''}{fault.message}"
+    too_long = fault.kind == "context" and "is empty" not in fault.message
+    message = f"{_TOO_LONG if too_long else ''}{fault.message}"
     return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id or new_request_id()}
 
 

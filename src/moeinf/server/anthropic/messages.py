@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
@@ -10,17 +12,22 @@ from starlette.responses import Response
 
 from moeinf.server.anthropic.conversation import plain_messages
 from moeinf.server.anthropic.head import Head, ending_of, tool_use, usage_of
-from moeinf.server.anthropic.requests import MessageRequest, format_of, params_given, think_of, tools_of
+from moeinf.server.anthropic.requests import MessageRequest, forced_tool, format_of, params_given, think_of, tools_of
 from moeinf.server.anthropic.stream import MessageStream, Signature
 from moeinf.server.ask import Ask
 from moeinf.server.figures import figures
 from moeinf.server.http import Answer, EventStream, body_of, json_response, whole_answer
+from moeinf.server.prompt.forced_calls import forced_calls
 from moeinf.server.service import Service, keep_alive_of
 
 
 async def messages(service: Service, request: Request, request_id: str) -> Response:
     asked = await body_of(request, MessageRequest)
-    job = service.submit(request, ask_of(asked), asked.metadata.user_id if asked.metadata else None)
+    ask, forced = ask_of(asked), forced_tool(asked.tool_choice)
+    if forced is not None:
+        calls = await asyncio.to_thread(forced_calls, service.find(asked.model), ask.tools, forced or None)
+        ask = replace(ask, format=calls)
+    job = service.submit(request, ask, asked.metadata.user_id if asked.metadata else None)
     head = Head(asked.model)
     thoughts_shown = asked.thinking is None or asked.thinking.display != "omitted"
     if asked.stream:

@@ -77,11 +77,17 @@ def params_given(asked: MessageRequest) -> dict[str, Any]:
 
 def tools_of(asked: Prompted) -> tuple[Tool, ...]:
     """The tools that the model may call, in OpenAI's form. Raises Refusal."""
-    choice = asked.tool_choice.type if asked.tool_choice else "auto"
-    if choice in ("any", "tool"):
-        raise Refusal(400, f"tool_choice {choice} is not supported: a model here decides itself; give auto or none")
     tools = checked_tools(_function(tool, f"tools[{at}]") for at, tool in enumerate(asked.tools or ()))
-    return () if choice == "none" else tools
+    return () if asked.tool_choice is not None and asked.tool_choice.type == "none" else tools
+
+
+def forced_tool(choice: ToolChoice | None) -> str | None:
+    """The tool that must be called; "": any; None: the model decides. Raises Refusal."""
+    if choice is None or choice.type in ("auto", "none"):
+        return None
+    if choice.type == "tool" and not choice.name:
+        raise Refusal(400, "tool_choice of type tool must have a name")
+    return choice.name or "" if choice.type == "tool" else ""
 
 
 def _function(tool: Mapping[str, Any], where: str) -> Tool:

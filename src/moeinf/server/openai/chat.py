@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
@@ -14,6 +16,7 @@ from moeinf.server.openai.chat_answer import ChatStream, logprobs, message_of_an
 from moeinf.server.openai.head import Head
 from moeinf.server.openai.requests import ChatRequest, params_given
 from moeinf.server.prompt.content import plain_text, role_of
+from moeinf.server.prompt.forced_calls import forced_calls
 from moeinf.server.prompt.format import format_of
 from moeinf.server.prompt.tools import checked_tools
 from moeinf.server.service import Service, keep_alive_of
@@ -23,7 +26,11 @@ from moeinf.types import Message, Tool
 
 async def chat_completions(service: Service, request: Request) -> Response:
     asked = await body_of(request, ChatRequest)
-    job = service.submit(request, ask_of(asked), asked.user)
+    ask, forced = ask_of(asked), _forced(asked.tool_choice)
+    if forced is not None:
+        calls = await asyncio.to_thread(forced_calls, service.find(asked.model), ask.tools, forced or None)
+        ask = replace(ask, format=calls)
+    job = service.submit(request, ask, asked.user)
     head = Head(asked.model, "chat.completion", "chat.completion.chunk", "chatcmpl")
     if asked.stream:
         return EventStream(job, ChatStream(head, asked).encode, "text/event-stream")
@@ -67,12 +74,20 @@ def message_of(message: dict[str, Any], where: str) -> Message:
 
 def _tools(asked: ChatRequest) -> tuple[Tool, ...]:
     """Those that the model may call. Raises Refusal."""
-    tools, choice = checked_tools(asked.tools), asked.tool_choice
-    if choice not in (None, "auto", "none"):
-        raise Refusal(
-            400, f"tool_choice {choice!r:.80} is not supported: a model here decides itself; give auto or none"
-        )
-    return () if choice == "none" else tools
+    tools = checked_tools(asked.tools)
+    return () if asked.tool_choice == "none" else tools
+
+
+def _forced(choice: str | dict[str, Any] | None) -> str | None:
+    """The tool that must be called; "": any; None: the model decides. Raises Refusal."""
+    if choice in (None, "auto", "none"):
+        return None
+    if choice == "required":
+        return ""
+    function = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise Refusal(400, f"tool_choice cannot be {choice!r:.80}; it is auto, none, required or a function")
+    return str(function["name"])
 
 
 def _logprobs(asked: ChatRequest) -> dict[str, int]:

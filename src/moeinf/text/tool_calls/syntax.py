@@ -21,6 +21,8 @@ class Syntax:
     marks: all that may be tokens of the vocabulary. read: the reader of what stands behind a mark, which it is given.
     call_id: the id that a template wants for the n-th call of a chat, where it wants a form of its own.
     describe: what the model is told of its tools, where its templates do not; given the tools and the template.
+    frame: what stands before and behind the arguments of a single call, given the tool's name and the template; None
+    where arguments are no JSON.
     write, result_role: calls as the model writes them, and the role of their results, for templates that leave calls
     out.
     """
@@ -31,5 +33,6 @@ class Syntax:
     read: Callable[[Source, str, ToolSchemas], Reading[None]]
     call_id: Callable[[str, str, int], str] | None = None  # of its id so far, its tool's name, and n
     describe: Callable[[Sequence[Mapping[str, Any]], str], str] | None = None
+    frame: Callable[[str, str], tuple[str, str]] | None = None
     write: Callable[[Sequence[MessageCall]], str] | None = None
     result_role: str = "tool"

@@ -57,8 +57,8 @@ def _read_call(source: Source) -> Reading[None]:
 
 def _describe(tools: Sequence[Mapping[str, Any]], template: str) -> str:
     name, arguments = "tool_call_name", "tool_call_arguments"
-    fenced = "```json" in template  # V3 and R1
-    call = f"function{_SEP}{name}\n```json\n{arguments}\n```" if fenced else f"{name}{_SEP}{arguments}"
+    before, behind = _around_arguments(name, template)
+    call = f"{before}{arguments}{behind}"
     return "\n\n".join(
         [
             "## Tools\nYou have access to the following tools:",
@@ -72,6 +72,16 @@ def _describe(tools: Sequence[Mapping[str, Any]], template: str) -> str:
     )
 
 
+def _around_arguments(name: str, template: str) -> tuple[str, str]:
+    fenced = "```json" in template  # V3 and R1
+    return (f"function{_SEP}{name}\n```json\n", "\n```") if fenced else (f"{name}{_SEP}", "")
+
+
+def _frame(name: str, template: str) -> tuple[str, str]:
+    before, behind = _around_arguments(name, template)
+    return f"{_OPEN}{_CALL}{before}", f"{behind}{_END_CALL}{_CLOSE}"
+
+
 def _described(function: Mapping[str, Any]) -> str:
     parameters = json.dumps(function["parameters"], ensure_ascii=False)
     return f"### {function['name']}\nDescription: {function['description']}\n\nParameters: {parameters}"
@@ -83,4 +93,5 @@ DEEPSEEK = Syntax(
     marks=(_OPEN, _CLOSE, _CALL, _SEP, _END_CALL),
     read=_read,
     describe=_describe,
+    frame=_frame,
 )

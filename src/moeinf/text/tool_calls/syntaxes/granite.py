@@ -23,11 +23,16 @@ def _write(calls: Sequence[MessageCall]) -> str:
     return _OPEN + json.dumps(written, ensure_ascii=False)
 
 
+def _frame(name: str, template: str) -> tuple[str, str]:
+    return f'{_OPEN}[{{"name": {json.dumps(name)}, "arguments": ', "}]"
+
+
 GRANITE = Syntax(
     known_by=(_OPEN,),
     opens=(_OPEN, "<tool_call>"),
     marks=(_OPEN, "<tool_call>"),
     read=_read,
+    frame=_frame,
     write=_write,
     result_role="tool_response",
 )

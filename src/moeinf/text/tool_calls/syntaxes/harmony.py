@@ -33,5 +33,9 @@ def _read(source: Source, name: str, tools: ToolSchemas) -> Reading[None]:
         yield from read_arguments(source, name)
 
 
+def _frame(name: str, template: str) -> tuple[str, str]:
+    return f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>", "<|call|>"
+
+
 # No mark within text opens a call: the reader is given a message, and the name in its head.
-HARMONY = Syntax(known_by=("<|channel|>commentary",), opens=(), marks=(), read=_read)
+HARMONY = Syntax(known_by=("<|channel|>commentary",), opens=(), marks=(), read=_read, frame=_frame)

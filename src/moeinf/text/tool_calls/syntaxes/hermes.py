@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from moeinf.text.tool_calls.call_objects import read_calls
 from moeinf.text.tool_calls.reading import Reading, Source
 from moeinf.text.tool_calls.schema_values import ToolSchemas
@@ -21,4 +23,8 @@ def _read(source: Source, opened: str, tools: ToolSchemas) -> Reading[None]:
         yield from read_calls(source)
 
 
-HERMES = Syntax(known_by=(_OPEN,), opens=(_OPEN,), marks=(_OPEN, _CLOSE), read=_read)
+def _frame(name: str, template: str) -> tuple[str, str]:
+    return f'{_OPEN}\n{{"name": {json.dumps(name)}, "arguments": ', f"}}\n{_CLOSE}"
+
+
+HERMES = Syntax(known_by=(_OPEN,), opens=(_OPEN,), marks=(_OPEN, _CLOSE), read=_read, frame=_frame)

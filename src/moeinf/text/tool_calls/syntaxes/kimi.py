@@ -51,11 +51,16 @@ def _write(calls: Sequence[MessageCall]) -> str:
     return "".join([_OPEN, *written, _CLOSE])
 
 
+def _frame(name: str, template: str) -> tuple[str, str]:
+    return f"{_OPEN}{_CALL}functions.{name}:0{_ARGUMENTS}", f"{_END_CALL}{_CLOSE}"
+
+
 KIMI = Syntax(
     known_by=(_OPEN, "<|im_system|>tool_declare"),
     opens=(_OPEN,),
     marks=(_OPEN, _CLOSE, _CALL, _ARGUMENTS, _END_CALL),
     read=_read,
     call_id=_call_id,
+    frame=_frame,
     write=_write,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 
 from moeinf.text.tool_calls.call_objects import read_arguments, read_calls, read_name
@@ -34,4 +35,12 @@ def _call_id(given: str, name: str, number: int) -> str:
     return hashlib.sha256(f"{given}/{name}/{number}".encode()).hexdigest()[:9]
 
 
-MISTRAL = Syntax(known_by=(_OPEN,), opens=(_OPEN,), marks=(_OPEN, _ID, _ARGS), read=_read, call_id=_call_id)
+def _frame(name: str, template: str) -> tuple[str, str]:
+    if _ARGS in template:
+        return f"{_OPEN}{name}{_ARGS}", ""
+    return f'{_OPEN}[{{"name": {json.dumps(name)}, "arguments": ', "}]"
+
+
+MISTRAL = Syntax(
+    known_by=(_OPEN,), opens=(_OPEN,), marks=(_OPEN, _ID, _ARGS), read=_read, call_id=_call_id, frame=_frame
+)

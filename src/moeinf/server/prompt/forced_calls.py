@@ -1,0 +1,37 @@
+"""Answers that must be a call of a tool: held to the JSON of its arguments, within what the model's syntax needs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from moeinf.engine.stored.facts import template_text
+from moeinf.sampling.constraint import FramedJson
+from moeinf.server.errors import Refusal
+from moeinf.store.library import StoredModel
+from moeinf.text.tool_calls.choice import find_syntax
+from moeinf.types import Tool
+
+_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")  # without what could be a control token
+
+
+def forced_calls(stored: StoredModel, tools: Sequence[Tool], name: str | None) -> list[FramedJson]:
+    """`format` of Model.pieces for a call of one of these tools, or of the one of that name. Reads small files.
+
+    Raises Refusal, also for a model whose calls have arguments that are no JSON, and TextError.
+    """
+    functions = [tool["function"] for tool in tools if name in (None, tool["function"]["name"])]
+    if not functions:
+        missing = f"no tool is called {name!r:.80}" if name else "there are no tools"
+        raise Refusal(400, f"tool_choice asks for a call, but {missing}")
+    template = template_text(stored, with_tools=True)
+    syntax = find_syntax(template)
+    if syntax is None or syntax.frame is None:
+        raise Refusal(400, f"tool_choice: {stored.name} cannot be made to call a tool; give auto or none")
+    forms = []
+    for function in functions:
+        if not _NAME.fullmatch(function["name"]):
+            raise Refusal(400, f"tool_choice: {function['name']!r:.60} cannot be a tool's name: use letters and digits")
+        schema = {**(function.get("parameters") or {}), "type": "object"}
+        forms.append(FramedJson(schema, *syntax.frame(function["name"], template)))
+    return forms
