@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from moeinf.text.template_facts import read_facts
+from moeinf.text.templates.facts import read_facts
 from moeinf.text.thinking import TemplateFacts
 from moeinf.text.tokenizer import Tokenizer
 from tests.support.shown_text import shown

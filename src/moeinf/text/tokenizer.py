@@ -80,8 +80,8 @@ class Tokenizer:
     ) -> tuple[str, list[str]]:
         """Returns the chat as the template writes it, for `encode_chat`, and notes for the user on what it changed.
 
-        messages, and variables["tools"]: in OpenAI's form. The text holds a mark (chat_template.MARK) in each control
-        token that came from them.
+        messages, and variables["tools"]: in OpenAI's form. The text holds a mark (templates.rendering.MARK) in each
+        control token that came from them.
         """
         clean_messages = [_clean(message) for message in messages]
         answer = self._process.request(

@@ -13,8 +13,8 @@ import pytest
 
 from moeinf.errors import TextError
 from moeinf.text import process as text_process
+from moeinf.text.memory_limit import limit_memory
 from moeinf.text.tokenizer import Tokenizer
-from moeinf.text.worker import limit_memory
 
 MakeFolder = Callable[..., Path]
 USER = [{"role": "user", "content": "hi"}]

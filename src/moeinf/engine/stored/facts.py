@@ -9,7 +9,7 @@ from moeinf.errors import StoreError
 from moeinf.models.family import family_of
 from moeinf.store.files import errors_named, parse_json_object, read_small
 from moeinf.store.formats import formats_text as stored_formats
-from moeinf.text.template_file import find_template
+from moeinf.text.templates.file import find_template
 
 if TYPE_CHECKING:
     from moeinf.store.library import StoredModel
@@ -65,7 +65,7 @@ def template_facts(model: StoredModel) -> TemplateFacts | None:
     source = template_text(model)
     if not source:
         return None
-    from moeinf.text.template_facts import read_facts  # imports jinja2, which nothing else here needs
+    from moeinf.text.templates.facts import read_facts  # imports jinja2, which nothing else here needs
 
     return read_facts(source)
 

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from moeinf.text.harmony import HarmonyStream, is_harmony
 from moeinf.text.thoughts import Tags, ThoughtStream
 from moeinf.text.tool_calls.schema_values import ToolSchemas
-from moeinf.text.tool_calls.splitter import CallSplitter, CallStream, TextStream
+from moeinf.text.tool_calls.splitter import CallStream, TextStream
 from moeinf.text.tool_calls.syntax import Syntax
 
 
@@ -37,4 +37,4 @@ def open_stream(
     ids = {tokenizer.token_to_id(mark): mark for mark in syntax.marks}
     marked = {token: mark for token, mark in ids.items() if token is not None}
     stream = ThoughtStream(tokenizer, context, tags, skip_special=skip_special, marked=marked, answer_tags=answer_tags)
-    return CallStream(stream, CallSplitter(syntax, schemas, frozenset(marked.values())))
+    return CallStream(stream, syntax, schemas, frozenset(marked.values()))

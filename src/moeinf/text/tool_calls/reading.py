@@ -119,6 +119,7 @@ class CallReading:
         """first_index: of the first call that it finds."""
         self.index = first_index  # of the next call
         self.finished = False
+        self.broke_off = False  # in the middle of a call
         self._source, self._reader, self._first = source, reader, first_index
         self._given = 0  # characters of the text that came out as calls
 
@@ -152,7 +153,7 @@ class CallReading:
                 yield from self._parts(event)
             self._given = self._source.at
         except NotACallError:
-            pass
+            self.broke_off = self.found_any
         self.finished = True
 
     def _parts(self, event: Event) -> Iterator[CallPart]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Protocol
 
 from moeinf.text.stops import num_begun
@@ -28,6 +29,7 @@ class CallSplitter:
         self._opened = ""  # the mark that the call stands behind
         self._index = 0
         self._behind_call = False
+        self.broke_off = False  # whether a call was cut, or went wrong in its arguments
 
     def push(self, text: str) -> Iterator[Piece]:
         """Takes text; yields what is certain."""
@@ -70,7 +72,7 @@ class CallSplitter:
         """Leaves a call that is finished; returns what stands behind it, or was none."""
         if not call.finished:
             return ""
-        self._call, self._index = None, call.index
+        self._call, self._index, self.broke_off = None, call.index, self.broke_off or call.broke_off
         if call.found_any:
             self._behind_call = True
         else:
@@ -92,24 +94,42 @@ class TextStream(Protocol):
 
 
 class CallStream:
-    """Turns token ids into text, thoughts and calls. What is thought is no call."""
+    """Turns token ids into text, thoughts and calls.
 
-    def __init__(self, stream: TextStream, splitter: CallSplitter) -> None:
-        """stream: marks the tokens that the splitter was told."""
-        self._stream, self._splitter = stream, splitter
+    What is thought is no call, unless nothing follows: some models forget to end their thought before they call.
+    """
+
+    def __init__(self, stream: TextStream, syntax: Syntax, tools: ToolSchemas, tokens: Collection[str]) -> None:
+        """stream: marks the tokens of the syntax, which are `tokens`."""
+        self._stream = stream
+        self._new_splitter = partial(CallSplitter, syntax, tools, tokens)
+        self._splitter = self._new_splitter()
+        self._last_thought = ""  # from its first token of the syntax on; "" once something follows
 
     def step(self, ids: Sequence[int]) -> list[Piece]:
         return list(self._apart(self._stream.step(ids)))
 
     def flush(self) -> list[Piece]:
-        return [*self._apart(self._stream.flush()), *self._splitter.flush()]
+        pieces = [*self._apart(self._stream.flush()), *self._splitter.flush()]
+        return [*pieces, *self._called_in_thought()]
 
     def _apart(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
         for piece in pieces:
             if piece.thought:
+                at = 0 if self._last_thought else piece.text.find(TOKEN_MARK)
+                self._last_thought += piece.text[at:] if at >= 0 else ""
                 yield Piece(piece.text.replace(TOKEN_MARK, ""), thought=True)
             else:
+                self._last_thought = ""
                 yield from self._splitter.push(piece.text)
+
+    def _called_in_thought(self) -> list[Piece]:
+        """The calls in a thought that nothing follows, if they are whole."""
+        if not self._last_thought:
+            return []
+        splitter = self._new_splitter()
+        parts = [piece for piece in [*splitter.push(self._last_thought), *splitter.flush()] if piece.call]
+        return parts if parts and not splitter.broke_off else []
 
 
 def pieces_of(parts: Iterable[CallPart]) -> Iterator[Piece]:

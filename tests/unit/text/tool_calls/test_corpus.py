@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Library
 
 from moeinf.text.stream import Piece
-from moeinf.text.template_facts import read_facts
+from moeinf.text.templates.facts import read_facts
 from moeinf.text.thoughts import tags_of
 from moeinf.text.tokenizer import Tokenizer
 from moeinf.text.tool_calls.choice import find_syntax
 from moeinf.text.tool_calls.open_stream import open_stream
-from tests.support.tool_families import CALLS, CHAT, FAMILIES, TOOLS, Family
+from tests.support.tool_families import BY_NAME, CALLS, CHAT, FAMILIES, TOOLS, Family
 
 by_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 
@@ -92,6 +92,28 @@ def test_without_tools_an_answer_has_no_calls(family: Family, tmp_path: Path) ->
         ids = tokenizer.encode(family.answer, control_tokens=True, bos=False, added=False)
         _, said, calls = told([*(piece for token in ids for piece in stream.step(token)), *stream.flush()])
     assert not calls and said.startswith(family.text) and "Rome" in said
+
+
+@pytest.mark.parametrize(
+    ("answer", "calls"),
+    [
+        ("<think>I call:\n<tool_call>{}</tool_call>", 1),
+        ("<think>I call: <tool_call>{}</tool_call></think>", 1),
+        ("<think>I may call <tool_call>{}</tool_call> later.</think>Hello", 0),
+        ("<think>I call <tool_call>{}</tool_call></think><tool_call>{}</tool_call>", 1),
+        ('<think>I call <tool_call>{"name": "note", "arguments": {"text": "cut', 0),
+        ("<think>There is <tool_call> and its end", 0),
+    ],
+)
+def test_a_call_in_a_thought_counts_where_nothing_follows(tmp_path: Path, answer: str, calls: int) -> None:
+    call = '{"name": "note", "arguments": {}}'
+    with Tokenizer(BY_NAME["qwen3"].write(tmp_path)) as tokenizer:
+        prompt = tokenizer.encode_chat(tokenizer.render(CHAT, {"tools": TOOLS})[0])
+        stream = tokenizer.stream(prompt, chat=True, tools=TOOLS)
+        ids = tokenizer.encode(answer.replace("{}", call), control_tokens=True, bos=False, added=False)
+        found = told([*(piece for token in ids for piece in stream.step(token)), *stream.flush()])
+    assert found[2] == [("note", "{}")] * calls
+    assert found[0].startswith(("I ", "There is <tool_call>")) and "\ufdd1" not in found[0]
 
 
 def ids_of(tokenizer: Library, family: Family, answer: str, cuts: Iterable[int]) -> list[int]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from moeinf.errors import TextError
-from moeinf.text.accommodations import fold_late_system, fold_system, merge_turns
+from moeinf.text.templates.accommodations import fold_late_system, fold_system, merge_turns
 from moeinf.text.tokenizer import Tokenizer
 from tests.support.tool_families import BY_NAME, CHAT, TOOLS
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import jinja2
 from jinja2 import nodes
 
-from moeinf.text.chat_template import environment
 from moeinf.text.harmony import CHANNEL
+from moeinf.text.templates.sandbox import environment
 from moeinf.text.thinking import TemplateFacts
 from moeinf.text.thoughts import tags_of
 from moeinf.text.tool_calls.choice import find_syntax

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from moeinf.errors import TextError
-from moeinf.text.accommodations import fold_system, merge_turns
-from moeinf.text.chat_template import mark_control_tokens, split_marked
-from moeinf.text.template_file import find_template
+from moeinf.text.templates.accommodations import fold_system, merge_turns
+from moeinf.text.templates.file import find_template
+from moeinf.text.templates.rendering import mark_control_tokens, split_marked
 from moeinf.text.tokenizer import Tokenizer
 
 MakeFolder = Callable[..., Path]

@@ -1,0 +1,57 @@
+"""The tokens of a vocabulary that are no text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from moeinf.text.harmony import is_harmony
+
+_SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+# Ends of a turn that checkpoints forget to list as end of sequence; without them a chat never stops.
+_END_OF_TURN = (
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<end_of_turn>",
+    "<|end_of_turn|>",
+    "<|END_OF_TURN_TOKEN|>",
+    "<|end|>",
+    "<|end_of_text|>",
+    "<|call|>",
+)
+
+
+def end_ids(
+    tokenizer: Tokenizer, specials: Mapping[str, str], model: Mapping[str, Any], generation: Mapping[str, Any]
+) -> list[int]:
+    """The tokens that end an answer: those of the configs, the tokenizer's own, and known ends of turn."""
+    text_config = model.get("text_config")
+    listed = [generation.get("eos_token_id"), model.get("eos_token_id")]
+    listed += [text_config.get("eos_token_id")] if isinstance(text_config, dict) else []
+    ids = {i for entry in listed for i in (entry if isinstance(entry, list) else [entry]) if type(i) is int}
+    names = [name for name in _END_OF_TURN if not (name == "<|end|>" and is_harmony(tokenizer))]  # ends a channel
+    named = (tokenizer.token_to_id(name) for name in [specials.get("eos_token", ""), *names])
+    return sorted(ids | {i for i in named if i is not None})
+
+
+def special_tokens(config: Mapping[str, Any], token_map: Mapping[str, Any]) -> dict[str, str]:
+    """What chat templates are given as bos_token, eos_token and so on."""
+    tokens: dict[str, str] = {}
+    for name in _SPECIAL_NAMES:
+        value = config.get(name) or token_map.get(name)
+        value = value.get("content") if isinstance(value, dict) else value
+        if isinstance(value, str):
+            tokens[name] = value
+    return tokens
+
+
+def control_tokens(tokenizer: Tokenizer, config: Mapping[str, Any]) -> list[str]:
+    """Returns the special tokens. Where tokenizer_config.json says which they are, it decides, as in transformers."""
+    listed = config.get("added_tokens_decoder")
+    entries = [entry for entry in listed.values() if isinstance(entry, dict)] if isinstance(listed, dict) else []
+    said = {entry.get("content"): entry.get("special") for entry in entries}
+    tokens = tokenizer.get_added_tokens_decoder().values()
+    return [token.content for token in tokens if said.get(token.content, token.special) and token.content.strip()]
