@@ -23,6 +23,7 @@ from moeinf.prefixes.writer import Writer
 from moeinf.types import ByteArray
 
 FLUSH_S: Final = 20.0  # what closing a model waits for the disk at most
+SHORT_TOKENS: Final = 64  # a prompt of so many or fewer is soon computed, and rounded unlike longer ones (numerics.md)
 WORTH_TOKENS: Final = 64  # that a cache may lose without their being kept
 LEAST_STATES: Final = 3  # recurrent states that one sequence may have kept in any case: its first, and the last two
 STATE_SHARE: Final = 4  # beyond these, the states of one sequence take a quarter of the memory at most
@@ -66,24 +67,31 @@ class PrefixStore:
         disk: DiskTier | None,
         borders: Borders,
         block_tokens: int = BLOCK_TOKENS,
+        short_tokens: int = SHORT_TOKENS,
     ) -> None:
-        """root: the name that first blocks follow, other for each model and whatever decides its numbers."""
+        """root: the name that first blocks follow, other for each model and whatever decides its numbers.
+
+        short_tokens: of prompts and sequences that are neither looked up nor kept.
+        """
         self._cache, self._root, self._memory, self._disk = cache, root, memory, disk
-        self._borders, self._block_tokens = borders, block_tokens
+        self._borders, self._block_tokens, self._short_tokens = borders, block_tokens, short_tokens
         self._writer = None if disk is None else Writer(disk)
 
     def borders(self, prompt: Sequence[int]) -> list[int]:
         """After how many tokens of a prompt `keep` is to be called: nowhere in a model whose cache can go back."""
-        return [] if self._cache.rewinds else self._borders(prompt)
+        if self._cache.rewinds or len(prompt) <= self._short_tokens:
+            return []
+        return [border for border in self._borders(prompt) if border > self._short_tokens]
 
     def restore(self, prompt: Sequence[int], live: int) -> tuple[int, Source]:
         """Brings the cache to the longest known beginning of `prompt`; returns its length, and where it came from.
 
-        live: how many tokens the cache and the prompt both begin with.
+        prompt: but for its last token, which is computed in any case. live: how many tokens the cache and the prompt
+        both begin with.
         """
         tokens = token_array(prompt)
         while True:
-            way = self._find(tokens)
+            way = self._find(tokens) if len(prompt) >= self._short_tokens else []
             end = way[-1].end if way else 0
             intact = self._cache.rewinds or live == self._cache.length  # else only its rows are as they should be
             if end <= (live if intact else 0):
@@ -123,7 +131,7 @@ class PrefixStore:
         deadline = time.monotonic() + FLUSH_S
         self.settle(tokens)
         self._writer.drain(deadline - time.monotonic())
-        for block in self._not_in_memory(token_array(tokens)):
+        for block in () if len(tokens) <= self._short_tokens else self._not_in_memory(token_array(tokens)):
             if time.monotonic() > deadline or not self._disk.write(block):
                 break
         self._writer.close()
@@ -186,6 +194,8 @@ class PrefixStore:
 
     def _kept(self, tokens: TokenArray) -> list[Block]:
         """The blocks of what the cache holds that are in memory, from the first token on, made where they were not."""
+        if len(tokens) <= self._short_tokens:
+            return []
         blocks = list(self._known(tokens))
         way = {block.digest for block in blocks}
         self._memory.touch(block.digest for block in blocks)

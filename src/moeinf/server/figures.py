@@ -20,6 +20,7 @@ def figures(stats: GenerationStats) -> dict[str, Any]:
         "read_bytes": sum(each.demand_bytes + each.prefetch_bytes for each in (prefill, decode)),
         "stall_s": prefill.stall_s + decode.stall_s,
         "cached_tokens": stats.cached_tokens,
+        "cached_from": stats.cached_from,
         "load_s": stats.load_s,
         "prompt_s": stats.prompt_s,
         "decode_s": stats.decode_s,

@@ -170,17 +170,17 @@ def test_logits_are_those_of_a_fresh_computation_bit_for_bit(name: str, place: s
 @pytest.mark.parametrize("name", ["qwen3_moe", "deepseek_v2", "qwen3_next"])
 def test_a_gpu_takes_back_what_it_gave(name: str, tmp_path: Path) -> None:
     config = next(each for each in all_configs().values() if each["model_type"] == name)
-    stored, second = random_model(config, tmp_path), [*ids(64, 1), *ids(20, 2)]
+    stored, second = random_model(config, tmp_path), [*ids(80, 1), *ids(20, 2)]
     wanted = dict[str, list[Float32Array]]()
     for memory in ("0", "64MiB"):
         runtime = RuntimeConfig.of(threads=1, prefill_chunk=64, prefix_memory=memory)
         with Model(stored, runtime, on=Machine(1 << 40, "test", 2), gpu=emulated()) as model:
-            answered(model, ids(64, 1))
+            answered(model, ids(80, 1))
             if memory != "0":
                 answered(model, ids(70, 3), 5)
-                assert model.generator.sequence.tokens[:64] != second[:64]
+                assert model.generator.sequence.tokens[:80] != second[:80]
             wanted[memory], stats = answered(model, second, 4)
-            assert (stats.cached_tokens, stats.cached_from) == (64, "live" if memory == "0" else "memory")
+            assert (stats.cached_tokens, stats.cached_from) == (80, "live" if memory == "0" else "memory")
     assert all(np.array_equal(one, other) for one, other in zip(*wanted.values(), strict=True))
 
 

@@ -43,13 +43,15 @@ class Likeliest:
 class Run:
     """A model with prefixes, as an engine holds it."""
 
-    def __init__(self, *, rewinds: bool = True, memory: int = 1 << 20, folder: Path | None = None) -> None:
+    def __init__(
+        self, *, rewinds: bool = True, memory: int = 1 << 20, folder: Path | None = None, short: int = 0
+    ) -> None:
         self.cache = FakeCache(rewinds=rewinds)
         self.said = list[str]()
         self.disk = None if folder is None else DiskTier(folder / "model", 1 << 22, {"id": 1}, self.said.append)
         self.memory = MemoryTier(memory)
         self.store = PrefixStore(
-            self.cache, ROOT, self.memory, self.disk, lambda prompt: turn_borders(prompt, {TURN}), block_tokens=BLOCK
+            self.cache, ROOT, self.memory, self.disk, lambda prompt: turn_borders(prompt, {TURN}), BLOCK, short
         )
         self.sequence = CachedTokens(self.cache, self.store)
         self.timing = Timing()
@@ -169,6 +171,18 @@ def test_damaged_files_cost_time_and_no_more(tmp_path: Path, rewinds: bool, kind
     assert second.answer([*prompt, 1]) == computed([*prompt, 1], rewinds=rewinds)
     assert bool(second.said) == (kind == "rows" or not rewinds)
     assert second.timing.cached_tokens == (0 if second.said else 100)
+
+
+@pytest.mark.parametrize("rewinds", [True, False], ids=["rows", "recurrent"])
+def test_short_prompts_are_neither_kept_nor_looked_up(rewinds: bool, tmp_path: Path) -> None:
+    run = Run(rewinds=rewinds, folder=tmp_path, short=40)
+    run.answer([*tokens(35, 1), TURN, 1, 1], max_tokens=2)
+    run.sequence.close()
+    assert len(run.memory) == 0 and not list(tmp_path.rglob("*.rows"))
+    run = Run(rewinds=rewinds, folder=tmp_path, short=40)
+    for prompt, reused in ((tokens(60, 1), 0), (tokens(60, 2), 0), (tokens(40, 1), 0), ([*tokens(60, 1), 1], 60)):
+        assert run.answer(prompt) == computed(prompt, rewinds=rewinds)
+        assert run.timing.cached_tokens == reused
 
 
 def test_what_is_forgotten_does_not_come_back() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from dataclasses import asdict
 from datetime import datetime, timezone
 from typing import Any
 
@@ -12,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from moeinf.config import RuntimeConfig
+from moeinf.config.option import options
 from moeinf.engine.memory_plan import DevicePlan
 from moeinf.errors import StoreError
 from moeinf.server.http import body_of, json_response
@@ -89,5 +89,5 @@ def _hit_rate(loaded: Loaded) -> float | None:
 
 def config_given(config: RuntimeConfig) -> dict[str, str]:
     """The options that differ from their defaults, as text."""
-    defaults = asdict(RuntimeConfig())
-    return {name: str(getattr(config, name)) for name, default in defaults.items() if getattr(config, name) != default}
+    values = ((each.name, getattr(config, each.name), each.default) for each in options(RuntimeConfig))
+    return {name: str(value) for name, value, default in values if value != default}
