@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, ClassVar
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-HEAD_S = 10.0  # from a connection's beginning, or a further request's first byte, to the end of the request's head
-
 
 class DeadlineProtocol(H11Protocol):
-    """uvicorn's protocol, which has a deadline between two requests but none before the first and within a head."""
+    """uvicorn's protocol, which has a deadline between two requests but none before the first and within a head.
+
+    head_s: from a connection's beginning, or a further request's first byte, to the end of the request's head.
+    """
+
+    head_s: ClassVar[float] = 10.0
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
@@ -36,7 +39,7 @@ class DeadlineProtocol(H11Protocol):
         return self.cycle is None or self.cycle.response_complete
 
     def _start(self) -> None:
-        self._deadline = self.loop.call_later(HEAD_S, self._cut)
+        self._deadline = self.loop.call_later(self.head_s, self._cut)
 
     def _stop(self) -> None:
         if self._deadline is not None:
