@@ -58,7 +58,7 @@ measure() {
     for row in "$@"; do
         case $row in
         resident)
-            "$python" "$here/compare_transformers.py" "qwen12:bf16=$work/qwen12" --device "$gpu" --cache 100% \
+            "$python" "$here/peers/compare_transformers.py" "qwen12:bf16=$work/qwen12" --device "$gpu" --cache 100% \
                 --cache 50% --rounds 2 --passages 3 --prompt 512 --decode 64 --json "$work/results/resident.json"
             ;;
         12gb) bench 12gb qwen48:q4_k --vram 12GB ;;
@@ -79,7 +79,7 @@ bench() {
     shift
     for number in 1 2; do
         "$python" -m moeinf bench "$@" --device "$gpu" -p 512 -n 128 -r 3 -o json >"$work/results/$result-$number.json"
-        "$python" "$here/bench_rows.py" "$work/results/$result-$number.json"
+        "$python" "$here/peers/bench_rows.py" "$work/results/$result-$number.json"
     done
 }
 

@@ -1,6 +1,6 @@
 """Prints what docs/benchmarks.md takes from rows of `moeinf bench -o json`: a Markdown line each, and the profile.
 
-python benchmarks/bench_rows.py RESULT.json
+python benchmarks/peers/bench_rows.py RESULT.json
 """
 
 from __future__ import annotations

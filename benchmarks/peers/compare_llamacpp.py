@@ -1,7 +1,7 @@
 """moeinf beside llama.cpp: same weights, same bits, same token ids, same threads, same memory, alternating.
 
-    python benchmarks/compare_llamacpp.py MODEL=FILE.gguf ... --rounds 3 --passages 3
-    python benchmarks/compare_llamacpp.py MODEL=FILE.gguf ... --limit 33.3% --rounds 5 --passages 2
+    python benchmarks/peers/compare_llamacpp.py MODEL=FILE.gguf ... --rounds 3 --passages 3
+    python benchmarks/peers/compare_llamacpp.py MODEL=FILE.gguf ... --limit 33.3% --rounds 5 --passages 2
 
 MODEL is a stored model made from the checkpoint of make_checkpoint.py, FILE.gguf what to_gguf.py and quantise_gguf.py
 made of the same. A round runs each pair once, both sides one after the other; each process serves `--passages`

@@ -1,7 +1,7 @@
 """Writes a tied bf16 checkpoint, as of make_checkpoint.py, as bf16 GGUF, for llama.cpp to run the same weights.
 
     pip install gguf
-    python benchmarks/to_gguf.py CHECKPOINT OUT.gguf             # CHECKPOINT may be src/moeinf/data/demo
+    python benchmarks/peers/to_gguf.py CHECKPOINT OUT.gguf             # CHECKPOINT may be src/moeinf/data/demo
 
 llama.cpp's own converter knows tokenizers by a list of hashes and refuses the embedded one; benchmarks feed token ids,
 so the vocabulary written here is only a placeholder of the right size.

@@ -1,6 +1,6 @@
 """moeinf beside transformers on one GPU: same weights in bf16, same token ids, alternating.
 
-    python benchmarks/compare_transformers.py MODEL=CHECKPOINT --cache 100% --cache 50% --rounds 2 --passages 3
+    python benchmarks/peers/compare_transformers.py MODEL=CHECKPOINT --cache 100% --cache 50% --rounds 2 --passages 3
 
 MODEL is a stored model made from CHECKPOINT, both in bf16. At --cache 100% everything is on the GPU on both sides; at
 less, moeinf has slots for that share of the experts and host memory behind it, and transformers runs with accelerate's

@@ -1,10 +1,10 @@
 #!/bin/sh
 # Every figure of docs/benchmarks.md that stands beside llama.cpp. As root (memory control groups), on a quiet machine:
 #
-#     benchmarks/table.sh prepare WORK CONFIGS    # checkpoints, GGUFs, stores: 15 min, 45 GB
-#     benchmarks/table.sh measure WORK            # 25 min
-#     benchmarks/table.sh bf16-limited WORK       # 15 min more: the peer reads as much as it can
-#     benchmarks/table.sh quality WORK TEXTS      # 5 min
+#     benchmarks/peers/table.sh prepare WORK CONFIGS    # checkpoints, GGUFs, stores: 15 min, 45 GB
+#     benchmarks/peers/table.sh measure WORK            # 25 min
+#     benchmarks/peers/table.sh bf16-limited WORK       # 15 min more: the peer reads as much as it can
+#     benchmarks/peers/table.sh quality WORK TEXTS      # 5 min
 #
 # CONFIGS has qwen3-30b-a3b/config.json and mixtral-8x7b/config.json; TEXTS has prompts/bench_prompts.jsonl and corpus/.
 # PYTHON names the interpreter.
@@ -18,7 +18,7 @@ export MOEINF_HOME="$work/home" TMPDIR="$work"
 geometry() {
     name=$1 config=$2
     shift 2
-    "$python" "$here/make_checkpoint.py" "$config" "$work/$name" "$@"
+    "$python" "$here/../make_checkpoint.py" "$config" "$work/$name" "$@"
     "$python" "$here/to_gguf.py" "$work/$name" "$work/$name-bf16.gguf"
     for type in Q8_0 Q4_K_S; do
         "$python" "$here/quantise_gguf.py" "$work/$name-bf16.gguf" "$work/$name-$type.gguf" "$type"
@@ -34,7 +34,7 @@ prepare() {
     geometry mixtral2 "$1/mixtral-8x7b/config.json" --layers 2
     geometry spread "$1/qwen3-30b-a3b/config.json" --layers 2 --vocab 4096 --embedding-scale 0.04
     "$python" "$here/quantise_gguf.py" "$work/spread-bf16.gguf" "$work/spread-Q4_K-pure.gguf" Q4_K_S --pure
-    "$python" "$here/to_gguf.py" "$here/../src/moeinf/data/demo" "$work/demo-bf16.gguf"
+    "$python" "$here/to_gguf.py" "$here/../../src/moeinf/data/demo" "$work/demo-bf16.gguf"
     for type in Q8_0 Q4_0 IQ4_NL; do
         "$python" "$here/quantise_gguf.py" "$work/demo-bf16.gguf" "$work/demo-$type.gguf" "$type"
     done

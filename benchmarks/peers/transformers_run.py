@@ -1,6 +1,6 @@
 """One transformers process over given token ids; prints a JSON line of seconds. Called by compare_transformers.py.
 
-    python benchmarks/transformers_run.py CHECKPOINT WORK.json
+    python benchmarks/peers/transformers_run.py CHECKPOINT WORK.json
 
 The model runs in bf16 as `from_pretrained` builds it: its own default attention and experts, a growing cache, no
 compilation. With weight_bytes in the work, accelerate puts that many bytes of weights on the GPU, and the rest stays in

@@ -1,6 +1,6 @@
 """What a format costs: perplexity, KL divergence and top-token agreement against bf16, beside llama.cpp's same type.
 
-    python benchmarks/quality.py demo demo-q8 demo-bf16.gguf demo-Q8_0.gguf --text held-out.txt --tokens 16384
+    python benchmarks/peers/quality.py demo demo-q8 demo-bf16.gguf demo-Q8_0.gguf --text held-out.txt --tokens 16384
 
 Each model is a stored model or a GGUF of the same weights; the first stored one and the first GGUF are the references
 of their kind, and the two references are compared with each other too. The text (of a .jsonl, its `prompt` fields) is
