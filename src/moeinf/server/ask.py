@@ -17,7 +17,7 @@ class Ask:
 
     prompt: a text, or the messages of a chat; None only loads the model. raw: the text is continued as it is.
     tools: those that the model may call; one_call: only its first call counts.
-    format: as for Model.pieces, and not beside tools. effort: OpenAI's word for how hard to think, instead of `think`.
+    format: as for Model.pieces. effort: OpenAI's word for how hard to think, instead of `think`.
     params: fields of SamplingParams that the client gave. think: as for Model.stream, or thinking.ADAPTIVE.
     config: fields of RuntimeConfig, with which the model is opened anew where they differ.
     keep_alive: (seconds,), or (None,) for ever; () is the server's own.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from urllib.parse import unquote
 
@@ -50,11 +50,9 @@ class Service:
     def submit(self, request: Request, ask: Ask, user: str | None = None) -> Job:
         """Queues what is asked. user: whom the request names, so that users of one machine take turns.
 
-        Raises BusyError, StoppingError, ModelNotFoundError, Refusal.
+        Raises BusyError, StoppingError, ModelNotFoundError.
         """
         self.find(ask.model)
-        if ask.tools and isinstance(ask.format, str | Mapping):
-            raise Refusal(400, "tools and a format of the answer cannot be had together: leave one of them out")
         if ask.prompt is not None and not isinstance(ask.prompt, str):
             ask = replace(ask, prompt=without_noise(ask.prompt))
         host = request.client.host if request.client else ""

@@ -78,6 +78,17 @@ def test_anthropics_client(random_server: HttpServer, choice: dict[str, str]) ->
         assert block.input in ({"city": "Rome"}, {"city": "Paris"})
 
 
+def test_tools_beside_a_format(random_server: HttpServer) -> None:
+    schema = {"type": "json_schema", "json_schema": {"name": "city", "schema": PARAMETERS}}
+    tools = [{"type": "function", "function": {"name": "map", "parameters": PARAMETERS}}]
+    asked: Any = {"model": "random", "messages": HI, "tools": tools, "response_format": schema, "max_tokens": 200}
+    with openai.OpenAI(base_url=f"{random_server.url}/v1", api_key="any", max_retries=0) as client:
+        for seed in range(4):
+            choice = client.chat.completions.create(**asked, seed=seed).choices[0]
+            if choice.finish_reason == "stop" and not choice.message.tool_calls:
+                assert json.loads(choice.message.content)["city"] in ("Rome", "Paris")
+
+
 TOOL = {"type": "function", "function": {"name": "f"}}
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tool_choice": "required"}, "there are no tools"),

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import anthropic
 import httpx
 import openai
 import pytest
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 from moeinf.server.serve import HttpServer
-from tests.support.caller import LOOK_UP
 
 
 class Fisherman(BaseModel):
-    age: int = Field(ge=20, le=99)
-    fish: list[bool] = Field(min_length=1, max_length=3)
+    """Without bounds of numbers and lists, which Anthropic's client takes out of a schema."""
+
+    kind: Literal["old man", "young man"]
+    fishes: bool
 
 
 HI: list[Any] = [{"role": "user", "content": "There was a fisherman. He is described in JSON as"}]
@@ -33,7 +34,7 @@ def client(server: HttpServer) -> Iterator[openai.OpenAI]:
 def test_openais_client_parses_what_it_asked_for(client: openai.OpenAI) -> None:
     parsed = client.chat.completions.parse(model="demo", messages=HI, response_format=Fisherman, max_tokens=200)
     fisherman = parsed.choices[0].message.parsed
-    assert fisherman is not None and 20 <= fisherman.age <= 99
+    assert fisherman is not None and fisherman.kind in ("old man", "young man")
     assert parsed.choices[0].finish_reason == "stop"
 
 
@@ -78,7 +79,6 @@ def test_probabilities_of_tokens(client: openai.OpenAI) -> None:
 WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("chat/completions", {"response_format": {"type": "yaml"}}, "'yaml'"),
     ("chat/completions", {"response_format": {"type": "json_schema"}}, "schema"),
-    ("chat/completions", {"response_format": {"type": "json_object"}, "tools": [LOOK_UP]}, "together"),
     ("chat/completions", {"top_logprobs": 2}, "logprobs to true"),
     ("chat/completions", {"logprobs": True, "top_logprobs": 21}, "between 0 and 20"),
     ("messages", {"output_config": {"format": {"type": "yaml", "schema": {}}}}, "yaml"),

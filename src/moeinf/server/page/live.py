@@ -173,7 +173,6 @@ def memory_parts(model: Model) -> tuple[MemoryPart, ...]:
         MemoryPart("dense weights", plan.dense_bytes),
         MemoryPart("KV cache", plan.kv_bytes),
         MemoryPart("activations", plan.activation_bytes),
-        MemoryPart("kept prefixes", plan.prefix_bytes),
     ]
     if isinstance(plan, DevicePlan):
         parts.append(MemoryPart("experts in host memory", plan.host_bytes))

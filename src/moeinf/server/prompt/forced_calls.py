@@ -1,4 +1,7 @@
-"""Answers that must be a call of a tool: held to the JSON of its arguments, within what the model's syntax needs."""
+"""Answers that must be a call of a tool: held to the JSON of its arguments, within what the model's syntax needs.
+
+Where arguments are no JSON only the beginning of a call can be held, and so not the tool that is called.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import re
 from collections.abc import Sequence
 
 from moeinf.engine.stored.facts import template_text
-from moeinf.sampling.constraint import FramedJson
+from moeinf.sampling.constraint import AnswerFormat, FramedJson
 from moeinf.server.errors import Refusal
 from moeinf.store.library import StoredModel
 from moeinf.text.tool_calls.choice import find_syntax
@@ -15,10 +18,10 @@ from moeinf.types import Tool
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")  # without what could be a control token
 
 
-def forced_calls(stored: StoredModel, tools: Sequence[Tool], name: str | None) -> list[FramedJson]:
+def forced_calls(stored: StoredModel, tools: Sequence[Tool], name: str | None) -> AnswerFormat:
     """`format` of Model.pieces for a call of one of these tools, or of the one of that name. Reads small files.
 
-    Raises Refusal, also for a model whose calls have arguments that are no JSON, and TextError.
+    Raises Refusal, also where a model cannot be held to that, and TextError.
     """
     functions = [tool["function"] for tool in tools if name in (None, tool["function"]["name"])]
     if not functions:
@@ -26,8 +29,12 @@ def forced_calls(stored: StoredModel, tools: Sequence[Tool], name: str | None) -
         raise Refusal(400, f"tool_choice asks for a call, but {missing}")
     template = template_text(stored, with_tools=True)
     syntax = find_syntax(template)
-    if syntax is None or syntax.frame is None:
+    if syntax is None:
         raise Refusal(400, f"tool_choice: {stored.name} cannot be made to call a tool; give auto or none")
+    if syntax.frame is None and name is not None:
+        raise Refusal(400, f"tool_choice: {stored.name} cannot be held to one tool; give it that tool alone")
+    if syntax.frame is None:
+        return "call"
     forms = []
     for function in functions:
         if not _NAME.fullmatch(function["name"]):

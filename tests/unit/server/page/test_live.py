@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 
 from moeinf.config import RuntimeConfig
 from moeinf.engine.model import Model
-from moeinf.server.page.live import MOST_WATCHERS, LiveEvent, Observed, Watch, live_route, memory_parts
+from moeinf.server.page.live import MOST_WATCHERS, LiveEvent, Observed, Watch, live_route
 from moeinf.store.library import StoredModel
 
 
@@ -66,13 +66,6 @@ def test_only_the_last_period_counts(model: Model) -> None:
     idle = watch.event(Observed(model.name, model))
     assert (idle.tokens_per_s, idle.read_bytes_per_s, idle.stall_share, idle.hit_rate) == (0, 0, 0, None)
     assert not flags(idle.used, idle).any() and idle.resident == busy.resident
-
-
-def test_kept_prefixes_are_a_part_of_the_memory(demo: StoredModel) -> None:
-    with Model(demo, RuntimeConfig.of(expert_cache="33%", prefix_memory="3MB")) as model:
-        parts = memory_parts(model)
-    assert {part.part: part.bytes for part in parts}["kept prefixes"] == 3_000_000
-    assert sum(part.bytes for part in parts) == model.plan.total_bytes
 
 
 def test_the_memory_of_the_plan_is_told_in_parts(model: Model) -> None:
