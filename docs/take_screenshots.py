@@ -20,7 +20,6 @@ from selenium.webdriver.common.keys import Keys
 from tests.support.chromium import Browser, chromium, missing
 
 HERE = Path(__file__).parent
-OPTIONS = ["--expert-cache", "33%", "--num-ctx", "2048", "--prefix-memory", "4MB"]
 WARM_UP = ("Once upon a time", "The king said", "In the morning") * 5  # fills the charts
 SHOWN = ("Tell me of a ship and the sea.", "Once upon a time, the captain said")
 WARM_UP_S, SHOWN_S = 6.0, 1.5  # until an answer is stopped, or shown
@@ -33,7 +32,7 @@ def served() -> Iterator[str]:
         environment = {**os.environ, "MOEINF_HOME": home}
         moeinf = [sys.executable, "-m", "moeinf"]
         subprocess.run([*moeinf, "pull", "demo"], env=environment, check=True, capture_output=True)
-        command = [*moeinf, "serve", "--host", "127.0.0.1:0", *OPTIONS]
+        command = [*moeinf, "serve", "--host", "127.0.0.1:0", "--expert-cache", "33%", "--num-ctx", "2048"]
         with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as server:
             assert server.stdout is not None
             try:
