@@ -175,7 +175,7 @@ class ExpertTier:
         """Returns [layers, experts] ABSENT, LOADING or RESIDENT (table.py), as a copy. From any thread, without a wait.
 
         Each item is one byte, which is read whole. Items may be of moments before and after a change of others: good
-        enough to look at, and to decide nothing by.
+        enough to look at, and to decide nothing by. Of slots that are leased it tells what lay in them before.
         """
         states: npt.NDArray[np.uint8] = self._table.state.reshape(self.shape.num_layers, -1).copy()
         return states

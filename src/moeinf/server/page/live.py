@@ -94,7 +94,7 @@ class Watch:
     """Makes the events of one watcher: each tells what has changed since the one before.
 
     It may look on from any thread while the model answers or is closed: what it reads is documented to allow that
-    (ExpertTier.states, Activity, Reader.bytes_read), and takes some ten microseconds.
+    (ExpertTier.states, Activity, Reader.bytes_read), and takes 0.3 ms for 61 layers of 256 experts.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
