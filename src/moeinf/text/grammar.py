@@ -59,22 +59,25 @@ class Grammars:
         forms: prefix, schema as JSON text, and suffix; [] where nothing but a call will do.
         """
         try:
-            self._matchers[stream] = self._compile(self._grammar(around, forms))
+            self._matchers[stream] = self._matcher(around, forms)
             return self._state(stream)
         except GrammarError as error:
             self.forget(stream)
             return {"refused": str(error)}
 
-    def _grammar(self, around: Around, forms: Sequence[Mapping[str, str]]) -> list[str]:
+    def _matcher(self, around: Around, forms: Sequence[Mapping[str, str]]) -> LLMatcher:
         if not forms:
             if not around.call:
                 raise GrammarError("the model has no tools to call, or calls them in a way that is not known")
-            return [f"start: {around.lead} {around.call}", *around.rules]
+            return self._compile([f"start: {around.lead} {around.call}", *around.rules])
         one_of_them = " | ".join(f"form{i}" for i in range(len(forms)))
         rules = [f"answer: {one_of_them}", *(rule for i, form in enumerate(forms) for rule in self._rules(i, form))]
-        _mask(self._compile(["start: answer", *rules]))  # tells of a schema that nothing matches
+        alone = self._compile(["start: answer", *rules])
+        if around == Around():
+            return alone
+        _mask(alone)  # tells of a schema that nothing matches
         or_call = f"| {around.call}" if around.call else ""
-        return [f"start: {around.lead} ({around.head} answer {or_call})", *rules, *around.rules]
+        return self._compile([f"start: {around.lead} ({around.head} answer {or_call})", *rules, *around.rules])
 
     def accept(self, stream: int, token: int) -> dict[str, Any]:
         """Goes on behind a token. Returns complete: whether nothing may follow; mask: what may.

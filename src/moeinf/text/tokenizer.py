@@ -19,7 +19,7 @@ from moeinf.text.thinking import TemplateFacts
 TOKENIZER_FILE = "tokenizer.json"
 _RENDER_LIMIT_S = 2.0
 _STEP_LIMIT_S = 10.0
-_COMPILE_LIMIT_S = 5.0
+_COMPILE_LIMIT_S = 10.0  # some schemas of a few bytes take seconds, such as a large multipleOf
 _TABLE_LIMIT_S = 60.0  # the bytes of all tokens, once: a second or two on a fast machine
 _CONTEXT_TOKENS = 8  # end of the prompt: tells whether a space comes before the first word, and a thought is open
 
