@@ -14,7 +14,8 @@ from moeinf.config.size import Bytes
 from moeinf.prefixes.block import digest_of, token_array
 from moeinf.prefixes.disk import DiskTier
 from moeinf.prefixes.memory import MemoryTier
-from moeinf.prefixes.store import PrefixStore, SequenceCache
+from moeinf.prefixes.sequence_cache import SequenceCache
+from moeinf.prefixes.store import PrefixStore
 from moeinf.store.library import prefix_folder
 
 DEFAULT_DISK_BYTES: Final = 4_000_000_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from moeinf.prefixes.block import (
     BLOCK_TOKENS,
@@ -19,6 +19,7 @@ from moeinf.prefixes.block import (
 )
 from moeinf.prefixes.disk import DiskBlock, DiskTier
 from moeinf.prefixes.memory import MemoryTier
+from moeinf.prefixes.sequence_cache import SequenceCache
 from moeinf.prefixes.writer import Writer
 from moeinf.types import ByteArray
 
@@ -29,31 +30,6 @@ LEAST_STATES: Final = 3  # recurrent states that one sequence may have kept in a
 STATE_SHARE: Final = 4  # beyond these, the states of one sequence take a quarter of the memory at most
 
 Borders = Callable[[Sequence[int]], list[int]]  # of a prompt: after how many tokens a recurrent state is worth keeping
-
-
-class SequenceCache(Protocol):
-    """moeinf.models.layers.kv_cache.Cache, as far as it is copied out and in."""
-
-    length: int
-
-    @property
-    def rewinds(self) -> bool: ...
-
-    @property
-    def token_bytes(self) -> int: ...
-
-    @property
-    def state_bytes(self) -> int: ...
-
-    def truncate(self, length: int) -> int: ...
-
-    def save_rows(self, start: int, end: int) -> ByteArray: ...
-
-    def load_rows(self, start: int, kept: ByteArray, num_tokens: int, first: int, last: int) -> None: ...
-
-    def save_state(self) -> ByteArray: ...
-
-    def resume(self, length: int, kept: ByteArray | None) -> None: ...
 
 
 class PrefixStore:
@@ -68,13 +44,16 @@ class PrefixStore:
         borders: Borders,
         block_tokens: int = BLOCK_TOKENS,
         short_tokens: int = SHORT_TOKENS,
+        flush_s: float = FLUSH_S,
     ) -> None:
         """root: the name that first blocks follow, other for each model and whatever decides its numbers.
 
-        short_tokens: of prompts and sequences that are neither looked up nor kept.
+        short_tokens: of prompts and sequences that are neither looked up nor kept. flush_s: what `close` waits for the
+        disk at most.
         """
         self._cache, self._root, self._memory, self._disk = cache, root, memory, disk
         self._borders, self._block_tokens, self._short_tokens = borders, block_tokens, short_tokens
+        self._flush_s = flush_s
         self._writer = None if disk is None else Writer(disk)
 
     def borders(self, prompt: Sequence[int]) -> list[int]:
@@ -125,14 +104,18 @@ class PrefixStore:
         self._memory.clear()
 
     def close(self, tokens: Sequence[int]) -> None:
-        """Writes what the cache holds, and is not on disk yet, also what memory had no room for; ends the thread."""
+        """Writes what the cache holds, and is not on disk yet, also what memory had no room for; ends the thread.
+
+        A disk that hangs is left alone after FLUSH_S: only the thread touches it.
+        """
         if self._disk is None or self._writer is None:
             return
-        deadline = time.monotonic() + FLUSH_S
+        deadline = time.monotonic() + self._flush_s
         self.settle(tokens)
         self._writer.drain(deadline - time.monotonic())
         for block in () if len(tokens) <= self._short_tokens else self._not_in_memory(token_array(tokens)):
-            if time.monotonic() > deadline or not self._disk.write(block):
+            self._writer.submit([block])
+            if not self._writer.drain(deadline - time.monotonic()) or self._writer.refused:
                 break
         self._writer.close()
 

@@ -19,6 +19,7 @@ class Writer:
         self._queue: deque[Block] = deque()
         self._changed = threading.Condition()
         self._busy = self._closed = False
+        self.refused = False  # whether the disk had no room for the last block, or an error
         self._thread: threading.Thread | None = None
 
     def submit(self, blocks: Sequence[Block]) -> None:
@@ -69,7 +70,7 @@ class Writer:
                     return
                 block, self._busy = self._queue.popleft(), True
             try:
-                self._disk.write(block)
+                self.refused = not self._disk.write(block)
             finally:
                 with self._changed:
                     block.pending = self._busy = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moeinf.prefixes.block import Block
 from moeinf.prefixes.disk import DiskTier
 from moeinf.prefixes.memory import MemoryTier
 from moeinf.prefixes.opening import turn_borders
@@ -155,6 +157,27 @@ def test_what_memory_has_no_room_for_is_written_at_the_end(tmp_path: Path) -> No
     second = Run(folder=tmp_path)
     second.answer([*prompt, 1])
     assert second.timing.cached_tokens == 100
+
+
+class HangingDisk(DiskTier):
+    """A tier whose disk does not answer until it is let go."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, 1 << 22, {"id": 1}, lambda line: None)
+        self.goes_on = threading.Event()
+
+    def write(self, block: Block) -> bool:
+        return self.goes_on.wait() and super().write(block)
+
+
+def test_a_disk_that_hangs_is_left_alone_at_the_end(tmp_path: Path) -> None:
+    cache, disk = FakeCache(), HangingDisk(tmp_path / "model")
+    store = PrefixStore(cache, ROOT, MemoryTier(200), disk, lambda prompt: [], BLOCK, 0, flush_s=0.05)
+    sequence = CachedTokens(cache, store)
+    list(generate(cache, sequence, tokens(100, 1), Likeliest(), Watch(), max_tokens=1, chunk=5))
+    sequence.close()  # comes back
+    assert not list(tmp_path.rglob("*.rows"))
+    disk.goes_on.set()
 
 
 @pytest.mark.parametrize("rewinds", [True, False], ids=["rows", "recurrent"])
