@@ -56,7 +56,8 @@ class Service:
         if ask.prompt is not None and not isinstance(ask.prompt, str):
             ask = replace(ask, prompt=without_noise(ask.prompt))
         host = request.client.host if request.client else ""
-        job = Job(ask, f"{request.headers.get('authorization', '')}|{host}|{user or ''}")
+        key = request.headers.get("authorization") or request.headers.get("x-api-key", "")
+        job = Job(ask, f"{key}|{host}|{user or ''}")
         self.worker.submit(job)
         return job
 

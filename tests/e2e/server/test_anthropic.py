@@ -76,6 +76,13 @@ def test_a_message_and_the_same_streamed(client: anthropic.Anthropic) -> None:
     )
 
 
+def test_models(client: anthropic.Anthropic) -> None:
+    (model,) = client.models.list()
+    assert (model.id, model.type, model.display_name) == ("demo:latest", "model", "demo:latest")
+    assert model.created_at.tzinfo is not None
+    assert client.models.retrieve("demo") == model
+
+
 def test_the_beta_client_and_what_it_sends_along(client: anthropic.Anthropic) -> None:
     answer = client.beta.messages.create(
         model="demo",

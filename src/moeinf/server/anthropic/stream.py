@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from moeinf.engine.completion import Completion
@@ -14,6 +15,8 @@ from moeinf.server.errors import fault_of
 from moeinf.server.figures import figures
 from moeinf.server.http import sse
 
+PING_S = 1.0  # between two pings while a model loads or reads
+
 
 class MessageStream:
     """Turns the events of an answer into those of a message.
@@ -22,8 +25,11 @@ class MessageStream:
     nothing to say, there are pings.
     """
 
-    def __init__(self, head: Head, request_id: str, *, thoughts_shown: bool = True) -> None:
-        """thoughts_shown: False keeps the text of thoughts back, but not that there were some."""
+    def __init__(
+        self, head: Head, request_id: str, *, thoughts_shown: bool = True, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """thoughts_shown: False keeps the text of thoughts back, but not that there were some. clock: seconds."""
+        self._clock, self._pinged_s = clock, float("-inf")
         self._head, self._request_id, self._thoughts_shown = head, request_id, thoughts_shown
         self._begun = False
         self._index = -1  # of the last block
@@ -34,7 +40,9 @@ class MessageStream:
         if isinstance(event, Reading) and not self._begun:
             yield self._begin(event.total)
         elif event is None or isinstance(event, Loading | Reading):
-            yield _event("ping")
+            if event is None or self._clock() - self._pinged_s >= PING_S:
+                self._pinged_s = self._clock()
+                yield _event("ping")
         elif isinstance(event, Text):
             yield from self._text(event)
         elif isinstance(event, Call):

@@ -33,7 +33,9 @@ def routes(service: Service) -> list[Route]:
 
 
 async def _models(service: Service, request: Request) -> Response:
-    return json_response({"object": "list", "data": [_described(stored) for stored in service.library.list()]})
+    data = [_described(stored) for stored in service.library.list()]
+    ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"first_id": None, "last_id": None}
+    return json_response({"object": "list", "data": data, "has_more": False, **ends})
 
 
 async def _model(service: Service, request: Request) -> Response:
@@ -41,7 +43,17 @@ async def _model(service: Service, request: Request) -> Response:
 
 
 def _described(stored: StoredModel) -> dict[str, Any]:
-    return {"id": stored.name, "object": "model", "created": int(stored.modified.timestamp()), "owned_by": "moeinf"}
+    """With the fields of Anthropic's API, which has models at the same paths."""
+    modified = stored.modified
+    return {
+        "id": stored.name,
+        "object": "model",
+        "created": int(modified.timestamp()),
+        "owned_by": "moeinf",
+        "type": "model",
+        "display_name": stored.name,
+        "created_at": modified.isoformat(timespec="seconds").replace("+00:00", "Z"),
+    }
 
 
 async def _no_embeddings(service: Service, request: Request) -> Response:

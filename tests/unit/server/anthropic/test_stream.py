@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import count
 from typing import Any
 
 import pytest
@@ -19,9 +20,10 @@ from moeinf.text.stream import CallPart
 STATS = GenerationStats(prompt_tokens=9, cached_tokens=4)
 
 
-def told(*events: Event | None, **options: bool) -> list[dict[str, Any]]:
+def told(*events: Event | None, **options: Any) -> list[dict[str, Any]]:
     """What a client is sent, each event with the type that its `event:` line and its data agree on."""
-    stream = MessageStream(Head("m"), "req_1", **options)
+    seconds = count(0, 5)
+    stream = MessageStream(Head("m"), "req_1", **({"clock": lambda: next(seconds)} | options))
     sent = []
     for event in events:
         for piece in stream.encode(event):
@@ -93,6 +95,12 @@ def test_thoughts_and_text() -> None:
         "output_tokens": 3,
     }
     assert sent[14]["moeinf"]["cached_tokens"] == 4
+
+
+def test_progress_is_no_more_than_a_ping_a_second() -> None:
+    times = iter([0.0, 0.0, 0.4, 0.9, 1.1, 1.1, 1.2])
+    sent = told(*(Loading(n, 9) for n in range(4)), None, clock=lambda: next(times))
+    assert kinds(sent) == ["ping"] * 3
 
 
 def test_thoughts_that_are_not_to_be_shown() -> None:
