@@ -27,19 +27,20 @@ async function fillModels() {
     const stored = localStorage.getItem(STORED_MODEL);
     model.replaceChildren(...names.map((name) => element("option", { value: name }, name)));
     model.value = [stored, loaded[0], names[0]].find((name) => names.includes(name)) ?? "";
-    model.disabled = !names.length;
     if (!names.length) welcome("No model is stored yet. In a terminal, moeinf pull demo brings a small one.");
     await showAbilities();
   } catch (error) {
     if (error instanceof KeyNeeded) askForKey();
     else welcome(error.message);
   }
+  model.disabled = !model.options.length;
   showBusy();
 }
 
 /** Offers thinking where the model has a switch for it. */
 async function showAbilities() {
   const name = model.value;
+  byId("think-field").hidden = true; // until it is known
   const can = name ? await capabilities(name) : [];
   if (name === model.value) byId("think-field").hidden = !can.includes("thinking");
 }
