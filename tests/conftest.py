@@ -44,7 +44,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def no_environment_of_the_user() -> Iterator[None]:
     """MOEINF_* and HF_* of whoever runs the tests must not change what they test."""
     taken = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith(("MOEINF_", "HF_"))}
+    os.environ["MOEINF_HOST"] = "127.0.0.1:1"  # where nobody listens: `run` would use a server of the user
     yield
+    del os.environ["MOEINF_HOST"]
     os.environ.update(taken)
 
 

@@ -139,6 +139,11 @@ class RuntimeConfig:
         }
         return cls(**values)  # type: ignore[arg-type]  # __post_init__ checks the types
 
+    def given(self) -> dict[str, str]:
+        """The options that differ from their defaults, as text."""
+        names = [each.name for each in options(RuntimeConfig) if getattr(self, each.name) != each.default]
+        return {name: str(getattr(self, name)) for name in names}
+
 
 DEFAULT_CONTEXT = 4096
 READERS = ("native", "pure")

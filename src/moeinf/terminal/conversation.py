@@ -18,6 +18,7 @@ from moeinf.terminal.stats import stats_lines
 
 if TYPE_CHECKING:
     from moeinf.engine.model import Model
+    from moeinf.terminal.remote.model import RemoteModel
     from moeinf.types import Message
 
 
@@ -28,14 +29,14 @@ class Conversation:
     sampling: the options that the user gave; the checkpoint has a say in the others.
     """
 
-    model: Model
+    model: Model | RemoteModel
     sampling: dict[str, object] = field(default_factory=dict)
     options: ChatOptions = field(default_factory=ChatOptions)
     messages: list[Message] = field(default_factory=list)
     notices: Notices = field(default_factory=Notices)  # of its models
     _warned: bool = False
 
-    def use(self, model: Model) -> None:
+    def use(self, model: Model | RemoteModel) -> None:
         """Goes on with another open model, or with the same one opened anew.
 
         Prints its notices, and drops what its chat template cannot be told, with a note.
@@ -126,10 +127,10 @@ class Conversation:
                 f"{self.model.longer_context()}"
             )
         if completion.cut_by == "num_predict" and not self.options.quiet:
-            return f"{answer} was cut after {len(completion.token_ids)} tokens, as num_predict asks for"
+            return f"{answer} was cut after {completion.stats.generated_tokens} tokens, as num_predict asks for"
         if completion.cut_by == "max_length":
             return (
-                f"{answer} was cut after {len(completion.token_ids)} tokens, which the checkpoint sets as the "
+                f"{answer} was cut after {completion.stats.generated_tokens} tokens, which the checkpoint sets as the "
                 "longest; --num-predict allows for more"
             )
         return ""

@@ -18,11 +18,13 @@ from moeinf.terminal.conversation import Conversation
 from moeinf.terminal.notes import Notices, say, say_below
 from moeinf.terminal.progress import LoadBar, StatusLine
 from moeinf.terminal.pull_progress import PullDisplay
+from moeinf.terminal.remote.look import loaded_on_server
 from moeinf.terminal.screen import wrapped
 from moeinf.text.thinking import template_variables
 
 if TYPE_CHECKING:
     from moeinf.engine.model import Model
+    from moeinf.terminal.remote.model import RemoteModel
 
 
 def ensure_stored(name: str, *, quiet: bool, quant: str | None = None) -> StoredModel:
@@ -32,9 +34,17 @@ def ensure_stored(name: str, *, quiet: bool, quant: str | None = None) -> Stored
 
 
 @contextmanager
-def opened(stored: StoredModel, config: RuntimeConfig, notices: Notices, *, quiet: bool) -> Iterator[Model]:
-    """The open model; what it has to say when it is closed comes to stderr."""
-    model = load(stored, config, notices, quiet=quiet)
+def opened(
+    stored: StoredModel, config: RuntimeConfig, notices: Notices, *, quiet: bool, own: bool = False
+) -> Iterator[Model | RemoteModel]:
+    """The open model; what it has to say when it is closed comes to stderr.
+
+    Where a server of this machine has it loaded, it answers, unless the model has to be this process's own.
+    """
+    remote = None if own else loaded_on_server(stored, config)
+    if remote is not None and not quiet:
+        say(f"using the server at {remote.url}")
+    model = remote or load(stored, config, notices, quiet=quiet)
     try:
         yield model
     finally:

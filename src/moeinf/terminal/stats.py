@@ -9,14 +9,15 @@ from moeinf.text.quantities import binary_size_text, duration_text
 if TYPE_CHECKING:
     from moeinf.engine.completion import GenerationStats
     from moeinf.engine.model import Model
+    from moeinf.terminal.remote.model import RemoteModel
 
 
-def stats_lines(stats: GenerationStats, model: Model) -> list[str]:
+def stats_lines(stats: GenerationStats, model: Model | RemoteModel) -> list[str]:
     """The figures of one answer. A line whose value is zero is left out."""
     return _aligned([*_timing_rows(stats), *_cache_rows(stats, model)])
 
 
-def cache_lines(model: Model) -> list[str]:
+def cache_lines(model: Model | RemoteModel) -> list[str]:
     """What is resident, how full the context is, and how the cache did in the last answer."""
     rows: list[tuple[str, str]] = [("context", f"{model.plan.context} tokens")]
     if model.last is not None:
@@ -56,7 +57,7 @@ def _timing_rows(stats: GenerationStats) -> list[tuple[str, str]]:
     ]
 
 
-def _cache_rows(stats: GenerationStats, model: Model) -> list[tuple[str, str]]:
+def _cache_rows(stats: GenerationStats, model: Model | RemoteModel) -> list[tuple[str, str]]:
     cache, decoded = stats.decode_cache, len(stats.token_s)
     moved = cache.demand_bytes + cache.prefetch_bytes
     resident = f"{model.tier.num_slots}/{model.manifest.moe.total_experts} experts"

@@ -180,7 +180,7 @@ def test_each_notice_of_the_model_is_said_once(capsys: pytest.CaptureFixture[str
             "note: the answer was cut, as the context of 128 tokens is full: ask for less, or raise --num",
         ),
         ("context", True, "note: the answer was cut, as the context of 128 tokens is full"),
-        ("num_predict", False, "note: the answer was cut after 0 tokens, as num_predict asks for\n"),
+        ("num_predict", False, "note: the answer was cut after 3 tokens, as num_predict asks for\n"),
         ("max_length", True, "which the checkpoint sets as the longest; --num-predict allows for more\n"),
     ],
 )

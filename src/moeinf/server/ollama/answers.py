@@ -159,6 +159,7 @@ def _extension(completion: Completion) -> dict[str, Any]:
     return {
         **figures(stats),
         "cut_by": completion.cut_by,
+        "cached_from": stats.cached_from,
         "prefill_cache": asdict(stats.prefill_cache),
         "decode_cache": asdict(stats.decode_cache),
         "peak_rss_bytes": stats.peak_rss_bytes,

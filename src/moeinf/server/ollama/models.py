@@ -10,8 +10,6 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from moeinf.config import RuntimeConfig
-from moeinf.config.option import options
 from moeinf.engine.memory_plan import DevicePlan
 from moeinf.errors import StoreError
 from moeinf.server.http import body_of, json_response
@@ -73,7 +71,7 @@ def _running(service: Service, loaded: Loaded) -> dict[str, Any]:
             "hit_rate": _hit_rate(loaded),
             "answering": service.worker.current is not None,
             "waiting": service.worker.waiting,
-            "config": config_given(loaded.config),
+            "config": loaded.config.given(),
         },
     }
 
@@ -85,9 +83,3 @@ def _hit_rate(loaded: Loaded) -> float | None:
         if last is not None and last.stats.decode_cache.activations:
             return last.stats.decode_cache.hit_rate
     return None
-
-
-def config_given(config: RuntimeConfig) -> dict[str, str]:
-    """The options that differ from their defaults, as text."""
-    values = ((each.name, getattr(config, each.name), each.default) for each in options(RuntimeConfig))
-    return {name: str(value) for name, value, default in values if value != default}

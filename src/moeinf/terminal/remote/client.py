@@ -7,7 +7,7 @@ import json
 import queue
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import closing, suppress
 from typing import Any
 
@@ -47,7 +47,7 @@ class ServerClient:
             except (OSError, http.client.HTTPException, ValueError) as error:
                 raise self._silent(error) from None
 
-    def stream(self, path: str, body: object, should_stop: Callable[[], bool]) -> Iterator[dict[str, Any]]:
+    def stream(self, path: str, body: object, should_stop: Callable[[], bool]) -> Generator[dict[str, Any], None, None]:
         """Yields the lines of a streamed answer until it ends or should_stop; hanging up ends it on the server, too."""
         connection = self._connected()
         lines: queue.SimpleQueue[dict[str, Any] | Exception | None] = queue.SimpleQueue()

@@ -1,0 +1,143 @@
+"""`moeinf run` with a server that has the model loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import ollama
+import pytest
+
+from moeinf.config import RuntimeConfig
+from moeinf.engine.completion import Hooks
+from moeinf.pull.pull import pull
+from moeinf.server.serve import HttpServer
+from moeinf.store.library import StoredModel
+from moeinf.terminal.conversation import Conversation
+from moeinf.terminal.remote.client import NoServerError
+from moeinf.terminal.remote.look import loaded_on_server
+from moeinf.terminal.remote.model import RemoteModel
+from tests.support.cli.commands import Done
+from tests.support.live_server import live_server
+from tests.support.thinker import write_thinker
+
+ASKED = ("run", "demo", "The king said", "-n", "12", "--seed", "3")
+
+
+@pytest.fixture(scope="module")
+def server(demo: StoredModel) -> Iterator[HttpServer]:
+    with live_server(demo) as running:
+        ollama.Client(running.url).generate("demo", "", keep_alive=-1)
+        yield running
+
+
+@pytest.fixture
+def remote(server: HttpServer, demo: StoredModel, monkeypatch: pytest.MonkeyPatch) -> RemoteModel:
+    monkeypatch.setenv("MOEINF_HOST", server.url)
+    found = loaded_on_server(demo, RuntimeConfig())
+    assert found is not None
+    return found
+
+
+def using(server: HttpServer) -> str:
+    return f"using the server at {server.url}\n"
+
+
+def test_an_answer_of_the_server_is_that_of_a_process_of_its_own(
+    server: HttpServer, command: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = command(*ASKED)
+    assert own.code == 0 and "using the server" not in own.err
+    monkeypatch.setenv("MOEINF_HOST", server.url)
+    told = command(*ASKED)
+    assert told == Done(0, own.out, using(server) + own.err)
+    assert command(*ASKED, "--quiet").out == own.out
+    assert command(*ASKED, "--raw").out == own.out
+
+
+@pytest.mark.parametrize("word", ["--json", "--ram=2GiB", "--policy=lru", "--num-ctx=128"])
+def test_what_the_server_cannot_do_runs_in_a_process_of_its_own(
+    server: HttpServer, command: Callable[..., Done], monkeypatch: pytest.MonkeyPatch, word: str
+) -> None:
+    monkeypatch.setenv("MOEINF_HOST", server.url)
+    told = command(*ASKED, word)
+    assert told.code == 0 and using(server) not in told.err
+
+
+def test_options_that_the_server_was_started_with_are_no_difference(
+    demo: StoredModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = RuntimeConfig.of(device="cpu", expert_cache="50%")
+    with live_server(demo, config=config) as running:
+        monkeypatch.setenv("MOEINF_HOST", running.url)
+        assert loaded_on_server(demo, config) is None, "it is not loaded yet"
+        ollama.Client(running.url).generate("demo", "")
+        assert loaded_on_server(demo, config) is not None
+        assert loaded_on_server(demo, RuntimeConfig.of(device="cpu", expert_cache="40%")) is None
+
+
+def test_verbose_prints_the_figures_of_the_server(
+    server: HttpServer, command: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MOEINF_HOST", server.url)
+    lines = command(*ASKED, "--verbose").err
+    for label in ("total duration:", "prompt eval rate:", "eval count:           12 token(s)", "experts, "):
+        assert label in lines
+
+
+def test_a_server_that_wants_another_key_is_left_with_a_note(
+    demo: StoredModel, command: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with live_server(demo, keys=("the key",)) as running:
+        monkeypatch.setenv("MOEINF_HOST", running.url)
+        told = command(*ASKED)
+    assert told.code == 0 and f"note: the server at {running.url} is not used: a key is needed" in told.err
+
+
+def test_an_answer_that_is_interrupted_ends_on_the_server(remote: RemoteModel, server: HttpServer) -> None:
+    hooks = Hooks(should_stop=lambda: remote.last is not None and bool(remote.last.text))
+    said = "".join(remote.stream("The king said", remote.params(num_predict=-1), hooks=hooks))
+    assert remote.last is not None and (remote.last.finish_reason, remote.last.text) == ("interrupted", said)
+    assert said, "what came is kept"
+    # The next answer can only come once the server has given up the other one.
+    assert "".join(remote.stream("The king said", remote.params(num_predict=2)))
+
+
+def test_a_server_that_has_ended_is_one_clear_line(demo: StoredModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    with live_server(demo) as running:
+        ollama.Client(running.url).generate("demo", "")
+        monkeypatch.setenv("MOEINF_HOST", running.url)
+        remote = loaded_on_server(demo, RuntimeConfig())
+    assert remote is not None
+    with pytest.raises(NoServerError, match="no server answers at"):
+        remote.stream("The king said")
+
+
+@pytest.fixture(scope="module")
+def thinker(tmp_path_factory: pytest.TempPathFactory) -> StoredModel:
+    folder = tmp_path_factory.mktemp("thinker")
+    return pull(str(write_thinker(folder / "thinker")), home=folder / "home")
+
+
+def test_a_chat_shows_thoughts_and_drops_what_the_context_does_not_hold(
+    thinker: StoredModel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with live_server(thinker, config=RuntimeConfig(device="cpu", context=36)) as running:
+        ollama.Client(running.url).generate("thinker", "")
+        monkeypatch.setenv("MOEINF_HOST", running.url)
+        remote = loaded_on_server(thinker, RuntimeConfig())
+        assert remote is not None
+        conversation = Conversation(remote, {"temperature": 0})
+        for _ in range(4):
+            said, thoughts = list[str](), list[str]()
+            completion = conversation.ask("Hello there", said.append, thoughts.append)
+            assert "".join(said) == completion.text and completion.text.strip().startswith("Hello")
+            assert "".join(thoughts).strip() == "Let me see"
+        conversation.change(think="false")
+        assert conversation.ask("Hello", said.append).thinking == ""
+    assert len(conversation.messages) < 10
+    assert "the oldest question and answer were dropped" in capsys.readouterr().err
+
+
+def test_nothing_leaves_this_machine(demo: StoredModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOEINF_HOST", "192.0.2.1:11435")  # an address of nobody, which would not answer for long
+    assert loaded_on_server(demo, RuntimeConfig()) is None
