@@ -13,10 +13,6 @@ from moeinf.text.thinking import THINK_WORDS
 
 # Verbs of ollama that people type by habit, and what moeinf has instead.
 _ABSENT: Mapping[str, str] = {
-    "serve": "this version has no server: `moeinf run MODEL PROMPT --json` answers one prompt, `import moeinf` many",
-    "start": "this version has no server: `moeinf run MODEL PROMPT --json` answers one prompt, `import moeinf` many",
-    "ps": "a model is loaded only while its command runs: there is none to list; `moeinf list` lists the stored ones",
-    "stop": "a model is loaded only while its command runs: Ctrl-C or /bye ends it",
     "cp": "this version copies no names: `moeinf pull SOURCE --name NEW` stores a model under a second name",
     "create": "this version reads no Modelfile: give --system and sampling options to `moeinf run`, or set variables",
     "push": "this version uploads nothing: name the source of a model (`moeinf show --json`) to those who want it",
