@@ -54,6 +54,7 @@ class HarmonyStream:
     def _step_one(self, token: int) -> Iterator[Piece]:
         control = self._controls.get(token)
         if control == MESSAGE:
+            yield from self.flush()  # a message that nothing has ended
             yield from self._begin()
         elif control is not None:
             yield from self.flush()
@@ -69,7 +70,7 @@ class HarmonyStream:
         head = self._tokenizer.decode(self._head or [])
         self._thinking = head.split()[:1] == ["analysis"]
         self._head, self._text = None, TokenStream(self._tokenizer, [], skip_special=True)
-        name = called_in(f"{self._role} {head}")
+        name, self._role = called_in(f"{self._role} {head}"), ""
         if self._tools is not None and name is not None:
             source = Source()
             self._call = CallReading(source, HARMONY.read(source, name, self._tools), self._num_calls)

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Library
 
-from moeinf.text.stream import Piece
+from moeinf.text.stream import TOKEN_MARK, Piece
 from moeinf.text.templates.facts import read_facts
-from moeinf.text.thoughts import tags_of
+from moeinf.text.thoughts import answer_tags_of, tags_of
 from moeinf.text.tokenizer import Tokenizer
 from moeinf.text.tool_calls.choice import find_syntax
 from moeinf.text.tool_calls.open_stream import open_stream
@@ -141,6 +141,29 @@ def test_the_parse_is_the_same_wherever_tokens_end(family: Family, data: st.Data
     )
     pieces = [p for token in ids_of(tokenizer, family, family.answer, cuts) for p in stream.step([token])]
     assert parsed(told([*pieces, *stream.flush()])) == expected(family)
+
+
+@by_family
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_no_tokens_in_any_order_break_the_stream(family: Family, data: st.DataObject) -> None:
+    tokenizer = _tokenizer(family)
+    controls = tokenizer.encode("".join((*family.specials, *family.tokens)), add_special_tokens=False).ids
+    answer = tokenizer.encode(family.answer, add_special_tokens=False).ids
+    start = data.draw(st.integers(0, len(answer)))
+    some = data.draw(st.lists(st.sampled_from(controls) | st.sampled_from(answer), max_size=20))
+    stream = open_stream(
+        tokenizer,
+        tokenizer.encode(family.rendered, add_special_tokens=False).ids[-8:],
+        skip_special=True,
+        tags=tags_of(family.template),
+        answer_tags=answer_tags_of(family.template),
+        syntax=find_syntax(family.template),
+        tools=TOOLS,
+    )
+    ids = [*answer[:start], *some, *answer[data.draw(st.integers(0, len(answer))) :]]
+    thought, said, calls = told([*(piece for token in ids for piece in stream.step([token])), *stream.flush()])
+    assert TOKEN_MARK not in thought + said + str(calls)
 
 
 def _tokenizer(family: Family, made: dict[str, Library] = {}) -> Library:  # noqa: B006 - made once a family
