@@ -65,7 +65,7 @@ class Service:
         self, stored: StoredModel, messages: Sequence[Message], think: bool | str | None, tools: Sequence[Tool]
     ) -> int:
         """Tokens of a chat as `submit` would have it answered. Blocks. Raises TextError, UsageError."""
-        facts = self.texts.of(stored).template
+        facts = self.texts.template(stored)
         asked = think_for(facts, think)
         variables = {} if asked is None else template_variables(facts, str(asked).lower(), {})
         if tools:
