@@ -303,7 +303,7 @@ def bench(
 @app.command()
 @with_flags()
 def serve(*, options: ServerOptions, config: RuntimeConfig) -> None:
-    """Serve the APIs of OpenAI and ollama over the stored models (also: start)."""
+    """Serve the APIs of OpenAI, ollama and Anthropic (also: start)."""
     from moeinf.server.serve import HttpServer, log_to_stderr
     from moeinf.store.library import Library
     from moeinf.terminal.notes import say
