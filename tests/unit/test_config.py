@@ -7,6 +7,7 @@ import pytest
 from moeinf.config import RuntimeConfig, ollama_value
 from moeinf.config.environment import unknown_variables, with_environment
 from moeinf.config.option import http_options, option_of, options
+from moeinf.config.server_options import ServerOptions
 from moeinf.config.size import Bytes, Share, Size, parse_size
 from moeinf.errors import UsageError
 from moeinf.sampling.params import SamplingParams
@@ -79,10 +80,10 @@ def test_a_variable_is_called_as_the_flag_is_and_the_old_name_says_so(monkeypatc
 def test_a_variable_that_nothing_reads_is_told_with_the_nearest_that_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("MOEINF_NUM_CTX", "MOEINF_TEMPERATURE", "MOEINF_HOME"):
         monkeypatch.setenv(name, "1")
-    assert unknown_variables(RuntimeConfig, SamplingParams) == []
+    assert unknown_variables(RuntimeConfig, SamplingParams, ServerOptions) == []
     monkeypatch.setenv("MOEINF_EXPERTCACHE", "6GiB")
     monkeypatch.setenv("MOEINF_QQ", "1")
-    first, second = unknown_variables(RuntimeConfig, SamplingParams)
+    first, second = unknown_variables(RuntimeConfig, SamplingParams, ServerOptions)
     assert first == (
         "MOEINF_EXPERTCACHE is no variable of moeinf, and changes nothing; did you mean MOEINF_EXPERT_CACHE?"
     )

@@ -17,6 +17,7 @@ from moeinf import cli
 from moeinf.config import RuntimeConfig
 from moeinf.config.environment import unknown_variables
 from moeinf.config.pull_options import PullOptions
+from moeinf.config.server_options import ServerOptions
 from moeinf.engine.model import Model
 from moeinf.pull.pull import pull
 from moeinf.sampling.params import SamplingParams
@@ -343,11 +344,13 @@ def test_every_option_about_memory_and_sampling_has_the_variable_of_its_flags_na
     variables = {f"MOEINF_{flag[2:].replace('-', '_').upper()}" for flag in flags}
     for name in variables:
         monkeypatch.setenv(name, "1")
-    without = {line.split()[0].removeprefix("MOEINF_") for line in unknown_variables(RuntimeConfig, SamplingParams)}
+    lines = unknown_variables(RuntimeConfig, SamplingParams, ServerOptions)
+    without = {line.split()[0].removeprefix("MOEINF_") for line in lines}
     assert without == {
         "SYSTEM",
         "OPTION",
         "FILE",
+        "FORMAT",
         "RAW",
         "JSON",
         "VERBOSE",
