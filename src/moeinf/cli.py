@@ -308,8 +308,8 @@ def serve(*, options: ServerOptions, config: RuntimeConfig) -> None:
     from moeinf.store.library import Library
     from moeinf.terminal.notes import say
 
-    log_to_stderr()
     server = HttpServer(Library(store_home()), config, options, keys_of(options, api_key()))
+    log_to_stderr()
     say(f"listening on {server.url}")
     server.run()
 
