@@ -172,8 +172,7 @@ def test_tritons_kernels_give_the_logits_of_their_twins(models: dict[str, Stored
     assert all(abs(ours - theirs).max() < 1e-4 for ours, theirs in zip(*found, strict=True))
 
 
-@pytest.mark.parametrize("quant", ["q8_0", "mxfp4"])
-@pytest.mark.parametrize("num_beams", [1, 3])
+@pytest.mark.parametrize(("quant", "num_beams"), [("q8_0", 1), ("mxfp4", 3)])
 def test_a_quantised_translator_answers_the_same_for_every_number_of_slots(
     translator: Stored, tmp_path: Path, quant: str, num_beams: int
 ) -> None:

@@ -242,7 +242,7 @@ BODY = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(BODY, st.sampled_from(["/v1/messages", "/v1/messages/count_tokens"]))
 def test_no_body_makes_the_server_fail(server: HttpServer, body: dict[str, Any], path: str) -> None:
     answer = httpx.post(f"{server.url}{path}", json=body, timeout=60)

@@ -16,7 +16,7 @@ from moeinf.pull.pull import ensure
 from moeinf.store.library import Library
 from tests.support.live_server import live_server
 
-EXAMPLES = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+EXAMPLES = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 NAMES = st.sampled_from(["demo", "demo:latest", "nobody"]) | st.text(max_size=8).filter(lambda name: "/" not in name)
 ANYTHING = st.recursive(
     st.none()

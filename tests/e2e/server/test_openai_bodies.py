@@ -15,7 +15,7 @@ from moeinf.config import RuntimeConfig
 from moeinf.store.library import StoredModel
 from tests.support.live_server import live_server
 
-EXAMPLES = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+EXAMPLES = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 ANYTHING = st.recursive(
     st.none()
     | st.booleans()
