@@ -13,8 +13,11 @@ READY := $(VENV)/.ready
 demo: $(READY)
 	$(BIN)/moeinf run demo --expert-cache 33% --num-predict 64 --seed 7 --verbose "$(PROMPT)"
 
-test: $(READY) lint native-test
-	$(BIN)/python -m pytest tests --numprocesses $(JOBS) --dist loadfile
+# mypy has one thread: the native tests are built beside it. Tests often wait for a process that they have started, so
+# one more runs at once than there are cores.
+test: $(READY)
+	$(MAKE) --jobs $(JOBS) --output-sync=target lint native-test
+	$(BIN)/python -m pytest tests --numprocesses $$(($(JOBS) + 1)) --dist loadfile
 
 # A long run of what `make test` has a short one of: other files and bits each time, unless FUZZ_SEED says which. Each
 # of the two scripts has half of the time.
