@@ -14,19 +14,11 @@ from hypothesis import strategies as st
 from moeinf.config import RuntimeConfig
 from moeinf.pull.pull import ensure
 from moeinf.store.library import Library
+from tests.support.any_json import ANYTHING
 from tests.support.live_server import live_server
 
 EXAMPLES = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 NAMES = st.sampled_from(["demo", "demo:latest", "nobody"]) | st.text(max_size=8).filter(lambda name: "/" not in name)
-ANYTHING = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-3, 70)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
-    max_leaves=6,
-)
 MESSAGE = st.fixed_dictionaries(
     {},
     optional={

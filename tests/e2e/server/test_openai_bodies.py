@@ -13,18 +13,10 @@ from hypothesis import strategies as st
 
 from moeinf.config import RuntimeConfig
 from moeinf.store.library import StoredModel
+from tests.support.any_json import ANYTHING
 from tests.support.live_server import live_server
 
 EXAMPLES = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-ANYTHING = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-3, 70)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
-    max_leaves=6,
-)
 CONTENT = st.text(max_size=20) | st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": st.text(max_size=9)}))
 MESSAGE = st.fixed_dictionaries(
     {"role": st.sampled_from(["system", "developer", "user", "assistant", "tool"]) | ANYTHING},
