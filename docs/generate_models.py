@@ -28,6 +28,11 @@ Made by `python docs/generate_models.py` from the table of families (`src/moeinf
 config.json of each checkpoint as published (`tests/support/published`). Do not edit it.
 [adding-a-model.md](adding-a-model.md) tells how a family is added.
 
+`demo` comes with moeinf: a qwen3_moe of 5.6 million weights, trained on stories, which goes on with a text in words
+that make little sense. `demo:chat` is the same weights with a chat template: the answer is a story that goes on from
+what the user said. System texts and tools are told to it, and change the story, but it obeys no instructions, and
+calls a tool only where the request demands it. The weights of both lie on the disk once.
+
 """
 SIZES = """\
 ## Sizes

@@ -121,7 +121,7 @@ def run(
 @with_flags()
 def pull(
     source: Annotated[
-        str, typer.Argument(metavar="SOURCE", help="org/repo[@rev] on the Hugging Face Hub, a folder, or demo.")
+        str, typer.Argument(metavar="SOURCE", help="org/repo[@rev] on the Hugging Face Hub, a folder, or demo[:chat].")
     ],
     *,
     options: PullOptions,

@@ -25,6 +25,7 @@ from moeinf.store.library import Library, StoredModel
 from moeinf.store.manifest import ModelSource
 from moeinf.store.partials import PulledAs, partial_folder, pull_lock
 from moeinf.store.quantisation import KEEP, SMALL, Quantisation, chosen
+from moeinf.store.sharing import share_files
 from moeinf.text.quantities import size_text
 from moeinf.text.tokenizer import check_text_files
 from moeinf.types import TensorPlan
@@ -129,7 +130,9 @@ def open_source(origin: Origin, token: str | None, progress: PullProgress) -> So
     if origin.kind == "folder":
         return FolderSource(Path(origin.location))
     if origin.kind == "embedded":
-        return FolderSource(DATA / origin.location, ModelSource("embedded", origin.location))
+        word, _, tag = origin.location.partition(":")  # the weights, and the folder in it of files beside them
+        over = DATA / word / tag if tag else None
+        return FolderSource(DATA / word, ModelSource("embedded", origin.location), over=over)
     # Here and not at the top: it takes 0.2 s that no other source has to pay.
     from moeinf.pull.hub import open_hub
 
@@ -298,6 +301,7 @@ class _Pull:
         source.check_unchanged()
         before = next((model.id for model in self._library.list() if model.name == self._name), identifier)
         stored = publish_model(self._library, folder, identifier, self._name, source.origin)
+        share_files(self._library, stored)
         if before != identifier:
             self._progress.note(f"updated {self._name}: {before} is now {identifier}")
         return stored

@@ -178,9 +178,12 @@ def parse_index(data: bytes) -> Shards:
 class FolderSource:
     """A checkpoint folder on this machine. It is only read."""
 
-    def __init__(self, path: Path, origin: ModelSource | None = None, fingerprint: str = "") -> None:
+    def __init__(
+        self, path: Path, origin: ModelSource | None = None, fingerprint: str = "", over: Path | None = None
+    ) -> None:
         """fingerprint: of what the folder is known to be a copy of; else one is made of its files.
 
+        over: a folder whose files stand beside those of `path`, or in their place.
         Raises CheckpointError where the folder is not a checkpoint in safetensors form.
         """
         self.requested = ""
@@ -189,7 +192,10 @@ class FolderSource:
         with errors_named(self._path, CheckpointError):
             if not self._path.is_dir():
                 raise CheckpointError(f"{path} {_instead_of_folder(self._path)}")
-            self._names = {entry.name for entry in os.scandir(self._path)}
+            self._folders = {entry.name: self._path for entry in os.scandir(self._path)}  # where each file lies
+            if over is not None:
+                self._folders |= {entry.name: over for entry in os.scandir(over)}
+            self._names = set(self._folders)
         self.shards = find_shards(self._names, self.read_file, str(path))
         self._state_at_open = self._state()
         self.fingerprint = fingerprint or self._state_at_open
@@ -233,7 +239,8 @@ class FolderSource:
 
         There `snapshots/<commit>/<name>` is a link to `blobs/<hash>`. Raises CheckpointError for any other.
         """
-        path, homes = Path(os.path.realpath(self._path / name)), [self._path]
+        folder = self._folders.get(name, self._path)
+        path, homes = Path(os.path.realpath(folder / name)), [Path(os.path.realpath(folder))]
         if self._path.parent.name == "snapshots":
             homes.append(Path(os.path.realpath(self._path.parent.parent / "blobs")))
         if path.parent not in homes:

@@ -8,7 +8,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -298,7 +299,7 @@ class Library:
         except StoreError:
             unheld = []
         unheld += [prefixes for folder in unheld if (prefixes := prefix_folder(self.home, folder.name)).is_dir()]
-        freed = sum(path.stat().st_size for folder in unheld for path in folder.iterdir() if path.is_file())
+        freed = _freed_bytes(path for folder in unheld for path in folder.iterdir() if path.is_file())
         for folder in (*unheld, *self._models.glob(f"{_TRASH}*")):
             self._discard(folder)
         return freed
@@ -312,6 +313,16 @@ class Library:
             os.rename(folder, trash)
             sync_folder(self._models)
         shutil.rmtree(trash)
+
+
+def _freed_bytes(paths: Iterable[Path]) -> int:
+    """What deleting these files gives back: one that another model shares stays (see store/sharing.py)."""
+    links, sizes = Counter[int](), dict[int, tuple[int, int]]()
+    for path in paths:
+        info = path.stat()
+        links[info.st_ino] += 1
+        sizes[info.st_ino] = info.st_nlink, info.st_size
+    return sum(size for inode, (held, size) in sizes.items() if links[inode] == held)
 
 
 def _mended(name: str, tag: str) -> str:

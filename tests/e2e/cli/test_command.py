@@ -409,7 +409,8 @@ def test_list_tells_of_interrupted_pulls_in_every_form(
 
 def test_list_tells_the_names_that_can_be_pulled(command: Command) -> None:
     assert json.loads(command("list", "--available", "--json", "Mix").out)["mixtral"].startswith("mistralai/")
-    assert command("list", "--available", "dem").out.splitlines() == ["NAME    SOURCE", "demo    embedded"]
+    lines = [line.split() for line in command("list", "--available", "dem").out.splitlines()]
+    assert lines == [["NAME", "SOURCE"], ["demo", "embedded"], ["demo:chat", "embedded"]]
     assert "only one of --all and --available" in command("list", "--available", "--all").err
 
 

@@ -267,6 +267,26 @@ def test_the_embedded_model_is_made_at_its_first_use_and_found_at_the_second(hom
     assert ensure("demo", home=home) == model and ensure("demo:latest", home=home) == model
 
 
+def test_the_chat_tag_of_the_embedded_model_shares_its_weights_on_disk(home: Path) -> None:
+    demo, chat = ensure("demo", home=home), ensure("demo:chat", home=home)
+    assert (chat.name, chat.id != demo.id, verify(demo), verify(chat)) == ("demo:chat", True, [], [])
+    assert not (demo.path / "chat_template.jinja").exists() and (chat.path / "chat_template.jinja").exists()
+    for weights in (*chat.shard_paths, chat.dense_path):
+        assert weights.samefile(demo.path / weights.name)
+    assert Library(home).remove("demo") < 100_000, "only what the other does not have is freed"
+    assert verify(chat) == []
+    assert Library(home).remove("demo:chat") > demo.manifest.size_bytes
+    assert not list((home / "models").iterdir())
+
+
+def test_a_pull_mends_the_weights_that_another_model_shares(home: Path) -> None:
+    demo, chat = ensure("demo", home=home), ensure("demo:chat", home=home)
+    weights = chat.shard_paths[0]
+    weights.write_bytes(bytes(weights.stat().st_size))
+    assert verify(chat) != [] and verify(demo) != []
+    assert verify(pull("demo:chat", home=home)) == [] == verify(demo)
+
+
 def test_the_name_of_a_stored_model_pulls_from_where_it_came(checkpoint: Path, home: Path) -> None:
     pull(str(checkpoint), PullOptions(name="mine"), home=home)
     write_checkpoint(checkpoint, random_tensors(seed=2))
