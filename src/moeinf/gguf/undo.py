@@ -1,0 +1,255 @@
+"""What llama.cpp's converter does to the tensors of some families, undone in memory.
+
+Steps on rows and shapes move whole rows, so they take quantised tensors as they lie. What computes, and what moves
+numbers within a row, takes plain ones; `takes_blocks` says which it is, before anything is read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from moeinf.errors import StoreError
+from moeinf.types import FORMAT_BLOCKS, ByteArray, Format, format_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a tensor is, without its values."""
+
+    format: Format
+    shape: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return format_bytes(self.format, self.shape)
+
+    @property
+    def plain(self) -> bool:
+        return FORMAT_BLOCKS[self.format][0] == 1
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A tensor as it lies: blocks of a format, row after row."""
+
+    kind: Kind
+    data: ByteArray  # [num_bytes]
+
+    @property
+    def rows(self) -> ByteArray:
+        """[rows, bytes of a row]"""
+        return self.data.reshape(math.prod(self.kind.shape[:-1]), -1)
+
+
+class Step(Protocol):
+    """One thing that was done to a tensor, undone."""
+
+    def becomes(self, kinds: Sequence[Kind]) -> Kind | None:
+        """What it makes of tensors of these kinds; None where it does not take their formats."""
+        ...
+
+    def apply(self, sources: Sequence[Stored]) -> ByteArray: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Reshape:
+    """The same numbers, in another shape with rows as long (or any, of a plain tensor)."""
+
+    shape: tuple[int, ...]
+
+    def becomes(self, kinds: Sequence[Kind]) -> Kind | None:
+        (kind,) = kinds
+        fits = math.prod(kind.shape) == math.prod(self.shape) and (kind.plain or kind.shape[-1] == self.shape[-1])
+        return Kind(kind.format, self.shape) if fits else None
+
+    def apply(self, sources: Sequence[Stored]) -> ByteArray:
+        return sources[0].data
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows from `start` on (a vector's numbers), seen as an array of `sizes`, in another order of its axes."""
+
+    start: int
+    sizes: tuple[int, ...]
+    axes: tuple[int, ...]
+
+    def becomes(self, kinds: Sequence[Kind]) -> Kind | None:
+        (kind,) = kinds
+        rows = kind.shape[0] if len(kind.shape) > 1 or kind.plain else 0
+        return kind if rows == self.start + math.prod(self.sizes) and len(kind.shape) < 3 else None
+
+    def apply(self, sources: Sequence[Stored]) -> ByteArray:
+        rows = sources[0].data.reshape(sources[0].kind.shape[0], -1)
+        behind = rows[self.start :].reshape(*self.sizes, -1).transpose(*self.axes, len(self.axes))
+        return np.concatenate([rows[: self.start].reshape(-1), behind.reshape(-1)])
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The columns of a matrix, seen as an array of `sizes`, in another order of its axes."""
+
+    sizes: tuple[int, ...]
+    axes: tuple[int, ...]
+
+    def _block(self, kind: Kind) -> int:
+        """Bytes of what is moved as one, 0 where that would cut a block."""
+        fixed = self.sizes[-1] if self.axes[-1] == len(self.axes) - 1 else 1
+        weights, _ = FORMAT_BLOCKS[kind.format]
+        return 0 if fixed % weights else format_bytes(kind.format, (fixed,))
+
+    def becomes(self, kinds: Sequence[Kind]) -> Kind | None:
+        (kind,) = kinds
+        return kind if len(kind.shape) == 2 and kind.shape[1] == math.prod(self.sizes) and self._block(kind) else None
+
+    def apply(self, sources: Sequence[Stored]) -> ByteArray:
+        (source,) = sources
+        fixed = self.axes[-1] == len(self.axes) - 1
+        sizes = self.sizes[:-1] if fixed else self.sizes
+        axes = self.axes[:-1] if fixed else self.axes
+        moved = source.data.reshape(source.kind.shape[0], *sizes, self._block(source.kind))
+        order = (0, *(1 + axis for axis in axes), 1 + len(axes))
+        return np.ascontiguousarray(moved.transpose(order)).reshape(-1)
+
+
+@dataclass(frozen=True, slots=True)
+class TakeRows:
+    """Some rows of a tensor, or numbers of a vector."""
+
+    start: int
+    count: int
+
+    def becomes(self, kinds: Sequence[Kind]) -> Kind | None:
+        (kind,) = kinds
+        fits = self.start + self.count <= kind.shape[0] and (len(kind.shape) > 1 or kind.plain)
+        return Kind(kind.format, (self.count, *kind.shape[1:])) if fits else None
+
+    def apply(self, sources: Sequence[Stored]) -> ByteArray:
+        rows = sources[0].data.reshape(sources[0].kind.shape[0], -1)
+        return rows[self.start : self.start + self.count].reshape(-1)
+
+
+@dataclass(frozen=True, slots=True)
+class Subtract:
+    """A norm that is stored with one added."""
+
+    number: float
+
+    def becomes(self, kinds: Sequence[Kind]) -> Kind | None:
+        return kinds[0] if kinds[0].format == "f32" else None
+
+    def apply(self, sources: Sequence[Stored]) -> ByteArray:
+        values = sources[0].data.view(np.float32) - np.float32(self.number)
+        raw: ByteArray = values.astype(np.float32).view(np.uint8)
+        return raw
+
+
+@dataclass(frozen=True, slots=True)
+class LogOfNegative:
+    """-exp(x) was stored instead of x."""
+
+    def becomes(self, kinds: Sequence[Kind]) -> Kind | None:
+        return kinds[0] if kinds[0].format == "f32" else None
+
+    def apply(self, sources: Sequence[Stored]) -> ByteArray:
+        values = -sources[0].data.view(np.float32).astype(np.float64)
+        with np.errstate(all="ignore"):  # what is no number is found where weights are looked at
+            raw: ByteArray = np.log(values).astype(np.float32).view(np.uint8)
+        return raw
+
+
+@dataclass(frozen=True, slots=True)
+class JoinLatentHeads:
+    """Keys [heads, rank, nope] and values [heads, value, rank] of latent attention: rows of each head's keys and then
+    its values, [heads * (nope + value), rank]."""
+
+    def becomes(self, kinds: Sequence[Kind]) -> Kind | None:
+        keys, values = kinds
+        if not keys.plain or keys.format != values.format or len(keys.shape) != 3 or len(values.shape) != 3:
+            return None
+        (heads, rank, nope), (others, value, columns) = keys.shape, values.shape
+        return Kind(keys.format, (heads * (nope + value), rank)) if (heads, rank) == (others, columns) else None
+
+    def apply(self, sources: Sequence[Stored]) -> ByteArray:
+        width = FORMAT_BLOCKS[sources[0].kind.format][1]
+        keys, values = (each.data.reshape(*each.kind.shape, width) for each in sources)
+        joined: ByteArray = np.concatenate([keys.transpose(0, 2, 1, 3), values], axis=1).reshape(-1)
+        return joined
+
+
+Undo = tuple[Step, ...]  # in this order; the first takes all sources, each of the others what the one before made
+_STEPS: Mapping[str, type[Any]] = {
+    each.__name__: each for each in (Reshape, Rows, Columns, TakeRows, Subtract, LogOfNegative, JoinLatentHeads)
+}
+
+
+def outcome(kinds: Sequence[Kind], undo: Undo) -> Kind | None:
+    """What becomes of tensors of these kinds; None where their formats have to be widened before."""
+    for step in undo:
+        kind = step.becomes(kinds)
+        if kind is None:
+            return None
+        kinds = [kind]
+    (kind,) = kinds
+    return kind
+
+
+def takes_blocks(kinds: Sequence[Kind], undo: Undo) -> bool:
+    """Whether `undone` takes tensors of these kinds as they lie. Else each has to be widened to f32 before."""
+    return outcome(kinds, undo) is not None
+
+
+def undone(sources: Sequence[Stored], undo: Undo) -> Stored:
+    """Takes all steps. The caller has asked `takes_blocks`."""
+    for step in undo:
+        kind = step.becomes([source.kind for source in sources])
+        assert kind is not None, f"{step} was given {[source.kind for source in sources]}"
+        sources = [Stored(kind, step.apply(sources))]
+    (result,) = sources
+    return result
+
+
+def undo_json(undo: Undo) -> list[dict[str, Any]]:
+    """As a manifest has it."""
+    return [{"step": type(step).__name__, **_lists(asdict(step))} for step in undo]  # type: ignore[call-overload]
+
+
+def _lists(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+def parse_undo(value: Any, where: str) -> Undo:
+    """Of `undo_json`. Raises StoreError."""
+    if not isinstance(value, list) or len(value) > 8:
+        raise StoreError(f"{where} must be a list of steps")
+    return tuple(_parse_step(each, where) for each in value)
+
+
+def _parse_step(value: Any, where: str) -> Step:
+    kind = _STEPS.get(value.get("step", "")) if isinstance(value, dict) else None
+    names = set() if kind is None else set(kind.__dataclass_fields__)
+    if kind is None or set(value) != names | {"step"}:
+        raise StoreError(f"{where} has an unknown step {value!r:.100}")
+    fields = {}
+    for name in names:
+        of = kind.__dataclass_fields__[name].type
+        given = value[name]
+        numbers = given if of == "tuple[int, ...]" else [given]
+        sound = isinstance(numbers, list) and len(numbers) <= 8
+        if of == "float":
+            sound = sound and given in (1, 1.0)
+        else:
+            sound = sound and all(type(number) is int and 0 <= number < 1 << 40 for number in numbers)
+        if not sound:
+            raise StoreError(f"{where}: {name} of step {value['step']} is {given!r:.100}")
+        fields[name] = tuple(given) if of == "tuple[int, ...]" else given
+    step: Step = kind(**fields)
+    axes = getattr(step, "axes", None)
+    if axes is not None and (sorted(axes) != list(range(len(axes))) or len(axes) != len(getattr(step, "sizes", ()))):
+        raise StoreError(f"{where}: axes of step {value['step']} are {list(axes)}")
+    return step
