@@ -33,7 +33,8 @@ using Floats = Array<const float, 2>;
 using FloatsOut = Array<float, 2>;
 using Ids = Array<const std::int64_t, 2>;
 using Column = Array<const std::int64_t, 1>;
-using Part = std::tuple<std::string, std::int64_t, std::int64_t, std::int64_t>;  // format, rows, cols, offset
+// Format, rows, cols, offset; of a part that is read with the rest of its file's blocks also start and step.
+using Part = nb::tuple;
 using Parts = std::map<std::string, Part>;
 
 template <typename T>
@@ -77,19 +78,32 @@ moeinf::Activation activation_named(const std::string& name) {
 }
 
 moeinf::ExpertPart part_of(const Part& part) {
-  if (std::get<3>(part) < 0) throw std::invalid_argument("a part begins before its block");
-  return {moeinf::format_named(std::get<0>(part)), std::get<1>(part), std::get<2>(part),
-          static_cast<std::size_t>(std::get<3>(part))};
+  if (part.size() != 4 && part.size() != 6) throw std::invalid_argument("a part has 4 values, or 6");
+  const auto number = [&](std::size_t i) { return nb::cast<std::int64_t>(part[i]); };
+  const std::int64_t start = part.size() == 6 ? number(4) : 0, step = part.size() == 6 ? number(5) : 0;
+  if (number(3) < 0 || start < 0 || step < 0) throw std::invalid_argument("a part begins before its block");
+  return {moeinf::format_named(nb::cast<std::string>(part[0])),
+          number(1),
+          number(2),
+          static_cast<std::size_t>(number(3)),
+          start,
+          step};
 }
 
 // Holds the memory and the kernels that it works with.
 class BoundExpertKernel {
  public:
   // form: None, or an object with the attributes of moeinf.types.ExpertForm.
+  BoundExpertKernel(nb::object kernels, BoundMatrix::Memory memory, const std::vector<Parts>& layers,
+                    nb::object form)
+      : kernels_(kernels),
+        memory_(memory),
+        kernel_(make(nb::cast<Kernels&>(kernels), memory, layers, form)) {}
   BoundExpertKernel(nb::object kernels, BoundMatrix::Memory memory, const Parts& parts, nb::object form)
-      : kernels_(kernels), memory_(memory), kernel_(make(nb::cast<Kernels&>(kernels), memory, parts, form)) {}
+      : BoundExpertKernel(std::move(kernels), std::move(memory), std::vector<Parts>{parts}, std::move(form)) {
+  }
 
-  nb::tuple begin(const Floats& hidden, const Ids& ids, const Floats& weights) {
+  nb::tuple begin(const Floats& hidden, const Ids& ids, const Floats& weights, std::int64_t layer) {
     const auto num_tokens = static_cast<std::int64_t>(hidden.shape(0));
     const auto top_k = static_cast<std::int64_t>(ids.shape(1));
     require_shape("hidden", hidden, num_tokens, kernel_.hidden_size());
@@ -97,7 +111,7 @@ class BoundExpertKernel {
     require_shape("weights", weights, num_tokens, top_k);
     {
       const nb::gil_scoped_release released;
-      kernel_.begin(hidden.data(), num_tokens, ids.data(), weights.data(), top_k);
+      kernel_.begin(hidden.data(), num_tokens, ids.data(), weights.data(), top_k, layer);
     }
     return nb::make_tuple(to_numpy(kernel_.experts()), to_numpy(kernel_.counts()));
   }
@@ -150,9 +164,10 @@ class BoundExpertKernel {
     return found;
   }
 
-  static moeinf::ExpertKernel make(Kernels& kernels, const BoundMatrix::Memory& memory, const Parts& parts,
-                                   const nb::object& form) {
-    const moeinf::ExpertParts found = named_parts(parts, form);
+  static moeinf::ExpertKernel make(Kernels& kernels, const BoundMatrix::Memory& memory,
+                                   const std::vector<Parts>& layers, const nb::object& form) {
+    std::vector<moeinf::ExpertParts> found;
+    for (const Parts& parts : layers) found.push_back(named_parts(parts, form));
     if (form.is_none()) return {kernels, memory.data(), memory.shape(0), found};
     return {kernels,
             memory.data(),
@@ -193,8 +208,10 @@ void moeinf::bind_kernels(nb::module_& m) {
                                 "The routed experts of one layer, computed as they arrive.")
       .def(nb::init<nb::object, BoundMatrix::Memory, const Parts&, nb::object>(), nb::arg("kernels"),
            nb::arg("memory").noconvert(), nb::arg("parts"), nb::arg("form") = nb::none())
+      .def(nb::init<nb::object, BoundMatrix::Memory, const std::vector<Parts>&, nb::object>(),
+           nb::arg("kernels"), nb::arg("memory").noconvert(), nb::arg("parts"), nb::arg("form") = nb::none())
       .def("begin", &BoundExpertKernel::begin, nb::arg("hidden").noconvert(), nb::arg("ids").noconvert(),
-           nb::arg("weights").noconvert())
+           nb::arg("weights").noconvert(), nb::arg("layer") = 0)
       .def("compute", &BoundExpertKernel::compute, nb::arg("experts").noconvert(),
            nb::arg("offsets").noconvert())
       .def("finish", &BoundExpertKernel::finish, nb::arg("out").noconvert())

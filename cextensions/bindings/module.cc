@@ -32,6 +32,7 @@ template <typename T>
 using Column = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Clock = std::chrono::steady_clock;
 using Keys = Column<std::int64_t>;
+using KeyRows = nb::ndarray<const std::int64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Priorities = Column<double>;
 
 constexpr std::chrono::milliseconds kSignalPeriod(100);  // how long Ctrl-C may go unnoticed
@@ -112,6 +113,17 @@ class NativeReader {
     require_as_many(keys, priorities.shape(0), "priorities");
     reader_->submit(keys.data(), files.data(), offsets.data(), destinations.data(), num_bytes,
                     priorities.data(), keys.shape(0));
+  }
+
+  void submit_pieces(const Keys& keys, const KeyRows& files, const KeyRows& offsets,
+                     const KeyRows& destinations, const KeyRows& num_bytes, const Priorities& priorities) {
+    for (const KeyRows* each : {&files, &offsets, &destinations, &num_bytes}) {
+      if (each->shape(0) != keys.shape(0) || each->shape(1) != files.shape(1))
+        throw std::invalid_argument("pieces are [keys, pieces of each]");
+    }
+    require_as_many(keys, priorities.shape(0), "priorities");
+    reader_->submit_pieces(keys.data(), keys.shape(0), files.shape(1), files.data(), offsets.data(),
+                           destinations.data(), num_bytes.data(), priorities.data());
   }
 
   void expect(const Keys& files, const Keys& offsets, std::int64_t num_bytes,
@@ -317,6 +329,9 @@ void bind_reader(nb::module_& m) {
       .def("submit", &NativeReader::submit, nb::arg("keys").noconvert(), nb::arg("files").noconvert(),
            nb::arg("offsets").noconvert(), nb::arg("destinations").noconvert(), nb::arg("num_bytes"),
            nb::arg("priorities").noconvert())
+      .def("submit_pieces", &NativeReader::submit_pieces, nb::arg("keys").noconvert(),
+           nb::arg("files").noconvert(), nb::arg("offsets").noconvert(), nb::arg("destinations").noconvert(),
+           nb::arg("num_bytes").noconvert(), nb::arg("priorities").noconvert())
       .def("reprioritise", &NativeReader::reprioritise, nb::arg("keys").noconvert(),
            nb::arg("priorities").noconvert())
       .def("cancel", &NativeReader::cancel, nb::arg("keys").noconvert())

@@ -121,6 +121,22 @@ class NativeReader:
         the arena, or not on 4 KiB borders; for a priority that is NaN or -inf.
         """
 
+    def submit_pieces(
+        self,
+        keys: IntArray,
+        files: IntArray,
+        offsets: IntArray,
+        destinations: IntArray,
+        num_bytes: IntArray,
+        priorities: FloatArray,
+    ) -> None:
+        """The same for keys of several ranges each, [keys, pieces], which begin and end anywhere in their files.
+
+        A key lands when all of its pieces have. A piece is read with the rest of its 4 KiB blocks: its byte i comes to
+        destination + offset % 4096 + i, so destinations are on borders, with room for whole blocks. The sum that a
+        piece is compared with is that of its own bytes. A piece of 0 bytes behind the first is left out.
+        """
+
     def reprioritise(self, keys: IntArray, priorities: FloatArray) -> None:
         """Moves queued and half-issued requests; segments in flight go on. Unknown and landed keys are ignored."""
 
@@ -420,11 +436,15 @@ class Kernels:
     def expansion_bytes(shape: PassShape) -> int:
         """What threads keep beside the workspace: quantised weights, expanded."""
 
+_ExpertParts = Mapping[str, tuple[str, int, int, int] | tuple[str, int, int, int, int, int]]
+
 class ExpertKernel:
     """The routed experts of one layer, whose blocks lie in one memory; kernels.ReferenceExpertKernel is its twin.
 
     parts: (format, rows, cols, offset in the block in bytes) of gate and up [intermediate, hidden], of down [hidden,
-    intermediate], and of gate_bias, up_bias and down_bias [rows, 1] in f32, f16 or bf16: those that the form has.
+    intermediate], and of gate_bias, up_bias and down_bias [rows, 1] in f32, f16 or bf16: those that the form has. Or
+    the same for each layer. With two more numbers, start and step, a part is one that was read with the rest of its
+    file's blocks: that of expert e begins (start + e * step) % 4096 behind its offset.
     ValueError where they do not fit together. form: None is the plain one. What finish adds depends neither on how
     the experts were spread over compute calls nor on their order.
     """
@@ -433,15 +453,16 @@ class ExpertKernel:
         self,
         kernels: Kernels,
         memory: npt.NDArray[np.uint8],
-        parts: Mapping[str, tuple[str, int, int, int]],
+        parts: _ExpertParts | Sequence[_ExpertParts],
         form: ExpertForm | None = None,
     ) -> None: ...
     def begin(
-        self, hidden: npt.NDArray[np.float32], ids: IntArray, weights: npt.NDArray[np.float32]
+        self, hidden: npt.NDArray[np.float32], ids: IntArray, weights: npt.NDArray[np.float32], layer: int = 0
     ) -> tuple[IntArray, IntArray]:
         """The experts routed to, ascending, and how many tokens each has. hidden [tokens, H]; ids, weights [tokens, k].
 
-        The arrays are the caller's again afterwards. ValueError for shapes that do not fit and a negative id.
+        layer: which parts are meant, where each layer has its own. The arrays are the caller's again afterwards.
+        ValueError for shapes that do not fit, a negative id, and a layer that is not there.
         """
 
     def compute(self, experts: IntArray, offsets: IntArray) -> None:
@@ -462,7 +483,7 @@ class ExpertKernel:
         """As Kernels.scratch_bytes, of what is not the kernels'."""
 
     @staticmethod
-    def workspace_bytes(parts: Mapping[str, tuple[str, int, int, int]], top_k: int, shape: PassShape) -> int:
+    def workspace_bytes(parts: _ExpertParts, top_k: int, shape: PassShape) -> int:
         """What such a kernel keeps at most, once passes of every length up to this one have gone through."""
 
 def memory_read_rate(kernels: Kernels, num_bytes: int, repeats: int) -> float:

@@ -424,6 +424,25 @@ class Reader(Protocol):
     def close(self) -> bool: ...  # whether all reads have ended: a disk that hangs is not waited for
 
 
+class DiskReader(Reader, Protocol):
+    """A reader of files: the native engine, or the one in Python."""
+
+    def submit_pieces(
+        self,
+        keys: IntArray,
+        files: IntArray,
+        offsets: IntArray,
+        destinations: IntArray,
+        num_bytes: IntArray,
+        priorities: FloatArray,
+    ) -> None:
+        """As submit, for keys of several ranges each: arrays [keys, pieces]. Ranges begin and end anywhere.
+
+        Each is read with the rest of its blocks, so that its byte i comes to destination + offset % 4096 + i.
+        """
+        ...
+
+
 class Copier(Protocol):
     """Copies from host to device memory on a stream of its own.
 

@@ -668,3 +668,156 @@ def test_an_arena_that_cannot_be_had_is_a_memory_error() -> None:
         Arena(1 << 60)
     with pytest.raises(ValueError):
         Arena(0)
+
+
+class Scattered:
+    """Two files of ragged lengths, and keys of three ranges each, which begin and end anywhere in them."""
+
+    SIZES = (37 * BLOCK + 123, 20 * BLOCK + 1)
+    REGION = 8 * BLOCK
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        folder.mkdir()
+        random = np.random.default_rng(11)
+        self.content = [random.integers(0, 256, size, dtype=np.uint8) for size in self.SIZES]
+        self.paths = [folder / f"split-{i}.gguf" for i in range(2)]
+        for path, bytes_ in zip(self.paths, self.content, strict=True):
+            bytes_.tofile(path)
+        self.keys = np.arange(6)
+        self.files = np.array([[0, 0, 1], [0, 1, 0], [1, 1, 1], [0, 0, 0], [1, 0, 0], [0, 0, 1]])
+        starts = [[0, 5000, 33], [4096, 77, 9000], [1, 4095, 8191], [36 * BLOCK, 12, 2 * BLOCK]]
+        self.offsets = np.array([*starts, [13, 2222, 0], [37 * BLOCK - 5, 31 * BLOCK, 20 * BLOCK]])
+        self.sizes = np.array(
+            [[4096, 20000, 1], [8192, 5, 12000], [1, 1, 1], [BLOCK + 123, 4084, 4096], [9999, 0, 0], [128, 6000, 1]]
+        )
+        self.destinations = np.arange(18).reshape(6, 3) * self.REGION
+        self.arena = Arena(18 * self.REGION)
+        self.reader = open_reader(kind, self.paths, list(self.SIZES), self.arena)
+
+    def submit(self, *keys: int, priority: float = DEMAND) -> None:
+        of = list(keys)
+        columns = (self.files[of], self.offsets[of], self.destinations[of], self.sizes[of])
+        self.reader.submit_pieces(ids(*keys), *columns, np.full(len(of), priority))
+
+    def wait(self, *keys: int) -> None:
+        left = set(keys)
+        while left:
+            left -= set(self.reader.wait_any(ids(*left)).tolist())
+
+    def expect(self, *, always: bool = False) -> None:
+        for file, offset, size in zip(self.files.flat, self.offsets.flat, self.sizes.flat, strict=True):
+            if size:
+                found = crc32c(self.content[file][offset : offset + size])
+                self.reader.expect(ids(file), ids(offset), int(size), np.array([found], np.uint32), always=always)
+
+    def check(self, *keys: int) -> None:
+        memory = self.arena.array()
+        for key in keys:
+            for file, offset, size, to in zip(
+                self.files[key], self.offsets[key], self.sizes[key], self.destinations[key], strict=True
+            ):
+                start = to + offset % BLOCK
+                assert np.array_equal(memory[start : start + size], self.content[file][offset : offset + size])
+
+
+@pytest.fixture
+def scattered(kind: str, tmp_path: Path) -> Iterator[Scattered]:
+    made = Scattered(kind, tmp_path / "scattered")
+    yield made
+    made.reader.close()
+
+
+def test_a_key_of_several_ranges_lands_when_all_have(scattered: Scattered) -> None:
+    scattered.expect()
+    for _ in range(2):
+        scattered.arena.array()[:] = 0
+        scattered.submit(0, 1, 2, priority=0.5)
+        scattered.submit(3, 4, 5)
+        scattered.wait(*range(6))
+        scattered.check(*range(6))
+    blocks = 0
+    for file, offset, size in zip(scattered.files.flat, scattered.offsets.flat, scattered.sizes.flat, strict=True):
+        if size:
+            end = min(-(-(offset + size) // BLOCK) * BLOCK, scattered.SIZES[file])
+            blocks += end - offset // BLOCK * BLOCK
+    assert scattered.reader.bytes_read() == 2 * blocks
+
+
+@pytest.mark.parametrize("always", [False, True])
+def test_a_damaged_range_fails_its_key_and_is_named(scattered: Scattered, always: bool) -> None:
+    scattered.expect(always=always)
+    flip(scattered.paths[1], 100)  # beside the range [77, 82), in its block
+    scattered.submit(1)
+    scattered.wait(1)
+    flip(scattered.paths[1], 80)
+    scattered.submit(0, 1)
+    if always:
+        with pytest.raises(ReadFailure, match=r"5 bytes at 77 in .*split-1\.gguf do not match") as raised:
+            scattered.wait(1)
+        assert (raised.value.key, raised.value.errno, raised.value.offset) == (1, errno.EBADMSG, 77)
+    else:
+        scattered.wait(1)
+    scattered.wait(0)
+    scattered.check(0)
+
+
+def test_a_range_is_damaged_until_it_is_sound(scattered: Scattered) -> None:
+    scattered.expect()
+    flip(scattered.paths[0], 20999)  # in key 0's second range, with a sound one on either side
+    for _ in range(2):
+        scattered.submit(0)
+        with pytest.raises(ReadFailure, match="20000 bytes at 5000"):
+            scattered.wait(0)
+    flip(scattered.paths[0], 20999)
+    scattered.submit(0)
+    scattered.wait(0)
+    scattered.check(0)
+
+
+def test_a_truncated_file_fails_the_keys_of_what_it_lacks(scattered: Scattered) -> None:
+    os.truncate(scattered.paths[1], 5 * BLOCK)
+    scattered.submit(1, 5)
+    with pytest.raises(ReadFailure, match=r"split-1\.gguf ends at 20480, expected 1 bytes at 81920"):
+        scattered.wait(5)
+    scattered.wait(1)
+    scattered.check(1)
+
+
+def test_ranges_are_cancelled_and_raised_as_one(make_bench: Callable[..., Bench]) -> None:
+    bench = make_bench()
+    occupied = bench.occupy(0.5)
+    two = np.array([[0, 1]])
+    offsets, to = np.array([[7, BLOCK + 9]]), np.array([[0, 4 * BLOCK]])
+    for key in (1, 2):
+        bench.reader.submit_pieces(ids(key), two, offsets, to, np.array([[BLOCK, 3]]), scores(0.1))
+    assert bench.reader.cancel(ids(1)).tolist() == [1]
+    bench.reader.reprioritise(ids(2), scores(DEMAND))
+    assert bench.wait_all(2) == [2]
+    assert len(bench.reader.cancel(occupied)) > 0
+
+
+@pytest.mark.parametrize(
+    ("file", "offset", "destination", "num_bytes"),
+    [
+        (0, -1, 0, 1),
+        (0, 0, 1, 1),
+        (0, 0, 0, 0),
+        (0, 0, 0, -1),
+        (0, 37 * BLOCK, 0, 124),
+        (0, 2**63 - 1, 0, 1),
+        (0, 0, 18 * 8 * BLOCK, 1),
+        (0, BLOCK - 1, 18 * 8 * BLOCK - BLOCK, 2),
+        (2, 0, 0, 1),
+        (-1, 0, 0, 1),
+    ],
+)
+def test_a_range_outside_is_refused_with_its_key(
+    scattered: Scattered, file: int, offset: int, destination: int, num_bytes: int
+) -> None:
+    at, start, to, size = (np.array([[value]]) for value in (file, offset, destination, num_bytes))
+    with pytest.raises(ValueError, match="key 5"):
+        scattered.reader.submit_pieces(ids(5), at, start, to, size, scores(DEMAND))
+    with pytest.raises(ValueError, match="pieces"):
+        scattered.reader.submit_pieces(ids(5, 6), at, start, to, size, scores(DEMAND))
+    with pytest.raises(ValueError, match="not being read"):
+        scattered.reader.wait_any(ids(5))

@@ -6,7 +6,7 @@ that rounding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -16,7 +16,8 @@ from torch import Tensor
 from moeinf import _native
 from moeinf.types import ByteArray, ExpertForm, Float32Array, Format, IntArray, format_bytes
 
-ExpertPart = tuple[Format, int, int, int]  # a matrix or bias: format, rows, cols, offset in the block in bytes
+# A matrix or bias: format, rows, cols, offset in the block in bytes; see _native.ExpertKernel for two more numbers.
+ExpertPart = tuple[Format, int, int, int] | tuple[Format, int, int, int, int, int]
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu": F.gelu, "relu": F.relu}
 _TORCH_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
@@ -55,18 +56,30 @@ def expert_output(x: Tensor, weights: Mapping[str, Tensor], form: ExpertForm) ->
     return product("down", _ACTIVATIONS[form.activation](gate) * up)
 
 
+def _shift(expert: int, start: int = 0, step: int = 0) -> int:
+    return (start + expert * step) % 4096
+
+
 class ReferenceExpertKernel:
     """_native.ExpertKernel, one expert and one matrix at a time."""
 
-    def __init__(self, memory: ByteArray, parts: Mapping[str, ExpertPart], form: ExpertForm | None = None) -> None:
+    def __init__(
+        self,
+        memory: ByteArray,
+        parts: Mapping[str, ExpertPart] | Sequence[Mapping[str, ExpertPart]],
+        form: ExpertForm | None = None,
+    ) -> None:
         self._memory = memory
-        self._parts = parts
+        self._layers = [parts] if isinstance(parts, Mapping) else parts
         self._form = form or ExpertForm()
         self._outputs: dict[int, Tensor] = {}  # [tokens routed to the expert, hidden]
         self._has_begun = False
 
-    def begin(self, hidden: Float32Array, ids: IntArray, weights: Float32Array) -> tuple[IntArray, IntArray]:
+    def begin(
+        self, hidden: Float32Array, ids: IntArray, weights: Float32Array, layer: int = 0
+    ) -> tuple[IntArray, IntArray]:
         """The experts routed to, ascending, and how many tokens each has."""
+        self._parts = self._layers[layer if len(self._layers) > 1 else 0]
         self._hidden, self._ids, self._weights = hidden.copy(), ids.copy(), weights.copy()
         self._outputs.clear()
         self._has_begun = True
@@ -81,8 +94,8 @@ class ReferenceExpertKernel:
             if not len(tokens) or expert in self._outputs:
                 raise ValueError(f"expert {expert} was not routed to, or was computed before")
             weights = {
-                name: widened(self._memory[offset + at :], format, rows, cols)
-                for name, (format, rows, cols, at) in self._parts.items()
+                name: widened(self._memory[offset + at + _shift(expert, *more) :], format, rows, cols)
+                for name, (format, rows, cols, at, *more) in self._parts.items()
             }
             self._outputs[expert] = expert_output(torch.from_numpy(self._hidden[tokens]), weights, self._form)
 

@@ -21,7 +21,7 @@ class ResidentExperts:
         self._offset = offset
 
     def run(self, layer: int, hidden: Float32Array, routing: Routing, out: Float32Array) -> None:
-        experts, _ = self._kernel.begin(hidden, routing.ids, routing.weights)
+        experts, _ = self._kernel.begin(hidden, routing.ids, routing.weights, layer)
         for expert in experts.tolist():
             self._kernel.compute(np.array([expert]), np.array([self._offset(layer, expert)]))
         self._kernel.finish(out)

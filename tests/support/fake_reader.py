@@ -180,7 +180,9 @@ class FakeKernel:
         self.batches: list[list[int]] = []  # experts of each compute call
         self.stop_after: int | None = None  # compute calls, then an interrupt
 
-    def begin(self, hidden: Float32Array, ids: IntArray, weights: Float32Array) -> tuple[IntArray, IntArray]:
+    def begin(
+        self, hidden: Float32Array, ids: IntArray, weights: Float32Array, layer: int = 0
+    ) -> tuple[IntArray, IntArray]:
         self._hidden, self._ids, self._weights = hidden, ids, weights
         self._keys: dict[int, float] = {}
         experts, counts = np.unique(ids, return_counts=True)

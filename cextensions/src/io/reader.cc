@@ -103,15 +103,57 @@ void Reader::submit(const std::int64_t* keys, const std::int64_t* files, const s
     require_range("file", offsets[i], num_bytes, files_.num_bytes(file), keys[i]);
     require_range("arena", destinations[i], num_bytes, static_cast<std::int64_t>(arena_->num_bytes()),
                   keys[i]);
+    BlockSum* const sum = sum_of(file, offsets[i], num_bytes);
     requests[i] = {keys[i],
-                   file,
-                   offsets[i],
-                   arena_->data() + destinations[i],
-                   num_bytes,
                    priorities[i],
-                   sum_of(file, offsets[i], num_bytes)};
+                   {file, offsets[i], arena_->data() + destinations[i], num_bytes, sum, 0, num_bytes},
+                   {}};
   }
   if (scheduler_.submit(requests)) backend_->wake();
+}
+
+void Reader::submit_pieces(const std::int64_t* keys, std::size_t count, std::size_t num_pieces,
+                           const std::int64_t* files, const std::int64_t* offsets,
+                           const std::int64_t* destinations, const std::int64_t* num_bytes,
+                           const double* priorities) {
+  if (num_pieces == 0) throw std::invalid_argument("a request has at least one piece");
+  std::vector<Request> requests(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    requests[i].key = keys[i];
+    requests[i].priority = priorities[i];
+    requests[i].more.reserve(num_pieces - 1);
+    for (std::size_t j = i * num_pieces; j < (i + 1) * num_pieces; ++j) {
+      const bool first = j == i * num_pieces;
+      if (!first && num_bytes[j] == 0) continue;
+      const Piece piece = piece_of(keys[i], files[j], offsets[j], destinations[j], num_bytes[j]);
+      if (first) requests[i].piece = piece;
+      if (!first) requests[i].more.push_back(piece);
+    }
+  }
+  if (scheduler_.submit(requests)) backend_->wake();
+}
+
+// The blocks that a range lies in, cut at the end of the file.
+Piece Reader::piece_of(std::int64_t key, std::int64_t file, std::int64_t offset, std::int64_t destination,
+                       std::int64_t num_bytes) {
+  require_file(file, files_.count(), "key " + std::to_string(key));
+  const int number = static_cast<int>(file);
+  const std::int64_t file_bytes = files_.num_bytes(number);
+  if (offset < 0 || num_bytes <= 0 || num_bytes > file_bytes || offset > file_bytes - num_bytes) {
+    throw std::invalid_argument("key " + std::to_string(key) + ": " + std::to_string(num_bytes) +
+                                " bytes at " + std::to_string(offset) + " are not inside the file of " +
+                                std::to_string(file_bytes) + " bytes");
+  }
+  const std::int64_t start = offset / kBlockBytes * kBlockBytes;
+  const std::int64_t end = (offset + num_bytes + kBlockBytes - 1) / kBlockBytes * kBlockBytes;
+  require_range("arena", destination, end - start, static_cast<std::int64_t>(arena_->num_bytes()), key);
+  return {number,
+          start,
+          arena_->data() + destination,
+          std::min(end, file_bytes) - start,
+          sum_of(number, offset, num_bytes),
+          offset - start,
+          num_bytes};
 }
 
 void Reader::reprioritise(const std::int64_t* keys, const double* priorities, std::size_t count) {
@@ -145,22 +187,27 @@ void Reader::close() {
 }
 
 ReadFailure Reader::failure(const FailedRequest& failed) const {
-  const Request& request = failed.request;
+  const Piece& piece = failed.piece;
   const Outcome& outcome = failed.outcome;
-  const std::string& path = files_.path(request.file);
-  const std::string bytes = std::to_string(request.num_bytes) + " bytes at " + std::to_string(request.offset);
-  const std::int64_t length = files_.num_bytes_now(request.file);
+  const std::string& path = files_.path(piece.file);
+  // Of what was damaged, the range is told that was asked for; of what was not read, the blocks that it lies
+  // in.
+  const std::int64_t from = outcome.damaged ? piece.summed_from : 0;
+  const std::int64_t num_bytes = outcome.damaged ? piece.summed_bytes : piece.num_bytes;
+  const std::int64_t offset = piece.offset + from;
+  const std::string bytes = std::to_string(num_bytes) + " bytes at " + std::to_string(offset);
+  const std::int64_t length = files_.num_bytes_now(piece.file);
   std::string what = "read of " + bytes + " in " + path + " failed: ";
   if (outcome.damaged) {
     what = bytes + " in " + path + " do not match their checksum";
-  } else if (outcome.ended && length < request.offset + request.num_bytes) {
+  } else if (outcome.ended && length < piece.offset + piece.num_bytes) {
     what = path + " ends at " + std::to_string(length) + ", expected " + bytes + ": the file is truncated";
   } else if (outcome.ended) {
     what += "the file system gave " + std::to_string(outcome.num_bytes_read) + " of them";
   } else {
     what += std::strerror(outcome.error);
   }
-  return ReadFailure(what, request.key, outcome.damaged ? EBADMSG : outcome.error, path, request.offset,
+  return ReadFailure(what, failed.key, outcome.damaged ? EBADMSG : outcome.error, path, offset,
                      outcome.num_bytes_read);
 }
 

@@ -47,10 +47,16 @@ bool Scheduler::submit(const std::vector<Request>& requests) {
       }
       throw std::invalid_argument("key " + std::to_string(requests[i].key) + " is submitted already");
     }
-    place->second.request = requests[i];
-    place->second.order = next_order_++;
-    place->second.checked = requests[i].sum != nullptr && !requests[i].sum->sound;
-    waiting_.insert(&place->second);
+    Entry& entry = place->second;
+    entry.request = requests[i];
+    entry.order = next_order_++;
+    entry.more_found.resize(entry.request.more.size());
+    for (std::size_t piece = 0; piece < entry.num_pieces(); ++piece) {
+      const Piece& each = entry.piece_at(piece);
+      entry.num_bytes += each.num_bytes;
+      entry.found_at(piece).checked = each.sum != nullptr && !each.sum->sound;
+    }
+    waiting_.insert(&entry);
   }
   return can_issue();
 }
@@ -82,7 +88,7 @@ std::vector<std::int64_t> Scheduler::cancel(const std::int64_t* keys, std::size_
   std::vector<std::int64_t> cancelled;
   for (std::size_t i = 0; i < count; ++i) {
     const auto place = entries_.find(keys[i]);
-    if (place == entries_.end() || place->second.issued_bytes > 0) continue;
+    if (place == entries_.end() || place->second.begun()) continue;
     waiting_.erase(&place->second);
     entries_.erase(place);
     cancelled.push_back(keys[i]);
@@ -105,7 +111,8 @@ Scheduler::Waited Scheduler::wait_any(const std::int64_t* keys, std::size_t coun
     for (const Entry* entry : complete_) {
       if (std::find(keys, keys + count, entry->request.key) == keys + count) continue;
       if (has_failed(*entry)) {
-        waited.failed = FailedRequest{entry->request, entry->failure};
+        waited.failed =
+            FailedRequest{entry->request.key, entry->piece_at(entry->failed_piece), entry->failure};
         forget_landed(entry);
         return waited;
       }
@@ -138,7 +145,7 @@ Scheduler::Polled Scheduler::poll() {
 int Scheduler::file_of(std::int64_t key) const {
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto place = entries_.find(key);
-  return place == entries_.end() ? -1 : place->second.request.file;
+  return place == entries_.end() ? -1 : place->second.request.piece.file;
 }
 
 bool Scheduler::try_next(Segment* segment) {
@@ -163,25 +170,36 @@ void Scheduler::finished(const Segment& segment, const Outcome& outcome) {
   Entry& entry = entries_.at(segment.key);
   bytes_read_ += outcome.num_bytes_read;
   entry.landed_bytes += outcome.num_bytes_read;
-  entry.sum ^= outcome.sum;
+  entry.found_at(segment.piece).sum ^= outcome.sum;
   entry.in_flight -= 1;
   if (!is_demand(entry)) prefetch_in_flight_ -= 1;
   if (--in_flight_ == 0) busy_ += Clock::now() - busy_since_;
   if ((outcome.ended || outcome.error != 0) && !has_failed(entry)) {
     entry.failure = outcome;
+    entry.failed_piece = segment.piece;
     waiting_.erase(&entry);  // the rest is not worth reading
   }
-  const bool landed = entry.landed_bytes == entry.request.num_bytes || has_failed(entry);
+  const bool landed = entry.landed_bytes == entry.num_bytes || has_failed(entry);
   if (!landed || entry.in_flight > 0) return;
-  if (entry.checked && !has_failed(entry)) {
-    BlockSum& sum = *entry.request.sum;
-    entry.failure.damaged = entry.sum != sum.expected;
-    sum.sound = !entry.failure.damaged && !sum.always;
-  }
+  if (!has_failed(entry)) compare_sums(entry);
   entry.failure.num_bytes_read = entry.landed_bytes;
   entry.complete = true;
   complete_.push_back(&entry);
   if (num_waiters_ > 0) landed_.notify_all();
+}
+
+// Only a request that is not damaged counts as compared: the others are to be read again.
+void Scheduler::compare_sums(Entry& entry) {
+  for (std::size_t piece = 0; piece < entry.num_pieces(); ++piece) {
+    const Found& found = entry.found_at(piece);
+    if (!found.checked) continue;
+    BlockSum& sum = *entry.piece_at(piece).sum;
+    const bool damaged = found.sum != sum.expected;
+    sum.sound = !damaged && !sum.always;
+    if (!damaged || entry.failure.damaged) continue;
+    entry.failure.damaged = true;
+    entry.failed_piece = piece;
+  }
 }
 
 void Scheduler::wake_one() { work_.notify_one(); }
@@ -219,9 +237,9 @@ void Scheduler::check_integrity() const {
     in_flight += entry.in_flight;
     if (!is_demand(entry)) prefetch_in_flight += entry.in_flight;
     if (entry.complete) ++num_complete;
-    const bool issued = entry.issued_bytes == entry.request.num_bytes || has_failed(entry) || closed_;
+    const bool issued = entry.piece == entry.num_pieces() || has_failed(entry) || closed_;
     const bool waiting = waiting_.count(const_cast<Entry*>(&entry)) > 0;
-    if (key != entry.request.key || waiting == issued || entry.landed_bytes > entry.issued_bytes ||
+    if (key != entry.request.key || waiting == issued || entry.landed_bytes > entry.num_bytes ||
         (entry.complete && entry.in_flight > 0)) {
       throw std::logic_error("scheduler: the state of key " + std::to_string(key) + " contradicts itself");
     }
@@ -239,21 +257,26 @@ bool Scheduler::can_issue() const {
 
 void Scheduler::take(Segment* segment) {
   Entry& entry = **waiting_.begin();
-  const Request& request = entry.request;
-  const std::int64_t start = entry.issued_bytes;
-  const std::int64_t num_bytes = std::min(segment_bytes_, request.num_bytes - start);
-  *segment = {request.key,
-              request.file,
-              request.offset + start,
-              request.destination + start,
-              num_bytes,
-              entry.checked,
-              request.num_bytes - start - num_bytes};
-  entry.issued_bytes += num_bytes;
+  const Piece& piece = entry.piece_at(entry.piece);
+  const std::int64_t start = entry.issued_bytes, end = std::min(start + segment_bytes_, piece.num_bytes);
+  *segment = {entry.request.key,         piece.file,  piece.offset + start,
+              piece.destination + start, end - start, entry.piece};
+  if (entry.found_at(entry.piece).checked) {
+    const std::int64_t last = piece.summed_from + piece.summed_bytes;
+    const std::int64_t from = std::max(start, piece.summed_from), to = std::max(from, std::min(end, last));
+    segment->summed_from = from - start;
+    segment->summed_bytes = to - from;
+    segment->bytes_after = last - to;
+  }
+  entry.issued_bytes = end;
+  if (end == piece.num_bytes) {
+    entry.piece += 1;
+    entry.issued_bytes = 0;
+  }
   entry.in_flight += 1;
   if (!is_demand(entry)) prefetch_in_flight_ += 1;
   if (in_flight_++ == 0) busy_since_ = Clock::now();
-  if (entry.issued_bytes == request.num_bytes) waiting_.erase(waiting_.begin());
+  if (entry.piece == entry.num_pieces()) waiting_.erase(waiting_.begin());
 }
 
 void Scheduler::require_open() const {

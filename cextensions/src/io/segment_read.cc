@@ -13,6 +13,11 @@ constexpr int kMaxInterruptions = 1000;  // in a row, without one byte: the kern
 
 }  // namespace
 
+SegmentRead::SegmentRead(const Segment& segment, bool direct)
+    : segment_(segment),
+      direct_(direct),
+      asked_bytes_((segment.num_bytes + kBlockBytes - 1) / kBlockBytes * kBlockBytes) {}
+
 bool SegmentRead::advance(std::int64_t result) {
   const bool interrupted = result == -EINTR || result == -EAGAIN;
   if (interrupted && ++num_interruptions_ < kMaxInterruptions) return true;
@@ -21,7 +26,7 @@ bool SegmentRead::advance(std::int64_t result) {
     return false;
   }
   num_interruptions_ = 0;
-  const std::int64_t reached = progress_ + std::min(result, num_bytes());
+  const std::int64_t reached = std::min(progress_ + result, segment_.num_bytes);
   // A direct read has to go on from a block border; the part of a block before it is read again.
   const std::int64_t next =
       direct_ && reached < segment_.num_bytes ? reached / kBlockBytes * kBlockBytes : reached;
@@ -36,8 +41,9 @@ bool SegmentRead::advance(std::int64_t result) {
 
 Outcome SegmentRead::take_outcome() const {
   Outcome outcome = outcome_;
-  if (segment_.checked && outcome.num_bytes_read == segment_.num_bytes) {
-    const std::uint32_t sum = crc32c(segment_.destination, static_cast<std::size_t>(segment_.num_bytes));
+  if (segment_.summed_bytes > 0 && outcome.num_bytes_read == segment_.num_bytes) {
+    const std::uint32_t sum =
+        crc32c(segment_.destination + segment_.summed_from, static_cast<std::size_t>(segment_.summed_bytes));
     outcome.sum = crc32c_shift(sum, static_cast<std::uint64_t>(segment_.bytes_after));
   }
   return outcome;

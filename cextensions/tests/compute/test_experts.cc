@@ -99,7 +99,7 @@ struct Layer {
     if (form.gated) chosen.gate = parts[0];
     if (form.gated && form.biased) chosen.gate_bias = bias_parts[0];
     if (form.biased) chosen.up_bias = bias_parts[1], chosen.down_bias = bias_parts[2];
-    return {kernels, memory.data(), memory.size(), chosen, form.activation, form.limit};
+    return {kernels, memory.data(), memory.size(), {chosen}, form.activation, form.limit};
   }
 
   Bytes memory;

@@ -26,7 +26,7 @@ constexpr auto kLong = std::chrono::milliseconds(60000);
 unsigned char memory[1 << 20];
 
 Request request(std::int64_t key, double priority, int num_segments = 1) {
-  return {key, 0, key * 65536, memory, num_segments * kSegmentBytes, priority};
+  return {key, priority, {0, key * 65536, memory, num_segments * kSegmentBytes}, {}};
 }
 
 std::int64_t next_key(Scheduler& scheduler) {
@@ -279,4 +279,67 @@ TEST(busy_time_counts_only_while_something_is_in_flight) {
   const double busy_s = scheduler.busy_seconds();
   CHECK(busy_s > 0);
   CHECK(scheduler.busy_seconds() == busy_s);
+}
+
+TEST(pieces_of_a_request_come_one_after_the_other_and_land_together) {
+  Scheduler scheduler(16, 16, kSegmentBytes);
+  Request three = request(1, 0.5, 2);
+  three.more = {{1, 65536, memory, 100}, {0, 8192, memory, kSegmentBytes}};
+  scheduler.submit({three});
+  std::vector<Segment> segments(4);
+  for (Segment& segment : segments) CHECK(scheduler.try_next(&segment));
+  Segment none;
+  CHECK(!scheduler.try_next(&none));
+  CHECK(segments[1].piece == 0 && segments[1].num_bytes == kSegmentBytes);
+  CHECK(segments[2].piece == 1 && segments[2].file == 1 && segments[2].num_bytes == 100);
+  CHECK(segments[3].piece == 2 && segments[3].offset == 8192);
+  for (const std::size_t i : {2, 0, 3, 1}) {
+    CHECK(scheduler.poll().done.empty());
+    scheduler.finished(segments[i], {segments[i].num_bytes, 0, false});
+    scheduler.check_integrity();
+  }
+  CHECK(scheduler.poll().done.size() == 1);
+}
+
+TEST(a_request_fails_with_the_piece_that_did) {
+  Scheduler scheduler(2, 2, kSegmentBytes);
+  Request two = request(1, kDemand, 1);
+  two.more = {{1, 65536, memory, 100}, {2, 0, memory, 100}};
+  scheduler.submit({two});
+  Segment first, second, none;
+  CHECK(scheduler.try_next(&first) && scheduler.try_next(&second));
+  scheduler.finished(second, {0, EIO, false});
+  scheduler.check_integrity();
+  CHECK(!scheduler.try_next(&none));  // the rest is not worth reading
+  scheduler.finished(first, {first.num_bytes, 0, false});
+  scheduler.check_integrity();
+  const std::int64_t key = 1;
+  const Scheduler::Waited waited = scheduler.wait_any(&key, 1, kNow);
+  CHECK(waited.failed && waited.failed->key == 1 && waited.failed->piece.file == 1);
+  CHECK(waited.failed->outcome.error == EIO);
+}
+
+TEST(sums_are_those_of_the_ranges_within_their_blocks) {
+  for (const bool damaged : {false, true}) {
+    Scheduler scheduler(16, 16, kSegmentBytes);
+    moeinf::BlockSum of_first{7, false, false}, of_second{9, false, false};
+    Request two = request(1, kDemand, 3);
+    two.piece.sum = &of_first, two.piece.summed_from = 4000, two.piece.summed_bytes = 100;
+    two.more = {{0, 0, memory, kSegmentBytes, &of_second, 1, 2}};
+    scheduler.submit({two});
+    const std::int64_t from[] = {4000, 0, 0, 1}, bytes[] = {96, 4, 0, 2}, after[] = {4, 0, 0, 0};
+    const std::uint32_t sums[] = {3, 4, 0, damaged ? 8u : 9u};
+    for (std::size_t i = 0; i < 4; ++i) {
+      Segment segment;
+      CHECK(scheduler.try_next(&segment));
+      CHECK(segment.summed_bytes == bytes[i]);
+      if (bytes[i] > 0) CHECK(segment.summed_from == from[i] && segment.bytes_after == after[i]);
+      scheduler.finished(segment, {segment.num_bytes, 0, false, sums[i]});
+    }
+    const std::int64_t key = 1;
+    const Scheduler::Waited waited = scheduler.wait_any(&key, 1, kNow);
+    CHECK(waited.failed.has_value() == damaged);
+    CHECK(!damaged || (waited.failed->outcome.damaged && waited.failed->piece.summed_bytes == 2));
+    CHECK(of_first.sound && of_second.sound == !damaged);
+  }
 }

@@ -57,6 +57,24 @@ TEST(a_direct_answer_below_one_block_is_the_end_of_the_file) {
   CHECK(read.outcome().num_bytes_read == 100);
 }
 
+TEST(a_segment_that_ends_with_its_file_is_asked_for_in_whole_blocks) {
+  for (const bool direct : {false, true}) {
+    SegmentRead read({1, 0, 4096, memory, 5000}, direct);
+    CHECK(read.num_bytes() == 8192);
+    CHECK(!read.advance(5000));
+    CHECK(read.outcome().num_bytes_read == 5000);
+    CHECK(!read.outcome().ended && read.outcome().error == 0);
+    SegmentRead grown({1, 0, 4096, memory, 5000}, direct);
+    CHECK(!grown.advance(8192));
+    CHECK(grown.outcome().num_bytes_read == 5000);
+    SegmentRead cut({1, 0, 4096, memory, 5000}, direct);
+    CHECK(cut.advance(4999));
+    CHECK(cut.num_bytes() == (direct ? 4096 : 8192 - 4999));
+    CHECK(!cut.advance(direct ? 903 : 0));
+    CHECK(cut.outcome().ended);
+  }
+}
+
 TEST(an_interrupted_read_is_asked_again_unchanged) {
   SegmentRead read(kSegment, true);
   CHECK(read.advance(4096));

@@ -25,7 +25,7 @@ from moeinf.store.dense_sums import DenseSums
 from moeinf.store.files import errors_named, parse_json_object, read_small
 from moeinf.store.format import DENSE_FILE
 from moeinf.store.library import StoredModel
-from moeinf.types import ModelInfo, Reader, TensorPlan
+from moeinf.types import DiskReader, ModelInfo, TensorPlan
 
 if TYPE_CHECKING:  # loads torch, which a run on the CPU does without
     from moeinf.gpu.open_gpu import OpenGpu
@@ -38,7 +38,7 @@ class ModelRunner(EncoderDecoderModel, Protocol):
     """
 
     tier: ExpertTier  # of the device that computes
-    reader: Reader  # of the disk
+    reader: DiskReader
     observers: list[Observer]
     network: Decoder | EncoderDecoder
     cache: Cache

@@ -27,10 +27,12 @@ class ExpertKernel(Protocol):
     One layer is begin, any number of compute, finish. A begin after an unfinished one starts anew.
     """
 
-    def begin(self, hidden: Float32Array, ids: IntArray, weights: Float32Array) -> tuple[IntArray, IntArray]:
+    def begin(
+        self, hidden: Float32Array, ids: IntArray, weights: Float32Array, layer: int = 0
+    ) -> tuple[IntArray, IntArray]:
         """Returns the experts routed to, ascending, and how many tokens each has.
 
-        hidden [tokens, H]; ids, weights [tokens, k].
+        hidden [tokens, H]; ids, weights [tokens, k]. layer: experts of one layer may have other formats than another's.
         """
         ...
 
@@ -83,7 +85,7 @@ class StreamedExperts:
         """
         kernel, profiler, ids = self._kernel, self._profiler, routing.ids
         self._check(layer, ids, routing.weights)
-        experts, counts = kernel.begin(hidden, ids, routing.weights)
+        experts, counts = kernel.begin(hidden, ids, routing.weights, layer)
         for observer in self._observers:
             observer.observe(layer, ids)
         with self._tier.lock:

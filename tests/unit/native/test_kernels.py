@@ -323,3 +323,39 @@ def test_the_rate_of_reading_memory_is_measured() -> None:
     assert _native.memory_read_rate(kernels, 4 << 20, 2) > 0
     with pytest.raises(ValueError, match="at least"):
         _native.memory_read_rate(kernels, 10, 1)
+
+
+def test_layers_may_differ_in_formats_and_in_where_parts_begin(kernels: _native.Kernels) -> None:
+    """As experts come that are read from files of another form, with the rest of their blocks."""
+    rng, region = np.random.default_rng(5), 5 << 20
+    formats: list[tuple[Format, Format, Format]] = [("q4_k", "q8_0", "f32"), ("bf16", "q4_0", "q4_k")]
+    parts = []
+    for layer, of_layer in enumerate(formats):
+        pairs = zip(of_layer, [(256, 512), (256, 512), (512, 256)], strict=True)
+        shapes = dict(zip(("gate", "up", "down"), pairs, strict=True))
+        parts.append(
+            {
+                name: (format, *shape, i * (1 << 20), 4096 * 7 + 32 * (i + layer), format_bytes(format, shape))
+                for i, (name, (format, shape)) in enumerate(shapes.items())
+            }
+        )
+    memory = np.zeros(NUM_EXPERTS * region, np.uint8)
+    offsets = rng.permutation(NUM_EXPERTS) * region
+    for num_tokens in (1, 20):
+        step = Step(num_tokens)
+        native, twin = _native.ExpertKernel(kernels, memory, parts), ReferenceExpertKernel(memory, parts)
+        for layer in (1, 0, 1):
+            for expert, offset in enumerate(offsets.tolist()):
+                for format, rows, cols, at, start, of_one in parts[layer].values():
+                    data = stored(format, rows, cols, rng)
+                    begin = offset + at + (start + expert * of_one) % 4096
+                    memory[begin : begin + len(data)] = data
+            outs = []
+            for kernel in (native, twin):
+                experts, _ = kernel.begin(step.hidden, step.ids, step.weights, layer)
+                kernel.compute(experts, offsets[experts])
+                outs.append(np.zeros_like(step.hidden))
+                kernel.finish(outs[-1])
+            assert_near(outs[0], outs[1], "q4_k")
+    with pytest.raises(ValueError, match="no layer 2"):
+        native.begin(step.hidden, step.ids, step.weights, 2)

@@ -54,6 +54,13 @@ class Reader {
   void submit(const std::int64_t* keys, const std::int64_t* files, const std::int64_t* offsets,
               const std::int64_t* destinations, std::int64_t num_bytes, const double* priorities,
               std::size_t count);
+  // The same for requests of num_pieces ranges each, [count, num_pieces], that begin and end anywhere in
+  // their files. Each is read with the rest of its blocks: its byte i comes to destination + offset % 4096 +
+  // i, and destinations are on block borders, with room for whole blocks. A range of 0 bytes is left out,
+  // unless it is the first. Sums are those of the ranges.
+  void submit_pieces(const std::int64_t* keys, std::size_t count, std::size_t num_pieces,
+                     const std::int64_t* files, const std::int64_t* offsets, const std::int64_t* destinations,
+                     const std::int64_t* num_bytes, const double* priorities);
   void reprioritise(const std::int64_t* keys, const double* priorities, std::size_t count);
   std::vector<std::int64_t> cancel(const std::int64_t* keys, std::size_t count);
 
@@ -69,6 +76,8 @@ class Reader {
 
  private:
   void start(const ReaderOptions& options);
+  Piece piece_of(std::int64_t key, std::int64_t file, std::int64_t offset, std::int64_t destination,
+                 std::int64_t num_bytes);
   BlockSum* sum_of(int file, std::int64_t offset, std::int64_t num_bytes);
   ReadFailure failure(const FailedRequest& failed) const;
 

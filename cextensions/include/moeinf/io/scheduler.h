@@ -34,18 +34,28 @@ struct BlockSum {
   bool sound = false;
 };
 
-struct Request {
-  std::int64_t key = 0;
+// A range of a file that a request reads. Where it ends with the file, it need not be whole blocks; its
+// memory is.
+struct Piece {
   int file = 0;
   std::int64_t offset = 0;
   unsigned char* destination = nullptr;
   std::int64_t num_bytes = 0;
-  double priority = 0;
   BlockSum* sum = nullptr;  // null: taken as it comes
+  // What the sum is of: a range that begins and ends anywhere is read with the rest of its blocks.
+  std::int64_t summed_from = 0, summed_bytes = 0;
+};
+
+struct Request {
+  std::int64_t key = 0;
+  double priority = 0;
+  Piece piece;
+  std::vector<Piece> more;  // of a request whose bytes lie apart: it lands when all of them have
 };
 
 struct FailedRequest {
-  Request request;
+  std::int64_t key = 0;
+  Piece piece;
   Outcome outcome;
 };
 
@@ -90,16 +100,30 @@ class Scheduler {
  private:
   using Clock = std::chrono::steady_clock;
 
+  struct Found {
+    bool checked = false;
+    std::uint32_t sum = 0;  // of the segments that have landed
+  };
   struct Entry {
     Request request;
     std::uint64_t order = 0;        // ties: first come, first served
-    std::int64_t issued_bytes = 0;  // handed out so far
+    std::size_t piece = 0;          // that is being handed out
+    std::int64_t issued_bytes = 0;  // of that piece
+    std::int64_t num_bytes = 0;     // of all pieces
     std::int64_t landed_bytes = 0;
-    int in_flight = 0;  // segments
-    Outcome failure;    // the first one
-    bool checked = false;
-    std::uint32_t sum = 0;  // of the segments that have landed
+    int in_flight = 0;             // segments
+    Outcome failure;               // the first one
+    std::size_t failed_piece = 0;  // in which it was
+    Found found;
+    std::vector<Found> more_found;
     bool complete = false;
+
+    std::size_t num_pieces() const { return 1 + request.more.size(); }
+    const Piece& piece_at(std::size_t index) const {
+      return index == 0 ? request.piece : request.more[index - 1];
+    }
+    Found& found_at(std::size_t index) { return index == 0 ? found : more_found[index - 1]; }
+    bool begun() const { return piece > 0 || issued_bytes > 0; }
   };
   struct Sooner {
     bool operator()(const Entry* a, const Entry* b) const;
@@ -107,6 +131,7 @@ class Scheduler {
 
   static bool is_demand(const Entry& entry);
   static bool has_failed(const Entry& entry);
+  static void compare_sums(Entry& entry);
   bool can_issue() const;
   void take(Segment* segment);
   void require_open() const;

@@ -1,6 +1,7 @@
 // The full-length loop of one segment: what is still to be asked of the kernel after each of its answers.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 namespace moeinf {
@@ -12,28 +13,29 @@ struct Segment {
   int file = 0;
   std::int64_t offset = 0;  // in the file
   unsigned char* destination = nullptr;
-  std::int64_t num_bytes = 0;
-  bool checked = false;          // its sum is wanted
-  std::int64_t bytes_after = 0;  // of the request, behind the segment
+  std::int64_t num_bytes = 0;  // no whole number of blocks: the file ends there
+  std::size_t piece = 0;       // of the request
+  // The part of the segment whose sum is wanted, and how many bytes of the sum's range follow it.
+  std::int64_t summed_from = 0, summed_bytes = 0, bytes_after = 0;
 };
 
 struct Outcome {
   std::int64_t num_bytes_read = 0;
   int error = 0;          // errno
   bool ended = false;     // the file ended before the segment did
-  std::uint32_t sum = 0;  // of a checked segment: its share of the request's CRC-32C
+  std::uint32_t sum = 0;  // of a checked segment: its share of the piece's CRC-32C
   bool damaged = false;   // all bytes came, and are not those that were written
 };
 
 class SegmentRead {
  public:
   SegmentRead() = default;
-  SegmentRead(const Segment& segment, bool direct) : segment_(segment), direct_(direct) {}
+  SegmentRead(const Segment& segment, bool direct);
 
   const Segment& segment() const { return segment_; }
   unsigned char* destination() const { return segment_.destination + progress_; }
   std::int64_t offset() const { return segment_.offset + progress_; }
-  std::int64_t num_bytes() const { return segment_.num_bytes - progress_; }
+  std::int64_t num_bytes() const { return asked_bytes_ - progress_; }
 
   // Takes the kernel's answer (bytes read, or -errno); true: ask again for what is left, false: see
   // outcome().
@@ -45,6 +47,7 @@ class SegmentRead {
  private:
   Segment segment_;
   bool direct_ = false;
+  std::int64_t asked_bytes_ = 0;  // whole blocks, as a direct read has to be
   std::int64_t progress_ = 0;
   int num_interruptions_ = 0;
   Outcome outcome_;

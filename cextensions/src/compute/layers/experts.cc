@@ -31,8 +31,14 @@ void require_bias(const std::optional<ExpertPart>& bias, const char* name, std::
   require_shape(*bias, name, rows, 1);  // so it is of no format with blocks
 }
 
-std::size_t end_of(const ExpertPart& part) {
-  return part.offset_bytes + static_cast<std::size_t>(part.rows) * row_bytes(part.format, part.cols);
+std::size_t begin_of(const ExpertPart& part, std::int64_t expert) {
+  constexpr std::int64_t block_bytes = 4096;  // in which files are read
+  const std::int64_t start = part.start_bytes % block_bytes, step = part.step_bytes % block_bytes;
+  return part.offset_bytes + static_cast<std::size_t>((start + expert * step) % block_bytes);
+}
+
+std::size_t num_bytes_of(const ExpertPart& part) {
+  return static_cast<std::size_t>(part.rows) * row_bytes(part.format, part.cols);
 }
 
 std::int64_t num_tasks(std::int64_t rows, std::int64_t rows_of_task) {
@@ -44,34 +50,51 @@ std::size_t as_size(std::int64_t count) { return static_cast<std::size_t>(count)
 }  // namespace
 
 ExpertKernel::ExpertKernel(Kernels& kernels, const unsigned char* memory, std::size_t num_bytes,
-                           const ExpertParts& parts, Activation activation, float limit)
+                           std::vector<ExpertParts> layers, Activation activation, float limit)
     : kernels_(kernels),
       memory_(memory),
       num_bytes_(num_bytes),
-      gate_(parts.gate ? *parts.gate : parts.up),
-      up_(parts.gate ? std::optional(parts.up) : std::nullopt),
-      down_(parts.down),
-      gate_bias_(parts.gate ? parts.gate_bias : parts.up_bias),
-      up_bias_(parts.gate ? parts.up_bias : std::nullopt),
-      down_bias_(parts.down_bias),
+      layers_(std::move(layers)),
       activation_(activation),
       limit_(limit) {
+  if (layers_.empty()) throw std::invalid_argument("experts have parts");
+  for (const ExpertParts& parts : layers_) {
+    require_parts(parts, activation, limit);
+    if (parts.up.cols != layers_[0].up.cols)
+      throw std::invalid_argument("the experts of all layers have one hidden size");
+  }
+  take(layers_[0]);
+}
+
+void ExpertKernel::require_parts(const ExpertParts& parts, Activation activation, float limit) {
   const std::int64_t rows = parts.up.rows, cols = parts.up.cols;
   require_shape(parts.up, "up", rows, cols);
-  require_shape(gate_, "gate", rows, cols);
-  require_shape(down_, "down", cols, rows);
+  if (parts.gate) require_shape(*parts.gate, "gate", rows, cols);
+  require_shape(parts.down, "down", cols, rows);
   require_bias(parts.gate_bias, "gate_bias", parts.gate ? rows : 0);
   require_bias(parts.up_bias, "up_bias", rows);
-  require_bias(down_bias_, "down_bias", cols);
+  require_bias(parts.down_bias, "down_bias", cols);
   if (activation == Activation::kSwigluClamped && !(parts.gate && limit > 0))
     throw std::invalid_argument("swiglu_clamped needs a gate, and a limit above 0");
-  for (const auto& part : {std::optional(gate_), up_, std::optional(down_), gate_bias_, up_bias_, down_bias_})
-    if (part) block_bytes_ = std::max(block_bytes_, end_of(*part));
+}
+
+void ExpertKernel::take(const ExpertParts& parts) {
+  gate_ = parts.gate ? *parts.gate : parts.up;
+  up_ = parts.gate ? std::optional(parts.up) : std::nullopt;
+  down_ = parts.down;
+  gate_bias_ = parts.gate ? parts.gate_bias : parts.up_bias;
+  up_bias_ = parts.gate ? parts.up_bias : std::nullopt;
+  down_bias_ = parts.down_bias;
 }
 
 void ExpertKernel::begin(const float* hidden, std::int64_t num_tokens, const std::int64_t* ids,
-                         const float* weights, std::int64_t top_k) {
+                         const float* weights, std::int64_t top_k, std::int64_t layer) {
   has_begun_ = false;
+  if (layers_.size() > 1) {
+    if (layer < 0 || as_size(layer) >= layers_.size())
+      throw std::invalid_argument("there is no layer " + std::to_string(layer));
+    take(layers_[as_size(layer)]);
+  }
   num_tokens_ = num_tokens;
   top_k_ = top_k;
   weights_.assign(weights, weights + num_tokens * top_k);
@@ -193,7 +216,11 @@ void ExpertKernel::check_job(std::int64_t expert, std::int64_t offset) {
   const auto group = as_size(found);
   if (is_computed_[group])
     throw std::invalid_argument("expert " + std::to_string(expert) + " was computed before");
-  if (offset < 0 || block_bytes_ > num_bytes_ || as_size(offset) > num_bytes_ - block_bytes_) {
+  std::size_t block_bytes = 0;
+  for (const ExpertPart* part : {&gate_, up_ ? &*up_ : nullptr, &down_, gate_bias_ ? &*gate_bias_ : nullptr,
+                                 up_bias_ ? &*up_bias_ : nullptr, down_bias_ ? &*down_bias_ : nullptr})
+    if (part != nullptr) block_bytes = std::max(block_bytes, begin_of(*part, expert) + num_bytes_of(*part));
+  if (offset < 0 || block_bytes > num_bytes_ || as_size(offset) > num_bytes_ - block_bytes) {
     throw std::invalid_argument("the block of expert " + std::to_string(expert) + ", at byte " +
                                 std::to_string(offset) + ", is not inside the memory");
   }
@@ -232,7 +259,8 @@ std::int64_t ExpertKernel::act_task_rows(std::int64_t count, std::size_t num_job
 }
 
 Matrix ExpertKernel::part_of(const Job& job, const ExpertPart& part) const {
-  return {memory_ + job.offset + part.offset_bytes, part.format, part.rows, part.cols};
+  const std::size_t begin = begin_of(part, groups_.experts[job.group]);
+  return {memory_ + job.offset + begin, part.format, part.rows, part.cols};
 }
 
 // y[i * y_stride + r - first] = bias[r] + row r of the part times x_i, for first <= r < last.

@@ -13,6 +13,7 @@ from moeinf._native import ReadFailure
 from moeinf.runtime.cache.cache import ExpertCache
 from moeinf.runtime.cache.table import ABSENT, LOADING
 from moeinf.runtime.io.pages import PagesAhead
+from moeinf.runtime.io.places import PlacedReads
 from moeinf.types import ByteArray, FloatArray, IntArray, Reader
 
 DEMAND: Final = np.inf
@@ -28,9 +29,11 @@ class Loader:
         reader: Reader,
         memory: ByteArray | None = None,
         load_bytes_ahead: int = LOAD_BYTES_AHEAD,
+        placed: PlacedReads | None = None,
     ) -> None:
         """memory: the arena of the slots, if its pages are to be taken ahead of the reads.
 
+        placed: how experts are read that do not lie in files of the store's own, block behind block, a file a layer.
         load_bytes_ahead: how many bytes are queued while the slots are filled in order.
         """
         self.reader = reader
@@ -40,6 +43,7 @@ class Loader:
         self._offset_in_file: IntArray = keys % cache.shape.num_experts * cache.stride_bytes
         self._pages = None if memory is None else PagesAhead(memory)
         self._load_bytes_ahead = load_bytes_ahead
+        self._placed = placed
 
     def submit(self, keys: IntArray, priorities: FloatArray) -> None:
         """Queues reads of absent experts. There must be as many free slots."""
@@ -47,6 +51,9 @@ class Loader:
         offsets = cache.table.assign(keys)
         if self._pages is not None and not self._pages.all_taken:
             self._pages.reach(int(offsets.max()) + cache.stride_bytes)
+        if self._placed is not None:
+            self._placed.submit(keys, offsets, priorities)
+            return
         files, starts = self._file_of[keys], self._offset_in_file[keys]
         self.reader.submit(keys, files, starts, offsets, cache.stride_bytes, priorities)
 

@@ -31,13 +31,17 @@ class CpuExperts:
         self._kernel = kernel
         self._share = share
         self._num_experts = host.cache.shape.num_experts
-        self._taken = self._keys = self._offsets = np.empty(0, np.int64)  # held in host memory until computed
+        self._layer = 0
+        self._taken = self._keys = self._offsets = np.empty(
+            0, np.int64
+        )  # of that layer; held in host memory until computed
         self._staged = device.pinned((1, hidden_size), torch.float32)
         self.hidden = device.pinned((1, hidden_size), torch.float32)  # of the token, when its routing is known
         self.output = torch.zeros((1, hidden_size), dtype=torch.float32, device=device.kind)  # sum of the share
 
     def take_share(self, layer: int, experts: IntArray, known: BoolArray) -> IntArray:
         """The `experts` that the device is left with; known [num_experts]: which it holds or is about to."""
+        self._layer = layer
         missing = experts[~known[experts]]
         missing = missing[self._host.holds(missing + layer * self._num_experts)]
         self._share.copied(self._copier.bytes_copied() / self._expert_bytes, self._copier.busy_seconds())
@@ -59,7 +63,8 @@ class CpuExperts:
         out: Float32Array = self._staged.numpy()
         out[:] = 0
         among = np.isin(ids[0], self._taken)
-        self._kernel.begin(self.hidden.numpy(), ids[:, among].astype(np.int64), weights[:, among].copy())
+        ids, weights = ids[:, among].astype(np.int64), weights[:, among].copy()
+        self._kernel.begin(self.hidden.numpy(), ids, weights, self._layer)
         self._kernel.compute(self._taken, self._offsets)
         self._kernel.finish(out)
         self._host.release(self._keys)

@@ -32,18 +32,27 @@ class _Expected:
 
 
 @dataclass(slots=True)
-class _Request:
-    key: int
+class _Piece:
+    """A range of a file, and where it comes to in the arena. Both begin on block borders."""
+
     file: int
     offset: int
     destination: int
     num_bytes: int
+    expected: _Expected | None = None
+    skipped: int = 0  # bytes before those that the sum is of
+
+
+@dataclass(slots=True)
+class _Request:
+    key: int
+    pieces: list[_Piece]
     priority: float
     order: int  # ties: first come, first served
-    num_bytes_read: int = 0
+    done: int = 0  # pieces
+    num_bytes_read: int = 0  # of the piece that follows them
     issued: bool = False
     complete: bool = False
-    expected: _Expected | None = None
     failure: ReadFailure | None = None
 
 
@@ -112,22 +121,65 @@ class PureReader:
     ) -> None:
         with self._changed:
             self._require_open()
-            new: dict[int, _Request] = {}
-            columns = (keys.tolist(), files.tolist(), offsets.tolist(), destinations.tolist(), priorities.tolist())
-            for key, file, offset, destination, priority in zip(*columns, strict=True):
-                if key in self._requests or key in new:
-                    raise ValueError(f"key {key} is submitted already")
-                if not 0 <= file < len(self._paths):
-                    raise ValueError(f"key {key}: there is no file {file}")
+            columns = [column.tolist() for column in (keys, files, offsets, destinations)]
+            pieces = []
+            for key, file, offset, destination in zip(*columns, strict=True):
+                self._require_file(key, file)
                 _require_range("file", offset, num_bytes, self._sizes[file], key)
                 _require_range("arena", destination, num_bytes, len(self._memory), key)
-                _require_priority(priority)
-                new[key] = _Request(key, file, offset, destination, num_bytes, priority, self._next_order + len(new))
-                known = self._expected.get((file, offset))
-                new[key].expected = known if known and known.num_bytes == num_bytes and not known.sound else None
-            self._next_order += len(new)
-            self._requests.update(new)
-            self._changed.notify_all()
+                pieces.append([_Piece(file, offset, destination, num_bytes, self._sum(file, offset, num_bytes))])
+            self._queue(columns[0], pieces, priorities.tolist())
+
+    def submit_pieces(
+        self,
+        keys: IntArray,
+        files: IntArray,
+        offsets: IntArray,
+        destinations: IntArray,
+        num_bytes: IntArray,
+        priorities: FloatArray,
+    ) -> None:
+        if not files.shape == offsets.shape == destinations.shape == num_bytes.shape == (len(keys), files.shape[1]):
+            raise ValueError("pieces are [keys, pieces of each]")
+        with self._changed:
+            self._require_open()
+            columns = [column.tolist() for column in (files, offsets, destinations, num_bytes)]
+            pieces = []
+            for key, *rows in zip(keys.tolist(), *columns, strict=True):
+                ranges = list(zip(*rows, strict=True))
+                pieces.append([self._piece(key, *each) for i, each in enumerate(ranges) if i == 0 or each[3] != 0])
+            self._queue(keys.tolist(), pieces, priorities.tolist())
+
+    def _piece(self, key: int, file: int, offset: int, destination: int, num_bytes: int) -> _Piece:
+        """The blocks that a range lies in, cut at the end of the file."""
+        self._require_file(key, file)
+        size = self._sizes[file]
+        if offset < 0 or num_bytes <= 0 or offset + num_bytes > size:
+            raise ValueError(f"key {key}: {num_bytes} bytes at {offset} are not inside the file of {size} bytes")
+        start = offset // BLOCK_ALIGN_BYTES * BLOCK_ALIGN_BYTES
+        end = -(-(offset + num_bytes) // BLOCK_ALIGN_BYTES) * BLOCK_ALIGN_BYTES
+        _require_range("arena", destination, end - start, len(self._memory), key)
+        expected = self._sum(file, offset, num_bytes)
+        return _Piece(file, start, destination, min(end, size) - start, expected, offset - start)
+
+    def _sum(self, file: int, offset: int, num_bytes: int) -> _Expected | None:
+        known = self._expected.get((file, offset))
+        return known if known and known.num_bytes == num_bytes and not known.sound else None
+
+    def _queue(self, keys: list[int], pieces: list[list[_Piece]], priorities: list[float]) -> None:
+        new: dict[int, _Request] = {}
+        for key, of_key, priority in zip(keys, pieces, priorities, strict=True):
+            if key in self._requests or key in new:
+                raise ValueError(f"key {key} is submitted already")
+            _require_priority(priority)
+            new[key] = _Request(key, of_key, priority, self._next_order + len(new))
+        self._next_order += len(new)
+        self._requests.update(new)
+        self._changed.notify_all()
+
+    def _require_file(self, key: int, file: int) -> None:
+        if not 0 <= file < len(self._paths):
+            raise ValueError(f"key {key}: there is no file {file}")
 
     def reprioritise(self, keys: IntArray, priorities: FloatArray) -> None:
         with self._changed:
@@ -173,7 +225,7 @@ class PureReader:
                     return self._forget(landed)
                 self._changed.wait(SIGNAL_PERIOD_S)
                 if self._on_wait is not None and (waited_s := time.monotonic() - started) >= SIGNAL_PERIOD_S:
-                    self._on_wait(waited_s, self._paths[self._requests[min(wanted)].file])
+                    self._on_wait(waited_s, self._paths[self._requests[min(wanted)].pieces[0].file])
 
     def poll(self) -> ReadDone:
         with self._changed:
@@ -224,14 +276,19 @@ class PureReader:
                 request = queued[0]
                 request.issued = True
             started = time.perf_counter()
-            num_bytes, failure = self._read_segment(request)
-            failure = failure or self._damage(request, num_bytes)
+            piece = request.pieces[request.done]
+            num_bytes, failure = self._read_segment(request, piece)
             with self._changed:
                 self._busy_s += time.perf_counter() - started
                 self._bytes_read += num_bytes
                 request.num_bytes_read += num_bytes
+                if request.num_bytes_read == piece.num_bytes:
+                    request.done, request.num_bytes_read = request.done + 1, 0
+            if request.done == len(request.pieces):
+                failure = self._damage(request)
+            with self._changed:
                 request.failure = failure
-                if failure is not None or request.num_bytes_read == request.num_bytes:
+                if failure is not None or request.done == len(request.pieces):
                     request.complete = True
                     self._landed.append(request)
                     self._changed.notify_all()
@@ -240,52 +297,50 @@ class PureReader:
         waiting = [request for request in self._requests.values() if not request.complete]
         return sorted(waiting, key=lambda request: (-request.priority, request.order))
 
-    def _read_segment(self, request: _Request) -> tuple[int, ReadFailure | None]:
+    def _read_segment(self, request: _Request, piece: _Piece) -> tuple[int, ReadFailure | None]:
         """Bytes that arrived, and why not all of them did."""
-        wanted = min(self._segment_bytes, request.num_bytes - request.num_bytes_read)
-        start = request.destination + request.num_bytes_read
+        wanted = min(self._segment_bytes, piece.num_bytes - request.num_bytes_read)
+        start = piece.destination + request.num_bytes_read
         done = 0
         while done < wanted:
             try:  # Python itself repeats a call that a signal interrupted
-                offset = request.offset + request.num_bytes_read + done
-                got = os.preadv(self._descriptors[request.file], [self._memory[start + done : start + wanted]], offset)
+                offset = piece.offset + request.num_bytes_read + done
+                got = os.preadv(self._descriptors[piece.file], [self._memory[start + done : start + wanted]], offset)
             except OSError as error:
-                return done, self._failure(request, done, error)
+                return done, self._failure(request, piece, done, error)
             if got == 0:
-                return done, self._failure(request, done, None)
+                return done, self._failure(request, piece, done, None)
             done += got
         return done, None
 
-    def _damage(self, request: _Request, num_bytes: int) -> ReadFailure | None:
-        """Says so when a block that is complete with these last bytes is not what was written."""
-        expected = request.expected
-        if expected is None or request.num_bytes_read + num_bytes < request.num_bytes:
-            return None
-        block = self._memory[request.destination : request.destination + request.num_bytes]
-        if crc32c(block) == expected.sum:
-            expected.sound = not expected.always
-            return None
-        path = self._paths[request.file]
-        failure = _read_failure(
-            f"{request.num_bytes} bytes at {request.offset} in {path} do not match their checksum",
-            path,
-            request.key,
-            errno.EBADMSG,
-        )
-        failure.offset, failure.num_bytes_read = request.offset, request.num_bytes
-        return failure
+    def _damage(self, request: _Request) -> ReadFailure | None:
+        """Says so when one of a request's pieces, which have all come, is not what was written."""
+        first: ReadFailure | None = None
+        for piece in request.pieces:
+            expected, start = piece.expected, piece.destination + piece.skipped
+            if expected is None:
+                continue
+            if crc32c(self._memory[start : start + expected.num_bytes]) == expected.sum:
+                expected.sound = not expected.always
+            elif first is None:
+                path, offset = self._paths[piece.file], piece.offset + piece.skipped
+                said = f"{expected.num_bytes} bytes at {offset} in {path} do not match their checksum"
+                first = _read_failure(said, path, request.key, errno.EBADMSG)
+                first.offset, first.num_bytes_read = offset, sum(each.num_bytes for each in request.pieces)
+        return first
 
-    def _failure(self, request: _Request, done: int, error: OSError | None) -> ReadFailure:
-        path = self._paths[request.file]
-        wanted = f"{request.num_bytes} bytes at {request.offset}"
+    def _failure(self, request: _Request, piece: _Piece, done: int, error: OSError | None) -> ReadFailure:
+        path = self._paths[piece.file]
+        wanted = f"{piece.num_bytes} bytes at {piece.offset}"
         if error is None:
-            now = os.fstat(self._descriptors[request.file]).st_size
+            now = os.fstat(self._descriptors[piece.file]).st_size
             message = f"{path} ends at {now}, expected {wanted}: the file is truncated"
         else:
             message = f"read of {wanted} in {path} failed: {error.strerror}"
         failure = _read_failure(message, path, request.key, (error.errno or errno.EIO) if error else 0)
-        failure.offset = request.offset
-        failure.num_bytes_read = request.num_bytes_read + done
+        failure.offset = piece.offset
+        before = sum(each.num_bytes for each in request.pieces[: request.done])
+        failure.num_bytes_read = before + request.num_bytes_read + done
         return failure
 
 

@@ -15,7 +15,7 @@ from moeinf.config import RuntimeConfig
 from moeinf.errors import LIMIT_REMEDIES, StoreError
 from moeinf.runtime.io.pages import PIECE_BYTES, take
 from moeinf.runtime.io.python_reader import PureReader
-from moeinf.types import BLOCK_ALIGN_BYTES, ByteArray, IntArray, OnWait, Reader, SumRun
+from moeinf.types import BLOCK_ALIGN_BYTES, ByteArray, DiskReader, IntArray, OnWait, Reader, SumRun
 
 _DAMAGED: Final = "check the store with `moeinf verify`, then `moeinf pull` it again"
 CHUNK_BYTES: Final = 4 << 20  # of a whole file: large enough for the disk's full rate
@@ -28,7 +28,7 @@ def open_reader(
     config: RuntimeConfig,
     sums: Sequence[SumRun] = (),
     on_wait: OnWait | None = None,
-) -> Reader:
+) -> DiskReader:
     """Opens a reader of `paths` into `arena`, which compares units of `sums` when they are read: once, or always.
 
     Raises StoreError for a file that is missing or not of its size, and where the system lacks threads or descriptors.

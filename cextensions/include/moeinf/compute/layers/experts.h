@@ -19,6 +19,10 @@ struct ExpertPart {
   Format format;
   std::int64_t rows, cols;
   std::size_t offset_bytes;
+  // Of a part that was read with the rest of its file's blocks: where that of expert 0 begins in the file,
+  // and how far it is from one expert to the next. That of expert e begins (start + e * step) % 4096 behind
+  // offset_bytes.
+  std::int64_t start_bytes = 0, step_bytes = 0;
 };
 
 struct ExpertParts {
@@ -33,20 +37,21 @@ struct ExpertParts {
 // another uses the same kernels.
 class ExpertKernel {
  public:
-  // limit: of Activation::kSwigluClamped, which needs a gate. Throws std::invalid_argument for shapes that do
-  // not fit together, or columns that are no whole number of blocks.
-  ExpertKernel(Kernels& kernels, const unsigned char* memory, std::size_t num_bytes, const ExpertParts& parts,
-               Activation activation = Activation::kSilu, float limit = 0);
+  // layers: the parts of all layers, or of each. limit: of Activation::kSwigluClamped, which needs a gate.
+  // Throws std::invalid_argument for shapes that do not fit together, or columns that are no whole number of
+  // blocks.
+  ExpertKernel(Kernels& kernels, const unsigned char* memory, std::size_t num_bytes,
+               std::vector<ExpertParts> layers, Activation activation = Activation::kSilu, float limit = 0);
 
-  std::int64_t hidden_size() const { return gate_.cols; }
+  std::int64_t hidden_size() const { return gate_.cols; }  // that of every layer
   std::int64_t num_tokens() const { return num_tokens_; }  // of the last begin
   bool has_begun() const { return has_begun_; }            // and was not finished
 
   // hidden [num_tokens, hidden_size]; ids and weights [num_tokens, top_k]. Nothing of them is needed after
   // the call. What an earlier begin left is forgotten. Throws std::invalid_argument for an id that is
-  // negative or beyond ExpertGroups::kMaxExperts.
+  // negative or beyond ExpertGroups::kMaxExperts, and for a layer that is not there.
   void begin(const float* hidden, std::int64_t num_tokens, const std::int64_t* ids, const float* weights,
-             std::int64_t top_k);
+             std::int64_t top_k, std::int64_t layer = 0);
   // The experts that the tokens of begin were routed to, ascending, and how many tokens each got.
   const std::vector<std::int64_t>& experts() const { return groups_.experts; }
   const std::vector<std::int64_t>& counts() const { return groups_.counts; }
@@ -73,6 +78,8 @@ class ExpertKernel {
     std::int64_t act_task_rows, act_tasks_end, down_task_rows, down_tasks_end;
   };
 
+  static void require_parts(const ExpertParts& parts, Activation activation, float limit);
+  void take(const ExpertParts& parts);
   void reserve();
   void prepare_inputs(const float* hidden);
   void check_job(std::int64_t expert, std::int64_t offset);
@@ -92,13 +99,14 @@ class ExpertKernel {
   Kernels& kernels_;
   const unsigned char* memory_;
   std::size_t num_bytes_;
+  std::vector<ExpertParts> layers_;
+  // Of the layer that runs.
   ExpertPart gate_;               // whose product is activated: up itself, where experts have no gate
   std::optional<ExpertPart> up_;  // none where experts have no gate
   ExpertPart down_;
   std::optional<ExpertPart> gate_bias_, up_bias_, down_bias_;
   Activation activation_;
   float limit_;
-  std::size_t block_bytes_ = 0;
 
   std::int64_t num_tokens_ = 0, top_k_ = 0;
   std::vector<float> weights_;  // [num_tokens, top_k]
