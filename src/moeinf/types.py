@@ -28,11 +28,21 @@ else:
 DType = Literal["bf16", "f16", "f32"]
 DTYPE_BYTES: Mapping[DType, int] = {"bf16": 2, "f16": 2, "f32": 4}
 
-Format = Literal["bf16", "f16", "f32", "q8_0", "q4_0", "q4_k", "iq4_nl", "mxfp4"]
+Format = Literal[
+    "bf16", "f16", "f32", "q8_0", "q4_0", "q4_k", "iq4_nl", "mxfp4",
+    "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q5_k", "q6_k", "iq4_xs", "iq3_xxs", "iq3_s", "iq2_xxs", "iq2_xs", "iq2_s",
+    "iq1_s", "iq1_m", "tq1_0", "tq2_0", "nvfp4",
+]  # fmt: skip
 # Weights and bytes of one block; a row has a whole number of them. The quantised ones are those of ggml, bit for bit.
+# The first five of them are also written; the others come in GGUF files.
 FORMAT_BLOCKS: Mapping[Format, tuple[int, int]] = {
     "bf16": (1, 2), "f16": (1, 2), "f32": (1, 4),
     "q8_0": (32, 34), "q4_0": (32, 18), "q4_k": (256, 144), "iq4_nl": (32, 18), "mxfp4": (32, 17),
+    "q4_1": (32, 20), "q5_0": (32, 22), "q5_1": (32, 24),
+    "q2_k": (256, 84), "q3_k": (256, 110), "q5_k": (256, 176), "q6_k": (256, 210),
+    "iq4_xs": (256, 136), "iq3_xxs": (256, 98), "iq3_s": (256, 110),
+    "iq2_xxs": (256, 66), "iq2_xs": (256, 74), "iq2_s": (256, 82), "iq1_s": (256, 50), "iq1_m": (256, 56),
+    "tq1_0": (256, 54), "tq2_0": (256, 66), "nvfp4": (64, 36),
 }  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from moeinf.gpu.groups import make_groups
-from moeinf.gpu.matrix import DeviceMatrix, ExpertPart, ExpertParts
+from moeinf.gpu.matrix import DEVICE_FORMATS, DeviceMatrix, ExpertPart, ExpertParts
 from moeinf.gpu.matrix_ops import TritonMatrixOps
 from moeinf.gpu.vector_ops import AttentionForm, HeadForm, KeyValues, SlotTensors, TritonVectorOps
 from moeinf.types import FORMAT_BLOCKS, ExpertForm, Format, IntArray, format_bytes
@@ -16,7 +16,7 @@ from tests.oracles.torch_matrix import TorchMatrixOps
 from tests.oracles.torch_vector import TorchVectorOps
 
 pytestmark = pytest.mark.gpu
-FORMATS = list(FORMAT_BLOCKS)
+FORMATS = list(DEVICE_FORMATS)
 HIDDEN, INTERMEDIATE, TOP_K, NUM_EXPERTS = 2048, 768, 8, 16
 BF16_BIT = 2.0**-7
 

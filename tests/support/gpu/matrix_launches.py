@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from moeinf.gpu.matrix import DeviceMatrix, ExpertPart, ExpertParts, Groups
+from moeinf.gpu.matrix import DEVICE_FORMATS, DeviceMatrix, ExpertPart, ExpertParts, Groups
 from moeinf.gpu.matrix_ops import TritonMatrixOps
-from moeinf.types import FORMAT_BLOCKS, ExpertForm, Format, format_bytes
+from moeinf.types import ExpertForm, Format, format_bytes
 from tests.support.compiling import compiled_kernel
 
 PLAIN = {"bf16", "f16", "f32"}
@@ -25,7 +25,7 @@ PLAIN = {"bf16", "f16", "f32"}
 
 def main(capability: int) -> None:
     """Prints a line of JSON for every kernel and combination of types and constants that is launched."""
-    for kernel, arguments, options in recorded(FORMAT_BLOCKS):
+    for kernel, arguments, options in recorded(DEVICE_FORMATS):
         print(json.dumps(facts_of(capability, kernel, arguments, options)))
 
 

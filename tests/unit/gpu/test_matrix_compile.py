@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from moeinf.types import FORMAT_BLOCKS
+from moeinf.gpu.matrix import DEVICE_FORMATS
 from tests.support.compiling import TARGETS, lines_of
 from tests.support.gpu import matrix_launches
 from tests.support.gpu.matrix_launches import PLAIN
@@ -24,8 +24,8 @@ def compiled(request: pytest.FixtureRequest, triton_cache: Path) -> list[dict[st
 
 def test_every_kernel_compiles_for_every_format_and_fits_into_the_registers(compiled: list[dict[str, Any]]) -> None:
     names = {(kernel["name"], format) for kernel in compiled for format in kernel["formats"]}
-    assert names >= {(name, format) for name in KERNELS - {"widen"} for format in FORMAT_BLOCKS}
-    assert {format for name, format in names if name == "widen"} == set(FORMAT_BLOCKS) - PLAIN
+    assert names >= {(name, format) for name in KERNELS - {"widen"} for format in DEVICE_FORMATS}
+    assert {format for name, format in names if name == "widen"} == set(DEVICE_FORMATS) - PLAIN
     for kernel in compiled:
         assert kernel["fused"] is True, "Triton's default is to change, and with it each sum"
         assert kernel["shared_bytes"] <= 99 << 10, kernel  # what every card from 8.0 on gives a program

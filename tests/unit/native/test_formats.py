@@ -13,20 +13,14 @@ from hypothesis import strategies as st
 
 from moeinf._native import check_scales, dequantise, quantise, repack_mxfp4
 from moeinf.types import FORMAT_BLOCKS, Format
+from tests.support.blocks import QUANTISED, WRITTEN, Bytes, any_blocks, halves_of
 
-GGML = {
-    "q8_0": GGMLQuantizationType.Q8_0,
-    "q4_0": GGMLQuantizationType.Q4_0,
-    "q4_k": GGMLQuantizationType.Q4_K,
-    "iq4_nl": GGMLQuantizationType.IQ4_NL,
-    "mxfp4": GGMLQuantizationType.MXFP4,
-}
-QUANTISED: list[Format] = [format for format, (weights, _) in FORMAT_BLOCKS.items() if weights > 1]
+# gguf's names are those of the formats.
+GGML = {format: GGMLQuantizationType[format.upper()] for format in QUANTISED}
 # How far a weight may move, as a share of the largest of its block: half a step where values are widest apart; a whole
 # one where the range has no value at its other end (q4_0: 8 becomes 7; mxfp4: 8 becomes 6); for q4_k twice the step of
 # 15 that a range of both signs has, as scales are rounded too (to float16 all are, which q8_0 alone feels).
 LARGEST_MOVE = {"q8_0": 0.51 / 127 + 2**-11, "q4_0": 1.02 / 8, "q4_k": 4.2 / 15, "iq4_nl": 0.16, "mxfp4": 0.26}
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 
@@ -47,15 +41,33 @@ def dequantised(format: Format, data: Bytes, rows: int, cols: int) -> Floats:
 @pytest.mark.parametrize("format", QUANTISED)
 def test_any_block_means_what_it_means_to_ggml(format: Format) -> None:
     """Random bytes, but for scales that are numbers, compared bit for bit."""
-    block_weights, num_bytes = FORMAT_BLOCKS[format]
-    blocks = np.random.default_rng(3).integers(0, 256, (500, num_bytes), np.uint8)
-    if format == "mxfp4":
-        blocks[:, 0] %= 250  # 12 times 2^126 overflows
-    for high_byte in {"mxfp4": (), "q4_k": (1, 3)}.get(format, (1,)):
-        blocks[:, high_byte] &= 0xBF  # an exponent that is not all ones
+    block_weights, _ = FORMAT_BLOCKS[format]
+    blocks = any_blocks(format, 500, np.random.default_rng(3))
     wanted = gguf.dequantize(blocks, GGML[format])
     found = dequantised(format, blocks.reshape(-1), 500, block_weights)
     assert np.array_equal(found.view(np.uint32), wanted.view(np.uint32))
+
+
+@pytest.mark.parametrize("format", QUANTISED)
+def test_the_first_scale_that_is_no_number_is_found_in_any_block(format: Format) -> None:
+    blocks = any_blocks(format, 20, np.random.default_rng(4))
+    weights = FORMAT_BLOCKS[format][0]
+    assert check_scales(format, blocks.reshape(-1), 2, 10 * weights) == -1
+    for at in halves_of(format):
+        for block, bad in ((7, np.inf), (3, np.nan)):
+            blocks[block, at : at + 2] = np.array([bad], np.float16).view(np.uint8)
+            assert check_scales(format, blocks.reshape(-1), 2, 10 * weights) == block
+        blocks = any_blocks(format, 20, np.random.default_rng(4))
+    if format == "iq1_m":
+        blocks[9, 49::2] |= np.array([0, 0, 0xC0, 0x70], np.uint8)  # the top nibbles of d, the last one highest
+        assert check_scales(format, blocks.reshape(-1), 2, 10 * weights) == 9
+
+
+@pytest.mark.parametrize("format", [format for format in QUANTISED if format not in WRITTEN])
+def test_formats_that_are_only_read_are_not_written(format: Format) -> None:
+    weights, num_bytes = FORMAT_BLOCKS[format]
+    with pytest.raises(ValueError, match=f"weights are not stored as {format}"):
+        quantise(format, np.zeros(4 * weights, np.uint8), "f32", 1, weights, np.zeros(num_bytes, np.uint8))
 
 
 @pytest.mark.parametrize("format", ["q8_0", "q4_0"])
@@ -65,7 +77,7 @@ def test_formats_that_leave_no_choice_are_rounded_as_by_ggml(format: Format) -> 
     assert np.array_equal(quantised(format, weights), wanted)
 
 
-@pytest.mark.parametrize("format", QUANTISED)
+@pytest.mark.parametrize("format", WRITTEN)
 @given(st.data())
 @settings(max_examples=60)
 def test_no_weight_moves_further_than_its_block_allows(format: Format, data: st.DataObject) -> None:
@@ -99,8 +111,8 @@ def test_sizes_and_names_that_do_not_fit_are_refused() -> None:
         quantise("q4_0", source, "f32", 2, 32, out)
     with pytest.raises(ValueError, match="64 rows of 1 are no q8_0 matrix"):
         quantise("q8_0", source, "f32", 64, 1, out)
-    with pytest.raises(ValueError, match="unknown format 'q5_1'; known: f32, f16, bf16, q8_0"):
-        quantise("q5_1", source, "f32", 2, 32, out)
+    with pytest.raises(ValueError, match="unknown format 'q9_1'; known: f32, f16, bf16, q8_0"):
+        quantise("q9_1", source, "f32", 2, 32, out)
     with pytest.raises(ValueError, match="data has 68 bytes, not 34"):
         check_scales("q8_0", out, 1, 32)
     with pytest.raises(ValueError, match="shape"):

@@ -180,7 +180,8 @@ EncodeStep encoder(Format format) {
     case Format::kMXFP4:
       return encode_step<BlockMXFP4>;
     default:
-      throw std::invalid_argument(std::string(name_of(format)) + " is no quantised format");
+      throw std::invalid_argument(std::string("weights are not stored as ") + name_of(format) +
+                                  " by quantising");
   }
 }
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "compute/formats/expand.h"
 #include "compute/formats/half.h"
 #include "compute/isa.h"
 #include "compute/layout.h"
@@ -31,6 +32,7 @@ namespace {
 #include "dot_rows.inc"
 #include "dot_float.inc"
 #include "dot_blocks.inc"
+#include "dot_plainly.inc"
 #include "exponentials.inc"
 #include "elementwise.inc"
 #include "expand.inc"
@@ -65,6 +67,8 @@ void dot_rows(const Matrix& w, std::int64_t first, std::int64_t last, const void
       return dot<BlockRows<MXFP4>>(call, first, last, num_x);
     case Format::kQ4_K:
       return dot<Q4KRows>(call, first, last, num_x);
+    default:
+      return dot_plainly(w, call, first, last, num_x);
   }
 }
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from moeinf.gpu.device import Device
-from moeinf.gpu.matrix import DeviceMatrix, DeviceRouting
+from moeinf.gpu.matrix import DeviceMatrix, DeviceRouting, require_device_formats
 from moeinf.gpu.ops import Ops
 from moeinf.models.gpu.math import TorchMath
 from moeinf.models.layers.attention_config import NormConfig, NormKind
@@ -39,6 +39,7 @@ class DeviceWeights:
     def stacked(self, names: Sequence[str]) -> DeviceMatrix:
         """Matrices of one format as one, row below row."""
         tensors = [self._tensors[name] for name in names]
+        require_device_formats(tensor.format for tensor in tensors)
         data = torch.empty(sum(t.num_bytes for t in tensors), dtype=torch.uint8, device=self.device.kind)
         at = 0
         for tensor in tensors:

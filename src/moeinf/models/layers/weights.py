@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
+from moeinf._native import dequantise
 from moeinf.types import ByteArray, Float32Array, Format, IntArray
 
 
@@ -59,10 +61,11 @@ def in_memory(tensor: TensorBytes) -> StoredTensor:
 
 
 class Embedding:
-    """Rows of a matrix, looked up; its bytes may lie in memory or in a mapped file."""
+    """Rows of a matrix of any format, looked up; its bytes may lie in memory or in a mapped file."""
 
     def __init__(self, tensor: StoredTensor) -> None:
-        self._table = _halves_or_floats(tensor).reshape(tensor.shape)
+        rows, self._cols = tensor.shape
+        self._table = tensor.data.reshape(rows, -1)  # bytes
         self._format = tensor.format
         self._check_rows = tensor.check_rows
 
@@ -71,21 +74,13 @@ class Embedding:
         rows = np.asarray(ids)
         if self._check_rows is not None:
             self._check_rows(rows)
-        return _widened(self._table[rows], self._format)
+        out = np.empty((len(rows), self._cols), np.float32)
+        dequantise(self._format, self._table[rows].reshape(-1), *out.shape, out)
+        return out
 
 
 def vector(tensor: StoredTensor) -> Float32Array:
     """A norm or a bias, in float32."""
-    return np.ascontiguousarray(_widened(_halves_or_floats(tensor), tensor.format))
-
-
-def _halves_or_floats(tensor: StoredTensor) -> Float32Array:
-    kinds = {"bf16": np.uint16, "f16": np.float16, "f32": np.float32}
-    assert tensor.format in kinds, "norms, biases and embeddings are never quantised"
-    return tensor.data.view(kinds[tensor.format])
-
-
-def _widened(values: Float32Array, format: Format) -> Float32Array:
-    if format == "bf16":  # bfloat16 is the upper half of a float32
-        return (values.astype(np.uint32) << 16).view(np.float32)
-    return values.astype(np.float32)
+    out = np.empty(math.prod(tensor.shape), np.float32)
+    dequantise(tensor.format, tensor.data, 1, len(out), out.reshape(1, -1))
+    return out

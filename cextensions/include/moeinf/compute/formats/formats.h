@@ -1,13 +1,42 @@
 // The formats in which weights are stored. Block formats are those of ggml, bit for bit.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
 
 namespace moeinf {
 
-enum class Format : int { kF32, kF16, kBF16, kQ8_0, kQ4_0, kQ4_K, kIQ4_NL, kMXFP4 };
+enum class Format : int {
+  kF32,
+  kF16,
+  kBF16,
+  kQ8_0,
+  kQ4_0,
+  kQ4_K,
+  kIQ4_NL,
+  kMXFP4,
+  kQ4_1,  // from here on only read, never written
+  kQ5_0,
+  kQ5_1,
+  kQ2_K,
+  kQ3_K,
+  kQ5_K,
+  kQ6_K,
+  kIQ4_XS,
+  kIQ3_XXS,
+  kIQ3_S,
+  kIQ2_XXS,
+  kIQ2_XS,
+  kIQ2_S,
+  kIQ1_S,
+  kIQ1_M,
+  kTQ1_0,
+  kTQ2_0,
+  kNVFP4,
+};
+constexpr int kNumFormats = static_cast<int>(Format::kNVFP4) + 1;
 
 struct BlockQ8_0 {  // 32 weights: d * q
   std::uint16_t d;  // float16
@@ -36,10 +65,13 @@ static_assert(sizeof(BlockQ8_0) == 34 && sizeof(BlockQ4_0) == 18 && sizeof(Block
 extern const std::int8_t kIQ4NLValues[16];
 // Doubled, so that they are whole: 0 1 2 3 4 6 8 12 and their negatives.
 extern const std::int8_t kMXFP4Values[16];
+// Half of what a scale of an NVFP4 block stands for (E4M3 without a sign), as its values are those of MXFP4,
+// doubled.
+extern const std::array<float, 256> kHalfOfUE4M3;
 
 Format format_named(const std::string& name);  // "q4_k"; throws std::invalid_argument naming the known ones
 const char* name_of(Format format);
-int block_weights(Format format);  // 1, 32 or 256: a row is a whole number of blocks
+int block_weights(Format format);  // 1, 32, 64 or 256: a row is a whole number of blocks
 std::size_t block_bytes(Format format);
 
 inline std::size_t row_bytes(Format format, std::int64_t cols) {

@@ -1,0 +1,52 @@
+"""Random blocks of every stored format: any bytes are weights, once their scales are numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from moeinf.types import FORMAT_BLOCKS, Format
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+QUANTISED: list[Format] = [format for format, (weights, _) in FORMAT_BLOCKS.items() if weights > 1]
+WRITTEN: list[Format] = ["q8_0", "q4_0", "q4_k", "iq4_nl", "mxfp4"]  # what `quantise` makes; the others are only read
+# Where the float16 scales (and minima) of a block lie. Those of MXFP4 and NVFP4 are single bytes, and that of IQ1_M is
+# cut into the top nibbles of its last four words.
+HALVES: Mapping[Format, tuple[int, ...]] = {
+    "q4_k": (0, 2), "q4_1": (0, 2), "q5_1": (0, 2), "q5_k": (0, 2), "q2_k": (80, 82), "q3_k": (108,), "q6_k": (208,),
+    "tq1_0": (52,), "tq2_0": (64,), "mxfp4": (), "nvfp4": (), "iq1_m": (),
+}  # fmt: skip
+
+
+def halves_of(format: Format) -> tuple[int, ...]:
+    return HALVES.get(format, (0,))
+
+
+def any_blocks(format: Format, count: int, rng: np.random.Generator) -> Bytes:
+    """[count, bytes of a block], of all sizes whose weights are finite numbers."""
+    blocks = rng.integers(0, 256, (count, FORMAT_BLOCKS[format][1]), np.uint8)
+    if format == "mxfp4":
+        blocks[:, 0] %= 250  # 12 times 2^126 overflows
+    for high_byte in (55,) if format == "iq1_m" else [at + 1 for at in halves_of(format)]:
+        blocks[:, high_byte] &= 0xBF  # an exponent that is not all ones
+    return blocks
+
+
+def even_blocks(format: Format, count: int, rng: np.random.Generator) -> Bytes:
+    """[count, bytes of a block], with scales so close to each other that no block drowns in another."""
+    blocks = rng.integers(0, 256, (count, FORMAT_BLOCKS[format][1]), np.uint8)
+    scales = rng.uniform(0.0005, 0.002, (count, 2)).astype(np.float16)
+    if format == "mxfp4":
+        blocks[:, 0] = 118 + blocks[:, 0] % 4
+    elif format == "nvfp4":
+        blocks[:, :4] = 8 + blocks[:, :4] % 16
+    elif format == "iq1_m":
+        bits = scales[:, :1].view(np.uint16)
+        nibbles = (bits >> np.array([0, 4, 8, 12], np.uint16) & 15).astype(np.uint8)
+        blocks[:, 49::2] = blocks[:, 49::2] & 15 | nibbles << 4
+    for column, at in enumerate(halves_of(format)):
+        blocks[:, at : at + 2] = scales[:, column : column + 1].view(np.uint8)
+    return blocks
