@@ -92,21 +92,13 @@ class Generator:
         self, prompt: str | Sequence[Message], *, raw: bool = False, variables: Mapping[str, Any] | None = None
     ) -> list[int]:
         """See Model.encode."""
-        token_ids, context = self.kind.encode(prompt, raw=raw, variables=variables), self.runner.plan.context
-        if not token_ids:
-            raise ContextLengthError("the prompt is empty: give at least one word")
-        if len(token_ids) >= context:
-            raise ContextLengthError(
-                f"the prompt has {len(token_ids)} tokens, the context {context}: shorten it{self.longer_context()}"
-            )
+        token_ids = self.kind.encode(prompt, raw=raw, variables=variables)
+        check_length(len(token_ids), self.runner.plan.context, self._info.context_length)
         return token_ids
 
     def longer_context(self) -> str:
         """How to get a longer context, to be put behind another remedy."""
-        most = self._info.context_length
-        if self.runner.plan.context < most:
-            return f", or raise --num-ctx (the model allows {most})"
-        return f"; this model has no longer context than {most} tokens"
+        return longer_context(self.runner.plan.context, self._info.context_length)
 
     def _answer(
         self,
@@ -226,3 +218,23 @@ class Generator:
         self.sequence.close()
         del self.sequence  # keys and values
         return self.runner.close()
+
+
+def check_length(num_tokens: int, context: int, longest: int) -> None:
+    """Raises ContextLengthError for a prompt of no tokens, or of more than a context has room for.
+
+    longest: the context that the model allows.
+    """
+    if not num_tokens:
+        raise ContextLengthError("the prompt is empty: give at least one word")
+    if num_tokens >= context:
+        raise ContextLengthError(
+            f"the prompt has {num_tokens} tokens, the context {context}: shorten it{longer_context(context, longest)}"
+        )
+
+
+def longer_context(context: int, longest: int) -> str:
+    """How to get a longer context than this, to be put behind another remedy."""
+    if context < longest:
+        return f", or raise --num-ctx (the model allows {longest})"
+    return f"; this model has no longer context than {longest} tokens"

@@ -14,12 +14,13 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from moeinf.engine.completion import Completion
-from moeinf.server.ask import Chosen, Ended, Event, Failed, Text
+from moeinf.server.ask import Chosen, Ended, Event, Failed, Loading, Text
 from moeinf.server.errors import Fault, Refusal, fault_of
 from moeinf.server.job import Job
 
 log = logging.getLogger("moeinf.server")
 SILENCE_S = 10.0  # a streamed answer says something at least so often: proxies and clients give up on silence
+HOLD_S = 5.0  # a stream begins at the latest so long after the request, though the model has not begun to read
 T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -36,8 +37,8 @@ def json_response(value: object, status: int = 200, headers: Mapping[str, str] |
 
 def error_response(error: Exception, form: ErrorForm) -> Response:
     fault = fault_of(error)
-    if fault.status >= 500:
-        log.error("%s", f"{type(error).__name__}: {error}", exc_info=error if fault.kind == "server" else None)
+    if fault.kind == "server":
+        log.error("%s", f"{type(error).__name__}: {error}", exc_info=error)
     return json_response(form(fault), fault.status, fault.headers)
 
 
@@ -113,16 +114,48 @@ async def whole_answer(request: Request, job: Job) -> Answer:
     return answer
 
 
+Encode = Callable[[Event | None], Iterable[bytes]]
+
+
+async def streamed(
+    request: Request, job: Job, encode: Encode, media_type: str, refuse: Callable[[], None]
+) -> EventStream:
+    """The stream of an answer, once the model begins to read: until then an error is raised, and has a status.
+
+    refuse: raises what can be said against the request without the model. It is called, on a thread, where HOLD_S
+    passes before the model begins, as a stream must not be silent for long. Raises what the job failed with.
+    """
+    watch = asyncio.create_task(_cancel_with(request.receive, job))
+    loop = asyncio.get_running_loop()
+    until, event = loop.time() + HOLD_S, None
+    try:
+        while (left := until - loop.time()) > 0:
+            event = await job.next(left)
+            if isinstance(event, Failed):
+                raise event.error
+            if event is not None and not isinstance(event, Loading):
+                break
+        else:
+            await asyncio.to_thread(refuse)
+    except BaseException:
+        job.cancel()
+        raise
+    finally:
+        watch.cancel()
+    return EventStream(job, encode, media_type, event)
+
+
 class EventStream(Response):
     """Streams what `encode` makes of a job's events; None stands for silence. A client that hangs up cancels the job.
 
     encode also gets Failed: the status is out by then, so that the error is a part of the stream.
     """
 
-    def __init__(self, job: Job, encode: Callable[[Event | None], Iterable[bytes]], media_type: str) -> None:
+    def __init__(self, job: Job, encode: Encode, media_type: str, first: Event | None) -> None:
+        """first: the event before those that the job will give."""
         super().__init__(media_type=media_type, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self._job, self._encode = job, encode
+        self._job, self._encode, self._first = job, encode, first
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         watch = asyncio.create_task(_cancel_with(receive, self._job))
@@ -136,12 +169,18 @@ class EventStream(Response):
             watch.cancel()
 
     async def _pieces(self) -> AsyncIterator[bytes]:
-        async for event in self._job.events(SILENCE_S):
+        async for event in self._events():
             if isinstance(event, Failed) and fault_of(event.error).kind == "server":
                 log.error("%s", f"{type(event.error).__name__}: {event.error}", exc_info=event.error)
             for piece in self._encode(event):
                 if piece:
                     yield piece
+
+    async def _events(self) -> AsyncIterator[Event | None]:
+        yield self._first
+        if not isinstance(self._first, Ended):
+            async for event in self._job.events(SILENCE_S):
+                yield event
 
 
 async def _cancel_with(receive: Receive, job: Job) -> None:

@@ -38,14 +38,17 @@ class Job:
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._events.put_nowait, event)
 
+    async def next(self, timeout_s: float) -> Event | None:
+        """The next event; None where none came for timeout_s seconds."""
+        try:
+            return await asyncio.wait_for(self._events.get(), timeout_s)
+        except asyncio.TimeoutError:
+            return None
+
     async def events(self, silence_s: float) -> AsyncIterator[Event | None]:
         """Yields the events up to Ended or Failed, and None whenever nothing came for silence_s seconds."""
         while True:
-            event: Event | None
-            try:
-                event = await asyncio.wait_for(self._events.get(), silence_s)
-            except asyncio.TimeoutError:
-                event = None
+            event = await self.next(silence_s)
             yield event
             if isinstance(event, Ended | Failed):
                 return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from urllib.parse import unquote
 
@@ -10,18 +9,16 @@ from starlette.requests import Request
 
 from moeinf.config.server_options import seconds_of
 from moeinf.engine.model import Model
-from moeinf.errors import UsageError
+from moeinf.sampling.params import SamplingParams
 from moeinf.server.ask import Ask
 from moeinf.server.errors import Refusal
+from moeinf.server.http import Encode, EventStream, streamed
 from moeinf.server.job import Job
 from moeinf.server.metrics import Metrics
 from moeinf.server.prompt.agent_noise import without_noise
-from moeinf.server.prompt.thinking import think_for
 from moeinf.server.texts import Texts
 from moeinf.server.worker import Worker
 from moeinf.store.library import Library, StoredModel
-from moeinf.text.thinking import template_variables
-from moeinf.types import Message, Tool
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,29 +47,37 @@ class Service:
     def submit(self, request: Request, ask: Ask, user: str | None = None) -> Job:
         """Queues what is asked. user: whom the request names, so that users of one machine take turns.
 
-        Raises BusyError, StoppingError, ModelNotFoundError.
+        Raises BusyError, StoppingError, ModelNotFoundError, UsageError.
         """
         self.find(ask.model)
-        if ask.prompt is not None and not isinstance(ask.prompt, str):
-            ask = replace(ask, prompt=without_noise(ask.prompt))
+        SamplingParams(**ask.params)  # refuses what is out of range, before anybody waits
+        ask = _quiet(ask)
         host = request.client.host if request.client else ""
         key = request.headers.get("authorization") or request.headers.get("x-api-key", "")
         job = Job(ask, f"{key}|{host}|{user or ''}")
         self.worker.submit(job)
         return job
 
-    def count(
-        self, stored: StoredModel, messages: Sequence[Message], think: bool | str | None, tools: Sequence[Tool]
-    ) -> int:
-        """Tokens of a chat as `submit` would have it answered. Blocks. Raises TextError, UsageError."""
-        facts = self.texts.template(stored)
-        asked = think_for(facts, think)
-        variables = {} if asked is None else template_variables(facts, str(asked).lower(), {})
-        if tools:
-            if not (facts and facts.tools):
-                raise UsageError(f"{stored.name} does not support tools; leave them out")
-            variables["tools"] = list(tools)
-        return self.texts.count(stored, without_noise(messages), variables)
+    async def streamed(self, request: Request, job: Job, encode: Encode, media_type: str) -> EventStream:
+        """See http.streamed."""
+        return await streamed(request, job, encode, media_type, lambda: self.refuse(job.ask))
+
+    def count(self, stored: StoredModel, ask: Ask) -> int:
+        """Tokens of a prompt as `submit` would have it answered. Blocks. Raises TextError, UsageError."""
+        return self.texts.count(stored, _quiet(ask))
+
+    def refuse(self, ask: Ask) -> None:
+        """Raises what would be said against an ask whose turn has not come yet. Blocks."""
+        stored = self.find(ask.model)
+        model = None if ask.config else self.open_model(stored)
+        context = stored.manifest.info.context_length if model is None else model.plan.context
+        self.texts.check(stored, ask, context)
+
+
+def _quiet(ask: Ask) -> Ask:
+    if ask.prompt is None or isinstance(ask.prompt, str):
+        return ask
+    return replace(ask, prompt=without_noise(ask.prompt))
 
 
 def keep_alive_of(value: str | float | None) -> tuple[float | None, ...]:

@@ -1,16 +1,21 @@
-"""Tokenizers of stored models, to count tokens without waiting for the model."""
+"""Tokenizers of stored models: what can be told of a prompt without waiting for the model."""
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from typing import Any
 
+from moeinf.engine.generator import check_length
+from moeinf.engine.model_kind import DecoderOnly
+from moeinf.engine.stored.facts import config
+from moeinf.errors import UsageError
+from moeinf.models.family import family_of
+from moeinf.sampling.constraint import GrammarConstraint
+from moeinf.server.ask import Ask
+from moeinf.server.prompt.thinking import think_for
 from moeinf.store.library import StoredModel
-from moeinf.text.thinking import TemplateFacts
+from moeinf.text.thinking import template_variables
 from moeinf.text.tokenizer import Tokenizer
-from moeinf.types import Message
 
 _MOST_OPEN = 2  # each is a process of its own
 
@@ -22,18 +27,28 @@ class Texts:
         self._open: OrderedDict[str, Tokenizer] = OrderedDict()
         self._lock = threading.Lock()
 
-    def template(self, stored: StoredModel) -> TemplateFacts | None:
-        """What the model's chat template can be told; None where it has none. Blocks. Raises TextError."""
+    def count(self, stored: StoredModel, ask: Ask) -> int:
+        """Tokens of the prompt of an ask, as the model would be given it. Blocks. Raises TextError, UsageError."""
         with self._lock:
-            return self._of(stored).template
+            return len(_token_ids(self._of(stored), stored, ask))
 
-    def count(self, stored: StoredModel, messages: Sequence[Message], variables: Mapping[str, Any]) -> int:
-        """Tokens of a chat as the template writes it. Blocks. Raises TextError."""
+    def check(self, stored: StoredModel, ask: Ask, context: int) -> None:
+        """Raises what the model would say against an ask before it reads the prompt. Blocks.
+
+        context: tokens that there is room for, as far as that is known.
+        """
+        if ask.prompt is None or family_of(config(stored)).encoder_input is not None:
+            return
         with self._lock:
             tokenizer = self._of(stored)
-            if not tokenizer.has_template:
-                return len(tokenizer.encode("\n".join(str(message["content"]) for message in messages)))
-            return len(tokenizer.encode_chat(tokenizer.render(messages, variables)[0]))
+            ids = _token_ids(tokenizer, stored, ask)
+            check_length(len(ids), context, stored.manifest.info.context_length)
+            if ask.format is not None:
+                stream = tokenizer.stream(ids, chat=tokenizer.has_template and not ask.raw, tools=ask.tools)
+                try:
+                    GrammarConstraint(stream, ask.format, tokenizer.num_ids)
+                finally:
+                    stream.flush()
 
     def _of(self, stored: StoredModel) -> Tokenizer:
         """Under the lock alone, as one that is in use must not be closed."""
@@ -49,3 +64,16 @@ class Texts:
         with self._lock:
             while self._open:
                 self._open.popitem()[1].close()
+
+
+def _token_ids(tokenizer: Tokenizer, stored: StoredModel, ask: Ask) -> list[int]:
+    """Raises TextError, UsageError."""
+    assert ask.prompt is not None
+    facts = None if ask.raw else tokenizer.template
+    think = think_for(facts, ask.think, ask.effort)
+    variables = template_variables(facts, None if think is None else str(think).lower(), ask.variables)
+    if ask.tools:
+        if not (facts and facts.tools):
+            raise UsageError(f"{stored.name} does not support tools; leave them out")
+        variables["tools"] = list(ask.tools)
+    return DecoderOnly(tokenizer, lambda line: None).encode(ask.prompt, raw=ask.raw, variables=variables)

@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from moeinf.server.anthropic.conversation import plain_messages
 from moeinf.server.anthropic.requests import Prompted, think_of, tools_of
+from moeinf.server.ask import Ask
 from moeinf.server.http import body_of, json_response
 from moeinf.server.service import Service
 
@@ -17,5 +18,5 @@ async def count_tokens(service: Service, request: Request, request_id: str) -> R
     asked = await body_of(request, Prompted)
     stored = service.find(asked.model)
     messages = plain_messages(asked.system, asked.messages)
-    think, tools = think_of(asked.thinking), tools_of(asked)
-    return json_response({"input_tokens": await asyncio.to_thread(service.count, stored, messages, think, tools)})
+    ask = Ask(asked.model, messages, think=think_of(asked.thinking), tools=tools_of(asked))
+    return json_response({"input_tokens": await asyncio.to_thread(service.count, stored, ask)})

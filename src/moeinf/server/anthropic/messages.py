@@ -16,7 +16,7 @@ from moeinf.server.anthropic.requests import MessageRequest, forced_tool, format
 from moeinf.server.anthropic.stream import MessageStream, Signature
 from moeinf.server.ask import Ask
 from moeinf.server.figures import figures
-from moeinf.server.http import Answer, EventStream, body_of, json_response, whole_answer
+from moeinf.server.http import Answer, body_of, json_response, whole_answer
 from moeinf.server.prompt.forced_calls import forced_calls
 from moeinf.server.service import Service, keep_alive_of
 
@@ -32,7 +32,7 @@ async def messages(service: Service, request: Request, request_id: str) -> Respo
     thoughts_shown = asked.thinking is None or asked.thinking.display != "omitted"
     if asked.stream:
         stream = MessageStream(head, request_id, thoughts_shown=thoughts_shown)
-        return EventStream(job, stream.encode, "text/event-stream")
+        return await service.streamed(request, job, stream.encode, "text/event-stream")
     answer = await whole_answer(request, job)
     completion = answer.made
     content = blocks_of(answer, thoughts_shown=thoughts_shown)

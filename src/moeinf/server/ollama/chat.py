@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from moeinf.server.ask import Ask
 from moeinf.server.errors import Refusal
-from moeinf.server.http import EventStream, body_of, json_response, whole_answer
+from moeinf.server.http import body_of, json_response, whole_answer
 from moeinf.server.ollama.answers import ChatLines, GenerateLines, Lines
 from moeinf.server.ollama.descriptions import capabilities_of
 from moeinf.server.ollama.requests import Asking, ChatRequest, GenerateRequest, given_logprobs, given_options
@@ -39,7 +39,7 @@ async def _answered(service: Service, request: Request, ask: Ask, lines: Lines, 
     """A stream unless the client wants none; what only loads or unloads is one object either way, as ollama has it."""
     job = service.submit(request, ask)
     if asked.stream is not False and ask.prompt is not None:
-        return EventStream(job, lines.encode, "application/x-ndjson")
+        return await service.streamed(request, job, lines.encode, "application/x-ndjson")
     return json_response(lines.whole(await whole_answer(request, job)))
 
 

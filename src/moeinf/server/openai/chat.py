@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from moeinf.server.ask import Ask
 from moeinf.server.errors import Refusal
-from moeinf.server.http import EventStream, body_of, json_response, whole_answer
+from moeinf.server.http import body_of, json_response, whole_answer
 from moeinf.server.openai.chat_answer import ChatStream, logprobs, message_of_answer
 from moeinf.server.openai.head import Head
 from moeinf.server.openai.requests import ChatRequest, params_given
@@ -33,7 +33,7 @@ async def chat_completions(service: Service, request: Request) -> Response:
     job = service.submit(request, ask, asked.user)
     head = Head(asked.model, "chat.completion", "chat.completion.chunk", "chatcmpl")
     if asked.stream:
-        return EventStream(job, ChatStream(head, asked).encode, "text/event-stream")
+        return await service.streamed(request, job, ChatStream(head, asked).encode, "text/event-stream")
     answer = await whole_answer(request, job)
     choice = {"message": message_of_answer(answer), "logprobs": logprobs(answer.chosen)}
     return json_response(head.whole(choice, answer.made))

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from moeinf.server.ask import Ask, Call, Chosen, Text
 from moeinf.server.errors import Refusal
-from moeinf.server.http import EventStream, body_of, json_response, whole_answer
+from moeinf.server.http import body_of, json_response, whole_answer
 from moeinf.server.openai.head import Head
 from moeinf.server.openai.requests import CompletionRequest, params_given
 from moeinf.server.openai.stream import ChunkStream
@@ -21,7 +21,7 @@ async def completions(service: Service, request: Request) -> Response:
     job = service.submit(request, ask_of(asked), asked.user)
     head = Head(asked.model, "text_completion", "text_completion", "cmpl")
     if asked.stream:
-        return EventStream(job, TextStream(head, asked).encode, "text/event-stream")
+        return await service.streamed(request, job, TextStream(head, asked).encode, "text/event-stream")
     answer = await whole_answer(request, job)
     return json_response(head.whole({"text": answer.text, "logprobs": None}, answer.made))
 
