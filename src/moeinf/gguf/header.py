@@ -13,7 +13,6 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
 
 from moeinf.errors import CheckpointError
 from moeinf.store.files import errors_named, open_regular, read_fully
@@ -29,12 +28,11 @@ _MAX_RANK = 4  # ggml's own
 _MAX_ALIGNMENT = 1 << 20
 _MAX_PARTS = 1000
 
-_GGML_TYPES = {
+FORMATS: Mapping[int, Format] = {
     0: "f32", 1: "f16", 2: "q4_0", 3: "q4_1", 6: "q5_0", 7: "q5_1", 8: "q8_0", 10: "q2_k", 11: "q3_k", 12: "q4_k",
     13: "q5_k", 14: "q6_k", 16: "iq2_xxs", 17: "iq2_xs", 18: "iq3_xxs", 19: "iq1_s", 20: "iq4_nl", 21: "iq3_s",
     22: "iq2_s", 23: "iq4_xs", 29: "iq1_m", 30: "bf16", 34: "tq1_0", 35: "tq2_0", 39: "mxfp4", 40: "nvfp4",
 }  # fmt: skip
-FORMATS = {number: cast(Format, name) for number, name in _GGML_TYPES.items() if name in FORMAT_BLOCKS}
 _OTHER_TYPES = {
     4: "Q4_2, which ggml removed", 5: "Q4_3, which ggml removed", 9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16",
     26: "I32", 27: "I64", 28: "F64", 31: "Q4_0_4_4, which ggml removed", 32: "Q4_0_4_8, which ggml removed",

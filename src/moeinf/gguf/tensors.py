@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from moeinf.errors import CheckpointError
 from moeinf.gguf.header import Gguf, GgufTensor
-from moeinf.gguf.undo import Undo
-from moeinf.types import Format, TensorPlan
+from moeinf.gguf.undo import Columns, JoinLatentHeads, Kind, LogOfNegative, Reshape, Rows, Subtract, TakeRows, Undo
+from moeinf.types import Format, TensorPlan, format_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,202 @@ class Placement:
     experts: tuple[Mapping[str, ExpertSource], ...]  # of each MoE layer, by the plan's parts
 
 
+# What the plans call them -> what GGUF files do. Of a layer both begin with its number.
+_OUTER = {
+    "embed_tokens.weight": ("token_embd.weight",),
+    "norm.weight": ("output_norm.weight",),
+    "norm.bias": ("output_norm.bias",),
+    "lm_head.weight": ("output.weight",),
+    "lm_head.bias": ("output.bias",),
+}
+_ROUTERS = r"(mlp|block_sparse_moe)\.(gate|router|router\.layer)"
+_OF_LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    (r"input_layernorm\.(weight|bias)", (r"attn_norm.\1",)),
+    (r"residual_layernorm\.weight", ("ffn_norm.weight",)),  # of Arctic, whose experts have a norm of their own
+    (r"post_attention_layernorm\.(weight|bias)", (r"ffn_norm_exps.\1", r"post_attention_norm.\1", r"ffn_norm.\1")),
+    (r"self_attn\.([qkv])_proj\.(weight|bias)", (r"attn_\1.\2",)),
+    (r"self_attn\.o_proj\.(weight|bias)", (r"attn_output.\1",)),
+    (r"self_attn\.([qk])_norm\.weight", (r"attn_\1_norm.weight",)),
+    (r"self_attn\.sinks", ("attn_sinks.weight",)),
+    (r"self_attn\.(q_a|q_b|kv_b)_proj\.(weight|bias)", (r"attn_\1.\2",)),
+    (r"self_attn\.kv_a_proj_with_mqa\.(weight|bias)", (r"attn_kv_a_mqa.\1",)),
+    (r"self_attn\.(q_a|kv_a)_layernorm\.weight", (r"attn_\1_norm.weight",)),
+    (_ROUTERS + r"\.(weight|bias)", (r"ffn_gate_inp.\3",)),
+    (r"mlp\.gate\.e_score_correction_bias", ("exp_probs_b.bias", "exp_probs_b")),
+    (r"mlp\.shared_expert_gate\.weight", ("ffn_gate_inp_shexp.weight",)),
+    (r"mlp\.shared_experts?\.(gate|up|down)_proj\.weight", (r"ffn_\1_shexp.weight",)),
+    (r"mlp\.(gate|up|down)_proj\.weight", (r"ffn_\1.weight",)),
+    (r"residual_mlp\.w1\.weight", ("ffn_gate.weight",)),
+    (r"residual_mlp\.w3\.weight", ("ffn_up.weight",)),
+    (r"residual_mlp\.w2\.weight", ("ffn_down.weight",)),
+    (r"linear_attn\.in_proj_qkvz\.weight", ("ssm_in.weight",)),
+    (r"linear_attn\.in_proj_qkv\.weight", ("attn_qkv.weight",)),
+    (r"linear_attn\.in_proj_z\.weight", ("attn_gate.weight",)),
+    (r"linear_attn\.in_proj_ba\.weight", ("ssm_ba.weight",)),
+    (r"linear_attn\.in_proj_b\.weight", ("ssm_beta.weight", "ssm_ba.weight")),
+    (r"linear_attn\.in_proj_a\.weight", ("ssm_alpha.weight", "ssm_ba.weight")),
+    (r"linear_attn\.A_log", ("ssm_a",)),
+    (r"linear_attn\.dt_bias", ("ssm_dt.bias",)),
+    (r"linear_attn\.conv1d\.weight", ("ssm_conv1d.weight",)),
+    (r"linear_attn\.norm\.weight", ("ssm_norm.weight",)),
+    (r"linear_attn\.out_proj\.weight", ("ssm_out.weight",)),
+)
+_LAYER = re.compile(r"(?:model\.(?:language_model\.)?)layers\.(\d+)\.(.*)")
+_ROTATED = {"llama", "granitemoe", "arctic"}  # whose converter puts the two halves of each head between each other
+_PLUS_ONE = {"qwen3next", "qwen35moe"}  # whose norms are stored with one added
+
+
 def places_of(gguf: Gguf, plan: TensorPlan) -> Placement:
     """Raises CheckpointError for a tensor that is missing, or not of the shape that the config says."""
-    raise NotImplementedError
+    return Placement(_Dense(gguf).places(plan), _experts(gguf, plan))
+
+
+def _find(gguf: Gguf, names: list[str]) -> GgufTensor:
+    for name in names:
+        if name in gguf.tensors:
+            return gguf.tensors[name]
+    raise CheckpointError(
+        f"{gguf.where} has no tensor {names[0]!r}; fetch the file again, or take one of a newer llama.cpp"
+    )
+
+
+def _scale(gguf: Gguf, tensor: GgufTensor, count: int) -> GgufTensor | None:
+    """NVFP4 has a factor beside its blocks."""
+    found = gguf.tensors.get(re.sub(r"\.weight$", ".scale", tensor.name)) if tensor.name.endswith(".weight") else None
+    if found is not None and (found.format != "f32" or found.shape not in ((count,), (1,) * bool(count == 1))):
+        raise CheckpointError(f"{gguf.where}: tensor {found.name!r} is {found.format} {list(found.shape)}; is damaged")
+    return found
+
+
+# ---- experts
+
+
+def _experts(gguf: Gguf, plan: TensorPlan) -> tuple[Mapping[str, ExpertSource], ...]:
+    numbers: dict[int, int] = {}  # of MoE layers: the decoder layer
+    for name, (_, pieces) in plan.experts[0].items():
+        found = _LAYER.fullmatch(name)
+        assert found is not None, f"{name} is of no layer"
+        for piece in pieces:
+            numbers[piece.layer] = int(found[1])
+    return tuple(
+        {part: _expert(gguf, numbers[layer], part, shape, plan.moe.num_experts) for part, shape in plan.parts.items()}
+        for layer in range(plan.moe.num_layers)
+    )
+
+
+def _expert(gguf: Gguf, layer: int, part: str, shape: tuple[int, ...], experts: int) -> ExpertSource:
+    which, biased = part.removesuffix("_bias"), part.endswith("_bias")
+    end = "bias" if biased else "weight"
+    tensor = gguf.tensors.get(f"blk.{layer}.ffn_gate_up_exps.{end}") if which != "down" else None
+    whole = shape if tensor is None else (2 * shape[0], *shape[1:])  # gate's rows, then up's
+    if tensor is None:
+        tensor = _find(gguf, [f"blk.{layer}.ffn_{which}_exps.{end}"])
+    if tensor.shape != (experts, *whole):
+        raise CheckpointError(
+            f"{gguf.where}: tensor {tensor.name!r} has the shape {list(tensor.shape)}, "
+            f"its metadata mean {[experts, *whole]}; the file is damaged"
+        )
+    num_bytes, stride = format_bytes(tensor.format, shape), format_bytes(tensor.format, whole)
+    begin = tensor.offset_bytes + (stride - num_bytes if which == "up" else 0)
+    scale = _scale(gguf, tensor, experts)
+    return ExpertSource(tensor, tensor.format, shape, begin, num_bytes, stride, scale)
+
+
+# ---- dense tensors
+
+
+class _Dense:
+    def __init__(self, gguf: Gguf) -> None:
+        self._gguf = gguf
+        architecture = gguf.metadata.get("general.architecture")
+        self._architecture = architecture if isinstance(architecture, str) else ""
+
+    def places(self, plan: TensorPlan) -> dict[str, DenseSource]:
+        return {name: self._place(name, shape) for name, shape in plan.dense.items()}
+
+    def _place(self, name: str, shape: tuple[int, ...]) -> DenseSource:
+        layer = _LAYER.fullmatch(name)
+        if layer is None:
+            names = _OUTER[re.sub(r"^model\.(language_model\.)?", "", name)]
+            return self._checked(name, (_find(self._gguf, list(names)),), shape, self._norm(name))
+        number, rest = layer[1], layer[2]
+        if rest == "self_attn.kv_b_proj.weight" and f"blk.{number}.attn_k_b.weight" in self._gguf.tensors:
+            halves = tuple(_find(self._gguf, [f"blk.{number}.attn_{half}_b.weight"]) for half in "kv")
+            return self._checked(name, halves, shape, (JoinLatentHeads(),))
+        for pattern, templates in _OF_LAYERS:
+            found = re.fullmatch(pattern, rest)
+            if found is not None:
+                tensor = _find(self._gguf, [f"blk.{number}.{found.expand(each)}" for each in templates])
+                return self._checked(name, (tensor,), shape, self._undo(rest, tensor, shape))
+        raise AssertionError(f"no GGUF file has a tensor for {name}")  # of a family without a config in config.py
+
+    def _checked(self, name: str, tensors: tuple[GgufTensor, ...], shape: tuple[int, ...], undo: Undo) -> DenseSource:
+        """Widened or as it lies, what comes out has to be what the plan wants."""
+        kind: Kind | None = None
+        kinds = [Kind("f32", tensor.shape) for tensor in tensors]
+        for step in undo:
+            kind = step.becomes(kinds)
+            if kind is None:
+                break
+            kinds = [kind]
+        if len(kinds) != 1 or kinds[0].shape != shape or (undo and kind is None):
+            said = " and ".join(f"{tensor.name!r} {list(tensor.shape)}" for tensor in tensors)
+            raise CheckpointError(
+                f"{self._gguf.where}: tensor {said} cannot be {name} {list(shape)}, which the metadata mean; "
+                "the file is damaged"
+            )
+        return DenseSource(tensors, shape, undo, _scale(self._gguf, tensors[0], 1))
+
+    def _norm(self, rest: str) -> Undo:
+        plus_one = self._architecture in _PLUS_ONE and rest.endswith("norm.weight") and "linear_attn" not in rest
+        return (Subtract(1.0),) if plus_one else ()
+
+    def _undo(self, rest: str, tensor: GgufTensor, shape: tuple[int, ...]) -> Undo:
+        if rest.startswith("linear_attn."):
+            return self._delta(rest.removeprefix("linear_attn."), tensor, shape)
+        if re.fullmatch(r"self_attn\.[qk]_proj\.(weight|bias)", rest) and self._architecture in _ROTATED:
+            return self._halves(rest, tensor)
+        if rest == "mlp.shared_expert_gate.weight" and tensor.shape != shape:
+            return (Reshape(shape),)
+        return self._norm(rest)
+
+    def _halves(self, rest: str, tensor: GgufTensor) -> Undo:
+        heads = self._number("attention.head_count")
+        if rest.startswith("self_attn.k_"):
+            heads = self._number("attention.head_count_kv", heads)
+        half = tensor.shape[0] // heads // 2
+        return (Rows(0, (heads, half, 2), (0, 2, 1)),)
+
+    def _delta(self, rest: str, tensor: GgufTensor, shape: tuple[int, ...]) -> Undo:
+        """Gated DeltaNet. Qwen3.5 lies with the values' heads in turn of the keys' instead of one key's together."""
+        keys, values = self._number("ssm.group_count"), self._number("ssm.time_step_rank")
+        each, value_dim = values // keys, self._number("ssm.inner_size") // values
+        if tensor.name.endswith(".ssm_ba.weight") and rest in ("in_proj_b.weight", "in_proj_a.weight"):
+            apart = Rows(0, (keys, 2, each), (1, 0, 2))  # of each key's head the rates, then the decays
+            return (apart, TakeRows(values if rest == "in_proj_a.weight" else 0, values))
+        turned: Undo = ()
+        if self._architecture == "qwen35moe" and each > 1:
+            heads, in_turn = (each, keys), (1, 0)
+            if rest in ("in_proj_b.weight", "in_proj_a.weight", "A_log", "dt_bias"):
+                turned = (Rows(0, heads, in_turn),)
+            elif rest == "in_proj_z.weight":
+                turned = (Rows(0, (*heads, value_dim), (*in_turn, 2)),)
+            elif rest in ("in_proj_qkv.weight", "conv1d.weight"):
+                before = 2 * keys * self._number("ssm.state_size")
+                turned = (Rows(before, (*heads, value_dim), (*in_turn, 2)),)
+            elif rest == "out_proj.weight":
+                turned = (Columns((*heads, value_dim), (*in_turn, 2)),)
+        if rest == "A_log":
+            return (*turned, LogOfNegative())
+        if rest == "conv1d.weight":
+            return (*turned, Reshape(shape))
+        return turned
+
+    def _number(self, name: str, default: int = 0) -> int:
+        """Of metadata that `config_of` has read already."""
+        value = self._gguf.metadata.get(f"{self._architecture}.{name}", default)
+        if type(value) is not int or not value:
+            raise CheckpointError(
+                f"{self._gguf.where}: {self._architecture}.{name} is {value!r:.50}; the file is damaged"
+            )
+        return value

@@ -51,7 +51,8 @@ class Family(DecoderFamily):
     name = "qwen3_next"
 
     def __init__(self, config: dict[str, Any]) -> None:
-        self._take(Config.parse(Fields(config)))
+        f = Fields(config)  # stacked_projections: moeinf's own, of a GGUF file, where they lie apart as in Qwen3.5
+        self._take(Config.parse(f, stacked=f.flag("stacked_projections", True)))
 
     def _take(self, c: Config) -> None:
         self._config = c
