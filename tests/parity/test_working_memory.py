@@ -45,6 +45,7 @@ from tests.support.true_configs import NAMES, published
 THREADS = 2
 CONTEXT, CHUNK = 4096, 512
 BESIDE = 19 << 20  # bytes that an estimate may be too high by, beside half of it: rooms of fixed size
+StoreOnce = Callable[[dict[str, Any]], StoredModel]
 FAMILIES = {config["model_type"]: config for config in reversed(all_configs().values())}  # the first of each
 DECODERS = [name for name in NAMES if not name.startswith(("switch", "nllb"))]
 
@@ -57,6 +58,20 @@ def stored_with(config: dict[str, Any], folder: Path, quant: str | None = None) 
     weights = {name: tensor * 0.02 for name, tensor in random_tensors(config, layout=-1).items()}
     source = write_checkpoint(folder / "source", weights, config | {"torch_dtype": "bfloat16"})
     return pull(str(source), PullOptions(quant=quant), home=folder / "home")
+
+
+@pytest.fixture(scope="module")
+def stored_once(tmp_path_factory: pytest.TempPathFactory) -> StoreOnce:
+    """`stored_with`, but that each model is made once for the tests of both devices."""
+    made: dict[str, StoredModel] = {}
+
+    def stored(config: dict[str, Any]) -> StoredModel:
+        key = json.dumps(config, sort_keys=True)
+        if key not in made:
+            made[key] = stored_with(dict(config), tmp_path_factory.mktemp("model"))
+        return made[key]
+
+    return stored
 
 
 def context_of(stored: StoredModel, config: RuntimeConfig, kernels: Kernels) -> BuildContext:
@@ -134,16 +149,16 @@ def check(stored: StoredModel, monkeypatch: pytest.MonkeyPatch, **options: Any) 
 
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_the_plan_reserves_what_a_pass_of_every_family_takes(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, stored_once: StoreOnce, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check(stored_with(dict(FAMILIES[kind]), tmp_path), monkeypatch)
+    check(stored_once(FAMILIES[kind]), monkeypatch)
 
 
 @pytest.mark.parametrize("name", DECODERS)
 def test_the_plan_reserves_what_a_pass_in_true_proportions_takes(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, stored_once: StoreOnce, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check(stored_with(published(name), tmp_path), monkeypatch)
+    check(stored_once(published(name)), monkeypatch)
 
 
 @pytest.mark.parametrize("chunk", [64, 2048])
@@ -225,10 +240,10 @@ def check_device(stored: StoredModel) -> None:
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_the_plan_of_a_device_reserves_what_the_layers_of_every_family_take(kind: str, tmp_path: Path) -> None:
-    check_device(stored_with(dict(FAMILIES[kind]), tmp_path))
+def test_the_plan_of_a_device_reserves_what_the_layers_of_every_family_take(kind: str, stored_once: StoreOnce) -> None:
+    check_device(stored_once(FAMILIES[kind]))
 
 
 @pytest.mark.parametrize("name", ["qwen3-30b-a3b", "qwen1.5-moe-a2.7b", "gpt-oss-20b", "deepseek-v3"])
-def test_the_plan_of_a_device_reserves_what_layers_in_true_proportions_take(name: str, tmp_path: Path) -> None:
-    check_device(stored_with(published(name), tmp_path))
+def test_the_plan_of_a_device_reserves_what_layers_in_true_proportions_take(name: str, stored_once: StoreOnce) -> None:
+    check_device(stored_once(published(name)))

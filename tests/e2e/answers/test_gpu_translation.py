@@ -74,8 +74,7 @@ def answers(model: Model) -> list[list[int]]:
     return found
 
 
-@pytest.mark.parametrize("slots", ["7%", "30%", "75%", "100%"])
-@pytest.mark.parametrize("host", [4, 14, None], ids=lambda host: f"host-{host}")
+@pytest.mark.parametrize(("slots", "host"), [("7%", 4), ("7%", None), ("30%", 14), ("75%", 4), ("100%", None)])
 def test_tokens_are_those_of_the_cpu_for_every_number_of_slots(case: Any, slots: str, host: int | None) -> None:
     stored, options, wanted = case
     assert all(len(answer) > 3 for answer in wanted) and wanted[0] != wanted[1], "the comparison means something"
