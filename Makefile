@@ -41,7 +41,7 @@ native-test: $(READY)
 gpu-test:
 	$(PYTHON) -m pytest tests/gpu
 
-# What `make test` compiles for one GPU alone, compiled for others too.
+# What `make test` compiles for one GPU and four formats, compiled for others and all.
 gpu-compile: $(READY)
 	KERNEL_TARGETS=80,86,89,90,120 $(BIN)/python -m pytest tests/unit/gpu/test_matrix_compile.py \
 	  tests/unit/gpu/test_vector_compile.py

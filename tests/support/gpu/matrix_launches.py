@@ -15,17 +15,17 @@ from typing import Any
 
 import torch
 
-from moeinf.gpu.matrix import DEVICE_FORMATS, DeviceMatrix, ExpertPart, ExpertParts, Groups
+from moeinf.gpu.matrix import DeviceMatrix, ExpertPart, ExpertParts, Groups
 from moeinf.gpu.matrix_ops import TritonMatrixOps
 from moeinf.types import ExpertForm, Format, format_bytes
-from tests.support.compiling import compiled_kernel
+from tests.support.compiling import FORMATS, compiled_kernel
 
 PLAIN = {"bf16", "f16", "f32"}
 
 
 def main(capability: int) -> None:
     """Prints a line of JSON for every kernel and combination of types and constants that is launched."""
-    for kernel, arguments, options in recorded(DEVICE_FORMATS):
+    for kernel, arguments, options in recorded(FORMATS):
         print(json.dumps(facts_of(capability, kernel, arguments, options)))
 
 

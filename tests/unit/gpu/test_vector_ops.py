@@ -216,15 +216,25 @@ def test_a_layer_of_twins_equals_the_native_one(
         assert_near(x + mixed @ wo.T, torch.from_numpy(expected), max(2e-5, CACHE_TOLERANCE[TYPES[format]]))
 
 
-@pytest.mark.parametrize("dtype", TYPES.values(), ids=TYPES)
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "tokens", "position", "window"), [
+FEW_TOKENS = [  # heads, kv_heads, head_dim, tokens, position, window
     (4, 4, 16, 1, 0, 0),  # one position seen
     (6, 2, 80, 3, 70, 0),  # heads of no power of two, groups of three, shares of which the last is cut
     (40, 2, 96, 2, 130, 50),  # groups beyond 16, a window
     (6, 3, 4, 1, 700, 0),  # shares of several blocks
+]
+FEW_TOKENS_OF_MLA = [  # in one type, as the interpreter takes seconds for each
     (2, 1, 576, 8, 40, 7),  # blocks of few positions, a window that the first tokens do not fill a block with
     (40, 1, 576, 1, 20, 0),  # a group that several programs share
-])  # fmt: skip
+]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "heads", "kv_heads", "head_dim", "tokens", "position", "window"),
+    [
+        *((dtype, *sizes) for sizes in FEW_TOKENS for dtype in TYPES.values()),
+        *((torch.bfloat16, *sizes) for sizes in FEW_TOKENS_OF_MLA),
+    ],
+)
 def test_attention_of_a_few_tokens_equals_its_twin(
     kernels: VectorOps,
     dtype: torch.dtype,
