@@ -1,0 +1,147 @@
+"""Records what llama.cpp's converter makes of tiny checkpoints, which tests/unit/gguf/test_converter.py compares with.
+
+    python -m tests.support.converter.record <folder of llama.cpp>
+
+For each config: the metadata, and of every tensor its type, shape and a digest. The weights are numbers that every
+version of every library makes again, so the checkpoints themselves need not be kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from moeinf.gguf.header import Gguf, read_gguf
+from moeinf.models.family import family_of
+from tests.support.tiny_models import all_configs
+
+RECORDED = Path(__file__).with_name("recorded.json")
+NAMES = (
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+    "qwen3_next",
+    "qwen3_5_moe",
+    "qwen3_5_moe tied",
+    "deepseek_v2 lite",
+    "deepseek_v2 groups, compressed queries",
+    "deepseek_v3",
+    "glm4_moe",
+    "glm4_moe air, groups",
+    "gpt_oss",
+    "granitemoe",
+    "olmoe",
+    "phimoe",
+    "phimoe long, sliding window",
+    "arctic",
+)
+_HF = {
+    "mixtral": "MixtralForCausalLM",
+    "qwen2_moe": "Qwen2MoeForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "qwen3_next": "Qwen3NextForCausalLM",
+    "qwen3_5_moe": "Qwen3_5MoeForConditionalGeneration",
+    "deepseek_v2": "DeepseekV2ForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
+    "glm4_moe": "Glm4MoeForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
+    "granitemoe": "GraniteMoeForCausalLM",
+    "olmoe": "OlmoeForCausalLM",
+    "phimoe": "PhiMoEForCausalLM",
+    "arctic": "ArcticForCausalLM",
+}
+
+
+def checkpoint(name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """A config, and the tensors that it implies, of multiples of 1/128 in bf16."""
+    config = all_configs()[name]
+    plan = family_of(config).tensors
+    layout = plan.experts[1 if config["model_type"] == "gpt_oss" else 0]  # the other one is MXFP4
+    shapes = dict(plan.dense) | {name: shape for name, (shape, _) in layout.items()}
+    generator = np.random.PCG64(1)
+    tensors = {}
+    for source, shape in shapes.items():
+        numbers = generator.random_raw(int(np.prod(shape))) >> np.uint64(56)
+        values = (numbers.astype(np.float32) - 128) / 128
+        tensors[source] = torch.from_numpy(values).reshape(shape).to(torch.bfloat16)
+    return config, tensors
+
+
+def summary(gguf: Gguf) -> dict[str, Any]:
+    """What is recorded of a file; no digest of what the processor's exp decides."""
+    data = gguf.files[0].path.read_bytes()
+    architecture = gguf.metadata["general.architecture"]
+
+    def value(given: Any) -> Any:
+        return given if isinstance(given, bool | int | float | str) else list(given)
+
+    return {
+        "architecture": architecture,
+        "metadata": {
+            name: value(given) for name, given in sorted(gguf.metadata.items()) if name.startswith(f"{architecture}.")
+        },
+        "tensors": {
+            name: [
+                tensor.format,
+                list(tensor.shape),
+                hashlib.sha256(data[tensor.offset_bytes : tensor.offset_bytes + tensor.num_bytes]).hexdigest()[:12]
+                if not name.endswith("ssm_a")
+                else "",
+            ]
+            for name, tensor in sorted(gguf.tensors.items())
+        },
+    }
+
+
+def recorded() -> Mapping[str, Any]:
+    found: dict[str, Any] = json.loads(RECORDED.read_text())
+    return found
+
+
+def _convert(name: str, folder: Path) -> dict[str, Any]:
+    import gguf
+    from conversion import get_model_class  # type: ignore[import-not-found]
+
+    config, tensors = checkpoint(name)
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": [_HF[config["model_type"]]]}))
+    safetensors.torch.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    kind = get_model_class(_HF[config["model_type"]])
+    kind.set_vocab = lambda self: None
+    kind.no_mtp = True
+    path = folder / "model.gguf"
+    with torch.inference_mode():
+        kind(folder, gguf.LlamaFileType.MOSTLY_BF16, path, model_name=name).write()
+    return summary(read_gguf(path))
+
+
+def main() -> None:
+    llama_cpp = Path(sys.argv[1])
+    sys.path[:0] = [str(llama_cpp / "gguf-py")]
+    sys.path.append(str(llama_cpp))
+    found = {}
+    for name in NAMES:  # each in a process of its own: the converter leaves its classes changed
+        with tempfile.TemporaryDirectory() as folder:
+            answer = Path(folder) / "answer.json"
+            child = os.fork()
+            if not child:
+                answer.write_text(json.dumps(_convert(name, Path(folder))))
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0, name
+            found[name] = json.loads(answer.read_text())
+    lines = (f"{json.dumps(name)}: {json.dumps(each, separators=(',', ':'))}" for name, each in found.items())
+    RECORDED.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+if __name__ == "__main__":
+    main()

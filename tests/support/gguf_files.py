@@ -1,0 +1,313 @@
+"""Writes checkpoints as GGUF files with the gguf package, in the names, orders and metadata of llama.cpp's converter.
+
+tests/unit/gguf/test_converter.py holds it against files that the converter itself made.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+import torch
+from gguf import quants
+from torch import Tensor
+
+Floats = npt.NDArray[np.float32]
+Kinds = Callable[[str], str]  # of a tensor's name in the file: its ggml type, such as "Q8_0"
+ARCHITECTURES = {
+    "mixtral": "llama",
+    "qwen2_moe": "qwen2moe",
+    "qwen3_moe": "qwen3moe",
+    "qwen3_next": "qwen3next",
+    "qwen3_5_moe": "qwen35moe",
+    "deepseek_v2": "deepseek2",
+    "deepseek_v3": "deepseek2",
+    "glm4_moe": "glm4moe",
+    "gpt_oss": "gpt-oss",
+    "granitemoe": "granitemoe",
+    "olmoe": "olmoe",
+    "phimoe": "phimoe",
+    "arctic": "arctic",
+}
+_ALWAYS_F32 = re.compile(r"norm|ffn_gate_inp|\.bias$|ssm_(a$|conv1d|dt|norm)|sinks|rope_|exp_probs_b")
+
+
+def write_gguf(
+    path: Path,
+    config: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    *,
+    kinds: Kinds = lambda name: "BF16",
+    metadata: Mapping[str, Any] | None = None,
+    tensors_a_part: int = 0,
+    fused: bool = False,
+) -> list[Path]:
+    """Writes the model, and returns its files: several if a part has at most so many tensors.
+
+    kinds: what weights become that are not always F32; rows that do not fit its blocks become F16. metadata: further
+    fields, such as a tokenizer's, that win over the converter's. fused: gate and up of all experts in one tensor.
+    """
+    c = config.get("text_config") or config
+    model_type = config["model_type"]
+    architecture = ARCHITECTURES[model_type]
+    writer = gguf.GGUFWriter(path, architecture, split_max_tensors=tensors_a_part)
+    fields = {f"{architecture}.{name}": value for name, value in model_metadata(model_type, c).items()}
+    for name, value in (fields | dict(metadata or {})).items():
+        _add(writer, name, value)
+    for name, values in converted(model_type, c, tensors, fused=fused).items():
+        kind = gguf.GGMLQuantizationType["F32" if _ALWAYS_F32.search(name) else kinds(name)]
+        if values.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0]:
+            kind = gguf.GGMLQuantizationType.F16
+        writer.add_tensor(name, quants.quantize(values, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return sorted(path.parent.glob(f"{path.stem}-*-of-*.gguf")) if tensors_a_part else [path]
+
+
+def _add(writer: gguf.GGUFWriter, name: str, value: Any) -> None:
+    add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+    add.get(type(value), writer.add_array)(name, value)
+
+
+# ---- metadata
+
+
+def model_metadata(model_type: str, c: Mapping[str, Any]) -> dict[str, Any]:
+    latent = model_type.startswith("deepseek")
+    rope = c.get("rope_parameters") or c.get("rope_scaling") or {}
+    head_dim = c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]
+    found = {
+        "block_count": c["num_hidden_layers"],
+        "context_length": c["max_position_embeddings"],
+        "embedding_length": c["hidden_size"],
+        "feed_forward_length": c.get("intermediate_size"),
+        "attention.head_count": c["num_attention_heads"],
+        "attention.head_count_kv": 1 if latent else c["num_key_value_heads"],
+        "rope.freq_base": float(rope.get("rope_theta") or c["rope_theta"]),
+        "attention.layer_norm_rms_epsilon": c.get("rms_norm_eps", _EPSILONS.get(model_type, 1e-6)),
+        "expert_count": c.get("num_local_experts") or c.get("num_experts") or c.get("n_routed_experts"),
+        "expert_used_count": c["num_experts_per_tok"],
+    }
+    kind = rope.get("rope_type") or rope.get("type")
+    if kind in ("yarn", "linear"):
+        found |= {"rope.scaling.type": kind, "rope.scaling.factor": float(rope["factor"])}
+    if kind == "yarn":
+        found |= {
+            "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
+            "rope.scaling.yarn_beta_fast": float(rope["beta_fast"]),
+            "rope.scaling.yarn_beta_slow": float(rope["beta_slow"]),
+        }
+    if "head_dim" in c:
+        found |= {"attention.key_length": c["head_dim"], "attention.value_length": c["head_dim"]}
+    if model_type in ("mixtral", "arctic", "granitemoe") or latent:
+        found["vocab_size"] = c["vocab_size"]
+    if model_type in ("mixtral", "arctic", "granitemoe", "phimoe"):
+        found["rope.dimension_count"] = head_dim
+    if model_type.startswith("qwen"):
+        found["expert_feed_forward_length"] = c["moe_intermediate_size"]
+        if "shared_expert_intermediate_size" in c:
+            found["expert_shared_feed_forward_length"] = c["shared_expert_intermediate_size"]
+    if latent or model_type == "glm4_moe":
+        found |= {
+            "leading_dense_block_count": c["first_k_dense_replace"],
+            "expert_feed_forward_length": c["moe_intermediate_size"],
+            "expert_shared_count": c["n_shared_experts"],
+            "expert_weights_scale": float(c.get("routed_scaling_factor", 1.0)),
+            "expert_weights_norm": c.get("norm_topk_prob", True) or (False if model_type == "glm4_moe" else None),
+            "expert_group_count": c.get("n_group", 1 if model_type == "glm4_moe" else None),
+            "expert_group_used_count": c.get("topk_group", 1 if model_type == "glm4_moe" else None),
+        }
+    if model_type in _OWN:
+        found |= _OWN[model_type](c)
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _latent(c: Mapping[str, Any]) -> dict[str, Any]:
+    rope = c.get("rope_scaling") or {}
+    return {
+        "attention.key_length": c["kv_lora_rank"] + c["qk_rope_head_dim"],
+        "attention.value_length": c["kv_lora_rank"],
+        "attention.q_lora_rank": c["q_lora_rank"],
+        "attention.kv_lora_rank": c["kv_lora_rank"],
+        "attention.key_length_mla": c["qk_nope_head_dim"] + c["qk_rope_head_dim"],
+        "attention.value_length_mla": c["v_head_dim"],
+        "rope.dimension_count": c["qk_rope_head_dim"],
+        "rope.scaling.yarn_log_multiplier": 0.1 * rope["mscale_all_dim"] if rope.get("mscale_all_dim") else None,
+    }
+
+
+def _glm(c: Mapping[str, Any]) -> dict[str, Any]:
+    return {"rope.dimension_count": int(c["head_dim"] * c["partial_rotary_factor"]), "expert_gating_func": 2}
+
+
+def _delta(c: Mapping[str, Any]) -> dict[str, Any]:
+    rope = c.get("rope_parameters") or {}
+    rotated = rope.get("partial_rotary_factor", c.get("partial_rotary_factor", 0.25))
+    every = c.get("full_attention_interval", 4)  # transformers makes layer_types of it, and forgets it
+    recurrent = [bool((i + 1) % every) for i in range(c["num_hidden_layers"])]
+    sections = rope.get("mrope_section")
+    return {
+        "ssm.conv_kernel": c["linear_conv_kernel_dim"],
+        "ssm.state_size": c["linear_key_head_dim"],
+        "ssm.group_count": c["linear_num_key_heads"],
+        "ssm.time_step_rank": c["linear_num_value_heads"],
+        "ssm.inner_size": c["linear_value_head_dim"] * c["linear_num_value_heads"],
+        "full_attention_interval": 4,
+        "rope.dimension_count": int(c["head_dim"] * rotated),
+        "rope.dimension_sections": [*sections, 0] if sections else None,
+        "attention.recurrent_layers": [kind == "linear_attention" for kind in c["layer_types"]]
+        if "layer_types" in c
+        else recurrent,
+    }
+
+
+def _granite(c: Mapping[str, Any]) -> dict[str, Any]:
+    names = {
+        "attention.scale": "attention_multiplier",
+        "embedding_scale": "embedding_multiplier",
+        "residual_scale": "residual_multiplier",
+        "logit_scale": "logits_scaling",
+    }
+    return {name: float(c[field]) for name, field in names.items()}
+
+
+def _phi(c: Mapping[str, Any]) -> dict[str, Any]:
+    trained = c["rope_parameters"]["original_max_position_embeddings"]
+    scale = c["max_position_embeddings"] / trained
+    factor = float(np.sqrt(1 + np.log(scale) / np.log(trained))) if scale > 1 else 1.0
+    return {
+        "rope.scaling.attn_factor": factor,
+        "rope.scaling.original_context_length": trained,
+        "attention.sliding_window": c.get("sliding_window") or 0,
+    }
+
+
+_EPSILONS = {"mixtral": 1e-5, "glm4_moe": 1e-5, "gpt_oss": 1e-5, "olmoe": 1e-5, "phimoe": 1e-5}
+_OWN: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+    "deepseek_v2": _latent,
+    "deepseek_v3": _latent,
+    "glm4_moe": _glm,
+    "qwen3_next": _delta,
+    "qwen3_5_moe": _delta,
+    "granitemoe": _granite,
+    "phimoe": _phi,
+    "gpt_oss": lambda c: {
+        "attention.sliding_window": c["sliding_window"],
+        "expert_feed_forward_length": c["intermediate_size"],
+    },
+}
+
+
+# ---- tensors
+
+
+def converted(
+    model_type: str, c: Mapping[str, Any], tensors: Mapping[str, Tensor], *, fused: bool = False
+) -> dict[str, Floats]:
+    """The tensors of a file in float32, by their names in it."""
+    architecture = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == ARCHITECTURES[model_type])
+    kept = dict(gguf.TensorNameMap.block_mappings_cfg)  # the package changes it for all architectures that follow
+    names = gguf.get_tensor_name_map(architecture, c["num_hidden_layers"])
+    gguf.TensorNameMap.block_mappings_cfg = kept
+    found: dict[str, Floats] = {}
+    for source, tensor in _gathered(tensors).items():
+        for name, values in _changed(model_type, c, source, tensor.float()):
+            mapped = names.get_name(name, try_suffixes=(".weight", ".bias"))
+            assert mapped is not None, f"{name} of {model_type} has no name in a GGUF file"
+            found[mapped] = values.numpy()
+    if model_type == "phimoe":
+        for length in ("short", "long"):
+            found[f"rope_factors_{length}.weight"] = np.array(c["rope_parameters"][f"{length}_factor"], np.float32)
+    for name in [name for name in found if fused and name.endswith("ffn_gate_exps.weight")]:
+        gate, up = found.pop(name), found.pop(name.replace("gate", "up"))
+        found[name.replace("gate", "gate_up")] = np.concatenate([gate, up], axis=1)
+    return found
+
+
+def _gathered(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """With one tensor for all experts of a layer where each had its own."""
+    found: dict[str, Tensor] = {}
+    apart: dict[str, dict[int, Tensor]] = {}
+    for name, tensor in tensors.items():
+        expert = re.fullmatch(r"(.*\.experts)\.(\d+)\.(.*)", name)
+        if expert is None:
+            found[name] = tensor
+        else:
+            apart.setdefault(f"{expert[1]}.{expert[3]}", {})[int(expert[2])] = tensor
+    return found | {name: torch.stack([each[i] for i in range(len(each))]) for name, each in apart.items()}
+
+
+def _changed(model_type: str, c: Mapping[str, Any], name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """What the converter does before it asks for a tensor's name."""
+    heads, kv_heads = c["num_attention_heads"], c["num_key_value_heads"]
+    name = name.replace("model.language_model.", "model.")
+    if model_type in ("mixtral", "granitemoe", "arctic") and re.search(r"\.[qk]_proj\.", name):
+        count = heads if ".q_proj." in name else kv_heads
+        halves = tensor.view(count, 2, tensor.shape[0] // count // 2, -1)
+        yield name, halves.transpose(1, 2).reshape(tensor.shape)
+    elif name.endswith("kv_b_proj.weight"):
+        both = tensor.view(heads, c["qk_nope_head_dim"] + c["v_head_dim"], -1)
+        keys, values = both.split([c["qk_nope_head_dim"], c["v_head_dim"]], 1)
+        yield name.replace("kv_b", "k_b"), keys.transpose(1, 2).contiguous()
+        yield name.replace("kv_b", "v_b"), values.contiguous()
+    elif name.endswith("e_score_correction_bias"):
+        yield name.replace("_bias", ".bias"), tensor
+    elif name.endswith("input_linear.weight"):  # Granite's gate and up
+        gate, up = tensor.chunk(2, 1)
+        yield name.replace("input_linear", "experts.w1"), gate.contiguous()
+        yield name.replace("input_linear", "experts.w3"), up.contiguous()
+    elif name.endswith("output_linear.weight"):
+        yield name.replace("output_linear", "experts.w2"), tensor
+    elif model_type == "gpt_oss" and "experts" in name:
+        yield from _gpt_oss(name, tensor)
+    elif model_type == "gpt_oss" and name.endswith("sinks"):
+        yield f"{name}.weight", tensor
+    elif model_type in ("qwen3_next", "qwen3_5_moe"):
+        yield from _delta_net(model_type, c, name, tensor)
+    else:
+        yield name, tensor
+
+
+def _gpt_oss(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    if not name.endswith("_bias"):
+        tensor = tensor.transpose(1, 2)
+    name = f"{name.removesuffix('_bias')}.{'bias' if name.endswith('_bias') else 'weight'}"
+    if "gate_up_proj" in name:
+        yield name.replace("gate_up", "gate"), tensor[:, ::2].contiguous()
+        yield name.replace("gate_up", "up"), tensor[:, 1::2].contiguous()
+    else:
+        yield name, tensor.contiguous()
+
+
+def _delta_net(model_type: str, c: Mapping[str, Any], name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    keys, values = c["linear_num_key_heads"], c["linear_num_value_heads"]
+    key_dim, value_dim, each = c["linear_key_head_dim"], c["linear_value_head_dim"], values // keys
+    hidden = tensor.shape[-1]
+    if name.endswith("in_proj_qkvz.weight"):
+        heads = tensor.view(keys, -1, hidden)
+        q, k, v, z = (part.reshape(-1, hidden) for part in heads.split([key_dim, key_dim, *[each * value_dim] * 2], 1))
+        yield name.replace("qkvz", "qkv"), torch.cat([q, k, v])
+        yield name.replace("qkvz", "z"), z
+        return
+    if model_type == "qwen3_5_moe" and "linear_attn." in name:
+        before = 2 * keys * key_dim if "in_proj_qkv" in name or "conv1d" in name else 0
+        size = 1 if re.search(r"in_proj_[ab]\.|A_log|dt_bias", name) else value_dim
+        if name.endswith("out_proj.weight"):
+            tensor = tensor.view(-1, keys, each, value_dim).transpose(1, 2).reshape(tensor.shape)
+        elif not name.endswith("linear_attn.norm.weight"):
+            behind = tensor[before:].reshape(keys, each, size, -1).transpose(0, 1).reshape(tensor[before:].shape)
+            tensor = torch.cat([tensor[:before], behind])
+    if name.endswith("A_log"):
+        tensor = -torch.exp(tensor)
+    elif "conv1d" in name:
+        tensor = tensor.squeeze()
+    elif name.endswith("norm.weight") and "linear_attn" not in name:
+        tensor = tensor + 1
+    yield name.replace(".dt_bias", ".dt_proj.bias"), tensor.contiguous()

@@ -1,0 +1,309 @@
+"""Configs and places of tensors: a checkpoint that became a GGUF file is read back as it was."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import quants
+from torch import Tensor
+
+from moeinf.errors import CheckpointError, StoreError, UnsupportedModelError
+from moeinf.gguf.config import config_of
+from moeinf.gguf.header import Gguf, GgufTensor, read_gguf
+from moeinf.gguf.tensors import Placement, places_of
+from moeinf.gguf.undo import Columns, Kind, Stored, outcome, parse_undo, takes_blocks, undo_json, undone
+from moeinf.models.family import family_of
+from moeinf.types import ByteArray, TensorPlan
+from tests.support.converter.record import NAMES, checkpoint
+from tests.support.gguf_files import write_gguf
+from tests.support.pairs.experts import part_of
+
+# What no file says: the value that every published checkpoint has is taken.
+UNSAID: dict[str, dict[str, Any]] = {"gpt_oss": {"swiglu_limit": 7.0}, "phimoe": {"router_jitter_noise": 0.01}}
+TYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+
+
+def meant(config: dict[str, Any]) -> dict[str, Any]:
+    """The config as a file can tell it."""
+    config = config | UNSAID.get(config["model_type"], {})
+    for name in ("rope_scaling", "rope_parameters"):
+        rope = dict(config.get(name) or {})
+        if "mscale_all_dim" in rope:
+            config |= {name: rope | {"mscale": rope["mscale_all_dim"]}}
+        if "short_mscale" in rope:
+            trained, longest = rope["original_max_position_embeddings"], config["max_position_embeddings"]
+            factor = math.sqrt(1 + math.log(longest / trained) / math.log(trained))
+            config |= {name: rope | {"short_mscale": factor, "long_mscale": factor}}
+    return config
+
+
+def facts(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every number and flag in a dataclass, at any depth."""
+    if dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            if field.name not in ("stacked", "prefix", "num_future_layers"):  # how tensors are named and stored
+                yield from facts(getattr(value, field.name), f"{path}.{field.name}")
+    elif isinstance(value, tuple | list):
+        for number, each in enumerate(value):
+            yield from facts(each, f"{path}[{number}]")
+    elif isinstance(value, np.ndarray):
+        yield path, value.tolist()
+    elif callable(value):  # the positions beyond a limit
+        longer = value(1 << 14)
+        yield f"{path}()", [*longer.frequencies.tolist(), longer.scale]
+    else:
+        yield path, value
+
+
+@dataclasses.dataclass
+class Converted:
+    config: dict[str, Any]
+    tensors: dict[str, Tensor]
+    gguf: Gguf
+    plan: TensorPlan
+    places: Placement
+
+    def stored(self, tensor: GgufTensor) -> Stored:
+        data = np.memmap(self.gguf.files[tensor.file].path, np.uint8, "r")
+        return Stored(Kind(tensor.format, tensor.shape), data[tensor.offset_bytes :][: tensor.num_bytes])
+
+
+def convert(folder: Path, name: str, **how: Any) -> Converted:
+    config, tensors = checkpoint(name)
+    found = read_gguf(write_gguf(folder / "model.gguf", config, tensors, **how)[-1])
+    plan = family_of(config_of(found)).tensors
+    return Converted(config, tensors, found, plan, places_of(found, plan))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_config_is_that_of_the_checkpoint(name: str, tmp_path: Path) -> None:
+    config, tensors = checkpoint(name)
+    made = config_of(read_gguf(write_gguf(tmp_path / "model.gguf", config, tensors)[0]))
+    assert made["model_type"] == config["model_type"] and json.loads(json.dumps(made)) == made
+    ours, theirs = (dict(facts(vars(family_of(each))["_config"])) for each in (made, meant(config)))
+    assert ours.keys() == theirs.keys()
+    for field, value in theirs.items():
+        wanted = pytest.approx(value, rel=1e-6) if isinstance(value, float | list) else value
+        assert ours[field] == wanted, field
+
+
+def wanted_dense(c: Converted, name: str) -> Tensor:
+    """The checkpoint's tensor. DeltaNet's projections lie apart in a file, also if a checkpoint stacks them."""
+    if name not in c.tensors and "text_config" in c.config:
+        return c.tensors[name.replace("model.", "model.language_model.", 1)]
+    if name in c.tensors:
+        return c.tensors[name]
+    before, which = name.removesuffix(".weight").split("in_proj_")
+    keys, values = c.config["linear_num_key_heads"], c.config["linear_num_value_heads"]
+    stacked = c.tensors[f"{before}in_proj_{'qkvz' if which in ('qkv', 'z') else 'ba'}.weight"]
+    heads = stacked.view(keys, -1, stacked.shape[1])
+    if which in "ba":
+        parts = dict(zip("ba", heads.split([values // keys] * 2, 1), strict=True))
+    else:
+        size = values // keys * c.config["linear_value_head_dim"]
+        parts = dict(zip("qkvz", heads.split([c.config["linear_key_head_dim"]] * 2 + [size] * 2, 1), strict=True))
+    return torch.cat([parts[each].reshape(-1, stacked.shape[1]) for each in which])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_dense_tensors_come_out_as_they_were(name: str, tmp_path: Path) -> None:
+    c = convert(tmp_path, name)
+    assert c.places.dense.keys() == c.plan.dense.keys()
+    for each, source in c.places.dense.items():
+        assert parse_undo(json.loads(json.dumps(undo_json(source.undo))), "x") == source.undo
+        result = undone([c.stored(tensor) for tensor in source.tensors], source.undo)
+        assert result.kind.shape == source.shape == c.plan.dense[each]
+        found = torch.from_numpy(result.data.copy()).view(TYPES[result.kind.format]).view(source.shape).float()
+        wanted = wanted_dense(c, each).float()
+        if each.endswith("A_log"):
+            torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
+        else:
+            assert torch.equal(found, wanted), each
+
+
+def parts_of(c: Converted) -> Iterator[tuple[ByteArray, str, Tensor]]:
+    """Of every part of every expert: its bytes in the file, their format, and the weights of the checkpoint."""
+    plan = family_of(c.config).tensors
+    layout = next(layout for layout in plan.experts if layout.keys() <= c.tensors.keys())
+    wanted = {
+        (piece.layer, piece.expert, piece.part): part_of(piece, c.tensors[name].float(), plan.parts[piece.part])
+        for name, (_, pieces) in layout.items()
+        for piece in pieces
+    }
+    assert len(c.places.experts) == c.plan.moe.num_layers
+    for layer, parts in enumerate(c.places.experts):
+        assert parts.keys() == c.plan.parts.keys()
+        for part, source in parts.items():
+            data = np.memmap(c.gguf.files[source.tensor.file].path, np.uint8, "r")
+            for expert in range(c.plan.moe.num_experts):
+                begin = source.offset_bytes + expert * source.stride_bytes
+                yield data[begin : begin + source.num_bytes], source.format, wanted[layer, expert, part]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_experts_lie_where_they_are_said_to(name: str, tmp_path: Path) -> None:
+    for data, format, weights in parts_of(convert(tmp_path, name)):
+        found = torch.from_numpy(data.copy()).view(TYPES[format]).view(weights.shape)
+        assert torch.equal(found.float(), weights)
+
+
+def mixed(name: str) -> str:
+    """Types as files have them: other ones for each projection."""
+    return "Q8_0" if "down" in name or "attn" in name else "Q4_0" if "gate" in name else "Q5_1"
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss", "mixtral"])
+@pytest.mark.parametrize("how", [{"fused": True}, {"tensors_a_part": 7}])
+def test_experts_of_mixed_types_of_fused_tensors_and_of_splits(name: str, how: dict[str, Any], tmp_path: Path) -> None:
+    c = convert(tmp_path, name, kinds=mixed, **how)
+    assert (len(c.gguf.files) > 1) == ("tensors_a_part" in how)
+    for data, format, weights in parts_of(c):
+        blocks = quants.quantize(weights.numpy(), gguf.GGMLQuantizationType[format.upper()])
+        assert np.array_equal(data, blocks.view(np.uint8).reshape(-1)), format
+
+
+@pytest.mark.parametrize("name", ["mixtral", "arctic", "qwen3_next", "qwen3_5_moe", "deepseek_v3"])
+def test_rows_are_moved_as_blocks_and_what_cannot_be_is_widened_first(name: str, tmp_path: Path) -> None:
+    c = convert(tmp_path, name, kinds=lambda name: "Q8_0")
+    widened = set[str]()
+    for each, source in c.places.dense.items():
+        stored = [c.stored(tensor) for tensor in source.tensors]
+        kinds = [one.kind for one in stored]
+        weights = wanted_dense(c, each).float().numpy()
+        if takes_blocks(kinds, source.undo):
+            result = undone(stored, source.undo)
+            assert result.kind == outcome(kinds, source.undo)
+            if result.kind.format == "q8_0":
+                blocks = quants.quantize(weights, gguf.GGMLQuantizationType.Q8_0)
+                assert np.array_equal(result.data, blocks.reshape(-1)), each
+            continue
+        widened.add(each.rsplit(".", 2)[1])
+        plain = [
+            Stored(
+                Kind("f32", one.kind.shape),
+                quants.dequantize(
+                    one.data.reshape(*one.kind.shape[:-1], -1), gguf.GGMLQuantizationType[one.kind.format.upper()]
+                )
+                .view(np.uint8)
+                .reshape(-1),
+            )
+            for one in stored
+        ]
+        found = undone(plain, source.undo).data.view(np.float32).reshape(weights.shape)
+        assert np.abs(found - weights).max() <= 1 / 128  # half a step of Q8_0
+    assert widened == ({"kv_b_proj"} if name == "deepseek_v3" else set())
+
+
+def test_columns_are_moved_as_blocks_where_no_block_is_cut() -> None:
+    weights = np.random.default_rng(1).standard_normal((3, 192), np.float32)
+    moved = weights.reshape(3, 2, 3, 32).transpose(0, 2, 1, 3).reshape(3, 192)
+    undo = (Columns((3, 2, 32), (1, 0, 2)),)
+    blocks, wanted = (quants.quantize(each, gguf.GGMLQuantizationType.Q8_0) for each in (moved, weights))
+    assert np.array_equal(undone([Stored(Kind("q8_0", (3, 192)), blocks.reshape(-1))], undo).data, wanted.reshape(-1))
+    plain = undone([Stored(Kind("f32", (3, 192)), moved.view(np.uint8).reshape(-1))], undo)
+    assert np.array_equal(plain.data, weights.view(np.uint8).reshape(-1))
+    assert not takes_blocks([Kind("q4_k", (3, 1536))], (Columns((3, 4, 128), (1, 0, 2)),))
+    assert takes_blocks([Kind("q4_k", (3, 1536))], (Columns((3, 2, 256), (1, 0, 2)),))
+    assert not takes_blocks([Kind("q8_0", (3, 192))], (Columns((32, 6), (1, 0)),))
+
+
+def refused(folder: Path, name: str, metadata: Mapping[str, Any], *words: str) -> None:
+    config, tensors = checkpoint(name)
+    found = read_gguf(write_gguf(folder / "model.gguf", config, tensors, metadata=metadata)[0])
+    with pytest.raises(CheckpointError) as caught:
+        places_of(found, family_of(config_of(found)).tensors)
+    line = str(caught.value)
+    assert "\n" not in line and all(word in line for word in words), line
+
+
+@pytest.mark.parametrize(
+    ("name", "metadata", "words"),
+    [
+        ("olmoe", {"olmoe.attention.max_alibi_bias": 8.0}, ("max_alibi_bias", "not supported")),
+        ("olmoe", {"olmoe.attention.head_count": "x"}, ("attention.head_count is 'x'",)),
+        ("olmoe", {"olmoe.block_count": 1_000_000}, ("block_count", "damaged")),
+        ("olmoe", {"olmoe.block_count": 4}, ("blk.3.", "has no tensor")),
+        ("olmoe", {"olmoe.embedding_length": 32}, ("metadata mean",)),
+        ("olmoe", {"olmoe.expert_count": 9}, ("metadata mean", "9")),
+        ("olmoe", {"olmoe.expert_count": 0}, ("not a Mixture-of-Experts model",)),
+        ("olmoe", {"olmoe.rope.scaling.type": "polar"}, ("polar",)),
+        ("olmoe", {"general.architecture": "gemma4"}, ("'gemma4'", "olmoe, phimoe")),
+        ("olmoe", {"general.type": "mmproj"}, ("mmproj",)),
+        ("olmoe", {"olmoe.attention.head_count_kv": [2, 2, 1]}, ("differs from layer to layer",)),
+        ("qwen3_moe", {"qwen3moe.expert_weights_scale": 2.5}, ("expert_weights_scale",)),
+        ("qwen3_moe", {"qwen3moe.attention.value_length": 8}, ("keys of 24 and values of 8",)),
+        ("glm4_moe", {"glm4moe.expert_gating_func": 1}, ("expert_gating_func",)),
+        ("deepseek_v3", {"deepseek2.expert_gating_func": 1}, ("expert_gating_func",)),
+        ("qwen3_next", {"qwen3next.ssm.time_step_rank": 0}, ("ssm.",)),
+        ("qwen3_next", {"qwen3next.ssm.inner_size": 7}, ("ssm.inner_size 7",)),
+    ],
+)
+def test_what_metadata_mean_otherwise_is_refused_by_name(
+    name: str, metadata: dict[str, Any], words: tuple[str, ...], tmp_path: Path
+) -> None:
+    refused(tmp_path, name, metadata, *words)
+
+
+def test_what_guesses_tokens_ahead_is_left_out(tmp_path: Path) -> None:
+    config, tensors = checkpoint("glm4_moe")
+    longer = config | {"num_hidden_layers": 4}
+    more = {name.replace("layers.2.", "layers.3."): tensor for name, tensor in tensors.items()}
+    found = read_gguf(
+        write_gguf(tmp_path / "model.gguf", longer, tensors | more, metadata={"glm4moe.nextn_predict_layers": 1})[0]
+    )
+    made = config_of(found)
+    assert made["num_hidden_layers"] == 3
+    assert places_of(found, family_of(made).tensors).dense.keys() == family_of(config).tensors.dense.keys()
+
+
+def test_positions_of_llama_3_come_from_a_tensor(tmp_path: Path) -> None:
+    config, tensors = checkpoint("mixtral")
+    factors = torch.tensor([1.0, 1.0, 1.5, 2.0, 4.0, 8.0, 8.0, 8.0])
+    path = tmp_path / "model.gguf"
+    found = read_gguf(write_gguf(path, config, tensors | {"rope_freqs.weight": factors})[0])
+    rope = family_of(config_of(found)).decoder.attention.rope  # type: ignore[union-attr]
+    plain = family_of(config).decoder.attention.rope  # type: ignore[union-attr]
+    assert rope is not None and plain is not None and rope.scale == 1
+    for room in (10, 10_000):
+        assert np.allclose(rope.within(room).frequencies, plain.frequencies / factors.numpy(), rtol=1e-6)
+
+
+def test_an_architecture_without_experts_is_no_model_of_ours(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(UnsupportedModelError, match="not a Mixture-of-Experts model"):
+        config_of(read_gguf(tmp_path / "x.gguf"))
+
+
+@pytest.mark.parametrize(
+    "undo",
+    [
+        {},
+        [{"step": "Nothing"}],
+        [{"step": "Reshape"}],
+        [{"step": "Reshape", "shape": ["x"]}],
+        [{"step": "Reshape", "shape": 3}],
+        [{"step": "Reshape", "shape": [3], "more": 1}],
+        [{"step": "Rows", "start": -1, "sizes": [1], "axes": [0]}],
+        [{"step": "Rows", "start": 0, "sizes": [1, 2], "axes": [0, 0]}],
+        [{"step": "Rows", "start": 0, "sizes": [1, 2], "axes": [0]}],
+        [{"step": "Subtract", "number": math.nan}],
+        [{"step": "Subtract", "number": 1.0}] * 9,
+        ["Subtract"],
+    ],
+)
+def test_damaged_steps_are_refused(undo: Any) -> None:
+    with pytest.raises(StoreError) as caught:
+        parse_undo(undo, "manifest.json: undo")
+    assert str(caught.value).startswith("manifest.json: undo") and "\n" not in str(caught.value)
