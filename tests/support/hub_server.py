@@ -35,8 +35,9 @@ class Hub:
     """One repository with one commit, and what shall go wrong with it.
 
     faults: name -> how many of the next requests that it concerns it spoils. Of the CDN: "drop" (connection closed
-    before an answer), "cut" (closed in the middle of the body), "flip" (one bit), "shift" (Content-Range of other
-    bytes), "whole" (200 and the whole file), "etag" (another one than before), "expired" (403), or a status as "503".
+    before an answer), "cut" (closed in the middle of the body), "hang" (silent there, in a file's second half),
+    "flip" (one bit), "shift" (Content-Range of other bytes), "whole" (200 and the whole file), "etag" (another one than
+    before), "expired" (403), or a status as "503".
     Of the Hub: "api 503", "relink" (announces another hash), "commit" (serves another commit), "self" (no redirect).
     """
 
@@ -50,6 +51,7 @@ class Hub:
     waits: dict[str, str] = field(default_factory=dict)  # extra headers of a status fault
     endpoint: str = ""
     cdn: str = ""
+    closing: threading.Event = field(default_factory=threading.Event)  # ends answers that hang
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def takes(self, fault: str) -> bool:
@@ -117,6 +119,7 @@ def serving(folder: Path) -> Iterator[Hub]:
     try:
         yield hub
     finally:
+        hub.closing.set()
         for server in servers:
             server.shutdown()
             server.server_close()
@@ -215,7 +218,10 @@ class _Handler(BaseHTTPRequestHandler):
         first, last = (int(number) for number in wanted.removeprefix("bytes=").split("-"))
         shift = 7 if self.hub.takes("shift") else 0
         headers |= {"Content-Range": f"bytes {first + shift}-{last + shift}/{len(data)}"}
-        self._send(206, data[first : last + 1], headers, cut=self.hub.takes("cut"))
+        hangs = first > len(data) // 2 and self.hub.takes("hang")
+        self._send(206, data[first : last + 1], headers, cut=hangs or self.hub.takes("cut"))
+        if hangs:
+            self.hub.closing.wait()
 
     def _send(self, status: int, body: bytes, headers: dict[str, str] | None = None, cut: bool = False) -> None:
         sent = body[: len(body) // 2] if cut else body

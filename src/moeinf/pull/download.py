@@ -18,7 +18,8 @@ from moeinf.store.files import errors_named, open_regular, read_fully, sync_fold
 _RANGE_BYTES = 4 << 20
 _CONNECTIONS = 4  # times _RANGE_BYTES: the 16 MiB that a kill may cost, and the memory that the window takes
 _HASH_BYTES = 4 << 20
-_QUIET_S = 30.0
+_QUIET_S = 30.0  # without a byte, until a line says so
+_LOOK_S = 0.5  # between two looks at whether to go on
 
 
 def fetch_bytes(remote: Remote) -> bytes:
@@ -98,7 +99,7 @@ def _fetch(remote: Remote, part: Path, progress: PullProgress) -> bool:
                 os.ftruncate(fd, 0)
             progress.start("pulling", file.name, file.num_bytes, done)
             _hash_prefix(fd, done, part, digest)
-        for chunk in _in_order(remote, done, progress.note):
+        for chunk in _in_order(remote, done, progress):
             with errors_named(part):
                 write_fully(fd, chunk, done, part)
             digest.update(chunk)
@@ -186,19 +187,23 @@ class _Window:
         return sink
 
 
-def _in_order(remote: Remote, start: int, note: Callable[[str], None]) -> Iterator[bytes]:
+def _in_order(remote: Remote, start: int, progress: PullProgress) -> Iterator[bytes]:
     """Yields the file's bytes from `start` on, in order, as they arrive."""
     window = _Window(remote, start)
     try:
         while window.ranges:
-            piece, seen = window.ranges[0], 0
+            piece, seen, quiet_s = window.ranges[0], 0, 0.0
             while seen < piece.end - piece.start:
-                chunk = window.wait(piece, seen, _QUIET_S)
-                if not chunk:
-                    note(f"{remote.file.name}: no data for {_QUIET_S:.0f} s; still trying")
+                chunk = window.wait(piece, seen, _LOOK_S)
+                if chunk:
+                    seen, quiet_s = seen + len(chunk), 0.0
+                    yield chunk
                     continue
-                seen += len(chunk)
-                yield chunk
+                progress.waiting()
+                quiet_s += _LOOK_S
+                if quiet_s >= _QUIET_S:
+                    progress.note(f"{remote.file.name}: no data for {_QUIET_S:.0f} s; still trying")
+                    quiet_s = 0.0
             window.ranges.popleft()
             window.extend()
     finally:

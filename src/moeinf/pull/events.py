@@ -36,6 +36,10 @@ class PullProgress(Protocol):
 
     def finish(self) -> None: ...
 
+    def waiting(self) -> None:
+        """Called about twice a second while bytes, or another pull, are waited for; what it raises ends the pull."""
+        ...
+
 
 class SilentProgress:
     """Reports to nobody."""
@@ -59,4 +63,7 @@ class SilentProgress:
         pass
 
     def finish(self) -> None:
+        pass
+
+    def waiting(self) -> None:
         pass

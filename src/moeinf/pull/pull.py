@@ -195,7 +195,7 @@ class _Pull:
         # A work folder is there while a pull is under way, or was killed; then the lock decides what is left to do.
         stored = None if self._folder.exists() else self._up_to_date()
         if stored is None:
-            with pull_lock(self._folder, self._name, self._progress.note):
+            with pull_lock(self._folder, self._name, self._progress.note, self._progress.waiting):
                 stored = self._up_to_date() or self._publish_made()
                 if stored is None:
                     stored = self._make(force=force, keep_source=keep_source)

@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -19,6 +20,7 @@ from moeinf.store.names import DEFAULT_TAG, parse_name
 from moeinf.store.quantisation import CHOICES, KEEP, Quantisation
 
 JOURNAL_FILE = "journal.json"
+_LOOK_S = 0.5  # between two looks at whether another pull has ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,17 +107,20 @@ def parse_source_record(record: Mapping[str, str]) -> PulledAs | None:
 
 
 @contextmanager
-def pull_lock(folder: Path, label: str, say: Callable[[str], None] | None = None) -> Iterator[None]:
+def pull_lock(
+    folder: Path, label: str, say: Callable[[str], None] | None = None, waiting: Callable[[], None] = lambda: None
+) -> Iterator[None]:
     """Holds the lock of a work folder, in which only one process may work.
 
     The kernel frees the lock when the process is killed.
 
-    A process that finds it taken says so and waits; without `say` it raises StoreError.
+    A process that finds it taken says so and waits; without `say` it raises StoreError. waiting: called about twice a
+    second meanwhile; what it raises ends the wait.
     """
     path = _lock_file(folder)
     with errors_named(path):
         make_folders(path.parent)
-        fd = _acquire(path, label, say)
+        fd = _acquire(path, label, say, waiting)
     try:
         yield
     finally:
@@ -128,26 +133,37 @@ def _lock_file(folder: Path) -> Path:
     return folder.with_suffix(".lock")
 
 
-def _acquire(path: Path, label: str, say: Callable[[str], None] | None) -> int:
+def _acquire(path: Path, label: str, say: Callable[[str], None] | None, waiting: Callable[[], None]) -> int:
+    said = False
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                holder = os.pread(fd, 20, 0).decode("ascii", "replace").strip() or "?"
-                if say is None:
-                    raise StoreError(f"a pull of '{label}' is running (pid {holder}); stop it first") from None
-                say(f"another pull of '{label}' is running (pid {holder}); waiting")
-                fcntl.flock(fd, fcntl.LOCK_EX)
-            if path.exists() and os.path.samestat(os.fstat(fd), path.stat()):
+            held = _try_lock(fd)
+            if held and path.exists() and os.path.samestat(os.fstat(fd), path.stat()):
                 os.ftruncate(fd, 0)
                 os.pwrite(fd, str(os.getpid()).encode(), 0)
                 return fd
+            holder = "" if held else os.pread(fd, 20, 0).decode("ascii", "replace").strip() or "?"
         except BaseException:
             os.close(fd)
             raise
         os.close(fd)
+        if holder and say is None:
+            raise StoreError(f"a pull of '{label}' is running (pid {holder}); stop it first")
+        if holder and say is not None:
+            if not said:
+                say(f"another pull of '{label}' is running (pid {holder}); waiting")
+            said = True
+            waiting()
+            time.sleep(_LOOK_S)
+
+
+def _try_lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _is_held(folder: Path) -> bool:

@@ -119,6 +119,9 @@ class PullDisplay:
         self._view.close()
         self._open = ()
 
+    def waiting(self) -> None:
+        pass
+
     def __enter__(self) -> PullDisplay:
         return self
 

@@ -28,6 +28,7 @@ from moeinf.store.library import Library
 from moeinf.store.quantisation import CHOICES
 
 log = logging.getLogger("moeinf.server")
+STOP_S = 5.0  # within which a pull stops whose client has gone
 STEP_S = 0.2  # between two lines about the same file
 Status = dict[str, Any]  # a line of the answer
 SUCCESS: Status = {"status": "success"}
@@ -38,18 +39,25 @@ class Pulls:
 
     def __init__(self) -> None:
         self._running = threading.Lock()
+        self._last: tuple[str, RunningPull] | None = None  # the source of the pull that runs or ran
 
     async def pull(self, service: Service, request: Request) -> Response:
         service.refuse_strangers("pulling a model")
         asked = await body_of(request, PullRequest)
         source, options = await asyncio.to_thread(source_of, asked.named, service.library)
-        if not self._running.acquire(blocking=False):
-            raise BusyError("another model is being pulled; ask again when that has ended")
+        if not await asyncio.to_thread(self._running.acquire, timeout=self._ends_in_s()):
+            what = asked.named if self._last and self._last[0] == source else "another model"
+            raise BusyError(f"{what} is being pulled already; ask again when that has ended")
         running = RunningPull()
+        self._last = source, running
         threading.Thread(target=self._run, args=(running, source, options, service.library), name="pull").start()
         if asked.stream is not False:
             return StreamingResponse(_lines(running), media_type="application/x-ndjson")
         return await _whole(running, request)
+
+    def _ends_in_s(self) -> float:
+        """How long to wait for the pull that runs: one whose client has gone ends soon."""
+        return STOP_S if self._last and self._last[1].cancelled.is_set() else 0.0
 
     def _run(self, running: RunningPull, source: str, options: PullOptions, library: Library) -> None:
         try:
@@ -145,6 +153,9 @@ class RunningPull:
 
     def finish(self) -> None:
         self._tell()
+
+    def waiting(self) -> None:
+        self._go_on()
 
     def _tell(self) -> None:
         self._told_s = self._clock()
