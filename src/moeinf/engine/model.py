@@ -24,6 +24,7 @@ from moeinf.models.layers.decoder import Decoder
 from moeinf.prefixes.opening import Kept, open_prefixes
 from moeinf.prefixes.store import PrefixStore
 from moeinf.runtime.activity import Activity
+from moeinf.runtime.experts import Observer
 from moeinf.runtime.policy.trace import RequestRecorder
 from moeinf.sampling.constraint import AnswerFormat
 from moeinf.sampling.params import SamplingParams
@@ -43,7 +44,7 @@ if TYPE_CHECKING:  # loads torch, which a run on the CPU does without
 class Model:
     """A stored model, ready to generate. One request at a time, from one thread. Close it, or use `with`.
 
-    Other threads may look on: at `activity`, `bytes_read`, `plan`, `tier.states` and `tier.stats`.
+    Other threads may look on: at `activity` (None but for a server), `bytes_read`, `plan`, `tier.states`, `tier.stats`.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class Model:
         weights = read_weights(stored, config, self._notify)
         self.num_threads = config.threads or here.cores
         self.kernels = open_kernels(self.num_threads, config.isa)
-        self.activity = Activity(stored.manifest.moe)
+        self.activity = Activity(stored.manifest.moe) if config.many_conversations else None
         self._activations = ActivationFile(stored, self._notify)
         collection, disk_wait = self._activations.collection, DiskWait(reporting.on_slow_disk)
         attendants = Attendants(RequestRecorder(stored.manifest.moe, collection.add), Profiler(), disk_wait)
@@ -84,7 +85,7 @@ class Model:
             context = BuildContext(
                 weights,
                 Host(here, config, self.kernels, preload),
-                Observation(collection, attendants.profiler, [attendants.recorder, self.activity]),
+                Observation(collection, attendants.profiler, self._observers(attendants.recorder)),
                 reporting,
                 disk_wait,
                 kind.num_beams,
@@ -100,6 +101,10 @@ class Model:
         load_s = time.perf_counter() - started
         prefixes = self._prefixes(stored, runner)
         self._generator = Generator(runner, kind, self.tokenizer, stored.manifest.info, attendants, load_s, prefixes)
+
+    def _observers(self, recorder: RequestRecorder) -> list[Observer]:
+        """A server's models are watched, too: by its page."""
+        return [recorder] if self.activity is None else [recorder, self.activity]
 
     def _kind(self, weights: Weights) -> ModelKind:
         """Raises UsageError for an option that this model has no use for."""

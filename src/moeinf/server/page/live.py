@@ -133,6 +133,7 @@ class Watch:
 
     def _read(self, model: Model) -> Counters:
         activity, tier = model.activity, model.tier
+        assert activity is not None, "a server opens its models for many conversations"
         return Counters(
             model,
             self._clock(),
@@ -173,6 +174,7 @@ def memory_parts(model: Model) -> tuple[MemoryPart, ...]:
         MemoryPart("dense weights", plan.dense_bytes),
         MemoryPart("KV cache", plan.kv_bytes),
         MemoryPart("activations", plan.activation_bytes),
+        MemoryPart("kept prompts", plan.prefix_bytes),
     ]
     if isinstance(plan, DevicePlan):
         parts.append(MemoryPart("experts in host memory", plan.host_bytes))

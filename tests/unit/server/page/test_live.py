@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from moeinf.store.library import StoredModel
 
 @pytest.fixture
 def model(demo: StoredModel) -> Iterator[Model]:
-    with Model(demo, RuntimeConfig.of(expert_cache="33%")) as opened:
+    with Model(demo, replace(RuntimeConfig.of(expert_cache="33%"), many_conversations=True)) as opened:
         yield opened
 
 
@@ -101,7 +102,7 @@ def test_watching_from_another_thread_changes_no_answer(model: Model) -> None:
 
 def test_a_model_that_was_closed_is_no_model(demo: StoredModel) -> None:
     watch = Watch()
-    with Model(demo, RuntimeConfig.of(expert_cache="33%")) as model:
+    with Model(demo, replace(RuntimeConfig.of(expert_cache="33%"), many_conversations=True)) as model:
         watch.event(Observed(model.name, model))
     assert watch.event(Observed(model.name, model)) == LiveEvent(model.name)
 
