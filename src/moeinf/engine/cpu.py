@@ -106,6 +106,10 @@ class CpuRunner:
             f"({size_text(plan.cache_bytes)}){rest}{prefixes_text(plan)}"
         )
 
+    def spare_first(self, spare: Callable[[int], int]) -> None:
+        """What gives memory back before experts do: see MemoryWatch.look."""
+        self._watch.spare = spare
+
     def peak_device_bytes(self) -> int:
         return 0
 

@@ -113,17 +113,21 @@ class Generator:
         limit, cut_by = self._limit(prompt, params)
         answer = Completion("", text.token_ids, "interrupted", GenerationStats(seed=sampler.seed))
         chooser = self._reporting(sampler, params.top_logprobs, hooks)
-        with closing(text), closing(self.tokens(prompt, chooser, limit, answer.stats, hooks)) as tokens:
-            for piece in text.pieces(tokens if constraint is None else constraint.until_complete(tokens)):
-                self.last = answer
-                if piece.call is not None:
-                    answer.call_parts.append(piece.call)
-                elif piece.thought:
-                    answer.thinking += piece.text
-                    hooks.on_thought(piece.text)
-                else:
-                    answer.text += piece.text
-                yield piece
+        try:
+            with closing(text), closing(self.tokens(prompt, chooser, limit, answer.stats, hooks)) as tokens:
+                for piece in text.pieces(tokens if constraint is None else constraint.until_complete(tokens)):
+                    self.last = answer
+                    if piece.call is not None:
+                        answer.call_parts.append(piece.call)
+                    elif piece.thought:
+                        answer.thinking += piece.text
+                        hooks.on_thought(piece.text)
+                    else:
+                        answer.text += piece.text
+                    yield piece
+        except GeneratorExit:  # whoever read the answer has gone, but what was computed is good
+            self.sequence.settle()
+            raise
         if text.ended or (constraint is not None and constraint.complete):
             answer.finish_reason, answer.stop = "stop", text.stop
         elif len(answer.token_ids) >= limit:

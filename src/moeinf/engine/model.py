@@ -13,6 +13,7 @@ from moeinf.config import RuntimeConfig
 from moeinf.engine.activation_file import ActivationFile
 from moeinf.engine.build_context import BuildContext, Host, Observation, Reporting, Weights, no_progress
 from moeinf.engine.completion import NO_HOOKS, Completion, GenerationStats, Hooks
+from moeinf.engine.cpu import CpuRunner
 from moeinf.engine.disk_wait import DiskWait
 from moeinf.engine.generator import Attendants, Generator
 from moeinf.engine.memory_plan import shortenings
@@ -122,9 +123,12 @@ class Model:
         room = runner.network.room_that_rotates(runner.cache.capacity)
         kept = Kept(stored.id, stored.manifest.info.dtype, runner.arithmetic, room)
         memory_bytes, home, tokenizer = runner.plan.prefix_bytes, stored.path.parent.parent, self.tokenizer
-        return open_prefixes(
+        store = open_prefixes(
             runner.cache, kept, self.config, memory_bytes, home, lambda: tokenizer.special_ids, self._notify
         )
+        if store is not None and isinstance(runner, CpuRunner):
+            runner.spare_first(store.spare)
+        return store
 
     @property
     def generator(self) -> Generator:

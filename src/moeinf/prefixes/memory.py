@@ -16,7 +16,7 @@ class MemoryTier:
     """
 
     def __init__(self, budget_bytes: int) -> None:
-        self.budget_bytes = budget_bytes
+        self.budget_bytes = self.most_bytes = budget_bytes  # what it may take now, and at most
         self.used_bytes = 0
         self._blocks: OrderedDict[bytes, Block] = OrderedDict()  # least recently used first
         self._children: dict[bytes, list[Block]] = {}
@@ -47,6 +47,13 @@ class MemoryTier:
                 return False
             self.remove(victim)
         return True
+
+    def resize(self, budget_bytes: int) -> int:
+        """Sets the budget, and returns how many bytes it gave back for that: what is pending may stay beyond it."""
+        before = self.used_bytes
+        self.budget_bytes = max(0, min(self.most_bytes, budget_bytes))
+        self.make_room(0, ())
+        return before - self.used_bytes
 
     def add(self, block: Block) -> None:
         """Takes a block for which there is room."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from typing import Concatenate, Final, ParamSpec, TypeVar
 
 from moeinf.prefixes.block import (
     BLOCK_TOKENS,
@@ -32,8 +34,25 @@ STATE_SHARE: Final = 4  # beyond these, the states of one sequence take a quarte
 Borders = Callable[[Sequence[int]], list[int]]  # of a prompt: after how many tokens a recurrent state is worth keeping
 
 
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
+
+
+def _alone(
+    method: Callable[Concatenate[PrefixStore, Given], Result],
+) -> Callable[Concatenate[PrefixStore, Given], Result]:
+    """The method, while which nothing in memory is given back."""
+
+    def alone(self: PrefixStore, /, *given: Given.args, **named: Given.kwargs) -> Result:
+        with self._in_use:
+            return method(self, *given, **named)
+
+    functools.update_wrapper(alone, method)
+    return alone
+
+
 class PrefixStore:
-    """moeinf.sampling.loop.Prefixes over the tiers. Used from the thread that runs the model."""
+    """moeinf.sampling.loop.Prefixes over the tiers. Used from the thread that runs the model, but for `spare`."""
 
     def __init__(
         self,
@@ -55,6 +74,20 @@ class PrefixStore:
         self._borders, self._block_tokens, self._short_tokens = borders, block_tokens, short_tokens
         self._flush_s = flush_s
         self._writer = None if disk is None else Writer(disk)
+        self._in_use = threading.RLock()  # by whoever reads or changes what is in memory
+
+    def spare(self, num_bytes: int) -> int:
+        """Gives back about so many bytes of memory, or with a negative number may take so many more again.
+
+        From any thread; returns how many were given back: none while a prompt is looked up or kept, so ask again.
+        """
+        if not self._in_use.acquire(blocking=False):
+            return 0
+        try:
+            held = self._memory.used_bytes if num_bytes > 0 else self._memory.budget_bytes
+            return self._memory.resize(held - num_bytes)
+        finally:
+            self._in_use.release()
 
     def borders(self, prompt: Sequence[int]) -> list[int]:
         """After how many tokens of a prompt `keep` is to be called: nowhere in a model whose cache can go back."""
@@ -62,6 +95,7 @@ class PrefixStore:
             return []
         return [border for border in self._borders(prompt) if border > self._short_tokens]
 
+    @_alone
     def restore(self, prompt: Sequence[int], live: int) -> tuple[int, Source]:
         """Brings the cache to the longest known beginning of `prompt`; returns its length, and where it came from.
 
@@ -79,6 +113,7 @@ class PrefixStore:
             if self._load(way, live):
                 return end, _source(way, live)
 
+    @_alone
     def keep(self, tokens: Sequence[int]) -> None:
         """Copies what the cache holds, which are these tokens, into memory, as far as there is room."""
         self._kept(token_array(tokens))
@@ -91,18 +126,21 @@ class PrefixStore:
         if len(tokens) - length >= min(WORTH_TOKENS, self._block_tokens) or not self._cache.rewinds:
             self.keep(tokens)
 
+    @_alone
     def settle(self, tokens: Sequence[int]) -> None:
         """Called behind an answer with all tokens of the cache: what is new is copied, and goes to the disk."""
         if self._disk is not None and self._writer is not None:
             disk = self._disk
             self._writer.submit([block for block in self._kept(token_array(tokens)) if not disk.holds(block)])
 
+    @_alone
     def forget(self) -> None:
         """Drops what is in memory: one of the numbers was none."""
         if self._writer is not None:
             self._writer.drop()
         self._memory.clear()
 
+    @_alone
     def close(self, tokens: Sequence[int]) -> None:
         """Writes what the cache holds, and is not on disk yet, also what memory had no room for; ends the thread.
 

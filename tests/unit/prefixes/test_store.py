@@ -259,3 +259,32 @@ def test_tokens_are_those_of_a_model_that_keeps_nothing(
                 run = Run(rewinds=rewinds, memory=memory, folder=folder)
         run.sequence.close()
         assert run.said == []
+
+
+def test_memory_is_given_back_and_taken_again() -> None:
+    run = Run(memory=1 << 16)
+    prompt = tokens(5 * BLOCK, seed=3)
+    run.answer(prompt)
+    run.store.keep(run.sequence.tokens)
+    before = run.memory.used_bytes
+    assert run.store.spare(before // 2) >= before // 2 > 0
+    assert run.memory.used_bytes <= before - before // 2 and run.memory.used_bytes <= run.memory.budget_bytes
+    again = run.answer(prompt)
+    run.store.keep(run.sequence.tokens)
+    assert run.memory.used_bytes <= before - before // 2, "it does not fill up while others need the memory"
+    assert run.store.spare(-(1 << 20)) == 0 and run.memory.budget_bytes == 1 << 16
+    assert run.answer(prompt) == again
+    run.store.keep(run.sequence.tokens)
+    assert run.memory.used_bytes >= before
+
+
+def test_nothing_is_given_back_under_the_hands_of_a_request() -> None:
+    run = Run()
+    run.answer(tokens(5 * BLOCK, seed=3))
+    run.store.keep(run.sequence.tokens)
+    freed = list[int]()
+    with run.store._in_use:
+        other = threading.Thread(target=lambda: freed.append(run.store.spare(1 << 30)))
+        other.start()
+        other.join()
+    assert freed == [0] and run.store.spare(1 << 30) > 0 and len(run.memory) == 0

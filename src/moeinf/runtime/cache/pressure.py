@@ -36,6 +36,7 @@ class MemoryWatch:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """least_slots: how many are never given back. notice(text) is told once, when the first slots are."""
+        self.spare: Callable[[int], int] = lambda num_bytes: 0  # of what goes before experts do: see `look`
         self._tier = tier
         self._least_slots = least_slots
         self._slot_bytes = slot_bytes
@@ -63,7 +64,11 @@ class MemoryWatch:
             self._thread.join()
 
     def look(self) -> bool:
-        """Resizes the tier where that is due; returns whether memory is short."""
+        """Resizes the tier where that is due; returns whether memory is short.
+
+        First `spare` is asked to give back so many bytes, and returns how many it did; with a negative number it is
+        told how many it may take again, once the tier has all of its slots.
+        """
         tier, state, now = self._tier, self._memory(), self._clock()
         stalled = state.stall_s - self._stall_s > STALLED * (now - self._looked_s)
         self._looked_s, self._stall_s = now, state.stall_s
@@ -71,6 +76,9 @@ class MemoryWatch:
         left_bytes = state.available_bytes - tier.untaken_bytes
         if wanted_bytes <= 2 * left_bytes <= 3 * wanted_bytes:
             return False
+        short = left_bytes < wanted_bytes
+        if short or tier.num_slots == tier.most_slots:
+            left_bytes += self.spare(wanted_bytes - left_bytes)
         before, more = tier.num_slots, (left_bytes - wanted_bytes) // self._slot_bytes
         num_slots = max(self._least_slots, min(tier.most_slots, before + more))
         if num_slots != before and tier.resize(num_slots) and num_slots < before and not self._said:
@@ -79,7 +87,7 @@ class MemoryWatch:
                 "the cache, which gives memory back while others need it and takes it again afterwards"
             )
             self._said = True
-        return left_bytes < wanted_bytes
+        return short
 
     def _watch(self) -> None:
         pause_s = LOOK_S

@@ -46,6 +46,22 @@ class Host:
         return watch.look()
 
 
+def test_what_is_kept_of_prompts_goes_before_slots_and_comes_after_them() -> None:
+    tier, _, _ = make_tier(12)
+    host, asked = Host(), list[int]()
+    watch = host.watch(tier)
+
+    def spare(num_bytes: int) -> int:
+        asked.append(num_bytes)
+        return 2 * STRIDE if num_bytes > 0 else 0
+
+    watch.spare = spare
+    assert host.look(watch, slots=1), "memory is short until the next look"
+    assert asked == [3 * STRIDE] and tier.num_slots == 11, "the slots give only what is still missing"
+    assert not host.look(watch, slots=100) and tier.num_slots == 12 and len(asked) == 1
+    assert not host.look(watch, slots=10) and asked[-1] == -6 * STRIDE, "once all slots are there again"
+
+
 def test_slots_go_while_memory_is_short_and_come_again_afterwards() -> None:
     tier, reader, policy = make_tier(12)
     host = Host()
