@@ -203,3 +203,15 @@ def test_tokens_are_those_of_a_model_that_keeps_nothing(pair: Any, wanted: list[
         plain.generator.sequence.clear()
         expected, found = answered(plain, prompt)[0], answered(keeping, prompt)[0]
         assert np.array_equal(expected[0], found[0])
+
+
+def test_an_answer_that_nobody_reads_to_its_end_is_settled(demo: StoredModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Model(demo, RuntimeConfig.of(device="cpu", prefix_memory="64MB")) as model:
+        pieces = model.pieces(STORY, model.params(temperature=0, num_predict=40), raw=True)
+        sequence, settled = model.generator.sequence, list[int]()
+        monkeypatch.setattr(sequence.prefixes, "settle", lambda tokens: settled.append(len(tokens)))
+        next(pieces)
+        assert not settled
+        pieces.close()
+        assert settled == [len(sequence.tokens)] and settled[0] >= len(model.encode(STORY, raw=True))
+        assert model.activity is None, "which only a server's page looks at"
