@@ -101,7 +101,8 @@ class PageServer:
 
     async def _show(self, request: Request) -> Response:
         name = (await request.json())["model"]
-        return JSONResponse({"capabilities": ["completion", *(["thinking"] if "thinker" in name else [])]})
+        capabilities = ["completion", *(["thinking"] if "thinker" in name else [])]
+        return JSONResponse({"capabilities": capabilities, "moeinf": {"always_thinks": name.startswith("always")}})
 
     async def _chat(self, request: Request) -> Response:
         self.asked.append(await request.json())

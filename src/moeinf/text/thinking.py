@@ -29,6 +29,11 @@ class TemplateFacts:
     thinks: bool  # whether it knows of thoughts
     tools: bool  # whether it takes tools, and asks for calls in a syntax that is known
 
+    @property
+    def switchable(self) -> bool:
+        """Whether thoughts can be switched off, where there are any."""
+        return any(name in self.variables for name in _SWITCHES)
+
 
 def template_variables(facts: TemplateFacts | None, think: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the variables for a template: those `given` by name, and those that mean `think`, one of THINK_WORDS.

@@ -126,6 +126,19 @@ def test_thoughts_are_folded_and_can_be_opened(browser: Browser, server: PageSer
     )
 
 
+def test_a_model_that_always_thinks_is_shown_so(browser: Browser, server: PageServer) -> None:
+    server.models = ("always-thinker:latest", "thinker:latest")
+    browser.open(server.url)
+    browser.wait(lambda: browser.find("#think").is_displayed())
+    assert not browser.find("#think").is_enabled() and browser.find("#think").is_selected()
+    assert "always thinks" in (browser.find("#think-field").get_attribute("title") or "")
+    ask(browser, "Quick")
+    ended(browser)
+    assert "think" not in server.asked[0]
+    Select(browser.find("#model")).select_by_value("thinker:latest")
+    browser.wait(lambda: browser.find("#think").is_enabled())
+
+
 def test_thinking_can_be_switched_off_where_a_model_has_the_switch(browser: Browser, server: PageServer) -> None:
     browser.open(server.url)
     browser.wait(lambda: browser.find("#think").is_displayed())

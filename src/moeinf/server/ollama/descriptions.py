@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from moeinf.config.option import option_of
-from moeinf.engine.stored.facts import capabilities, config, formats_text, json_file, licence_text, template_text
+from moeinf.engine.stored.facts import (
+    capabilities,
+    config,
+    formats_text,
+    json_file,
+    licence_text,
+    template_facts,
+    template_text,
+)
 from moeinf.sampling.params import SamplingParams, from_generation_config
 from moeinf.store.files import errors_named, read_small
 from moeinf.store.library import StoredModel
@@ -51,6 +59,7 @@ def shown(model: StoredModel, *, verbose: bool) -> dict[str, Any]:
         "model_info": _model_info(model),
         "capabilities": capabilities_of(model),
         "modified_at": model.modified.isoformat(),
+        "moeinf": {"always_thinks": _always_thinks(model.id, model.path)},
     }
     if verbose:
         described["model_info"]["moeinf.config"] = config(model)
@@ -80,6 +89,12 @@ def _identity(identifier: str, path: Path) -> tuple[str, dict[str, Any]]:
 @lru_cache(_MOST_KEPT)
 def _capabilities(identifier: str, path: Path) -> tuple[str, ...]:
     return tuple(capabilities(StoredModel("", identifier, path)))
+
+
+@lru_cache(_MOST_KEPT)
+def _always_thinks(identifier: str, path: Path) -> bool:
+    facts = template_facts(StoredModel("", identifier, path))
+    return facts is not None and facts.thinks and not facts.switchable
 
 
 def _parameters(model: StoredModel) -> Iterator[tuple[str, object]]:

@@ -69,9 +69,11 @@ export async function loadedNames() {
   return models.map((model) => model.name);
 }
 
-/** What a model can do: "completion", "thinking", ... */
-export async function capabilities(model) {
-  return (await (await post("/api/show", { model })).json()).capabilities ?? [];
+/** Whether a model thinks: "never", "always", or "switch" where that can be chosen. */
+export async function thinks(model) {
+  const shown = await (await post("/api/show", { model })).json();
+  if (!shown.capabilities?.includes("thinking")) return "never";
+  return shown.moeinf?.always_thinks ? "always" : "switch";
 }
 
 /**

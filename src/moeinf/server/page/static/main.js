@@ -1,6 +1,6 @@
 // Joins the parts of the page.
 
-import { KeyNeeded, capabilities, loadedNames, modelNames, setKey } from "./api.js";
+import { KeyNeeded, thinks, loadedNames, modelNames, setKey } from "./api.js";
 import { Conversation } from "./conversation.js";
 import { Machine } from "./machine.js";
 import { Messages } from "./messages.js";
@@ -8,10 +8,10 @@ import { announce, byId, element } from "./shared.js";
 import { themeSwitch } from "./theme.js";
 
 const STORED_MODEL = "moeinf-model";
-const [model, think, prompt] = ["model", "think", "prompt"].map(byId);
+const [model, think, thinkField, prompt] = ["model", "think", "think-field", "prompt"].map(byId);
 
 const conversation = new Conversation(new Messages(byId("messages"), byId("conversation")), {
-  options: () => ({ model: model.value, think: byId("think-field").hidden ? undefined : think.checked }),
+  options: () => ({ model: model.value, think: thinkField.hidden || think.disabled ? undefined : think.checked }),
   onChange: showBusy,
   onKeyNeeded: askForKey,
 });
@@ -37,12 +37,16 @@ async function fillModels() {
   showBusy();
 }
 
-/** Offers thinking where the model has a switch for it. */
+/** Offers thinking where the model has a switch for it, and shows where a model always thinks. */
 async function showAbilities() {
   const name = model.value;
-  byId("think-field").hidden = true; // until it is known
-  const can = name ? await capabilities(name) : [];
-  if (name === model.value) byId("think-field").hidden = !can.includes("thinking");
+  thinkField.hidden = true; // until it is known
+  const does = name ? await thinks(name) : "never";
+  if (name !== model.value) return;
+  think.disabled = does === "always";
+  think.checked ||= think.disabled;
+  thinkField.title = think.disabled ? "This model always thinks: it has no switch for it." : "";
+  thinkField.hidden = does === "never";
 }
 
 function welcome(text) {
