@@ -91,8 +91,8 @@ def run(
 ) -> None:
     """Answer a prompt, or chat. A model that is not stored yet is pulled first.
 
-    Where `moeinf serve` has the model loaded on this machine, it answers, unless --json or options of the model ask
-    for what it cannot do.
+    Where `moeinf serve` has the model loaded on this machine, it answers, unless options of the model ask for what
+    it cannot do.
     """
     from moeinf.terminal.arguments.values import refuse_template_options
     from moeinf.terminal.conversation import Conversation
@@ -108,7 +108,7 @@ def run(
     stored = ensure_stored(model, quiet=options.quiet, quant=quant)
     check_template(stored, options)
     notices = Notices()
-    with opened(stored, config, notices, quiet=options.quiet, own=json) as loaded:
+    with opened(stored, config, notices, quiet=options.quiet) as loaded:
         conversation = Conversation(loaded, sampling, options, notices=notices)
         notices.show()
         if text is None:

@@ -73,6 +73,7 @@ def _as_object(conversation: Conversation, completion: Completion) -> dict[str, 
     stats = asdict(completion.stats)
     return {
         "model": conversation.model.name,
+        "server": getattr(conversation.model, "url", None),
         "response": completion.text,
         "thinking": completion.thinking,
         "finish_reason": completion.finish_reason,

@@ -35,13 +35,13 @@ def ensure_stored(name: str, *, quiet: bool, quant: str | None = None) -> Stored
 
 @contextmanager
 def opened(
-    stored: StoredModel, config: RuntimeConfig, notices: Notices, *, quiet: bool, own: bool = False
+    stored: StoredModel, config: RuntimeConfig, notices: Notices, *, quiet: bool
 ) -> Iterator[Model | RemoteModel]:
     """The open model; what it has to say when it is closed comes to stderr.
 
-    Where a server of this machine has it loaded, it answers, unless the model has to be this process's own.
+    Where a server of this machine has it loaded, it answers.
     """
-    remote = None if own else loaded_on_server(stored, config)
+    remote = loaded_on_server(stored, config)
     if remote is not None and not quiet:
         say(f"using the server at {remote.url}")
     model = remote or load(stored, config, notices, quiet=quiet)

@@ -149,7 +149,7 @@ def test_an_empty_prompt_word_loads_the_model_and_prints_nothing(command: Comman
         (("dance",), "no such command: dance; see --help"),
         (("lst",), "did you mean list?"),
         (("help", "dance"), "no such command: dance"),
-        (("serve", "--port", "80"), "no such option: --port"),
+        (("serve", "--port", "80"), "no such option: --port; the port stands behind the address: --host :1234"),
         (("serve", "--host", "ftp://here"), "--host 'ftp://here' is no address"),
         (("serve", "--host", "0.0.0.0:0"), "--no-auth-i-know"),
         (("serve", "--keep-alive", "soon"), "--keep-alive must be a time"),

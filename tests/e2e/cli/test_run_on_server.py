@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 
 import ollama
@@ -54,7 +55,20 @@ def test_an_answer_of_the_server_is_that_of_a_process_of_its_own(
     assert command(*ASKED, "--raw").out == own.out
 
 
-@pytest.mark.parametrize("word", ["--json", "--ram=2GiB", "--policy=lru", "--num-ctx=128"])
+def test_json_is_that_of_a_process_of_its_own_but_for_the_figures(
+    server: HttpServer, command: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = json.loads(command(*ASKED, "--json").out)
+    monkeypatch.setenv("MOEINF_HOST", server.url)
+    done = command(*ASKED, "--json")
+    told = json.loads(done.out)
+    assert (told["server"], own["server"]) == (server.url, None) and done.err.startswith(using(server))
+    assert told["stats"].keys() == own["stats"].keys()
+    same = ("model", "response", "thinking", "finish_reason", "cut_by")
+    assert {name: told[name] for name in same} == {name: own[name] for name in same}
+
+
+@pytest.mark.parametrize("word", ["--ram=2GiB", "--policy=lru", "--num-ctx=128"])
 def test_what_the_server_cannot_do_runs_in_a_process_of_its_own(
     server: HttpServer, command: Callable[..., Done], monkeypatch: pytest.MonkeyPatch, word: str
 ) -> None:

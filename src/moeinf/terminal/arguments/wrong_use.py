@@ -22,10 +22,16 @@ _ABSENT: Mapping[str, str] = {
 }
 
 
+# Options of other servers.
+_ELSEWHERE: Mapping[str, str] = {"--port": "the port stands behind the address: --host :1234, or --host 0.0.0.0:1234"}
+
+
 def usage_text(error: Any) -> str:
     """One line for an error of the parser of the command line."""
     if (option := getattr(error, "option_name", None)) is not None:
-        return f"no such option: {option}; {_nearest(option, _options(error.ctx))}"
+        known = _options(error.ctx)
+        remedy = _ELSEWHERE.get(option) if "--host" in known else None
+        return f"no such option: {option}; {remedy or _nearest(option, known)}"
     text = str(error.format_message())
     verb = re.match(r"No such command '(.*?)'", text)  # the parser's error has no field for it in every version
     if verb is None:
