@@ -318,7 +318,7 @@ TEST(parts_that_do_not_fit_together_are_refused) {
   const ExpertPart gate{Format::kF32, 32, 64, 0}, down{Format::kF32, 64, 32, 0};
   const auto refused = [&](const ExpertPart& g, const ExpertPart& u, const ExpertPart& d) {
     return throws<std::invalid_argument>(
-        [&] { ExpertKernel kernel(kernels, nullptr, 0, {g, u, d, {}, {}, {}}); });
+        [&] { ExpertKernel kernel(kernels, nullptr, 0, {moeinf::ExpertParts{g, u, d, {}, {}, {}}}); });
   };
   CHECK(!refused(gate, gate, down));
   CHECK(refused(gate, down, down));
@@ -326,13 +326,13 @@ TEST(parts_that_do_not_fit_together_are_refused) {
   CHECK(refused({Format::kQ4_K, 32, 64, 0}, gate, down));
   const auto refused_bias = [&](const ExpertPart& bias) {
     return throws<std::invalid_argument>(
-        [&] { ExpertKernel kernel(kernels, nullptr, 0, {gate, gate, down, {}, bias, {}}); });
+        [&] { ExpertKernel kernel(kernels, nullptr, 0, {moeinf::ExpertParts{gate, gate, down, {}, bias, {}}}); });
   };
   CHECK(!refused_bias({Format::kBF16, 32, 1, 0}));
   CHECK(refused_bias({Format::kBF16, 64, 1, 0}));
   CHECK(refused_bias({Format::kQ8_0, 32, 1, 0}));
   CHECK(throws<std::invalid_argument>([&] {  // a limit without a gate
-    ExpertKernel kernel(kernels, nullptr, 0, {{}, gate, down, {}, {}, {}}, Activation::kSwigluClamped, 7);
+    ExpertKernel kernel(kernels, nullptr, 0, {moeinf::ExpertParts{{}, gate, down, {}, {}, {}}}, Activation::kSwigluClamped, 7);
   }));
 }
 

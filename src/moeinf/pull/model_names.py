@@ -8,11 +8,10 @@ import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 from moeinf.errors import ModelNotFoundError, StoreError
 from moeinf.store.library import Library, StoredModel
-from moeinf.store.manifest import ModelSource
+from moeinf.store.manifest import ModelSource, SourceKind
 from moeinf.store.names import name_from, parse_name
 from moeinf.store.partials import PulledAs, find_partials, parse_source_record
 from moeinf.store.quantisation import KEEP, Quantisation
@@ -26,7 +25,7 @@ _REPO = re.compile(r"([^/\s@]+/[^/\s@]+)(?:@(\S+))?")
 class Origin:
     """Something that can be pulled, and the name that it gets by default."""
 
-    kind: Literal["hub", "folder", "embedded"]
+    kind: SourceKind
     location: str  # org/repo, path, or name of the embedded model
     revision: str
     name: str

@@ -6,23 +6,21 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from moeinf.errors import StoreError
+from moeinf.store.checked_json import CheckedObject
 from moeinf.store.files import errors_named, parse_json_object, read_small
 from moeinf.store.format import DENSE_FILE, BlockTensor, is_quantised, round_up, shard_file
+from moeinf.store.in_place import InPlace, parse_in_place
 from moeinf.store.quantisation import CHOICES, KEEP, Choice, Quantisation
 from moeinf.types import (
     BLOCK_ALIGN_BYTES,
-    DTYPE_BYTES,
-    FORMAT_BLOCKS,
     TENSOR_ALIGN_BYTES,
-    DType,
     ExpertLayout,
-    Format,
     ModelInfo,
     MoeShape,
     TensorSpec,
@@ -30,20 +28,23 @@ from moeinf.types import (
 )
 
 MANIFEST_FILE = "manifest.json"
-VERSION = 2  # 1 knew no quantised formats
+VERSION = 3  # 1 knew no quantised formats, 2 neither layouts that differ by layer nor files of other programs
 ID_DIGITS = 12
-_LARGEST = 1 << 62
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
+SourceKind = Literal["hub", "folder", "file", "embedded"]
+
+
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """Where a model came from: a Hub repository at a commit, a folder, or the package itself."""
+    """Where a model came from: a Hub repository at a commit, a folder, a GGUF file, or the package itself."""
 
-    kind: Literal["hub", "folder", "embedded"]
+    kind: SourceKind
     location: str  # org/repo, absolute path, or name of the embedded model
     revision: str = ""  # commit; hub only
+    file: str = ""  # hub only: the first GGUF file of the model, "" for a checkpoint
 
     def same_origin(self, other: ModelSource) -> bool:
         """Tells whether one may be a later state of the other. The Hub does not distinguish capitals."""
@@ -53,10 +54,11 @@ class ModelSource:
 
     def to_json(self) -> dict[str, str]:
         key = _LOCATION_KEYS[self.kind]
-        return {"kind": self.kind, key: self.location} | ({"revision": self.revision} if self.kind == "hub" else {})
+        commit = {"revision": self.revision} if self.kind == "hub" else {}
+        return {"kind": self.kind, key: self.location} | commit | ({"file": self.file} if self.file else {})
 
 
-_LOCATION_KEYS = {"hub": "repo", "folder": "path", "embedded": "name"}
+_LOCATION_KEYS = {"hub": "repo", "folder": "path", "file": "path", "embedded": "name"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +82,17 @@ class Manifest:
     source: ModelSource
     info: ModelInfo
     moe: MoeShape
-    layout: ExpertLayout
-    shards: tuple[ShardEntry, ...]  # by MoE layer
-    files: tuple[FileEntry, ...]  # by name; dense.safetensors and what was taken over from the source
+    layout: ExpertLayout  # of every layer; where they differ, the first one's tensors in a slot that holds any expert
+    shards: tuple[ShardEntry, ...]  # by MoE layer; none of weights in place
+    files: tuple[FileEntry, ...]  # by name; dense.safetensors, unless it is in place, and what came from the source
     quantisation: Quantisation = KEEP  # what was asked for
     fallbacks: tuple[str, ...] = ()  # one line for each reason why a format is another one
-    dense_formats: Mapping[str, BlockTensor] = field(default_factory=dict)  # the quantised tensors of dense.safetensors
+    dense_formats: Mapping[str, BlockTensor] = field(default_factory=dict)  # the quantised dense tensors
+    layers: tuple[ExpertLayout, ...] = ()  # of each layer, where they differ
+    in_place: InPlace | None = None  # where the weights lie in files of another program
+
+    def layout_of(self, layer: int) -> ExpertLayout:
+        return self.layers[layer] if self.layers else self.layout
 
     @property
     def size_bytes(self) -> int:
@@ -98,17 +105,18 @@ class Manifest:
 
     def dumps(self) -> bytes:
         """Returns the file's bytes. They depend on the content alone, as the model's id is their hash."""
-        value = {
+        experts = {"layers": [dataclasses.asdict(layout) for layout in self.layers]} if self.layers else {}
+        value: dict[str, Any] = {
             "format": "moeinf",
-            "version": VERSION,
+            "version": VERSION if self.layers else 2,
             "source": self.source.to_json(),
             "model": _info_fields(self.info),
-            "experts": dataclasses.asdict(self.moe) | dataclasses.asdict(self.layout),
+            "experts": dataclasses.asdict(self.moe) | (experts or dataclasses.asdict(self.layout)),
             "shards": [dataclasses.asdict(shard) for shard in self.shards],
             "files": [dataclasses.asdict(file) for file in self.files],
             "quantisation": dataclasses.asdict(self.quantisation) | {"fallbacks": list(self.fallbacks)},
             "dense_formats": {name: blocks._asdict() for name, blocks in self.dense_formats.items()},
-        }
+        } | ({"in_place": self.in_place.to_json()} if self.in_place else {})
         return (json.dumps(value, sort_keys=True, indent=1, ensure_ascii=False) + "\n").encode()
 
 
@@ -136,7 +144,7 @@ def load(path: Path, expected_id: str = "") -> Manifest:
 
 
 def parse(data: bytes, where: str) -> Manifest:
-    root = _Object(parse_json_object(data, where, StoreError), where)
+    root = CheckedObject(parse_json_object(data, where, StoreError), where)
     if root.take("format", str) != "moeinf":
         raise StoreError(f"{where}: format is not 'moeinf'")
     version = root.number("version", 1)
@@ -146,13 +154,20 @@ def parse(data: bytes, where: str) -> Manifest:
         )
     source = parse_source(root.take("source", dict), f"{where}: source")
     info = _parse_info(root.child("model"))
-    moe, layout = _parse_experts(root.child("experts"))
-    shards = tuple(_parse_shard(item, layer, moe, layout) for layer, item in enumerate(root.children("shards")))
-    if len(shards) != moe.num_layers:
-        raise StoreError(f"{where}: shards has {len(shards)} entries for {moe.num_layers} layers")
+    placed = version == 3 and "in_place" in root
+    moe, layouts = _parse_experts(root.child("experts"), version, placed=placed)
+    layout, layers = (slot_layout(layouts), layouts) if version == 3 else (layouts[0], ())
+    in_place = parse_in_place(root.child("in_place"), moe, layouts) if placed else None
+    by_layer = layers or layouts * moe.num_layers
+    items = root.children("shards")
+    if len(items) != (0 if in_place else moe.num_layers):
+        raise StoreError(f"{where}: shards has {len(items)} entries for {moe.num_layers} layers")
+    shards = tuple(_parse_shard(item, layer, by_layer[layer], moe) for layer, item in enumerate(items))
     files = tuple(_parse_file(item) for item in root.children("files"))
     names = [shard.file for shard in shards] + [file.file for file in files]
-    if len(set(names)) != len(names) or DENSE_FILE not in names or MANIFEST_FILE in names:
+    if in_place and not in_place.folder:
+        names += [file.file for file in in_place.files]
+    if len(set(names)) != len(names) or (DENSE_FILE not in names and not in_place) or MANIFEST_FILE in names:
         raise StoreError(f"{where}: files must name {DENSE_FILE}, each file once, and not the manifest")
     if version == 1:
         root.nothing_else()
@@ -161,97 +176,29 @@ def parse(data: bytes, where: str) -> Manifest:
     formats = root.child("dense_formats")
     dense_formats = {name: _parse_blocks(formats.child(name)) for name in formats.names()}
     root.nothing_else()
-    return Manifest(source, info, moe, layout, shards, files, quantisation, fallbacks, dense_formats)
+    return Manifest(source, info, moe, layout, shards, files, quantisation, fallbacks, dense_formats, layers, in_place)
 
 
-class _Object:
-    """Checked access to one JSON object; every error names the file and the field."""
-
-    def __init__(self, values: dict[str, Any], where: str) -> None:
-        self._values = values
-        self._where = where
-        self._taken: set[str] = set()
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._values
-
-    def take(self, name: str, kind: type) -> Any:
-        self._taken.add(name)
-        value = self._values.get(name)
-        if type(value) is not kind:
-            raise self.error(name, "is missing" if name not in self._values else f"is not of type {kind.__name__}")
-        return value
-
-    def number(self, name: str, minimum: int = 0) -> int:
-        value: int = self.take(name, int)
-        if not minimum <= value <= _LARGEST:
-            raise self.error(name, f"is {value}; must be a whole number from {minimum}")
-        return value
-
-    def text(self, name: str, pattern: re.Pattern[str] | None = None) -> str:
-        value: str = self.take(name, str)
-        if not value.isprintable() or (pattern and not pattern.fullmatch(value)):
-            raise self.error(name, f"is {value[:100]!r}, which is not allowed")
-        return value
-
-    def dtype(self) -> DType:
-        value = self.text("dtype")
-        if value not in DTYPE_BYTES:
-            raise self.error("dtype", f"is {value[:100]!r}; known: {', '.join(DTYPE_BYTES)}")
-        return cast(DType, value)
-
-    def format(self, name: str) -> Format:
-        value = self.text(name)
-        if value not in FORMAT_BLOCKS:
-            raise self.error(name, f"is {value[:100]!r}; known: {', '.join(FORMAT_BLOCKS)}")
-        return cast(Format, value)
-
-    def shape(self, format: Format) -> tuple[int, ...]:
-        """Reads the shape of a tensor in this format: positive whole numbers, and rows of whole blocks."""
-        shape = self.take("shape", list)
-        if not all(type(size) is int and 0 < size < 1 << 31 for size in shape) or not 1 <= len(shape) <= 8:
-            raise self.error("shape", f"is {str(shape)[:100]}; must be positive whole numbers")
-        weights = FORMAT_BLOCKS[format][0]
-        if shape[-1] % weights:
-            raise self.error("shape", f"is {shape}; rows must be whole {format} blocks of {weights}")
-        return tuple(shape)
-
-    def names(self) -> list[str]:
-        for name in self._values:
-            if not name or not name.isprintable():
-                raise self.error(ascii(name[:100]), "is not a name")
-        return list(self._values)
-
-    def child(self, name: str) -> _Object:
-        return _Object(self.take(name, dict), f"{self._where}: {name}")
-
-    def children(self, name: str) -> list[_Object]:
-        items = self.take(name, list)
-        if not all(type(item) is dict for item in items):
-            raise self.error(name, "is not a list of objects")
-        return [_Object(item, f"{self._where}: {name}[{i}]") for i, item in enumerate(items)]
-
-    def nothing_else(self) -> None:
-        for name in self._values.keys() - self._taken:
-            raise self.error(str(name)[:100], "is not known to this version")
-
-    def error(self, name: str, fault: str) -> StoreError:
-        return StoreError(f"{self._where}: {name} {fault}; pull it again")
+def slot_layout(layers: Sequence[ExpertLayout]) -> ExpertLayout:
+    """The layout of slots that hold experts of any of these layers; its tensors are those of the first."""
+    largest = max(layers, key=lambda layout: layout.stride_bytes)
+    return ExpertLayout(layers[0].tensors, largest.block_bytes, largest.stride_bytes)
 
 
 def parse_source(values: dict[str, Any], where: str) -> ModelSource:
     """Parses what `ModelSource.to_json` made. Raises StoreError, naming `where`."""
-    item = _Object(values, where)
+    item = CheckedObject(values, where)
     kind = item.text("kind")
     if kind not in _LOCATION_KEYS:
         raise item.error("kind", f"is {kind[:100]!r}; known: {', '.join(_LOCATION_KEYS)}")
     location: str = item.take(_LOCATION_KEYS[kind], str)
     revision = item.text("revision") if kind == "hub" else ""
+    file = item.text("file") if kind == "hub" and "file" in item else ""
     item.nothing_else()
-    return ModelSource(cast(Literal["hub", "folder", "embedded"], kind), location, revision)
+    return ModelSource(cast(SourceKind, kind), location, revision, file)
 
 
-def _parse_info(item: _Object) -> ModelInfo:
+def _parse_info(item: CheckedObject) -> ModelInfo:
     values: dict[str, Any] = {"dtype": item.dtype(), "architecture": item.text("architecture")}
     for each in dataclasses.fields(ModelInfo):
         if each.name not in values and (each.default is dataclasses.MISSING or each.name in item):
@@ -260,10 +207,22 @@ def _parse_info(item: _Object) -> ModelInfo:
     return ModelInfo(**values)
 
 
-def _parse_experts(item: _Object) -> tuple[MoeShape, ExpertLayout]:
+def _parse_experts(item: CheckedObject, version: int, *, placed: bool) -> tuple[MoeShape, tuple[ExpertLayout, ...]]:
+    """Returns the layout that all layers share; from version 3 on, that of each."""
     moe = MoeShape(*(item.number(name, 1) for name in ("num_layers", "num_experts", "top_k")))
     if moe.top_k > moe.num_experts:
         raise item.error("top_k", f"is {moe.top_k} of {moe.num_experts} experts")
+    layers = item.children("layers") if version == 3 else [item]
+    layouts = tuple(_parse_layout(layer, placed=placed) for layer in layers)
+    if version == 3 and len(layouts) != moe.num_layers:
+        raise item.error("layers", f"are {len(layouts)}, not {moe.num_layers}")
+    for each in (item, *layers):
+        each.nothing_else()
+    return moe, layouts
+
+
+def _parse_layout(item: CheckedObject, *, placed: bool) -> ExpertLayout:
+    """placed: its tensors come with the rest of their blocks, which parse_in_place looks at."""
     tensors = tuple(_parse_tensor(tensor) for tensor in item.children("tensors"))
     layout = ExpertLayout(tensors, item.number("block_bytes", 1), item.number("stride_bytes", 1))
     end = 0
@@ -273,17 +232,16 @@ def _parse_experts(item: _Object) -> tuple[MoeShape, ExpertLayout]:
         end = tensor.offset_bytes + tensor.num_bytes
     if len({tensor.name for tensor in tensors}) != len(tensors):
         raise item.error("tensors", "name a tensor twice")
-    if layout.block_bytes != end:
+    if layout.block_bytes < end or (layout.block_bytes > end and not placed):
         raise item.error("block_bytes", f"is {layout.block_bytes}, the tensors end at {end}")
-    if layout.stride_bytes != round_up(end, BLOCK_ALIGN_BYTES):
+    if layout.stride_bytes != round_up(layout.block_bytes, BLOCK_ALIGN_BYTES):
         raise item.error(
             "stride_bytes", f"is {layout.stride_bytes}; must be block_bytes rounded up to {BLOCK_ALIGN_BYTES}"
         )
-    item.nothing_else()
-    return moe, layout
+    return layout
 
 
-def _parse_tensor(item: _Object) -> TensorSpec:
+def _parse_tensor(item: CheckedObject) -> TensorSpec:
     format = item.format("dtype")
     shape, num_bytes = item.shape(format), item.number("num_bytes", 1)
     if num_bytes != format_bytes(format, shape):
@@ -293,7 +251,7 @@ def _parse_tensor(item: _Object) -> TensorSpec:
     return spec
 
 
-def _parse_quantisation(item: _Object) -> tuple[Quantisation, tuple[str, ...]]:
+def _parse_quantisation(item: CheckedObject) -> tuple[Quantisation, tuple[str, ...]]:
     choices = {name: item.text(name) for name in ("experts", "dense")}
     for name, value in choices.items():
         if value not in CHOICES:
@@ -305,7 +263,7 @@ def _parse_quantisation(item: _Object) -> tuple[Quantisation, tuple[str, ...]]:
     return Quantisation(cast(Choice, choices["experts"]), cast(Choice, choices["dense"])), tuple(fallbacks)
 
 
-def _parse_blocks(item: _Object) -> BlockTensor:
+def _parse_blocks(item: CheckedObject) -> BlockTensor:
     format = item.format("format")
     if not is_quantised(format):
         raise item.error("format", f"is {format}, which has no blocks")
@@ -314,7 +272,7 @@ def _parse_blocks(item: _Object) -> BlockTensor:
     return blocks
 
 
-def _parse_shard(item: _Object, layer: int, moe: MoeShape, layout: ExpertLayout) -> ShardEntry:
+def _parse_shard(item: CheckedObject, layer: int, layout: ExpertLayout, moe: MoeShape) -> ShardEntry:
     shard = ShardEntry(item.text("file"), item.number("num_bytes", 1), tuple(item.take("sha256", list)))
     if shard.file != shard_file(layer):
         raise item.error("file", f"is {shard.file[:100]!r}, not {shard_file(layer)}")
@@ -326,7 +284,7 @@ def _parse_shard(item: _Object, layer: int, moe: MoeShape, layout: ExpertLayout)
     return shard
 
 
-def _parse_file(item: _Object) -> FileEntry:
+def _parse_file(item: CheckedObject) -> FileEntry:
     entry = FileEntry(item.text("file", _FILE_NAME), item.number("num_bytes"), item.text("sha256", _SHA256))
     item.nothing_else()
     return entry

@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 from moeinf.errors import StoreError
-from moeinf.store.format import BlockTensor
+from moeinf.store.format import BlockTensor, expert_layout
+from moeinf.store.in_place import DensePlace, InPlace, PartPlace, PlacedFile, TensorPlace, placed_layout
 from moeinf.store.library import StoredModel
-from moeinf.store.manifest import load, model_id, parse
+from moeinf.store.manifest import Manifest, ModelSource, load, model_id, parse, slot_layout
 from moeinf.store.quantisation import Quantisation
+from moeinf.types import TensorSpec, format_bytes
 
 
 def test_a_manifest_reads_back_to_the_same_bytes(demo: StoredModel) -> None:
@@ -40,7 +42,7 @@ def test_the_state_of_recurrent_layers_is_kept_and_nothing_is_said_of_none(demo:
 
 
 def test_a_newer_version_asks_for_an_upgrade(demo: StoredModel) -> None:
-    value = json.loads((demo.path / "manifest.json").read_bytes()) | {"version": 3, "unheard": "of"}
+    value = json.loads((demo.path / "manifest.json").read_bytes()) | {"version": 4, "unheard": "of"}
     with pytest.raises(StoreError, match=r"newer moeinf.*upgrade"):
         parse(json.dumps(value).encode(), "m")
 
@@ -163,3 +165,127 @@ def _at(value: Any, keys: tuple[str | int, ...]) -> Any:
 def test_what_is_no_json_object_is_refused(data: bytes) -> None:
     with pytest.raises(StoreError, match="the-manifest"):
         parse(data, "the-manifest")
+
+
+def by_layer(demo: StoredModel) -> Manifest:
+    """The same with half of the layers in another format, so that their blocks are smaller."""
+    manifest, num_layers = demo.manifest, demo.manifest.moe.num_layers
+    shapes = [(spec.name, spec.shape) for spec in manifest.layout.tensors]
+    small = expert_layout([(name, "bf16", shape) for name, shape in shapes])
+    large = expert_layout([(name, "f32", shape) for name, shape in shapes])
+    layers = tuple(large if layer % 2 else small for layer in range(num_layers))
+    shards = tuple(
+        replace(shard, num_bytes=manifest.moe.num_experts * layout.stride_bytes)
+        for shard, layout in zip(manifest.shards, layers, strict=True)
+    )
+    return replace(manifest, layout=slot_layout(layers), layers=layers, shards=shards)
+
+
+def test_layouts_that_differ_by_layer_are_of_version_3(demo: StoredModel) -> None:
+    manifest = by_layer(demo)
+    assert json.loads(manifest.dumps())["version"] == 3
+    assert json.loads(demo.manifest.dumps())["version"] == 2
+    parsed = parse(manifest.dumps(), "m")
+    assert parsed == manifest
+    assert parsed.layout.stride_bytes == max(layout.stride_bytes for layout in manifest.layers)
+    assert parsed.layout_of(0) != parsed.layout_of(1)
+    changes: list[tuple[Callable[[Any], object], str]] = [
+        (lambda value: value["experts"]["layers"].pop(), "layers are 5, not 6"),
+        (lambda value: value["experts"]["layers"][1].pop("block_bytes"), "block_bytes is missing"),
+        (lambda value: value["experts"]["layers"][1].update(more=1), "more is not known"),
+        (lambda value: value["shards"][0].update(num_bytes=1), "num_experts [*] stride_bytes"),
+        (lambda value: value["experts"].update(tensors=[]), "tensors is not known"),
+    ]
+    for change, said in changes:
+        value = json.loads(manifest.dumps())
+        change(value)
+        with pytest.raises(StoreError, match=said):
+            parse(json.dumps(value).encode(), "m")
+
+
+def in_place(demo: StoredModel) -> Manifest:
+    """Experts and a dense tensor in two files of another program, in pieces that begin anywhere."""
+    manifest, moe = demo.manifest, demo.manifest.moe
+    files = (
+        PlacedFile("a model-00001-of-00002.gguf", 1 << 24, 4000, "0" * 64),
+        PlacedFile("a model-00002-of-00002.gguf", 1 << 24, 100, "1" * 64, "2" * 64),
+    )
+    layers, experts = [], []
+    for layer in range(moe.num_layers):
+        specs = [
+            TensorSpec(spec.name, "f32", spec.shape, 0, format_bytes("f32", spec.shape))
+            for spec in manifest.layout.tensors
+        ]
+        parts = [
+            PartPlace(spec.name, f"blk.{layer}.{spec.name}", layer % 2, 4000 + 32 * i, spec.num_bytes)
+            for i, spec in enumerate(specs)
+        ]
+        layers.append(placed_layout(specs, parts, moe.num_experts))
+        experts.append(tuple(parts))
+    source = TensorPlace("token_embd.weight", 0, "q8_0", (8, 64), 5000)
+    dense = (
+        DensePlace("embed", (source,), (8, 64)),
+        DensePlace("half", (source,), (4, 64), ({"step": "TakeRows", "start": 0, "count": 4},)),
+    )
+    small = tuple(file for file in manifest.files if file.file != "dense.safetensors")
+    return replace(
+        manifest,
+        source=ModelSource("file", "/models/a model-00001-of-00002.gguf"),
+        layout=slot_layout(layers),
+        layers=tuple(layers),
+        shards=(),
+        files=small,
+        in_place=InPlace("/models", files, dense, tuple(experts)),
+    )
+
+
+def test_weights_in_place_read_back(demo: StoredModel) -> None:
+    manifest = in_place(demo)
+    parsed = parse(manifest.dumps(), "m")
+    assert parsed == manifest
+    assert parsed.in_place is not None
+    assert parsed.in_place.dense_bytes == 8 * 68
+    assert [str(path) for path in parsed.in_place.paths(demo.path)] == [
+        "/models/a model-00001-of-00002.gguf",
+        "/models/a model-00002-of-00002.gguf",
+    ]
+    downloaded = replace(manifest, in_place=replace(parsed.in_place, folder=""))
+    assert replace(downloaded).in_place is not None
+    assert parse(downloaded.dumps(), "m") == downloaded
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        (("folder",), "models", "no absolute path"),
+        (("files",), [], "files must name"),
+        (("files", 0, "file"), "../a", "not allowed"),
+        (("files", 0, "file"), "..", "is no file"),
+        (("files", 0, "header_bytes"), 1 << 30, "such a header"),
+        (("files", 0, "header_sha256"), "", "not allowed"),
+        (("files", 1, "file"), "a model-00001-of-00002.gguf", "each once"),
+        (("dense", 0, "sources"), [], "nothing to work on"),
+        (("dense", 0, "sources", 0, "file"), 2, "is 2 of 2"),
+        (("dense", 0, "sources", 0, "offset_bytes"), 3999, "outside of"),
+        (("dense", 0, "sources", 0, "offset_bytes"), (1 << 24) - 1, "outside of"),
+        (("dense", 0, "sources", 0, "format"), "q9", "format is 'q9'"),
+        (("dense", 1, "name"), "embed", "names a tensor twice"),
+        (("experts",), [], "6 lists"),
+        (("experts", 0, 0, "part"), "other", "do not name the parts"),
+        (("experts", 0, 1, "step_bytes"), 1, "overlap"),
+        (("experts", 0, 1, "step_bytes"), 1 << 24, "outside of"),
+        (("experts", 0, 1, "offset_bytes"), 4096, "do not fit the regions"),
+        (("experts", 5, 2, "file"), -1, "whole number"),
+        (("more",), 1, "not known"),
+    ],
+)
+def test_places_that_do_not_fit_are_refused(
+    demo: StoredModel, path: tuple[str | int, ...], value: object, said: str
+) -> None:
+    root = json.loads(in_place(demo).dumps())
+    at = root["in_place"]
+    for key in path[:-1]:
+        at = at[key]
+    at[path[-1]] = value
+    with pytest.raises(StoreError, match=said):
+        parse(json.dumps(root).encode(), "m")
