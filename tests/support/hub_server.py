@@ -99,7 +99,7 @@ class Hub:
 
 
 def is_lfs(name: str) -> bool:
-    return name.endswith(".safetensors")
+    return name.endswith((".safetensors", ".gguf"))
 
 
 def git_sha1(data: bytes) -> str:

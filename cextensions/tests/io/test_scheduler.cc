@@ -206,7 +206,7 @@ TEST(a_failure_is_told_once_and_its_key_may_come_again) {
   const std::int64_t keys[] = {1, 2};
   scheduler.finished(second, {second.num_bytes, 0, false});
   const Scheduler::Waited failed = scheduler.wait_any(keys, 2, kNow);
-  CHECK(failed.failed && failed.failed->request.key == 1 && failed.failed->outcome.error == EIO);
+  CHECK(failed.failed && failed.failed->key == 1 && failed.failed->outcome.error == EIO);
   CHECK(failed.failed->outcome.num_bytes_read == kSegmentBytes);
   CHECK(failed.done.empty());
   scheduler.submit({request(1, kDemand)});

@@ -40,12 +40,12 @@ def weight_bytes_per_token(stored: StoredModel) -> int:
     if HEAD in dense:
         dense = {name: num_bytes for name, num_bytes in dense.items() if not _is_embedding(name)}
     moe = stored.manifest.moe
-    return sum(dense.values()) + moe.num_layers * moe.top_k * sum(t.num_bytes for t in stored.manifest.layout.tensors)
+    return sum(dense.values()) + moe.top_k * sum(tensor.num_bytes for tensor in _expert_parts(stored))
 
 
 def formats_text(stored: StoredModel) -> str:
     """The format of most of the experts' bytes, and of most of the dense layers' if it differs: "q4_k, dense q8_0"."""
-    experts = _main_format(stored.manifest.layout.tensors)
+    experts = _main_format(_expert_parts(stored))
     dense = _main_format(t for t in _dense(stored) if t.name != HEAD and not _is_embedding(t.name) and len(t.shape) > 1)
     return experts if dense in (experts, "") else f"{experts}, dense {dense}"
 
@@ -55,7 +55,14 @@ def _is_embedding(name: str) -> bool:
 
 
 def _dense(stored: StoredModel) -> tuple[TensorSpec, ...]:
-    return dense_tensors(stored.dense_path, stored.manifest.dense_formats)
+    in_place = stored.manifest.in_place
+    return in_place.dense_specs() if in_place else dense_tensors(stored.dense_path, stored.manifest.dense_formats)
+
+
+def _expert_parts(stored: StoredModel) -> list[TensorSpec]:
+    """Of one expert of each layer."""
+    manifest = stored.manifest
+    return [spec for layer in range(manifest.moe.num_layers) for spec in manifest.layout_of(layer).tensors]
 
 
 def _main_format(tensors: Iterable[TensorSpec]) -> str:

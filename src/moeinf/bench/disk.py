@@ -11,6 +11,7 @@ from moeinf._native import Arena
 from moeinf.config import RuntimeConfig
 from moeinf.runtime.io.reader import open_reader
 from moeinf.store.library import StoredModel
+from moeinf.types import BLOCK_ALIGN_BYTES
 
 _SPAN_BYTES: Final = 4 << 20
 _IN_FLIGHT: Final = 16
@@ -22,8 +23,8 @@ def disk_bytes_per_s(stored: StoredModel, config: RuntimeConfig) -> float:
 
     Without O_DIRECT it is the page cache that answers, and its rate that is measured.
     """
-    sizes = [shard.num_bytes for shard in stored.manifest.shards]
-    span = min(_SPAN_BYTES, min(sizes))
+    sizes = stored.shard_sizes
+    span = min(_SPAN_BYTES, min(sizes) // BLOCK_ALIGN_BYTES * BLOCK_ALIGN_BYTES)
     places = [(file, at) for file, size in enumerate(sizes) for at in range(0, size - span + 1, span)]
     order = np.random.default_rng(0).permutation(len(places))[:1024]
     arena = Arena(_IN_FLIGHT * span)

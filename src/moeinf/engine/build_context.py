@@ -11,6 +11,7 @@ from moeinf._native import Kernels
 from moeinf.config import RuntimeConfig
 from moeinf.engine.dense_weights import DenseFile
 from moeinf.engine.footprint import Footprint, footprint_of
+from moeinf.engine.placed.dense import PlacedDense
 from moeinf.hardware import Machine
 from moeinf.models.family import AnyFamily
 from moeinf.runtime.cache.tier import ExpertTier
@@ -63,7 +64,7 @@ class Weights:
     stored: StoredModel
     family: AnyFamily
     config_json: dict[str, Any]
-    dense: DenseFile
+    dense: DenseFile | PlacedDense
     expert_sums: Sequence[SumRun] = ()  # checksums of the experts, where the store has them
 
     @property

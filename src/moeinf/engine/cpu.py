@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from moeinf._native import Arena, ExpertKernel
 from moeinf.engine.build_context import BuildContext, prefetcher_of
-from moeinf.engine.footprint import expert_parts
 from moeinf.engine.memory_plan import MemoryPlan, plan_memory, prefixes_text, reserve_bytes
+from moeinf.engine.placed.experts import parts_of_layers, placed_reads
 from moeinf.models.cpu.layers import NativeLayers
 from moeinf.models.layers.encoder_decoder import EncoderDecoder, SourceCache
 from moeinf.models.layers.weights import StoredTensor
@@ -42,7 +42,7 @@ class CpuRunner:
         arena = Arena(self.plan.cache_bytes)
         self.reader = open_reader(
             weights.stored.shard_paths,
-            [shard.num_bytes for shard in manifest.shards],
+            weights.stored.shard_sizes,
             arena,
             host.config,
             weights.expert_sums,
@@ -66,14 +66,16 @@ class CpuRunner:
         policy = make_policy(config.policy, shape, watch.collection, context.encoder_layers)
         memory = arena.array()
         cache = ExpertCache(shape, layout.stride_bytes, SlotRegion(memory, 0, self.plan.num_slots), policy)
-        errors = ReadErrors(stored.shard_paths, shape.num_experts, stored.name)
-        self.tier = ExpertTier(cache, Loader(cache, self.reader, memory), errors, profiler)
+        own_files = weights.manifest.in_place is None
+        errors = ReadErrors(stored.shard_paths if own_files else (), shape.num_experts, stored.name, stored.remedy)
+        loader = Loader(cache, self.reader, memory, placed=placed_reads(weights.manifest, self.reader))
+        self.tier = ExpertTier(cache, loader, errors, profiler)
         reserve = reserve_bytes(self.plan, host.machine)
         self._watch = MemoryWatch(self.tier, shape.top_k, layout.stride_bytes, reserve, context.reporting.notify)
         advisers: list[Observer] = [policy]
         prefetcher = prefetcher_of(context, self.tier, self.reader, advisers, fits=False)  # it need not stay so
         self.observers = [*watch.observers, *advisers]
-        kernel = ExpertKernel(host.kernels, memory, expert_parts(layout), weights.family.tensors.form)
+        kernel = ExpertKernel(host.kernels, memory, parts_of_layers(weights.manifest), weights.family.tensors.form)
         experts = StreamedExperts(self.tier, kernel, watch.observers, advisers, prefetcher, stored.name)
         layers = NativeLayers(host.kernels, tensors, weights.manifest.info.dtype)
         self.network = weights.family.build(layers, experts, profiler)

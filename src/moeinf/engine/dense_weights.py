@@ -25,6 +25,27 @@ from moeinf.store.library import StoredModel
 from moeinf.types import FORMAT_BLOCKS, ByteArray, Format, OnWait, TensorPlan, TensorSpec
 
 
+def check_against_plan(path: Path, shapes: Mapping[str, tuple[int, ...]], plan: TensorPlan) -> set[str]:
+    """Raises StoreError, naming `path`, where the tensors there are not those that the family wants.
+
+    Returns the name of the head, which is needed as a whole also where it is an embedding of which rows are looked up.
+    """
+    wanted = dict(plan.dense)
+    head, stored_head = plan.head or ("", "")
+    if stored_head in shapes and head:
+        wanted[stored_head] = plan.dense[head]
+    for name, shape in shapes.items():
+        if wanted.get(name) != shape:
+            raise StoreError(
+                f"{path}: tensor {name} has shape {shape}, the architecture wants {wanted.get(name)}; "
+                "pull the model again"
+            )
+    missing = sorted(wanted.keys() - shapes.keys())
+    if missing:
+        raise StoreError(f"{path} lacks tensor {missing[0]}; pull the model again")
+    return {stored_head if stored_head in shapes else head}
+
+
 class DenseFile:
     """The file dense.safetensors of a model. Raises StoreError where it disagrees with the family's tensor plan."""
 
@@ -32,21 +53,7 @@ class DenseFile:
         self._path, self._sums = stored.dense_path, sums
         sums.check_header()
         self._specs = dense_tensors(self._path, stored.manifest.dense_formats)
-        names = {spec.name for spec in self._specs}
-        wanted = dict(plan.dense)
-        head, stored_head = plan.head or ("", "")
-        if stored_head in names and head:
-            wanted[stored_head] = plan.dense[head]
-        for spec in self._specs:
-            if wanted.get(spec.name) != spec.shape:
-                raise StoreError(
-                    f"{self._path}: tensor {spec.name} has shape {spec.shape}, the architecture wants "
-                    f"{wanted.get(spec.name)}; pull the model again"
-                )
-        missing = sorted(wanted.keys() - names)
-        if missing:
-            raise StoreError(f"{self._path} lacks tensor {missing[0]}; pull the model again")
-        in_memory = {stored_head if stored_head in names else head}
+        in_memory = check_against_plan(self._path, {spec.name: spec.shape for spec in self._specs}, plan)
         self._lookups = tuple(s for s in self._specs if s.name in plan.lookups)
         self._mapped = tuple(s for s in self._specs if s.name in plan.lookups - in_memory)
         self._num_bytes = max((s.offset_bytes + s.num_bytes for s in self._specs), default=0)

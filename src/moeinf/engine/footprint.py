@@ -36,6 +36,7 @@ class Footprint:
     layout: ExpertLayout
     dense_bytes: int  # dense weights that are held in memory
     workspace: Workspace
+    layers: tuple[ExpertLayout, ...] = ()  # of each layer, where they differ
 
 
 def footprint_of(manifest: Manifest, dense_bytes: int, workspace: Workspace, num_beams: int) -> Footprint:
@@ -48,7 +49,7 @@ def footprint_of(manifest: Manifest, dense_bytes: int, workspace: Workspace, num
     half = info.kv_bytes_per_token // 2
     moved = 2 * half * num_beams // info.num_layers if num_beams > 1 else 0
     info = replace(info, kv_bytes_per_token=info.kv_bytes_per_token + half * (num_beams - 1) + moved)
-    return Footprint(info, manifest.moe, manifest.layout, dense_bytes, workspace)
+    return Footprint(info, manifest.moe, manifest.layout, dense_bytes, workspace, manifest.layers)
 
 
 def activation_bytes(footprint: Footprint, chunk: int, context: int, num_threads: int) -> int:
@@ -68,7 +69,11 @@ def workspace_bytes(footprint: Footprint, shape: PassShape) -> int:
         _native.RouterLayer.workspace_bytes(footprint.info.hidden_size, footprint.moe.num_experts, shape),
         *(_layer_bytes(sizes, shape) for sizes in footprint.workspace.layers),
     ]
-    experts = _native.ExpertKernel.workspace_bytes(expert_parts(footprint.layout), footprint.moe.top_k, shape)
+    formats = {tuple((t.name, t.dtype) for t in layout.tensors): layout for layout in footprint.layers}
+    experts = max(
+        _native.ExpertKernel.workspace_bytes(expert_parts(layout), footprint.moe.top_k, shape)
+        for layout in formats.values() or (footprint.layout,)
+    )
     return max(native) + experts + _native.Kernels.expansion_bytes(shape)
 
 

@@ -62,7 +62,7 @@ class GpuRunner:
         self._host = Arena(self.plan.host_bytes)
         self.reader = open_reader(
             weights.stored.shard_paths,
-            [shard.num_bytes for shard in weights.manifest.shards],
+            weights.stored.shard_sizes,
             self._host,
             host.config,
             weights.expert_sums,

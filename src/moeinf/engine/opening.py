@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from moeinf._native import Kernels
 from moeinf.config import RuntimeConfig, gpu_option
 from moeinf.engine.build_context import BuildContext, Notify, Weights
-from moeinf.engine.dense_weights import DenseFile
 from moeinf.engine.memory_plan import MemoryPlan
+from moeinf.engine.placed.dense import open_dense
+from moeinf.engine.placed.experts import expert_sums
 from moeinf.errors import DeviceError, OutOfMemoryError, StoreError, UsageError
 from moeinf.gpu.cuda import Gpu, find_cuda, without_advice
 from moeinf.hardware import Machine
@@ -21,9 +22,7 @@ from moeinf.runtime.cache.tier import ExpertTier
 from moeinf.runtime.experts import Observer
 from moeinf.sampling.beam_search import EncoderDecoderModel
 from moeinf.store.checksums import sums_of
-from moeinf.store.dense_sums import DenseSums
 from moeinf.store.files import errors_named, parse_json_object, read_small
-from moeinf.store.format import DENSE_FILE
 from moeinf.store.library import StoredModel
 from moeinf.types import DiskReader, ModelInfo, TensorPlan
 
@@ -73,6 +72,8 @@ def put_together(context: BuildContext, gpu: OpenGpu | None, look: Callable[[], 
         from moeinf.engine.gpu import GpuRunner
 
         return GpuRunner(context, gpu)
+    if context.manifest.layers:
+        return _on_cpu_alone(context)
     found = find_cuda(context.host.config.device, context.reporting.notify)
     if found is not None:
         runner = _on_gpu(context, found, look)
@@ -81,6 +82,18 @@ def put_together(context: BuildContext, gpu: OpenGpu | None, look: Callable[[], 
         context = context.on(look())
     from moeinf.engine.cpu import CpuRunner
 
+    return CpuRunner(context)
+
+
+def _on_cpu_alone(context: BuildContext) -> ModelRunner:
+    """Returns a runner of what the GPU's kernels do not take. Raises DeviceError where a GPU was asked for."""
+    from moeinf.engine.cpu import CpuRunner
+
+    reason = "the experts of a GGUF file are computed by the CPU; `moeinf pull` the original checkpoint to use a GPU"
+    if context.host.config.device == "cuda":
+        raise DeviceError(f"--device cuda: {reason}")
+    if find_cuda(context.host.config.device, lambda line: None) is not None:
+        context.reporting.notify(f"running on the CPU: {reason}")
     return CpuRunner(context)
 
 
@@ -130,8 +143,8 @@ def read_weights(stored: StoredModel, config: RuntimeConfig, notify: Notify) -> 
         raise UsageError(f"--verify-reads: {notice}")
     if notice:
         notify(notice)
-    dense = DenseFile(stored, plan, DenseSums(stored, sums, always=config.verify_reads))
-    return Weights(stored, family, config_json, dense, [run for run in sums if run.file != DENSE_FILE])
+    dense = open_dense(stored, plan, sums, always=config.verify_reads)
+    return Weights(stored, family, config_json, dense, expert_sums(stored.manifest, sums))
 
 
 def _config_json(stored: StoredModel) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -20,7 +20,7 @@ from moeinf.pull.download import download, fetch_bytes, held_bytes, matches
 from moeinf.pull.events import PullProgress
 from moeinf.pull.hub_errors import hub_errors_named, offline_error, transport_error
 from moeinf.pull.remote import MAX_RETRIES, Patience, Remote, RemoteFile
-from moeinf.pull.source import FolderSource, Source, find_shards, is_kept, most_bytes
+from moeinf.pull.source import INDEX_FILE, SINGLE_FILE, FolderSource, Source, find_shards, is_kept, most_bytes
 from moeinf.store.files import errors_named
 from moeinf.store.format import Header, header_length, parse_header, read_header
 from moeinf.store.manifest import ModelSource
@@ -43,21 +43,35 @@ def check_repo(repo: str, revision: str) -> None:
 
 
 def open_hub(
-    repo: str, revision: str, token: str | None, progress: PullProgress, patience: Patience | None = None
-) -> Source:
+    repo: str,
+    revision: str,
+    token: str | None,
+    progress: PullProgress,
+    patience: Patience | None = None,
+    *,
+    gguf: bool = False,
+) -> Source | HubRepository:
     """Opens a repository at a revision, "" for its default branch.
+
+    It is a checkpoint, unless it has GGUF files alone, or `gguf` asks for one of them.
 
     With HF_HUB_OFFLINE no request is made: the source is then what the Hub's cache holds. Raises HubError,
     CheckpointError, UsageError.
     """
     check_repo(repo, revision)
     if constants.HF_HUB_OFFLINE:
+        if gguf:
+            raise offline_error(repo)
         return _CachedSource(repo, revision)
-    return HubSource(repo, revision, token, progress, patience or Patience())
+    repository = HubRepository(repo, revision, token, progress, patience or Patience())
+    checkpoint = INDEX_FILE in repository.names or SINGLE_FILE in repository.names
+    if gguf or (not checkpoint and any(name.lower().endswith(".gguf") for name in repository.names)):
+        return repository
+    return HubSource(repository)
 
 
-class HubSource:
-    """A repository whose files are fetched as they are needed. Used from one thread."""
+class HubRepository:
+    """The files of a repository at a commit, fetched as they are needed. Used from one thread."""
 
     def __init__(self, repo: str, revision: str, token: str | None, progress: PullProgress, patience: Patience) -> None:
         self.requested = revision
@@ -77,11 +91,16 @@ class HubSource:
         self._files = {sibling.rfilename: sibling for sibling in info.siblings or []}
         self.origin = ModelSource("hub", repo, self._commit)
         self.fingerprint = f"hub:{repo}@{self._commit}"
-        self.shards = find_shards(self._files, self.read_file, repo, _base_model(info, repo))
+        self.base_model = _base_model(info, repo)
         self._cached: dict[str, Path | None] = {}
 
-    def kept_files(self) -> list[str]:
-        return sorted(name for name in self._files if is_kept(name))
+    @property
+    def repo(self) -> str:
+        return self._repo
+
+    @property
+    def names(self) -> Collection[str]:
+        return self._files.keys()
 
     def read_file(self, name: str) -> bytes:
         if name not in self._files:
@@ -92,49 +111,33 @@ class HubSource:
         with self._named_errors():
             return fetch_bytes(self._remote(file))
 
-    def shard_bytes(self, shard: str) -> int:
-        return self._remote_file(shard).num_bytes
+    def num_bytes(self, name: str) -> int:
+        return self._remote_file(name).num_bytes
 
-    def fetch_bytes(self, shard: str, folder: Path) -> int:
-        if self._in_cache(shard):
-            return 0
-        return self.shard_bytes(shard) - held_bytes(self._remote_file(shard), folder)
+    def sha256(self, name: str) -> str:
+        """Of a file's content, as the Hub tells it; "" for a small file outside LFS."""
+        return self._remote_file(name).sha256
 
-    def headers(self) -> Mapping[str, Header]:
-        """Reads the headers alone, by range, so that faults of form are found before gigabytes are fetched."""
-        cached = {shard: path for shard in self.shards.files if (path := self._in_cache(shard))}
-        found = {}
-        for shard, path in cached.items():
-            with errors_named(path, CheckpointError):
-                found[shard] = read_header(path)
-        rest = [shard for shard in self.shards.files if shard not in cached]
-        with ThreadPoolExecutor(_HEADER_THREADS) as pool:
-            return found | dict(zip(rest, pool.map(self._remote_header, rest), strict=True))
+    def missing_bytes(self, name: str, folder: Path) -> int:
+        """How much of a file `fetch` has to download into the folder."""
+        return self.num_bytes(name) - held_bytes(self._remote_file(name), folder)
 
-    def _remote_header(self, shard: str) -> Header:
-        file, where = self._remote_file(shard), f"{self._repo}: {shard}"
+    def reader(self, name: str) -> Callable[[int, int], bytes]:
+        """Returns a function that reads so many bytes from an offset. It raises HubError."""
+        remote = self._remote(self._remote_file(name))
+
+        def read(offset: int, num_bytes: int) -> bytes:
+            data = bytearray()
+            with self._named_errors():
+                remote.read(offset, offset + num_bytes, data.extend)
+            return bytes(data)
+
+        return read
+
+    def fetch(self, name: str, folder: Path) -> Path:
+        """Downloads a file into the folder, going on where that stopped, and checks it."""
         with self._named_errors():
-            head = bytearray()
-            remote = self._remote(file)
-            remote.read(0, min(_HEAD_BYTES, file.num_bytes), head.extend)
-            length = header_length(bytes(head[:8]), file.num_bytes, where)
-            if 8 + length > len(head):
-                remote.read(len(head), 8 + length, head.extend)
-        return parse_header(bytes(head[8 : 8 + length]), file.num_bytes, where)
-
-    def open_shard(self, shard: str, folder: Path) -> Path:
-        cached = self._in_cache(shard)
-        if cached:
-            return cached  # the cache is another program's: read in place, left alone
-        with self._named_errors():
-            return download(self._remote(self._remote_file(shard)), folder, self._progress)
-
-    def release_shard(self, shard: str, folder: Path) -> None:
-        with errors_named(folder):
-            (folder / shard).unlink(missing_ok=True)
-
-    def check_unchanged(self) -> None:
-        """Does nothing, as a commit does not change."""
+            return download(self._remote(self._remote_file(name)), folder, self._progress)
 
     def _repo_info(self, api: HfApi) -> RepoInfo:
         def ask() -> RepoInfo:
@@ -151,12 +154,12 @@ class HubSource:
         if sibling.size is None or not (sha256 or sibling.blob_id):
             raise HubError(f"{self._endpoint} tells no size and checksum of {name}; check HF_ENDPOINT")
         url = hf_hub_url(self._repo, name, revision=self._commit, endpoint=self._endpoint)
-        return RemoteFile(name, url, sibling.size, sha256, sibling.blob_id or "", self._commit)
+        return RemoteFile(name.rpartition("/")[2], url, sibling.size, sha256, sibling.blob_id or "", self._commit)
 
     def _remote(self, file: RemoteFile) -> Remote:
         return Remote(file, self._auth, self._patience)
 
-    def _in_cache(self, shard: str) -> Path | None:
+    def in_cache(self, shard: str) -> Path | None:
         """Tells whether the Hub's cache holds this very file. Asked once, as the answer takes a read of all of it."""
         if shard not in self._cached:
             found = try_to_load_from_cache(self._repo, shard, revision=self._commit)
@@ -172,6 +175,59 @@ class HubSource:
 
     def _named_errors(self) -> AbstractContextManager[None]:
         return hub_errors_named(self._repo, self.requested, self._endpoint)
+
+
+class HubSource:
+    """A repository that is a checkpoint."""
+
+    def __init__(self, repository: HubRepository) -> None:
+        """Raises CheckpointError where it is none."""
+        self._repository = repository
+        self.origin, self.fingerprint, self.requested = repository.origin, repository.fingerprint, repository.requested
+        self.shards = find_shards(repository.names, repository.read_file, repository.repo, repository.base_model)
+
+    def kept_files(self) -> list[str]:
+        return sorted(name for name in self._repository.names if is_kept(name))
+
+    def read_file(self, name: str) -> bytes:
+        return self._repository.read_file(name)
+
+    def shard_bytes(self, shard: str) -> int:
+        return self._repository.num_bytes(shard)
+
+    def fetch_bytes(self, shard: str, folder: Path) -> int:
+        return 0 if self._repository.in_cache(shard) else self._repository.missing_bytes(shard, folder)
+
+    def headers(self) -> Mapping[str, Header]:
+        """Reads the headers alone, by range, so that faults of form are found before gigabytes are fetched."""
+        cached = {shard: path for shard in self.shards.files if (path := self._repository.in_cache(shard))}
+        found = {}
+        for shard, path in cached.items():
+            with errors_named(path, CheckpointError):
+                found[shard] = read_header(path)
+        rest = [shard for shard in self.shards.files if shard not in cached]
+        with ThreadPoolExecutor(_HEADER_THREADS) as pool:
+            return found | dict(zip(rest, pool.map(self._remote_header, rest), strict=True))
+
+    def _remote_header(self, shard: str) -> Header:
+        num_bytes, where = self._repository.num_bytes(shard), f"{self._repository.repo}: {shard}"
+        read = self._repository.reader(shard)
+        head = read(0, min(_HEAD_BYTES, num_bytes))
+        length = header_length(head[:8], num_bytes, where)
+        if 8 + length > len(head):
+            head += read(len(head), 8 + length - len(head))
+        return parse_header(head[8 : 8 + length], num_bytes, where)
+
+    def open_shard(self, shard: str, folder: Path) -> Path:
+        # The cache is another program's: read in place, left alone.
+        return self._repository.in_cache(shard) or self._repository.fetch(shard, folder)
+
+    def release_shard(self, shard: str, folder: Path) -> None:
+        with errors_named(folder):
+            (folder / shard).unlink(missing_ok=True)
+
+    def check_unchanged(self) -> None:
+        """Does nothing, as a commit does not change."""
 
 
 class _CachedSource(FolderSource):

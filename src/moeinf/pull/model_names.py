@@ -18,7 +18,8 @@ from moeinf.store.quantisation import KEEP, Quantisation
 
 DATA = Path(__file__).parents[1] / "data"
 _HUB_PREFIX = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/|hf://", re.IGNORECASE)
-_REPO = re.compile(r"([^/\s@]+/[^/\s@]+)(?:@(\S+))?")
+_REPO = re.compile(r"([^/\s@:]+/[^/\s@:]+)(?::([^/\s@:]+))?(?:@(\S+))?")
+_GGUF_PAGE = re.compile(r"([^/\s@:]+/[^/\s@:]+)/(?:blob|resolve)/([^/\s]+)/(\S+\.gguf)(?:\?\S*)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +31,17 @@ class Origin:
     revision: str
     name: str
     quantisation: Quantisation = KEEP  # what a pull of it stores, where nothing else is asked for
+    file: str = ""  # hub only: the tag or the name of a GGUF file in the repository
 
     @property
     def source(self) -> ModelSource:
         """The source, at the revision that was asked for."""
-        return ModelSource(self.kind, self.location, self.revision)
+        return ModelSource(self.kind, self.location, self.revision, self.file)
 
     @property
     def locator(self) -> str:
         """Two pulls with the same locator, into the same formats, share one work folder."""
-        return f"{self.kind}:{self.location}@{self.revision}"
+        return f"{self.kind}:{self.location}@{self.revision}" + (f":{self.file}" if self.file else "")
 
 
 def origin_of(reference: str, library: Library) -> Origin:
@@ -69,9 +71,12 @@ def origin_of(reference: str, library: Library) -> Origin:
 def stored_model(reference: str, library: Library, wanted: Quantisation | None) -> StoredModel | None:
     """Returns the stored model that a reference means, in the wanted formats; None where it has to be pulled."""
     outside = outside_origin(reference)
-    if outside is not None and outside.kind == "folder":
+    if outside is not None and outside.kind in ("folder", "file"):
         return None  # the pull finds it up to date, or converts what has changed
-    name = f"{outside.location}@{outside.revision}".rstrip("@") if outside else reference
+    name = reference
+    if outside is not None:
+        name = outside.location + (f":{outside.file}" if outside.file else "")
+        name = f"{name}@{outside.revision}" if outside.revision else name
     try:
         if wanted is None:
             return library.find(name)
@@ -106,7 +111,8 @@ def as_path(reference: str) -> Path | None:
     """Returns the absolute path that a reference means by its form, or as the name of a checkpoint folder here."""
     path = os.path.expanduser(reference)
     looks_so = reference in (".", "..", "~") or reference.startswith(("/", "./", "../", "~/"))
-    if "\0" in reference or not (looks_so or os.path.isfile(os.path.join(path, "config.json"))):
+    is_gguf = path.lower().endswith(".gguf") and (os.path.isfile(path) or "/" not in path)
+    if "\0" in reference or not (looks_so or is_gguf or os.path.isfile(os.path.join(path, "config.json"))):
         return None
     return Path(os.path.realpath(path))  # not Path.resolve, which raises for a loop of links
 
@@ -114,11 +120,16 @@ def as_path(reference: str) -> Path | None:
 def outside_origin(reference: str) -> Origin | None:
     """Returns the origin for forms that go before stored names: paths and addresses of the Hub."""
     path = as_path(reference)
+    if path is not None and path.suffix.lower() == ".gguf" and not path.is_dir():
+        return Origin("file", str(path), "", name_from(path.stem))
     if path is not None:
         return Origin("folder", str(path), "", name_from(path.name))
     prefix = _HUB_PREFIX.match(reference)
     if prefix is None:
         return None
+    page = _GGUF_PAGE.fullmatch(reference[prefix.end() :])
+    if page is not None:
+        return Origin("hub", page[1], "" if page[2] == "main" else page[2], _gguf_name(page[1], page[3]), file=page[3])
     rest = re.sub(r"/tree/([^/]+)/?$", r"@\1", reference[prefix.end() :]).rstrip("/")
     return _hub_origin(rest) or Origin("hub", rest, "", "model")  # what is no repository is refused when it is opened
 
@@ -141,13 +152,14 @@ def stored_origin(model: StoredModel) -> Origin:
         model.source_record().get("requested", ""),
         model.name,
         model.manifest.quantisation,
+        source.file,
     )
 
 
 def partial_origin(asked: PulledAs) -> Origin:
     """Returns what an interrupted pull was of, to go on with it."""
     source = asked.source
-    return Origin(source.kind, source.location, source.revision, asked.name, asked.quantisation)
+    return Origin(source.kind, source.location, source.revision, asked.name, asked.quantisation, source.file)
 
 
 def named_origin(reference: str) -> Origin | None:
@@ -173,7 +185,16 @@ def full_name(name: str) -> str:
 
 def _hub_origin(text: str) -> Origin | None:
     match = _REPO.fullmatch(text)
-    return Origin("hub", match[1], match[2] or "", name_from(match[1])) if match else None
+    if match is None:
+        return None
+    tag = "" if match[2] is None or match[2].lower() == "latest" else match[2]
+    return Origin("hub", match[1], match[3] or "", _gguf_name(match[1], tag) if tag else name_from(match[1]), file=tag)
+
+
+def _gguf_name(repo: str, file: str) -> str:
+    """The repository's name, and as a tag what tells its files apart."""
+    tag = re.sub(r"(-\d{5}-of-\d{5})?\.gguf$", "", file.rpartition("/")[2], flags=re.IGNORECASE)
+    return f"{name_from(repo)}:{name_from(tag)}"
 
 
 def _aliases() -> dict[str, dict[str, str]]:

@@ -8,14 +8,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 from moeinf.config.pull_options import NO_OPTIONS, PullOptions
 from moeinf.errors import CheckpointError, DiskSpaceError, UsageError
 from moeinf.models.family import family_of
 from moeinf.pull.convert import PORTIONS, Portions, convert_shard, create_files, read_bytes
 from moeinf.pull.events import PullProgress, SilentProgress, Verb
+from moeinf.pull.gguf.local import LocalFile
 from moeinf.pull.journal import Journal
-from moeinf.pull.model_names import DATA, Origin, continues, full_name, origin_of, stored_model, variant_name
+from moeinf.pull.model_names import (
+    DATA,
+    Origin,
+    continues,
+    full_name,
+    origin_of,
+    outside_origin,
+    stored_model,
+    variant_name,
+)
 from moeinf.pull.plan import Conversion, plan_conversion
 from moeinf.pull.seal import publish_model, seal
 from moeinf.pull.source import FolderSource, Source, fp8_block, read_config
@@ -29,6 +40,10 @@ from moeinf.store.sharing import share_files
 from moeinf.text.quantities import size_text
 from moeinf.text.tokenizer import check_text_files
 from moeinf.types import TensorPlan
+
+if TYPE_CHECKING:  # takes 0.2 s that no other source has to pay
+    from moeinf.pull.gguf.remote import HubFile
+    from moeinf.pull.hub import HubRepository
 
 _SPACE_MARGIN = 1.02  # for the file system's own records
 
@@ -89,7 +104,7 @@ def plan_pull(
 
 def _steps(
     source: str, options: PullOptions, home: Path, progress: PullProgress | None, portions: Portions = PORTIONS
-) -> _Pull:
+) -> _Steps:
     library = Library(home)
     wanted = chosen(options.quant, options.quant_experts, options.quant_dense)
     origin = origin_of(source, library)
@@ -102,7 +117,67 @@ def _steps(
         name = variant_name(name or origin.name, wanted)
     target = full_name(name or origin.name)
     quantisation = wanted or origin.quantisation
-    return _Pull(library, origin, target, quantisation, options.token, progress or SilentProgress(), portions)
+    progress = progress or SilentProgress()
+    if origin.kind == "file":
+        _refuse_quantisation(wanted)
+        return _FilePull(LocalFile(Path(origin.location), name and target, library, progress))
+    progress.stage("pulling manifest")
+    opened = open_source(origin, options.token, progress)
+    if not isinstance(opened, Source):
+        from moeinf.pull.gguf.remote import HubFile
+
+        _refuse_quantisation(wanted)
+        return _HubFilePull(HubFile(opened, origin.file, target, library, progress))
+    return _Pull(library, origin, target, quantisation, opened, progress, portions)
+
+
+def _refuse_quantisation(wanted: Quantisation | None) -> None:
+    if wanted is not None:
+        raise UsageError(
+            "--quant: a GGUF file is used as it is; leave it out, choose a file of another quantisation, or pull the "
+            "original checkpoint"
+        )
+
+
+class _Steps(Protocol):
+    """What a pull consists of."""
+
+    def plan(self) -> PullPlan: ...
+
+    def run(self, *, force: bool, keep_source: bool) -> StoredModel: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _FilePull:
+    """The steps for a GGUF file of this machine, which is used where it lies."""
+
+    file: LocalFile
+
+    def plan(self) -> PullPlan:
+        name, source, sizes, done = self.file.plan()
+        files = tuple(PlannedFile(file, num_bytes, 0) for file, num_bytes in sizes)
+        return PullPlan(name, source, files, 0, 0, _free_bytes(self.file.library.home), done, ())
+
+    def run(self, *, force: bool, keep_source: bool) -> StoredModel:
+        return self.file.run(checked=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _HubFilePull:
+    """The steps for GGUF files of the Hub, which are downloaded and kept as they are."""
+
+    file: HubFile
+
+    def plan(self) -> PullPlan:
+        file, repository = self.file, self.file.repository
+        files = tuple(PlannedFile(part, repository.num_bytes(part), file.missing_bytes(part)) for part in file.parts)
+        done = bool(file.made())
+        needed = 0 if done else sum(each.fetch_bytes for each in files)
+        free = _free_bytes(file.library.home)
+        return PullPlan(file.name, file.source, files, file.store_bytes, needed, free, done, ())
+
+    def run(self, *, force: bool, keep_source: bool) -> StoredModel:
+        return self.file.run(force=force)
 
 
 def ensure(
@@ -123,10 +198,14 @@ def ensure(
         stored = stored_model(reference, library, chosen(quant))
         if stored is None and progress is not None and continues(reference, library, chosen(quant)):
             progress.note(f"the pull of {reference} was interrupted; going on with it")
+        outside = outside_origin(reference)
+        if stored is None and outside is not None and outside.kind == "file":
+            _refuse_quantisation(chosen(quant))
+            return LocalFile(Path(outside.location), None, library, progress or SilentProgress()).run(checked=False)
     return stored or pull(reference, PullOptions(quant=quant, token=token), home=home, progress=progress)
 
 
-def open_source(origin: Origin, token: str | None, progress: PullProgress) -> Source:
+def open_source(origin: Origin, token: str | None, progress: PullProgress) -> Source | HubRepository:
     if origin.kind == "folder":
         return FolderSource(Path(origin.location))
     if origin.kind == "embedded":
@@ -136,7 +215,14 @@ def open_source(origin: Origin, token: str | None, progress: PullProgress) -> So
     # Here and not at the top: it takes 0.2 s that no other source has to pay.
     from moeinf.pull.hub import open_hub
 
-    return open_hub(origin.location, origin.revision, token, progress)
+    return open_hub(origin.location, origin.revision, token, progress, gguf=bool(origin.file))
+
+
+def _free_bytes(folder: Path) -> int:
+    while not folder.exists():
+        folder = folder.parent
+    with errors_named(folder):
+        return shutil.disk_usage(folder).free
 
 
 class _Pull:
@@ -148,7 +234,7 @@ class _Pull:
         origin: Origin,
         name: str,
         quantisation: Quantisation,
-        token: str | None,
+        source: Source,
         progress: PullProgress,
         portions: Portions,
     ) -> None:
@@ -161,8 +247,7 @@ class _Pull:
         self._portions = portions
         self._folder = partial_folder(library.home, quantisation.of(origin.locator))
         library.check_origin(name, origin.source)
-        progress.stage("pulling manifest")
-        self._source = open_source(origin, token, progress)
+        self._source = source
         self._fingerprint = quantisation.of(self._source.fingerprint)
         self._asked = PulledAs(name, origin.source, quantisation)
         self._journal = Journal(self._folder, self._asked, self._fingerprint)
@@ -186,7 +271,7 @@ class _Pull:
             files,
             conversion.total_bytes,
             needed,
-            self._free_bytes(),
+            _free_bytes(self._library.home),
             bool(done),
             conversion.fallbacks,
         )
@@ -335,19 +420,12 @@ class _Pull:
         return int((max(0, conversion.total_bytes - journal.written_bytes()) + largest) * _SPACE_MARGIN)
 
     def _check_space(self, conversion: Conversion, downloads: Path) -> None:
-        needed, free = self._needed_bytes(conversion, downloads), self._free_bytes()
+        needed, free = self._needed_bytes(conversion, downloads), _free_bytes(self._library.home)
         if needed > free:
             raise DiskSpaceError(
                 f"not enough disk space in {self._library.home}: {size_text(needed)} needed, "
                 f"{size_text(free)} free; free some, set MOEINF_HOME, or use --force"
             )
-
-    def _free_bytes(self) -> int:
-        folder = self._library.home
-        while not folder.exists():
-            folder = folder.parent
-        with errors_named(folder):
-            return shutil.disk_usage(folder).free
 
     def _kept_folder(self) -> Path:
         """Returns the folder in which --keep-source leaves downloaded shards. A folder source downloads nothing."""

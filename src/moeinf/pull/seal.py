@@ -17,7 +17,7 @@ from moeinf.store.files import errors_named, publish, sync_folder, write_fully
 from moeinf.store.format import DENSE_FILE, shard_file
 from moeinf.store.library import SOURCE_RECORD_FILE, Library, StoredModel
 from moeinf.store.manifest import MANIFEST_FILE, FileEntry, Manifest, ModelSource, ShardEntry, model_id
-from moeinf.store.verify import Finding, check_spans, dense_span, expert_spans, gathered
+from moeinf.store.spans import Finding, check_spans, dense_span, expert_spans, gathered
 from moeinf.types import ModelInfo, SumRun
 
 

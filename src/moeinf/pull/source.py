@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.store.files import errors_named, open_regular, parse_json_object, read_small
@@ -36,6 +36,7 @@ class Shards:
     weight_map: Mapping[str, str] | None
 
 
+@runtime_checkable
 class Source(Protocol):
     """A checkpoint: a local folder, or a repository of the Hub. Every method may block on disk or network."""
 
@@ -148,16 +149,11 @@ def most_bytes(name: str) -> int:
     return _MOST_JSON_BYTES.get(name, _MOST_SMALL_BYTES)
 
 
-def _instead_of_folder(path: Path) -> str:
-    if path.suffix.lower() == ".gguf" and path.is_file():
-        return "is a GGUF file; moeinf needs safetensors, so pull the original repository of the model"
-    return "is not a folder; give the folder of a checkpoint, or org/repo"
-
-
 def _instead_of_shards(names: Collection[str]) -> str:
-    for suffixes, words in (((".gguf",), "has only GGUF files"), ((".bin", ".pt", ".pth"), "has only PyTorch files")):
-        if any(name.endswith(suffixes) for name in names):
-            return f"{words}; moeinf needs safetensors, so pull the original repository of the model"
+    if any(name.lower().endswith(".gguf") for name in names):
+        return "has only GGUF files; name the one that you want"
+    if any(name.endswith((".bin", ".pt", ".pth")) for name in names):
+        return "has only PyTorch files; moeinf needs safetensors, so pull the original repository of the model"
     return f"has neither {SINGLE_FILE} nor {INDEX_FILE}: not a checkpoint in safetensors form"
 
 
@@ -191,7 +187,7 @@ class FolderSource:
         self.origin = origin or ModelSource("folder", str(self._path))
         with errors_named(self._path, CheckpointError):
             if not self._path.is_dir():
-                raise CheckpointError(f"{path} {_instead_of_folder(self._path)}")
+                raise CheckpointError(f"{path} is not a folder; give the folder of a checkpoint, or org/repo")
             self._folders = {entry.name: self._path for entry in os.scandir(self._path)}  # where each file lies
             if over is not None:
                 self._folders |= {entry.name: over for entry in os.scandir(over)}

@@ -12,6 +12,7 @@ import numpy as np
 from moeinf.errors import StoreError
 from moeinf.store.files import errors_named, parse_json_object, read_small
 from moeinf.store.library import StoredModel
+from moeinf.store.placed.sums import covers_experts
 from moeinf.types import SumRun
 
 CHECKSUMS_FILE: Final = "checksums.bin"
@@ -35,17 +36,27 @@ def sums_of(model: StoredModel) -> tuple[tuple[SumRun, ...], str]:
     """
     manifest, path = model.manifest, model.path / CHECKSUMS_FILE
     sizes = manifest.file_sizes()
-    shards = {(shard.file, 0, shard.num_bytes, manifest.layout.stride_bytes) for shard in manifest.shards}
+    shards = {
+        (shard.file, 0, shard.num_bytes, manifest.layout_of(layer).stride_bytes)
+        for layer, shard in enumerate(manifest.shards)
+    }
+    in_place = manifest.in_place
+    if in_place is not None:
+        sizes |= {file.file: file.num_bytes for file in in_place.files}
     try:
         with errors_named(path):
             runs = parse_checksums(read_small(path), str(path), sizes)
-        if not shards <= {(run.file, run.start, run.num_bytes, run.unit_bytes) for run in runs}:
+        units = [(run.file, run.start, run.num_bytes, run.unit_bytes) for run in runs]
+        if not shards <= set(units) or (in_place is not None and not covers_experts(manifest, units)):
             raise StoreError(f"{path} does not cover every expert")
         return runs, ""
     except StoreError as error:
         if CHECKSUMS_FILE in sizes:
             raise StoreError(f"{model.name}: {error}; {model.remedy}") from error
-        reason = str(error) if path.exists() else "it was pulled before stores had checksums for that"
+        missing = "it was pulled before stores had checksums for that"
+        if in_place is not None:
+            missing = "a GGUF file has no checksums"
+        reason = str(error) if path.exists() else missing
         return (), (
             f"the weights of {model.name} are not checked while they are read: {reason}; "
             f"`moeinf verify {model.name}` adds the checksums"

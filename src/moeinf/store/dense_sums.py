@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -16,9 +17,11 @@ from moeinf.types import ByteArray, IntArray, SumRun, TensorSpec
 class DenseSums:
     """Checks one model's dense file against its checksums. Where there are none, everything passes."""
 
-    def __init__(self, model: StoredModel, runs: Sequence[SumRun], *, always: bool = False) -> None:
-        """always: rows are checked whenever they are looked up, not only the first time."""
-        self._model, self._path, self._always = model, model.dense_path, always
+    def __init__(
+        self, model: StoredModel, runs: Sequence[SumRun], *, always: bool = False, path: Path | None = None
+    ) -> None:
+        """always: rows are checked whenever they are looked up, not only the first time. path: of another file."""
+        self._model, self._path, self._always = model, path or model.dense_path, always
         self._runs = {run.start: run for run in runs if run.file == self._path.name}
 
     @property

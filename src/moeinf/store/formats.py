@@ -10,13 +10,19 @@ from moeinf.store.manifest import Manifest
 
 def formats_text(manifest: Manifest) -> str:
     """`bf16`, or `q4_k experts, q4_k dense, q8_0 head`: what is stored, which need not be all that was asked for."""
-    experts = mixed(spec.dtype for spec in manifest.layout.tensors)
+    experts = expert_formats(manifest)
     dense = {name: blocks.format for name, blocks in manifest.dense_formats.items()}
     if not dense and experts == manifest.info.dtype:
         return experts
     head = [f"{format} head" for name, format in dense.items() if _is_head(name)]
     rest = mixed(format for name, format in dense.items() if not _is_head(name))
     return ", ".join([f"{experts} experts", f"{rest or manifest.info.dtype} dense", *head])
+
+
+def expert_formats(manifest: Manifest) -> str:
+    """Of the experts of all layers: `q4_k/q6_k`."""
+    layouts = manifest.layers or (manifest.layout,)
+    return mixed(spec.dtype for layout in layouts for spec in layout.tensors)
 
 
 def mixed(formats: Iterable[str]) -> str:

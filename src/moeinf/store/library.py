@@ -27,6 +27,8 @@ from moeinf.store.partials import PartialPull, find_partials
 SOURCE_RECORD_FILE = "receipt.json"
 _ID = re.compile(r"[0-9a-f]{12,64}")
 _TRASH = ".trash-"
+_HUB_PREFIX = re.compile(r"^(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/|^hf://", re.IGNORECASE)
+_GGUF_END = re.compile(r"(-\d{5}-of-\d{5})?\.gguf$")
 
 
 @dataclass(frozen=True)
@@ -43,9 +45,14 @@ class StoredModel:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes on disk, also of a damaged model."""
+        """Bytes on disk, also of a damaged model; those of files that it uses in place counted."""
+        outside = 0
+        with suppress(StoreError):
+            in_place = self.manifest.in_place
+            outside = in_place.num_bytes if in_place is not None and in_place.folder else 0
         with errors_named(self.path):
-            return sum(entry.stat().st_size for entry in os.scandir(self.path) if entry.is_file(follow_symlinks=False))
+            own = sum(entry.stat().st_size for entry in os.scandir(self.path) if entry.is_file(follow_symlinks=False))
+        return own + outside
 
     @property
     def modified(self) -> datetime:
@@ -56,6 +63,10 @@ class StoredModel:
     @property
     def remedy(self) -> str:
         """The advice for files that are no longer what they were when the model was published."""
+        with suppress(StoreError):
+            in_place = self.manifest.in_place
+            if in_place is not None and in_place.folder:
+                return f"check it with `moeinf verify {self.name}`, and fetch the file again if it is damaged"
         return f"check it with `moeinf verify {self.name}`, then `moeinf pull` it again"
 
     @property
@@ -64,8 +75,25 @@ class StoredModel:
 
     @property
     def shard_paths(self) -> list[Path]:
-        """The files of the experts, one for each MoE layer."""
+        """The files of the experts: one for each MoE layer, or those in place."""
+        in_place = self.manifest.in_place
+        if in_place is not None:
+            return in_place.paths(self.path)
         return [self.path / shard.file for shard in self.manifest.shards]
+
+    @property
+    def shard_sizes(self) -> list[int]:
+        in_place = self.manifest.in_place
+        return [each.num_bytes for each in (in_place.files if in_place is not None else self.manifest.shards)]
+
+    @property
+    def dense_bytes(self) -> int:
+        """Bytes on disk of all weights but experts."""
+        in_place = self.manifest.in_place
+        if in_place is not None:
+            return in_place.dense_bytes
+        with errors_named(self.dense_path):
+            return self.dense_path.stat().st_size
 
     def source_record(self) -> dict[str, str]:
         """What `pull` recorded of the source; empty where the record is missing or damaged."""
@@ -258,13 +286,15 @@ class Library:
             raise ModelNotFoundError(str(error)) from error
 
     def _find_source(self, reference: str) -> StoredModel | None:
-        repo, _, revision = reference.partition("@")
+        repo, _, revision = _HUB_PREFIX.sub("", reference).partition("@")
+        repo, _, tag = repo.partition(":")
+        wanted = "" if tag.lower() == "latest" else tag.lower()
         for model in self.list():
             try:
                 source = model.manifest.source
             except StoreError:  # whatever it was made of, it cannot be used
                 continue
-            if source.kind != "hub" or source.location.lower() != repo.lower():
+            if source.kind != "hub" or source.location.lower() != repo.lower() or not _is_tag(wanted, source.file):
                 continue
             short = len(revision) >= 7 and source.revision.startswith(revision)
             if not revision or short or model.source_record().get("requested") == revision:
@@ -323,6 +353,13 @@ def _freed_bytes(paths: Iterable[Path]) -> int:
         links[info.st_ino] += 1
         sizes[info.st_ino] = info.st_nlink, info.st_size
     return sum(size for inode, (held, size) in sizes.items() if links[inode] == held)
+
+
+def _is_tag(tag: str, file: str) -> bool:
+    """Whether a tag, in lower case, means this GGUF file of a repository: its quantisation, or its name."""
+    stem = _GGUF_END.sub("", file.lower())
+    plain = _GGUF_END.sub("", tag)
+    return not tag or stem == plain or stem.endswith(tuple(f"{before}{plain}" for before in "-._/"))
 
 
 def _mended(name: str, tag: str) -> str:

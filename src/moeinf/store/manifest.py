@@ -15,7 +15,7 @@ from moeinf.errors import StoreError
 from moeinf.store.checked_json import CheckedObject
 from moeinf.store.files import errors_named, parse_json_object, read_small
 from moeinf.store.format import DENSE_FILE, BlockTensor, is_quantised, round_up, shard_file
-from moeinf.store.in_place import InPlace, parse_in_place
+from moeinf.store.placed.places import InPlace, parse_in_place
 from moeinf.store.quantisation import CHOICES, KEEP, Choice, Quantisation
 from moeinf.types import (
     BLOCK_ALIGN_BYTES,
@@ -165,7 +165,7 @@ def parse(data: bytes, where: str) -> Manifest:
     shards = tuple(_parse_shard(item, layer, by_layer[layer], moe) for layer, item in enumerate(items))
     files = tuple(_parse_file(item) for item in root.children("files"))
     names = [shard.file for shard in shards] + [file.file for file in files]
-    if in_place and not in_place.folder:
+    if in_place:
         names += [file.file for file in in_place.files]
     if len(set(names)) != len(names) or (DENSE_FILE not in names and not in_place) or MANIFEST_FILE in names:
         raise StoreError(f"{where}: files must name {DENSE_FILE}, each file once, and not the manifest")

@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 from moeinf.errors import StoreError
-from moeinf.store.formats import mixed
+from moeinf.store.formats import expert_formats
 from moeinf.store.quantisation import KEEP
 from moeinf.terminal.screen import table
 from moeinf.text.quantities import ago_text, size_text
@@ -41,7 +41,7 @@ def _format_word(model: StoredModel) -> str:
     except StoreError:
         return "?"
     if manifest.quantisation == KEEP:
-        return mixed(spec.dtype for spec in manifest.layout.tensors)
+        return expert_formats(manifest)
     return manifest.quantisation.tag
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from moeinf.engine.dense_weights import DenseFile
 from moeinf.engine.footprint import Footprint, footprint_of
 from moeinf.engine.memory_plan import PROCESS_BYTES, smallest_bytes, smallest_device_bytes
+from moeinf.engine.placed.dense import open_dense
 from moeinf.engine.stored.facts import (
     capabilities,
     config,
@@ -18,7 +18,7 @@ from moeinf.engine.stored.facts import (
 )
 from moeinf.hardware import usable_cores
 from moeinf.models.family import family_of
-from moeinf.store.dense_sums import DenseSums
+from moeinf.store.formats import mixed
 from moeinf.terminal.screen import section, table
 from moeinf.text.quantities import at_least_text, binary_size_text, count_text
 
@@ -47,7 +47,7 @@ def _footprint(model: StoredModel) -> Footprint:
         from moeinf.sampling.beam_search import num_beams_asked  # loads numpy, which most models do without
 
         beams = num_beams_asked(json_file(model, "generation_config.json") or config_json)
-    dense = DenseFile(model, family.tensors, DenseSums(model, ()))  # only its size is asked for
+    dense = open_dense(model, family.tensors, ())  # only its size is asked for
     return footprint_of(model.manifest, dense.memory_bytes, family.workspace, beams)
 
 
@@ -73,11 +73,17 @@ def show_lines(model: StoredModel, *, verbose: bool = False) -> list[str]:
     lines += _licence_section(model)
     if verbose:
         lines += section("Metadata", [(name, json.dumps(value)) for name, value in config(model).items()])
-        lines += section(
-            "Tensors of one expert",
-            [(spec.name, f"{spec.dtype}  {list(spec.shape)}") for spec in model.manifest.layout.tensors],
-        )
+        lines += section("Tensors of one expert", _tensor_rows(model))
     return lines[:-1]
+
+
+def _tensor_rows(model: StoredModel) -> list[tuple[str, str]]:
+    """Each tensor with its formats, of which there may be several where layers differ."""
+    layouts = model.manifest.layers or (model.manifest.layout,)
+    return [
+        (spec.name, f"{mixed(layout.tensors[number].dtype for layout in layouts)}  {list(spec.shape)}")
+        for number, spec in enumerate(model.manifest.layout.tensors)
+    ]
 
 
 def _moe_rows(model: StoredModel) -> list[tuple[str, str]]:
@@ -90,7 +96,7 @@ def _moe_rows(model: StoredModel) -> list[tuple[str, str]]:
         ("total parameters", count_text(info.num_params)),
         ("active parameters", count_text(info.active_params)),
         ("bytes per expert", f"{layout.stride_bytes} ({binary_size_text(layout.stride_bytes)})"),
-        ("dense bytes", binary_size_text(model.dense_path.stat().st_size)),
+        ("dense bytes", binary_size_text(model.dense_bytes)),
         ("needs at least", f"{at_least_text(needed_bytes(model))} RAM"),
         ("on a GPU", _gpu_text(needed_on_gpu(model))),
     ]
@@ -133,7 +139,7 @@ def show_json(model: StoredModel) -> str:
                 "active_per_token": moe.top_k,
                 "shared_experts": info.num_shared_experts,
                 "bytes_per_expert": layout.stride_bytes,
-                "dense_bytes": model.dense_path.stat().st_size,
+                "dense_bytes": model.dense_bytes,
                 "needs_at_least_bytes": needed_bytes(model),
                 "on_gpu_needs_at_least_bytes": dict(zip(("vram", "ram"), needed_on_gpu(model), strict=True)),
             },

@@ -23,27 +23,12 @@ from moeinf.gguf.tensors import Placement, places_of
 from moeinf.gguf.undo import Columns, Kind, Stored, outcome, parse_undo, takes_blocks, undo_json, undone
 from moeinf.models.family import family_of
 from moeinf.types import ByteArray, TensorPlan
+from tests.support.converter.meant import meant
 from tests.support.converter.record import NAMES, checkpoint
 from tests.support.gguf_files import write_gguf
 from tests.support.pairs.experts import part_of
 
-# What no file says: the value that every published checkpoint has is taken.
-UNSAID: dict[str, dict[str, Any]] = {"gpt_oss": {"swiglu_limit": 7.0}, "phimoe": {"router_jitter_noise": 0.01}}
 TYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
-
-
-def meant(config: dict[str, Any]) -> dict[str, Any]:
-    """The config as a file can tell it."""
-    config = config | UNSAID.get(config["model_type"], {})
-    for name in ("rope_scaling", "rope_parameters"):
-        rope = dict(config.get(name) or {})
-        if "mscale_all_dim" in rope:
-            config |= {name: rope | {"mscale": rope["mscale_all_dim"]}}
-        if "short_mscale" in rope:
-            trained, longest = rope["original_max_position_embeddings"], config["max_position_embeddings"]
-            factor = math.sqrt(1 + math.log(longest / trained) / math.log(trained))
-            config |= {name: rope | {"short_mscale": factor, "long_mscale": factor}}
-    return config
 
 
 def facts(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -50,7 +50,7 @@ def test_a_path_that_does_not_exist_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("model.Q4.gguf", "only GGUF files; moeinf needs safetensors"),
+        ("model.Q4.gguf", "only GGUF files; name the one that you want"),
         ("pytorch_model.bin", "only PyTorch files; moeinf needs safetensors"),
         ("notes.txt", "neither model.safetensors nor"),
     ],
@@ -204,9 +204,9 @@ def test_what_could_never_run_is_refused_before_the_first_shard(tmp_path: Path) 
         plan_pull(str(folder), home=tmp_path / "home")
 
 
-def test_a_gguf_file_is_called_one(tmp_path: Path) -> None:
+def test_a_gguf_file_that_is_none_is_named(tmp_path: Path) -> None:
     (tmp_path / "x.gguf").write_bytes(b"GGUF")
-    assert "x.gguf is a GGUF file; moeinf needs safetensors" in str(refused(tmp_path / "x.gguf", tmp_path))
+    assert "x.gguf is truncated inside its first bytes" in str(refused(tmp_path / "x.gguf", tmp_path))
 
 
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json", INDEX])

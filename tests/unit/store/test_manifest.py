@@ -12,9 +12,9 @@ import pytest
 
 from moeinf.errors import StoreError
 from moeinf.store.format import BlockTensor, expert_layout
-from moeinf.store.in_place import DensePlace, InPlace, PartPlace, PlacedFile, TensorPlace, placed_layout
 from moeinf.store.library import StoredModel
 from moeinf.store.manifest import Manifest, ModelSource, load, model_id, parse, slot_layout
+from moeinf.store.placed.places import DensePlace, InPlace, PartPlace, PlacedFile, TensorPlace, placed_layout
 from moeinf.store.quantisation import Quantisation
 from moeinf.types import TensorSpec, format_bytes
 

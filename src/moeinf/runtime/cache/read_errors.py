@@ -13,9 +13,12 @@ from moeinf.errors import ExpertReadError
 class ReadErrors:
     """Names the expert, its file and the remedy."""
 
-    def __init__(self, shards: Sequence[Path], num_experts: int, model: str = "MODEL") -> None:
-        """shards: the file of each layer. model: its name."""
+    def __init__(
+        self, shards: Sequence[Path], num_experts: int, model: str = "MODEL", remedy: str | None = None
+    ) -> None:
+        """shards: the file of each layer; none where a layer has no file of its own. model: its name."""
         self._shards = shards
+        self._remedy = remedy or f"check it with `moeinf verify {model}`, then `moeinf pull` it again"
         self._num_experts = num_experts
         self._model = model
 
@@ -23,6 +26,6 @@ class ReadErrors:
         layer, expert = divmod(int(failure.key), self._num_experts)
         fault = "damaged" if failure.errno == errno.EBADMSG else "unreadable"
         return ExpertReadError(
-            f"{self._model}: expert {expert} of layer {layer} is {fault} in {self._shards[layer]}: "
-            f"{failure}; check it with `moeinf verify {self._model}`, then `moeinf pull` it again"
+            f"{self._model}: expert {expert} of layer {layer} is {fault} in "
+            f"{self._shards[layer] if self._shards else failure.path}: {failure}; {self._remedy}"
         )

@@ -38,6 +38,14 @@ def take(pieces: deque[ByteArray], populate: Callable[[ByteArray], bool] = popul
     return threads
 
 
+def take_pages_of(memory: ByteArray) -> deque[ByteArray]:
+    """Takes the pages of memory that is about to be read into. Clear the queue that it returns to end that early."""
+    pieces = deque(memory[at : at + PIECE_BYTES] for at in range(0, len(memory), PIECE_BYTES))
+    if len(pieces) > 1:  # else not worth a thread
+        take(pieces)
+    return pieces
+
+
 class PagesAhead:
     """Keeps the pages of `memory` taken a little beyond where reads go, if these go from its start to its end.
 

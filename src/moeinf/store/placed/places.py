@@ -84,6 +84,13 @@ class InPlace:
         sources = {(each.file, each.offset_bytes): each.num_bytes for place in self.dense for each in place.sources}
         return sum(sources.values())
 
+    def dense_specs(self) -> tuple[TensorSpec, ...]:
+        """The dense tensors by the names that the family knows, in the format in which most of each lies."""
+        return tuple(
+            TensorSpec(place.name, place.sources[0].format, place.shape, 0, sum(s.num_bytes for s in place.sources))
+            for place in self.dense
+        )
+
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 

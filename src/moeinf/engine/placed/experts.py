@@ -1,0 +1,87 @@
+"""Where the experts of a stored model lie, and what their parts are, for reader and kernel."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from moeinf.engine.footprint import expert_parts
+from moeinf.runtime.io.places import ExpertPlaces, PlacedReads
+from moeinf.store.manifest import Manifest
+from moeinf.store.placed.places import InPlace
+from moeinf.store.placed.sums import PlacedRun, placed_runs
+from moeinf.types import DiskReader, IntArray, SumRun
+
+Parts = Mapping[str, tuple[str, int, int, int] | tuple[str, int, int, int, int, int]]
+
+
+def parts_of_layers(manifest: Manifest) -> Parts | list[Parts]:
+    """The parts as ExpertKernel takes them: those of all layers, or of each."""
+    if not manifest.layers:
+        return expert_parts(manifest.layout)
+    if manifest.in_place is None:
+        return [expert_parts(layout) for layout in manifest.layers]
+    return [_placed_parts(manifest, manifest.in_place, layer) for layer in range(manifest.moe.num_layers)]
+
+
+def _placed_parts(manifest: Manifest, in_place: InPlace, layer: int) -> Parts:
+    layout = manifest.layout_of(layer)
+    return {
+        spec.name: (
+            spec.dtype,
+            spec.shape[0],
+            math.prod(spec.shape[1:]),
+            spec.offset_bytes,
+            place.offset_bytes,
+            place.step_bytes,
+        )
+        for spec, place in zip(layout.tensors, in_place.experts[layer], strict=True)
+    }
+
+
+def placed_reads(manifest: Manifest, reader: DiskReader) -> PlacedReads | None:
+    """How experts are read; None where each layer has a file of blocks of one size."""
+    if not manifest.layers:
+        return None
+    rows = _placed(manifest, manifest.in_place) if manifest.in_place else _blocks(manifest)
+    return PlacedReads(reader, ExpertPlaces(*(_table(column) for column in rows)), manifest.moe.num_experts)
+
+
+def _placed(manifest: Manifest, in_place: InPlace) -> Sequence[list[list[int]]]:
+    specs = [manifest.layout_of(layer).tensors for layer in range(manifest.moe.num_layers)]
+    return (
+        [[place.file for place in places] for places in in_place.experts],
+        [[place.offset_bytes for place in places] for places in in_place.experts],
+        [[place.step_bytes for place in places] for places in in_place.experts],
+        [[spec.num_bytes for spec in of_layer] for of_layer in specs],
+        [[spec.offset_bytes for spec in of_layer] for of_layer in specs],
+    )
+
+
+def _blocks(manifest: Manifest) -> Sequence[list[list[int]]]:
+    """A file for each layer, in which a block follows the other."""
+    strides = [[layout.stride_bytes] for layout in manifest.layers]
+    zeros = [[0] for _ in strides]
+    return [[layer] for layer in range(len(strides))], zeros, strides, strides, zeros
+
+
+def _table(rows: list[list[int]]) -> IntArray:
+    """[layers, pieces]; rows that are shorter end with 0."""
+    width = max(len(row) for row in rows)
+    return np.array([[*row, *[0] * (width - len(row))] for row in rows], np.int64)
+
+
+def expert_sums(manifest: Manifest, runs: Sequence[SumRun]) -> list[SumRun]:
+    """Those of the checksums that experts are compared with as they are read."""
+    if manifest.in_place is None:
+        shards = {shard.file for shard in manifest.shards}
+        return [run for run in runs if run.file in shards]
+    files = manifest.in_place.files
+    wanted = {(files[each.file].file, each.tensor.offset_bytes) for each in placed_runs(manifest) if _of_experts(each)}
+    return [run for run in runs if (run.file, run.start) in wanted]
+
+
+def _of_experts(run: PlacedRun) -> bool:
+    return run.units_of_expert > 0

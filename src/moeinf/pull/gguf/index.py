@@ -1,0 +1,175 @@
+"""Makes a model of the store out of a GGUF file's header: all but its weights, which stay where they are."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from moeinf.errors import UnsupportedModelError
+from moeinf.gguf.config import config_of
+from moeinf.gguf.header import Gguf, GgufTensor
+from moeinf.gguf.tensors import ExpertSource, Placement, places_of
+from moeinf.gguf.tokenizer import tokenizer_files
+from moeinf.gguf.undo import Kind, outcome, undo_json
+from moeinf.models.family import family_of
+from moeinf.pull.seal import publish_model, write_small_file
+from moeinf.store.checksums import CHECKSUMS_FILE
+from moeinf.store.files import errors_named, make_folders, publish, sync_folder
+from moeinf.store.format import BlockTensor, is_quantised
+from moeinf.store.library import SOURCE_RECORD_FILE, Library, StoredModel
+from moeinf.store.manifest import MANIFEST_FILE, FileEntry, Manifest, ModelSource, model_id, slot_layout
+from moeinf.store.placed.places import DensePlace, InPlace, PartPlace, PlacedFile, TensorPlace, placed_layout
+from moeinf.store.placed.verify import header_digest
+from moeinf.text.tokenizer import check_text_files
+from moeinf.types import DTYPE_BYTES, DType, ExpertLayout, MoeShape, TensorPlan, TensorSpec, format_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """A model without its weights: its manifest, but for the list of small files, and these files."""
+
+    manifest: Manifest
+    small_files: Mapping[str, bytes]
+
+    def sealed(self, checksums: bytes = b"") -> tuple[Manifest, Mapping[str, bytes]]:
+        """Manifest and all small files. checksums: the content of checksums.bin, where it was computed."""
+        files = {**self.small_files, **({CHECKSUMS_FILE: checksums} if checksums else {})}
+        entries = [FileEntry(name, len(data), hashlib.sha256(data).hexdigest()) for name, data in sorted(files.items())]
+        return replace(self.manifest, files=tuple(entries)), files
+
+
+def check_runs(gguf: Gguf) -> tuple[TensorPlan, Placement]:
+    """Raises UnsupportedModelError or CheckpointError for what moeinf cannot run, from the header alone."""
+    plan = family_of(config_of(gguf)).tensors
+    return plan, places_of(gguf, plan)
+
+
+def make_index(gguf: Gguf, source: ModelSource, folder: str, sha256: Sequence[str] = ()) -> Index:
+    """folder: in which the files lie, "" where that will be the model's own. sha256: of each file, where it is known.
+
+    Raises CheckpointError, UnsupportedModelError, OSError.
+    """
+    config = config_of(gguf)
+    family = family_of(config)
+    plan = family.tensors
+    placement = places_of(gguf, plan)
+    _refuse_scales(gguf, placement)
+    dense = tuple(_dense_place(name, placement) for name in plan.dense)
+    layers, experts = _layers(plan.moe, plan.parts, placement)
+    files = tuple(
+        PlacedFile(
+            file.path.name,
+            file.num_bytes,
+            file.header_bytes,
+            header_digest(file.path, file.header_bytes),
+            sha256[number] if sha256 else "",
+        )
+        for number, file in enumerate(gguf.files)
+    )
+    small_files = {"config.json": _json(config), **tokenizer_files(gguf)}
+    check_text_files(small_files, gguf.where)
+    manifest = Manifest(
+        source,
+        family.info(_dtype(gguf, placement)),
+        plan.moe,
+        slot_layout(layers),
+        (),
+        (),
+        dense_formats=_dense_formats(placement),
+        layers=layers,
+        in_place=InPlace(folder, files, dense, experts),
+    )
+    return Index(manifest, small_files)
+
+
+def write_model(
+    library: Library, folder: Path, name: str, index: Index, record: Mapping[str, str], checksums: bytes = b""
+) -> StoredModel:
+    """Writes a model into a work folder and publishes it. Files of the weights are there already, or elsewhere.
+
+    record: what the source record says.
+    """
+    manifest, files = index.sealed(checksums)
+    make_folders(folder)
+    for each, data in files.items():
+        write_small_file(folder / each, data)
+    write_small_file(folder / SOURCE_RECORD_FILE, json.dumps(dict(record)).encode())
+    with errors_named(folder):
+        sync_folder(folder)
+        publish(folder / MANIFEST_FILE, manifest.dumps())
+    return publish_model(library, folder, model_id(manifest.dumps()), name, manifest.source)
+
+
+def discard(folder: Path) -> None:
+    """Leaves nothing behind of a work folder."""
+    with suppress(OSError):
+        if os.path.lexists(folder):
+            shutil.rmtree(folder)
+
+
+def _json(config: Mapping[str, object]) -> bytes:
+    return (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def _refuse_scales(gguf: Gguf, placement: Placement) -> None:
+    scaled = [source.scale for source in placement.dense.values() if source.scale]
+    scaled += [source.scale for layer in placement.experts for source in layer.values() if source.scale]
+    if scaled:
+        raise UnsupportedModelError(
+            f"{gguf.where}: tensor {scaled[0].name!r} scales NVFP4 weights, which moeinf does not compute; "
+            "take a file of another quantisation"
+        )
+
+
+def _dense_place(name: str, placement: Placement) -> DensePlace:
+    source = placement.dense[name]
+    return DensePlace(
+        name, tuple(_tensor_place(each) for each in source.tensors), source.shape, tuple(undo_json(source.undo))
+    )
+
+
+def _tensor_place(tensor: GgufTensor) -> TensorPlace:
+    return TensorPlace(tensor.name, tensor.file, tensor.format, tensor.shape, tensor.offset_bytes)
+
+
+def _layers(
+    moe: MoeShape, parts: Mapping[str, tuple[int, ...]], placement: Placement
+) -> tuple[tuple[ExpertLayout, ...], tuple[tuple[PartPlace, ...], ...]]:
+    layouts, experts = [], []
+    for of_layer in placement.experts:
+        specs = [TensorSpec(part, of_layer[part].format, parts[part], 0, of_layer[part].num_bytes) for part in parts]
+        places = [_part_place(part, of_layer[part]) for part in parts]
+        layouts.append(placed_layout(specs, places, moe.num_experts))
+        experts.append(tuple(places))
+    return tuple(layouts), tuple(experts)
+
+
+def _part_place(part: str, source: ExpertSource) -> PartPlace:
+    return PartPlace(part, source.tensor.name, source.tensor.file, source.offset_bytes, source.stride_bytes)
+
+
+def _dense_formats(placement: Placement) -> dict[str, BlockTensor]:
+    """Of the tensors that stay quantised in memory."""
+    found = {}
+    for name, source in placement.dense.items():
+        kind = outcome([Kind(each.format, each.shape) for each in source.tensors], source.undo)
+        if kind is not None and is_quantised(kind.format):
+            found[name] = BlockTensor(kind.format, kind.shape)
+    return found
+
+
+def _dtype(gguf: Gguf, placement: Placement) -> DType:
+    """Of keys, values and activations: the type of most dense bytes, bf16 where these are quantised."""
+    used: Counter[str] = Counter()
+    for source in placement.dense.values():
+        for tensor in source.tensors:
+            used[tensor.format] += format_bytes(tensor.format, tensor.shape)
+    most = used.most_common(1)[0][0]
+    return next((dtype for dtype in DTYPE_BYTES if dtype == most), "bf16")

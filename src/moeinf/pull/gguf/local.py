@@ -1,0 +1,146 @@
+"""A GGUF file of this machine, used where it lies."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from moeinf.errors import CheckpointError, StoreError
+from moeinf.gguf.header import Gguf, read_gguf
+from moeinf.pull.events import PullProgress
+from moeinf.pull.gguf.index import Index, check_runs, discard, make_index, write_model
+from moeinf.pull.gguf.sums import checksums_of
+from moeinf.store.checksums import CHECKSUMS_FILE
+from moeinf.store.files import errors_named
+from moeinf.store.library import Library, StoredModel
+from moeinf.store.manifest import ModelSource
+from moeinf.store.names import name_from
+from moeinf.store.partials import PulledAs, partial_folder, pull_lock
+from moeinf.store.placed.verify import changed_file
+
+_SPLIT = re.compile(r"-\d{5}-of-\d{5}$")
+
+
+def file_model_name(path: Path) -> str:
+    """The name that a file's model gets by default."""
+    return name_from(_SPLIT.sub("", path.name[: -len(".gguf")] if path.name.lower().endswith(".gguf") else path.name))
+
+
+def known_model(path: Path, library: Library) -> StoredModel | None:
+    """The model that was made of this file, or of another part of its split, if it still is what it was then."""
+    for model in library.list():
+        with suppress(StoreError):
+            in_place, source = model.manifest.in_place, model.manifest.source
+            if source.kind != "file" or in_place is None or path not in in_place.paths(model.path):
+                continue
+            if not changed_file(in_place, model.path):
+                return model
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFile:
+    """A pull of a file. It copies nothing."""
+
+    path: Path  # absolute
+    name: str | None  # that was asked for
+    library: Library
+    progress: PullProgress
+
+    def plan(self) -> tuple[str, ModelSource, list[tuple[str, int]], bool]:
+        """The name, the source, the files with their sizes, and whether there is nothing left to do."""
+        gguf = read_gguf(self.path)
+        check_runs(gguf)
+        first = gguf.files[0].path
+        source = ModelSource("file", _printable(first))
+        known = known_model(self.path, self.library)
+        done = known is not None and (known.path / CHECKSUMS_FILE).is_file()
+        name = known.name if known is not None and self.name is None else self._free_name(first, source)
+        return name, source, [(file.path.name, file.num_bytes) for file in gguf.files], done
+
+    def run(self, *, checked: bool) -> StoredModel:
+        """Returns the model of the file, which is made where there is none that still fits.
+
+        checked: with the checksums of all weights, for which the whole file is read. Raises CheckpointError,
+        UnsupportedModelError, StoreError, UsageError; nothing is left behind then.
+        """
+        known = known_model(self.path, self.library)
+        if known is not None and (not checked or (known.path / CHECKSUMS_FILE).is_file()):
+            return self._named(known)
+        self.progress.stage("reading the header")
+        gguf = read_gguf(self.path)
+        first = gguf.files[0].path
+        source = ModelSource("file", _printable(first))
+        name = self._free_name(first, source)
+        folder = partial_folder(self.library.home, f"file:{first}")
+        with pull_lock(folder, name, self.progress.note):
+            try:
+                return self._make(gguf, source, name, folder, checked=checked)
+            finally:
+                discard(folder)
+
+    def _make(self, gguf: Gguf, source: ModelSource, name: str, folder: Path, *, checked: bool) -> StoredModel:
+        first = gguf.files[0].path
+        with errors_named(first, CheckpointError):
+            index = make_index(gguf, source, _printable(first.parent))
+        checksums = checksums_of(index.manifest, folder, name, self.progress) if checked else b""
+        with errors_named(first, CheckpointError):
+            self._require_unchanged(index, folder)
+        self._forget_stale(name, source)
+        record = {"asked": json.dumps(PulledAs(name, source).to_json()), "requested": ""}
+        return write_model(self.library, folder / "model", name, index, record, checksums)
+
+    def _require_unchanged(self, index: Index, folder: Path) -> None:
+        assert index.manifest.in_place is not None
+        fault = changed_file(index.manifest.in_place, folder)
+        if fault:
+            raise CheckpointError(f"{fault}: it changed while it was read; repeat the command")
+
+    def _named(self, known: StoredModel) -> StoredModel:
+        """The known model, under the name that was asked for."""
+        if self.name is None or self.name == known.name:
+            return known
+        self.library.check_origin(self.name, known.manifest.source)
+        with self.library.lock():
+            return self.library.bind(self.name, known.id)
+
+    def _free_name(self, first: Path, source: ModelSource) -> str:
+        """The name that was asked for, else one that no other model has."""
+        if self.name is not None:
+            return self.name
+        name = f"{file_model_name(first)}:latest"
+        held = self._holder(name)
+        if held is None or held.manifest.source.same_origin(source) or _is_stale(held):
+            return name
+        word, _, tag = name.partition(":")
+        return f"{word[:73]}-{hashlib.sha256(str(first).encode()).hexdigest()[:6]}:{tag}"
+
+    def _holder(self, name: str) -> StoredModel | None:
+        found = [model for model in self.library.list() if model.name == name]
+        with suppress(StoreError):
+            _ = [model.manifest for model in found]
+            return found[0] if found else None
+        return None
+
+    def _forget_stale(self, name: str, source: ModelSource) -> None:
+        """A file that has moved leaves an index behind, whose name is free again."""
+        held = self._holder(name)
+        if held is not None and not held.manifest.source.same_origin(source) and _is_stale(held):
+            self.library.remove(name)
+
+
+def _is_stale(model: StoredModel) -> bool:
+    source, in_place = model.manifest.source, model.manifest.in_place
+    return source.kind == "file" and in_place is not None and changed_file(in_place, model.path) != ""
+
+
+def _printable(path: Path) -> str:
+    """A path as a manifest holds it. Raises CheckpointError for one that no text can hold."""
+    text = str(path)
+    if not text.isprintable():
+        raise CheckpointError(f"{text!a} has characters that cannot be printed; rename it")
+    return text

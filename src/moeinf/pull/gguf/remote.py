@@ -1,0 +1,153 @@
+"""A GGUF model of a Hub repository: downloaded as it is, and used so."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from moeinf.errors import CheckpointError, DiskSpaceError
+from moeinf.gguf.header import Gguf, GgufHeader, join_parts, parse_gguf, part_names, read_gguf
+from moeinf.pull.events import PullProgress
+from moeinf.pull.gguf.files import choose
+from moeinf.pull.gguf.index import check_runs, make_index, write_model
+from moeinf.pull.gguf.sums import checksums_of
+from moeinf.pull.hub import HubRepository
+from moeinf.store.files import errors_named, make_folders, publish, sync_folder
+from moeinf.store.library import Library, StoredModel
+from moeinf.store.manifest import ModelSource
+from moeinf.store.partials import JOURNAL_FILE, PulledAs, partial_folder, pull_lock
+from moeinf.text.quantities import size_text
+
+_POSITIONS = ("rope_freqs.", "rope_factors_")  # tensors whose numbers a config is made of
+_MARGIN = 64 << 20  # of disk, for the index and the file system's own records
+
+
+@dataclass
+class HubFile:
+    """A pull of a model of one GGUF file, or of all parts of a split."""
+
+    repository: HubRepository
+    tag: str  # or a file's name; "" for the usual one
+    name: str
+    library: Library
+    progress: PullProgress
+    parts: Sequence[str] = field(init=False)  # their names in the repository
+    asked: PulledAs = field(init=False)
+    _headers: Sequence[GgufHeader] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Reads the headers alone, by range. Raises CheckpointError and UnsupportedModelError before all else moves."""
+        repository = self.repository
+        first = choose(repository.names, self.tag, repository.repo)
+        folder = first.rpartition("/")[0]
+        header = self._header(first)
+        plain = part_names(header, first.rpartition("/")[2], f"{repository.repo}: {first}")
+        self.parts = [f"{folder}/{each}" if folder else each for each in plain]
+        missing = [each for each in self.parts if each not in repository.names]
+        if missing:
+            raise CheckpointError(f"{repository.repo} lacks {missing[0]}, a part of {first}; take another of its files")
+        self._headers = [header, *(self._header(each) for each in self.parts[1:])]
+        _check(join_parts([(Path(f"{repository.repo}: {part}"), each) for part, each in self._pairs()]))
+        origin = replace(repository.origin, revision=repository.requested, file=self.parts[0])
+        self.asked = PulledAs(self.name, origin)
+        self.library.check_origin(self.name, self.source)
+
+    @property
+    def source(self) -> ModelSource:
+        return replace(self.repository.origin, file=self.parts[0])
+
+    @property
+    def folder(self) -> Path:
+        """The work folder."""
+        return partial_folder(self.library.home, f"{self.repository.repo}:{self.parts[0]}")
+
+    @property
+    def fingerprint(self) -> str:
+        return f"{self.repository.fingerprint}:{self.parts[0]}"
+
+    @property
+    def store_bytes(self) -> int:
+        return sum(header.num_bytes for header in self._headers)
+
+    def missing_bytes(self, part: str) -> int:
+        return self.repository.missing_bytes(part, self.folder / "model")
+
+    def made(self) -> Sequence[StoredModel]:
+        return self.library.made_of(self.fingerprint)
+
+    def run(self, *, force: bool) -> StoredModel:
+        """Goes on where an interrupted pull of the same file stopped. What was fetched stays for the next attempt."""
+        with pull_lock(self.folder, self.name, self.progress.note):
+            for model in self.made():
+                if model.name == self.name:
+                    self.progress.stage(f"{self.name} is up to date")
+                    return model
+            made = self.made()
+            if made:
+                with self.library.lock():
+                    return self.library.bind(self.name, made[0].id)
+            stored = self._fetch(force=force)
+            shutil.rmtree(self.folder, ignore_errors=True)
+            return stored
+
+    def _fetch(self, *, force: bool) -> StoredModel:
+        self._open_folder()
+        model = self.folder / "model"
+        needed = sum(self.missing_bytes(part) for part in self.parts)
+        if not force and needed + _MARGIN > shutil.disk_usage(self.folder).free:
+            raise DiskSpaceError(
+                f"not enough disk space in {self.library.home}: {size_text(needed)} needed, "
+                f"{size_text(shutil.disk_usage(self.folder).free)} free; free some, set MOEINF_HOME, or use --force"
+            )
+        self.progress.total("pulling", self.store_bytes, self.store_bytes - needed)
+        for part in self.parts:
+            if self.missing_bytes(part) or not self._is_whole(part):
+                self.repository.fetch(part, model)
+        gguf = read_gguf(model / self.parts[0].rpartition("/")[2])
+        with errors_named(model, CheckpointError):
+            index = make_index(gguf, self.source, "", [self.repository.sha256(part) for part in self.parts])
+        checksums = checksums_of(index.manifest, model, self.name, self.progress)
+        record = {
+            "fingerprint": self.fingerprint,
+            "requested": self.repository.requested,
+            "asked": json.dumps(self.asked.to_json()),
+        }
+        return write_model(self.library, model, self.name, index, record, checksums)
+
+    def _is_whole(self, part: str) -> bool:
+        """A part file of its full size still has to be compared with its hash, and renamed."""
+        return (self.folder / "model" / part.rpartition("/")[2]).is_file()
+
+    def _open_folder(self) -> None:
+        """Takes over what an interrupted pull of this very state has left; anything else there goes."""
+        with errors_named(self.folder):
+            journal = json.dumps({**self.asked.to_json(), "fingerprint": self.fingerprint}).encode()
+            path = self.folder / JOURNAL_FILE
+            if not path.is_file() or json.loads(path.read_bytes() or b"{}").get("fingerprint") != self.fingerprint:
+                if self.folder.exists():
+                    shutil.rmtree(self.folder)
+                make_folders(self.folder / "model")
+                publish(path, journal)
+            make_folders(self.folder / "model")
+            names = {part.rpartition("/")[2] for part in self.parts}
+            for entry in os.scandir(self.folder / "model"):
+                if entry.name.removesuffix(".part") not in names:
+                    os.unlink(entry.path)
+            sync_folder(self.folder)
+
+    def _header(self, part: str) -> GgufHeader:
+        repository = self.repository
+        return parse_gguf(repository.reader(part), repository.num_bytes(part), f"{repository.repo}: {part}")
+
+    def _pairs(self) -> list[tuple[str, GgufHeader]]:
+        return list(zip([part.rpartition("/")[2] for part in self.parts], self._headers, strict=True))
+
+
+def _check(gguf: Gguf) -> None:
+    """As far as it can be told from headers alone."""
+    tensors = {name: tensor for name, tensor in gguf.tensors.items() if not name.startswith(_POSITIONS)}
+    check_runs(replace(gguf, tensors=tensors))

@@ -1,0 +1,1 @@
+"""Weights in the files of other programs, where they lie."""

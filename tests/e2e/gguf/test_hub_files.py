@@ -1,0 +1,159 @@
+"""GGUF files of the Hub: chosen by tag, refused by their headers, downloaded whole, and used as they are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from moeinf.config.pull_options import PullOptions
+from moeinf.errors import CheckpointError, HubError, UnsupportedModelError, UsageError
+from moeinf.pull import download
+from moeinf.pull.gguf.files import choose
+from moeinf.pull.pull import ensure, plan_pull, pull
+from moeinf.store.checksums import CHECKSUMS_FILE
+from moeinf.store.files import write_fully
+from moeinf.store.library import Library
+from moeinf.store.verify import verify
+from tests.support.checkpoints import TOKENIZER
+from tests.support.converter.record import checkpoint
+from tests.support.gguf_files import write_gguf
+from tests.support.hub_server import REPO, Hub, serving
+
+RANGE = 64 << 10
+
+
+@pytest.fixture(autouse=True)
+def plain_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {"tokenizer.json": json.dumps(TOKENIZER).encode(), "tokenizer_config.json": b"{}"}
+    monkeypatch.setattr("moeinf.pull.gguf.index.tokenizer_files", lambda gguf: files)
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three quantisations of a model, one of them a split, and a file that is none."""
+    folder = tmp_path_factory.mktemp("repository")
+    config, tensors = checkpoint("qwen3_moe")
+    for tag, kind in (("Q8_0", "Q8_0"), ("Q4_K_M", "Q4_0")):
+        write_gguf(folder / f"Tiny-MoE-{tag}.gguf", config, tensors, kinds=lambda name, kind=kind: kind)  # type: ignore[misc]
+    write_gguf(folder / "Tiny-MoE-BF16.gguf", config, tensors, tensors_a_part=9)
+    (folder / "mmproj-F16.gguf").write_bytes(b"GGUF")
+    return folder
+
+
+@pytest.fixture
+def server(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    with serving(repository) as served:
+        monkeypatch.setattr(constants, "ENDPOINT", served.endpoint)
+        template = served.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf-cache"))
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
+        monkeypatch.setattr(download, "_RANGE_BYTES", RANGE)
+        yield served
+
+
+@pytest.mark.parametrize("reference", [f"hf.co/{REPO}:Q8_0", f"{REPO}:q8_0", f"{REPO}:Tiny-MoE-Q8_0.gguf"])
+def test_a_tag_names_a_file_which_is_kept_whole(reference: str, server: Hub, tmp_path: Path) -> None:
+    stored = ensure(reference, home=tmp_path)
+    file = server.folder / "Tiny-MoE-Q8_0.gguf"
+    assert (stored.path / file.name).read_bytes() == file.read_bytes()
+    assert stored.manifest.source.to_json() == {
+        "kind": "hub", "repo": REPO, "revision": server.commit, "file": file.name
+    }  # fmt: skip
+    assert stored.name.startswith("tiny-moe:")
+    assert CHECKSUMS_FILE in stored.manifest.file_sizes() and verify(stored) == []
+    size = file.stat().st_size
+    assert size <= server.sent_bytes(file.name) <= size + (1 << 20)  # the header is read ahead
+    server.seen.clear()
+    assert ensure(reference, home=tmp_path).id == stored.id
+    assert ensure(f"{REPO}:Q8_0", home=tmp_path).id == stored.id
+    assert server.seen == [] and not list((tmp_path / "partial").iterdir())
+    assert pull(reference, home=tmp_path).id == stored.id
+    assert not [seen for seen in server.seen if seen.sent_bytes > 2 * RANGE and seen.host == "cdn"] or size < 1 << 20
+    freed = Library(tmp_path).remove(stored.name)
+    assert freed >= size and not stored.path.exists()
+
+
+def test_without_a_tag_the_usual_file_is_taken(server: Hub, tmp_path: Path) -> None:
+    for number, reference in enumerate((REPO, f"{REPO}:latest", f"hf.co/{REPO}")):
+        stored = ensure(reference, home=tmp_path / str(number))
+        assert stored.manifest.source.file == "Tiny-MoE-Q4_K_M.gguf"
+        assert stored.name == "tiny-moe:latest"
+
+
+def test_all_parts_of_a_split_come_together(server: Hub, tmp_path: Path) -> None:
+    plan = plan_pull(f"{REPO}:BF16", home=tmp_path)
+    stored = ensure(f"{REPO}:BF16", home=tmp_path)
+    parts = sorted(path for path in server.folder.iterdir() if "BF16" in path.name)
+    assert len(parts) > 1 and [file.file for file in plan.files] == [path.name for path in parts]
+    assert plan.fetch_bytes == sum(path.stat().st_size for path in parts)
+    assert stored.manifest.in_place is not None
+    assert [file.file for file in stored.manifest.in_place.files] == [path.name for path in parts]
+    assert verify(stored) == [] and plan_pull(f"{REPO}:BF16", home=tmp_path).up_to_date
+
+
+def test_a_tag_that_is_not_there_is_told_which_are(server: Hub, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"no GGUF file of the tag 'Q2_K'.*BF16, Q4_K_M, Q8_0"):
+        pull(f"{REPO}:Q2_K", home=tmp_path)
+    with pytest.raises(UsageError, match="--quant: a GGUF file is used as it is"):
+        pull(f"{REPO}:Q8_0", PullOptions(quant="q4_k"), home=tmp_path)
+    with pytest.raises(CheckpointError, match="several GGUF files, none of them Q4_K_M"):
+        choose(["a-Q8_0.gguf", "a-Q5_0.gguf"], "", "x/y")
+    assert choose(["only.gguf", "mmproj-F16.gguf"], "", "x/y") == "only.gguf"
+    assert choose(["Q8_0/a-Q8_0-00001-of-00002.gguf", "Q8_0/a-Q8_0-00002-of-00002.gguf"], "q8_0", "x/y").startswith(
+        "Q8_0/a-Q8_0-00001"
+    )
+    assert not (tmp_path / "models").exists()
+
+
+def test_an_architecture_that_is_not_supported_is_refused_before_its_file_is_fetched(
+    server: Hub, tmp_path: Path
+) -> None:
+    config, tensors = checkpoint("qwen3_moe")
+    server.folder = tmp_path / "repo"
+    server.folder.mkdir()
+    metadata = {"general.architecture": "llama4"}
+    [file] = write_gguf(server.folder / "a-Q4_K_M.gguf", config, tensors, metadata=metadata)
+    with file.open("ab") as grown:
+        grown.truncate(64 << 20)
+    with pytest.raises(UnsupportedModelError, match="llama4"):
+        pull(REPO, home=tmp_path / "home")
+    assert server.sent_bytes(".gguf") < 2 << 20
+    assert not (tmp_path / "home" / "models").exists()
+
+
+def test_an_interrupted_download_goes_on_where_it_stopped(
+    server: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = iter(range(1 << 30))
+
+    def stop(fd: int, data: bytes, offset: int, path: Path) -> None:
+        write_fully(fd, data, offset, path)
+        if next(calls) == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(download, "write_fully", stop)
+    with pytest.raises(KeyboardInterrupt):
+        pull(f"{REPO}:Q8_0", home=tmp_path)
+    monkeypatch.setattr(download, "write_fully", write_fully)
+    [left] = tmp_path.rglob("*.part")
+    held = left.stat().st_size
+    [partial] = Library(tmp_path).partials()
+    assert held > 0 and partial.asked is not None and partial.matches("tiny-moe:q8_0")
+    server.seen.clear()
+    stored = pull("tiny-moe:q8_0", home=tmp_path)
+    file = server.folder / "Tiny-MoE-Q8_0.gguf"
+    assert (stored.path / file.name).read_bytes() == file.read_bytes()
+    assert f"bytes={held}-" in {seen.range.partition("-")[0] + "-" for seen in server.seen if seen.host == "cdn"}
+    assert not list(tmp_path.rglob("*.part")) and Library(tmp_path).partials() == []
+
+
+def test_what_the_server_spoils_is_never_published(server: Hub, tmp_path: Path) -> None:
+    server.faults["flip"] = 1000
+    with pytest.raises((HubError, CheckpointError)):
+        pull(f"{REPO}:Q8_0", home=tmp_path)
+    assert Library(tmp_path).list() == []

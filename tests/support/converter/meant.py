@@ -1,0 +1,23 @@
+"""What a GGUF file can tell of a config: some values have no place in it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+# What no file says: the value that every published checkpoint has is taken.
+UNSAID: dict[str, dict[str, Any]] = {"gpt_oss": {"swiglu_limit": 7.0}, "phimoe": {"router_jitter_noise": 0.01}}
+
+
+def meant(config: dict[str, Any]) -> dict[str, Any]:
+    """The config as a file can tell it."""
+    config = config | UNSAID.get(config["model_type"], {})
+    for name in ("rope_scaling", "rope_parameters"):
+        rope = dict(config.get(name) or {})
+        if "mscale_all_dim" in rope:
+            config |= {name: rope | {"mscale": rope["mscale_all_dim"]}}
+        if "short_mscale" in rope:
+            trained, longest = rope["original_max_position_embeddings"], config["max_position_embeddings"]
+            factor = math.sqrt(1 + math.log(longest / trained) / math.log(trained))
+            config |= {name: rope | {"short_mscale": factor, "long_mscale": factor}}
+    return config
