@@ -325,14 +325,16 @@ TEST(parts_that_do_not_fit_together_are_refused) {
   CHECK(refused(gate, gate, gate));
   CHECK(refused({Format::kQ4_K, 32, 64, 0}, gate, down));
   const auto refused_bias = [&](const ExpertPart& bias) {
-    return throws<std::invalid_argument>(
-        [&] { ExpertKernel kernel(kernels, nullptr, 0, {moeinf::ExpertParts{gate, gate, down, {}, bias, {}}}); });
+    return throws<std::invalid_argument>([&] {
+      ExpertKernel kernel(kernels, nullptr, 0, {moeinf::ExpertParts{gate, gate, down, {}, bias, {}}});
+    });
   };
   CHECK(!refused_bias({Format::kBF16, 32, 1, 0}));
   CHECK(refused_bias({Format::kBF16, 64, 1, 0}));
   CHECK(refused_bias({Format::kQ8_0, 32, 1, 0}));
   CHECK(throws<std::invalid_argument>([&] {  // a limit without a gate
-    ExpertKernel kernel(kernels, nullptr, 0, {moeinf::ExpertParts{{}, gate, down, {}, {}, {}}}, Activation::kSwigluClamped, 7);
+    ExpertKernel kernel(kernels, nullptr, 0, {moeinf::ExpertParts{{}, gate, down, {}, {}, {}}},
+                        Activation::kSwigluClamped, 7);
   }));
 }
 
