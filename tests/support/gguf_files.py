@@ -311,3 +311,28 @@ def _delta_net(model_type: str, c: Mapping[str, Any], name: str, tensor: Tensor)
     elif name.endswith("norm.weight") and "linear_attn" not in name:
         tensor = tensor + 1
     yield name.replace(".dt_bias", ".dt_proj.bias"), tensor.contiguous()
+
+
+# ---- tokenizer
+
+
+def tokenizer_fields(tokenizer: Mapping[str, Any], pre: str = "gpt-2", size: int = 0, **ids: int) -> dict[str, Any]:
+    """What the converter writes of a tokenizer.json of byte pairs; unused tokens fill it up to `size`.
+
+    ids: of tokens with a role, such as eos=1.
+    """
+    names = {number: token for token, number in tokenizer["model"]["vocab"].items()}
+    special = {token["id"]: token["special"] for token in tokenizer["added_tokens"]}
+    names |= {token["id"]: token["content"] for token in tokenizer["added_tokens"]}
+    numbers = range(max(size, *(number + 1 for number in names)))
+    merges = tokenizer["model"]["merges"]
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.tokens": [names.get(number, f"[PAD{number}]") for number in numbers],
+        "tokenizer.ggml.token_type": [
+            5 if number not in names else 1 if number not in special else 3 if special[number] else 4
+            for number in numbers
+        ],
+        "tokenizer.ggml.merges": [each if isinstance(each, str) else " ".join(each) for each in merges],
+    } | {f"tokenizer.ggml.{role}_token_id": number for role, number in ids.items()}
