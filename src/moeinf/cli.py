@@ -26,8 +26,13 @@ from moeinf.terminal.streams import drop_output, open_streams
 if TYPE_CHECKING:
     from moeinf.store.library import StoredModel
 
-ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="A stored model, org/repo[@rev], or a folder.")]
-StoredName = Annotated[str, typer.Argument(metavar="MODEL", help="A stored model.")]
+ModelName = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL", help="A stored model, org/repo[:GGUF tag][@rev], a checkpoint's folder, or a GGUF file."
+    ),
+]
+StoredName = Annotated[str, typer.Argument(metavar="MODEL", help="A stored model, or a GGUF file.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress and no line about memory.")]
 ServerHost = Annotated[
@@ -121,14 +126,17 @@ def run(
 @with_flags()
 def pull(
     source: Annotated[
-        str, typer.Argument(metavar="SOURCE", help="org/repo[@rev] on the Hugging Face Hub, a folder, or demo[:chat].")
+        str,
+        typer.Argument(
+            metavar="SOURCE", help="org/repo[:GGUF tag][@rev] on the Hub, a folder, a GGUF file, or demo[:chat]."
+        ),
     ],
     *,
     options: PullOptions,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be fetched, and fetch nothing.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Fetch and convert a model, or go on where that stopped."""
+    """Fetch and convert a model, or go on where that stopped. GGUF files are used as they are."""
     from moeinf.pull.pull import plan_pull
     from moeinf.pull.pull import pull as install
     from moeinf.terminal.pull_progress import PullDisplay, again_text, plan_lines
@@ -252,7 +260,7 @@ def verify(model: StoredName, quiet: Quiet = False) -> None:
     if faults:
         print("\n".join(faults))
         raise MoeinfError(f"{len(faults)} fault(s) in {stored.name}; pull it again")
-    num_files = len(manifest.shards) + len(manifest.files)
+    num_files = len(stored.shard_paths) + len(manifest.files)
     print(f"verified {num_files} files, {manifest.moe.total_experts} experts")
 
 
@@ -372,10 +380,18 @@ def _print(text: str) -> None:
 
 
 def _stored(name: str) -> StoredModel:
-    """The stored model of this name. Raises ModelNotFoundError, which says how to fetch one that is known."""
-    from moeinf.pull.model_names import known_sources
+    """The stored model of this name, or of this GGUF file.
+
+    Raises ModelNotFoundError, which says how to fetch one that is known.
+    """
+    from moeinf.pull.model_names import known_sources, outside_origin
     from moeinf.store.library import Library
 
+    outside = outside_origin(name)
+    if outside is not None and outside.kind == "file":
+        from moeinf.terminal.opening import ensure_stored
+
+        return ensure_stored(name, quiet=True)
     try:
         return Library(store_home()).find(name)
     except ModelNotFoundError:

@@ -13,9 +13,11 @@ import torch
 
 from moeinf.config import RuntimeConfig
 from moeinf.engine.model import Model
-from moeinf.pull.pull import ensure, pull
+from moeinf.errors import CheckpointError, DeviceError, ExpertReadError, StoreError
+from moeinf.pull.pull import ensure, plan_pull, pull
 from moeinf.runtime.policy.eviction import POLICIES
 from moeinf.store.library import Library, StoredModel
+from moeinf.store.verify import verify
 from moeinf.types import Float32Array
 from tests.support.checkpoints import TOKENIZER, write_checkpoint
 from tests.support.converter.meant import meant
@@ -135,3 +137,107 @@ def change(at: int) -> Callable[[Path], None]:
             file.write(bytes([byte ^ 16]))
 
     return flip
+
+
+def test_verify_names_the_tensor_and_the_expert_that_is_damaged(tmp_path: Path) -> None:
+    home, file = tmp_path / "home", mixed(tmp_path)
+    stored = ensure(str(file), home=home)
+    notes: list[str] = []
+    assert verify(stored, note=notes.append) == [] and "added checksums.bin" in notes[0]
+    assert verify(stored) == []
+    assert stored.manifest.in_place is not None
+    up = stored.manifest.in_place.experts[1][1]
+    embedding = next(place for place in stored.manifest.in_place.dense if "embed" in place.name).sources[0]
+    row = embedding.num_bytes // embedding.shape[0]
+    for at in (up.offset_bytes + 3 * up.step_bytes + 7, embedding.offset_bytes + 5 * row + 1):
+        change(at)(file)
+    assert sorted(verify(stored)) == [
+        "mixed.gguf: tensor 'blk.1.ffn_up_exps.weight', expert 3 does not match its checksum",
+        "mixed.gguf: tensor 'token_embd.weight', row 5 does not match its checksum",
+    ]
+    with pytest.raises((ExpertReadError, StoreError), match=r"do(es)? not match (their|its) checksum"):
+        logits(stored, expert_cache="50%", verify_reads=True)
+
+
+def test_pull_checks_every_read_from_then_on(tmp_path: Path) -> None:
+    home, file = tmp_path / "home", mixed(tmp_path)
+    index = ensure(str(file), home=home)
+    stored = pull(str(file), home=home)
+    assert stored.name == index.name and "checksums.bin" in stored.manifest.file_sizes()
+    assert pull(str(file), home=home).id == ensure(str(file), home=home).id == stored.id
+    assert plan_pull(str(file), home=home).up_to_date
+    expected = logits(stored, verify_reads=True)
+    assert stored.manifest.in_place is not None
+    down = stored.manifest.in_place.experts[0][2]
+    for expert in range(stored.manifest.moe.num_experts):
+        change(down.offset_bytes + expert * down.step_bytes)(file)
+    with pytest.raises(ExpertReadError, match=r"of layer 0 is damaged in .*mixed\.gguf.*fetch the file again"):
+        logits(stored)
+    for expert in range(stored.manifest.moe.num_experts):
+        change(down.offset_bytes + expert * down.step_bytes)(file)
+    assert np.array_equal(logits(stored), expected)
+
+
+def test_a_file_that_is_gone_or_another_one_is_told_with_the_remedy(tmp_path: Path) -> None:
+    home, file = tmp_path / "home", mixed(tmp_path)
+    stored = ensure(str(file), home=home)
+    change(stored.manifest.in_place.files[0].header_bytes // 2)(file)  # type: ignore[union-attr]
+    with pytest.raises(StoreError, match=r"mixed\.gguf is another file now; .*`moeinf rm mixed:latest`"):
+        logits(stored)
+    change(stored.manifest.in_place.files[0].header_bytes // 2)(file)  # type: ignore[union-attr]
+    moved = file.rename(tmp_path / "elsewhere.gguf")
+    with pytest.raises(StoreError, match=r"mixed\.gguf: No such file.*`moeinf run` it where it is now"):
+        logits(stored)
+    assert "No such file" in verify(stored)[0]
+    other = tmp_path / "other"
+    other.mkdir()
+    again = ensure(str(moved.rename(other / "mixed.gguf")), home=home)
+    assert again.name == "mixed:latest"  # the index of the file that is gone left it
+    assert [model.name for model in Library(home).list()] == ["mixed:latest"]
+
+
+def test_two_files_of_one_name_are_two_models_and_rm_deletes_neither(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    files = []
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        files.append(mixed(tmp_path / folder))
+    first, second = (ensure(str(file), home=home) for file in files)
+    assert first.name == "mixed:latest" and second.name.startswith("mixed-") and first.id != second.id
+    before = files[0].read_bytes()
+    for stored in (first, second):
+        assert Library(home).remove(stored.name) < 1 << 20
+    assert [file.read_bytes() == before for file in files] == [True, True]
+    assert Library(home).list() == []
+
+
+@pytest.mark.parametrize("cut", [3, 100, 2000, -1000])
+def test_a_file_that_is_cut_leaves_nothing_behind(tmp_path: Path, cut: int) -> None:
+    file = mixed(tmp_path)
+    data = file.read_bytes()
+    file.write_bytes(data[:cut])
+    for make in (ensure, pull):
+        with pytest.raises(CheckpointError) as raised:
+            make(str(file), home=tmp_path / "home")
+        assert "\n" not in str(raised.value) and str(file) in str(raised.value)
+    home = tmp_path / "home"
+    assert not list(home.glob("models/*")) and not list(home.glob("partial/*")) and not list(home.glob("names/*/*"))
+
+
+def test_weights_that_are_no_numbers_are_found_by_pull(tmp_path: Path) -> None:
+    file = mixed(tmp_path)
+    stored = ensure(str(file), home=tmp_path / "home")
+    assert stored.manifest.in_place is not None
+    gate = stored.manifest.in_place.experts[0][0]
+    with file.open("r+b") as damaged:
+        damaged.seek(gate.offset_bytes)
+        damaged.write(b"\xff\xff")
+    with pytest.raises(CheckpointError, match=r"blk\.0\.ffn_gate_exps\.weight.*NaN"):
+        pull(str(file), home=tmp_path / "home")
+    assert "NaN" in verify(stored)[0]
+
+
+def test_a_gpu_is_not_asked_to_compute_experts_of_a_file(tmp_path: Path) -> None:
+    stored = ensure(str(mixed(tmp_path)), home=tmp_path / "home")
+    with pytest.raises(DeviceError, match="--device cuda: the experts of a GGUF file are computed by the CPU"):
+        Model(stored, RuntimeConfig.of(device="cuda"))

@@ -78,7 +78,7 @@ def _identity(identifier: str, path: Path) -> tuple[str, dict[str, Any]]:
         digest = hashlib.sha256(read_small(path / MANIFEST_FILE)).hexdigest()
     return digest, {
         "parent_model": "",
-        "format": "safetensors",
+        "format": "safetensors" if model.manifest.in_place is None else "gguf",
         "family": info.architecture,
         "families": [info.architecture],
         "parameter_size": count_text(info.num_params),

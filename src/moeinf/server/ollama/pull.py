@@ -77,18 +77,19 @@ class Pulls:
 def source_of(name: str, library: Library) -> tuple[str, PullOptions]:
     """What a name means to `moeinf pull`; of `name:q4_k` that is not stored, the tag is the format to store it in.
 
-    Raises Refusal for what is no model of the Hub and not embedded: folders of this machine are its users' to give.
+    Of a repository with GGUF in its name the tag names a file, as with ollama. Raises Refusal for what is no model of
+    the Hub and not embedded: folders and files of this machine are its users' to give.
     """
     word, _, tag = name.rpartition(":")
     options = PullOptions()
     try:
-        if word and tag in CHOICES and not _stored(name, library):
+        if word and tag in CHOICES and "gguf" not in word.lower() and not _stored(name, library):
             name, options = word, PullOptions(quant=tag)
         origin = origin_of(name, library)
     except ModelNotFoundError as error:
         raise Refusal(400, str(error)) from None
-    if origin.kind == "folder":
-        raise Refusal(400, "a folder can be pulled with `moeinf pull` only, on the machine that holds it")
+    if origin.kind in ("folder", "file"):
+        raise Refusal(400, f"a {origin.kind} can be pulled with `moeinf pull` only, on the machine that holds it")
     return name, options
 
 
