@@ -15,6 +15,7 @@ from types import MappingProxyType
 
 from moeinf.errors import CheckpointError
 from moeinf.hardware import machine
+from moeinf.pull.coded.blocks import CodedRows, Losses, added
 from moeinf.pull.moves import DENSE, Move, Range
 from moeinf.pull.plan import Conversion
 from moeinf.store.files import drop_cached, errors_named, open_regular, read_fully, sync_folder, write_fully
@@ -104,10 +105,11 @@ def convert_shard(
     advance: Callable[[int], None],
     scales: Mapping[str, Path] = MappingProxyType({}),
     portions: Portions = PORTIONS,
-) -> None:
+) -> Losses:
     """Converts one source shard into the files of `folder`. On return the bytes are on the disk (fsync).
 
-    scales: the shards in which the scales of its weights lie, by name. advance gets the source bytes done since its
+    Returns what was lost of weights that came in codes. scales: the shards in which the scales of its weights lie, by
+    name. advance gets the source bytes done since its
     last call, from the calling thread. What is written does not depend on the portions. Raises CheckpointError
     for the source, DiskSpaceError or StoreError for the store; what was written is then incomplete.
     """
@@ -115,6 +117,7 @@ def convert_shard(
     cut = partial(segments, moves, portions.segment_bytes)
     buffer_bytes = max((segment.num_bytes for segment in cut()), default=0)
     num_buffers = min(_NUM_BUFFERS + threads, max(2, _MOST_BUFFERED_BYTES // max(buffer_bytes, 1)))
+    losses: list[Losses] = []
     with (
         _Shard(source, scales) as shard,
         _Targets(folder, portions.flush_bytes) as targets,
@@ -126,7 +129,9 @@ def convert_shard(
         try:
             while (item := pipe.full.get()) is not None:
                 segment, buffer, prepared = item
-                targets.write(segment, prepared.result())
+                made = prepared.result()
+                targets.write(segment, [data for data, _ in made])
+                losses += (loss for _, loss in made)
                 pipe.free.put(buffer)
                 advance(segment.num_bytes)
             reader.result()
@@ -134,6 +139,7 @@ def convert_shard(
         finally:
             pipe.stop.set()
             pipe.free.put(memoryview(b""))  # wakes a reader that waits for a buffer
+    return added(losses)
 
 
 def num_threads() -> int:
@@ -141,7 +147,7 @@ def num_threads() -> int:
     return min(machine().cores, _MAX_THREADS)
 
 
-Prepared = list[memoryview]  # the bytes to be written for each piece of a segment
+Prepared = list[tuple[memoryview, Losses]]  # what is to be written for each piece of a segment, and lost by it
 
 
 class _Pipe:
@@ -165,18 +171,18 @@ class _Shard:
         self._fds: dict[Path, int] = {}
         self._open = ExitStack()
 
-    def read(self, segment: Segment, buffer: memoryview) -> list[memoryview]:
-        """Fills the buffer; returns the scales that belong to each piece."""
+    def read(self, segment: Segment, buffer: memoryview) -> list[list[memoryview]]:
+        """Fills the buffer; returns what else each piece needs."""
         fd = self._fd(self.path)
         read_fully(fd, buffer[: segment.num_bytes], segment.offset_bytes, self.path)
         drop_cached(fd, segment.offset_bytes, segment.num_bytes)
-        found: dict[Range | None, memoryview] = {None: memoryview(b"")}
-        for piece in segment.pieces:
-            if piece.scales is not None and piece.scales not in found:
-                found[piece.scales] = self._read_scales(piece.scales)
-        return [found[piece.scales] for piece in segment.pieces]
+        found: dict[Range, memoryview] = {}
+        for place in (place for piece in segment.pieces for place in piece.others):
+            if place not in found:
+                found[place] = self._read_other(place)
+        return [[found[place] for place in piece.others] for piece in segment.pieces]
 
-    def _read_scales(self, place: Range) -> memoryview:
+    def _read_other(self, place: Range) -> memoryview:
         path = self._paths[place.shard]
         data = memoryview(bytearray(place.num_bytes))
         read_fully(self._fd(path), data, place.offset, path)
@@ -197,13 +203,16 @@ class _Shard:
         self._open.close()
 
 
-def _prepare(source: Path, segment: Segment, buffer: memoryview, scales: Sequence[memoryview]) -> Prepared:
-    prepared = []
-    for piece, factors in zip(segment.pieces, scales, strict=True):
+def _prepare(source: Path, segment: Segment, buffer: memoryview, others: Sequence[Sequence[memoryview]]) -> Prepared:
+    prepared: Prepared = []
+    for piece, beside in zip(segment.pieces, others, strict=True):
         start = piece.source_offset - segment.offset_bytes
         data = buffer[start : start + piece.num_bytes]
         try:
-            prepared.append(piece.transform.apply(data, factors) if piece.transform else data)
+            if isinstance(piece.transform, CodedRows):
+                prepared.append(piece.transform.measured(data, beside))
+            else:
+                prepared.append((piece.transform.apply(data, beside) if piece.transform else data, {}))
         except ValueError as error:
             name = piece.transform.tensor if piece.transform else ""
             raise CheckpointError(f"{source}: tensor {name!r}: {error}") from error
@@ -217,8 +226,8 @@ def _read_segments(shard: _Shard, cut: Iterator[Segment], pipe: _Pipe, workers: 
                 buffer = pipe.free.get()
                 if pipe.stop.is_set():
                     return
-                scales = shard.read(segment, buffer)
-                pipe.full.put((segment, buffer, workers.submit(_prepare, shard.path, segment, buffer, scales)))
+                others = shard.read(segment, buffer)
+                pipe.full.put((segment, buffer, workers.submit(_prepare, shard.path, segment, buffer, others)))
     finally:
         pipe.full.put(None)
 
@@ -235,7 +244,7 @@ class _Targets:
         self._flusher = ThreadPoolExecutor(1)
         self._flush: Future[None] | None = None
 
-    def write(self, segment: Segment, prepared: Prepared) -> None:
+    def write(self, segment: Segment, prepared: Sequence[memoryview]) -> None:
         for piece, data in zip(segment.pieces, prepared, strict=True):
             fd, path = self._open(piece.target)
             with errors_named(path):

@@ -6,8 +6,10 @@ import hashlib
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 from moeinf.errors import StoreError
+from moeinf.pull.coded.blocks import Loss, Losses, added
 from moeinf.pull.plan import Conversion
 from moeinf.store.files import errors_named, make_folders, parse_json_object, publish, read_small
 from moeinf.store.partials import JOURNAL_FILE, PulledAs
@@ -31,6 +33,7 @@ class Journal:
         self.download_folder = folder / "downloads"
         self._layout = ""
         self._converted: list[str] = []
+        self._losses: dict[str, Losses] = {}  # by shard
 
     def open(self, conversion: Conversion) -> str:
         """Takes over the work in the folder where it fits; else empties the folder, and returns in one line why.
@@ -56,9 +59,14 @@ class Journal:
     def converted(self, shard: str) -> bool:
         return shard in self._converted
 
-    def record(self, shard: str) -> None:
-        """Records a shard whose bytes have reached the disk."""
+    def losses(self) -> Losses:
+        """Returns what was lost in all shards, which does not depend on the pulls that it took."""
+        return added(self._losses[shard] for shard in sorted(self._losses))
+
+    def record(self, shard: str, losses: Losses) -> None:
+        """Records a shard whose bytes have reached the disk, and what was lost on their way."""
         self._converted.append(shard)
+        self._losses[shard] = losses
         with errors_named(self._folder):
             self._save()
 
@@ -87,7 +95,8 @@ class Journal:
         except StoreError:
             return _DAMAGED
         known = [value.get(key) for key in ("version", "fingerprint", "layout", "converted")]
-        if not isinstance(known[3], list):
+        losses = _parsed_losses(value.get("losses", {}))
+        if not isinstance(known[3], list) or losses is None:
             return _DAMAGED
         if known[:1] != [_VERSION] or known[2] != self._layout:
             return "the interrupted pull was made by another version of moeinf; starting again"
@@ -96,6 +105,7 @@ class Journal:
         if known[3] and not self._all_there(conversion):
             return "files of the interrupted pull are missing; starting again"
         self._converted = [str(shard) for shard in known[3]]
+        self._losses = losses
         return None
 
     def _all_there(self, conversion: Conversion) -> bool:
@@ -111,8 +121,20 @@ class Journal:
             "fingerprint": self._fingerprint,
             "layout": self._layout,
             "converted": self._converted,
+            "losses": self._losses,
         }
         publish(self._folder / JOURNAL_FILE, json.dumps(value).encode())
+
+
+def _parsed_losses(value: Any) -> dict[str, Losses] | None:
+    """Returns what `_save` has written, None for anything else."""
+    try:
+        return {
+            str(shard): {str(kind): Loss(*(float(number) for number in loss)) for kind, loss in losses.items()}
+            for shard, losses in value.items()
+        }
+    except (AttributeError, TypeError, ValueError):
+        return None
 
 
 def _layout_hash(conversion: Conversion) -> str:

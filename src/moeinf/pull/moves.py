@@ -6,7 +6,10 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from moeinf.pull.layout import Fp8, LayoutTransform, Mxfp4, Quantised, Strided, View
+from moeinf.errors import UnsupportedModelError
+from moeinf.pull.coded.blocks import CodedRows
+from moeinf.pull.coded.scheme import Scheme
+from moeinf.pull.layout import LayoutTransform, LeftOut, Mxfp4, Quantised, Strided, View
 from moeinf.pull.tensors import Tensors
 from moeinf.types import DTYPE_BYTES, ExpertLayout, ExpertPiece, TensorSpec
 
@@ -31,7 +34,7 @@ class Move:
     target: int  # DENSE or a MoE layer
     target_offset: int
     transform: LayoutTransform | None = None
-    scales: Range | None = None  # the scales that the transform needs as a whole, wherever they lie
+    others: tuple[Range, ...] = ()  # what else the transform needs, as a whole, wherever it lies
 
     @property
     def unit_bytes(self) -> int:
@@ -60,7 +63,7 @@ def expert_moves(tensors: Tensors, source: str, pieces: Sequence[ExpertPiece], l
     slabs: dict[tuple[int, int], list[ExpertPiece]] = {}  # pieces of one expert that lie between each other: one read
     for piece in pieces:
         spec = parts[piece.part]
-        if tensors.format(source) == "mxfp4" or piece.strides or piece.filled:
+        if tensors.is_mxfp4(source) or piece.strides or piece.filled:
             slabs.setdefault((piece.layer, piece.expert), []).append(piece)
         else:
             span = range(piece.start_element, piece.start_element + math.prod(spec.shape))
@@ -77,11 +80,18 @@ def expert_moves(tensors: Tensors, source: str, pieces: Sequence[ExpertPiece], l
             yield _strided(tensors, source, span, replace(view, start=view.start - span.start), spec, layer, offset)
 
 
+def left_out(tensors: Tensors, name: str) -> Move:
+    """Moves nothing, but sees to it that the tensor is zero."""
+    entry = tensors.entry(name)
+    return Move(entry.offset_bytes, entry.num_bytes, DENSE, 0, LeftOut(name, entry.num_bytes))
+
+
 def _run(tensors: Tensors, source: str, span: range, spec: TensorSpec, target: int, offset: int) -> Move:
     """Moves neighbouring elements of a tensor."""
+    scheme = tensors.scheme(source)
+    if scheme is not None:
+        return _coded_rows(tensors, scheme, span, spec, target, offset)
     entry = tensors.entry(source)
-    if tensors.is_fp8(source):
-        return _fp8_rows(tensors, source, span, spec, target, offset)
     dtype = tensors.dtype(source)
     width = DTYPE_BYTES[dtype]
     assert span.stop * width <= entry.num_bytes, "the plan cuts beyond its tensor"
@@ -89,30 +99,36 @@ def _run(tensors: Tensors, source: str, span: range, spec: TensorSpec, target: i
     return Move(entry.offset_bytes + span.start * width, len(span) * width, target, offset, transform)
 
 
-def _fp8_rows(tensors: Tensors, source: str, span: range, spec: TensorSpec, target: int, offset: int) -> Move:
-    """Moves whole rows of a float8 matrix."""
-    entry, block = tensors.entry(source), tensors.fp8_block
-    assert block is not None
-    rows, cols = entry.shape[-2:]
-    first_row, count = span.start // cols % rows, len(span)
-    assert span.start % cols == 0 and count % cols == 0 and first_row + count // cols <= rows, (
-        "a piece is rows of a matrix"
-    )
-    transform = Fp8(source, cols, block, tensors.dtype(tensors.scales_of(source) or ""), spec.dtype, first_row)
-    matrix = span.start // (rows * cols)  # where several lie in one tensor
-    scales = _scales(tensors, source, matrix, math.prod(entry.shape[:-2]))
-    return Move(entry.offset_bytes + span.start, count, target, offset, transform, scales)
+def _coded_rows(tensors: Tensors, scheme: Scheme, span: range, spec: TensorSpec, target: int, offset: int) -> Move:
+    """Moves whole rows of a matrix that is made of several tensors."""
+    entry, rows, cols = tensors.entry(scheme.codes), scheme.rows, scheme.cols
+    first_row, count = span.start // cols % rows, len(span) // cols
+    assert span.start % cols == 0 and len(span) % cols == 0 and first_row + count <= rows, "a piece is rows of a matrix"
+    matrix, matrices = span.start // (rows * cols), math.prod(scheme.shape[:-2])  # where several lie in one tensor
+    unit_bytes = entry.num_bytes // matrices // (rows if scheme.by_rows else 1)
+    transform = CodedRows(scheme, spec.dtype, range(first_row, first_row + count), unit_bytes)
+    others = tuple(_share(tensors, name, matrix, matrices) for name in scheme.others)
+    start = entry.offset_bytes + entry.num_bytes * matrix // matrices
+    if not scheme.by_rows:
+        return Move(start, unit_bytes, target, offset, transform, others)
+    return Move(start + first_row * unit_bytes, count * unit_bytes, target, offset, transform, others)
 
 
 def _strided(
     tensors: Tensors, source: str, span: range, view: View, spec: TensorSpec, target: int, offset: int
 ) -> Move:
     """Moves those elements of a span that a view of it selects."""
-    if tensors.format(source) == "mxfp4":
+    scheme = tensors.scheme(source)
+    if scheme is not None:
+        raise UnsupportedModelError(
+            f"{tensors.shard(source)}: tensor {scheme.codes!r} is quantised ({scheme.words}), and has to be cut "
+            "between columns; pull the unquantised original"
+        )
+    if tensors.is_mxfp4(source):
         return _mxfp4_blocks(tensors, source, span, view, spec, target, offset)
     entry, dtype = tensors.entry(source), tensors.dtype(source)
     width = DTYPE_BYTES[dtype]
-    assert span.stop * width <= entry.num_bytes and not tensors.is_fp8(source), "the plan cuts beyond its tensor"
+    assert span.stop * width <= entry.num_bytes, "the plan cuts beyond its tensor"
     num_bytes = len(span) * width
     transform = Strided(source, dtype, spec.dtype, view, spec.shape, num_bytes)
     return Move(entry.offset_bytes + span.start * width, num_bytes, target, offset, transform)
@@ -126,14 +142,12 @@ def _mxfp4_blocks(
     num_weights, num_bytes = 2 * entry.num_bytes, len(span) // 2
     assert span.stop <= num_weights, "the plan cuts beyond its tensor"
     assert view.shape == spec.shape, "blocks fill a part"
-    scales = _scales(tensors, source, span.start, num_weights, len(span))
+    scales = _share(tensors, tensors.scales_of(source), span.start, num_weights, len(span))
     transform = Mxfp4(source, view, num_bytes)
-    return Move(entry.offset_bytes + span.start // 2, num_bytes, target, offset, transform, scales)
+    return Move(entry.offset_bytes + span.start // 2, num_bytes, target, offset, transform, (scales,))
 
 
-def _scales(tensors: Tensors, source: str, first: int, of: int, count: int = 1) -> Range:
-    """Returns where the scales lie of `count` of `of` equal shares of a tensor, from share `first` on."""
-    name = tensors.scales_of(source)
-    assert name is not None
+def _share(tensors: Tensors, name: str, first: int, of: int, count: int = 1) -> Range:
+    """Returns where `count` of `of` equal shares of a tensor lie, from share `first` on."""
     entry = tensors.entry(name)
     return Range(tensors.shard(name), entry.offset_bytes + entry.num_bytes * first // of, entry.num_bytes * count // of)

@@ -6,14 +6,18 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
-from moeinf.pull.moves import Move, dense_move, expert_moves
+from moeinf.pull.coded.blocks import Kind, Losses, lines, loss_kind
+from moeinf.pull.coded.declared import NOTHING, Declared
+from moeinf.pull.coded.find import is_of_activations
+from moeinf.pull.coded.scheme import Scheme
+from moeinf.pull.moves import Move, dense_move, expert_moves, left_out
 from moeinf.pull.source import Shards
 from moeinf.pull.tensors import Tensors
 from moeinf.store.format import DENSE_FILE, BlockTensor, Header, dense_header, expert_layout, is_quantised, shard_file
-from moeinf.store.quantisation import KEEP, FormatPlan, Quantisation, dense_tensors_of, expert_formats
+from moeinf.store.quantisation import KEEP, DenseTensor, FormatPlan, Quantisation, dense_tensors_of, expert_formats
 from moeinf.types import DTYPE_BYTES, DType, ExpertLayout, ExpertPiece, Format, MoeShape, TensorPlan
 
 ExpertNames = Mapping[str, tuple[tuple[int, ...], tuple[ExpertPiece, ...]]]
@@ -33,6 +37,13 @@ class Conversion:
     dense_bytes: int  # of the dense file with its head
     moves: Mapping[str, tuple[Move, ...]]  # by source shard, in order of source_offset
     others: Mapping[str, frozenset[str]]  # by source shard: those in which scales of its weights lie
+    kinds: Mapping[str, Kind]  # of coded matrices, under what their losses are counted as
+
+    def with_losses(self, losses: Losses) -> Conversion:
+        """Returns what was planned, with the figures of what was lost."""
+        planned = set(lines(self.kinds, None))
+        fallbacks = (*(line for line in self.fallbacks if line not in planned), *lines(self.kinds, losses))
+        return replace(self, fallbacks=fallbacks)
 
     @property
     def shard_bytes(self) -> int:
@@ -54,20 +65,21 @@ def plan_conversion(
     shards: Shards,
     headers: Mapping[str, Header],
     quantisation: Quantisation = KEEP,
-    fp8_block: tuple[int, int] | None = None,
+    declared: Declared = NOTHING,
 ) -> Conversion:
-    """headers: of each file in shards; fp8_block: rows and columns that share a scale, of a checkpoint in FP8.
+    """headers: of each file in shards; declared: what config.json says of quantised weights.
 
     Raises CheckpointError naming the first tensor that does not fit the plan.
     """
-    tensors = Tensors(shards, headers, plan, fp8_block)
+    tensors = Tensors(shards, headers, plan, declared)
     experts = _expert_names(plan, tensors)
-    _check_all(plan, experts, tensors)
+    zero = _check_all(plan, experts, tensors)
     formats = FormatPlan()
     parts = expert_formats(plan, quantisation.experts, _part_formats(experts, tensors), formats)
     layout = expert_layout([(part, parts[part], shape) for part, shape in plan.parts.items()])
     dtypes = {name: tensors.dtype(name) for name in plan.dense}
-    dense = dense_tensors_of(plan, quantisation.dense, dtypes, formats)
+    sources = dtypes | {name: tensors.format(name) or dtypes[name] for name in plan.matrices & plan.dense.keys()}
+    dense = dense_tensors_of(plan, quantisation.dense, sources, formats)
     head, specs = dense_header({name: (tensor.format, tensor.shape) for name, tensor in dense.items()})
     moves: dict[str, list[Move]] = {shard: [] for shard in shards.files}
     for spec in specs:
@@ -75,35 +87,62 @@ def plan_conversion(
         moves[tensors.shard(source)].append(dense_move(tensors, source, spec))
     for name, (_, pieces) in experts.items():
         moves[tensors.shard(name)] += expert_moves(tensors, name, pieces, layout)
+    for name in zero:
+        moves[tensors.shard(name)].append(left_out(tensors, name))
+    kinds = _kinds(experts, parts, dense, tensors)
     return Conversion(
         plan.moe,
         layout,
         _widest_used(plan, dtypes),
         quantisation,
-        formats.fallbacks,
+        formats.fallbacks + lines(kinds, None),
         {spec.name: BlockTensor(spec.dtype, spec.shape) for spec in specs if is_quantised(spec.dtype)},
         head,
         len(head) + sum(spec.num_bytes for spec in specs),
         {shard: tuple(sorted(found, key=lambda move: move.source_offset)) for shard, found in moves.items()},
         {
-            shard: frozenset(move.scales.shard for move in found if move.scales) - {shard}
+            shard: frozenset(place.shard for move in found for place in move.others) - {shard}
             for shard, found in moves.items()
         },
+        kinds,
     )
 
 
-def _check_all(plan: TensorPlan, experts: ExpertNames, tensors: Tensors) -> None:
-    """Checks that each tensor is wanted, in its shape, or ignored, or holds scales, and that none is missing."""
-    wanted = plan.dense.keys() | experts.keys()
-    scales = {tensors.scales_of(name) for name in wanted if name in tensors}
-    others = [name for name in tensors.names() if name not in scales and not _ignored(plan, name)]
+def _check_all(plan: TensorPlan, experts: ExpertNames, tensors: Tensors) -> list[str]:
+    """Checks that each tensor is wanted, in its shape, or ignored, or a part of one, and that none is missing.
+
+    Returns those that are not wanted and have to be zero.
+    """
+    wanted = {**plan.dense} | {name: shape for name, (shape, _) in experts.items()}
+    claimed = tensors.claimed_by(wanted.keys())
+    others = [name for name in tensors.names() if name not in wanted and not _ignored(plan, name)]
     for name in others:
-        tensors.check_readable(name)
-    for name, shape in (*plan.dense.items(), *((name, shape) for name, (shape, _) in experts.items())):
+        if name not in claimed:
+            tensors.check_readable(name)
+    for name, shape in wanted.items():
         tensors.check_shape(name, shape)
+    zero = tensors.zero_biases(wanted.keys())
+    known = tensors.used().union(zero)
     for name in others:
-        if name not in wanted:
+        if name not in known and not is_of_activations(name):
             raise CheckpointError(f"{tensors.shard(name)}: tensor {name!r} does not belong to this architecture")
+    return zero
+
+
+def _kinds(
+    experts: ExpertNames, parts: Mapping[str, Format], dense: Mapping[str, DenseTensor], tensors: Tensors
+) -> dict[str, Kind]:
+    """Returns what matrices are coded in which way, and stored in which format, without those that lose nothing."""
+    found: dict[str, tuple[Scheme, Format, dict[str, None]]] = {}
+    pieces = ((name, f"expert {piece.part}", parts[piece.part]) for name, (_, all) in experts.items() for piece in all)
+    for source, words, format in (*pieces, *((each.source, name, each.format) for name, each in dense.items())):
+        scheme = tensors.scheme(source)
+        if scheme is not None and loss_kind(scheme, format):
+            found.setdefault(loss_kind(scheme, format), (scheme, format, {}))[2][words] = None
+    return {
+        kind: Kind(scheme.words, format, scheme.exact and format == scheme.nearest, tuple(names))
+        for kind, (scheme, format, names) in found.items()
+    }
 
 
 def _expert_names(plan: TensorPlan, tensors: Tensors) -> ExpertNames:
@@ -124,8 +163,8 @@ def _part_formats(experts: ExpertNames, tensors: Tensors) -> dict[str, Format]:
             wanted = first.setdefault(part, name)
             if tensors.format(name) != tensors.format(wanted):
                 raise UnsupportedModelError(
-                    f"{tensors.shard(name)}: expert tensor {name!r} is {tensors.entry(name).dtype}, {wanted!r} is "
-                    f"{tensors.entry(wanted).dtype}; moeinf needs that part of all experts in one dtype"
+                    f"{tensors.shard(name)}: expert tensor {name!r} is {tensors.dtype_text(name)}, {wanted!r} is "
+                    f"{tensors.dtype_text(wanted)}; moeinf needs that part of all experts in one dtype"
                 )
     return {part: format for part, name in first.items() if (format := tensors.format(name))}
 

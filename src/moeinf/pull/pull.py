@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from moeinf.config.pull_options import NO_OPTIONS, PullOptions
 from moeinf.errors import CheckpointError, DiskSpaceError, UsageError
 from moeinf.models.family import family_of
+from moeinf.pull.coded.declared import declared_by
 from moeinf.pull.convert import PORTIONS, Portions, convert_shard, create_files, read_bytes
 from moeinf.pull.events import PullProgress, SilentProgress, Verb
 from moeinf.pull.gguf.local import LocalFile
@@ -29,7 +30,7 @@ from moeinf.pull.model_names import (
 )
 from moeinf.pull.plan import Conversion, plan_conversion
 from moeinf.pull.seal import publish_model, seal
-from moeinf.pull.source import FolderSource, Source, fp8_block, read_config
+from moeinf.pull.source import FolderSource, Source, read_config
 from moeinf.store.files import errors_named, make_folders
 from moeinf.store.format import Header, read_header
 from moeinf.store.library import Library, StoredModel
@@ -332,7 +333,7 @@ class _Pull:
         return self._conversion(self._family.tensors, headers, self._quantisation), headers
 
     def _conversion(self, plan: TensorPlan, headers: Mapping[str, Header], quantisation: Quantisation) -> Conversion:
-        return plan_conversion(plan, self._source.shards, headers, quantisation, fp8_block(self._config))
+        return plan_conversion(plan, self._source.shards, headers, quantisation, declared_by(self._config))
 
     @cached_property
     def _small_files(self) -> dict[str, bytes]:
@@ -365,13 +366,18 @@ class _Pull:
                     raise CheckpointError(f"{path} changed while the pull was being planned; repeat the pull")
         moves = conversion.moves[shard]
         self._progress.start(self._verb, shard, read_bytes(moves), 0)
-        convert_shard(paths[shard], moves, self._journal.model_folder, self._progress.advance, paths, self._portions)
+        folder, advance = self._journal.model_folder, self._progress.advance
+        losses = convert_shard(paths[shard], moves, folder, advance, paths, self._portions)
         self._source.check_unchanged()
-        self._journal.record(shard)
+        self._journal.record(shard, losses)
         self._progress.finish()
 
     def _seal(self, conversion: Conversion) -> StoredModel:
         source, folder = self._source, self._journal.model_folder
+        conversion, planned = conversion.with_losses(self._journal.losses()), conversion.fallbacks
+        for line in conversion.fallbacks:
+            if line not in planned:
+                self._progress.note(line)
         info = self._family.info(conversion.dtype)
         source_record = {
             "fingerprint": self._fingerprint,

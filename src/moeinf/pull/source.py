@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from moeinf.errors import CheckpointError, UnsupportedModelError
+from moeinf.errors import CheckpointError
+from moeinf.pull.coded.declared import declared_by
 from moeinf.store.files import errors_named, open_regular, parse_json_object, read_small
 from moeinf.store.format import Header, read_header
 from moeinf.store.manifest import ModelSource
@@ -92,37 +93,8 @@ def is_kept(name: str) -> bool:
 def read_config(source: Source) -> dict[str, Any]:
     """Reads a source's config.json. Raises CheckpointError, and UnsupportedModelError for weights that are not read."""
     config = parse_json_object(source.read_file("config.json"), "config.json", CheckpointError)
-    quantisation = config.get("quantization_config")
-    method = quantisation.get("quant_method") if isinstance(quantisation, dict) else None
-    if quantisation and method not in ("fp8", "mxfp4"):
-        raise UnsupportedModelError(
-            f"the checkpoint is quantised ({str(method or 'unknown method')[:100]}); "
-            "pull the bf16, f16 or f32 original instead"
-        )
-    fp8_block(config)
+    declared_by(config)
     return config
-
-
-def fp8_block(config: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Returns the rows and columns that share a scale in DeepSeek-V3's FP8; None for other checkpoints.
-
-    Raises UnsupportedModelError for FP8 of another kind. Activations are not rounded to FP8, whatever the scheme.
-    """
-    quantisation = config.get("quantization_config")
-    if not isinstance(quantisation, dict) or quantisation.get("quant_method") != "fp8":
-        return None
-    block = quantisation.get("weight_block_size")
-    if not isinstance(block, list) or len(block) != 2 or not all(type(n) is int and 0 < n < 1 << 31 for n in block):
-        raise UnsupportedModelError(
-            f"config.json: quantization_config: weight_block_size is {str(block)[:100]}; "
-            "must be the rows and columns that share a scale"
-        )
-    for name, known in (("fmt", "e4m3"), ("activation_scheme", "dynamic")):
-        if quantisation.get(name, known) != known:
-            raise UnsupportedModelError(
-                f"config.json: quantization_config: {name} is {str(quantisation[name])[:100]}; only {known} is read"
-            )
-    return block[0], block[1]
 
 
 def find_shards(names: Collection[str], read: Callable[[str], bytes], where: str, base: str = "") -> Shards:

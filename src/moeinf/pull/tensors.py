@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint by name: where each lies, what it holds, and which others are its scales."""
+"""The tensors of a checkpoint by name: where each lies, what it holds, and which others belong to it."""
 
 from __future__ import annotations
 
@@ -6,30 +6,29 @@ import re
 from collections.abc import Collection, Mapping
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
+from moeinf.pull.coded.declared import Declared
+from moeinf.pull.coded.find import belonging, codes_of, is_of_activations, scheme_of
+from moeinf.pull.coded.scheme import Scheme
 from moeinf.pull.source import INDEX_FILE, Shards
 from moeinf.store.format import STORE_DTYPES, Header, TensorEntry
 from moeinf.types import DType, Format, TensorPlan
-
-_FP8 = "F8_E4M3"
-_FP8_SCALES = "_scale_inv"  # behind the name of the weights
 
 
 class Tensors:
     """Every tensor of a checkpoint, by the plan's name for it.
 
-    Those in FP8 count as bf16 matrices, those in MXFP4 as what they are.
+    A matrix of the plan may be coded, made of several tensors, of which none need have its name.
     """
 
-    def __init__(
-        self, shards: Shards, headers: Mapping[str, Header], plan: TensorPlan, fp8_block: tuple[int, int] | None
-    ) -> None:
-        """headers: of each file in shards; fp8_block: rows and columns of FP8's tiles.
+    def __init__(self, shards: Shards, headers: Mapping[str, Header], plan: TensorPlan, declared: Declared) -> None:
+        """headers: of each file in shards.
 
         Raises CheckpointError for a tensor that is in two shards, or not where the index has it.
         """
         self._found: dict[str, tuple[str, TensorEntry]] = {}
         self._mxfp4 = plan.scales
-        self.fp8_block = fp8_block
+        self._declared = declared
+        self._schemes: dict[str, Scheme] = {}
         for shard in shards.files:
             for found, entry in headers[shard].items():
                 name = _renamed(found, plan)
@@ -42,73 +41,108 @@ class Tensors:
                 raise CheckpointError(f"{shard} lacks tensor {found!r}, which {INDEX_FILE} puts there")
 
     def __contains__(self, name: str) -> bool:
-        return name in self._found
+        """Whether there is such a tensor or coded matrix."""
+        return codes_of(self, name) is not None
 
     def names(self) -> Collection[str]:
         return self._found.keys()
 
+    def found(self, name: str) -> tuple[str, TensorEntry] | None:
+        return self._found.get(name)
+
+    def scheme(self, name: str) -> Scheme | None:
+        """Returns how a matrix is coded that `check_shape` has passed; None where it is one tensor."""
+        return self._schemes.get(name)
+
     def shard(self, name: str) -> str:
-        return self._found[name][0]
+        """Returns the file of a tensor, or of the codes of a matrix."""
+        return self._found[codes_of(self, name) or name][0]
 
     def entry(self, name: str) -> TensorEntry:
         return self._found[name][1]
 
-    def is_fp8(self, name: str) -> bool:
-        return self.entry(name).dtype == _FP8 and self.fp8_block is not None
+    def dtype_text(self, name: str) -> str:
+        """What a tensor or matrix is in, for messages."""
+        scheme = self.scheme(name)
+        return scheme.words if scheme else self.entry(name).dtype
+
+    def is_mxfp4(self, name: str) -> bool:
+        """Whether a tensor has blocks of MXFP4 with their scales apart, as in gpt-oss."""
+        return name in self._mxfp4
 
     def format(self, name: str) -> Format | None:
-        """Returns the format in which a tensor is stored unquantised; None for one that moeinf does not read."""
+        """Returns the format in which a tensor is stored unless another is wanted; None for one that is not read."""
+        scheme = self.scheme(name)
+        if scheme is not None:
+            return scheme.kept
         entry = self.entry(name)
-        if name in self._mxfp4:
+        if self.is_mxfp4(name):
             return "mxfp4" if entry.dtype == "U8" else None
-        return "bf16" if self.is_fp8(name) else STORE_DTYPES.get(entry.dtype)
+        return STORE_DTYPES.get(entry.dtype)
 
     def dtype(self, name: str) -> DType:
         """Returns the type of a tensor of floating numbers, which `check_readable` and `check_shape` have passed."""
-        return "bf16" if self.is_fp8(name) else STORE_DTYPES[self.entry(name).dtype]
+        scheme = self.scheme(name)
+        return scheme.plain if scheme else STORE_DTYPES[self.entry(name).dtype]
 
-    def scales_of(self, name: str) -> str | None:
-        """Returns the name of the tensor with the scales of this one's blocks, whether that is there or not."""
-        return name + _FP8_SCALES if self.is_fp8(name) else self._mxfp4.get(name)
+    def scales_of(self, name: str) -> str:
+        """Returns the name of the tensor with the scales of MXFP4 blocks, whether that is there or not."""
+        return self._mxfp4[name]
+
+    def claimed_by(self, names: Collection[str]) -> set[str]:
+        """Returns the tensors that by their names are parts of these matrices, or say how to compute with them."""
+        claimed = {scales for name, scales in self._mxfp4.items() if name in names and name in self._found}
+        for name in names:
+            claimed.update(belonging(self, name))
+        return claimed | {name for name in self._found if name not in names and is_of_activations(name)}
+
+    def used(self) -> set[str]:
+        """Returns the tensors that coded matrices and MXFP4 blocks are made of, once `check_shape` has passed them."""
+        used = {scales for name, scales in self._mxfp4.items() if name in self._found}
+        for scheme in self._schemes.values():
+            used.update((scheme.codes, *scheme.others))
+        return used
+
+    def zero_biases(self, wanted: Collection[str]) -> list[str]:
+        """Returns biases that GPTQ and AWQ give to layers that have none by their architecture."""
+        packed = (scheme.codes for scheme in self._schemes.values() if scheme.codes.endswith("qweight"))
+        biases = (codes.removesuffix("qweight") + "bias" for codes in packed)
+        return [name for name in biases if name in self._found and name not in wanted]
 
     def check_readable(self, name: str) -> None:
         """Raises UnsupportedModelError for a tensor of a type that is not converted."""
-        if self.format(name) is not None:
-            return
-        shard, entry = self._found[name]
-        unexplained = " without a weight_block_size in config.json" if entry.dtype == _FP8 else ""
-        raise UnsupportedModelError(
-            f"{shard}: tensor {name!r} has dtype {entry.dtype}{unexplained}; moeinf converts "
-            "bf16, f16 and f32 checkpoints, so pull the unquantised original"
-        )
+        if self.format(name) is None:
+            shard, entry = self._found[name]
+            raise UnsupportedModelError(
+                f"{shard}: tensor {name!r} has dtype {entry.dtype}; moeinf converts bf16, f16 and f32, and the "
+                "quantised forms of docs/format.md, so pull the unquantised original"
+            )
 
     def check_shape(self, name: str, shape: tuple[int, ...]) -> None:
-        """Raises CheckpointError unless the tensor is there in this shape, and its scales in the one that follows."""
-        self._check(name, shape, "config.json implies")
-        scales = self.scales_of(name)
-        if scales is None:
+        """Raises CheckpointError unless the tensor is there in this shape, and what belongs to it.
+
+        Raises UnsupportedModelError where it is coded in a way that moeinf does not read.
+        """
+        scheme = None if self.is_mxfp4(name) else scheme_of(self, name, shape, self._declared)
+        if scheme is not None:
+            self._schemes[name] = scheme
             return
-        self._check(scales, self._scales_shape(name), f"{name!r} implies")
-        found = self.entry(scales).dtype
-        if found not in (STORE_DTYPES if self.is_fp8(name) else ("U8",)):
-            raise UnsupportedModelError(f"{self.shard(scales)}: tensor {scales!r} has dtype {found}, no form of scales")
+        self._check(name, shape, "config.json implies")
+        self.check_readable(name)
+        if self.is_mxfp4(name):
+            scales = self.scales_of(name)
+            self._check(scales, shape[:-1], f"{name!r} implies")
+            if self.entry(scales).dtype != "U8":
+                raise UnsupportedModelError(
+                    f"{self.shard(scales)}: tensor {scales!r} has dtype {self.entry(scales).dtype}, no form of scales"
+                )
 
     def _check(self, name: str, shape: tuple[int, ...], reason: str) -> None:
-        if name not in self:
+        if name not in self._found:
             raise CheckpointError(f"the checkpoint lacks tensor {name!r}; fetch it again")
         shard, entry = self._found[name]
         if entry.shape != shape:
             raise CheckpointError(f"{shard}: tensor {name!r} has shape {list(entry.shape)}, {reason} {list(shape)}")
-
-    def _scales_shape(self, name: str) -> tuple[int, ...]:
-        shape = self.entry(name).shape
-        if not self.is_fp8(name):
-            return shape[:-1]
-        assert self.fp8_block is not None
-        rows, cols = self.fp8_block
-        if len(shape) < 2:
-            raise UnsupportedModelError(f"{self.shard(name)}: tensor {name!r} has dtype {_FP8} but is no matrix")
-        return (*shape[:-2], -(-shape[-2] // rows), -(-shape[-1] // cols))
 
 
 def _renamed(name: str, plan: TensorPlan) -> str:

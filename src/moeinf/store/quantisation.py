@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
 from moeinf.errors import UsageError
-from moeinf.types import FORMAT_BLOCKS, DType, Format, TensorPlan
+from moeinf.types import FORMAT_BLOCKS, Format, TensorPlan
 
 Choice = Literal["keep", "q8_0", "q4_0", "q4_k", "iq4_nl", "mxfp4"]
 CHOICES: tuple[Choice, ...] = get_args(Choice)
@@ -109,13 +109,13 @@ def expert_formats(
 
 
 def dense_tensors_of(
-    plan: TensorPlan, wanted: Choice, dtypes: Mapping[str, DType], formats: FormatPlan
+    plan: TensorPlan, wanted: Choice, sources: Mapping[str, Format], formats: FormatPlan
 ) -> dict[str, DenseTensor]:
-    """Returns every tensor of the dense file by its stored name. dtypes: those of the checkpoint's tensors."""
+    """Returns every tensor of the dense file by its stored name. sources: the formats where none is wanted."""
     dense = {
         name: DenseTensor(
             name,
-            formats.fit("dense", name, wanted if name in plan.matrices else "keep", shape[-1], dtypes[name]),
+            formats.fit("dense", name, wanted if name in plan.matrices else "keep", shape[-1], sources[name]),
             shape,
         )
         for name, shape in plan.dense.items()
@@ -123,7 +123,7 @@ def dense_tensors_of(
     if wanted != "keep" and plan.head is not None:
         source, stored = plan.head
         shape = plan.dense[source]
-        head = formats.fit("dense", stored, _HEAD_FORMAT, shape[-1], dtypes[source])
+        head = formats.fit("dense", stored, _HEAD_FORMAT, shape[-1], sources[source])
         if head == _HEAD_FORMAT:
             dense[stored] = DenseTensor(source, head, shape)
     return dense

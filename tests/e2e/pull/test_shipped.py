@@ -18,6 +18,7 @@ from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.models.family import family_of
 from moeinf.pull import convert
 from moeinf.pull import pull as install
+from moeinf.pull.coded.blocks import Losses
 from moeinf.pull.convert import Portions
 from moeinf.pull.pull import pull
 from moeinf.pull.source import FolderSource
@@ -107,13 +108,13 @@ UP = "model.layers.1.mlp.experts.2.up_proj.weight"
         ({f"{UP}_scale_inv": None}, FP8, CheckpointError, f"lacks tensor '{UP}_scale_inv'"),
         ({f"{UP}_scale_inv": torch.ones(3, 1)}, FP8, CheckpointError, rf"shape \[3, 1\], '{UP}' implies \[3, 2\]"),
         ({f"{UP}_scale_inv": torch.ones(3, 2, dtype=torch.uint8)}, FP8, UnsupportedModelError, "U8"),
-        ({}, {}, UnsupportedModelError, "F8_E4M3 without a weight_block_size"),
-        ({}, {"quantization_config": {"quant_method": "fp8"}}, UnsupportedModelError, "weight_block_size is None"),
+        ({}, {}, CheckpointError, "tiles have a weight_block_size in config.json"),
+        ({}, {"quantization_config": {"quant_method": "fp8"}}, CheckpointError, "tiles have a weight_block_size"),
         (
             {},
-            {"quantization_config": FP8["quantization_config"] | {"activation_scheme": "static"}},
+            {"quantization_config": FP8["quantization_config"] | {"fmt": "e5m2"}},
             UnsupportedModelError,
-            "activation_scheme is static",
+            "fmt is e5m2",
         ),
     ],
 )
@@ -277,11 +278,11 @@ def test_a_pull_that_was_killed_fetches_scales_again_that_it_still_needs(
     monkeypatch.setattr(install, "open_source", lambda *_: Downloading(checkpoint))
     real, calls = convert.convert_shard, []
 
-    def convert_two(*args: Any) -> None:
+    def convert_two(*args: Any) -> Losses:
         calls.append(1)
         if len(calls) > 2:
             raise KeyboardInterrupt
-        real(*args)
+        return real(*args)
 
     monkeypatch.setattr(install, "convert_shard", convert_two)
     with pytest.raises(KeyboardInterrupt):

@@ -8,10 +8,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moeinf.pull.layout import Fp8, Strided, View
+from moeinf.pull.coded.blocks import CodedRows
+from moeinf.pull.coded.float8 import Float8
+from moeinf.pull.layout import Strided, View
 from moeinf.types import DType
 
-NONE = memoryview(b"")
+NONE: list[memoryview] = []
+
+
+def fp8(rows: int, cols: int, tile: tuple[int, int]) -> CodedRows:
+    scheme = Float8("t", (rows, cols), "t", ("s",), "FP8", "bf16", True, "bf16", tile, "F32")
+    return CodedRows(scheme, "bf16", range(rows), cols)
 
 
 def data_of(tensor: torch.Tensor) -> memoryview:
@@ -25,8 +32,8 @@ def bf16_of(data: memoryview) -> torch.Tensor:
 @pytest.mark.parametrize("scale", [1.0, 2.0**-9 / 3, 1e-38, 3e35, 448 / 7], ids=str)
 def test_every_code_of_float8_means_what_it_means_to_torch(scale: float) -> None:
     codes = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)
-    transform = Fp8("t", 256, (128, 256), "f32", "bf16")
-    found = bf16_of(transform.apply(data_of(codes), data_of(torch.tensor([scale]))))
+    transform = fp8(1, 256, (128, 256))
+    found = bf16_of(transform.apply(data_of(codes), [data_of(torch.tensor([scale]))]))
     wanted = (codes.float() * torch.tensor(scale)).bfloat16()
     assert torch.equal(found.isnan(), wanted.isnan()) and int(found.isnan().sum()) == 2
     assert torch.equal(found.nan_to_num(), wanted.nan_to_num())
@@ -38,10 +45,10 @@ def test_fp8_may_be_cut_between_any_two_rows(rows: int, cols: int, high: int, wi
     codes = torch.randn(rows, cols, generator=generator).to(torch.float8_e4m3fn)
     scales = torch.rand(-(-rows // high), -(-cols // wide), generator=generator)
     each = scales.repeat_interleave(high, 0).repeat_interleave(wide, 1)[:rows, :cols]
-    transform = Fp8("t", cols, (high, wide), "f32", "bf16")
+    transform = fp8(rows, cols, (high, wide))
     at = data.draw(st.integers(0, rows))
     found = [
-        bf16_of(transform.part(start * cols).apply(data_of(codes[start:end]), data_of(scales)))
+        bf16_of(transform.part(start * cols).apply(data_of(codes[start:end]), [data_of(scales)]))
         for start, end in ((0, at), (at, rows))
         if start < end
     ]

@@ -7,13 +7,14 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 from moeinf.config.pull_options import PullOptions
 from moeinf.errors import CheckpointError, DiskSpaceError, ModelNotFoundError, StoreError, UsageError
 from moeinf.pull import pull as install
+from moeinf.pull.coded.blocks import Losses
 from moeinf.pull.convert import convert_shard
 from moeinf.pull.events import SilentProgress
 from moeinf.pull.model_names import named_origin, outside_origin
@@ -194,9 +195,10 @@ def test_a_source_that_changes_while_it_is_read_is_not_published(
 ) -> None:
     real = convert_shard
 
-    def convert_then_touch(path: Path, *rest: object) -> None:
-        real(path, *rest)  # type: ignore[arg-type]
+    def convert_then_touch(path: Path, *rest: Any) -> Losses:
+        losses = real(path, *rest)
         os.utime(path, ns=(1, 1))
+        return losses
 
     monkeypatch.setattr(install, "convert_shard", convert_then_touch)
     with pytest.raises(CheckpointError, match="changed while it was converted"):
@@ -353,10 +355,10 @@ def test_a_name_that_is_taken_while_a_pull_works_is_not_taken_away(
 ) -> None:
     real, other = convert_shard, write_checkpoint(tmp_path / "other" / "Tiny MoE", random_tensors(seed=3))
 
-    def convert_beside(*args: object) -> None:
+    def convert_beside(*args: Any) -> Losses:
         monkeypatch.setattr(install, "convert_shard", real)
         pull(str(other), home=home)
-        real(*args)  # type: ignore[arg-type]
+        return real(*args)
 
     monkeypatch.setattr(install, "convert_shard", convert_beside)
     with pytest.raises(UsageError, match="--name OTHER"):
@@ -421,10 +423,11 @@ def interrupt_after(num_shards: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C in the middle of the shard that follows."""
     real, calls = convert_shard, []
 
-    def convert(*args: object) -> None:
+    def convert(*args: Any) -> Losses:
         calls.append(1)
-        real(*args)  # type: ignore[arg-type]
+        losses = real(*args)
         if len(calls) > num_shards:
             raise KeyboardInterrupt
+        return losses
 
     monkeypatch.setattr(install, "convert_shard", convert)

@@ -72,7 +72,7 @@ def test_weights_in_another_form_are_refused_by_name(name: str, words: str, tmp_
             "'dbrx' is a Mixture-of-Experts family that this version does not run; moeinf runs mix",
         ),
         ({"model_type": None}, "no model_type"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantised (gptq)"),
+        ({"quantization_config": {"quant_method": "aqlm"}}, "quantised (aqlm)"),
         ({"hidden_size": "64"}, "hidden_size"),
     ],
 )

@@ -41,7 +41,7 @@ class Config:
         f.present("head_dim")
         biased = f.flag("attention_bias", True)
         decoder = parse_decoder(
-            f, norm_eps=1e-5, theta=1.5e5, quant_method="mxfp4", sinks=True, bias=biased, output_bias=biased
+            f, norm_eps=1e-5, theta=1.5e5, quant_methods=("mxfp4",), sinks=True, bias=biased, output_bias=biased
         )
         kinds = f.kinds("layer_types", decoder.num_layers, "sliding_attention", "full_attention")
         if kinds is None:

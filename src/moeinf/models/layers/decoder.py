@@ -16,6 +16,7 @@ from moeinf.models.layers.rope import partial_rotary, reach, rope_of
 from moeinf.types import Experts, Float32Array, Hidden, Profiler
 
 HEAD = "lm_head.weight"
+QUANT_METHODS = ("fp8", "compressed-tensors", "modelopt", "gptq", "awq", "bitsandbytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +51,23 @@ class DecoderConfig:
 
 
 def parse_decoder(
-    f: Fields, *, norm_eps: float, theta: float, partial: float = 1.0, quant_method: str = "fp8", **features: Any
+    f: Fields,
+    *,
+    norm_eps: float,
+    theta: float,
+    partial: float = 1.0,
+    quant_methods: Sequence[str] = QUANT_METHODS,
+    **features: Any,
 ) -> DecoderConfig:
     """The fields that decoder families share, under the names they share; `features` are AttentionConfig's own.
 
-    norm_eps, theta, partial (of a head, that is rotated): the family's defaults. quant_method: the one in which its
-    checkpoints are shipped. Refuses what the shared code does not compute.
+    norm_eps, theta, partial (of a head, that is rotated): the family's defaults. quant_methods: those of which `pull`
+    reads its checkpoints. Refuses what the shared code does not compute.
     """
     f.only("hidden_act", "silu", None)
     f.only("per_layer_config", {}, None)
     if f.get("quantization_config") is not None:  # `pull` reads and undoes it
-        f.within("quantization_config").only("quant_method", quant_method)
+        f.within("quantization_config").only("quant_method", *quant_methods)
     heads, hidden = f.count("num_attention_heads"), f.count("hidden_size")
     head_dim = features.pop("head_dim", None) or f.count("head_dim", hidden // heads, minimum=2)
     context_length, biased = f.count("max_position_embeddings"), f.flag("attention_bias", False)

@@ -1,0 +1,1 @@
+"""Matrices that a checkpoint has as codes and scales: how each published scheme makes weights of them."""

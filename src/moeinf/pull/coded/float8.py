@@ -1,0 +1,61 @@
+"""FP8: a matrix in float8_e4m3, with one scale for all of it, for each row, or for each tile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from moeinf.errors import CheckpointError, UnsupportedModelError
+from moeinf.pull.coded.declared import Declared
+from moeinf.pull.coded.scheme import E4M3, FLOATS, Decoded, Pool, Scheme, Shape, floats, member
+
+CODES = "F8_E4M3"
+_SCALES = ("_scale_inv", "_scale")  # behind the name of the weights; both multiply
+
+
+@dataclass(frozen=True, slots=True)
+class Float8(Scheme):
+    """Each weight is multiplied by the scale of its tile; the last tiles are smaller where no whole ones fit.
+
+    A tile is [128, 128] in DeepSeek-V3 (arXiv 2412.19437, 3.3), a row, or the whole matrix. The weights are the
+    products in bf16, which is what published programs compute with.
+    """
+
+    tile: tuple[int, int]
+    scale_dtype: str
+
+    through: ClassVar[Literal["f32", "bf16"]] = "bf16"
+    by_rows: ClassVar[bool] = True
+
+    def decode(self, codes: memoryview, others: Sequence[memoryview], rows: range) -> Decoded:
+        values = E4M3[np.frombuffer(codes, np.uint8)].reshape(-1, self.cols)
+        factors = floats(others[0], self.scale_dtype).reshape(-1, -(-self.cols // self.tile[1]))
+        scales = factors[np.arange(rows.start, rows.stop) // self.tile[0]]
+        return Decoded(values, scales, None if scales.shape[1] == 1 else np.arange(self.cols) // self.tile[1])
+
+
+def float8(pool: Pool, name: str, shape: Shape, declared: Declared) -> Scheme:
+    if len(shape) < 2:
+        raise UnsupportedModelError(f"tensor {name!r} has dtype {CODES} but is no matrix")
+    member(pool, name, name, (CODES,), shape)
+    scales = next((name + end for end in _SCALES if pool.found(name + end)), name + _SCALES[0])
+    stack, rows, cols = shape[:-2], shape[-2], shape[-1]
+    high, wide = declared.tile_of(name) or (rows, cols)
+    kinds: dict[Shape, tuple[int, int]] = {
+        (*stack, -(-rows // high), -(-cols // wide)): (high, wide),
+        (*stack, rows, 1): (1, cols),
+        (*stack, rows): (1, cols),
+        (*stack, 1, 1): (rows, cols),
+        (*stack, 1): (rows, cols),
+        stack: (rows, cols),
+    }
+    try:
+        entry = member(pool, name, scales, FLOATS, *kinds)
+    except CheckpointError as error:
+        if declared.tile_of(name) is None and pool.found(scales):
+            raise CheckpointError(f"{error}; tiles have a weight_block_size in config.json") from None
+        raise
+    return Float8(name, shape, name, (scales,), "FP8", "bf16", True, "bf16", kinds[entry.shape], entry.dtype)
