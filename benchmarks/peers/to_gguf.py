@@ -3,14 +3,15 @@
     pip install gguf
     python benchmarks/peers/to_gguf.py CHECKPOINT OUT.gguf             # CHECKPOINT may be src/moeinf/data/demo
 
-llama.cpp's own converter knows tokenizers by a list of hashes and refuses the embedded one; benchmarks feed token ids,
-so the vocabulary written here is only a placeholder of the right size.
+llama.cpp's own converter knows tokenizers by a list of hashes and refuses the embedded one, which is written here under
+the name of the pre-tokenizer that it has, and filled up with unused tokens where the model's vocabulary is larger.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -89,14 +90,25 @@ def write_header(writer: Any, config: dict[str, Any]) -> None:
     writer.add_expert_used_count(config["num_experts_per_tok"])
     if "moe_intermediate_size" in config:
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
-    writer.add_vocab_size(config["vocab_size"])
+    add_vocabulary(writer, config["vocab_size"])
+
+
+def add_vocabulary(writer: Any, vocab_size: int) -> None:
+    """The embedded model's tokenizer, in a vocabulary of that size."""
+    tokenizer = json.loads(resources.files("moeinf").joinpath("data/demo/tokenizer.json").read_text())
+    special = {token["id"] for token in tokenizer["added_tokens"]}
+    known = {number: token for token, number in tokenizer["model"]["vocab"].items()}
+    known |= {token["id"]: token["content"] for token in tokenizer["added_tokens"]}
+    kinds = {number: gguf.TokenType.CONTROL if number in special else gguf.TokenType.NORMAL for number in known}
+    writer.add_vocab_size(vocab_size)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list([f"<{i}>" for i in range(config["vocab_size"])])
-    writer.add_token_types([gguf.TokenType.NORMAL] * config["vocab_size"])
-    writer.add_token_merges(["a b"])
+    writer.add_token_list([known.get(number, f"[PAD{number}]") for number in range(vocab_size)])
+    writer.add_token_types([kinds.get(number, gguf.TokenType.UNUSED) for number in range(vocab_size)])
+    writer.add_token_merges([" ".join(pair) for pair in tokenizer["model"]["merges"]])
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(0)
+    writer.add_add_bos_token(False)
 
 
 def convert(folder: Path, out: Path) -> None:

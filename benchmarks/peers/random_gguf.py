@@ -1,0 +1,131 @@
+"""Writes a GGUF of random blocks in the geometry of a real qwen3_moe config.json, cut in depth: any type, no quantiser.
+
+    pip install gguf
+    python benchmarks/peers/random_gguf.py CONFIG_JSON OUT.gguf Q4_K_M --layers 4 --vocab 32000
+
+A type is that of all matrices, with Q6_K for attention's values and the head; Q4_K_M has the mixture of llama.cpp's
+quantiser: Q6_K for every other layer's values and down projections. Blocks are drawn from a pool whose scales give
+weights the spread of a trained matrix, so that activations neither die nor explode. The tokenizer is the embedded
+model's, so that real text gives varied routing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any, cast
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+from to_gguf import write_header
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # the tests' random blocks
+
+from moeinf.types import FORMAT_BLOCKS, Format
+from tests.support.blocks import even_blocks, halves_of
+
+POOL = 4096  # blocks
+
+
+class Blocks:
+    """Random blocks of a type whose weights have a standard deviation of 1 / sqrt(cols)."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+        self._pools: dict[tuple[str, int], npt.NDArray[np.uint8]] = {}
+
+    def draw(self, kind: str, rows: int, cols: int) -> npt.NDArray[np.uint8]:
+        """[rows, bytes of a row]"""
+        weights, num_bytes = FORMAT_BLOCKS[_format(kind)]
+        pool = self._pool(kind, cols)
+        picked = pool[self._rng.integers(0, len(pool), rows * cols // weights)]
+        return picked.reshape(rows, cols // weights * num_bytes)
+
+    def _pool(self, kind: str, cols: int) -> npt.NDArray[np.uint8]:
+        if (kind, cols) not in self._pools:
+            self._pools[kind, cols] = self._scaled(kind, cols)
+        return self._pools[kind, cols]
+
+    def _scaled(self, kind: str, cols: int) -> npt.NDArray[np.uint8]:
+        pool = even_blocks(_format(kind), POOL, self._rng)
+        spread = gguf.quants.dequantize(pool, gguf.GGMLQuantizationType[kind]).std()
+        factor = cols**-0.5 / float(spread)
+        if kind == "MXFP4":
+            pool[:, 0] = np.clip(pool[:, 0] + round(np.log2(factor)), 1, 250)
+        for at in halves_of(_format(kind)):
+            halves = np.ascontiguousarray(pool[:, at : at + 2]).view(np.float16)
+            pool[:, at : at + 2] = (halves.astype(np.float32) * factor).astype(np.float16).view(np.uint8)
+        return pool
+
+
+def _format(kind: str) -> Format:
+    return cast(Format, kind.lower())
+
+
+def type_of(name: str, layer: int, recipe: str) -> str:
+    """The type of a matrix in a file that is named after `recipe`."""
+    if recipe != "Q4_K_M":
+        return "Q6_K" if name in ("attn_v", "output") else recipe
+    mixed = name in ("attn_v", "ffn_down_exps") and layer % 2 == 0
+    return "Q6_K" if mixed or name == "output" else "Q4_K"
+
+
+def write(config: dict[str, Any], out: Path, recipe: str, seed: int) -> None:
+    writer, blocks = gguf.GGUFWriter(out, "qwen3moe", use_temp_file=True), Blocks(seed)
+    write_header(writer, config)
+    rng = np.random.default_rng(seed + 1)
+    hidden, inner, experts = config["hidden_size"], config["moe_intermediate_size"], config["num_experts"]
+    heads, kv_heads, head_dim = config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]
+
+    def matrix(name: str, rows: int, cols: int, layer: int = -1, count: int = 0) -> None:
+        kind = type_of(name, layer, recipe)
+        drawn = blocks.draw(kind, rows * max(count, 1), cols)
+        shape = (count, rows, drawn.shape[-1]) if count else drawn.shape
+        full = f"blk.{layer}.{name}.weight" if layer >= 0 else f"{name}.weight"
+        writer.add_tensor(full, drawn.reshape(shape), raw_dtype=gguf.GGMLQuantizationType[kind])
+
+    def ones(name: str, size: int) -> None:
+        writer.add_tensor(name, np.ones(size, np.float32))
+
+    matrix("token_embd", config["vocab_size"], hidden)
+    matrix("output", config["vocab_size"], hidden)
+    ones("output_norm.weight", hidden)
+    for layer in range(config["num_hidden_layers"]):
+        for name, size in (("attn_norm", hidden), ("ffn_norm", hidden), ("attn_q_norm", head_dim)):
+            ones(f"blk.{layer}.{name}.weight", size)
+        ones(f"blk.{layer}.attn_k_norm.weight", head_dim)
+        matrix("attn_q", heads * head_dim, hidden, layer)
+        matrix("attn_k", kv_heads * head_dim, hidden, layer)
+        matrix("attn_v", kv_heads * head_dim, hidden, layer)
+        matrix("attn_output", hidden, heads * head_dim, layer)
+        router = rng.standard_normal((experts, hidden), np.float32) * hidden**-0.5
+        writer.add_tensor(f"blk.{layer}.ffn_gate_inp.weight", router)
+        matrix("ffn_gate_exps", inner, hidden, layer, experts)
+        matrix("ffn_up_exps", inner, hidden, layer, experts)
+        matrix("ffn_down_exps", hidden, inner, layer, experts)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config", type=Path, help="config.json of a qwen3_moe model")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("recipe", help="Q4_K_M, or a type of ggml: Q6_K, IQ3_S, ...")
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--vocab", type=int, default=32000)
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    config = json.loads(given.config.read_text())
+    config |= {"num_hidden_layers": given.layers, "vocab_size": given.vocab}
+    write(config, given.out, given.recipe, given.seed)
+    print(f"{given.out}: {given.out.stat().st_size / 1e9:.3f} GB")
+
+
+if __name__ == "__main__":
+    main()
