@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from urllib.parse import unquote
 
@@ -19,6 +20,8 @@ from moeinf.server.prompt.agent_noise import without_noise
 from moeinf.server.texts import Texts
 from moeinf.server.worker import Worker
 from moeinf.store.library import Library, StoredModel
+
+log = logging.getLogger("moeinf.server")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,7 @@ class Service:
 
         Raises BusyError, StoppingError, ModelNotFoundError, UsageError.
         """
-        self.find(ask.model)
+        ask = _within_context(ask, self.find(ask.model))
         SamplingParams(**ask.params)  # refuses what is out of range, before anybody waits
         ask = _quiet(ask)
         host = request.client.host if request.client else ""
@@ -78,6 +81,15 @@ def _quiet(ask: Ask) -> Ask:
     if ask.prompt is None or isinstance(ask.prompt, str):
         return ask
     return replace(ask, prompt=without_noise(ask.prompt))
+
+
+def _within_context(ask: Ask, stored: StoredModel) -> Ask:
+    """Clients ask every model for the context that they like: as in ollama, they get what the model has."""
+    most = stored.manifest.info.context_length
+    if (ask.config.get("context") or 0) <= most:
+        return ask
+    log.info("num_ctx %d is beyond the %d tokens of %s, which it gets", ask.config["context"], most, stored.name)
+    return replace(ask, config={**ask.config, "context": most})
 
 
 def keep_alive_of(value: str | float | None) -> tuple[float | None, ...]:

@@ -95,6 +95,12 @@ def test_num_ctx_opens_the_model_with_that_context(client: ollama.Client) -> Non
     client.generate("demo", "", keep_alive=0)
 
 
+def test_a_num_ctx_beyond_the_models_context_gets_all_of_that(client: ollama.Client) -> None:
+    client.generate("demo", "", options={"num_ctx": 1 << 20})
+    (running,) = client.ps().models
+    assert running.context_length == 2048
+
+
 def test_list_and_show_tell_of_the_model(client: ollama.Client) -> None:
     [model] = client.list().models
     assert model.model == "demo:latest" and model.size and len(model.digest or "") == 64

@@ -58,7 +58,8 @@ def _running(service: Service, loaded: Loaded) -> dict[str, Any]:
     """The open model; in `moeinf`, what is resident, how the cache did last, and the options it was opened with."""
     model, plan = loaded.model, loaded.model.plan
     on_gpu = isinstance(plan, DevicePlan)
-    size = plan.total_bytes + (plan.host_bytes if isinstance(plan, DevicePlan) else 0)
+    # What is set aside for earlier prompts is empty at first, and of the server more than of the model.
+    size = plan.total_bytes + (plan.host_bytes if isinstance(plan, DevicePlan) else -plan.prefix_bytes)
     return {
         **identity(loaded.stored),
         "size": size,

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from moeinf.config import RuntimeConfig, ollama_value
+from moeinf.config import RuntimeConfig
 from moeinf.config.option import Option, http_options, options
 from moeinf.sampling.params import SamplingParams
 from moeinf.server.errors import Refusal
@@ -99,8 +99,8 @@ def _value(option: Option, value: object) -> object:
     """The value as its field has it; None where the client leaves the choice to us."""
     if value is None:
         return None
-    if option.name == "device":
-        return ollama_value(option, str(_whole(option, value)))
+    if option.name == "device":  # any number of layers on a GPU: experts are placed one by one, and no answer changes
+        return "cpu" if _whole(option, value) == 0 else "auto"
     if option.kind == "int":
         return _whole(option, value)
     if option.kind == "float" and isinstance(value, int | float) and not isinstance(value, bool):

@@ -50,15 +50,16 @@ def test_another_type_is_refused_in_ollamas_words(name: str, value: object, kind
     assert str(caught.value) == f'option "{name}" must be of type {kind}'
 
 
-@pytest.mark.parametrize("given", [{"top_p": 2}, {"num_ctx": 0}, {"num_gpu": 12}, {"temperature": float("inf")}])
+@pytest.mark.parametrize("given", [{"top_p": 2}, {"num_ctx": 0}, {"temperature": float("inf")}])
 def test_what_is_out_of_range_is_refused(given: dict[str, Any]) -> None:
     with pytest.raises(MoeinfError):
         given_options(given)
 
 
-def test_num_gpu_is_the_device_where_that_means_something() -> None:
+def test_num_gpu_is_the_cpu_or_left_to_us() -> None:
     assert given_options({"num_gpu": 0}) == ({}, {"device": "cpu"})
     assert given_options({"num_gpu": -1}) == ({}, {"device": "auto"})
+    assert given_options({"num_gpu": 12}) == ({}, {"device": "auto"})
 
 
 def test_options_without_a_meaning_are_logged_and_ignored(caplog: pytest.LogCaptureFixture) -> None:
