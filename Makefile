@@ -20,13 +20,14 @@ test: $(READY)
 	$(BIN)/python -m pytest tests --numprocesses $$(($(JOBS) + 1)) --dist loadfile
 
 # A long run of what `make test` has a short one of: other files and bits each time, unless FUZZ_SEED says which. Each
-# of the two scripts has half of the time.
+# of the three scripts has a third of the time.
 FUZZ_SECONDS ?= 600
 FUZZ_SEED ?= $(shell date +%s)
 
 fuzz: $(READY)
-	$(BIN)/python tests/fuzz/hostile_files.py --seconds $$(($(FUZZ_SECONDS) / 2)) --seed $(FUZZ_SEED)
-	$(BIN)/python tests/fuzz/flipped_bits.py --seconds $$(($(FUZZ_SECONDS) / 2)) --seed $(FUZZ_SEED)
+	$(BIN)/python tests/fuzz/hostile_files.py --seconds $$(($(FUZZ_SECONDS) / 3)) --seed $(FUZZ_SEED)
+	$(BIN)/python -m tests.fuzz.hostile_gguf --seconds $$(($(FUZZ_SECONDS) / 3)) --seed $(FUZZ_SEED)
+	$(BIN)/python tests/fuzz/flipped_bits.py --seconds $$(($(FUZZ_SECONDS) / 3)) --seed $(FUZZ_SEED)
 
 lint: $(READY)
 	$(BIN)/ruff check src tests benchmarks docs examples

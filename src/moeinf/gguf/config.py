@@ -73,7 +73,9 @@ def _plain_heads(m: Metadata) -> Config:
     """head_dim, and how much of a head is rotated."""
     head_dim = _head_dim(m)
     rotated = m.count("rope.dimension_count", head_dim)
-    return {"head_dim": head_dim} | ({} if rotated == head_dim else {"partial_rotary_factor": rotated / head_dim})
+    return {"head_dim": head_dim} | (
+        {} if rotated == head_dim else {"partial_rotary_factor": rotated / max(1, head_dim)}
+    )
 
 
 def _ids(gguf: Gguf) -> Config:
