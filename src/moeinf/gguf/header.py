@@ -10,16 +10,15 @@ import os
 import re
 import sys
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from moeinf.errors import CheckpointError
+from moeinf.gguf.cursor import AGAIN, MAX_HEADER_BYTES, Cursor, Read
 from moeinf.store.files import errors_named, open_regular, read_fully
 from moeinf.types import FORMAT_BLOCKS, Format, format_bytes
 
-MAX_HEADER_BYTES = 256 << 20  # a vocabulary of 260,000 tokens with its merges takes a tenth of that
-_FIRST_READ, _LONGEST_READ = 1 << 18, 1 << 24
 _MAX_TENSORS = 100_000
 _MAX_KEYS = 10_000
 _MAX_VALUES = 8_000_000  # of all arrays together
@@ -42,12 +41,10 @@ _OTHER_TYPES = {
 
 _STRING, _ARRAY, _BOOL = 8, 9, 7
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 10: "Q", 11: "q", 12: "d"}  # of module array
-_AGAIN = "fetch it again"
 _SPLIT_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 
 Numbers = array  # of one of the types above
 Value = bool | int | float | str | list[str] | list[bool] | Numbers  # type: ignore[type-arg]
-Read = Callable[[int, int], bytes]  # so many bytes from an offset, of which that many are there
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +128,7 @@ def part_names(header: GgufHeader, name: str, where: str) -> list[str]:
     """Names of all files of the model, in order, one of which has this name and header."""
     count = header.metadata.get("split.count", 1)
     if type(count) is not int or not 0 <= count <= _MAX_PARTS:
-        raise CheckpointError(f"{where}: split.count is {count!r:.100}; the file is damaged, {_AGAIN}")
+        raise CheckpointError(f"{where}: split.count is {count!r:.100}; the file is damaged, {AGAIN}")
     if count <= 1:
         return [name]
     found = _SPLIT_NAME.fullmatch(name)
@@ -152,11 +149,11 @@ def join_parts(parts: Sequence[tuple[Path, GgufHeader]]) -> Gguf:
         said = (part.metadata.get("split.count", len(parts)), part.metadata.get("split.no", number))
         if len(parts) > 1 and said != (len(parts), number):
             raise CheckpointError(
-                f"{path} is not part {number + 1} of the {len(parts)} that {first_path} names; {_AGAIN}"
+                f"{path} is not part {number + 1} of the {len(parts)} that {first_path} names; {AGAIN}"
             )
         for tensor in part.tensors:
             if tensor.name in tensors:
-                raise CheckpointError(f"{path}: tensor {tensor.name!r} is in two parts of the split; {_AGAIN}")
+                raise CheckpointError(f"{path}: tensor {tensor.name!r} is in two parts of the split; {AGAIN}")
             tensors[tensor.name] = replace(tensor, file=number)
         if len(tensors) > _MAX_TENSORS:
             raise CheckpointError(f"{path}: the split has more than {_MAX_TENSORS} tensors; the file is damaged")
@@ -172,76 +169,11 @@ def join_parts(parts: Sequence[tuple[Path, GgufHeader]]) -> Gguf:
 
 def parse_gguf(read: Read, num_bytes: int, where: str) -> GgufHeader:
     """Parses the header of a file of num_bytes, of which `read` gives any range. Raises CheckpointError."""
-    return _Parser(_Cursor(read, num_bytes, where), where).header()
-
-
-class _Cursor:
-    """Takes what comes next of a file, and reads ahead of that in growing pieces."""
-
-    def __init__(self, read: Read, num_bytes: int, where: str) -> None:
-        self._read, self.num_bytes, self._where = read, num_bytes, where
-        self._held, self._at, self._start = b"", 0, 0  # what was read, where in it, and where it lies in the file
-        self._piece = _FIRST_READ
-
-    @property
-    def offset(self) -> int:
-        return self._start + self._at
-
-    def require(self, num_bytes: int, what: str) -> None:
-        """Refuses what the rest of the file, or a header, has no room for."""
-        end = self.offset + num_bytes
-        if end > self.num_bytes:
-            raise CheckpointError(f"{self._where} is truncated inside {what} ({self.num_bytes} bytes); {_AGAIN}")
-        if end > MAX_HEADER_BYTES:
-            raise CheckpointError(f"{self._where} has a header of more than {MAX_HEADER_BYTES} bytes; it is damaged")
-
-    def take(self, num_bytes: int, what: str) -> bytes:
-        at, end = self._at, self._at + num_bytes
-        if end > len(self._held):
-            self.require(num_bytes, what)
-            missing = max(end - len(self._held), min(self._piece, self.num_bytes - self._start - len(self._held)))
-            self._held = self._held[at:] + self._read(self._start + len(self._held), missing)
-            self._start, at, end = self._start + at, 0, num_bytes
-            self._piece = min(2 * self._piece, _LONGEST_READ)
-        self._at = end
-        return self._held[at:end]
-
-    def number(self, width: int, what: str) -> int:
-        return int.from_bytes(self.take(width, what), "little")
-
-    def string(self, limit: int, what: str) -> str:
-        length = self.number(8, what)
-        if length > limit:
-            raise CheckpointError(f"{self._where}: {what} has a text of {length} bytes; the file is damaged")
-        try:
-            return self.take(length, what).decode()
-        except UnicodeDecodeError as error:
-            raise CheckpointError(f"{self._where}: {what} is no text in UTF-8; the file is damaged") from error
-
-    def strings(self, count: int, what: str) -> list[str]:
-        """As `string`, of a hundred thousands."""
-        self.require(8 * count, what)
-        found: list[str] = []
-        while len(found) < count:
-            held, at = self._held, self._at
-            try:
-                for _ in range(count - len(found)):
-                    begin = at + 8
-                    end = begin + int.from_bytes(held[at:begin], "little")
-                    if end > len(held) or begin > len(held):
-                        break
-                    found.append(held[begin:end].decode())
-                    at = end
-            except UnicodeDecodeError as error:
-                raise CheckpointError(f"{self._where}: {what} is no text in UTF-8; the file is damaged") from error
-            self._at = at
-            if len(found) < count:  # one that lies across the end of what is held
-                found.append(self.string(MAX_HEADER_BYTES, what))
-        return found
+    return _Parser(Cursor(read, num_bytes, where), where).header()
 
 
 class _Parser:
-    def __init__(self, cursor: _Cursor, where: str) -> None:
+    def __init__(self, cursor: Cursor, where: str) -> None:
         self._cursor, self._where, self._values = cursor, where, 0
 
     def header(self) -> GgufHeader:
@@ -367,5 +299,5 @@ class _Parser:
                 raise CheckpointError(f"{where}: tensor {entry.name!r} is there twice; the file is damaged")
             tensors[tensor.name] = tensor
         if end > num_bytes and entries:
-            raise CheckpointError(f"{where} is truncated: {num_bytes} bytes, its header promises {end}; {_AGAIN}")
+            raise CheckpointError(f"{where} is truncated: {num_bytes} bytes, its header promises {end}; {AGAIN}")
         return GgufHeader(num_bytes, min(start, num_bytes), metadata, tuple(tensors[entry.name] for entry in entries))

@@ -214,6 +214,7 @@ def refused(folder: Path, name: str, metadata: Mapping[str, Any], *words: str) -
     ("name", "metadata", "words"),
     [
         ("olmoe", {"olmoe.attention.max_alibi_bias": 8.0}, ("max_alibi_bias", "not supported")),
+        ("olmoe", {"olmoe.attention.causal": False}, ("attention.causal",)),
         ("olmoe", {"olmoe.attention.head_count": "x"}, ("attention.head_count is 'x'",)),
         ("olmoe", {"olmoe.block_count": 1_000_000}, ("block_count", "damaged")),
         ("olmoe", {"olmoe.block_count": 4}, ("blk.3.", "has no tensor")),

@@ -1,0 +1,93 @@
+"""What the architectures of GGUF files say in the same way: layers, heads and positions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from moeinf.errors import CheckpointError, UnsupportedModelError
+from moeinf.gguf.metadata import Metadata, numbers_of
+
+Config = dict[str, Any]
+
+
+def num_layers_of(m: Metadata) -> int:
+    """Without those that guess tokens ahead, which lie behind the others."""
+    layers, ahead = m.count("block_count"), m.count("nextn_predict_layers", 0)
+    if not ahead < layers <= len(m.gguf.tensors):
+        raise CheckpointError(
+            f"{m.where}: {m.architecture}.block_count is {layers}; the file is damaged, fetch it again"
+        )
+    return layers - ahead
+
+
+def head_dim_of(m: Metadata) -> int:
+    default = m.count("embedding_length") // max(1, m.count("attention.head_count"))
+    key, value = (m.count(f"attention.{name}_length", default) for name in ("key", "value"))
+    if key != value:
+        raise UnsupportedModelError(f"{m.where}: keys of {key} and values of {value} numbers are not supported")
+    return key
+
+
+def plain_heads(m: Metadata) -> Config:
+    """head_dim, and how much of a head is rotated."""
+    head_dim = head_dim_of(m)
+    rotated = m.count("rope.dimension_count", head_dim)
+    return {"head_dim": head_dim} | (
+        {} if rotated == head_dim else {"partial_rotary_factor": rotated / max(1, head_dim)}
+    )
+
+
+def positions_of(m: Metadata) -> Config:
+    """rope_theta, and rope_scaling where the positions are others than plain ones."""
+    scaling = _scaling(m)
+    return {"rope_theta": m.number("rope.freq_base", 1e4), **({"rope_scaling": scaling} if scaling else {})}
+
+
+def _scaling(m: Metadata) -> Config:
+    factor = m.number("rope.scaling.factor", m.number("rope.scale_linear", 1.0))
+    kind = m.text("rope.scaling.type", "none" if factor in (0.0, 1.0) else "linear")
+    trained = m.count("rope.scaling.original_context_length", 0)
+    attention = m.number("rope.scaling.attn_factor", 0.0) or m.number("rope.scaling.yarn_attn_factor", 0.0)
+    names = ("rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow", "rope.scaling.yarn_log_multiplier")
+    fast, slow, log_multiplier = (m.number(name, 0.0) for name in names)
+    if m.number("rope.scaling.yarn_ext_factor", 1.0) not in (1.0, -1.0):
+        raise UnsupportedModelError(f"{m.where}: {m.architecture}.rope.scaling.yarn_ext_factor is not supported")
+    context = m.count("context_length")
+    if m.tensor("rope_factors_long.weight") is not None or kind == "longrope":
+        return _longrope(m, trained or context, attention)
+    own = m.tensor("rope_freqs.weight")
+    if own is not None:  # Llama 3.1's positions, of which the file has the factors of each pair
+        factors = numbers_of(m.gguf, own)
+        return {
+            "rope_type": "longrope",
+            "short_factor": factors,
+            "long_factor": factors,
+            "attention_factor": 1.0,
+            "original_max_position_embeddings": context,
+        }
+    if kind == "none":
+        return {}
+    if kind == "linear":
+        return {} if factor in (0.0, 1.0) else {"rope_type": "linear", "factor": factor}
+    if kind != "yarn":
+        raise UnsupportedModelError(f"{m.where}: {m.architecture}.rope.scaling.type {kind!r:.50} is not supported")
+    found: Config = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": trained or context}
+    if attention:
+        found["attention_factor"] = attention
+    found |= {name: value for name, value in (("beta_fast", fast), ("beta_slow", slow)) if value}
+    if log_multiplier:  # of DeepSeek, which publishes the same for mscale; the file has but one
+        weight = round(log_multiplier * 10, 6)
+        found |= {"mscale": weight, "mscale_all_dim": weight}
+    return found
+
+
+def _longrope(m: Metadata, trained: int, attention: float) -> Config:
+    found: Config = {"rope_type": "longrope", "original_max_position_embeddings": trained}
+    for name in ("short", "long"):
+        tensor = m.tensor(f"rope_factors_{name}.weight")
+        if tensor is None:
+            raise UnsupportedModelError(
+                f"{m.where} has no tensor 'rope_factors_{name}.weight', which its positions need"
+            )
+        found[f"{name}_factor"] = numbers_of(m.gguf, tensor)
+    return found | ({"attention_factor": attention} if attention else {})
