@@ -24,6 +24,21 @@ _SAMPLING = {
     "penalty_repeat": "repetition_penalty",
 }
 _SPECIALS = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+# Control tokens that end an answer, which files with one eos_token_id do not list; <|end|> is left to moeinf.text,
+# since in gpt-oss it ends a message and not the answer.
+_ENDS = {
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|return|>",
+    "<|call|>",
+    "<end_of_turn>",
+    "<\uff5cend\u2581of\u2581sentence\uff5c>",  # DeepSeek's
+    "[EOT]",  # Kimi's
+    "[EOS]",
+}
 _UNSTRIPPED = ("<unk>", "<s>", "<|endoftext|>")  # of Phi-3.5
 
 
@@ -85,7 +100,11 @@ class _Source:
                 f"{where} has a tokenizer of model {model!r:.50}, and moeinf builds gpt2 and llama; "
                 "pull the checkpoint that it was made from"
             )
-        return _Source(where, metadata, tokens, list(types), str(model), chosen)
+        kinds = [  # old converters filled vocabularies up with tokens that they called user-defined
+            _UNUSED if kind == _USER_DEFINED and token == f"[PAD{number}]" else kind
+            for number, (token, kind) in enumerate(zip(tokens, types, strict=True))
+        ]
+        return _Source(where, metadata, tokens, kinds, str(model), chosen)
 
     # ---- single fields
 
@@ -141,7 +160,8 @@ class _Source:
         return found
 
     def generation(self) -> dict[str, Any]:
-        ends = [self.special("eos"), self.id_of("eot"), self.id_of("eom")]
+        named = [number for number in range(len(self.tokens)) if self._ends_answers(number)]
+        ends = [self.special("eos"), self.id_of("eot"), self.id_of("eom"), *named]
         found: dict[str, Any] = {"eos_token_id": sorted({number for number in ends if number is not None})}
         for name, role in (("bos", "bos"), ("pad", "padding")):
             number = self.special(role)
@@ -153,6 +173,9 @@ class _Source:
             if type(value) in (int, float):
                 asked[field] = shortest(value) if isinstance(value, float) else value
         return found | ({"do_sample": True} | asked if asked else {})
+
+    def _ends_answers(self, number: int) -> bool:
+        return self.types[number] == _CONTROL and self.tokens[number] in _ENDS
 
     def tokenizer(self) -> dict[str, Any]:
         vocabulary = self._vocabulary()

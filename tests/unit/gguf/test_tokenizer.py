@@ -248,6 +248,23 @@ def test_ends_templates_and_sampling_come_along() -> None:
     ]
 
 
+def test_control_tokens_that_end_answers_are_found_by_name() -> None:
+    fields = tokenizer_fields(json.loads(trained("gpt-2").to_str()), eos=1)
+    end = trained("gpt-2").token_to_id("<|im_end|>")
+    assert json.loads(tokenizer_files(read(fields))["generation_config.json"])["eos_token_id"] == [1, end]
+    fields["tokenizer.ggml.token_type"][end] = 1  # a word like any other
+    assert json.loads(tokenizer_files(read(fields))["generation_config.json"])["eos_token_id"] == [1]
+
+
+def test_what_old_converters_filled_up_with_is_no_token() -> None:
+    fields = gpt2()
+    number = len(fields["tokenizer.ggml.tokens"])
+    fields["tokenizer.ggml.tokens"] += [f"[PAD{number}]", "[PAD7]"]
+    fields["tokenizer.ggml.token_type"] += [4, 4]
+    tokenizer = built(fields)
+    assert tokenizer.token_to_id(f"[PAD{number}]") is None and tokenizer.token_to_id("[PAD7]") == number + 1
+
+
 def test_a_model_folder_made_of_a_file_works(tmp_path: Path) -> None:
     fields = gpt2(bos_token_id=0, add_bos_token=True) | {
         "general.architecture": "x",
