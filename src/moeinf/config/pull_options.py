@@ -24,6 +24,7 @@ class PullOptions:
     quant_dense: str | None = option(None, "Store the other weights in another format.", metavar="FORMAT")
     revision: str | None = option(None, "Branch, tag or commit to fetch.", metavar="REV")
     token: str | None = option(None, "Access token for the Hub. [default: HF_TOKEN]", metavar="TOKEN")
+    repack: bool = option(False, "Copy a GGUF file into the store: one block for each expert.")
     force: bool = option(False, "Skip the check of free disk space.")
     keep_source: bool = option(False, "Keep the downloaded files.")  # under sources/ of the store
 

@@ -121,7 +121,9 @@ def _steps(
     progress = progress or SilentProgress()
     if origin.kind == "file":
         _refuse_quantisation(wanted)
-        return _FilePull(LocalFile(Path(origin.location), name and target, library, progress))
+        return _FilePull(LocalFile(Path(origin.location), name and target, library, progress, options.repack))
+    if options.repack:
+        raise UsageError("--repack: give the GGUF file itself, on this machine; a download is used as it is")
     progress.stage("pulling manifest")
     opened = open_source(origin, options.token, progress)
     if not isinstance(opened, Source):
@@ -157,9 +159,17 @@ class _FilePull:
     def plan(self) -> PullPlan:
         name, source, sizes, done = self.file.plan()
         files = tuple(PlannedFile(file, num_bytes, 0) for file, num_bytes in sizes)
-        return PullPlan(name, source, files, 0, 0, _free_bytes(self.file.library.home), done, ())
+        copied = sum(num_bytes for _, num_bytes in sizes) if self.file.repacked else 0
+        return PullPlan(name, source, files, copied, copied, _free_bytes(self.file.library.home), done, ())
 
     def run(self, *, force: bool, keep_source: bool) -> StoredModel:
+        if self.file.repacked and not force:
+            plan = self.plan()
+            if plan.needed_bytes > plan.free_bytes:
+                raise DiskSpaceError(
+                    f"not enough disk space in {self.file.library.home}: {size_text(plan.needed_bytes)} needed, "
+                    f"{size_text(plan.free_bytes)} free; free some, leave --repack out, or use --force"
+                )
         return self.file.run(checked=True)
 
 

@@ -98,7 +98,7 @@ def _moe_rows(model: StoredModel) -> list[tuple[str, str]]:
         ("bytes per expert", f"{layout.stride_bytes} ({binary_size_text(layout.stride_bytes)})"),
         ("dense bytes", binary_size_text(model.dense_bytes)),
         ("needs at least", f"{at_least_text(needed_bytes(model))} RAM"),
-        ("on a GPU", _gpu_text(needed_on_gpu(model))),
+        ("on a GPU", _gpu_text(needed_on_gpu(model)) if not model.manifest.layers else "not computed there"),
     ]
 
 

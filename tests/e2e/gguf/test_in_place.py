@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from moeinf.config import RuntimeConfig
+from moeinf.config.pull_options import PullOptions
 from moeinf.engine.model import Model
 from moeinf.errors import CheckpointError, DeviceError, ExpertReadError, StoreError
 from moeinf.pull.pull import ensure, plan_pull, pull
@@ -241,3 +242,18 @@ def test_a_gpu_is_not_asked_to_compute_experts_of_a_file(tmp_path: Path) -> None
     stored = ensure(str(mixed(tmp_path)), home=tmp_path / "home")
     with pytest.raises(DeviceError, match="--device cuda: the experts of a GGUF file are computed by the CPU"):
         Model(stored, RuntimeConfig.of(device="cuda"))
+
+
+def test_a_repacked_file_computes_the_same_from_blocks_of_the_store_s_own(tmp_path: Path) -> None:
+    home, file = tmp_path / "home", mixed(tmp_path)
+    stored = ensure(str(file), home=home)
+    own = pull(str(file), PullOptions(repack=True), home=home)
+    assert own.name == "mixed:repacked" and own.id != stored.id
+    assert own.manifest.in_place is None and len(set(own.manifest.layers)) > 1
+    expected = logits(stored)
+    file.unlink()
+    for options in ({}, {"expert_cache": "40%", "verify_reads": True}):
+        assert np.array_equal(logits(own, **options), expected)
+    assert verify(own) == []
+    change(5)(own.shard_paths[1])
+    assert verify(own) == ["experts-00001.bin: expert 0 does not match its checksum"]

@@ -33,7 +33,7 @@ from moeinf.types import DTYPE_BYTES, DType, ExpertLayout, MoeShape, TensorPlan,
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """A model without its weights: its manifest, but for the list of small files, and these files."""
+    """A model without its weights: its manifest, whose files lack the small ones, and these."""
 
     manifest: Manifest
     small_files: Mapping[str, bytes]
@@ -41,8 +41,9 @@ class Index:
     def sealed(self, checksums: bytes = b"") -> tuple[Manifest, Mapping[str, bytes]]:
         """Manifest and all small files. checksums: the content of checksums.bin, where it was computed."""
         files = {**self.small_files, **({CHECKSUMS_FILE: checksums} if checksums else {})}
-        entries = [FileEntry(name, len(data), hashlib.sha256(data).hexdigest()) for name, data in sorted(files.items())]
-        return replace(self.manifest, files=tuple(entries)), files
+        entries = [FileEntry(name, len(data), hashlib.sha256(data).hexdigest()) for name, data in files.items()]
+        entries += self.manifest.files
+        return replace(self.manifest, files=tuple(sorted(entries, key=lambda entry: entry.file))), files
 
 
 def check_runs(gguf: Gguf) -> tuple[TensorPlan, Placement]:

@@ -13,6 +13,7 @@ from moeinf.errors import CheckpointError, StoreError
 from moeinf.gguf.header import Gguf, read_gguf
 from moeinf.pull.events import PullProgress
 from moeinf.pull.gguf.index import Index, check_runs, discard, make_index, write_model
+from moeinf.pull.gguf.repack import repack, repacked_bytes
 from moeinf.pull.gguf.sums import checksums_of
 from moeinf.store.checksums import CHECKSUMS_FILE
 from moeinf.store.files import errors_named
@@ -50,6 +51,7 @@ class LocalFile:
     name: str | None  # that was asked for
     library: Library
     progress: PullProgress
+    repacked: bool = False  # into files of the store's own
 
     def plan(self) -> tuple[str, ModelSource, list[tuple[str, int]], bool]:
         """The name, the source, the files with their sizes, and whether there is nothing left to do."""
@@ -57,7 +59,7 @@ class LocalFile:
         check_runs(gguf)
         first = gguf.files[0].path
         source = ModelSource("file", _printable(first))
-        known = known_model(self.path, self.library)
+        known = None if self.repacked else known_model(self.path, self.library)
         done = known is not None and (known.path / CHECKSUMS_FILE).is_file()
         name = known.name if known is not None and self.name is None else self._free_name(first, source)
         return name, source, [(file.path.name, file.num_bytes) for file in gguf.files], done
@@ -68,7 +70,7 @@ class LocalFile:
         checked: with the checksums of all weights, for which the whole file is read. Raises CheckpointError,
         UnsupportedModelError, StoreError, UsageError; nothing is left behind then.
         """
-        known = known_model(self.path, self.library)
+        known = None if self.repacked else known_model(self.path, self.library)
         if known is not None and (not checked or (known.path / CHECKSUMS_FILE).is_file()):
             return self._named(known)
         self.progress.stage("reading the header")
@@ -87,15 +89,28 @@ class LocalFile:
         first = gguf.files[0].path
         with errors_named(first, CheckpointError):
             index = make_index(gguf, source, _printable(first.parent))
-        checksums = checksums_of(index.manifest, folder, name, self.progress) if checked else b""
+        checksums = b""
+        if self.repacked:
+            index, checksums = self._repack(index, folder, name)
+        elif checked:
+            checksums = checksums_of(index.manifest, folder, name, self.progress)
         with errors_named(first, CheckpointError):
             self._require_unchanged(index, folder)
         self._forget_stale(name, source)
         record = {"asked": json.dumps(PulledAs(name, source).to_json()), "requested": ""}
         return write_model(self.library, folder / "model", name, index, record, checksums)
 
+    def _repack(self, index: Index, folder: Path, name: str) -> tuple[Index, bytes]:
+        total = 2 * repacked_bytes(index)  # written, and read back
+        self.progress.total("converting", total, 0)
+        self.progress.start("converting", name, total, 0)
+        made = repack(index, folder, folder / "model", self.progress.advance)
+        self.progress.finish()
+        return made
+
     def _require_unchanged(self, index: Index, folder: Path) -> None:
-        assert index.manifest.in_place is not None
+        if index.manifest.in_place is None:
+            return
         fault = changed_file(index.manifest.in_place, folder)
         if fault:
             raise CheckpointError(f"{fault}: it changed while it was read; repeat the command")
@@ -112,7 +127,7 @@ class LocalFile:
         """The name that was asked for, else one that no other model has."""
         if self.name is not None:
             return self.name
-        name = f"{file_model_name(first)}:latest"
+        name = f"{file_model_name(first)}:{'repacked' if self.repacked else 'latest'}"
         held = self._holder(name)
         if held is None or held.manifest.source.same_origin(source) or _is_stale(held):
             return name

@@ -1,0 +1,174 @@
+"""Copies a GGUF model into files of the store's own: one block for each expert, in the formats that it has."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from moeinf._native import dequantise
+from moeinf.errors import CheckpointError
+from moeinf.gguf.undo import Kind, Stored, outcome, parse_undo, undone
+from moeinf.pull.gguf.index import Index
+from moeinf.store.checksums import dump_checksums
+from moeinf.store.files import errors_named, make_folders, open_regular, read_fully, write_fully
+from moeinf.store.format import DENSE_FILE, BlockTensor, dense_header, expert_layout, is_quantised, shard_file
+from moeinf.store.manifest import FileEntry, Manifest, ShardEntry, slot_layout
+from moeinf.store.placed.places import DensePlace, InPlace
+from moeinf.store.spans import Finding, Span, check_spans, dense_span, expert_spans, gathered
+from moeinf.types import ByteArray, ExpertLayout, Format
+
+Advance = Callable[[int], None]
+
+
+def repacked_bytes(index: Index) -> int:
+    """About the size of the files that `repack` writes, which it also reads back."""
+    assert index.manifest.in_place is not None
+    return index.manifest.in_place.num_bytes
+
+
+def repack(index: Index, source: Path, folder: Path, advance: Advance) -> tuple[Index, bytes]:
+    """Writes experts and dense weights into a folder; returns the index of that model, and its checksums.
+
+    source: the model's folder, where the files of the index may lie. Layers keep layouts of their own.
+    """
+    manifest, in_place = index.manifest, index.manifest.in_place
+    assert in_place is not None
+    make_folders(folder)
+    files = [_File(path) for path in in_place.paths(source)]
+    try:
+        layers = _write_experts(manifest, in_place, files, folder, advance)
+        formats = _write_dense(in_place, files, folder, advance)
+    finally:
+        for file in files:
+            file.close()
+    shards, dense, checksums = _read_back(manifest, layers, formats, folder, advance)
+    own = replace(
+        manifest,
+        layout=slot_layout(layers),
+        layers=tuple(layers),
+        shards=tuple(shards),
+        files=(dense,),
+        dense_formats={name: BlockTensor(*kind) for name, kind in formats.items() if is_quantised(kind[0])},
+        in_place=None,
+    )
+    return Index(own, index.small_files), checksums
+
+
+class _File:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with errors_named(path, CheckpointError):
+            self._fd = open_regular(path)
+
+    def read(self, offset: int, num_bytes: int) -> ByteArray:
+        data = np.empty(num_bytes, np.uint8)
+        with errors_named(self._path, CheckpointError):
+            read_fully(self._fd, data.data, offset, self._path)
+        return data
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def _write_experts(
+    manifest: Manifest, in_place: InPlace, files: Sequence[_File], folder: Path, advance: Advance
+) -> list[ExpertLayout]:
+    layers = []
+    for layer, places in enumerate(in_place.experts):
+        specs = manifest.layout_of(layer).tensors
+        layout = expert_layout([(spec.name, spec.dtype, spec.shape) for spec in specs])
+        path = folder / shard_file(layer)
+        with errors_named(path), path.open("wb") as shard:
+            for expert in range(manifest.moe.num_experts):
+                block = np.zeros(layout.stride_bytes, np.uint8)
+                for spec, place in zip(layout.tensors, places, strict=True):
+                    data = files[place.file].read(place.offset_bytes + expert * place.step_bytes, spec.num_bytes)
+                    block[spec.offset_bytes : spec.offset_bytes + spec.num_bytes] = data
+                shard.write(block.data)
+                advance(len(block))
+            shard.flush()
+            os.fsync(shard.fileno())
+        layers.append(layout)
+    return layers
+
+
+def _write_dense(
+    in_place: InPlace, files: Sequence[_File], folder: Path, advance: Advance
+) -> dict[str, tuple[Format, tuple[int, ...]]]:
+    """Writes the dense file; returns format and shape of each tensor, from which its header follows again."""
+    formats = {place.name: _kind(place) for place in in_place.dense}
+    head, specs = dense_header(formats)
+    places, path = {place.name: place for place in in_place.dense}, folder / DENSE_FILE
+    with errors_named(path):
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        try:
+            write_fully(fd, head, 0, path)
+            for spec in specs:
+                write_fully(fd, _made(places[spec.name], files).data, spec.offset_bytes, path)
+                advance(spec.num_bytes)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    return formats
+
+
+def _kind(place: DensePlace) -> tuple[Format, tuple[int, ...]]:
+    undo = parse_undo(list(place.undo), place.name)
+    kind = outcome([Kind(each.format, each.shape) for each in place.sources], undo)
+    return (kind.format, kind.shape) if kind is not None else ("f32", place.shape)
+
+
+def _made(place: DensePlace, files: Sequence[_File]) -> ByteArray:
+    undo = parse_undo(list(place.undo), place.name)
+    given = [
+        Stored(Kind(each.format, each.shape), files[each.file].read(each.offset_bytes, each.num_bytes))
+        for each in place.sources
+    ]
+    if outcome([each.kind for each in given], undo) is None:
+        given = [_widened(each) for each in given]
+    return np.ascontiguousarray(undone(given, undo).data)
+
+
+def _widened(stored: Stored) -> Stored:
+    kind, cols = stored.kind, stored.kind.shape[-1]
+    values = np.empty((math.prod(kind.shape) // cols, cols), np.float32)
+    dequantise(kind.format, stored.data, len(values), cols, values)
+    return Stored(Kind("f32", kind.shape), values.reshape(-1).view(np.uint8))
+
+
+def _read_back(
+    manifest: Manifest,
+    layers: Sequence[ExpertLayout],
+    formats: dict[str, tuple[Format, tuple[int, ...]]],
+    folder: Path,
+    advance: Advance,
+) -> tuple[list[ShardEntry], FileEntry, bytes]:
+    """Reads what was written for its checksums. Raises CheckpointError for a scale that is no number."""
+    _, specs = dense_header(formats)
+    dense = folder / DENSE_FILE
+    size, experts = dense.stat().st_size, manifest.moe.num_experts
+    spans: list[Span] = [dense_span(dense, size, specs, manifest.info)]
+    for layer, layout in enumerate(layers):
+        spans += expert_spans(folder / shard_file(layer), experts, layout)
+    found: list[Finding] = []
+    with closing(check_spans(spans)) as results:
+        for span, each in zip(spans, results, strict=True):
+            with errors_named(span.path):
+                if isinstance(each, OSError):
+                    raise each
+            if each.fault:
+                raise CheckpointError(f"{span.path.name}: {each.fault}; fetch the file again")
+            found.append(each)
+            advance(span.num_bytes)
+    sums = [each.sha256 for each in found]
+    shards = [
+        ShardEntry(shard_file(layer), experts * layout.stride_bytes, tuple(sums[1 + layer * experts :][:experts]))
+        for layer, layout in enumerate(layers)
+    ]
+    return shards, FileEntry(DENSE_FILE, size, sums[0]), dump_checksums(gathered(spans, found))
