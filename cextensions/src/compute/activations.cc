@@ -19,9 +19,9 @@ std::size_t activation_bytes(ActivationKind kind, std::int64_t cols) {
   const std::int64_t padded = round_up(cols, kMaxStep);
   if (kind == ActivationKind::kF32) return static_cast<std::size_t>(4 * padded);
   if (kind == ActivationKind::kBF16) return static_cast<std::size_t>(2 * padded);
-  // One byte each, a scale and an offset for each four (where a lane has four), a table of 64 bytes for each
-  // 256: see isa/dot_blocks.inc.
-  return static_cast<std::size_t>(round_up(3 * padded + round_up(cols, 256) / 4, 64));
+  // Whole groups; one byte each, a scale and an offset for each four (where a lane has four), a table of 192
+  // bytes for each group: see isa/dot_blocks.inc.
+  return static_cast<std::size_t>(round_up(cols, kInt8Group) / 4 * 15);
 }
 
 std::size_t matmul_scratch_bytes(std::int64_t cols) {

@@ -7,6 +7,8 @@
 namespace moeinf {
 
 constexpr int kInt8Block = 32;  // activations that share one scale
+constexpr int kInt8Group =
+    256;  // those that one table describes: rows of them are padded with zeros up to it
 // The most activations that a kernel reads at once: rows are padded with zeros up to it.
 constexpr int kMaxStep = 64;
 

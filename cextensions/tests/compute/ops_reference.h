@@ -15,8 +15,11 @@
 
 namespace moeinf {
 
-constexpr Format kFormats[] = {Format::kF32,  Format::kF16,  Format::kBF16,   Format::kQ8_0,
-                               Format::kQ4_0, Format::kQ4_K, Format::kIQ4_NL, Format::kMXFP4};
+inline std::vector<Format> all_formats() {
+  std::vector<Format> formats;
+  for (int f = 0; f < kNumFormats; ++f) formats.push_back(static_cast<Format>(f));
+  return formats;
+}
 // What a sum in float may differ from the exact one, as a share of the sum of magnitudes.
 constexpr double kTolerance = 1e-5;
 
@@ -47,17 +50,48 @@ inline std::vector<float> random_floats(std::mt19937& random, std::int64_t count
   return values;
 }
 
+// Where a block has float16 numbers.
+inline std::vector<std::size_t> halves_of(Format format) {
+  switch (format) {
+    case Format::kMXFP4:
+    case Format::kNVFP4:
+    case Format::kIQ1_M:
+      return {};
+    case Format::kQ4_K:
+    case Format::kQ5_K:
+    case Format::kQ4_1:
+    case Format::kQ5_1:
+      return {0, 2};
+    case Format::kQ2_K:
+      return {80, 82};
+    case Format::kQ3_K:
+      return {108};
+    case Format::kQ6_K:
+      return {208};
+    case Format::kTQ1_0:
+      return {52};
+    case Format::kTQ2_0:
+      return {64};
+    default:
+      return {0};
+  }
+}
+
 // Any bytes are weights; only scales are chosen, so that no sum drowns in another.
 inline void set_scales(std::mt19937& random, Format format, unsigned char* block) {
   const auto half = [&] {
     return static_cast<std::uint16_t>(0x2000 + random() % 0x0c00 + (random() % 2 << 15));
   };
-  const std::uint16_t d = half(), dmin = half();
-  if (format == Format::kMXFP4) {
-    block[0] = static_cast<unsigned char>(120 + random() % 8);
-  } else {
-    std::memcpy(block, &d, 2);
-    if (format == Format::kQ4_K) std::memcpy(block + 2, &dmin, 2);
+  for (const std::size_t at : halves_of(format)) {
+    const std::uint16_t number = half();
+    std::memcpy(block + at, &number, 2);
+  }
+  if (format == Format::kMXFP4) block[0] = static_cast<unsigned char>(120 + random() % 8);
+  for (int s = 0; format == Format::kNVFP4 && s < 4; ++s)
+    block[s] = static_cast<unsigned char>(24 + random() % 32);
+  const std::uint16_t d = half();
+  for (int i = 0; format == Format::kIQ1_M && i < 4; ++i) {  // nibbles above the scales
+    block[49 + 2 * i] = static_cast<unsigned char>((block[49 + 2 * i] & 15) | (d >> (4 * i) & 15) << 4);
   }
 }
 

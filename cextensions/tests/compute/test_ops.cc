@@ -16,7 +16,8 @@ using namespace moeinf;
 namespace {
 
 std::vector<std::int64_t> column_counts(Format format) {
-  if (format == Format::kQ4_K) return {256, 768, 2304};
+  if (block_weights(format) == 256) return {256, 768, 2304};
+  if (block_weights(format) == 64) return {64, 192, 2112};
   if (block_weights(format) == 32) return {32, 64, 96, 416, 2080};
   return {1, 7, 31, 33, 64, 250, 2063};
 }
@@ -24,7 +25,7 @@ std::vector<std::int64_t> column_counts(Format format) {
 void check_all(const std::vector<std::string>& isas, const std::vector<std::int64_t>& activation_counts,
                bool many) {
   std::mt19937 random(1);
-  for (const Format format : kFormats) {
+  for (const Format format : all_formats()) {
     for (const std::int64_t cols : column_counts(format)) {
       const TestMatrix w(random, format, 1 + random() % 9 + (cols == 96 || cols == 33 ? 100 : 0), cols);
       const std::vector<float> weights = w.dequantised();
@@ -46,8 +47,8 @@ void check_all(const std::vector<std::string>& isas, const std::vector<std::int6
 
 void check_independence(bool many, std::int64_t num_x) {
   std::mt19937 random(2);
-  for (const Format format : kFormats) {
-    const std::int64_t cols = format == Format::kQ4_K ? 2304 : block_weights(format) == 32 ? 2080 : 2063;
+  for (const Format format : all_formats()) {
+    const std::int64_t cols = column_counts(format).back();
     const TestMatrix w(random, format, 103, cols);
     const std::vector<float> x = random_floats(random, num_x * cols);
     for (const std::string& isa : available_isas()) {
@@ -132,7 +133,7 @@ TEST(the_smallest_mxfp4_scales_are_subnormal_numbers) {
 
 TEST(what_is_not_finite_in_an_activation_shows_in_every_result) {
   std::mt19937 random(4);
-  for (const Format format : kFormats) {
+  for (const Format format : all_formats()) {
     const TestMatrix w(random, format, 5, 256);
     for (const float bad :
          {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
@@ -145,6 +146,16 @@ TEST(what_is_not_finite_in_an_activation_shows_in_every_result) {
         }
       }
     }
+  }
+}
+
+TEST(codes_of_nvfp4_that_stand_for_no_scale_count_as_zero) {
+  std::vector<unsigned char> bytes(36, 0x22);             // all weights are 1
+  const unsigned char scales[4] = {0x7f, 0, 0xff, 0x38};  // the third ignores its sign: 480; the last is 1
+  std::memcpy(bytes.data(), scales, 4);
+  const Matrix w = {bytes.data(), Format::kNVFP4, 1, 64};
+  for (const std::string& isa : available_isas()) {
+    CHECK(product(ops_for(isa), w, std::vector<float>(64, 127.0f), false)[0] == 127.0f * 16 * (480 + 1));
   }
 }
 

@@ -138,7 +138,7 @@ void expand_nvfp4(const unsigned char* block, float* out) {  // 4 scales, nibble
   for (int i = 0; i < 64; ++i) {
     const unsigned char byte = block[4 + i / 16 * 8 + i % 8];
     const std::int8_t value = kMXFP4Values[i % 16 < 8 ? byte & 15 : byte >> 4];
-    out[i] = kHalfOfUE4M3[block[i / 16]] * static_cast<float>(value);
+    out[i] = kHalfOfUE4M3.values[block[i / 16]] * static_cast<float>(value);
   }
 }
 

@@ -136,21 +136,21 @@ const std::int8_t kMXFP4Values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4
 
 namespace {
 
-constexpr std::array<float, 256> half_of_ue4m3() {
-  std::array<float, 256> table{};
+constexpr ScaleTable half_of_ue4m3() {
+  ScaleTable table{};
   for (int code = 0; code < 256; ++code) {
     const int exponent = code >> 3 & 15, mantissa = code & 7;
     float value = exponent == 0 ? static_cast<float>(mantissa) : static_cast<float>(8 + mantissa);
     for (int e = exponent == 0 ? 1 : exponent; e < 11; ++e) value /= 2;
     for (int e = 11; e < exponent; ++e) value *= 2;
-    table[static_cast<std::size_t>(code)] = code == 0x7f ? 0.0f : value;
+    table.values[code] = code == 0x7f ? 0.0f : value;
   }
   return table;
 }
 
 }  // namespace
 
-constexpr std::array<float, 256> kHalfOfUE4M3 = half_of_ue4m3();
+constexpr ScaleTable kHalfOfUE4M3 = half_of_ue4m3();
 
 Format format_named(const std::string& name) {
   std::string known;

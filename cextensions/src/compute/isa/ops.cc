@@ -1,25 +1,15 @@
-// The inner loops for one instruction set. CMake compiles this file once for each, with MOEINF_ISA, its name,
-// and MOEINF_VECTORS, the file that wraps its vectors. All but the table is local to the file. No
-// inline function of another header may be called unless it is static: the linker could take a copy made for
-// AVX-512 into the generic build.
+// The inner loops for one instruction set, but for those of formats in groups of 256 (groups/). CMake
+// compiles this file once for each, with MOEINF_ISA, its name, MOEINF_GROUPS, that of the table of
+// groups/groups.cc, and MOEINF_VECTORS, the file that wraps its vectors. All but the table is local to the
+// file. No inline function of another header may be called unless it is static: the linker could take a copy
+// made for AVX-512 into the generic build.
 #include <cstdint>
 #include <cstring>
 
-#include "compute/formats/expand.h"
 #include "compute/formats/half.h"
 #include "compute/isa.h"
 #include "compute/layout.h"
-
-#define ALWAYS_INLINE inline __attribute__((always_inline))
-#define UNROLL _Pragma("GCC unroll 64")
-#define STRING_OF(name) #name
-#define NAME_OF(name) STRING_OF(name)
-
-#if defined(__x86_64__) || defined(__i386__)
-#include <immintrin.h>
-#elif defined(__aarch64__)
-#include <arm_neon.h>
-#endif
+#include "macros.h"
 
 namespace moeinf {
 namespace {
@@ -31,8 +21,8 @@ namespace {
 #include "sums.inc"
 #include "dot_rows.inc"
 #include "dot_float.inc"
+#include "records.inc"
 #include "dot_blocks.inc"
-#include "dot_plainly.inc"
 #include "exponentials.inc"
 #include "elementwise.inc"
 #include "expand.inc"
@@ -65,10 +55,8 @@ void dot_rows(const Matrix& w, std::int64_t first, std::int64_t last, const void
       return dot<BlockRows<IQ4_NL>>(call, first, last, num_x);
     case Format::kMXFP4:
       return dot<BlockRows<MXFP4>>(call, first, last, num_x);
-    case Format::kQ4_K:
-      return dot<Q4KRows>(call, first, last, num_x);
     default:
-      return dot_plainly(w, call, first, last, num_x);
+      return isa::MOEINF_GROUPS.dot_rows(w, first, last, x, num_x, y, y_stride);
   }
 }
 

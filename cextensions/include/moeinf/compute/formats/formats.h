@@ -1,7 +1,6 @@
 // The formats in which weights are stored. Block formats are those of ggml, bit for bit.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -65,9 +64,12 @@ static_assert(sizeof(BlockQ8_0) == 34 && sizeof(BlockQ4_0) == 18 && sizeof(Block
 extern const std::int8_t kIQ4NLValues[16];
 // Doubled, so that they are whole: 0 1 2 3 4 6 8 12 and their negatives.
 extern const std::int8_t kMXFP4Values[16];
-// Half of what a scale of an NVFP4 block stands for (E4M3 without a sign), as its values are those of MXFP4,
-// doubled.
-extern const std::array<float, 256> kHalfOfUE4M3;
+// Half of what each scale of an NVFP4 block stands for (E4M3 without a sign), as its values are those of
+// MXFP4, doubled.
+struct ScaleTable {
+  float values[256];
+};
+extern const ScaleTable kHalfOfUE4M3;
 
 Format format_named(const std::string& name);  // "q4_k"; throws std::invalid_argument naming the known ones
 const char* name_of(Format format);
