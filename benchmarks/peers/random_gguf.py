@@ -28,6 +28,8 @@ from moeinf.types import FORMAT_BLOCKS, Format
 from tests.support.blocks import even_blocks, halves_of
 
 POOL = 4096  # blocks
+# Minima as multiples of scales, so that weights are as often negative as not: else all tokens would be routed alike.
+MINIMA = {"Q4_K": 7.5, "Q5_K": 15.5, "Q2_K": 1.5, "Q4_1": -7.5, "Q5_1": -15.5}
 
 
 class Blocks:
@@ -51,6 +53,10 @@ class Blocks:
 
     def _scaled(self, kind: str, cols: int) -> npt.NDArray[np.uint8]:
         pool = even_blocks(_format(kind), POOL, self._rng)
+        if kind in MINIMA:
+            scale, minimum = halves_of(_format(kind))
+            halves = np.ascontiguousarray(pool[:, scale : scale + 2]).view(np.float16)
+            pool[:, minimum : minimum + 2] = (halves * np.float16(MINIMA[kind])).view(np.uint8)
         spread = gguf.quants.dequantize(pool, gguf.GGMLQuantizationType[kind]).std()
         factor = cols**-0.5 / float(spread)
         if kind == "MXFP4":
