@@ -74,9 +74,9 @@ class Stored:
 class Gguf:
     """A GGUF run by llama.cpp."""
 
-    def __init__(self, path: Path, context: int, threads: int) -> None:
+    def __init__(self, path: Path, context: int, threads: int, *, repack: bool = True) -> None:
         self.size_bytes = path.stat().st_size
-        self._session = Session(str(path), context, threads)
+        self._session = Session(str(path), context, threads, repack=repack)
 
     def logits(self, ids: Sequence[int]) -> Any:
         self._session.forget()
