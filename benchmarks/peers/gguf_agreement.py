@@ -30,8 +30,9 @@ Logits = npt.NDArray[np.float64]
 def indexed(path: Path) -> str:
     """The name under which moeinf has the file."""
     subprocess.run([sys.executable, "-m", "moeinf", "pull", str(path)], check=True, capture_output=True)
-    newest = max(Library(store_home()).list(), key=lambda model: model.modified)
-    return newest.name
+    return next(
+        model.name for model in Library(store_home()).list() if model.manifest.source.location == str(path.resolve())
+    )
 
 
 class Heard:
