@@ -247,8 +247,8 @@ class TensorPlan:
     renamed: regular expressions of what parts of names are called where transformers 5 saves tensors as it holds them,
              each with what the plan calls them instead; of those that match, the first is replaced.
 
-    The plan says nothing of FP8: with its scales, `<name>_scale_inv`, `pull` reads a matrix in float8_e4m3 as a bf16
-    matrix of the same name and shape. `dense` and `experts` name the weights alone.
+    The plan says nothing of the other forms in which checkpoints are quantised: `pull` reads several tensors as the one
+    matrix that they make (moeinf.pull.coded). `dense` and `experts` name the weights alone.
     """
 
     moe: MoeShape

@@ -24,6 +24,8 @@ NF4 = torch.tensor(
     ]
 )  # fmt: skip
 
+FP4 = torch.tensor([0, 1 / 192, 2 / 3, 1, 1 / 3, 1 / 2, 1 / 6, 1 / 4])
+
 
 def words_along_columns(values: Tensor, bits: int) -> Tensor:
     """Packs [rows, cols] of unsigned numbers into int32 [rows, cols * bits / 32], the first in the lowest bits."""
@@ -146,11 +148,15 @@ def mxfp4(rows: int, cols: int, generator: torch.Generator) -> Coded:
     return {"weight_packed": pairs, "weight_scale": scales}, E2M1[codes] * each.repeat_interleave(32, 1)
 
 
-def nf4(rows: int, cols: int, generator: torch.Generator, *, block: int = 64, nested: bool = True) -> Coded:
+def four_bits(
+    rows: int, cols: int, generator: torch.Generator, *, kind: str = "nf4", block: int = 64, nested: bool = True
+) -> Coded:
+    """bitsandbytes; its FP4 is another table."""
+    table = NF4 if kind == "nf4" else torch.cat([FP4, -FP4])
     codes = torch.randint(0, 16, (rows * cols,), generator=generator)
     count = -(-rows * cols // block)
-    state = {"quant_type": "nf4", "blocksize": block, "dtype": "bfloat16", "shape": [rows, cols]}
-    found = {"weight": (codes[::2] << 4 | codes[1::2]).to(torch.uint8)[:, None], "weight.quant_map": NF4.clone()}
+    state = {"quant_type": kind, "blocksize": block, "dtype": "bfloat16", "shape": [rows, cols]}
+    found = {"weight": (codes[::2] << 4 | codes[1::2]).to(torch.uint8)[:, None], "weight.quant_map": table.clone()}
     if nested:
         inner = torch.linspace(-1, 1, 256)
         bytes_ = torch.randint(0, 256, (count,), dtype=torch.uint8, generator=generator)
@@ -160,8 +166,10 @@ def nf4(rows: int, cols: int, generator: torch.Generator, *, block: int = 64, ne
         scales = inner[bytes_.long()] * outer.repeat_interleave(256)[:count] + 0.015625
     else:
         scales = found["weight.absmax"] = torch.rand(count, generator=generator) * 0.02
-    found["weight.quant_state.bitsandbytes__nf4"] = torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)
-    return found, (NF4[codes] * scales.repeat_interleave(block)[: rows * cols]).reshape(rows, cols)
+    found[f"weight.quant_state.bitsandbytes__{kind}"] = torch.tensor(
+        list(json.dumps(state).encode()), dtype=torch.uint8
+    )
+    return found, (table[codes] * scales.repeat_interleave(block)[: rows * cols]).reshape(rows, cols)
 
 
 def fp8(rows: int, cols: int, generator: torch.Generator, *, per: str = "tensor", name: str = "weight_scale") -> Coded:

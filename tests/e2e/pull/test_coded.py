@@ -15,16 +15,21 @@ from torch import Tensor
 
 from moeinf._native import dequantise
 from moeinf.config import RuntimeConfig
+from moeinf.config.pull_options import PullOptions
 from moeinf.engine.completion import GenerationStats
 from moeinf.engine.model import Model
-from moeinf.pull.pull import pull
+from moeinf.errors import CheckpointError, UnsupportedModelError
+from moeinf.pull import pull as install
+from moeinf.pull.coded.blocks import Losses
+from moeinf.pull.convert import Portions, convert_shard
+from moeinf.pull.pull import plan_pull, pull
 from moeinf.store.dense import dense_tensors
 from moeinf.store.library import StoredModel
 from moeinf.store.verify import verify
 from moeinf.types import Float32Array, Format, TensorSpec
 from tests.oracles import coded_weights as oracle
 from tests.oracles.coded_weights import Coded
-from tests.support.checkpoints import CONFIG, Checkpoint, random_tensors, write_checkpoint
+from tests.support.checkpoints import CONFIG, Checkpoint, content, random_tensors, write_checkpoint
 
 TINY = CONFIG | {"hidden_size": 128, "head_dim": 32, "moe_intermediate_size": 256, "num_experts": 4, "vocab_size": 61}
 PROMPT = "a b b a b a a a b"
@@ -89,9 +94,10 @@ SCHEMES: dict[str, tuple[Callable[..., Coded], dict[str, Any], Format, bool]] = 
     "nvfp4": (oracle.nvfp4, compressed("nvfp4-pack-quantized", type="float", group_size=16), "q8_0", False),
     "nvfp4 modelopt": (partial(oracle.nvfp4, modelopt=True), NVFP4, "q8_0", False),
     "mxfp4": (oracle.mxfp4, compressed("mxfp4-pack-quantized", type="float", group_size=32), "mxfp4", True),
-    "nf4": (oracle.nf4, BNB, "q8_0", False),
-    "nf4 not nested": (partial(oracle.nf4, nested=False), BNB, "q8_0", False),
-    "nf4 across rows": (partial(oracle.nf4, block=256), BNB, "q8_0", False),
+    "nf4": (oracle.four_bits, BNB, "q8_0", False),
+    "nf4 not nested": (partial(oracle.four_bits, nested=False), BNB, "q8_0", False),
+    "nf4 across rows": (partial(oracle.four_bits, block=256), BNB, "q8_0", False),
+    "fp4": (partial(oracle.four_bits, kind="fp4"), BNB | {"bnb_4bit_quant_type": "fp4"}, "q8_0", False),
     "fp8 tensor": (partial(oracle.fp8, per="one"), FLOAT8(strategy="tensor"), "bf16", True),
     "fp8 rows": (partial(oracle.fp8, per="row"), FLOAT8(strategy="channel"), "bf16", True),
     "fp8 modelopt": (oracle.fp8, NVFP4 | {"quant_algo": "FP8"}, "bf16", True),
@@ -188,3 +194,171 @@ def test_logits_are_those_of_the_weights_in_f32_but_for_the_rounding_of_activati
     plain = write_checkpoint(tmp_path / "f32", {name: tensor.float() for name, tensor in meant.items()}, TINY)
     ours, theirs = (first_logits(pull(str(each), home=tmp_path / "home")) for each in (checkpoint, plain))
     assert np.linalg.norm(ours - theirs) < 0.02 * np.linalg.norm(theirs)
+
+
+def shipped_in(scheme: str) -> tuple[Checkpoint, dict[str, Any]]:
+    make, quantization, _, _ = SCHEMES[scheme]
+    return coded(make)[0], TINY | {"quantization_config": quantization}
+
+
+@pytest.mark.parametrize("scheme", ["w4 f32 scales", "w4 zero points", "gptq act-order", "nf4", "fp8 rows"])
+def test_neither_reads_nor_threads_nor_the_order_of_tensors_change_a_byte(scheme: str, tmp_path: Path) -> None:
+    shipped, config = shipped_in(scheme)
+    whole = pull(str(write_checkpoint(tmp_path / "c", shipped, config)), home=tmp_path / "whole")
+    apart = write_checkpoint(tmp_path / "c", shipped, config, order=lambda name: name[::-1])  # scales lie elsewhere
+    small = pull(str(apart), home=tmp_path / "small", portions=Portions(segment_bytes=1000, num_threads=3))
+    assert small.manifest.fallbacks == whole.manifest.fallbacks
+    sums = [{name: value for name, value in content(each.path).items() if name != "LICENSE"} for each in (whole, small)]
+    assert sums[0] == sums[1]
+
+
+@pytest.mark.parametrize("scheme", ["w4 f32 scales", "gptq act-order"])
+def test_a_pull_that_was_interrupted_ends_in_the_bytes_and_figures_of_one_that_was_not(
+    scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = write_checkpoint(tmp_path / "c", *shipped_in(scheme), order=lambda name: name[::-1])
+    real, calls = convert_shard, []
+
+    def convert(*args: Any) -> Losses:
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return real(*args)
+
+    monkeypatch.setattr(install, "convert_shard", convert)
+    with pytest.raises(KeyboardInterrupt):
+        pull(str(checkpoint), home=tmp_path / "home")
+    model = pull(str(checkpoint), home=tmp_path / "home")
+    assert len(calls) == 5  # of four shards, one twice
+    assert content(model.path) == content(pull(str(checkpoint), home=tmp_path / "other").path)
+
+
+def test_a_dry_run_says_which_weights_no_block_holds(tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path / "c", *shipped_in("gptq act-order"))
+    assert plan_pull(str(checkpoint), home=tmp_path / "home").fallbacks == (
+        "expert gate, expert up, expert down, 8 dense tensors: symmetric int4 in act-order as q8_0: "
+        "no block holds it exactly",
+    )
+
+
+@pytest.mark.parametrize("scheme", ["w4 group 32", "gptq", "awq", "nf4", "nvfp4"])
+def test_another_format_is_made_of_the_weights_in_f32(scheme: str, tmp_path: Path) -> None:
+    shipped, config = shipped_in(scheme)
+    meant = {
+        name: tensor.float() if "_proj" in name else tensor for name, tensor in coded(SCHEMES[scheme][0])[1].items()
+    }
+    options = PullOptions(quant_experts="iq4_nl", quant_dense="q4_0")
+    first, second = (
+        pull(str(write_checkpoint(tmp_path / name, tensors, each)), options, home=tmp_path / "home")
+        for name, tensors, each in (("coded", shipped, config), ("plain", meant, TINY))
+    )
+    ours, theirs = stored(first), stored(second)
+    assert all(torch.equal(ours[name][1], theirs[name][1]) for name in ours if ".experts." in name)
+    assert first.manifest.layout == second.manifest.layout and first.manifest.fallbacks == ()
+
+
+def test_biases_of_zeros_that_gptq_adds_are_left_out_and_others_refused(tmp_path: Path) -> None:
+    shipped, config = shipped_in("gptq")
+    bias = "model.layers.0.self_attn.o_proj.bias"
+    zero = write_checkpoint(tmp_path / "zero", shipped | {bias: torch.zeros(128, dtype=torch.float16)}, config)
+    plain = write_checkpoint(tmp_path / "plain", shipped, config)
+    first, second = (pull(str(each), home=tmp_path / "home") for each in (zero, plain))
+    assert all(torch.equal(stored(first)[name][1], weights) for name, (_, weights) in stored(second).items())
+    one = write_checkpoint(tmp_path / "one", shipped | {bias: torch.ones(128, dtype=torch.float16)}, config)
+    with pytest.raises(CheckpointError, match=f"'{bias}': does not belong to this architecture, and is not zero"):
+        pull(str(one), home=tmp_path / "home")
+
+
+UP = "model.layers.1.mlp.experts.2.up_proj."
+
+
+def without(name: str) -> Callable[[Checkpoint], None]:
+    return lambda tensors: tensors.__delitem__(UP + name)
+
+
+def changed(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[Checkpoint], None]:
+    return lambda tensors: tensors.__setitem__(UP + name, change(tensors[UP + name]).contiguous())
+
+
+def added(name: str, tensor: Tensor) -> Callable[[Checkpoint], None]:
+    return lambda tensors: tensors.__setitem__(UP + name, tensor)
+
+
+def unchanged(tensors: Checkpoint) -> None:
+    """For what the config alone gets wrong."""
+
+
+@pytest.mark.parametrize(
+    ("scheme", "change", "config", "words"),
+    [
+        ("w4 group 32", changed("weight_scale", lambda t: t[:, :2]), {}, r"2 groups in a row, .* groups of 32 has 4"),
+        ("w4 group 32", changed("weight_scale", lambda t: t[:5]), {}, r"shape \[5, 4\], .* implies \[256, 4\]"),
+        ("w4 group 32", changed("weight_packed", lambda t: t[:, :8]), {}, r"shape \[256, 8\], .* implies \[256, 16\]"),
+        ("w4 group 32", without("weight_scale"), {}, "lacks tensor '.*weight_scale'"),
+        ("w4 group 32", unchanged, compressed(PACK, group_size=48), "groups of 48 cannot have whole ones"),
+        ("w4 group 32", unchanged, compressed(PACK, num_bits=3), "num_bits is 3; moeinf reads only 4, 8"),
+        ("w4 group 32", unchanged, compressed("marlin-24"), "format is marlin-24"),
+        ("w4 group 32", unchanged, compressed(PACK) | {"transform_config": {"config_groups": {"R1": {}}}}, "transform"),
+        ("w4 group 32", unchanged, compressed(PACK) | {"sparsity_config": {"format": "sparse-24"}}, "sparsity_config"),
+        ("w4 group 32", changed("weight_shape", lambda t: t + 1), {}, r"weight_shape is \[257, 129\], .* \[256, 128\]"),
+        ("w4 group 32", changed("weight_scale", lambda t: t * float("nan")), {}, "a scale that is NaN"),
+        ("w4 group 32", added("weight_zero_point", torch.ones(256, 4, dtype=torch.int8)), {}, "config.json calls symm"),
+        ("w4 zero points", without("weight_zero_point"), {}, "lacks tensor '.*weight_zero_point'"),
+        ("w4 zero points", changed("weight_zero_point", lambda t: t[:3]), {}, r"shape \[3, 4\], .* implies \[32, 4\]"),
+        ("w4 act-order", changed("weight_g_idx", lambda t: t + 1), {}, "names a group that is none of 4"),
+        ("gptq", without("scales"), {}, "lacks tensor '.*scales'"),
+        ("gptq", without("qzeros"), {}, "lacks tensor '.*qzeros'"),
+        ("gptq", changed("qweight", lambda t: t[:3]), {}, r"shape \[3, 256\], .* implies \[16, 256\]"),
+        ("gptq", changed("qzeros", lambda t: t + 1), {}, "has zero points of its own, though config.json says sym"),
+        ("gptq", changed("g_idx", lambda t: t.flip(0)), {}, "in act-order, though config.json does not say desc_act"),
+        ("gptq act-order", changed("g_idx", lambda t: t - 1), {}, "names a group that is none of 4"),
+        ("gptq act-order", without("g_idx"), {}, "lacks tensor '.*g_idx'"),
+        ("gptq", unchanged, GPTQ | {"bits": 3}, "bits is 3; moeinf reads only 4, 8"),
+        ("gptq", unchanged, GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format is marlin"),
+        ("gptq", unchanged, GPTQ | {"dynamic": {"+:.*up": {"sym": False}}}, "a sym of its own"),
+        ("gptq", unchanged, NVFP4, "is of GPTQ or AWQ, and config.json does not say of which"),
+        ("awq", unchanged, AWQ | {"version": "gemv"}, "version is gemv; moeinf reads only gemm"),
+        ("nvfp4", without("weight_global_scale"), {}, "lacks tensor '.*weight_global_scale'"),
+        ("nvfp4", changed("weight_global_scale", torch.zeros_like), {}, "has 0.0 as the scale of all of it"),
+        ("nvfp4 modelopt", unchanged, NVFP4 | {"quant_algo": "W4A16_AWQ"}, "quant_algo is W4A16_AWQ"),
+        ("nvfp4 modelopt", added("pre_quant_scale", torch.ones(128)), {}, "pre_quant_scale' does not belong"),
+        ("nf4", without("weight.absmax"), {}, "lacks tensor '.*absmax'"),
+        ("nf4", changed("weight.absmax", lambda t: t[:7]), {}, r"shape \[7\], .* implies \[1024\] or \[512\]"),
+        ("nf4", changed("weight.quant_state.bitsandbytes__nf4", lambda t: t[:9]), {}, "quant_state is b'{\"quant_t'"),
+        ("nf4", unchanged, BNB | {"load_in_8bit": True}, "load_in_8bit is True; moeinf reads only False"),
+        ("fp8 rows", without("weight_scale"), {}, "lacks tensor '.*weight_scale_inv'"),
+        ("fp8 rows", changed("weight_scale", lambda t: t[:9]), {}, r"shape \[9, 1\], .* implies .* \[256, 1\]"),
+        ("fp8 rows", added("weight_zero_point", torch.ones(256, 1)), {}, "weight_zero_point' does not belong"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_in_one_line(
+    scheme: str, change: Callable[[Checkpoint], None], config: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    shipped, whole = shipped_in(scheme)
+    change(shipped)
+    whole |= {"quantization_config": config} if config else {}
+    checkpoint = write_checkpoint(tmp_path / "c", shipped, whole)
+    with pytest.raises((CheckpointError, UnsupportedModelError), match=words) as caught:
+        pull(str(checkpoint), home=tmp_path / "home")
+    assert "\n" not in str(caught.value)
+
+
+def test_groups_of_a_config_are_for_the_modules_that_they_name(tmp_path: Path) -> None:
+    """Attention in 8 bits and the experts in 4, as llm-compressor writes mixed precision."""
+    shipped = coded(oracle.packed)[0]
+    eight = coded(partial(oracle.packed, bits=8))[0]
+    shipped = {name: tensor for name, tensor in shipped.items() if ".self_attn." not in name or "_proj" not in name}
+    shipped |= {name: tensor for name, tensor in eight.items() if ".self_attn." in name}
+    config = compressed(PACK, group_size=32)
+    group = {"targets": [r"re:.*self_attn\.(q|k|v|o)_proj$"], "weights": {"num_bits": 8, "group_size": 32}}
+    config["config_groups"] = {"group_1": config["config_groups"]["group_0"], "group_0": group}
+    model = pull(
+        str(write_checkpoint(tmp_path / "c", shipped, TINY | {"quantization_config": config})), home=tmp_path / "home"
+    )
+    formats = {name: format for name, (format, _) in stored(model).items() if "_proj" in name}
+    assert all(format == ("q8_0" if "self_attn" in name else "q4_0") for name, format in formats.items())
+    for pattern in ("re:(a+)+b", "re:(", "re:.*.*.*.*.*x"):
+        group["targets"] = [pattern]
+        checkpoint = write_checkpoint(tmp_path / "bad", shipped, TINY | {"quantization_config": config})
+        with pytest.raises(UnsupportedModelError, match="in targets is no name and no pattern"):
+            pull(str(checkpoint), home=tmp_path / "home")
