@@ -38,11 +38,12 @@ from moeinf.runtime.gpu.device_experts import DeviceExperts
 from moeinf.runtime.gpu.device_slots import DeviceCompute, DeviceSlots
 from moeinf.runtime.gpu.host_link import HostLink
 from moeinf.runtime.gpu.host_slots import HostSlots
+from moeinf.runtime.io.protocol import ReadDone
 from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.runtime.policy.eviction import make_policy
 from moeinf.runtime.policy.predictors import make_predictor
 from moeinf.runtime.prefetch import Prefetcher
-from moeinf.types import ExpertForm, ExpertLayout, MoeShape, Profiler, ReadDone, TensorSpec
+from moeinf.types import ExpertForm, ExpertLayout, MoeShape, Profiler, TensorSpec
 
 SHAPE = MoeShape(num_layers=48, num_experts=128, top_k=8)
 LAYOUT = ExpertLayout(

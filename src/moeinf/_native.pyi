@@ -7,18 +7,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from moeinf.types import (
-    AttentionSizes,
-    DeltaSizes,
-    ExpertForm,
-    FloatArray,
-    IntArray,
-    LatentSizes,
-    OnWait,
-    PassShape,
-    ReadDone,
-    SumArray,
-)
+from moeinf.runtime.io.protocol import OnWait, ReadDone
+from moeinf.types import AttentionSizes, DeltaSizes, ExpertForm, FloatArray, IntArray, LatentSizes, PassShape, SumArray
 
 class ReadFailure(OSError):
     """A read that failed or came back short; errno is 0 where the file has the wrong size. key is -1 at opening."""

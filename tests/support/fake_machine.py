@@ -15,9 +15,10 @@ from moeinf.runtime.cache.tier import ExpertTier
 from moeinf.runtime.gpu.copies import Copies
 from moeinf.runtime.gpu.host_link import HostLink
 from moeinf.runtime.gpu.host_slots import HostSlots
+from moeinf.runtime.io.protocol import ReadDone
 from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.runtime.policy.eviction import make_policy
-from moeinf.types import IntArray, Profiler, ReadDone
+from moeinf.types import IntArray, Profiler
 from tests.support.fake_device import COMPUTE_STREAM, FakeCopier, address_of
 from tests.support.fake_reader import LAYOUT, SHAPE, SLOTS_START, FakeReader, errors_of
 

@@ -15,9 +15,10 @@ from moeinf.runtime.cache.loader import LOAD_BYTES_AHEAD, Loader
 from moeinf.runtime.cache.read_errors import ReadErrors
 from moeinf.runtime.cache.table import SlotRegion
 from moeinf.runtime.cache.tier import DRAIN_S, ExpertTier
+from moeinf.runtime.io.protocol import ReadDone
 from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.runtime.policy.eviction import EvictionPolicy, make_policy
-from moeinf.types import ExpertLayout, Float32Array, FloatArray, IntArray, MoeShape, Profiler, ReadDone, TensorSpec
+from moeinf.types import ExpertLayout, Float32Array, FloatArray, IntArray, MoeShape, Profiler, TensorSpec
 
 SHAPE = MoeShape(num_layers=3, num_experts=6, top_k=2)
 LAYOUT = ExpertLayout((TensorSpec("gate", "f32", (2, 3), 0, 24), TensorSpec("down", "f32", (4,), 64, 16)), 80, 4096)

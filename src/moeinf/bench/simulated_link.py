@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from moeinf.runtime.cache.loader import DEMAND
-from moeinf.types import FloatArray, IntArray, ReadDone
+from moeinf.runtime.io.protocol import ReadDone
+from moeinf.types import FloatArray, IntArray
 
 _NONE = np.empty(0, np.int64)
 

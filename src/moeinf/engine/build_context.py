@@ -16,12 +16,13 @@ from moeinf.hardware import Machine
 from moeinf.models.family import AnyFamily
 from moeinf.runtime.cache.tier import ExpertTier
 from moeinf.runtime.experts import Observer
+from moeinf.runtime.io.protocol import OnWait
 from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.runtime.policy.predictors import make_predictor
 from moeinf.runtime.prefetch import Link, Prefetcher
 from moeinf.store.library import StoredModel
 from moeinf.store.manifest import Manifest
-from moeinf.types import OnWait, Profiler, SumRun
+from moeinf.types import Profiler, SumRun
 
 Notify = Callable[[str], None]  # takes one line for the user
 Progress = Callable[[int, int], None]  # done and in all, of bytes or of tokens

@@ -17,12 +17,13 @@ from moeinf.errors import StoreError
 from moeinf.hardware import usable_cores
 from moeinf.models.layers.weights import StoredTensor, TensorBytes
 from moeinf.runtime.io.file_pieces import FilePieces
+from moeinf.runtime.io.protocol import OnWait
 from moeinf.runtime.io.reader import read_file
 from moeinf.store.dense import check_dense, check_part, dense_tensors
 from moeinf.store.dense_sums import DenseSums
 from moeinf.store.files import errors_named
 from moeinf.store.library import StoredModel
-from moeinf.types import FORMAT_BLOCKS, ByteArray, Format, OnWait, TensorPlan, TensorSpec
+from moeinf.types import FORMAT_BLOCKS, ByteArray, Format, TensorPlan, TensorSpec
 
 
 def check_against_plan(path: Path, shapes: Mapping[str, tuple[int, ...]], plan: TensorPlan) -> set[str]:

@@ -20,11 +20,12 @@ from moeinf.models.layers.encoder_decoder import EncoderDecoder
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.runtime.cache.tier import ExpertTier
 from moeinf.runtime.experts import Observer
+from moeinf.runtime.io.protocol import DiskReader
 from moeinf.sampling.beam_search import EncoderDecoderModel
 from moeinf.store.checksums import sums_of
 from moeinf.store.files import errors_named, parse_json_object, read_small
 from moeinf.store.library import StoredModel
-from moeinf.types import DiskReader, ModelInfo, TensorPlan
+from moeinf.types import ModelInfo, TensorPlan
 
 if TYPE_CHECKING:  # loads torch, which a run on the CPU does without
     from moeinf.gpu.open_gpu import OpenGpu

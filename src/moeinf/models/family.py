@@ -10,26 +10,14 @@ from importlib import import_module
 from typing import Any, ClassVar
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
+from moeinf.models.layers.array_math import A
 from moeinf.models.layers.attention_config import Shapes, attention_workspace
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, attention_of_all_layers, outer_shapes
 from moeinf.models.layers.encoder_decoder import EncoderDecoder
 from moeinf.models.layers.moe_plan import GatedExperts, block_workspace, gated_experts_plan, plan_info
-from moeinf.models.layers.protocol import Layers, LayersOf, P, of_any_device
+from moeinf.models.layers.protocol import Experts, ExpertsOf, Layers, LayersOf, P, R, of_any_device
 from moeinf.models.registry import MODULES, SUPPORTED
-from moeinf.types import (
-    DTYPE_BYTES,
-    A,
-    DType,
-    EncoderInput,
-    Experts,
-    ExpertsOf,
-    ModelInfo,
-    MoeShape,
-    Profiler,
-    R,
-    TensorPlan,
-    Workspace,
-)
+from moeinf.types import DTYPE_BYTES, DType, EncoderInput, ModelInfo, MoeShape, Profiler, TensorPlan, Workspace
 
 # num_experts, num_local_experts, n_routed_experts, moe_num_experts, num_moe_experts, moe_expert_num, ...; not those
 # that all tokens share, nor how many a token uses.

@@ -15,9 +15,10 @@ from moeinf._native import Kernels
 from moeinf.models.cpu.layers import NativeLayers
 from moeinf.models.family import EncoderDecoderFamily, family_of
 from moeinf.models.layers.encoder_decoder import EncoderDecoder
+from moeinf.models.layers.protocol import ExpertsOf
 from moeinf.sampling.beam_search import BeamSearch, search_beams
 from moeinf.sampling.loop import Timing
-from moeinf.types import ExpertsOf, Float32Array, Profiler, Routing
+from moeinf.types import Float32Array, Profiler, Routing
 from tests.support.pairs.experts import resident_experts, stored
 from tests.support.tiny_models import all_configs, reference
 

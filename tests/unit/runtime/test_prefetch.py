@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from moeinf.runtime.cache.visit import Visit
+from moeinf.runtime.io.protocol import ReadDone
 from moeinf.runtime.policy.lookahead import LookAheadPredictor
 from moeinf.runtime.prefetch import Prefetcher
-from moeinf.types import FloatArray, ReadDone
+from moeinf.types import FloatArray
 from tests.support.fake_reader import LAYOUT, SHAPE, FakeReader, Tier, make_tier, visit
 
 

@@ -21,13 +21,14 @@ from moeinf.gguf.undo import Kind, Stored, Undo, outcome, parse_undo, undone
 from moeinf.hardware import usable_cores
 from moeinf.models.layers.weights import StoredTensor, TensorBytes
 from moeinf.runtime.io.pages import take_pages_of
+from moeinf.runtime.io.protocol import OnWait
 from moeinf.runtime.io.reader import open_reader, unreadable
 from moeinf.store.dense import check_part
 from moeinf.store.dense_sums import DenseSums
 from moeinf.store.files import errors_named
 from moeinf.store.library import StoredModel
 from moeinf.store.placed.places import DensePlace, InPlace, TensorPlace, region_bytes
-from moeinf.types import BLOCK_ALIGN_BYTES, ByteArray, Format, OnWait, SumRun, TensorPlan, TensorSpec
+from moeinf.types import BLOCK_ALIGN_BYTES, ByteArray, Format, SumRun, TensorPlan, TensorSpec
 
 _BATCH_BYTES: Final = 256 << 20  # of tensors that are undone, in memory at once
 

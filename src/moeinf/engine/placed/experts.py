@@ -9,10 +9,11 @@ import numpy as np
 
 from moeinf.engine.footprint import expert_parts
 from moeinf.runtime.io.places import ExpertPlaces, PlacedReads
+from moeinf.runtime.io.protocol import DiskReader
 from moeinf.store.manifest import Manifest
 from moeinf.store.placed.places import InPlace
 from moeinf.store.placed.sums import PlacedRun, placed_runs
-from moeinf.types import DiskReader, IntArray, SumRun
+from moeinf.types import IntArray, SumRun
 
 Parts = Mapping[str, tuple[str, int, int, int] | tuple[str, int, int, int, int, int]]
 

@@ -16,13 +16,14 @@ from typing import Any
 from moeinf.errors import CheckpointError
 from moeinf.models.family import DecoderFamily
 from moeinf.models.fields import Fields, moe_shape
+from moeinf.models.layers.array_math import Hidden
 from moeinf.models.layers.attention_config import NormConfig, Shapes, mlp_shapes
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, parse_decoder
 from moeinf.models.layers.kv_cache import Cache, LayerState
 from moeinf.models.layers.moe_block import MoeBlock, SharedExpert
 from moeinf.models.layers.moe_plan import GatedExperts
-from moeinf.models.layers.protocol import Attention, Block, Layers, Positions, Router, Weights
-from moeinf.types import Experts, Hidden, MoeShape, Profiler, TensorPlan
+from moeinf.models.layers.protocol import Attention, Block, Experts, Layers, Positions, Router, Weights
+from moeinf.types import MoeShape, Profiler, TensorPlan
 
 NAMES = ("w1", "w3", "w2")  # of gate, up and down
 

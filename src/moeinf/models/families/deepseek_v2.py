@@ -8,6 +8,7 @@ from typing import Any
 
 from moeinf.models.family import DecoderFamily
 from moeinf.models.fields import Fields
+from moeinf.models.layers.array_math import Array, Hidden
 from moeinf.models.layers.attention_config import NormConfig, Shapes
 from moeinf.models.layers.decoder import Decoder, DecoderConfig
 from moeinf.models.layers.deepseek_moe import DeepseekMoe, Groups, MakeRouter
@@ -19,8 +20,8 @@ from moeinf.models.layers.mla import (
     latent_workspace,
     parse_latent,
 )
-from moeinf.models.layers.protocol import Layers, Weights
-from moeinf.types import Array, Experts, Hidden, Profiler, TensorPlan, Workspace
+from moeinf.models.layers.protocol import Experts, Layers, Weights
+from moeinf.types import Profiler, TensorPlan, Workspace
 
 
 @dataclass(frozen=True, slots=True)

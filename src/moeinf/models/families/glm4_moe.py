@@ -11,8 +11,8 @@ from moeinf.models.fields import Fields
 from moeinf.models.layers.attention_config import Shapes
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, parse_decoder
 from moeinf.models.layers.deepseek_moe import DeepseekMoe, SigmoidRouter
-from moeinf.models.layers.protocol import Layers
-from moeinf.types import Experts, Profiler, TensorPlan
+from moeinf.models.layers.protocol import Experts, Layers
+from moeinf.types import Profiler, TensorPlan
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,12 @@ from typing import Any
 
 from moeinf.models.family import DecoderFamily
 from moeinf.models.fields import Fields, moe_shape
+from moeinf.models.layers.array_math import Hidden
 from moeinf.models.layers.attention_config import NormConfig, Shapes
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, head, ignored_tensors, linear_names, parse_decoder
 from moeinf.models.layers.moe_block import MoeBlock
-from moeinf.models.layers.protocol import Block, Layers, Weights
-from moeinf.types import ExpertForm, ExpertPiece, Experts, Hidden, MoeShape, Profiler, TensorPlan
+from moeinf.models.layers.protocol import Block, Experts, Layers, Weights
+from moeinf.types import ExpertForm, ExpertPiece, MoeShape, Profiler, TensorPlan
 
 Layout = dict[str, tuple[tuple[int, ...], tuple[ExpertPiece, ...]]]
 # what a config that names no positions means, in every transformers that has the model

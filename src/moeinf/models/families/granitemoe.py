@@ -12,8 +12,8 @@ from moeinf.models.layers.attention_config import Shapes
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, parse_decoder
 from moeinf.models.layers.moe_block import MoeBlock
 from moeinf.models.layers.moe_plan import GatedExperts
-from moeinf.models.layers.protocol import Block, Layers
-from moeinf.types import Experts, MoeShape, Profiler, TensorPlan
+from moeinf.models.layers.protocol import Block, Experts, Layers
+from moeinf.types import MoeShape, Profiler, TensorPlan
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import numpy as np
 from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.models.family import EncoderDecoderFamily
 from moeinf.models.fields import MOST_LAYERS, Fields, moe_shape
+from moeinf.models.layers.array_math import Array, Hidden
 from moeinf.models.layers.attention_config import Heads, NormConfig, Shapes
 from moeinf.models.layers.encoder_decoder import (
     AnswerDecoder,
@@ -27,14 +28,11 @@ from moeinf.models.layers.encoder_decoder import (
 )
 from moeinf.models.layers.moe_block import MoeBlock
 from moeinf.models.layers.moe_plan import PlainExperts, Seq2seqSizes, block_workspace, plain_experts_plan, seq2seq_info
-from moeinf.models.layers.protocol import Block, Layers, Weights
+from moeinf.models.layers.protocol import Block, Experts, Layers, Weights
 from moeinf.types import (
-    Array,
     DType,
     EncoderInput,
-    Experts,
     Float32Array,
-    Hidden,
     IntArray,
     ModelInfo,
     MoeShape,

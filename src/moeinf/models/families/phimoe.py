@@ -10,12 +10,13 @@ import numpy as np
 
 from moeinf.models.family import DecoderFamily
 from moeinf.models.fields import Fields, moe_shape
+from moeinf.models.layers.array_math import Hidden
 from moeinf.models.layers.attention_config import NormConfig, Shapes
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, parse_decoder
 from moeinf.models.layers.moe_block import MoeBlock
 from moeinf.models.layers.moe_plan import GatedExperts
-from moeinf.models.layers.protocol import Block, Layers, Weights
-from moeinf.types import Experts, Hidden, MoeShape, Profiler, TensorPlan
+from moeinf.models.layers.protocol import Block, Experts, Layers, Weights
+from moeinf.types import MoeShape, Profiler, TensorPlan
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from moeinf.models.family import DecoderFamily
 from moeinf.models.fields import Fields
 from moeinf.models.layers.attention_config import Shapes
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, parse_decoder
-from moeinf.models.layers.protocol import Layers
+from moeinf.models.layers.protocol import Experts, Layers
 from moeinf.models.layers.qwen_moe import QwenMoe
-from moeinf.types import Experts, Profiler, TensorPlan
+from moeinf.types import Profiler, TensorPlan
 
 
 @dataclass(frozen=True, slots=True)

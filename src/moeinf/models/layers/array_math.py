@@ -1,4 +1,4 @@
-"""The functions by which a family spells out its own layers once, for numpy on the CPU and for torch on a GPU.
+"""Arrays, and the functions by which a family spells out its own layers once, for numpy on the CPU and torch on a GPU.
 
 Beside these, arrays of both libraries share operators, indexing, `reshape` and `@`. On a device nothing here waits
 but `to_host`.
@@ -7,11 +7,67 @@ but `to_host`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from types import EllipsisType
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from moeinf.types import A, Array
+A = TypeVar("A", bound="Array")
+Index = slice | EllipsisType | tuple[slice | int | EllipsisType | None, ...]
+
+
+class Array(Protocol):
+    """An array of the library that computes, numpy's on the CPU or torch's on a GPU: what is written once for both
+    uses of it only what is listed here."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def T(self: A) -> A: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self: A, index: Index, /) -> A: ...
+
+    def __setitem__(self: A, index: Index, value: A | float, /) -> None: ...
+
+    def __add__(self: A, other: A | float, /) -> A: ...
+
+    def __sub__(self: A, other: A | float, /) -> A: ...
+
+    def __mul__(self: A, other: A | float, /) -> A: ...
+
+    def __truediv__(self: A, other: A | float, /) -> A: ...
+
+    def __pow__(self: A, other: float, /) -> A: ...
+
+    def __matmul__(self: A, other: A, /) -> A: ...
+
+    def __rmul__(self: A, other: float, /) -> A: ...
+
+    def __neg__(self: A) -> A: ...
+
+    def __abs__(self: A) -> A: ...
+
+    def reshape(self: A, first: int, /, *rest: int) -> A: ...
+
+    def swapaxes(self: A, first: int, second: int, /) -> A: ...
+
+    def cumsum(self: A, axis: int, /) -> A: ...
+
+    # Comparisons give an array of truth values, which numpy types as another class than one of numbers.
+
+    def __eq__(self: A, other: A | float, /) -> Any: ...  # type: ignore[override]
+
+    def __ne__(self: A, other: A | float, /) -> Any: ...  # type: ignore[override]
+
+    def __le__(self: A, other: A | float, /) -> Any: ...
+
+    def __gt__(self: A, other: A | float, /) -> Any: ...
+
+
+Hidden = Array  # [tokens, hidden_size] float32
 
 
 class ArrayMathOf(Protocol[A]):

@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from moeinf.models.fields import MOST_LAYERS, Fields
+from moeinf.models.layers.array_math import Hidden
 from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, NormConfig, Shapes, attention_shapes
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.moe_block import MoeBlock
-from moeinf.models.layers.protocol import Attention, Block, Layers, Positions
+from moeinf.models.layers.protocol import Attention, Block, Experts, Layers, Positions
 from moeinf.models.layers.rope import partial_rotary, reach, rope_of
-from moeinf.types import Experts, Float32Array, Hidden, Profiler
+from moeinf.types import Float32Array, Profiler
 
 HEAD = "lm_head.weight"
 QUANT_METHODS = ("fp8", "compressed-tensors", "modelopt", "gptq", "awq", "bitsandbytes")

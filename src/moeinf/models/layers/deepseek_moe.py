@@ -10,13 +10,13 @@ import numpy as np
 
 from moeinf.errors import CheckpointError
 from moeinf.models.fields import MOST_LAYERS, Fields, moe_shape
-from moeinf.models.layers.array_math import ArrayMath
+from moeinf.models.layers.array_math import Array, ArrayMath, Hidden
 from moeinf.models.layers.attention_config import MLP_NAMES, NormConfig, Shapes, mlp_shapes
 from moeinf.models.layers.decoder import DecoderConfig
 from moeinf.models.layers.moe_block import MoeBlock, SharedExpert
 from moeinf.models.layers.moe_plan import GatedExperts
-from moeinf.models.layers.protocol import Block, Layers, Router, Weights
-from moeinf.types import Array, Experts, Hidden, MoeShape, Profiler
+from moeinf.models.layers.protocol import Block, Experts, Layers, Router, Weights
+from moeinf.types import MoeShape, Profiler
 
 MakeRouter = Callable[[Weights, "DeepseekMoe", str, NormConfig], Router]  # the string: prefix of the gate's tensors
 

@@ -11,12 +11,12 @@ from typing import Generic
 
 import numpy as np
 
-from moeinf.models.layers.array_math import ArrayMathOf
+from moeinf.models.layers.array_math import A, ArrayMathOf
 from moeinf.models.layers.attention_config import AttentionSite, NormConfig
 from moeinf.models.layers.delta_config import SLICE, DeltaConfig
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.protocol import WeightsOf
-from moeinf.types import A, ByteArray
+from moeinf.types import ByteArray
 
 CHUNK = 64  # tokens of one triangular system; the published kernels' number
 UNIT_EPS = 1e-6  # under the root that gives queries and keys length 1, as in the published kernels

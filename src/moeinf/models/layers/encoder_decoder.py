@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from moeinf.models.layers.array_math import ArrayMath, ArrayMathOf
+from moeinf.models.layers.array_math import A, Array, ArrayMath, ArrayMathOf, Hidden
 from moeinf.models.layers.attention_config import Heads
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.moe_block import MoeBlock
-from moeinf.models.layers.protocol import Beams, Block, Layers, Positions, Weights
-from moeinf.types import A, Array, Experts, Float32Array, Hidden, IntArray, Profiler
+from moeinf.models.layers.protocol import Beams, Block, Experts, Layers, Positions, Weights
+from moeinf.types import Float32Array, IntArray, Profiler
 
 QUERIES_AT_ONCE = 128  # of a source: bounds what their scores take
 

@@ -16,12 +16,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from moeinf.models.fields import Fields
+from moeinf.models.layers.array_math import Hidden
 from moeinf.models.layers.attention_config import LatentHeads, NormConfig, Shapes
 from moeinf.models.layers.decoder import DecoderConfig, parse_decoder
 from moeinf.models.layers.kv_cache import Cache, LayerState
 from moeinf.models.layers.protocol import Layers, Positions
 from moeinf.models.layers.rope import mscale, rope_fields, rope_of
-from moeinf.types import Hidden, LatentSizes, TensorPlan, Workspace
+from moeinf.types import LatentSizes, TensorPlan, Workspace
 
 LATENT_EPS = 1e-6  # of the norms of latents: the published code leaves them at their default, whatever rms_norm_eps is
 INSIDE = 4 << 20  # numbers in the latents' space, and scores, that exist at once

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from moeinf.models.layers.array_math import Hidden
 from moeinf.models.layers.attention_config import MLP_NAMES
-from moeinf.models.layers.protocol import Router, Weights
-from moeinf.types import Experts, Hidden, Profiler
+from moeinf.models.layers.protocol import Experts, Router, Weights
+from moeinf.types import Profiler
 
 
 class MoeBlock:

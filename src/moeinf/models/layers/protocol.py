@@ -9,17 +9,40 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar, cast
 
-from moeinf.models.layers.array_math import ArrayMathOf
+from moeinf.models.layers.array_math import A, Array, ArrayMathOf
 from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, Heads, LatentHeads, NormConfig
 from moeinf.models.layers.delta_config import DeltaConfig
 from moeinf.models.layers.kv_cache import Cache, LayerState
 from moeinf.models.layers.rope import Rope
-from moeinf.types import A, A_contra, Array, Experts, ExpertsOf, Float32Array, R
+from moeinf.types import Float32Array
 
 # Each protocol is of a device's arrays A, positions P (as `rotary` gives them and `attention` takes them), routing R.
 P = TypeVar("P")
 P_contra = TypeVar("P_contra", contravariant=True)
 R_co = TypeVar("R_co", covariant=True)
+R = TypeVar("R")  # the routing of a device: Routing, or its twin on a GPU
+R_contra = TypeVar("R_contra", contravariant=True)
+A_contra = TypeVar("A_contra", bound=Array, contravariant=True)
+
+
+class ExpertsOf(Protocol[A_contra, R_contra]):
+    """All that a model knows of its experts, wherever they are. A routing is of the library that computes, too."""
+
+    def run(self, layer: int, hidden: A_contra, routing: R_contra, out: A_contra) -> None:
+        """Adds the weighted sum of the routed experts' outputs to `out`."""
+        ...
+
+    @property
+    def wants_expectations(self) -> bool:
+        """Whether `expect` is worth calling, as a look-ahead predictor is in use."""
+        ...
+
+    def expect(self, layer: int, guess: R_contra) -> None:
+        """Takes a guess at the routing of a later layer, made before the input of that layer is known."""
+        ...
+
+
+Experts = ExpertsOf[Array, object]  # of whatever device: a family passes routings on without looking into them
 
 
 class AttentionOf(Protocol[A_contra, P_contra]):

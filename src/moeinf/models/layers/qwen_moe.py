@@ -13,8 +13,8 @@ from moeinf.models.layers.attention_config import MLP_NAMES, Shapes, mlp_shapes
 from moeinf.models.layers.decoder import DecoderConfig
 from moeinf.models.layers.moe_block import MoeBlock, SharedExpert
 from moeinf.models.layers.moe_plan import GatedExperts
-from moeinf.models.layers.protocol import Block, Layers
-from moeinf.types import Experts, MoeShape, Profiler
+from moeinf.models.layers.protocol import Block, Experts, Layers
+from moeinf.types import MoeShape, Profiler
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ from moeinf.runtime.cache.cache import ExpertCache
 from moeinf.runtime.cache.table import ABSENT, LOADING
 from moeinf.runtime.io.pages import PagesAhead
 from moeinf.runtime.io.places import PlacedReads
-from moeinf.types import ByteArray, FloatArray, IntArray, Reader
+from moeinf.runtime.io.protocol import Reader
+from moeinf.types import ByteArray, FloatArray, IntArray
 
 DEMAND: Final = np.inf
 LOAD_BYTES_AHEAD: Final = 256 << 20  # queued while slots are loaded in order: keeps the disk busy, the queue short

@@ -13,7 +13,8 @@ from moeinf.runtime.cache.loader import DEMAND
 from moeinf.runtime.cache.table import ABSENT, LOADING
 from moeinf.runtime.gpu.copies import Copies
 from moeinf.runtime.gpu.host_slots import HostSlots
-from moeinf.types import FloatArray, IntArray, ReadDone
+from moeinf.runtime.io.protocol import ReadDone
+from moeinf.types import FloatArray, IntArray
 
 _NOTHING: Final = ReadDone(np.empty(0, np.int64), np.empty(0, np.int64))
 

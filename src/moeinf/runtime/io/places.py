@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from moeinf.types import DiskReader, FloatArray, IntArray
+from moeinf.runtime.io.protocol import DiskReader
+from moeinf.types import FloatArray, IntArray
 
 
 @dataclass(frozen=True, slots=True)

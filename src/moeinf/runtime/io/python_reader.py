@@ -15,7 +15,8 @@ from typing import Final
 import numpy as np
 
 from moeinf._native import Arena, ReadFailure, crc32c
-from moeinf.types import BLOCK_ALIGN_BYTES, FloatArray, IntArray, OnWait, ReadDone, SumArray
+from moeinf.runtime.io.protocol import OnWait, ReadDone
+from moeinf.types import BLOCK_ALIGN_BYTES, FloatArray, IntArray, SumArray
 
 SIGNAL_PERIOD_S: Final = 0.1  # between two calls of on_wait
 CLOSE_PATIENCE_S: Final = 1.0  # for a read under way

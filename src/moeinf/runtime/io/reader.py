@@ -14,8 +14,9 @@ from moeinf._native import Arena, NativeReader, ReadFailure
 from moeinf.config import RuntimeConfig
 from moeinf.errors import LIMIT_REMEDIES, StoreError
 from moeinf.runtime.io.pages import PIECE_BYTES, take
+from moeinf.runtime.io.protocol import DiskReader, OnWait, Reader
 from moeinf.runtime.io.python_reader import PureReader
-from moeinf.types import BLOCK_ALIGN_BYTES, ByteArray, DiskReader, IntArray, OnWait, Reader, SumRun
+from moeinf.types import BLOCK_ALIGN_BYTES, ByteArray, IntArray, SumRun
 
 _DAMAGED: Final = "check the store with `moeinf verify`, then `moeinf pull` it again"
 CHUNK_BYTES: Final = 4 << 20  # of a whole file: large enough for the disk's full rate

@@ -15,7 +15,8 @@ from moeinf.hardware import MemoryState
 from moeinf.runtime.cache.pressure import MemoryWatch
 from moeinf.runtime.experts import StreamedExperts
 from moeinf.runtime.io.pages import PagesAhead, take
-from moeinf.types import ByteArray, IntArray, ReadDone, Routing
+from moeinf.runtime.io.protocol import ReadDone
+from moeinf.types import ByteArray, IntArray, Routing
 from tests.support.fake_reader import LAYOUT, SHAPE, Clock, FakeKernel, Tier, make_tier, visit
 
 MIB = 1 << 20

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from moeinf._native import ReadFailure
 from moeinf.errors import ExpertReadError
 from moeinf.runtime.gpu.host_link import HostLink
+from moeinf.runtime.io.protocol import ReadDone
 from moeinf.runtime.policy.eviction import POLICIES
-from moeinf.types import ReadDone
 from tests.support.fake_device import address_of
 from tests.support.fake_machine import STRIDE, Machine
 from tests.support.fake_reader import SHAPE, SLOTS_START
