@@ -91,7 +91,8 @@ class NativeReader {
  public:
   NativeReader(std::vector<std::string> paths, std::vector<std::int64_t> sizes, std::shared_ptr<Arena> arena,
                const moeinf::ReaderOptions& options, nb::object on_wait)
-      : read_done_(nb::module_::import_("moeinf.types").attr("ReadDone")), on_wait_(std::move(on_wait)) {
+      : read_done_(nb::module_::import_("moeinf.runtime.io.protocol").attr("ReadDone")),
+        on_wait_(std::move(on_wait)) {
     const nb::gil_scoped_release released;
     reader_ = std::make_shared<moeinf::Reader>(std::move(paths), std::move(sizes), std::move(arena), options);
   }
@@ -302,7 +303,8 @@ void bind_lowest(nb::module_& m) {
 }
 
 void bind_reader(nb::module_& m) {
-  nb::class_<NativeReader>(m, "NativeReader", "moeinf.types.Reader over io_uring or a pool of threads.")
+  nb::class_<NativeReader>(m, "NativeReader",
+                           "moeinf.runtime.io.protocol.Reader over io_uring or a pool of threads.")
       .def(
           "__init__",
           [](NativeReader* self, const std::vector<nb::object>& paths, std::vector<std::int64_t> sizes,

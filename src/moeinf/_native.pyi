@@ -63,7 +63,7 @@ def lowest(scores: FloatArray, states: npt.NDArray[np.uint8], state: int, held: 
     """
 
 class NativeReader:
-    """moeinf.types.Reader over io_uring or a pool of threads.
+    """moeinf.runtime.io.protocol.Reader over io_uring or a pool of threads.
 
     Opens every file at once: OSError (as open raises it) for one that cannot be opened, ReadFailure for one whose size
     is not the given one. O_DIRECT or io_uring refused: goes on without, and `notice` says so; a backend that was asked

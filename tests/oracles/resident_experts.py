@@ -11,7 +11,7 @@ from moeinf.types import Float32Array, Routing
 
 
 class ResidentExperts:
-    """moeinf.types.Experts, all of them in memory and computed one after the other."""
+    """moeinf.models.layers.protocol.Experts, all of them in memory and computed one after the other."""
 
     wants_expectations = False
 

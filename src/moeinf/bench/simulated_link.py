@@ -22,7 +22,7 @@ class Clock:
 
 
 class SimulatedLink:
-    """moeinf.types.Reader that lands one expert after the other, `read_s` each, while its clock goes on.
+    """moeinf.runtime.io.protocol.Reader that lands one expert after the other, `read_s` each, while its clock goes on.
 
     Demand overtakes prefetches that have not begun; of equals, the first come is first served.
     """

@@ -73,6 +73,17 @@ def test_every_family_computes_what_its_checkpoint_does(name: str, tmp_path: Pat
     assert sum(path.stat().st_size for path in stored.path.iterdir()) < len(before)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_every_family_computes_with_weights_that_lie_in_blocks(name: str, tmp_path: Path) -> None:
+    """Also what its layers take no blocks of, as latent attention of the matrix that it folds."""
+    config, tensors = checkpoint(name)
+    config, tensors = meant(config), small(tensors)
+    [plain] = write_gguf(tmp_path / "plain.gguf", config, tensors, kinds=lambda name: "F32")
+    [blocks] = write_gguf(tmp_path / "blocks.gguf", config, tensors, kinds=lambda name: "Q8_0")
+    wanted, found = (logits(ensure(str(file), home=tmp_path / "home")) for file in (plain, blocks))
+    assert np.linalg.norm(found - wanted) < 0.1 * np.linalg.norm(wanted)
+
+
 def mixed(tmp_path: Path, **how: Any) -> Path:
     """Layers and parts in several formats, in rows that are no whole number of 4 KiB blocks."""
     config, tensors = checkpoint("qwen3_moe")

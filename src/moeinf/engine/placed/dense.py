@@ -40,7 +40,7 @@ class _Recipe:
     place: DensePlace
     undo: Undo
     kind: Kind  # that it ends in
-    widened: bool  # the undoing takes numbers alone
+    widened: bool  # the undoing, or what is computed with it, takes numbers alone
 
     @property
     def as_it_lies(self) -> bool:
@@ -61,7 +61,11 @@ class PlacedDense:
         self._paths = in_place.paths(stored.path)
         self._sums = [DenseSums(stored, runs, always=always, path=path) for path in self._paths]
         where = stored.path / "manifest.json"
-        self._recipes = {place.name: _recipe(place, f"{where}: dense {place.name!r}") for place in in_place.dense}
+        in_blocks = {*plan.matrices, *plan.lookups, *(plan.head or ())}  # what may be quantised
+        self._recipes = {
+            place.name: _recipe(place, f"{where}: dense {place.name!r}", plain=place.name not in in_blocks)
+            for place in in_place.dense
+        }
         shapes = {name: recipe.kind.shape for name, recipe in self._recipes.items()}
         in_memory = check_against_plan(where, shapes, plan)
         self._lookups = [name for name in self._recipes if name in plan.lookups and self._recipes[name].as_it_lies]
@@ -228,12 +232,15 @@ class _Unread:
         yield self._load(self._name)
 
 
-def _recipe(place: DensePlace, where: str) -> _Recipe:
-    """Raises StoreError for steps that do not make what the place promises."""
+def _recipe(place: DensePlace, where: str, *, plain: bool) -> _Recipe:
+    """plain: what is computed with it takes no blocks, as of norms, routers and what latent attention folds.
+
+    Raises StoreError for steps that do not make what the place promises.
+    """
     undo = parse_undo(list(place.undo), where)
     kinds = [Kind(source.format, source.shape) for source in place.sources]
     kind, widened = outcome(kinds, undo) if undo or len(kinds) == 1 else None, False
-    if kind is None:
+    if kind is None or (plain and not kind.plain):
         kind, widened = outcome([Kind("f32", each.shape) for each in kinds], undo), True
     if kind is None or kind.shape != place.shape:
         raise StoreError(f"{where} does not become {list(place.shape)}; pull the model again")

@@ -32,7 +32,7 @@ class Guess:
 
 
 class DeviceExperts:
-    """moeinf.types.Experts in the slots of a device tier.
+    """moeinf.models.layers.protocol.Experts in the slots of a device tier.
 
     One token: the host learns the routing (the only wait), queues copies of what is missing, and meanwhile the device
     computes what is resident; then the rest, behind its copies. All of it may be recorded (see DecodeProgram). Where

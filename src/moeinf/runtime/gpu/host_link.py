@@ -29,7 +29,8 @@ class _Request:
 
 
 class HostLink:
-    """moeinf.types.Reader into a device's slots, out of host slots that it fills from the disk. Used from one thread.
+    """moeinf.runtime.io.protocol.Reader into a device's slots, out of host slots that it fills from the disk. Used from
+    one thread.
 
     An expert has LANDED for the device as soon as its copy is submitted: what computes it is then ordered behind the
     copy on the device (Copies.order_compute), so the host waits for copies only where it needs their slots again.
@@ -52,7 +53,7 @@ class HostLink:
         self._requests: dict[int, _Request] = {}  # by key, demand in the order in which it became demand
         self._landed: list[int] = []  # copies submitted, and not collected
 
-    # ---- moeinf.types.Reader
+    # ---- moeinf.runtime.io.protocol.Reader
 
     def submit(
         self,

@@ -58,7 +58,7 @@ class _Request:
 
 
 class PureReader:
-    """Implements moeinf.types.Reader without native threads: the contract of NativeReader, only slower.
+    """Implements moeinf.runtime.io.protocol.Reader without native threads: the contract of NativeReader, only slower.
 
     One worker thread reads one segment at a time and takes the next from the request that sorts first.
     """
