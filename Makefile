@@ -14,10 +14,10 @@ demo: $(READY)
 	$(BIN)/moeinf run demo --expert-cache 33% --num-predict 64 --seed 7 --verbose "$(PROMPT)"
 
 # mypy has one thread: the native tests are built beside it. Tests often wait for a process that they have started, so
-# one more runs at once than there are cores.
+# two more run at once than there are cores; in the order of the folders, which has the longest files first.
 test: $(READY)
 	$(MAKE) --jobs $(JOBS) --output-sync=target lint native-test
-	$(BIN)/python -m pytest tests --numprocesses $$(($(JOBS) + 1)) --dist loadfile
+	$(BIN)/python -m pytest tests --numprocesses $$(($(JOBS) + 2)) --dist loadfile --no-loadscope-reorder
 
 # A long run of what `make test` has a short one of: other files and bits each time, unless FUZZ_SEED says which. Each
 # of the three scripts has a third of the time.
