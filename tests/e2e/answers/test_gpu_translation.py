@@ -83,7 +83,7 @@ def test_tokens_are_those_of_the_cpu_for_every_number_of_slots(case: Any, slots:
         assert answers(model) == wanted
 
 
-@pytest.mark.parametrize("how", [{"prefetch": False}, *({"predictor": name} for name in PREDICTORS)], ids=str)
+@pytest.mark.parametrize("how", [{"prefetch": False}, {"predictor": list(PREDICTORS)[-1]}], ids=str)
 def test_tokens_are_the_same_with_and_without_prefetch(case: Any, how: dict[str, Any]) -> None:
     stored, options, wanted = case
     with opened(stored, host=14, expert_cache="30%", **options, **how) as model:
