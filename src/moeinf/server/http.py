@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -21,6 +21,7 @@ from moeinf.server.job import Job
 log = logging.getLogger("moeinf.server")
 SILENCE_S = 10.0  # a streamed answer says something at least so often: proxies and clients give up on silence
 HOLD_S = 5.0  # a stream begins at the latest so long after the request, though the model has not begun to read
+_GONE = 499  # of the log alone, as other servers have it for a client that has gone
 T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -49,6 +50,8 @@ def answering(form: ErrorForm) -> Callable[[Handler], Handler]:
         async def answered(request: Request) -> Response:
             try:
                 return await handler(request)
+            except ClientDisconnect:  # in the middle of its request: nobody reads this
+                return Response(status_code=_GONE)
             except Exception as error:  # the client is told, whatever it was
                 return error_response(error, form)
 

@@ -108,9 +108,10 @@ class TextProcess:
         process = self._process
         assert process is not None and process.stdout is not None
         descriptor = process.stdout.fileno()
+        arrival = select.poll()  # select() takes no descriptor beyond 1023, which a server of many clients passes
+        arrival.register(descriptor, select.POLLIN)
         while b"\n" not in self._unread:
-            ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
-            if not ready:
+            if not arrival.poll(1000 * max(0.0, deadline - time.monotonic())):
                 raise self._lost(op, f"took more than {limit_s:.0f} s")
             piece = os.read(descriptor, 1 << 20)
             if not piece:

@@ -118,6 +118,20 @@ def test_configs_that_are_not_objects_are_refused(model_folder: MakeFolder) -> N
         _ = tokenizer.eos_ids
 
 
+def test_a_worker_serves_a_process_that_has_a_thousand_files_open(model_folder: MakeFolder) -> None:
+    """As a server of thousands of connections has: select() takes no descriptor beyond 1023."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    taken = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        with Tokenizer(model_folder()) as tokenizer:
+            assert tokenizer.encode("hello")
+    finally:
+        for descriptor in taken:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 def test_a_worker_that_was_killed_is_replaced(model_folder: MakeFolder) -> None:
     with Tokenizer(model_folder()) as tokenizer:
         ids = tokenizer.encode("hello")
