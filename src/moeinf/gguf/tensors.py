@@ -8,7 +8,19 @@ from dataclasses import dataclass
 
 from moeinf.errors import CheckpointError
 from moeinf.gguf.header import Gguf, GgufTensor
-from moeinf.gguf.undo import Columns, JoinLatentHeads, Kind, LogOfNegative, Reshape, Rows, Subtract, TakeRows, Undo
+from moeinf.gguf.undo import (
+    Columns,
+    JoinLatentHeads,
+    Kind,
+    LogOfNegative,
+    Reshape,
+    Rows,
+    Subtract,
+    TakeRows,
+    Undo,
+    Widen,
+    outcome,
+)
 from moeinf.types import Format, TensorPlan, format_bytes
 
 
@@ -90,7 +102,7 @@ _PLUS_ONE = {"qwen3next", "qwen35moe"}  # whose norms are stored with one added
 
 def places_of(gguf: Gguf, plan: TensorPlan) -> Placement:
     """Raises CheckpointError for a tensor that is missing, or not of the shape that the config says."""
-    return Placement(_Dense(gguf).places(plan), _experts(gguf, plan))
+    return Placement(_Dense(gguf, plan).places(), _experts(gguf, plan))
 
 
 def _find(gguf: Gguf, names: list[str]) -> GgufTensor:
@@ -148,13 +160,14 @@ def _expert(gguf: Gguf, layer: int, part: str, shape: tuple[int, ...], experts: 
 
 
 class _Dense:
-    def __init__(self, gguf: Gguf) -> None:
-        self._gguf = gguf
+    def __init__(self, gguf: Gguf, plan: TensorPlan) -> None:
+        self._gguf, self._plan = gguf, plan
+        self._in_blocks = {*plan.matrices, *plan.lookups, *(plan.head or ())}  # what may be quantised
         architecture = gguf.metadata.get("general.architecture")
         self._architecture = architecture if isinstance(architecture, str) else ""
 
-    def places(self, plan: TensorPlan) -> dict[str, DenseSource]:
-        return {name: self._place(name, shape) for name, shape in plan.dense.items()}
+    def places(self) -> dict[str, DenseSource]:
+        return {name: self._place(name, shape) for name, shape in self._plan.dense.items()}
 
     def _place(self, name: str, shape: tuple[int, ...]) -> DenseSource:
         layer = _LAYER.fullmatch(name)
@@ -174,19 +187,15 @@ class _Dense:
 
     def _checked(self, name: str, tensors: tuple[GgufTensor, ...], shape: tuple[int, ...], undo: Undo) -> DenseSource:
         """Widened or as it lies, what comes out has to be what the plan wants."""
-        kind: Kind | None = None
-        kinds = [Kind("f32", tensor.shape) for tensor in tensors]
-        for step in undo:
-            kind = step.becomes(kinds)
-            if kind is None:
-                break
-            kinds = [kind]
-        if len(kinds) != 1 or kinds[0].shape != shape or (undo and kind is None):
+        kind = outcome([Kind(tensor.format, tensor.shape) for tensor in tensors], undo)
+        if kind is None or kind.shape != shape:
             said = " and ".join(f"{tensor.name!r} {list(tensor.shape)}" for tensor in tensors)
             raise CheckpointError(
                 f"{self._gguf.where}: tensor {said} cannot be {name} {list(shape)}, which the metadata mean; "
                 "the file is damaged"
             )
+        if name not in self._in_blocks and not kind.plain:
+            undo = (*undo, Widen())
         return DenseSource(tensors, shape, undo, _scale(self._gguf, tensors[0], 1))
 
     def _norm(self, rest: str) -> Undo:

@@ -1,7 +1,8 @@
 """What llama.cpp's converter does to the tensors of some families, undone in memory.
 
 Steps on rows and shapes move whole rows, so they take quantised tensors as they lie. What computes, and what moves
-numbers within a row, takes plain ones; `takes_blocks` says which it is, before anything is read.
+numbers within a row, takes plain ones: blocks are widened to f32 before. `outcome` says what comes out, before anything
+is read.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from moeinf._native import dequantise
 from moeinf.errors import StoreError
 from moeinf.types import FORMAT_BLOCKS, ByteArray, Format, format_bytes
 
@@ -182,36 +184,59 @@ class JoinLatentHeads:
         return joined
 
 
+@dataclass(frozen=True, slots=True)
+class Widen:
+    """For what computes with numbers alone: norms, routers, the matrix that latent attention folds."""
+
+    def becomes(self, kinds: Sequence[Kind]) -> Kind | None:
+        (kind,) = kinds
+        return Kind("f32", kind.shape)
+
+    def apply(self, sources: Sequence[Stored]) -> ByteArray:
+        return _widened(sources[0]).data
+
+
 Undo = tuple[Step, ...]  # in this order; the first takes all sources, each of the others what the one before made
 _STEPS: Mapping[str, type[Any]] = {
-    each.__name__: each for each in (Reshape, Rows, Columns, TakeRows, Subtract, LogOfNegative, JoinLatentHeads)
+    each.__name__: each for each in (Reshape, Rows, Columns, TakeRows, Subtract, LogOfNegative, JoinLatentHeads, Widen)
 }
 
 
 def outcome(kinds: Sequence[Kind], undo: Undo) -> Kind | None:
-    """What becomes of tensors of these kinds; None where their formats have to be widened before."""
-    for step in undo:
-        kind = step.becomes(kinds)
-        if kind is None:
-            return None
-        kinds = [kind]
-    (kind,) = kinds
-    return kind
-
-
-def takes_blocks(kinds: Sequence[Kind], undo: Undo) -> bool:
-    """Whether `undone` takes tensors of these kinds as they lie. Else each has to be widened to f32 before."""
-    return outcome(kinds, undo) is not None
+    """What `undone` makes of tensors of these kinds; None where the steps do not fit them."""
+    kind = _through(kinds, undo)
+    return kind if kind is not None else _through([Kind("f32", each.shape) for each in kinds], undo)
 
 
 def undone(sources: Sequence[Stored], undo: Undo) -> Stored:
-    """Takes all steps. The caller has asked `takes_blocks`."""
+    """Takes all steps, of blocks as they lie where every step takes them. `outcome` has said that the steps fit."""
+    if _through([source.kind for source in sources], undo) is None:
+        sources = [_widened(source) for source in sources]
     for step in undo:
         kind = step.becomes([source.kind for source in sources])
         assert kind is not None, f"{step} was given {[source.kind for source in sources]}"
         sources = [Stored(kind, step.apply(sources))]
     (result,) = sources
     return result
+
+
+def _through(kinds: Sequence[Kind], undo: Undo) -> Kind | None:
+    for step in undo:
+        kind = step.becomes(kinds)
+        if kind is None:
+            return None
+        kinds = [kind]
+    return kinds[0] if len(kinds) == 1 else None
+
+
+def _widened(stored: Stored) -> Stored:
+    """In f32."""
+    kind, cols = stored.kind, stored.kind.shape[-1]
+    if kind.format == "f32":
+        return stored
+    values = np.empty((math.prod(kind.shape) // cols, cols), np.float32)
+    dequantise(kind.format, np.ascontiguousarray(stored.data), len(values), cols, values)
+    return Stored(Kind("f32", kind.shape), values.reshape(-1).view(np.uint8))
 
 
 def undo_json(undo: Undo) -> list[dict[str, Any]]:

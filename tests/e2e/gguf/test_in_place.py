@@ -82,6 +82,8 @@ def test_every_family_computes_with_weights_that_lie_in_blocks(name: str, tmp_pa
     [blocks] = write_gguf(tmp_path / "blocks.gguf", config, tensors, kinds=lambda name: "Q8_0")
     wanted, found = (logits(ensure(str(file), home=tmp_path / "home")) for file in (plain, blocks))
     assert np.linalg.norm(found - wanted) < 0.1 * np.linalg.norm(wanted)
+    own = pull(str(blocks), PullOptions(repack=True), home=tmp_path / "home")
+    assert np.array_equal(logits(own), found)
 
 
 def mixed(tmp_path: Path, **how: Any) -> Path:

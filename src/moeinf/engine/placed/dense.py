@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import mmap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from moeinf._native import Arena, ReadFailure, crc32c, dequantise
+from moeinf._native import Arena, ReadFailure, crc32c
 from moeinf.config import RuntimeConfig
 from moeinf.engine.dense_weights import DenseFile, check_against_plan
 from moeinf.errors import StoreError
@@ -40,11 +39,10 @@ class _Recipe:
     place: DensePlace
     undo: Undo
     kind: Kind  # that it ends in
-    widened: bool  # the undoing, or what is computed with it, takes numbers alone
 
     @property
     def as_it_lies(self) -> bool:
-        return not self.undo and len(self.place.sources) == 1 and not self.widened
+        return not self.undo
 
     @property
     def source_bytes(self) -> int:
@@ -61,11 +59,7 @@ class PlacedDense:
         self._paths = in_place.paths(stored.path)
         self._sums = [DenseSums(stored, runs, always=always, path=path) for path in self._paths]
         where = stored.path / "manifest.json"
-        in_blocks = {*plan.matrices, *plan.lookups, *(plan.head or ())}  # what may be quantised
-        self._recipes = {
-            place.name: _recipe(place, f"{where}: dense {place.name!r}", plain=place.name not in in_blocks)
-            for place in in_place.dense
-        }
+        self._recipes = {place.name: _recipe(place, f"{where}: dense {place.name!r}") for place in in_place.dense}
         shapes = {name: recipe.kind.shape for name, recipe in self._recipes.items()}
         in_memory = check_against_plan(where, shapes, plan)
         self._lookups = [name for name in self._recipes if name in plan.lookups and self._recipes[name].as_it_lies]
@@ -149,8 +143,10 @@ class PlacedDense:
         for name in names:
             recipe = self._recipes[name]
             given = [Stored(Kind(each.format, each.shape), found[each]) for each in recipe.place.sources]
-            made = given[0] if recipe.as_it_lies else _made(recipe, given)
-            tensors[name] = StoredTensor(made.data, made.kind.format, made.kind.shape)
+            made = undone(given, recipe.undo)
+            # A copy of what was made, so that what it was made of can go.
+            data = made.data if recipe.as_it_lies else np.array(made.data)
+            tensors[name] = StoredTensor(data, made.kind.format, made.kind.shape)
         return tensors
 
     def _bytes_of(
@@ -232,36 +228,13 @@ class _Unread:
         yield self._load(self._name)
 
 
-def _recipe(place: DensePlace, where: str, *, plain: bool) -> _Recipe:
-    """plain: what is computed with it takes no blocks, as of norms, routers and what latent attention folds.
-
-    Raises StoreError for steps that do not make what the place promises.
-    """
+def _recipe(place: DensePlace, where: str) -> _Recipe:
+    """Raises StoreError for steps that do not make what the place promises."""
     undo = parse_undo(list(place.undo), where)
-    kinds = [Kind(source.format, source.shape) for source in place.sources]
-    kind, widened = outcome(kinds, undo) if undo or len(kinds) == 1 else None, False
-    if kind is None or (plain and not kind.plain):
-        kind, widened = outcome([Kind("f32", each.shape) for each in kinds], undo), True
+    kind = outcome([Kind(source.format, source.shape) for source in place.sources], undo)
     if kind is None or kind.shape != place.shape:
         raise StoreError(f"{where} does not become {list(place.shape)}; pull the model again")
-    return _Recipe(place, undo, kind, widened)
-
-
-def _made(recipe: _Recipe, given: Sequence[Stored]) -> Stored:
-    if recipe.widened:
-        given = [_widened(each) for each in given]
-    made = undone(given, recipe.undo)
-    return Stored(made.kind, np.array(made.data))  # a copy: what it was made of goes
-
-
-def _widened(stored: Stored) -> Stored:
-    """In f32."""
-    kind, cols = stored.kind, stored.kind.shape[-1]
-    if kind.format == "f32":
-        return stored
-    values = np.empty((math.prod(kind.shape) // cols, cols), np.float32)
-    dequantise(kind.format, np.ascontiguousarray(stored.data), len(values), cols, values)
-    return Stored(Kind("f32", kind.shape), values.reshape(-1).view(np.uint8))
+    return _Recipe(place, undo, kind)
 
 
 def _region(source: TensorPlace) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -11,9 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from moeinf._native import dequantise
 from moeinf.errors import CheckpointError
-from moeinf.gguf.undo import Kind, Stored, outcome, parse_undo, undone
+from moeinf.gguf.undo import Kind, Stored, Undo, outcome, parse_undo, undone
 from moeinf.pull.gguf.index import Index
 from moeinf.store.checksums import dump_checksums
 from moeinf.store.files import errors_named, make_folders, open_regular, read_fully, write_fully
@@ -119,27 +117,21 @@ def _write_dense(
 
 
 def _kind(place: DensePlace) -> tuple[Format, tuple[int, ...]]:
-    undo = parse_undo(list(place.undo), place.name)
-    kind = outcome([Kind(each.format, each.shape) for each in place.sources], undo)
-    return (kind.format, kind.shape) if kind is not None else ("f32", place.shape)
+    kind = outcome([Kind(each.format, each.shape) for each in place.sources], _undo(place))
+    assert kind is not None, "the index has asked"
+    return kind.format, kind.shape
 
 
 def _made(place: DensePlace, files: Sequence[_File]) -> ByteArray:
-    undo = parse_undo(list(place.undo), place.name)
     given = [
         Stored(Kind(each.format, each.shape), files[each.file].read(each.offset_bytes, each.num_bytes))
         for each in place.sources
     ]
-    if outcome([each.kind for each in given], undo) is None:
-        given = [_widened(each) for each in given]
-    return np.ascontiguousarray(undone(given, undo).data)
+    return np.ascontiguousarray(undone(given, _undo(place)).data)
 
 
-def _widened(stored: Stored) -> Stored:
-    kind, cols = stored.kind, stored.kind.shape[-1]
-    values = np.empty((math.prod(kind.shape) // cols, cols), np.float32)
-    dequantise(kind.format, stored.data, len(values), cols, values)
-    return Stored(Kind("f32", kind.shape), values.reshape(-1).view(np.uint8))
+def _undo(place: DensePlace) -> Undo:
+    return parse_undo(list(place.undo), place.name)
 
 
 def _read_back(
