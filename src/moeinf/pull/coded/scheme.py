@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
@@ -45,7 +46,7 @@ class Decoded:
 
 
 @dataclass(frozen=True, slots=True)
-class Scheme:
+class Scheme(ABC):
     """One matrix, or a stack of them, and how it is coded. Made after the headers alone."""
 
     name: str  # of the matrix, as the plan of a family has it
@@ -74,12 +75,12 @@ class Scheme:
         """The format of the store where no other one is asked for."""
         return self.nearest if self.cols % BLOCK == 0 else self.plain
 
+    @abstractmethod
     def decode(self, codes: memoryview, others: Sequence[memoryview], rows: range) -> Decoded:
         """Decodes rows of a matrix. codes: of the whole matrix; where it can be cut, of these rows alone.
 
         Raises ValueError for values that the scheme does not allow. Any thread may call it.
         """
-        raise NotImplementedError
 
 
 def member(pool: Pool, of: str, name: str, dtypes: Collection[str], *shapes: Shape) -> TensorEntry:
