@@ -25,7 +25,7 @@ FUZZ_SECONDS ?= 600
 FUZZ_SEED ?= $(shell date +%s)
 
 fuzz: $(READY)
-	$(BIN)/python tests/fuzz/hostile_files.py --seconds $$(($(FUZZ_SECONDS) / 3)) --seed $(FUZZ_SEED)
+	$(BIN)/python -m tests.fuzz.hostile_files --seconds $$(($(FUZZ_SECONDS) / 3)) --seed $(FUZZ_SEED)
 	$(BIN)/python -m tests.fuzz.hostile_gguf --seconds $$(($(FUZZ_SECONDS) / 3)) --seed $(FUZZ_SEED)
 	$(BIN)/python tests/fuzz/flipped_bits.py --seconds $$(($(FUZZ_SECONDS) / 3)) --seed $(FUZZ_SEED)
 

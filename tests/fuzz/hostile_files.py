@@ -1,6 +1,6 @@
 """Mutates what a pull, a listing and a run read, one file at a time: each ends well, or in one line of moeinf's own.
 
-    python tests/fuzz/hostile_files.py [--seconds 600 | --cases 60] [--seed 1] [--case 17]
+    python -m tests.fuzz.hostile_files [--seconds 600 | --cases 60] [--seed 1] [--case 17]
 
 A case is a checkpoint that is pulled, or a store that is listed, pulled into, opened and removed from, with one file
 mutated: as bytes, as JSON with values that no model has, or replaced by a link, a FIFO, a folder or nothing. It must
@@ -10,20 +10,13 @@ address space with a limit and an alarm stand behind that. Cases are numbered; -
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
 import random
-import resource
 import shutil
-import signal
 import sys
-import tempfile
-import time
-import traceback
 import tracemalloc
-from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -37,6 +30,7 @@ from moeinf.models.family import family_of
 from moeinf.pull import pull as install
 from moeinf.store.library import Library
 from moeinf.text.tokenizer import check_text_files
+from tests.support.fuzzing import run_cases
 
 CONFIG: dict[str, Any] = {
     "model_type": "qwen3_moe",
@@ -105,8 +99,6 @@ HOSTILE: tuple[Any, ...] = (
 )
 WEIGHTS = "model.safetensors"
 ALLOWANCE_BYTES = 64 << 20
-ADDRESS_BYTES = 2 << 30  # above what the process has at its start
-HANG_S = 120  # no figure of speed: a case takes a fraction of a second
 
 
 def write_checkpoint(folder: Path) -> None:
@@ -284,32 +276,5 @@ class Cases:
             self._checked.add(content)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=math.inf)
-    parser.add_argument("--cases", type=int, default=sys.maxsize)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--case", type=int)
-    given = parser.parse_args()
-    used_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used_bytes + ADDRESS_BYTES, resource.RLIM_INFINITY))
-    counts, faults, started = Counter[str](), 0, time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        cases = Cases(Path(folder))
-        tracemalloc.start()
-        for number in range(given.cases) if given.case is None else [given.case]:
-            if time.monotonic() - started > given.seconds:
-                break
-            signal.alarm(HANG_S)  # ends the process: the number of the case is on the screen
-            try:
-                counts[cases.run(given.seed, number)] += 1
-            except Exception:  # the top: a fault is what this looks for
-                faults += 1
-                print(f"FAULT: --seed {given.seed} --case {number}\n{traceback.format_exc()}", flush=True)
-            signal.alarm(0)
-    print(", ".join(f"{count} {what}" for what, count in sorted(counts.items())), f"; {faults} faults", flush=True)
-    return int(faults > 0)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_cases(__doc__, Cases))

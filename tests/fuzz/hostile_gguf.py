@@ -10,20 +10,13 @@ allowance. An address space with a limit and an alarm stand behind that. Exits 1
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import random
-import resource
 import shutil
-import signal
 import struct
 import sys
-import tempfile
-import time
-import traceback
 import tracemalloc
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +29,7 @@ from moeinf.gguf.header import parse_gguf, read_gguf
 from moeinf.gguf.tensors import places_of
 from moeinf.gguf.tokenizer import tokenizer_files
 from moeinf.models.family import family_of
+from tests.support.fuzzing import run_cases
 from tests.support.gguf_bytes import ARRAY, BOOL, F32, I32, STRING, U32, U64, Entry, header, text
 from tests.support.gguf_files import ARCHITECTURES, converted, model_metadata
 from tests.support.tiny_models import all_configs
@@ -103,8 +97,6 @@ HOSTILE: tuple[Any, ...] = (
 )
 SIZES = (0, 1, 2, 3, 31, 33, 64, 2**31, 2**32, 2**48, 2**63, 2**64 - 1)
 ALLOWANCE_BYTES = 32 << 20
-ADDRESS_BYTES = 2 << 30  # above what the process has at its start
-HANG_S = 120  # no figure of speed: a case takes a few milliseconds
 
 
 def sound_parts(config: dict[str, Any]) -> list[tuple[list[tuple[str, Any]], list[Entry]]]:
@@ -170,6 +162,7 @@ def mutate_bytes(data: bytes, rng: random.Random) -> bytes:
 
 class Cases:
     def __init__(self, folder: Path) -> None:
+        np.seterr(all="raise")
         self._work = folder / "work"
         self._models = [sound_parts(CONFIG), *(sound_parts(all_configs()[name]) for name in OTHERS)]
 
@@ -253,33 +246,5 @@ class Cases:
             return
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=math.inf)
-    parser.add_argument("--cases", type=int, default=sys.maxsize)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--case", type=int)
-    given = parser.parse_args()
-    np.seterr(all="raise")
-    counts, faults, started = Counter[str](), 0, time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        cases = Cases(Path(folder))
-        held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (held + ADDRESS_BYTES,) * 2)
-        tracemalloc.start()
-        for number in range(given.cases) if given.case is None else [given.case]:
-            if time.monotonic() - started > given.seconds:
-                break
-            signal.alarm(HANG_S)  # ends the process: the number of the case is on the screen
-            try:
-                counts[cases.run(given.seed, number)] += 1
-            except Exception:  # the top: a fault is what this looks for
-                faults += 1
-                print(f"FAULT: --seed {given.seed} --case {number}\n{traceback.format_exc()}", flush=True)
-            signal.alarm(0)
-    print(", ".join(f"{count} {what}" for what, count in sorted(counts.items())), f"; {faults} faults", flush=True)
-    return int(faults > 0)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_cases(__doc__, Cases))
