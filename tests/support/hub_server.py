@@ -15,7 +15,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import pytest
+from huggingface_hub import constants
+
+from moeinf.pull import download
+from moeinf.pull import hub as hub_client
+
 REPO = "org/Tiny-MoE"
+RANGE_BYTES, HEAD_BYTES = 64 << 10, 1000  # that the client asks for at once
 
 
 @dataclass(frozen=True)
@@ -125,6 +132,16 @@ def serving(folder: Path) -> Iterator[Hub]:
             server.server_close()
         for thread in threads:
             thread.join()
+
+
+def point_client_at(endpoint: str, folder: Path, patch: pytest.MonkeyPatch) -> None:
+    """Makes pulls of this process ask that server, in small ranges: a shard of half a megabyte takes several."""
+    patch.setattr(constants, "ENDPOINT", endpoint)
+    patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", endpoint + "/{repo_id}/resolve/{revision}/{filename}")
+    patch.setattr(constants, "HF_HUB_CACHE", str(folder / "hf-cache"))
+    patch.setattr(constants, "HF_TOKEN_PATH", str(folder / "no-token"))
+    patch.setattr(download, "RANGE_BYTES", RANGE_BYTES)
+    patch.setattr(hub_client, "HEAD_BYTES", HEAD_BYTES)
 
 
 class _Server(ThreadingHTTPServer):

@@ -15,8 +15,8 @@ from moeinf.pull.events import PullProgress
 from moeinf.pull.remote import ChangedError, Remote, RemoteFile
 from moeinf.store.files import errors_named, open_regular, read_fully, sync_folder, write_fully
 
-_RANGE_BYTES = 4 << 20
-_CONNECTIONS = 4  # times _RANGE_BYTES: the 16 MiB that a kill may cost, and the memory that the window takes
+RANGE_BYTES = 4 << 20
+_CONNECTIONS = 4  # times RANGE_BYTES: the 16 MiB that a kill may cost, and the memory that the window takes
 _HASH_BYTES = 4 << 20
 _QUIET_S = 30.0  # without a byte, until a line says so
 _LOOK_S = 0.5  # between two looks at whether to go on
@@ -138,7 +138,7 @@ class _Window:
 
     def __init__(self, remote: Remote, start: int) -> None:
         self._remote = remote
-        self._starts = iter(range(start, remote.file.num_bytes, _RANGE_BYTES))
+        self._starts = iter(range(start, remote.file.num_bytes, RANGE_BYTES))
         self._todo: queue.SimpleQueue[_Range | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._error: BaseException | None = None
@@ -152,7 +152,7 @@ class _Window:
         """Lets the workers begin the next range, if there is one."""
         start = next(self._starts, None)
         if start is not None:
-            self.ranges.append(_Range(start, min(start + _RANGE_BYTES, self._remote.file.num_bytes)))
+            self.ranges.append(_Range(start, min(start + RANGE_BYTES, self._remote.file.num_bytes)))
             self._todo.put(self.ranges[-1])
 
     def wait(self, piece: _Range, seen: int, timeout_s: float) -> bytes:

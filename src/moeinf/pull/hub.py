@@ -28,7 +28,7 @@ from moeinf.store.manifest import ModelSource
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[\w][\w.-]{0,95}", re.ASCII)
 _REVISION = re.compile(r"[\w][\w./-]{0,255}", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_HEAD_BYTES = 256 << 10  # holds the header of most shards, so that one request suffices
+HEAD_BYTES = 256 << 10  # holds the header of most shards, so that one request suffices
 _METADATA_TIMEOUT_S = 30.0
 _HEADER_THREADS = 8  # a large model has a hundred shards; one after the other their headers take half a minute
 _T = TypeVar("_T")
@@ -212,7 +212,7 @@ class HubSource:
     def _remote_header(self, shard: str) -> Header:
         num_bytes, where = self._repository.num_bytes(shard), f"{self._repository.repo}: {shard}"
         read = self._repository.reader(shard)
-        head = read(0, min(_HEAD_BYTES, num_bytes))
+        head = read(0, min(HEAD_BYTES, num_bytes))
         length = header_length(head[:8], num_bytes, where)
         if 8 + length > len(head):
             head += read(len(head), 8 + length - len(head))

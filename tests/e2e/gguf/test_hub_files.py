@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from huggingface_hub import constants
 
 from moeinf.config.pull_options import PullOptions
 from moeinf.errors import CheckpointError, HubError, UnsupportedModelError, UsageError
@@ -21,9 +20,7 @@ from moeinf.store.verify import verify
 from tests.support.checkpoints import TOKENIZER
 from tests.support.converter.record import checkpoint
 from tests.support.gguf_files import write_gguf
-from tests.support.hub_server import REPO, Hub, serving
-
-RANGE = 64 << 10
+from tests.support.hub_server import RANGE_BYTES, REPO, Hub, point_client_at, serving
 
 
 @pytest.fixture(autouse=True)
@@ -47,12 +44,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def server(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     with serving(repository) as served:
-        monkeypatch.setattr(constants, "ENDPOINT", served.endpoint)
-        template = served.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf-cache"))
-        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
-        monkeypatch.setattr(download, "_RANGE_BYTES", RANGE)
+        point_client_at(served.endpoint, tmp_path, monkeypatch)
         yield served
 
 
@@ -73,7 +65,8 @@ def test_a_tag_names_a_file_which_is_kept_whole(reference: str, server: Hub, tmp
     assert ensure(f"{REPO}:Q8_0", home=tmp_path).id == stored.id
     assert server.seen == [] and not list((tmp_path / "partial").iterdir())
     assert pull(reference, home=tmp_path).id == stored.id
-    assert not [seen for seen in server.seen if seen.sent_bytes > 2 * RANGE and seen.host == "cdn"] or size < 1 << 20
+    large = [seen for seen in server.seen if seen.sent_bytes > 2 * RANGE_BYTES and seen.host == "cdn"]
+    assert not large or size < 1 << 20
     freed = Library(tmp_path).remove(stored.name)
     assert freed >= size and not stored.path.exists()
 

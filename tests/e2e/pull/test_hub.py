@@ -16,17 +16,16 @@ from huggingface_hub import constants
 
 from moeinf.config.pull_options import PullOptions
 from moeinf.errors import CheckpointError, HubError, UsageError
-from moeinf.pull import download, hub, remote
+from moeinf.pull import remote
 from moeinf.pull.events import SilentProgress
 from moeinf.pull.pull import PullPlan, ensure, plan_pull, pull
 from moeinf.store.library import Library
 from moeinf.store.verify import verify
 from tests.support.checkpoints import CONFIG, content, random_tensors, write_checkpoint
-from tests.support.hub_server import REPO, Hub, serving
+from tests.support.hub_server import RANGE_BYTES, REPO, Hub, point_client_at, serving
 
 SHARD = "model-00002-of-00004.safetensors"
 TOKEN = "hf_secretsecretsecret"
-RANGE = 64 << 10  # small, so that a shard of half a megabyte takes several
 
 
 class Notes(SilentProgress):
@@ -51,15 +50,9 @@ def weights(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
 
 @pytest.fixture
 def server(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """The server, with the client pointed at it; small ranges; waits are noted instead of waited."""
+    """The server, with the client pointed at it; waits are noted instead of waited."""
     with serving(checkpoint) as served:
-        monkeypatch.setattr(constants, "ENDPOINT", served.endpoint)
-        template = served.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf-cache"))
-        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
-        monkeypatch.setattr(download, "_RANGE_BYTES", RANGE)
-        monkeypatch.setattr(hub, "_HEAD_BYTES", 1000)
+        point_client_at(served.endpoint, tmp_path, monkeypatch)
         yield served
 
 
@@ -87,7 +80,7 @@ def test_a_repository_is_stored_with_its_commit_and_each_shard_is_fetched_once(
     assert model.manifest.source.to_json() == {"kind": "hub", "repo": REPO, "revision": server.commit}
     size = (checkpoint / SHARD).stat().st_size
     ranged = [seen for seen in server.seen if seen.path.endswith(SHARD) and seen.host == "cdn" and seen.sent_bytes]
-    assert max(seen.sent_bytes for seen in ranged) <= RANGE
+    assert max(seen.sent_bytes for seen in ranged) <= RANGE_BYTES
     assert size <= server.sent_bytes(SHARD) <= size + 10_000  # the header is read ahead
     assert not list(tmp_path.rglob("*.safetensors.part")) and not list((tmp_path / "partial").iterdir())
 
@@ -297,7 +290,7 @@ def interrupt(server: Hub, home: Path) -> None:
 
         def advance(self, num_bytes: int) -> None:
             self.advanced += num_bytes
-            if self.advanced > 3 * RANGE:
+            if self.advanced > 3 * RANGE_BYTES:
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

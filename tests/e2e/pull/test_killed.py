@@ -18,11 +18,9 @@ from moeinf.pull.pull import pull
 from moeinf.store.library import Library
 from moeinf.store.verify import verify
 from tests.support.checkpoints import content, write_checkpoint
-from tests.support.hub_server import REPO, Hub, serving
+from tests.support.hub_server import HEAD_BYTES, RANGE_BYTES, REPO, Hub, point_client_at, serving
 
-RANGE = 64 << 10
-WINDOW = 4 * RANGE
-HEAD = 1000
+WINDOW = 4 * RANGE_BYTES
 FALLIBLE = ("open", "pwrite", "ftruncate", "fsync", "replace", "rename", "mkdir", "unlink", "rmdir", "preadv")
 SEEDS = range(6)
 KILLS = 2  # of each seed, before the pull that may finish
@@ -60,14 +58,7 @@ def count_calls(then: Callable[[int], None]) -> None:
 def child(source: str, home: Path, endpoint: str, kill_at: int, report: Path | None, quant: str | None = None) -> None:
     """A pull that kills itself at the n-th point, or tells how many points there were."""
     if endpoint:
-        from huggingface_hub import constants
-
-        from moeinf.pull import download, hub
-
-        constants.ENDPOINT = endpoint
-        constants.HUGGINGFACE_CO_URL_TEMPLATE = endpoint + "/{repo_id}/resolve/{revision}/{filename}"
-        constants.HF_HUB_CACHE = str(home / "no-cache")
-        download._RANGE_BYTES, hub._HEAD_BYTES = RANGE, HEAD
+        point_client_at(endpoint, home, pytest.MonkeyPatch())
     last = [0]
 
     def then(number: int) -> None:
@@ -159,7 +150,7 @@ def test_a_pull_from_the_hub_survives_kills_and_fetches_little_again(
     assert run(REPO, home, server.endpoint, 0, None) == 0
     assert absent_or_complete(home, reference) and Library(home).partials() == []
     size = sum(path.stat().st_size for path in server.folder.glob("*.safetensors"))
-    headers = 4 * (KILLS + 1) * 8 * HEAD
+    headers = 4 * (KILLS + 1) * 8 * HEAD_BYTES
     assert server.sent_bytes(".safetensors") <= size + KILLS * WINDOW + headers
 
 

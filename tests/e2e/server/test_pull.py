@@ -11,30 +11,20 @@ from pathlib import Path
 import httpx
 import ollama
 import pytest
-from huggingface_hub import constants
 
-from moeinf.pull import download
-from moeinf.pull import hub as hub_module
 from moeinf.pull.pull import pull
 from moeinf.server.serve import HttpServer
 from moeinf.store.library import Library
 from moeinf.store.verify import verify
 from tests.support.checkpoints import write_checkpoint
-from tests.support.hub_server import REPO, Hub, serving
+from tests.support.hub_server import REPO, Hub, point_client_at, serving
 from tests.support.live_server import live_server
 
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """Small ranges, so that a shard of half a megabyte takes several."""
     with serving(write_checkpoint(tmp_path / "checkpoint")) as served:
-        monkeypatch.setattr(constants, "ENDPOINT", served.endpoint)
-        template = served.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf-cache"))
-        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
-        monkeypatch.setattr(download, "_RANGE_BYTES", 64 << 10)
-        monkeypatch.setattr(hub_module, "_HEAD_BYTES", 1000)
+        point_client_at(served.endpoint, tmp_path, monkeypatch)
         yield served
 
 
