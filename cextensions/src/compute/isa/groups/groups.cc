@@ -25,51 +25,48 @@ namespace {
 #include "groups/grid.inc"
 // clang-format on
 
-void dot_rows(const Matrix& w, std::int64_t first, std::int64_t last, const void* x, int num_x, float* y,
-              std::int64_t y_stride) {
-  const std::int64_t row =
-      w.cols / block_weights(w.format) * static_cast<std::int64_t>(block_bytes(w.format));
-  const auto x_bytes = static_cast<std::int64_t>(activation_bytes(ActivationKind::kInt8, w.cols));
-  const DotCall call = {w.data, row, w.cols, static_cast<const unsigned char*>(x), x_bytes, y, y_stride};
-  switch (w.format) {
+// Calls with a value of the format's type, which says how its blocks lie.
+template <class Call>
+void with_format(Format format, const Call& call) {
+  switch (format) {
     case Format::kQ4_K:
-      return dot_groups<Q4_K>(call, first, last, num_x);
+      return call(Q4_K{});
     case Format::kQ4_1:
-      return dot_groups<Q4_1>(call, first, last, num_x);
+      return call(Q4_1{});
     case Format::kQ5_0:
-      return dot_groups<Q5_0>(call, first, last, num_x);
+      return call(Q5_0{});
     case Format::kQ5_1:
-      return dot_groups<Q5_1>(call, first, last, num_x);
+      return call(Q5_1{});
     case Format::kQ2_K:
-      return dot_groups<Q2_K>(call, first, last, num_x);
+      return call(Q2_K{});
     case Format::kQ3_K:
-      return dot_groups<Q3_K>(call, first, last, num_x);
+      return call(Q3_K{});
     case Format::kQ5_K:
-      return dot_groups<Q5_K>(call, first, last, num_x);
+      return call(Q5_K{});
     case Format::kQ6_K:
-      return dot_groups<Q6_K>(call, first, last, num_x);
+      return call(Q6_K{});
     case Format::kIQ4_XS:
-      return dot_groups<IQ4_XS>(call, first, last, num_x);
+      return call(IQ4_XS{});
     case Format::kIQ3_XXS:
-      return dot_groups<IQ3_XXS>(call, first, last, num_x);
+      return call(IQ3_XXS{});
     case Format::kIQ3_S:
-      return dot_groups<IQ3_S>(call, first, last, num_x);
+      return call(IQ3_S{});
     case Format::kIQ2_XXS:
-      return dot_groups<IQ2_XXS>(call, first, last, num_x);
+      return call(IQ2_XXS{});
     case Format::kIQ2_XS:
-      return dot_groups<IQ2_XS>(call, first, last, num_x);
+      return call(IQ2_XS{});
     case Format::kIQ2_S:
-      return dot_groups<IQ2_S>(call, first, last, num_x);
+      return call(IQ2_S{});
     case Format::kIQ1_S:
-      return dot_groups<IQ1_S>(call, first, last, num_x);
+      return call(IQ1_S{});
     case Format::kIQ1_M:
-      return dot_groups<IQ1_M>(call, first, last, num_x);
+      return call(IQ1_M{});
     case Format::kTQ1_0:
-      return dot_groups<TQ1_0>(call, first, last, num_x);
+      return call(TQ1_0{});
     case Format::kTQ2_0:
-      return dot_groups<TQ2_0>(call, first, last, num_x);
+      return call(TQ2_0{});
     case Format::kNVFP4:
-      return dot_groups<NVFP4>(call, first, last, num_x);
+      return call(NVFP4{});
     case Format::kF32:
     case Format::kF16:
     case Format::kBF16:
@@ -81,55 +78,24 @@ void dot_rows(const Matrix& w, std::int64_t first, std::int64_t last, const void
   }
 }
 
+void dot_rows(const Matrix& w, std::int64_t first, std::int64_t last, const void* x, int num_x, float* y,
+              std::int64_t y_stride) {
+  const std::int64_t row =
+      w.cols / block_weights(w.format) * static_cast<std::int64_t>(block_bytes(w.format));
+  const auto x_bytes = static_cast<std::int64_t>(activation_bytes(ActivationKind::kInt8, w.cols));
+  const DotCall call = {w.data, row, w.cols, static_cast<const unsigned char*>(x), x_bytes, y, y_stride};
+  with_format(w.format, [&](auto format) { dot_groups<decltype(format)>(call, first, last, num_x); });
+}
+
 void expand_row(Format format, const unsigned char* p, std::int64_t cols, unsigned char* out) {
-  switch (format) {
-    case Format::kQ4_K:
-      return expand_q4k_row(p, cols, out);
-    case Format::kQ4_1:
-      return expand_groups<Q4_1>(p, cols, out);
-    case Format::kQ5_0:
-      return expand_groups<Q5_0>(p, cols, out);
-    case Format::kQ5_1:
-      return expand_groups<Q5_1>(p, cols, out);
-    case Format::kQ2_K:
-      return expand_groups<Q2_K>(p, cols, out);
-    case Format::kQ3_K:
-      return expand_groups<Q3_K>(p, cols, out);
-    case Format::kQ5_K:
-      return expand_groups<Q5_K>(p, cols, out);
-    case Format::kQ6_K:
-      return expand_groups<Q6_K>(p, cols, out);
-    case Format::kIQ4_XS:
-      return expand_groups<IQ4_XS>(p, cols, out);
-    case Format::kIQ3_XXS:
-      return expand_groups<IQ3_XXS>(p, cols, out);
-    case Format::kIQ3_S:
-      return expand_groups<IQ3_S>(p, cols, out);
-    case Format::kIQ2_XXS:
-      return expand_groups<IQ2_XXS>(p, cols, out);
-    case Format::kIQ2_XS:
-      return expand_groups<IQ2_XS>(p, cols, out);
-    case Format::kIQ2_S:
-      return expand_groups<IQ2_S>(p, cols, out);
-    case Format::kIQ1_S:
-      return expand_groups<IQ1_S>(p, cols, out);
-    case Format::kIQ1_M:
-      return expand_groups<IQ1_M>(p, cols, out);
-    case Format::kTQ1_0:
-      return expand_groups<TQ1_0>(p, cols, out);
-    case Format::kTQ2_0:
-      return expand_groups<TQ2_0>(p, cols, out);
-    case Format::kNVFP4:
-      return expand_groups<NVFP4>(p, cols, out);
-    case Format::kF32:
-    case Format::kF16:
-    case Format::kBF16:
-    case Format::kQ8_0:
-    case Format::kQ4_0:
-    case Format::kIQ4_NL:
-    case Format::kMXFP4:
-      return;  // see ops.cc
-  }
+  with_format(format, [&](auto blocks) {
+    using Blocks = decltype(blocks);
+    if constexpr (std::is_same_v<Blocks, Q4_K>) {
+      expand_q4k_row(p, cols, out);
+    } else {
+      expand_groups<Blocks>(p, cols, out);
+    }
+  });
 }
 
 }  // namespace
