@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -54,7 +55,7 @@ def test_each_request_is_answered_or_refused_in_form(published: HttpServer, api:
     answer = httpx.request(asked["method"], f"{published.url}{asked['path']}", json=body, timeout=60)
     if asked["refused"] is None:
         assert answer.status_code == 200, answer.text
-        assert '"error"' not in answer.text
+        assert not re.search(r'"error": *[{"]', answer.text), answer.text  # an answer may have the word
         return
     told = answer.json()
     assert answer.status_code == (404 if "not found" in asked["refused"] else 400)
