@@ -25,9 +25,10 @@ FALLIBLE = ("open", "pwrite", "ftruncate", "fsync", "replace", "rename", "mkdir"
 SEEDS = range(6)
 KILLS = 2  # of each seed, before the pull that may finish
 
-# A server process that has imported torch once forks a child in 10 ms; nothing of a pull happens in it before the fork.
+# A server process that has imported once what this file needs forks a child in 10 ms; nothing of a pull happens in it
+# before the fork.
 context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(["moeinf.pull.pull", "moeinf.models.families.qwen3_moe", "moeinf.pull.hub"])
+context.set_forkserver_preload(["moeinf.models.families.qwen3_moe", "moeinf.pull.hub", __name__])
 
 
 @pytest.fixture(scope="module")
