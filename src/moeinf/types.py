@@ -66,15 +66,33 @@ class ExpertId(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MoeShape:
-    """How many MoE layers a model has, how many experts each has, and how many of these one token uses."""
+    """How many MoE layers a model has, how many experts each has, and how many of these one token uses.
+
+    Layers of a pruned model may differ in their experts. Keys of experts, and arrays of them, are those of layers which
+    all have as many as the largest: expert e of layer l has the key l * num_experts + e, and some keys have no expert.
+    """
 
     num_layers: int
-    num_experts: int
+    num_experts: int  # of the layer that has most
     top_k: int
+    counts: tuple[int, ...] = ()  # of each layer, where they differ
+
+    def experts_of(self, layer: int) -> int:
+        """How many experts a layer has."""
+        return self.counts[layer] if self.counts else self.num_experts
+
+    @property
+    def experts_text(self) -> str:
+        """How many experts layers have, in words: 64, or 48 to 64."""
+        return f"{min(self.counts)} to {self.num_experts}" if self.counts else str(self.num_experts)
+
+    @property
+    def num_keys(self) -> int:
+        return self.num_layers * self.num_experts
 
     @property
     def total_experts(self) -> int:
-        return self.num_layers * self.num_experts
+        return sum(self.counts) or self.num_keys
 
 
 @dataclass(frozen=True, slots=True)

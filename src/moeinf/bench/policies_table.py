@@ -23,7 +23,7 @@ def hit_rate_table(folder: Path, percents: str, policies: str, max_tokens: int |
     rows = [[name, *_hit_rates(trace, slots, name)] for name in names]
     shape = trace.shape
     title = (
-        f"{trace.name}: {trace.num_tokens} tokens, {shape.num_layers} layers x {shape.num_experts} experts, "
+        f"{trace.name}: {trace.num_tokens} tokens, {shape.num_layers} layers x {shape.experts_text} experts, "
         f"top-{shape.top_k}; share of activations whose expert was resident, without prefetch"
     )
     return [title, "", *table([header, *rows])]

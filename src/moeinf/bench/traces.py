@@ -33,17 +33,24 @@ def load_trace(folder: Path, max_tokens: int | None = None) -> Trace:
     try:
         with np.load(path, allow_pickle=False) as archive:
             experts, offsets = archive["experts"][:max_tokens].astype(np.int64), archive["offsets"].astype(np.int64)
-            shape = MoeShape(experts.shape[1], int(archive["n_experts"]), int(archive["top_k"]))
+            shape = _shape(experts.shape[1], archive["n_experts"], int(archive["top_k"]))
     except FileNotFoundError:
         raise UsageError(f"no trace in {folder}: it has no routing.npz") from None
     except (ValueError, KeyError, IndexError, TypeError, OSError, EOFError, zipfile.BadZipFile) as error:
         raise UsageError(f"{path} is not a routing trace ({error})") from error
     fits = experts.ndim == 3 and experts.shape[2] == shape.top_k and experts.size
-    if not fits or not 0 <= experts.min() <= experts.max() < shape.num_experts:
+    counts = np.array([shape.experts_of(layer) for layer in range(shape.num_layers)])
+    if not fits or experts.min() < 0 or (experts.max(axis=(0, 2)) >= counts).any():
         raise UsageError(f"{path} is not a routing trace (experts do not fit n_experts and top_k)")
     if offsets.ndim != 1 or len(offsets) < 2 or offsets[0] != 0 or (np.diff(offsets) < 0).any():
         raise UsageError(f"{path} is not a routing trace (offsets do not ascend from 0)")
     return Trace(folder.name, shape, experts, np.unique(np.minimum(offsets, len(experts))))
+
+
+def _shape(num_layers: int, experts: IntArray, top_k: int) -> MoeShape:
+    """experts: how many each layer has, in one number or one for each."""
+    counts = tuple(np.broadcast_to(experts, num_layers).tolist())
+    return MoeShape(num_layers, max(counts), top_k, counts if len(set(counts)) > 1 else ())
 
 
 def visits(trace: Trace, prefill_tokens: int = 0) -> Iterator[tuple[Phase | None, int, IntArray]]:

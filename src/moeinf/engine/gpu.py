@@ -131,7 +131,7 @@ class GpuRunner:
         stored, manifest, plan, device = context.weights.stored, context.manifest, self.plan, gpu.device
         shape, stride_bytes = manifest.moe, manifest.layout.stride_bytes
         errors = ReadErrors(stored.shard_paths, shape.num_experts, stored.name)
-        copies = Copies(gpu.copier, stride_bytes, shape.total_experts, device)
+        copies = Copies(gpu.copier, stride_bytes, shape.num_keys, device)
         cache = ExpertCache(shape, stride_bytes, SlotRegion(None, 0, plan.num_slots), policy)
         host = HostSlots(cache, SlotRegion(self._host.array(), 0, plan.host_slots), self.reader, gpu.copier, errors)
         self._link = HostLink(host, copies, self._arena.addresses)

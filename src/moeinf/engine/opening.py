@@ -163,7 +163,7 @@ def _compare(stored: StoredModel, info: ModelInfo, plan: TensorPlan) -> None:
     ]
     pairs += [
         (f"experts.{name}", getattr(plan.moe, name), getattr(manifest.moe, name))
-        for name in ("num_layers", "num_experts", "top_k")
+        for name in ("num_layers", "num_experts", "top_k", "counts")
     ]
     for name, found, wanted in pairs:
         if found != wanted:

@@ -45,18 +45,17 @@ class Conversion:
         fallbacks = (*(line for line in self.fallbacks if line not in planned), *lines(self.kinds, losses))
         return replace(self, fallbacks=fallbacks)
 
-    @property
-    def shard_bytes(self) -> int:
-        """The size of the file of one MoE layer."""
-        return self.moe.num_experts * self.layout.stride_bytes
+    def shard_bytes(self, layer: int) -> int:
+        """The size of the file of an MoE layer."""
+        return self.moe.experts_of(layer) * self.layout.stride_bytes
 
     @property
     def total_bytes(self) -> int:
-        return self.dense_bytes + self.moe.num_layers * self.shard_bytes
+        return self.dense_bytes + self.moe.total_experts * self.layout.stride_bytes
 
     def file_sizes(self) -> dict[str, int]:
         """Returns the sizes of the store's weight files by name."""
-        shards = {shard_file(layer): self.shard_bytes for layer in range(self.moe.num_layers)}
+        shards = {shard_file(layer): self.shard_bytes(layer) for layer in range(self.moe.num_layers)}
         return {DENSE_FILE: self.dense_bytes} | shards
 
 

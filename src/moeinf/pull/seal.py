@@ -16,7 +16,7 @@ from moeinf.store.dense import dense_tensors
 from moeinf.store.files import errors_named, publish, sync_folder, write_fully
 from moeinf.store.format import DENSE_FILE, shard_file
 from moeinf.store.library import SOURCE_RECORD_FILE, Library, StoredModel
-from moeinf.store.manifest import MANIFEST_FILE, FileEntry, Manifest, ModelSource, ShardEntry, model_id
+from moeinf.store.manifest import MANIFEST_FILE, FileEntry, Manifest, ModelSource, ShardEntry, model_id, shard_entries
 from moeinf.store.spans import Finding, check_spans, dense_span, expert_spans, gathered
 from moeinf.types import ModelInfo, SumRun
 
@@ -58,7 +58,7 @@ def seal(
         info,
         conversion.moe,
         conversion.layout,
-        tuple(shards),
+        shards,
         tuple(entries),
         conversion.quantisation,
         conversion.fallbacks,
@@ -78,13 +78,13 @@ def seal(
 
 def _checksums(
     folder: Path, conversion: Conversion, info: ModelInfo, advance: Callable[[int], None]
-) -> tuple[list[ShardEntry], str, Sequence[SumRun]]:
+) -> tuple[tuple[ShardEntry, ...], str, Sequence[SumRun]]:
     """Returns the entries of all layers, the checksum of the dense file, and the checksums for checksums.bin."""
-    experts, stride = conversion.moe.num_experts, conversion.layout.stride_bytes
+    moe, stride = conversion.moe, conversion.layout.stride_bytes
     dense = dense_tensors(folder / DENSE_FILE, conversion.dense_formats)
     spans = [dense_span(folder / DENSE_FILE, conversion.dense_bytes, dense, info)]
-    for layer in range(conversion.moe.num_layers):
-        spans += expert_spans(folder / shard_file(layer), experts, conversion.layout)
+    for layer in range(moe.num_layers):
+        spans += expert_spans(folder / shard_file(layer), moe.experts_of(layer), conversion.layout)
     findings: list[Finding] = []
     with closing(check_spans(spans)) as results:
         for span, found in zip(spans, results, strict=True):
@@ -97,10 +97,7 @@ def _checksums(
             findings.append(found)
             advance(span.num_bytes)
     sums = [found.sha256 for found in findings]
-    shards = [
-        ShardEntry(shard_file(layer), conversion.shard_bytes, tuple(sums[1 + layer * experts :][:experts]))
-        for layer in range(conversion.moe.num_layers)
-    ]
+    shards = shard_entries(moe, [stride] * moe.num_layers, sums[1:])
     return shards, sums[0], gathered(spans, findings)
 
 

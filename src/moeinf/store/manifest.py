@@ -6,8 +6,9 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -28,7 +29,9 @@ from moeinf.types import (
 )
 
 MANIFEST_FILE = "manifest.json"
-VERSION = 3  # 1 knew no quantised formats, 2 neither layouts that differ by layer nor files of other programs
+# 1 knew no quantised formats, 2 neither layouts that differ by layer nor files of other programs, 3 no numbers of
+# experts that do.
+VERSION = 4
 ID_DIGITS = 12
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -70,6 +73,16 @@ class ShardEntry:
     sha256: tuple[str, ...]  # of each expert's block with its padding
 
 
+def shard_entries(moe: MoeShape, strides: Sequence[int], sums: Iterable[str]) -> tuple[ShardEntry, ...]:
+    """strides: of each layer; sums: those of all experts, layer by layer."""
+    left = iter(sums)
+    return tuple(
+        ShardEntry(shard_file(layer), count * stride, tuple(islice(left, count)))
+        for layer, stride in enumerate(strides)
+        for count in (moe.experts_of(layer),)
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class FileEntry:
     file: str
@@ -108,10 +121,10 @@ class Manifest:
         experts = {"layers": [dataclasses.asdict(layout) for layout in self.layers]} if self.layers else {}
         value: dict[str, Any] = {
             "format": "moeinf",
-            "version": VERSION if self.layers else 2,
+            "version": 4 if self.moe.counts else 3 if self.layers else 2,
             "source": self.source.to_json(),
-            "model": _info_fields(self.info),
-            "experts": dataclasses.asdict(self.moe) | (experts or dataclasses.asdict(self.layout)),
+            "model": _set_fields(self.info),
+            "experts": _set_fields(self.moe) | (experts or dataclasses.asdict(self.layout)),
             "shards": [dataclasses.asdict(shard) for shard in self.shards],
             "files": [dataclasses.asdict(file) for file in self.files],
             "quantisation": dataclasses.asdict(self.quantisation) | {"fallbacks": list(self.fallbacks)},
@@ -120,10 +133,10 @@ class Manifest:
         return (json.dumps(value, sort_keys=True, indent=1, ensure_ascii=False) + "\n").encode()
 
 
-def _info_fields(info: ModelInfo) -> dict[str, Any]:
+def _set_fields(values: ModelInfo | MoeShape) -> dict[str, Any]:
     """Leaves out fields at their defaults, so that a new field does not change the ids of models."""
     return {
-        each.name: value for each in dataclasses.fields(info) if (value := getattr(info, each.name)) != each.default
+        each.name: value for each in dataclasses.fields(values) if (value := getattr(values, each.name)) != each.default
     }
 
 
@@ -154,9 +167,11 @@ def parse(data: bytes, where: str) -> Manifest:
         )
     source = parse_source(root.take("source", dict), f"{where}: source")
     info = _parse_info(root.child("model"))
-    placed = version == 3 and "in_place" in root
-    moe, layouts = _parse_experts(root.child("experts"), version, placed=placed)
-    layout, layers = (slot_layout(layouts), layouts) if version == 3 else (layouts[0], ())
+    placed = version >= 3 and "in_place" in root
+    experts = root.child("experts")
+    differ = version == 3 or (version > 3 and "layers" in experts)
+    moe, layouts = _parse_experts(experts, version, differ=differ, placed=placed)
+    layout, layers = (slot_layout(layouts), layouts) if differ else (layouts[0], ())
     in_place = parse_in_place(root.child("in_place"), moe, layouts) if placed else None
     by_layer = layers or layouts * moe.num_layers
     items = root.children("shards")
@@ -207,18 +222,31 @@ def _parse_info(item: CheckedObject) -> ModelInfo:
     return ModelInfo(**values)
 
 
-def _parse_experts(item: CheckedObject, version: int, *, placed: bool) -> tuple[MoeShape, tuple[ExpertLayout, ...]]:
-    """Returns the layout that all layers share; from version 3 on, that of each."""
-    moe = MoeShape(*(item.number(name, 1) for name in ("num_layers", "num_experts", "top_k")))
-    if moe.top_k > moe.num_experts:
-        raise item.error("top_k", f"is {moe.top_k} of {moe.num_experts} experts")
-    layers = item.children("layers") if version == 3 else [item]
+def _parse_experts(
+    item: CheckedObject, version: int, *, differ: bool, placed: bool
+) -> tuple[MoeShape, tuple[ExpertLayout, ...]]:
+    """Returns the layout that all layers share, or where they differ that of each."""
+    moe = _parse_shape(item, version)
+    layers = item.children("layers") if differ else [item]
     layouts = tuple(_parse_layout(layer, placed=placed) for layer in layers)
-    if version == 3 and len(layouts) != moe.num_layers:
+    if differ and len(layouts) != moe.num_layers:
         raise item.error("layers", f"are {len(layouts)}, not {moe.num_layers}")
     for each in (item, *layers):
         each.nothing_else()
     return moe, layouts
+
+
+def _parse_shape(item: CheckedObject, version: int) -> MoeShape:
+    layers, most, top_k = (item.number(name, 1) for name in ("num_layers", "num_experts", "top_k"))
+    counts = item.take("counts", list) if version > 3 else []
+    if version > 3:
+        if len(counts) != layers or not all(type(count) is int and 1 <= count <= most for count in counts):
+            raise item.error("counts", f"are not {layers} numbers from 1 to {most}")
+        if max(counts) != most or min(counts) == most:
+            raise item.error("counts", f"do not differ, or none is {most}")
+    if top_k > min(counts, default=most):
+        raise item.error("top_k", f"is {top_k} of {min(counts, default=most)} experts")
+    return MoeShape(layers, most, top_k, tuple(counts))
 
 
 def _parse_layout(item: CheckedObject, *, placed: bool) -> ExpertLayout:
@@ -276,10 +304,11 @@ def _parse_shard(item: CheckedObject, layer: int, layout: ExpertLayout, moe: Moe
     shard = ShardEntry(item.text("file"), item.number("num_bytes", 1), tuple(item.take("sha256", list)))
     if shard.file != shard_file(layer):
         raise item.error("file", f"is {shard.file[:100]!r}, not {shard_file(layer)}")
-    if shard.num_bytes != moe.num_experts * layout.stride_bytes:
-        raise item.error("num_bytes", f"is {shard.num_bytes}; must be num_experts * stride_bytes")
-    if len(shard.sha256) != moe.num_experts or not all(_is_sha256(text) for text in shard.sha256):
-        raise item.error("sha256", f"is not {moe.num_experts} SHA-256 sums")
+    experts = moe.experts_of(layer)
+    if shard.num_bytes != experts * layout.stride_bytes:
+        raise item.error("num_bytes", f"is {shard.num_bytes}; must be {experts} experts * stride_bytes")
+    if len(shard.sha256) != experts or not all(_is_sha256(text) for text in shard.sha256):
+        raise item.error("sha256", f"is not {experts} SHA-256 sums")
     item.nothing_else()
     return shard
 

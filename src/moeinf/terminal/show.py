@@ -90,7 +90,7 @@ def _moe_rows(model: StoredModel) -> list[tuple[str, str]]:
     info, moe, layout = model.manifest.info, model.manifest.moe, model.manifest.layout
     return [
         ("layers", str(moe.num_layers)),
-        ("experts per layer", str(moe.num_experts)),
+        ("experts per layer", moe.experts_text),
         ("active per token", str(moe.top_k)),
         ("shared experts", str(info.num_shared_experts)),
         ("total parameters", count_text(info.num_params)),
@@ -136,6 +136,7 @@ def show_json(model: StoredModel) -> str:
             "moe": {
                 "layers": moe.num_layers,
                 "experts_per_layer": moe.num_experts,
+                "experts_of_layers": [moe.experts_of(layer) for layer in range(moe.num_layers)],
                 "active_per_token": moe.top_k,
                 "shared_experts": info.num_shared_experts,
                 "bytes_per_expert": layout.stride_bytes,

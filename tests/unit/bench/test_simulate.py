@@ -202,6 +202,15 @@ def test_a_trace_is_read_and_cut_at_a_number_of_tokens(tmp_path: Path) -> None:
     assert (cut.offsets.tolist(), cut.num_tokens) == ([0, 2], 2)
 
 
+def test_layers_of_a_trace_may_differ_in_their_experts(tmp_path: Path) -> None:
+    trace = load_trace(write(tmp_path, n_experts=[1, 3], experts=np.array([[[0], [2]], [[0], [1]]], np.uint8)))
+    assert trace.shape == MoeShape(2, 3, 1, (1, 3))
+    stats = replay(trace, [4], make_policy("lru", trace.shape, ActivationCollection(trace.shape)))[0]
+    assert (stats.hits, stats.misses) == (1, 3)
+    with pytest.raises(UsageError, match="experts do not fit"):
+        load_trace(write(tmp_path, n_experts=[3, 1], experts=np.array([[[0], [2]]], np.uint8)))
+
+
 @pytest.mark.parametrize(
     "changed",
     [

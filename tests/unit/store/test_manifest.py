@@ -13,7 +13,7 @@ import pytest
 from moeinf.errors import StoreError
 from moeinf.store.format import BlockTensor, expert_layout
 from moeinf.store.library import StoredModel
-from moeinf.store.manifest import Manifest, ModelSource, load, model_id, parse, slot_layout
+from moeinf.store.manifest import Manifest, ModelSource, load, model_id, parse, shard_entries, slot_layout
 from moeinf.store.placed.places import DensePlace, InPlace, PartPlace, PlacedFile, TensorPlace, placed_layout
 from moeinf.store.quantisation import Quantisation
 from moeinf.types import TensorSpec, format_bytes
@@ -42,7 +42,7 @@ def test_the_state_of_recurrent_layers_is_kept_and_nothing_is_said_of_none(demo:
 
 
 def test_a_newer_version_asks_for_an_upgrade(demo: StoredModel) -> None:
-    value = json.loads((demo.path / "manifest.json").read_bytes()) | {"version": 4, "unheard": "of"}
+    value = json.loads((demo.path / "manifest.json").read_bytes()) | {"version": 5, "unheard": "of"}
     with pytest.raises(StoreError, match=r"newer moeinf.*upgrade"):
         parse(json.dumps(value).encode(), "m")
 
@@ -193,7 +193,7 @@ def test_layouts_that_differ_by_layer_are_of_version_3(demo: StoredModel) -> Non
         (lambda value: value["experts"]["layers"].pop(), "layers are 5, not 6"),
         (lambda value: value["experts"]["layers"][1].pop("block_bytes"), "block_bytes is missing"),
         (lambda value: value["experts"]["layers"][1].update(more=1), "more is not known"),
-        (lambda value: value["shards"][0].update(num_bytes=1), "num_experts [*] stride_bytes"),
+        (lambda value: value["shards"][0].update(num_bytes=1), "32 experts [*] stride_bytes"),
         (lambda value: value["experts"].update(tensors=[]), "tensors is not known"),
     ]
     for change, said in changes:
@@ -201,6 +201,32 @@ def test_layouts_that_differ_by_layer_are_of_version_3(demo: StoredModel) -> Non
         change(value)
         with pytest.raises(StoreError, match=said):
             parse(json.dumps(value).encode(), "m")
+
+
+def test_layers_of_different_numbers_of_experts_are_of_version_4(demo: StoredModel) -> None:
+    plain, counts = demo.manifest, (32, 31, 32, 20, 32, 32)
+    pruned = [replace(shard, sha256=shard.sha256[:n]) for shard, n in zip(plain.shards, counts, strict=True)]
+    shards = shard_entries(
+        moe := replace(plain.moe, counts=counts),
+        [plain.layout.stride_bytes] * len(counts),
+        [sha256 for shard in pruned for sha256 in shard.sha256],
+    )
+    manifest = replace(plain, moe=moe, shards=shards)
+    value = json.loads(manifest.dumps())
+    assert (value["version"], value["experts"]["counts"], len(value["shards"][3]["sha256"])) == (4, list(counts), 20)
+    assert parse(manifest.dumps(), "m") == manifest and not manifest.layers
+    layers = replace(manifest, layers=by_layer(demo).layers)
+    assert json.loads(layers.dumps())["version"] == 4
+    for wrong in ([32] * 6, [31] * 5 + [30], [33, *counts[1:]], counts[1:], [0, *counts[1:]], ["32", *counts[1:]]):
+        value["experts"]["counts"] = wrong
+        with pytest.raises(StoreError, match=r"experts: counts (are not 6 numbers|do not differ)"):
+            parse(json.dumps(value).encode(), "m")
+    value["experts"] |= {"counts": [3, *counts[1:]]}
+    with pytest.raises(StoreError, match="top_k is 4 of 3 experts"):
+        parse(json.dumps(value).encode(), "m")
+    value["experts"] |= {"counts": [30, *counts[1:]]}
+    with pytest.raises(StoreError, match=r"num_bytes is .*; must be 30 experts"):
+        parse(json.dumps(value).encode(), "m")
 
 
 def in_place(demo: StoredModel) -> Manifest:

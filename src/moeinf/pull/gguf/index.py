@@ -144,10 +144,10 @@ def _layers(
     moe: MoeShape, parts: Mapping[str, tuple[int, ...]], placement: Placement
 ) -> tuple[tuple[ExpertLayout, ...], tuple[tuple[PartPlace, ...], ...]]:
     layouts, experts = [], []
-    for of_layer in placement.experts:
+    for layer, of_layer in enumerate(placement.experts):
         specs = [TensorSpec(part, of_layer[part].format, parts[part], 0, of_layer[part].num_bytes) for part in parts]
         places = [_part_place(part, of_layer[part]) for part in parts]
-        layouts.append(placed_layout(specs, places, moe.num_experts))
+        layouts.append(placed_layout(specs, places, moe.experts_of(layer)))
         experts.append(tuple(places))
     return tuple(layouts), tuple(experts)
 

@@ -16,7 +16,7 @@ from moeinf.pull.gguf.index import Index
 from moeinf.store.checksums import dump_checksums
 from moeinf.store.files import errors_named, make_folders, open_regular, read_fully, write_fully
 from moeinf.store.format import DENSE_FILE, BlockTensor, dense_header, expert_layout, is_quantised, shard_file
-from moeinf.store.manifest import FileEntry, Manifest, ShardEntry, slot_layout
+from moeinf.store.manifest import FileEntry, Manifest, ShardEntry, shard_entries, slot_layout
 from moeinf.store.placed.places import DensePlace, InPlace
 from moeinf.store.spans import Finding, Span, check_spans, dense_span, expert_spans, gathered
 from moeinf.types import ByteArray, ExpertLayout, Format
@@ -50,7 +50,7 @@ def repack(index: Index, source: Path, folder: Path, advance: Advance) -> tuple[
         manifest,
         layout=slot_layout(layers),
         layers=tuple(layers),
-        shards=tuple(shards),
+        shards=shards,
         files=(dense,),
         dense_formats={name: BlockTensor(*kind) for name, kind in formats.items() if is_quantised(kind[0])},
         in_place=None,
@@ -83,7 +83,7 @@ def _write_experts(
         layout = expert_layout([(spec.name, spec.dtype, spec.shape) for spec in specs])
         path = folder / shard_file(layer)
         with errors_named(path), path.open("wb") as shard:
-            for expert in range(manifest.moe.num_experts):
+            for expert in range(manifest.moe.experts_of(layer)):
                 block = np.zeros(layout.stride_bytes, np.uint8)
                 for spec, place in zip(layout.tensors, places, strict=True):
                     data = files[place.file].read(place.offset_bytes + expert * place.step_bytes, spec.num_bytes)
@@ -140,14 +140,14 @@ def _read_back(
     formats: dict[str, tuple[Format, tuple[int, ...]]],
     folder: Path,
     advance: Advance,
-) -> tuple[list[ShardEntry], FileEntry, bytes]:
+) -> tuple[tuple[ShardEntry, ...], FileEntry, bytes]:
     """Reads what was written for its checksums. Raises CheckpointError for a scale that is no number."""
     _, specs = dense_header(formats)
     dense = folder / DENSE_FILE
-    size, experts = dense.stat().st_size, manifest.moe.num_experts
+    size, moe = dense.stat().st_size, manifest.moe
     spans: list[Span] = [dense_span(dense, size, specs, manifest.info)]
     for layer, layout in enumerate(layers):
-        spans += expert_spans(folder / shard_file(layer), experts, layout)
+        spans += expert_spans(folder / shard_file(layer), moe.experts_of(layer), layout)
     found: list[Finding] = []
     with closing(check_spans(spans)) as results:
         for span, each in zip(spans, results, strict=True):
@@ -159,8 +159,5 @@ def _read_back(
             found.append(each)
             advance(span.num_bytes)
     sums = [each.sha256 for each in found]
-    shards = [
-        ShardEntry(shard_file(layer), experts * layout.stride_bytes, tuple(sums[1 + layer * experts :][:experts]))
-        for layer, layout in enumerate(layers)
-    ]
+    shards = shard_entries(moe, [layout.stride_bytes for layout in layers], sums[1:])
     return shards, FileEntry(DENSE_FILE, size, sums[0]), dump_checksums(gathered(spans, found))

@@ -49,7 +49,7 @@ class ExpertCache:
         assert slots.num_slots >= 1
         self.shape = shape
         self.stride_bytes = stride_bytes
-        self.table = SlotTable(shape.total_experts, slots.offset_bytes, stride_bytes, slots.num_slots)
+        self.table = SlotTable(shape, slots.offset_bytes, stride_bytes, slots.num_slots)
         self.stats = CacheStats()
         self.pinned: set[int] = set()  # for others to read
         self.reserved: set[int] = set()  # for others to read
@@ -151,12 +151,12 @@ class ExpertCache:
     # ---- what is there
 
     def known(self, first_layer: int, num_layers: int = 1) -> BoolArray:
-        """Returns [num_layers, experts] whether an expert is resident or on its way."""
+        """Returns [num_layers, experts] whether an expert is resident or on its way, or no expert has that key."""
         known: BoolArray = self._state_rows[first_layer : first_layer + num_layers] != ABSENT
         return known
 
     def scores(self) -> FloatArray:
-        """Returns [total_experts] the policy's scores while the present layer runs; the smallest leaves first."""
+        """Returns by key the policy's scores while the present layer runs; the smallest leaves first."""
         return self._policy.keep_scores(self._layer).ravel()
 
     def snapshot(self) -> CacheSnapshot:
@@ -164,7 +164,7 @@ class ExpertCache:
         table = self.table
         return CacheSnapshot(
             table.num_slots,
-            {key: int(table.offset_of[key]) for key in np.flatnonzero(table.state != ABSENT).tolist()},
+            {key: int(table.offset_of[key]) for key in table.held().tolist()},
             frozenset(np.flatnonzero(table.state == RESIDENT).tolist()),
             frozenset(table.loading()),
             frozenset(self.pinned),
@@ -175,7 +175,7 @@ class ExpertCache:
         """Asserts what always holds between two layers."""
         self.table.check_integrity()
         assert not self.pinned, "an expert stayed pinned"
-        held = set(np.flatnonzero(self.table.state != ABSENT).tolist())
+        held = set(self.table.held().tolist())
         assert (self.reserved | self._unused) <= held, "an absent expert is held"
 
     # ---- inside

@@ -39,7 +39,7 @@ class Loader:
         """
         self.reader = reader
         self._cache = cache
-        keys = np.arange(cache.shape.total_experts)
+        keys = np.arange(cache.shape.num_keys)
         self._file_of: IntArray = keys // cache.shape.num_experts
         self._offset_in_file: IntArray = keys % cache.shape.num_experts * cache.stride_bytes
         self._pages = None if memory is None else PagesAhead(memory)
@@ -93,7 +93,7 @@ class Loader:
         progress(bytes done, bytes in all). Raises ReadFailure; after it, or an interrupt, what has landed stays.
         """
         table, stride_bytes = self._cache.table, self._cache.stride_bytes
-        num_experts = min(table.num_slots, len(table.state))
+        num_experts = min(table.num_slots, table.total_experts)
         progress(table.num_resident * stride_bytes, num_experts * stride_bytes)
         if table.num_resident >= num_experts:
             return False

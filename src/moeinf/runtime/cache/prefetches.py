@@ -18,7 +18,7 @@ class Prefetches:
         self._loader = loader
 
     def known(self, first_layer: int, num_layers: int = 1) -> BoolArray:
-        """Returns [num_layers, experts] whether an expert is resident or on its way."""
+        """Returns [num_layers, experts] whether there is nothing to read: as ExpertCache.known."""
         return self._cache.known(first_layer, num_layers)
 
     @property

@@ -9,11 +9,12 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from moeinf.types import ByteArray, IntArray
+from moeinf.types import ByteArray, IntArray, MoeShape
 
 ABSENT: Final = 0
 LOADING: Final = 1
 RESIDENT: Final = 2
+NO_EXPERT: Final = 3  # of a key that no expert has, where layers have different numbers of them: it stays so
 NO_SLOT: Final = -1
 
 BoolArray = npt.NDArray[np.bool_]
@@ -34,13 +35,16 @@ class SlotRegion:
 class SlotTable:
     """Equal slots in an arena, each known by its offset in bytes; experts by key (layer * num_experts + expert).
 
-    An expert that is not ABSENT has a slot. The arrays are indexed by key; others read them and never write. A token
-    has few experts: reading single items of a memoryview beats indexing an array with them.
+    An expert that is LOADING or RESIDENT has a slot. The arrays are indexed by key; others read them and never write. A
+    token has few experts: reading single items of a memoryview beats indexing an array with them.
     """
 
-    def __init__(self, total_experts: int, first_offset: int, stride_bytes: int, num_slots: int) -> None:
-        self.state: npt.NDArray[np.uint8] = np.zeros(total_experts, np.uint8)
-        self.offset_of: IntArray = np.full(total_experts, NO_SLOT, np.int64)
+    def __init__(self, shape: MoeShape, first_offset: int, stride_bytes: int, num_slots: int) -> None:
+        self.state: npt.NDArray[np.uint8] = np.full(shape.num_keys, ABSENT, np.uint8)
+        for layer, count in enumerate(shape.counts):
+            self.state.reshape(shape.num_layers, -1)[layer, count:] = NO_EXPERT
+        self.offset_of: IntArray = np.full(shape.num_keys, NO_SLOT, np.int64)
+        self.total_experts = shape.total_experts
         self.num_resident = 0
         self.all_resident = False  # then nothing can be missing
         self._state = self.state.data  # the same tables, by item
@@ -83,7 +87,7 @@ class SlotTable:
         for key in keys.tolist():
             self._state[key] = RESIDENT
         self.num_resident += len(keys)
-        self.all_resident = self.num_resident == len(self.state)
+        self.all_resident = self.num_resident == self.total_experts
 
     def free(self, keys: Sequence[int]) -> None:
         """Takes their slots from experts that are resident or whose reads have ended without them."""
@@ -92,7 +96,7 @@ class SlotTable:
             self._free.append(self._offset_of[key])
             self._state[key] = ABSENT
             self._offset_of[key] = NO_SLOT
-        self.all_resident = self.num_resident == len(self.state)
+        self.all_resident = self.num_resident == self.total_experts
 
     def limit(self, num_slots: int) -> None:
         """Drops all slots but the lowest `num_slots`, which must be free, or adds slots behind the last.
@@ -109,11 +113,18 @@ class SlotTable:
         return np.flatnonzero(self.offset_of >= self._offsets[0] + num_slots * self._offsets.step)
 
     def by_state(self, keys: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
-        """Splits the keys into those that are absent, loading and resident, each in their order."""
-        groups: tuple[list[int], list[int], list[int]] = ([], [], [])
+        """Splits the keys into those that are absent, loading and resident, each in their order.
+
+        Those that no expert has are left out.
+        """
+        groups: tuple[list[int], list[int], list[int], list[int]] = ([], [], [], [])
         for key in keys:
             groups[self._state[key]].append(key)
-        return groups
+        return groups[:NO_EXPERT]
+
+    def held(self) -> IntArray:
+        """Returns the keys of the experts that have a slot, ascending."""
+        return np.flatnonzero((self.state == LOADING) | (self.state == RESIDENT))
 
     def loading(self) -> list[int]:
         """Returns the keys of the experts that are on their way, ascending."""
@@ -121,25 +132,26 @@ class SlotTable:
         return keys
 
     def numbers(self) -> IntArray:
-        """Returns [total_experts] the number of the slot of each expert that has one, else NO_SLOT."""
+        """Returns by key the number of the slot of each expert that has one, else NO_SLOT."""
         numbers = (self.offset_of - self._offsets[0]) // self._offsets.step
-        return np.where(self.state == ABSENT, NO_SLOT, numbers)
+        return np.where(self.offset_of == NO_SLOT, NO_SLOT, numbers)
 
     def renumber(self, numbers: IntArray) -> None:
         """Records what somebody else has done with the slots: `numbers` as from numbers(), all of them resident."""
         here = numbers != NO_SLOT
         offsets = self._offsets[0] + numbers * self._offsets.step
-        self.state[:] = np.where(here, RESIDENT, ABSENT)
+        self.state[self.state != NO_EXPERT] = ABSENT
+        self.state[here] = RESIDENT
         self.offset_of[:] = np.where(here, offsets, NO_SLOT)
         self.num_resident = int(np.count_nonzero(here))
-        self.all_resident = self.num_resident == len(self.state)
+        self.all_resident = self.num_resident == self.total_experts
         self._free = np.setdiff1d(self._offsets, offsets[here])[::-1].tolist()
 
     def check_integrity(self) -> None:
         """Asserts what always holds."""
-        held = np.flatnonzero(self.state != ABSENT)
+        held = self.held()
         offsets = self.offset_of[held].tolist() + self._free
         assert sorted(offsets) == list(self._offsets), "a slot is lost, or holds two experts"
         assert (np.flatnonzero(self.offset_of != NO_SLOT) == held).all(), "an expert has a slot and no state"
         assert self.num_resident == np.count_nonzero(self.state == RESIDENT), "residents are miscounted"
-        assert self.all_resident == (self.num_resident == len(self.state))
+        assert self.all_resident == (self.num_resident == self.total_experts)

@@ -27,7 +27,7 @@ DRAIN_S: Final = 0.5  # for reads into slots that are to go; a visit may wait fo
 class Lease:
     """The slots of a tier while somebody else decides what lies in them: a device that decodes without the host."""
 
-    slots: IntArray  # [total_experts]: number of the slot of each expert when the lease began, NO_SLOT where absent
+    slots: IntArray  # by key: number of the slot of each expert when the lease began, NO_SLOT where absent
     stats: CacheStats
     stride_bytes: int
 
@@ -155,12 +155,12 @@ class ExpertTier:
         Nothing is on its way into them any more, nor kept for a layer to come. May wait for reads.
         """
         self._cache.let_go()
-        self._loader.drain(np.arange(self.shape.total_experts))
+        self._loader.drain(np.arange(self.shape.num_keys))
         self._leased = True
         return Lease(self._table.numbers(), self.stats, self._cache.stride_bytes)
 
     def reclaim(self, slots: IntArray) -> None:
-        """Ends the lease. slots [total_experts] says what lies where now, numbered as in the lease."""
+        """Ends the lease. slots says by key what lies where now, numbered as in the lease."""
         assert self._leased
         self._cache.take_over(slots)
         self._leased = False
@@ -172,7 +172,7 @@ class ExpertTier:
         return self._cache.snapshot()
 
     def states(self) -> npt.NDArray[np.uint8]:
-        """Returns [layers, experts] ABSENT, LOADING or RESIDENT (table.py), as a copy. From any thread, without a wait.
+        """Returns [layers, experts] the states of the table (table.py), as a copy. From any thread, without a wait.
 
         Each item is one byte, which is read whole. Items may be of moments before and after a change of others: good
         enough to look at, and to decide nothing by. Of slots that are leased it tells what lay in them before.

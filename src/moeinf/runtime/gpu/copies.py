@@ -36,7 +36,7 @@ class Copies:
         self,
         copier: Copier,
         expert_bytes: int,
-        total_experts: int,
+        num_keys: int,
         compute: ComputeStream,
         *,
         batch_experts: int = BATCH_EXPERTS,
@@ -47,7 +47,7 @@ class Copies:
         self._compute = compute
         self._batch_experts = batch_experts
         self._num_prefetches = max(1, prefetch_bytes // expert_bytes)  # that may be under way at once
-        self._ticket_of: IntArray = np.full(total_experts, NO_TICKET, np.int64)
+        self._ticket_of: IntArray = np.full(num_keys, NO_TICKET, np.int64)
         self._ticket_of_one = self._ticket_of.data.__getitem__  # a token has few experts: items beat arrays here
         self._under_way: deque[_Batch] = deque()
         self._last_done = NO_TICKET

@@ -57,7 +57,7 @@ class DeviceTable:
         self._to_fetch = torch.zeros((k, 2), dtype=torch.int64, device=kind)
         self._routings = torch.zeros((layers, k), dtype=torch.int32, device=kind)
         self._routings_host = device.pinned((layers, k), torch.int32)
-        self._scores_host = device.pinned((shape.total_experts + 1,), torch.float32)
+        self._scores_host = device.pinned((shape.num_keys + 1,), torch.float32)
         self._misses_host = device.pinned((1,), torch.int64)
 
     @property
@@ -156,7 +156,7 @@ class DeviceTable:
             self._table.scores.copy_(self._scores_host, non_blocking=True)
 
     def _new_table(self) -> SlotTensors:
-        kind, keys = self._device.kind, self._shape.total_experts
+        kind, keys = self._device.kind, self._shape.num_keys
         host = np.zeros(keys, np.int64)  # of no use where the device has every expert
         if not self._tier.all_resident:
             host = self._host.device_addresses()

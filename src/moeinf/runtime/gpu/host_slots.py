@@ -80,8 +80,10 @@ class HostSlots:
         if self._device_addresses is None:
             self._device_addresses = np.empty(0, np.int64)
             if int(table.offset_of.max()) + stride_bytes <= self._pinned_bytes:
-                at = self.addresses(np.arange(len(table.state))).tolist()
-                self._device_addresses = np.array([self._copier.device_address(a, stride_bytes) for a in at], np.int64)
+                keys = table.held()
+                at = self.addresses(keys).tolist()
+                self._device_addresses = np.zeros(len(table.state), np.int64)
+                self._device_addresses[keys] = [self._copier.device_address(a, stride_bytes) for a in at]
         return self._device_addresses
 
     # ---- experts that the CPU computes

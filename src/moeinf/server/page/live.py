@@ -19,7 +19,7 @@ from moeinf.engine.memory_plan import DevicePlan
 from moeinf.engine.model import Model
 from moeinf.errors import StoreError
 from moeinf.runtime.cache.stats import CacheStats
-from moeinf.runtime.cache.table import LOADING, RESIDENT
+from moeinf.runtime.cache.table import LOADING, NO_EXPERT, RESIDENT
 from moeinf.server.ask import Loading, Reading
 from moeinf.server.worker import Worker
 from moeinf.types import IntArray
@@ -56,9 +56,10 @@ class MemoryPart:
 class LiveEvent:
     """One event. Counts and rates are of the time since the event before.
 
-    resident, used, reading: a bit for each expert, those of layer 0 first, the lowest bit of a byte first; in JSON as
-    base64. hit_rate: None where nothing was asked for. read_bytes_per_s: from the disk. stall_share: of the time;
-    a stall counts when it ends, so that after a long one the share is cut to 1.
+    resident, used, reading, missing: a bit for each expert, those of layer 0 first, the lowest bit of a byte first; in
+    JSON as base64. Every layer has bits for as many experts as the largest; the `missing` ones it lacks. hit_rate: None
+    where nothing was asked for. read_bytes_per_s: from the disk. stall_share: of the time; a stall counts when it ends,
+    so that after a long one the share is cut to 1.
     """
 
     model: str | None = None
@@ -75,6 +76,7 @@ class LiveEvent:
     stall_share: float = 0.0
     tokens_per_s: float = 0.0
     memory: tuple[MemoryPart, ...] = ()
+    missing: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,7 @@ class Watch:
             stall_share=min(1.0, asked.stall_s / elapsed_s),
             tokens_per_s=(now.decoded_tokens - last.decoded_tokens) / elapsed_s,
             memory=memory_parts(now.model),
+            missing=_bits(now.states == NO_EXPERT),
         )
 
     def _read(self, model: Model) -> Counters:

@@ -194,9 +194,9 @@ def _parse_layer(
     for place, spec in zip(parts, layout.tensors, strict=True):
         if place.step_bytes < spec.num_bytes:
             raise item.error("experts", f"of layer {number} overlap in {place.part}")
-        reach = (moe.num_experts - 1) * place.step_bytes + spec.num_bytes
+        reach = (moe.experts_of(number) - 1) * place.step_bytes + spec.num_bytes
         _require_inside(item, files, place.file, place.offset_bytes, reach)
-    if placed_layout(list(layout.tensors), parts, moe.num_experts) != layout:
+    if placed_layout(list(layout.tensors), parts, moe.experts_of(number)) != layout:
         raise item.error("experts", f"of layer {number} do not fit the regions of their layout")
     return tuple(parts)
 

@@ -60,7 +60,7 @@ def _expert_runs(manifest: Manifest, in_place: InPlace) -> dict[tuple[int, int],
             turns = [number * spec.num_bytes for number in range(len(parts))]
             if len(alike) > 1 or offsets != turns or first.step_bytes != len(parts) * spec.num_bytes:
                 raise StoreError(f"{in_place.files[first.file].file}: tensor {tensor!r} mixes parts of other sizes")
-            num_units = len(parts) * manifest.moe.num_experts
+            num_units = len(parts) * manifest.moe.experts_of(layer)
             whole = TensorSpec(
                 tensor, spec.dtype, (num_units, *spec.shape), first.offset_bytes, num_units * spec.num_bytes
             )

@@ -12,6 +12,7 @@ export class HeatMap {
   #canvas = byId("heat");
   #layers = 0;
   #experts = 0;
+  #missing = []; // where a layer has fewer experts than the largest
   #bits = { resident: [], used: [], reading: [] };
   #glow = new Float32Array(0);
   #tableAt = 0;
@@ -32,6 +33,7 @@ export class HeatMap {
       [this.#layers, this.#experts] = [layers, experts];
       this.#glow = new Float32Array(layers * experts);
     }
+    this.#missing = bitsOf(event.missing, layers * experts);
     for (const name of Object.keys(this.#bits)) this.#bits[name] = bitsOf(event[name], layers * experts);
     this.#glow.forEach((glow, at) => (this.#glow[at] = this.#bits.used[at] ? 1 : glow < FAINTEST ? 0 : glow * FADE));
     this.#draw();
@@ -69,6 +71,7 @@ export class HeatMap {
     const inset = gap && Math.min(wide, high) >= CELL_PX.inset * gap ? 2 * gap : 0; // shows what lies under the glow
     context.clearRect(0, 0, context.canvas.width, context.canvas.height);
     for (let at = 0; at < resident.length; at += 1) {
+      if (this.#missing[at]) continue;
       fill(at, resident[at] ? colours.resident : colours.absent, 1);
       if (this.#glow[at]) fill(at, colours.used, this.#glow[at], inset);
       if (reading[at]) fill(at, colours.reading, 1);
@@ -76,7 +79,9 @@ export class HeatMap {
   }
 
   #describe() {
-    const [total, resident, used, reading] = [this.#layers * this.#experts, ...Object.values(this.#bits).map(count)];
+    const [resident, used, reading] = Object.values(this.#bits).map(count);
+    const fewer = count(this.#missing);
+    const total = this.#layers * this.#experts - fewer;
     byId("heat-axis").hidden = !total;
     if (!total) {
       byId("experts-figure").textContent = "No model is loaded";
@@ -85,7 +90,7 @@ export class HeatMap {
     }
     const figure = `${countText(resident)} of ${countText(total)} in memory (${percentText(resident / total)})`;
     byId("experts-figure").textContent = figure;
-    const size = `${this.#layers} layers with ${this.#experts} experts each`;
+    const size = `${this.#layers} layers with ${fewer ? "at most " : ""}${this.#experts} experts each`;
     const words = `Heat map of ${size}: ${figure}, ${used} just used, ${reading} being read`;
     this.#canvas.setAttribute("aria-label", words);
   }
@@ -123,7 +128,8 @@ export class HeatMap {
     const [layer, expert] = this.#pointed ?? [];
     const at = layer * this.#experts + expert;
     const { resident, reading } = this.#bits;
-    const state = resident[at] ? "in memory" : reading[at] ? "being read" : "on disk";
+    const there = resident[at] ? "in memory" : reading[at] ? "being read" : "on disk";
+    const state = this.#missing[at] ? "none" : there;
     byId("heat-spot").textContent = this.#pointed ? `layer ${layer}, expert ${expert}: ${state}` : "";
   }
 }
