@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from moeinf.errors import UnsupportedModelError
-from moeinf.gguf.common import Config, head_dim_of, num_layers_of, plain_heads, positions_of
+from moeinf.gguf.common import Config, experts_of, head_dim_of, num_layers_of, plain_heads, positions_of
 from moeinf.gguf.metadata import Metadata
 
 _SIGMOID = 2  # of expert_gating_func, which is softmax (1) elsewhere
@@ -15,7 +15,7 @@ def _mixtral(m: Metadata) -> Config:
     window = m.count("attention.sliding_window", 0)
     return plain_heads(m) | {
         "model_type": "mixtral",
-        "num_local_experts": m.count("expert_count"),
+        "num_local_experts": experts_of(m),
         "intermediate_size": _expert_width(m),
         "sliding_window": window or None,
     }
@@ -52,7 +52,7 @@ def _qwen(m: Metadata, model_type: str, *, normalised: bool) -> Config:
     _refuse_unless(m, m.count("expert_gating_func", 1) in (0, 1), "expert_gating_func")
     return {
         "model_type": model_type,
-        "num_experts": m.count("expert_count"),
+        "num_experts": experts_of(m),
         "norm_topk_prob": m.flag("expert_weights_norm", normalised),
         "moe_intermediate_size": _expert_width(m),
         "intermediate_size": m.count("feed_forward_length", 0),
@@ -119,7 +119,7 @@ def _grouped(m: Metadata) -> Config:
     """The routing of DeepSeek's blocks, which GLM-4.5 has too."""
     m.count("expert_shared_feed_forward_length", 0)
     return {
-        "n_routed_experts": m.count("expert_count"),
+        "n_routed_experts": experts_of(m),
         "n_shared_experts": m.count("expert_shared_count", 0),
         "n_group": m.count("expert_group_count", 1) or 1,
         "topk_group": m.count("expert_group_used_count", 1) or 1,
@@ -166,7 +166,7 @@ def _gpt_oss(m: Metadata) -> Config:
     slides = pattern or [i % 2 == 0 for i in range(num_layers_of(m))]
     found = plain_heads(m) | {
         "model_type": "gpt_oss",
-        "num_local_experts": m.count("expert_count"),
+        "num_local_experts": experts_of(m),
         "intermediate_size": _expert_width(m),
         "sliding_window": m.count("attention.sliding_window"),
         "layer_types": ["sliding_attention" if each else "full_attention" for each in slides[: num_layers_of(m)]],
@@ -184,7 +184,7 @@ def _granite_moe(m: Metadata) -> Config:
     m.count("expert_shared_feed_forward_length", 0)
     return plain_heads(m) | {
         "model_type": "granitemoe",
-        "num_local_experts": m.count("expert_count"),
+        "num_local_experts": experts_of(m),
         "intermediate_size": _expert_width(m),
         "embedding_multiplier": m.number("embedding_scale", 1.0),
         "residual_multiplier": m.number("residual_scale", 1.0),
@@ -197,7 +197,7 @@ def _olmoe(m: Metadata) -> Config:
     clip = m.number("attention.clamp_kqv", 0.0)
     return plain_heads(m) | {
         "model_type": "olmoe",
-        "num_experts": m.count("expert_count"),
+        "num_experts": experts_of(m),
         "intermediate_size": _expert_width(m),
         "norm_topk_prob": m.flag("expert_weights_norm", False),
         "clip_qkv": clip or None,
@@ -208,7 +208,7 @@ def _phimoe(m: Metadata) -> Config:
     window = m.count("attention.sliding_window", 0)
     return plain_heads(m) | {
         "model_type": "phimoe",
-        "num_local_experts": m.count("expert_count"),
+        "num_local_experts": experts_of(m),
         "intermediate_size": _expert_width(m),
         "lm_head_bias": m.tensor("output.bias") is not None,
         "sliding_window": window or None,
@@ -218,7 +218,7 @@ def _phimoe(m: Metadata) -> Config:
 def _arctic(m: Metadata) -> Config:
     return plain_heads(m) | {
         "model_type": "arctic",
-        "num_local_experts": m.count("expert_count"),
+        "num_local_experts": experts_of(m),
         "intermediate_size": _expert_width(m),
         "moe_layer_frequency": 1,
         "parallel_attn_mlp_res": True,

@@ -20,6 +20,36 @@ def num_layers_of(m: Metadata) -> int:
     return layers - ahead
 
 
+def has_experts(m: Metadata) -> bool:
+    return bool(m.values("expert_count") or m.count("expert_count", 0))
+
+
+def experts_of(m: Metadata) -> int | list[int]:
+    """The experts of a layer; of each, and 0 for one without, where routers show that layers were pruned differently.
+
+    A file may say so by a list. A single number is then that of the model before, which no layer exceeds.
+    """
+    routers = [m.tensor(f"blk.{layer}.ffn_gate_inp.weight") for layer in range(num_layers_of(m))]
+    rows = [router.shape[0] if router else 0 for router in routers]
+    differ = len({count for count in rows if count}) > 1
+    said = m.values("expert_count")
+    if said is None:
+        count = m.count("expert_count")
+        return rows if differ and max(rows) <= count else count
+    if len(said) < len(rows):
+        raise CheckpointError(
+            f"{m.where}: {m.architecture}.expert_count has {len(said)} numbers for {len(rows)} layers; "
+            "the file is damaged, fetch it again"
+        )
+    for layer, (count, found) in enumerate(zip(said, rows, strict=False)):
+        if found and found != count:
+            raise CheckpointError(
+                f"{m.where}: {m.architecture}.expert_count is {count!r:.50} in layer {layer}, whose router has {found} "
+                "experts; the file is damaged, fetch it again"
+            )
+    return rows if differ else max(rows)
+
+
 def head_dim_of(m: Metadata) -> int:
     default = m.count("embedding_length") // max(1, m.count("attention.head_count"))
     key, value = (m.count(f"attention.{name}_length", default) for name in ("key", "value"))

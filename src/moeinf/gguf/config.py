@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from moeinf.errors import UnsupportedModelError
 from moeinf.gguf.architectures import ARCHITECTURES
-from moeinf.gguf.common import Config, num_layers_of, positions_of
+from moeinf.gguf.common import Config, has_experts, num_layers_of, positions_of
 from moeinf.gguf.header import Gguf
 from moeinf.gguf.metadata import Metadata
 
@@ -20,7 +20,7 @@ def config_of(gguf: Gguf) -> Config:
         raise UnsupportedModelError(f"{gguf.where} is no model but of type {kind!r:.50}; name the model's own file")
     m = Metadata(gguf)
     make = ARCHITECTURES.get(m.architecture)
-    if make is None or not m.count("expert_count", 0):
+    if make is None or not has_experts(m):
         fault = "is not a Mixture-of-Experts model" if make is not None else "is not one that moeinf runs from a GGUF"
         known = ", ".join(sorted(ARCHITECTURES))
         raise UnsupportedModelError(f"{gguf.where}: {m.architecture!r:.50} {fault} (those are {known}, with experts)")

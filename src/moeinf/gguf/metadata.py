@@ -60,7 +60,7 @@ class Metadata:
         return self.get(name) is not None
 
     def values(self, name: str) -> list[Any] | None:
-        """A list with a value for each layer, or for all of them."""
+        """A list with a value for each layer; None where there is none, or one value for all."""
         self._read.add(name)
         value = self.gguf.metadata.get(f"{self.architecture}.{name}")
         return list(value) if isinstance(value, list | array) else None

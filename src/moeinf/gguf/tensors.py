@@ -133,7 +133,10 @@ def _experts(gguf: Gguf, plan: TensorPlan) -> tuple[Mapping[str, ExpertSource], 
         for piece in pieces:
             numbers[piece.layer] = int(found[1])
     return tuple(
-        {part: _expert(gguf, numbers[layer], part, shape, plan.moe.num_experts) for part, shape in plan.parts.items()}
+        {
+            part: _expert(gguf, numbers[layer], part, shape, plan.moe.experts_of(layer))
+            for part, shape in plan.parts.items()
+        }
         for layer in range(plan.moe.num_layers)
     )
 

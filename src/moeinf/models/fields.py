@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
@@ -52,6 +53,13 @@ class Fields:
         if len(set(counts)) > 1:
             raise CheckpointError(f"{self._where}: {' and '.join(there)} are {counts}; they mean the same")
         return counts[0]
+
+    def counts(self, name: str, length: int) -> list[int]:
+        """A list of so many whole numbers, from 0 on."""
+        values = self._values.get(name)
+        if not isinstance(values, list) or len(values) != length:
+            raise CheckpointError(f"{self._where}: {name} must be a number, or a list of {length}")
+        return [Fields({name: value}, self._where).count(name, minimum=0) for value in values]
 
     def present(self, *names: str) -> None:
         """Refuses a config without these fields: readers differ in the value that a missing one means."""
@@ -131,13 +139,36 @@ class Fields:
                 raise UnsupportedModelError(f"{self._where}: {name} = {value!r:.100} is not supported")
 
 
-def moe_shape(num_layers: int, num_experts: int, top_k: int) -> MoeShape:
-    """Raises CheckpointError for what no model has."""
-    if top_k > num_experts:
-        raise CheckpointError(f"config.json: a token cannot use {top_k} of {num_experts} experts")
+def moe_shape(num_layers: int, num_experts: int, top_k: int, counts: Sequence[int] = ()) -> MoeShape:
+    """counts: of the experts of each layer, where they may differ. Raises CheckpointError for what no model has."""
+    if top_k > min(counts, default=num_experts):
+        raise CheckpointError(f"config.json: a token cannot use {top_k} of {min(counts, default=num_experts)} experts")
     if num_layers * num_experts > _MOST_EXPERTS:
         raise CheckpointError(
             f"config.json: {num_experts} experts in each of {num_layers} layers are more than the "
             f"{_MOST_EXPERTS} in all that moeinf takes"
         )
-    return MoeShape(num_layers, num_experts, top_k)
+    return MoeShape(num_layers, num_experts, top_k, tuple(counts) if len(set(counts)) > 1 else ())
+
+
+def routed_shape(
+    f: Fields, names: tuple[str, ...], top_k: int, num_layers: int, moe_layers: Sequence[int] | None = None
+) -> MoeShape:
+    """The shape of a decoder. names: those of the field that counts experts, of which the first is the family's own.
+
+    It is a number, or a list with one for each of num_layers decoder layers, as a pruned model may have it: 0 where
+    there are none. moe_layers: the decoder layers that have experts; without them all have.
+    """
+    layers = range(num_layers) if moe_layers is None else moe_layers
+    there = [name for name in names if isinstance(f.get(name), list)]
+    if not there:
+        return moe_shape(len(layers), f.count_of(*names), top_k)
+    counts = f.counts(there[0], num_layers)
+    for name in names:
+        if f.get(name) is not None and f.get(name) != counts:
+            raise CheckpointError(f"{f.where}: {there[0]} and {name} differ; they mean the same")
+    for layer, count in enumerate(counts):
+        if (count > 0) != (layer in layers):
+            has = "has experts" if layer in layers else "has none"
+            raise CheckpointError(f"{f.where}: {there[0]} is {count} in layer {layer}, which {has}")
+    return moe_shape(len(layers), max(counts), top_k, [counts[layer] for layer in layers])

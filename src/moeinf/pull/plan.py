@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
+from moeinf.models.pruned import routers_of
 from moeinf.pull.coded.blocks import Kind, Losses, lines, loss_kind
 from moeinf.pull.coded.declared import NOTHING, Declared
 from moeinf.pull.coded.find import is_of_activations
@@ -105,6 +106,13 @@ def plan_conversion(
         },
         kinds,
     )
+
+
+def router_rows(plan: TensorPlan, shards: Shards, headers: Mapping[str, Header], declared: Declared) -> dict[int, int]:
+    """How many experts the router of each decoder layer chooses from, by the number of the layer."""
+    tensors = Tensors(shards, headers, plan, declared)
+    found = {layer: tensors.found(name) for name, layer in routers_of(plan).items()}
+    return {layer: place[1].shape[0] for layer, place in found.items() if place and place[1].shape}
 
 
 def _check_all(plan: TensorPlan, experts: ExpertNames, tensors: Tensors) -> list[str]:

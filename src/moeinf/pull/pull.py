@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from moeinf.config.pull_options import NO_OPTIONS, PullOptions
 from moeinf.errors import CheckpointError, DiskSpaceError, UsageError
 from moeinf.models.family import family_of
+from moeinf.models.pruned import pruned_config
 from moeinf.pull.coded.declared import declared_by
 from moeinf.pull.convert import PORTIONS, Portions, convert_shard, create_files, read_bytes
 from moeinf.pull.events import PullProgress, SilentProgress, Verb
@@ -28,7 +29,7 @@ from moeinf.pull.model_names import (
     stored_model,
     variant_name,
 )
-from moeinf.pull.plan import Conversion, plan_conversion
+from moeinf.pull.plan import Conversion, plan_conversion, router_rows
 from moeinf.pull.seal import publish_model, seal
 from moeinf.pull.source import FolderSource, Source, read_config
 from moeinf.store.files import errors_named, make_folders
@@ -340,7 +341,17 @@ class _Pull:
         """Checks the checkpoint's form before a byte of weights moves, and plans the conversion."""
         check_text_files(self._small_files, self._source.origin.location)
         headers = self._source.headers()
+        self._heed_pruning(headers)
         return self._conversion(self._family.tensors, headers, self._quantisation), headers
+
+    def _heed_pruning(self, headers: Mapping[str, Header]) -> None:
+        """Layers may have fewer experts than config.json says: then the one that is stored says how many."""
+        plan = self._family.tensors
+        rows = router_rows(plan, self._source.shards, headers, declared_by(self._config))
+        config = pruned_config(self._config, plan.moe, rows)
+        if config is not None:
+            self._config, self._family = config, family_of(config)
+            self._small_files["config.json"] = (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
 
     def _conversion(self, plan: TensorPlan, headers: Mapping[str, Header], quantisation: Quantisation) -> Conversion:
         return plan_conversion(plan, self._source.shards, headers, quantisation, declared_by(self._config))

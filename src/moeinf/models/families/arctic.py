@@ -15,7 +15,7 @@ from typing import Any
 
 from moeinf.errors import CheckpointError
 from moeinf.models.family import DecoderFamily
-from moeinf.models.fields import Fields, moe_shape
+from moeinf.models.fields import Fields, routed_shape
 from moeinf.models.layers.array_math import Hidden
 from moeinf.models.layers.attention_config import NormConfig, Shapes, mlp_shapes
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, parse_decoder
@@ -47,7 +47,8 @@ class Config:
         moe_layers = tuple(i for i in range(decoder.num_layers) if (i + 1) % every == 0)
         if not moe_layers:
             raise CheckpointError("config.json: moe_layer_frequency leaves no layer with experts")
-        moe = moe_shape(len(moe_layers), f.count("num_local_experts"), f.count("num_experts_per_tok"))
+        top_k = f.count("num_experts_per_tok")
+        moe = routed_shape(f, ("num_local_experts",), top_k, decoder.num_layers, moe_layers)
         return Config(decoder, moe, moe_layers, f.count("intermediate_size"), parallel)
 
 
@@ -139,7 +140,7 @@ class Family(DecoderFamily):
             if i not in c.moe_layers:
                 shapes |= mlp_shapes(hidden, c.intermediate_size, f"{layer}block_sparse_moe.mlp.", NAMES)
                 continue
-            shapes[f"{layer}block_sparse_moe.gate.weight"] = (c.moe.num_experts, hidden)
+            shapes[f"{layer}block_sparse_moe.gate.weight"] = (c.moe.experts_of(c.moe_layers.index(i)), hidden)
             if c.parallel:
                 shapes |= mlp_shapes(hidden, hidden, f"{layer}residual_mlp.", NAMES)
                 shapes[f"{layer}residual_layernorm.weight"] = (hidden,)

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from moeinf.models.family import DecoderFamily
-from moeinf.models.fields import Fields, moe_shape
+from moeinf.models.fields import Fields, routed_shape
 from moeinf.models.layers.array_math import Hidden
 from moeinf.models.layers.attention_config import NormConfig, Shapes
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, head, ignored_tensors, linear_names, parse_decoder
@@ -49,11 +49,8 @@ class Config:
             kinds = ("sliding_attention", "full_attention") * decoder.num_layers
         window = f.count("sliding_window", 128)
         windows = tuple(window if kind == "sliding_attention" else None for kind in kinds[: decoder.num_layers])
-        moe = moe_shape(
-            decoder.num_layers,
-            f.count_of("num_local_experts", "num_experts"),
-            f.count_of("num_experts_per_tok", "experts_per_token"),
-        )
+        top_k = f.count_of("num_experts_per_tok", "experts_per_token")
+        moe = routed_shape(f, ("num_local_experts", "num_experts"), top_k, decoder.num_layers)
         return Config(
             replace(decoder, windows=windows), moe, f.count("intermediate_size"), f.number("swiglu_limit", 7.0)
         )
@@ -91,8 +88,9 @@ class Family(DecoderFamily):
         return [f"model.layers.{i}.mlp." for i in range(self.decoder.num_layers)]
 
     def block_shapes(self) -> Shapes:
-        experts, shapes = self.moe.num_experts, Shapes()
-        for block in self._blocks():
+        shapes = Shapes()
+        for i, block in enumerate(self._blocks()):
+            experts = self.moe.experts_of(i)
             shapes |= {
                 f"{block}router.weight": (experts, self.decoder.attention.hidden_size),
                 f"{block}router.bias": (experts,),
@@ -102,7 +100,7 @@ class Family(DecoderFamily):
     @cached_property
     def tensors(self) -> TensorPlan:
         c = self._config
-        hidden, inter, experts = c.decoder.attention.hidden_size, c.intermediate_size, c.moe.num_experts
+        hidden, inter = c.decoder.attention.hidden_size, c.intermediate_size
         parts = {
             "gate": (inter, hidden),
             "up": (inter, hidden),
@@ -116,6 +114,7 @@ class Family(DecoderFamily):
         plain: Layout = {}
         scales = dict[str, str]()
         for layer, block in enumerate(self._blocks()):
+            experts = c.moe.experts_of(layer)
             both, down = f"{block}experts.gate_up_proj", f"{block}experts.down_proj"
             biases = {
                 f"{both}_bias": ((experts, 2 * inter), _gate_and_up(layer, c, 2 * inter, 1, (2,), "_bias")),
@@ -153,12 +152,12 @@ def _gate_and_up(
     """The pieces of a tensor that has `size` elements an expert; the up projection begins `step` behind the gate."""
     return tuple(
         ExpertPiece(layer, expert, part + kind, expert * size + half * step, strides)
-        for expert in range(c.moe.num_experts)
+        for expert in range(c.moe.experts_of(layer))
         for half, part in enumerate(("gate", "up"))
     )
 
 
 def _down(layer: int, c: Config, size: int, strides: tuple[int, ...] | None, kind: str = "") -> tuple[ExpertPiece, ...]:
     return tuple(
-        ExpertPiece(layer, expert, "down" + kind, expert * size, strides) for expert in range(c.moe.num_experts)
+        ExpertPiece(layer, expert, "down" + kind, expert * size, strides) for expert in range(c.moe.experts_of(layer))
     )

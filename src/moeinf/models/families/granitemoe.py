@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from moeinf.models.family import DecoderFamily
-from moeinf.models.fields import Fields, moe_shape
+from moeinf.models.fields import Fields, routed_shape
 from moeinf.models.layers.attention_config import Shapes
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, parse_decoder
 from moeinf.models.layers.moe_block import MoeBlock
@@ -33,8 +33,7 @@ class Config:
             residual=f.number("residual_multiplier", 1.0),
             logits_scale=1 / f.number("logits_scaling", 1.0),
         )
-        experts = f.count_of("num_local_experts", "num_experts")
-        moe = moe_shape(decoder.num_layers, experts, f.count("num_experts_per_tok"))
+        moe = routed_shape(f, ("num_local_experts", "num_experts"), f.count("num_experts_per_tok"), decoder.num_layers)
         return Config(decoder, moe, f.count("intermediate_size"))
 
 
@@ -58,8 +57,10 @@ class Family(DecoderFamily):
         return [f"model.layers.{i}.block_sparse_moe." for i in range(self.decoder.num_layers)]
 
     def block_shapes(self) -> Shapes:
-        shape = (self.moe.num_experts, self.decoder.attention.hidden_size)
-        return {f"{block}router.layer.weight": shape for block in self._blocks()}
+        hidden = self.decoder.attention.hidden_size
+        return {
+            f"{block}router.layer.weight": (self.moe.experts_of(i), hidden) for i, block in enumerate(self._blocks())
+        }
 
     @cached_property
     def tensors(self) -> TensorPlan:

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from moeinf.models.family import DecoderFamily
-from moeinf.models.fields import Fields, moe_shape
+from moeinf.models.fields import Fields, routed_shape
 from moeinf.models.layers.attention_config import Shapes
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, parse_decoder
 from moeinf.models.layers.moe_block import MoeBlock
@@ -27,8 +27,7 @@ class Config:
         f = Fields(config)
         f.only("attention_bias", False, None)
         decoder = parse_decoder(f, norm_eps=1e-5, theta=1e6, window=f.count("sliding_window", 0) or None)
-        experts = f.count_of("num_local_experts", "num_experts")
-        moe = moe_shape(decoder.num_layers, experts, f.count("num_experts_per_tok"))
+        moe = routed_shape(f, ("num_local_experts", "num_experts"), f.count("num_experts_per_tok"), decoder.num_layers)
         return Config(decoder, moe, f.count("intermediate_size"))
 
 
@@ -50,8 +49,8 @@ class Family(DecoderFamily):
         return [f"model.layers.{i}.block_sparse_moe." for i in range(self.decoder.num_layers)]
 
     def block_shapes(self) -> Shapes:
-        shape = (self.moe.num_experts, self.decoder.attention.hidden_size)
-        return {f"{block}gate.weight": shape for block in self._blocks()}
+        hidden = self.decoder.attention.hidden_size
+        return {f"{block}gate.weight": (self.moe.experts_of(i), hidden) for i, block in enumerate(self._blocks())}
 
     @cached_property
     def tensors(self) -> TensorPlan:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from moeinf.models.family import DecoderFamily
-from moeinf.models.fields import Fields, moe_shape
+from moeinf.models.fields import Fields, routed_shape
 from moeinf.models.layers.array_math import Hidden
 from moeinf.models.layers.attention_config import NormConfig, Shapes
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, parse_decoder
@@ -32,7 +32,7 @@ class Config:
         f.only("num_experts_per_tok", 2, None)  # the two rounds of sparsemixer
         decoder = parse_decoder(f, norm_eps=1e-5, theta=1e6, norm="layer", window=f.count("sliding_window", 0) or None)
         decoder = replace(decoder, head_bias=f.flag("lm_head_bias", False))
-        moe = moe_shape(decoder.num_layers, f.count_of("num_local_experts", "num_experts"), 2)
+        moe = routed_shape(f, ("num_local_experts", "num_experts"), 2, decoder.num_layers)
         jitter = 0.0 if f.get("router_jitter_noise") == 0 else f.number("router_jitter_noise", 0.01)
         return Config(decoder, moe, f.count("intermediate_size"), jitter)
 
@@ -75,7 +75,7 @@ class Family(DecoderFamily):
         c, blocks = self._config, list[Block]()
         for i, block in enumerate(self._blocks()):
             norm = c.decoder.block_norm(i)
-            router = Sparsemixer(layers.weights, f"{block}gate.weight", norm, c.moe.num_experts, c.jitter)
+            router = Sparsemixer(layers.weights, f"{block}gate.weight", norm, c.moe.experts_of(i), c.jitter)
             blocks.append(MoeBlock(i, router, experts, profiler))
         return Decoder(c.decoder, layers, blocks, experts, profiler)
 
@@ -83,8 +83,8 @@ class Family(DecoderFamily):
         return [f"model.layers.{i}.block_sparse_moe." for i in range(self.decoder.num_layers)]
 
     def block_shapes(self) -> Shapes:
-        shape = (self.moe.num_experts, self.decoder.attention.hidden_size)
-        return {f"{block}gate.weight": shape for block in self._blocks()}
+        hidden = self.decoder.attention.hidden_size
+        return {f"{block}gate.weight": (self.moe.experts_of(i), hidden) for i, block in enumerate(self._blocks())}
 
     @cached_property
     def tensors(self) -> TensorPlan:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from moeinf.errors import CheckpointError
-from moeinf.models.fields import MOST_LAYERS, Fields, moe_shape
+from moeinf.models.fields import MOST_LAYERS, Fields, routed_shape
 from moeinf.models.layers.array_math import Array, ArrayMath, Hidden
 from moeinf.models.layers.attention_config import MLP_NAMES, NormConfig, Shapes, mlp_shapes
 from moeinf.models.layers.decoder import DecoderConfig
@@ -45,21 +45,23 @@ class DeepseekMoe:
         moe_layers = tuple(i for i in range(first, num_layers) if i % step == 0)
         if not moe_layers:
             raise CheckpointError("config.json: first_k_dense_replace and moe_layer_freq leave no layer with experts")
-        experts = f.count_of("n_routed_experts", "num_experts", "num_local_experts")
         top_k = f.count("num_experts_per_tok")
+        names = ("n_routed_experts", "num_experts", "num_local_experts")
+        moe = routed_shape(f, names, top_k, num_layers, moe_layers)
         groups = f.count("n_group", 1)
         if groups > 1 and f.get("topk_group") is None:
             raise CheckpointError(f"config.json: n_group is {groups}, but topk_group is missing")
         used = f.count("topk_group", 1)
-        if experts % groups or used > groups or top_k > experts // groups * used:
-            raise CheckpointError(
-                f"config.json: a token cannot use {top_k} of {experts} experts in {used} of {groups} "
-                "groups (num_experts_per_tok, n_routed_experts, topk_group, n_group)"
-            )
+        for experts in moe.counts or (moe.num_experts,):
+            if experts % groups or used > groups or top_k > experts // groups * used:
+                raise CheckpointError(
+                    f"config.json: a token cannot use {top_k} of {experts} experts in {used} of {groups} "
+                    "groups (num_experts_per_tok, n_routed_experts, topk_group, n_group)"
+                )
         future = f.count("num_mtp_layers", num_future_layers, 0, MOST_LAYERS)
         future = f.count("num_nextn_predict_layers", future, 0, MOST_LAYERS)
         return DeepseekMoe(
-            moe_shape(len(moe_layers), experts, top_k),
+            moe,
             moe_layers,
             f.count("intermediate_size"),
             f.count("moe_intermediate_size"),
@@ -80,9 +82,10 @@ class DeepseekMoe:
             if i not in self.moe_layers:
                 shapes |= mlp_shapes(hidden, self.intermediate_size, prefix)
                 continue
-            shapes[f"{prefix}gate.weight"] = (self.moe.num_experts, hidden)
+            experts = self.moe.experts_of(self.moe_layers.index(i))
+            shapes[f"{prefix}gate.weight"] = (experts, hidden)
             if self.corrected:
-                shapes[f"{prefix}gate.e_score_correction_bias"] = (self.moe.num_experts,)
+                shapes[f"{prefix}gate.e_score_correction_bias"] = (experts,)
             if self.num_shared_experts:
                 shared = self.num_shared_experts * self.moe_intermediate_size
                 shapes |= mlp_shapes(hidden, shared, f"{prefix}shared_experts.")

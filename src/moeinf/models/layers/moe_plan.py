@@ -30,22 +30,23 @@ def gated_experts_plan(config: DecoderConfig, moe: MoeShape, dense: Shapes, expe
     separate = {
         f"{block}experts.{expert}.{name}.weight": (shapes[part], (ExpertPiece(layer, expert, part, 0),))
         for layer, block in enumerate(experts.blocks)
-        for expert in range(moe.num_experts)
+        for expert in range(moe.experts_of(layer))
         for part, name in zip(PARTS, experts.names or (), strict=experts.names is not None)
     }
     fused = {}
     for layer, block in enumerate(experts.blocks):
+        count = moe.experts_of(layer)
         fused[block + experts.fused_names[0]] = (
-            (moe.num_experts, 2 * intermediate, hidden),
+            (count, 2 * intermediate, hidden),
             tuple(
                 ExpertPiece(layer, expert, part, (2 * expert + half) * size)
-                for expert in range(moe.num_experts)
+                for expert in range(count)
                 for half, part in enumerate(("gate", "up"))
             ),
         )
         fused[block + experts.fused_names[1]] = (
-            (moe.num_experts, hidden, intermediate),
-            tuple(ExpertPiece(layer, expert, "down", expert * size) for expert in range(moe.num_experts)),
+            (count, hidden, intermediate),
+            tuple(ExpertPiece(layer, expert, "down", expert * size) for expert in range(count)),
         )
     return TensorPlan(
         moe,

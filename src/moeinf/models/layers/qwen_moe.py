@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from moeinf.errors import CheckpointError
-from moeinf.models.fields import Fields, moe_shape
+from moeinf.models.fields import Fields, routed_shape
 from moeinf.models.layers.attention_config import MLP_NAMES, Shapes, mlp_shapes
 from moeinf.models.layers.decoder import DecoderConfig
 from moeinf.models.layers.moe_block import MoeBlock, SharedExpert
@@ -34,7 +34,8 @@ class QwenMoe:
         if not moe_layers:
             raise CheckpointError("config.json: decoder_sparse_step and mlp_only_layers leave no layer with experts")
         all_sparse = len(moe_layers) == num_layers
-        moe = moe_shape(len(moe_layers), f.count_of("num_experts", "num_local_experts"), f.count("num_experts_per_tok"))
+        top_k = f.count("num_experts_per_tok")
+        moe = routed_shape(f, ("num_experts", "num_local_experts"), top_k, num_layers, moe_layers)
         return QwenMoe(
             moe,
             moe_layers,
@@ -52,7 +53,7 @@ class QwenMoe:
             if i not in self.moe_layers:
                 shapes |= mlp_shapes(hidden, self.intermediate_size, prefix)
                 continue
-            shapes[f"{prefix}gate.weight"] = (self.moe.num_experts, hidden)
+            shapes[f"{prefix}gate.weight"] = (self.moe.experts_of(self.moe_layers.index(i)), hidden)
             if self.shared_intermediate_size:
                 shapes |= mlp_shapes(hidden, self.shared_intermediate_size, f"{prefix}shared_expert.")
                 shapes[f"{prefix}shared_expert_gate.weight"] = (1, hidden)
