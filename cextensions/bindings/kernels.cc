@@ -10,6 +10,7 @@
 
 #include <cstring>
 #include <map>
+#include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -33,7 +34,8 @@ using Floats = Array<const float, 2>;
 using FloatsOut = Array<float, 2>;
 using Ids = Array<const std::int64_t, 2>;
 using Column = Array<const std::int64_t, 1>;
-// Format, rows, cols, offset; of a part that is read with the rest of its file's blocks also start and step.
+// Format, rows, cols, offset; of a part that is read with the rest of its file's blocks also start and step;
+// and of one with a scale for each expert these.
 using Part = nb::tuple;
 using Parts = std::map<std::string, Part>;
 
@@ -78,16 +80,20 @@ moeinf::Activation activation_named(const std::string& name) {
 }
 
 moeinf::ExpertPart part_of(const Part& part) {
-  if (part.size() != 4 && part.size() != 6) throw std::invalid_argument("a part has 4 values, or 6");
+  if (part.size() != 4 && part.size() != 6 && part.size() != 7)
+    throw std::invalid_argument("a part has 4 values, 6 or 7");
   const auto number = [&](std::size_t i) { return nb::cast<std::int64_t>(part[i]); };
-  const std::int64_t start = part.size() == 6 ? number(4) : 0, step = part.size() == 6 ? number(5) : 0;
+  const std::int64_t start = part.size() > 4 ? number(4) : 0, step = part.size() > 4 ? number(5) : 0;
+  std::shared_ptr<const std::vector<float>> scales;
+  if (part.size() == 7) scales = std::make_shared<std::vector<float>>(nb::cast<std::vector<float>>(part[6]));
   if (number(3) < 0 || start < 0 || step < 0) throw std::invalid_argument("a part begins before its block");
   return {moeinf::format_named(nb::cast<std::string>(part[0])),
           number(1),
           number(2),
           static_cast<std::size_t>(number(3)),
           start,
-          step};
+          step,
+          std::move(scales)};
 }
 
 // Holds the memory and the kernels that it works with.
@@ -186,8 +192,9 @@ class BoundExpertKernel {
 
 void moeinf::bind_kernels(nb::module_& m) {
   nb::class_<BoundMatrix>(m, "Matrix", "A weight matrix in bytes that it keeps alive.")
-      .def(nb::init<BoundMatrix::Memory, const std::string&, std::int64_t, std::int64_t>(),
-           nb::arg("memory").noconvert(), nb::arg("format"), nb::arg("rows"), nb::arg("cols"));
+      .def(nb::init<BoundMatrix::Memory, const std::string&, std::int64_t, std::int64_t, float>(),
+           nb::arg("memory").noconvert(), nb::arg("format"), nb::arg("rows"), nb::arg("cols"),
+           nb::arg("scale") = 1.0F);
   nb::class_<Kernels>(m, "Kernels", "A pool of threads, and the inner loops of one instruction set.")
       .def(nb::init<int, const std::string&>(), nb::arg("threads"), nb::arg("isa") = "")
       .def_prop_ro("isa", [](const Kernels& kernels) { return std::string(kernels.ops().name); })

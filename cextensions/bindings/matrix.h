@@ -19,8 +19,8 @@ class BoundMatrix {
 
   // Throws std::invalid_argument for an unknown format and for memory of another size than rows and cols
   // imply.
-  BoundMatrix(Memory memory, const std::string& format, std::int64_t rows, std::int64_t cols)
-      : memory_(memory), format_(format_named(format)), rows_(rows), cols_(cols) {
+  BoundMatrix(Memory memory, const std::string& format, std::int64_t rows, std::int64_t cols, float scale)
+      : memory_(memory), format_(format_named(format)), rows_(rows), cols_(cols), scale_(scale) {
     if (rows < 1 || cols < 1 || cols % block_weights(format_) != 0) {
       throw std::invalid_argument("a matrix of " + std::to_string(rows) + " x " + std::to_string(cols) +
                                   " is no whole number of " + format + " blocks");
@@ -31,12 +31,13 @@ class BoundMatrix {
     }
   }
 
-  Matrix view() const { return {memory_.data(), format_, rows_, cols_}; }
+  Matrix view() const { return {memory_.data(), format_, rows_, cols_, scale_}; }
 
  private:
   Memory memory_;
   Format format_;
   std::int64_t rows_, cols_;
+  float scale_;
 };
 
 }  // namespace moeinf

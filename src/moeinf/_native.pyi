@@ -388,9 +388,14 @@ def layer_norm(
     """out [tokens, count] = (x - mean(x)) / std(x) * weight + bias."""
 
 class Matrix:
-    """A weight matrix in bytes that it keeps alive. ValueError for an unknown format and sizes that do not fit."""
+    """A weight matrix in bytes that it keeps alive, of which every weight is multiplied by `scale`.
 
-    def __init__(self, memory: npt.NDArray[np.uint8], format: str, rows: int, cols: int) -> None: ...
+    ValueError for an unknown format and sizes that do not fit.
+    """
+
+    def __init__(
+        self, memory: npt.NDArray[np.uint8], format: str, rows: int, cols: int, scale: float = 1.0
+    ) -> None: ...
 
 class Kernels:
     """A pool of threads (the caller is one of them), and the inner loops of one instruction set.
@@ -426,7 +431,12 @@ class Kernels:
     def expansion_bytes(shape: PassShape) -> int:
         """What threads keep beside the workspace: quantised weights, expanded."""
 
-_ExpertParts = Mapping[str, tuple[str, int, int, int] | tuple[str, int, int, int, int, int]]
+_ExpertParts = Mapping[
+    str,
+    tuple[str, int, int, int]
+    | tuple[str, int, int, int, int, int]
+    | tuple[str, int, int, int, int, int, Sequence[float]],
+]
 
 class ExpertKernel:
     """The routed experts of one layer, whose blocks lie in one memory; kernels.ReferenceExpertKernel is its twin.
@@ -434,7 +444,8 @@ class ExpertKernel:
     parts: (format, rows, cols, offset in the block in bytes) of gate and up [intermediate, hidden], of down [hidden,
     intermediate], and of gate_bias, up_bias and down_bias [rows, 1] in f32, f16 or bf16: those that the form has. Or
     the same for each layer. With two more numbers, start and step, a part is one that was read with the rest of its
-    file's blocks: that of expert e begins (start + e * step) % 4096 behind its offset.
+    file's blocks: that of expert e begins (start + e * step) % 4096 behind its offset. A seventh value lists
+    factors of the weights of each expert.
     ValueError where they do not fit together. form: None is the plain one. What finish adds depends neither on how
     the experts were spread over compute calls nor on their order.
     """

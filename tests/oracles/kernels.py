@@ -16,8 +16,12 @@ from torch import Tensor
 from moeinf import _native
 from moeinf.types import ByteArray, ExpertForm, Float32Array, Format, IntArray, format_bytes
 
-# A matrix or bias: format, rows, cols, offset in the block in bytes; see _native.ExpertKernel for two more numbers.
-ExpertPart = tuple[Format, int, int, int] | tuple[Format, int, int, int, int, int]
+# A matrix or bias: format, rows, cols, offset in the block in bytes; see _native.ExpertKernel for more.
+ExpertPart = (
+    tuple[Format, int, int, int]
+    | tuple[Format, int, int, int, int, int]
+    | tuple[Format, int, int, int, int, int, Sequence[float]]
+)
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu": F.gelu, "relu": F.relu}
 _TORCH_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
@@ -56,8 +60,12 @@ def expert_output(x: Tensor, weights: Mapping[str, Tensor], form: ExpertForm) ->
     return product("down", _ACTIVATIONS[form.activation](gate) * up)
 
 
-def _shift(expert: int, start: int = 0, step: int = 0) -> int:
+def _shift(expert: int, start: int = 0, step: int = 0, scales: Sequence[float] = ()) -> int:
     return (start + expert * step) % 4096
+
+
+def _scale(expert: int, start: int = 0, step: int = 0, scales: Sequence[float] = ()) -> float:
+    return scales[expert] if scales else 1.0
 
 
 class ReferenceExpertKernel:
@@ -94,7 +102,8 @@ class ReferenceExpertKernel:
             if not len(tokens) or expert in self._outputs:
                 raise ValueError(f"expert {expert} was not routed to, or was computed before")
             weights = {
-                name: widened(self._memory[offset + at + _shift(expert, *more) :], format, rows, cols)
+                name: _scale(expert, *more)
+                * widened(self._memory[offset + at + _shift(expert, *more) :], format, rows, cols)
                 for name, (format, rows, cols, at, *more) in self._parts.items()
             }
             self._outputs[expert] = expert_output(torch.from_numpy(self._hidden[tokens]), weights, self._form)

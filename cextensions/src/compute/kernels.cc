@@ -111,11 +111,14 @@ void Kernels::multiply(const Matrix& w, std::int64_t first, std::int64_t last, c
                     static_cast<const unsigned char*>(x) + static_cast<std::size_t>(i) * x_bytes,
                     static_cast<int>(end - i), y + i * y_stride, y_stride);
     }
-    return;
+  } else {
+    auto* memory = static_cast<unsigned char*>(thread_scratch_.reserve(0));
+    ops_.matmul_rows(w, first, last, x, num_x,
+                     memory + static_cast<std::size_t>(thread) * thread_scratch_bytes_, y, y_stride);
   }
-  auto* memory = static_cast<unsigned char*>(thread_scratch_.reserve(0));
-  ops_.matmul_rows(w, first, last, x, num_x,
-                   memory + static_cast<std::size_t>(thread) * thread_scratch_bytes_, y, y_stride);
+  if (w.scale == 1) return;
+  for (std::int64_t i = 0; i < num_x; ++i)
+    for (std::int64_t r = first; r < last; ++r) y[i * y_stride + r] *= w.scale;
 }
 
 void Kernels::reserve_thread_scratch(std::int64_t cols) {

@@ -11,7 +11,7 @@ import pytest
 
 from moeinf import _native
 from moeinf.types import FORMAT_BLOCKS, ByteArray, ExpertForm, Float32Array, Format, IntArray, format_bytes
-from tests.oracles.kernels import ReferenceExpertKernel, reference_linear
+from tests.oracles.kernels import ExpertPart, ReferenceExpertKernel, reference_linear
 from tests.support.blocks import WRITTEN, even_blocks
 
 FORMATS: tuple[Format, ...] = get_args(Format)
@@ -123,6 +123,35 @@ def test_a_linear_equals_its_twin(kernels: _native.Kernels, format: Format) -> N
             y = np.full((num_x, rows), np.nan, np.float32)
             kernels.linear(inputs[:num_x], matrix, y)
             assert_near(y, expected[:num_x], format, np.abs(expected).max())
+
+
+@pytest.mark.parametrize("format", ["nvfp4", "bf16"])
+def test_a_scale_multiplies_what_comes_out(kernels: _native.Kernels, format: Format) -> None:
+    rng, scale = np.random.default_rng(3), np.float32(0.37)
+    memory = stored(format, 40, 512, rng)
+    plain, scaled = _native.Matrix(memory, format, 40, 512), _native.Matrix(memory, format, 40, 512, float(scale))
+    inputs = rng.standard_normal((70, 512)).astype(np.float32)
+    for num_x in (1, 8, 9, 70):
+        ys = [np.empty((num_x, 40), np.float32) for _ in range(2)]
+        for matrix, y in zip((plain, scaled), ys, strict=True):
+            kernels.linear(inputs[:num_x], matrix, y)
+        assert np.array_equal(ys[1], ys[0] * scale)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 40])
+def test_each_expert_of_a_part_may_have_a_scale(kernels: _native.Kernels, num_tokens: int) -> None:
+    layer, step = layer_of("nvfp4", "q8_0", "nvfp4"), Step(num_tokens)
+    scales = np.random.default_rng(4).uniform(0.5, 2, (2, NUM_EXPERTS)).tolist()
+    parts: dict[str, ExpertPart] = {**layer.parts}
+    for name, each in zip(("gate", "down"), scales, strict=True):
+        parts[name] = (*layer.parts[name], 0, 0, each)
+    found = step.run(_native.ExpertKernel(kernels, layer.memory, parts), layer)
+    expected = step.run(ReferenceExpertKernel(layer.memory, parts), layer)
+    assert_near(found, expected, "nvfp4")
+    assert np.abs(expected - step.run(layer.twin(), layer)).max() > 0.1 * np.abs(expected).max()
+    parts["down"] = (*layer.parts["down"], 0, 0, scales[1][:1])
+    with pytest.raises(ValueError, match="has no scale"):
+        step.run(_native.ExpertKernel(kernels, layer.memory, parts), layer)
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -58,8 +58,8 @@ class Kernels {
   // For the drivers of kernels: one row of x [num_x, cols] after the other turned into `kind` at `out`, by
   // all threads where that pays.
   void prepare(ActivationKind kind, const float* x, std::int64_t num_x, std::int64_t cols, void* out);
-  // y[i * y_stride + r] = row r of w times x_i for first <= r < last. x is prepared for it (activation_for).
-  // Called inside a task, after reserve_thread_scratch(w.cols) where it goes by tiles.
+  // y[i * y_stride + r] = row r of w times x_i, times w.scale, for first <= r < last. x is prepared for it
+  // (activation_for). Called inside a task, after reserve_thread_scratch(w.cols) where it goes by tiles.
   void multiply(const Matrix& w, std::int64_t first, std::int64_t last, const void* x, std::int64_t num_x,
                 int thread, float* y, std::int64_t y_stride);
   void reserve_thread_scratch(std::int64_t cols);

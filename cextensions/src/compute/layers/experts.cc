@@ -219,7 +219,11 @@ void ExpertKernel::check_job(std::int64_t expert, std::int64_t offset) {
   std::size_t block_bytes = 0;
   for (const ExpertPart* part : {&gate_, up_ ? &*up_ : nullptr, &down_, gate_bias_ ? &*gate_bias_ : nullptr,
                                  up_bias_ ? &*up_bias_ : nullptr, down_bias_ ? &*down_bias_ : nullptr})
-    if (part != nullptr) block_bytes = std::max(block_bytes, begin_of(*part, expert) + num_bytes_of(*part));
+    if (part != nullptr) {
+      block_bytes = std::max(block_bytes, begin_of(*part, expert) + num_bytes_of(*part));
+      if (part->scales && as_size(expert) >= part->scales->size())
+        throw std::invalid_argument("expert " + std::to_string(expert) + " has no scale");
+    }
   if (offset < 0 || block_bytes > num_bytes_ || as_size(offset) > num_bytes_ - block_bytes) {
     throw std::invalid_argument("the block of expert " + std::to_string(expert) + ", at byte " +
                                 std::to_string(offset) + ", is not inside the memory");
@@ -259,8 +263,9 @@ std::int64_t ExpertKernel::act_task_rows(std::int64_t count, std::size_t num_job
 }
 
 Matrix ExpertKernel::part_of(const Job& job, const ExpertPart& part) const {
-  const std::size_t begin = begin_of(part, groups_.experts[job.group]);
-  return {memory_ + job.offset + begin, part.format, part.rows, part.cols};
+  const std::int64_t expert = groups_.experts[job.group];
+  const float scale = part.scales ? (*part.scales)[as_size(expert)] : 1;
+  return {memory_ + job.offset + begin_of(part, expert), part.format, part.rows, part.cols, scale};
 }
 
 // y[i * y_stride + r - first] = bias[r] + row r of the part times x_i, for first <= r < last.
@@ -268,7 +273,9 @@ void ExpertKernel::multiply(const Job& job, const ExpertPart& part, const std::o
                             std::int64_t first, std::int64_t last, const void* x, int thread, float* y,
                             std::int64_t y_stride) {
   const std::int64_t count = groups_.counts[job.group], num_rows = last - first;
-  const Matrix rows{part_of(job, part).row(first), part.format, num_rows, part.cols};
+  Matrix rows = part_of(job, part);
+  rows.data = rows.row(first);
+  rows.rows = num_rows;
   kernels_.multiply(rows, 0, num_rows, x, count, thread, y, y_stride);
   if (!bias) return;
   const unsigned char* added = part_of(job, *bias).row(first);

@@ -86,6 +86,7 @@ struct Matrix {
   const unsigned char* data;
   Format format;
   std::int64_t rows, cols;
+  float scale = 1;  // of every weight, for Kernels::multiply: NVFP4 has one beside its blocks
 
   const unsigned char* row(std::int64_t r) const {
     return data + static_cast<std::size_t>(r) * row_bytes(format, cols);

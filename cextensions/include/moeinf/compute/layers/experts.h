@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -23,6 +24,7 @@ struct ExpertPart {
   // and how far it is from one expert to the next. That of expert e begins (start + e * step) % 4096 behind
   // offset_bytes.
   std::int64_t start_bytes = 0, step_bytes = 0;
+  std::shared_ptr<const std::vector<float>> scales{};  // of each expert's weights; none: 1
 };
 
 struct ExpertParts {
