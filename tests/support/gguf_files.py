@@ -46,11 +46,14 @@ def write_gguf(
     metadata: Mapping[str, Any] | None = None,
     tensors_a_part: int = 0,
     fused: bool = False,
+    nvfp4: Mapping[str, npt.NDArray[np.uint8]] | None = None,
+    scales: Mapping[str, Floats] | None = None,
 ) -> list[Path]:
     """Writes the model, and returns its files: several if a part has at most so many tensors.
 
     kinds: what weights become that are not always F32; rows that do not fit its blocks become F16. metadata: further
     fields, such as a tokenizer's, that win over the converter's. fused: gate and up of all experts in one tensor.
+    nvfp4: blocks [.., bytes of a row] of some tensors, by their names in the file; scales: further tensors of numbers.
     """
     c = config.get("text_config") or config
     model_type = config["model_type"]
@@ -59,7 +62,12 @@ def write_gguf(
     fields = {f"{architecture}.{name}": value for name, value in model_metadata(model_type, c).items()}
     for name, value in (fields | dict(metadata or {})).items():
         _add(writer, name, value)
+    for name, numbers in (scales or {}).items():
+        writer.add_tensor(name, numbers)
     for name, values in converted(model_type, c, tensors, fused=fused).items():
+        if nvfp4 and name in nvfp4:
+            writer.add_tensor(name, nvfp4[name], raw_dtype=gguf.GGMLQuantizationType.NVFP4)
+            continue
         kind = gguf.GGMLQuantizationType["F32" if _ALWAYS_F32.search(name) else kinds(name)]
         if values.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0]:
             kind = gguf.GGMLQuantizationType.F16

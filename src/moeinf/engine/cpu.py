@@ -10,7 +10,7 @@ from moeinf.engine.memory_plan import MemoryPlan, plan_memory, prefixes_text, re
 from moeinf.engine.placed.experts import parts_of_layers, placed_reads
 from moeinf.models.cpu.layers import NativeLayers
 from moeinf.models.layers.encoder_decoder import EncoderDecoder, SourceCache
-from moeinf.models.layers.weights import StoredTensor
+from moeinf.models.layers.weights import StoredTensor, with_scales
 from moeinf.runtime.cache.cache import ExpertCache
 from moeinf.runtime.cache.loader import Loader
 from moeinf.runtime.cache.pressure import MemoryWatch
@@ -77,6 +77,7 @@ class CpuRunner:
         self.observers = [*watch.observers, *advisers]
         kernel = ExpertKernel(host.kernels, memory, parts_of_layers(weights.manifest), weights.family.tensors.form)
         experts = StreamedExperts(self.tier, kernel, watch.observers, advisers, prefetcher, stored.name)
+        tensors = with_scales(tensors, weights.manifest.scales.dense)
         layers = NativeLayers(host.kernels, tensors, weights.manifest.info.dtype)
         self.network = weights.family.build(layers, experts, profiler)
         self.cache = self.network.new_cache(self.plan.context, context.num_beams)

@@ -144,6 +144,11 @@ def read_weights(stored: StoredModel, config: RuntimeConfig, notify: Notify) -> 
         raise UsageError(f"--verify-reads: {notice}")
     if notice:
         notify(notice)
+    strangers = stored.manifest.scales.dense.keys() - {*plan.matrices, *(plan.head or ())[:1]}
+    if strangers:
+        raise StoreError(
+            f"{stored.path / 'manifest.json'} scales {min(strangers)}, which is no matrix; {stored.remedy}"
+        )
     dense = open_dense(stored, plan, sums, always=config.verify_reads)
     return Weights(stored, family, config_json, dense, expert_sums(stored.manifest, sums))
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from moeinf.errors import CheckpointError
+from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.gguf.header import Gguf, GgufTensor
 from moeinf.gguf.undo import (
     Columns,
@@ -31,7 +31,7 @@ class DenseSource:
     tensors: tuple[GgufTensor, ...]
     shape: tuple[int, ...]  # that the plan wants, and `undo` ends in
     undo: Undo = ()
-    scale: GgufTensor | None = None  # NVFP4: one f32 number that multiplies the whole tensor
+    scale: GgufTensor | None = None  # one f32 number that multiplies the whole tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class ExpertSource:
     offset_bytes: int  # of expert 0, from the start of the file `tensor.file`
     num_bytes: int  # of one expert
     stride_bytes: int  # from one expert to the next
-    scale: GgufTensor | None = None  # NVFP4: an f32 number for each expert, which multiplies all of the part
+    scale: GgufTensor | None = None  # an f32 number for each expert, which multiplies all of the part
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +115,9 @@ def _find(gguf: Gguf, names: list[str]) -> GgufTensor:
 
 
 def _scale(gguf: Gguf, tensor: GgufTensor, count: int) -> GgufTensor | None:
-    """NVFP4 has a factor beside its blocks."""
+    """The factor, or one for each expert, that llama.cpp multiplies products with a tensor by; NVFP4 has it."""
     found = gguf.tensors.get(re.sub(r"\.weight$", ".scale", tensor.name)) if tensor.name.endswith(".weight") else None
-    if found is not None and (found.format != "f32" or found.shape not in ((count,), (1,) * bool(count == 1))):
+    if found is not None and (found.format, found.shape) != ("f32", (count,)):
         raise CheckpointError(f"{gguf.where}: tensor {found.name!r} is {found.format} {list(found.shape)}; is damaged")
     return found
 
@@ -166,6 +166,7 @@ class _Dense:
     def __init__(self, gguf: Gguf, plan: TensorPlan) -> None:
         self._gguf, self._plan = gguf, plan
         self._in_blocks = {*plan.matrices, *plan.lookups, *(plan.head or ())}  # what may be quantised
+        self._multiplied = {*plan.matrices, *(plan.head or ())} - plan.lookups  # by nothing but matrix products
         architecture = gguf.metadata.get("general.architecture")
         self._architecture = architecture if isinstance(architecture, str) else ""
 
@@ -199,7 +200,13 @@ class _Dense:
             )
         if name not in self._in_blocks and not kind.plain:
             undo = (*undo, Widen())
-        return DenseSource(tensors, shape, undo, _scale(self._gguf, tensors[0], 1))
+        scale = next((found for each in tensors if (found := _scale(self._gguf, each, 1))), None)
+        if scale is not None and (len(tensors) > 1 or name not in self._multiplied):
+            raise UnsupportedModelError(
+                f"{self._gguf.where}: tensor {scale.name!r} scales {name}, which is computed without; "
+                "take a file of another quantisation"
+            )
+        return DenseSource(tensors, shape, undo, scale)
 
     def _norm(self, rest: str) -> Undo:
         plus_one = self._architecture in _PLUS_ONE and rest.endswith("norm.weight") and "linear_attn" not in rest

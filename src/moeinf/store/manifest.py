@@ -17,6 +17,7 @@ from moeinf.store.checked_json import CheckedObject
 from moeinf.store.files import errors_named, parse_json_object, read_small
 from moeinf.store.format import DENSE_FILE, BlockTensor, is_quantised, round_up, shard_file
 from moeinf.store.placed.places import InPlace, parse_in_place
+from moeinf.store.placed.scales import NO_SCALES, Scales, parse_scales
 from moeinf.store.quantisation import CHOICES, KEEP, Choice, Quantisation
 from moeinf.types import (
     BLOCK_ALIGN_BYTES,
@@ -29,8 +30,8 @@ from moeinf.types import (
 )
 
 MANIFEST_FILE = "manifest.json"
-# 1 knew no quantised formats, 2 neither layouts that differ by layer nor files of other programs, 3 no numbers of
-# experts that do.
+# 1 knew no quantised formats, 2 neither layouts that differ by layer nor files of other programs, 3 neither numbers of
+# experts that do nor scales beside blocks.
 VERSION = 4
 ID_DIGITS = 12
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
@@ -103,6 +104,7 @@ class Manifest:
     dense_formats: Mapping[str, BlockTensor] = field(default_factory=dict)  # the quantised dense tensors
     layers: tuple[ExpertLayout, ...] = ()  # of each layer, where they differ
     in_place: InPlace | None = None  # where the weights lie in files of another program
+    scales: Scales = NO_SCALES  # that it keeps beside its blocks
 
     def layout_of(self, layer: int) -> ExpertLayout:
         return self.layers[layer] if self.layers else self.layout
@@ -121,7 +123,7 @@ class Manifest:
         experts = {"layers": [dataclasses.asdict(layout) for layout in self.layers]} if self.layers else {}
         value: dict[str, Any] = {
             "format": "moeinf",
-            "version": 4 if self.moe.counts else 3 if self.layers else 2,
+            "version": 4 if self.moe.counts or self.scales else 3 if self.layers else 2,
             "source": self.source.to_json(),
             "model": _set_fields(self.info),
             "experts": _set_fields(self.moe) | (experts or dataclasses.asdict(self.layout)),
@@ -129,7 +131,9 @@ class Manifest:
             "files": [dataclasses.asdict(file) for file in self.files],
             "quantisation": dataclasses.asdict(self.quantisation) | {"fallbacks": list(self.fallbacks)},
             "dense_formats": {name: blocks._asdict() for name, blocks in self.dense_formats.items()},
-        } | ({"in_place": self.in_place.to_json()} if self.in_place else {})
+        }
+        value |= {"in_place": self.in_place.to_json()} if self.in_place else {}
+        value |= {"scales": self.scales.to_json()} if self.scales else {}
         return (json.dumps(value, sort_keys=True, indent=1, ensure_ascii=False) + "\n").encode()
 
 
@@ -190,8 +194,12 @@ def parse(data: bytes, where: str) -> Manifest:
     quantisation, fallbacks = _parse_quantisation(root.child("quantisation"))
     formats = root.child("dense_formats")
     dense_formats = {name: _parse_blocks(formats.child(name)) for name in formats.names()}
+    scaled = version > 3 and "scales" in root
+    scales = parse_scales(root.child("scales"), moe, by_layer) if scaled else NO_SCALES
     root.nothing_else()
-    return Manifest(source, info, moe, layout, shards, files, quantisation, fallbacks, dense_formats, layers, in_place)
+    return Manifest(
+        source, info, moe, layout, shards, files, quantisation, fallbacks, dense_formats, layers, in_place, scales
+    )
 
 
 def slot_layout(layers: Sequence[ExpertLayout]) -> ExpertLayout:
@@ -238,8 +246,8 @@ def _parse_experts(
 
 def _parse_shape(item: CheckedObject, version: int) -> MoeShape:
     layers, most, top_k = (item.number(name, 1) for name in ("num_layers", "num_experts", "top_k"))
-    counts = item.take("counts", list) if version > 3 else []
-    if version > 3:
+    counts = item.take("counts", list) if version > 3 and "counts" in item else []
+    if counts:
         if len(counts) != layers or not all(type(count) is int and 1 <= count <= most for count in counts):
             raise item.error("counts", f"are not {layers} numbers from 1 to {most}")
         if max(counts) != most or min(counts) == most:

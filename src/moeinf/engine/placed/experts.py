@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 import numpy as np
 
@@ -15,7 +16,8 @@ from moeinf.store.placed.places import InPlace
 from moeinf.store.placed.sums import PlacedRun, placed_runs
 from moeinf.types import IntArray, SumRun
 
-Parts = Mapping[str, tuple[str, int, int, int] | tuple[str, int, int, int, int, int]]
+Scaled = tuple[str, int, int, int, int, int, Sequence[float]]
+Parts = Mapping[str, tuple[str, int, int, int] | tuple[str, int, int, int, int, int] | Scaled]
 
 
 def parts_of_layers(manifest: Manifest) -> Parts | list[Parts]:
@@ -23,8 +25,16 @@ def parts_of_layers(manifest: Manifest) -> Parts | list[Parts]:
     if not manifest.layers:
         return expert_parts(manifest.layout)
     if manifest.in_place is None:
-        return [expert_parts(layout) for layout in manifest.layers]
-    return [_placed_parts(manifest, manifest.in_place, layer) for layer in range(manifest.moe.num_layers)]
+        parts: list[Parts] = [expert_parts(layout) for layout in manifest.layers]
+    else:
+        parts = [_placed_parts(manifest, manifest.in_place, layer) for layer in range(manifest.moe.num_layers)]
+    return [_scaled(*each) for each in zip(parts, manifest.scales.experts or [{}] * len(parts), strict=True)]
+
+
+def _scaled(parts: Parts, scales: Mapping[str, Sequence[float]]) -> Parts:
+    """With a factor for each expert. A part that lies at the same place of every block has no start and step."""
+    places = {name: (*parts[name], 0, 0)[:6] for name in scales}
+    return {**parts, **{name: cast(Scaled, (*place, scales[name])) for name, place in places.items()}}
 
 
 def _placed_parts(manifest: Manifest, in_place: InPlace, layer: int) -> Parts:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -35,12 +35,14 @@ class StoredTensor:
     """A tensor that lies in memory, or in a mapped file: `data` uint8, 1-D. It is TensorBytes too.
 
     check_rows: takes the numbers of rows before they are looked up, and raises StoreError for one that is damaged.
+    scale: multiplies every weight of a matrix, for products alone.
     """
 
     data: ByteArray
     format: Format
     shape: tuple[int, ...]
     check_rows: Callable[[IntArray], None] | None = None
+    scale: float = 1.0
 
     @property
     def num_bytes(self) -> int:
@@ -48,6 +50,11 @@ class StoredTensor:
 
     def pieces(self) -> Iterator[ByteArray]:
         yield self.data
+
+
+def with_scales(tensors: Mapping[str, StoredTensor], scales: Mapping[str, float]) -> dict[str, StoredTensor]:
+    """scales: of the matrices that have one."""
+    return {**tensors, **{name: replace(tensors[name], scale=scale) for name, scale in scales.items()}}
 
 
 def in_memory(tensor: TensorBytes) -> StoredTensor:

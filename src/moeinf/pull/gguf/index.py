@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
 from collections import Counter
@@ -12,9 +13,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from moeinf.errors import UnsupportedModelError
+from moeinf.errors import CheckpointError
 from moeinf.gguf.config import config_of
 from moeinf.gguf.header import Gguf, GgufTensor
+from moeinf.gguf.metadata import numbers_of
 from moeinf.gguf.tensors import ExpertSource, Placement, places_of
 from moeinf.gguf.tokenizer import tokenizer_files
 from moeinf.gguf.undo import Kind, outcome, undo_json
@@ -26,6 +28,7 @@ from moeinf.store.format import BlockTensor, is_quantised
 from moeinf.store.library import SOURCE_RECORD_FILE, Library, StoredModel
 from moeinf.store.manifest import MANIFEST_FILE, FileEntry, Manifest, ModelSource, model_id, slot_layout
 from moeinf.store.placed.places import DensePlace, InPlace, PartPlace, PlacedFile, TensorPlace, placed_layout
+from moeinf.store.placed.scales import Scales
 from moeinf.store.placed.verify import header_digest
 from moeinf.text.tokenizer import check_text_files
 from moeinf.types import DTYPE_BYTES, DType, ExpertLayout, MoeShape, TensorPlan, TensorSpec, format_bytes
@@ -61,7 +64,6 @@ def make_index(gguf: Gguf, source: ModelSource, folder: str, sha256: Sequence[st
     family = family_of(config)
     plan = family.tensors
     placement = places_of(gguf, plan)
-    _refuse_scales(gguf, placement)
     dense = tuple(_dense_place(name, placement) for name in plan.dense)
     layers, experts = _layers(plan.moe, plan.parts, placement)
     files = tuple(
@@ -86,6 +88,7 @@ def make_index(gguf: Gguf, source: ModelSource, folder: str, sha256: Sequence[st
         dense_formats=_dense_formats(placement),
         layers=layers,
         in_place=InPlace(folder, files, dense, experts),
+        scales=_scales(gguf, placement),
     )
     return Index(manifest, small_files)
 
@@ -119,14 +122,22 @@ def _json(config: Mapping[str, object]) -> bytes:
     return (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
 
 
-def _refuse_scales(gguf: Gguf, placement: Placement) -> None:
-    scaled = [source.scale for source in placement.dense.values() if source.scale]
-    scaled += [source.scale for layer in placement.experts for source in layer.values() if source.scale]
-    if scaled:
-        raise UnsupportedModelError(
-            f"{gguf.where}: tensor {scaled[0].name!r} scales NVFP4 weights, which moeinf does not compute; "
-            "take a file of another quantisation"
-        )
+def _scales(gguf: Gguf, placement: Placement) -> Scales:
+    """Reads the file. Raises CheckpointError for one that is no number."""
+
+    def numbers(tensor: GgufTensor) -> tuple[float, ...]:
+        found = tuple(numbers_of(gguf, tensor))
+        if not all(map(math.isfinite, found)):
+            raise CheckpointError(f"{gguf.where}: tensor {tensor.name!r} has a NaN or infinite scale; fetch it again")
+        return found
+
+    return Scales(
+        {name: numbers(source.scale)[0] for name, source in placement.dense.items() if source.scale},
+        tuple(
+            {part: numbers(source.scale) for part, source in layer.items() if source.scale}
+            for layer in placement.experts
+        ),
+    )
 
 
 def _dense_place(name: str, placement: Placement) -> DensePlace:

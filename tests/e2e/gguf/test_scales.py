@@ -1,0 +1,144 @@
+"""NVFP4 with scales beside its blocks: powers of two compute, to the bit, what blocks with larger scales do."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from moeinf.config import RuntimeConfig
+from moeinf.config.pull_options import PullOptions
+from moeinf.engine.model import Model
+from moeinf.errors import CheckpointError, MoeinfError, StoreError, UnsupportedModelError
+from moeinf.pull.pull import ensure, pull
+from moeinf.store.library import StoredModel
+from moeinf.store.manifest import model_id, parse
+from moeinf.store.verify import verify
+from moeinf.types import Float32Array
+from tests.support.blocks import even_blocks
+from tests.support.checkpoints import TOKENIZER, random_tensors
+from tests.support.gguf_files import Floats, converted, write_gguf
+from tests.support.tiny_models import all_configs
+
+IDS = [5, 17, 3, 41, 41, 2, 60, 9, 33, 14]
+EXPERTS = 8
+
+
+@pytest.fixture(autouse=True)
+def plain_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {"tokenizer.json": json.dumps(TOKENIZER).encode(), "tokenizer_config.json": b"{}"}
+    monkeypatch.setattr("moeinf.pull.gguf.index.tokenizer_files", lambda gguf: files)
+
+
+def logits(stored: StoredModel, **options: Any) -> Float32Array:
+    with Model(stored, RuntimeConfig.of(context=32, threads=1, device="cpu", **options)) as model:
+        network: Any = model.runner.network
+        prefill = network.forward(IDS[:-1], model.runner.cache, last_only=False)
+        found: Float32Array = np.concatenate([prefill, model.runner.forward(IDS[-1:], lambda: None)])
+    return found
+
+
+class Weights:
+    """Qwen3-MoE with every matrix of a linear layer in random NVFP4 blocks, and powers of two as scales of some."""
+
+    def __init__(self, *, fused: bool = False) -> None:
+        # Rows are whole blocks of 64 numbers.
+        self.config = all_configs()["qwen3_moe"] | {"moe_intermediate_size": 64, "head_dim": 32}
+        self.tensors = {name: tensor.float() / 8 for name, tensor in random_tensors(self.config).items()}
+        rng = np.random.default_rng(8)
+        self.blocks: dict[str, npt.NDArray[np.uint8]] = {}
+        self.scales: dict[str, Floats] = {}
+        self.fused = fused
+        for name, values in converted("qwen3_moe", self.config, self.tensors, fused=fused).items():
+            if values.ndim < 2 or any(part in name for part in ("norm", "token_embd", "ffn_gate_inp")):
+                continue
+            count = values.size // 64
+            self.blocks[name] = even_blocks("nvfp4", count, rng).reshape(*values.shape[:-1], -1)
+            powers = rng.integers(0, 3, EXPERTS if values.ndim == 3 else 1)
+            if "attn_v" not in name:  # has none
+                self.scales[name.replace(".weight", ".scale")] = np.exp2(powers).astype(np.float32)
+
+    def into_blocks(self) -> Mapping[str, npt.NDArray[np.uint8]]:
+        """The blocks, whose own scales are multiplied by what lies beside them."""
+        found = {}
+        for name, blocks in self.blocks.items():
+            scales = self.scales.get(name.replace(".weight", ".scale"), np.ones(1, np.float32))
+            changed = blocks.reshape(len(scales), -1, 36).copy()
+            changed[:, :, :4] += (8 * np.log2(scales)).astype(np.uint8)[:, None, None]
+            found[name] = changed.reshape(blocks.shape)
+        return found
+
+    def write(self, path: Path, *, scaled: bool, **more: Any) -> Path:
+        blocks, scales = (self.blocks, self.scales) if scaled else (self.into_blocks(), {})
+        how: dict[str, Any] = {"nvfp4": blocks, "scales": scales, "fused": self.fused} | more
+        return write_gguf(path, self.config, self.tensors, kinds=lambda name: "F32", **how)[0]
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["apart", "gate and up in one tensor"])
+def test_a_scale_beside_blocks_is_one_within_them(tmp_path: Path, fused: bool) -> None:
+    home, weights = tmp_path / "home", Weights(fused=fused)
+    wanted = logits(ensure(str(weights.write(tmp_path / "within.gguf", scaled=False)), home=home))
+    file = weights.write(tmp_path / "beside.gguf", scaled=True)
+    stored = ensure(str(file), home=home)
+    manifest = stored.manifest
+    assert json.loads(manifest.dumps())["version"] == 4 and parse(manifest.dumps(), "m") == manifest
+    assert "lm_head.weight" in manifest.scales.dense and set(manifest.scales.experts[0]) == {"gate", "up", "down"}
+    own = pull(str(file), PullOptions(repack=True), home=home)
+    assert own.manifest.in_place is None and own.manifest.scales == manifest.scales
+    for each in (stored, own):
+        for options in ({}, {"expert_cache": "40%"}, {"expert_cache": "40%", "prefill_chunk": 1}):
+            assert np.array_equal(logits(each, **options), wanted)
+        assert verify(each) == []
+    plain = weights.write(tmp_path / "plain.gguf", scaled=True, scales={})
+    assert not np.allclose(logits(ensure(str(plain), home=home)), wanted, rtol=0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers", "error", "said"),
+    [
+        ("token_embd.scale", np.ones(1, np.float32), UnsupportedModelError, "which is computed without"),
+        ("blk.0.ffn_gate_inp.scale", np.ones(1, np.float32), UnsupportedModelError, "which is computed without"),
+        ("blk.0.attn_q.scale", np.ones(2, np.float32), CheckpointError, "is damaged"),
+        ("blk.0.ffn_down_exps.scale", np.ones(1, np.float32), CheckpointError, "is damaged"),
+        ("blk.0.attn_q.scale", np.array([np.nan], np.float32), CheckpointError, "NaN or infinite scale"),
+    ],
+)
+def test_other_scales_are_refused_in_a_line(
+    name: str, numbers: Floats, error: type[MoeinfError], said: str, tmp_path: Path
+) -> None:
+    weights = Weights()
+    file = weights.write(tmp_path / "m.gguf", scaled=True, scales={**weights.scales, name: numbers})
+    with pytest.raises(error, match=said) as raised:
+        ensure(str(file), home=tmp_path / "home")
+    assert name in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_a_manifest_is_held_to_what_scales_are(tmp_path: Path) -> None:
+    stored = ensure(str(Weights().write(tmp_path / "m.gguf", scaled=True)), home=tmp_path / "home")
+    changes: list[tuple[Callable[[Any], object], str]] = [
+        (lambda scales: scales["experts"].pop(), "experts are 2, not 3"),
+        (lambda scales: scales["experts"][1]["up"].pop(), "of layer 1 are not 8 numbers each"),
+        (lambda scales: scales["experts"][1].update(other=[1.0] * 8), "scale what is no matrix"),
+        (lambda scales: scales["experts"][1].update(up=["1"] * 8), "up is no number"),
+        (lambda scales: scales["dense"].update(x=1), "x is not of type float"),
+        (lambda scales: scales.update(more=1), "more is not known"),
+    ]
+    for change, said in changes:
+        value = json.loads(stored.manifest.dumps())
+        change(value["scales"])
+        with pytest.raises(StoreError, match=said):
+            parse(json.dumps(value).encode(), "m")
+    value = json.loads(stored.manifest.dumps())
+    value["scales"]["dense"]["model.norm.weight"] = 2.0
+    data = json.dumps(value).encode()
+    stranger = stored.path.with_name(model_id(data))
+    shutil.copytree(stored.path, stranger)
+    (stranger / "manifest.json").write_bytes(data)
+    with pytest.raises(StoreError, match=r"scales model\.norm\.weight, which is no matrix"):
+        logits(StoredModel("m:latest", stranger.name, stranger))
