@@ -32,6 +32,7 @@ class Origin:
     name: str
     quantisation: Quantisation = KEEP  # what a pull of it stores, where nothing else is asked for
     file: str = ""  # hub only: the tag or the name of a GGUF file in the repository
+    repacked: bool = False  # a GGUF file, of which the store has a copy in files of its own
 
     @property
     def source(self) -> ModelSource:
@@ -153,6 +154,7 @@ def stored_origin(model: StoredModel) -> Origin:
         model.name,
         model.manifest.quantisation,
         source.file,
+        model.manifest.in_place is None and (source.kind == "file" or bool(source.file)),
     )
 
 

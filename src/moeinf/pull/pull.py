@@ -119,19 +119,21 @@ def _steps(
         name = variant_name(name or origin.name, wanted)
     target = full_name(name or origin.name)
     quantisation = wanted or origin.quantisation
-    progress = progress or SilentProgress()
+    progress, repacked = progress or SilentProgress(), options.repack or origin.repacked
     if origin.kind == "file":
         _refuse_quantisation(wanted)
-        return _FilePull(LocalFile(Path(origin.location), name and target, library, progress, options.repack))
-    if options.repack:
-        raise UsageError("--repack: give the GGUF file itself, on this machine; a download is used as it is")
+        return _FilePull(LocalFile(Path(origin.location), name and target, library, progress, repacked))
     progress.stage("pulling manifest")
     opened = open_source(origin, options.token, progress)
     if not isinstance(opened, Source):
         from moeinf.pull.gguf.remote import HubFile
 
         _refuse_quantisation(wanted)
-        return _HubFilePull(HubFile(opened, origin.file, target, library, progress))
+        return _HubFilePull(HubFile(opened, origin.file, target, library, progress, repacked))
+    if options.repack:
+        raise UsageError(
+            f"--repack is for GGUF files; {source[:100]!r} is a checkpoint, which is converted in any case"
+        )
     return _Pull(library, origin, target, quantisation, opened, progress, portions)
 
 
@@ -160,7 +162,7 @@ class _FilePull:
     def plan(self) -> PullPlan:
         name, source, sizes, done = self.file.plan()
         files = tuple(PlannedFile(file, num_bytes, 0) for file, num_bytes in sizes)
-        copied = sum(num_bytes for _, num_bytes in sizes) if self.file.repacked else 0
+        copied = sum(num_bytes for _, num_bytes in sizes) if self.file.repacked and not done else 0
         return PullPlan(name, source, files, copied, copied, _free_bytes(self.file.library.home), done, ())
 
     def run(self, *, force: bool, keep_source: bool) -> StoredModel:
@@ -184,11 +186,13 @@ class _HubFilePull:
         file, repository = self.file, self.file.repository
         files = tuple(PlannedFile(part, repository.num_bytes(part), file.missing_bytes(part)) for part in file.parts)
         done = bool(file.made())
-        needed = 0 if done else sum(each.fetch_bytes for each in files)
+        needed = 0 if done else file.needed_bytes
         free = _free_bytes(file.library.home)
         return PullPlan(file.name, file.source, files, file.store_bytes, needed, free, done, ())
 
     def run(self, *, force: bool, keep_source: bool) -> StoredModel:
+        if keep_source and self.file.repacked:
+            raise UsageError("--keep-source: leave --repack out, then the download is used as it is and stays")
         return self.file.run(force=force)
 
 

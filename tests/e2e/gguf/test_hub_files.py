@@ -6,9 +6,12 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from moeinf.config import RuntimeConfig
 from moeinf.config.pull_options import PullOptions
+from moeinf.engine.model import Model
 from moeinf.errors import CheckpointError, HubError, UnsupportedModelError, UsageError
 from moeinf.pull import download
 from moeinf.pull.gguf.files import choose
@@ -143,6 +146,34 @@ def test_an_interrupted_download_goes_on_where_it_stopped(
     assert (stored.path / file.name).read_bytes() == file.read_bytes()
     assert f"bytes={held}-" in {seen.range.partition("-")[0] + "-" for seen in server.seen if seen.host == "cdn"}
     assert not list(tmp_path.rglob("*.part")) and Library(tmp_path).partials() == []
+
+
+def test_a_download_may_be_repacked_and_is_deleted_then(server: Hub, tmp_path: Path) -> None:
+    plain = pull(f"{REPO}:Q8_0", home=tmp_path / "plain")
+    home, options = tmp_path / "home", PullOptions(repack=True)
+    plan = plan_pull(f"{REPO}:Q8_0", options, home=home)
+    assert plan.needed_bytes == 2 * plan.fetch_bytes > 0
+    stored = pull(f"{REPO}:Q8_0", options, home=home)
+    assert (stored.name, stored.manifest.in_place) == (plain.name, None) and verify(stored) == []
+    assert not list(home.rglob("*.gguf")) and not list((home / "partial").iterdir())
+    with Model(plain, RuntimeConfig(context=32)) as one, Model(stored, RuntimeConfig(context=32)) as other:
+        wanted, found = (model.runner.forward([5, 17, 3], lambda: None) for model in (one, other))
+        assert np.array_equal(found, wanted)
+    server.seen.clear()
+    assert ensure(f"{REPO}:Q8_0", home=home).id == stored.id and server.seen == []
+    for source, again in ((f"{REPO}:Q8_0", options), (stored.name, PullOptions())):
+        assert pull(source, again, home=home).id == stored.id
+    assert server.sent_bytes("Q8_0.gguf") < plan.fetch_bytes or plan.fetch_bytes < 1 << 20
+    assert plan_pull(stored.name, home=home).up_to_date
+    assert pull(f"{REPO}:Q8_0", home=home).id == plain.id  # in place, in its stead
+    assert [model.id for model in Library(home).list()] == [plain.id]
+
+
+def test_what_cannot_be_repacked_is_one_line(server: Hub, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--keep-source: leave --repack out"):
+        pull(f"{REPO}:Q8_0", PullOptions(repack=True, keep_source=True), home=tmp_path)
+    with pytest.raises(UsageError, match="--repack is for GGUF files; 'demo' is a checkpoint"):
+        pull("demo", PullOptions(repack=True), home=tmp_path)
 
 
 def test_what_the_server_spoils_is_never_published(server: Hub, tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from moeinf.errors import CheckpointError, DiskSpaceError
 from moeinf.gguf.header import Gguf, GgufHeader, join_parts, parse_gguf, part_names, read_gguf
 from moeinf.pull.events import PullProgress
 from moeinf.pull.gguf.files import choose
-from moeinf.pull.gguf.index import check_runs, make_index, write_model
+from moeinf.pull.gguf.index import check_runs, discard, make_index, write_model
+from moeinf.pull.gguf.repack import repack_told
 from moeinf.pull.gguf.sums import checksums_of
 from moeinf.pull.hub import HubRepository
 from moeinf.store.files import errors_named, make_folders, publish, sync_folder
@@ -35,6 +36,7 @@ class HubFile:
     name: str
     library: Library
     progress: PullProgress
+    repacked: bool = False  # into files of the store's own; the download goes
     parts: Sequence[str] = field(init=False)  # their names in the repository
     asked: PulledAs = field(init=False)
     _headers: Sequence[GgufHeader] = field(init=False)
@@ -67,11 +69,23 @@ class HubFile:
 
     @property
     def fingerprint(self) -> str:
+        """Of the model, as a store has it."""
+        return self._fetched + (":repacked" if self.repacked else "")
+
+    @property
+    def _fetched(self) -> str:
+        """Of the download, which either kind of pull goes on with."""
         return f"{self.repository.fingerprint}:{self.parts[0]}"
 
     @property
     def store_bytes(self) -> int:
         return sum(header.num_bytes for header in self._headers)
+
+    @property
+    def needed_bytes(self) -> int:
+        """Of free disk."""
+        copied = self.store_bytes if self.repacked else 0
+        return sum(self.missing_bytes(part) for part in self.parts) + copied
 
     def missing_bytes(self, part: str) -> int:
         return self.repository.missing_bytes(part, self.folder / "model")
@@ -97,26 +111,32 @@ class HubFile:
     def _fetch(self, *, force: bool) -> StoredModel:
         self._open_folder()
         model = self.folder / "model"
-        needed = sum(self.missing_bytes(part) for part in self.parts)
-        if not force and needed + _MARGIN > shutil.disk_usage(self.folder).free:
+        if not force and self.needed_bytes + _MARGIN > shutil.disk_usage(self.folder).free:
             raise DiskSpaceError(
-                f"not enough disk space in {self.library.home}: {size_text(needed)} needed, "
+                f"not enough disk space in {self.library.home}: {size_text(self.needed_bytes)} needed, "
                 f"{size_text(shutil.disk_usage(self.folder).free)} free; free some, set MOEINF_HOME, or use --force"
             )
-        self.progress.total("pulling", self.store_bytes, self.store_bytes - needed)
+        missing = sum(self.missing_bytes(part) for part in self.parts)
+        self.progress.total("pulling", self.store_bytes, self.store_bytes - missing)
         for part in self.parts:
             if self.missing_bytes(part) or not self._is_whole(part):
                 self.repository.fetch(part, model)
         gguf = read_gguf(model / self.parts[0].rpartition("/")[2])
         with errors_named(model, CheckpointError):
             index = make_index(gguf, self.source, "", [self.repository.sha256(part) for part in self.parts])
-        checksums = checksums_of(index.manifest, model, self.name, self.progress)
+        made = model
+        if self.repacked:
+            made = self.folder / "repacked"
+            discard(made)
+            index, checksums = repack_told(index, model, made, self.name, self.progress)
+        else:
+            checksums = checksums_of(index.manifest, model, self.name, self.progress)
         record = {
             "fingerprint": self.fingerprint,
             "requested": self.repository.requested,
             "asked": json.dumps(self.asked.to_json()),
         }
-        return write_model(self.library, model, self.name, index, record, checksums)
+        return write_model(self.library, made, self.name, index, record, checksums)
 
     def _is_whole(self, part: str) -> bool:
         """A part file of its full size still has to be compared with its hash, and renamed."""
@@ -125,9 +145,9 @@ class HubFile:
     def _open_folder(self) -> None:
         """Takes over what an interrupted pull of this very state has left; anything else there goes."""
         with errors_named(self.folder):
-            journal = json.dumps({**self.asked.to_json(), "fingerprint": self.fingerprint}).encode()
+            journal = json.dumps({**self.asked.to_json(), "fingerprint": self._fetched}).encode()
             path = self.folder / JOURNAL_FILE
-            if not path.is_file() or json.loads(path.read_bytes() or b"{}").get("fingerprint") != self.fingerprint:
+            if not path.is_file() or json.loads(path.read_bytes() or b"{}").get("fingerprint") != self._fetched:
                 if self.folder.exists():
                     shutil.rmtree(self.folder)
                 make_folders(self.folder / "model")

@@ -12,6 +12,7 @@ import numpy as np
 
 from moeinf.errors import CheckpointError
 from moeinf.gguf.undo import Kind, Stored, Undo, outcome, parse_undo, undone
+from moeinf.pull.events import PullProgress
 from moeinf.pull.gguf.index import Index
 from moeinf.store.checksums import dump_checksums
 from moeinf.store.files import errors_named, make_folders, open_regular, read_fully, write_fully
@@ -28,6 +29,16 @@ def repacked_bytes(index: Index) -> int:
     """About the size of the files that `repack` writes, which it also reads back."""
     assert index.manifest.in_place is not None
     return index.manifest.in_place.num_bytes
+
+
+def repack_told(index: Index, source: Path, folder: Path, name: str, progress: PullProgress) -> tuple[Index, bytes]:
+    """`repack` of the model `name`, with its progress."""
+    total = 2 * repacked_bytes(index)  # written, and read back
+    progress.total("converting", total, 0)
+    progress.start("converting", name, total, 0)
+    made = repack(index, source, folder, progress.advance)
+    progress.finish()
+    return made
 
 
 def repack(index: Index, source: Path, folder: Path, advance: Advance) -> tuple[Index, bytes]:
