@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from moeinf.config import RuntimeConfig
 from moeinf.config.pull_options import PullOptions
 from moeinf.engine.model import Model
 from moeinf.errors import CheckpointError, DeviceError, ExpertReadError, StoreError
+from moeinf.pull.events import SilentProgress
 from moeinf.pull.pull import ensure, plan_pull, pull
 from moeinf.runtime.policy.eviction import POLICIES
 from moeinf.store.library import Library, StoredModel
@@ -270,3 +272,56 @@ def test_a_repacked_file_computes_the_same_from_blocks_of_the_store_s_own(tmp_pa
     assert verify(own) == []
     change(5)(own.shard_paths[1])
     assert verify(own) == ["experts-00001.bin: expert 0 does not match its checksum"]
+
+
+class Told(SilentProgress):
+    """What a pull says."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def stage(self, text: str) -> None:
+        self.lines.append(text)
+
+    def note(self, text: str) -> None:
+        self.lines.append(text)
+
+
+def test_damage_that_verify_found_is_said_until_the_file_is_sound(tmp_path: Path) -> None:
+    home, file = tmp_path / "home", mixed(tmp_path)
+    stored = pull(str(file), home=home)
+    assert stored.manifest.in_place is not None
+    up = stored.manifest.in_place.experts[1][1]
+    damage = change(up.offset_bytes + 3 * up.step_bytes + 7)
+    damage(file)
+    assert len(verify(stored)) == 1
+    for make in (ensure, pull, ensure):
+        told = Told()
+        with pytest.raises(StoreError, match=r"ffn_up_exps\.weight', expert 3 does not match .*; fetch the file again"):
+            make(str(file), home=home, progress=told)
+        assert "damage was found in mixed:latest before" in told.lines[0]
+    damage(file)
+    for make, again in ((ensure, True), (ensure, False)):
+        told = Told()
+        assert make(str(file), home=home, progress=told).id == stored.id
+        assert any("damage was found" in line for line in told.lines) == again
+
+
+@pytest.mark.parametrize("repack", [False, True])
+def test_a_second_pull_of_a_file_reads_nothing(repack: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, file, options = tmp_path / "home", mixed(tmp_path), PullOptions(repack=repack)
+    stored = pull(str(file), options, home=home)
+
+    def reads(*args: object) -> None:
+        raise AssertionError("the file is read again")
+
+    monkeypatch.setattr(
+        "moeinf.pull.gguf.local.repack_told" if repack else "moeinf.pull.gguf.local.checksums_of", reads
+    )
+    for source in (str(file), stored.name):
+        told = Told()
+        assert pull(source, options, home=home, progress=told).id == stored.id
+        assert told.lines[-1] == f"{stored.name} is up to date" and plan_pull(source, options, home=home).up_to_date
+    os.utime(file)
+    with pytest.raises(AssertionError, match="read again"):
+        pull(stored.name, home=home)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,15 +14,17 @@ from moeinf.errors import CheckpointError, StoreError
 from moeinf.gguf.header import Gguf, read_gguf
 from moeinf.pull.events import PullProgress
 from moeinf.pull.gguf.index import Index, check_runs, discard, make_index, write_model
-from moeinf.pull.gguf.repack import repack, repacked_bytes
+from moeinf.pull.gguf.repack import repack_told
 from moeinf.pull.gguf.sums import checksums_of
+from moeinf.pull.seal import write_small_file
 from moeinf.store.checksums import CHECKSUMS_FILE
 from moeinf.store.files import errors_named
-from moeinf.store.library import Library, StoredModel
+from moeinf.store.library import SOURCE_RECORD_FILE, Library, StoredModel
 from moeinf.store.manifest import ModelSource
 from moeinf.store.names import name_from
 from moeinf.store.partials import PulledAs, partial_folder, pull_lock
 from moeinf.store.placed.verify import changed_file
+from moeinf.store.verify import verify
 
 _SPLIT = re.compile(r"-\d{5}-of-\d{5}$")
 
@@ -60,21 +63,27 @@ class LocalFile:
         first = gguf.files[0].path
         source = ModelSource("file", _printable(first))
         known = None if self.repacked else known_model(self.path, self.library)
-        done = known is not None and (known.path / CHECKSUMS_FILE).is_file()
+        done = self._made([file.path for file in gguf.files]) is not None
         name = known.name if known is not None and self.name is None else self._free_name(first, source)
         return name, source, [(file.path.name, file.num_bytes) for file in gguf.files], done
 
     def run(self, *, checked: bool) -> StoredModel:
         """Returns the model of the file, which is made where there is none that still fits.
 
-        checked: with the checksums of all weights, for which the whole file is read. Raises CheckpointError,
-        UnsupportedModelError, StoreError, UsageError; nothing is left behind then.
+        checked: with the checksums of all weights, for which the whole file is read, unless it was and has the same
+        times. Raises CheckpointError, UnsupportedModelError, StoreError, UsageError; nothing is left behind then.
         """
         known = None if self.repacked else known_model(self.path, self.library)
-        if known is not None and (not checked or (known.path / CHECKSUMS_FILE).is_file()):
-            return self._named(known)
+        if known is not None:
+            self._heed_damage(known)
+            if not checked:
+                return self._named(known)
         self.progress.stage("reading the header")
         gguf = read_gguf(self.path)
+        made = self._made([file.path for file in gguf.files]) if checked else None
+        if made is not None:
+            self.progress.stage(f"{made.name} is up to date")
+            return self._named(made)
         first = gguf.files[0].path
         source = ModelSource("file", _printable(first))
         name = self._free_name(first, source)
@@ -85,28 +94,57 @@ class LocalFile:
             finally:
                 discard(folder)
 
+    def _made(self, paths: Sequence[Path]) -> StoredModel | None:
+        """A model with the checksums of all weights, made of these files as they are now."""
+        found = self.library.made_of(self._fingerprint(paths))
+        return next((model for model in found if model.name and (model.path / CHECKSUMS_FILE).is_file()), None)
+
+    def _fingerprint(self, paths: Sequence[Path]) -> str:
+        """Of sizes, times and inodes, as reading the weights would take as long as checking them."""
+        with errors_named(self.path, CheckpointError):
+            found = [(str(path), path.stat()) for path in paths]
+        state = [(path, info.st_size, info.st_mtime_ns, info.st_ino) for path, info in found]
+        return hashlib.sha256(json.dumps(state).encode()).hexdigest() + (":repacked" if self.repacked else "")
+
+    def _record(self, name: str, source: ModelSource, paths: Sequence[Path]) -> dict[str, str]:
+        asked = json.dumps(PulledAs(name, source).to_json())
+        return {"fingerprint": self._fingerprint(paths), "asked": asked, "requested": ""}
+
+    def _heed_damage(self, known: StoredModel) -> None:
+        """Where `verify` found damage it took the record away: then the file has to be sound before it is used again.
+
+        Raises StoreError.
+        """
+        if (known.path / SOURCE_RECORD_FILE).is_file():
+            return
+        in_place = known.manifest.in_place
+        assert in_place is not None
+        self.progress.note(f"damage was found in {known.name} before; reading all of it again")
+        self.progress.total("verifying", in_place.num_bytes, 0)
+        self.progress.start("verifying", known.name, in_place.num_bytes, 0)
+        faults = verify(known, self.progress.advance)
+        self.progress.finish()
+        if faults:
+            raise StoreError(
+                f"{known.name}: {faults[0]}; fetch the file again (`moeinf rm {known.name}` forgets what it was)"
+            )
+        record = self._record(known.name, known.manifest.source, in_place.paths(known.path))
+        write_small_file(known.path / SOURCE_RECORD_FILE, json.dumps(record).encode())
+
     def _make(self, gguf: Gguf, source: ModelSource, name: str, folder: Path, *, checked: bool) -> StoredModel:
         first = gguf.files[0].path
+        record = self._record(name, source, [file.path for file in gguf.files])
         with errors_named(first, CheckpointError):
             index = make_index(gguf, source, _printable(first.parent))
         checksums = b""
         if self.repacked:
-            index, checksums = self._repack(index, folder, name)
+            index, checksums = repack_told(index, folder, folder / "model", name, self.progress)
         elif checked:
             checksums = checksums_of(index.manifest, folder, name, self.progress)
         with errors_named(first, CheckpointError):
             self._require_unchanged(index, folder)
         self._forget_stale(name, source)
-        record = {"asked": json.dumps(PulledAs(name, source).to_json()), "requested": ""}
         return write_model(self.library, folder / "model", name, index, record, checksums)
-
-    def _repack(self, index: Index, folder: Path, name: str) -> tuple[Index, bytes]:
-        total = 2 * repacked_bytes(index)  # written, and read back
-        self.progress.total("converting", total, 0)
-        self.progress.start("converting", name, total, 0)
-        made = repack(index, folder, folder / "model", self.progress.advance)
-        self.progress.finish()
-        return made
 
     def _require_unchanged(self, index: Index, folder: Path) -> None:
         if index.manifest.in_place is None:
