@@ -195,7 +195,9 @@ def parse(data: bytes, where: str) -> Manifest:
     formats = root.child("dense_formats")
     dense_formats = {name: _parse_blocks(formats.child(name)) for name in formats.names()}
     scaled = version > 3 and "scales" in root
-    scales = parse_scales(root.child("scales"), moe, by_layer) if scaled else NO_SCALES
+    if scaled and not layers:
+        raise root.error("scales", "are of weights whose layers share one layout")
+    scales = parse_scales(root.child("scales"), moe, layers) if scaled else NO_SCALES
     root.nothing_else()
     return Manifest(
         source, info, moe, layout, shards, files, quantisation, fallbacks, dense_formats, layers, in_place, scales

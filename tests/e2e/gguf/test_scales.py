@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from moeinf.errors import CheckpointError, MoeinfError, StoreError, UnsupportedM
 from moeinf.pull.pull import ensure, pull
 from moeinf.store.library import StoredModel
 from moeinf.store.manifest import model_id, parse
+from moeinf.store.placed.scales import NO_SCALES
 from moeinf.store.verify import verify
 from moeinf.types import Float32Array
 from tests.support.blocks import even_blocks
@@ -134,6 +136,10 @@ def test_a_manifest_is_held_to_what_scales_are(tmp_path: Path) -> None:
         change(value["scales"])
         with pytest.raises(StoreError, match=said):
             parse(json.dumps(value).encode(), "m")
+    own = pull(str(tmp_path / "m.gguf"), PullOptions(repack=True), home=tmp_path / "home").manifest
+    value = json.loads(replace(own, layers=(), scales=NO_SCALES).dumps()) | {"version": 4, "scales": {}}
+    with pytest.raises(StoreError, match="scales are of weights whose layers share one layout"):
+        parse(json.dumps(value).encode(), "m")
     value = json.loads(stored.manifest.dumps())
     value["scales"]["dense"]["model.norm.weight"] = 2.0
     data = json.dumps(value).encode()
