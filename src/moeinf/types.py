@@ -45,6 +45,15 @@ FORMAT_BLOCKS: Mapping[Format, tuple[int, int]] = {
 }  # fmt: skip
 
 
+# What a GPU's kernels read (gpu/triton_formats.py).
+DEVICE_FORMATS: tuple[Format, ...] = ("bf16", "f16", "f32", "q8_0", "q4_0", "q4_k", "iq4_nl", "mxfp4")
+
+
+def device_format(format: Format) -> Format:
+    """What weights of a format are on a GPU: the same, or q8_0, whose blocks divide those of all that is not there."""
+    return format if format in DEVICE_FORMATS else "q8_0"
+
+
 def format_bytes(format: Format, shape: Sequence[int]) -> int:
     """Bytes of a tensor whose rows are cut into blocks. Raises ValueError for a row that ends within a block."""
     weights, num_bytes = FORMAT_BLOCKS[format]

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from moeinf.gpu.groups import make_groups
-from moeinf.gpu.matrix import DEVICE_FORMATS, DeviceMatrix, ExpertPart, ExpertParts
+from moeinf.gpu.matrix import DeviceMatrix, ExpertPart, ExpertParts
 from moeinf.gpu.matrix_ops import TritonMatrixOps
 from moeinf.gpu.vector_ops import AttentionForm, HeadForm, KeyValues, SlotTensors, TritonVectorOps
-from moeinf.types import FORMAT_BLOCKS, ExpertForm, Format, IntArray, format_bytes
+from moeinf.types import DEVICE_FORMATS, FORMAT_BLOCKS, ExpertForm, Format, IntArray, format_bytes
 from tests.oracles.torch_matrix import TorchMatrixOps
 from tests.oracles.torch_vector import TorchVectorOps
 

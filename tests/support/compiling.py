@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 
-from moeinf.gpu.matrix import DEVICE_FORMATS
+from moeinf.types import DEVICE_FORMATS
 
 # Compute capabilities: the oldest that is supported, or those that `make gpu-compile` asks for, which asks for every
 # format too. Else there is one of each kind: 16 bits, blocks of 32, of 256, and scales that are no numbers.

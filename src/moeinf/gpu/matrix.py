@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
 
-from moeinf.errors import DeviceError
-from moeinf.types import ExpertForm, ExpertLayout, Format
+from moeinf.types import DEVICE_FORMATS, ExpertForm, ExpertLayout, Format
 
 LAUNCH: Final = {"enable_fp_fusion": True}  # of every kernel: Triton's default is to change, and sums with it
 MAX_ROWS: Final = 8  # tokens up to which a call is a decode step: no allocation, capturable in a graph
 
-# What the kernels of gpu/triton_formats.py can read: weights of another format are computed with on the CPU only.
-DEVICE_FORMATS: Final[tuple[Format, ...]] = ("bf16", "f16", "f32", "q8_0", "q4_0", "q4_k", "iq4_nl", "mxfp4")
 PLAIN_DTYPES: Final[Mapping[Format, torch.dtype]] = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
-
-
-def require_device_formats(formats: Iterable[Format]) -> None:
-    """Raises DeviceError, by name, where the kernels cannot read one of them."""
-    unknown = sorted(set(formats) - set(DEVICE_FORMATS))
-    if unknown:
-        raise DeviceError(f"a GPU cannot read weights in {', '.join(unknown)} yet; run with --device cpu")
 
 
 class DeviceMatrix(NamedTuple):
@@ -65,7 +55,7 @@ def expert_parts_of(layout: ExpertLayout, form: ExpertForm) -> ExpertParts:
     }
     names = ["up", "down"] + ["gate"] * form.gated
     names += [f"{name}_bias" for name in names if form.biased]
-    require_device_formats(part.format for part in found.values())
+    assert all(part.format in DEVICE_FORMATS for part in found.values()), "the layout is that of a device's slots"
     assert found.keys() == set(names), f"an expert of the form {form} has not the parts {sorted(found)}"
     return ExpertParts(
         found.get("gate"),

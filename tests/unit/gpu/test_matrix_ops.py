@@ -15,9 +15,9 @@ from moeinf import _native
 from moeinf.gpu import groups as grouping
 from moeinf.gpu import matrix_ops
 from moeinf.gpu.groups import make_groups
-from moeinf.gpu.matrix import DEVICE_FORMATS, MAX_ROWS, PLAIN_DTYPES, DeviceMatrix, ExpertPart, Groups, expert_parts_of
+from moeinf.gpu.matrix import MAX_ROWS, PLAIN_DTYPES, DeviceMatrix, ExpertPart, Groups, expert_parts_of
 from moeinf.gpu.matrix_ops import MatrixOps, TritonMatrixOps, decode_tile
-from moeinf.types import FORMAT_BLOCKS, ExpertForm, ExpertLayout, Format, TensorSpec, format_bytes
+from moeinf.types import DEVICE_FORMATS, FORMAT_BLOCKS, ExpertForm, ExpertLayout, Format, TensorSpec, format_bytes
 from tests.oracles.torch_matrix import TorchMatrixOps, dequantise
 
 FORMATS = list(DEVICE_FORMATS)

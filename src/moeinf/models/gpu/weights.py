@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from moeinf.gpu.device import Device
-from moeinf.gpu.matrix import DeviceMatrix, DeviceRouting, require_device_formats
+from moeinf.gpu.matrix import DeviceMatrix, DeviceRouting
 from moeinf.gpu.ops import Ops
 from moeinf.models.gpu.math import TorchMath
 from moeinf.models.layers.attention_config import NormConfig, NormKind
 from moeinf.models.layers.weights import Embedding, StoredTensor, TensorBytes, in_memory, vector
+from moeinf.types import DEVICE_FORMATS
 
 
 class DeviceWeights:
@@ -39,7 +40,7 @@ class DeviceWeights:
     def stacked(self, names: Sequence[str]) -> DeviceMatrix:
         """Matrices of one format as one, row below row."""
         tensors = [self._tensors[name] for name in names]
-        require_device_formats(tensor.format for tensor in tensors)
+        assert all(tensor.format in DEVICE_FORMATS for tensor in tensors), "others are converted on their way here"
         data = torch.empty(sum(t.num_bytes for t in tensors), dtype=torch.uint8, device=self.device.kind)
         at = 0
         for tensor in tensors:
