@@ -207,7 +207,7 @@ class Step:
             observers.append(predictor)
             prefetcher = Prefetcher(tier, predictor, link, SHAPE, stride)
         program = DecodeProgram(device)
-        compute = DeviceCompute(device, ops, program, expert_parts_of(LAYOUT, ExpertForm()))
+        compute = DeviceCompute(device, ops, program, [expert_parts_of(LAYOUT, ExpertForm())] * SHAPE.num_layers)
         slots = DeviceSlots(tier, arena, copies, host)
         experts = DeviceExperts(compute, slots, observers, prefetcher, table, None)
         return Step(device, tier, observers, experts, program)

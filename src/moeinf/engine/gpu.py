@@ -93,9 +93,8 @@ class GpuRunner:
         fits = plan.num_slots == shape.total_experts
         self.observers = [*observation.observers] if fits else [*observation.observers, policy]
         prefetcher = prefetcher_of(context, self.tier, self._link, self.observers, fits=fits)
-        compute = DeviceCompute(
-            gpu.device, gpu.ops, self._program, expert_parts_of(layout, weights.family.tensors.form)
-        )
+        parts = [expert_parts_of(layout, weights.family.tensors.form)] * shape.num_layers
+        compute = DeviceCompute(gpu.device, gpu.ops, self._program, parts)
         self._table = DeviceTable(
             compute,
             slots,

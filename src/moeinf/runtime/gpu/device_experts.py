@@ -115,7 +115,7 @@ class DeviceExperts:
     def _run_resident(self, layer: int, hidden: Tensor, routing: DeviceRouting, out: Tensor) -> None:
         addresses = self._table.addresses(layer, routing.ids)
         act, outputs = self._scratch(1)
-        self._compute(hidden, addresses, act, outputs)
+        self._compute(layer, hidden, addresses, act, outputs)
         self._ops.vectors.combine(outputs, routing.weights, out)
 
     # ---- one token, slots chosen by the host
@@ -133,9 +133,9 @@ class DeviceExperts:
         if self._cpu is not None:
             outputs.zero_()  # of the CPU's share
         self._program.outside(lambda: self._request(layer))
-        self._compute(hidden, self._present.sent(), act, outputs)
+        self._compute(layer, hidden, self._present.sent(), act, outputs)
         self._program.outside(lambda: self._collect(layer, guessed_layer))
-        self._compute(hidden, self._coming.sent(), act, outputs)
+        self._compute(layer, hidden, self._coming.sent(), act, outputs)
         self._ops.vectors.combine(outputs, routing.weights, out)
         if self._cpu is not None:
             out.add_(self._cpu.output)
@@ -202,12 +202,12 @@ class DeviceExperts:
                 self._prefetcher.after_routing(visit)
             self._profiler.lap("policy")
             act, outputs = self._scratch(len(ids))
-            matrices = self._ops.matrices
+            matrices, parts = self._ops.matrices, self._parts[layer]
             for landed, offsets in visit.arrivals():
                 self._copies.order_compute(landed + layer * self._shape.num_experts)
                 groups = matrices.make_groups(ids, landed, self._arena.addresses(offsets), self._device.kind)
-                matrices.gate_up_grouped(hidden, groups, self._parts, act)
-                matrices.down_grouped(act, groups, self._parts, outputs)
+                matrices.gate_up_grouped(hidden, groups, parts, act)
+                matrices.down_grouped(act, groups, parts, outputs)
                 self._profiler.lap("dispatch")
         self._ops.vectors.combine(outputs, routing.weights, out)
 
@@ -215,15 +215,15 @@ class DeviceExperts:
 
     def _scratch(self, tokens: int) -> tuple[Tensor, Tensor]:
         """act [tokens * top_k, intermediate] and the outputs [tokens * top_k, hidden], of each token-expert pair."""
-        rows, device = tokens * self._shape.top_k, self._device.kind
+        rows, device, parts = tokens * self._shape.top_k, self._device.kind, self._parts[0]
         return (
-            torch.empty((rows, self._parts.up.rows), dtype=torch.float32, device=device),
-            torch.empty((rows, self._parts.down.rows), dtype=torch.float32, device=device),
+            torch.empty((rows, parts.up.rows), dtype=torch.float32, device=device),
+            torch.empty((rows, parts.down.rows), dtype=torch.float32, device=device),
         )
 
-    def _compute(self, hidden: Tensor, addresses: Tensor, act: Tensor, outputs: Tensor) -> None:
-        self._ops.matrices.gate_up(hidden, addresses, self._parts, act)
-        self._ops.matrices.down(act, addresses, self._parts, outputs)
+    def _compute(self, layer: int, hidden: Tensor, addresses: Tensor, act: Tensor, outputs: Tensor) -> None:
+        self._ops.matrices.gate_up(hidden, addresses, self._parts[layer], act)
+        self._ops.matrices.down(act, addresses, self._parts[layer], outputs)
 
 
 class Addresses:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from moeinf.gpu.arena import DeviceArena
@@ -16,12 +17,12 @@ from moeinf.runtime.gpu.host_slots import HostSlots
 
 @dataclass(frozen=True, slots=True)
 class DeviceCompute:
-    """A device, its kernels, the recording of a decode step, and the parts of an expert's block."""
+    """A device, its kernels, the recording of a decode step, and the parts of an expert's block in each layer."""
 
     device: Device
     ops: Ops
     program: DecodeProgram
-    parts: ExpertParts
+    parts: Sequence[ExpertParts]
 
 
 @dataclass(frozen=True, slots=True)
