@@ -15,7 +15,7 @@ from moeinf.runtime.cache.tier import ExpertTier
 from moeinf.runtime.gpu.copies import Copies
 from moeinf.runtime.gpu.host_link import HostLink
 from moeinf.runtime.gpu.host_slots import HostSlots
-from moeinf.runtime.io.protocol import ReadDone
+from moeinf.runtime.io.protocol import ReadDone, Reader
 from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.runtime.policy.eviction import make_policy
 from moeinf.types import IntArray, Profiler
@@ -49,16 +49,21 @@ class Machine:
         """copying: sizes of Copies other than its own."""
         self.device = np.full(device_slots * STRIDE, 0x5A, np.uint8)
         self.host = np.full(SLOTS_START + host_slots * STRIDE, 0xA5, np.uint8)
-        self.disk = FakeReader(self.host, seed, failing)
+        disk = self.opened(seed, failing)
         self.copier = FakeCopier(seed, pinned_bytes=pinned_bytes)
         self.policy = make_policy(policy, SHAPE, ActivationCollection(SHAPE))
         stride, errors = STRIDE, errors_of(SHAPE)
         self.copies = Copies(self.copier, stride, SHAPE.total_experts, Compute(), **(copying or {}))
         cache = ExpertCache(SHAPE, stride, SlotRegion(None, 0, device_slots), self.policy)
-        self.slots = HostSlots(cache, SlotRegion(self.host, SLOTS_START, host_slots), self.disk, self.copier, errors)
+        self.slots = HostSlots(cache, SlotRegion(self.host, SLOTS_START, host_slots), disk, self.copier, errors)
         self.link = HostLink(self.slots, self.copies, lambda offsets: address_of(self.device, offsets))
         idle = IdleWindow(lag_s=self.copies.lag_s)
         self.tier = ExpertTier(cache, Loader(cache, self.link), errors, Profiler(), idle)
+
+    def opened(self, seed: int, failing: frozenset[int]) -> Reader:
+        """What reads from the disk."""
+        self.disk = FakeReader(self.host, seed, failing)
+        return self.disk
 
     def visit(self, layer: int, ids: IntArray) -> list[list[int]]:
         """One layer's visit; the batches in which its experts came."""
