@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from moeinf.pull.pull import pull
 from moeinf.store.library import StoredModel
 from tests.support.configs.nllb_moe import NLLB
 from tests.support.configs.switch_transformers import SWITCH
+from tests.support.mixed_gguf import MIXED, wide_model, without_vocabulary
 from tests.support.pairs.stored_translators import TEXT, Stored
 
 pytestmark = pytest.mark.gpu
@@ -61,6 +63,23 @@ def test_the_first_logits_are_those_of_the_cpu_within_bf16(demo: StoredModel) ->
             ids = model.encode(PROMPT)
             results.append(torch.from_numpy(run.forward(ids, lambda: None)[-1]))
     assert (results[0] - results[1]).abs().max() < 0.02 * results[1].abs().max()
+
+
+def test_a_gguf_file_of_mixed_types_gives_logits_of_the_cpu_for_every_number_of_slots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_vocabulary(monkeypatch)
+    stored = wide_model(tmp_path, MIXED)
+    total, results = stored.manifest.moe.total_experts, []
+    for options in ({"device": "cpu"}, {}, {"expert_cache": "10%"}, {"expert_cache": "40%", "prefetch": False}):
+        config = RuntimeConfig.of(**{"device": "cuda", "context": 64, "prefill_chunk": 16} | options)
+        with Model(stored, config) as model:
+            steps = [[5, 17, 3, 41, 2], *([token] for token in range(60, 72))]
+            results.append(np.stack([model.runner.forward(step, lambda: None)[-1].copy() for step in steps]))
+            assert model.tier.num_slots < total or "expert_cache" not in options
+    on_cpu, whole, *others = results
+    assert np.linalg.norm(whole - on_cpu) < 0.05 * np.linalg.norm(on_cpu)
+    assert all(np.array_equal(other.argmax(axis=1), whole.argmax(axis=1)) for other in others)
 
 
 def test_when_device_memory_runs_out_slots_are_given_up(demo: StoredModel, monkeypatch: pytest.MonkeyPatch) -> None:

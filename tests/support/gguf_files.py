@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import gguf
 import numpy as np
@@ -17,7 +17,12 @@ import torch
 from gguf import quants
 from torch import Tensor
 
+from moeinf.types import Format
+from tests.support.blocks import even_blocks
+
 Floats = npt.NDArray[np.float32]
+Blocks = npt.NDArray[Any]
+Stored = Callable[[Blocks, gguf.GGMLQuantizationType], tuple[Blocks, gguf.GGMLQuantizationType]]
 Kinds = Callable[[str], str]  # of a tensor's name in the file: its ggml type, such as "Q8_0"
 ARCHITECTURES = {
     "mixtral": "llama",
@@ -37,6 +42,10 @@ ARCHITECTURES = {
 _ALWAYS_F32 = re.compile(r"norm|ffn_gate_inp|\.bias$|ssm_(a$|conv1d|dt|norm)|sinks|rope_|exp_probs_b")
 
 
+def as_it_is(blocks: Blocks, kind: gguf.GGMLQuantizationType) -> tuple[Blocks, gguf.GGMLQuantizationType]:
+    return blocks, kind
+
+
 def write_gguf(
     path: Path,
     config: Mapping[str, Any],
@@ -48,12 +57,15 @@ def write_gguf(
     fused: bool = False,
     nvfp4: Mapping[str, npt.NDArray[np.uint8]] | None = None,
     scales: Mapping[str, Floats] | None = None,
+    stored: Stored = as_it_is,
 ) -> list[Path]:
     """Writes the model, and returns its files: several if a part has at most so many tensors.
 
-    kinds: what weights become that are not always F32; rows that do not fit its blocks become F16. metadata: further
+    kinds: what weights become that are not always F32; rows that do not fit its blocks become F16, and in types that
+    the gguf package only reads, weights are random blocks. metadata: further
     fields, such as a tokenizer's, that win over the converter's. fused: gate and up of all experts in one tensor.
     nvfp4: blocks [.., bytes of a row] of some tensors, by their names in the file; scales: further tensors of numbers.
+    stored: what is written in place of blocks of a type.
     """
     c = config.get("text_config") or config
     model_type = config["model_type"]
@@ -71,12 +83,24 @@ def write_gguf(
         kind = gguf.GGMLQuantizationType["F32" if _ALWAYS_F32.search(name) else kinds(name)]
         if values.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0]:
             kind = gguf.GGMLQuantizationType.F16
-        writer.add_tensor(name, quants.quantize(values, kind), raw_dtype=kind)
+        blocks, kind = stored(_blocks(values, kind), kind)
+        writer.add_tensor(name, blocks, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return sorted(path.parent.glob(f"{path.stem}-*-of-*.gguf")) if tensors_a_part else [path]
+
+
+def _blocks(values: Floats, kind: gguf.GGMLQuantizationType) -> Blocks:
+    """The values in blocks; in types that the gguf package reads and does not write, random blocks."""
+    try:
+        blocks: Blocks = quants.quantize(values, kind)
+        return blocks
+    except NotImplementedError:
+        weights, num_bytes = gguf.GGML_QUANT_SIZES[kind]
+        made = even_blocks(cast(Format, kind.name.lower()), values.size // weights, np.random.default_rng(values.size))
+        return made.reshape(*values.shape[:-1], values.shape[-1] // weights * num_bytes)
 
 
 def _add(writer: gguf.GGUFWriter, name: str, value: Any) -> None:

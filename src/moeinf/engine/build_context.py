@@ -12,6 +12,7 @@ from moeinf.config import RuntimeConfig
 from moeinf.engine.dense_weights import DenseFile
 from moeinf.engine.footprint import Footprint, footprint_of
 from moeinf.engine.placed.dense import PlacedDense
+from moeinf.engine.placed.device_form import device_footprint
 from moeinf.hardware import Machine
 from moeinf.models.family import AnyFamily
 from moeinf.runtime.cache.tier import ExpertTier
@@ -116,9 +117,14 @@ class BuildContext:
         weights = self.weights
         return footprint_of(weights.manifest, weights.dense.memory_bytes, weights.family.workspace, self.num_beams)
 
+    @property
+    def device_footprint(self) -> Footprint:
+        """The same on a GPU, where weights may have another form."""
+        return device_footprint(self.footprint, self.manifest, self.weights.dense)
+
 
 def prefetcher_of(
-    context: BuildContext, tier: ExpertTier, link: Link, observers: list[Observer], *, fits: bool
+    context: BuildContext, tier: ExpertTier, link: Link, observers: list[Observer], slot_bytes: int, *, fits: bool
 ) -> Prefetcher | None:
     """The prefetcher that the configuration asks for; its predictor joins the observers.
 
@@ -129,4 +135,4 @@ def prefetcher_of(
     if fits or not config.prefetch:
         return None
     observers.append(predictor)
-    return Prefetcher(tier, predictor, link, manifest.moe, manifest.layout.stride_bytes, context.encoder_layers)
+    return Prefetcher(tier, predictor, link, manifest.moe, slot_bytes, context.encoder_layers)

@@ -73,7 +73,9 @@ class CpuRunner:
         reserve = reserve_bytes(self.plan, host.machine)
         self._watch = MemoryWatch(self.tier, shape.top_k, layout.stride_bytes, reserve, context.reporting.notify)
         advisers: list[Observer] = [policy]
-        prefetcher = prefetcher_of(context, self.tier, self.reader, advisers, fits=False)  # it need not stay so
+        prefetcher = prefetcher_of(
+            context, self.tier, self.reader, advisers, layout.stride_bytes, fits=False
+        )  # it need not stay so
         self.observers = [*watch.observers, *advisers]
         kernel = ExpertKernel(host.kernels, memory, parts_of_layers(weights.manifest), weights.family.tensors.form)
         experts = StreamedExperts(self.tier, kernel, watch.observers, advisers, prefetcher, stored.name)

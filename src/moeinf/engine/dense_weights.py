@@ -64,6 +64,11 @@ class DenseFile:
         """The memory that `read` takes of the host, or `streamed` of a device."""
         return self._num_bytes - sum(spec.num_bytes for spec in self._mapped)
 
+    @property
+    def kinds(self) -> dict[str, tuple[Format, tuple[int, ...]]]:
+        """Format and shape of each tensor that is held in memory, by its name."""
+        return {spec.name: (spec.dtype, spec.shape) for spec in self._specs if spec not in self._mapped}
+
     def read(
         self, config: RuntimeConfig, progress: Callable[[int, int], None], on_wait: OnWait | None = None
     ) -> dict[str, StoredTensor]:

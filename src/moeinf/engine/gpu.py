@@ -13,12 +13,15 @@ from moeinf._native import Arena, ExpertKernel
 from moeinf.engine.build_context import BuildContext, prefetcher_of
 from moeinf.engine.footprint import expert_parts
 from moeinf.engine.memory_plan import CONTEXT_BYTES, PINNED_PERCENT, DevicePlan, plan_device_memory, prefixes_text
+from moeinf.engine.placed.device_form import ExpertConversion, conversion_notice, device_layouts, for_device
+from moeinf.engine.placed.experts import placed_reads
 from moeinf.errors import OutOfMemoryError
 from moeinf.gpu.arena import DeviceArena
 from moeinf.gpu.cuda import explain, is_out_of_memory
 from moeinf.gpu.matrix import expert_parts_of
 from moeinf.gpu.open_gpu import OpenGpu
 from moeinf.gpu.program import DecodeProgram
+from moeinf.hardware import usable_cores
 from moeinf.models.gpu.layers import DeviceLayers
 from moeinf.models.gpu.weights import DeviceWeights
 from moeinf.models.layers.encoder_decoder import EncoderDecoder, SourceCache
@@ -28,6 +31,7 @@ from moeinf.runtime.cache.loader import Loader
 from moeinf.runtime.cache.read_errors import ReadErrors
 from moeinf.runtime.cache.table import SlotRegion
 from moeinf.runtime.cache.tier import ExpertTier
+from moeinf.runtime.gpu.converted_reads import ConvertedReads
 from moeinf.runtime.gpu.copies import Copies
 from moeinf.runtime.gpu.cpu_experts import CpuExperts
 from moeinf.runtime.gpu.cpu_share import CpuShare
@@ -36,6 +40,7 @@ from moeinf.runtime.gpu.device_slots import DeviceCompute, DeviceSlots
 from moeinf.runtime.gpu.device_table import DeviceTable
 from moeinf.runtime.gpu.host_link import HostLink
 from moeinf.runtime.gpu.host_slots import HostSlots
+from moeinf.runtime.io.protocol import Reader
 from moeinf.runtime.io.reader import open_reader
 from moeinf.runtime.policy.eviction import DevicePolicy, make_policy
 from moeinf.text.quantities import size_text
@@ -53,10 +58,13 @@ class GpuRunner:
         Raises OutOfMemoryError before anything is read, StoreError for a damaged store, DeviceError.
         """
         self._context, self._gpu, self._notify = context, gpu, context.reporting.notify
-        host, weights = context.host, context.weights
+        host, weights, footprint = context.host, context.weights, context.device_footprint
         self.plan: DevicePlan = plan_device_memory(
-            context.footprint, host.config, host.machine, gpu.free_bytes, gpu.total_bytes, gpu.has_display
+            footprint, host.config, host.machine, gpu.free_bytes, gpu.total_bytes, gpu.has_display
         )
+        if notice := conversion_notice(footprint, weights.manifest, weights.dense):
+            self._notify(notice)
+        self._layouts = device_layouts(weights.manifest)
         gpu.device.limit(self.plan.limit_bytes - CONTEXT_BYTES)
         self._program = DecodeProgram(gpu.device)
         self._host = Arena(self.plan.host_bytes)
@@ -85,15 +93,16 @@ class GpuRunner:
     def _assemble(self, context: BuildContext, gpu: OpenGpu) -> None:
         weights, observation, plan = context.weights, context.observation, self.plan
         manifest, config, profiler = weights.manifest, context.host.config, observation.profiler
-        shape, layout, info = manifest.moe, manifest.layout, manifest.info
-        self._arena = DeviceArena(gpu.device, layout.stride_bytes, gpu.segment_bytes)
+        shape, layouts, info = manifest.moe, self._layouts, manifest.info
+        self._arena = DeviceArena(gpu.device, plan.slot_bytes, gpu.segment_bytes)
         policy = make_policy(config.policy, shape, observation.collection, context.encoder_layers)
         self._slots = slots = self._open_slots(context, gpu, policy)
         self.tier = slots.tier
         fits = plan.num_slots == shape.total_experts
         self.observers = [*observation.observers] if fits else [*observation.observers, policy]
-        prefetcher = prefetcher_of(context, self.tier, self._link, self.observers, fits=fits)
-        parts = [expert_parts_of(layout, weights.family.tensors.form)] * shape.num_layers
+        prefetcher = prefetcher_of(context, self.tier, self._link, self.observers, plan.slot_bytes, fits=fits)
+        form = weights.family.tensors.form
+        parts = [expert_parts_of(layout, form) for layout in layouts]
         compute = DeviceCompute(gpu.device, gpu.ops, self._program, parts)
         self._table = DeviceTable(
             compute,
@@ -105,15 +114,16 @@ class GpuRunner:
         )
         cpu = None
         if config.cpu_experts and not fits:
-            kernel = ExpertKernel(
-                context.host.kernels, self._host.array(), expert_parts(layout), weights.family.tensors.form
-            )
+            on_cpu = [expert_parts(layout) for layout in layouts]
+            kernel = ExpertKernel(context.host.kernels, self._host.array(), on_cpu, form)
             cpu = CpuExperts(gpu.device, slots.host, gpu.copier, kernel, CpuShare(self._notify), info.hidden_size)
         self._experts = experts = DeviceExperts(
             compute, slots, self.observers, prefetcher, self._table, cpu, weights.stored.name
         )
         with weights.dense.streamed(config, self._progress(0), context.on_wait) as tensors:
-            on_device = DeviceWeights(gpu.device, gpu.ops, tensors, weights.dense.lookups())
+            on_device = DeviceWeights(
+                gpu.device, gpu.ops, for_device(tensors, manifest.scales.dense), weights.dense.lookups()
+            )
             layers = DeviceLayers(on_device, info.dtype, plan.context, self._program)
             self.network = weights.family.build(layers, experts, profiler)
         self.cache = self.network.new_cache(plan.context, context.num_beams)
@@ -128,11 +138,17 @@ class GpuRunner:
     def _open_slots(self, context: BuildContext, gpu: OpenGpu, policy: DevicePolicy) -> DeviceSlots:
         """Opens device slots over host slots over the disk. Nothing keeps `self`: the tier outlives a closed model."""
         stored, manifest, plan, device = context.weights.stored, context.manifest, self.plan, gpu.device
-        shape, stride_bytes = manifest.moe, manifest.layout.stride_bytes
-        errors = ReadErrors(stored.shard_paths, shape.num_experts, stored.name)
+        shape, stride_bytes, memory = manifest.moe, plan.slot_bytes, self._host.array()
+        own_files = manifest.in_place is None
+        errors = ReadErrors(stored.shard_paths if own_files else (), shape.num_experts, stored.name, stored.remedy)
         copies = Copies(gpu.copier, stride_bytes, shape.num_keys, device)
         cache = ExpertCache(shape, stride_bytes, SlotRegion(None, 0, plan.num_slots), policy)
-        host = HostSlots(cache, SlotRegion(self._host.array(), 0, plan.host_slots), self.reader, gpu.copier, errors)
+        disk: Reader = self.reader
+        if (placed := placed_reads(manifest, self.reader)) is not None:
+            conversion, num_threads = ExpertConversion(manifest, self._layouts), context.host.config.threads
+            slots = memory, stride_bytes
+            disk = ConvertedReads(self.reader, placed, slots, conversion, num_threads or usable_cores())
+        host = HostSlots(cache, SlotRegion(memory, 0, plan.host_slots), disk, gpu.copier, errors)
         self._link = HostLink(host, copies, self._arena.addresses)
         idle = IdleWindow(lag_s=copies.lag_s)
         tier = ExpertTier(cache, Loader(cache, self._link), errors, context.observation.profiler, idle)

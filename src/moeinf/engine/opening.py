@@ -73,8 +73,6 @@ def put_together(context: BuildContext, gpu: OpenGpu | None, look: Callable[[], 
         from moeinf.engine.gpu import GpuRunner
 
         return GpuRunner(context, gpu)
-    if context.manifest.layers:
-        return _on_cpu_alone(context)
     found = find_cuda(context.host.config.device, context.reporting.notify)
     if found is not None:
         runner = _on_gpu(context, found, look)
@@ -83,18 +81,6 @@ def put_together(context: BuildContext, gpu: OpenGpu | None, look: Callable[[], 
         context = context.on(look())
     from moeinf.engine.cpu import CpuRunner
 
-    return CpuRunner(context)
-
-
-def _on_cpu_alone(context: BuildContext) -> ModelRunner:
-    """Returns a runner of what the GPU's kernels do not take. Raises DeviceError where a GPU was asked for."""
-    from moeinf.engine.cpu import CpuRunner
-
-    reason = "the experts of a GGUF file are computed by the CPU; `moeinf pull` the original checkpoint to use a GPU"
-    if context.host.config.device == "cuda":
-        raise DeviceError(f"--device cuda: {reason}")
-    if find_cuda(context.host.config.device, lambda line: None) is not None:
-        context.reporting.notify(f"running on the CPU: {reason}")
     return CpuRunner(context)
 
 

@@ -16,6 +16,7 @@ from moeinf.errors import OutOfMemoryError
 from moeinf.gpu.cuda import explain, is_out_of_memory
 from moeinf.gpu.device import Device
 from moeinf.gpu.open_gpu import OpenGpu
+from moeinf.text.quantities import size_text
 
 _SPAN_BYTES: Final = 128 << 20  # read or copied at once; more than caches hold
 _LINK_BYTES: Final = 32 << 20
@@ -42,8 +43,8 @@ def reason_for_cpu(context: BuildContext, gpu: OpenGpu) -> str | None:
     is more room in front of it. Nothing is measured if the GPU holds every expert. Raises OutOfMemoryError where the
     GPU has no room at all.
     """
-    host, footprint = context.host, context.footprint
-    plan = plan_device_memory(footprint, host.config, host.machine, gpu.free_bytes, gpu.total_bytes, gpu.has_display)
+    host, footprint, on_gpu = context.host, context.footprint, context.device_footprint
+    plan = plan_device_memory(on_gpu, host.config, host.machine, gpu.free_bytes, gpu.total_bytes, gpu.has_display)
     total = footprint.moe.total_experts
     if plan.num_slots == total or gpu_option(host.config):
         return None
@@ -51,20 +52,31 @@ def reason_for_cpu(context: BuildContext, gpu: OpenGpu) -> str | None:
         on_cpu = plan_memory(footprint, host.config, host.machine)
     except OutOfMemoryError:
         return None
-    return slower(footprint, plan, measured(gpu.device, host.kernels)) if on_cpu.num_slots == total else None
+    if on_cpu.num_slots < total:
+        return None
+    if plan.host_slots < total and plan.slot_bytes > footprint.layout.stride_bytes:
+        return (
+            f"memory holds all experts as they are stored ({size_text(total * footprint.layout.stride_bytes)}), but "
+            f"not in the form in which the GPU computes them ({size_text(total * plan.slot_bytes)}): it would wait "
+            "for the disk; --device cuda takes the GPU all the same"
+        )
+    return slower(footprint, plan, measured(gpu.device, host.kernels))
 
 
 def slower(footprint: Footprint, plan: DevicePlan, rates: Rates) -> str | None:
-    """Returns a line for the user if a token is expected to take longer on the GPU than on the CPU."""
+    """Returns a line for the user if a token is expected to take longer on the GPU than on the CPU.
+
+    footprint: the sizes on the CPU; those on the GPU are the plan's.
+    """
     if not all(rates):
         return None
     moe = footprint.moe
-    experts = moe.num_layers * moe.top_k * footprint.layout.stride_bytes
-    token = footprint.dense_bytes + experts
+    used = moe.num_layers * moe.top_k  # experts of a token
     share = plan.num_slots / moe.total_experts
-    missed = MISSED * (1 - share) ** 2 * experts  # as measured for next-use at 10 to 80 %: docs/policies.md
-    on_cpu = token / (CPU_SHARE * rates.memory)
-    on_gpu = token / (DEVICE_SHARE * rates.device) + missed / rates.link + moe.num_layers * LAYER_S
+    missed = MISSED * (1 - share) ** 2 * used * plan.slot_bytes  # as measured for next-use at 10 to 80 %: policies.md
+    on_cpu = (footprint.dense_bytes + used * footprint.layout.stride_bytes) / (CPU_SHARE * rates.memory)
+    on_device = (plan.dense_bytes + used * plan.slot_bytes) / (DEVICE_SHARE * rates.device)
+    on_gpu = on_device + missed / rates.link + moe.num_layers * LAYER_S
     if on_cpu >= MARGIN * on_gpu:
         return None
     return (

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from moeinf.engine.footprint import Footprint, footprint_of
 from moeinf.engine.memory_plan import PROCESS_BYTES, smallest_bytes, smallest_device_bytes
 from moeinf.engine.placed.dense import open_dense
+from moeinf.engine.placed.device_form import device_footprint
 from moeinf.engine.stored.facts import (
     capabilities,
     config,
@@ -35,11 +36,11 @@ def needed_bytes(model: StoredModel) -> int:
 
 def needed_on_gpu(model: StoredModel) -> tuple[int, int]:
     """The least memory of a GPU, and of the machine that holds it."""
-    vram, ram = smallest_device_bytes(_footprint(model))
+    vram, ram = smallest_device_bytes(_footprint(model, on_gpu=True))
     return vram, ram + PROCESS_BYTES
 
 
-def _footprint(model: StoredModel) -> Footprint:
+def _footprint(model: StoredModel, *, on_gpu: bool = False) -> Footprint:
     """What the memory plan of a run needs, with the options that the checkpoint sets."""
     config_json = config(model)
     family, beams = family_of(config_json), 1
@@ -48,7 +49,8 @@ def _footprint(model: StoredModel) -> Footprint:
 
         beams = num_beams_asked(json_file(model, "generation_config.json") or config_json)
     dense = open_dense(model, family.tensors, ())  # only its size is asked for
-    return footprint_of(model.manifest, dense.memory_bytes, family.workspace, beams)
+    footprint = footprint_of(model.manifest, dense.memory_bytes, family.workspace, beams)
+    return device_footprint(footprint, model.manifest, dense) if on_gpu else footprint
 
 
 def show_lines(model: StoredModel, *, verbose: bool = False) -> list[str]:
@@ -98,7 +100,7 @@ def _moe_rows(model: StoredModel) -> list[tuple[str, str]]:
         ("bytes per expert", f"{layout.stride_bytes} ({binary_size_text(layout.stride_bytes)})"),
         ("dense bytes", binary_size_text(model.dense_bytes)),
         ("needs at least", f"{at_least_text(needed_bytes(model))} RAM"),
-        ("on a GPU", _gpu_text(needed_on_gpu(model)) if not model.manifest.layers else "not computed there"),
+        ("on a GPU", _gpu_text(needed_on_gpu(model))),
     ]
 
 

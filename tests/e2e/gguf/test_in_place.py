@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -10,22 +9,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from moeinf.config import RuntimeConfig
 from moeinf.config.pull_options import PullOptions
 from moeinf.engine.model import Model
-from moeinf.errors import CheckpointError, DeviceError, ExpertReadError, StoreError
+from moeinf.errors import CheckpointError, ExpertReadError, StoreError
 from moeinf.pull.events import SilentProgress
 from moeinf.pull.pull import ensure, plan_pull, pull
 from moeinf.runtime.policy.eviction import POLICIES
 from moeinf.store.library import Library, StoredModel
 from moeinf.store.verify import verify
 from moeinf.types import Float32Array
-from tests.support.checkpoints import TOKENIZER, write_checkpoint
+from tests.support.checkpoints import write_checkpoint
 from tests.support.converter.meant import meant
 from tests.support.converter.record import NAMES, checkpoint
 from tests.support.gguf_files import write_gguf
+from tests.support.mixed_gguf import small, without_vocabulary
 
 IDS = [5, 17, 3, 41, 41, 2, 60, 9, 33, 14]
 # Log and exponential do not undo each other to the bit, and factors of positions are rounded.
@@ -35,8 +34,7 @@ RECOMPUTED = ("qwen3_next", "qwen3_5_moe")
 @pytest.fixture(autouse=True)
 def plain_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights are the subject here: the files of these tests have no vocabulary."""
-    files = {"tokenizer.json": json.dumps(TOKENIZER).encode(), "tokenizer_config.json": b"{}"}
-    monkeypatch.setattr("moeinf.pull.gguf.index.tokenizer_files", lambda gguf: files)
+    without_vocabulary(monkeypatch)
 
 
 def logits(stored: StoredModel, **options: Any) -> Float32Array:
@@ -48,10 +46,6 @@ def logits(stored: StoredModel, **options: Any) -> Float32Array:
         found: Float32Array = np.concatenate([prefill, runner.forward(IDS[-1:], lambda: None)])
         model.tier.check_integrity()
     return found
-
-
-def small(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: tensor.float() / 8 if tensor.ndim > 1 else tensor.float() for name, tensor in tensors.items()}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -251,12 +245,6 @@ def test_weights_that_are_no_numbers_are_found_by_pull(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"blk\.0\.ffn_gate_exps\.weight.*NaN"):
         pull(str(file), home=tmp_path / "home")
     assert "NaN" in verify(stored)[0]
-
-
-def test_a_gpu_is_not_asked_to_compute_experts_of_a_file(tmp_path: Path) -> None:
-    stored = ensure(str(mixed(tmp_path)), home=tmp_path / "home")
-    with pytest.raises(DeviceError, match="--device cuda: the experts of a GGUF file are computed by the CPU"):
-        Model(stored, RuntimeConfig.of(device="cuda"))
 
 
 def test_a_repacked_file_computes_the_same_from_blocks_of_the_store_s_own(tmp_path: Path) -> None:

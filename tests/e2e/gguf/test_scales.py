@@ -15,6 +15,7 @@ import pytest
 
 from moeinf.config import RuntimeConfig
 from moeinf.config.pull_options import PullOptions
+from moeinf.engine.build_context import Reporting
 from moeinf.engine.model import Model
 from moeinf.errors import CheckpointError, MoeinfError, StoreError, UnsupportedModelError
 from moeinf.pull.pull import ensure, pull
@@ -26,6 +27,7 @@ from moeinf.types import Float32Array
 from tests.support.blocks import even_blocks
 from tests.support.checkpoints import TOKENIZER, random_tensors
 from tests.support.gguf_files import Floats, converted, write_gguf
+from tests.support.gpu.emulated_gpu import opened
 from tests.support.tiny_models import all_configs
 
 IDS = [5, 17, 3, 41, 41, 2, 60, 9, 33, 14]
@@ -78,8 +80,8 @@ class Weights:
 
     def write(self, path: Path, *, scaled: bool, **more: Any) -> Path:
         blocks, scales = (self.blocks, self.scales) if scaled else (self.into_blocks(), {})
-        how: dict[str, Any] = {"nvfp4": blocks, "scales": scales, "fused": self.fused} | more
-        return write_gguf(path, self.config, self.tensors, kinds=lambda name: "F32", **how)[0]
+        how: dict[str, Any] = {"nvfp4": blocks, "scales": scales, "fused": self.fused, "kinds": lambda name: "F32"}
+        return write_gguf(path, self.config, self.tensors, **how | more)[0]
 
 
 @pytest.mark.parametrize("fused", [False, True], ids=["apart", "gate and up in one tensor"])
@@ -148,3 +150,32 @@ def test_a_manifest_is_held_to_what_scales_are(tmp_path: Path) -> None:
     (stranger / "manifest.json").write_bytes(data)
     with pytest.raises(StoreError, match=r"scales model\.norm\.weight, which is no matrix"):
         logits(StoredModel("m:latest", stranger.name, stranger))
+
+
+def test_on_a_gpu_scales_are_multiplied_into_the_weights(tmp_path: Path) -> None:
+    """Those of powers of two are exact in blocks of q8_0 too; NVFP4 has become these."""
+    home, weights = tmp_path / "home", Weights()
+
+    def on_a_gpu(file: Path, *, repack: bool = False, **options: Any) -> Float32Array:
+        stored = pull(str(file), PullOptions(repack=True), home=home) if repack else ensure(str(file), home=home)
+        with opened(stored, context=32, **options) as model:
+            found = [model.runner.forward(step, lambda: None)[-1].copy() for step in (IDS[:-2], IDS[-2:-1], IDS[-1:])]
+        return np.stack(found)
+
+    wanted = on_a_gpu(weights.write(tmp_path / "within.gguf", scaled=False))
+    beside = weights.write(tmp_path / "beside.gguf", scaled=True)
+    assert np.array_equal(on_a_gpu(beside), wanted)
+    assert np.array_equal(on_a_gpu(beside, host=6, expert_cache="30%"), wanted)
+    assert np.array_equal(on_a_gpu(beside, repack=True), wanted)
+
+
+@pytest.mark.parametrize("kind", ["F32", "BF16", "Q4_0", "Q8_0"])
+def test_on_a_gpu_other_types_with_scales_are_widened_and_a_line_says_so(kind: str, tmp_path: Path) -> None:
+    weights, notices = Weights(), list[str]()
+    file = weights.write(tmp_path / "m.gguf", scaled=True, nvfp4=None, kinds=lambda name: kind)
+    stored = ensure(str(file), home=tmp_path / "home")
+    with opened(stored, context=32, reporting=Reporting(notices.append)) as model:
+        found = np.concatenate([model.runner.forward(step, lambda: None)[-1:] for step in (IDS[:-1], IDS[-1:])])
+    wanted = logits(stored)[-2:]
+    assert np.linalg.norm(found - wanted) < 0.03 * np.linalg.norm(wanted)
+    assert any(f"{kind.lower()} with scales" in notice for notice in notices) == (kind in ("BF16", "Q4_0"))

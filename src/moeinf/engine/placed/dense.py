@@ -74,6 +74,12 @@ class PlacedDense:
             if name not in self._mapped
         )
 
+    @property
+    def kinds(self) -> dict[str, tuple[Format, tuple[int, ...]]]:
+        """Format and shape of each tensor that is held in memory, by its name."""
+        held = {name: recipe.kind for name, recipe in self._recipes.items() if name not in self._mapped}
+        return {name: (kind.format, kind.shape) for name, kind in held.items()}
+
     def read(
         self, config: RuntimeConfig, progress: Callable[[int, int], None], on_wait: OnWait | None = None
     ) -> dict[str, StoredTensor]:

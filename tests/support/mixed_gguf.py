@@ -1,0 +1,55 @@
+"""GGUF files whose layers and parts of experts differ in type."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from moeinf.pull.pull import ensure
+from moeinf.store.library import StoredModel
+from tests.support.checkpoints import CONFIG, TOKENIZER, random_tensors
+from tests.support.gguf_files import Kinds, write_gguf
+
+MIXED = ("Q4_K", "Q8_0", "Q6_K", "Q5_K", "BF16", "IQ4_XS", "F32", "Q3_K", "MXFP4", "Q4_0")
+WIDE = CONFIG | {"hidden_size": 256, "num_hidden_layers": 3}  # rows of whole blocks of every type
+
+
+def without_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets files be indexed that have none: where weights are the subject."""
+    files = {"tokenizer.json": json.dumps(TOKENIZER).encode(), "tokenizer_config.json": b"{}"}
+    monkeypatch.setattr("moeinf.pull.gguf.index.tokenizer_files", lambda gguf: files)
+
+
+def small(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.float() / 8 if tensor.ndim > 1 else tensor.float() for name, tensor in tensors.items()}
+
+
+def by_turns(types: Sequence[str]) -> Kinds:
+    """These for the parts of experts, layer by layer; and for dense tensors but what host memory looks up or widens.
+
+    Every other dense tensor is of q8_0: the type that most have says how keys and values are kept.
+    """
+    experts = itertools.cycle(types)
+    dense = itertools.cycle(chain.from_iterable(("Q8_0", each) for each in types))
+
+    def kind(name: str) -> str:
+        if re.search(r"token_embd|attn_(k|v|kv)_b|ssm_", name):
+            return "BF16"
+        return next(experts if "exps" in name else dense)
+
+    return kind
+
+
+def wide_model(folder: Path, types: Sequence[str], name: str = "wide", **how: Any) -> StoredModel:
+    """A model in these types by turns, of which any fits its rows; how: see write_gguf."""
+    tensors = small(random_tensors(WIDE))
+    [file] = write_gguf(folder / f"{name}.gguf", WIDE, tensors, kinds=by_turns(types), **how)
+    return ensure(str(file), home=folder / "home")
