@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <memory>
 #include <random>
 #include <stdexcept>
 #include <vector>
@@ -192,6 +193,32 @@ TEST(experts_equal_plain_double_arithmetic_for_few_tokens_and_many) {
       }
     }
   }
+}
+
+TEST(each_expert_of_a_part_may_have_a_scale) {
+  Kernels kernels(2, "generic");
+  Layer layer(Format::kF32);
+  for (std::size_t p = 0; p < 3; ++p) {
+    std::vector<float> scales;
+    for (std::size_t e = 0; e < kNumExperts; ++e) {
+      scales.push_back(0.5F + 0.125F * static_cast<float>(p + e));
+      for (float& value : layer.weights[p][e]) value *= scales.back();
+    }
+    layer.parts[p].scales = std::make_shared<const std::vector<float>>(scales);
+  }
+  const Form form{true, true};
+  for (const std::int64_t num_tokens : {1, 40}) {
+    const Step step(num_tokens);
+    ExpertKernel kernel = layer.kernel(kernels, form);
+    const Floats out = run(kernel, step);
+    for (std::int64_t t = 0; t < num_tokens; t += 3)
+      for (std::int64_t h = 0; h < kHidden; h += 7)
+        CHECK(std::abs(out[static_cast<std::size_t>(t * kHidden + h)] - expected(layer, step, t, h, form)) <
+              1e-3);
+  }
+  layer.parts[2].scales = std::make_shared<const std::vector<float>>(1, 2.0F);
+  ExpertKernel kernel = layer.kernel(kernels, form);
+  CHECK(throws<std::invalid_argument>([&] { run(kernel, Step(40)); }));
 }
 
 TEST(experts_of_every_form_equal_plain_double_arithmetic) {
