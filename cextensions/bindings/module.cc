@@ -364,5 +364,6 @@ NB_MODULE(_native, m) {
   moeinf::bind_router(m);
   moeinf::bind_latent(m);
   moeinf::bind_delta(m);
+  moeinf::bind_policy(m);
   moeinf::bind_cuda(m);
 }

@@ -496,6 +496,29 @@ def memory_read_rate(kernels: Kernels, num_bytes: int, repeats: int) -> float:
 def available_isas() -> list[str]:
     """What `Kernels` accepts here, best first; the last is "generic"."""
 
+class UseModel:
+    """How soon each expert is used again, learned online from the routing alone; docs/policies.md has the formulas.
+
+    Two logistic regressions give p, that the layer's next token uses an expert, and p4, that one of the next 4 does;
+    rate = 1 - (1 - p4)^(1/4). ValueError for a routing that does not fit.
+    """
+
+    def __init__(self, num_layers: int, num_experts: int, top_k: int) -> None: ...
+    def observe(self, layer: int, ids: IntArray) -> None:
+        """Takes the routing `ids` [tokens, top_k]; those of a token are distinct. Many at once teach no weights."""
+
+    @property
+    def no_use(self) -> FloatArray:
+        """1 - p [num_layers, num_experts] of the tokens to come: a view that is read-only and follows `observe`."""
+
+    @property
+    def wait(self) -> FloatArray:
+        """(1 - p) / rate [num_layers, num_experts]: expected tokens behind the next one until a use; such a view."""
+
+    @staticmethod
+    def num_bytes(num_layers: int, num_experts: int) -> int:
+        """What such a model keeps in memory, but for a few KB."""
+
 class CudaError(RuntimeError):
     """A call of the CUDA driver that failed; name is the driver's, as "CUDA_ERROR_OUT_OF_MEMORY" for code 2."""
 

@@ -53,13 +53,18 @@ def footprint_of(manifest: Manifest, dense_bytes: int, workspace: Workspace, num
 
 
 def activation_bytes(footprint: Footprint, chunk: int, context: int, num_threads: int) -> int:
-    """Estimates from above the working memory of a prefill chunk: native workspaces, and the arrays between them."""
+    """Estimates from above the working memory of a prefill chunk: native workspaces, and the arrays between them.
+
+    Counts what `next-use` learns as well, which another policy would not keep.
+    """
     info, moe, work = footprint.info, footprint.moe, footprint.workspace
     chunk = context if work.source else chunk  # a source goes through as a whole
     shape = PassShape(info.dtype, chunk, context, num_threads)
     arrays = chunk * (4 * info.hidden_size + work.token) * 4  # hidden state, its norm, an output and what scales it
     routed = chunk * moe.num_experts * ROUTED_BYTES
-    return arrays + routed + _source_bytes(work, context) + workspace_bytes(footprint, shape) + info.vocab_size * 8
+    learned = _native.UseModel.num_bytes(moe.num_layers, moe.num_experts)
+    native = workspace_bytes(footprint, shape)
+    return arrays + routed + learned + _source_bytes(work, context) + native + info.vocab_size * 8
 
 
 def workspace_bytes(footprint: Footprint, shape: PassShape) -> int:

@@ -26,7 +26,7 @@ MIN_FREE_BYTES: Final = 32 << 20  # what a cache of a size that was asked for ke
 
 CONTEXT_BYTES: Final = 512 << 20  # of the GPU's memory, for the driver's context; a --vram budget has to hold it too
 DEVICE_OVERHEAD_BYTES: Final = 512 << 20  # cuBLAS, kernels loaded at first use, graphs, what the allocator cannot reuse
-HOST_OVERHEAD_BYTES: Final = 1 << 30  # CUDA libraries, the driver's context, what weights pass through
+HOST_OVERHEAD_BYTES: Final = 1 << 30  # CUDA libraries, the driver's context, weights passing through, the policy
 HOST_LEFT_BYTES: Final = 3 << 30  # of a machine's memory, at least, for that and for whatever else runs on it: pages
 HOST_LEFT_PERCENT: Final = 15  # that are pinned for a GPU are neither swapped nor dropped when others need memory
 PINNED_PERCENT: Final = 75  # of a machine's memory, at most

@@ -7,10 +7,9 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from moeinf._native import lowest
+from moeinf._native import UseModel, lowest
 from moeinf.errors import UsageError
 from moeinf.runtime.policy.eamc import NUM_MATCHES, ActivationCollection, Match, normalise_rows
-from moeinf.runtime.policy.predictors import ReuseModel
 from moeinf.runtime.policy.priority import EPS
 from moeinf.runtime.policy.trace import ActivationMatrix, count_ids
 from moeinf.types import ExpertId, FloatArray, IntArray, MoeShape, Phase
@@ -159,10 +158,11 @@ class ActivationAware:
 class NextUse:
     """Out goes the expert whose next use is expected last.
 
-    keep = -(layers until the expert's layer is visited again + (1/P - 1) * L). P is the probability that such a visit
-    uses it: its ReuseModel p where the visit is of one token, as decode's are, and 1 - (1 - p)^n in the layers
-    that a running pass of n tokens has not reached. L is the number of layers that a step of decode visits: all, or
-    those of the decoder. A layer of the encoder comes again with the next source.
+    keep = -(layers until the expert's layer is visited again + (1 - P) / rate * L). P is the probability that such a
+    visit uses it: that of UseModel where the visit is of one token, as decode's are, and 1 - (1 - p)^n in the layers
+    that a running pass of n tokens has not reached; rate is the share of later tokens that will use it. L is the number
+    of layers that a step of decode visits: all, or those of the decoder. A layer of the encoder comes again with the
+    next source.
     """
 
     name = "next-use"
@@ -175,8 +175,9 @@ class NextUse:
         layers = shape.num_layers
         self._encoder_layers = encoder_layers
         self.step = max(1, layers - encoder_layers)
-        self._use = ReuseModel(shape)
-        self._missed_visits: FloatArray = self._use.odds_against * -self.step  # -(1/p - 1) * L
+        self._use = UseModel(layers, shape.num_experts, shape.top_k)
+        self._no_use, self._wait = self._use.no_use, self._use.wait
+        self._missed_visits: FloatArray = self._wait * -self.step  # -(1 - p) / rate * L
         ahead = np.arange(layers) - np.arange(layers)[:, None]
         self._until_source = np.where(np.arange(layers) < encoder_layers, self.NEXT_SOURCE * self.step, 0.0)[:, None]
         again = np.where(np.arange(layers) < encoder_layers, self.NEXT_SOURCE * self.step, ahead + self.step)
@@ -190,7 +191,7 @@ class NextUse:
 
     def observe(self, layer: int, ids: IntArray) -> None:
         self._use.observe(layer, ids)
-        np.multiply(self._use.odds_against[layer], -self.step, out=self._missed_visits[layer])
+        np.multiply(self._wait[layer], -self.step, out=self._missed_visits[layer])
         self._num_tokens = len(ids)
         self._scored_layer = -1
 
@@ -199,10 +200,8 @@ class NextUse:
             np.subtract(self._missed_visits, self._until_visit[layer], out=self._scores)
             if self._num_tokens > 1:
                 left = slice(layer + 1, self._encoder_layers if layer < self._encoder_layers else None)
-                odds = self._use.odds_against[left]
-                no_use = (odds / (1 + odds)) ** self._num_tokens
-                missed = no_use / (1 - no_use) * self.step
-                self._scores[left] = -(self._until_visit[layer, left] + missed)
+                self._scores[left] = self._missed_visits[left] * self._no_use[left] ** (self._num_tokens - 1)
+                self._scores[left] -= self._until_visit[layer, left]
             self._scored_layer = layer
         return self._scores
 

@@ -167,7 +167,7 @@ def test_next_use_expects_a_layer_of_the_encoder_with_the_next_source_only(token
     shape = MoeShape(num_layers=5, num_experts=5, top_k=2)
     scored = NextUse(shape, encoder_layers=2)
     source, token = np.array([[1, 3]] * tokens), np.array([[1, 3]])
-    for _ in range(10):
+    for _ in range(40):  # until all is sure: the distance then decides
         for layer in range(2):
             scored.observe(layer, source)
         for layer in (2, 3, 4) * 3:
