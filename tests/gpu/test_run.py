@@ -19,11 +19,15 @@ from moeinf.gpu.cuda import find_cuda
 from moeinf.gpu.device import CudaDevice
 from moeinf.gpu.open_gpu import open_gpu
 from moeinf.gpu.program import DecodeProgram
-from moeinf.pull.pull import pull
+from moeinf.pull.pull import ensure, pull
 from moeinf.store.library import StoredModel
+from moeinf.types import Float32Array
 from tests.support.configs.nllb_moe import NLLB
 from tests.support.configs.switch_transformers import SWITCH
-from tests.support.mixed_gguf import MIXED, wide_model, without_vocabulary
+from tests.support.converter.meant import meant
+from tests.support.converter.record import checkpoint
+from tests.support.gguf_files import write_gguf
+from tests.support.mixed_gguf import MIXED, by_turns, small, wide_model, without_vocabulary
 from tests.support.pairs.stored_translators import TEXT, Stored
 
 pytestmark = pytest.mark.gpu
@@ -65,21 +69,34 @@ def test_the_first_logits_are_those_of_the_cpu_within_bf16(demo: StoredModel) ->
     assert (results[0] - results[1]).abs().max() < 0.02 * results[1].abs().max()
 
 
-def test_a_gguf_file_of_mixed_types_gives_logits_of_the_cpu_for_every_number_of_slots(
+def logits(stored: StoredModel, **options: Any) -> Float32Array:
+    """Of a prompt and of three tokens behind it."""
+    config = RuntimeConfig.of(**{"device": "cuda", "context": 64, "prefill_chunk": 16} | options)
+    with Model(stored, config) as model:
+        assert ("expert_cache" in options) == (model.tier.num_slots < stored.manifest.moe.total_experts)
+        steps = [[5, 17, 3, 41, 41, 2, 60], [9], [33], [14]]
+        return np.stack([model.runner.forward(step, lambda: None)[-1].copy() for step in steps])
+
+
+def test_a_gguf_file_computes_what_it_does_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts and layers in types with kernels and without."""
+    without_vocabulary(monkeypatch)
+    config, tensors = checkpoint("qwen3_moe")
+    types = ("Q5_0", "Q4_0", "Q5_1", "F16", "Q8_0", "Q4_1", "BF16", "IQ4_NL", "MXFP4", "F32")
+    [file] = write_gguf(tmp_path / "m.gguf", meant(config), small(tensors), kinds=by_turns(types))
+    stored = ensure(str(file), home=tmp_path / "home")
+    found, wanted = logits(stored), logits(stored, device="cpu")
+    assert np.linalg.norm(found - wanted) < 0.05 * np.linalg.norm(wanted)
+
+
+def test_a_gguf_file_computes_the_same_for_every_number_of_slots(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without_vocabulary(monkeypatch)
     stored = wide_model(tmp_path, MIXED)
-    total, results = stored.manifest.moe.total_experts, []
-    for options in ({"device": "cpu"}, {}, {"expert_cache": "10%"}, {"expert_cache": "40%", "prefetch": False}):
-        config = RuntimeConfig.of(**{"device": "cuda", "context": 64, "prefill_chunk": 16} | options)
-        with Model(stored, config) as model:
-            steps = [[5, 17, 3, 41, 2], *([token] for token in range(60, 72))]
-            results.append(np.stack([model.runner.forward(step, lambda: None)[-1].copy() for step in steps]))
-            assert model.tier.num_slots < total or "expert_cache" not in options
-    on_cpu, whole, *others = results
-    assert np.linalg.norm(whole - on_cpu) < 0.05 * np.linalg.norm(on_cpu)
-    assert all(np.array_equal(other.argmax(axis=1), whole.argmax(axis=1)) for other in others)
+    whole = logits(stored)
+    for options in ({"expert_cache": "10%"}, {"expert_cache": "40%", "prefetch": False}):
+        assert np.array_equal(logits(stored, **options).argmax(axis=1), whole.argmax(axis=1))
 
 
 def test_when_device_memory_runs_out_slots_are_given_up(demo: StoredModel, monkeypatch: pytest.MonkeyPatch) -> None:
