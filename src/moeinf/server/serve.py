@@ -26,6 +26,8 @@ from moeinf.store.library import Library
 
 GRACE_S = 30  # answers that are being made when a signal comes may take so long
 KEEP_ALIVE_S = 75  # a connection may stay open so long between two requests
+QUEUED = 2048  # connections that the kernel keeps for the server, which
+ACCEPTED_AT_ONCE = 32  # takes so many of them before it answers the others again
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
@@ -79,6 +81,7 @@ class HttpServer:
                 server_header=False,
                 timeout_graceful_shutdown=GRACE_S,
                 timeout_keep_alive=KEEP_ALIVE_S,
+                backlog=ACCEPTED_AT_ONCE,
             ),
             self.worker,
         )
@@ -102,6 +105,12 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, worker: Worker) -> None:
         super().__init__(config)
         self._worker = worker
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """asyncio takes one number for both: how many connections are queued, and how many are accepted at once."""
+        await super().startup(sockets)
+        for listening in sockets or ():
+            listening.listen(QUEUED)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Called for a signal, and so does next to nothing: the second one ends the wait for answers."""
@@ -127,7 +136,7 @@ def _listen(host: str, port: int) -> socket.socket:
         try:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listening.bind(found[4])
-            listening.listen(2048)
+            listening.listen(QUEUED)
         except BaseException:
             listening.close()
             raise
