@@ -6,13 +6,9 @@
 
 namespace moeinf {
 
-ActivationKind dot_activation(Format format) {
+ActivationKind activation_of(Format format) {
   if (format == Format::kF32 || format == Format::kF16) return ActivationKind::kF32;
   return format == Format::kBF16 ? ActivationKind::kBF16 : ActivationKind::kInt8;
-}
-
-ActivationKind matmul_activation(Format format) {
-  return format == Format::kF32 || format == Format::kF16 ? ActivationKind::kF32 : ActivationKind::kBF16;
 }
 
 std::size_t activation_bytes(ActivationKind kind, std::int64_t cols) {
@@ -25,8 +21,8 @@ std::size_t activation_bytes(ActivationKind kind, std::int64_t cols) {
 }
 
 std::size_t matmul_scratch_bytes(std::int64_t cols) {
-  const std::int64_t panel_cols = std::min(round_up(cols, kMaxStep), kPanelCols);
-  return static_cast<std::size_t>(2 * kPanelRows * panel_cols);
+  return static_cast<std::size_t>(std::min(round_up(cols, kInt8Group) / kInt8Group, kPanelGroups) *
+                                  kPanelGroupBytes);
 }
 
 }  // namespace moeinf

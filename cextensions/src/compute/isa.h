@@ -11,8 +11,7 @@ extern const Ops generic, avx2, avx512, avx512bf16, neon, neon_dotprod;
 // What the operations do with weights of formats whose blocks are taken 256 weights at a time.
 struct GroupOps {
   decltype(Ops::dot_rows) dot_rows;
-  // out[0, cols) = weights of the blocks from p on, as bf16, to the end of a step.
-  void (*expand_row)(Format format, const unsigned char* p, std::int64_t cols, unsigned char* out);
+  decltype(Ops::matmul_rows) matmul_rows;  // null where there are no tiles for int8 activations
 };
 extern const GroupOps groups_generic, groups_avx2, groups_avx512, groups_avx512bf16, groups_neon,
     groups_neon_dotprod;

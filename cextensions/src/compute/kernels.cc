@@ -43,7 +43,7 @@ void Kernels::linears(const Matrix* ws, std::size_t num_ws, const float* x, std:
     const RowTasks& tasks = row_tasks_[m];
     const std::int64_t first = (task - (m == 0 ? 0 : row_tasks_[m - 1].end_task)) * tasks.num_rows;
     const std::int64_t last = std::min(first + tasks.num_rows, ws[m].rows);
-    const void* input = inputs[static_cast<std::size_t>(activation_for(ws[m].format, num_x))];
+    const void* input = inputs[static_cast<std::size_t>(activation_of(ws[m].format))];
     multiply(ws[m], first, last, input, num_x, thread, ys[m], ws[m].rows);
   });
 }
@@ -53,7 +53,7 @@ std::array<const void*, 3> Kernels::prepare_for(Workspace::Frame& memory, const 
                                                 std::size_t num_ws, const float* x, std::int64_t num_x) {
   std::array<const void*, 3> inputs{};
   for (std::size_t m = 0; m < num_ws; ++m) {
-    const ActivationKind kind = activation_for(ws[m].format, num_x);
+    const ActivationKind kind = activation_of(ws[m].format);
     const auto index = static_cast<std::size_t>(kind);
     if (inputs[index] != nullptr) continue;
     void* out = memory.take_bytes(static_cast<std::size_t>(num_x) * activation_bytes(kind, ws[m].cols));
@@ -103,7 +103,7 @@ void Kernels::prepare(ActivationKind kind, const float* x, std::int64_t num_x, s
 void Kernels::multiply(const Matrix& w, std::int64_t first, std::int64_t last, const void* x,
                        std::int64_t num_x, int thread, float* y, std::int64_t y_stride) {
   if (!by_tiles(num_x)) {
-    const std::size_t x_bytes = activation_bytes(dot_activation(w.format), w.cols);
+    const std::size_t x_bytes = activation_bytes(activation_of(w.format), w.cols);
     const std::int64_t groups = (num_x + kMaxDotRows - 1) / kMaxDotRows;
     for (std::int64_t group = 0; group < groups; ++group) {  // of sizes that differ by one at most
       const std::int64_t i = num_x * group / groups, end = num_x * (group + 1) / groups;
@@ -129,13 +129,8 @@ void Kernels::reserve_thread_scratch(std::int64_t cols) {
 }
 
 std::size_t prepared_bytes(const PassShape& pass, std::int64_t rows, std::int64_t cols) {
-  const auto bytes = [&](ActivationKind of_dtype, ActivationKind of_blocks, std::int64_t num_rows) {
-    const std::size_t other = of_dtype == of_blocks ? 0 : activation_bytes(of_blocks, cols);
-    return static_cast<std::size_t>(num_rows) * (activation_bytes(of_dtype, cols) + other);
-  };
-  const std::size_t few =
-      bytes(dot_activation(pass.dtype), ActivationKind::kInt8, std::min(rows, kFewTokens));
-  return std::max(few, bytes(matmul_activation(pass.dtype), ActivationKind::kBF16, rows));
+  return static_cast<std::size_t>(rows) *
+         (activation_bytes(activation_of(pass.dtype), cols) + activation_bytes(ActivationKind::kInt8, cols));
 }
 
 std::size_t linear_workspace_bytes(const PassShape& pass, std::int64_t cols) {

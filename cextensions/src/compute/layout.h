@@ -13,8 +13,12 @@ constexpr int kInt8Group =
 constexpr int kMaxStep = 64;
 
 constexpr int kBlockX = 64;                // activations of kPanelCols that stay in the second-level cache
-constexpr int kPanelRows = 48;             // weight rows expanded at once: a multiple of every kTileRows
+constexpr int kPanelRows = 48;             // weight rows of a panel: a multiple of every kTileRows
 constexpr std::int64_t kPanelCols = 2048;  // bf16 columns of a tile's rows that fit the first-level cache
+
+// What is laid out anew of quantised rows that are multiplied with int8 activations tile by tile: groups, and
+// the most bytes of each.
+constexpr std::int64_t kPanelGroups = 4, kPanelGroupBytes = 6144;
 
 static constexpr std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;

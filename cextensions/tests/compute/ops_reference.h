@@ -146,11 +146,8 @@ struct Reference {
   std::vector<double> sums, magnitudes;  // [num_x, rows]
 };
 
-inline Reference reference(const Matrix& w, std::vector<float> weights, ActivationKind kind,
-                           const std::vector<float>& x, bool expanded) {
-  if (expanded && block_weights(w.format) > 1) {
-    for (float& weight : weights) weight = rounded_to_bf16(weight);
-  }
+inline Reference reference(const Matrix& w, const std::vector<float>& weights, ActivationKind kind,
+                           const std::vector<float>& x) {
   const std::size_t cols = static_cast<std::size_t>(w.cols), rows = static_cast<std::size_t>(w.rows);
   Reference out;
   for (std::size_t i = 0; i < x.size() / cols; ++i) {
@@ -182,7 +179,7 @@ inline void prepare_all(const Ops& ops, ActivationKind kind, const std::vector<f
 inline std::vector<float> product(const Ops& ops, const Matrix& w, const std::vector<float>& x, bool many,
                                   std::int64_t split = 0) {
   const std::int64_t num_x = static_cast<std::int64_t>(x.size()) / w.cols;
-  const ActivationKind kind = many ? matmul_activation(w.format) : dot_activation(w.format);
+  const ActivationKind kind = activation_of(w.format);
   const Lines prepared(activation_bytes(kind, w.cols) * static_cast<std::size_t>(num_x));
   const Lines scratch(matmul_scratch_bytes(w.cols));
   prepare_all(ops, kind, x, w.cols, prepared.memory);

@@ -32,8 +32,8 @@ void check_all(const std::vector<std::string>& isas, const std::vector<std::int6
       for (const std::int64_t num_x : activation_counts) {
         if (cols > 500 && num_x > 20) continue;  // long enough as it is
         const std::vector<float> x = random_floats(random, num_x * cols);
-        const ActivationKind kind = many ? matmul_activation(format) : dot_activation(format);
-        const Reference expected = reference(w.view, weights, kind, x, many);
+        const ActivationKind kind = activation_of(format);
+        const Reference expected = reference(w.view, weights, kind, x);
         for (const std::string& isa : isas) {
           if (close(product(ops_for(isa), w.view, x, many), expected)) continue;
           throw std::runtime_error(isa + ", " + name_of(format) + ", " + std::to_string(w.view.rows) +

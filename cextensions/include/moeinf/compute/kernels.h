@@ -32,13 +32,9 @@ class Kernels {
   // rows.
   void begin_pass(std::int64_t num_tokens) { pass_tokens_ = num_tokens; }
   std::int64_t tokens_of_pass(std::int64_t num_x) const { return pass_tokens_ > 0 ? pass_tokens_ : num_x; }
-  // Whether num_x rows of activations are multiplied by matmul_rows, or by dot_rows; and what they become for
-  // that.
+  // Whether num_x rows of activations are multiplied by matmul_rows, or by dot_rows.
   bool by_tiles(std::int64_t num_x) const {
     return pass_tokens_ > 0 ? pass_tokens_ > kFewTokens : num_x > kMaxDotRows;
-  }
-  ActivationKind activation_for(Format format, std::int64_t num_x) const {
-    return by_tiles(num_x) ? matmul_activation(format) : dot_activation(format);
   }
 
   Workspace& workspace() { return workspace_; }
@@ -59,7 +55,7 @@ class Kernels {
   // all threads where that pays.
   void prepare(ActivationKind kind, const float* x, std::int64_t num_x, std::int64_t cols, void* out);
   // y[i * y_stride + r] = row r of w times x_i, times w.scale, for first <= r < last. x is prepared for it
-  // (activation_for). Called inside a task, after reserve_thread_scratch(w.cols) where it goes by tiles.
+  // (activation_of). Called inside a task, after reserve_thread_scratch(w.cols) where it goes by tiles.
   void multiply(const Matrix& w, std::int64_t first, std::int64_t last, const void* x, std::int64_t num_x,
                 int thread, float* y, std::int64_t y_stride);
   void reserve_thread_scratch(std::int64_t cols);
@@ -82,7 +78,7 @@ class Kernels {
   std::int64_t pass_tokens_ = 0;
   std::vector<RowTasks> row_tasks_;
   Workspace workspace_;
-  Buffer thread_scratch_;                 // panels of weights that threads expand
+  Buffer thread_scratch_;                 // panels of weights that threads lay out anew
   std::size_t thread_scratch_bytes_ = 0;  // of one thread
 };
 
@@ -97,7 +93,7 @@ struct PassShape {
 // What prepared inputs of `rows` rows take at most, for weights of the pass's dtype and quantised ones
 // together.
 std::size_t prepared_bytes(const PassShape& pass, std::int64_t rows, std::int64_t cols);
-// What Kernels::linears takes of the workspace, and what the threads of a pass keep of expanded weights.
+// What Kernels::linears takes of the workspace, and what the threads of a pass lay out of weights.
 std::size_t linear_workspace_bytes(const PassShape& pass, std::int64_t cols);
 std::size_t expansion_bytes(const PassShape& pass);
 

@@ -27,10 +27,8 @@ enum class Activation : int {
 
 constexpr int kMaxDotRows = 8;  // activations that dot_rows takes at once
 
-// For 1 to kMaxDotRows activations: f32, f16 -> kF32; bf16 -> kBF16; quantised -> kInt8.
-ActivationKind dot_activation(Format format);
-// For more: f32, f16 -> kF32; all others -> kBF16 (weights are expanded to bf16 panel by panel).
-ActivationKind matmul_activation(Format format);
+// f32, f16 -> kF32; bf16 -> kBF16; quantised -> kInt8.
+ActivationKind activation_of(Format format);
 // Bytes of one prepared activation of `cols` elements, a multiple of 64. Rows of prepared activations lie
 // that far apart.
 std::size_t activation_bytes(ActivationKind kind, std::int64_t cols);
@@ -75,12 +73,12 @@ struct Ops {
   void (*prepare)(ActivationKind kind, const float* x, std::int64_t cols, void* out);
 
   // y[i * y_stride + r] = dot(row r of w, x_i) for first <= r < last, i < num_x <= kMaxDotRows.
-  // x: prepared as dot_activation(w.format), 64-byte aligned. The result for one x depends neither on the
+  // x: prepared as activation_of(w.format), 64-byte aligned. The result for one x depends neither on the
   // other x nor on first and last.
   void (*dot_rows)(const Matrix& w, std::int64_t first, std::int64_t last, const void* x, int num_x, float* y,
                    std::int64_t y_stride);
 
-  // The same for any num_x, x prepared as matmul_activation(w.format); scratch: matmul_scratch_bytes(w.cols),
+  // The same for any num_x, x prepared as activation_of(w.format); scratch: matmul_scratch_bytes(w.cols),
   // 64-byte aligned, one for each thread. Same independence.
   void (*matmul_rows)(const Matrix& w, std::int64_t first, std::int64_t last, const void* x,
                       std::int64_t num_x, void* scratch, float* y, std::int64_t y_stride);

@@ -5,6 +5,7 @@
 // made for AVX-512 into the generic build.
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "compute/formats/half.h"
 #include "compute/isa.h"
@@ -23,9 +24,9 @@ namespace {
 #include "dot_float.inc"
 #include "records.inc"
 #include "dot_blocks.inc"
+#include "int8_tiles.inc"
 #include "exponentials.inc"
 #include "elementwise.inc"
-#include "expand.inc"
 #include "matmul.inc"
 #include "norms.inc"
 #include "softmax.inc"
@@ -38,7 +39,7 @@ void dot_rows(const Matrix& w, std::int64_t first, std::int64_t last, const void
               std::int64_t y_stride) {
   const std::int64_t row =
       w.cols / block_weights(w.format) * static_cast<std::int64_t>(block_bytes(w.format));
-  const auto x_bytes = static_cast<std::int64_t>(activation_bytes(dot_activation(w.format), w.cols));
+  const auto x_bytes = static_cast<std::int64_t>(activation_bytes(activation_of(w.format), w.cols));
   const DotCall call = {w.data, row, w.cols, static_cast<const unsigned char*>(x), x_bytes, y, y_stride};
   switch (w.format) {
     case Format::kF32:
@@ -60,9 +61,39 @@ void dot_rows(const Matrix& w, std::int64_t first, std::int64_t last, const void
   }
 }
 
+#ifdef MOEINF_INT8_TILES
+void multiply_blocks(const Matrix& w, std::int64_t first, std::int64_t last, const void* x,
+                     std::int64_t num_x, void* scratch, float* y, std::int64_t y_stride) {
+  const TileCall call = tile_call(w, x, num_x, scratch, y, y_stride);
+  switch (w.format) {
+    case Format::kQ8_0:
+      return multiply_groups<GroupOfBlocks<Q8_0>>(call, first, last);
+    case Format::kQ4_0:
+      return multiply_groups<GroupOfBlocks<Q4_0>>(call, first, last);
+    case Format::kIQ4_NL:
+      return multiply_groups<GroupOfBlocks<IQ4_NL>>(call, first, last);
+    case Format::kMXFP4:
+      return multiply_groups<GroupOfBlocks<MXFP4>>(call, first, last);
+    default:
+      return isa::MOEINF_GROUPS.matmul_rows(w, first, last, x, num_x, scratch, y, y_stride);
+  }
+}
+#else
+// As many at a time as in decoding.
+void multiply_blocks(const Matrix& w, std::int64_t first, std::int64_t last, const void* x,
+                     std::int64_t num_x, void*, float* y, std::int64_t y_stride) {
+  const std::size_t x_bytes = activation_bytes(ActivationKind::kInt8, w.cols);
+  for (std::int64_t i = 0; i < num_x; i += kMaxDotRows) {
+    const std::int64_t count = num_x - i < kMaxDotRows ? num_x - i : kMaxDotRows;
+    dot_rows(w, first, last, static_cast<const unsigned char*>(x) + static_cast<std::size_t>(i) * x_bytes,
+             static_cast<int>(count), y + i * y_stride, y_stride);
+  }
+}
+#endif
+
 void matmul_rows(const Matrix& w, std::int64_t first, std::int64_t last, const void* x, std::int64_t num_x,
                  void* scratch, float* y, std::int64_t y_stride) {
-  const auto x_bytes = static_cast<std::int64_t>(activation_bytes(matmul_activation(w.format), w.cols));
+  const auto x_bytes = static_cast<std::int64_t>(activation_bytes(activation_of(w.format), w.cols));
   const MatmulCall call = {static_cast<const unsigned char*>(x), x_bytes, num_x, y, y_stride};
   switch (w.format) {
     case Format::kF32:
@@ -72,7 +103,7 @@ void matmul_rows(const Matrix& w, std::int64_t first, std::int64_t last, const v
     case Format::kBF16:
       return multiply_floats<Bf16Lanes>(w, first, last, call);
     default:
-      return multiply_blocks(w, first, last, call, static_cast<unsigned char*>(scratch));
+      return multiply_blocks(w, first, last, x, num_x, scratch, y, y_stride);
   }
 }
 

@@ -93,7 +93,7 @@ class ManyTokens {
     first_ = s_.window > 0 ? std::max<std::int64_t>(0, length + 1 - s_.window) : 0;
     first_ -= first_ % border(s_.window);
     count_ = length + tokens - first_;
-    kind_ = matmul_activation(kv.format);
+    kind_ = activation_of(kv.format);
     transposed_format_ = transposed_format(kind_);
     sizes_ = {block_tokens_ * group_, s_.head_dim, count_, kind_};
     memory_ = take_memory(frame_, sizes_, s_.num_kv_heads, transposed_format_, kernels.pool().num_threads());
@@ -210,7 +210,7 @@ void attend_many(Kernels& kernels, const AttentionShape& shape, const float* sin
 }
 
 std::size_t many_workspace_bytes(const AttentionShape& shape, const PassShape& pass) {
-  const ActivationKind kind = matmul_activation(pass.dtype);
+  const ActivationKind kind = activation_of(pass.dtype);
   const std::int64_t seen = shape.window + kMostTokens + border(shape.window);
   const std::int64_t count = shape.window > 0 ? std::min(pass.positions, seen) : pass.positions;
   const std::int64_t rows = tokens_of_block(shape) * (shape.num_heads / shape.num_kv_heads);

@@ -114,7 +114,7 @@ void ExpertKernel::reserve() {
   for (const std::int64_t count : groups_.counts) most_pairs = std::max(most_pairs, count);
   for (const std::int64_t count : groups_.counts) {
     for (const ExpertPart* part : {&gate_, up_ ? &*up_ : &gate_, &down_}) {
-      const ActivationKind kind = kernels_.activation_for(part->format, count);
+      const ActivationKind kind = activation_of(part->format);
       Buffer& buffer = (part == &down_ ? acts_ : inputs_)[static_cast<std::size_t>(kind)];
       const std::size_t num_rows = part == &down_ ? as_size(most_pairs) : num_pairs;
       buffer.reserve(num_rows * activation_bytes(kind, part->cols));
@@ -145,21 +145,17 @@ std::size_t ExpertKernel::workspace_bytes(const ExpertParts& parts, std::int64_t
   const std::int64_t tokens = pass.tokens, pairs = tokens * top_k;
   const std::int64_t pairs_at_once = std::max(tokens, std::min(kPairsAtOnce, pairs));
   std::size_t total = 0;
-  // Passes of few tokens prepare activations as one kind, and longer ones as another: both stay.
-  const auto keep = [&](const std::vector<const ExpertPart*>& read, std::int64_t few, std::int64_t many) {
+  const auto keep = [&](const std::vector<const ExpertPart*>& read, std::int64_t rows) {
     std::array<std::size_t, 3> by_kind{};
     for (const ExpertPart* part : read) {
-      const ActivationKind dot = dot_activation(part->format), matmul = matmul_activation(part->format);
-      std::size_t& of_few = by_kind[static_cast<std::size_t>(dot)];
-      of_few = std::max(of_few, as_size(few) * activation_bytes(dot, part->cols));
-      std::size_t& of_many = by_kind[static_cast<std::size_t>(matmul)];
-      if (tokens > kMaxDotRows)
-        of_many = std::max(of_many, as_size(many) * activation_bytes(matmul, part->cols));
+      const ActivationKind kind = activation_of(part->format);
+      std::size_t& num_bytes = by_kind[static_cast<std::size_t>(kind)];
+      num_bytes = std::max(num_bytes, as_size(rows) * activation_bytes(kind, part->cols));
     }
     for (const std::size_t num_bytes : by_kind) total += num_bytes;
   };
-  keep({&first, &parts.up}, std::min(tokens, kFewTokens) * top_k, pairs);
-  keep({&parts.down}, std::min(pairs_at_once, std::max(kFewTokens, kPairsAtOnce)), pairs_at_once);
+  keep({&first, &parts.up}, pairs);
+  keep({&parts.down}, pairs_at_once);
   total += as_size(pairs_at_once * first.rows + pairs * parts.down.rows) * sizeof(float);
   if (!parts.gate) return total;
   const std::int64_t few_rows = Kernels::most_rows_per_task(first.format, first.cols, 1);
@@ -175,8 +171,7 @@ void ExpertKernel::prepare_inputs(const float* hidden) {
   const auto prepare_group = [&](std::int64_t index, int) {
     const auto group = as_size(index);
     const ExpertPart& up = up_ ? *up_ : gate_;
-    const ActivationKind kinds[] = {kernels_.activation_for(gate_.format, groups_.counts[group]),
-                                    kernels_.activation_for(up.format, groups_.counts[group])};
+    const ActivationKind kinds[] = {activation_of(gate_.format), activation_of(up.format)};
     for (int part = 0; part < (kinds[0] == kinds[1] ? 1 : 2); ++part) {
       unsigned char* out = input(part == 0 ? gate_ : up, group);
       for (std::int64_t i = 0; i < groups_.counts[group]; ++i) {
@@ -303,7 +298,7 @@ void ExpertKernel::run_act_task(std::int64_t task, int thread) {
 }
 
 void ExpertKernel::finish_act(const Job& job) {
-  const ActivationKind kind = kernels_.activation_for(down_.format, groups_.counts[job.group]);
+  const ActivationKind kind = activation_of(down_.format);
   const float* values = gates_.reserve_array<float>(0) + job.first_pair * gate_.rows;
   unsigned char* out = act(job);
   for (std::int64_t i = 0; i < groups_.counts[job.group]; ++i) {
@@ -324,13 +319,13 @@ void ExpertKernel::run_down_task(std::int64_t task, int thread) {
 
 // Where the prepared activations of a group begin.
 unsigned char* ExpertKernel::input(const ExpertPart& part, std::size_t group) {
-  const ActivationKind kind = kernels_.activation_for(part.format, groups_.counts[group]);
+  const ActivationKind kind = activation_of(part.format);
   auto* all = static_cast<unsigned char*>(inputs_[static_cast<std::size_t>(kind)].reserve(0));
   return shares_input_ ? all : all + as_size(groups_.starts[group]) * activation_bytes(kind, part.cols);
 }
 
 unsigned char* ExpertKernel::act(const Job& job) {
-  const ActivationKind kind = kernels_.activation_for(down_.format, groups_.counts[job.group]);
+  const ActivationKind kind = activation_of(down_.format);
   auto* all = static_cast<unsigned char*>(acts_[static_cast<std::size_t>(kind)].reserve(0));
   return all + as_size(job.first_pair) * activation_bytes(kind, down_.cols);
 }

@@ -72,8 +72,8 @@ class HeadsOfTokens {
         run_rows_(run_positions(length + 1)),
         num_runs_((length + tokens + run_rows_ - 1) / run_rows_),
         kept_runs_(num_queries_ * num_runs_ <= kQueriesAtOnce ? num_runs_ : 1),
-        query_kind_(matmul_activation(cache.format)),
-        mixture_kind_(kernels.activation_for(keys_values.format, tokens)),
+        query_kind_(activation_of(cache.format)),
+        mixture_kind_(activation_of(keys_values.format)),
         query_bytes_(activation_bytes(query_kind_, shape.width())),
         mixture_bytes_(activation_bytes(mixture_kind_, shape.rank)),
         memory_(kernels.workspace()) {
@@ -247,7 +247,7 @@ std::size_t latent_workspace_bytes(const LatentShape& s, const PassShape& pass) 
   const std::int64_t runs = (pass.positions + kRunPositions - 1) / kRunPositions;
   const Sizes sizes = {queries,
                        std::min(kQueriesAtOnce, queries * std::clamp<std::int64_t>(runs, 1, kMostRuns)),
-                       activation_bytes(matmul_activation(pass.dtype), s.width()),
+                       activation_bytes(activation_of(pass.dtype), s.width()),
                        prepared_bytes(pass, 1, s.rank), floats_of_thread(s, tokens, true)};
   Workspace::Frame memory;
   take_vectors(memory, s, sizes, pass.num_threads);

@@ -20,6 +20,7 @@ namespace {
 #include "sums.inc"
 #include "dot_rows.inc"
 #include "records.inc"
+#include "int8_tiles.inc"
 #include "groups/rows.inc"
 #include "groups/linear.inc"
 #include "groups/grid.inc"
@@ -87,22 +88,21 @@ void dot_rows(const Matrix& w, std::int64_t first, std::int64_t last, const void
   with_format(w.format, [&](auto format) { dot_groups<decltype(format)>(call, first, last, num_x); });
 }
 
-void expand_row(Format format, const unsigned char* p, std::int64_t cols, unsigned char* out) {
-  with_format(format, [&](auto blocks) {
-    using Blocks = decltype(blocks);
-    if constexpr (std::is_same_v<Blocks, Q4_K>) {
-      expand_q4k_row(p, cols, out);
-    } else {
-      expand_groups<Blocks>(p, cols, out);
-    }
-  });
+#ifdef MOEINF_INT8_TILES
+void matmul_rows(const Matrix& w, std::int64_t first, std::int64_t last, const void* x, std::int64_t num_x,
+                 void* scratch, float* y, std::int64_t y_stride) {
+  const TileCall call = tile_call(w, x, num_x, scratch, y, y_stride);
+  with_format(w.format, [&](auto format) { multiply_groups<decltype(format)>(call, first, last); });
 }
+#else
+constexpr decltype(Ops::matmul_rows) matmul_rows = nullptr;
+#endif
 
 }  // namespace
 
 namespace isa {
 
-const GroupOps MOEINF_GROUPS = {dot_rows, expand_row};
+const GroupOps MOEINF_GROUPS = {dot_rows, matmul_rows};
 
 }  // namespace isa
 }  // namespace moeinf
