@@ -23,11 +23,12 @@ from moeinf.store.library import StoredModel
 from moeinf.store.verify import verify
 from moeinf.terminal.show import show_json, show_lines
 from moeinf.types import Float32Array
-from tests.support.checkpoints import TOKENIZER, write_checkpoint, write_tokenizer
+from tests.support.checkpoints import write_checkpoint, write_tokenizer
 from tests.support.converter.meant import meant
 from tests.support.converter.record import NAMES, checkpoint
 from tests.support.gguf_files import ARCHITECTURES, write_gguf
 from tests.support.gpu.emulated_gpu import opened
+from tests.support.mixed_gguf import without_vocabulary
 from tests.support.pruning import moe_layers_of, num_experts, prune_model, prune_tensors, uneven_counts, varied
 from tests.support.tiny_models import all_configs, transformers_model
 
@@ -37,8 +38,8 @@ FAMILIES = list({name.split()[0]: name for name in reversed(NAMES)}.values())  #
 
 @pytest.fixture(autouse=True)
 def plain_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
-    files = {"tokenizer.json": json.dumps(TOKENIZER).encode(), "tokenizer_config.json": b"{}"}
-    monkeypatch.setattr("moeinf.pull.gguf.index.tokenizer_files", lambda gguf: files)
+    """Weights are the subject here: the files of these tests have no vocabulary."""
+    without_vocabulary(monkeypatch)
 
 
 def logits(stored: StoredModel, **options: Any) -> Float32Array:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,16 +19,16 @@ from moeinf.store.checksums import CHECKSUMS_FILE
 from moeinf.store.files import write_fully
 from moeinf.store.library import Library
 from moeinf.store.verify import verify
-from tests.support.checkpoints import TOKENIZER
 from tests.support.converter.record import checkpoint
 from tests.support.gguf_files import write_gguf
 from tests.support.hub_server import RANGE_BYTES, REPO, Hub, point_client_at, serving
+from tests.support.mixed_gguf import without_vocabulary
 
 
 @pytest.fixture(autouse=True)
 def plain_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
-    files = {"tokenizer.json": json.dumps(TOKENIZER).encode(), "tokenizer_config.json": b"{}"}
-    monkeypatch.setattr("moeinf.pull.gguf.index.tokenizer_files", lambda gguf: files)
+    """Weights are the subject here: the files of these tests have no vocabulary."""
+    without_vocabulary(monkeypatch)
 
 
 @pytest.fixture(scope="module")

@@ -25,9 +25,10 @@ from moeinf.store.placed.scales import NO_SCALES
 from moeinf.store.verify import verify
 from moeinf.types import Float32Array
 from tests.support.blocks import even_blocks
-from tests.support.checkpoints import TOKENIZER, random_tensors
+from tests.support.checkpoints import random_tensors
 from tests.support.gguf_files import Floats, converted, write_gguf
 from tests.support.gpu.emulated_gpu import opened
+from tests.support.mixed_gguf import without_vocabulary
 from tests.support.tiny_models import all_configs
 
 IDS = [5, 17, 3, 41, 41, 2, 60, 9, 33, 14]
@@ -36,8 +37,8 @@ EXPERTS = 8
 
 @pytest.fixture(autouse=True)
 def plain_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
-    files = {"tokenizer.json": json.dumps(TOKENIZER).encode(), "tokenizer_config.json": b"{}"}
-    monkeypatch.setattr("moeinf.pull.gguf.index.tokenizer_files", lambda gguf: files)
+    """Weights are the subject here: the files of these tests have no vocabulary."""
+    without_vocabulary(monkeypatch)
 
 
 def logits(stored: StoredModel, **options: Any) -> Float32Array:
