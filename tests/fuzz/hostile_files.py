@@ -28,6 +28,7 @@ from moeinf.engine.model import Model
 from moeinf.errors import MoeinfError
 from moeinf.models.family import family_of
 from moeinf.pull import pull as install
+from moeinf.pull.checkpoint import pull as steps
 from moeinf.store.library import Library
 from moeinf.text.tokenizer import check_text_files
 from tests.support.fuzzing import run_cases
@@ -179,7 +180,7 @@ class Cases:
     def __init__(self, folder: Path) -> None:
         self._sound, self._store, self._work = folder / "sound", folder / "store", folder / "work"
         self._checked = set[tuple[tuple[str, bytes], ...]]()
-        vars(install)["check_text_files"] = self._check_once
+        vars(steps)["check_text_files"] = self._check_once
         write_checkpoint(self._sound)
         install.pull(str(self._sound), PullOptions(name="kept"), home=self._store)
         shutil.copytree(self._sound, folder / "other")

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 from huggingface_hub import constants
 
-from moeinf.pull import download
-from moeinf.pull import hub as hub_client
+from moeinf.pull.hub import download
+from moeinf.pull.hub import repository as hub_client
 
 REPO = "org/Tiny-MoE"
 RANGE_BYTES, HEAD_BYTES = 64 << 10, 1000  # that the client asks for at once

@@ -16,7 +16,7 @@ from moeinf.text.quantities import eta_text, size_text
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from moeinf.pull.pull import PullPlan
+    from moeinf.pull.steps import PullPlan
 
 _RATE_WINDOW_S = 10.0
 _PLAIN_EVERY_S = 30.0

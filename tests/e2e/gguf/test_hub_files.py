@@ -12,8 +12,8 @@ from moeinf.config import RuntimeConfig
 from moeinf.config.pull_options import PullOptions
 from moeinf.engine.model import Model
 from moeinf.errors import CheckpointError, HubError, UnsupportedModelError, UsageError
-from moeinf.pull import download
 from moeinf.pull.gguf.files import choose
+from moeinf.pull.hub import download
 from moeinf.pull.pull import ensure, plan_pull, pull
 from moeinf.store.checksums import CHECKSUMS_FILE
 from moeinf.store.files import write_fully

@@ -19,9 +19,9 @@ from moeinf.config.pull_options import PullOptions
 from moeinf.engine.completion import GenerationStats
 from moeinf.engine.model import Model
 from moeinf.errors import CheckpointError, UnsupportedModelError
-from moeinf.pull import pull as install
+from moeinf.pull.checkpoint import pull as steps
+from moeinf.pull.checkpoint.convert import Portions, convert_shard
 from moeinf.pull.coded.blocks import Losses
-from moeinf.pull.convert import Portions, convert_shard
 from moeinf.pull.pull import plan_pull, pull
 from moeinf.store.dense import dense_tensors
 from moeinf.store.library import StoredModel
@@ -225,7 +225,7 @@ def test_a_pull_that_was_interrupted_ends_in_the_bytes_and_figures_of_one_that_w
             raise KeyboardInterrupt
         return real(*args)
 
-    monkeypatch.setattr(install, "convert_shard", convert)
+    monkeypatch.setattr(steps, "convert_shard", convert)
     with pytest.raises(KeyboardInterrupt):
         pull(str(checkpoint), home=tmp_path / "home")
     model = pull(str(checkpoint), home=tmp_path / "home")

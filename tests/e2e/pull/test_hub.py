@@ -16,9 +16,10 @@ from huggingface_hub import constants
 
 from moeinf.config.pull_options import PullOptions
 from moeinf.errors import CheckpointError, HubError, UsageError
-from moeinf.pull import remote
 from moeinf.pull.events import SilentProgress
-from moeinf.pull.pull import PullPlan, ensure, plan_pull, pull
+from moeinf.pull.hub import remote
+from moeinf.pull.pull import ensure, plan_pull, pull
+from moeinf.pull.steps import PullPlan
 from moeinf.store.library import Library
 from moeinf.store.verify import verify
 from tests.support.checkpoints import CONFIG, content, random_tensors, write_checkpoint

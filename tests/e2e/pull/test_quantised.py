@@ -13,10 +13,11 @@ from torch import Tensor
 from moeinf._native import quantise
 from moeinf.config.pull_options import PullOptions
 from moeinf.errors import CheckpointError, StoreError, UsageError
-from moeinf.pull import layout
-from moeinf.pull.convert import Portions
+from moeinf.pull.checkpoint import layout
+from moeinf.pull.checkpoint.convert import Portions
 from moeinf.pull.events import SilentProgress
-from moeinf.pull.pull import PullPlan, plan_pull, pull
+from moeinf.pull.pull import plan_pull, pull
+from moeinf.pull.steps import PullPlan
 from moeinf.store.dense import dense_tensors
 from moeinf.store.library import Library, StoredModel
 from moeinf.store.quantisation import Quantisation

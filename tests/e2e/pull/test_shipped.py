@@ -16,10 +16,11 @@ from moeinf._native import dequantise
 from moeinf.config.pull_options import PullOptions
 from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.models.family import family_of
-from moeinf.pull import convert
 from moeinf.pull import pull as install
+from moeinf.pull.checkpoint import convert
+from moeinf.pull.checkpoint import pull as steps
+from moeinf.pull.checkpoint.convert import Portions
 from moeinf.pull.coded.blocks import Losses
-from moeinf.pull.convert import Portions
 from moeinf.pull.pull import pull
 from moeinf.pull.source import FolderSource
 from moeinf.store.library import StoredModel
@@ -284,12 +285,12 @@ def test_a_pull_that_was_killed_fetches_scales_again_that_it_still_needs(
             raise KeyboardInterrupt
         return real(*args)
 
-    monkeypatch.setattr(install, "convert_shard", convert_two)
+    monkeypatch.setattr(steps, "convert_shard", convert_two)
     with pytest.raises(KeyboardInterrupt):
         pull(str(checkpoint), home=tmp_path / "home")
     for path in (tmp_path / "home").glob("partial/*/downloads/*"):
         path.unlink()
-    monkeypatch.setattr(install, "convert_shard", real)
+    monkeypatch.setattr(steps, "convert_shard", real)
     model = pull(str(checkpoint), home=tmp_path / "home")
     assert len(calls) == 3 and verify(model) == []
     monkeypatch.undo()

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moeinf.errors import CheckpointError, DiskSpaceError
-from moeinf.pull.convert import Portions, convert_shard, read_bytes, segments
-from moeinf.pull.layout import Quantised, Strided, View
-from moeinf.pull.moves import DENSE, Move
+from moeinf.pull.checkpoint.convert import Portions, convert_shard, read_bytes, segments
+from moeinf.pull.checkpoint.layout import Quantised, Strided, View
+from moeinf.pull.checkpoint.moves import DENSE, Move
 from moeinf.pull.pull import pull
 from moeinf.store.dense import dense_tensors
 from moeinf.types import Format

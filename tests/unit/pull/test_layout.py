@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moeinf.pull.checkpoint.layout import Strided, View
 from moeinf.pull.coded.blocks import CodedRows
 from moeinf.pull.coded.float8 import Float8
-from moeinf.pull.layout import Strided, View
 from moeinf.types import DType
 
 NONE: list[memoryview] = []

@@ -13,12 +13,13 @@ import pytest
 
 from moeinf.config.pull_options import PullOptions
 from moeinf.errors import CheckpointError, DiskSpaceError, ModelNotFoundError, StoreError, UsageError
-from moeinf.pull import pull as install
+from moeinf.pull.checkpoint import pull as steps
+from moeinf.pull.checkpoint.convert import convert_shard
 from moeinf.pull.coded.blocks import Losses
-from moeinf.pull.convert import convert_shard
 from moeinf.pull.events import SilentProgress
 from moeinf.pull.model_names import named_origin, outside_origin
-from moeinf.pull.pull import PullPlan, ensure, plan_pull, pull
+from moeinf.pull.pull import ensure, plan_pull, pull
+from moeinf.pull.steps import PullPlan
 from moeinf.store.library import Library
 from moeinf.store.partials import pull_lock
 from moeinf.store.verify import verify
@@ -200,7 +201,7 @@ def test_a_source_that_changes_while_it_is_read_is_not_published(
         os.utime(path, ns=(1, 1))
         return losses
 
-    monkeypatch.setattr(install, "convert_shard", convert_then_touch)
+    monkeypatch.setattr(steps, "convert_shard", convert_then_touch)
     with pytest.raises(CheckpointError, match="changed while it was converted"):
         pull(str(checkpoint), home=home)
     assert Library(home).list() == []
@@ -356,11 +357,11 @@ def test_a_name_that_is_taken_while_a_pull_works_is_not_taken_away(
     real, other = convert_shard, write_checkpoint(tmp_path / "other" / "Tiny MoE", random_tensors(seed=3))
 
     def convert_beside(*args: Any) -> Losses:
-        monkeypatch.setattr(install, "convert_shard", real)
+        monkeypatch.setattr(steps, "convert_shard", real)
         pull(str(other), home=home)
         return real(*args)
 
-    monkeypatch.setattr(install, "convert_shard", convert_beside)
+    monkeypatch.setattr(steps, "convert_shard", convert_beside)
     with pytest.raises(UsageError, match="--name OTHER"):
         pull(str(checkpoint), home=home)
     assert Library(home).find("tiny-moe").manifest.source.location == str(other)
@@ -430,4 +431,4 @@ def interrupt_after(num_shards: int, monkeypatch: pytest.MonkeyPatch) -> None:
             raise KeyboardInterrupt
         return losses
 
-    monkeypatch.setattr(install, "convert_shard", convert)
+    monkeypatch.setattr(steps, "convert_shard", convert)

@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from moeinf.pull.pull import PlannedFile, PullPlan
+from moeinf.pull.steps import PlannedFile, PullPlan
 from moeinf.store.manifest import ModelSource
 from moeinf.terminal.progress import ByteCount, LoadBar, PrefillCount, StatusLine
 from moeinf.terminal.pull_progress import BarView, ByteMeter, PullDisplay, plan_lines

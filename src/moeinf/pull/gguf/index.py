@@ -21,7 +21,7 @@ from moeinf.gguf.tensors import ExpertSource, Placement, places_of
 from moeinf.gguf.tokenizer import tokenizer_files
 from moeinf.gguf.undo import Kind, outcome, undo_json
 from moeinf.models.family import family_of
-from moeinf.pull.seal import publish_model, write_small_file
+from moeinf.pull.checkpoint.seal import publish_model, write_small_file
 from moeinf.store.checksums import CHECKSUMS_FILE
 from moeinf.store.files import errors_named, make_folders, publish, sync_folder
 from moeinf.store.format import BlockTensor, is_quantised

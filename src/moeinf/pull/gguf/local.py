@@ -12,11 +12,11 @@ from pathlib import Path
 
 from moeinf.errors import CheckpointError, StoreError
 from moeinf.gguf.header import Gguf, read_gguf
+from moeinf.pull.checkpoint.seal import write_small_file
 from moeinf.pull.events import PullProgress
 from moeinf.pull.gguf.index import Index, check_runs, discard, make_index, write_model
 from moeinf.pull.gguf.repack import repack_told
 from moeinf.pull.gguf.sums import checksums_of
-from moeinf.pull.seal import write_small_file
 from moeinf.store.checksums import CHECKSUMS_FILE
 from moeinf.store.files import errors_named
 from moeinf.store.library import SOURCE_RECORD_FILE, Library, StoredModel

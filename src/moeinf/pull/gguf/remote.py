@@ -16,7 +16,7 @@ from moeinf.pull.gguf.files import choose
 from moeinf.pull.gguf.index import check_runs, discard, make_index, write_model
 from moeinf.pull.gguf.repack import repack_told
 from moeinf.pull.gguf.sums import checksums_of
-from moeinf.pull.hub import HubRepository
+from moeinf.pull.hub.repository import HubRepository
 from moeinf.store.files import errors_named, make_folders, publish, sync_folder
 from moeinf.store.library import Library, StoredModel
 from moeinf.store.manifest import ModelSource

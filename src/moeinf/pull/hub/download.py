@@ -12,7 +12,7 @@ from typing import Any
 
 from moeinf.errors import HubError
 from moeinf.pull.events import PullProgress
-from moeinf.pull.remote import ChangedError, Remote, RemoteFile
+from moeinf.pull.hub.remote import ChangedError, Remote, RemoteFile
 from moeinf.store.files import errors_named, open_regular, read_fully, sync_folder, write_fully
 
 RANGE_BYTES = 4 << 20

@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.models.pruned import routers_of
+from moeinf.pull.checkpoint.moves import Move, dense_move, expert_moves, left_out
+from moeinf.pull.checkpoint.tensors import Tensors
 from moeinf.pull.coded.blocks import Kind, Losses, lines, loss_kind
 from moeinf.pull.coded.declared import NOTHING, Declared
 from moeinf.pull.coded.find import is_of_activations
 from moeinf.pull.coded.scheme import Scheme
-from moeinf.pull.moves import Move, dense_move, expert_moves, left_out
 from moeinf.pull.source import Shards
-from moeinf.pull.tensors import Tensors
 from moeinf.store.format import DENSE_FILE, BlockTensor, Header, dense_header, expert_layout, is_quantised, shard_file
 from moeinf.store.quantisation import KEEP, DenseTensor, FormatPlan, Quantisation, dense_tensors_of, expert_formats
 from moeinf.types import DTYPE_BYTES, DType, ExpertLayout, ExpertPiece, Format, MoeShape, TensorPlan

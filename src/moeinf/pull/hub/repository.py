@@ -16,10 +16,10 @@ from huggingface_hub.hf_api import RepoSibling
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined, unused-ignore]
 
 from moeinf.errors import CheckpointError, HubError, UsageError
-from moeinf.pull.download import download, fetch_bytes, held_bytes, matches
 from moeinf.pull.events import PullProgress
-from moeinf.pull.hub_errors import hub_errors_named, offline_error, transport_error
-from moeinf.pull.remote import MAX_RETRIES, Patience, Remote, RemoteFile
+from moeinf.pull.hub.download import download, fetch_bytes, held_bytes, matches
+from moeinf.pull.hub.errors import hub_errors_named, offline_error, transport_error
+from moeinf.pull.hub.remote import MAX_RETRIES, Patience, Remote, RemoteFile
 from moeinf.pull.source import INDEX_FILE, SINGLE_FILE, FolderSource, Source, find_shards, is_kept, most_bytes
 from moeinf.store.files import errors_named
 from moeinf.store.format import Header, header_length, parse_header, read_header

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from moeinf.errors import StoreError
+from moeinf.pull.checkpoint.plan import Conversion
 from moeinf.pull.coded.blocks import Loss, Losses, added
-from moeinf.pull.plan import Conversion
 from moeinf.store.files import errors_named, make_folders, parse_json_object, publish, read_small
 from moeinf.store.partials import JOURNAL_FILE, PulledAs
 

@@ -15,9 +15,9 @@ from types import MappingProxyType
 
 from moeinf.errors import CheckpointError
 from moeinf.hardware import machine
+from moeinf.pull.checkpoint.moves import DENSE, Move, Range
+from moeinf.pull.checkpoint.plan import Conversion
 from moeinf.pull.coded.blocks import CodedRows, Losses, added
-from moeinf.pull.moves import DENSE, Move, Range
-from moeinf.pull.plan import Conversion
 from moeinf.store.files import drop_cached, errors_named, open_regular, read_fully, sync_folder, write_fully
 from moeinf.store.format import DENSE_FILE, shard_file
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from moeinf.errors import UnsupportedModelError
+from moeinf.pull.checkpoint.layout import LayoutTransform, LeftOut, Mxfp4, Quantised, Strided, View
+from moeinf.pull.checkpoint.tensors import Tensors
 from moeinf.pull.coded.blocks import CodedRows
 from moeinf.pull.coded.scheme import Scheme
-from moeinf.pull.layout import LayoutTransform, LeftOut, Mxfp4, Quantised, Strided, View
-from moeinf.pull.tensors import Tensors
 from moeinf.types import DTYPE_BYTES, ExpertLayout, ExpertPiece, TensorSpec
 
 DENSE = -1  # target of a move into the dense file; the other targets are numbers of MoE layers

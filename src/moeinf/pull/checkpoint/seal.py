@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 from moeinf.errors import StoreError
-from moeinf.pull.plan import Conversion
+from moeinf.pull.checkpoint.plan import Conversion
 from moeinf.store.checksums import CHECKSUMS_FILE, dump_checksums
 from moeinf.store.dense import dense_tensors
 from moeinf.store.files import errors_named, publish, sync_folder, write_fully

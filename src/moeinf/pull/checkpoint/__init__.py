@@ -1,0 +1,1 @@
+"""A checkpoint becomes a store: what is planned, moved, converted, noted and sealed."""

@@ -1,0 +1,260 @@
+"""The pull of a checkpoint: joins source, tensor plan of the architecture, conversion and store."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+
+from moeinf.errors import CheckpointError, DiskSpaceError
+from moeinf.models.family import family_of
+from moeinf.models.pruned import pruned_config
+from moeinf.pull.checkpoint.convert import Portions, convert_shard, create_files, read_bytes
+from moeinf.pull.checkpoint.journal import Journal
+from moeinf.pull.checkpoint.plan import Conversion, plan_conversion, router_rows
+from moeinf.pull.checkpoint.seal import publish_model, seal
+from moeinf.pull.coded.declared import declared_by
+from moeinf.pull.events import PullProgress, Verb
+from moeinf.pull.model_names import Origin
+from moeinf.pull.source import Source, read_config
+from moeinf.pull.steps import PlannedFile, PullPlan, free_bytes
+from moeinf.store.files import errors_named, make_folders
+from moeinf.store.format import Header, read_header
+from moeinf.store.library import Library, StoredModel
+from moeinf.store.partials import PulledAs, partial_folder, pull_lock
+from moeinf.store.quantisation import KEEP, SMALL, Quantisation
+from moeinf.store.sharing import share_files
+from moeinf.text.quantities import size_text
+from moeinf.text.tokenizer import check_text_files
+from moeinf.types import TensorPlan
+
+_SPACE_MARGIN = 1.02  # for the file system's own records
+
+
+class CheckpointPull:
+    """The steps of a pull that converts a checkpoint; an interrupted one goes on where it stopped."""
+
+    def __init__(
+        self,
+        library: Library,
+        origin: Origin,
+        name: str,
+        quantisation: Quantisation,
+        source: Source,
+        progress: PullProgress,
+        portions: Portions,
+    ) -> None:
+        self._library = library
+        self._origin = origin
+        self._name = name
+        self._quantisation = quantisation
+        self._verb: Verb = "converting" if quantisation == KEEP else "quantising"
+        self._progress = progress
+        self._portions = portions
+        self._folder = partial_folder(library.home, quantisation.of(origin.locator))
+        library.check_origin(name, origin.source)
+        self._source = source
+        self._fingerprint = quantisation.of(self._source.fingerprint)
+        self._asked = PulledAs(name, origin.source, quantisation)
+        self._journal = Journal(self._folder, self._asked, self._fingerprint)
+        self._config = read_config(self._source)
+        self._family = family_of(self._config)
+
+    def plan(self) -> PullPlan:
+        conversion, _ = self._plan_conversion()
+        journal, source = self._journal, self._source
+        journal.peek(conversion)
+        downloads = journal.download_folder
+        files = tuple(
+            PlannedFile(shard, source.shard_bytes(shard), source.fetch_bytes(shard, downloads))
+            for shard in source.shards.files
+        )
+        done = self._library.made_of(self._fingerprint)
+        needed = 0 if done else self._needed_bytes(conversion, downloads)
+        return PullPlan(
+            self._name,
+            source.origin,
+            files,
+            conversion.total_bytes,
+            needed,
+            free_bytes(self._library.home),
+            bool(done),
+            conversion.fallbacks,
+        )
+
+    def run(self, *, force: bool, keep_source: bool) -> StoredModel:
+        # A work folder is there while a pull is under way, or was killed; then the lock decides what is left to do.
+        stored = None if self._folder.exists() else self._up_to_date()
+        if stored is None:
+            with pull_lock(self._folder, self._name, self._progress.note, self._progress.waiting):
+                stored = self._up_to_date() or self._publish_made()
+                if stored is None:
+                    stored = self._make(force=force, keep_source=keep_source)
+                self._journal.close()
+        return stored
+
+    def _up_to_date(self) -> StoredModel | None:
+        """Returns the model of this name if it was made of this very state of the source."""
+        for model in self._library.made_of(self._fingerprint):
+            if model.name == self._name:
+                self._progress.stage(f"{self._name} is up to date")
+                return model
+        return None
+
+    def _publish_made(self) -> StoredModel | None:
+        """Names the model that was made of this source under another name, or by a pull killed at its last step."""
+        made = self._library.made_of(self._fingerprint)
+        if not made:
+            return None
+        with errors_named(self._library.home), self._library.lock():
+            return self._library.bind(self._name, made[0].id)
+
+    def _make(self, *, force: bool, keep_source: bool) -> StoredModel:
+        conversion, headers = self._plan_conversion()
+        journal = self._journal
+        self._say_sizes(conversion, headers)
+        notice = journal.open(conversion)
+        if notice:
+            self._progress.note(notice)
+        for line in conversion.fallbacks:
+            self._progress.note(line)
+        downloads = self._kept_folder() if keep_source else journal.download_folder
+        if not force:
+            self._check_space(conversion, downloads)
+        create_files(journal.model_folder, conversion)
+        self._announce(conversion, downloads)
+        for shard in self._source.shards.files:
+            if not journal.converted(shard):
+                self._convert(shard, headers, conversion, downloads)
+            for done in (shard, *conversion.others[shard]):
+                if not keep_source and not self._awaited(done, conversion):
+                    self._source.release_shard(done, downloads)
+        return self._seal(conversion)
+
+    def _plan_conversion(self) -> tuple[Conversion, Mapping[str, Header]]:
+        """Checks the checkpoint's form before a byte of weights moves, and plans the conversion."""
+        check_text_files(self._small_files, self._source.origin.location)
+        headers = self._source.headers()
+        self._heed_pruning(headers)
+        return self._conversion(self._family.tensors, headers, self._quantisation), headers
+
+    def _heed_pruning(self, headers: Mapping[str, Header]) -> None:
+        """Layers may have fewer experts than config.json says: then the one that is stored says how many."""
+        plan = self._family.tensors
+        rows = router_rows(plan, self._source.shards, headers, declared_by(self._config))
+        config = pruned_config(self._config, plan.moe, rows)
+        if config is not None:
+            self._config, self._family = config, family_of(config)
+            self._small_files["config.json"] = (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
+
+    def _conversion(self, plan: TensorPlan, headers: Mapping[str, Header], quantisation: Quantisation) -> Conversion:
+        return plan_conversion(plan, self._source.shards, headers, quantisation, declared_by(self._config))
+
+    @cached_property
+    def _small_files(self) -> dict[str, bytes]:
+        """The small files that the stored model takes over."""
+        return {name: self._source.read_file(name) for name in self._source.kept_files()}
+
+    def _say_sizes(self, conversion: Conversion, headers: Mapping[str, Header]) -> None:
+        """Tells the sizes of a download before it begins."""
+        folder = self._journal.download_folder
+        fetch_bytes = sum(self._source.fetch_bytes(shard, folder) for shard in self._source.shards.files)
+        if fetch_bytes:
+            small = conversion
+            if self._quantisation == KEEP:
+                small = self._conversion(self._family.tensors, headers, SMALL)
+            self._progress.sizes(fetch_bytes, conversion.total_bytes, small.total_bytes)
+
+    def _awaited(self, shard: str, conversion: Conversion) -> bool:
+        """Tells whether the shard has to be converted, or its scales are needed for one that has to."""
+        return any(
+            shard in (other, *conversion.others[other])
+            for other in self._source.shards.files
+            if not self._journal.converted(other)
+        )
+
+    def _convert(self, shard: str, headers: Mapping[str, Header], conversion: Conversion, downloads: Path) -> None:
+        paths = {name: self._source.open_shard(name, downloads) for name in (shard, *sorted(conversion.others[shard]))}
+        for name, path in paths.items():
+            with errors_named(path, CheckpointError):
+                if read_header(path) != headers[name]:
+                    raise CheckpointError(f"{path} changed while the pull was being planned; repeat the pull")
+        moves = conversion.moves[shard]
+        self._progress.start(self._verb, shard, read_bytes(moves), 0)
+        folder, advance = self._journal.model_folder, self._progress.advance
+        losses = convert_shard(paths[shard], moves, folder, advance, paths, self._portions)
+        self._source.check_unchanged()
+        self._journal.record(shard, losses)
+        self._progress.finish()
+
+    def _seal(self, conversion: Conversion) -> StoredModel:
+        source, folder = self._source, self._journal.model_folder
+        conversion, planned = conversion.with_losses(self._journal.losses()), conversion.fallbacks
+        for line in conversion.fallbacks:
+            if line not in planned:
+                self._progress.note(line)
+        info = self._family.info(conversion.dtype)
+        source_record = {
+            "fingerprint": self._fingerprint,
+            "requested": source.requested,
+            "asked": json.dumps(self._asked.to_json()),
+        }
+        self._progress.start("verifying", self._name, conversion.total_bytes, 0)
+        identifier = seal(
+            folder, conversion, source.origin, info, self._small_files, source_record, self._progress.advance
+        )
+        self._progress.finish()
+        source.check_unchanged()
+        before = next((model.id for model in self._library.list() if model.name == self._name), identifier)
+        stored = publish_model(self._library, folder, identifier, self._name, source.origin)
+        share_files(self._library, stored)
+        if before != identifier:
+            self._progress.note(f"updated {self._name}: {before} is now {identifier}")
+        return stored
+
+    def _announce(self, conversion: Conversion, downloads: Path) -> None:
+        """Announces the bytes of each step: fetching, converting, and reading back what was written."""
+        fetched, fetched_before, converted, converted_before = 0, 0, 0, 0
+        for shard in self._source.shards.files:
+            copied = read_bytes(conversion.moves[shard])
+            converted += copied
+            if self._journal.converted(shard):
+                converted_before += copied
+            left = self._source.fetch_bytes(shard, downloads) if self._awaited(shard, conversion) else 0
+            if left:
+                fetched += self._source.shard_bytes(shard)
+                fetched_before += self._source.shard_bytes(shard) - left
+        self._progress.total("pulling", fetched, fetched_before)
+        self._progress.total(self._verb, converted, converted_before)
+        self._progress.total("verifying", conversion.total_bytes, 0)
+
+    def _needed_bytes(self, conversion: Conversion, downloads: Path) -> int:
+        journal = self._journal
+        shards = [shard for shard in self._source.shards.files if not journal.converted(shard)]
+        largest = max(
+            (
+                sum(self._source.fetch_bytes(each, downloads) for each in (shard, *conversion.others[shard]))
+                for shard in shards
+            ),
+            default=0,
+        )
+        return int((max(0, conversion.total_bytes - journal.written_bytes()) + largest) * _SPACE_MARGIN)
+
+    def _check_space(self, conversion: Conversion, downloads: Path) -> None:
+        needed, free = self._needed_bytes(conversion, downloads), free_bytes(self._library.home)
+        if needed > free:
+            raise DiskSpaceError(
+                f"not enough disk space in {self._library.home}: {size_text(needed)} needed, "
+                f"{size_text(free)} free; free some, set MOEINF_HOME, or use --force"
+            )
+
+    def _kept_folder(self) -> Path:
+        """Returns the folder in which --keep-source leaves downloaded shards. A folder source downloads nothing."""
+        origin = self._source.origin
+        if origin.kind != "hub":
+            return self._journal.download_folder
+        folder = self._library.home / "sources" / origin.location.replace("/", "--") / origin.revision
+        with errors_named(folder):
+            make_folders(folder)
+        return folder
