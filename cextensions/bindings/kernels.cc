@@ -209,7 +209,7 @@ void moeinf::bind_kernels(nb::module_& m) {
           },
           nb::arg("cols"), nb::arg("shape"))
       .def_static(
-          "expansion_bytes", [](nb::handle pass) { return moeinf::expansion_bytes(moeinf::pass_of(pass)); },
+          "panel_bytes", [](nb::handle pass) { return moeinf::panel_bytes(moeinf::pass_of(pass)); },
           nb::arg("shape"));
   nb::class_<BoundExpertKernel>(m, "ExpertKernel",
                                 "The routed experts of one layer, computed as they arrive.")

@@ -428,8 +428,8 @@ class Kernels:
         """What linear takes at most of the workspace for all tokens of a pass."""
 
     @staticmethod
-    def expansion_bytes(shape: PassShape) -> int:
-        """What threads keep beside the workspace: quantised weights, expanded."""
+    def panel_bytes(shape: PassShape) -> int:
+        """What threads keep beside the workspace: quantised weights, laid out anew for many rows."""
 
 _ExpertParts = Mapping[
     str,

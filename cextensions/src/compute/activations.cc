@@ -15,9 +15,9 @@ std::size_t activation_bytes(ActivationKind kind, std::int64_t cols) {
   const std::int64_t padded = round_up(cols, kMaxStep);
   if (kind == ActivationKind::kF32) return static_cast<std::size_t>(4 * padded);
   if (kind == ActivationKind::kBF16) return static_cast<std::size_t>(2 * padded);
-  // Whole groups; one byte each, a scale and an offset for each four (where a lane has four), a table of 192
-  // bytes for each group: see isa/dot_blocks.inc.
-  return static_cast<std::size_t>(round_up(cols, kInt8Group) / 4 * 15);
+  // Whole groups; one byte each, a scale and an offset for each four (where a lane has four), a table of 320
+  // bytes for each group: see isa/records.inc.
+  return static_cast<std::size_t>(round_up(cols, kInt8Group) / 4 * 17);
 }
 
 std::size_t matmul_scratch_bytes(std::int64_t cols) {

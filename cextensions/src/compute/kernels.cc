@@ -8,7 +8,7 @@
 namespace moeinf {
 namespace {
 
-constexpr std::int64_t kRowsStep = 16;
+constexpr std::int64_t kRowsStep = 16, kPanelRowsStep = 32;  // the rows of a panel of int8 weights
 constexpr std::int64_t kTaskBytes = 256 << 10;
 constexpr std::int64_t kMatmulRows = 192;    // a task reads all activations: 4 panels of 48 rows share that
 constexpr std::int64_t kTasksPerThread = 8;  // so that threads of unequal speed end together
@@ -79,7 +79,8 @@ std::int64_t Kernels::rows_per_task(Format format, std::int64_t cols, std::int64
                                     std::int64_t total_rows) const {
   const std::int64_t most = most_rows_per_task(format, cols, num_x);
   const std::int64_t balanced = total_rows / (kTasksPerThread * pool_.num_threads());
-  return std::max(std::min(most, balanced) / kRowsStep, std::int64_t{1}) * kRowsStep;
+  const std::int64_t step = num_x > kMaxDotRows ? kPanelRowsStep : kRowsStep;
+  return std::max(std::min(most, balanced) / step, std::int64_t{1}) * step;
 }
 
 std::int64_t Kernels::most_rows_per_task(Format format, std::int64_t cols, std::int64_t num_x) {
@@ -137,7 +138,7 @@ std::size_t linear_workspace_bytes(const PassShape& pass, std::int64_t cols) {
   return prepared_bytes(pass, pass.tokens, cols);
 }
 
-std::size_t expansion_bytes(const PassShape& pass) {
+std::size_t panel_bytes(const PassShape& pass) {
   return static_cast<std::size_t>(pass.num_threads) * round_up_to_line(matmul_scratch_bytes(kPanelCols));
 }
 

@@ -18,7 +18,7 @@ constexpr std::int64_t kPanelCols = 2048;  // bf16 columns of a tile's rows that
 
 // What is laid out anew of quantised rows that are multiplied with int8 activations tile by tile: groups, and
 // the most bytes of each.
-constexpr std::int64_t kPanelGroups = 4, kPanelGroupBytes = 6144;
+constexpr std::int64_t kPanelGroups = 2, kPanelGroupBytes = 12288;
 
 static constexpr std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;

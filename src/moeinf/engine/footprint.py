@@ -79,7 +79,7 @@ def workspace_bytes(footprint: Footprint, shape: PassShape) -> int:
         _native.ExpertKernel.workspace_bytes(expert_parts(layout), footprint.moe.top_k, shape)
         for layout in formats.values() or (footprint.layout,)
     )
-    return max(native) + experts + _native.Kernels.expansion_bytes(shape)
+    return max(native) + experts + _native.Kernels.panel_bytes(shape)
 
 
 def _layer_bytes(sizes: LayerSizes, shape: PassShape) -> int:

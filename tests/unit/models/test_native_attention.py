@@ -259,4 +259,4 @@ def test_a_layer_takes_no_more_of_the_workspace_than_it_says(tokens: int, window
     assert isinstance(sizes, AttentionSizes)
     shape = PassShape("f32", tokens, length + tokens, 2)
     said = _native.AttentionLayer.workspace_bytes(sizes, shape)
-    assert said // 4 < kernels.scratch_bytes <= said + _native.Kernels.expansion_bytes(shape)
+    assert said // 4 < kernels.scratch_bytes <= said + _native.Kernels.panel_bytes(shape)

@@ -95,7 +95,7 @@ struct PassShape {
 std::size_t prepared_bytes(const PassShape& pass, std::int64_t rows, std::int64_t cols);
 // What Kernels::linears takes of the workspace, and what the threads of a pass lay out of weights.
 std::size_t linear_workspace_bytes(const PassShape& pass, std::int64_t cols);
-std::size_t expansion_bytes(const PassShape& pass);
+std::size_t panel_bytes(const PassShape& pass);
 
 // Measured rate, bytes/s, of reading num_bytes of fresh huge-page memory with all threads of the pool, best
 // of `repeats`. Of less than several times the last-level cache, part is read from there. Throws
