@@ -3,9 +3,12 @@
 #include <nanobind/ndarray.h>
 
 #include <cstdint>
+#include <utility>
+#include <vector>
 
 #include "arrays.h"
 #include "bindings.h"
+#include "moeinf/policy/tuned_use.h"
 #include "moeinf/policy/use_model.h"
 
 namespace nb = nanobind;
@@ -17,7 +20,8 @@ using moeinf::UseModel;
 using Ids = nb::ndarray<const std::int64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Table = nb::ndarray<nb::numpy, const double, nb::ndim<2>>;
 
-void observe(UseModel& model, std::int64_t layer, const Ids& ids) {
+template <typename Model>
+void observe(Model& model, std::int64_t layer, const Ids& ids) {
   require(layer >= 0 && layer < model.num_layers(), "there is no such layer");
   require(ids.shape(0) > 0 && static_cast<std::int64_t>(ids.shape(1)) == model.top_k(),
           "the routing is [tokens, top_k]");
@@ -26,10 +30,33 @@ void observe(UseModel& model, std::int64_t layer, const Ids& ids) {
   model.observe(layer, ids.data(), static_cast<std::int64_t>(ids.shape(0)));
 }
 
-Table table(UseModel& model, const double* data) {
+template <typename Model>
+Table table(Model& model, const double* data) {
   const auto rows = static_cast<std::size_t>(model.num_layers());
   const auto columns = static_cast<std::size_t>(model.num_experts());
   return Table(data, {rows, columns}, nb::find(model));  // the array keeps the model alive
+}
+
+using Weights = nb::ndarray<const float, nb::c_contig, nb::device::cpu>;
+
+std::vector<float> copied(const Weights& weights) {
+  return {weights.data(), weights.data() + weights.size()};
+}
+
+void make_tuned(moeinf::TunedUse* made, std::int64_t num_layers, std::int64_t num_experts, std::int64_t top_k,
+                std::int64_t width, const Weights& token, const Weights& own, const Weights& contexts,
+                const Weights& bias, const Weights& hidden, const Weights& head, const Weights& head_bias,
+                const Weights& direct) {
+  require(width > 0, "the network has no width");
+  moeinf::TunedWeights weights{width,         copied(token),  copied(own),  copied(contexts),
+                               copied(bias),  copied(hidden), copied(head), copied(head_bias),
+                               copied(direct)};
+  new (made) moeinf::TunedUse(num_layers, num_experts, top_k, std::move(weights));
+}
+
+nb::ndarray<nb::numpy, const float, nb::ndim<2>> rows(moeinf::UseEvidence& evidence) {
+  const auto columns = static_cast<std::size_t>(evidence.num_experts());
+  return {evidence.rows(), {moeinf::UseEvidence::kRows, columns}, nb::find(evidence)};
 }
 
 }  // namespace
@@ -38,8 +65,22 @@ void moeinf::bind_policy(nb::module_& m) {
   nb::class_<UseModel>(m, "UseModel")
       .def(nb::init<std::int64_t, std::int64_t, std::int64_t>(), nb::arg("num_layers"),
            nb::arg("num_experts"), nb::arg("top_k"))
-      .def("observe", &observe, nb::arg("layer"), nb::arg("ids"))
+      .def("observe", &observe<UseModel>, nb::arg("layer"), nb::arg("ids"))
       .def_prop_ro("no_use", [](UseModel& model) { return table(model, model.no_use()); })
       .def_prop_ro("wait", [](UseModel& model) { return table(model, model.wait()); })
       .def_static("num_bytes", &UseModel::num_bytes, nb::arg("num_layers"), nb::arg("num_experts"));
+  nb::class_<UseEvidence>(m, "UseEvidence")
+      .def(nb::init<std::int64_t, std::int64_t, std::int64_t>(), nb::arg("num_layers"),
+           nb::arg("num_experts"), nb::arg("top_k"))
+      .def("observe", &observe<UseEvidence>, nb::arg("layer"), nb::arg("ids"))
+      .def_prop_ro("rows", &rows);
+  nb::class_<TunedUse>(m, "TunedUse")
+      .def("__init__", &make_tuned, nb::arg("num_layers"), nb::arg("num_experts"), nb::arg("top_k"),
+           nb::arg("width"), nb::kw_only(), nb::arg("token"), nb::arg("own"), nb::arg("contexts"),
+           nb::arg("bias"), nb::arg("hidden"), nb::arg("head"), nb::arg("head_bias"), nb::arg("direct"))
+      .def("observe", &observe<TunedUse>, nb::arg("layer"), nb::arg("ids"))
+      .def_prop_ro("no_use", [](TunedUse& model) { return table(model, model.no_use()); })
+      .def_prop_ro("wait", [](TunedUse& model) { return table(model, model.wait()); })
+      .def_static("num_bytes", &TunedUse::num_bytes, nb::arg("num_layers"), nb::arg("num_experts"),
+                  nb::arg("top_k"));
 }

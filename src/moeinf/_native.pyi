@@ -8,7 +8,17 @@ import numpy as np
 import numpy.typing as npt
 
 from moeinf.runtime.io.protocol import OnWait, ReadDone
-from moeinf.types import AttentionSizes, DeltaSizes, ExpertForm, FloatArray, IntArray, LatentSizes, PassShape, SumArray
+from moeinf.types import (
+    AttentionSizes,
+    DeltaSizes,
+    ExpertForm,
+    Float32Array,
+    FloatArray,
+    IntArray,
+    LatentSizes,
+    PassShape,
+    SumArray,
+)
 
 class ReadFailure(OSError):
     """A read that failed or came back short; errno is 0 where the file has the wrong size. key is -1 at opening."""
@@ -518,6 +528,51 @@ class UseModel:
     @staticmethod
     def num_bytes(num_layers: int, num_experts: int) -> int:
         """What such a model keeps in memory, but for a few KB."""
+
+class UseEvidence:
+    """What is learned of a model's routing while it runs, as the inputs of the network of `moeinf tune`.
+
+    ValueError for a routing that does not fit.
+    """
+
+    def __init__(self, num_layers: int, num_experts: int, top_k: int) -> None: ...
+    def observe(self, layer: int, ids: IntArray) -> None:
+        """Takes the routing `ids` [tokens, top_k]; afterwards `rows` is of this layer's tokens to come."""
+
+    @property
+    def rows(self) -> Float32Array:
+        """[4, num_experts]: logits of p and p4 by UseModel; log(x + 0.02) of what followed the tokens most alike."""
+
+class TunedUse:
+    """UseModel's answers by a trained network; docs/policies.md has the formulas, runtime/policy/tuned.py the shapes.
+
+    ValueError for weights or a routing that do not fit.
+    """
+
+    def __init__(
+        self,
+        num_layers: int,
+        num_experts: int,
+        top_k: int,
+        width: int,
+        *,
+        token: Float32Array,
+        own: Float32Array,
+        contexts: Float32Array,
+        bias: Float32Array,
+        hidden: Float32Array,
+        head: Float32Array,
+        head_bias: Float32Array,
+        direct: Float32Array,
+    ) -> None: ...
+    def observe(self, layer: int, ids: IntArray) -> None: ...
+    @property
+    def no_use(self) -> FloatArray: ...
+    @property
+    def wait(self) -> FloatArray: ...
+    @staticmethod
+    def num_bytes(num_layers: int, num_experts: int, top_k: int) -> int:
+        """What it keeps in memory beside its weights."""
 
 class CudaError(RuntimeError):
     """A call of the CUDA driver that failed; name is the driver's, as "CUDA_ERROR_OUT_OF_MEMORY" for code 2."""
