@@ -41,7 +41,7 @@ from moeinf.runtime.gpu.host_slots import HostSlots
 from moeinf.runtime.io.protocol import ReadDone
 from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.runtime.policy.eviction import make_policy
-from moeinf.runtime.policy.predictors import make_predictor
+from moeinf.runtime.policy.lookahead import LookAheadPredictor
 from moeinf.runtime.prefetch import Prefetcher
 from moeinf.types import ExpertForm, ExpertLayout, MoeShape, Profiler, TensorSpec
 
@@ -192,7 +192,7 @@ class Step:
         profiler, stride, total = Profiler(), LAYOUT.stride_bytes, SHAPE.total_experts
         arena = DeviceArena(device, stride)
         arena.take(num_slots)
-        policy = make_policy("next-use", SHAPE, ActivationCollection(SHAPE))
+        policy = make_policy("next-use", SHAPE, ActivationCollection(SHAPE), num_slots)
         errors = ReadErrors([Path("none")] * SHAPE.num_layers, SHAPE.num_experts)
         copies = Copies(copier, stride, total, device)
         cache = ExpertCache(SHAPE, stride, SlotRegion(None, 0, num_slots), policy)
@@ -203,7 +203,7 @@ class Step:
         observers: list[Any] = [policy]
         prefetcher = None
         if prefetch:
-            predictor = make_predictor("look-ahead", SHAPE, ActivationCollection(SHAPE))
+            predictor = LookAheadPredictor(SHAPE)
             observers.append(predictor)
             prefetcher = Prefetcher(tier, predictor, link, SHAPE, stride)
         program = DecodeProgram(device)

@@ -51,7 +51,7 @@ class Machine:
         self.host = np.full(SLOTS_START + host_slots * STRIDE, 0xA5, np.uint8)
         disk = self.opened(seed, failing)
         self.copier = FakeCopier(seed, pinned_bytes=pinned_bytes)
-        self.policy = make_policy(policy, SHAPE, ActivationCollection(SHAPE))
+        self.policy = make_policy(policy, SHAPE, ActivationCollection(SHAPE), device_slots)
         stride, errors = STRIDE, errors_of(SHAPE)
         self.copies = Copies(self.copier, stride, SHAPE.total_experts, Compute(), **(copying or {}))
         cache = ExpertCache(SHAPE, stride, SlotRegion(None, 0, device_slots), self.policy)

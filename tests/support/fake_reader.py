@@ -17,7 +17,8 @@ from moeinf.runtime.cache.table import SlotRegion
 from moeinf.runtime.cache.tier import DRAIN_S, ExpertTier
 from moeinf.runtime.io.protocol import ReadDone
 from moeinf.runtime.policy.eamc import ActivationCollection
-from moeinf.runtime.policy.eviction import EvictionPolicy, make_policy
+from moeinf.runtime.policy.eviction import make_policy
+from moeinf.runtime.policy.protocol import EvictionPolicy
 from moeinf.types import ExpertLayout, Float32Array, FloatArray, IntArray, MoeShape, Profiler, TensorSpec
 
 SHAPE = MoeShape(num_layers=3, num_experts=6, top_k=2)
@@ -231,7 +232,7 @@ def make_tier(
     """idle_s: the window that is measured between visits, on a clock that stands still while one of them begins."""
     memory = np.full(SLOTS_START + num_slots * LAYOUT.stride_bytes, 0xA5, np.uint8)
     reader = FakeReader(memory, seed, failing)
-    chosen = make_policy(policy, SHAPE, ActivationCollection(SHAPE))
+    chosen = make_policy(policy, SHAPE, ActivationCollection(SHAPE), num_slots)
     cache = ExpertCache(SHAPE, LAYOUT.stride_bytes, SlotRegion(memory, SLOTS_START, num_slots), chosen)
     times = itertools.count(0.0, idle_s)
     idle = IdleWindow(lambda: next(times), seconds=idle_s)

@@ -21,6 +21,18 @@ class Observer(Protocol):
         ...
 
 
+class Witness(Protocol):
+    """Is told what observers have no use for: what a recording needs. One call a layer, as it is on the hot path."""
+
+    def routed(self, layer: int, ids: IntArray, weights: Float32Array) -> None:
+        """Takes a routing, as Observer.observe does, with its weights [tokens, top_k]."""
+        ...
+
+    def expect(self, layer: int, ids: IntArray, weights: Float32Array) -> None:
+        """Takes the model's guess at the routing of a later layer, as the predictor is told it."""
+        ...
+
+
 class ExpertKernel(Protocol):
     """Computes experts whose blocks lie in one memory, in any order; the native one, and a slow one in tests.
 
@@ -60,6 +72,7 @@ class StreamedExperts:
         advisers: Sequence[Observer],
         prefetcher: Prefetcher | None,
         model: str = "MODEL",
+        witness: Witness | None = None,
     ) -> None:
         """observers are told every routing, advisers (policy, predictor) those with which something can be missing.
 
@@ -71,6 +84,7 @@ class StreamedExperts:
         self._observers = observers
         self._advisers = advisers
         self._prefetcher = prefetcher
+        self._witness = witness
         self._profiler = tier.profiler
 
     @property
@@ -88,6 +102,8 @@ class StreamedExperts:
         experts, counts = kernel.begin(hidden, ids, routing.weights, layer)
         for observer in self._observers:
             observer.observe(layer, ids)
+        if self._witness is not None:
+            self._witness.routed(layer, ids, routing.weights)
         with self._tier.lock:
             if self._tier.all_resident:
                 offsets = self._tier.hits(layer, experts, ids.size)
@@ -113,4 +129,5 @@ class StreamedExperts:
 
     def expect(self, layer: int, guess: Routing) -> None:
         assert self._prefetcher is not None
-        self._prefetcher.expect(layer, guess.ids, guess.weights)
+        if self._prefetcher.expect(layer, guess.ids, guess.weights) and self._witness is not None:
+            self._witness.expect(layer, guess.ids, guess.weights)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from moeinf.errors import ExpertReadError
 from moeinf.runtime.experts import StreamedExperts
-from moeinf.runtime.policy.eviction import EvictionPolicy
 from moeinf.runtime.policy.lookahead import LookAheadPredictor
+from moeinf.runtime.policy.protocol import EvictionPolicy
 from moeinf.runtime.policy.trace import ActivationMatrix, RequestRecorder
 from moeinf.runtime.prefetch import Prefetcher
 from moeinf.types import Float32Array, Routing

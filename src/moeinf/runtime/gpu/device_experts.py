@@ -14,13 +14,13 @@ from torch import Tensor
 from moeinf.gpu.device import Device
 from moeinf.gpu.matrix import DeviceRouting
 from moeinf.runtime.cache.visit import Visit
-from moeinf.runtime.experts import Observer
+from moeinf.runtime.experts import Observer, Witness
 from moeinf.runtime.gpu.cpu_experts import CpuExperts
 from moeinf.runtime.gpu.device_slots import DeviceCompute, DeviceSlots
 from moeinf.runtime.gpu.device_table import DeviceTable
 from moeinf.runtime.prefetch import Prefetcher
 from moeinf.runtime.routing_check import RoutingCheck
-from moeinf.types import IntArray, MoeShape
+from moeinf.types import Float32Array, IntArray, MoeShape
 
 
 @dataclass(slots=True)
@@ -52,6 +52,7 @@ class DeviceExperts:
         table: DeviceTable,
         cpu: CpuExperts | None,
         model: str = "MODEL",
+        witness: Witness | None = None,
     ) -> None:
         """model: its name, for errors."""
         device, shape = compute.device, slots.tier.shape
@@ -61,6 +62,7 @@ class DeviceExperts:
         self._shape = shape
         self._observers = observers
         self._prefetcher = prefetcher
+        self._witness = witness
         self._table = table
         self._cpu = cpu
         self._profiler = slots.tier.profiler
@@ -113,7 +115,7 @@ class DeviceExperts:
     # ---- one token, slots chosen by the device
 
     def _run_resident(self, layer: int, hidden: Tensor, routing: DeviceRouting, out: Tensor) -> None:
-        addresses = self._table.addresses(layer, routing.ids)
+        addresses = self._table.addresses(layer, routing)
         act, outputs = self._scratch(1)
         self._compute(layer, hidden, addresses, act, outputs)
         self._ops.vectors.combine(outputs, routing.weights, out)
@@ -146,9 +148,7 @@ class DeviceExperts:
         self._device.synchronise()
         self._profiler.lap("device")
         ids = self._ids_host.astype(np.int64)
-        self._check(layer, ids, self._weights.numpy())
-        for observer in self._observers:
-            observer.observe(layer, ids)
+        self._tell(layer, ids, self._weights.numpy())
         experts = ids[0].copy()
         experts.sort()
         if self._cpu is not None:
@@ -165,9 +165,7 @@ class DeviceExperts:
         assert self._visit is not None
         if self._prefetcher is not None:
             if guessed_layer is not None:
-                self._prefetcher.expect(
-                    guessed_layer, self._guessed_ids_host.astype(np.int64), self._guessed_weights.numpy()
-                )
+                self._expect(guessed_layer, self._guessed_ids_host.astype(np.int64), self._guessed_weights.numpy())
             self._prefetcher.after_routing(self._visit)
             self._profiler.lap("policy")
         if self._cpu is not None:
@@ -188,13 +186,11 @@ class DeviceExperts:
 
     def _run_many(self, layer: int, hidden: Tensor, routing: DeviceRouting, guess: Guess | None, out: Tensor) -> None:
         ids = routing.ids.cpu().numpy().astype(np.int64)  # waits
-        self._check(layer, ids, routing.weights.cpu().numpy())
+        self._tell(layer, ids, routing.weights.cpu().numpy())
         self._profiler.lap("device")
-        for observer in self._observers:
-            observer.observe(layer, ids)
         if guess is not None and self._prefetcher is not None:
             guessed_ids, weights = (values.cpu().numpy() for values in guess.routing)
-            self._prefetcher.expect(guess.layer, guessed_ids.astype(np.int64), weights)
+            self._expect(guess.layer, guessed_ids.astype(np.int64), weights)
         experts, counts = np.unique(ids, return_counts=True)
         order = np.argsort(last_uses(ids, experts), kind="stable")  # what the last tokens use is there at the end
         with self._tier.visit(layer, experts[order], counts[order], len(ids)) as visit:
@@ -212,6 +208,19 @@ class DeviceExperts:
         self._ops.vectors.combine(outputs, routing.weights, out)
 
     # ---- both
+
+    def _tell(self, layer: int, ids: IntArray, weights: Float32Array) -> None:
+        """Tells who watches the routing, once it is sound. Raises NotFiniteError."""
+        self._check(layer, ids, weights)
+        for observer in self._observers:
+            observer.observe(layer, ids)
+        if self._witness is not None:
+            self._witness.routed(layer, ids, weights)
+
+    def _expect(self, layer: int, ids: IntArray, weights: Float32Array) -> None:
+        assert self._prefetcher is not None
+        if self._prefetcher.expect(layer, ids, weights) and self._witness is not None:
+            self._witness.expect(layer, ids, weights)
 
     def _scratch(self, tokens: int) -> tuple[Tensor, Tensor]:
         """act [tokens * top_k, intermediate] and the outputs [tokens * top_k, hidden], of each token-expert pair."""

@@ -8,11 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from moeinf.gpu.matrix import DeviceRouting
 from moeinf.gpu.vector_ops import SlotTensors
 from moeinf.runtime.cache.tier import Lease
-from moeinf.runtime.experts import Observer
+from moeinf.runtime.experts import Observer, Witness
 from moeinf.runtime.gpu.device_slots import DeviceCompute, DeviceSlots
-from moeinf.runtime.policy.eviction import DevicePolicy
+from moeinf.runtime.policy.protocol import DevicePolicy
 from moeinf.types import IntArray
 
 
@@ -34,6 +35,7 @@ class DeviceTable:
         *,
         allowed: bool,
         encoder_layers: int = 0,
+        witness: Witness | None = None,
     ) -> None:
         """allowed: False where the CPU is to compute experts, for which the host has to know the routing.
 
@@ -47,6 +49,7 @@ class DeviceTable:
         self._shape = shape
         self._policy = policy
         self._observers = observers
+        self._witness = witness
         self._expert_bytes = slots.arena.slot_bytes
         self._encoder_layers = encoder_layers
         self._lease: Lease | None = None
@@ -57,6 +60,8 @@ class DeviceTable:
         self._to_fetch = torch.zeros((k, 2), dtype=torch.int64, device=kind)
         self._routings = torch.zeros((layers, k), dtype=torch.int32, device=kind)
         self._routings_host = device.pinned((layers, k), torch.int32)
+        self._weights = torch.zeros((layers, k), dtype=torch.float32, device=kind)  # only where there is a witness
+        self._weights_host = device.pinned((layers, k), torch.float32)
         self._scores_host = device.pinned((shape.num_keys + 1,), torch.float32)
         self._misses_host = device.pinned((1,), torch.int64)
 
@@ -120,12 +125,14 @@ class DeviceTable:
         assert not self.active
         self._table = None
 
-    def addresses(self, layer: int, ids: Tensor) -> Tensor:
-        """Addresses [top_k] of the experts `ids` [1, top_k], which are there when what is submitted next runs."""
+    def addresses(self, layer: int, routing: DeviceRouting) -> Tensor:
+        """Addresses [top_k] of the experts of one token, which are there when what is submitted next runs."""
         table = self._table
         assert table is not None
-        vectors, chosen = self._ops.vectors, ids.view(-1)
+        vectors, chosen = self._ops.vectors, routing.ids.view(-1)
         self._routings[layer].copy_(chosen)
+        if self._witness is not None:
+            self._weights[layer].copy_(routing.weights.view(-1))
         vectors.claim(chosen, layer, table, self._addresses, self._to_fetch)
         if not self._tier.all_resident:
             vectors.gather(self._to_fetch, self._expert_bytes)
@@ -139,11 +146,15 @@ class DeviceTable:
         self._routings_host.copy_(self._routings, non_blocking=True)
         self._misses_host.copy_(self._table.misses, non_blocking=True)
         self._table.misses.zero_()
+        if self._witness is not None:
+            self._weights_host.copy_(self._weights, non_blocking=True)
         self._device.synchronise()
         routings = self._routings_host.numpy()[self._encoder_layers :].astype(np.int64)
         for layer, ids in enumerate(routings, self._encoder_layers):
             for observer in self._observers:
                 observer.observe(layer, ids[None])
+            if self._witness is not None:
+                self._witness.routed(layer, ids[None], self._weights_host[layer].numpy()[None])
         self._lease.count(routings.size, int(self._misses_host[0]))
         self._send_scores()
 

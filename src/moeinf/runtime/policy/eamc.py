@@ -20,7 +20,7 @@ MOST_BYTES: Final = 64 << 20  # of a collection: that of the largest model known
 NUM_MATCHES: Final = 3  # left open by the paper; 1 .. 5 measure alike, more are worse (docs/policies.md)
 
 # What numpy and zipfile raise on damaged bytes; RuntimeError where a flipped bit says "encrypted".
-_DAMAGE: Final = (
+DAMAGE: Final = (
     ValueError,
     KeyError,
     OSError,
@@ -105,7 +105,7 @@ class ActivationCollection:
                     raise ValueError(f"more than {MOST_BYTES} bytes when unpacked")
             with np.load(io.BytesIO(data), allow_pickle=False) as archive:
                 stored, counts = archive["shape"], archive["counts"]
-        except _DAMAGE as error:
+        except DAMAGE as error:
             raise StoreError(f"the activation collection is damaged ({error}); delete it to start a new one") from error
         expected = (shape.num_layers, shape.num_experts)
         same = stored.shape == (3,) and stored.tolist() == [*expected, shape.top_k]

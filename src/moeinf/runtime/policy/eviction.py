@@ -2,61 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from moeinf._native import UseModel, lowest
 from moeinf.errors import UsageError
+from moeinf.runtime.policy.counting import DecayedFrequency, LastButOne, LeastFrequentlyUsed, LeastRecentlyUsed
 from moeinf.runtime.policy.eamc import NUM_MATCHES, ActivationCollection, Match, normalise_rows
 from moeinf.runtime.policy.priority import EPS
-from moeinf.runtime.policy.trace import ActivationMatrix, count_ids
+from moeinf.runtime.policy.protocol import DevicePolicy, TokenScores
+from moeinf.runtime.policy.segments import AdaptiveReplacement, SegmentedLru
+from moeinf.runtime.policy.trace import ActivationMatrix
+from moeinf.runtime.policy.tuned import TunedNetwork
 from moeinf.types import ExpertId, FloatArray, IntArray, MoeShape, Phase
 
-POLICIES: Final = ("lru", "lfu", "paper", "next-use")
-
-
-class EvictionPolicy(Protocol):
-    """Told every routing in order; scores every expert. The cache keeps what scores high.
-
-    begin("prefill") starts a request, begin("decode") its second phase; a further begin("decode") changes nothing.
-    """
-
-    name: str
-
-    def begin(self, phase: Phase) -> None: ...
-
-    def observe(self, layer: int, ids: IntArray) -> None:
-        """Takes the routing `ids` [tokens, top_k] of `layer`; the ids of one token are distinct."""
-        ...
-
-    def keep_scores(self, layer: int) -> FloatArray:
-        """Scores [L, E] right after observe(layer, ..): the smallest leaves first; see choose_victims.
-
-        The array belongs to the policy: read-only for the caller, and valid until the next observe.
-        """
-        ...
-
-
-class TokenScores(NamedTuple):
-    """The scores by which a device chooses victims for a whole token, while the host learns nothing."""
-
-    scores: FloatArray  # [L, E], but for the distance: belongs to the policy as those of keep_scores do
-    used: float  # what the score of an expert that the token uses rises to, where it is lower
-
-
-class DevicePolicy(EvictionPolicy, Protocol):
-    """An eviction policy whose scores a device can finish."""
-
-    @property
-    def step(self) -> int:
-        """From a score a device takes the number of layers until the expert's own, of a step of so many; 0: nothing."""
-        ...
-
-    def token_scores(self) -> TokenScores:
-        """The scores for the next token; called after the observation of a token's last layer."""
-        ...
+DEFAULT: Final = "next-use"  # where nothing else is asked for, and no network is better
+TUNED: Final = "tuned"  # next-use by a network that was trained on the model; not every model has one
+POLICIES: Final = ("lru", "lfu", "decayed-lfu", "slru", "lru-2", "arc", "paper-v1", "paper", "next-use")
 
 
 def choose_victims(scores: FloatArray, evictable: npt.NDArray[np.bool_], count: int) -> list[ExpertId]:
@@ -66,93 +31,81 @@ def choose_victims(scores: FloatArray, evictable: npt.NDArray[np.bool_], count: 
     return [ExpertId(*divmod(victim, scores.shape[1])) for victim in victims]
 
 
-class LeastRecentlyUsed:
-    """Out goes the expert whose last use is longest ago, measured in layer visits."""
+class RequestAware:
+    """arXiv 2401.14361 v1, Algorithm 2: out goes what the running request used least, late layers before early ones.
 
-    name = "lru"
-    step = 0
-
-    def __init__(self, shape: MoeShape) -> None:
-        self._last_use: FloatArray = np.full((shape.num_layers, shape.num_experts), -1.0)
-        self._clock = 0
-
-    def begin(self, phase: Phase) -> None:
-        pass
-
-    def observe(self, layer: int, ids: IntArray) -> None:
-        self._last_use[layer, ids] = self._clock
-        self._clock += 1
-
-    def keep_scores(self, layer: int) -> FloatArray:
-        return self._last_use
-
-    def token_scores(self) -> TokenScores:
-        return TokenScores(self._last_use, self._clock)
-
-
-class LeastFrequentlyUsed:
-    """Out goes the expert that the fewest tokens have used since the start."""
-
-    name = "lfu"
-    step = 0
-
-    def __init__(self, shape: MoeShape) -> None:
-        self._uses: FloatArray = np.zeros((shape.num_layers, shape.num_experts))
-
-    def begin(self, phase: Phase) -> None:
-        pass
-
-    def observe(self, layer: int, ids: IntArray) -> None:
-        self._uses[layer] += count_ids(ids, self._uses.shape[1])
-
-    def keep_scores(self, layer: int) -> FloatArray:
-        return self._uses
-
-    def token_scores(self) -> TokenScores:
-        return TokenScores(self._uses, -np.inf)
-
-
-class ActivationAware:
-    """arXiv 2401.14361 v3, Algorithm 1: out goes what the matched requests used least, late layers before early ones.
-
-    keep = (pEAM[i,j] + eps) * (1 - i/L) / sum_j pEAM[i,j]. pEAM here has every row of the matches, those of layers that
-    ran already too: they stand for the next token. Without a match the request's own matrix serves (v1, Algorithm 2).
+    keep = (EAM[i,j] / sum_j EAM[i,j] + eps) * (1 - i/L), with the matrix of the request, its prompt included.
     """
 
-    name = "paper"
+    name = "paper-v1"
     step = 0
 
-    def __init__(
-        self, shape: MoeShape, collection: ActivationCollection, num_matches: int = NUM_MATCHES, eps: float = EPS
-    ) -> None:
-        self._collection = collection
-        self._match = Match(collection)
-        self._num_matches = num_matches
+    def __init__(self, shape: MoeShape, eps: float = EPS, layer_decay: bool = True) -> None:
+        """layer_decay: the factor (1 - i/L); without it, to see what it is worth."""
         self._eps = eps
         self._request = ActivationMatrix(shape)
-        self._layer_decay: FloatArray = 1 - np.arange(shape.num_layers)[:, None] / float(shape.num_layers)
+        falling = np.arange(shape.num_layers)[:, None] / float(shape.num_layers)
+        self._layer_decay: FloatArray = 1 - falling * layer_decay
         self._scores: FloatArray | None = None  # None after an observation
 
     def begin(self, phase: Phase) -> None:
-        self._match.restart()
         self._scores = None
         if phase == "prefill":
             self._request.clear()
 
     def observe(self, layer: int, ids: IntArray) -> None:
-        self._match.record(layer, ids)
         self._request.record(layer, ids)
         self._scores = None
 
     def keep_scores(self, layer: int) -> FloatArray:
         if self._scores is None:
-            nearest = self._match.nearest(self._num_matches)
-            likely = self._collection.rows[nearest].sum(axis=0, dtype=float) if len(nearest) else self._request.counts
-            self._scores = (normalise_rows(likely) + self._eps) * self._layer_decay
+            self._scores = (normalise_rows(self._likely()) + self._eps) * self._layer_decay
         return self._scores
 
     def token_scores(self) -> TokenScores:
         return TokenScores(self.keep_scores(len(self._layer_decay) - 1), -np.inf)
+
+    def _likely(self) -> IntArray | FloatArray:
+        """The matrix [L, E] that the experts to come are taken from."""
+        return self._request.counts
+
+
+class ActivationAware(RequestAware):
+    """arXiv 2401.14361 v3, Algorithm 1: the same with pEAM, what the requests that match the running pass used.
+
+    keep = (pEAM[i,j] + eps) * (1 - i/L) / sum_j pEAM[i,j]. pEAM here has every row of the matches, those of layers that
+    ran already too: they stand for the next token. Without a match the request's own matrix serves (v1).
+    """
+
+    name = "paper"
+
+    def __init__(
+        self,
+        shape: MoeShape,
+        collection: ActivationCollection,
+        num_matches: int = NUM_MATCHES,
+        eps: float = EPS,
+        layer_decay: bool = True,
+    ) -> None:
+        super().__init__(shape, eps, layer_decay)
+        self._collection = collection
+        self._match = Match(collection)
+        self._num_matches = num_matches
+
+    def begin(self, phase: Phase) -> None:
+        super().begin(phase)
+        self._match.restart()
+
+    def observe(self, layer: int, ids: IntArray) -> None:
+        super().observe(layer, ids)
+        self._match.record(layer, ids)
+
+    def _likely(self) -> IntArray | FloatArray:
+        nearest = self._match.nearest(self._num_matches)
+        if not len(nearest):
+            return super()._likely()
+        likely: FloatArray = self._collection.rows[nearest].sum(axis=0, dtype=float)
+        return likely
 
 
 class NextUse:
@@ -165,17 +118,16 @@ class NextUse:
     next source.
     """
 
-    name = "next-use"
-
     NEXT_SOURCE: Final = 1000  # steps until then, of which nobody knows the number: more than most answers have
     USED_PROBABILITY: Final = 1 / 3  # at least, of an expert that the running token uses, to be used by the next
 
-    def __init__(self, shape: MoeShape, encoder_layers: int = 0) -> None:
-        """encoder_layers: how many layers, the first ones, only a source visits."""
+    def __init__(self, shape: MoeShape, encoder_layers: int = 0, tuned: TunedNetwork | None = None) -> None:
+        """encoder_layers: how many layers, the first ones, only a source visits. tuned: in place of UseModel."""
         layers = shape.num_layers
+        self.name = DEFAULT if tuned is None else TUNED
         self._encoder_layers = encoder_layers
         self.step = max(1, layers - encoder_layers)
-        self._use = UseModel(layers, shape.num_experts, shape.top_k)
+        self._use = UseModel(layers, shape.num_experts, shape.top_k) if tuned is None else tuned.use()
         self._no_use, self._wait = self._use.no_use, self._use.wait
         self._missed_visits: FloatArray = self._wait * -self.step  # -(1 - p) / rate * L
         ahead = np.arange(layers) - np.arange(layers)[:, None]
@@ -210,15 +162,31 @@ class NextUse:
         return TokenScores(self._missed_visits - self._until_source, (1 - 1 / self.USED_PROBABILITY) * self.step)
 
 
-def make_policy(name: str, shape: MoeShape, collection: ActivationCollection, encoder_layers: int = 0) -> DevicePolicy:
-    """encoder_layers: how many layers, the first ones, only a source visits. Raises UsageError for a name not in
-    POLICIES."""
-    if name == "lru":
-        return LeastRecentlyUsed(shape)
-    if name == "lfu":
-        return LeastFrequentlyUsed(shape)
-    if name == "paper":
-        return ActivationAware(shape, collection)
-    if name == "next-use":
-        return NextUse(shape, encoder_layers)
-    raise UsageError(f"unknown policy {name!r}; known: {', '.join(POLICIES)}")
+def make_policy(
+    name: str,
+    shape: MoeShape,
+    collection: ActivationCollection,
+    num_slots: int,
+    encoder_layers: int = 0,
+    tuned: TunedNetwork | None = None,
+) -> DevicePolicy:
+    """num_slots: of the cache. encoder_layers: how many layers, the first ones, only a source visits.
+
+    tuned: what TUNED goes by. Raises UsageError for a name not in POLICIES, but for TUNED where it has that.
+    """
+    if name == TUNED and tuned is not None:
+        return NextUse(shape, encoder_layers, tuned)
+    made: dict[str, Callable[[], DevicePolicy]] = {
+        "lru": lambda: LeastRecentlyUsed(shape),
+        "lfu": lambda: LeastFrequentlyUsed(shape),
+        "decayed-lfu": lambda: DecayedFrequency(shape),
+        "slru": lambda: SegmentedLru(shape, num_slots),
+        "lru-2": lambda: LastButOne(shape),
+        "arc": lambda: AdaptiveReplacement(shape, num_slots),
+        "paper-v1": lambda: RequestAware(shape),
+        "paper": lambda: ActivationAware(shape, collection),
+        "next-use": lambda: NextUse(shape, encoder_layers),
+    }
+    if name not in made:
+        raise UsageError(f"unknown policy {name!r}; known: {', '.join(POLICIES)}")
+    return made[name]()

@@ -2,40 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from collections.abc import Callable
+from typing import Final
 
 import numpy as np
 
 from moeinf.errors import UsageError
 from moeinf.runtime.policy.eamc import NUM_MATCHES, ActivationCollection, Match, normalise_rows
 from moeinf.runtime.policy.lookahead import LookAheadPredictor
+from moeinf.runtime.policy.plain_predictors import PopularityPredictor, PreviousTokenPredictor
+from moeinf.runtime.policy.protocol import Predictor
 from moeinf.runtime.policy.trace import count_ids
 from moeinf.types import FloatArray, IntArray, MoeShape, Phase
 
-PREDICTORS: Final = ("eamc", "frequency", "cross-layer", "look-ahead")
-
-
-class Predictor(Protocol):
-    """Told every routing in order; asked after that of `layer` what the layers behind it will use.
-
-    begin("prefill") starts a request, begin("decode") its second phase; a further begin("decode") changes nothing.
-    """
-
-    @property
-    def name(self) -> str: ...
-
-    def begin(self, phase: Phase) -> None: ...
-
-    def observe(self, layer: int, ids: IntArray) -> None:
-        """Takes the routing `ids` [tokens, top_k] of `layer`."""
-        ...
-
-    def predict(self, layer: int) -> FloatArray | None:
-        """Likelihood [n, E] that a token uses each expert of the n layers behind `layer`, as far as the predictor sees.
-
-        Read-only for the caller, and valid until the next observe. None without evidence.
-        """
-        ...
+NO_PREDICTOR: Final = "none"
+PREDICTORS: Final = (NO_PREDICTOR, "popularity", "previous-token", "eamc", "frequency", "cross-layer", "look-ahead")
 
 
 class ReuseModel:
@@ -194,14 +175,57 @@ class CrossLayerPredictor:
         return evidence
 
 
-def make_predictor(name: str, shape: MoeShape, collection: ActivationCollection) -> Predictor:
-    """Raises UsageError for a name not in PREDICTORS."""
-    if name == "eamc":
-        return EamcPredictor(collection)
-    if name == "frequency":
-        return FrequencyPredictor(shape)
-    if name == "cross-layer":
-        return CrossLayerPredictor(shape)
-    if name == "look-ahead":
-        return LookAheadPredictor(shape)
-    raise UsageError(f"unknown predictor {name!r}; known: {', '.join(PREDICTORS)}")
+class CombinedPredictor:
+    """One predictor as far as it sees, and another for the layers beyond: look-ahead+eamc, for instance."""
+
+    def __init__(self, near: Predictor, far: Predictor) -> None:
+        self.parts = near, far
+        self.name = f"{near.name}+{far.name}"
+
+    def begin(self, phase: Phase) -> None:
+        for part in self.parts:
+            part.begin(phase)
+
+    def observe(self, layer: int, ids: IntArray) -> None:
+        for part in self.parts:
+            part.observe(layer, ids)
+
+    def predict(self, layer: int) -> FloatArray | None:
+        near, far = (part.predict(layer) for part in self.parts)
+        if near is None or far is None:
+            return far if near is None else near
+        return np.concatenate([near, far[len(near) :]])
+
+
+def look_ahead_of(predictor: Predictor) -> LookAheadPredictor | None:
+    """What wants to hear the model's guesses; None where nothing does."""
+    parts = predictor.parts if isinstance(predictor, CombinedPredictor) else (predictor,)
+    return next((part for part in parts if isinstance(part, LookAheadPredictor)), None)
+
+
+def check_predictor(name: str) -> None:
+    """Raises UsageError for what neither is one of PREDICTORS nor two of them, joined by "+"."""
+    parts = name.split("+")
+    known = set(parts) <= set(PREDICTORS) and len(set(parts)) == len(parts) <= 2
+    if not known or (len(parts) > 1 and NO_PREDICTOR in parts):
+        raise UsageError(
+            f"unknown --predictor {name!r}; known: {', '.join(PREDICTORS)}, and two of them with a + between, the "
+            "second for the layers that the first does not see: look-ahead+eamc"
+        )
+
+
+def make_predictor(name: str, shape: MoeShape, collection: ActivationCollection) -> Predictor | None:
+    """Returns None for NO_PREDICTOR. Raises UsageError as check_predictor does."""
+    check_predictor(name)
+    made: dict[str, Callable[[], Predictor]] = {
+        "popularity": lambda: PopularityPredictor(shape),
+        "previous-token": lambda: PreviousTokenPredictor(shape),
+        "eamc": lambda: EamcPredictor(collection),
+        "frequency": lambda: FrequencyPredictor(shape),
+        "cross-layer": lambda: CrossLayerPredictor(shape),
+        "look-ahead": lambda: LookAheadPredictor(shape),
+    }
+    if name == NO_PREDICTOR:
+        return None
+    near, *far = (made[part]() for part in name.split("+"))
+    return CombinedPredictor(near, far[0]) if far else near

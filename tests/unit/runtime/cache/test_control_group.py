@@ -36,7 +36,7 @@ path = Path(sys.argv[1])
 with path.open("wb") as file:
     file.truncate(160 * MIB)
 reader = PureReader([str(path)], [160 * MIB], arena)
-policy = make_policy("lru", shape, ActivationCollection(shape))
+policy = make_policy("lru", shape, ActivationCollection(shape), 40)
 cache = ExpertCache(shape, 4 * MIB, SlotRegion(arena.array(), 0, 40), policy)
 loader = Loader(cache, reader, arena.array())
 tier = ExpertTier(cache, loader, ReadErrors([path], shape.num_experts), Profiler())

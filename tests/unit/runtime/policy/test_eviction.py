@@ -10,15 +10,17 @@ from hypothesis import strategies as st
 from moeinf._native import lowest
 from moeinf.errors import UsageError
 from moeinf.runtime.policy.eamc import ActivationCollection
-from moeinf.runtime.policy.eviction import POLICIES, EvictionPolicy, NextUse, choose_victims, make_policy
+from moeinf.runtime.policy.eviction import POLICIES, NextUse, choose_victims, make_policy
+from moeinf.runtime.policy.protocol import EvictionPolicy
 from moeinf.runtime.policy.trace import ActivationMatrix
 from moeinf.types import ExpertId, IntArray, MoeShape
 
 SHAPE = MoeShape(num_layers=3, num_experts=5, top_k=2)
+SLOTS = 9  # of the cache, for policies that want to know
 
 
 def policy(name: str, collection: ActivationCollection | None = None) -> EvictionPolicy:
-    made = make_policy(name, SHAPE, collection or ActivationCollection(SHAPE))
+    made = make_policy(name, SHAPE, collection or ActivationCollection(SHAPE), SLOTS)
     made.begin("prefill")
     made.begin("decode")
     return made
@@ -191,14 +193,14 @@ def test_next_use_counts_the_tokens_of_a_source_in_the_encoder_alone() -> None:
 
 
 def test_an_unknown_policy_is_refused_with_those_known() -> None:
-    with pytest.raises(UsageError, match="lru, lfu, paper, next-use"):
+    with pytest.raises(UsageError, match="lru, lfu, decayed-lfu, slru, lru-2, arc, paper-v1, paper, next-use"):
         policy("random")
 
 
 @pytest.mark.parametrize("encoder_layers", [0, 1])
 @pytest.mark.parametrize("name", POLICIES)
 def test_what_a_device_makes_of_a_tokens_scores_orders_as_the_policy_itself(name: str, encoder_layers: int) -> None:
-    made = make_policy(name, SHAPE, ActivationCollection(SHAPE), encoder_layers)
+    made = make_policy(name, SHAPE, ActivationCollection(SHAPE), SLOTS, encoder_layers)
     observe(made, routing(5, 30))
     scores = made.token_scores().scores
     layers = np.arange(SHAPE.num_layers)
@@ -210,9 +212,9 @@ def test_what_a_device_makes_of_a_tokens_scores_orders_as_the_policy_itself(name
 
 
 def test_what_the_running_token_uses_is_taken_to_be_likely_by_a_device() -> None:
-    made = make_policy("next-use", SHAPE, ActivationCollection(SHAPE))
+    made = make_policy("next-use", SHAPE, ActivationCollection(SHAPE), SLOTS)
     assert isinstance(made, NextUse) and made.token_scores().used == pytest.approx(-2 * SHAPE.num_layers)
-    recent = make_policy("lru", SHAPE, ActivationCollection(SHAPE))
+    recent = make_policy("lru", SHAPE, ActivationCollection(SHAPE), SLOTS)
     observe(recent, routing(1, 3))
     scores, used = recent.token_scores()
     assert used > scores.max()

@@ -7,18 +7,30 @@ import pytest
 
 from moeinf.errors import UsageError
 from moeinf.runtime.policy.eamc import ActivationCollection, normalise_rows
+from moeinf.runtime.policy.lookahead import LookAheadPredictor
+from moeinf.runtime.policy.plain_predictors import PopularityPredictor, PreviousTokenPredictor
 from moeinf.runtime.policy.predictors import (
+    NO_PREDICTOR,
     PREDICTORS,
+    CombinedPredictor,
     CrossLayerPredictor,
     EamcPredictor,
-    Predictor,
     ReuseModel,
+    look_ahead_of,
     make_predictor,
 )
+from moeinf.runtime.policy.protocol import Predictor
 from moeinf.runtime.policy.trace import ActivationMatrix
 from moeinf.types import FloatArray, IntArray, MoeShape
 
 SHAPE = MoeShape(num_layers=4, num_experts=6, top_k=2)
+NAMED = [name for name in PREDICTORS if name != NO_PREDICTOR]
+
+
+def made(name: str, collection: ActivationCollection) -> Predictor:
+    predictor = make_predictor(name, SHAPE, collection)
+    assert predictor is not None
+    return predictor
 
 
 def routing(rng: np.random.Generator, tokens: int = 1) -> IntArray:
@@ -51,16 +63,16 @@ def top(likelihood: FloatArray | None, ahead: int = 1) -> list[int]:
     return sorted(np.argsort(-likelihood[ahead - 1], kind="stable")[: SHAPE.top_k].tolist())
 
 
-@pytest.mark.parametrize("name", PREDICTORS)
+@pytest.mark.parametrize("name", [*NAMED, "look-ahead+eamc", "popularity+frequency"])
 def test_there_is_no_prediction_without_evidence(name: str) -> None:
-    predictor = make_predictor(name, SHAPE, ActivationCollection(SHAPE))
+    predictor = made(name, ActivationCollection(SHAPE))
     predictor.begin("prefill")
     assert predictor.predict(0) is None
 
 
-@pytest.mark.parametrize("name", [name for name in PREDICTORS if name != "look-ahead"])  # which asks the model
+@pytest.mark.parametrize("name", ["eamc", "frequency", "cross-layer", "popularity+eamc"])
 def test_a_prediction_is_of_the_layers_ahead_alone(name: str) -> None:
-    predictor = make_predictor(name, SHAPE, collection_of_two())
+    predictor = made(name, collection_of_two())
     predictor.begin("prefill")
     run_pass(predictor, routing(np.random.default_rng(0), tokens=5))
     predictor.begin("decode")
@@ -157,6 +169,52 @@ def test_cross_layer_counts_the_pairs_of_a_prefill_as_those_of_single_tokens() -
     assert (together._uses == singly._uses).all() and (together._tokens == singly._tokens).all()
 
 
-def test_an_unknown_predictor_is_refused_with_those_known() -> None:
-    with pytest.raises(UsageError, match="eamc, frequency, cross-layer, look-ahead"):
-        make_predictor("oracle", SHAPE, ActivationCollection(SHAPE))
+def test_popularity_is_the_share_of_tokens_that_used_an_expert_of_the_next_layer() -> None:
+    predictor = PopularityPredictor(SHAPE)
+    run_pass(predictor, np.array([[[0, 1], [0, 2], [0, 3]]] * 4))
+    run_pass(predictor, np.array([[[4, 5]]] * 4))
+    assert predictor.predict(1) == pytest.approx(np.array([[0.75, 0.25, 0.25, 0.25, 0.25, 0.25]]))
+    assert predictor.predict(3) is None, "nothing is behind the last layer"
+
+
+def test_the_previous_tokens_experts_are_as_likely_as_such_were_so_far() -> None:
+    predictor = PreviousTokenPredictor(SHAPE)
+    again, used = predictor.FIRST_SHARE
+    for token in ([0, 1], [1, 2], [1, 2], [0, 3]):  # of four layers each
+        run_pass(predictor, np.array([[token]] * 4))
+    share = (again + 4 * 3) / (used + 4 * 6)
+    likelihood = predictor.predict(1)
+    assert likelihood is not None and likelihood == pytest.approx(np.array([[share, 0, 0, share, 0, 0]] * 2))
+
+
+def test_a_prompt_tells_the_experts_of_its_last_token_and_no_share() -> None:
+    predictor = PreviousTokenPredictor(SHAPE)
+    run_pass(predictor, np.array([[[0, 1], [2, 3]]] * 4))
+    run_pass(predictor, np.array([[[0, 1], [4, 5]]] * 4))
+    likelihood = predictor.predict(0)
+    again, used = predictor.FIRST_SHARE
+    assert likelihood is not None and likelihood[0] == pytest.approx(np.array([0, 0, 0, 0, 1, 1]) * again / used)
+
+
+def test_a_second_predictor_tells_of_the_layers_that_the_first_does_not_see() -> None:
+    near, far = LookAheadPredictor(SHAPE), EamcPredictor(collection_of_two(), num_matches=1)
+    both = CombinedPredictor(near, far)
+    assert both.name == "look-ahead+eamc" and look_ahead_of(both) is near and look_ahead_of(far) is None
+    both.begin("prefill")
+    both.observe(0, np.array([[2, 4]]))
+    alone = far.predict(0)
+    assert alone is not None and both.predict(0) == pytest.approx(alone), "without a guess the other tells of all"
+    near.expect(1, np.array([[0, 5]]), np.array([[0.5, 0.5]], np.float32))
+    likelihood = both.predict(0)
+    assert likelihood is not None and likelihood.shape == (3, 6)
+    assert likelihood[0].tolist() == [1, 0, 0, 0, 0, 1] and likelihood[1:] == pytest.approx(alone[1:])
+
+
+def test_no_predictor_is_a_name_as_well() -> None:
+    assert make_predictor(NO_PREDICTOR, SHAPE, ActivationCollection(SHAPE)) is None
+
+
+@pytest.mark.parametrize("name", ["oracle", "", "eamc+", "eamc+eamc", "none+eamc", "eamc+frequency+popularity"])
+def test_an_unknown_predictor_is_refused_with_those_known(name: str) -> None:
+    with pytest.raises(UsageError, match="none, popularity, previous-token, eamc, frequency, cross-layer, look-ahead"):
+        make_predictor(name, SHAPE, ActivationCollection(SHAPE))
