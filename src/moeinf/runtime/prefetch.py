@@ -7,14 +7,15 @@ from typing import Final, Protocol
 
 import numpy as np
 
+from moeinf.runtime.admission import LEAST, Admission
 from moeinf.runtime.cache.tier import ExpertTier
 from moeinf.runtime.cache.visit import Visit
-from moeinf.runtime.policy.lookahead import LookAheadPredictor
-from moeinf.runtime.policy.predictors import Predictor
+from moeinf.runtime.policy.predictors import look_ahead_of
 from moeinf.runtime.policy.priority import layer_proximity, prefetch_priority, select_prefetches
+from moeinf.runtime.policy.protocol import Predictor
 from moeinf.types import Float32Array, FloatArray, IntArray, MoeShape
 
-AT_LEAST: Final = 0.3  # priority, on the scale of a probability: below it a prefetch is more often wasted than used
+AT_LEAST: Final = 0.3  # probability: below it what many tokens may use is more often wasted than used
 
 
 class Link(Protocol):
@@ -49,16 +50,25 @@ class Prefetcher:
         self._num_experts = shape.num_experts
         self._proximity = layer_proximity(shape.num_layers)
         self._expert_bytes = expert_bytes
-        self.wants_expectations = isinstance(predictor, LookAheadPredictor)
+        self._admission = Admission(shape.num_experts)
+        self._look_ahead = look_ahead_of(predictor)
+        self.wants_expectations = self._look_ahead is not None
 
-    def expect(self, layer: int, ids: IntArray, weights: Float32Array) -> None:
-        """Passes on the model's guess at the routing of a later layer, unless it is no number: that layer will tell."""
-        assert isinstance(self._predictor, LookAheadPredictor)
-        if math.isfinite(weights.sum()):
-            self._predictor.expect(layer, ids, weights)
+    def expect(self, layer: int, ids: IntArray, weights: Float32Array) -> bool:
+        """Passes on the model's guess at the routing of a later layer, unless it is no number: that layer will tell.
+
+        Returns whether it was passed on.
+        """
+        assert self._look_ahead is not None
+        if not math.isfinite(weights.sum()):
+            return False
+        self._look_ahead.expect(layer, ids, weights)
+        return True
 
     def after_routing(self, visit: Visit) -> None:
         """Call when a visit has begun, so that its demand is queued: prefetches come behind it."""
+        if visit.num_tokens == 1:
+            self._admission.learn(visit.layer, visit.keys, visit.num_absent)
         likelihood = self._predictor.predict(visit.layer)
         if likelihood is None or not len(likelihood):
             return
@@ -67,17 +77,18 @@ class Prefetcher:
         else:
             self._fetch_likely(visit.layer, likelihood)
 
-    def idle_window_experts(self) -> int:
-        """How many experts the link reads between two visits' demand, at the rate measured so far; at least one."""
+    def idle_window_experts(self) -> float:
+        """How many experts the link reads between two visits' demand, at the rate measured so far; 1 before any."""
         busy_s = self._link.busy_seconds()
         if busy_s <= 0:
-            return 1
-        return max(1, math.ceil(self._idle.seconds * self._link.bytes_read() / busy_s / self._expert_bytes))
+            return 1.0
+        return self._idle.seconds * self._link.bytes_read() / busy_s / self._expert_bytes
 
     def _fetch_likely(self, layer: int, likelihood: FloatArray) -> None:
         prefetches = self._prefetches
         queued = prefetches.queued()
-        budget = min(self.idle_window_experts() - len(queued), prefetches.room)
+        window = self.idle_window_experts()
+        budget = min(math.ceil(window) - len(queued), prefetches.room)
         if not len(queued) and budget <= 0:
             return
         first_key = (layer + 1) * self._num_experts
@@ -86,9 +97,11 @@ class Prefetcher:
             seen = queued[queued < first_key + likelihood.size]
             prefetches.reprioritise(seen, priorities.ravel()[seen - first_key])
         known = prefetches.known(layer + 1, len(likelihood))
-        if chosen := select_prefetches(priorities, known, budget, AT_LEAST):
-            keys = np.array(chosen)
-            prefetches.submit(first_key + keys, priorities.ravel()[keys])
+        if chosen := select_prefetches(priorities, known, budget, LEAST):
+            keys, flat = [first_key + place for place in chosen], priorities.ravel()
+            surest_first = [flat.item(place) for place in chosen]  # lists: of so few, arrays take longer
+            if worth := self._admission.choose(keys, surest_first, len(queued), window):
+                prefetches.submit(np.array([keys[at] for at in worth]), np.array([surest_first[at] for at in worth]))
 
     def _read_ahead(self, visit: Visit, likelihood: FloatArray) -> None:
         """A pass of many tokens reads the next layer while this one computes: all that any token is likely to use."""

@@ -62,28 +62,63 @@ def hold_polls(reader: FakeReader) -> None:
 
 
 def test_the_likeliest_absent_experts_of_layers_ahead_are_queued_within_the_idle_window() -> None:
-    tier, reader, _ = make_tier(num_slots=12, idle_s=0.15)  # begun, two experts of the link's ten a second
+    tier, reader, _ = make_tier(num_slots=12, idle_s=0.2)  # two experts of the link's ten a second
     ahead = likelihood(layer0={0: 0.9}, layer1={1: 0.9, 2: 0.7, 3: 0.6})
     Prefetcher(tier, Oracle(ahead), Link(), SHAPE, LAYOUT.stride_bytes).after_routing(begun(tier, 0, tokens=1))
     assert queued(reader) == [7, 8]
 
 
 def test_near_layers_come_before_far_ones_of_equal_likelihood() -> None:
-    tier, reader, _ = make_tier(num_slots=12)
+    tier, reader, _ = make_tier(num_slots=12, idle_s=0.1)
     oracle = Oracle(likelihood(layer2={0: 0.5}, layer1={5: 0.5}))
     Prefetcher(tier, oracle, Link(), SHAPE, LAYOUT.stride_bytes).after_routing(begun(tier, 0, tokens=1))
     assert queued(reader) == [11]
 
 
 def test_nothing_is_queued_without_a_prediction_that_is_likely_enough() -> None:
-    tier, reader, _ = make_tier(num_slots=12)
-    for prediction in (None, likelihood(layer1={1: 0.3}, layer2={0: 0.8})):
+    tier, reader, _ = make_tier(num_slots=12, idle_s=0.1)
+    for prediction in (None, likelihood(layer1={1: 0.2}, layer2={0: 0.4})):
         Prefetcher(tier, Oracle(prediction), Link(), SHAPE, LAYOUT.stride_bytes).after_routing(begun(tier, 0, tokens=1))
         assert queued(reader) == []
 
 
+@pytest.mark.parametrize(("idle_s", "wanted"), [(0.2, [7, 8]), (0.18, [7, 8]), (0.12, [7]), (0.1, [7]), (0.02, [])])
+def test_what_the_window_does_not_hold_whole_has_to_be_likelier(idle_s: float, wanted: list[int]) -> None:
+    """Of a prefetch that outlasts it, demand waits for the rest, whether it is used or not."""
+    tier, reader, _ = make_tier(num_slots=12, idle_s=idle_s)
+    ahead = likelihood(layer1={1: 0.9, 2: 0.9, 3: 0.9})
+    Prefetcher(tier, Oracle(ahead), Link(), SHAPE, LAYOUT.stride_bytes).after_routing(begun(tier, 0, tokens=1))
+    assert queued(reader) == wanted
+
+
+def test_what_was_never_used_is_read_no_more_and_comes_back_when_it_would_be() -> None:
+    tier, _, policy = make_tier(num_slots=12, idle_s=0.1)
+    prefetcher = Prefetcher(tier, Oracle(likelihood(layer1={1: 0.9})), Link(), SHAPE, LAYOUT.stride_bytes)
+
+    def token(experts: list[int]) -> bool:
+        """Whether expert 1 of layer 1 was read ahead; it is absent again afterwards, as are those of layer 0."""
+        before = tier.stats.prefetches
+        for layer in range(2):
+            ids = np.array([[0, 2] if layer == 0 else experts])
+            policy.observe(layer, ids)
+            with tier.visit(layer, np.sort(ids[0]), np.ones(2, np.int64), 1) as at:
+                prefetcher.after_routing(at)
+                for _ in at.arrivals():
+                    pass
+        gone = [0, 2, SHAPE.num_experts + 1]
+        tier._loader.drain(np.array(gone))
+        tier._cache.release([key for key in gone if key in tier.snapshot().resident])
+        return tier.stats.prefetches > before
+
+    assert token([3, 4]), "at first, a predictor is believed"
+    wrong = [token([3, 4]) for _ in range(40)]
+    assert wrong[0] and not wrong[-1]
+    right = [token([1, 4]) for _ in range(60)]
+    assert not right[0] and right[-1], "what is not read is learned from all the same"
+
+
 def test_what_is_under_way_counts_against_the_window_and_is_not_queued_again() -> None:
-    tier, reader, _ = make_tier(num_slots=12, idle_s=0.15)
+    tier, reader, _ = make_tier(num_slots=12, idle_s=0.2)
     hold_polls(reader)
     oracle = Oracle(likelihood(layer1={1: 0.9, 2: 0.7, 3: 0.6}))
     prefetcher = Prefetcher(tier, oracle, Link(), SHAPE, LAYOUT.stride_bytes)
@@ -103,7 +138,7 @@ def test_prefetches_leave_demand_the_slots_of_a_token() -> None:
 
 
 def test_a_queued_prefetch_follows_the_new_priorities() -> None:
-    tier, reader, _ = make_tier(num_slots=12, idle_s=0.15)
+    tier, reader, _ = make_tier(num_slots=12, idle_s=0.2)
     hold_polls(reader)
     oracle = Oracle(likelihood(layer1={1: 0.9, 2: 0.7}))
     prefetcher = Prefetcher(tier, oracle, Link(), SHAPE, LAYOUT.stride_bytes)

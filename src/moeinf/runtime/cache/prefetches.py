@@ -9,6 +9,8 @@ from moeinf.runtime.cache.loader import Loader
 from moeinf.runtime.cache.table import LOADING, BoolArray
 from moeinf.types import FloatArray, IntArray
 
+_NO_KEYS = np.empty(0, np.int64)
+
 
 class Prefetches:
     """Queues, re-orders and drops the prefetches of one tier. Keys are layer * num_experts + expert."""
@@ -28,7 +30,8 @@ class Prefetches:
 
     def queued(self) -> IntArray:
         """Returns the keys of the prefetches that have not landed, ascending."""
-        return np.array(self._cache.table.by_state(sorted(self._cache.reserved))[LOADING], np.int64)
+        reserved = self._cache.reserved
+        return np.array(self._cache.table.by_state(sorted(reserved))[LOADING], np.int64) if reserved else _NO_KEYS
 
     def submit(self, keys: IntArray, priorities: FloatArray) -> int:
         """Queues reads of absent experts behind all demand, and keeps their slots until their layer has run.

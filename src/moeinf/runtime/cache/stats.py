@@ -38,6 +38,12 @@ class CacheStats:
         """Returns a copy that later counting does not change."""
         return CacheStats(**asdict(self))
 
+    def plus(self, other: CacheStats) -> CacheStats:
+        """Returns both counted together."""
+        return CacheStats(
+            **{field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)}
+        )
+
     def since(self, earlier: CacheStats) -> CacheStats:
         """Returns what was counted after `earlier` was taken."""
         return CacheStats(

@@ -40,7 +40,18 @@ class Visit:
     more for this visit or for layers to come. An iterator that is left over does nothing afterwards.
     """
 
-    __slots__ = ("_ahead", "_open", "_parts", "_pending", "_ready", "_waiting", "layer", "num_tokens")
+    __slots__ = (
+        "_ahead",
+        "_open",
+        "_parts",
+        "_pending",
+        "_ready",
+        "_waiting",
+        "keys",
+        "layer",
+        "num_absent",
+        "num_tokens",
+    )
 
     def __init__(self, parts: VisitParts, layer: int, experts: IntArray, counts: IntArray, num_tokens: int) -> None:
         """`num_tokens` tokens need the layer's `experts`, each of them as many as `counts` says.
@@ -118,8 +129,9 @@ class Visit:
         cache = parts.cache
         parts.loader.poll()  # only prefetches can have failed; if such an expert is needed, its demand read will tell
         parts.idle.visit_begins()
-        keys = (experts + layer * cache.shape.num_experts).tolist()
-        self._pending, self._waiting, self._ready = cache.begin_layer(layer, keys, counts, many=many)
+        self.keys: list[int] = (experts + layer * cache.shape.num_experts).tolist()  # of what the visit needs
+        self._pending, self._waiting, self._ready = cache.begin_layer(layer, self.keys, counts, many=many)
+        self.num_absent = len(self._pending)  # neither resident nor on their way
         if self._waiting:
             parts.prefetches.reprioritise(np.array(self._waiting), np.full(len(self._waiting), DEMAND))
         if unneeded := cache.end_reservations():

@@ -1,0 +1,88 @@
+"""Which prefetches pay, by hand and by what each outcome costs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from moeinf.runtime.admission import MEMORY, PRIOR, Admission, bucket_of, floor
+
+NUM_EXPERTS = 10
+
+
+def share(admission: Admission, priority: float) -> float:
+    """How likely it takes an expert of this priority to be."""
+    bucket = bucket_of(priority)
+    return admission._used[bucket] / admission._seen[bucket]
+
+
+@pytest.mark.parametrize("over", [0.0, 0.3, 0.8, 1.0])
+@pytest.mark.parametrize("demand", [0.0, 0.4, 1.0])
+@pytest.mark.parametrize("probability", [0.05, 0.35, 0.6, 0.8, 0.95])
+def test_the_floor_is_where_a_prefetch_begins_to_save_time(over: float, demand: float, probability: float) -> None:
+    """Mean waiting over what may come, of a read that takes 1 and of what it evicts, with the prefetch and without."""
+    regret, with_it, without = 0.2, 0.0, 0.0
+    for used, chance in ((True, probability), (False, 1 - probability)):
+        for others, share in ((True, demand), (False, 1 - demand)):
+            own = over if used or others else 0.0  # nobody waits for what nobody needs
+            with_it += chance * share * (own + others + (0.0 if used else regret))
+            without += chance * share * (float(used) + others)
+    assert (probability > floor(over, demand, regret)) == (with_it < without - 1e-9)
+
+
+def test_more_than_a_read_left_counts_as_one_and_less_than_none_as_none() -> None:
+    assert floor(1.0, 0.5, 0.1) == floor(7.0, 0.5, 0.1) == 1.0
+    assert floor(-3.0, 0.5, 0.1) == floor(0.0, 0.5, 0.1) == pytest.approx(0.1 / 1.1)
+    assert floor(0.0, 1.0, 0.0) == 0.0
+
+
+def test_each_takes_its_place_in_the_window() -> None:
+    admission = Admission(NUM_EXPERTS)
+    assert admission.choose([11, 12, 13], [0.95, 0.95, 0.95], 0, window=2.0) == [0, 1]
+    assert admission.choose([11, 12, 13], [0.95, 0.95, 0.95], 1, window=2.0) == [0]
+    assert admission.choose([11, 12, 13], [0.95, 0.15, 0.65], 0, window=9.0) == [0, 2], "what is unlikely takes none"
+    assert admission.choose([11], [0.95], 0, window=0.0) == []
+
+
+def test_where_visits_read_nothing_a_prefetch_that_outlasts_the_window_delays_nothing() -> None:
+    busy, calm = Admission(NUM_EXPERTS), Admission(NUM_EXPERTS)
+    for _ in range(300):
+        busy.learn(0, [1, 2], 2)
+        calm.learn(0, [1, 2], 0)
+    assert busy.choose([11], [0.45], 0, window=0.5) == [] and calm.choose([11], [0.45], 0, window=0.5) == [0]
+
+
+def test_a_share_begins_at_its_priority_and_follows_what_is_used() -> None:
+    admission = Admission(NUM_EXPERTS)
+    assert share(admission, 0.65) == pytest.approx(0.65)
+    used = np.random.default_rng(0).random(1000) < 0.2
+    for hit in used.tolist():
+        admission.choose([27, 28], [0.65, 0.05], 0, 1.0)
+        admission.learn(2, [27, 21] if hit else [21], 1)
+    assert share(admission, 0.65) == pytest.approx(used[-400:].mean(), abs=0.05)
+    assert share(admission, 0.05) == pytest.approx(0.0, abs=0.01)
+    assert share(admission, 0.35) == pytest.approx(0.35), "other priorities are as before"
+    assert admission._seen[bucket_of(0.65)] <= MEMORY and admission._seen[bucket_of(0.35)] == PRIOR
+    assert admission.choose([27], [0.65], 0, 1.0) == [], "it is read no more: half of all is missed, its victim too"
+
+
+def test_priorities_above_one_count_as_the_highest() -> None:
+    assert bucket_of(3.0) == bucket_of(0.99)
+
+
+def test_an_expert_looked_at_again_before_its_layer_counts_once_as_first_seen() -> None:
+    admission = Admission(NUM_EXPERTS)
+    admission.choose([49], [0.35], 0, 1.0)
+    admission.choose([49], [0.95], 0, 1.0)
+    admission.learn(3, [49], 0)
+    admission.learn(4, [49], 0)
+    admission.learn(4, [49], 0)
+    assert admission._seen[bucket_of(0.35)] == PRIOR + 1 and admission._seen[bucket_of(0.95)] == PRIOR
+
+
+def test_of_a_layer_that_did_not_run_nothing_is_learned() -> None:
+    admission = Admission(NUM_EXPERTS)
+    admission.choose([19], [0.35], 0, 1.0)
+    admission.learn(2, [20], 0)
+    admission.learn(1, [19], 0)
+    assert admission._seen[bucket_of(0.35)] == PRIOR
