@@ -46,14 +46,17 @@ class RuntimeConfig:
         "Let the CPU compute some of the experts that the GPU lacks. [default: {default}]",
         flags=("--cpu-experts/--no-cpu-experts",),
     )
-    policy: str = option(  # see runtime/policy/eviction.py
-        "next-use",
-        "What decides which expert is evicted: lru, lfu, paper, next-use. [default: {default}]",
+    policy: str = option(  # see runtime/policy/eviction.py; "": as engine/stored/tuned_file.py chooses
+        "",
+        "What decides which expert is evicted: lru, lfu, decayed-lfu, slru, lru-2, arc, paper-v1, "
+        "paper, next-use, or tuned: by what `moeinf tune` has trained. "
+        "[default: next-use, or tuned where that was better]",
         metavar="NAME",
     )
     predictor: str = option(  # see runtime/policy/predictors.py
         "look-ahead",
-        "What predicts the experts to prefetch: look-ahead, cross-layer, eamc, frequency. [default: {default}]",
+        "What predicts the experts to prefetch: look-ahead, cross-layer, frequency, eamc, previous-token, popularity "
+        "or none; two with a + between: the second for layers that the first does not see. [default: {default}]",
         metavar="NAME",
     )
     prefetch: bool = option(
@@ -105,6 +108,15 @@ class RuntimeConfig:
         metavar="SIZE",
     )
     many_conversations: bool = False  # no option: whoever serves them says so, and prefixes are kept by default
+    trace: str = option(
+        "", "Record the routing of every request in this folder: new, empty, or of the same model.", metavar="DIR"
+    )
+    trace_limit: Size | None = option(
+        None,
+        "How much the folder of --trace may hold: bytes or a percentage of what is free there; then recording ends. "
+        "[default: 1GB]",
+        metavar="SIZE",
+    )
     src_lang: str = option(
         "", "Language of the text to translate, by the model's name for it, such as eng_Latn.", metavar="CODE"
     )
@@ -177,6 +189,8 @@ def _check(config: RuntimeConfig) -> None:
         raise UsageError(f"unknown device {config.device!r}; known: auto, cpu, cuda, cuda:0 and so on")
     if config.prefix_disk not in (None, Bytes(0)) and config.prefix_memory == Bytes(0):
         raise UsageError("--prefix-disk is filled through memory, and --prefix-memory 0 leaves none; give some")
+    if config.trace_limit is not None and not config.trace:
+        raise UsageError("--trace-limit bounds the folder of --trace DIR; give one, or leave it out")
     if config.device == "cpu" and (said := gpu_option(config)):
         raise UsageError(f"{said} is for a GPU, and --device cpu uses none; leave one of them out")
 

@@ -13,17 +13,22 @@ from moeinf.engine.dense_weights import DenseFile
 from moeinf.engine.footprint import Footprint, footprint_of
 from moeinf.engine.placed.dense import PlacedDense
 from moeinf.engine.placed.device_form import device_footprint
+from moeinf.errors import UsageError
 from moeinf.hardware import Machine
 from moeinf.models.family import AnyFamily
 from moeinf.runtime.cache.tier import ExpertTier
-from moeinf.runtime.experts import Observer
+from moeinf.runtime.experts import Observer, Witness
 from moeinf.runtime.io.protocol import OnWait
 from moeinf.runtime.policy.eamc import ActivationCollection
+from moeinf.runtime.policy.eviction import DEFAULT, TUNED, make_policy
 from moeinf.runtime.policy.predictors import make_predictor
+from moeinf.runtime.policy.protocol import DevicePolicy
+from moeinf.runtime.policy.tuned import TunedNetwork
 from moeinf.runtime.prefetch import Link, Prefetcher
 from moeinf.store.library import StoredModel
 from moeinf.store.manifest import Manifest
-from moeinf.types import Profiler, SumRun
+from moeinf.traces.replayed import RecordedRouting
+from moeinf.types import MoeShape, Profiler, SumRun
 
 Notify = Callable[[str], None]  # takes one line for the user
 Progress = Callable[[int, int], None]  # done and in all, of bytes or of tokens
@@ -91,6 +96,7 @@ class Observation:
     collection: ActivationCollection
     profiler: Profiler
     observers: Sequence[Observer] = ()  # told every routing, wherever experts lie
+    witness: Witness | None = None  # a recording
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +108,18 @@ class BuildContext:
     on_wait: OnWait | None = None  # called while a read is waited for
     num_beams: int = 1  # answers that are decoded side by side
     encoder_layers: int = 0  # MoE layers, the first ones, that only an encoder visits
+    recorded: RecordedRouting | None = None  # a trace's, in place of the routers' choice; on the CPU alone
+    tuned: TunedNetwork | None = None  # what the policy "tuned" goes by, the default where there is one
 
     @property
     def manifest(self) -> Manifest:
         return self.weights.manifest
+
+    @property
+    def moe(self) -> MoeShape:
+        """The shape that policies and predictors see: a trace may route to fewer experts a token than the model."""
+        shape = self.manifest.moe
+        return shape if self.recorded is None else replace(shape, top_k=self.recorded.top_k)
 
     def on(self, machine: Machine) -> BuildContext:
         """The same on a machine whose memory is used otherwise."""
@@ -115,12 +129,22 @@ class BuildContext:
     def footprint(self) -> Footprint:
         """The sizes that memory is planned by."""
         weights = self.weights
-        return footprint_of(weights.manifest, weights.dense.memory_bytes, weights.family.workspace, self.num_beams)
+        held = weights.dense.memory_bytes + (0 if self.tuned is None else self.tuned.num_bytes)
+        return footprint_of(weights.manifest, held, weights.family.workspace, self.num_beams)
 
     @property
     def device_footprint(self) -> Footprint:
         """The same on a GPU, where weights may have another form."""
         return device_footprint(self.footprint, self.manifest, self.weights.dense)
+
+
+def policy_of(context: BuildContext, num_slots: int) -> DevicePolicy:
+    """The eviction policy of a cache of so many slots. Raises UsageError for an unknown one."""
+    if context.tuned is not None and context.tuned.shape != context.moe:
+        raise UsageError(f"--policy {TUNED} knows tokens of {context.tuned.shape.top_k} experts; name another")
+    name = context.host.config.policy or (DEFAULT if context.tuned is None else TUNED)
+    collection = context.observation.collection
+    return make_policy(name, context.moe, collection, num_slots, context.encoder_layers, context.tuned)
 
 
 def prefetcher_of(
@@ -130,9 +154,9 @@ def prefetcher_of(
 
     None where every expert fits: nothing needs to be predicted. Raises UsageError for an unknown predictor.
     """
-    config, manifest = context.host.config, context.manifest
-    predictor = make_predictor(config.predictor, manifest.moe, context.observation.collection)
-    if fits or not config.prefetch:
+    config = context.host.config
+    predictor = make_predictor(config.predictor, context.moe, context.observation.collection)
+    if fits or not config.prefetch or predictor is None:
         return None
     observers.append(predictor)
-    return Prefetcher(tier, predictor, link, manifest.moe, slot_bytes, context.encoder_layers)
+    return Prefetcher(tier, predictor, link, context.moe, slot_bytes, context.encoder_layers)

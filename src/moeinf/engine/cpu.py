@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from moeinf._native import Arena, ExpertKernel
-from moeinf.engine.build_context import BuildContext, prefetcher_of
+from moeinf.engine.build_context import BuildContext, policy_of, prefetcher_of
 from moeinf.engine.memory_plan import MemoryPlan, plan_memory, prefixes_text, reserve_bytes
 from moeinf.engine.placed.experts import parts_of_layers, placed_reads
 from moeinf.models.cpu.layers import NativeLayers
@@ -19,8 +19,8 @@ from moeinf.runtime.cache.table import SlotRegion
 from moeinf.runtime.cache.tier import ExpertTier
 from moeinf.runtime.experts import Observer, StreamedExperts
 from moeinf.runtime.io.reader import open_reader
-from moeinf.runtime.policy.eviction import make_policy
 from moeinf.text.quantities import size_text
+from moeinf.traces.replayed import ReplayedExperts
 from moeinf.types import Float32Array
 
 
@@ -61,9 +61,9 @@ class CpuRunner:
 
     def _assemble(self, context: BuildContext, arena: Arena, tensors: Mapping[str, StoredTensor]) -> None:
         weights, host, watch = context.weights, context.host, context.observation
-        stored, config, profiler = weights.stored, host.config, watch.profiler
-        shape, layout = weights.manifest.moe, weights.manifest.layout
-        policy = make_policy(config.policy, shape, watch.collection, context.encoder_layers)
+        stored, profiler = weights.stored, watch.profiler
+        shape, layout = context.moe, weights.manifest.layout
+        policy = policy_of(context, self.plan.num_slots)
         memory = arena.array()
         cache = ExpertCache(shape, layout.stride_bytes, SlotRegion(memory, 0, self.plan.num_slots), policy)
         own_files = weights.manifest.in_place is None
@@ -78,7 +78,8 @@ class CpuRunner:
         )  # it need not stay so
         self.observers = [*watch.observers, *advisers]
         kernel = ExpertKernel(host.kernels, memory, parts_of_layers(weights.manifest), weights.family.tensors.form)
-        experts = StreamedExperts(self.tier, kernel, watch.observers, advisers, prefetcher, stored.name)
+        streamed = StreamedExperts(self.tier, kernel, watch.observers, advisers, prefetcher, stored.name, watch.witness)
+        experts = streamed if context.recorded is None else ReplayedExperts(streamed, context.recorded)
         tensors = with_scales(tensors, weights.manifest.scales.dense)
         layers = NativeLayers(host.kernels, tensors, weights.manifest.info.dtype)
         self.network = weights.family.build(layers, experts, profiler)

@@ -24,6 +24,7 @@ from moeinf.sampling.sampler import Sampler
 from moeinf.text.answer import AnswerText
 from moeinf.text.stream import Piece
 from moeinf.text.tokenizer import Tokenizer
+from moeinf.traces.recorder import TraceRecorder
 from moeinf.types import Message, ModelInfo, Profiler, Tool
 
 
@@ -31,9 +32,10 @@ from moeinf.types import Message, ModelInfo, Profiler, Tool
 class Attendants:
     """Who attends to the request that runs."""
 
-    recorder: RequestRecorder  # of the routing
+    recorder: RequestRecorder  # of what policies and predictors learn from the routing
     profiler: Profiler
     disk_wait: DiskWait
+    trace: TraceRecorder | None = None
 
 
 class Generator:
@@ -159,7 +161,7 @@ class Generator:
     ) -> abc.Generator[int, None, None]:
         """Yields at most `limit` token ids; `stats` are filled when it ends, however it does."""
         attendants, profiler = self.attendants, self.attendants.profiler
-        monitor = RequestMonitor(self.runner, profiler, hooks)
+        monitor = RequestMonitor(self.runner, profiler, hooks, attendants.trace)
         stats.load_s, self._load_s = self._load_s, 0.0
         stats.prompt_tokens = len(prompt)
         attendants.disk_wait.should_stop = hooks.should_stop
@@ -179,6 +181,8 @@ class Generator:
             attendants.disk_wait.should_stop = never
             self.runner.tier.end_request()
             attendants.recorder.finish()
+            if attendants.trace is not None:
+                attendants.trace.finish()
             monitor.end(stats)
 
     def replay(self, prompt: Sequence[int], continuation: Sequence[int]) -> GenerationStats:

@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 
 from moeinf._native import Arena, ExpertKernel
-from moeinf.engine.build_context import BuildContext, prefetcher_of
+from moeinf.engine.build_context import BuildContext, policy_of, prefetcher_of
 from moeinf.engine.footprint import expert_parts
 from moeinf.engine.memory_plan import CONTEXT_BYTES, PINNED_PERCENT, DevicePlan, plan_device_memory, prefixes_text
 from moeinf.engine.placed.device_form import ExpertConversion, conversion_notice, device_layouts, for_device
@@ -42,7 +42,7 @@ from moeinf.runtime.gpu.host_link import HostLink
 from moeinf.runtime.gpu.host_slots import HostSlots
 from moeinf.runtime.io.protocol import Reader
 from moeinf.runtime.io.reader import open_reader
-from moeinf.runtime.policy.eviction import DevicePolicy, make_policy
+from moeinf.runtime.policy.protocol import DevicePolicy
 from moeinf.text.quantities import size_text
 from moeinf.types import Float32Array
 
@@ -95,7 +95,7 @@ class GpuRunner:
         manifest, config, profiler = weights.manifest, context.host.config, observation.profiler
         shape, layouts, info = manifest.moe, self._layouts, manifest.info
         self._arena = DeviceArena(gpu.device, plan.slot_bytes, gpu.segment_bytes)
-        policy = make_policy(config.policy, shape, observation.collection, context.encoder_layers)
+        policy = policy_of(context, plan.num_slots)
         self._slots = slots = self._open_slots(context, gpu, policy)
         self.tier = slots.tier
         fits = plan.num_slots == shape.total_experts
@@ -111,6 +111,7 @@ class GpuRunner:
             self.observers,
             allowed=not config.cpu_experts,
             encoder_layers=context.encoder_layers,
+            witness=observation.witness,
         )
         cpu = None
         if config.cpu_experts and not fits:
@@ -118,7 +119,7 @@ class GpuRunner:
             kernel = ExpertKernel(context.host.kernels, self._host.array(), on_cpu, form)
             cpu = CpuExperts(gpu.device, slots.host, gpu.copier, kernel, CpuShare(self._notify), info.hidden_size)
         self._experts = experts = DeviceExperts(
-            compute, slots, self.observers, prefetcher, self._table, cpu, weights.stored.name
+            compute, slots, self.observers, prefetcher, self._table, cpu, weights.stored.name, observation.witness
         )
         with weights.dense.streamed(config, self._progress(0), context.on_wait) as tensors:
             on_device = DeviceWeights(

@@ -19,6 +19,7 @@ from moeinf.engine.generator import Attendants, Generator
 from moeinf.engine.memory_plan import shortenings
 from moeinf.engine.model_kind import DecoderOnly, EncoderDecoder, ModelKind, refuse_prefixes, refuse_translation
 from moeinf.engine.opening import ModelRunner, open_kernels, put_together, read_weights
+from moeinf.engine.stored.tuned_file import chosen_policy
 from moeinf.errors import StoreError, UsageError
 from moeinf.hardware import Machine, machine
 from moeinf.models.layers.decoder import Decoder
@@ -26,6 +27,7 @@ from moeinf.prefixes.opening import Kept, open_prefixes
 from moeinf.prefixes.store import PrefixStore
 from moeinf.runtime.activity import Activity
 from moeinf.runtime.experts import Observer
+from moeinf.runtime.policy.eviction import DEFAULT
 from moeinf.runtime.policy.trace import RequestRecorder
 from moeinf.sampling.constraint import AnswerFormat
 from moeinf.sampling.params import SamplingParams
@@ -36,6 +38,9 @@ from moeinf.text.quantities import count_text
 from moeinf.text.stream import Piece
 from moeinf.text.thinking import template_variables
 from moeinf.text.tokenizer import Tokenizer
+from moeinf.traces.folder import TraceFacts
+from moeinf.traces.recorder import open_recorder
+from moeinf.traces.replayed import RecordedRouting
 from moeinf.types import Message, Profiler, Tool
 
 if TYPE_CHECKING:  # loads torch, which a run on the CPU does without
@@ -57,11 +62,13 @@ class Model:
         on: Machine | None = None,
         gpu: OpenGpu | None = None,
         preload: bool = True,
+        recorded: RecordedRouting | None = None,
     ) -> None:
         """Reads the dense weights; experts come when they are needed.
 
         preload: where every expert fits, read all of them now.
         on, gpu: instead of the machine at hand, and of the device that the configuration names.
+        recorded: a trace's routing in place of the routers' choice, for benchmarks on the CPU; nothing is kept of it.
         Raises OutOfMemoryError before anything is read, StoreError for a damaged store, DeviceError for a GPU that was
         asked for and cannot be used.
         """
@@ -69,6 +76,7 @@ class Model:
         reporting = (reporting or Reporting()).once()
         self.name, self.manifest, self.config = stored.name, stored.manifest, config
         self._generator: Generator | None = None
+        self._learns = recorded is None
         self._notify = reporting.notify
         look: Callable[[], Machine] = machine if on is None else (lambda: on)
         here = look()
@@ -77,20 +85,27 @@ class Model:
         self.num_threads = config.threads or here.cores
         self.kernels = open_kernels(self.num_threads, config.isa)
         self.activity = Activity(stored.manifest.moe) if config.many_conversations else None
+        asked = config.policy or (DEFAULT if recorded is not None else "")  # a trace's routing is not the model's
+        self.policy, tuned = chosen_policy(stored, asked, self._notify)
         self._activations = ActivationFile(stored, self._notify)
         collection, disk_wait = self._activations.collection, DiskWait(reporting.on_slow_disk)
-        attendants = Attendants(RequestRecorder(stored.manifest.moe, collection.add), Profiler(), disk_wait)
+        form, moe = weights.family.encoder_input, stored.manifest.moe
+        facts = TraceFacts(stored.name, moe, stored.id)
+        trace = open_recorder(config, facts, self._notify, 0 if form is None else form.encoder_layers)
+        attendants = Attendants(RequestRecorder(moe, collection.add), Profiler(), disk_wait, trace)
         self.tokenizer = Tokenizer(stored.path, num_embeddings=stored.manifest.info.vocab_size)
         try:
             kind = self._kind(weights)
             context = BuildContext(
                 weights,
                 Host(here, config, self.kernels, preload),
-                Observation(collection, attendants.profiler, self._observers(attendants.recorder)),
+                Observation(collection, attendants.profiler, self._observers(attendants), trace),
                 reporting,
                 disk_wait,
                 kind.num_beams,
                 kind.encoder_layers,
+                recorded,
+                tuned,
             )
             runner = put_together(context, gpu, look)
         except BaseException:
@@ -103,9 +118,10 @@ class Model:
         prefixes = self._prefixes(stored, runner)
         self._generator = Generator(runner, kind, self.tokenizer, stored.manifest.info, attendants, load_s, prefixes)
 
-    def _observers(self, recorder: RequestRecorder) -> list[Observer]:
+    def _observers(self, attendants: Attendants) -> list[Observer]:
         """A server's models are watched, too: by its page."""
-        return [recorder] if self.activity is None else [recorder, self.activity]
+        watching: tuple[Observer | None, ...] = (attendants.recorder, self.activity)
+        return [each for each in watching if each is not None]
 
     def _kind(self, weights: Weights) -> ModelKind:
         """Raises UsageError for an option that this model has no use for."""
@@ -261,10 +277,10 @@ class Model:
         """Ends the reader and the tokenizer's process; a second call does nothing. A disk that hangs is left alone."""
         generator, self._generator = self._generator, None
         if generator is not None:
-            if generator.close():
-                self._activations.save()
-            else:
+            if not generator.close():
                 self._notify("the disk does not answer: what this run learned about routing is not kept")
+            elif self._learns:
+                self._activations.save()
         self.tokenizer.close()
 
     def __enter__(self) -> Model:

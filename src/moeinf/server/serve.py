@@ -7,6 +7,7 @@ import resource
 import socket
 import sys
 from dataclasses import replace
+from pathlib import Path
 from types import FrameType
 
 import uvicorn
@@ -23,6 +24,7 @@ from moeinf.server.service import Service
 from moeinf.server.texts import Texts
 from moeinf.server.worker import Open, Worker
 from moeinf.store.library import Library
+from moeinf.traces.folder import prepare_folder
 
 GRACE_S = 30  # answers that are being made when a signal comes may take so long
 KEEP_ALIVE_S = 75  # a connection may stay open so long between two requests
@@ -45,7 +47,8 @@ class HttpServer:
     ) -> None:
         """keys: of which clients must give one.
 
-        Raises UsageError for an address that cannot be had, or that others reach without a key.
+        Raises UsageError for an address that cannot be had, or that others reach without a key, and for a folder that
+        routing cannot be recorded in.
         """
         host, port = options.address
         local = host in _LOOPBACK
@@ -54,6 +57,8 @@ class HttpServer:
                 f"--host {host} can be reached from other machines: give --key-file or MOEINF_API_KEY, "
                 "or --no-auth-i-know to let anybody in"
             )
+        if config.trace:
+            prepare_folder(Path(config.trace))
         raise_file_limit()
         self._socket = _listen(host, port)
         shown = f"[{host}]" if ":" in host else host

@@ -49,8 +49,12 @@ def harmless(text: str) -> str:
 
 def grey(text: str) -> str:
     """The text in grey, unless the user wants no colours (https://no-color.org)."""
-    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") in ("", "dumb")
-    return text if plain else f"\x1b[90m{text}\x1b[39m"
+    return f"\x1b[90m{text}\x1b[39m" if has_colours() else text
+
+
+def has_colours() -> bool:
+    """Whether a terminal may be given colours."""
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") not in ("", "dumb")
 
 
 def text_width(text: str) -> int:

@@ -17,6 +17,8 @@ from moeinf.engine.stored.facts import (
     json_file,
     licence_text,
 )
+from moeinf.engine.stored.tuned_file import load_tuned
+from moeinf.errors import StoreError
 from moeinf.hardware import usable_cores
 from moeinf.models.family import family_of
 from moeinf.store.formats import mixed
@@ -101,7 +103,20 @@ def _moe_rows(model: StoredModel) -> list[tuple[str, str]]:
         ("dense bytes", binary_size_text(model.dense_bytes)),
         ("needs at least", f"{at_least_text(needed_bytes(model))} RAM"),
         ("on a GPU", _gpu_text(needed_on_gpu(model))),
+        *_tuned_rows(model),
     ]
+
+
+def _tuned_rows(model: StoredModel) -> list[tuple[str, str]]:
+    """What `moeinf tune` has trained, if it has."""
+    try:
+        network = load_tuned(model)
+    except StoreError as error:
+        return [("tuned network", str(error))]
+    if network is None:
+        return []
+    state = "in use" if network.gain.better else "not in use: no better than next-use"
+    return [("tuned network", f"{state} ({network.gain.text})")]
 
 
 def _gpu_text(needed: tuple[int, int]) -> str:

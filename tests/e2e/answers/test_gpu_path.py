@@ -20,6 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 
@@ -502,7 +503,7 @@ def test_damaged_weights_are_named_on_their_way_to_the_device(tmp_path: Path, sl
             file.seek(spec.offset_bytes)
             sound = file.read(spec.num_bytes)
             file.seek(spec.offset_bytes)
-            file.write(bytes(byte ^ 1 for byte in sound))
+            file.write((np.frombuffer(sound, np.uint8) ^ 1).tobytes())
             file.flush()
             with pytest.raises(StoreError, match=rf"tensor '{spec.name}' in .*dense\.safetensors does not match"):
                 tokens(stored, host=host, expert_cache=slots)

@@ -151,7 +151,7 @@ def test_tokens_are_the_same_for_every_policy(demo: StoredModel, oracle: list[in
     assert tokens(demo, expert_cache="12%", policy=policy) == oracle
 
 
-@pytest.mark.parametrize("predictor", PREDICTORS)
+@pytest.mark.parametrize("predictor", [*PREDICTORS, "look-ahead+eamc"])
 def test_tokens_are_the_same_for_every_predictor(demo: StoredModel, oracle: list[int], predictor: str) -> None:
     assert tokens(demo, expert_cache="25%", predictor=predictor) == oracle
     assert tokens(demo, expert_cache="25%", predictor=predictor) == oracle, "with what the first run learned"

@@ -9,9 +9,11 @@ from typing import Annotated, Any, get_args, get_type_hints
 import typer
 
 from moeinf.config import RuntimeConfig
+from moeinf.config.guess_options import GuessOptions
 from moeinf.config.option import Kind, Option, options
 from moeinf.config.pull_options import PullOptions
 from moeinf.config.server_options import ServerOptions
+from moeinf.config.simulate_options import SimulateOptions
 from moeinf.sampling.params import SamplingParams
 from moeinf.terminal.arguments.chat_options import ChatOptions
 from moeinf.terminal.arguments.values import values_of
@@ -19,7 +21,7 @@ from moeinf.terminal.arguments.values import values_of
 # What the user gave of SamplingParams: the checkpoint has a say in the others.
 SamplingOptions = Annotated[dict[str, object], SamplingParams]
 
-_GROUPS = (RuntimeConfig, SamplingParams, ChatOptions, PullOptions, ServerOptions)
+_GROUPS = (RuntimeConfig, SamplingParams, ChatOptions, PullOptions, ServerOptions, SimulateOptions, GuessOptions)
 _FLAG_TYPES: Mapping[Kind, object] = {  # a flag that may be repeated gives a list
     "bool": bool | None,
     "int": int | None,

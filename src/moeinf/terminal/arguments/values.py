@@ -8,9 +8,11 @@ from pathlib import Path
 
 from moeinf.config import RuntimeConfig, ollama_value
 from moeinf.config.environment import history_wanted, variables_set, with_environment
+from moeinf.config.guess_options import GuessOptions
 from moeinf.config.option import http_options, options
 from moeinf.config.pull_options import PullOptions
 from moeinf.config.server_options import ServerOptions
+from moeinf.config.simulate_options import SimulateOptions
 from moeinf.errors import UsageError
 from moeinf.sampling.params import SamplingParams
 from moeinf.terminal.arguments.chat_options import ChatOptions
@@ -31,6 +33,8 @@ def values_of(groups: Sequence[type], flags: Mapping[str, object], pairs: Sequen
         ChatOptions: chat_options,
         PullOptions: lambda given: PullOptions(**given),  # type: ignore[arg-type]
         ServerOptions: server_options,
+        SimulateOptions: lambda given: SimulateOptions(**given),  # type: ignore[arg-type]
+        GuessOptions: lambda given: GuessOptions(**given),  # type: ignore[arg-type]
     }
     names = {group: [each.name for each in options(group)] for group in groups}
     return {
@@ -58,13 +62,13 @@ def option_pairs(pairs: Sequence[str]) -> dict[str, object]:
 def runtime_config(given: Mapping[str, object]) -> RuntimeConfig:
     """How the model is run. Raises as values_of does."""
     from moeinf.gpu.cuda import check_cuda
-    from moeinf.runtime.policy.eviction import POLICIES
-    from moeinf.runtime.policy.predictors import PREDICTORS
+    from moeinf.runtime.policy.eviction import POLICIES, TUNED
+    from moeinf.runtime.policy.predictors import check_predictor
 
     config = with_environment(**given)
-    for option, value, known in (("--policy", config.policy, POLICIES), ("--predictor", config.predictor, PREDICTORS)):
-        if value not in known:
-            raise UsageError(f"unknown {option} {value!r}; known: {', '.join(known)}")
+    if config.policy not in ("", *POLICIES, TUNED):
+        raise UsageError(f"unknown --policy {config.policy!r}; known: {', '.join((*POLICIES, TUNED))}")
+    check_predictor(config.predictor)
     check_cuda(config.device)
     return config
 

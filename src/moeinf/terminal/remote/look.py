@@ -22,8 +22,11 @@ _CONNECT_S, _LOOK_S = 0.1, 1.0  # a port where nobody listens refuses at once
 def loaded_on_server(stored: StoredModel, config: RuntimeConfig) -> RemoteModel | None:
     """The model, where a server of this machine has it loaded as `config` asks; None where it is not so.
 
+    A run that is to be recorded answers itself: the server records what it was told to.
     Raises UsageError where MOEINF_HOST is no address.
     """
+    if config.trace:
+        return None
     client = ServerClient(server_address(), api_key(), connect_s=_CONNECT_S)
     if not client.loopback:  # prompts stay on this machine
         return None

@@ -1,0 +1,32 @@
+"""What `moeinf simulate` may be told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from moeinf.config.guess_options import GuessOptions
+from moeinf.config.option import option
+
+
+@dataclass(frozen=True, slots=True)
+class SimulateOptions(GuessOptions):
+    """What is replayed, and on which machine; bench/simulation/plan.py checks it.
+
+    Without link, compute and expert_bytes nothing has a time, and nothing is read ahead.
+    """
+
+    cache: str = option(
+        "10,20,35,50", "Cache sizes, as percentages of the experts. [default: {default}]", metavar="PERCENTS"
+    )
+    policy: str = option("all", "Eviction policies, with commas, or all. [default: {default}]", metavar="NAMES")
+    predictor: str = option("none", "Predictors, with commas, or all. [default: {default}]", metavar="NAMES")
+    link: float | None = option(None, "Time reads: what the disk, or a bus, reads in a second.", metavar="GB/s")
+    compute: float | None = option(
+        None, "Time layers: what one takes of a token beside waiting for experts.", metavar="US"
+    )
+    expert_bytes: str | None = option(None, "What is read of an expert: 4.9MB, for instance.", metavar="SIZE")
+    prefill: int = option(
+        0, "Let so many tokens of each request go through together, where a trace does not say it.", metavar="N"
+    )
+    max_tokens: int | None = option(None, "Only the first N tokens of each trace.", metavar="N")
+    plot: str | None = option(None, "Draw the table, too, into a new file: .svg or .png.", metavar="FILE")

@@ -1,0 +1,1 @@
+"""`moeinf trace`: its verbs, and what they print and draw."""

@@ -1,0 +1,1 @@
+"""Recorded routing: its files, what is recorded live, and what a recording tells."""

@@ -1,0 +1,1 @@
+"""How other recorders write routing, each in a file of its own."""

@@ -1,0 +1,196 @@
+"""Files in the forms of other recorders, as their programs write them, become the traces that they hold."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from moeinf.errors import UsageError
+from moeinf.traces.importing.importer import import_trace
+from moeinf.traces.trace import load_trace, passes_of
+
+RNG = np.random.default_rng(3)
+BIG_HEAD = """\
+# route_trace v1
+# model=/data/some/Tiny-Q4_K_M.gguf arch=qwen3moe n_layer=4 n_expert=8 n_expert_used=2
+# layer=0 expert_bytes=100 dense_bytes=10
+turn,phase,step,layer,slot,expert,weight,residency,expert_bytes,dropped
+"""
+
+
+def routing(tokens: int, layers: int, num_experts: int, top_k: int) -> Any:
+    return RNG.random((tokens, layers, num_experts)).argsort(axis=2)[:, :, :top_k]
+
+
+def moe_beyond(path: Path, experts: Any, embedding: bool = False) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        out = csv.writer(file)
+        names = ["Layer ID", "Batch Number", "Token", "Activated Expert IDs"]
+        out.writerow(names + (["Token Embedding Vector"] if embedding else []))
+        for layer in range(experts.shape[1]):
+            for token in range(len(experts)):
+                row = [layer + 1, 0, 'Ġ"a,\n', experts[token, layer].tolist()]
+                out.writerow(row + ([[0.5, -1.0]] if embedding else []))
+
+
+def fingerprint(path: Path, experts: Any, num_prompt: int, *, whole: bool) -> None:
+    """whole: as the recorder writes it; else as it is published, without the prompt."""
+    first = 0 if whole else num_prompt
+    data: list[Any] = []
+    for token in range(first, len(experts)):
+        layers = {
+            f"layer_{layer}": {"selected_experts": ids.tolist(), "selected_probs": (0.1 * ids).tolist()}
+            for layer, ids in enumerate(experts[token])
+        }
+        data.append({f"token_{token}": layers})
+    answer: dict[str, Any] = {"router_data": data}
+    if whole:
+        answer |= {"input_tokens": num_prompt}
+    else:
+        answer |= {"full_text": ["a"] * (len(experts) + 1), "generated_only": ["a"] * (len(experts) + 1 - num_prompt)}
+    path.write_text(json.dumps(answer))
+
+
+def big_moe(path: Path, experts: Any, passes: list[tuple[int, int, int]], *, last_row_only: bool, nan: bool) -> None:
+    """passes: (turn, phase, tokens), one behind the other."""
+    lines, at = [BIG_HEAD], 0
+    for turn, phase, tokens in passes:
+        for layer in range(experts.shape[1]):
+            skipped = tokens - 1 if last_row_only and layer == experts.shape[1] - 1 else 0
+            for token in range(at + skipped, at + tokens):
+                for slot, expert in enumerate(experts[token, layer]):
+                    weight = "nan" if nan else f"{0.5 / (1 + slot):.6g}"
+                    lines.append(f"{turn},{phase},{token},{layer},{slot},{expert},{weight},0,100,0\n")
+        at += tokens
+    path.write_text("".join(lines))
+
+
+@pytest.mark.parametrize("embedding", [False, True])
+def test_prompts_of_moe_beyond(tmp_path: Path, embedding: bool) -> None:
+    prompts = [routing(tokens, 26, 64, 6) for tokens in (3, 5)]
+    source = tmp_path / "csv"
+    source.mkdir()
+    for number, experts in zip((9, 10), prompts, strict=True):
+        moe_beyond(source / f"prompt_{number}_data.csv", experts, embedding)
+    import_trace(source, tmp_path / "t")
+    trace = load_trace(tmp_path / "t")
+    assert (trace.experts == np.concatenate(prompts)).all() and trace.model == "DeepSeek-V2-Lite-Chat"
+    assert trace.offsets.tolist() == [0, 3, 8] and trace.shape.num_experts == 64 and trace.weights is None
+    assert list(passes_of(trace)) == [("prefill", 0, 3), ("prefill", 3, 8)]
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_answers_of_the_fingerprints(tmp_path: Path, whole: bool) -> None:
+    answers = [routing(tokens, 24, 32, 4) for tokens in (5, 6)]
+    source = tmp_path / "json"
+    (source / "of a kind").mkdir(parents=True)
+    for number, experts in enumerate(answers):
+        fingerprint(source / "of a kind" / f"True_{number}_examples.json", experts, 2, whole=whole)
+    (source / "of a kind" / "True_0.json").write_text('{"sample_count": 2}')
+    import_trace(source, tmp_path / "t", model="mine")
+    trace = load_trace(tmp_path / "t")
+    cut = 0 if whole else 2
+    assert (trace.experts == np.concatenate([experts[cut:] for experts in answers])).all()
+    assert trace.model == "mine" and trace.passes is not None and trace.prompt_tokens is not None
+    assert trace.prompt_tokens.tolist() == ([2, 2] if whole else [0, 0])
+    assert np.diff(trace.passes).tolist() == ([2, 1, 1, 1, 2, 1, 1, 1, 1] if whole else [1] * 7)
+    assert trace.weights is not None and trace.weights == pytest.approx(0.1 * trace.experts)
+
+
+@pytest.mark.parametrize("nan", [False, True])
+@pytest.mark.parametrize("last_row_only", [False, True])
+def test_a_session_of_big_moe(tmp_path: Path, last_row_only: bool, nan: bool) -> None:
+    experts = routing(9, 4, 8, 2)
+    passes = [(0, 0, 3), (0, 1, 1), (0, 1, 1), (1, 0, 2), (1, 0, 1), (1, 1, 1)]
+    big_moe(tmp_path / "x.csv", experts, passes, last_row_only=last_row_only, nan=nan)
+    import_trace(tmp_path / "x.csv", tmp_path / "t")
+    trace = load_trace(tmp_path / "t")
+    assert trace.model == "Tiny-Q4_K_M" and trace.shape.num_experts == 8
+    assert trace.offsets.tolist() == [0, 5, 9] and trace.passes is not None and trace.prompt_tokens is not None
+    assert trace.prompt_tokens.tolist() == [3, 3] and (trace.weights is None) == nan
+    if last_row_only:
+        experts[[0, 1, 5], 3] = -1
+        assert np.diff(trace.passes).tolist() == [2, 1, 1, 1, 1, 1, 1, 1]
+    else:
+        assert np.diff(trace.passes).tolist() == [3, 1, 1, 2, 1, 1]
+    assert (trace.experts == experts).all()
+    assert [phase for phase, _, _ in passes_of(trace) if phase] == ["prefill", "decode"] * 2
+
+
+def test_the_layout_of_one_file(tmp_path: Path) -> None:
+    (tmp_path / "Some-Model").mkdir()
+    experts = routing(4, 3, 5, 2).astype(np.uint8)
+    path = tmp_path / "Some-Model" / "routing.npz"
+    np.savez(path, experts=experts, offsets=np.array([0, 1, 4]), n_experts=5, top_k=2)
+    for number, source in enumerate((path, path.parent)):
+        import_trace(source, tmp_path / str(number))
+        trace = load_trace(tmp_path / str(number))
+        assert (trace.experts == experts).all() and trace.model == "Some-Model" and trace.passes is None
+
+
+def wrong(tmp_path: Path) -> dict[str, tuple[Path, str]]:
+    """Sources that are cut off, ragged or out of range, with what is said of them."""
+    paths = {name: tmp_path / name for name in ("cut.csv", "ragged.csv", "range.csv", "cut.json", "layers.json")}
+    paths |= {
+        name: tmp_path / name for name in ("cut_big.csv", "head_big.csv", "range_big.csv", "short_big.csv", "x.md")
+    }
+    for name in ("cut.csv", "ragged.csv"):
+        moe_beyond(paths[name], routing(2, 26, 64, 6))
+    paths["cut.csv"].write_text(paths["cut.csv"].read_text()[:-9])
+    paths["ragged.csv"].write_text(paths["ragged.csv"].read_text().rsplit("\n26,", 1)[0] + "\n")
+    moe_beyond(paths["range.csv"], routing(2, 26, 64, 6) + 8)
+    fingerprint(paths["cut.json"], routing(2, 24, 32, 4), 1, whole=True)
+    paths["cut.json"].write_text(paths["cut.json"].read_text()[:-30])
+    fingerprint(paths["layers.json"], routing(2, 24, 32, 4), 1, whole=True)
+    answer = json.loads(paths["layers.json"].read_text())
+    del answer["router_data"][1]["token_1"]["layer_23"]
+    paths["layers.json"].write_text(json.dumps(answer))
+    for name in ("cut_big.csv", "head_big.csv", "short_big.csv"):
+        big_moe(paths[name], routing(2, 4, 8, 2), [(0, 0, 2)], last_row_only=False, nan=False)
+    big_moe(paths["range_big.csv"], routing(2, 4, 8, 2) + 1, [(0, 0, 2)], last_row_only=False, nan=False)
+    paths["cut_big.csv"].write_text(paths["cut_big.csv"].read_text()[:-20])
+    paths["head_big.csv"].write_text("# route_trace v1\n")
+    paths["short_big.csv"].write_text(paths["short_big.csv"].read_text().rsplit("\n", 2)[0] + "\n")
+    paths["x.md"].write_text("# no trace")
+    said = {
+        "cut.csv": "it is cut off, or no row of routing",
+        "ragged.csv": "its layers have different numbers of tokens",
+        "range.csv": "request 1 does not fit (experts do not fit n_experts and top_k)",
+        "cut.json": "is cut off, or has no router_data",
+        "layers.json": "request 1 does not fit (tokens or layers are missing)",
+        "cut_big.csv": "it is cut off, or no row of routing",
+        "head_big.csv": "has no head of a route trace",
+        "range_big.csv": "experts do not fit n_experts and top_k",
+        "short_big.csv": "has not 2 experts",
+        "x.md": "is a trace of no known form; those are npz, moe-beyond, fingerprinting, big-moe",
+    }
+    return {name: (path, said[name]) for name, path in paths.items()}
+
+
+def test_what_is_damaged_is_one_line_and_nothing_is_written(tmp_path: Path) -> None:
+    for name, (path, said) in wrong(tmp_path).items():
+        with pytest.raises(UsageError) as refused:
+            import_trace(path, tmp_path / "t")
+        assert said in str(refused.value) and str(path) in str(refused.value), name
+        assert "\n" not in str(refused.value) and not (tmp_path / "t").exists()
+
+
+def test_a_folder_that_is_not_empty_stays_as_it_is(tmp_path: Path) -> None:
+    moe_beyond(tmp_path / "x.csv", routing(2, 26, 64, 6))
+    import_trace(tmp_path / "x.csv", tmp_path / "t")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "t").iterdir()}
+    for form in ("auto", "moe-beyond"):
+        with pytest.raises(UsageError, match="holds a trace"):
+            import_trace(tmp_path / "x.csv", tmp_path / "t", form)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "t").iterdir()} == before
+    with pytest.raises(UsageError, match="holds other files"):
+        import_trace(tmp_path / "x.csv", tmp_path)
+    with pytest.raises(UsageError, match="unknown --format 'llama'; known: auto, npz, moe-beyond"):
+        import_trace(tmp_path / "x.csv", tmp_path / "new", "llama")
+    with pytest.raises(UsageError, match="No such file"):
+        import_trace(tmp_path / "nowhere", tmp_path / "new")
