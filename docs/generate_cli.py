@@ -7,7 +7,23 @@ import io
 import os
 from pathlib import Path
 
-VERBS = ("run", "pull", "list", "show", "rm", "serve", "ps", "stop", "bench", "verify", "simulate")
+VERBS = (
+    "run",
+    "pull",
+    "list",
+    "show",
+    "rm",
+    "serve",
+    "ps",
+    "stop",
+    "bench",
+    "verify",
+    "trace",
+    "trace show",
+    "trace import",
+    "trace cluster",
+    "simulate",
+)
 HEAD = """\
 # The command line
 
@@ -102,7 +118,7 @@ def render() -> str:
     for verb in ("", *VERBS):
         text = io.StringIO()
         with contextlib.redirect_stdout(text):
-            run_command([word for word in (verb, "--help") if word])
+            run_command([*verb.split(), "--help"])
         sections.append(f"## moeinf {verb}".rstrip() + f"\n\n```\n{text.getvalue().strip()}\n```\n")
     return "\n".join([*sections, columns(), variables()])
 

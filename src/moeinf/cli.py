@@ -13,15 +13,18 @@ import typer
 from moeinf import __version__
 from moeinf.config import RuntimeConfig
 from moeinf.config.environment import api_key, debug_wanted, server_address, store_home, unknown_variables
+from moeinf.config.guess_options import GuessOptions
 from moeinf.config.option import option_of
 from moeinf.config.pull_options import PullOptions
 from moeinf.config.server_options import ServerOptions, keys_of
+from moeinf.config.simulate_options import SimulateOptions
 from moeinf.errors import ModelNotFoundError, MoeinfError, OutputError, UsageError
 from moeinf.sampling.params import SamplingParams
 from moeinf.terminal.arguments.chat_options import ChatOptions
 from moeinf.terminal.arguments.flags import SamplingOptions, with_flags
 from moeinf.terminal.arguments.wrong_use import usage_text, with_think
 from moeinf.terminal.streams import drop_output, open_streams
+from moeinf.terminal.traces.verbs import app as trace_app
 
 if TYPE_CHECKING:
     from moeinf.store.library import StoredModel
@@ -265,7 +268,7 @@ def verify(model: StoredName, quiet: Quiet = False) -> None:
 
 
 @app.command()
-@with_flags(without=("num_beams",))  # what is measured is fed token by token
+@with_flags(without=("num_beams", "policy", "predictor"))  # what is measured is fed token by token
 def bench(
     model: ModelName,
     num_prompt: Annotated[
@@ -280,27 +283,45 @@ def bench(
     prompt_file: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Text to run on. [default: built in]")
     ] = None,
+    routing: Annotated[
+        Path | None, typer.Option(metavar="TRACE", help="Route as this trace says, in place of the model's routers.")
+    ] = None,
     output: Annotated[
         str, typer.Option("--output", "-o", metavar="FORM", help="Form of the figures: table, md, csv, json, jsonl.")
     ] = "table",
+    policy: Annotated[
+        str | None,
+        typer.Option(metavar="NAMES", help="Eviction policies, one after the other: names with commas, or all."),
+    ] = None,
+    predictor: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="Predictors, likewise, each with every policy.")
+    ] = None,
     profile: Annotated[bool, typer.Option("--profile", help="Print where the time of a token went.")] = False,
     quiet: Quiet = False,
     *,
+    guess: GuessOptions,
     config: RuntimeConfig,
 ) -> None:
     """Time a model on real text, with a cold and a warm cache."""
     from moeinf.bench.report import check_form, format_rows, profile_text
 
     check_form(output)
+    from moeinf.bench.comparison import compare, comparison_text, configurations
     from moeinf.bench.live import Workload, run_bench
     from moeinf.terminal.notes import say
     from moeinf.terminal.opening import ensure_stored
 
     report: Callable[[str], None] = (lambda line: None) if quiet else say
-    workload = Workload(num_prompt, num_decode, repeats, prompt_file)
+    workload = Workload(num_prompt, num_decode, repeats, prompt_file, routing, guess)
     workload.text()  # refuses a file that cannot be read before a model is pulled
-    rows = run_bench(ensure_stored(model, quiet=quiet), config, workload, report)
-    print(format_rows(rows, output))
+    configs = configurations(config, policy, predictor)
+    stored = ensure_stored(model, quiet=quiet)
+    if len(configs) == 1:
+        rows = run_bench(stored, configs[0], workload, report)
+        print(format_rows(rows, output))
+    else:
+        rows = compare(stored, configs, workload, report)
+        print(comparison_text(rows) if output == "table" else format_rows(rows, output))
     if profile:
         print(
             ("\n" if output in ("table", "md") else "") + profile_text(rows),
@@ -326,6 +347,38 @@ app.command("start", hidden=True)(serve)
 
 
 @app.command()
+def tune(
+    model: StoredName,
+    trace: Annotated[
+        list[Path], typer.Option(metavar="DIR", help="Recorded routing of the model, the oldest first; repeatable.")
+    ],
+    rounds: Annotated[
+        int, typer.Option(metavar="N", min=1, max=100, help="How often training goes through the earlier requests.")
+    ] = 3,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Where what is drawn begins.")] = 0,
+    quiet: Quiet = False,
+) -> None:
+    """Train a network that decides what is evicted, from traces.
+
+    The earlier requests train it and the later ones measure it. It is used where it is better than the default.
+    """
+    from moeinf.bench.tuning.tune import Course, requests_of
+    from moeinf.bench.tuning.tune import tune as trained
+    from moeinf.engine.stored.tuned_file import check_writable, save_tuned
+    from moeinf.terminal.progress import StatusLine
+    from moeinf.terminal.tuning import progress_of, tuned_lines
+
+    stored = _stored(model)
+    check_writable(stored)
+    requests = requests_of(trace, stored.name, stored.id, stored.manifest.moe)
+    line = StatusLine(sys.stderr, enabled=sys.stderr.isatty() and not quiet)
+    network = trained(requests, stored.id, Course(rounds, seed), progress_of(line))
+    line.clear()
+    save_tuned(stored, network)
+    print("\n".join(tuned_lines(stored.name, network)))
+
+
+@app.command()
 def ps(host: ServerHost = None, json: AsJson = False) -> None:
     """Show which model a running server has loaded."""
     from json import dumps
@@ -348,28 +401,44 @@ def stop(
     stop_model(ServerClient(host or server_address(), api_key()), model)
 
 
+app.add_typer(trace_app)
+
+
 @app.command("help")
 def show_help(verb: Annotated[str, typer.Argument(metavar="VERB", help="Only this one.")] = "") -> None:
     """Show this, or the options of a verb."""
     raise typer.Exit(run_command([word for word in (verb, "--help") if word]))
 
 
-@app.command(hidden=True)
+@app.command()
+@with_flags()
 def simulate(
-    trace: Annotated[Path, typer.Argument(metavar="TRACE", help="A folder with routing.npz.")],
-    cache: Annotated[
-        str, typer.Option(metavar="PERCENTS", help="Cache sizes, as percentages of the experts.")
-    ] = "10,20,35,50",
-    policy: Annotated[str, typer.Option(metavar="NAMES", help="Eviction policies, with commas, or all.")] = "all",
-    max_tokens: Annotated[int | None, typer.Option(metavar="N", min=1, help="Only the first N tokens.")] = None,
+    traces: Annotated[list[Path], typer.Argument(metavar="TRACE...", help="Folders of recorded routing.")],
+    json: AsJson = False,
+    *,
+    options: SimulateOptions,
 ) -> None:
-    """Replay recorded routing through the eviction policies, and print their hit rates.
+    """Replay recorded routing through policies and predictors.
 
-    The format of a trace is in docs/policies.md. This version reads traces, and records none.
+    Prints hit rates; with --link, --compute and --expert-bytes the times of a simulated machine. docs/policies.md has
+    the formulas.
     """
-    from moeinf.bench.policies_table import hit_rate_table
+    from moeinf.bench.simulation.plan import plan_of
+    from moeinf.bench.simulation.plot import write_plot
+    from moeinf.bench.simulation.report import as_json, tables
+    from moeinf.bench.simulation.simulate import simulate as simulated_of
+    from moeinf.terminal.progress import StatusLine
+    from moeinf.terminal.traces.picture import check_picture
 
-    print("\n".join(hit_rate_table(trace, cache, policy, max_tokens)))
+    plan = plan_of(options)
+    if plan.plot is not None:
+        check_picture(plan.plot)
+    status = StatusLine(sys.stderr, enabled=sys.stderr.isatty())
+    simulated = simulated_of(traces, plan, status.show)
+    status.clear()
+    if plan.plot is not None:
+        write_plot(simulated, plan, plan.plot)
+    _print(as_json(simulated, plan) if json else "\n".join(tables(simulated, plan)))
 
 
 def _print(text: str) -> None:

@@ -25,6 +25,7 @@ COLUMNS: Mapping[str, str] = {
     "n_gen": "tokens of the continuation, as asked for",
     "policy": "which expert is evicted",
     "predictor": "what prefetch goes by; off: no prefetch",
+    "routing": "name of the trace whose routing was replayed; empty where the model itself chose",
     "reader": "what reads the disk: io_uring, threads or pure",
     "expert_cache_mib": "size of the expert cache",
     "experts": "experts that the cache holds",

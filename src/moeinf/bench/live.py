@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 from moeinf import __version__
 from moeinf.bench.bandwidth import formats_text, memory_bytes_per_s, weight_bytes_per_token
 from moeinf.bench.disk import disk_bytes_per_s
+from moeinf.bench.routing import recorded_routing
 from moeinf.bench.rows import GpuFacts, ModelFacts, Row, Setting
 from moeinf.config import RuntimeConfig, gpu_option
+from moeinf.config.guess_options import RECORDED, GuessOptions
 from moeinf.engine.completion import GenerationStats
 from moeinf.engine.memory_plan import DevicePlan, wanted_context
 from moeinf.engine.model import Model
@@ -21,8 +23,10 @@ from moeinf.errors import DeviceError, UsageError
 from moeinf.gpu.cuda import Gpu, find_cuda, without_advice
 from moeinf.hardware import cpu_name
 from moeinf.runtime.cache.stats import CacheStats
+from moeinf.runtime.policy.predictors import NO_PREDICTOR
 from moeinf.store.files import drop_cached, errors_named
 from moeinf.store.library import StoredModel
+from moeinf.traces.replayed import RecordedRouting
 
 if TYPE_CHECKING:
     from moeinf.gpu.open_gpu import OpenGpu
@@ -36,6 +40,8 @@ class Workload:
     num_decode: int = 64
     repeats: int = 3
     text_file: Path | None = None
+    routing: Path | None = None  # of a trace, in place of the routers' choice
+    guess: GuessOptions = RECORDED  # of look-ahead, where the trace has none
 
     def text(self) -> str:
         """What is read. Raises UsageError for a file that cannot be read, or holds nothing."""
@@ -50,6 +56,10 @@ class Workload:
             raise UsageError(f"--prompt-file {self.text_file} is empty; give a text")
         return text
 
+    @property
+    def request_tokens(self) -> int:
+        return self.num_prompt + self.num_decode
+
 
 def run_bench(
     stored: StoredModel, config: RuntimeConfig, workload: Workload, report: Callable[[str], None] = lambda line: None
@@ -60,9 +70,11 @@ def run_bench(
     passage. Raises UsageError, before anything is measured, for a text or a length that cannot be.
     """
     text = workload.text()
-    _check_length(stored, config, workload)
+    recorded = checked_routing(stored, config, workload)
     gpu = find_cuda(config.device, report)
     link, gather, memory, opened = 0.0, 0.0, 0.0, None
+    if gpu and recorded:
+        raise UsageError("--routing is for the CPU: on a GPU, kernels route; add --device cpu")
     if gpu:
         from moeinf.bench.device_rates import gpu_rates  # torch, which a run on the CPU does without
         from moeinf.gpu.open_gpu import open_gpu
@@ -77,7 +89,7 @@ def run_bench(
             report(f"running on the CPU: {without_advice(error)}")
             gpu, opened, config = None, None, replace(config, device="cpu")
     report("loading")
-    facts, load_ms, rounds = _requests(stored, config, workload, text, report, opened)
+    facts, load_ms, rounds = _requests(stored, config, workload, text, report, opened, recorded)
     report("measuring the disk")  # now that the model is gone, and the peak of its memory noted
     disk = disk_bytes_per_s(stored, config)
     if not gpu:
@@ -101,13 +113,24 @@ def run_bench(
 def _check_length(stored: StoredModel, config: RuntimeConfig, workload: Workload) -> None:
     """Raises UsageError for a passage that is longer than the context will be."""
     context, most = wanted_context(stored.manifest.info, config), stored.manifest.info.context_length
-    wanted = workload.num_prompt + workload.num_decode
+    wanted = workload.request_tokens
     if wanted > context:
         more = f", or raise --num-ctx (the model allows {most})" if context < most else "; the model allows no more"
         raise UsageError(
             f"-p {workload.num_prompt} and -n {workload.num_decode} are {wanted} tokens, the context is "
             f"{context}; lower them{more}"
         )
+
+
+def checked_routing(stored: StoredModel, config: RuntimeConfig, workload: Workload) -> RecordedRouting | None:
+    """The routing to replay, if one is given. Raises UsageError for a workload that cannot be, before it is begun."""
+    _check_length(stored, config, workload)
+    if workload.routing is None:
+        if workload.guess != RECORDED:
+            raise UsageError("guesses of look-ahead are drawn for a recorded routing: give --routing, too")
+        return None
+    num_tokens = workload.request_tokens * (workload.repeats + 1)
+    return recorded_routing(workload.routing, stored.manifest.moe, config, num_tokens, workload.guess)
 
 
 def _gpu_facts(gpu: Gpu | None) -> GpuFacts:
@@ -131,14 +154,17 @@ def _requests(
     text: str,
     report: Callable[[str], None],
     gpu: OpenGpu | None,
+    recorded: RecordedRouting | None,
 ) -> tuple[ModelFacts, float, list[_Round]]:
     """What all rows share, the ms of loading, and the requests, the first of which finds an empty expert cache."""
-    with Model(stored, config, gpu=gpu, preload=False) as model:
+    with Model(stored, config, gpu=gpu, preload=False, recorded=recorded) as model:
         passages, fill_s = _passages(model, workload, text), 0.0
         _forget_pages(model, stored, report)
         rounds = []
         for number, (prompt, continuation) in enumerate(passages):
             report(f"request {number + 1} of {len(passages)} ({'warm' if number else 'cold'})")
+            if recorded is not None:
+                recorded.seek(number * workload.request_tokens)
             rounds.append(_round(model, gpu, prompt, continuation))
             fill_s += model.load_all() if number == 0 else 0.0  # as an opened model has it
         facts = _model_facts(model, stored, workload)
@@ -175,7 +201,7 @@ def _passages(model: Model, workload: Workload, text: str) -> list[tuple[list[in
     ids = model.tokenizer.encode(text, bos=False)
     if len(ids) < 2:
         raise UsageError("the benchmark's text is empty; give a --prompt-file with more")
-    size = workload.num_prompt + workload.num_decode
+    size = workload.request_tokens
     whole = ids * (-(-size * (workload.repeats + 1) // len(ids)))
     starts = [size * number for number in range(workload.repeats + 1)]
     return [(whole[s : s + workload.num_prompt], whole[s + workload.num_prompt : s + size]) for s in starts]
@@ -198,8 +224,9 @@ def _model_facts(model: Model, stored: StoredModel, workload: Workload) -> Model
         "n_ctx": plan.context,
         "n_prompt": workload.num_prompt,
         "n_gen": workload.num_decode,
-        "policy": config.policy,
-        "predictor": config.predictor if config.prefetch else "off",
+        "policy": model.policy,
+        "predictor": config.predictor if config.prefetch and config.predictor != NO_PREDICTOR else "off",
+        "routing": "" if workload.routing is None else workload.routing.resolve().name,
         "reader": model.runner.reader.backend,
         "expert_cache_mib": round(plan.cache_bytes / 2**20, 1),
         "experts": plan.num_slots,

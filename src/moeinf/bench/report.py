@@ -135,10 +135,15 @@ def _title(row: Row) -> str:
     return (
         f"{row['model_filename']} · {row['model_type']} · {binary_size_text(row['model_size'])} · "
         f"{row['experts']}/{row['experts_total']} experts ({row['expert_cache_mib']:.0f} MiB) · {row['policy']}, "
-        f"prefetch {row['predictor']} · {row['reader']} reader · {row['n_threads']} threads, {row['isa']} · "
+        f"prefetch {row['predictor']} · {_routing_text(row)}{row['reader']} reader · "
+        f"{row['n_threads']} threads, {row['isa']} · "
         f"disk {row['disk_gb_per_s']:.2f} GB/s, {_gpu_text(row)}memory {row['memory_gb_per_s']:.1f} GB/s · "
         f"load {row['load_ms'] / 1000:.2f} s"
     )
+
+
+def _routing_text(row: Row) -> str:
+    return f"routing of {row['routing']} · " if row["routing"] else ""
 
 
 def _gpu_text(row: Row) -> str:

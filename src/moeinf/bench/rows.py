@@ -24,6 +24,7 @@ class ModelFacts(TypedDict):
     n_gen: int
     policy: str
     predictor: str
+    routing: str
     reader: str
     expert_cache_mib: float
     experts: int

@@ -3,13 +3,10 @@ from __future__ import annotations
 import csv
 import io
 import json
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from moeinf.bench.policies_table import hit_rate_table
 from moeinf.bench.report import FORMS, format_rows, profile_text
 from moeinf.errors import UsageError
 
@@ -24,6 +21,7 @@ COLD: Any = {
     "isa": "avx2",
     "policy": "lru",
     "predictor": "eamc",
+    "routing": "",
     "reader": "io_uring",
     "expert_cache_mib": 1024.0,
     "experts": 34,
@@ -79,6 +77,12 @@ def test_the_table_has_a_line_a_row_below_one_that_tells_the_setting() -> None:
         "RSS",
     ):
         assert f"{name}: " in told, name
+
+
+def test_the_table_says_whose_routing_it_was() -> None:
+    assert "routing of" not in format_rows(ROWS, "table")
+    replayed = format_rows([COLD | {"routing": "gpt-oss-20b"}], "table")
+    assert "prefetch eamc · routing of gpt-oss-20b ·" in " ".join(replayed.split())
 
 
 def test_the_table_fits_a_terminal_of_80_columns() -> None:
@@ -159,31 +163,3 @@ def test_the_profile_shares_out_a_step() -> None:
         "attention    3.000 ms    75.0%",
         "stall        1.000 ms    25.0%",
     ]
-
-
-@pytest.fixture
-def trace(tmp_path: Path) -> Path:
-    experts = np.random.default_rng(0).integers(0, 8, (60, 3, 2))
-    np.savez(tmp_path / "routing.npz", experts=experts, offsets=np.array([0, 30, 60]), n_experts=8, top_k=2)
-    return tmp_path
-
-
-def test_policies_are_compared_at_each_size_and_none_beats_the_bound(trace: Path) -> None:
-    lines = hit_rate_table(trace, "25,50%", "all", None)
-    assert "60 tokens, 3 layers x 8 experts, top-2" in lines[0]
-    rates = {line.split()[0]: [float(cell.rstrip("%")) for cell in line.split()[1:]] for line in lines[3:]}
-    assert all(rates["belady"][size] >= rate[size] for rate in rates.values() for size in (0, 1))
-    assert [line.split()[0] for line in hit_rate_table(trace, "25", "lru,lfu", 10)[3:]] == ["lru", "lfu"]
-
-
-@pytest.mark.parametrize(
-    ("percents", "policies", "said"),
-    [
-        ("many", "all", "not a list of percents"),
-        ("0", "all", "not a list of percents"),
-        ("20", "lru,best", "unknown policy 'best'; known: all, lru"),
-    ],
-)
-def test_sizes_and_policies_that_cannot_be_are_refused(trace: Path, percents: str, policies: str, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        hit_rate_table(trace, percents, policies, None)

@@ -9,18 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moeinf.bench.belady import Belady
-from moeinf.bench.simulate import SimulatedRun, Timing, replay
-from moeinf.bench.traces import Trace, load_trace
+from moeinf.bench.simulation.belady import Belady
+from moeinf.bench.simulation.replay import drive, replay, whole
+from moeinf.bench.simulation.run import UNTIMED, SimulatedRun, Timing
 from moeinf.errors import UsageError
 from moeinf.runtime.cache.stats import CacheStats
 from moeinf.runtime.policy.eamc import ActivationCollection
-from moeinf.runtime.policy.eviction import POLICIES, EvictionPolicy, make_policy
+from moeinf.runtime.policy.eviction import POLICIES, make_policy
 from moeinf.runtime.policy.predictors import PREDICTORS, make_predictor
+from moeinf.runtime.policy.protocol import EvictionPolicy
 from moeinf.runtime.policy.trace import RequestRecorder
+from moeinf.traces.trace import Trace, load_trace
 from moeinf.types import MoeShape
 
-TRACES = Path(__file__).parents[2] / "support" / "traces"
+TRACES = Path(__file__).parents[3] / "support" / "traces"
 SHAPE = MoeShape(num_layers=3, num_experts=6, top_k=2)
 Key = tuple[int, int]
 
@@ -44,15 +46,19 @@ def telling_trace(seed: int, tokens: int) -> Trace:
     return Trace("telling", SHAPE, experts, np.array([0, tokens]))
 
 
-def fresh(name: str, trace: Trace) -> tuple[EvictionPolicy, RequestRecorder]:
+def fresh(name: str, trace: Trace, slots: int) -> tuple[EvictionPolicy, RequestRecorder]:
     collection = ActivationCollection(trace.shape)
-    policy = Belady(trace) if name == "belady" else make_policy(name, trace.shape, collection)
+    policy = Belady(trace) if name == "belady" else make_policy(name, trace.shape, collection, slots)
     return policy, RequestRecorder(trace.shape, collection.add)
 
 
+def replayed(name: str, trace: Trace, slots: int, timing: Timing = UNTIMED) -> CacheStats:
+    policy, recorder = fresh(name, trace, slots)
+    return whole(replay(trace, [slots], [policy], recorder, timing=timing)[0])
+
+
 def hits_of(name: str, trace: Trace, slots: int) -> int:
-    policy, recorder = fresh(name, trace)
-    return replay(trace, [slots], policy, recorder)[0].hits
+    return replayed(name, trace, slots).hits
 
 
 def obvious_replay(trace: Trace, slots: int, policy: EvictionPolicy, recorder: RequestRecorder) -> CacheStats:
@@ -83,11 +89,8 @@ def obvious_replay(trace: Trace, slots: int, policy: EvictionPolicy, recorder: R
 @pytest.mark.parametrize("slots", [2, 5, 11, 18])
 def test_the_replay_counts_as_a_brute_force_replay_does(name: str, slots: int) -> None:
     trace = random_trace(seed=slots)
-    (replayed,), obvious = (
-        replay(trace, [slots], *fresh(name, trace)),
-        obvious_replay(trace, slots, *fresh(name, trace)),
-    )
-    counted = replayed.hits, replayed.misses, replayed.demand_reads
+    fast, obvious = replayed(name, trace, slots), obvious_replay(trace, slots, *fresh(name, trace, slots))
+    counted = fast.hits, fast.misses, fast.demand_reads
     assert counted == (obvious.hits, obvious.misses, obvious.demand_reads)
 
 
@@ -112,10 +115,10 @@ def test_every_activation_is_a_hit_or_a_miss(
     seed: int, name: str, predictor: str, slots: int, per_visit: int, prefill: int
 ) -> None:
     trace = random_trace(seed)
-    policy, recorder = fresh(name, trace)
+    policy, recorder = fresh(name, trace, slots)
     guess = make_predictor(predictor, SHAPE, ActivationCollection(SHAPE))
     timing = Timing(read_s=1.0, layer_s=float(per_visit))
-    (stats,) = replay(trace, [slots], policy, recorder, guess, timing, prefill)
+    stats = whole(replay(trace, [slots], [policy], recorder, guess, timing, prefill)[0])
     assert stats.hits + stats.misses == SHAPE.num_layers * SHAPE.top_k * trace.num_tokens
     assert stats.prefetches_used + stats.prefetches_wasted <= stats.prefetches
 
@@ -123,7 +126,7 @@ def test_every_activation_is_a_hit_or_a_miss(
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(2, 18), st.booleans())
 def test_a_run_never_holds_more_than_its_slots_and_keeps_what_a_token_used(seed: int, slots: int, ahead: bool) -> None:
-    rng, policy = np.random.default_rng(seed), make_policy("next-use", SHAPE, ActivationCollection(SHAPE))
+    rng, policy = np.random.default_rng(seed), make_policy("next-use", SHAPE, ActivationCollection(SHAPE), slots)
     predictor = make_predictor("frequency", SHAPE, ActivationCollection(SHAPE)) if ahead else None
     run = SimulatedRun(SHAPE, slots, policy, predictor, Timing(read_s=1.0, layer_s=2.5))
     for _ in range(20):
@@ -142,15 +145,47 @@ def test_a_run_never_holds_more_than_its_slots_and_keeps_what_a_token_used(seed:
         )
 
 
+@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("prefill", [0, 4])
+def test_a_visit_whose_reads_take_no_time_counts_as_one_that_goes_through_the_reader(name: str, prefill: int) -> None:
+    trace = random_trace(seed=9, tokens=80)
+    for slots in (3, 7, 12):
+        runs = []
+        for at_once in (True, False):
+            policy, recorder = fresh(name, trace, slots)
+            run = SimulatedRun(SHAPE, slots, policy)
+            assert run._at_once
+            run._at_once = at_once
+            drive(trace, [run], [recorder, policy], None, None, prefill)
+            run.tier.check_integrity()
+            runs.append(run)
+        fast, slow = runs
+        assert fast.results.of == slow.results.of and fast.tier.snapshot() == slow.tier.snapshot()
+
+
+def test_phases_add_up_to_the_whole_and_their_time_to_that_of_the_clock() -> None:
+    trace = random_trace(seed=10, tokens=60, requests=3)
+    policy, recorder = fresh("next-use", trace, 7)
+    (result,) = replay(trace, [7], [policy], recorder, timing=Timing(1.0, 0.5), prefill_tokens=8)
+    assert (result["prefill"].tokens, result["decode"].tokens) == (24, 36)
+    visits = SHAPE.num_layers * (3 + 36)
+    seconds = sum(phase.seconds for phase in result.values())
+    assert seconds == pytest.approx(whole(result).stall_s + 0.5 * visits)
+    assert whole(result).activations == 60 * SHAPE.num_layers * SHAPE.top_k
+    everything = replay(trace, [7], [fresh("next-use", trace, 7)[0]])[0]
+    assert list(everything) == ["decode"], "without a word of prefill all is decode"
+
+
 def test_several_caches_in_one_pass_do_what_each_does_alone() -> None:
     trace = random_trace(seed=4)
-    together = replay(trace, [2, 9, 18], *fresh("next-use", trace))
-    assert together == [replay(trace, [slots], *fresh("next-use", trace))[0] for slots in (2, 9, 18)]
+    policy, recorder = fresh("next-use", trace, 0)
+    together = replay(trace, [2, 9, 18], [policy] * 3, recorder)
+    assert [whole(each) for each in together] == [replayed("next-use", trace, slots) for slots in (2, 9, 18)]
 
 
 def test_with_everything_resident_each_expert_misses_once() -> None:
     trace = random_trace(seed=5)
-    (stats,) = replay(trace, [18], *fresh("lru", trace))
+    stats = replayed("lru", trace, 18)
     used = {(layer, expert) for token in trace.experts for layer in range(3) for expert in token[layer]}
     assert stats.misses == stats.demand_reads == len(used)
 
@@ -163,10 +198,10 @@ def test_next_use_survives_a_cache_below_the_working_set_of_a_token() -> None:
 @pytest.mark.parametrize(("layer_s", "in_time"), [(2.0, True), (0.1, False)])
 def test_a_prefetched_expert_is_a_hit_where_the_link_had_time_for_it(layer_s: float, in_time: bool) -> None:
     trace = telling_trace(seed=7, tokens=200)
-    policy, recorder = fresh("next-use", trace)
+    policy, recorder = fresh("next-use", trace, 9)
     guess = make_predictor("cross-layer", SHAPE, ActivationCollection(SHAPE))
-    (stats,) = replay(trace, [9], policy, recorder, guess, Timing(read_s=1.0, layer_s=layer_s))
-    (without,) = replay(trace, [9], *fresh("next-use", trace), timing=Timing(read_s=1.0, layer_s=layer_s))
+    stats = whole(replay(trace, [9], [policy], recorder, guess, Timing(read_s=1.0, layer_s=layer_s))[0])
+    without = replayed("next-use", trace, 9, Timing(read_s=1.0, layer_s=layer_s))
     assert 0 < stats.prefetches_used <= stats.prefetches
     assert stats.demand_reads < without.demand_reads
     assert (stats.hits > without.hits) == in_time and (stats.late_hits > stats.prefetches_used // 2) != in_time
@@ -174,13 +209,13 @@ def test_a_prefetched_expert_is_a_hit_where_the_link_had_time_for_it(layer_s: fl
 
 def test_the_time_that_computing_waits_is_that_of_the_reads() -> None:
     trace = random_trace(seed=8)
-    (stats,) = replay(trace, [5], *fresh("lru", trace), timing=Timing(read_s=2.0, layer_s=1.0))
+    stats = replayed("lru", trace, 5, Timing(read_s=2.0, layer_s=1.0))
     assert stats.stall_s == 2.0 * stats.demand_reads > 0
 
 
 def test_a_cache_too_small_for_one_token_is_refused() -> None:
     with pytest.raises(UsageError, match="1 slots cannot hold the 2"):
-        SimulatedRun(SHAPE, 1, make_policy("lru", SHAPE, ActivationCollection(SHAPE)), None, Timing())
+        SimulatedRun(SHAPE, 1, make_policy("lru", SHAPE, ActivationCollection(SHAPE), 1), None, Timing())
 
 
 def write(folder: Path, **changed: object) -> Path:
@@ -203,9 +238,11 @@ def test_a_trace_is_read_and_cut_at_a_number_of_tokens(tmp_path: Path) -> None:
 
 
 def test_layers_of_a_trace_may_differ_in_their_experts(tmp_path: Path) -> None:
-    trace = load_trace(write(tmp_path, n_experts=[1, 3], experts=np.array([[[0], [2]], [[0], [1]]], np.uint8)))
+    trace = load_trace(
+        write(tmp_path, n_experts=[1, 3], experts=np.array([[[0], [2]], [[0], [1]]], np.uint8), offsets=[0, 2])
+    )
     assert trace.shape == MoeShape(2, 3, 1, (1, 3))
-    stats = replay(trace, [4], make_policy("lru", trace.shape, ActivationCollection(trace.shape)))[0]
+    stats = replayed("lru", trace, 4)
     assert (stats.hits, stats.misses) == (1, 3)
     with pytest.raises(UsageError, match="experts do not fit"):
         load_trace(write(tmp_path, n_experts=[3, 1], experts=np.array([[[0], [2]]], np.uint8)))
@@ -241,9 +278,6 @@ def test_a_folder_without_a_trace_is_refused(tmp_path: Path) -> None:
 def test_on_real_routing_next_use_lies_between_lru_and_the_bound() -> None:
     trace = load_trace(TRACES / "gpt-oss-20b-short", max_tokens=300)  # two answers
     slots = [trace.shape.total_experts // share for share in (3, 5, 8)]
-    hits = {
-        name: [stats.hits for stats in replay(trace, slots, *fresh(name, trace))]
-        for name in ("lru", "next-use", "belady")
-    }
+    hits = {name: [hits_of(name, trace, size) for size in slots] for name in ("lru", "next-use", "belady")}
     for lru, next_use, bound in zip(hits["lru"], hits["next-use"], hits["belady"], strict=True):
         assert lru < next_use < bound

@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from moeinf.bench.traces import Trace
+from moeinf.traces.trace import Trace
 from moeinf.types import FloatArray, IntArray, Phase
 
 BOUND: Final = "belady"  # knows the future: no policy hits more often
@@ -21,21 +21,24 @@ class Belady:
         tokens, layers, _ = trace.experts.shape
         never = tokens * layers * 2
         upcoming = np.full((layers, trace.shape.num_experts), never, np.float64)
-        self._next_use = np.empty(trace.experts.shape)
-        rows = np.arange(layers)[:, None]
+        next_use = np.empty(trace.experts.shape)
+        visited = trace.experts[:, :, 0] >= 0
         for token in range(tokens - 1, -1, -1):
-            self._next_use[token] = upcoming[rows, trace.experts[token]]
-            upcoming[rows, trace.experts[token]] = token * layers + rows
+            rows = np.flatnonzero(visited[token])[:, None]
+            experts = trace.experts[token, rows[:, 0]]
+            next_use[token, rows[:, 0]] = upcoming[rows, experts]
+            upcoming[rows, experts] = token * layers + rows
         self._scores: FloatArray = -upcoming
-        self._token = np.zeros(layers, np.int64)
+        self._next_use = [next_use[visited[:, layer], layer] for layer in range(layers)]  # [visits, top_k] of each
+        self._visits = np.zeros(layers, np.int64)
 
     def begin(self, phase: Phase) -> None:
         pass
 
     def observe(self, layer: int, ids: IntArray) -> None:
-        token = self._token[layer]
-        self._scores[layer, ids] = -self._next_use[token : token + len(ids), layer]  # of repeated ids the last counts
-        self._token[layer] += len(ids)
+        first = self._visits[layer]
+        self._scores[layer, ids] = -self._next_use[layer][first : first + len(ids)]  # of repeated ids the last counts
+        self._visits[layer] += len(ids)
 
     def keep_scores(self, layer: int) -> FloatArray:
         return self._scores

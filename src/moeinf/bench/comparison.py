@@ -1,0 +1,119 @@
+"""The same workload under several eviction policies and predictors, one after the other."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Final, Literal
+
+from moeinf.bench.live import Workload, checked_routing, run_bench
+from moeinf.bench.rows import Row
+from moeinf.config import RuntimeConfig
+from moeinf.errors import UsageError
+from moeinf.runtime.policy.eviction import POLICIES, TUNED
+from moeinf.runtime.policy.predictors import PREDICTORS, check_predictor
+from moeinf.store.library import StoredModel
+from moeinf.terminal.screen import table
+
+ALL: Final = "all"
+_HEADER: Final = (
+    "policy",
+    "predictor",
+    "cache",
+    "t/s",
+    "from - to",
+    "p50 ms",
+    "hit",
+    "late",
+    "wasted",
+    "stall ms",
+    "MiB",
+)
+_LEGEND: Final = (
+    "Decode, the fastest first: the median request of two runs, the second in the reverse order, and the slowest and\n"
+    "fastest. late: activations whose expert was on its way; wasted: prefetches that were not used; stall ms: waited\n"
+    "for experts; MiB: read of them; all four for a token."
+)
+
+
+def configurations(config: RuntimeConfig, policies: str | None, predictors: str | None) -> list[RuntimeConfig]:
+    """Every policy with every predictor. policies, predictors: names with commas, or all; None: as configured.
+
+    Raises UsageError for an unknown name, and for predictors where nothing is prefetched.
+    """
+    if predictors is not None and not config.prefetch:
+        raise UsageError(f"--predictor {predictors} means nothing with --no-prefetch; leave one of them out")
+    chosen_policies = _names(policies, config.policy, POLICIES)
+    for name in chosen_policies:
+        if policies is not None and name not in (*POLICIES, TUNED):
+            raise UsageError(f"unknown --policy {name!r}; known: {ALL}, {', '.join((*POLICIES, TUNED))}")
+    chosen_predictors = _names(predictors, config.predictor, PREDICTORS)
+    for name in chosen_predictors:
+        check_predictor(name)
+    return [
+        replace(config, policy=policy, predictor=predictor)
+        for policy in chosen_policies
+        for predictor in chosen_predictors
+    ]
+
+
+def _names(text: str | None, configured: str, known: Sequence[str]) -> Sequence[str]:
+    if text is None:
+        return (configured,)
+    return known if text == ALL else tuple(dict.fromkeys(text.split(",")))
+
+
+def compare(
+    stored: StoredModel, configs: Sequence[RuntimeConfig], workload: Workload, report: Callable[[str], None]
+) -> list[Row]:
+    """The rows of each configuration, and then of all again in the reverse order: a machine may grow slower meanwhile.
+
+    The model is opened anew for each. Raises what run_bench raises.
+    """
+    for config in configs:
+        checked_routing(stored, config, workload)
+    rows = []
+    runs = (*configs, *reversed(configs))
+    for number, config in enumerate(runs, 1):
+        predictor = config.predictor if config.prefetch else "no prefetch"
+        report(f"{number} of {len(runs)}: {config.policy or 'the default policy'}, {predictor}")
+        rows += run_bench(stored, config, workload)
+    return rows
+
+
+def comparison_text(rows: Sequence[Row]) -> str:
+    """A line for each configuration's decode, warm and cold, the fastest first."""
+    groups: dict[tuple[bool, str, str], list[Row]] = {}
+    for row in rows:
+        if row["test"].startswith("tg"):
+            groups.setdefault((row["cold"], row["policy"], row["predictor"]), []).append(row)
+    order = sorted(groups.values(), key=lambda group: (group[0]["cold"], -statistics.median(_samples(group))))
+    return "\n".join([*table([_HEADER, *map(_cells, order)], gap=2), "", _LEGEND])
+
+
+def _samples(group: Sequence[Row]) -> list[float]:
+    return [rate for row in group for rate in row["samples_ts"]]
+
+
+def _cells(group: Sequence[Row]) -> list[str]:
+    row, rates = group[0], _samples(group)
+    tokens = row["n_gen"] * len(rates)
+
+    def a_token(name: Literal["late_hits", "prefetches_wasted", "stall_s"]) -> float:
+        return sum(each[name] for each in group) / tokens
+
+    activations = sum(each["hits"] + each["misses"] for each in group)
+    return [
+        row["policy"],
+        row["predictor"],
+        "cold" if row["cold"] else "warm",
+        f"{statistics.median(rates):.2f}",
+        f"{min(rates):.2f} - {max(rates):.2f}",
+        f"{statistics.fmean(each['itl_ms']['p50'] for each in group):.1f}",
+        f"{100 * sum(each['hits'] for each in group) / max(1, activations):.1f}%",
+        f"{a_token('late_hits'):.1f}",
+        f"{a_token('prefetches_wasted'):.1f}",
+        f"{1000 * a_token('stall_s'):.1f}",
+        f"{statistics.fmean(each['bytes_per_token'] for each in group) / 2**20:.2f}",
+    ]

@@ -1,0 +1,127 @@
+"""From options to what is simulated, all of it checked before the first trace is read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from moeinf.bench.simulation.baselines import BASELINES
+from moeinf.bench.simulation.belady import BOUND
+from moeinf.bench.simulation.run import UNTIMED, Timing
+from moeinf.config.simulate_options import SimulateOptions
+from moeinf.config.size import Bytes, parse_size
+from moeinf.errors import UsageError
+from moeinf.runtime.policy.eviction import POLICIES
+from moeinf.runtime.policy.predictors import NO_PREDICTOR, PREDICTORS, check_predictor
+from moeinf.traces.guesses import LookAheadQuality, quality_of
+
+COMBINED: Final = ("look-ahead+eamc", "look-ahead+frequency")  # what `all` tries beside PREDICTORS
+ALL: Final = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be simulated of each trace."""
+
+    shares: tuple[float, ...]  # percent of the experts that are resident
+    policies: tuple[str, ...]
+    predictors: tuple[str, ...]
+    all_predictors: bool  # as many as a trace allows
+    timing: Timing
+    prefill_tokens: int
+    drawn: LookAheadQuality | None  # None: look-ahead's guesses are those of the trace
+    seed: int
+    max_tokens: int | None
+    plot: Path | None
+
+    @property
+    def timed(self) -> bool:
+        return self.timing != UNTIMED
+
+
+def plan_of(options: SimulateOptions) -> Plan:
+    """Raises UsageError for options that cannot be, and for a plot that would overwrite a file."""
+    timing = _timing(options)
+    predictors = _predictors(options.predictor)
+    for name, value, least in (("--prefill", options.prefill, 0), ("--max-tokens", options.max_tokens, 1)):
+        if value is not None and value < least:
+            raise UsageError(f"{name} must be at least {least}, not {value}")
+    return Plan(
+        _shares(options.cache),
+        _policies(options.policy, timed=timing != UNTIMED),
+        predictors,
+        options.predictor == ALL,
+        timing,
+        options.prefill,
+        quality_of(options),
+        options.seed,
+        options.max_tokens,
+        None if options.plot is None else _plot(Path(options.plot)),
+    )
+
+
+def _timing(options: SimulateOptions) -> Timing:
+    given = options.link, options.compute, options.expert_bytes
+    if given == (None, None, None):
+        return UNTIMED
+    if options.link is None or options.compute is None or options.expert_bytes is None:
+        raise UsageError("--link, --compute and --expert-bytes time a machine together: give all three, or none")
+    size = parse_size("--expert-bytes", options.expert_bytes)
+    if not isinstance(size, Bytes) or size.num_bytes <= 0:
+        raise UsageError(f"--expert-bytes {options.expert_bytes!r} is no number of bytes; write for example 4.9MB")
+    if not 0 < options.link <= 1e6:
+        raise UsageError(f"--link is a positive number of GB/s, not {options.link:g}")
+    if not 0 <= options.compute <= 1e9:
+        raise UsageError(f"--compute is a number of microseconds, not {options.compute:g}")
+    return Timing(size.num_bytes / (options.link * 1e9), options.compute * 1e-6)
+
+
+def _policies(text: str, *, timed: bool) -> tuple[str, ...]:
+    known = (*POLICIES, BOUND, *BASELINES)
+    if text == ALL:
+        return known if timed else known[: -len(BASELINES)]
+    names = _names(text)
+    for name in names:
+        if name not in known:
+            raise UsageError(f"unknown policy {name!r}; known: {ALL}, {', '.join(known)}")
+        if name in BASELINES and not timed:
+            raise UsageError(f"{name} keeps no cache, and differs in time alone: give --link, too")
+    return names
+
+
+def _predictors(text: str) -> tuple[str, ...]:
+    if text == ALL:
+        return (*PREDICTORS, *COMBINED)
+    names = _names(text)
+    for name in names:
+        check_predictor(name)
+    return names
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(text.split(",")))
+
+
+def _shares(text: str) -> tuple[float, ...]:
+    try:
+        shares = tuple(dict.fromkeys(float(part.strip().removesuffix("%")) for part in text.split(",")))
+    except ValueError:
+        shares = ()
+    if not shares or not all(0 < share <= 100 for share in shares):
+        raise UsageError(f"--cache {text!r} is not a list of percents; write for example 10,20,35,50")
+    return shares
+
+
+def _plot(path: Path) -> Path:
+    if path.exists():
+        raise UsageError(f"--plot {path} is there already; name a new file")
+    if not path.parent.is_dir():
+        raise UsageError(f"--plot {path}: there is no folder {path.parent}")
+    return path
+
+
+def predicts(names: Sequence[str]) -> bool:
+    """Whether any of these predictors predicts anything."""
+    return any(name != NO_PREDICTOR for name in names)

@@ -1,0 +1,131 @@
+"""A trace, pass by pass, through simulated tiers, all of which see the same policy and predictor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from moeinf.bench.simulation.run import UNTIMED, PhaseResult, Results, SimulatedRun, Timing
+from moeinf.runtime.cache.stats import CacheStats
+from moeinf.runtime.experts import Observer
+from moeinf.runtime.policy.lookahead import LookAheadPredictor
+from moeinf.runtime.policy.predictors import look_ahead_of
+from moeinf.runtime.policy.protocol import EvictionPolicy, Predictor
+from moeinf.runtime.policy.trace import RequestRecorder
+from moeinf.traces.guesses import Guesses
+from moeinf.traces.trace import Trace, passes_of
+from moeinf.types import FloatArray, IntArray, Phase
+
+
+class SharedPrediction:
+    """A predictor that several prefetchers ask, and that answers once."""
+
+    def __init__(self, predictor: Predictor) -> None:
+        self.name = predictor.name
+        self._predictor = predictor
+        self._layer = -1
+        self._likelihood: FloatArray | None = None
+
+    def begin(self, phase: Phase) -> None:
+        self._predictor.begin(phase)
+
+    def observe(self, layer: int, ids: IntArray) -> None:
+        self._predictor.observe(layer, ids)
+        self._layer = -1
+
+    def predict(self, layer: int) -> FloatArray | None:
+        if layer != self._layer:
+            self._layer, self._likelihood = layer, self._predictor.predict(layer)
+        return self._likelihood
+
+
+class Run(Protocol):
+    """What a replay drives: a SimulatedRun, or one of baselines.py."""
+
+    results: Results
+
+    def visit(self, layer: int, experts: IntArray, counts: IntArray, num_tokens: int) -> None: ...
+
+
+class Meter(Protocol):
+    def compare(self, layer: int, experts: IntArray) -> None:
+        """Takes the experts [layers, top_k] of a single token before the visit of `layer`, which is routed."""
+        ...
+
+
+def replay(
+    trace: Trace,
+    num_slots: Sequence[int],
+    policies: Sequence[EvictionPolicy],
+    recorder: RequestRecorder | None = None,
+    predictor: Predictor | None = None,
+    timing: Timing = UNTIMED,
+    prefill_tokens: int = 0,
+    guesses: Guesses | None = None,
+) -> list[dict[Phase, PhaseResult]]:
+    """What tiers of these sizes do, each under its policy, all in one pass. No tier changes what a policy sees.
+
+    One policy may serve several tiers. prefill_tokens: see passes_of. guesses: what look-ahead is told, where the
+    predictor has it. Where nothing is known of prefill, all is decode.
+    """
+    shared = None if predictor is None else SharedPrediction(predictor)
+    runs = [
+        SimulatedRun(trace.shape, slots, policy, shared, timing)
+        for slots, policy in zip(num_slots, policies, strict=True)
+    ]
+    observers = [observer for observer in (recorder, *dict.fromkeys(policies), shared) if observer is not None]
+    look_ahead = None if predictor is None else look_ahead_of(predictor)
+    return drive(trace, runs, observers, look_ahead, guesses, prefill_tokens)
+
+
+def drive(
+    trace: Trace,
+    runs: Sequence[Run],
+    observers: Sequence[Observer],
+    look_ahead: LookAheadPredictor | None,
+    guesses: Guesses | None,
+    prefill_tokens: int,
+    meter: Meter | None = None,
+) -> list[dict[Phase, PhaseResult]]:
+    """Tells the observers every routing, look_ahead every guess at it, and lets the runs visit every layer."""
+    prefill_known = prefill_tokens > 0 or trace.passes is not None
+    ascending = np.sort(trace.experts, axis=2)
+    once = np.ones(trace.shape.top_k, np.int64)
+    for begins, first, last in passes_of(trace, prefill_tokens):
+        layers = np.flatnonzero(trace.experts[first, :, 0] >= 0).tolist()
+        if begins:
+            for observer in observers:
+                observer.begin(begins)
+            for run in runs:
+                run.results.begin(begins if prefill_known else "decode")
+        for layer, following in zip(layers, [*layers[1:], None], strict=True):
+            if look_ahead is not None and guesses is not None and following is not None:
+                guess = guesses.at(first, last, following)
+                if guess is not None:
+                    look_ahead.expect(following, *guess)
+            ids = trace.experts[first:last, layer]
+            for observer in observers:
+                observer.observe(layer, ids)
+            if last == first + 1:
+                experts, counts = ascending[first, layer], once
+                if meter is not None:
+                    meter.compare(layer, trace.experts[first])
+            else:
+                experts, counts = np.unique(ids, return_counts=True)
+            for run in runs:
+                run.visit(layer, experts, counts, last - first)
+        for run in runs:
+            run.results.count_tokens(last - first)
+    for run in runs:
+        run.results.begin(None)
+    return [run.results.of for run in runs]
+
+
+def whole(result: dict[Phase, PhaseResult]) -> CacheStats:
+    """All phases together."""
+    stats = CacheStats()
+    for phase in result.values():
+        stats = stats.plus(phase.stats)
+    return stats

@@ -1,0 +1,162 @@
+"""Runs a plan: every policy with every predictor on every trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from moeinf.bench.simulation.baselines import BASELINES, baseline
+from moeinf.bench.simulation.belady import BOUND, Belady
+from moeinf.bench.simulation.plan import Plan, predicts
+from moeinf.bench.simulation.quality import Quality, QualityMeter
+from moeinf.bench.simulation.replay import drive, replay
+from moeinf.bench.simulation.run import PhaseResult, SimulatedRun
+from moeinf.errors import UsageError
+from moeinf.runtime.experts import Observer
+from moeinf.runtime.policy.eamc import ActivationCollection
+from moeinf.runtime.policy.eviction import make_policy
+from moeinf.runtime.policy.lookahead import LookAheadPredictor
+from moeinf.runtime.policy.predictors import NO_PREDICTOR, look_ahead_of, make_predictor
+from moeinf.runtime.policy.protocol import EvictionPolicy
+from moeinf.runtime.policy.segments import ScoredLists
+from moeinf.runtime.policy.trace import RequestRecorder
+from moeinf.traces.guesses import Guesses, guesses_of
+from moeinf.traces.trace import Trace, load_trace
+from moeinf.types import MoeShape, Phase
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One policy with one predictor in one cache."""
+
+    policy: str
+    predictor: str
+    share: float  # percent of the experts
+    slots: int
+    phases: dict[Phase, PhaseResult]
+
+    @property
+    def main(self) -> PhaseResult:
+        """Decode, or what there is instead of it."""
+        return self.phases.get("decode") or next(iter(self.phases.values()))
+
+    @property
+    def has_prefill(self) -> bool:
+        return "prefill" in self.phases and "decode" in self.phases
+
+    @property
+    def hit_rate(self) -> float:
+        """Of decode."""
+        return self.main.stats.hit_rate
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """What became of one trace."""
+
+    trace: Trace
+    cells: list[Cell]
+    quality: dict[str, list[Quality]]  # of each predictor, by distance
+
+    def of(self, policy: str) -> list[Cell]:
+        return [cell for cell in self.cells if cell.policy == policy]
+
+
+def simulate(folders: Sequence[Path], plan: Plan, progress: Callable[[str], None]) -> list[Simulated]:
+    """progress(what is simulated now). Raises UsageError for what is no trace, or lacks the guesses that are asked for.
+
+    Every trace is read before the first is replayed.
+    """
+    traces = [load_trace(folder, plan.max_tokens) for folder in folders]
+    guesses = [guesses_of(trace, plan.drawn, plan.seed) for trace in traces]
+    predictors = [_predictors(trace, of_trace, plan) for trace, of_trace in zip(traces, guesses, strict=True)]
+    return [
+        _simulated(trace, of_trace, replace(plan, predictors=names), progress)
+        for trace, of_trace, names in zip(traces, guesses, predictors, strict=True)
+    ]
+
+
+def slots_of(shape: MoeShape, share: float) -> int:
+    """How many experts a cache of so many percent holds; those of one token at least."""
+    return max(shape.top_k, round(shape.total_experts * share / 100))
+
+
+def _predictors(trace: Trace, guesses: Guesses | None, plan: Plan) -> tuple[str, ...]:
+    """Without those that want guesses where there are none, if all were asked for. Raises UsageError if they were."""
+    if guesses is not None:
+        return plan.predictors
+    asking = [name for name in plan.predictors if LookAheadPredictor.name in name.split("+")]
+    if asking and not plan.all_predictors:
+        raise UsageError(
+            f"{trace.name} has no guesses of look-ahead: give --lookahead-recall to draw some, or leave {asking[0]} out"
+        )
+    return tuple(name for name in plan.predictors if name not in asking)
+
+
+def _simulated(trace: Trace, guesses: Guesses | None, plan: Plan, progress: Callable[[str], None]) -> Simulated:
+    predictors = plan.predictors if plan.timed else (NO_PREDICTOR,)
+    cells: list[Cell] = []
+    for policy in plan.policies:
+        for predictor in predictors if policy not in BASELINES else (NO_PREDICTOR,):
+            progress(f"{trace.name}: {policy}, prefetch {predictor}")
+            cells += _cells(trace, guesses, plan, policy, predictor)
+    quality = {}
+    if predicts(plan.predictors):
+        for name in plan.predictors:
+            if name != NO_PREDICTOR:
+                progress(f"{trace.name}: how well {name} predicts")
+                quality[name] = _quality(trace, guesses, plan, name)
+    return Simulated(trace, cells, quality)
+
+
+def _cells(trace: Trace, guesses: Guesses | None, plan: Plan, policy: str, predictor: str) -> Iterator[Cell]:
+    shape = trace.shape
+    slots = [slots_of(shape, share) for share in plan.shares]
+    collection = ActivationCollection(shape)
+    recorder = RequestRecorder(shape, collection.add)
+    if policy in BASELINES:
+        runs = [baseline(policy, shape, plan.timing)]
+        results = drive(trace, runs, [], None, None, plan.prefill_tokens) * len(slots)
+    else:
+        results = replay(
+            trace,
+            slots,
+            policies_of(policy, trace, slots, collection),
+            recorder,
+            make_predictor(predictor, shape, collection),
+            plan.timing,
+            plan.prefill_tokens,
+            guesses,
+        )
+    for share, size, phases in zip(plan.shares, slots, results, strict=True):
+        yield Cell(policy, predictor, share, size, phases)
+
+
+def policies_of(
+    name: str, trace: Trace, slots: Sequence[int], collection: ActivationCollection
+) -> Sequence[EvictionPolicy]:
+    """One for each cache; the same for all where it does not depend on their size."""
+    if name == BOUND:
+        return [Belady(trace)] * len(slots)
+    first, *others = slots
+    policy = make_policy(name, trace.shape, collection, first)
+    if isinstance(policy, ScoredLists):
+        return [policy, *(make_policy(name, trace.shape, collection, size) for size in others)]
+    return [policy] * len(slots)
+
+
+def _quality(trace: Trace, guesses: Guesses | None, plan: Plan, name: str) -> list[Quality]:
+    """Beside a cache of the first size under the first policy that has one."""
+    shape = trace.shape
+    collection = ActivationCollection(shape)
+    policy_name = next((name for name in plan.policies if name not in BASELINES), "next-use")
+    slots = slots_of(shape, plan.shares[0])
+    (policy,) = policies_of(policy_name, trace, [slots], collection)
+    run = SimulatedRun(shape, slots, policy)
+    predictor = make_predictor(name, shape, collection)
+    assert predictor is not None
+    meter = QualityMeter(shape, run, predictor)
+    observers: list[Observer] = [RequestRecorder(shape, collection.add), policy, predictor]
+    drive(trace, [run], observers, look_ahead_of(predictor), guesses, plan.prefill_tokens, meter)
+    return meter.result()

@@ -1,0 +1,146 @@
+"""What `simulate` is told, and what it prints."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from moeinf.bench.simulation.plan import Plan, plan_of
+from moeinf.bench.simulation.plot import write_plot
+from moeinf.bench.simulation.report import as_json, tables
+from moeinf.bench.simulation.simulate import Simulated, simulate
+from moeinf.config.simulate_options import SimulateOptions
+from moeinf.errors import UsageError
+from moeinf.runtime.policy.eviction import POLICIES
+from moeinf.runtime.policy.predictors import PREDICTORS
+from moeinf.terminal.traces.picture import check_picture
+
+TIMED: dict[str, Any] = {"link": 2.0, "compute": 500.0, "expert_bytes": "2MB"}
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    experts = np.random.default_rng(0).random((60, 3, 8)).argsort(axis=2)[:, :, :2]
+    np.savez(tmp_path / "routing.npz", experts=experts, offsets=np.array([0, 30, 60]), n_experts=8, top_k=2)
+    return tmp_path
+
+
+def simulated(trace: Path, **options: Any) -> tuple[list[Simulated], Plan]:
+    plan = plan_of(SimulateOptions(**options))
+    return simulate([trace], plan, lambda text: None), plan
+
+
+def test_policies_are_compared_at_each_size_and_none_beats_the_bound(trace: Path) -> None:
+    lines = tables(*simulated(trace, cache="25,50%"))
+    assert "60 tokens, 3 layers x 8 experts, top-2" in lines[0]
+    rates = {line.split()[0]: [float(cell.rstrip("%")) for cell in line.split()[1:]] for line in lines[5:]}
+    assert set(rates) == {*POLICIES, "belady"}
+    assert all(rates["belady"][size] >= rate[size] for rate in rates.values() for size in (0, 1))
+    some = tables(*simulated(trace, cache="25", policy="lru,lfu", max_tokens=10))
+    assert [line.split()[0] for line in some[5:]] == ["lru", "lfu"] and "10 tokens" in some[0]
+
+
+def test_a_timed_machine_has_a_row_for_each_policy_and_predictor(trace: Path) -> None:
+    found, plan = simulated(trace, cache="50", predictor="all", lookahead_recall=0.8, **TIMED)
+    predictors = [*PREDICTORS, "look-ahead+eamc", "look-ahead+frequency"]
+    rows = [(cell.policy, cell.predictor) for cell in found[0].cells]
+    cached = [(policy, predictor) for policy in (*POLICIES, "belady") for predictor in predictors]
+    assert rows == [*cached, ("no-cache", "none"), ("whole-layers", "none")]
+    assert all(cell.main.token_s >= 3 * 500e-6 for cell in found[0].cells)
+    assert set(found[0].quality) == set(predictors) - {"none"}
+    text = "\n".join(tables(found, plan))
+    assert "An expert is read in 1 ms; a layer takes 0.5 ms" in text and "ms/prompt" not in text
+    prefilled = "\n".join(tables(*simulated(trace, cache="50", policy="lru", prefill=9, **TIMED)))
+    assert "ms/prompt token" in prefilled
+
+
+def test_all_leaves_out_what_needs_guesses_that_a_trace_has_not(trace: Path) -> None:
+    found, _ = simulated(trace, cache="50", policy="lru", predictor="all", **TIMED)
+    assert [cell.predictor for cell in found[0].cells] == [name for name in PREDICTORS if name != "look-ahead"]
+    for name in ("look-ahead", "look-ahead+eamc"):
+        with pytest.raises(UsageError, match=r"has no guesses of look-ahead: give --lookahead-recall"):
+            simulated(trace, predictor=name)
+
+
+def test_json_has_every_figure(trace: Path) -> None:
+    found, plan = simulated(
+        trace, cache="25,50", policy="lru", predictor="none,popularity", prefill=5, plot=None, **TIMED
+    )
+    (told,) = json.loads(as_json(found, plan))
+    assert (told["tokens"], told["layers"], told["experts"], told["top_k"]) == (60, 3, 8, 2)
+    assert [cell["slots"] for cell in told["cells"]] == [6, 12, 6, 12] and told["read_s"] == 1e-3
+    for cell, each in zip(told["cells"], found[0].cells, strict=True):
+        decode = cell["phases"]["decode"]
+        assert decode["tokens"] == 50 and decode["hits"] + decode["misses"] == 50 * 3 * 2
+        assert decode["seconds"] == each.phases["decode"].seconds > decode["stall_s"]
+    assert told["predictions"]["popularity"][0]["distance"] == 1
+
+
+def test_the_same_options_give_the_same_figures(trace: Path) -> None:
+    options: dict[str, Any] = {"policy": "next-use", "predictor": "look-ahead", "lookahead_recall": 0.7, **TIMED}
+    first, again = (as_json(*simulated(trace, **options)) for _ in range(2))
+    assert first == again != as_json(*simulated(trace, seed=1, **options))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"cache": "many"}, "not a list of percents"),
+        ({"cache": "0"}, "not a list of percents"),
+        ({"cache": "nan"}, "not a list of percents"),
+        ({"policy": "lru,best"}, "unknown policy 'best'; known: all, lru"),
+        ({"policy": "no-cache"}, "no-cache keeps no cache, and differs in time alone: give --link"),
+        ({"predictor": "oracle"}, "unknown --predictor 'oracle'"),
+        ({"link": 2.0}, "give all three, or none"),
+        (TIMED | {"expert_bytes": "40%"}, "no number of bytes"),
+        (TIMED | {"expert_bytes": "much"}, "is not a size"),
+        (TIMED | {"link": 0.0}, "positive number of GB/s"),
+        (TIMED | {"compute": -1.0}, "number of microseconds"),
+        (TIMED | {"compute": float("nan")}, "number of microseconds"),
+        ({"prefill": -1}, "--prefill must be at least 0"),
+        ({"max_tokens": 0}, "--max-tokens must be at least 1"),
+        ({"lookahead_precision": 0.5}, "--lookahead-recall is given; give it as well"),
+        ({"lookahead_recall": 1.5}, "--lookahead-recall is a share above 0"),
+        ({"lookahead_recall": 0.5, "lookahead_precision": 0.0}, "--lookahead-precision is a share above 0"),
+        ({"lookahead_recall": 0.5, "lookahead_confidence": 0.5}, "--lookahead-confidence is from 1 to 1000"),
+        ({"plot": "/nowhere/at/all.svg"}, "there is no folder /nowhere/at"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_a_trace_is_read(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        plan_of(SimulateOptions(**options))
+
+
+def test_a_plot_overwrites_nothing(tmp_path: Path) -> None:
+    there = tmp_path / "mine.svg"
+    there.write_text("mine")
+    with pytest.raises(UsageError, match="is there already; name a new file"):
+        plan_of(SimulateOptions(plot=str(there)))
+    assert there.read_text() == "mine"
+
+
+def test_without_matplotlib_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(UsageError, match=r"pip install 'moeinf\[plots\]'"):
+        check_picture(Path("new.svg"))
+    with pytest.raises(UsageError, match=r"name a file that ends in \.svg or \.png"):
+        check_picture(Path("new.pdf"))
+
+
+@pytest.mark.parametrize("form", ["svg", "png"])
+@pytest.mark.parametrize("timing", [{}, TIMED])
+def test_a_plot_is_drawn(trace: Path, form: str, timing: dict[str, Any]) -> None:
+    try:
+        importlib.import_module("matplotlib")
+    except ImportError:
+        pytest.skip("matplotlib is not installed: pip install 'moeinf[plots]'")
+    path = trace / f"plot.{form}"
+    found, plan = simulated(trace, policy="lru,next-use", plot=str(path), **timing)
+    write_plot(found, plan, path)
+    assert path.read_bytes().startswith(b"\x89PNG" if form == "png" else b"<?xml")

@@ -1,0 +1,68 @@
+"""`bench --policy all --predictor all`: which configurations run, and what is said of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from moeinf.bench.comparison import compare, comparison_text, configurations
+from moeinf.bench.live import Workload
+from moeinf.config import RuntimeConfig
+from moeinf.errors import UsageError
+from moeinf.runtime.policy.eviction import POLICIES
+from moeinf.runtime.policy.predictors import PREDICTORS
+from moeinf.store.library import StoredModel
+
+
+def names(configs: list[RuntimeConfig]) -> list[tuple[str, str]]:
+    return [(config.policy, config.predictor) for config in configs]
+
+
+def test_every_policy_runs_with_every_predictor() -> None:
+    configured = RuntimeConfig.of(policy="lru", predictor="eamc")
+    assert names(configurations(configured, None, None)) == [("lru", "eamc")]
+    assert names(configurations(configured, "lfu,arc", None)) == [("lfu", "eamc"), ("arc", "eamc")]
+    everything = names(configurations(configured, "all", "all"))
+    assert set(everything) == {(policy, predictor) for policy in POLICIES for predictor in PREDICTORS}
+    assert len(everything) == len(POLICIES) * len(PREDICTORS)
+    assert names(configurations(configured, None, "look-ahead+eamc,none,none")) == [
+        ("lru", "look-ahead+eamc"),
+        ("lru", "none"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("policies", "predictors", "prefetch", "fault"),
+    [
+        ("lru,mru", None, True, "unknown --policy 'mru'"),
+        (None, "eamc,oracle", True, "unknown --predictor 'oracle'"),
+        ("", None, True, "unknown --policy ''"),
+        (None, "all", False, "means nothing with --no-prefetch"),
+    ],
+)
+def test_what_is_no_policy_or_predictor_is_refused(
+    policies: str | None, predictors: str | None, prefetch: bool, fault: str
+) -> None:
+    with pytest.raises(UsageError, match=fault):
+        configurations(RuntimeConfig.of(prefetch=prefetch), policies, predictors)
+
+
+def test_each_runs_twice_the_second_time_in_the_reverse_order(demo: StoredModel) -> None:
+    configs = configurations(RuntimeConfig.of(expert_cache="33%"), "lru,next-use", "none")
+    said: list[str] = []
+    rows = compare(demo, configs, Workload(num_prompt=8, num_decode=4, repeats=1), said.append)
+    assert [line.split(": ")[1] for line in said] == ["lru, none", "next-use, none", "next-use, none", "lru, none"]
+    lines = [line.split() for line in comparison_text(rows).splitlines()]
+    assert Counter((line[0], line[2]) for line in lines[1:5]) == Counter(
+        (policy, cache) for policy in ("lru", "next-use") for cache in ("warm", "cold")
+    )
+    decode = [row for row in rows if row["test"] == "tg4"]
+    for line in lines[1:5]:
+        rates = [
+            rate
+            for row in decode
+            if (row["policy"], "cold" if row["cold"] else "warm") == (line[0], line[2])
+            for rate in row["samples_ts"]
+        ]
+        assert (line[4], line[6]) == (f"{min(rates):.2f}", f"{max(rates):.2f}")
