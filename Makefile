@@ -8,7 +8,7 @@ NATIVE_SOURCES := $(shell find cextensions -name '*.cc' -o -name '*.h' -o -name 
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 READY := $(VENV)/.ready
 
-.PHONY: demo test fuzz lint native-test gpu-test gpu-compile clean
+.PHONY: demo test fuzz lab lint native-test gpu-test gpu-compile clean
 
 demo: $(READY)
 	$(BIN)/moeinf run demo --expert-cache 33% --num-predict 64 --seed 7 --verbose "$(PROMPT)"
@@ -28,6 +28,13 @@ fuzz: $(READY)
 	$(BIN)/python -m tests.fuzz.hostile_files --seconds $$(($(FUZZ_SECONDS) / 3)) --seed $(FUZZ_SEED)
 	$(BIN)/python -m tests.fuzz.hostile_gguf --seconds $$(($(FUZZ_SECONDS) / 3)) --seed $(FUZZ_SEED)
 	$(BIN)/python tests/fuzz/flipped_bits.py --seconds $$(($(FUZZ_SECONDS) / 3)) --seed $(FUZZ_SEED)
+
+# Every experiment of docs/paper.md, from the folder of recorded routing that docs/policies.md describes.
+LAB_TRACES ?= ../shared/data/traces
+
+lab: $(READY)
+	$(BIN)/python benchmarks/lab/record.py $(LAB_TRACES) docs/lab
+	$(BIN)/python benchmarks/lab/pages.py docs
 
 lint: $(READY)
 	$(BIN)/ruff check src tests benchmarks docs examples
