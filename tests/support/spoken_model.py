@@ -42,12 +42,15 @@ class SpokenModel:
     fault: Exception | None = None
 
     def __init__(self, stored: NamedModel, config: RuntimeConfig, reporting: Reporting) -> None:
-        self.stored, self.config, self.closed = stored, config, False
+        self.stored, self.config, self.closed, self.warm = stored, config, False, False
         self.last: Completion | None = None
         reporting.progress(1, 1)
 
     def describe(self) -> str:
         return f"{self.stored.name} of words"
+
+    def warm_up(self) -> None:
+        self.warm = True
 
     def params(self, **given: Any) -> dict[str, Any]:
         return given

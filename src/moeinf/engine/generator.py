@@ -14,6 +14,7 @@ from moeinf.engine.disk_wait import DiskWait, never
 from moeinf.engine.model_kind import ModelKind
 from moeinf.engine.opening import ModelRunner
 from moeinf.engine.request_monitor import RequestMonitor
+from moeinf.engine.warm_start import WarmStart
 from moeinf.errors import ContextLengthError, DeviceError, NotFiniteError, UsageError
 from moeinf.runtime.policy.trace import RequestRecorder
 from moeinf.sampling.constraint import AnswerFormat, GrammarConstraint
@@ -60,6 +61,7 @@ class Generator:
         self.sequence = CachedTokens(runner.cache, prefixes)
         self._tokenizer, self._info = tokenizer, info
         self.attendants, self._load_s = attendants, load_s
+        self.warm_start: WarmStart | None = None  # while no request has come
 
     def pieces(
         self,
@@ -161,6 +163,7 @@ class Generator:
     ) -> abc.Generator[int, None, None]:
         """Yields at most `limit` token ids; `stats` are filled when it ends, however it does."""
         attendants, profiler = self.attendants, self.attendants.profiler
+        self._end_warm_start()
         monitor = RequestMonitor(self.runner, profiler, hooks, attendants.trace)
         stats.load_s, self._load_s = self._load_s, 0.0
         stats.prompt_tokens = len(prompt)
@@ -221,8 +224,14 @@ class Generator:
                 )
         return [int(token) for token in token_ids]
 
+    def _end_warm_start(self) -> None:
+        if self.warm_start is not None:
+            self.warm_start.stop()
+            self.warm_start = None
+
     def close(self) -> bool:
         """Gives back what the runner and the cache hold; returns whether all reads have ended."""
+        self._end_warm_start()
         self.sequence.close()
         del self.sequence  # keys and values
         return self.runner.close()

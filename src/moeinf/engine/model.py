@@ -20,6 +20,7 @@ from moeinf.engine.memory_plan import shortenings
 from moeinf.engine.model_kind import DecoderOnly, EncoderDecoder, ModelKind, refuse_prefixes, refuse_translation
 from moeinf.engine.opening import ModelRunner, open_kernels, put_together, read_weights
 from moeinf.engine.stored.tuned_file import chosen_policy
+from moeinf.engine.warm_start import WarmStart
 from moeinf.errors import StoreError, UsageError
 from moeinf.hardware import Machine, machine
 from moeinf.models.layers.decoder import Decoder
@@ -178,6 +179,17 @@ class Model:
         if self.runner.plan.num_slots == self.manifest.moe.total_experts == self.tier.num_slots:
             self.tier.load_all(no_progress)
         return time.perf_counter() - started
+
+    def warm_up(self) -> None:
+        """Begins to read the experts that earlier runs used most, and ends with the first request.
+
+        For whoever opens a model before anybody asks it something. Does nothing on a GPU, without prefetch, and where
+        nothing is known or every expert is there.
+        """
+        generator = self.generator
+        wanted = self.config.prefetch and len(self._activations.collection) and not self.tier.all_resident
+        if wanted and generator.warm_start is None and isinstance(generator.runner, CpuRunner):
+            generator.warm_start = WarmStart(self.tier, self._activations.collection)
 
     def params(self, **given: Any) -> SamplingParams:
         """Sampling options: `given`, else the checkpoint's generation_config, else the defaults.

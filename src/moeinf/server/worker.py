@@ -151,7 +151,11 @@ class Worker:
             else:
                 model = self._model_for(job)
                 load_s = time.perf_counter() - started
-                whole = None if job.ask.prompt is None else answer(model, job, self._at_once.is_set)
+                whole = None
+                if job.ask.prompt is None:
+                    model.warm_up()
+                else:
+                    whole = answer(model, job, self._at_once.is_set)
                 event = Ended(whole, load_s)
         except Exception as error:  # this thread must outlive every request; the client is told
             event = Failed(error)

@@ -93,12 +93,14 @@ def hold_chat(conversation: Conversation, config: RuntimeConfig) -> None:
 
     library, options = Library(store_home()), conversation.options
     reader = open_reader(store_home() / "history" if options.history else None)
-    switch = ModelSwitch(
-        conversation,
-        config,
-        library,
-        lambda name, new: load(library.find(name), new, conversation.notices, quiet=options.quiet),
-    )
+
+    def open_model(name: str, new: RuntimeConfig) -> Model:
+        model = load(library.find(name), new, conversation.notices, quiet=options.quiet)
+        model.warm_up()
+        return model
+
+    switch = ModelSwitch(conversation, config, library, open_model)
+    conversation.model.warm_up()  # while the user types
     try:
         Repl(conversation, reader, switch).run()
     finally:

@@ -85,6 +85,14 @@ def test_a_model_stays_open_for_the_next_request_and_makes_room_for_another() ->
     assert opened.models[-1].closed
 
 
+def test_a_model_that_is_only_loaded_begins_to_read_what_is_used_most() -> None:
+    with worker_of(opened := Opened()) as worker:
+        asyncio.run(events_of(worker, Ask("a", "hi")))
+        assert not opened.models[0].warm
+        asyncio.run(events_of(worker, Ask("b")))
+        assert opened.models[1].warm
+
+
 def test_options_of_a_request_open_the_model_anew() -> None:
     with worker_of(opened := Opened()) as worker:
         for config in ({}, {"context": 64}, {"context": 64}, {}, {"context": 128}):

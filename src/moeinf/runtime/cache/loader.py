@@ -19,6 +19,7 @@ from moeinf.types import ByteArray, FloatArray, IntArray
 
 DEMAND: Final = np.inf
 LOAD_BYTES_AHEAD: Final = 256 << 20  # queued while slots are loaded in order: keeps the disk busy, the queue short
+FILL_BYTES_AHEAD: Final = 64 << 20  # queued while nobody waits: a request that comes waits for what has begun of it
 
 
 class Loader:
@@ -104,6 +105,22 @@ class Loader:
         if len(more):
             self.submit(more, np.full(len(more), DEMAND))
         self.wait(np.concatenate((coming, more)))
+        return True
+
+    def fill_next(self, keys: IntArray) -> bool:
+        """Queues reads of the absent ones of `keys`, the first ones first, as far as slots are free; waits for none.
+
+        Returns whether any of the keys is on its way now. A read that fails ends it: nobody needs the expert so far.
+        """
+        failed, table = self.poll(), self._cache.table
+        state = table.state[keys]
+        coming, absent = int((state == LOADING).sum()), keys[state == ABSENT]
+        at_once = max(2, FILL_BYTES_AHEAD // self._cache.stride_bytes)
+        more = absent[: max(0, min(at_once - coming, table.num_free))]
+        if len(failed) or not coming + len(more):
+            return False
+        if len(more):
+            self.submit(more, np.zeros(len(more)))
         return True
 
     def drain(self, keys: IntArray) -> None:

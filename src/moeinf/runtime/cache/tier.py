@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -21,6 +22,7 @@ from moeinf.runtime.cache.visit import Visit, VisitParts
 from moeinf.types import IntArray, Profiler
 
 DRAIN_S: Final = 0.5  # for reads into slots that are to go; a visit may wait for so long
+FILL_PAUSE_S: Final = 0.002  # between two looks at what has landed, while slots are filled that nobody waits for
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,20 @@ class ExpertTier:
                     more = self._loader.load_next(progress)
                 except ReadFailure as failure:
                     raise self._errors.explain(failure) from failure
+
+    def fill(self, keys: IntArray, should_stop: Callable[[], bool]) -> None:
+        """Reads `keys`, the first ones first, into slots that are free, until none is or should_stop() says so.
+
+        From any thread, as long as nothing runs. What is on its way at the end lands, or the next visit drops it.
+        """
+        more = True
+        while more and not should_stop():
+            with self._turn:  # whoever wants to resize comes first
+                pass
+            with self.lock:
+                more = self._loader.fill_next(keys)
+            time.sleep(FILL_PAUSE_S)
+        self.end_request()
 
     def resize(self, num_slots: int) -> bool:
         """Gives slots of host memory back to the machine, or takes some again that it gave back. From any thread.

@@ -57,6 +57,9 @@ class RemoteModel:
     def _facts(self) -> TemplateFacts | None:
         return template_facts(self._stored)
 
+    def warm_up(self) -> None:
+        """See Model.warm_up. Does nothing: where the server has the model open, its cache is as it should be."""
+
     def params(self, **given: Any) -> SamplingParams:
         """See Model.params."""
         return resolve_params(given, generation_config=json_file(self._stored, "generation_config.json"))
