@@ -14,9 +14,9 @@ from moeinf.engine.disk_wait import DiskWait, never
 from moeinf.engine.model_kind import ModelKind
 from moeinf.engine.opening import ModelRunner
 from moeinf.engine.request_monitor import RequestMonitor
-from moeinf.engine.warm_start import WarmStart
 from moeinf.errors import ContextLengthError, DeviceError, NotFiniteError, UsageError
 from moeinf.runtime.policy.trace import RequestRecorder
+from moeinf.runtime.warm_start import WarmStart
 from moeinf.sampling.constraint import AnswerFormat, GrammarConstraint
 from moeinf.sampling.logprobs import ChosenToken, ReportingSampler
 from moeinf.sampling.loop import CachedTokens, Chooser, Forced, Prefixes

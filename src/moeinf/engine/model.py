@@ -20,7 +20,6 @@ from moeinf.engine.memory_plan import shortenings
 from moeinf.engine.model_kind import DecoderOnly, EncoderDecoder, ModelKind, refuse_prefixes, refuse_translation
 from moeinf.engine.opening import ModelRunner, open_kernels, put_together, read_weights
 from moeinf.engine.stored.tuned_file import chosen_policy
-from moeinf.engine.warm_start import WarmStart
 from moeinf.errors import StoreError, UsageError
 from moeinf.hardware import Machine, machine
 from moeinf.models.layers.decoder import Decoder
@@ -30,6 +29,7 @@ from moeinf.runtime.activity import Activity
 from moeinf.runtime.experts import Observer
 from moeinf.runtime.policy.eviction import DEFAULT
 from moeinf.runtime.policy.trace import RequestRecorder
+from moeinf.runtime.warm_start import WarmStart
 from moeinf.sampling.constraint import AnswerFormat
 from moeinf.sampling.params import SamplingParams
 from moeinf.store.formats import formats_text

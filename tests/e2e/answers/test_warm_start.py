@@ -12,9 +12,9 @@ import pytest
 
 from moeinf.config import RuntimeConfig
 from moeinf.engine.model import Model
-from moeinf.engine.warm_start import most_used
 from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.runtime.policy.trace import ActivationMatrix
+from moeinf.runtime.warm_start import most_used
 from moeinf.store.library import StoredModel
 from moeinf.types import MoeShape
 
