@@ -17,7 +17,7 @@ from moeinf.gpu.ops import Ops
 from moeinf.gpu.program import DecodeProgram
 from moeinf.models.cpu.layers import NativeLayers
 from moeinf.models.cpu.weights import NativeWeights
-from moeinf.models.families.deepseek_v2 import SoftmaxRouter
+from moeinf.models.families.deepseek.deepseek_v2 import SoftmaxRouter
 from moeinf.models.family import family_of
 from moeinf.models.fields import Fields
 from moeinf.models.gpu import latent as device_latent

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class FamilyEntry:
     model_type: str  # of config.json; the module is named after it
+    kin: str  # the folder of families that the module is in
     checkpoints: tuple[str, ...]  # that people run
     special: str  # what a reader of the code should know
     verified: str = "transformers"  # against what
@@ -17,24 +18,29 @@ class FamilyEntry:
 
     @property
     def module(self) -> str:
-        return self.model_type.replace("-", "_")
+        return f"{self.kin}.{self.model_type.replace('-', '_')}"
 
 
 FAMILIES = (
     FamilyEntry(
         "mixtral",
+        "mixtral",
         ("Mixtral-8x7B", "Mixtral-8x22B", "WizardLM-2-8x22B"),
         "8 large experts, 2 a token; sliding window where the config has one",
     ),
-    FamilyEntry("olmoe", ("OLMoE-1B-7B",), "norms over whole queries and keys, clipped projections"),
+    FamilyEntry("olmoe", "mixtral", ("OLMoE-1B-7B",), "norms over whole queries and keys, clipped projections"),
     FamilyEntry(
         "qwen2_moe",
+        "qwen",
         ("Qwen1.5-MoE-A2.7B", "Qwen2-57B-A14B"),
         "a shared expert behind a sigmoid gate, biased queries, keys and values; dense layers by step or name",
     ),
-    FamilyEntry("qwen3_moe", ("Qwen3-30B-A3B", "Qwen3-235B-A22B"), "norms of each head; dense layers by step or name"),
+    FamilyEntry(
+        "qwen3_moe", "qwen", ("Qwen3-30B-A3B", "Qwen3-235B-A22B"), "norms of each head; dense layers by step or name"
+    ),
     FamilyEntry(
         "switch_transformers",
+        "seq2seq",
         ("switch-base-8", "switch-base-128", "switch-large-128"),
         "T5 encoder-decoder; one expert a token in every other layer; a source's tokens beyond an expert's capacity "
         "pass the layer unchanged; those of an answer never do, as they are decoded one by one",
@@ -42,18 +48,21 @@ FAMILIES = (
     ),
     FamilyEntry(
         "qwen3_next",
+        "qwen",
         ("Qwen3-Next-80B-A3B",),
         "gated DeltaNet with a recurrent state in three of four layers, gated attention in the others; a shared "
         "expert behind a sigmoid gate",
     ),
     FamilyEntry(
         "qwen3_5_moe",
+        "qwen",
         ("Qwen3.5-35B-A3B", "Qwen3.5-122B-A10B", "Qwen3.6-35B-A3B"),
         "Qwen3-Next with DeltaNet's projections apart; the language model of checkpoints that also see images",
         also=("qwen3_5_moe_text",),
     ),
     FamilyEntry(
         "deepseek_v2",
+        "deepseek",
         ("DeepSeek-V2-Lite", "DeepSeek-V2", "DeepSeek-V2.5"),
         "latent attention, of which the compressed rows are cached; yarn that sharpens the scores; dense layers "
         "first, shared experts, softmax routing, in V2 within groups",
@@ -65,6 +74,7 @@ FAMILIES = (
     ),
     FamilyEntry(
         "deepseek_v3",
+        "deepseek",
         ("DeepSeek-V3", "DeepSeek-R1"),
         "latent attention as in V2; sigmoid routing with a correction bias within groups; FP8 blocks of 128 x 128; "
         "the layer that predicts further tokens is left out",
@@ -75,12 +85,14 @@ FAMILIES = (
     ),
     FamilyEntry(
         "glm4_moe",
+        "deepseek",
         ("GLM-4.5", "GLM-4.5-Air", "GLM-4.6"),
         "DeepSeek-V3's routing with one group, shared experts; half of each head is rotated, norms of each head "
         "where the config has them; the layer that predicts further tokens is left out",
     ),
     FamilyEntry(
         "gpt_oss",
+        "mixtral",
         ("gpt-oss-20b", "gpt-oss-120b"),
         "MXFP4 experts as shipped, with biases and a clamped SwiGLU; attention sinks; windows in every other layer; "
         "what the model writes to its analysis channel is shown as thoughts",
@@ -88,11 +100,13 @@ FAMILIES = (
     ),
     FamilyEntry(
         "granitemoe",
+        "mixtral",
         ("granite-3.1-1b-a400m", "granite-3.1-3b-a800m", "PowerMoE-3b"),
         "multipliers of embeddings, attention, residuals and logits; gate and up in one matrix, tied embeddings",
     ),
     FamilyEntry(
         "phimoe",
+        "mixtral",
         ("Phi-3.5-MoE",),
         "sparsemixer takes two experts a token; layer norms, biases, longrope",
         notes=(
@@ -104,6 +118,7 @@ FAMILIES = (
     ),
     FamilyEntry(
         "arctic",
+        "mixtral",
         ("Snowflake Arctic",),
         "128 experts beside attention, on the layer's input; behind attention a dense MLP in every layer",
         verified="a torch reference of its own (tests/oracles/arctic.py)",
@@ -114,6 +129,7 @@ FAMILIES = (
     ),
     FamilyEntry(
         "nllb-moe",
+        "seq2seq",
         ("nllb-moe-54b",),
         "M2M-100 encoder-decoder told its languages; two experts a token in every fourth layer; beam search",
         verified="transformers with its router mended (tests/support/configs/nllb_moe.py), and 4.57.6",

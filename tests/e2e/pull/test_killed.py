@@ -28,7 +28,7 @@ KILLS = 2  # of each seed, before the pull that may finish
 # A server process that has imported once what this file needs forks a child in 10 ms; nothing of a pull happens in it
 # before the fork.
 context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(["moeinf.models.families.qwen3_moe", "moeinf.pull.hub.repository", __name__])
+context.set_forkserver_preload(["moeinf.models.families.qwen.qwen3_moe", "moeinf.pull.hub.repository", __name__])
 
 
 @pytest.fixture(scope="module")

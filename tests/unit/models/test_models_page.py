@@ -26,4 +26,4 @@ def test_the_page_is_what_its_script_writes(generator: dict[str, Any]) -> None:
 
 def test_each_family_has_a_module_of_its_own() -> None:
     models = DOCS.parent / "src" / "moeinf" / "models" / "families"
-    assert all((models / f"{family.module}.py").is_file() for family in FAMILIES)
+    assert all((models / f"{family.module.replace('.', '/')}.py").is_file() for family in FAMILIES)

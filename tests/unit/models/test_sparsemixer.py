@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from moeinf.models.cpu.math import NumpyMath
-from moeinf.models.families.phimoe import Sparsemixer
+from moeinf.models.families.mixtral.phimoe import Sparsemixer
 from moeinf.models.gpu.math import TorchMath
 from moeinf.models.layers.attention_config import NormConfig
 

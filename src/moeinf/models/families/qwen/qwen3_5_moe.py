@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from moeinf.models.families import qwen3_next
+from moeinf.models.families.qwen import qwen3_next
 from moeinf.models.fields import Fields
 from moeinf.types import TensorPlan
 

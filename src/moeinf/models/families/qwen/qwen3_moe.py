@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from moeinf.models.families import qwen2_moe
-from moeinf.models.families.qwen2_moe import Config
+from moeinf.models.families.qwen import qwen2_moe
+from moeinf.models.families.qwen.qwen2_moe import Config
 from moeinf.models.fields import Fields
 from moeinf.models.layers.decoder import parse_decoder
 from moeinf.models.layers.qwen_moe import QwenMoe

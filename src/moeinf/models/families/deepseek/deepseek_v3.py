@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from moeinf.models.families import deepseek_v2
-from moeinf.models.families.deepseek_v2 import Config
+from moeinf.models.families.deepseek import deepseek_v2
+from moeinf.models.families.deepseek.deepseek_v2 import Config
 from moeinf.models.fields import Fields
 from moeinf.models.layers.deepseek_moe import DeepseekMoe, MakeRouter, SigmoidRouter
 from moeinf.models.layers.mla import parse_latent

@@ -1,0 +1,1 @@
+"""Dense layers first, then experts chosen within groups, beside some that all tokens share."""

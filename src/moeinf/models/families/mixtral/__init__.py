@@ -1,0 +1,1 @@
+"""Experts in every layer, mostly by softmax, with nothing beside them."""

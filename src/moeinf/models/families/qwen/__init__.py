@@ -1,0 +1,1 @@
+"""Softmax over all experts, some with a shared one behind a gate; Gated DeltaNet in some."""
