@@ -72,6 +72,7 @@ def put_together(context: BuildContext, gpu: OpenGpu | None, look: Callable[[], 
     if gpu is not None:
         from moeinf.engine.gpu import GpuRunner
 
+        _refuse_states(context.host.config)
         return GpuRunner(context, gpu)
     found = find_cuda(context.host.config.device, context.reporting.notify)
     if found is not None:
@@ -92,6 +93,10 @@ def _on_gpu(context: BuildContext, found: Gpu, look: Callable[[], Machine]) -> M
 
     config = context.host.config
     auto, gpu = config.device == "auto" and not gpu_option(config), None
+    if auto and config.trace_states:
+        context.reporting.notify("running on the CPU: --trace-states records there alone")
+        return None
+    _refuse_states(config)
     try:
         gpu = open_gpu(found)
         context = context.on(look())  # torch and the driver's context have taken their part by now
@@ -106,6 +111,11 @@ def _on_gpu(context: BuildContext, found: Gpu, look: Callable[[], Machine]) -> M
         gpu.close()
     context.reporting.notify(f"running on the CPU: {reason}")
     return None
+
+
+def _refuse_states(config: RuntimeConfig) -> None:
+    if config.trace_states:
+        raise UsageError("--trace-states records on the CPU alone; give --device cpu, or leave it out")
 
 
 def open_kernels(num_threads: int, isa: str) -> Kernels:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from moeinf.runtime.cache.tier import ExpertTier
+from moeinf.runtime.policy.state_maps import unit_state
 from moeinf.runtime.prefetch import Prefetcher
 from moeinf.runtime.routing_check import RoutingCheck
 from moeinf.types import Float32Array, IntArray, Phase, Routing
@@ -30,6 +31,15 @@ class Witness(Protocol):
 
     def expect(self, layer: int, ids: IntArray, weights: Float32Array) -> None:
         """Takes the model's guess at the routing of a later layer, as the predictor is told it."""
+        ...
+
+    @property
+    def wants_states(self) -> bool:
+        """Whether it has a use for `before_attention`."""
+        ...
+
+    def before_attention(self, layer: int, state: Float32Array) -> None:
+        """Takes the state in front of a layer's attention, as unit_state makes it; the array is its to keep."""
         ...
 
 
@@ -131,3 +141,12 @@ class StreamedExperts:
         assert self._prefetcher is not None
         if self._prefetcher.expect(layer, guess.ids, guess.weights) and self._witness is not None:
             self._witness.expect(layer, guess.ids, guess.weights)
+
+    @property
+    def wants_states(self) -> bool:
+        return self._witness is not None and self._witness.wants_states
+
+    def before_attention(self, layer: int, x: Float32Array) -> None:
+        assert self._witness is not None
+        self._witness.before_attention(layer, unit_state(x))
+        self._profiler.lap("policy")

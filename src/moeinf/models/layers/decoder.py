@@ -150,6 +150,8 @@ class Decoder:
             for layer, (attention, block) in enumerate(zip(self._attention, self._blocks, strict=True)):
                 if between_layers is not None:
                     between_layers()
+                if self._experts.wants_states and isinstance(block, MoeBlock):
+                    self._experts.before_attention(block.moe_layer, x)
                 attention.add_to(x, cache, positions)
                 self._profiler.lap("attention")
                 self._look_ahead(layer, x)
