@@ -47,27 +47,51 @@ def check_against_plan(path: Path, shapes: Mapping[str, tuple[int, ...]], plan: 
     return {stored_head if stored_head in shapes else head}
 
 
+Kinds = dict[str, tuple[Format, tuple[int, ...]]]  # format and shape of tensors by their names
+
+
+class DenseSizes:
+    """What the tensors of a dense file take in memory, as its header tells.
+
+    Raises StoreError where they are not those of the plan.
+    """
+
+    def __init__(self, specs: Sequence[TensorSpec], plan: TensorPlan, path: Path) -> None:
+        in_memory = check_against_plan(path, {spec.name: spec.shape for spec in specs}, plan)
+        self.specs = tuple(specs)
+        self.mapped = tuple(s for s in specs if s.name in plan.lookups - in_memory)
+        self.num_bytes = max((s.offset_bytes + s.num_bytes for s in specs), default=0)
+
+    @property
+    def memory_bytes(self) -> int:
+        """The memory that the tensors take of the host, or of a device."""
+        return self.num_bytes - sum(spec.num_bytes for spec in self.mapped)
+
+    @property
+    def kinds(self) -> Kinds:
+        """Format and shape of each tensor that is held in memory, by its name."""
+        return {spec.name: (spec.dtype, spec.shape) for spec in self.specs if spec not in self.mapped}
+
+
 class DenseFile:
     """The file dense.safetensors of a model. Raises StoreError where it disagrees with the family's tensor plan."""
 
     def __init__(self, stored: StoredModel, plan: TensorPlan, sums: DenseSums) -> None:
         self._path, self._sums = stored.dense_path, sums
         sums.check_header()
-        self._specs = dense_tensors(self._path, stored.manifest.dense_formats)
-        in_memory = check_against_plan(self._path, {spec.name: spec.shape for spec in self._specs}, plan)
+        self._sizes = DenseSizes(dense_tensors(self._path, stored.manifest.dense_formats), plan, self._path)
+        self._specs, self._mapped, self._num_bytes = self._sizes.specs, self._sizes.mapped, self._sizes.num_bytes
         self._lookups = tuple(s for s in self._specs if s.name in plan.lookups)
-        self._mapped = tuple(s for s in self._specs if s.name in plan.lookups - in_memory)
-        self._num_bytes = max((s.offset_bytes + s.num_bytes for s in self._specs), default=0)
 
     @property
     def memory_bytes(self) -> int:
         """The memory that `read` takes of the host, or `streamed` of a device."""
-        return self._num_bytes - sum(spec.num_bytes for spec in self._mapped)
+        return self._sizes.memory_bytes
 
     @property
-    def kinds(self) -> dict[str, tuple[Format, tuple[int, ...]]]:
+    def kinds(self) -> Kinds:
         """Format and shape of each tensor that is held in memory, by its name."""
-        return {spec.name: (spec.dtype, spec.shape) for spec in self._specs if spec not in self._mapped}
+        return self._sizes.kinds
 
     def read(
         self, config: RuntimeConfig, progress: Callable[[int, int], None], on_wait: OnWait | None = None

@@ -23,7 +23,7 @@ from moeinf.pull.model_names import (
     variant_name,
 )
 from moeinf.pull.source import FolderSource, Source
-from moeinf.pull.steps import PlannedFile, PullPlan, Steps, free_bytes
+from moeinf.pull.steps import Headers, PlannedFile, PullPlan, Steps, free_bytes
 from moeinf.store.files import errors_named
 from moeinf.store.library import Library, StoredModel
 from moeinf.store.manifest import ModelSource
@@ -34,7 +34,7 @@ if TYPE_CHECKING:  # takes 0.2 s that no other source has to pay
     from moeinf.pull.gguf.remote import HubFile
     from moeinf.pull.hub.repository import HubRepository
 
-_SPACE_MARGIN = 1.02  # for the file system's own records
+_NO_NAME = "headers-alone"  # of a model that is only looked at
 
 
 def pull(
@@ -64,6 +64,17 @@ def plan_pull(
     """Returns what `pull` would do with the same arguments. Writes nothing; raises what `pull` raises."""
     with errors_named(home):
         return _steps(source, options, home, progress).plan()
+
+
+def read_headers(
+    source: str, options: PullOptions = NO_OPTIONS, *, home: Path, progress: PullProgress | None = None
+) -> Headers:
+    """Returns what the headers of a source say of the model that `pull` would store, whatever its name.
+
+    Writes nothing and reads no weights; raises what `pull` raises for a source that it cannot use.
+    """
+    with errors_named(home):
+        return _steps(source, replace(options, name=_NO_NAME), home, progress).headers()
 
 
 def _steps(
@@ -119,6 +130,9 @@ class _FilePull:
         copied = sum(num_bytes for _, num_bytes in sizes) if self.file.repacked and not done else 0
         return PullPlan(name, source, files, copied, copied, free_bytes(self.file.library.home), done, ())
 
+    def headers(self) -> Headers:
+        return self.file.headers()
+
     def run(self, *, force: bool, keep_source: bool) -> StoredModel:
         if self.file.repacked and not force:
             plan = self.plan()
@@ -143,6 +157,9 @@ class _HubFilePull:
         needed = 0 if done else file.needed_bytes
         free = free_bytes(file.library.home)
         return PullPlan(file.name, file.source, files, file.store_bytes, needed, free, done, ())
+
+    def headers(self) -> Headers:
+        return self.file.headers()
 
     def run(self, *, force: bool, keep_source: bool) -> StoredModel:
         if keep_source and self.file.repacked:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from moeinf.store.files import errors_named
 from moeinf.store.library import StoredModel
-from moeinf.store.manifest import ModelSource
+from moeinf.store.manifest import Manifest, ModelSource
+from moeinf.types import TensorSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +39,23 @@ class PullPlan:
         return sum(file.fetch_bytes for file in self.files)
 
 
+@dataclass(frozen=True, slots=True)
+class Headers:
+    """What the headers of a source say of the model that a pull of it would store."""
+
+    config: Mapping[str, Any]  # config.json
+    generation: Mapping[str, Any]  # generation_config.json; {} where there is none
+    manifest: Manifest  # without files and checksums
+    dense: tuple[TensorSpec, ...]  # of the dense file; () where the weights stay in GGUF files
+    store_bytes: int  # of all weights
+
+
 class Steps(Protocol):
     """What a pull consists of."""
 
     def plan(self) -> PullPlan: ...
+
+    def headers(self) -> Headers: ...
 
     def run(self, *, force: bool, keep_source: bool) -> StoredModel: ...
 

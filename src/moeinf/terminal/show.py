@@ -5,22 +5,12 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from moeinf.engine.footprint import Footprint, footprint_of
 from moeinf.engine.memory_plan import PROCESS_BYTES, smallest_bytes, smallest_device_bytes
-from moeinf.engine.placed.dense import open_dense
-from moeinf.engine.placed.device_form import device_footprint
-from moeinf.engine.stored.facts import (
-    capabilities,
-    config,
-    formats_text,
-    generation_parameters,
-    json_file,
-    licence_text,
-)
+from moeinf.engine.stored.facts import capabilities, config, formats_text, generation_parameters, licence_text
+from moeinf.engine.stored.outline import outline_of
 from moeinf.engine.stored.tuned_file import load_tuned
 from moeinf.errors import StoreError
 from moeinf.hardware import usable_cores
-from moeinf.models.family import family_of
 from moeinf.store.formats import mixed
 from moeinf.terminal.screen import section, table
 from moeinf.text.quantities import at_least_text, binary_size_text, count_text
@@ -33,26 +23,13 @@ _NUM_LICENCE_LINES = 2
 
 def needed_bytes(model: StoredModel) -> int:
     """The least --ram that the model runs in, with the smallest cache and the shortest context."""
-    return smallest_bytes(_footprint(model), usable_cores()) + PROCESS_BYTES
+    return smallest_bytes(outline_of(model).footprint, usable_cores()) + PROCESS_BYTES
 
 
 def needed_on_gpu(model: StoredModel) -> tuple[int, int]:
     """The least memory of a GPU, and of the machine that holds it."""
-    vram, ram = smallest_device_bytes(_footprint(model, on_gpu=True))
+    vram, ram = smallest_device_bytes(outline_of(model).device_footprint)
     return vram, ram + PROCESS_BYTES
-
-
-def _footprint(model: StoredModel, *, on_gpu: bool = False) -> Footprint:
-    """What the memory plan of a run needs, with the options that the checkpoint sets."""
-    config_json = config(model)
-    family, beams = family_of(config_json), 1
-    if family.encoder_input is not None:
-        from moeinf.sampling.beam_search import num_beams_asked  # loads numpy, which most models do without
-
-        beams = num_beams_asked(json_file(model, "generation_config.json") or config_json)
-    dense = open_dense(model, family.tensors, ())  # only its size is asked for
-    footprint = footprint_of(model.manifest, dense.memory_bytes, family.workspace, beams)
-    return device_footprint(footprint, model.manifest, dense) if on_gpu else footprint
 
 
 def show_lines(model: StoredModel, *, verbose: bool = False) -> list[str]:

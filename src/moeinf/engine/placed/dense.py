@@ -14,7 +14,7 @@ import numpy as np
 
 from moeinf._native import Arena, ReadFailure, crc32c
 from moeinf.config import RuntimeConfig
-from moeinf.engine.dense_weights import DenseFile, check_against_plan
+from moeinf.engine.dense_weights import DenseFile, Kinds, check_against_plan
 from moeinf.errors import StoreError
 from moeinf.gguf.undo import Kind, Stored, Undo, outcome, parse_undo, undone
 from moeinf.hardware import usable_cores
@@ -49,6 +49,35 @@ class _Recipe:
         return sum(_region(source) for source in self.place.sources)
 
 
+class PlacedSizes:
+    """What the dense tensors in place take in memory, as the manifest tells.
+
+    Raises StoreError where they are not what the plan wants.
+    """
+
+    def __init__(self, in_place: InPlace, plan: TensorPlan, where: Path) -> None:
+        self.recipes = {place.name: _recipe(place, f"{where}: dense {place.name!r}") for place in in_place.dense}
+        shapes = {name: recipe.kind.shape for name, recipe in self.recipes.items()}
+        in_memory = check_against_plan(where, shapes, plan)
+        self.lookups = [name for name in self.recipes if name in plan.lookups and self.recipes[name].as_it_lies]
+        self.mapped = [name for name in self.lookups if name not in in_memory]
+
+    @property
+    def memory_bytes(self) -> int:
+        """The memory that the tensors take."""
+        return sum(
+            _region(recipe.place.sources[0]) if recipe.as_it_lies else recipe.kind.num_bytes
+            for name, recipe in self.recipes.items()
+            if name not in self.mapped
+        )
+
+    @property
+    def kinds(self) -> Kinds:
+        """Format and shape of each tensor that is held in memory, by its name."""
+        held = {name: recipe.kind for name, recipe in self.recipes.items() if name not in self.mapped}
+        return {name: (kind.format, kind.shape) for name, kind in held.items()}
+
+
 class PlacedDense:
     """The dense weights of a model in place: as DenseFile. Raises StoreError where they are not what the plan wants."""
 
@@ -58,27 +87,18 @@ class PlacedDense:
         self._in_place: InPlace = in_place
         self._paths = in_place.paths(stored.path)
         self._sums = [DenseSums(stored, runs, always=always, path=path) for path in self._paths]
-        where = stored.path / "manifest.json"
-        self._recipes = {place.name: _recipe(place, f"{where}: dense {place.name!r}") for place in in_place.dense}
-        shapes = {name: recipe.kind.shape for name, recipe in self._recipes.items()}
-        in_memory = check_against_plan(where, shapes, plan)
-        self._lookups = [name for name in self._recipes if name in plan.lookups and self._recipes[name].as_it_lies]
-        self._mapped = [name for name in self._lookups if name not in in_memory]
+        self._sizes = PlacedSizes(in_place, plan, stored.path / "manifest.json")
+        self._recipes, self._lookups, self._mapped = self._sizes.recipes, self._sizes.lookups, self._sizes.mapped
 
     @property
     def memory_bytes(self) -> int:
         """The memory that `read` takes."""
-        return sum(
-            _region(recipe.place.sources[0]) if recipe.as_it_lies else recipe.kind.num_bytes
-            for name, recipe in self._recipes.items()
-            if name not in self._mapped
-        )
+        return self._sizes.memory_bytes
 
     @property
-    def kinds(self) -> dict[str, tuple[Format, tuple[int, ...]]]:
+    def kinds(self) -> Kinds:
         """Format and shape of each tensor that is held in memory, by its name."""
-        held = {name: recipe.kind for name, recipe in self._recipes.items() if name not in self._mapped}
-        return {name: (kind.format, kind.shape) for name, kind in held.items()}
+        return self._sizes.kinds
 
     def read(
         self, config: RuntimeConfig, progress: Callable[[int, int], None], on_wait: OnWait | None = None

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 
 from moeinf._native import dequantise, quantise
-from moeinf.engine.dense_weights import DenseFile
+from moeinf.engine.dense_weights import DenseFile, Kinds
 from moeinf.engine.footprint import Footprint
 from moeinf.engine.placed.dense import PlacedDense
 from moeinf.models.layers.weights import TensorBytes
@@ -30,6 +30,16 @@ from moeinf.types import (
 
 _WEIGHTS_AT_ONCE: Final = 1 << 15  # widened between two formats: few enough for a core's own cache
 _NO_NUMBER: Final = 0xFF  # as every byte of a block: its scale is NaN
+
+
+class HeldDense(Protocol):
+    """What is known of dense weights before they are read: DenseFile, PlacedDense, DenseSizes, PlacedSizes."""
+
+    @property
+    def memory_bytes(self) -> int: ...
+
+    @property
+    def kinds(self) -> Kinds: ...
 
 
 def _form(format: Format, *, scaled: bool) -> Format:
@@ -59,7 +69,7 @@ def device_layouts(manifest: Manifest) -> tuple[ExpertLayout, ...]:
     return tuple(replace(layout, stride_bytes=stride_bytes) for layout in made)
 
 
-def device_footprint(footprint: Footprint, manifest: Manifest, dense: DenseFile | PlacedDense) -> Footprint:
+def device_footprint(footprint: Footprint, manifest: Manifest, dense: HeldDense) -> Footprint:
     """Returns the sizes of a model of which `footprint` are those on a CPU."""
     scales = manifest.scales.dense
     dense_bytes = footprint.dense_bytes + sum(

@@ -19,7 +19,7 @@ from moeinf.pull.coded.scheme import Scheme
 from moeinf.pull.source import Shards
 from moeinf.store.format import DENSE_FILE, BlockTensor, Header, dense_header, expert_layout, is_quantised, shard_file
 from moeinf.store.quantisation import KEEP, DenseTensor, FormatPlan, Quantisation, dense_tensors_of, expert_formats
-from moeinf.types import DTYPE_BYTES, DType, ExpertLayout, ExpertPiece, Format, MoeShape, TensorPlan
+from moeinf.types import DTYPE_BYTES, DType, ExpertLayout, ExpertPiece, Format, MoeShape, TensorPlan, TensorSpec
 
 ExpertNames = Mapping[str, tuple[tuple[int, ...], tuple[ExpertPiece, ...]]]
 
@@ -33,7 +33,8 @@ class Conversion:
     dtype: DType  # of most bytes of the dense tensors, before any was quantised
     quantisation: Quantisation  # what was asked for
     fallbacks: tuple[str, ...]  # one line for each reason why a format is another one
-    dense_formats: Mapping[str, BlockTensor]  # the quantised tensors of the dense file
+    dense: tuple[TensorSpec, ...]  # the tensors of the dense file, in its order
+    dense_formats: Mapping[str, BlockTensor]  # the quantised ones among them
     dense_head: bytes
     dense_bytes: int  # of the dense file with its head
     moves: Mapping[str, tuple[Move, ...]]  # by source shard, in order of source_offset
@@ -96,6 +97,7 @@ def plan_conversion(
         _widest_used(plan, dtypes),
         quantisation,
         formats.fallbacks + lines(kinds, None),
+        tuple(specs),
         {spec.name: BlockTensor(spec.dtype, spec.shape) for spec in specs if is_quantised(spec.dtype)},
         head,
         len(head) + sum(spec.num_bytes for spec in specs),

@@ -18,10 +18,11 @@ from moeinf.pull.coded.declared import declared_by
 from moeinf.pull.events import PullProgress, Verb
 from moeinf.pull.model_names import Origin
 from moeinf.pull.source import Source, read_config
-from moeinf.pull.steps import PlannedFile, PullPlan, free_bytes
-from moeinf.store.files import errors_named, make_folders
+from moeinf.pull.steps import Headers, PlannedFile, PullPlan, free_bytes
+from moeinf.store.files import errors_named, make_folders, parse_json_object
 from moeinf.store.format import Header, read_header
 from moeinf.store.library import Library, StoredModel
+from moeinf.store.manifest import Manifest
 from moeinf.store.partials import PulledAs, partial_folder, pull_lock
 from moeinf.store.quantisation import KEEP, SMALL, Quantisation
 from moeinf.store.sharing import share_files
@@ -30,6 +31,7 @@ from moeinf.text.tokenizer import check_text_files
 from moeinf.types import TensorPlan
 
 _SPACE_MARGIN = 1.02  # for the file system's own records
+_GENERATION = "generation_config.json"
 
 
 class CheckpointPull:
@@ -60,6 +62,27 @@ class CheckpointPull:
         self._journal = Journal(self._folder, self._asked, self._fingerprint)
         self._config = read_config(self._source)
         self._family = family_of(self._config)
+        self._own_files: dict[str, bytes] = {}  # small files that the source has otherwise
+
+    def headers(self) -> Headers:
+        headers = self._source.headers()
+        self._heed_pruning(headers)
+        conversion = self._conversion(self._family.tensors, headers, self._quantisation)
+        manifest = Manifest(
+            self._source.origin,
+            self._family.info(conversion.dtype),
+            conversion.moe,
+            conversion.layout,
+            (),
+            (),
+            conversion.quantisation,
+            conversion.fallbacks,
+            conversion.dense_formats,
+        )
+        generation = {}
+        if _GENERATION in self._source.kept_files():
+            generation = parse_json_object(self._source.read_file(_GENERATION), _GENERATION, CheckpointError)
+        return Headers(self._config, generation, manifest, conversion.dense, conversion.total_bytes)
 
     def plan(self) -> PullPlan:
         conversion, _ = self._plan_conversion()
@@ -146,14 +169,19 @@ class CheckpointPull:
         config = pruned_config(self._config, plan.moe, rows)
         if config is not None:
             self._config, self._family = config, family_of(config)
-            self._small_files["config.json"] = (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
+            self._own_files["config.json"] = (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
 
     def _conversion(self, plan: TensorPlan, headers: Mapping[str, Header], quantisation: Quantisation) -> Conversion:
         return plan_conversion(plan, self._source.shards, headers, quantisation, declared_by(self._config))
 
-    @cached_property
+    @property
     def _small_files(self) -> dict[str, bytes]:
-        """The small files that the stored model takes over."""
+        """The small files of the stored model."""
+        return self._kept_files | self._own_files
+
+    @cached_property
+    def _kept_files(self) -> dict[str, bytes]:
+        """Those that it takes over."""
         return {name: self._source.read_file(name) for name in self._source.kept_files()}
 
     def _say_sizes(self, conversion: Conversion, headers: Mapping[str, Header]) -> None:

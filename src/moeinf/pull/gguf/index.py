@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from moeinf.errors import CheckpointError
 from moeinf.gguf.config import config_of
@@ -22,6 +23,7 @@ from moeinf.gguf.tokenizer import tokenizer_files
 from moeinf.gguf.undo import Kind, outcome, undo_json
 from moeinf.models.family import family_of
 from moeinf.pull.checkpoint.seal import publish_model, write_small_file
+from moeinf.pull.steps import Headers
 from moeinf.store.checksums import CHECKSUMS_FILE
 from moeinf.store.files import errors_named, make_folders, publish, sync_folder
 from moeinf.store.format import BlockTensor, is_quantised
@@ -61,12 +63,8 @@ def make_index(gguf: Gguf, source: ModelSource, folder: str, sha256: Sequence[st
     Raises CheckpointError, UnsupportedModelError, OSError.
     """
     config = config_of(gguf)
-    family = family_of(config)
-    plan = family.tensors
-    placement = places_of(gguf, plan)
-    dense = tuple(_dense_place(name, placement) for name in plan.dense)
-    layers, experts = _layers(plan.moe, plan.parts, placement)
-    files = tuple(
+    plan = family_of(config).tensors
+    files = [
         PlacedFile(
             file.path.name,
             file.num_bytes,
@@ -75,10 +73,35 @@ def make_index(gguf: Gguf, source: ModelSource, folder: str, sha256: Sequence[st
             sha256[number] if sha256 else "",
         )
         for number, file in enumerate(gguf.files)
-    )
+    ]
+    manifest = _manifest_of(gguf, config, source, folder, files)
+    manifest = replace(manifest, scales=_scales(gguf, places_of(gguf, plan)))
     small_files = {"config.json": _json(config), **tokenizer_files(gguf)}
     check_text_files(small_files, gguf.where)
-    manifest = Manifest(
+    return Index(manifest, small_files)
+
+
+def headers_of(gguf: Gguf, source: ModelSource) -> Headers:
+    """What the header says; reads nothing else, but for numbers that stand for a config's.
+
+    Raises CheckpointError, UnsupportedModelError, OSError.
+    """
+    config = config_of(gguf)
+    files = [PlacedFile(file.path.name, file.num_bytes, file.header_bytes, "", "") for file in gguf.files]
+    manifest = _manifest_of(gguf, config, source, "", files)
+    return Headers(config, {}, manifest, (), sum(file.num_bytes for file in gguf.files))
+
+
+def _manifest_of(
+    gguf: Gguf, config: dict[str, Any], source: ModelSource, folder: str, files: Sequence[PlacedFile]
+) -> Manifest:
+    """Without what only the weights tell: the scales beside blocks."""
+    family = family_of(config)
+    plan = family.tensors
+    placement = places_of(gguf, plan)
+    dense = tuple(_dense_place(name, placement) for name in plan.dense)
+    layers, experts = _layers(plan.moe, plan.parts, placement)
+    return Manifest(
         source,
         family.info(_dtype(gguf, placement)),
         plan.moe,
@@ -87,10 +110,8 @@ def make_index(gguf: Gguf, source: ModelSource, folder: str, sha256: Sequence[st
         (),
         dense_formats=_dense_formats(placement),
         layers=layers,
-        in_place=InPlace(folder, files, dense, experts),
-        scales=_scales(gguf, placement),
+        in_place=InPlace(folder, tuple(files), dense, experts),
     )
-    return Index(manifest, small_files)
 
 
 def write_model(

@@ -14,9 +14,10 @@ from moeinf.errors import CheckpointError, StoreError
 from moeinf.gguf.header import Gguf, read_gguf
 from moeinf.pull.checkpoint.seal import write_small_file
 from moeinf.pull.events import PullProgress
-from moeinf.pull.gguf.index import Index, check_runs, discard, make_index, write_model
+from moeinf.pull.gguf.index import Index, check_runs, discard, headers_of, make_index, write_model
 from moeinf.pull.gguf.repack import repack_told
 from moeinf.pull.gguf.sums import checksums_of
+from moeinf.pull.steps import Headers
 from moeinf.store.checksums import CHECKSUMS_FILE
 from moeinf.store.files import errors_named
 from moeinf.store.library import SOURCE_RECORD_FILE, Library, StoredModel
@@ -66,6 +67,13 @@ class LocalFile:
         done = self._made([file.path for file in gguf.files]) is not None
         name = known.name if known is not None and self.name is None else self._free_name(first, source)
         return name, source, [(file.path.name, file.num_bytes) for file in gguf.files], done
+
+    def headers(self) -> Headers:
+        """What the header says of the model; nothing is kept. Raises CheckpointError, UnsupportedModelError."""
+        self.progress.stage("reading the header")
+        gguf = read_gguf(self.path)
+        with errors_named(self.path, CheckpointError):
+            return headers_of(gguf, ModelSource("file", _printable(gguf.files[0].path)))
 
     def run(self, *, checked: bool) -> StoredModel:
         """Returns the model of the file, which is made where there is none that still fits.

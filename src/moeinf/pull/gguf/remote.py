@@ -13,10 +13,11 @@ from moeinf.errors import CheckpointError, DiskSpaceError
 from moeinf.gguf.header import Gguf, GgufHeader, join_parts, parse_gguf, part_names, read_gguf
 from moeinf.pull.events import PullProgress
 from moeinf.pull.gguf.files import choose
-from moeinf.pull.gguf.index import check_runs, discard, make_index, write_model
+from moeinf.pull.gguf.index import check_runs, discard, headers_of, make_index, write_model
 from moeinf.pull.gguf.repack import repack_told
 from moeinf.pull.gguf.sums import checksums_of
 from moeinf.pull.hub.repository import HubRepository
+from moeinf.pull.steps import Headers
 from moeinf.store.files import errors_named, make_folders, publish, sync_folder
 from moeinf.store.library import Library, StoredModel
 from moeinf.store.manifest import ModelSource
@@ -53,7 +54,7 @@ class HubFile:
         if missing:
             raise CheckpointError(f"{repository.repo} lacks {missing[0]}, a part of {first}; take another of its files")
         self._headers = [header, *(self._header(each) for each in self.parts[1:])]
-        _check(join_parts([(Path(f"{repository.repo}: {part}"), each) for part, each in self._pairs()]))
+        check_runs(self._joined())
         origin = replace(repository.origin, revision=repository.requested, file=self.parts[0])
         self.asked = PulledAs(self.name, origin)
         self.library.check_origin(self.name, self.source)
@@ -86,6 +87,10 @@ class HubFile:
         """Of free disk."""
         copied = self.store_bytes if self.repacked else 0
         return sum(self.missing_bytes(part) for part in self.parts) + copied
+
+    def headers(self) -> Headers:
+        """What the headers say of the model. Raises CheckpointError, UnsupportedModelError."""
+        return headers_of(self._joined(), self.source)
 
     def missing_bytes(self, part: str) -> int:
         return self.repository.missing_bytes(part, self.folder / "model")
@@ -166,8 +171,8 @@ class HubFile:
     def _pairs(self) -> list[tuple[str, GgufHeader]]:
         return list(zip([part.rpartition("/")[2] for part in self.parts], self._headers, strict=True))
 
-
-def _check(gguf: Gguf) -> None:
-    """As far as it can be told from headers alone."""
-    tensors = {name: tensor for name, tensor in gguf.tensors.items() if not name.startswith(_POSITIONS)}
-    check_runs(replace(gguf, tensors=tensors))
+    def _joined(self) -> Gguf:
+        """The headers of all parts, without what they only point to."""
+        gguf = join_parts([(Path(f"{self.repository.repo}: {part}"), each) for part, each in self._pairs()])
+        tensors = {name: tensor for name, tensor in gguf.tensors.items() if not name.startswith(_POSITIONS)}
+        return replace(gguf, tensors=tensors)

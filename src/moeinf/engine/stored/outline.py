@@ -1,0 +1,60 @@
+"""A model as its headers tell of it, without weights: what a memory plan and a forecast go by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moeinf.engine.dense_weights import DenseSizes
+from moeinf.engine.footprint import Footprint, footprint_of
+from moeinf.engine.placed.dense import PlacedSizes, open_dense
+from moeinf.engine.placed.device_form import HeldDense, device_footprint
+from moeinf.engine.stored.facts import config, json_file
+from moeinf.models.family import family_of
+from moeinf.store.library import StoredModel
+from moeinf.store.manifest import MANIFEST_FILE, Manifest
+from moeinf.types import TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """The sizes of a model that need not be there."""
+
+    manifest: Manifest
+    footprint: Footprint  # on a CPU
+    held: HeldDense  # of the dense weights, those that are held in memory
+
+    @property
+    def device_footprint(self) -> Footprint:
+        """The same on a GPU, where weights may have another form."""
+        return device_footprint(self.footprint, self.manifest, self.held)
+
+
+def outline_of(stored: StoredModel) -> Outline:
+    """The outline of a stored model, with the options that its checkpoint sets. Raises StoreError."""
+    config_json = config(stored)
+    held = open_dense(stored, family_of(config_json).tensors, ())  # only its sizes are asked for
+    generation = json_file(stored, "generation_config.json")
+    return _outline(config_json, generation, stored.manifest, held)
+
+
+def outline_of_headers(
+    config_json: Mapping[str, Any], generation: Mapping[str, Any], manifest: Manifest, dense: Sequence[TensorSpec]
+) -> Outline:
+    """The outline of a model that a pull would store. dense: of its dense file, none where the weights are in place."""
+    plan, where = family_of(dict(config_json)).tensors, Path(MANIFEST_FILE)
+    held = PlacedSizes(manifest.in_place, plan, where) if manifest.in_place else DenseSizes(dense, plan, where)
+    return _outline(config_json, generation, manifest, held)
+
+
+def _outline(
+    config_json: Mapping[str, Any], generation: Mapping[str, Any], manifest: Manifest, held: HeldDense
+) -> Outline:
+    family, beams = family_of(dict(config_json)), 1
+    if family.encoder_input is not None:
+        from moeinf.sampling.beam_search import num_beams_asked  # loads numpy, which most models do without
+
+        beams = num_beams_asked(dict(generation or config_json))
+    return Outline(manifest, footprint_of(manifest, held.memory_bytes, family.workspace, beams), held)
