@@ -18,6 +18,8 @@ VERBS = (
     "stop",
     "bench",
     "verify",
+    "doctor",
+    "fit",
     "trace",
     "trace show",
     "trace import",

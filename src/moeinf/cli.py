@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from moeinf import __version__
+from moeinf.bench.forecast.verbs import doctor, fit, planned_text, stored_forecast
 from moeinf.config import RuntimeConfig
 from moeinf.config.environment import api_key, debug_wanted, server_address, store_home, unknown_variables
 from moeinf.config.guess_options import GuessOptions
@@ -91,6 +92,7 @@ def run(
     ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt as it is, without a chat template.")] = False,
     json: AsJson = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Say what it would take, and how fast it would be.")] = False,
     *,
     options: ChatOptions,
     sampling: SamplingOptions,
@@ -108,6 +110,8 @@ def run(
     from moeinf.terminal.oneshot import answer_once, prompt_text
     from moeinf.terminal.opening import check_template, ensure_stored, hold_chat, opened
 
+    if plan:
+        return print(planned_text(model, config, quant))
     text = prompt_text(prompt or [], file)
     if not text and (raw or json):
         raise UsageError(f"{'--raw' if raw else '--json'} needs a prompt; give one")
@@ -207,6 +211,9 @@ def show(
         bool, typer.Option("--parameters", help="Print only the checkpoint's sampling options.")
     ] = False,
     template: Annotated[bool, typer.Option("--template", help="Print only the chat template.")] = False,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Print what it takes here, and how fast it is, as `fit` does.")
+    ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print metadata and tensors as well.")] = False,
     json: AsJson = False,
 ) -> None:
@@ -218,6 +225,7 @@ def show(
         "--license": licence,
         "--parameters": parameters,
         "--template": template,
+        "--plan": plan,
         "--json": json,
         "--verbose": verbose,
     }
@@ -228,6 +236,7 @@ def show(
     texts: dict[str, Callable[[StoredModel], str]] = {
         "--license": licence_text,
         "--template": template_text,
+        "--plan": stored_forecast,
         "--json": show_json,
         "--parameters": parameters_text,
     }
@@ -401,6 +410,8 @@ def stop(
     stop_model(ServerClient(host or server_address(), api_key()), model)
 
 
+app.command()(doctor)
+app.command()(fit)
 app.add_typer(trace_app)
 
 

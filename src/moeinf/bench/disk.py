@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -16,6 +18,9 @@ from moeinf.types import BLOCK_ALIGN_BYTES
 _SPAN_BYTES: Final = 4 << 20
 _IN_FLIGHT: Final = 16
 _LIMIT_S: Final = 2.0
+_MOST_BYTES: Final = 4 << 30
+
+Clock = Callable[[], float]
 
 
 def disk_bytes_per_s(stored: StoredModel, config: RuntimeConfig) -> float:
@@ -23,18 +28,31 @@ def disk_bytes_per_s(stored: StoredModel, config: RuntimeConfig) -> float:
 
     Without O_DIRECT it is the page cache that answers, and its rate that is measured.
     """
-    sizes = stored.shard_sizes
-    span = min(_SPAN_BYTES, min(sizes) // BLOCK_ALIGN_BYTES * BLOCK_ALIGN_BYTES)
+    return read_rate(stored.shard_paths, stored.shard_sizes, _SPAN_BYTES, config)
+
+
+def read_rate(
+    paths: Sequence[Path],
+    sizes: Sequence[int],
+    span_bytes: int,
+    config: RuntimeConfig,
+    *,
+    in_flight: int = _IN_FLIGHT,
+    limit_s: float = _LIMIT_S,
+    clock: Clock = time.perf_counter,
+) -> float:
+    """Bytes a second of reads of so many bytes, or of the smallest file, at random places, none of them twice."""
+    span = min(span_bytes, min(sizes) // BLOCK_ALIGN_BYTES * BLOCK_ALIGN_BYTES)
     places = [(file, at) for file, size in enumerate(sizes) for at in range(0, size - span + 1, span)]
-    order = np.random.default_rng(0).permutation(len(places))[:1024]
-    arena = Arena(_IN_FLIGHT * span)
-    reader = open_reader(stored.shard_paths, sizes, arena, config)
+    order = np.random.default_rng(0).permutation(len(places))[: _MOST_BYTES // span]
+    arena = Arena(in_flight * span)
+    reader = open_reader(paths, sizes, arena, config)
     try:
-        started, done, next_read = time.perf_counter(), 0, 0
+        started, done, next_read = clock(), 0, 0
         slots: dict[int, int] = {}
-        free = list(range(_IN_FLIGHT))
-        while (next_read < len(order) and time.perf_counter() - started < _LIMIT_S) or slots:
-            while free and next_read < len(order) and time.perf_counter() - started < _LIMIT_S:
+        free = list(range(in_flight))
+        while (next_read < len(order) and clock() - started < limit_s) or slots:
+            while free and next_read < len(order) and clock() - started < limit_s:
                 file, at = places[order[next_read]]
                 slots[next_read] = free.pop()
                 destination = np.array([slots[next_read] * span])
@@ -45,6 +63,6 @@ def disk_bytes_per_s(stored: StoredModel, config: RuntimeConfig) -> float:
             for key in reader.wait_any(np.array(list(slots))).tolist():
                 free.append(slots.pop(key))
                 done += span
-        return done / (time.perf_counter() - started)
+        return done / (clock() - started)
     finally:
         reader.close()

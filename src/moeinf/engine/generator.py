@@ -15,6 +15,7 @@ from moeinf.engine.model_kind import ModelKind
 from moeinf.engine.opening import ModelRunner
 from moeinf.engine.request_monitor import RequestMonitor
 from moeinf.errors import ContextLengthError, DeviceError, NotFiniteError, UsageError
+from moeinf.runtime.cache.stats import CacheStats
 from moeinf.runtime.policy.trace import RequestRecorder
 from moeinf.runtime.warm_start import WarmStart
 from moeinf.sampling.constraint import AnswerFormat, GrammarConstraint
@@ -62,6 +63,7 @@ class Generator:
         self._tokenizer, self._info = tokenizer, info
         self.attendants, self._load_s = attendants, load_s
         self.warm_start: WarmStart | None = None  # while no request has come
+        self.decoded = CacheStats()  # what the decode steps of all requests asked of the expert cache
 
     def pieces(
         self,
@@ -187,6 +189,7 @@ class Generator:
             if attendants.trace is not None:
                 attendants.trace.finish()
             monitor.end(stats)
+            self.decoded = self.decoded.plus(stats.decode_cache)
 
     def replay(self, prompt: Sequence[int], continuation: Sequence[int]) -> GenerationStats:
         """Feeds `continuation` token by token behind `prompt` instead of drawing: real text for a benchmark.

@@ -16,9 +16,10 @@ from moeinf.engine.completion import NO_HOOKS, Completion, GenerationStats, Hook
 from moeinf.engine.cpu import CpuRunner
 from moeinf.engine.disk_wait import DiskWait
 from moeinf.engine.generator import Attendants, Generator
-from moeinf.engine.memory_plan import shortenings
+from moeinf.engine.memory_plan import DevicePlan, shortenings
 from moeinf.engine.model_kind import DecoderOnly, EncoderDecoder, ModelKind, refuse_prefixes, refuse_translation
 from moeinf.engine.opening import ModelRunner, open_kernels, put_together, read_weights
+from moeinf.engine.stored.hit_record import record_hits
 from moeinf.engine.stored.tuned_file import chosen_policy
 from moeinf.errors import StoreError, UsageError
 from moeinf.hardware import Machine, machine
@@ -26,6 +27,7 @@ from moeinf.models.layers.decoder import Decoder
 from moeinf.prefixes.opening import Kept, open_prefixes
 from moeinf.prefixes.store import PrefixStore
 from moeinf.runtime.activity import Activity
+from moeinf.runtime.cache.stats import CacheStats
 from moeinf.runtime.experts import Observer
 from moeinf.runtime.policy.eviction import DEFAULT
 from moeinf.runtime.policy.trace import RequestRecorder
@@ -75,7 +77,7 @@ class Model:
         """
         started = time.perf_counter()
         reporting = (reporting or Reporting()).once()
-        self.name, self.manifest, self.config = stored.name, stored.manifest, config
+        self._stored, self.name, self.manifest, self.config = stored, stored.name, stored.manifest, config
         self._generator: Generator | None = None
         self._learns = recorded is None
         self._notify = reporting.notify
@@ -293,7 +295,13 @@ class Model:
                 self._notify("the disk does not answer: what this run learned about routing is not kept")
             elif self._learns:
                 self._activations.save()
+                self._record_hits(generator.decoded)
         self.tokenizer.close()
+
+    def _record_hits(self, decoded: CacheStats) -> None:
+        """Keeps them for forecasts, of an expert cache in host memory that does not hold everything."""
+        if not isinstance(self.plan, DevicePlan) and self.plan.num_slots < self.manifest.moe.total_experts:
+            record_hits(self._stored, self.plan.num_slots, decoded)
 
     def __enter__(self) -> Model:
         return self

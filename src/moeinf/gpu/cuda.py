@@ -42,6 +42,7 @@ class Toolkit(NamedTuple):
     torch_cuda: str | None  # version of CUDA that torch was built with; None: a build for the CPU
     targets: Callable[[], list[str]]  # "sm_90", "compute_120": what torch's kernels were compiled for; needs a driver
     triton: str | None  # its version; None: it is missing
+    has_torch: bool = True
 
 
 class _NoGpu(DeviceError):
@@ -73,6 +74,11 @@ def find_cuda(
             raise
         notice(f"running on the CPU: {without_advice(error)}")
     return None
+
+
+def is_absent(error: DeviceError) -> bool:
+    """Whether an error of find_cuda says that there is no GPU, as against one that cannot be used."""
+    return isinstance(error, _NoGpu)
 
 
 def without_advice(error: Exception) -> str:
@@ -172,6 +178,8 @@ def _check_toolkit(gpu: Gpu, toolkit: Toolkit) -> None:
             f"{_named(gpu)} has compute capability {_dotted(gpu.capability)}, moeinf needs "
             f"{_dotted(LEAST_CAPABILITY)} (Ampere, 2020) or newer: use another card, {_ADVICE}"
         )
+    if not toolkit.has_torch:
+        raise DeviceError(f"{_named(gpu)} cannot be used without torch: pip install 'moeinf[gpu]', {_ADVICE}")
     if toolkit.torch_cuda is None:
         raise DeviceError(
             f"torch is installed without CUDA, {_named(gpu)} cannot be used: install it from "
@@ -232,6 +240,8 @@ def _open_driver() -> CudaDriver:
 
 
 def _open_toolkit() -> Toolkit:
+    if importlib.util.find_spec("torch") is None:
+        return Toolkit(None, list, None, has_torch=False)
     import torch
 
     there = importlib.util.find_spec("triton") is not None

@@ -1,0 +1,58 @@
+"""Puts a forecast together: the plan that a run would make, the hits to be expected, and the speed that follows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from moeinf.bench.forecast.hits import ExpectedHits, expected_hits
+from moeinf.bench.forecast.rates import Rates
+from moeinf.bench.forecast.speed import PROMPT_TOKENS, Step, decode_step, prefill
+from moeinf.config import RuntimeConfig
+from moeinf.engine.memory_plan import MemoryPlan, plan_memory, shortenings
+from moeinf.engine.stored.hit_record import HitCount
+from moeinf.engine.stored.outline import Outline
+from moeinf.hardware import Machine
+from moeinf.types import MoeShape
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Of a run on the CPU."""
+
+    outline: Outline
+    plan: MemoryPlan
+    hits: ExpectedHits
+    decode: Step  # of one token, behind a prompt
+    prefill: Step  # of a prompt of PROMPT_TOKENS, or what the context has room for
+    notes: tuple[str, ...]  # what the plan gave up for want of memory
+
+    @property
+    def moe(self) -> MoeShape:
+        return self.outline.manifest.moe
+
+    @property
+    def resident_share(self) -> float:
+        return self.plan.num_slots / self.moe.total_experts
+
+
+def forecast(
+    outline: Outline, config: RuntimeConfig, machine: Machine, rates: Rates, record: Mapping[int, HitCount]
+) -> Forecast:
+    """record: of earlier runs of the model, {} where there are none.
+
+    Raises OutOfMemoryError and UsageError as the run would (engine/memory_plan.py).
+    """
+    footprint, manifest = outline.footprint, outline.manifest
+    plan = plan_memory(footprint, config, machine)
+    prompt = min(PROMPT_TOKENS, plan.context)
+    stride = footprint.layout.stride_bytes
+    hits = expected_hits(manifest.moe, manifest.info.architecture, plan.num_slots, record, stride)
+    return Forecast(
+        outline,
+        plan,
+        hits,
+        decode_step(outline, plan, rates, hits, prompt),
+        prefill(outline, plan, rates, prompt),
+        tuple(shortenings(plan, footprint, config)),
+    )

@@ -1,0 +1,165 @@
+"""Measures what this machine gives: its disk, its memory, its products, and what a layer costs beside its weights."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from moeinf._native import Kernels
+from moeinf.bench.bandwidth import memory_bytes_per_s
+from moeinf.bench.disk import read_rate
+from moeinf.bench.forecast.products import FORMATS, SPAN_BYTES, ProductBench
+from moeinf.bench.forecast.rates import Products, Rates, now
+from moeinf.bench.forecast.weights import token_weights_s
+from moeinf.config import RuntimeConfig
+from moeinf.engine.model import Model
+from moeinf.engine.opening import open_kernels
+from moeinf.engine.stored.outline import outline_of
+from moeinf.errors import DiskSpaceError, OutOfMemoryError
+from moeinf.hardware import cpu_name, machine
+from moeinf.pull.pull import pull
+from moeinf.pull.steps import free_bytes
+from moeinf.store.files import errors_named, make_folders
+from moeinf.store.library import Library, StoredModel
+from moeinf.text.quantities import size_text
+from moeinf.types import Format
+
+READ_BYTES: Final = (256 << 10, 1 << 20, 4 << 20, 16 << 20)  # of one read: the sizes of experts
+_IN_FLIGHT: Final = 8  # about as many as a layer asks for at once
+_READ_S: Final = 0.5
+_READ_ROUNDS: Final = 3
+_FILE_BYTES: Final = 1 << 30  # of the file that is read where the store has no experts to speak of
+_LEAST_FILE_BYTES: Final = 64 << 20
+_WRITE_S: Final = 8.0
+_PIECE_BYTES: Final = 16 << 20
+_PROMPT_TOKENS: Final = 64
+_DECODE_TOKENS: Final = 96
+_STREAMED: Final = "33%"  # of the embedded model's experts in memory
+
+Report = Callable[[str], None]
+
+
+def measure(home: Path, config: RuntimeConfig, report: Report = lambda line: None) -> Rates:
+    """Takes about half a minute, a quarter of the free memory or 256 MiB, and up to 1 GiB of disk for a moment.
+
+    Raises DiskSpaceError, OutOfMemoryError where the machine has no room for that, StoreError.
+    """
+    here = machine()
+    kernels = open_kernels(config.threads or here.cores, config.isa)
+    span = min(SPAN_BYTES, here.available_bytes // 4)
+    if span < _LEAST_FILE_BYTES:
+        raise OutOfMemoryError(
+            f"not enough memory to measure with: {size_text(4 * _LEAST_FILE_BYTES)} needed, "
+            f"{size_text(here.available_bytes)} available ({here.limited_by}); free some"
+        )
+    report("measuring the disk")
+    disk = _disk(home, config)
+    report("measuring the memory")
+    memory = memory_bytes_per_s(config)
+    experts, linear = _products(kernels, span, report)
+    report("measuring a model")
+    layer_s, streamed_layer_s = _layers(config, experts, linear)
+    return Rates(
+        cpu_name(),
+        kernels.isa,
+        kernels.threads,
+        here.total_bytes,
+        now(),
+        disk,
+        config.direct_io,
+        memory,
+        experts,
+        linear,
+        layer_s,
+        streamed_layer_s,
+    )
+
+
+def _products(
+    kernels: Kernels, span_bytes: int, report: Report
+) -> tuple[dict[Format, Products], dict[Format, Products]]:
+    bench = ProductBench(kernels, span_bytes)
+    experts, linear = {}, {}
+    for format in FORMATS:
+        report(f"measuring products with {format}")
+        experts[format], linear[format] = bench.experts(format), bench.linear(format)
+    return experts, linear
+
+
+def _disk(home: Path, config: RuntimeConfig) -> dict[int, float]:
+    with _files(home) as paths:
+        sizes = [path.stat().st_size for path in paths]
+        rates: dict[int, list[float]] = {span: [] for span in READ_BYTES}
+        for _ in range(_READ_ROUNDS):  # by turns, as some disks read faster for the first second
+            for span, found in rates.items():
+                found.append(read_rate(paths, sizes, span, config, in_flight=_IN_FLIGHT, limit_s=_READ_S))
+        return {span: statistics.median(found) for span, found in rates.items()}
+
+
+@contextmanager
+def _files(home: Path) -> Iterator[list[Path]]:
+    """The experts of the largest stored model, or else a file that is written for it."""
+    make_folders(home)
+    largest = max(Library(home).list(), key=_expert_bytes, default=None)
+    if largest is not None and _expert_bytes(largest) >= _FILE_BYTES:
+        yield largest.shard_paths
+        return
+    size = min(_FILE_BYTES, free_bytes(home) // 4) // _PIECE_BYTES * _PIECE_BYTES
+    if size < _LEAST_FILE_BYTES:
+        raise DiskSpaceError(
+            f"not enough disk space in {home} to measure with: {size_text(4 * _LEAST_FILE_BYTES)} needed, "
+            f"{size_text(free_bytes(home))} free; free some, or set MOEINF_HOME"
+        )
+    with errors_named(home), tempfile.TemporaryDirectory(prefix=".doctor-", dir=home) as folder:
+        path = Path(folder) / "file"
+        _write(path, size)
+        yield [path]
+
+
+def _expert_bytes(stored: StoredModel) -> int:
+    return sum(stored.shard_sizes)
+
+
+def _write(path: Path, num_bytes: int) -> None:
+    """Writes so many bytes, or as many as eight seconds allow, of random bits: nothing can be left out or packed."""
+    piece = np.random.default_rng(0).bytes(_PIECE_BYTES)
+    started = time.perf_counter()
+    with path.open("wb", buffering=0) as file:
+        for at in range(0, num_bytes, _PIECE_BYTES):
+            if at >= _LEAST_FILE_BYTES and time.perf_counter() - started > _WRITE_S:
+                break
+            file.write(piece)
+            os.fsync(file.fileno())
+
+
+def _layers(
+    config: RuntimeConfig, experts: dict[Format, Products], linear: dict[Format, Products]
+) -> tuple[float, float]:
+    """Seconds of a layer in a decode step beside its weights, with all experts resident and with a third of them.
+
+    Measured on the embedded model, whose weights take next to no time.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        stored = pull("demo", home=Path(folder))
+        outline = outline_of(stored)
+        weights_s = token_weights_s(outline, experts, linear)
+        found = []
+        for cache in ("100%", _STREAMED):
+            asked = RuntimeConfig.of(
+                device="cpu", threads=config.threads, isa=config.isa, expert_cache=cache, direct_io=config.direct_io
+            )
+            with Model(stored, asked) as model:
+                ids = [1 + number % 1000 for number in range(_PROMPT_TOKENS + _DECODE_TOKENS)]
+                stats = model.replay(ids[:_PROMPT_TOKENS], ids[_PROMPT_TOKENS:])
+            stall_s = stats.decode_laps.get("stall", 0.0) / max(1, len(stats.token_s))
+            beside = statistics.median(stats.token_s) - weights_s - stall_s
+            found.append(max(0.0, beside) / outline.manifest.info.num_layers)
+    return found[0], max(found)

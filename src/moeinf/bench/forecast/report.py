@@ -1,0 +1,139 @@
+"""What `moeinf doctor` and `moeinf fit` print."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from moeinf.bench.forecast.checkup import Finding
+from moeinf.bench.forecast.forecast import Forecast
+from moeinf.bench.forecast.rates import Rates
+from moeinf.engine.memory_plan import OVERHEAD_BYTES, PROCESS_BYTES
+from moeinf.terminal.screen import section
+from moeinf.text.quantities import binary_size_text, count_text, size_text
+from moeinf.types import FORMAT_BLOCKS, Format
+
+
+def doctor_lines(findings: Sequence[Finding], rates: Rates) -> list[str]:
+    rows = [(each.name, each.text) for each in findings]
+    lines = section("Machine", rows) + section("Rates", _rate_rows(rates))
+    faults = [each for each in findings if each.remedy]
+    lines += section("To mend", [(each.name, each.remedy) for each in faults]) if faults else ["  Nothing to mend.", ""]
+    return lines[:-1]
+
+
+def _rate_rows(rates: Rates) -> list[tuple[str, str]]:
+    disk = ", ".join(f"{size_text(rate)}/s at {binary_size_text(size)}" for size, rate in rates.disk.items())
+    return [
+        ("measured", f"{rates.measured}, {rates.threads} threads, {rates.isa}"),
+        ("disk", disk),
+        ("memory", f"{size_text(rates.memory)}/s" if rates.memory else "too little is free to tell"),
+        *((f"{format} weights", _products_text(rates, format)) for format in ("bf16", "q4_k")),
+        ("a layer", f"{rates.layer_s * 1e6:.0f} us beside its weights, {rates.streamed_layer_s * 1e6:.0f} streamed"),
+    ]
+
+
+def _products_text(rates: Rates, format: Format) -> str:
+    """Bytes of weights that decoding uses, and multiplications and additions of prefill."""
+    products, (weights, num_bytes) = rates.experts[format], FORMAT_BLOCKS[format]
+    decode = num_bytes / weights / products.seconds[0]
+    prefill = 2 * products.rows[-1] / products.seconds[-1]
+    return f"{size_text(decode)}/s in decode, {prefill / 1e9:.0f} GFLOP/s in prefill"
+
+
+def doctor_json(findings: Sequence[Finding], rates: Rates) -> str:
+    value = {"findings": [each.to_json() for each in findings], "rates": rates.to_json()}
+    return json.dumps(value, indent=2)
+
+
+def fit_lines(name: str, forecast: Forecast, store_bytes: int, rates: Rates) -> list[str]:
+    """Memory by part, what is resident, and how fast that will be."""
+    info, moe = forecast.outline.manifest.info, forecast.moe
+    lines = section(
+        name,
+        [
+            ("parameters", f"{count_text(info.num_params)} ({count_text(info.active_params)} active)"),
+            ("on disk", size_text(store_bytes)),
+            ("experts", f"{moe.num_layers} layers of {moe.experts_text}, {moe.top_k} a token"),
+        ],
+    )
+    lines += section("Memory", [*memory_rows(forecast), ("in all", size_text(process_bytes(forecast)))])
+    hits = forecast.hits
+    lines += section(
+        "Speed (forecast)",
+        [
+            ("resident", f"{forecast.resident_share:.0%} of the experts"),
+            ("hit rate", f"{hits.hit_rate:.0%} ({hits.source})"),
+            ("read", f"{size_text(forecast.decode.read_bytes)} a token"),
+            ("decode", f"{rate_text(forecast.decode.tokens_per_s)} behind a prompt of {forecast.prefill.tokens}"),
+            ("prefill", f"{rate_text(forecast.prefill.tokens_per_s)} of a prompt of {forecast.prefill.tokens}"),
+            ("rates", f"of {rates.measured[:10]}, {rates.threads} threads, {rates.isa} (`moeinf doctor`)"),
+        ],
+    )
+    return [*lines, *(f"  note: {note}" for note in forecast.notes)] if forecast.notes else lines[:-1]
+
+
+def memory_rows(forecast: Forecast) -> list[tuple[str, str]]:
+    plan = forecast.plan
+    rows = [
+        ("dense weights", size_text(plan.dense_bytes)),
+        ("KV cache", f"{size_text(plan.kv_bytes)} for {plan.context} tokens"),
+        ("activations", f"{size_text(plan.activation_bytes)} for {plan.prefill_chunk} tokens of a prompt at once"),
+        (
+            "experts",
+            f"{size_text(plan.cache_bytes)}: {plan.num_slots} of {forecast.moe.total_experts}, "
+            f"{binary_size_text(plan.slot_bytes)} each",
+        ),
+        ("program", size_text(OVERHEAD_BYTES + PROCESS_BYTES)),
+    ]
+    return [*rows, ("prefixes", size_text(plan.prefix_bytes))] if plan.prefix_bytes else rows
+
+
+def process_bytes(forecast: Forecast) -> int:
+    """The memory of the whole process, as --ram counts it."""
+    return forecast.plan.total_bytes + OVERHEAD_BYTES + PROCESS_BYTES
+
+
+def rate_text(tokens_per_s: float) -> str:
+    return f"{tokens_per_s:.0f} tokens/s" if tokens_per_s >= 20 else f"{tokens_per_s:.2g} tokens/s"
+
+
+def plan_line(forecast: Forecast) -> str:
+    """The choice and its reasons in one line."""
+    return (
+        f"{size_text(process_bytes(forecast))} of memory, {forecast.resident_share:.0%} of the experts resident, "
+        f"context {forecast.plan.context}: about {rate_text(forecast.decode.tokens_per_s)}, "
+        f"prompts at {rate_text(forecast.prefill.tokens_per_s)}"
+    )
+
+
+def fit_json(name: str, forecast: Forecast, store_bytes: int, rates: Rates) -> str:
+    plan, hits = forecast.plan, forecast.hits
+    return json.dumps(
+        {
+            "name": name,
+            "store_bytes": store_bytes,
+            "memory": {
+                "dense_bytes": plan.dense_bytes,
+                "kv_bytes": plan.kv_bytes,
+                "activation_bytes": plan.activation_bytes,
+                "expert_bytes": plan.cache_bytes,
+                "prefix_bytes": plan.prefix_bytes,
+                "program_bytes": OVERHEAD_BYTES + PROCESS_BYTES,
+                "total_bytes": process_bytes(forecast),
+            },
+            "context": plan.context,
+            "prefill_chunk": plan.prefill_chunk,
+            "experts": plan.num_slots,
+            "experts_total": forecast.moe.total_experts,
+            "expert_hit_rate": round(hits.hit_rate, 4),
+            "hit_rate_source": hits.source,
+            "bytes_per_token": round(forecast.decode.read_bytes),
+            "prompt_tokens": forecast.prefill.tokens,
+            "decode_tokens_per_s": round(forecast.decode.tokens_per_s, 3),
+            "prefill_tokens_per_s": round(forecast.prefill.tokens_per_s, 3),
+            "notes": list(forecast.notes),
+            "rates_measured": rates.measured,
+        },
+        indent=2,
+    )

@@ -1,0 +1,97 @@
+"""How long tokens will take: products and layers at the machine's rates, and the reads that these do not hide."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from moeinf.bench.forecast.hits import ExpectedHits
+from moeinf.bench.forecast.rates import Rates
+from moeinf.bench.forecast.weights import dense_weights, expert_weights, head_weights, product_s, token_weights_s
+from moeinf.engine.memory_plan import MemoryPlan
+from moeinf.engine.stored.outline import Outline
+from moeinf.types import AttentionSizes, DeltaSizes, LatentSizes, LayerSizes
+
+# Of the shorter of reading and computing, the part that happens while the other is under way. A single token asks for
+# a few experts of the next layer at a time, a prompt for nearly all of them.
+HIDDEN_OF_TOKEN: Final = 0.5
+HIDDEN_OF_PROMPT: Final = 0.8
+PROMPT_TOKENS: Final = 512  # of the prompt that is forecast, or of a shorter context
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What is expected of a decode step, or of a prompt."""
+
+    tokens: int
+    compute_s: float
+    read_bytes: float
+    read_s: float
+    hidden: float
+
+    @property
+    def seconds(self) -> float:
+        both = min(self.compute_s, self.read_s)
+        return self.compute_s + self.read_s - self.hidden * both
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.seconds
+
+
+def decode_step(outline: Outline, plan: MemoryPlan, rates: Rates, hits: ExpectedHits, position: int) -> Step:
+    """A step at this position of the sequence, whose keys and values are all read."""
+    info, moe = outline.manifest.info, outline.manifest.moe
+    streamed = plan.num_slots < moe.total_experts
+    layer_s = rates.streamed_layer_s if streamed else rates.layer_s
+    cached = info.kv_bytes_per_token * position + info.state_bytes
+    compute = token_weights_s(outline, rates.experts, rates.linear) + layer_s * info.num_layers
+    compute += cached / rates.memory if rates.memory else 0.0
+    read_bytes = hits.read_share * moe.top_k * sum(outline.manifest.layout_of(n).stride_bytes for n in _layers(outline))
+    return Step(1, compute, read_bytes, read_bytes / _disk(outline, rates), HIDDEN_OF_TOKEN)
+
+
+def prefill(outline: Outline, plan: MemoryPlan, rates: Rates, num_tokens: int) -> Step:
+    """A prompt that nothing is known of yet: its chunks, each through every layer and nearly every expert."""
+    info, moe = outline.manifest.info, outline.manifest.moe
+    compute, read_bytes, left = 0.0, 0.0, num_tokens
+    missing = 1 - plan.num_slots / moe.total_experts
+    while left:
+        chunk = min(left, plan.prefill_chunk)
+        left -= chunk
+        for layer in _layers(outline):
+            experts = moe.experts_of(layer)
+            used = experts * (1 - (1 - moe.top_k / experts) ** chunk)
+            weights = expert_weights(outline, layer)
+            compute += used * product_s(weights, rates.experts, chunk * moe.top_k / used)
+            read_bytes += used * missing * outline.manifest.layout_of(layer).stride_bytes
+        compute += product_s(dense_weights(outline), rates.linear, chunk) + rates.layer_s * info.num_layers
+    compute += product_s(head_weights(outline), rates.linear, 1) + _attention_s(outline, rates, num_tokens)
+    return Step(num_tokens, compute, read_bytes, read_bytes / _disk(outline, rates), HIDDEN_OF_PROMPT)
+
+
+def _attention_s(outline: Outline, rates: Rates, num_tokens: int) -> float:
+    """Scores and sums of a whole prompt, at the rate of products of many rows; of kinds of layers, the largest."""
+    kinds = outline.footprint.workspace.layers
+    numbers = max((_pair_numbers(sizes, num_tokens) for sizes in kinds), default=0.0) * outline.manifest.info.num_layers
+    return num_tokens * numbers * rates.linear["bf16"].of(PROMPT_TOKENS) / PROMPT_TOKENS
+
+
+def _pair_numbers(sizes: LayerSizes, num_tokens: int) -> float:
+    """Multiplications for one token's scores and sums, in the mean over a prompt."""
+    match sizes:
+        case AttentionSizes():
+            seen = min(num_tokens / 2, sizes.window or num_tokens)
+            return 2 * sizes.num_heads * sizes.head_dim * seen
+        case LatentSizes():
+            return sizes.num_heads * (2 * sizes.rank + sizes.rotary_dim) * num_tokens / 2
+        case DeltaSizes():
+            return 3.0 * sizes.num_value_heads * sizes.key_dim * sizes.value_dim
+
+
+def _layers(outline: Outline) -> range:
+    return range(outline.manifest.moe.num_layers)
+
+
+def _disk(outline: Outline, rates: Rates) -> float:
+    return rates.disk_rate(outline.manifest.layout.stride_bytes)

@@ -1,0 +1,94 @@
+"""The model that a forecast is asked for: stored, or known by its headers alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from moeinf.bench.forecast.forecast import Forecast, forecast
+from moeinf.bench.forecast.rates import Rates
+from moeinf.config import RuntimeConfig
+from moeinf.config.pull_options import PullOptions
+from moeinf.engine.memory_plan import PROCESS_BYTES, smallest_bytes
+from moeinf.engine.stored.hit_record import HitCount, load_hits
+from moeinf.engine.stored.outline import Outline, outline_of, outline_of_headers
+from moeinf.errors import OutOfMemoryError
+from moeinf.hardware import Machine
+from moeinf.pull.events import PullProgress
+from moeinf.pull.model_names import stored_model
+from moeinf.pull.pull import read_headers
+from moeinf.store.files import errors_named
+from moeinf.store.library import Library, StoredModel
+from moeinf.store.quantisation import SMALL, chosen
+from moeinf.text.quantities import at_least_text, binary_size_text
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    name: str
+    outline: Outline
+    store_bytes: int
+    stored: bool
+    record: Mapping[int, HitCount]  # of earlier runs
+    smaller: Outline | None = None  # the same model in fewer bits, where a pull could store it so
+
+
+def subject_of(
+    reference: str, quant: str | None, token: str | None, home: Path, progress: PullProgress | None = None
+) -> Subject:
+    """What `run` would mean by the reference. Reads headers alone, of files, of the store or of the Hub.
+
+    Raises what a pull would: ModelNotFoundError, CheckpointError, UnsupportedModelError, HubError, UsageError.
+    """
+    with errors_named(home):
+        stored = stored_model(reference, Library(home), chosen(quant))
+    if stored is not None:
+        return stored_subject(stored)
+    headers = read_headers(reference, PullOptions(quant=quant, token=token), home=home, progress=progress)
+    outline = outline_of_headers(headers.config, headers.generation, headers.manifest, headers.dense)
+    smaller = None
+    if quant is None and headers.manifest.in_place is None:
+        small = read_headers(reference, PullOptions(quant=SMALL.dense, token=token), home=home)
+        smaller = outline_of_headers(small.config, small.generation, small.manifest, small.dense)
+    return Subject(reference, outline, headers.store_bytes, False, {}, smaller)
+
+
+def stored_subject(stored: StoredModel) -> Subject:
+    return Subject(stored.name, outline_of(stored), stored.size_bytes, True, load_hits(stored))
+
+
+def forecast_of(subject: Subject, config: RuntimeConfig, machine: Machine, rates: Rates) -> Forecast:
+    """Raises OutOfMemoryError, with what would help, where the model cannot run; UsageError as the run would."""
+    try:
+        return forecast(subject.outline, config, machine, rates, subject.record)
+    except OutOfMemoryError as error:
+        least = _least_bytes(subject.outline, machine)
+        asked = [config.context, config.prefill_chunk, config.expert_cache]
+        if any(each is not None for each in asked):
+            raise  # what was asked for is too much, and the message says which
+        raise OutOfMemoryError(
+            f"{subject.name} does not fit: it needs {at_least_text(least)} at least, "
+            f"{binary_size_text(_given_bytes(config, machine))} {_bound(config, machine)}; "
+            f"{_remedies(subject, config, machine, least)}"
+        ) from error
+
+
+def _remedies(subject: Subject, config: RuntimeConfig, machine: Machine, least: int) -> str:
+    more = f"raise --ram to {at_least_text(least)}" if config.ram is not None else "end other programs"
+    fewer = "take a GGUF file of it in fewer bits"
+    if subject.smaller is not None:
+        fewer = f"store it in fewer bits (--quant q4_k needs {at_least_text(_least_bytes(subject.smaller, machine))})"
+    return f"{more}, {fewer}, or take a smaller model (`moeinf list --available`)"
+
+
+def _least_bytes(outline: Outline, machine: Machine) -> int:
+    return smallest_bytes(outline.footprint, machine.cores) + PROCESS_BYTES
+
+
+def _given_bytes(config: RuntimeConfig, machine: Machine) -> int:
+    return config.ram.of(machine.total_bytes) if config.ram is not None else machine.available_bytes
+
+
+def _bound(config: RuntimeConfig, machine: Machine) -> str:
+    return "are given" if config.ram is not None else f"are available ({machine.limited_by})"

@@ -1,0 +1,34 @@
+"""Rates of a machine as `moeinf doctor` keeps them, for tests that must not measure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from moeinf.bench.forecast.rates import Products, Rates
+from moeinf.engine.opening import open_kernels
+from moeinf.hardware import cpu_name, machine
+
+# Each weight takes a nanosecond in one row, and a tenth of that for each of many.
+_PRODUCTS: Final = Products((1, 100), (1e-9, 1e-8))
+PLAIN: Final = Rates(
+    cpu="a CPU",
+    isa="generic",
+    threads=1,
+    memory_bytes=1 << 30,
+    measured="2026-01-02T03:04:05+00:00",
+    disk={1 << 20: 1e9, 4 << 20: 2e9},
+    direct=True,
+    memory=1e10,
+    experts={"bf16": _PRODUCTS, "q4_k": _PRODUCTS},
+    linear={"bf16": _PRODUCTS},
+    layer_s=1e-5,
+    streamed_layer_s=1e-4,
+)
+
+
+def rates_of_this_machine() -> Rates:
+    here = machine()
+    return replace(
+        PLAIN, cpu=cpu_name(), isa=open_kernels(1, "").isa, threads=here.cores, memory_bytes=here.total_bytes
+    )

@@ -1,0 +1,122 @@
+"""A forecast goes by the very plan of a run, and by what it says of reads and products."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from moeinf.bench.forecast.checkup import check_rates
+from moeinf.bench.forecast.forecast import forecast
+from moeinf.bench.forecast.speed import Step
+from moeinf.bench.forecast.subject import Subject, forecast_of, stored_subject, subject_of
+from moeinf.bench.forecast.weights import dense_weights, expert_weights, head_weights
+from moeinf.config import RuntimeConfig
+from moeinf.engine.model import Model
+from moeinf.engine.stored.hit_record import load_hits
+from moeinf.engine.stored.outline import outline_of
+from moeinf.errors import OutOfMemoryError, UsageError
+from moeinf.hardware import Machine, machine
+from moeinf.pull.pull import pull
+from moeinf.store.library import StoredModel
+from tests.support.checkpoints import random_tensors, write_checkpoint
+from tests.support.rates import PLAIN
+
+PLENTY = Machine(4 << 30, "machine", 2, 8 << 30)
+CPU = {"device": "cpu", "threads": 1}
+
+
+@pytest.mark.parametrize("given", [{}, {"expert_cache": "20%"}, {"context": 512}, {"ram": "200MiB"}])
+def test_the_plan_is_that_of_the_run(given: dict[str, object], demo: StoredModel) -> None:
+    config = RuntimeConfig.of(**CPU, **given)
+    found = forecast(outline_of(demo), config, PLENTY, PLAIN, {})
+    with Model(demo, config, on=PLENTY) as model:
+        assert model.plan == found.plan
+
+
+def test_what_a_run_counted_is_what_the_next_forecast_expects(tmp_path: Path) -> None:
+    stored = pull("demo", home=tmp_path)
+    config = RuntimeConfig.of(**CPU, expert_cache="20%", prefetch=False)
+    with Model(stored, config) as model:
+        stats = model.replay(range(1, 30), range(1, 60))
+    found = forecast_of(stored_subject(stored), config, machine(), PLAIN)
+    assert found.hits.hit_rate == stats.decode_cache.hit_rate > 0
+    assert (
+        found.hits.read_share * stats.decode_cache.activations * stored.manifest.layout.stride_bytes
+        == pytest.approx(stats.decode_cache.demand_bytes)
+    )
+
+
+def test_a_run_that_holds_every_expert_counts_nothing(tmp_path: Path) -> None:
+    stored = pull("demo", home=tmp_path)
+    with Model(stored, RuntimeConfig.of(**CPU)) as model:
+        model.replay(range(1, 30), range(1, 30))
+    assert load_hits(stored) == {}
+
+
+def test_weights_are_counted_once_each(demo: StoredModel) -> None:
+    outline = outline_of(demo)
+    info, moe = outline.manifest.info, outline.manifest.moe
+    experts = sum(expert_weights(outline, 0).values())
+    assert experts == 3 * 128 * 64
+    assert sum(head_weights(outline).values()) == info.vocab_size * info.hidden_size  # tied to the embedding
+    counted = sum((dense_weights(outline) + head_weights(outline)).values()) + moe.top_k * moe.num_layers * experts
+    assert 0.99 * info.active_params < counted <= info.active_params
+
+
+def test_an_embedding_that_is_looked_up_makes_no_logits(tmp_path: Path) -> None:
+    stored = pull(str(write_checkpoint(tmp_path / "checkpoint", random_tensors())), home=tmp_path / "home")
+    info = stored.manifest.info
+    assert sum(head_weights(outline_of(stored)).values()) == info.vocab_size * info.hidden_size
+
+
+def test_more_memory_and_a_faster_machine_are_never_slower(demo: StoredModel) -> None:
+    def rates_of(config: dict[str, object], rates: object = PLAIN) -> tuple[float, float]:
+        found = forecast(outline_of(demo), RuntimeConfig.of(**CPU, **config), PLENTY, rates, {})  # type: ignore[arg-type]
+        return found.decode.tokens_per_s, found.prefill.tokens_per_s
+
+    sizes = [rates_of({"expert_cache": f"{share}%"}) for share in (10, 20, 40, 80, 100)]
+    assert sizes == sorted(sizes) and sizes[0] < sizes[-1]
+    few: dict[str, object] = {"expert_cache": "10%"}
+    faster = replace(PLAIN, disk={size: 10 * rate for size, rate in PLAIN.disk.items()})
+    assert all(a > b for a, b in zip(rates_of(few, faster), rates_of(few), strict=True))
+
+
+def test_the_longer_of_reading_and_computing_is_never_hidden() -> None:
+    for compute, read in ((1.0, 0.0), (0.0, 1.0), (2.0, 1.0), (1.0, 2.0)):
+        for hidden in (0.0, 0.5, 1.0):
+            step = Step(4, compute, 1.0, read, hidden)
+            assert max(compute, read) <= step.seconds <= compute + read
+            assert step.tokens_per_s == 4 / step.seconds
+
+
+def test_what_cannot_run_says_what_would_help(demo: StoredModel, tmp_path: Path) -> None:
+    tiny = Machine(8 << 20, "control group /tiny", 1, 1 << 30)
+    with pytest.raises(OutOfMemoryError, match=r"demo:latest does not fit: it needs .* at least.*/tiny.*; end other"):
+        forecast_of(stored_subject(demo), RuntimeConfig.of(**CPU), tiny, PLAIN)
+    with pytest.raises(OutOfMemoryError, match=r"raise --ram to .*fewer bits.*smaller model"):
+        forecast_of(stored_subject(demo), RuntimeConfig.of(**CPU, ram="70MiB"), PLENTY, PLAIN)
+    with pytest.raises(OutOfMemoryError, match=r"lower --num-ctx"):
+        forecast_of(stored_subject(demo), RuntimeConfig.of(**CPU, ram="70MiB", context=2048), PLENTY, PLAIN)
+    with pytest.raises(UsageError, match="context 100000 is beyond"):
+        forecast_of(stored_subject(demo), RuntimeConfig.of(**CPU, context=100000), PLENTY, PLAIN)
+    folder = write_checkpoint(tmp_path / "checkpoint", random_tensors())
+    unpulled = subject_of(str(folder), None, None, tmp_path / "home")
+    assert not unpulled.stored and not (tmp_path / "home").exists()
+    with pytest.raises(OutOfMemoryError, match=r"--quant q4_k needs"):
+        forecast_of(unpulled, RuntimeConfig.of(**CPU, ram="70MiB"), PLENTY, PLAIN)
+
+
+def test_the_least_that_is_told_suffices(demo: StoredModel) -> None:
+    subject: Subject = stored_subject(demo)
+    with pytest.raises(OutOfMemoryError) as refused:
+        forecast_of(subject, RuntimeConfig.of(**CPU, ram="70MiB"), PLENTY, PLAIN)
+    least = str(refused.value).partition("raise --ram to ")[2].partition(",")[0].replace(" ", "")
+    assert forecast_of(subject, RuntimeConfig.of(**CPU, ram=least), PLENTY, PLAIN).plan.num_slots
+
+
+def test_a_slow_disk_is_a_fault_with_a_remedy() -> None:
+    assert list(check_rates(PLAIN)) == []
+    (fault,) = check_rates(replace(PLAIN, disk={1 << 20: 1e8}))
+    assert "100 MB/s" in fault.text and "SSD" in fault.remedy

@@ -1,0 +1,126 @@
+"""The rates of a machine: kept, read again, and not taken for those of another."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from moeinf.bench.forecast import known, measure, products
+from moeinf.bench.forecast.known import known_rates
+from moeinf.bench.forecast.rates import FILE, Products, Rates, load, nearest, save
+from moeinf.config import RuntimeConfig
+from moeinf.errors import DiskSpaceError, OutOfMemoryError
+from moeinf.hardware import Machine
+from tests.support.rates import PLAIN, rates_of_this_machine
+
+
+def test_what_is_kept_is_read_again(tmp_path: Path) -> None:
+    save(PLAIN, tmp_path / "home")
+    assert load(tmp_path / "home") == PLAIN
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"version": 0},
+        {"disk": {}},
+        {"disk": {"1048576": "fast"}},
+        {"disk": {"1048576": float("nan")}},
+        {"memory": -1},
+        {"experts": {}},
+        {"experts": {"bf16": {"rows": [1], "seconds": []}}},
+        {"linear": []},
+        {"surprise": 1},
+        {"threads": True},
+    ],
+)
+def test_a_file_that_is_not_sound_counts_as_none(change: dict[str, object], tmp_path: Path) -> None:
+    path = save(PLAIN, tmp_path)
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    assert load(tmp_path) is None
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", "{}"])
+def test_no_json_of_rates_counts_as_none(content: str, tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text(content)
+    assert load(tmp_path) is None
+    assert load(tmp_path / "nowhere") is None
+
+
+def test_products_lie_on_lines_between_what_was_measured() -> None:
+    measured = Products((1, 16, 64), (1.0, 4.0, 10.0))
+    assert [measured.of(rows) for rows in (0.5, 1, 8.5, 16, 40, 64)] == [1, 1, 2.5, 4, 7, 10]
+    assert measured.of(640) == 100  # many rows take as long each
+
+
+def test_a_format_that_was_not_measured_is_taken_for_the_one_of_as_many_bits() -> None:
+    few, many = Products((1,), (1.0,)), Products((1,), (2.0,))
+    assert nearest({"q4_k": few, "bf16": many}, "iq4_xs") is few
+    assert nearest({"q4_k": few, "bf16": many}, "f16") is many
+
+
+def test_reads_are_as_fast_as_those_of_the_nearest_size() -> None:
+    assert [PLAIN.disk_rate(size) for size in (1, 1 << 20, 3 << 20, 1 << 30)] == [1e9, 1e9, 2e9, 2e9]
+
+
+def test_rates_of_another_machine_are_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = rates_of_this_machine()
+    calls: list[str] = []
+
+    def measured(*_: object) -> Rates:
+        calls.append("measured")
+        return mine
+
+    monkeypatch.setattr(known, "measure", measured)
+    for other in (
+        replace(mine, cpu="another"),
+        replace(mine, isa="another"),
+        replace(mine, threads=mine.threads + 1),
+        replace(mine, memory_bytes=1),
+    ):
+        save(other, tmp_path)
+        calls.clear()
+        assert known_rates(tmp_path, RuntimeConfig()) == mine and calls == ["measured"]
+        assert known_rates(tmp_path, RuntimeConfig()) == mine and calls == ["measured"]  # now they are kept
+    assert known_rates(tmp_path, RuntimeConfig(), again=True) == mine and calls == ["measured"] * 2
+    known_rates(tmp_path, RuntimeConfig(threads=mine.threads + 1))
+    assert calls == ["measured"] * 3
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything is measured, in next to no time and room."""
+    monkeypatch.setattr(measure, "FORMATS", ("q4_k",))
+    monkeypatch.setattr(measure, "_READ_S", 0.01)
+    monkeypatch.setattr(measure, "_FILE_BYTES", 64 << 20)
+    monkeypatch.setattr(measure, "SPAN_BYTES", 64 << 20)
+    monkeypatch.setattr(measure, "_DECODE_TOKENS", 4)
+    monkeypatch.setattr(products, "_LEAST_S", 0.0)
+    monkeypatch.setattr(products, "_ROUNDS", 1)
+
+
+def test_measuring_finds_rates_and_leaves_nothing_behind(quick: None, tmp_path: Path) -> None:
+    said: list[str] = []
+    rates = measure.measure(tmp_path, RuntimeConfig(), said.append)
+    assert list(tmp_path.iterdir()) == []
+    assert set(rates.disk) == set(measure.READ_BYTES) and all(rate > 0 for rate in rates.disk.values())
+    for found in (rates.experts, rates.linear):
+        assert set(found) == {"q4_k"} and all(seconds > 0 for seconds in found["q4_k"].seconds)
+    assert rates.streamed_layer_s >= rates.layer_s >= 0
+    assert any("disk" in line for line in said)
+    save(rates, tmp_path)
+    assert load(tmp_path) == rates
+
+
+def test_a_machine_without_room_is_told_so(quick: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(measure, "machine", lambda: Machine(100 << 20, "machine", 1, 1 << 30))
+        with pytest.raises(OutOfMemoryError, match=r"not enough memory to measure.*free some"):
+            measure.measure(tmp_path, RuntimeConfig())
+    monkeypatch.setattr(measure, "free_bytes", lambda folder: 1 << 20)
+    with pytest.raises(DiskSpaceError, match=r"not enough disk space.*MOEINF_HOME"):
+        measure.measure(tmp_path, RuntimeConfig())
+    assert list(tmp_path.iterdir()) == []
