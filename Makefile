@@ -6,11 +6,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 NATIVE_SOURCES := $(shell find cextensions -name '*.cc' -o -name '*.h' -o -name '*.inc')
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
+RUNS := $(VENV)/.runs
 READY := $(VENV)/.ready
 
 .PHONY: demo test fuzz lab lint native-test gpu-test gpu-compile clean
 
-demo: $(READY)
+demo: $(RUNS)
 	$(BIN)/moeinf run demo --expert-cache 33% --num-predict 64 --seed 7 --verbose "$(PROMPT)"
 
 # mypy has one thread: the native tests are built beside it. Tests often wait for a process that they have started, so
@@ -54,13 +55,19 @@ gpu-compile: $(READY)
 	KERNEL_TARGETS=80,86,89,90,120 $(BIN)/python -m pytest tests/unit/gpu/test_matrix_compile.py \
 	  tests/unit/gpu/test_vector_compile.py
 
-# torch comes first and from constraints.txt: a CPU machine must not download CUDA packages for it.
-$(READY): pyproject.toml constraints.txt CMakeLists.txt $(NATIVE_SOURCES)
+# What the command needs, and nothing of what the tests do.
+$(RUNS): pyproject.toml constraints.txt CMakeLists.txt $(NATIVE_SOURCES)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "moeinf needs Python 3.10 or newer; set PYTHON=")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -c constraints.txt "scikit-build-core>=0.10" "nanobind>=2.2" cmake ninja
+	$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e .
+	touch $@
+
+# torch comes first and from constraints.txt: a CPU machine must not download CUDA packages for it. What was built for
+# the command is not compiled again.
+$(READY): $(RUNS)
 	$(BIN)/python -m pip install -q -c constraints.txt torch numpy 2>/dev/null || \
 	  $(BIN)/python -m pip install -q -c constraints.txt --extra-index-url $(TORCH_CPU_INDEX) torch numpy
-	$(BIN)/python -m pip install -q -c constraints.txt "scikit-build-core>=0.10" "nanobind>=2.2" cmake ninja
 	$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e '.[test]'
 	touch $@
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,14 @@ def stored(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store
     """The demo model in a store that only this test has."""
     monkeypatch.setenv("MOEINF_HOME", str(tmp_path / "home"))
     return ensure("demo", home=tmp_path / "home")
+
+
+def test_without_torch_nothing_is_read_and_one_line_says_how_to_get_it(
+    stored: StoredModel, command: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    done = command("tune", "demo", "--trace", "nowhere")
+    assert done.code == 2 and "pip install torch" in done.err and len(done.err.splitlines()) == 1
 
 
 def network_of(stored: StoredModel, gain: Gain = BETTER) -> TunedNetwork:

@@ -65,6 +65,16 @@ def find(
     return find_cuda(device, said.append, open_driver=open_driver, open_toolkit=lambda: toolkit)  # type: ignore[arg-type]
 
 
+def test_a_gpu_without_torch_is_named_with_the_command_that_installs_it() -> None:
+    without = Toolkit(None, list, None, has_torch=False)
+    wanted = r"GPU 0 \(NVIDIA A5000\) cannot be used without torch: pip install 'moeinf\[gpu\]'"
+    with pytest.raises(DeviceError, match=wanted):
+        find("cuda", toolkit=without)
+    notices: list[str] = []
+    assert find("auto", toolkit=without, notices=notices) is None
+    assert len(notices) == 1 and re.search(f"running on the CPU: {wanted}$", notices[0])
+
+
 @pytest.fixture(autouse=True)
 def every_gpu_is_visible(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

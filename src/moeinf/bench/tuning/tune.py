@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,12 @@ LATER_SHARE: Final = 0.25  # of the tokens, for the measurement
 MOST_MEASURED: Final = 7000  # tokens
 LEAST_REQUESTS: Final = 4
 LEAST_TOKENS: Final = 400
+
+
+def require_torch() -> None:
+    """Raises UsageError, before anything is read, where there is no torch to train with."""
+    if importlib.util.find_spec("torch") is None:
+        raise UsageError("`moeinf tune` trains with torch, which is not installed: pip install torch")
 
 
 @dataclass(frozen=True, slots=True)

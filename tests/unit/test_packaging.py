@@ -1,0 +1,54 @@
+"""What an installation brings: the base without torch and without what only tests need."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+
+
+def names(requirements: str) -> set[str]:
+    return {re.split(r"[^A-Za-z0-9_-]", each)[0] for each in re.findall(r'"([^"]+)"', requirements)}
+
+
+def listed(key: str) -> set[str]:
+    """The names of the packages in a list of pyproject.toml."""
+    found = re.search(rf"^{key} = \[(.*?)\]$", PROJECT, flags=re.MULTILINE | re.DOTALL)
+    assert found is not None, key
+    return names(found[1])
+
+
+def test_torch_comes_with_the_gpu_alone() -> None:
+    assert "numpy" in listed("dependencies") and "torch" not in listed("dependencies")
+    assert listed("gpu") == {"torch"}
+    assert "torch" in listed("test")  # the path of a GPU is tested on an emulated one
+
+
+def steps(target: str) -> str:
+    """What make would do in a folder where nothing is installed."""
+    done = subprocess.run(
+        ["make", "--dry-run", "--always-make", target], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+def test_the_demo_installs_no_package_that_only_tests_need() -> None:
+    demo, tests = steps("demo"), steps("lint")
+    assert "--no-build-isolation -e .\n" in demo and "[test]" not in demo and "torch" not in demo
+    assert "--no-build-isolation -e .\n" in tests and "-e '.[test]'" in tests and "torch" in tests
+
+
+def test_wheels_are_built_for_the_systems_and_versions_that_are_named() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for system in ("x86-64", "arm64", "macOS", "WSL2"):
+        assert system in readme
+    workflow = (ROOT / ".github" / "workflows" / "wheels.yml").read_text(encoding="utf-8")
+    assert all(system in workflow for system in ("ubuntu-24.04", "ubuntu-24.04-arm", "macos-14"))
+    assert all(f"cp3{minor}-*" in PROJECT for minor in range(10, 15))
