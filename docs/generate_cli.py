@@ -13,6 +13,8 @@ VERBS = (
     "list",
     "show",
     "rm",
+    "cp",
+    "prune",
     "serve",
     "ps",
     "stop",

@@ -22,6 +22,7 @@ from moeinf.config.simulate_options import SimulateOptions
 from moeinf.errors import ModelNotFoundError, MoeinfError, OutputError, UsageError
 from moeinf.sampling.params import SamplingParams
 from moeinf.terminal.arguments.chat_options import ChatOptions
+from moeinf.terminal.arguments.completion import model_names, stored_names
 from moeinf.terminal.arguments.flags import SamplingOptions, with_flags
 from moeinf.terminal.arguments.wrong_use import usage_text, with_think
 from moeinf.terminal.streams import drop_output, open_streams
@@ -33,10 +34,14 @@ if TYPE_CHECKING:
 ModelName = Annotated[
     str,
     typer.Argument(
-        metavar="MODEL", help="A stored model, org/repo[:GGUF tag][@rev], a checkpoint's folder, or a GGUF file."
+        metavar="MODEL",
+        help="A stored model, org/repo[:GGUF tag][@rev], a checkpoint's folder, or a GGUF file.",
+        autocompletion=model_names,
     ),
 ]
-StoredName = Annotated[str, typer.Argument(metavar="MODEL", help="A stored model, or a GGUF file.")]
+StoredName = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A stored model, or a GGUF file.", autocompletion=stored_names)
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress and no line about memory.")]
 ServerHost = Annotated[
@@ -51,7 +56,6 @@ app = typer.Typer(
     name="moeinf",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     help="Run Mixture-of-Experts language models that do not fit in memory.",
 )
@@ -135,7 +139,9 @@ def pull(
     source: Annotated[
         str,
         typer.Argument(
-            metavar="SOURCE", help="org/repo[:GGUF tag][@rev] on the Hub, a folder, a GGUF file, or demo[:chat]."
+            metavar="SOURCE",
+            help="org/repo[:GGUF tag][@rev] on the Hub, a folder, a GGUF file, or demo[:chat].",
+            autocompletion=model_names,
         ),
     ],
     *,
@@ -199,7 +205,8 @@ def _list_available(prefix: str, *, as_json: bool) -> None:
     from moeinf.pull.model_names import known_sources
     from moeinf.terminal.screen import table
 
-    known = {name: source for name, source in known_sources().items() if name.startswith(prefix)}
+    sources = known_sources(store_home())
+    known = {name: source for name, source in sources.items() if name.startswith(prefix)}
     print(dumps(known, indent=2) if as_json else "\n".join(table([("NAME", "SOURCE"), *known.items()])))
 
 
@@ -245,7 +252,11 @@ def show(
 
 
 @app.command()
-def rm(models: Annotated[list[str], typer.Argument(metavar="MODEL", help="Models and interrupted pulls.")]) -> None:
+def rm(
+    models: Annotated[
+        list[str], typer.Argument(metavar="MODEL", help="Models and interrupted pulls.", autocompletion=stored_names)
+    ],
+) -> None:
     """Delete models and interrupted pulls. Stops at the first that fails."""
     from moeinf.store.library import Library
     from moeinf.text.quantities import size_text
@@ -253,6 +264,30 @@ def rm(models: Annotated[list[str], typer.Argument(metavar="MODEL", help="Models
     for name in models:
         freed = Library(store_home()).remove(name)
         print(f"deleted '{name}' ({size_text(freed)} freed)")
+
+
+@app.command()
+def cp(
+    source: StoredName, name: Annotated[str, typer.Argument(metavar="NAME", help="Another name for the model.")]
+) -> None:
+    """Give a model one more name. No weights are copied."""
+    from moeinf.store.library import Library
+
+    Library(store_home()).copy(source, name)
+    print(f"copied '{source}' to '{name}'")
+
+
+@app.command()
+def prune() -> None:
+    """Delete interrupted pulls, and what no name holds any more.
+
+    `moeinf list --all` shows what was interrupted; pulling again would go on with it.
+    """
+    from moeinf.store.library import Library
+    from moeinf.text.quantities import size_text
+
+    pulls, freed = Library(store_home()).prune()
+    print(f"{size_text(freed)} freed, {pulls} interrupted {'pull' if pulls == 1 else 'pulls'} among it")
 
 
 @app.command()
@@ -371,12 +406,13 @@ def tune(
 
     The earlier requests train it and the later ones measure it. It is used where it is better than the default.
     """
-    from moeinf.bench.tuning.tune import Course, requests_of
+    from moeinf.bench.tuning.tune import Course, requests_of, require_torch
     from moeinf.bench.tuning.tune import tune as trained
     from moeinf.engine.stored.tuned_file import check_writable, save_tuned
     from moeinf.terminal.progress import StatusLine
     from moeinf.terminal.tuning import progress_of, tuned_lines
 
+    require_torch()
     stored = _stored(model)
     check_writable(stored)
     requests = requests_of(trace, stored.name, stored.id, stored.manifest.moe)
@@ -475,7 +511,7 @@ def _stored(name: str) -> StoredModel:
     try:
         return Library(store_home()).find(name)
     except ModelNotFoundError:
-        if name.lower().removesuffix(":latest") in known_sources():
+        if name.lower().removesuffix(":latest") in known_sources(store_home()):
             raise ModelNotFoundError(f"model '{name}' is not stored; `moeinf pull {name}` fetches it") from None
         raise
 

@@ -9,7 +9,8 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from moeinf.errors import ModelNotFoundError, StoreError
+from moeinf.errors import ModelNotFoundError, StoreError, UsageError
+from moeinf.store.files import parse_json_object, read_small
 from moeinf.store.library import Library, StoredModel
 from moeinf.store.manifest import ModelSource, SourceKind
 from moeinf.store.names import name_from, parse_name
@@ -17,6 +18,7 @@ from moeinf.store.partials import PulledAs, find_partials, parse_source_record
 from moeinf.store.quantisation import KEEP, Quantisation
 
 DATA = Path(__file__).parents[1] / "data"
+ALIAS_FILE = "aliases.json"  # in the store's folder: the user's own names
 _HUB_PREFIX = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/|hf://", re.IGNORECASE)
 _REPO = re.compile(r"([^/\s@:]+/[^/\s@:]+)(?::([^/\s@:]+))?(?:@(\S+))?")
 _GGUF_PAGE = re.compile(r"([^/\s@:]+/[^/\s@:]+)/(?:blob|resolve)/([^/\s]+)/(\S+\.gguf)(?:\?\S*)?", re.IGNORECASE)
@@ -59,11 +61,11 @@ def origin_of(reference: str, library: Library) -> Origin:
     except ModelNotFoundError:
         pass
     begun = _begun(reference, library)
-    named = partial_origin(begun[0]) if begun else named_origin(reference)
+    named = partial_origin(begun[0]) if begun else named_origin(reference, library.home)
     if named is not None:
         return named
     stored = [model.name.removesuffix(":latest") for model in library.list()]
-    close = difflib.get_close_matches(reference, {*stored, *known_sources()}, n=3, cutoff=0.6)
+    close = difflib.get_close_matches(reference, {*stored, *known_sources(library.home)}, n=3, cutoff=0.6)
     hint = f"did you mean {' or '.join(close)}?" if close else "give org/repo, the path of a folder, or a known name"
     shown = reference[:100] if reference.isprintable() else ascii(reference[:100])
     raise ModelNotFoundError(f"model '{shown}' not found; {hint} (`moeinf list --available` shows the names)")
@@ -164,20 +166,21 @@ def partial_origin(asked: PulledAs) -> Origin:
     return Origin(source.kind, source.location, source.revision, asked.name, asked.quantisation, source.file)
 
 
-def named_origin(reference: str) -> Origin | None:
-    """Returns the origin for forms that go after stored names: aliases, then org/repo[@revision]."""
-    alias = _aliases().get(reference.lower().removesuffix(":latest"))
-    if alias is not None:
-        name = reference.lower()
-        if alias["kind"] == "embedded":
-            return Origin("embedded", alias["name"], "", name)
-        return Origin("hub", alias["repo"], "", name)
-    return _hub_origin(reference)
+def named_origin(reference: str, home: Path) -> Origin | None:
+    """Returns the origin for forms that go after stored names: aliases, then org/repo[@revision].
+
+    Raises UsageError for a file of aliases in `home` that is not sound.
+    """
+    alias = _aliases(home).get(reference.lower().removesuffix(":latest"))
+    return _hub_origin(reference) if alias is None else replace(alias, name=reference.lower())
 
 
-def known_sources() -> dict[str, str]:
-    """Returns the aliases in order, and where each is pulled from: org/repo, or `embedded`."""
-    return {name: alias.get("repo", alias["kind"]) for name, alias in sorted(_aliases().items())}
+def known_sources(home: Path) -> dict[str, str]:
+    """Returns the aliases in order, and where each is pulled from: org/repo[:tag][@revision], or `embedded`.
+
+    Raises UsageError as named_origin does.
+    """
+    return {name: _reference_of(alias) for name, alias in sorted(_aliases(home).items())}
 
 
 def full_name(name: str) -> str:
@@ -199,6 +202,37 @@ def _gguf_name(repo: str, file: str) -> str:
     return f"{name_from(repo)}:{name_from(tag)}"
 
 
-def _aliases() -> dict[str, dict[str, str]]:
-    aliases: dict[str, dict[str, str]] = json.loads((DATA / "aliases.json").read_text())
-    return aliases
+def _reference_of(alias: Origin) -> str:
+    if alias.kind == "embedded":
+        return alias.kind
+    return alias.location + (f":{alias.file}" if alias.file else "") + (f"@{alias.revision}" if alias.revision else "")
+
+
+def _aliases(home: Path) -> dict[str, Origin]:
+    """Those that come with moeinf, and the user's own, which go first."""
+    built_in: dict[str, dict[str, str]] = json.loads((DATA / "aliases.json").read_text())
+    found = {
+        name: Origin("embedded", alias["name"], "", name)
+        if alias["kind"] == "embedded"
+        else Origin("hub", alias["repo"], "", name)
+        for name, alias in built_in.items()
+    }
+    return found | _own_aliases(home / ALIAS_FILE)
+
+
+def _own_aliases(path: Path) -> dict[str, Origin]:
+    """The user's names: {"small": "org/repo@commit"}. Raises UsageError for what is no name, or no repository."""
+    try:
+        given = parse_json_object(read_small(path, 1 << 20), str(path), UsageError)
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}; make it readable, or delete it") from error
+    found = {}
+    for name, reference in given.items():
+        parse_name(name)
+        origin = _hub_origin(reference) if isinstance(reference, str) else None
+        if origin is None:
+            raise UsageError(f'{path}: {name!r} is no org/repo[:tag][@revision]: write "name": "org/repo@commit"')
+        found[name.lower().removesuffix(":latest")] = origin
+    return found

@@ -165,6 +165,16 @@ class Library:
                 path.parent.rmdir()
             return freed + self._sweep()
 
+    def prune(self) -> tuple[int, int]:
+        """Deletes interrupted pulls, and what no name holds any more: models, and what was kept of their prompts.
+
+        Returns how many pulls these were, and the bytes that were freed. A pull that is running stays.
+        """
+        stopped = [partial for partial in self.partials() if not partial.running]
+        freed = sum(partial.discard() for partial in stopped)
+        with errors_named(self._names), self.lock():
+            return len(stopped), freed + self._sweep()
+
     def check_origin(self, name: str, source: ModelSource) -> None:
         """Raises UsageError where the name is that of a model of another origin. A damaged model bars nobody."""
         with suppress(StoreError):

@@ -59,7 +59,7 @@ def test_a_model_that_is_not_stored_is_looked_at_and_left_alone(command: Command
         (("fit", "demo", "--ram", "20MiB"), 1, "demo:latest does not fit"),
         (("fit", "demo", "-c", "999999"), 2, "beyond the model's 2048 tokens"),
         (("fit", "demo", "--quant", "q9"), 2, "unknown --quant 'q9'"),
-        (("fit", "demo", "--policy", "lru"), 2, "No such option"),  # it would change nothing
+        (("fit", "demo", "--policy", "lru"), 2, "no such option: --policy"),  # it would change nothing
         (("fit",), 2, "Missing argument"),
     ],
 )

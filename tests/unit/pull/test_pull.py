@@ -321,8 +321,8 @@ def test_a_stored_name_wins_over_an_alias_and_a_path_over_a_stored_name(
         ("olmoe:latest", "allenai/OLMoE-1B-7B-0125-Instruct", "", "olmoe:latest"),
     ],
 )
-def test_references_to_the_hub(reference: str, location: str, revision: str, name: str) -> None:
-    origin = outside_origin(reference) or named_origin(reference)
+def test_references_to_the_hub(reference: str, location: str, revision: str, name: str, tmp_path: Path) -> None:
+    origin = outside_origin(reference) or named_origin(reference, tmp_path)
     assert origin is not None and origin.kind == "hub"
     assert (origin.location, origin.revision, origin.name) == (location, revision, name)
 

@@ -22,7 +22,7 @@ _ROWS: Final = (1, 4, 16, 64)  # of an expert
 _LINEAR_ROWS: Final = (1, 16, 128, 512)
 _PASS_TOKENS: Final = 512  # of which many rows are a part
 _LEAST_S: Final = 0.06
-_ROUNDS: Final = 3
+_ROUNDS: Final = 2
 _BYTE: Final = 0x2C  # of all weights: every format reads it as an ordinary small number
 
 Clock = Callable[[], float]
@@ -82,7 +82,7 @@ class ProductBench:
         self._kernels.linear(x, matrices[turn % len(matrices)], y)
 
     def _timed(self, call: Callable[[int], None]) -> float:
-        """Seconds of one call: the best of three rounds, each of calls for a twentieth of a second."""
+        """Seconds of one call: the best of two rounds, each of calls for a twentieth of a second."""
         call(0)
         best, turn = float("inf"), 1
         for _ in range(_ROUNDS):

@@ -12,6 +12,7 @@ from moeinf.config.environment import store_home
 from moeinf.config.option import option_of, options
 from moeinf.config.pull_options import PullOptions
 from moeinf.errors import MoeinfError
+from moeinf.terminal.arguments.completion import model_names
 from moeinf.terminal.arguments.flags import with_flags
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def doctor(
     again: Annotated[bool, typer.Option("--again", help="Measure again what was measured before.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Look at this machine, and measure it once: what is wrong, and what helps.
+    """Measure this machine once, and say what is to be mended.
 
     The rates of its disk, memory and CPU take half a minute, and are kept in the store's folder for `moeinf fit`. They
     are measured again on another machine. The exit code is 1 where something has to be mended.
@@ -48,7 +49,11 @@ def doctor(
 def fit(
     model: Annotated[
         str,
-        typer.Argument(metavar="MODEL", help="A stored model, org/repo[:GGUF tag][@rev], a folder, or a GGUF file."),
+        typer.Argument(
+            metavar="MODEL",
+            help="A stored model, org/repo[:GGUF tag][@rev], a folder, or a GGUF file.",
+            autocompletion=model_names,
+        ),
     ],
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     quant: Annotated[str | None, typer.Option(metavar="FORMAT", help=option_of(PullOptions, "quant").help)] = None,

@@ -1,0 +1,50 @@
+"""Names that a user adds to those that moeinf knows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from moeinf.errors import UsageError
+from moeinf.pull.model_names import ALIAS_FILE, known_sources, named_origin, origin_of
+from moeinf.store.library import Library
+
+
+def write(home: Path, text: str) -> None:
+    (home / ALIAS_FILE).write_text(text)
+
+
+def test_a_name_of_the_user_means_a_repository_at_a_commit(tmp_path: Path) -> None:
+    write(tmp_path, '{"Small": "org/Repo@0123abc", "small:q4": "org/Repo-GGUF:Q4_K_M"}')
+    origin = origin_of("small", Library(tmp_path))
+    assert (origin.kind, origin.location, origin.revision, origin.name) == ("hub", "org/Repo", "0123abc", "small")
+    of_file = origin_of("small:q4", Library(tmp_path))
+    assert (of_file.location, of_file.file, of_file.name) == ("org/Repo-GGUF", "Q4_K_M", "small:q4")
+    assert origin_of("small:latest", Library(tmp_path)).location == "org/Repo"
+    known = known_sources(tmp_path)
+    assert known["small"] == "org/Repo@0123abc" and known["small:q4"] == "org/Repo-GGUF:Q4_K_M"
+    assert known["demo"] == "embedded" and list(known) == sorted(known)
+
+
+def test_a_name_of_the_user_goes_before_one_that_comes_with_moeinf(tmp_path: Path) -> None:
+    write(tmp_path, '{"mixtral": "mine/Mixtral"}')
+    origin = named_origin("mixtral", tmp_path)
+    assert origin is not None and origin.location == "mine/Mixtral"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "no sound JSON|not sound JSON"),
+        ("[]", "not a JSON object|no JSON object|object"),
+        ('{"a": 3}', "'a' is no org/repo"),
+        ('{"a": "no-repo"}', "'a' is no org/repo"),
+        ('{"a": "no repo/x"}', "'a' is no org/repo"),
+        ('{"a/b": "org/repo"}', "a/b"),
+    ],
+)
+def test_a_file_that_is_not_sound_is_named_with_what_it_should_hold(text: str, said: str, tmp_path: Path) -> None:
+    write(tmp_path, text)
+    with pytest.raises(UsageError, match=said):
+        named_origin("olmoe", tmp_path)
