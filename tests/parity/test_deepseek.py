@@ -94,9 +94,7 @@ def test_routers_choose_and_weigh_as_the_published_code(sigmoid: bool, groups: i
         corrected=sigmoid,
     )
     weights: Any = NativeWeights(Kernels(1), {name: stored(tensor) for name, tensor in tensors.items()})
-    router: Any = (SigmoidRouter if sigmoid else SoftmaxRouter)(
-        weights, config, "gate.", NormConfig("norm.weight", 1e-6)
-    )
+    router: Any = (SigmoidRouter if sigmoid else SoftmaxRouter)(weights, config, "", NormConfig("norm.weight", 1e-6))
     x = torch.randn(TOKENS, HIDDEN)
     hidden, routing = router(x.numpy())
     ours = torch.zeros(TOKENS, EXPERTS).scatter_(1, torch.from_numpy(routing.ids), torch.from_numpy(routing.weights))

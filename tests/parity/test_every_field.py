@@ -22,7 +22,7 @@ from moeinf.models.cpu.layers import NativeLayers
 from moeinf.models.family import family_of
 from moeinf.types import Profiler
 from tests.support.pairs.decoders import PROMPT
-from tests.support.pairs.experts import resident_experts, stored
+from tests.support.pairs.experts import layout_in, resident_experts, stored
 from tests.support.tiny_models import all_configs, reference
 
 SEQ2SEQ = all_configs("SEQ2SEQ_CONFIGS")
@@ -73,6 +73,7 @@ UNDECLARED: dict[str, list[Any]] = {
     "hidden_size": [32],
     "num_experts": [4, 16],
     "num_local_experts": [4, 16],
+    "rotary_dim": [8],
 }
 _YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 _LLAMA3 = {
@@ -140,6 +141,7 @@ WORDS: dict[str, list[Any]] = {
         ["full_attention"],
         ["linear_attention", "full_attention"],
     ],
+    "mlp_layer_types": [["sparse"], ["sparse", "dense"]],
     # for which null is a value
     "head_dim": [8, 32, None],
     "sliding_window": [5, None],
@@ -157,11 +159,15 @@ DIFFERENT = {
     *(
         (family, "partial_rotary_factor")
         for family in (  # transformers ignores it there; here it is followed
+            "dots1",
+            "ernie4_5_moe",
             "granitemoe",
+            "granitemoeshared",
             "mixtral",
             "olmoe",
             "qwen2_moe",
             "qwen3_moe",
+            "qwen3_vl_moe",
         )
     ),
 }
@@ -173,8 +179,18 @@ NOT_COMPUTED = {
     ("phimoe", "head_dim"): "its rotary embedding takes the hidden size by the number of heads",
     ("gpt_oss", "partial_rotary_factor"): "its rotary embedding wants whole heads",
     ("phimoe", "partial_rotary_factor"): "its factors of longrope are as many as for whole heads",
+    ("solar_open", "partial_rotary_factor"): "its rotary embedding wants whole heads",
+    ("glm4v_moe", "head_dim"): "its sections of mrope are those of its heads",
     ("nllb-moe", "per_layer_config"): "transformers knows layers of their own in decoders alone",
     ("switch_transformers", "per_layer_config"): "transformers knows layers of their own in decoders alone",
+}
+
+# What transformers calls the configuration of a family's language model, where it is not the family's own name.
+KNOWN_AS = {
+    "qwen3_5_moe": "qwen3_5_moe_text",
+    "qwen3_vl_moe": "qwen3_vl_moe_text",
+    "glm4v_moe": "glm4v_moe_text",
+    "kimi_k2": "deepseek_v3",
 }
 
 
@@ -183,7 +199,7 @@ def fields_of(family: str) -> dict[str, Any]:
     """Name and present value of what may be set."""
     from transformers import AutoConfig
 
-    made = AutoConfig.for_model("qwen3_5_moe_text" if family == "qwen3_5_moe" else family)
+    made = AutoConfig.for_model(KNOWN_AS.get(family, family))
     declared = {field.name: getattr(made, field.name) for field in dataclasses.fields(made)}
     found = dict.fromkeys(UNDECLARED) | declared | text_of(FAMILIES[family])
     found |= {"rope_scaling": None} if "rope_parameters" in declared else {}
@@ -196,7 +212,7 @@ def text_of(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def other_values(name: str, value: Any, num_layers: int) -> list[Any]:
-    if name == "layer_types":
+    if name in ("layer_types", "mlp_layer_types"):
         return [(kinds * num_layers)[:num_layers] for kinds in WORDS[name]]
     if name in WORDS:
         return WORDS[name]
@@ -262,7 +278,7 @@ def published(model: Any) -> dict[str, Tensor]:
 def ours(config: dict[str, Any], tensors: dict[str, Tensor], kernels: Kernels) -> Tensor:
     family = family_of(config)
     plan = family.tensors
-    layout = next((layout for layout in plan.experts if layout.keys() <= tensors.keys()), {})
+    layout = layout_in(plan, tensors)
     assert plan.dense.keys() | layout.keys() == tensors.keys()
     assert all(tuple(tensors[name].shape) == shape for name, shape in plan.dense.items())
     weights = NativeLayers(kernels, {name: stored(tensor) for name, tensor in tensors.items()}, "f32")

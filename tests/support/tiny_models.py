@@ -45,3 +45,14 @@ def reference(config: dict[str, Any], auto_class: str = "AutoModelForCausalLM") 
     if hasattr(family, "REFERENCE"):
         return family.REFERENCE(config)
     return transformers_model(config, auto_class)
+
+
+def without_vision(name: str, config: dict[str, Any]) -> Any:
+    """transformers' model of a checkpoint that also sees images, less that part, whose tensors the plan ignores."""
+    import transformers
+
+    values = {key: value for key, value in config.items() if key != "model_type"}
+    made = getattr(transformers, f"{name}Config")(**values)
+    whole: Any = getattr(transformers, f"{name}ForConditionalGeneration")(made).float().eval()
+    del whole.model.visual
+    return whole

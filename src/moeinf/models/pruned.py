@@ -10,7 +10,12 @@ from moeinf.errors import CheckpointError
 from moeinf.types import MoeShape, TensorPlan
 
 _ROUTER = re.compile(r".*\blayers\.(\d+)\.(?:\w+\.)*(?:gate|router|router\.layer)\.weight")
-_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")  # as decoders call them: see routed_shape
+_COUNTS = (
+    "num_experts",
+    "num_local_experts",
+    "n_routed_experts",
+    "moe_num_experts",
+)  # as decoders call them: see routed_shape
 
 
 def routers_of(plan: TensorPlan) -> dict[str, int]:

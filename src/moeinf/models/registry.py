@@ -139,6 +139,53 @@ FAMILIES = (
         ),
         encoder_decoder=True,
     ),
+    FamilyEntry(
+        "qwen3_vl_moe",
+        "qwen",
+        ("Qwen3-VL-30B-A3B", "Qwen3-VL-235B-A22B"),
+        "the language model of checkpoints that also see images: Qwen3-MoE, whose experts were published transposed",
+    ),
+    FamilyEntry(
+        "glm4_moe_lite",
+        "deepseek",
+        ("GLM-4.7-Flash",),
+        "DeepSeek-V3's attention and blocks with one group; the layer that predicts further tokens is left out",
+    ),
+    FamilyEntry(
+        "minimax_m2",
+        "deepseek",
+        ("MiniMax-M2", "MiniMax-M2.1"),
+        "sigmoid routing with a correction bias in every layer, nothing shared; norms over whole queries and keys, "
+        "half of each head rotated",
+    ),
+    FamilyEntry(
+        "kimi_k2",
+        "deepseek",
+        ("Kimi-K2-Instruct", "Kimi-K2-Thinking"),
+        "DeepSeek-V3 with one group, 384 experts and fewer heads",
+        verified="transformers' DeepSeek-V3, under which name it reads these checkpoints",
+    ),
+    FamilyEntry(
+        "ernie4_5_moe",
+        "deepseek",
+        ("ERNIE-4.5-21B-A3B", "ERNIE-4.5-300B-A47B"),
+        "softmax routing with a correction bias, shared experts, rotary pairs side by side; layers that predict "
+        "further tokens are left out",
+    ),
+    FamilyEntry("dots1", "deepseek", ("dots.llm1",), "Qwen3's attention, DeepSeek-V3's blocks with one group"),
+    FamilyEntry(
+        "glm4v_moe",
+        "deepseek",
+        ("GLM-4.5V", "GLM-4.6V"),
+        "the language model of checkpoints that also see images: GLM-4.5-Air's",
+    ),
+    FamilyEntry("solar_open", "deepseek", ("Solar-Open-100B",), "GLM-4.5's blocks in every layer, whole heads rotated"),
+    FamilyEntry(
+        "granitemoeshared",
+        "mixtral",
+        ("moe-7b-1b-active-shared-experts",),
+        "granitemoe with an MLP in each layer that every token is given besides its experts",
+    ),
 )
 
 SUPPORTED = tuple(entry.model_type for entry in FAMILIES)

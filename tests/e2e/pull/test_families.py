@@ -30,6 +30,7 @@ from moeinf.types import Float32Array, Profiler
 from tests.support.checkpoints import Checkpoint, in_fp8, in_mxfp4, random_tensors, write_checkpoint, write_tokenizer
 from tests.support.configs.nllb_moe import SEQ2SEQ_CONFIGS
 from tests.support.configs.qwen3_5_moe import QWEN3_5
+from tests.support.configs.qwen3_vl_moe import QWEN3_VL
 from tests.support.tiny_models import all_configs
 from tests.support.true_configs import NAMES, published
 
@@ -137,11 +138,8 @@ def test_what_is_shipped_quantised_is_read(name: str, quant: str | None, tmp_pat
         assert set(formats.values()) == {quant or "bf16"}
 
 
-UNPUBLISHED = {
-    name: config
-    for name, config in all_configs().items()
-    if config["model_type"] in ("arctic", "glm4_moe", "qwen3_next", "qwen3_5_moe")
-}
+AT_HAND = {published(name)["model_type"] for name in NAMES}
+UNPUBLISHED = {name: config for name, config in all_configs().items() if config["model_type"] not in AT_HAND}
 
 
 @pytest.mark.parametrize("name", UNPUBLISHED, ids=lambda name: name.replace(" ", "-"))
@@ -153,6 +151,19 @@ def test_families_whose_config_is_not_at_hand_run_from_every_layout_that_they_kn
         for quant in (None, "q8_0"):
             stored = pull(str(checkpoint), PullOptions(quant=quant), home=tmp_path / "home")
             assert verify(stored) == [] and np.isfinite(logits_of(stored)).all()
+
+
+@pytest.mark.parametrize("quant", [None, "q4_0"])
+def test_experts_that_were_published_transposed_are_stored_as_others(quant: str | None, tmp_path: Path) -> None:
+    """Of layouts with the same names, the shapes tell."""
+    published_so = random_tensors(QWEN3_VL, layout=1)
+    turned = {name: t.transpose(1, 2).contiguous() if ".experts." in name else t for name, t in published_so.items()}
+    stores = [
+        pull(str(write_checkpoint(tmp_path / name, found, QWEN3_VL)), PullOptions(quant=quant), home=tmp_path / "home")
+        for name, found in (("transposed", published_so), ("turned", turned))
+    ]
+    experts = [[path.read_bytes() for path in sorted(stored.path.glob("experts-*.bin"))] for stored in stores]
+    assert experts[0] == experts[1] and len(experts[0]) == 3
 
 
 @pytest.mark.parametrize("quant", [None, "q4_0", "mxfp4"])

@@ -3,6 +3,7 @@
 from typing import Any
 
 from tests.support.configs.qwen3_next import NEXT
+from tests.support.tiny_models import transformers_model, without_vision
 
 _TEXT: dict[str, Any] = {
     name: value
@@ -35,13 +36,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 def REFERENCE(config: dict[str, Any]) -> Any:
-    """transformers' model without its model of images, whose tensors the plan ignores."""
-    import transformers
-
-    library: Any = transformers
-    values = {name: value for name, value in config.items() if name != "model_type"}
-    if "text_config" not in config:
-        return library.Qwen3_5MoeForCausalLM(library.Qwen3_5MoeTextConfig(**values)).float().eval()
-    whole = library.Qwen3_5MoeForConditionalGeneration(library.Qwen3_5MoeConfig(**values)).float().eval()
-    del whole.model.visual
-    return whole
+    if "text_config" in config:
+        return without_vision("Qwen3_5Moe", config)
+    return transformers_model(config | {"model_type": "qwen3_5_moe_text"})

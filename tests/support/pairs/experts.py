@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -25,12 +26,21 @@ def part_of(piece: ExpertPiece, source: Tensor, shape: tuple[int, ...]) -> Tenso
     return part
 
 
+Layout = Mapping[str, tuple[tuple[int, ...], tuple[ExpertPiece, ...]]]
+
+
+def layout_in(plan: TensorPlan, tensors: Mapping[str, Tensor]) -> Layout:
+    """The layout, of those of the plan, in which the experts are there."""
+    for layout in plan.experts:
+        if all(name in tensors and tuple(tensors[name].shape) == shape for name, (shape, _) in layout.items()):
+            return layout
+    raise AssertionError("the experts are there in no layout of the plan")
+
+
 def resident_experts(plan: TensorPlan, tensors: dict[str, Tensor], kernels: Kernels) -> ResidentExperts:
     """Every expert's parts one behind the other, and the experts one behind the other."""
-    layout = next(layout for layout in plan.experts if layout.keys() <= tensors.keys())
     found: dict[tuple[int, int, str], Tensor] = {}
-    for name, (shape, pieces) in layout.items():
-        assert tuple(tensors[name].shape) == shape
+    for name, (_, pieces) in layout_in(plan, tensors).items():
         for piece in pieces:
             part = plan.parts[piece.part]
             found[piece.layer, piece.expert, piece.part] = part_of(piece, tensors[name], part).flatten()

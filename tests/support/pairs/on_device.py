@@ -17,7 +17,7 @@ from tests.oracles.torch_matrix import TorchMatrixOps, activated
 from tests.oracles.torch_vector import TorchVectorOps
 from tests.support.emulated_device import EmulatedDevice, recorded
 from tests.support.pairs.decoders import Pair
-from tests.support.pairs.experts import part_of, stored
+from tests.support.pairs.experts import layout_in, part_of, stored
 
 
 class ExpertsOnTheDevice:
@@ -28,8 +28,7 @@ class ExpertsOnTheDevice:
     def __init__(self, plan: TensorPlan, tensors: dict[str, Tensor], program: DecodeProgram) -> None:
         self._program, self._form = program, plan.form
         self._parts: dict[tuple[int, int, str], Tensor] = {}
-        layout = next(layout for layout in plan.experts if layout.keys() <= tensors.keys())
-        for name, (_, pieces) in layout.items():
+        for name, (_, pieces) in layout_in(plan, tensors).items():
             for piece in pieces:
                 part = part_of(piece, tensors[name], plan.parts[piece.part])
                 self._parts[piece.layer, piece.expert, piece.part] = part

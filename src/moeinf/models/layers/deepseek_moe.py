@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +18,18 @@ from moeinf.models.layers.moe_plan import GatedExperts
 from moeinf.models.layers.protocol import Block, Experts, Layers, Router, Weights
 from moeinf.types import MoeShape, Profiler
 
-MakeRouter = Callable[[Weights, "DeepseekMoe", str, NormConfig], Router]  # the string: prefix of the gate's tensors
+MakeRouter = Callable[[Weights, "DeepseekMoe", str, NormConfig], Router]  # the string: prefix of the block's tensors
+
+
+@dataclass(frozen=True, slots=True)
+class BlockNames:
+    """What a family calls a layer's block, and the dense tensors in it."""
+
+    block: str = "mlp."
+    gate: str = "gate.weight"
+    bias: str = "gate.e_score_correction_bias"
+    shared: str = "shared_experts."
+    experts: tuple[str, str, str] = MLP_NAMES  # gate, up and down of one expert
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,23 +39,27 @@ class DeepseekMoe:
     intermediate_size: int  # of the dense MLPs
     moe_intermediate_size: int
     num_shared_experts: int  # one MLP, so many times as wide as an expert
-    num_groups: int  # of experts, of which a token uses those of groups_used
-    groups_used: int
-    scaling: float  # of the weights
-    normalise: bool  # the weights sum to 1 before they are scaled
-    corrected: bool  # the choice, but not the weights, is by scores + e_score_correction_bias
-    num_future_layers: int  # behind the last, which predict further tokens (MTP): not computed
+    num_groups: int = 1  # of experts, of which a token uses those of groups_used
+    groups_used: int = 1
+    scaling: float = 1.0  # of the weights
+    normalise: bool = True  # the weights sum to 1 before they are scaled
+    corrected: bool = True  # the choice, but not the weights, is by scores + e_score_correction_bias
+    num_future_layers: int = 0  # behind the last, which predict further tokens (MTP): not computed
+    names: BlockNames = BlockNames()
 
     @staticmethod
     def parse(
-        f: Fields, num_layers: int, *, normalise: bool, corrected: bool, num_future_layers: int = 0
+        f: Fields,
+        num_layers: int,
+        *,
+        normalise: bool,
+        corrected: bool,
+        num_future_layers: int = 0,
+        moe_layers: Sequence[int] | None = None,
     ) -> DeepseekMoe:
-        """normalise, num_future_layers: the family's defaults."""
-        f.present("first_k_dense_replace", "n_shared_experts")
-        first, step = f.count("first_k_dense_replace", 0, minimum=0), f.count("moe_layer_freq", 1)
-        moe_layers = tuple(i for i in range(first, num_layers) if i % step == 0)
-        if not moe_layers:
-            raise CheckpointError("config.json: first_k_dense_replace and moe_layer_freq leave no layer with experts")
+        """normalise, num_future_layers: the family's defaults. moe_layers: where first_k_dense_replace does not say."""
+        f.present("n_shared_experts")
+        moe_layers = leading_dense(f, num_layers) if moe_layers is None else tuple(moe_layers)
         top_k = f.count("num_experts_per_tok")
         names = ("n_routed_experts", "num_experts", "num_local_experts")
         moe = routed_shape(f, names, top_k, num_layers, moe_layers)
@@ -63,7 +78,7 @@ class DeepseekMoe:
         return DeepseekMoe(
             moe,
             moe_layers,
-            f.count("intermediate_size"),
+            f.count("intermediate_size", 0 if len(moe_layers) == num_layers else None),
             f.count("moe_intermediate_size"),
             f.count("n_shared_experts", 0, minimum=0),
             groups,
@@ -78,22 +93,22 @@ class DeepseekMoe:
         """Names and shapes of the blocks' dense tensors."""
         hidden, shapes = decoder.attention.hidden_size, Shapes()
         for i in range(decoder.num_layers):
-            prefix = f"{decoder.prefix}layers.{i}.mlp."
+            prefix = f"{decoder.prefix}layers.{i}.{self.names.block}"
             if i not in self.moe_layers:
                 shapes |= mlp_shapes(hidden, self.intermediate_size, prefix)
                 continue
             experts = self.moe.experts_of(self.moe_layers.index(i))
-            shapes[f"{prefix}gate.weight"] = (experts, hidden)
+            shapes[prefix + self.names.gate] = (experts, hidden)
             if self.corrected:
-                shapes[f"{prefix}gate.e_score_correction_bias"] = (experts,)
+                shapes[prefix + self.names.bias] = (experts,)
             if self.num_shared_experts:
                 shared = self.num_shared_experts * self.moe_intermediate_size
-                shapes |= mlp_shapes(hidden, shared, f"{prefix}shared_experts.")
+                shapes |= mlp_shapes(hidden, shared, prefix + self.names.shared)
         return shapes
 
     def experts(self, decoder: DecoderConfig) -> GatedExperts:
-        blocks = [f"{decoder.prefix}layers.{i}.mlp." for i in self.moe_layers]
-        return GatedExperts(blocks, self.moe_intermediate_size, MLP_NAMES)
+        blocks = [f"{decoder.prefix}layers.{i}.{self.names.block}" for i in self.moe_layers]
+        return GatedExperts(blocks, self.moe_intermediate_size, self.names.experts)
 
     def future_layers(self, decoder: DecoderConfig) -> tuple[str, ...]:
         """The tensors of the layers that predict further tokens, as the plan ignores them."""
@@ -106,14 +121,35 @@ class DeepseekMoe:
     ) -> list[Block]:
         blocks = list[Block]()
         for i in range(decoder.num_layers):
-            prefix, norm = f"{decoder.prefix}layers.{i}.mlp.", decoder.block_norm(i)
+            prefix, norm = f"{decoder.prefix}layers.{i}.{self.names.block}", decoder.block_norm(i)
             if i not in self.moe_layers:
                 blocks.append(layers.gated_mlp(prefix, norm))
                 continue
-            shared = SharedExpert(layers.weights, f"{prefix}shared_experts.") if self.num_shared_experts else None
-            gate = router(layers.weights, self, f"{prefix}gate.", norm)
+            shared = SharedExpert(layers.weights, prefix + self.names.shared) if self.num_shared_experts else None
+            gate = router(layers.weights, self, prefix, norm)
             blocks.append(MoeBlock(self.moe_layers.index(i), gate, experts, profiler, shared=shared))
         return blocks
+
+
+def leading_dense(f: Fields, num_layers: int) -> tuple[int, ...]:
+    """The layers with experts, where first_k_dense_replace, and in some moe_layer_freq, say which have none."""
+    f.present("first_k_dense_replace")
+    first, step = f.count("first_k_dense_replace", 0, minimum=0), f.count("moe_layer_freq", 1)
+    layers = tuple(i for i in range(first, num_layers) if i % step == 0)
+    if not layers:
+        raise CheckpointError("config.json: first_k_dense_replace and moe_layer_freq leave no layer with experts")
+    return layers
+
+
+def sparse_layers(f: Fields, num_layers: int, *, first_dense: int) -> tuple[int, ...]:
+    """The layers with experts, where mlp_layer_types lists them; where it is missing, all but the first ones."""
+    kinds = f.kinds("mlp_layer_types", num_layers, "dense", "sparse")
+    if kinds is None:
+        return tuple(range(first_dense, num_layers))
+    layers = tuple(i for i, kind in enumerate(kinds) if kind == "sparse")
+    if not layers:
+        raise CheckpointError("config.json: mlp_layer_types leave no layer with experts")
+    return layers
 
 
 class Groups:
@@ -143,16 +179,16 @@ class SigmoidRouter:
     two best, then the best experts in them; weighted is by the scores alone.
     """
 
-    def __init__(self, weights: Weights, config: DeepseekMoe, gate: str, norm: NormConfig) -> None:
+    def __init__(self, weights: Weights, config: DeepseekMoe, block: str, norm: NormConfig) -> None:
         self._config, self._math, self._routing = config, weights.math, weights.routing
-        self._norm, self._gate = weights.norm(norm), weights.linear(f"{gate}weight")
-        self._bias = weights.vector(f"{gate}e_score_correction_bias")
+        self._norm, self._gate = weights.norm(norm), weights.linear(block + config.names.gate)
+        self._bias = weights.vector(block + config.names.bias)
         self._groups = Groups(weights.math, config)
 
     def __call__(self, x: Hidden) -> tuple[Hidden, object]:
         c, math = self._config, self._math
         hidden = self._norm(x)
-        scores = math.sigmoid(self._gate(hidden))
+        scores = self._scores(self._gate(hidden))
         kept = self._groups.kept(scores + self._bias, self._best_two, -np.inf)
         ids = math.top_k(kept, c.moe.top_k)
         weights = math.take(scores, ids)
@@ -160,6 +196,9 @@ class SigmoidRouter:
             weights = weights / (math.sum(weights, -1, True) + 1e-20)
         routing = self._routing(ids, weights * c.scaling)
         return hidden, routing
+
+    def _scores(self, logits: Array) -> Array:
+        return self._math.sigmoid(logits)
 
     def _best_two(self, grouped: Array) -> Array:
         math = self._math

@@ -40,19 +40,24 @@ class LatentConfig:
     biased: bool
 
 
-def parse_latent(f: Fields, *, interleaved: bool) -> tuple[DecoderConfig, LatentConfig]:
-    """interleaved: how the family's rotary pairs lie. The decoder's attention is what the rows are attended to with."""
+def parse_latent(
+    f: Fields, *, interleaved: bool, norm_eps: float = 1e-6, also: tuple[str, ...] = ()
+) -> tuple[DecoderConfig, LatentConfig]:
+    """interleaved: how the family's rotary pairs lie; norm_eps: its default; also: as `rope_of` takes it.
+
+    The decoder's attention is what the rows are attended to with.
+    """
     rotary_dim, context_length = f.count("qk_rope_head_dim", minimum=2), f.count("max_position_embeddings")
     rank, nope_dim = f.count("kv_lora_rank"), f.count("qk_nope_head_dim")
     f.only("partial_rotary_factor", 1.0, None)
     rope_fields(f).only("partial_rotary_factor", 1.0, None)
-    rope = rope_of(f, rotary_dim, 1e4, context_length, interleaved=interleaved)
+    rope = rope_of(f, rotary_dim, 1e4, context_length, interleaved=interleaved, also=also)
     # yarn sharpens the scores besides (published code: softmax_scale * mscale * mscale)
     sharpened, r = (nope_dim + rotary_dim) ** -0.5, rope_fields(f)
     if r.get("mscale_all_dim"):
         sharpened *= mscale(r.number("factor"), r.number("mscale_all_dim")) ** 2
     decoder = parse_decoder(
-        f, norm_eps=1e-6, theta=1e4, rope=rope, num_kv_heads=1, head_dim=rank + rotary_dim, scale=sharpened
+        f, norm_eps=norm_eps, theta=1e4, rope=rope, num_kv_heads=1, head_dim=rank + rotary_dim, scale=sharpened
     )
     f.present("q_lora_rank")
     query_rank = None if f.get("q_lora_rank") is None else f.count("q_lora_rank")

@@ -11,6 +11,7 @@ from moeinf.models.layers.decoder import DecoderConfig, head, ignored_tensors, l
 from moeinf.types import DTYPE_BYTES, DType, ExpertForm, ExpertPiece, ModelInfo, MoeShape, TensorPlan, Workspace
 
 PARTS = ("gate", "up", "down")
+Layout = dict[str, tuple[tuple[int, ...], tuple[ExpertPiece, ...]]]  # as TensorPlan.experts has them
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,43 +22,52 @@ class GatedExperts:
     intermediate_size: int
     names: tuple[str, str, str] | None  # gate, up and down, where each expert has tensors of its own, if it ever has
     fused_names: tuple[str, str] = ("experts.gate_up_proj", "experts.down_proj")  # of all experts together
+    transposed: bool = False  # these were published as [experts, hidden, 2 intermediate] and [.., intermediate, hidden]
 
 
 def gated_experts_plan(config: DecoderConfig, moe: MoeShape, dense: Shapes, experts: GatedExperts) -> TensorPlan:
     hidden, intermediate = config.attention.hidden_size, experts.intermediate_size
-    size = intermediate * hidden
     shapes = {"gate": (intermediate, hidden), "up": (intermediate, hidden), "down": (hidden, intermediate)}
-    separate = {
+    separate: Layout = {
         f"{block}experts.{expert}.{name}.weight": (shapes[part], (ExpertPiece(layer, expert, part, 0),))
         for layer, block in enumerate(experts.blocks)
         for expert in range(moe.experts_of(layer))
         for part, name in zip(PARTS, experts.names or (), strict=experts.names is not None)
     }
-    fused = {}
-    for layer, block in enumerate(experts.blocks):
-        count = moe.experts_of(layer)
-        fused[block + experts.fused_names[0]] = (
-            (count, 2 * intermediate, hidden),
-            tuple(
-                ExpertPiece(layer, expert, part, (2 * expert + half) * size)
-                for expert in range(count)
-                for half, part in enumerate(("gate", "up"))
-            ),
-        )
-        fused[block + experts.fused_names[1]] = (
-            (count, hidden, intermediate),
-            tuple(ExpertPiece(layer, expert, "down", expert * size) for expert in range(count)),
-        )
+    layouts: list[Layout] = [] if experts.names is None else [separate]
+    layouts += [_fused(experts, moe, hidden, transposed=True)] if experts.transposed else []
+    layouts.append(_fused(experts, moe, hidden, transposed=False))
     return TensorPlan(
         moe,
         shapes,
         dense,
-        (fused,) if experts.names is None else (separate, fused),
+        layouts,
         ignored_tensors(config),
         linear_names(dense),
         frozenset({config.embedding}),
         head(config),
     )
+
+
+def _fused(experts: GatedExperts, moe: MoeShape, hidden: int, *, transposed: bool) -> Layout:
+    """One tensor has gate and up of all experts of a layer, one half behind the other, and one has down."""
+    layout, inter = Layout(), experts.intermediate_size
+    size, step = inter * hidden, inter if transposed else inter * hidden
+    for layer, block in enumerate(experts.blocks):
+        count = moe.experts_of(layer)
+        layout[block + experts.fused_names[0]] = (
+            (count, hidden, 2 * inter) if transposed else (count, 2 * inter, hidden),
+            tuple(
+                ExpertPiece(layer, e, part, 2 * e * size + half * step, (1, 2 * inter) if transposed else None)
+                for e in range(count)
+                for half, part in enumerate(("gate", "up"))
+            ),
+        )
+        layout[block + experts.fused_names[1]] = (
+            (count, inter, hidden) if transposed else (count, hidden, inter),
+            tuple(ExpertPiece(layer, e, "down", e * size, (1, hidden) if transposed else None) for e in range(count)),
+        )
+    return layout
 
 
 def plan_info(name: str, config: DecoderConfig, plan: TensorPlan, dtype: DType) -> ModelInfo:

@@ -155,13 +155,24 @@ def _kinds(
 
 
 def _expert_names(plan: TensorPlan, tensors: Tensors) -> ExpertNames:
-    """Returns the first layout that is complete; else the error names what the most complete one lacks."""
-    for names in plan.experts:
-        if all(name in tensors for name in names):
+    """Returns the first layout that is complete; else the error names what the most complete one lacks.
+
+    Where several have the same names, as one transposes what the other has, the shapes tell.
+    """
+    complete = [names for names in plan.experts if all(name in tensors for name in names)]
+    for names in complete:
+        if all(_fits(tensors, name, shape) for name, (shape, _) in names.items()):
             return names
+    if complete:
+        return complete[0]
     closest = max(plan.experts, key=lambda names: sum(name in tensors for name in names) / len(names))
     missing = next(name for name in closest if name not in tensors)
     raise CheckpointError(f"the checkpoint lacks tensor {missing!r} (expert weights); fetch it again")
+
+
+def _fits(tensors: Tensors, name: str, shape: tuple[int, ...]) -> bool:
+    found = tensors.found(name)
+    return found is None or found[1].shape == shape  # None: it is made of others
 
 
 def _part_formats(experts: ExpertNames, tensors: Tensors) -> dict[str, Format]:

@@ -49,9 +49,9 @@ class SoftmaxRouter:
     Weights are scaled where they are not normalised, and only there (published code: MoEGate.forward).
     """
 
-    def __init__(self, weights: Weights, config: DeepseekMoe, gate: str, norm: NormConfig) -> None:
+    def __init__(self, weights: Weights, config: DeepseekMoe, block: str, norm: NormConfig) -> None:
         self._config, self._math, self._routing = config, weights.math, weights.routing
-        self._norm, self._gate = weights.norm(norm), weights.linear(f"{gate}weight")
+        self._norm, self._gate = weights.norm(norm), weights.linear(block + config.names.gate)
         self._groups = Groups(weights.math, config)
 
     def __call__(self, x: Hidden) -> tuple[Hidden, object]:

@@ -10,7 +10,7 @@ from moeinf.models.family import DecoderFamily
 from moeinf.models.fields import Fields
 from moeinf.models.layers.attention_config import Shapes
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, parse_decoder
-from moeinf.models.layers.deepseek_moe import DeepseekMoe, SigmoidRouter
+from moeinf.models.layers.deepseek_moe import DeepseekMoe, MakeRouter, SigmoidRouter
 from moeinf.models.layers.protocol import Experts, Layers
 from moeinf.types import Profiler, TensorPlan
 
@@ -21,8 +21,7 @@ class Config:
     blocks: DeepseekMoe
 
     @staticmethod
-    def parse(config: dict[str, Any]) -> Config:
-        f = Fields(config)
+    def parse(f: Fields) -> Config:
         f.only("scoring_func", "sigmoid", None)
         f.only("topk_method", "noaux_tc", None)
         decoder = parse_decoder(
@@ -38,15 +37,25 @@ class Config:
 
 
 class Family(DecoderFamily):
+    """What GLM-4.5 and others share that have the common attention and DeepSeek's blocks; each has its own fields."""
+
     name = "glm4_moe"
+    parse = staticmethod(Config.parse)
 
     def __init__(self, config: dict[str, Any]) -> None:
-        self._config = c = Config.parse(config)
+        self._take(self.parse(Fields(config)))
+
+    def _take(self, c: Config) -> None:
+        self._config = c
         self.decoder, self.moe, self.num_shared_experts = c.decoder, c.blocks.moe, c.blocks.num_shared_experts
+
+    @property
+    def router(self) -> MakeRouter:
+        return SigmoidRouter
 
     def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
         c = self._config
-        blocks = c.blocks.blocks(c.decoder, layers, experts, profiler, SigmoidRouter)
+        blocks = c.blocks.blocks(c.decoder, layers, experts, profiler, self.router)
         return Decoder(c.decoder, layers, blocks, experts, profiler)
 
     def block_shapes(self) -> Shapes:

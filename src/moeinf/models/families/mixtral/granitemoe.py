@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from moeinf.models.family import DecoderFamily
 from moeinf.models.fields import Fields, routed_shape
+from moeinf.models.layers.array_math import Hidden
 from moeinf.models.layers.attention_config import Shapes
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, parse_decoder
 from moeinf.models.layers.moe_block import MoeBlock
 from moeinf.models.layers.moe_plan import GatedExperts
-from moeinf.models.layers.protocol import Block, Experts, Layers
+from moeinf.models.layers.protocol import Block, Experts, Layers, Weights
 from moeinf.types import MoeShape, Profiler, TensorPlan
 
 
@@ -22,9 +24,10 @@ class Config:
     moe: MoeShape
     intermediate_size: int
 
+    shared_intermediate_size: int = 0  # of an MLP that every token is given besides; 0: there is none
+
     @staticmethod
-    def parse(config: dict[str, Any]) -> Config:
-        f = Fields(config)
+    def parse(f: Fields) -> Config:
         f.only("activation_function", "silu", None)  # another name of hidden_act, in PowerMoE
         decoder = parse_decoder(f, norm_eps=1e-6, theta=1e4, scale=f.number("attention_multiplier", 1.0))
         decoder = replace(
@@ -38,10 +41,13 @@ class Config:
 
 
 class Family(DecoderFamily):
+    """What Granite's families share; one with shared experts has fields of its own."""
+
     name = "granitemoe"
+    parse = staticmethod(Config.parse)
 
     def __init__(self, config: dict[str, Any]) -> None:
-        self._config = c = Config.parse(config)
+        self._config = c = self.parse(Fields(config))
         self.decoder, self.moe = c.decoder, c.moe
 
     def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
@@ -50,8 +56,13 @@ class Family(DecoderFamily):
             # softmax over the chosen logits, as published, is the normalised choice of a softmax over all
             gate = f"{block}router.layer.weight"
             router = layers.softmax_router(gate, c.decoder.block_norm(i), c.moe.top_k, normalise=True)
-            blocks.append(MoeBlock(i, router, experts, profiler, residual=c.decoder.residual))
+            shared = self.shared(layers.weights, i)
+            blocks.append(MoeBlock(i, router, experts, profiler, shared=shared, residual=c.decoder.residual))
         return Decoder(c.decoder, layers, blocks, experts, profiler)
+
+    def shared(self, weights: Weights, layer: int) -> Callable[[Hidden], Hidden] | None:
+        """What a layer gives every token besides."""
+        return None
 
     def _blocks(self) -> list[str]:
         return [f"model.layers.{i}.block_sparse_moe." for i in range(self.decoder.num_layers)]

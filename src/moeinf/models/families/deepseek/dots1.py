@@ -1,0 +1,36 @@
+"""dots.llm1: Qwen3's attention, DeepSeek-V3's blocks (arXiv 2506.05767)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from moeinf.models.families.deepseek import glm4_moe
+from moeinf.models.families.deepseek.glm4_moe import Config
+from moeinf.models.fields import Fields
+from moeinf.models.layers.decoder import parse_decoder
+from moeinf.models.layers.deepseek_moe import DeepseekMoe
+
+
+def _parse(f: Fields) -> Config:
+    f.only("scoring_func", "sigmoid", "noaux_tc", None)  # the second is what the published config says
+    f.only("topk_method", "noaux_tc", None)
+    f.only("moe_layer_freq", 1, None)
+    decoder = parse_decoder(f, norm_eps=1e-6, theta=1e4, qk_norm="head")
+    decoder = replace(decoder, windows=_windows(f, decoder.num_layers))
+    return Config(decoder, DeepseekMoe.parse(f, decoder.num_layers, normalise=False, corrected=True))
+
+
+def _windows(f: Fields, num_layers: int) -> tuple[int | None, ...] | None:
+    """Of each layer: where layer_types is not said, those from max_window_layers on have a window."""
+    window = f.count("sliding_window", 0 if "sliding_window" in f else 4096) or None
+    first = f.count("max_window_layers", 62, minimum=0)
+    kinds = f.kinds("layer_types", num_layers, "full_attention", "sliding_attention")
+    slides = [i >= first for i in range(num_layers)]
+    if kinds is not None:
+        slides = [kind == "sliding_attention" for kind in kinds]
+    return tuple(window if each else None for each in slides) if window and any(slides) else None
+
+
+class Family(glm4_moe.Family):
+    name = "dots1"
+    parse = staticmethod(_parse)

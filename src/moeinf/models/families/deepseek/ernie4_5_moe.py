@@ -1,0 +1,80 @@
+"""ERNIE 4.5: softmax routing with a correction bias, shared experts, rotary pairs side by side (Ernie4_5_Moe)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+
+from moeinf.errors import CheckpointError
+from moeinf.models.families.deepseek import glm4_moe
+from moeinf.models.families.deepseek.glm4_moe import Config
+from moeinf.models.fields import Fields, routed_shape
+from moeinf.models.layers.array_math import Array
+from moeinf.models.layers.attention_config import Shapes
+from moeinf.models.layers.decoder import parse_decoder
+from moeinf.models.layers.deepseek_moe import BlockNames, DeepseekMoe, MakeRouter, SigmoidRouter
+from moeinf.models.layers.rope import partial_rotary, rope_of
+from moeinf.types import TensorPlan
+
+_NAMES = BlockNames(bias="moe_statics.e_score_correction_bias")
+_MTP = r"model\.mtp_.*"  # further layers that guess tokens ahead: not used
+
+
+def _parse(f: Fields) -> Config:
+    f.only("use_bias", False, None)
+    f.only("attention_bias", False, None)
+    f.only("moe_gate", "topk", None)
+    f.only("moe_use_aux_free", True, None)  # without it there is no bias
+    f.only("moe_norm_min", 1e-12, None)  # weights are never so small
+    f.present("tie_word_embeddings")
+    hidden, heads = f.count("hidden_size"), f.count("num_attention_heads")
+    head_dim = f.count("head_dim", hidden // heads, minimum=2)
+    context_length = f.count("max_position_embeddings")
+    rope = rope_of(f, partial_rotary(f, head_dim), 5e5, context_length, interleaved=True)
+    decoder = parse_decoder(f, norm_eps=1e-5, theta=5e5, rope=rope)
+    layers = _moe_layers(f, decoder.num_layers)
+    top_k = f.count_of("moe_k", "num_experts_per_tok")
+    f.present("moe_num_shared_experts")
+    blocks = DeepseekMoe(
+        routed_shape(f, ("moe_num_experts", "num_experts"), top_k, decoder.num_layers, layers),
+        layers,
+        f.count("intermediate_size"),
+        f.count("moe_intermediate_size"),
+        f.count("moe_num_shared_experts", 0, minimum=0),
+        names=_NAMES,
+    )
+    return Config(decoder, blocks)
+
+
+def _moe_layers(f: Fields, num_layers: int) -> tuple[int, ...]:
+    """Every moe_layer_interval-th from moe_layer_start_index to moe_layer_end_index, where -1 is the last."""
+    first, step = f.count("moe_layer_start_index", 1, minimum=0), f.count("moe_layer_interval", 1)
+    end = f.count("moe_layer_end_index", -1, minimum=-1)
+    end = num_layers - 1 if end == -1 else min(end, num_layers - 1)
+    layers = tuple(i for i in range(first, end + 1) if (i + 1) % step == 0)
+    if not layers:
+        raise CheckpointError("config.json: moe_layer_start_index and its kin leave no layer with experts")
+    return layers
+
+
+class SoftmaxRouter(SigmoidRouter):
+    def _scores(self, logits: Array) -> Array:
+        return self._math.softmax(logits)
+
+
+class Family(glm4_moe.Family):
+    name = "ernie4_5_moe"
+    parse = staticmethod(_parse)
+
+    @property
+    def router(self) -> MakeRouter:
+        return SoftmaxRouter
+
+    def block_shapes(self) -> Shapes:
+        shapes = super().block_shapes()
+        return {name: (1, *shape) if name.endswith("_bias") else shape for name, shape in shapes.items()}
+
+    @cached_property
+    def tensors(self) -> TensorPlan:
+        plan = super().tensors
+        return replace(plan, ignored=(*plan.ignored, _MTP), renamed={r"\.gate\.moe_statics\.": ".moe_statics."})

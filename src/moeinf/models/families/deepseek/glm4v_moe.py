@@ -1,0 +1,31 @@
+"""GLM-4.5V and 4.6V, the language model of them: GLM-4.5-Air's (arXiv 2507.01006).
+
+Checkpoints hold a model of images beside it (`model.visual.*`), which is left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+from moeinf.models.families.deepseek import glm4_moe
+from moeinf.models.text_part import VISION, text_part, tied_as_said_outside
+from moeinf.types import TensorPlan
+
+
+class Family(glm4_moe.Family):
+    name = "glm4v_moe"
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        text = text_part(config)
+        tied_as_said_outside(config)
+        text.fields.only("use_qk_norm", False, None)
+        text.fields.present("attention_bias")
+        c = self.parse(text.fields)
+        self._take(replace(c, decoder=replace(c.decoder, prefix=text.prefix)))
+
+    @cached_property
+    def tensors(self) -> TensorPlan:
+        plan = super().tensors
+        return replace(plan, ignored=(*plan.ignored, VISION))

@@ -1,0 +1,42 @@
+"""MiniMax-M2: sigmoid routing with a correction bias, norms over whole queries and keys (MiniMaxM2ForCausalLM)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+
+from moeinf.models.families.deepseek import glm4_moe
+from moeinf.models.families.deepseek.glm4_moe import Config
+from moeinf.models.fields import Fields, routed_shape
+from moeinf.models.layers.decoder import parse_decoder
+from moeinf.models.layers.deepseek_moe import BlockNames, DeepseekMoe
+from moeinf.types import TensorPlan
+
+_NAMES = BlockNames("block_sparse_moe.", bias="e_score_correction_bias", experts=("w1", "w3", "w2"))
+
+
+def _parse(f: Fields) -> Config:
+    for name, allowed in (
+        ("attention_bias", False),
+        ("scoring_func", "sigmoid"),
+        ("use_routing_bias", True),
+        ("use_qk_norm", True),
+        ("qk_norm_type", "per_layer"),
+        ("shared_intermediate_size", 0),
+    ):
+        f.only(name, allowed, None)
+    head_dim = f.count("head_dim", 128, minimum=2)
+    partial = f.count("rotary_dim", head_dim) / head_dim
+    decoder = parse_decoder(f, norm_eps=1e-6, theta=5e6, partial=partial, qk_norm="full", head_dim=head_dim)
+    num_layers = decoder.num_layers
+    moe = routed_shape(f, ("num_local_experts", "num_experts"), f.count("num_experts_per_tok"), num_layers)
+    return Config(decoder, DeepseekMoe(moe, tuple(range(num_layers)), 0, f.count("intermediate_size"), 0, names=_NAMES))
+
+
+class Family(glm4_moe.Family):
+    name = "minimax_m2"
+    parse = staticmethod(_parse)
+
+    @cached_property
+    def tensors(self) -> TensorPlan:
+        return replace(super().tensors, renamed={r"\.mlp\.": ".block_sparse_moe."})

@@ -1,0 +1,29 @@
+"""Solar Open: GLM-4.5's blocks in every layer, whole heads rotated (SolarOpenForCausalLM)."""
+
+from __future__ import annotations
+
+from moeinf.models.families.deepseek import glm4_moe
+from moeinf.models.families.deepseek.glm4_moe import Config
+from moeinf.models.fields import Fields
+from moeinf.models.layers.decoder import parse_decoder
+from moeinf.models.layers.deepseek_moe import DeepseekMoe
+
+
+def _parse(f: Fields) -> Config:
+    for name, allowed in (
+        ("scoring_func", "sigmoid"),
+        ("topk_method", "noaux_tc"),
+        ("use_qk_norm", False),
+        ("first_k_dense_replace", 0),
+        ("moe_layer_freq", 1),
+    ):
+        f.only(name, allowed, None)
+    f.present("head_dim")
+    decoder = parse_decoder(f, norm_eps=1e-5, theta=1e6, output_bias=False)
+    layers = range(decoder.num_layers)
+    return Config(decoder, DeepseekMoe.parse(f, len(layers), normalise=True, corrected=True, moe_layers=layers))
+
+
+class Family(glm4_moe.Family):
+    name = "solar_open"
+    parse = staticmethod(_parse)

@@ -1,0 +1,39 @@
+"""Qwen3-VL-MoE, the language model of it: Qwen3-MoE, whose experts were published transposed (arXiv 2511.21631).
+
+Checkpoints hold a model of images beside it (`model.visual.*`), which is left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+from moeinf.models.families.qwen import qwen2_moe
+from moeinf.models.families.qwen.qwen2_moe import Config
+from moeinf.models.layers.decoder import parse_decoder
+from moeinf.models.layers.qwen_moe import QwenMoe
+from moeinf.models.text_part import VISION, text_part, tied_as_said_outside
+from moeinf.types import TensorPlan
+
+
+def _parse(config: dict[str, Any]) -> Config:
+    text = text_part(config)
+    tied_as_said_outside(config)
+    f = text.fields
+    f.only("norm_topk_prob", True, None)
+    f.only("use_sliding_window", False, None)
+    decoder = replace(parse_decoder(f, norm_eps=1e-6, theta=5e5, qk_norm="head"), prefix=text.prefix)
+    return Config(decoder, QwenMoe.parse(f, decoder.num_layers, norm_topk_prob=True, shared=False))
+
+
+class Family(qwen2_moe.Family):
+    name = "qwen3_vl_moe"
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self._take(_parse(config))
+
+    @cached_property
+    def tensors(self) -> TensorPlan:
+        plan = self.gated_experts(replace(self._config.blocks.experts(self.decoder), transposed=True))
+        return replace(plan, ignored=(*plan.ignored, VISION))

@@ -1,0 +1,48 @@
+"""The language model of a checkpoint that also sees images: its part of config.json, and where its tensors lie."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from moeinf.models.fields import Fields
+
+VISION = r"model\.visual\..*"  # the model of images, which is left out
+_OUTSIDE = ("tie_word_embeddings", "quantization_config")  # said of the whole checkpoint
+_OF_IMAGES = ("mrope_section", "mrope_interleaved")
+
+
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    fields: Fields
+    prefix: str  # of every tensor name but the head's
+
+
+def text_part(config: dict[str, Any], prefix: str = "model.language_model.") -> TextPart:
+    """Of a whole checkpoint, whose text_config it is, or of one where the language model alone was saved.
+
+    prefix: of a whole checkpoint. Positions of text are plain: mrope gives every token three, which differ for images
+    alone, so its fields are left out. Raises CheckpointError for a text_config that is no object.
+    """
+    Fields(config).within("text_config")
+    nested: dict[str, Any] | None = config.get("text_config")
+    if nested is None:
+        return TextPart(Fields(_without_mrope(config)), "model.")
+    above = {name: value for name, value in config.items() if name in _OUTSIDE}
+    return TextPart(Fields(_without_mrope(nested | above), "config.json: text_config"), prefix)
+
+
+def tied_as_said_outside(config: dict[str, Any]) -> None:
+    """Refuses a text_config whose tie_word_embeddings differs from that of the checkpoint, which counts."""
+    Fields(config.get("text_config") or {}, "config.json: text_config").only(
+        "tie_word_embeddings", config.get("tie_word_embeddings", False), None
+    )
+
+
+def _without_mrope(text: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: {key: v for key, v in value.items() if key not in _OF_IMAGES}
+        if name in ("rope_parameters", "rope_scaling") and isinstance(value, dict)
+        else value
+        for name, value in text.items()
+    }
