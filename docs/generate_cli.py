@@ -14,6 +14,7 @@ VERBS = (
     "show",
     "rm",
     "cp",
+    "create",
     "prune",
     "serve",
     "ps",

@@ -48,13 +48,17 @@ def load(name: str, *, reporting: Reporting | None = None, **options: object) ->
     name: as on the command line (`demo`, `mixtral`, `org/repo`, a folder). options: fields of
     moeinf.config.RuntimeConfig, such as expert_cache="6GiB", policy="lru", prefetch=False, context=8192.
     reporting: whom to tell of fallbacks and of progress; without it, fallbacks are warnings of the logger "moeinf".
+    Of what `moeinf create` has named the options hold; its system message is for whoever makes the messages.
     Raises MoeinfError (its subclasses tell what went wrong; the text tells the remedy).
     """
     from moeinf.config.environment import store_home, with_environment
     from moeinf.engine.model import Model
+    from moeinf.engine.stored.preset import preset_of
     from moeinf.pull.pull import ensure
 
-    return Model(ensure(name, home=store_home()), with_environment(**options), reporting)
+    stored = ensure(name, home=store_home())
+    preset = preset_of(stored)
+    return Model(stored, preset.configured(with_environment(**options)), reporting, defaults=preset.params)
 
 
 def __getattr__(name: str) -> Any:

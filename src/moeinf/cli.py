@@ -108,6 +108,7 @@ def run(
     Where `moeinf serve` has the model loaded on this machine, it answers, unless options of the model ask for what
     it cannot do.
     """
+    from moeinf.engine.stored.preset import preset_of
     from moeinf.terminal.arguments.values import refuse_template_options
     from moeinf.terminal.conversation import Conversation
     from moeinf.terminal.notes import Notices
@@ -125,7 +126,7 @@ def run(
     check_template(stored, options)
     notices = Notices()
     with opened(stored, config, notices, quiet=options.quiet) as loaded:
-        conversation = Conversation(loaded, sampling, options, notices=notices)
+        conversation = Conversation(loaded, sampling, options, notices=notices, preset=preset_of(stored))
         notices.show()
         if text is None:
             hold_chat(conversation, config)
@@ -218,6 +219,8 @@ def show(
         bool, typer.Option("--parameters", help="Print only the checkpoint's sampling options.")
     ] = False,
     template: Annotated[bool, typer.Option("--template", help="Print only the chat template.")] = False,
+    system: Annotated[bool, typer.Option("--system", help="Print only the system message of its own.")] = False,
+    modelfile: Annotated[bool, typer.Option("--modelfile", help="Print only a Modelfile that makes it.")] = False,
     plan: Annotated[
         bool, typer.Option("--plan", help="Print what it takes here, and how fast it is, as `fit` does.")
     ] = False,
@@ -226,12 +229,16 @@ def show(
 ) -> None:
     """Show what a stored model is, and the memory it needs."""
     from moeinf.engine.stored.facts import licence_text, template_text
+    from moeinf.engine.stored.preset import preset_of
+    from moeinf.terminal.arguments.modelfile import own_modelfile
     from moeinf.terminal.show import parameters_text, show_json, show_lines
 
     flags = {
         "--license": licence,
         "--parameters": parameters,
         "--template": template,
+        "--system": system,
+        "--modelfile": modelfile,
         "--plan": plan,
         "--json": json,
         "--verbose": verbose,
@@ -243,6 +250,8 @@ def show(
     texts: dict[str, Callable[[StoredModel], str]] = {
         "--license": licence_text,
         "--template": template_text,
+        "--system": lambda stored: preset_of(stored).system,
+        "--modelfile": own_modelfile,
         "--plan": stored_forecast,
         "--json": show_json,
         "--parameters": parameters_text,
@@ -275,6 +284,34 @@ def cp(
 
     Library(store_home()).copy(source, name)
     print(f"copied '{source}' to '{name}'")
+
+
+@app.command()
+def create(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the new model.")],
+    file: Annotated[
+        Path, typer.Option("--file", "-f", metavar="PATH", help="What it is made of. [default: Modelfile]")
+    ] = Path("Modelfile"),
+    quiet: Quiet = False,
+) -> None:
+    """Name a model with a system message and options of its own.
+
+    A Modelfile has the lines FROM MODEL, PARAMETER NAME VALUE and SYSTEM TEXT, as in ollama; text within three double
+    quotes may have many lines. The options are those of `run -o`, and those that say how a model is run, such as
+    expert_cache. No weights are copied.
+    """
+    from moeinf.engine.stored.preset import preset_of
+    from moeinf.pull.model_names import full_name
+    from moeinf.store.library import Library
+    from moeinf.terminal.arguments.modelfile import read_modelfile
+    from moeinf.terminal.opening import ensure_stored
+
+    full_name(name)
+    asked = read_modelfile(file)
+    stored = ensure_stored(asked.source, quiet=quiet)
+    made = asked.preset.over(preset_of(stored))
+    Library(store_home()).copy(stored.name, name, made.dumps())
+    print(f"created '{name}'")
 
 
 @app.command()

@@ -66,11 +66,13 @@ class Model:
         gpu: OpenGpu | None = None,
         preload: bool = True,
         recorded: RecordedRouting | None = None,
+        defaults: Mapping[str, Any] | None = None,
     ) -> None:
         """Reads the dense weights; experts come when they are needed.
 
         preload: where every expert fits, read all of them now.
         on, gpu: instead of the machine at hand, and of the device that the configuration names.
+        defaults: sampling options that count more than the checkpoint's, and less than those of a request.
         recorded: a trace's routing in place of the routers' choice, for benchmarks on the CPU; nothing is kept of it.
         Raises OutOfMemoryError before anything is read, StoreError for a damaged store, DeviceError for a GPU that was
         asked for and cannot be used.
@@ -79,6 +81,7 @@ class Model:
         reporting = (reporting or Reporting()).once()
         self._stored, self.name, self.manifest, self.config = stored, stored.name, stored.manifest, config
         self._generator: Generator | None = None
+        self._defaults = dict(defaults or {})
         self._learns = recorded is None
         self._notify = reporting.notify
         look: Callable[[], Machine] = machine if on is None else (lambda: on)
@@ -194,11 +197,12 @@ class Model:
             generator.warm_start = WarmStart(self.tier, self._activations.collection)
 
     def params(self, **given: Any) -> SamplingParams:
-        """Sampling options: `given`, else the checkpoint's generation_config, else the defaults.
+        """Sampling options: `given`, else the model's own, else the checkpoint's generation_config, else the defaults.
 
         An encoder-decoder model answers greedily unless asked for more, as its checkpoints expect. Raises UsageError.
         """
-        return self.generator.kind.params(given)
+        said = {name: value for name, value in given.items() if value is not None}
+        return self.generator.kind.params({**self._defaults, **said})
 
     def generate(
         self, prompt: str | Sequence[Message], params: SamplingParams | None = None, **options: Any

@@ -10,6 +10,7 @@ from starlette.requests import Request
 
 from moeinf.config.server_options import seconds_of
 from moeinf.engine.model import Model
+from moeinf.engine.stored.preset import preset_of
 from moeinf.sampling.params import SamplingParams
 from moeinf.server.ask import Ask
 from moeinf.server.errors import Refusal
@@ -17,6 +18,7 @@ from moeinf.server.http import Encode, EventStream, streamed
 from moeinf.server.job import Job
 from moeinf.server.metrics import Metrics
 from moeinf.server.prompt.agent_noise import without_noise
+from moeinf.server.prompt.preset import with_preset
 from moeinf.server.texts import Texts
 from moeinf.server.worker import Worker
 from moeinf.store.library import Library, StoredModel
@@ -52,7 +54,8 @@ class Service:
 
         Raises BusyError, StoppingError, ModelNotFoundError, UsageError.
         """
-        ask = _within_context(ask, self.find(ask.model))
+        stored = self.find(ask.model)
+        ask = _within_context(with_preset(ask, preset_of(stored)), stored)
         SamplingParams(**ask.params)  # refuses what is out of range, before anybody waits
         ask = _quiet(ask)
         host = request.client.host if request.client else ""
@@ -67,7 +70,7 @@ class Service:
 
     def count(self, stored: StoredModel, ask: Ask) -> int:
         """Tokens of a prompt as `submit` would have it answered. Blocks. Raises TextError, UsageError."""
-        return self.texts.count(stored, _quiet(ask))
+        return self.texts.count(stored, _quiet(with_preset(ask, preset_of(stored))))
 
     def refuse(self, ask: Ask) -> None:
         """Raises what would be said against an ask whose turn has not come yet. Blocks."""

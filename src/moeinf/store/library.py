@@ -27,6 +27,7 @@ from moeinf.store.partials import PartialPull, find_partials
 SOURCE_RECORD_FILE = "receipt.json"
 _ID = re.compile(r"[0-9a-f]{12,64}")
 _TRASH = ".trash-"
+_MOST_NAME_BYTES = 1 << 17  # of the file of a name, with what goes with it
 _HUB_PREFIX = re.compile(r"^(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/|^hf://", re.IGNORECASE)
 _GGUF_END = re.compile(r"(-\d{5}-of-\d{5})?\.gguf$")
 
@@ -38,6 +39,7 @@ class StoredModel:
     name: str  # "demo:latest"
     id: str  # hex digits, the name of its folder
     path: Path
+    preset_text: str = ""  # what goes with this name alone, as engine/stored/preset.py reads it
 
     @cached_property
     def manifest(self) -> Manifest:
@@ -195,16 +197,23 @@ class Library:
                 found.append(model)
         return [model for model in found if _intact(model)]
 
-    def bind(self, name: str, model_folder: str) -> StoredModel:
-        """Points a name at a model and deletes models that no name holds any more. Under `lock` only."""
+    def bind(self, name: str, model_folder: str, preset_text: str | None = None) -> StoredModel:
+        """Points a name at a model and deletes models that no name holds any more. Under `lock` only.
+
+        preset_text: what goes with the name from now on; None keeps what did.
+        """
         word, tag = parse_name(name)
         make_folders(self._names / word)
-        publish(self._names / word / tag, f"{model_folder}\n".encode())
+        if preset_text is None:
+            with suppress(StoreError):
+                preset_text = self._content(word, tag)[1]
+        text = preset_text or ""
+        publish(self._names / word / tag, "".join(f"{line}\n" for line in (model_folder, text) if line).encode())
         self._sweep()
-        return StoredModel(f"{word}:{tag}", model_folder, self._models / model_folder)
+        return StoredModel(f"{word}:{tag}", model_folder, self._models / model_folder, text)
 
-    def copy(self, reference: str, name: str) -> StoredModel:
-        """Gives a stored model one more name; no weights are copied.
+    def copy(self, reference: str, name: str, preset_text: str | None = None) -> StoredModel:
+        """Gives a stored model one more name. preset_text: what goes with it; None for what goes with the old one.
 
         Raises ModelNotFoundError, and UsageError for what is no name or that of another model.
         """
@@ -213,7 +222,7 @@ class Library:
             held = self._identifier(*parse_name(name))
             if held not in ("", model.id):
                 raise UsageError(f"{full} is the name of another model; `moeinf rm {full}` deletes it")
-            return self.bind(name, model.id)
+            return self.bind(name, model.id, model.preset_text if preset_text is None else preset_text)
 
     def adopt(self, folder: Path, identifier: str) -> None:
         """Moves a complete model folder into models/; one of the same id there is replaced. Under `lock` only."""
@@ -259,24 +268,31 @@ class Library:
 
     def _published(self, name: str, tag: str) -> StoredModel | None:
         """Returns a name's model; None where either is missing. Raises StoreError for a damaged name."""
-        identifier = self._identifier(name, tag)
+        identifier, preset_text = self._content(name, tag)
         folder = self._models / identifier
         with errors_named(folder):
             sound = identifier and (folder / MANIFEST_FILE).is_file()
-        return StoredModel(f"{name}:{tag}", identifier, folder) if sound else None
+        return StoredModel(f"{name}:{tag}", identifier, folder, preset_text) if sound else None
 
     def _identifier(self, name: str, tag: str) -> str:
-        """Returns the id of a name's model, "" for an unknown name. Raises StoreError for a damaged name."""
+        return self._content(name, tag)[0]
+
+    def _content(self, name: str, tag: str) -> tuple[str, str]:
+        """Returns the id of a name's model, and the text that goes with the name: "" for an unknown name.
+
+        Raises StoreError for a damaged name.
+        """
         path = self._names / name / tag
         try:
-            identifier = read_small(path, 1 << 10).decode("utf-8", "replace").strip()
+            text = read_small(path, _MOST_NAME_BYTES).decode("utf-8", "replace").strip()
         except OSError as error:
             if isinstance(error, (FileNotFoundError, NotADirectoryError)) and not path.is_symlink():
-                return ""
+                return "", ""
             raise StoreError(f"{path}: {error.strerror}; {_mended(name, tag)}") from error
+        identifier, _, preset_text = text.partition("\n")
         if not _ID.fullmatch(identifier):
             raise StoreError(f"{path} does not hold the id of a model; {_mended(name, tag)}")
-        return identifier
+        return identifier, preset_text
 
     def _name_to_remove(self, reference: str) -> str | None:
         """Returns the full name under which a model is stored, also where it is damaged."""

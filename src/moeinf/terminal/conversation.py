@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from moeinf.engine.completion import Completion, Hooks
+from moeinf.engine.stored.preset import NO_PRESET, Preset
 from moeinf.errors import ContextLengthError, UsageError
 from moeinf.terminal.answer_writer import AnswerWriter
 from moeinf.terminal.arguments.chat_options import ChatOptions
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 class Conversation:
     """The state from which the next answer is made. A single question is a conversation of one turn.
 
-    sampling: the options that the user gave; the checkpoint has a say in the others.
+    sampling: the options that the user gave; the model's preset, then the checkpoint, has a say in the others.
     """
 
     model: Model | RemoteModel
@@ -34,6 +35,7 @@ class Conversation:
     options: ChatOptions = field(default_factory=ChatOptions)
     messages: list[Message] = field(default_factory=list)
     notices: Notices = field(default_factory=Notices)  # of its models
+    preset: Preset = NO_PRESET  # what goes with the model's name
     _warned: bool = False
 
     def use(self, model: Model | RemoteModel) -> None:
@@ -52,6 +54,11 @@ class Conversation:
     def change(self, **options: object) -> None:
         """Other options of the chat from now on. Raises UsageError."""
         self.options = replace(self.options, **options)  # type: ignore[arg-type]
+
+    @property
+    def system(self) -> str:
+        """The system message: the user's, else the model's own; "" for none."""
+        return self.preset.system if self.options.system is None else self.options.system
 
     def set_system(self, text: str) -> None:
         """Sets the system message. Where the model takes none, the next answer says so once more."""
@@ -98,9 +105,9 @@ class Conversation:
 
     def _no_chat(self) -> str:
         """What a user should know of a model that cannot hold a chat; "" for one that can."""
-        no_system = ", and takes no system message" if self.options.system else ""
+        no_system = ", and takes no system message" if self.system else ""
         if self.model.encoder_decoder:
-            return f"this model answers each text on its own{no_system}" if self.options.system else ""
+            return f"this model answers each text on its own{no_system}" if self.system else ""
         if not self.model.tokenizer.has_template:
             return f"a base model without a chat template: it continues your text, each prompt on its own{no_system}"
         return ""
@@ -156,7 +163,7 @@ class Conversation:
         return self.model.last
 
     def _pieces(self, raw: bool, hooks: Hooks) -> Iterator[str]:
-        params, told = self.model.params(**self.sampling), self.options
+        params, told = self.model.params(**{**self.preset.params, **self.sampling}), self.options
         while True:
             prompt = self._prompt(raw)
             try:
@@ -178,7 +185,7 @@ class Conversation:
     def _prompt(self, raw: bool) -> str | list[Message]:
         if raw or self.model.encoder_decoder or not self.model.tokenizer.has_template:  # each text on its own
             return str(self.messages[-1]["content"])
-        system: list[Message] = [{"role": "system", "content": self.options.system}] if self.options.system else []
+        system: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
         return [*system, *self.messages]
 
 

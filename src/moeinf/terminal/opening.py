@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from moeinf.config import RuntimeConfig
 from moeinf.config.environment import store_home
 from moeinf.engine.stored.facts import template_facts
+from moeinf.engine.stored.preset import preset_of
 from moeinf.pull.model_names import stored_model
 from moeinf.store.files import errors_named
 from moeinf.store.library import Library, StoredModel
@@ -50,7 +51,7 @@ def opened(
 
     Where a server of this machine has it loaded, it answers.
     """
-    remote = loaded_on_server(stored, config)
+    remote = loaded_on_server(stored, preset_of(stored).configured(config))
     if remote is not None and not quiet:
         say(f"using the server at {remote.url}")
     model = remote or load(stored, config, notices, quiet=quiet)
@@ -63,7 +64,7 @@ def opened(
 
 def load(stored: StoredModel, config: RuntimeConfig, notices: Notices, *, quiet: bool) -> Model:
     """The open model, after a bar on a terminal, and one line about the memory that it takes."""
-    talkative = sys.stderr.isatty() and not quiet
+    talkative, config = sys.stderr.isatty() and not quiet, preset_of(stored).configured(config)
     line = StatusLine(sys.stderr, enabled=talkative)
     loading, pinning = (LoadBar(line, f"{verb} {stored.name}") for verb in ("loading", "pinning memory for"))
     line.show(f"loading {stored.name}")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from moeinf.engine.memory_plan import PROCESS_BYTES, smallest_bytes, smallest_device_bytes
 from moeinf.engine.stored.facts import capabilities, config, formats_text, generation_parameters, licence_text
 from moeinf.engine.stored.outline import outline_of
+from moeinf.engine.stored.preset import preset_of
 from moeinf.engine.stored.tuned_file import load_tuned
 from moeinf.errors import StoreError
 from moeinf.hardware import usable_cores
@@ -18,7 +19,7 @@ from moeinf.text.quantities import at_least_text, binary_size_text, count_text
 if TYPE_CHECKING:
     from moeinf.store.library import StoredModel
 
-_NUM_LICENCE_LINES = 2
+_NUM_LINES = 2
 
 
 def needed_bytes(model: StoredModel) -> int:
@@ -49,8 +50,12 @@ def show_lines(model: StoredModel, *, verbose: bool = False) -> list[str]:
     lines += section("MoE", _moe_rows(model))
     lines += section("Capabilities", [(capability, "") for capability in capabilities(model)])
     parameters = generation_parameters(model)
+    preset = preset_of(model)
+    parameters |= dict(preset.options)
     if parameters:
         lines += section("Parameters", [(name, json.dumps(value)) for name, value in parameters.items()])
+    if preset.system:
+        lines += ["  System", *(f"    {line}" for line in _cut(preset.system.splitlines())), ""]
     lines += _licence_section(model)
     if verbose:
         lines += section("Metadata", [(name, json.dumps(value)) for name, value in config(model).items()])
@@ -105,8 +110,12 @@ def _licence_section(model: StoredModel) -> list[str]:
     text = [line.strip() for line in licence_text(model).splitlines() if line.strip()]
     if not text:
         return []
-    cut = [*text[:_NUM_LICENCE_LINES], "..."] if len(text) > _NUM_LICENCE_LINES else text
-    return ["  License", *(f"    {line}" for line in cut), ""]
+    return ["  License", *(f"    {line}" for line in _cut(text)), ""]
+
+
+def _cut(lines: list[str]) -> list[str]:
+    """The first two lines of a longer text."""
+    return [*lines[:_NUM_LINES], "..."] if len(lines) > _NUM_LINES else lines
 
 
 def show_json(model: StoredModel) -> str:
@@ -127,6 +136,8 @@ def show_json(model: StoredModel) -> str:
             "fallbacks": list(model.manifest.fallbacks),
             "capabilities": capabilities(model),
             "generation_config": generation_parameters(model),
+            "own_options": list(preset_of(model).options),
+            "system": preset_of(model).system,
             "moe": {
                 "layers": moe.num_layers,
                 "experts_per_layer": moe.num_experts,
@@ -144,4 +155,5 @@ def show_json(model: StoredModel) -> str:
 
 
 def parameters_text(model: StoredModel) -> str:
-    return "\n".join(table((name, json.dumps(value)) for name, value in generation_parameters(model).items()))
+    found = generation_parameters(model) | dict(preset_of(model).options)
+    return "\n".join(table((name, json.dumps(value)) for name, value in found.items()))

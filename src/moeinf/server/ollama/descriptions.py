@@ -18,6 +18,7 @@ from moeinf.engine.stored.facts import (
     template_facts,
     template_text,
 )
+from moeinf.engine.stored.preset import preset_of
 from moeinf.sampling.params import SamplingParams, from_generation_config
 from moeinf.store.files import errors_named, read_small
 from moeinf.store.library import StoredModel
@@ -98,9 +99,10 @@ def _always_thinks(identifier: str, path: Path) -> bool:
 
 
 def _parameters(model: StoredModel) -> Iterator[tuple[str, object]]:
-    """What the checkpoint recommends, by ollama's names."""
+    """What the checkpoint recommends, by ollama's names, and what goes with the model's."""
     for name, value in from_generation_config(json_file(model, "generation_config.json")).items():
         yield option_of(SamplingParams, name).ollama, value
+    yield from preset_of(model).options
 
 
 def _model_info(model: StoredModel) -> dict[str, Any]:

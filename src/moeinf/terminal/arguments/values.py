@@ -6,13 +6,14 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from moeinf.config import RuntimeConfig, ollama_value
+from moeinf.config import RuntimeConfig
 from moeinf.config.environment import history_wanted, variables_set, with_environment
 from moeinf.config.guess_options import GuessOptions
 from moeinf.config.option import http_options, options
 from moeinf.config.pull_options import PullOptions
 from moeinf.config.server_options import ServerOptions
 from moeinf.config.simulate_options import SimulateOptions
+from moeinf.engine.stored.preset import named_values
 from moeinf.errors import UsageError
 from moeinf.sampling.params import SamplingParams
 from moeinf.terminal.arguments.chat_options import ChatOptions
@@ -46,17 +47,13 @@ def values_of(groups: Sequence[type], flags: Mapping[str, object], pairs: Sequen
 
 def option_pairs(pairs: Sequence[str]) -> dict[str, object]:
     """The values of -o NAME=VALUE by the names of their fields; the names are ollama's. Raises UsageError."""
-    known = http_options("ollama", RuntimeConfig, SamplingParams)
-    values: dict[str, object] = {}
+    named = []
     for pair in pairs:
         name, equals, text = pair.partition("=")
         if not equals:
             raise UsageError(f"-o {pair!r} is not NAME=VALUE; write for example -o top_k=20")
-        if name not in known:
-            raise UsageError(f"unknown option {name!r}; known: {', '.join(sorted(known))}")
-        value, before = ollama_value(known[name], text), values.get(known[name].name)
-        values[known[name].name] = before + value if isinstance(before, tuple) and isinstance(value, tuple) else value
-    return values
+        named.append((name, text))
+    return named_values(named, http_options("ollama", RuntimeConfig, SamplingParams))
 
 
 def runtime_config(given: Mapping[str, object]) -> RuntimeConfig:

@@ -82,14 +82,15 @@ class Commands:
             "template": lambda stored: template_text(stored) or _none("prompt template"),
         }
         if what == "system":
-            print(harmless(self._conversation.options.system or _none("system message")))
+            print(harmless(self._conversation.system or _none("system message")))
         elif what in texts:
             print(harmless(texts[what](self._switch.library.find(self._conversation.model.name))))
         else:
             say(HELP_SHOW)
 
     def _parameters_text(self, stored: StoredModel) -> str:
-        user = [f"{name} {value}" for name, value in self._conversation.sampling.items()]
+        said = {**self._conversation.preset.params, **self._conversation.sampling}
+        user = [f"{name} {value}" for name, value in said.items()]
         return "\n".join(
             [
                 "Model defined parameters:",

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from moeinf.config import RuntimeConfig
+from moeinf.engine.stored.preset import preset_of
 from moeinf.errors import MoeinfError
 from moeinf.store.library import Library
 from moeinf.terminal.conversation import Conversation
@@ -42,5 +43,5 @@ class ModelSwitch:
         except MoeinfError:
             self._conversation.use(self._open_model(old, self.config))
             raise
-        self.config = config
+        self.config, self._conversation.preset = config, preset_of(self.library.find(name))
         self._conversation.use(model)
