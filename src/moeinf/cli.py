@@ -439,15 +439,17 @@ def tune(
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="Where what is drawn begins.")] = 0,
     quiet: Quiet = False,
 ) -> None:
-    """Train a network that decides what is evicted, from traces.
+    """Learn from traces what to evict, and what to read ahead.
 
-    The earlier requests train it and the later ones measure it. It is used where it is better than the default.
+    The earlier requests train and the later ones measure. What is better than the default is used from then on. A
+    network decides what is evicted; of traces with states (--trace-states), maps predict what is read ahead.
     """
+    from moeinf.bench.tuning.maps import learn_maps, missing
     from moeinf.bench.tuning.tune import Course, requests_of, require_torch
     from moeinf.bench.tuning.tune import tune as trained
-    from moeinf.engine.stored.tuned_file import check_writable, save_tuned
+    from moeinf.engine.stored.tuned_file import check_writable, save_maps, save_tuned
     from moeinf.terminal.progress import StatusLine
-    from moeinf.terminal.tuning import progress_of, tuned_lines
+    from moeinf.terminal.tuning import map_lines, progress_of, tuned_lines
 
     require_torch()
     stored = _stored(model)
@@ -455,9 +457,16 @@ def tune(
     requests = requests_of(trace, stored.name, stored.id, stored.manifest.moe)
     line = StatusLine(sys.stderr, enabled=sys.stderr.isatty() and not quiet)
     network = trained(requests, stored.id, Course(rounds, seed), progress_of(line))
-    line.clear()
     save_tuned(stored, network)
+    line.clear()
     print("\n".join(tuned_lines(stored.name, network)))
+    if lacks := missing(requests):
+        print(f"\n{lacks}")
+        return
+    maps, recalls = learn_maps(requests, stored.id, seed, progress_of(line))
+    save_maps(stored, maps)
+    line.clear()
+    print("\n".join(["", *map_lines(stored.name, maps, recalls)]))
 
 
 @app.command()

@@ -50,7 +50,8 @@ def configurations(config: RuntimeConfig, policies: str | None, predictors: str 
             raise UsageError(f"unknown --policy {name!r}; known: {ALL}, {', '.join((*POLICIES, TUNED))}")
     chosen_predictors = _names(predictors, config.predictor, PREDICTORS)
     for name in chosen_predictors:
-        check_predictor(name)
+        if predictors is not None:
+            check_predictor(name)
     return [
         replace(config, policy=policy, predictor=predictor)
         for policy in chosen_policies
@@ -76,7 +77,7 @@ def compare(
     rows = []
     runs = (*configs, *reversed(configs))
     for number, config in enumerate(runs, 1):
-        predictor = config.predictor if config.prefetch else "no prefetch"
+        predictor = config.predictor or "the default predictor" if config.prefetch else "no prefetch"
         report(f"{number} of {len(runs)}: {config.policy or 'the default policy'}, {predictor}")
         rows += run_bench(stored, config, workload)
     return rows

@@ -208,7 +208,7 @@ def _passages(model: Model, workload: Workload, text: str) -> list[tuple[list[in
 
 
 def _model_facts(model: Model, stored: StoredModel, workload: Workload) -> ModelFacts:
-    info, plan, config = model.manifest.info, model.plan, model.config
+    info, plan = model.manifest.info, model.plan
     return {
         "moeinf_version": __version__,
         "cpu_info": cpu_name(),
@@ -225,7 +225,7 @@ def _model_facts(model: Model, stored: StoredModel, workload: Workload) -> Model
         "n_prompt": workload.num_prompt,
         "n_gen": workload.num_decode,
         "policy": model.policy,
-        "predictor": config.predictor if config.prefetch and config.predictor != NO_PREDICTOR else "off",
+        "predictor": "off" if model.predictor == NO_PREDICTOR else model.predictor,
         "routing": "" if workload.routing is None else workload.routing.resolve().name,
         "reader": model.runner.reader.backend,
         "expert_cache_mib": round(plan.cache_bytes / 2**20, 1),

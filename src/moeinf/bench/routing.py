@@ -8,6 +8,7 @@ from moeinf.config import RuntimeConfig
 from moeinf.config.guess_options import GuessOptions
 from moeinf.errors import UsageError
 from moeinf.runtime.policy.lookahead import LookAheadPredictor
+from moeinf.runtime.policy.predictors import DEFAULT
 from moeinf.traces.guesses import guesses_of, quality_of
 from moeinf.traces.replayed import RecordedRouting
 from moeinf.traces.trace import ABSENT, Trace, load_trace
@@ -30,7 +31,7 @@ def recorded_routing(
             "lower them"
         )
     guesses = guesses_of(trace, quality_of(guess), guess.seed)
-    asked = config.prefetch and LookAheadPredictor.name in config.predictor.split("+")
+    asked = config.prefetch and LookAheadPredictor.name in (config.predictor or DEFAULT).split("+")
     if guesses is None and asked:
         raise UsageError(
             f"--routing {folder}: the trace has no guesses of look-ahead; choose another --predictor, or --no-prefetch"

@@ -53,10 +53,11 @@ class RuntimeConfig:
         "[default: next-use, or tuned where that was better]",
         metavar="NAME",
     )
-    predictor: str = option(  # see runtime/policy/predictors.py
-        "look-ahead",
-        "What predicts the experts to prefetch: look-ahead, cross-layer, frequency, eamc, previous-token, popularity "
-        "or none; two with a + between: the second for layers that the first does not see. [default: {default}]",
+    predictor: str = option(  # see runtime/policy/predictors.py; "": as engine/stored/tuned_file.py chooses
+        "",
+        "What predicts the experts to prefetch: look-ahead, cross-layer, frequency, eamc, previous-token, popularity, "
+        "none, or tuned: what `moeinf tune` has learned; two with a + between: the second for layers that the first "
+        "does not see. [default: look-ahead, or what has tuned where that was better]",
         metavar="NAME",
     )
     prefetch: bool = option(

@@ -21,8 +21,10 @@ from moeinf.runtime.experts import Observer, Witness
 from moeinf.runtime.io.protocol import OnWait
 from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.runtime.policy.eviction import DEFAULT, TUNED, make_policy
+from moeinf.runtime.policy.predictors import DEFAULT as DEFAULT_PREDICTOR
 from moeinf.runtime.policy.predictors import make_predictor
 from moeinf.runtime.policy.protocol import DevicePolicy
+from moeinf.runtime.policy.state_maps import StateMaps
 from moeinf.runtime.policy.tuned import TunedNetwork
 from moeinf.runtime.prefetch import Link, Prefetcher
 from moeinf.store.library import StoredModel
@@ -110,6 +112,8 @@ class BuildContext:
     encoder_layers: int = 0  # MoE layers, the first ones, that only an encoder visits
     recorded: RecordedRouting | None = None  # a trace's, in place of the routers' choice; on the CPU alone
     tuned: TunedNetwork | None = None  # what the policy "tuned" goes by, the default where there is one
+    predictor: str = DEFAULT_PREDICTOR
+    maps: StateMaps | None = None  # what the predictor goes by, if it is "tuned"
 
     @property
     def manifest(self) -> Manifest:
@@ -129,7 +133,8 @@ class BuildContext:
     def footprint(self) -> Footprint:
         """The sizes that memory is planned by."""
         weights = self.weights
-        held = weights.dense.memory_bytes + (0 if self.tuned is None else self.tuned.num_bytes)
+        trained = sum(each.num_bytes for each in (self.tuned, self.maps) if each is not None)
+        held = weights.dense.memory_bytes + trained
         return footprint_of(weights.manifest, held, weights.family.workspace, self.num_beams)
 
     @property
@@ -148,14 +153,25 @@ def policy_of(context: BuildContext, num_slots: int) -> DevicePolicy:
 
 
 def prefetcher_of(
-    context: BuildContext, tier: ExpertTier, link: Link, observers: list[Observer], slot_bytes: int, *, fits: bool
+    context: BuildContext,
+    tier: ExpertTier,
+    link: Link,
+    observers: list[Observer],
+    slot_bytes: int,
+    *,
+    fits: bool,
+    sees_states: bool = False,
 ) -> Prefetcher | None:
     """The prefetcher that the configuration asks for; its predictor joins the observers.
 
-    None where every expert fits: nothing needs to be predicted. Raises UsageError for an unknown predictor.
+    sees_states: whether the experts are told the states that maps go by; else look-ahead takes their place, which is
+    told. None where every expert fits: nothing needs to be predicted. Raises UsageError for an unknown predictor.
     """
-    config = context.host.config
-    predictor = make_predictor(config.predictor, context.moe, context.observation.collection)
+    config, name, maps = context.host.config, context.predictor, context.maps
+    if maps is not None and not sees_states and not fits:
+        context.reporting.notify(f"the predictor {name} works on the CPU alone: {DEFAULT_PREDICTOR} predicts here")
+        name, maps = DEFAULT_PREDICTOR, None
+    predictor = make_predictor(name, context.moe, context.observation.collection, maps)
     if fits or not config.prefetch or predictor is None:
         return None
     observers.append(predictor)

@@ -20,7 +20,7 @@ from moeinf.engine.memory_plan import DevicePlan, shortenings
 from moeinf.engine.model_kind import DecoderOnly, EncoderDecoder, ModelKind, refuse_prefixes, refuse_translation
 from moeinf.engine.opening import ModelRunner, open_kernels, put_together, read_weights
 from moeinf.engine.stored.hit_record import record_hits
-from moeinf.engine.stored.tuned_file import chosen_policy
+from moeinf.engine.stored.tuned_file import chosen_policy, chosen_predictor
 from moeinf.errors import StoreError, UsageError
 from moeinf.hardware import Machine, machine
 from moeinf.models.layers.decoder import Decoder
@@ -30,6 +30,9 @@ from moeinf.runtime.activity import Activity
 from moeinf.runtime.cache.stats import CacheStats
 from moeinf.runtime.experts import Observer
 from moeinf.runtime.policy.eviction import DEFAULT
+from moeinf.runtime.policy.predictors import DEFAULT as DEFAULT_PREDICTOR
+from moeinf.runtime.policy.predictors import NO_PREDICTOR, uses_maps
+from moeinf.runtime.policy.state_maps import StateMaps
 from moeinf.runtime.policy.trace import RequestRecorder
 from moeinf.runtime.warm_start import WarmStart
 from moeinf.sampling.constraint import AnswerFormat
@@ -93,6 +96,7 @@ class Model:
         self.activity = Activity(stored.manifest.moe) if config.many_conversations else None
         asked = config.policy or (DEFAULT if recorded is not None else "")  # a trace's routing is not the model's
         self.policy, tuned = chosen_policy(stored, asked, self._notify)
+        self.predictor, maps = self._chosen_predictor(stored, replayed=recorded is not None)
         self._activations = ActivationFile(stored, self._notify)
         collection, disk_wait = self._activations.collection, DiskWait(reporting.on_slow_disk)
         form, moe = weights.family.encoder_input, stored.manifest.moe
@@ -112,6 +116,8 @@ class Model:
                 kind.encoder_layers,
                 recorded,
                 tuned,
+                self.predictor,
+                maps,
             )
             runner = put_together(context, gpu, look)
         except BaseException:
@@ -123,6 +129,16 @@ class Model:
         load_s = time.perf_counter() - started
         prefixes = self._prefixes(stored, runner)
         self._generator = Generator(runner, kind, self.tokenizer, stored.manifest.info, attendants, load_s, prefixes)
+
+    def _chosen_predictor(self, stored: StoredModel, *, replayed: bool) -> tuple[str, StateMaps | None]:
+        """replayed: the routing is a trace's, of which states tell nothing."""
+        config = self.config
+        if not config.prefetch:
+            return NO_PREDICTOR, None
+        if replayed and uses_maps(config.predictor):
+            raise UsageError(f"--predictor {config.predictor} goes by the model's own routing; leave --routing out")
+        asked = config.predictor or (DEFAULT_PREDICTOR if replayed else "")
+        return chosen_predictor(stored, asked, self._notify)
 
     def _observers(self, attendants: Attendants) -> list[Observer]:
         """A server's models are watched, too: by its page."""

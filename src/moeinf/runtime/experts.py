@@ -144,9 +144,22 @@ class StreamedExperts:
 
     @property
     def wants_states(self) -> bool:
+        return self._records_states or self._predicts_from_states
+
+    @property
+    def _records_states(self) -> bool:
         return self._witness is not None and self._witness.wants_states
 
+    @property
+    def _predicts_from_states(self) -> bool:
+        prefetcher = self._prefetcher
+        return prefetcher is not None and prefetcher.wants_states and not self._tier.all_resident
+
     def before_attention(self, layer: int, x: Float32Array) -> None:
-        assert self._witness is not None
-        self._witness.before_attention(layer, unit_state(x))
+        state = unit_state(x)
+        if self._witness is not None and self._records_states:
+            self._witness.before_attention(layer, state)
+        if self._prefetcher is not None and self._predicts_from_states:
+            with self._tier.lock:
+                self._prefetcher.before_attention(layer, state)
         self._profiler.lap("policy")

@@ -8,9 +8,10 @@ from typing import Final, Protocol
 import numpy as np
 
 from moeinf.runtime.admission import LEAST, Admission
+from moeinf.runtime.cache.idle import IdleWindow
 from moeinf.runtime.cache.tier import ExpertTier
 from moeinf.runtime.cache.visit import Visit
-from moeinf.runtime.policy.predictors import look_ahead_of
+from moeinf.runtime.policy.predictors import look_ahead_of, maps_of
 from moeinf.runtime.policy.priority import layer_proximity, prefetch_priority, select_prefetches
 from moeinf.runtime.policy.protocol import Predictor
 from moeinf.types import Float32Array, FloatArray, IntArray, MoeShape
@@ -52,7 +53,10 @@ class Prefetcher:
         self._expert_bytes = expert_bytes
         self._admission = Admission(shape.num_experts)
         self._look_ahead = look_ahead_of(predictor)
+        self._maps = maps_of(predictor)
+        self._attention: IdleWindow | None = None  # from a state to the visit of its layer, once there was one
         self.wants_expectations = self._look_ahead is not None
+        self.wants_states = self._maps is not None
 
     def expect(self, layer: int, ids: IntArray, weights: Float32Array) -> bool:
         """Passes on the model's guess at the routing of a later layer, unless it is no number: that layer will tell.
@@ -65,9 +69,26 @@ class Prefetcher:
         self._look_ahead.expect(layer, ids, weights)
         return True
 
+    def before_attention(self, layer: int, state: Float32Array) -> None:
+        """Takes the state [tokens, hidden] in front of a layer's attention, as unit_state makes it; between visits."""
+        assert self._maps is not None
+        self._maps.see(layer, state)
+        if len(state) == 1:
+            self.before_routing(layer)
+
+    def before_routing(self, layer: int) -> None:
+        """Re-scores `layer` and those behind it by what a state has told, and reads while its attention runs."""
+        self._attention = attention = self._attention or IdleWindow(self._idle.clock)
+        attention.demand_ends()
+        likelihood = self._predictor.predict(layer - 1)
+        if likelihood is not None:
+            self._fetch_likely(layer - 1, likelihood[: len(self._proximity)], attention.seconds)
+
     def after_routing(self, visit: Visit) -> None:
         """Call when a visit has begun, so that its demand is queued: prefetches come behind it."""
         if visit.num_tokens == 1:
+            if self._attention is not None:
+                self._attention.visit_begins()
             self._admission.learn(visit.layer, visit.keys, visit.num_absent)
         likelihood = self._predictor.predict(visit.layer)
         if likelihood is None or not len(likelihood):
@@ -75,19 +96,20 @@ class Prefetcher:
         if visit.num_tokens > 1:
             self._read_ahead(visit, likelihood)
         else:
-            self._fetch_likely(visit.layer, likelihood)
+            self._fetch_likely(visit.layer, likelihood, self._idle.seconds)
 
-    def idle_window_experts(self) -> float:
-        """How many experts the link reads between two visits' demand, at the rate measured so far; 1 before any."""
+    def experts_within(self, seconds: float) -> float:
+        """How many experts the link reads in that time, at the rate measured so far; 1 before any."""
         busy_s = self._link.busy_seconds()
         if busy_s <= 0:
             return 1.0
-        return self._idle.seconds * self._link.bytes_read() / busy_s / self._expert_bytes
+        return seconds * self._link.bytes_read() / busy_s / self._expert_bytes
 
-    def _fetch_likely(self, layer: int, likelihood: FloatArray) -> None:
+    def _fetch_likely(self, layer: int, likelihood: FloatArray, idle_s: float) -> None:
+        """idle_s: for how long the link idles until the next visit's demand."""
         prefetches = self._prefetches
         queued = prefetches.queued()
-        window = self.idle_window_experts()
+        window = self.experts_within(idle_s)
         budget = min(math.ceil(window) - len(queued), prefetches.room)
         if not len(queued) and budget <= 0:
             return

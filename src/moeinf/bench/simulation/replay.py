@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
 
 import numpy as np
 
@@ -11,12 +11,14 @@ from moeinf.bench.simulation.run import UNTIMED, PhaseResult, Results, Simulated
 from moeinf.runtime.cache.stats import CacheStats
 from moeinf.runtime.experts import Observer
 from moeinf.runtime.policy.lookahead import LookAheadPredictor
-from moeinf.runtime.policy.predictors import look_ahead_of
+from moeinf.runtime.policy.predictors import look_ahead_of, maps_of
 from moeinf.runtime.policy.protocol import EvictionPolicy, Predictor
 from moeinf.runtime.policy.trace import RequestRecorder
 from moeinf.traces.guesses import Guesses
 from moeinf.traces.trace import Trace, passes_of
 from moeinf.types import FloatArray, IntArray, Phase
+
+_NONE: Final = -2  # no layer; -1 stands for what is in front of the first
 
 
 class SharedPrediction:
@@ -25,7 +27,7 @@ class SharedPrediction:
     def __init__(self, predictor: Predictor) -> None:
         self.name = predictor.name
         self._predictor = predictor
-        self._layer = -1
+        self._layer = _NONE
         self._likelihood: FloatArray | None = None
 
     def begin(self, phase: Phase) -> None:
@@ -33,7 +35,11 @@ class SharedPrediction:
 
     def observe(self, layer: int, ids: IntArray) -> None:
         self._predictor.observe(layer, ids)
-        self._layer = -1
+        self._layer = _NONE
+
+    def forget(self) -> None:
+        """The predictor was told something else than a routing."""
+        self._layer = _NONE
 
     def predict(self, layer: int) -> FloatArray | None:
         if layer != self._layer:
@@ -68,7 +74,7 @@ def replay(
     """What tiers of these sizes do, each under its policy, all in one pass. No tier changes what a policy sees.
 
     One policy may serve several tiers. prefill_tokens: see passes_of. guesses: what look-ahead is told, where the
-    predictor has it. Where nothing is known of prefill, all is decode.
+    predictor has it. A trace whose states maps are to see has them. Where nothing is known of prefill, all is decode.
     """
     shared = None if predictor is None else SharedPrediction(predictor)
     runs = [
@@ -77,7 +83,17 @@ def replay(
     ]
     observers = [observer for observer in (recorder, *dict.fromkeys(policies), shared) if observer is not None]
     look_ahead = None if predictor is None else look_ahead_of(predictor)
-    return drive(trace, runs, observers, look_ahead, guesses, prefill_tokens)
+    maps, states = None if predictor is None else maps_of(predictor), trace.states
+
+    def before(first: int, last: int, layer: int) -> None:
+        assert maps is not None and states is not None and shared is not None
+        maps.see(layer, states[first:last, layer].astype(np.float32))
+        shared.forget()
+        if last == first + 1:
+            for run in runs:
+                run.before_routing(layer)
+
+    return drive(trace, runs, observers, look_ahead, guesses, prefill_tokens, before=None if maps is None else before)
 
 
 def drive(
@@ -88,8 +104,12 @@ def drive(
     guesses: Guesses | None,
     prefill_tokens: int,
     meter: Meter | None = None,
+    before: Callable[[int, int, int], None] | None = None,
 ) -> list[dict[Phase, PhaseResult]]:
-    """Tells the observers every routing, look_ahead every guess at it, and lets the runs visit every layer."""
+    """Tells the observers every routing, look_ahead every guess at it, and lets the runs visit every layer.
+
+    before(first, last, layer) is called in front of the layer's attention for the tokens first .. last.
+    """
     prefill_known = prefill_tokens > 0 or trace.passes is not None
     ascending = np.sort(trace.experts, axis=2)
     once = np.ones(trace.shape.top_k, np.int64)
@@ -101,6 +121,8 @@ def drive(
             for run in runs:
                 run.results.begin(begins if prefill_known else "decode")
         for layer, following in zip(layers, [*layers[1:], None], strict=True):
+            if before is not None:
+                before(first, last, layer)
             if look_ahead is not None and guesses is not None and following is not None:
                 guess = guesses.at(first, last, following)
                 if guess is not None:

@@ -14,7 +14,7 @@ def no_lag() -> float:
 
 
 class IdleWindow:
-    """The smoothed time between the last demand read of a visit and the beginning of the next visit."""
+    """The smoothed time between the last demand read of a visit, or another moment, and the beginning of the next."""
 
     def __init__(
         self, clock: Callable[[], float] = time.perf_counter, lag_s: Callable[[], float] = no_lag, seconds: float = 0.0
@@ -24,15 +24,15 @@ class IdleWindow:
         seconds: what is taken for the window until visits tell.
         """
         self.seconds = seconds
-        self._clock = clock
+        self.clock = clock
         self._lag_s = lag_s
         self._demand_ended_s = clock()
 
     def visit_begins(self) -> None:
-        now = self._clock()
+        now = self.clock()
         self.seconds += SMOOTHING * (max(0.0, now - self._demand_ended_s) - self.seconds)
         self._demand_ended_s = now
 
     def demand_ends(self) -> None:
         """The last expert that the visit was waiting for has landed."""
-        self._demand_ended_s = self._clock() + self._lag_s()
+        self._demand_ended_s = self.clock() + self._lag_s()

@@ -23,7 +23,8 @@ class LookAheadPredictor:
         self._expected_layer = -1
 
     def observe(self, layer: int, ids: IntArray) -> None:
-        pass
+        if layer == self._expected_layer:
+            self._expected_layer = -1
 
     def expect(self, layer: int, ids: IntArray, weights: Float32Array) -> None:
         """The guess: `ids` will be routed to in `layer`, with `weights`, both [tokens, top_k].

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import json
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -12,14 +9,13 @@ from typing import Any, Final
 import numpy as np
 
 from moeinf._native import TunedUse
-from moeinf.errors import StoreError
-from moeinf.runtime.policy.eamc import DAMAGE
+from moeinf.runtime.policy.tuned_archive import TunedArchive, checked_weights
 from moeinf.types import Float32Array, MoeShape
 
 MOST_PARAMETERS: Final = 2_000_000
 MOST_BYTES: Final = 4 * MOST_PARAMETERS + (1 << 20)  # of the file
 MOST_WIDTH: Final = 128
-_VERSION: Final = 1
+_ARCHIVE: Final = TunedArchive("moeinf tuned", 1, "tuned network", MOST_BYTES)
 _CONTEXTS: Final = 4  # as TunedUse has them: this token, the one before, two decayed means
 _EVIDENCE: Final = 4  # rows of UseEvidence
 LEAST_GAIN: Final = 0.2  # points, the mean over all sizes; random routing stays below
@@ -77,57 +73,21 @@ class TunedNetwork:
         return TunedUse(shape.num_layers, shape.num_experts, shape.top_k, width_of(shape), **self.weights)
 
     def dumps(self) -> bytes:
-        gain, shape = self.gain, self.shape
+        gain = self.gain
         facts = {
-            "format": "moeinf tuned",
-            "version": _VERSION,
-            "model_id": self.model_id,
-            "shape": [shape.num_layers, shape.num_experts, shape.top_k, list(shape.counts)],
             "percents": gain.percents,
             "default": gain.default,
             "tuned": gain.tuned,
             "requests": gain.requests,
             "tokens": gain.tokens,
         }
-        buffer = io.BytesIO()
-        arrays: dict[str, Any] = {"facts": np.frombuffer(json.dumps(facts).encode(), np.uint8), **self.weights}
-        np.savez(buffer, **arrays)
-        return buffer.getvalue()
+        return _ARCHIVE.dumps(self.model_id, self.shape, facts, self.weights)
 
     @classmethod
     def loads(cls, data: bytes, model_id: str, shape: MoeShape) -> TunedNetwork:
-        """Raises StoreError for what is damaged, of a later version, or of another model. The zip has checksums."""
-        try:
-            with zipfile.ZipFile(io.BytesIO(data)) as packed:
-                if sum(member.file_size for member in packed.infolist()) > MOST_BYTES:
-                    raise ValueError(f"more than {MOST_BYTES} bytes when unpacked")
-            with np.load(io.BytesIO(data), allow_pickle=False) as archive:
-                arrays = {name: archive[name] for name in archive.files}
-            facts = json.loads(arrays.pop("facts").tobytes())
-            if facts["format"] != "moeinf tuned":
-                raise ValueError("its format is another")
-            if facts["version"] == _VERSION:
-                return cls(model_id, shape, _checked(arrays, facts, model_id, shape), _gain_of(facts))
-        except (*DAMAGE, TypeError, AttributeError) as error:
-            raise StoreError(
-                f"the tuned network is damaged ({' '.join(str(error).split())}); run `moeinf tune` again"
-            ) from error
-        raise StoreError(f"the tuned network has version {facts['version']}, this moeinf reads {_VERSION}; tune again")
-
-
-def _checked(
-    arrays: dict[str, Any], facts: Mapping[str, Any], model_id: str, shape: MoeShape
-) -> Mapping[str, Float32Array]:
-    """Raises StoreError for another model's weights, ValueError for what are none."""
-    expected = [shape.num_layers, shape.num_experts, shape.top_k, list(shape.counts)]
-    if facts["model_id"] != model_id or facts["shape"] != expected:
-        raise StoreError("the tuned network belongs to another model; run `moeinf tune` again")
-    wanted = weight_shapes(shape)
-    if {name: array.shape for name, array in arrays.items()} != wanted:
-        raise ValueError("its weights have other shapes")
-    if not all(array.dtype == np.float32 and np.isfinite(array).all() for array in arrays.values()):
-        raise ValueError("its weights are no numbers")
-    return arrays
+        """Raises StoreError for what is damaged, of another version, or of another model."""
+        with _ARCHIVE.opened(data, model_id, shape) as (facts, arrays):
+            return cls(model_id, shape, checked_weights(arrays, weight_shapes(shape)), _gain_of(facts))
 
 
 def _gain_of(facts: Mapping[str, Any]) -> Gain:

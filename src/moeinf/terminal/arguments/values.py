@@ -65,7 +65,8 @@ def runtime_config(given: Mapping[str, object]) -> RuntimeConfig:
     config = with_environment(**given)
     if config.policy not in ("", *POLICIES, TUNED):
         raise UsageError(f"unknown --policy {config.policy!r}; known: {', '.join((*POLICIES, TUNED))}")
-    check_predictor(config.predictor)
+    if config.predictor:
+        check_predictor(config.predictor)
     check_cuda(config.device)
     return config
 

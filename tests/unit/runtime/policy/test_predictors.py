@@ -218,3 +218,19 @@ def test_no_predictor_is_a_name_as_well() -> None:
 def test_an_unknown_predictor_is_refused_with_those_known(name: str) -> None:
     with pytest.raises(UsageError, match="none, popularity, previous-token, eamc, frequency, cross-layer, look-ahead"):
         make_predictor(name, SHAPE, ActivationCollection(SHAPE))
+
+
+def test_a_guess_is_no_evidence_once_its_layer_has_run() -> None:
+    predictor = LookAheadPredictor(SHAPE)
+    predictor.observe(2, np.array([[0, 1]]))
+    predictor.expect(3, np.array([[0, 5]]), np.array([[0.5, 0.5]], np.float32))
+    assert predictor.predict(2) is not None
+    predictor.observe(3, np.array([[0, 5]]))
+    assert predictor.predict(-1) is None, "in front of the next token's first layer nothing is known of it"
+
+
+def test_cross_layer_knows_nothing_in_front_of_the_first_layer() -> None:
+    predictor = CrossLayerPredictor(SHAPE)
+    run_pass(predictor, routing(np.random.default_rng(0)))
+    predictor.begin("decode")
+    assert predictor.predict(-1) is None
