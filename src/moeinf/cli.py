@@ -389,6 +389,7 @@ def bench(
     check_form(output)
     from moeinf.bench.comparison import compare, comparison_text, configurations
     from moeinf.bench.live import Workload, run_bench
+    from moeinf.engine.stored.preset import preset_of
     from moeinf.terminal.notes import say
     from moeinf.terminal.opening import ensure_stored
 
@@ -397,6 +398,7 @@ def bench(
     workload.text()  # refuses a file that cannot be read before a model is pulled
     configs = configurations(config, policy, predictor)
     stored = ensure_stored(model, quiet=quiet)
+    configs = [preset_of(stored).configured(each) for each in configs]
     if len(configs) == 1:
         rows = run_bench(stored, configs[0], workload, report)
         print(format_rows(rows, output))

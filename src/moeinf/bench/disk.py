@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
@@ -38,23 +39,28 @@ def read_rate(
     config: RuntimeConfig,
     *,
     in_flight: int = _IN_FLIGHT,
+    room_bytes: int = 0,
     limit_s: float = _LIMIT_S,
     clock: Clock = time.perf_counter,
 ) -> float:
-    """Bytes a second of reads of so many bytes, or of the smallest file, at random places, none of them twice."""
+    """Bytes a second of reads of so many bytes, or of the smallest file, at random places, none of them twice.
+
+    They go by turns to memory that was used before, as slots are: room_bytes of it, or as much as is in flight.
+    """
     span = min(span_bytes, min(sizes) // BLOCK_ALIGN_BYTES * BLOCK_ALIGN_BYTES)
     places = [(file, at) for file, size in enumerate(sizes) for at in range(0, size - span + 1, span)]
     order = np.random.default_rng(0).permutation(len(places))[: _MOST_BYTES // span]
-    arena = Arena(in_flight * span)
+    arena = Arena(max(in_flight, room_bytes // span) * span)
+    arena.array().fill(1)
     reader = open_reader(paths, sizes, arena, config)
     try:
         started, done, next_read = clock(), 0, 0
         slots: dict[int, int] = {}
-        free = list(range(in_flight))
+        free = deque(range(arena.num_bytes // span))
         while (next_read < len(order) and clock() - started < limit_s) or slots:
-            while free and next_read < len(order) and clock() - started < limit_s:
+            while len(slots) < in_flight and next_read < len(order) and clock() - started < limit_s:
                 file, at = places[order[next_read]]
-                slots[next_read] = free.pop()
+                slots[next_read] = free.popleft()
                 destination = np.array([slots[next_read] * span])
                 reader.submit(
                     np.array([next_read]), np.array([file]), np.array([at]), destination, span, np.array([np.inf])

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import moeinf
+from moeinf.bench.forecast.rates import save
 from moeinf.engine.stored.preset import Preset, preset_of
 from moeinf.pull.pull import ensure
 from moeinf.server.ask import Ask
@@ -16,6 +17,7 @@ from moeinf.server.prompt.preset import with_preset
 from moeinf.store.library import Library
 from moeinf.terminal.conversation import Conversation
 from tests.support.cli.commands import Done
+from tests.support.rates import rates_of_this_machine
 
 Command = Callable[..., Done]
 MODELFILE = 'FROM demo:chat\nPARAMETER temperature 0\nPARAMETER num_ctx 256\nSYSTEM "You tell of cats."\n'
@@ -43,6 +45,15 @@ def test_a_created_model_answers_as_its_options_say(store: Library, command: Com
     assert mine["response"] == same["response"]
     other = command("run", "cats", *words, "--temperature", "1.5", "--seed", "3")  # a flag counts more
     assert json.loads(other.out)["response"] != mine["response"]
+
+
+def test_plans_and_benchmarks_go_by_its_options(store: Library, command: Command) -> None:
+    command("create", "cats")
+    save(rates_of_this_machine(), store.home)
+    assert json.loads(command("fit", "cats", "--json").out)["context"] == 256
+    assert json.loads(command("fit", "cats", "--json", "-c", "512").out)["context"] == 512
+    rows = json.loads(command("bench", "cats", "-p", "8", "-n", "4", "-r", "0", "-o", "json", "-q").out)
+    assert rows[0]["n_ctx"] == 256
 
 
 def test_its_settings_are_shown_copied_and_gone_with_the_name(store: Library, command: Command) -> None:

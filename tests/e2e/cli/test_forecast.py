@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from moeinf.bench.forecast import checkup, known
-from moeinf.bench.forecast.rates import save
+from moeinf.bench.forecast.rates import Rates, save
 from moeinf.bench.forecast.report import rate_text
+from moeinf.config import RuntimeConfig
 from moeinf.errors import DeviceError
 from tests.support.checkpoints import random_tensors, write_checkpoint
 from tests.support.cli.commands import Done
@@ -74,6 +75,19 @@ def test_show_and_run_have_the_plan(command: Command) -> None:
     done = command("run", "demo", "--plan", "--expert-cache", "10%")
     assert done.code == 0 and "10% of the experts resident" in done.out and len(done.out.splitlines()) == 1
     assert "does not fit" in command("run", "demo", "--plan", "--ram", "20MiB").err
+
+
+def test_in_a_pipe_one_line_says_that_the_machine_is_measured(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measured(home: Path, config: RuntimeConfig, report: Callable[[str], None]) -> Rates:
+        report("measuring the disk")
+        report("measuring the memory")
+        return rates_of_this_machine()
+
+    monkeypatch.setattr(known, "measure", measured)
+    done = command("doctor", "--again", "--json")
+    assert len(done.err.splitlines()) == 1 and "half a minute" in done.err and json.loads(done.out)
 
 
 def test_doctor_tells_the_machine_and_its_rates(command: Command) -> None:

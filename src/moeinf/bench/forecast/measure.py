@@ -35,6 +35,7 @@ from moeinf.types import Format
 READ_BYTES: Final = (256 << 10, 1 << 20, 4 << 20, 16 << 20)  # of one read: the sizes of experts
 _IN_FLIGHT: Final = 8  # about as many as a layer asks for at once
 _READ_S: Final = 0.5
+_ROOM_BYTES: Final = 128 << 20  # that reads go to: more than caches hold
 _READ_ROUNDS: Final = 3
 _FILE_BYTES: Final = 1 << 30  # of the file that is read where the store has no experts to speak of
 _LEAST_FILE_BYTES: Final = 64 << 20
@@ -105,7 +106,9 @@ def _disk(home: Path, config: RuntimeConfig) -> dict[int, float]:
         rates: dict[int, list[float]] = {span: [] for span in READ_BYTES}
         for _ in range(_READ_ROUNDS):  # by turns, as some disks read faster for the first second
             for span, found in rates.items():
-                found.append(read_rate(paths, sizes, span, config, in_flight=_IN_FLIGHT, limit_s=_READ_S))
+                found.append(
+                    read_rate(paths, sizes, span, config, in_flight=_IN_FLIGHT, room_bytes=_ROOM_BYTES, limit_s=_READ_S)
+                )
         return {span: statistics.median(found) for span, found in rates.items()}
 
 

@@ -13,6 +13,7 @@ from moeinf.config.pull_options import PullOptions
 from moeinf.engine.memory_plan import PROCESS_BYTES, smallest_bytes
 from moeinf.engine.stored.hit_record import HitCount, load_hits
 from moeinf.engine.stored.outline import Outline, outline_of, outline_of_headers
+from moeinf.engine.stored.preset import NO_PRESET, Preset, preset_of
 from moeinf.errors import OutOfMemoryError
 from moeinf.hardware import Machine
 from moeinf.pull.events import PullProgress
@@ -31,6 +32,7 @@ class Subject:
     store_bytes: int
     stored: bool
     record: Mapping[int, HitCount]  # of earlier runs
+    preset: Preset = NO_PRESET  # what goes with its name
     smaller: Outline | None = None  # the same model in fewer bits, where a pull could store it so
 
 
@@ -51,15 +53,16 @@ def subject_of(
     if quant is None and headers.manifest.in_place is None:
         small = read_headers(reference, PullOptions(quant=SMALL.dense, token=token), home=home)
         smaller = outline_of_headers(small.config, small.generation, small.manifest, small.dense)
-    return Subject(reference, outline, headers.store_bytes, False, {}, smaller)
+    return Subject(reference, outline, headers.store_bytes, False, {}, smaller=smaller)
 
 
 def stored_subject(stored: StoredModel) -> Subject:
-    return Subject(stored.name, outline_of(stored), stored.size_bytes, True, load_hits(stored))
+    return Subject(stored.name, outline_of(stored), stored.size_bytes, True, load_hits(stored), preset_of(stored))
 
 
 def forecast_of(subject: Subject, config: RuntimeConfig, machine: Machine, rates: Rates) -> Forecast:
     """Raises OutOfMemoryError, with what would help, where the model cannot run; UsageError as the run would."""
+    config = subject.preset.configured(config)
     try:
         return forecast(subject.outline, config, machine, rates, subject.record)
     except OutOfMemoryError as error:

@@ -107,11 +107,20 @@ def forecast_text(subject: Subject, config: RuntimeConfig, *, as_json: bool = Fa
 
 def _rates(config: RuntimeConfig, *, again: bool = False) -> Rates:
     from moeinf.bench.forecast.known import known_rates
+    from moeinf.terminal.notes import say
     from moeinf.terminal.progress import StatusLine
 
-    line = StatusLine(sys.stderr, enabled=sys.stderr.isatty())
+    line, said = StatusLine(sys.stderr, enabled=sys.stderr.isatty()), set[str]()
+
+    def report(text: str) -> None:
+        line.show(text)
+        note = "note: measuring this machine, which takes half a minute and is kept for the next time"
+        if not sys.stderr.isatty() and note not in said:
+            said.add(note)
+            say(note)
+
     try:
-        return known_rates(store_home(), config, line.show, again=again)
+        return known_rates(store_home(), config, report, again=again)
     finally:
         line.clear()
 

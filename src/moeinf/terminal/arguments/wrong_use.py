@@ -13,8 +13,6 @@ from moeinf.text.thinking import THINK_WORDS
 
 # Verbs of ollama that people type by habit, and what moeinf has instead.
 _ABSENT: Mapping[str, str] = {
-    "cp": "this version copies no names: `moeinf pull SOURCE --name NEW` stores a model under a second name",
-    "create": "this version reads no Modelfile: give --system and sampling options to `moeinf run`, or set variables",
     "push": "this version uploads nothing: name the source of a model (`moeinf show --json`) to those who want it",
     "launch": "this version starts no other program: `moeinf run MODEL` opens a chat",
     "signin": "no account is needed: --token or HF_TOKEN opens what the Hugging Face Hub guards",
