@@ -446,6 +446,7 @@ def tune(
     The earlier requests train and the later ones measure. What is better than the default is used from then on. A
     network decides what is evicted; of traces with states (--trace-states), maps predict what is read ahead.
     """
+    from moeinf.bench.tuning.live_maps import timed_live
     from moeinf.bench.tuning.maps import learn_maps, missing
     from moeinf.bench.tuning.tune import Course, requests_of, require_torch
     from moeinf.bench.tuning.tune import tune as trained
@@ -466,7 +467,10 @@ def tune(
         print(f"\n{lacks}")
         return
     maps, recalls = learn_maps(requests, stored.id, seed, progress_of(line))
-    save_maps(stored, maps)
+    save_maps(stored, maps)  # not in use before it has run
+    if maps.gain.simulated_better:
+        maps = timed_live(stored, maps, progress_of(line))
+        save_maps(stored, maps)
     line.clear()
     print("\n".join(["", *map_lines(stored.name, maps, recalls)]))
 

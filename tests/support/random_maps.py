@@ -7,7 +7,7 @@ import numpy as np
 from moeinf.runtime.policy.state_maps import StateMaps, TimeGain, map_shapes
 from moeinf.types import MoeShape
 
-BETTER = TimeGain((0.4, 3.0), (8.0, 20.0), (7.5, 18.0), "tuned", 9, 800)
+BETTER = TimeGain((0.4, 3.0), (8.0, 20.0), (7.5, 18.0), "tuned", 9, 800, (1.5, 1.4))
 
 
 def random_maps(

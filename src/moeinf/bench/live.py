@@ -158,7 +158,7 @@ def _requests(
 ) -> tuple[ModelFacts, float, list[_Round]]:
     """What all rows share, the ms of loading, and the requests, the first of which finds an empty expert cache."""
     with Model(stored, config, gpu=gpu, preload=False, recorded=recorded) as model:
-        passages, fill_s = _passages(model, workload, text), 0.0
+        passages, fill_s = passages_of(model, workload, text), 0.0
         _forget_pages(model, stored, report)
         rounds = []
         for number, (prompt, continuation) in enumerate(passages):
@@ -196,7 +196,7 @@ def _round(model: Model, gpu: OpenGpu | None, prompt: Sequence[int], continuatio
     return _Round(stats, (bytes_after - bytes_before) / 1e9, busy_after - busy_before)
 
 
-def _passages(model: Model, workload: Workload, text: str) -> list[tuple[list[int], list[int]]]:
+def passages_of(model: Model, workload: Workload, text: str) -> list[tuple[list[int], list[int]]]:
     """(prompt, continuation) of each request: consecutive passages, from the start again when the text ends."""
     ids = model.tokenizer.encode(text, bos=False)
     if len(ids) < 2:

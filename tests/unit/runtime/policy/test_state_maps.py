@@ -92,6 +92,13 @@ def test_maps_keep_to_their_size(shape: MoeShape, hidden: int, rank: int) -> Non
 )
 def test_they_are_on_where_they_win_on_average_and_lose_nowhere(tuned: tuple[float, float], better: bool) -> None:
     assert replace(BETTER, tuned=tuned).better is better
+    assert not replace(BETTER, tuned=tuned, live_ms=()).better, "before it has run it is off"
+
+
+def test_they_are_off_where_they_are_slower_on_the_machine_at_hand() -> None:
+    slower = replace(BETTER, live_ms=(1.5, 1.6))
+    assert slower.simulated_better and not slower.better
+    assert slower.text.endswith("on 9 later requests, simulated; on this machine 1.50 ms a token became 1.60")
 
 
 def test_a_file_comes_back_as_it_was_written() -> None:
@@ -117,4 +124,10 @@ def test_damage_and_other_models_are_refused_in_one_line() -> None:
             StateMaps.loads(data, name, shape, HIDDEN)
 
 
-WRONG_GAINS = [{"predictor": "eamc"}, {"default": (8.0,)}, {"default": (0.0, 1.0)}, {"tuned": (float("nan"), 1.0)}]
+WRONG_GAINS = [
+    {"live_ms": (1.0,)},
+    {"predictor": "eamc"},
+    {"default": (8.0,)},
+    {"default": (0.0, 1.0)},
+    {"tuned": (float("nan"), 1.0)},
+]
