@@ -13,6 +13,7 @@ from moeinf.bench.forecast.rates import Rates, save
 from moeinf.bench.forecast.report import rate_text
 from moeinf.config import RuntimeConfig
 from moeinf.errors import DeviceError
+from moeinf.pull import steps
 from tests.support.checkpoints import random_tensors, write_checkpoint
 from tests.support.cli.commands import Done
 from tests.support.rates import rates_of_this_machine
@@ -45,12 +46,18 @@ def test_the_same_as_json(command: Command) -> None:
     assert told["memory"]["total_bytes"] == sum(size for name, size in told["memory"].items() if name != "total_bytes")
 
 
-def test_a_model_that_is_not_stored_is_looked_at_and_left_alone(command: Command, home: Path, tmp_path: Path) -> None:
+def test_a_model_that_is_not_stored_is_looked_at_and_left_alone(
+    command: Command, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = write_checkpoint(tmp_path / "checkpoint", random_tensors())
     before = sorted(home.rglob("*"))
     told = json.loads(command("fit", str(folder), "--quant", "q8_0", "--json").out)
     assert told["store_bytes"] > 0 and told["experts_total"] == 16
     assert sorted(home.rglob("*")) == before
+    assert not told["stored"] and told["notes"] == []
+    assert "once pulled" in command("fit", str(folder)).out
+    monkeypatch.setattr(steps, "free_bytes", lambda where: 1000)
+    assert "the disk has no room for it" in command("fit", str(folder)).out
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from moeinf.types import FORMAT_BLOCKS, Format
 
 FILE: Final = "rates.json"
 _VERSION: Final = 1  # of the file, and of how things are measured
+_MEMORY_TOLERANCE: Final = 0.1  # kernels keep more or less of it for themselves
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,8 @@ class Rates:
 
     def fits(self, machine: Machine, isa: str, threads: int) -> bool:
         """Whether they are those of this machine, used in this way."""
-        return (self.cpu, self.isa, self.threads, self.memory_bytes) == (cpu_name(), isa, threads, machine.total_bytes)
+        alike = (self.cpu, self.isa, self.threads) == (cpu_name(), isa, threads)
+        return alike and abs(self.memory_bytes - machine.total_bytes) <= machine.total_bytes * _MEMORY_TOLERANCE
 
 
 def nearest(measured: Mapping[Format, Products], format: Format) -> Products:

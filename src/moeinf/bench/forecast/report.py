@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from moeinf.bench.forecast.checkup import Finding
 from moeinf.bench.forecast.forecast import Forecast
 from moeinf.bench.forecast.rates import Rates
+from moeinf.bench.forecast.subject import Subject
 from moeinf.engine.memory_plan import OVERHEAD_BYTES, PROCESS_BYTES
 from moeinf.terminal.screen import section
 from moeinf.text.quantities import binary_size_text, count_text, size_text
@@ -46,14 +47,14 @@ def doctor_json(findings: Sequence[Finding], rates: Rates) -> str:
     return json.dumps(value, indent=2)
 
 
-def fit_lines(name: str, forecast: Forecast, store_bytes: int, rates: Rates) -> list[str]:
-    """Memory by part, what is resident, and how fast that will be."""
+def fit_lines(subject: Subject, forecast: Forecast, rates: Rates, free_bytes: int) -> list[str]:
+    """Memory by part, what is resident, and how fast that will be. free_bytes: of the store's disk."""
     info, moe = forecast.outline.manifest.info, forecast.moe
     lines = section(
-        name,
+        subject.name,
         [
             ("parameters", f"{count_text(info.num_params)} ({count_text(info.active_params)} active)"),
-            ("on disk", size_text(store_bytes)),
+            ("on disk", _disk_text(subject, free_bytes)),
             ("experts", f"{moe.num_layers} layers of {moe.experts_text}, {moe.top_k} a token"),
         ],
     )
@@ -70,7 +71,19 @@ def fit_lines(name: str, forecast: Forecast, store_bytes: int, rates: Rates) -> 
             ("rates", f"of {rates.measured[:10]}, {rates.threads} threads, {rates.isa} (`moeinf doctor`)"),
         ],
     )
-    return [*lines, *(f"  note: {note}" for note in forecast.notes)] if forecast.notes else lines[:-1]
+    notes = [*forecast.notes, *_want_of_disk(subject, free_bytes)]
+    return [*lines, *(f"  note: {note}" for note in notes)] if notes else lines[:-1]
+
+
+def _disk_text(subject: Subject, free_bytes: int) -> str:
+    size = size_text(subject.store_bytes)
+    return size if subject.stored else f"{size} once pulled, {size_text(free_bytes)} free"
+
+
+def _want_of_disk(subject: Subject, free_bytes: int) -> list[str]:
+    if subject.stored or subject.store_bytes <= free_bytes:
+        return []
+    return ["the disk has no room for it: free some, set MOEINF_HOME to a larger one, or store fewer bits with --quant"]
 
 
 def memory_rows(forecast: Forecast) -> list[tuple[str, str]]:
@@ -107,12 +120,14 @@ def plan_line(forecast: Forecast) -> str:
     )
 
 
-def fit_json(name: str, forecast: Forecast, store_bytes: int, rates: Rates) -> str:
+def fit_json(subject: Subject, forecast: Forecast, rates: Rates, free_bytes: int) -> str:
     plan, hits = forecast.plan, forecast.hits
     return json.dumps(
         {
-            "name": name,
-            "store_bytes": store_bytes,
+            "name": subject.name,
+            "stored": subject.stored,
+            "store_bytes": subject.store_bytes,
+            "disk_free_bytes": free_bytes,
             "memory": {
                 "dense_bytes": plan.dense_bytes,
                 "kv_bytes": plan.kv_bytes,
@@ -132,7 +147,7 @@ def fit_json(name: str, forecast: Forecast, store_bytes: int, rates: Rates) -> s
             "prompt_tokens": forecast.prefill.tokens,
             "decode_tokens_per_s": round(forecast.decode.tokens_per_s, 3),
             "prefill_tokens_per_s": round(forecast.prefill.tokens_per_s, 3),
-            "notes": list(forecast.notes),
+            "notes": [*forecast.notes, *_want_of_disk(subject, free_bytes)],
             "rates_measured": rates.measured,
         },
         indent=2,

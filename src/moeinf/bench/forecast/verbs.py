@@ -97,12 +97,12 @@ def forecast_text(subject: Subject, config: RuntimeConfig, *, as_json: bool = Fa
     from moeinf.bench.forecast.report import fit_json, fit_lines
     from moeinf.bench.forecast.subject import forecast_of
     from moeinf.hardware import machine
+    from moeinf.pull.steps import free_bytes
 
     found = forecast_of(subject, config, machine(), rates := _rates(config))
     _say_gpu()
-    if as_json:
-        return fit_json(subject.name, found, subject.store_bytes, rates)
-    return "\n".join(fit_lines(subject.name, found, subject.store_bytes, rates))
+    free = free_bytes(store_home())
+    return fit_json(subject, found, rates, free) if as_json else "\n".join(fit_lines(subject, found, rates, free))
 
 
 def _rates(config: RuntimeConfig, *, again: bool = False) -> Rates:
