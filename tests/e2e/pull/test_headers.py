@@ -77,3 +77,16 @@ def test_of_a_gguf_file_of_the_hub(server: Hub, tmp_path: Path) -> None:
     told = of_headers(f"{REPO}:Q8_0", tmp_path / "home")
     assert not (tmp_path / "home" / "models").exists()
     assert_alike(told, pull(f"{REPO}:Q8_0", home=tmp_path / "home"))
+
+
+@pytest.mark.parametrize("quant", [None, "q8_0"])
+def test_of_a_checkpoint_of_the_hub_of_which_headers_alone_are_read(
+    quant: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_checkpoint(tmp_path / "checkpoint", random_tensors())
+    with serving(folder) as hub:
+        point_client_at(hub.endpoint, tmp_path, monkeypatch)
+        told = of_headers(REPO, tmp_path / "home", quant)
+        assert not (tmp_path / "home").exists()
+        assert hub.sent_bytes(".safetensors") < sum(path.stat().st_size for path in folder.glob("*.safetensors")) / 4
+        assert_alike(told, pull(REPO, PullOptions(quant=quant), home=tmp_path / "home"))
