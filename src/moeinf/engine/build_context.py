@@ -27,6 +27,7 @@ from moeinf.runtime.policy.protocol import DevicePolicy
 from moeinf.runtime.policy.state_maps import StateMaps
 from moeinf.runtime.policy.tuned import TunedNetwork
 from moeinf.runtime.prefetch import Link, Prefetcher
+from moeinf.runtime.prefetch_trial import PrefetchTrial
 from moeinf.store.library import StoredModel
 from moeinf.store.manifest import Manifest
 from moeinf.traces.replayed import RecordedRouting
@@ -160,19 +161,21 @@ def prefetcher_of(
     slot_bytes: int,
     *,
     fits: bool,
-    sees_states: bool = False,
+    on_cpu: bool = False,
 ) -> Prefetcher | None:
     """The prefetcher that the configuration asks for; its predictor joins the observers.
 
-    sees_states: whether the experts are told the states that maps go by; else look-ahead takes their place, which is
-    told. None where every expert fits: nothing needs to be predicted. Raises UsageError for an unknown predictor.
+    on_cpu: experts are told the states that maps go by, else look-ahead takes their place, which is told; and the times
+    of single tokens decide whether they go with prefetch, unless a recording wants every guess. None where every expert
+    fits: nothing needs to be predicted. Raises UsageError for an unknown predictor.
     """
     config, name, maps = context.host.config, context.predictor, context.maps
-    if maps is not None and not sees_states and not fits:
+    if maps is not None and not on_cpu and not fits:
         context.reporting.notify(f"the predictor {name} works on the CPU alone: {DEFAULT_PREDICTOR} predicts here")
         name, maps = DEFAULT_PREDICTOR, None
     predictor = make_predictor(name, context.moe, context.observation.collection, maps)
     if fits or not config.prefetch or predictor is None:
         return None
     observers.append(predictor)
-    return Prefetcher(tier, predictor, link, context.moe, slot_bytes, context.encoder_layers)
+    trial = PrefetchTrial() if on_cpu and context.observation.witness is None else None
+    return Prefetcher(tier, predictor, link, context.moe, slot_bytes, context.encoder_layers, trial)

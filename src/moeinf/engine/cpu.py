@@ -74,7 +74,7 @@ class CpuRunner:
         self._watch = MemoryWatch(self.tier, shape.top_k, layout.stride_bytes, reserve, context.reporting.notify)
         advisers: list[Observer] = [policy]
         prefetcher = prefetcher_of(
-            context, self.tier, self.reader, advisers, layout.stride_bytes, fits=False, sees_states=True
+            context, self.tier, self.reader, advisers, layout.stride_bytes, fits=False, on_cpu=True
         )  # it need not stay so
         self.observers = [*watch.observers, *advisers]
         kernel = ExpertKernel(host.kernels, memory, parts_of_layers(weights.manifest), weights.family.tensors.form)

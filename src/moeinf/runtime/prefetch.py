@@ -14,6 +14,7 @@ from moeinf.runtime.cache.visit import Visit
 from moeinf.runtime.policy.predictors import look_ahead_of, maps_of
 from moeinf.runtime.policy.priority import layer_proximity, prefetch_priority, select_prefetches
 from moeinf.runtime.policy.protocol import Predictor
+from moeinf.runtime.prefetch_trial import PrefetchTrial
 from moeinf.types import Float32Array, FloatArray, IntArray, MoeShape
 
 AT_LEAST: Final = 0.3  # probability: below it what many tokens may use is more often wasted than used
@@ -42,8 +43,12 @@ class Prefetcher:
         shape: MoeShape,
         expert_bytes: int,
         encoder_layers: int = 0,
+        trial: PrefetchTrial | None = None,
     ) -> None:
-        """encoder_layers: how many of the layers, the first ones, belong to the encoder."""
+        """encoder_layers: how many of the layers, the first ones, belong to the encoder.
+
+        trial: decides which single tokens go with prefetch; None: all of them. Prompts always do.
+        """
         self._prefetches, self._idle = tier.prefetches, tier.idle
         self._encoder_layers = encoder_layers
         self._predictor = predictor
@@ -55,8 +60,22 @@ class Prefetcher:
         self._look_ahead = look_ahead_of(predictor)
         self._maps = maps_of(predictor)
         self._attention: IdleWindow | None = None  # from a state to the visit of its layer, once there was one
-        self.wants_expectations = self._look_ahead is not None
-        self.wants_states = self._maps is not None
+        self._trial, self._last_layer = trial, shape.num_layers - 1
+
+    @property
+    def _on(self) -> bool:
+        """Whether the running token goes with prefetch."""
+        return self._trial is None or self._trial.on
+
+    @property
+    def wants_expectations(self) -> bool:
+        """Whether the model is to guess at the routing of the next layer, for the running token."""
+        return self._look_ahead is not None and self._on
+
+    @property
+    def wants_states(self) -> bool:
+        """Whether the model is to tell its states before attention, for the running token."""
+        return self._maps is not None and self._on
 
     def expect(self, layer: int, ids: IntArray, weights: Float32Array) -> bool:
         """Passes on the model's guess at the routing of a later layer, unless it is no number: that layer will tell.
@@ -87,9 +106,11 @@ class Prefetcher:
     def after_routing(self, visit: Visit) -> None:
         """Call when a visit has begun, so that its demand is queued: prefetches come behind it."""
         if visit.num_tokens == 1:
+            self._admission.learn(visit.layer, visit.keys, visit.num_absent)
+            if self._trial is not None and not self._goes_with(self._trial, visit.layer):
+                return
             if self._attention is not None:
                 self._attention.visit_begins()
-            self._admission.learn(visit.layer, visit.keys, visit.num_absent)
         likelihood = self._predictor.predict(visit.layer)
         if likelihood is None or not len(likelihood):
             return
@@ -97,6 +118,15 @@ class Prefetcher:
             self._read_ahead(visit, likelihood)
         else:
             self._fetch_likely(visit.layer, likelihood, self._idle.seconds)
+
+    def _goes_with(self, trial: PrefetchTrial, layer: int) -> bool:
+        """Whether the running token, which has come to `layer`, goes with prefetch."""
+        if layer == self._encoder_layers:
+            trial.first_layer()
+        going = trial.on
+        if layer == self._last_layer:
+            trial.last_layer()
+        return going
 
     def experts_within(self, seconds: float) -> float:
         """How many experts the link reads in that time, at the rate measured so far; 1 before any."""
