@@ -15,7 +15,7 @@ from moeinf.types import AttentionSizes, DeltaSizes, LatentSizes, LayerSizes
 # Of the shorter of reading and computing, the part that happens while the other is under way. A single token asks for
 # a few experts of the next layer at a time, a prompt for nearly all of them.
 HIDDEN_OF_TOKEN: Final = 0.5
-HIDDEN_OF_PROMPT: Final = 0.8
+HIDDEN_OF_PROMPT: Final = 0.75  # where the slots hold a layer's experts; with fewer, less is read ahead
 PROMPT_TOKENS: Final = 512  # of the prompt that is forecast, or of a shorter context
 
 
@@ -66,8 +66,9 @@ def prefill(outline: Outline, plan: MemoryPlan, rates: Rates, num_tokens: int) -
             compute += used * product_s(weights, rates.experts, chunk * moe.top_k / used)
             read_bytes += used * missing * outline.manifest.layout_of(layer).stride_bytes
         compute += product_s(dense_weights(outline), rates.linear, chunk) + rates.layer_s * info.num_layers
+    hidden = HIDDEN_OF_PROMPT * min(1.0, plan.num_slots / moe.num_experts)
     compute += product_s(head_weights(outline), rates.linear, 1) + _attention_s(outline, rates, num_tokens)
-    return Step(num_tokens, compute, read_bytes, read_bytes / _disk(outline, rates), HIDDEN_OF_PROMPT)
+    return Step(num_tokens, compute, read_bytes, read_bytes / _disk(outline, rates), hidden)
 
 
 def _attention_s(outline: Outline, rates: Rates, num_tokens: int) -> float:
