@@ -17,6 +17,7 @@ from typing import Any
 from moeinf.engine.footprint import Footprint
 from moeinf.engine.memory_plan import PROCESS_BYTES, smallest_bytes
 from moeinf.models.family import family_of
+from moeinf.models.refused import REFUSED
 from moeinf.models.registry import FAMILIES, FamilyEntry
 from moeinf.store.format import expert_layout
 from moeinf.types import Format, TensorPlan, format_bytes
@@ -43,6 +44,14 @@ dense weights, the experts of one token's layer, a context of 512 tokens. More m
 | checkpoint | family | parameters | MoE layers, experts, used | an expert | at 4 bits | least memory |
 |---|---|---|---|---|---|---|
 """
+NOT_RUN = """\
+## Not run
+
+Every other type of transformers that names experts in its configuration is refused, with the line of this table.
+
+| model_type | needs |
+|---|---|
+"""
 PUBLISHED = Path(__file__).parents[1] / "tests" / "support" / "published"
 DENSE_FORMAT: Format = "q4_k"
 HEAD_FORMAT: Format = "q8_0"
@@ -52,6 +61,7 @@ def render(configs: Path) -> str:
     lines = [HEAD]
     for family in FAMILIES:
         lines.append(_section(family))
+    lines.append(NOT_RUN + "".join(f"| {name} | {needs} |\n" for name, needs in sorted(REFUSED.items())))
     lines.append(SIZES + "".join(_sizes(path) for path in sorted(configs.glob("*/config.json"))))
     return "\n".join(lines)
 

@@ -37,8 +37,9 @@ using OptionalVector = std::optional<Vector>;
 // Everything that a layer has in memory, by name; it keeps the arrays alive.
 struct AttentionTensors {
   nb::object query, key, value, output;  // BoundMatrix
-  Vector norm;
-  OptionalVector norm_bias, query_norm, key_norm, query_bias, key_bias, value_bias, output_bias, sinks;
+  OptionalVector norm, norm_bias, query_norm, key_norm, query_bias, key_bias, value_bias, output_bias, sinks,
+      output_norm;
+  nb::object gate;  // BoundMatrix or None
 };
 
 Matrix view(const nb::object& matrix) { return nb::cast<const BoundMatrix&>(matrix).view(); }
@@ -54,7 +55,8 @@ HeadNorm head_norm_named(const std::string& name) {
   if (name == "none") return HeadNorm::kNone;
   if (name == "head") return HeadNorm::kEach;
   if (name == "full") return HeadNorm::kAll;
-  throw std::invalid_argument("head norm is '" + name + "'; it is 'none', 'head' or 'full'");
+  if (name == "turned") return HeadNorm::kEachTurned;
+  throw std::invalid_argument("head norm is '" + name + "'; it is 'none', 'head', 'full' or 'turned'");
 }
 
 // All but the numbers of heads and the hidden size, which follow from the matrices.
@@ -98,16 +100,23 @@ class AttentionLayer {
             "heads cannot share keys");
     const std::int64_t queries = shape_.num_heads * head_dim, keys = k.rows;
     require(q.rows == queries * rows_of_query && k.cols == q.cols && v.cols == q.cols && v.rows == keys &&
-                keys % head_dim == 0 && o.cols == queries && o.rows == q.cols &&
-                static_cast<std::int64_t>(t.norm.shape(0)) == q.cols,
+                keys % head_dim == 0 && o.cols == queries && o.rows == q.cols,
             "the matrices of attention do not fit together");
     const bool full = shape_.head_norm == HeadNorm::kAll;
     weights_.q = q;
     weights_.k = k;
     weights_.v = v;
     weights_.o = o;
-    weights_.norm = t.norm.data();
+    weights_.norm = data_of(t.norm, shape_.hidden);
     weights_.norm_bias = data_of(t.norm_bias, shape_.hidden);
+    weights_.output_norm = data_of(t.output_norm, shape_.hidden);
+    require(weights_.norm != nullptr || weights_.norm_bias == nullptr, "there is a bias of no norm");
+    shape_.gate_apart = !t.gate.is_none();
+    if (shape_.gate_apart) {
+      weights_.gate = view(t.gate);
+      require(weights_.gate.rows == queries && weights_.gate.cols == q.cols && !shape_.gated,
+              "the gates of attention do not fit its heads");
+    }
     weights_.q_norm = data_of(t.query_norm, full ? queries : head_dim);
     weights_.k_norm = data_of(t.key_norm, full ? keys : head_dim);
     weights_.q_bias = data_of(t.query_bias, q.rows);
@@ -150,6 +159,7 @@ class AttentionLayer {
     shape.head_dim = moeinf::number_of(sizes, "head_dim");
     shape.window = moeinf::number_of(sizes, "window");
     shape.gated = nb::cast<bool>(sizes.attr("gated"));
+    shape.gate_apart = nb::cast<bool>(sizes.attr("gate_apart"));
     return moeinf::attention_workspace_bytes(shape, moeinf::pass_of(pass));
   }
 
@@ -166,19 +176,21 @@ void bind_tensors(nb::module_& m) {
       .def(
           "__init__",
           [](AttentionTensors* self, nb::object query, nb::object key, nb::object value, nb::object output,
-             Vector norm, OptionalVector norm_bias, OptionalVector query_norm, OptionalVector key_norm,
-             OptionalVector query_bias, OptionalVector key_bias, OptionalVector value_bias,
-             OptionalVector output_bias, OptionalVector sinks) {
-            new (self) AttentionTensors{query,      key,         value,    output,     norm,
-                                        norm_bias,  query_norm,  key_norm, query_bias, key_bias,
-                                        value_bias, output_bias, sinks};
+             OptionalVector norm, OptionalVector norm_bias, OptionalVector query_norm,
+             OptionalVector key_norm, OptionalVector query_bias, OptionalVector key_bias,
+             OptionalVector value_bias, OptionalVector output_bias, OptionalVector sinks,
+             OptionalVector output_norm, nb::object gate) {
+            new (self) AttentionTensors{query,      key,         value,    output,      norm,
+                                        norm_bias,  query_norm,  key_norm, query_bias,  key_bias,
+                                        value_bias, output_bias, sinks,    output_norm, gate};
           },
           nb::kw_only(), nb::arg("query"), nb::arg("key"), nb::arg("value"), nb::arg("output"),
-          nb::arg("norm").noconvert(), nb::arg("norm_bias").noconvert() = nb::none(),
+          nb::arg("norm").noconvert() = nb::none(), nb::arg("norm_bias").noconvert() = nb::none(),
           nb::arg("query_norm").noconvert() = nb::none(), nb::arg("key_norm").noconvert() = nb::none(),
           nb::arg("query_bias").noconvert() = nb::none(), nb::arg("key_bias").noconvert() = nb::none(),
           nb::arg("value_bias").noconvert() = nb::none(), nb::arg("output_bias").noconvert() = nb::none(),
-          nb::arg("sinks").noconvert() = nb::none());
+          nb::arg("sinks").noconvert() = nb::none(), nb::arg("output_norm").noconvert() = nb::none(),
+          nb::arg("gate") = nb::none());
 }
 
 void bind_shape(nb::module_& m) {

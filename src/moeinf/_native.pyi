@@ -194,7 +194,7 @@ class AttentionTensors:
         key: Matrix,
         value: Matrix,
         output: Matrix,
-        norm: _Vector,
+        norm: _Vector | None = None,
         norm_bias: _Vector | None = None,
         query_norm: _Vector | None = None,
         key_norm: _Vector | None = None,
@@ -203,9 +203,12 @@ class AttentionTensors:
         value_bias: _Vector | None = None,
         output_bias: _Vector | None = None,
         sinks: _Vector | None = None,
+        output_norm: _Vector | None = None,
+        gate: Matrix | None = None,
     ) -> None:
         """norm [hidden] stands in front of the layer; with a norm_bias it is a layer norm. sinks [heads]: each head has
-        a further score, which weighs no value."""
+        a further score, which weighs no value. output_norm [hidden]: an RMS norm of what the layer adds. gate, of as
+        many rows as query: sigmoid(gate x) multiplies the heads' outputs."""
 
 class AttentionShape:
     """What attention computes, beside its tensors."""
@@ -215,7 +218,7 @@ class AttentionShape:
         *,
         head_dim: int,
         norm_eps: float,
-        head_norm: Literal["none", "head", "full"] = "none",
+        head_norm: Literal["none", "head", "full", "turned"] = "none",
         clip: float = 0.0,
         window: int = 0,
         rotary_dim: int | None = None,
@@ -224,7 +227,9 @@ class AttentionShape:
         residual: float = 1.0,
         gated: bool = False,
     ) -> None:
-        """clip, window: 0 for none. rotary_dim: dimensions of a head that have positions, None for all, 0 for none;
+        """head_norm "turned": over each head, behind its rotation.
+
+        clip, window: 0 for none. rotary_dim: dimensions of a head that have positions, None for all, 0 for none;
         scale: of the scores, None for head_dim^-0.5. gated: the query matrix has for each head the rows of its query,
         then those of a gate, whose sigmoid multiplies the head's output. ValueError for sizes that cannot be.
         """

@@ -193,6 +193,7 @@ class AttentionSizes:
     head_dim: int
     window: int  # 0: a token sees all before it
     gated: bool
+    gate_apart: bool = False
 
 
 @dataclass(frozen=True, slots=True)

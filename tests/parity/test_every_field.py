@@ -142,6 +142,7 @@ WORDS: dict[str, list[Any]] = {
         ["linear_attention", "full_attention"],
     ],
     "mlp_layer_types": [["sparse"], ["sparse", "dense"]],
+    "layer_rope_theta": [[0.0, 10000.0, 0.0], [500.0, 10000.0, 10000.0]],
     # for which null is a value
     "head_dim": [8, 32, None],
     "sliding_window": [5, None],
@@ -159,10 +160,17 @@ DIFFERENT = {
     *(
         (family, "partial_rotary_factor")
         for family in (  # transformers ignores it there; here it is followed
+            "afmoe",
             "dots1",
             "ernie4_5_moe",
+            "exaone_moe",
+            "flex_olmo",
+            "flint",
             "granitemoe",
+            "granitemoe_swa",
             "granitemoeshared",
+            "hunyuan_v1_moe",
+            "hy_v3",
             "mixtral",
             "olmoe",
             "qwen2_moe",

@@ -216,6 +216,7 @@ AttentionShape plain_shape(std::int64_t hidden, std::int64_t heads, std::int64_t
           false,
           1 / std::sqrt(float(head_dim)),
           1.0f,
+          false,
           false};
 }
 

@@ -16,6 +16,7 @@ from moeinf.models.layers.decoder import Decoder, DecoderConfig, attention_of_al
 from moeinf.models.layers.encoder_decoder import EncoderDecoder
 from moeinf.models.layers.moe_plan import GatedExperts, block_workspace, gated_experts_plan, plan_info
 from moeinf.models.layers.protocol import Experts, ExpertsOf, Layers, LayersOf, P, R, of_any_device
+from moeinf.models.refused import REFUSED
 from moeinf.models.registry import MODULES, SUPPORTED
 from moeinf.types import DTYPE_BYTES, DType, EncoderInput, ModelInfo, MoeShape, Profiler, TensorPlan, Workspace
 
@@ -147,7 +148,14 @@ def family_of(config: dict[str, Any]) -> AnyFamily:
     fault = "is not a Mixture-of-Experts model (config.json names no experts)"
     if _names_experts(config):
         fault = "is a Mixture-of-Experts family that this version does not run"
+        if model_type in REFUSED:
+            fault += f": it needs {REFUSED[model_type]}"
     raise UnsupportedModelError(f"{model_type!r:.100} {fault}; moeinf runs {', '.join(SUPPORTED)}")
+
+
+def counts_experts(field: str) -> bool:
+    """Whether a field of a config.json, of any family, has by its name a number of experts."""
+    return _EXPERT_COUNT.fullmatch(field[:100]) is not None
 
 
 def _names_experts(config: dict[str, Any]) -> bool:
@@ -157,7 +165,7 @@ def _names_experts(config: dict[str, Any]) -> bool:
         value = values.pop()
         for name, inner in value.items() if isinstance(value, dict) else ():
             counts = inner if isinstance(inner, list) else [inner]  # one for all layers or kinds, or one for each
-            if _EXPERT_COUNT.fullmatch(name[:100]) and any(type(count) is int and count > 1 for count in counts):
+            if counts_experts(name) and any(type(count) is int and count > 1 for count in counts):
                 return True
             values.append(inner)
         values += value if isinstance(value, list) else ()

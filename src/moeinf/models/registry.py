@@ -85,7 +85,7 @@ FAMILIES = (
     ),
     FamilyEntry(
         "glm4_moe",
-        "deepseek",
+        "glm",
         ("GLM-4.5", "GLM-4.5-Air", "GLM-4.6"),
         "DeepSeek-V3's routing with one group, shared experts; half of each head is rotated, norms of each head "
         "where the config has them; the layer that predicts further tokens is left out",
@@ -153,7 +153,7 @@ FAMILIES = (
     ),
     FamilyEntry(
         "minimax_m2",
-        "deepseek",
+        "glm",
         ("MiniMax-M2", "MiniMax-M2.1"),
         "sigmoid routing with a correction bias in every layer, nothing shared; norms over whole queries and keys, "
         "half of each head rotated",
@@ -167,24 +167,80 @@ FAMILIES = (
     ),
     FamilyEntry(
         "ernie4_5_moe",
-        "deepseek",
+        "glm",
         ("ERNIE-4.5-21B-A3B", "ERNIE-4.5-300B-A47B"),
         "softmax routing with a correction bias, shared experts, rotary pairs side by side; layers that predict "
         "further tokens are left out",
     ),
-    FamilyEntry("dots1", "deepseek", ("dots.llm1",), "Qwen3's attention, DeepSeek-V3's blocks with one group"),
+    FamilyEntry("dots1", "glm", ("dots.llm1",), "Qwen3's attention, DeepSeek-V3's blocks with one group"),
     FamilyEntry(
         "glm4v_moe",
-        "deepseek",
+        "glm",
         ("GLM-4.5V", "GLM-4.6V"),
         "the language model of checkpoints that also see images: GLM-4.5-Air's",
     ),
-    FamilyEntry("solar_open", "deepseek", ("Solar-Open-100B",), "GLM-4.5's blocks in every layer, whole heads rotated"),
+    FamilyEntry("solar_open", "glm", ("Solar-Open-100B",), "GLM-4.5's blocks in every layer, whole heads rotated"),
     FamilyEntry(
         "granitemoeshared",
         "mixtral",
         ("moe-7b-1b-active-shared-experts",),
         "granitemoe with an MLP in each layer that every token is given besides its experts",
+    ),
+    FamilyEntry(
+        "hunyuan_v1_moe",
+        "mixtral",
+        ("Hunyuan-A13B",),
+        "Mixtral's routing beside a shared MLP; queries and keys are normed behind their rotation",
+    ),
+    FamilyEntry(
+        "flex_olmo",
+        "mixtral",
+        ("FlexOlmo-7x7B-1T",),
+        "OLMoE with its norms behind attention and experts instead of in front of them",
+    ),
+    FamilyEntry(
+        "afmoe",
+        "glm",
+        ("Trinity-Nano", "Trinity-Mini"),
+        "sigmoid routing with a correction bias, gated attention, norms on both sides; every fourth layer sees all "
+        "tokens and has no positions, the others have a window",
+    ),
+    FamilyEntry(
+        "mistral4",
+        "deepseek",
+        ("Mistral-Small-4-119B",),
+        "latent attention, softmax routing; the language model where it was saved alone",
+        notes=(
+            "contexts end at original_max_position_embeddings, 8192 tokens: up to there queries are not sharpened by "
+            "their position, and beyond, where transformers does so, nothing is computed",
+        ),
+    ),
+    FamilyEntry(
+        "exaone_moe",
+        "glm",
+        ("K-EXAONE-236B-A23B",),
+        "DeepSeek-V3's blocks; layers with a window have positions, those that see all tokens have none",
+    ),
+    FamilyEntry(
+        "hy_v3",
+        "glm",
+        ("Hy3-preview",),
+        "Qwen3's attention, sigmoid routing with a correction bias, a shared expert; the layer that predicts further "
+        "tokens is left out",
+    ),
+    FamilyEntry("axk1", "deepseek", ("A.X-K1",), "DeepSeek-V3 with a norm of what the experts of a layer add"),
+    FamilyEntry(
+        "flint",
+        "glm",
+        ("flint",),
+        "sigmoid routing without a bias, a shared expert, attention sinks; layers that see all tokens have no "
+        "positions",
+    ),
+    FamilyEntry(
+        "granitemoe_swa",
+        "mixtral",
+        ("granite-swash-3b-a600m",),
+        "granitemoeshared with windows and attention sinks, and layers without positions",
     ),
 )
 

@@ -162,8 +162,7 @@ def test_a_dense_model_is_told_apart_from_an_unsupported_moe() -> None:
 MOE_OF_OTHER_FAMILIES: dict[str, dict[str, Any]] = {
     "llama4": {"text_config": {"num_local_experts": 16}},
     "kimi_k25": {"text_config": {"n_routed_experts": 384}},
-    "qwen3_vl_moe": {"text_config": {"num_experts": 128}},
-    "ernie4_5_moe": {"moe_num_experts": 64},
+    "ernie5_moe": {"moe_num_experts": 64},
     "ernie4_5_moe_vl": {"moe_num_experts": [64, 64]},
     "dbrx": {"ffn_config": {"moe_num_experts": 16}},
     "gemma4": {"text_config": {"num_experts": 128, "enable_moe_block": True}},

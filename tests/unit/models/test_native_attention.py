@@ -40,15 +40,24 @@ CONFIGS = {
     "sinks, a window": replace(PLAIN, sinks=True, window=5),
     "gates, norms of one less": replace(PLAIN, gate=True, norm="rms+1", qk_norm="head", rope=SHORT_ROPE),
     "gates, biases": replace(PLAIN, gate=True, bias=True),
+    "gates of a matrix of their own": replace(PLAIN, gate_apart=True, qk_norm="head"),
+    "norms behind positions": replace(PLAIN, qk_norm="turned"),
+    "norms behind some positions": replace(PLAIN, qk_norm="turned", rope=SHORT_ROPE),
     "layer norm": replace(PLAIN, norm="layer", bias=True, output_bias=True),
+}
+
+SITE = AttentionSite(0, "a.", "norm.weight", RESIDUAL)
+CASES = {name: (config, SITE) for name, config in CONFIGS.items()} | {
+    "a norm behind": (replace(PLAIN, output_bias=True), replace(SITE, norm=None, output_norm="behind.weight")),
+    "norms on both sides": (replace(PLAIN, gate_apart=True), replace(SITE, output_norm="behind.weight")),
 }
 
 
 class Twin:
-    """attention(norm(x)) of a whole sequence at once."""
+    """norm(attention(norm(x))) of a whole sequence at once."""
 
-    def __init__(self, config: AttentionConfig, tensors: dict[str, Float32Array]) -> None:
-        self._config = config
+    def __init__(self, config: AttentionConfig, site: AttentionSite, tensors: dict[str, Float32Array]) -> None:
+        self._config, self._site = config, site
         self._tensors = {name: torch.from_numpy(values).double() for name, values in tensors.items()}
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -56,7 +65,7 @@ class Twin:
         queries, keys, values = (self._product(name, hidden, c.bias) for name in "qkv")
         if c.gate:
             queries, gates = (part.flatten(1) for part in queries.view(len(x), HEADS, -1).chunk(2, -1))
-        q, k = self._turned(self._heads("q", queries)), self._turned(self._heads("k", keys))
+        q, k = (self._heads_behind(n, self._turned(self._heads(n, x))) for n, x in (("q", queries), ("k", keys)))
         group = HEADS // KV_HEADS
         k, v = (part.repeat_interleave(group, 1) for part in (k, values.view(len(x), KV_HEADS, HEAD_DIM)))
         scores = torch.einsum("ihd,jhd->hij", q, k) * (HEAD_DIM**-0.5 if c.scale is None else c.scale)
@@ -66,13 +75,18 @@ class Twin:
             scores = torch.cat([self._tensors["a.sinks"][:, None, None].expand(-1, len(x), 1), scores], -1)
         weights = scores.softmax(-1)[:, :, 1:] if c.sinks else scores.softmax(-1)
         mixed = torch.einsum("hij,jhd->ihd", weights, v).flatten(1)
-        return self._product("o", mixed * gates.sigmoid() if c.gate else mixed, c.output_bias)
+        if c.gate_apart:
+            gates = hidden @ self._tensors["a.gate_proj.weight"].T
+        out = self._product("o", mixed * gates.sigmoid() if c.gate or c.gate_apart else mixed, c.output_bias)
+        return out if self._site.output_norm is None else self._rms(out, self._tensors[self._site.output_norm])
 
     def _product(self, name: str, x: Tensor, biased: bool) -> Tensor:
         y = x @ self._tensors[f"a.{name}_proj.weight"].T
         return y + self._tensors[f"a.{name}_proj.bias"] if biased else y
 
     def _normed(self, x: Tensor) -> Tensor:
+        if self._site.norm is None:
+            return x
         if self._config.norm != "layer":
             return self._rms(x, self._tensors["norm.weight"])
         return torch.nn.functional.layer_norm(
@@ -93,6 +107,9 @@ class Twin:
         x = x.view(len(x), -1, HEAD_DIM)
         return self._rms(x, weight) if weight is not None and self._config.qk_norm == "head" else x
 
+    def _heads_behind(self, name: str, x: Tensor) -> Tensor:
+        return self._rms(x, self._tensors[f"a.{name}_norm.weight"]) if self._config.qk_norm == "turned" else x
+
     def _turned(self, x: Tensor) -> Tensor:
         rope = self._config.rope
         if rope is None:
@@ -112,18 +129,21 @@ def drawn(shapes: Shapes, rng: np.random.Generator) -> dict[str, Float32Array]:
 
 
 @pytest.mark.parametrize("isa", _native.available_isas())
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=[name.replace(" ", "-") for name in CONFIGS])
-def test_every_option_gives_what_plain_torch_gives_however_a_sequence_is_cut(config: AttentionConfig, isa: str) -> None:
+@pytest.mark.parametrize("config, site", CASES.values(), ids=[name.replace(" ", "-") for name in CASES])
+def test_every_option_gives_what_plain_torch_gives_however_a_sequence_is_cut(
+    config: AttentionConfig, site: AttentionSite, isa: str
+) -> None:
     rng = np.random.default_rng(3)
-    tensors = drawn(attention_shapes(config, "a.") | {"norm.weight": (HIDDEN,), "norm.bias": (HIDDEN,)}, rng)
+    norms = {name: (HIDDEN,) for name in ("norm.weight", "norm.bias", "behind.weight")}
+    tensors = drawn(attention_shapes(config, "a.") | norms, rng)
     stored = {name: StoredTensor(t.ravel().view(np.uint8), "f32", t.shape) for name, t in tensors.items()}
     layers = NativeLayers(_native.Kernels(2, isa), stored, "f32")
-    attention = layers.attention(config, AttentionSite(0, "a.", "norm.weight", RESIDUAL))
+    attention = layers.attention(config, site)
     rotary = layers.rotary(config.rope, 64)
     passes = (3, 1, 20, 1, 30, 5)
     x = rng.standard_normal((sum(passes), HIDDEN)).astype(np.float32)
     wide = torch.from_numpy(x).double()
-    expected = (wide + RESIDUAL * Twin(config, tensors)(wide)).numpy()
+    expected = (wide + RESIDUAL * Twin(config, site, tensors)(wide)).numpy()
     cache = Cache([attention.new_state(64)], 64)
     for count in passes:
         place = slice(cache.length, cache.length + count)
@@ -173,7 +193,7 @@ def test_a_token_far_behind_is_the_same_on_any_number_of_threads_and_what_plain_
     alone = attended(layer(1), x, kept, length)
     for threads in (2, 4, 16):
         assert np.array_equal(alone, attended(layer(threads), x, kept, length))
-    twin = Twin(LONG, tensors)
+    twin = Twin(LONG, SITE, tensors)
     hidden = twin._normed(torch.from_numpy(x).double())
     q, k, v = (twin._heads("none", twin._product(name, hidden, False)) for name in "qkv")
     keys, values = (

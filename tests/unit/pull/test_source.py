@@ -69,7 +69,7 @@ def test_weights_in_another_form_are_refused_by_name(name: str, words: str, tmp_
         ({"model_type": "bert", "num_experts": None}, "not a Mixture-of-Experts model"),
         (
             {"model_type": "dbrx"},
-            "'dbrx' is a Mixture-of-Experts family that this version does not run; moeinf runs mix",
+            "'dbrx' is a Mixture-of-Experts family that this version does not run: it needs queries, keys and values",
         ),
         ({"model_type": None}, "no model_type"),
         ({"quantization_config": {"quant_method": "aqlm"}}, "quantised (aqlm)"),

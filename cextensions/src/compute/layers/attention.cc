@@ -13,6 +13,7 @@ namespace {
 struct Vectors {
   float *normed, *query, *key, *value, *mixed, *out;
   float* projected;  // of q: the queries themselves, unless each has its gate behind it
+  float* gates;      // of a matrix of their own
 };
 
 Vectors take_vectors(Workspace::Frame& memory, const AttentionShape& s, std::int64_t tokens) {
@@ -25,6 +26,7 @@ Vectors take_vectors(Workspace::Frame& memory, const AttentionShape& s, std::int
   v.mixed = memory.take<float>(tokens * queries);
   v.out = memory.take<float>(tokens * s.hidden);
   v.projected = s.gated ? memory.take<float>(tokens * 2 * queries) : v.query;
+  v.gates = s.gate_apart ? memory.take<float>(tokens * queries) : nullptr;
   return v;
 }
 
@@ -45,6 +47,7 @@ void finish_heads(const Ops& ops, const AttentionShape& s, const float* norm, co
     float* head = x + h * s.head_dim;
     if (s.head_norm == HeadNorm::kEach) ops.rms_norm(head, norm, s.norm_eps, s.head_dim, head);
     ops.rotate(head, cos, sin, s.rotary_pairs, s.interleaved);
+    if (s.head_norm == HeadNorm::kEachTurned) ops.rms_norm(head, norm, s.norm_eps, s.head_dim, head);
   }
 }
 
@@ -89,13 +92,16 @@ void pass(Kernels& kernels, const AttentionShape& s, const AttentionWeights& w, 
   each_token([&](std::int64_t t) {
     const float* const from = x + t * s.hidden;
     float* const to = v.normed + t * s.hidden;
-    if (w.norm_bias != nullptr) {
+    if (w.norm == nullptr) {
+      std::copy(from, from + s.hidden, to);
+    } else if (w.norm_bias != nullptr) {
       ops.layer_norm(from, w.norm, w.norm_bias, s.norm_eps, s.hidden, to);
     } else {
       ops.rms_norm(from, w.norm, s.norm_eps, s.hidden, to);
     }
   });
   kernels.linears({w.q, w.k, w.v}, v.normed, tokens, {v.projected, v.key, v.value});
+  if (s.gate_apart) kernels.linear(w.gate, v.normed, tokens, v.gates);
   each_token([&](std::int64_t t) {
     float* const query = v.query + t * queries;
     float* const key = v.key + t * keys;
@@ -115,10 +121,16 @@ void pass(Kernels& kernels, const AttentionShape& s, const AttentionWeights& w, 
     each_token(
         [&](std::int64_t t) { apply_gates(ops, s, v.projected + t * w.q.rows, v.mixed + t * queries); });
   }
+  if (s.gate_apart) {
+    each_token(
+        [&](std::int64_t t) { ops.sigmoid_mul(v.gates + t * queries, v.mixed + t * queries, queries); });
+  }
   kernels.linear(w.o, v.mixed, tokens, v.out);
   each_token([&](std::int64_t t) {
-    add_bias(v.out + t * s.hidden, w.o_bias, s.hidden);
-    ops.add_scaled(v.out + t * s.hidden, s.residual, x + t * s.hidden, s.hidden);
+    float* const out = v.out + t * s.hidden;
+    add_bias(out, w.o_bias, s.hidden);
+    if (w.output_norm != nullptr) ops.rms_norm(out, w.output_norm, s.norm_eps, s.hidden, out);
+    ops.add_scaled(out, s.residual, x + t * s.hidden, s.hidden);
   });
 }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 import moeinf._native as _native
@@ -83,12 +85,17 @@ def attention_tensors(weights: NativeWeights, config: AttentionConfig, site: Att
     def bias(name: str, present: bool) -> Float32Array | None:
         return weights.vector(f"{site.prefix}{name}_proj.bias") if present else None
 
-    def head_norm(name: str) -> Float32Array | None:
+    def head_norm(number: int) -> Float32Array | None:
         if config.qk_norm == "none":
             return None
-        return weights.norm_vectors(f"{site.prefix}{name}_norm.weight", config.norm)[0]
+        return weights.norm_vectors(f"{site.prefix}{config.head_norms[number]}.weight", config.norm)[0]
 
-    weight, norm_bias = weights.norm_vectors(site.norm, config.norm)
+    weight, norm_bias = (None, None) if site.norm is None else weights.norm_vectors(site.norm, config.norm)
+    others: dict[str, Any] = {}  # of few families
+    if site.output_norm is not None:
+        others["output_norm"] = weights.norm_vectors(site.output_norm, "rms")[0]
+    if config.gate_apart:
+        others["gate"] = matrix("gate")
     return _native.AttentionTensors(
         query=matrix("q"),
         key=matrix("k"),
@@ -96,11 +103,12 @@ def attention_tensors(weights: NativeWeights, config: AttentionConfig, site: Att
         output=matrix("o"),
         norm=weight,
         norm_bias=norm_bias,
-        query_norm=head_norm("q"),
-        key_norm=head_norm("k"),
+        query_norm=head_norm(0),
+        key_norm=head_norm(1),
         query_bias=bias("q", config.bias),
         key_bias=bias("k", config.bias),
         value_bias=bias("v", config.bias),
         output_bias=bias("o", config.output_bias),
-        sinks=weights.vector(f"{site.prefix}sinks") if config.sinks else None,
+        sinks=weights.vector(site.prefix + config.sinks_name) if config.sinks else None,
+        **others,
     )

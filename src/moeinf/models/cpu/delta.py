@@ -28,7 +28,7 @@ class NativeDeltaNet:
             weights.kernels,
             [weights.linear(name).native for name in c.projections(prefix)],
             weights.linear(f"{prefix}out_proj.weight").native,
-            norm=weights.norm_vectors(site.norm, "rms+1")[0],
+            norm=weights.norm_vectors(site.front, "rms+1")[0],
             taps=np.ascontiguousarray(taps.T),
             decay=-np.exp(weights.vector(f"{prefix}A_log")),
             bias=weights.vector(f"{prefix}dt_bias"),

@@ -71,12 +71,27 @@ class DeviceAttention:
         self._biases: Sequence[Tensor | None] = biases or [None, None, None]
         self._bias = torch.cat(biases) if biases else None
         self._output = weights.matrix(f"{prefix}o_proj.weight")
-        self._output_bias = weights.vector(f"{prefix}o_proj.bias") * site.residual if c.output_bias else None
-        self._norm = weights.norm(NormConfig(site.norm, c.norm_eps, c.norm))
+        output_bias = weights.vector(f"{prefix}o_proj.bias") if c.output_bias else None
+        self._plain_output_bias = output_bias
+        self._output_bias = None if output_bias is None else output_bias * site.residual
+        self._norm = None if site.norm is None else weights.norm(NormConfig(site.norm, c.norm_eps, c.norm))
+        self._output_norm = None if site.output_norm is None else weights.norm(NormConfig(site.output_norm, c.norm_eps))
+        self._gate = weights.matrix(f"{prefix}gate_proj.weight") if c.gate_apart else None
         self._q_norm, self._k_norm = (
-            None if c.qk_norm == "none" else weights.norm_weight(f"{prefix}{n}_norm.weight", c.norm) for n in "qk"
+            None if c.qk_norm == "none" else weights.norm_weight(f"{prefix}{n}.weight", c.norm) for n in c.head_norms
         )
-        self._sinks = weights.vector(f"{prefix}sinks") if c.sinks else None
+        self._after: Tensor | None = None
+        if c.qk_norm == "turned":
+            self._norms_behind_positions()
+        self._sinks = weights.vector(prefix + c.sinks_name) if c.sinks else None
+
+    def _norms_behind_positions(self) -> None:
+        """A rotation keeps the size of a head: norms without weights may stand in front of it. The weights of queries
+        and of keys meet in each product, so that both are multiplied into the queries, behind it."""
+        q_norm, k_norm, rope = self._q_norm, self._k_norm, self._config.rope
+        assert q_norm is not None and k_norm is not None and (rope is None or rope.scale == 1.0)
+        self._after = (q_norm * k_norm).repeat(self._config.num_heads)
+        self._q_norm, self._k_norm = torch.ones_like(q_norm), torch.ones_like(k_norm)
 
     def new_state(self, capacity: int) -> DeviceKVState:
         c = self._config
@@ -84,8 +99,11 @@ class DeviceAttention:
 
     def add_to(self, x: Tensor, cache: Cache, positions: DevicePositions) -> None:
         weights, vectors, c = self._weights, self._weights.ops.vectors, self._config
-        q, k, v = self._projected(self._norm(x))
+        hidden = x if self._norm is None else self._norm(x)
+        q, k, v = self._projected(hidden)
         gate = q[:, self._rows[0] :] if c.gate else None
+        if self._gate is not None:
+            gate = weights.product(hidden, self._gate)
         q = q[:, : self._rows[0]].contiguous() if c.gate else q
         q_norm, k_norm = self._q_norm, self._k_norm
         if c.qk_norm == "full":  # over all heads together, before anything else
@@ -93,9 +111,10 @@ class DeviceAttention:
             q, k = weights.normed(q, q_norm, c.norm_eps), weights.normed(k, k_norm, c.norm_eps)
             q_norm = k_norm = None
         state: DeviceKVState = cache.states[self._layer]
+        turned = slice(0, None if c.rope is not None else 0)  # a layer of a model with positions may have none
         form = HeadForm(
-            positions.cos,
-            positions.sin,
+            positions.cos[:, turned],
+            positions.sin[:, turned],
             c.rope is not None and c.rope.interleaved,
             q_norm,
             k_norm,
@@ -104,11 +123,17 @@ class DeviceAttention:
         )
         keys_values, mixture = KeyValues(state.keys, state.values), torch.empty_like(q)
         vectors.rope_store(q, k, v, form, positions.position, keys_values)
+        if self._after is not None:
+            q *= self._after
         scale = c.head_dim**-0.5 if c.scale is None else c.scale
         attention = AttentionForm(scale, c.window or 0, self._sinks)
         vectors.attend(q, keys_values, positions.position, positions.start, attention, mixture)
         if gate is not None:
             mixture *= torch.sigmoid(gate)
+        if self._output_norm is not None:
+            out = weights.product(mixture, self._output, self._plain_output_bias)
+            x += self._output_norm(out) * self._residual
+            return
         if self._residual != 1.0:
             mixture *= self._residual
         weights.ops.matrices.linear(mixture, self._output, x, self._output_bias, add=True)

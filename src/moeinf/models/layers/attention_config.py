@@ -39,12 +39,15 @@ class AttentionConfig:
     rope: Rope | None  # None: no positions
     bias: bool = False  # of queries, keys and values
     output_bias: bool = False
-    qk_norm: Literal["none", "head", "full"] = "none"  # over each head, or over all heads together
+    qk_norm: Literal["none", "head", "full", "turned"] = "none"  # over each head, all together, each behind positions
+    head_norms: tuple[str, str] = ("q_norm", "k_norm")  # what these norms are called
     clip_qkv: float | None = None
     window: int | None = None  # a token sees itself and the window-1 tokens before it
     scale: float | None = None  # of the scores; None: head_dim^-0.5
-    sinks: bool = False  # each head has a further score, tensor `sinks`, whose weight goes nowhere
+    sinks: bool = False  # each head has a further score, tensor `sinks_name`, whose weight goes nowhere
+    sinks_name: str = "sinks"
     gate: bool = False  # q_proj gives each head its query and then a gate, whose sigmoid multiplies the head's output
+    gate_apart: bool = False  # tensor gate_proj makes such gates
     norm: NormKind = "rms"  # of the norm in front, and of those of heads
 
     def __post_init__(self) -> None:
@@ -67,8 +70,15 @@ class AttentionSite:
 
     layer: int  # the decoder layer; its state in the cache has the same number
     prefix: str  # of the layer's tensors
-    norm: str  # name of the norm in front
+    norm: str | None  # name of the norm in front; None: the layer takes its input as it is
     residual: float = 1.0  # multiplies what the layer adds to the hidden states
+    output_norm: str | None = None  # name of an RMS norm of what the layer adds
+
+    @property
+    def front(self) -> str:
+        """The name of the norm in front, for layers that have one in every family."""
+        assert self.norm is not None, "this layer takes what a norm gives"
+        return self.norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +119,14 @@ def attention_shapes(config: AttentionConfig, prefix: str) -> Shapes:
     }
     biased = ("qkv" if config.bias else "") + ("o" if config.output_bias else "")
     shapes |= {f"{prefix}{n}_proj.bias": (shapes[f"{prefix}{n}_proj.weight"][0],) for n in biased}
+    if config.gate_apart:
+        shapes[f"{prefix}gate_proj.weight"] = (queries, config.hidden_size)
     if config.sinks:
-        shapes[f"{prefix}sinks"] = (config.num_heads,)
+        shapes[prefix + config.sinks_name] = (config.num_heads,)
     if config.qk_norm != "none":
         whole = config.qk_norm == "full"
-        shapes[f"{prefix}q_norm.weight"] = (queries if whole else config.head_dim,)
-        shapes[f"{prefix}k_norm.weight"] = (keys if whole else config.head_dim,)
+        for name, rows in zip(config.head_norms, (queries, keys), strict=True):
+            shapes[f"{prefix}{name}.weight"] = (rows if whole else config.head_dim,)
     return shapes
 
 
@@ -122,9 +134,16 @@ def attention_workspace(config: AttentionConfig) -> Workspace:
     """What Layers.attention declares: on a GPU input, output, queries and their mixture, gates, keys and values."""
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     sizes = AttentionSizes(
-        config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim, config.window or 0, config.gate
+        config.hidden_size,
+        config.num_heads,
+        config.num_kv_heads,
+        config.head_dim,
+        config.window or 0,
+        config.gate,
+        config.gate_apart,
     )
-    attention = 2 * config.hidden_size + queries * (4 if config.gate else 2) + 2 * keys
+    gated = config.gate or config.gate_apart
+    attention = 2 * config.hidden_size + queries * (4 if gated else 2) + 2 * keys
     return Workspace(attention=attention, layers=frozenset([sizes]))
 
 

@@ -21,6 +21,15 @@ QUANT_METHODS = ("fp8", "compressed-tensors", "modelopt", "gptq", "awq", "bitsan
 
 
 @dataclass(frozen=True, slots=True)
+class LayerNorms:
+    """What a family calls the norms of a layer; None for one that it has not."""
+
+    attention: str | None = "input_layernorm"  # of what attention is given
+    behind_attention: str | None = None  # of what attention adds
+    block: str | None = "post_attention_layernorm"  # of what the block is given
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderConfig:
     attention: AttentionConfig
     num_layers: int
@@ -28,10 +37,12 @@ class DecoderConfig:
     context_length: int
     tied_embeddings: bool
     windows: tuple[int | None, ...] | None = None  # of each layer, where they differ; else attention.window
+    without_positions: frozenset[int] = frozenset()  # layers whose queries and keys are not rotated
     embedding_scale: float = 1.0
     residual: float = 1.0  # multiplies what attention and blocks add
     logits_scale: float = 1.0
     head_bias: bool = False
+    norms: LayerNorms = LayerNorms()
     prefix: str = "model."  # of every tensor name but the head's
 
     @property
@@ -39,15 +50,20 @@ class DecoderConfig:
         return f"{self.prefix}embed_tokens.weight"
 
     def attention_of(self, layer: int) -> AttentionConfig:
-        return self.attention if self.windows is None else replace(self.attention, window=self.windows[layer])
+        attention = self.attention if self.windows is None else replace(self.attention, window=self.windows[layer])
+        return replace(attention, rope=None) if layer in self.without_positions else attention
 
     def attention_site(self, layer: int, module: str = "self_attn") -> AttentionSite:
         prefix = f"{self.prefix}layers.{layer}."
-        return AttentionSite(layer, f"{prefix}{module}.", f"{prefix}input_layernorm.weight", self.residual)
+        front, behind = (
+            None if name is None else f"{prefix}{name}.weight"
+            for name in (self.norms.attention, self.norms.behind_attention)
+        )
+        return AttentionSite(layer, f"{prefix}{module}.", front, self.residual, behind)
 
     def block_norm(self, layer: int) -> NormConfig:
         """The norm in front of a layer's block."""
-        name = f"{self.prefix}layers.{layer}.post_attention_layernorm.weight"
+        name = f"{self.prefix}layers.{layer}.{self.norms.block}.weight"
         return NormConfig(name, self.attention.norm_eps, self.attention.norm)
 
 
@@ -192,13 +208,10 @@ def attention_of_all_layers(config: DecoderConfig) -> Shapes:
 def outer_shapes(config: DecoderConfig) -> Shapes:
     """Embedding, norms and head."""
     hidden = config.attention.hidden_size
+    of_layer = [n for n in (config.norms.attention, config.norms.behind_attention, config.norms.block) if n is not None]
     norms = [
         f"{config.prefix}norm",
-        *(
-            f"{config.prefix}layers.{i}.{n}_layernorm"
-            for i in range(config.num_layers)
-            for n in ("input", "post_attention")
-        ),
+        *(f"{config.prefix}layers.{i}.{n}" for i in range(config.num_layers) for n in of_layer),
     ]
     shapes: Shapes = {config.embedding: (config.vocab_size, hidden)}
     shapes |= {f"{norm}.weight": (hidden,) for norm in norms}

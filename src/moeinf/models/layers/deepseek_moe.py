@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from moeinf.models.fields import MOST_LAYERS, Fields, routed_shape
 from moeinf.models.layers.array_math import Array, ArrayMath, Hidden
 from moeinf.models.layers.attention_config import MLP_NAMES, NormConfig, Shapes, mlp_shapes
 from moeinf.models.layers.decoder import DecoderConfig
-from moeinf.models.layers.moe_block import MoeBlock, SharedExpert
+from moeinf.models.layers.moe_block import DenseBlock, MoeBlock, SharedExpert
 from moeinf.models.layers.moe_plan import GatedExperts
 from moeinf.models.layers.protocol import Block, Experts, Layers, Router, Weights
 from moeinf.types import MoeShape, Profiler
@@ -30,6 +30,8 @@ class BlockNames:
     bias: str = "gate.e_score_correction_bias"
     shared: str = "shared_experts."
     experts: tuple[str, str, str] = MLP_NAMES  # gate, up and down of one expert
+    behind: str | None = None  # behind the layer's prefix: an RMS norm of what the block adds
+    behind_dense: str | None = None  # the same of a dense layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,7 @@ class DeepseekMoe:
     corrected: bool = True  # the choice, but not the weights, is by scores + e_score_correction_bias
     num_future_layers: int = 0  # behind the last, which predict further tokens (MTP): not computed
     names: BlockNames = BlockNames()
+    shared_size: int = 0  # of the shared experts' MLP, where it is no multiple of an expert's
 
     @staticmethod
     def parse(
@@ -56,9 +59,11 @@ class DeepseekMoe:
         corrected: bool,
         num_future_layers: int = 0,
         moe_layers: Sequence[int] | None = None,
+        shared: str = "n_shared_experts",
     ) -> DeepseekMoe:
-        """normalise, num_future_layers: the family's defaults. moe_layers: where first_k_dense_replace does not say."""
-        f.present("n_shared_experts")
+        """normalise, num_future_layers: the family's defaults. moe_layers: where first_k_dense_replace does not say.
+        shared: the field that counts the shared experts."""
+        f.present(shared)
         moe_layers = leading_dense(f, num_layers) if moe_layers is None else tuple(moe_layers)
         top_k = f.count("num_experts_per_tok")
         names = ("n_routed_experts", "num_experts", "num_local_experts")
@@ -80,7 +85,7 @@ class DeepseekMoe:
             moe_layers,
             f.count("intermediate_size", 0 if len(moe_layers) == num_layers else None),
             f.count("moe_intermediate_size"),
-            f.count("n_shared_experts", 0, minimum=0),
+            f.count(shared, 0, minimum=0),
             groups,
             used,
             f.number("routed_scaling_factor", 1.0),
@@ -93,7 +98,10 @@ class DeepseekMoe:
         """Names and shapes of the blocks' dense tensors."""
         hidden, shapes = decoder.attention.hidden_size, Shapes()
         for i in range(decoder.num_layers):
-            prefix = f"{decoder.prefix}layers.{i}.{self.names.block}"
+            layer = f"{decoder.prefix}layers.{i}."
+            prefix, behind = layer + self.names.block, self._behind(i)
+            if behind is not None:
+                shapes[f"{layer}{behind}.weight"] = (hidden,)
             if i not in self.moe_layers:
                 shapes |= mlp_shapes(hidden, self.intermediate_size, prefix)
                 continue
@@ -102,7 +110,7 @@ class DeepseekMoe:
             if self.corrected:
                 shapes[prefix + self.names.bias] = (experts,)
             if self.num_shared_experts:
-                shared = self.num_shared_experts * self.moe_intermediate_size
+                shared = self.shared_size or self.num_shared_experts * self.moe_intermediate_size
                 shapes |= mlp_shapes(hidden, shared, prefix + self.names.shared)
         return shapes
 
@@ -121,14 +129,21 @@ class DeepseekMoe:
     ) -> list[Block]:
         blocks = list[Block]()
         for i in range(decoder.num_layers):
-            prefix, norm = f"{decoder.prefix}layers.{i}.{self.names.block}", decoder.block_norm(i)
+            layer, norm, weights = f"{decoder.prefix}layers.{i}.", decoder.block_norm(i), layers.weights
+            prefix, name = layer + self.names.block, self._behind(i)
+            behind = None if name is None else weights.norm(replace(norm, name=f"{layer}{name}.weight"))
             if i not in self.moe_layers:
-                blocks.append(layers.gated_mlp(prefix, norm))
+                mlp = layers.gated_mlp(prefix, norm) if behind is None else DenseBlock(weights, prefix, norm, behind)
+                blocks.append(mlp)
                 continue
-            shared = SharedExpert(layers.weights, prefix + self.names.shared) if self.num_shared_experts else None
-            gate = router(layers.weights, self, prefix, norm)
-            blocks.append(MoeBlock(self.moe_layers.index(i), gate, experts, profiler, shared=shared))
+            shared = SharedExpert(weights, prefix + self.names.shared) if self.num_shared_experts else None
+            gate = router(weights, self, prefix, norm)
+            moe_layer = self.moe_layers.index(i)
+            blocks.append(MoeBlock(moe_layer, gate, experts, profiler, shared=shared, behind=behind))
         return blocks
+
+    def _behind(self, layer: int) -> str | None:
+        return self.names.behind if layer in self.moe_layers else self.names.behind_dense
 
 
 def leading_dense(f: Fields, num_layers: int) -> tuple[int, ...]:
@@ -182,14 +197,15 @@ class SigmoidRouter:
     def __init__(self, weights: Weights, config: DeepseekMoe, block: str, norm: NormConfig) -> None:
         self._config, self._math, self._routing = config, weights.math, weights.routing
         self._norm, self._gate = weights.norm(norm), weights.linear(block + config.names.gate)
-        self._bias = weights.vector(block + config.names.bias)
+        self._bias = weights.vector(block + config.names.bias) if config.corrected else None
         self._groups = Groups(weights.math, config)
 
     def __call__(self, x: Hidden) -> tuple[Hidden, object]:
         c, math = self._config, self._math
         hidden = self._norm(x)
         scores = self._scores(self._gate(hidden))
-        kept = self._groups.kept(scores + self._bias, self._best_two, -np.inf)
+        by = scores if self._bias is None else scores + self._bias
+        kept = self._groups.kept(by, self._best_two, -np.inf)
         ids = math.top_k(kept, c.moe.top_k)
         weights = math.take(scores, ids)
         if c.normalise:

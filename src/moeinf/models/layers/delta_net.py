@@ -72,7 +72,7 @@ class DeltaNet(Generic[A]):
     def __init__(self, weights: WeightsOf[A, object], config: DeltaConfig, site: AttentionSite) -> None:
         c, prefix = config, site.prefix
         self._config, self._math, self._layer = config, weights.math, site.layer
-        self._norm = weights.norm(NormConfig(site.norm, c.norm_eps, "rms+1"))
+        self._norm = weights.norm(NormConfig(site.front, c.norm_eps, "rms+1"))
         self._projections = [weights.linear(name) for name in c.projections(prefix)]
         taps = weights.vector(f"{prefix}conv1d.weight").reshape(c.channels, c.kernel)
         self._taps = [taps[:, i] * 1.0 for i in range(c.kernel)]  # [channels] each, contiguous

@@ -41,16 +41,17 @@ class LatentConfig:
 
 
 def parse_latent(
-    f: Fields, *, interleaved: bool, norm_eps: float = 1e-6, also: tuple[str, ...] = ()
+    f: Fields, *, interleaved: bool, norm_eps: float = 1e-6, also: tuple[str, ...] = (), partial: float = 1.0
 ) -> tuple[DecoderConfig, LatentConfig]:
-    """interleaved: how the family's rotary pairs lie; norm_eps: its default; also: as `rope_of` takes it.
+    """interleaved: how the family's rotary pairs lie; norm_eps: its default; also: as `rope_of` takes it; partial: what
+    partial_rotary_factor may say of heads whose last part is rotated.
 
     The decoder's attention is what the rows are attended to with.
     """
     rotary_dim, context_length = f.count("qk_rope_head_dim", minimum=2), f.count("max_position_embeddings")
     rank, nope_dim = f.count("kv_lora_rank"), f.count("qk_nope_head_dim")
     f.only("partial_rotary_factor", 1.0, None)
-    rope_fields(f).only("partial_rotary_factor", 1.0, None)
+    rope_fields(f).only("partial_rotary_factor", partial, None)
     rope = rope_of(f, rotary_dim, 1e4, context_length, interleaved=interleaved, also=also)
     # yarn sharpens the scores besides (published code: softmax_scale * mscale * mscale)
     sharpened, r = (nope_dim + rotary_dim) ** -0.5, rope_fields(f)
@@ -126,7 +127,7 @@ class LatentAttention:
             biased = c.biased and name in _BIASED
             return weights.linear(f"{prefix}{name}.weight", f"{prefix}{name}.bias" if biased else None)
 
-        self._norm = weights.norm(NormConfig(decoder.attention_site(layer).norm, a.norm_eps))
+        self._norm = weights.norm(NormConfig(decoder.attention_site(layer).front, a.norm_eps))
         if c.query_rank is None:
             self._queries = linear("q_proj")
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from moeinf.models.layers.array_math import Hidden
-from moeinf.models.layers.attention_config import MLP_NAMES
+from moeinf.models.layers.attention_config import MLP_NAMES, NormConfig
 from moeinf.models.layers.protocol import Experts, Router, Weights
 from moeinf.types import Profiler
 
@@ -25,23 +25,27 @@ class MoeBlock:
         *,
         shared: Callable[[Hidden], Hidden] | None = None,
         residual: float = 1.0,
+        behind: Callable[[Hidden], Hidden] | None = None,
     ) -> None:
+        """behind: a norm of what the block adds."""
         self.moe_layer = moe_layer
         self.router = router
         self._experts = experts
         self._profiler = profiler
         self._shared = shared
         self._residual = residual
+        self._behind = behind
 
     def add_to(self, x: Hidden) -> None:
         hidden, routing = self.router(x)
         self._profiler.lap("router")
-        out = x if self._residual == 1.0 else x * 0
+        at_once = self._residual == 1.0 and self._behind is None
+        out = x if at_once else x * 0
         self._experts.run(self.moe_layer, hidden, routing, out)
         if self._shared is not None:
             out += self._shared(hidden)
-        if self._residual != 1.0:
-            x += out * self._residual
+        if not at_once:
+            x += (out if self._behind is None else self._behind(out)) * self._residual
 
 
 class SharedExpert:
@@ -62,3 +66,13 @@ class SharedExpert:
         """hidden [tokens, hidden] -> what the tokens are given."""
         out = self._down(self._math.silu(self._gate(hidden)) * self._up(hidden))
         return out if self._own_gate is None else out * self._math.sigmoid(self._own_gate(hidden))
+
+
+class DenseBlock:
+    """x += behind(mlp(norm(x)))."""
+
+    def __init__(self, weights: Weights, prefix: str, norm: NormConfig, behind: Callable[[Hidden], Hidden]) -> None:
+        self._norm, self._mlp, self._behind = weights.norm(norm), SharedExpert(weights, prefix), behind
+
+    def add_to(self, x: Hidden) -> None:
+        x += self._behind(self._mlp(self._norm(x)))

@@ -8,8 +8,9 @@
 
 namespace moeinf {
 
-// The RMS norm of queries and keys: none, one over each head, or one over all heads together.
-enum class HeadNorm { kNone, kEach, kAll };
+// The RMS norm of queries and keys: none, one over each head, one over all heads together, or one over each
+// head behind its rotation.
+enum class HeadNorm { kNone, kEach, kAll, kEachTurned };
 
 struct AttentionShape {
   std::int64_t hidden, num_heads, num_kv_heads, head_dim;
@@ -22,15 +23,19 @@ struct AttentionShape {
   float scale;                // of the scores, > 0
   float residual;             // multiplies what is added to x
   bool gated;  // the rows of q are each head's query and its gate, whose sigmoid multiplies the head's output
+  bool gate_apart;  // the gates have a matrix of their own
 };
 
 struct AttentionWeights {  // pointers may be null where the model has no such tensor
   Matrix q, k, v, o;
-  const float* norm;  // [hidden]: of the layer's input
+  const float* norm;  // [hidden]: of the layer's input; null: that is taken as it is
   const float *q_norm, *k_norm;
   const float *q_bias, *k_bias, *v_bias, *o_bias;
-  const float* norm_bias;  // [hidden]: the norm is then a layer norm, else an RMS norm
-  const float* sinks;      // [num_heads]: a further score of each head, whose weight goes nowhere
+  const float* norm_bias;              // [hidden]: the norm is then a layer norm, else an RMS norm
+  const float* sinks;                  // [num_heads]: a further score of each head, whose weight goes nowhere
+  const float* output_norm = nullptr;  // [hidden]: an RMS norm of what the layer adds
+  Matrix gate{};  // its rows are those of q: sigmoid(gate x) multiplies the heads' outputs; without rows
+                  // there is none
 };
 
 // Keys and values of one layer, both [num_kv_heads, capacity, head_dim] in `format` (f32, f16 or bf16).

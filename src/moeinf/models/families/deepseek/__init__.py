@@ -1,1 +1,1 @@
-"""Dense layers first, then experts chosen within groups, beside some that all tokens share."""
+"""Latent attention, and blocks of DeepSeek's kind."""

@@ -45,6 +45,8 @@ class Family(DecoderFamily):
 
     name = "granitemoe"
     parse = staticmethod(Config.parse)
+    router = "router.layer.weight"  # behind the block's prefix
+    fused_names = ("input_linear.weight", "output_linear.weight")
 
     def __init__(self, config: dict[str, Any]) -> None:
         self._config = c = self.parse(Fields(config))
@@ -54,7 +56,7 @@ class Family(DecoderFamily):
         c, blocks = self._config, list[Block]()
         for i, block in enumerate(self._blocks()):
             # softmax over the chosen logits, as published, is the normalised choice of a softmax over all
-            gate = f"{block}router.layer.weight"
+            gate = block + self.router
             router = layers.softmax_router(gate, c.decoder.block_norm(i), c.moe.top_k, normalise=True)
             shared = self.shared(layers.weights, i)
             blocks.append(MoeBlock(i, router, experts, profiler, shared=shared, residual=c.decoder.residual))
@@ -69,14 +71,12 @@ class Family(DecoderFamily):
 
     def block_shapes(self) -> Shapes:
         hidden = self.decoder.attention.hidden_size
-        return {
-            f"{block}router.layer.weight": (self.moe.experts_of(i), hidden) for i, block in enumerate(self._blocks())
-        }
+        return {block + self.router: (self.moe.experts_of(i), hidden) for i, block in enumerate(self._blocks())}
 
     @cached_property
     def tensors(self) -> TensorPlan:
-        fused_names = ("input_linear.weight", "output_linear.weight")
-        plan = self.gated_experts(GatedExperts(self._blocks(), self._config.intermediate_size, None, fused_names))
+        experts = GatedExperts(self._blocks(), self._config.intermediate_size, None, self.fused_names)
+        plan = self.gated_experts(experts)
         return replace(
             plan,
             renamed={

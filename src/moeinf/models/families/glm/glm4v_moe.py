@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from moeinf.models.families.deepseek import glm4_moe
+from moeinf.models.families.glm import glm4_moe
 from moeinf.models.text_part import VISION, text_part, tied_as_said_outside
 from moeinf.types import TensorPlan
 

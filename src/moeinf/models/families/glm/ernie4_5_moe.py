@@ -6,8 +6,8 @@ from dataclasses import replace
 from functools import cached_property
 
 from moeinf.errors import CheckpointError
-from moeinf.models.families.deepseek import glm4_moe
-from moeinf.models.families.deepseek.glm4_moe import Config
+from moeinf.models.families.glm import glm4_moe
+from moeinf.models.families.glm.glm4_moe import Config
 from moeinf.models.fields import Fields, routed_shape
 from moeinf.models.layers.array_math import Array
 from moeinf.models.layers.attention_config import Shapes

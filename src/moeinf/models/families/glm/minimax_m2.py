@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cached_property
 
-from moeinf.models.families.deepseek import glm4_moe
-from moeinf.models.families.deepseek.glm4_moe import Config
+from moeinf.models.families.glm import glm4_moe
+from moeinf.models.families.glm.glm4_moe import Config
 from moeinf.models.fields import Fields, routed_shape
 from moeinf.models.layers.decoder import parse_decoder
 from moeinf.models.layers.deepseek_moe import BlockNames, DeepseekMoe

@@ -1,0 +1,72 @@
+"""Mistral Small 4: DeepSeek-V3's latent attention, softmax routing, queries that are sharpened in long contexts.
+
+Queries are multiplied by 1 + beta ln(1 + floor(position / trained length)), which is 1 up to the trained length
+(original_max_position_embeddings). Contexts end there: the factor beyond is not computed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from moeinf.models.families.deepseek import deepseek_v2
+from moeinf.models.families.deepseek.deepseek_v2 import Config
+from moeinf.models.fields import Fields
+from moeinf.models.layers.array_math import Array, Hidden
+from moeinf.models.layers.attention_config import NormConfig
+from moeinf.models.layers.deepseek_moe import DeepseekMoe, Groups, MakeRouter
+from moeinf.models.layers.mla import parse_latent
+from moeinf.models.layers.protocol import Weights
+from moeinf.models.layers.rope import rope_fields
+
+
+def _parse(f: Fields) -> Config:
+    r = rope_fields(f)
+    f.only("mlp_bias", False, None)
+    f.present("n_routed_experts", "routed_scaling_factor")
+    rotated, plain = f.count("qk_rope_head_dim"), f.count("qk_nope_head_dim")
+    f.only("head_dim", rotated + plain, None)
+    decoder, latent = parse_latent(
+        f,
+        interleaved=f.flag("rope_interleave", True),
+        also=("llama_4_scaling_beta", "max_position_embeddings"),
+        partial=rotated / (rotated + plain),
+    )
+    if r.get("llama_4_scaling_beta") != 0:
+        r.present("llama_4_scaling_beta", "original_max_position_embeddings")
+        r.number("llama_4_scaling_beta")
+        trained = r.count("original_max_position_embeddings")
+        decoder = replace(decoder, context_length=min(decoder.context_length, trained))
+    blocks = DeepseekMoe.parse(f, decoder.num_layers, normalise=True, corrected=False)
+    return Config(decoder, latent, blocks)
+
+
+class SoftmaxRouter:
+    """Softmax over all experts; the groups with the largest sums of their two best, and the best k in them."""
+
+    def __init__(self, weights: Weights, config: DeepseekMoe, block: str, norm: NormConfig) -> None:
+        self._config, self._math, self._routing = config, weights.math, weights.routing
+        self._norm, self._gate = weights.norm(norm), weights.linear(block + config.names.gate)
+        self._groups = Groups(weights.math, config)
+
+    def __call__(self, x: Hidden) -> tuple[Hidden, object]:
+        c, math = self._config, self._math
+        hidden = self._norm(x)
+        kept = self._groups.kept(math.softmax(self._gate(hidden)), self._best_two, 0.0)
+        ids = math.top_k(kept, c.moe.top_k)
+        weights = math.take(kept, ids)
+        if c.normalise:
+            weights = weights / (math.sum(weights, -1, True) + 1e-20)
+        return hidden, self._routing(ids, weights * c.scaling)
+
+    def _best_two(self, grouped: Array) -> Array:
+        math = self._math
+        return math.sum(math.take(grouped, math.top_k(grouped, 2)), -1, False)
+
+
+class Family(deepseek_v2.Family):
+    name = "mistral4"
+    parse = staticmethod(_parse)
+
+    @property
+    def router(self) -> MakeRouter:
+        return SoftmaxRouter

@@ -1,0 +1,61 @@
+"""Arcee's Trinity: DeepSeek-V3's blocks and gated attention between norms on both sides (AfmoeForCausalLM).
+
+Every fourth layer sees all tokens and has no positions; the others have a window.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from moeinf.models.families.glm import glm4_moe
+from moeinf.models.families.glm.glm4_moe import Config
+from moeinf.models.fields import Fields, routed_shape
+from moeinf.models.layers.decoder import LayerNorms, parse_decoder
+from moeinf.models.layers.deepseek_moe import BlockNames, DeepseekMoe
+
+_NORMS = LayerNorms("input_layernorm", "post_attention_layernorm", "pre_mlp_layernorm")
+_NAMES = BlockNames(
+    gate="router.gate.weight", bias="expert_bias", behind="post_mlp_layernorm", behind_dense="post_mlp_layernorm"
+)
+
+
+def _parse(f: Fields) -> Config:
+    for name, allowed in (
+        ("score_func", "sigmoid"),
+        ("route_norm", True),
+        ("n_group", 1),
+        ("topk_group", 1),
+        ("num_expert_groups", 1),
+        ("num_limited_groups", 1),
+    ):
+        f.only(name, allowed, None)
+    f.present("head_dim", "num_dense_layers", "num_shared_experts", "sliding_window")
+    decoder = parse_decoder(f, norm_eps=1e-5, theta=1e4, qk_norm="head", gate_apart=True)
+    layers, window = range(decoder.num_layers), f.count("sliding_window")
+    kinds = f.kinds("layer_types", len(layers), "sliding_attention", "full_attention")
+    if kinds is None:
+        every = f.count("global_attn_every_n_layers", 4)
+        kinds = tuple("sliding_attention" if (i + 1) % every else "full_attention" for i in layers)
+    decoder = replace(
+        decoder,
+        norms=_NORMS,
+        windows=tuple(window if kind == "sliding_attention" else None for kind in kinds),
+        without_positions=frozenset(i for i in layers if kinds[i] == "full_attention"),
+        embedding_scale=decoder.attention.hidden_size**0.5 if f.flag("mup_enabled", False) else 1.0,
+    )
+    moe_layers = tuple(layers[f.count("num_dense_layers", minimum=0, maximum=len(layers) - 1) :])
+    blocks = DeepseekMoe(
+        routed_shape(f, ("num_experts",), f.count("num_experts_per_tok"), len(layers), moe_layers),
+        moe_layers,
+        f.count("intermediate_size"),
+        f.count("moe_intermediate_size"),
+        f.count("num_shared_experts"),
+        scaling=f.number("route_scale", 1.0),
+        names=_NAMES,
+    )
+    return Config(decoder, blocks)
+
+
+class Family(glm4_moe.Family):
+    name = "afmoe"
+    parse = staticmethod(_parse)

@@ -1,0 +1,58 @@
+"""K-EXAONE: DeepSeek-V3's blocks; layers with a window have positions, those that see all tokens have none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+
+from moeinf.models.families.glm import glm4_moe
+from moeinf.models.families.glm.glm4_moe import Config
+from moeinf.models.fields import Fields
+from moeinf.models.layers.decoder import DecoderConfig, parse_decoder
+from moeinf.models.layers.deepseek_moe import BlockNames, DeepseekMoe, sparse_layers
+from moeinf.types import TensorPlan
+
+_MTP = r"mtp\..*"  # a further layer that guesses tokens ahead: not used
+
+
+def _parse(f: Fields) -> Config:
+    f.only("scoring_func", "sigmoid", None)
+    f.only("topk_method", "noaux_tc", None)
+    f.only("attention_bias", False, None)
+    f.present("num_experts", "sliding_window", "num_shared_experts", "routed_scaling_factor")
+    decoder = _windowed(f, parse_decoder(f, norm_eps=1e-5, theta=1e4, qk_norm="head"))
+    first = f.count("first_k_dense_replace", 1, minimum=0, maximum=decoder.num_layers - 1)
+    blocks = DeepseekMoe.parse(
+        f,
+        decoder.num_layers,
+        normalise=True,
+        corrected=True,
+        moe_layers=sparse_layers(f, decoder.num_layers, first_dense=first),
+        shared="num_shared_experts",
+    )
+    return Config(decoder, replace(blocks, names=BlockNames(bias="e_score_correction_bias")))
+
+
+def _windowed(f: Fields, decoder: DecoderConfig) -> DecoderConfig:
+    window, layers = f.count("sliding_window", 0) or None, range(decoder.num_layers)
+    kinds = f.kinds("layer_types", len(layers), "sliding_attention", "full_attention")
+    if kinds is None:
+        f.present("sliding_window_pattern")
+        every = f.count("sliding_window_pattern", 0, minimum=0) if window else 1
+        kinds = tuple("sliding_attention" if every == 0 or (i + 1) % every else "full_attention" for i in layers)
+    slides = [kind == "sliding_attention" for kind in kinds]
+    return replace(
+        decoder,
+        windows=tuple(window if slides[i] else None for i in layers),
+        without_positions=frozenset(i for i in layers if window and not slides[i]),
+    )
+
+
+class Family(glm4_moe.Family):
+    name = "exaone_moe"
+    parse = staticmethod(_parse)
+
+    @cached_property
+    def tensors(self) -> TensorPlan:
+        plan = super().tensors
+        return replace(plan, ignored=(*plan.ignored, _MTP))

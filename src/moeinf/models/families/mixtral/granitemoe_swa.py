@@ -1,0 +1,51 @@
+"""Granite MoE with windows and attention sinks, and layers without positions (GraniteMoeSWAForCausalLM)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+
+from moeinf.errors import UnsupportedModelError
+from moeinf.models.families.mixtral import granitemoeshared
+from moeinf.models.families.mixtral.granitemoe import Config
+from moeinf.models.fields import Fields
+from moeinf.models.layers.rope import rope_fields
+from moeinf.types import TensorPlan
+
+
+def _parse(f: Fields) -> Config:
+    c = Config.parse(f)
+    layers, window = range(c.decoder.num_layers), f.count("sliding_window", 0 if "sliding_window" in f else 128) or None
+    kinds = f.kinds("layer_types", len(layers), "sliding_attention", "full_attention")
+    slides = [i % 4 != 0 for i in layers] if kinds is None else [kind == "sliding_attention" for kind in kinds]
+    decoder = replace(
+        c.decoder,
+        attention=replace(c.decoder.attention, sinks=True),
+        windows=tuple(window if slides[i] else None for i in layers),
+        without_positions=_without_positions(f, len(layers)),
+    )
+    return replace(c, decoder=decoder, shared_intermediate_size=f.count("shared_intermediate_size", 0, minimum=0))
+
+
+def _without_positions(f: Fields, num_layers: int) -> frozenset[int]:
+    """layer_rope_theta has the base of each layer, 0 for none; bases that differ are not computed."""
+    thetas = f.get("layer_rope_theta")
+    if thetas is None:
+        return frozenset()
+    theta = rope_fields(f).number("rope_theta", f.number("rope_theta", 1e4))
+    if not isinstance(thetas, list) or len(thetas) != num_layers or any(each not in (0, theta) for each in thetas):
+        raise UnsupportedModelError(
+            f"config.json: layer_rope_theta = {thetas!r:.100} is not supported (only 0 or {theta})"
+        )
+    return frozenset(i for i, each in enumerate(thetas) if each == 0)
+
+
+class Family(granitemoeshared.Family):
+    name = "granitemoe_swa"
+    parse = staticmethod(_parse)
+    router = "router.weight"
+    fused_names = ("experts.gate_up_proj", "experts.down_proj")
+
+    @cached_property
+    def tensors(self) -> TensorPlan:
+        return replace(super().tensors, renamed={})

@@ -1,0 +1,96 @@
+"""Families of experts that moeinf does not run, by model_type, and what each would need.
+
+tests/unit/models/test_transformers_types.py holds this and the table of families to the types of transformers.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+_INDEXER: Final = "sparse attention with an indexer"
+_HYPER: Final = "hyper-connections"
+_KDA: Final = "linear attention with a decay for each channel (KDA)"
+_MAMBA: Final = "Mamba-2 layers"
+_CONVOLUTIONS: Final = "short convolutions"
+_TWO_ROPES: Final = "positions of their own for each kind of layer"
+_GATE_OF_A_HEAD: Final = "one gate for each head"
+_OF_IMAGES: Final = "a reader of the language model of a checkpoint that also sees images"
+_OF_SPEECH: Final = "a reader of the language model of a checkpoint that also hears and speaks"
+_NO_LANGUAGE: Final = "nothing: it generates no text"
+_QUERIES_BY_POSITION: Final = "queries that are scaled by their position"
+
+
+def _part_of(whole: str) -> str:
+    return f"the whole checkpoint, whose model_type is {whole!r}: this is the part of it that reads text"
+
+
+REFUSED: Final = {
+    "aria": f"{_OF_IMAGES}, whose shared experts have an MLP of their own form",
+    "aria_text": _part_of("aria"),
+    "axk2": f"{_INDEXER}, gated norms",
+    "bailing_hybrid": f"{_KDA}, latent attention with {_GATE_OF_A_HEAD}",
+    "beam": f"{_QUERIES_BY_POSITION}, gates of attention with a bias for each head",
+    "cohere2_moe": "attention and experts side by side on the same norm, layer norms without a bias",
+    "dbrx": "queries, keys and values in one matrix, and experts in one tensor of all rows",
+    "deepseek_ocr2": f"{_OF_IMAGES}, DeepSeek-V2's blocks under common attention",
+    "deepseek_ocr2_text": _part_of("deepseek_ocr2"),
+    "deepseek_v32": _INDEXER,
+    "deepseek_v4": f"compressed attention, {_INDEXER}, {_HYPER}, routing by hashes",
+    "diffusion_gemma": "generation of text by diffusion",
+    "diffusion_gemma_text": "generation of text by diffusion",
+    "doge": "experts of single rows, found by products of keys",
+    "dots3_note": f"{_INDEXER}, {_OF_SPEECH}",
+    "dots3_note_text": _part_of("dots3_note"),
+    "dots3_note_vision_encoder": _NO_LANGUAGE,
+    "ernie4_5_vl_moe": f"experts of two sizes in one layer, {_OF_IMAGES}",
+    "ernie4_5_vl_moe_text": _part_of("ernie4_5_vl_moe"),
+    "gemma4": "a dense MLP beside the experts, heads of two sizes, positions of two kinds",
+    "gemma4_text": "a dense MLP beside the experts, heads of two sizes, positions of two kinds",
+    "glm4v_moe_text": _part_of("glm4v_moe"),
+    "glm5_next": f"{_KDA}, {_INDEXER}",
+    "glm5_next_text": _part_of("glm5_next"),
+    "glm_moe_dsa": _INDEXER,
+    "granitemoehybrid": _MAMBA,
+    "hy_v4": f"{_INDEXER}, {_HYPER}",
+    "inkling2": f"{_CONVOLUTIONS}, {_OF_SPEECH}",
+    "inkling2_text": _part_of("inkling2"),
+    "inkling_mm_model": f"{_CONVOLUTIONS}, {_OF_SPEECH}",
+    "inkling_text": _part_of("inkling_mm_model"),
+    "jamba": "Mamba layers",
+    "jetmoe": "experts that are heads of attention",
+    "kimi_k25": f"{_OF_IMAGES}: DeepSeek-V3 under other names of tensors",
+    "kimi_linear": _KDA,
+    "kolibri1": "routing by logits with a correction bias, and norms under names of its own",
+    "laguna": f"{_TWO_ROPES}, {_GATE_OF_A_HEAD}, numbers of heads that differ by layer",
+    "lfm2_moe": _CONVOLUTIONS,
+    "llama4": "attention in chunks, weights of experts that multiply their input",
+    "llama4_text": "attention in chunks, weights of experts that multiply their input",
+    "longcat_flash": "experts that do nothing, and layers of two attentions with experts beside both",
+    "mellum": _TWO_ROPES,
+    "mimo_v2_flash": f"values narrower than keys, numbers of key/value heads that differ by layer, {_TWO_ROPES}",
+    "minimax": "linear attention with a decay for each head (lightning attention)",
+    "minimax_m3_vl": f"{_INDEXER}, {_OF_IMAGES}",
+    "minimax_m3_vl_text": _part_of("minimax_m3_vl"),
+    "mistral_large4": f"{_INDEXER}, {_OF_IMAGES}",
+    "mistral_large4_text": _part_of("mistral_large4"),
+    "muse_spark": f"norms of heads' outputs, gated residuals, {_OF_SPEECH}",
+    "muse_spark_text": _part_of("muse_spark"),
+    "nemo_speechlm": f"{_MAMBA}, {_OF_SPEECH}",
+    "nemotron_h": f"{_MAMBA}, experts in a narrower space than the model's",
+    "nemotron_h_omni": f"{_MAMBA}, {_OF_SPEECH}",
+    "openai_privacy_filter": _NO_LANGUAGE,
+    "qwen3_omni_moe": f"{_OF_SPEECH}, which is Qwen3-MoE under other names of tensors",
+    "qwen3_omni_moe_talker_text": _part_of("qwen3_omni_moe"),
+    "qwen3_omni_moe_text": _part_of("qwen3_omni_moe"),
+    "qwen3_omni_moe_thinker": f"{_OF_SPEECH}, which is Qwen3-MoE under other names of tensors",
+    "qwen3_vl_moe_text": _part_of("qwen3_vl_moe"),
+    "qwen4_exp": f"{_HYPER}, block-sparse attention with an indexer, a table of n-grams",
+    "qwen4_exp_text": f"{_HYPER}, block-sparse attention with an indexer, a table of n-grams",
+    "step3p5": f"{_TWO_ROPES}, {_GATE_OF_A_HEAD}, experts that are clamped in some layers",
+    "step3p7": f"{_TWO_ROPES}, {_GATE_OF_A_HEAD}, experts that are clamped in some layers, {_OF_IMAGES}",
+    "unlimited_ocr": f"{_OF_IMAGES}, DeepSeek-V2's blocks under common attention",
+    "unlimited_ocr_text": _part_of("unlimited_ocr"),
+    "vitpose": _NO_LANGUAGE,
+    "vitpose_backbone": _NO_LANGUAGE,
+    "zaya": "attention on convolved and compressed queries, keys and values",
+}

@@ -1,0 +1,39 @@
+"""Tiny configs of Mistral Small 4, whose prompts end before queries are sharpened."""
+
+from typing import Any
+
+from tests.support.configs.deepseek_v3 import DEEPSEEK_V3
+
+_LEFT_OUT = ("num_nextn_predict_layers", "rope_theta")
+MISTRAL4 = {name: value for name, value in DEEPSEEK_V3.items() if name not in _LEFT_OUT} | {
+    "model_type": "mistral4",
+    "n_group": 1,
+    "topk_group": 1,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 1e4,
+        "factor": 4.0,
+        "original_max_position_embeddings": 4096,
+        "max_position_embeddings": 16384,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "llama_4_scaling_beta": 0.1,
+    },
+}
+CONFIGS = {
+    "mistral4": MISTRAL4,
+    "mistral4 groups, direct queries": MISTRAL4
+    | {"n_group": 4, "topk_group": 2, "q_lora_rank": None, "norm_topk_prob": False, "attention_bias": True},
+}
+
+
+def REFERENCE(config: dict[str, Any]) -> Any:
+    """transformers' class, which no table of transformers names."""
+    from transformers import Mistral4Config
+    from transformers.models.mistral4 import Mistral4ForCausalLM
+
+    values = {name: value for name, value in config.items() if name != "model_type"}
+    model: Any = Mistral4ForCausalLM(Mistral4Config(**values))
+    return model.float().eval()
