@@ -1,0 +1,27 @@
+"""Configurations as published give the sizes that their makers name, without a weight."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from moeinf.models.family import family_of
+from tests.support.true_configs import PUBLISHED
+
+
+@pytest.mark.parametrize(
+    ("name", "billions", "active", "context"),
+    [
+        ("kimi-k2", 1026, 33, 131_072),
+        ("minimax-m2.5", 229, 11, 196_608),
+        ("qwen3-vl-30b-a3b", 31, 3, 262_144),
+        ("qwen3-vl-235b-a22b", 235, 22, 262_144),
+    ],
+)
+def test_a_published_config_gives_the_sizes_of_its_model(name: str, billions: int, active: int, context: int) -> None:
+    family = family_of(json.loads((PUBLISHED / name / "config.json").read_text()))
+    info = family.info("bf16")
+    assert round(info.num_params / 1e9) == billions
+    assert round(info.active_params / 1e9) == active
+    assert info.context_length == context
