@@ -146,7 +146,7 @@ def content(folder: Path) -> dict[str, str]:
     return {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.iterdir())
-        if path.name not in ("receipt.json", "eamc.npz")
+        if path.name not in ("receipt.json", "eamc.npz", "hits.json")
     }
 
 

@@ -43,5 +43,7 @@ class ModelSwitch:
         except MoeinfError:
             self._conversation.use(self._open_model(old, self.config))
             raise
-        self.config, self._conversation.preset = config, preset_of(self.library.find(name))
+        self.config = config
+        if name != old:  # else what was made of it once stays
+            self._conversation.preset = preset_of(self.library.find(name))
         self._conversation.use(model)
