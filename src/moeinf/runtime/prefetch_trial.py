@@ -22,7 +22,7 @@ class PrefetchTrial:
     What a prefetch saves the link, Admission weighs. What it costs the host, to guess, to choose and to submit, and the
     memory and the cores that reads take from computing, shows in nothing but the time of a token: where experts that
     are missing are few, or the disk is fast, that may be more than it saves. A guess serves the next layers of its own
-    token, so tokens by turns do not disturb each other's measure.
+    token, so tokens can go by turns. What wasted reads evict, tokens without prefetch pay for too: that is not seen.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
