@@ -315,7 +315,7 @@ class LatentLayer:
         """As of AttentionLayer."""
 
 class DeltaLayer:
-    """Gated DeltaNet of one layer (moeinf.models.layers.delta_net), the norm in front of it included."""
+    """Gated DeltaNet of one layer (moeinf.models.layers.recurrent.delta_net), the norm in front of it included."""
 
     def __init__(
         self,

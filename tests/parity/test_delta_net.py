@@ -12,7 +12,8 @@ import torch
 from moeinf.models.cpu.math import NumpyMath
 from moeinf.models.gpu.math import TorchMath
 from moeinf.models.layers.array_math import ArrayMath
-from moeinf.models.layers.delta_net import CHUNK, DeltaRule, DeltaState
+from moeinf.models.layers.recurrent.delta_net import CHUNK, DeltaRule
+from moeinf.models.layers.recurrent.state import RecurrentState
 from tests.support.configs.qwen3_next import NEXT
 from tests.support.pairs.decoders import PROMPT, Pair, logits
 
@@ -101,7 +102,7 @@ def test_a_prompt_of_several_chunks_gives_the_logits_of_transformers(tmp_path: P
 
 
 def test_model_info_tells_what_the_states_take(pair: Pair) -> None:
-    states = [state for state in pair.ours.new_cache(8).states if isinstance(state, DeltaState)]
+    states = [state for state in pair.ours.new_cache(8).states if isinstance(state, RecurrentState)]
     arrays = [array for s in states for array in (s.conv, s.new_conv, s.heads, s.new_heads)]
     assert pair.info.state_bytes == sum(array.nbytes for array in arrays)
     attended = len(pair.ours.new_cache(8).states) - len(states)

@@ -1,4 +1,4 @@
-"""The native gated DeltaNet against models.layers.delta_net.DeltaNet in numpy, from states left by other calls."""
+"""The native gated DeltaNet against models.layers.recurrent.delta_net in numpy, from states left by other calls."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from moeinf import _native
 from moeinf.models.cpu.delta import NativeDeltaNet
 from moeinf.models.cpu.layers import NativeLayers
 from moeinf.models.layers.attention_config import AttentionSite
-from moeinf.models.layers.delta_config import DeltaConfig, delta_shapes
-from moeinf.models.layers.delta_net import DeltaNet, DeltaState
 from moeinf.models.layers.kv_cache import Cache
+from moeinf.models.layers.recurrent.delta_config import DeltaConfig, delta_shapes
+from moeinf.models.layers.recurrent.delta_net import DeltaNet
+from moeinf.models.layers.recurrent.state import RecurrentState
 from moeinf.models.layers.weights import StoredTensor
 from moeinf.types import Float32Array
 
@@ -63,19 +64,19 @@ def hidden(config: DeltaConfig, tokens: int) -> Float32Array:
 
 def given(
     layer: DeltaNet[Float32Array] | NativeDeltaNet, cache: Cache, x: Float32Array, passes: tuple[int, ...] | None = None
-) -> tuple[Float32Array, DeltaState[Float32Array]]:
+) -> tuple[Float32Array, RecurrentState[Float32Array]]:
     """What the layer adds to x, in passes of so many tokens, and the state that they leave."""
     out = x.copy()
     ends = np.cumsum(passes or (len(x),)).tolist()
     for start, end in zip([0, *ends[:-1]], ends, strict=True):
         layer.add_to(out[start:end], cache, None)
         cache.commit()
-    state: DeltaState[Float32Array] = cache.states[0]
+    state: RecurrentState[Float32Array] = cache.states[0]
     return out - x, state
 
 
 def assert_close(
-    ours: tuple[Float32Array, DeltaState[Float32Array]], theirs: tuple[Float32Array, DeltaState[Float32Array]]
+    ours: tuple[Float32Array, RecurrentState[Float32Array]], theirs: tuple[Float32Array, RecurrentState[Float32Array]]
 ) -> None:
     for a, b in zip((ours[0], ours[1].conv, ours[1].heads), (theirs[0], theirs[1].conv, theirs[1].heads), strict=True):
         assert np.abs(a - b).max() < CLOSE * max(1.0, float(np.abs(b).max()))

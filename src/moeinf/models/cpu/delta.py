@@ -11,9 +11,10 @@ import numpy as np
 import moeinf._native as _native
 from moeinf.models.cpu.weights import NativeWeights
 from moeinf.models.layers.attention_config import AttentionSite
-from moeinf.models.layers.delta_config import DeltaConfig
-from moeinf.models.layers.delta_net import UNIT_EPS, DeltaState
 from moeinf.models.layers.kv_cache import Cache
+from moeinf.models.layers.recurrent.delta_config import DeltaConfig
+from moeinf.models.layers.recurrent.delta_net import UNIT_EPS, delta_state
+from moeinf.models.layers.recurrent.state import RecurrentState
 from moeinf.types import Float32Array
 
 
@@ -40,11 +41,11 @@ class NativeDeltaNet:
             unit_eps=UNIT_EPS / c.key_dim,
         )
 
-    def new_state(self, capacity: int) -> DeltaState[Float32Array]:
-        return DeltaState(self._config, self._math)
+    def new_state(self, capacity: int) -> RecurrentState[Float32Array]:
+        return delta_state(self._config, self._math)
 
     def add_to(self, x: Float32Array, cache: Cache, positions: object) -> None:
-        state: DeltaState[Float32Array] = cache.states[self._layer]
+        state: RecurrentState[Float32Array] = cache.states[self._layer]
         self._native.run(x, state.conv, state.heads, state.new_conv, state.new_heads)
 
 

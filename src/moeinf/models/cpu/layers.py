@@ -20,7 +20,7 @@ from moeinf.models.layers.attention_config import (
     LatentHeads,
     NormConfig,
 )
-from moeinf.models.layers.delta_config import DeltaConfig
+from moeinf.models.layers.recurrent.delta_config import DeltaConfig
 from moeinf.models.layers.rope import Rope
 from moeinf.models.layers.weights import Embedding, StoredTensor
 from moeinf.types import DType, Float32Array, Routing

@@ -23,9 +23,9 @@ from moeinf.models.layers.attention_config import (
     LatentHeads,
     NormConfig,
 )
-from moeinf.models.layers.delta_config import DeltaConfig
-from moeinf.models.layers.delta_net import DeltaNet
 from moeinf.models.layers.kv_cache import Cache
+from moeinf.models.layers.recurrent.delta_config import DeltaConfig
+from moeinf.models.layers.recurrent.delta_net import DeltaNet
 from moeinf.models.layers.rope import Rope
 from moeinf.types import DType, Float32Array
 

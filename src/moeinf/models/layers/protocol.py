@@ -11,8 +11,8 @@ from typing import Protocol, TypeVar, cast
 
 from moeinf.models.layers.array_math import A, Array, ArrayMathOf
 from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, Heads, LatentHeads, NormConfig
-from moeinf.models.layers.delta_config import DeltaConfig
 from moeinf.models.layers.kv_cache import Cache, LayerState
+from moeinf.models.layers.recurrent.delta_config import DeltaConfig
 from moeinf.models.layers.rope import Rope
 from moeinf.types import Float32Array
 

@@ -14,9 +14,9 @@ from moeinf.models.family import DecoderFamily
 from moeinf.models.fields import Fields
 from moeinf.models.layers.attention_config import Shapes, attention_shapes, attention_workspace
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, parse_decoder
-from moeinf.models.layers.delta_config import DeltaConfig, delta_shapes, delta_workspace
 from moeinf.models.layers.protocol import Attention, Experts, Layers
 from moeinf.models.layers.qwen_moe import QwenMoe
+from moeinf.models.layers.recurrent.delta_config import DeltaConfig, delta_shapes, delta_workspace
 from moeinf.types import Profiler, TensorPlan, Workspace
 
 MTP = r"mtp\..*"  # a further layer that guesses tokens ahead: not used

@@ -13,54 +13,20 @@ import numpy as np
 
 from moeinf.models.layers.array_math import A, ArrayMathOf
 from moeinf.models.layers.attention_config import AttentionSite, NormConfig
-from moeinf.models.layers.delta_config import SLICE, DeltaConfig
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.protocol import WeightsOf
-from moeinf.types import ByteArray
+from moeinf.models.layers.recurrent.convolution import Convolution
+from moeinf.models.layers.recurrent.delta_config import SLICE, DeltaConfig
+from moeinf.models.layers.recurrent.state import RecurrentState
 
 CHUNK = 64  # tokens of one triangular system; the published kernels' number
 UNIT_EPS = 1e-6  # under the root that gives queries and keys length 1, as in the published kernels
 
 
-class DeltaState(Generic[A]):
-    """What the last tokens leave for the next: the inputs of the convolution, and S of each head.
-
-    A pass reads `conv` and `heads` and writes `new_conv` and `new_heads`, which count when it is over (`commit`): one
-    that is given up half-way has changed nothing.
-    """
-
-    rewinds = False
-
-    def __init__(self, config: DeltaConfig, math: ArrayMathOf[A]) -> None:
-        self._math = math
-        self.num_bytes = config.state_bytes // 2  # what the next pass reads
-        self.conv, self.new_conv = (math.zeros((config.kernel - 1, config.channels)) for _ in range(2))
-        self.heads, self.new_heads = (
-            math.zeros((config.num_value_heads, config.key_dim, config.value_dim)) for _ in range(2)
-        )
-
-    def commit(self) -> None:
-        if isinstance(self.heads, np.ndarray):
-            self.conv, self.new_conv = self.new_conv, self.conv
-            self.heads, self.new_heads = self.new_heads, self.heads
-        else:  # work captured on a device reads and writes the same memory at every repetition
-            self.conv[...] = self.new_conv
-            self.heads[...] = self.new_heads
-
-    def truncate(self, length: int) -> None:
-        assert length == 0
-        self.conv[...] = 0
-        self.heads[...] = 0
-
-    def save(self, into: ByteArray) -> None:
-        numbers = into.view(np.float32)
-        conv, heads = self._math.to_host(self.conv), self._math.to_host(self.heads)
-        numbers[: conv.size], numbers[conv.size :] = conv.reshape(-1), heads.reshape(-1)
-
-    def load(self, kept: ByteArray) -> None:
-        numbers, at = kept.view(np.float32), self.conv.shape[0] * self.conv.shape[1]
-        self.conv[...] = self._math.of_host(numbers[:at].reshape(self.conv.shape))
-        self.heads[...] = self._math.of_host(numbers[at:].reshape(self.heads.shape))
+def delta_state(config: DeltaConfig, math: ArrayMathOf[A]) -> RecurrentState[A]:
+    """`heads` is S of each value head."""
+    heads = (config.num_value_heads, config.key_dim, config.value_dim)
+    return RecurrentState(math, (config.kernel - 1, config.channels), heads)
 
 
 class DeltaNet(Generic[A]):
@@ -74,29 +40,28 @@ class DeltaNet(Generic[A]):
         self._config, self._math, self._layer = config, weights.math, site.layer
         self._norm = weights.norm(NormConfig(site.front, c.norm_eps, "rms+1"))
         self._projections = [weights.linear(name) for name in c.projections(prefix)]
-        taps = weights.vector(f"{prefix}conv1d.weight").reshape(c.channels, c.kernel)
-        self._taps = [taps[:, i] * 1.0 for i in range(c.kernel)]  # [channels] each, contiguous
+        self._convolution = Convolution(weights, f"{prefix}conv1d.", c.channels, c.kernel)
         self._decay = -self._math.exp(weights.vector(f"{prefix}A_log"))
         self._step = weights.vector(f"{prefix}dt_bias")
         self._head_norm = weights.norm(NormConfig(f"{prefix}norm.weight", c.norm_eps))
         self._output = weights.linear(f"{prefix}out_proj.weight")
         self._rule = DeltaRule(self._math)
 
-    def new_state(self, capacity: int) -> DeltaState[A]:
-        return DeltaState(self._config, self._math)
+    def new_state(self, capacity: int) -> RecurrentState[A]:
+        return delta_state(self._config, self._math)
 
     def add_to(self, x: A, cache: Cache, positions: object) -> None:
-        state: DeltaState[A] = cache.states[self._layer]
+        state: RecurrentState[A] = cache.states[self._layer]
         conv, heads = state.conv, state.heads
         for start in range(0, len(x), SLICE):
             self._add_to(x[start : start + SLICE], state, conv, heads)
             conv, heads = state.new_conv, state.new_heads
 
-    def _add_to(self, x: A, state: DeltaState[A], conv: A, heads: A) -> None:
+    def _add_to(self, x: A, state: RecurrentState[A], conv: A, heads: A) -> None:
         """conv, heads: what the tokens before left."""
         c, math, tokens = self._config, self._math, len(x)
         qkv, z, rate, step = self._projected(self._norm(x))
-        qkv = self._convolved(qkv, conv, state.new_conv)
+        qkv = math.silu(self._convolution(qkv, conv, state.new_conv))
         q, k = (self._unit(qkv[:, at : at + c.keys].reshape(tokens, c.num_key_heads, c.key_dim)) for at in (0, c.keys))
         v = qkv[:, 2 * c.keys :].reshape(tokens, c.num_value_heads, c.value_dim)
         decay = self._decay * math.softplus(step + self._step)  # the logarithm of `a`
@@ -116,15 +81,6 @@ class DeltaNet(Generic[A]):
         rate, step = _split(parts[1].reshape(tokens, c.num_key_heads, -1), (share,))
         q, k, v, z = (part.reshape(tokens, -1) for part in qkvz)
         return (self._math.concatenate([q, k, v], 1), z, rate.reshape(tokens, -1), step.reshape(tokens, -1))
-
-    def _convolved(self, qkv: A, conv: A, new_conv: A) -> A:
-        """silu of each channel's weighted sum over its last `kernel` tokens."""
-        tokens, seen = len(qkv), self._math.concatenate([conv, qkv], 0)
-        new_conv[...] = seen[tokens:]
-        total = seen[:tokens] * self._taps[0]
-        for i, taps in enumerate(self._taps[1:], 1):
-            total += seen[i : i + tokens] * taps
-        return self._math.silu(total)
 
     def _unit(self, x: A) -> A:
         return x / (self._math.sum(x * x, -1, True) + UNIT_EPS) ** 0.5
