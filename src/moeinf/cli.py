@@ -1,4 +1,8 @@
-"""The command line: one short function per verb, which parses, calls and prints. Heavy imports are inside the verbs."""
+"""The command line: which verbs there are, and how an error becomes one line and an exit code.
+
+A verb is one short function, which parses, calls and prints. Those of a topic stand in a `verbs.py` of their room.
+Heavy imports are inside the verbs.
+"""
 
 from __future__ import annotations
 
@@ -12,45 +16,26 @@ import typer
 
 from moeinf import __version__
 from moeinf.bench.forecast.verbs import doctor, fit, planned_text, stored_forecast
+from moeinf.bench.verbs import bench, simulate, tune
 from moeinf.config import RuntimeConfig
-from moeinf.config.environment import api_key, debug_wanted, server_address, store_home, unknown_variables
-from moeinf.config.guess_options import GuessOptions
-from moeinf.config.option import option_of
+from moeinf.config.environment import api_key, debug_wanted, store_home, unknown_variables
 from moeinf.config.pull_options import PullOptions
 from moeinf.config.server_options import ServerOptions, keys_of
-from moeinf.config.simulate_options import SimulateOptions
-from moeinf.errors import ModelNotFoundError, MoeinfError, OutputError, UsageError
+from moeinf.errors import MoeinfError, OutputError, UsageError
 from moeinf.sampling.params import SamplingParams
 from moeinf.terminal.arguments.chat_options import ChatOptions
-from moeinf.terminal.arguments.completion import model_names, stored_names
+from moeinf.terminal.arguments.completion import model_names
 from moeinf.terminal.arguments.flags import SamplingOptions, with_flags
+from moeinf.terminal.arguments.named import AsJson, ModelName, Quant, Quiet, StoredName
 from moeinf.terminal.arguments.wrong_use import usage_text, with_think
+from moeinf.terminal.remote.verbs import ps, stop
+from moeinf.terminal.screen import harmless, print_harmless
+from moeinf.terminal.stored.verbs import cp, create, list_models, prune, rm, verify
 from moeinf.terminal.streams import drop_output, open_streams
 from moeinf.terminal.traces.verbs import app as trace_app
 
 if TYPE_CHECKING:
     from moeinf.store.library import StoredModel
-
-ModelName = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL",
-        help="A stored model, org/repo[:GGUF tag][@rev], a checkpoint's folder, or a GGUF file.",
-        autocompletion=model_names,
-    ),
-]
-StoredName = Annotated[
-    str, typer.Argument(metavar="MODEL", help="A stored model, or a GGUF file.", autocompletion=stored_names)
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress and no line about memory.")]
-ServerHost = Annotated[
-    str | None,
-    typer.Option(
-        "--host", metavar="ADDRESS", help="Where the server listens. [default: MOEINF_HOST, else this machine]"
-    ),
-]
-Quant = Annotated[str | None, typer.Option(metavar="FORMAT", help=option_of(PullOptions, "quant").help)]
 
 app = typer.Typer(
     name="moeinf",
@@ -81,7 +66,6 @@ def top(
         print(ctx.get_help())
 
 
-@app.command()
 @with_flags()
 def run(
     model: ModelName,
@@ -134,7 +118,6 @@ def run(
             raise typer.Exit(answer_once(conversation, text, raw=raw, as_json=json))
 
 
-@app.command()
 @with_flags()
 def pull(
     source: Annotated[
@@ -169,49 +152,6 @@ def pull(
         print("success", file=sys.stderr)
 
 
-@app.command("list")
-def list_models(
-    prefix: Annotated[str, typer.Argument(metavar="PREFIX", help="Only models whose names begin so.")] = "",
-    everything: Annotated[bool, typer.Option("--all", help="List interrupted pulls as well.")] = False,
-    available: Annotated[bool, typer.Option("--available", help="List the names that pull knows instead.")] = False,
-    json: AsJson = False,
-) -> None:
-    """List stored models, newest first (also: ls)."""
-    if available:
-        if everything:
-            raise UsageError("only one of --all and --available at a time")
-        return _list_available(prefix.lower(), as_json=json)
-    from moeinf.store.library import Library
-    from moeinf.terminal.listing import list_json, list_lines, partial_lines
-    from moeinf.terminal.notes import say
-
-    library = Library(store_home())
-    models = [stored for stored in library.list() if stored.name.lower().startswith(prefix.lower())]
-    partials = [
-        each for each in (library.partials() if everything else ()) if each.name.lower().startswith(prefix.lower())
-    ]
-    print(list_json(models, partials) if json else "\n".join(list_lines(models)))
-    for line in partial_lines(partials) if not json else ():
-        _print(line)
-    for fault in library.faults():
-        say(f"note: {fault}")
-
-
-app.command("ls", hidden=True)(list_models)
-
-
-def _list_available(prefix: str, *, as_json: bool) -> None:
-    from json import dumps
-
-    from moeinf.pull.model_names import known_sources
-    from moeinf.terminal.screen import table
-
-    sources = known_sources(store_home())
-    known = {name: source for name, source in sources.items() if name.startswith(prefix)}
-    print(dumps(known, indent=2) if as_json else "\n".join(table([("NAME", "SOURCE"), *known.items()])))
-
-
-@app.command()
 def show(
     model: StoredName,
     licence: Annotated[bool, typer.Option("--license", help="Print only the licence.")] = False,
@@ -231,7 +171,8 @@ def show(
     from moeinf.engine.stored.facts import licence_text, template_text
     from moeinf.engine.stored.preset import preset_of
     from moeinf.terminal.arguments.modelfile import own_modelfile
-    from moeinf.terminal.show import parameters_text, show_json, show_lines
+    from moeinf.terminal.stored.find import find_stored
+    from moeinf.terminal.stored.show import parameters_text, show_json, show_lines
 
     flags = {
         "--license": licence,
@@ -246,7 +187,7 @@ def show(
     chosen = [flag for flag, wanted in flags.items() if wanted]
     if len(chosen) > 1:
         raise UsageError(f"only one of {', '.join(flags)} at a time, not {' and '.join(chosen)}")
-    stored = _stored(model)
+    stored = find_stored(model)
     texts: dict[str, Callable[[StoredModel], str]] = {
         "--license": licence_text,
         "--template": template_text,
@@ -257,162 +198,9 @@ def show(
         "--parameters": parameters_text,
     }
     text = texts.get(chosen[0]) if chosen else None
-    _print(text(stored) if text else "\n".join(show_lines(stored, verbose=verbose)))
+    print_harmless(text(stored) if text else "\n".join(show_lines(stored, verbose=verbose)))
 
 
-@app.command()
-def rm(
-    models: Annotated[
-        list[str], typer.Argument(metavar="MODEL", help="Models and interrupted pulls.", autocompletion=stored_names)
-    ],
-) -> None:
-    """Delete models and interrupted pulls. Stops at the first that fails."""
-    from moeinf.store.library import Library
-    from moeinf.text.quantities import size_text
-
-    for name in models:
-        freed = Library(store_home()).remove(name)
-        print(f"deleted '{name}' ({size_text(freed)} freed)")
-
-
-@app.command()
-def cp(
-    source: StoredName, name: Annotated[str, typer.Argument(metavar="NAME", help="Another name for the model.")]
-) -> None:
-    """Give a model one more name. No weights are copied."""
-    from moeinf.store.library import Library
-
-    Library(store_home()).copy(source, name)
-    print(f"copied '{source}' to '{name}'")
-
-
-@app.command()
-def create(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the new model.")],
-    file: Annotated[
-        Path, typer.Option("--file", "-f", metavar="PATH", help="What it is made of. [default: Modelfile]")
-    ] = Path("Modelfile"),
-    quiet: Quiet = False,
-) -> None:
-    """Name a model with a system message and options of its own.
-
-    A Modelfile has the lines FROM MODEL, PARAMETER NAME VALUE and SYSTEM TEXT, as in ollama; text within three double
-    quotes may have many lines. The options are those of `run -o`, and those that say how a model is run, such as
-    expert_cache. No weights are copied.
-    """
-    from moeinf.engine.stored.preset import preset_of
-    from moeinf.pull.model_names import full_name
-    from moeinf.store.library import Library
-    from moeinf.terminal.arguments.modelfile import read_modelfile
-    from moeinf.terminal.opening import ensure_stored
-
-    full_name(name)
-    asked = read_modelfile(file)
-    stored = ensure_stored(asked.source, quiet=quiet)
-    made = asked.preset.over(preset_of(stored))
-    Library(store_home()).copy(stored.name, name, made.dumps())
-    print(f"created '{name}'")
-
-
-@app.command()
-def prune() -> None:
-    """Delete interrupted pulls, and what no name holds any more.
-
-    `moeinf list --all` shows what was interrupted; pulling again would go on with it.
-    """
-    from moeinf.store.library import Library
-    from moeinf.text.quantities import size_text
-
-    pulls, freed = Library(store_home()).prune()
-    print(f"{size_text(freed)} freed, {pulls} interrupted {'pull' if pulls == 1 else 'pulls'} among it")
-
-
-@app.command()
-def verify(model: StoredName, quiet: Quiet = False) -> None:
-    """Compare every expert and file with its checksum."""
-    from moeinf.store.verify import verify as find_faults
-    from moeinf.terminal.progress import ByteCount, StatusLine
-
-    stored = _stored(model)
-    line = StatusLine(sys.stderr, enabled=sys.stderr.isatty() and not quiet)
-    notes: list[str] = []
-    faults = find_faults(stored, ByteCount(line, f"verifying {stored.name}", stored.manifest.size_bytes), notes.append)
-    line.clear()
-    for each in notes:
-        print(f"note: {each}", file=sys.stderr)
-    manifest = stored.manifest
-    if faults:
-        print("\n".join(faults))
-        raise MoeinfError(f"{len(faults)} fault(s) in {stored.name}; pull it again")
-    num_files = len(stored.shard_paths) + len(manifest.files)
-    print(f"verified {num_files} files, {manifest.moe.total_experts} experts")
-
-
-@app.command()
-@with_flags(without=("num_beams", "policy", "predictor"))  # what is measured is fed token by token
-def bench(
-    model: ModelName,
-    num_prompt: Annotated[
-        int, typer.Option("--num-prompt", "-p", metavar="TOKENS", min=1, help="Length of the prompt.")
-    ] = 128,
-    num_decode: Annotated[
-        int, typer.Option("--num-decode", "-n", metavar="TOKENS", min=2, help="How many tokens to decode.")
-    ] = 64,
-    repeats: Annotated[
-        int, typer.Option("--repeats", "-r", metavar="N", min=0, help="How many warm requests follow the cold one.")
-    ] = 3,
-    prompt_file: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="Text to run on. [default: built in]")
-    ] = None,
-    routing: Annotated[
-        Path | None, typer.Option(metavar="TRACE", help="Route as this trace says, in place of the model's routers.")
-    ] = None,
-    output: Annotated[
-        str, typer.Option("--output", "-o", metavar="FORM", help="Form of the figures: table, md, csv, json, jsonl.")
-    ] = "table",
-    policy: Annotated[
-        str | None,
-        typer.Option(metavar="NAMES", help="Eviction policies, one after the other: names with commas, or all."),
-    ] = None,
-    predictor: Annotated[
-        str | None, typer.Option(metavar="NAMES", help="Predictors, likewise, each with every policy.")
-    ] = None,
-    profile: Annotated[bool, typer.Option("--profile", help="Print where the time of a token went.")] = False,
-    quiet: Quiet = False,
-    *,
-    guess: GuessOptions,
-    config: RuntimeConfig,
-) -> None:
-    """Time a model on real text, with a cold and a warm cache."""
-    from moeinf.bench.report import check_form, format_rows, profile_text
-
-    check_form(output)
-    from moeinf.bench.comparison import compare, comparison_text, configurations
-    from moeinf.bench.live import Workload, run_bench
-    from moeinf.engine.stored.preset import preset_of
-    from moeinf.terminal.notes import say
-    from moeinf.terminal.opening import ensure_stored
-
-    report: Callable[[str], None] = (lambda line: None) if quiet else say
-    workload = Workload(num_prompt, num_decode, repeats, prompt_file, routing, guess)
-    workload.text()  # refuses a file that cannot be read before a model is pulled
-    configs = configurations(config, policy, predictor)
-    stored = ensure_stored(model, quiet=quiet)
-    configs = [preset_of(stored).configured(each) for each in configs]
-    if len(configs) == 1:
-        rows = run_bench(stored, configs[0], workload, report)
-        print(format_rows(rows, output))
-    else:
-        rows = compare(stored, configs, workload, report)
-        print(comparison_text(rows) if output == "table" else format_rows(rows, output))
-    if profile:
-        print(
-            ("\n" if output in ("table", "md") else "") + profile_text(rows),
-            file=sys.stdout if output in ("table", "md") else sys.stderr,
-        )
-
-
-@app.command()
 @with_flags()
 def serve(*, options: ServerOptions, config: RuntimeConfig) -> None:
     """Serve the APIs of OpenAI, ollama and Anthropic (also: start)."""
@@ -426,146 +214,24 @@ def serve(*, options: ServerOptions, config: RuntimeConfig) -> None:
     server.run()
 
 
-app.command("start", hidden=True)(serve)
-
-
-@app.command()
-def tune(
-    model: StoredName,
-    trace: Annotated[
-        list[Path], typer.Option(metavar="DIR", help="Recorded routing of the model, the oldest first; repeatable.")
-    ],
-    rounds: Annotated[
-        int, typer.Option(metavar="N", min=1, max=100, help="How often training goes through the earlier requests.")
-    ] = 3,
-    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Where what is drawn begins.")] = 0,
-    quiet: Quiet = False,
-) -> None:
-    """Learn from traces what to evict, and what to read ahead.
-
-    The earlier requests train and the later ones measure. What is better than the default is used from then on. A
-    network decides what is evicted; of traces with states (--trace-states), maps predict what is read ahead.
-    """
-    from moeinf.bench.tuning.live_maps import timed_live
-    from moeinf.bench.tuning.maps import learn_maps, missing
-    from moeinf.bench.tuning.tune import Course, requests_of, require_torch
-    from moeinf.bench.tuning.tune import tune as trained
-    from moeinf.engine.stored.tuned_file import check_writable, save_maps, save_tuned
-    from moeinf.terminal.progress import StatusLine
-    from moeinf.terminal.tuning import map_lines, progress_of, tuned_lines
-
-    require_torch()
-    stored = _stored(model)
-    check_writable(stored)
-    requests = requests_of(trace, stored.name, stored.id, stored.manifest.moe)
-    line = StatusLine(sys.stderr, enabled=sys.stderr.isatty() and not quiet)
-    network = trained(requests, stored.id, Course(rounds, seed), progress_of(line))
-    save_tuned(stored, network)
-    line.clear()
-    print("\n".join(tuned_lines(stored.name, network)))
-    if lacks := missing(requests):
-        print(f"\n{lacks}")
-        return
-    maps, recalls = learn_maps(requests, stored.id, seed, progress_of(line))
-    save_maps(stored, maps)  # not in use before it has run
-    if maps.gain.simulated_better:
-        maps = timed_live(stored, maps, progress_of(line))
-        save_maps(stored, maps)
-    line.clear()
-    print("\n".join(["", *map_lines(stored.name, maps, recalls)]))
-
-
-@app.command()
-def ps(host: ServerHost = None, json: AsJson = False) -> None:
-    """Show which model a running server has loaded."""
-    from json import dumps
-
-    from moeinf.terminal.remote.client import ServerClient
-    from moeinf.terminal.remote.running import running_lines, running_models
-
-    models = running_models(ServerClient(host or server_address(), api_key()))
-    _print(dumps(models, indent=2) if json else "\n".join(running_lines(models)))
-
-
-@app.command()
-def stop(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model that is loaded.")], host: ServerHost = None
-) -> None:
-    """Have a running server close a model, once its answer has ended."""
-    from moeinf.terminal.remote.client import ServerClient
-    from moeinf.terminal.remote.running import stop_model
-
-    stop_model(ServerClient(host or server_address(), api_key()), model)
-
-
-app.command()(doctor)
-app.command()(fit)
-app.add_typer(trace_app)
-
-
-@app.command("help")
 def show_help(verb: Annotated[str, typer.Argument(metavar="VERB", help="Only this one.")] = "") -> None:
     """Show this, or the options of a verb."""
     raise typer.Exit(run_command([word for word in (verb, "--help") if word]))
 
 
-@app.command()
-@with_flags()
-def simulate(
-    traces: Annotated[list[Path], typer.Argument(metavar="TRACE...", help="Folders of recorded routing.")],
-    json: AsJson = False,
-    *,
-    options: SimulateOptions,
-) -> None:
-    """Replay recorded routing through policies and predictors.
-
-    Prints hit rates; with --link, --compute and --expert-bytes the times of a simulated machine. docs/policies.md has
-    the formulas.
-    """
-    from moeinf.bench.simulation.plan import plan_of
-    from moeinf.bench.simulation.plot import write_plot
-    from moeinf.bench.simulation.report import as_json, tables
-    from moeinf.bench.simulation.simulate import simulate as simulated_of
-    from moeinf.terminal.progress import StatusLine
-    from moeinf.terminal.traces.picture import check_picture
-
-    plan = plan_of(options)
-    if plan.plot is not None:
-        check_picture(plan.plot)
-    status = StatusLine(sys.stderr, enabled=sys.stderr.isatty())
-    simulated = simulated_of(traces, plan, status.show)
-    status.clear()
-    if plan.plot is not None:
-        write_plot(simulated, plan, plan.plot)
-    _print(as_json(simulated, plan) if json else "\n".join(tables(simulated, plan)))
-
-
-def _print(text: str) -> None:
-    """Prints a text that came with a checkpoint, without the characters that a terminal would act on."""
-    from moeinf.terminal.screen import harmless
-
-    print(harmless(text) if sys.stdout.isatty() else text)
-
-
-def _stored(name: str) -> StoredModel:
-    """The stored model of this name, or of this GGUF file.
-
-    Raises ModelNotFoundError, which says how to fetch one that is known.
-    """
-    from moeinf.pull.model_names import known_sources, outside_origin
-    from moeinf.store.library import Library
-
-    outside = outside_origin(name)
-    if outside is not None and outside.kind == "file":
-        from moeinf.terminal.opening import ensure_stored
-
-        return ensure_stored(name, quiet=True)
-    try:
-        return Library(store_home()).find(name)
-    except ModelNotFoundError:
-        if name.lower().removesuffix(":latest") in known_sources(store_home()):
-            raise ModelNotFoundError(f"model '{name}' is not stored; `moeinf pull {name}` fetches it") from None
-        raise
+# The order of the help text.
+_VERBS: tuple[Callable[..., None], ...] = (
+    *(run, pull, list_models, show, rm, cp, create, prune, verify),
+    *(serve, ps, stop),
+    *(doctor, fit, bench, tune, simulate),
+    show_help,
+)
+_NAMES = {list_models: "list", show_help: "help"}
+for _verb in _VERBS:
+    app.command(_NAMES.get(_verb))(_verb)
+app.add_typer(trace_app)
+app.command("ls", hidden=True)(list_models)
+app.command("start", hidden=True)(serve)
 
 
 def main() -> None:
@@ -605,7 +271,6 @@ def run_command(arguments: list[str]) -> int:
 
 def _fail(error: Exception) -> int:
     from moeinf.store.files import named
-    from moeinf.terminal.screen import harmless
 
     if isinstance(error, OSError) and error.errno is not None:  # a fault of the machine or of a file, not of ours
         error = named(error)

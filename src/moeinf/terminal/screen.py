@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import textwrap
 import unicodedata
 from collections.abc import Iterable, Sequence
@@ -45,6 +46,11 @@ def bar_text(done: int, total: int, width: int) -> str:
 def harmless(text: str) -> str:
     """The text without the control characters that a terminal acts on; newline and tab stay."""
     return text.translate(_CONTROLS)
+
+
+def print_harmless(text: str) -> None:
+    """Prints a text that came with a checkpoint, on a terminal without the characters that it would act on."""
+    print(harmless(text) if sys.stdout.isatty() else text)
 
 
 def grey(text: str) -> str:

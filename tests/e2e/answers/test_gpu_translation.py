@@ -20,7 +20,7 @@ from moeinf.pull.pull import pull
 from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.runtime.policy.predictors import PREDICTORS
 from moeinf.store.library import StoredModel
-from moeinf.terminal.show import show_lines
+from moeinf.terminal.stored.show import show_lines
 from tests.support.configs.nllb_moe import NLLB
 from tests.support.configs.switch_transformers import SWITCH
 from tests.support.emulated_device import EmulatedDevice

@@ -21,7 +21,7 @@ from moeinf.runtime.policy.eviction import POLICIES
 from moeinf.runtime.policy.predictors import PREDICTORS
 from moeinf.store.library import StoredModel
 from moeinf.store.verify import verify
-from moeinf.terminal.show import show_json, show_lines
+from moeinf.terminal.stored.show import show_json, show_lines
 from moeinf.types import Float32Array
 from tests.support.checkpoints import write_checkpoint, write_tokenizer
 from tests.support.converter.meant import meant

@@ -23,7 +23,7 @@ from moeinf.pull.steps import PullPlan
 from moeinf.store.library import Library
 from moeinf.store.partials import pull_lock
 from moeinf.store.verify import verify
-from moeinf.terminal.listing import partial_lines
+from moeinf.terminal.stored.listing import partial_lines
 from tests.support.checkpoints import CONFIG, LICENSE, NUM_SHARDS, content, fused, random_tensors, write_checkpoint
 
 

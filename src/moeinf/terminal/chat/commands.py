@@ -11,11 +11,11 @@ from moeinf.terminal.chat.help import HELP_SHOW, help_text
 from moeinf.terminal.chat.settings import Settings
 from moeinf.terminal.chat.switch import ModelSwitch
 from moeinf.terminal.conversation import Conversation
-from moeinf.terminal.listing import list_lines
 from moeinf.terminal.notes import say
 from moeinf.terminal.screen import harmless
-from moeinf.terminal.show import parameters_text, show_lines
 from moeinf.terminal.stats import cache_lines
+from moeinf.terminal.stored.listing import list_lines
+from moeinf.terminal.stored.show import parameters_text, show_lines
 
 
 class Commands:

@@ -1,0 +1,32 @@
+"""Arguments and flags that several verbs take."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from moeinf.config.option import option_of
+from moeinf.config.pull_options import PullOptions
+from moeinf.terminal.arguments.completion import model_names, stored_names
+
+ModelName = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A stored model, org/repo[:GGUF tag][@rev], a checkpoint's folder, or a GGUF file.",
+        autocompletion=model_names,
+    ),
+]
+StoredName = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A stored model, or a GGUF file.", autocompletion=stored_names)
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress and no line about memory.")]
+ServerHost = Annotated[
+    str | None,
+    typer.Option(
+        "--host", metavar="ADDRESS", help="Where the server listens. [default: MOEINF_HOST, else this machine]"
+    ),
+]
+Quant = Annotated[str | None, typer.Option(metavar="FORMAT", help=option_of(PullOptions, "quant").help)]

@@ -1,0 +1,1 @@
+"""What a person sees of stored models, and does with them."""

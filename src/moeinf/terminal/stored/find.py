@@ -1,0 +1,26 @@
+"""Finds the model that a person has named, which has to be stored."""
+
+from __future__ import annotations
+
+from moeinf.config.environment import store_home
+from moeinf.errors import ModelNotFoundError
+from moeinf.pull.model_names import known_sources, outside_origin
+from moeinf.store.library import Library, StoredModel
+
+
+def find_stored(name: str) -> StoredModel:
+    """The stored model of this name, or of this GGUF file.
+
+    Raises ModelNotFoundError, which says how to fetch one that is known.
+    """
+    outside = outside_origin(name)
+    if outside is not None and outside.kind == "file":
+        from moeinf.terminal.opening import ensure_stored  # loads tokenizers
+
+        return ensure_stored(name, quiet=True)
+    try:
+        return Library(store_home()).find(name)
+    except ModelNotFoundError:
+        if name.lower().removesuffix(":latest") in known_sources(store_home()):
+            raise ModelNotFoundError(f"model '{name}' is not stored; `moeinf pull {name}` fetches it") from None
+        raise
