@@ -40,14 +40,14 @@ from moeinf.types import Profiler
 from tests.support.checkpoints import random_tensors, write_checkpoint
 from tests.support.gpu.emulated_gpu import emulated
 from tests.support.tiny_models import all_configs
-from tests.support.true_configs import NAMES, published
+from tests.support.true_configs import DISTINCT, published
 
 THREADS = 2
 CONTEXT, CHUNK = 4096, 512
 BESIDE = 19 << 20  # bytes that an estimate may be too high by, beside half of it: rooms of fixed size
 StoreOnce = Callable[[dict[str, Any]], StoredModel]
 FAMILIES = {config["model_type"]: config for config in reversed(all_configs().values())}  # the first of each
-DECODERS = [name for name in NAMES if not name.startswith(("switch", "nllb"))]
+DECODERS = [name for name in DISTINCT if not name.startswith(("switch", "nllb"))]
 
 
 def stored_with(config: dict[str, Any], folder: Path, quant: str | None = None) -> StoredModel:

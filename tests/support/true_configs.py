@@ -61,6 +61,9 @@ _LIMITS = {
     "shared_expert_intermediate_size": 640,
 }
 NAMES = tuple(_DIVISORS)
+# Those which differ from another one in nothing but sizes, and whose cuts are alike.
+_ALIKE = ("mixtral-8x22b", "wizardlm-2-8x22b", "qwen3-235b-a22b", "deepseek-r1", "gpt-oss-120b")
+DISTINCT = tuple(name for name in NAMES if name not in _ALIKE)
 
 
 def published(name: str) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from tests.support.configs.nllb_moe import SEQ2SEQ_CONFIGS
 from tests.support.configs.qwen3_5_moe import QWEN3_5
 from tests.support.configs.qwen3_vl_moe import QWEN3_VL
 from tests.support.tiny_models import all_configs
-from tests.support.true_configs import NAMES, published
+from tests.support.true_configs import DISTINCT, NAMES, published
 
 # In these transformers 5.23 differs from what was published: docs/models.md.
 NOT_A_REFERENCE = ("nllb-moe",)
@@ -79,7 +79,7 @@ def in_transformers(config: dict[str, Any]) -> Any:
 
 @torch.inference_mode()
 @pytest.mark.parametrize("layout", ["old", "new"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", DISTINCT)
 def test_a_checkpoint_saved_by_transformers_gives_its_logits(name: str, layout: str, tmp_path: Path) -> None:
     """old: one tensor an expert where the family began so, and the config.json that was published."""
     config = {field: value for field, value in published(name).items() if field != "quantization_config"}
@@ -148,7 +148,7 @@ def test_families_whose_config_is_not_at_hand_run_from_every_layout_that_they_kn
     for layout in range(len(family_of(config).tensors.experts)):
         tensors = {key: tensor * 0.05 for key, tensor in random_tensors(config, layout=layout).items()}
         checkpoint = write_checkpoint(tmp_path / f"c{layout}", tensors, config)
-        for quant in (None, "q8_0"):
+        for quant in (None, "q8_0")[: 2 - min(layout, 1)]:
             stored = pull(str(checkpoint), PullOptions(quant=quant), home=tmp_path / "home")
             assert verify(stored) == [] and np.isfinite(logits_of(stored)).all()
 
