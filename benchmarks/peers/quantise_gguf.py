@@ -17,6 +17,9 @@ import llama_cpp
 FTYPES = {
     "Q8_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0,
     "Q4_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0,
+    "Q4_1": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_1,
+    "Q5_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q5_0,
+    "Q5_1": llama_cpp.LLAMA_FTYPE_MOSTLY_Q5_1,
     "IQ4_NL": llama_cpp.LLAMA_FTYPE_MOSTLY_IQ4_NL,
     "Q4_K_S": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_K_S,
     "Q4_K_M": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_K_M,

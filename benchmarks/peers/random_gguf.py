@@ -60,7 +60,7 @@ class Blocks:
         spread = gguf.quants.dequantize(pool, gguf.GGMLQuantizationType[kind]).std()
         factor = cols**-0.5 / float(spread)
         if kind == "MXFP4":
-            pool[:, 0] = np.clip(pool[:, 0] + round(np.log2(factor)), 1, 250)
+            pool[:, 0] = np.clip(pool[:, 0].astype(np.int64) + round(np.log2(factor)), 1, 250)
         for at in halves_of(_format(kind)):
             halves = np.ascontiguousarray(pool[:, at : at + 2]).view(np.float16)
             pool[:, at : at + 2] = (halves.astype(np.float32) * factor).astype(np.float16).view(np.uint8)
