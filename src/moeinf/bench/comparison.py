@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final, Literal
+from typing import Final, Literal, Protocol
 
 from moeinf.bench.live import Workload, checked_routing, run_bench
 from moeinf.bench.rows import Row
@@ -65,32 +65,49 @@ def _names(text: str | None, configured: str, known: Sequence[str]) -> Sequence[
     return known if text == ALL else tuple(dict.fromkeys(text.split(",")))
 
 
-def compare(
-    stored: StoredModel, configs: Sequence[RuntimeConfig], workload: Workload, report: Callable[[str], None]
-) -> list[Row]:
+class View(Protocol):
+    """Whoever watches a comparison: see comparison_view.py."""
+
+    def begins(self, line: str) -> None:
+        """Says in a line what is measured now."""
+        ...
+
+    def measured(self, rows: Sequence[Row]) -> None:
+        """Takes the rows of one configuration's run."""
+        ...
+
+
+def compare(stored: StoredModel, configs: Sequence[RuntimeConfig], workload: Workload, view: View) -> list[Row]:
     """The rows of each configuration, and then of all again in the reverse order: a machine may grow slower meanwhile.
 
-    The model is opened anew for each. Raises what run_bench raises.
+    The model is opened anew for each, and the view is told of it. Raises what run_bench raises.
     """
     for config in configs:
         checked_routing(stored, config, workload)
-    rows = []
+    rows: list[Row] = []
     runs = (*configs, *reversed(configs))
     for number, config in enumerate(runs, 1):
         predictor = config.predictor or "the default predictor" if config.prefetch else "no prefetch"
-        report(f"{number} of {len(runs)}: {config.policy or 'the default policy'}, {predictor}")
-        rows += run_bench(stored, config, workload)
+        view.begins(f"{number} of {len(runs)}: {config.policy or 'the default policy'}, {predictor}")
+        found = run_bench(stored, config, workload)
+        rows += found
+        view.measured(found)
     return rows
 
 
 def comparison_text(rows: Sequence[Row]) -> str:
-    """A line for each configuration's decode, warm and cold, the fastest first."""
+    """A line for each configuration's decode, warm and cold, the fastest first, and what the columns are."""
+    return "\n".join([*table(comparison_cells(rows), gap=2), "", _LEGEND])
+
+
+def comparison_cells(rows: Sequence[Row]) -> list[list[str]]:
+    """The header, and a row for each configuration's decode, warm and cold, the fastest first."""
     groups: dict[tuple[bool, str, str], list[Row]] = {}
     for row in rows:
         if row["test"].startswith("tg"):
             groups.setdefault((row["cold"], row["policy"], row["predictor"]), []).append(row)
     order = sorted(groups.values(), key=lambda group: (group[0]["cold"], -statistics.median(_samples(group))))
-    return "\n".join([*table([_HEADER, *map(_cells, order)], gap=2), "", _LEGEND])
+    return [list(_HEADER), *map(_cells, order)]
 
 
 def _samples(group: Sequence[Row]) -> list[float]:

@@ -56,6 +56,7 @@ def bench(
 
     check_form(output)
     from moeinf.bench.comparison import compare, comparison_text, configurations
+    from moeinf.bench.comparison_view import comparison_view
     from moeinf.bench.live import Workload, run_bench
     from moeinf.engine.stored.preset import preset_of
     from moeinf.terminal.notes import say
@@ -71,7 +72,8 @@ def bench(
         rows = run_bench(stored, configs[0], workload, report)
         print(format_rows(rows, output))
     else:
-        rows = compare(stored, configs, workload, report)
+        with comparison_view(configs, report, table=output == "table" and not quiet) as view:
+            rows = compare(stored, configs, workload, view)
         print(comparison_text(rows) if output == "table" else format_rows(rows, output))
     if profile:
         print(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from collections import Counter
 
 import pytest
 
 from moeinf.bench.comparison import compare, comparison_text, configurations
+from moeinf.bench.comparison_view import DrawnTable, Lines
 from moeinf.bench.live import Workload
 from moeinf.config import RuntimeConfig
 from moeinf.errors import UsageError
@@ -50,8 +52,9 @@ def test_what_is_no_policy_or_predictor_is_refused(
 
 def test_each_runs_twice_the_second_time_in_the_reverse_order(demo: StoredModel) -> None:
     configs = configurations(RuntimeConfig.of(expert_cache="33%"), "lru,next-use", "none")
-    said: list[str] = []
-    rows = compare(demo, configs, Workload(num_prompt=8, num_decode=4, repeats=1), said.append)
+    said, shown = list[str](), io.StringIO()
+    view = Lines(configs, said.append, shown)
+    rows = compare(demo, configs, Workload(num_prompt=8, num_decode=4, repeats=1), view)
     assert [line.split(": ")[1] for line in said] == ["lru, none", "next-use, none", "next-use, none", "lru, none"]
     lines = [line.split() for line in comparison_text(rows).splitlines()]
     assert Counter((line[0], line[2]) for line in lines[1:5]) == Counter(
@@ -66,3 +69,26 @@ def test_each_runs_twice_the_second_time_in_the_reverse_order(demo: StoredModel)
             for rate in row["samples_ts"]
         ]
         assert (line[4], line[6]) == (f"{min(rates):.2f}", f"{max(rates):.2f}")
+    header, *measured = shown.getvalue().splitlines()
+    assert header.split()[:3] == ["policy", "predictor", "cache"]
+    assert [(line.split()[0], line.split()[2], line.split()[3]) for line in measured] == [
+        (row["policy"], "cold" if row["cold"] else "warm", f"{row['median_ts']:.2f}")
+        for run in zip(decode[1::2], decode[::2], strict=True)
+        for row in run
+    ], "each run's rows as they were measured, warm before cold"
+    columns = header.index("cache")
+    assert all(line[columns - 1] == " " and line[columns] in "wc" for line in measured), (
+        "columns stand below each other"
+    )
+
+    stream = io.StringIO()
+    drawn = DrawnTable(stream)
+    drawn.begins("1 of 4: lru, none")
+    drawn.measured(decode[:2])
+    drawn.begins("2 of 4: next-use, none")
+    drawn.measured(decode[2:4])
+    drawn.close()
+    frames = stream.getvalue().split("\x1b[J")[1:]
+    assert [frame.count("\n") for frame in frames[:4]] == [2, 5, 5, 7], "a header, two rows a run, and what runs"
+    assert [frame.split("\x1b[")[1] for frame in frames[:4]] == ["2A\r", "5A\r", "5A\r", "7A\r"], "back to its top"
+    assert frames[3].splitlines()[6] == "2 of 4: next-use, none" and frames[4] == ""
