@@ -380,13 +380,13 @@ class Profiler:
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock = clock
+        self.clock = clock
         self._last = clock()
         self.seconds: dict[str, float] = {}
 
     def lap(self, name: str) -> float:
         """Ends the current lap under `name`; returns its seconds."""
-        now = self._clock()
+        now = self.clock()
         elapsed = now - self._last
         self.seconds[name] = self.seconds.get(name, 0.0) + elapsed
         self._last = now
@@ -394,7 +394,7 @@ class Profiler:
 
     def restart(self) -> None:
         """Forgets the time since the last lap (between requests)."""
-        self._last = self._clock()
+        self._last = self.clock()
 
     def snapshot(self) -> dict[str, float]:
         return dict(self.seconds)

@@ -177,5 +177,5 @@ def prefetcher_of(
     if fits or not config.prefetch or predictor is None:
         return None
     observers.append(predictor)
-    trial = PrefetchTrial() if on_cpu and context.observation.witness is None else None
+    trial = PrefetchTrial(tier.num_slots) if on_cpu and context.observation.witness is None else None
     return Prefetcher(tier, predictor, link, context.moe, slot_bytes, context.encoder_layers, trial)

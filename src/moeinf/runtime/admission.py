@@ -12,6 +12,7 @@ BUCKETS: Final = 10  # of priorities, of equal width; the last has all above
 PRIOR: Final = 8.0  # experts that a bucket's share begins with, at its own priority
 MEMORY: Final = 400.0  # experts that a bucket's share goes back to
 SMOOTHING: Final = 0.005  # weight of the last visit in what visits miss; 0.02 follows chance, and loses
+HOST_SMOOTHING: Final = 0.02  # weight of the last submission in what one takes
 REGRET: Final = 0.5  # of the share of experts that are missed: how likely the victim of a prefetch would have been used
 
 
@@ -32,6 +33,7 @@ class Admission:
         self._waiting: dict[int, int] = {}  # what was looked at -> its bucket, when it was first seen
         self._demand = 1.0  # share of visits that read an expert
         self._missed = 0.5  # share of experts that are read when a visit needs them
+        self._host = 0.0  # what the host takes to ask for a read, as a share of the read
 
     def choose(self, keys: Sequence[int], priorities: Sequence[float], place: int, window: float) -> list[int]:
         """Returns which of these absent experts, by index, are worth a read; `learn` will tell what became of all.
@@ -39,15 +41,19 @@ class Admission:
         place: how many reads are queued before them. window: how many the link has time for until the next visit.
         """
         waiting, seen, used = self._waiting, self._seen, self._used
-        demand, regret = self._demand, REGRET * self._missed
+        demand, regret, host = self._demand, REGRET * self._missed, self._host
         chosen: list[int] = []
         for index, (key, priority) in enumerate(zip(keys, priorities, strict=True)):
             bucket = bucket_of(priority)
             waiting.setdefault(key, bucket)
-            if used[bucket] > seen[bucket] * floor(place + 1 - window, demand, regret):
+            if used[bucket] > seen[bucket] * floor(place + 1 - window, demand, regret, host):
                 chosen.append(index)
                 place += 1
         return chosen
+
+    def submitted(self, reads: float, count: int) -> None:
+        """Asking for `count` reads took the host as long as the link takes for so many."""
+        self._host += HOST_SMOOTHING * (min(1.0, reads / count) - self._host)  # at most 1: the host may have been busy
 
     def learn(self, layer: int, needed: Sequence[int], num_absent: int) -> None:
         """`layer` runs for one token and needs these keys, of which so many are neither resident nor on their way."""
@@ -68,17 +74,18 @@ class Admission:
             self._used[bucket] += key in needed
 
 
-def floor(over: float, demand: float, regret: float) -> float:
+def floor(over: float, demand: float, regret: float, host: float) -> float:
     """The probability from which on a read ahead saves time.
 
     over: what part of it is left when the next visit begins, from 0 to 1; more counts as 1, and less as 0. demand: the
     probability that this visit has to read something else, which waits so long. regret: the probability that what it
-    evicts has to be read again, if it is not used itself.
+    evicts has to be read again, if it is not used itself. host: what asking for a read takes, as a share of the read.
 
-    If it is used, it saves 1 - over of a read; if not, it costs over * demand + regret. Both are equal at the result.
+    If it is used, it saves 1 - over of a read, and is asked for in any case; if not, it costs over * demand + host, and
+    regret * (1 + host). Both are equal at the result.
     """
     over = min(1.0, max(0.0, over))
-    cost = over * demand + regret
+    cost = over * demand + host + regret * (1 + host)
     return cost / (1 - over + cost) if cost else 0.0
 
 

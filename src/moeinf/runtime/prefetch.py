@@ -49,7 +49,8 @@ class Prefetcher:
 
         trial: decides which single tokens go with prefetch; None: all of them. Prompts always do.
         """
-        self._prefetches, self._idle = tier.prefetches, tier.idle
+        self._prefetches, self._idle, self._stats = tier.prefetches, tier.idle, tier.stats
+        self._clock = tier.profiler.clock
         self._encoder_layers = encoder_layers
         self._predictor = predictor
         self._link = link
@@ -125,7 +126,7 @@ class Prefetcher:
             trial.first_layer()
         going = trial.on
         if layer == self._last_layer:
-            trial.last_layer()
+            trial.last_layer(self._stats.demand_reads + self._stats.prefetches)
         return going
 
     def experts_within(self, seconds: float) -> float:
@@ -153,7 +154,13 @@ class Prefetcher:
             keys, flat = [first_key + place for place in chosen], priorities.ravel()
             surest_first = [flat.item(place) for place in chosen]  # lists: of so few, arrays take longer
             if worth := self._admission.choose(keys, surest_first, len(queued), window):
-                prefetches.submit(np.array([keys[at] for at in worth]), np.array([surest_first[at] for at in worth]))
+                self._submit([keys[at] for at in worth], [surest_first[at] for at in worth])
+
+    def _submit(self, keys: list[int], priorities: list[float]) -> None:
+        clock = self._clock
+        began_s = clock()
+        self._prefetches.submit(np.array(keys), np.array(priorities))
+        self._admission.submitted(self.experts_within(clock() - began_s), len(keys))
 
     def _read_ahead(self, visit: Visit, likelihood: FloatArray) -> None:
         """A pass of many tokens reads the next layer while this one computes: all that any token is likely to use."""

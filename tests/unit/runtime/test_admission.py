@@ -19,21 +19,27 @@ def share(admission: Admission, priority: float) -> float:
 @pytest.mark.parametrize("over", [0.0, 0.3, 0.8, 1.0])
 @pytest.mark.parametrize("demand", [0.0, 0.4, 1.0])
 @pytest.mark.parametrize("probability", [0.05, 0.35, 0.6, 0.8, 0.95])
-def test_the_floor_is_where_a_prefetch_begins_to_save_time(over: float, demand: float, probability: float) -> None:
-    """Mean waiting over what may come, of a read that takes 1 and of what it evicts, with the prefetch and without."""
+@pytest.mark.parametrize("host", [0.0, 0.25])
+def test_the_floor_is_where_a_prefetch_begins_to_save_time(
+    over: float, demand: float, probability: float, host: float
+) -> None:
+    """Mean time over what may come, of a read that takes 1 and host, and of what it evicts, with prefetch and without.
+
+    The host asks for a read when it is prefetched, or when it is demand; and again for what the read has evicted.
+    """
     regret, with_it, without = 0.2, 0.0, 0.0
     for used, chance in ((True, probability), (False, 1 - probability)):
         for others, share in ((True, demand), (False, 1 - demand)):
             own = over if used or others else 0.0  # nobody waits for what nobody needs
-            with_it += chance * share * (own + others + (0.0 if used else regret))
-            without += chance * share * (float(used) + others)
-    assert (probability > floor(over, demand, regret)) == (with_it < without - 1e-9)
+            with_it += chance * share * (host + own + others + (0.0 if used else regret * (1 + host)))
+            without += chance * share * (float(used) * (1 + host) + others)
+    assert (probability > floor(over, demand, regret, host)) == (with_it < without - 1e-9)
 
 
 def test_more_than_a_read_left_counts_as_one_and_less_than_none_as_none() -> None:
-    assert floor(1.0, 0.5, 0.1) == floor(7.0, 0.5, 0.1) == 1.0
-    assert floor(-3.0, 0.5, 0.1) == floor(0.0, 0.5, 0.1) == pytest.approx(0.1 / 1.1)
-    assert floor(0.0, 1.0, 0.0) == 0.0
+    assert floor(1.0, 0.5, 0.1, 0.0) == floor(7.0, 0.5, 0.1, 0.0) == 1.0
+    assert floor(-3.0, 0.5, 0.1, 0.0) == floor(0.0, 0.5, 0.1, 0.0) == pytest.approx(0.1 / 1.1)
+    assert floor(0.0, 1.0, 0.0, 0.0) == 0.0
 
 
 def test_each_takes_its_place_in_the_window() -> None:
@@ -50,6 +56,19 @@ def test_where_visits_read_nothing_a_prefetch_that_outlasts_the_window_delays_no
         busy.learn(0, [1, 2], 2)
         calm.learn(0, [1, 2], 0)
     assert busy.choose([11], [0.45], 0, window=0.5) == [] and calm.choose([11], [0.45], 0, window=0.5) == [0]
+
+
+def test_where_asking_takes_as_long_as_a_read_only_what_is_likely_is_read() -> None:
+    admission = Admission(NUM_EXPERTS)
+    for _ in range(400):
+        admission.learn(0, [1, 2], 0)  # nothing is missed: victims are worth nothing
+    assert admission.choose([11], [0.25], 0, window=2.0) == [0]
+    for _ in range(20):
+        admission.submitted(reads=2.0, count=2)
+    assert admission.choose([11], [0.15], 0, window=2.0) == [] and admission.choose([11], [0.65], 0, window=2.0) == [0]
+    for _ in range(1000):
+        admission.submitted(reads=50.0, count=1)
+    assert admission.choose([11], [0.65], 0, window=2.0) == [0], "that the host was busy does not end it for good"
 
 
 def test_a_share_begins_at_its_priority_and_follows_what_is_used() -> None:

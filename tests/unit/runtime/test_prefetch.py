@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from moeinf.runtime.admission import HOST_SMOOTHING
 from moeinf.runtime.cache.idle import IdleWindow
 from moeinf.runtime.cache.visit import Visit
 from moeinf.runtime.io.protocol import ReadDone
@@ -128,6 +129,15 @@ def test_what_is_under_way_counts_against_the_window_and_is_not_queued_again() -
     prefetcher.after_routing(begun(tier, 0, tokens=1))
     prefetcher.after_routing(begun(tier, 0, tokens=1))
     assert queued(reader) == [7, 8] and tier.stats.prefetches == 2
+
+
+def test_the_time_in_which_the_host_asks_for_reads_counts_as_a_share_of_them() -> None:
+    tier, reader, _ = make_tier(num_slots=12, idle_s=0.2)
+    tier.profiler.clock = lambda: 0.05 * reader.submitted  # a read of the link takes 0.1 s
+    prefetcher = Prefetcher(tier, Oracle(likelihood(layer1={1: 0.9, 2: 0.7})), Link(), SHAPE, LAYOUT.stride_bytes)
+    prefetcher.after_routing(begun(tier, 0, tokens=1))
+    assert queued(reader) == [7, 8]
+    assert prefetcher._admission._host == pytest.approx(HOST_SMOOTHING * 0.5)
 
 
 def test_prefetches_leave_demand_the_slots_of_a_token() -> None:

@@ -5,76 +5,123 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import pytest
 
 from moeinf.runtime.prefetch import Prefetcher
-from moeinf.runtime.prefetch_trial import FIRST_PERIOD, LONGEST_PERIOD, TRIAL_TOKENS, PrefetchTrial
+from moeinf.runtime.prefetch_trial import (
+    FIRST_PERIOD,
+    LONGEST_HALF,
+    LONGEST_PERIOD,
+    PATTERN,
+    SHORTEST_HALF,
+    PrefetchTrial,
+)
 from tests.support.fake_reader import LAYOUT, SHAPE, Clock, make_tier, visit
 
-
-def tokens(trial: PrefetchTrial, clock: Clock, count: int, seconds: Callable[[bool], float]) -> list[bool]:
-    """Runs so many tokens, which take as long as `seconds` says of those with prefetch and of those without."""
-    kinds = []
-    for _ in range(count):
-        trial.first_layer()
-        kinds.append(trial.on)
-        clock.now += seconds(trial.on)
-        trial.last_layer()
-        clock.now += 1.0  # whoever reads the answer takes his time
-    return kinds
+SLOTS = 100
+READ = 10  # experts a token: half of the slots change in 5 tokens
+BLOCK = 10
+TRIAL = BLOCK * len(PATTERN)
 
 
-def made() -> tuple[PrefetchTrial, Clock]:
-    clock = Clock()
-    return PrefetchTrial(lambda: clock.now), clock
+class Machine:
+    """Runs tokens, which take as long as `seconds` says of whether they go with prefetch and for how long they did."""
+
+    def __init__(self, num_slots: int = SLOTS) -> None:
+        self.clock = Clock()
+        self.trial = PrefetchTrial(num_slots, lambda: self.clock.now)
+        self.kinds: list[bool] = []
+        self.read = 0
+        self.of_kind = 0  # tokens of the same kind, up to now
+
+    def run(self, count: int, seconds: Callable[[bool, int], float], read: int = READ) -> list[bool]:
+        """Returns of each token whether it went with prefetch."""
+        for _ in range(count):
+            self.trial.first_layer()
+            self.kinds.append(on := self.trial.on)
+            self.of_kind = self.of_kind + 1 if self.kinds[-2:] == [on, on] else 1
+            self.clock.now += seconds(on, self.of_kind)
+            self.read += read
+            self.trial.last_layer(self.read)
+            self.clock.now += 1.0  # whoever reads the answer takes his time
+        return self.kinds[-count:]
 
 
-def test_every_token_goes_with_it_until_the_first_trial_which_runs_half_without() -> None:
-    trial, clock = made()
-    kinds = tokens(trial, clock, FIRST_PERIOD + TRIAL_TOKENS, lambda on: 0.1)
-    assert all(kinds[:FIRST_PERIOD]) and sum(kinds[FIRST_PERIOD:]) == TRIAL_TOKENS // 2
+def faster_with(on: bool, run: int) -> float:
+    return 0.10 if on else 0.11
+
+
+def faster_without(on: bool, run: int) -> float:
+    return 0.11 if on else 0.10
+
+
+def test_every_token_goes_with_it_until_the_first_trial_which_goes_by_blocks() -> None:
+    kinds = Machine().run(FIRST_PERIOD + TRIAL, lambda on, run: 0.1)
+    assert all(kinds[:FIRST_PERIOD])
+    assert kinds[FIRST_PERIOD:] == [on for on in PATTERN for _ in range(BLOCK)]
+
+
+@pytest.mark.parametrize(("slots", "half"), [(10, SHORTEST_HALF), (150, 8), (10_000, LONGEST_HALF)])
+def test_a_block_is_twice_as_long_as_half_of_the_slots_take_to_change(slots: int, half: int) -> None:
+    machine = Machine(slots)
+    kinds = machine.run(FIRST_PERIOD + 2 * half * len(PATTERN), lambda on, run: 0.1)
+    assert kinds[FIRST_PERIOD:] == [on for on in PATTERN for _ in range(2 * half)]
 
 
 def test_what_is_slower_with_it_goes_without() -> None:
-    trial, clock = made()
-    kinds = tokens(trial, clock, 4000, lambda on: 0.11 if on else 0.10)
-    after = kinds[FIRST_PERIOD + TRIAL_TOKENS :]
+    machine = Machine()
+    machine.run(FIRST_PERIOD + TRIAL, faster_without)
+    after = machine.run(4000, faster_without)
     assert not any(after[:FIRST_PERIOD]) and sum(after) < 0.05 * len(after)
 
 
 def test_what_is_faster_with_it_goes_with_it() -> None:
-    trial, clock = made()
-    kinds = tokens(trial, clock, 4000, lambda on: 0.10 if on else 0.11)
+    kinds = Machine().run(4000, faster_with)
     assert sum(kinds) > 0.95 * len(kinds)
+
+
+def test_what_the_wasted_reads_of_a_block_evict_counts_against_prefetch() -> None:
+    """A token with prefetch is faster by itself, and slower where those before it went with prefetch, too."""
+    machine = Machine()
+    machine.run(FIRST_PERIOD + TRIAL, lambda on, run: (0.12 if run > 3 else 0.08) if on else 0.10)
+    assert not machine.trial.on
 
 
 def test_times_that_are_alike_change_nothing() -> None:
-    trial, clock = made()
-    kinds = tokens(trial, clock, 4000, lambda on: 0.1 if on else 0.0995)
+    kinds = Machine().run(4000, lambda on, run: 0.1 if on else 0.0995)
     assert sum(kinds) > 0.95 * len(kinds)
 
 
+def test_a_token_that_had_to_wait_for_another_program_decides_nothing() -> None:
+    machine = Machine()
+    machine.run(FIRST_PERIOD, faster_with)
+    machine.run(BLOCK - 1, faster_with)
+    machine.run(1, lambda on, run: 5.0)
+    machine.run(TRIAL - BLOCK, faster_with)
+    assert machine.trial.on
+
+
 def test_a_change_of_what_pays_is_found() -> None:
-    trial, clock = made()
-    tokens(trial, clock, 1000, lambda on: 0.11 if on else 0.10)
-    later = tokens(trial, clock, 3 * (LONGEST_PERIOD + TRIAL_TOKENS), lambda on: 0.10 if on else 0.11)
-    assert (
-        all(later[-FIRST_PERIOD:]) or sum(later[-(FIRST_PERIOD + TRIAL_TOKENS) :]) >= FIRST_PERIOD + TRIAL_TOKENS // 2
-    )
+    machine = Machine()
+    machine.run(1000, faster_without)
+    later = machine.run(2 * LONGEST_PERIOD, faster_with)
+    assert sum(later[-LONGEST_PERIOD // 4 :]) > 0.9 * LONGEST_PERIOD // 4
 
 
 def test_a_token_that_ends_in_the_middle_is_not_timed() -> None:
-    trial, clock = made()
-    tokens(trial, clock, FIRST_PERIOD, lambda on: 0.1)
+    machine = Machine()
+    machine.run(FIRST_PERIOD, faster_without)
     for _ in range(50):
-        trial.first_layer()  # and an error ends it
-        clock.now += 9.0
-    kinds = tokens(trial, clock, TRIAL_TOKENS + 1, lambda on: 0.10 if on else 0.11)
-    assert kinds[-1], "one trial was over, and its times were those of whole tokens"
+        machine.trial.first_layer()  # and an error ends it
+        machine.clock.now += 9.0
+    machine.run(TRIAL, faster_with)
+    assert machine.trial.on, "one trial was over, and its times were those of whole tokens"
 
 
 def test_a_token_without_it_asks_for_no_guess_and_reads_nothing_ahead() -> None:
     tier, _, policy = make_tier(12)
-    trial, clock = made()
+    clock = Clock()
+    trial = PrefetchTrial(12, lambda: clock.now)
     certain = np.full((SHAPE.num_layers, SHAPE.num_experts), 0.9)
 
     class Certain:
@@ -93,7 +140,7 @@ def test_a_token_without_it_asks_for_no_guess_and_reads_nothing_ahead() -> None:
     tier.idle.seconds = 10.0
     prefetcher = Prefetcher(tier, Certain(), Link(), SHAPE, LAYOUT.stride_bytes, trial=trial)  # type: ignore[arg-type]
     ahead = dict[bool, int]()
-    for _ in range(FIRST_PERIOD + TRIAL_TOKENS):
+    for _ in range(FIRST_PERIOD + 2 * LONGEST_HALF * len(PATTERN)):
         kind, before = trial.on, tier.stats.prefetches
         for layer in range(SHAPE.num_layers):
             policy.observe(layer, np.array([[0, 1]]))
