@@ -46,6 +46,10 @@ def bench(
         str | None, typer.Option(metavar="NAMES", help="Predictors, likewise, each with every policy.")
     ] = None,
     profile: Annotated[bool, typer.Option("--profile", help="Print where the time of a token went.")] = False,
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw speed by memory and hits by share, into a new .svg or .png."),
+    ] = None,
     quiet: Quiet = False,
     *,
     guess: GuessOptions,
@@ -55,6 +59,10 @@ def bench(
     from moeinf.bench.report import check_form, format_rows, profile_text
 
     check_form(output)
+    from moeinf.bench.plot import check_new_picture, draw, runs_of
+
+    if plot is not None:
+        check_new_picture(plot)
     from moeinf.bench.comparison import compare, comparison_text, configurations
     from moeinf.bench.comparison_view import comparison_view
     from moeinf.bench.live import Workload, run_bench
@@ -75,6 +83,8 @@ def bench(
         with comparison_view(configs, report, table=output == "table" and not quiet) as view:
             rows = compare(stored, configs, workload, view)
         print(comparison_text(rows) if output == "table" else format_rows(rows, output))
+    if plot is not None:
+        draw(runs_of(rows), f"{model}: decoding {num_decode} tokens behind {num_prompt}", plot)
     if profile:
         print(
             ("\n" if output in ("table", "md") else "") + profile_text(rows),
