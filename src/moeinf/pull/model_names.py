@@ -231,8 +231,8 @@ def _own_aliases(path: Path) -> dict[str, Origin]:
     found = {}
     for name, reference in given.items():
         parse_name(name)
-        origin = _hub_origin(reference) if isinstance(reference, str) else None
-        if origin is None:
+        origin = outside_origin(reference) or _hub_origin(reference) if isinstance(reference, str) else None
+        if origin is None or origin.kind != "hub":
             raise UsageError(f'{path}: {name!r} is no org/repo[:tag][@revision]: write "name": "org/repo@commit"')
         found[name.lower().removesuffix(":latest")] = origin
     return found

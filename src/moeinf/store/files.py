@@ -16,12 +16,14 @@ from moeinf.errors import LIMIT_REMEDIES, DiskSpaceError, MoeinfError, StoreErro
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
+_GONE = "check the path; where it is right, the file has gone meanwhile: repeat the command"
+
 # What can be done about a reason that is no fault of the file's; others speak for themselves.
 _REMEDIES = {
     **LIMIT_REMEDIES,
     errno.EIO: "the disk reports a fault: the system's log (dmesg) tells more",
-    errno.ENOENT: "it is not there, or not any more: repeat the command",
-    errno.ESTALE: "it is not there, or not any more: repeat the command",
+    errno.ENOENT: _GONE,
+    errno.ESTALE: _GONE,
 }
 
 

@@ -41,6 +41,8 @@ def test_a_name_of_the_user_goes_before_one_that_comes_with_moeinf(tmp_path: Pat
         ('{"a": 3}', "'a' is no org/repo"),
         ('{"a": "no-repo"}', "'a' is no org/repo"),
         ('{"a": "no repo/x"}', "'a' is no org/repo"),
+        ('{"a": "./folder"}', "'a' is no org/repo"),
+        ('{"a": "/org/repo"}', "'a' is no org/repo"),
         ('{"a/b": "org/repo"}', "a/b"),
     ],
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from moeinf.bench.forecast.hits import ExpectedHits, expected_hits
@@ -22,6 +22,7 @@ class Forecast:
 
     outline: Outline
     plan: MemoryPlan
+    rates: Rates
     hits: ExpectedHits
     decode: Step  # of one token, behind a prompt
     prefill: Step  # of a prompt of PROMPT_TOKENS, or what the context has room for
@@ -37,9 +38,14 @@ class Forecast:
 
 
 def forecast(
-    outline: Outline, config: RuntimeConfig, machine: Machine, rates: Rates, record: Mapping[int, HitCount]
+    outline: Outline,
+    config: RuntimeConfig,
+    machine: Machine,
+    known_rates: Callable[[], Rates],
+    record: Mapping[int, HitCount],
 ) -> Forecast:
-    """record: of earlier runs of the model, {} where there are none.
+    """known_rates: asked once it is known that the model can run, since measuring them takes a while.
+    record: of earlier runs of the model, {} where there are none.
 
     Raises OutOfMemoryError and UsageError as the run would (engine/memory_plan.py).
     """
@@ -47,10 +53,12 @@ def forecast(
     plan = plan_memory(footprint, config, machine)
     prompt = min(PROMPT_TOKENS, plan.context)
     stride = footprint.layout.stride_bytes
+    rates = known_rates()
     hits = expected_hits(manifest.moe, manifest.info.architecture, plan.num_slots, record, stride)
     return Forecast(
         outline,
         plan,
+        rates,
         hits,
         decode_step(outline, plan, rates, hits, prompt),
         prefill(outline, plan, rates, prompt),

@@ -15,7 +15,6 @@ from moeinf.hardware import Machine, cpu_name
 from moeinf.store.files import errors_named, make_folders, parse_json_object, publish, read_small
 from moeinf.types import FORMAT_BLOCKS, Format
 
-FILE: Final = "rates.json"
 _VERSION: Final = 1  # of the file, and of how things are measured
 _MEMORY_TOLERANCE: Final = 0.1  # kernels keep more or less of it for themselves
 
@@ -89,18 +88,22 @@ def now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
+def file_of(home: Path, isa: str, threads: int) -> Path:
+    """Where the rates of this instruction set and number of threads are kept, in the store's folder."""
+    return home / f"rates-{isa}-{threads}.json"
+
+
 def save(rates: Rates, home: Path) -> Path:
-    """Keeps the rates in the store's folder. Raises StoreError."""
-    path = home / FILE
+    """Keeps the rates. Raises StoreError."""
+    path = file_of(home, rates.isa, rates.threads)
     with errors_named(home):
         make_folders(home)
         publish(path, (json.dumps({"version": _VERSION, **rates.to_json()}, indent=1) + "\n").encode())
     return path
 
 
-def load(home: Path) -> Rates | None:
+def load(path: Path) -> Rates | None:
     """The rates that were kept; None where there are none, and where they were measured in another way."""
-    path = home / FILE
     try:
         value = parse_json_object(read_small(path, 1 << 16), str(path), StoreError)
         return _parse(value) if value.get("version") == _VERSION else None

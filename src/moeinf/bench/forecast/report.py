@@ -47,7 +47,7 @@ def doctor_json(findings: Sequence[Finding], rates: Rates) -> str:
     return json.dumps(value, indent=2)
 
 
-def fit_lines(subject: Subject, forecast: Forecast, rates: Rates, free_bytes: int) -> list[str]:
+def fit_lines(subject: Subject, forecast: Forecast, free_bytes: int) -> list[str]:
     """Memory by part, what is resident, and how fast that will be. free_bytes: of the store's disk."""
     info, moe = forecast.outline.manifest.info, forecast.moe
     lines = section(
@@ -59,7 +59,7 @@ def fit_lines(subject: Subject, forecast: Forecast, rates: Rates, free_bytes: in
         ],
     )
     lines += section("Memory", [*memory_rows(forecast), ("in all", size_text(process_bytes(forecast)))])
-    hits = forecast.hits
+    hits, rates = forecast.hits, forecast.rates
     lines += section(
         "Speed (forecast)",
         [
@@ -120,7 +120,7 @@ def plan_line(forecast: Forecast) -> str:
     )
 
 
-def fit_json(subject: Subject, forecast: Forecast, rates: Rates, free_bytes: int) -> str:
+def fit_json(subject: Subject, forecast: Forecast, free_bytes: int) -> str:
     plan, hits = forecast.plan, forecast.hits
     return json.dumps(
         {
@@ -148,7 +148,7 @@ def fit_json(subject: Subject, forecast: Forecast, rates: Rates, free_bytes: int
             "decode_tokens_per_s": round(forecast.decode.tokens_per_s, 3),
             "prefill_tokens_per_s": round(forecast.prefill.tokens_per_s, 3),
             "notes": [*forecast.notes, *_want_of_disk(subject, free_bytes)],
-            "rates_measured": rates.measured,
+            "rates_measured": forecast.rates.measured,
         },
         indent=2,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,11 +60,16 @@ def stored_subject(stored: StoredModel) -> Subject:
     return Subject(stored.name, outline_of(stored), stored.size_bytes, True, load_hits(stored), preset_of(stored))
 
 
-def forecast_of(subject: Subject, config: RuntimeConfig, machine: Machine, rates: Rates) -> Forecast:
-    """Raises OutOfMemoryError, with what would help, where the model cannot run; UsageError as the run would."""
+def forecast_of(
+    subject: Subject, config: RuntimeConfig, machine: Machine, known_rates: Callable[[], Rates]
+) -> Forecast:
+    """As `forecast` of this machine.
+
+    Raises OutOfMemoryError, with what would help, where the model cannot run; UsageError as the run would.
+    """
     config = subject.preset.configured(config)
     try:
-        return forecast(subject.outline, config, machine, rates, subject.record)
+        return forecast(subject.outline, config, machine, known_rates, subject.record)
     except OutOfMemoryError as error:
         least = _least_bytes(subject.outline, machine)
         asked = [config.context, config.prefill_chunk, config.expert_cache]

@@ -81,7 +81,7 @@ def planned_text(model: str, config: RuntimeConfig, quant: str | None) -> str:
     from moeinf.hardware import machine
 
     subject = subject_of(model, quant, None, store_home())
-    return plan_line(forecast_of(subject, config, machine(), _rates(config)))
+    return plan_line(forecast_of(subject, config, machine(), lambda: _rates(config)))
 
 
 def stored_forecast(stored: StoredModel) -> str:
@@ -99,10 +99,10 @@ def forecast_text(subject: Subject, config: RuntimeConfig, *, as_json: bool = Fa
     from moeinf.hardware import machine
     from moeinf.pull.steps import free_bytes
 
-    found = forecast_of(subject, config, machine(), rates := _rates(config))
+    found = forecast_of(subject, config, machine(), lambda: _rates(config))
     _say_gpu()
     free = free_bytes(store_home())
-    return fit_json(subject, found, rates, free) if as_json else "\n".join(fit_lines(subject, found, rates, free))
+    return fit_json(subject, found, free) if as_json else "\n".join(fit_lines(subject, found, free))
 
 
 def _rates(config: RuntimeConfig, *, again: bool = False) -> Rates:

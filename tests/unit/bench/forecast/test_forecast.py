@@ -9,6 +9,7 @@ import pytest
 
 from moeinf.bench.forecast.checkup import check_rates
 from moeinf.bench.forecast.forecast import forecast
+from moeinf.bench.forecast.rates import Rates
 from moeinf.bench.forecast.speed import Step
 from moeinf.bench.forecast.subject import Subject, forecast_of, stored_subject, subject_of
 from moeinf.bench.forecast.weights import dense_weights, expert_weights, head_weights
@@ -30,7 +31,7 @@ CPU = {"device": "cpu", "threads": 1}
 @pytest.mark.parametrize("given", [{}, {"expert_cache": "20%"}, {"context": 512}, {"ram": "200MiB"}])
 def test_the_plan_is_that_of_the_run(given: dict[str, object], demo: StoredModel) -> None:
     config = RuntimeConfig.of(**CPU, **given)
-    found = forecast(outline_of(demo), config, PLENTY, PLAIN, {})
+    found = forecast(outline_of(demo), config, PLENTY, lambda: PLAIN, {})
     with Model(demo, config, on=PLENTY) as model:
         assert model.plan == found.plan
 
@@ -40,7 +41,7 @@ def test_what_a_run_counted_is_what_the_next_forecast_expects(tmp_path: Path) ->
     config = RuntimeConfig.of(**CPU, expert_cache="20%", prefetch=False)
     with Model(stored, config) as model:
         stats = model.replay(range(1, 30), range(1, 60))
-    found = forecast_of(stored_subject(stored), config, machine(), PLAIN)
+    found = forecast_of(stored_subject(stored), config, machine(), lambda: PLAIN)
     assert found.hits.hit_rate == stats.decode_cache.hit_rate > 0
     assert (
         found.hits.read_share * stats.decode_cache.activations * stored.manifest.layout.stride_bytes
@@ -72,8 +73,8 @@ def test_an_embedding_that_is_looked_up_makes_no_logits(tmp_path: Path) -> None:
 
 
 def test_more_memory_and_a_faster_machine_are_never_slower(demo: StoredModel) -> None:
-    def rates_of(config: dict[str, object], rates: object = PLAIN) -> tuple[float, float]:
-        found = forecast(outline_of(demo), RuntimeConfig.of(**CPU, **config), PLENTY, rates, {})  # type: ignore[arg-type]
+    def rates_of(config: dict[str, object], rates: Rates = PLAIN) -> tuple[float, float]:
+        found = forecast(outline_of(demo), RuntimeConfig.of(**CPU, **config), PLENTY, lambda: rates, {})
         return found.decode.tokens_per_s, found.prefill.tokens_per_s
 
     sizes = [rates_of({"expert_cache": f"{share}%"}) for share in (10, 20, 40, 80, 100)]
@@ -91,29 +92,33 @@ def test_the_longer_of_reading_and_computing_is_never_hidden() -> None:
             assert step.tokens_per_s == 4 / step.seconds
 
 
+def _measured_in_vain() -> Rates:
+    pytest.fail("the machine is measured for a model that cannot run")
+
+
 def test_what_cannot_run_says_what_would_help(demo: StoredModel, tmp_path: Path) -> None:
     tiny = Machine(8 << 20, "control group /tiny", 1, 1 << 30)
     with pytest.raises(OutOfMemoryError, match=r"demo:latest does not fit: it needs .* at least.*/tiny.*; end other"):
-        forecast_of(stored_subject(demo), RuntimeConfig.of(**CPU), tiny, PLAIN)
+        forecast_of(stored_subject(demo), RuntimeConfig.of(**CPU), tiny, _measured_in_vain)
     with pytest.raises(OutOfMemoryError, match=r"raise --ram to .*fewer bits.*smaller model"):
-        forecast_of(stored_subject(demo), RuntimeConfig.of(**CPU, ram="70MiB"), PLENTY, PLAIN)
+        forecast_of(stored_subject(demo), RuntimeConfig.of(**CPU, ram="70MiB"), PLENTY, lambda: PLAIN)
     with pytest.raises(OutOfMemoryError, match=r"lower --num-ctx"):
-        forecast_of(stored_subject(demo), RuntimeConfig.of(**CPU, ram="70MiB", context=2048), PLENTY, PLAIN)
+        forecast_of(stored_subject(demo), RuntimeConfig.of(**CPU, ram="70MiB", context=2048), PLENTY, lambda: PLAIN)
     with pytest.raises(UsageError, match="context 100000 is beyond"):
-        forecast_of(stored_subject(demo), RuntimeConfig.of(**CPU, context=100000), PLENTY, PLAIN)
+        forecast_of(stored_subject(demo), RuntimeConfig.of(**CPU, context=100000), PLENTY, lambda: PLAIN)
     folder = write_checkpoint(tmp_path / "checkpoint", random_tensors())
     unpulled = subject_of(str(folder), None, None, tmp_path / "home")
     assert not unpulled.stored and not (tmp_path / "home").exists()
     with pytest.raises(OutOfMemoryError, match=r"--quant q4_k needs"):
-        forecast_of(unpulled, RuntimeConfig.of(**CPU, ram="70MiB"), PLENTY, PLAIN)
+        forecast_of(unpulled, RuntimeConfig.of(**CPU, ram="70MiB"), PLENTY, lambda: PLAIN)
 
 
 def test_the_least_that_is_told_suffices(demo: StoredModel) -> None:
     subject: Subject = stored_subject(demo)
     with pytest.raises(OutOfMemoryError) as refused:
-        forecast_of(subject, RuntimeConfig.of(**CPU, ram="70MiB"), PLENTY, PLAIN)
+        forecast_of(subject, RuntimeConfig.of(**CPU, ram="70MiB"), PLENTY, lambda: PLAIN)
     least = str(refused.value).partition("raise --ram to ")[2].partition(",")[0].replace(" ", "")
-    assert forecast_of(subject, RuntimeConfig.of(**CPU, ram=least), PLENTY, PLAIN).plan.num_slots
+    assert forecast_of(subject, RuntimeConfig.of(**CPU, ram=least), PLENTY, lambda: PLAIN).plan.num_slots
 
 
 def test_a_slow_disk_is_a_fault_with_a_remedy() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from moeinf.bench.forecast import known, measure, products
 from moeinf.bench.forecast.known import known_rates
-from moeinf.bench.forecast.rates import FILE, Products, Rates, load, nearest, save
+from moeinf.bench.forecast.rates import Products, Rates, file_of, load, nearest, save
 from moeinf.config import RuntimeConfig
 from moeinf.errors import DiskSpaceError, OutOfMemoryError
 from moeinf.hardware import Machine
@@ -18,8 +18,14 @@ from tests.support.rates import PLAIN, rates_of_this_machine
 
 
 def test_what_is_kept_is_read_again(tmp_path: Path) -> None:
-    save(PLAIN, tmp_path / "home")
-    assert load(tmp_path / "home") == PLAIN
+    assert load(save(PLAIN, tmp_path / "home")) == PLAIN
+
+
+def test_rates_of_other_threads_are_kept_beside(tmp_path: Path) -> None:
+    other = replace(PLAIN, threads=PLAIN.threads + 1)
+    paths = [save(PLAIN, tmp_path), save(other, tmp_path)]
+    assert [load(path) for path in paths] == [PLAIN, other]
+    assert paths == [file_of(tmp_path, each.isa, each.threads) for each in (PLAIN, other)]
 
 
 @pytest.mark.parametrize(
@@ -40,14 +46,14 @@ def test_what_is_kept_is_read_again(tmp_path: Path) -> None:
 def test_a_file_that_is_not_sound_counts_as_none(change: dict[str, object], tmp_path: Path) -> None:
     path = save(PLAIN, tmp_path)
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    assert load(tmp_path) is None
+    assert load(path) is None
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", "{}"])
 def test_no_json_of_rates_counts_as_none(content: str, tmp_path: Path) -> None:
-    (tmp_path / FILE).write_text(content)
-    assert load(tmp_path) is None
-    assert load(tmp_path / "nowhere") is None
+    (tmp_path / "rates.json").write_text(content)
+    assert load(tmp_path / "rates.json") is None
+    assert load(tmp_path / "nowhere.json") is None
 
 
 def test_products_lie_on_lines_between_what_was_measured() -> None:
@@ -75,12 +81,7 @@ def test_rates_of_another_machine_are_measured_again(tmp_path: Path, monkeypatch
         return mine
 
     monkeypatch.setattr(known, "measure", measured)
-    for other in (
-        replace(mine, cpu="another"),
-        replace(mine, isa="another"),
-        replace(mine, threads=mine.threads + 1),
-        replace(mine, memory_bytes=1),
-    ):
+    for other in (replace(mine, cpu="another"), replace(mine, memory_bytes=1)):
         save(other, tmp_path)
         calls.clear()
         assert known_rates(tmp_path, RuntimeConfig()) == mine and calls == ["measured"]
@@ -88,6 +89,7 @@ def test_rates_of_another_machine_are_measured_again(tmp_path: Path, monkeypatch
     assert known_rates(tmp_path, RuntimeConfig(), again=True) == mine and calls == ["measured"] * 2
     known_rates(tmp_path, RuntimeConfig(threads=mine.threads + 1))
     assert calls == ["measured"] * 3
+    assert known_rates(tmp_path, RuntimeConfig()) == mine and calls == ["measured"] * 3  # kept beside the others
 
 
 @pytest.fixture
@@ -111,8 +113,7 @@ def test_measuring_finds_rates_and_leaves_nothing_behind(quick: None, tmp_path: 
         assert set(found) == {"q4_k"} and all(seconds > 0 for seconds in found["q4_k"].seconds)
     assert rates.streamed_layer_s >= rates.layer_s >= 0
     assert any("disk" in line for line in said)
-    save(rates, tmp_path)
-    assert load(tmp_path) == rates
+    assert load(save(rates, tmp_path)) == rates
 
 
 def test_a_machine_without_room_is_told_so(quick: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
