@@ -12,6 +12,7 @@ void bind_attention(nanobind::module_& m);
 void bind_router(nanobind::module_& m);
 void bind_latent(nanobind::module_& m);
 void bind_delta(nanobind::module_& m);
+void bind_mamba(nanobind::module_& m);
 void bind_policy(nanobind::module_& m);
 void bind_cuda(nanobind::module_& m);
 

@@ -364,6 +364,7 @@ NB_MODULE(_native, m) {
   moeinf::bind_router(m);
   moeinf::bind_latent(m);
   moeinf::bind_delta(m);
+  moeinf::bind_mamba(m);
   moeinf::bind_policy(m);
   moeinf::bind_cuda(m);
 }

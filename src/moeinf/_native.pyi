@@ -16,6 +16,7 @@ from moeinf.types import (
     FloatArray,
     IntArray,
     LatentSizes,
+    MambaSizes,
     PassShape,
     SumArray,
 )
@@ -356,6 +357,50 @@ class DeltaLayer:
 
     @staticmethod
     def workspace_bytes(sizes: DeltaSizes, shape: PassShape) -> int:
+        """As of AttentionLayer."""
+
+class MambaLayer:
+    """Mamba-2 of one layer (moeinf.models.layers.recurrent.mamba2), the norm in front of it included."""
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        input: Matrix,
+        output: Matrix,
+        *,
+        norm: npt.NDArray[np.float32],
+        taps: npt.NDArray[np.float32],
+        conv_bias: npt.NDArray[np.float32],
+        decay: npt.NDArray[np.float32],
+        bias: npt.NDArray[np.float32],
+        skip: npt.NDArray[np.float32],
+        gate_norm: npt.NDArray[np.float32],
+        num_groups: int,
+        norm_eps: float,
+        residual: float,
+    ) -> None:
+        """input [gates, channels, steps]; channels: values, keys, queries.
+
+        norm [hidden]; taps [kernel, channels]; conv_bias [channels]; decay, bias, skip [heads]: a token's step is
+        softplus(step + bias), its decay e^(decay * step); gate_norm [heads * head_dim]: RMS of each group. ValueError
+        for shapes that do not fit together.
+        """
+
+    def run(
+        self,
+        x: npt.NDArray[np.float32],
+        conv: npt.NDArray[np.float32],
+        heads: npt.NDArray[np.float32],
+        new_conv: npt.NDArray[np.float32],
+        new_heads: npt.NDArray[np.float32],
+    ) -> None:
+        """x [tokens, hidden] += residual * mamba(norm(x)); what the tokens leave goes to new_conv and new_heads.
+
+        conv, new_conv [kernel - 1, channels]; heads, new_heads [heads, state_size, head_dim].
+        """
+
+    @staticmethod
+    def workspace_bytes(sizes: MambaSizes, shape: PassShape) -> int:
         """As of AttentionLayer."""
 
 class RouterLayer:

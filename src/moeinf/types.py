@@ -166,15 +166,15 @@ class SumRun:
         return -(-self.num_bytes // self.unit_bytes)
 
 
-Activation = Literal["silu", "gelu", "relu", "swiglu_clamped"]
+Activation = Literal["silu", "gelu", "relu", "relu2", "swiglu_clamped"]
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertForm:
     """What an expert computes with its parts: down(act(gate(x)) * up(x)), or down(act(up(x))) where it has no gate.
 
-    biased: parts `gate_bias`, `up_bias` and `down_bias` are added to the products. swiglu_clamped (gpt-oss): with
-    g = min(gate, limit) and u = clip(up, -limit, limit): (u + 1) * g * sigmoid(1.702 g).
+    biased: parts `gate_bias`, `up_bias` and `down_bias` are added to the products. relu2: the square of relu.
+    swiglu_clamped (gpt-oss): with g = min(gate, limit) and u = clip(up, -limit, limit): (u + 1) * g * sigmoid(1.702 g).
     """
 
     activation: Activation = "silu"
@@ -218,7 +218,18 @@ class DeltaSizes:
     value_dim: int
 
 
-LayerSizes = AttentionSizes | LatentSizes | DeltaSizes
+@dataclass(frozen=True, slots=True)
+class MambaSizes:
+    """The sizes of a layer of Mamba-2 that its workspace depends on."""
+
+    hidden_size: int
+    num_heads: int
+    head_dim: int
+    num_groups: int
+    state_size: int
+
+
+LayerSizes = AttentionSizes | LatentSizes | DeltaSizes | MambaSizes
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,7 +122,7 @@ def test_experts_of_a_prompt_are_those_of_the_twin_and_of_single_tokens(format: 
 FORMS = [
     ExpertForm("swiglu_clamped", biased=True, limit=0.5),
     ExpertForm("relu", gated=False, biased=True),
-    ExpertForm("relu", gated=False),
+    ExpertForm("relu2", gated=False),
     ExpertForm("gelu"),
 ]
 

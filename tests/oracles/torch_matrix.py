@@ -151,7 +151,12 @@ def activated(form: ExpertForm, gate: Tensor | None, up: Tensor) -> Tensor:
         assert gate is not None, "it has a gate"
         gate, up = gate.clamp(max=form.limit), up.clamp(-form.limit, form.limit)
         return (up + 1) * gate * torch.sigmoid(1.702 * gate)
-    functions: Mapping[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu": F.gelu, "relu": F.relu}
+    functions: Mapping[str, Callable[[Tensor], Tensor]] = {
+        "silu": F.silu,
+        "gelu": F.gelu,
+        "relu": F.relu,
+        "relu2": lambda x: F.relu(x).square(),
+    }
     activation = functions[form.activation]
     return activation(up) if gate is None else activation(gate) * up
 

@@ -28,8 +28,7 @@ from tests.support.tiny_models import all_configs, reference
 SEQ2SEQ = all_configs("SEQ2SEQ_CONFIGS")
 FAMILIES: dict[str, dict[str, Any]] = {}  # the first config of each
 for _config in (all_configs() | SEQ2SEQ).values():
-    if _config["model_type"] != "arctic":  # which transformers has not
-        FAMILIES.setdefault(_config["model_type"], _config)
+    FAMILIES.setdefault(_config["model_type"], _config)
 
 # They say nothing about the mathematics of inference, or have no other value.
 NEITHER = {
@@ -51,6 +50,8 @@ NEITHER = {
     "pad_token_id",
     "eos_token_id",
     "bos_token_id",
+    "mamba_ssm_cache_dtype",  # here float32
+    "mtp_layers_block_type",  # of what guesses tokens ahead
 }
 # transformers reads them as well, though no field of the class is named so.
 UNDECLARED: dict[str, list[Any]] = {
@@ -125,6 +126,11 @@ ROPES: list[dict[str, Any]] = [
     ),
 ]
 WORDS: dict[str, list[Any]] = {
+    "mamba_hidden_act": ["gelu"],
+    "mlp_hidden_act": ["silu"],
+    "moe_latent_size": [32],
+    "position_embedding_type": ["rope", "nope", "alibi"],
+    "time_step_limit": [[0.5, 2.0]],
     "hidden_act": ["gelu", "relu"],
     "activation_function": ["gelu"],
     "dense_act_fn": ["gelu"],

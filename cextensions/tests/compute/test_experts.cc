@@ -149,7 +149,8 @@ double activated(const Form& form, double gate, double up) {
   const double a = form.gated ? gate : up;
   const double value = form.activation == Activation::kSilu   ? a / (1 + std::exp(-a))
                        : form.activation == Activation::kGelu ? a * (1 + std::erf(a / std::sqrt(2.0))) / 2
-                                                              : std::max(a, 0.0);
+                       : form.activation == Activation::kSquaredRelu ? std::max(a, 0.0) * a
+                                                                     : std::max(a, 0.0);
   return form.gated ? value * up : value;
 }
 
@@ -225,6 +226,7 @@ TEST(experts_of_every_form_equal_plain_double_arithmetic) {
   const Form forms[] = {{true, true},
                         {false, false, Activation::kRelu},
                         {false, true, Activation::kRelu},
+                        {false, false, Activation::kSquaredRelu},
                         {true, false, Activation::kGelu},
                         {false, true, Activation::kGelu},
                         {true, true, Activation::kSwigluClamped, 1.5f}};

@@ -14,6 +14,7 @@ from moeinf.types import (
     ExpertLayout,
     LatentSizes,
     LayerSizes,
+    MambaSizes,
     ModelInfo,
     MoeShape,
     PassShape,
@@ -90,6 +91,8 @@ def _layer_bytes(sizes: LayerSizes, shape: PassShape) -> int:
             return _native.LatentLayer.workspace_bytes(sizes, shape)
         case DeltaSizes():
             return _native.DeltaLayer.workspace_bytes(sizes, shape)
+        case MambaSizes():
+            return _native.MambaLayer.workspace_bytes(sizes, shape)
 
 
 def expert_parts(layout: ExpertLayout) -> dict[str, tuple[str, int, int, int]]:

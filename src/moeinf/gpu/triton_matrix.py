@@ -53,6 +53,8 @@ def _function(x, ACTIVATION: tl.constexpr):
         return x / (1.0 + tl.exp(-x))
     elif ACTIVATION == "gelu":
         return 0.5 * x * (1.0 + tl.erf(0.7071067811865476 * x))
+    elif ACTIVATION == "relu2":
+        return tl.maximum(x, 0.0) * tl.maximum(x, 0.0)
     else:
         tl.static_assert(ACTIVATION == "relu")
         return tl.maximum(x, 0.0)

@@ -62,7 +62,9 @@ def saved(name: str, folder: Path) -> tuple[Path, Any]:
     return folder, model
 
 
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "arctic"])  # which transformers lacks
+@pytest.mark.parametrize(
+    "name", [name for name in FAMILIES if name not in ("arctic", "bailing_moe")]
+)  # which transformers lacks
 def test_every_family_computes_what_transformers_does_without_the_experts(name: str, tmp_path: Path) -> None:
     folder, model = saved(name, tmp_path / "checkpoint")
     with torch.inference_mode():

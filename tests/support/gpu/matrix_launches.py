@@ -92,7 +92,7 @@ def launch_forms(ops: TritonMatrixOps, parts: ExpertParts, end: int) -> None:
     for variant in (
         ExpertParts(*parts[:3], narrow, other, wide, ExpertForm("swiglu_clamped", biased=True, limit=7.0)),
         ExpertParts(None, parts.up, parts.down, None, narrow, wide, ExpertForm("relu", gated=False, biased=True)),
-        parts._replace(gate=None, form=ExpertForm("relu", gated=False)),
+        parts._replace(gate=None, form=ExpertForm("relu2", gated=False)),
         parts._replace(form=ExpertForm("gelu")),
     ):
         ops.gate_up(x[:1], addresses, variant, act)

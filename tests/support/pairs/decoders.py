@@ -29,7 +29,7 @@ class Pair:
         self.theirs = reference(config)
         with torch.no_grad():
             for name, parameter in (*self.theirs.named_parameters(), *self.theirs.named_buffers()):
-                if "norm" in name or name.endswith("bias"):
+                if "norm" in name or name.endswith(("bias", ".D")):
                     parameter.add_(torch.randn_like(parameter) * 0.1)
         self.theirs.save_pretrained(folder)
         self.tensors = safetensors.torch.load_file(folder / "model.safetensors")

@@ -160,7 +160,7 @@ SILU = ExpertForm()
 EXPERT_FORMS: list[tuple[ExpertForm, Format]] = [
     (ExpertForm("swiglu_clamped", biased=True, limit=2.0), "bf16"), (ExpertForm("gelu", gated=False), "f32"),
     (ExpertForm("relu", gated=False, biased=True), "f32"), (ExpertForm("relu", biased=True), "f16"),
-    (ExpertForm("silu", gated=False), "f32"), (ExpertForm("silu", biased=True), "bf16"), (ExpertForm("gelu"), "f32"),
+    (ExpertForm("relu2", gated=False), "f32"), (ExpertForm("silu", biased=True), "bf16"), (ExpertForm("gelu"), "f32"),
 ]  # fmt: skip
 
 
@@ -244,6 +244,8 @@ class Experts:
                 return 0.5 * g * (1 + torch.erf(g / 2**0.5))
             case "relu":
                 return g * (g > 0)
+            case "relu2":
+                return g * g * (g > 0)
             case "swiglu_clamped":
                 g = torch.where(g > self.form.limit, self.form.limit, g)
                 return g / (1 + torch.exp(-1.702 * g))

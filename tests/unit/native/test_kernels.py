@@ -178,6 +178,7 @@ FORMS = (
     ExpertForm("relu"),
     ExpertForm("relu", gated=False),
     ExpertForm("relu", gated=False, biased=True),
+    ExpertForm("relu2", gated=False),
     ExpertForm("swiglu_clamped", limit=0.7),
     ExpertForm("swiglu_clamped", biased=True, limit=1.5),
 )

@@ -22,6 +22,7 @@ enum class Activation : int {
   kSilu,  // a sigmoid(a)
   kGelu,  // exact, by erf
   kRelu,
+  kSquaredRelu,
   kSwigluClamped,  // g sigmoid(1.702 g) (u + 1), with g = min(a, limit) and u = clip(up, -limit, limit)
 };
 
@@ -60,6 +61,18 @@ struct DeltaTask {
   const float* values;                      // [tokens, value_dim]
   std::int64_t stride;                      // between the rows of these three
   const float *decays, *rates;              // [tokens]
+  std::int64_t tokens, key_dim, value_dim;  // at least one token
+  const float* state;                       // [key_dim, value_dim]: S before the first token
+  float* new_state;                         // and after the last; may be state
+  float* out;                               // [tokens, value_dim]
+};
+
+// The tokens of one head of Mamba-2. Of a token with decay a: S = a S + k v^T, then out = S^T q.
+struct ScanTask {
+  const float *queries, *keys;              // [tokens, key_dim]
+  std::int64_t stride;                      // between the rows of these two
+  const float* values;                      // [tokens, value_dim]
+  const float* decays;                      // [tokens]
   std::int64_t tokens, key_dim, value_dim;  // at least one token
   const float* state;                       // [key_dim, value_dim]: S before the first token
   float* new_state;                         // and after the last; may be state
@@ -120,6 +133,7 @@ struct Ops {
   // head_dim] of the values, each weighed by e^(score - largest): an output is the sums divided by the total.
   void (*attend)(const AttendTask& task, SoftmaxState* states, float* sums);
   void (*run_delta)(const DeltaTask& task);
+  void (*run_scan)(const ScanTask& task);
 };
 
 std::size_t matmul_scratch_bytes(std::int64_t cols);

@@ -142,7 +142,8 @@ const Ops MOEINF_ISA = {NAME_OF(MOEINF_ISA),
                         softmax,
                         online_softmax,
                         attend,
-                        run_delta};
+                        run_delta,
+                        run_scan};
 
 }  // namespace isa
 }  // namespace moeinf

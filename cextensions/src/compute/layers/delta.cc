@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "recurrent.h"
+
 namespace moeinf {
 namespace {
 
@@ -20,10 +22,6 @@ struct Strided {
     return data + t * of_token + h * of_head + j * of_share;
   }
 };
-
-std::int64_t whole_lines(std::int64_t floats) { return (floats + 15) / 16 * 16; }
-
-float softplus(float x) { return std::max(x, 0.0f) + std::log1p(std::exp(-std::fabs(x))); }
 
 struct Vectors {
   float *normed, *mixed, *gated;  // [tokens, hidden], [tokens, channels], [tokens, values]

@@ -10,7 +10,7 @@ from moeinf.bench.forecast.rates import Rates
 from moeinf.bench.forecast.weights import dense_weights, expert_weights, head_weights, product_s, token_weights_s
 from moeinf.engine.memory_plan import MemoryPlan
 from moeinf.engine.stored.outline import Outline
-from moeinf.types import AttentionSizes, DeltaSizes, LatentSizes, LayerSizes
+from moeinf.types import AttentionSizes, DeltaSizes, LatentSizes, LayerSizes, MambaSizes
 
 # Of the shorter of reading and computing, the part that happens while the other is under way. A single token asks for
 # a few experts of the next layer at a time, a prompt for nearly all of them.
@@ -88,6 +88,8 @@ def _pair_numbers(sizes: LayerSizes, num_tokens: int) -> float:
             return sizes.num_heads * (2 * sizes.rank + sizes.rotary_dim) * num_tokens / 2
         case DeltaSizes():
             return 3.0 * sizes.num_value_heads * sizes.key_dim * sizes.value_dim
+        case MambaSizes():
+            return 3.0 * sizes.num_heads * sizes.head_dim * sizes.state_size
 
 
 def _layers(outline: Outline) -> range:

@@ -80,10 +80,17 @@ class NativeAttention:
 
 def attention_tensors(weights: NativeWeights, config: AttentionConfig, site: AttentionSite) -> _native.AttentionTensors:
     def matrix(name: str) -> _native.Matrix:
-        return weights.linear(f"{site.prefix}{name}_proj.weight").native
+        return weights.linear(f"{site.prefix}{name}.weight").native
+
+    def projections() -> list[_native.Matrix]:
+        if config.fused_name is None:
+            return [matrix(f"{n}_proj") for n in "qkv"]
+        keys = config.num_kv_heads * config.head_dim
+        rows = (config.num_heads * config.head_dim, keys, keys)
+        return weights.stacked(f"{site.prefix}{config.fused_name}.weight", rows)
 
     def bias(name: str, present: bool) -> Float32Array | None:
-        return weights.vector(f"{site.prefix}{name}_proj.bias") if present else None
+        return weights.vector(f"{site.prefix}{name}.bias") if present else None
 
     def head_norm(number: int) -> Float32Array | None:
         if config.qk_norm == "none":
@@ -95,20 +102,21 @@ def attention_tensors(weights: NativeWeights, config: AttentionConfig, site: Att
     if site.output_norm is not None:
         others["output_norm"] = weights.norm_vectors(site.output_norm, "rms")[0]
     if config.gate_apart:
-        others["gate"] = matrix("gate")
+        others["gate"] = matrix("gate_proj")
+    query, key, value = projections()
     return _native.AttentionTensors(
-        query=matrix("q"),
-        key=matrix("k"),
-        value=matrix("v"),
-        output=matrix("o"),
+        query=query,
+        key=key,
+        value=value,
+        output=matrix(config.output_name),
         norm=weight,
         norm_bias=norm_bias,
         query_norm=head_norm(0),
         key_norm=head_norm(1),
-        query_bias=bias("q", config.bias),
-        key_bias=bias("k", config.bias),
-        value_bias=bias("v", config.bias),
-        output_bias=bias("o", config.output_bias),
+        query_bias=bias("q_proj", config.bias),
+        key_bias=bias("k_proj", config.bias),
+        value_bias=bias("v_proj", config.bias),
+        output_bias=bias(config.output_name, config.output_bias),
         sinks=weights.vector(site.prefix + config.sinks_name) if config.sinks else None,
         **others,
     )

@@ -11,6 +11,7 @@ from moeinf.models.cpu.attention import Angles, NativeAttention
 from moeinf.models.cpu.beams import HostBeams
 from moeinf.models.cpu.delta import NativeDeltaNet
 from moeinf.models.cpu.latent import NativeLatentCore
+from moeinf.models.cpu.mamba import NativeMamba2
 from moeinf.models.cpu.weights import NativeWeights
 from moeinf.models.layers.attention_config import (
     MLP_NAMES,
@@ -21,6 +22,7 @@ from moeinf.models.layers.attention_config import (
     NormConfig,
 )
 from moeinf.models.layers.recurrent.delta_config import DeltaConfig
+from moeinf.models.layers.recurrent.mamba_config import MambaConfig
 from moeinf.models.layers.rope import Rope
 from moeinf.models.layers.weights import Embedding, StoredTensor
 from moeinf.types import DType, Float32Array, Routing
@@ -58,11 +60,14 @@ class NativeLayers:
     def delta_net(self, config: DeltaConfig, site: AttentionSite) -> NativeDeltaNet:
         return NativeDeltaNet(self.weights, config, site)
 
+    def mamba2(self, config: MambaConfig, site: AttentionSite) -> NativeMamba2:
+        return NativeMamba2(self.weights, config, site)
+
     def softmax_router(self, gate: str, norm: NormConfig, top_k: int, *, normalise: bool) -> SoftmaxRouter:
         return SoftmaxRouter(self.weights, gate, norm, top_k, normalise=normalise)
 
-    def gated_mlp(self, prefix: str, norm: NormConfig) -> GatedMLP:
-        return GatedMLP(self.weights, prefix, norm)
+    def gated_mlp(self, prefix: str, norm: NormConfig, names: tuple[str, str, str] = MLP_NAMES) -> GatedMLP:
+        return GatedMLP(self.weights, prefix, norm, names)
 
     def head(
         self, matrix: str, norm: NormConfig, scale: float = 1.0, bias: str | None = None
@@ -83,8 +88,8 @@ _NOTHING: Float32Array = np.empty((0, 0), np.float32)
 class GatedMLP:
     """See Layers.gated_mlp."""
 
-    def __init__(self, weights: NativeWeights, prefix: str, norm: NormConfig) -> None:
-        self._gate, self._up, self._down = (weights.linear(f"{prefix}{n}.weight") for n in MLP_NAMES)
+    def __init__(self, weights: NativeWeights, prefix: str, norm: NormConfig, names: tuple[str, str, str]) -> None:
+        self._gate, self._up, self._down = (weights.linear(f"{prefix}{n}.weight") for n in names)
         self._norm, self._math = weights.norm(norm), weights.math
 
     def add_to(self, x: Float32Array) -> None:

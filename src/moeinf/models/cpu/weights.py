@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -30,6 +30,16 @@ class NativeWeights:
 
     def linear(self, name: str, bias: str | None = None) -> Linear:
         return Linear(self.kernels, self.tensors[name], None if bias is None else self.vector(bias))
+
+    def stacked(self, name: str, rows: Sequence[int]) -> list[_native.Matrix]:
+        """The matrices that lie one behind the other in one tensor, as views of it; rows: of each."""
+        tensor, found, at = self.tensors[name], list[_native.Matrix](), 0
+        row_bytes = len(tensor.data) // tensor.shape[0]
+        for count in rows:
+            data = tensor.data[at * row_bytes : (at + count) * row_bytes]
+            found.append(_native.Matrix(data, tensor.format, count, tensor.shape[1], tensor.scale))
+            at += count
+        return found
 
     def norm(self, config: NormConfig) -> Norm:
         return Norm(self.kernels, *self.norm_vectors(config.name, config.kind), config.eps)

@@ -54,8 +54,9 @@ class DeviceAttention:
         names = [f"{prefix}{n}_proj.weight" for n in "qkv"]
         queries, keys = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
         self._rows = [queries, keys, keys]
-        if len({weights.format_of(name) for name in names}) == 1:  # one product of one token instead of three
-            stacked = weights.stacked(names)
+        fused = c.fused_name is not None
+        if fused or len({weights.format_of(name) for name in names}) == 1:  # one product of one token instead of three
+            stacked = weights.matrix(f"{prefix}{c.fused_name}.weight") if fused else weights.stacked(names)
             if c.gate:
                 _gates_behind(stacked.data.view(stacked.rows, -1)[: 2 * queries], c.num_heads)
             self._stacked: DeviceMatrix | None = stacked
@@ -70,8 +71,8 @@ class DeviceAttention:
             _gates_behind(biases[0].view(2 * queries, 1), c.num_heads)
         self._biases: Sequence[Tensor | None] = biases or [None, None, None]
         self._bias = torch.cat(biases) if biases else None
-        self._output = weights.matrix(f"{prefix}o_proj.weight")
-        output_bias = weights.vector(f"{prefix}o_proj.bias") if c.output_bias else None
+        self._output = weights.matrix(f"{prefix}{c.output_name}.weight")
+        output_bias = weights.vector(f"{prefix}{c.output_name}.bias") if c.output_bias else None
         self._plain_output_bias = output_bias
         self._output_bias = None if output_bias is None else output_bias * site.residual
         self._norm = None if site.norm is None else weights.norm(NormConfig(site.norm, c.norm_eps, c.norm))

@@ -26,6 +26,8 @@ from moeinf.models.layers.attention_config import (
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.recurrent.delta_config import DeltaConfig
 from moeinf.models.layers.recurrent.delta_net import DeltaNet
+from moeinf.models.layers.recurrent.mamba2 import Mamba2
+from moeinf.models.layers.recurrent.mamba_config import MambaConfig
 from moeinf.models.layers.rope import Rope
 from moeinf.types import DType, Float32Array
 
@@ -72,11 +74,14 @@ class DeviceLayers:
     def delta_net(self, config: DeltaConfig, site: AttentionSite) -> DeltaNet[Tensor]:
         return DeltaNet(self.weights, config, site)
 
+    def mamba2(self, config: MambaConfig, site: AttentionSite) -> Mamba2[Tensor]:
+        return Mamba2(self.weights, config, site)
+
     def softmax_router(self, gate: str, norm: NormConfig, top_k: int, *, normalise: bool) -> DeviceSoftmaxRouter:
         return DeviceSoftmaxRouter(self.weights, gate, norm, top_k, normalise=normalise)
 
-    def gated_mlp(self, prefix: str, norm: NormConfig) -> DeviceGatedMLP:
-        return DeviceGatedMLP(self.weights, prefix, norm)
+    def gated_mlp(self, prefix: str, norm: NormConfig, names: tuple[str, str, str] = MLP_NAMES) -> DeviceGatedMLP:
+        return DeviceGatedMLP(self.weights, prefix, norm, names)
 
     def head(
         self, matrix: str, norm: NormConfig, scale: float = 1.0, bias: str | None = None
@@ -99,9 +104,9 @@ class DeviceLayers:
 class DeviceGatedMLP:
     """See Layers.gated_mlp."""
 
-    def __init__(self, weights: DeviceWeights, prefix: str, norm: NormConfig) -> None:
+    def __init__(self, weights: DeviceWeights, prefix: str, norm: NormConfig, names: tuple[str, str, str]) -> None:
         self._weights, self._norm = weights, weights.norm(norm)
-        self._gate, self._up, self._down = (weights.matrix(f"{prefix}{n}.weight") for n in MLP_NAMES)
+        self._gate, self._up, self._down = (weights.matrix(f"{prefix}{n}.weight") for n in names)
 
     def add_to(self, x: Tensor) -> None:
         weights = self._weights

@@ -41,6 +41,8 @@ class AttentionConfig:
     output_bias: bool = False
     qk_norm: Literal["none", "head", "full", "turned"] = "none"  # over each head, all together, each behind positions
     head_norms: tuple[str, str] = ("q_norm", "k_norm")  # what these norms are called
+    fused_name: str | None = None  # of one matrix with the rows of queries, then of keys, then of values; no biases
+    output_name: str = "o_proj"  # what the projection of all heads' outputs is called
     clip_qkv: float | None = None
     window: int | None = None  # a token sees itself and the window-1 tokens before it
     scale: float | None = None  # of the scores; None: head_dim^-0.5
@@ -111,14 +113,14 @@ class Heads:
 def attention_shapes(config: AttentionConfig, prefix: str) -> Shapes:
     """Names and shapes of the tensors that Layers.attention takes."""
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    shapes: Shapes = {
-        f"{prefix}q_proj.weight": (queries * (2 if config.gate else 1), config.hidden_size),
-        f"{prefix}k_proj.weight": (keys, config.hidden_size),
-        f"{prefix}v_proj.weight": (keys, config.hidden_size),
-        f"{prefix}o_proj.weight": (config.hidden_size, queries),
-    }
-    biased = ("qkv" if config.bias else "") + ("o" if config.output_bias else "")
-    shapes |= {f"{prefix}{n}_proj.bias": (shapes[f"{prefix}{n}_proj.weight"][0],) for n in biased}
+    if config.fused_name is None:
+        counts = {"q_proj": queries * (2 if config.gate else 1), "k_proj": keys, "v_proj": keys}
+    else:
+        counts = {config.fused_name: queries + 2 * keys}
+    shapes: Shapes = {f"{prefix}{name}.weight": (count, config.hidden_size) for name, count in counts.items()}
+    shapes[f"{prefix}{config.output_name}.weight"] = (config.hidden_size, queries)
+    biased = [f"{n}_proj" for n in "qkv" if config.bias] + [config.output_name] * config.output_bias
+    shapes |= {f"{prefix}{name}.bias": (shapes[f"{prefix}{name}.weight"][0],) for name in biased}
     if config.gate_apart:
         shapes[f"{prefix}gate_proj.weight"] = (queries, config.hidden_size)
     if config.sinks:

@@ -10,9 +10,17 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar, cast
 
 from moeinf.models.layers.array_math import A, Array, ArrayMathOf
-from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, Heads, LatentHeads, NormConfig
+from moeinf.models.layers.attention_config import (
+    MLP_NAMES,
+    AttentionConfig,
+    AttentionSite,
+    Heads,
+    LatentHeads,
+    NormConfig,
+)
 from moeinf.models.layers.kv_cache import Cache, LayerState
 from moeinf.models.layers.recurrent.delta_config import DeltaConfig
+from moeinf.models.layers.recurrent.mamba_config import MambaConfig
 from moeinf.models.layers.rope import Rope
 from moeinf.types import Float32Array
 
@@ -190,13 +198,17 @@ class LayersOf(Protocol[A, P, R_co]):
         """Gated DeltaNet, of the tensors that delta_shapes names, and the norm "rms+1" in front of it."""
         ...
 
+    def mamba2(self, config: MambaConfig, site: AttentionSite) -> AttentionOf[A, P]:
+        """Mamba-2, of the tensors that mamba_shapes names, and the norm "rms" in front of it."""
+        ...
+
     def softmax_router(self, gate: str, norm: NormConfig, top_k: int, *, normalise: bool) -> RouterOf[A, R_co]:
         """Norm ("rms" or "rms+1"), then softmax over all experts, and of these the best k; `normalise` makes their
         weights sum to 1."""
         ...
 
-    def gated_mlp(self, prefix: str, norm: NormConfig) -> BlockOf[A]:
-        """down(silu(gate(x)) * up(x)), and the norm in front of it."""
+    def gated_mlp(self, prefix: str, norm: NormConfig, names: tuple[str, str, str] = MLP_NAMES) -> BlockOf[A]:
+        """down(silu(gate(x)) * up(x)), under these names, and the norm in front of it."""
         ...
 
     def head(self, matrix: str, norm: NormConfig, scale: float = 1.0, bias: str | None = None) -> Callable[[A], A]:

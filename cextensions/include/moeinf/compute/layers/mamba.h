@@ -1,0 +1,49 @@
+// One layer of Mamba-2 (arXiv 2405.21060), norm included, for any number of tokens.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "moeinf/compute/kernels.h"
+
+namespace moeinf {
+
+struct MambaShape {
+  std::int64_t hidden;
+  std::int64_t num_heads, head_dim;
+  std::int64_t num_groups, state_size;  // heads of a group, which are neighbours, share keys and queries
+  std::int64_t kernel;                  // tokens that the convolution sees
+  float norm_eps;                       // of the norm in front, and of that of each group behind
+  float residual;                       // multiplies what the layer adds
+
+  std::int64_t inner() const { return num_heads * head_dim; }
+  std::int64_t keys() const { return num_groups * state_size; }
+  std::int64_t channels() const { return inner() + 2 * keys(); }  // values, keys and queries, in this order
+  std::int64_t projected() const { return inner() + channels() + num_heads; }  // gates, channels, steps
+};
+
+struct MambaWeights {
+  Matrix input;               // [projected, hidden]
+  Matrix output;              // [hidden, inner]
+  const float* norm;          // [hidden], RMS
+  const float* taps;          // [kernel, channels]
+  const float* conv_bias;     // [channels]
+  const float *decay, *bias;  // [heads]: a step is softplus(step + bias), the decay e^(decay * step)
+  const float* skip;          // [heads]: what a head adds of its values as they are
+  const float* gate_norm;     // [inner], RMS of each group
+};
+
+// What the tokens before left, and room for what these leave; the two may be the same memory.
+struct MambaStates {
+  const float* conv;   // [kernel - 1, channels]: inputs of the convolution
+  const float* heads;  // [heads, state_size, head_dim]
+  float *new_conv, *new_heads;
+};
+
+// x [num_tokens, hidden] += residual * mamba(norm(x)). The result is the same for every number of threads.
+void mamba(Kernels& kernels, const MambaShape& shape, const MambaWeights& weights, const MambaStates& states,
+           float* x, std::int64_t num_tokens);
+// What mamba takes of the workspace at most.
+std::size_t mamba_workspace_bytes(const MambaShape& shape, const PassShape& pass);
+
+}  // namespace moeinf

@@ -1,0 +1,156 @@
+// Mamba-2 against its formula in double precision, on every instruction set that this CPU has.
+#include <cmath>
+#include <cstdint>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "moeinf/compute/layers/mamba.h"
+
+namespace {
+
+using moeinf::Kernels;
+using moeinf::MambaShape;
+using moeinf::MambaStates;
+using moeinf::MambaWeights;
+using moeinf::Matrix;
+using Floats = std::vector<float>;
+using Doubles = std::vector<double>;
+
+std::mt19937 random_bits(6);
+
+Floats random_floats(std::int64_t count, double scale) {
+  std::normal_distribution<float> normal(0.0f, float(scale));
+  Floats values(static_cast<std::size_t>(count));
+  for (float& value : values) value = normal(random_bits);
+  return values;
+}
+
+Doubles times(const Floats& w, const Doubles& x) {
+  Doubles y(w.size() / x.size());
+  for (std::size_t i = 0; i < w.size(); ++i) y[i / x.size()] += double(w[i]) * x[i % x.size()];
+  return y;
+}
+
+void norm(double* x, const float* weight, std::size_t count, double eps) {
+  double sum = 0;
+  for (std::size_t i = 0; i < count; ++i) sum += x[i] * x[i];
+  for (std::size_t i = 0; i < count; ++i) x[i] *= weight[i] / std::sqrt(sum / double(count) + eps);
+}
+
+double silu(double x) { return x / (1 + std::exp(-x)); }
+
+// A layer, and what it has seen in double precision.
+struct Layer {
+  MambaShape s;
+  Floats input, output, front, taps, conv_bias, decay, bias, skip, gate_norm;
+  std::vector<Doubles> seen;  // the channels of each token
+  Doubles heads;
+
+  explicit Layer(const MambaShape& shape) : s(shape), heads(std::size_t(s.inner() * s.state_size)) {
+    input = random_floats(s.projected() * s.hidden, 1 / std::sqrt(double(s.hidden)));
+    output = random_floats(s.hidden * s.inner(), 1 / std::sqrt(double(s.inner())));
+    front = random_floats(s.hidden, 1);
+    taps = random_floats(s.kernel * s.channels(), 0.5);
+    conv_bias = random_floats(s.channels(), 0.5);
+    decay = random_floats(s.num_heads, 1);
+    for (float& value : decay) value = -std::exp(value);
+    bias = random_floats(s.num_heads, 1);
+    skip = random_floats(s.num_heads, 1);
+    gate_norm = random_floats(s.inner(), 1);
+    seen.assign(std::size_t(s.kernel - 1), Doubles(std::size_t(s.channels())));
+  }
+
+  static Matrix matrix(const Floats& w, std::int64_t cols) {
+    return {reinterpret_cast<const unsigned char*>(w.data()), moeinf::Format::kF32,
+            std::int64_t(w.size()) / cols, cols};
+  }
+
+  MambaWeights weights() const {
+    return {matrix(input, s.hidden),
+            matrix(output, s.inner()),
+            front.data(),
+            taps.data(),
+            conv_bias.data(),
+            decay.data(),
+            bias.data(),
+            skip.data(),
+            gate_norm.data()};
+  }
+
+  void step(float* x) {
+    Doubles hidden(x, x + s.hidden);
+    norm(hidden.data(), front.data(), hidden.size(), s.norm_eps);
+    const Doubles projected = times(input, hidden);
+    const auto inner = std::size_t(s.inner()), channels = std::size_t(s.channels());
+    const auto keys = std::size_t(s.keys()), dim = std::size_t(s.head_dim), size = std::size_t(s.state_size);
+    seen.emplace_back(projected.begin() + s.inner(), projected.begin() + s.inner() + s.channels());
+    Doubles mixed(conv_bias.begin(), conv_bias.end());
+    for (std::size_t c = 0; c < channels; ++c) {
+      for (std::size_t i = 0; i < std::size_t(s.kernel); ++i)
+        mixed[c] += taps[i * channels + c] * seen[seen.size() - std::size_t(s.kernel) + i][c];
+      mixed[c] = silu(mixed[c]);
+    }
+    Doubles gated(inner);
+    for (std::size_t h = 0; h < std::size_t(s.num_heads); ++h) {
+      const std::size_t group = h / std::size_t(s.num_heads / s.num_groups);
+      const double* const key = &mixed[inner + group * size];
+      const double length = std::log1p(std::exp(projected[inner + channels + h] + bias[h]));
+      const double a = std::exp(decay[h] * length);
+      for (std::size_t c = 0; c < dim; ++c) {
+        const double value = mixed[h * dim + c];
+        double out = skip[h] * value;
+        for (std::size_t i = 0; i < size; ++i) {
+          double& state = heads[(h * size + i) * dim + c];
+          state = a * state + key[i] * length * value;
+          out += state * key[keys + i];
+        }
+        gated[h * dim + c] = out * silu(projected[h * dim + c]);
+      }
+    }
+    const std::size_t of_group = inner / std::size_t(s.num_groups);
+    for (std::size_t at = 0; at < inner; at += of_group)
+      norm(&gated[at], &gate_norm[at], of_group, s.norm_eps);
+    const Doubles added = times(output, gated);
+    for (std::size_t i = 0; i < added.size(); ++i) x[i] += float(s.residual * added[i]);
+  }
+};
+
+// Passes of these sizes, one behind the other, whose states change places or stay where they are.
+void compare(const MambaShape& s, const std::vector<std::int64_t>& passes, const std::string& isa,
+             bool in_place) {
+  Layer layer(s);
+  std::int64_t tokens = 0;
+  for (const std::int64_t count : passes) tokens += count;
+  Floats x = random_floats(tokens * s.hidden, 1), expected = x;
+  for (std::int64_t t = 0; t < tokens; ++t) layer.step(&expected[std::size_t(t * s.hidden)]);
+  Kernels kernels(2, isa);
+  Floats conv(std::size_t((s.kernel - 1) * s.channels())), heads(layer.heads.size());
+  Floats new_conv = conv, new_heads = heads;
+  float* at = x.data();
+  for (const std::int64_t count : passes) {
+    const MambaStates states = {conv.data(), heads.data(), in_place ? conv.data() : new_conv.data(),
+                                in_place ? heads.data() : new_heads.data()};
+    moeinf::mamba(kernels, s, layer.weights(), states, at, count);
+    if (!in_place) {
+      conv.swap(new_conv);
+      heads.swap(new_heads);
+    }
+    at += count * s.hidden;
+  }
+  for (std::size_t i = 0; i < x.size(); ++i) CHECK(std::fabs(x[i] - expected[i]) < 2e-4);
+  for (std::size_t i = 0; i < heads.size(); ++i) CHECK(std::fabs(heads[i] - layer.heads[i]) < 2e-4);
+}
+
+TEST(mamba_is_that_of_its_double_precision_twin) {
+  for (const std::string& isa : moeinf::available_isas()) {
+    for (const bool in_place : {false, true}) {
+      compare({24, 6, 37, 2, 5, 4, 1e-5f, 1.0f}, {1, 2, 1, 70, 9, 1}, isa, in_place);
+      compare({24, 1, 3, 1, 12, 2, 1e-5f, 0.5f}, {3, 1, 64}, isa, in_place);
+      compare({16, 4, 129, 4, 16, 5, 1e-5f, 1.0f}, {1, 1, 1, 5}, isa, in_place);
+    }
+  }
+}
+
+}  // namespace

@@ -1,0 +1,45 @@
+"""Mamba-2 (mamba2.py) on the CPU: the recurrence as it is written, token by token, in one native call."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import moeinf._native as _native
+from moeinf.models.cpu.weights import NativeWeights
+from moeinf.models.layers.attention_config import AttentionSite
+from moeinf.models.layers.kv_cache import Cache
+from moeinf.models.layers.recurrent.mamba_config import MambaConfig
+from moeinf.models.layers.recurrent.state import RecurrentState
+from moeinf.types import Float32Array
+
+
+class NativeMamba2:
+    """See Layers.mamba2."""
+
+    def __init__(self, weights: NativeWeights, config: MambaConfig, site: AttentionSite) -> None:
+        c, prefix = config, site.prefix
+        self._config, self._math, self._layer = config, weights.math, site.layer
+        taps = weights.vector(f"{prefix}conv1d.weight").reshape(c.channels, c.kernel)
+        bias = weights.vector(f"{prefix}conv1d.bias") if c.conv_bias else np.zeros(c.channels, np.float32)
+        self._native = _native.MambaLayer(
+            weights.kernels,
+            weights.linear(f"{prefix}in_proj.weight").native,
+            weights.linear(f"{prefix}out_proj.weight").native,
+            norm=weights.vector(site.front),
+            taps=np.ascontiguousarray(taps.T),
+            conv_bias=bias,
+            decay=-np.exp(weights.vector(f"{prefix}A_log")),
+            bias=weights.vector(f"{prefix}dt_bias"),
+            skip=weights.vector(f"{prefix}D"),
+            gate_norm=weights.vector(f"{prefix}norm.weight"),
+            num_groups=c.num_groups,
+            norm_eps=c.norm_eps,
+            residual=site.residual,
+        )
+
+    def new_state(self, capacity: int) -> RecurrentState[Float32Array]:
+        return RecurrentState(self._math, self._config.conv_shape, self._config.heads_shape)
+
+    def add_to(self, x: Float32Array, cache: Cache, positions: object) -> None:
+        state: RecurrentState[Float32Array] = cache.states[self._layer]
+        self._native.run(x, state.conv, state.heads, state.new_conv, state.new_heads)
