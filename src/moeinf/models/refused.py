@@ -50,7 +50,6 @@ REFUSED: Final = {
     "glm5_next": f"{_KDA}, {_INDEXER}",
     "glm5_next_text": _part_of("glm5_next"),
     "glm_moe_dsa": _INDEXER,
-    "granitemoehybrid": _MAMBA,
     "hy_v4": f"{_INDEXER}, {_HYPER}",
     "inkling2": f"{_CONVOLUTIONS}, {_OF_SPEECH}",
     "inkling2_text": _part_of("inkling2"),

@@ -242,6 +242,16 @@ FAMILIES = (
         ("granite-swash-3b-a600m",),
         "granitemoeshared with windows and attention sinks, and layers without positions",
     ),
+    FamilyEntry(
+        "granitemoehybrid",
+        "hybrid",
+        ("granite-4.0-h-tiny", "granite-4.0-h-small"),
+        "granitemoeshared with Mamba-2, a recurrent state, in most layers; no positions",
+        notes=(
+            "steps of Mamba-2 have no limits (time_step_limit): others, which transformers follows in prompts alone, "
+            "are refused",
+        ),
+    ),
 )
 
 SUPPORTED = tuple(entry.model_type for entry in FAMILIES)

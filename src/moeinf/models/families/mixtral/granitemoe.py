@@ -14,7 +14,7 @@ from moeinf.models.layers.attention_config import Shapes
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, parse_decoder
 from moeinf.models.layers.moe_block import MoeBlock
 from moeinf.models.layers.moe_plan import GatedExperts
-from moeinf.models.layers.protocol import Block, Experts, Layers, Weights
+from moeinf.models.layers.protocol import Attention, Block, Experts, Layers, Weights
 from moeinf.types import MoeShape, Profiler, TensorPlan
 
 
@@ -60,7 +60,11 @@ class Family(DecoderFamily):
             router = layers.softmax_router(gate, c.decoder.block_norm(i), c.moe.top_k, normalise=True)
             shared = self.shared(layers.weights, i)
             blocks.append(MoeBlock(i, router, experts, profiler, shared=shared, residual=c.decoder.residual))
-        return Decoder(c.decoder, layers, blocks, experts, profiler)
+        return Decoder(c.decoder, layers, blocks, experts, profiler, self.attention(layers))
+
+    def attention(self, layers: Layers) -> list[Attention] | None:
+        """What takes the place of attention in each layer; None: attention, as the config says."""
+        return None
 
     def shared(self, weights: Weights, layer: int) -> Callable[[Hidden], Hidden] | None:
         """What a layer gives every token besides."""

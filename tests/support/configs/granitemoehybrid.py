@@ -1,0 +1,28 @@
+"""Tiny configs of Granite 4 H."""
+
+from tests.support.configs.granitemoe import GRANITE
+
+HYBRID = GRANITE | {
+    "model_type": "granitemoehybrid",
+    "shared_intermediate_size": 40,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "mamba_n_heads": 8,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 12,
+    "mamba_d_head": 16,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_chunk_size": 8,
+}
+CONFIGS = {
+    "granitemoehybrid": HYBRID,
+    "granitemoehybrid positions, one group, untied": HYBRID
+    | {
+        "position_embedding_type": "rope",
+        "mamba_n_groups": 1,
+        "mamba_d_head": "auto",
+        "mamba_d_conv": 3,
+        "mamba_conv_bias": False,
+        "tie_word_embeddings": False,
+    },
+}
