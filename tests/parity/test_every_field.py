@@ -163,6 +163,7 @@ WORDS: dict[str, list[Any]] = {
 # Where transformers does less than a config says, or what cannot be meant.
 DIFFERENT = {
     ("deepseek_v2", "norm_topk_prob"),
+    ("nemotron_h", "time_step_min"),  # transformers raises steps to it in prompts alone
     *(
         (family, "partial_rotary_factor")
         for family in (  # transformers ignores it there; here it is followed

@@ -117,7 +117,8 @@ class GpuRunner:
         if config.cpu_experts and not fits:
             on_cpu = [expert_parts(layout) for layout in layouts]
             kernel = ExpertKernel(context.host.kernels, self._host.array(), on_cpu, form)
-            cpu = CpuExperts(gpu.device, slots.host, gpu.copier, kernel, CpuShare(self._notify), info.hidden_size)
+            _, _, width, _ = on_cpu[0]["up"]  # what experts are given: of the model's width, or narrower
+            cpu = CpuExperts(gpu.device, slots.host, gpu.copier, kernel, CpuShare(self._notify), width)
         self._experts = experts = DeviceExperts(
             compute, slots, self.observers, prefetcher, self._table, cpu, weights.stored.name, observation.witness
         )

@@ -33,6 +33,10 @@ class Fields:
     def get(self, name: str) -> Any:
         return self._values.get(name)
 
+    def with_values(self, **values: Any) -> Fields:
+        """The same with these fields instead of its own."""
+        return Fields(self._values | values, self._where)
+
     def count(self, name: str, default: int | None = None, minimum: int = 1, maximum: int = _LARGEST) -> int:
         """A whole number within the bounds; null or absent gives the default, which if None is an error."""
         value = self._values.get(name)

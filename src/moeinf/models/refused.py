@@ -75,7 +75,6 @@ REFUSED: Final = {
     "muse_spark": f"norms of heads' outputs, gated residuals, {_OF_SPEECH}",
     "muse_spark_text": _part_of("muse_spark"),
     "nemo_speechlm": f"{_MAMBA}, {_OF_SPEECH}",
-    "nemotron_h": f"{_MAMBA}, experts in a narrower space than the model's",
     "nemotron_h_omni": f"{_MAMBA}, {_OF_SPEECH}",
     "openai_privacy_filter": _NO_LANGUAGE,
     "qwen3_omni_moe": f"{_OF_SPEECH}, which is Qwen3-MoE under other names of tensors",

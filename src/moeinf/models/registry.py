@@ -252,6 +252,18 @@ FAMILIES = (
             "are refused",
         ),
     ),
+    FamilyEntry(
+        "nemotron_h",
+        "hybrid",
+        ("Nemotron-3-Nano-30B-A3B", "Nemotron-3-Super-120B-A12B"),
+        "Mamba-2 with a recurrent state in most layers, few layers of attention, no positions; experts without a gate "
+        "(squared ReLU), in Super in a narrower space; sigmoid routing with a correction bias; what predicts further "
+        "tokens is left out",
+        notes=(
+            "transformers 5.23 raises steps of Mamba-2 to time_step_min in prompts, but not as it decodes; here, as in "
+            "the published code, they are never raised",
+        ),
+    ),
 )
 
 SUPPORTED = tuple(entry.model_type for entry in FAMILIES)

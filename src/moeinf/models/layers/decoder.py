@@ -44,10 +44,18 @@ class DecoderConfig:
     head_bias: bool = False
     norms: LayerNorms = LayerNorms()
     prefix: str = "model."  # of every tensor name but the head's
+    embedding_name: str = "embed_tokens"
+    last_norm: str = "norm"
+    head_prefix: str = ""
+
+    @property
+    def head(self) -> str:
+        """The matrix that makes logits, where it is not the embedding."""
+        return self.head_prefix + HEAD
 
     @property
     def embedding(self) -> str:
-        return f"{self.prefix}embed_tokens.weight"
+        return f"{self.prefix}{self.embedding_name}.weight"
 
     def attention_of(self, layer: int) -> AttentionConfig:
         attention = self.attention if self.windows is None else replace(self.attention, window=self.windows[layer])
@@ -124,8 +132,8 @@ class Decoder:
         self._layers = layers
         self._embedding = layers.embedding(config.embedding)
         self._head = layers.head(
-            HEAD if HEAD in layers.weights else config.embedding,
-            NormConfig(f"{config.prefix}norm.weight", a.norm_eps, a.norm),
+            next((name for name in (HEAD, config.head) if name in layers.weights), config.embedding),
+            NormConfig(f"{config.prefix}{config.last_norm}.weight", a.norm_eps, a.norm),
             config.logits_scale,
             "lm_head.bias" if config.head_bias else None,
         )
@@ -210,7 +218,7 @@ def outer_shapes(config: DecoderConfig) -> Shapes:
     hidden = config.attention.hidden_size
     of_layer = [n for n in (config.norms.attention, config.norms.behind_attention, config.norms.block) if n is not None]
     norms = [
-        f"{config.prefix}norm",
+        f"{config.prefix}{config.last_norm}",
         *(f"{config.prefix}layers.{i}.{n}" for i in range(config.num_layers) for n in of_layer),
     ]
     shapes: Shapes = {config.embedding: (config.vocab_size, hidden)}
@@ -218,7 +226,7 @@ def outer_shapes(config: DecoderConfig) -> Shapes:
     if config.attention.norm == "layer":
         shapes |= {f"{norm}.bias": (hidden,) for norm in norms}
     if not config.tied_embeddings:
-        shapes[HEAD] = (config.vocab_size, hidden)
+        shapes[config.head] = (config.vocab_size, hidden)
     if config.head_bias:
         shapes["lm_head.bias"] = (config.vocab_size,)
     return shapes
@@ -226,7 +234,7 @@ def outer_shapes(config: DecoderConfig) -> Shapes:
 
 def ignored_tensors(config: DecoderConfig) -> tuple[str, ...]:
     """Tensors that some exporters write although they follow from the rest."""
-    tied = (r"lm_head\.weight",) if config.tied_embeddings else ()
+    tied = (re.escape(config.head),) if config.tied_embeddings else ()
     return (re.escape(config.prefix) + r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq", *tied)
 
 
@@ -237,4 +245,4 @@ def linear_names(shapes: Shapes) -> frozenset[str]:
 
 def head(config: DecoderConfig) -> tuple[str, str]:
     """The matrix that makes logits: its name in the checkpoint, and in the store where it is quantised."""
-    return (config.embedding if config.tied_embeddings else HEAD), HEAD
+    return (config.embedding if config.tied_embeddings else config.head), HEAD

@@ -26,8 +26,10 @@ class MoeBlock:
         shared: Callable[[Hidden], Hidden] | None = None,
         residual: float = 1.0,
         behind: Callable[[Hidden], Hidden] | None = None,
+        latent: tuple[Callable[[Hidden], Hidden], Callable[[Hidden], Hidden]] | None = None,
     ) -> None:
-        """behind: a norm of what the block adds."""
+        """behind: a norm of what the block adds. latent: into the narrower space that the experts compute in, and back
+        out of it."""
         self.moe_layer = moe_layer
         self.router = router
         self._experts = experts
@@ -35,17 +37,28 @@ class MoeBlock:
         self._shared = shared
         self._residual = residual
         self._behind = behind
+        self._latent = latent
 
     def add_to(self, x: Hidden) -> None:
         hidden, routing = self.router(x)
         self._profiler.lap("router")
         at_once = self._residual == 1.0 and self._behind is None
         out = x if at_once else x * 0
-        self._experts.run(self.moe_layer, hidden, routing, out)
+        self._run(hidden, routing, out)
         if self._shared is not None:
             out += self._shared(hidden)
         if not at_once:
             x += (out if self._behind is None else self._behind(out)) * self._residual
+
+    def _run(self, hidden: Hidden, routing: object, out: Hidden) -> None:
+        if self._latent is None:
+            self._experts.run(self.moe_layer, hidden, routing, out)
+            return
+        narrow, widen = self._latent
+        given = narrow(hidden)
+        found = given * 0
+        self._experts.run(self.moe_layer, given, routing, found)
+        out += widen(found)
 
 
 class SharedExpert:
@@ -76,3 +89,24 @@ class DenseBlock:
 
     def add_to(self, x: Hidden) -> None:
         x += self._behind(self._mlp(self._norm(x)))
+
+
+class SquaredReluMLP:
+    """down(relu(up(x))^2)."""
+
+    def __init__(self, weights: Weights, prefix: str) -> None:
+        self._math = weights.math
+        self._up, self._down = (weights.linear(f"{prefix}{name}_proj.weight") for name in ("up", "down"))
+
+    def __call__(self, hidden: Hidden) -> Hidden:
+        return self._down(self._math.relu(self._up(hidden)) ** 2)
+
+
+class PlainBlock:
+    """x += mlp(norm(x))."""
+
+    def __init__(self, norm: Callable[[Hidden], Hidden], mlp: Callable[[Hidden], Hidden]) -> None:
+        self._norm, self._mlp = norm, mlp
+
+    def add_to(self, x: Hidden) -> None:
+        x += self._mlp(self._norm(x))

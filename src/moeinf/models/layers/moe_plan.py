@@ -8,7 +8,17 @@ from dataclasses import dataclass
 
 from moeinf.models.layers.attention_config import Heads, Shapes
 from moeinf.models.layers.decoder import DecoderConfig, head, ignored_tensors, linear_names
-from moeinf.types import DTYPE_BYTES, DType, ExpertForm, ExpertPiece, ModelInfo, MoeShape, TensorPlan, Workspace
+from moeinf.types import (
+    DTYPE_BYTES,
+    Activation,
+    DType,
+    ExpertForm,
+    ExpertPiece,
+    ModelInfo,
+    MoeShape,
+    TensorPlan,
+    Workspace,
+)
 
 PARTS = ("gate", "up", "down")
 Layout = dict[str, tuple[tuple[int, ...], tuple[ExpertPiece, ...]]]  # as TensorPlan.experts has them
@@ -68,6 +78,41 @@ def _fused(experts: GatedExperts, moe: MoeShape, hidden: int, *, transposed: boo
             tuple(ExpertPiece(layer, e, "down", e * size, (1, hidden) if transposed else None) for e in range(count)),
         )
     return layout
+
+
+@dataclass(frozen=True, slots=True)
+class UngatedExperts:
+    """Experts of a decoder without a gate, in both layouts in which transformers writes them."""
+
+    blocks: Sequence[str]  # prefix of the block of each MoE layer
+    hidden_size: int  # that they are given and give
+    intermediate_size: int
+    activation: Activation
+    names: tuple[str, str] = ("up_proj", "down_proj")
+
+
+def ungated_experts_plan(config: DecoderConfig, moe: MoeShape, dense: Shapes, experts: UngatedExperts) -> TensorPlan:
+    hidden, intermediate = experts.hidden_size, experts.intermediate_size
+    parts: Shapes = {"up": (intermediate, hidden), "down": (hidden, intermediate)}
+    separate, fused = Layout(), Layout()
+    for layer, block in enumerate(experts.blocks):
+        numbers = range(moe.experts_of(layer))
+        for name, (part, shape) in zip(experts.names, parts.items(), strict=True):
+            for e in numbers:
+                separate[f"{block}experts.{e}.{name}.weight"] = (shape, (ExpertPiece(layer, e, part, 0),))
+            pieces = tuple(ExpertPiece(layer, e, part, e * hidden * intermediate) for e in numbers)
+            fused[f"{block}experts.{name}"] = ((len(numbers), *shape), pieces)
+    return TensorPlan(
+        moe,
+        parts,
+        dense,
+        (separate, fused),
+        ignored_tensors(config),
+        linear_names(dense),
+        frozenset({config.embedding}),
+        head(config),
+        ExpertForm(experts.activation, gated=False),
+    )
 
 
 def plan_info(name: str, config: DecoderConfig, plan: TensorPlan, dtype: DType) -> ModelInfo:

@@ -23,7 +23,7 @@ class CpuExperts:
     """
 
     def __init__(
-        self, device: Device, host: HostSlots, copier: Copier, kernel: ExpertKernel, share: CpuShare, hidden_size: int
+        self, device: Device, host: HostSlots, copier: Copier, kernel: ExpertKernel, share: CpuShare, width: int
     ) -> None:
         self._host = host
         self._copier = copier
@@ -35,9 +35,9 @@ class CpuExperts:
         self._taken = self._keys = self._offsets = np.empty(
             0, np.int64
         )  # of that layer; held in host memory until computed
-        self._staged = device.pinned((1, hidden_size), torch.float32)
-        self.hidden = device.pinned((1, hidden_size), torch.float32)  # of the token, when its routing is known
-        self.output = torch.zeros((1, hidden_size), dtype=torch.float32, device=device.kind)  # sum of the share
+        self._staged = device.pinned((1, width), torch.float32)
+        self.hidden = device.pinned((1, width), torch.float32)  # of the token, when its routing is known
+        self.output = torch.zeros((1, width), dtype=torch.float32, device=device.kind)  # sum of the share
 
     def take_share(self, layer: int, experts: IntArray, known: BoolArray) -> IntArray:
         """The `experts` that the device is left with; known [num_experts]: which it holds or is about to."""
