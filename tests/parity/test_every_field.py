@@ -175,6 +175,7 @@ DIFFERENT = {
             "flint",
             "granitemoe",
             "granitemoe_swa",
+            "lfm2_moe",
             "granitemoeshared",
             "hunyuan_v1_moe",
             "hy_v3",

@@ -61,7 +61,6 @@ REFUSED: Final = {
     "kimi_linear": _KDA,
     "kolibri1": "routing by logits with a correction bias, and norms under names of its own",
     "laguna": f"{_TWO_ROPES}, {_GATE_OF_A_HEAD}, numbers of heads that differ by layer",
-    "lfm2_moe": _CONVOLUTIONS,
     "llama4": "attention in chunks, weights of experts that multiply their input",
     "llama4_text": "attention in chunks, weights of experts that multiply their input",
     "longcat_flash": "experts that do nothing, and layers of two attentions with experts beside both",

@@ -264,6 +264,13 @@ FAMILIES = (
             "the published code, they are never raised",
         ),
     ),
+    FamilyEntry(
+        "lfm2_moe",
+        "hybrid",
+        ("LFM2-8B-A1B", "LFM2-24B-A2B"),
+        "a gated convolution over three tokens in most layers, attention in the others; sigmoid routing with a "
+        "correction bias, dense layers first",
+    ),
 )
 
 SUPPORTED = tuple(entry.model_type for entry in FAMILIES)

@@ -30,6 +30,7 @@ class BlockNames:
     bias: str = "gate.e_score_correction_bias"
     shared: str = "shared_experts."
     experts: tuple[str, str, str] = MLP_NAMES  # gate, up and down of one expert
+    dense: tuple[str, str, str] = MLP_NAMES  # of the MLP of a layer without experts
     behind: str | None = None  # behind the layer's prefix: an RMS norm of what the block adds
     behind_dense: str | None = None  # the same of a dense layer
 
@@ -103,7 +104,7 @@ class DeepseekMoe:
             if behind is not None:
                 shapes[f"{layer}{behind}.weight"] = (hidden,)
             if i not in self.moe_layers:
-                shapes |= mlp_shapes(hidden, self.intermediate_size, prefix)
+                shapes |= mlp_shapes(hidden, self.intermediate_size, prefix, self.names.dense)
                 continue
             experts = self.moe.experts_of(self.moe_layers.index(i))
             shapes[prefix + self.names.gate] = (experts, hidden)
@@ -133,8 +134,11 @@ class DeepseekMoe:
             prefix, name = layer + self.names.block, self._behind(i)
             behind = None if name is None else weights.norm(replace(norm, name=f"{layer}{name}.weight"))
             if i not in self.moe_layers:
-                mlp = layers.gated_mlp(prefix, norm) if behind is None else DenseBlock(weights, prefix, norm, behind)
-                blocks.append(mlp)
+                blocks.append(
+                    layers.gated_mlp(prefix, norm, self.names.dense)
+                    if behind is None
+                    else DenseBlock(weights, prefix, norm, behind)
+                )
                 continue
             shared = SharedExpert(weights, prefix + self.names.shared) if self.num_shared_experts else None
             gate = router(weights, self, prefix, norm)
@@ -194,6 +198,8 @@ class SigmoidRouter:
     two best, then the best experts in them; weighted is by the scores alone.
     """
 
+    added = 1e-20  # to the sum that weights are divided by
+
     def __init__(self, weights: Weights, config: DeepseekMoe, block: str, norm: NormConfig) -> None:
         self._config, self._math, self._routing = config, weights.math, weights.routing
         self._norm, self._gate = weights.norm(norm), weights.linear(block + config.names.gate)
@@ -209,7 +215,7 @@ class SigmoidRouter:
         ids = math.top_k(kept, c.moe.top_k)
         weights = math.take(scores, ids)
         if c.normalise:
-            weights = weights / (math.sum(weights, -1, True) + 1e-20)
+            weights = weights / (math.sum(weights, -1, True) + self.added)
         routing = self._routing(ids, weights * c.scaling)
         return hidden, routing
 

@@ -1,0 +1,75 @@
+"""A gated convolution over a few tokens in the place of attention (LFM2, Lfm2ShortConv in transformers).
+
+Of a token with x -> (b, c, v), each [hidden]:
+    out = W (c * convolution(b * v))
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from moeinf.models.layers.array_math import Array, Hidden
+from moeinf.models.layers.attention_config import AttentionSite, NormConfig, Shapes
+from moeinf.models.layers.kv_cache import Cache
+from moeinf.models.layers.protocol import Weights
+from moeinf.models.layers.recurrent.convolution import Convolution
+from moeinf.models.layers.recurrent.state import RecurrentState
+from moeinf.types import Workspace
+
+SLICE = 128  # tokens that are projected at once
+
+
+@dataclass(frozen=True, slots=True)
+class ShortConvConfig:
+    hidden_size: int
+    kernel: int  # tokens that the convolution sees
+    norm_eps: float
+    biased: bool  # the convolution and both projections
+
+    @property
+    def state_bytes(self) -> int:
+        """Of one layer: what it was before a pass and after it."""
+        return 2 * 4 * (self.kernel - 1) * self.hidden_size
+
+
+class ShortConv:
+    """x += short_conv(norm(x)), of the tensors that short_conv_shapes names."""
+
+    def __init__(self, weights: Weights, config: ShortConvConfig, site: AttentionSite) -> None:
+        c, prefix = config, site.prefix
+        self._config, self._math, self._layer = config, weights.math, site.layer
+        self._norm = weights.norm(NormConfig(site.front, c.norm_eps))
+        self._input, self._output = (
+            weights.linear(f"{prefix}{name}_proj.weight", f"{prefix}{name}_proj.bias" if c.biased else None)
+            for name in ("in", "out")
+        )
+        self._convolution: Convolution[Array] = Convolution(weights, f"{prefix}conv.", c.hidden_size, c.kernel)
+
+    def new_state(self, capacity: int) -> RecurrentState[Array]:
+        return RecurrentState(self._math, (self._config.kernel - 1, self._config.hidden_size), (0,))
+
+    def add_to(self, x: Hidden, cache: Cache, positions: object) -> None:
+        state: RecurrentState[Array] = cache.states[self._layer]
+        before, size = state.conv, self._config.hidden_size
+        for start in range(0, len(x), SLICE):
+            part = x[start : start + SLICE]
+            projected = self._input(self._norm(part))
+            b, c, v = (projected[:, i * size : (i + 1) * size] for i in range(3))
+            part += self._output(c * self._convolution(b * v, before, state.new_conv))
+            before = state.new_conv
+
+
+def short_conv_workspace(c: ShortConvConfig) -> Workspace:
+    """What the convolution holds: input, output, projections and what is made of them."""
+    return Workspace(token=9 * c.hidden_size, fixed=SLICE * 12 * c.hidden_size, inputs=c.hidden_size)
+
+
+def short_conv_shapes(c: ShortConvConfig, prefix: str) -> Shapes:
+    """Names and shapes of the tensors that a short convolution takes."""
+    shapes: Shapes = {
+        f"{prefix}in_proj.weight": (3 * c.hidden_size, c.hidden_size),
+        f"{prefix}out_proj.weight": (c.hidden_size, c.hidden_size),
+        f"{prefix}conv.weight": (c.hidden_size, 1, c.kernel),
+    }
+    biases = {f"{name.removesuffix('weight')}bias": (shape[0],) for name, shape in shapes.items()}
+    return shapes | (biases if c.biased else {})
