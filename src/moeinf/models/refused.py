@@ -55,7 +55,6 @@ REFUSED: Final = {
     "inkling2_text": _part_of("inkling2"),
     "inkling_mm_model": f"{_CONVOLUTIONS}, {_OF_SPEECH}",
     "inkling_text": _part_of("inkling_mm_model"),
-    "jamba": "Mamba layers",
     "jetmoe": "experts that are heads of attention",
     "kimi_k25": f"{_OF_IMAGES}: DeepSeek-V3 under other names of tensors",
     "kimi_linear": _KDA,

@@ -271,6 +271,13 @@ FAMILIES = (
         "a gated convolution over three tokens in most layers, attention in the others; sigmoid routing with a "
         "correction bias, dense layers first",
     ),
+    FamilyEntry(
+        "jamba",
+        "hybrid",
+        ("Jamba-v0.1", "AI21-Jamba-Mini-1.7", "AI21-Jamba-Large-1.7"),
+        "Mamba with a recurrent state in seven of eight layers, attention without positions in the others; experts in "
+        "every other layer",
+    ),
 )
 
 SUPPORTED = tuple(entry.model_type for entry in FAMILIES)
