@@ -278,6 +278,16 @@ FAMILIES = (
         "Mamba with a recurrent state in seven of eight layers, attention without positions in the others; experts in "
         "every other layer",
     ),
+    FamilyEntry(
+        "bailing_moe",
+        "glm",
+        ("Ling-lite-1.5", "Ling-mini-2.0", "Ling-flash-2.0", "Ring-mini-2.0"),
+        "queries, keys and values in one matrix; the first generation routes by softmax, the second as DeepSeek-V3, "
+        "with half of each head turned; layers that predict further tokens are left out",
+        verified="a torch reference of its own (tests/oracles/bailing.py)",
+        notes=("transformers has none: follows the modeling code as published with inclusionAI/Ling and Ling-V2",),
+        also=("bailing_moe_v2",),
+    ),
 )
 
 SUPPORTED = tuple(entry.model_type for entry in FAMILIES)
