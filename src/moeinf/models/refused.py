@@ -56,7 +56,6 @@ REFUSED: Final = {
     "inkling_mm_model": f"{_CONVOLUTIONS}, {_OF_SPEECH}",
     "inkling_text": _part_of("inkling_mm_model"),
     "jetmoe": "experts that are heads of attention",
-    "kimi_k25": f"{_OF_IMAGES}: DeepSeek-V3 under other names of tensors",
     "kimi_linear": _KDA,
     "kolibri1": "routing by logits with a correction bias, and norms under names of its own",
     "laguna": f"{_TWO_ROPES}, {_GATE_OF_A_HEAD}, numbers of heads that differ by layer",

@@ -288,6 +288,13 @@ FAMILIES = (
         notes=("transformers has none: follows the modeling code as published with inclusionAI/Ling and Ling-V2",),
         also=("bailing_moe_v2",),
     ),
+    FamilyEntry(
+        "kimi_k25",
+        "deepseek",
+        ("Kimi-K2.5", "Kimi-K2.6", "Kimi-K2.7-Code"),
+        "the language model of checkpoints that also see images: Kimi K2's",
+        verified="transformers' DeepSeek-V3 under the names of these checkpoints",
+    ),
 )
 
 SUPPORTED = tuple(entry.model_type for entry in FAMILIES)

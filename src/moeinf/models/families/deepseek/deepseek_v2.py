@@ -78,7 +78,10 @@ class Family(DecoderFamily):
     parse = staticmethod(Config.parse)
 
     def __init__(self, config: dict[str, Any]) -> None:
-        self._config = c = self.parse(Fields(config))
+        self._take(self.parse(Fields(config)))
+
+    def _take(self, c: Config) -> None:
+        self._config = c
         self.decoder, self.moe, self.num_shared_experts = c.decoder, c.blocks.moe, c.blocks.num_shared_experts
 
     @property
