@@ -18,6 +18,7 @@ from gguf import quants
 from torch import Tensor
 
 from moeinf.types import Format
+from tests.support import hybrid_gguf
 from tests.support.blocks import even_blocks
 
 Floats = npt.NDArray[np.float32]
@@ -38,8 +39,15 @@ ARCHITECTURES = {
     "olmoe": "olmoe",
     "phimoe": "phimoe",
     "arctic": "arctic",
-}
-_ALWAYS_F32 = re.compile(r"norm|ffn_gate_inp|\.bias$|ssm_(a$|conv1d|dt|norm)|sinks|rope_|exp_probs_b")
+} | hybrid_gguf.ARCHITECTURES
+_ALWAYS_F32 = re.compile(
+    r"norm|ffn_gate_inp|\.bias$|ssm_(a$|d$|conv1d|dt|norm)|shortconv\.conv|sinks|rope_|exp_probs_b"
+)
+
+
+def architecture_of(model_type: str, c: Mapping[str, Any]) -> str:
+    second = model_type == "bailing_moe" and "score_function" in c
+    return "bailingmoe2" if second else ARCHITECTURES[model_type]
 
 
 def as_it_is(blocks: Blocks, kind: gguf.GGMLQuantizationType) -> tuple[Blocks, gguf.GGMLQuantizationType]:
@@ -69,7 +77,7 @@ def write_gguf(
     """
     c = config.get("text_config") or config
     model_type = config["model_type"]
-    architecture = ARCHITECTURES[model_type]
+    architecture = architecture_of(model_type, c)
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=tensors_a_part)
     fields = {f"{architecture}.{name}": value for name, value in model_metadata(model_type, c).items()}
     for name, value in (fields | dict(metadata or {})).items():
@@ -116,7 +124,7 @@ def model_metadata(model_type: str, c: Mapping[str, Any]) -> dict[str, Any]:
     rope = c.get("rope_parameters") or c.get("rope_scaling") or {}
     head_dim = c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]
     found = {
-        "block_count": c["num_hidden_layers"],
+        "block_count": hybrid_gguf.num_layers(c),
         "context_length": c["max_position_embeddings"],
         "embedding_length": c["hidden_size"],
         "feed_forward_length": c.get("intermediate_size"),
@@ -158,6 +166,8 @@ def model_metadata(model_type: str, c: Mapping[str, Any]) -> dict[str, Any]:
         }
     if model_type in _OWN:
         found |= _OWN[model_type](c)
+    if model_type in hybrid_gguf.ARCHITECTURES:
+        found |= hybrid_gguf.metadata(model_type, c)
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -244,9 +254,9 @@ def converted(
     model_type: str, c: Mapping[str, Any], tensors: Mapping[str, Tensor], *, fused: bool = False
 ) -> dict[str, Floats]:
     """The tensors of a file in float32, by their names in it."""
-    architecture = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == ARCHITECTURES[model_type])
+    architecture = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture_of(model_type, c))
     kept = dict(gguf.TensorNameMap.block_mappings_cfg)  # the package changes it for all architectures that follow
-    names = gguf.get_tensor_name_map(architecture, c["num_hidden_layers"])
+    names = gguf.get_tensor_name_map(architecture, hybrid_gguf.num_layers(c))
     gguf.TensorNameMap.block_mappings_cfg = kept
     found: dict[str, Floats] = {}
     for source, tensor in _gathered(tensors).items():
@@ -279,6 +289,9 @@ def _gathered(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _changed(model_type: str, c: Mapping[str, Any], name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
     """What the converter does before it asks for a tensor's name."""
     heads, kv_heads = c["num_attention_heads"], c["num_key_value_heads"]
+    if model_type in hybrid_gguf.ARCHITECTURES:
+        yield from hybrid_gguf.changed(model_type, c, name, tensor)
+        return
     name = name.replace("model.language_model.", "model.")
     if model_type in ("mixtral", "granitemoe", "arctic") and re.search(r"\.[qk]_proj\.", name):
         count = heads if ".q_proj." in name else kv_heads

@@ -5,10 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from moeinf.errors import UnsupportedModelError
-from moeinf.gguf.common import Config, experts_of, head_dim_of, num_layers_of, plain_heads, positions_of
+from moeinf.gguf.common import (
+    SIGMOID,
+    Config,
+    expert_width,
+    experts_of,
+    granite_multipliers,
+    head_dim_of,
+    num_layers_of,
+    plain_heads,
+    positions_of,
+    refuse_unless,
+    shared_width,
+)
 from moeinf.gguf.metadata import Metadata
-
-_SIGMOID = 2  # of expert_gating_func, which is softmax (1) elsewhere
 
 
 def _mixtral(m: Metadata) -> Config:
@@ -16,29 +26,9 @@ def _mixtral(m: Metadata) -> Config:
     return plain_heads(m) | {
         "model_type": "mixtral",
         "num_local_experts": experts_of(m),
-        "intermediate_size": _expert_width(m),
+        "intermediate_size": expert_width(m),
         "sliding_window": window or None,
     }
-
-
-def _expert_width(m: Metadata) -> int:
-    """Files have it under either name; the tensors are right."""
-    m.count("feed_forward_length", 0), m.count("expert_feed_forward_length", 0)
-    for name in ("ffn_up_exps", "ffn_gate_up_exps"):
-        for tensor in m.gguf.tensors.values():
-            if tensor.name.endswith(f".{name}.weight") and len(tensor.shape) == 3:
-                return tensor.shape[1] // (2 if "gate" in name else 1)
-    raise UnsupportedModelError(
-        f"{m.where} has no tensor 'blk.<layer>.ffn_up_exps.weight': one that old versions of llama.cpp made has each "
-        "expert apart; make it anew"
-    )
-
-
-def _shared_width(m: Metadata) -> int:
-    return next(
-        (t.shape[0] for t in m.gguf.tensors.values() if t.name.endswith(".ffn_up_shexp.weight")),
-        m.count("expert_shared_feed_forward_length", 0),
-    )
 
 
 def _dense_layers(m: Metadata) -> list[int]:
@@ -48,31 +38,26 @@ def _dense_layers(m: Metadata) -> list[int]:
 
 def _qwen(m: Metadata, model_type: str, *, normalised: bool) -> Config:
     m.count("expert_shared_feed_forward_length", 0), m.count("expert_shared_count", 0)
-    _refuse_unless(m, m.number("expert_weights_scale", 1.0) in (0.0, 1.0), "expert_weights_scale")
-    _refuse_unless(m, m.count("expert_gating_func", 1) in (0, 1), "expert_gating_func")
+    refuse_unless(m, m.number("expert_weights_scale", 1.0) in (0.0, 1.0), "expert_weights_scale")
+    refuse_unless(m, m.count("expert_gating_func", 1) in (0, 1), "expert_gating_func")
     return {
         "model_type": model_type,
         "num_experts": experts_of(m),
         "norm_topk_prob": m.flag("expert_weights_norm", normalised),
-        "moe_intermediate_size": _expert_width(m),
+        "moe_intermediate_size": expert_width(m),
         "intermediate_size": m.count("feed_forward_length", 0),
         "mlp_only_layers": _dense_layers(m),
     }
 
 
-def _refuse_unless(m: Metadata, sound: bool, name: str) -> None:
-    if not sound:
-        raise UnsupportedModelError(f"{m.where}: {m.architecture}.{name} = {m.get(name)!r:.50} is not supported")
-
-
 def _qwen2_moe(m: Metadata) -> Config:
     head_dim = head_dim_of(m)
-    _refuse_unless(m, m.count("rope.dimension_count", head_dim) == head_dim, "rope.dimension_count")
+    refuse_unless(m, m.count("rope.dimension_count", head_dim) == head_dim, "rope.dimension_count")
     return _qwen(m, "qwen2_moe", normalised=False) | {
         "head_dim": head_dim,
         "attention_bias": False,
         "qkv_bias": m.has_in_a_layer("attn_q.bias"),
-        "shared_expert_intermediate_size": _shared_width(m),
+        "shared_expert_intermediate_size": shared_width(m),
     }
 
 
@@ -98,7 +83,7 @@ def _delta_net(m: Metadata) -> Config:
         "linear_value_head_dim": inner // values,
         "full_attention_interval": every,
         "layer_types": ["linear_attention" if each else "full_attention" for each in recurrent],
-        "shared_expert_intermediate_size": _shared_width(m),
+        "shared_expert_intermediate_size": shared_width(m),
     }
 
 
@@ -126,7 +111,7 @@ def _grouped(m: Metadata) -> Config:
         "routed_scaling_factor": m.number("expert_weights_scale", 1.0) or 1.0,
         "norm_topk_prob": m.flag("expert_weights_norm", False),
         "first_k_dense_replace": m.count("leading_dense_block_count", 0),
-        "moe_intermediate_size": _expert_width(m),
+        "moe_intermediate_size": expert_width(m),
         "intermediate_size": m.count("feed_forward_length"),
         "num_nextn_predict_layers": m.count("nextn_predict_layers", 0),
     }
@@ -134,8 +119,8 @@ def _grouped(m: Metadata) -> Config:
 
 def _deepseek(m: Metadata) -> Config:
     corrected = m.has_in_a_layer("exp_probs_b.bias")
-    gating = m.count("expert_gating_func", 0) or (_SIGMOID if corrected else 1)
-    _refuse_unless(m, gating == (_SIGMOID if corrected else 1), "expert_gating_func")
+    gating = m.count("expert_gating_func", 0) or (SIGMOID if corrected else 1)
+    refuse_unless(m, gating == (SIGMOID if corrected else 1), "expert_gating_func")
     rotated, rank = m.count("rope.dimension_count"), m.count("attention.kv_lora_rank")
     # "mla": of a head as published. Files from before have these under the plain names.
     plain_key, plain_value = m.count("attention.key_length"), m.count("attention.value_length")
@@ -155,7 +140,7 @@ def _deepseek(m: Metadata) -> Config:
 
 
 def _glm4_moe(m: Metadata) -> Config:
-    _refuse_unless(m, m.count("expert_gating_func", _SIGMOID) in (0, _SIGMOID), "expert_gating_func")
+    refuse_unless(m, m.count("expert_gating_func", SIGMOID) in (0, SIGMOID), "expert_gating_func")
     found = plain_heads(m)
     found.setdefault("partial_rotary_factor", 1.0)
     return found | _grouped(m) | {"model_type": "glm4_moe", "use_qk_norm": m.has_in_a_layer("attn_q_norm.weight")}
@@ -167,7 +152,7 @@ def _gpt_oss(m: Metadata) -> Config:
     found = plain_heads(m) | {
         "model_type": "gpt_oss",
         "num_local_experts": experts_of(m),
-        "intermediate_size": _expert_width(m),
+        "intermediate_size": expert_width(m),
         "sliding_window": m.count("attention.sliding_window"),
         "layer_types": ["sliding_attention" if each else "full_attention" for each in slides[: num_layers_of(m)]],
         "swiglu_limit": m.number("swiglu_clamp_exp", 7.0),
@@ -182,15 +167,11 @@ def _granite_moe(m: Metadata) -> Config:
     if m.has_in_a_layer("ffn_up_shexp.weight"):
         raise UnsupportedModelError(f"{m.where}: Granite with shared experts (granitemoeshared) is not supported")
     m.count("expert_shared_feed_forward_length", 0)
-    return plain_heads(m) | {
-        "model_type": "granitemoe",
-        "num_local_experts": experts_of(m),
-        "intermediate_size": _expert_width(m),
-        "embedding_multiplier": m.number("embedding_scale", 1.0),
-        "residual_multiplier": m.number("residual_scale", 1.0),
-        "attention_multiplier": m.number("attention.scale", head_dim_of(m) ** -0.5),
-        "logits_scaling": m.number("logit_scale", 1.0),
-    }
+    return (
+        plain_heads(m)
+        | granite_multipliers(m)
+        | {"model_type": "granitemoe", "num_local_experts": experts_of(m), "intermediate_size": expert_width(m)}
+    )
 
 
 def _olmoe(m: Metadata) -> Config:
@@ -198,7 +179,7 @@ def _olmoe(m: Metadata) -> Config:
     return plain_heads(m) | {
         "model_type": "olmoe",
         "num_experts": experts_of(m),
-        "intermediate_size": _expert_width(m),
+        "intermediate_size": expert_width(m),
         "norm_topk_prob": m.flag("expert_weights_norm", False),
         "clip_qkv": clip or None,
     }
@@ -209,7 +190,7 @@ def _phimoe(m: Metadata) -> Config:
     return plain_heads(m) | {
         "model_type": "phimoe",
         "num_local_experts": experts_of(m),
-        "intermediate_size": _expert_width(m),
+        "intermediate_size": expert_width(m),
         "lm_head_bias": m.tensor("output.bias") is not None,
         "sliding_window": window or None,
     }
@@ -219,7 +200,7 @@ def _arctic(m: Metadata) -> Config:
     return plain_heads(m) | {
         "model_type": "arctic",
         "num_local_experts": experts_of(m),
-        "intermediate_size": _expert_width(m),
+        "intermediate_size": expert_width(m),
         "moe_layer_frequency": 1,
         "parallel_attn_mlp_res": True,
         "use_residual": True,

@@ -8,6 +8,7 @@ from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.gguf.metadata import Metadata, numbers_of
 
 Config = dict[str, Any]
+SIGMOID = 2  # of expert_gating_func, which is softmax (1) elsewhere
 
 
 def num_layers_of(m: Metadata) -> int:
@@ -65,6 +66,55 @@ def plain_heads(m: Metadata) -> Config:
     return {"head_dim": head_dim} | (
         {} if rotated == head_dim else {"partial_rotary_factor": rotated / max(1, head_dim)}
     )
+
+
+def expert_width(m: Metadata) -> int:
+    """Files have it under either name; the tensors are right."""
+    m.count("expert_feed_forward_length", 0)
+    if m.values("feed_forward_length") is None:  # a list says 0 of layers without
+        m.count("feed_forward_length", 0)
+    for name in ("ffn_up_exps", "ffn_gate_up_exps"):
+        for tensor in m.gguf.tensors.values():
+            if tensor.name.endswith(f".{name}.weight") and len(tensor.shape) == 3:
+                return tensor.shape[1] // (2 if "gate" in name else 1)
+    raise UnsupportedModelError(
+        f"{m.where} has no tensor 'blk.<layer>.ffn_up_exps.weight': one that old versions of llama.cpp made has each "
+        "expert apart; make it anew"
+    )
+
+
+def shared_width(m: Metadata) -> int:
+    return next(
+        (t.shape[0] for t in m.gguf.tensors.values() if t.name.endswith(".ffn_up_shexp.weight")),
+        m.count("expert_shared_feed_forward_length", 0),
+    )
+
+
+def refuse_unless(m: Metadata, sound: bool, name: str) -> None:
+    if not sound:
+        raise UnsupportedModelError(f"{m.where}: {m.architecture}.{name} = {m.get(name)!r:.50} is not supported")
+
+
+def granite_multipliers(m: Metadata) -> Config:
+    return {
+        "embedding_multiplier": m.number("embedding_scale", 1.0),
+        "residual_multiplier": m.number("residual_scale", 1.0),
+        "attention_multiplier": m.number("attention.scale", head_dim_of(m) ** -0.5),
+        "logits_scaling": m.number("logit_scale", 1.0),
+    }
+
+
+def kv_heads_of(m: Metadata) -> int:
+    """A list has one for each layer, and 0 for those without attention."""
+    said = m.values("attention.head_count_kv")
+    if said is None:
+        return m.count("attention.head_count_kv", m.count("attention.head_count"))
+    found = {count for count in said if count}
+    if len(found) != 1 or type(count := found.pop()) is not int:
+        raise UnsupportedModelError(
+            f"{m.where}: {m.architecture}.attention.head_count_kv differs from layer to layer, which is not supported"
+        )
+    return count
 
 
 def positions_of(m: Metadata) -> Config:

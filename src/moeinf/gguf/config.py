@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from moeinf.errors import UnsupportedModelError
 from moeinf.gguf.architectures import ARCHITECTURES
-from moeinf.gguf.common import Config, has_experts, num_layers_of, positions_of
+from moeinf.gguf.common import Config, has_experts, kv_heads_of, num_layers_of, positions_of
 from moeinf.gguf.header import Gguf
+from moeinf.gguf.hybrids import HYBRIDS
 from moeinf.gguf.metadata import Metadata
 
 
@@ -19,10 +20,11 @@ def config_of(gguf: Gguf) -> Config:
     if kind != "model":
         raise UnsupportedModelError(f"{gguf.where} is no model but of type {kind!r:.50}; name the model's own file")
     m = Metadata(gguf)
-    make = ARCHITECTURES.get(m.architecture)
+    architectures = ARCHITECTURES | HYBRIDS
+    make = architectures.get(m.architecture)
     if make is None or not has_experts(m):
         fault = "is not a Mixture-of-Experts model" if make is not None else "is not one that moeinf runs from a GGUF"
-        known = ", ".join(sorted(ARCHITECTURES))
+        known = ", ".join(sorted(architectures))
         raise UnsupportedModelError(f"{gguf.where}: {m.architecture!r:.50} {fault} (those are {known}, with experts)")
     config = _common(m) | make(m) | _ids(gguf)
     m.refuse_others()
@@ -38,7 +40,7 @@ def _common(m: Metadata) -> Config:
         "hidden_size": m.count("embedding_length"),
         "num_hidden_layers": num_layers_of(m),
         "num_attention_heads": heads,
-        "num_key_value_heads": m.count("attention.head_count_kv", heads),
+        "num_key_value_heads": kv_heads_of(m),
         "max_position_embeddings": m.count("context_length"),
         "rms_norm_eps": m.number("attention.layer_norm_rms_epsilon"),
         "hidden_act": "silu",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from moeinf.gguf.undo import (
     LogOfNegative,
     Reshape,
     Rows,
+    Stack,
     Subtract,
     TakeRows,
     Undo,
@@ -60,43 +62,67 @@ _OUTER = {
     "embed_tokens.weight": ("token_embd.weight",),
     "norm.weight": ("output_norm.weight",),
     "norm.bias": ("output_norm.bias",),
+    "word_embeddings.weight": ("token_embd.weight",),
+    "embeddings.weight": ("token_embd.weight",),
+    "norm_f.weight": ("output_norm.weight",),
+    "final_layernorm.weight": ("output_norm.weight",),
+    "embedding_norm.weight": ("token_embd_norm.weight", "output_norm.weight"),
     "lm_head.weight": ("output.weight",),
     "lm_head.bias": ("output.bias",),
 }
-_ROUTERS = r"(mlp|block_sparse_moe)\.(gate|router|router\.layer)"
+_ROUTERS = r"(mlp|block_sparse_moe|mixer|feed_forward)\.(gate|router|router\.layer)"
+_ATTENTION = r"(?:self_attn|attention|mixer)\."
+_MAMBA = r"(?:mamba|mixer|linear_attn)\."
 _OF_LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    (r"input_layernorm\.(weight|bias)", (r"attn_norm.\1",)),
+    (r"(?:input_layernorm|operator_norm|norm)\.(weight|bias)", (r"attn_norm.\1",)),
     (r"residual_layernorm\.weight", ("ffn_norm.weight",)),  # of Arctic, whose experts have a norm of their own
     (r"post_attention_layernorm\.(weight|bias)", (r"ffn_norm_exps.\1", r"post_attention_norm.\1", r"ffn_norm.\1")),
-    (r"self_attn\.([qkv])_proj\.(weight|bias)", (r"attn_\1.\2",)),
-    (r"self_attn\.o_proj\.(weight|bias)", (r"attn_output.\1",)),
-    (r"self_attn\.([qk])_norm\.weight", (r"attn_\1_norm.weight",)),
+    (r"(?:pre_ff_layernorm|ffn_norm)\.weight", ("ffn_norm.weight",)),
+    (_ATTENTION + r"([qkv])_proj\.(weight|bias)", (r"attn_\1.\2",)),
+    (_ATTENTION + r"query_key_value\.weight", ("attn_qkv.weight",)),
+    (r"(?:(?:self_attn|mixer)\.o_proj|self_attn\.out_proj|attention\.dense)\.(weight|bias)", (r"attn_output.\1",)),
+    (r"self_attn\.([qk])_(?:norm|layernorm)\.weight", (r"attn_\1_norm.weight",)),
+    (r"attention\.([qk])(?:uery|ey)_layernorm\.weight", (r"attn_\1_norm.weight",)),
     (r"self_attn\.sinks", ("attn_sinks.weight",)),
     (r"self_attn\.(q_a|q_b|kv_b)_proj\.(weight|bias)", (r"attn_\1.\2",)),
     (r"self_attn\.kv_a_proj_with_mqa\.(weight|bias)", (r"attn_kv_a_mqa.\1",)),
     (r"self_attn\.(q_a|kv_a)_layernorm\.weight", (r"attn_\1_norm.weight",)),
     (_ROUTERS + r"\.(weight|bias)", (r"ffn_gate_inp.\3",)),
-    (r"mlp\.gate\.e_score_correction_bias", ("exp_probs_b.bias", "exp_probs_b")),
+    (
+        r"(?:(?:mlp|mixer)\.gate\.(?:e_score_correction|expert)|feed_forward\.expert)_bias",
+        ("exp_probs_b.bias", "exp_probs_b"),
+    ),
     (r"mlp\.shared_expert_gate\.weight", ("ffn_gate_inp_shexp.weight",)),
-    (r"mlp\.shared_experts?\.(gate|up|down)_proj\.weight", (r"ffn_\1_shexp.weight",)),
-    (r"mlp\.(gate|up|down)_proj\.weight", (r"ffn_\1.weight",)),
-    (r"residual_mlp\.w1\.weight", ("ffn_gate.weight",)),
-    (r"residual_mlp\.w3\.weight", ("ffn_up.weight",)),
-    (r"residual_mlp\.w2\.weight", ("ffn_down.weight",)),
+    (r"(?:mlp|mixer)\.shared_experts?\.(gate|up|down)_proj\.weight", (r"ffn_\1_shexp.weight",)),
+    (r"shared_mlp\.output_linear\.weight", ("ffn_down_shexp.weight",)),
+    (r"(?:mlp|mixer|feed_forward)\.(gate|up|down)_proj\.weight", (r"ffn_\1.weight",)),
+    (r"mixer\.fc1_latent_proj\.weight", ("ffn_latent_down.weight",)),
+    (r"mixer\.fc2_latent_proj\.weight", ("ffn_latent_up.weight",)),
+    (r"conv\.conv\.(weight|bias)", (r"shortconv.conv.\1",)),
+    (r"conv\.(in|out)_proj\.(weight|bias)", (r"shortconv.\1_proj.\2",)),
+    (r"(?:residual_mlp|feed_forward)\.w1\.weight", ("ffn_gate.weight",)),
+    (r"(?:residual_mlp|feed_forward)\.w3\.weight", ("ffn_up.weight",)),
+    (r"(?:residual_mlp|feed_forward)\.w2\.weight", ("ffn_down.weight",)),
     (r"linear_attn\.in_proj_qkvz\.weight", ("ssm_in.weight",)),
     (r"linear_attn\.in_proj_qkv\.weight", ("attn_qkv.weight",)),
     (r"linear_attn\.in_proj_z\.weight", ("attn_gate.weight",)),
     (r"linear_attn\.in_proj_ba\.weight", ("ssm_ba.weight",)),
     (r"linear_attn\.in_proj_b\.weight", ("ssm_beta.weight", "ssm_ba.weight")),
     (r"linear_attn\.in_proj_a\.weight", ("ssm_alpha.weight", "ssm_ba.weight")),
-    (r"linear_attn\.A_log", ("ssm_a",)),
-    (r"linear_attn\.dt_bias", ("ssm_dt.bias",)),
-    (r"linear_attn\.conv1d\.weight", ("ssm_conv1d.weight",)),
-    (r"linear_attn\.norm\.weight", ("ssm_norm.weight",)),
-    (r"linear_attn\.out_proj\.weight", ("ssm_out.weight",)),
+    (_MAMBA + r"A_log", ("ssm_a",)),
+    (_MAMBA + r"D", ("ssm_d",)),
+    (_MAMBA + r"dt_bias", ("ssm_dt.bias",)),
+    (_MAMBA + r"conv1d\.(weight|bias)", (r"ssm_conv1d.\1",)),
+    (_MAMBA + r"norm\.weight", ("ssm_norm.weight",)),
+    (_MAMBA + r"in_proj\.weight", ("ssm_in.weight",)),
+    (_MAMBA + r"out_proj\.weight", ("ssm_out.weight",)),
+    (r"mamba\.x_proj\.weight", ("ssm_x.weight",)),
+    (r"mamba\.dt_proj\.(weight|bias)", (r"ssm_dt.\1",)),
+    (r"mamba\.(dt|b|c)_layernorm\.weight", (r"ssm_\1_norm.weight",)),
 )
-_LAYER = re.compile(r"(?:model\.(?:language_model\.)?)layers\.(\d+)\.(.*)")
-_ROTATED = {"llama", "granitemoe", "arctic"}  # whose converter puts the two halves of each head between each other
+_LAYER = re.compile(r"(?:model\.(?:language_model\.)?|backbone\.)layers\.(\d+)\.(.*)")
+# Whose converter puts the two halves of each head between each other.
+_ROTATED = {"llama", "granitemoe", "arctic", "granitehybrid", "nemotron_h_moe", "bailingmoe"}
 _PLUS_ONE = {"qwen3next", "qwen35moe"}  # whose norms are stored with one added
 
 
@@ -176,12 +202,15 @@ class _Dense:
     def _place(self, name: str, shape: tuple[int, ...]) -> DenseSource:
         layer = _LAYER.fullmatch(name)
         if layer is None:
-            names = _OUTER[re.sub(r"^model\.(language_model\.)?", "", name)]
+            names = _OUTER[re.sub(r"^(?:model\.(?:language_model\.)?|backbone\.)", "", name)]
             return self._checked(name, (_find(self._gguf, list(names)),), shape, self._norm(name))
         number, rest = layer[1], layer[2]
         if rest == "self_attn.kv_b_proj.weight" and f"blk.{number}.attn_k_b.weight" in self._gguf.tensors:
             halves = tuple(_find(self._gguf, [f"blk.{number}.attn_{half}_b.weight"]) for half in "kv")
             return self._checked(name, halves, shape, (JoinLatentHeads(),))
+        if rest == "shared_mlp.input_linear.weight":
+            halves = tuple(_find(self._gguf, [f"blk.{number}.ffn_{half}_shexp.weight"]) for half in ("gate", "up"))
+            return self._checked(name, halves, shape, (Stack(),))
         for pattern, templates in _OF_LAYERS:
             found = re.fullmatch(pattern, rest)
             if found is not None:
@@ -215,7 +244,11 @@ class _Dense:
     def _undo(self, rest: str, tensor: GgufTensor, shape: tuple[int, ...]) -> Undo:
         if rest.startswith("linear_attn."):
             return self._delta(rest.removeprefix("linear_attn."), tensor, shape)
-        if re.fullmatch(r"self_attn\.[qk]_proj\.(weight|bias)", rest) and self._architecture in _ROTATED:
+        if rest.endswith(".A_log"):
+            return (LogOfNegative(), Reshape(shape))
+        if re.fullmatch(_MAMBA + r"(D|norm\.weight|conv1d\.weight)|conv\.conv\.weight", rest):
+            return (Reshape(shape),)
+        if re.fullmatch(_ATTENTION + r"[qk]_proj\.(weight|bias)", rest) and self._architecture in _ROTATED:
             return self._halves(rest, tensor)
         if rest == "mlp.shared_expert_gate.weight" and tensor.shape != shape:
             return (Reshape(shape),)
@@ -223,7 +256,7 @@ class _Dense:
 
     def _halves(self, rest: str, tensor: GgufTensor) -> Undo:
         heads = self._number("attention.head_count")
-        if rest.startswith("self_attn.k_"):
+        if re.match(_ATTENTION + "k_", rest):
             heads = self._number("attention.head_count_kv", heads)
         half = tensor.shape[0] // heads // 2
         return (Rows(0, (heads, half, 2), (0, 2, 1)),)
@@ -256,6 +289,8 @@ class _Dense:
     def _number(self, name: str, default: int = 0) -> int:
         """Of metadata that `config_of` has read already."""
         value = self._gguf.metadata.get(f"{self._architecture}.{name}", default)
+        if isinstance(value, list | array):  # of each layer; those without attention have none
+            value = max(value, default=0)
         if type(value) is not int or not value:
             raise CheckpointError(
                 f"{self._gguf.where}: {self._architecture}.{name} is {value!r:.50}; the file is damaged"

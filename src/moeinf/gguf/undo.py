@@ -137,6 +137,19 @@ class TakeRows:
 
 
 @dataclass(frozen=True, slots=True)
+class Stack:
+    """The rows of several matrices, one behind the other."""
+
+    def becomes(self, kinds: Sequence[Kind]) -> Kind | None:
+        first = kinds[0]
+        alike = all((kind.format, kind.shape[1:]) == (first.format, first.shape[1:]) for kind in kinds)
+        return Kind(first.format, (sum(kind.shape[0] for kind in kinds), *first.shape[1:])) if alike else None
+
+    def apply(self, sources: Sequence[Stored]) -> ByteArray:
+        return np.concatenate([source.data for source in sources])
+
+
+@dataclass(frozen=True, slots=True)
 class Subtract:
     """A norm that is stored with one added."""
 
@@ -197,9 +210,8 @@ class Widen:
 
 
 Undo = tuple[Step, ...]  # in this order; the first takes all sources, each of the others what the one before made
-_STEPS: Mapping[str, type[Any]] = {
-    each.__name__: each for each in (Reshape, Rows, Columns, TakeRows, Subtract, LogOfNegative, JoinLatentHeads, Widen)
-}
+_KINDS = (Reshape, Rows, Columns, TakeRows, Stack, Subtract, LogOfNegative, JoinLatentHeads, Widen)
+_STEPS: Mapping[str, type[Any]] = {each.__name__: each for each in _KINDS}
 
 
 def outcome(kinds: Sequence[Kind], undo: Undo) -> Kind | None:

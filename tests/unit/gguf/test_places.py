@@ -26,16 +26,25 @@ from moeinf.types import ByteArray, TensorPlan
 from tests.support.converter.meant import meant
 from tests.support.converter.record import NAMES, checkpoint
 from tests.support.gguf_files import write_gguf
+from tests.support.hybrid_gguf import UNRECORDED
 from tests.support.pairs.experts import part_of
 
 TYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+
+
+STORED_AS = ("stacked", "fused_name", "prefix", "num_future_layers")  # how tensors are named and stored
 
 
 def facts(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Every number and flag in a dataclass, at any depth."""
     if dataclasses.is_dataclass(value):
         for field in dataclasses.fields(value):
-            if field.name not in ("stacked", "prefix", "num_future_layers"):  # how tensors are named and stored
+            if field.name not in (
+                "stacked",
+                "fused_name",
+                "prefix",
+                "num_future_layers",
+            ):  # how tensors are named and stored
                 yield from facts(getattr(value, field.name), f"{path}.{field.name}")
     elif isinstance(value, tuple | list):
         for number, each in enumerate(value):
@@ -69,7 +78,7 @@ def convert(folder: Path, name: str, **how: Any) -> Converted:
     return Converted(config, tensors, found, plan, places_of(found, plan))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NAMES + UNRECORDED)
 def test_the_config_is_that_of_the_checkpoint(name: str, tmp_path: Path) -> None:
     config, tensors = checkpoint(name)
     made = config_of(read_gguf(write_gguf(tmp_path / "model.gguf", config, tensors)[0]))
@@ -82,11 +91,18 @@ def test_the_config_is_that_of_the_checkpoint(name: str, tmp_path: Path) -> None
 
 
 def wanted_dense(c: Converted, name: str) -> Tensor:
-    """The checkpoint's tensor. DeltaNet's projections lie apart in a file, also if a checkpoint stacks them."""
+    """The checkpoint's tensor. Projections may lie apart in a file, also if a checkpoint stacks them."""
     if name not in c.tensors and "text_config" in c.config:
         return c.tensors[name.replace("model.", "model.language_model.", 1)]
     if name in c.tensors:
         return c.tensors[name]
+    if ".attention." in name:  # of Ling, whose checkpoints have queries, keys and values in one matrix
+        before, which = name.removesuffix("_proj.weight").rsplit(".", 1)
+        fused, heads = c.tensors[f"{before}.query_key_value.weight"], c.config["num_attention_heads"]
+        keys = c.config["num_key_value_heads"]
+        size = len(fused) // (heads + 2 * keys)
+        part: Tensor = fused.split([heads * size, keys * size, keys * size])["qkv".index(which)]
+        return part
     before, which = name.removesuffix(".weight").split("in_proj_")
     keys, values = c.config["linear_num_key_heads"], c.config["linear_num_value_heads"]
     stacked = c.tensors[f"{before}in_proj_{'qkvz' if which in ('qkv', 'z') else 'ba'}.weight"]
@@ -99,7 +115,7 @@ def wanted_dense(c: Converted, name: str) -> Tensor:
     return torch.cat([parts[each].reshape(-1, stacked.shape[1]) for each in which])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NAMES + UNRECORDED)
 def test_dense_tensors_come_out_as_they_were(name: str, tmp_path: Path) -> None:
     c = convert(tmp_path, name)
     assert c.places.dense.keys() == c.plan.dense.keys()
@@ -134,7 +150,7 @@ def parts_of(c: Converted) -> Iterator[tuple[ByteArray, str, Tensor]]:
                 yield data[begin : begin + source.num_bytes], source.format, wanted[layer, expert, part]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NAMES + UNRECORDED)
 def test_experts_lie_where_they_are_said_to(name: str, tmp_path: Path) -> None:
     for data, format, weights in parts_of(convert(tmp_path, name)):
         found = torch.from_numpy(data.copy()).view(TYPES[format]).view(weights.shape)
