@@ -14,7 +14,13 @@ from tests.support.true_configs import PUBLISHED
     ("name", "billions", "active", "context"),
     [
         ("kimi-k2", 1026, 33, 131_072),
+        ("kimi-k2.5", 1026, 33, 262_144),
         ("minimax-m2.5", 229, 11, 196_608),
+        ("minimax-m2.7", 229, 11, 204_800),
+        ("nemotron-3-nano", 32, 4, 262_144),
+        ("nemotron-3-ultra", 549, 56, 262_144),
+        ("qwen3-coder-480b", 480, 35, 262_144),
+        ("qwen3.5-35b-a3b", 35, 3, 262_144),
         ("qwen3-vl-30b-a3b", 31, 3, 262_144),
         ("qwen3-vl-235b-a22b", 235, 22, 262_144),
     ],
