@@ -46,7 +46,7 @@ class Admission:
         for index, (key, priority) in enumerate(zip(keys, priorities, strict=True)):
             bucket = bucket_of(priority)
             waiting.setdefault(key, bucket)
-            if used[bucket] > seen[bucket] * floor(place + 1 - window, demand, regret, host):
+            if used[bucket] > seen[bucket] * floor(place + 1 - window, window, demand, regret, host):
                 chosen.append(index)
                 place += 1
         return chosen
@@ -74,19 +74,37 @@ class Admission:
             self._used[bucket] += key in needed
 
 
-def floor(over: float, demand: float, regret: float, host: float) -> float:
+def floor(over: float, window: float, demand: float, regret: float, host: float) -> float:
     """The probability from which on a read ahead saves time.
 
-    over: what part of it is left when the next visit begins, from 0 to 1; more counts as 1, and less as 0. demand: the
-    probability that this visit has to read something else, which waits so long. regret: the probability that what it
-    evicts has to be read again, if it is not used itself. host: what asking for a read takes, as a share of the read.
+    over: what part of it is left when the next visit begins, from 0 to 1; more counts as 1, and less as 0. window,
+    demand: see delay_of. regret: the probability that what it evicts has to be read again, if it is not used itself.
+    host: what asking for a read takes, as a share of the read.
 
-    If it is used, it saves 1 - over of a read, and is asked for in any case; if not, it costs over * demand + host, and
+    If it is used, it saves 1 - over of a read, and is asked for in any case; if not, it costs the delay, host, and
     regret * (1 + host). Both are equal at the result.
     """
     over = min(1.0, max(0.0, over))
-    cost = over * demand + host + regret * (1 + host)
+    cost = delay_of(over, window, demand) + host + regret * (1 + host)
     return cost / (1 - over + cost) if cost else 0.0
+
+
+def delay_of(over: float, window: float, demand: float) -> float:
+    """How long demand waits for a read that nobody needs, in reads, on average.
+
+    over: what is left of it at the next visit; behind each visit that reads nothing it goes on for `window` more.
+    demand: the probability that a visit has to read something. So it is the sum over visits, i = 0, 1, ..., of
+    (over - i * window) * demand * (1 - demand)^i, as long as something is left.
+    """
+    if over <= 0 or demand <= 0:
+        return 0.0
+    if window <= 0:
+        return over  # it gets on only while a visit waits
+    calm = 1 - demand
+    last = int(over / window)  # the last visit that can meet it
+    return over * (1 - calm ** (last + 1)) - window * calm / demand * (
+        1 - (last + 1) * calm**last + last * calm ** (last + 1)
+    )
 
 
 def bucket_of(priority: float) -> int:

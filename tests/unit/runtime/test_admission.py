@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moeinf.runtime.admission import MEMORY, PRIOR, Admission, bucket_of, floor
+from moeinf.runtime.admission import MEMORY, PRIOR, Admission, bucket_of, delay_of, floor
 
 NUM_EXPERTS = 10
 
@@ -16,30 +16,45 @@ def share(admission: Admission, priority: float) -> float:
     return admission._used[bucket] / admission._seen[bucket]
 
 
+def waited(over: float, window: float, demand: float) -> float:
+    """Visit after visit: each that reads something waits for what is left; behind the others the read goes on."""
+    mean, chance = 0.0, 1.0  # chance: that no visit has waited so far
+    while over > 0 and chance > 1e-12:
+        mean += chance * demand * over
+        chance *= 1 - demand
+        over -= window
+    return mean
+
+
 @pytest.mark.parametrize("over", [0.0, 0.3, 0.8, 1.0])
-@pytest.mark.parametrize("demand", [0.0, 0.4, 1.0])
+@pytest.mark.parametrize("demand", [0.0, 0.05, 0.4, 1.0])
+@pytest.mark.parametrize("window", [0.1, 0.5, 3.0])
 @pytest.mark.parametrize("probability", [0.05, 0.35, 0.6, 0.8, 0.95])
 @pytest.mark.parametrize("host", [0.0, 0.25])
 def test_the_floor_is_where_a_prefetch_begins_to_save_time(
-    over: float, demand: float, probability: float, host: float
+    over: float, demand: float, window: float, probability: float, host: float
 ) -> None:
     """Mean time over what may come, of a read that takes 1 and host, and of what it evicts, with prefetch and without.
 
     The host asks for a read when it is prefetched, or when it is demand; and again for what the read has evicted.
     """
-    regret, with_it, without = 0.2, 0.0, 0.0
-    for used, chance in ((True, probability), (False, 1 - probability)):
-        for others, share in ((True, demand), (False, 1 - demand)):
-            own = over if used or others else 0.0  # nobody waits for what nobody needs
-            with_it += chance * share * (host + own + others + (0.0 if used else regret * (1 + host)))
-            without += chance * share * (float(used) * (1 + host) + others)
-    assert (probability > floor(over, demand, regret, host)) == (with_it < without - 1e-9)
+    regret = 0.2
+    used = probability * (host + over)
+    wasted = (1 - probability) * (host + waited(over, window, demand) + regret * (1 + host))
+    without = probability * (1 + host)
+    assert (probability > floor(over, window, demand, regret, host)) == (used + wasted < without - 1e-9)
+
+
+def test_an_unneeded_read_on_a_link_without_idle_time_delays_demand_by_all_of_it() -> None:
+    assert delay_of(0.7, 0.0, 0.1) == 0.7 and delay_of(0.7, 0.0, 0.0) == 0.0
+    assert delay_of(0.7, 1e-4, 0.1) == pytest.approx(0.7, abs=1e-3)
+    assert delay_of(0.7, 0.8, 0.1) == pytest.approx(0.07), "it ends behind the next visit"
 
 
 def test_more_than_a_read_left_counts_as_one_and_less_than_none_as_none() -> None:
-    assert floor(1.0, 0.5, 0.1, 0.0) == floor(7.0, 0.5, 0.1, 0.0) == 1.0
-    assert floor(-3.0, 0.5, 0.1, 0.0) == floor(0.0, 0.5, 0.1, 0.0) == pytest.approx(0.1 / 1.1)
-    assert floor(0.0, 1.0, 0.0, 0.0) == 0.0
+    assert floor(1.0, 1.0, 0.5, 0.1, 0.0) == floor(7.0, 1.0, 0.5, 0.1, 0.0) == 1.0
+    assert floor(-3.0, 1.0, 0.5, 0.1, 0.0) == floor(0.0, 1.0, 0.5, 0.1, 0.0) == pytest.approx(0.1 / 1.1)
+    assert floor(0.0, 1.0, 1.0, 0.0, 0.0) == 0.0
 
 
 def test_each_takes_its_place_in_the_window() -> None:
