@@ -93,19 +93,36 @@ class DrawnGuesses:
         self._trace, self._quality, self._seed = trace, quality, seed
         self._block = -1
         self._weights: FloatArray = np.zeros((0, 0, 0))  # [tokens of the block, layers, experts]; 0: not guessed
+        self._one: list[list[Guess | None]] = []  # of a single token of the block, by token and layer
 
     def at(self, first: int, last: int, layer: int) -> Guess | None:
+        if last == first + 1:
+            self._enter(first // BLOCK_TOKENS)
+            return self._one[first % BLOCK_TOKENS][layer]
         weights = np.concatenate([self._of_block(block, first, last, layer) for block in _blocks(first, last)])
         width = int((weights > 0).sum(axis=1).max())
         ids: IntArray = np.argsort(-weights, axis=1, kind="stable")[:, :width]
         return Guess(ids, np.take_along_axis(weights, ids, axis=1).astype(np.float32)) if width else None
 
     def _of_block(self, block: int, first: int, last: int, layer: int) -> FloatArray:
-        if block != self._block:
-            self._block, self._weights = block, self._drawn(block)
+        self._enter(block)
         start = block * BLOCK_TOKENS
         part: FloatArray = self._weights[max(0, first - start) : last - start, layer]
         return part
+
+    def _enter(self, block: int) -> None:
+        if block == self._block:
+            return
+        self._block, self._weights = block, self._drawn(block)
+        order: IntArray = np.argsort(-self._weights, axis=2, kind="stable")
+        weights = np.take_along_axis(self._weights, order, axis=2).astype(np.float32)
+        self._one = [
+            [
+                Guess(ids[None, :width], found[None, :width]) if width else None
+                for ids, found, width in zip(*of_token, strict=True)
+            ]
+            for of_token in zip(order, weights, (self._weights > 0).sum(axis=2).tolist(), strict=True)
+        ]
 
     def _drawn(self, block: int) -> FloatArray:
         rng, quality, shape = np.random.default_rng([self._seed, block]), self._quality, self._trace.shape

@@ -25,6 +25,9 @@ class SimulatedLink:
     """moeinf.runtime.io.protocol.Reader that lands one expert after the other, `read_s` each, while its clock goes on.
 
     Demand overtakes prefetches that have not begun; of equals, the first come is first served.
+
+    waits_for_all: `wait_any` returns when all of the keys have landed, and not the first. Where nothing is done in
+    between that takes time or asks for a read, no figure depends on it, and a wait for each is saved.
     """
 
     backend, notice = "simulated", ""
@@ -38,6 +41,7 @@ class SimulatedLink:
         self._landed: list[int] = []
         self._num_read = 0
         self._expert_bytes = 0
+        self.waits_for_all = False
 
     def submit(
         self,
@@ -69,13 +73,16 @@ class SimulatedLink:
     def wait_any(self, keys: IntArray) -> IntArray:
         wanted = set(keys.tolist())
         self._catch_up()
-        while wanted.isdisjoint(self._landed):
+        while not self._has_waited(wanted):
             assert self._reading is not None, "nothing is on its way"
             self._clock.now = self._ends_s
             self._catch_up()
         landed = [key for key in self._landed if key in wanted]
         self._landed = [key for key in self._landed if key not in wanted]
         return np.array(landed, np.int64)
+
+    def _has_waited(self, wanted: set[int]) -> bool:
+        return wanted.issubset(self._landed) if self.waits_for_all else not wanted.isdisjoint(self._landed)
 
     def poll(self) -> ReadDone:
         self._catch_up()

@@ -89,7 +89,7 @@ class SimulatedRun:
         self._layer_s = timing.layer_s
         self._attention_s = 0.0  # what of it has passed before the visit
         self._num_experts = shape.num_experts
-        link = SimulatedLink(self._clock, timing.read_s)
+        self._link = link = SimulatedLink(self._clock, timing.read_s)
         self._cache = cache = ExpertCache(shape, _ONE_BYTE, SlotRegion(None, 0, num_slots), policy)
         errors = ReadErrors([], shape.num_experts)
         self.tier = ExpertTier(cache, Loader(cache, link), errors, Profiler(self._clock), IdleWindow(self._clock))
@@ -119,6 +119,7 @@ class SimulatedRun:
         with self.tier.visit(layer, experts, counts, num_tokens) as visit:
             if self._prefetcher is not None:
                 self._prefetcher.after_routing(visit)
+            self._link.waits_for_all = num_tokens == 1 and visit.all_have_slots
             for _ in visit.arrivals():
                 pass
         self._clock.now += self._layer_s - self._attention_s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeinf.bench.simulation.belady import Belady
+from moeinf.bench.simulation.link import SimulatedLink
 from moeinf.bench.simulation.replay import drive, replay, whole
 from moeinf.bench.simulation.run import UNTIMED, SimulatedRun, Timing
 from moeinf.errors import UsageError
@@ -19,6 +21,7 @@ from moeinf.runtime.policy.eviction import POLICIES, make_policy
 from moeinf.runtime.policy.predictors import PREDICTORS, make_predictor
 from moeinf.runtime.policy.protocol import EvictionPolicy
 from moeinf.runtime.policy.trace import RequestRecorder
+from moeinf.traces.guesses import DrawnGuesses, LookAheadQuality
 from moeinf.traces.trace import Trace, load_trace
 from moeinf.types import MoeShape
 
@@ -121,6 +124,29 @@ def test_every_activation_is_a_hit_or_a_miss(
     stats = whole(replay(trace, [slots], [policy], recorder, guess, timing, prefill)[0])
     assert stats.hits + stats.misses == SHAPE.num_layers * SHAPE.top_k * trace.num_tokens
     assert stats.prefetches_used + stats.prefetches_wasted <= stats.prefetches
+
+
+@pytest.mark.parametrize("predictor", ["none", "frequency", "cross-layer", "look-ahead"])
+@pytest.mark.parametrize("slots", [2, 4, 9, 15])
+@pytest.mark.parametrize("prefill", [0, 4])
+def test_waiting_for_all_reads_of_a_visit_at_once_changes_no_figure(
+    monkeypatch: pytest.MonkeyPatch, predictor: str, slots: int, prefill: int
+) -> None:
+    """The slow form looks up after each read, as a machine that computes what has landed does."""
+
+    def run() -> list[tuple[float, ...]]:
+        trace = random_trace(slots)
+        guesses = DrawnGuesses(trace, LookAheadQuality(0.8, 0.8, 2.0))
+        policy, recorder = fresh("next-use", trace, slots)
+        guess = make_predictor(predictor, SHAPE, ActivationCollection(SHAPE))
+        timing = Timing(read_s=1.0, layer_s=1.7)
+        (phases,) = replay(trace, [slots], [policy], recorder, guess, timing, prefill, guesses)
+        return [(*astuple(phase.stats), phase.tokens, phase.seconds) for phase in phases.values()]
+
+    fast = run()
+    monkeypatch.setattr(SimulatedLink, "_has_waited", lambda self, wanted: not wanted.isdisjoint(self._landed))
+    for found, wanted in zip(fast, run(), strict=True):
+        assert found == pytest.approx(wanted, rel=1e-12)
 
 
 @settings(max_examples=40, deadline=None)
