@@ -25,6 +25,9 @@ SOURCE_ROWS = 4 * 128  # queries of a source whose scores exist at once, and wha
 ROUTED_BYTES = 40  # of each expert, for a token: its score, what becomes of that, and where it is sorted to
 ATTENTION_MASK_BYTES: Final = 128 << 20  # of a block of queries, also as a bias (device/vector_ops.py)
 WIDENED_BYTES: Final = 128 << 20  # rows of a quantised matrix that are widened at once (device/matrix_ops.py)
+TEXT_BYTES: Final = 16 << 20  # of the process that holds the tokenizer, before it has loaded one
+TEXT_COPIES: Final = 9  # times its file that a tokenizer takes there: 8.5 and 9.7 were measured, of 3.5 and 2.1 MB
+ANY_TEXT_BYTES: Final = 40 << 20  # the same where the file is not known
 FIXED_COPIES: Final = 4  # of Workspace.fixed on a GPU: in both types, before and after what is done to it
 
 
@@ -38,6 +41,7 @@ class Footprint:
     dense_bytes: int  # dense weights that are held in memory
     workspace: Workspace
     layers: tuple[ExpertLayout, ...] = ()  # of each layer, where they differ
+    text_bytes: int = ANY_TEXT_BYTES  # of the process that holds the tokenizer
 
 
 def footprint_of(manifest: Manifest, dense_bytes: int, workspace: Workspace, num_beams: int) -> Footprint:
@@ -50,7 +54,8 @@ def footprint_of(manifest: Manifest, dense_bytes: int, workspace: Workspace, num
     half = info.kv_bytes_per_token // 2
     moved = 2 * half * num_beams // info.num_layers if num_beams > 1 else 0
     info = replace(info, kv_bytes_per_token=info.kv_bytes_per_token + half * (num_beams - 1) + moved)
-    return Footprint(info, manifest.moe, manifest.layout, dense_bytes, workspace, manifest.layers)
+    text_bytes = TEXT_BYTES + TEXT_COPIES * manifest.file_sizes().get("tokenizer.json", 0)
+    return Footprint(info, manifest.moe, manifest.layout, dense_bytes, workspace, manifest.layers, text_bytes)
 
 
 def activation_bytes(footprint: Footprint, chunk: int, context: int, num_threads: int) -> int:

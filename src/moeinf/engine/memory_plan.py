@@ -14,13 +14,15 @@ from moeinf.text.quantities import at_least_text, binary_size_text, size_text
 from moeinf.types import ModelInfo, MoeShape
 
 MIN_CHUNK = 64  # what the prefill chunk is never shortened below for want of memory
+FEW_TOKENS: Final = 4  # whose experts are to fit before a chunk that was not asked for takes what others could have
 MIN_CONTEXT = 512  # what an automatic context is never shortened below
 PREFILL_CHUNK = 512  # where none is given
 PROCESS_BYTES = 64 << 20  # interpreter and libraries before anything is loaded; --ram is held to count them
-OVERHEAD_BYTES = 64 << 20  # allocator, libraries and the tokenizer's process, still to be touched after this point
+OVERHEAD_BYTES = 24 << 20  # allocator and libraries, still to be touched after this point; beside the text process
 
-# Left to other programs where no size was asked for: a twentieth, within these bounds, but no more than a fifth. The
-# cache shrinks when they need more, so it has to last for the second until that is seen.
+# Left to other programs where no size was asked for: a twentieth, within these bounds, but no more than a fifth, nor
+# than half of what experts could have. The cache shrinks when they need more, so it has to last for the second until
+# that is seen.
 FREE_BYTES: Final = (256 << 20, 1 << 30)
 MIN_FREE_BYTES: Final = 32 << 20  # what a cache of a size that was asked for keeps available all the same
 
@@ -50,6 +52,7 @@ class MemoryPlan:
     num_slots: int
     slot_bytes: int
     prefix_bytes: int = field(default=0, kw_only=True)  # of host memory, for the beginnings of earlier prompts
+    program_bytes: int = field(default=0, kw_only=True)  # of host memory, for what this process is still to touch
 
     @property
     def cache_bytes(self) -> int:
@@ -90,7 +93,9 @@ def plan_memory(footprint: Footprint, config: RuntimeConfig, machine: Machine) -
     """Reserves dense, KV at the context and activations first; the rest is expert slots, unless told otherwise.
 
     Some of that rest is left to other programs, unless --ram binds, which is taken as it is. Where top_k slots do not
-    fit, the prefill chunk is shortened, then a context that was not asked for.
+    fit, the prefill chunk is shortened, then a context that was not asked for. A chunk that was not asked for is also
+    shortened where the experts of a few tokens do not fit, as long as half of it makes room for those of another one:
+    what is read again for each token costs more than shorter chunks of a prompt.
 
     Raises OutOfMemoryError with the shortfall and the remedies, UsageError for a size or context that cannot be meant.
     """
@@ -101,23 +106,32 @@ def plan_memory(footprint: Footprint, config: RuntimeConfig, machine: Machine) -
     chunk = min(config.prefill_chunk or PREFILL_CHUNK, context)
     whole, machine = machine, _within_ram(machine, config)
     free = _left_free(machine) if machine is whole else 0
+    token_bytes = moe.top_k * stride
     while True:
         activations = activation_bytes(footprint, chunk, context, config.threads or machine.cores)
         kv_bytes = sequence_bytes(info, context)
         fixed = MemoryPlan(footprint.dense_bytes, kv_bytes, activations, context, chunk, 0, stride)
-        room = machine.available_bytes - fixed.total_bytes - OVERHEAD_BYTES
-        if room >= moe.top_k * stride:
+        fixed = replace(fixed, program_bytes=program_bytes(footprint))
+        room = machine.available_bytes - fixed.total_bytes - fixed.program_bytes
+        if chunk > MIN_CHUNK and config.prefill_chunk is None and token_bytes <= room < FEW_TOKENS * token_bytes:
+            half = max(MIN_CHUNK, chunk // 2)
+            freed = activations - activation_bytes(footprint, half, context, config.threads or machine.cores)
+            if freed < token_bytes:
+                break
+            chunk = half
+        elif room >= token_bytes:
             break
-        if chunk > MIN_CHUNK:  # prompts take longer, but nothing is lost
+        elif chunk > MIN_CHUNK:  # prompts take longer, but nothing is lost
             chunk = max(MIN_CHUNK, chunk // 2)
         elif config.context is None and context > MIN_CONTEXT:
             context = max(MIN_CONTEXT, context // 2)
         else:
             break
-    prefix_bytes = _prefix_bytes(footprint, config, machine, room - free - moe.top_k * stride)
+    free = min(free, max(0, room) // 2)
+    prefix_bytes = _prefix_bytes(footprint, config, machine, room - free - token_bytes)
     num_slots = _wanted_slots(moe, stride, config, room - free - prefix_bytes)
     plan = replace(fixed, num_slots=num_slots, prefix_bytes=prefix_bytes)
-    if plan.total_bytes + OVERHEAD_BYTES > machine.available_bytes:
+    if plan.total_bytes + plan.program_bytes > machine.available_bytes:
         raise _shortfall(plan, machine)
     return plan
 
@@ -145,7 +159,7 @@ def _left_free(machine: Machine) -> int:
 def reserve_bytes(plan: MemoryPlan, machine: Machine) -> int:
     """What the expert cache keeps available to others while it runs: the automatic plan's, or what was left by sizes
     that were asked for."""
-    left = machine.available_bytes - plan.total_bytes - OVERHEAD_BYTES
+    left = machine.available_bytes - plan.total_bytes - plan.program_bytes
     return min(_left_free(machine), max(MIN_FREE_BYTES, left))
 
 
@@ -308,7 +322,12 @@ def smallest_bytes(footprint: Footprint, num_threads: int) -> int:
     context = min(MIN_CONTEXT, info.context_length)
     activations = activation_bytes(footprint, min(MIN_CHUNK, context), context, num_threads)
     kv_bytes, cache_bytes = sequence_bytes(info, context), moe.top_k * footprint.layout.stride_bytes
-    return footprint.dense_bytes + kv_bytes + OVERHEAD_BYTES + activations + cache_bytes
+    return footprint.dense_bytes + kv_bytes + program_bytes(footprint) + activations + cache_bytes
+
+
+def program_bytes(footprint: Footprint) -> int:
+    """What this process and the one that holds the tokenizer are still to touch beside what a plan counts."""
+    return OVERHEAD_BYTES + footprint.text_bytes
 
 
 def _within_ram(machine: Machine, config: RuntimeConfig) -> Machine:
@@ -345,8 +364,8 @@ def _wanted_slots(moe: MoeShape, stride: int, config: RuntimeConfig, room: int) 
 
 def _shortfall(plan: MemoryPlan, machine: Machine) -> OutOfMemoryError:
     """The error for a plan that does not fit. It counts the whole process, as --ram and `show` do."""
-    rest = plan.activation_bytes + OVERHEAD_BYTES + PROCESS_BYTES
-    need = plan.total_bytes + OVERHEAD_BYTES + PROCESS_BYTES
+    program = plan.program_bytes + PROCESS_BYTES
+    rest, need = plan.activation_bytes + program, plan.total_bytes + program
     kept = f"prefixes {_mib(plan.prefix_bytes)}, " if plan.prefix_bytes else ""
     return OutOfMemoryError(
         f"not enough memory: {_mib(need)} MiB needed (dense {_mib(plan.dense_bytes)}, KV cache {_mib(plan.kv_bytes)} "

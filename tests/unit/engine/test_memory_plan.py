@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from moeinf.config import RuntimeConfig
-from moeinf.engine.footprint import Footprint, device_activation_bytes
+from moeinf.engine.footprint import TEXT_BYTES, TEXT_COPIES, Footprint, device_activation_bytes
 from moeinf.engine.memory_plan import (
     CONTEXT_BYTES,
     DEVICE_OVERHEAD_BYTES,
@@ -16,45 +16,56 @@ from moeinf.engine.memory_plan import (
     MIN_CHUNK,
     MIN_CONTEXT,
     MIN_FREE_BYTES,
-    OVERHEAD_BYTES,
     PROCESS_BYTES,
     RING_BYTES,
     DevicePlan,
     plan_device_memory,
     plan_memory,
+    program_bytes,
     reserve_bytes,
     shortenings,
     smallest_bytes,
     smallest_device_bytes,
 )
+from moeinf.engine.stored.outline import outline_of
 from moeinf.errors import OutOfMemoryError, UsageError
 from moeinf.hardware import Machine
+from moeinf.store.library import StoredModel
 from moeinf.types import MoeShape
 from tests.support.footprints import FOOTPRINT, INFO, LARGE, MIB, WIDE, on
+
+PROGRAM = program_bytes(FOOTPRINT)
 
 
 def test_all_that_is_left_becomes_slots() -> None:
     plan = plan_memory(FOOTPRINT, RuntimeConfig(), on(1200))
     assert plan.context == 4096 and plan.kv_bytes == 4096 * 100_000
-    spare = 1200 * MIB - plan.total_bytes - OVERHEAD_BYTES
-    assert 240 * MIB <= spare < 244 * MIB and 2 <= plan.num_slots < 128, "a fifth is left to other programs"
+    spare = 1200 * MIB - plan.total_bytes - PROGRAM
+    assert 0 <= spare - plan.cache_bytes <= 4 * MIB and 2 <= plan.num_slots < 128, "half of what experts could have"
+    wider = plan_memory(FOOTPRINT, RuntimeConfig(), on(1400))
+    assert 256 * MIB <= 1400 * MIB - wider.total_bytes - PROGRAM < 260 * MIB
+    tiny = dataclasses.replace(
+        FOOTPRINT, moe=MoeShape(80, 256, 2), dense_bytes=0, info=dataclasses.replace(INFO, kv_bytes_per_token=10)
+    )
+    spare = 1000 * MIB - plan_memory(tiny, RuntimeConfig(), on(1000)).total_bytes - PROGRAM
+    assert 200 * MIB <= spare < 204 * MIB, "a fifth is left to other programs"
     large = dataclasses.replace(FOOTPRINT, moe=MoeShape(80, 256, 2))
     for available, left in ((4000, 256), (10_000, 500), (50_000, 1024)):  # a twentieth, between 256 MiB and a GiB
-        spare = available * MIB - plan_memory(large, RuntimeConfig(), on(available)).total_bytes - OVERHEAD_BYTES
+        spare = available * MIB - plan_memory(large, RuntimeConfig(), on(available)).total_bytes - PROGRAM
         assert left * MIB <= spare < (left + 4) * MIB
 
 
 def test_memory_that_is_asked_for_is_used_to_the_end() -> None:
     plan = plan_memory(FOOTPRINT, RuntimeConfig.of(ram="1200MiB"), on(8000))
-    spare = 1200 * MIB - PROCESS_BYTES - plan.total_bytes - OVERHEAD_BYTES
+    spare = 1200 * MIB - PROCESS_BYTES - plan.total_bytes - PROGRAM
     assert 0 <= spare < 4 * MIB and plan.num_slots < 128
 
 
 def test_the_cache_keeps_available_what_its_plan_left_to_others() -> None:
-    automatic = plan_memory(FOOTPRINT, RuntimeConfig(), on(1200))
-    assert reserve_bytes(automatic, on(1200)) == 240 * MIB
+    automatic = plan_memory(FOOTPRINT, RuntimeConfig(), on(1400))
+    assert reserve_bytes(automatic, on(1400)) == 256 * MIB
     asked = plan_memory(FOOTPRINT, RuntimeConfig.of(expert_cache="400MiB"), on(1200))
-    exact = on(1200 - (1200 * MIB - asked.total_bytes - OVERHEAD_BYTES) // MIB)
+    exact = on(1200 - (1200 * MIB - asked.total_bytes - PROGRAM) // MIB)
     assert reserve_bytes(asked, exact) == MIN_FREE_BYTES, "a cache as it was asked for shrinks only in need"
     assert reserve_bytes(asked, on(100_000)) == 1024 * MIB
 
@@ -127,7 +138,7 @@ def test_a_short_model_is_not_given_a_longer_context() -> None:
 
 def test_a_budget_below_the_machine_binds_and_is_named_where_it_does_not_suffice() -> None:
     plan = plan_memory(FOOTPRINT, RuntimeConfig.of(ram="1200MiB"), on(100_000))
-    assert 0 <= 1200 * MIB - PROCESS_BYTES - OVERHEAD_BYTES - plan.total_bytes < 4 * MIB
+    assert 0 <= 1200 * MIB - PROCESS_BYTES - PROGRAM - plan.total_bytes < 4 * MIB
     with pytest.raises(OutOfMemoryError, match=r"200 MiB available \(--ram 200MiB\); .*or raise --ram$"):
         plan_memory(FOOTPRINT, RuntimeConfig.of(ram="200MiB"), on(100_000))
 
@@ -318,7 +329,7 @@ def test_prefixes_are_counted_where_they_are_asked_for() -> None:
     plan = plan_memory(FOOTPRINT, RuntimeConfig.of(prefix_memory="100MiB", expert_cache="400MiB"), on(4000))
     assert plan.prefix_bytes == 100 * MIB and plan.num_slots == 100
     shared = plan_memory(FOOTPRINT, RuntimeConfig.of(prefix_memory="10%", ram="1200MiB"), on(4000))
-    assert shared.total_bytes <= 1200 * MIB - PROCESS_BYTES - OVERHEAD_BYTES
+    assert shared.total_bytes <= 1200 * MIB - PROCESS_BYTES - PROGRAM
     assert 0 < shared.prefix_bytes <= 114 * MIB < 1200 * MIB
 
 
@@ -335,3 +346,12 @@ def test_prefixes_are_kept_unasked_for_many_conversations_and_recurrent_models()
 def test_more_prefixes_than_memory_is_named() -> None:
     with pytest.raises(OutOfMemoryError, match="prefixes 8192"):
         plan_memory(FOOTPRINT, RuntimeConfig.of(prefix_memory="8GiB"), on(4000))
+
+
+def test_a_larger_tokenizer_leaves_fewer_slots(demo: StoredModel) -> None:
+    footprint = outline_of(demo).footprint
+    (size,) = (file.num_bytes for file in demo.manifest.files if file.file == "tokenizer.json")
+    assert footprint.text_bytes == TEXT_BYTES + TEXT_COPIES * size
+    larger = dataclasses.replace(FOOTPRINT, text_bytes=FOOTPRINT.text_bytes + 80 * MIB)
+    plans = [plan_memory(each, RuntimeConfig.of(ram="1200MiB"), on(8000)) for each in (FOOTPRINT, larger)]
+    assert plans[0].num_slots - plans[1].num_slots == 80 * MIB // plans[0].slot_bytes

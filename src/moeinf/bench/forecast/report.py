@@ -9,7 +9,7 @@ from moeinf.bench.forecast.checkup import Finding
 from moeinf.bench.forecast.forecast import Forecast
 from moeinf.bench.forecast.rates import Rates
 from moeinf.bench.forecast.subject import Subject
-from moeinf.engine.memory_plan import OVERHEAD_BYTES, PROCESS_BYTES
+from moeinf.engine.memory_plan import PROCESS_BYTES
 from moeinf.terminal.screen import section
 from moeinf.text.quantities import binary_size_text, count_text, size_text
 from moeinf.types import FORMAT_BLOCKS, Format
@@ -97,14 +97,14 @@ def memory_rows(forecast: Forecast) -> list[tuple[str, str]]:
             f"{size_text(plan.cache_bytes)}: {plan.num_slots} of {forecast.moe.total_experts}, "
             f"{binary_size_text(plan.slot_bytes)} each",
         ),
-        ("program", size_text(OVERHEAD_BYTES + PROCESS_BYTES)),
+        ("program", size_text(plan.program_bytes + PROCESS_BYTES)),
     ]
     return [*rows, ("prefixes", size_text(plan.prefix_bytes))] if plan.prefix_bytes else rows
 
 
 def process_bytes(forecast: Forecast) -> int:
     """The memory of the whole process, as --ram counts it."""
-    return forecast.plan.total_bytes + OVERHEAD_BYTES + PROCESS_BYTES
+    return forecast.plan.total_bytes + forecast.plan.program_bytes + PROCESS_BYTES
 
 
 def rate_text(tokens_per_s: float) -> str:
@@ -134,7 +134,7 @@ def fit_json(subject: Subject, forecast: Forecast, free_bytes: int) -> str:
                 "activation_bytes": plan.activation_bytes,
                 "expert_bytes": plan.cache_bytes,
                 "prefix_bytes": plan.prefix_bytes,
-                "program_bytes": OVERHEAD_BYTES + PROCESS_BYTES,
+                "program_bytes": plan.program_bytes + PROCESS_BYTES,
                 "total_bytes": process_bytes(forecast),
             },
             "context": plan.context,
