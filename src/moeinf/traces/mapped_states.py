@@ -34,7 +34,7 @@ class JoinedStates:
         self.shape = (int(self._starts[-1]), *self._parts[0].shape[1:])
 
     def __len__(self) -> int:
-        return self.shape[0]
+        return int(self._starts[-1])
 
     @overload
     def __getitem__(self, index: slice) -> JoinedStates: ...

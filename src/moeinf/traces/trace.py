@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from moeinf.errors import UsageError
 from moeinf.runtime.policy.eamc import DAMAGE
 from moeinf.store.files import errors_named, open_regular
 from moeinf.traces.folder import WHOLE_FILE, read_facts, request_files, shape_of
+from moeinf.traces.mapped_states import HalfArray, JoinedStates, joined_states, mapped_array
 from moeinf.types import Float32Array, IntArray, MoeShape, Phase
 
-HalfArray = npt.NDArray[np.float16]
+_BLOCK_TOKENS: Final = 256  # whose states are looked at together
 ABSENT: Final = -1  # in place of an expert, or of a guess, of a layer that a token did not visit
 
 
@@ -41,7 +41,7 @@ class Trace:
     guesses: IntArray | None = None  # [tokens, layers, top_k]: look-ahead's, as told before the layer ran; -1: none
     guess_weights: Float32Array | None = None
     model: str = ""  # its name; "" where the files do not say it
-    states: HalfArray | None = None  # [tokens, layers, hidden], before attention; None, too, where not asked for
+    states: HalfArray | JoinedStates | None = None  # [tokens, layers, hidden], before attention; None: not asked for
 
     @property
     def num_tokens(self) -> int:
@@ -121,7 +121,7 @@ def joined(parts: Sequence[Trace]) -> Trace:
         guesses,
         guess_weights,
         parts[0].model,
-        rows([part.states for part in parts]),
+        None if any(part.states is None for part in parts) else joined_states([part.states for part in parts]),
     )
 
 
@@ -182,20 +182,24 @@ def dumps(trace: Trace) -> bytes:
     np.savez_compressed(buffer, **{name: array for name, array in arrays.items() if array is not None})
     if trace.states is not None:  # as they are: compressing them takes long and saves little
         with zipfile.ZipFile(buffer, "a") as archive, archive.open("states.npy", "w") as file:
-            np.lib.format.write_array(file, np.ascontiguousarray(trace.states))
+            np.lib.format.write_array(file, np.ascontiguousarray(np.asarray(trace.states)))
     return buffer.getvalue()
 
 
 def read_trace(path: Path, max_tokens: int | None = None, *, states: bool = False) -> Trace:
     """Reads the first `max_tokens` tokens of an npz file. Raises UsageError for one that is no trace, or damaged."""
-    wanted = _ARRAYS | {"states"} if states else _ARRAYS
     try:
         with (
             errors_named(path, UsageError),
             os.fdopen(open_regular(path), "rb") as file,
             np.load(file, allow_pickle=False) as archive,
         ):
-            trace = _of_arrays(path.stem, {name: archive[name] for name in archive.files if name in wanted})
+            arrays = {name: archive[name] for name in archive.files if name in _ARRAYS}
+            if states and "states" in archive.files:
+                member = archive.zip.getinfo("states.npy")
+                stored = member.compress_type == zipfile.ZIP_STORED
+                arrays["states"] = mapped_array(file, member) if stored else archive["states"]
+            trace = _of_arrays(path.stem, arrays)
     except (*DAMAGE, IndexError, TypeError, AttributeError, OverflowError, NotImplementedError) as error:
         raise UsageError(f"{path} is not a routing trace ({' '.join(str(error).split())})") from error
     return cut(trace, trace.num_tokens if max_tokens is None else max_tokens)
@@ -291,7 +295,8 @@ def check(trace: Trace) -> None:
         require(given, "guess_weights do not fit guesses")
     if (states := trace.states) is not None:
         require(states.ndim == 3 and states.shape[:2] == (tokens, shape.num_layers), "states do not fit experts")
-        require(states.shape[2] > 0 and np.isfinite(states).all(), "states are no numbers")
+        blocks = (np.asarray(states[first : first + _BLOCK_TOKENS]) for first in range(0, tokens, _BLOCK_TOKENS))
+        require(states.shape[2] > 0 and all(np.isfinite(block).all() for block in blocks), "states are no numbers")
 
 
 def _check_borders(borders: IntArray, tokens: int, name: str) -> None:
@@ -324,8 +329,8 @@ def passes_of(trace: Trace, prefill_tokens: int = 0) -> Iterator[tuple[Phase | N
         if trace.passes is None:
             borders = [start, *range(start + max(prefill_tokens, 1), end), end]
         else:
-            borders = trace.passes[np.searchsorted(trace.passes, start) :].tolist()
-            borders = borders[: borders.index(end) + 1]
+            low, high = np.searchsorted(trace.passes, (start, end)).tolist()
+            borders = trace.passes[low : high + 1].tolist()
         prompt_end = borders[1] if trace.prompt_tokens is None else start + int(trace.prompt_tokens[request])
         phase: Phase | None = None
         for first, last in pairwise(borders):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from moeinf.config import RuntimeConfig
 from moeinf.errors import UsageError
 from moeinf.runtime.policy.state_maps import unit_state
 from moeinf.traces.folder import TraceFacts, add_request, open_folder, request_files
+from moeinf.traces.mapped_states import JoinedStates
 from moeinf.traces.recorder import TraceRecorder, open_recorder
 from moeinf.traces.trace import Trace, cut, dumps, joined, load_trace, read_trace, without_first
 from tests.support.random_traces import SHAPE, a_trace
@@ -111,6 +113,29 @@ def test_a_file_that_was_cut_off_is_refused(tmp_path_factory: pytest.TempPathFac
     path.write_bytes(data[: int(share * len(data))])
     with pytest.raises(UsageError, match="is not a routing trace"):
         read_trace(path, states=True)
+
+
+def test_a_flipped_bit_of_the_states_is_noticed(tmp_path: Path) -> None:
+    path, data = tmp_path / "routing.npz", bytearray(dumps(with_states(a_trace(1, (4, 3)))))
+    data[data.index(b"states.npy") + 300] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(UsageError, match=r"not a routing trace \(Bad CRC-32 for file 'states.npy'\)"):
+        read_trace(path, states=True)
+
+
+def test_states_of_a_recording_stay_in_their_files_and_are_indexed_as_one_array(tmp_path: Path) -> None:
+    requests = [with_states(a_trace(seed, (length,)), HIDDEN) for seed, length in enumerate((4, 1, 3))]
+    open_folder(tmp_path, FACTS)
+    for request in requests:
+        add_request(tmp_path, dumps(request))
+    states = load_trace(tmp_path, states=True).states
+    assert isinstance(states, JoinedStates) and all(isinstance(part, np.memmap) for part in states.parts())
+    whole = np.concatenate([np.asarray(request.states) for request in requests])
+    for start, stop in itertools.combinations_with_replacement(range(len(whole) + 1), 2):
+        assert np.array_equal(states[start:stop], whole[start:stop]) and len(states[start:stop]) == stop - start
+        assert np.array_equal(states[start:stop, 1], whole[start:stop, 1])
+        assert np.array_equal(states[start:][: stop - start], whole[start:][: stop - start])
+    assert np.array_equal(states[[7, 0, 4, 4, 5]], whole[[7, 0, 4, 4, 5]])
 
 
 def test_states_of_another_model_are_refused(tmp_path: Path) -> None:
