@@ -132,6 +132,18 @@ class BoundExpertKernel {
     kernel_.compute(experts.data(), offsets.data(), experts.shape(0));
   }
 
+  void put(const Column& experts, const Floats& rows) {
+    require_shape("rows", rows, static_cast<std::int64_t>(rows.shape(0)), kernel_.hidden_size());
+    const nb::gil_scoped_release released;
+    kernel_.put(experts.data(), experts.shape(0), rows.data(), static_cast<std::int64_t>(rows.shape(0)));
+  }
+
+  void get(const Column& experts, const FloatsOut& rows) {
+    require_shape("rows", rows, static_cast<std::int64_t>(rows.shape(0)), kernel_.hidden_size());
+    const nb::gil_scoped_release released;
+    kernel_.get(experts.data(), experts.shape(0), rows.data(), static_cast<std::int64_t>(rows.shape(0)));
+  }
+
   std::size_t scratch_bytes() const { return kernel_.scratch_bytes(); }
 
   static std::size_t workspace_bytes(const Parts& parts, std::int64_t top_k, nb::handle pass) {
@@ -202,6 +214,7 @@ void moeinf::bind_kernels(nb::module_& m) {
       .def_prop_ro("threads", [](Kernels& kernels) { return kernels.pool().num_threads(); })
       .def_prop_ro("scratch_bytes", &Kernels::scratch_bytes)
       .def("begin_pass", &Kernels::begin_pass, nb::arg("tokens"))
+      .def_prop_ro("pass_tokens", [](const Kernels& kernels) { return kernels.tokens_of_pass(0); })
       .def("linear", &linear, nb::arg("x").noconvert(), nb::arg("w"), nb::arg("y").noconvert())
       .def_static(
           "linear_workspace_bytes",
@@ -222,6 +235,8 @@ void moeinf::bind_kernels(nb::module_& m) {
            nb::arg("weights").noconvert(), nb::arg("layer") = 0)
       .def("compute", &BoundExpertKernel::compute, nb::arg("experts").noconvert(),
            nb::arg("offsets").noconvert())
+      .def("put", &BoundExpertKernel::put, nb::arg("experts").noconvert(), nb::arg("rows").noconvert())
+      .def("get", &BoundExpertKernel::get, nb::arg("experts").noconvert(), nb::arg("rows").noconvert())
       .def("finish", &BoundExpertKernel::finish, nb::arg("out").noconvert())
       .def_prop_ro("scratch_bytes", &BoundExpertKernel::scratch_bytes)
       .def_static("workspace_bytes", &BoundExpertKernel::workspace_bytes, nb::arg("parts"), nb::arg("top_k"),

@@ -480,6 +480,10 @@ class Kernels:
         0, as at first: each call counts its own rows.
         """
 
+    @property
+    def pass_tokens(self) -> int:
+        """What begin_pass was last told; 0 before."""
+
     def linear(self, x: npt.NDArray[np.float32], w: Matrix, y: npt.NDArray[np.float32]) -> None:
         """y [n, rows] = x [n, cols] times the transpose of w. ValueError for shapes that do not fit."""
 
@@ -532,6 +536,16 @@ class ExpertKernel:
         ValueError, and nothing is computed, for one that no token was routed to, that was computed before, or whose
         block is not inside the memory.
         """
+
+    def put(self, experts: IntArray, rows: npt.NDArray[np.float32]) -> None:
+        """Takes outputs that were computed elsewhere, in place of `compute`: rows [sum of the experts' counts, H].
+
+        Those of experts[0] come first, each expert's in the order of the tokens. ValueError as of `compute`, and for
+        another number of rows.
+        """
+
+    def get(self, experts: IntArray, rows: npt.NDArray[np.float32]) -> None:
+        """Copies outputs that were computed here into `rows`, which are as `put` takes them. ValueError."""
 
     def finish(self, out: npt.NDArray[np.float32]) -> None:
         """out [tokens, H] += weights * outputs, one after the other in the order of the routing.

@@ -113,6 +113,29 @@ class ReferenceExpertKernel:
             }
             self._outputs[expert] = expert_output(torch.from_numpy(self._hidden[tokens]), weights, self._form)
 
+    def put(self, experts: IntArray, rows: Float32Array) -> None:
+        """Takes outputs that were computed elsewhere; those of experts[0] first, each expert's by token."""
+        self._check_rows(experts, rows)
+        if set(experts.tolist()) & set(self._outputs):
+            raise ValueError("an expert was computed before")
+        for expert in experts.tolist():
+            count = int((self._ids == expert).sum())
+            self._outputs[expert], rows = torch.from_numpy(rows[:count].copy()), rows[count:]
+
+    def get(self, experts: IntArray, rows: Float32Array) -> None:
+        """Copies outputs that were computed here."""
+        self._check_rows(experts, rows)
+        if not set(experts.tolist()) <= set(self._outputs):
+            raise ValueError("an expert was not computed")
+        rows[:] = torch.cat([self._outputs[expert] for expert in experts.tolist()]).numpy()
+
+    def _check_rows(self, experts: IntArray, rows: Float32Array) -> None:
+        if not self._has_begun:
+            raise ValueError("outputs need a begin before them")
+        counts = [int((self._ids == expert).sum()) for expert in experts.tolist()]
+        if not all(counts) or sum(counts) != len(rows):
+            raise ValueError("outputs are of experts that tokens were routed to, one for each")
+
     def finish(self, out: Float32Array) -> None:
         """out [tokens, hidden] += the weighted outputs, one after the other. ValueError where one is missing."""
         if not self._has_begun or set(np.unique(self._ids).tolist()) != set(self._outputs):

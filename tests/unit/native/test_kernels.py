@@ -154,6 +154,49 @@ def test_each_expert_of_a_part_may_have_a_scale(kernels: _native.Kernels, num_to
         step.run(_native.ExpertKernel(kernels, layer.memory, parts), layer)
 
 
+@pytest.mark.parametrize("num_tokens", [1, 2, 40])
+def test_outputs_that_come_from_elsewhere_are_summed_as_if_computed_here(
+    kernels: _native.Kernels, num_tokens: int
+) -> None:
+    layer, step = layer_of("q8_0", "q8_0", "q8_0"), Step(num_tokens)
+    kernels.begin_pass(num_tokens)
+    for make in (lambda: layer.kernel(kernels), layer.twin):
+        here, there = make(), make()
+        expected = step.run(make(), layer)
+        experts, counts = here.begin(step.hidden, step.ids, step.weights)
+        there.begin(step.hidden, step.ids, step.weights)
+        theirs = experts[1::2].copy()
+        rows = np.empty((counts[1::2].sum(), HIDDEN), np.float32)
+        there.compute(theirs, layer.offsets[theirs])
+        there.get(theirs[::-1].copy(), rows)
+        here.compute(experts[::2].copy(), layer.offsets[experts[::2]])
+        here.put(theirs[::-1].copy(), rows)
+        found = np.zeros_like(step.hidden)
+        here.finish(found)
+        assert np.array_equal(found, expected)
+    kernels.begin_pass(0)
+
+
+def test_outputs_that_cannot_be_meant_are_refused(kernels: _native.Kernels) -> None:
+    layer, step = layer_of("q8_0", "q8_0", "q8_0"), Step(2)
+    for kernel in (layer.kernel(kernels), layer.twin()):
+        rows = np.zeros((2 * TOP_K, HIDDEN), np.float32)
+        with pytest.raises(ValueError):
+            kernel.put(np.array([0]), rows[:1])  # before a begin
+        experts, counts = kernel.begin(step.hidden, step.ids, step.weights)
+        absent = np.setdiff1d(np.arange(NUM_EXPERTS), experts)[:1]
+        for wrong in ((experts[:1].copy(), rows[: counts[0] + 1]), (absent, rows[:1])):
+            with pytest.raises(ValueError):
+                kernel.put(*wrong)
+        with pytest.raises(ValueError):
+            kernel.get(experts[:1].copy(), rows[: counts[0]])  # not computed
+        kernel.put(experts[:1].copy(), rows[: counts[0]])
+        with pytest.raises(ValueError):
+            kernel.put(experts[:1].copy(), rows[: counts[0]])
+        with pytest.raises(ValueError):
+            kernel.compute(experts[:1].copy(), layer.offsets[experts[:1]])
+
+
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("num_tokens", [1, 2, 8, 40])
 def test_experts_equal_their_twin(kernels: _native.Kernels, format: Format, num_tokens: int) -> None:

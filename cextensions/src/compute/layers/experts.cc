@@ -205,12 +205,62 @@ void ExpertKernel::compute(const std::int64_t* experts, const std::int64_t* offs
   num_computed_ += count;
 }
 
-void ExpertKernel::check_job(std::int64_t expert, std::int64_t offset) {
+std::size_t ExpertKernel::group_of(std::int64_t expert) const {
   const std::int64_t found = groups_.find(expert);
   if (found < 0) throw std::invalid_argument("no token was routed to expert " + std::to_string(expert));
-  const auto group = as_size(found);
+  return as_size(found);
+}
+
+void ExpertKernel::check_rows(const std::int64_t* experts, std::size_t count, std::int64_t num_rows) const {
+  if (!has_begun_) throw std::invalid_argument("outputs need a begin before them");
+  std::int64_t wanted = 0;
+  for (std::size_t i = 0; i < count; ++i) wanted += groups_.counts[group_of(experts[i])];
+  if (wanted != num_rows)
+    throw std::invalid_argument(std::to_string(num_rows) + " rows, not " + std::to_string(wanted));
+}
+
+void ExpertKernel::put(const std::int64_t* experts, std::size_t count, const float* rows,
+                       std::int64_t num_rows) {
+  check_rows(experts, count, num_rows);
+  std::size_t num_marked = 0;
+  try {
+    for (; num_marked < count; ++num_marked) mark_computed(experts[num_marked]);
+  } catch (...) {
+    for (std::size_t i = 0; i < num_marked; ++i) is_computed_[group_of(experts[i])] = 0;
+    throw;
+  }
+  float* outputs = outputs_.reserve_array<float>(0);
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::size_t group = group_of(experts[i]);
+    const std::int64_t size = groups_.counts[group] * hidden_size();
+    std::copy(rows, rows + size, outputs + groups_.starts[group] * hidden_size());
+    rows += size;
+  }
+  num_computed_ += count;
+}
+
+void ExpertKernel::get(const std::int64_t* experts, std::size_t count, float* rows, std::int64_t num_rows) {
+  check_rows(experts, count, num_rows);
+  for (std::size_t i = 0; i < count; ++i) {
+    if (!is_computed_[group_of(experts[i])])
+      throw std::invalid_argument("expert " + std::to_string(experts[i]) + " was not computed");
+  }
+  const float* outputs = outputs_.reserve_array<float>(0);
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::size_t group = group_of(experts[i]);
+    const float* first = outputs + groups_.starts[group] * hidden_size();
+    rows = std::copy(first, first + groups_.counts[group] * hidden_size(), rows);
+  }
+}
+
+void ExpertKernel::mark_computed(std::int64_t expert) {
+  const std::size_t group = group_of(expert);
   if (is_computed_[group])
     throw std::invalid_argument("expert " + std::to_string(expert) + " was computed before");
+  is_computed_[group] = 1;
+}
+
+void ExpertKernel::check_job(std::int64_t expert, std::int64_t offset) {
   std::size_t block_bytes = 0;
   for (const ExpertPart* part : {&gate_, up_ ? &*up_ : nullptr, &down_, gate_bias_ ? &*gate_bias_ : nullptr,
                                  up_bias_ ? &*up_bias_ : nullptr, down_bias_ ? &*down_bias_ : nullptr})
@@ -223,7 +273,7 @@ void ExpertKernel::check_job(std::int64_t expert, std::int64_t offset) {
     throw std::invalid_argument("the block of expert " + std::to_string(expert) + ", at byte " +
                                 std::to_string(offset) + ", is not inside the memory");
   }
-  is_computed_[group] = 1;
+  mark_computed(expert);
 }
 
 // The first of the experts given, as many as kPairsAtOnce allows.

@@ -63,6 +63,14 @@ class ExpertKernel {
   // computed before, and for a block that is not inside the memory.
   void compute(const std::int64_t* experts, const std::int64_t* offsets, std::size_t count);
 
+  // Of experts that another machine computes. A row is the output of one token's expert: those of experts[0]
+  // come first, each expert's in the order of the tokens, as many as counts() says. `put` takes the outputs
+  // of experts in place of `compute`; `get` copies those that were computed here. Both throw
+  // std::invalid_argument, and change nothing, for an expert that no token was routed to, and where there are
+  // not num_rows of them; put as compute does, too, and get for an expert that was not computed.
+  void put(const std::int64_t* experts, std::size_t count, const float* rows, std::int64_t num_rows);
+  void get(const std::int64_t* experts, std::size_t count, float* rows, std::int64_t num_rows);
+
   // out [num_tokens, hidden_size] += weights[t, j] * output of the j-th expert of token t, added one after
   // the other in the order of j. Throws std::invalid_argument unless all experts were computed; needs a new
   // begin afterwards.
@@ -85,6 +93,9 @@ class ExpertKernel {
   void reserve();
   void prepare_inputs(const float* hidden);
   void check_job(std::int64_t expert, std::int64_t offset);
+  std::size_t group_of(std::int64_t expert) const;
+  void mark_computed(std::int64_t expert);
+  void check_rows(const std::int64_t* experts, std::size_t count, std::int64_t num_rows) const;
   void collect_jobs(const std::int64_t* experts, const std::int64_t* offsets, std::size_t count);
   void append_job(std::size_t group, std::int64_t offset, std::int64_t first_pair, std::size_t num_jobs);
   std::int64_t act_task_rows(std::int64_t count, std::size_t num_jobs) const;
