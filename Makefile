@@ -9,7 +9,7 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 RUNS := $(VENV)/.runs
 READY := $(VENV)/.ready
 
-.PHONY: demo test fuzz lab lint native-test gpu-test gpu-compile clean
+.PHONY: demo test fuzz lab lint native-test gpu-test gpu-compile ranks-test clean
 
 demo: $(RUNS)
 	$(BIN)/moeinf run demo --expert-cache 33% --num-predict 64 --seed 7 --verbose "$(PROMPT)"
@@ -54,6 +54,10 @@ gpu-test:
 gpu-compile: $(READY)
 	KERNEL_TARGETS=80,86,89,90,120 $(BIN)/python -m pytest tests/unit/gpu/test_matrix_compile.py \
 	  tests/unit/gpu/test_vector_compile.py
+
+# Every family and format on two ranks, and ranks in network namespaces, which need root: a few minutes.
+ranks-test: $(READY)
+	ALL_RANKS=1 $(BIN)/python -m pytest tests/ranks
 
 # What the command needs, and nothing of what the tests do.
 $(RUNS): pyproject.toml constraints.txt CMakeLists.txt $(NATIVE_SOURCES)

@@ -19,6 +19,7 @@ VERBS = (
     "serve",
     "ps",
     "stop",
+    "worker",
     "bench",
     "verify",
     "doctor",

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from moeinf.errors import MoeinfError
+from moeinf.version import __version__
 
 if TYPE_CHECKING:
     from moeinf.engine.build_context import Reporting
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from moeinf.engine.model import Model
     from moeinf.sampling.params import SamplingParams
 
-__version__ = "0.1.0"
 __all__ = [
     "Completion",
     "GenerationStats",

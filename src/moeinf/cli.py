@@ -33,6 +33,7 @@ from moeinf.terminal.screen import harmless, print_harmless
 from moeinf.terminal.stored.verbs import cp, create, list_models, prune, rm, verify
 from moeinf.terminal.streams import drop_output, open_streams
 from moeinf.terminal.traces.verbs import app as trace_app
+from moeinf.terminal.worker import worker
 
 if TYPE_CHECKING:
     from moeinf.store.library import StoredModel
@@ -222,7 +223,7 @@ def show_help(verb: Annotated[str, typer.Argument(metavar="VERB", help="Only thi
 # The order of the help text.
 _VERBS: tuple[Callable[..., None], ...] = (
     *(run, pull, list_models, show, rm, cp, create, prune, verify),
-    *(serve, ps, stop),
+    *(serve, ps, stop, worker),
     *(doctor, fit, bench, tune, simulate),
     show_help,
 )

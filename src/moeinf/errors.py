@@ -12,6 +12,7 @@ MoeinfError                    anything a user can mend; the command line prints
 |- DiskSpaceError              not enough free disk for a pull
 |- OutOfMemoryError            the model, or its dense part, does not fit the memory budget
 |- DeviceError                 the GPU that was asked for cannot be used, or failed while it was
+|- WorkerError                 another machine that was to compute experts does not answer, or refuses
 |- ContextLengthError          the prompt is longer than the context
 |- OutputError                 the answer cannot be written where it is sent
 `- TextError                   a tokenizer or chat template that fails, hangs or is malformed
@@ -75,6 +76,10 @@ class OutOfMemoryError(MoeinfError):
 
 
 class DeviceError(MoeinfError):
+    pass
+
+
+class WorkerError(MoeinfError):
     pass
 
 

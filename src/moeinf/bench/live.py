@@ -71,7 +71,7 @@ def run_bench(
     """
     text = workload.text()
     recorded = checked_routing(stored, config, workload)
-    gpu = find_cuda(config.device, report)
+    gpu = find_cuda(config.where, report)
     link, gather, memory, opened = 0.0, 0.0, 0.0, None
     if gpu and recorded:
         raise UsageError("--routing is for the CPU: on a GPU, kernels route; add --device cpu")

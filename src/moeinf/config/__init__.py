@@ -134,6 +134,12 @@ class RuntimeConfig:
         "[default: the checkpoint's]",
         metavar="N",
     )
+    workers: str = option(
+        "",
+        "Other machines that compute some of the experts, by `moeinf worker`; on the CPU alone.",
+        metavar="HOST:PORT,...",
+    )
+    worker_key_file: str = option("", "File with the key that the workers were given.", metavar="PATH")
     isa: str = option(
         "", "instruction set of the kernels, to find faults; by default the best that this CPU has", flags=()
     )
@@ -157,6 +163,11 @@ class RuntimeConfig:
             if value is not None
         }
         return cls(**values)  # type: ignore[arg-type]  # __post_init__ checks the types
+
+    @property
+    def where(self) -> str:
+        """The device as the others leave it: workers share the work of the CPU."""
+        return "cpu" if self.workers else self.device
 
     def given(self) -> dict[str, str]:
         """The options that differ from their defaults, as text."""
@@ -200,6 +211,10 @@ def _check(config: RuntimeConfig) -> None:
         raise UsageError("--trace-limit bounds the folder of --trace DIR; give one, or leave it out")
     if config.trace_states and not config.trace:
         raise UsageError("--trace-states adds to what --trace DIR records; give a folder, or leave it out")
+    if config.workers and config.device not in ("auto", "cpu"):
+        raise UsageError(f"--workers share the work of the CPU, and --device {config.device} is a GPU; leave one out")
+    if config.worker_key_file and not config.workers:
+        raise UsageError("--worker-key-file is for --workers HOST:PORT; give some, or leave it out")
     if config.device == "cpu" and (said := gpu_option(config)):
         raise UsageError(f"{said} is for a GPU, and --device cpu uses none; leave one of them out")
 

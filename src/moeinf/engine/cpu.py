@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from moeinf._native import Arena, ExpertKernel
 from moeinf.engine.build_context import BuildContext, policy_of, prefetcher_of
 from moeinf.engine.memory_plan import MemoryPlan, plan_memory, prefixes_text, reserve_bytes
 from moeinf.engine.placed.experts import parts_of_layers, placed_reads
+from moeinf.engine.ranks.star import join, shared
 from moeinf.models.cpu.layers import NativeLayers
 from moeinf.models.layers.encoder_decoder import EncoderDecoder, SourceCache
 from moeinf.models.layers.weights import StoredTensor, with_scales
@@ -23,6 +25,10 @@ from moeinf.text.quantities import size_text
 from moeinf.traces.replayed import ReplayedExperts
 from moeinf.types import Float32Array
 
+if TYPE_CHECKING:  # loads torch
+    from moeinf.distributed.kernels import JoiningKernel
+    from moeinf.distributed.star import Star
+
 
 class CpuRunner:
     """moeinf.engine.opening.ModelRunner on the CPU."""
@@ -36,6 +42,7 @@ class CpuRunner:
         manifest, dense = weights.manifest, weights.dense
         self._isa = host.kernels.isa
         self.plan: MemoryPlan = plan_memory(context.footprint, host.config, host.machine)
+        self._joining: JoiningKernel | None = None
         fits = self.plan.num_slots == manifest.moe.total_experts
         total = dense.memory_bytes + (self.plan.cache_bytes if fits else 0)
         tensors = dense.read(host.config, lambda done, _: report.progress(done, total), context.on_wait)
@@ -53,7 +60,7 @@ class CpuRunner:
         try:
             self._assemble(context, arena, tensors)
             self._watch.start()
-            if fits and host.preload:
+            if host.preload and self.tier.has_room_for_all:
                 self.tier.load_all(lambda done, _: report.progress(dense.memory_bytes + done, total))
         except BaseException:
             self.close()
@@ -78,8 +85,14 @@ class CpuRunner:
         )  # it need not stay so
         self.observers = [*watch.observers, *advisers]
         kernel = ExpertKernel(host.kernels, memory, parts_of_layers(weights.manifest), weights.family.tensors.form)
-        streamed = StreamedExperts(self.tier, kernel, watch.observers, advisers, prefetcher, stored.name, watch.witness)
-        experts = streamed if context.recorded is None else ReplayedExperts(streamed, context.recorded)
+        if host.config.workers:
+            self._joining = join(context, self.tier, self.reader, kernel)
+        computes = self._joining or kernel
+        streamed = StreamedExperts(
+            self.tier, computes, watch.observers, advisers, prefetcher, stored.name, watch.witness
+        )
+        whole = streamed if self._joining is None else shared(streamed, self._joining, host.config)
+        experts = whole if context.recorded is None else ReplayedExperts(whole, context.recorded)
         tensors = with_scales(tensors, weights.manifest.scales.dense)
         layers = NativeLayers(host.kernels, tensors, weights.manifest.info.dtype)
         self.network = weights.family.build(layers, experts, profiler)
@@ -110,7 +123,13 @@ class CpuRunner:
             f"CPU, RAM {size_text(plan.total_bytes)}: dense {size_text(plan.dense_bytes)}, "
             f"KV {size_text(plan.kv_bytes)}, experts {plan.num_slots}/{total_experts} "
             f"({size_text(plan.cache_bytes)}){rest}{prefixes_text(plan)}"
+            + ("" if self._joining is None else f" · {self._joining.star.describe()}")
         )
+
+    @property
+    def star(self) -> Star | None:
+        """The ranks that compute together, where there are others."""
+        return None if self._joining is None else self._joining.star
 
     def spare_first(self, spare: Callable[[int], int]) -> None:
         """What gives memory back before experts do: see MemoryWatch.look."""
@@ -122,4 +141,6 @@ class CpuRunner:
     def close(self) -> bool:
         if hasattr(self, "_watch"):
             self._watch.close()
+        if self._joining is not None:
+            self._joining.star.close()
         return self.reader.close()

@@ -320,6 +320,8 @@ class Model:
 
     def _record_hits(self, decoded: CacheStats) -> None:
         """Keeps them for forecasts, of an expert cache in host memory that does not hold everything."""
+        if self.config.workers:
+            return  # it holds a part of them, and is asked for that part alone
         if not isinstance(self.plan, DevicePlan) and self.plan.num_slots < self.manifest.moe.total_experts:
             record_hits(self._stored, self.plan.num_slots, decoded)
 

@@ -74,7 +74,7 @@ def put_together(context: BuildContext, gpu: OpenGpu | None, look: Callable[[], 
 
         _refuse_states(context.host.config)
         return GpuRunner(context, gpu)
-    found = find_cuda(context.host.config.device, context.reporting.notify)
+    found = find_cuda(context.host.config.where, context.reporting.notify)
     if found is not None:
         runner = _on_gpu(context, found, look)
         if runner is not None:

@@ -57,7 +57,9 @@ class ExpertCache:
         self._policy = policy
         self._state_rows = self.table.state.reshape(shape.num_layers, shape.num_experts)
         self._layer = 0  # that runs
+        self._ran, self._before = shape.num_layers - 1, 0  # the last one that has begun, and the one before it
         self._many = False  # it runs with many tokens
+        self._shared = False  # other machines have some of the experts
         self._strays = False  # reads may be under way that nobody needs
 
     # ---- a layer runs
@@ -67,6 +69,7 @@ class ExpertCache:
 
         Returns those that are absent, loading and resident. The last two are pinned. many: tokens, at once.
         """
+        self._before, self._ran = self._ran, layer
         self._layer, self._many = layer, many
         groups = absent, loading, resident = self.table.by_state(keys)
         stats = self.stats
@@ -86,9 +89,15 @@ class ExpertCache:
         return groups
 
     def end_reservations(self) -> list[int]:
-        """Keeps nothing for the running layer any longer; returns the experts on their way that nobody needs now."""
-        layer, num_experts = self._layer, self.shape.num_experts
-        ended = [key for key in self.reserved if key // num_experts == layer]
+        """Keeps nothing for the running layer any longer; returns the experts on their way that nobody needs now.
+
+        Of a model that several machines share, a layer that has none of this one's experts does not run here: nothing
+        is kept for those either that lie between the running layer and the one before.
+        """
+        first = self._before + 1 if self._shared else self._layer
+        num_layers, num_experts = self.shape.num_layers, self.shape.num_experts
+        passed = (self._layer - first) % num_layers
+        ended = [key for key in self.reserved if (key // num_experts - first) % num_layers <= passed]
         if not self._strays and not ended:
             return []
         self._strays = False
@@ -140,6 +149,13 @@ class ExpertCache:
         wasted = num_unused - len(self._unused)
         self.stats.prefetches_wasted += wasted
         return wasted
+
+    def only(self, mine: BoolArray) -> None:
+        """Says by key which experts may be here, others being another machine's. None of those is on its way."""
+        held = self.table.held()
+        self.release(held[~mine[held]].tolist())
+        self.table.only(mine)
+        self._shared = self.table.total_experts < self.shape.total_experts
 
     def take_over(self, numbers: IntArray) -> None:
         """Goes on with what somebody else has brought into the slots: see SlotTable.renumber."""

@@ -14,7 +14,7 @@ from moeinf.types import ByteArray, IntArray, MoeShape
 ABSENT: Final = 0
 LOADING: Final = 1
 RESIDENT: Final = 2
-NO_EXPERT: Final = 3  # of a key that no expert has, where layers have different numbers of them: it stays so
+NO_EXPERT: Final = 3  # of a key that no expert has, where layers have different numbers of them, or another machine's
 NO_SLOT: Final = -1
 
 BoolArray = npt.NDArray[np.bool_]
@@ -43,6 +43,7 @@ class SlotTable:
         self.state: npt.NDArray[np.uint8] = np.full(shape.num_keys, ABSENT, np.uint8)
         for layer, count in enumerate(shape.counts):
             self.state.reshape(shape.num_layers, -1)[layer, count:] = NO_EXPERT
+        self.exists: BoolArray = self.state != NO_EXPERT
         self.offset_of: IntArray = np.full(shape.num_keys, NO_SLOT, np.int64)
         self.total_experts = shape.total_experts
         self.num_resident = 0
@@ -96,6 +97,14 @@ class SlotTable:
             self._free.append(self._offset_of[key])
             self._state[key] = ABSENT
             self._offset_of[key] = NO_SLOT
+        self.all_resident = self.num_resident == self.total_experts
+
+    def only(self, mine: BoolArray) -> None:
+        """Says by key which experts may have slots here, others being as if there were none; those must have none."""
+        mine = mine & self.exists
+        self.state[~mine] = NO_EXPERT
+        self.state[mine & (self.state == NO_EXPERT)] = ABSENT
+        self.total_experts = int(np.count_nonzero(mine))
         self.all_resident = self.num_resident == self.total_experts
 
     def limit(self, num_slots: int) -> None:

@@ -18,6 +18,7 @@ from moeinf.runtime.cache.loader import Loader
 from moeinf.runtime.cache.prefetches import Prefetches
 from moeinf.runtime.cache.read_errors import ReadErrors
 from moeinf.runtime.cache.stats import CacheStats
+from moeinf.runtime.cache.table import BoolArray
 from moeinf.runtime.cache.visit import Visit, VisitParts
 from moeinf.types import IntArray, Profiler
 
@@ -115,7 +116,7 @@ class ExpertTier:
 
         Raises ExpertReadError. An error or an interrupt leaves a tier that goes on with what has landed.
         """
-        assert self.most_slots == self.shape.total_experts, "only a tier with a slot for each expert can load them all"
+        assert self.most_slots >= self._table.total_experts, "only a tier with a slot for each expert can load them all"
         more = True
         while more:
             with self._turn:  # whoever wants to resize comes first
@@ -162,6 +163,27 @@ class ExpertTier:
         assert 1 <= num_slots <= self.num_slots
         self._loader.drain(self._table.beyond(num_slots))
         self._set_slots(num_slots)
+
+    # ---- experts of other machines
+
+    def exists(self) -> BoolArray:
+        """Returns by key whether the model has such an expert."""
+        exists: BoolArray = self._table.exists.copy()
+        return exists
+
+    def only(self, mine: BoolArray) -> None:
+        """Says by key which experts may come here from now on, as others are computed elsewhere; between visits.
+
+        May wait for reads of what is not to come any more.
+        """
+        with self._turn, self.lock:
+            self._loader.drain(np.flatnonzero(~mine))
+            self._cache.only(mine)
+
+    @property
+    def has_room_for_all(self) -> bool:
+        """Whether there is a slot for every expert that may come here."""
+        return self.num_slots >= self._table.total_experts
 
     # ---- slots in other hands
 

@@ -1,0 +1,183 @@
+"""The form of what ranks send each other: a small frame of one size, and what does not fit behind it."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from moeinf.types import ByteArray, Float32Array, IntArray, Routing
+
+HEAD_BYTES: Final = 64
+_HEAD: Final = struct.Struct("=10i")
+_KIND, _LAYER, _TOKENS, _PASS_TOKENS, _NUM_ROWS, _REST_BYTES, _GUESS_LAYER, _GUESS_TOKENS, _TOP_K, _GUESSES = range(10)
+_STATUS, _LENGTH = range(2)
+
+
+Ids = npt.NDArray[np.int32]
+
+
+class Kind(IntEnum):
+    RUN = 1  # compute the experts that are yours
+    OWN = 2  # these experts are yours
+    LEAVE = 3  # rank 0 has ended
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What rank 0 asks of a worker: to compute its experts of a layer, and what the next layer may need.
+
+    ids [tokens, top_k] and hidden [tokens, H] of the tokens that use an expert of the worker. num_rows: of the reply,
+    one for each token and expert, those of the lowest expert first, each expert's in the order of the tokens.
+    """
+
+    layer: int
+    ids: IntArray
+    hidden: Float32Array
+    pass_tokens: int
+    num_rows: int
+    guess_layer: int = 0
+    guess: Routing | None = None
+
+
+class _Shapes(NamedTuple):
+    """[tokens, top_k] of the routing, and [tokens, guesses] of the guess."""
+
+    ids: tuple[int, int]
+    guess: tuple[int, int]
+
+    def num_bytes(self, hidden_size: int) -> int:
+        return 4 * (self.ids[0] * (self.ids[1] + hidden_size) + 2 * self.guess[0] * self.guess[1])
+
+    def parts(self, room: ByteArray, hidden_size: int) -> tuple[Ids, Ids, Float32Array, Float32Array]:
+        """Ids, the guess's ids and weights, and hidden, as parts of the room."""
+        numbers, ends = room[: self.num_bytes(hidden_size)].view(np.int32), [self.ids[0] * self.ids[1]]
+        for _ in range(2):
+            ends.append(ends[-1] + self.guess[0] * self.guess[1])
+        return (
+            numbers[: ends[0]].reshape(self.ids),
+            numbers[ends[0] : ends[1]].reshape(self.guess),
+            numbers[ends[1] : ends[2]].view(np.float32).reshape(self.guess),
+            numbers[ends[2] :].view(np.float32).reshape(self.ids[0], hidden_size),
+        )
+
+
+class RequestForm:
+    """Packs requests of one model, and reads them. A token's fits the frame."""
+
+    def __init__(self, top_k: int, hidden_size: int) -> None:
+        self._hidden_size = hidden_size
+        one = 1, top_k
+        self.frame_bytes: Final = HEAD_BYTES + _round_up(_Shapes(one, one).num_bytes(hidden_size))
+        self._rest: ByteArray = np.empty(0, np.uint8)
+        self._prepare(_Shapes(one, one), np.empty(self.frame_bytes, np.uint8))
+
+    def pack(self, request: Request, frame: ByteArray) -> ByteArray | None:
+        """Fills the frame; returns what is to be sent behind it, which is good until the next call."""
+        shapes = _Shapes(_shape(request.ids), (0, 0) if request.guess is None else _shape(request.guess.ids))
+        if shapes != self._packed or frame is not self._frame:
+            self._prepare(shapes, frame)
+        rest = self._sent
+        head = (
+            Kind.RUN,
+            request.layer,
+            shapes.ids[0],
+            request.pass_tokens,
+            request.num_rows,
+            0 if rest is None else len(rest),
+            request.guess_layer,
+            shapes.guess[0],
+            shapes.ids[1],
+            shapes.guess[1],
+        )
+        _HEAD.pack_into(frame.data, 0, *head)
+        ids, guess_ids, guess_weights, hidden = self._parts
+        ids[:] = request.ids
+        hidden[:] = request.hidden
+        if request.guess is not None:
+            guess_ids[:], guess_weights[:] = request.guess.ids, request.guess.weights
+        return rest
+
+    def _prepare(self, shapes: _Shapes, frame: ByteArray) -> None:
+        """Finds the places of a request's parts; the next of the same shapes, as tokens are, uses them again."""
+        self._packed, self._frame, self._sent = shapes, frame, None
+        room, num_bytes = frame[HEAD_BYTES:], shapes.num_bytes(self._hidden_size)
+        if num_bytes > len(room):
+            room = self._sent = self._rest_of(num_bytes)
+        self._parts = shapes.parts(room, self._hidden_size)
+
+    def rest_bytes(self, frame: ByteArray) -> int:
+        return int(frame[:HEAD_BYTES].view(np.int32)[_REST_BYTES])
+
+    def unpack(self, frame: ByteArray, rest: ByteArray | None) -> Request:
+        """hidden is a part of the frame, or of the rest."""
+        head = frame[:HEAD_BYTES].view(np.int32).tolist()
+        shapes = _Shapes((head[_TOKENS], head[_TOP_K]), (head[_GUESS_TOKENS], head[_GUESSES]))
+        room = frame[HEAD_BYTES:] if rest is None else rest
+        ids, guess_ids, guess_weights, hidden = shapes.parts(room, self._hidden_size)
+        guess = Routing(guess_ids.astype(np.int64), guess_weights.copy()) if shapes.guess[0] else None
+        return Request(
+            head[_LAYER], ids.astype(np.int64), hidden, head[_PASS_TOKENS], head[_NUM_ROWS], head[_GUESS_LAYER], guess
+        )
+
+    def _rest_of(self, num_bytes: int) -> ByteArray:
+        if len(self._rest) < num_bytes:
+            self._rest = np.empty(_round_up(num_bytes), np.uint8)
+        return self._rest[:num_bytes]
+
+
+class ReplyForm:
+    """A reply: whether it went well, and the rows, or why it did not."""
+
+    def __init__(self, hidden_size: int) -> None:
+        self._hidden_size = hidden_size
+        self._memory: ByteArray = np.empty(0, np.uint8)
+
+    def frame(self, num_rows: int) -> ByteArray:
+        """A frame for so many rows, good until the next call."""
+        num_bytes = HEAD_BYTES + 4 * num_rows * self._hidden_size
+        if len(self._memory) < num_bytes:
+            self._memory = np.zeros(_round_up(num_bytes), np.uint8)
+        return self._memory[:num_bytes]
+
+    def rows(self, frame: ByteArray) -> Float32Array:
+        rows: Float32Array = frame[HEAD_BYTES:].view(np.float32).reshape(-1, self._hidden_size)
+        return rows
+
+    def say(self, frame: ByteArray, fault: str = "") -> None:
+        """Writes how it went; a fault overwrites the rows, as far as it fits there."""
+        text = fault.encode()[: len(frame) - HEAD_BYTES]
+        frame[:HEAD_BYTES].view(np.int32)[:2] = (1 if fault else 0, len(text))
+        frame[HEAD_BYTES : HEAD_BYTES + len(text)] = np.frombuffer(text, np.uint8)
+
+    def fault(self, frame: ByteArray) -> str:
+        """ "" where it went well."""
+        head = frame[:HEAD_BYTES].view(np.int32)
+        if not head[_STATUS]:
+            return ""
+        text = frame[HEAD_BYTES : HEAD_BYTES + int(head[_LENGTH])].tobytes()
+        return text.decode("utf-8", "replace") or "it failed"
+
+
+def _shape(array: IntArray) -> tuple[int, int]:
+    rows, columns = array.shape
+    return rows, columns
+
+
+def kind_of(frame: ByteArray) -> int:
+    return int(frame[:HEAD_BYTES].view(np.int32)[_KIND])
+
+
+def order(kind: Kind, frame: ByteArray, rest_bytes: int = 0) -> None:
+    """Makes the frame one of another kind than RUN, with so many bytes behind it."""
+    head = frame[:HEAD_BYTES].view(np.int32)
+    head[:] = 0
+    head[_KIND], head[_REST_BYTES] = kind, rest_bytes
+
+
+def _round_up(num_bytes: int) -> int:
+    return -(-num_bytes // 64) * 64

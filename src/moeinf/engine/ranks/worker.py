@@ -1,0 +1,139 @@
+"""A stored model on a worker: its experts alone, in a tier of their own, for whoever is rank 0."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from moeinf._native import Arena, ExpertKernel
+from moeinf.config import RuntimeConfig
+from moeinf.distributed.frames import ReplyForm, Request, RequestForm
+from moeinf.distributed.kernels import PartKernel
+from moeinf.distributed.meeting import Facts, Offer
+from moeinf.engine.build_context import BuildContext, Host, Observation, Reporting, policy_of, prefetcher_of
+from moeinf.engine.footprint import footprint_of
+from moeinf.engine.memory_plan import MemoryPlan, plan_memory, reserve_bytes
+from moeinf.engine.opening import open_kernels, read_weights
+from moeinf.engine.placed.experts import parts_of_layers, placed_reads
+from moeinf.engine.ranks.star import capacity_of, facts_of
+from moeinf.hardware import Machine, machine
+from moeinf.runtime.cache.cache import ExpertCache
+from moeinf.runtime.cache.loader import Loader
+from moeinf.runtime.cache.pressure import MemoryWatch
+from moeinf.runtime.cache.read_errors import ReadErrors
+from moeinf.runtime.cache.table import BoolArray, SlotRegion
+from moeinf.runtime.cache.tier import ExpertTier
+from moeinf.runtime.experts import Observer, StreamedExperts
+from moeinf.runtime.io.reader import open_reader
+from moeinf.runtime.policy.eamc import ActivationCollection
+from moeinf.store.library import StoredModel
+from moeinf.store.manifest import Manifest
+from moeinf.store.verify import check_files
+from moeinf.text.quantities import size_text
+from moeinf.types import Float32Array, Profiler, Routing, Workspace
+
+_NO_EXPERTS = np.empty(0, np.int64)
+
+
+class WorkerExperts:
+    """moeinf.distributed.serving.ServedExperts, streamed as on a single machine. Close it, or use `with`."""
+
+    def __init__(self, stored: StoredModel, config: RuntimeConfig, reporting: Reporting | None = None) -> None:
+        """Raises OutOfMemoryError, StoreError and UsageError as Model does."""
+        reporting = (reporting or Reporting()).once()
+        check_files(stored)
+        weights, here = read_weights(stored, config, reporting.notify), machine()
+        manifest = weights.manifest
+        self.kernels = open_kernels(config.threads or here.cores, config.isa)
+        self.facts: Facts = facts_of(weights, self.kernels.isa)
+        self.plan = _plan(manifest, config, here)
+        self._shape, self._hidden_size = manifest.moe, manifest.info.hidden_size
+        observation = Observation(ActivationCollection(manifest.moe), Profiler())
+        context = BuildContext(weights, Host(here, config, self.kernels), observation, reporting)
+        arena = Arena(self.plan.cache_bytes)
+        self._reader = open_reader(stored.shard_paths, stored.shard_sizes, arena, config, weights.expert_sums)
+        try:
+            self._assemble(context, arena)
+        except BaseException:
+            self._reader.close()
+            raise
+
+    def _assemble(self, context: BuildContext, arena: Arena) -> None:
+        weights, manifest, stored = context.weights, context.manifest, context.weights.stored
+        memory, stride = arena.array(), manifest.layout.stride_bytes
+        policy = policy_of(context, self.plan.num_slots)
+        cache = ExpertCache(self._shape, stride, SlotRegion(memory, 0, self.plan.num_slots), policy)
+        shards = stored.shard_paths if manifest.in_place is None else ()
+        errors = ReadErrors(shards, self._shape.num_experts, stored.name, stored.remedy)
+        loader = Loader(cache, self._reader, memory, placed=placed_reads(manifest, self._reader))
+        self.tier = ExpertTier(cache, loader, errors, context.observation.profiler)
+        capacity = capacity_of(self.tier, self._reader, stride)
+        self.offer = Offer(capacity.num_slots, capacity.bytes_per_s)
+        advisers: list[Observer] = [policy]
+        self._prefetcher = prefetcher_of(context, self.tier, self._reader, advisers, stride, fits=False, on_cpu=True)
+        native = ExpertKernel(self.kernels, memory, parts_of_layers(manifest), weights.family.tensors.form)
+        self._kernel = PartKernel(native, self.tier)
+        self._experts = StreamedExperts(self.tier, self._kernel, (), advisers, self._prefetcher, stored.name)
+        reserve = reserve_bytes(self.plan, context.host.machine)
+        self._watch = MemoryWatch(self.tier, self._shape.top_k, stride, reserve, context.reporting.notify)
+        self._watch.start()
+
+    def forms(self) -> tuple[RequestForm, ReplyForm]:
+        """How requests to this model, and replies, look."""
+        return RequestForm(self._shape.top_k, self._hidden_size), ReplyForm(self._hidden_size)
+
+    def only(self, mine: BoolArray) -> None:
+        """mine by key, perhaps with more behind: which experts are this rank's. Reads them where all have room."""
+        mine = mine[: self._shape.num_keys]
+        self.tier.only(mine)
+        self._kernel.only(mine.reshape(self._shape.num_layers, -1))
+        if self.tier.has_room_for_all:
+            self.tier.load_all(lambda done, total: None)
+
+    def run(self, request: Request, rows: Float32Array) -> None:
+        """Raises ExpertReadError."""
+        self.kernels.begin_pass(request.pass_tokens)
+        experts = self._experts
+        if request.guess is not None and experts.wants_expectations:
+            experts.expect(request.guess_layer, request.guess)
+        if not request.num_rows:
+            self._read_ahead(request)
+        else:
+            weights = np.zeros(request.ids.shape, np.float32)  # rank 0 multiplies by them
+            experts.run(request.layer, request.hidden, Routing(request.ids, weights), rows)
+
+    def _read_ahead(self, request: Request) -> None:
+        """Goes by the guess at the next layer alone, as none of this rank's experts is needed now."""
+        single = request.guess is not None and len(request.guess.ids) == 1
+        with self.tier.lock:
+            if self._prefetcher is None or not single or self.tier.all_resident:
+                return
+            with self.tier.visit(request.layer, _NO_EXPERTS, _NO_EXPERTS, 1) as visit:
+                self._prefetcher.after_routing(visit)
+
+    def end(self) -> None:
+        self.tier.end_request()
+
+    def describe(self) -> str:
+        return (
+            f"RAM {size_text(self.plan.total_bytes)}: experts {self.plan.num_slots}/{self._shape.total_experts} "
+            f"({size_text(self.plan.cache_bytes)})"
+        )
+
+    def close(self) -> None:
+        self._watch.close()
+        self._reader.close()
+
+    def __enter__(self) -> WorkerExperts:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _plan(manifest: Manifest, config: RuntimeConfig, here: Machine) -> MemoryPlan:
+    """As for a whole model, without dense weights, keys and values."""
+    footprint = footprint_of(manifest, 0, Workspace(), 1)
+    info = replace(footprint.info, kv_bytes_per_token=0, state_bytes=0)
+    return plan_memory(replace(footprint, info=info), config, here)

@@ -1,0 +1,82 @@
+"""`moeinf worker`: computes experts for a model that another machine runs. Heavy imports are inside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from moeinf.config import RuntimeConfig
+from moeinf.config.option import options
+from moeinf.errors import UsageError
+from moeinf.terminal.arguments.completion import model_names
+from moeinf.terminal.arguments.flags import with_flags
+from moeinf.terminal.notes import Notices, say
+
+if TYPE_CHECKING:
+    from moeinf.distributed.meeting import Listener
+    from moeinf.store.library import StoredModel
+
+_USED = ("ram", "expert_cache", "prefetch", "threads", "reader", "direct_io", "queue_depth", "verify_reads")
+_UNUSED = tuple(each.name for each in options(RuntimeConfig) if each.name not in _USED)
+
+
+@with_flags(without=_UNUSED)
+def worker(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="The model that rank 0 runs.", autocompletion=model_names)
+    ],
+    bind: Annotated[str, typer.Option(metavar="ADDR:PORT", help="Address of this machine to listen on.")],
+    key_file: Annotated[
+        str, typer.Option(metavar="PATH", help="File with the key that all machines share, 16 bytes or more.")
+    ],
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+    *,
+    config: RuntimeConfig,
+) -> None:
+    """Compute experts for `moeinf run --workers` of another machine.
+
+    That machine, rank 0, keeps all other weights and serves the user. Both have the same moeinf and the same key. A
+    model that is not stored here is sent by rank 0 when it comes. Only who knows the key is served, but nothing is
+    encrypted: bind to a network that you trust.
+    """
+    from moeinf.engine.ranks.star import address_of, read_key, require_torch
+
+    require_torch("moeinf worker")
+    key, address = read_key("--key-file", key_file), address_of("--bind", bind)
+    if address.host in ("0.0.0.0", "::"):
+        raise UsageError(f"--bind {bind} is every address of this machine; give the one that rank 0 comes to")
+    from moeinf.distributed.meeting import Listener
+    from moeinf.distributed.serving import WorkerServer
+    from moeinf.engine.build_context import Reporting
+    from moeinf.engine.ranks.worker import WorkerExperts
+
+    notices, listener = Notices(), Listener(address.host, address.port, key)
+
+    def tell(line: str) -> None:
+        if not quiet:
+            notices.show()
+            say(line)
+
+    stored = _stored(model, listener, tell)
+    with WorkerExperts(stored, config, Reporting(notify=notices.add)) as experts:
+        tell(f"{stored.name} on {listener.host}:{listener.port} · {experts.describe()}")
+        WorkerServer(listener, experts.facts, experts.offer, experts, tell).run(*experts.forms())
+
+
+def _stored(model: str, listener: Listener, tell: Callable[[str], None]) -> StoredModel:
+    """The model of this name, or GGUF file; one that is not stored here comes from rank 0."""
+    from moeinf.config.environment import store_home
+    from moeinf.distributed.transfer import await_model
+    from moeinf.errors import ModelNotFoundError
+    from moeinf.pull.model_names import full_name
+    from moeinf.store.library import Library
+    from moeinf.terminal.stored.find import find_stored
+
+    try:
+        return find_stored(model)
+    except ModelNotFoundError:
+        name = full_name(model)
+    tell(f"{name} is not stored here: waiting on {listener.host}:{listener.port} for a rank 0 that has it")
+    return await_model(listener, Library(store_home()), name, tell)
