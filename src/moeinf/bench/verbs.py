@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,6 +15,9 @@ from moeinf.config.simulate_options import SimulateOptions
 from moeinf.terminal.arguments.flags import with_flags
 from moeinf.terminal.arguments.named import AsJson, ModelName, Quiet, StoredName
 from moeinf.terminal.screen import print_harmless
+
+if TYPE_CHECKING:
+    from moeinf.bench.simulation.plan import Plan
 
 
 @with_flags(without=("num_beams", "policy", "predictor"))  # what is measured is fed token by token
@@ -147,8 +150,8 @@ def simulate(
 ) -> None:
     """Replay recorded routing through policies and predictors.
 
-    Prints hit rates; with --link, --compute and --expert-bytes the times of a simulated machine. docs/policies.md has
-    the formulas.
+    Prints hit rates; with --link, --compute and --expert-bytes the times of a simulated machine, and with --ranks those
+    of several. docs/policies.md has the formulas, docs/scale-out.md those of ranks.
     """
     from moeinf.bench.simulation.plan import plan_of
     from moeinf.bench.simulation.plot import write_plot
@@ -158,6 +161,8 @@ def simulate(
     from moeinf.terminal.traces.picture import check_picture
 
     plan = plan_of(options)
+    if plan.ranks is not None:
+        return _simulate_ranks(traces, plan, as_json=json)
     if plan.plot is not None:
         check_picture(plan.plot)
     status = StatusLine(sys.stderr, enabled=sys.stderr.isatty())
@@ -166,3 +171,13 @@ def simulate(
     if plan.plot is not None:
         write_plot(simulated, plan, plan.plot)
     print_harmless(as_json(simulated, plan) if json else "\n".join(tables(simulated, plan)))
+
+
+def _simulate_ranks(traces: list[Path], plan: Plan, *, as_json: bool) -> None:
+    from moeinf.bench.simulation.star import ranks_json, ranks_tables, simulate_ranks
+    from moeinf.terminal.progress import StatusLine
+
+    status = StatusLine(sys.stderr, enabled=sys.stderr.isatty())
+    cells = simulate_ranks(traces, plan, status.show)
+    status.clear()
+    print_harmless(ranks_json(cells, plan) if as_json else "\n".join(ranks_tables(cells, plan)))

@@ -15,7 +15,7 @@ from moeinf.runtime.cache.idle import IdleWindow
 from moeinf.runtime.cache.loader import Loader
 from moeinf.runtime.cache.read_errors import ReadErrors
 from moeinf.runtime.cache.stats import CacheStats
-from moeinf.runtime.cache.table import SlotRegion
+from moeinf.runtime.cache.table import BoolArray, SlotRegion
 from moeinf.runtime.cache.tier import ExpertTier
 from moeinf.runtime.policy.protocol import EvictionPolicy, Predictor
 from moeinf.runtime.prefetch import Prefetcher
@@ -103,6 +103,19 @@ class SimulatedRun:
         """Fills empty slots, before the first visit, with these experts; it takes no time, and is not counted."""
         self._cache.table.assign(keys)
         self._cache.table.land(keys)
+
+    def only(self, mine: BoolArray) -> None:
+        """Says by key which experts may come here; others are another machine's. Before the first visit."""
+        self._cache.only(mine)
+
+    @property
+    def now(self) -> float:
+        """Seconds of its clock."""
+        return self._clock.now
+
+    def wait_until(self, seconds: float) -> None:
+        """Lets time pass while nothing runs here; what is read ahead goes on."""
+        self._clock.now = max(self._clock.now, seconds)
 
     def before_routing(self, layer: int) -> None:
         """A predictor has seen the state of a single token: reads begin while attention runs, for half of a layer."""

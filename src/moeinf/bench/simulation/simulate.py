@@ -70,7 +70,7 @@ def simulate(folders: Sequence[Path], plan: Plan, progress: Callable[[str], None
     """
     traces = [load_trace(folder, plan.max_tokens) for folder in folders]
     guesses = [guesses_of(trace, plan.drawn, plan.seed) for trace in traces]
-    predictors = [_predictors(trace, of_trace, plan) for trace, of_trace in zip(traces, guesses, strict=True)]
+    predictors = [predictors_of(trace, of_trace, plan) for trace, of_trace in zip(traces, guesses, strict=True)]
     return [
         _simulated(trace, of_trace, replace(plan, predictors=names), progress)
         for trace, of_trace, names in zip(traces, guesses, predictors, strict=True)
@@ -82,7 +82,7 @@ def slots_of(shape: MoeShape, share: float) -> int:
     return max(shape.top_k, round(shape.total_experts * share / 100))
 
 
-def _predictors(trace: Trace, guesses: Guesses | None, plan: Plan) -> tuple[str, ...]:
+def predictors_of(trace: Trace, guesses: Guesses | None, plan: Plan) -> tuple[str, ...]:
     """Without those that want guesses where there are none, if all were asked for. Raises UsageError if they were."""
     if guesses is not None:
         return plan.predictors
