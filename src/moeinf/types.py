@@ -166,7 +166,7 @@ class SumRun:
         return -(-self.num_bytes // self.unit_bytes)
 
 
-Activation = Literal["silu", "gelu", "relu", "relu2", "swiglu_clamped"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "swiglu_clamped"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +249,7 @@ class Workspace:
     attention: int = 0  # on a GPU: for each token of the pass, in attention
     token: int = 0  # for each token of the pass, without its routed experts
     source: int = 0  # for each pair of positions of an encoder's input, which is computed as a whole
+    parts: int = 0  # of layers that cut a pass into parts: whatever the lengths of pass and context
     fixed: int = 0  # on a GPU: whatever the lengths of pass and context
     inputs: int = 0  # columns of the widest matrix
     layers: frozenset[LayerSizes] = frozenset()  # of those with native kernels, which tell what they take
@@ -272,12 +273,11 @@ class TensorPlan:
     parts:   the tensors of one expert block, in block order, with their shapes: matrices [rows, cols] named gate, up
              and down, then biases [rows].
     ignored: regular expressions (full match) of tensors that carry nothing for this architecture.
-    matrices: the dense tensors that may be quantised, as only linear layers read them. Norms, routers and embeddings
-             are not among them, nor is the head.
-    lookups: the dense tensors of which single rows are looked up (embeddings): unless one is the head too, it need not
-             lie in memory.
+    ahead:   the same of layers that predict further tokens (MTP), which are kept as they are and not run.
+    matrices: the dense tensors that may be quantised, as only linear layers read them; the head is not among them.
+    lookups: those of which rows are looked up (embeddings): unless one is the head too, it need not lie in memory.
     head:    (source name, stored name) of the matrix that makes logits; the source is the embedding where they are
-             tied. A quantised head is stored under the stored name, and an embedding stays beside it as it is.
+             tied. A quantised head is stored under the stored name, beside an embedding that stays as it is.
     form:    what an expert computes with its parts.
     scales:  MXFP4 sources of experts, as gpt-oss is shipped: name of the blocks (uint8, [..., cols / 32, 16]: the shape
              that `experts` has of them) -> name of their scales (uint8, [..., cols / 32]), which no layout names. Their
@@ -300,6 +300,7 @@ class TensorPlan:
     form: ExpertForm = ExpertForm()
     scales: Mapping[str, str] = field(default_factory=dict)
     renamed: Mapping[str, str] = field(default_factory=dict)
+    ahead: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from moeinf.types import (
 )
 
 DENSE_FILE = "dense.safetensors"
+AHEAD_FILE = "ahead.safetensors"  # layers that predict further tokens, as they were published; no run reads it
 MAX_HEADER_BYTES = 100_000_000  # the safetensors library's own limit
 _MAX_RANK = 8
 _MAX_NAME = 500
@@ -186,11 +187,28 @@ def dense_header(tensors: Mapping[str, tuple[Format, tuple[int, ...]]]) -> tuple
         }
         specs.append(TensorSpec(name, format, shape, end, num_bytes))
         end += num_bytes
-    text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
-    start = round_up(8 + len(text), BLOCK_ALIGN_BYTES)  # data on a block border, as direct reads want
-    head = (start - 8).to_bytes(8, "little") + text.ljust(start - 8)
-    placed = (TensorSpec(s.name, s.dtype, s.shape, start + s.offset_bytes, s.num_bytes) for s in specs)
+    head = _padded(fields)
+    placed = (TensorSpec(s.name, s.dtype, s.shape, len(head) + s.offset_bytes, s.num_bytes) for s in specs)
     return head, tuple(placed)
+
+
+def raw_header(tensors: Mapping[str, TensorEntry]) -> tuple[bytes, Mapping[str, int]]:
+    """Returns the head of a file that keeps tensors of any dtype as they are, and where in it each begins."""
+    fields: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    places, end = dict[str, int](), 0
+    for name in sorted(tensors):
+        entry = tensors[name]
+        fields[name] = {"dtype": entry.dtype, "shape": list(entry.shape), "data_offsets": [end, end + entry.num_bytes]}
+        places[name], end = end, end + entry.num_bytes
+    head = _padded(fields)
+    return head, {name: len(head) + place for name, place in places.items()}
+
+
+def _padded(fields: Mapping[str, Any]) -> bytes:
+    """Length and JSON, with spaces up to a block border, as direct reads want."""
+    text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
+    length = round_up(8 + len(text), BLOCK_ALIGN_BYTES) - 8
+    return length.to_bytes(8, "little") + text.ljust(length)
 
 
 def expert_layout(parts: Sequence[tuple[str, Format, tuple[int, ...]]]) -> ExpertLayout:

@@ -15,7 +15,7 @@ from typing import Any, Literal, cast
 from moeinf.errors import StoreError
 from moeinf.store.checked_json import CheckedObject
 from moeinf.store.files import errors_named, parse_json_object, read_small
-from moeinf.store.format import DENSE_FILE, BlockTensor, is_quantised, round_up, shard_file
+from moeinf.store.format import AHEAD_FILE, DENSE_FILE, BlockTensor, is_quantised, round_up, shard_file
 from moeinf.store.placed.places import InPlace, parse_in_place
 from moeinf.store.placed.scales import NO_SCALES, Scales, parse_scales
 from moeinf.store.quantisation import CHOICES, KEEP, Choice, Quantisation
@@ -31,8 +31,8 @@ from moeinf.types import (
 
 MANIFEST_FILE = "manifest.json"
 # 1 knew no quantised formats, 2 neither layouts that differ by layer nor files of other programs, 3 neither numbers of
-# experts that do nor scales beside blocks.
-VERSION = 4
+# experts that do nor scales beside blocks, 4 no layers that predict further tokens.
+VERSION = 5
 ID_DIGITS = 12
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -105,6 +105,7 @@ class Manifest:
     layers: tuple[ExpertLayout, ...] = ()  # of each layer, where they differ
     in_place: InPlace | None = None  # where the weights lie in files of another program
     scales: Scales = NO_SCALES  # that it keeps beside its blocks
+    ahead: FileEntry | None = None  # layers that predict further tokens; no run reads them
 
     def layout_of(self, layer: int) -> ExpertLayout:
         return self.layers[layer] if self.layers else self.layout
@@ -116,14 +117,23 @@ class Manifest:
     def file_sizes(self) -> dict[str, int]:
         """Returns the size of every file but the manifest."""
         shards = {shard.file: shard.num_bytes for shard in self.shards}
-        return shards | {file.file: file.num_bytes for file in self.files}
+        return shards | {file.file: file.num_bytes for file in self.all_files}
+
+    @property
+    def all_files(self) -> tuple[FileEntry, ...]:
+        """Every file that has one sum: those that a run reads, and that of layers which predict further tokens."""
+        return self.files if self.ahead is None else (*self.files, self.ahead)
+
+    @property
+    def ahead_bytes(self) -> int:
+        return 0 if self.ahead is None else self.ahead.num_bytes
 
     def dumps(self) -> bytes:
         """Returns the file's bytes. They depend on the content alone, as the model's id is their hash."""
         experts = {"layers": [dataclasses.asdict(layout) for layout in self.layers]} if self.layers else {}
         value: dict[str, Any] = {
             "format": "moeinf",
-            "version": 4 if self.moe.counts or self.scales else 3 if self.layers else 2,
+            "version": 5 if self.ahead else 4 if self.moe.counts or self.scales else 3 if self.layers else 2,
             "source": self.source.to_json(),
             "model": _set_fields(self.info),
             "experts": _set_fields(self.moe) | (experts or dataclasses.asdict(self.layout)),
@@ -134,6 +144,7 @@ class Manifest:
         }
         value |= {"in_place": self.in_place.to_json()} if self.in_place else {}
         value |= {"scales": self.scales.to_json()} if self.scales else {}
+        value |= {"ahead": dataclasses.asdict(self.ahead)} if self.ahead else {}
         return (json.dumps(value, sort_keys=True, indent=1, ensure_ascii=False) + "\n").encode()
 
 
@@ -183,7 +194,10 @@ def parse(data: bytes, where: str) -> Manifest:
         raise StoreError(f"{where}: shards has {len(items)} entries for {moe.num_layers} layers")
     shards = tuple(_parse_shard(item, layer, by_layer[layer], moe) for layer, item in enumerate(items))
     files = tuple(_parse_file(item) for item in root.children("files"))
-    names = [shard.file for shard in shards] + [file.file for file in files]
+    ahead = _parse_file(root.child("ahead")) if version > 4 and "ahead" in root else None
+    if ahead is not None and (ahead.file != AHEAD_FILE or in_place):
+        raise root.error("ahead", f"is not {AHEAD_FILE} of a store of its own")
+    names = [shard.file for shard in shards] + [file.file for file in (*files, *([ahead] if ahead else []))]
     if in_place:
         names += [file.file for file in in_place.files]
     if len(set(names)) != len(names) or (DENSE_FILE not in names and not in_place) or MANIFEST_FILE in names:
@@ -200,7 +214,19 @@ def parse(data: bytes, where: str) -> Manifest:
     scales = parse_scales(root.child("scales"), moe, layers) if scaled else NO_SCALES
     root.nothing_else()
     return Manifest(
-        source, info, moe, layout, shards, files, quantisation, fallbacks, dense_formats, layers, in_place, scales
+        source,
+        info,
+        moe,
+        layout,
+        shards,
+        files,
+        quantisation,
+        fallbacks,
+        dense_formats,
+        layers,
+        in_place,
+        scales,
+        ahead,
     )
 
 

@@ -30,7 +30,7 @@ def share_files(library: Library, made: StoredModel) -> None:
 def _contents(manifest: Manifest) -> dict[str, object]:
     """What tells the content of each file."""
     shards = {shard.file: (shard.num_bytes, shard.sha256) for shard in manifest.shards}
-    return shards | {file.file: (file.num_bytes, file.sha256) for file in manifest.files}
+    return shards | {file.file: (file.num_bytes, file.sha256) for file in manifest.all_files}
 
 
 def _link(source: Path, target: Path, names: set[str]) -> None:

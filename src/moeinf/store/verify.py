@@ -81,7 +81,7 @@ def _expected(model: StoredModel, faults: list[str]) -> tuple[list[Span], list[s
             spans += expert_spans(model.path / shard.file, len(shard.sha256), manifest.layout_of(layer))
             sums += shard.sha256
             labels += [f"{shard.file}: expert {expert}" for expert in range(len(shard.sha256))]
-    for file in manifest.files:
+    for file in manifest.all_files:
         path = model.path / file.file
         if _right_size(path, file.num_bytes, faults):
             dense = file.file == DENSE_FILE

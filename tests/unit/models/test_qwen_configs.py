@@ -47,11 +47,17 @@ def test_what_is_not_computed_is_refused_by_name(config: dict[str, Any], changed
         (NEXT, "mtp.layers.0.mlp.experts.7.gate_proj.weight"),
         (QWEN3_5, "mtp.layers.0.mlp.experts.gate_up_proj"),
         (QWEN3_5, "mtp.fc.weight"),
-        (QWEN3_5, "model.visual.blocks.0.attn.qkv.weight"),
     ],
 )
-def test_tensors_beside_the_language_model_are_left_out(config: dict[str, Any], name: str) -> None:
-    assert any(re.fullmatch(pattern, name) for pattern in family_of(config).tensors.ignored)
+def test_tensors_that_predict_further_tokens_are_kept_beside_the_model(config: dict[str, Any], name: str) -> None:
+    plan = family_of(config).tensors
+    assert any(re.fullmatch(pattern, name) for pattern in plan.ahead)
+    assert not any(re.fullmatch(pattern, name) for pattern in plan.ignored)
+
+
+def test_tensors_beside_the_language_model_are_left_out() -> None:
+    ignored = family_of(QWEN3_5).tensors.ignored
+    assert any(re.fullmatch(pattern, "model.visual.blocks.0.attn.qkv.weight") for pattern in ignored)
 
 
 def test_only_matrices_of_products_may_be_quantised() -> None:

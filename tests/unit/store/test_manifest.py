@@ -42,7 +42,7 @@ def test_the_state_of_recurrent_layers_is_kept_and_nothing_is_said_of_none(demo:
 
 
 def test_a_newer_version_asks_for_an_upgrade(demo: StoredModel) -> None:
-    value = json.loads((demo.path / "manifest.json").read_bytes()) | {"version": 5, "unheard": "of"}
+    value = json.loads((demo.path / "manifest.json").read_bytes()) | {"version": 6, "unheard": "of"}
     with pytest.raises(StoreError, match=r"newer moeinf.*upgrade"):
         parse(json.dumps(value).encode(), "m")
 

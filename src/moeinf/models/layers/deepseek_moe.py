@@ -16,7 +16,7 @@ from moeinf.models.layers.decoder import DecoderConfig
 from moeinf.models.layers.moe_block import DenseBlock, MoeBlock, SharedExpert
 from moeinf.models.layers.moe_plan import GatedExperts
 from moeinf.models.layers.protocol import Block, Experts, Layers, Router, Weights
-from moeinf.types import MoeShape, Profiler
+from moeinf.types import MoeShape, Profiler, TensorPlan
 
 MakeRouter = Callable[[Weights, "DeepseekMoe", str, NormConfig], Router]  # the string: prefix of the block's tensors
 
@@ -47,7 +47,7 @@ class DeepseekMoe:
     scaling: float = 1.0  # of the weights
     normalise: bool = True  # the weights sum to 1 before they are scaled
     corrected: bool = True  # the choice, but not the weights, is by scores + e_score_correction_bias
-    num_future_layers: int = 0  # behind the last, which predict further tokens (MTP): not computed
+    num_future_layers: int = 0  # behind the last, which predict further tokens (MTP): kept, not computed
     names: BlockNames = BlockNames()
     shared_size: int = 0  # of the shared experts' MLP, where it is no multiple of an expert's
 
@@ -119,11 +119,12 @@ class DeepseekMoe:
         blocks = [f"{decoder.prefix}layers.{i}.{self.names.block}" for i in self.moe_layers]
         return GatedExperts(blocks, self.moe_intermediate_size, self.names.experts)
 
-    def future_layers(self, decoder: DecoderConfig) -> tuple[str, ...]:
-        """The tensors of the layers that predict further tokens, as the plan ignores them."""
-        return tuple(
-            re.escape(decoder.prefix) + rf"layers\.{decoder.num_layers + i}\..*" for i in range(self.num_future_layers)
-        )
+    def with_future_layers(self, plan: TensorPlan, decoder: DecoderConfig) -> TensorPlan:
+        """The plan, with the layers behind the last. What they have of embedding and head are copies of the model's."""
+        prefix = re.escape(decoder.prefix)
+        layers = [rf"{prefix}layers\.{decoder.num_layers + i}\." for i in range(self.num_future_layers)]
+        copies = tuple(rf"{layer}(embed_tokens|shared_head\.head)\.weight" for layer in layers)
+        return replace(plan, ignored=plan.ignored + copies, ahead=tuple(f"{layer}.*" for layer in layers))
 
     def blocks(
         self, decoder: DecoderConfig, layers: Layers, experts: Experts, profiler: Profiler, router: MakeRouter
@@ -164,10 +165,10 @@ def sparse_layers(f: Fields, num_layers: int, *, first_dense: int) -> tuple[int,
     """The layers with experts, where mlp_layer_types lists them; where it is missing, all but the first ones."""
     kinds = f.kinds("mlp_layer_types", num_layers, "dense", "sparse")
     if kinds is None:
-        return tuple(range(first_dense, num_layers))
+        kinds = ("dense",) * first_dense + ("sparse",) * (num_layers - first_dense)
     layers = tuple(i for i, kind in enumerate(kinds) if kind == "sparse")
     if not layers:
-        raise CheckpointError("config.json: mlp_layer_types leave no layer with experts")
+        raise CheckpointError("config.json: mlp_layer_types or first_k_dense_replace leave no layer with experts")
     return layers
 
 

@@ -13,7 +13,8 @@ from moeinf.pull.coded.blocks import CodedRows
 from moeinf.pull.coded.scheme import Scheme
 from moeinf.types import DTYPE_BYTES, ExpertLayout, ExpertPiece, TensorSpec
 
-DENSE = -1  # target of a move into the dense file; the other targets are numbers of MoE layers
+# Targets of moves into the dense file, and into that of layers that predict further tokens; others are MoE layers.
+DENSE, AHEAD = -1, -2
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class Move:
 
     source_offset: int
     num_bytes: int
-    target: int  # DENSE or a MoE layer
+    target: int  # DENSE, AHEAD or a MoE layer
     target_offset: int
     transform: LayoutTransform | None = None
     others: tuple[Range, ...] = ()  # what else the transform needs, as a whole, wherever it lies
@@ -78,6 +79,12 @@ def expert_moves(tensors: Tensors, source: str, pieces: Sequence[ExpertPiece], l
             spec = parts[piece.part]
             offset = expert * layout.stride_bytes + spec.offset_bytes
             yield _strided(tensors, source, span, replace(view, start=view.start - span.start), spec, layer, offset)
+
+
+def kept_move(tensors: Tensors, name: str, place: int) -> Move:
+    """Moves a tensor as it is, whatever its dtype, into the file of layers that predict further tokens."""
+    entry = tensors.entry(name)
+    return Move(entry.offset_bytes, entry.num_bytes, AHEAD, place)
 
 
 def left_out(tensors: Tensors, name: str) -> Move:

@@ -10,14 +10,24 @@ from dataclasses import dataclass, replace
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.models.pruned import routers_of
-from moeinf.pull.checkpoint.moves import Move, dense_move, expert_moves, left_out
+from moeinf.pull.checkpoint.moves import Move, dense_move, expert_moves, kept_move, left_out
 from moeinf.pull.checkpoint.tensors import Tensors
 from moeinf.pull.coded.blocks import Kind, Losses, lines, loss_kind
 from moeinf.pull.coded.declared import NOTHING, Declared
 from moeinf.pull.coded.find import is_of_activations
 from moeinf.pull.coded.scheme import Scheme
 from moeinf.pull.source import Shards
-from moeinf.store.format import DENSE_FILE, BlockTensor, Header, dense_header, expert_layout, is_quantised, shard_file
+from moeinf.store.format import (
+    AHEAD_FILE,
+    DENSE_FILE,
+    BlockTensor,
+    Header,
+    dense_header,
+    expert_layout,
+    is_quantised,
+    raw_header,
+    shard_file,
+)
 from moeinf.store.quantisation import KEEP, DenseTensor, FormatPlan, Quantisation, dense_tensors_of, expert_formats
 from moeinf.types import DTYPE_BYTES, DType, ExpertLayout, ExpertPiece, Format, MoeShape, TensorPlan, TensorSpec
 
@@ -37,6 +47,8 @@ class Conversion:
     dense_formats: Mapping[str, BlockTensor]  # the quantised ones among them
     dense_head: bytes
     dense_bytes: int  # of the dense file with its head
+    ahead_head: bytes  # of the file of layers that predict further tokens; empty where there are none
+    ahead_bytes: int  # of that file with its head
     moves: Mapping[str, tuple[Move, ...]]  # by source shard, in order of source_offset
     others: Mapping[str, frozenset[str]]  # by source shard: those in which scales of its weights lie
     kinds: Mapping[str, Kind]  # of coded matrices, under what their losses are counted as
@@ -53,12 +65,13 @@ class Conversion:
 
     @property
     def total_bytes(self) -> int:
-        return self.dense_bytes + self.moe.total_experts * self.layout.stride_bytes
+        return self.dense_bytes + self.ahead_bytes + self.moe.total_experts * self.layout.stride_bytes
 
     def file_sizes(self) -> dict[str, int]:
         """Returns the sizes of the store's weight files by name."""
         shards = {shard_file(layer): self.shard_bytes(layer) for layer in range(self.moe.num_layers)}
-        return {DENSE_FILE: self.dense_bytes} | shards
+        ahead = {AHEAD_FILE: self.ahead_bytes} if self.ahead_bytes else {}
+        return {DENSE_FILE: self.dense_bytes} | ahead | shards
 
 
 def plan_conversion(
@@ -90,6 +103,10 @@ def plan_conversion(
         moves[tensors.shard(name)] += expert_moves(tensors, name, pieces, layout)
     for name in zero:
         moves[tensors.shard(name)].append(left_out(tensors, name))
+    ahead = {name: tensors.entry(name) for name in tensors.names() if _is_ahead(plan, name)}
+    ahead_head, places = raw_header(ahead) if ahead else (b"", {})
+    for name, place in places.items():
+        moves[tensors.shard_of(name)].append(kept_move(tensors, name, place))
     kinds = _kinds(experts, parts, dense, tensors)
     return Conversion(
         plan.moe,
@@ -101,6 +118,8 @@ def plan_conversion(
         {spec.name: BlockTensor(spec.dtype, spec.shape) for spec in specs if is_quantised(spec.dtype)},
         head,
         len(head) + sum(spec.num_bytes for spec in specs),
+        ahead_head,
+        len(ahead_head) + sum(entry.num_bytes for entry in ahead.values()),
         {shard: tuple(sorted(found, key=lambda move: move.source_offset)) for shard, found in moves.items()},
         {
             shard: frozenset(place.shard for move in found for place in move.others) - {shard}
@@ -124,7 +143,7 @@ def _check_all(plan: TensorPlan, experts: ExpertNames, tensors: Tensors) -> list
     """
     wanted = {**plan.dense} | {name: shape for name, (shape, _) in experts.items()}
     claimed = tensors.claimed_by(wanted.keys())
-    others = [name for name in tensors.names() if name not in wanted and not _ignored(plan, name)]
+    others = [name for name in tensors.names() if name not in wanted and not _is_left_out(plan, name)]
     for name in others:
         if name not in claimed:
             tensors.check_readable(name)
@@ -196,5 +215,11 @@ def _widest_used(plan: TensorPlan, dtypes: Mapping[str, DType]) -> DType:
     return used.most_common(1)[0][0]
 
 
-def _ignored(plan: TensorPlan, name: str) -> bool:
-    return any(re.fullmatch(pattern, name) for pattern in plan.ignored)
+def _is_left_out(plan: TensorPlan, name: str) -> bool:
+    """Whether no run has a use for a tensor, be it kept or not."""
+    return any(re.fullmatch(pattern, name) for pattern in (*plan.ignored, *plan.ahead))
+
+
+def _is_ahead(plan: TensorPlan, name: str) -> bool:
+    kept = any(re.fullmatch(pattern, name) for pattern in plan.ahead)
+    return kept and not any(re.fullmatch(pattern, name) for pattern in plan.ignored)

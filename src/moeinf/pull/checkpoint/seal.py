@@ -14,10 +14,10 @@ from moeinf.pull.checkpoint.plan import Conversion
 from moeinf.store.checksums import CHECKSUMS_FILE, dump_checksums
 from moeinf.store.dense import dense_tensors
 from moeinf.store.files import errors_named, publish, sync_folder, write_fully
-from moeinf.store.format import DENSE_FILE, shard_file
+from moeinf.store.format import AHEAD_FILE, DENSE_FILE, shard_file
 from moeinf.store.library import SOURCE_RECORD_FILE, Library, StoredModel
 from moeinf.store.manifest import MANIFEST_FILE, FileEntry, Manifest, ModelSource, ShardEntry, model_id, shard_entries
-from moeinf.store.spans import Finding, check_spans, dense_span, expert_spans, gathered
+from moeinf.store.spans import Finding, Span, check_spans, dense_span, expert_spans, gathered
 from moeinf.types import ModelInfo, SumRun
 
 
@@ -48,11 +48,11 @@ def seal(
     """
     for name, data in small_files.items():
         write_small_file(folder / name, data)
-    shards, dense, runs = _checksums(folder, conversion, info, advance)
+    shards, dense, ahead, runs = _checksums(folder, conversion, info, advance)
     small_files = {**small_files, CHECKSUMS_FILE: dump_checksums(runs)}
     write_small_file(folder / CHECKSUMS_FILE, small_files[CHECKSUMS_FILE])
     files = [FileEntry(name, len(data), hashlib.sha256(data).hexdigest()) for name, data in small_files.items()]
-    entries = sorted([*files, FileEntry(DENSE_FILE, conversion.dense_bytes, dense)], key=lambda entry: entry.file)
+    entries = sorted([*files, dense], key=lambda entry: entry.file)
     manifest = Manifest(
         source,
         info,
@@ -63,6 +63,7 @@ def seal(
         conversion.quantisation,
         conversion.fallbacks,
         conversion.dense_formats,
+        ahead=ahead,
     )
     expected = manifest.file_sizes()
     with errors_named(folder):
@@ -78,13 +79,15 @@ def seal(
 
 def _checksums(
     folder: Path, conversion: Conversion, info: ModelInfo, advance: Callable[[int], None]
-) -> tuple[tuple[ShardEntry, ...], str, Sequence[SumRun]]:
-    """Returns the entries of all layers, the checksum of the dense file, and the checksums for checksums.bin."""
+) -> tuple[tuple[ShardEntry, ...], FileEntry, FileEntry | None, Sequence[SumRun]]:
+    """Returns the entries of all layers, of the dense file and of layers ahead, and the sums for checksums.bin."""
     moe, stride = conversion.moe, conversion.layout.stride_bytes
     dense = dense_tensors(folder / DENSE_FILE, conversion.dense_formats)
     spans = [dense_span(folder / DENSE_FILE, conversion.dense_bytes, dense, info)]
     for layer in range(moe.num_layers):
         spans += expert_spans(folder / shard_file(layer), moe.experts_of(layer), conversion.layout)
+    if conversion.ahead_bytes:
+        spans.append(Span(folder / AHEAD_FILE, 0, conversion.ahead_bytes))
     findings: list[Finding] = []
     with closing(check_spans(spans)) as results:
         for span, found in zip(spans, results, strict=True):
@@ -97,8 +100,11 @@ def _checksums(
             findings.append(found)
             advance(span.num_bytes)
     sums = [found.sha256 for found in findings]
+    dense_entry = FileEntry(DENSE_FILE, conversion.dense_bytes, sums[0])
+    ahead = FileEntry(AHEAD_FILE, conversion.ahead_bytes, sums.pop()) if conversion.ahead_bytes else None
+    count = len(sums)  # of what a run reads, and checks as it does
     shards = shard_entries(moe, [stride] * moe.num_layers, sums[1:])
-    return shards, sums[0], gathered(spans, findings)
+    return shards, dense_entry, ahead, gathered(spans[:count], findings[:count])
 
 
 def publish_model(library: Library, folder: Path, identifier: str, name: str, source: ModelSource) -> StoredModel:

@@ -31,12 +31,12 @@ class Tensors:
         self._schemes: dict[str, Scheme] = {}
         for shard in shards.files:
             for found, entry in headers[shard].items():
-                name = _renamed(found, plan)
+                name = plan_name(found, plan)
                 if name in self._found:
                     raise CheckpointError(f"{shard}: tensor {found!r} is also in {self._found[name][0]}")
                 self._found[name] = shard, entry
         for found, shard in (shards.weight_map or {}).items():
-            name = _renamed(found, plan)
+            name = plan_name(found, plan)
             if name not in self._found or self._found[name][0] != shard:
                 raise CheckpointError(f"{shard} lacks tensor {found!r}, which {INDEX_FILE} puts there")
 
@@ -57,6 +57,10 @@ class Tensors:
     def shard(self, name: str) -> str:
         """Returns the file of a tensor, or of the codes of a matrix."""
         return self._found[codes_of(self, name) or name][0]
+
+    def shard_of(self, name: str) -> str:
+        """Returns the file of a tensor that is one, whatever it may be a part of."""
+        return self._found[name][0]
 
     def entry(self, name: str) -> TensorEntry:
         return self._found[name][1]
@@ -145,7 +149,8 @@ class Tensors:
             raise CheckpointError(f"{shard}: tensor {name!r} has shape {list(entry.shape)}, {reason} {list(shape)}")
 
 
-def _renamed(name: str, plan: TensorPlan) -> str:
+def plan_name(name: str, plan: TensorPlan) -> str:
+    """What the plan calls a tensor of a checkpoint."""
     for pattern, known in plan.renamed.items():
         renamed, count = re.subn(pattern, known, name, count=1)
         if count:

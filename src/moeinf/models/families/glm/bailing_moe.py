@@ -122,6 +122,4 @@ class Family(DecoderFamily):
         blocks = self._config.blocks
         plan = self.gated_experts(blocks.experts(self.decoder))
         others = (name for name in plan.dense if name.endswith((f".{_FUSED}.weight", ".dense.weight")))
-        return replace(
-            plan, ignored=(*plan.ignored, *blocks.future_layers(self.decoder)), matrices=plan.matrices.union(others)
-        )
+        return blocks.with_future_layers(replace(plan, matrices=plan.matrices.union(others)), self.decoder)

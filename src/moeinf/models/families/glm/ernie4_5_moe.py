@@ -17,7 +17,7 @@ from moeinf.models.layers.rope import partial_rotary, rope_of
 from moeinf.types import TensorPlan
 
 _NAMES = BlockNames(bias="moe_statics.e_score_correction_bias")
-_MTP = r"model\.mtp_.*"  # further layers that guess tokens ahead: not used
+_MTP = r"model\.mtp_.*"  # further layers that guess tokens ahead: kept, and not used
 
 
 def _parse(f: Fields) -> Config:
@@ -77,4 +77,4 @@ class Family(glm4_moe.Family):
     @cached_property
     def tensors(self) -> TensorPlan:
         plan = super().tensors
-        return replace(plan, ignored=(*plan.ignored, _MTP), renamed={r"\.gate\.moe_statics\.": ".moe_statics."})
+        return replace(plan, ahead=(_MTP,), renamed={r"\.gate\.moe_statics\.": ".moe_statics."})

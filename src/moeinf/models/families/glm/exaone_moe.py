@@ -12,7 +12,7 @@ from moeinf.models.layers.decoder import DecoderConfig, parse_decoder
 from moeinf.models.layers.deepseek_moe import BlockNames, DeepseekMoe, sparse_layers
 from moeinf.types import TensorPlan
 
-_MTP = r"mtp\..*"  # a further layer that guesses tokens ahead: not used
+_MTP = r"mtp\..*"  # a further layer that guesses tokens ahead: kept, and not used
 
 
 def _parse(f: Fields) -> Config:
@@ -55,4 +55,4 @@ class Family(glm4_moe.Family):
     @cached_property
     def tensors(self) -> TensorPlan:
         plan = super().tensors
-        return replace(plan, ignored=(*plan.ignored, _MTP))
+        return replace(plan, ahead=(_MTP,))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -64,4 +64,4 @@ class Family(DecoderFamily):
     @cached_property
     def tensors(self) -> TensorPlan:
         plan = self.gated_experts(self._config.blocks.experts(self.decoder))
-        return replace(plan, ignored=plan.ignored + self._config.blocks.future_layers(self.decoder))
+        return self._config.blocks.with_future_layers(plan, self.decoder)

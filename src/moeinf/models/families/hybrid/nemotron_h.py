@@ -30,7 +30,7 @@ from moeinf.models.layers.protocol import Attention, Block, Experts, Layers
 from moeinf.models.layers.recurrent.mamba_config import MambaConfig, mamba_shapes, mamba_workspace, refuse_step_limits
 from moeinf.types import Profiler, TensorPlan, Workspace
 
-MTP = r"mtp\..*"  # further layers that guess tokens ahead: not used
+MTP = r"mtp\..*"  # further layers that guess tokens ahead: kept, and not used
 _PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 _NEW_NAMES = {"linear_attention": "mamba", "full_attention": "attention"}  # of transformers 5
 _MIXERS = ("mamba", "attention")
@@ -204,7 +204,7 @@ class Family(DecoderFamily):
         width = c.latent_size or self.decoder.attention.hidden_size
         experts = UngatedExperts(blocks, width, c.moe.moe_intermediate_size, "relu2")
         plan = ungated_experts_plan(self.decoder, self.moe, self.dense, experts)
-        return replace(plan, ignored=(*plan.ignored, MTP), renamed={r"^model\.": "backbone."})
+        return replace(plan, ahead=(MTP,), renamed={r"^model\.": "backbone."})
 
     @property
     def attention_workspace(self) -> Workspace:

@@ -19,7 +19,7 @@ from moeinf.models.layers.qwen_moe import QwenMoe
 from moeinf.models.layers.recurrent.delta_config import DeltaConfig, delta_shapes, delta_workspace
 from moeinf.types import Profiler, TensorPlan, Workspace
 
-MTP = r"mtp\..*"  # a further layer that guesses tokens ahead: not used
+MTP = r"mtp\..*"  # a further layer that guesses tokens ahead: kept, and not used
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Family(DecoderFamily):
         plan = self.gated_experts(self._config.blocks.experts(self.decoder))
         ends = ("_proj_qkvz.weight", "_proj_qkv.weight", "_proj_z.weight")
         projections = (name for name in plan.dense if name.endswith(ends))
-        return replace(plan, ignored=(*plan.ignored, MTP), matrices=plan.matrices.union(projections))
+        return replace(plan, ahead=(MTP,), matrices=plan.matrices.union(projections))
 
     @property
     def attention_workspace(self) -> Workspace:
