@@ -38,7 +38,7 @@ using OptionalVector = std::optional<Vector>;
 struct AttentionTensors {
   nb::object query, key, value, output;  // BoundMatrix
   OptionalVector norm, norm_bias, query_norm, key_norm, query_bias, key_bias, value_bias, output_bias, sinks,
-      output_norm;
+      output_norm, value_norm;
   nb::object gate;  // BoundMatrix or None
 };
 
@@ -119,6 +119,7 @@ class AttentionLayer {
     }
     weights_.q_norm = data_of(t.query_norm, full ? queries : head_dim);
     weights_.k_norm = data_of(t.key_norm, full ? keys : head_dim);
+    weights_.v_norm = data_of(t.value_norm, head_dim);
     weights_.q_bias = data_of(t.query_bias, q.rows);
     weights_.k_bias = data_of(t.key_bias, keys);
     weights_.v_bias = data_of(t.value_bias, keys);
@@ -179,10 +180,10 @@ void bind_tensors(nb::module_& m) {
              OptionalVector norm, OptionalVector norm_bias, OptionalVector query_norm,
              OptionalVector key_norm, OptionalVector query_bias, OptionalVector key_bias,
              OptionalVector value_bias, OptionalVector output_bias, OptionalVector sinks,
-             OptionalVector output_norm, nb::object gate) {
-            new (self) AttentionTensors{query,      key,         value,    output,      norm,
-                                        norm_bias,  query_norm,  key_norm, query_bias,  key_bias,
-                                        value_bias, output_bias, sinks,    output_norm, gate};
+             OptionalVector output_norm, OptionalVector value_norm, nb::object gate) {
+            new (self) AttentionTensors{
+                query,      key,      value,      output,      norm,  norm_bias,   query_norm, key_norm,
+                query_bias, key_bias, value_bias, output_bias, sinks, output_norm, value_norm, gate};
           },
           nb::kw_only(), nb::arg("query"), nb::arg("key"), nb::arg("value"), nb::arg("output"),
           nb::arg("norm").noconvert() = nb::none(), nb::arg("norm_bias").noconvert() = nb::none(),
@@ -190,7 +191,7 @@ void bind_tensors(nb::module_& m) {
           nb::arg("query_bias").noconvert() = nb::none(), nb::arg("key_bias").noconvert() = nb::none(),
           nb::arg("value_bias").noconvert() = nb::none(), nb::arg("output_bias").noconvert() = nb::none(),
           nb::arg("sinks").noconvert() = nb::none(), nb::arg("output_norm").noconvert() = nb::none(),
-          nb::arg("gate") = nb::none());
+          nb::arg("value_norm").noconvert() = nb::none(), nb::arg("gate") = nb::none());
 }
 
 void bind_shape(nb::module_& m) {
@@ -199,14 +200,21 @@ void bind_shape(nb::module_& m) {
           "__init__",
           [](AttentionShape* self, std::int64_t head_dim, double norm_eps, const std::string& head_norm,
              double clip, std::int64_t window, std::optional<std::int64_t> rotary_dim, bool interleaved,
-             std::optional<double> scale, double residual, bool gated) {
+             std::optional<double> scale, double residual, bool gated, bool chunked, double sharpness,
+             std::int64_t sharp_length, std::int64_t sharp_offset) {
             new (self) AttentionShape(shape_of(head_dim, norm_eps, head_norm, clip, window, rotary_dim,
                                                interleaved, scale, residual, gated));
+            require(sharp_length > 0 && sharp_offset >= 0, "queries are not sharpened by such a length");
+            self->chunked = chunked;
+            self->sharpness = static_cast<float>(sharpness);
+            self->sharp_length = sharp_length;
+            self->sharp_offset = sharp_offset;
           },
           nb::kw_only(), nb::arg("head_dim"), nb::arg("norm_eps"), nb::arg("head_norm") = "none",
           nb::arg("clip") = 0.0, nb::arg("window") = 0, nb::arg("rotary_dim") = nb::none(),
           nb::arg("interleaved") = false, nb::arg("scale") = nb::none(), nb::arg("residual") = 1.0,
-          nb::arg("gated") = false);
+          nb::arg("gated") = false, nb::arg("chunked") = false, nb::arg("sharpness") = 0.0,
+          nb::arg("sharp_length") = 1, nb::arg("sharp_offset") = 0);
 }
 
 }  // namespace

@@ -118,6 +118,26 @@ class DeltaLayer {
   moeinf::DeltaWeights weights_{};
 };
 
+using ConstHeads = nb::ndarray<const float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
+
+void run_channel_delta(Kernels& kernels, ConstHeads queries, ConstHeads keys, ConstHeads values,
+                       ConstHeads decays, ConstRows rates, ConstHeads state, Heads new_state, Heads out) {
+  const std::int64_t tokens = size(queries, 0), heads = size(queries, 1), dim = size(queries, 2);
+  require(tokens >= 1 && heads >= 1 && dim >= 1, "there are no tokens, or no heads");
+  for (std::size_t i = 0; i < 3; ++i) {
+    const std::int64_t by_token[] = {tokens, heads, dim}, by_head[] = {heads, dim, dim},
+                       outputs[] = {heads, tokens, dim};
+    require(size(keys, i) == by_token[i] && size(values, i) == by_token[i] && size(decays, i) == by_token[i],
+            "queries, keys, values and decays are [tokens, heads, dim]");
+    require(size(state, i) == by_head[i] && size(new_state, i) == by_head[i], "a state is [heads, dim, dim]");
+    require(size(out, i) == outputs[i], "outputs are [heads, tokens, dim]");
+  }
+  require(size(rates, 0) == tokens && size(rates, 1) == heads, "rates are [tokens, heads]");
+  const nb::gil_scoped_release released;
+  moeinf::channel_delta(kernels, {tokens, heads, dim, queries.data(), keys.data(), values.data(),
+                                  decays.data(), rates.data(), state.data(), new_state.data(), out.data()});
+}
+
 }  // namespace
 
 void moeinf::bind_delta(nb::module_& m) {
@@ -133,4 +153,9 @@ void moeinf::bind_delta(nb::module_& m) {
            nb::arg("heads").noconvert(), nb::arg("new_conv").noconvert(), nb::arg("new_heads").noconvert(),
            "x [tokens, hidden] += delta_net(norm(x)); writes the states that the tokens leave.")
       .def_static("workspace_bytes", &DeltaLayer::workspace_bytes, nb::arg("sizes"), nb::arg("shape"));
+  m.def("channel_delta", &run_channel_delta, nb::arg("kernels"), nb::arg("queries").noconvert(),
+        nb::arg("keys").noconvert(), nb::arg("values").noconvert(), nb::arg("decays").noconvert(),
+        nb::arg("rates").noconvert(), nb::arg("state").noconvert(), nb::arg("new_state").noconvert(),
+        nb::arg("out").noconvert(),
+        "The recurrence of DeltaNet with a decay for each channel of the keys; writes new_state and out.");
 }

@@ -73,11 +73,12 @@ double read_rate(Kernels& kernels, std::int64_t num_bytes, int repeats) {
 moeinf::Activation activation_named(const std::string& name) {
   if (name == "silu") return moeinf::Activation::kSilu;
   if (name == "gelu") return moeinf::Activation::kGelu;
+  if (name == "gelu_tanh") return moeinf::Activation::kGeluTanh;
   if (name == "relu") return moeinf::Activation::kRelu;
   if (name == "relu2") return moeinf::Activation::kSquaredRelu;
   if (name == "swiglu_clamped") return moeinf::Activation::kSwigluClamped;
   throw std::invalid_argument("activation is '" + name +
-                              "'; it is 'silu', 'gelu', 'relu', 'relu2' or 'swiglu_clamped'");
+                              "'; it is 'silu', 'gelu', 'gelu_tanh', 'relu', 'relu2' or 'swiglu_clamped'");
 }
 
 moeinf::ExpertPart part_of(const Part& part) {

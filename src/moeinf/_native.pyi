@@ -205,11 +205,13 @@ class AttentionTensors:
         output_bias: _Vector | None = None,
         sinks: _Vector | None = None,
         output_norm: _Vector | None = None,
+        value_norm: _Vector | None = None,
         gate: Matrix | None = None,
     ) -> None:
         """norm [hidden] stands in front of the layer; with a norm_bias it is a layer norm. sinks [heads]: each head has
-        a further score, which weighs no value. output_norm [hidden]: an RMS norm of what the layer adds. gate, of as
-        many rows as query: sigmoid(gate x) multiplies the heads' outputs."""
+        a further score, which weighs no value. output_norm [hidden]: an RMS norm of what the layer adds. value_norm
+        [head_dim]: of each head of the values. gate, of as many rows as query: sigmoid(gate x) multiplies the heads'
+        outputs."""
 
 class AttentionShape:
     """What attention computes, beside its tensors."""
@@ -227,12 +229,18 @@ class AttentionShape:
         scale: float | None = None,
         residual: float = 1.0,
         gated: bool = False,
+        chunked: bool = False,
+        sharpness: float = 0.0,
+        sharp_length: int = 1,
+        sharp_offset: int = 0,
     ) -> None:
         """head_norm "turned": over each head, behind its rotation.
 
         clip, window: 0 for none. rotary_dim: dimensions of a head that have positions, None for all, 0 for none;
         scale: of the scores, None for head_dim^-0.5. gated: the query matrix has for each head the rows of its query,
-        then those of a gate, whose sigmoid multiplies the head's output. ValueError for sizes that cannot be.
+        then those of a gate, whose sigmoid multiplies the head's output. chunked: a token sees what lies in its own
+        chunk of `window` positions. sharpness: queries at position p are multiplied by
+        1 + sharpness ln(1 + floor((p + sharp_offset) / sharp_length)). ValueError for sizes that cannot be.
         """
 
 class AttentionLayer:
@@ -402,6 +410,23 @@ class MambaLayer:
     @staticmethod
     def workspace_bytes(sizes: MambaSizes, shape: PassShape) -> int:
         """As of AttentionLayer."""
+
+def channel_delta(
+    kernels: Kernels,
+    queries: npt.NDArray[np.float32],
+    keys: npt.NDArray[np.float32],
+    values: npt.NDArray[np.float32],
+    decays: npt.NDArray[np.float32],
+    rates: npt.NDArray[np.float32],
+    state: npt.NDArray[np.float32],
+    new_state: npt.NDArray[np.float32],
+    out: npt.NDArray[np.float32],
+) -> None:
+    """The recurrence of moeinf.models.layers.recurrent.channel_delta, token by token.
+
+    queries, keys, values, decays (factors, not logarithms) [tokens, heads, dim]; rates [tokens, heads]; state and
+    new_state, which may be one, [heads, dim, dim]; fills out [heads, tokens, dim]. ValueError for other shapes.
+    """
 
 class RouterLayer:
     """The norm in front of a MoE block, and its softmax router."""

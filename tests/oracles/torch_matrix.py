@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 import torch
@@ -154,6 +155,7 @@ def activated(form: ExpertForm, gate: Tensor | None, up: Tensor) -> Tensor:
     functions: Mapping[str, Callable[[Tensor], Tensor]] = {
         "silu": F.silu,
         "gelu": F.gelu,
+        "gelu_tanh": partial(F.gelu, approximate="tanh"),
         "relu": F.relu,
         "relu2": lambda x: F.relu(x).square(),
     }

@@ -40,7 +40,8 @@ class TorchVectorOps:
         queries = q.view(tokens, kv_heads, -1, head_dim).to(keys.dtype).float()  # [tokens, kv_heads, group, D]
         for token in range(tokens):
             end = first + token + 1
-            seen = slice(max(0, end - window) if window else 0, end)
+            begin = end - 1 - (end - 1) % window if form.chunked else max(0, end - window) if window else 0
+            seen = slice(begin, end)
             scores = scale * queries[token] @ keys[:, seen].float().transpose(1, 2)  # [kv_heads, group, seen]
             if bias is not None:
                 heads = torch.arange(q.shape[1] // head_dim, device=q.device).view(kv_heads, -1)

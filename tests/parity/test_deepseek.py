@@ -26,7 +26,7 @@ from moeinf.models.gpu.weights import DeviceWeights
 from moeinf.models.layers.attention_config import LatentHeads, NormConfig
 from moeinf.models.layers.deepseek_moe import DeepseekMoe, SigmoidRouter
 from moeinf.models.layers.kv_cache import Cache
-from moeinf.models.layers.mla import LatentAttention, latent_shapes, parse_latent
+from moeinf.models.layers.latent.mla import LatentAttention, latent_shapes, parse_latent
 from moeinf.models.layers.rope import plain_rope
 from moeinf.models.layers.weights import StoredTensor
 from moeinf.types import DType

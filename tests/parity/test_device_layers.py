@@ -17,7 +17,14 @@ from moeinf.models.cpu.layers import NativeLayers
 from moeinf.models.cpu.weights import NativeWeights
 from moeinf.models.gpu.layers import DeviceLayers
 from moeinf.models.gpu.weights import DeviceWeights
-from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, NormConfig, NormKind, attention_shapes
+from moeinf.models.layers.attention_config import (
+    AttentionConfig,
+    AttentionSite,
+    NormConfig,
+    NormKind,
+    Sharpening,
+    attention_shapes,
+)
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.rope import Rope, plain_rope
 from tests.oracles.torch_matrix import TorchMatrixOps
@@ -69,6 +76,12 @@ FEATURES: dict[str, dict[str, Any]] = {
     "scaled positions and scores": {"rope": Rope(plain_rope(24, 1e4).frequencies, scale=1.3), "scale": 0.31},
     "sinks, window, output bias": {"sinks": True, "window": 5, "output_bias": True},
     "gate, biases, whole norms": {"gate": True, "bias": True, "qk_norm": "full", "norm": "rms+1"},
+    "chunks, values that are keys": {"window": 4, "chunked": True, "values_of_keys": True, "value_norm": True},
+    "sharpened queries, norms without weights": {
+        "sharpening": Sharpening(0.4, 3, 1),
+        "qk_norm": "turned",
+        "head_norms": None,
+    },
     "layer norm, clip": {"norm": "layer", "clip_qkv": 0.6, "bias": True},
 }
 

@@ -20,6 +20,7 @@ from moeinf._native import Kernels
 from moeinf.errors import CheckpointError
 from moeinf.models.cpu.layers import NativeLayers
 from moeinf.models.family import family_of
+from moeinf.pull.checkpoint.tensors import plan_name
 from moeinf.types import Profiler
 from tests.support.pairs.decoders import PROMPT
 from tests.support.pairs.experts import layout_in, resident_experts, stored
@@ -125,6 +126,20 @@ ROPES: list[dict[str, Any]] = [
         for trained in (16, 64)
         for scales in ({}, {"attention_factor": 1.2, "factor": 4.0})
     ),
+    *(  # of models whose kinds of layers have positions of their own
+        {"sliding_attention": sliding, "full_attention": full}
+        for sliding, full in (
+            ({"rope_type": "default", "rope_theta": 500.0}, {"rope_type": "default", "rope_theta": 1e4}),
+            (
+                {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0},
+                {"rope_type": "proportional", "rope_theta": 1e4},
+            ),
+            (
+                {"rope_type": "default", "rope_theta": 500.0},
+                {"rope_type": "proportional", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "factor": 2.0},
+            ),
+        )
+    ),
 ]
 WORDS: dict[str, list[Any]] = {
     "mamba_hidden_act": ["gelu"],
@@ -133,6 +148,8 @@ WORDS: dict[str, list[Any]] = {
     "position_embedding_type": ["rope", "nope", "alibi"],
     "time_step_limit": [[0.5, 2.0]],
     "hidden_act": ["gelu", "relu"],
+    "hidden_activation": ["gelu", "silu"],
+    "use_bidirectional_attention": ["all", "vision"],
     "activation_function": ["gelu"],
     "dense_act_fn": ["gelu"],
     "router_dtype": ["bfloat16"],
@@ -149,6 +166,11 @@ WORDS: dict[str, list[Any]] = {
         ["linear_attention", "full_attention"],
     ],
     "mlp_layer_types": [["sparse"], ["sparse", "dense"]],
+    "linear_attn_config": [
+        {"head_dim": 8, "num_heads": 2, "short_conv_kernel_size": 3, "kda_layers": [1, 3, 4], "full_attn_layers": [2]}
+    ],
+    "moe_layers": [[0], [1, 3]],
+    "no_rope_layers": [[1, 0, 1, 1], [0, 0, 1, 0]],
     "layer_rope_theta": [[0.0, 10000.0, 0.0], [500.0, 10000.0, 10000.0]],
     # for which null is a value
     "head_dim": [8, 32, None],
@@ -197,6 +219,12 @@ NOT_COMPUTED = {
     ("gpt_oss", "partial_rotary_factor"): "its rotary embedding wants whole heads",
     ("phimoe", "partial_rotary_factor"): "its factors of longrope are as many as for whole heads",
     ("solar_open", "partial_rotary_factor"): "its rotary embedding wants whole heads",
+    ("gemma4", "rope_scaling"): "it takes rope_parameters alone, of each kind of layer",
+    ("mellum", "rope_scaling"): "it takes rope_parameters alone, of each kind of layer",
+    ("mellum", "num_nextn_predict_layers"): "it has one such layer at most, which is no part of the model",
+    ("mellum", "num_mtp_layers"): "it is no part of the model",
+    ("mellum", "mtp_layer_types"): "it is no part of the model",
+    ("mellum", "mtp_mlp_layer_types"): "it is no part of the model",
     ("glm4v_moe", "head_dim"): "its sections of mrope are those of its heads",
     ("nllb-moe", "per_layer_config"): "transformers knows layers of their own in decoders alone",
     ("switch_transformers", "per_layer_config"): "transformers knows layers of their own in decoders alone",
@@ -204,11 +232,15 @@ NOT_COMPUTED = {
 
 # What transformers calls the configuration of a family's language model, where it is not the family's own name.
 KNOWN_AS = {
+    "gemma4": "gemma4_text",
+    "llama4": "llama4_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
     "qwen3_vl_moe": "qwen3_vl_moe_text",
     "glm4v_moe": "glm4v_moe_text",
     "kimi_k2": "deepseek_v3",
 }
+# With which the layers of a family are alike, so that its configuration has a value of each field.
+ALIKE: dict[str, dict[str, Any]] = {"gemma4": {"per_layer_config": {}}}
 
 
 @cache
@@ -216,7 +248,7 @@ def fields_of(family: str) -> dict[str, Any]:
     """Name and present value of what may be set."""
     from transformers import AutoConfig
 
-    made = AutoConfig.for_model(KNOWN_AS.get(family, family))
+    made = AutoConfig.for_model(KNOWN_AS.get(family, family), **ALIKE.get(family, {}))
     declared = {field.name: getattr(made, field.name) for field in dataclasses.fields(made)}
     found = dict.fromkeys(UNDECLARED) | declared | text_of(FAMILIES[family])
     found |= {"rope_scaling": None} if "rope_parameters" in declared else {}
@@ -295,6 +327,7 @@ def published(model: Any) -> dict[str, Tensor]:
 def ours(config: dict[str, Any], tensors: dict[str, Tensor], kernels: Kernels) -> Tensor:
     family = family_of(config)
     plan = family.tensors
+    tensors = {plan_name(name, plan): tensor for name, tensor in tensors.items()}
     layout = layout_in(plan, tensors)
     assert plan.dense.keys() | layout.keys() == tensors.keys()
     assert all(tuple(tensors[name].shape) == shape for name, shape in plan.dense.items())

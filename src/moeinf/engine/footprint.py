@@ -66,7 +66,9 @@ def activation_bytes(footprint: Footprint, chunk: int, context: int, num_threads
     info, moe, work = footprint.info, footprint.moe, footprint.workspace
     chunk = context if work.source else chunk  # a source goes through as a whole
     shape = PassShape(info.dtype, chunk, context, num_threads)
-    arrays = chunk * (4 * info.hidden_size + work.token) * 4  # hidden state, its norm, an output and what scales it
+    arrays = (
+        chunk * (4 * info.hidden_size + work.token) * 4 + work.parts * 4
+    )  # hidden state, its norm, an output and what scales it
     routed = chunk * moe.num_experts * ROUTED_BYTES
     learned = _native.UseModel.num_bytes(moe.num_layers, moe.num_experts)
     native = workspace_bytes(footprint, shape)
@@ -126,7 +128,7 @@ def device_activation_bytes(footprint: Footprint, chunk: int, context: int) -> i
     intermediate = max((spec.shape[0] for spec in footprint.layout.tensors[:-1]), default=0)
     state = chunk * hidden * 2 * 4  # hidden state and its norm, f32
     attention = chunk * work.attention * 8  # f32, and as the products take them
-    layers = chunk * work.token * 4 + work.fixed * 4 * FIXED_COPIES
+    layers = chunk * work.token * 4 + (work.parts + work.fixed * FIXED_COPIES) * 4
     mask = min(ATTENTION_MASK_BYTES, chunk * context * 4)  # bool, a bias of 16 bits, and what makes them
     mask += _source_bytes(work, context)
     widened = min(WIDENED_BYTES, hidden * hidden * 8)  # the largest matrix but the head, as bf16: [4 hidden, hidden]

@@ -14,11 +14,13 @@ import triton.language as tl
 
 
 @triton.jit
-def _seen(position, token, WINDOW: tl.constexpr, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr):
+def _seen(position, token, WINDOW: tl.constexpr, CHUNKED: tl.constexpr, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr):
     """The positions that a token sees, first and last + 1, and how many of them are one share."""
     last = tl.load(position) + token + 1
     num_seen = last
-    if WINDOW > 0:
+    if CHUNKED:
+        num_seen = (last - 1) % WINDOW + 1
+    elif WINDOW > 0:
         num_seen = tl.minimum(last, WINDOW)
     share = tl.cdiv(num_seen, SPLITS)
     return last - num_seen, last, tl.cdiv(share, BLOCK_N) * BLOCK_N
@@ -27,8 +29,9 @@ def _seen(position, token, WINDOW: tl.constexpr, SPLITS: tl.constexpr, BLOCK_N: 
 @triton.jit
 def attend_split(
     q, keys, values, bias, position, mixed, maxima, sums, capacity, scale,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, WINDOW: tl.constexpr, SPLITS: tl.constexpr,
-    BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BIASES: tl.constexpr, WIDEN: tl.constexpr,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, WINDOW: tl.constexpr, CHUNKED: tl.constexpr,
+    SPLITS: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BIASES: tl.constexpr,
+    WIDEN: tl.constexpr,
 ):  # fmt: skip
     """Programs [tokens * KV_HEADS * PIECES, SPLITS]: BLOCK_G query heads of one key/value head, or fewer, over a share.
 
@@ -41,7 +44,7 @@ def attend_split(
     kind: tl.constexpr = tl.float32 if WIDEN else keys.dtype.element_ty
     token, split = tl.program_id(0) // (KV_HEADS * PIECES), tl.program_id(1)
     kv_head = tl.program_id(0) // PIECES % KV_HEADS
-    first, last, share = _seen(position, token, WINDOW, SPLITS, BLOCK_N)
+    first, last, share = _seen(position, token, WINDOW, CHUNKED, SPLITS, BLOCK_N)
     begin = first + split * share
     end = tl.minimum(begin + share, last)
     if begin < end:
@@ -92,13 +95,13 @@ def attend_split(
 @triton.jit
 def attend_merge(
     mixed, maxima, sums, position, sinks, out,
-    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, WINDOW: tl.constexpr, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, WINDOW: tl.constexpr, CHUNKED: tl.constexpr, SPLITS: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Programs [tokens * HEADS, pieces of BLOCK_D]: weighs the shares of one head; out [tokens * HEADS, HEAD_DIM].
     sinks [HEADS] or None: scores that count among the powers, and have no value."""
     row = tl.program_id(0)
-    first, last, share = _seen(position, row // HEADS, WINDOW, SPLITS, BLOCK_N)
+    first, last, share = _seen(position, row // HEADS, WINDOW, CHUNKED, SPLITS, BLOCK_N)
     split = tl.arange(0, SPLITS)
     used = split * share < last - first
     top = tl.load(maxima + row * SPLITS + split, mask=used, other=-float("inf"))

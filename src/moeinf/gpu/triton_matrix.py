@@ -55,6 +55,8 @@ def _function(x, ACTIVATION: tl.constexpr):
         return 0.5 * x * (1.0 + tl.erf(0.7071067811865476 * x))
     elif ACTIVATION == "relu2":
         return tl.maximum(x, 0.0) * tl.maximum(x, 0.0)
+    elif ACTIVATION == "gelu_tanh":  # (1 + tanh(u)) / 2 is the sigmoid of 2 u
+        return x / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
     else:
         tl.static_assert(ACTIVATION == "relu")
         return tl.maximum(x, 0.0)

@@ -69,6 +69,8 @@ class KeyValues:
 class AttentionForm:
     """How a token attends to the positions up to its own: to the last `window` of them (0: to all).
 
+    chunked: instead of these to those in its own one of the chunks of `window` positions.
+
     sinks f32 [heads]: a further score, whose weight goes nowhere (arXiv 2309.17453; per head as in gpt-oss).
     bias f32 [n, capacity], for at most MAX_ROWS tokens: row h % n is added to the scores of head h, indexed by how many
     positions back a key lies.
@@ -78,6 +80,7 @@ class AttentionForm:
     window: int = 0
     sinks: Tensor | None = None
     bias: Tensor | None = None
+    chunked: bool = False
 
 
 class VectorOps(Protocol):
@@ -203,7 +206,7 @@ class TritonVectorOps:
         # Of keys and of values 16 KiB a block, twice since the next is loaded meanwhile: what any card has room for.
         # A product takes 32 bytes of positions at least; with more, 1024 floats beside the queries would not fit.
         block_n = max(32 // keys.itemsize, min(64, (16 << 10) // (block_d * keys.itemsize)))
-        shape = {"WINDOW": form.window, "SPLITS": splits, "BLOCK_N": block_n}
+        shape = {"WINDOW": form.window, "CHUNKED": form.chunked, "SPLITS": splits, "BLOCK_N": block_n}
         partial = self._buffers(q.device, heads, splits, head_dim)
         self._attention.attend_split[(tokens * programs, splits)](
             q,
@@ -329,11 +332,14 @@ def attend_many(q: Tensor, cache: KeyValues, start: int, form: AttentionForm, ou
     size = max(1, min(QUERY_BLOCK, MASK_ELEMENTS // (start + tokens)))
     for first in range(0, tokens, size):
         last = min(first + size, tokens)
-        begin = max(0, start + first - window + 1) if window else 0
-        rows = torch.arange(start + first, start + last, device=q.device)[:, None]
+        row = start + first
+        begin = row - row % window if form.chunked else max(0, row - window + 1) if window else 0
+        rows = torch.arange(row, start + last, device=q.device)[:, None]
         seen = torch.arange(begin, start + last, device=q.device)
         mask = seen <= rows
-        if window:
+        if form.chunked:
+            mask &= seen >= rows - rows % window
+        elif window:
             mask &= seen > rows - window
         attend(slice(first, last), slice(begin, start + last), mask)
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from dataclasses import replace
-from functools import cached_property
+from difflib import get_close_matches
+from functools import cached_property, reduce
 from importlib import import_module
+from operator import or_
 from typing import Any, ClassVar
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
@@ -91,7 +93,8 @@ class DecoderFamily(Family):
 
     @property
     def attention_workspace(self) -> Workspace:
-        return attention_workspace(self.decoder.attention)
+        kinds = {self.decoder.attention_of(i): None for i in range(self.decoder.num_layers)}
+        return reduce(or_, map(attention_workspace, kinds))
 
     @property
     def workspace(self) -> Workspace:
@@ -100,7 +103,12 @@ class DecoderFamily(Family):
     @property
     def cache_numbers(self) -> int:
         """How many numbers the cache keeps of one token."""
-        return 2 * self.decoder.num_layers * self.decoder.attention.num_kv_heads * self.decoder.attention.head_dim
+        return self.decoder.row_numbers
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes that the cache keeps of one token besides, whatever type it has."""
+        return 0
 
     @property
     def state_bytes(self) -> int:
@@ -111,7 +119,7 @@ class DecoderFamily(Family):
         return replace(
             plan_info(self.name, self.decoder, self.tensors, dtype),
             num_shared_experts=self.num_shared_experts,
-            kv_bytes_per_token=self.cache_numbers * DTYPE_BYTES[dtype],
+            kv_bytes_per_token=self.cache_numbers * DTYPE_BYTES[dtype] + self.cache_bytes,
             state_bytes=self.state_bytes,
         )
 
@@ -150,7 +158,14 @@ def family_of(config: dict[str, Any]) -> AnyFamily:
         fault = "is a Mixture-of-Experts family that this version does not run"
         if model_type in REFUSED:
             fault += f": it needs {REFUSED[model_type]}"
-    raise UnsupportedModelError(f"{model_type!r:.100} {fault}; moeinf runs {', '.join(SUPPORTED)}")
+    raise UnsupportedModelError(f"{model_type!r:.100} {fault}; {_what_is_run(model_type)}")
+
+
+def _what_is_run(model_type: str) -> str:
+    """The types with the most similar names; there are too many for a line."""
+    near = get_close_matches(model_type[:100], SUPPORTED, n=3, cutoff=0.5)
+    like = f" {' or '.join(repr(name) for name in near)}, and what else is in" if near else " what is in"
+    return f"moeinf runs{like} docs/models.md"
 
 
 def counts_experts(field: str) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 from moeinf.errors import CheckpointError
 from moeinf.types import MoeShape, TensorPlan
 
-_ROUTER = re.compile(r".*\blayers\.(\d+)\.(?:\w+\.)*(?:gate|router|router\.layer)\.weight")
+_ROUTER = re.compile(r".*\blayers\.(\d+)\.(?:\w+\.)*(?:gate|router|router\.layer|router\.proj)\.weight")
 _COUNTS = (
     "num_experts",
     "num_local_experts",

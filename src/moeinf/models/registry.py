@@ -77,7 +77,7 @@ FAMILIES = (
         "deepseek",
         ("DeepSeek-V3", "DeepSeek-R1"),
         "latent attention as in V2; sigmoid routing with a correction bias within groups; FP8 blocks of 128 x 128; "
-        "the layer that predicts further tokens is left out",
+        "the layer that predicts further tokens is kept, and not run",
         notes=(
             "transformers ignores moe_layer_freq; here it means what it means in the published code (no "
             "published checkpoint sets it)",
@@ -88,7 +88,7 @@ FAMILIES = (
         "glm",
         ("GLM-4.5", "GLM-4.5-Air", "GLM-4.6"),
         "DeepSeek-V3's routing with one group, shared experts; half of each head is rotated, norms of each head "
-        "where the config has them; the layer that predicts further tokens is left out",
+        "where the config has them; the layer that predicts further tokens is kept, and not run",
     ),
     FamilyEntry(
         "gpt_oss",
@@ -149,7 +149,8 @@ FAMILIES = (
         "glm4_moe_lite",
         "deepseek",
         ("GLM-4.7-Flash",),
-        "DeepSeek-V3's attention and blocks with one group; the layer that predicts further tokens is left out",
+        "DeepSeek-V3's attention and blocks with one group; the layer that predicts further tokens is kept, and not "
+        "run",
     ),
     FamilyEntry(
         "minimax_m2",
@@ -170,7 +171,7 @@ FAMILIES = (
         "glm",
         ("ERNIE-4.5-21B-A3B", "ERNIE-4.5-300B-A47B"),
         "softmax routing with a correction bias, shared experts, rotary pairs side by side; layers that predict "
-        "further tokens are left out",
+        "further tokens are kept, and not run",
     ),
     FamilyEntry("dots1", "glm", ("dots.llm1",), "Qwen3's attention, DeepSeek-V3's blocks with one group"),
     FamilyEntry(
@@ -209,11 +210,8 @@ FAMILIES = (
         "mistral4",
         "deepseek",
         ("Mistral-Small-4-119B",),
-        "latent attention, softmax routing; the language model where it was saved alone",
-        notes=(
-            "contexts end at original_max_position_embeddings, 8192 tokens: up to there queries are not sharpened by "
-            "their position, and beyond, where transformers does so, nothing is computed",
-        ),
+        "latent attention, softmax routing, queries that are sharpened in long contexts; the language model where it "
+        "was saved alone",
     ),
     FamilyEntry(
         "exaone_moe",
@@ -226,7 +224,7 @@ FAMILIES = (
         "glm",
         ("Hy3-preview",),
         "Qwen3's attention, sigmoid routing with a correction bias, a shared expert; the layer that predicts further "
-        "tokens is left out",
+        "tokens is kept, and not run",
     ),
     FamilyEntry("axk1", "deepseek", ("A.X-K1",), "DeepSeek-V3 with a norm of what the experts of a layer add"),
     FamilyEntry(
@@ -258,7 +256,7 @@ FAMILIES = (
         ("Nemotron-3-Nano-30B-A3B", "Nemotron-3-Super-120B-A12B"),
         "Mamba-2 with a recurrent state in most layers, few layers of attention, no positions; experts without a gate "
         "(squared ReLU), in Super in a narrower space; sigmoid routing with a correction bias; what predicts further "
-        "tokens is left out",
+        "tokens is kept, and not run",
         notes=(
             "transformers 5.23 raises steps of Mamba-2 to time_step_min in prompts, but not as it decodes; here, as in "
             "the published code, they are never raised",
@@ -283,7 +281,7 @@ FAMILIES = (
         "glm",
         ("Ling-lite-1.5", "Ling-mini-2.0", "Ling-flash-2.0", "Ring-mini-2.0"),
         "queries, keys and values in one matrix; the first generation routes by softmax, the second as DeepSeek-V3, "
-        "with half of each head turned; layers that predict further tokens are left out",
+        "with half of each head turned; layers that predict further tokens are kept, and not run",
         verified="a torch reference of its own (tests/oracles/bailing.py)",
         notes=("transformers has none: follows the modeling code as published with inclusionAI/Ling and Ling-V2",),
         also=("bailing_moe_v2",),
@@ -294,6 +292,45 @@ FAMILIES = (
         ("Kimi-K2.5", "Kimi-K2.6", "Kimi-K2.7-Code"),
         "the language model of checkpoints that also see images: Kimi K2's",
         verified="transformers' DeepSeek-V3 under the names of these checkpoints",
+    ),
+    FamilyEntry(
+        "gemma4",
+        "gemma",
+        ("Gemma-4-26B-A4B",),
+        "the language model of checkpoints that also see images: a dense MLP beside the experts of each layer; windows "
+        "in five of six layers, in the others larger heads, positions of another kind and values that are the keys",
+        also=("gemma4_text",),
+    ),
+    FamilyEntry(
+        "llama4",
+        "llama",
+        ("Llama-4-Scout-17B-16E", "Llama-4-Maverick-17B-128E"),
+        "the language model of checkpoints that also see images: one expert a token, whose input the router scales, "
+        "and a shared one; attention in chunks, and without positions in every fourth layer",
+        also=("llama4_text",),
+    ),
+    FamilyEntry(
+        "deepseek_v32",
+        "deepseek",
+        ("DeepSeek-V3.2", "DeepSeek-V3.2-Exp"),
+        "DeepSeek-V3, whose tokens attend to the index_topk positions that an indexer chooses in each layer",
+        notes=("queries and keys of the indexer are not rounded to FP8, as in transformers",),
+    ),
+    FamilyEntry(
+        "glm_moe_dsa",
+        "glm",
+        ("GLM-5", "GLM-5.1", "GLM-5.2"),
+        "DeepSeek-V3.2 with one group of experts; layers may share what the indexer of another has chosen",
+    ),
+    FamilyEntry(
+        "kimi_linear",
+        "deepseek",
+        ("Kimi-Linear-48B-A3B-Instruct",),
+        "linear attention with a decay for each channel (KDA) and a recurrent state in three of four layers, latent "
+        "attention without positions in the others; DeepSeek-V3's blocks",
+    ),
+    FamilyEntry(
+        "mellum", "qwen", ("Mellum2-12B-A2.5B",), "Qwen3-MoE, whose layers with a window have positions of their own"
     ),
 )
 

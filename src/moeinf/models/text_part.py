@@ -32,10 +32,10 @@ def text_part(config: dict[str, Any], prefix: str = "model.language_model.") -> 
     return TextPart(Fields(_without_mrope(nested | above), "config.json: text_config"), prefix)
 
 
-def tied_as_said_outside(config: dict[str, Any]) -> None:
+def tied_as_said_outside(config: dict[str, Any], default: bool = False) -> None:
     """Refuses a text_config whose tie_word_embeddings differs from that of the checkpoint, which counts."""
     Fields(config.get("text_config") or {}, "config.json: text_config").only(
-        "tie_word_embeddings", config.get("tie_word_embeddings", False), None
+        "tie_word_embeddings", config.get("tie_word_embeddings", default), None
     )
 
 

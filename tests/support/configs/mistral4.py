@@ -1,4 +1,4 @@
-"""Tiny configs of Mistral Small 4, whose prompts end before queries are sharpened."""
+"""Tiny configs of Mistral Small 4, whose prompts are longer than the length that it was trained with."""
 
 from typing import Any
 
@@ -13,13 +13,13 @@ MISTRAL4 = {name: value for name, value in DEEPSEEK_V3.items() if name not in _L
         "rope_type": "yarn",
         "rope_theta": 1e4,
         "factor": 4.0,
-        "original_max_position_embeddings": 4096,
-        "max_position_embeddings": 16384,
+        "original_max_position_embeddings": 12,
+        "max_position_embeddings": 48,
         "beta_fast": 32.0,
         "beta_slow": 1.0,
         "mscale": 1.0,
         "mscale_all_dim": 1.0,
-        "llama_4_scaling_beta": 0.1,
+        "llama_4_scaling_beta": 0.4,
     },
 }
 CONFIGS = {

@@ -82,7 +82,7 @@ def launch_all(ops: TritonMatrixOps, format: Format) -> None:
 
 
 def launch_forms(ops: TritonMatrixOps, parts: ExpertParts, end: int) -> None:
-    """What gpt-oss, NLLB and Switch compute, and exact gelu."""
+    """What gpt-oss, NLLB and Switch compute, and both kinds of gelu."""
     cells, addresses = torch.empty(64, dtype=torch.int32), torch.empty(4, dtype=torch.int64)
     groups = Groups(cells, cells[:4], cells[:4], addresses, 64, 4)
     narrow = ExpertPart("bf16", parts.up.rows, 1, end)
@@ -94,6 +94,7 @@ def launch_forms(ops: TritonMatrixOps, parts: ExpertParts, end: int) -> None:
         ExpertParts(None, parts.up, parts.down, None, narrow, wide, ExpertForm("relu", gated=False, biased=True)),
         parts._replace(gate=None, form=ExpertForm("relu2", gated=False)),
         parts._replace(form=ExpertForm("gelu")),
+        parts._replace(form=ExpertForm("gelu_tanh")),
     ):
         ops.gate_up(x[:1], addresses, variant, act)
         ops.down(act, addresses, variant, torch.empty(4, parts.down.rows))

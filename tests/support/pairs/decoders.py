@@ -14,6 +14,7 @@ from moeinf._native import Kernels
 from moeinf.models.cpu.layers import NativeLayers
 from moeinf.models.family import DecoderFamily, family_of
 from moeinf.models.layers.decoder import Decoder
+from moeinf.pull.checkpoint.tensors import plan_name
 from moeinf.types import Profiler
 from tests.support.pairs.experts import resident_experts, stored
 from tests.support.tiny_models import all_configs, reference
@@ -32,11 +33,12 @@ class Pair:
                 if "norm" in name or name.endswith(("bias", ".D")):
                     parameter.add_(torch.randn_like(parameter) * 0.1)
         self.theirs.save_pretrained(folder)
-        self.tensors = safetensors.torch.load_file(folder / "model.safetensors")
         self.config = saved = json.loads((folder / "config.json").read_text())
         family = family_of(saved)
         assert isinstance(family, DecoderFamily)
         self.plan = family.tensors
+        found = safetensors.torch.load_file(folder / "model.safetensors")
+        self.tensors = {plan_name(name, self.plan): tensor for name, tensor in found.items()}
         self.info = family.info("f32")
         self.kernels = Kernels(2)
         experts = resident_experts(self.plan, self.tensors, self.kernels)

@@ -111,11 +111,11 @@ class Heads:
         if self.keys.dtype == torch.bfloat16:  # to which the interpreter rounds towards 0, and a device to nearest
             self.q = self.q.bfloat16().float()
 
-    def attend(self, ops: VectorOps, window: int, tokens: slice = slice(None)) -> Tensor:
+    def attend(self, ops: VectorOps, window: int, tokens: slice = slice(None), chunked: bool = False) -> Tensor:
         """Of some of the tokens, each at its own position."""
         q = self.q[tokens].contiguous()
         out, position = torch.full_like(q, torch.nan), self.position + (tokens.start or 0)
-        form = AttentionForm(self.keys.shape[2] ** -0.5, window, self.sinks, self.bias)
+        form = AttentionForm(self.keys.shape[2] ** -0.5, window, self.sinks, self.bias, chunked)
         ops.attend(q, KeyValues(self.keys, self.values), position, int(position), form, out)
         return out
 
@@ -299,6 +299,21 @@ def test_scores_are_biased_by_how_far_back_a_place_lies(
     keys, values = (cache[head * kv_heads // heads, :seen] for cache in (case.keys, case.values))
     scores = keys @ case.q[token].view(heads, 24)[head] * 24**-0.5 + bias[head % rows, :seen].flip(0)
     assert_near(expected[token].view(heads, 24)[head], torch.softmax(scores, 0) @ values)
+
+
+@pytest.mark.parametrize(("tokens", "position"), [(3, 70), (1, 29), (MAX_ROWS + 12, 0), (MAX_ROWS + 12, 13)])
+def test_a_token_sees_its_own_chunk_up_to_itself(
+    kernels: VectorOps, tokens: int, position: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vector_ops, "QUERY_BLOCK", 7)
+    case = Heads(tokens, 4, 2, 20, position=position, capacity=100)
+    case.fill()
+    expected = case.attend(TWIN, 10, chunked=True)
+    assert_near(case.attend(kernels, 10, chunked=True), expected, 2e-5)
+    at = position + tokens - 1
+    seen = slice(at - at % 10, at + 1)
+    scores = case.keys[1, seen] @ case.q[-1].view(4, 20)[3] * 20**-0.5
+    assert_near(expected[-1].view(4, 20)[3], torch.softmax(scores, 0) @ case.values[1, seen])
 
 
 def test_attention_gives_the_same_cut_into_more_shares(kernels: VectorOps) -> None:

@@ -16,6 +16,7 @@ from moeinf.models.layers.attention_config import (
     AttentionConfig,
     AttentionSite,
     Shapes,
+    Sharpening,
     attention_shapes,
     attention_workspace,
 )
@@ -43,6 +44,10 @@ CONFIGS = {
     "gates of a matrix of their own": replace(PLAIN, gate_apart=True, qk_norm="head"),
     "norms behind positions": replace(PLAIN, qk_norm="turned"),
     "norms behind some positions": replace(PLAIN, qk_norm="turned", rope=SHORT_ROPE),
+    "norms without weights": replace(PLAIN, qk_norm="turned", head_norms=None, value_norm=True),
+    "values that are keys": replace(PLAIN, qk_norm="head", values_of_keys=True, value_norm=True, bias=True),
+    "chunks": replace(PLAIN, window=7, chunked=True),
+    "sharpened queries": replace(PLAIN, rope=None, sharpening=Sharpening(0.4, 5, 1)),
     "layer norm": replace(PLAIN, norm="layer", bias=True, output_bias=True),
 }
 
@@ -62,15 +67,23 @@ class Twin:
 
     def __call__(self, x: Tensor) -> Tensor:
         c, hidden = self._config, self._normed(x)
-        queries, keys, values = (self._product(name, hidden, c.bias) for name in "qkv")
+        queries, keys, values = (self._product(n, hidden, c.bias) for n in ("qkk" if c.values_of_keys else "qkv"))
         if c.gate:
             queries, gates = (part.flatten(1) for part in queries.view(len(x), HEADS, -1).chunk(2, -1))
         q, k = (self._heads_behind(n, self._turned(self._heads(n, x))) for n, x in (("q", queries), ("k", keys)))
-        group = HEADS // KV_HEADS
-        k, v = (part.repeat_interleave(group, 1) for part in (k, values.view(len(x), KV_HEADS, HEAD_DIM)))
+        if c.sharpening is not None:
+            s = c.sharpening
+            q = q * (1 + s.sharpness * ((torch.arange(len(x)) + s.offset) // s.length).double().log1p())[:, None, None]
+        v = values.view(len(x), KV_HEADS, HEAD_DIM)
+        v = self._rms(v, torch.ones(HEAD_DIM)) if c.value_norm else v
+        k, v = (part.repeat_interleave(HEADS // KV_HEADS, 1) for part in (k, v))
         scores = torch.einsum("ihd,jhd->hij", q, k) * (HEAD_DIM**-0.5 if c.scale is None else c.scale)
         distance = torch.arange(len(x))[:, None] - torch.arange(len(x))
-        scores = scores.masked_fill((distance < 0) | (distance >= (c.window or len(x))), -torch.inf)
+        unseen = distance >= (c.window or len(x))
+        if c.chunked and c.window is not None:
+            chunk = torch.arange(len(x)) // c.window
+            unseen = chunk[:, None] != chunk
+        scores = scores.masked_fill((distance < 0) | unseen, -torch.inf)
         if c.sinks:
             scores = torch.cat([self._tensors["a.sinks"][:, None, None].expand(-1, len(x), 1), scores], -1)
         weights = scores.softmax(-1)[:, :, 1:] if c.sinks else scores.softmax(-1)
@@ -108,7 +121,9 @@ class Twin:
         return self._rms(x, weight) if weight is not None and self._config.qk_norm == "head" else x
 
     def _heads_behind(self, name: str, x: Tensor) -> Tensor:
-        return self._rms(x, self._tensors[f"a.{name}_norm.weight"]) if self._config.qk_norm == "turned" else x
+        if self._config.qk_norm != "turned":
+            return x
+        return self._rms(x, self._tensors.get(f"a.{name}_norm.weight", torch.ones(HEAD_DIM)))
 
     def _turned(self, x: Tensor) -> Tensor:
         rope = self._config.rope
@@ -211,9 +226,13 @@ def test_a_token_far_behind_is_the_same_on_any_number_of_threads_and_what_plain_
 
 
 @pytest.mark.parametrize("isa", _native.available_isas())
-@pytest.mark.parametrize("window", [None, 70, 1000], ids=["all", "short window", "long window"])
-def test_how_a_prompt_is_cut_does_not_change_a_bit(window: int | None, isa: str) -> None:
-    config, tokens = replace(PLAIN, window=window), 2300
+@pytest.mark.parametrize(
+    ("window", "chunked"),
+    [(None, False), (70, False), (1000, False), (70, True), (1000, True)],
+    ids=["all", "short window", "long window", "short chunks", "long chunks"],
+)
+def test_how_a_prompt_is_cut_does_not_change_a_bit(window: int | None, chunked: bool, isa: str) -> None:
+    config, tokens = replace(PLAIN, window=window, chunked=chunked), 2300
     rng = np.random.default_rng(9)
     tensors = drawn(attention_shapes(config, "a.") | {"norm.weight": (HIDDEN,)}, rng)
     stored = {name: StoredTensor(t.ravel().view(np.uint8), "f32", t.shape) for name, t in tensors.items()}

@@ -218,6 +218,7 @@ FORMS = (
     ExpertForm("silu", gated=False),
     ExpertForm("gelu"),
     ExpertForm("gelu", gated=False, biased=True),
+    ExpertForm("gelu_tanh"),
     ExpertForm("relu"),
     ExpertForm("relu", gated=False),
     ExpertForm("relu", gated=False, biased=True),

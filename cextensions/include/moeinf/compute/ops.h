@@ -19,8 +19,9 @@ enum class ActivationKind : int {
 
 // What an expert does with the product of its first matrix.
 enum class Activation : int {
-  kSilu,  // a sigmoid(a)
-  kGelu,  // exact, by erf
+  kSilu,      // a sigmoid(a)
+  kGelu,      // exact, by erf
+  kGeluTanh,  // by tanh
   kRelu,
   kSquaredRelu,
   kSwigluClamped,  // g sigmoid(1.702 g) (u + 1), with g = min(a, limit) and u = clip(up, -limit, limit)
@@ -60,7 +61,8 @@ struct DeltaTask {
   const float *queries, *keys;              // [tokens, key_dim]
   const float* values;                      // [tokens, value_dim]
   std::int64_t stride;                      // between the rows of these three
-  const float *decays, *rates;              // [tokens]
+  const float *decays, *rates;              // [tokens]; decays of channels [tokens, key_dim], rows as of keys
+  bool of_channels;                         // whether each channel of the keys has a decay of its own
   std::int64_t tokens, key_dim, value_dim;  // at least one token
   const float* state;                       // [key_dim, value_dim]: S before the first token
   float* new_state;                         // and after the last; may be state

@@ -69,7 +69,7 @@ class FewTokens {
     const std::int64_t last = length_ + token + 1;
     return {token * s_.num_heads + head * group_ + cut * kMaxGroup,
             static_cast<int>(std::min<std::int64_t>(kMaxGroup, group_ - cut * kMaxGroup)), head,
-            s_.window > 0 ? std::max<std::int64_t>(0, last - s_.window) : 0, last};
+            s_.first_seen(last - 1), last};
   }
 
   SoftmaxState* states_of(const Part& part, std::int64_t run) const {

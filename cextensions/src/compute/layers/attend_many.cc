@@ -90,7 +90,7 @@ class ManyTokens {
         frame_(kernels.workspace()) {
     group_ = s_.num_heads / s_.num_kv_heads;
     block_tokens_ = tokens_of_block(shape);
-    first_ = s_.window > 0 ? std::max<std::int64_t>(0, length + 1 - s_.window) : 0;
+    first_ = s_.first_seen(length);
     first_ -= first_ % border(s_.window);
     count_ = length + tokens - first_;
     kind_ = activation_of(kv.format);
@@ -180,7 +180,7 @@ class ManyTokens {
 
   // The softmax of the scores that the token at `position` (counted from first_) sees; 0 for all others.
   void weigh(float* scores, std::int64_t position, const float* sink) const {
-    const std::int64_t start = s_.window > 0 ? std::max<std::int64_t>(0, position + 1 - s_.window) : 0;
+    const std::int64_t start = std::max<std::int64_t>(0, s_.first_seen(first_ + position) - first_);
     std::fill(scores, scores + start, 0.0f);
     kernels_.ops().softmax(scores + start, position + 1 - start, s_.scale, sink);
     std::fill(scores + position + 1, scores + count_, 0.0f);

@@ -1,6 +1,7 @@
 #include "moeinf/compute/layers/attention.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "attend_few.h"
@@ -49,6 +50,13 @@ void finish_heads(const Ops& ops, const AttentionShape& s, const float* norm, co
     ops.rotate(head, cos, sin, s.rotary_pairs, s.interleaved);
     if (s.head_norm == HeadNorm::kEachTurned) ops.rms_norm(head, norm, s.norm_eps, s.head_dim, head);
   }
+}
+
+void sharpen(const AttentionShape& s, std::int64_t position, float* query) {
+  if (s.sharpness == 0) return;
+  const auto steps = static_cast<float>((position + s.sharp_offset) / s.sharp_length);
+  const float factor = 1 + s.sharpness * std::log1p(steps);
+  for (std::int64_t i = 0; i < s.num_heads * s.head_dim; ++i) query[i] *= factor;
 }
 
 // The queries of one token, from rows that are a query and a gate in turn.
@@ -109,10 +117,15 @@ void pass(Kernels& kernels, const AttentionShape& s, const AttentionWeights& w, 
     add_bias(v.projected + t * w.q.rows, w.q_bias, w.q.rows);
     if (s.gated) take_queries(s, v.projected + t * w.q.rows, query);
     finish_heads(ops, s, w.q_norm, cos + t * pairs, sin + t * pairs, s.num_heads, query);
+    sharpen(s, length + t, query);
     add_bias(key, w.k_bias, keys);
     finish_heads(ops, s, w.k_norm, cos + t * pairs, sin + t * pairs, s.num_kv_heads, key);
     add_bias(value, w.v_bias, keys);
     clamp(value, s.clip, keys);
+    for (std::int64_t h = 0; w.v_norm != nullptr && h < s.num_kv_heads; ++h) {
+      float* const head = value + h * s.head_dim;
+      ops.rms_norm(head, w.v_norm, s.norm_eps, s.head_dim, head);
+    }
     store(ops, s, kv, length + t, key, value);
   });
   const bool few = kernels.tokens_of_pass(tokens) <= kFewAttending;

@@ -155,6 +155,7 @@ class Pass {
     task.values = v_.mixed + 2 * s_.keys() + head * s_.value_dim;
     task.stride = s_.channels();
     task.decays = decays;
+    task.of_channels = false;
     task.rates = rates;
     task.tokens = tokens_;
     task.key_dim = s_.key_dim;
@@ -197,6 +198,29 @@ void delta_net(Kernels& kernels, const DeltaShape& shape, const DeltaWeights& we
     from.conv = states.new_conv;
     from.heads = states.new_heads;
   }
+}
+
+void channel_delta(Kernels& kernels, const ChannelDelta& d) {
+  const std::int64_t width = d.heads * d.dim;
+  kernels.pool().run(d.heads, [&](std::int64_t head, int) {
+    std::vector<float> rates(static_cast<std::size_t>(d.tokens));
+    for (std::int64_t t = 0; t < d.tokens; ++t)
+      rates[static_cast<std::size_t>(t)] = d.rates[t * d.heads + head];
+    DeltaTask task;
+    task.queries = d.queries + head * d.dim;
+    task.keys = d.keys + head * d.dim;
+    task.values = d.values + head * d.dim;
+    task.stride = width;
+    task.decays = d.decays + head * d.dim;
+    task.of_channels = true;
+    task.rates = rates.data();
+    task.tokens = d.tokens;
+    task.key_dim = task.value_dim = d.dim;
+    task.state = d.state + head * d.dim * d.dim;
+    task.new_state = d.new_state + head * d.dim * d.dim;
+    task.out = d.out + head * d.tokens * d.dim;
+    kernels.ops().run_delta(task);
+  });
 }
 
 std::size_t delta_workspace_bytes(const DeltaShape& shape, const PassShape& pass) {

@@ -8,7 +8,7 @@ import numpy as np
 
 import moeinf._native as _native
 from moeinf.models.cpu.weights import NativeWeights
-from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite
+from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, Sharpening
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.types import DTYPE_BYTES, ByteArray, DType, Float32Array
 
@@ -54,7 +54,7 @@ class NativeAttention:
     def __init__(self, weights: NativeWeights, dtype: DType, config: AttentionConfig, site: AttentionSite) -> None:
         assert config.norm != "layer" or config.qk_norm == "none", "no family has layer norms of heads"
         self._layer, self._config, self._dtype = site.layer, config, dtype
-        rope = config.rope
+        rope, s = config.rope, config.sharpening or Sharpening(0.0, 1)
         shape = _native.AttentionShape(
             head_dim=config.head_dim,
             norm_eps=config.norm_eps,
@@ -66,6 +66,10 @@ class NativeAttention:
             scale=config.scale,
             residual=site.residual,
             gated=config.gate,
+            chunked=config.chunked,
+            sharpness=s.sharpness,
+            sharp_length=s.length,
+            sharp_offset=s.offset,
         )
         self._native = _native.AttentionLayer(weights.kernels, attention_tensors(weights, config, site), shape)
 
@@ -95,12 +99,17 @@ def attention_tensors(weights: NativeWeights, config: AttentionConfig, site: Att
     def head_norm(number: int) -> Float32Array | None:
         if config.qk_norm == "none":
             return None
+        if config.head_norms is None:
+            return np.ones(config.head_dim, np.float32)
         return weights.norm_vectors(f"{site.prefix}{config.head_norms[number]}.weight", config.norm)[0]
 
     weight, norm_bias = (None, None) if site.norm is None else weights.norm_vectors(site.norm, config.norm)
+    values = "k" if config.values_of_keys else "v"
     others: dict[str, Any] = {}  # of few families
     if site.output_norm is not None:
         others["output_norm"] = weights.norm_vectors(site.output_norm, "rms")[0]
+    if config.value_norm:
+        others["value_norm"] = np.ones(config.head_dim, np.float32)
     if config.gate_apart:
         others["gate"] = matrix("gate_proj")
     query, key, value = projections()
@@ -115,7 +124,7 @@ def attention_tensors(weights: NativeWeights, config: AttentionConfig, site: Att
         key_norm=head_norm(1),
         query_bias=bias("q_proj", config.bias),
         key_bias=bias("k_proj", config.bias),
-        value_bias=bias("v_proj", config.bias),
+        value_bias=bias(f"{values}_proj", config.bias),
         output_bias=bias(config.output_name, config.output_bias),
         sinks=weights.vector(site.prefix + config.sinks_name) if config.sinks else None,
         **others,

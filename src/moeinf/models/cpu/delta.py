@@ -52,3 +52,17 @@ class NativeDeltaNet:
 def _lengths(key_dim: int, length: float) -> Float32Array:
     """The weight of an RMS norm that gives its output this length."""
     return np.full(key_dim, length * key_dim**-0.5, np.float32)
+
+
+class NativeChannelDelta:
+    """See Layers.channel_delta."""
+
+    def __init__(self, kernels: _native.Kernels) -> None:
+        self._kernels = kernels
+
+    def __call__(self, *given: Float32Array) -> Float32Array:
+        q, k, v, decay, rate, state, new_state = given
+        out = np.empty((q.shape[1], len(q), q.shape[2]), np.float32)
+        _native.channel_delta(self._kernels, q, k, v, np.exp(decay), rate, state, new_state, out)
+        by_token: Float32Array = out.swapaxes(0, 1)
+        return by_token

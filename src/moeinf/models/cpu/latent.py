@@ -42,6 +42,7 @@ class NativeLatentCore:
     ) -> None:
         (rows, rank), rope, nope_dim = keys_values.shape, heads.rope, heads.qk_nope_head_dim
         self._dtype, self._layer, self._width = dtype, layer, rank + rope.rotary_dim
+        self._sharpening = heads.sharpening
         value_dim = rows // heads.num_heads - nope_dim
         self._num_values = heads.num_heads * value_dim
         matrix = _native.Matrix(keys_values.data, keys_values.format, rows, rank)
@@ -57,7 +58,11 @@ class NativeLatentCore:
         )
 
     def new_state(self, capacity: int) -> LatentState:
-        return LatentState(self._width, capacity, self._dtype)
+        return LatentState(*self.state_of(capacity))
+
+    def state_of(self, capacity: int) -> tuple[int, int, DType]:
+        """What LatentState is made of."""
+        return self._width, capacity, self._dtype
 
     def store(self, rows: Float32Array, cache: Cache, positions: Angles) -> None:
         state: LatentState = cache.states[self._layer]
@@ -68,7 +73,18 @@ class NativeLatentCore:
 
     def attend(self, queries: Float32Array, cache: Cache, positions: Angles, at: int) -> Float32Array:
         state: LatentState = cache.states[self._layer]
+        return self._attended(self.sharpened(queries, cache.length + at), state.data, cache.length + at, positions, at)
+
+    def sharpened(self, queries: Float32Array, start: int) -> Float32Array:
+        """start: the position of the first of their tokens."""
+        s = self._sharpening
+        return queries if s is None else queries * s.factors(start, len(queries))
+
+    def _attended(
+        self, queries: Float32Array, rows: ByteArray, length: int, positions: Angles, at: int
+    ) -> Float32Array:
+        """Queries of the tokens from `at` of the pass; the first of them sees `length` rows and the next."""
         cos, sin = (table[at : at + len(queries)] for table in positions)
         out = np.empty((len(queries), self._num_values), np.float32)
-        self._native.attend(queries, state.data, self._dtype, cache.length + at, cos, sin, out)
+        self._native.attend(queries, rows, self._dtype, length, cos, sin, out)
         return out

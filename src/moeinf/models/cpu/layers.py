@@ -9,7 +9,8 @@ import numpy as np
 import moeinf._native as _native
 from moeinf.models.cpu.attention import Angles, NativeAttention
 from moeinf.models.cpu.beams import HostBeams
-from moeinf.models.cpu.delta import NativeDeltaNet
+from moeinf.models.cpu.delta import NativeChannelDelta, NativeDeltaNet
+from moeinf.models.cpu.indexed import NativeIndexedCore
 from moeinf.models.cpu.latent import NativeLatentCore
 from moeinf.models.cpu.mamba import NativeMamba2
 from moeinf.models.cpu.weights import NativeWeights
@@ -18,6 +19,7 @@ from moeinf.models.layers.attention_config import (
     AttentionConfig,
     AttentionSite,
     Heads,
+    IndexHeads,
     LatentHeads,
     NormConfig,
 )
@@ -54,6 +56,14 @@ class NativeLayers:
         matrix = self.weights.tensors[keys_values]
         return NativeLatentCore(self.weights.kernels, matrix, self._dtype, heads, layer)
 
+    def indexed_core(
+        self, keys_values: str, heads: LatentHeads, index: IndexHeads, layer: int, *, keeps_keys: bool
+    ) -> NativeIndexedCore:
+        matrix = self.weights.tensors[keys_values]
+        return NativeIndexedCore(
+            self.weights.kernels, matrix, self._dtype, heads, layer, index=index, keeps_keys=keeps_keys
+        )
+
     def beams(self, heads: Heads, capacity: int, num_beams: int, bias: Float32Array | None) -> HostBeams:
         return HostBeams(heads, capacity, num_beams, bias)
 
@@ -62,6 +72,9 @@ class NativeLayers:
 
     def mamba2(self, config: MambaConfig, site: AttentionSite) -> NativeMamba2:
         return NativeMamba2(self.weights, config, site)
+
+    def channel_delta(self) -> NativeChannelDelta:
+        return NativeChannelDelta(self.weights.kernels)
 
     def softmax_router(self, gate: str, norm: NormConfig, top_k: int, *, normalise: bool) -> SoftmaxRouter:
         return SoftmaxRouter(self.weights, gate, norm, top_k, normalise=normalise)

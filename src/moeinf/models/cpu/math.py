@@ -30,7 +30,7 @@ class NumpyMath:
 
     def gelu_tanh(self, x: Float32Array) -> Float32Array:
         y: Float32Array = (
-            np.float32(0.5) * x * (1 + np.tanh(np.float32((2 / np.pi) ** 0.5) * (x + np.float32(0.044715) * x**3)))
+            np.float32(0.5) * x * (1 + np.tanh(np.float32((2 / np.pi) ** 0.5) * (x + np.float32(0.044715) * x * x * x)))
         )
         return y
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from moeinf.gpu.matrix import DeviceMatrix
 from moeinf.gpu.vector_ops import AttentionForm, HeadForm, KeyValues
-from moeinf.models.gpu.rotary import DevicePositions
+from moeinf.models.gpu.rotary import DevicePositions, sharpened
 from moeinf.models.gpu.row_copies import bytes_of_host, bytes_to_host
 from moeinf.models.gpu.weights import DeviceWeights
 from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, NormConfig
@@ -51,7 +51,8 @@ class DeviceAttention:
         c = self._config = config
         self._weights, self._dtype, self._layer, self._residual = weights, dtype, site.layer, site.residual
         prefix = site.prefix
-        names = [f"{prefix}{n}_proj.weight" for n in "qkv"]
+        inputs = "qkk" if c.values_of_keys else "qkv"
+        names = [f"{prefix}{n}_proj.weight" for n in inputs]
         queries, keys = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
         self._rows = [queries, keys, keys]
         fused = c.fused_name is not None
@@ -66,7 +67,7 @@ class DeviceAttention:
             self._matrices = [weights.matrix(name) for name in names]
             if c.gate:
                 _gates_behind(self._matrices[0].data.view(2 * queries, -1), c.num_heads)
-        biases = [weights.vector(f"{prefix}{n}_proj.bias") for n in "qkv"] if c.bias else []
+        biases = [weights.vector(f"{prefix}{n}_proj.bias") for n in inputs] if c.bias else []
         if biases and c.gate:
             _gates_behind(biases[0].view(2 * queries, 1), c.num_heads)
         self._biases: Sequence[Tensor | None] = biases or [None, None, None]
@@ -78,13 +79,22 @@ class DeviceAttention:
         self._norm = None if site.norm is None else weights.norm(NormConfig(site.norm, c.norm_eps, c.norm))
         self._output_norm = None if site.output_norm is None else weights.norm(NormConfig(site.output_norm, c.norm_eps))
         self._gate = weights.matrix(f"{prefix}gate_proj.weight") if c.gate_apart else None
-        self._q_norm, self._k_norm = (
-            None if c.qk_norm == "none" else weights.norm_weight(f"{prefix}{n}.weight", c.norm) for n in c.head_norms
-        )
+        self._q_norm, self._k_norm = self._head_norms(prefix)
+        self._v_norm = torch.ones(c.head_dim, device=weights.device.kind) if c.value_norm else None
         self._after: Tensor | None = None
-        if c.qk_norm == "turned":
+        if c.qk_norm == "turned" and c.head_norms is not None:
             self._norms_behind_positions()
         self._sinks = weights.vector(prefix + c.sinks_name) if c.sinks else None
+
+    def _head_norms(self, prefix: str) -> tuple[Tensor | None, Tensor | None]:
+        c = self._config
+        if c.qk_norm == "none":
+            return None, None
+        if c.head_norms is None:  # which no rotation changes
+            ones = torch.ones(c.head_dim, device=self._weights.device.kind)
+            return ones, ones
+        q_norm, k_norm = (self._weights.norm_weight(f"{prefix}{name}.weight", c.norm) for name in c.head_norms)
+        return q_norm, k_norm
 
     def _norms_behind_positions(self) -> None:
         """A rotation keeps the size of a head: norms without weights may stand in front of it. The weights of queries
@@ -111,6 +121,8 @@ class DeviceAttention:
             assert q_norm is not None and k_norm is not None
             q, k = weights.normed(q, q_norm, c.norm_eps), weights.normed(k, k_norm, c.norm_eps)
             q_norm = k_norm = None
+        if self._v_norm is not None:
+            v = weights.normed(v.contiguous().view(-1, c.head_dim), self._v_norm, c.norm_eps).view(v.shape)
         state: DeviceKVState = cache.states[self._layer]
         turned = slice(0, None if c.rope is not None else 0)  # a layer of a model with positions may have none
         form = HeadForm(
@@ -126,8 +138,10 @@ class DeviceAttention:
         vectors.rope_store(q, k, v, form, positions.position, keys_values)
         if self._after is not None:
             q *= self._after
+        if c.sharpening is not None:
+            q *= sharpened(c.sharpening, positions, 0, len(q))
         scale = c.head_dim**-0.5 if c.scale is None else c.scale
-        attention = AttentionForm(scale, c.window or 0, self._sinks)
+        attention = AttentionForm(scale, c.window or 0, self._sinks, chunked=c.chunked)
         vectors.attend(q, keys_values, positions.position, positions.start, attention, mixture)
         if gate is not None:
             mixture *= torch.sigmoid(gate)

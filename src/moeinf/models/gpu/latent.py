@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from moeinf.gpu.vector_ops import AttentionForm, KeyValues, VectorOps
-from moeinf.models.gpu.rotary import DevicePositions
+from moeinf.models.gpu.rotary import DevicePositions, positions_of, sharpened
 from moeinf.models.gpu.row_copies import bytes_of_host, bytes_to_host
 from moeinf.models.layers.attention_config import LatentHeads
 from moeinf.models.layers.kv_cache import Cache
@@ -47,14 +47,18 @@ class DeviceLatentCore:
         self._into = keys_values[:, :nope_dim]  # W_UK
         self._out_of = keys_values[:, nope_dim:].transpose(1, 2)  # W_UV
         self._num_heads, self._nope_dim, self._rank = len(keys_values), nope_dim, keys_values.shape[2]
-        self._rope, self._scale = heads.rope, heads.scale
+        self._rope, self._scale, self._sharpening = heads.rope, heads.scale, heads.sharpening
 
     def new_state(self, capacity: int) -> DeviceLatentState:
-        return DeviceLatentState(self._into.device, self._rank + self._rope.rotary_dim, capacity, self._dtype)
+        return DeviceLatentState(*self.state_of(capacity))
+
+    def state_of(self, capacity: int) -> tuple[torch.device, int, int, torch.dtype]:
+        """What DeviceLatentState is made of."""
+        return self._into.device, self._rank + self._rope.rotary_dim, capacity, self._dtype
 
     def store(self, rows: Tensor, cache: Cache, positions: DevicePositions) -> None:
         state: DeviceLatentState = cache.states[self._layer]
-        where = _positions(positions, 0, len(rows))
+        where = positions_of(positions, 0, len(rows))
         rotated = self._rotated(rows[:, None], positions, where)[:, 0]
         state.rows[0].index_copy_(0, where, rotated.to(self._dtype))
 
@@ -67,14 +71,23 @@ class DeviceLatentCore:
         return torch.cat(pieces)
 
     def _attended(self, queries: Tensor, cache: Cache, positions: DevicePositions, at: int) -> Tensor:
-        tokens, heads, state = len(queries), self._num_heads, cache.states[self._layer]
+        state: DeviceLatentState = cache.states[self._layer]
+        position = positions.position + at if at else positions.position
+        rows = KeyValues(state.rows, state.rows)
+        return self._mixed(queries, rows, position, positions.start + at, positions, at)
+
+    def _mixed(
+        self, queries: Tensor, rows: KeyValues, position: Tensor, start: int, positions: DevicePositions, at: int
+    ) -> Tensor:
+        """Of the tokens from `at` of the pass, the first of which sees the rows up to number `position`."""
+        tokens, heads = len(queries), self._num_heads
+        if self._sharpening is not None:
+            queries = queries * sharpened(self._sharpening, positions, at, tokens)
         plain, end = torch.split(queries.view(tokens, heads, -1), [self._nope_dim, self._rope.rotary_dim], -1)
         inside = torch.cat([_by_head(plain, self._into), end], -1)
-        rotated = self._rotated(inside, positions, _positions(positions, at, tokens)).reshape(tokens, -1)
+        rotated = self._rotated(inside, positions, positions_of(positions, at, tokens)).reshape(tokens, -1)
         out = torch.empty_like(rotated)
-        position = positions.position + at if at else positions.position
-        rows, form = KeyValues(state.rows, state.rows), AttentionForm(self._scale)
-        self._vectors.attend(rotated, rows, position, positions.start + at, form, out)
+        self._vectors.attend(rotated, rows, position, start, AttentionForm(self._scale), out)
         mixed = out.view(tokens, heads, -1)[..., : self._rank]
         return _by_head(mixed, self._out_of).reshape(tokens, -1)
 
@@ -89,9 +102,3 @@ class DeviceLatentCore:
 def _by_head(x: Tensor, weights: Tensor) -> Tensor:
     """x [tokens, heads, cols] times weights [heads, cols, rows] -> [tokens, heads, rows], in the weights' type."""
     return torch.bmm(x.transpose(0, 1).to(weights.dtype), weights).float().transpose(0, 1)
-
-
-def _positions(positions: DevicePositions, at: int, tokens: int) -> Tensor:
-    """Of the tokens from `at` of a pass: int64 [tokens]."""
-    first: Tensor = positions.position
-    return first + torch.arange(at, at + tokens, device=first.device)

@@ -11,6 +11,7 @@ from moeinf.gpu.matrix import MAX_ROWS, DeviceRouting
 from moeinf.gpu.program import DecodeProgram
 from moeinf.models.gpu.attention import DeviceAttention
 from moeinf.models.gpu.beams import DeviceBeams, past_shape
+from moeinf.models.gpu.indexed import DeviceIndexedCore
 from moeinf.models.gpu.latent import DeviceLatentCore
 from moeinf.models.gpu.rotary import DevicePositions, DeviceRotary
 from moeinf.models.gpu.staging import Staging
@@ -20,10 +21,12 @@ from moeinf.models.layers.attention_config import (
     AttentionConfig,
     AttentionSite,
     Heads,
+    IndexHeads,
     LatentHeads,
     NormConfig,
 )
 from moeinf.models.layers.kv_cache import Cache
+from moeinf.models.layers.recurrent.channel_delta import ChannelDeltaRule
 from moeinf.models.layers.recurrent.delta_config import DeltaConfig
 from moeinf.models.layers.recurrent.delta_net import DeltaNet
 from moeinf.models.layers.recurrent.mamba2 import Mamba2
@@ -59,10 +62,20 @@ class DeviceLayers:
         return DeviceAttention(self.weights, self._dtype, config, site)
 
     def latent_core(self, keys_values: str, heads: LatentHeads, layer: int) -> DeviceLatentCore:
+        return DeviceLatentCore(self.weights.ops.vectors, self._by_head(keys_values, heads), self._dtype, heads, layer)
+
+    def indexed_core(
+        self, keys_values: str, heads: LatentHeads, index: IndexHeads, layer: int, *, keeps_keys: bool
+    ) -> DeviceIndexedCore:
+        weights = self._by_head(keys_values, heads)
+        return DeviceIndexedCore(
+            self.weights.ops.vectors, weights, self._dtype, heads, layer, index=index, keeps_keys=keeps_keys
+        )
+
+    def _by_head(self, keys_values: str, heads: LatentHeads) -> Tensor:
         matrix = self.weights.matrix(keys_values)
         assert matrix.format in _TORCH_DTYPES, "the plan leaves out of `matrices` what is multiplied by head"
-        weights = matrix.data.view(_TORCH_DTYPES[matrix.format]).view(heads.num_heads, -1, matrix.cols)
-        return DeviceLatentCore(self.weights.ops.vectors, weights, self._dtype, heads, layer)
+        return matrix.data.view(_TORCH_DTYPES[matrix.format]).view(heads.num_heads, -1, matrix.cols)
 
     def beams(self, heads: Heads, capacity: int, num_beams: int, bias: Tensor | None) -> DeviceBeams:
         shape, kind = past_shape(heads, capacity, num_beams), self.weights.device.kind
@@ -76,6 +89,9 @@ class DeviceLayers:
 
     def mamba2(self, config: MambaConfig, site: AttentionSite) -> Mamba2[Tensor]:
         return Mamba2(self.weights, config, site)
+
+    def channel_delta(self) -> ChannelDeltaRule[Tensor]:
+        return ChannelDeltaRule(self.weights.math)
 
     def softmax_router(self, gate: str, norm: NormConfig, top_k: int, *, normalise: bool) -> DeviceSoftmaxRouter:
         return DeviceSoftmaxRouter(self.weights, gate, norm, top_k, normalise=normalise)

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from moeinf.models.layers.attention_config import Sharpening
 from moeinf.models.layers.rope import Rope
 
 
@@ -40,3 +41,15 @@ class DeviceRotary:
             cos, sin = (np.empty((0, 0), np.float32),) * 2 if rope is None else rope.tables(0, self._context)
             self._tables[rope] = torch.from_numpy(cos).to(self._device), torch.from_numpy(sin).to(self._device)
         return self._tables[rope]
+
+
+def positions_of(positions: DevicePositions, at: int, tokens: int) -> Tensor:
+    """Of the tokens from `at` of a pass: int64 [tokens]."""
+    first: Tensor = positions.position
+    return first + torch.arange(at, at + tokens, device=first.device)
+
+
+def sharpened(s: Sharpening, positions: DevicePositions, at: int, tokens: int) -> Tensor:
+    """What the queries of the tokens from `at` of a pass are multiplied by: f32 [tokens, 1]."""
+    steps = (positions_of(positions, at, tokens) + s.offset) // s.length
+    return 1 + s.sharpness * torch.log1p(steps.float())[:, None]

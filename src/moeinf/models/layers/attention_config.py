@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from moeinf.errors import CheckpointError
 from moeinf.models.layers.rope import Rope
-from moeinf.types import AttentionSizes, Workspace
+from moeinf.types import AttentionSizes, Float32Array, Workspace
 
 MAX_HEAD_DIM = 576  # what the native attention has room for
 
@@ -30,6 +32,24 @@ class NormConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class Sharpening:
+    """Queries at position p are multiplied by 1 + sharpness ln(1 + floor((p + offset) / length)).
+
+    (arXiv 2501.19399: so that attention to a long context does not flatten.)
+    """
+
+    sharpness: float
+    length: int
+    offset: int = 0
+
+    def factors(self, start: int, num_tokens: int) -> Float32Array:
+        """[num_tokens, 1] of the positions from `start`."""
+        steps = (np.arange(start, start + num_tokens) + self.offset) // self.length
+        factors: Float32Array = (1 + np.float32(self.sharpness) * np.log1p(steps.astype(np.float32)))[:, None]
+        return factors
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionConfig:
     hidden_size: int
     num_heads: int
@@ -40,11 +60,15 @@ class AttentionConfig:
     bias: bool = False  # of queries, keys and values
     output_bias: bool = False
     qk_norm: Literal["none", "head", "full", "turned"] = "none"  # over each head, all together, each behind positions
-    head_norms: tuple[str, str] = ("q_norm", "k_norm")  # what these norms are called
+    head_norms: tuple[str, str] | None = ("q_norm", "k_norm")  # what these norms are called; None: they have no weights
     fused_name: str | None = None  # of one matrix with the rows of queries, then of keys, then of values; no biases
     output_name: str = "o_proj"  # what the projection of all heads' outputs is called
+    value_norm: bool = False  # an RMS norm without weights, over each head of the values
+    values_of_keys: bool = False  # values are what k_proj makes, too
     clip_qkv: float | None = None
     window: int | None = None  # a token sees itself and the window-1 tokens before it
+    chunked: bool = False  # instead it sees, up to itself, its own one of the chunks of `window` tokens
+    sharpening: Sharpening | None = None  # of the queries
     scale: float | None = None  # of the scores; None: head_dim^-0.5
     sinks: bool = False  # each head has a further score, tensor `sinks_name`, whose weight goes nowhere
     sinks_name: str = "sinks"
@@ -91,6 +115,17 @@ class LatentHeads:
     qk_nope_head_dim: int  # of a head's query and key, the part without positions
     rope: Rope  # of the part that is rotated
     scale: float  # of the scores
+    sharpening: Sharpening | None = None  # of the queries
+
+
+@dataclass(frozen=True, slots=True)
+class IndexHeads:
+    """The heads of an indexer (indexed.py)."""
+
+    num_heads: int
+    head_dim: int
+    top_k: int  # positions that a token attends to
+    interleaved: bool  # how the pairs lie that positions rotate, at the beginning of a head
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,15 +152,18 @@ def attention_shapes(config: AttentionConfig, prefix: str) -> Shapes:
         counts = {"q_proj": queries * (2 if config.gate else 1), "k_proj": keys, "v_proj": keys}
     else:
         counts = {config.fused_name: queries + 2 * keys}
+    if config.values_of_keys:
+        del counts["v_proj"]
     shapes: Shapes = {f"{prefix}{name}.weight": (count, config.hidden_size) for name, count in counts.items()}
+    biased = list(counts) if config.bias else []
     shapes[f"{prefix}{config.output_name}.weight"] = (config.hidden_size, queries)
-    biased = [f"{n}_proj" for n in "qkv" if config.bias] + [config.output_name] * config.output_bias
+    biased += [config.output_name] * config.output_bias
     shapes |= {f"{prefix}{name}.bias": (shapes[f"{prefix}{name}.weight"][0],) for name in biased}
     if config.gate_apart:
         shapes[f"{prefix}gate_proj.weight"] = (queries, config.hidden_size)
     if config.sinks:
         shapes[prefix + config.sinks_name] = (config.num_heads,)
-    if config.qk_norm != "none":
+    if config.qk_norm != "none" and config.head_norms is not None:
         whole = config.qk_norm == "full"
         for name, rows in zip(config.head_norms, (queries, keys), strict=True):
             shapes[f"{prefix}{name}.weight"] = (rows if whole else config.head_dim,)

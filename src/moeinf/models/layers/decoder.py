@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from moeinf.models.fields import MOST_LAYERS, Fields
@@ -13,7 +13,7 @@ from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.moe_block import MoeBlock
 from moeinf.models.layers.protocol import Attention, Block, Experts, Layers, Positions
-from moeinf.models.layers.rope import partial_rotary, reach, rope_of
+from moeinf.models.layers.rope import Rope, partial_rotary, reach, rope_of
 from moeinf.types import Float32Array, Profiler
 
 HEAD = "lm_head.weight"
@@ -37,10 +37,12 @@ class DecoderConfig:
     context_length: int
     tied_embeddings: bool
     windows: tuple[int | None, ...] | None = None  # of each layer, where they differ; else attention.window
+    special: Mapping[int, AttentionConfig] = field(default_factory=dict)  # of layers whose attention is another
     without_positions: frozenset[int] = frozenset()  # layers whose queries and keys are not rotated
     embedding_scale: float = 1.0
     residual: float = 1.0  # multiplies what attention and blocks add
     logits_scale: float = 1.0
+    logits_cap: float | None = None  # they become cap * tanh(logits / cap)
     head_bias: bool = False
     norms: LayerNorms = LayerNorms()
     prefix: str = "model."  # of every tensor name but the head's
@@ -58,8 +60,21 @@ class DecoderConfig:
         return f"{self.prefix}{self.embedding_name}.weight"
 
     def attention_of(self, layer: int) -> AttentionConfig:
-        attention = self.attention if self.windows is None else replace(self.attention, window=self.windows[layer])
+        attention = self.special.get(layer, self.attention)
+        attention = attention if self.windows is None else replace(attention, window=self.windows[layer])
         return replace(attention, rope=None) if layer in self.without_positions else attention
+
+    @property
+    def ropes(self) -> list[Rope]:
+        """Every kind of positions that layers have, the common one first."""
+        found = [self.attention.rope, *(each.rope for each in self.special.values())]
+        return list(dict.fromkeys(rope for rope in found if rope is not None))
+
+    @property
+    def row_numbers(self) -> int:
+        """How many numbers attention keeps of a token, in all layers."""
+        kinds = map(self.attention_of, range(self.num_layers))
+        return sum(2 * each.num_kv_heads * each.head_dim for each in kinds)
 
     def attention_site(self, layer: int, module: str = "self_attn") -> AttentionSite:
         prefix = f"{self.prefix}layers.{layer}."
@@ -137,7 +152,11 @@ class Decoder:
             config.logits_scale,
             "lm_head.bias" if config.head_bias else None,
         )
-        self._rotary = layers.rotary(a.rope, config.context_length)
+        kinds: list[Rope | None] = [*config.ropes] or [None]
+        self._rotaries = [layers.rotary(rope, config.context_length) for rope in kinds]
+        self._rotary_of = [  # layers without positions take whichever
+            kinds.index(rope) if (rope := config.attention_of(i).rope) in kinds else 0 for i in range(config.num_layers)
+        ]
         self._attention = attention or [
             layers.attention(config.attention_of(i), config.attention_site(i)) for i in range(config.num_layers)
         ]
@@ -151,8 +170,7 @@ class Decoder:
 
     def room_that_rotates(self, capacity: int) -> int:
         """The capacity of a cache where that decides how positions are rotated in it; else 0."""
-        rope = self.config.attention.rope
-        return capacity if rope is not None and rope.within(capacity) is not rope else 0
+        return capacity if any(rope.within(capacity) is not rope for rope in self.config.ropes) else 0
 
     def forward(
         self,
@@ -171,26 +189,29 @@ class Decoder:
         """
 
         def compute(x: Hidden, positions: Positions) -> Hidden:
+            kinds = [positions, *others]
             for layer, (attention, block) in enumerate(zip(self._attention, self._blocks, strict=True)):
                 if between_layers is not None:
                     between_layers()
                 if self._experts.wants_states and isinstance(block, MoeBlock):
                     self._experts.before_attention(block.moe_layer, x)
-                attention.add_to(x, cache, positions)
+                attention.add_to(x, cache, kinds[self._rotary_of[layer]])
                 self._profiler.lap("attention")
                 self._look_ahead(layer, x)
                 block.add_to(x)
                 self._profiler.lap("experts")
             logits = self._head(x[-1:] if last_only else x)
             cache.commit()
-            return logits
+            cap, math = self.config.logits_cap, self._layers.weights.math
+            return logits if cap is None else math.tanh(logits / cap) * cap
 
         self._profiler.lap("other")
         self._layers.begin_pass(of_tokens or len(ids))
         x = self._embedding(ids)
         if self.config.embedding_scale != 1.0:
             x *= self.config.embedding_scale
-        logits = self._layers.run_or_replay(compute, x, self._rotary(cache.length, len(ids), cache.capacity), cache)
+        positions, *others = (rotary(cache.length, len(ids), cache.capacity) for rotary in self._rotaries)
+        logits = self._layers.run_or_replay(compute, x, positions, cache)
         cache.advance(len(ids))
         self._profiler.lap("head")
         return logits
@@ -209,7 +230,7 @@ def attention_of_all_layers(config: DecoderConfig) -> Shapes:
     """Names and shapes of the attention's tensors, of a family with the common attention in every layer."""
     shapes: Shapes = {}
     for i in range(config.num_layers):
-        shapes |= attention_shapes(config.attention, f"{config.prefix}layers.{i}.self_attn.")
+        shapes |= attention_shapes(config.attention_of(i), f"{config.prefix}layers.{i}.self_attn.")
     return shapes
 
 

@@ -14,6 +14,7 @@ class MoeBlock:
     """Router, then the experts: the one call in which a model meets offloading.
 
     shared: what every token is given besides, of norm(x): shared experts, or a dense MLP beside the routed ones.
+    beside: the same, of x itself.
     """
 
     def __init__(
@@ -24,29 +25,36 @@ class MoeBlock:
         profiler: Profiler,
         *,
         shared: Callable[[Hidden], Hidden] | None = None,
+        beside: Callable[[Hidden], Hidden] | None = None,
         residual: float = 1.0,
+        behind_experts: Callable[[Hidden], Hidden] | None = None,
         behind: Callable[[Hidden], Hidden] | None = None,
         latent: tuple[Callable[[Hidden], Hidden], Callable[[Hidden], Hidden]] | None = None,
     ) -> None:
-        """behind: a norm of what the block adds. latent: into the narrower space that the experts compute in, and back
-        out of it."""
+        """behind_experts: a norm of what the routed experts add; behind: one of what the block adds. latent: into the
+        narrower space that the experts compute in, and back out of it."""
         self.moe_layer = moe_layer
         self.router = router
         self._experts = experts
         self._profiler = profiler
-        self._shared = shared
+        self._shared, self._beside = shared, beside
         self._residual = residual
-        self._behind = behind
+        self._behind_experts, self._behind = behind_experts, behind
         self._latent = latent
 
     def add_to(self, x: Hidden) -> None:
         hidden, routing = self.router(x)
         self._profiler.lap("router")
-        at_once = self._residual == 1.0 and self._behind is None
+        others = (self._beside, self._behind_experts, self._behind)
+        at_once = self._residual == 1.0 and all(each is None for each in others)
         out = x if at_once else x * 0
         self._run(hidden, routing, out)
+        if self._behind_experts is not None:
+            out = self._behind_experts(out)
         if self._shared is not None:
             out += self._shared(hidden)
+        if self._beside is not None:
+            out += self._beside(x)
         if not at_once:
             x += (out if self._behind is None else self._behind(out)) * self._residual
 

@@ -15,6 +15,7 @@ from moeinf.models.layers.attention_config import (
     AttentionConfig,
     AttentionSite,
     Heads,
+    IndexHeads,
     LatentHeads,
     NormConfig,
 )
@@ -108,6 +109,24 @@ class LatentCoreOf(Protocol[A, P_contra]):
         ...
 
 
+class IndexedCoreOf(LatentCoreOf[A, P_contra], Protocol[A, P_contra]):
+    """The same, but that each token attends to a few positions which are chosen by index keys (indexed.py)."""
+
+    def store_keys(self, keys: A, cache: Cache, positions: P_contra) -> None:
+        """keys [tokens, head_dim]: rotated at their beginnings, and stored behind those seen."""
+        ...
+
+    def choose(self, queries: A, weights: A, cache: Cache, positions: P_contra, at: int) -> object:
+        """queries [tokens, num_heads * head_dim], not rotated yet; weights [tokens, num_heads].
+
+        They are those of the tokens from `at` of the pass, whose keys have been stored. Gives what attend_to takes."""
+        ...
+
+    def attend_to(self, queries: A, chosen: object, cache: Cache, positions: P_contra, at: int) -> A:
+        """As `attend`, to what `choose` has chosen for these tokens."""
+        ...
+
+
 class BeamsOf(LayerState, Protocol[A, P_contra]):
     """Keys and values of one decoder layer, float32: of the source, one for all beams, and of what each has decoded.
 
@@ -189,6 +208,12 @@ class LayersOf(Protocol[A, P, R_co]):
         """
         ...
 
+    def indexed_core(
+        self, keys_values: str, heads: LatentHeads, index: IndexHeads, layer: int, *, keeps_keys: bool
+    ) -> IndexedCoreOf[A, P]:
+        """keeps_keys: whether the layer has index keys of its own, as one does that chooses."""
+        ...
+
     def beams(self, heads: Heads, capacity: int, num_beams: int, bias: A | None) -> BeamsOf[A, P]:
         """With room for so many tokens of so many beams; bias [heads, capacity]: added to the scores of what a beam has
         decoded, by how many positions back that lies."""
@@ -200,6 +225,13 @@ class LayersOf(Protocol[A, P, R_co]):
 
     def mamba2(self, config: MambaConfig, site: AttentionSite) -> AttentionOf[A, P]:
         """Mamba-2, of the tensors that mamba_shapes names, and the norm "rms" in front of it."""
+        ...
+
+    def channel_delta(self) -> Callable[[A, A, A, A, A, A, A], A]:
+        """The recurrence of KDA (recurrent/channel_delta.py): (q, k, v, decay, rate, state, new_state) -> out.
+
+        q, k, v, out and decay (the logarithm of a) [tokens, heads, dim]; rate [tokens, heads]; fills new_state, which
+        may be state [heads, dim, dim]."""
         ...
 
     def softmax_router(self, gate: str, norm: NormConfig, top_k: int, *, normalise: bool) -> RouterOf[A, R_co]:
@@ -230,6 +262,7 @@ Attention = AttentionOf[Array, Positions]
 Block = BlockOf[Array]
 Router = RouterOf[Array, object]
 LatentCore = LatentCoreOf[Array, Positions]
+IndexedCore = IndexedCoreOf[Array, Positions]
 Beams = BeamsOf[Array, Positions]
 Weights = WeightsOf[Array, object]
 Layers = LayersOf[Array, Positions, object]

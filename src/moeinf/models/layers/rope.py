@@ -65,6 +65,8 @@ def rope_fields(f: Fields) -> Fields:
 def partial_rotary(f: Fields, head_dim: int, default: float = 1.0) -> int:
     """How many of a head's dimensions are rotated: partial_rotary_factor, from either place where it is kept."""
     factor = rope_fields(f).number("partial_rotary_factor", f.number("partial_rotary_factor", default))
+    if _kind(f) == "proportional":  # which counts its pairs by the whole head
+        return head_dim
     rotated = int(head_dim * factor)
     if not 2 <= rotated <= head_dim or rotated % 2:
         raise CheckpointError(f"config.json: partial_rotary_factor {factor} of heads of {head_dim} is no even number")
@@ -98,6 +100,18 @@ def rope_of(
     if theta <= 1 or trained < 2:
         raise CheckpointError(f"config.json: no positions have rope_theta {theta} and a trained length of {trained}")
     return make(_Source(r, rotary_dim, theta, context_length, trained, interleaved))
+
+
+def of_kind(f: Fields, kind: str) -> Fields:
+    """The fields of a model whose kinds of layers have positions of their own, as one kind has them.
+
+    rope_parameters is then an object of objects. Raises CheckpointError where it has none of this kind.
+    """
+    r = f.within("rope_parameters")
+    if r.get(kind) is None:
+        raise CheckpointError(f"{r.where}: {kind} is missing")
+    r.within(kind)
+    return f.replaced(rope_parameters=r.get(kind), rope_scaling=None)
 
 
 def reach(f: Fields, context_length: int) -> int:
@@ -156,6 +170,13 @@ def _plain(rotary_dim: int, theta: float) -> FloatArray:
 
 def _default(s: _Source) -> Rope:
     return s.rope(_plain(s.rotary_dim, s.theta))
+
+
+def _proportional(s: _Source) -> Rope:
+    """The fast pairs of the whole head alone, the others stand still (Gemma 4). rotary_dim is the head's."""
+    pairs = s.rotary_dim // 2
+    turned = int(s.fields.number("partial_rotary_factor", 1.0) * s.rotary_dim // 2)
+    return s.rope(_plain(s.rotary_dim, s.theta) * (np.arange(pairs) < turned) / s.fields.number("factor", 1.0))
 
 
 def _linear(s: _Source) -> Rope:
@@ -237,6 +258,7 @@ _LONGROPE = (
 _SCALINGS: dict[str, tuple[tuple[str, ...], Callable[[_Source], Rope]]] = {  # the fields that each reads
     "default": ((), _default),
     "linear": (("factor",), _linear),
+    "proportional": (("factor",), _proportional),
     "dynamic": (("factor",), _dynamic),
     "yarn": (
         (

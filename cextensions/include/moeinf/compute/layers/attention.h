@@ -16,20 +16,33 @@ struct AttentionShape {
   std::int64_t hidden, num_heads, num_kv_heads, head_dim;
   float norm_eps;
   HeadNorm head_norm;
-  float clip;                 // queries, keys and values are clamped to [-clip, clip]; 0: they are not
-  std::int64_t window;        // a token sees itself and the window - 1 before it; 0: all
+  float clip;           // queries, keys and values are clamped to [-clip, clip]; 0: they are not
+  std::int64_t window;  // a token sees itself and the window - 1 before it; 0: all
+  bool chunked;         // instead it sees what lies in its own chunk of `window` positions, up to itself
   std::int64_t rotary_pairs;  // of each head, over its first 2 * rotary_pairs dimensions; 0: no positions
   bool interleaved;           // pairs are (2 i, 2 i + 1), not (i, i + rotary_pairs)
   float scale;                // of the scores, > 0
   float residual;             // multiplies what is added to x
   bool gated;  // the rows of q are each head's query and its gate, whose sigmoid multiplies the head's output
   bool gate_apart;  // the gates have a matrix of their own
+  // Queries at position p are multiplied by 1 + sharpness ln(1 + (p + sharp_offset) / sharp_length), the
+  // quotient being a whole number.
+  float sharpness;
+  std::int64_t sharp_length, sharp_offset;
+
+  // The first position that a token at `position` sees.
+  std::int64_t first_seen(std::int64_t position) const {
+    if (window == 0) return 0;
+    if (chunked) return position - position % window;
+    return position + 1 > window ? position + 1 - window : 0;
+  }
 };
 
 struct AttentionWeights {  // pointers may be null where the model has no such tensor
   Matrix q, k, v, o;
   const float* norm;  // [hidden]: of the layer's input; null: that is taken as it is
   const float *q_norm, *k_norm;
+  const float* v_norm;  // [head_dim]: of each head of the values
   const float *q_bias, *k_bias, *v_bias, *o_bias;
   const float* norm_bias;              // [hidden]: the norm is then a layer norm, else an RMS norm
   const float* sinks;                  // [num_heads]: a further score of each head, whose weight goes nowhere

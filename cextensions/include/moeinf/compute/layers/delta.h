@@ -45,6 +45,18 @@ struct DeltaStates {
 // x [num_tokens, hidden] += delta_net(norm(x)). The result is the same for every number of threads.
 void delta_net(Kernels& kernels, const DeltaShape& shape, const DeltaWeights& weights,
                const DeltaStates& states, float* x, std::int64_t num_tokens);
+// The recurrence alone, where each channel of the keys has a decay of its own (KDA, arXiv 2510.26692).
+struct ChannelDelta {
+  std::int64_t tokens, heads, dim;                // at least one token; dim: of keys and of values
+  const float *queries, *keys, *values, *decays;  // [tokens, heads, dim]; decays are those factors themselves
+  const float* rates;                             // [tokens, heads]
+  const float* state;                             // [heads, dim, dim]: before the first token
+  float* new_state;                               // and after the last; may be state
+  float* out;                                     // [heads, tokens, dim]
+};
+// The result is the same for every number of threads.
+void channel_delta(Kernels& kernels, const ChannelDelta& delta);
+
 // What delta_net takes of the workspace at most.
 std::size_t delta_workspace_bytes(const DeltaShape& shape, const PassShape& pass);
 

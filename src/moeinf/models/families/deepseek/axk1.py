@@ -9,7 +9,7 @@ from moeinf.models.families.deepseek import deepseek_v3
 from moeinf.models.families.deepseek.deepseek_v2 import Config
 from moeinf.models.fields import Fields
 from moeinf.models.layers.deepseek_moe import BlockNames, DeepseekMoe, leading_dense, sparse_layers
-from moeinf.models.layers.mla import parse_latent
+from moeinf.models.layers.latent.mla import parse_latent
 from moeinf.types import TensorPlan
 
 _OF_DENSE_LAYERS = r"model\.layers\.\d+\.post_mlp_layernorm\.weight"  # published, and not used

@@ -12,7 +12,7 @@ from moeinf.models.layers.array_math import Array, Hidden
 from moeinf.models.layers.attention_config import NormConfig, Shapes
 from moeinf.models.layers.decoder import Decoder, DecoderConfig
 from moeinf.models.layers.deepseek_moe import DeepseekMoe, Groups, MakeRouter
-from moeinf.models.layers.mla import (
+from moeinf.models.layers.latent.mla import (
     LatentAttention,
     LatentConfig,
     latent_matrices,
@@ -103,7 +103,7 @@ class Family(DecoderFamily):
     @cached_property
     def tensors(self) -> TensorPlan:
         plan = latent_matrices(self.gated_experts(self._config.blocks.experts(self.decoder)))
-        return replace(plan, ignored=plan.ignored + self._config.blocks.future_layers(self.decoder))
+        return self._config.blocks.with_future_layers(plan, self.decoder)
 
     @property
     def attention_workspace(self) -> Workspace:

@@ -6,7 +6,7 @@ from moeinf.models.families.deepseek import deepseek_v2
 from moeinf.models.families.deepseek.deepseek_v2 import Config
 from moeinf.models.fields import Fields
 from moeinf.models.layers.deepseek_moe import DeepseekMoe, MakeRouter, SigmoidRouter
-from moeinf.models.layers.mla import parse_latent
+from moeinf.models.layers.latent.mla import parse_latent
 
 
 def _parse(f: Fields) -> Config:

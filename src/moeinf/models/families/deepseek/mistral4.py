@@ -1,7 +1,6 @@
 """Mistral Small 4: DeepSeek-V3's latent attention, softmax routing, queries that are sharpened in long contexts.
 
-Queries are multiplied by 1 + beta ln(1 + floor(position / trained length)), which is 1 up to the trained length
-(original_max_position_embeddings). Contexts end there: the factor beyond is not computed.
+The factor of queries is 1 up to the trained length, original_max_position_embeddings.
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ from moeinf.models.families.deepseek import deepseek_v2
 from moeinf.models.families.deepseek.deepseek_v2 import Config
 from moeinf.models.fields import Fields
 from moeinf.models.layers.array_math import Array, Hidden
-from moeinf.models.layers.attention_config import NormConfig
+from moeinf.models.layers.attention_config import NormConfig, Sharpening
 from moeinf.models.layers.deepseek_moe import DeepseekMoe, Groups, MakeRouter
-from moeinf.models.layers.mla import parse_latent
+from moeinf.models.layers.latent.mla import parse_latent
 from moeinf.models.layers.protocol import Weights
 from moeinf.models.layers.rope import rope_fields
 
@@ -33,9 +32,8 @@ def _parse(f: Fields) -> Config:
     )
     if r.get("llama_4_scaling_beta") != 0:
         r.present("llama_4_scaling_beta", "original_max_position_embeddings")
-        r.number("llama_4_scaling_beta")
-        trained = r.count("original_max_position_embeddings")
-        decoder = replace(decoder, context_length=min(decoder.context_length, trained))
+        sharpening = Sharpening(r.number("llama_4_scaling_beta"), r.count("original_max_position_embeddings"))
+        decoder = replace(decoder, attention=replace(decoder.attention, sharpening=sharpening))
     blocks = DeepseekMoe.parse(f, decoder.num_layers, normalise=True, corrected=False)
     return Config(decoder, latent, blocks)
 

@@ -20,7 +20,7 @@ from moeinf.models.layers.array_math import Hidden
 from moeinf.models.layers.attention_config import LatentHeads, NormConfig, Shapes
 from moeinf.models.layers.decoder import DecoderConfig, parse_decoder
 from moeinf.models.layers.kv_cache import Cache, LayerState
-from moeinf.models.layers.protocol import Layers, Positions
+from moeinf.models.layers.protocol import LatentCore, Layers, Positions
 from moeinf.models.layers.rope import mscale, rope_fields, rope_of
 from moeinf.types import LatentSizes, TensorPlan, Workspace
 
@@ -129,30 +129,38 @@ class LatentAttention:
 
         self._norm = weights.norm(NormConfig(decoder.attention_site(layer).front, a.norm_eps))
         if c.query_rank is None:
-            self._queries = linear("q_proj")
+            self._compressed, self._expanded = _unchanged, linear("q_proj")
         else:
-            into, out_of = linear("q_a_proj"), linear("q_b_proj")
-            norm = weights.norm(NormConfig(f"{prefix}q_a_layernorm.weight", LATENT_EPS))
-            self._queries = lambda hidden: out_of(norm(into(hidden)))
+            into, norm = linear("q_a_proj"), weights.norm(NormConfig(f"{prefix}q_a_layernorm.weight", LATENT_EPS))
+            self._compressed, self._expanded = (lambda hidden: norm(into(hidden))), linear("q_b_proj")
         self._rows = linear("kv_a_proj_with_mqa")
         self._latent_norm = weights.norm(NormConfig(f"{prefix}kv_a_layernorm.weight", LATENT_EPS))
-        heads = LatentHeads(c.num_heads, c.qk_nope_head_dim, a.rope, a.scale)
-        self._core = layers.latent_core(f"{prefix}kv_b_proj.weight", heads, layer)
+        heads = LatentHeads(c.num_heads, c.qk_nope_head_dim, a.rope, a.scale, a.sharpening)
+        self._core = self.make_core(layers, f"{prefix}kv_b_proj.weight", heads, layer)
         self._output = linear("o_proj")
+
+    def make_core(self, layers: Layers, keys_values: str, heads: LatentHeads, layer: int) -> LatentCore:
+        return layers.latent_core(keys_values, heads, layer)
 
     def new_state(self, capacity: int) -> LayerState:
         return self._core.new_state(capacity)
 
     def add_to(self, x: Hidden, cache: Cache, positions: Positions) -> None:
-        rank, tokens = self._config.rank, len(x)
-        hidden = self._norm(x)
-        rows = self._rows(hidden)
-        latents = self._latent_norm(rows[:, :rank])
-        self._core.store(self._math.concatenate([latents, rows[:, rank:]], 1), cache, positions)
+        tokens, hidden = len(x), self._norm(x)
+        self._store(hidden, cache, positions)
         size = self._core.at_once(tokens)
         for at in range(0, tokens, size):
-            queries = self._queries(hidden[at : at + size])
+            queries = self._expanded(self._compressed(hidden[at : at + size]))
             x[at : at + size] += self._output(self._core.attend(queries, cache, positions, at))
+
+    def _store(self, hidden: Hidden, cache: Cache, positions: Positions) -> None:
+        rows, rank = self._rows(hidden), self._config.rank
+        latents = self._latent_norm(rows[:, :rank])
+        self._core.store(self._math.concatenate([latents, rows[:, rank:]], 1), cache, positions)
+
+
+def _unchanged(hidden: Hidden) -> Hidden:
+    return hidden
 
 
 def _prefix(decoder: DecoderConfig, layer: int) -> str:

@@ -1,0 +1,124 @@
+"""Latent attention to chosen positions (indexed.py) on the CPU: scores in numpy, attention in the native core."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from moeinf.models.cpu.attention import Angles
+from moeinf.models.cpu.latent import LatentState, NativeLatentCore
+from moeinf.models.layers.attention_config import IndexHeads
+from moeinf.models.layers.kv_cache import Cache
+from moeinf.types import ByteArray, Float32Array, IntArray
+
+_BLOCK = 4096  # positions that are scored at once
+
+
+class IndexedState(LatentState):
+    """Beside the rows, the index keys [capacity, head_dim] in float32; both are saved as one row."""
+
+    def __init__(self, head_dim: int, *latent: Any) -> None:
+        """latent: as LatentState takes them. head_dim: 0 where the layer has no keys of its own."""
+        super().__init__(*latent)
+        self._latent_bytes = self.row_bytes
+        self.keys: Float32Array = np.empty((len(self.data) // self.row_bytes, head_dim), np.float32)
+        self.row_bytes += 4 * head_dim
+
+    def save_rows(self, start: int, into: ByteArray) -> None:
+        rows = slice(start, start + into.shape[1])
+        into[0, :, : self._latent_bytes] = self.latents[rows]
+        into[0, :, self._latent_bytes :] = self.keys.view(np.uint8)[rows]
+
+    def load_rows(self, start: int, rows: ByteArray) -> None:
+        into = slice(start, start + rows.shape[1])
+        self.latents[into] = rows[0, :, : self._latent_bytes]
+        self.keys.view(np.uint8)[into] = rows[0, :, self._latent_bytes :]
+
+    @property
+    def latents(self) -> ByteArray:
+        """The rows as bytes, [capacity, bytes of a row]."""
+        return self.data.reshape(-1, self._latent_bytes)
+
+
+class NativeIndexedCore(NativeLatentCore):
+    """moeinf.models.layers.protocol.IndexedCore.
+
+    Each token is scored and attends on its own, over what it sees: so it does not depend on the tokens of its call.
+    """
+
+    def __init__(self, *latent: Any, index: IndexHeads, keeps_keys: bool) -> None:
+        """latent: as NativeLatentCore takes them."""
+        super().__init__(*latent)
+        self._index, self._keeps_keys = index, keeps_keys
+
+    def new_state(self, capacity: int) -> IndexedState:
+        return IndexedState(self._index.head_dim if self._keeps_keys else 0, *self.state_of(capacity))
+
+    def store_keys(self, keys: Float32Array, cache: Cache, positions: Angles) -> None:
+        state: IndexedState = cache.states[self._layer]
+        state.keys[cache.length : cache.length + len(keys)] = self._rotated(keys[:, None], *positions)[:, 0]
+
+    def choose(
+        self, queries: Float32Array, weights: Float32Array, cache: Cache, positions: Angles, at: int
+    ) -> IntArray:
+        """The positions of each token that sees more than top_k, in their order: [tokens, top_k]."""
+        state: IndexedState = cache.states[self._layer]
+        tokens, first = len(queries), cache.length + at
+        own = [table[at : at + tokens] for table in positions]
+        heads = self._rotated(queries.reshape(tokens, self._index.num_heads, -1), *own)
+        beyond = range(self._seeing_all(tokens, first), tokens)
+        chosen: IntArray = np.empty((len(beyond), self._index.top_k), np.int64)
+        for row, token in enumerate(beyond):
+            chosen[row] = best(_scores(heads[token], weights[token], state.keys[: first + token + 1]), chosen.shape[1])
+        return chosen
+
+    def attend_to(
+        self, queries: Float32Array, chosen: object, cache: Cache, positions: Angles, at: int
+    ) -> Float32Array:
+        assert isinstance(chosen, np.ndarray)
+        state: IndexedState = cache.states[self._layer]
+        dense = len(queries) - len(chosen)
+        out = [self.attend(queries[:dense], cache, positions, at)] if dense else []
+        for row, token in enumerate(range(dense, len(queries))):
+            rows = state.latents[chosen[row]].reshape(-1)
+            query = self.sharpened(queries[token : token + 1], cache.length + at + token)
+            out.append(self._attended(query, rows, self._index.top_k - 1, positions, at + token))
+        mixed: Float32Array = np.concatenate(out)
+        return mixed
+
+    def _seeing_all(self, tokens: int, first: int) -> int:
+        """How many of the tokens from position `first` see no more than they may attend to; they come first."""
+        return min(max(self._index.top_k - first, 0), tokens)
+
+    def _rotated(self, x: Float32Array, cos: Float32Array, sin: Float32Array) -> Float32Array:
+        """x [tokens, heads, head_dim], rotated at the beginnings of heads."""
+        size, cos, sin = 2 * cos.shape[1], cos[:, None], sin[:, None]
+        out: Float32Array = x.copy()
+        front, into = x[..., :size], out[..., :size]
+        pairs = (
+            (slice(0, None, 2), slice(1, None, 2))
+            if self._index.interleaved
+            else (slice(size // 2), slice(size // 2, None))
+        )
+        left, right = (front[..., each] for each in pairs)
+        into[..., pairs[0]], into[..., pairs[1]] = left * cos - right * sin, right * cos + left * sin
+        return out
+
+
+def _scores(heads: Float32Array, weights: Float32Array, keys: Float32Array) -> Float32Array:
+    """What each of the positions is worth to one token: heads [num_heads, head_dim], weights [num_heads]."""
+    scores = np.empty(len(keys), np.float32)
+    for start in range(0, len(keys), _BLOCK):
+        products = heads @ keys[start : start + _BLOCK].T
+        np.maximum(products, 0, out=products)
+        scores[start : start + _BLOCK] = weights @ products
+    return scores
+
+
+def best(scores: Float32Array, count: int) -> IntArray:
+    """The numbers of the largest, in their order; of equals the first."""
+    least = np.partition(scores, len(scores) - count)[len(scores) - count]
+    above, equal = np.flatnonzero(scores > least), np.flatnonzero(scores == least)
+    found: IntArray = np.sort(np.concatenate([above, equal[: count - len(above)]]))
+    return found

@@ -1,0 +1,138 @@
+"""Kimi Linear: KDA in three of four layers, latent attention without positions in the others (arXiv 2510.26692)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from moeinf.errors import CheckpointError
+from moeinf.models.families.deepseek import deepseek_v2, deepseek_v3
+from moeinf.models.fields import MOST_LAYERS, Fields
+from moeinf.models.layers.attention_config import Shapes
+from moeinf.models.layers.decoder import Decoder
+from moeinf.models.layers.deepseek_moe import BlockNames, DeepseekMoe, sparse_layers
+from moeinf.models.layers.latent.mla import LatentAttention, parse_latent
+from moeinf.models.layers.protocol import Attention, Experts, Layers
+from moeinf.models.layers.recurrent.kda import Kda, KdaConfig, kda_shapes, kda_workspace
+from moeinf.models.layers.rope import Rope
+from moeinf.types import Profiler, TensorPlan, Workspace
+
+_NAMES = {  # what the checkpoint calls the fields that others have too
+    "max_position_embeddings": "model_max_length",
+    "norm_topk_prob": "moe_renormalize",
+    "n_group": "num_expert_group",
+    "num_experts_per_tok": "num_experts_per_token",
+    "n_shared_experts": "num_shared_experts",
+    "linear_num_heads": "num_heads",  # these are inside of linear_attn_config
+    "linear_head_dim": "head_dim",
+    "linear_conv_kernel_dim": "short_conv_kernel_size",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Config(deepseek_v2.Config):
+    kda: KdaConfig
+    linear_layers: frozenset[int]  # that have KDA
+
+
+def _parse(f: Fields) -> Config:
+    num_layers = f.count("num_hidden_layers", maximum=MOST_LAYERS)
+    kinds = _kinds(f, num_layers)
+    f = _in_common_names(f)
+    for name, *allowed in (
+        ("mla_use_nope", True),
+        ("moe_router_activation_func", "sigmoid"),
+        ("use_grouped_topk", True),
+        ("moe_layer_freq", 1),
+        ("tie_word_embeddings", False),
+        ("head_dim", f.get("head_dim")),  # of neither kind of layer
+    ):
+        f.only(name, *allowed, None)
+    f.present("routed_scaling_factor", "num_experts")
+    plain = f.replaced(rope_scaling=None, rope_parameters=None, head_dim=None)
+    decoder, latent = parse_latent(plain, interleaved=False, norm_eps=1e-5)
+    unturned = Rope(np.zeros(latent.rotary_dim // 2, np.float32))
+    decoder = replace(decoder, attention=replace(decoder.attention, rope=unturned))
+    layers = sparse_layers(f, num_layers, first_dense=f.count("first_k_dense_replace", 1, minimum=0))
+    blocks = DeepseekMoe.parse(f, num_layers, normalise=True, corrected=True, moe_layers=layers)
+    a, linear = decoder.attention, frozenset(i for i, kind in enumerate(kinds) if kind == "linear_attention")
+    names = BlockNames(experts=("w1", "w3", "w2"))
+    return Config(decoder, latent, replace(blocks, names=names), KdaConfig.parse(f, a.hidden_size, a.norm_eps), linear)
+
+
+def _in_common_names(f: Fields) -> Fields:
+    inner = f.within("linear_attn_config")
+    inner.refuse_others("kda_layers", "full_attn_layers", *_NAMES.values())
+    found = dict[str, Any]()
+    for common, own in _NAMES.items():
+        where = inner if common.startswith("linear_") else f
+        value, other = where.get(own), f.get(common)
+        if value is not None and other is not None and value != other:
+            raise CheckpointError(f"{f.where}: {common} is {other!r:.50} and {own} {value!r:.50}; they mean the same")
+        found[common] = other if value is None else value
+        if found[common] is None and where is f:
+            raise CheckpointError(f"{f.where}: {own} (or {common}) is missing")
+    return f.replaced(**found)
+
+
+def _kinds(f: Fields, num_layers: int) -> tuple[str, ...]:
+    kinds = f.kinds("layer_types", num_layers, "linear_attention", "full_attention")
+    inner = f.within("linear_attn_config")
+    if kinds is not None:
+        return kinds
+    if inner.get("kda_layers") is None or inner.get("full_attn_layers") is None:
+        return tuple("linear_attention" if i % 4 or not i else "full_attention" for i in range(num_layers))
+    linear, full = inner.layers("kda_layers"), inner.layers("full_attn_layers")  # counted from 1
+    if linear & full or linear | full != frozenset(range(1, num_layers + 1)):
+        raise CheckpointError(f"{inner.where}: kda_layers and full_attn_layers do not name each layer once")
+    return tuple("linear_attention" if i + 1 in linear else "full_attention" for i in range(num_layers))
+
+
+class Family(deepseek_v3.Family):
+    name = "kimi_linear"
+    parse = staticmethod(_parse)
+    _config: Config
+
+    def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
+        c, attention = self._config, list[Attention]()
+        for i in range(c.decoder.num_layers):
+            attention.append(
+                Kda(layers, c.kda, c.decoder.attention_site(i))
+                if i in c.linear_layers
+                else LatentAttention(layers, c.decoder, c.latent, i)
+            )
+        blocks = c.blocks.blocks(c.decoder, layers, experts, profiler, self.router)
+        return Decoder(c.decoder, layers, blocks, experts, profiler, attention)
+
+    def attention_shapes(self) -> Shapes:
+        c = self._config
+        prefixes = [c.decoder.attention_site(i).prefix for i in c.linear_layers]
+        latent = {
+            name: shape for name, shape in super().attention_shapes().items() if not name.startswith(tuple(prefixes))
+        }
+        for prefix in prefixes:
+            latent |= kda_shapes(c.kda, prefix)
+        return latent
+
+    @cached_property
+    def tensors(self) -> TensorPlan:
+        plan = super().tensors
+        small = {name for name in plan.dense if name.endswith(".b_proj.weight")}
+        return replace(plan, matrices=plan.matrices - small, renamed={r"\.block_sparse_moe\.": ".mlp."})
+
+    @property
+    def attention_workspace(self) -> Workspace:
+        return super().attention_workspace | kda_workspace(self._config.kda)
+
+    @property
+    def cache_numbers(self) -> int:
+        c = self._config
+        attending = self.decoder.num_layers - len(c.linear_layers)
+        return attending * (c.latent.rank + c.latent.rotary_dim)
+
+    @property
+    def state_bytes(self) -> int:
+        return len(self._config.linear_layers) * self._config.kda.state_bytes

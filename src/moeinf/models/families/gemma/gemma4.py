@@ -1,0 +1,255 @@
+"""Gemma 4 with experts, the language model of it: a dense MLP beside them, two kinds of attention (Gemma4TextModel).
+
+Most layers have a window and plain positions; every sixth sees all tokens, with larger heads, of which a quarter of the
+pairs is rotated, and values that are its keys before they are rotated. Checkpoints hold models of images and of sound
+beside it, which are left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from moeinf.errors import CheckpointError, UnsupportedModelError
+from moeinf.models.family import DecoderFamily
+from moeinf.models.fields import Fields, routed_shape
+from moeinf.models.layers.array_math import Array, Hidden
+from moeinf.models.layers.attention_config import MLP_NAMES, AttentionConfig, NormConfig, Shapes, mlp_shapes
+from moeinf.models.layers.decoder import Decoder, DecoderConfig, LayerNorms, parse_decoder
+from moeinf.models.layers.moe_block import MoeBlock
+from moeinf.models.layers.moe_plan import GatedExperts
+from moeinf.models.layers.protocol import Block, Experts, Layers, Weights
+from moeinf.models.layers.rope import Rope, of_kind, partial_rotary, rope_of
+from moeinf.models.text_part import text_part, tied_as_said_outside
+from moeinf.types import ExpertForm, MoeShape, Profiler, TensorPlan
+
+_NORMS = LayerNorms("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm")
+_MORE_NORMS = (
+    "post_feedforward_layernorm",  # of what MLP and experts add together
+    "post_feedforward_layernorm_1",  # of what the MLP adds
+    "pre_feedforward_layernorm_2",  # of what experts are given
+    "post_feedforward_layernorm_2",  # of what they add
+)
+_OTHER_MODELS = r"model\.(vision_tower|embed_vision|audio_tower|embed_audio)\..*"
+_ROPES = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSizes:
+    """Of the layers of a kind; 0 where nothing is said."""
+
+    head_dim: int
+    num_kv_heads: int
+
+    def __or__(self, other: HeadSizes) -> HeadSizes:
+        """Those of the other, where it says any."""
+        return HeadSizes(other.head_dim or self.head_dim, other.num_kv_heads or self.num_kv_heads)
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    decoder: DecoderConfig
+    moe: MoeShape
+    intermediate_size: int
+    moe_intermediate_size: int
+    expert_factors: bool  # of each expert, in a tensor of their own; in a GGUF file they lie with its weights
+
+    @staticmethod
+    def parse(f: Fields, prefix: str) -> Config:
+        if not f.flag("enable_moe_block", False):
+            raise UnsupportedModelError(f"{f.where}: enable_moe_block is not true: this Gemma 4 has no experts")
+        f.only("hidden_activation", "gelu_pytorch_tanh", None)
+        f.only("use_bidirectional_attention", "vision", None)  # which is of images
+        f.only("num_kv_shared_layers", 0, None)
+        f.only("partial_rotary_factor", None)  # each kind of layer has its own
+        f.only("hidden_size_per_layer_input", 0)  # smaller Gemmas alone have embeddings of each layer
+        f = f.replaced(tie_word_embeddings=f.flag("tie_word_embeddings", True))
+        if f.get("rope_parameters") is None:
+            f = f.replaced(rope_parameters=_ROPES)
+        f.within("rope_parameters").refuse_others(*_ROPES)
+        own, others = f.replaced(per_layer_config=None), _layers_of_their_own(f)
+        sizes = HeadSizes(f.count("head_dim", 256, minimum=2), f.count("num_key_value_heads", 4))
+        decoder = parse_decoder(
+            own,
+            norm_eps=1e-6,
+            theta=1e4,
+            rope=_rope(own, "sliding_attention", sizes.head_dim),
+            scale=1.0,
+            qk_norm="head",
+            value_norm=True,
+            head_dim=sizes.head_dim,
+            num_kv_heads=sizes.num_kv_heads,
+        )
+        kinds, window = _kinds(f, decoder.num_layers), f.count("sliding_window", 512)
+        slides = [kind == "sliding_attention" for kind in kinds]
+        global_sizes = _sizes_of_kind(f, others, kinds, "full_attention", sizes)
+        if _sizes_of_kind(f, others, kinds, "sliding_attention", sizes) != sizes:
+            raise UnsupportedModelError(f"{f.where}: per_layer_config of layers with a window is not supported")
+        whole = replace(
+            decoder.attention,
+            head_dim=global_sizes.head_dim,
+            num_kv_heads=global_sizes.num_kv_heads,
+            rope=_rope(own, "full_attention", global_sizes.head_dim),
+            values_of_keys=f.flag("attention_k_eq_v", False),
+        )
+        decoder = replace(
+            decoder,
+            prefix=prefix,
+            norms=_NORMS,
+            windows=tuple(window if each else None for each in slides),
+            special={i: whole for i, each in enumerate(slides) if not each},
+            embedding_scale=decoder.attention.hidden_size**0.5,
+            logits_cap=None if f.get("final_logit_softcapping") is None else f.number("final_logit_softcapping"),
+        )
+        moe = routed_shape(f, ("num_experts",), f.count("top_k_experts"), decoder.num_layers)
+        return Config(
+            decoder,
+            moe,
+            f.count("intermediate_size"),
+            f.count("moe_intermediate_size"),
+            f.flag("expert_factors", True),  # moeinf's own, of a GGUF file
+        )
+
+    def layer(self, i: int) -> str:
+        return f"{self.decoder.prefix}layers.{i}."
+
+
+def _kinds(f: Fields, num_layers: int) -> list[str]:
+    """The last layer sees all tokens, whatever layer_types says of it."""
+    kinds = f.kinds("layer_types", num_layers, *_ROPES)
+    if kinds is None:
+        kinds = tuple("sliding_attention" if (i + 1) % 6 else "full_attention" for i in range(num_layers))
+    return [*kinds[:-1], "full_attention"]
+
+
+def _layers_of_their_own(f: Fields) -> dict[int, HeadSizes] | None:
+    """per_layer_config, in which transformers saves sizes of layers; None where global_head_dim and its like say it."""
+    if f.get("per_layer_config") is None:
+        return None
+    found, r = dict[int, HeadSizes](), f.within("per_layer_config")
+    for name in f.get("per_layer_config"):
+        if not name.isdecimal():
+            raise CheckpointError(f"{r.where}: {name!r:.100} is no number of a layer")
+        layer = r.within(name)
+        layer.refuse_others("head_dim", "num_key_value_heads")
+        found[int(name)] = HeadSizes(layer.count("head_dim", 0), layer.count("num_key_value_heads", 0))
+    return found
+
+
+def _sizes_of_kind(
+    f: Fields, others: dict[int, HeadSizes] | None, kinds: list[str], kind: str, sizes: HeadSizes
+) -> HeadSizes:
+    """Of the layers of a kind, which are all alike."""
+    if others is None:
+        if kind == "sliding_attention":
+            return sizes
+        heads = f.count("num_global_key_value_heads", 0) if f.flag("attention_k_eq_v", False) else 0
+        return sizes | HeadSizes(f.count("global_head_dim", 512, minimum=2), heads)
+    found = {sizes | others.get(i, HeadSizes(0, 0)) for i, each in enumerate(kinds) if each == kind}
+    if len(found) > 1:
+        raise UnsupportedModelError(f"{f.where}: per_layer_config with unlike layers of one kind is not supported")
+    return found.pop() if found else sizes
+
+
+def _rope(f: Fields, kind: str, head_dim: int) -> Rope:
+    own = of_kind(f, kind)
+    return rope_of(own, partial_rotary(own, head_dim), 1e4, f.count("max_position_embeddings"))
+
+
+class Router:
+    """Softmax over all experts, the best k of which are made to sum to 1; then each expert's factor."""
+
+    def __init__(self, weights: Weights, layer: str, c: Config) -> None:
+        """Its norm has the weight router.scale; experts are given another one."""
+        eps, hidden_size, top_k = c.decoder.attention.norm_eps, c.decoder.attention.hidden_size, c.moe.top_k
+        self._math, self._routing, self._top_k = weights.math, weights.routing, top_k
+        self._norm = weights.norm(NormConfig(f"{layer}router.scale", eps))
+        self._gate, self._scale = weights.linear(f"{layer}router.proj.weight"), hidden_size**-0.5
+        self._factors = weights.vector(f"{layer}router.per_expert_scale") if c.expert_factors else None
+        self._given = weights.norm(NormConfig(f"{layer}pre_feedforward_layernorm_2.weight", eps))
+
+    def __call__(self, x: Hidden) -> tuple[Hidden, object]:
+        math = self._math
+        shares = math.softmax(self._gate(self._norm(x)) * self._scale)
+        ids = math.top_k(shares, self._top_k)
+        total = math.sum(math.take(shares, ids), -1, True)
+        weighted = shares if self._factors is None else shares * self._factors
+        return self._given(x), self._routing(ids, math.take(weighted, ids) / total)
+
+
+class DenseMLP:
+    """norm(down(gelu(gate(x)) * up(x))) of norm(x)."""
+
+    def __init__(self, weights: Weights, layer: str, norm: NormConfig, behind: NormConfig) -> None:
+        self._math, self._norm, self._behind = weights.math, weights.norm(norm), weights.norm(behind)
+        self._gate, self._up, self._down = (weights.linear(f"{layer}mlp.{name}.weight") for name in MLP_NAMES)
+
+    def __call__(self, x: Hidden) -> Hidden:
+        hidden = self._norm(x)
+        return self._behind(self._down(self._math.gelu_tanh(self._gate(hidden)) * self._up(hidden)))
+
+
+class ScaledBlock(MoeBlock):
+    """What leaves the layer is multiplied by a number."""
+
+    scale: Array  # [1]
+
+    def add_to(self, x: Hidden) -> None:
+        super().add_to(x)
+        x *= self.scale
+
+
+class Family(DecoderFamily):
+    name = "gemma4"
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        text = text_part(config)
+        tied_as_said_outside(config, default=True)
+        self._config = c = Config.parse(text.fields, text.prefix)
+        self.decoder, self.moe = c.decoder, c.moe
+
+    def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
+        c, weights, blocks = self._config, layers.weights, list[Block]()
+        a: AttentionConfig = c.decoder.attention
+        for i in range(c.decoder.num_layers):
+            layer, norm = c.layer(i), c.decoder.block_norm(i)
+            behind, behind_mlp, _, behind_experts = (NormConfig(f"{layer}{n}.weight", a.norm_eps) for n in _MORE_NORMS)
+            block = ScaledBlock(
+                i,
+                Router(weights, layer, c),
+                experts,
+                profiler,
+                beside=DenseMLP(weights, layer, norm, behind_mlp),
+                behind_experts=weights.norm(behind_experts),
+                behind=weights.norm(behind),
+            )
+            block.scale = weights.vector(f"{layer}layer_scalar")
+            blocks.append(block)
+        return Decoder(c.decoder, layers, blocks, experts, profiler)
+
+    def block_shapes(self) -> Shapes:
+        c, shapes = self._config, Shapes()
+        hidden = c.decoder.attention.hidden_size
+        for i in range(c.decoder.num_layers):
+            layer, experts = c.layer(i), c.moe.experts_of(i)
+            shapes |= mlp_shapes(hidden, c.intermediate_size, f"{layer}mlp.")
+            shapes |= {f"{layer}{name}.weight": (hidden,) for name in _MORE_NORMS}
+            shapes |= {
+                f"{layer}router.proj.weight": (experts, hidden),
+                f"{layer}router.scale": (hidden,),
+                f"{layer}layer_scalar": (1,),
+            }
+            if c.expert_factors:
+                shapes[f"{layer}router.per_expert_scale"] = (experts,)
+        return shapes
+
+    @cached_property
+    def tensors(self) -> TensorPlan:
+        c = self._config
+        blocks = [c.layer(i) for i in range(c.decoder.num_layers)]
+        plan = self.gated_experts(GatedExperts(blocks, c.moe_intermediate_size, None))
+        return replace(plan, ignored=(*plan.ignored, _OTHER_MODELS), form=ExpertForm("gelu_tanh"))

@@ -1,0 +1,57 @@
+"""Mellum 2: Qwen3-MoE, whose layers with a window have positions of their own (MellumForCausalLM)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+from moeinf.models.families.qwen import qwen2_moe
+from moeinf.models.families.qwen.qwen2_moe import Config
+from moeinf.models.families.qwen.qwen3_next import MTP
+from moeinf.models.fields import Fields
+from moeinf.models.layers.decoder import parse_decoder
+from moeinf.models.layers.deepseek_moe import sparse_layers
+from moeinf.models.layers.qwen_moe import QwenMoe
+from moeinf.models.layers.rope import of_kind, partial_rotary, rope_of
+from moeinf.types import TensorPlan
+
+_ROPES = {
+    "full_attention": {"rope_type": "default", "rope_theta": 5e5},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
+
+
+def _parse(config: dict[str, Any]) -> Config:
+    f = Fields(config)
+    f.only("partial_rotary_factor", None)  # each kind of layer has its own
+    f.only("mlp_only_layers", [], None)
+    f.only("decoder_sparse_step", 1, None)
+    f.present("head_dim")
+    if f.get("rope_parameters") is None:
+        f = f.replaced(rope_parameters=_ROPES)
+    f.within("rope_parameters").refuse_others(*_ROPES)
+    whole = of_kind(f, "full_attention")
+    decoder = parse_decoder(whole, norm_eps=1e-6, theta=1e4, qk_norm="head")
+    a, layers = decoder.attention, range(decoder.num_layers)
+    kinds = f.kinds("layer_types", len(layers), *_ROPES) or ("full_attention",) * len(layers)
+    window = f.count("sliding_window", 0 if "sliding_window" in f else 1024) or None
+    if "sliding_attention" in kinds:
+        own = of_kind(f, "sliding_attention")
+        rope = rope_of(own, partial_rotary(own, a.head_dim), 1e4, f.count("max_position_embeddings"))
+        sliding = replace(a, rope=rope, window=window)
+        decoder = replace(decoder, special={i: sliding for i in layers if kinds[i] == "sliding_attention"})
+    sparse = sparse_layers(f, len(layers), first_dense=0)
+    f = f.replaced(mlp_only_layers=[i for i in layers if i not in sparse])
+    return Config(decoder, QwenMoe.parse(f, len(layers), norm_topk_prob=True, shared=False))
+
+
+class Family(qwen2_moe.Family):
+    name = "mellum"
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self._take(_parse(config))
+
+    @cached_property
+    def tensors(self) -> TensorPlan:
+        return replace(super().tensors, ahead=(MTP,))

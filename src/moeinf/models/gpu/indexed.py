@@ -1,0 +1,107 @@
+"""Latent attention to chosen positions (indexed.py) on a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moeinf.gpu.vector_ops import KeyValues
+from moeinf.models.gpu.latent import DeviceLatentCore, DeviceLatentState
+from moeinf.models.gpu.rotary import DevicePositions, positions_of
+from moeinf.models.gpu.row_copies import bytes_of_host, bytes_to_host
+from moeinf.models.layers.attention_config import IndexHeads
+from moeinf.models.layers.kv_cache import Cache
+from moeinf.types import ByteArray
+
+_NUMBERS = 1 << 22  # of scores that exist at once: 16 MiB
+
+
+class DeviceIndexedState(DeviceLatentState):
+    """Beside the rows, the index keys [capacity, head_dim] in float32; both are saved as one row."""
+
+    def __init__(self, head_dim: int, *latent: Any) -> None:
+        """latent: as DeviceLatentState takes them. head_dim: 0 where the layer has no keys of its own."""
+        super().__init__(*latent)
+        self._latent_bytes = self.row_bytes
+        self.keys = torch.zeros((self.rows.shape[1], head_dim), device=self.rows.device)
+        self.row_bytes += 4 * head_dim
+
+    def save_rows(self, start: int, into: ByteArray) -> None:
+        super().save_rows(start, into[:, :, : self._latent_bytes])
+        into[0, :, self._latent_bytes :] = bytes_to_host(self.keys[None, start : start + into.shape[1]])[0]
+
+    def load_rows(self, start: int, rows: ByteArray) -> None:
+        super().load_rows(start, rows[:, :, : self._latent_bytes])
+        bytes_of_host(rows[:, :, self._latent_bytes :], self.keys[None, start : start + rows.shape[1]])
+
+
+class DeviceIndexedCore(DeviceLatentCore):
+    """moeinf.models.layers.protocol.IndexedCore.
+
+    A single token, which is captured, chooses among all positions of the cache: those behind its own have the lowest
+    scores, so that what it sees comes first. Tokens of a prompt gather their rows one after the other.
+    """
+
+    def __init__(self, *latent: Any, index: IndexHeads, keeps_keys: bool) -> None:
+        """latent: as DeviceLatentCore takes them."""
+        super().__init__(*latent)
+        self._index, self._keeps_keys = index, keeps_keys
+
+    def new_state(self, capacity: int) -> DeviceIndexedState:
+        return DeviceIndexedState(self._index.head_dim if self._keeps_keys else 0, *self.state_of(capacity))
+
+    def store_keys(self, keys: Tensor, cache: Cache, positions: DevicePositions) -> None:
+        state: DeviceIndexedState = cache.states[self._layer]
+        where = positions_of(positions, 0, len(keys))
+        state.keys.index_copy_(0, where, self._turned(keys[:, None], positions, where)[:, 0])
+
+    def choose(self, queries: Tensor, weights: Tensor, cache: Cache, positions: DevicePositions, at: int) -> object:
+        """The positions of each token, best first, [tokens, top_k]; None where no token of the cache sees more."""
+        state: DeviceIndexedState = cache.states[self._layer]
+        tokens, top_k = len(queries), self._index.top_k
+        if cache.capacity <= top_k:
+            return None
+        where = positions_of(positions, at, tokens)
+        heads = self._turned(queries.view(tokens, self._index.num_heads, -1), positions, where)
+        numbers = torch.arange(cache.capacity, device=queries.device)
+        size = max(1, _NUMBERS // (self._index.num_heads * cache.capacity))
+        chosen = []
+        for i in range(0, tokens, size):
+            products = torch.relu(heads[i : i + size] @ state.keys.T)  # [tokens, num_heads, capacity]
+            scores = torch.bmm(weights[i : i + size, None], products)[:, 0]
+            scores = torch.where(numbers <= where[i : i + size, None], scores, -torch.inf)
+            chosen.append(torch.sort(scores, dim=-1, descending=True, stable=True).indices[:, :top_k])
+        return torch.cat(chosen)
+
+    def attend_to(self, queries: Tensor, chosen: object, cache: Cache, positions: DevicePositions, at: int) -> Tensor:
+        if chosen is None:
+            return self.attend(queries, cache, positions, at)
+        assert isinstance(chosen, Tensor)
+        tokens, top_k = len(queries), self._index.top_k
+        dense = 0 if tokens == 1 else min(max(top_k - positions.start - at, 0), tokens)
+        out = [self.attend(queries[:dense], cache, positions, at)] if dense else []
+        rows = cache.states[self._layer].rows
+        for token in range(dense, tokens):
+            picked = rows.index_select(1, chosen[token])
+            last = torch.clamp(positions.position + at + token, max=top_k - 1)
+            out.append(
+                self._mixed(
+                    queries[token : token + 1], KeyValues(picked, picked), last, top_k - 1, positions, at + token
+                )
+            )
+        return torch.cat(out)
+
+    def _turned(self, x: Tensor, positions: DevicePositions, where: Tensor) -> Tensor:
+        """x [tokens, heads, head_dim], rotated at the beginnings of heads."""
+        cos, sin = (table.index_select(0, where)[:, None] for table in (positions.cos, positions.sin))
+        size = 2 * cos.shape[-1]
+        front, rest = x[..., :size], x[..., size:]
+        if self._index.interleaved:
+            left, right = front[..., ::2], front[..., 1::2]
+            turned = torch.stack([left * cos - right * sin, right * cos + left * sin], -1).flatten(-2)
+        else:
+            left, right = front.chunk(2, -1)
+            turned = torch.cat([left * cos - right * sin, right * cos + left * sin], -1)
+        return torch.cat([turned, rest], -1)

@@ -1,0 +1,1 @@
+"""Multi-head latent attention, to all positions or to a few."""

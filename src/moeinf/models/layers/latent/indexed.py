@@ -1,0 +1,126 @@
+"""Latent attention to a few positions, which an indexer chooses (DeepSeek-V3.2, arXiv 2512.02556, section 2.1).
+
+A position has an index key k. A token has queries q_h and weights w_h of a few heads; to it, a position is worth
+
+    sum_h w_h relu(q_h . k)
+
+and it attends to the best `top_k` of the positions up to its own: where it has no more, to all of them. The published
+code rounds queries and keys to FP8 behind a Hadamard transform, which changes no product: both are left out here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from moeinf.errors import CheckpointError
+from moeinf.models.fields import Fields
+from moeinf.models.layers.array_math import Hidden
+from moeinf.models.layers.attention_config import IndexHeads, LatentHeads, NormConfig, Shapes
+from moeinf.models.layers.decoder import DecoderConfig
+from moeinf.models.layers.kv_cache import Cache, LayerState
+from moeinf.models.layers.latent.mla import INSIDE, LatentAttention, LatentConfig
+from moeinf.models.layers.protocol import IndexedCore, Layers, Positions
+from moeinf.types import TensorPlan, Workspace
+
+_KEY_EPS = 1e-6  # of the norm of keys, in the published code
+
+
+@dataclass(frozen=True, slots=True)
+class IndexConfig:
+    heads: IndexHeads
+    choosing: tuple[bool, ...]  # layers with an indexer; others attend to what the last of these has chosen
+
+    @staticmethod
+    def parse(f: Fields, latent: LatentConfig, choosing: tuple[bool, ...], *, interleaved: bool) -> IndexConfig:
+        """interleaved: how the pairs lie that positions rotate, at the beginning of a head."""
+        if latent.query_rank is None:
+            raise CheckpointError(f"{f.where}: q_lora_rank is null; an indexer needs compressed queries")
+        if not choosing[0]:
+            raise CheckpointError(f"{f.where}: the first layer has no indexer (indexer_types, index_topk_pattern)")
+        size = f.count("index_head_dim", 128)
+        if size < latent.rotary_dim:
+            raise CheckpointError(f"{f.where}: index_head_dim {size} is below qk_rope_head_dim {latent.rotary_dim}")
+        f.present("index_n_heads", "index_topk")
+        heads = IndexHeads(f.count("index_n_heads"), size, f.count("index_topk"), interleaved)
+        return IndexConfig(heads, choosing)
+
+    @property
+    def token_bytes(self) -> int:
+        """What the index keys of a token take, float32 in every type of cache."""
+        return 4 * self.heads.head_dim * sum(self.choosing)
+
+
+def index_shapes(decoder: DecoderConfig, latent: LatentConfig, c: IndexConfig) -> Shapes:
+    """Names and shapes of the indexers' tensors in all layers."""
+    hidden, heads = decoder.attention.hidden_size, c.heads
+    one: Shapes = {
+        "wq_b.weight": (heads.num_heads * heads.head_dim, latent.query_rank or 0),
+        "wk.weight": (heads.head_dim, hidden),
+        "k_norm.weight": (heads.head_dim,),
+        "k_norm.bias": (heads.head_dim,),
+        "weights_proj.weight": (heads.num_heads, hidden),
+    }
+    prefixes = (f"{decoder.prefix}layers.{i}.self_attn.indexer." for i, own in enumerate(c.choosing) if own)
+    return {prefix + name: shape for prefix in prefixes for name, shape in one.items()}
+
+
+def index_matrices(plan: TensorPlan) -> TensorPlan:
+    """What may be quantised: queries and keys, and not the weights, which are few."""
+    added = {name for name in plan.dense if name.endswith((".indexer.wq_b.weight", ".indexer.wk.weight"))}
+    taken = {name for name in plan.dense if name.endswith(".indexer.weights_proj.weight")}
+    return replace(plan, matrices=plan.matrices - taken | added)
+
+
+def index_workspace(c: IndexConfig) -> Workspace:
+    """Keys of a pass; of a part of it queries, what they choose and its rows, scores of a long context."""
+    heads = c.heads.num_heads
+    part = 128 * (3 * heads * c.heads.head_dim + 2 * c.heads.top_k) + heads * 8192 + (1 << 20)
+    return Workspace(token=4 * c.heads.head_dim, parts=part, fixed=INSIDE)
+
+
+@dataclass(slots=True)
+class Selection:
+    """What the last layer with an indexer has chosen for the tokens of this pass, by the first of each part."""
+
+    parts: dict[int, object] = field(default_factory=dict)
+
+
+class IndexedLatentAttention(LatentAttention):
+    """moeinf.models.layers.protocol.Attention. Layers of one model share a Selection."""
+
+    def __init__(
+        self, layers: Layers, decoder: DecoderConfig, c: LatentConfig, index: IndexConfig, layer: int, shared: Selection
+    ) -> None:
+        self._index, self._shared, self._chooses = index.heads, shared, index.choosing[layer]
+        super().__init__(layers, decoder, c, layer)
+        weights, prefix = layers.weights, f"{decoder.prefix}layers.{layer}.self_attn.indexer."
+        if self._chooses:
+            self._index_queries, self._index_keys, self._index_weights = (
+                weights.linear(f"{prefix}{name}.weight") for name in ("wq_b", "wk", "weights_proj")
+            )
+            self._key_norm = weights.norm(NormConfig(f"{prefix}k_norm.weight", _KEY_EPS, "layer"))
+
+    def make_core(self, layers: Layers, keys_values: str, heads: LatentHeads, layer: int) -> IndexedCore:
+        self._indexed = layers.indexed_core(keys_values, heads, self._index, layer, keeps_keys=self._chooses)
+        return self._indexed
+
+    def new_state(self, capacity: int) -> LayerState:
+        return self._indexed.new_state(capacity)
+
+    def add_to(self, x: Hidden, cache: Cache, positions: Positions) -> None:
+        core, tokens, hidden = self._indexed, len(x), self._norm(x)
+        self._store(hidden, cache, positions)
+        if self._chooses:
+            core.store_keys(self._key_norm(self._index_keys(hidden)), cache, positions)
+            self._shared.parts.clear()
+        size = core.at_once(tokens)
+        scale = (self._index.num_heads * self._index.head_dim) ** -0.5
+        for at in range(0, tokens, size):
+            part = hidden[at : at + size]
+            compressed = self._compressed(part)
+            if self._chooses:
+                queries, weights = self._index_queries(compressed), self._index_weights(part) * scale
+                self._shared.parts[at] = core.choose(queries, weights, cache, positions, at)
+            chosen = self._shared.parts[at]
+            mixed = core.attend_to(self._expanded(compressed), chosen, cache, positions, at)
+            x[at : at + size] += self._output(mixed)

@@ -1,0 +1,119 @@
+"""Kimi Delta Attention (arXiv 2510.26692): DeltaNet whose keys have a decay for each channel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic
+
+from moeinf.errors import CheckpointError
+from moeinf.models.fields import Fields
+from moeinf.models.layers.array_math import A
+from moeinf.models.layers.attention_config import AttentionSite, NormConfig, Shapes
+from moeinf.models.layers.kv_cache import Cache
+from moeinf.models.layers.protocol import LayersOf, P, R
+from moeinf.models.layers.recurrent.channel_delta import CHUNK
+from moeinf.models.layers.recurrent.convolution import Convolution
+from moeinf.models.layers.recurrent.delta_config import SLICE
+from moeinf.models.layers.recurrent.delta_net import UNIT_EPS
+from moeinf.models.layers.recurrent.state import RecurrentState
+from moeinf.types import Workspace
+
+_WIDEST = 1 << 15  # numbers of all heads together
+
+
+@dataclass(frozen=True, slots=True)
+class KdaConfig:
+    hidden_size: int
+    num_heads: int
+    head_dim: int  # of keys and of values
+    kernel: int  # tokens that the convolutions in front see
+    norm_eps: float
+
+    @staticmethod
+    def parse(f: Fields, hidden_size: int, norm_eps: float) -> KdaConfig:
+        heads, size = f.count("linear_num_heads", 32), f.count("linear_head_dim", 128)
+        if heads * size > _WIDEST:
+            raise CheckpointError(f"{f.where}: {heads} heads of {size} are beyond the {_WIDEST} that moeinf computes")
+        return KdaConfig(hidden_size, heads, size, f.count("linear_conv_kernel_dim", 4, minimum=2), norm_eps)
+
+    @property
+    def width(self) -> int:
+        """Of queries, of keys and of values."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def state_bytes(self) -> int:
+        """Of one layer: what it was before a pass and after it."""
+        return 2 * 4 * ((self.kernel - 1) * 3 * self.width + self.width * self.head_dim)
+
+
+def kda_shapes(c: KdaConfig, prefix: str) -> Shapes:
+    """Names and shapes of the tensors of a layer."""
+    shapes: Shapes = {f"{prefix}{n}_proj.weight": (c.width, c.hidden_size) for n in "qkv"}
+    shapes |= {f"{prefix}{n}_conv1d.weight": (c.width, 1, c.kernel) for n in "qkv"}
+    shapes |= {f"{prefix}{n}_a_proj.weight": (c.head_dim, c.hidden_size) for n in "fg"}
+    shapes |= {f"{prefix}{n}_b_proj.weight": (c.width, c.head_dim) for n in "fg"}
+    return shapes | {
+        f"{prefix}A_log": (1, 1, c.num_heads, 1),
+        f"{prefix}dt_bias": (c.width,),
+        f"{prefix}b_proj.weight": (c.num_heads, c.hidden_size),
+        f"{prefix}o_norm.weight": (c.head_dim,),
+        f"{prefix}o_proj.weight": (c.hidden_size, c.width),
+    }
+
+
+def kda_workspace(c: KdaConfig) -> Workspace:
+    """What a slice of a pass takes: inputs and outputs, projections, convolutions and what is made of them."""
+    pairs = 3 * CHUNK * CHUNK * c.width
+    return Workspace(parts=SLICE * (3 * c.hidden_size + 24 * c.width), fixed=pairs, inputs=c.width)
+
+
+class Kda(Generic[A]):
+    """moeinf.models.layers.protocol.Attention. State and arithmetic are float32."""
+
+    def __init__(self, layers: LayersOf[A, P, R], config: KdaConfig, site: AttentionSite) -> None:
+        c, prefix, weights = config, site.prefix, layers.weights
+        self._config, self._math, self._layer = config, weights.math, site.layer
+        self._norm = weights.norm(NormConfig(site.front, c.norm_eps))
+        self._projections = [weights.linear(f"{prefix}{n}_proj.weight") for n in "qkv"]
+        self._convolutions = [Convolution(weights, f"{prefix}{n}_conv1d.", c.width, c.kernel) for n in "qkv"]
+        self._into, self._out_of = (
+            [weights.linear(f"{prefix}{n}_{side}_proj.weight") for n in "fg"] for side in "ab"
+        )  # of decays and of gates, which go through head_dim numbers
+        self._rate = weights.linear(f"{prefix}b_proj.weight")
+        self._decay = -self._math.exp(weights.vector(f"{prefix}A_log"))[:, None]  # [heads, 1]
+        self._step = weights.vector(f"{prefix}dt_bias")
+        self._head_norm = weights.norm(NormConfig(f"{prefix}o_norm.weight", c.norm_eps))
+        self._output = weights.linear(f"{prefix}o_proj.weight")
+        self._rule = layers.channel_delta()
+
+    def new_state(self, capacity: int) -> RecurrentState[A]:
+        c = self._config
+        return RecurrentState(self._math, (c.kernel - 1, 3 * c.width), (c.num_heads, c.head_dim, c.head_dim))
+
+    def add_to(self, x: A, cache: Cache, positions: object) -> None:
+        state: RecurrentState[A] = cache.states[self._layer]
+        conv, heads = state.conv, state.heads
+        for start in range(0, len(x), SLICE):
+            self._add_to(x[start : start + SLICE], state, conv, heads)
+            conv, heads = state.new_conv, state.new_heads
+
+    def _add_to(self, x: A, state: RecurrentState[A], conv: A, heads: A) -> None:
+        """conv, heads: what the tokens before left."""
+        c, math, tokens = self._config, self._math, len(x)
+        hidden, by_head = self._norm(x), (tokens, c.num_heads, c.head_dim)
+        mixed = []
+        for i, (project, convolve) in enumerate(zip(self._projections, self._convolutions, strict=True)):
+            channels = (slice(None), slice(i * c.width, (i + 1) * c.width))
+            seen = convolve(project(hidden), conv[channels], state.new_conv[channels])
+            mixed.append(math.silu(seen).reshape(*by_head))
+        q, k, v = mixed
+        step, gate = (out_of(into(hidden)) for into, out_of in zip(self._into, self._out_of, strict=True))
+        decay = math.softplus(step + self._step).reshape(*by_head) * self._decay
+        rate = math.sigmoid(self._rate(hidden))
+        out = self._rule(self._unit(q) * c.head_dim**-0.5, self._unit(k), v, decay, rate, heads, state.new_heads)
+        gated = self._head_norm(out.reshape(-1, c.head_dim)) * math.sigmoid(gate.reshape(-1, c.head_dim))
+        x += self._output(gated.reshape(tokens, c.width))
+
+    def _unit(self, x: A) -> A:
+        return x / (self._math.sum(x * x, -1, True) + UNIT_EPS) ** 0.5
