@@ -39,9 +39,16 @@ ARCHITECTURES = {
     "olmoe": "olmoe",
     "phimoe": "phimoe",
     "arctic": "arctic",
+    "qwen3_vl_moe": "qwen3vlmoe",
+    "dots1": "dots1",
+    "minimax_m2": "minimax-m2",
+    "ernie4_5_moe": "ernie4_5-moe",
+    "exaone_moe": "exaone-moe",
+    "gemma4": "gemma4",
 } | hybrid_gguf.ARCHITECTURES
 _ALWAYS_F32 = re.compile(
     r"norm|ffn_gate_inp|\.bias$|ssm_(a$|d$|conv1d|dt|norm)|shortconv\.conv|sinks|rope_|exp_probs_b"
+    r"|_exps\.scale$|layer_output_scale"
 )
 
 
@@ -120,6 +127,8 @@ def _add(writer: gguf.GGUFWriter, name: str, value: Any) -> None:
 
 
 def model_metadata(model_type: str, c: Mapping[str, Any]) -> dict[str, Any]:
+    if model_type == "gemma4":
+        return _gemma(c)
     latent = model_type.startswith("deepseek")
     rope = c.get("rope_parameters") or c.get("rope_scaling") or {}
     head_dim = c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]
@@ -132,8 +141,12 @@ def model_metadata(model_type: str, c: Mapping[str, Any]) -> dict[str, Any]:
         "attention.head_count_kv": 1 if latent else c["num_key_value_heads"],
         "rope.freq_base": float(rope.get("rope_theta") or c["rope_theta"]),
         "attention.layer_norm_rms_epsilon": c.get("rms_norm_eps", _EPSILONS.get(model_type, 1e-6)),
-        "expert_count": c.get("num_local_experts") or c.get("num_experts") or c.get("n_routed_experts"),
-        "expert_used_count": c["num_experts_per_tok"],
+        "expert_count": next(
+            c[name]
+            for name in ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+            if c.get(name)
+        ),
+        "expert_used_count": c.get("num_experts_per_tok") or c["moe_k"],
     }
     kind = rope.get("rope_type") or rope.get("type")
     if kind in ("yarn", "linear"):
@@ -231,7 +244,85 @@ def _phi(c: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-_EPSILONS = {"mixtral": 1e-5, "glm4_moe": 1e-5, "gpt_oss": 1e-5, "olmoe": 1e-5, "phimoe": 1e-5}
+def _gemma(c: Mapping[str, Any]) -> dict[str, Any]:
+    ropes, slides = c["rope_parameters"], [kind == "sliding_attention" for kind in c["layer_types"]]
+    heads = [c["num_key_value_heads"] if each else c["num_global_key_value_heads"] for each in slides]
+    found = {
+        "block_count": c["num_hidden_layers"],
+        "context_length": c["max_position_embeddings"],
+        "embedding_length": c["hidden_size"],
+        "embedding_length_per_layer_input": 0,
+        "feed_forward_length": c["intermediate_size"],
+        "attention.head_count": c["num_attention_heads"],
+        "attention.head_count_kv": heads if c["attention_k_eq_v"] else c["num_key_value_heads"],
+        "attention.key_length": c["global_head_dim"],
+        "attention.value_length": c["global_head_dim"],
+        "attention.key_length_swa": c["head_dim"],
+        "attention.value_length_swa": c["head_dim"],
+        "attention.layer_norm_rms_epsilon": c.get("rms_norm_eps", 1e-6),
+        "attention.shared_kv_layers": 0,
+        "attention.sliding_window": c["sliding_window"],
+        "attention.sliding_window_pattern": slides,
+        "rope.freq_base": float(ropes["full_attention"]["rope_theta"]),
+        "rope.freq_base_swa": float(ropes["sliding_attention"]["rope_theta"]),
+        "rope.dimension_count": c["global_head_dim"],
+        "rope.dimension_count_swa": c["head_dim"],
+        "expert_count": c["num_experts"],
+        "expert_used_count": c["top_k_experts"],
+        "expert_feed_forward_length": c["moe_intermediate_size"],
+        "final_logit_softcapping": c.get("final_logit_softcapping"),
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _sigmoid(c: Mapping[str, Any]) -> dict[str, Any]:
+    """DeepSeek's blocks of other architectures."""
+    return {
+        "leading_dense_block_count": c["first_k_dense_replace"],
+        "expert_feed_forward_length": c["moe_intermediate_size"],
+        "expert_shared_count": c.get("n_shared_experts") or c["num_shared_experts"],
+        "expert_weights_scale": float(c["routed_scaling_factor"]),
+        "expert_weights_norm": c.get("norm_topk_prob", True),
+        "expert_group_count": c.get("n_group", 1),
+        "expert_group_used_count": c.get("topk_group", 1),
+    }
+
+
+def _ernie(c: Mapping[str, Any]) -> dict[str, Any]:
+    shared = c["moe_num_shared_experts"]
+    return {
+        "expert_feed_forward_length": c["moe_intermediate_size"],
+        "expert_shared_count": shared,
+        "expert_shared_feed_forward_length": c["intermediate_size"] // c["num_key_value_heads"] if shared else None,
+        "interleave_moe_layer_step": c.get("moe_layer_interval", 1),
+        "leading_dense_block_count": c["moe_layer_start_index"],
+    }
+
+
+def _exaone(c: Mapping[str, Any]) -> dict[str, Any]:
+    every = c["sliding_window_pattern"]
+    kinds = c.get("layer_types") or [
+        "sliding_attention" if (i + 1) % every else "full_attention" for i in range(c["num_hidden_layers"])
+    ]
+    return _sigmoid(c) | {
+        "attention.sliding_window": c["sliding_window"],
+        "attention.sliding_window_pattern": [kind == "sliding_attention" for kind in kinds],
+        "expert_shared_feed_forward_length": c["moe_intermediate_size"] * c["num_shared_experts"],
+        "nextn_predict_layers": 0,
+        "rope.scaling.type": "none",
+        "vocab_size": c["vocab_size"],
+    }
+
+
+_EPSILONS = {
+    "ernie4_5_moe": 1e-5,
+    "exaone_moe": 1e-5,
+    "mixtral": 1e-5,
+    "glm4_moe": 1e-5,
+    "gpt_oss": 1e-5,
+    "olmoe": 1e-5,
+    "phimoe": 1e-5,
+}
 _OWN: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "deepseek_v2": _latent,
     "deepseek_v3": _latent,
@@ -239,6 +330,17 @@ _OWN: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "qwen3_next": _delta,
     "qwen3_5_moe": _delta,
     "granitemoe": _granite,
+    "dots1": _sigmoid,
+    "ernie4_5_moe": _ernie,
+    "exaone_moe": _exaone,
+    "qwen3_vl_moe": lambda c: {
+        "n_deepstack_layers": 1,
+        "rope.dimension_sections": [*c["rope_parameters"]["mrope_section"], 0],
+    },
+    "minimax_m2": lambda c: {
+        "expert_feed_forward_length": c["intermediate_size"],
+        "rope.dimension_count": c["rotary_dim"],
+    },
     "phimoe": _phi,
     "gpt_oss": lambda c: {
         "attention.sliding_window": c["sliding_window"],
@@ -261,12 +363,15 @@ def converted(
     found: dict[str, Floats] = {}
     for source, tensor in _gathered(tensors).items():
         for name, values in _changed(model_type, c, source, tensor.float()):
-            mapped = names.get_name(name, try_suffixes=(".weight", ".bias"))
+            mapped = name if name.startswith("blk.") else names.get_name(name, try_suffixes=(".weight", ".bias"))
             assert mapped is not None, f"{name} of {model_type} has no name in a GGUF file"
             found[mapped] = values.numpy()
     if model_type == "phimoe":
         for length in ("short", "long"):
             found[f"rope_factors_{length}.weight"] = np.array(c["rope_parameters"][f"{length}_factor"], np.float32)
+    if model_type == "gemma4":
+        pairs, turned = c["global_head_dim"] // 2, c["rope_parameters"]["full_attention"]["partial_rotary_factor"]
+        found["rope_freqs.weight"] = np.where(np.arange(pairs) < turned * pairs, 1, 1e30).astype(np.float32)
     for name in [name for name in found if fused and name.endswith("ffn_gate_exps.weight")]:
         gate, up = found.pop(name), found.pop(name.replace("gate", "up"))
         found[name.replace("gate", "gate_up")] = np.concatenate([gate, up], axis=1)
@@ -310,6 +415,17 @@ def _changed(model_type: str, c: Mapping[str, Any], name: str, tensor: Tensor) -
         yield name.replace("input_linear", "experts.w3"), up.contiguous()
     elif name.endswith("output_linear.weight"):
         yield name.replace("output_linear", "experts.w2"), tensor
+    elif model_type == "gemma4" and re.search(r"\.(experts|router|layer_scalar)\b", name):
+        block = f"blk.{name.split('.')[2]}."
+        ends = {
+            "router.scale": "ffn_gate_inp.scale",
+            "router.per_expert_scale": "ffn_down_exps.scale",
+            "router.proj.weight": "ffn_gate_inp.weight",
+            "experts.gate_up_proj": "ffn_gate_up_exps.weight",
+            "experts.down_proj": "ffn_down_exps.weight",
+            "layer_scalar": "layer_output_scale.weight",
+        }
+        yield block + ends[name.split(".", 3)[3]], tensor
     elif model_type == "gpt_oss" and "experts" in name:
         yield from _gpt_oss(name, tensor)
     elif model_type == "gpt_oss" and name.endswith("sinks"):

@@ -18,7 +18,7 @@ from moeinf.gguf.common import (
     refuse_unless,
     shared_width,
 )
-from moeinf.gguf.metadata import Metadata
+from moeinf.gguf.metadata import Metadata, numbers_of
 
 
 def _mixtral(m: Metadata) -> Config:
@@ -140,7 +140,7 @@ def _deepseek(m: Metadata) -> Config:
 
 
 def _glm4_moe(m: Metadata) -> Config:
-    refuse_unless(m, m.count("expert_gating_func", SIGMOID) in (0, SIGMOID), "expert_gating_func")
+    _sigmoid(m)
     found = plain_heads(m)
     found.setdefault("partial_rotary_factor", 1.0)
     return found | _grouped(m) | {"model_type": "glm4_moe", "use_qk_norm": m.has_in_a_layer("attn_q_norm.weight")}
@@ -207,14 +207,127 @@ def _arctic(m: Metadata) -> Config:
     }
 
 
+def _qwen3_vl_moe(m: Metadata) -> Config:
+    m.count("n_deepstack_layers", 0)  # of images
+    return plain_heads(m) | _qwen(m, "qwen3_vl_moe", normalised=True)
+
+
+def _sigmoid(m: Metadata) -> None:
+    refuse_unless(m, m.count("expert_gating_func", SIGMOID) in (0, SIGMOID), "expert_gating_func")
+
+
+def _dots1(m: Metadata) -> Config:
+    _sigmoid(m)
+    return plain_heads(m) | _grouped(m) | {"model_type": "dots1", "sliding_window": None}
+
+
+def _minimax_m2(m: Metadata) -> Config:
+    _sigmoid(m)
+    head_dim = head_dim_of(m)
+    return {
+        "model_type": "minimax_m2",
+        "head_dim": head_dim,
+        "rotary_dim": m.count("rope.dimension_count", head_dim),
+        "num_local_experts": experts_of(m),
+        "intermediate_size": expert_width(m),
+    }
+
+
+def _ernie4_5_moe(m: Metadata) -> Config:
+    m.count("expert_shared_feed_forward_length", 0)
+    sparse = [i for i in range(num_layers_of(m)) if i not in _dense_layers(m)]
+    return plain_heads(m) | {
+        "model_type": "ernie4_5_moe",
+        "moe_num_experts": experts_of(m),
+        "moe_num_shared_experts": m.count("expert_shared_count", 0),
+        "moe_layer_start_index": m.count("leading_dense_block_count", 0),
+        "moe_layer_end_index": max(sparse, default=0),
+        "moe_layer_interval": m.count("interleave_moe_layer_step", 1),
+        "moe_intermediate_size": expert_width(m),
+        "intermediate_size": m.count("feed_forward_length"),
+    }
+
+
+def _exaone_moe(m: Metadata) -> Config:
+    _sigmoid(m)
+    layers, dense = range(num_layers_of(m)), _dense_layers(m)
+    found = _grouped(m)
+    experts, shared = found.pop("n_routed_experts"), found.pop("n_shared_experts")
+    slides = m.values("attention.sliding_window_pattern") or [(i + 1) % 4 != 0 for i in layers]
+    return (
+        plain_heads(m)
+        | found
+        | {
+            "model_type": "exaone_moe",
+            "num_experts": experts,
+            "num_shared_experts": shared,
+            "sliding_window": m.count("attention.sliding_window"),
+            "layer_types": ["sliding_attention" if slides[i] else "full_attention" for i in layers],
+            "mlp_layer_types": ["dense" if i in dense else "sparse" for i in layers],
+        }
+    )
+
+
+def _gemma4(m: Metadata) -> Config:
+    layers = range(num_layers_of(m))
+    slides = m.values("attention.sliding_window_pattern") or [(i + 1) % 6 != 0 for i in layers]
+    sliding, whole = (next((i for i in layers if bool(slides[i]) == kind), None) for kind in (True, False))
+    heads = m.values("attention.head_count_kv") or [m.count("attention.head_count_kv")] * len(layers)
+    shared = whole is not None and m.tensor(f"blk.{whole}.attn_v.weight") is None
+    found = {"head_dim": head_dim_of(m), "num_key_value_heads": None if whole is None else heads[whole]}
+    of_window = {name: m.count(f"attention.{name}_length_swa", found["head_dim"]) for name in ("key", "value")}
+    own = {"head_dim": of_window["key"], "num_key_value_heads": None if sliding is None else heads[sliding]}
+    for name, rotated, size in (("", found["head_dim"], "key"), ("_swa", of_window["key"], "value")):
+        sound = m.count(f"rope.dimension_count{name}", rotated) == rotated and of_window[size] == of_window["key"]
+        refuse_unless(m, sound, f"rope.dimension_count{name}")
+    freqs = m.tensor("rope_freqs.weight")
+    factors = [1.0] if freqs is None else numbers_of(m.gguf, freqs)
+    turned = sum(factor == 1.0 for factor in factors)
+    refuse_unless(m, all(each == 1.0 for each in factors[:turned]) and min(factors) > 0, "rope.freq_base")
+    return {
+        "model_type": "gemma4",
+        **(own if sliding is not None else found),
+        "per_layer_config": {str(i): found for i in layers if not slides[i]},
+        "attention_k_eq_v": shared,
+        "sliding_window": m.count("attention.sliding_window"),
+        "layer_types": ["sliding_attention" if slides[i] else "full_attention" for i in layers],
+        "rope_theta": None,
+        "rope_scaling": None,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": m.number("rope.freq_base_swa", 1e4)},
+            "full_attention": {
+                "rope_type": "proportional",
+                "rope_theta": m.number("rope.freq_base", 1e6),
+                "partial_rotary_factor": turned / len(factors),
+            },
+        },
+        "final_logit_softcapping": m.number("final_logit_softcapping", 0.0) or None,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "enable_moe_block": True,
+        "expert_factors": False,
+        "num_experts": experts_of(m),
+        "top_k_experts": m.count("expert_used_count"),
+        "moe_intermediate_size": expert_width(m),
+        "intermediate_size": m.count("feed_forward_length"),
+        "num_kv_shared_layers": m.count("attention.shared_kv_layers", 0),
+        "hidden_size_per_layer_input": m.count("embedding_length_per_layer_input", 0),
+    }
+
+
 ARCHITECTURES: dict[str, Callable[[Metadata], Config]] = {
     "llama": _mixtral,
     "qwen2moe": _qwen2_moe,
     "qwen3moe": _qwen3_moe,
+    "qwen3vlmoe": _qwen3_vl_moe,
     "qwen3next": _qwen3_next,
     "qwen35moe": _qwen3_5_moe,
     "deepseek2": _deepseek,
     "glm4moe": _glm4_moe,
+    "dots1": _dots1,
+    "minimax-m2": _minimax_m2,
+    "ernie4_5-moe": _ernie4_5_moe,
+    "exaone-moe": _exaone_moe,
+    "gemma4": _gemma4,
     "gpt-oss": _gpt_oss,
     "granitemoe": _granite_moe,
     "olmoe": _olmoe,

@@ -9,6 +9,8 @@ from moeinf.gguf.header import Gguf
 from moeinf.gguf.hybrids import HYBRIDS
 from moeinf.gguf.metadata import Metadata
 
+_HEADS_BY_LAYER = {"gemma4"}  # architectures that tell themselves how many key/value heads there are
+
 
 def config_of(gguf: Gguf) -> Config:
     """The config.json from which the model was converted, as far as it changes the mathematics.
@@ -40,7 +42,7 @@ def _common(m: Metadata) -> Config:
         "hidden_size": m.count("embedding_length"),
         "num_hidden_layers": num_layers_of(m),
         "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads_of(m),
+        "num_key_value_heads": None if m.architecture in _HEADS_BY_LAYER else kv_heads_of(m),
         "max_position_embeddings": m.count("context_length"),
         "rms_norm_eps": m.number("attention.layer_norm_rms_epsilon"),
         "hidden_act": "silu",

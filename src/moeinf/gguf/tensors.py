@@ -73,6 +73,15 @@ _OUTER = {
 _ROUTERS = r"(mlp|block_sparse_moe|mixer|feed_forward)\.(gate|router|router\.layer)"
 _ATTENTION = r"(?:self_attn|attention|mixer)\."
 _MAMBA = r"(?:mamba|mixer|linear_attn)\."
+_OF_GEMMA = (
+    (r"(pre|post)_feedforward_layernorm_([12])\.weight", (r"\1_ffw_norm_\2.weight",)),
+    (r"pre_feedforward_layernorm\.weight", ("ffn_norm.weight",)),
+    (r"post_feedforward_layernorm\.weight", ("post_ffw_norm.weight",)),
+    (r"router\.proj\.weight", ("ffn_gate_inp.weight",)),
+    (r"router\.scale", ("ffn_gate_inp.scale",)),
+    (r"layer_scalar", ("layer_output_scale.weight",)),
+)
+_ROUTING_BIASES = r"(mlp|block_sparse_moe|mixer|feed_forward)\.(gate\.|moe_statics\.)?(e_score_correction|expert)_bias"
 _OF_LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"(?:input_layernorm|operator_norm|norm)\.(weight|bias)", (r"attn_norm.\1",)),
     (r"residual_layernorm\.weight", ("ffn_norm.weight",)),  # of Arctic, whose experts have a norm of their own
@@ -88,10 +97,7 @@ _OF_LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"self_attn\.kv_a_proj_with_mqa\.(weight|bias)", (r"attn_kv_a_mqa.\1",)),
     (r"self_attn\.(q_a|kv_a)_layernorm\.weight", (r"attn_\1_norm.weight",)),
     (_ROUTERS + r"\.(weight|bias)", (r"ffn_gate_inp.\3",)),
-    (
-        r"(?:(?:mlp|mixer)\.gate\.(?:e_score_correction|expert)|feed_forward\.expert)_bias",
-        ("exp_probs_b.bias", "exp_probs_b"),
-    ),
+    (_ROUTING_BIASES, ("exp_probs_b.bias", "exp_probs_b")),
     (r"mlp\.shared_expert_gate\.weight", ("ffn_gate_inp_shexp.weight",)),
     (r"(?:mlp|mixer)\.shared_experts?\.(gate|up|down)_proj\.weight", (r"ffn_\1_shexp.weight",)),
     (r"shared_mlp\.output_linear\.weight", ("ffn_down_shexp.weight",)),
@@ -119,6 +125,7 @@ _OF_LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"mamba\.x_proj\.weight", ("ssm_x.weight",)),
     (r"mamba\.dt_proj\.(weight|bias)", (r"ssm_dt.\1",)),
     (r"mamba\.(dt|b|c)_layernorm\.weight", (r"ssm_\1_norm.weight",)),
+    *_OF_GEMMA,
 )
 _LAYER = re.compile(r"(?:model\.(?:language_model\.)?|backbone\.)layers\.(\d+)\.(.*)")
 # Whose converter puts the two halves of each head between each other.
@@ -142,7 +149,11 @@ def _find(gguf: Gguf, names: list[str]) -> GgufTensor:
 
 def _scale(gguf: Gguf, tensor: GgufTensor, count: int) -> GgufTensor | None:
     """The factor, or one for each expert, that llama.cpp multiplies products with a tensor by; NVFP4 has it."""
-    found = gguf.tensors.get(re.sub(r"\.weight$", ".scale", tensor.name)) if tensor.name.endswith(".weight") else None
+    if not tensor.name.endswith(".weight") or tensor.name.endswith(
+        ".ffn_gate_inp.weight"
+    ):  # Gemma's routers have norms
+        return None
+    found = gguf.tensors.get(re.sub(r"\.weight$", ".scale", tensor.name))
     if found is not None and (found.format, found.shape) != ("f32", (count,)):
         raise CheckpointError(f"{gguf.where}: tensor {found.name!r} is {found.format} {list(found.shape)}; is damaged")
     return found
@@ -250,7 +261,8 @@ class _Dense:
             return (Reshape(shape),)
         if re.fullmatch(_ATTENTION + r"[qk]_proj\.(weight|bias)", rest) and self._architecture in _ROTATED:
             return self._halves(rest, tensor)
-        if rest == "mlp.shared_expert_gate.weight" and tensor.shape != shape:
+        one_row = rest == "mlp.shared_expert_gate.weight" or re.fullmatch(_ROUTING_BIASES, rest) is not None
+        if one_row and tensor.shape != shape:
             return (Reshape(shape),)
         return self._norm(rest)
 

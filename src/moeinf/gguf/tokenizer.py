@@ -38,7 +38,10 @@ _ENDS = {
     "<\uff5cend\u2581of\u2581sentence\uff5c>",  # DeepSeek's
     "[EOT]",  # Kimi's
     "[EOS]",
+    "<turn|>",  # Gemma's
 }
+# Models of tokenizers whose tokens are texts with marks in place of spaces; bytes have tokens where a letter has none.
+_OF_PIECES = ("llama", "gemma4")
 _UNSTRIPPED = ("<unk>", "<s>", "<|endoftext|>")  # of Phi-3.5
 
 
@@ -68,7 +71,7 @@ class _Source:
     metadata: Mapping[str, Value]
     tokens: Sequence[str]
     types: Sequence[int]
-    model: str  # gpt2 or llama
+    model: str  # gpt2, llama or gemma4
     pre: PreTokenizer
 
     @staticmethod
@@ -83,7 +86,7 @@ class _Source:
             raise CheckpointError(
                 f"{where}: tokenizer.ggml.token_type must have a number for each token; the file is damaged"
             )
-        if model == "llama":
+        if model in _OF_PIECES:
             chosen = PreTokenizer((), begins=True)
         elif model == "gpt2":
             pair = (str(metadata.get("general.architecture")), str(pre))
@@ -97,7 +100,7 @@ class _Source:
             chosen = found
         else:
             raise UnsupportedModelError(
-                f"{where} has a tokenizer of model {model!r:.50}, and moeinf builds gpt2 and llama; "
+                f"{where} has a tokenizer of model {model!r:.50}, and moeinf builds gpt2, llama and gemma4; "
                 "pull the checkpoint that it was made from"
             )
         kinds = [  # old converters filled vocabularies up with tokens that they called user-defined
@@ -191,11 +194,11 @@ class _Source:
             "model": {
                 "type": "BPE",
                 "dropout": None,
-                "unk_token": self._unknown() if self.model == "llama" else None,
+                "unk_token": self._unknown() if self.model in _OF_PIECES else None,
                 "continuing_subword_prefix": None,
                 "end_of_word_suffix": None,
-                "fuse_unk": self.model == "llama",
-                "byte_fallback": self.model == "llama",
+                "fuse_unk": self.model in _OF_PIECES,
+                "byte_fallback": self.model in _OF_PIECES,
                 "ignore_merges": self.pre.whole_words,
                 "vocab": vocabulary,
                 "merges": self._merges_of_scores(vocabulary) if self.model == "llama" else self._merges(vocabulary),
@@ -239,14 +242,18 @@ class _Source:
         if self.model == "gpt2":
             return {"type": "NFC"} if self.pre.composes else None
         spaces = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
-        prefix = [{"type": "Prepend", "prepend": _SPACE}] if self.flag("add_space_prefix", True) else []
+        prefix = (
+            [{"type": "Prepend", "prepend": _SPACE}] if self.flag("add_space_prefix", self.model == "llama") else []
+        )
         return {"type": "Sequence", "normalizers": [*prefix, spaces]}
 
     def _decoder(self) -> dict[str, Any]:
         if self.model == "gpt2":
             return {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
         strip = (
-            [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if self.flag("add_space_prefix", True) else []
+            [{"type": "Strip", "content": " ", "start": 1, "stop": 0}]
+            if self.flag("add_space_prefix", self.model == "llama")
+            else []
         )
         spaces = {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}
         return {"type": "Sequence", "decoders": [spaces, {"type": "ByteFallback"}, {"type": "Fuse"}, *strip]}

@@ -45,6 +45,15 @@ NAMES = (
     "phimoe",
     "phimoe long, sliding window",
     "arctic",
+    "qwen3_vl_moe",
+    "dots1",
+    "minimax_m2",
+    "ernie4_5_moe",
+    "ernie4_5_moe untied, dense layers, nothing shared",
+    "exaone_moe",
+    "exaone_moe groups, listed layers",
+    "gemma4",
+    "gemma4 untied, biased, keys and values apart",
 )
 _HF = {
     "mixtral": "MixtralForCausalLM",
@@ -60,6 +69,12 @@ _HF = {
     "olmoe": "OlmoeForCausalLM",
     "phimoe": "PhiMoEForCausalLM",
     "arctic": "ArcticForCausalLM",
+    "qwen3_vl_moe": "Qwen3VLMoeForConditionalGeneration",
+    "dots1": "Dots1ForCausalLM",
+    "minimax_m2": "MiniMaxM2ForCausalLM",
+    "ernie4_5_moe": "Ernie4_5_MoeForCausalLM",
+    "exaone_moe": "ExaoneMoEForCausalLM",
+    "gemma4": "Gemma4ForConditionalGeneration",
 }
 
 
@@ -116,6 +131,8 @@ def _convert(name: str, folder: Path) -> dict[str, Any]:
     config, tensors = checkpoint(name)
     (folder / "config.json").write_text(json.dumps(config | {"architectures": [_HF[config["model_type"]]]}))
     safetensors.torch.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    vocabulary = {str(number): number for number in range(97)}  # which some classes count
+    (folder / "tokenizer.json").write_text(json.dumps({"added_tokens": [], "model": {"vocab": vocabulary}}))
     kind = get_model_class(_HF[config["model_type"]])
     kind.set_vocab = lambda self: None
     kind.no_mtp = True

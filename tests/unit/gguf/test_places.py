@@ -44,8 +44,12 @@ def facts(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
                 "fused_name",
                 "prefix",
                 "num_future_layers",
+                "expert_factors",
             ):  # how tensors are named and stored
                 yield from facts(getattr(value, field.name), f"{path}.{field.name}")
+    elif isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from facts(each, f"{path}[{key}]")
     elif isinstance(value, tuple | list):
         for number, each in enumerate(value):
             yield from facts(each, f"{path}[{number}]")

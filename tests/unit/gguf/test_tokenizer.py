@@ -153,6 +153,19 @@ class Test_spm:
         assert tokenizer.encode("abc ab", add_special_tokens=False).tokens == self.by_hand("abc ab", prefix=False)
         assert tokenizer.decode(tokenizer.encode(" abc").ids) == " abc"
 
+    @given(st.text(alphabet="abc  é日\n", max_size=30))
+    @settings(max_examples=50, deadline=None)
+    def test_gemmas_are_joined_in_the_order_of_the_files_merges(self, text: str) -> None:
+        merges = [
+            f"{piece[:at]} {piece[at:]}"
+            for piece in self.PIECES
+            for at in range(1, len(piece))
+            if piece[:at] in self.PIECES and piece[at:] in self.PIECES
+        ]
+        tokenizer = built(self.fields(model="gemma4", merges=merges, scores=None, bos_token_id=1))
+        assert tokenizer.encode(text, add_special_tokens=False).tokens == self.by_hand(text, prefix=False)
+        assert tokenizer.encode(text).tokens[0] == "<s>" and tokenizer.decode(tokenizer.encode(text).ids) == text
+
     def test_bos_unk_and_eos_have_numbers_by_default(self) -> None:
         tokenizer = built(self.fields(add_eos_token=True))
         assert tokenizer.encode("a").tokens == ["<s>", "▁a", "</s>"]
