@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _BLOCKS = ("mlp", "block_sparse_moe")
+_APART = ("router", "experts")  # of a layer whose mlp is beside the experts
 
 
 def uneven_counts(config: Mapping[str, Any], moe_layers: list[int]) -> dict[int, int]:
@@ -38,16 +39,23 @@ def prune_tensors(
     """A checkpoint without the last experts of its layers. counts: of decoder layers."""
     most, kept = num_experts(config), {}
     for name, tensor in tensors.items():
-        layer = re.search(rf"layers\.(\d+)\.({'|'.join(_BLOCKS)})\.", name)
+        layer = re.search(rf"layers\.(\d+)\.({'|'.join(_BLOCKS + _APART)})\.", name)
         count = counts.get(int(layer[1])) if layer else None
         expert = re.search(r"\.experts\.(\d+)\.", name)
         if count is None or "shared" in name:
             kept[name] = tensor
         elif expert is None:
-            kept[name] = tensor[:count].clone() if tensor.shape[0] == most else tensor
+            kept[name] = _cut(tensor, most, count)
         elif int(expert[1]) < count:
             kept[name] = tensor
     return kept
+
+
+def _cut(tensor: Tensor, most: int, count: int) -> Tensor:
+    """What is left of a tensor with a row for each expert, or with one row that has a number for each."""
+    if tuple(tensor.shape) == (1, most):
+        return tensor[:, :count].clone()
+    return tensor[:count].clone() if tensor.shape[0] == most else tensor
 
 
 def prune_model(model: nn.Module, counts: Mapping[int, int]) -> None:
@@ -55,15 +63,16 @@ def prune_model(model: nn.Module, counts: Mapping[int, int]) -> None:
     for layer, count in counts.items():
         decoder: Any = getattr(model, "model", model)
         decoder = getattr(decoder, "language_model", decoder)
-        block = next(getattr(decoder.layers[layer], name) for name in _BLOCKS if hasattr(decoder.layers[layer], name))
+        own = decoder.layers[layer]
+        names = _APART if hasattr(own, "router") else [next(name for name in _BLOCKS if hasattr(own, name))]
         most = num_experts(decoder.config.to_dict())
-        for name, module in block.named_modules():
+        for name, module in (found for each in names for found in getattr(own, each).named_modules()):
             if "shared" in name:
                 continue
             for kinds in (module._parameters, module._buffers):
                 for each, tensor in list(kinds.items()):
-                    if tensor is not None and tensor.ndim and tensor.shape[0] == most:
-                        cut = tensor.detach()[:count].clone()
+                    if tensor is not None and tensor.ndim:
+                        cut = _cut(tensor.detach(), most, count)
                         kinds[each] = nn.Parameter(cut) if kinds is module._parameters else cut
             for attribute in _COUNTS:
                 if isinstance(getattr(module, attribute, None), int):

@@ -86,9 +86,11 @@ def attention_tensors(weights: NativeWeights, config: AttentionConfig, site: Att
     def matrix(name: str) -> _native.Matrix:
         return weights.linear(f"{site.prefix}{name}.weight").native
 
+    values = "k" if config.values_of_keys else "v"
+
     def projections() -> list[_native.Matrix]:
         if config.fused_name is None:
-            return [matrix(f"{n}_proj") for n in "qkv"]
+            return [matrix(f"{n}_proj") for n in ("q", "k", values)]
         keys = config.num_kv_heads * config.head_dim
         rows = (config.num_heads * config.head_dim, keys, keys)
         return weights.stacked(f"{site.prefix}{config.fused_name}.weight", rows)
@@ -104,7 +106,6 @@ def attention_tensors(weights: NativeWeights, config: AttentionConfig, site: Att
         return weights.norm_vectors(f"{site.prefix}{config.head_norms[number]}.weight", config.norm)[0]
 
     weight, norm_bias = (None, None) if site.norm is None else weights.norm_vectors(site.norm, config.norm)
-    values = "k" if config.values_of_keys else "v"
     others: dict[str, Any] = {}  # of few families
     if site.output_norm is not None:
         others["output_norm"] = weights.norm_vectors(site.output_norm, "rms")[0]
