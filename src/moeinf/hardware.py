@@ -119,7 +119,7 @@ def usable_cores(root: Path = Path("/")) -> int:
     """How many physical cores this process may use, but no more than its control groups give it time for.
 
     A quota is rounded down: threads wait for each other, so that one thread too many makes all of them stand still
-    once the time of a period is used up. For the same reason only the fast cores of a Mac count.
+    once the time of a period is used up. For the same reason only the fast cores count where there are slower ones.
     """
     return max(1, min(_physical_cores(root), math.floor(_cpu_quota(root))))
 
@@ -129,10 +129,25 @@ def _physical_cores(root: Path) -> int:
         return fast
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
     siblings = set()
-    for cpu in allowed:
+    for cpu in _fast(root, allowed):
         text = "".join(_lines(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"))
         siblings.add(text or str(cpu))
     return len(siblings)
+
+
+def _fast(root: Path, allowed: set[int]) -> set[int]:
+    """The CPUs among these that are no efficiency cores: as Intel's hybrids list them, or ARM's rate them."""
+    performance = _cpu_list("".join(_lines(root / "sys/devices/cpu_core/cpus"))) & allowed
+    if performance:
+        return performance
+    capacity = {cpu: _number(root / f"sys/devices/system/cpu/cpu{cpu}/cpu_capacity") or 0 for cpu in allowed}
+    return {cpu for cpu in allowed if 2 * capacity[cpu] >= max(capacity.values())}
+
+
+def _cpu_list(text: str) -> set[int]:
+    """The numbers of a list like 0-3,8."""
+    spans = [[int(end) for end in span.split("-")] for span in text.strip().split(",") if span]
+    return {cpu for span in spans for cpu in range(span[0], span[-1] + 1)}
 
 
 def _cpu_quota(root: Path) -> float:

@@ -152,6 +152,30 @@ def test_threads_are_no_more_than_a_groups_quota_of_time_feeds(
     assert machine(tmp_path).cores == cores
 
 
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({"sys/devices/cpu_core/cpus": "0-3\n", "sys/devices/cpu_atom/cpus": "4-7\n"}, 2),
+        ({"sys/devices/cpu_core/cpus": "8-11,13\n"}, 6),  # none of those that this process may use
+        (
+            {
+                f"sys/devices/system/cpu/cpu{cpu}/cpu_capacity": f"{capacity}\n"
+                for cpu, capacity in enumerate((1024, 1024, 1024, 1024, 870, 870, 260, 260))
+            },
+            4,
+        ),
+        ({}, 6),
+    ],
+)
+def test_neither_efficiency_cores_nor_hyper_threads_are_worth_a_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], cores: int
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(8)), raising=False)
+    siblings = "sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+    pairs = {siblings.format(cpu): f"{cpu // 2 * 2}-{cpu // 2 * 2 + 1}\n" for cpu in range(4)}
+    assert usable_cores(write(tmp_path, files | pairs)) == cores
+
+
 def test_macos_is_asked_what_proc_does_not_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     facts = {"kern.memorystatus_level": 25, "hw.perflevel0.physicalcpu": 6, "hw.physicalcpu": 10}
     monkeypatch.setattr("moeinf.hardware.macos_fact", facts.get)
