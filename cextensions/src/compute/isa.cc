@@ -1,7 +1,9 @@
 // Which instruction sets this build has and this CPU can run, and the table of operations of each.
 #include "isa.h"
 
-#if defined(__aarch64__) && defined(__linux__)
+#if defined(__x86_64__) || defined(__i386__)
+#include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
 #elif defined(__aarch64__) && defined(__APPLE__)
@@ -23,6 +25,12 @@ struct Isa {
 #if defined(__x86_64__) || defined(__i386__)
 bool cpu_has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 
+// Older compilers do not know the name: leaf 7.1 has the bit.
+bool cpu_has_avxvnni() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return cpu_has_avx2() && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 && (eax >> 4 & 1) != 0;
+}
+
 bool cpu_has_avx512() {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
@@ -32,6 +40,7 @@ bool cpu_has_avx512() {
 bool cpu_has_avx512bf16() { return __builtin_cpu_supports("avx512bf16") && cpu_has_avx512(); }
 #else
 bool cpu_has_avx2() { return false; }
+bool cpu_has_avxvnni() { return false; }
 bool cpu_has_avx512() { return false; }
 bool cpu_has_avx512bf16() { return false; }
 #endif
@@ -55,6 +64,11 @@ bool always() { return true; }
 constexpr const Ops* kAvx2 = &isa::avx2;
 #else
 constexpr const Ops* kAvx2 = nullptr;
+#endif
+#ifdef MOEINF_HAS_AVXVNNI
+constexpr const Ops* kAvxVnni = &isa::avxvnni;
+#else
+constexpr const Ops* kAvxVnni = nullptr;
 #endif
 #ifdef MOEINF_HAS_AVX512
 constexpr const Ops* kAvx512 = &isa::avx512;
@@ -81,6 +95,7 @@ const Isa kIsas[] = {
     // best first
     {"avx512bf16", kAvx512Bf16, cpu_has_avx512bf16},
     {"avx512", kAvx512, cpu_has_avx512},
+    {"avxvnni", kAvxVnni, cpu_has_avxvnni},
     {"avx2", kAvx2, cpu_has_avx2},
     {"neon_dotprod", kNeonDotprod, cpu_has_dotprod},
     {"neon", kNeon, always},
