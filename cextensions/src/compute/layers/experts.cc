@@ -1,6 +1,7 @@
 #include "moeinf/compute/layers/experts.h"
 
 #include <algorithm>
+#include <cstring>
 #include <stdexcept>
 #include <string>
 
@@ -166,23 +167,25 @@ std::size_t ExpertKernel::workspace_bytes(const ExpertParts& parts, std::int64_t
   return total + as_size(round_up(ups, 16) * pass.num_threads) * sizeof(float);
 }
 
-// A token's activation is made anew for each of its experts, which costs no more than copying it would.
+// A token's activation is prepared for the first of its experts, and copied for the others.
 void ExpertKernel::prepare_inputs(const float* hidden) {
-  const auto prepare_group = [&](std::int64_t index, int) {
-    const auto group = as_size(index);
-    const ExpertPart& up = up_ ? *up_ : gate_;
-    const ActivationKind kinds[] = {activation_of(gate_.format), activation_of(up.format)};
+  const ExpertPart& up = up_ ? *up_ : gate_;
+  const ActivationKind kinds[] = {activation_of(gate_.format), activation_of(up.format)};
+  const auto prepare_token = [&](std::int64_t token, int) {
     for (int part = 0; part < (kinds[0] == kinds[1] ? 1 : 2); ++part) {
-      unsigned char* out = input(part == 0 ? gate_ : up, group);
-      for (std::int64_t i = 0; i < groups_.counts[group]; ++i) {
-        const std::int64_t token = groups_.sorted[as_size(groups_.starts[group] + i)] / top_k_;
-        kernels_.ops().prepare(kinds[part], hidden + token * hidden_size(), hidden_size(), out);
-        out += activation_bytes(kinds[part], hidden_size());
+      const std::size_t num_bytes = activation_bytes(kinds[part], hidden_size());
+      const auto place_of = [&](std::int64_t pair) {
+        return input(part == 0 ? gate_ : up, 0) + as_size(groups_.position_of[as_size(pair)]) * num_bytes;
+      };
+      unsigned char* const first =
+          shares_input_ ? input(part == 0 ? gate_ : up, 0) : place_of(token * top_k_);
+      kernels_.ops().prepare(kinds[part], hidden + token * hidden_size(), hidden_size(), first);
+      for (std::int64_t k = 1; k < top_k_ && !shares_input_; ++k) {
+        std::memcpy(place_of(token * top_k_ + k), first, num_bytes);
       }
     }
   };
-  const auto num_groups = static_cast<std::int64_t>(groups_.size());
-  kernels_.pool().run(shares_input_ ? std::min<std::int64_t>(num_groups, 1) : num_groups, prepare_group);
+  kernels_.pool().run(num_tokens_, prepare_token);
 }
 
 void ExpertKernel::compute(const std::int64_t* experts, const std::int64_t* offsets, std::size_t count) {
