@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "vector_math.h"
+
 namespace moeinf {
 namespace {
 
@@ -13,15 +15,16 @@ constexpr double kNextPairRate = 0.04;      // and for those of pairs
 constexpr double kHorizonPairRate = 0.003;  // each token is in kHorizon labels
 constexpr double kMostLogit = 30;           // either way, so that nothing becomes infinite
 
-double likelihood(double logit) { return 1 / (1 + std::exp(-std::clamp(logit, -kMostLogit, kMostLogit))); }
+double likelihood(double logit) {
+  const double below = logit < kMostLogit ? logit : kMostLogit;
+  return 1 / (1 + exponential_of(below > -kMostLogit ? -below : kMostLogit));
+}
 
-// The logit of expert j but for its pairs.
-template <std::size_t N>
-double weighted(const std::array<double, N>& weights, const std::vector<double>& features, std::size_t count,
-                std::size_t j) {
-  double sum = weights[N - 1];
-  for (std::size_t f = 0; f + 1 < N; ++f) sum += weights[f] * features[f * count + j];
-  return sum;
+// What observe will read of the pairs, while it works on other things: they do not stay in the caches, as the
+// weights of experts pass through these.
+void fetch(const std::vector<float>& pairs, const std::vector<std::int64_t>& rows, std::int64_t count) {
+  for (const std::int64_t row : rows)
+    for (std::int64_t j = 0; j < count; j += 16) __builtin_prefetch(&pairs[row * count + j]);
 }
 
 }  // namespace
@@ -31,6 +34,7 @@ UseModel::UseModel(std::int64_t num_layers, std::int64_t num_experts, std::int64
       top_k_(top_k),
       layers_(num_layers),
       errors_(num_experts),
+      logits_(num_experts),
       sums_(num_experts) {
   const double chance = static_cast<double>(top_k) / static_cast<double>(num_experts);
   no_use_.assign(num_layers * num_experts, 1 - chance);
@@ -54,13 +58,14 @@ void UseModel::observe(std::int64_t layer, const std::int64_t* ids, std::int64_t
   Layer& at = layers_[layer];
   double* const no_use = &no_use_[layer * num_experts_];
   for (std::int64_t token = 0; token < num_tokens; ++token) count(at, ids + token * top_k_);
-  if (num_tokens == 1) {
-    learn(at, no_use);
-  } else {
-    at.num_evidence = 0;
-  }
+  if (num_tokens > 1) at.num_evidence = 0;
+  const std::vector<std::int64_t> rows = rows_of(layer);
+  fetch(at.next_pairs, rows, num_experts_);
+  fetch(at.horizon_pairs, rows, num_experts_);
+  if (at.num_evidence > 0) learn(at, no_use);
   Evidence& now = at.evidence[at.num_evidence++ % kHorizon];
-  gather(layer, now);
+  now.rows = rows;
+  gather(at, now);
   predict(at, now, no_use, &wait_[layer * num_experts_]);
 }
 
@@ -79,34 +84,32 @@ void UseModel::count(Layer& at, const std::int64_t* ids) {
 
 // By the token that was counted last: of it, no_use was predicted before it came.
 void UseModel::learn(Layer& at, const double* no_use) {
-  if (at.num_evidence > 0) {
-    for (std::int64_t j = 0; j < num_experts_; ++j)
-      errors_[j] = 1 - no_use[j] - (at.last_use[j] == at.num_tokens);
-    step(next_weights_, at.next_pairs, kNextPairRate, at.evidence[(at.num_evidence - 1) % kHorizon]);
-  }
-  if (at.num_evidence >= kHorizon) {
-    const Evidence& oldest = at.evidence[at.num_evidence % kHorizon];
-    add_pairs(at.horizon_pairs, oldest.rows);
-    for (std::int64_t j = 0; j < num_experts_; ++j) {
-      const double soon = likelihood(weighted(horizon_weights_, oldest.features, num_experts_, j) + sums_[j]);
-      errors_[j] = soon - (at.last_use[j] > at.num_tokens - kHorizon);
-    }
-    step(horizon_weights_, at.horizon_pairs, kHorizonPairRate, oldest);
-  }
+  const Evidence& last = at.evidence[(at.num_evidence - 1) % kHorizon];
+  const Evidence& oldest = at.evidence[at.num_evidence % kHorizon];
+  const bool is_full = at.num_evidence >= kHorizon;
+  fetch(at.next_pairs, last.rows, num_experts_);
+  if (is_full) fetch(at.horizon_pairs, oldest.rows, num_experts_);
+  for (std::int64_t j = 0; j < num_experts_; ++j)
+    errors_[j] = 1 - no_use[j] - (at.last_use[j] == at.num_tokens);
+  step(next_weights_, at.next_pairs, kNextPairRate, last);
+  if (!is_full) return;
+  add_pairs(at.horizon_pairs, oldest.rows);
+  weigh(horizon_weights_, oldest.features);
+  for (std::int64_t j = 0; j < num_experts_; ++j)
+    errors_[j] = likelihood(logits_[j] + sums_[j]) - (at.last_use[j] > at.num_tokens - kHorizon);
+  step(horizon_weights_, at.horizon_pairs, kHorizonPairRate, oldest);
 }
 
 // A step of gradient descent; the weights that experts share take the mean of theirs.
 template <std::size_t N>
 void UseModel::step(std::array<double, N>& weights, std::vector<float>& pairs, double pair_rate,
                     const Evidence& seen) {
-  const auto count = static_cast<double>(num_experts_);
-  for (std::size_t f = 0; f < N; ++f) {
-    const double* const feature = f + 1 < N ? &seen.features[f * num_experts_] : nullptr;
-    double sum = 0;
-    for (std::int64_t j = 0; j < num_experts_; ++j)
-      sum += feature != nullptr ? errors_[j] * feature[j] : errors_[j];
-    weights[f] -= kRate / count * sum;
+  std::array<double, N> sums{};  // side by side: one alone would wait for each of its additions
+  for (std::int64_t j = 0; j < num_experts_; ++j) {
+    for (std::size_t f = 0; f + 1 < N; ++f) sums[f] += errors_[j] * seen.features[f * num_experts_ + j];
+    sums[N - 1] += errors_[j];
   }
+  for (std::size_t f = 0; f < N; ++f) weights[f] -= kRate / static_cast<double>(num_experts_) * sums[f];
   for (std::int64_t j = 0; j < num_experts_; ++j) sums_[j] = static_cast<float>(pair_rate * errors_[j]);
   for (const std::int64_t row : seen.rows) {
     float* const weights_of_row = &pairs[row * num_experts_];
@@ -116,14 +119,18 @@ void UseModel::step(std::array<double, N>& weights, std::vector<float>& pairs, d
 
 // Pairs speak by the layer's last token, by that of the layer below (for the first: of the last layer), and
 // by the token before.
-void UseModel::gather(std::int64_t layer, Evidence& out) {
+std::vector<std::int64_t> UseModel::rows_of(std::int64_t layer) const {
   const Layer& at = layers_[layer];
   const Layer& below = layers_[layer > 0 ? layer - 1 : num_layers() - 1];
-  out.rows.clear();
-  for (const std::int64_t id : at.last) out.rows.push_back(id);
-  for (const std::int64_t id : below.last) out.rows.push_back(num_experts_ + id);
-  for (const std::int64_t id : at.before) out.rows.push_back(2 * num_experts_ + id);
-  for (std::size_t i = 0; i < at.frequency.size(); ++i) out.features[i] = std::log(at.frequency[i] + kFloor);
+  std::vector<std::int64_t> rows = at.last;
+  for (const std::int64_t id : below.last) rows.push_back(num_experts_ + id);
+  for (const std::int64_t id : at.before) rows.push_back(2 * num_experts_ + id);
+  return rows;
+}
+
+void UseModel::gather(const Layer& at, Evidence& out) {
+  for (std::size_t i = 0; i < at.frequency.size(); ++i)
+    out.features[i] = logarithm_of(at.frequency[i] + kFloor);
   double* const used = &out.features[kHalfLives * num_experts_];
   std::fill_n(used, num_experts_, 0.0);
   for (const std::int64_t id : at.last) used[id] = 1;
@@ -132,12 +139,25 @@ void UseModel::gather(std::int64_t layer, Evidence& out) {
 }
 
 void UseModel::predict(const Layer& at, const Evidence& seen, double* no_use, double* wait) {
+  static_assert(kHorizon == 4, "the fourth root is that of a root");
   const double* const next = &seen.features[(kFeatures - 1) * num_experts_];
+  weigh(next_weights_, seen.features);
+  for (std::int64_t j = 0; j < num_experts_; ++j) no_use[j] = 1 - likelihood(logits_[j] + next[j]);
   add_pairs(at.horizon_pairs, seen.rows);
+  weigh(horizon_weights_, seen.features);
   for (std::int64_t j = 0; j < num_experts_; ++j) {
-    const double soon = likelihood(weighted(horizon_weights_, seen.features, num_experts_, j) + sums_[j]);
-    no_use[j] = 1 - likelihood(weighted(next_weights_, seen.features, num_experts_, j) + next[j]);
-    wait[j] = no_use[j] / (1 - std::pow(1 - soon, 1.0 / kHorizon));
+    const double soon = likelihood(logits_[j] + sums_[j]);
+    wait[j] = no_use[j] / (1 - std::sqrt(std::sqrt(1 - soon)));
+  }
+}
+
+// The logits of all experts but for their pairs.
+template <std::size_t N>
+void UseModel::weigh(const std::array<double, N>& weights, const std::vector<double>& features) {
+  for (std::int64_t j = 0; j < num_experts_; ++j) {
+    double sum = weights[N - 1];
+    for (std::size_t f = 0; f + 1 < N; ++f) sum += weights[f] * features[f * num_experts_ + j];
+    logits_[j] = sum;
   }
 }
 

@@ -57,7 +57,10 @@ class UseModel {
   template <std::size_t N>
   void step(std::array<double, N>& weights, std::vector<float>& pairs, double pair_rate,
             const Evidence& seen);
-  void gather(std::int64_t layer, Evidence& out);
+  std::vector<std::int64_t> rows_of(std::int64_t layer) const;
+  void gather(const Layer& at, Evidence& out);
+  template <std::size_t N>
+  void weigh(const std::array<double, N>& weights, const std::vector<double>& features);
   void predict(const Layer& at, const Evidence& seen, double* no_use, double* wait);
   void add_pairs(const std::vector<float>& pairs, const std::vector<std::int64_t>& rows);
 
@@ -68,6 +71,7 @@ class UseModel {
   std::vector<Layer> layers_;
   std::vector<double> no_use_, wait_;
   std::vector<double> errors_;  // [num_experts]: what was predicted less what came
+  std::vector<double> logits_;  // [num_experts]
   std::vector<float> sums_;     // [num_experts]: of the weights of pairs
 };
 
