@@ -8,7 +8,7 @@ from collections.abc import Callable
 from itertools import chain
 from typing import Final
 
-FIRST_PERIOD: Final = 16  # tokens from one trial to the next; doubled each time a trial changes nothing
+FIRST_PERIOD: Final = 64  # tokens from one trial to the next; doubled each time a trial changes nothing
 LONGEST_PERIOD: Final = 2048
 PATTERN: Final = (True, False, False, True)  # blocks with prefetch and without: neither always follows the other
 SHORTEST_HALF: Final = 4  # tokens of either half of a block
