@@ -11,7 +11,8 @@ from typing import Literal, Protocol
 import numpy as np
 
 from moeinf.sampling.loop import Interrupted, LanguageModel, Monitor
-from moeinf.sampling.sampler import largest, require_finite
+from moeinf.sampling.ranking import largest
+from moeinf.sampling.sampler import require_finite
 from moeinf.types import Float32Array, FloatArray
 
 

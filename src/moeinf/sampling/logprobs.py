@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from moeinf.sampling.sampler import Sampler, largest
+from moeinf.sampling.ranking import largest
+from moeinf.sampling.sampler import Sampler
 from moeinf.types import Float32Array
 
 

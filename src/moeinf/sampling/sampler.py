@@ -10,9 +10,8 @@ import numpy as np
 from moeinf.errors import NotFiniteError
 from moeinf.sampling.constraint import Constraint
 from moeinf.sampling.params import SamplingParams
-from moeinf.types import Float32Array, FloatArray, IntArray
-
-_SORTED = 256  # tokens at most
+from moeinf.sampling.ranking import draw, largest, truncated
+from moeinf.types import Float32Array
 
 
 class Sampler:
@@ -45,24 +44,18 @@ class Sampler:
 
     def _draw(self, logits: Float32Array) -> int:
         """An index into logits [choices]."""
-        if self._params.temperature == 0:
-            return int(logits.argmax())  # the first of equals
-        ids, scores = self._candidates(logits)
-        with np.errstate(over="ignore"):  # a tiny temperature: all but the best get -inf, which is right
-            weights = np.exp((scores - scores.max()) / self._params.temperature)
-        return int(ids[_leading(scores, weights, self._random.random() * float(weights.sum()), beyond=True)[-1]])
-
-    def _candidates(self, logits: Float32Array) -> tuple[IntArray, FloatArray]:
-        """Ids, ascending, and logits of the tokens that pass top_k, then top_p, then min_p; at least one."""
         params = self._params
-        ids = largest(logits, params.top_k or len(logits))
-        scores = logits[ids].astype(np.float64)
-        weights: FloatArray = np.exp(scores - scores.max())
-        if params.top_p < 1:
-            kept = np.sort(_leading(scores, weights, params.top_p * float(weights.sum()), beyond=False))
-            ids, scores, weights = ids[kept], scores[kept], weights[kept]
-        passing = weights >= params.min_p
-        return ids[passing], scores[passing]
+        if params.temperature == 0:
+            return int(logits.argmax())  # the first of equals
+        ids, scores = None, logits  # None: all
+        if params.top_k and params.top_k < len(logits):
+            ids = largest(logits, params.top_k)
+            scores = logits[ids]
+        kept = truncated(scores, params.top_p, params.min_p)
+        if kept is not None:
+            ids, scores = kept if ids is None else ids[kept], scores[kept]
+        drawn = draw(scores, params.temperature, self._random.random())
+        return drawn if ids is None else int(ids[drawn])
 
     def _adjusted(self, logits: Float32Array, history: Sequence[int]) -> Float32Array:
         require_finite(logits)
@@ -93,43 +86,8 @@ class Sampler:
 
 def require_finite(logits: Float32Array) -> None:
     """Raises NotFiniteError for logits that cannot be chosen by."""
-    if not np.isfinite(logits).all():
+    if not (np.isfinite(logits.max()) and np.isfinite(logits.min())):  # both are NaN where any of them is
         raise NotFiniteError(
             "non-finite logits: weights are damaged or the machine computes wrongly; check the model "
             "with `moeinf verify`"
         )
-
-
-def largest(scores: FloatArray | Float32Array, count: int) -> IntArray:
-    """Indices of the `count` largest (of all, where there are fewer), ascending; of equals the first are taken."""
-    if count >= len(scores):
-        return np.arange(len(scores))
-    border = np.partition(scores, -count)[-count]
-    above, equal = np.flatnonzero(scores > border), np.flatnonzero(scores == border)
-    indices: IntArray = np.sort(np.concatenate([above, equal[: count - len(above)]]))
-    return indices
-
-
-def _leading(scores: FloatArray, weights: FloatArray, target: float, *, beyond: bool) -> IntArray:
-    """Indices of the largest scores (of equals the first) up to the one whose weight takes their sum to `target`, or
-    beyond it; that one is the last. Where rounding leaves the sum short of it, all.
-
-    Only a few scores are ever sorted: a vocabulary of 200,000 is halved until these are left.
-    """
-    rest, before = np.arange(len(scores)), list[IntArray]()
-    size = min(_SORTED, len(rest))  # what is sought is mostly among the likeliest
-    while len(rest) > _SORTED:
-        mask = np.zeros(len(rest), bool)
-        mask[largest(scores[rest], size)] = True
-        upper = rest[mask]
-        total = float(weights[upper].sum())
-        if target < total or (target == total and not beyond):
-            rest = upper
-        else:
-            target -= total
-            before.append(upper)
-            rest = rest[~mask]
-        size = len(rest) // 2
-    ranked = rest[np.lexsort((rest, -scores[rest]))]
-    at = int(np.searchsorted(np.cumsum(weights[ranked]), target, side="right" if beyond else "left"))
-    return np.concatenate([*before, ranked[: at + 1]])

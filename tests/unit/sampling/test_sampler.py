@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,8 +13,9 @@ from hypothesis import strategies as st
 from moeinf.errors import MoeinfError, UsageError
 from moeinf.sampling.beam_search import likeliest
 from moeinf.sampling.params import SamplingParams, not_done, resolve_params
-from moeinf.sampling.sampler import Sampler, largest
-from moeinf.types import Float32Array, FloatArray, IntArray
+from moeinf.sampling.ranking import draw, largest
+from moeinf.sampling.sampler import Sampler
+from moeinf.types import Float32Array
 
 GREEDY = SamplingParams(temperature=0)
 
@@ -23,7 +25,7 @@ def floats(values: Sequence[float]) -> Float32Array:
 
 
 def plain_sample(params: SamplingParams, logits: Sequence[float], history: Sequence[int], uniform: float) -> int:
-    """The obvious twin: one step after the other over all ids."""
+    """The obvious twin: one step after the other over all ids, in float64."""
     scores = np.array(logits, np.float64)
     n = params.repeat_last_n
     recent = list(history) if n < 0 else list(history)[len(history) - min(n, len(history)) :]
@@ -44,13 +46,29 @@ def plain_sample(params: SamplingParams, logits: Sequence[float], history: Seque
             break
         kept.append(i)
         total += p
-    weights = [math.exp(float(scores[i] - scores[kept[0]]) / params.temperature) for i in kept]
+    kept.sort()
+    weights = [math.exp(float(scores[i] - scores[ranked[0]]) / params.temperature) for i in kept]
     point = uniform * sum(weights)
     for i, weight in zip(kept, weights, strict=True):
         point -= weight
         if point < 0:
             return i
     return kept[-1]
+
+
+def is_what_the_twin_draws(
+    token: int, params: SamplingParams, logits: Float32Array, history: Sequence[int], uniform: float
+) -> bool:
+    """Whether the twin draws it, too, or would if a border were off by what float32 rounds."""
+    scores, width = logits.tolist(), 2e-6
+    if token == plain_sample(params, scores, history, uniform):
+        return True
+    return any(
+        token == plain_sample(replace(params, top_p=top_p, min_p=min_p), scores, history, point)
+        for top_p in {params.top_p, max(0, params.top_p - width), min(1, params.top_p + width)}
+        for min_p in {params.min_p, max(0, params.min_p - width), min(1, params.min_p + width)}
+        for point in (max(0, uniform - width), uniform, uniform + width)
+    )
 
 
 @settings(max_examples=200, deadline=None)
@@ -83,29 +101,46 @@ def test_the_sampler_draws_what_its_plain_twin_draws(
     logits = numbers.normal(0, 3, size).astype(np.float32)
     history = numbers.integers(0, size, 12).tolist()
     uniform = np.random.Generator(np.random.PCG64(seed)).random()
-    expected = plain_sample(params, logits.tolist(), history, uniform)
-    assert Sampler(params).sample(logits, history) == expected
+    assert is_what_the_twin_draws(Sampler(params).sample(logits, history), params, logits, history, uniform)
 
 
-@pytest.mark.parametrize("spread", [0.01, 2.0], ids=["flat", "steep"])
-@pytest.mark.parametrize(("top_k", "top_p", "min_p"), [(0, 1, 0), (0, 0.9, 0), (700, 1, 0), (0, 1, 0.05), (0, 0, 0)])
+@pytest.mark.parametrize("spread", [0, 0.01, 2.0, 9.0], ids=["equal", "flat", "steep", "steeper"])
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "min_p"), [(0, 1, 0), (0, 0.9, 0), (0, 0.3, 0), (700, 1, 0), (0, 1, 0.05), (0, 0, 0)]
+)
 def test_a_large_vocabulary_is_drawn_from_as_the_plain_twin_does_and_never_sorted(
     spread: float, top_k: int, top_p: float, min_p: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sorted_at_once = list[int]()
-    lexsort = np.lexsort
+    sort = np.sort
 
-    def counting(keys: Sequence[FloatArray]) -> IntArray:
-        sorted_at_once.append(len(keys[-1]))
-        return lexsort(keys)
+    def counting(scores: Float32Array) -> Float32Array:
+        sorted_at_once.append(len(scores))
+        return sort(scores)
 
-    monkeypatch.setattr("moeinf.sampling.sampler.np.lexsort", counting)
+    monkeypatch.setattr("moeinf.sampling.ranking.np.sort", counting)
     logits = np.round(np.random.default_rng(5).normal(0, spread, 3000), 3).astype(np.float32)  # many are equal
-    for seed in range(12):
+    for seed in range(4):
         uniform = np.random.Generator(np.random.PCG64(seed)).random()
         params = SamplingParams(1.3, top_k, top_p, min_p, seed=seed)
-        assert Sampler(params).sample(logits, []) == plain_sample(params, logits.tolist(), [], uniform)
-    assert 0 < max(sorted_at_once) <= 256
+        assert is_what_the_twin_draws(Sampler(params).sample(logits, []), params, logits, [], uniform)
+    assert spread == 0 or max(sorted_at_once, default=0) < len(logits)
+
+
+def test_a_token_is_drawn_for_its_share_of_the_range() -> None:
+    scores = np.random.default_rng(6).normal(0, 1, 700).astype(np.float32)
+    shares = np.exp(scores.astype(np.float64))
+    ends = np.cumsum(shares) / shares.sum()
+    for token in range(0, 700, 7):
+        inside = (ends[token] - shares[token] / shares.sum() / 2, ends[token] - 1e-6)
+        assert [draw(scores, 1.0, uniform) for uniform in inside] == [token] * 2
+    assert draw(scores, 1.0, 1 - 2**-53) == 699
+
+
+def test_what_weighs_nothing_is_not_drawn_at_the_end_of_the_range() -> None:
+    scores = floats([0.0, 1000.0, 0.0, 1000.0, 0.0])
+    assert draw(scores, 1e-3, 1 - 2**-53) == 3
+    assert draw(scores, 1e-3, 0.0) == 1
 
 
 def test_of_equals_at_the_border_the_first_are_the_largest() -> None:
