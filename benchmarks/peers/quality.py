@@ -6,6 +6,7 @@ Each model is a stored model or a GGUF of the same weights; the first stored one
 of their kind, and the two references are compared with each other too. The text (of a .jsonl, its `prompt` fields) is
 cut into chunks of --context tokens by the embedded model's tokenizer; the second half of each chunk is scored, as
 llama-perplexity does, with the text itself as the context (teacher forcing).
+--kv-cache runs the stored models once more with keys and values in that format; it can be repeated.
 --rows feeds moeinf that many tokens at a time: up to 8 take the path of decoding, whose activations are 8-bit.
 """
 
@@ -21,7 +22,6 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from llamacpp_run import Session
 from tokenizers import Tokenizer
 
 from moeinf.config import RuntimeConfig
@@ -51,11 +51,11 @@ class Engine(Protocol):
 class Stored:
     """A stored model of moeinf."""
 
-    def __init__(self, name: str, context: int, threads: int, rows: int) -> None:
+    def __init__(self, name: str, context: int, threads: int, rows: int, kept: str = "auto") -> None:
         stored = Library(store_home()).find(name)
         self.size_bytes = stored.size_bytes
         self._rows = rows
-        self._model = Model(stored, RuntimeConfig(device="cpu", context=context, threads=threads))
+        self._model = Model(stored, RuntimeConfig(device="cpu", context=context, threads=threads, kv_cache=kept))
 
     def logits(self, ids: Sequence[int]) -> Any:
         runner = self._model.runner
@@ -75,6 +75,8 @@ class Gguf:
     """A GGUF run by llama.cpp."""
 
     def __init__(self, path: Path, context: int, threads: int, *, repack: bool = True) -> None:
+        from llamacpp_run import Session  # which comparisons of stored models alone do without
+
         self.size_bytes = path.stat().st_size
         self._session = Session(str(path), context, threads, repack=repack)
 
@@ -154,10 +156,14 @@ def read_chunks(files: Sequence[Path], context: int, num_tokens: int) -> Chunks:
 
 def rows_of_table(given: argparse.Namespace, chunks: Chunks) -> Iterator[str]:
     references: dict[bool, tuple[str, Scored]] = {}
-    for name in given.models:
+    for name, kept in [(name, kept) for name in given.models for kept in ("auto", *given.kv_cache)]:
         is_gguf = name.endswith(".gguf")
-        shown = Path(name).name if is_gguf else f"moeinf {name}"
-        with closing(_open(name, is_gguf, given)) as engine:
+        if is_gguf and kept != "auto":
+            continue
+        shown = (
+            Path(name).name if is_gguf else f"moeinf {name}" + (f", {kept} keys and values" if kept != "auto" else "")
+        )
+        with closing(_open(name, is_gguf, kept, given)) as engine:
             scored = score(engine, chunks)
         against, reference = references.setdefault(is_gguf, (shown, scored))
         yield line(shown, "itself" if reference is scored else against, reference, scored, chunks)
@@ -166,10 +172,10 @@ def rows_of_table(given: argparse.Namespace, chunks: Chunks) -> Iterator[str]:
         yield line(references[True][0], ours, stored, gguf, chunks)
 
 
-def _open(name: str, is_gguf: bool, given: argparse.Namespace) -> Engine:
+def _open(name: str, is_gguf: bool, kept: str, given: argparse.Namespace) -> Engine:
     if is_gguf:
         return Gguf(Path(name), given.context, given.threads)
-    return Stored(name, given.context, given.threads, given.rows or given.context)
+    return Stored(name, given.context, given.threads, given.rows or given.context, kept)
 
 
 def main() -> None:
@@ -180,6 +186,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=16384, help="at most, of each text")
     parser.add_argument("--rows", type=int, help="tokens a forward pass of moeinf; default: the whole chunk")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--kv-cache", action="append", default=[], metavar="FORMAT")
     given = parser.parse_args()
     chunks = read_chunks(given.text, given.context, given.tokens)
     print(f"{len(chunks)} chunks of {given.context} tokens of {', '.join(path.name for path in given.text)}\n")

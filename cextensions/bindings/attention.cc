@@ -134,7 +134,9 @@ class AttentionLayer {
            std::int64_t length, ConstRows cos, ConstRows sin) {
     const auto tokens = static_cast<std::int64_t>(x.shape(0));
     const moeinf::Format kind = moeinf::format_named(format);
-    require(moeinf::block_weights(kind) == 1, "keys and values are f32, f16 or bf16");
+    require(moeinf::block_weights(kind) == 1 || kind == moeinf::Format::kQ8_0,
+            "keys and values are f32, f16, bf16 or q8_0");
+    require(shape_.head_dim % moeinf::block_weights(kind) == 0, "heads are no whole number of blocks");
     const std::size_t needed = moeinf::row_bytes(kind, shape_.num_kv_heads * capacity * shape_.head_dim);
     require(tokens >= 1, "there are no tokens");
     require(static_cast<std::int64_t>(x.shape(1)) == shape_.hidden,

@@ -85,7 +85,10 @@ class LatentLayer {
   moeinf::LatentRows checked(const Bytes& cache, const std::string& format, std::int64_t length,
                              const ConstRows& cos, const ConstRows& sin, std::int64_t tokens) const {
     const moeinf::Format kind = moeinf::format_named(format);
-    require(moeinf::block_weights(kind) == 1, "latents are kept as f32, f16 or bf16");
+    const int block = moeinf::block_weights(kind);
+    require(block == 1 || kind == moeinf::Format::kQ8_0, "latents are kept as f32, f16, bf16 or q8_0");
+    require(shape_.rank % block == 0 && 2 * shape_.rotary_pairs % block == 0,
+            "latents are no whole number of blocks");
     require(length >= 0 && cache.shape(0) / moeinf::row_bytes(kind, shape_.width()) >=
                                static_cast<std::size_t>(length + tokens),
             "the cache is too small");

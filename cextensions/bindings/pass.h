@@ -17,8 +17,11 @@ inline std::int64_t number_of(nanobind::handle object, const char* attribute) {
 
 // An object with the attributes of moeinf.types.PassShape.
 inline PassShape pass_of(nanobind::handle pass) {
-  return {format_named(nanobind::cast<std::string>(pass.attr("dtype"))), number_of(pass, "tokens"),
-          number_of(pass, "positions"), static_cast<int>(number_of(pass, "num_threads"))};
+  const auto format = [&](const char* attribute) {
+    return format_named(nanobind::cast<std::string>(pass.attr(attribute)));
+  };
+  return {format("dtype"), format("kept"), number_of(pass, "tokens"), number_of(pass, "positions"),
+          static_cast<int>(number_of(pass, "num_threads"))};
 }
 
 }  // namespace moeinf

@@ -25,6 +25,7 @@ else:
     IntArray = FloatArray = Float32Array = ByteArray = SumArray = Any
 
 DType = Literal["bf16", "f16", "f32"]
+KVFormat = Literal["bf16", "f16", "f32", "q8_0"]  # in which keys and values can be kept
 DTYPE_BYTES: Mapping[DType, int] = {"bf16": 2, "f16": 2, "f32": 4}
 
 Format = Literal[
@@ -236,7 +237,8 @@ LayerSizes = AttentionSizes | LatentSizes | DeltaSizes | MambaSizes
 class PassShape:
     """The largest pass that a workspace is to hold."""
 
-    dtype: DType  # of keys, values and weights, unless these are quantised
+    dtype: DType  # of weights, unless these are quantised
+    kept: KVFormat  # of keys and values
     tokens: int
     positions: int  # of the whole sequence
     num_threads: int

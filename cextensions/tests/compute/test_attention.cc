@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "check.h"
+#include "compute/layers/attend_few.h"
 #include "moeinf/compute/layers/attention.h"
 #include "moeinf/compute/layers/router.h"
 
@@ -204,20 +205,9 @@ double largest_difference(const Floats& a, const Floats& b) {
 AttentionShape plain_shape(std::int64_t hidden, std::int64_t heads, std::int64_t kv_heads,
                            std::int64_t head_dim, float eps, HeadNorm head_norm, float clip,
                            std::int64_t window) {
-  return {hidden,
-          heads,
-          kv_heads,
-          head_dim,
-          eps,
-          head_norm,
-          clip,
-          window,
-          head_dim / 2,
-          false,
-          1 / std::sqrt(float(head_dim)),
-          1.0f,
-          false,
-          false};
+  return {hidden, heads,  kv_heads, head_dim,     eps,   head_norm,
+          clip,   window, false,    head_dim / 2, false, 1 / std::sqrt(float(head_dim)),
+          1.0f,   false,  false,    0.0f,         1,     0};
 }
 
 // Passes of the given sizes, one behind the other, against token after token in double precision.
@@ -310,6 +300,17 @@ TEST(keys_and_values_of_16_bits_lose_only_their_last_digits) {
     compare(shape, false, Format::kF16, {20, 1, 5, 300, 1}, isa, 2e-2);
     compare(shape, false, Format::kBF16, {20, 1, 5, 300, 1}, isa, 1.5e-1);
   }
+}
+
+TEST(sixteen_threads_have_work_at_one_key_value_head) {
+  const AttentionShape one = plain_shape(64, 8, 1, 16, 1e-6f, HeadNorm::kNone, 0.0f, 0);
+  for (const std::int64_t length : {4095, 8191, 8192, 32767, 99999}) {
+    CHECK(moeinf::few_tasks(one, length, 1) >= 16);
+    CHECK(moeinf::few_tasks(one, length, 1) <= 32);
+  }
+  const AttentionShape window = plain_shape(64, 16, 1, 16, 1e-6f, HeadNorm::kNone, 0.0f, 1024);
+  CHECK(moeinf::few_tasks(window, 99999, 1) == 2 * 4);
+  CHECK(moeinf::few_tasks(one, 0, 1) == 1);
 }
 
 TEST(halves_are_rounded_to_the_nearest_even_and_keep_what_is_not_finite) {

@@ -17,6 +17,7 @@ from moeinf.bench.rows import GpuFacts, ModelFacts, Row, Setting
 from moeinf.config import RuntimeConfig, gpu_option
 from moeinf.config.guess_options import RECORDED, GuessOptions
 from moeinf.engine.completion import GenerationStats
+from moeinf.engine.footprint import kept_format
 from moeinf.engine.memory_plan import DevicePlan, wanted_context
 from moeinf.engine.model import Model
 from moeinf.errors import DeviceError, UsageError
@@ -219,8 +220,8 @@ def _model_facts(model: Model, stored: StoredModel, workload: Workload) -> Model
         "n_threads": model.num_threads,
         "isa": model.kernels.isa,
         "n_batch": plan.prefill_chunk,
-        "type_k": info.dtype,
-        "type_v": info.dtype,
+        "type_k": kept_format(info, model.config),
+        "type_v": kept_format(info, model.config),
         "n_ctx": plan.context,
         "n_prompt": workload.num_prompt,
         "n_gen": workload.num_decode,

@@ -70,6 +70,12 @@ class RuntimeConfig:
         flags=("--num-ctx", "-c"),
         ollama="num_ctx",
     )
+    kv_cache: str = option(
+        "auto",
+        "How keys and values are kept: auto (as the checkpoint's numbers), f32, f16, bf16, or q8_0, which takes about "
+        "half of bf16. On the CPU alone. [default: {default}]",
+        metavar="FORMAT",
+    )
     threads: int | None = option(  # None: physical cores that this process may use and has the time for
         None,
         "Threads that compute. [default: usable physical cores]",
@@ -177,6 +183,7 @@ class RuntimeConfig:
 
 DEFAULT_CONTEXT = 4096
 READERS = ("native", "pure")
+KV_CACHES = ("auto", "f32", "f16", "bf16", "q8_0")
 # Upper bounds are far beyond what helps, and below what a kernel refuses in words that help nobody.
 _RANGES: Mapping[str, tuple[int, int | None]] = {
     "context": (1, None),
@@ -198,6 +205,8 @@ def _check(config: RuntimeConfig) -> None:
         _check_type(each, getattr(config, each.name))
     if config.reader not in READERS:
         raise UsageError(f"unknown --reader {config.reader!r}; known: {', '.join(READERS)}")
+    if config.kv_cache not in KV_CACHES:
+        raise UsageError(f"unknown --kv-cache {config.kv_cache!r}; known: {', '.join(KV_CACHES)}")
     for name, (low, high) in _RANGES.items():
         value = getattr(config, name)
         if value is not None and not low <= value <= (high or value):

@@ -136,7 +136,9 @@ class BuildContext:
         weights = self.weights
         trained = sum(each.num_bytes for each in (self.tuned, self.maps) if each is not None)
         held = weights.dense.memory_bytes + trained
-        return footprint_of(weights.manifest, held, weights.family.workspace, self.num_beams)
+        return footprint_of(
+            weights.manifest, held, weights.family.workspace, self.num_beams, weights.family.cache_bytes
+        )
 
     @property
     def device_footprint(self) -> Footprint:

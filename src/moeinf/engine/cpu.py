@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from moeinf._native import Arena, ExpertKernel
 from moeinf.engine.build_context import BuildContext, policy_of, prefetcher_of
-from moeinf.engine.memory_plan import MemoryPlan, plan_memory, prefixes_text, reserve_bytes
+from moeinf.engine.footprint import kept_format
+from moeinf.engine.memory_plan import MemoryPlan, plan_memory, prefixes_text, reserve_bytes, sequence_text
 from moeinf.engine.placed.experts import parts_of_layers, placed_reads
 from moeinf.engine.ranks.star import join, shared
 from moeinf.models.cpu.layers import NativeLayers
@@ -94,7 +95,7 @@ class CpuRunner:
         whole = streamed if self._joining is None else shared(streamed, self._joining, host.config)
         experts = whole if context.recorded is None else ReplayedExperts(whole, context.recorded)
         tensors = with_scales(tensors, weights.manifest.scales.dense)
-        layers = NativeLayers(host.kernels, tensors, weights.manifest.info.dtype)
+        layers = NativeLayers(host.kernels, tensors, kept_format(weights.manifest.info, host.config))
         self.network = weights.family.build(layers, experts, profiler)
         self.cache = self.network.new_cache(self.plan.context, context.num_beams)
 
@@ -121,7 +122,7 @@ class CpuRunner:
         rest = " · rest on disk" if plan.num_slots < total_experts else ""
         return (
             f"CPU, RAM {size_text(plan.total_bytes)}: dense {size_text(plan.dense_bytes)}, "
-            f"KV {size_text(plan.kv_bytes)}, experts {plan.num_slots}/{total_experts} "
+            f"KV {sequence_text(plan)}, experts {plan.num_slots}/{total_experts} "
             f"({size_text(plan.cache_bytes)}){rest}{prefixes_text(plan)}"
             + ("" if self._joining is None else f" · {self._joining.star.describe()}")
         )

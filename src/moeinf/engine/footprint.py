@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, cast
 
 import moeinf._native as _native
+from moeinf.config import RuntimeConfig
+from moeinf.errors import UsageError
 from moeinf.store.manifest import Manifest
 from moeinf.types import (
+    DTYPE_BYTES,
+    FORMAT_BLOCKS,
     AttentionSizes,
     DeltaSizes,
     ExpertLayout,
+    KVFormat,
     LatentSizes,
     LayerSizes,
     MambaSizes,
@@ -19,6 +24,7 @@ from moeinf.types import (
     MoeShape,
     PassShape,
     Workspace,
+    format_bytes,
 )
 
 SOURCE_ROWS = 4 * 128  # queries of a source whose scores exist at once, and what makes them (models/beams.py)
@@ -42,9 +48,13 @@ class Footprint:
     workspace: Workspace
     layers: tuple[ExpertLayout, ...] = ()  # of each layer, where they differ
     text_bytes: int = ANY_TEXT_BYTES  # of the process that holds the tokenizer
+    kept: KVFormat | None = None  # of keys and values; None: info.dtype
+    apart_bytes: int = 0  # of what is kept of a token: what has a type of its own
 
 
-def footprint_of(manifest: Manifest, dense_bytes: int, workspace: Workspace, num_beams: int) -> Footprint:
+def footprint_of(
+    manifest: Manifest, dense_bytes: int, workspace: Workspace, num_beams: int, apart_bytes: int = 0
+) -> Footprint:
     """Returns the sizes of a stored model. dense_bytes: those of the dense weights that are held in memory.
 
     Half of an encoder-decoder's keys and values are those of its input, which all beams share. Another layer's keys and
@@ -55,7 +65,49 @@ def footprint_of(manifest: Manifest, dense_bytes: int, workspace: Workspace, num
     moved = 2 * half * num_beams // info.num_layers if num_beams > 1 else 0
     info = replace(info, kv_bytes_per_token=info.kv_bytes_per_token + half * (num_beams - 1) + moved)
     text_bytes = TEXT_BYTES + TEXT_COPIES * manifest.file_sizes().get("tokenizer.json", 0)
-    return Footprint(info, manifest.moe, manifest.layout, dense_bytes, workspace, manifest.layers, text_bytes)
+    return Footprint(
+        info,
+        manifest.moe,
+        manifest.layout,
+        dense_bytes,
+        workspace,
+        manifest.layers,
+        text_bytes,
+        apart_bytes=apart_bytes,
+    )
+
+
+def kept_format(info: ModelInfo, config: RuntimeConfig) -> KVFormat:
+    """What --kv-cache asks for: of itself, the checkpoint's own numbers."""
+    return info.dtype if config.kv_cache == "auto" else cast(KVFormat, config.kv_cache)
+
+
+def kept_as_asked(footprint: Footprint, config: RuntimeConfig) -> Footprint:
+    """The same sizes with keys and values as --kv-cache wants them. Raises UsageError where they cannot be kept so."""
+    info, kept = footprint.info, kept_format(footprint.info, config)
+    if config.kv_cache == "auto":
+        return footprint
+    if footprint.workspace.source:
+        raise UsageError(
+            f"--kv-cache {kept} is for decoders, and this encoder-decoder keeps float32 beside its beams; leave it out"
+        )
+    block = FORMAT_BLOCKS[kept][0]
+    for sizes in footprint.workspace.layers:
+        match sizes:
+            case AttentionSizes():
+                rows = {sizes.head_dim}
+            case LatentSizes():
+                rows = {sizes.rank, sizes.rotary_dim}
+            case _:
+                continue
+        if wrong := [length for length in rows if length % block]:
+            raise UsageError(
+                f"--kv-cache {kept} keeps numbers in blocks of {block}, and this model has heads of {wrong[0]}; "
+                "use bf16, or leave it out"
+            )
+    numbers = (info.kv_bytes_per_token - footprint.apart_bytes) // DTYPE_BYTES[info.dtype]
+    num_bytes = format_bytes(kept, (numbers,)) + footprint.apart_bytes
+    return replace(footprint, info=replace(info, kv_bytes_per_token=num_bytes), kept=kept)
 
 
 def activation_bytes(footprint: Footprint, chunk: int, context: int, num_threads: int) -> int:
@@ -65,7 +117,7 @@ def activation_bytes(footprint: Footprint, chunk: int, context: int, num_threads
     """
     info, moe, work = footprint.info, footprint.moe, footprint.workspace
     chunk = context if work.source else chunk  # a source goes through as a whole
-    shape = PassShape(info.dtype, chunk, context, num_threads)
+    shape = PassShape(info.dtype, footprint.kept or info.dtype, chunk, context, num_threads)
     arrays = (
         chunk * (4 * info.hidden_size + work.token) * 4 + work.parts * 4
     )  # hidden state, its norm, an output and what scales it

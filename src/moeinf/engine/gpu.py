@@ -12,7 +12,14 @@ import torch
 from moeinf._native import Arena, ExpertKernel
 from moeinf.engine.build_context import BuildContext, policy_of, prefetcher_of
 from moeinf.engine.footprint import expert_parts
-from moeinf.engine.memory_plan import CONTEXT_BYTES, PINNED_PERCENT, DevicePlan, plan_device_memory, prefixes_text
+from moeinf.engine.memory_plan import (
+    CONTEXT_BYTES,
+    PINNED_PERCENT,
+    DevicePlan,
+    plan_device_memory,
+    prefixes_text,
+    sequence_text,
+)
 from moeinf.engine.placed.device_form import ExpertConversion, conversion_notice, device_layouts, for_device
 from moeinf.engine.placed.experts import placed_reads
 from moeinf.errors import OutOfMemoryError
@@ -284,7 +291,7 @@ class GpuRunner:
             rest += " · rest on disk" if plan.host_slots < total_experts else ""
         return (
             f"{self._gpu.name}, VRAM {size_text(used)} of {size_text(plan.limit_bytes)}: "
-            f"dense {size_text(plan.dense_bytes)}, KV {size_text(plan.kv_bytes)}, "
+            f"dense {size_text(plan.dense_bytes)}, KV {sequence_text(plan)}, "
             f"experts {slots}/{total_experts} ({size_text(slots * plan.slot_bytes)}){rest}{prefixes_text(plan)}"
         )
 

@@ -7,11 +7,11 @@ from typing import Final
 
 from moeinf.config import DEFAULT_CONTEXT, RuntimeConfig, gpu_option
 from moeinf.config.size import Bytes, Share
-from moeinf.engine.footprint import Footprint, activation_bytes, device_activation_bytes, sequence_bytes
+from moeinf.engine.footprint import Footprint, activation_bytes, device_activation_bytes, kept_as_asked, sequence_bytes
 from moeinf.errors import OutOfMemoryError, UsageError
 from moeinf.hardware import Machine
 from moeinf.text.quantities import at_least_text, binary_size_text, size_text
-from moeinf.types import ModelInfo, MoeShape
+from moeinf.types import KVFormat, ModelInfo, MoeShape
 
 MIN_CHUNK = 64  # what the prefill chunk is never shortened below for want of memory
 FEW_TOKENS: Final = 4  # whose experts are to fit before a chunk that was not asked for takes what others could have
@@ -53,6 +53,7 @@ class MemoryPlan:
     slot_bytes: int
     prefix_bytes: int = field(default=0, kw_only=True)  # of host memory, for the beginnings of earlier prompts
     program_bytes: int = field(default=0, kw_only=True)  # of host memory, for what this process is still to touch
+    kept: KVFormat | None = field(default=None, kw_only=True)  # of keys and values; None: as the checkpoint's numbers
 
     @property
     def cache_bytes(self) -> int:
@@ -99,6 +100,7 @@ def plan_memory(footprint: Footprint, config: RuntimeConfig, machine: Machine) -
 
     Raises OutOfMemoryError with the shortfall and the remedies, UsageError for a size or context that cannot be meant.
     """
+    footprint = kept_as_asked(footprint, config)
     info, moe, stride = footprint.info, footprint.moe, footprint.layout.stride_bytes
     if said := gpu_option(config):
         raise UsageError(f"{said} is for a GPU, and this run uses none; leave it out, or see why with --device cuda")
@@ -130,7 +132,7 @@ def plan_memory(footprint: Footprint, config: RuntimeConfig, machine: Machine) -
     free = min(free, max(0, room) // 2)
     prefix_bytes = _prefix_bytes(footprint, config, machine, room - free - token_bytes)
     num_slots = _wanted_slots(moe, stride, config, room - free - prefix_bytes)
-    plan = replace(fixed, num_slots=num_slots, prefix_bytes=prefix_bytes)
+    plan = replace(fixed, num_slots=num_slots, prefix_bytes=prefix_bytes, kept=footprint.kept)
     if plan.total_bytes + plan.program_bytes > machine.available_bytes:
         raise _shortfall(plan, machine)
     return plan
@@ -161,6 +163,11 @@ def reserve_bytes(plan: MemoryPlan, machine: Machine) -> int:
     that were asked for."""
     left = machine.available_bytes - plan.total_bytes - plan.program_bytes
     return min(_left_free(machine), max(MIN_FREE_BYTES, left))
+
+
+def sequence_text(plan: MemoryPlan) -> str:
+    """What a sequence takes, and for how many tokens."""
+    return f"{size_text(plan.kv_bytes)} for {plan.context} tokens" + (f" ({plan.kept})" if plan.kept else "")
 
 
 def prefixes_text(plan: MemoryPlan) -> str:
@@ -206,6 +213,8 @@ def plan_device_memory(
     Raises as plan_memory does.
     """
     info, moe, stride = footprint.info, footprint.moe, footprint.layout.stride_bytes
+    if config.kv_cache != "auto":
+        raise UsageError(f"--kv-cache {config.kv_cache} is for the CPU; leave it out, or run with --device cpu")
     left = 0
     if has_display and config.vram is None:
         left = max(DISPLAY_LEFT_BYTES, device_total_bytes * DISPLAY_LEFT_PERCENT // 100)

@@ -15,6 +15,7 @@ from moeinf.engine.build_context import BuildContext, Host, Observation, Reporti
 from moeinf.engine.completion import NO_HOOKS, Completion, GenerationStats, Hooks
 from moeinf.engine.cpu import CpuRunner
 from moeinf.engine.disk_wait import DiskWait
+from moeinf.engine.footprint import kept_format
 from moeinf.engine.generator import Attendants, Generator
 from moeinf.engine.memory_plan import DevicePlan, shortenings
 from moeinf.engine.model_kind import DecoderOnly, EncoderDecoder, ModelKind, refuse_prefixes, refuse_translation
@@ -159,7 +160,7 @@ class Model:
         if not isinstance(runner.network, Decoder):
             return None
         room = runner.network.room_that_rotates(runner.cache.capacity)
-        kept = Kept(stored.id, stored.manifest.info.dtype, runner.arithmetic, room)
+        kept = Kept(stored.id, kept_format(stored.manifest.info, self.config), runner.arithmetic, room)
         memory_bytes, home, tokenizer = runner.plan.prefix_bytes, stored.path.parent.parent, self.tokenizer
         store = open_prefixes(
             runner.cache, kept, self.config, memory_bytes, home, lambda: tokenizer.special_ids, self._notify

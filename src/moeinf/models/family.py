@@ -50,6 +50,11 @@ class Family(ABC):
     def workspace(self) -> Workspace:
         """What the layers hold while they compute, from which memory is divided."""
 
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes that the cache keeps of one token besides, whatever type it has."""
+        return 0
+
     @abstractmethod
     def info(self, dtype: DType) -> ModelInfo:
         """The model's sizes. dtype: of the dense weights, the activations and the KV cache."""
@@ -104,11 +109,6 @@ class DecoderFamily(Family):
     def cache_numbers(self) -> int:
         """How many numbers the cache keeps of one token."""
         return self.decoder.row_numbers
-
-    @property
-    def cache_bytes(self) -> int:
-        """Bytes that the cache keeps of one token besides, whatever type it has."""
-        return 0
 
     @property
     def state_bytes(self) -> int:

@@ -20,7 +20,7 @@ from moeinf.store.library import prefix_folder
 
 DEFAULT_DISK_BYTES: Final = 4_000_000_000
 DISK_SHARE: Final = 10  # of the free bytes, what is taken unasked at most: a tenth
-NUMBERS: Final = 1  # to be raised when the same tokens get other keys or values than in the version before
+NUMBERS: Final = 2  # to be raised when the same tokens get other keys or values than in the version before
 STATE_STRIDE: Final = 4096  # tokens between two states that a long prompt leaves
 
 
@@ -36,14 +36,14 @@ class Kept:
     """What decides which numbers a model keeps of tokens."""
 
     model: str  # its id
-    dtype: str  # of keys and values
+    kept: str  # the format of keys and values
     arithmetic: str  # of the device: what its rounding depends on
     room: int  # of the context, where that decides how positions are rotated; else 0
 
     def identity(self, cache: LaidOutCache) -> Mapping[str, Any]:
         return {
             "model": self.model,
-            "dtype": self.dtype,
+            "dtype": self.kept,
             "layout": cache.layout,
             "arithmetic": self.arithmetic,
             "room": self.room,

@@ -132,6 +132,15 @@ def test_another_context_and_model_share_nothing_wrong(own: StoredModel) -> None
             assert answer.stats.cached_from == ("" if context == 512 else "disk")
 
 
+def test_what_was_kept_in_another_format_is_not_taken(own: StoredModel) -> None:
+    found = list[str]()
+    for kept in ("q8_0", "auto", "q8_0"):
+        with opened(own, prefix_disk="64MiB", kv_cache=kept) as model:
+            answer = model.generate(STORY, model.params(temperature=0.0, num_predict=8), raw=True)
+            found.append(answer.stats.cached_from)
+    assert found == ["", "", "disk"]
+
+
 def test_rm_takes_the_prefixes_along(tmp_path: Path) -> None:
     stored = pull("demo", PullOptions(), home=tmp_path)
     with opened(stored, prefix_disk="64MiB") as model:

@@ -79,6 +79,11 @@ def test_tokens_are_the_same_for_every_cache_size_in_every_format(format: str, t
         assert tokens(stored, expert_cache=cache) == wanted
 
 
+def test_tokens_of_a_quantised_cache_are_the_same_however_a_prompt_is_cut(demo: StoredModel) -> None:
+    wanted = tokens(demo, kv_cache="q8_0", expert_cache="8%")
+    assert tokens(demo, kv_cache="q8_0", prefill_chunk=5, threads=1) == wanted
+
+
 @pytest.mark.parametrize("isa", available_isas())
 def test_tokens_are_the_same_for_every_cache_size_on_every_instruction_set(demo: StoredModel, isa: str) -> None:
     assert tokens(demo, expert_cache="8%", isa=isa) == tokens(demo, expert_cache="100%", isa=isa)

@@ -31,7 +31,7 @@ from moeinf.engine.stored.outline import outline_of
 from moeinf.errors import OutOfMemoryError, UsageError
 from moeinf.hardware import Machine
 from moeinf.store.library import StoredModel
-from moeinf.types import MoeShape
+from moeinf.types import DTYPE_BYTES, AttentionSizes, LatentSizes, MoeShape, Workspace
 from tests.support.footprints import FOOTPRINT, INFO, LARGE, MIB, WIDE, on
 
 PROGRAM = program_bytes(FOOTPRINT)
@@ -165,6 +165,33 @@ def test_what_is_for_a_gpu_is_refused_where_none_is_used() -> None:
 
 
 # ---- a GPU
+
+
+def test_a_quantised_cache_takes_what_its_blocks_take() -> None:
+    sizes = AttentionSizes(512, 4, 2, 64, 0, False)
+    info = dataclasses.replace(INFO, kv_bytes_per_token=65_536)
+    footprint = dataclasses.replace(FOOTPRINT, info=info, workspace=Workspace(layers=frozenset([sizes])))
+    plan = plan_memory(footprint, RuntimeConfig(kv_cache="q8_0", context=4096), on(4000))
+    assert plan.kv_bytes == 4096 * (info.kv_bytes_per_token // DTYPE_BYTES[info.dtype]) // 32 * 34
+    wide = plan_memory(footprint, RuntimeConfig(kv_cache="f32", context=4096), on(4000))
+    assert wide.kv_bytes == 4096 * info.kv_bytes_per_token // DTYPE_BYTES[info.dtype] * 4
+
+
+def test_a_cache_that_cannot_be_kept_so_is_refused() -> None:
+    odd = AttentionSizes(512, 4, 2, 80, 0, False)
+    latent = LatentSizes(4, 64, 16, 16, 8)
+    for sizes, length in ((odd, 80), (latent, 8)):
+        footprint = dataclasses.replace(FOOTPRINT, workspace=Workspace(layers=frozenset([sizes])))
+        with pytest.raises(UsageError, match=f"--kv-cache q8_0 keeps .* heads of {length}; use bf16"):
+            plan_memory(footprint, RuntimeConfig(kv_cache="q8_0"), on(4000))
+    source = dataclasses.replace(FOOTPRINT, workspace=Workspace(source=4))
+    with pytest.raises(UsageError, match="--kv-cache q8_0 is for decoders"):
+        plan_memory(source, RuntimeConfig(kv_cache="q8_0"), on(4000))
+    with pytest.raises(UsageError, match="--kv-cache q8_0 is for the CPU"):
+        plan_device_memory(FOOTPRINT, RuntimeConfig(kv_cache="q8_0"), on(100_000), 1 << 34, 1 << 34)
+    with pytest.raises(UsageError, match="unknown --kv-cache 'q4'; known: auto, f32"):
+        RuntimeConfig(kv_cache="q4")
+
 
 CARD = 24_000 * MIB  # bytes
 

@@ -9,7 +9,7 @@ import pytest
 
 from moeinf import _native
 from moeinf.models.layers.rope import plain_rope
-from moeinf.types import DTYPE_BYTES, ByteArray, Float32Array
+from moeinf.types import ByteArray, Float32Array, KVFormat, format_bytes
 from tests.oracles.latent import latent_attention
 
 Kind = Literal["f32", "f16", "bf16"]
@@ -72,19 +72,22 @@ class Case:
         self.queries = 3 * rng.standard_normal((tokens, heads, plain + rotary), np.float32)
         self.angles = plain_rope(rotary, 1e4, interleaved).tables(0, tokens)
 
-    def attended(self, kernels: _native.Kernels, passes: list[int], last: int) -> Float32Array:
+    def attended(
+        self, kernels: _native.Kernels, passes: list[int], last: int, kept: KVFormat | None = None
+    ) -> Float32Array:
         """What the last tokens give [last, heads * value], the tokens taken in passes of such sizes."""
         heads, plain, value, rotary = self.sizes
         matrix = _native.Matrix(self.data, self.kind, heads * (plain + value), self.width - rotary)
         layer = latent_layer(kernels, matrix, self.sizes, self.interleaved, self.scale)
-        cache = np.full(self.tokens * self.width * DTYPE_BYTES[self.kind], 0xFF, np.uint8)  # NaN where not written
+        kept = kept or self.kind
+        cache = np.full(format_bytes(kept, (self.tokens, self.width)), 0xFF, np.uint8)  # NaN where not written
         outs, length = [], 0
         for count in passes:
             taken = slice(length, length + count)
             cos, sin = (table[taken] for table in self.angles)
-            layer.store(self.rows[taken], cache, self.kind, length, cos, sin)
+            layer.store(self.rows[taken], cache, kept, length, cos, sin)
             out = np.full((count, heads * value), np.nan, np.float32)
-            layer.attend(self.queries[taken].reshape(count, -1), cache, self.kind, length, cos, sin, out)
+            layer.attend(self.queries[taken].reshape(count, -1), cache, kept, length, cos, sin, out)
             outs.append(out)
             length += count
         assert length == self.tokens
@@ -144,6 +147,26 @@ def test_the_number_of_threads_does_not_change_a_bit(kind: Kind) -> None:
         assert np.array_equal(alone, case.attended(_native.Kernels(threads), passes, 700))
 
 
+def test_a_quantised_cache_gives_nearly_the_same_however_a_sequence_is_cut(kernels: _native.Kernels) -> None:
+    case = Case(9, 64, 12, 8, 32, 700, "f32")
+    expected = case.expected(700)
+    kernels.begin_pass(700)
+    found = case.attended(kernels, [700], 700, "q8_0")
+    error = np.abs(found - expected)
+    assert error.max() <= 6e-2 * np.abs(expected).max() and error.mean() <= 6e-3 * np.abs(expected).max()
+    assert np.array_equal(found, case.attended(kernels, [511, 1, 8, 180], 700, "q8_0"))
+    kernels.begin_pass(0)
+
+
+def test_a_quantised_cache_of_other_sizes_is_refused() -> None:
+    case = Case(3, 64, 12, 8, 8, 4)
+    matrix = _native.Matrix(case.data, "f32", 3 * 20, 64)
+    with pytest.raises(ValueError, match="latents are no whole number of blocks"):
+        latent_layer(_native.Kernels(1), matrix, case.sizes).store(
+            case.rows, np.zeros(4096, np.uint8), "q8_0", 0, *case.angles
+        )
+
+
 @pytest.mark.parametrize("heads", [3, 17])
 def test_how_a_sequence_is_cut_does_not_change_a_bit(kernels: _native.Kernels, heads: int) -> None:
     case = Case(heads, 24, 6, 4, 4, 1300, "bf16")  # three runs, one by one or side by side
@@ -183,8 +206,8 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
         layer.store(case.rows, cache, "f32", 1, cos, sin)
     with pytest.raises(ValueError, match="too small"):
         layer.attend(queries, cache, "f32", -1, cos, sin, out)
-    with pytest.raises(ValueError, match="f32, f16 or bf16"):
-        layer.attend(queries, cache, "q8_0", 0, cos, sin, out)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="f32, f16, bf16 or q8_0"):
+        layer.attend(queries, cache, "q4_0", 0, cos, sin, out)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="width"):
         layer.attend(queries[:, :-1].copy(), cache, "f32", 0, cos, sin, out)
     with pytest.raises(ValueError, match="width"):

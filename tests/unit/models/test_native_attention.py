@@ -23,7 +23,7 @@ from moeinf.models.layers.attention_config import (
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.rope import Rope, plain_rope
 from moeinf.models.layers.weights import StoredTensor
-from moeinf.types import AttentionSizes, Float32Array, PassShape
+from moeinf.types import AttentionSizes, Float32Array, KVFormat, PassShape
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, RESIDUAL = 32, 6, 2, 12, 0.22
 ROPE = plain_rope(HEAD_DIM, 100.0)
@@ -226,17 +226,18 @@ def test_a_token_far_behind_is_the_same_on_any_number_of_threads_and_what_plain_
 
 
 @pytest.mark.parametrize("isa", _native.available_isas())
+@pytest.mark.parametrize("kept", ["bf16", "q8_0"])
 @pytest.mark.parametrize(
     ("window", "chunked"),
     [(None, False), (70, False), (1000, False), (70, True), (1000, True)],
     ids=["all", "short window", "long window", "short chunks", "long chunks"],
 )
-def test_how_a_prompt_is_cut_does_not_change_a_bit(window: int | None, chunked: bool, isa: str) -> None:
-    config, tokens = replace(PLAIN, window=window, chunked=chunked), 2300
+def test_how_a_prompt_is_cut_does_not_change_a_bit(window: int | None, chunked: bool, kept: KVFormat, isa: str) -> None:
+    config, tokens = replace(PLAIN, window=window, chunked=chunked, head_dim=32), 2300
     rng = np.random.default_rng(9)
     tensors = drawn(attention_shapes(config, "a.") | {"norm.weight": (HIDDEN,)}, rng)
     stored = {name: StoredTensor(t.ravel().view(np.uint8), "f32", t.shape) for name, t in tensors.items()}
-    layers = NativeLayers(_native.Kernels(2, isa), stored, "bf16")
+    layers = NativeLayers(_native.Kernels(2, isa), stored, kept)
     attention = layers.attention(config, AttentionSite(0, "a.", "norm.weight"))
     rotary = layers.rotary(config.rope, tokens)
     given = rng.standard_normal((tokens, HIDDEN)).astype(np.float32)
@@ -280,14 +281,15 @@ def test_shapes_and_options_that_do_not_fit_are_refused() -> None:
     refused("head norms are missing", head_norm="head", tensors={"query_norm": np.ones(8, np.float32)})
 
 
+@pytest.mark.parametrize("kept", ["f32", "q8_0"])
 @pytest.mark.parametrize("window", [0, 40])
 @pytest.mark.parametrize("tokens", [1, 8, 9, 200])
-def test_a_layer_takes_no_more_of_the_workspace_than_it_says(tokens: int, window: int) -> None:
+def test_a_layer_takes_no_more_of_the_workspace_than_it_says(tokens: int, window: int, kept: KVFormat) -> None:
     kernels, length = _native.Kernels(2), 3000
-    config = replace(LONG, window=window or None)
+    config = replace(LONG, window=window or None, head_dim=32)
     tensors = drawn(attention_shapes(config, "a.") | {"norm.weight": (HIDDEN,)}, np.random.default_rng(0))
     stored = {name: StoredTensor(t.ravel().view(np.uint8), "f32", t.shape) for name, t in tensors.items()}
-    layers = NativeLayers(kernels, stored, "f32")
+    layers = NativeLayers(kernels, stored, kept)
     attention = layers.attention(config, AttentionSite(0, "a.", "norm.weight"))
     cache = Cache([attention.new_state(length + tokens)], length + tokens)
     for _ in range(2):  # the second joins what the first has taken piece by piece
@@ -296,6 +298,6 @@ def test_a_layer_takes_no_more_of_the_workspace_than_it_says(tokens: int, window
         attention.add_to(np.ones((tokens, HIDDEN), np.float32), cache, layers.rotary(None, 1)(0, tokens, 1))
     (sizes,) = attention_workspace(config).layers
     assert isinstance(sizes, AttentionSizes)
-    shape = PassShape("f32", tokens, length + tokens, 2)
+    shape = PassShape("f32", kept, tokens, length + tokens, 2)
     said = _native.AttentionLayer.workspace_bytes(sizes, shape)
     assert said // 4 < kernels.scratch_bytes <= said + _native.Kernels.panel_bytes(shape)

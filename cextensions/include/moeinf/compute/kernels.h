@@ -84,11 +84,16 @@ class Kernels {
 
 // The largest pass that a workspace is to hold.
 struct PassShape {
-  Format dtype;            // of keys, values and weights, unless these are quantised
+  Format dtype;            // of weights, unless these are quantised
+  Format kept;             // of keys and values
   std::int64_t tokens;     // of the pass, which may go through layers in several calls
   std::int64_t positions;  // of the whole sequence
   int num_threads;
 };
+
+// What numbers of a cache are when many of them are multiplied: themselves, or what quantised ones are
+// widened to.
+inline Format multiplied_format(Format kept) { return block_weights(kept) == 1 ? kept : Format::kBF16; }
 
 // What prepared inputs of `rows` rows take at most, for weights of the pass's dtype and quantised ones
 // together.

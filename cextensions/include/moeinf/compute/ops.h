@@ -42,7 +42,7 @@ constexpr int kMaxGroup = 8;
 struct AttendTask {
   const float* queries;  // [num_queries <= kMaxGroup, head_dim <= kMaxHeadDim]
   int num_queries;
-  const unsigned char *keys, *values;  // [positions, head_dim] in `format`: f32, f16 or bf16
+  const unsigned char *keys, *values;  // [positions, head_dim] in `format`: f32, f16, bf16 or q8_0
   Format format;
   std::int64_t first, last, head_dim;
   float scale;         // of the scores
@@ -123,7 +123,10 @@ struct Ops {
   void (*layer_norm)(const float* x, const float* weight, const float* bias, float eps, std::int64_t count,
                      float* out);
   void (*rotate)(float* x, const float* cos, const float* sin, std::int64_t half, bool interleaved);
+  // Numbers of a cache, f32, f16, bf16 or q8_0 (whole blocks, that of 32 numbers from their largest), and
+  // back.
   void (*store_kv)(Format format, const float* x, std::int64_t count, void* out);
+  void (*widen_kv)(Format format, const unsigned char* x, std::int64_t count, float* out);
   // x = softmax(scale * x), scale > 0; *sink, where it is not null, is a further element of what is in the
   // brackets.
   void (*softmax)(float* x, std::int64_t count, float scale, const float* sink);

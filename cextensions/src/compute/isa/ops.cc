@@ -30,8 +30,8 @@ namespace {
 #include "matmul.inc"
 #include "norms.inc"
 #include "softmax.inc"
-#include "attend.inc"
 #include "weighted_sum.inc"
+#include "attend.inc"
 #include "delta_loops.inc"
 // clang-format on
 
@@ -125,25 +125,10 @@ void weighted_sum(const Matrix& w, std::int64_t first, std::int64_t last, const 
 
 namespace isa {
 
-const Ops MOEINF_ISA = {NAME_OF(MOEINF_ISA),
-                        prepare,
-                        dot_rows,
-                        matmul_rows,
-                        weighted_sum,
-                        activate,
-                        add_stored,
-                        add_scaled,
-                        add_product,
-                        sigmoid_mul,
-                        rms_norm,
-                        layer_norm,
-                        rotate,
-                        store_kv,
-                        softmax,
-                        online_softmax,
-                        attend,
-                        run_delta,
-                        run_scan};
+const Ops MOEINF_ISA = {
+    NAME_OF(MOEINF_ISA), prepare,     dot_rows,  matmul_rows, weighted_sum, activate, add_stored, add_scaled,
+    add_product,         sigmoid_mul, rms_norm,  layer_norm,  rotate,       store_kv, widen_kv,   softmax,
+    online_softmax,      attend,      run_delta, run_scan};
 
 }  // namespace isa
 }  // namespace moeinf

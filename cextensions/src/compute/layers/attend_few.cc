@@ -7,15 +7,41 @@
 namespace moeinf {
 namespace {
 
+// Query heads that share a key/value head, cut into groups that go through together.
+std::int64_t num_cuts(const AttentionShape& shape) {
+  return (shape.num_heads / shape.num_kv_heads + kMaxGroup - 1) / kMaxGroup;
+}
+std::int64_t num_parts(const AttentionShape& shape, std::int64_t tokens) {
+  return tokens * shape.num_kv_heads * num_cuts(shape);
+}
+
+// The positions that a token attends to.
+struct Seen {
+  std::int64_t first, last;
+};
+Seen seen_by(const AttentionShape& shape, std::int64_t position) {
+  return {shape.first_seen(position), position + 1};
+}
+std::int64_t runs_of(const Seen& seen) {
+  const std::int64_t length = run_positions(seen.last - seen.first);
+  return (seen.last - seen.first + length - 1) / length;
+}
+// Of the token with most.
+std::int64_t most_runs(const AttentionShape& shape, std::int64_t length, std::int64_t tokens) {
+  std::int64_t most = 1;
+  for (std::int64_t t = 0; t < tokens; ++t) most = std::max(most, runs_of(seen_by(shape, length + t)));
+  return most;
+}
+
 // At most kMaxGroup query heads of one token that share a key/value head, and the positions that they attend
 // to.
 struct Part {
   std::int64_t first_query;  // of the queries of all tokens
   int num_queries;
-  std::int64_t head, first, last;  // the key/value head, and positions
+  std::int64_t head;  // the key/value head
+  Seen seen;
 
-  std::int64_t run_length() const { return run_positions(last - first); }
-  std::int64_t num_runs() const { return (last - first + run_length() - 1) / run_length(); }
+  std::int64_t run_length() const { return run_positions(seen.last - seen.first); }
 };
 
 // What the runs of all queries come to.
@@ -43,11 +69,10 @@ class FewTokens {
         query_(query),
         mixed_(mixed),
         group_(shape.num_heads / shape.num_kv_heads),
-        cuts_((group_ + kMaxGroup - 1) / kMaxGroup),
-        num_parts_(tokens * shape.num_kv_heads * cuts_),
-        num_queries_(tokens * shape.num_heads) {
-    for (std::int64_t t = 0; t < tokens; ++t)
-      num_runs_ = std::max(num_runs_, part_of(t * s_.num_kv_heads * cuts_).num_runs());
+        cuts_(num_cuts(shape)),
+        num_parts_(num_parts(shape, tokens)),
+        num_queries_(tokens * shape.num_heads),
+        num_runs_(most_runs(shape, length, tokens)) {
     runs_ = take_runs(memory_, num_runs_, num_queries_, s_.head_dim);
     if (num_runs_ == 1) runs_.sums = mixed_;
   }
@@ -66,10 +91,9 @@ class FewTokens {
   Part part_of(std::int64_t index) const {
     const std::int64_t cut = index % cuts_, head = index / cuts_ % s_.num_kv_heads,
                        token = index / cuts_ / s_.num_kv_heads;
-    const std::int64_t last = length_ + token + 1;
     return {token * s_.num_heads + head * group_ + cut * kMaxGroup,
             static_cast<int>(std::min<std::int64_t>(kMaxGroup, group_ - cut * kMaxGroup)), head,
-            s_.first_seen(last - 1), last};
+            seen_by(s_, length_ + token)};
   }
 
   SoftmaxState* states_of(const Part& part, std::int64_t run) const {
@@ -80,7 +104,7 @@ class FewTokens {
   }
 
   void attend_run(const Part& part, std::int64_t run) const {
-    if (run >= part.num_runs()) return;
+    if (run >= runs_of(part.seen)) return;
     const std::size_t row = row_bytes(kv_.format, part.head * kv_.capacity * s_.head_dim);
     AttendTask task;
     task.queries = query_ + part.first_query * s_.head_dim;
@@ -88,8 +112,8 @@ class FewTokens {
     task.keys = static_cast<const unsigned char*>(kv_.keys) + row;
     task.values = static_cast<const unsigned char*>(kv_.values) + row;
     task.format = kv_.format;
-    task.first = part.first + run * part.run_length();
-    task.last = std::min(part.last, task.first + part.run_length());
+    task.first = part.seen.first + run * part.run_length();
+    task.last = std::min(part.seen.last, task.first + part.run_length());
     task.head_dim = s_.head_dim;
     task.scale = s_.scale;
     task.sinks = sinks_ == nullptr || run > 0 ? nullptr : sinks_ + part.first_query % s_.num_heads;
@@ -100,7 +124,7 @@ class FewTokens {
     for (int i = 0; i < part.num_queries; ++i) {
       SoftmaxState& state = states_of(part, 0)[i];
       float* const sums = sums_of(part, 0) + i * s_.head_dim;
-      for (std::int64_t run = 1; run < part.num_runs(); ++run) {
+      for (std::int64_t run = 1; run < runs_of(part.seen); ++run) {
         fold_run(kernels_.ops(), states_of(part, run)[i], sums_of(part, run) + i * s_.head_dim, s_.head_dim,
                  state, sums);
       }
@@ -119,7 +143,7 @@ class FewTokens {
   const float* query_;
   float* mixed_;
   std::int64_t group_, cuts_, num_parts_, num_queries_;
-  std::int64_t num_runs_ = 1;  // of the token with most
+  std::int64_t num_runs_;  // of the token with most
   Runs runs_;
 };
 
@@ -128,6 +152,10 @@ class FewTokens {
 void attend_few(Kernels& kernels, const AttentionShape& shape, const float* sinks, const KVView& kv,
                 std::int64_t length, const float* query, float* mixed, std::int64_t tokens) {
   FewTokens(kernels, shape, sinks, kv, length, query, mixed, tokens).run();
+}
+
+std::int64_t few_tasks(const AttentionShape& shape, std::int64_t length, std::int64_t tokens) {
+  return num_parts(shape, tokens) * most_runs(shape, length, tokens);
 }
 
 std::size_t few_workspace_bytes(const AttentionShape& shape, const PassShape& pass) {

@@ -1,78 +1,69 @@
 #include "attend_many.h"
 
 #include <algorithm>
-#include <cstring>
+#include <limits>
 
-#include "compute/formats/half.h"
 #include "compute/layout.h"
 
 namespace moeinf {
 namespace {
 
-constexpr std::int64_t kRows = 128;             // queries of a task, over the heads of its group
-constexpr std::int64_t kPositionsOfTask = 256;  // of a transposing task
+constexpr std::int64_t kRows = 128;  // queries of a task, over the heads of its group
+// Positions whose scores go through the softmax together. Blocks begin at multiples of it, so that a token's
+// softmax is cut at the same places wherever the call begins.
+constexpr std::int64_t kBlock = 512;
+constexpr std::int64_t kPanel =
+    64;  // positions whose keys, or values, stay in the first-level cache as floats
 
-std::size_t padded(std::size_t num_bytes) { return (num_bytes + 63) / 64 * 64; }
-
-// Where one thread keeps a block of queries, their scores and what follows.
-struct Block {
-  unsigned char *queries, *weights, *scratch;
-  float *scores, *out;
-};
-
-// The sizes of all blocks of a call: `rows` queries, and `count` positions that some token sees.
-struct BlockSizes {
-  std::int64_t rows, head_dim, count;
-  ActivationKind kind;
-
-  std::size_t query_bytes() const {
-    return static_cast<std::size_t>(rows) * activation_bytes(kind, head_dim);
+template <typename T>
+void transpose(const unsigned char* rows, std::int64_t num_rows, std::int64_t cols, unsigned char* to,
+               std::int64_t stride) {
+  const auto* from = reinterpret_cast<const T*>(rows);
+  auto* const columns = reinterpret_cast<T*>(to);
+  for (std::int64_t c = 0; c < cols; ++c) {
+    for (std::int64_t j = 0; j < num_rows; ++j) columns[c * stride + j] = from[j * cols + c];
   }
-  std::size_t weight_bytes() const { return static_cast<std::size_t>(rows) * activation_bytes(kind, count); }
-  std::size_t score_bytes() const { return padded(static_cast<std::size_t>(rows * count) * sizeof(float)); }
-  std::size_t out_bytes() const { return padded(static_cast<std::size_t>(rows * head_dim) * sizeof(float)); }
-  std::size_t thread_bytes() const {
-    const std::size_t scratch = std::max(matmul_scratch_bytes(head_dim), matmul_scratch_bytes(count));
-    return query_bytes() + weight_bytes() + score_bytes() + out_bytes() + padded(scratch);
-  }
-
-  Block block_in(unsigned char* memory) const {
-    Block block;
-    block.queries = memory;
-    block.weights = block.queries + query_bytes();
-    block.scores = reinterpret_cast<float*>(block.weights + weight_bytes());
-    block.out = block.scores + score_bytes() / sizeof(float);
-    block.scratch = reinterpret_cast<unsigned char*>(block.out) + out_bytes();
-    return block;
-  }
-};
-
-// Values transposed, of all heads, and the blocks of all threads.
-struct ManyMemory {
-  unsigned char *transposed, *threads;
-};
-
-ManyMemory take_memory(Workspace::Frame& memory, const BlockSizes& sizes, std::int64_t num_kv_heads,
-                       Format transposed, int num_threads) {
-  const std::size_t values = row_bytes(transposed, num_kv_heads * sizes.head_dim * sizes.count);
-  const std::size_t threads = sizes.thread_bytes() * static_cast<std::size_t>(num_threads);
-  return {static_cast<unsigned char*>(memory.take_bytes(values)),
-          static_cast<unsigned char*>(memory.take_bytes(threads))};
 }
 
-std::int64_t tokens_of_block(const AttentionShape& shape) {
+// What one thread holds: its queries, scaled, their scores for a block of positions, the sums of what these
+// weigh, and a panel of keys or values.
+struct Held {
+  float *queries, *scores, *sums, *panel;
+  SoftmaxState* states;
+};
+
+struct HeldSizes {
+  std::int64_t rows, head_dim;
+
+  std::int64_t thread_floats() const {
+    return rows * (2 * head_dim + kBlock) + 2 * kPanel * head_dim + round_up(2 * rows, 16);
+  }
+  Held held_in(float* memory) const {
+    Held held;
+    held.queries = memory;
+    held.scores = held.queries + rows * head_dim;
+    held.sums = held.scores + rows * kBlock;
+    held.panel = held.sums + rows * head_dim;
+    held.states = reinterpret_cast<SoftmaxState*>(held.panel + 2 * kPanel * head_dim);
+    return held;
+  }
+};
+
+std::int64_t tokens_of_task(const AttentionShape& shape) {
   return std::max<std::int64_t>(1, kRows / (shape.num_heads / shape.num_kv_heads));
 }
 
-Format transposed_format(ActivationKind kind) {
-  return kind == ActivationKind::kBF16 ? Format::kBF16 : Format::kF32;
-}
+// Of a call: keys of all heads transposed, and what the threads hold.
+struct ManyMemory {
+  unsigned char* keys;
+  float* threads;
+};
 
-// Products over positions are cut into panels and steps, counted from the first position that is seen. Where
-// that lies on such a border of the sequence, a token's sums are cut at the same places wherever the call
-// begins. A short window is one panel.
-std::int64_t border(std::int64_t window) {
-  return window + kMostTokens + kMaxStep <= kPanelCols / 2 ? kMaxStep : kPanelCols;
+ManyMemory take_memory(Workspace::Frame& memory, const HeldSizes& sizes, Format kept,
+                       std::int64_t num_kv_heads, std::int64_t count, int num_threads) {
+  const std::size_t bytes = row_bytes(multiplied_format(kept), num_kv_heads * sizes.head_dim * count);
+  auto* const keys = static_cast<unsigned char*>(memory.take_bytes(bytes));
+  return {keys, memory.take<float>(sizes.thread_floats() * num_threads)};
 }
 
 class ManyTokens {
@@ -87,103 +78,121 @@ class ManyTokens {
         query_(query),
         mixed_(mixed),
         tokens_(tokens),
-        frame_(kernels.workspace()) {
-    group_ = s_.num_heads / s_.num_kv_heads;
-    block_tokens_ = tokens_of_block(shape);
-    first_ = s_.first_seen(length);
-    first_ -= first_ % border(s_.window);
-    count_ = length + tokens - first_;
-    kind_ = activation_of(kv.format);
-    transposed_format_ = transposed_format(kind_);
-    sizes_ = {block_tokens_ * group_, s_.head_dim, count_, kind_};
-    memory_ = take_memory(frame_, sizes_, s_.num_kv_heads, transposed_format_, kernels.pool().num_threads());
-  }
+        group_(shape.num_heads / shape.num_kv_heads),
+        task_tokens_(tokens_of_task(shape)),
+        first_(shape.first_seen(length)),
+        end_(length + tokens),
+        format_(multiplied_format(kv.format)),
+        sizes_{task_tokens_ * group_, shape.head_dim},
+        frame_(kernels.workspace()),
+        memory_(take_memory(frame_, sizes_, kv.format, shape.num_kv_heads, end_ - first_,
+                            kernels.pool().num_threads())) {}
 
   void run() {
-    transpose_values();
-    const std::size_t per_thread = sizes_.thread_bytes();
-    const std::int64_t blocks = (tokens_ + block_tokens_ - 1) / block_tokens_;
-    kernels_.pool().run(blocks * s_.num_kv_heads, [&](std::int64_t index, int thread) {
-      attend_block(blocks - 1 - index / s_.num_kv_heads, index % s_.num_kv_heads,  // longest first
-                   sizes_.block_in(memory_.threads + per_thread * static_cast<std::size_t>(thread)));
+    const std::int64_t blocks = (end_ + kBlock - 1) / kBlock - first_ / kBlock;
+    kernels_.pool().run(s_.num_kv_heads * blocks, [&](std::int64_t index, int thread) {
+      lay_out(index / blocks, std::max(first_, (first_ / kBlock + index % blocks) * kBlock), held_by(thread));
+    });
+    const std::int64_t tasks = (tokens_ + task_tokens_ - 1) / task_tokens_;
+    kernels_.pool().run(tasks * s_.num_kv_heads, [&](std::int64_t index, int thread) {
+      attend(tasks - 1 - index / s_.num_kv_heads, index % s_.num_kv_heads,  // longest first
+             held_by(thread));
     });
   }
 
  private:
-  // Values as [kv heads, head_dim, count]: then mixing is a product with rows of weights, as all others are.
-  void transpose_values() {
-    const std::size_t width = row_bytes(transposed_format_, 1);
-    const std::int64_t cuts = (count_ + kPositionsOfTask - 1) / kPositionsOfTask;
-    kernels_.pool().run(s_.num_kv_heads * cuts, [&](std::int64_t index, int) {
-      const std::int64_t head = index / cuts, start = index % cuts * kPositionsOfTask;
-      const std::int64_t end = std::min(count_, start + kPositionsOfTask);
-      const unsigned char* from = head_rows(kv_.values, head);
-      unsigned char* to = memory_.transposed + static_cast<std::size_t>(head * s_.head_dim * count_) * width;
-      if (kv_.format == Format::kBF16) {
-        transpose<std::uint16_t>(from, start, end, to, [](std::uint16_t bits) { return bits; });
-      } else if (kv_.format == Format::kF32) {
-        transpose<float>(from, start, end, to, [](float value) { return value; });
-      } else {
-        transpose<std::uint16_t>(from, start, end, to,
-                                 [](std::uint16_t bits) { return float_of_half(bits); });
-      }
-    });
-  }
+  Held held_by(int thread) const { return sizes_.held_in(memory_.threads + sizes_.thread_floats() * thread); }
 
-  template <typename From, typename Widen>
-  void transpose(const unsigned char* from, std::int64_t start, std::int64_t end, unsigned char* to,
-                 const Widen& widen) const {
-    using To = decltype(widen(From()));
-    const auto* rows = reinterpret_cast<const From*>(from);
-    auto* columns = reinterpret_cast<To*>(to);
-    for (std::int64_t c = 0; c < s_.head_dim; ++c) {
-      for (std::int64_t j = start; j < end; ++j) {
-        columns[c * count_ + j] = widen(rows[j * s_.head_dim + c]);
-      }
-    }
-  }
+  std::int64_t block_end(std::int64_t start) const { return std::min(end_, (start / kBlock + 1) * kBlock); }
 
-  const unsigned char* head_rows(const void* memory, std::int64_t head) const {
+  // Of keys laid out: [kv heads, blocks, panels of positions, head_dim, positions of the panel].
+  std::size_t place(std::int64_t head, std::int64_t start) const {
+    return row_bytes(format_, (head * (end_ - first_) + start - first_) * s_.head_dim);
+  }
+  const unsigned char* kept(const void* memory, std::int64_t head, std::int64_t position) const {
     return static_cast<const unsigned char*>(memory) +
-           row_bytes(kv_.format, (head * kv_.capacity + first_) * s_.head_dim);
+           row_bytes(kv_.format, (head * kv_.capacity + position) * s_.head_dim);
   }
 
-  void attend_block(std::int64_t number, std::int64_t head, const Block& block) const {
+  // Keys of a block of positions as columns: then scores are sums of columns, as what they weigh is, and
+  // nothing is added across a vector.
+  void lay_out(std::int64_t head, std::int64_t start, const Held& held) const {
     const Ops& ops = kernels_.ops();
-    const std::int64_t first_token = number * block_tokens_,
-                       tokens = std::min(block_tokens_, tokens_ - first_token);
-    const std::int64_t rows = tokens * group_;
-    const std::int64_t end = length_ + first_token + tokens - first_;  // of the positions that are seen
-    const float* const queries = query_ + (first_token * s_.num_heads + head * group_) * s_.head_dim;
-    for (std::int64_t r = 0; r < rows; ++r) {
-      ops.prepare(kind_, queries + (r / group_ * s_.num_heads + r % group_) * s_.head_dim, s_.head_dim,
-                  block.queries + static_cast<std::size_t>(r) * activation_bytes(kind_, s_.head_dim));
-    }
-    const Matrix keys{head_rows(kv_.keys, head), kv_.format, end, s_.head_dim};
-    ops.matmul_rows(keys, 0, end, block.queries, rows, block.scratch, block.scores, count_);
-    for (std::int64_t r = 0; r < rows; ++r) {
-      weigh(block.scores + r * count_, length_ + first_token + r / group_ - first_,
-            sinks_ == nullptr ? nullptr : sinks_ + head * group_ + r % group_);
-      ops.prepare(kind_, block.scores + r * count_, count_,
-                  block.weights + static_cast<std::size_t>(r) * activation_bytes(kind_, count_));
-    }
-    const std::size_t width = row_bytes(transposed_format_, 1);
-    const Matrix values{memory_.transposed + static_cast<std::size_t>(head * s_.head_dim * count_) * width,
-                        transposed_format_, s_.head_dim, count_};
-    ops.matmul_rows(values, 0, s_.head_dim, block.weights, rows, block.scratch, block.out, s_.head_dim);
-    float* const mixed = mixed_ + (first_token * s_.num_heads + head * group_) * s_.head_dim;
-    for (std::int64_t t = 0; t < tokens; ++t) {
-      std::memcpy(mixed + t * s_.num_heads * s_.head_dim, block.out + t * group_ * s_.head_dim,
-                  static_cast<std::size_t>(group_ * s_.head_dim) * sizeof(float));
+    for (std::int64_t at = start; at < block_end(start); at += kPanel) {
+      const std::int64_t num = std::min(kPanel, block_end(start) - at);
+      const unsigned char* keys = kept(kv_.keys, head, at);
+      if (format_ != kv_.format) {
+        auto* const rounded = reinterpret_cast<unsigned char*>(held.panel + kPanel * s_.head_dim);
+        ops.widen_kv(kv_.format, keys, num * s_.head_dim, held.panel);
+        ops.store_kv(format_, held.panel, num * s_.head_dim, rounded);
+        keys = rounded;
+      }
+      const bool narrow = row_bytes(format_, 1) == 2;
+      (narrow ? transpose<std::uint16_t> : transpose<float>)(keys, num, s_.head_dim,
+                                                             memory_.keys + place(head, at), num);
     }
   }
 
-  // The softmax of the scores that the token at `position` (counted from first_) sees; 0 for all others.
-  void weigh(float* scores, std::int64_t position, const float* sink) const {
-    const std::int64_t start = std::max<std::int64_t>(0, s_.first_seen(first_ + position) - first_);
-    std::fill(scores, scores + start, 0.0f);
-    kernels_.ops().softmax(scores + start, position + 1 - start, s_.scale, sink);
-    std::fill(scores + position + 1, scores + count_, 0.0f);
+  void attend(std::int64_t number, std::int64_t head, const Held& held) const {
+    const std::int64_t first_token = number * task_tokens_,
+                       tokens = std::min(task_tokens_, tokens_ - first_token), rows = tokens * group_;
+    const std::int64_t end = length_ + first_token + tokens;  // of the positions that are seen
+    const std::int64_t at = (first_token * s_.num_heads + head * group_) * s_.head_dim;
+    for (std::int64_t r = 0; r < rows; ++r) {
+      const float* const query = query_ + at + row_offset(r);
+      for (std::int64_t c = 0; c < s_.head_dim; ++c) held.queries[r * s_.head_dim + c] = query[c] * s_.scale;
+      held.states[r] = sinks_ == nullptr ? SoftmaxState{-std::numeric_limits<float>::infinity(), 0}
+                                         : SoftmaxState{sinks_[head * group_ + r % group_], 1};
+    }
+    std::fill(held.sums, held.sums + rows * s_.head_dim, 0.0f);
+    for (std::int64_t start = s_.first_seen(length_ + first_token); start < end; start = block_end(start)) {
+      add_block(head, start, std::min(end, block_end(start)), length_ + first_token, rows, held);
+    }
+    for (std::int64_t r = 0; r < rows; ++r) {
+      float* const out = mixed_ + at + row_offset(r);
+      const float share = 1.0f / held.states[r].total;
+      for (std::int64_t c = 0; c < s_.head_dim; ++c) out[c] = held.sums[r * s_.head_dim + c] * share;
+    }
+  }
+
+  // Of a task's rows, the heads of a group for one token after the other.
+  std::int64_t row_offset(std::int64_t row) const {
+    return (row / group_ * s_.num_heads + row % group_) * s_.head_dim;
+  }
+
+  // Adds what the rows of queries, of tokens from `position` on, see of a block of positions, from the panel
+  // of `seen` to `end`.
+  void add_block(std::int64_t head, std::int64_t seen, std::int64_t end, std::int64_t position,
+                 std::int64_t rows, const Held& held) const {
+    const Ops& ops = kernels_.ops();
+    const std::int64_t first = std::max(first_, seen / kBlock * kBlock);
+    const std::int64_t start = seen - (seen - first) % kPanel, width = end - start;
+    for (std::int64_t r = 0; r < rows; ++r) {
+      std::fill(held.scores + r * kBlock, held.scores + r * kBlock + width, 0.0f);
+    }
+    for (std::int64_t at = start; at < end; at += kPanel) {
+      const std::int64_t num = std::min(kPanel, block_end(start) - at);
+      ops.widen_kv(format_, memory_.keys + place(head, at), num * s_.head_dim, held.panel);
+      const Matrix keys{reinterpret_cast<unsigned char*>(held.panel), Format::kF32, s_.head_dim, num};
+      ops.weighted_sum(keys, 0, std::min(num, end - at), held.queries, s_.head_dim, rows,
+                       held.scores + at - start, kBlock);
+    }
+    for (std::int64_t r = 0; r < rows; ++r) {
+      const std::int64_t own = position + r / group_;
+      const std::int64_t from = std::clamp(s_.first_seen(own), start, end) - start;
+      const std::int64_t to = std::clamp(own + 1, start + from, end) - start;
+      float* const row = held.scores + r * kBlock;
+      std::fill(row, row + from, 0.0f);
+      ops.online_softmax(row + from, to - from, held.states[r], held.sums + r * s_.head_dim, s_.head_dim);
+      std::fill(row + to, row + width, 0.0f);
+    }
+    for (std::int64_t at = start; at < end; at += kPanel) {
+      const std::int64_t num = std::min(kPanel, end - at);
+      ops.widen_kv(kv_.format, kept(kv_.values, head, at), num * s_.head_dim, held.panel);
+      const Matrix values{reinterpret_cast<unsigned char*>(held.panel), Format::kF32, num, s_.head_dim};
+      ops.weighted_sum(values, 0, s_.head_dim, held.scores + at - start, kBlock, rows, held.sums,
+                       s_.head_dim);
+    }
   }
 
   Kernels& kernels_;
@@ -193,11 +202,10 @@ class ManyTokens {
   std::int64_t length_;
   const float* query_;
   float* mixed_;
-  std::int64_t tokens_, group_, block_tokens_;
-  std::int64_t first_, count_;  // positions first_ .. first_ + count_ are seen by some token
-  ActivationKind kind_;
-  Format transposed_format_;
-  BlockSizes sizes_;
+  std::int64_t tokens_, group_, task_tokens_;
+  std::int64_t first_, end_;  // of the positions that some token sees
+  Format format_;             // of keys laid out
+  HeldSizes sizes_;
   Workspace::Frame frame_;
   ManyMemory memory_;
 };
@@ -210,13 +218,11 @@ void attend_many(Kernels& kernels, const AttentionShape& shape, const float* sin
 }
 
 std::size_t many_workspace_bytes(const AttentionShape& shape, const PassShape& pass) {
-  const ActivationKind kind = activation_of(pass.dtype);
-  const std::int64_t seen = shape.window + kMostTokens + border(shape.window);
+  const std::int64_t seen = shape.window + kMostTokens;
   const std::int64_t count = shape.window > 0 ? std::min(pass.positions, seen) : pass.positions;
-  const std::int64_t rows = tokens_of_block(shape) * (shape.num_heads / shape.num_kv_heads);
+  const std::int64_t rows = tokens_of_task(shape) * (shape.num_heads / shape.num_kv_heads);
   Workspace::Frame memory;
-  take_memory(memory, {rows, shape.head_dim, count, kind}, shape.num_kv_heads, transposed_format(kind),
-              pass.num_threads);
+  take_memory(memory, {rows, shape.head_dim}, pass.kept, shape.num_kv_heads, count, pass.num_threads);
   return memory.num_bytes();
 }
 

@@ -75,9 +75,8 @@ void apply_gates(const Ops& ops, const AttentionShape& s, const float* projected
 
 void store(const Ops& ops, const AttentionShape& s, const KVView& kv, std::int64_t position, const float* key,
            const float* value) {
-  const std::size_t width = row_bytes(kv.format, 1);
   for (std::int64_t h = 0; h < s.num_kv_heads; ++h) {
-    const std::size_t at = static_cast<std::size_t>((h * kv.capacity + position) * s.head_dim) * width;
+    const std::size_t at = row_bytes(kv.format, (h * kv.capacity + position) * s.head_dim);
     ops.store_kv(kv.format, key + h * s.head_dim, s.head_dim, static_cast<unsigned char*>(kv.keys) + at);
     ops.store_kv(kv.format, value + h * s.head_dim, s.head_dim, static_cast<unsigned char*>(kv.values) + at);
   }

@@ -50,6 +50,15 @@ std::int64_t floats_of_thread(const LatentShape& s, std::int64_t tokens, bool fo
   return round_up(std::max(tokens * s.width(), attending), 16);
 }
 
+// Behind that, room for the rows of a block where these are kept quantised: as floats one by one, and as they
+// are multiplied.
+std::int64_t widened_floats(const LatentShape& s, Format kept) {
+  const Format multiplied = multiplied_format(kept);
+  if (kept == multiplied) return 0;
+  return round_up(s.width(), 16) +
+         static_cast<std::int64_t>(row_bytes(multiplied, kBlockRows * s.width()) / 4);
+}
+
 // Some heads of some tokens whose runs are equally long. The query of a token and a head has the number
 // `head * tokens + token`, heads counted from first_head on. Each query attends to runs of rows. Where there
 // are few queries each run is a task, and the runs are put together in the end; else one task goes from run
@@ -72,13 +81,16 @@ class HeadsOfTokens {
         run_rows_(run_positions(length + 1)),
         num_runs_((length + tokens + run_rows_ - 1) / run_rows_),
         kept_runs_(num_queries_ * num_runs_ <= kQueriesAtOnce ? num_runs_ : 1),
-        query_kind_(activation_of(cache.format)),
+        format_(multiplied_format(cache.format)),
+        query_kind_(activation_of(format_)),
         mixture_kind_(activation_of(keys_values.format)),
         query_bytes_(activation_bytes(query_kind_, shape.width())),
         mixture_bytes_(activation_bytes(mixture_kind_, shape.rank)),
         memory_(kernels.workspace()) {
     sizes_ = {num_queries_, num_queries_ * kept_runs_, query_bytes_, mixture_bytes_,
               floats_of_thread(shape, tokens, kept_runs_ < num_runs_)};
+    widened_at_ = sizes_.thread_floats;
+    sizes_.thread_floats += round_up(widened_floats(shape, cache.format), 16);
     v_ = take_vectors(memory_, shape, sizes_, kernels.pool().num_threads());
     kernels.reserve_thread_scratch(std::max(s_.width(), s_.rank));
   }
@@ -159,11 +171,25 @@ class HeadsOfTokens {
     }
   }
 
+  // Rows of the cache as they are multiplied.
+  const unsigned char* rows_from(std::int64_t start, std::int64_t count, int thread) const {
+    const Ops& ops = kernels_.ops();
+    const std::size_t bytes = row_bytes(cache_.format, s_.width());
+    const unsigned char* const kept = cache_.data + static_cast<std::size_t>(start) * bytes;
+    if (format_ == cache_.format) return kept;
+    float* const floats = of_thread(thread) + widened_at_;
+    auto* const out = reinterpret_cast<unsigned char*>(floats + round_up(s_.width(), 16));
+    for (std::int64_t r = 0; r < count; ++r) {
+      ops.widen_kv(cache_.format, kept + static_cast<std::size_t>(r) * bytes, s_.width(), floats);
+      ops.store_kv(format_, floats, s_.width(), out + row_bytes(format_, r * s_.width()));
+    }
+    return out;
+  }
+
   void attend_rows(std::int64_t first, std::int64_t queries, std::int64_t start, std::int64_t count,
                    SoftmaxState* states, float* sums, int thread) {
     const Ops& ops = kernels_.ops();
-    const Matrix rows = {cache_.data + static_cast<std::size_t>(start) * row_bytes(cache_.format, s_.width()),
-                         cache_.format, count, s_.width()};
+    const Matrix rows = {rows_from(start, count, thread), format_, count, s_.width()};
     float* const scores = of_thread(thread);
     ops.matmul_rows(rows, 0, count, v_.queries + static_cast<std::size_t>(first) * query_bytes_, queries,
                     nullptr, scores, kBlockRows);  // nothing is expanded
@@ -199,6 +225,8 @@ class HeadsOfTokens {
   const LatentRows& cache_;
   std::int64_t length_, tokens_, first_head_, num_heads_, num_queries_, num_blocks_;
   std::int64_t run_rows_, num_runs_, kept_runs_;  // kept: whose sums exist side by side
+  Format format_;                                 // of rows, as they are multiplied
+  std::int64_t widened_at_;                       // of a thread's floats
   ActivationKind query_kind_, mixture_kind_;
   std::size_t query_bytes_, mixture_bytes_;
   Sizes sizes_;
@@ -247,8 +275,9 @@ std::size_t latent_workspace_bytes(const LatentShape& s, const PassShape& pass) 
   const std::int64_t runs = (pass.positions + kRunPositions - 1) / kRunPositions;
   const Sizes sizes = {queries,
                        std::min(kQueriesAtOnce, queries * std::clamp<std::int64_t>(runs, 1, kMostRuns)),
-                       activation_bytes(activation_of(pass.dtype), s.width()),
-                       prepared_bytes(pass, 1, s.rank), floats_of_thread(s, tokens, true)};
+                       activation_bytes(activation_of(multiplied_format(pass.kept)), s.width()),
+                       prepared_bytes(pass, 1, s.rank),
+                       floats_of_thread(s, tokens, true) + round_up(widened_floats(s, pass.kept), 16)};
   Workspace::Frame memory;
   take_vectors(memory, s, sizes, pass.num_threads);
   return memory.num_bytes();

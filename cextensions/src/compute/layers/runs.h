@@ -10,8 +10,8 @@
 
 namespace moeinf {
 
-constexpr std::int64_t kRunPositions = 512;  // of the shortest runs: some 20 us, many times what a task costs
-constexpr std::int64_t kMostRuns = 16;       // tasks enough for the threads; what runs come to takes memory
+constexpr std::int64_t kRunPositions = 256;  // of the shortest runs: some 10 us, many times what a task costs
+constexpr std::int64_t kMostRuns = 32;       // tasks enough for the threads; what runs come to takes memory
 
 // How long the runs of a token are that attends to so many positions. They depend on this number alone, and
 // so does the result: neither on the number of threads nor on the tokens that go through with it.

@@ -9,7 +9,7 @@ from moeinf.bench.forecast.checkup import Finding
 from moeinf.bench.forecast.forecast import Forecast
 from moeinf.bench.forecast.rates import Rates
 from moeinf.bench.forecast.subject import Subject
-from moeinf.engine.memory_plan import PROCESS_BYTES
+from moeinf.engine.memory_plan import PROCESS_BYTES, sequence_text
 from moeinf.terminal.screen import section
 from moeinf.text.quantities import binary_size_text, count_text, size_text
 from moeinf.types import FORMAT_BLOCKS, Format
@@ -90,7 +90,7 @@ def memory_rows(forecast: Forecast) -> list[tuple[str, str]]:
     plan = forecast.plan
     rows = [
         ("dense weights", size_text(plan.dense_bytes)),
-        ("KV cache", f"{size_text(plan.kv_bytes)} for {plan.context} tokens"),
+        ("KV cache", sequence_text(plan)),
         ("activations", f"{size_text(plan.activation_bytes)} for {plan.prefill_chunk} tokens of a prompt at once"),
         (
             "experts",

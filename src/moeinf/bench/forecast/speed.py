@@ -44,7 +44,7 @@ def decode_step(outline: Outline, plan: MemoryPlan, rates: Rates, hits: Expected
     info, moe = outline.manifest.info, outline.manifest.moe
     streamed = plan.num_slots < moe.total_experts
     layer_s = rates.streamed_layer_s if streamed else rates.layer_s
-    cached = info.kv_bytes_per_token * position + info.state_bytes
+    cached = (plan.kv_bytes - info.state_bytes) * position / plan.context + info.state_bytes
     compute = token_weights_s(outline, rates.experts, rates.linear) + layer_s * info.num_layers
     compute += cached / rates.memory if rates.memory else 0.0
     read_bytes = hits.read_share * moe.top_k * sum(outline.manifest.layout_of(n).stride_bytes for n in _layers(outline))

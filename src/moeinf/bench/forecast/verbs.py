@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from moeinf.bench.forecast.subject import Subject
     from moeinf.store.library import StoredModel
 
-_PLANNED = ("ram", "expert_cache", "context", "threads", "prefill_chunk", "prefix_memory")
+_PLANNED = ("ram", "expert_cache", "context", "kv_cache", "threads", "prefill_chunk", "prefix_memory")
 _UNPLANNED = tuple(each.name for each in options(RuntimeConfig) if each.name not in _PLANNED)
 
 

@@ -57,4 +57,6 @@ def _outline(
         from moeinf.sampling.beam_search import num_beams_asked  # loads numpy, which most models do without
 
         beams = num_beams_asked(dict(generation or config_json))
-    return Outline(manifest, footprint_of(manifest, held.memory_bytes, family.workspace, beams), held)
+    return Outline(
+        manifest, footprint_of(manifest, held.memory_bytes, family.workspace, beams, family.cache_bytes), held
+    )

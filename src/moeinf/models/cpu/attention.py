@@ -10,7 +10,7 @@ import moeinf._native as _native
 from moeinf.models.cpu.weights import NativeWeights
 from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, Sharpening
 from moeinf.models.layers.kv_cache import Cache
-from moeinf.types import DTYPE_BYTES, ByteArray, DType, Float32Array
+from moeinf.types import ByteArray, Float32Array, KVFormat, format_bytes
 
 Angles = tuple[Float32Array, Float32Array]  # cos and sin [tokens, rotary_dim / 2]
 
@@ -23,13 +23,13 @@ class KVState:
 
     rewinds = True
 
-    def __init__(self, num_kv_heads: int, head_dim: int, capacity: int, dtype: DType) -> None:
-        size = num_kv_heads * capacity * head_dim * DTYPE_BYTES[dtype]
+    def __init__(self, num_kv_heads: int, head_dim: int, capacity: int, kept: KVFormat) -> None:
+        self.planes, self.row_bytes = 2 * num_kv_heads, format_bytes(kept, (head_dim,))
+        size = num_kv_heads * capacity * self.row_bytes
         self.keys: ByteArray = np.empty(size, np.uint8)
         self.values: ByteArray = np.empty(size, np.uint8)
-        self.format = dtype
+        self.format = kept
         self._heads = num_kv_heads
-        self.planes, self.row_bytes = 2 * num_kv_heads, head_dim * DTYPE_BYTES[dtype]
 
     def truncate(self, length: int) -> None:
         pass  # what lies behind the cache's length is never read
@@ -51,9 +51,9 @@ class KVState:
 class NativeAttention:
     """See Layers.attention. Keys and values are kept in the cache's format."""
 
-    def __init__(self, weights: NativeWeights, dtype: DType, config: AttentionConfig, site: AttentionSite) -> None:
+    def __init__(self, weights: NativeWeights, kept: KVFormat, config: AttentionConfig, site: AttentionSite) -> None:
         assert config.norm != "layer" or config.qk_norm == "none", "no family has layer norms of heads"
-        self._layer, self._config, self._dtype = site.layer, config, dtype
+        self._layer, self._config, self._kept = site.layer, config, kept
         rope, s = config.rope, config.sharpening or Sharpening(0.0, 1)
         shape = _native.AttentionShape(
             head_dim=config.head_dim,
@@ -74,7 +74,7 @@ class NativeAttention:
         self._native = _native.AttentionLayer(weights.kernels, attention_tensors(weights, config, site), shape)
 
     def new_state(self, capacity: int) -> KVState:
-        return KVState(self._config.num_kv_heads, self._config.head_dim, capacity, self._dtype)
+        return KVState(self._config.num_kv_heads, self._config.head_dim, capacity, self._kept)
 
     def add_to(self, x: Float32Array, cache: Cache, positions: Angles) -> None:
         cos, sin = positions

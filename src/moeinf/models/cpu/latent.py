@@ -9,19 +9,19 @@ from moeinf.models.cpu.attention import Angles
 from moeinf.models.layers.attention_config import LatentHeads
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.weights import StoredTensor
-from moeinf.types import DTYPE_BYTES, ByteArray, DType, Float32Array
+from moeinf.types import ByteArray, Float32Array, KVFormat, format_bytes
 
 _TOKENS = 128  # whose queries exist at once
 
 
 class LatentState:
-    """The bytes of [capacity, width] in the cache's type; pages are touched only as tokens arrive."""
+    """The bytes of [capacity, width] in the cache's format; pages are touched only as tokens arrive."""
 
     rewinds = True
     planes = 1
 
-    def __init__(self, width: int, capacity: int, dtype: DType) -> None:
-        self.row_bytes = width * DTYPE_BYTES[dtype]
+    def __init__(self, width: int, capacity: int, kept: KVFormat) -> None:
+        self.row_bytes = format_bytes(kept, (width,))
         self.data: ByteArray = np.empty(capacity * self.row_bytes, np.uint8)
 
     def truncate(self, length: int) -> None:
@@ -38,10 +38,10 @@ class NativeLatentCore:
     """moeinf.models.layers.protocol.LatentCore, over the weights as they are stored."""
 
     def __init__(
-        self, kernels: _native.Kernels, keys_values: StoredTensor, dtype: DType, heads: LatentHeads, layer: int
+        self, kernels: _native.Kernels, keys_values: StoredTensor, kept: KVFormat, heads: LatentHeads, layer: int
     ) -> None:
         (rows, rank), rope, nope_dim = keys_values.shape, heads.rope, heads.qk_nope_head_dim
-        self._dtype, self._layer, self._width = dtype, layer, rank + rope.rotary_dim
+        self._kept, self._layer, self._width = kept, layer, rank + rope.rotary_dim
         self._sharpening = heads.sharpening
         value_dim = rows // heads.num_heads - nope_dim
         self._num_values = heads.num_heads * value_dim
@@ -60,13 +60,13 @@ class NativeLatentCore:
     def new_state(self, capacity: int) -> LatentState:
         return LatentState(*self.state_of(capacity))
 
-    def state_of(self, capacity: int) -> tuple[int, int, DType]:
+    def state_of(self, capacity: int) -> tuple[int, int, KVFormat]:
         """What LatentState is made of."""
-        return self._width, capacity, self._dtype
+        return self._width, capacity, self._kept
 
     def store(self, rows: Float32Array, cache: Cache, positions: Angles) -> None:
         state: LatentState = cache.states[self._layer]
-        self._native.store(rows, state.data, self._dtype, cache.length, *positions)
+        self._native.store(rows, state.data, self._kept, cache.length, *positions)
 
     def at_once(self, tokens: int) -> int:
         return min(tokens, _TOKENS)
@@ -86,5 +86,5 @@ class NativeLatentCore:
         """Queries of the tokens from `at` of the pass; the first of them sees `length` rows and the next."""
         cos, sin = (table[at : at + len(queries)] for table in positions)
         out = np.empty((len(queries), self._num_values), np.float32)
-        self._native.attend(queries, rows, self._dtype, length, cos, sin, out)
+        self._native.attend(queries, rows, self._kept, length, cos, sin, out)
         return out

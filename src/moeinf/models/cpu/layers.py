@@ -27,16 +27,16 @@ from moeinf.models.layers.recurrent.delta_config import DeltaConfig
 from moeinf.models.layers.recurrent.mamba_config import MambaConfig
 from moeinf.models.layers.rope import Rope
 from moeinf.models.layers.weights import Embedding, StoredTensor
-from moeinf.types import DType, Float32Array, Routing
+from moeinf.types import Float32Array, KVFormat, Routing
 
 
 class NativeLayers:
     """moeinf.models.layers.protocol.Layers over the native kernels, which multiply by a matrix as it is stored."""
 
-    def __init__(self, kernels: _native.Kernels, tensors: Mapping[str, StoredTensor], dtype: DType) -> None:
-        """dtype: of keys and values."""
+    def __init__(self, kernels: _native.Kernels, tensors: Mapping[str, StoredTensor], kept: KVFormat) -> None:
+        """kept: the format of keys and values."""
         self.weights = NativeWeights(kernels, tensors)
-        self._dtype: DType = dtype
+        self._kept: KVFormat = kept
 
     def begin_pass(self, num_tokens: int) -> None:
         self.weights.kernels.begin_pass(num_tokens)
@@ -50,18 +50,18 @@ class NativeLayers:
         return lambda start, num_tokens, room: rope.within(room).tables(start, num_tokens)
 
     def attention(self, config: AttentionConfig, site: AttentionSite) -> NativeAttention:
-        return NativeAttention(self.weights, self._dtype, config, site)
+        return NativeAttention(self.weights, self._kept, config, site)
 
     def latent_core(self, keys_values: str, heads: LatentHeads, layer: int) -> NativeLatentCore:
         matrix = self.weights.tensors[keys_values]
-        return NativeLatentCore(self.weights.kernels, matrix, self._dtype, heads, layer)
+        return NativeLatentCore(self.weights.kernels, matrix, self._kept, heads, layer)
 
     def indexed_core(
         self, keys_values: str, heads: LatentHeads, index: IndexHeads, layer: int, *, keeps_keys: bool
     ) -> NativeIndexedCore:
         matrix = self.weights.tensors[keys_values]
         return NativeIndexedCore(
-            self.weights.kernels, matrix, self._dtype, heads, layer, index=index, keeps_keys=keeps_keys
+            self.weights.kernels, matrix, self._kept, heads, layer, index=index, keeps_keys=keeps_keys
         )
 
     def beams(self, heads: Heads, capacity: int, num_beams: int, bias: Float32Array | None) -> HostBeams:

@@ -51,7 +51,8 @@ struct AttentionWeights {  // pointers may be null where the model has no such t
                   // there is none
 };
 
-// Keys and values of one layer, both [num_kv_heads, capacity, head_dim] in `format` (f32, f16 or bf16).
+// Keys and values of one layer, both [num_kv_heads, capacity, head_dim] in `format`: f32, f16, bf16, or q8_0,
+// whose blocks lie along head_dim.
 struct KVView {
   void *keys, *values;
   Format format;

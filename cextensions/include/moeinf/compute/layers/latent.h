@@ -22,7 +22,8 @@ struct LatentShape {
   std::int64_t width() const { return rank + 2 * rotary_pairs; }  // of a row
 };
 
-// What one layer keeps of a sequence: [capacity, width] in `format` (f32, f16 or bf16).
+// What one layer keeps of a sequence: [capacity, width] in `format`: f32, f16, bf16, or
+// q8_0, where rank and the rotated part are whole blocks.
 struct LatentRows {
   unsigned char* data;
   Format format;
