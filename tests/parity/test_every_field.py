@@ -206,6 +206,7 @@ DIFFERENT = {
             "olmoe",
             "qwen2_moe",
             "qwen3_moe",
+            "qwen3_omni_moe",
             "qwen3_vl_moe",
         )
     ),
@@ -236,9 +237,12 @@ KNOWN_AS = {
     "llama4": "llama4_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
     "qwen3_vl_moe": "qwen3_vl_moe_text",
+    "qwen3_omni_moe": "qwen3_omni_moe_text",
     "glm4v_moe": "glm4v_moe_text",
     "kimi_k2": "deepseek_v3",
 }
+# What is before the names of the tensors of a part that transformers also has alone.
+BEFORE = {"qwen3_omni_moe": "thinker."}
 # With which the layers of a family are alike, so that its configuration has a value of each field.
 ALIKE: dict[str, dict[str, Any]] = {"gemma4": {"per_layer_config": {}}}
 
@@ -256,8 +260,15 @@ def fields_of(family: str) -> dict[str, Any]:
 
 
 def text_of(config: dict[str, Any]) -> dict[str, Any]:
-    text: dict[str, Any] = config.get("text_config", config)
+    inside = config.get("thinker_config", config)
+    text: dict[str, Any] = inside.get("text_config", inside)
     return text
+
+
+def with_text(config: dict[str, Any], text: dict[str, Any]) -> dict[str, Any]:
+    if "thinker_config" in config:
+        return config | {"thinker_config": with_text(config["thinker_config"], text)}
+    return config | {"text_config": text} if "text_config" in config else text
 
 
 def other_values(name: str, value: Any, num_layers: int) -> list[Any]:
@@ -286,7 +297,7 @@ def changed(family: str, name: str) -> Iterator[dict[str, Any]]:
     if name in config:
         made.append({key: v for key, v in config.items() if key != name})
     for text in made:
-        yield copy.deepcopy(text if whole is text_of(whole) else whole | {"text_config": text})
+        yield copy.deepcopy(with_text(whole, text))
 
 
 class NotComputedError(Exception):
@@ -309,7 +320,8 @@ def theirs(config: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
         logits = model(input_ids=ids, decoder_input_ids=ids).logits[0] if seq2seq else model(ids).logits[0]
     except Exception as error:
         raise NotComputedError from error
-    return logits, published(model)
+    before = BEFORE.get(config["model_type"], "")
+    return logits, {f"{before}{name}": tensor for name, tensor in published(model).items()}
 
 
 def published(model: Any) -> dict[str, Tensor]:

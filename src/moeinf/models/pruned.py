@@ -39,6 +39,8 @@ def pruned_config(config: dict[str, Any], said: MoeShape, rows: Mapping[int, int
             f"config.json says {said.experts_of(number)} experts of layer {layer}, whose router has {rows[layer]}; "
             "correct it, or fetch the checkpoint again"
         )
+    if "thinker_config" in config:
+        return config | {"thinker_config": pruned_config(config["thinker_config"], said, rows)}
     nested = config.get("text_config")
     inner = config if nested is None else nested
     counts = [rows.get(layer, 0) for layer in range(inner["num_hidden_layers"])]

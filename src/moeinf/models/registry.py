@@ -146,6 +146,12 @@ FAMILIES = (
         "the language model of checkpoints that also see images: Qwen3-MoE, whose experts were published transposed",
     ),
     FamilyEntry(
+        "qwen3_omni_moe",
+        "qwen",
+        ("Qwen3-Omni-30B-A3B",),
+        "the language model of checkpoints that also see, hear and speak: Qwen3-MoE's",
+    ),
+    FamilyEntry(
         "glm4_moe_lite",
         "deepseek",
         ("GLM-4.7-Flash",),

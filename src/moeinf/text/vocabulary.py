@@ -28,9 +28,11 @@ def end_ids(
     tokenizer: Tokenizer, specials: Mapping[str, str], model: Mapping[str, Any], generation: Mapping[str, Any]
 ) -> list[int]:
     """The tokens that end an answer: those of the configs, the tokenizer's own, and known ends of turn."""
-    text_config = model.get("text_config")
     listed = [generation.get("eos_token_id"), model.get("eos_token_id")]
-    listed += [text_config.get("eos_token_id")] if isinstance(text_config, dict) else []
+    for part in ("thinker_config", "text_config"):
+        if isinstance(model.get(part), dict):
+            model = model[part]
+            listed.append(model.get("eos_token_id"))
     ids = {i for entry in listed for i in (entry if isinstance(entry, list) else [entry]) if type(i) is int}
     names = [name for name in _END_OF_TURN if not (name == "<|end|>" and is_harmony(tokenizer))]  # ends a channel
     named = (tokenizer.token_to_id(name) for name in [specials.get("eos_token", ""), *names])

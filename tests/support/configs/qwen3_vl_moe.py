@@ -5,7 +5,7 @@ from typing import Any
 from tests.support.configs.qwen3_moe import QWEN3
 from tests.support.tiny_models import COMMON, without_vision
 
-_TEXT: dict[str, Any] = {
+TEXT: dict[str, Any] = {
     name: value for name, value in QWEN3.items() if name not in ("model_type", "rope_theta", "norm_topk_prob")
 } | {
     "rope_parameters": {
@@ -15,7 +15,7 @@ _TEXT: dict[str, Any] = {
         "mrope_interleaved": True,
     }
 }
-_VISION = {
+VISION = {
     "depth": 1,
     "hidden_size": 16,
     "intermediate_size": 16,
@@ -25,12 +25,12 @@ _VISION = {
     "deepstack_visual_indexes": [0],
 }
 _IDS = {"image_token_id": 90, "video_token_id": 91, "vision_start_token_id": 92, "vision_end_token_id": 93}
-QWEN3_VL: dict[str, Any] = {"model_type": "qwen3_vl_moe", "text_config": _TEXT, "vision_config": _VISION, **_IDS}
+QWEN3_VL: dict[str, Any] = {"model_type": "qwen3_vl_moe", "text_config": TEXT, "vision_config": VISION, **_IDS}
 CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3_vl_moe": QWEN3_VL,
     "qwen3_vl_moe tied, dense layers, biased": QWEN3_VL
     | {
-        "text_config": _TEXT | {"tie_word_embeddings": True, "mlp_only_layers": [1], "attention_bias": True},
+        "text_config": TEXT | {"tie_word_embeddings": True, "mlp_only_layers": [1], "attention_bias": True},
         "tie_word_embeddings": True,
     },
 }

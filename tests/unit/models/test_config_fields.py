@@ -169,7 +169,7 @@ MOE_OF_OTHER_FAMILIES: dict[str, dict[str, Any]] = {
     "skywork": {"num_experts": [16]},
     "deepseek_vl_v2": {"language_config": {"n_routed_experts": 64}},
     "grok": {"num_experts": 8},
-    "qwen3_omni_moe": {"thinker_config": {"text_config": {"num_experts": 128}}},
+    "another_omni_moe": {"thinker_config": {"text_config": {"num_experts": 128}}},
     "jetmoe": {"moe_num_experts": 8},
     "yuan": {"moe_config": {"moe_num_experts": 32}},
     "some": {"num_routed_experts": 8},

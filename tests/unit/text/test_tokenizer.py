@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer as Library
@@ -120,10 +121,15 @@ def test_add_bos_token_of_the_config_counts_where_tokenizer_json_forgets_it(mode
         assert tokenizer.encode("hello")[0] == tokenizer.bos_id
 
 
-def test_ends_of_an_answer_are_united_from_all_configs_and_the_vocabulary(model_folder: MakeFolder) -> None:
-    folder = model_folder(
-        config={"eos_token_id": 7, "text_config": {"eos_token_id": [9]}}, generation={"eos_token_id": [8, 11]}
-    )
+@pytest.mark.parametrize(
+    "within",
+    [{"text_config": {"eos_token_id": [9]}}, {"thinker_config": {"text_config": {"eos_token_id": 9}}}],
+    ids=["text", "thinker"],
+)
+def test_ends_of_an_answer_are_united_from_all_configs_and_the_vocabulary(
+    model_folder: MakeFolder, within: dict[str, Any]
+) -> None:
+    folder = model_folder(config={"eos_token_id": 7} | within, generation={"eos_token_id": [8, 11]})
     with Tokenizer(folder) as tokenizer:
         library = Library.from_file(str(folder / "tokenizer.json"))
         named = {library.token_to_id("</s>"), library.token_to_id("<|im_end|>")}

@@ -1,0 +1,48 @@
+"""Qwen3-Omni, the language model of it: Qwen3-MoE under other names of tensors (arXiv 2509.17765).
+
+Checkpoints hold models that see, hear (`thinker.visual.*`, `thinker.audio_tower.*`) and speak (`talker.*`,
+`code2wav.*`) beside it, which are left out: what it writes is the text that would be spoken.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+from moeinf.models.families.qwen import qwen2_moe
+from moeinf.models.families.qwen.qwen2_moe import Config
+from moeinf.models.fields import Fields
+from moeinf.models.layers.decoder import parse_decoder
+from moeinf.models.layers.qwen_moe import QwenMoe
+from moeinf.models.text_part import text_part
+from moeinf.types import TensorPlan
+
+_OTHERS = r"(thinker\.(audio_tower|visual)|talker|code2wav)\..*"
+
+
+def _parse(config: dict[str, Any]) -> Config:
+    thinker = Fields(config).within("thinker_config")
+    thinker.only("tie_word_embeddings", False, None)
+    thinker.within("text_config").only("tie_word_embeddings", False, None)
+    whole = {"text_config": {}} | (config.get("thinker_config") or {})
+    if "quantization_config" in config:
+        whole["quantization_config"] = config["quantization_config"]
+    text = text_part(whole, prefix="thinker.model.")
+    f = text.fields
+    f.only("use_sliding_window", False, None)
+    decoder = parse_decoder(f, norm_eps=1e-6, theta=1e6, qk_norm="head")
+    decoder = replace(decoder, prefix=text.prefix, head_prefix="thinker.")
+    return Config(decoder, QwenMoe.parse(f, decoder.num_layers, norm_topk_prob=True, shared=False))
+
+
+class Family(qwen2_moe.Family):
+    name = "qwen3_omni_moe"
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self._take(_parse(config))
+
+    @cached_property
+    def tensors(self) -> TensorPlan:
+        plan = super().tensors
+        return replace(plan, ignored=(*plan.ignored, _OTHERS))
