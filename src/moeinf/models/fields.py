@@ -115,7 +115,9 @@ class Fields:
         if value is None:
             return None
         if not isinstance(value, list) or len(value) != num_layers:
-            raise CheckpointError(f"{self._where}: {name} must be a list with a kind for each of {num_layers} layers")
+            raise CheckpointError(
+                f"{self._where}: {name} must be a list with a kind for each of {num_layers} layers (num_hidden_layers)"
+            )
         for kind in value:
             if kind not in allowed:
                 known = " or ".join(repr(a) for a in allowed)
