@@ -20,7 +20,14 @@ _AUDIO = {
     "downsample_hidden_size": 8,
     "output_dim": _TEXT["hidden_size"],
 }
-_THINKER: dict[str, Any] = {"text_config": _TEXT, "vision_config": _VISION, "audio_config": _AUDIO}
+_IDS = {  # none of which is in the vocabulary
+    "image_token_id": 100,
+    "video_token_id": 101,
+    "audio_token_id": 102,
+    "vision_start_token_id": 103,
+    "audio_start_token_id": 104,
+}
+_THINKER: dict[str, Any] = {"text_config": _TEXT, "vision_config": _VISION, "audio_config": _AUDIO, **_IDS}
 OMNI: dict[str, Any] = {"model_type": "qwen3_omni_moe", "thinker_config": _THINKER}
 CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3_omni_moe": OMNI,
