@@ -28,6 +28,7 @@ from moeinf.terminal.arguments.completion import model_names
 from moeinf.terminal.arguments.flags import SamplingOptions, with_flags
 from moeinf.terminal.arguments.named import AsJson, ModelName, Quant, Quiet, StoredName
 from moeinf.terminal.arguments.wrong_use import usage_text, with_think
+from moeinf.terminal.launched import with_launched
 from moeinf.terminal.remote.verbs import ps, stop
 from moeinf.terminal.screen import harmless, print_harmless
 from moeinf.terminal.stored.verbs import cp, create, list_models, prune, rm, verify
@@ -102,6 +103,7 @@ def run(
 
     if plan:
         return print(planned_text(model, config, quant))
+    config = with_launched(config, model, quiet=options.quiet)
     text = prompt_text(prompt or [], file)
     if not text and (raw or json):
         raise UsageError(f"{'--raw' if raw else '--json'} needs a prompt; give one")

@@ -14,6 +14,7 @@ from moeinf.config.guess_options import GuessOptions
 from moeinf.config.simulate_options import SimulateOptions
 from moeinf.terminal.arguments.flags import with_flags
 from moeinf.terminal.arguments.named import AsJson, ModelName, Quiet, StoredName
+from moeinf.terminal.launched import with_launched
 from moeinf.terminal.screen import print_harmless
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def bench(
     report: Callable[[str], None] = (lambda line: None) if quiet else say
     workload = Workload(num_prompt, num_decode, repeats, prompt_file, routing, guess)
     workload.text()  # refuses a file that cannot be read before a model is pulled
-    configs = configurations(config, policy, predictor)
+    configs = configurations(with_launched(config, model, quiet=quiet), policy, predictor)
     stored = ensure_stored(model, quiet=quiet)
     configs = [preset_of(stored).configured(each) for each in configs]
     if len(configs) == 1:

@@ -222,8 +222,6 @@ def _check(config: RuntimeConfig) -> None:
         raise UsageError("--trace-states adds to what --trace DIR records; give a folder, or leave it out")
     if config.workers and config.device not in ("auto", "cpu"):
         raise UsageError(f"--workers share the work of the CPU, and --device {config.device} is a GPU; leave one out")
-    if config.worker_key_file and not config.workers:
-        raise UsageError("--worker-key-file is for --workers HOST:PORT; give some, or leave it out")
     if config.device == "cpu" and (said := gpu_option(config)):
         raise UsageError(f"{said} is for a GPU, and --device cpu uses none; leave one of them out")
 

@@ -145,7 +145,7 @@ def call(host: str, port: int, key: bytes, facts: Facts) -> tuple[Offer, Group, 
     if not hmac.compare_digest(mac, _mac(key, "worker", names, text)):
         raise WorkerError("who answers does not know the key")
     offer = Offer(**_fields(text.encode()))
-    group = Group(PrefixStore(_mac(key, "group", names, ""), visit), 0, _own_address(host, port))
+    group = Group(PrefixStore(_mac(key, "group", names, ""), visit), 0, own_address(host, port))
     return offer, group, lambda: (store.add(_NUM_PINGS, 1), None)[1]
 
 
@@ -192,12 +192,12 @@ def _mac(key: bytes, role: str, names: str, text: str) -> str:
     return hmac.new(key, f"{role}\n{names}\n{text}".encode(), hashlib.sha256).hexdigest()
 
 
-def _own_address(host: str, port: int) -> str:
-    """The address of this machine from which that one is reached. Raises LostError."""
+def own_address(host: str, port: int) -> str:
+    """The address of this machine from which that one is reached; nothing is sent there. Raises LostError."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0][0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((host, port))  # sends nothing
+            probe.connect((host, port))
             return str(probe.getsockname()[0])
     except OSError as error:
         raise LostError(str(error.strerror)) from error

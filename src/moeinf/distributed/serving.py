@@ -48,9 +48,12 @@ class WorkerServer:
         self._group: Group | None = None
         self._fault: Exception | None = None
 
-    def run(self, form: RequestForm, replies: ReplyForm) -> None:
-        """The thread that called it watches whether rank 0 is there; another one computes."""
-        thread = threading.Thread(target=self._serve_all, args=(form, replies), name="worker", daemon=True)
+    def run(self, form: RequestForm, replies: ReplyForm, *, once: bool = False) -> None:
+        """The thread that called it watches whether rank 0 is there; another one computes.
+
+        once: ends when a rank 0 has left that was served.
+        """
+        thread = threading.Thread(target=self._serve_all, args=(form, replies, once), name="worker", daemon=True)
         thread.start()
         try:
             while thread.is_alive():
@@ -83,7 +86,7 @@ class WorkerServer:
                 return
             self._listener.refuse_others("it serves another process")
 
-    def _serve_all(self, form: RequestForm, replies: ReplyForm) -> None:
+    def _serve_all(self, form: RequestForm, replies: ReplyForm, once: bool) -> None:
         try:
             while not self._stopped.is_set():
                 try:
@@ -96,6 +99,8 @@ class WorkerServer:
                     self._group = group
                     self._say(f"rank 0 has gone: {Session(group, form, replies, self._experts).serve()}")
                     self._group = None
+                    if once:
+                        return
         except Exception as error:  # the thread that called run raises it
             self._fault = error
 

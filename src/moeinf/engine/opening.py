@@ -69,6 +69,9 @@ def put_together(context: BuildContext, gpu: OpenGpu | None, look: Callable[[], 
 
     look() tells the machine's memory as it is now. Raises as Model does.
     """
+    config = context.host.config
+    if config.worker_key_file and not config.workers:
+        raise UsageError("--worker-key-file is for --workers HOST:PORT; give some, or leave it out")
     if gpu is not None:
         from moeinf.engine.gpu import GpuRunner
 

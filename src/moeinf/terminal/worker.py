@@ -48,11 +48,17 @@ def worker(
     if address.host in ("0.0.0.0", "::"):
         raise UsageError(f"--bind {bind} is every address of this machine; give the one that rank 0 comes to")
     from moeinf.distributed.meeting import Listener
+
+    serve_here(model, config, Listener(address.host, address.port, key), quiet=quiet)
+
+
+def serve_here(model: str, config: RuntimeConfig, listener: Listener, *, quiet: bool, once: bool = False) -> None:
+    """Computes experts for one rank 0 after the other, or for one. Says on stderr what happens, unless `quiet`."""
     from moeinf.distributed.serving import WorkerServer
     from moeinf.engine.build_context import Reporting
     from moeinf.engine.ranks.worker import WorkerExperts
 
-    notices, listener = Notices(), Listener(address.host, address.port, key)
+    notices = Notices()
 
     def tell(line: str) -> None:
         if not quiet:
@@ -62,7 +68,8 @@ def worker(
     stored = _stored(model, listener, tell)
     with WorkerExperts(stored, config, Reporting(notify=notices.add)) as experts:
         tell(f"{stored.name} on {listener.host}:{listener.port} · {experts.describe()}")
-        WorkerServer(listener, experts.facts, experts.offer, experts, tell).run(*experts.forms())
+        server = WorkerServer(listener, experts.facts, experts.offer, experts, tell)
+        server.run(*experts.forms(), once=once)
 
 
 def _stored(model: str, listener: Listener, tell: Callable[[str], None]) -> StoredModel:

@@ -1,0 +1,55 @@
+"""Ranks that `torchrun` has started with one command: rank 0 answers, and the others are its workers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import typer
+
+from moeinf.config import RuntimeConfig
+from moeinf.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What torchrun tells each process that it starts."""
+
+    rank: int
+    num_ranks: int
+    host: str  # of the store over which the ranks meet
+    port: int
+
+
+def launch_of(variables: Mapping[str, str]) -> Launch | None:
+    """None for a process that torchrun did not start, and for one that it started alone."""
+    try:
+        rank, size, port = (int(variables[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
+        launch = Launch(rank, size, variables["MASTER_ADDR"], port)
+    except (KeyError, ValueError):
+        return None
+    return launch if "TORCHELASTIC_RUN_ID" in variables and launch.num_ranks > 1 else None
+
+
+def with_launched(config: RuntimeConfig, model: str, *, quiet: bool) -> RuntimeConfig:
+    """The configuration with the workers that torchrun has started; on these it does not return, but serves rank 0.
+
+    Raises UsageError where --workers names others, WorkerError where a rank does not come.
+    """
+    launch = launch_of(os.environ)
+    if launch is None:
+        return config
+    if config.workers:
+        raise UsageError("--workers names what torchrun has started already; leave it out")
+    from moeinf.distributed.launch import tell_address, told_addresses
+    from moeinf.engine.ranks.star import read_key, require_torch
+    from moeinf.terminal.worker import serve_here
+
+    require_torch("torchrun")
+    key = read_key("--worker-key-file", config.worker_key_file)
+    if launch.rank == 0:
+        return replace(config, workers=",".join(told_addresses(launch.host, launch.port, launch.num_ranks)))
+    listener = tell_address(launch.host, launch.port, launch.rank, key)
+    serve_here(model, config, listener, quiet=quiet, once=True)
+    raise typer.Exit
