@@ -14,8 +14,9 @@ from moeinf.types import ByteArray, Float32Array, IntArray, Routing
 
 HEAD_BYTES: Final = 64
 _HEAD: Final = struct.Struct("=10i")
+_VERDICT: Final = struct.Struct("=2i")
+_MOST_KEPT: Final = 8
 _KIND, _LAYER, _TOKENS, _PASS_TOKENS, _NUM_ROWS, _REST_BYTES, _GUESS_LAYER, _GUESS_TOKENS, _TOP_K, _GUESSES = range(10)
-_STATUS, _LENGTH = range(2)
 
 
 Ids = npt.NDArray[np.int32]
@@ -53,7 +54,7 @@ class _Shapes(NamedTuple):
     def num_bytes(self, hidden_size: int) -> int:
         return 4 * (self.ids[0] * (self.ids[1] + hidden_size) + 2 * self.guess[0] * self.guess[1])
 
-    def parts(self, room: ByteArray, hidden_size: int) -> tuple[Ids, Ids, Float32Array, Float32Array]:
+    def parts(self, room: ByteArray, hidden_size: int) -> _Parts:
         """Ids, the guess's ids and weights, and hidden, as parts of the room."""
         numbers, ends = room[: self.num_bytes(hidden_size)].view(np.int32), [self.ids[0] * self.ids[1]]
         for _ in range(2):
@@ -66,6 +67,9 @@ class _Shapes(NamedTuple):
         )
 
 
+_Parts = tuple[Ids, Ids, Float32Array, Float32Array]
+
+
 class RequestForm:
     """Packs requests of one model, and reads them. A token's fits the frame."""
 
@@ -74,55 +78,59 @@ class RequestForm:
         one = 1, top_k
         self.frame_bytes: Final = HEAD_BYTES + _round_up(_Shapes(one, one).num_bytes(hidden_size))
         self._rest: ByteArray = np.empty(0, np.uint8)
-        self._prepare(_Shapes(one, one), np.empty(self.frame_bytes, np.uint8))
+        self._room_bytes = self.frame_bytes - HEAD_BYTES
+        self._kept: dict[tuple[_Shapes, int], tuple[ByteArray, _Parts]] = {}
 
     def pack(self, request: Request, frame: ByteArray) -> ByteArray | None:
         """Fills the frame; returns what is to be sent behind it, which is good until the next call."""
         shapes = _Shapes(_shape(request.ids), (0, 0) if request.guess is None else _shape(request.guess.ids))
-        if shapes != self._packed or frame is not self._frame:
-            self._prepare(shapes, frame)
-        rest = self._sent
+        num_bytes, rest = shapes.num_bytes(self._hidden_size), None
+        if num_bytes > self._room_bytes:
+            rest = self._rest_of(num_bytes)
         head = (
             Kind.RUN,
             request.layer,
             shapes.ids[0],
             request.pass_tokens,
             request.num_rows,
-            0 if rest is None else len(rest),
+            0 if rest is None else num_bytes,
             request.guess_layer,
             shapes.guess[0],
             shapes.ids[1],
             shapes.guess[1],
         )
         _HEAD.pack_into(frame.data, 0, *head)
-        ids, guess_ids, guess_weights, hidden = self._parts
+        ids, guess_ids, guess_weights, hidden = self._parts(shapes, frame, rest)
         ids[:] = request.ids
         hidden[:] = request.hidden
         if request.guess is not None:
             guess_ids[:], guess_weights[:] = request.guess.ids, request.guess.weights
         return rest
 
-    def _prepare(self, shapes: _Shapes, frame: ByteArray) -> None:
-        """Finds the places of a request's parts; the next of the same shapes, as tokens are, uses them again."""
-        self._packed, self._frame, self._sent = shapes, frame, None
-        room, num_bytes = frame[HEAD_BYTES:], shapes.num_bytes(self._hidden_size)
-        if num_bytes > len(room):
-            room = self._sent = self._rest_of(num_bytes)
-        self._parts = shapes.parts(room, self._hidden_size)
-
     def rest_bytes(self, frame: ByteArray) -> int:
-        return int(frame[:HEAD_BYTES].view(np.int32)[_REST_BYTES])
+        rest_bytes: int = _HEAD.unpack_from(frame.data)[_REST_BYTES]
+        return rest_bytes
 
     def unpack(self, frame: ByteArray, rest: ByteArray | None) -> Request:
         """hidden is a part of the frame, or of the rest."""
-        head = frame[:HEAD_BYTES].view(np.int32).tolist()
+        head = _HEAD.unpack_from(frame.data)
         shapes = _Shapes((head[_TOKENS], head[_TOP_K]), (head[_GUESS_TOKENS], head[_GUESSES]))
-        room = frame[HEAD_BYTES:] if rest is None else rest
-        ids, guess_ids, guess_weights, hidden = shapes.parts(room, self._hidden_size)
+        ids, guess_ids, guess_weights, hidden = self._parts(shapes, frame, rest)
         guess = Routing(guess_ids.astype(np.int64), guess_weights.copy()) if shapes.guess[0] else None
         return Request(
             head[_LAYER], ids.astype(np.int64), hidden, head[_PASS_TOKENS], head[_NUM_ROWS], head[_GUESS_LAYER], guess
         )
+
+    def _parts(self, shapes: _Shapes, frame: ByteArray, rest: ByteArray | None) -> _Parts:
+        """The places of a request's parts. Those in a frame are kept, as the next token has the same."""
+        if rest is not None:
+            return shapes.parts(rest, self._hidden_size)
+        kept = self._kept.get((shapes, id(frame)))
+        if kept is None or kept[0] is not frame:
+            if len(self._kept) >= _MOST_KEPT:
+                self._kept.clear()
+            kept = self._kept[shapes, id(frame)] = frame, shapes.parts(frame[HEAD_BYTES:], self._hidden_size)
+        return kept[1]
 
     def _rest_of(self, num_bytes: int) -> ByteArray:
         if len(self._rest) < num_bytes:
@@ -151,15 +159,16 @@ class ReplyForm:
     def say(self, frame: ByteArray, fault: str = "") -> None:
         """Writes how it went; a fault overwrites the rows, as far as it fits there."""
         text = fault.encode()[: len(frame) - HEAD_BYTES]
-        frame[:HEAD_BYTES].view(np.int32)[:2] = (1 if fault else 0, len(text))
-        frame[HEAD_BYTES : HEAD_BYTES + len(text)] = np.frombuffer(text, np.uint8)
+        _VERDICT.pack_into(frame.data, 0, 1 if fault else 0, len(text))
+        if text:
+            frame[HEAD_BYTES : HEAD_BYTES + len(text)] = np.frombuffer(text, np.uint8)
 
     def fault(self, frame: ByteArray) -> str:
         """ "" where it went well."""
-        head = frame[:HEAD_BYTES].view(np.int32)
-        if not head[_STATUS]:
+        failed, length = _VERDICT.unpack_from(frame.data)
+        if not failed:
             return ""
-        text = frame[HEAD_BYTES : HEAD_BYTES + int(head[_LENGTH])].tobytes()
+        text = frame[HEAD_BYTES : HEAD_BYTES + length].tobytes()
         return text.decode("utf-8", "replace") or "it failed"
 
 
@@ -169,7 +178,8 @@ def _shape(array: IntArray) -> tuple[int, int]:
 
 
 def kind_of(frame: ByteArray) -> int:
-    return int(frame[:HEAD_BYTES].view(np.int32)[_KIND])
+    kind: int = _HEAD.unpack_from(frame.data)[_KIND]
+    return kind
 
 
 def order(kind: Kind, frame: ByteArray, rest_bytes: int = 0) -> None:
