@@ -82,9 +82,9 @@ def _one_byte() -> ByteArray:
 
 def reason_of(error: RuntimeError) -> str:
     """What gloo says, without the places in its sources."""
-    text = str(error).split("\n")[0].rsplit("] ", 1)[-1]
-    if "closed by peer" in str(error):
+    text = str(error)
+    if any(words in text for words in ("closed by peer", "reset by peer", "Broken pipe")):
         return "its connection has ended"
     if "imed out" in text or "timeout" in text:
         return "it does not answer"
-    return text[:200]
+    return text.split("\n")[0].rsplit("] ", 1)[-1][:200]
