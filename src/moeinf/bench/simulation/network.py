@@ -60,19 +60,24 @@ def asked_at(network: Network, now_s: float, num_bytes: Sequence[float], gather:
 
 
 def answered_at(
-    network: Network, ready_s: Sequence[float], num_rows: Sequence[int], row_bytes: float, gather: Gather
+    network: Network,
+    ready_s: Sequence[float],
+    num_rows: Sequence[int],
+    num_tokens: int,
+    row_bytes: float,
+    gather: Gather,
 ) -> float:
     """When rank 0 has what ranks have computed; ready_s: when each is done with so many rows.
 
-    rows: a row for each token and expert, all through the one link of rank 0. sums: each rank sends a single one. tree:
-    ranks add what their children send, so that rank 0 is sent no more than a row of each of its own children.
+    rows: a row for each token and expert, all through the one link of rank 0. sums: each rank sends one a token. tree:
+    ranks add what their children send, so that rank 0 is sent no more than that of each of its own children.
     """
     if gather == "tree":
-        hop = SEND_S + network.seconds(row_bytes * min(_FAN_OUT, len(ready_s))) + WIRE_S + WAKE_S
+        hop = SEND_S + network.seconds(num_tokens * row_bytes * min(_FAN_OUT, len(ready_s))) + WIRE_S + WAKE_S
         return max(ready_s) + _depth(len(ready_s)) * hop
     free_s = 0.0
     for ready, rows in sorted(zip(ready_s, num_rows, strict=True)):
-        sent = rows if gather == "rows" else 1
+        sent = rows if gather == "rows" else min(rows, num_tokens)
         free_s = max(free_s, ready + SEND_S + WIRE_S) + network.seconds(sent * row_bytes)
     return free_s + WAKE_S
 

@@ -84,7 +84,7 @@ class SimulatedRanks:
         rows = [int(counts[at[rank]].sum()) for rank in others]
         end_s = max(ends[0], now + len(others) * SEND_S)
         if others:
-            end_s = max(end_s, answered_at(network, ends[1:], rows, self._star.row_bytes, gather))
+            end_s = max(end_s, answered_at(network, ends[1:], rows, num_tokens, self._star.row_bytes, gather))
         self._clock.now = end_s + self._layer_s
 
     def _chosen(self, layer: int, experts: IntArray) -> IntArray:

@@ -104,16 +104,18 @@ def test_messages_leave_one_after_the_other() -> None:
 
 def test_rows_come_one_after_the_other_and_a_sum_is_one_row() -> None:
     ready, rows = [1.0, 1.0, 2.0], [3, 1, 1]
-    end = answered_at(ONE_GBE, ready, rows, 12500, "rows")
+    end = answered_at(ONE_GBE, ready, rows, 1, 12500, "rows")
     assert end == pytest.approx(2.0 + SEND_S + WIRE_S + 1e-4 + WAKE_S)
     together = [1.0, 1.0, 1.0]
-    all_rows, sums = (answered_at(ONE_GBE, together, rows, 12500, each) for each in ("rows", "sums"))
+    all_rows, sums = (answered_at(ONE_GBE, together, rows, 1, 12500, each) for each in ("rows", "sums"))
     assert all_rows - sums == pytest.approx(2e-4)
+    of_two_tokens = answered_at(ONE_GBE, together, rows, 2, 12500, "sums")
+    assert of_two_tokens - sums == pytest.approx(1e-4)  # of the rank with three rows
 
 
 def test_a_tree_of_many_ranks_is_faster_than_their_star() -> None:
     ready = [1.0] * 512
-    ends = {each: answered_at(ONE_GBE, ready, [1] * 512, 12500, each) for each in GATHERS}
+    ends = {each: answered_at(ONE_GBE, ready, [1] * 512, 1, 12500, each) for each in GATHERS}
     assert ends["tree"] < ends["sums"] == ends["rows"]
     assert asked_at(ONE_GBE, 0.0, [12500] * 512, "tree")[0] < asked_at(ONE_GBE, 0.0, [12500] * 512, "rows")[-1]
 
