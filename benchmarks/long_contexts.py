@@ -56,8 +56,12 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     given = parser.parse_args()
     depths = [int(depth) for depth in given.depths.split(",")]
-    config = RuntimeConfig(
-        device="cpu", context=max(depths) + PROMPT + 64, threads=given.threads, kv_cache=given.kv_cache
+    config = RuntimeConfig.of(
+        device="cpu",
+        context=max(depths) + PROMPT + 64,
+        threads=given.threads,
+        kv_cache=given.kv_cache,
+        expert_cache="100%",
     )
     ids = np.random.default_rng(1).integers(3, 1000, PROMPT).tolist()
     with Model(ensure_stored(given.model, quiet=True), config) as model:
