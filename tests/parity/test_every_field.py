@@ -24,7 +24,7 @@ from moeinf.pull.checkpoint.tensors import plan_name
 from moeinf.types import Profiler
 from tests.support.pairs.decoders import PROMPT
 from tests.support.pairs.experts import layout_in, resident_experts, stored
-from tests.support.tiny_models import all_configs, reference
+from tests.support.tiny_models import all_configs, reference, text_of
 
 SEQ2SEQ = all_configs("SEQ2SEQ_CONFIGS")
 FAMILIES: dict[str, dict[str, Any]] = {}  # the first config of each
@@ -257,12 +257,6 @@ def fields_of(family: str) -> dict[str, Any]:
     found = dict.fromkeys(UNDECLARED) | declared | text_of(FAMILIES[family])
     found |= {"rope_scaling": None} if "rope_parameters" in declared else {}
     return {name: value for name, value in found.items() if name not in NEITHER}
-
-
-def text_of(config: dict[str, Any]) -> dict[str, Any]:
-    inside = config.get("thinker_config", config)
-    text: dict[str, Any] = inside.get("text_config", inside)
-    return text
 
 
 def with_text(config: dict[str, Any], text: dict[str, Any]) -> dict[str, Any]:

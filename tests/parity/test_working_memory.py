@@ -39,7 +39,7 @@ from moeinf.store.library import StoredModel
 from moeinf.types import Profiler
 from tests.support.checkpoints import random_tensors, write_checkpoint
 from tests.support.gpu.emulated_gpu import emulated
-from tests.support.tiny_models import all_configs
+from tests.support.tiny_models import all_configs, text_of
 from tests.support.true_configs import DISTINCT, published
 
 THREADS = 2
@@ -53,7 +53,7 @@ DECODERS = [name for name in DISTINCT if not name.startswith(("switch", "nllb"))
 def stored_with(config: dict[str, Any], folder: Path, quant: str | None = None) -> StoredModel:
     """Small random weights in bf16, and room for CONTEXT tokens."""
     config = {name: value for name, value in config.items() if name != "quantization_config"}
-    inside = config.get("text_config", config)
+    inside = text_of(config)
     inside["max_position_embeddings"] = max(CONTEXT, inside["max_position_embeddings"])
     weights = {name: tensor * 0.02 for name, tensor in random_tensors(config, layout=-1).items()}
     source = write_checkpoint(folder / "source", weights, config | {"torch_dtype": "bfloat16"})

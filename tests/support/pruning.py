@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tests.support.tiny_models import text_of
+
 _COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _BLOCKS = ("mlp", "block_sparse_moe")
 _APART = ("router", "experts")  # of a layer whose mlp is beside the experts
@@ -16,20 +18,15 @@ _APART = ("router", "experts")  # of a layer whose mlp is beside the experts
 
 def uneven_counts(config: Mapping[str, Any], moe_layers: list[int]) -> dict[int, int]:
     """How many experts each decoder layer keeps; the second one with experts keeps all, the first does not."""
-    c = _text_of(config)
+    c = text_of(config)
     most, step = num_experts(config), c.get("n_group") or 1
     fewer = (step, 0, 2 * step)
     return {layer: most - fewer[number % 3] for number, layer in enumerate(moe_layers)}
 
 
 def num_experts(config: Mapping[str, Any]) -> int:
-    c = _text_of(config)
+    c = text_of(config)
     return next(int(c[name]) for name in _COUNTS if c.get(name))
-
-
-def _text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    inside = config.get("thinker_config") or config
-    return inside.get("text_config") or inside
 
 
 def moe_layers_of(tensors: Mapping[str, Any]) -> list[int]:

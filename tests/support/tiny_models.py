@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,12 @@ def reference(config: dict[str, Any], auto_class: str = "AutoModelForCausalLM") 
     if hasattr(family, "REFERENCE"):
         return family.REFERENCE(config)
     return transformers_model(config, auto_class)
+
+
+def text_of(config: Mapping[str, Any]) -> Any:
+    """The fields of the language model, a dict, of a checkpoint that may also see and hear."""
+    inside = config.get("thinker_config") or config
+    return inside.get("text_config") or inside
 
 
 def without_vision(name: str, config: dict[str, Any]) -> Any:
