@@ -13,8 +13,10 @@ from tests.support.true_configs import PUBLISHED
 @pytest.mark.parametrize(
     ("name", "billions", "active", "context"),
     [
+        ("jamba-v0.1", 52, 12, 262_144),
         ("kimi-k2", 1026, 33, 131_072),
         ("kimi-k2.5", 1026, 33, 262_144),
+        ("ling-lite-1.5", 17, 3, 32_768),
         ("minimax-m2.5", 229, 11, 196_608),
         ("minimax-m2.7", 229, 11, 204_800),
         ("nemotron-3-nano", 32, 4, 262_144),
