@@ -47,7 +47,7 @@ ARCHITECTURES = {
     "gemma4": "gemma4",
 } | hybrid_gguf.ARCHITECTURES
 _ALWAYS_F32 = re.compile(
-    r"norm|ffn_gate_inp|\.bias$|ssm_(a$|d$|conv1d|dt|norm)|shortconv\.conv|sinks|rope_|exp_probs_b"
+    r"norm|ffn_gate_inp|\.bias$|ssm_(a$|d$|conv1d|norm)|shortconv\.conv|sinks|rope_|exp_probs_b"
     r"|_exps\.scale$|layer_output_scale"
 )
 

@@ -1,7 +1,6 @@
 """What llama.cpp's converter makes of families with recurrent layers and of Ling: names, orders and metadata.
 
-Written from what conversion/granite.py, nemotron.py, lfm2.py, jamba.py and bailing.py of llama.cpp do; no file of
-theirs was recorded.
+Part of gguf_files.py, which the record of the converter holds it to.
 """
 
 from __future__ import annotations
@@ -20,9 +19,8 @@ ARCHITECTURES = {
     "jamba": "jamba",
     "bailing_moe": "bailingmoe",
 }
-UNRECORDED = (
+NAMES = (  # of the configs that are recorded
     "granitemoehybrid",
-    "granitemoehybrid positions, one group, untied",
     "nemotron_h",
     "nemotron_h narrow experts, groups, halves alone",
     "lfm2_moe",
@@ -31,6 +29,20 @@ UNRECORDED = (
     "bailing_moe second generation",
 )
 Config = Mapping[str, Any]
+
+
+def as_published(config: dict[str, Any]) -> dict[str, Any]:
+    """With the kinds of layers as published configs name them, which are all that the converter knows."""
+    old = {"linear_attention": "mamba", "full_attention": "attention"}
+    letters = {"linear_attention": "M", "full_attention": "*", "moe": "E", "mlp": "-"}
+    if config["model_type"] == "granitemoehybrid":
+        return config | {"layer_types": [old[kind] for kind in config["layer_types"]]}
+    if config["model_type"] == "nemotron_h":
+        kinds = config["layers_block_type"]
+        pattern = "".join(letters[kind] for kind in kinds)
+        eps = config["layer_norm_epsilon"]
+        return config | {"hybrid_override_pattern": pattern, "num_hidden_layers": len(kinds), "norm_eps": eps}
+    return config
 
 
 def num_layers(c: Config) -> int:
@@ -46,7 +58,7 @@ def metadata(model_type: str, c: Config) -> dict[str, Any]:
         "jamba": _jamba,
         "bailing_moe": _bailing,
     }[model_type](c)
-    return found | {"vocab_size": c["vocab_size"]}
+    return found if model_type == "jamba" else found | {"vocab_size": c["vocab_size"]}
 
 
 def _heads(c: Config, attends: list[bool]) -> dict[str, Any]:
@@ -54,7 +66,6 @@ def _heads(c: Config, attends: list[bool]) -> dict[str, Any]:
 
 
 def _granite(c: Config) -> dict[str, Any]:
-    rotated = c.get("position_embedding_type") == "rope"
     return {
         **_heads(c, [kind == "full_attention" for kind in c["layer_types"]]),
         "attention.scale": float(c["attention_multiplier"]),
@@ -63,13 +74,13 @@ def _granite(c: Config) -> dict[str, Any]:
         "logit_scale": float(c["logits_scaling"]),
         "expert_shared_feed_forward_length": c["shared_intermediate_size"],
         "rope.dimension_count": c["hidden_size"] // c["num_attention_heads"],
-        "rope.scaling.finetuned": rotated,
+        "rope.scaling.finetuned": False,  # whatever position_embedding_type says
         "ssm.conv_kernel": c["mamba_d_conv"],
         "ssm.state_size": c["mamba_d_state"],
         "ssm.group_count": c["mamba_n_groups"],
         "ssm.inner_size": c["mamba_expand"] * c["hidden_size"],
         "ssm.time_step_rank": c["mamba_n_heads"],
-        **({} if rotated else {"context_length": 1 << 20}),
+        "context_length": 1 << 20,
     }
 
 
@@ -78,6 +89,7 @@ def _nemotron(c: Config) -> dict[str, Any]:
     return {
         **_heads(c, [kind == "full_attention" for kind in kinds]),
         "attention.layer_norm_rms_epsilon": c["layer_norm_epsilon"],
+        "attention.layer_norm_epsilon": c["layer_norm_epsilon"],
         "context_length": 1 << 20,
         "feed_forward_length": [c["moe_intermediate_size"] if kind == "moe" else 0 for kind in kinds],
         "expert_feed_forward_length": c["moe_intermediate_size"],
@@ -117,6 +129,7 @@ def _jamba(c: Config) -> dict[str, Any]:
         "ssm.inner_size": c["mamba_expand"] * c["hidden_size"],
         "ssm.state_size": c["mamba_d_state"],
         "ssm.time_step_rank": c["mamba_dt_rank"],
+        "rope.freq_base": None,
     }
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tests.support.tiny_models import text_of
 
 _COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-_BLOCKS = ("mlp", "block_sparse_moe")
+_BLOCKS = ("mlp", "block_sparse_moe", "feed_forward", "mixer")
 _APART = ("router", "experts")  # of a layer whose mlp is beside the experts
 
 

@@ -64,6 +64,7 @@ def _nemotron_h(m: Metadata) -> Config:
     refuse_unless(m, m.count("expert_gating_func", SIGMOID) in (0, SIGMOID), "expert_gating_func")
     refuse_unless(m, m.count("expert_shared_count", 1) == 1, "expert_shared_count")
     m.count("rope.dimension_count", 0)  # nothing is rotated
+    m.number("attention.layer_norm_epsilon", 0.0)  # the same under another name
     return {
         "model_type": "nemotron_h",
         "layers_block_type": [_kind(m, i) for i in range(num_layers_of(m))],

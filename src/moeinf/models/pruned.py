@@ -43,6 +43,7 @@ def pruned_config(config: dict[str, Any], said: MoeShape, rows: Mapping[int, int
         return config | {"thinker_config": pruned_config(config["thinker_config"], said, rows)}
     nested = config.get("text_config")
     inner = config if nested is None else nested
-    counts = [rows.get(layer, 0) for layer in range(inner["num_hidden_layers"])]
+    kinds = inner.get("layers_block_type") or ()  # Nemotron lists its layers, and may not count them
+    counts = [rows.get(layer, 0) for layer in range(len(kinds) or inner["num_hidden_layers"])]
     listed = {name: counts for name in _COUNTS if inner.get(name) is not None}
     return config | (listed if nested is None else {"text_config": nested | listed})

@@ -28,11 +28,20 @@ from tests.support.converter.meant import meant
 from tests.support.converter.record import NAMES, checkpoint
 from tests.support.gguf_files import ARCHITECTURES, write_gguf
 from tests.support.gpu.emulated_gpu import opened
+from tests.support.hybrid_gguf import num_layers
 from tests.support.mixed_gguf import without_vocabulary
 from tests.support.pruning import moe_layers_of, num_experts, prune_model, prune_tensors, uneven_counts, varied
 from tests.support.tiny_models import all_configs, reference
 
+NOT_IN_TRANSFORMERS = ("arctic", "bailing_moe")
 IDS = [5, 17, 3, 41, 41, 2, 60, 9, 33, 14]
+RECURRENT = (
+    "qwen3_next",
+    "qwen3_5_moe",
+    "granitemoehybrid",
+    "nemotron_h",
+    "jamba",
+)  # a file has the e^ of their decays
 FAMILIES = list({name.split()[0]: name for name in reversed(NAMES)}.values())  # one config of each
 
 
@@ -62,9 +71,7 @@ def saved(name: str, folder: Path) -> tuple[Path, Any]:
     return folder, model
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in FAMILIES if name not in ("arctic", "bailing_moe")]
-)  # which transformers lacks
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in NOT_IN_TRANSFORMERS])
 def test_every_family_computes_what_transformers_does_without_the_experts(name: str, tmp_path: Path) -> None:
     folder, model = saved(name, tmp_path / "checkpoint")
     with torch.inference_mode():
@@ -90,7 +97,7 @@ def test_a_file_computes_what_the_checkpoint_does(name: str, listed: bool, tmp_p
     assert json.loads(stored.manifest.dumps())["version"] == 4
     folder = write_checkpoint(tmp_path / "checkpoint", small(prune_tensors(config, tensors, counts)), meant(config), 0)
     wanted = logits(pull(str(folder), home=tmp_path / "home"))
-    exact = config["model_type"] not in ("qwen3_next", "qwen3_5_moe", "gemma4") and "long" not in name
+    exact = config["model_type"] not in (*RECURRENT, "gemma4") and "long" not in name
     np.testing.assert_allclose(logits(stored), wanted, **({"rtol": 0} if exact else {"rtol": 1e-3, "atol": 0.01}))
 
 
@@ -105,7 +112,7 @@ def pruned_file(
     config, tensors = checkpoint(name)
     counts = uneven_counts(config, moe_layers_of(tensors))
     config, tensors = meant(config), small(prune_tensors(config, tensors, counts))
-    layers = (config.get("text_config") or config)["num_hidden_layers"]
+    layers = num_layers(config.get("text_config") or config)
     if said is None:
         said = [counts.get(layer, 0) for layer in range(layers)] if listed else num_experts(config)
     metadata = {f"{ARCHITECTURES[config['model_type']]}.expert_count": said}

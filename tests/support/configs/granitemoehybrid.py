@@ -5,6 +5,7 @@ from tests.support.configs.granitemoe import GRANITE
 HYBRID = GRANITE | {
     "model_type": "granitemoehybrid",
     "shared_intermediate_size": 40,
+    "rms_norm_eps": 1e-5,
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
     "mamba_n_heads": 8,
     "mamba_n_groups": 2,

@@ -7,7 +7,7 @@ NEMOTRON = {name: value for name, value in COMMON.items() if name != "num_hidden
     "layers_block_type": ["linear_attention", "moe", "full_attention", "moe", "linear_attention", "mlp"],
     "head_dim": 16,
     "mamba_num_heads": 8,
-    "mamba_head_dim": 12,
+    "mamba_head_dim": 16,
     "n_groups": 2,
     "ssm_state_size": 16,
     "conv_kernel": 4,

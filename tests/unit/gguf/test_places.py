@@ -26,7 +26,6 @@ from moeinf.types import ByteArray, TensorPlan
 from tests.support.converter.meant import meant
 from tests.support.converter.record import NAMES, checkpoint
 from tests.support.gguf_files import write_gguf
-from tests.support.hybrid_gguf import UNRECORDED
 from tests.support.pairs.experts import part_of
 
 TYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
@@ -82,7 +81,7 @@ def convert(folder: Path, name: str, **how: Any) -> Converted:
     return Converted(config, tensors, found, plan, places_of(found, plan))
 
 
-@pytest.mark.parametrize("name", NAMES + UNRECORDED)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_config_is_that_of_the_checkpoint(name: str, tmp_path: Path) -> None:
     config, tensors = checkpoint(name)
     made = config_of(read_gguf(write_gguf(tmp_path / "model.gguf", config, tensors)[0]))
@@ -119,7 +118,7 @@ def wanted_dense(c: Converted, name: str) -> Tensor:
     return torch.cat([parts[each].reshape(-1, stacked.shape[1]) for each in which])
 
 
-@pytest.mark.parametrize("name", NAMES + UNRECORDED)
+@pytest.mark.parametrize("name", NAMES)
 def test_dense_tensors_come_out_as_they_were(name: str, tmp_path: Path) -> None:
     c = convert(tmp_path, name)
     assert c.places.dense.keys() == c.plan.dense.keys()
@@ -154,7 +153,7 @@ def parts_of(c: Converted) -> Iterator[tuple[ByteArray, str, Tensor]]:
                 yield data[begin : begin + source.num_bytes], source.format, wanted[layer, expert, part]
 
 
-@pytest.mark.parametrize("name", NAMES + UNRECORDED)
+@pytest.mark.parametrize("name", NAMES)
 def test_experts_lie_where_they_are_said_to(name: str, tmp_path: Path) -> None:
     for data, format, weights in parts_of(convert(tmp_path, name)):
         found = torch.from_numpy(data.copy()).view(TYPES[format]).view(weights.shape)
