@@ -87,6 +87,7 @@ struct Layer {
             norm_weight.data(),
             pointer(q_norm, normed),
             pointer(k_norm, normed),
+            nullptr,  // no norm of values
             pointer(q_bias, true),
             pointer(k_bias, true),
             pointer(v_bias, true),
