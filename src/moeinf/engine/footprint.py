@@ -55,7 +55,9 @@ class Footprint:
 def footprint_of(
     manifest: Manifest, dense_bytes: int, workspace: Workspace, num_beams: int, apart_bytes: int = 0
 ) -> Footprint:
-    """Returns the sizes of a stored model. dense_bytes: those of the dense weights that are held in memory.
+    """Returns the sizes of a model, stored or known by its headers.
+
+    dense_bytes: those of the dense weights that are held in memory.
 
     Half of an encoder-decoder's keys and values are those of its input, which all beams share. Another layer's keys and
     values are needed to move beams.
@@ -64,7 +66,8 @@ def footprint_of(
     half = info.kv_bytes_per_token // 2
     moved = 2 * half * num_beams // info.num_layers if num_beams > 1 else 0
     info = replace(info, kv_bytes_per_token=info.kv_bytes_per_token + half * (num_beams - 1) + moved)
-    text_bytes = TEXT_BYTES + TEXT_COPIES * manifest.file_sizes().get("tokenizer.json", 0)
+    tokenizer = manifest.file_sizes().get("tokenizer.json")
+    text_bytes = ANY_TEXT_BYTES if tokenizer is None else TEXT_BYTES + TEXT_COPIES * tokenizer
     return Footprint(
         info,
         manifest.moe,
