@@ -149,9 +149,8 @@ def _find(gguf: Gguf, names: list[str]) -> GgufTensor:
 
 def _scale(gguf: Gguf, tensor: GgufTensor, count: int) -> GgufTensor | None:
     """The factor, or one for each expert, that llama.cpp multiplies products with a tensor by; NVFP4 has it."""
-    if not tensor.name.endswith(".weight") or tensor.name.endswith(
-        ".ffn_gate_inp.weight"
-    ):  # Gemma's routers have norms
+    of_a_norm = tensor.name.endswith(".ffn_gate_inp.weight") and gguf.metadata.get("general.architecture") == "gemma4"
+    if not tensor.name.endswith(".weight") or of_a_norm:
         return None
     found = gguf.tensors.get(re.sub(r"\.weight$", ".scale", tensor.name))
     if found is not None and (found.format, found.shape) != ("f32", (count,)):
