@@ -182,12 +182,12 @@ def test_a_long_prompt_is_attended_with_piece_by_piece() -> None:
 # ---- configs
 
 
-def test_layers_that_predict_further_tokens_are_ignored_by_name() -> None:
+def test_layers_that_predict_further_tokens_are_told_by_name() -> None:
     for config in (DEEPSEEK_V3, GLM4):
         plan = family_of(config).tensors
         names = ["model.layers.3.eh_proj.weight", "model.layers.3.mlp.experts.0.gate_proj.weight"]
-        assert all(any(re.fullmatch(p, name) for p in plan.ignored) for name in names)
-        assert not any(re.fullmatch(p, "model.layers.2.mlp.gate.weight") for p in plan.ignored)
+        assert all(any(re.fullmatch(p, name) for p in (*plan.ahead, *plan.ignored)) for name in names)
+        assert not any(re.fullmatch(p, "model.layers.2.mlp.gate.weight") for p in (*plan.ahead, *plan.ignored))
 
 
 def test_moe_layer_freq_leaves_dense_layers_between() -> None:
