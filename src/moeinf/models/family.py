@@ -18,6 +18,7 @@ from moeinf.models.layers.decoder import Decoder, DecoderConfig, attention_of_al
 from moeinf.models.layers.encoder_decoder import EncoderDecoder
 from moeinf.models.layers.moe_plan import GatedExperts, block_workspace, gated_experts_plan, plan_info
 from moeinf.models.layers.protocol import Experts, ExpertsOf, Layers, LayersOf, P, R, of_any_device
+from moeinf.models.layers.recurrent.mixed import MixedLayers
 from moeinf.models.refused import REFUSED
 from moeinf.models.registry import MODULES, SUPPORTED
 from moeinf.types import DTYPE_BYTES, DType, EncoderInput, ModelInfo, MoeShape, Profiler, TensorPlan, Workspace
@@ -122,6 +123,27 @@ class DecoderFamily(Family):
             kv_bytes_per_token=self.cache_numbers * DTYPE_BYTES[dtype] + self.cache_bytes,
             state_bytes=self.state_bytes,
         )
+
+
+class MixedDecoderFamily(DecoderFamily):
+    """A family of decoders in which some layers are recurrent, and the others have the common attention."""
+
+    mixed: MixedLayers
+
+    def attention_shapes(self) -> Shapes:
+        return self.mixed.shapes()
+
+    @property
+    def attention_workspace(self) -> Workspace:
+        return self.mixed.workspace
+
+    @property
+    def cache_numbers(self) -> int:
+        return self.mixed.cache_numbers
+
+    @property
+    def state_bytes(self) -> int:
+        return self.mixed.state_bytes
 
 
 class EncoderDecoderFamily(Family):

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from moeinf.errors import CheckpointError
 from moeinf.models.families.mixtral import granitemoeshared
 from moeinf.models.families.mixtral.granitemoe import Config
+from moeinf.models.family import MixedDecoderFamily
 from moeinf.models.fields import Fields
-from moeinf.models.layers.attention_config import Shapes, attention_shapes, attention_workspace
 from moeinf.models.layers.protocol import Attention, Layers
 from moeinf.models.layers.recurrent.mamba_config import MambaConfig, mamba_shapes, mamba_workspace, refuse_step_limits
-from moeinf.types import Workspace
+from moeinf.models.layers.recurrent.mixed import MixedLayers
 
 
 def _parse(f: Fields) -> Config:
@@ -52,7 +53,7 @@ def _recurrent_layers(f: Fields, num_layers: int) -> frozenset[int]:
     return frozenset(i for i, kind in enumerate(kinds) if kind in ("mamba", "linear_attention"))
 
 
-class Family(granitemoeshared.Family):
+class Family(MixedDecoderFamily, granitemoeshared.Family):
     name = "granitemoehybrid"
     parse = staticmethod(_parse)
 
@@ -60,37 +61,14 @@ class Family(granitemoeshared.Family):
         super().__init__(config)
         f, a = Fields(config), self.decoder.attention
         self._mamba = _parse_mamba(f, a.hidden_size, a.norm_eps)
-        self._recurrent = _recurrent_layers(f, self.decoder.num_layers)
+        self.mixed = MixedLayers(
+            self.decoder,
+            _recurrent_layers(f, self.decoder.num_layers),
+            "mamba",
+            partial(mamba_shapes, self._mamba),
+            mamba_workspace(self._mamba),
+            self._mamba.state_bytes,
+        )
 
     def attention(self, layers: Layers) -> list[Attention]:
-        d = self.decoder
-        return [
-            layers.mamba2(self._mamba, d.attention_site(i, "mamba"))
-            if i in self._recurrent
-            else layers.attention(d.attention, d.attention_site(i))
-            for i in range(d.num_layers)
-        ]
-
-    def attention_shapes(self) -> Shapes:
-        shapes = Shapes()
-        for i in range(self.decoder.num_layers):
-            layer = f"model.layers.{i}."
-            shapes |= (
-                mamba_shapes(self._mamba, f"{layer}mamba.")
-                if i in self._recurrent
-                else attention_shapes(self.decoder.attention, f"{layer}self_attn.")
-            )
-        return shapes
-
-    @property
-    def attention_workspace(self) -> Workspace:
-        return attention_workspace(self.decoder.attention) | mamba_workspace(self._mamba)
-
-    @property
-    def cache_numbers(self) -> int:
-        a, attending = self.decoder.attention, self.decoder.num_layers - len(self._recurrent)
-        return 2 * attending * a.num_kv_heads * a.head_dim
-
-    @property
-    def state_bytes(self) -> int:
-        return len(self._recurrent) * self._mamba.state_bytes
+        return self.mixed.attention(layers, lambda site: layers.mamba2(self._mamba, site))

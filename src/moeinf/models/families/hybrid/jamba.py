@@ -4,19 +4,20 @@ layer (JambaForCausalLM)."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from moeinf.errors import CheckpointError
-from moeinf.models.family import DecoderFamily
+from moeinf.models.family import MixedDecoderFamily
 from moeinf.models.fields import Fields, routed_shape
-from moeinf.models.layers.attention_config import MLP_NAMES, Shapes, attention_shapes, attention_workspace, mlp_shapes
+from moeinf.models.layers.attention_config import MLP_NAMES, Shapes, mlp_shapes
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, LayerNorms, parse_decoder
 from moeinf.models.layers.moe_block import MoeBlock
 from moeinf.models.layers.moe_plan import GatedExperts
-from moeinf.models.layers.protocol import Attention, Block, Experts, Layers
+from moeinf.models.layers.protocol import Block, Experts, Layers
 from moeinf.models.layers.recurrent.mamba1 import Mamba1, Mamba1Config, mamba1_shapes, mamba1_workspace
-from moeinf.types import MoeShape, Profiler, TensorPlan, Workspace
+from moeinf.models.layers.recurrent.mixed import MixedLayers
+from moeinf.types import MoeShape, Profiler, TensorPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class Config:
     moe_layers: tuple[int, ...]  # that have experts; the others a dense MLP of the same size
     intermediate_size: int
     mamba: Mamba1Config
-    attending: frozenset[int]  # layers that have attention; the others Mamba
+    mamba_layers: frozenset[int]  # that have Mamba instead of attention
 
     @staticmethod
     def parse(f: Fields) -> Config:
@@ -55,7 +56,7 @@ class Config:
             moe_layers,
             f.count("intermediate_size"),
             mamba,
-            frozenset(_every(f, "attn_layer", decoder.num_layers, 8, 4)),
+            frozenset(range(decoder.num_layers)) - {*_every(f, "attn_layer", decoder.num_layers, 8, 4)},
         )
 
 
@@ -67,21 +68,25 @@ def _every(f: Fields, what: str, num_layers: int, period: int, offset: int) -> t
     return tuple(i for i in range(num_layers) if i % period == offset)
 
 
-class Family(DecoderFamily):
+class Family(MixedDecoderFamily):
     name = "jamba"
 
     def __init__(self, config: dict[str, Any]) -> None:
         self._config = c = Config.parse(Fields(config))
         self.decoder, self.moe = c.decoder, c.moe
+        self.mixed = MixedLayers(
+            c.decoder,
+            c.mamba_layers,
+            "mamba",
+            partial(mamba1_shapes, c.mamba),
+            mamba1_workspace(c.mamba),
+            c.mamba.state_bytes,
+        )
 
     def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
-        c, attention, blocks = self._config, list[Attention](), list[Block]()
+        c, blocks = self._config, list[Block]()
+        attention = self.mixed.attention(layers, partial(Mamba1, layers.weights, c.mamba))
         for i in range(c.decoder.num_layers):
-            attention.append(
-                layers.attention(c.decoder.attention, c.decoder.attention_site(i))
-                if i in c.attending
-                else Mamba1(layers.weights, c.mamba, c.decoder.attention_site(i, "mamba"))
-            )
             prefix, norm = self._block(i), c.decoder.block_norm(i)
             if i not in c.moe_layers:
                 blocks.append(layers.gated_mlp(prefix, norm))
@@ -92,17 +97,6 @@ class Family(DecoderFamily):
 
     def _block(self, layer: int) -> str:
         return f"{self.decoder.prefix}layers.{layer}.feed_forward."
-
-    def attention_shapes(self) -> Shapes:
-        c, shapes = self._config, Shapes()
-        for i in range(c.decoder.num_layers):
-            layer = f"{c.decoder.prefix}layers.{i}."
-            shapes |= (
-                attention_shapes(c.decoder.attention, f"{layer}self_attn.")
-                if i in c.attending
-                else mamba1_shapes(c.mamba, f"{layer}mamba.")
-            )
-        return shapes
 
     def block_shapes(self) -> Shapes:
         c, shapes, hidden = self._config, Shapes(), self.decoder.attention.hidden_size
@@ -119,17 +113,3 @@ class Family(DecoderFamily):
         c = self._config
         blocks = [self._block(i) for i in c.moe_layers]
         return self.gated_experts(GatedExperts(blocks, c.intermediate_size, MLP_NAMES))
-
-    @property
-    def attention_workspace(self) -> Workspace:
-        return attention_workspace(self.decoder.attention) | mamba1_workspace(self._config.mamba)
-
-    @property
-    def cache_numbers(self) -> int:
-        a = self.decoder.attention
-        return 2 * len(self._config.attending) * a.num_kv_heads * a.head_dim
-
-    @property
-    def state_bytes(self) -> int:
-        c = self._config
-        return (c.decoder.num_layers - len(c.attending)) * c.mamba.state_bytes

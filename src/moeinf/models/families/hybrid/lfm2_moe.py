@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from moeinf.errors import CheckpointError
-from moeinf.models.family import DecoderFamily
+from moeinf.models.family import MixedDecoderFamily
 from moeinf.models.fields import Fields, routed_shape
-from moeinf.models.layers.attention_config import Shapes, attention_shapes, attention_workspace
+from moeinf.models.layers.attention_config import Shapes
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, LayerNorms, parse_decoder
 from moeinf.models.layers.deepseek_moe import BlockNames, DeepseekMoe, SigmoidRouter
-from moeinf.models.layers.protocol import Attention, Experts, Layers
+from moeinf.models.layers.protocol import Experts, Layers
+from moeinf.models.layers.recurrent.mixed import MixedLayers
 from moeinf.models.layers.recurrent.short_conv import (
     ShortConv,
     ShortConvConfig,
     short_conv_shapes,
     short_conv_workspace,
 )
-from moeinf.types import Profiler, TensorPlan, Workspace
+from moeinf.types import Profiler, TensorPlan
 
 _MATRICES = ("w1", "w3", "w2")  # gate, up and down
 _NAMES = BlockNames("feed_forward.", bias="expert_bias", experts=_MATRICES, dense=_MATRICES)
@@ -82,34 +83,26 @@ def _parse_blocks(f: Fields, num_layers: int) -> DeepseekMoe:
     )
 
 
-class Family(DecoderFamily):
+class Family(MixedDecoderFamily):
     name = "lfm2_moe"
 
     def __init__(self, config: dict[str, Any]) -> None:
         self._config = c = Config.parse(Fields(config))
         self.decoder, self.moe = c.decoder, c.blocks.moe
+        self.mixed = MixedLayers(
+            c.decoder,
+            c.conv_layers,
+            "conv",
+            partial(short_conv_shapes, c.conv),
+            short_conv_workspace(c.conv),
+            c.conv.state_bytes,
+        )
 
     def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
-        c, attention = self._config, list[Attention]()
-        for i in range(c.decoder.num_layers):
-            attention.append(
-                ShortConv(layers.weights, c.conv, c.decoder.attention_site(i, "conv"))
-                if i in c.conv_layers
-                else layers.attention(c.decoder.attention, c.decoder.attention_site(i))
-            )
+        c = self._config
+        attention = self.mixed.attention(layers, partial(ShortConv, layers.weights, c.conv))
         blocks = c.blocks.blocks(c.decoder, layers, experts, profiler, Router)
         return Decoder(c.decoder, layers, blocks, experts, profiler, attention)
-
-    def attention_shapes(self) -> Shapes:
-        c, shapes = self._config, Shapes()
-        for i in range(c.decoder.num_layers):
-            layer = f"{c.decoder.prefix}layers.{i}."
-            shapes |= (
-                short_conv_shapes(c.conv, f"{layer}conv.")
-                if i in c.conv_layers
-                else attention_shapes(c.decoder.attention, f"{layer}self_attn.")
-            )
-        return shapes
 
     def block_shapes(self) -> Shapes:
         return self._config.blocks.shapes(self.decoder)
@@ -119,16 +112,3 @@ class Family(DecoderFamily):
         plan = self.gated_experts(self._config.blocks.experts(self.decoder))
         mlps = (name for name in plan.dense if name.endswith(tuple(f".{each}.weight" for each in _MATRICES)))
         return replace(plan, matrices=plan.matrices.union(mlps))
-
-    @property
-    def attention_workspace(self) -> Workspace:
-        return attention_workspace(self.decoder.attention) | short_conv_workspace(self._config.conv)
-
-    @property
-    def cache_numbers(self) -> int:
-        a, attending = self.decoder.attention, self.decoder.num_layers - len(self._config.conv_layers)
-        return 2 * attending * a.num_kv_heads * a.head_dim
-
-    @property
-    def state_bytes(self) -> int:
-        return len(self._config.conv_layers) * self._config.conv.state_bytes

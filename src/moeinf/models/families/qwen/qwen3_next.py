@@ -7,17 +7,18 @@ of each head turned; DeltaNet is delta_net.py's.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
-from moeinf.models.family import DecoderFamily
+from moeinf.models.family import MixedDecoderFamily
 from moeinf.models.fields import Fields
-from moeinf.models.layers.attention_config import Shapes, attention_shapes, attention_workspace
+from moeinf.models.layers.attention_config import Shapes
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, parse_decoder
-from moeinf.models.layers.protocol import Attention, Experts, Layers
+from moeinf.models.layers.protocol import Experts, Layers
 from moeinf.models.layers.qwen_moe import QwenMoe
 from moeinf.models.layers.recurrent.delta_config import DeltaConfig, delta_shapes, delta_workspace
-from moeinf.types import Profiler, TensorPlan, Workspace
+from moeinf.models.layers.recurrent.mixed import MixedLayers
+from moeinf.types import Profiler, TensorPlan
 
 MTP = r"mtp\..*"  # a further layer that guesses tokens ahead: kept, and not used
 
@@ -47,7 +48,7 @@ class Config:
         )
 
 
-class Family(DecoderFamily):
+class Family(MixedDecoderFamily):
     name = "qwen3_next"
 
     def __init__(self, config: dict[str, Any]) -> None:
@@ -57,28 +58,20 @@ class Family(DecoderFamily):
     def _take(self, c: Config) -> None:
         self._config = c
         self.decoder, self.moe, self.num_shared_experts = c.decoder, c.blocks.moe, c.blocks.num_shared_experts
+        self.mixed = MixedLayers(
+            c.decoder,
+            c.linear_layers,
+            "linear_attn",
+            partial(delta_shapes, c.delta),
+            delta_workspace(c.delta),
+            c.delta.state_bytes,
+        )
 
     def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
-        c, attention = self._config, list[Attention]()
-        for i in range(c.decoder.num_layers):
-            attention.append(
-                layers.delta_net(c.delta, c.decoder.attention_site(i, "linear_attn"))
-                if i in c.linear_layers
-                else layers.attention(c.decoder.attention, c.decoder.attention_site(i))
-            )
+        c = self._config
+        attention = self.mixed.attention(layers, lambda site: layers.delta_net(c.delta, site))
         blocks = c.blocks.blocks(c.decoder, layers, experts, profiler)
         return Decoder(c.decoder, layers, blocks, experts, profiler, attention)
-
-    def attention_shapes(self) -> Shapes:
-        c, shapes = self._config, Shapes()
-        for i in range(c.decoder.num_layers):
-            layer = f"{c.decoder.prefix}layers.{i}."
-            shapes |= (
-                delta_shapes(c.delta, f"{layer}linear_attn.")
-                if i in c.linear_layers
-                else attention_shapes(c.decoder.attention, f"{layer}self_attn.")
-            )
-        return shapes
 
     def block_shapes(self) -> Shapes:
         return self._config.blocks.shapes(self.decoder)
@@ -89,16 +82,3 @@ class Family(DecoderFamily):
         ends = ("_proj_qkvz.weight", "_proj_qkv.weight", "_proj_z.weight")
         projections = (name for name in plan.dense if name.endswith(ends))
         return replace(plan, ahead=(MTP,), matrices=plan.matrices.union(projections))
-
-    @property
-    def attention_workspace(self) -> Workspace:
-        return attention_workspace(self.decoder.attention) | delta_workspace(self._config.delta)
-
-    @property
-    def cache_numbers(self) -> int:
-        a, attending = self.decoder.attention, self.decoder.num_layers - len(self._config.linear_layers)
-        return 2 * attending * a.num_kv_heads * a.head_dim
-
-    @property
-    def state_bytes(self) -> int:
-        return len(self._config.linear_layers) * self._config.delta.state_bytes
