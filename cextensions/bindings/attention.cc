@@ -33,6 +33,7 @@ using moeinf::require;
 using moeinf::Rows;
 using moeinf::Vector;
 using OptionalVector = std::optional<Vector>;
+using Ends = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 // Everything that a layer has in memory, by name; it keeps the arrays alive.
 struct AttentionTensors {
@@ -131,7 +132,7 @@ class AttentionLayer {
   }
 
   void run(Rows x, Bytes keys, Bytes values, const std::string& format, std::int64_t capacity,
-           std::int64_t length, ConstRows cos, ConstRows sin) {
+           std::int64_t length, ConstRows cos, ConstRows sin, std::optional<Ends> ends) {
     const auto tokens = static_cast<std::int64_t>(x.shape(0));
     const moeinf::Format kind = moeinf::format_named(format);
     require(moeinf::block_weights(kind) == 1 || kind == moeinf::Format::kQ8_0,
@@ -148,9 +149,14 @@ class AttentionLayer {
     require(pairs == 0 || (cos.shape(0) == x.shape(0) && sin.shape(0) == x.shape(0) &&
                            cos.shape(1) == pairs && sin.shape(1) == pairs),
             "cos and sin are [tokens, rotary_dim / 2]");
+    require(!ends || ends->shape(0) == x.shape(0), "ends are not those of the tokens");
+    for (std::int64_t t = 0; ends && t < tokens; ++t) {
+      require((*ends)(t) > length + t && (*ends)(t) <= length + tokens,
+              "ends lie before a token or behind all");
+    }
     const nb::gil_scoped_release released;
     moeinf::attend(*kernels_, shape_, weights_, {keys.data(), values.data(), kind, capacity}, length,
-                   cos.data(), sin.data(), x.data(), tokens);
+                   cos.data(), sin.data(), x.data(), tokens, ends ? ends->data() : nullptr);
   }
 
   // sizes: an object with the attributes of moeinf.types.AttentionSizes.
@@ -163,6 +169,7 @@ class AttentionLayer {
     shape.window = moeinf::number_of(sizes, "window");
     shape.gated = nb::cast<bool>(sizes.attr("gated"));
     shape.gate_apart = nb::cast<bool>(sizes.attr("gate_apart"));
+    shape.ahead = moeinf::number_of(sizes, "ahead");
     return moeinf::attention_workspace_bytes(shape, moeinf::pass_of(pass));
   }
 
@@ -229,7 +236,7 @@ void moeinf::bind_attention(nb::module_& m) {
            nb::arg("tensors"), nb::arg("shape"))
       .def("run", &AttentionLayer::run, nb::arg("x").noconvert(), nb::arg("keys").noconvert(),
            nb::arg("values").noconvert(), nb::arg("format"), nb::arg("capacity"), nb::arg("length"),
-           nb::arg("cos").noconvert(), nb::arg("sin").noconvert(),
+           nb::arg("cos").noconvert(), nb::arg("sin").noconvert(), nb::arg("ends").noconvert() = nb::none(),
            "x [tokens, hidden] += residual * attention(norm(x)); stores the tokens' keys and values.")
       .def_static("workspace_bytes", &AttentionLayer::workspace_bytes, nb::arg("sizes"), nb::arg("shape"));
 }

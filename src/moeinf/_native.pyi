@@ -264,10 +264,13 @@ class AttentionLayer:
         length: int,
         cos: npt.NDArray[np.float32],
         sin: npt.NDArray[np.float32],
+        ends: npt.NDArray[np.int64] | None = None,
     ) -> None:
         """x [tokens, hidden] += residual * attention(norm(x)); keys and values of the tokens are stored at `length`.
 
-        keys, values: the bytes of [kv_heads, capacity, head_dim]; cos, sin [tokens, rotary_dim / 2].
+        keys, values: the bytes of [kv_heads, capacity, head_dim]; cos, sin [tokens, rotary_dim / 2]. ends [tokens]:
+        the position behind the last one that each token sees, from its own one's to length + tokens; None: no token
+        sees one behind its own.
         """
 
 class LatentLayer:

@@ -195,6 +195,7 @@ class AttentionSizes:
     window: int  # 0: a token sees all before it
     gated: bool
     gate_apart: bool = False
+    ahead: int = 0  # most positions behind its own that a token sees
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +277,7 @@ class TensorPlan:
              and down, then biases [rows].
     ignored: regular expressions (full match) of tensors that carry nothing for this architecture.
     ahead:   the same of layers that predict further tokens (MTP), which are kept as they are and not run.
+    vision:  name -> shape of the tensors that pictures alone need, which are kept as they are in a file of their own.
     matrices: the dense tensors that may be quantised, as only linear layers read them; the head is not among them.
     lookups: those of which rows are looked up (embeddings): unless one is the head too, it need not lie in memory.
     head:    (source name, stored name) of the matrix that makes logits; the source is the embedding where they are
@@ -303,6 +305,7 @@ class TensorPlan:
     scales: Mapping[str, str] = field(default_factory=dict)
     renamed: Mapping[str, str] = field(default_factory=dict)
     ahead: tuple[str, ...] = ()
+    vision: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

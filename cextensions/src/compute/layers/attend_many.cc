@@ -69,7 +69,8 @@ ManyMemory take_memory(Workspace::Frame& memory, const HeldSizes& sizes, Format 
 class ManyTokens {
  public:
   ManyTokens(Kernels& kernels, const AttentionShape& shape, const float* sinks, const KVView& kv,
-             std::int64_t length, const float* query, float* mixed, std::int64_t tokens)
+             std::int64_t length, const float* query, float* mixed, std::int64_t tokens,
+             const std::int64_t* ends)
       : kernels_(kernels),
         s_(shape),
         sinks_(sinks),
@@ -78,10 +79,11 @@ class ManyTokens {
         query_(query),
         mixed_(mixed),
         tokens_(tokens),
+        ends_(ends),
         group_(shape.num_heads / shape.num_kv_heads),
         task_tokens_(tokens_of_task(shape)),
         first_(shape.first_seen(length)),
-        end_(length + tokens),
+        end_(last_seen(0, tokens)),
         format_(multiplied_format(kv.format)),
         sizes_{task_tokens_ * group_, shape.head_dim},
         frame_(kernels.workspace()),
@@ -104,6 +106,12 @@ class ManyTokens {
   Held held_by(int thread) const { return sizes_.held_in(memory_.threads + sizes_.thread_floats() * thread); }
 
   std::int64_t block_end(std::int64_t start) const { return std::min(end_, (start / kBlock + 1) * kBlock); }
+
+  // The position behind the last one that some of these tokens see.
+  std::int64_t last_seen(std::int64_t first_token, std::int64_t tokens) const {
+    const std::int64_t last = first_token + tokens;
+    return ends_ == nullptr ? length_ + last : *std::max_element(ends_ + first_token, ends_ + last);
+  }
 
   // Of keys laid out: [kv heads, blocks, panels of positions, head_dim, positions of the panel].
   std::size_t place(std::int64_t head, std::int64_t start) const {
@@ -136,7 +144,7 @@ class ManyTokens {
   void attend(std::int64_t number, std::int64_t head, const Held& held) const {
     const std::int64_t first_token = number * task_tokens_,
                        tokens = std::min(task_tokens_, tokens_ - first_token), rows = tokens * group_;
-    const std::int64_t end = length_ + first_token + tokens;  // of the positions that are seen
+    const std::int64_t end = last_seen(first_token, tokens);
     const std::int64_t at = (first_token * s_.num_heads + head * group_) * s_.head_dim;
     for (std::int64_t r = 0; r < rows; ++r) {
       const float* const query = query_ + at + row_offset(r);
@@ -153,6 +161,10 @@ class ManyTokens {
       const float share = 1.0f / held.states[r].total;
       for (std::int64_t c = 0; c < s_.head_dim; ++c) out[c] = held.sums[r * s_.head_dim + c] * share;
     }
+  }
+
+  std::int64_t end_of(std::int64_t position) const {
+    return ends_ == nullptr ? position + 1 : ends_[position - length_];
   }
 
   // Of a task's rows, the heads of a group for one token after the other.
@@ -180,7 +192,7 @@ class ManyTokens {
     for (std::int64_t r = 0; r < rows; ++r) {
       const std::int64_t own = position + r / group_;
       const std::int64_t from = std::clamp(s_.first_seen(own), start, end) - start;
-      const std::int64_t to = std::clamp(own + 1, start + from, end) - start;
+      const std::int64_t to = std::clamp(end_of(own), start + from, end) - start;
       float* const row = held.scores + r * kBlock;
       std::fill(row, row + from, 0.0f);
       ops.online_softmax(row + from, to - from, held.states[r], held.sums + r * s_.head_dim, s_.head_dim);
@@ -202,7 +214,9 @@ class ManyTokens {
   std::int64_t length_;
   const float* query_;
   float* mixed_;
-  std::int64_t tokens_, group_, task_tokens_;
+  std::int64_t tokens_;
+  const std::int64_t* ends_;
+  std::int64_t group_, task_tokens_;
   std::int64_t first_, end_;  // of the positions that some token sees
   Format format_;             // of keys laid out
   HeldSizes sizes_;
@@ -213,12 +227,13 @@ class ManyTokens {
 }  // namespace
 
 void attend_many(Kernels& kernels, const AttentionShape& shape, const float* sinks, const KVView& kv,
-                 std::int64_t length, const float* query, float* mixed, std::int64_t tokens) {
-  ManyTokens(kernels, shape, sinks, kv, length, query, mixed, tokens).run();
+                 std::int64_t length, const float* query, float* mixed, std::int64_t tokens,
+                 const std::int64_t* ends) {
+  ManyTokens(kernels, shape, sinks, kv, length, query, mixed, tokens, ends).run();
 }
 
 std::size_t many_workspace_bytes(const AttentionShape& shape, const PassShape& pass) {
-  const std::int64_t seen = shape.window + kMostTokens;
+  const std::int64_t seen = shape.window + kMostTokens + shape.ahead;
   const std::int64_t count = shape.window > 0 ? std::min(pass.positions, seen) : pass.positions;
   const std::int64_t rows = tokens_of_task(shape) * (shape.num_heads / shape.num_kv_heads);
   Workspace::Frame memory;

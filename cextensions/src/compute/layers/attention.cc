@@ -82,8 +82,12 @@ void store(const Ops& ops, const AttentionShape& s, const KVView& kv, std::int64
   }
 }
 
+// What of a pass is done: all of it, or first the keys and values of all tokens, then the rest.
+enum class Steps { kAll, kKeys, kQueries };
+
 void pass(Kernels& kernels, const AttentionShape& s, const AttentionWeights& w, const KVView& kv,
-          std::int64_t length, const float* cos, const float* sin, float* x, std::int64_t tokens) {
+          std::int64_t length, const float* cos, const float* sin, float* x, std::int64_t tokens,
+          const std::int64_t* ends, Steps steps) {
   const Ops& ops = kernels.ops();
   Workspace::Frame memory(kernels.workspace());
   const Vectors v = take_vectors(memory, s, tokens);
@@ -107,16 +111,16 @@ void pass(Kernels& kernels, const AttentionShape& s, const AttentionWeights& w, 
       ops.rms_norm(from, w.norm, s.norm_eps, s.hidden, to);
     }
   });
-  kernels.linears({w.q, w.k, w.v}, v.normed, tokens, {v.projected, v.key, v.value});
-  if (s.gate_apart) kernels.linear(w.gate, v.normed, tokens, v.gates);
-  each_token([&](std::int64_t t) {
+  const auto finish_query = [&](std::int64_t t) {
     float* const query = v.query + t * queries;
-    float* const key = v.key + t * keys;
-    float* const value = v.value + t * keys;
     add_bias(v.projected + t * w.q.rows, w.q_bias, w.q.rows);
     if (s.gated) take_queries(s, v.projected + t * w.q.rows, query);
     finish_heads(ops, s, w.q_norm, cos + t * pairs, sin + t * pairs, s.num_heads, query);
     sharpen(s, length + t, query);
+  };
+  const auto finish_key = [&](std::int64_t t) {
+    float* const key = v.key + t * keys;
+    float* const value = v.value + t * keys;
     add_bias(key, w.k_bias, keys);
     finish_heads(ops, s, w.k_norm, cos + t * pairs, sin + t * pairs, s.num_kv_heads, key);
     add_bias(value, w.v_bias, keys);
@@ -126,9 +130,25 @@ void pass(Kernels& kernels, const AttentionShape& s, const AttentionWeights& w, 
       ops.rms_norm(head, w.v_norm, s.norm_eps, s.head_dim, head);
     }
     store(ops, s, kv, length + t, key, value);
+  };
+  if (steps == Steps::kAll) {
+    kernels.linears({w.q, w.k, w.v}, v.normed, tokens, {v.projected, v.key, v.value});
+  } else if (steps == Steps::kKeys) {
+    kernels.linears({w.k, w.v}, v.normed, tokens, {v.key, v.value});
+  } else {
+    kernels.linear(w.q, v.normed, tokens, v.projected);
+  }
+  if (s.gate_apart && steps != Steps::kKeys) kernels.linear(w.gate, v.normed, tokens, v.gates);
+  each_token([&](std::int64_t t) {
+    if (steps != Steps::kKeys) finish_query(t);
+    if (steps != Steps::kQueries) finish_key(t);
   });
-  const bool few = kernels.tokens_of_pass(tokens) <= kFewAttending;
-  (few ? attend_few : attend_many)(kernels, s, w.sinks, kv, length, v.query, v.mixed, tokens);
+  if (steps == Steps::kKeys) return;
+  if (ends == nullptr && kernels.tokens_of_pass(tokens) <= kFewAttending) {
+    attend_few(kernels, s, w.sinks, kv, length, v.query, v.mixed, tokens);
+  } else {
+    attend_many(kernels, s, w.sinks, kv, length, v.query, v.mixed, tokens, ends);
+  }
   if (s.gated) {
     each_token(
         [&](std::int64_t t) { apply_gates(ops, s, v.projected + t * w.q.rows, v.mixed + t * queries); });
@@ -149,11 +169,18 @@ void pass(Kernels& kernels, const AttentionShape& s, const AttentionWeights& w, 
 }  // namespace
 
 void attend(Kernels& kernels, const AttentionShape& s, const AttentionWeights& w, const KVView& kv,
-            std::int64_t length, const float* cos, const float* sin, float* x, std::int64_t tokens) {
-  for (std::int64_t start = 0; start < tokens; start += kMostTokens) {
-    pass(kernels, s, w, kv, length + start, cos + start * s.rotary_pairs, sin + start * s.rotary_pairs,
-         x + start * s.hidden, std::min(kMostTokens, tokens - start));
-  }
+            std::int64_t length, const float* cos, const float* sin, float* x, std::int64_t tokens,
+            const std::int64_t* ends) {
+  const auto passes = [&](Steps steps) {
+    for (std::int64_t start = 0; start < tokens; start += kMostTokens) {
+      pass(kernels, s, w, kv, length + start, cos + start * s.rotary_pairs, sin + start * s.rotary_pairs,
+           x + start * s.hidden, std::min(kMostTokens, tokens - start),
+           ends == nullptr ? nullptr : ends + start, steps);
+    }
+  };
+  if (ends == nullptr) return passes(Steps::kAll);
+  passes(Steps::kKeys);
+  passes(Steps::kQueries);
 }
 
 std::size_t attention_workspace_bytes(const AttentionShape& s, const PassShape& pass) {
@@ -162,7 +189,7 @@ std::size_t attention_workspace_bytes(const AttentionShape& s, const PassShape& 
   take_vectors(memory, s, tokens);
   const std::size_t inputs = prepared_bytes(pass, tokens, std::max(s.hidden, s.num_heads * s.head_dim));
   const std::size_t few = few_workspace_bytes(s, pass);
-  const std::size_t many = tokens > kFewAttending ? many_workspace_bytes(s, pass) : 0;
+  const std::size_t many = tokens > kFewAttending || s.ahead > 0 ? many_workspace_bytes(s, pass) : 0;
   return memory.num_bytes() + std::max({inputs, few, many});
 }
 

@@ -29,6 +29,7 @@ struct AttentionShape {
   // quotient being a whole number.
   float sharpness;
   std::int64_t sharp_length, sharp_offset;
+  std::int64_t ahead;  // of sizes alone: how many positions behind its own a token sees at most
 
   // The first position that a token at `position` sees.
   std::int64_t first_seen(std::int64_t position) const {
@@ -60,9 +61,12 @@ struct KVView {
 };
 
 // x [num_tokens, hidden] += residual * attention(norm(x)), the tokens at positions length.. of the cache,
-// where their keys and values are stored. cos, sin: [num_tokens, rotary_pairs].
+// where their keys and values are stored. cos, sin: [num_tokens, rotary_pairs]. ends [num_tokens] may be
+// null: the position behind the last one that each token sees, from its own one's to length + num_tokens;
+// without them no token sees one behind its own.
 void attend(Kernels& kernels, const AttentionShape& shape, const AttentionWeights& weights, const KVView& kv,
-            std::int64_t length, const float* cos, const float* sin, float* x, std::int64_t num_tokens);
+            std::int64_t length, const float* cos, const float* sin, float* x, std::int64_t num_tokens,
+            const std::int64_t* ends = nullptr);
 // What attend takes of the workspace at most.
 std::size_t attention_workspace_bytes(const AttentionShape& shape, const PassShape& pass);
 
