@@ -147,11 +147,11 @@ def test_latent_attention_over_a_long_cache_is_attention_with_the_keys_and_value
     rows = rng.standard_normal((SEEN + NEW, RANK + ROTARY)).astype(np.float32)
     queries = rng.standard_normal((NEW, HEADS, PLAIN + ROTARY)).astype(np.float32)
     positions = layers.rotary(rope, 1024)
-    core.store(given(rows[:SEEN]), cache, positions(0, SEEN, 1024))
+    core.store(given(rows[:SEEN]), cache, positions(0, SEEN, cache))
     cache.advance(SEEN)
-    core.store(given(rows[SEEN:]), cache, positions(SEEN, NEW, 1024))
+    core.store(given(rows[SEEN:]), cache, positions(SEEN, NEW, cache))
     asked = given(queries.reshape(NEW, -1))
-    found = [np.asarray(core.attend(asked[at : at + 3], cache, positions(SEEN, NEW, 1024), at)) for at in (0, 3)]
+    found = [np.asarray(core.attend(asked[at : at + 3], cache, positions(SEEN, NEW, cache), at)) for at in (0, 3)]
     wanted = latent_attention(queries, rows, weights.float().numpy(), rope.tables(0, SEEN + NEW), 0.07, interleaved)
     assert np.abs(np.concatenate(found) - wanted.reshape(NEW, -1)).max() < tolerance
 
@@ -172,7 +172,7 @@ def test_a_long_prompt_is_attended_with_piece_by_piece() -> None:
         x: np.ndarray = prompt.copy()
         cache = Cache([attention.new_state(300)], 300)
         for count in passes:
-            attention.add_to(x[cache.length : cache.length + count], cache, positions(cache.length, count, 300))
+            attention.add_to(x[cache.length : cache.length + count], cache, positions(cache.length, count, cache))
             cache.advance(count)
         return x
 

@@ -107,7 +107,7 @@ def test_attention_of_every_kind_is_that_of_the_cpu(features: dict[str, Any], re
         for number, tokens in enumerate((3, 1, 12, 1)):
             x = torch.randn(tokens, 64, generator=torch.Generator().manual_seed(number))
             values: Any = x if layers is ours else x.numpy()
-            attention.add_to(values, cache, rotary(cache.length, tokens, 40))
+            attention.add_to(values, cache, rotary(cache.length, tokens, cache))
             cache.advance(tokens)
             results[-1].append(x)
     for found, wanted in zip(*results, strict=True):

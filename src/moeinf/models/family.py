@@ -19,6 +19,7 @@ from moeinf.models.layers.encoder_decoder import EncoderDecoder
 from moeinf.models.layers.moe_plan import GatedExperts, block_workspace, gated_experts_plan, plan_info
 from moeinf.models.layers.protocol import Experts, ExpertsOf, Layers, LayersOf, P, R, of_any_device
 from moeinf.models.layers.recurrent.mixed import MixedLayers
+from moeinf.models.layers.vision.vision import Vision
 from moeinf.models.refused import REFUSED
 from moeinf.models.registry import MODULES, SUPPORTED
 from moeinf.types import DTYPE_BYTES, DType, EncoderInput, ModelInfo, MoeShape, Profiler, TensorPlan, Workspace
@@ -37,6 +38,8 @@ class Family(ABC):
 
     name: ClassVar[str]  # the model_type under which the family is known
     encoder_input: EncoderInput | None = None  # how an encoder-decoder model is given a text; None for a decoder
+    vision: Vision | None = None  # how it sees pictures
+    sightless: str = "moeinf runs the text of this family alone"  # why it does not
 
     @abstractmethod
     def __init__(self, config: dict[str, Any]) -> None: ...
@@ -50,6 +53,11 @@ class Family(ABC):
     @abstractmethod
     def workspace(self) -> Workspace:
         """What the layers hold while they compute, from which memory is divided."""
+
+    @property
+    def seen_by(self) -> Shapes:
+        """Names and shapes of the tensors that pictures need."""
+        return {} if self.vision is None else self.vision.tower.shapes
 
     @property
     def cache_bytes(self) -> int:

@@ -29,6 +29,27 @@ _TEXT: dict[str, Any] = {name: value for name, value in COMMON.items() if name !
     },
 }
 GEMMA4: dict[str, Any] = {"model_type": "gemma4", "text_config": _TEXT, "tie_word_embeddings": True}
+_VISION: dict[str, Any] = {
+    "hidden_size": 24,
+    "intermediate_size": 20,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "patch_size": 4,
+    "pooling_kernel_size": 3,
+    "position_embedding_size": 60,
+    "initializer_range": 0.2,
+}
+_IDS = {"image_token_id": 90, "video_token_id": 91, "audio_token_id": 89, "boi_token_id": 92, "eoi_token_id": 93}
+SEEING: dict[str, dict[str, Any]] = {
+    "gemma4": GEMMA4
+    | _IDS
+    | {"text_config": _TEXT | {"use_bidirectional_attention": "vision", "pad_token_id": 0}, "vision_config": _VISION},
+    "gemma4 standardised, no bidirectional attention": GEMMA4
+    | _IDS
+    | {"text_config": _TEXT | {"pad_token_id": 0}, "vision_config": _VISION | {"standardize": True}},
+}
 CONFIGS: dict[str, dict[str, Any]] = {
     "gemma4": GEMMA4,
     "gemma4 untied, biased, keys and values apart": GEMMA4

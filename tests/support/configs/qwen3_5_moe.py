@@ -28,6 +28,17 @@ _VISION = {
 }
 _IDS = {"image_token_id": 90, "video_token_id": 91, "vision_start_token_id": 92, "vision_end_token_id": 93}
 QWEN3_5: dict[str, Any] = {"model_type": "qwen3_5_moe", "text_config": _TEXT, "vision_config": _VISION, **_IDS}
+SEEING: dict[str, dict[str, Any]] = {
+    "qwen3_5_moe": QWEN3_5
+    | {
+        "text_config": _TEXT
+        | {
+            "head_dim": 32,
+            "rope_parameters": _TEXT["rope_parameters"] | {"partial_rotary_factor": 0.5, "mrope_section": [3, 3, 2]},
+        },
+        "vision_config": _VISION | {"depth": 2, "patch_size": 8},
+    }
+}
 CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3_5_moe": QWEN3_5,
     "qwen3_5_moe tied": QWEN3_5 | {"text_config": _TEXT | {"tie_word_embeddings": True}, "tie_word_embeddings": True},

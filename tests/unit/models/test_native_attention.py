@@ -22,6 +22,7 @@ from moeinf.models.layers.attention_config import (
 )
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.rope import Rope, plain_rope
+from moeinf.models.layers.soft_tokens import SoftTokens
 from moeinf.models.layers.weights import StoredTensor
 from moeinf.types import AttentionSizes, Float32Array, KVFormat, PassShape
 
@@ -65,7 +66,7 @@ class Twin:
         self._config, self._site = config, site
         self._tensors = {name: torch.from_numpy(values).double() for name, values in tensors.items()}
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, ends: Tensor | None = None) -> Tensor:
         c, hidden = self._config, self._normed(x)
         queries, keys, values = (self._product(n, hidden, c.bias) for n in ("qkk" if c.values_of_keys else "qkv"))
         if c.gate:
@@ -83,7 +84,8 @@ class Twin:
         if c.chunked and c.window is not None:
             chunk = torch.arange(len(x)) // c.window
             unseen = chunk[:, None] != chunk
-        scores = scores.masked_fill((distance < 0) | unseen, -torch.inf)
+        behind = distance < 0 if ends is None else torch.arange(len(x)) >= ends[:, None]
+        scores = scores.masked_fill(behind | unseen, -torch.inf)
         if c.sinks:
             scores = torch.cat([self._tensors["a.sinks"][:, None, None].expand(-1, len(x), 1), scores], -1)
         weights = scores.softmax(-1)[:, :, 1:] if c.sinks else scores.softmax(-1)
@@ -162,9 +164,88 @@ def test_every_option_gives_what_plain_torch_gives_however_a_sequence_is_cut(
     cache = Cache([attention.new_state(64)], 64)
     for count in passes:
         place = slice(cache.length, cache.length + count)
-        attention.add_to(x[place], cache, rotary(cache.length, count, cache.capacity))
+        attention.add_to(x[place], cache, rotary(cache.length, count, cache))
         cache.advance(count)
     assert np.abs(x - expected).max() < 1e-5
+
+
+@pytest.mark.parametrize("isa", _native.available_isas())
+@pytest.mark.parametrize("window", [None, 9, 150])
+@pytest.mark.parametrize("option", ["plain", "gates, biases", "gates of a matrix of their own", "layer norm"])
+def test_tokens_of_a_picture_see_each_other(option: str, window: int | None, isa: str) -> None:
+    config = replace(CONFIGS[option], window=window, sees="picture")
+    rng = np.random.default_rng(5)
+    tensors = drawn(attention_shapes(config, "a.") | {"norm.weight": (HIDDEN,), "norm.bias": (HIDDEN,)}, rng)
+    stored = {name: StoredTensor(t.ravel().view(np.uint8), "f32", t.shape) for name, t in tensors.items()}
+    layers = NativeLayers(_native.Kernels(2, isa), stored, "f32")
+    tokens, pictures = 620, [SoftTokens(4, (2, 6), none_of_them), SoftTokens(100, (10, 50), none_of_them)]
+    x = rng.standard_normal((tokens, HIDDEN)).astype(np.float32)
+    ends = torch.arange(1, tokens + 1)
+    ends[4:16], ends[100:600] = 16, 600
+    wide = torch.from_numpy(x).double()
+    expected = (wide + RESIDUAL * Twin(config, SITE, tensors)(wide, ends)).numpy()
+
+    def in_passes(*borders: int) -> Float32Array:
+        found: Float32Array = x.copy()
+        attention, rotary = layers.attention(config, SITE), layers.rotary(config.rope, tokens)
+        cache = Cache([attention.new_state(tokens)], tokens)
+        cache.pictures = pictures
+        layers.begin_pass(tokens)
+        for end in borders:
+            place = slice(cache.length, end)
+            attention.add_to(found[place], cache, rotary(cache.length, end - cache.length, cache))
+            cache.advance(end - place.start)
+        return found
+
+    whole = in_passes(tokens)
+    assert np.abs(whole - expected).max() < 2e-5
+    assert np.array_equal(whole, in_passes(3, 18, 99, 600, tokens)) and np.array_equal(
+        whole, in_passes(100, 601, tokens)
+    )
+    config = replace(config, sees="all", window=None)
+    every = layers.attention(config, SITE)
+    cache = Cache([every.new_state(tokens)], tokens)
+    every.add_to(x, cache, layers.rotary(config.rope, tokens)(0, tokens, cache))
+    assert (
+        np.abs(x - (wide + RESIDUAL * Twin(config, SITE, tensors)(wide, torch.full((tokens,), tokens))).numpy()).max()
+        < 2e-5
+    )
+
+
+def none_of_them() -> Float32Array:
+    raise AssertionError("attention asks for no rows")
+
+
+def test_biases_of_a_fused_matrix_are_its_parts() -> None:
+    fused = replace(PLAIN, bias=True, fused_name="qkv")
+    tensors = drawn(attention_shapes(fused, "a.") | {"norm.weight": (HIDDEN,)}, np.random.default_rng(4))
+    cuts = [HEADS * HEAD_DIM, (HEADS + KV_HEADS) * HEAD_DIM]
+    parts = {
+        f"a.{n}_proj.{kind}": part
+        for kind in ("weight", "bias")
+        for n, part in zip("qkv", np.split(tensors[f"a.qkv.{kind}"], cuts), strict=True)
+    }
+    found = []
+    for config, given in ((fused, tensors), (replace(fused, fused_name=None), tensors | parts)):
+        stored = {name: StoredTensor(t.ravel().view(np.uint8), "f32", t.shape) for name, t in given.items()}
+        layers = NativeLayers(_native.Kernels(1), stored, "f32")
+        attention, x = layers.attention(config, SITE), np.ones((9, HIDDEN), np.float32)
+        cache = Cache([attention.new_state(9)], 9)
+        attention.add_to(x, cache, layers.rotary(config.rope, 9)(0, 9, cache))
+        found.append(x)
+    assert np.array_equal(found[0], found[1])
+
+
+@pytest.mark.parametrize("ends", [[1, 2], [1, 2, 4], [1, 1, 3]], ids=["too few", "beyond all", "before itself"])
+def test_ends_that_cannot_be_are_refused(ends: list[int]) -> None:
+    tensors = drawn(attention_shapes(PLAIN, "a.") | {"norm.weight": (HIDDEN,)}, np.random.default_rng(4))
+    stored = {name: StoredTensor(t.ravel().view(np.uint8), "f32", t.shape) for name, t in tensors.items()}
+    attention = NativeLayers(_native.Kernels(1), stored, "f32").attention(PLAIN, SITE)
+    state, tables = attention.new_state(3), ROPE.tables(0, 3)
+    with pytest.raises(ValueError, match="ends"):
+        attention._native.run(
+            np.ones((3, HIDDEN), np.float32), state.keys, state.values, "f32", 3, 0, *tables, np.array(ends, np.int64)
+        )
 
 
 LONG = replace(PLAIN, rope=None, sinks=True)
@@ -250,7 +331,7 @@ def test_how_a_prompt_is_cut_does_not_change_a_bit(window: int | None, chunked: 
             for size in sizes:
                 place = slice(cache.length, min(tokens, cache.length + size))
                 if place.start < tokens:
-                    attention.add_to(x[place], cache, rotary(cache.length, place.stop - place.start, tokens))
+                    attention.add_to(x[place], cache, rotary(cache.length, place.stop - place.start, cache))
                     cache.advance(place.stop - place.start)
         return x
 
@@ -295,7 +376,7 @@ def test_a_layer_takes_no_more_of_the_workspace_than_it_says(tokens: int, window
     for _ in range(2):  # the second joins what the first has taken piece by piece
         cache.length = length
         layers.begin_pass(tokens)
-        attention.add_to(np.ones((tokens, HIDDEN), np.float32), cache, layers.rotary(None, 1)(0, tokens, 1))
+        attention.add_to(np.ones((tokens, HIDDEN), np.float32), cache, layers.rotary(None, 1)(0, tokens, cache))
     (sizes,) = attention_workspace(config).layers
     assert isinstance(sizes, AttentionSizes)
     shape = PassShape("f32", kept, tokens, length + tokens, 2)

@@ -48,7 +48,7 @@ def test_attention_to_a_quantised_cache_equals_its_twin(
     cache = Cache([layer.attention.new_state(tokens + 3)], tokens + 3)
     for count in passes:
         place = slice(cache.length, cache.length + count)
-        none = layer.layers.rotary(None, 1)(0, count, 1)
+        none = layer.layers.rotary(None, 1)(0, count, cache)
         layer.attention.add_to(x[place], cache, none)
         cache.advance(count)
     state: KVState = cache.states[0]
@@ -73,10 +73,10 @@ def test_numbers_without_a_scale_are_kept_as_zeros_and_what_is_not_finite_stays_
     state = layer.attention.new_state(1)
     cache = Cache([state], 1)
     x = np.zeros((1, HIDDEN), np.float32)
-    layer.attention.add_to(x, cache, layer.layers.rotary(None, 1)(0, 1, 1))
+    layer.attention.add_to(x, cache, layer.layers.rotary(None, 1)(0, 1, cache))
     assert not state.keys.any() and not x.any()
     x = np.full((1, HIDDEN), np.nan, np.float32)
-    layer.attention.add_to(x, cache, layer.layers.rotary(None, 1)(0, 1, 1))
+    layer.attention.add_to(x, cache, layer.layers.rotary(None, 1)(0, 1, cache))
     assert np.isnan(x).all()
 
 

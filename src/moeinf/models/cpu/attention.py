@@ -10,7 +10,8 @@ import moeinf._native as _native
 from moeinf.models.cpu.weights import NativeWeights
 from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, Sharpening
 from moeinf.models.layers.kv_cache import Cache
-from moeinf.types import ByteArray, Float32Array, KVFormat, format_bytes
+from moeinf.models.layers.soft_tokens import ends_seen
+from moeinf.types import ByteArray, Float32Array, IntArray, KVFormat, format_bytes
 
 Angles = tuple[Float32Array, Float32Array]  # cos and sin [tokens, rotary_dim / 2]
 
@@ -79,7 +80,17 @@ class NativeAttention:
     def add_to(self, x: Float32Array, cache: Cache, positions: Angles) -> None:
         cos, sin = positions
         state: KVState = cache.states[self._layer]
-        self._native.run(x, state.keys, state.values, state.format, cache.capacity, cache.length, cos, sin)
+        self._native.run(
+            x, state.keys, state.values, state.format, cache.capacity, cache.length, cos, sin, self._ends(len(x), cache)
+        )
+
+    def _ends(self, num_tokens: int, cache: Cache) -> IntArray | None:
+        """Where what each token sees ends; None: with itself."""
+        if self._config.sees == "all":
+            return np.full(num_tokens, cache.length + num_tokens, np.int64)
+        pictures = cache.pictures if self._config.sees == "picture" else ()
+        apart = all(each.end <= cache.length or each.start >= cache.length + num_tokens for each in pictures)
+        return None if apart else ends_seen(pictures, cache.length, num_tokens)
 
 
 def attention_tensors(weights: NativeWeights, config: AttentionConfig, site: AttentionSite) -> _native.AttentionTensors:
@@ -98,6 +109,15 @@ def attention_tensors(weights: NativeWeights, config: AttentionConfig, site: Att
     def bias(name: str, present: bool) -> Float32Array | None:
         return weights.vector(f"{site.prefix}{name}.bias") if present else None
 
+    def biases() -> list[Float32Array | None]:
+        if config.fused_name is None:
+            return [bias(f"{n}_proj", config.bias) for n in ("q", "k", values)]
+        whole = bias(config.fused_name, config.bias)
+        if whole is None:
+            return [None] * 3
+        queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        return [np.ascontiguousarray(part) for part in np.split(whole, [queries, queries + keys])]
+
     def head_norm(number: int) -> Float32Array | None:
         if config.qk_norm == "none":
             return None
@@ -114,6 +134,7 @@ def attention_tensors(weights: NativeWeights, config: AttentionConfig, site: Att
     if config.gate_apart:
         others["gate"] = matrix("gate_proj")
     query, key, value = projections()
+    query_bias, key_bias, value_bias = biases()
     return _native.AttentionTensors(
         query=query,
         key=key,
@@ -123,9 +144,9 @@ def attention_tensors(weights: NativeWeights, config: AttentionConfig, site: Att
         norm_bias=norm_bias,
         query_norm=head_norm(0),
         key_norm=head_norm(1),
-        query_bias=bias("q_proj", config.bias),
-        key_bias=bias("k_proj", config.bias),
-        value_bias=bias(f"{values}_proj", config.bias),
+        query_bias=query_bias,
+        key_bias=key_bias,
+        value_bias=value_bias,
         output_bias=bias(config.output_name, config.output_bias),
         sinks=weights.vector(site.prefix + config.sinks_name) if config.sinks else None,
         **others,

@@ -23,6 +23,7 @@ from moeinf.models.layers.attention_config import (
     LatentHeads,
     NormConfig,
 )
+from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.recurrent.delta_config import DeltaConfig
 from moeinf.models.layers.recurrent.mamba_config import MambaConfig
 from moeinf.models.layers.rope import Rope
@@ -44,10 +45,13 @@ class NativeLayers:
     def embedding(self, name: str) -> Embedding:
         return Embedding(self.weights.tensors[name])
 
-    def rotary(self, rope: Rope | None, context_length: int) -> Callable[[int, int, int], Angles]:
+    def rotary(self, rope: Rope | None, context_length: int) -> Callable[[int, int, Cache], Angles]:
         if rope is None:
-            return lambda start, num_tokens, room: (_NOTHING, _NOTHING)
-        return lambda start, num_tokens, room: rope.within(room).tables(start, num_tokens)
+            return lambda start, num_tokens, cache: (_NOTHING, _NOTHING)
+        return lambda start, num_tokens, cache: rope.within(cache.capacity).tables(start, num_tokens, cache.pictures)
+
+    def angles(self, cos: Float32Array, sin: Float32Array) -> Angles:
+        return cos, sin
 
     def attention(self, config: AttentionConfig, site: AttentionSite) -> NativeAttention:
         return NativeAttention(self.weights, self._kept, config, site)

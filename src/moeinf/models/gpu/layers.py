@@ -58,7 +58,12 @@ class DeviceLayers:
     def rotary(self, rope: Rope | None, context_length: int) -> DeviceRotary:
         return DeviceRotary(self.weights.device.kind, rope, min(context_length, self._context))
 
+    def angles(self, cos: Float32Array, sin: Float32Array) -> DevicePositions:
+        position = torch.zeros(1, dtype=torch.int32, device=self.weights.device.kind)
+        return DevicePositions(self.weights.math.of_host(cos), self.weights.math.of_host(sin), position, 0)
+
     def attention(self, config: AttentionConfig, site: AttentionSite) -> DeviceAttention:
+        assert config.sees != "all", "towers run on the CPU"
         return DeviceAttention(self.weights, self._dtype, config, site)
 
     def latent_core(self, keys_values: str, heads: LatentHeads, layer: int) -> DeviceLatentCore:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from moeinf.models.layers.attention_config import Sharpening
+from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.rope import Rope
 
 
@@ -29,7 +30,9 @@ class DeviceRotary:
         self._tables: dict[Rope | None, tuple[Tensor, Tensor]] = {}
         self._position = torch.zeros(1, dtype=torch.int32, device=device)
 
-    def __call__(self, start: int, num_tokens: int, room: int) -> DevicePositions:
+    def __call__(self, start: int, num_tokens: int, cache: Cache) -> DevicePositions:
+        assert not cache.pictures, "pictures are refused before"
+        room = cache.capacity
         assert self._rope is None or room <= self._context, "tables end at the context"
         self._position.fill_(start)
         return DevicePositions(

@@ -61,7 +61,7 @@ class AttentionConfig:
     output_bias: bool = False
     qk_norm: Literal["none", "head", "full", "turned"] = "none"  # over each head, all together, each behind positions
     head_norms: tuple[str, str] | None = ("q_norm", "k_norm")  # what these norms are called; None: they have no weights
-    fused_name: str | None = None  # of one matrix with the rows of queries, then of keys, then of values; no biases
+    fused_name: str | None = None  # of one matrix with the rows of queries, then of keys, then of values
     output_name: str = "o_proj"  # what the projection of all heads' outputs is called
     value_norm: bool = False  # an RMS norm without weights, over each head of the values
     values_of_keys: bool = False  # values are what k_proj makes, too
@@ -75,6 +75,7 @@ class AttentionConfig:
     gate: bool = False  # q_proj gives each head its query and then a gate, whose sigmoid multiplies the head's output
     gate_apart: bool = False  # tensor gate_proj makes such gates
     norm: NormKind = "rms"  # of the norm in front, and of those of heads
+    sees: Literal["past", "picture", "all"] = "past"  # "picture": a token of a picture also sees the rest of that
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads or self.head_dim % 2:

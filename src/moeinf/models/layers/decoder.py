@@ -14,6 +14,7 @@ from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.moe_block import MoeBlock
 from moeinf.models.layers.protocol import Attention, Block, Experts, Layers, Positions
 from moeinf.models.layers.rope import Rope, partial_rotary, reach, rope_of
+from moeinf.models.layers.soft_tokens import put_rows
 from moeinf.types import Float32Array, Profiler
 
 HEAD = "lm_head.weight"
@@ -206,11 +207,12 @@ class Decoder:
             return logits if cap is None else math.tanh(logits / cap) * cap
 
         self._profiler.lap("other")
-        self._layers.begin_pass(of_tokens or len(ids))
-        x = self._embedding(ids)
+        x = self._embedding([max(0, token) for token in ids] if cache.pictures else ids)
         if self.config.embedding_scale != 1.0:
             x *= self.config.embedding_scale
-        positions, *others = (rotary(cache.length, len(ids), cache.capacity) for rotary in self._rotaries)
+        put_rows(x, cache.pictures, cache.length, self._layers.weights.math.of_host)
+        self._layers.begin_pass(of_tokens or len(ids))  # behind a tower, whose passes are its own
+        positions, *others = (rotary(cache.length, len(ids), cache) for rotary in self._rotaries)
         logits = self._layers.run_or_replay(compute, x, positions, cache)
         cache.advance(len(ids))
         self._profiler.lap("head")

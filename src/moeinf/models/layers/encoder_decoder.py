@@ -216,7 +216,7 @@ class EncoderDecoder:
         self._layers.begin_pass(of_tokens or tokens)
         cache.move_kept(self._layers.weights.math.of_host)
         x = self._decoder.embed(ids, cache.length + np.arange(tokens).repeat(cache.beams))
-        logits = self._layers.run_or_replay(compute, x, self._positions(cache.length, tokens, cache.capacity), cache)
+        logits = self._layers.run_or_replay(compute, x, self._positions(cache.length, tokens, cache), cache)
         cache.advance(tokens)
         self._profiler.lap("head")
         return logits

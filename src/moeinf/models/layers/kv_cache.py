@@ -7,6 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from moeinf.models.layers.soft_tokens import SoftTokens
 from moeinf.types import ByteArray
 
 
@@ -65,6 +66,7 @@ class Cache:
         self.states: list[Any] = list(states)  # by decoder layer; whoever made the layer knows what its state is
         self.capacity = capacity
         self.length = 0  # tokens that every layer has stored
+        self.pictures: Sequence[SoftTokens] = ()  # of the sequence, in order
         self._rows: list[RowState] = [state for state in states if isinstance(state, RowState)]
         self._whole: list[WholeState] = [state for state in states if isinstance(state, WholeState)]
 

@@ -193,8 +193,12 @@ class LayersOf(Protocol[A, P, R_co]):
         """Token ids to hidden states."""
         ...
 
-    def rotary(self, rope: Rope | None, context_length: int) -> Callable[[int, int, int], P]:
-        """(first position, tokens, what the sequence has room for) to what `attention` takes."""
+    def rotary(self, rope: Rope | None, context_length: int) -> Callable[[int, int, Cache], P]:
+        """(first token, tokens, the sequence's cache) to what `attention` takes."""
+        ...
+
+    def angles(self, cos: Float32Array, sin: Float32Array) -> P:
+        """What `attention` takes for tokens that are turned by other angles: [tokens, rotary_dim / 2]."""
         ...
 
     def attention(self, config: AttentionConfig, site: AttentionSite) -> AttentionOf[A, P]:

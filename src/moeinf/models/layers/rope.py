@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -12,7 +12,8 @@ import numpy as np
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.models.fields import Fields
-from moeinf.types import Float32Array, FloatArray
+from moeinf.models.layers.soft_tokens import SoftTokens, positions_3d
+from moeinf.types import Float32Array, FloatArray, IntArray
 
 _WIDEST = 1 << 16  # numbers of a head that positions rotate: a table of them is made before a weight is read
 
@@ -35,6 +36,7 @@ class Rope:
     interleaved: bool = False
     limit: int = 0  # a sequence with room for more tokens has the positions that `beyond` gives for that room
     beyond: Callable[[int], Rope] | None = None
+    axes: IntArray | None = None  # of each frequency: whether it turns by time, row or column; None: all are alike
 
     @property
     def rotary_dim(self) -> int:
@@ -44,9 +46,15 @@ class Rope:
         """The positions of a sequence with room for so many tokens; the same object for the same room."""
         return self if self.beyond is None or room <= self.limit else self.beyond(room)
 
-    def tables(self, start: int, num_tokens: int) -> tuple[Float32Array, Float32Array]:
-        """cos and sin [num_tokens, rotary_dim / 2] of the positions from `start`."""
-        angles = np.arange(start, start + num_tokens, dtype=np.float32)[:, None] * self.frequencies
+    def tables(
+        self, start: int, num_tokens: int, pictures: Sequence[SoftTokens] = ()
+    ) -> tuple[Float32Array, Float32Array]:
+        """cos and sin [num_tokens, rotary_dim / 2] of the tokens from `start`, in a sequence with these pictures."""
+        if self.axes is None or not pictures:
+            positions = np.arange(start, start + num_tokens, dtype=np.float32)[:, None]
+        else:
+            positions = positions_3d(pictures, start, num_tokens).T[:, self.axes].astype(np.float32, "C")
+        angles = positions * self.frequencies
         scale = np.float32(self.scale)
         return np.cos(angles) * scale, np.sin(angles) * scale
 

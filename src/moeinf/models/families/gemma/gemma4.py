@@ -1,8 +1,8 @@
-"""Gemma 4 with experts, the language model of it: a dense MLP beside them, two kinds of attention (Gemma4TextModel).
+"""Gemma 4 with experts: a dense MLP beside them, two kinds of attention (Gemma4TextModel).
 
 Most layers have a window and plain positions; every sixth sees all tokens, with larger heads, of which a quarter of the
-pairs is rotated, and values that are its keys before they are rotated. Checkpoints hold models of images and of sound
-beside it, which are left out.
+pairs is rotated, and values that are its keys before they are rotated. A tower sees pictures, whose tokens see each
+other in layers with a window; checkpoints also hold a model of sound, which is left out.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from moeinf.models.layers.moe_block import MoeBlock
 from moeinf.models.layers.moe_plan import GatedExperts
 from moeinf.models.layers.protocol import Block, Experts, Layers, Weights
 from moeinf.models.layers.rope import Rope, of_kind, partial_rotary, rope_of
+from moeinf.models.layers.vision.pooling_tower import PoolingConfig, PoolingTower
+from moeinf.models.layers.vision.vision import Vision, seeing
 from moeinf.models.text_part import text_part, tied_as_said_outside
 from moeinf.types import ExpertForm, MoeShape, Profiler, TensorPlan
 
@@ -86,6 +88,7 @@ class Config:
         )
         kinds, window = _kinds(f, decoder.num_layers), f.count("sliding_window", 512)
         slides = [kind == "sliding_attention" for kind in kinds]
+        together = f.get("use_bidirectional_attention") == "vision"
         global_sizes = _sizes_of_kind(f, others, kinds, "full_attention", sizes)
         if _sizes_of_kind(f, others, kinds, "sliding_attention", sizes) != sizes:
             raise UnsupportedModelError(f"{f.where}: per_layer_config of layers with a window is not supported")
@@ -98,6 +101,7 @@ class Config:
         )
         decoder = replace(
             decoder,
+            attention=replace(decoder.attention, sees="picture") if together else decoder.attention,
             prefix=prefix,
             norms=_NORMS,
             windows=tuple(window if each else None for each in slides),
@@ -160,6 +164,15 @@ def _rope(f: Fields, kind: str, head_dim: int) -> Rope:
     return rope_of(own, partial_rotary(own, head_dim), 1e4, f.count("max_position_embeddings"))
 
 
+def _vision(config: dict[str, Any], hidden_size: int) -> Vision | None:
+    f = Fields(config)
+    if f.get("vision_config") is None or f.get("text_config") is None:
+        return None
+    tower = PoolingConfig.parse(f.within("vision_config"), hidden_size)
+    begin, end = f.count("boi_token_id", 255999), f.count("eoi_token_id", 258882)
+    return Vision(PoolingTower(tower), tower.form, f.count("image_token_id", 258880), (begin, end), in_template=False)
+
+
 class Router:
     """Softmax over all experts, the best k of which are made to sum to 1; then each expert's factor."""
 
@@ -211,6 +224,7 @@ class Family(DecoderFamily):
         tied_as_said_outside(config, default=True)
         self._config = c = Config.parse(text.fields, text.prefix)
         self.decoder, self.moe = c.decoder, c.moe
+        self.vision, self.sightless = seeing(lambda: _vision(config, c.decoder.attention.hidden_size))
 
     def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
         c, weights, blocks = self._config, layers.weights, list[Block]()
@@ -252,4 +266,4 @@ class Family(DecoderFamily):
         c = self._config
         blocks = [c.layer(i) for i in range(c.decoder.num_layers)]
         plan = self.gated_experts(GatedExperts(blocks, c.moe_intermediate_size, None))
-        return replace(plan, ignored=(*plan.ignored, _OTHER_MODELS), form=ExpertForm("gelu_tanh"))
+        return replace(plan, ignored=(*plan.ignored, _OTHER_MODELS), vision=self.seen_by, form=ExpertForm("gelu_tanh"))

@@ -1,7 +1,4 @@
-"""Qwen3.5-MoE and Qwen3.6-MoE, the language model of them: Qwen3-Next with DeltaNet's projections apart.
-
-Checkpoints hold a model of images beside it (`model.visual.*`), which is left out.
-"""
+"""Qwen3.5-MoE and Qwen3.6-MoE: Qwen3-Next with DeltaNet's projections apart, and a tower that sees pictures."""
 
 from __future__ import annotations
 
@@ -9,7 +6,13 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from moeinf.models.families.qwen import qwen3_next
+from moeinf.models.fields import Fields
+from moeinf.models.layers.rope import Rope, rope_fields
+from moeinf.models.layers.vision.merging_tower import MergingConfig, MergingTower
+from moeinf.models.layers.vision.vision import Vision, seeing
 from moeinf.models.text_part import VISION, text_part, tied_as_said_outside
 from moeinf.types import TensorPlan
 
@@ -26,7 +29,30 @@ def parse(config: dict[str, Any]) -> qwen3_next.Config:
     ):
         text.fields.only(name, *allowed, None)
     c = qwen3_next.Config.parse(text.fields, stacked=False)
-    return replace(c, decoder=replace(c.decoder, prefix=text.prefix))
+    attention = replace(c.decoder.attention, rope=_rope(config, c.decoder.attention.rope))
+    return replace(c, decoder=replace(c.decoder, prefix=text.prefix, attention=attention))
+
+
+def _rope(config: dict[str, Any], rope: Rope | None) -> Rope | None:
+    """The positions of text, of which pictures turn some frequencies by their rows and columns, one in three."""
+    if rope is None or config.get("vision_config") is None:
+        return rope
+    f = rope_fields(Fields(config).within("text_config"))
+    f.only("mrope_interleaved", True, None)
+    sections = f.counts("mrope_section", 3) if f.get("mrope_section") is not None else [11, 11, 10]
+    axes = np.zeros(len(rope.frequencies), np.int64)
+    for axis in (1, 2):
+        axes[axis : 3 * sections[axis] : 3] = axis
+    return replace(rope, axes=axes)
+
+
+def _vision(config: dict[str, Any], hidden_size: int) -> Vision | None:
+    f = Fields(config)
+    if f.get("vision_config") is None or f.get("text_config") is None:
+        return None
+    tower = MergingConfig.parse(f.within("vision_config"), hidden_size)
+    start, end = f.count("vision_start_token_id", 248053), f.count("vision_end_token_id", 248054)
+    return Vision(MergingTower(tower, "model.visual."), tower.form, f.count("image_token_id", 248056), (start, end))
 
 
 class Family(qwen3_next.Family):
@@ -34,8 +60,9 @@ class Family(qwen3_next.Family):
 
     def __init__(self, config: dict[str, Any]) -> None:
         self._take(parse(config))
+        self.vision, self.sightless = seeing(lambda: _vision(config, self.decoder.attention.hidden_size))
 
     @cached_property
     def tensors(self) -> TensorPlan:
         plan = super().tensors
-        return replace(plan, ignored=(*plan.ignored, VISION))
+        return replace(plan, ignored=(*plan.ignored, VISION), vision=self.seen_by)

@@ -1,0 +1,177 @@
+"""The vision tower of Qwen3.5 and its kin: a ViT whose neighbouring patches are merged into tokens (arXiv 2511.21631).
+
+Learnt positions of a square grid are interpolated to the picture's, and heads turn by row and column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import isqrt, prod
+
+import numpy as np
+
+from moeinf.errors import UnsupportedModelError
+from moeinf.models.fields import MOST_LAYERS, Fields
+from moeinf.models.layers.array_math import Array
+from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, NormConfig, Shapes, attention_shapes
+from moeinf.models.layers.kv_cache import Cache
+from moeinf.models.layers.protocol import Layers
+from moeinf.models.layers.rope import plain_rope
+from moeinf.models.layers.vision.picture_form import MergedPatches, Patches
+from moeinf.models.layers.vision.vision import Part, Tower, attend_all, axial_frequencies, by_blocks, turned_by
+from moeinf.models.layers.weights import StoredTensor
+from moeinf.types import Float32Array
+
+_EPS = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class MergingConfig:
+    depth: int
+    hidden: int
+    heads: int
+    intermediate: int
+    out_hidden: int
+    patch: int
+    merge: int
+    frames: int
+    side: int  # of the square grid of learnt positions
+    theta: float
+
+    @staticmethod
+    def parse(f: Fields, out_hidden: int) -> MergingConfig:
+        """f: vision_config."""
+        f.only("hidden_act", "gelu_pytorch_tanh", None)
+        f.only("in_channels", 3, None)
+        f.only("deepstack_visual_indexes", [], None)
+        f.only("out_hidden_size", out_hidden)
+        places = f.count("num_position_embeddings", 2304)
+        if isqrt(places) ** 2 != places:
+            raise UnsupportedModelError(f"{f.where}: num_position_embeddings {places} is no square")
+        rope = f.within("rope_parameters")
+        rope.only("rope_type", "axial", "default", None)
+        return MergingConfig(
+            f.count("depth", 27, maximum=MOST_LAYERS),
+            f.count("hidden_size", 1152),
+            f.count_of("num_heads", "num_attention_heads") if "num_heads" in f or "num_attention_heads" in f else 16,
+            f.count("intermediate_size", 4304),
+            out_hidden,
+            f.count("patch_size", 16),
+            f.count("spatial_merge_size", 2),
+            f.count("temporal_patch_size", 2),
+            isqrt(places),
+            rope.number("rope_theta", 1e4),
+        )
+
+    def form(self, f: Fields, tokens: int | None) -> MergedPatches:
+        return MergedPatches.parse(f, self.patch, self.merge, self.frames, tokens)
+
+
+class MergingTower(Tower):
+    def __init__(self, config: MergingConfig, prefix: str) -> None:
+        c = self._config = config
+        self._prefix, head_dim = prefix, c.hidden // c.heads
+        if c.hidden % c.heads or head_dim % 4:
+            raise UnsupportedModelError(f"config.json: a vision tower with heads of {c.hidden / c.heads:g}")
+        self.attention = AttentionConfig(
+            c.hidden,
+            c.heads,
+            c.heads,
+            head_dim,
+            _EPS,
+            plain_rope(head_dim, 1e4),
+            bias=True,
+            output_bias=True,
+            fused_name="qkv",
+            output_name="proj",
+            norm="layer",
+            sees="all",
+        )
+        self.shapes = self._shapes()
+
+    def _shapes(self) -> Shapes:
+        c, p = self._config, self._prefix
+        merged = c.hidden * c.merge**2
+        matrices = {"merger.linear_fc1": (merged, merged), "merger.linear_fc2": (c.out_hidden, merged)}
+        norms, shapes = ["merger.norm"], Shapes()
+        for i in range(c.depth):
+            block = f"blocks.{i}."
+            matrices |= {f"{block}mlp.linear_fc1": (c.intermediate, c.hidden)}
+            matrices |= {f"{block}mlp.linear_fc2": (c.hidden, c.intermediate)}
+            norms += [f"{block}norm1", f"{block}norm2"]
+            shapes |= attention_shapes(self.attention, f"{p}{block}attn.")
+        shapes |= {f"{p}{name}.weight": shape for name, shape in matrices.items()}
+        shapes |= {f"{p}{name}.bias": shape[:1] for name, shape in matrices.items()}
+        shapes |= {f"{p}{norm}.{kind}": (c.hidden,) for norm in norms for kind in ("weight", "bias")}
+        return shapes | {
+            f"{p}patch_embed.proj.weight": (c.hidden, 3, c.frames, c.patch, c.patch),
+            f"{p}patch_embed.proj.bias": (c.hidden,),
+            f"{p}pos_embed.weight": (c.side**2, c.hidden),
+        }
+
+    def prepared(self, tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+        """The embedding of patches, a convolution whose steps are as long as its kernel, as a matrix."""
+        return {
+            name: tensor if len(tensor.shape) < 3 else replace(tensor, shape=(tensor.shape[0], prod(tensor.shape[1:])))
+            for name, tensor in tensors.items()
+        }
+
+    def rows(self, part: Part, patches: Patches) -> Float32Array:
+        c, p = self._config, self._prefix
+        row, col = self._places(patches.grid)
+        first = part(f"{p}patch_embed.")
+        first.begin_pass(len(row))
+        math = first.weights.math
+        x = first.weights.linear(f"{p}patch_embed.proj.weight", f"{p}patch_embed.proj.bias")(
+            math.of_host(patches.values)
+        )
+        x += math.of_host(self._positions(part(f"{p}pos_embed."), row, col, patches.grid))
+        turned = turned_by(first, axial_frequencies(self.attention.head_dim, c.theta), row, col)
+        cache = Cache([], len(row))
+        for i in range(c.depth):
+            self._block(part(f"{p}blocks.{i}."), f"{p}blocks.{i}.", x, cache, turned)
+        return math.to_host(self._merged(part(f"{p}merger."), x))
+
+    def _places(self, grid: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+        """Row and column of each patch: those that are merged follow one another."""
+        m = self._config.merge
+        rows, cols = (np.arange(count).reshape(-1, m) for count in grid)
+        shape = (len(rows), len(cols), m, m)
+        row = np.broadcast_to(rows[:, None, :, None], shape).reshape(-1)
+        return row, np.broadcast_to(cols[None, :, None, :], shape).reshape(-1)
+
+    def _positions(self, part: Layers, row: np.ndarray, col: np.ndarray, grid: tuple[int, int]) -> Float32Array:
+        """The learnt positions, from a grid whose corners are those of the picture's, [patches, hidden]."""
+        side = self._config.side
+        table = part.weights.math.to_host(part.weights.vector(f"{self._prefix}pos_embed.weight"))
+        table, found = table.reshape(side, side, -1), np.float32(0)
+        (top, down), (left, right) = (
+            self._between(place, count) for place, count in zip((row, col), grid, strict=True)
+        )
+        for r, by in ((top, 1 - down), (np.minimum(top + 1, side - 1), down)):
+            for s, across in ((left, 1 - right), (np.minimum(left + 1, side - 1), right)):
+                found = found + table[r, s] * (by * across)[:, None]
+        values: Float32Array = found
+        return values
+
+    def _between(self, place: np.ndarray, count: int) -> tuple[np.ndarray, Float32Array]:
+        """The learnt row or column in front of each of `count` places, and how far it is behind that."""
+        at = place.astype(np.float32) * np.float32(self._config.side - 1) / np.float32(max(count - 1, 1))
+        before = np.floor(at)
+        return before.astype(np.int64), at - before
+
+    def _block(self, part: Layers, name: str, x: Array, cache: Cache, turned: object) -> None:
+        attend_all(part, self.attention, AttentionSite(0, f"{name}attn.", f"{name}norm1.weight"), x, cache, turned)
+        weights, norm = part.weights, part.weights.norm(NormConfig(f"{name}norm2.weight", _EPS, "layer"))
+        up, down = (
+            weights.linear(f"{name}mlp.{n}.weight", f"{name}mlp.{n}.bias") for n in ("linear_fc1", "linear_fc2")
+        )
+        by_blocks(x, lambda rows: down(weights.math.gelu_tanh(up(norm(rows)))))
+
+    def _merged(self, part: Layers, x: Array) -> Array:
+        weights, name = part.weights, f"{self._prefix}merger."
+        merged = weights.norm(NormConfig(f"{name}norm.weight", _EPS, "layer"))(x)
+        merged = merged.reshape(-1, prod(x.shape[1:]) * self._config.merge**2)
+        one, two = (weights.linear(f"{name}{n}.weight", f"{name}{n}.bias") for n in ("linear_fc1", "linear_fc2"))
+        return two(weights.math.gelu(one(merged)))

@@ -1,0 +1,172 @@
+"""The arithmetic of image processors: to which size a picture is brought, and how its pixels become patches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from moeinf.errors import UsageError
+from moeinf.models.fields import Fields
+from moeinf.types import ByteArray, Float32Array
+
+FILE = "preprocessor_config.json"
+BICUBIC = 3  # what Pillow calls it
+MOST_TOKENS = 1024  # of a picture, where neither its checkpoint nor the user has a lower bound
+_MOST_SKEWED = 200  # times that one side may be as long as the other
+
+
+@dataclass(frozen=True, slots=True)
+class Patches:
+    values: Float32Array  # [rows * cols, numbers of a patch]
+    grid: tuple[int, int]  # rows and columns
+
+
+class PictureForm(Protocol):
+    """What a checkpoint's image processor does."""
+
+    @property
+    def unit(self) -> int:
+        """Pixels of a side of the square that becomes one token."""
+        ...
+
+    @property
+    def most_tokens(self) -> int:
+        """Of one picture."""
+        ...
+
+    def size(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width to which a picture is resized, whole units. Raises UsageError for one that is too narrow."""
+        ...
+
+    def patches(self, pixels: ByteArray) -> Patches:
+        """pixels [height, width, 3], of that size."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class MergedPatches:
+    """Qwen2-VL's image processor and its successors': sides to the nearest unit, within bounds of the area.
+
+    A picture is a film of `frames` equal frames; patches that make one token follow one another.
+    """
+
+    patch: int
+    merge: int  # patches of a side of what becomes one token
+    frames: int
+    min_pixels: int
+    max_pixels: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @staticmethod
+    def parse(f: Fields, patch: int, merge: int, frames: int, tokens: int | None) -> MergedPatches:
+        """f: preprocessor_config.json; patch, merge, frames: the tower's. tokens: the most that the user wants of a
+        picture; None: MOST_TOKENS at most."""
+        _check_common(f)
+        for name, value in (("patch_size", patch), ("merge_size", merge), ("temporal_patch_size", frames)):
+            f.only(name, value, None)
+        size, unit = f.within("size"), patch * merge
+        least = f.count("min_pixels", size.count("shortest_edge", 1 << 16))
+        most = f.count("max_pixels", size.count("longest_edge", 1 << 24))
+        bound = (tokens or MOST_TOKENS) * unit * unit
+        most = bound if tokens else min(most, max(bound, least))
+        mean, std = (
+            tuple(f.numbers(n, 3)) if f.get(n) is not None else (0.5,) * 3 for n in ("image_mean", "image_std")
+        )
+        return MergedPatches(patch, merge, frames, min(least, most), most, mean, std)
+
+    @property
+    def unit(self) -> int:
+        return self.patch * self.merge
+
+    @property
+    def most_tokens(self) -> int:
+        return self.max_pixels // self.unit**2
+
+    def size(self, height: int, width: int) -> tuple[int, int]:
+        _check_shape(height, width)
+        unit, sides = self.unit, (height, width)
+        found = [round(side / unit) * unit for side in sides]
+        if math.prod(found) > self.max_pixels:
+            factor = math.sqrt(height * width / self.max_pixels)
+            found = [max(unit, math.floor(side / factor / unit) * unit) for side in sides]
+        elif math.prod(found) < self.min_pixels:
+            factor = math.sqrt(self.min_pixels / (height * width))
+            found = [math.ceil(side * factor / unit) * unit for side in sides]
+        return found[0], found[1]
+
+    def patches(self, pixels: ByteArray) -> Patches:
+        mean, std = np.array(self.mean, np.float32), np.array(self.std, np.float32)
+        values = (pixels.astype(np.float32) * np.float32(1 / 255) - mean) / std
+        rows, cols, merge = pixels.shape[0] // self.patch, pixels.shape[1] // self.patch, self.merge
+        cut = values.reshape(rows // merge, merge, self.patch, cols // merge, merge, self.patch, 3)
+        ordered = cut.transpose(0, 3, 1, 4, 6, 2, 5)  # block row, block column, row, column, channel, and the patch
+        film = np.repeat(ordered[:, :, :, :, :, None], self.frames, 5)
+        return Patches(film.reshape(rows * cols, -1), (rows, cols))
+
+
+@dataclass(frozen=True, slots=True)
+class PooledPatches:
+    """Gemma 4's image processor: as large as a number of patches allows, sides cut down to whole units."""
+
+    patch: int
+    pool: int  # patches of a side of what becomes one token
+    most_tokens: int
+
+    @staticmethod
+    def parse(f: Fields, patch: int, pool: int, tokens: int | None) -> PooledPatches:
+        """f: of processor_config.json; patch, pool: the tower's. tokens: the most that the user wants of a picture."""
+        _check_common(f)
+        f.only("patch_size", patch, None)
+        f.only("pooling_kernel_size", pool, None)
+        return PooledPatches(patch, pool, tokens or f.count("max_soft_tokens", 280))
+
+    @property
+    def unit(self) -> int:
+        return self.patch * self.pool
+
+    def size(self, height: int, width: int) -> tuple[int, int]:
+        _check_shape(height, width)
+        unit, area = self.unit, self.most_tokens * self.unit**2
+        factor = math.sqrt(area / (height * width))
+        tall, wide = (math.floor(factor * side / unit) * unit for side in (height, width))
+        longest = self.most_tokens * unit
+        if not tall and not wide:
+            raise UsageError("the picture would have no token: raise --picture-tokens")
+        if not tall:
+            tall, wide = unit, min(width // height * unit, longest)
+        elif not wide:
+            tall, wide = min(height // width * unit, longest), unit
+        return tall, wide
+
+    def patches(self, pixels: ByteArray) -> Patches:
+        values = pixels.astype(np.float32) * np.float32(1 / 255)
+        rows, cols = pixels.shape[0] // self.patch, pixels.shape[1] // self.patch
+        cut = values.reshape(rows, self.patch, cols, self.patch, 3).transpose(0, 2, 1, 3, 4)
+        return Patches(cut.reshape(rows * cols, -1), (rows, cols))
+
+
+def settings_of(files: Mapping[str, Any]) -> Fields:
+    """The settings of a checkpoint's image processor, from either of the files that may have them; else none.
+
+    files: the objects in preprocessor_config.json and processor_config.json, where they are.
+    """
+    if files.get(FILE):
+        return Fields(files[FILE], FILE)
+    return Fields(files.get("processor_config.json") or {}, "processor_config.json").within("image_processor")
+
+
+def _check_common(f: Fields) -> None:
+    for name in ("do_resize", "do_rescale", "do_convert_rgb"):
+        f.only(name, True, None)
+    f.only("resample", BICUBIC, None)
+    f.only("rescale_factor", 1 / 255, None)
+
+
+def _check_shape(height: int, width: int) -> None:
+    if max(height, width) > _MOST_SKEWED * min(height, width):
+        raise UsageError(f"a picture of {width} x {height} pixels is too narrow: cut it to less than 200 to 1")

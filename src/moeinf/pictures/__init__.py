@@ -1,0 +1,1 @@
+"""Picture files: decoded in a process of their own, which can be killed."""

@@ -1,0 +1,100 @@
+"""The parent's end of the process that decodes a picture (decoder.py): the bytes of a file to pixels of a size."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from moeinf.config.environment import debug_wanted
+from moeinf.errors import UsageError
+from moeinf.types import ByteArray
+
+MOST_BYTES: Final = 32 << 20  # of a file
+_LIMIT_S: Final = 30.0
+# The process gets this one's import path, and not the current folder, which may hold a json.py of anybody.
+_BOOTSTRAP: Final = (
+    "import os, sys; sys.path[:] = sys.argv[1].split(os.pathsep); from moeinf.pictures.decoder import main; main()"
+)
+
+
+def check_decoder() -> None:
+    """Raises UsageError where Pillow is missing, which is an optional part."""
+    if find_spec("PIL") is None:
+        raise UsageError("pictures need Pillow: pip install 'moeinf[vision]'")
+
+
+def decode(data: bytes, name: str, fit: Callable[[int, int], tuple[int, int]]) -> ByteArray:
+    """The pixels of a PNG or JPEG, [height, width, 3], upright, what is transparent being white.
+
+    name: of the picture, in errors. fit: the height and width that it has, to those to which it is resized (bicubic).
+    Raises UsageError for a picture that cannot be decoded, or that is larger than the bounds of decoder.py, and what
+    `fit` raises.
+    """
+    check_decoder()
+    if len(data) > MOST_BYTES:
+        raise UsageError(f"{name} has more than {MOST_BYTES >> 20} MiB; save it anew, smaller")
+    paths = [path for path in sys.path if path] + [str(Path(__file__).parents[2])]
+    process = subprocess.Popen(
+        [sys.executable, "-c", _BOOTSTRAP, os.pathsep.join(paths)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=None if debug_wanted() else subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C reaches the foreground group of the terminal: not this process
+    )
+    deadline = threading.Timer(_LIMIT_S, process.kill)
+    deadline.start()
+    try:
+        with process:
+            return _exchanged(process, data, name, fit)
+    finally:
+        deadline.cancel()
+        process.kill()
+
+
+def _exchanged(
+    process: subprocess.Popen[bytes], data: bytes, name: str, fit: Callable[[int, int], tuple[int, int]]
+) -> ByteArray:
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        process.stdin.write(len(data).to_bytes(8, "little") + data)
+        process.stdin.flush()
+        found = _answer(process, name)
+        try:
+            height, width = fit(found["height"], found["width"])
+        except UsageError as error:
+            raise UsageError(f"{name}: {error}") from error
+        process.stdin.write(json.dumps({"height": height, "width": width}).encode() + b"\n")
+        process.stdin.flush()
+        _answer(process, name)
+        pixels = process.stdout.read(height * width * 3)
+    except BrokenPipeError:
+        pixels = b""
+    finally:
+        process.kill()
+    if len(pixels) < 3:
+        raise _lost(name)
+    return np.frombuffer(pixels, np.uint8).reshape(height, width, 3)
+
+
+def _answer(process: subprocess.Popen[bytes], name: str) -> dict[str, Any]:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line.endswith(b"\n"):
+        raise _lost(name)
+    answer: dict[str, Any] = json.loads(line)
+    if "fault" in answer:
+        raise UsageError(f"{name} {answer['fault']}")
+    return answer
+
+
+def _lost(name: str) -> UsageError:
+    return UsageError(f"{name} cannot be decoded: the decoder died or took more than {_LIMIT_S:.0f} s; save it anew")

@@ -1,0 +1,93 @@
+"""The arithmetic of image processors against transformers': sizes, patches, grids."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import pytest
+import torch
+
+from moeinf.errors import UnsupportedModelError, UsageError
+from moeinf.models.fields import Fields
+from moeinf.models.layers.vision.picture_form import MergedPatches, PictureForm, PooledPatches, settings_of
+from moeinf.pictures.decode import decode
+
+SIZES = [(30, 50), (480, 640), (33, 700), (900, 40), (256, 256), (64, 65), (1, 150), (3000, 2000)]  # height, width
+
+
+def png(height: int, width: int) -> tuple[Any, bytes]:
+    coarse = np.random.default_rng(height).integers(0, 256, (-(-height // 7), -(-width // 7), 3)).astype(np.uint8)
+    image = PIL.Image.fromarray(coarse.repeat(7, 0).repeat(7, 1)[:height, :width])
+    into = io.BytesIO()
+    image.save(into, "PNG", compress_level=1)
+    return image, into.getvalue()
+
+
+def prepared(form: PictureForm, data: bytes) -> tuple[np.ndarray, tuple[int, int]]:
+    patches = form.patches(decode(data, "it", form.size))
+    return patches.values, patches.grid
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize(("least", "most"), [(1, 60), (64, 300), (64, 16384)])
+def test_merged_patches_are_those_of_the_reference(size: tuple[int, int], least: int, most: int) -> None:
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    image, data = png(*size)
+    bounds = {"shortest_edge": least * 1024, "longest_edge": most * 1024}
+    settings: dict[str, Any] = {"image_mean": [0.5, 0.4, 0.5], "image_std": [0.5, 0.3, 0.5], "size": bounds}
+    processor = Qwen2VLImageProcessorPil(patch_size=16, **settings)
+    theirs = processor([image], return_tensors="pt")
+    form = MergedPatches.parse(Fields(settings), 16, 2, 2, None)
+    assert form.most_tokens == min(most, 1024)
+    if (theirs["image_grid_thw"][0].prod() // 4).item() > 1024:
+        return  # beyond what moeinf gives a picture of itself
+    values, grid = prepared(form, data)
+    assert [1, *grid] == theirs["image_grid_thw"][0].tolist()
+    assert (torch.from_numpy(values) - theirs["pixel_values"]).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("tokens", [70, 280])
+def test_pooled_patches_are_those_of_the_reference(size: tuple[int, int], tokens: int) -> None:
+    from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+
+    image, data = png(*size)
+    theirs = Gemma4ImageProcessorPil(max_soft_tokens=tokens)([image], return_tensors="pt")
+    values, grid = prepared(PooledPatches.parse(Fields({"max_soft_tokens": tokens}), 16, 3, None), data)
+    count = grid[0] * grid[1]
+    assert count == 9 * int(theirs["num_soft_tokens_per_image"][0])
+    places = theirs["image_position_ids"][0, :count]
+    assert places.tolist() == [[col, row] for row in range(grid[0]) for col in range(grid[1])]
+    assert (torch.from_numpy(values) - theirs["pixel_values"][0, :count]).abs().max() < 1e-6
+
+
+def test_the_user_bounds_the_tokens_of_a_picture() -> None:
+    small = MergedPatches.parse(Fields({}), 16, 2, 2, 50)
+    assert small.most_tokens == 50 and np.prod(small.size(3000, 2000)) <= 50 * 1024
+    large = MergedPatches.parse(Fields({}), 16, 2, 2, 9000)
+    assert 2000 < np.prod(large.size(3000, 2000)) // 1024 < 9000
+    pooled = PooledPatches.parse(Fields({}), 16, 3, 70)
+    assert pooled.most_tokens == 70 and np.prod(pooled.size(3000, 2000)) <= 70 * 48 * 48
+
+
+def test_a_picture_that_is_too_narrow_is_refused() -> None:
+    for form in (MergedPatches.parse(Fields({}), 16, 2, 2, None), PooledPatches.parse(Fields({}), 16, 3, None)):
+        with pytest.raises(UsageError, match=r"4 x 900 pixels is too narrow"):
+            form.size(900, 4)
+
+
+def test_settings_that_are_not_followed_are_refused() -> None:
+    for settings in ({"do_resize": False}, {"resample": 2}, {"patch_size": 14}, {"rescale_factor": 1.0}):
+        with pytest.raises(UnsupportedModelError, match=next(iter(settings))):
+            MergedPatches.parse(Fields(settings), 16, 2, 2, None)
+
+
+def test_settings_come_from_either_file() -> None:
+    one, other = {"patch_size": 3}, {"image_processor": {"patch_size": 4}}
+    assert settings_of({"preprocessor_config.json": one, "processor_config.json": other}).get("patch_size") == 3
+    assert settings_of({"preprocessor_config.json": {}, "processor_config.json": other}).get("patch_size") == 4
+    assert settings_of({}).get("patch_size") is None

@@ -1,0 +1,83 @@
+"""Models that see against transformers: towers, positions and masks of pictures, on tiny random configs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.support.pairs.seeing import SeeingPair
+from tests.support.tiny_models import all_configs
+
+CONFIGS = all_configs("SEEING")
+TEXT = [5, 17, 3, 88, 41, 2, 60, 9, 33, 75]
+
+
+@pytest.fixture(scope="module", params=CONFIGS, ids=lambda name: name.replace(" ", "-"))
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> SeeingPair:
+    return SeeingPair(CONFIGS[request.param], tmp_path_factory.mktemp("checkpoint"), tokens=70)
+
+
+def picture(pair: SeeingPair, rows: int, cols: int, seed: int = 0) -> Any:
+    """Of so many rows and columns of tokens."""
+    unit = pair.form.unit
+    return np.random.default_rng(seed).integers(0, 256, (rows * unit, cols * unit, 3)).astype(np.uint8)
+
+
+@torch.inference_mode()
+def test_the_tower_gives_the_rows_of_the_reference(pair: SeeingPair) -> None:
+    for rows, cols in ((3, 4), (1, 5), (6, 2)):
+        image = picture(pair, rows, cols)
+        given = pair.their_inputs([1, image])
+        options = {"image_grid_thw": given["image_grid_thw"]} if "image_grid_thw" in given else {}
+        if "image_position_ids" in given:
+            options["image_position_ids"] = given["image_position_ids"]
+        theirs = pair.theirs.model.get_image_features(given["pixel_values"], **options).pooler_output[0]
+        assert theirs.shape == (rows * cols, 64) and theirs.std() > 0.05
+        assert (torch.from_numpy(pair.rows(image)) - theirs).abs().max() < 2e-5 * theirs.abs().max().clamp(min=1)
+
+
+@torch.inference_mode()
+def test_logits_with_pictures_are_those_of_the_reference(pair: SeeingPair) -> None:
+    first, second = picture(pair, 3, 4), picture(pair, 2, 5, seed=1)
+    for prompt in (
+        [*TEXT, first, *TEXT[:4]],
+        [first, *TEXT],
+        [*TEXT[:2], first, *TEXT[:3], second, *TEXT],
+        [*TEXT[:2], second, 4, first, 7],
+        [*TEXT, picture(pair, 1, 13), 8, 9],
+    ):
+        theirs = pair.theirs(**pair.their_inputs(prompt)).logits[0]
+        assert theirs.std() > 0.1, "the comparison means something"
+        assert (pair.logits(prompt) - theirs).abs().max() < 3e-5 * theirs.abs().max()
+
+
+@torch.inference_mode()
+def test_a_picture_changes_what_follows_it_alone(pair: SeeingPair) -> None:
+    one, other = ([*TEXT, picture(pair, 2, 3, seed), *TEXT] for seed in (1, 2))
+    same = (pair.logits(one) - pair.logits(other)).abs().amax(1)
+    assert same[: len(TEXT)].max() == 0 and same[len(TEXT) + 6 :].min() > 1e-3
+
+
+@torch.inference_mode()
+def test_chunks_that_do_not_cut_pictures_give_the_same(pair: SeeingPair) -> None:
+    prompt = [*TEXT, picture(pair, 3, 4), *TEXT, picture(pair, 2, 2), *TEXT]
+    whole = pair.logits(prompt)
+    for cuts in ([10], [22], [3, 22, 32], [10, 22, 23, 24, 32, 36]):
+        assert torch.equal(pair.logits(prompt, cuts), whole)
+
+
+@torch.inference_mode()
+def test_greedy_tokens_behind_pictures_are_those_of_the_reference(pair: SeeingPair) -> None:
+    prompt = [*TEXT[:3], picture(pair, 3, 4), *TEXT]
+    theirs = pair.theirs.generate(
+        **pair.their_inputs(prompt), max_new_tokens=24, do_sample=False, eos_token_id=None, pad_token_id=0
+    )
+    ids, pictures = pair.laid_out(prompt)
+    cache = pair.new_cache(pictures)
+    ours = [int(pair.ours.forward(ids, cache)[-1].argmax())]
+    for _ in range(23):
+        ours.append(int(pair.ours.forward(ours[-1:], cache)[-1].argmax()))
+    assert ours == theirs[0, len(ids) :].tolist()

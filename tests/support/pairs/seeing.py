@@ -1,0 +1,159 @@
+"""A model of transformers that sees, and ours over the same weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from moeinf._native import Kernels
+from moeinf.models.cpu.layers import NativeLayers
+from moeinf.models.family import DecoderFamily, family_of
+from moeinf.models.fields import Fields
+from moeinf.models.layers.kv_cache import Cache
+from moeinf.models.layers.protocol import Layers, of_any_device
+from moeinf.models.layers.soft_tokens import SOFT_IDS, SoftTokens
+from moeinf.models.layers.vision.picture_form import PictureForm
+from moeinf.types import Float32Array, Profiler
+from tests.support.pairs.experts import resident_experts, stored
+
+Prompt = Sequence[int | np.ndarray]  # token ids and pictures [height, width, 3], uint8
+
+
+class SeeingPair:
+    """Both, of a config with a vision tower; pictures are prepared by the image processor of each."""
+
+    def __init__(self, config: dict[str, Any], folder: Path, tokens: int) -> None:
+        """tokens: the most that a picture may have."""
+        import transformers
+
+        torch.manual_seed(11)
+        name = {"qwen3_5_moe": "Qwen3_5Moe", "gemma4": "Gemma4"}[config["model_type"]]
+        values = {key: value for key, value in config.items() if key != "model_type"}
+        made = getattr(transformers, f"{name}Config")(**values)
+        self.theirs: Any = getattr(transformers, f"{name}ForConditionalGeneration")(made).float().eval()
+        self._randomise()
+        self.theirs.save_pretrained(folder)
+        self.config = saved = json.loads((folder / "config.json").read_text())
+        family = family_of(saved)
+        assert isinstance(family, DecoderFamily) and family.vision is not None, family.sightless
+        self.family, self.vision, self.tokens = family, family.vision, tokens
+        tensors = safetensors.torch.load_file(folder / "model.safetensors")
+        self.kernels = Kernels(2)
+        self.tensors = {key: stored(tensor) for key, tensor in tensors.items() if key in family.seen_by}
+        of_text = {key: tensor for key, tensor in tensors.items() if key in family.tensors.dense}
+        experts = resident_experts(family.tensors, tensors, self.kernels)
+        layers = NativeLayers(self.kernels, {key: stored(tensor) for key, tensor in of_text.items()}, "f32")
+        self.ours = family.build(layers, experts, Profiler())
+        self.form: PictureForm = self.vision.form(Fields({}), tokens)
+
+    def _randomise(self) -> None:
+        """Away from zeros and ones, so that each tensor matters."""
+        with torch.no_grad():
+            for name, each in (*self.theirs.named_parameters(), *self.theirs.named_buffers()):
+                if "norm" in name or name.endswith(("bias", "std_scale", "layer_scalar", "router.scale")):
+                    each.copy_(torch.rand_like(each) * 0.4 + (0 if name.endswith("bias") else 0.8))
+                elif "position_embedding" in name or "pos_embed" in name:
+                    each.copy_(torch.randn_like(each))
+
+    def part(self, prefix: str) -> Layers:
+        found = {name: tensor for name, tensor in self.tensors.items() if name.startswith(prefix)}
+        assert found, prefix
+        layers = NativeLayers(self.kernels, self.vision.tower.prepared(found), "f32")
+        return of_any_device(layers, Experts())[0]
+
+    def rows(self, pixels: np.ndarray) -> Float32Array:
+        """The soft tokens of a picture that has its size already."""
+        return self.vision.tower.rows(self.part, self.form.patches(pixels))
+
+    def laid_out(self, prompt: Prompt) -> tuple[list[int], list[SoftTokens]]:
+        """Token ids, below 0 for pictures, and the pictures; these have their sizes already."""
+        ids, pictures = list[int](), list[SoftTokens]()
+        for item in prompt:
+            if isinstance(item, int):
+                ids.append(item)
+                continue
+            grid = (item.shape[0] // self.form.unit, item.shape[1] // self.form.unit)
+            rows = self.rows(item)
+            pictures.append(SoftTokens(len(ids), grid, lambda rows=rows: rows))  # type: ignore[misc]
+            ids += [SOFT_IDS] * pictures[-1].num_tokens
+        return ids, pictures
+
+    def logits(self, prompt: Prompt, cuts: Sequence[int] = ()) -> Tensor:
+        """Of each token, computed in chunks that end at the cuts."""
+        ids, pictures = self.laid_out(prompt)
+        cache = self.new_cache(pictures)
+        borders = [0, *cuts, len(ids)]
+        passes = [ids[a:b] for a, b in pairwise(borders)]
+        found = [self.ours.forward(each, cache, of_tokens=len(ids), last_only=False) for each in passes]
+        return torch.from_numpy(np.concatenate(found))
+
+    def new_cache(self, pictures: Sequence[SoftTokens]) -> Cache:
+        cache = self.ours.new_cache(256)
+        cache.pictures = pictures
+        return cache
+
+    def their_inputs(self, prompt: Prompt) -> dict[str, Any]:
+        """What transformers' model is given: its image processor has prepared the pictures."""
+        images = [item for item in prompt if not isinstance(item, int)]
+        token = self.config["image_token_id"]
+        ids, types = list[int](), list[int]()
+        for item in prompt:
+            if isinstance(item, int):
+                ids.append(item)
+                types.append(0)
+            else:
+                count = item.shape[0] * item.shape[1] // self.form.unit**2
+                ids += [token] * count
+                types += [1] * count
+        given: dict[str, Any] = {"input_ids": torch.tensor([ids]), "mm_token_type_ids": torch.tensor([types])}
+        if not images:
+            return given
+        prepared = their_processor(self.config, self.tokens)(images, return_tensors="pt", **their_options(self))
+        return given | {name: value for name, value in prepared.items() if not name.startswith("num_soft")}
+
+
+def their_processor(config: dict[str, Any], tokens: int) -> Any:
+    """transformers' image processor, the one that needs no torchvision."""
+    from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    vision = config["vision_config"]
+    if config["model_type"] == "gemma4":
+        return Gemma4ImageProcessorPil(
+            patch_size=vision["patch_size"], pooling_kernel_size=vision["pooling_kernel_size"], max_soft_tokens=tokens
+        )
+    unit = vision["patch_size"] * vision.get("spatial_merge_size", 2)
+    return Qwen2VLImageProcessorPil(
+        patch_size=vision["patch_size"],
+        merge_size=vision.get("spatial_merge_size", 2),
+        temporal_patch_size=vision.get("temporal_patch_size", 2),
+        size={"shortest_edge": unit * unit, "longest_edge": tokens * unit * unit},
+        image_mean=[0.5] * 3,
+        image_std=[0.5] * 3,
+    )
+
+
+def their_options(pair: SeeingPair) -> dict[str, Any]:
+    """Pictures of the pair have their sizes already."""
+    return {"do_resize": False}
+
+
+class Experts:
+    """None: a tower is dense."""
+
+    wants_expectations = wants_states = False
+
+    def run(self, layer: int, hidden: object, routing: object, out: object) -> None:
+        raise AssertionError("a tower has no experts")
+
+    def expect(self, layer: int, guess: object) -> None: ...
+
+    def before_attention(self, layer: int, x: object) -> None: ...
