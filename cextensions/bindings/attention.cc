@@ -34,6 +34,7 @@ using moeinf::Rows;
 using moeinf::Vector;
 using OptionalVector = std::optional<Vector>;
 using Ends = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using ChosenRows = nb::ndarray<const std::int64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 // Everything that a layer has in memory, by name; it keeps the arrays alive.
 struct AttentionTensors {
@@ -132,7 +133,8 @@ class AttentionLayer {
   }
 
   void run(Rows x, Bytes keys, Bytes values, const std::string& format, std::int64_t capacity,
-           std::int64_t length, ConstRows cos, ConstRows sin, std::optional<Ends> ends) {
+           std::int64_t length, ConstRows cos, ConstRows sin, std::optional<Ends> ends,
+           std::optional<ChosenRows> chosen) {
     const auto tokens = static_cast<std::int64_t>(x.shape(0));
     const moeinf::Format kind = moeinf::format_named(format);
     require(moeinf::block_weights(kind) == 1 || kind == moeinf::Format::kQ8_0,
@@ -150,13 +152,16 @@ class AttentionLayer {
                            cos.shape(1) == pairs && sin.shape(1) == pairs),
             "cos and sin are [tokens, rotary_dim / 2]");
     require(!ends || ends->shape(0) == x.shape(0), "ends are not those of the tokens");
+    require(!ends || !chosen, "a token that sees others behind it has no choice");
     for (std::int64_t t = 0; ends && t < tokens; ++t) {
       require((*ends)(t) > length + t && (*ends)(t) <= length + tokens,
               "ends lie before a token or behind all");
     }
+    const moeinf::ChosenPositions positions =
+        chosen ? checked(*chosen, tokens, length) : moeinf::ChosenPositions{};
     const nb::gil_scoped_release released;
     moeinf::attend(*kernels_, shape_, weights_, {keys.data(), values.data(), kind, capacity}, length,
-                   cos.data(), sin.data(), x.data(), tokens, ends ? ends->data() : nullptr);
+                   cos.data(), sin.data(), x.data(), tokens, ends ? ends->data() : nullptr, positions);
   }
 
   // sizes: an object with the attributes of moeinf.types.AttentionSizes.
@@ -170,10 +175,26 @@ class AttentionLayer {
     shape.gated = nb::cast<bool>(sizes.attr("gated"));
     shape.gate_apart = nb::cast<bool>(sizes.attr("gate_apart"));
     shape.ahead = moeinf::number_of(sizes, "ahead");
+    shape.most_chosen = moeinf::number_of(sizes, "most_chosen");
     return moeinf::attention_workspace_bytes(shape, moeinf::pass_of(pass));
   }
 
  private:
+  // Each of the last tokens attends to itself or what is before it.
+  static moeinf::ChosenPositions checked(const ChosenRows& chosen, std::int64_t tokens, std::int64_t length) {
+    const auto count = static_cast<std::int64_t>(chosen.shape(0)),
+               each = static_cast<std::int64_t>(chosen.shape(1));
+    require(count <= tokens && each > 0, "there are more choices than tokens");
+    for (std::int64_t t = 0; t < count; ++t) {
+      const std::int64_t* const of_token = chosen.data() + t * each;
+      const std::int64_t own = length + tokens - count + t;
+      require(of_token[0] >= 0, "no position is chosen");
+      for (std::int64_t i = 0; i < each && of_token[i] >= 0; ++i)
+        require(of_token[i] <= own, "a position is chosen that the token does not see");
+    }
+    return {chosen.data(), count, each};
+  }
+
   nb::object kernels_object_;
   AttentionTensors tensors_;
   Kernels* kernels_;
@@ -210,7 +231,7 @@ void bind_shape(nb::module_& m) {
           [](AttentionShape* self, std::int64_t head_dim, double norm_eps, const std::string& head_norm,
              double clip, std::int64_t window, std::optional<std::int64_t> rotary_dim, bool interleaved,
              std::optional<double> scale, double residual, bool gated, bool chunked, double sharpness,
-             std::int64_t sharp_length, std::int64_t sharp_offset) {
+             std::int64_t sharp_length, std::int64_t sharp_offset, bool replaces) {
             new (self) AttentionShape(shape_of(head_dim, norm_eps, head_norm, clip, window, rotary_dim,
                                                interleaved, scale, residual, gated));
             require(sharp_length > 0 && sharp_offset >= 0, "queries are not sharpened by such a length");
@@ -218,12 +239,13 @@ void bind_shape(nb::module_& m) {
             self->sharpness = static_cast<float>(sharpness);
             self->sharp_length = sharp_length;
             self->sharp_offset = sharp_offset;
+            self->replaces = replaces;
           },
           nb::kw_only(), nb::arg("head_dim"), nb::arg("norm_eps"), nb::arg("head_norm") = "none",
           nb::arg("clip") = 0.0, nb::arg("window") = 0, nb::arg("rotary_dim") = nb::none(),
           nb::arg("interleaved") = false, nb::arg("scale") = nb::none(), nb::arg("residual") = 1.0,
           nb::arg("gated") = false, nb::arg("chunked") = false, nb::arg("sharpness") = 0.0,
-          nb::arg("sharp_length") = 1, nb::arg("sharp_offset") = 0);
+          nb::arg("sharp_length") = 1, nb::arg("sharp_offset") = 0, nb::arg("replaces") = false);
 }
 
 }  // namespace
@@ -237,6 +259,7 @@ void moeinf::bind_attention(nb::module_& m) {
       .def("run", &AttentionLayer::run, nb::arg("x").noconvert(), nb::arg("keys").noconvert(),
            nb::arg("values").noconvert(), nb::arg("format"), nb::arg("capacity"), nb::arg("length"),
            nb::arg("cos").noconvert(), nb::arg("sin").noconvert(), nb::arg("ends").noconvert() = nb::none(),
+           nb::arg("chosen").noconvert() = nb::none(),
            "x [tokens, hidden] += residual * attention(norm(x)); stores the tokens' keys and values.")
       .def_static("workspace_bytes", &AttentionLayer::workspace_bytes, nb::arg("sizes"), nb::arg("shape"));
 }

@@ -3,7 +3,9 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 
+#include <optional>
 #include <vector>
 
 #include "arrays.h"
@@ -31,9 +33,9 @@ std::int64_t size(const Array& array, std::size_t dimension) {
 // Holds every array it was given, so the addresses stay good.
 class DeltaLayer {
  public:
-  DeltaLayer(nb::object kernels, nb::list projections, nb::object output, Vector norm, ConstRows taps,
-             Vector decay, Vector bias, Vector q_norm, Vector k_norm, Vector head_norm,
-             std::int64_t num_key_heads, double norm_eps, double unit_eps)
+  DeltaLayer(nb::object kernels, nb::list projections, nb::object output, std::optional<Vector> norm,
+             ConstRows taps, Vector decay, Vector bias, Vector q_norm, Vector k_norm, Vector head_norm,
+             std::int64_t num_key_heads, double norm_eps, double unit_eps, bool sigmoid_gates, bool replaces)
       : kernels_object_(kernels),
         projections_(projections),
         output_(output),
@@ -48,14 +50,18 @@ class DeltaLayer {
     const std::int64_t num_value_heads = size(decay, 0);
     require(num_key_heads > 0 && num_value_heads > 0 && num_value_heads % num_key_heads == 0,
             "value heads cannot share keys");
-    shape_ = {size(norm, 0),
+    const moeinf::Matrix out = nb::cast<const BoundMatrix&>(output).view();
+    require(!norm || size(*norm, 0) == out.rows, "the norm of DeltaNet has the wrong length");
+    shape_ = {out.rows,
               num_key_heads,
               num_value_heads,
               size(q_norm, 0),
               size(head_norm, 0),
               size(taps, 0),
               static_cast<float>(norm_eps),
-              static_cast<float>(unit_eps)};
+              static_cast<float>(unit_eps),
+              sigmoid_gates,
+              replaces};
     require(shape_.key_dim > 0 && shape_.value_dim > 0 && shape_.kernel >= 2 &&
                 size(taps, 1) == shape_.channels() && size(bias, 0) == num_value_heads &&
                 size(k_norm, 0) == shape_.key_dim,
@@ -72,10 +78,10 @@ class DeltaLayer {
       require(matrices[i].rows == rows[i] && matrices[i].cols == shape_.hidden,
               "a projection of DeltaNet has the wrong shape");
     }
-    const moeinf::Matrix out = nb::cast<const BoundMatrix&>(output).view();
-    require(out.rows == shape_.hidden && out.cols == values, "the output of DeltaNet has the wrong shape");
-    weights_ = {matrices,    out,           norm.data(),   taps.data(),     decay.data(),
-                bias.data(), q_norm.data(), k_norm.data(), head_norm.data()};
+    require(out.cols == values, "the output of DeltaNet has the wrong shape");
+    weights_ = {matrices,      out,           norm ? norm->data() : nullptr,
+                taps.data(),   decay.data(),  bias.data(),
+                q_norm.data(), k_norm.data(), head_norm.data()};
   }
 
   void run(Rows x, ConstRows conv, nb::ndarray<const float, nb::ndim<3>, nb::c_contig, nb::device::cpu> heads,
@@ -110,7 +116,7 @@ class DeltaLayer {
   nb::object kernels_object_;
   nb::list projections_;
   nb::object output_;
-  Vector norm_;
+  std::optional<Vector> norm_;
   ConstRows taps_;
   Vector decay_, bias_, q_norm_, k_norm_, head_norm_;
   Kernels* kernels_;
@@ -142,13 +148,13 @@ void run_channel_delta(Kernels& kernels, ConstHeads queries, ConstHeads keys, Co
 
 void moeinf::bind_delta(nb::module_& m) {
   nb::class_<DeltaLayer>(m, "DeltaLayer", "Gated DeltaNet of one layer, norm included.")
-      .def(nb::init<nb::object, nb::list, nb::object, Vector, ConstRows, Vector, Vector, Vector, Vector,
-                    Vector, std::int64_t, double, double>(),
+      .def(nb::init<nb::object, nb::list, nb::object, std::optional<Vector>, ConstRows, Vector, Vector,
+                    Vector, Vector, Vector, std::int64_t, double, double, bool, bool>(),
            nb::arg("kernels"), nb::arg("projections"), nb::arg("output"), nb::kw_only(),
-           nb::arg("norm").noconvert(), nb::arg("taps").noconvert(), nb::arg("decay").noconvert(),
+           nb::arg("norm").noconvert().none(), nb::arg("taps").noconvert(), nb::arg("decay").noconvert(),
            nb::arg("bias").noconvert(), nb::arg("q_norm").noconvert(), nb::arg("k_norm").noconvert(),
            nb::arg("head_norm").noconvert(), nb::arg("num_key_heads"), nb::arg("norm_eps"),
-           nb::arg("unit_eps"))
+           nb::arg("unit_eps"), nb::arg("sigmoid_gates") = false, nb::arg("replaces") = false)
       .def("run", &DeltaLayer::run, nb::arg("x").noconvert(), nb::arg("conv").noconvert(),
            nb::arg("heads").noconvert(), nb::arg("new_conv").noconvert(), nb::arg("new_heads").noconvert(),
            "x [tokens, hidden] += delta_net(norm(x)); writes the states that the tokens leave.")

@@ -3,6 +3,9 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+
+#include <optional>
 
 #include "arrays.h"
 #include "bindings.h"
@@ -23,14 +26,14 @@ using Ids = nb::ndarray<std::int64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu
 
 class RouterLayer {
  public:
-  RouterLayer(nb::object kernels, nb::object gate, Vector norm, double norm_eps, std::int64_t top_k,
-              bool normalise)
+  RouterLayer(nb::object kernels, nb::object gate, std::optional<Vector> norm, double norm_eps,
+              std::int64_t top_k, bool normalise)
       : kernels_object_(kernels), gate_(gate), norm_(norm), kernels_(nb::cast<Kernels*>(kernels)) {
     const moeinf::Matrix matrix = nb::cast<const BoundMatrix&>(gate).view();
-    require(static_cast<std::int64_t>(norm.shape(0)) == matrix.cols,
+    require(!norm || static_cast<std::int64_t>(norm->shape(0)) == matrix.cols,
             "the norm is of another width than the router");
     require(top_k >= 1 && top_k <= matrix.rows, "top_k is beyond the number of experts");
-    router_ = {norm.data(), static_cast<float>(norm_eps), matrix, top_k, normalise};
+    router_ = {norm ? norm->data() : nullptr, static_cast<float>(norm_eps), matrix, top_k, normalise};
   }
 
   void run(ConstRows x, Rows hidden, Ids ids, Rows weights) {
@@ -50,7 +53,7 @@ class RouterLayer {
 
  private:
   nb::object kernels_object_, gate_;
-  Vector norm_;
+  std::optional<Vector> norm_;
   Kernels* kernels_;
   moeinf::RouterWeights router_{};
 };
@@ -77,9 +80,9 @@ void layer_norm_rows(Kernels& kernels, ConstRows x, Vector weight, Vector bias, 
 
 void moeinf::bind_router(nb::module_& m) {
   nb::class_<RouterLayer>(m, "RouterLayer", "Norm and softmax router of one MoE layer.")
-      .def(nb::init<nb::object, nb::object, Vector, double, std::int64_t, bool>(), nb::arg("kernels"),
-           nb::arg("gate"), nb::arg("norm").noconvert(), nb::arg("norm_eps"), nb::arg("top_k"),
-           nb::arg("normalise"))
+      .def(nb::init<nb::object, nb::object, std::optional<Vector>, double, std::int64_t, bool>(),
+           nb::arg("kernels"), nb::arg("gate"), nb::arg("norm").noconvert().none(), nb::arg("norm_eps"),
+           nb::arg("top_k"), nb::arg("normalise"))
       .def("run", &RouterLayer::run, nb::arg("x").noconvert(), nb::arg("hidden").noconvert(),
            nb::arg("ids").noconvert(), nb::arg("weights").noconvert(),
            "Writes norm(x), the chosen experts, largest weight first, and their weights.")

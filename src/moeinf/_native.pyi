@@ -234,6 +234,7 @@ class AttentionShape:
         sharpness: float = 0.0,
         sharp_length: int = 1,
         sharp_offset: int = 0,
+        replaces: bool = False,
     ) -> None:
         """head_norm "turned": over each head, behind its rotation.
 
@@ -241,7 +242,8 @@ class AttentionShape:
         scale: of the scores, None for head_dim^-0.5. gated: the query matrix has for each head the rows of its query,
         then those of a gate, whose sigmoid multiplies the head's output. chunked: a token sees what lies in its own
         chunk of `window` positions. sharpness: queries at position p are multiplied by
-        1 + sharpness ln(1 + floor((p + sharp_offset) / sharp_length)). ValueError for sizes that cannot be.
+        1 + sharpness ln(1 + floor((p + sharp_offset) / sharp_length)). replaces: what the layer would add to x takes
+        its place. ValueError for sizes that cannot be.
         """
 
 class AttentionLayer:
@@ -265,12 +267,14 @@ class AttentionLayer:
         cos: npt.NDArray[np.float32],
         sin: npt.NDArray[np.float32],
         ends: npt.NDArray[np.int64] | None = None,
+        chosen: npt.NDArray[np.int64] | None = None,
     ) -> None:
         """x [tokens, hidden] += residual * attention(norm(x)); keys and values of the tokens are stored at `length`.
 
         keys, values: the bytes of [kv_heads, capacity, head_dim]; cos, sin [tokens, rotary_dim / 2]. ends [tokens]:
         the position behind the last one that each token sees, from its own one's to length + tokens; None: no token
-        sees one behind its own.
+        sees one behind its own. chosen [n, m]: the positions that the last n tokens attend to, of each m or fewer, with
+        -1 behind them; not where there are ends.
         """
 
 class LatentLayer:
@@ -336,7 +340,7 @@ class DeltaLayer:
         projections: list[Matrix],
         output: Matrix,
         *,
-        norm: npt.NDArray[np.float32],
+        norm: npt.NDArray[np.float32] | None,
         taps: npt.NDArray[np.float32],
         decay: npt.NDArray[np.float32],
         bias: npt.NDArray[np.float32],
@@ -346,12 +350,16 @@ class DeltaLayer:
         num_key_heads: int,
         norm_eps: float,
         unit_eps: float,
+        sigmoid_gates: bool = False,
+        replaces: bool = False,
     ) -> None:
         """projections: qkvz and ba with the rows of each key head together, or qkv, z, b and a.
 
-        norm [hidden]; taps [kernel, channels]; decay and bias [value heads]: a token's decay is
-        e^(decay * softplus(step + bias)); q_norm, k_norm [key_dim]: of the RMS norms, with unit_eps, that give queries
-        and keys their length; head_norm [value_dim]. ValueError for shapes that do not fit together.
+        norm [hidden], or None: the input is taken as it is; sigmoid_gates: sigmoid(gate), not silu(gate), multiplies
+        what a head gives; replaces: what the layer would add to x takes its place; taps [kernel, channels]; decay and
+        bias [value heads]: a token's decay is e^(decay * softplus(step + bias)); q_norm, k_norm [key_dim]: of the RMS
+        norms, with unit_eps, that give queries and keys their length; head_norm [value_dim]. ValueError for shapes that
+        do not fit together.
         """
 
     def run(
@@ -439,7 +447,7 @@ class RouterLayer:
         self,
         kernels: Kernels,
         gate: Matrix,
-        norm: npt.NDArray[np.float32],
+        norm: npt.NDArray[np.float32] | None,
         norm_eps: float,
         top_k: int,
         normalise: bool,

@@ -196,6 +196,7 @@ class AttentionSizes:
     gated: bool
     gate_apart: bool = False
     ahead: int = 0  # most positions behind its own that a token sees
+    most_chosen: int = 0  # positions that a token attends to where they are chosen for it
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from moeinf.models.family import family_of
 from moeinf.pull.checkpoint.tensors import plan_name
 from moeinf.types import Profiler
 from tests.support.pairs.decoders import PROMPT
-from tests.support.pairs.experts import layout_in, resident_experts, stored
+from tests.support.pairs.experts import layout_in, read_by, resident_experts, stored
 from tests.support.tiny_models import all_configs, reference, text_of
 
 SEQ2SEQ = all_configs("SEQ2SEQ_CONFIGS")
@@ -145,6 +145,7 @@ WORDS: dict[str, list[Any]] = {
     "mamba_hidden_act": ["gelu"],
     "mlp_hidden_act": ["silu"],
     "moe_latent_size": [32],
+    "output_gate_type": ["sigmoid"],
     "position_embedding_type": ["rope", "nope", "alibi"],
     "time_step_limit": [[0.5, 2.0]],
     "hidden_act": ["gelu", "relu"],
@@ -236,6 +237,7 @@ KNOWN_AS = {
     "gemma4": "gemma4_text",
     "llama4": "llama4_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
+    "qwen4_exp": "qwen4_exp_text",
     "qwen3_vl_moe": "qwen3_vl_moe_text",
     "qwen3_omni_moe": "qwen3_omni_moe_text",
     "glm4v_moe": "glm4v_moe_text",
@@ -333,7 +335,7 @@ def published(model: Any) -> dict[str, Tensor]:
 def ours(config: dict[str, Any], tensors: dict[str, Tensor], kernels: Kernels) -> Tensor:
     family = family_of(config)
     plan = family.tensors
-    tensors = {plan_name(name, plan): tensor for name, tensor in tensors.items()}
+    tensors = {plan_name(name, plan): tensor for name, tensor in read_by(plan, tensors).items()}
     layout = layout_in(plan, tensors)
     assert plan.dense.keys() | layout.keys() == tensors.keys()
     assert all(tuple(tensors[name].shape) == shape for name, shape in plan.dense.items())

@@ -295,6 +295,37 @@ TEST(gates_multiply_what_heads_give_and_a_layer_norm_may_come_first) {
   }
 }
 
+// Tokens of which the last choose among the positions, and what a layer gives in the place of their states.
+Floats chosen_output(const AttentionShape& shape, Format kv, std::int64_t tokens,
+                     const std::vector<std::int64_t>& positions, std::int64_t choosing) {
+  std::mt19937 random(7);
+  Layer layer(shape, false, false, false, random);
+  Floats x = random_floats(tokens * shape.hidden, 1, random);
+  const Floats angles = random_floats(tokens * shape.rotary_pairs, 1, random);
+  Kernels kernels(2, "");
+  Cache cache(shape, kv, tokens);
+  const std::int64_t each = choosing == 0 ? 0 : std::int64_t(positions.size()) / choosing;
+  moeinf::attend(kernels, shape, layer.weights(), cache.view(), 0, angles.data(), angles.data(), x.data(),
+                 tokens, nullptr, {positions.data(), choosing, each});
+  return x;
+}
+
+TEST(tokens_attend_to_the_positions_that_are_chosen_for_them) {
+  for (const Format kv : {Format::kF32, Format::kBF16}) {
+    AttentionShape shape = plain_shape(40, 6, 2, 10, 1e-6f, HeadNorm::kEach, 0.0f, 0);
+    shape.replaces = true;
+    const Floats all = chosen_output(shape, kv, 6, {}, 0);
+    CHECK(chosen_output(shape, kv, 6, {0, 1, 2, 3, 4, -1, 0, 1, 2, 3, 4, 5}, 2) == all);
+    const Floats fewer = chosen_output(shape, kv, 6, {0, 1, 2, 3, 4, -1, 2, 5, -1, 0, 0, 0}, 2);
+    const auto last = std::ptrdiff_t(5 * shape.hidden);
+    CHECK(std::equal(all.begin(), all.begin() + last, fewer.begin()));
+    CHECK(!std::equal(all.begin() + last, all.end(), fewer.begin() + last));
+    shape.window = 0;
+    shape.most_chosen = 6;
+    CHECK(moeinf::attention_workspace_bytes(shape, {Format::kF32, kv, 6, 6, 2}) > 0);
+  }
+}
+
 TEST(keys_and_values_of_16_bits_lose_only_their_last_digits) {
   for (const std::string& isa : moeinf::available_isas()) {
     const AttentionShape shape = plain_shape(64, 4, 2, 16, 1e-6f, HeadNorm::kEach, 0.0f, 0);

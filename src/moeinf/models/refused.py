@@ -70,8 +70,6 @@ REFUSED: Final = {
     "qwen3_omni_moe_text": _part_of("qwen3_omni_moe"),
     "qwen3_omni_moe_thinker": _part_of("qwen3_omni_moe"),
     "qwen3_vl_moe_text": _part_of("qwen3_vl_moe"),
-    "qwen4_exp": f"{_HYPER}, block-sparse attention with an indexer, a table of n-grams",
-    "qwen4_exp_text": f"{_HYPER}, block-sparse attention with an indexer, a table of n-grams",
     "step3p5": f"{_TWO_ROPES}, {_GATE_OF_A_HEAD}, experts that are clamped in some layers",
     "step3p7": f"{_TWO_ROPES}, {_GATE_OF_A_HEAD}, experts that are clamped in some layers, {_OF_IMAGES}",
     "unlimited_ocr": f"{_OF_IMAGES}, DeepSeek-V2's blocks under common attention",

@@ -61,6 +61,15 @@ FAMILIES = (
         also=("qwen3_5_moe_text",),
     ),
     FamilyEntry(
+        "qwen4_exp",
+        "qwen",
+        ("Qwen3.8-Flash-Next",),
+        "Qwen3-Next's layers between hyper-connections of several streams; attention to blocks of tokens that an "
+        "indexer chooses; n-grams of the last tokens are looked up in a table that stays on the disk; the language "
+        "model of checkpoints that also see images",
+        also=("qwen4_exp_text",),
+    ),
+    FamilyEntry(
         "deepseek_v2",
         "deepseek",
         ("DeepSeek-V2-Lite", "DeepSeek-V2", "DeepSeek-V2.5"),

@@ -16,7 +16,7 @@ from moeinf.models.family import DecoderFamily, family_of
 from moeinf.models.layers.decoder import Decoder
 from moeinf.pull.checkpoint.tensors import plan_name
 from moeinf.types import Profiler
-from tests.support.pairs.experts import resident_experts, stored
+from tests.support.pairs.experts import read_by, resident_experts, stored
 from tests.support.tiny_models import all_configs, reference
 
 CONFIGS = all_configs()
@@ -37,7 +37,7 @@ class Pair:
         family = family_of(saved)
         assert isinstance(family, DecoderFamily)
         self.plan = family.tensors
-        found = safetensors.torch.load_file(folder / "model.safetensors")
+        found = read_by(self.plan, safetensors.torch.load_file(folder / "model.safetensors"))
         self.tensors = {plan_name(name, self.plan): tensor for name, tensor in found.items()}
         self.info = family.info("f32")
         self.kernels = Kernels(2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 
 import torch
@@ -24,6 +25,15 @@ def part_of(piece: ExpertPiece, source: Tensor, shape: tuple[int, ...]) -> Tenso
         filled, piece.strides_of(filled), piece.start_element
     )
     return part
+
+
+def read_by(plan: TensorPlan, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Those that are not ignored, as they carry nothing."""
+    return {
+        name: tensor
+        for name, tensor in tensors.items()
+        if not any(re.fullmatch(pattern, name) for pattern in plan.ignored)
+    }
 
 
 Layout = Mapping[str, tuple[tuple[int, ...], tuple[ExpertPiece, ...]]]

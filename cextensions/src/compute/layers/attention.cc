@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "attend_chosen.h"
 #include "attend_few.h"
 #include "attend_many.h"
 
@@ -87,7 +88,7 @@ enum class Steps { kAll, kKeys, kQueries };
 
 void pass(Kernels& kernels, const AttentionShape& s, const AttentionWeights& w, const KVView& kv,
           std::int64_t length, const float* cos, const float* sin, float* x, std::int64_t tokens,
-          const std::int64_t* ends, Steps steps) {
+          const std::int64_t* ends, const ChosenPositions& chosen, Steps steps) {
   const Ops& ops = kernels.ops();
   Workspace::Frame memory(kernels.workspace());
   const Vectors v = take_vectors(memory, s, tokens);
@@ -144,11 +145,14 @@ void pass(Kernels& kernels, const AttentionShape& s, const AttentionWeights& w, 
     if (steps != Steps::kQueries) finish_key(t);
   });
   if (steps == Steps::kKeys) return;
+  const std::int64_t seeing_all = tokens - chosen.tokens;
   if (ends == nullptr && kernels.tokens_of_pass(tokens) <= kFewAttending) {
-    attend_few(kernels, s, w.sinks, kv, length, v.query, v.mixed, tokens);
-  } else {
-    attend_many(kernels, s, w.sinks, kv, length, v.query, v.mixed, tokens, ends);
+    if (seeing_all > 0) attend_few(kernels, s, w.sinks, kv, length, v.query, v.mixed, seeing_all);
+  } else if (seeing_all > 0) {
+    attend_many(kernels, s, w.sinks, kv, length, v.query, v.mixed, seeing_all, ends);
   }
+  attend_chosen(kernels, s, w.sinks, kv, chosen, v.query + seeing_all * queries,
+                v.mixed + seeing_all * queries);
   if (s.gated) {
     each_token(
         [&](std::int64_t t) { apply_gates(ops, s, v.projected + t * w.q.rows, v.mixed + t * queries); });
@@ -162,6 +166,7 @@ void pass(Kernels& kernels, const AttentionShape& s, const AttentionWeights& w, 
     float* const out = v.out + t * s.hidden;
     add_bias(out, w.o_bias, s.hidden);
     if (w.output_norm != nullptr) ops.rms_norm(out, w.output_norm, s.norm_eps, s.hidden, out);
+    if (s.replaces) std::fill_n(x + t * s.hidden, s.hidden, 0.0f);
     ops.add_scaled(out, s.residual, x + t * s.hidden, s.hidden);
   });
 }
@@ -170,12 +175,17 @@ void pass(Kernels& kernels, const AttentionShape& s, const AttentionWeights& w, 
 
 void attend(Kernels& kernels, const AttentionShape& s, const AttentionWeights& w, const KVView& kv,
             std::int64_t length, const float* cos, const float* sin, float* x, std::int64_t tokens,
-            const std::int64_t* ends) {
+            const std::int64_t* ends, const ChosenPositions& chosen) {
+  const std::int64_t first = tokens - chosen.tokens;  // that chooses
   const auto passes = [&](Steps steps) {
     for (std::int64_t start = 0; start < tokens; start += kMostTokens) {
+      const std::int64_t part = std::min(kMostTokens, tokens - start);
+      const std::int64_t choosing = std::clamp<std::int64_t>(start + part - first, 0, part);
+      ChosenPositions of_part{nullptr, choosing, chosen.each};
+      if (choosing > 0)
+        of_part.positions = chosen.positions + (start + part - choosing - first) * chosen.each;
       pass(kernels, s, w, kv, length + start, cos + start * s.rotary_pairs, sin + start * s.rotary_pairs,
-           x + start * s.hidden, std::min(kMostTokens, tokens - start),
-           ends == nullptr ? nullptr : ends + start, steps);
+           x + start * s.hidden, part, ends == nullptr ? nullptr : ends + start, of_part, steps);
     }
   };
   if (ends == nullptr) return passes(Steps::kAll);
@@ -190,7 +200,8 @@ std::size_t attention_workspace_bytes(const AttentionShape& s, const PassShape& 
   const std::size_t inputs = prepared_bytes(pass, tokens, std::max(s.hidden, s.num_heads * s.head_dim));
   const std::size_t few = few_workspace_bytes(s, pass);
   const std::size_t many = tokens > kFewAttending || s.ahead > 0 ? many_workspace_bytes(s, pass) : 0;
-  return memory.num_bytes() + std::max({inputs, few, many});
+  const std::size_t picked = s.most_chosen > 0 ? chosen_workspace_bytes(s, pass) : 0;
+  return memory.num_bytes() + std::max({inputs, few, many, picked});
 }
 
 }  // namespace moeinf

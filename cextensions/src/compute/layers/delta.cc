@@ -61,7 +61,13 @@ class Pass {
 
   void run() {
     each_token([&](std::int64_t t) {
-      ops_.rms_norm(x_ + t * s_.hidden, w_.norm, s_.norm_eps, s_.hidden, v_.normed + t * s_.hidden);
+      const float* const from = x_ + t * s_.hidden;
+      float* const to = v_.normed + t * s_.hidden;
+      if (w_.norm == nullptr) {
+        std::copy(from, from + s_.hidden, to);
+      } else {
+        ops_.rms_norm(from, w_.norm, s_.norm_eps, s_.hidden, to);
+      }
     });
     kernels_.linears(w_.projections, v_.normed, tokens_, projected_);
     kernels_.pool().run(s_.num_key_heads,
@@ -70,8 +76,10 @@ class Pass {
                         [&](std::int64_t head, int thread) { run_head(head, scratch(thread)); });
     float* const out = v_.normed;
     kernels_.linear(w_.output, v_.gated, tokens_, out);
-    each_token(
-        [&](std::int64_t t) { ops_.add_scaled(out + t * s_.hidden, 1.0f, x_ + t * s_.hidden, s_.hidden); });
+    each_token([&](std::int64_t t) {
+      if (s_.replaces) std::fill_n(x_ + t * s_.hidden, s_.hidden, 0.0f);
+      ops_.add_scaled(out + t * s_.hidden, 1.0f, x_ + t * s_.hidden, s_.hidden);
+    });
   }
 
  private:
@@ -166,8 +174,13 @@ class Pass {
     ops_.run_delta(task);
     for (std::int64_t t = 0; t < tokens_; ++t) {
       ops_.rms_norm(outputs + t * s_.value_dim, w_.head_norm, s_.norm_eps, s_.value_dim, normed);
-      ops_.activate(Activation::kSilu, 0, gates_.at(t, h, j), normed,
-                    v_.gated + t * s_.values() + head * s_.value_dim, s_.value_dim);
+      float* const gated = v_.gated + t * s_.values() + head * s_.value_dim;
+      if (s_.sigmoid_gates) {
+        ops_.sigmoid_mul(gates_.at(t, h, j), normed, s_.value_dim);
+        std::copy(normed, normed + s_.value_dim, gated);
+      } else {
+        ops_.activate(Activation::kSilu, 0, gates_.at(t, h, j), normed, gated, s_.value_dim);
+      }
     }
   }
 

@@ -64,7 +64,11 @@ void layer_norm(Kernels& kernels, const float* x, const float* weight, const flo
 void route(Kernels& kernels, const RouterWeights& router, const float* x, std::int64_t tokens, float* hidden,
            std::int64_t* ids, float* weights) {
   const std::int64_t experts = router.gate.rows, k = router.top_k;
-  rms_norm(kernels, x, router.norm, router.norm_eps, tokens, router.gate.cols, hidden);
+  if (router.norm == nullptr) {
+    std::copy(x, x + tokens * router.gate.cols, hidden);
+  } else {
+    rms_norm(kernels, x, router.norm, router.norm_eps, tokens, router.gate.cols, hidden);
+  }
   Workspace::Frame memory(kernels.workspace());
   auto* const logits = memory.take<float>(tokens * experts);
   kernels.linear(router.gate, hidden, tokens, logits);

@@ -25,8 +25,9 @@ class KVState:
     rewinds = True
 
     def __init__(self, num_kv_heads: int, head_dim: int, capacity: int, kept: KVFormat) -> None:
-        self.planes, self.row_bytes = 2 * num_kv_heads, format_bytes(kept, (head_dim,))
-        size = num_kv_heads * capacity * self.row_bytes
+        self._row = format_bytes(kept, (head_dim,))
+        self.planes, self.row_bytes = 2 * num_kv_heads, self._row
+        size = num_kv_heads * capacity * self._row
         self.keys: ByteArray = np.empty(size, np.uint8)
         self.values: ByteArray = np.empty(size, np.uint8)
         self.format = kept
@@ -45,7 +46,7 @@ class KVState:
 
     def _by_head(self) -> list[tuple[ByteArray, int]]:
         """Keys and values [kv_heads, capacity, row_bytes], each with its first plane."""
-        shape = (self._heads, -1, self.row_bytes)
+        shape = (self._heads, -1, self._row)
         return [(self.keys.reshape(shape), 0), (self.values.reshape(shape), self._heads)]
 
 
@@ -71,6 +72,7 @@ class NativeAttention:
             sharpness=s.sharpness,
             sharp_length=s.length,
             sharp_offset=s.offset,
+            replaces=site.replaces,
         )
         self._native = _native.AttentionLayer(weights.kernels, attention_tensors(weights, config, site), shape)
 
@@ -78,10 +80,15 @@ class NativeAttention:
         return KVState(self._config.num_kv_heads, self._config.head_dim, capacity, self._kept)
 
     def add_to(self, x: Float32Array, cache: Cache, positions: Angles) -> None:
+        self._run(x, cache, positions, None)
+
+    def _run(self, x: Float32Array, cache: Cache, positions: Angles, chosen: IntArray | None) -> None:
+        """chosen: the positions that the last tokens attend to, as the native layer takes them."""
         cos, sin = positions
         state: KVState = cache.states[self._layer]
+        ends = self._ends(len(x), cache)
         self._native.run(
-            x, state.keys, state.values, state.format, cache.capacity, cache.length, cos, sin, self._ends(len(x), cache)
+            x, state.keys, state.values, state.format, cache.capacity, cache.length, cos, sin, ends, chosen
         )
 
     def _ends(self, num_tokens: int, cache: Cache) -> IntArray | None:

@@ -29,7 +29,7 @@ class NativeDeltaNet:
             weights.kernels,
             [weights.linear(name).native for name in c.projections(prefix)],
             weights.linear(f"{prefix}out_proj.weight").native,
-            norm=weights.norm_vectors(site.front, "rms+1")[0],
+            norm=None if site.norm is None else weights.norm_vectors(site.norm, "rms+1")[0],
             taps=np.ascontiguousarray(taps.T),
             decay=-np.exp(weights.vector(f"{prefix}A_log")),
             bias=weights.vector(f"{prefix}dt_bias"),
@@ -39,6 +39,8 @@ class NativeDeltaNet:
             num_key_heads=c.num_key_heads,
             norm_eps=c.norm_eps,
             unit_eps=UNIT_EPS / c.key_dim,
+            sigmoid_gates=c.sigmoid_gates,
+            replaces=site.replaces,
         )
 
     def new_state(self, capacity: int) -> RecurrentState[Float32Array]:

@@ -93,17 +93,20 @@ class NativeIndexedCore(NativeLatentCore):
 
     def _rotated(self, x: Float32Array, cos: Float32Array, sin: Float32Array) -> Float32Array:
         """x [tokens, heads, head_dim], rotated at the beginnings of heads."""
-        size, cos, sin = 2 * cos.shape[1], cos[:, None], sin[:, None]
-        out: Float32Array = x.copy()
-        front, into = x[..., :size], out[..., :size]
-        pairs = (
-            (slice(0, None, 2), slice(1, None, 2))
-            if self._index.interleaved
-            else (slice(size // 2), slice(size // 2, None))
-        )
-        left, right = (front[..., each] for each in pairs)
-        into[..., pairs[0]], into[..., pairs[1]] = left * cos - right * sin, right * cos + left * sin
-        return out
+        return turned_in_front(x, cos, sin, interleaved=self._index.interleaved)
+
+
+def turned_in_front(
+    x: Float32Array, cos: Float32Array, sin: Float32Array, *, interleaved: bool = False
+) -> Float32Array:
+    """x [tokens, heads, head_dim], rotated at the beginnings of heads; cos, sin [tokens, rotary_dim / 2]."""
+    size, cos, sin = 2 * cos.shape[1], cos[:, None], sin[:, None]
+    out: Float32Array = x.copy()
+    front, into = x[..., :size], out[..., :size]
+    pairs = (slice(0, None, 2), slice(1, None, 2)) if interleaved else (slice(size // 2), slice(size // 2, None))
+    left, right = (front[..., each] for each in pairs)
+    into[..., pairs[0]], into[..., pairs[1]] = left * cos - right * sin, right * cos + left * sin
+    return out
 
 
 def _scores(heads: Float32Array, weights: Float32Array, keys: Float32Array) -> Float32Array:
@@ -117,7 +120,8 @@ def _scores(heads: Float32Array, weights: Float32Array, keys: Float32Array) -> F
 
 
 def best(scores: Float32Array, count: int) -> IntArray:
-    """The numbers of the largest, in their order; of equals the first."""
+    """The numbers of the largest, in their order; of equals the first. What is no number counts as the least."""
+    scores = np.where(np.isnan(scores), -np.inf, scores)
     least = np.partition(scores, len(scores) - count)[len(scores) - count]
     above, equal = np.flatnonzero(scores > least), np.flatnonzero(scores == least)
     found: IntArray = np.sort(np.concatenate([above, equal[: count - len(above)]]))

@@ -9,6 +9,7 @@ import numpy as np
 import moeinf._native as _native
 from moeinf.models.cpu.attention import Angles, NativeAttention
 from moeinf.models.cpu.beams import HostBeams
+from moeinf.models.cpu.block_sparse import NativeBlockSparse
 from moeinf.models.cpu.delta import NativeChannelDelta, NativeDeltaNet
 from moeinf.models.cpu.indexed import NativeIndexedCore
 from moeinf.models.cpu.latent import NativeLatentCore
@@ -18,6 +19,7 @@ from moeinf.models.layers.attention_config import (
     MLP_NAMES,
     AttentionConfig,
     AttentionSite,
+    BlockIndex,
     Heads,
     IndexHeads,
     LatentHeads,
@@ -44,6 +46,12 @@ class NativeLayers:
 
     def embedding(self, name: str) -> Embedding:
         return Embedding(self.weights.tensors[name])
+
+    def lookup(self, name: str) -> Embedding:
+        return Embedding(self.weights.tensors[name])
+
+    def upload(self, rows: Float32Array) -> Float32Array:
+        return rows
 
     def rotary(self, rope: Rope | None, context_length: int) -> Callable[[int, int, Cache], Angles]:
         if rope is None:
@@ -80,14 +88,17 @@ class NativeLayers:
     def channel_delta(self) -> NativeChannelDelta:
         return NativeChannelDelta(self.weights.kernels)
 
-    def softmax_router(self, gate: str, norm: NormConfig, top_k: int, *, normalise: bool) -> SoftmaxRouter:
+    def block_sparse(self, config: AttentionConfig, site: AttentionSite, index: BlockIndex) -> NativeBlockSparse:
+        return NativeBlockSparse(self.weights, self._kept, config, site, index)
+
+    def softmax_router(self, gate: str, norm: NormConfig | None, top_k: int, *, normalise: bool) -> SoftmaxRouter:
         return SoftmaxRouter(self.weights, gate, norm, top_k, normalise=normalise)
 
     def gated_mlp(self, prefix: str, norm: NormConfig, names: tuple[str, str, str] = MLP_NAMES) -> GatedMLP:
         return GatedMLP(self.weights, prefix, norm, names)
 
     def head(
-        self, matrix: str, norm: NormConfig, scale: float = 1.0, bias: str | None = None
+        self, matrix: str, norm: NormConfig | None, scale: float = 1.0, bias: str | None = None
     ) -> Callable[[Float32Array], Float32Array]:
         last_norm, product = self.weights.norm(norm), self.weights.linear(matrix, bias)
         factor = np.float32(scale)
@@ -117,11 +128,13 @@ class GatedMLP:
 class SoftmaxRouter:
     """See Layers.softmax_router."""
 
-    def __init__(self, weights: NativeWeights, gate: str, norm: NormConfig, top_k: int, *, normalise: bool) -> None:
-        assert norm.kind != "layer", "no family has a layer norm in front of this router"
-        norm_weight, _ = weights.norm_vectors(norm.name, norm.kind)
-        matrix = weights.linear(gate).native
-        self._native = _native.RouterLayer(weights.kernels, matrix, norm_weight, norm.eps, top_k, normalise)
+    def __init__(
+        self, weights: NativeWeights, gate: str, norm: NormConfig | None, top_k: int, *, normalise: bool
+    ) -> None:
+        assert norm is None or norm.kind != "layer", "no family has a layer norm in front of this router"
+        norm_weight = None if norm is None else weights.norm_vectors(norm.name, norm.kind)[0]
+        matrix, eps = weights.linear(gate).native, 0.0 if norm is None else norm.eps
+        self._native = _native.RouterLayer(weights.kernels, matrix, norm_weight, eps, top_k, normalise)
         self._top_k = top_k
 
     def __call__(self, x: Float32Array) -> tuple[Float32Array, Routing]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -41,7 +41,9 @@ class NativeWeights:
             at += count
         return found
 
-    def norm(self, config: NormConfig) -> Norm:
+    def norm(self, config: NormConfig | None) -> Callable[[Float32Array], Float32Array]:
+        if config is None:
+            return lambda x: x
         return Norm(self.kernels, *self.norm_vectors(config.name, config.kind), config.eps)
 
     def norm_vectors(self, name: str, kind: NormKind) -> tuple[Float32Array, Float32Array | None]:

@@ -50,6 +50,7 @@ class DeviceAttention:
         assert config.norm != "layer" or config.qk_norm == "none", "no family has layer norms of heads"
         c = self._config = config
         self._weights, self._dtype, self._layer, self._residual = weights, dtype, site.layer, site.residual
+        self._replaces = site.replaces
         prefix = site.prefix
         inputs = "qkk" if c.values_of_keys else "qkv"
         names = [f"{prefix}{n}_proj.weight" for n in inputs]
@@ -134,24 +135,31 @@ class DeviceAttention:
             c.norm_eps,
             c.clip_qkv or 0.0,
         )
-        keys_values, mixture = KeyValues(state.keys, state.values), torch.empty_like(q)
-        vectors.rope_store(q, k, v, form, positions.position, keys_values)
+        mixture = torch.empty_like(q)
+        vectors.rope_store(q, k, v, form, positions.position, KeyValues(state.keys, state.values))
         if self._after is not None:
             q *= self._after
         if c.sharpening is not None:
             q *= sharpened(c.sharpening, positions, 0, len(q))
         scale = c.head_dim**-0.5 if c.scale is None else c.scale
         attention = AttentionForm(scale, c.window or 0, self._sinks, chunked=c.chunked)
-        vectors.attend(q, keys_values, positions.position, positions.start, attention, mixture)
+        self.attend(q, cache, positions, attention, mixture)
         if gate is not None:
             mixture *= torch.sigmoid(gate)
-        if self._output_norm is not None:
+        if self._output_norm is not None or self._replaces:
             out = weights.product(mixture, self._output, self._plain_output_bias)
-            x += self._output_norm(out) * self._residual
+            added = (out if self._output_norm is None else self._output_norm(out)) * self._residual
+            x.copy_(added if self._replaces else x + added)
             return
         if self._residual != 1.0:
             mixture *= self._residual
         weights.ops.matrices.linear(mixture, self._output, x, self._output_bias, add=True)
+
+    def attend(self, q: Tensor, cache: Cache, positions: DevicePositions, form: AttentionForm, out: Tensor) -> None:
+        """q, out [tokens, heads * head_dim], of the first tokens of a pass, whose keys and values are stored."""
+        state: DeviceKVState = cache.states[self._layer]
+        keys_values = KeyValues(state.keys, state.values)
+        self._weights.ops.vectors.attend(q, keys_values, positions.position, positions.start, form, out)
 
     def _projected(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if len(hidden) == 1 and self._stacked is not None:

@@ -96,12 +96,17 @@ class DeviceIndexedCore(DeviceLatentCore):
     def _turned(self, x: Tensor, positions: DevicePositions, where: Tensor) -> Tensor:
         """x [tokens, heads, head_dim], rotated at the beginnings of heads."""
         cos, sin = (table.index_select(0, where)[:, None] for table in (positions.cos, positions.sin))
-        size = 2 * cos.shape[-1]
-        front, rest = x[..., :size], x[..., size:]
-        if self._index.interleaved:
-            left, right = front[..., ::2], front[..., 1::2]
-            turned = torch.stack([left * cos - right * sin, right * cos + left * sin], -1).flatten(-2)
-        else:
-            left, right = front.chunk(2, -1)
-            turned = torch.cat([left * cos - right * sin, right * cos + left * sin], -1)
-        return torch.cat([turned, rest], -1)
+        return turned_in_front(x, cos, sin, interleaved=self._index.interleaved)
+
+
+def turned_in_front(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> Tensor:
+    """x [tokens, heads, head_dim], rotated at the beginnings of heads; cos, sin [tokens, 1, rotary_dim / 2]."""
+    size = 2 * cos.shape[-1]
+    front, rest = x[..., :size], x[..., size:]
+    if interleaved:
+        left, right = front[..., ::2], front[..., 1::2]
+        turned = torch.stack([left * cos - right * sin, right * cos + left * sin], -1).flatten(-2)
+    else:
+        left, right = front.chunk(2, -1)
+        turned = torch.cat([left * cos - right * sin, right * cos + left * sin], -1)
+    return torch.cat([turned, rest], -1)

@@ -11,6 +11,7 @@ from moeinf.gpu.matrix import MAX_ROWS, DeviceRouting
 from moeinf.gpu.program import DecodeProgram
 from moeinf.models.gpu.attention import DeviceAttention
 from moeinf.models.gpu.beams import DeviceBeams, past_shape
+from moeinf.models.gpu.block_sparse import DeviceBlockSparse
 from moeinf.models.gpu.indexed import DeviceIndexedCore
 from moeinf.models.gpu.latent import DeviceLatentCore
 from moeinf.models.gpu.rotary import DevicePositions, DeviceRotary
@@ -20,6 +21,7 @@ from moeinf.models.layers.attention_config import (
     MLP_NAMES,
     AttentionConfig,
     AttentionSite,
+    BlockIndex,
     Heads,
     IndexHeads,
     LatentHeads,
@@ -32,6 +34,7 @@ from moeinf.models.layers.recurrent.delta_net import DeltaNet
 from moeinf.models.layers.recurrent.mamba2 import Mamba2
 from moeinf.models.layers.recurrent.mamba_config import MambaConfig
 from moeinf.models.layers.rope import Rope
+from moeinf.models.layers.weights import Embedding
 from moeinf.types import DType, Float32Array
 
 _TORCH_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
@@ -52,8 +55,14 @@ class DeviceLayers:
         pass  # kernels and cuBLAS go by the rows of each call
 
     def embedding(self, name: str) -> Callable[[Sequence[int]], Tensor]:
-        rows = self.weights.rows(name)
-        return lambda ids: self.staging.upload(rows(ids))
+        rows = self.lookup(name)
+        return lambda ids: self.upload(rows(ids))
+
+    def lookup(self, name: str) -> Embedding:
+        return self.weights.rows(name)
+
+    def upload(self, rows: Float32Array) -> Tensor:
+        return self.staging.upload(rows)
 
     def rotary(self, rope: Rope | None, context_length: int) -> DeviceRotary:
         return DeviceRotary(self.weights.device.kind, rope, min(context_length, self._context))
@@ -98,14 +107,17 @@ class DeviceLayers:
     def channel_delta(self) -> ChannelDeltaRule[Tensor]:
         return ChannelDeltaRule(self.weights.math)
 
-    def softmax_router(self, gate: str, norm: NormConfig, top_k: int, *, normalise: bool) -> DeviceSoftmaxRouter:
+    def block_sparse(self, config: AttentionConfig, site: AttentionSite, index: BlockIndex) -> DeviceBlockSparse:
+        return DeviceBlockSparse(self.weights, self._dtype, config, site, index)
+
+    def softmax_router(self, gate: str, norm: NormConfig | None, top_k: int, *, normalise: bool) -> DeviceSoftmaxRouter:
         return DeviceSoftmaxRouter(self.weights, gate, norm, top_k, normalise=normalise)
 
     def gated_mlp(self, prefix: str, norm: NormConfig, names: tuple[str, str, str] = MLP_NAMES) -> DeviceGatedMLP:
         return DeviceGatedMLP(self.weights, prefix, norm, names)
 
     def head(
-        self, matrix: str, norm: NormConfig, scale: float = 1.0, bias: str | None = None
+        self, matrix: str, norm: NormConfig | None, scale: float = 1.0, bias: str | None = None
     ) -> Callable[[Tensor], Tensor]:
         last_norm, product = self.weights.norm(norm), self.weights.linear(matrix, bias)
         return lambda x: product(last_norm(x)) * scale if scale != 1.0 else product(last_norm(x))
@@ -139,14 +151,16 @@ class DeviceGatedMLP:
 class DeviceSoftmaxRouter:
     """See Layers.softmax_router; ids are int32."""
 
-    def __init__(self, weights: DeviceWeights, gate: str, norm: NormConfig, top_k: int, *, normalise: bool) -> None:
+    def __init__(
+        self, weights: DeviceWeights, gate: str, norm: NormConfig | None, top_k: int, *, normalise: bool
+    ) -> None:
         self._weights, self._top_k, self._normalise = weights, top_k, normalise
         self._gate, self._norm = weights.matrix(gate), weights.norm(norm)
 
     def __call__(self, x: Tensor) -> tuple[Tensor, DeviceRouting]:
         weights = self._weights
         hidden = self._norm(x)
-        logits = weights.product(hidden, self._gate)
+        logits = weights.product(hidden.contiguous(), self._gate)
         ids = torch.empty((len(x), self._top_k), dtype=torch.int32, device=x.device)
         shares = torch.empty((len(x), self._top_k), dtype=torch.float32, device=x.device)
         weights.ops.vectors.softmax_topk(logits, self._top_k, self._normalise, ids, shares)

@@ -64,7 +64,9 @@ class DeviceWeights:
         matrix, added = self.matrix(name), None if bias is None else self.vector(bias)
         return lambda x: self.product(x.contiguous(), matrix, added)
 
-    def norm(self, config: NormConfig) -> Callable[[Tensor], Tensor]:
+    def norm(self, config: NormConfig | None) -> Callable[[Tensor], Tensor]:
+        if config is None:
+            return lambda x: x
         weight, eps = self.norm_weight(config.name, config.kind), config.eps
         if config.kind == "layer":
             bias = self.vector(config.name.removesuffix("weight") + "bias")

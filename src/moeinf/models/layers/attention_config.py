@@ -76,6 +76,7 @@ class AttentionConfig:
     gate_apart: bool = False  # tensor gate_proj makes such gates
     norm: NormKind = "rms"  # of the norm in front, and of those of heads
     sees: Literal["past", "picture", "all"] = "past"  # "picture": a token of a picture also sees the rest of that
+    most_chosen: int = 0  # positions that a token attends to where they are chosen for it
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads or self.head_dim % 2:
@@ -100,6 +101,7 @@ class AttentionSite:
     norm: str | None  # name of the norm in front; None: the layer takes its input as it is
     residual: float = 1.0  # multiplies what the layer adds to the hidden states
     output_norm: str | None = None  # name of an RMS norm of what the layer adds
+    replaces: bool = False  # what the layer would add takes the place of its input
 
     @property
     def front(self) -> str:
@@ -127,6 +129,26 @@ class IndexHeads:
     head_dim: int
     top_k: int  # positions that a token attends to
     interleaved: bool  # how the pairs lie that positions rotate, at the beginning of a head
+
+
+@dataclass(frozen=True, slots=True)
+class BlockIndex:
+    """The heads of an indexer that chooses blocks of tokens (block_sparse.py)."""
+
+    num_heads: int
+    head_dim: int
+    block: int  # tokens
+    num_blocks: int  # that a token attends to
+    norm_eps: float
+
+    @property
+    def most(self) -> int:
+        """Positions that a token attends to: those of its blocks, and those behind the last whole block."""
+        return (self.num_blocks + 1) * self.block - 1
+
+    def seeing_all(self, start: int, tokens: int) -> int:
+        """How many of the tokens from position `start` have no more blocks than they may choose; they come first."""
+        return min(max((self.num_blocks + 1) * self.block - 1 - start, 0), tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +204,7 @@ def attention_workspace(config: AttentionConfig) -> Workspace:
         config.window or 0,
         config.gate,
         config.gate_apart,
+        most_chosen=config.most_chosen,
     )
     gated = config.gate or config.gate_apart
     attention = 2 * config.hidden_size + queries * (4 if gated else 2) + 2 * keys

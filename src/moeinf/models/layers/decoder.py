@@ -11,10 +11,10 @@ from moeinf.models.fields import MOST_LAYERS, Fields
 from moeinf.models.layers.array_math import Hidden
 from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, NormConfig, Shapes, attention_shapes
 from moeinf.models.layers.kv_cache import Cache
-from moeinf.models.layers.moe_block import MoeBlock
-from moeinf.models.layers.protocol import Attention, Block, Experts, Layers, Positions
+from moeinf.models.layers.protocol import Attention, Block, Experts, Layers, Positions, RoutedBlock
 from moeinf.models.layers.rope import Rope, partial_rotary, reach, rope_of
 from moeinf.models.layers.soft_tokens import put_rows
+from moeinf.models.layers.streams.stem import PlainStem, Stem
 from moeinf.types import Float32Array, Profiler
 
 HEAD = "lm_head.weight"
@@ -48,8 +48,9 @@ class DecoderConfig:
     norms: LayerNorms = LayerNorms()
     prefix: str = "model."  # of every tensor name but the head's
     embedding_name: str = "embed_tokens"
-    last_norm: str = "norm"
+    last_norm: str | None = "norm"
     head_prefix: str = ""
+    replaces: bool = False  # what layers would add takes the place of their input, as hyper-connections want it
 
     @property
     def head(self) -> str:
@@ -83,7 +84,7 @@ class DecoderConfig:
             None if name is None else f"{prefix}{name}.weight"
             for name in (self.norms.attention, self.norms.behind_attention)
         )
-        return AttentionSite(layer, f"{prefix}{module}.", front, self.residual, behind)
+        return AttentionSite(layer, f"{prefix}{module}.", front, self.residual, behind, self.replaces)
 
     def block_norm(self, layer: int) -> NormConfig:
         """The norm in front of a layer's block."""
@@ -141,15 +142,19 @@ class Decoder:
         experts: Experts,
         profiler: Profiler,
         attention: Sequence[Attention] | None = None,
+        stem: Stem | None = None,
     ) -> None:
-        """attention: of a family that has its own; else what config says, under the common names."""
+        """attention: of a family that has its own; else what config says, under the common names. stem: of a family
+        in which more than an embedding is between tokens and layers."""
         a = config.attention
         self.config = config
         self._layers = layers
         self._embedding = layers.embedding(config.embedding)
         self._head = layers.head(
             next((name for name in (HEAD, config.head) if name in layers.weights), config.embedding),
-            NormConfig(f"{config.prefix}{config.last_norm}.weight", a.norm_eps, a.norm),
+            None
+            if config.last_norm is None
+            else NormConfig(f"{config.prefix}{config.last_norm}.weight", a.norm_eps, a.norm),
             config.logits_scale,
             "lm_head.bias" if config.head_bias else None,
         )
@@ -164,10 +169,12 @@ class Decoder:
         self._blocks = blocks
         self._experts = experts
         self._profiler = profiler
+        self._stem = stem or PlainStem(self._embedding)
 
     def new_cache(self, capacity: int, num_beams: int = 1) -> Cache:
         assert num_beams == 1, "only the answers to a source are searched for"
-        return Cache([attention.new_state(capacity) for attention in self._attention], capacity)
+        states = [attention.new_state(capacity) for attention in self._attention]
+        return Cache([*states, *self._stem.new_states(capacity)], capacity)
 
     def room_that_rotates(self, capacity: int) -> int:
         """The capacity of a cache where that decides how positions are rotated in it; else 0."""
@@ -191,29 +198,31 @@ class Decoder:
 
         def compute(x: Hidden, positions: Positions) -> Hidden:
             kinds = [positions, *others]
+            x = self._stem.begin(x)
             for layer, (attention, block) in enumerate(zip(self._attention, self._blocks, strict=True)):
                 if between_layers is not None:
                     between_layers()
-                if self._experts.wants_states and isinstance(block, MoeBlock):
-                    self._experts.before_attention(block.moe_layer, x)
+                if self._experts.wants_states and isinstance(block, RoutedBlock):
+                    self._experts.before_attention(block.moe_layer, self._stem.state(x))
                 attention.add_to(x, cache, kinds[self._rotary_of[layer]])
                 self._profiler.lap("attention")
                 self._look_ahead(layer, x)
                 block.add_to(x)
                 self._profiler.lap("experts")
-            logits = self._head(x[-1:] if last_only else x)
+            logits = self._head(self._stem.end(x[-1:] if last_only else x))
             cache.commit()
             cap, math = self.config.logits_cap, self._layers.weights.math
             return logits if cap is None else math.tanh(logits / cap) * cap
 
         self._profiler.lap("other")
-        x = self._embedding([max(0, token) for token in ids] if cache.pictures else ids)
+        x = self._stem.inputs([max(0, token) for token in ids] if cache.pictures else ids, cache)
         if self.config.embedding_scale != 1.0:
             x *= self.config.embedding_scale
         put_rows(x, cache.pictures, cache.length, self._layers.weights.math.of_host)
         self._layers.begin_pass(of_tokens or len(ids))  # behind a tower, whose passes are its own
         positions, *others = (rotary(cache.length, len(ids), cache) for rotary in self._rotaries)
         logits = self._layers.run_or_replay(compute, x, positions, cache)
+        self._stem.seen(ids, cache)
         cache.advance(len(ids))
         self._profiler.lap("head")
         return logits
@@ -223,7 +232,7 @@ class Decoder:
         if not self._experts.wants_expectations or layer + 1 == len(self._blocks):
             return
         block = self._blocks[layer + 1]
-        if isinstance(block, MoeBlock):
+        if isinstance(block, RoutedBlock):
             self._experts.expect(block.moe_layer, block.router(x)[1])
             self._profiler.lap("router")
 
@@ -241,7 +250,7 @@ def outer_shapes(config: DecoderConfig) -> Shapes:
     hidden = config.attention.hidden_size
     of_layer = [n for n in (config.norms.attention, config.norms.behind_attention, config.norms.block) if n is not None]
     norms = [
-        f"{config.prefix}{config.last_norm}",
+        *(f"{config.prefix}{name}" for name in (config.last_norm,) if name is not None),
         *(f"{config.prefix}layers.{i}.{n}" for i in range(config.num_layers) for n in of_layer),
     ]
     shapes: Shapes = {config.embedding: (config.vocab_size, hidden)}

@@ -30,9 +30,11 @@ class MoeBlock:
         behind_experts: Callable[[Hidden], Hidden] | None = None,
         behind: Callable[[Hidden], Hidden] | None = None,
         latent: tuple[Callable[[Hidden], Hidden], Callable[[Hidden], Hidden]] | None = None,
+        replaces: bool = False,
     ) -> None:
         """behind_experts: a norm of what the routed experts add; behind: one of what the block adds. latent: into the
-        narrower space that the experts compute in, and back out of it."""
+        narrower space that the experts compute in, and back out of it. replaces: what the block would add takes the
+        place of its input."""
         self.moe_layer = moe_layer
         self.router = router
         self._experts = experts
@@ -40,13 +42,13 @@ class MoeBlock:
         self._shared, self._beside = shared, beside
         self._residual = residual
         self._behind_experts, self._behind = behind_experts, behind
-        self._latent = latent
+        self._latent, self._replaces = latent, replaces
 
     def add_to(self, x: Hidden) -> None:
         hidden, routing = self.router(x)
         self._profiler.lap("router")
         others = (self._beside, self._behind_experts, self._behind)
-        at_once = self._residual == 1.0 and all(each is None for each in others)
+        at_once = self._residual == 1.0 and not self._replaces and all(each is None for each in others)
         out = x if at_once else x * 0
         self._run(hidden, routing, out)
         if self._behind_experts is not None:
@@ -56,7 +58,8 @@ class MoeBlock:
         if self._beside is not None:
             out += self._beside(x)
         if not at_once:
-            x += (out if self._behind is None else self._behind(out)) * self._residual
+            added = (out if self._behind is None else self._behind(out)) * self._residual
+            x[...] = added if self._replaces else x + added
 
     def _run(self, hidden: Hidden, routing: object, out: Hidden) -> None:
         if self._latent is None:

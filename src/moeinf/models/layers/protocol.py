@@ -7,13 +7,14 @@ Hidden states [tokens, hidden] are float32: numpy arrays on the CPU (models/cpu)
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar, cast
+from typing import Protocol, TypeVar, cast, runtime_checkable
 
 from moeinf.models.layers.array_math import A, Array, ArrayMathOf
 from moeinf.models.layers.attention_config import (
     MLP_NAMES,
     AttentionConfig,
     AttentionSite,
+    BlockIndex,
     Heads,
     IndexHeads,
     LatentHeads,
@@ -23,7 +24,7 @@ from moeinf.models.layers.kv_cache import Cache, LayerState
 from moeinf.models.layers.recurrent.delta_config import DeltaConfig
 from moeinf.models.layers.recurrent.mamba_config import MambaConfig
 from moeinf.models.layers.rope import Rope
-from moeinf.types import Float32Array
+from moeinf.types import Float32Array, IntArray
 
 # Each protocol is of a device's arrays A, positions P (as `rotary` gives them and `attention` takes them), routing R.
 P = TypeVar("P")
@@ -79,6 +80,21 @@ class BlockOf(Protocol[A_contra]):
     def add_to(self, x: A_contra) -> None:
         """x += block(norm(x)), which a family may multiply by a number of its own."""
         ...
+
+
+@runtime_checkable
+class RoutedBlock(Protocol):
+    """A block with experts."""
+
+    @property
+    def moe_layer(self) -> int: ...
+
+    @property
+    def router(self) -> RouterOf[Array, object]:
+        """The choice of the experts by the hidden states that the block is given."""
+        ...
+
+    def add_to(self, x: Array) -> None: ...
 
 
 class RouterOf(Protocol[A, R_co]):
@@ -171,7 +187,9 @@ class WeightsOf(Protocol[A, R_co]):
         """x [tokens, cols] -> x w^T + bias, [tokens, rows]."""
         ...
 
-    def norm(self, config: NormConfig) -> Callable[[A], A]: ...
+    def norm(self, config: NormConfig | None) -> Callable[[A], A]:
+        """None: what is given, as it is."""
+        ...
 
     def routing(self, ids: A, weights: A) -> R_co:
         """Routing of what math.top_k chose; weights [tokens, top_k]."""
@@ -191,6 +209,14 @@ class LayersOf(Protocol[A, P, R_co]):
 
     def embedding(self, name: str) -> Callable[[Sequence[int]], A]:
         """Token ids to hidden states."""
+        ...
+
+    def lookup(self, name: str) -> Callable[[Sequence[int] | IntArray], Float32Array]:
+        """Rows of a matrix, in host memory."""
+        ...
+
+    def upload(self, rows: Float32Array) -> A:
+        """What was looked up, where it is computed with."""
         ...
 
     def rotary(self, rope: Rope | None, context_length: int) -> Callable[[int, int, Cache], P]:
@@ -238,7 +264,11 @@ class LayersOf(Protocol[A, P, R_co]):
         may be state [heads, dim, dim]."""
         ...
 
-    def softmax_router(self, gate: str, norm: NormConfig, top_k: int, *, normalise: bool) -> RouterOf[A, R_co]:
+    def block_sparse(self, config: AttentionConfig, site: AttentionSite, index: BlockIndex) -> AttentionOf[A, P]:
+        """Attention as of `attention`, to the blocks of tokens that an indexer chooses (block_sparse.py)."""
+        ...
+
+    def softmax_router(self, gate: str, norm: NormConfig | None, top_k: int, *, normalise: bool) -> RouterOf[A, R_co]:
         """Norm ("rms" or "rms+1"), then softmax over all experts, and of these the best k; `normalise` makes their
         weights sum to 1."""
         ...
@@ -247,7 +277,9 @@ class LayersOf(Protocol[A, P, R_co]):
         """down(silu(gate(x)) * up(x)), under these names, and the norm in front of it."""
         ...
 
-    def head(self, matrix: str, norm: NormConfig, scale: float = 1.0, bias: str | None = None) -> Callable[[A], A]:
+    def head(
+        self, matrix: str, norm: NormConfig | None, scale: float = 1.0, bias: str | None = None
+    ) -> Callable[[A], A]:
         """The norm at the end and the matrix that makes logits, which are multiplied by `scale`."""
         ...
 

@@ -70,8 +70,10 @@ class QwenMoe:
     def blocks(self, decoder: DecoderConfig, layers: Layers, experts: Experts, profiler: Profiler) -> list[Block]:
         blocks = list[Block]()
         for i in range(decoder.num_layers):
-            prefix, norm = f"{decoder.prefix}layers.{i}.mlp.", decoder.block_norm(i)
+            prefix = f"{decoder.prefix}layers.{i}.mlp."
+            norm = None if decoder.norms.block is None else decoder.block_norm(i)
             if i not in self.moe_layers:
+                assert norm is not None and not decoder.replaces, "no such family has dense layers"
                 blocks.append(layers.gated_mlp(prefix, norm))
                 continue
             router = layers.softmax_router(f"{prefix}gate.weight", norm, self.moe.top_k, normalise=self.norm_topk_prob)
@@ -80,5 +82,6 @@ class QwenMoe:
                 if self.shared_intermediate_size
                 else None
             )
-            blocks.append(MoeBlock(self.moe_layers.index(i), router, experts, profiler, shared=shared))
+            layer, replaces = self.moe_layers.index(i), decoder.replaces
+            blocks.append(MoeBlock(layer, router, experts, profiler, shared=shared, replaces=replaces))
         return blocks

@@ -76,7 +76,7 @@ class Embedding:
         self._format = tensor.format
         self._check_rows = tensor.check_rows
 
-    def __call__(self, ids: Sequence[int]) -> Float32Array:
+    def __call__(self, ids: Sequence[int] | IntArray) -> Float32Array:
         """ids [tokens] -> [tokens, hidden]. Raises StoreError for a row that is damaged."""
         rows = np.asarray(ids)
         if self._check_rows is not None:

@@ -29,7 +29,9 @@ struct AttentionShape {
   // quotient being a whole number.
   float sharpness;
   std::int64_t sharp_length, sharp_offset;
-  std::int64_t ahead;  // of sizes alone: how many positions behind its own a token sees at most
+  std::int64_t ahead = 0;        // of sizes alone: how many positions behind its own a token sees at most
+  bool replaces = false;         // what would be added to x takes its place
+  std::int64_t most_chosen = 0;  // positions that a token attends to where they are chosen; 0: they are not
 
   // The first position that a token at `position` sees.
   std::int64_t first_seen(std::int64_t position) const {
@@ -60,13 +62,20 @@ struct KVView {
   std::int64_t capacity;
 };
 
+// The positions that the last tokens of a call attend to, and no others: of each of them `each` numbers, of
+// which the first that is negative ends the list. The tokens in front of these attend to all.
+struct ChosenPositions {
+  const std::int64_t* positions = nullptr;  // [tokens, each]
+  std::int64_t tokens = 0, each = 0;
+};
+
 // x [num_tokens, hidden] += residual * attention(norm(x)), the tokens at positions length.. of the cache,
 // where their keys and values are stored. cos, sin: [num_tokens, rotary_pairs]. ends [num_tokens] may be
 // null: the position behind the last one that each token sees, from its own one's to length + num_tokens;
 // without them no token sees one behind its own.
 void attend(Kernels& kernels, const AttentionShape& shape, const AttentionWeights& weights, const KVView& kv,
             std::int64_t length, const float* cos, const float* sin, float* x, std::int64_t num_tokens,
-            const std::int64_t* ends = nullptr);
+            const std::int64_t* ends = nullptr, const ChosenPositions& chosen = {});
 // What attend takes of the workspace at most.
 std::size_t attention_workspace_bytes(const AttentionShape& shape, const PassShape& pass);
 

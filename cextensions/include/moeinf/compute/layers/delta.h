@@ -17,6 +17,9 @@ struct DeltaShape {
   float norm_eps;       // of the norm in front, and of that behind each head
   float unit_eps;       // of the norms of queries and keys
 
+  bool sigmoid_gates = false;  // sigmoid(gate), not silu(gate), multiplies the output of a head
+  bool replaces = false;       // what would be added to x takes its place
+
   std::int64_t shared_by() const { return num_value_heads / num_key_heads; }
   std::int64_t keys() const { return num_key_heads * key_dim; }
   std::int64_t values() const { return num_value_heads * value_dim; }
@@ -28,7 +31,7 @@ struct DeltaWeights {
   // rows. Two: of each key head queries, keys, values and gates; of each key head rates and steps.
   std::vector<Matrix> projections;
   Matrix output;                 // [hidden, values]
-  const float* norm;             // [hidden], RMS
+  const float* norm;             // [hidden], RMS; null: the input is taken as it is
   const float* taps;             // [kernel, channels]
   const float *decay, *bias;     // [value heads]: the decay is e^(decay * softplus(step + bias))
   const float *q_norm, *k_norm;  // [key_dim], RMS: what gives queries and keys their length

@@ -8,7 +8,7 @@
 namespace moeinf {
 
 struct RouterWeights {
-  const float* norm;  // [hidden]
+  const float* norm;  // [hidden]; null: the input is taken as it is
   float norm_eps;
   Matrix gate;  // [num_experts, hidden]
   std::int64_t top_k;

@@ -9,11 +9,16 @@ from moeinf.models.layers.protocol import WeightsOf
 
 
 class Convolution(Generic[A]):
-    """Each channel's weighted sum over its last `kernel` tokens, and its bias where there are biases."""
+    """Each channel's weighted sum over its last `kernel` tokens, and its bias where there are biases.
 
-    def __init__(self, weights: WeightsOf[A, object], prefix: str, channels: int, kernel: int) -> None:
+    dilation: the tokens are so far apart, and `before` and `left` have so many times kernel - 1.
+    """
+
+    def __init__(
+        self, weights: WeightsOf[A, object], prefix: str, channels: int, kernel: int, dilation: int = 1
+    ) -> None:
         """prefix: of the tensors `weight` [channels, 1, kernel] and `bias` [channels], which may be missing."""
-        self._math = weights.math
+        self._math, self._dilation = weights.math, dilation
         taps = weights.vector(f"{prefix}weight").reshape(channels, kernel)
         self._taps = [taps[:, i] * 1.0 for i in range(kernel)]  # [channels] each, contiguous
         self._bias = weights.vector(f"{prefix}bias") if f"{prefix}bias" in weights else None
@@ -25,5 +30,6 @@ class Convolution(Generic[A]):
         left[...] = seen[tokens:]
         total = seen[:tokens] * self._taps[0]
         for i, taps in enumerate(self._taps[1:], 1):
-            total += seen[i : i + tokens] * taps
+            at = i * self._dilation
+            total += seen[at : at + tokens] * taps
         return total if self._bias is None else total + self._bias

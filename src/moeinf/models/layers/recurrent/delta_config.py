@@ -22,6 +22,7 @@ class DeltaConfig:
     kernel: int  # tokens that the convolution in front sees
     norm_eps: float
     stacked: bool  # one projection with the rows of each key head together (in_proj_qkvz, in_proj_ba), or four
+    sigmoid_gates: bool = False  # sigmoid(gate), not silu(gate), multiplies what a head gives
 
     @staticmethod
     def parse(f: Fields, hidden_size: int, norm_eps: float, *, stacked: bool) -> DeltaConfig:

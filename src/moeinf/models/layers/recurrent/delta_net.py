@@ -38,7 +38,9 @@ class DeltaNet(Generic[A]):
     def __init__(self, weights: WeightsOf[A, object], config: DeltaConfig, site: AttentionSite) -> None:
         c, prefix = config, site.prefix
         self._config, self._math, self._layer = config, weights.math, site.layer
-        self._norm = weights.norm(NormConfig(site.front, c.norm_eps, "rms+1"))
+        self._norm = weights.norm(None if site.norm is None else NormConfig(site.norm, c.norm_eps, "rms+1"))
+        self._gate = self._math.sigmoid if c.sigmoid_gates else self._math.silu
+        self._replaces = site.replaces
         self._projections = [weights.linear(name) for name in c.projections(prefix)]
         self._convolution = Convolution(weights, f"{prefix}conv1d.", c.channels, c.kernel)
         self._decay = -self._math.exp(weights.vector(f"{prefix}A_log"))
@@ -66,8 +68,9 @@ class DeltaNet(Generic[A]):
         v = qkv[:, 2 * c.keys :].reshape(tokens, c.num_value_heads, c.value_dim)
         decay = self._decay * math.softplus(step + self._step)  # the logarithm of `a`
         out = self._rule(q * c.key_dim**-0.5, k, v, decay, math.sigmoid(rate), heads, state.new_heads)
-        gated = self._head_norm(out.reshape(-1, c.value_dim)) * math.silu(z.reshape(-1, c.value_dim))
-        x += self._output(gated.reshape(tokens, c.values))
+        gated = self._head_norm(out.reshape(-1, c.value_dim)) * self._gate(z.reshape(-1, c.value_dim))
+        added = self._output(gated.reshape(tokens, c.values))
+        x[...] = added if self._replaces else x + added
 
     def _projected(self, hidden: A) -> tuple[A, A, A, A]:
         """[tokens, channels], then the gate [tokens, values], and of each value head what makes rate and decay."""

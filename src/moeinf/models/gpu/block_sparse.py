@@ -1,0 +1,133 @@
+"""Attention to blocks of tokens (layers/block_sparse.py) on a GPU."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from moeinf.gpu.vector_ops import AttentionForm, KeyValues
+from moeinf.models.gpu.attention import DeviceAttention, DeviceKVState
+from moeinf.models.gpu.indexed import turned_in_front
+from moeinf.models.gpu.rotary import DevicePositions, positions_of
+from moeinf.models.gpu.row_copies import bytes_of_host, bytes_to_host
+from moeinf.models.gpu.weights import DeviceWeights
+from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, BlockIndex
+from moeinf.models.layers.block_sparse import index_names, index_norms
+from moeinf.models.layers.kv_cache import Cache
+from moeinf.types import ByteArray
+
+_NUMBERS = 1 << 22  # of scores that exist at once: 16 MiB
+
+
+class DeviceBlockKVState(DeviceKVState):
+    """Beside keys and values, the index keys [capacity, head_dim] of tokens in float32; saved as one row of a token."""
+
+    def __init__(
+        self, device: torch.device, shape: tuple[int, int, int], dtype: torch.dtype, index: BlockIndex
+    ) -> None:
+        super().__init__(device, shape, dtype)
+        self.index_keys = torch.zeros((shape[1], index.head_dim), device=device)
+        self._kept_planes, self._row, self.planes = self.planes, self.row_bytes, 1
+        self._kept_bytes = self._kept_planes * self._row
+        self.row_bytes = self._kept_bytes + 4 * index.head_dim
+
+    def save_rows(self, start: int, into: ByteArray) -> None:
+        tokens = into.shape[1]
+        kept = into[0, :, : self._kept_bytes].reshape(tokens, self._kept_planes, self._row).swapaxes(0, 1).copy()
+        super().save_rows(start, kept)
+        into[0, :, : self._kept_bytes] = kept.swapaxes(0, 1).reshape(tokens, -1)
+        into[0, :, self._kept_bytes :] = bytes_to_host(self.index_keys[None, start : start + tokens])[0]
+
+    def load_rows(self, start: int, rows: ByteArray) -> None:
+        tokens = rows.shape[1]
+        kept = rows[0, :, : self._kept_bytes].reshape(tokens, self._kept_planes, self._row).swapaxes(0, 1)
+        super().load_rows(start, kept.copy())
+        bytes_of_host(rows[:, :, self._kept_bytes :].copy(), self.index_keys[None, start : start + tokens])
+
+
+class DeviceBlockSparse(DeviceAttention):
+    """See Layers.block_sparse.
+
+    A single token, which is captured, chooses among all blocks of the cache, of which those that are not whole yet
+    count as the worst; and it attends to as many positions as any token may, of which what it does not see comes last.
+    """
+
+    def __init__(
+        self,
+        weights: DeviceWeights,
+        dtype: torch.dtype,
+        config: AttentionConfig,
+        site: AttentionSite,
+        index: BlockIndex,
+    ) -> None:
+        super().__init__(weights, dtype, config, site)
+        assert site.norm is None and not config.window and config.sharpening is None
+        self._index, self._project = index, weights.linear(index_names(site)[0])
+        self._index_norms = [weights.norm(norm) for norm in index_norms(site, index)]
+
+    def new_state(self, capacity: int) -> DeviceBlockKVState:
+        c = self._config
+        shape = (c.num_kv_heads, capacity, c.head_dim)
+        return DeviceBlockKVState(self._weights.device.kind, shape, self._dtype, self._index)
+
+    def add_to(self, x: Tensor, cache: Cache, positions: DevicePositions) -> None:
+        state: DeviceBlockKVState = cache.states[self._layer]
+        projected, width = self._project(x), self._index.num_heads * self._index.head_dim
+        where = positions_of(positions, 0, len(x))
+        state.index_keys.index_copy_(0, where, projected[:, width:])
+        self._queries = projected[:, :width].reshape(len(x), self._index.num_heads, -1)
+        super().add_to(x, cache, positions)
+
+    def attend(self, q: Tensor, cache: Cache, positions: DevicePositions, form: AttentionForm, out: Tensor) -> None:
+        index, tokens, capacity = self._index, len(q), cache.capacity
+        dense = 0 if tokens == 1 else index.seeing_all(positions.start, tokens)
+        if index.seeing_all(0, capacity) == capacity:
+            dense = tokens
+        if dense:
+            super().attend(q[:dense], cache, positions, form, out[:dense])
+        if dense == tokens:
+            return
+        state: DeviceBlockKVState = cache.states[self._layer]
+        chosen = self._chosen(state, positions, dense, tokens - dense)
+        for i, token in enumerate(range(dense, tokens)):
+            seen = chosen[i] <= positions.position + token
+            rows = torch.where(seen, chosen[i], 0)
+            picked = KeyValues(state.keys.index_select(1, rows), state.values.index_select(1, rows))
+            last = (seen.sum(0, keepdim=True) - 1).to(torch.int32)
+            vectors = self._weights.ops.vectors
+            vectors.attend(q[token : token + 1], picked, last, index.most - 1, form, out[token : token + 1])
+
+    def _chosen(self, state: DeviceBlockKVState, positions: DevicePositions, first: int, tokens: int) -> Tensor:
+        """The positions of each of the tokens in their order, [tokens, most]; behind them some that it does not see."""
+        index, capacity = self._index, len(state.index_keys)
+        where = positions_of(positions, first, tokens)
+        queries = self._index_norms[0](self._queries[first:])
+        blocks = self._blocks(state, positions)
+        if self._config.rope is not None:
+            cos, sin = (table.index_select(0, where)[:, None] for table in (positions.cos, positions.sin))
+            queries = turned_in_front(queries, cos, sin)
+        numbers = torch.arange(len(blocks), device=where.device)
+        size = max(1, _NUMBERS // (index.num_heads * len(blocks)))
+        best = []
+        for i in range(0, tokens, size):
+            scores = torch.relu(queries[i : i + size] @ blocks.T).sum(1)
+            whole = (numbers + 1) * index.block <= where[i : i + size, None] + 1
+            scores = torch.where(whole, scores, -torch.inf)
+            order = torch.sort(scores, dim=-1, descending=True, stable=True)
+            kept = order.indices[:, : index.num_blocks]
+            best.append(torch.where(order.values[:, : index.num_blocks] > -torch.inf, kept, capacity))
+        inside = torch.arange(index.block, device=where.device)
+        of_blocks = (torch.cat(best)[..., None] * index.block + inside).reshape(tokens, -1)
+        rest = ((where + 1) // index.block * index.block)[:, None] + inside[:-1]
+        # What is not seen lies behind the token's position: so does a block that is not whole, as its number is large.
+        return torch.sort(torch.cat([of_blocks, rest], 1), dim=-1).values
+
+    def _blocks(self, state: DeviceBlockKVState, positions: DevicePositions) -> Tensor:
+        """The keys of all blocks of the cache, [blocks, head_dim]; those that are not whole yet have no meaning."""
+        size = self._index.block
+        count = len(state.index_keys) // size
+        keys = self._index_norms[1](state.index_keys[: count * size].reshape(count, size, -1).mean(1))[:, None]
+        if self._config.rope is None:
+            return keys[:, 0]
+        cos, sin = (table[: count * size : size, None] for table in (positions.cos, positions.sin))
+        return turned_in_front(keys, cos, sin)[:, 0]

@@ -1,0 +1,58 @@
+"""Attention to blocks of tokens that an indexer chooses (Qwen4ExpTextQSAIndexer in transformers).
+
+A token has an index key; a whole block of `block` tokens has the mean of its tokens' keys, normed, and rotated at the
+first of its positions. To a token with index queries q_h, a block with key k is worth
+
+    sum_h relu(q_h . k)
+
+and the token attends to the best `num_blocks` of the blocks up to its own position, and to what lies behind the last
+whole block: where there are no more blocks, to all.
+"""
+
+from __future__ import annotations
+
+from moeinf.errors import CheckpointError
+from moeinf.models.fields import Fields
+from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, BlockIndex, NormConfig, Shapes
+from moeinf.types import Workspace
+
+_SCORES = 1 << 22  # numbers of scores that exist at once on a GPU
+
+
+def parse_index(f: Fields, attention: AttentionConfig) -> BlockIndex:
+    f.only("indexer_kv_heads", 1)
+    size, budget, block = (f.count(f"indexer_{name}") for name in ("head_dim", "budget", "compress_ratio"))
+    if budget % block:
+        raise CheckpointError(f"{f.where}: indexer_budget {budget} is no multiple of indexer_compress_ratio {block}")
+    if attention.rope is not None and attention.rope.rotary_dim > size:
+        raise CheckpointError(
+            f"{f.where}: {attention.rope.rotary_dim} rotary dimensions in index heads of {size} (indexer_head_dim)"
+        )
+    return BlockIndex(f.count("indexer_n_heads"), size, block, budget // block, attention.norm_eps)
+
+
+def index_names(site: AttentionSite) -> tuple[str, str, str]:
+    """The matrix of queries and then keys, and the norms of both."""
+    prefix = f"{site.prefix}indexer."
+    return f"{prefix}index_qk_proj.weight", f"{prefix}q_layernorm.weight", f"{prefix}k_layernorm.weight"
+
+
+def index_norms(site: AttentionSite, index: BlockIndex) -> list[NormConfig]:
+    return [NormConfig(name, index.norm_eps, "rms+1") for name in index_names(site)[1:]]
+
+
+def block_index_shapes(site: AttentionSite, hidden: int, index: BlockIndex) -> Shapes:
+    matrix, *norms = index_names(site)
+    shapes: Shapes = {matrix: ((index.num_heads + 1) * index.head_dim, hidden)}
+    return shapes | {name: (index.head_dim,) for name in norms}
+
+
+def block_index_workspace(index: BlockIndex) -> Workspace:
+    """Queries and keys of a pass, what each token chooses, and the scores of a long context."""
+    token = 4 * (index.num_heads + 1) * index.head_dim + 3 * index.most
+    return Workspace(token=token, parts=1 << 20, fixed=3 * _SCORES)
+
+
+def index_token_bytes(index: BlockIndex) -> int:
+    """What the index keys of a token take in one layer, and its part of its block's; float32 in every type of cache."""
+    return 4 * index.head_dim + -(-4 * index.head_dim // index.block)

@@ -1,0 +1,60 @@
+"""What is between the tokens of a pass and the first layer, and between the last layer and the head."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from moeinf.models.layers.array_math import Array, Hidden
+from moeinf.models.layers.kv_cache import Cache, LayerState
+
+
+class Stem(Protocol):
+    def new_states(self, capacity: int) -> Sequence[LayerState]:
+        """What is kept of a sequence beside the states of the layers, in whose order it follows them."""
+        ...
+
+    def inputs(self, ids: Sequence[int], cache: Cache) -> Array:
+        """What the host looks up for the tokens that follow what the cache holds: [tokens, width]."""
+        ...
+
+    def begin(self, x: Array) -> Hidden:
+        """These inputs -> what the first layer is given. Like the layers, it may be captured on a GPU."""
+        ...
+
+    def state(self, x: Hidden) -> Hidden:
+        """What layers are given -> [tokens, hidden_size], by which experts are predicted."""
+        ...
+
+    def end(self, x: Hidden) -> Hidden:
+        """What the last layer leaves -> [tokens, hidden_size]."""
+        ...
+
+    def seen(self, ids: Sequence[int], cache: Cache) -> None:
+        """Called on the host when the layers have stored the tokens."""
+        ...
+
+
+class PlainStem:
+    """An embedding, and nothing else."""
+
+    def __init__(self, embedding: Callable[[Sequence[int]], Array]) -> None:
+        self._embedding = embedding
+
+    def new_states(self, capacity: int) -> Sequence[LayerState]:
+        return ()
+
+    def inputs(self, ids: Sequence[int], cache: Cache) -> Array:
+        return self._embedding(ids)
+
+    def begin(self, x: Array) -> Hidden:
+        return x
+
+    def state(self, x: Hidden) -> Hidden:
+        return x
+
+    def end(self, x: Hidden) -> Hidden:
+        return x
+
+    def seen(self, ids: Sequence[int], cache: Cache) -> None:
+        pass
