@@ -51,7 +51,7 @@ class DeltaLayer {
     require(num_key_heads > 0 && num_value_heads > 0 && num_value_heads % num_key_heads == 0,
             "value heads cannot share keys");
     const moeinf::Matrix out = nb::cast<const BoundMatrix&>(output).view();
-    require(!norm || size(*norm, 0) == out.rows, "the norm of DeltaNet has the wrong length");
+    require(!norm || size(*norm, 0) == out.rows, "the norm and the output of DeltaNet do not fit together");
     shape_ = {out.rows,
               num_key_heads,
               num_value_heads,

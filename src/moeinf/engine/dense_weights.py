@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from pathlib import Path
-
-import numpy as np
 
 from moeinf._native import crc32c
 from moeinf.config import RuntimeConfig
@@ -17,6 +13,7 @@ from moeinf.errors import StoreError
 from moeinf.hardware import usable_cores
 from moeinf.models.layers.weights import StoredTensor, TensorBytes
 from moeinf.runtime.io.file_pieces import FilePieces
+from moeinf.runtime.io.mapped import MappedFile
 from moeinf.runtime.io.protocol import OnWait
 from moeinf.runtime.io.reader import read_file
 from moeinf.store.dense import check_dense, check_part, dense_tensors
@@ -146,20 +143,15 @@ class DenseFile:
         """Maps tensors; each row is checked when it is first used."""
         if not tensors:
             return {}
-        mapped = self._map()
-        plain = {spec: _tensor(spec, mapped) for spec in tensors}
-        return {
-            spec.name: replace(tensor, check_rows=self._sums.row_check(spec, tensor.data))
-            for spec, tensor in plain.items()
-        }
-
-    def _map(self) -> ByteArray:
-        """Maps the file. A row of an embedding is one or two of its pages."""
-        with errors_named(self._path), self._path.open("rb") as file:
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        if hasattr(mmap, "MADV_RANDOM"):
-            mapped.madvise(mmap.MADV_RANDOM)  # reading around a row would bring 32 pages that nobody asked for
-        return np.frombuffer(mapped, np.uint8)
+        found = dict[str, StoredTensor]()
+        with errors_named(self._path):
+            mapped = MappedFile(self._path)
+        for spec in tensors:
+            data = mapped.part(spec.offset_bytes, spec.num_bytes)
+            check = self._sums.row_check(spec, data)
+            check = mapped.row_check(spec.offset_bytes, spec.num_bytes // spec.shape[0], check)
+            found[spec.name] = StoredTensor(data, spec.dtype, spec.shape, check)
+        return found
 
 
 class _FileTensor:

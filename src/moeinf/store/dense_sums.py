@@ -52,23 +52,26 @@ class DenseSums:
     def row_check(self, spec: TensorSpec, data: ByteArray) -> Callable[[IntArray], None] | None:
         """Returns a function to call with row numbers before the rows are used. It raises StoreError for a damaged row.
 
-        None where nothing is known, or rows have no sums of their own: all of `data` is then read and checked here.
+        Rows may have sums by themselves, or a few together. None where nothing is known, or all have one sum: all of
+        `data` is then read and checked here.
         """
         if not self.known or not spec.num_bytes:
             return None
-        run = self._run(spec)
-        if run.num_units != spec.shape[0] or run.unit_bytes * run.num_units != run.num_bytes:
+        run, row_bytes = self._run(spec), spec.num_bytes // spec.shape[0]
+        if run.unit_bytes == run.num_bytes or run.unit_bytes % row_bytes:
             self.check(spec, crc32c(data))
             return None
-        sound, always = np.zeros(run.num_units, np.bool_), self._always
+        sound, always, together = np.zeros(run.num_units, np.bool_), self._always, run.unit_bytes // row_bytes
 
         def check(rows: IntArray) -> None:
-            unknown = rows[~sound[rows]]
+            units = rows // together
+            unknown = np.unique(units[~sound[units]])
             if not len(unknown):
                 return
             bad = first_unsound(data, run.unit_bytes, run.sums, unknown)
             if bad >= 0:
-                raise self._damaged(f"row {bad} of tensor {spec.name!r}")
+                which = f"row {bad}" if together == 1 else f"one of the {together} rows from {bad * together}"
+                raise self._damaged(f"{which} of tensor {spec.name!r}")
             sound[unknown] = not always
 
         return check

@@ -72,6 +72,11 @@ def is_quantised(format: Format) -> bool:
     return FORMAT_BLOCKS[format][0] > 1
 
 
+def is_table(tensor: str) -> bool:
+    """Whether a dense tensor is a table of n-grams, of which rows are looked up beside those of the embedding."""
+    return ".ngram_embedding." in tensor
+
+
 def shard_file(layer: int) -> str:
     return f"experts-{layer:05d}.bin"
 

@@ -15,10 +15,11 @@ import numpy as np
 from moeinf._native import crc32c, crc32c_units
 from moeinf.store.dense import scale_fault
 from moeinf.store.files import drop_cached, open_regular, read_fully
-from moeinf.store.format import DENSE_FILE, is_quantised
+from moeinf.store.format import DENSE_FILE, is_quantised, is_table
 from moeinf.types import FORMAT_BLOCKS, ExpertLayout, ModelInfo, SumRun, TensorSpec
 
 _CHUNK_BYTES = 4 << 20
+_TABLE_UNIT_BYTES = 4096  # of a table: what a disk reads at least, so that its sums take a thousandth of it
 _THREADS = 2  # hashing takes a core for 1.8 GB/s; two keep up with a fast disk
 
 
@@ -26,7 +27,8 @@ _THREADS = 2  # hashing takes a core for 1.8 GB/s; two keep up with a fast disk
 class Span:
     """A byte range of a file, hashed as one. tensors: in it, in order, with offsets from its begin.
 
-    Each tensor, and each range between two, has a CRC-32C of its own; matrices of num_rows rows have one for each row.
+    Each tensor, and each range between two, has a CRC-32C of its own; matrices of num_rows rows have one for each row,
+    and tables of n-grams one for as many rows as fit into 4 KiB.
     units: by the offset of a tensor, the bytes of its units, which have one each. hashed: SHA-256 is wanted.
     """
 
@@ -152,6 +154,9 @@ def _unit_bytes(span: Span, start: int, num_bytes: int, spec: TensorSpec | None)
     """Returns the bytes of what has a CRC-32C of its own: all of a part, a row, or what `units` says."""
     if spec is not None and start in span.units:
         return span.units[start]
+    if spec is not None and is_table(spec.name):
+        row_bytes = num_bytes // spec.shape[0]
+        return min(num_bytes, max(1, _TABLE_UNIT_BYTES // row_bytes) * row_bytes)
     rows = spec is not None and len(spec.shape) == 2 and spec.shape[0] == span.num_rows
     if spec is None or not rows or is_quantised(spec.dtype) or num_bytes > span.num_rows * _CHUNK_BYTES:
         return num_bytes

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +18,7 @@ from moeinf.errors import StoreError
 from moeinf.gguf.undo import Kind, Stored, Undo, outcome, parse_undo, undone
 from moeinf.hardware import usable_cores
 from moeinf.models.layers.weights import StoredTensor, TensorBytes
+from moeinf.runtime.io.mapped import MappedFile
 from moeinf.runtime.io.pages import take_pages_of
 from moeinf.runtime.io.protocol import OnWait
 from moeinf.runtime.io.reader import open_reader, unreadable
@@ -226,9 +226,12 @@ class PlacedDense:
         found = {}
         for name in names:
             (source,) = self._recipes[name].place.sources
-            data = _mapped(self._paths[source.file])[source.offset_bytes :][: source.num_bytes]
-            tensor = StoredTensor(data, source.format, source.shape)
-            found[name] = replace(tensor, check_rows=self._sums[source.file].row_check(_spec(source), data))
+            with errors_named(self._paths[source.file]):
+                mapped = MappedFile(self._paths[source.file])
+            data = mapped.part(source.offset_bytes, source.num_bytes)
+            check = self._sums[source.file].row_check(_spec(source), data)
+            check = mapped.row_check(source.offset_bytes, source.num_bytes // source.shape[0], check)
+            found[name] = StoredTensor(data, source.format, source.shape, check)
         return found
 
 
@@ -269,12 +272,3 @@ def _region(source: TensorPlace) -> int:
 
 def _spec(source: TensorPlace) -> TensorSpec:
     return TensorSpec(source.tensor, source.format, source.shape, source.offset_bytes, source.num_bytes)
-
-
-def _mapped(path: Path) -> ByteArray:
-    """Maps a file. A row of an embedding is one or two of its pages."""
-    with errors_named(path), path.open("rb") as file:
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    if hasattr(mmap, "MADV_RANDOM"):
-        mapped.madvise(mmap.MADV_RANDOM)  # reading around a row would bring 32 pages that nobody asked for
-    return np.frombuffer(mapped, np.uint8)
