@@ -47,14 +47,24 @@ bool cpu_has_avx512bf16() { return false; }
 
 #if defined(__aarch64__) && defined(__linux__)
 bool cpu_has_dotprod() { return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0; }
+// Older headers do not know the names: bits 13 and 14.
+bool cpu_has_i8mm() {
+  constexpr unsigned long kI8mm = 1ul << 13, kBf16 = 1ul << 14;
+  return cpu_has_dotprod() && (getauxval(AT_HWCAP2) & (kI8mm | kBf16)) == (kI8mm | kBf16);
+}
 #elif defined(__aarch64__) && defined(__APPLE__)
-bool cpu_has_dotprod() {
+bool cpu_has(const char* feature) {
   int has = 0;
   std::size_t num_bytes = sizeof(has);
-  return sysctlbyname("hw.optional.arm.FEAT_DotProd", &has, &num_bytes, nullptr, 0) == 0 && has != 0;
+  return sysctlbyname(feature, &has, &num_bytes, nullptr, 0) == 0 && has != 0;
+}
+bool cpu_has_dotprod() { return cpu_has("hw.optional.arm.FEAT_DotProd"); }
+bool cpu_has_i8mm() {
+  return cpu_has_dotprod() && cpu_has("hw.optional.arm.FEAT_I8MM") && cpu_has("hw.optional.arm.FEAT_BF16");
 }
 #else
 bool cpu_has_dotprod() { return false; }
+bool cpu_has_i8mm() { return false; }
 #endif
 
 bool always() { return true; }
@@ -90,6 +100,11 @@ constexpr const Ops* kNeonDotprod = &isa::neon_dotprod;
 #else
 constexpr const Ops* kNeonDotprod = nullptr;
 #endif
+#ifdef MOEINF_HAS_NEON_I8MM
+constexpr const Ops* kNeonI8mm = &isa::neon_i8mm;
+#else
+constexpr const Ops* kNeonI8mm = nullptr;
+#endif
 
 const Isa kIsas[] = {
     // best first
@@ -97,6 +112,7 @@ const Isa kIsas[] = {
     {"avx512", kAvx512, cpu_has_avx512},
     {"avxvnni", kAvxVnni, cpu_has_avxvnni},
     {"avx2", kAvx2, cpu_has_avx2},
+    {"neon_i8mm", kNeonI8mm, cpu_has_i8mm},
     {"neon_dotprod", kNeonDotprod, cpu_has_dotprod},
     {"neon", kNeon, always},
     {"generic", &isa::generic, always},

@@ -6,7 +6,7 @@
 namespace moeinf {
 namespace isa {
 
-extern const Ops generic, avx2, avxvnni, avx512, avx512bf16, neon, neon_dotprod;
+extern const Ops generic, avx2, avxvnni, avx512, avx512bf16, neon, neon_dotprod, neon_i8mm;
 
 // What the operations do with weights of formats whose blocks are taken 256 weights at a time.
 struct GroupOps {
@@ -14,7 +14,7 @@ struct GroupOps {
   decltype(Ops::matmul_rows) matmul_rows;  // null where there are no tiles for int8 activations
 };
 extern const GroupOps groups_generic, groups_avx2, groups_avxvnni, groups_avx512, groups_avx512bf16,
-    groups_neon, groups_neon_dotprod;
+    groups_neon, groups_neon_dotprod, groups_neon_i8mm;
 
 }  // namespace isa
 }  // namespace moeinf

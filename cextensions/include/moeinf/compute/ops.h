@@ -82,7 +82,8 @@ struct ScanTask {
 };
 
 struct Ops {
-  const char* name;  // "generic", "avx2", "avxvnni", "avx512", "avx512bf16", "neon", "neon_dotprod"
+  const char*
+      name;  // "generic", "avx2", "avxvnni", "avx512", "avx512bf16", "neon", "neon_dotprod", "neon_i8mm"
 
   // out (64-byte aligned, activation_bytes long) from x [cols]. For kInt8 cols is a multiple of 32.
   void (*prepare)(ActivationKind kind, const float* x, std::int64_t cols, void* out);
