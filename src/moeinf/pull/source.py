@@ -24,7 +24,8 @@ _MOST_SMALL_BYTES = 100_000_000
 _SHARD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}\.safetensors")
 # What a stored model takes over beside weights. An allow-list: nothing of a checkpoint can pose as a file of the store.
 _KEPT_NAME = re.compile(
-    r"(config|generation_config|tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab|chat_template)\.json"
+    r"(config|generation_config|(pre)?processor_config|tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab"
+    r"|chat_template)\.json"
     r"|chat_template\.jinja|merges\.txt|tokenizer\.model|(LICEN[CS]E|NOTICE|COPYING)(\.(txt|md))?"
 )
 

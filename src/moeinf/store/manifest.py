@@ -15,7 +15,7 @@ from typing import Any, Literal, cast
 from moeinf.errors import StoreError
 from moeinf.store.checked_json import CheckedObject
 from moeinf.store.files import errors_named, parse_json_object, read_small
-from moeinf.store.format import AHEAD_FILE, DENSE_FILE, BlockTensor, is_quantised, round_up, shard_file
+from moeinf.store.format import AHEAD_FILE, DENSE_FILE, VISION_FILE, BlockTensor, is_quantised, round_up, shard_file
 from moeinf.store.placed.places import InPlace, parse_in_place
 from moeinf.store.placed.scales import NO_SCALES, Scales, parse_scales
 from moeinf.store.quantisation import CHOICES, KEEP, Choice, Quantisation
@@ -31,8 +31,8 @@ from moeinf.types import (
 
 MANIFEST_FILE = "manifest.json"
 # 1 knew no quantised formats, 2 neither layouts that differ by layer nor files of other programs, 3 neither numbers of
-# experts that do nor scales beside blocks, 4 no layers that predict further tokens.
-VERSION = 5
+# experts that do nor scales beside blocks, 4 no layers that predict further tokens, 5 no towers that see.
+VERSION = 6
 ID_DIGITS = 12
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -106,6 +106,7 @@ class Manifest:
     in_place: InPlace | None = None  # where the weights lie in files of another program
     scales: Scales = NO_SCALES  # that it keeps beside its blocks
     ahead: FileEntry | None = None  # layers that predict further tokens; no run reads them
+    vision: FileEntry | None = None  # the tower that sees pictures, which a run reads for these alone
 
     def layout_of(self, layer: int) -> ExpertLayout:
         return self.layers[layer] if self.layers else self.layout
@@ -121,19 +122,23 @@ class Manifest:
 
     @property
     def all_files(self) -> tuple[FileEntry, ...]:
-        """Every file that has one sum: those that a run reads, and that of layers which predict further tokens."""
-        return self.files if self.ahead is None else (*self.files, self.ahead)
+        """Every file that has one sum: those that any run reads, and those of further layers and of the tower."""
+        return (*self.files, *(each for each in (self.ahead, self.vision) if each is not None))
 
     @property
     def ahead_bytes(self) -> int:
         return 0 if self.ahead is None else self.ahead.num_bytes
+
+    @property
+    def vision_bytes(self) -> int:
+        return 0 if self.vision is None else self.vision.num_bytes
 
     def dumps(self) -> bytes:
         """Returns the file's bytes. They depend on the content alone, as the model's id is their hash."""
         experts = {"layers": [dataclasses.asdict(layout) for layout in self.layers]} if self.layers else {}
         value: dict[str, Any] = {
             "format": "moeinf",
-            "version": 5 if self.ahead else 4 if self.moe.counts or self.scales else 3 if self.layers else 2,
+            "version": self._version,
             "source": self.source.to_json(),
             "model": _set_fields(self.info),
             "experts": _set_fields(self.moe) | (experts or dataclasses.asdict(self.layout)),
@@ -145,7 +150,15 @@ class Manifest:
         value |= {"in_place": self.in_place.to_json()} if self.in_place else {}
         value |= {"scales": self.scales.to_json()} if self.scales else {}
         value |= {"ahead": dataclasses.asdict(self.ahead)} if self.ahead else {}
+        value |= {"vision": dataclasses.asdict(self.vision)} if self.vision else {}
         return (json.dumps(value, sort_keys=True, indent=1, ensure_ascii=False) + "\n").encode()
+
+    @property
+    def _version(self) -> int:
+        """The first one that knows of all that is there, so that ids of models stay what they were."""
+        if self.vision or self.ahead:
+            return 6 if self.vision else 5
+        return 4 if self.moe.counts or self.scales else 3 if self.layers else 2
 
 
 def _set_fields(values: ModelInfo | MoeShape) -> dict[str, Any]:
@@ -194,10 +207,10 @@ def parse(data: bytes, where: str) -> Manifest:
         raise StoreError(f"{where}: shards has {len(items)} entries for {moe.num_layers} layers")
     shards = tuple(_parse_shard(item, layer, by_layer[layer], moe) for layer, item in enumerate(items))
     files = tuple(_parse_file(item) for item in root.children("files"))
-    ahead = _parse_file(root.child("ahead")) if version > 4 and "ahead" in root else None
-    if ahead is not None and (ahead.file != AHEAD_FILE or in_place):
-        raise root.error("ahead", f"is not {AHEAD_FILE} of a store of its own")
-    names = [shard.file for shard in shards] + [file.file for file in (*files, *([ahead] if ahead else []))]
+    ahead = _parse_apart(root, "ahead", AHEAD_FILE, placed=placed) if version > 4 else None
+    vision = _parse_apart(root, "vision", VISION_FILE, placed=placed) if version > 5 else None
+    apart = [each for each in (ahead, vision) if each is not None]
+    names = [shard.file for shard in shards] + [file.file for file in (*files, *apart)]
     if in_place:
         names += [file.file for file in in_place.files]
     if len(set(names)) != len(names) or (DENSE_FILE not in names and not in_place) or MANIFEST_FILE in names:
@@ -227,6 +240,7 @@ def parse(data: bytes, where: str) -> Manifest:
         in_place,
         scales,
         ahead,
+        vision,
     )
 
 
@@ -352,6 +366,14 @@ def _parse_shard(item: CheckedObject, layer: int, layout: ExpertLayout, moe: Moe
 def _parse_file(item: CheckedObject) -> FileEntry:
     entry = FileEntry(item.text("file", _FILE_NAME), item.number("num_bytes"), item.text("sha256", _SHA256))
     item.nothing_else()
+    return entry
+
+
+def _parse_apart(root: CheckedObject, name: str, file: str, *, placed: bool) -> FileEntry | None:
+    """A part of the store that has a file of its own; None where there is none."""
+    entry = _parse_file(root.child(name)) if name in root else None
+    if entry is not None and (entry.file != file or placed):
+        raise root.error(name, f"is not {file} of a store of its own")
     return entry
 
 

@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -13,9 +14,10 @@ from pathlib import Path
 import numpy as np
 
 from moeinf._native import crc32c, crc32c_units
-from moeinf.store.dense import scale_fault
+from moeinf.errors import StoreError
+from moeinf.store.dense import dense_tensors, scale_fault
 from moeinf.store.files import drop_cached, open_regular, read_fully
-from moeinf.store.format import DENSE_FILE, is_quantised, is_table
+from moeinf.store.format import DENSE_FILE, VISION_FILE, is_quantised, is_table
 from moeinf.types import FORMAT_BLOCKS, ExpertLayout, ModelInfo, SumRun, TensorSpec
 
 _CHUNK_BYTES = 4 << 20
@@ -54,6 +56,14 @@ def dense_span(path: Path, num_bytes: int, tensors: Sequence[TensorSpec], info: 
     return Span(path, 0, num_bytes, tensors, info.vocab_size)
 
 
+def vision_span(path: Path, num_bytes: int) -> Span:
+    """Returns the span of the file of a tower; without tensors where its header is damaged, as its sum will tell."""
+    tensors: Sequence[TensorSpec] = ()
+    with suppress(StoreError):
+        tensors = dense_tensors(path)
+    return Span(path, 0, num_bytes, tensors)
+
+
 def expert_spans(path: Path, num_experts: int, layout: ExpertLayout) -> list[Span]:
     tensors = [spec for spec in layout.tensors if is_quantised(spec.dtype)]
     return [Span(path, expert * layout.stride_bytes, layout.stride_bytes, tensors) for expert in range(num_experts)]
@@ -69,11 +79,11 @@ def check_spans(spans: Sequence[Span]) -> Generator[Finding | OSError, None, Non
 
 
 def gathered(spans: Sequence[Span], found: Sequence[Finding]) -> tuple[SumRun, ...]:
-    """Returns the content of checksums.bin: the runs of the dense file, and one run of each shard, by expert."""
+    """Returns the content of checksums.bin: runs of the dense file and the tower's, one of each shard, by expert."""
     runs: list[SumRun] = []
     for path, group in groupby(zip(spans, found, strict=True), key=lambda pair: pair[0].path):
         pairs = list(group)
-        if path.name == DENSE_FILE:
+        if path.name in (DENSE_FILE, VISION_FILE):
             runs += pairs[0][1].runs
         else:
             stride = pairs[0][0].num_bytes

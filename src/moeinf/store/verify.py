@@ -11,10 +11,10 @@ from moeinf.errors import StoreError
 from moeinf.store.checksums import CHECKSUMS_FILE, dump_checksums
 from moeinf.store.dense import dense_tensors
 from moeinf.store.files import errors_named, publish, read_small
-from moeinf.store.format import DENSE_FILE
+from moeinf.store.format import DENSE_FILE, VISION_FILE
 from moeinf.store.library import SOURCE_RECORD_FILE, StoredModel
 from moeinf.store.placed.verify import check_placed, placed_faults
-from moeinf.store.spans import Finding, Span, check_spans, dense_span, expert_spans, gathered
+from moeinf.store.spans import Finding, Span, check_spans, dense_span, expert_spans, gathered, vision_span
 from moeinf.types import SumRun, TensorSpec
 
 
@@ -57,7 +57,8 @@ def _compare_sums(
 ) -> list[str]:
     """Compares checksums.bin with what was found. Where the manifest does not list it, it is written."""
     path = model.path / CHECKSUMS_FILE
-    weights = [pair for pair in sound if pair[0].path.name in {s.file for s in model.manifest.shards} | {DENSE_FILE}]
+    names = {shard.file for shard in model.manifest.shards} | {DENSE_FILE, VISION_FILE}
+    weights = [pair for pair in sound if pair[0].path.name in names]
     data = dump_checksums(placed or gathered([span for span, _ in weights], [found for _, found in weights]))
     with suppress(OSError):
         if read_small(path) == data:
@@ -84,15 +85,16 @@ def _expected(model: StoredModel, faults: list[str]) -> tuple[list[Span], list[s
     for file in manifest.all_files:
         path = model.path / file.file
         if _right_size(path, file.num_bytes, faults):
-            dense = file.file == DENSE_FILE
-            spans.append(
-                dense_span(path, file.num_bytes, _dense_tensors(model), manifest.info)
-                if dense
-                else Span(path, 0, file.num_bytes)
-            )
+            spans.append(_span_of(model, path, file.num_bytes))
             sums.append(file.sha256)
             labels.append(file.file)
     return spans, sums, labels
+
+
+def _span_of(model: StoredModel, path: Path, num_bytes: int) -> Span:
+    if path.name == DENSE_FILE:
+        return dense_span(path, num_bytes, _dense_tensors(model), model.manifest.info)
+    return vision_span(path, num_bytes) if path.name == VISION_FILE else Span(path, 0, num_bytes)
 
 
 def _dense_tensors(model: StoredModel) -> Sequence[TensorSpec]:

@@ -13,7 +13,7 @@ import pytest
 from moeinf.errors import StoreError
 from moeinf.store.format import BlockTensor, expert_layout
 from moeinf.store.library import StoredModel
-from moeinf.store.manifest import Manifest, ModelSource, load, model_id, parse, shard_entries, slot_layout
+from moeinf.store.manifest import VERSION, Manifest, ModelSource, load, model_id, parse, shard_entries, slot_layout
 from moeinf.store.placed.places import DensePlace, InPlace, PartPlace, PlacedFile, TensorPlace, placed_layout
 from moeinf.store.quantisation import Quantisation
 from moeinf.types import TensorSpec, format_bytes
@@ -42,7 +42,7 @@ def test_the_state_of_recurrent_layers_is_kept_and_nothing_is_said_of_none(demo:
 
 
 def test_a_newer_version_asks_for_an_upgrade(demo: StoredModel) -> None:
-    value = json.loads((demo.path / "manifest.json").read_bytes()) | {"version": 6, "unheard": "of"}
+    value = json.loads((demo.path / "manifest.json").read_bytes()) | {"version": VERSION + 1, "unheard": "of"}
     with pytest.raises(StoreError, match=r"newer moeinf.*upgrade"):
         parse(json.dumps(value).encode(), "m")
 

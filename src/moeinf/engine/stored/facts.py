@@ -76,5 +76,6 @@ def capabilities(model: StoredModel) -> list[str]:
     if kind is not None:
         return ["translation" if kind.languages else "text to text"]
     facts = template_facts(model)
+    sees = ["vision"] if model.manifest.vision is not None else []
     extra = {"tools": facts.tools, "thinking": facts.thinks} if facts else {}
-    return ["completion", *(name for name, known in extra.items() if known)]
+    return ["completion", *sees, *(name for name, known in extra.items() if known)]

@@ -15,14 +15,15 @@ from types import MappingProxyType
 
 from moeinf.errors import CheckpointError
 from moeinf.hardware import machine
-from moeinf.pull.checkpoint.moves import AHEAD, DENSE, Move, Range
+from moeinf.pull.checkpoint.moves import AHEAD, DENSE, VISION, Move, Range
 from moeinf.pull.checkpoint.plan import Conversion
 from moeinf.pull.coded.blocks import CodedRows, Losses, added
 from moeinf.store.files import drop_cached, errors_named, open_regular, read_fully, sync_folder, write_fully
-from moeinf.store.format import AHEAD_FILE, DENSE_FILE, shard_file
+from moeinf.store.format import AHEAD_FILE, DENSE_FILE, VISION_FILE, shard_file
 
 _NUM_BUFFERS = 4  # and one for each thread that quantises: memory does not grow with the size of a tensor
 _MOST_BUFFERED_BYTES = 256 << 20  # where one read has to be larger (an expert whose rows lie among others): fewer
+_FILES = {DENSE: DENSE_FILE, AHEAD: AHEAD_FILE, VISION: VISION_FILE}
 _MAX_THREADS = 16  # quantise 4 GB/s of bf16, which is more than a pull can read and write
 
 
@@ -83,7 +84,7 @@ def read_bytes(moves: Sequence[Move]) -> int:
 
 def create_files(folder: Path, conversion: Conversion) -> None:
     """Makes every weight file of the store at its full size, filled with zeros. Existing files keep their bytes."""
-    heads = {DENSE_FILE: conversion.dense_head, AHEAD_FILE: conversion.ahead_head}
+    heads = {DENSE_FILE: conversion.dense_head, AHEAD_FILE: conversion.ahead.head, VISION_FILE: conversion.vision.head}
     for name, size in conversion.file_sizes().items():
         path = folder / name
         with errors_named(path):
@@ -262,7 +263,7 @@ class _Targets:
 
     def _open(self, target: int) -> tuple[int, Path]:
         if target not in self._fds:
-            path = self._folder / ({DENSE: DENSE_FILE, AHEAD: AHEAD_FILE}.get(target) or shard_file(target))
+            path = self._folder / (_FILES.get(target) or shard_file(target))
             with errors_named(path):
                 self._fds[target] = os.open(path, os.O_WRONLY | os.O_CLOEXEC), path
         return self._fds[target]

@@ -140,7 +140,7 @@ def _parsed_losses(value: Any) -> dict[str, Losses] | None:
 def _layout_hash(conversion: Conversion) -> str:
     """Hashes all that decides which byte goes where."""
     parts = (
-        conversion.dense_head + conversion.ahead_head,
+        conversion.dense_head + conversion.ahead.head + conversion.vision.head,
         repr(conversion.layout).encode(),
         repr(conversion.moe).encode(),
         repr(conversion.dense_formats).encode(),

@@ -14,7 +14,7 @@ from moeinf.pull.coded.scheme import Scheme
 from moeinf.types import DTYPE_BYTES, ExpertLayout, ExpertPiece, TensorSpec
 
 # Targets of moves into the dense file, and into that of layers that predict further tokens; others are MoE layers.
-DENSE, AHEAD = -1, -2
+DENSE, AHEAD, VISION = -1, -2, -3
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Move:
 
     source_offset: int
     num_bytes: int
-    target: int  # DENSE, AHEAD or a MoE layer
+    target: int  # DENSE, AHEAD, VISION or a MoE layer
     target_offset: int
     transform: LayoutTransform | None = None
     others: tuple[Range, ...] = ()  # what else the transform needs, as a whole, wherever it lies
@@ -81,10 +81,10 @@ def expert_moves(tensors: Tensors, source: str, pieces: Sequence[ExpertPiece], l
             yield _strided(tensors, source, span, replace(view, start=view.start - span.start), spec, layer, offset)
 
 
-def kept_move(tensors: Tensors, name: str, place: int) -> Move:
-    """Moves a tensor as it is, whatever its dtype, into the file of layers that predict further tokens."""
+def kept_move(tensors: Tensors, name: str, target: int, place: int) -> Move:
+    """Moves a tensor as it is, whatever its dtype, into a file of such tensors."""
     entry = tensors.entry(name)
-    return Move(entry.offset_bytes, entry.num_bytes, AHEAD, place)
+    return Move(entry.offset_bytes, entry.num_bytes, target, place)
 
 
 def left_out(tensors: Tensors, name: str) -> Move:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.models.pruned import routers_of
-from moeinf.pull.checkpoint.moves import Move, dense_move, expert_moves, kept_move, left_out
+from moeinf.pull.checkpoint.moves import AHEAD, VISION, Move, dense_move, expert_moves, kept_move, left_out
 from moeinf.pull.checkpoint.tensors import Tensors
 from moeinf.pull.coded.blocks import Kind, Losses, lines, loss_kind
 from moeinf.pull.coded.declared import NOTHING, Declared
@@ -20,6 +20,8 @@ from moeinf.pull.source import Shards
 from moeinf.store.format import (
     AHEAD_FILE,
     DENSE_FILE,
+    STORE_DTYPES,
+    VISION_FILE,
     BlockTensor,
     Header,
     dense_header,
@@ -35,6 +37,21 @@ ExpertNames = Mapping[str, tuple[tuple[int, ...], tuple[ExpertPiece, ...]]]
 
 
 @dataclass(frozen=True, slots=True)
+class KeptFile:
+    """A file of tensors that stay as they are; empty where there are none."""
+
+    head: bytes
+    num_bytes: int  # with its head
+    places: Mapping[str, int]  # where in it each tensor begins
+
+    @staticmethod
+    def of(tensors: Tensors, names: Sequence[str]) -> KeptFile:
+        entries = {name: tensors.entry(name) for name in names}
+        head, places = raw_header(entries) if entries else (b"", {})
+        return KeptFile(head, len(head) + sum(entry.num_bytes for entry in entries.values()), places)
+
+
+@dataclass(frozen=True, slots=True)
 class Conversion:
     """What is to be written, known before the first byte of weights is read."""
 
@@ -47,8 +64,8 @@ class Conversion:
     dense_formats: Mapping[str, BlockTensor]  # the quantised ones among them
     dense_head: bytes
     dense_bytes: int  # of the dense file with its head
-    ahead_head: bytes  # of the file of layers that predict further tokens; empty where there are none
-    ahead_bytes: int  # of that file with its head
+    ahead: KeptFile  # layers that predict further tokens
+    vision: KeptFile  # the tower that sees pictures
     moves: Mapping[str, tuple[Move, ...]]  # by source shard, in order of source_offset
     others: Mapping[str, frozenset[str]]  # by source shard: those in which scales of its weights lie
     kinds: Mapping[str, Kind]  # of coded matrices, under what their losses are counted as
@@ -65,13 +82,14 @@ class Conversion:
 
     @property
     def total_bytes(self) -> int:
-        return self.dense_bytes + self.ahead_bytes + self.moe.total_experts * self.layout.stride_bytes
+        kept = self.ahead.num_bytes + self.vision.num_bytes
+        return self.dense_bytes + kept + self.moe.total_experts * self.layout.stride_bytes
 
     def file_sizes(self) -> dict[str, int]:
         """Returns the sizes of the store's weight files by name."""
         shards = {shard_file(layer): self.shard_bytes(layer) for layer in range(self.moe.num_layers)}
-        ahead = {AHEAD_FILE: self.ahead_bytes} if self.ahead_bytes else {}
-        return {DENSE_FILE: self.dense_bytes} | ahead | shards
+        kept = {AHEAD_FILE: self.ahead.num_bytes, VISION_FILE: self.vision.num_bytes}
+        return {DENSE_FILE: self.dense_bytes} | {name: size for name, size in kept.items() if size} | shards
 
 
 def plan_conversion(
@@ -103,23 +121,25 @@ def plan_conversion(
         moves[tensors.shard(name)] += expert_moves(tensors, name, pieces, layout)
     for name in zero:
         moves[tensors.shard(name)].append(left_out(tensors, name))
-    ahead = {name: tensors.entry(name) for name in tensors.names() if _is_ahead(plan, name)}
-    ahead_head, places = raw_header(ahead) if ahead else (b"", {})
-    for name, place in places.items():
-        moves[tensors.shard_of(name)].append(kept_move(tensors, name, place))
+    ahead = KeptFile.of(tensors, [name for name in tensors.names() if _is_ahead(plan, name)])
+    seen_by, blind = _vision_names(plan, tensors)
+    vision = KeptFile.of(tensors, seen_by)
+    for target, file in ((AHEAD, ahead), (VISION, vision)):
+        for name, place in file.places.items():
+            moves[tensors.shard_of(name)].append(kept_move(tensors, name, target, place))
     kinds = _kinds(experts, parts, dense, tensors)
     return Conversion(
         plan.moe,
         layout,
         _widest_used(plan, dtypes),
         quantisation,
-        formats.fallbacks + lines(kinds, None),
+        (*formats.fallbacks, *blind, *lines(kinds, None)),
         tuple(specs),
         {spec.name: BlockTensor(spec.dtype, spec.shape) for spec in specs if is_quantised(spec.dtype)},
         head,
         len(head) + sum(spec.num_bytes for spec in specs),
-        ahead_head,
-        len(ahead_head) + sum(entry.num_bytes for entry in ahead.values()),
+        ahead,
+        vision,
         {shard: tuple(sorted(found, key=lambda move: move.source_offset)) for shard, found in moves.items()},
         {
             shard: frozenset(place.shard for move in found for place in move.others) - {shard}
@@ -215,9 +235,31 @@ def _widest_used(plan: TensorPlan, dtypes: Mapping[str, DType]) -> DType:
     return used.most_common(1)[0][0]
 
 
+def _vision_names(plan: TensorPlan, tensors: Tensors) -> tuple[list[str], list[str]]:
+    """The tensors of the tower, and a line for the user where there is one that cannot be kept.
+
+    A checkpoint may have none. Raises CheckpointError where it has some of them, or in other shapes.
+    """
+    there = set(tensors.names())
+    found = [name for name in plan.vision if name in there]
+    if not found:
+        return [], []
+    for name in found:
+        dtype = tensors.entry(name).dtype
+        if dtype not in STORE_DTYPES:
+            return [], [f"the vision tower is left out, so that there are no pictures: {name} is {dtype}"]
+    for name, shape in plan.vision.items():
+        if name not in there:
+            raise CheckpointError(f"the checkpoint lacks tensor {name!r} (vision tower); fetch it again")
+        if tensors.entry(name).shape != shape:
+            wrong = list(tensors.entry(name).shape)
+            raise CheckpointError(f"tensor {name!r} has shape {wrong}, the architecture wants {list(shape)}")
+    return found, []
+
+
 def _is_left_out(plan: TensorPlan, name: str) -> bool:
-    """Whether no run has a use for a tensor, be it kept or not."""
-    return any(re.fullmatch(pattern, name) for pattern in (*plan.ignored, *plan.ahead))
+    """Whether no run has a use for a tensor but for pictures, be it kept or not."""
+    return name in plan.vision or any(re.fullmatch(pattern, name) for pattern in (*plan.ignored, *plan.ahead))
 
 
 def _is_ahead(plan: TensorPlan, name: str) -> bool:

@@ -14,10 +14,10 @@ from moeinf.pull.checkpoint.plan import Conversion
 from moeinf.store.checksums import CHECKSUMS_FILE, dump_checksums
 from moeinf.store.dense import dense_tensors
 from moeinf.store.files import errors_named, publish, sync_folder, write_fully
-from moeinf.store.format import AHEAD_FILE, DENSE_FILE, shard_file
+from moeinf.store.format import AHEAD_FILE, DENSE_FILE, VISION_FILE, shard_file
 from moeinf.store.library import SOURCE_RECORD_FILE, Library, StoredModel
 from moeinf.store.manifest import MANIFEST_FILE, FileEntry, Manifest, ModelSource, ShardEntry, model_id, shard_entries
-from moeinf.store.spans import Finding, Span, check_spans, dense_span, expert_spans, gathered
+from moeinf.store.spans import Finding, Span, check_spans, dense_span, expert_spans, gathered, vision_span
 from moeinf.types import ModelInfo, SumRun
 
 
@@ -48,7 +48,7 @@ def seal(
     """
     for name, data in small_files.items():
         write_small_file(folder / name, data)
-    shards, dense, ahead, runs = _checksums(folder, conversion, info, advance)
+    shards, dense, ahead, vision, runs = _checksums(folder, conversion, info, advance)
     small_files = {**small_files, CHECKSUMS_FILE: dump_checksums(runs)}
     write_small_file(folder / CHECKSUMS_FILE, small_files[CHECKSUMS_FILE])
     files = [FileEntry(name, len(data), hashlib.sha256(data).hexdigest()) for name, data in small_files.items()]
@@ -64,6 +64,7 @@ def seal(
         conversion.fallbacks,
         conversion.dense_formats,
         ahead=ahead,
+        vision=vision,
     )
     expected = manifest.file_sizes()
     with errors_named(folder):
@@ -79,15 +80,17 @@ def seal(
 
 def _checksums(
     folder: Path, conversion: Conversion, info: ModelInfo, advance: Callable[[int], None]
-) -> tuple[tuple[ShardEntry, ...], FileEntry, FileEntry | None, Sequence[SumRun]]:
-    """Returns the entries of all layers, of the dense file and of layers ahead, and the sums for checksums.bin."""
+) -> tuple[tuple[ShardEntry, ...], FileEntry, FileEntry | None, FileEntry | None, Sequence[SumRun]]:
+    """Returns the entries of all layers, of the dense file, layers ahead and tower, and the sums for checksums.bin."""
     moe, stride = conversion.moe, conversion.layout.stride_bytes
     dense = dense_tensors(folder / DENSE_FILE, conversion.dense_formats)
     spans = [dense_span(folder / DENSE_FILE, conversion.dense_bytes, dense, info)]
     for layer in range(moe.num_layers):
         spans += expert_spans(folder / shard_file(layer), moe.experts_of(layer), conversion.layout)
-    if conversion.ahead_bytes:
-        spans.append(Span(folder / AHEAD_FILE, 0, conversion.ahead_bytes))
+    if conversion.vision.num_bytes:
+        spans.append(vision_span(folder / VISION_FILE, conversion.vision.num_bytes))
+    if conversion.ahead.num_bytes:
+        spans.append(Span(folder / AHEAD_FILE, 0, conversion.ahead.num_bytes))
     findings: list[Finding] = []
     with closing(check_spans(spans)) as results:
         for span, found in zip(spans, results, strict=True):
@@ -101,10 +104,11 @@ def _checksums(
             advance(span.num_bytes)
     sums = [found.sha256 for found in findings]
     dense_entry = FileEntry(DENSE_FILE, conversion.dense_bytes, sums[0])
-    ahead = FileEntry(AHEAD_FILE, conversion.ahead_bytes, sums.pop()) if conversion.ahead_bytes else None
+    ahead = FileEntry(AHEAD_FILE, conversion.ahead.num_bytes, sums.pop()) if conversion.ahead.num_bytes else None
     count = len(sums)  # of what a run reads, and checks as it does
+    vision = FileEntry(VISION_FILE, conversion.vision.num_bytes, sums.pop()) if conversion.vision.num_bytes else None
     shards = shard_entries(moe, [stride] * moe.num_layers, sums[1:])
-    return shards, dense_entry, ahead, gathered(spans[:count], findings[:count])
+    return shards, dense_entry, ahead, vision, gathered(spans[:count], findings[:count])
 
 
 def publish_model(library: Library, folder: Path, identifier: str, name: str, source: ModelSource) -> StoredModel:

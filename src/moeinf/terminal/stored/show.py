@@ -73,11 +73,13 @@ def _tensor_rows(model: StoredModel) -> list[tuple[str, str]]:
 
 
 def _moe_rows(model: StoredModel) -> list[tuple[str, str]]:
-    info, moe, layout, ahead = (
-        model.manifest.info,
-        model.manifest.moe,
-        model.manifest.layout,
-        model.manifest.ahead_bytes,
+    manifest = model.manifest
+    info, moe, layout, ahead, vision = (
+        manifest.info,
+        manifest.moe,
+        manifest.layout,
+        manifest.ahead_bytes,
+        manifest.vision_bytes,
     )
     return [
         ("layers", str(moe.num_layers)),
@@ -88,6 +90,7 @@ def _moe_rows(model: StoredModel) -> list[tuple[str, str]]:
         ("active parameters", count_text(info.active_params)),
         ("bytes per expert", f"{layout.stride_bytes} ({binary_size_text(layout.stride_bytes)})"),
         ("dense bytes", binary_size_text(model.dense_bytes)),
+        *([("vision tower", f"{binary_size_text(vision)}, read for pictures alone")] if vision else []),
         *([("MTP layers", f"{binary_size_text(ahead)}, kept for speculation and not read")] if ahead else []),
         ("needs at least", f"{at_least_text(needed_bytes(model))} RAM"),
         ("on a GPU", _gpu_text(needed_on_gpu(model))),
@@ -156,6 +159,7 @@ def show_json(model: StoredModel) -> str:
                 "bytes_per_expert": layout.stride_bytes,
                 "dense_bytes": model.dense_bytes,
                 "mtp_bytes": model.manifest.ahead_bytes,
+                "vision_bytes": model.manifest.vision_bytes,
                 "needs_at_least_bytes": needed_bytes(model),
                 "on_gpu_needs_at_least_bytes": dict(zip(("vram", "ram"), needed_on_gpu(model), strict=True)),
             },

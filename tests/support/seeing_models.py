@@ -1,0 +1,89 @@
+"""Stored models that see: tiny, with random weights, a tokenizer of bytes and a template that places pictures."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import safetensors.torch
+import torch
+
+from moeinf.config.pull_options import PullOptions
+from moeinf.models.family import family_of
+from moeinf.pull.pull import pull
+from moeinf.store.library import StoredModel
+from tests.support.text_models import SPECIALS, byte_level_tokenizer, write_text_model
+from tests.support.tiny_models import all_configs
+
+MARKS = {
+    "qwen3_5_moe": ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>"),
+    "gemma4": ("<|image|>", "<|boi|>", "<|eoi|>"),
+}
+FAMILIES = tuple(MARKS)
+_TEMPLATE = """{%- for message in messages %}<|im_start|>{{ message.role }}
+{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}
+{%- if part.type == 'image' %}PICTURE{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}<|im_end|>
+{% endfor %}<|im_start|>assistant
+"""
+
+
+def seeing_config(family: str) -> dict[str, Any]:
+    """With a vocabulary that has room for the tokenizer."""
+    config = all_configs("SEEING")[family]
+    tokenizer = byte_level_tokenizer([*SPECIALS, *MARKS[family]])
+    token, before, behind = map(tokenizer.token_to_id, MARKS[family])
+    names = {
+        "qwen3_5_moe": ("vision_start_token_id", "vision_end_token_id"),
+        "gemma4": ("boi_token_id", "eoi_token_id"),
+    }
+    text = config["text_config"] | {"vocab_size": 400, "max_position_embeddings": 1024}
+    return (
+        config
+        | {"image_token_id": token, "text_config": text}
+        | dict(zip(names[family], (before, behind), strict=True))
+    )
+
+
+def write_seeing(folder: Path, family: str, *, sighted: bool = True, template: bool = True) -> Path:
+    """A checkpoint; sighted: with the tower's tensors."""
+    config, marks = seeing_config(family), MARKS[family]
+    plan = family_of(config).tensors
+    shapes = dict(plan.dense) | {name: shape for name, (shape, _) in plan.experts[-1].items()}
+    shapes |= plan.vision if sighted else {}
+    generator = torch.Generator().manual_seed(5)
+    tensors = {
+        name: (torch.randn(shape, generator=generator) * (0.15 if len(shape) > 1 else 0.5)).to(torch.bfloat16)
+        for name, shape in shapes.items()
+    }
+    folder.mkdir(parents=True)
+    written = f"{marks[1]}{marks[0]}{marks[2]}" if family == "qwen3_5_moe" else marks[0]
+    tokenizer = byte_level_tokenizer([*SPECIALS, *marks])
+    write_text_model(folder, _TEMPLATE.replace("PICTURE", written) if template else None, tokenizer, config=config)
+    safetensors.torch.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    if family == "qwen3_5_moe":
+        (folder / "preprocessor_config.json").write_text('{"size": {"shortest_edge": 256, "longest_edge": 8192}}')
+    else:
+        (folder / "processor_config.json").write_text('{"image_processor": {"max_soft_tokens": 30}}')
+    return folder
+
+
+def seeing_model(folder: Path, family: str, **options: Any) -> StoredModel:
+    source = write_seeing(folder / "source", family, **options)
+    return pull(str(source), PullOptions(), home=folder / "home")
+
+
+def png(seed: int, height: int = 70, width: int = 90) -> bytes:
+    """A picture file, which differs with the seed."""
+    coarse = np.random.default_rng(seed).integers(0, 256, (-(-height // 10), -(-width // 10), 3)).astype(np.uint8)
+    into = io.BytesIO()
+    PIL.Image.fromarray(coarse.repeat(10, 0).repeat(10, 1)[:height, :width]).save(into, "PNG")
+    return into.getvalue()
+
+
+def asking(text: str, *pictures: bytes) -> list[dict[str, Any]]:
+    """One user turn, pictures first."""
+    parts = [{"type": "image", "image": data} for data in pictures]
+    return [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]
