@@ -114,6 +114,13 @@ class RuntimeConfig:
         "[default: 4GB for a server where ten times that is free, else none]",
         metavar="SIZE",
     )
+    picture_tokens: int | None = option(
+        None,
+        "Most tokens that a picture takes: more show more of it, and take longer. "
+        "[default: the checkpoint's, at most 1024]",
+        metavar="N",
+    )
+    pictures: bool = True  # no option: whoever knows that none will come saves the memory for them
     many_conversations: bool = False  # no option: whoever serves them says so, and prefixes are kept by default
     trace: str = option(
         "", "Record the routing of every request in this folder: new, empty, or of the same model.", metavar="DIR"
@@ -191,6 +198,7 @@ _RANGES: Mapping[str, tuple[int, int | None]] = {
     "prefill_chunk": (1, None),
     "queue_depth": (1, 1024),
     "num_beams": (1, 1024),
+    "picture_tokens": (4, 16384),
 }
 _TYPES: Mapping[str, tuple[type | tuple[type, ...], str]] = {  # of each kind, and how an error calls it
     "bool": (bool, "True or False"),

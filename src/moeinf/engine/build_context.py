@@ -13,6 +13,7 @@ from moeinf.engine.dense_weights import DenseFile
 from moeinf.engine.footprint import Footprint, footprint_of
 from moeinf.engine.placed.dense import PlacedDense
 from moeinf.engine.placed.device_form import device_footprint
+from moeinf.engine.sight.sizes import seeing_footprint
 from moeinf.errors import UsageError
 from moeinf.hardware import Machine
 from moeinf.models.family import AnyFamily
@@ -76,6 +77,7 @@ class Weights:
     config_json: dict[str, Any]
     dense: DenseFile | PlacedDense
     expert_sums: Sequence[SumRun] = ()  # checksums of the experts, where the store has them
+    sums: Sequence[SumRun] = ()  # those of all files
 
     @property
     def manifest(self) -> Manifest:
@@ -136,9 +138,11 @@ class BuildContext:
         weights = self.weights
         trained = sum(each.num_bytes for each in (self.tuned, self.maps) if each is not None)
         held = weights.dense.memory_bytes + trained
-        return footprint_of(
+        found = footprint_of(
             weights.manifest, held, weights.family.workspace, self.num_beams, weights.family.cache_bytes
         )
+        threads = self.host.config.threads or self.host.machine.cores
+        return seeing_footprint(found, weights.stored, weights.family.vision, self.host.config, threads)
 
     @property
     def device_footprint(self) -> Footprint:

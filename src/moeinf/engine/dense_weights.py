@@ -130,7 +130,7 @@ class DenseFile:
         count(0)
         with closing(FilePieces(self._path, self._num_bytes, config, on_wait)) as file:
             yield {
-                spec.name: _FileTensor(self._path, file, spec, self._sums, count)
+                spec.name: FileTensor(self._path, file, spec, self._sums, count)
                 for spec in self._specs
                 if spec not in self._mapped
             }
@@ -154,11 +154,16 @@ class DenseFile:
         return found
 
 
-class _FileTensor:
+class FileTensor:
     """A tensor that lies in a file: moeinf.models.layers.weights.TensorBytes."""
 
     def __init__(
-        self, path: Path, file: FilePieces, spec: TensorSpec, sums: DenseSums, count: Callable[[int], None]
+        self,
+        path: Path,
+        file: FilePieces,
+        spec: TensorSpec,
+        sums: DenseSums,
+        count: Callable[[int], None] = lambda num_bytes: None,
     ) -> None:
         self._path, self._file, self._spec, self._sums, self._count = path, file, spec, sums, count
         self.format: Format = spec.dtype

@@ -50,6 +50,8 @@ class Footprint:
     text_bytes: int = ANY_TEXT_BYTES  # of the process that holds the tokenizer
     kept: KVFormat | None = None  # of keys and values; None: info.dtype
     apart_bytes: int = 0  # of what is kept of a token: what has a type of its own
+    tower_bytes: int = 0  # of the vision tower while it runs, where pictures may come
+    whole_tokens: int = 0  # of the largest picture, where a pass must not cut one apart
 
 
 def footprint_of(
@@ -119,7 +121,7 @@ def activation_bytes(footprint: Footprint, chunk: int, context: int, num_threads
     Counts what `next-use` learns as well, which another policy would not keep.
     """
     info, moe, work = footprint.info, footprint.moe, footprint.workspace
-    chunk = context if work.source else chunk  # a source goes through as a whole
+    chunk = context if work.source else min(max(chunk, footprint.whole_tokens), context)  # what goes through as a whole
     shape = PassShape(info.dtype, footprint.kept or info.dtype, chunk, context, num_threads)
     arrays = (
         chunk * (4 * info.hidden_size + work.token) * 4 + work.parts * 4
@@ -127,7 +129,9 @@ def activation_bytes(footprint: Footprint, chunk: int, context: int, num_threads
     routed = chunk * moe.num_experts * ROUTED_BYTES
     learned = _native.UseModel.num_bytes(moe.num_layers, moe.num_experts)
     native = workspace_bytes(footprint, shape)
-    return arrays + routed + learned + _source_bytes(work, context) + native + info.vocab_size * 8
+    return (
+        arrays + routed + learned + _source_bytes(work, context) + native + info.vocab_size * 8 + footprint.tower_bytes
+    )
 
 
 def workspace_bytes(footprint: Footprint, shape: PassShape) -> int:

@@ -14,7 +14,10 @@ from moeinf.engine.disk_wait import DiskWait, never
 from moeinf.engine.model_kind import ModelKind
 from moeinf.engine.opening import ModelRunner
 from moeinf.engine.request_monitor import RequestMonitor
+from moeinf.engine.sight.parts import text_alone, without_pictures
+from moeinf.engine.sight.sight import Prompt, Sight, required
 from moeinf.errors import ContextLengthError, DeviceError, NotFiniteError, UsageError
+from moeinf.models.layers.decoder import Decoder
 from moeinf.runtime.cache.stats import CacheStats
 from moeinf.runtime.policy.trace import RequestRecorder
 from moeinf.runtime.warm_start import WarmStart
@@ -55,11 +58,14 @@ class Generator:
         attendants: Attendants,
         load_s: float,
         prefixes: Prefixes | None = None,
+        sight: Sight | str = "this model takes text alone",
     ) -> None:
-        """load_s: seconds that opening took, which the first request is charged with. prefixes: of earlier requests."""
+        """load_s: seconds that opening took, which the first request is charged with. prefixes: of earlier requests.
+        sight: how the model sees, or why it does not."""
         self.runner, self.kind = runner, kind
         self.last: Completion | None = None
-        self.sequence = CachedTokens(runner.cache, prefixes)
+        whole = isinstance(runner.network, Decoder) and runner.network.sees_whole_pictures
+        self.sequence, self._sight = CachedTokens(runner.cache, prefixes, whole_pictures=whole), sight
         self._tokenizer, self._info = tokenizer, info
         self.attendants, self._load_s = attendants, load_s
         self.warm_start: WarmStart | None = None  # while no request has come
@@ -78,16 +84,16 @@ class Generator:
     ) -> abc.Generator[Piece, None, None]:
         """See Model.pieces; variables: all that the chat template is told."""
         self.kind.check(params, format)
-        token_ids = self.encode(prompt, raw=raw, variables=variables)  # here, so that errors come with the call
+        given = self._prompt(prompt, raw=raw, variables=variables)  # here, so that errors come with the call
         chat = self._tokenizer.has_template and not raw
-        stream = self.kind.text_stream(token_ids, chat=chat, tools=tools)
+        stream = self.kind.text_stream(given.text_ids, chat=chat, tools=tools)
         text = AnswerText(stream, self._tokenizer.eos_ids, params.stop)
         try:
             constraint = None if format is None else GrammarConstraint(stream, format, self._num_ids)
         except BaseException:
             text.close()
             raise
-        return self._answer(token_ids, params, text, constraint, hooks)
+        return self._answer(given, params, text, constraint, hooks)
 
     @property
     def _num_ids(self) -> int:
@@ -98,9 +104,22 @@ class Generator:
         self, prompt: str | Sequence[Message], *, raw: bool = False, variables: Mapping[str, Any] | None = None
     ) -> list[int]:
         """See Model.encode."""
-        token_ids = self.kind.encode(prompt, raw=raw, variables=variables)
-        check_length(len(token_ids), self.runner.plan.context, self._info.context_length)
-        return token_ids
+        return self._prompt(prompt, raw=raw, variables=variables).ids
+
+    def _prompt(
+        self, prompt: str | Sequence[Message], *, raw: bool, variables: Mapping[str, Any] | None = None
+    ) -> Prompt:
+        messages, given = ([], []) if isinstance(prompt, str) else without_pictures(prompt)
+        if given:
+            pictures = [required(self._sight).prepared(each) for each in given]
+            templated = self._tokenizer.has_template and not raw
+            ids = self.kind.encode(messages if templated else text_alone(messages), raw=raw, variables=variables)
+            begun = ids[:1] == [self._tokenizer.bos_id]
+            made = required(self._sight).placed(ids, pictures, None if templated else int(begun))
+        else:
+            made = Prompt(self.kind.encode(prompt, raw=raw, variables=variables))
+        check_length(len(made.ids), self.runner.plan.context, self._info.context_length)
+        return made
 
     def longer_context(self) -> str:
         """How to get a longer context, to be put behind another remedy."""
@@ -108,13 +127,14 @@ class Generator:
 
     def _answer(
         self,
-        prompt: list[int],
+        given: Prompt,
         params: SamplingParams,
         text: AnswerText,
         constraint: GrammarConstraint | None,
         hooks: Hooks,
     ) -> abc.Generator[Piece, None, None]:
         """Yields the pieces of the answer as they are made; `last` then holds all of it."""
+        prompt, self.runner.cache.pictures = given.ids, given.pictures
         sampler = Sampler(params, num_ids=self._num_ids, constraint=constraint)
         limit, cut_by = self._limit(prompt, params)
         answer = Completion("", text.token_ids, "interrupted", GenerationStats(seed=sampler.seed))
@@ -170,6 +190,8 @@ class Generator:
         stats.load_s, self._load_s = self._load_s, 0.0
         stats.prompt_tokens = len(prompt)
         attendants.disk_wait.should_stop = hooks.should_stop
+        if isinstance(self._sight, Sight):
+            self._sight.check = monitor.check
         try:
             for token in self.kind.tokens(self.runner, self.sequence, prompt, chooser, monitor, max_tokens=limit):
                 stats.generated_tokens += 1
@@ -207,6 +229,7 @@ class Generator:
                 "ask for fewer"
             )
         self.sequence.clear()
+        self.runner.cache.pictures = ()
         prefixes, self.sequence.prefixes = self.sequence.prefixes, None
         stats = GenerationStats()
         try:

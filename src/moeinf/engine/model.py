@@ -20,6 +20,7 @@ from moeinf.engine.generator import Attendants, Generator
 from moeinf.engine.memory_plan import DevicePlan, shortenings
 from moeinf.engine.model_kind import DecoderOnly, EncoderDecoder, ModelKind, refuse_prefixes, refuse_translation
 from moeinf.engine.opening import ModelRunner, open_kernels, put_together, read_weights
+from moeinf.engine.sight.sight import open_sight
 from moeinf.engine.stored.hit_record import record_hits
 from moeinf.engine.stored.tuned_file import chosen_policy, chosen_predictor
 from moeinf.errors import StoreError, UsageError
@@ -129,7 +130,10 @@ class Model:
             self._notify(notice)
         load_s = time.perf_counter() - started
         prefixes = self._prefixes(stored, runner)
-        self._generator = Generator(runner, kind, self.tokenizer, stored.manifest.info, attendants, load_s, prefixes)
+        on_cpu = isinstance(runner, CpuRunner)
+        sight = open_sight(weights, config, self.kernels, disk_wait, on_cpu=on_cpu)
+        info = stored.manifest.info
+        self._generator = Generator(runner, kind, self.tokenizer, info, attendants, load_s, prefixes, sight)
 
     def _chosen_predictor(self, stored: StoredModel, *, replayed: bool) -> tuple[str, StateMaps | None]:
         """replayed: the routing is a trace's, of which states tell nothing."""
@@ -250,8 +254,9 @@ class Model:
     ) -> abc.Generator[Piece, None, None]:
         """Yields the answer as it is made, piece by piece: text, thoughts, calls; then `last` holds the Completion.
 
-        prompt: text, or messages with role and content, and calls and results of tools in OpenAI's form. raw: text is
-        continued as it is, without the chat template.
+        prompt: text, or messages with role and content, and calls and results of tools in OpenAI's form. A content is
+        text, or a list of {"type": "text", "text": ...} and {"type": "image", "image": bytes of a PNG or JPEG}. raw:
+        text is continued as it is, without the chat template.
         think: True, False, "low", "medium" or "high"; None leaves it to the template. variables: others that it reads.
         tools: those that the model may call. format: "json" for an object, the JSON schema of the answer, or "call" for
         calls of tools, which may also stand instead of JSON. Thoughts before it are free; num_predict or a full context

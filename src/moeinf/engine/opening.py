@@ -149,7 +149,7 @@ def read_weights(stored: StoredModel, config: RuntimeConfig, notify: Notify) -> 
             f"{stored.path / 'manifest.json'} scales {min(strangers)}, which is no matrix; {stored.remedy}"
         )
     dense = open_dense(stored, plan, sums, always=config.verify_reads)
-    return Weights(stored, family, config_json, dense, expert_sums(stored.manifest, sums))
+    return Weights(stored, family, config_json, dense, expert_sums(stored.manifest, sums), sums)
 
 
 def _config_json(stored: StoredModel) -> dict[str, Any]:

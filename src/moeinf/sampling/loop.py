@@ -135,6 +135,7 @@ class CachedTokens:
     cache: KvCache
     prefixes: Prefixes | None = None
     tokens: list[int] = field(default_factory=list)
+    whole_pictures: bool = False  # whether no chunk may end within a picture, whose tokens have ids below 0
 
     def forget(self) -> None:
         """Empties the cache, and what was kept as well."""
@@ -168,6 +169,8 @@ class CachedTokens:
         while start < len(prompt):
             end = min(start + chunk, len(prompt))
             end = next((border for border in borders if start < border < end), end)
+            if self.whole_pictures:
+                end = _beside_pictures(prompt, start, end)
             yield end, end in borders
             start = end
 
@@ -185,6 +188,18 @@ class CachedTokens:
         """Called when no further answer follows."""
         if self.prefixes is not None:
             self.prefixes.close(self.tokens)
+
+
+def _beside_pictures(prompt: Sequence[int], start: int, end: int) -> int:
+    """Where a chunk ends that would end within a picture: in front of it, or behind where it begins with it."""
+    first = end
+    while start < first < len(prompt) and prompt[first] < 0 and prompt[first - 1] < 0:
+        first -= 1
+    if first > start:
+        return first
+    while end < len(prompt) and prompt[end] < 0:
+        end += 1
+    return end
 
 
 def generate(
@@ -209,7 +224,7 @@ def generate(
         if max_tokens < 1:
             monitor.timing.prefill_s = time.perf_counter() - started
             return
-        history = list(prompt)
+        history = [token for token in prompt if token >= 0]  # without pictures
         token = chooser.sample(logits[-1], history)
         monitor.timing.prefill_s = time.perf_counter() - started
         yield token

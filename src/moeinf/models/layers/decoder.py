@@ -176,6 +176,11 @@ class Decoder:
         states = [attention.new_state(capacity) for attention in self._attention]
         return Cache([*states, *self._stem.new_states(capacity)], capacity)
 
+    @property
+    def sees_whole_pictures(self) -> bool:
+        """Whether a pass must have all of a picture's tokens or none."""
+        return any(self.config.attention_of(i).sees == "picture" for i in range(self.config.num_layers))
+
     def room_that_rotates(self, capacity: int) -> int:
         """The capacity of a cache where that decides how positions are rotated in it; else 0."""
         return capacity if any(rope.within(capacity) is not rope for rope in self.config.ropes) else 0

@@ -170,7 +170,14 @@ def _vision(config: dict[str, Any], hidden_size: int) -> Vision | None:
         return None
     tower = PoolingConfig.parse(f.within("vision_config"), hidden_size)
     begin, end = f.count("boi_token_id", 255999), f.count("eoi_token_id", 258882)
-    return Vision(PoolingTower(tower), tower.form, f.count("image_token_id", 258880), (begin, end), in_template=False)
+    return Vision(
+        PoolingTower(tower),
+        tower.form,
+        f.count("image_token_id", 258880),
+        tower.pool**2,
+        (begin, end),
+        in_template=False,
+    )
 
 
 class Router:

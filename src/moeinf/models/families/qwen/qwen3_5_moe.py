@@ -52,7 +52,13 @@ def _vision(config: dict[str, Any], hidden_size: int) -> Vision | None:
         return None
     tower = MergingConfig.parse(f.within("vision_config"), hidden_size)
     start, end = f.count("vision_start_token_id", 248053), f.count("vision_end_token_id", 248054)
-    return Vision(MergingTower(tower, "model.visual."), tower.form, f.count("image_token_id", 248056), (start, end))
+    return Vision(
+        MergingTower(tower, "model.visual."),
+        tower.form,
+        f.count("image_token_id", 248056),
+        tower.merge**2,
+        (start, end),
+    )
 
 
 class Family(qwen3_next.Family):

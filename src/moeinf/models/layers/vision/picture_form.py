@@ -13,7 +13,7 @@ from moeinf.errors import UsageError
 from moeinf.models.fields import Fields
 from moeinf.types import ByteArray, Float32Array
 
-FILE = "preprocessor_config.json"
+FILES = ("preprocessor_config.json", "processor_config.json")  # that may hold the settings
 BICUBIC = 3  # what Pillow calls it
 MOST_TOKENS = 1024  # of a picture, where neither its checkpoint nor the user has a lower bound
 _MOST_SKEWED = 200  # times that one side may be as long as the other
@@ -155,9 +155,10 @@ def settings_of(files: Mapping[str, Any]) -> Fields:
 
     files: the objects in preprocessor_config.json and processor_config.json, where they are.
     """
-    if files.get(FILE):
-        return Fields(files[FILE], FILE)
-    return Fields(files.get("processor_config.json") or {}, "processor_config.json").within("image_processor")
+    own, whole = FILES
+    if files.get(own):
+        return Fields(files[own], own)
+    return Fields(files.get(whole) or {}, whole).within("image_processor")
 
 
 def _check_common(f: Fields) -> None:

@@ -44,6 +44,7 @@ class Vision:
     tower: Tower
     form: Callable[[Fields, int | None], PictureForm]  # of the image processor's settings, and --picture-tokens
     token_id: int  # which stands for a picture in what a chat template writes
+    patches_of_token: int
     brackets: tuple[int, ...] = ()  # ids in front of and behind a picture
     in_template: bool = True  # the template writes these
 

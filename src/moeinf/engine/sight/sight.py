@@ -1,0 +1,155 @@
+"""What a model that sees makes of the pictures of a prompt: soft tokens, whose rows its tower computes when needed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import numpy as np
+
+from moeinf._native import Kernels
+from moeinf.config import RuntimeConfig
+from moeinf.engine.build_context import Weights
+from moeinf.engine.sight.parts import GivenPicture
+from moeinf.engine.sight.sizes import form_of
+from moeinf.engine.sight.tower_file import TowerFile
+from moeinf.errors import CheckpointError, TextError, UsageError
+from moeinf.models.layers.protocol import Layers
+from moeinf.models.layers.soft_tokens import SOFT_IDS, SoftTokens
+from moeinf.models.layers.vision.picture_form import Patches, PictureForm
+from moeinf.models.layers.vision.vision import Vision
+from moeinf.pictures.decode import decode
+from moeinf.runtime.io.protocol import OnWait
+from moeinf.store.dense_sums import DenseSums
+from moeinf.store.format import VISION_FILE
+from moeinf.store.library import StoredModel
+from moeinf.types import Float32Array
+
+_DIGEST_BYTES: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """Ready for the tower."""
+
+    patches: Patches
+    grid: tuple[int, int]  # rows and columns of tokens
+    digest: bytes  # of all that the tower is given
+
+    def ids(self) -> list[int]:
+        """Token ids that no other picture has: below 0, where no embedding has rows. Caches of prompts go by them."""
+        count = self.grid[0] * self.grid[1]
+        numbers = np.frombuffer(hashlib.shake_128(self.digest).digest(4 * count), "<u4") >> 1
+        found: list[int] = (SOFT_IDS - numbers.astype(np.int64)).tolist()
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Token ids, and the pictures that those below 0 stand for."""
+
+    ids: list[int]
+    pictures: tuple[SoftTokens, ...] = ()
+
+    @property
+    def text_ids(self) -> list[int]:
+        return [token for token in self.ids if token >= 0] if self.pictures else self.ids
+
+
+class Sight:
+    """The pictures of one model's prompts. Used from the thread that runs the model."""
+
+    def __init__(self, vision: Vision, form: PictureForm, tower: TowerFile, kernels: Kernels) -> None:
+        self._vision, self._form, self._tower, self._kernels = vision, form, tower, kernels
+        self._rows: dict[bytes, Float32Array] = {}  # of the last prompt's pictures, as far as they were needed
+        self.check: Callable[[], None] = lambda: None  # called while a tower runs; may raise to give it up
+
+    def prepared(self, given: GivenPicture) -> Picture:
+        """Raises UsageError for a picture that cannot be decoded or is out of bounds."""
+        pixels = decode(given.data, given.name, self._form.size)
+        patches = self._form.patches(pixels)
+        grid = (pixels.shape[0] // self._form.unit, pixels.shape[1] // self._form.unit)
+        known = f"{patches.grid} {grid}".encode() + patches.values.tobytes()
+        return Picture(patches, grid, hashlib.blake2b(known, digest_size=_DIGEST_BYTES).digest())
+
+    def placed(self, ids: Sequence[int], pictures: Sequence[Picture], start: int | None) -> Prompt:
+        """The prompt with the pictures where its ids have a token for each.
+
+        start: where pictures go that no template has placed, unless the ids have such tokens all the same; None: a
+        template has. Raises TextError where there are not as many places as pictures.
+        """
+        self._rows = {each.digest: self._rows[each.digest] for each in pictures if each.digest in self._rows}
+        token, brackets = self._vision.token_id, list(self._vision.brackets)
+        inner = not self._vision.in_template
+        if start is not None and token not in ids:
+            one = [token] if inner else [*brackets[:1], token, *brackets[1:]]
+            ids = [*ids[:start], *one * len(pictures), *ids[start:]]
+        places = ids.count(token) if isinstance(ids, list) else list(ids).count(token)
+        if places != len(pictures):
+            raise TextError(
+                f"the prompt has {places} places for {len(pictures)} pictures: the chat template of this model "
+                "does not place them as its tower wants"
+            )
+        made, spans, left = list[int](), list[SoftTokens](), iter(pictures)
+        for each in ids:
+            if each != token:
+                made.append(each)
+                continue
+            picture = next(left)
+            made += brackets[:1] if inner else []
+            spans.append(SoftTokens(len(made), picture.grid, partial(self._rows_of, picture)))
+            made += picture.ids()
+            made += brackets[1:] if inner else []
+        return Prompt(made, tuple(spans))
+
+    def _rows_of(self, picture: Picture) -> Float32Array:
+        if picture.digest not in self._rows:
+            with self._tower.opened(self._kernels) as part:
+
+                def checked(prefix: str) -> Layers:
+                    self.check()
+                    return part(prefix)
+
+                self._rows[picture.digest] = self._vision.tower.rows(checked, picture.patches)
+        return self._rows[picture.digest]
+
+
+def open_sight(
+    weights: Weights, config: RuntimeConfig, kernels: Kernels, on_wait: OnWait | None, *, on_cpu: bool
+) -> Sight | str:
+    """How the model sees, or a line that says why it does not."""
+    stored, vision = weights.stored, weights.family.vision
+    if stored.manifest.in_place is not None:
+        return f"{stored.name} takes text alone: GGUF files have no vision tower, and mmproj files are not read"
+    if vision is None:
+        return f"{stored.name} takes text alone: {weights.family.sightless}"
+    if stored.manifest.vision is None:
+        return _without_tower(stored)
+    if not on_cpu:
+        return f"{stored.name} sees on the CPU alone: give --device cpu, or leave out pictures"
+    try:
+        form = form_of(stored, vision, config)
+    except CheckpointError as error:
+        return f"{stored.name} takes text alone: {error}"
+    sums = DenseSums(stored, weights.sums, always=config.verify_reads, path=stored.path / VISION_FILE)
+    return Sight(vision, form, TowerFile(stored, vision.tower, sums, config, on_wait), kernels)
+
+
+def _without_tower(stored: StoredModel) -> str:
+    told = next((line for line in stored.manifest.fallbacks if "vision tower" in line), "")
+    if told:
+        return f"{stored.name} takes text alone: {told}"
+    return (
+        f"{stored.name} was stored without its vision tower, if its checkpoint has one: `moeinf pull` it again "
+        "to use pictures"
+    )
+
+
+def required(sight: Sight | str) -> Sight:
+    """Raises UsageError where a model does not see."""
+    if isinstance(sight, str):
+        raise UsageError(sight)
+    return sight

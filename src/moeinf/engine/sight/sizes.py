@@ -1,0 +1,83 @@
+"""What pictures take of the memory of a run."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import moeinf._native as _native
+from moeinf.config import RuntimeConfig
+from moeinf.engine.footprint import Footprint
+from moeinf.engine.stored.facts import json_file
+from moeinf.errors import CheckpointError
+from moeinf.models.layers.attention_config import attention_workspace
+from moeinf.models.layers.vision.picture_form import FILES, PictureForm, settings_of
+from moeinf.models.layers.vision.vision import MLP_ROWS, Vision
+from moeinf.store.library import StoredModel
+from moeinf.types import AttentionSizes, LayerSizes, PassShape
+
+_ROWS = 6  # times the hidden states of the tower that are held at once: positions, norms, merged ones
+_COPIES = 2  # times a part of the tower: read, and in another order
+
+
+def form_of(stored: StoredModel, vision: Vision, config: RuntimeConfig) -> PictureForm:
+    """What the stored image processor does. Raises CheckpointError for settings that are not followed."""
+    return vision.form(settings_of({name: json_file(stored, name) for name in FILES}), config.picture_tokens)
+
+
+def seeing_footprint(
+    footprint: Footprint, stored: StoredModel, vision: Vision | None, config: RuntimeConfig, num_threads: int
+) -> Footprint:
+    """The sizes of a stored model as the configuration runs it: with pictures, where it sees any and some may come."""
+    if vision is None or stored.manifest.vision is None or not config.pictures:
+        return footprint
+    try:
+        form = form_of(stored, vision, config)
+    except CheckpointError:  # which whoever gives a picture is told
+        return footprint
+    return with_pictures(footprint, vision, form, num_threads)
+
+
+def with_pictures(footprint: Footprint, vision: Vision, form: PictureForm, num_threads: int) -> Footprint:
+    """The sizes of a model that is given pictures, which are seen one after the other."""
+    layers = frozenset(_seeing(each, form.most_tokens) for each in footprint.workspace.layers)
+    whole = form.most_tokens if layers != footprint.workspace.layers else 0
+    workspace = replace(footprint.workspace, layers=layers)
+    num_bytes = tower_bytes(vision, form, footprint.info.hidden_size, num_threads)
+    return replace(footprint, workspace=workspace, tower_bytes=num_bytes, whole_tokens=whole)
+
+
+def _seeing(sizes: LayerSizes, ahead: int) -> LayerSizes:
+    """Layers with a window may be those in which the tokens of a picture see each other."""
+    return replace(sizes, ahead=ahead) if isinstance(sizes, AttentionSizes) and sizes.window else sizes
+
+
+def tower_bytes(vision: Vision, form: PictureForm, hidden_size: int, num_threads: int) -> int:
+    """From above, what the tower takes for the largest picture: one part of its weights, and all that it computes.
+
+    hidden_size: of the language model.
+    """
+    tower, config = vision.tower, vision.tower.attention
+    patch = max(math.prod(shape[1:]) for name, shape in tower.shapes.items() if "patch_embed" in name)
+    patches = form.most_tokens * vision.patches_of_token
+    rows = 2 * patch + _ROWS * config.hidden_size + 2 * config.num_kv_heads * config.head_dim + config.head_dim
+    widest = max(shape[0] for shape in tower.shapes.values())
+    numbers = patches * rows + 4 * MLP_ROWS * widest + form.most_tokens * hidden_size
+    (sizes,) = attention_workspace(config).layers
+    assert isinstance(sizes, AttentionSizes)
+    shape = PassShape("f32", "f32", patches, patches, num_threads)
+    native = _native.AttentionLayer.workspace_bytes(sizes, shape) + _native.Kernels.linear_workspace_bytes(
+        widest, shape
+    )
+    return 4 * numbers + native + _COPIES * 4 * _largest_part(vision)
+
+
+def _largest_part(vision: Vision) -> int:
+    """Weights of the largest part that a tower asks for: what lies apart from the numbered layers, or one of these."""
+    parts: dict[str, int] = {}
+    for name, shape in vision.tower.shapes.items():
+        fields = name.split(".")
+        at = next((i for i, field in enumerate(fields) if field.isdecimal()), 2)
+        prefix = ".".join(fields[: at + 1])
+        parts[prefix] = parts.get(prefix, 0) + math.prod(shape)
+    return max(parts.values())
