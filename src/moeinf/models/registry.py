@@ -345,6 +345,13 @@ FAMILIES = (
         "attention without positions in the others; DeepSeek-V3's blocks",
     ),
     FamilyEntry(
+        "bailing_hybrid",
+        "deepseek",
+        ("Ling-3.0-Flash",),
+        "Kimi Linear with bounded decays, rotary positions, and gates of heads in latent attention, which is in every "
+        "sixth layer; layers that predict further tokens are kept, and not run",
+    ),
+    FamilyEntry(
         "mellum", "qwen", ("Mellum2-12B-A2.5B",), "Qwen3-MoE, whose layers with a window have positions of their own"
     ),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -20,13 +21,15 @@ from moeinf.models.layers.recurrent.kda import Kda, KdaConfig, kda_shapes, kda_w
 from moeinf.models.layers.rope import Rope
 from moeinf.types import Profiler, TensorPlan, Workspace
 
-_NAMES = {  # what the checkpoint calls the fields that others have too
+NAMES = {  # what the checkpoint calls the fields that others have too
     "max_position_embeddings": "model_max_length",
     "norm_topk_prob": "moe_renormalize",
     "n_group": "num_expert_group",
     "num_experts_per_tok": "num_experts_per_token",
     "n_shared_experts": "num_shared_experts",
-    "linear_num_heads": "num_heads",  # these are inside of linear_attn_config
+}
+_INNER = {  # the same, inside of linear_attn_config
+    "linear_num_heads": "num_heads",
     "linear_head_dim": "head_dim",
     "linear_conv_kernel_dim": "short_conv_kernel_size",
 }
@@ -65,15 +68,19 @@ def _parse(f: Fields) -> Config:
 
 def _in_common_names(f: Fields) -> Fields:
     inner = f.within("linear_attn_config")
-    inner.refuse_others("kda_layers", "full_attn_layers", *_NAMES.values())
+    inner.refuse_others("kda_layers", "full_attn_layers", *_INNER.values())
+    return renamed(renamed(f, f, NAMES, required=True), inner, _INNER, required=False)
+
+
+def renamed(f: Fields, inner: Fields, names: Mapping[str, str], *, required: bool) -> Fields:
+    """f with fields under their common names; names: of each its own, which it may have in `inner`."""
     found = dict[str, Any]()
-    for common, own in _NAMES.items():
-        where = inner if common.startswith("linear_") else f
-        value, other = where.get(own), f.get(common)
+    for common, own in names.items():
+        value, other = inner.get(own), f.get(common)
         if value is not None and other is not None and value != other:
             raise CheckpointError(f"{f.where}: {common} is {other!r:.50} and {own} {value!r:.50}; they mean the same")
         found[common] = other if value is None else value
-        if found[common] is None and where is f:
+        if found[common] is None and required:
             raise CheckpointError(f"{f.where}: {own} (or {common}) is missing")
     return f.replaced(**found)
 
@@ -100,7 +107,7 @@ class Family(deepseek_v3.Family):
         c, attention = self._config, list[Attention]()
         for i in range(c.decoder.num_layers):
             attention.append(
-                Kda(layers, c.kda, c.decoder.attention_site(i))
+                Kda(layers, c.kda, c.decoder.attention_site(i, c.latent.module))
                 if i in c.linear_layers
                 else LatentAttention(layers, c.decoder, c.latent, i)
             )
@@ -109,7 +116,7 @@ class Family(deepseek_v3.Family):
 
     def attention_shapes(self) -> Shapes:
         c = self._config
-        prefixes = [c.decoder.attention_site(i).prefix for i in c.linear_layers]
+        prefixes = [c.decoder.attention_site(i, c.latent.module).prefix for i in c.linear_layers]
         latent = {
             name: shape for name, shape in super().attention_shapes().items() if not name.startswith(tuple(prefixes))
         }

@@ -26,7 +26,7 @@ from moeinf.types import LatentSizes, TensorPlan, Workspace
 
 LATENT_EPS = 1e-6  # of the norms of latents: the published code leaves them at their default, whatever rms_norm_eps is
 INSIDE = 4 << 20  # numbers in the latents' space, and scores, that exist at once
-_BIASED = ("q_a_proj", "kv_a_proj_with_mqa", "o_proj")  # by attention_bias: what meets the hidden state, but q_proj
+_BIASED = ("q_a_proj", "kv_a_proj_with_mqa")  # by attention_bias: what meets the hidden state, but q_proj; output too
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,9 @@ class LatentConfig:
     rotary_dim: int  # of a head's query, and of the key that all heads share
     value_dim: int
     biased: bool
+    head_gates: bool = False  # sigmoid(g_proj x), one number a head, multiplies the heads' outputs
+    module: str = "self_attn"  # what the tensors of a layer have in their names
+    output: str = "o_proj"  # what the projection of all heads' outputs is called
 
 
 def parse_latent(
@@ -80,8 +83,10 @@ def latent_shapes(decoder: DecoderConfig, c: LatentConfig) -> Shapes:
         "kv_a_proj_with_mqa.weight": (c.rank + c.rotary_dim, hidden),
         "kv_a_layernorm.weight": (c.rank,),
         "kv_b_proj.weight": (heads * (c.qk_nope_head_dim + c.value_dim), c.rank),
-        "o_proj.weight": (hidden, heads * c.value_dim),
+        f"{c.output}.weight": (hidden, heads * c.value_dim),
     }
+    if c.head_gates:
+        one["g_proj.weight"] = (heads, hidden)
     queries = heads * (c.qk_nope_head_dim + c.rotary_dim)
     if c.query_rank is None:
         one["q_proj.weight"] = (queries, hidden)
@@ -92,8 +97,9 @@ def latent_shapes(decoder: DecoderConfig, c: LatentConfig) -> Shapes:
             "q_b_proj.weight": (queries, c.query_rank),
         }
     if c.biased:
-        one |= {f"{name}.bias": one[f"{name}.weight"][:1] for name in _BIASED if f"{name}.weight" in one}
-    return {f"{_prefix(decoder, i)}{name}": shape for i in range(decoder.num_layers) for name, shape in one.items()}
+        biased = [name for name in (*_BIASED, c.output) if f"{name}.weight" in one]
+        one |= {f"{name}.bias": one[f"{name}.weight"][:1] for name in biased}
+    return {f"{_prefix(decoder, c, i)}{name}": shape for i in range(decoder.num_layers) for name, shape in one.items()}
 
 
 def latent_workspace(decoder: DecoderConfig, c: LatentConfig) -> Workspace:
@@ -110,7 +116,7 @@ def latent_workspace(decoder: DecoderConfig, c: LatentConfig) -> Workspace:
 def latent_matrices(plan: TensorPlan) -> TensorPlan:
     """What may be quantised: kv_a as well, and kv_b not, which is multiplied by head and from both sides."""
     taken = {name for name in plan.dense if name.endswith("kv_b_proj.weight")}
-    added = {name for name in plan.dense if name.endswith("kv_a_proj_with_mqa.weight")}
+    added = {name for name in plan.dense if name.endswith(("kv_a_proj_with_mqa.weight", ".attention.dense.weight"))}
     return replace(plan, matrices=plan.matrices - taken | added)
 
 
@@ -118,13 +124,13 @@ class LatentAttention:
     """moeinf.models.layers.protocol.Attention."""
 
     def __init__(self, layers: Layers, decoder: DecoderConfig, c: LatentConfig, layer: int) -> None:
-        a, prefix = decoder.attention, _prefix(decoder, layer)
+        a, prefix = decoder.attention, _prefix(decoder, c, layer)
         assert a.rope is not None and a.scale is not None
         weights = layers.weights
         self._config, self._math = c, weights.math
 
         def linear(name: str) -> Callable[[Hidden], Hidden]:
-            biased = c.biased and name in _BIASED
+            biased = c.biased and name in (*_BIASED, c.output)
             return weights.linear(f"{prefix}{name}.weight", f"{prefix}{name}.bias" if biased else None)
 
         self._norm = weights.norm(NormConfig(decoder.attention_site(layer).front, a.norm_eps))
@@ -137,7 +143,8 @@ class LatentAttention:
         self._latent_norm = weights.norm(NormConfig(f"{prefix}kv_a_layernorm.weight", LATENT_EPS))
         heads = LatentHeads(c.num_heads, c.qk_nope_head_dim, a.rope, a.scale, a.sharpening)
         self._core = self.make_core(layers, f"{prefix}kv_b_proj.weight", heads, layer)
-        self._output = linear("o_proj")
+        self._output = linear(c.output)
+        self._gates = linear("g_proj") if c.head_gates else None
 
     def make_core(self, layers: Layers, keys_values: str, heads: LatentHeads, layer: int) -> LatentCore:
         return layers.latent_core(keys_values, heads, layer)
@@ -151,7 +158,14 @@ class LatentAttention:
         size = self._core.at_once(tokens)
         for at in range(0, tokens, size):
             queries = self._expanded(self._compressed(hidden[at : at + size]))
-            x[at : at + size] += self._output(self._core.attend(queries, cache, positions, at))
+            mixed = self._gated(self._core.attend(queries, cache, positions, at), hidden[at : at + size])
+            x[at : at + size] += self._output(mixed)
+
+    def _gated(self, mixed: Hidden, hidden: Hidden) -> Hidden:
+        if self._gates is None:
+            return mixed
+        heads = mixed.reshape(len(mixed), self._config.num_heads, self._config.value_dim)
+        return (heads * self._math.sigmoid(self._gates(hidden))[:, :, None]).reshape(*mixed.shape)
 
     def _store(self, hidden: Hidden, cache: Cache, positions: Positions) -> None:
         rows, rank = self._rows(hidden), self._config.rank
@@ -163,5 +177,5 @@ def _unchanged(hidden: Hidden) -> Hidden:
     return hidden
 
 
-def _prefix(decoder: DecoderConfig, layer: int) -> str:
-    return f"{decoder.prefix}layers.{layer}.self_attn."
+def _prefix(decoder: DecoderConfig, c: LatentConfig, layer: int) -> str:
+    return f"{decoder.prefix}layers.{layer}.{c.module}."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic
 
@@ -10,7 +11,7 @@ from moeinf.models.fields import Fields
 from moeinf.models.layers.array_math import A
 from moeinf.models.layers.attention_config import AttentionSite, NormConfig, Shapes
 from moeinf.models.layers.kv_cache import Cache
-from moeinf.models.layers.protocol import LayersOf, P, R
+from moeinf.models.layers.protocol import LayersOf, P, R, WeightsOf
 from moeinf.models.layers.recurrent.channel_delta import CHUNK
 from moeinf.models.layers.recurrent.convolution import Convolution
 from moeinf.models.layers.recurrent.delta_config import SLICE
@@ -28,6 +29,9 @@ class KdaConfig:
     head_dim: int  # of keys and of values
     kernel: int  # tokens that the convolutions in front see
     norm_eps: float
+    whole: bool = False  # decays and gates are projected at once (f_proj, g_proj), not through head_dim numbers
+    lower_bound: float | None = None  # of the logarithms of decays, which are then lower_bound sigmoid(e^A_log step)
+    output: str = "o_proj"  # what the projection of all heads' outputs is called
 
     @staticmethod
     def parse(f: Fields, hidden_size: int, norm_eps: float) -> KdaConfig:
@@ -51,14 +55,17 @@ def kda_shapes(c: KdaConfig, prefix: str) -> Shapes:
     """Names and shapes of the tensors of a layer."""
     shapes: Shapes = {f"{prefix}{n}_proj.weight": (c.width, c.hidden_size) for n in "qkv"}
     shapes |= {f"{prefix}{n}_conv1d.weight": (c.width, 1, c.kernel) for n in "qkv"}
-    shapes |= {f"{prefix}{n}_a_proj.weight": (c.head_dim, c.hidden_size) for n in "fg"}
-    shapes |= {f"{prefix}{n}_b_proj.weight": (c.width, c.head_dim) for n in "fg"}
+    if c.whole:
+        shapes |= {f"{prefix}{n}_proj.weight": (c.width, c.hidden_size) for n in "fg"}
+    else:
+        shapes |= {f"{prefix}{n}_a_proj.weight": (c.head_dim, c.hidden_size) for n in "fg"}
+        shapes |= {f"{prefix}{n}_b_proj.weight": (c.width, c.head_dim) for n in "fg"}
     return shapes | {
-        f"{prefix}A_log": (1, 1, c.num_heads, 1),
+        f"{prefix}A_log": (c.num_heads,) if c.whole else (1, 1, c.num_heads, 1),
         f"{prefix}dt_bias": (c.width,),
         f"{prefix}b_proj.weight": (c.num_heads, c.hidden_size),
         f"{prefix}o_norm.weight": (c.head_dim,),
-        f"{prefix}o_proj.weight": (c.hidden_size, c.width),
+        f"{prefix}{c.output}.weight": (c.hidden_size, c.width),
     }
 
 
@@ -77,14 +84,12 @@ class Kda(Generic[A]):
         self._norm = weights.norm(NormConfig(site.front, c.norm_eps))
         self._projections = [weights.linear(f"{prefix}{n}_proj.weight") for n in "qkv"]
         self._convolutions = [Convolution(weights, f"{prefix}{n}_conv1d.", c.width, c.kernel) for n in "qkv"]
-        self._into, self._out_of = (
-            [weights.linear(f"{prefix}{n}_{side}_proj.weight") for n in "fg"] for side in "ab"
-        )  # of decays and of gates, which go through head_dim numbers
+        self._steps, self._gates = (_projection(weights, f"{prefix}{n}", whole=c.whole) for n in "fg")
         self._rate = weights.linear(f"{prefix}b_proj.weight")
         self._decay = -self._math.exp(weights.vector(f"{prefix}A_log"))[:, None]  # [heads, 1]
         self._step = weights.vector(f"{prefix}dt_bias")
         self._head_norm = weights.norm(NormConfig(f"{prefix}o_norm.weight", c.norm_eps))
-        self._output = weights.linear(f"{prefix}o_proj.weight")
+        self._output = weights.linear(f"{prefix}{c.output}.weight")
         self._rule = layers.channel_delta()
 
     def new_state(self, capacity: int) -> RecurrentState[A]:
@@ -108,12 +113,23 @@ class Kda(Generic[A]):
             seen = convolve(project(hidden), conv[channels], state.new_conv[channels])
             mixed.append(math.silu(seen).reshape(*by_head))
         q, k, v = mixed
-        step, gate = (out_of(into(hidden)) for into, out_of in zip(self._into, self._out_of, strict=True))
-        decay = math.softplus(step + self._step).reshape(*by_head) * self._decay
+        gate, decay = self._gates(hidden), self._decays((self._steps(hidden) + self._step).reshape(*by_head))
         rate = math.sigmoid(self._rate(hidden))
         out = self._rule(self._unit(q) * c.head_dim**-0.5, self._unit(k), v, decay, rate, heads, state.new_heads)
         gated = self._head_norm(out.reshape(-1, c.head_dim)) * math.sigmoid(gate.reshape(-1, c.head_dim))
         x += self._output(gated.reshape(tokens, c.width))
 
+    def _decays(self, steps: A) -> A:
+        """[tokens, heads, head_dim] -> the logarithms of decays."""
+        math, bound = self._math, self._config.lower_bound
+        return math.softplus(steps) * self._decay if bound is None else math.sigmoid(steps * -self._decay) * bound
+
     def _unit(self, x: A) -> A:
         return x / (self._math.sum(x * x, -1, True) + UNIT_EPS) ** 0.5
+
+
+def _projection(weights: WeightsOf[A, R], prefix: str, *, whole: bool) -> Callable[[A], A]:
+    if whole:
+        return weights.linear(f"{prefix}_proj.weight")
+    into, out_of = (weights.linear(f"{prefix}_{side}_proj.weight") for side in "ab")
+    return lambda hidden: out_of(into(hidden))

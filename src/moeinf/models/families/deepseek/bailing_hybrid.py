@@ -1,0 +1,71 @@
+"""Ling 3.0: Kimi Linear with bounded decays, rotary positions, and gates of heads in latent attention."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+
+from moeinf.models.families.deepseek import kimi_linear
+from moeinf.models.families.deepseek.kimi_linear import NAMES, Config, renamed
+from moeinf.models.fields import MOST_LAYERS, Fields
+from moeinf.models.layers.deepseek_moe import BlockNames, DeepseekMoe, sparse_layers
+from moeinf.models.layers.latent.mla import parse_latent
+from moeinf.models.layers.recurrent.kda import KdaConfig
+from moeinf.types import TensorPlan
+
+_MODULE, _OUTPUT = "attention", "dense"
+
+
+def _parse(f: Fields) -> Config:
+    num_layers, every = f.count("num_hidden_layers", maximum=MOST_LAYERS), f.count("layer_group_size", 6)
+    kinds = f.kinds("layer_types", num_layers, "linear_attention", "full_attention") or tuple(
+        "linear_attention" if (i + 1) % every else "full_attention" for i in range(num_layers)
+    )
+    f = renamed(f, f, NAMES, required=True)
+    f.present("routed_scaling_factor", "topk_group", "head_dim")
+    f.only("q_lora_rank", None)
+    f.only("tie_word_embeddings", False, None)
+    f.only("rope_interleave", True, None)
+    f.only("moe_layer_freq", 1, None)
+    f.only("num_nextn_predict_layers", f.get("num_mtp_layers"), 0, 1, None)
+    theta = {} if f.get("rope_theta") is not None else {"rope_theta": 6e6}
+    decoder, latent = parse_latent(f.replaced(q_lora_rank=None, head_dim=None, **theta), interleaved=True)
+    decoder = replace(decoder, embedding_name="word_embeddings")
+    layers = sparse_layers(f, num_layers, first_dense=f.count("first_k_dense_replace", 2, minimum=0))
+    blocks = DeepseekMoe.parse(f, num_layers, normalise=True, corrected=True, num_future_layers=1, moe_layers=layers)
+    a = decoder.attention
+    own = {  # as transformers saves what it derives, and head_dim as qk_rope_head_dim
+        "linear_num_heads": a.num_heads,
+        "linear_head_dim": f.count("head_dim"),
+        "linear_conv_kernel_dim": f.count("short_conv_kernel_size", 4, minimum=2),
+    }
+    own = {name: f.count(name, value) for name, value in own.items()}
+    kda = KdaConfig.parse(f.replaced(**own), a.hidden_size, a.norm_eps)
+    return Config(
+        decoder,
+        replace(latent, head_gates=True, module=_MODULE, output=_OUTPUT),
+        replace(blocks, names=BlockNames(bias="gate.expert_bias")),
+        replace(kda, whole=True, lower_bound=_lower_bound(f), output=_OUTPUT),
+        frozenset(i for i, kind in enumerate(kinds) if kind == "linear_attention"),
+    )
+
+
+def _lower_bound(f: Fields) -> float | None:
+    if not f.flag("kda_safe_gate", True):
+        return None
+    bound = f.get("kda_lower_bound")
+    number = -bound if isinstance(bound, int | float) and not isinstance(bound, bool) else bound
+    return -Fields({"kda_lower_bound": number}, f"{f.where}, less than 0").number("kda_lower_bound", 5.0)
+
+
+class Family(kimi_linear.Family):
+    name = "bailing_hybrid"
+    parse = staticmethod(_parse)
+
+    @cached_property
+    def tensors(self) -> TensorPlan:
+        plan = super().tensors
+        gates = {
+            name for name, shape in plan.dense.items() if name.endswith(".g_proj.weight") and shape[0] < shape[1] // 4
+        }
+        return replace(plan, matrices=plan.matrices - gates, renamed={r"\.attention\.o_proj\.": ".attention.dense."})
