@@ -27,7 +27,6 @@ def _part_of(whole: str) -> str:
 REFUSED: Final = {
     "aria": f"{_OF_IMAGES}, whose shared experts have an MLP of their own form",
     "aria_text": _part_of("aria"),
-    "axk2": f"{_INDEXER}, gated norms",
     "beam": f"{_QUERIES_BY_POSITION}, gates of attention with a bias for each head",
     "cohere2_moe": "attention and experts side by side on the same norm, layer norms without a bias",
     "dbrx": "queries, keys and values in one matrix, and experts in one tensor of all rows",

@@ -338,6 +338,12 @@ FAMILIES = (
         "DeepSeek-V3.2 with one group of experts; layers may share what the indexer of another has chosen",
     ),
     FamilyEntry(
+        "axk2",
+        "deepseek",
+        ("A.X-K2", "A.X-K2-Light"),
+        "DeepSeek-V3.2 with gates behind norms and behind the heads of attention",
+    ),
+    FamilyEntry(
         "kimi_linear",
         "deepseek",
         ("Kimi-Linear-48B-A3B-Instruct",),

@@ -200,6 +200,7 @@ class SigmoidRouter:
     """
 
     added = 1e-20  # to the sum that weights are divided by
+    outside = -np.inf  # what counts as the score of experts outside of the chosen groups
 
     def __init__(self, weights: Weights, config: DeepseekMoe, block: str, norm: NormConfig) -> None:
         self._config, self._math, self._routing = config, weights.math, weights.routing
@@ -212,7 +213,7 @@ class SigmoidRouter:
         hidden = self._norm(x)
         scores = self._scores(self._gate(hidden))
         by = scores if self._bias is None else scores + self._bias
-        kept = self._groups.kept(by, self._best_two, -np.inf)
+        kept = self._groups.kept(by, self._best_two, self.outside)
         ids = math.top_k(kept, c.moe.top_k)
         weights = math.take(scores, ids)
         if c.normalise:

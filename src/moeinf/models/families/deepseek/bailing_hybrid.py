@@ -22,7 +22,7 @@ def _parse(f: Fields) -> Config:
         "linear_attention" if (i + 1) % every else "full_attention" for i in range(num_layers)
     )
     f = renamed(f, f, NAMES, required=True)
-    f.present("routed_scaling_factor", "topk_group", "head_dim")
+    f.present("routed_scaling_factor", "topk_group", "head_dim", "num_experts")
     f.only("q_lora_rank", None)
     f.only("tie_word_embeddings", False, None)
     f.only("rope_interleave", True, None)

@@ -28,8 +28,11 @@ class Config(deepseek_v2.Config):
     index: IndexConfig
 
 
-def parse_indexed(f: Fields, choosing: tuple[bool, ...], *, norm_eps: float, interleaved: bool) -> Config:
-    """choosing: layers with an indexer; interleaved: how its rotary pairs lie. norm_eps: the family's default."""
+def parse_indexed(
+    f: Fields, choosing: tuple[bool, ...], *, norm_eps: float, interleaved: bool, first_dense: int = 3
+) -> Config:
+    """choosing: layers with an indexer; interleaved: how its rotary pairs lie. norm_eps, first_dense: the family's
+    defaults."""
     for name, allowed in (
         ("scoring_func", "sigmoid"),
         ("topk_method", "noaux_tc"),
@@ -42,7 +45,7 @@ def parse_indexed(f: Fields, choosing: tuple[bool, ...], *, norm_eps: float, int
     f.present("n_group", "topk_group", "routed_scaling_factor", "n_shared_experts")
     decoder, latent = parse_latent(f, interleaved=True, norm_eps=norm_eps)
     f.kinds("layer_types", decoder.num_layers, "indexed_attention")
-    layers = sparse_layers(f, decoder.num_layers, first_dense=f.count("first_k_dense_replace", 3, minimum=0))
+    layers = sparse_layers(f, decoder.num_layers, first_dense=f.count("first_k_dense_replace", first_dense, minimum=0))
     blocks = DeepseekMoe.parse(
         f, decoder.num_layers, normalise=True, corrected=True, num_future_layers=1, moe_layers=layers
     )
@@ -63,11 +66,13 @@ class Family(deepseek_v3.Family):
     def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
         c, selection = self._config, Selection()
         blocks = c.blocks.blocks(c.decoder, layers, experts, profiler, self.router)
-        attention = [
-            IndexedLatentAttention(layers, c.decoder, c.latent, c.index, i, selection)
-            for i in range(c.decoder.num_layers)
-        ]
+        attention = [self.layer(layers, i, selection) for i in range(c.decoder.num_layers)]
         return Decoder(c.decoder, layers, blocks, experts, profiler, attention)
+
+    def layer(self, layers: Layers, i: int, selection: Selection) -> IndexedLatentAttention:
+        """The attention of decoder layer i."""
+        c = self._config
+        return IndexedLatentAttention(layers, c.decoder, c.latent, c.index, i, selection)
 
     def attention_shapes(self) -> Shapes:
         return super().attention_shapes() | index_shapes(self.decoder, self._config.latent, self._config.index)

@@ -10,6 +10,7 @@ code rounds queries and keys to FP8 behind a Hadamard transform, which changes n
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from moeinf.errors import CheckpointError
@@ -89,10 +90,19 @@ class IndexedLatentAttention(LatentAttention):
     """moeinf.models.layers.protocol.Attention. Layers of one model share a Selection."""
 
     def __init__(
-        self, layers: Layers, decoder: DecoderConfig, c: LatentConfig, index: IndexConfig, layer: int, shared: Selection
+        self,
+        layers: Layers,
+        decoder: DecoderConfig,
+        c: LatentConfig,
+        index: IndexConfig,
+        layer: int,
+        shared: Selection,
+        norm: Callable[[Hidden], Hidden] | None = None,
     ) -> None:
+        """norm: the one in front, of a family that has its own."""
         self._index, self._shared, self._chooses = index.heads, shared, index.choosing[layer]
         super().__init__(layers, decoder, c, layer)
+        self._norm = norm or self._norm
         weights, prefix = layers.weights, f"{decoder.prefix}layers.{layer}.self_attn.indexer."
         if self._chooses:
             self._index_queries, self._index_keys, self._index_weights = (
@@ -117,10 +127,10 @@ class IndexedLatentAttention(LatentAttention):
         scale = (self._index.num_heads * self._index.head_dim) ** -0.5
         for at in range(0, tokens, size):
             part = hidden[at : at + size]
-            compressed = self._compressed(part)
+            compressed, expanded, gates = self._queries(part)
             if self._chooses:
                 queries, weights = self._index_queries(compressed), self._index_weights(part) * scale
                 self._shared.parts[at] = core.choose(queries, weights, cache, positions, at)
             chosen = self._shared.parts[at]
-            mixed = core.attend_to(self._expanded(compressed), chosen, cache, positions, at)
-            x[at : at + size] += self._output(mixed)
+            mixed = core.attend_to(expanded, chosen, cache, positions, at)
+            x[at : at + size] += self._output(self._gated(mixed, gates))

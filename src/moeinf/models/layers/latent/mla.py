@@ -39,6 +39,7 @@ class LatentConfig:
     value_dim: int
     biased: bool
     head_gates: bool = False  # sigmoid(g_proj x), one number a head, multiplies the heads' outputs
+    query_gates: bool = False  # q_b_proj makes of [norm(compressed), compressed] each head's query, and then gates
     module: str = "self_attn"  # what the tensors of a layer have in their names
     output: str = "o_proj"  # what the projection of all heads' outputs is called
 
@@ -96,6 +97,8 @@ def latent_shapes(decoder: DecoderConfig, c: LatentConfig) -> Shapes:
             "q_a_layernorm.weight": (c.query_rank,),
             "q_b_proj.weight": (queries, c.query_rank),
         }
+    if c.query_gates and c.query_rank is not None:
+        one["q_b_proj.weight"] = (queries + heads * c.value_dim, 2 * c.query_rank)
     if c.biased:
         biased = [name for name in (*_BIASED, c.output) if f"{name}.weight" in one]
         one |= {f"{name}.bias": one[f"{name}.weight"][:1] for name in biased}
@@ -135,10 +138,13 @@ class LatentAttention:
 
         self._norm = weights.norm(NormConfig(decoder.attention_site(layer).front, a.norm_eps))
         if c.query_rank is None:
-            self._compressed, self._expanded = _unchanged, linear("q_proj")
+            self._into: Callable[[Hidden], Hidden] = _unchanged
+            self._query_norm: Callable[[Hidden], Hidden] = _unchanged
+            self._expanded = linear("q_proj")
         else:
-            into, norm = linear("q_a_proj"), weights.norm(NormConfig(f"{prefix}q_a_layernorm.weight", LATENT_EPS))
-            self._compressed, self._expanded = (lambda hidden: norm(into(hidden))), linear("q_b_proj")
+            self._into = linear("q_a_proj")
+            self._query_norm = weights.norm(NormConfig(f"{prefix}q_a_layernorm.weight", LATENT_EPS))
+            self._expanded = linear("q_b_proj")
         self._rows = linear("kv_a_proj_with_mqa")
         self._latent_norm = weights.norm(NormConfig(f"{prefix}kv_a_layernorm.weight", LATENT_EPS))
         heads = LatentHeads(c.num_heads, c.qk_nope_head_dim, a.rope, a.scale, a.sharpening)
@@ -157,15 +163,26 @@ class LatentAttention:
         self._store(hidden, cache, positions)
         size = self._core.at_once(tokens)
         for at in range(0, tokens, size):
-            queries = self._expanded(self._compressed(hidden[at : at + size]))
-            mixed = self._gated(self._core.attend(queries, cache, positions, at), hidden[at : at + size])
-            x[at : at + size] += self._output(mixed)
+            _, queries, gates = self._queries(hidden[at : at + size])
+            x[at : at + size] += self._output(self._gated(self._core.attend(queries, cache, positions, at), gates))
 
-    def _gated(self, mixed: Hidden, hidden: Hidden) -> Hidden:
-        if self._gates is None:
+    def _queries(self, hidden: Hidden) -> tuple[Hidden, Hidden, Hidden | None]:
+        """Compressed queries, where they are compressed; the queries; and what the gates of heads are made of,
+        [tokens, heads, 1 or value_dim]."""
+        c, tokens, raw = self._config, len(hidden), self._into(hidden)
+        compressed = self._query_norm(raw)
+        if c.query_gates:
+            both = self._expanded(self._math.concatenate([compressed, raw], 1)).reshape(tokens, c.num_heads, -1)
+            own = c.qk_nope_head_dim + c.rotary_dim
+            return compressed, both[:, :, :own].reshape(tokens, c.num_heads * own), both[:, :, own:]
+        gates = None if self._gates is None else self._gates(hidden)[:, :, None]
+        return compressed, self._expanded(compressed), gates
+
+    def _gated(self, mixed: Hidden, gates: Hidden | None) -> Hidden:
+        if gates is None:
             return mixed
         heads = mixed.reshape(len(mixed), self._config.num_heads, self._config.value_dim)
-        return (heads * self._math.sigmoid(self._gates(hidden))[:, :, None]).reshape(*mixed.shape)
+        return (heads * self._math.sigmoid(gates)).reshape(*mixed.shape)
 
     def _store(self, hidden: Hidden, cache: Cache, positions: Positions) -> None:
         rows, rank = self._rows(hidden), self._config.rank

@@ -1,0 +1,81 @@
+"""A.X K2: DeepSeek-V3.2 with gates behind norms and behind heads (AXK2ForCausalLM)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from moeinf.models.families.deepseek import deepseek_v32
+from moeinf.models.families.deepseek.deepseek_v32 import parse_indexed
+from moeinf.models.fields import MOST_LAYERS, Fields
+from moeinf.models.layers.array_math import Hidden
+from moeinf.models.layers.attention_config import NormConfig, Shapes
+from moeinf.models.layers.decoder import LayerNorms
+from moeinf.models.layers.deepseek_moe import DeepseekMoe, MakeRouter, SigmoidRouter
+from moeinf.models.layers.latent.indexed import IndexedLatentAttention, Selection
+from moeinf.models.layers.protocol import Layers, Weights
+
+_ATTENTION, _BLOCK = "input_layernorm", "post_attention_layernorm"
+
+
+@dataclass(frozen=True, slots=True)
+class Config(deepseek_v32.Config):
+    gate_rank: int  # what the gates of norms go through
+
+
+def _parse(f: Fields) -> Config:
+    choosing = (True,) * f.count("num_hidden_layers", maximum=MOST_LAYERS)
+    f.present("q_lora_rank")
+    c = parse_indexed(f, choosing, norm_eps=1e-6, interleaved=False, first_dense=1)
+    decoder = replace(c.decoder, norms=LayerNorms(attention=f"{_ATTENTION}.norm"))
+    latent = replace(c.latent, query_gates=True)
+    return Config(decoder, latent, c.blocks, c.index, f.count("gated_norm_rank", 16))
+
+
+def gated_norm(weights: Weights, prefix: str, eps: float) -> Callable[[Hidden], Hidden]:
+    """y sigmoid(W_2 silu(W_1 y)), with y = norm(x). prefix: of the tensors."""
+    norm, math = weights.norm(NormConfig(f"{prefix}.norm.weight", eps)), weights.math
+    into, out_of = (weights.linear(f"{prefix}.W_{name}.weight") for name in ("down", "up"))
+
+    def gated(x: Hidden) -> Hidden:
+        y = norm(x)
+        return y * math.sigmoid(out_of(math.silu(into(y))))
+
+    return gated
+
+
+class Router(SigmoidRouter):
+    outside = 0.0  # so that an expert outside of the groups may be chosen before one of them
+
+    def __init__(self, weights: Weights, config: DeepseekMoe, block: str, norm: NormConfig) -> None:
+        super().__init__(weights, config, block, replace(norm, name=norm.name.replace(_BLOCK, f"{_BLOCK}.norm")))
+        self._norm = gated_norm(weights, norm.name.removesuffix(".weight"), norm.eps)
+
+
+class Family(deepseek_v32.Family):
+    name = "axk2"
+    parse = staticmethod(_parse)
+    _config: Config
+
+    @property
+    def router(self) -> MakeRouter:
+        return Router
+
+    def layer(self, layers: Layers, i: int, selection: Selection) -> IndexedLatentAttention:
+        c = self._config
+        norm = gated_norm(layers.weights, f"{c.decoder.prefix}layers.{i}.{_ATTENTION}", c.decoder.attention.norm_eps)
+        return IndexedLatentAttention(layers, c.decoder, c.latent, c.index, i, selection, norm)
+
+    @cached_property
+    def dense(self) -> Shapes:
+        c, shapes = self._config, super().dense
+        hidden, prefix = c.decoder.attention.hidden_size, f"{c.decoder.prefix}layers."
+        gated = [f"{prefix}{i}.{_ATTENTION}" for i in range(c.decoder.num_layers)]
+        for i in c.blocks.moe_layers:  # the norms of dense layers have no gates
+            gated.append(f"{prefix}{i}.{_BLOCK}")
+            shapes[f"{gated[-1]}.norm.weight"] = shapes.pop(f"{gated[-1]}.weight")
+        for norm in gated:
+            shapes[f"{norm}.W_down.weight"] = (c.gate_rank, hidden)
+            shapes[f"{norm}.W_up.weight"] = (hidden, c.gate_rank)
+        return shapes
