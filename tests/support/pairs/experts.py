@@ -32,7 +32,7 @@ def read_by(plan: TensorPlan, tensors: Mapping[str, Tensor]) -> dict[str, Tensor
     return {
         name: tensor
         for name, tensor in tensors.items()
-        if not any(re.fullmatch(pattern, name) for pattern in plan.ignored)
+        if name in plan.dense or not any(re.fullmatch(pattern, name) for pattern in plan.ignored)
     }
 
 
