@@ -19,6 +19,7 @@
 #include "bindings.h"
 #include "moeinf/errors.h"
 #include "moeinf/io/arena.h"
+#include "moeinf/io/page_taker.h"
 #include "moeinf/io/reader.h"
 #include "moeinf/lowest.h"
 #include "moeinf/signal_block.h"
@@ -266,15 +267,30 @@ void bind_arena(nb::module_& m) {
           "All of it as a writable array that keeps the arena alive.");
 }
 
-void bind_populate(nb::module_& m) {
-  m.def(
-      "populate",
-      [](const nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>& memory) {
-        const nb::gil_scoped_release released;
-        return moeinf::populate(memory.data(), memory.size());
-      },
-      nb::arg("memory").noconvert(),
-      "Takes the whole pages of an array from the machine now; its contents stay. False where it cannot.");
+// Keeps the memory alive for as long as its pages may be taken.
+class BoundPageTaker {
+ public:
+  using Memory = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+  explicit BoundPageTaker(const Memory& memory) : memory_(memory), taker_(memory_.data(), memory_.size()) {}
+
+  void take(std::size_t start, std::size_t end) { taker_.take(start, end); }
+  void drop(std::size_t start) {
+    const nb::gil_scoped_release released;
+    taker_.drop(start);
+  }
+
+ private:
+  Memory memory_;
+  moeinf::PageTaker taker_;
+};
+
+void bind_page_taker(nb::module_& m) {
+  nb::class_<BoundPageTaker>(m, "PageTaker",
+                             "Takes the pages of an array from the machine in the background.")
+      .def(nb::init<const BoundPageTaker::Memory&>(), nb::arg("memory").noconvert())
+      .def("take", &BoundPageTaker::take, nb::arg("start"), nb::arg("end"))
+      .def("drop", &BoundPageTaker::drop, nb::arg("start"));
 }
 
 void bind_give_back(nb::module_& m) {
@@ -353,7 +369,7 @@ NB_MODULE(_native, m) {
   nb::register_exception_translator(translate);
   bind_read_failure(m);
   bind_arena(m);
-  bind_populate(m);
+  bind_page_taker(m);
   bind_give_back(m);
   bind_lowest(m);
   bind_reader(m);

@@ -56,11 +56,19 @@ def crc32c_joined(sums: SumArray, unit_bytes: int, num_bytes: int) -> int:
 def first_unsound(data: _Bytes, unit_bytes: int, sums: SumArray, units: IntArray) -> int:
     """Which of `units` of the data differs from its sum: the first as they are given; -1 for none. IndexError."""
 
-def populate(memory: npt.NDArray[np.uint8]) -> bool:
-    """Takes the whole pages of an array from the machine now, without the GIL; its contents stay as they are.
+class PageTaker:
+    """Takes pages of an array from the machine in two threads of its own; their contents stay as they are.
 
-    Reads into them then need not wait for pages to be zeroed. False where the kernel cannot do it.
+    Reads into them then need not wait for pages to be zeroed. A hint: where the kernel cannot do it, or the system has
+    no thread to give, pages come with the reads. What is still queued when the object goes is dropped.
     """
+
+    def __init__(self, memory: npt.NDArray[np.uint8]) -> None: ...
+    def take(self, start: int, end: int) -> None:
+        """Queues the bytes from `start` to `end`. Does not block. ValueError for what is not inside the memory."""
+
+    def drop(self, start: int) -> None:
+        """Drops what is queued from `start` on; waits, without the GIL, until nothing is being taken there."""
 
 def give_back(memory: npt.NDArray[np.uint8]) -> bool:
     """Gives the whole pages of an array of an Arena back to the machine, without the GIL; what was in them is lost.

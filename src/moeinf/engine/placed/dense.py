@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from moeinf._native import Arena, ReadFailure, crc32c
+from moeinf._native import Arena, PageTaker, ReadFailure, crc32c
 from moeinf.config import RuntimeConfig
 from moeinf.engine.dense_weights import DenseFile, Kinds, check_against_plan
 from moeinf.errors import StoreError
@@ -19,7 +19,7 @@ from moeinf.gguf.undo import Kind, Stored, Undo, outcome, parse_undo, undone
 from moeinf.hardware import usable_cores
 from moeinf.models.layers.weights import StoredTensor, TensorBytes
 from moeinf.runtime.io.mapped import MappedFile
-from moeinf.runtime.io.pages import take_pages_of
+from moeinf.runtime.io.pages import LEAST_BYTES
 from moeinf.runtime.io.protocol import OnWait
 from moeinf.runtime.io.reader import open_reader, unreadable
 from moeinf.store.dense import check_part
@@ -195,8 +195,10 @@ class PlacedDense:
             starts,
             [source.num_bytes for source in sources],
         )
-        pages = take_pages_of(memory)
+        pages = PageTaker(memory)
         try:
+            if len(memory) > LEAST_BYTES:
+                pages.take(0, len(memory))
             files, offsets, destinations, num_bytes = (np.array(column, np.int64)[:, None] for column in columns)
             reader.submit_pieces(keys, files, offsets, destinations, num_bytes, np.full(len(keys), np.inf))
             while len(keys):
@@ -206,7 +208,7 @@ class PlacedDense:
         except ReadFailure as failure:
             raise unreadable(failure) from failure
         finally:
-            pages.clear()
+            pages.drop(0)
             reader.close()
         found = {}
         for start, source in zip(starts.tolist(), sources, strict=True):

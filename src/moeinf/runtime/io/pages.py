@@ -2,48 +2,23 @@
 
 from __future__ import annotations
 
-import threading
-from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
-from typing import Final
+from typing import Final, Protocol
 
-from moeinf._native import give_back, populate
+from moeinf._native import PageTaker, give_back
 from moeinf.types import ByteArray
 
 AHEAD_BYTES: Final = 256 << 20  # 0.1 s of a fast disk
-PIECE_BYTES: Final = 16 << 20
+LEAST_BYTES: Final = 16 << 20  # of memory that is worth threads
 HUGE_PAGE_BYTES: Final = 2 << 20  # on such borders arenas begin; a part of such a page would not be free for others
-NUM_THREADS: Final = 2  # where the machine zeroes no faster than the disk reads, one would not do
 
 
-def take(pieces: deque[ByteArray], populate: Callable[[ByteArray], bool] = populate) -> list[threading.Thread]:
-    """Takes the pages of `pieces`, in this order, in threads that end with them. Does not block.
+class Taker(Protocol):
+    """What takes pages in the background: see PageTaker."""
 
-    Whoever clears the queue ends the threads early. Where the system has no thread to give, pages come with the reads.
-    populate(piece): takes the pages of a piece; False where the machine cannot.
-    """
+    def take(self, start: int, end: int) -> None: ...
 
-    def take_all() -> None:
-        with suppress(IndexError):  # the queue is empty
-            while populate(pieces.popleft()):
-                pass
-
-    threads: list[threading.Thread] = []
-    with suppress(RuntimeError):
-        while len(threads) < NUM_THREADS:
-            thread = threading.Thread(target=take_all, name="moeinf-pages", daemon=True)
-            thread.start()
-            threads.append(thread)
-    return threads
-
-
-def take_pages_of(memory: ByteArray) -> deque[ByteArray]:
-    """Takes the pages of memory that is about to be read into. Clear the queue that it returns to end that early."""
-    pieces = deque(memory[at : at + PIECE_BYTES] for at in range(0, len(memory), PIECE_BYTES))
-    if len(pieces) > 1:  # else not worth a thread
-        take(pieces)
-    return pieces
+    def drop(self, start: int) -> None: ...
 
 
 class PagesAhead:
@@ -57,19 +32,17 @@ class PagesAhead:
         self,
         memory: ByteArray,
         *,
-        piece_bytes: int = PIECE_BYTES,
         ahead_bytes: int = AHEAD_BYTES,
-        take: Callable[[deque[ByteArray]], list[threading.Thread]] = take,
+        taker: Callable[[ByteArray], Taker] = PageTaker,
         give_back: Callable[[ByteArray], bool] = give_back,
     ) -> None:
-        """take and give_back: how pages are asked for, in pieces, and given back."""
+        """taker and give_back: how pages are asked for, and given back."""
         self._memory = memory
-        self._piece_bytes, self._ahead_bytes = piece_bytes, ahead_bytes
-        self._take, self._give_back = take, give_back
+        self._ahead_bytes = ahead_bytes
+        self._taker, self._give_back = taker(memory), give_back
         self._end_bytes = len(memory)  # of what may be taken
         self._taken_bytes = 0
-        self._taking: list[tuple[deque[ByteArray], list[threading.Thread]]] = []  # where the reads are faster, several
-        self.all_taken = len(memory) <= piece_bytes  # not worth a thread
+        self.all_taken = len(memory) <= LEAST_BYTES
 
     @property
     def untaken_bytes(self) -> int:
@@ -81,10 +54,7 @@ class PagesAhead:
         if end_bytes + self._ahead_bytes // 2 <= self._taken_bytes or self.all_taken:
             return
         start, end = self._taken_bytes, min(end_bytes + self._ahead_bytes, self._end_bytes)
-        step = self._piece_bytes
-        pieces = deque(self._memory[at : min(at + step, end)] for at in range(start, end, step))
-        under_way = [taking for taking in self._taking if any(thread.is_alive() for thread in taking[1])]
-        self._taking = [*under_way, (pieces, self._take(pieces))]
+        self._taker.take(start, end)
         self._taken_bytes, self.all_taken = end, end == self._end_bytes
 
     def resize(self, end_bytes: int) -> None:
@@ -93,14 +63,11 @@ class PagesAhead:
         No read may be under way there.
         """
         if end_bytes < self._end_bytes:
-            for pieces, _ in self._taking:
-                pieces.clear()
-            for thread in [thread for _, threads in self._taking for thread in threads]:
-                thread.join()
+            self._taker.drop(end_bytes)
             self._give_back(self._memory[_whole_pages(end_bytes) : _whole_pages(self._end_bytes)])
             self._taken_bytes = min(self._taken_bytes, end_bytes)
         self._end_bytes = end_bytes
-        self.all_taken = self._taken_bytes == end_bytes or len(self._memory) <= self._piece_bytes
+        self.all_taken = self._taken_bytes == end_bytes or len(self._memory) <= LEAST_BYTES
 
 
 def _whole_pages(end_bytes: int) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
@@ -10,10 +9,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from moeinf._native import Arena, NativeReader, ReadFailure
+from moeinf._native import Arena, NativeReader, PageTaker, ReadFailure
 from moeinf.config import RuntimeConfig
 from moeinf.errors import LIMIT_REMEDIES, StoreError
-from moeinf.runtime.io.pages import PIECE_BYTES, take
+from moeinf.runtime.io.pages import LEAST_BYTES
 from moeinf.runtime.io.protocol import DiskReader, OnWait, Reader
 from moeinf.runtime.io.python_reader import PureReader
 from moeinf.types import BLOCK_ALIGN_BYTES, ByteArray, IntArray, SumRun
@@ -109,13 +108,14 @@ def _read_blocks(
     steps = [
         (_needed(offsets, size, left_out), size) for offsets, size in ((chunks, CHUNK_BYTES), (rest, BLOCK_ALIGN_BYTES))
     ]
-    pages = deque(memory[at : at + CHUNK_BYTES] for at in steps[0][0].tolist())
-    if len(pages) * CHUNK_BYTES > PIECE_BYTES:
-        take(pages)
+    needed, pages = steps[0][0].tolist(), PageTaker(memory)
+    if len(needed) * CHUNK_BYTES > LEAST_BYTES:
+        for at in needed:
+            pages.take(at, at + CHUNK_BYTES)
     try:
         _read_steps(reader, steps, progress)
     finally:
-        pages.clear()
+        pages.drop(0)
 
 
 def _read_steps(reader: Reader, steps: Sequence[tuple[IntArray, int]], progress: Callable[[int, int], None]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,10 +13,11 @@ from moeinf._native import Arena, give_back
 from moeinf.hardware import MemoryState
 from moeinf.runtime.cache.pressure import MemoryWatch
 from moeinf.runtime.experts import StreamedExperts
-from moeinf.runtime.io.pages import PagesAhead, take
+from moeinf.runtime.io.pages import PagesAhead
 from moeinf.runtime.io.protocol import ReadDone
-from moeinf.types import ByteArray, IntArray, Routing
+from moeinf.types import IntArray, Routing
 from tests.support.fake_reader import LAYOUT, SHAPE, Clock, FakeKernel, Tier, make_tier, visit
+from tests.support.resident import NotedTaker, resident_bytes
 
 MIB = 1 << 20
 STRIDE = LAYOUT.stride_bytes
@@ -230,10 +230,6 @@ def test_slots_can_be_taken_away_while_they_are_loaded() -> None:
     visit(tier, policy, 1, PROMPT)
 
 
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
-
-
 def test_memory_that_is_given_back_is_the_machines_again() -> None:
     arena = Arena(96 * MIB)
     memory = arena.array()
@@ -245,16 +241,9 @@ def test_memory_that_is_given_back_is_the_machines_again() -> None:
 
 
 def test_pages_are_no_longer_taken_beyond_the_end_and_are_again_when_it_moves() -> None:
-    taken: list[tuple[int, int]] = []
-    memory = Arena(64 * MIB).array()
-    start = memory.ctypes.data
-
-    def note(piece: ByteArray) -> bool:
-        first = piece.ctypes.data - start
-        taken.append((first, first + len(piece)))
-        return True
-
-    ahead = PagesAhead(memory, take=lambda pieces: take(pieces, note))
+    taker = NotedTaker()
+    taken = taker.taken
+    ahead = PagesAhead(Arena(64 * MIB).array(), taker=lambda memory: taker)
     assert ahead.untaken_bytes == 64 * MIB
     ahead.resize(33 * MIB)
     ahead.reach(MIB)
