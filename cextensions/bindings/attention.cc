@@ -101,9 +101,13 @@ class AttentionLayer {
     require(shape_.num_kv_heads > 0 && shape_.num_heads % shape_.num_kv_heads == 0,
             "heads cannot share keys");
     const std::int64_t queries = shape_.num_heads * head_dim, keys = k.rows;
-    require(q.rows == queries * rows_of_query && k.cols == q.cols && v.cols == q.cols && v.rows == keys &&
-                keys % head_dim == 0 && o.cols == queries && o.rows == q.cols,
+    const std::int64_t value_dim = v.rows / shape_.num_kv_heads;
+    if (value_dim < head_dim) shape_.value_dim = value_dim;
+    require(q.rows == queries * rows_of_query && k.cols == q.cols && v.cols == q.cols && value_dim > 0 &&
+                v.rows == shape_.num_kv_heads * value_dim && value_dim <= head_dim && keys % head_dim == 0 &&
+                o.cols == shape_.num_heads * value_dim && o.rows == q.cols,
             "the matrices of attention do not fit together");
+    require(shape_.value_dim == 0 || !t.value_norm, "values that are narrower than keys have no norm");
     const bool full = shape_.head_norm == HeadNorm::kAll;
     weights_.q = q;
     weights_.k = k;
@@ -124,7 +128,7 @@ class AttentionLayer {
     weights_.v_norm = data_of(t.value_norm, head_dim);
     weights_.q_bias = data_of(t.query_bias, q.rows);
     weights_.k_bias = data_of(t.key_bias, keys);
-    weights_.v_bias = data_of(t.value_bias, keys);
+    weights_.v_bias = data_of(t.value_bias, v.rows);
     weights_.o_bias = data_of(t.output_bias, shape_.hidden);
     weights_.sinks = data_of(t.sinks, shape_.num_heads);
     const bool normed = shape_.head_norm != HeadNorm::kNone;
@@ -176,6 +180,7 @@ class AttentionLayer {
     shape.gate_apart = nb::cast<bool>(sizes.attr("gate_apart"));
     shape.ahead = moeinf::number_of(sizes, "ahead");
     shape.most_chosen = moeinf::number_of(sizes, "most_chosen");
+    shape.value_dim = moeinf::number_of(sizes, "value_dim");
     return moeinf::attention_workspace_bytes(shape, moeinf::pass_of(pass));
   }
 

@@ -197,6 +197,7 @@ class AttentionSizes:
     gate_apart: bool = False
     ahead: int = 0  # most positions behind its own that a token sees
     most_chosen: int = 0  # positions that a token attends to where they are chosen for it
+    value_dim: int = 0  # of a head's values, where they are narrower than its keys
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,6 @@ REFUSED: Final = {
     "kolibri1": "routing by logits with a correction bias, and norms under names of its own",
     "laguna": f"{_TWO_ROPES}, {_GATE_OF_A_HEAD}, numbers of heads that differ by layer",
     "longcat_flash": "experts that do nothing, and layers of two attentions with experts beside both",
-    "mimo_v2_flash": f"values narrower than keys, numbers of key/value heads that differ by layer, {_TWO_ROPES}",
     "minimax": "linear attention with a decay for each head (lightning attention)",
     "minimax_m3_vl": f"{_INDEXER}, {_OF_IMAGES}",
     "minimax_m3_vl_text": _part_of("minimax_m3_vl"),

@@ -197,6 +197,14 @@ FAMILIES = (
     ),
     FamilyEntry("solar_open", "glm", ("Solar-Open-100B",), "GLM-4.5's blocks in every layer, whole heads rotated"),
     FamilyEntry(
+        "mimo_v2_flash",
+        "glm",
+        ("MiMo-V2-Flash",),
+        "DeepSeek-V3's routing without shared experts; values narrower than keys; five of six layers have a window, "
+        "attention sinks, twice the key/value heads and positions of their own",
+        notes=("the cache has room for values as wide as keys",),
+    ),
+    FamilyEntry(
         "granitemoeshared",
         "mixtral",
         ("moe-7b-1b-active-shared-experts",),

@@ -16,6 +16,7 @@ struct Vectors {
   float *normed, *query, *key, *value, *mixed, *out;
   float* projected;  // of q: the queries themselves, unless each has its gate behind it
   float* gates;      // of a matrix of their own
+  float* narrow;     // values, and then the heads' outputs, where values are narrower than keys
 };
 
 Vectors take_vectors(Workspace::Frame& memory, const AttentionShape& s, std::int64_t tokens) {
@@ -29,7 +30,17 @@ Vectors take_vectors(Workspace::Frame& memory, const AttentionShape& s, std::int
   v.out = memory.take<float>(tokens * s.hidden);
   v.projected = s.gated ? memory.take<float>(tokens * 2 * queries) : v.query;
   v.gates = s.gate_apart ? memory.take<float>(tokens * queries) : nullptr;
+  v.narrow = s.value_dim > 0 ? memory.take<float>(tokens * s.num_heads * s.value_dim) : nullptr;
   return v;
+}
+
+// Heads of `from` numbers -> heads of `to` numbers: what is missing is 0, what is too much is left out.
+void resize_heads(const float* x, std::int64_t from, std::int64_t heads, std::int64_t to, float* out) {
+  const std::int64_t both = std::min(from, to);
+  for (std::int64_t h = 0; h < heads; ++h) {
+    std::copy_n(x + h * from, both, out + h * to);
+    std::fill_n(out + h * to + both, to - both, 0.0f);
+  }
 }
 
 void add_bias(float* x, const float* bias, std::int64_t count) {
@@ -124,7 +135,12 @@ void pass(Kernels& kernels, const AttentionShape& s, const AttentionWeights& w, 
     float* const value = v.value + t * keys;
     add_bias(key, w.k_bias, keys);
     finish_heads(ops, s, w.k_norm, cos + t * pairs, sin + t * pairs, s.num_kv_heads, key);
-    add_bias(value, w.v_bias, keys);
+    if (v.narrow == nullptr) {
+      add_bias(value, w.v_bias, keys);
+    } else {
+      add_bias(v.narrow + t * w.v.rows, w.v_bias, w.v.rows);
+      resize_heads(v.narrow + t * w.v.rows, s.value_dim, s.num_kv_heads, s.head_dim, value);
+    }
     clamp(value, s.clip, keys);
     for (std::int64_t h = 0; w.v_norm != nullptr && h < s.num_kv_heads; ++h) {
       float* const head = value + h * s.head_dim;
@@ -132,10 +148,11 @@ void pass(Kernels& kernels, const AttentionShape& s, const AttentionWeights& w, 
     }
     store(ops, s, kv, length + t, key, value);
   };
+  float* const values = v.narrow == nullptr ? v.value : v.narrow;
   if (steps == Steps::kAll) {
-    kernels.linears({w.q, w.k, w.v}, v.normed, tokens, {v.projected, v.key, v.value});
+    kernels.linears({w.q, w.k, w.v}, v.normed, tokens, {v.projected, v.key, values});
   } else if (steps == Steps::kKeys) {
-    kernels.linears({w.k, w.v}, v.normed, tokens, {v.key, v.value});
+    kernels.linears({w.k, w.v}, v.normed, tokens, {v.key, values});
   } else {
     kernels.linear(w.q, v.normed, tokens, v.projected);
   }
@@ -161,7 +178,12 @@ void pass(Kernels& kernels, const AttentionShape& s, const AttentionWeights& w, 
     each_token(
         [&](std::int64_t t) { ops.sigmoid_mul(v.gates + t * queries, v.mixed + t * queries, queries); });
   }
-  kernels.linear(w.o, v.mixed, tokens, v.out);
+  if (v.narrow != nullptr) {
+    each_token([&](std::int64_t t) {
+      resize_heads(v.mixed + t * queries, s.head_dim, s.num_heads, s.value_dim, v.narrow + t * w.o.cols);
+    });
+  }
+  kernels.linear(w.o, v.narrow == nullptr ? v.mixed : v.narrow, tokens, v.out);
   each_token([&](std::int64_t t) {
     float* const out = v.out + t * s.hidden;
     add_bias(out, w.o_bias, s.hidden);

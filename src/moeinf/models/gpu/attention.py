@@ -55,14 +55,15 @@ class DeviceAttention:
         inputs = "qkk" if c.values_of_keys else "qkv"
         names = [f"{prefix}{n}_proj.weight" for n in inputs]
         queries, keys = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-        self._rows = [queries, keys, keys]
+        values = keys if c.value_dim is None else c.num_kv_heads * c.value_dim
+        self._rows = [queries, keys, values]
         fused = c.fused_name is not None
         if fused or len({weights.format_of(name) for name in names}) == 1:  # one product of one token instead of three
             stacked = weights.matrix(f"{prefix}{c.fused_name}.weight") if fused else weights.stacked(names)
             if c.gate:
                 _gates_behind(stacked.data.view(stacked.rows, -1)[: 2 * queries], c.num_heads)
             self._stacked: DeviceMatrix | None = stacked
-            self._matrices = _cut(self._stacked, [queries * (2 if c.gate else 1), keys, keys])
+            self._matrices = _cut(self._stacked, [queries * (2 if c.gate else 1), keys, values])
         else:
             self._stacked = None
             self._matrices = [weights.matrix(name) for name in names]
@@ -124,6 +125,9 @@ class DeviceAttention:
             q_norm = k_norm = None
         if self._v_norm is not None:
             v = weights.normed(v.contiguous().view(-1, c.head_dim), self._v_norm, c.norm_eps).view(v.shape)
+        if c.value_dim is not None:
+            heads = v.reshape(len(v), c.num_kv_heads, c.value_dim)
+            v = torch.nn.functional.pad(heads, (0, c.head_dim - c.value_dim)).reshape(k.shape)
         state: DeviceKVState = cache.states[self._layer]
         turned = slice(0, None if c.rope is not None else 0)  # a layer of a model with positions may have none
         form = HeadForm(
@@ -144,6 +148,8 @@ class DeviceAttention:
         scale = c.head_dim**-0.5 if c.scale is None else c.scale
         attention = AttentionForm(scale, c.window or 0, self._sinks, chunked=c.chunked)
         self.attend(q, cache, positions, attention, mixture)
+        if c.value_dim is not None:
+            mixture = mixture.view(len(x), c.num_heads, c.head_dim)[..., : c.value_dim].reshape(len(x), -1)
         if gate is not None:
             mixture *= torch.sigmoid(gate)
         if self._output_norm is not None or self._replaces:

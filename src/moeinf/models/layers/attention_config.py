@@ -77,12 +77,17 @@ class AttentionConfig:
     norm: NormKind = "rms"  # of the norm in front, and of those of heads
     sees: Literal["past", "picture", "all"] = "past"  # "picture": a token of a picture also sees the rest of that
     most_chosen: int = 0  # positions that a token attends to where they are chosen for it
+    value_dim: int | None = None  # of a head's values, where they are narrower than its keys; the cache does not know
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads or self.head_dim % 2:
             raise CheckpointError(
                 f"config.json: {self.num_heads} attention heads cannot share {self.num_kv_heads} key/value heads "
                 f"of an even size (head_dim {self.head_dim})"
+            )
+        if self.value_dim is not None and not 0 < self.value_dim < self.head_dim:
+            raise CheckpointError(
+                f"config.json: values of {self.value_dim} are no narrower than heads of {self.head_dim} (v_head_dim)"
             )
         if self.head_dim > MAX_HEAD_DIM:
             raise CheckpointError(
@@ -172,14 +177,16 @@ def attention_shapes(config: AttentionConfig, prefix: str) -> Shapes:
     """Names and shapes of the tensors that Layers.attention takes."""
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     if config.fused_name is None:
-        counts = {"q_proj": queries * (2 if config.gate else 1), "k_proj": keys, "v_proj": keys}
+        values = keys if config.value_dim is None else config.num_kv_heads * config.value_dim
+        counts = {"q_proj": queries * (2 if config.gate else 1), "k_proj": keys, "v_proj": values}
     else:
         counts = {config.fused_name: queries + 2 * keys}
     if config.values_of_keys:
         del counts["v_proj"]
     shapes: Shapes = {f"{prefix}{name}.weight": (count, config.hidden_size) for name, count in counts.items()}
     biased = list(counts) if config.bias else []
-    shapes[f"{prefix}{config.output_name}.weight"] = (config.hidden_size, queries)
+    mixed = queries if config.value_dim is None else config.num_heads * config.value_dim
+    shapes[f"{prefix}{config.output_name}.weight"] = (config.hidden_size, mixed)
     biased += [config.output_name] * config.output_bias
     shapes |= {f"{prefix}{name}.bias": (shapes[f"{prefix}{name}.weight"][0],) for name in biased}
     if config.gate_apart:
@@ -205,9 +212,11 @@ def attention_workspace(config: AttentionConfig) -> Workspace:
         config.gate,
         config.gate_apart,
         most_chosen=config.most_chosen,
+        value_dim=config.value_dim or 0,
     )
     gated = config.gate or config.gate_apart
     attention = 2 * config.hidden_size + queries * (4 if gated else 2) + 2 * keys
+    attention += 0 if config.value_dim is None else queries + keys
     return Workspace(attention=attention, layers=frozenset([sizes]))
 
 

@@ -32,6 +32,7 @@ struct AttentionShape {
   std::int64_t ahead = 0;        // of sizes alone: how many positions behind its own a token sees at most
   bool replaces = false;         // what would be added to x takes its place
   std::int64_t most_chosen = 0;  // positions that a token attends to where they are chosen; 0: they are not
+  std::int64_t value_dim = 0;    // of a head's values, where they are narrower than its keys; else 0
 
   // The first position that a token at `position` sees.
   std::int64_t first_seen(std::int64_t position) const {

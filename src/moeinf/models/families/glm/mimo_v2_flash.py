@@ -1,0 +1,126 @@
+"""MiMo-V2-Flash: DeepSeek-V3's routing, windows with attention sinks, values narrower than keys.
+
+Layers with a window have twice the key/value heads of those that see all tokens, and positions of their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from moeinf.models.families.glm import glm4_moe
+from moeinf.models.fields import Fields
+from moeinf.models.layers.decoder import Decoder, parse_decoder
+from moeinf.models.layers.deepseek_moe import DeepseekMoe, sparse_layers
+from moeinf.models.layers.protocol import Experts, Layers
+from moeinf.models.layers.rope import Rope, of_kind, partial_rotary, rope_of
+from moeinf.types import Profiler, TensorPlan
+
+_MTP = r"model\.mtp\..*"
+_PARTIAL = 0.334
+_ROPES: dict[str, dict[str, Any]] = {
+    "full_attention": {"rope_type": "default", "rope_theta": 5e6},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Config(glm4_moe.Config):
+    value_scale: float
+
+
+def _parse(f: Fields) -> Config:
+    f.only("scoring_func", "sigmoid", None)
+    f.only("topk_method", "noaux_tc", None)
+    f.only("n_shared_experts", 0, None)
+    f.only("use_qk_norm", False, None)
+    f.only("partial_rotary_factor", _PARTIAL, None)  # each kind of layer has its own
+    f.only("rope_theta", _ROPES["full_attention"]["rope_theta"], None)
+    f.only("swa_rope_theta", _ROPES["sliding_attention"]["rope_theta"], None)
+    f.present("head_dim", "v_head_dim", "n_group", "topk_group")
+    if f.get("rope_parameters") is None:
+        f = f.replaced(rope_parameters=_ROPES)
+    f.within("rope_parameters").refuse_others(*_ROPES)
+    whole = of_kind(f, "full_attention")
+    decoder = parse_decoder(
+        whole, norm_eps=1e-5, theta=1e4, output_bias=False, rope=_rope(f, "full_attention"), num_kv_heads=_kv_heads(f)
+    )
+    a, num_layers = decoder.attention, decoder.num_layers
+    values = f.count("v_head_dim")
+    a = replace(a, value_dim=None if values == a.head_dim else values)
+    kinds = f.kinds("layer_types", num_layers, *_ROPES) or tuple(
+        "sliding_attention" if i and (i + 1) % 6 else "full_attention" for i in range(num_layers)
+    )
+    before = f.get("sliding_window_size")  # the tokens before a token's own
+    window = f.count("sliding_window", 129) if before is None else f.count("sliding_window_size") + 1
+    sliding = replace(
+        a,
+        num_kv_heads=2 * a.num_kv_heads,
+        rope=_rope(f, "sliding_attention"),
+        window=window,
+        sinks=True,
+        sinks_name="attention_sink_bias",
+    )
+    slides = [i for i, kind in enumerate(kinds) if kind == "sliding_attention"]
+    _only_said_again(f, slides, num_layers)
+    if f.get("routed_scaling_factor") is None:
+        f = f.replaced(routed_scaling_factor=1.0)
+    sparse = sparse_layers(f, num_layers, first_dense=1)
+    blocks = DeepseekMoe.parse(
+        f.replaced(n_shared_experts=0, num_nextn_predict_layers=0, num_mtp_layers=0),
+        num_layers,
+        normalise=True,
+        corrected=True,
+        moe_layers=sparse,
+    )
+    scale = 1.0 if f.get("attention_value_scale") is None and "attention_value_scale" in f else None
+    return Config(
+        replace(decoder, attention=a, special=dict.fromkeys(slides, sliding)),
+        blocks,
+        f.number("attention_value_scale", 0.707) if scale is None else scale,
+    )
+
+
+def _kv_heads(f: Fields) -> int:
+    f.present("num_key_value_heads")
+    return f.count("num_key_value_heads")
+
+
+def _rope(f: Fields, kind: str) -> Rope:
+    own = of_kind(f, kind).replaced(partial_rotary_factor=None)
+    rotated = partial_rotary(own, f.count("head_dim", minimum=2), _PARTIAL)
+    return rope_of(own, rotated, 1e4, f.count("max_position_embeddings"))
+
+
+def _only_said_again(f: Fields, slides: list[int], num_layers: int) -> None:
+    """Fields of published checkpoints that repeat what others say: refused where they say something else."""
+    for name, meant in (
+        ("hybrid_layer_pattern", [int(i in slides) for i in range(num_layers)]),
+        ("add_swa_attention_sink_bias", True),
+        ("add_full_attention_sink_bias", False),
+        ("swa_num_attention_heads", f.get("num_attention_heads")),
+        ("swa_num_key_value_heads", 2 * f.count("num_key_value_heads")),
+        ("swa_head_dim", f.get("head_dim")),
+        ("swa_v_head_dim", f.get("v_head_dim")),
+    ):
+        f.only(name, meant, None)
+
+
+class Family(glm4_moe.Family):
+    name = "mimo_v2_flash"
+    parse = staticmethod(_parse)
+    _config: Config
+
+    def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
+        c, d = self._config, self.decoder
+        blocks = c.blocks.blocks(d, layers, experts, profiler, self.router)
+        attention = [  # a layer adds W_o of a mixture of values, so that what scales these scales that
+            layers.attention(d.attention_of(i), replace(d.attention_site(i), residual=c.value_scale))
+            for i in range(d.num_layers)
+        ]
+        return Decoder(d, layers, blocks, experts, profiler, attention)
+
+    @cached_property
+    def tensors(self) -> TensorPlan:
+        return replace(super().tensors, ahead=(_MTP,))
