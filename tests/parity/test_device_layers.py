@@ -82,6 +82,7 @@ FEATURES: dict[str, dict[str, Any]] = {
         "qk_norm": "turned",
         "head_norms": None,
     },
+    "values narrower than keys, sinks, window, biases": {"value_dim": 10, "sinks": True, "bias": True, "window": 5},
     "layer norm, clip": {"norm": "layer", "clip_qkv": 0.6, "bias": True},
 }
 
