@@ -223,6 +223,7 @@ NOT_COMPUTED = {
     ("solar_open", "partial_rotary_factor"): "its rotary embedding wants whole heads",
     ("gemma4", "rope_scaling"): "it takes rope_parameters alone, of each kind of layer",
     ("mellum", "rope_scaling"): "it takes rope_parameters alone, of each kind of layer",
+    ("mimo_v2_flash", "rope_scaling"): "it takes rope_parameters alone, of each kind of layer",
     ("mellum", "num_nextn_predict_layers"): "it has one such layer at most, which is no part of the model",
     ("mellum", "num_mtp_layers"): "it is no part of the model",
     ("mellum", "mtp_layer_types"): "it is no part of the model",

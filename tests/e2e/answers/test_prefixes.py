@@ -28,7 +28,7 @@ from tests.support.tiny_models import all_configs
 
 STORY = "Once upon a time, in a village by the sea, there was a fisherman who said to his wife: " * 3
 OTHER = "The quick brown fox jumps over the lazy dog, and the dog sleeps in the sun all day long. " * 3
-FAMILIES = ["qwen3_moe", "deepseek_v2", "qwen3_next", "qwen3_5_moe", "gpt_oss"]
+FAMILIES = ["qwen3_moe", "deepseek_v2", "qwen3_next", "qwen3_5_moe", "qwen4_exp", "gpt_oss"]
 ON = Machine(1 << 36, "test", 1)
 
 
@@ -176,7 +176,7 @@ def test_logits_are_those_of_a_fresh_computation_bit_for_bit(name: str, place: s
     assert len(found) == 6 and all(np.array_equal(one, other) for one, other in zip(found, wanted, strict=True))
 
 
-@pytest.mark.parametrize("name", ["qwen3_moe", "deepseek_v2", "qwen3_next"])
+@pytest.mark.parametrize("name", ["qwen3_moe", "deepseek_v2", "qwen3_next", "qwen4_exp"])
 def test_a_gpu_takes_back_what_it_gave(name: str, tmp_path: Path) -> None:
     config = next(each for each in all_configs().values() if each["model_type"] == name)
     stored, second = random_model(config, tmp_path), [*ids(80, 1), *ids(20, 2)]

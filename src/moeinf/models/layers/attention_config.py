@@ -86,9 +86,7 @@ class AttentionConfig:
                 f"of an even size (head_dim {self.head_dim})"
             )
         if self.value_dim is not None and not 0 < self.value_dim < self.head_dim:
-            raise CheckpointError(
-                f"config.json: values of {self.value_dim} are no narrower than heads of {self.head_dim} (v_head_dim)"
-            )
+            raise CheckpointError(f"config.json: v_head_dim {self.value_dim} is not below head_dim {self.head_dim}")
         if self.head_dim > MAX_HEAD_DIM:
             raise CheckpointError(
                 f"config.json: heads of {self.head_dim} are beyond the {MAX_HEAD_DIM} that moeinf computes"
