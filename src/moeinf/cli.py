@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -74,7 +75,9 @@ def run(
     prompt: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="PROMPT", help="What to answer; without one, a chat. Piped standard input comes before it."
+            metavar="PROMPT",
+            help="What to answer; without one, a chat. Piped standard input comes before it. "
+            "PNG and JPEG files among its words are shown to a model that sees.",
         ),
     ] = None,
     file: Annotated[
@@ -100,20 +103,28 @@ def run(
     from moeinf.terminal.notes import Notices
     from moeinf.terminal.oneshot import answer_once, prompt_text
     from moeinf.terminal.opening import check_template, ensure_stored, hold_chat, opened
+    from moeinf.terminal.picture_files import check_sees, picture_part, pictures_among
 
     if plan:
         return print(planned_text(model, config, quant))
     config = with_launched(config, model, quiet=options.quiet)
-    text = prompt_text(prompt or [], file)
+    pictures, words = pictures_among(prompt or [])
+    text = prompt_text(words, file)
     if not text and (raw or json):
         raise UsageError(f"{'--raw' if raw else '--json'} needs a prompt; give one")
     if raw:
         refuse_template_options(options)
     stored = ensure_stored(model, quiet=options.quiet, quant=quant)
     check_template(stored, options)
+    if pictures:
+        check_sees(stored)
     notices = Notices()
+    parts = [picture_part(path) for path in pictures]
+    config = replace(config, pictures=bool(parts) or text is None)
     with opened(stored, config, notices, quiet=options.quiet) as loaded:
-        conversation = Conversation(loaded, sampling, options, notices=notices, preset=preset_of(stored))
+        conversation = Conversation(
+            loaded, sampling, options, notices=notices, preset=preset_of(stored), pictures=parts
+        )
         notices.show()
         if text is None:
             hold_chat(conversation, config)

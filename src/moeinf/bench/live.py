@@ -158,7 +158,7 @@ def _requests(
     recorded: RecordedRouting | None,
 ) -> tuple[ModelFacts, float, list[_Round]]:
     """What all rows share, the ms of loading, and the requests, the first of which finds an empty expert cache."""
-    with Model(stored, config, gpu=gpu, preload=False, recorded=recorded) as model:
+    with Model(stored, replace(config, pictures=False), gpu=gpu, preload=False, recorded=recorded) as model:
         passages, fill_s = passages_of(model, workload, text), 0.0
         _forget_pages(model, stored, report)
         rounds = []

@@ -5,15 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from moeinf.engine.completion import Completion, Hooks
+from moeinf.engine.sight.parts import text_alone
 from moeinf.engine.stored.preset import NO_PRESET, Preset
 from moeinf.errors import ContextLengthError, UsageError
 from moeinf.terminal.answer_writer import AnswerWriter
 from moeinf.terminal.arguments.chat_options import ChatOptions
 from moeinf.terminal.interrupt import Interrupt
 from moeinf.terminal.notes import Notices, say
+from moeinf.terminal.picture_files import picture_part
 from moeinf.terminal.progress import PrefillCount, StatusLine
 from moeinf.terminal.stats import stats_lines
 
@@ -36,7 +39,12 @@ class Conversation:
     messages: list[Message] = field(default_factory=list)
     notices: Notices = field(default_factory=Notices)  # of its models
     preset: Preset = NO_PRESET  # what goes with the model's name
+    pictures: list[dict[str, Any]] = field(default_factory=list)  # of the next question: parts of a message
     _warned: bool = False
+
+    def show_picture(self, path: Path) -> None:
+        """Puts a picture file into the next question. Raises UsageError for one that cannot be read."""
+        self.pictures.append(picture_part(path))
 
     def use(self, model: Model | RemoteModel) -> None:
         """Goes on with another open model, or with the same one opened anew.
@@ -66,14 +74,19 @@ class Conversation:
 
     def clear(self) -> None:
         self.messages.clear()
+        self.pictures.clear()
 
     def take_last_question(self) -> str | None:
-        """Removes the last question and its answer, and returns the question; None where there is none."""
+        """Removes the last question and its answer, and returns the question; None where there is none.
+
+        Its pictures are those of the next question again.
+        """
         if not self.messages:
             return None
-        question = str(self.messages[-2]["content"])
+        question = self.messages[-2]["content"]
         del self.messages[-2:]
-        return question
+        self.pictures = [part for part in question if part["type"] == "image"] if isinstance(question, list) else []
+        return text_alone([{"content": question}])
 
     def writer(self, *, tty: bool) -> AnswerWriter:
         """What writes an answer to standard output."""
@@ -92,12 +105,14 @@ class Conversation:
         if not self._warned and not raw and (note := self._no_chat()):
             self._warned = True
             say(f"note: {note}")
-        self.messages.append({"role": "user", "content": text})
+        content = [*self.pictures, {"type": "text", "text": text}] if self.pictures else text
+        self.messages.append({"role": "user", "content": content})
         kept = False
         try:
             completion = self._generate(write, think, raw)
             self.messages.append(_as_message(completion))
             kept = True
+            self.pictures = []
         finally:
             if not kept:
                 self.messages.pop()
@@ -177,14 +192,17 @@ class Conversation:
                     hooks=hooks,
                 )
             except ContextLengthError:
-                if len(self.messages) < 3 or isinstance(prompt, str):  # what was said before is no part of a text
+                if (
+                    len(self.messages) < 3 or len(prompt) == 1 or isinstance(prompt, str)
+                ):  # what was said before is no part of a text
                     raise
                 del self.messages[:2]
                 say("note: the context is full: the oldest question and answer were dropped")
 
     def _prompt(self, raw: bool) -> str | list[Message]:
         if raw or self.model.encoder_decoder or not self.model.tokenizer.has_template:  # each text on its own
-            return str(self.messages[-1]["content"])
+            content = self.messages[-1]["content"]
+            return content if isinstance(content, str) else [self.messages[-1]]
         system: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
         return [*system, *self.messages]
 

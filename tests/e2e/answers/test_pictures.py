@@ -19,6 +19,7 @@ from moeinf.errors import ContextLengthError, StoreError, TextError, UsageError
 from moeinf.models.layers.vision.vision import Tower
 from moeinf.store.library import StoredModel
 from tests.support.checkpoints import resealed
+from tests.support.gpu.emulated_gpu import opened as on_gpu
 from tests.support.seeing_models import FAMILIES, asking, png, seeing_model
 
 QUESTION = "What is this? Say it in a few words, and say what stands beside it."
@@ -185,3 +186,10 @@ def test_a_store_without_its_tower_asks_for_another_pull(tmp_path: Path) -> None
 def test_a_model_of_text_refuses_pictures(demo: StoredModel) -> None:
     with Model(demo, RuntimeConfig.of(device="cpu")) as opened, pytest.raises(UsageError, match="takes text alone"):
         answer(opened, asking(QUESTION, png(1)))
+
+
+def test_a_gpu_answers_text_and_refuses_pictures(stored: StoredModel) -> None:
+    with on_gpu(stored, context=200) as opened:
+        assert answer(opened, [{"role": "user", "content": QUESTION}], 3).token_ids
+        with pytest.raises(UsageError, match="sees on the CPU alone: give --device cpu"):
+            answer(opened, asking(QUESTION, png(1)))

@@ -326,3 +326,18 @@ def test_without_a_history_nothing_is_written(tmp_path: Path) -> None:
     history = FileHistory(None)
     history.add("secret")
     assert not history.keep and list(tmp_path.iterdir()) == []
+
+
+def test_read_shows_a_picture_with_the_next_message(
+    chat: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "1.png").write_bytes(b"a picture")
+    talk = chat("/read 1.png", "/read", "/read none.png", "What is this?", "And now?")
+    said = capsys.readouterr()
+    assert "Read 1.png: your next message goes with it" in said.err + said.out
+    assert "Usage: /read <picture.png>" in said.err + said.out
+    assert "none.png cannot be read: No such file or directory" in said.err + said.out
+    first, second = (message["content"] for message in talk.chat.messages[::2])
+    assert [part["type"] for part in first] == ["image", "text"] and first[0]["image"] == b"a picture"
+    assert (first[1]["text"], second) == ("What is this?", "And now?")

@@ -16,6 +16,7 @@ from moeinf.engine.build_context import Weights
 from moeinf.engine.sight.parts import GivenPicture
 from moeinf.engine.sight.sizes import form_of
 from moeinf.engine.sight.tower_file import TowerFile
+from moeinf.engine.stored.facts import why_sightless
 from moeinf.errors import CheckpointError, TextError, UsageError
 from moeinf.models.layers.protocol import Layers
 from moeinf.models.layers.soft_tokens import SOFT_IDS, SoftTokens
@@ -25,7 +26,6 @@ from moeinf.pictures.decode import decode
 from moeinf.runtime.io.protocol import OnWait
 from moeinf.store.dense_sums import DenseSums
 from moeinf.store.format import VISION_FILE
-from moeinf.store.library import StoredModel
 from moeinf.types import Float32Array
 
 _DIGEST_BYTES: Final = 32
@@ -122,12 +122,8 @@ def open_sight(
 ) -> Sight | str:
     """How the model sees, or a line that says why it does not."""
     stored, vision = weights.stored, weights.family.vision
-    if stored.manifest.in_place is not None:
-        return f"{stored.name} takes text alone: GGUF files have no vision tower, and mmproj files are not read"
-    if vision is None:
-        return f"{stored.name} takes text alone: {weights.family.sightless}"
-    if stored.manifest.vision is None:
-        return _without_tower(stored)
+    if vision is None or stored.manifest.vision is None:
+        return why_sightless(stored) or f"{stored.name} takes text alone: {weights.family.sightless}"
     if not on_cpu:
         return f"{stored.name} sees on the CPU alone: give --device cpu, or leave out pictures"
     try:
@@ -136,16 +132,6 @@ def open_sight(
         return f"{stored.name} takes text alone: {error}"
     sums = DenseSums(stored, weights.sums, always=config.verify_reads, path=stored.path / VISION_FILE)
     return Sight(vision, form, TowerFile(stored, vision.tower, sums, config, on_wait), kernels)
-
-
-def _without_tower(stored: StoredModel) -> str:
-    told = next((line for line in stored.manifest.fallbacks if "vision tower" in line), "")
-    if told:
-        return f"{stored.name} takes text alone: {told}"
-    return (
-        f"{stored.name} was stored without its vision tower, if its checkpoint has one: `moeinf pull` it again "
-        "to use pictures"
-    )
 
 
 def required(sight: Sight | str) -> Sight:

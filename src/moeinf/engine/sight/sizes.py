@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import moeinf._native as _native
 from moeinf.config import RuntimeConfig
 from moeinf.engine.footprint import Footprint
+from moeinf.engine.sight.parts import GivenPicture
+from moeinf.engine.stored.facts import config as config_of
 from moeinf.engine.stored.facts import json_file
-from moeinf.errors import CheckpointError
+from moeinf.errors import CheckpointError, UsageError
+from moeinf.models.family import family_of
 from moeinf.models.layers.attention_config import attention_workspace
 from moeinf.models.layers.vision.picture_form import FILES, PictureForm, settings_of
 from moeinf.models.layers.vision.vision import MLP_ROWS, Vision
+from moeinf.pictures.decode import decode
 from moeinf.store.library import StoredModel
 from moeinf.types import AttentionSizes, LayerSizes, PassShape
 
@@ -23,6 +28,23 @@ _COPIES = 2  # times a part of the tower: read, and in another order
 def form_of(stored: StoredModel, vision: Vision, config: RuntimeConfig) -> PictureForm:
     """What the stored image processor does. Raises CheckpointError for settings that are not followed."""
     return vision.form(settings_of({name: json_file(stored, name) for name in FILES}), config.picture_tokens)
+
+
+def added_tokens(stored: StoredModel, given: Sequence[GivenPicture]) -> int:
+    """How many more tokens the pictures of a prompt take than a template writes for them, by themselves.
+
+    Raises UsageError for a model that does not see, and for a picture that cannot be decoded.
+    """
+    if not given:
+        return 0
+    vision = family_of(config_of(stored)).vision
+    if vision is None or stored.manifest.vision is None:
+        raise UsageError(f"{stored.name} takes text alone: leave out images")
+    form, added = form_of(stored, vision, RuntimeConfig()), 0
+    for each in given:
+        pixels = decode(each.data, each.name, form.size)
+        added += pixels.shape[0] * pixels.shape[1] // form.unit**2 - 1
+    return added + (0 if vision.in_template else len(vision.brackets) * len(given))
 
 
 def seeing_footprint(

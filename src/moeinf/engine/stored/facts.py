@@ -70,6 +70,21 @@ def template_facts(model: StoredModel) -> TemplateFacts | None:
     return read_facts(source)
 
 
+def why_sightless(model: StoredModel) -> str:
+    """Why a model takes no pictures, with the remedy where there is one; "" where it does."""
+    manifest = model.manifest
+    if manifest.vision is not None:
+        return ""
+    if manifest.in_place is not None:
+        return f"{model.name} takes text alone: GGUF files have no vision tower, and mmproj files are not read"
+    if told := next((line for line in manifest.fallbacks if "vision tower" in line), ""):
+        return f"{model.name} takes text alone: {told}"
+    family = family_of(config(model))
+    if family.vision is None:
+        return f"{model.name} takes text alone: {family.sightless}"
+    return f"{model.name} was stored without its vision tower: `moeinf pull` it again, if its checkpoint has one"
+
+
 def capabilities(model: StoredModel) -> list[str]:
     """What the architecture does and the chat template knows of, in the words of ollama where it has some."""
     kind = family_of(config(model)).encoder_input

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from moeinf.engine.stored.facts import licence_text, template_text
 from moeinf.errors import ModelNotFoundError, MoeinfError
@@ -39,6 +40,7 @@ class Commands:
             "/ls": self._list,
             "/stats": self._stats,
             "/regen": self._regen,
+            "/read": self._read,
         }
 
     def run(self, word: str, rest: str) -> None:
@@ -54,6 +56,14 @@ class Commands:
     def _clear(self, _: str) -> None:
         self._conversation.clear()
         say("Cleared session context")
+
+    def _read(self, path: str) -> None:
+        if not path:
+            say("Usage: /read <picture.png>")
+            return
+        self._conversation.show_picture(Path(path))
+        count = len(self._conversation.pictures)
+        say(f"Read {path}: your next message goes with {'it' if count == 1 else f'{count} pictures'}")
 
     def _regen(self, _: str) -> None:
         before = list(self._conversation.messages)

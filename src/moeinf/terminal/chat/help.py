@@ -12,6 +12,7 @@ Available Commands:
   /load <model>   Load another model
   /list           List stored models
   /stats          Show the expert cache and the context
+  /read <picture> Ask about a PNG or JPEG file with the next message
   /regen          Answer the last message again
   /clear          Clear session context
   /bye            Exit

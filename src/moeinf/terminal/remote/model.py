@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, fields
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from moeinf.config.option import http_options
 from moeinf.engine.completion import NO_HOOKS, Completion, GenerationStats, Hooks
+from moeinf.engine.sight.parts import text_alone
 from moeinf.engine.stored.facts import json_file, template_facts, template_text
 from moeinf.runtime.cache.stats import CacheStats
 from moeinf.sampling.params import SamplingParams, resolve_params
@@ -90,8 +92,12 @@ class RemoteModel:
         }
         if isinstance(prompt, str):
             path, body = "/api/generate", body | {"prompt": prompt, "raw": raw}
+        elif raw:
+            path, body = "/api/generate", body | {"prompt": text_alone(prompt), "raw": True}
+            body |= {"images": [image for message in prompt for image in _in_base64(message)["images"]]}
         else:
-            path, body = "/api/chat", body | {"messages": list(prompt), "chat_template_kwargs": variables or {}}
+            messages = [_in_base64(message) for message in prompt]
+            path, body = "/api/chat", body | {"messages": messages, "chat_template_kwargs": variables or {}}
         lines = self._client.stream(path, body, hooks.should_stop)
         first = _first_line(lines)
         self.last = Completion("", [], "interrupted", GenerationStats())
@@ -129,6 +135,15 @@ class RemoteModel:
 
     def close(self) -> None:
         pass
+
+
+def _in_base64(message: Message) -> Message:
+    """A message with its pictures as ollama's API has them."""
+    content = message["content"]
+    if isinstance(content, str):
+        return message
+    images = [base64.b64encode(part["image"]).decode() for part in content if part["type"] == "image"]
+    return {**message, "content": text_alone([message]), "images": images}
 
 
 def _first_line(lines: Iterator[Line]) -> Line | None:
