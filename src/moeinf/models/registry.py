@@ -57,7 +57,7 @@ FAMILIES = (
         "qwen3_5_moe",
         "qwen",
         ("Qwen3.5-35B-A3B", "Qwen3.5-122B-A10B", "Qwen3.6-35B-A3B"),
-        "Qwen3-Next with DeltaNet's projections apart; the language model of checkpoints that also see images",
+        "Qwen3-Next with DeltaNet's projections apart; sees pictures",
         also=("qwen3_5_moe_text",),
     ),
     FamilyEntry(
@@ -320,8 +320,8 @@ FAMILIES = (
         "gemma4",
         "gemma",
         ("Gemma-4-26B-A4B",),
-        "the language model of checkpoints that also see images: a dense MLP beside the experts of each layer; windows "
-        "in five of six layers, in the others larger heads, positions of another kind and values that are the keys",
+        "a dense MLP beside the experts of each layer; windows in five of six layers, in the others larger heads, "
+        "positions of another kind and values that are the keys; sees pictures",
         also=("gemma4_text",),
     ),
     FamilyEntry(

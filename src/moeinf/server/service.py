@@ -10,6 +10,8 @@ from starlette.requests import Request
 
 from moeinf.config.server_options import seconds_of
 from moeinf.engine.model import Model
+from moeinf.engine.sight.parts import without_pictures
+from moeinf.engine.stored.facts import why_sightless
 from moeinf.engine.stored.preset import preset_of
 from moeinf.sampling.params import SamplingParams
 from moeinf.server.ask import Ask
@@ -56,6 +58,7 @@ class Service:
         """
         stored = self.find(ask.model)
         ask = _within_context(with_preset(ask, preset_of(stored)), stored)
+        _refuse_pictures(ask, stored)
         SamplingParams(**ask.params)  # refuses what is out of range, before anybody waits
         ask = _quiet(ask)
         host = request.client.host if request.client else ""
@@ -78,6 +81,14 @@ class Service:
         model = None if ask.config else self.open_model(stored)
         context = stored.manifest.info.context_length if model is None else model.plan.context
         self.texts.check(stored, ask, context)
+
+
+def _refuse_pictures(ask: Ask, stored: StoredModel) -> None:
+    """Raises Refusal for a picture that the model cannot see, before anybody waits."""
+    if ask.prompt is None or isinstance(ask.prompt, str) or not without_pictures(ask.prompt)[1]:
+        return
+    if why := why_sightless(stored):
+        raise Refusal(400, f"{why}; leave out images")
 
 
 def _quiet(ask: Ask) -> Ask:

@@ -7,9 +7,12 @@ from collections import OrderedDict
 
 from moeinf.engine.generator import check_length
 from moeinf.engine.model_kind import DecoderOnly
+from moeinf.engine.sight.parts import text_alone, without_pictures
+from moeinf.engine.sight.sizes import added_tokens
 from moeinf.engine.stored.facts import config
 from moeinf.errors import UsageError
 from moeinf.models.family import family_of
+from moeinf.models.layers.soft_tokens import SOFT_IDS
 from moeinf.sampling.constraint import GrammarConstraint
 from moeinf.server.ask import Ask
 from moeinf.server.prompt.thinking import think_for
@@ -76,4 +79,10 @@ def _token_ids(tokenizer: Tokenizer, stored: StoredModel, ask: Ask) -> list[int]
         if not (facts and facts.tools):
             raise UsageError(f"{stored.name} does not support tools; leave them out")
         variables["tools"] = list(ask.tools)
-    return DecoderOnly(tokenizer, lambda line: None).encode(ask.prompt, raw=ask.raw, variables=variables)
+    kind = DecoderOnly(tokenizer, lambda line: None)
+    if isinstance(ask.prompt, str):
+        return kind.encode(ask.prompt, raw=ask.raw, variables=variables)
+    messages, given = without_pictures(ask.prompt)
+    prompt = text_alone(messages) if ask.raw and given else messages
+    ids = kind.encode(prompt, raw=ask.raw, variables=variables)
+    return [*ids, *[SOFT_IDS] * added_tokens(stored, given)]

@@ -26,6 +26,7 @@ from moeinf.store.verify import verify
 from moeinf.types import Float32Array
 from tests.support.checkpoints import in_mxfp4, random_tensors, write_checkpoint
 from tests.support.ranks.workers import Workers
+from tests.support.seeing_models import asking, png, seeing_model
 from tests.support.tiny_models import all_configs
 
 PROMPT = "Once upon a time, in a village by the sea"
@@ -99,6 +100,17 @@ def logits(model: Model, num_rows: int = 12) -> Float32Array:
     ]
     rows += [runner.network.forward([token], runner.cache) for token in ids[num_rows:]]
     return np.concatenate(rows)
+
+
+def test_ranks_answer_about_pictures_as_one_machine_does(workers: Workers, tmp_path: Path) -> None:
+    stored, asked = seeing_model(tmp_path, "gemma4"), asking("What is this?", png(1))
+
+    def seen(**options: Any) -> list[int]:
+        with opened(stored, context=200, expert_cache="40%", **options) as model:
+            return model.generate(asked, model.params(temperature=0.0, num_predict=6)).token_ids
+
+    alone = seen()
+    assert seen(**workers.options(workers.start(stored, expert_cache="40%"))) == alone
 
 
 @pytest.mark.parametrize("family", ["mixtral", "deepseek_v3", "gpt_oss"])

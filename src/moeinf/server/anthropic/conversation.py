@@ -7,6 +7,7 @@ from typing import Any
 
 from moeinf.server.errors import Refusal
 from moeinf.server.prompt.agent_noise import quiet_text
+from moeinf.server.prompt.pictures import joined, picture_of
 from moeinf.types import Message
 
 Block = Mapping[str, Any]
@@ -38,17 +39,27 @@ def _turns(message: Mapping[str, Any], where: str) -> Iterator[Message]:
     if role == "assistant":
         yield _assistant_turn(blocks, where)
         return
-    texts: list[str] = []
+    parts: list[dict[str, Any]] = []
     for block in blocks:
         if block["type"] != "tool_result":
-            texts.append(_text(block, where))
+            parts.append(_part(block, where))
             continue
-        if texts:
-            yield {"role": role, "content": "\n".join(texts)}
-            texts = []
+        if parts:
+            yield {"role": role, "content": joined(parts, where)}
+            parts = []
         yield _result(block, where)
-    if texts or not blocks:
-        yield {"role": role, "content": "\n".join(texts)}
+    if parts or not blocks:
+        yield {"role": role, "content": joined(parts, where)}
+
+
+def _part(block: Block, where: str) -> dict[str, Any]:
+    if block["type"] != "image":
+        return {"type": "text", "text": _text(block, where)}
+    source = block.get("source")
+    if not isinstance(source, dict) or source.get("type") != "base64":
+        kind = source.get("type") if isinstance(source, dict) else None
+        raise Refusal(400, f"{where}: an image must come in base64; its source is of type {kind!r:.60}")
+    return picture_of(source.get("data"), where)
 
 
 def _assistant_turn(blocks: Sequence[Block], where: str) -> Message:
@@ -100,7 +111,7 @@ def _text(block: Block, where: str) -> str:
     """The text of a block that is, or holds, nothing else. Raises Refusal for images and the like."""
     read = _READERS.get(block["type"])
     if read is None:
-        raise Refusal(400, f"{where}: models here read text alone; a block of type {block['type']!r:.60} must go")
+        raise Refusal(400, f"{where}: a model here reads no block of type {block['type']!r:.60} there; leave it out")
     return read(block, where)
 
 

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from moeinf.server.errors import Refusal
 from moeinf.server.http import ErrorForm, error_response
 
-MOST_BODY_BYTES = 4 << 20
+MOST_BODY_BYTES = 16 << 20
 BODY_S, BODY_S_PER_MIB = 30.0, 1.0  # until a body must be here
 SEND_S = 60.0  # until a client must have taken what it is sent
 OPEN_TO_ALL = ("/health", "/")  # without a key: they tell nothing, and the page asks for the key itself

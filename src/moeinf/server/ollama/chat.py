@@ -14,7 +14,8 @@ from moeinf.server.http import body_of, json_response, whole_answer
 from moeinf.server.ollama.answers import ChatLines, GenerateLines, Lines
 from moeinf.server.ollama.descriptions import capabilities_of
 from moeinf.server.ollama.requests import Asking, ChatRequest, GenerateRequest, given_logprobs, given_options
-from moeinf.server.prompt.content import plain_text, role_of
+from moeinf.server.prompt.content import plain_content, role_of
+from moeinf.server.prompt.pictures import joined, picture_of
 from moeinf.server.prompt.tools import checked_tools
 from moeinf.server.service import Service, keep_alive_of
 from moeinf.text.thinking import THINK_WORDS
@@ -54,7 +55,6 @@ def generate_ask(asked: GenerateRequest, think: bool | str | None) -> Ask:
     """Raises Refusal, UsageError."""
     refused = (
         (asked.suffix, f'"{asked.model}" does not support insert'),
-        (asked.images, f'"{asked.model}" reads text alone: leave out images'),
         (asked.template, "template is not supported: each checkpoint brings its own"),
         (asked.context, "context is not supported: send what was said before to /api/chat"),
         (asked.raw and asked.system, "raw mode does not support system"),
@@ -65,13 +65,11 @@ def generate_ask(asked: GenerateRequest, think: bool | str | None) -> Ask:
             raise Refusal(400, why)
     if not asked.prompt:
         return _ask(asked, None, think)
-    if asked.system:
-        messages: list[Message] = [
-            {"role": "system", "content": asked.system},
-            {"role": "user", "content": asked.prompt},
-        ]
-        return _ask(asked, messages, think)
-    return _ask(asked, asked.prompt, think, raw=bool(asked.raw))
+    content = _with_images(asked.prompt, {"images": asked.images}, "images")
+    if isinstance(content, str) and not asked.system:
+        return _ask(asked, asked.prompt, think, raw=bool(asked.raw))
+    system: list[Message] = [{"role": "system", "content": asked.system}] if asked.system else []
+    return _ask(asked, [*system, {"role": "user", "content": content}], think, raw=bool(asked.raw))
 
 
 def _ask(asked: Asking, prompt: str | list[Message] | None, think: bool | str | None, **more: Any) -> Ask:
@@ -109,11 +107,21 @@ async def _capabilities(service: Service, asked: Asking) -> tuple[str, ...]:
     return await asyncio.to_thread(capabilities_of, service.find(asked.model))
 
 
+def _with_images(
+    content: str | list[dict[str, Any]], message: dict[str, Any], where: str
+) -> str | list[dict[str, Any]]:
+    """The content, with the images that come beside it in front. Raises Refusal."""
+    images = message.get("images") or []
+    if not isinstance(images, list):
+        raise Refusal(400, f"{where}: images must be a list")
+    texts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    return joined([*(picture_of(image, where) for image in images), *texts], where) if images else content
+
+
 def message_of(message: dict[str, Any], where: str) -> Message:
     """A message as a chat template gets it. Raises Refusal."""
-    if message.get("images"):
-        raise Refusal(400, f"{where}: models here read text alone: leave out images")
-    plain: dict[str, Any] = {"role": role_of(message, where), "content": plain_text(message.get("content"), where)}
+    content = plain_content(message.get("content"), where)
+    plain: dict[str, Any] = {"role": role_of(message, where), "content": _with_images(content, message, where)}
     thought = message.get("thinking")
     if isinstance(thought, str) and thought:
         plain |= {"thinking": thought, "reasoning_content": thought}

@@ -15,7 +15,7 @@ from moeinf.server.http import body_of, json_response, whole_answer
 from moeinf.server.openai.chat_answer import ChatStream, logprobs, message_of_answer
 from moeinf.server.openai.head import Head
 from moeinf.server.openai.requests import ChatRequest, params_given
-from moeinf.server.prompt.content import plain_text, role_of
+from moeinf.server.prompt.content import plain_content, role_of
 from moeinf.server.prompt.forced_calls import forced_calls
 from moeinf.server.prompt.format import format_of
 from moeinf.server.prompt.tools import checked_tools
@@ -65,7 +65,7 @@ def ask_of(asked: ChatRequest) -> Ask:
 
 def message_of(message: dict[str, Any], where: str) -> Message:
     """A message as a chat template gets it. Raises Refusal."""
-    plain: dict[str, Any] = {"role": role_of(message, where), "content": plain_text(message.get("content"), where)}
+    plain: dict[str, Any] = {"role": role_of(message, where), "content": plain_content(message.get("content"), where)}
     thought = message.get("reasoning_content") or message.get("reasoning") or message.get("thinking")
     if isinstance(thought, str) and thought:
         plain |= {"reasoning_content": thought, "thinking": thought}

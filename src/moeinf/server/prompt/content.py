@@ -6,30 +6,38 @@ from collections.abc import Sequence
 from typing import Any
 
 from moeinf.server.errors import Refusal
+from moeinf.server.prompt.pictures import joined, picture_at
 
 _TEXT_KINDS = ("text", "input_text", "output_text")
 
 
-def plain_text(content: object, where: str) -> str:
-    """The text of a content that is a string, null, or a list of parts. Raises Refusal for images and the like."""
+def plain_content(content: object, where: str) -> str | list[dict[str, Any]]:
+    """The text of a content that is a string, null, or a list of parts; the parts, where some are pictures.
+
+    Raises Refusal for audio and the like.
+    """
     if content is None:
         return ""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise Refusal(400, f"{where}: content must be text or a list of parts")
-    texts = []
+    parts = list[dict[str, Any]]()
     for part in content:
         kind = part.get("type", "text") if isinstance(part, dict) else None
         if kind == "refusal":
-            texts.append(str(part.get("refusal", "")))
+            parts.append({"type": "text", "text": str(part.get("refusal", ""))})
+        elif kind in ("image_url", "input_image"):
+            parts.append(picture_at(part.get("image_url"), where))
         elif kind not in _TEXT_KINDS:
-            raise Refusal(400, f"{where}: this model reads text alone; a part of type {kind!r:.60} must be left out")
+            raise Refusal(
+                400, f"{where}: models here read text and images; a part of type {kind!r:.60} must be left out"
+            )
         elif not isinstance(part.get("text"), str):
             raise Refusal(400, f"{where}: a part of type {kind!r:.60} has no text")
         else:
-            texts.append(part["text"])
-    return "\n".join(texts)
+            parts.append({"type": "text", "text": part["text"]})
+    return joined(parts, where)
 
 
 def stops(stop: str | Sequence[str] | None) -> tuple[str, ...] | None:

@@ -93,7 +93,7 @@ SCAN = {"type": "document", "source": {"type": "content", "content": [IMAGE]}}
         ([{"role": "user", "content": ["x"]}], "content must be"),
         ([{"role": "user", "content": [{"text": "x"}]}], "no type"),
         ([{"role": "user", "content": [{"type": "text"}]}], "must have the text"),
-        ([USER, {"role": "user", "content": [IMAGE]}], r"messages\[1\].*'image'"),
+        ([USER, {"role": "user", "content": [IMAGE]}], r"messages\[1\].*an image must be"),
         ([{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": [IMAGE]}]}], "'image'"),
         ([{"role": "user", "content": [{"type": "document", "source": {"type": "base64"}}]}], "must hold text"),
         ([{"role": "user", "content": [SCAN]}], "something else"),

@@ -52,7 +52,7 @@ def test_generate_takes_a_system_message_a_text_or_a_raw_one() -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    [{"suffix": "b"}, {"images": ["b"]}, {"template": "{{ . }}"}, {"context": [1]}, {"raw": True, "system": "s"}],
+    [{"suffix": "b"}, {"images": ["?"]}, {"template": "{{ . }}"}, {"context": [1]}, {"raw": True, "system": "s"}],
 )
 def test_generate_refuses_what_would_change_the_answer(fields: dict[str, Any]) -> None:
     with pytest.raises(MoeinfError):
