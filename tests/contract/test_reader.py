@@ -774,6 +774,38 @@ def test_a_range_is_damaged_until_it_is_sound(scattered: Scattered) -> None:
     scattered.check(0)
 
 
+@pytest.mark.parametrize("always", [False, True])
+def test_ranges_that_make_up_a_block_are_compared_with_its_sum(scattered: Scattered, always: bool) -> None:
+    reader, region, cuts = scattered.reader, scattered.REGION, np.array([0, 5000, 5001, 14000, 20000])
+    block = scattered.content[0][100:20100]
+    reader.expect(ids(0), ids(100), 20000, np.array([crc32c(block)], np.uint32), always=always)
+
+    def read(*numbers: int) -> None:
+        first, last = cuts[list(numbers)], cuts[[number + 1 for number in numbers]]
+        columns = [column[:, None] for column in (0 * first, 100 + first, ids(*numbers) * region, last - first)]
+        reader.submit_pieces(ids(*numbers), *columns, np.full(len(numbers), DEMAND))
+        scattered.wait(*numbers)
+
+    flip(scattered.paths[0], 100 + 13999)  # the last byte of the third
+    read(0, 3)
+    read(2)  # nobody can tell so far
+    read(0)  # once more
+    for _ in range(2):
+        with pytest.raises(ReadFailure, match="20000 bytes at 100 in .* do not match") as raised:
+            read(1)
+        assert (raised.value.key, raised.value.errno, raised.value.offset) == (1, errno.EBADMSG, 100)
+        read(2, 3, 0)  # all that is known of the block is forgotten: they are to be read again
+    flip(scattered.paths[0], 100 + 13999)
+    read(2)
+    read(1)
+    flip(scattered.paths[0], 100)
+    if always:
+        with pytest.raises(ReadFailure, match="20000 bytes at 100"):
+            read(0)
+    else:
+        read(0)  # it was sound once
+
+
 def test_a_truncated_file_fails_the_keys_of_what_it_lacks(scattered: Scattered) -> None:
     os.truncate(scattered.paths[1], 5 * BLOCK)
     scattered.submit(1, 5)

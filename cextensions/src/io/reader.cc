@@ -84,13 +84,19 @@ void Reader::expect(const std::int64_t* files, const std::int64_t* offsets, std:
     if (offsets[i] < 0 || num_bytes <= 0 || offsets[i] > files_.num_bytes(file) - num_bytes) {
       throw std::invalid_argument("block " + std::to_string(i) + " is not inside its file");
     }
-    expected_[{file, offsets[i]}] = {num_bytes, {sums[i], always, false}};
+    expected_[{file, offsets[i]}] = {sums[i], always, false, num_bytes, {}};
   }
 }
 
-BlockSum* Reader::sum_of(int file, std::int64_t offset, std::int64_t num_bytes) {
-  const auto place = expected_.find({file, offset});
-  return place == expected_.end() || place->second.num_bytes != num_bytes ? nullptr : &place->second.sum;
+// Lets a piece be compared with the sum of the block that its range lies in, if there is one.
+void Reader::find_sum(Piece* piece) {
+  const std::int64_t from = piece->offset + piece->summed_from;
+  auto place = expected_.upper_bound({piece->file, from});
+  if (place == expected_.begin()) return;
+  const auto& [file, start] = (--place)->first;
+  if (file != piece->file || from + piece->summed_bytes > start + place->second.num_bytes) return;
+  piece->sum = &place->second;
+  piece->place_in_sum = from - start;
 }
 
 void Reader::submit(const std::int64_t* keys, const std::int64_t* files, const std::int64_t* offsets,
@@ -103,11 +109,11 @@ void Reader::submit(const std::int64_t* keys, const std::int64_t* files, const s
     require_range("file", offsets[i], num_bytes, files_.num_bytes(file), keys[i]);
     require_range("arena", destinations[i], num_bytes, static_cast<std::int64_t>(arena_->num_bytes()),
                   keys[i]);
-    BlockSum* const sum = sum_of(file, offsets[i], num_bytes);
     requests[i] = {keys[i],
                    priorities[i],
-                   {file, offsets[i], arena_->data() + destinations[i], num_bytes, sum, 0, num_bytes},
+                   {file, offsets[i], arena_->data() + destinations[i], num_bytes, nullptr, 0, num_bytes},
                    {}};
+    find_sum(&requests[i].piece);
   }
   if (scheduler_.submit(requests)) backend_->wake();
 }
@@ -147,13 +153,11 @@ Piece Reader::piece_of(std::int64_t key, std::int64_t file, std::int64_t offset,
   const std::int64_t start = offset / kBlockBytes * kBlockBytes;
   const std::int64_t end = (offset + num_bytes + kBlockBytes - 1) / kBlockBytes * kBlockBytes;
   require_range("arena", destination, end - start, static_cast<std::int64_t>(arena_->num_bytes()), key);
-  return {number,
-          start,
-          arena_->data() + destination,
-          std::min(end, file_bytes) - start,
-          sum_of(number, offset, num_bytes),
-          offset - start,
-          num_bytes};
+  Piece piece{
+      number,         start,    arena_->data() + destination, std::min(end, file_bytes) - start, nullptr,
+      offset - start, num_bytes};
+  find_sum(&piece);
+  return piece;
 }
 
 void Reader::reprioritise(const std::int64_t* keys, const double* priorities, std::size_t count) {
@@ -190,10 +194,10 @@ ReadFailure Reader::failure(const FailedRequest& failed) const {
   const Piece& piece = failed.piece;
   const Outcome& outcome = failed.outcome;
   const std::string& path = files_.path(piece.file);
-  // Of what was damaged, the range is told that was asked for; of what was not read, the blocks that it lies
+  // Of what was damaged, the range is told that the sum is of; of what was not read, the blocks that it lies
   // in.
-  const std::int64_t from = outcome.damaged ? piece.summed_from : 0;
-  const std::int64_t num_bytes = outcome.damaged ? piece.summed_bytes : piece.num_bytes;
+  const std::int64_t from = outcome.damaged ? piece.summed_from - piece.place_in_sum : 0;
+  const std::int64_t num_bytes = outcome.damaged ? piece.sum->num_bytes : piece.num_bytes;
   const std::int64_t offset = piece.offset + from;
   const std::string bytes = std::to_string(num_bytes) + " bytes at " + std::to_string(offset);
   const std::int64_t length = files_.num_bytes_now(piece.file);

@@ -192,14 +192,31 @@ void Scheduler::finished(const Segment& segment, const Outcome& outcome) {
 void Scheduler::compare_sums(Entry& entry) {
   for (std::size_t piece = 0; piece < entry.num_pieces(); ++piece) {
     const Found& found = entry.found_at(piece);
-    if (!found.checked) continue;
-    BlockSum& sum = *entry.piece_at(piece).sum;
-    const bool damaged = found.sum != sum.expected;
-    sum.sound = !damaged && !sum.always;
-    if (!damaged || entry.failure.damaged) continue;
+    if (!found.checked || !is_damaged(entry.piece_at(piece), found.sum) || entry.failure.damaged) continue;
     entry.failure.damaged = true;
     entry.failed_piece = piece;
   }
+}
+
+// Of a piece whose sum is of more than that: whether all of it is known by now, and damaged. Which of its
+// ranges is, nobody can tell, so that all of them are to be read again.
+bool Scheduler::is_damaged(const Piece& piece, std::uint32_t found) {
+  BlockSum& sum = *piece.sum;
+  if (piece.summed_bytes < sum.num_bytes) {
+    sum.shares[piece.place_in_sum] = {piece.summed_bytes, found};
+    std::int64_t end = 0;
+    found = 0;
+    for (const auto& [place, share] : sum.shares) {
+      if (place != end) return false;
+      end += share.num_bytes;
+      found ^= share.sum;
+    }
+    if (end != sum.num_bytes) return false;
+  }
+  const bool damaged = found != sum.expected;
+  sum.sound = !damaged && !sum.always;
+  if (damaged || sum.sound) sum.shares.clear();
+  return damaged;
 }
 
 void Scheduler::wake_one() { work_.notify_one(); }
@@ -266,7 +283,7 @@ void Scheduler::take(Segment* segment) {
     const std::int64_t from = std::max(start, piece.summed_from), to = std::max(from, std::min(end, last));
     segment->summed_from = from - start;
     segment->summed_bytes = to - from;
-    segment->bytes_after = last - to;
+    segment->bytes_after = last - to + piece.bytes_behind();
   }
   entry.issued_bytes = end;
   if (end == piece.num_bytes) {

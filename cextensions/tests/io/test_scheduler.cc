@@ -322,7 +322,7 @@ TEST(a_request_fails_with_the_piece_that_did) {
 TEST(sums_are_those_of_the_ranges_within_their_blocks) {
   for (const bool damaged : {false, true}) {
     Scheduler scheduler(16, 16, kSegmentBytes);
-    moeinf::BlockSum of_first{7, false, false}, of_second{9, false, false};
+    moeinf::BlockSum of_first{7, false, false, 100, {}}, of_second{9, false, false, 2, {}};
     Request two = request(1, kDemand, 3);
     two.piece.sum = &of_first, two.piece.summed_from = 4000, two.piece.summed_bytes = 100;
     two.more = {{0, 0, memory, kSegmentBytes, &of_second, 1, 2}};

@@ -43,9 +43,10 @@ class Reader {
   const char* backend() const { return backend_->name(); }
   const std::string& notice() const { return notice_; }
 
-  // From now on, a read of exactly num_bytes at one of these places is compared with its CRC-32C: the first
-  // time, or always. One that differs fails as ReadFailure does, with EBADMSG. Throws std::invalid_argument
-  // for a range that is not inside its file.
+  // From now on, a read of the num_bytes at one of these places is compared with their CRC-32C: the first
+  // time, or always. One that differs fails as ReadFailure does, with EBADMSG. Reads of ranges that make up
+  // the whole, one behind the other, are compared as the last of them lands, which then fails for all of
+  // them. Throws std::invalid_argument for a range that is not inside its file.
   void expect(const std::int64_t* files, const std::int64_t* offsets, std::int64_t num_bytes,
               const std::uint32_t* sums, std::size_t count, bool always);
 
@@ -78,16 +79,12 @@ class Reader {
   void start(const ReaderOptions& options);
   Piece piece_of(std::int64_t key, std::int64_t file, std::int64_t offset, std::int64_t destination,
                  std::int64_t num_bytes);
-  BlockSum* sum_of(int file, std::int64_t offset, std::int64_t num_bytes);
+  void find_sum(Piece* piece);
   ReadFailure failure(const FailedRequest& failed) const;
 
   std::shared_ptr<Arena> arena_;
   FileSet files_;
-  struct Expected {
-    std::int64_t num_bytes;
-    BlockSum sum;
-  };
-  std::map<std::pair<int, std::int64_t>, Expected> expected_;  // by file and offset
+  std::map<std::pair<int, std::int64_t>, BlockSum> expected_;  // by file and offset
   Scheduler scheduler_;
   std::unique_ptr<Backend> backend_;
   std::string notice_;

@@ -16,6 +16,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <set>
@@ -29,9 +30,18 @@ namespace moeinf {
 // The CRC-32C that a block of a file has, and whether it was found to have it. Belongs to the scheduler's
 // mutex once a request points to it.
 struct BlockSum {
+  struct Share {
+    std::int64_t num_bytes = 0;
+    std::uint32_t sum = 0;
+  };
+
   std::uint32_t expected = 0;
   bool always = false;  // every read of it is compared; else reads until one was sound
   bool sound = false;
+  std::int64_t num_bytes = 0;
+  // Where the block is read range by range: what each range, by its place in the block, contributes to the
+  // sum, as it was read last. The block is compared whenever they make up all of it.
+  std::map<std::int64_t, Share> shares{};
 };
 
 // A range of a file that a request reads. Where it ends with the file, it need not be whole blocks; its
@@ -44,6 +54,10 @@ struct Piece {
   BlockSum* sum = nullptr;  // null: taken as it comes
   // What the sum is of: a range that begins and ends anywhere is read with the rest of its blocks.
   std::int64_t summed_from = 0, summed_bytes = 0;
+  std::int64_t place_in_sum = 0;  // of that range in what the sum is of, which may be more
+
+  // How much of what the sum is of lies behind the range.
+  std::int64_t bytes_behind() const { return sum ? sum->num_bytes - place_in_sum - summed_bytes : 0; }
 };
 
 struct Request {
@@ -132,6 +146,7 @@ class Scheduler {
   static bool is_demand(const Entry& entry);
   static bool has_failed(const Entry& entry);
   static void compare_sums(Entry& entry);
+  static bool is_damaged(const Piece& piece, std::uint32_t found);
   bool can_issue() const;
   void take(Segment* segment);
   void require_open() const;

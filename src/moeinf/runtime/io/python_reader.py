@@ -8,8 +8,9 @@ import os
 import stat
 import threading
 import time
+from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -24,12 +25,34 @@ CLOSE_PATIENCE_S: Final = 1.0  # for a read under way
 
 @dataclass(slots=True)
 class _Expected:
-    """The sum of a block, and whether there is still reason to compare it."""
+    """The sum of a block, and whether there is still reason to compare it.
 
+    ranges: where it is read range by range, how many bytes each has and their sum, as it was read last, by its place.
+    """
+
+    offset: int
     num_bytes: int
     sum: int
     always: bool
     sound: bool = False
+    ranges: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    def is_damaged(self, place: int, read: memoryview) -> bool:
+        """Takes bytes that were read from this place of the block on: whether all of it is known now, and damaged."""
+        self.ranges[place] = len(read), crc32c(read)
+        end = total = 0
+        for start, (num_bytes, found) in sorted(self.ranges.items()):
+            if start != end:
+                return False
+            zeros = np.zeros(num_bytes, np.uint8)
+            end, total = end + num_bytes, crc32c(zeros, total) ^ crc32c(zeros) ^ found
+        if end != self.num_bytes:
+            return False
+        damaged = total != self.sum
+        self.sound = not damaged and not self.always
+        if damaged:
+            self.ranges.clear()  # nobody can tell which of them it was
+        return damaged
 
 
 @dataclass(slots=True)
@@ -41,7 +64,8 @@ class _Piece:
     destination: int
     num_bytes: int
     expected: _Expected | None = None
-    skipped: int = 0  # bytes before those that the sum is of
+    skipped: int = 0  # bytes before those that were asked for
+    wanted: int = 0  # of these
 
 
 @dataclass(slots=True)
@@ -82,6 +106,7 @@ class PureReader:
         self._descriptors: list[int] = []
         self._requests: dict[int, _Request] = {}
         self._expected: dict[tuple[int, int], _Expected] = {}  # by file and offset
+        self._starts: list[tuple[int, int]] = []  # the keys of that, ascending
         self._landed: list[_Request] = []  # complete and not collected, in the order in which they landed
         self._next_order = 0
         self._bytes_read = 0
@@ -109,7 +134,8 @@ class PureReader:
             for file, offset, wanted in zip(files.tolist(), offsets.tolist(), sums.tolist(), strict=True):
                 if not 0 <= file < len(self._paths) or not 0 <= offset <= self._sizes[file] - num_bytes:
                     raise ValueError(f"{num_bytes} bytes at {offset} of file {file} are not inside it")
-                self._expected[file, offset] = _Expected(num_bytes, wanted, always)
+                self._expected[file, offset] = _Expected(offset, num_bytes, wanted, always)
+            self._starts = sorted(self._expected)
 
     def submit(
         self,
@@ -128,7 +154,8 @@ class PureReader:
                 self._require_file(key, file)
                 _require_range("file", offset, num_bytes, self._sizes[file], key)
                 _require_range("arena", destination, num_bytes, len(self._memory), key)
-                pieces.append([_Piece(file, offset, destination, num_bytes, self._sum(file, offset, num_bytes))])
+                expected = self._sum(file, offset, num_bytes)
+                pieces.append([_Piece(file, offset, destination, num_bytes, expected, 0, num_bytes)])
             self._queue(columns[0], pieces, priorities.tolist())
 
     def submit_pieces(
@@ -161,11 +188,15 @@ class PureReader:
         end = -(-(offset + num_bytes) // BLOCK_ALIGN_BYTES) * BLOCK_ALIGN_BYTES
         _require_range("arena", destination, end - start, len(self._memory), key)
         expected = self._sum(file, offset, num_bytes)
-        return _Piece(file, start, destination, min(end, size) - start, expected, offset - start)
+        return _Piece(file, start, destination, min(end, size) - start, expected, offset - start, num_bytes)
 
     def _sum(self, file: int, offset: int, num_bytes: int) -> _Expected | None:
-        known = self._expected.get((file, offset))
-        return known if known and known.num_bytes == num_bytes and not known.sound else None
+        """What the block has to have that a range lies in."""
+        before = bisect_right(self._starts, (file, offset))
+        if not before or self._starts[before - 1][0] != file:
+            return None
+        known = self._expected[self._starts[before - 1]]
+        return known if offset + num_bytes <= known.offset + known.num_bytes and not known.sound else None
 
     def _queue(self, keys: list[int], pieces: list[list[_Piece]], priorities: list[float]) -> None:
         new: dict[int, _Request] = {}
@@ -321,10 +352,9 @@ class PureReader:
             expected, start = piece.expected, piece.destination + piece.skipped
             if expected is None:
                 continue
-            if crc32c(self._memory[start : start + expected.num_bytes]) == expected.sum:
-                expected.sound = not expected.always
-            elif first is None:
-                path, offset = self._paths[piece.file], piece.offset + piece.skipped
+            place = piece.offset + piece.skipped - expected.offset
+            if expected.is_damaged(place, self._memory[start : start + piece.wanted]) and first is None:
+                path, offset = self._paths[piece.file], expected.offset
                 said = f"{expected.num_bytes} bytes at {offset} in {path} do not match their checksum"
                 first = _read_failure(said, path, request.key, errno.EBADMSG)
                 first.offset, first.num_bytes_read = offset, sum(each.num_bytes for each in request.pieces)
