@@ -1,4 +1,6 @@
-"""Writes a GGUF of random blocks in the geometry of a real qwen3_moe config.json, cut in depth: any type, no quantiser.
+"""Writes a GGUF of random blocks in the geometry of a real config.json, cut in depth: any type, no quantiser.
+
+Models of qwen3_moe and mixtral are known.
 
     pip install gguf
     python benchmarks/peers/random_gguf.py CONFIG_JSON OUT.gguf Q4_K_M --layers 4 --vocab 32000
@@ -20,7 +22,7 @@ from typing import Any, cast
 import gguf
 import numpy as np
 import numpy.typing as npt
-from to_gguf import write_header
+from to_gguf import ARCHITECTURES, write_header
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the tests' random blocks
 
@@ -80,11 +82,16 @@ def type_of(name: str, layer: int, recipe: str) -> str:
 
 
 def write(config: dict[str, Any], out: Path, recipe: str, seed: int) -> None:
-    writer, blocks = gguf.GGUFWriter(out, "qwen3moe", use_temp_file=True), Blocks(seed)
+    writer, blocks = gguf.GGUFWriter(out, ARCHITECTURES[config["model_type"]], use_temp_file=True), Blocks(seed)
     write_header(writer, config)
     rng = np.random.default_rng(seed + 1)
-    hidden, inner, experts = config["hidden_size"], config["moe_intermediate_size"], config["num_experts"]
-    heads, kv_heads, head_dim = config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]
+    hidden, experts = config["hidden_size"], config.get("num_experts") or config["num_local_experts"]
+    inner = config.get("moe_intermediate_size") or config["intermediate_size"]
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    head_dim = config.get("head_dim") or hidden // heads
+    norms = {"attn_norm": hidden, "ffn_norm": hidden}
+    if config["model_type"] == "qwen3_moe":
+        norms |= {"attn_q_norm": head_dim, "attn_k_norm": head_dim}
 
     def matrix(name: str, rows: int, cols: int, layer: int = -1, count: int = 0) -> None:
         kind = type_of(name, layer, recipe)
@@ -100,9 +107,8 @@ def write(config: dict[str, Any], out: Path, recipe: str, seed: int) -> None:
     matrix("output", config["vocab_size"], hidden)
     ones("output_norm.weight", hidden)
     for layer in range(config["num_hidden_layers"]):
-        for name, size in (("attn_norm", hidden), ("ffn_norm", hidden), ("attn_q_norm", head_dim)):
+        for name, size in norms.items():
             ones(f"blk.{layer}.{name}.weight", size)
-        ones(f"blk.{layer}.attn_k_norm.weight", head_dim)
         matrix("attn_q", heads * head_dim, hidden, layer)
         matrix("attn_k", kv_heads * head_dim, hidden, layer)
         matrix("attn_v", kv_heads * head_dim, hidden, layer)
@@ -120,7 +126,7 @@ def write(config: dict[str, Any], out: Path, recipe: str, seed: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("config", type=Path, help="config.json of a qwen3_moe model")
+    parser.add_argument("config", type=Path, help="config.json of a qwen3_moe or mixtral model")
     parser.add_argument("out", type=Path)
     parser.add_argument("recipe", help="Q4_K_M, or a type of ggml: Q6_K, IQ3_S, ...")
     parser.add_argument("--layers", type=int, default=4)
