@@ -102,11 +102,14 @@ moeinf::ExpertPart part_of(const Part& part) {
 class BoundExpertKernel {
  public:
   // form: None, or an object with the attributes of moeinf.types.ExpertForm.
-  BoundExpertKernel(nb::object kernels, BoundMatrix::Memory memory, const std::vector<Parts>& layers,
-                    nb::object form)
+  BoundExpertKernel(nb::object kernels, BoundMatrix::Memory memory,
+                    const std::vector<std::vector<Parts>>& layers, nb::object form)
       : kernels_(kernels),
         memory_(memory),
         kernel_(make(nb::cast<Kernels&>(kernels), memory, layers, form)) {}
+  BoundExpertKernel(nb::object kernels, BoundMatrix::Memory memory, const std::vector<Parts>& layers,
+                    nb::object form)
+      : BoundExpertKernel(std::move(kernels), std::move(memory), in_one_slice(layers), std::move(form)) {}
   BoundExpertKernel(nb::object kernels, BoundMatrix::Memory memory, const Parts& parts, nb::object form)
       : BoundExpertKernel(std::move(kernels), std::move(memory), std::vector<Parts>{parts}, std::move(form)) {
   }
@@ -165,29 +168,45 @@ class BoundExpertKernel {
   }
 
  private:
-  // The parts that the form calls for; a form of None has gate, up and down.
-  static moeinf::ExpertParts named_parts(const Parts& parts, const nb::object& form) {
+  static std::vector<std::vector<Parts>> in_one_slice(const std::vector<Parts>& layers) {
+    std::vector<std::vector<Parts>> found;
+    for (const Parts& parts : layers) found.push_back({parts});
+    return found;
+  }
+
+  // Of all slices together the parts that the form calls for; a form of None has gate, up and down.
+  static std::vector<moeinf::ExpertSlice> named_slices(const std::vector<Parts>& slices,
+                                                       const nb::object& form) {
     const bool plain = form.is_none(), gated = plain || nb::cast<bool>(form.attr("gated")),
                biased = !plain && nb::cast<bool>(form.attr("biased"));
-    std::size_t num_found = 0;
-    const auto part = [&](const char* name, bool wanted) -> std::optional<moeinf::ExpertPart> {
-      if (!wanted) return std::nullopt;
-      const auto found = parts.find(name);
-      if (found == parts.end()) throw std::invalid_argument(std::string("an expert lacks the part ") + name);
-      ++num_found;
-      return part_of(found->second);
+    std::vector<moeinf::ExpertSlice> found(slices.size());
+    std::size_t num_given = 0, num_found = 0;
+    for (const Parts& parts : slices) num_given += parts.size();
+    const auto take = [&](const char* name, std::optional<moeinf::ExpertPart> moeinf::ExpertSlice::* part) {
+      const std::size_t before = num_found;
+      for (std::size_t i = 0; i < slices.size(); ++i) {
+        const auto place = slices[i].find(name);
+        if (place == slices[i].end()) continue;
+        found[i].*part = part_of(place->second);
+        ++num_found;
+      }
+      if (num_found == before) throw std::invalid_argument(std::string("an expert lacks the part ") + name);
     };
-    const moeinf::ExpertParts found{part("gate", gated),     *part("up", true),
-                                    *part("down", true),     part("gate_bias", gated && biased),
-                                    part("up_bias", biased), part("down_bias", biased)};
-    if (num_found != parts.size()) throw std::invalid_argument("an expert has parts that its form has not");
+    using Slice = moeinf::ExpertSlice;
+    if (gated) take("gate", &Slice::gate);
+    take("up", &Slice::up);
+    take("down", &Slice::down);
+    if (gated && biased) take("gate_bias", &Slice::gate_bias);
+    if (biased) take("up_bias", &Slice::up_bias);
+    if (biased) take("down_bias", &Slice::down_bias);
+    if (num_found != num_given) throw std::invalid_argument("an expert has parts that its form has not");
     return found;
   }
 
   static moeinf::ExpertKernel make(Kernels& kernels, const BoundMatrix::Memory& memory,
-                                   const std::vector<Parts>& layers, const nb::object& form) {
-    std::vector<moeinf::ExpertParts> found;
-    for (const Parts& parts : layers) found.push_back(named_parts(parts, form));
+                                   const std::vector<std::vector<Parts>>& layers, const nb::object& form) {
+    std::vector<std::vector<moeinf::ExpertSlice>> found;
+    for (const std::vector<Parts>& slices : layers) found.push_back(named_slices(slices, form));
     if (form.is_none()) return {kernels, memory.data(), memory.shape(0), found};
     return {kernels,
             memory.data(),
@@ -231,6 +250,8 @@ void moeinf::bind_kernels(nb::module_& m) {
       .def(nb::init<nb::object, BoundMatrix::Memory, const Parts&, nb::object>(), nb::arg("kernels"),
            nb::arg("memory").noconvert(), nb::arg("parts"), nb::arg("form") = nb::none())
       .def(nb::init<nb::object, BoundMatrix::Memory, const std::vector<Parts>&, nb::object>(),
+           nb::arg("kernels"), nb::arg("memory").noconvert(), nb::arg("parts"), nb::arg("form") = nb::none())
+      .def(nb::init<nb::object, BoundMatrix::Memory, const std::vector<std::vector<Parts>>&, nb::object>(),
            nb::arg("kernels"), nb::arg("memory").noconvert(), nb::arg("parts"), nb::arg("form") = nb::none())
       .def("begin", &BoundExpertKernel::begin, nb::arg("hidden").noconvert(), nb::arg("ids").noconvert(),
            nb::arg("weights").noconvert(), nb::arg("layer") = 0)

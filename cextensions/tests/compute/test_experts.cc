@@ -103,6 +103,34 @@ struct Layer {
     return {kernels, memory.data(), memory.size(), {chosen}, form.activation, form.limit};
   }
 
+  // The same cut after these rows of gate and up, and of down. A slice begins where its rows lie in the
+  // block.
+  ExpertKernel cut(Kernels& kernels, const Form& form, const Ids& act_rows, const Ids& down_rows) const {
+    std::vector<moeinf::ExpertSlice> slices;
+    const auto rows_of = [](ExpertPart part, std::int64_t first, std::int64_t last) {
+      part.offset_bytes += static_cast<std::size_t>(first) * moeinf::row_bytes(part.format, part.cols);
+      part.rows = last - first;
+      return part;
+    };
+    std::int64_t first = 0;
+    for (const std::int64_t last : act_rows) {
+      slices.emplace_back();
+      slices.back().up = rows_of(parts[1], first, last);
+      if (form.gated) slices.back().gate = rows_of(parts[0], first, last);
+      if (form.gated && form.biased) slices.back().gate_bias = rows_of(bias_parts[0], first, last);
+      if (form.biased) slices.back().up_bias = rows_of(bias_parts[1], first, last);
+      first = last;
+    }
+    first = 0;
+    for (const std::int64_t last : down_rows) {
+      slices.emplace_back();
+      slices.back().down = rows_of(parts[2], first, last);
+      if (form.biased) slices.back().down_bias = rows_of(bias_parts[2], first, last);
+      first = last;
+    }
+    return {kernels, memory.data(), memory.size(), {slices}, form.activation, form.limit};
+  }
+
   Bytes memory;
   ExpertPart parts[3], bias_parts[3];
   std::vector<Floats> weights[3], biases[3];
@@ -266,6 +294,77 @@ TEST(experts_that_arrive_one_by_one_in_any_order_give_the_same_bits) {
       CHECK(split == at_once);
     }
   }
+}
+
+TEST(experts_in_slices_give_the_bits_of_whole_ones_however_calls_are_cut) {
+  const Form forms[] = {{}, {true, true}, {false, true, Activation::kRelu}};
+  for (const Format format : {Format::kF32, Format::kQ8_0}) {
+    const Layer layer(format);
+    for (const Form& form : forms) {
+      for (const int num_threads : {1, 3}) {
+        Kernels kernels(num_threads, "");
+        ExpertKernel whole = layer.kernel(kernels, form);
+        ExpertKernel cut = layer.cut(kernels, form, {40, 73, 96}, {1, 64});
+        for (const std::int64_t num_tokens : {1, 4, 33, 400}) {
+          const Step step(num_tokens);
+          const Floats expected_out = run(whole, step);
+          for (const std::size_t at_once : {1, 2, 3, 7, 100}) {
+            step.begin(cut);
+            Ids ids, offsets;
+            for (auto e = cut.experts().rbegin(); e != cut.experts().rend(); ++e) {
+              for (std::int64_t slice = 0; slice < 5; ++slice) {
+                ids.push_back(*e * 5 + slice);
+                offsets.push_back(static_cast<std::int64_t>(Layer::offset_of(*e)));
+              }
+            }
+            for (std::size_t i = 0; i < ids.size(); i += at_once)
+              cut.compute(ids.data() + i, offsets.data() + i, std::min(at_once, ids.size() - i));
+            Floats out = step.zeros();
+            cut.finish(out.data());
+            CHECK(out == expected_out);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(slices_that_do_not_follow_each_other_are_refused_and_change_nothing) {
+  Kernels kernels(1, "generic");
+  const Layer layer(Format::kF32);
+  ExpertKernel whole = layer.kernel(kernels), cut = layer.cut(kernels, {}, {40, 96}, {64});
+  const Step step(1);  // experts 0, 2 and 4
+  const Floats expected_out = run(whole, step);
+  step.begin(cut);
+  const auto compute_slices = [&](const Ids& ids) {
+    Ids offsets;
+    for (const std::int64_t id : ids) offsets.push_back(static_cast<std::int64_t>(Layer::offset_of(id / 3)));
+    cut.compute(ids.data(), offsets.data(), ids.size());
+  };
+  const auto refused = [&](const Ids& ids) {
+    return throws<std::invalid_argument>([&] { compute_slices(ids); });
+  };
+  CHECK(refused({1}));           // the first comes first
+  CHECK(refused({0, 2}));        // none is left out
+  CHECK(refused({0, 1, 2, 0}));  // nor computed twice
+  CHECK(refused({0, 6}));        // one expert after the other
+  CHECK(refused({0, 1, 2, 6, 12}));
+  compute_slices({0, 1});
+  CHECK(refused({6}));
+  CHECK(refused({2, 6, 8}));
+  Floats out = step.zeros();
+  CHECK(throws<std::invalid_argument>([&] { cut.finish(out.data()); }));
+  compute_slices({2, 12});
+  compute_slices({13, 14, 6, 7, 8});
+  cut.finish(out.data());
+  CHECK(out == expected_out);
+  const auto no_expert = [&](const Ids& act_rows, const Ids& down_rows) {
+    return throws<std::invalid_argument>([&] { layer.cut(kernels, {}, act_rows, down_rows); });
+  };
+  CHECK(no_expert({40, 95}, {64}));
+  CHECK(no_expert({96}, {63}));
+  CHECK(no_expert({96}, {}));
+  CHECK(no_expert({}, {64}));
 }
 
 TEST(the_number_of_threads_does_not_change_a_bit) {

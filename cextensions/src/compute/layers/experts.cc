@@ -13,34 +13,8 @@ namespace {
 // Token-expert pairs whose activations exist at once: bounds their memory, and is enough work for the threads
 // between two barriers.
 constexpr std::int64_t kPairsAtOnce = 512;
-constexpr std::int64_t kInlineElements = 128 << 10;  // summed by the caller alone: some 5 us
-
-void require_shape(const ExpertPart& part, const char* name, std::int64_t rows, std::int64_t cols) {
-  if (part.rows != rows || part.cols != cols || rows < 1 || cols < 1) {
-    throw std::invalid_argument(std::string(name) + " is [" + std::to_string(part.rows) + ", " +
-                                std::to_string(part.cols) + "]; up asks for [" + std::to_string(rows) + ", " +
-                                std::to_string(cols) + "]");
-  }
-  if (cols % block_weights(part.format) != 0) {
-    throw std::invalid_argument(std::string(name) + " has " + std::to_string(cols) +
-                                " columns, no whole number of " + name_of(part.format) + " blocks");
-  }
-}
-
-void require_bias(const std::optional<ExpertPart>& bias, const char* name, std::int64_t rows) {
-  if (!bias) return;
-  require_shape(*bias, name, rows, 1);  // so it is of no format with blocks
-}
-
-std::size_t begin_of(const ExpertPart& part, std::int64_t expert) {
-  constexpr std::int64_t block_bytes = 4096;  // in which files are read
-  const std::int64_t start = part.start_bytes % block_bytes, step = part.step_bytes % block_bytes;
-  return part.offset_bytes + static_cast<std::size_t>((start + expert * step) % block_bytes);
-}
-
-std::size_t num_bytes_of(const ExpertPart& part) {
-  return static_cast<std::size_t>(part.rows) * row_bytes(part.format, part.cols);
-}
+constexpr std::int64_t kNotInThisRun = std::int64_t{1} << 40;  // tasks
+constexpr std::int64_t kInlineElements = 128 << 10;            // summed by the caller alone: some 5 us
 
 std::int64_t num_tasks(std::int64_t rows, std::int64_t rows_of_task) {
   return (rows + rows_of_task - 1) / rows_of_task;
@@ -48,45 +22,31 @@ std::int64_t num_tasks(std::int64_t rows, std::int64_t rows_of_task) {
 
 std::size_t as_size(std::int64_t count) { return static_cast<std::size_t>(count); }
 
+std::vector<std::vector<ExpertSlice>> in_one_slice(const std::vector<ExpertParts>& layers) {
+  std::vector<std::vector<ExpertSlice>> found;
+  for (const ExpertParts& parts : layers) found.push_back({whole(parts)});
+  return found;
+}
+
 }  // namespace
 
 ExpertKernel::ExpertKernel(Kernels& kernels, const unsigned char* memory, std::size_t num_bytes,
-                           std::vector<ExpertParts> layers, Activation activation, float limit)
-    : kernels_(kernels),
-      memory_(memory),
-      num_bytes_(num_bytes),
-      layers_(std::move(layers)),
-      activation_(activation),
-      limit_(limit) {
-  if (layers_.empty()) throw std::invalid_argument("experts have parts");
-  for (const ExpertParts& parts : layers_) {
-    require_parts(parts, activation, limit);
-    if (parts.up.cols != layers_[0].up.cols)
+                           const std::vector<std::vector<ExpertSlice>>& layers, Activation activation,
+                           float limit)
+    : kernels_(kernels), memory_(memory), num_bytes_(num_bytes), activation_(activation), limit_(limit) {
+  if (layers.empty()) throw std::invalid_argument("experts have parts");
+  for (const std::vector<ExpertSlice>& slices : layers) {
+    layers_.push_back(layer_of(slices, activation, limit));
+    if (layers_.back().gate.cols != hidden_size())
       throw std::invalid_argument("the experts of all layers have one hidden size");
+    most_slices_ = std::max(most_slices_, static_cast<std::int64_t>(slices.size()));
   }
-  take(layers_[0]);
+  layer_ = layers_.data();
 }
 
-void ExpertKernel::require_parts(const ExpertParts& parts, Activation activation, float limit) {
-  const std::int64_t rows = parts.up.rows, cols = parts.up.cols;
-  require_shape(parts.up, "up", rows, cols);
-  if (parts.gate) require_shape(*parts.gate, "gate", rows, cols);
-  require_shape(parts.down, "down", cols, rows);
-  require_bias(parts.gate_bias, "gate_bias", parts.gate ? rows : 0);
-  require_bias(parts.up_bias, "up_bias", rows);
-  require_bias(parts.down_bias, "down_bias", cols);
-  if (activation == Activation::kSwigluClamped && !(parts.gate && limit > 0))
-    throw std::invalid_argument("swiglu_clamped needs a gate, and a limit above 0");
-}
-
-void ExpertKernel::take(const ExpertParts& parts) {
-  gate_ = parts.gate ? *parts.gate : parts.up;
-  up_ = parts.gate ? std::optional(parts.up) : std::nullopt;
-  down_ = parts.down;
-  gate_bias_ = parts.gate ? parts.gate_bias : parts.up_bias;
-  up_bias_ = parts.gate ? parts.up_bias : std::nullopt;
-  down_bias_ = parts.down_bias;
-}
+ExpertKernel::ExpertKernel(Kernels& kernels, const unsigned char* memory, std::size_t num_bytes,
+                           const std::vector<ExpertParts>& layers, Activation activation, float limit)
+    : ExpertKernel(kernels, memory, num_bytes, in_one_slice(layers), activation, limit) {}
 
 void ExpertKernel::begin(const float* hidden, std::int64_t num_tokens, const std::int64_t* ids,
                          const float* weights, std::int64_t top_k, std::int64_t layer) {
@@ -94,14 +54,15 @@ void ExpertKernel::begin(const float* hidden, std::int64_t num_tokens, const std
   if (layers_.size() > 1) {
     if (layer < 0 || as_size(layer) >= layers_.size())
       throw std::invalid_argument("there is no layer " + std::to_string(layer));
-    take(layers_[as_size(layer)]);
+    layer_ = &layers_[as_size(layer)];
   }
   num_tokens_ = num_tokens;
   top_k_ = top_k;
   weights_.assign(weights, weights + num_tokens * top_k);
   groups_.sort(ids, num_tokens * top_k);
   shares_input_ = num_tokens == 1 && groups_.size() == as_size(top_k);
-  is_computed_.assign(groups_.size(), 0);
+  num_done_.assign(groups_.size(), 0);
+  is_open_ = false;
   num_computed_ = 0;
   reserve();
   prepare_inputs(hidden);
@@ -111,23 +72,24 @@ void ExpertKernel::begin(const float* hidden, std::int64_t num_tokens, const std
 // All memory of the step: compute may be called many times, and must not move what is there.
 void ExpertKernel::reserve() {
   const std::size_t num_pairs = groups_.sorted.size();
+  const ExpertPart &gate = layer_->gate, &down = layer_->down;
   std::int64_t ups = 0, most_pairs = std::min(kPairsAtOnce, static_cast<std::int64_t>(num_pairs));
   for (const std::int64_t count : groups_.counts) most_pairs = std::max(most_pairs, count);
   for (const std::int64_t count : groups_.counts) {
-    for (const ExpertPart* part : {&gate_, up_ ? &*up_ : &gate_, &down_}) {
+    for (const ExpertPart* part : {&gate, layer_->up ? &*layer_->up : &gate, &down}) {
       const ActivationKind kind = activation_of(part->format);
-      Buffer& buffer = (part == &down_ ? acts_ : inputs_)[static_cast<std::size_t>(kind)];
-      const std::size_t num_rows = part == &down_ ? as_size(most_pairs) : num_pairs;
+      Buffer& buffer = (part == &down ? acts_ : inputs_)[static_cast<std::size_t>(kind)];
+      const std::size_t num_rows = part == &down ? as_size(most_pairs) : num_pairs;
       buffer.reserve(num_rows * activation_bytes(kind, part->cols));
     }
-    const std::int64_t most_rows = act_task_rows(count, groups_.size());
-    if (up_) ups = std::max(ups, count * std::min(most_rows, gate_.rows));
-    if (kernels_.by_tiles(count)) kernels_.reserve_thread_scratch(std::max(gate_.cols, down_.cols));
+    const std::int64_t most_rows = act_task_rows(gate.rows, count, groups_.size());
+    if (layer_->up) ups = std::max(ups, count * std::min(most_rows, gate.rows));
+    if (kernels_.by_tiles(count)) kernels_.reserve_thread_scratch(std::max(gate.cols, down.cols));
   }
   ups_of_thread_ = (as_size(ups) + 15) / 16 * 16;
   ups_.reserve_array<float>(ups_of_thread_ * as_size(kernels_.pool().num_threads()));
-  gates_.reserve_array<float>(as_size(most_pairs * gate_.rows));
-  outputs_.reserve_array<float>(num_pairs * as_size(down_.rows));
+  gates_.reserve_array<float>(as_size(most_pairs * gate.rows));
+  outputs_.reserve_array<float>(num_pairs * as_size(down.rows));
   if (tasks_left_.size() < groups_.size())
     tasks_left_ = std::vector<std::atomic<std::int64_t>>(groups_.size());
 }
@@ -169,16 +131,15 @@ std::size_t ExpertKernel::workspace_bytes(const ExpertParts& parts, std::int64_t
 
 // A token's activation is prepared for the first of its experts, and copied for the others.
 void ExpertKernel::prepare_inputs(const float* hidden) {
-  const ExpertPart& up = up_ ? *up_ : gate_;
-  const ActivationKind kinds[] = {activation_of(gate_.format), activation_of(up.format)};
+  const ExpertPart &gate = layer_->gate, &up = layer_->up ? *layer_->up : gate;
+  const ActivationKind kinds[] = {activation_of(gate.format), activation_of(up.format)};
   const auto prepare_token = [&](std::int64_t token, int) {
     for (int part = 0; part < (kinds[0] == kinds[1] ? 1 : 2); ++part) {
       const std::size_t num_bytes = activation_bytes(kinds[part], hidden_size());
       const auto place_of = [&](std::int64_t pair) {
-        return input(part == 0 ? gate_ : up, 0) + as_size(groups_.position_of[as_size(pair)]) * num_bytes;
+        return input(part == 0 ? gate : up, 0) + as_size(groups_.position_of[as_size(pair)]) * num_bytes;
       };
-      unsigned char* const first =
-          shares_input_ ? input(part == 0 ? gate_ : up, 0) : place_of(token * top_k_);
+      unsigned char* const first = shares_input_ ? input(part == 0 ? gate : up, 0) : place_of(token * top_k_);
       kernels_.ops().prepare(kinds[part], hidden + token * hidden_size(), hidden_size(), first);
       for (std::int64_t k = 1; k < top_k_ && !shares_input_; ++k) {
         std::memcpy(place_of(token * top_k_ + k), first, num_bytes);
@@ -194,18 +155,16 @@ void ExpertKernel::compute(const std::int64_t* experts, const std::int64_t* offs
   try {
     for (; num_checked < count; ++num_checked) check_job(experts[num_checked], offsets[num_checked]);
   } catch (...) {
-    for (std::size_t i = 0; i < num_checked; ++i) is_computed_[as_size(groups_.find(experts[i]))] = 0;
+    take_back(experts, num_checked);
     throw;
   }
   for (std::size_t first = 0; first < count; first += jobs_.size()) {
     collect_jobs(experts + first, offsets + first, count - first);
     Pool& pool = kernels_.pool();
-    pool.run(jobs_.back().act_tasks_end,
-             [this](std::int64_t task, int thread) { run_act_task(task, thread); });
-    pool.run(jobs_.back().down_tasks_end,
-             [this](std::int64_t task, int thread) { run_down_task(task, thread); });
+    const std::int64_t acts = jobs_.back().act_tasks_end, downs = jobs_.back().down_tasks_end;
+    if (acts) pool.run(acts, [this](std::int64_t task, int thread) { run_act_task(task, thread); });
+    if (downs) pool.run(downs, [this](std::int64_t task, int thread) { run_down_task(task, thread); });
   }
-  num_computed_ += count;
 }
 
 std::size_t ExpertKernel::group_of(std::int64_t expert) const {
@@ -229,7 +188,8 @@ void ExpertKernel::put(const std::int64_t* experts, std::size_t count, const flo
   try {
     for (; num_marked < count; ++num_marked) mark_computed(experts[num_marked]);
   } catch (...) {
-    for (std::size_t i = 0; i < num_marked; ++i) is_computed_[group_of(experts[i])] = 0;
+    for (std::size_t i = 0; i < num_marked; ++i) num_done_[group_of(experts[i])] = 0;
+    num_computed_ -= num_marked;
     throw;
   }
   float* outputs = outputs_.reserve_array<float>(0);
@@ -239,13 +199,12 @@ void ExpertKernel::put(const std::int64_t* experts, std::size_t count, const flo
     std::copy(rows, rows + size, outputs + groups_.starts[group] * hidden_size());
     rows += size;
   }
-  num_computed_ += count;
 }
 
 void ExpertKernel::get(const std::int64_t* experts, std::size_t count, float* rows, std::int64_t num_rows) {
   check_rows(experts, count, num_rows);
   for (std::size_t i = 0; i < count; ++i) {
-    if (!is_computed_[group_of(experts[i])])
+    if (!is_computed(group_of(experts[i])))
       throw std::invalid_argument("expert " + std::to_string(experts[i]) + " was not computed");
   }
   const float* outputs = outputs_.reserve_array<float>(0);
@@ -258,56 +217,78 @@ void ExpertKernel::get(const std::int64_t* experts, std::size_t count, float* ro
 
 void ExpertKernel::mark_computed(std::int64_t expert) {
   const std::size_t group = group_of(expert);
-  if (is_computed_[group])
+  if (num_done_[group] > 0)
     throw std::invalid_argument("expert " + std::to_string(expert) + " was computed before");
-  is_computed_[group] = 1;
+  num_done_[group] = num_slices();
+  ++num_computed_;
 }
 
-void ExpertKernel::check_job(std::int64_t expert, std::int64_t offset) {
-  std::size_t block_bytes = 0;
-  for (const ExpertPart* part : {&gate_, up_ ? &*up_ : nullptr, &down_, gate_bias_ ? &*gate_bias_ : nullptr,
-                                 up_bias_ ? &*up_bias_ : nullptr, down_bias_ ? &*down_bias_ : nullptr})
-    if (part != nullptr) {
-      block_bytes = std::max(block_bytes, begin_of(*part, expert) + num_bytes_of(*part));
-      if (part->scales && as_size(expert) >= part->scales->size())
-        throw std::invalid_argument("expert " + std::to_string(expert) + " has no scale");
-    }
-  if (offset < 0 || block_bytes > num_bytes_ || as_size(offset) > num_bytes_ - block_bytes) {
+// Counts a slice as computed, if that may come now.
+void ExpertKernel::check_job(std::int64_t id, std::int64_t offset) {
+  const std::int64_t expert = id / most_slices_;
+  const auto number = as_size(id % most_slices_);
+  const std::size_t group = group_of(id < 0 ? id : expert);
+  if (is_computed(group) || (number == 0 && num_done_[group] > 0))
+    throw std::invalid_argument("expert " + std::to_string(expert) + " was computed before");
+  if (number != num_done_[group] || (number == 0 && is_open_))
+    throw std::invalid_argument("slice " + std::to_string(number) + " of expert " + std::to_string(expert) +
+                                " is not the next");
+  const std::size_t num_bytes = block_bytes(layer_->slices[number], expert);
+  if (offset < 0 || num_bytes > num_bytes_ || as_size(offset) > num_bytes_ - num_bytes) {
     throw std::invalid_argument("the block of expert " + std::to_string(expert) + ", at byte " +
                                 std::to_string(offset) + ", is not inside the memory");
   }
-  mark_computed(expert);
+  ++num_done_[group];
+  is_open_ = !is_computed(group);
+  num_computed_ += is_open_ ? 0 : 1;
 }
 
-// The first of the experts given, as many as kPairsAtOnce allows.
-void ExpertKernel::collect_jobs(const std::int64_t* experts, const std::int64_t* offsets, std::size_t count) {
-  jobs_.clear();
-  std::int64_t pairs = 0;
-  for (std::size_t i = 0; i < count; ++i) {
-    const auto group = as_size(groups_.find(experts[i]));
-    if (i > 0 && pairs + groups_.counts[group] > kPairsAtOnce) return;
-    append_job(group, offsets[i], pairs, count);
-    pairs += groups_.counts[group];
+void ExpertKernel::take_back(const std::int64_t* ids, std::size_t count) {
+  while (count-- > 0) {
+    const std::size_t group = group_of(ids[count] / most_slices_);
+    if (is_computed(group)) --num_computed_;
+    is_open_ = --num_done_[group] > 0;
   }
 }
 
-void ExpertKernel::append_job(std::size_t group, std::int64_t offset, std::int64_t first_pair,
-                              std::size_t num_jobs) {
-  Job job{group, first_pair, offset, 0, 0, 0, 0};
-  job.act_task_rows = act_task_rows(groups_.counts[group], num_jobs);
-  job.down_task_rows = kernels_.rows_per_task(down_.format, down_.cols, groups_.counts[group],
-                                              down_.rows * static_cast<std::int64_t>(num_jobs));
-  const std::int64_t act_tasks = num_tasks(gate_.rows, job.act_task_rows);
+// The first of the experts given, as many as kPairsAtOnce allows; or slices of the first expert.
+void ExpertKernel::collect_jobs(const std::int64_t* ids, const std::int64_t* offsets, std::size_t count) {
+  jobs_.clear();
+  std::int64_t pairs = 0;
+  const bool cut = num_slices() > 1;
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::size_t group = group_of(ids[i] / most_slices_);
+    if (i > 0 && (cut ? group != jobs_[0].group : pairs + groups_.counts[group] > kPairsAtOnce)) return;
+    append_job(group, ids[i], offsets[i], pairs, cut ? 1 : count);
+    if (!cut) pairs += groups_.counts[group];
+  }
+}
+
+// num_jobs: of as many rows, to be run at once.
+void ExpertKernel::append_job(std::size_t group, std::int64_t id, std::int64_t offset,
+                              std::int64_t first_pair, std::size_t num_jobs) {
+  const ExpertLayer::Slice& slice = layer_->slices[as_size(id % most_slices_)];
+  const bool same = num_slices() > 1 && !jobs_.empty();
+  Job job{group, &slice, first_pair, offset, same ? 0 : jobs_.size(), 0, 0, 0, 0};
+  const std::int64_t count = groups_.counts[group];
+  job.act_task_rows = act_task_rows(slice.act_rows, count, num_jobs);
+  job.down_task_rows = kernels_.rows_per_task(layer_->down.format, layer_->down.cols, count,
+                                              slice.down_rows * static_cast<std::int64_t>(num_jobs));
+  const std::int64_t act_tasks = num_tasks(slice.act_rows, job.act_task_rows);
   job.act_tasks_end = act_tasks + (jobs_.empty() ? 0 : jobs_.back().act_tasks_end);
   job.down_tasks_end =
-      num_tasks(down_.rows, job.down_task_rows) + (jobs_.empty() ? 0 : jobs_.back().down_tasks_end);
-  tasks_left_[jobs_.size()].store(act_tasks, std::memory_order_relaxed);
+      num_tasks(slice.down_rows, job.down_task_rows) + (jobs_.empty() ? 0 : jobs_.back().down_tasks_end);
+  // Of an expert whose activations do not end in this run some tasks seem to be left for ever.
+  const bool ends = slice.act_row + slice.act_rows == layer_->gate.rows;
+  std::atomic<std::int64_t>& left = tasks_left_[job.first_job];
+  if (!same) left.store(kNotInThisRun, std::memory_order_relaxed);
+  left.fetch_add(act_tasks - (ends && act_tasks > 0 ? kNotInThisRun : 0), std::memory_order_relaxed);
   jobs_.push_back(job);
 }
 
-std::int64_t ExpertKernel::act_task_rows(std::int64_t count, std::size_t num_jobs) const {
-  return kernels_.rows_per_task(gate_.format, gate_.cols, count,
-                                gate_.rows * static_cast<std::int64_t>(num_jobs));
+std::int64_t ExpertKernel::act_task_rows(std::int64_t rows, std::int64_t count, std::size_t num_jobs) const {
+  return kernels_.rows_per_task(layer_->gate.format, layer_->gate.cols, count,
+                                rows * static_cast<std::int64_t>(num_jobs));
 }
 
 Matrix ExpertKernel::part_of(const Job& job, const ExpertPart& part) const {
@@ -337,26 +318,30 @@ void ExpertKernel::run_act_task(std::int64_t task, int thread) {
   const auto job = std::upper_bound(jobs_.begin(), jobs_.end(), task,
                                     [](std::int64_t t, const Job& j) { return t < j.act_tasks_end; });
   const std::int64_t tasks_before = job == jobs_.begin() ? 0 : std::prev(job)->act_tasks_end;
-  const std::int64_t first = (task - tasks_before) * job->act_task_rows;
-  const std::int64_t num_rows = std::min(job->act_task_rows, gate_.rows - first), last = first + num_rows;
-  float* out = gates_.reserve_array<float>(0) + job->first_pair * gate_.rows + first;
+  const ExpertLayer::Slice& slice = *job->slice;
+  const std::int64_t first = (task - tasks_before) * job->act_task_rows, all_rows = layer_->gate.rows;
+  const std::int64_t num_rows = std::min(job->act_task_rows, slice.act_rows - first), last = first + num_rows;
+  float* out = gates_.reserve_array<float>(0) + job->first_pair * all_rows + slice.act_row + first;
   float* up = ups_.reserve_array<float>(0) + static_cast<std::size_t>(thread) * ups_of_thread_;
-  multiply(*job, gate_, gate_bias_, first, last, input(gate_, job->group), thread, out, gate_.rows);
-  if (up_) multiply(*job, *up_, up_bias_, first, last, input(*up_, job->group), thread, up, num_rows);
+  multiply(*job, *slice.gate, slice.gate_bias, first, last, input(*slice.gate, job->group), thread, out,
+           all_rows);
+  if (slice.up)
+    multiply(*job, *slice.up, slice.up_bias, first, last, input(*slice.up, job->group), thread, up, num_rows);
   for (std::int64_t i = 0; i < groups_.counts[job->group]; ++i) {
-    float* row = out + i * gate_.rows;
-    kernels_.ops().activate(activation_, limit_, row, up_ ? up + i * num_rows : nullptr, row, num_rows);
+    float* row = out + i * all_rows;
+    kernels_.ops().activate(activation_, limit_, row, slice.up ? up + i * num_rows : nullptr, row, num_rows);
   }
-  if (tasks_left_[static_cast<std::size_t>(job - jobs_.begin())].fetch_sub(1) == 1) finish_act(*job);
+  if (tasks_left_[job->first_job].fetch_sub(1) == 1) finish_act(*job);
 }
 
 void ExpertKernel::finish_act(const Job& job) {
-  const ActivationKind kind = activation_of(down_.format);
-  const float* values = gates_.reserve_array<float>(0) + job.first_pair * gate_.rows;
+  const ActivationKind kind = activation_of(layer_->down.format);
+  const std::int64_t rows = layer_->gate.rows;
+  const float* values = gates_.reserve_array<float>(0) + job.first_pair * rows;
   unsigned char* out = act(job);
   for (std::int64_t i = 0; i < groups_.counts[job.group]; ++i) {
-    kernels_.ops().prepare(kind, values + i * gate_.rows, gate_.rows, out);
-    out += activation_bytes(kind, gate_.rows);
+    kernels_.ops().prepare(kind, values + i * rows, rows, out);
+    out += activation_bytes(kind, rows);
   }
 }
 
@@ -364,10 +349,12 @@ void ExpertKernel::run_down_task(std::int64_t task, int thread) {
   const auto job = std::upper_bound(jobs_.begin(), jobs_.end(), task,
                                     [](std::int64_t t, const Job& j) { return t < j.down_tasks_end; });
   const std::int64_t tasks_before = job == jobs_.begin() ? 0 : std::prev(job)->down_tasks_end;
-  const std::int64_t first = (task - tasks_before) * job->down_task_rows;
-  const std::int64_t last = std::min(first + job->down_task_rows, down_.rows);
-  float* out = outputs_.reserve_array<float>(0) + groups_.starts[job->group] * down_.rows + first;
-  multiply(*job, down_, down_bias_, first, last, act(*job), thread, out, down_.rows);
+  const ExpertLayer::Slice& slice = *job->slice;
+  const std::int64_t first = (task - tasks_before) * job->down_task_rows, all_rows = layer_->down.rows;
+  const std::int64_t last = std::min(first + job->down_task_rows, slice.down_rows);
+  float* out =
+      outputs_.reserve_array<float>(0) + groups_.starts[job->group] * all_rows + slice.down_row + first;
+  multiply(*job, *slice.down, slice.down_bias, first, last, act(*job), thread, out, all_rows);
 }
 
 // Where the prepared activations of a group begin.
@@ -378,9 +365,9 @@ unsigned char* ExpertKernel::input(const ExpertPart& part, std::size_t group) {
 }
 
 unsigned char* ExpertKernel::act(const Job& job) {
-  const ActivationKind kind = activation_of(down_.format);
+  const ActivationKind kind = activation_of(layer_->down.format);
   auto* all = static_cast<unsigned char*>(acts_[static_cast<std::size_t>(kind)].reserve(0));
-  return all + as_size(job.first_pair) * activation_bytes(kind, down_.cols);
+  return all + as_size(job.first_pair) * activation_bytes(kind, layer_->down.cols);
 }
 
 void ExpertKernel::finish(float* out) {

@@ -6,48 +6,37 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
-#include <optional>
 #include <vector>
 
 #include "moeinf/compute/kernels.h"
 #include "moeinf/compute/layers/expert_groups.h"
+#include "moeinf/compute/layers/expert_parts.h"
 
 namespace moeinf {
-
-// One matrix of an expert, or a bias (of one column), and where it lies in the expert's block.
-struct ExpertPart {
-  Format format;
-  std::int64_t rows, cols;
-  std::size_t offset_bytes;
-  // Of a part that was read with the rest of its file's blocks: where that of expert 0 begins in the file,
-  // and how far it is from one expert to the next. That of expert e begins (start + e * step) % 4096 behind
-  // offset_bytes.
-  std::int64_t start_bytes = 0, step_bytes = 0;
-  std::shared_ptr<const std::vector<float>> scales{};  // of each expert's weights; none: 1
-};
-
-struct ExpertParts {
-  std::optional<ExpertPart> gate;  // [intermediate, hidden], as up; none: experts without a gate
-  ExpertPart up, down;             // down [hidden, intermediate]
-  std::optional<ExpertPart> gate_bias, up_bias, down_bias;  // of f32, f16 or bf16, added to the products
-};
 
 // Blocks of experts lie somewhere in one memory, as a tier's slots do. One layer is begin, compute any number
 // of times as blocks arrive, finish; what comes out depends on neither the number nor the order of the
 // compute calls. A step as large as one before allocates nothing. Used by one thread at a time; not while
 // another uses the same kernels.
+//
+// Experts may be cut into slices, each of which lies somewhere: then slice s of expert e is called e * most +
+// s wherever an expert is computed, where `most` is how many slices the layer has whose experts have most.
+// Those of an expert are computed in their order, and those of one expert before those of the next.
 class ExpertKernel {
  public:
-  // layers: the parts of all layers, or of each. limit: of Activation::kSwigluClamped, which needs a gate.
+  // layers: the experts of all layers, or of each. limit: of Activation::kSwigluClamped, which needs a gate.
   // Throws std::invalid_argument for shapes that do not fit together, or columns that are no whole number of
   // blocks.
   ExpertKernel(Kernels& kernels, const unsigned char* memory, std::size_t num_bytes,
-               std::vector<ExpertParts> layers, Activation activation = Activation::kSilu, float limit = 0);
+               const std::vector<ExpertParts>& layers, Activation activation = Activation::kSilu,
+               float limit = 0);
+  ExpertKernel(Kernels& kernels, const unsigned char* memory, std::size_t num_bytes,
+               const std::vector<std::vector<ExpertSlice>>& layers, Activation activation = Activation::kSilu,
+               float limit = 0);
 
-  std::int64_t hidden_size() const { return gate_.cols; }  // that of every layer
-  std::int64_t num_tokens() const { return num_tokens_; }  // of the last begin
-  bool has_begun() const { return has_begun_; }            // and was not finished
+  std::int64_t hidden_size() const { return layers_[0].gate.cols; }  // that of every layer
+  std::int64_t num_tokens() const { return num_tokens_; }            // of the last begin
+  bool has_begun() const { return has_begun_; }                      // and was not finished
 
   // hidden [num_tokens, hidden_size]; ids and weights [num_tokens, top_k]. Nothing of them is needed after
   // the call. What an earlier begin left is forgotten. Throws std::invalid_argument for an id that is
@@ -60,7 +49,7 @@ class ExpertKernel {
 
   // The outputs of experts[i], whose block begins at memory[offsets[i]], for all tokens routed to it. Throws
   // std::invalid_argument, and computes nothing, for an expert that no token was routed to or that was
-  // computed before, and for a block that is not inside the memory.
+  // computed before, for a slice that is not the next, and for a block that is not inside the memory.
   void compute(const std::int64_t* experts, const std::int64_t* offsets, std::size_t count);
 
   // Of experts that another machine computes. A row is the output of one token's expert: those of experts[0]
@@ -81,24 +70,28 @@ class ExpertKernel {
   static std::size_t workspace_bytes(const ExpertParts& parts, std::int64_t top_k, const PassShape& pass);
 
  private:
-  struct Job {                // an expert of one compute call
-    std::size_t group;        // index in experts()
+  struct Job {          // an expert of one compute call, or a slice of one
+    std::size_t group;  // index in experts()
+    const ExpertLayer::Slice* slice;
     std::int64_t first_pair;  // of its intermediates among those of the jobs that run together
     std::int64_t offset;      // of its block
+    std::size_t first_job;    // of the same expert
     std::int64_t act_task_rows, act_tasks_end, down_task_rows, down_tasks_end;
   };
 
-  static void require_parts(const ExpertParts& parts, Activation activation, float limit);
-  void take(const ExpertParts& parts);
   void reserve();
   void prepare_inputs(const float* hidden);
-  void check_job(std::int64_t expert, std::int64_t offset);
+  void check_job(std::int64_t id, std::int64_t offset);
+  void take_back(const std::int64_t* ids, std::size_t count);
   std::size_t group_of(std::int64_t expert) const;
   void mark_computed(std::int64_t expert);
   void check_rows(const std::int64_t* experts, std::size_t count, std::int64_t num_rows) const;
-  void collect_jobs(const std::int64_t* experts, const std::int64_t* offsets, std::size_t count);
-  void append_job(std::size_t group, std::int64_t offset, std::int64_t first_pair, std::size_t num_jobs);
-  std::int64_t act_task_rows(std::int64_t count, std::size_t num_jobs) const;
+  std::size_t num_slices() const { return layer_->slices.size(); }
+  bool is_computed(std::size_t group) const { return num_done_[group] == num_slices(); }
+  void collect_jobs(const std::int64_t* ids, const std::int64_t* offsets, std::size_t count);
+  void append_job(std::size_t group, std::int64_t id, std::int64_t offset, std::int64_t first_pair,
+                  std::size_t num_jobs);
+  std::int64_t act_task_rows(std::int64_t rows, std::int64_t count, std::size_t num_jobs) const;
   Matrix part_of(const Job& job, const ExpertPart& part) const;
   void multiply(const Job& job, const ExpertPart& part, const std::optional<ExpertPart>& bias,
                 std::int64_t first, std::int64_t last, const void* x, int thread, float* y,
@@ -112,25 +105,24 @@ class ExpertKernel {
   Kernels& kernels_;
   const unsigned char* memory_;
   std::size_t num_bytes_;
-  std::vector<ExpertParts> layers_;
-  // Of the layer that runs.
-  ExpertPart gate_;               // whose product is activated: up itself, where experts have no gate
-  std::optional<ExpertPart> up_;  // none where experts have no gate
-  ExpertPart down_;
-  std::optional<ExpertPart> gate_bias_, up_bias_, down_bias_;
+  std::vector<ExpertLayer> layers_;
+  std::int64_t most_slices_ = 1;
+  const ExpertLayer* layer_ = nullptr;  // that runs
   Activation activation_;
   float limit_;
 
   std::int64_t num_tokens_ = 0, top_k_ = 0;
   std::vector<float> weights_;  // [num_tokens, top_k]
   ExpertGroups groups_;
-  bool shares_input_ = false;      // a single token needs its activation but once
-  std::vector<char> is_computed_;  // by group
-  std::size_t num_computed_ = 0;
+  bool shares_input_ = false;          // a single token needs its activation but once
+  std::vector<std::size_t> num_done_;  // slices that were computed, by group
+  std::size_t num_computed_ = 0;       // experts
+  bool is_open_ = false;               // the last expert that was computed lacks slices
   bool has_begun_ = false;
 
   std::vector<Job> jobs_;
-  std::vector<std::atomic<std::int64_t>> tasks_left_;  // of each job, until its activations are complete
+  // Of each expert, by its first job, until the activations of its jobs are complete; and of all its slices.
+  std::vector<std::atomic<std::int64_t>> tasks_left_;
   // What the first matrices and the last are multiplied with, by ActivationKind; inputs in the order of
   // groups_.sorted.
   std::array<Buffer, 3> inputs_, acts_;
