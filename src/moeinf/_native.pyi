@@ -554,7 +554,9 @@ class ExpertKernel:
     intermediate], and of gate_bias, up_bias and down_bias [rows, 1] in f32, f16 or bf16: those that the form has. Or
     the same for each layer. With two more numbers, start and step, a part is one that was read with the rest of its
     file's blocks: that of expert e begins (start + e * step) % 4096 behind its offset. A seventh value lists
-    factors of the weights of each expert.
+    factors of the weights of each expert. Or a list for each layer of its experts' slices, each of which lies in one
+    block: parts of some rows, all of gate and up with their biases before those of down. Slice s of expert e is then
+    e * slices + s for compute, slices being the most that any layer has, and follows slice s - 1 of the same expert.
     ValueError where they do not fit together. form: None is the plain one. What finish adds depends neither on how
     the experts were spread over compute calls nor on their order.
     """
@@ -563,7 +565,7 @@ class ExpertKernel:
         self,
         kernels: Kernels,
         memory: npt.NDArray[np.uint8],
-        parts: _ExpertParts | Sequence[_ExpertParts],
+        parts: _ExpertParts | Sequence[_ExpertParts] | Sequence[Sequence[_ExpertParts]],
         form: ExpertForm | None = None,
     ) -> None: ...
     def begin(

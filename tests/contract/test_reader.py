@@ -782,8 +782,9 @@ def test_ranges_that_make_up_a_block_are_compared_with_its_sum(scattered: Scatte
 
     def read(*numbers: int) -> None:
         first, last = cuts[list(numbers)], cuts[[number + 1 for number in numbers]]
-        columns = [column[:, None] for column in (0 * first, 100 + first, ids(*numbers) * region, last - first)]
-        reader.submit_pieces(ids(*numbers), *columns, np.full(len(numbers), DEMAND))
+        places = (0 * first, 100 + first, ids(*numbers) * region, last - first)
+        files, starts, destinations, sizes = (column[:, None] for column in places)
+        reader.submit_pieces(ids(*numbers), files, starts, destinations, sizes, np.full(len(numbers), DEMAND))
         scattered.wait(*numbers)
 
     flip(scattered.paths[0], 100 + 13999)  # the last byte of the third
@@ -791,7 +792,7 @@ def test_ranges_that_make_up_a_block_are_compared_with_its_sum(scattered: Scatte
     read(2)  # nobody can tell so far
     read(0)  # once more
     for _ in range(2):
-        with pytest.raises(ReadFailure, match="20000 bytes at 100 in .* do not match") as raised:
+        with pytest.raises(ReadFailure, match=r"20000 bytes at 100 in .* do not match") as raised:
             read(1)
         assert (raised.value.key, raised.value.errno, raised.value.offset) == (1, errno.EBADMSG, 100)
         read(2, 3, 0)  # all that is known of the block is forgotten: they are to be read again

@@ -13,6 +13,7 @@ from moeinf.runtime.cache.cache import ExpertCache
 from moeinf.runtime.cache.idle import IdleWindow
 from moeinf.runtime.cache.loader import LOAD_BYTES_AHEAD, Loader
 from moeinf.runtime.cache.read_errors import ReadErrors
+from moeinf.runtime.cache.slices import SliceScores, shape_of_slices
 from moeinf.runtime.cache.table import SlotRegion
 from moeinf.runtime.cache.tier import DRAIN_S, ExpertTier
 from moeinf.runtime.io.protocol import ReadDone
@@ -29,7 +30,9 @@ SLOTS_START = 4096  # slots need not begin where the arena does
 class FakeReader:
     """Lands reads in a random order and writes each expert's key into its slot; may fail chosen keys."""
 
-    def __init__(self, memory: np.ndarray, seed: int, failing: frozenset[int] = frozenset()) -> None:
+    def __init__(self, memory: np.ndarray, seed: int, failing: frozenset[int] = frozenset(), slices: int = 1) -> None:
+        """slices: of an expert, each with a key of its own."""
+        self._keys_of_layer = SHAPE.num_experts * slices
         self._memory = memory
         self._random = random.Random(seed)
         self._failing = failing
@@ -48,7 +51,7 @@ class FakeReader:
         columns = zip(keys, files, offsets, destinations, priorities, strict=True)
         for key, file, offset, destination, priority in columns:
             assert int(key) not in self.queued, "read twice at once"
-            assert (file, offset) == (key // SHAPE.num_experts, key % SHAPE.num_experts * LAYOUT.stride_bytes)
+            assert (file, offset) == (key // self._keys_of_layer, key % self._keys_of_layer * LAYOUT.stride_bytes)
             self.queued[int(key)] = int(destination), float(priority)
             self.submitted += 1
 
@@ -215,8 +218,9 @@ class Tier(ExpertTier):
     memory: np.ndarray
 
 
-def errors_of(shape: MoeShape) -> ReadErrors:
-    return ReadErrors([Path(f"experts-{layer:05d}.bin") for layer in range(shape.num_layers)], shape.num_experts)
+def errors_of(shape: MoeShape, slices: int = 1) -> ReadErrors:
+    shards = [Path(f"experts-{layer:05d}.bin") for layer in range(shape.num_layers)]
+    return ReadErrors(shards, shape.num_experts, slices=slices)
 
 
 def make_tier(
@@ -228,16 +232,27 @@ def make_tier(
     idle_s: float = 0.0,
     load_bytes_ahead: int = LOAD_BYTES_AHEAD,
     drain_s: float = DRAIN_S,
+    slices: tuple[int, ...] = (),
 ) -> tuple[Tier, FakeReader, EvictionPolicy]:
-    """idle_s: the window that is measured between visits, on a clock that stands still while one of them begins."""
+    """idle_s: the window that is measured between visits, on a clock that stands still while one of them begins.
+
+    slices: how many an expert of each layer is cut into; a slot then holds one of them.
+    """
     memory = np.full(SLOTS_START + num_slots * LAYOUT.stride_bytes, 0xA5, np.uint8)
-    reader = FakeReader(memory, seed, failing)
+    most = max(slices, default=1)
+    reader = FakeReader(memory, seed, failing, most)
     chosen = make_policy(policy, SHAPE, ActivationCollection(SHAPE), num_slots)
-    cache = ExpertCache(SHAPE, LAYOUT.stride_bytes, SlotRegion(memory, SLOTS_START, num_slots), chosen)
+    region = SlotRegion(memory, SLOTS_START, num_slots)
+    if slices:
+        exists = np.arange(most) < np.repeat(slices, SHAPE.num_experts)[:, None]
+        shape, scores = shape_of_slices(SHAPE, most), SliceScores(chosen, most)
+        cache = ExpertCache(shape, LAYOUT.stride_bytes, region, scores, most, exists.ravel())
+    else:
+        cache = ExpertCache(SHAPE, LAYOUT.stride_bytes, region, chosen)
     times = itertools.count(0.0, idle_s)
     idle = IdleWindow(lambda: next(times), seconds=idle_s)
     loader = Loader(cache, reader, memory, load_bytes_ahead)
-    tier = Tier(cache, loader, errors_of(SHAPE), Profiler(), idle, drain_s)
+    tier = Tier(cache, loader, errors_of(SHAPE, most), Profiler(), idle, drain_s)
     tier.memory = memory
     return tier, reader, chosen
 

@@ -168,8 +168,11 @@ def prefetcher_of(
     *,
     fits: bool,
     on_cpu: bool = False,
+    slices: int = 1,
 ) -> Prefetcher | None:
     """The prefetcher that the configuration asks for; its predictor joins the observers.
+
+    slices: of an expert, with a slot each.
 
     on_cpu: experts are told the states that maps go by, else look-ahead takes their place, which is told; and the times
     of single tokens decide whether they go with prefetch, unless a recording wants every guess. None where every expert
@@ -184,4 +187,4 @@ def prefetcher_of(
         return None
     observers.append(predictor)
     trial = PrefetchTrial(tier.num_slots) if on_cpu and context.observation.witness is None else None
-    return Prefetcher(tier, predictor, link, context.moe, slot_bytes, context.encoder_layers, trial)
+    return Prefetcher(tier, predictor, link, context.moe, slot_bytes, context.encoder_layers, trial, slices)

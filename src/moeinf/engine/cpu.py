@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from moeinf._native import Arena, ExpertKernel
 from moeinf.engine.build_context import BuildContext, policy_of, prefetcher_of
 from moeinf.engine.footprint import kept_format
 from moeinf.engine.memory_plan import MemoryPlan, plan_memory, prefixes_text, reserve_bytes, sequence_text
-from moeinf.engine.placed.experts import parts_of_layers, placed_reads
+from moeinf.engine.placed.experts import (
+    Parts,
+    parts_of_layers,
+    parts_of_slices,
+    placed_reads,
+    sliced_reads,
+    slices_that_exist,
+)
 from moeinf.engine.ranks.star import join, shared
 from moeinf.models.cpu.layers import NativeLayers
 from moeinf.models.layers.encoder_decoder import EncoderDecoder, SourceCache
@@ -18,17 +26,29 @@ from moeinf.runtime.cache.cache import ExpertCache
 from moeinf.runtime.cache.loader import Loader
 from moeinf.runtime.cache.pressure import MemoryWatch
 from moeinf.runtime.cache.read_errors import ReadErrors
+from moeinf.runtime.cache.slices import SliceScores, shape_of_slices
 from moeinf.runtime.cache.table import SlotRegion
 from moeinf.runtime.cache.tier import ExpertTier
 from moeinf.runtime.experts import Observer, StreamedExperts
+from moeinf.runtime.io.places import PlacedReads
 from moeinf.runtime.io.reader import open_reader
+from moeinf.runtime.policy.protocol import DevicePolicy
 from moeinf.text.quantities import size_text
 from moeinf.traces.replayed import ReplayedExperts
-from moeinf.types import Float32Array
+from moeinf.types import ByteArray, Float32Array
 
 if TYPE_CHECKING:  # loads torch
     from moeinf.distributed.kernels import JoiningKernel
     from moeinf.distributed.star import Star
+
+
+@dataclass(frozen=True, slots=True)
+class _Slots:
+    """The cache of experts, how they are read into its slots, and what lies there, as ExpertKernel takes it."""
+
+    cache: ExpertCache
+    reads: PlacedReads | None
+    parts: Parts | list[Parts] | list[list[Parts]]
 
 
 class CpuRunner:
@@ -70,22 +90,31 @@ class CpuRunner:
     def _assemble(self, context: BuildContext, arena: Arena, tensors: Mapping[str, StoredTensor]) -> None:
         weights, host, watch = context.weights, context.host, context.observation
         stored, profiler = weights.stored, watch.profiler
-        shape, layout = context.moe, weights.manifest.layout
+        shape, manifest, memory = context.moe, weights.manifest, arena.array()
         policy = policy_of(context, self.plan.num_slots)
-        memory = arena.array()
-        cache = ExpertCache(shape, layout.stride_bytes, SlotRegion(memory, 0, self.plan.num_slots), policy)
-        own_files = weights.manifest.in_place is None
-        errors = ReadErrors(stored.shard_paths if own_files else (), shape.num_experts, stored.name, stored.remedy)
-        loader = Loader(cache, self.reader, memory, placed=placed_reads(weights.manifest, self.reader))
-        self.tier = ExpertTier(cache, loader, errors, profiler)
-        reserve = reserve_bytes(self.plan, host.machine)
-        self._watch = MemoryWatch(self.tier, shape.top_k, layout.stride_bytes, reserve, context.reporting.notify)
+        slots = self._slots(context, memory, policy)
+        own_files = manifest.in_place is None
+        errors = ReadErrors(
+            stored.shard_paths if own_files else (), shape.num_experts, stored.name, stored.remedy, slots.cache.slices
+        )
+        loader = Loader(slots.cache, self.reader, memory, placed=slots.reads)
+        self.tier = ExpertTier(slots.cache, loader, errors, profiler)
+        reserve, slot_bytes = reserve_bytes(self.plan, host.machine), slots.cache.stride_bytes
+        least_slots = shape.top_k * manifest.layout.stride_bytes // slot_bytes
+        self._watch = MemoryWatch(self.tier, least_slots, slot_bytes, reserve, context.reporting.notify)
         advisers: list[Observer] = [policy]
         prefetcher = prefetcher_of(
-            context, self.tier, self.reader, advisers, layout.stride_bytes, fits=False, on_cpu=True
-        )  # it need not stay so
+            context,
+            self.tier,
+            self.reader,
+            advisers,
+            slot_bytes,
+            fits=False,  # it need not stay so
+            on_cpu=True,
+            slices=slots.cache.slices,
+        )
         self.observers = [*watch.observers, *advisers]
-        kernel = ExpertKernel(host.kernels, memory, parts_of_layers(weights.manifest), weights.family.tensors.form)
+        kernel = ExpertKernel(host.kernels, memory, slots.parts, weights.family.tensors.form)
         if host.config.workers:
             self._joining = join(context, self.tier, self.reader, kernel)
         computes = self._joining or kernel
@@ -98,6 +127,24 @@ class CpuRunner:
         layers = NativeLayers(host.kernels, tensors, kept_format(weights.manifest.info, host.config))
         self.network = weights.family.build(layers, experts, profiler)
         self.cache = self.network.new_cache(self.plan.context, context.num_beams)
+
+    def _slots(self, context: BuildContext, memory: ByteArray, policy: DevicePolicy) -> _Slots:
+        """Slots of experts, or of their slices where the plan says so."""
+        manifest, shape, cut = context.manifest, context.moe, self.plan.slices
+        slices = context.footprint.slices
+        if cut is None or slices is None:
+            region, reads = SlotRegion(memory, 0, self.plan.num_slots), placed_reads(manifest, self.reader)
+            cache = ExpertCache(shape, manifest.layout.stride_bytes, region, policy)
+            return _Slots(cache, reads, parts_of_layers(manifest))
+        cache = ExpertCache(
+            shape_of_slices(shape, cut.of_expert),
+            cut.slot_bytes,
+            SlotRegion(memory, 0, cut.num_slots),
+            SliceScores(policy, cut.of_expert),
+            cut.of_expert,
+            slices_that_exist(manifest, slices),
+        )
+        return _Slots(cache, sliced_reads(manifest, slices, self.reader), parts_of_slices(manifest, slices))
 
     def forward(
         self, token_ids: Sequence[int], between_layers: Callable[[], None] | None = None, *, of_tokens: int = 0

@@ -8,6 +8,7 @@ from typing import Final, cast
 
 import moeinf._native as _native
 from moeinf.config import RuntimeConfig
+from moeinf.engine.placed.slices import ExpertSlices, slices_of
 from moeinf.errors import UsageError
 from moeinf.store.manifest import Manifest
 from moeinf.types import (
@@ -52,6 +53,7 @@ class Footprint:
     apart_bytes: int = 0  # of what is kept of a token: what has a type of its own
     tower_bytes: int = 0  # of the vision tower while it runs, where pictures may come
     whole_tokens: int = 0  # of the largest picture, where a pass must not cut one apart
+    slices: ExpertSlices | None = None  # of experts, where these are large
 
 
 def footprint_of(
@@ -79,6 +81,7 @@ def footprint_of(
         manifest.layers,
         text_bytes,
         apart_bytes=apart_bytes,
+        slices=slices_of(manifest),
     )
 
 

@@ -43,6 +43,19 @@ SPARE_HOST_SLOTS: Final = 2  # beside top_k: so that a read lands while a layer'
 
 
 @dataclass(frozen=True, slots=True)
+class SliceSlots:
+    """Slots that each hold a slice of an expert."""
+
+    of_expert: int  # of those that are cut into most
+    slot_bytes: int
+    num_slots: int
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_slots * self.slot_bytes
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryPlan:
     dense_bytes: int
     kv_bytes: int
@@ -54,10 +67,12 @@ class MemoryPlan:
     prefix_bytes: int = field(default=0, kw_only=True)  # of host memory, for the beginnings of earlier prompts
     program_bytes: int = field(default=0, kw_only=True)  # of host memory, for what this process is still to touch
     kept: KVFormat | None = field(default=None, kw_only=True)  # of keys and values; None: as the checkpoint's numbers
+    slices: SliceSlots | None = field(default=None, kw_only=True)  # in place of slots of experts
 
     @property
     def cache_bytes(self) -> int:
-        return self.num_slots * self.slot_bytes
+        """Of num_slots whole experts; where these are cut into slices, what is left of another one holds some."""
+        return self.num_slots * self.slot_bytes if self.slices is None else self.slices.num_bytes
 
     @property
     def total_bytes(self) -> int:
@@ -132,7 +147,8 @@ def plan_memory(footprint: Footprint, config: RuntimeConfig, machine: Machine) -
     free = min(free, max(0, room) // 2)
     prefix_bytes = _prefix_bytes(footprint, config, machine, room - free - token_bytes)
     num_slots = _wanted_slots(moe, stride, config, room - free - prefix_bytes)
-    plan = replace(fixed, num_slots=num_slots, prefix_bytes=prefix_bytes, kept=footprint.kept)
+    slices = _wanted_slices(footprint, config, num_slots, room - free - prefix_bytes)
+    plan = replace(fixed, num_slots=num_slots, prefix_bytes=prefix_bytes, kept=footprint.kept, slices=slices)
     if plan.total_bytes + plan.program_bytes > machine.available_bytes:
         raise _shortfall(plan, machine)
     return plan
@@ -369,6 +385,20 @@ def _wanted_slots(moe: MoeShape, stride: int, config: RuntimeConfig, room: int) 
             f"a token needs {moe.top_k} at once: give at least {at_least_text(moe.top_k * stride)}"
         )
     return slots
+
+
+def _wanted_slices(footprint: Footprint, config: RuntimeConfig, num_slots: int, room: int) -> SliceSlots | None:
+    """Slots of slices in the memory of so many experts and what is left beside them, where experts are large.
+
+    Not where all of them fit, nor with other machines, which share experts out as a whole.
+    """
+    slices, moe, stride = footprint.slices, footprint.moe, footprint.layout.stride_bytes
+    if slices is None or num_slots == moe.total_experts or config.workers:
+        return None
+    if config.expert_cache is not None:
+        room = config.expert_cache.of(moe.total_experts * stride)
+    num_bytes = max(num_slots * stride, min(room, moe.total_experts * stride - slices.slot_bytes))
+    return SliceSlots(slices.most, slices.slot_bytes, num_bytes // slices.slot_bytes)
 
 
 def _shortfall(plan: MemoryPlan, machine: Machine) -> OutOfMemoryError:

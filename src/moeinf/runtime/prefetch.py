@@ -44,8 +44,11 @@ class Prefetcher:
         expert_bytes: int,
         encoder_layers: int = 0,
         trial: PrefetchTrial | None = None,
+        slices: int = 1,
     ) -> None:
         """encoder_layers: how many of the layers, the first ones, belong to the encoder.
+
+        slices: of an expert; where there are several, each counts as an expert for all but the predictor.
 
         trial: decides which single tokens go with prefetch; None: all of them. Prompts always do.
         """
@@ -54,10 +57,11 @@ class Prefetcher:
         self._encoder_layers = encoder_layers
         self._predictor = predictor
         self._link = link
-        self._num_experts = shape.num_experts
+        self._num_experts = shape.num_experts * slices
+        self._slices = slices
         self._proximity = layer_proximity(shape.num_layers)
         self._expert_bytes = expert_bytes
-        self._admission = Admission(shape.num_experts)
+        self._admission = Admission(self._num_experts)
         self._look_ahead = look_ahead_of(predictor)
         self._maps = maps_of(predictor)
         self._attention: IdleWindow | None = None  # from a state to the visit of its layer, once there was one
@@ -100,7 +104,7 @@ class Prefetcher:
         """Re-scores `layer` and those behind it by what a state has told, and reads while its attention runs."""
         self._attention = attention = self._attention or IdleWindow(self._idle.clock)
         attention.demand_ends()
-        likelihood = self._predictor.predict(layer - 1)
+        likelihood = self._predict(layer - 1)
         if likelihood is not None:
             self._fetch_likely(layer - 1, likelihood[: len(self._proximity)], attention.seconds)
 
@@ -112,13 +116,17 @@ class Prefetcher:
                 return
             if self._attention is not None:
                 self._attention.visit_begins()
-        likelihood = self._predictor.predict(visit.layer)
+        likelihood = self._predict(visit.layer)
         if likelihood is None or not len(likelihood):
             return
         if visit.num_tokens > 1:
             self._read_ahead(visit, likelihood)
         else:
             self._fetch_likely(visit.layer, likelihood, self._idle.seconds)
+
+    def _predict(self, layer: int) -> FloatArray | None:
+        likelihood = self._predictor.predict(layer)
+        return likelihood if likelihood is None or self._slices == 1 else np.repeat(likelihood, self._slices, axis=1)
 
     def _goes_with(self, trial: PrefetchTrial, layer: int) -> bool:
         """Whether the running token, which has come to `layer`, goes with prefetch."""

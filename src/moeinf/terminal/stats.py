@@ -60,7 +60,7 @@ def _timing_rows(stats: GenerationStats) -> list[tuple[str, str]]:
 def _cache_rows(stats: GenerationStats, model: Model | RemoteModel) -> list[tuple[str, str]]:
     cache, decoded = stats.decode_cache, len(stats.token_s)
     moved = cache.demand_bytes + cache.prefetch_bytes
-    resident = f"{model.tier.num_slots}/{model.manifest.moe.total_experts} experts"
+    resident = f"{model.tier.num_experts}/{model.manifest.moe.total_experts} experts"
     hits = f", {100 * cache.hit_rate:.1f}% hit ({cache.hits}/{cache.activations})" if cache.activations else ""
     given_back = stats.prefill_cache.given_back_bytes + cache.given_back_bytes
     transfer = ""

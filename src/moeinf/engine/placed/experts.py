@@ -9,6 +9,8 @@ from typing import cast
 import numpy as np
 
 from moeinf.engine.footprint import expert_parts
+from moeinf.engine.placed.slices import ExpertSlices, SlicePiece, part_of
+from moeinf.runtime.cache.table import BoolArray
 from moeinf.runtime.io.places import ExpertPlaces, PlacedReads
 from moeinf.runtime.io.protocol import DiskReader
 from moeinf.store.manifest import Manifest
@@ -33,7 +35,7 @@ def parts_of_layers(manifest: Manifest) -> Parts | list[Parts]:
 
 def _scaled(parts: Parts, scales: Mapping[str, Sequence[float]]) -> Parts:
     """With a factor for each expert. A part that lies at the same place of every block has no start and step."""
-    places = {name: (*parts[name], 0, 0)[:6] for name in scales}
+    places = {name: (*parts[name], 0, 0)[:6] for name in scales if name in parts}
     return {**parts, **{name: cast(Scaled, (*place, scales[name])) for name, place in places.items()}}
 
 
@@ -50,6 +52,36 @@ def _placed_parts(manifest: Manifest, in_place: InPlace, layer: int) -> Parts:
         )
         for spec, place in zip(layout.tensors, in_place.experts[layer], strict=True)
     }
+
+
+def parts_of_slices(manifest: Manifest, slices: ExpertSlices) -> list[list[Parts]]:
+    """The same of experts that are cut: those of each layer, by slice."""
+    scales: Sequence[Mapping[str, Sequence[float]]] = manifest.scales.experts or [{}] * len(slices.layers)
+    return [
+        [_scaled({piece.part.name: part_of(piece) for piece in each}, factors) for each in layer]
+        for layer, factors in zip(slices.layers, scales, strict=True)
+    ]
+
+
+def sliced_reads(manifest: Manifest, slices: ExpertSlices, reader: DiskReader) -> PlacedReads:
+    """How slices are read. A layer whose experts have fewer than others has nothing to read behind its last."""
+    nothing: list[SlicePiece] = []
+    rows = [each for layer in slices.layers for each in (*layer, *[nothing] * (slices.most - len(layer)))]
+    columns = [
+        [[getattr(piece, name) for piece in row] for row in rows]
+        for name in ("file", "start", "step", "num_bytes", "region")
+    ]
+    places = ExpertPlaces(*(_table(column) for column in columns))
+    return PlacedReads(reader, places, manifest.moe.num_experts, slices.most)
+
+
+def slices_that_exist(manifest: Manifest, slices: ExpertSlices) -> BoolArray:
+    """By key of a slice, whether there is such a slice of such an expert."""
+    moe, most = manifest.moe, slices.most
+    exists = np.zeros((moe.num_layers, moe.num_experts, most), np.bool_)
+    for layer, of_layer in enumerate(slices.layers):
+        exists[layer, : moe.experts_of(layer), : len(of_layer)] = True
+    return exists.ravel()
 
 
 def placed_reads(manifest: Manifest, reader: DiskReader) -> PlacedReads | None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from moeinf._native import lowest
 from moeinf.runtime.cache.stats import CacheStats
-from moeinf.runtime.cache.table import ABSENT, LOADING, RESIDENT, BoolArray, SlotRegion, SlotTable
+from moeinf.runtime.cache.table import ABSENT, RESIDENT, BoolArray, SlotRegion, SlotTable
 from moeinf.types import FloatArray, IntArray, MoeShape
 
 
@@ -44,12 +44,26 @@ class ExpertCache:
     decode.
     """
 
-    def __init__(self, shape: MoeShape, stride_bytes: int, slots: SlotRegion, policy: KeepScores) -> None:
-        """stride_bytes: from one slot to the next."""
+    def __init__(
+        self,
+        shape: MoeShape,
+        stride_bytes: int,
+        slots: SlotRegion,
+        policy: KeepScores,
+        slices: int = 1,
+        exists: BoolArray | None = None,
+    ) -> None:
+        """stride_bytes: from one slot to the next.
+
+        slices: of an expert. Where there are several, shape and policy are those of slices (slices.py), every key is a
+        slice's, and exists says by key which there are.
+        """
         assert slots.num_slots >= 1
         self.shape = shape
+        self.slices = slices
         self.stride_bytes = stride_bytes
-        self.table = SlotTable(shape, slots.offset_bytes, stride_bytes, slots.num_slots)
+        self.table = SlotTable(shape, slots.offset_bytes, stride_bytes, slots.num_slots, exists)
+        self._total = self.table.total_experts
         self.stats = CacheStats()
         self.pinned: set[int] = set()  # for others to read
         self.reserved: set[int] = set()  # for others to read
@@ -67,15 +81,19 @@ class ExpertCache:
     def begin_layer(self, layer: int, keys: Sequence[int], counts: IntArray, *, many: bool) -> tuple[list[int], ...]:
         """Says that `layer` needs the experts `keys`, each for as many activations as `counts` says; counts hits.
 
+        An expert in slices has a count for all of them, and is a hit where all are resident.
+
         Returns those that are absent, loading and resident. The last two are pinned. many: tokens, at once.
         """
         self._before, self._ran = self._ran, layer
         self._layer, self._many = layer, many
         groups = absent, loading, resident = self.table.by_state(keys)
         stats = self.stats
-        if many:
-            states = self.table.state[keys]
-            hits, late = int(counts @ (states == RESIDENT)), int(counts @ (states == LOADING))
+        if many or len(keys) > len(counts):
+            states = self.table.state[keys].reshape(len(counts), len(keys) // max(1, len(counts)))
+            whole, coming = (states == RESIDENT).all(axis=1), (states != ABSENT).all(axis=1)
+            hits = int(counts @ whole)
+            late = int(counts @ coming) - hits
             stats.misses += int(counts.sum()) - hits
         else:
             hits, late = len(resident), len(loading)
@@ -155,7 +173,7 @@ class ExpertCache:
         held = self.table.held()
         self.release(held[~mine[held]].tolist())
         self.table.only(mine)
-        self._shared = self.table.total_experts < self.shape.total_experts
+        self._shared = self.table.total_experts < self._total
 
     def take_over(self, numbers: IntArray) -> None:
         """Goes on with what somebody else has brought into the slots: see SlotTable.renumber."""

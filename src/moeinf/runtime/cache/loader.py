@@ -11,7 +11,8 @@ import numpy as np
 
 from moeinf._native import ReadFailure
 from moeinf.runtime.cache.cache import ExpertCache
-from moeinf.runtime.cache.table import ABSENT, LOADING
+from moeinf.runtime.cache.slices import keys_of_slices
+from moeinf.runtime.cache.table import ABSENT, LOADING, RESIDENT
 from moeinf.runtime.io.pages import PagesAhead
 from moeinf.runtime.io.places import PlacedReads
 from moeinf.runtime.io.protocol import Reader
@@ -65,7 +66,7 @@ class Loader:
         if len(done):
             self._cache.table.land(done)
         if len(failed):
-            self._cache.release(failed.tolist())
+            self._release_failed(failed.tolist())
         return failed
 
     def wait(self, keys: IntArray) -> IntArray:
@@ -76,7 +77,7 @@ class Loader:
         try:
             landed = self.reader.wait_any(keys)
         except ReadFailure as failure:
-            self._cache.release([failure.key])
+            self._release_failed([failure.key])
             raise
         self._cache.table.land(landed)
         return landed
@@ -150,6 +151,17 @@ class Loader:
     def untaken_bytes(self) -> int:
         """About how much of the host's memory the slots will still take as they are filled."""
         return 0 if self._pages is None else self._pages.untaken_bytes
+
+    def _release_failed(self, keys: list[int]) -> None:
+        """Frees the slots of reads that have failed; with them those of the same experts' other slices.
+
+        Of an expert that is damaged nobody knows which slice it is, so that all are to be read again.
+        """
+        table, slices = self._cache.table, self._cache.slices
+        self._cache.release(keys)
+        if slices > 1:
+            every = keys_of_slices(np.unique(np.array(keys) // slices), slices)
+            self._cache.release(every[table.state[every] == RESIDENT].tolist())
 
     def _still_coming(self, keys: IntArray) -> IntArray:
         """Drops reads of `keys` that have not begun; returns the keys of those that have, and have not ended."""

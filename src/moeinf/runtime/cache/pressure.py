@@ -83,8 +83,8 @@ class MemoryWatch:
         num_slots = max(self._least_slots, min(tier.most_slots, before + more))
         if num_slots != before and tier.resize(num_slots) and num_slots < before and not self._said:
             self._notice(
-                f"the {state.limited_by} ran short of memory: {before - num_slots} of {before} experts left "
-                "the cache, which gives memory back while others need it and takes it again afterwards"
+                f"the {state.limited_by} ran short of memory: {100 * (before - num_slots) // before} % of the experts "
+                "left the cache, which gives memory back while others need it and takes it again afterwards"
             )
             self._said = True
         return short

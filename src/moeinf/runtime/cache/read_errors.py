@@ -14,16 +14,20 @@ class ReadErrors:
     """Names the expert, its file and the remedy."""
 
     def __init__(
-        self, shards: Sequence[Path], num_experts: int, model: str = "MODEL", remedy: str | None = None
+        self, shards: Sequence[Path], num_experts: int, model: str = "MODEL", remedy: str | None = None, slices: int = 1
     ) -> None:
-        """shards: the file of each layer; none where a layer has no file of its own. model: its name."""
+        """shards: the file of each layer; none where a layer has no file of its own. model: its name.
+
+        slices: of an expert, each with a key of its own.
+        """
+        self._slices = slices
         self._shards = shards
         self._remedy = remedy or f"check it with `moeinf verify {model}`, then `moeinf pull` it again"
         self._num_experts = num_experts
         self._model = model
 
     def explain(self, failure: ReadFailure) -> ExpertReadError:
-        layer, expert = divmod(int(failure.key), self._num_experts)
+        layer, expert = divmod(int(failure.key) // self._slices, self._num_experts)
         fault = "damaged" if failure.errno == errno.EBADMSG else "unreadable"
         return ExpertReadError(
             f"{self._model}: expert {expert} of layer {layer} is {fault} in "

@@ -39,13 +39,18 @@ class SlotTable:
     token has few experts: reading single items of a memoryview beats indexing an array with them.
     """
 
-    def __init__(self, shape: MoeShape, first_offset: int, stride_bytes: int, num_slots: int) -> None:
+    def __init__(
+        self, shape: MoeShape, first_offset: int, stride_bytes: int, num_slots: int, exists: BoolArray | None = None
+    ) -> None:
+        """exists: by key, where shape.counts does not tell."""
         self.state: npt.NDArray[np.uint8] = np.full(shape.num_keys, ABSENT, np.uint8)
         for layer, count in enumerate(shape.counts):
             self.state.reshape(shape.num_layers, -1)[layer, count:] = NO_EXPERT
+        if exists is not None:
+            self.state[~exists] = NO_EXPERT
         self.exists: BoolArray = self.state != NO_EXPERT
         self.offset_of: IntArray = np.full(shape.num_keys, NO_SLOT, np.int64)
-        self.total_experts = shape.total_experts
+        self.total_experts = int(np.count_nonzero(self.exists))
         self.num_resident = 0
         self.all_resident = False  # then nothing can be missing
         self._state = self.state.data  # the same tables, by item

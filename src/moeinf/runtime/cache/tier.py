@@ -17,8 +17,9 @@ from moeinf.runtime.cache.idle import IdleWindow
 from moeinf.runtime.cache.loader import Loader
 from moeinf.runtime.cache.prefetches import Prefetches
 from moeinf.runtime.cache.read_errors import ReadErrors
+from moeinf.runtime.cache.slices import keys_of_slices
 from moeinf.runtime.cache.stats import CacheStats
-from moeinf.runtime.cache.table import BoolArray
+from moeinf.runtime.cache.table import LOADING, NO_EXPERT, RESIDENT, BoolArray
 from moeinf.runtime.cache.visit import Visit, VisitParts
 from moeinf.types import IntArray, Profiler
 
@@ -44,6 +45,8 @@ class Lease:
 
 class ExpertTier:
     """Experts of all layers in equal slots of one memory, the host's or a device's. Used from one thread.
+
+    Where the cache has experts in slices, `shape`, slots and keys are those of slices, but for what says otherwise.
 
     The reader works beside it: it brings experts from the disk into the host, from there (HostLink) into a device.
     `resize` may come from another thread: `lock` is held during a visit, so that it comes between two. So may `states`
@@ -107,6 +110,16 @@ class ExpertTier:
         return self._table.num_slots
 
     @property
+    def slot_bytes(self) -> int:
+        """All slots together."""
+        return self._table.num_slots * self._cache.stride_bytes
+
+    @property
+    def num_experts(self) -> int:
+        """How many whole experts the slots hold."""
+        return self._table.num_slots // self._cache.slices
+
+    @property
     def untaken_bytes(self) -> int:
         """About how much of the host's memory the slots will still take as they are filled."""
         return self._loader.untaken_bytes
@@ -128,11 +141,11 @@ class ExpertTier:
                     raise self._errors.explain(failure) from failure
 
     def fill(self, keys: IntArray, should_stop: Callable[[], bool]) -> None:
-        """Reads `keys`, the first ones first, into slots that are free, until none is or should_stop() says so.
+        """Reads experts by key, the first ones first, into slots that are free, until none is or should_stop() says so.
 
         From any thread, as long as nothing runs. What is on its way at the end lands, or the next visit drops it.
         """
-        more = True
+        more, keys = True, keys_of_slices(keys, self._cache.slices)
         while more and not should_stop():
             with self._turn:  # whoever wants to resize comes first
                 pass
@@ -212,10 +225,14 @@ class ExpertTier:
     def states(self) -> npt.NDArray[np.uint8]:
         """Returns [layers, experts] the states of the table (table.py), as a copy. From any thread, without a wait.
 
+        An expert in slices is RESIDENT where all of these are, and LOADING where one of them is.
+
         Each item is one byte, which is read whole. Items may be of moments before and after a change of others: good
         enough to look at, and to decide nothing by. Of slots that are leased it tells what lay in them before.
         """
         states: npt.NDArray[np.uint8] = self._table.state.reshape(self.shape.num_layers, -1).copy()
+        if self._cache.slices > 1:
+            states = _states_of_experts(states.reshape(len(states), -1, self._cache.slices))
         return states
 
     def check_integrity(self) -> None:
@@ -227,3 +244,12 @@ class ExpertTier:
         self._cache.release(self._table.beyond(num_slots).tolist())
         self._table.limit(num_slots)
         self._loader.end_memory_at(self._table.end_offset)
+
+
+def _states_of_experts(states: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """States [layers, experts, slices] as those of experts."""
+    exists = states != NO_EXPERT
+    whole = ((states == RESIDENT) | ~exists).all(axis=2)
+    of_experts: npt.NDArray[np.uint8] = np.where(whole, RESIDENT, LOADING * (states == LOADING).any(axis=2))
+    of_experts = np.where(exists.any(axis=2), of_experts, NO_EXPERT).astype(np.uint8)
+    return of_experts

@@ -15,9 +15,12 @@ from moeinf.runtime.cache.cache import ExpertCache
 from moeinf.runtime.cache.idle import IdleWindow
 from moeinf.runtime.cache.loader import DEMAND, Loader
 from moeinf.runtime.cache.prefetches import Prefetches
+from moeinf.runtime.cache.slices import SliceOrder, keys_of_slices
 from moeinf.types import IntArray, Profiler
 
 BATCH_EXPERTS: Final = 16  # of one compute call while others wait for the slots that it frees
+BATCH_SLICES: Final = 4  # the same where experts are cut
+SLICES_AHEAD: Final = 5  # of a single token's on their way: the disk is busy, and few slots are taken from others
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +38,17 @@ class VisitParts:
 class Visit:
     """Pins the experts of a layer that are there, reads the others, and hands out each while it cannot leave.
 
-    A visit may need more experts than there are slots: it then goes through in waves. `arrivals` is taken to its end,
-    then `close` (or the end of `with`) comes; after an error or an interrupt `close` alone, and nothing is held any
-    more for this visit or for layers to come. An iterator that is left over does nothing afterwards.
+    A visit may need more experts than there are slots: it then goes through in waves. Slices of experts are handed out
+    in their order, those of one expert before those of the next, so that each is computed as soon as it lands, and its
+    memory serves those that follow. `arrivals` is taken to its end, then `close` (or the end of `with`) comes; after an
+    error or an interrupt `close` alone, and nothing is held any more for this visit or for layers to come. An iterator
+    that is left over does nothing afterwards.
     """
 
     __slots__ = (
         "_ahead",
         "_open",
+        "_order",
         "_parts",
         "_pending",
         "_ready",
@@ -65,6 +71,7 @@ class Visit:
         self._waiting: list[int] = []  # on their way
         self._pending: list[int] = []  # without a slot so far
         self._ahead: list[int] = []  # of the next layer, to be read into the slots that demand leaves
+        self._order: SliceOrder | None = None  # of experts that are cut
         try:
             self._begin(experts, counts)
         except BaseException:
@@ -86,6 +93,8 @@ class Visit:
 
     def arrivals(self) -> Iterator[tuple[IntArray, IntArray]]:
         """Yields (experts, offsets of their blocks), batch by batch: residents first, then what has landed.
+
+        Slices are numbered as keys are: slice s of expert e is e * slices + s.
 
         A batch lies still until the iterator moves on. Raises ExpertReadError; what had landed stays usable.
         """
@@ -129,8 +138,16 @@ class Visit:
         cache = parts.cache
         parts.loader.poll()  # only prefetches can have failed; if such an expert is needed, its demand read will tell
         parts.idle.visit_begins()
-        self.keys: list[int] = (experts + layer * cache.shape.num_experts).tolist()  # of what the visit needs
+        keys = keys_of_slices(experts, cache.slices) + layer * cache.shape.num_experts
+        if cache.slices > 1:
+            keys = keys[cache.table.exists[keys]]
+        self.keys: list[int] = keys.tolist()  # of what the visit needs
         self._pending, self._waiting, self._ready = cache.begin_layer(layer, self.keys, counts, many=many)
+        if cache.slices > 1:
+            self._order = SliceOrder(self.keys, len(experts), self._pending)
+            self._pending.sort(key=self._order.place_of)
+            self._waiting.sort(key=self._order.place_of)
+            self._ready = self._order.arrive(self._ready)
         self.num_absent = len(self._pending)  # neither resident nor on their way
         if self._waiting:
             parts.prefetches.reprioritise(np.array(self._waiting), np.full(len(self._waiting), DEMAND))
@@ -148,9 +165,17 @@ class Visit:
             del self._ahead[: self._parts.prefetches.submit(np.array(self._ahead), priorities)]
 
     def _queue_demand(self) -> None:
-        cache, pending = self._parts.cache, self._pending
+        cache, pending, stuck = self._parts.cache, self._pending, not (self._ready or self._waiting)
+        wanted = len(pending)
+        if self._order is not None and self.num_tokens == 1:
+            wanted = max(0, min(wanted, SLICES_AHEAD - len(self._waiting)))
         # with nothing to compute or to wait for, the visit can only go on at the cost of the layers to come
-        count = cache.make_room(len(pending), at_any_cost=not (self._ready or self._waiting))
+        count = cache.make_room(wanted, at_any_cost=stuck)
+        if not count and stuck and self._order is not None and (last := self._order.give_up()) is not None:
+            cache.release([last])  # of slices that wait for others
+            pending.append(last)
+            pending.sort(key=self._order.place_of)
+            count = cache.make_room(1)
         if not count:
             return
         chosen = pending[:count]
@@ -162,7 +187,8 @@ class Visit:
         cache.stats.demand_bytes += count * cache.stride_bytes
 
     def _next_batch(self) -> list[int]:
-        size = BATCH_EXPERTS if self._pending or self._ahead else len(self._ready)
+        most = BATCH_EXPERTS if self._order is None else BATCH_SLICES
+        size = most if self._pending or self._ahead else len(self._ready)
         batch = self._ready[:size]
         del self._ready[:size]
         return batch
@@ -182,8 +208,11 @@ class Visit:
         finally:
             parts.cache.stats.stall_s += parts.profiler.lap("stall")
         if self._waiting:
-            self._ready = [key for key in self._waiting if key in arrived]
+            landed = [key for key in self._waiting if key in arrived]
+            self._ready = landed if self._order is None else self._order.arrive(landed)
             self._waiting = [key for key in self._waiting if key not in arrived]
+            if self._order is not None and self._pending:
+                self._queue_demand()
             if not self._waiting:
                 parts.idle.demand_ends()
         elif self._pending:

@@ -1,4 +1,4 @@
-"""Where experts lie in files whose form is not the store's: each in several pieces, at places that differ by layer."""
+"""Where experts lie in files in several pieces each, or their slices, at places that differ by layer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from moeinf.types import FloatArray, IntArray
 
 @dataclass(frozen=True, slots=True)
 class ExpertPlaces:
-    """Arrays [layers, pieces]. A layer of fewer pieces than others has pieces of 0 bytes behind its last."""
+    """Arrays [layers, pieces]. A layer of fewer pieces than others has pieces of 0 bytes behind its last.
+
+    Where experts are cut into slices, [layers * slices, pieces].
+    """
 
     files: IntArray
     starts: IntArray  # of expert 0 in the file
@@ -20,15 +23,18 @@ class ExpertPlaces:
 
 
 class PlacedReads:
-    """Reads experts from where they lie into slots."""
+    """Reads experts, or their slices, from where they lie into slots."""
 
-    def __init__(self, reader: DiskReader, places: ExpertPlaces, num_experts: int) -> None:
-        self._reader, self._places, self._num_experts = reader, places, num_experts
+    def __init__(self, reader: DiskReader, places: ExpertPlaces, num_experts: int, slices: int = 1) -> None:
+        """slices: of an expert, of the layer where these are most."""
+        self._reader, self._places, self._num_experts, self._slices = reader, places, num_experts, slices
 
     def submit(self, keys: IntArray, slots: IntArray, priorities: FloatArray) -> None:
-        """slots: the offsets in the arena that the experts `keys` come to."""
-        places, layers = self._places, keys // self._num_experts
-        experts = keys % self._num_experts
+        """slots: the offsets in the arena that `keys` come to."""
+        places, experts, slices = self._places, keys // self._slices, self._slices
+        layers, experts = experts // self._num_experts, experts % self._num_experts
+        if slices > 1:
+            layers = layers * slices + keys % slices
         self._reader.submit_pieces(
             keys,
             places.files[layers],

@@ -67,7 +67,7 @@ def _running(service: Service, loaded: Loaded) -> dict[str, Any]:
         "context_length": plan.context,
         "expires_at": (loaded.expires or _NEVER).isoformat(),
         "moeinf": {
-            "slots": model.tier.num_slots,
+            "slots": model.tier.num_experts,
             "experts": loaded.stored.manifest.moe.total_experts,
             "hit_rate": _hit_rate(loaded),
             "answering": service.worker.current is not None,

@@ -39,7 +39,7 @@ class _Plan:
 
 @dataclass(frozen=True, slots=True)
 class _Tier:
-    num_slots: int
+    num_experts: int
 
 
 class RemoteModel:
