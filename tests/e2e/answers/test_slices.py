@@ -14,6 +14,7 @@ from moeinf.config import RuntimeConfig
 from moeinf.engine import footprint
 from moeinf.engine.model import Model
 from moeinf.engine.placed.slices import ExpertSlices, slices_of
+from moeinf.engine.ranks.worker import WorkerExperts
 from moeinf.errors import ExpertReadError
 from moeinf.pull.pull import ensure
 from moeinf.runtime.policy.eviction import POLICIES
@@ -79,6 +80,12 @@ def test_memory_that_holds_part_of_an_expert_is_used(demo: StoredModel) -> None:
         assert model.tier.states().shape == (demo.manifest.moe.num_layers, demo.manifest.moe.num_experts)
     with Model(demo, RuntimeConfig.of(device="cpu", expert_cache="100%")) as model:
         assert model.plan.slices is None, "there is nothing to gain where all of them fit"
+
+
+@pytest.mark.usefixtures("cut")
+def test_machines_that_compute_together_share_out_whole_experts(demo: StoredModel) -> None:
+    with WorkerExperts(demo, RuntimeConfig.of(expert_cache="30%")) as worker:
+        assert worker.plan.slices is None and worker.tier.num_slots == worker.plan.num_slots
 
 
 @pytest.mark.usefixtures("cut")
