@@ -8,6 +8,7 @@ from typing import Final
 from moeinf.config import DEFAULT_CONTEXT, RuntimeConfig, gpu_option
 from moeinf.config.size import Bytes, Share
 from moeinf.engine.footprint import Footprint, activation_bytes, device_activation_bytes, kept_as_asked, sequence_bytes
+from moeinf.engine.placed.slices import SliceSlots
 from moeinf.errors import OutOfMemoryError, UsageError
 from moeinf.hardware import Machine
 from moeinf.text.quantities import at_least_text, binary_size_text, size_text
@@ -43,19 +44,6 @@ SPARE_HOST_SLOTS: Final = 2  # beside top_k: so that a read lands while a layer'
 
 
 @dataclass(frozen=True, slots=True)
-class SliceSlots:
-    """Slots that each hold a slice of an expert."""
-
-    of_expert: int  # of those that are cut into most
-    slot_bytes: int
-    num_slots: int
-
-    @property
-    def num_bytes(self) -> int:
-        return self.num_slots * self.slot_bytes
-
-
-@dataclass(frozen=True, slots=True)
 class MemoryPlan:
     dense_bytes: int
     kv_bytes: int
@@ -71,7 +59,7 @@ class MemoryPlan:
 
     @property
     def cache_bytes(self) -> int:
-        """Of num_slots whole experts; where these are cut into slices, what is left of another one holds some."""
+        """Of num_slots experts; where these are cut into slices, also of a part of another."""
         return self.num_slots * self.slot_bytes if self.slices is None else self.slices.num_bytes
 
     @property
@@ -388,17 +376,12 @@ def _wanted_slots(moe: MoeShape, stride: int, config: RuntimeConfig, room: int) 
 
 
 def _wanted_slices(footprint: Footprint, config: RuntimeConfig, num_slots: int, room: int) -> SliceSlots | None:
-    """Slots of slices in the memory of so many experts and what is left beside them, where experts are large.
-
-    Not where all of them fit, nor with other machines, which share experts out as a whole.
-    """
-    slices, moe, stride = footprint.slices, footprint.moe, footprint.layout.stride_bytes
-    if slices is None or num_slots == moe.total_experts or config.workers:
+    """Slots of slices in the memory of so many large experts and what is left; other machines share out whole ones."""
+    slices, stride, total = footprint.slices, footprint.layout.stride_bytes, footprint.moe.total_experts
+    if slices is None or num_slots == total or config.workers:
         return None
-    if config.expert_cache is not None:
-        room = config.expert_cache.of(moe.total_experts * stride)
-    num_bytes = max(num_slots * stride, min(room, moe.total_experts * stride - slices.slot_bytes))
-    return SliceSlots(slices.most, slices.slot_bytes, num_bytes // slices.slot_bytes)
+    room = room if config.expert_cache is None else config.expert_cache.of(total * stride)
+    return slices.slots_in(max(num_slots * stride, min(room, total * stride - slices.slot_bytes)))
 
 
 def _shortfall(plan: MemoryPlan, machine: Machine) -> OutOfMemoryError:

@@ -30,6 +30,19 @@ class SlicePiece:
 
 
 @dataclass(frozen=True, slots=True)
+class SliceSlots:
+    """Slots that each hold a slice of an expert."""
+
+    of_expert: int  # of those that are cut into most
+    slot_bytes: int
+    num_slots: int
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_slots * self.slot_bytes
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertSlices:
     """By layer: the slices of its experts, rows of gate and up first, then those of down; each of pieces."""
 
@@ -40,6 +53,10 @@ class ExpertSlices:
     def most(self) -> int:
         """How many slices the experts have that have most."""
         return max(len(layer) for layer in self.layers)
+
+    def slots_in(self, num_bytes: int) -> SliceSlots:
+        """As many slots as this memory has room for."""
+        return SliceSlots(self.most, self.slot_bytes, num_bytes // self.slot_bytes)
 
 
 @dataclass(frozen=True, slots=True)

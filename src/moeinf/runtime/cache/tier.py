@@ -110,7 +110,7 @@ class ExpertTier:
         return self._table.num_slots
 
     @property
-    def slot_bytes(self) -> int:
+    def num_bytes(self) -> int:
         """All slots together."""
         return self._table.num_slots * self._cache.stride_bytes
 

@@ -173,7 +173,7 @@ def memory_parts(model: Model) -> tuple[MemoryPart, ...]:
     """What the memory of a model went to, in bytes. The expert cache counts the slots that it has at the moment."""
     plan = model.plan
     parts = [
-        MemoryPart("expert cache", model.tier.slot_bytes),
+        MemoryPart("expert cache", model.tier.num_bytes),
         MemoryPart("dense weights", plan.dense_bytes),
         MemoryPart("KV cache", plan.kv_bytes),
         MemoryPart("activations", plan.activation_bytes),

@@ -178,7 +178,7 @@ def test_experts_are_told_as_resident_where_all_of_their_slices_are() -> None:
     assert np.argwhere(told == LOADING).tolist() == ([[2, 3]] if reader.queued else [])
     tier.resize(TOP_K * MOST - 3)
     assert (tier.states() == RESIDENT).sum() == (states(tier)[1, :, :3] == RESIDENT).all(axis=1).sum()
-    assert (tier.num_experts, tier.slot_bytes) == (1, (TOP_K * MOST - 3) * LAYOUT.stride_bytes)
+    assert (tier.num_experts, tier.num_bytes) == (1, (TOP_K * MOST - 3) * LAYOUT.stride_bytes)
 
 
 def test_free_slots_are_filled_with_the_experts_that_come_first() -> None:
