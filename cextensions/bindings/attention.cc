@@ -120,7 +120,8 @@ class AttentionLayer {
     shape_.gate_apart = !t.gate.is_none();
     if (shape_.gate_apart) {
       weights_.gate = view(t.gate);
-      require(weights_.gate.rows == queries && weights_.gate.cols == q.cols && !shape_.gated,
+      require((weights_.gate.rows == queries || weights_.gate.rows == shape_.num_heads) &&
+                  weights_.gate.cols == q.cols && !shape_.gated,
               "the gates of attention do not fit its heads");
     }
     weights_.q_norm = data_of(t.query_norm, full ? queries : head_dim);
@@ -236,7 +237,7 @@ void bind_shape(nb::module_& m) {
           [](AttentionShape* self, std::int64_t head_dim, double norm_eps, const std::string& head_norm,
              double clip, std::int64_t window, std::optional<std::int64_t> rotary_dim, bool interleaved,
              std::optional<double> scale, double residual, bool gated, bool chunked, double sharpness,
-             std::int64_t sharp_length, std::int64_t sharp_offset, bool replaces) {
+             std::int64_t sharp_length, std::int64_t sharp_offset, bool replaces, bool softplus_gates) {
             new (self) AttentionShape(shape_of(head_dim, norm_eps, head_norm, clip, window, rotary_dim,
                                                interleaved, scale, residual, gated));
             require(sharp_length > 0 && sharp_offset >= 0, "queries are not sharpened by such a length");
@@ -245,12 +246,14 @@ void bind_shape(nb::module_& m) {
             self->sharp_length = sharp_length;
             self->sharp_offset = sharp_offset;
             self->replaces = replaces;
+            self->softplus_gates = softplus_gates;
           },
           nb::kw_only(), nb::arg("head_dim"), nb::arg("norm_eps"), nb::arg("head_norm") = "none",
           nb::arg("clip") = 0.0, nb::arg("window") = 0, nb::arg("rotary_dim") = nb::none(),
           nb::arg("interleaved") = false, nb::arg("scale") = nb::none(), nb::arg("residual") = 1.0,
           nb::arg("gated") = false, nb::arg("chunked") = false, nb::arg("sharpness") = 0.0,
-          nb::arg("sharp_length") = 1, nb::arg("sharp_offset") = 0, nb::arg("replaces") = false);
+          nb::arg("sharp_length") = 1, nb::arg("sharp_offset") = 0, nb::arg("replaces") = false,
+          nb::arg("softplus_gates") = false);
 }
 
 }  // namespace

@@ -219,8 +219,8 @@ class AttentionTensors:
     ) -> None:
         """norm [hidden] stands in front of the layer; with a norm_bias it is a layer norm. sinks [heads]: each head has
         a further score, which weighs no value. output_norm [hidden]: an RMS norm of what the layer adds. value_norm
-        [head_dim]: of each head of the values. gate, of as many rows as query: sigmoid(gate x) multiplies the heads'
-        outputs."""
+        [head_dim]: of each head of the values. gate, of as many rows as query or one for each head: sigmoid(gate x)
+        multiplies the heads' outputs."""
 
 class AttentionShape:
     """What attention computes, beside its tensors."""
@@ -243,6 +243,7 @@ class AttentionShape:
         sharp_length: int = 1,
         sharp_offset: int = 0,
         replaces: bool = False,
+        softplus_gates: bool = False,
     ) -> None:
         """head_norm "turned": over each head, behind its rotation.
 
@@ -251,7 +252,8 @@ class AttentionShape:
         then those of a gate, whose sigmoid multiplies the head's output. chunked: a token sees what lies in its own
         chunk of `window` positions. sharpness: queries at position p are multiplied by
         1 + sharpness ln(1 + floor((p + sharp_offset) / sharp_length)). replaces: what the layer would add to x takes
-        its place. ValueError for sizes that cannot be.
+        its place. softplus_gates: softplus, not sigmoid, of gates with a matrix of their own. ValueError for sizes that
+        cannot be.
         """
 
 class AttentionLayer:

@@ -83,6 +83,9 @@ FEATURES: dict[str, dict[str, Any]] = {
         "head_norms": None,
     },
     "values narrower than keys, sinks, window, biases": {"value_dim": 10, "sinks": True, "bias": True, "window": 5},
+    "a gate for each head": {"gate_apart": True, "gate_name": "g_proj", "gate_of_heads": True},
+    "softplus of gates": {"gate_apart": True, "softplus_gates": True},
+    "softplus of a gate for each head": {"gate_apart": True, "gate_of_heads": True, "softplus_gates": True},
     "layer norm, clip": {"norm": "layer", "clip_qkv": 0.6, "bias": True},
 }
 

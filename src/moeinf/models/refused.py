@@ -51,7 +51,6 @@ REFUSED: Final = {
     "inkling_text": _part_of("inkling_mm_model"),
     "jetmoe": "experts that are heads of attention",
     "kolibri1": "routing by logits with a correction bias, and norms under names of its own",
-    "laguna": f"{_TWO_ROPES}, {_GATE_OF_A_HEAD}, numbers of heads that differ by layer",
     "longcat_flash": "experts that do nothing, and layers of two attentions with experts beside both",
     "minimax": "linear attention with a decay for each head (lightning attention)",
     "minimax_m3_vl": f"{_INDEXER}, {_OF_IMAGES}",

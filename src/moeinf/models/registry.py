@@ -205,6 +205,13 @@ FAMILIES = (
         notes=("the cache has room for values as wide as keys",),
     ),
     FamilyEntry(
+        "laguna",
+        "glm",
+        ("Laguna-XS.2",),
+        "sigmoid routing with a correction bias, a shared expert; softplus gates of heads; layers differ in their "
+        "number of heads, and those with a window have positions of their own",
+    ),
+    FamilyEntry(
         "granitemoeshared",
         "mixtral",
         ("moe-7b-1b-active-shared-experts",),

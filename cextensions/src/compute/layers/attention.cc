@@ -7,6 +7,7 @@
 #include "attend_chosen.h"
 #include "attend_few.h"
 #include "attend_many.h"
+#include "recurrent.h"
 
 namespace moeinf {
 namespace {
@@ -82,6 +83,16 @@ void take_queries(const AttentionShape& s, const float* projected, float* query)
 void apply_gates(const Ops& ops, const AttentionShape& s, const float* projected, float* mixed) {
   for (std::int64_t h = 0; h < s.num_heads; ++h) {
     ops.sigmoid_mul(projected + (2 * h + 1) * s.head_dim, mixed + h * s.head_dim, s.head_dim);
+  }
+}
+
+// gates: of each head head_dim numbers, or one.
+void apply_gates_apart(const Ops& ops, const AttentionShape& s, bool of_heads, const float* gates,
+                       float* mixed) {
+  if (!of_heads && !s.softplus_gates) return ops.sigmoid_mul(gates, mixed, s.num_heads * s.head_dim);
+  for (std::int64_t i = 0; i < s.num_heads * s.head_dim; ++i) {
+    const float gate = gates[of_heads ? i / s.head_dim : i];
+    mixed[i] *= s.softplus_gates ? softplus(gate) : 1 / (1 + std::exp(-gate));
   }
 }
 
@@ -175,8 +186,9 @@ void pass(Kernels& kernels, const AttentionShape& s, const AttentionWeights& w, 
         [&](std::int64_t t) { apply_gates(ops, s, v.projected + t * w.q.rows, v.mixed + t * queries); });
   }
   if (s.gate_apart) {
-    each_token(
-        [&](std::int64_t t) { ops.sigmoid_mul(v.gates + t * queries, v.mixed + t * queries, queries); });
+    each_token([&](std::int64_t t) {
+      apply_gates_apart(ops, s, w.gate.rows < queries, v.gates + t * w.gate.rows, v.mixed + t * queries);
+    });
   }
   if (v.narrow != nullptr) {
     each_token([&](std::int64_t t) {

@@ -73,6 +73,7 @@ class NativeAttention:
             sharp_length=s.length,
             sharp_offset=s.offset,
             replaces=site.replaces,
+            softplus_gates=config.softplus_gates,
         )
         self._native = _native.AttentionLayer(weights.kernels, attention_tensors(weights, config, site), shape)
 
@@ -139,7 +140,7 @@ def attention_tensors(weights: NativeWeights, config: AttentionConfig, site: Att
     if config.value_norm:
         others["value_norm"] = np.ones(config.head_dim, np.float32)
     if config.gate_apart:
-        others["gate"] = matrix("gate_proj")
+        others["gate"] = matrix(config.gate_name)
     query, key, value = projections()
     query_bias, key_bias, value_bias = biases()
     return _native.AttentionTensors(

@@ -80,7 +80,7 @@ class DeviceAttention:
         self._output_bias = None if output_bias is None else output_bias * site.residual
         self._norm = None if site.norm is None else weights.norm(NormConfig(site.norm, c.norm_eps, c.norm))
         self._output_norm = None if site.output_norm is None else weights.norm(NormConfig(site.output_norm, c.norm_eps))
-        self._gate = weights.matrix(f"{prefix}gate_proj.weight") if c.gate_apart else None
+        self._gate = weights.matrix(f"{prefix}{c.gate_name}.weight") if c.gate_apart else None
         self._q_norm, self._k_norm = self._head_norms(prefix)
         self._v_norm = torch.ones(c.head_dim, device=weights.device.kind) if c.value_norm else None
         self._after: Tensor | None = None
@@ -151,7 +151,8 @@ class DeviceAttention:
         if c.value_dim is not None:
             mixture = mixture.view(len(x), c.num_heads, c.head_dim)[..., : c.value_dim].reshape(len(x), -1)
         if gate is not None:
-            mixture *= torch.sigmoid(gate)
+            gate = torch.nn.functional.softplus(gate) if c.softplus_gates else torch.sigmoid(gate)
+            mixture *= gate.repeat_interleave(c.head_dim, 1) if c.gate_of_heads else gate
         if self._output_norm is not None or self._replaces:
             out = weights.product(mixture, self._output, self._plain_output_bias)
             added = (out if self._output_norm is None else self._output_norm(out)) * self._residual

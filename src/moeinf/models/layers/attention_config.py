@@ -73,7 +73,10 @@ class AttentionConfig:
     sinks: bool = False  # each head has a further score, tensor `sinks_name`, whose weight goes nowhere
     sinks_name: str = "sinks"
     gate: bool = False  # q_proj gives each head its query and then a gate, whose sigmoid multiplies the head's output
-    gate_apart: bool = False  # tensor gate_proj makes such gates
+    gate_apart: bool = False  # tensor `gate_name` makes such gates
+    gate_name: str = "gate_proj"
+    gate_of_heads: bool = False  # one number for each head
+    softplus_gates: bool = False  # softplus, not sigmoid, of gates apart
     norm: NormKind = "rms"  # of the norm in front, and of those of heads
     sees: Literal["past", "picture", "all"] = "past"  # "picture": a token of a picture also sees the rest of that
     most_chosen: int = 0  # positions that a token attends to where they are chosen for it
@@ -188,7 +191,8 @@ def attention_shapes(config: AttentionConfig, prefix: str) -> Shapes:
     biased += [config.output_name] * config.output_bias
     shapes |= {f"{prefix}{name}.bias": (shapes[f"{prefix}{name}.weight"][0],) for name in biased}
     if config.gate_apart:
-        shapes[f"{prefix}gate_proj.weight"] = (queries, config.hidden_size)
+        gates = config.num_heads if config.gate_of_heads else queries
+        shapes[f"{prefix}{config.gate_name}.weight"] = (gates, config.hidden_size)
     if config.sinks:
         shapes[prefix + config.sinks_name] = (config.num_heads,)
     if config.qk_norm != "none" and config.head_norms is not None:

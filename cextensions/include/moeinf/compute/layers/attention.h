@@ -33,6 +33,7 @@ struct AttentionShape {
   bool replaces = false;         // what would be added to x takes its place
   std::int64_t most_chosen = 0;  // positions that a token attends to where they are chosen; 0: they are not
   std::int64_t value_dim = 0;    // of a head's values, where they are narrower than its keys; else 0
+  bool softplus_gates = false;   // softplus, not sigmoid, of gates that have a matrix of their own
 
   // The first position that a token at `position` sees.
   std::int64_t first_seen(std::int64_t position) const {
@@ -51,8 +52,8 @@ struct AttentionWeights {  // pointers may be null where the model has no such t
   const float* norm_bias;              // [hidden]: the norm is then a layer norm, else an RMS norm
   const float* sinks;                  // [num_heads]: a further score of each head, whose weight goes nowhere
   const float* output_norm = nullptr;  // [hidden]: an RMS norm of what the layer adds
-  Matrix gate{};  // its rows are those of q: sigmoid(gate x) multiplies the heads' outputs; without rows
-                  // there is none
+  Matrix gate{};  // its rows are those of q, or one for each head: sigmoid(gate x) multiplies the heads'
+                  // outputs; without rows there is none
 };
 
 // Keys and values of one layer, both [num_kv_heads, capacity, head_dim] in `format`: f32, f16, bf16, or q8_0,

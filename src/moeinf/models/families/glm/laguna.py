@@ -1,0 +1,110 @@
+"""Laguna: sigmoid routing with a correction bias, attention with softplus gates (LagunaForCausalLM).
+
+Layers may differ in their number of heads; those with a window have positions of their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from moeinf.errors import CheckpointError
+from moeinf.models.families.glm import glm4_moe
+from moeinf.models.fields import Fields
+from moeinf.models.layers.array_math import Array
+from moeinf.models.layers.attention_config import AttentionConfig
+from moeinf.models.layers.decoder import parse_decoder
+from moeinf.models.layers.deepseek_moe import BlockNames, DeepseekMoe, MakeRouter, SigmoidRouter, sparse_layers
+from moeinf.models.layers.rope import of_kind, partial_rotary, rope_of
+from moeinf.types import TensorPlan
+
+_ROPES: dict[str, dict[str, Any]] = {
+    "full_attention": {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 0.5},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Config(glm4_moe.Config):
+    logits_cap: float | None  # of the router: they become cap * tanh(logits / cap)
+
+
+def _parse(f: Fields) -> Config:
+    for name, *allowed in (
+        ("partial_rotary_factor",),  # each kind of layer has its own
+        ("rope_theta",),
+        ("mlp_only_layers", []),
+        ("decoder_sparse_step", 1),
+        ("norm_topk_prob", True),
+        ("moe_apply_router_weight_on_input", False),
+    ):
+        f.only(name, *allowed, None)
+    f.only("gating", True, "per-head", "per-element", *([] if "gating" in f else [None]))
+    f.present("head_dim")
+    if f.get("rope_parameters") is None:
+        f = f.replaced(rope_parameters=_ROPES)
+    f.within("rope_parameters").refuse_others(*_ROPES)
+    of_heads = f.get("gating") != "per-element"
+    decoder = parse_decoder(
+        of_kind(f, "full_attention"),
+        norm_eps=1e-6,
+        theta=1e4,
+        qk_norm="head",
+        gate_apart=True,
+        gate_name="g_proj",
+        gate_of_heads=of_heads,
+        softplus_gates=True,
+    )
+    layers = _attention_of_layers(f, decoder.attention, decoder.num_layers)
+    special = {i: each for i, each in enumerate(layers) if each != decoder.attention}
+    sparse = sparse_layers(f, decoder.num_layers, first_dense=1)
+    own = f.replaced(n_shared_experts=1, n_group=1, topk_group=1, num_nextn_predict_layers=0, num_mtp_layers=0)
+    scaling = own.replaced(routed_scaling_factor=f.number("moe_routed_scaling_factor", 1.0))
+    blocks = DeepseekMoe.parse(scaling, decoder.num_layers, normalise=True, corrected=True, moe_layers=sparse)
+    names = BlockNames(bias="experts.e_score_correction_bias", shared="shared_expert.")
+    cap = f.get("moe_router_logit_softcapping")
+    return Config(
+        replace(decoder, special=special),
+        replace(blocks, names=names, shared_size=f.count("shared_expert_intermediate_size", 512)),
+        None if cap in (None, 0) else f.number("moe_router_logit_softcapping"),
+    )
+
+
+def _attention_of_layers(f: Fields, a: AttentionConfig, num_layers: int) -> list[AttentionConfig]:
+    heads = [a.num_heads] * num_layers
+    if f.get("num_attention_heads_per_layer") is not None:
+        heads = f.counts("num_attention_heads_per_layer", num_layers)
+        if not all(heads):
+            raise CheckpointError(f"{f.where}: num_attention_heads_per_layer leaves a layer no heads")
+    kinds = f.kinds("layer_types", num_layers, *_ROPES) or ("full_attention",) * num_layers
+    sliding = a
+    if "sliding_attention" in kinds:
+        own = of_kind(f, "sliding_attention")
+        rope = rope_of(own, partial_rotary(own, a.head_dim), 1e4, f.count("max_position_embeddings"))
+        sliding = replace(a, rope=rope, window=f.count("sliding_window", 512))
+    of_kinds = [sliding if kind == "sliding_attention" else a for kind in kinds]
+    return [replace(each, num_heads=count) for each, count in zip(of_kinds, heads, strict=True)]
+
+
+class CappedRouter(SigmoidRouter):
+    cap = 0.0
+
+    def _scores(self, logits: Array) -> Array:
+        return self._math.sigmoid(self._math.tanh(logits / self.cap) * self.cap if self.cap else logits)
+
+
+class Family(glm4_moe.Family):
+    name = "laguna"
+    parse = staticmethod(_parse)
+    _config: Config
+
+    @property
+    def router(self) -> MakeRouter:
+        return type("Router", (CappedRouter,), {"cap": self._config.logits_cap or 0.0})
+
+    @cached_property
+    def tensors(self) -> TensorPlan:
+        plan = super().tensors
+        small = {name for name, shape in plan.dense.items() if name.endswith(".g_proj.weight") and shape[0] < 256}
+        return replace(plan, matrices=plan.matrices - small)
