@@ -224,6 +224,7 @@ NOT_COMPUTED = {
     ("gemma4", "rope_scaling"): "it takes rope_parameters alone, of each kind of layer",
     ("mellum", "rope_scaling"): "it takes rope_parameters alone, of each kind of layer",
     ("mimo_v2_flash", "rope_scaling"): "it takes rope_parameters alone, of each kind of layer",
+    ("laguna", "rope_scaling"): "it takes rope_parameters alone, of each kind of layer",
     ("mellum", "num_nextn_predict_layers"): "it has one such layer at most, which is no part of the model",
     ("mellum", "num_mtp_layers"): "it is no part of the model",
     ("mellum", "mtp_layer_types"): "it is no part of the model",

@@ -41,7 +41,7 @@ def _parse(f: Fields) -> Config:
     ):
         f.only(name, *allowed, None)
     f.only("gating", True, "per-head", "per-element", *([] if "gating" in f else [None]))
-    f.present("head_dim")
+    f.present("head_dim", "num_experts")
     if f.get("rope_parameters") is None:
         f = f.replaced(rope_parameters=_ROPES)
     f.within("rope_parameters").refuse_others(*_ROPES)
