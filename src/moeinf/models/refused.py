@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Final
 
 _INDEXER: Final = "sparse attention with an indexer"
-_HYPER: Final = "hyper-connections"
-_KDA: Final = "linear attention with a decay for each channel (KDA)"
+_HYPER: Final = "hyper-connections whose mixtures are doubly stochastic (mHC)"
+_CLAMPED: Final = "experts whose gates are clamped"
 _MAMBA: Final = "Mamba-2 layers"
 _CONVOLUTIONS: Final = "short convolutions"
 _TWO_ROPES: Final = "positions of their own for each kind of layer"
@@ -32,7 +32,7 @@ REFUSED: Final = {
     "dbrx": "queries, keys and values in one matrix, and experts in one tensor of all rows",
     "deepseek_ocr2": f"{_OF_IMAGES}, DeepSeek-V2's blocks under common attention",
     "deepseek_ocr2_text": _part_of("deepseek_ocr2"),
-    "deepseek_v4": f"compressed attention, {_INDEXER}, {_HYPER}, routing by hashes",
+    "deepseek_v4": f"compressed attention, {_INDEXER}, {_HYPER}, {_CLAMPED}, routing by hashes",
     "diffusion_gemma": "generation of text by diffusion",
     "diffusion_gemma_text": "generation of text by diffusion",
     "doge": "experts of single rows, found by products of keys",
@@ -42,7 +42,7 @@ REFUSED: Final = {
     "ernie4_5_vl_moe": f"experts of two sizes in one layer, {_OF_IMAGES}",
     "ernie4_5_vl_moe_text": _part_of("ernie4_5_vl_moe"),
     "glm4v_moe_text": _part_of("glm4v_moe"),
-    "glm5_next": f"{_KDA}, {_INDEXER}",
+    "glm5_next": f"sparse attention with an indexer of pooled keys, {_HYPER}, {_CLAMPED}",
     "glm5_next_text": _part_of("glm5_next"),
     "hy_v4": f"{_INDEXER}, {_HYPER}",
     "inkling2": f"{_CONVOLUTIONS}, {_OF_SPEECH}",
