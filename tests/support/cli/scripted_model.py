@@ -42,7 +42,7 @@ class ScriptedModel:
 
     def __post_init__(self) -> None:
         self.tokenizer = SimpleNamespace(has_template=self.has_template)
-        self.plan, self.tier = SimpleNamespace(context=128), SimpleNamespace(num_slots=4)
+        self.plan, self.tier = SimpleNamespace(context=128), SimpleNamespace(num_experts=4)
         self.manifest = SimpleNamespace(moe=MoeShape(2, 4, 2))
 
     def params(self, **given: Any) -> SamplingParams:
