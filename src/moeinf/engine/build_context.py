@@ -13,7 +13,7 @@ from moeinf.engine.dense_weights import DenseFile
 from moeinf.engine.footprint import Footprint, footprint_of
 from moeinf.engine.placed.dense import PlacedDense
 from moeinf.engine.placed.device_form import device_footprint
-from moeinf.engine.sight.sizes import seeing_footprint
+from moeinf.engine.vision.sizes import seeing_footprint
 from moeinf.errors import UsageError
 from moeinf.hardware import Machine
 from moeinf.models.family import AnyFamily

@@ -14,8 +14,8 @@ from moeinf.engine.disk_wait import DiskWait, never
 from moeinf.engine.model_kind import ModelKind
 from moeinf.engine.opening import ModelRunner
 from moeinf.engine.request_monitor import RequestMonitor
-from moeinf.engine.sight.parts import text_alone, without_pictures
-from moeinf.engine.sight.sight import Prompt, Sight, required
+from moeinf.engine.vision.encoder import Prompt, VisionEncoder, required
+from moeinf.engine.vision.parts import text_alone, without_pictures
 from moeinf.errors import ContextLengthError, DeviceError, NotFiniteError, UsageError
 from moeinf.models.layers.decoder import Decoder
 from moeinf.runtime.cache.stats import CacheStats
@@ -58,14 +58,14 @@ class Generator:
         attendants: Attendants,
         load_s: float,
         prefixes: Prefixes | None = None,
-        sight: Sight | str = "this model takes text alone",
+        vision_encoder: VisionEncoder | str = "this model takes text alone",
     ) -> None:
         """load_s: seconds that opening took, which the first request is charged with. prefixes: of earlier requests.
-        sight: how the model sees, or why it does not."""
+        vision_encoder: how the model sees, or why it does not."""
         self.runner, self.kind = runner, kind
         self.last: Completion | None = None
         whole = isinstance(runner.network, Decoder) and runner.network.sees_whole_pictures
-        self.sequence, self._sight = CachedTokens(runner.cache, prefixes, whole_pictures=whole), sight
+        self.sequence, self._vision_encoder = CachedTokens(runner.cache, prefixes, whole_pictures=whole), vision_encoder
         self._tokenizer, self._info = tokenizer, info
         self.attendants, self._load_s = attendants, load_s
         self.warm_start: WarmStart | None = None  # while no request has come
@@ -111,11 +111,11 @@ class Generator:
     ) -> Prompt:
         messages, given = ([], []) if isinstance(prompt, str) else without_pictures(prompt)
         if given:
-            pictures = [required(self._sight).prepared(each) for each in given]
+            pictures = [required(self._vision_encoder).prepared(each) for each in given]
             templated = self._tokenizer.has_template and not raw
             ids = self.kind.encode(messages if templated else text_alone(messages), raw=raw, variables=variables)
             begun = ids[:1] == [self._tokenizer.bos_id]
-            made = required(self._sight).placed(ids, pictures, None if templated else int(begun))
+            made = required(self._vision_encoder).placed(ids, pictures, None if templated else int(begun))
         else:
             made = Prompt(self.kind.encode(prompt, raw=raw, variables=variables))
         check_length(len(made.ids), self.runner.plan.context, self._info.context_length)
@@ -190,8 +190,8 @@ class Generator:
         stats.load_s, self._load_s = self._load_s, 0.0
         stats.prompt_tokens = len(prompt)
         attendants.disk_wait.should_stop = hooks.should_stop
-        if isinstance(self._sight, Sight):
-            self._sight.check = monitor.check
+        if isinstance(self._vision_encoder, VisionEncoder):
+            self._vision_encoder.check = monitor.check
         try:
             for token in self.kind.tokens(self.runner, self.sequence, prompt, chooser, monitor, max_tokens=limit):
                 stats.generated_tokens += 1

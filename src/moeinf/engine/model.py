@@ -20,9 +20,9 @@ from moeinf.engine.generator import Attendants, Generator
 from moeinf.engine.memory_plan import DevicePlan, shortenings
 from moeinf.engine.model_kind import DecoderOnly, EncoderDecoder, ModelKind, refuse_prefixes, refuse_translation
 from moeinf.engine.opening import ModelRunner, open_kernels, put_together, read_weights
-from moeinf.engine.sight.sight import open_sight
 from moeinf.engine.stored.hit_record import record_hits
 from moeinf.engine.stored.tuned_file import chosen_policy, chosen_predictor
+from moeinf.engine.vision.encoder import open_vision
 from moeinf.errors import StoreError, UsageError
 from moeinf.hardware import Machine, machine
 from moeinf.models.layers.decoder import Decoder
@@ -131,9 +131,9 @@ class Model:
         load_s = time.perf_counter() - started
         prefixes = self._prefixes(stored, runner)
         on_cpu = isinstance(runner, CpuRunner)
-        sight = open_sight(weights, config, self.kernels, disk_wait, on_cpu=on_cpu)
+        vision_encoder = open_vision(weights, config, self.kernels, disk_wait, on_cpu=on_cpu)
         info = stored.manifest.info
-        self._generator = Generator(runner, kind, self.tokenizer, info, attendants, load_s, prefixes, sight)
+        self._generator = Generator(runner, kind, self.tokenizer, info, attendants, load_s, prefixes, vision_encoder)
 
     def _chosen_predictor(self, stored: StoredModel, *, replayed: bool) -> tuple[str, StateMaps | None]:
         """replayed: the routing is a trace's, of which states tell nothing."""

@@ -39,7 +39,7 @@ class Family(ABC):
     name: ClassVar[str]  # the model_type under which the family is known
     encoder_input: EncoderInput | None = None  # how an encoder-decoder model is given a text; None for a decoder
     vision: Vision | None = None  # how it sees pictures
-    sightless: str = "moeinf runs the text of this family alone"  # why it does not
+    no_vision: str = "moeinf runs the text of this family alone"  # why it does not
 
     @abstractmethod
     def __init__(self, config: dict[str, Any]) -> None: ...

@@ -10,9 +10,9 @@ from starlette.requests import Request
 
 from moeinf.config.server_options import seconds_of
 from moeinf.engine.model import Model
-from moeinf.engine.sight.parts import without_pictures
-from moeinf.engine.stored.facts import why_sightless
+from moeinf.engine.stored.facts import why_no_vision
 from moeinf.engine.stored.preset import preset_of
+from moeinf.engine.vision.parts import without_pictures
 from moeinf.sampling.params import SamplingParams
 from moeinf.server.ask import Ask
 from moeinf.server.errors import Refusal
@@ -87,7 +87,7 @@ def _refuse_pictures(ask: Ask, stored: StoredModel) -> None:
     """Raises Refusal for a picture that the model cannot see, before anybody waits."""
     if ask.prompt is None or isinstance(ask.prompt, str) or not without_pictures(ask.prompt)[1]:
         return
-    if why := why_sightless(stored):
+    if why := why_no_vision(stored):
         raise Refusal(400, f"{why}; leave out images")
 
 

@@ -7,9 +7,9 @@ from collections import OrderedDict
 
 from moeinf.engine.generator import check_length
 from moeinf.engine.model_kind import DecoderOnly
-from moeinf.engine.sight.parts import text_alone, without_pictures
-from moeinf.engine.sight.sizes import added_tokens
 from moeinf.engine.stored.facts import config
+from moeinf.engine.vision.parts import text_alone, without_pictures
+from moeinf.engine.vision.sizes import added_tokens
 from moeinf.errors import UsageError
 from moeinf.models.family import family_of
 from moeinf.models.layers.soft_tokens import SOFT_IDS

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moeinf.engine.completion import Completion, Hooks
-from moeinf.engine.sight.parts import text_alone
 from moeinf.engine.stored.preset import NO_PRESET, Preset
+from moeinf.engine.vision.parts import text_alone
 from moeinf.errors import ContextLengthError, UsageError
 from moeinf.terminal.answer_writer import AnswerWriter
 from moeinf.terminal.arguments.chat_options import ChatOptions

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from moeinf.engine.stored.facts import why_sightless
+from moeinf.engine.stored.facts import why_no_vision
 from moeinf.errors import UsageError
 from moeinf.pictures.decode import MOST_BYTES, check_decoder
 from moeinf.store.library import StoredModel
@@ -32,7 +32,7 @@ def picture_part(path: Path) -> dict[str, Any]:
 
 def check_sees(stored: StoredModel) -> None:
     """Raises UsageError, before anything is loaded, for a model that takes text alone."""
-    if why := why_sightless(stored):
+    if why := why_no_vision(stored):
         raise UsageError(why)
     check_decoder()
 

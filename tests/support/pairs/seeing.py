@@ -20,7 +20,7 @@ from moeinf.models.fields import Fields
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.protocol import Layers, of_any_device
 from moeinf.models.layers.soft_tokens import SOFT_IDS, SoftTokens
-from moeinf.models.layers.vision.picture_form import PictureForm
+from moeinf.models.layers.vision.image_processor import ImageProcessor
 from moeinf.types import Float32Array, Profiler
 from tests.support.pairs.experts import resident_experts, stored
 
@@ -43,7 +43,7 @@ class SeeingPair:
         self.theirs.save_pretrained(folder)
         self.config = saved = json.loads((folder / "config.json").read_text())
         family = family_of(saved)
-        assert isinstance(family, DecoderFamily) and family.vision is not None, family.sightless
+        assert isinstance(family, DecoderFamily) and family.vision is not None, family.no_vision
         self.family, self.vision, self.tokens = family, family.vision, tokens
         tensors = safetensors.torch.load_file(folder / "model.safetensors")
         self.kernels = Kernels(2)
@@ -52,7 +52,7 @@ class SeeingPair:
         experts = resident_experts(family.tensors, tensors, self.kernels)
         layers = NativeLayers(self.kernels, {key: stored(tensor) for key, tensor in of_text.items()}, "f32")
         self.ours = family.build(layers, experts, Profiler())
-        self.form: PictureForm = self.vision.form(Fields({}), tokens)
+        self.form: ImageProcessor = self.vision.form(Fields({}), tokens)
 
     def _randomise(self) -> None:
         """Away from zeros and ones, so that each tensor matters."""

@@ -97,4 +97,4 @@ def test_a_tower_that_is_not_computed_leaves_the_text(tmp_path: Path) -> None:
     config = seeing_config("gemma4")
     config["vision_config"] = config["vision_config"] | {"use_clipped_linears": True}
     family = family_of(config)
-    assert family.vision is None and "use_clipped_linears" in family.sightless
+    assert family.vision is None and "use_clipped_linears" in family.no_vision

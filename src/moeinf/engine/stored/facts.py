@@ -70,7 +70,7 @@ def template_facts(model: StoredModel) -> TemplateFacts | None:
     return read_facts(source)
 
 
-def why_sightless(model: StoredModel) -> str:
+def why_no_vision(model: StoredModel) -> str:
     """Why a model takes no pictures, with the remedy where there is one; "" where it does."""
     manifest = model.manifest
     if manifest.vision is not None:
@@ -81,7 +81,7 @@ def why_sightless(model: StoredModel) -> str:
         return f"{model.name} takes text alone: {told}"
     family = family_of(config(model))
     if family.vision is None:
-        return f"{model.name} takes text alone: {family.sightless}"
+        return f"{model.name} takes text alone: {family.no_vision}"
     return f"{model.name} was stored without its vision tower: `moeinf pull` it again, if its checkpoint has one"
 
 

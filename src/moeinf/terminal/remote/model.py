@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from moeinf.config.option import http_options
 from moeinf.engine.completion import NO_HOOKS, Completion, GenerationStats, Hooks
-from moeinf.engine.sight.parts import text_alone
 from moeinf.engine.stored.facts import json_file, template_facts, template_text
+from moeinf.engine.vision.parts import text_alone
 from moeinf.runtime.cache.stats import CacheStats
 from moeinf.sampling.params import SamplingParams, resolve_params
 from moeinf.store.library import StoredModel

@@ -231,7 +231,7 @@ class Family(DecoderFamily):
         tied_as_said_outside(config, default=True)
         self._config = c = Config.parse(text.fields, text.prefix)
         self.decoder, self.moe = c.decoder, c.moe
-        self.vision, self.sightless = seeing(lambda: _vision(config, c.decoder.attention.hidden_size))
+        self.vision, self.no_vision = seeing(lambda: _vision(config, c.decoder.attention.hidden_size))
 
     def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
         c, weights, blocks = self._config, layers.weights, list[Block]()

@@ -66,7 +66,7 @@ class Family(qwen3_next.Family):
 
     def __init__(self, config: dict[str, Any]) -> None:
         self._take(parse(config))
-        self.vision, self.sightless = seeing(lambda: _vision(config, self.decoder.attention.hidden_size))
+        self.vision, self.no_vision = seeing(lambda: _vision(config, self.decoder.attention.hidden_size))
 
     @cached_property
     def tensors(self) -> TensorPlan:

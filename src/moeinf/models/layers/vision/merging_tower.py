@@ -18,7 +18,7 @@ from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.protocol import Layers
 from moeinf.models.layers.rope import plain_rope
-from moeinf.models.layers.vision.picture_form import MergedPatches, Patches
+from moeinf.models.layers.vision.image_processor import MergedPatches, Patches
 from moeinf.models.layers.vision.vision import Part, Tower, attend_all, axial_frequencies, by_blocks, turned_by
 from moeinf.models.layers.weights import StoredTensor
 from moeinf.types import Float32Array

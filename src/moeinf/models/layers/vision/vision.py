@@ -15,7 +15,7 @@ from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.protocol import Attention, Layers
 from moeinf.models.layers.rope import plain_rope
-from moeinf.models.layers.vision.picture_form import Patches, PictureForm
+from moeinf.models.layers.vision.image_processor import ImageProcessor, Patches
 from moeinf.models.layers.weights import StoredTensor
 from moeinf.types import Float32Array
 
@@ -42,7 +42,7 @@ class Tower(ABC):
 @dataclass(frozen=True, slots=True)
 class Vision:
     tower: Tower
-    form: Callable[[Fields, int | None], PictureForm]  # of the image processor's settings, and --picture-tokens
+    form: Callable[[Fields, int | None], ImageProcessor]  # of the image processor's settings, and --picture-tokens
     token_id: int  # which stands for a picture in what a chat template writes
     patches_of_token: int
     brackets: tuple[int, ...] = ()  # ids in front of and behind a picture

@@ -13,14 +13,14 @@ import numpy as np
 from moeinf._native import Kernels
 from moeinf.config import RuntimeConfig
 from moeinf.engine.build_context import Weights
-from moeinf.engine.sight.parts import GivenPicture
-from moeinf.engine.sight.sizes import form_of
-from moeinf.engine.sight.tower_file import TowerFile
-from moeinf.engine.stored.facts import why_sightless
+from moeinf.engine.stored.facts import why_no_vision
+from moeinf.engine.vision.parts import GivenPicture
+from moeinf.engine.vision.sizes import processor_of
+from moeinf.engine.vision.tower_file import TowerFile
 from moeinf.errors import CheckpointError, TextError, UsageError
 from moeinf.models.layers.protocol import Layers
 from moeinf.models.layers.soft_tokens import SOFT_IDS, SoftTokens
-from moeinf.models.layers.vision.picture_form import Patches, PictureForm
+from moeinf.models.layers.vision.image_processor import ImageProcessor, Patches
 from moeinf.models.layers.vision.vision import Vision
 from moeinf.pictures.decode import decode
 from moeinf.runtime.io.protocol import OnWait
@@ -59,10 +59,10 @@ class Prompt:
         return [token for token in self.ids if token >= 0] if self.pictures else self.ids
 
 
-class Sight:
+class VisionEncoder:
     """The pictures of one model's prompts. Used from the thread that runs the model."""
 
-    def __init__(self, vision: Vision, form: PictureForm, tower: TowerFile, kernels: Kernels) -> None:
+    def __init__(self, vision: Vision, form: ImageProcessor, tower: TowerFile, kernels: Kernels) -> None:
         self._vision, self._form, self._tower, self._kernels = vision, form, tower, kernels
         self._rows: dict[bytes, Float32Array] = {}  # of the last prompt's pictures, as far as they were needed
         self.check: Callable[[], None] = lambda: None  # called while a tower runs; may raise to give it up
@@ -117,25 +117,25 @@ class Sight:
         return self._rows[picture.digest]
 
 
-def open_sight(
+def open_vision(
     weights: Weights, config: RuntimeConfig, kernels: Kernels, on_wait: OnWait | None, *, on_cpu: bool
-) -> Sight | str:
+) -> VisionEncoder | str:
     """How the model sees, or a line that says why it does not."""
     stored, vision = weights.stored, weights.family.vision
     if vision is None or stored.manifest.vision is None:
-        return why_sightless(stored) or f"{stored.name} takes text alone: {weights.family.sightless}"
+        return why_no_vision(stored) or f"{stored.name} takes text alone: {weights.family.no_vision}"
     if not on_cpu:
         return f"{stored.name} sees on the CPU alone: give --device cpu, or leave out pictures"
     try:
-        form = form_of(stored, vision, config)
+        form = processor_of(stored, vision, config)
     except CheckpointError as error:
         return f"{stored.name} takes text alone: {error}"
     sums = DenseSums(stored, weights.sums, always=config.verify_reads, path=stored.path / VISION_FILE)
-    return Sight(vision, form, TowerFile(stored, vision.tower, sums, config, on_wait), kernels)
+    return VisionEncoder(vision, form, TowerFile(stored, vision.tower, sums, config, on_wait), kernels)
 
 
-def required(sight: Sight | str) -> Sight:
+def required(vision_encoder: VisionEncoder | str) -> VisionEncoder:
     """Raises UsageError where a model does not see."""
-    if isinstance(sight, str):
-        raise UsageError(sight)
-    return sight
+    if isinstance(vision_encoder, str):
+        raise UsageError(vision_encoder)
+    return vision_encoder

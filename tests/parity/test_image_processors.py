@@ -12,7 +12,7 @@ import torch
 
 from moeinf.errors import UnsupportedModelError, UsageError
 from moeinf.models.fields import Fields
-from moeinf.models.layers.vision.picture_form import MergedPatches, PictureForm, PooledPatches, settings_of
+from moeinf.models.layers.vision.image_processor import ImageProcessor, MergedPatches, PooledPatches, settings_of
 from moeinf.pictures.decode import decode
 
 SIZES = [(30, 50), (480, 640), (33, 700), (900, 40), (256, 256), (64, 65), (1, 150), (3000, 2000)]  # height, width
@@ -26,7 +26,7 @@ def png(height: int, width: int) -> tuple[Any, bytes]:
     return image, into.getvalue()
 
 
-def prepared(form: PictureForm, data: bytes) -> tuple[np.ndarray, tuple[int, int]]:
+def prepared(form: ImageProcessor, data: bytes) -> tuple[np.ndarray, tuple[int, int]]:
     patches = form.patches(decode(data, "it", form.size))
     return patches.values, patches.grid
 

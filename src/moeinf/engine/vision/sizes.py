@@ -9,13 +9,13 @@ from dataclasses import replace
 import moeinf._native as _native
 from moeinf.config import RuntimeConfig
 from moeinf.engine.footprint import Footprint
-from moeinf.engine.sight.parts import GivenPicture
 from moeinf.engine.stored.facts import config as config_of
 from moeinf.engine.stored.facts import json_file
+from moeinf.engine.vision.parts import GivenPicture
 from moeinf.errors import CheckpointError, UsageError
 from moeinf.models.family import family_of
 from moeinf.models.layers.attention_config import attention_workspace
-from moeinf.models.layers.vision.picture_form import FILES, PictureForm, settings_of
+from moeinf.models.layers.vision.image_processor import FILES, ImageProcessor, settings_of
 from moeinf.models.layers.vision.vision import MLP_ROWS, Vision
 from moeinf.pictures.decode import decode
 from moeinf.store.library import StoredModel
@@ -25,7 +25,7 @@ _ROWS = 6  # times the hidden states of the tower that are held at once: positio
 _COPIES = 2  # times a part of the tower: read, and in another order
 
 
-def form_of(stored: StoredModel, vision: Vision, config: RuntimeConfig) -> PictureForm:
+def processor_of(stored: StoredModel, vision: Vision, config: RuntimeConfig) -> ImageProcessor:
     """What the stored image processor does. Raises CheckpointError for settings that are not followed."""
     return vision.form(settings_of({name: json_file(stored, name) for name in FILES}), config.picture_tokens)
 
@@ -40,7 +40,7 @@ def added_tokens(stored: StoredModel, given: Sequence[GivenPicture]) -> int:
     vision = family_of(config_of(stored)).vision
     if vision is None or stored.manifest.vision is None:
         raise UsageError(f"{stored.name} takes text alone: leave out images")
-    form, added = form_of(stored, vision, RuntimeConfig()), 0
+    form, added = processor_of(stored, vision, RuntimeConfig()), 0
     for each in given:
         pixels = decode(each.data, each.name, form.size)
         added += pixels.shape[0] * pixels.shape[1] // form.unit**2 - 1
@@ -54,13 +54,13 @@ def seeing_footprint(
     if vision is None or stored.manifest.vision is None or not config.pictures:
         return footprint
     try:
-        form = form_of(stored, vision, config)
+        form = processor_of(stored, vision, config)
     except CheckpointError:  # which whoever gives a picture is told
         return footprint
     return with_pictures(footprint, vision, form, num_threads)
 
 
-def with_pictures(footprint: Footprint, vision: Vision, form: PictureForm, num_threads: int) -> Footprint:
+def with_pictures(footprint: Footprint, vision: Vision, form: ImageProcessor, num_threads: int) -> Footprint:
     """The sizes of a model that is given pictures, which are seen one after the other."""
     layers = frozenset(_seeing(each, form.most_tokens) for each in footprint.workspace.layers)
     whole = form.most_tokens if layers != footprint.workspace.layers else 0
@@ -74,7 +74,7 @@ def _seeing(sizes: LayerSizes, ahead: int) -> LayerSizes:
     return replace(sizes, ahead=ahead) if isinstance(sizes, AttentionSizes) and sizes.window else sizes
 
 
-def tower_bytes(vision: Vision, form: PictureForm, hidden_size: int, num_threads: int) -> int:
+def tower_bytes(vision: Vision, form: ImageProcessor, hidden_size: int, num_threads: int) -> int:
     """From above, what the tower takes for the largest picture: one part of its weights, and all that it computes.
 
     hidden_size: of the language model.

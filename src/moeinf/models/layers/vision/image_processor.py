@@ -25,7 +25,7 @@ class Patches:
     grid: tuple[int, int]  # rows and columns
 
 
-class PictureForm(Protocol):
+class ImageProcessor(Protocol):
     """What a checkpoint's image processor does."""
 
     @property
