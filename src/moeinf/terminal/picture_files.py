@@ -15,8 +15,14 @@ _ENDS: Final = (".png", ".jpg", ".jpeg")
 
 
 def pictures_among(words: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """The words that are paths of picture files that exist, and the others."""
+    """The words that are paths of picture files, and the others.
+
+    Raises UsageError for a single word that is named like a picture file and is none: not to be answered as text.
+    """
     pictures = [word for word in words if word.lower().endswith(_ENDS) and _is_file(word)]
+    for word in words:
+        if word.lower().endswith(_ENDS) and word not in pictures and len(word.split()) == 1:
+            raise UsageError(f"there is no picture file {word}; put the whole prompt into quotes if it is part of it")
     return [Path(word) for word in pictures], [word for word in words if word not in pictures]
 
 

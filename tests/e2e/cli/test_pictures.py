@@ -60,6 +60,13 @@ def test_words_that_are_no_files_stay_words(pictures: Path, command: Callable[..
         assert json.loads(done.out)["stats"]["prompt_tokens"] < 45, "no picture"
 
 
+def test_a_word_that_is_named_like_a_missing_picture_is_no_text(pictures: Path, command: Callable[..., Done]) -> None:
+    done = command("run", "source", "3.png", "What is this?", *OPTIONS)
+    assert done.code == 1 and done.err.strip() == (
+        "Error: there is no picture file 3.png; put the whole prompt into quotes if it is part of it"
+    )
+
+
 def test_what_cannot_be_shown_is_one_line(
     pictures: Path, demo: StoredModel, command: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
 ) -> None:
