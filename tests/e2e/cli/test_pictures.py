@@ -62,7 +62,7 @@ def test_words_that_are_no_files_stay_words(pictures: Path, command: Callable[..
 
 def test_a_word_that_is_named_like_a_missing_picture_is_no_text(pictures: Path, command: Callable[..., Done]) -> None:
     done = command("run", "source", "3.png", "What is this?", *OPTIONS)
-    assert done.code == 1 and done.err.strip() == (
+    assert done.code == 2 and done.err.strip() == (
         "Error: there is no picture file 3.png; put the whole prompt into quotes if it is part of it"
     )
 
