@@ -59,7 +59,10 @@ class MoeBlock:
             out += self._beside(x)
         if not at_once:
             added = (out if self._behind is None else self._behind(out)) * self._residual
-            x[...] = added if self._replaces else x + added
+            if self._replaces:
+                x[...] = added
+            else:
+                x += added
 
     def _run(self, hidden: Hidden, routing: object, out: Hidden) -> None:
         if self._latent is None:

@@ -70,7 +70,10 @@ class DeltaNet(Generic[A]):
         out = self._rule(q * c.key_dim**-0.5, k, v, decay, math.sigmoid(rate), heads, state.new_heads)
         gated = self._head_norm(out.reshape(-1, c.value_dim)) * self._gate(z.reshape(-1, c.value_dim))
         added = self._output(gated.reshape(tokens, c.values))
-        x[...] = added if self._replaces else x + added
+        if self._replaces:
+            x[...] = added
+        else:
+            x += added
 
     def _projected(self, hidden: A) -> tuple[A, A, A, A]:
         """[tokens, channels], then the gate [tokens, values], and of each value head what makes rate and decay."""
