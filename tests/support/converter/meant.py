@@ -12,6 +12,7 @@ UNSAID: dict[str, dict[str, Any]] = {"gpt_oss": {"swiglu_limit": 7.0}, "phimoe":
 def meant(config: dict[str, Any]) -> dict[str, Any]:
     """The config as a file can tell it."""
     config = config | UNSAID.get(config["model_type"], {})
+    config.pop("vision_config", None)  # what sees pictures has a file of its own
     if config["model_type"] in ("granitemoehybrid", "nemotron_h"):
         config |= {"max_position_embeddings": 1 << 20}  # the converter's, where nothing is rotated
     if config["model_type"] == "nemotron_h" and "mlp" not in config["layers_block_type"]:
