@@ -131,7 +131,7 @@ def recorded() -> Mapping[str, Any]:
     return found
 
 
-def _converter_of(hf: str) -> Any:
+def converter_of(hf: str) -> Any:
     """The converter's class of an architecture. Up to April 2026 all of them were in one file."""
     try:
         from conversion import get_model_class  # type: ignore[import-not-found]
@@ -152,7 +152,7 @@ def _convert(name: str, folder: Path) -> dict[str, Any]:
     safetensors.torch.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     vocabulary = {str(number): number for number in range(97)}  # which some classes count
     (folder / "tokenizer.json").write_text(json.dumps({"added_tokens": [], "model": {"vocab": vocabulary}}))
-    kind = _converter_of(hf)
+    kind = converter_of(hf)
     kind.set_vocab = lambda self: None
     kind.no_mtp = True
     path = folder / "model.gguf"
