@@ -81,7 +81,7 @@ class Replaced:
     def _floats(self, name: str, data: Any) -> Any:
         if "norm" in name and name.endswith(".weight"):
             return np.ones(data.shape, np.float32)
-        if len(data.shape) > 1:
+        if len(data.shape) > 1 and name.split(".")[2] not in ("ssm_a", "ssm_d"):  # decays are below zero
             return self._rng.standard_normal(data.shape, np.float32) * data.shape[-1] ** -0.5
         return np.asarray(gguf.LazyNumpyTensor.to_eager(data), np.float32)
 
