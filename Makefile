@@ -15,7 +15,9 @@ demo: $(RUNS)
 	$(BIN)/moeinf run demo --expert-cache 33% --num-predict 64 --seed 7 --verbose "$(PROMPT)"
 
 # mypy has one thread: the native tests are built beside it. Tests often wait for a process that they have started, so
-# two more run at once than there are cores; in the order of the folders, which has the longest files first.
+# two more run at once than there are cores; in the order of the folders, which has the longest files first. Compiled
+# modules are kept, whatever the environment says: each of hundreds of commands that tests start would compile its own.
+test: export PYTHONDONTWRITEBYTECODE :=
 test: $(READY)
 	$(MAKE) --jobs $(JOBS) --output-sync=target lint native-test
 	$(BIN)/python -m pytest tests --numprocesses $$(($(JOBS) + 2)) --dist loadfile --no-loadscope-reorder
