@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from moeinf._native import ExpertKernel, Kernels
 from moeinf.config import RuntimeConfig
@@ -186,27 +186,23 @@ class HeldTensors(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.now = self.most = 0
         self._known: set[int] = set()
-        self._inside_kernels = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         for tensor in result if isinstance(result, tuple | list) else (result,):
-            if isinstance(tensor, torch.Tensor) and not self._inside_kernels:
+            if isinstance(tensor, torch.Tensor):
                 self._count(tensor.untyped_storage())
         return result
 
-    def uncounted(self, kernels: Any) -> Any:
+    @staticmethod
+    def uncounted(kernels: Any) -> Any:
         """The same kernels, whose calls' own tensors are not counted."""
-        outer = self
 
         class Kernels:
             def __getattr__(self, name: str) -> Callable[..., Any]:
                 def call(*args: Any, **kwargs: Any) -> Any:
-                    outer._inside_kernels = True
-                    try:
+                    with _disable_current_modes():
                         return getattr(kernels, name)(*args, **kwargs)
-                    finally:
-                        outer._inside_kernels = False
 
                 return call
 
