@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import signal
+import sys
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import hypothesis
 import pytest
 
 from moeinf.pull.checkpoint import pull as steps
+from moeinf.pull.gguf import index
 from moeinf.store.library import StoredModel
 from moeinf.text import tokenizer
 from tests.support.chromium import missing
@@ -31,10 +35,26 @@ hypothesis.settings.load_profile("unhurried")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_finish() -> None:
+_MANY_MODULES = 50
+_frozen_modules = 0
+
+
+def _freeze() -> None:
     """What was imported stays: to look through it anew took a fifth of the time of tests that close an emulated GPU."""
-    gc.collect()
-    gc.freeze()
+    global _frozen_modules
+    if len(sys.modules) >= _frozen_modules + _MANY_MODULES:
+        gc.collect()
+        gc.freeze()
+        _frozen_modules = len(sys.modules)
+
+
+def pytest_collection_finish() -> None:
+    _freeze()
+
+
+def pytest_runtest_logfinish() -> None:
+    """Much of transformers is imported by the tests of its families."""
+    _freeze()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -60,16 +80,39 @@ def no_environment_of_the_user() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def text_files_checked_once() -> Iterator[None]:
     """Hundreds of pulls bring the same tokenizer: the process that loads it is started once for each content."""
-    seen = set[tuple[tuple[str, bytes], ...]]()
+    seen = set[tuple[tuple[str, object], ...]]()
 
     def check(files: Mapping[str, bytes], where: str) -> None:
-        content = tuple(sorted(files.items()))
+        content = tuple(sorted({**files, "config.json": _told_of_text(files.get("config.json", b""))}.items()))
         if content not in seen:
             tokenizer.check_text_files(files, where)
             seen.add(content)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(steps, "check_text_files", check)
+        for module in (steps, index):
+            patch.setattr(module, "check_text_files", check)
+        yield
+
+
+def _told_of_text(config: bytes) -> object:
+    """What the text process takes from config.json: the numbers of tokens; all of it where that is no object."""
+    try:
+        whole = json.loads(config)
+    except ValueError:
+        return config
+    return json.dumps(_token_numbers(whole), sort_keys=True) if isinstance(whole, dict) else config
+
+
+def _token_numbers(fields: Mapping[str, Any]) -> dict[str, Any]:
+    parts = {name: _token_numbers(value) for name, value in fields.items() if isinstance(value, dict)}
+    return parts | {name: value for name, value in fields.items() if name.endswith("_token_id")}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_outlives_a_power_cut() -> Iterator[None]:
+    """Files of tests wait for no disk; tests of what comes before what put a function of their own there."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda fd: None)
         yield
 
 
