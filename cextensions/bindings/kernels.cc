@@ -77,8 +77,10 @@ moeinf::Activation activation_named(const std::string& name) {
   if (name == "relu") return moeinf::Activation::kRelu;
   if (name == "relu2") return moeinf::Activation::kSquaredRelu;
   if (name == "swiglu_clamped") return moeinf::Activation::kSwigluClamped;
+  if (name == "silu_clamped") return moeinf::Activation::kSiluClamped;
   throw std::invalid_argument("activation is '" + name +
-                              "'; it is 'silu', 'gelu', 'gelu_tanh', 'relu', 'relu2' or 'swiglu_clamped'");
+                              "'; it is 'silu', 'gelu', 'gelu_tanh', 'relu', 'relu2', 'swiglu_clamped' or "
+                              "'silu_clamped'");
 }
 
 moeinf::ExpertPart part_of(const Part& part) {

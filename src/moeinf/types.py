@@ -167,7 +167,7 @@ class SumRun:
         return -(-self.num_bytes // self.unit_bytes)
 
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "swiglu_clamped"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "swiglu_clamped", "silu_clamped"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,12 +176,13 @@ class ExpertForm:
 
     biased: parts `gate_bias`, `up_bias` and `down_bias` are added to the products. relu2: the square of relu.
     swiglu_clamped (gpt-oss): with g = min(gate, limit) and u = clip(up, -limit, limit): (u + 1) * g * sigmoid(1.702 g).
+    silu_clamped (DeepSeek-V4): u * silu(g), of the same g and u.
     """
 
     activation: Activation = "silu"
     gated: bool = True
     biased: bool = False
-    limit: float = 0.0  # of swiglu_clamped alone
+    limit: float = 0.0  # of the clamped ones alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,6 +280,7 @@ class TensorPlan:
              and down, then biases [rows].
     ignored: regular expressions (full match) of tensors that carry nothing for this architecture.
     ahead:   the same of layers that predict further tokens (MTP), which are kept as they are and not run.
+    whole:   name -> how many values its numbers have, of dense tensors of whole numbers from 0 on, kept in f32.
     vision:  name -> shape of the tensors that pictures alone need, which are kept as they are in a file of their own.
     matrices: the dense tensors that may be quantised, as only linear layers read them; the head is not among them.
     lookups: those of which rows are looked up (embeddings): unless one is the head too, it need not lie in memory.
@@ -307,6 +309,7 @@ class TensorPlan:
     scales: Mapping[str, str] = field(default_factory=dict)
     renamed: Mapping[str, str] = field(default_factory=dict)
     ahead: tuple[str, ...] = ()
+    whole: Mapping[str, int] = field(default_factory=dict)
     vision: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 

@@ -124,6 +124,7 @@ FORMS = [
     ExpertForm("relu", gated=False, biased=True),
     ExpertForm("relu2", gated=False),
     ExpertForm("gelu"),
+    ExpertForm("silu_clamped", limit=0.5),
 ]
 
 

@@ -64,6 +64,8 @@ def expert_output(x: Tensor, weights: Mapping[str, Tensor], form: ExpertForm) ->
     if form.activation == "swiglu_clamped":
         gate, up = gate.clamp(max=form.limit), up.clamp(-form.limit, form.limit)
         return product("down", (up + 1) * gate * torch.sigmoid(1.702 * gate))
+    if form.activation == "silu_clamped":
+        return product("down", up.clamp(-form.limit, form.limit) * torch.nn.functional.silu(gate.clamp(max=form.limit)))
     return product("down", _ACTIVATIONS[form.activation](gate) * up)
 
 

@@ -152,6 +152,9 @@ def activated(form: ExpertForm, gate: Tensor | None, up: Tensor) -> Tensor:
         assert gate is not None, "it has a gate"
         gate, up = gate.clamp(max=form.limit), up.clamp(-form.limit, form.limit)
         return (up + 1) * gate * torch.sigmoid(1.702 * gate)
+    if form.activation == "silu_clamped":  # modeling_deepseek_v4.py, DeepseekV4Experts
+        assert gate is not None, "it has a gate"
+        return F.silu(gate.clamp(max=form.limit)) * up.clamp(-form.limit, form.limit)
     functions: Mapping[str, Callable[[Tensor], Tensor]] = {
         "silu": F.silu,
         "gelu": F.gelu,

@@ -174,6 +174,10 @@ double activated(const Form& form, double gate, double up) {
     const double g = std::min<double>(gate, form.limit), u = std::clamp<double>(up, -form.limit, form.limit);
     return g / (1 + std::exp(-1.702 * g)) * (u + 1);
   }
+  if (form.activation == Activation::kSiluClamped) {
+    const double g = std::min<double>(gate, form.limit), u = std::clamp<double>(up, -form.limit, form.limit);
+    return g / (1 + std::exp(-g)) * u;
+  }
   const double a = form.gated ? gate : up;
   const double value = form.activation == Activation::kSilu   ? a / (1 + std::exp(-a))
                        : form.activation == Activation::kGelu ? a * (1 + std::erf(a / std::sqrt(2.0))) / 2
@@ -257,7 +261,8 @@ TEST(experts_of_every_form_equal_plain_double_arithmetic) {
                         {false, false, Activation::kSquaredRelu},
                         {true, false, Activation::kGelu},
                         {false, true, Activation::kGelu},
-                        {true, true, Activation::kSwigluClamped, 1.5f}};
+                        {true, true, Activation::kSwigluClamped, 1.5f},
+                        {false, true, Activation::kSiluClamped, 0.5f}};
   const Layer layer(Format::kF32);
   for (const char* isa : {"", "generic"}) {
     Kernels kernels(2, isa);

@@ -41,6 +41,8 @@ def _activated(gate, up, ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, GATED: t
     if ACTIVATION == "swiglu_clamped":
         gate = tl.minimum(gate, LIMIT)
         return (tl.minimum(tl.maximum(up, -LIMIT), LIMIT) + 1.0) * gate / (1.0 + tl.exp(-1.702 * gate))
+    elif ACTIVATION == "silu_clamped":
+        return _function(tl.minimum(gate, LIMIT), "silu") * tl.minimum(tl.maximum(up, -LIMIT), LIMIT)
     elif GATED:
         return _function(gate, ACTIVATION) * up
     else:

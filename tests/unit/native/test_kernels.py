@@ -219,6 +219,7 @@ FORMS = (
     ExpertForm("gelu"),
     ExpertForm("gelu", gated=False, biased=True),
     ExpertForm("gelu_tanh"),
+    ExpertForm("silu_clamped", limit=0.5),
     ExpertForm("relu"),
     ExpertForm("relu", gated=False),
     ExpertForm("relu", gated=False, biased=True),

@@ -83,8 +83,9 @@ ExpertLayer layer_of(const std::vector<ExpertSlice>& slices, Activation activati
   require_bias(all.gate_bias, "gate_bias", all.gate ? rows : 0);
   require_bias(all.up_bias, "up_bias", rows);
   require_bias(all.down_bias, "down_bias", cols);
-  if (activation == Activation::kSwigluClamped && !(all.gate && limit > 0))
-    throw std::invalid_argument("swiglu_clamped needs a gate, and a limit above 0");
+  const bool clamped = activation == Activation::kSwigluClamped || activation == Activation::kSiluClamped;
+  if (clamped && !(all.gate && limit > 0))
+    throw std::invalid_argument("an activation that is clamped needs a gate, and a limit above 0");
   ExpertLayer layer{all.gate ? *all.gate : *all.up, all.gate ? all.up : std::nullopt, *all.down, {}};
   std::int64_t act_row = 0, down_row = 0;
   for (const ExpertSlice& slice : slices) {

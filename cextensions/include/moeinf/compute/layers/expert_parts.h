@@ -52,7 +52,7 @@ struct ExpertLayer {
 };
 
 // Throws std::invalid_argument for slices that do not make up an expert, in this order: all rows of gate and
-// up, then those of down. limit: of Activation::kSwigluClamped, which needs a gate.
+// up, then those of down. limit: of activations that are clamped, which need a gate.
 ExpertLayer layer_of(const std::vector<ExpertSlice>& slices, Activation activation, float limit);
 ExpertSlice whole(const ExpertParts& parts);
 

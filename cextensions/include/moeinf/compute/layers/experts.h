@@ -24,7 +24,7 @@ namespace moeinf {
 // Those of an expert are computed in their order, and those of one expert before those of the next.
 class ExpertKernel {
  public:
-  // layers: the experts of all layers, or of each. limit: of Activation::kSwigluClamped, which needs a gate.
+  // layers: the experts of all layers, or of each. limit: of activations that are clamped, which need a gate.
   // Throws std::invalid_argument for shapes that do not fit together, or columns that are no whole number of
   // blocks.
   ExpertKernel(Kernels& kernels, const unsigned char* memory, std::size_t num_bytes,
