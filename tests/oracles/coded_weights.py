@@ -140,12 +140,15 @@ def nvfp4(rows: int, cols: int, generator: torch.Generator, *, modelopt: bool = 
     return found, E2M1[codes] * each.repeat_interleave(16, 1)
 
 
-def mxfp4(rows: int, cols: int, generator: torch.Generator) -> Coded:
+def mxfp4(rows: int, cols: int, generator: torch.Generator, *, deepseek: bool = False) -> Coded:
     codes = torch.randint(0, 16, (rows, cols), generator=generator)
     scales = torch.randint(110, 122, (rows, cols // 32), dtype=torch.uint8, generator=generator)
     pairs = (codes[:, ::2] | codes[:, 1::2] << 4).to(torch.uint8)
     each = 2.0 ** (scales.float() - 127)
-    return {"weight_packed": pairs, "weight_scale": scales}, E2M1[codes] * each.repeat_interleave(32, 1)
+    found = {"weight_packed": pairs, "weight_scale": scales}
+    if deepseek:
+        found = {"weight": pairs.view(torch.int8), "weight_scale": scales.view(torch.float8_e8m0fnu)}
+    return found, E2M1[codes] * each.repeat_interleave(32, 1)
 
 
 def four_bits(

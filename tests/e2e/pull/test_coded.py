@@ -94,6 +94,7 @@ SCHEMES: dict[str, tuple[Callable[..., Coded], dict[str, Any], Format, bool]] = 
     "nvfp4": (oracle.nvfp4, compressed("nvfp4-pack-quantized", type="float", group_size=16), "q8_0", False),
     "nvfp4 modelopt": (partial(oracle.nvfp4, modelopt=True), NVFP4, "q8_0", False),
     "mxfp4": (oracle.mxfp4, compressed("mxfp4-pack-quantized", type="float", group_size=32), "mxfp4", True),
+    "mxfp4 of DeepSeek-V4": (partial(oracle.mxfp4, deepseek=True), STATIC, "mxfp4", True),
     "nf4": (oracle.four_bits, BNB, "q8_0", False),
     "nf4 not nested": (partial(oracle.four_bits, nested=False), BNB, "q8_0", False),
     "nf4 across rows": (partial(oracle.four_bits, block=256), BNB, "q8_0", False),

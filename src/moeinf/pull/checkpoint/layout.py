@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -13,6 +13,8 @@ from moeinf._native import quantise, repack_mxfp4
 from moeinf.types import DTYPE_BYTES, FORMAT_BLOCKS, DType, Format
 
 _ELEMENTS: dict[int, type[np.unsignedinteger]] = {1: np.uint8, 2: np.uint16, 4: np.uint32}
+
+INTEGERS: Mapping[str, np.dtype[Any]] = {"I64": np.dtype(np.int64), "I32": np.dtype(np.int32)}  # as files spell them
 
 
 class LayoutTransform(Protocol):
@@ -66,6 +68,31 @@ class Quantised:
         blocks = memoryview(bytearray(self.stored_bytes(len(data))))
         quantise(self.format, data, self.source, len(data) // self.unit_bytes, FORMAT_BLOCKS[self.format][0], blocks)
         return blocks
+
+
+@dataclass(frozen=True, slots=True)
+class WholeNumbers:
+    """Turns whole numbers into f32, which holds those that occur exactly."""
+
+    tensor: str
+    dtype: str  # one of INTEGERS
+    values: int  # they are below this
+
+    @property
+    def unit_bytes(self) -> int:
+        return INTEGERS[self.dtype].itemsize
+
+    def stored_bytes(self, num_bytes: int) -> int:
+        return num_bytes // self.unit_bytes * 4
+
+    def part(self, start: int) -> WholeNumbers:
+        return self
+
+    def apply(self, data: memoryview, others: Sequence[memoryview]) -> memoryview:
+        numbers = np.frombuffer(data, INTEGERS[self.dtype])
+        if len(numbers) and not 0 <= numbers.min() <= numbers.max() < self.values:
+            raise ValueError(f"has numbers from {numbers.min()} to {numbers.max()}, and must be below {self.values}")
+        return numbers.astype(np.float32).view(np.uint8).data
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from moeinf.errors import UnsupportedModelError
-from moeinf.pull.checkpoint.layout import LayoutTransform, LeftOut, Mxfp4, Quantised, Strided, View
+from moeinf.pull.checkpoint.layout import LayoutTransform, LeftOut, Mxfp4, Quantised, Strided, View, WholeNumbers
 from moeinf.pull.checkpoint.tensors import Tensors
 from moeinf.pull.coded.blocks import CodedRows
 from moeinf.pull.coded.scheme import Scheme
@@ -55,6 +55,11 @@ class Move:
 
 def dense_move(tensors: Tensors, source: str, spec: TensorSpec) -> Move:
     """Moves a whole tensor into the dense file, to the place that `spec` names."""
+    values = tensors.values_of(source) if tensors.scheme(source) is None else None
+    if values:
+        entry = tensors.entry(source)
+        transform = WholeNumbers(source, entry.dtype, values)
+        return Move(entry.offset_bytes, entry.num_bytes, DENSE, spec.offset_bytes, transform)
     return _run(tensors, source, range(math.prod(spec.shape)), spec, DENSE, spec.offset_bytes)
 
 

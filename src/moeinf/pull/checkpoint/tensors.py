@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Mapping
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
+from moeinf.pull.checkpoint.layout import INTEGERS
 from moeinf.pull.coded.declared import Declared
 from moeinf.pull.coded.find import belonging, codes_of, is_of_activations, scheme_of
 from moeinf.pull.coded.scheme import Scheme
@@ -26,7 +27,7 @@ class Tensors:
         Raises CheckpointError for a tensor that is in two shards, or not where the index has it.
         """
         self._found: dict[str, tuple[str, TensorEntry]] = {}
-        self._mxfp4 = plan.scales
+        self._mxfp4, self._whole = plan.scales, plan.whole
         self._declared = declared
         self._schemes: dict[str, Scheme] = {}
         for shard in shards.files:
@@ -74,6 +75,10 @@ class Tensors:
         """Whether a tensor has blocks of MXFP4 with their scales apart, as in gpt-oss."""
         return name in self._mxfp4
 
+    def values_of(self, name: str) -> int | None:
+        """How many values the numbers of a tensor have; None for one that is not of a type of whole numbers."""
+        return self._whole.get(name) if self.entry(name).dtype in INTEGERS else None
+
     def format(self, name: str) -> Format | None:
         """Returns the format in which a tensor is stored unless another is wanted; None for one that is not read."""
         scheme = self.scheme(name)
@@ -82,12 +87,16 @@ class Tensors:
         entry = self.entry(name)
         if self.is_mxfp4(name):
             return "mxfp4" if entry.dtype == "U8" else None
+        if self.values_of(name):
+            return "f32"
         return STORE_DTYPES.get(entry.dtype)
 
     def dtype(self, name: str) -> DType:
         """Returns the type of a tensor of floating numbers, which `check_readable` and `check_shape` have passed."""
         scheme = self.scheme(name)
-        return scheme.plain if scheme else STORE_DTYPES[self.entry(name).dtype]
+        if scheme is not None:
+            return scheme.plain
+        return "f32" if self.values_of(name) else STORE_DTYPES[self.entry(name).dtype]
 
     def scales_of(self, name: str) -> str:
         """Returns the name of the tensor with the scales of MXFP4 blocks, whether that is there or not."""

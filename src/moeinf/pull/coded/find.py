@@ -10,7 +10,7 @@ from moeinf.pull.coded.declared import Declared
 from moeinf.pull.coded.float4 import float4
 from moeinf.pull.coded.float8 import CODES, float8
 from moeinf.pull.coded.integers import integers
-from moeinf.pull.coded.scheme import Pool, Scheme, Shape
+from moeinf.pull.coded.scheme import POWERS, Pool, Scheme, Shape
 from moeinf.pull.coded.transposed import codes_name, transposed
 
 _BEHIND = (  # what may stand behind the name of a matrix
@@ -47,11 +47,14 @@ def scheme_of(pool: Pool, name: str, shape: Shape, declared: Declared) -> Scheme
             return None
         if dtype == CODES:
             return float8(pool, name, shape, declared)
+        scales = pool.found(f"{name}_scale")
+        if dtype == "I8" and scales and scales[1].dtype == POWERS:
+            return float4(pool, name, shape, declared)
         if dtype == "I8":
             return integers(pool, name, shape, declared)
         if dtype == "U8" and pool.found(f"{name}.quant_map"):
             return table(pool, name, shape, declared)
-        if dtype == "U8" and pool.found(f"{name}_scale"):
+        if dtype == "U8" and scales:
             return float4(pool, name, shape, declared)
         return None
     if codes == name + "_packed":

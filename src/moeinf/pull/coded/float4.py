@@ -9,7 +9,7 @@ import numpy as np
 
 from moeinf.errors import UnsupportedModelError
 from moeinf.pull.coded.declared import Declared
-from moeinf.pull.coded.scheme import E2M1, Decoded, Pool, Scheme, Shape, floats, member
+from moeinf.pull.coded.scheme import E2M1, POWERS, Decoded, Pool, Scheme, Shape, floats, member, powers
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +30,7 @@ class Float4(Scheme):
         values[:, ::2], values[:, 1::2] = E2M1[pairs & 15], E2M1[pairs >> 4]
         if len(others) == 1:
             exponents = np.frombuffer(others[0], np.uint8).reshape(self.rows, -1)[taken]
-            if (exponents == 255).any():
-                raise ValueError("has a scale that is NaN")
-            return Decoded(values, np.ldexp(np.float32(1), exponents.astype(np.int32) - 127))
+            return Decoded(values, powers(exponents))
         factor = np.frombuffer(others[1], np.float32)[0]
         if not np.isfinite(factor) or factor <= 0:
             raise ValueError(f"has {factor} as the scale of all of it")
@@ -41,7 +39,7 @@ class Float4(Scheme):
 
 
 def float4(pool: Pool, name: str, shape: Shape, declared: Declared) -> Scheme:
-    """name + "_packed" of compressed-tensors, or `name` itself of modelopt."""
+    """name + "_packed" of compressed-tensors, or `name` itself of modelopt and, as I8, of DeepSeek-V4."""
     divides = pool.found(name + "_packed") is not None
     codes = name + "_packed" if divides else name
     if len(shape) != 2:
@@ -49,11 +47,11 @@ def float4(pool: Pool, name: str, shape: Shape, declared: Declared) -> Scheme:
     rows, cols = shape
     scales, whole = name + "_scale", name + ("_global_scale" if divides else "_scale_2")
     place = pool.found(scales)
-    size = 32 if place and place[1].dtype == "U8" else 16
+    size = 32 if place and place[1].dtype in ("U8", POWERS) else 16
     if cols % size:
         raise UnsupportedModelError(f"tensor {codes!r}: rows of {cols} are no whole number of groups of {size}")
-    member(pool, name, codes, ("U8",), (rows, cols // 2))
-    member(pool, name, scales, ("U8",) if size == 32 else ("F8_E4M3",), (rows, cols // size))
+    member(pool, name, codes, ("U8", "I8"), (rows, cols // 2))
+    member(pool, name, scales, ("U8", POWERS) if size == 32 else ("F8_E4M3",), (rows, cols // size))
     if size == 32:
         return Float4(name, shape, codes, (scales,), "MXFP4", "mxfp4", True, "bf16", size, divides)
     member(pool, name, whole, ("F32",), (1,), ())

@@ -10,7 +10,7 @@ import numpy as np
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.pull.coded.declared import Declared
-from moeinf.pull.coded.scheme import E4M3, FLOATS, Decoded, Pool, Scheme, Shape, floats, member
+from moeinf.pull.coded.scheme import E4M3, FLOATS, POWERS, Decoded, Pool, Scheme, Shape, floats, member
 
 CODES = "F8_E4M3"
 _SCALES = ("_scale_inv", "_scale")  # behind the name of the weights; both multiply
@@ -53,7 +53,7 @@ def float8(pool: Pool, name: str, shape: Shape, declared: Declared) -> Scheme:
         stack: (rows, cols),
     }
     try:
-        entry = member(pool, name, scales, FLOATS, *kinds)
+        entry = member(pool, name, scales, FLOATS | {POWERS}, *kinds)
     except CheckpointError as error:
         if declared.tile_of(name) is None and pool.found(scales):
             raise CheckpointError(f"{error}; tiles have a weight_block_size in config.json") from None

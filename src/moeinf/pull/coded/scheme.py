@@ -131,7 +131,17 @@ def floats(data: memoryview, dtype: str) -> Float32Array:
         return (np.frombuffer(data, np.uint16).astype(np.uint32) << 16).view(np.float32)
     if dtype == "F8_E4M3":
         return E4M3[np.frombuffer(data, np.uint8)]
+    if dtype == POWERS:
+        return powers(np.frombuffer(data, np.uint8))
     return np.frombuffer(data, np.float16 if dtype == "F16" else np.float32).astype(np.float32)
+
+
+def powers(exponents: npt.NDArray[np.uint8]) -> Float32Array:
+    """Powers of two by their exponents. Raises ValueError for the code that is no number."""
+    if (exponents == 255).any():
+        raise ValueError("has a scale that is NaN")
+    values: Float32Array = np.ldexp(np.float32(1), exponents.astype(np.int32) - 127)
+    return values
 
 
 def plain_of(dtype: str) -> DType:
@@ -148,6 +158,7 @@ def unpacked(words: npt.NDArray[np.uint32], bits: int) -> Numbers:
 
 
 FLOATS = frozenset(STORE_DTYPES)
+POWERS = "F8_E8M0"  # scales that are powers of two
 
 
 def _e4m3_values() -> Float32Array:
