@@ -146,6 +146,7 @@ WORDS: dict[str, list[Any]] = {
     "mamba_hidden_act": ["gelu"],
     "mlp_hidden_act": ["silu"],
     "moe_latent_size": [32],
+    "scoring_func": ["softmax", "sigmoid"],
     "output_gate_type": ["sigmoid"],
     "position_embedding_type": ["rope", "nope", "alibi"],
     "time_step_limit": [[0.5, 2.0]],

@@ -30,6 +30,10 @@ class Fields:
         """Whether the field is there, be it null."""
         return name in self._values
 
+    @property
+    def names(self) -> list[str]:
+        return list(self._values)
+
     def replaced(self, **values: Any) -> Fields:
         """The same object with these values in place of its own."""
         return Fields({**self._values, **values}, self._where)

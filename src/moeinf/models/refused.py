@@ -32,7 +32,6 @@ REFUSED: Final = {
     "dbrx": "queries, keys and values in one matrix, and experts in one tensor of all rows",
     "deepseek_ocr2": f"{_OF_IMAGES}, DeepSeek-V2's blocks under common attention",
     "deepseek_ocr2_text": _part_of("deepseek_ocr2"),
-    "deepseek_v4": f"compressed attention, {_INDEXER}, {_HYPER}, {_CLAMPED}, routing by hashes",
     "diffusion_gemma": "generation of text by diffusion",
     "diffusion_gemma_text": "generation of text by diffusion",
     "doge": "experts of single rows, found by products of keys",

@@ -93,6 +93,14 @@ FAMILIES = (
         ),
     ),
     FamilyEntry(
+        "deepseek_v4",
+        "deepseek",
+        ("DeepSeek-V4-Flash", "DeepSeek-V4-Pro"),
+        "hyper-connections of several streams, mixed by matrices that are doubly stochastic; attention to a window and "
+        "to entries that stand for 4 tokens, which an indexer chooses, or for 128; the experts of the first layers are "
+        "looked up by token; clamped SwiGLU; the layers that predict further tokens are kept, and not run",
+    ),
+    FamilyEntry(
         "glm4_moe",
         "glm",
         ("GLM-4.5", "GLM-4.5-Air", "GLM-4.6"),

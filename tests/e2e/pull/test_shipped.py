@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -26,6 +27,7 @@ from moeinf.pull.source import FolderSource
 from moeinf.store.library import StoredModel
 from moeinf.store.verify import verify
 from moeinf.types import Format
+from tests.oracles import coded_weights as oracle
 from tests.support.checkpoints import (
     CONFIG,
     Checkpoint,
@@ -36,6 +38,7 @@ from tests.support.checkpoints import (
     random_tensors,
     write_checkpoint,
 )
+from tests.support.configs.deepseek_v4 import DEEPSEEK_V4
 
 # Rows and columns that fill no tile, as the 576 rows of DeepSeek-V3's kv_a_proj_with_mqa.
 CUT_TILES = CONFIG | {"hidden_size": 192, "moe_intermediate_size": 320, "head_dim": 40, "num_experts": 4}
@@ -100,6 +103,7 @@ def test_fp8_does_not_depend_on_the_size_of_reads_nor_on_the_type_of_its_scales(
     assert weights(whole) == weights(small)
 
 
+TABLE = "layers.1.ffn.gate.tid2eid"
 UP = "model.layers.1.mlp.experts.2.up_proj.weight"
 
 
@@ -295,3 +299,45 @@ def test_a_pull_that_was_killed_fetches_scales_again_that_it_still_needs(
     assert len(calls) == 3 and verify(model) == []
     monkeypatch.undo()
     assert weights(model) == weights(pull(str(checkpoint), home=tmp_path / "other"))
+
+
+def test_deepseek_v4_is_read_as_published(tmp_path: Path) -> None:
+    """FP8 and FP4 under one quantization_config, scales that are powers of two, experts by int64, another head."""
+    config = DEEPSEEK_V4 | {"hidden_size": 128, "moe_intermediate_size": 64, "expert_dtype": "fp4"} | FP8
+    plan, generator = family_of(config).tensors, torch.Generator().manual_seed(3)
+    shipped, meant = Checkpoint(), Checkpoint()
+    for name, tensor in random_tensors(config).items():
+        scales = name.removesuffix("weight") + "scale"
+        if name in plan.experts[0]:
+            found, meant[name] = oracle.mxfp4(tensor.shape[0], tensor.shape[1], generator, deepseek=True)
+            shipped |= {name: found["weight"], scales: found["weight_scale"]}
+        elif name in plan.matrices and "compressor" not in name:
+            codes, exponents = tensor.to(torch.float8_e4m3fn), [-(-size // 128) for size in tensor.shape]
+            factors = torch.randint(110, 122, exponents, dtype=torch.uint8, generator=generator)
+            shipped |= {name: codes, scales: factors.view(torch.float8_e8m0fnu)}
+            each = factors.repeat_interleave(128, 0).repeat_interleave(128, 1)[: len(tensor), : tensor.shape[1]]
+            meant[name] = codes.float() * 2.0 ** (each.float() - 127)
+        elif name in plan.whole:
+            meant[name] = torch.randint(0, plan.whole[name], tensor.shape, generator=generator)
+            shipped[name] = meant[name]
+        else:
+            shipped[name.replace("lm_head", "head")] = meant[name] = tensor
+    ahead = {"mtp.0.attn.wq_a.weight": shipped["layers.0.attn.wq_a.weight"], "mtp.0.norm.weight": torch.ones(3)}
+    model = pull(str(write_checkpoint(tmp_path / "c", shipped | ahead, config)), home=tmp_path / "home")
+    assert verify(model) == [] and model.manifest.fallbacks == ()
+    dense = safetensors.torch.load_file(model.dense_path)
+    assert dense.keys() == plan.dense.keys()
+    for name, tensor in dense.items():
+        assert torch.equal(tensor.float(), meant[name].float()), name
+    names = {"gate": "w1", "up": "w3", "down": "w2"}
+    for layer, expert in ((0, 0), (3, 7)):
+        for part, (format, weights) in parts_of(model, layer, expert).items():
+            assert format == "mxfp4"
+            assert torch.equal(weights, meant[f"layers.{layer}.ffn.experts.{expert}.{names[part]}.weight"])
+    entry = model.manifest.ahead
+    assert entry is not None and safetensors.torch.load_file(model.path / entry.file).keys() == ahead.keys()
+    table = shipped[TABLE].clone()
+    table[3, 1] = 8
+    wrong = write_checkpoint(tmp_path / "wrong", shipped | {TABLE: table}, config)
+    with pytest.raises(CheckpointError, match=f"{TABLE}': has numbers from 0 to 8, and must be below 8"):
+        pull(str(wrong), home=tmp_path / "home")

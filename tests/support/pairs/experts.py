@@ -16,7 +16,7 @@ from tests.oracles.resident_experts import ResidentExperts
 
 
 def stored(tensor: Tensor) -> StoredTensor:
-    return StoredTensor(tensor.contiguous().view(-1).view(torch.uint8).numpy(), "f32", tuple(tensor.shape))
+    return StoredTensor(tensor.float().contiguous().view(-1).view(torch.uint8).numpy(), "f32", tuple(tensor.shape))
 
 
 def part_of(piece: ExpertPiece, source: Tensor, shape: tuple[int, ...]) -> Tensor:

@@ -70,7 +70,9 @@ class NativeIndexedCore(NativeLatentCore):
         beyond = range(self._seeing_all(tokens, first), tokens)
         chosen: IntArray = np.empty((len(beyond), self._index.top_k), np.int64)
         for row, token in enumerate(beyond):
-            chosen[row] = best(_scores(heads[token], weights[token], state.keys[: first + token + 1]), chosen.shape[1])
+            chosen[row] = best(
+                scores_of(heads[token], weights[token], state.keys[: first + token + 1]), chosen.shape[1]
+            )
         return chosen
 
     def attend_to(
@@ -109,7 +111,7 @@ def turned_in_front(
     return out
 
 
-def _scores(heads: Float32Array, weights: Float32Array, keys: Float32Array) -> Float32Array:
+def scores_of(heads: Float32Array, weights: Float32Array, keys: Float32Array) -> Float32Array:
     """What each of the positions is worth to one token: heads [num_heads, head_dim], weights [num_heads]."""
     scores = np.empty(len(keys), np.float32)
     for start in range(0, len(keys), _BLOCK):

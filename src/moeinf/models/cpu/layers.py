@@ -10,6 +10,7 @@ import moeinf._native as _native
 from moeinf.models.cpu.attention import Angles, NativeAttention
 from moeinf.models.cpu.beams import HostBeams
 from moeinf.models.cpu.block_sparse import NativeBlockSparse
+from moeinf.models.cpu.compressed import NativeCompressedCore
 from moeinf.models.cpu.delta import NativeChannelDelta, NativeDeltaNet
 from moeinf.models.cpu.indexed import NativeIndexedCore
 from moeinf.models.cpu.latent import NativeLatentCore
@@ -20,12 +21,14 @@ from moeinf.models.layers.attention_config import (
     AttentionConfig,
     AttentionSite,
     BlockIndex,
+    CompressedHeads,
     Heads,
     IndexHeads,
     LatentHeads,
     NormConfig,
 )
 from moeinf.models.layers.kv_cache import Cache
+from moeinf.models.layers.protocol import PoolsOf
 from moeinf.models.layers.recurrent.delta_config import DeltaConfig
 from moeinf.models.layers.recurrent.mamba_config import MambaConfig
 from moeinf.models.layers.rope import Rope
@@ -75,6 +78,11 @@ class NativeLayers:
         return NativeIndexedCore(
             self.weights.kernels, matrix, self._kept, heads, layer, index=index, keeps_keys=keeps_keys
         )
+
+    def compressed_core(
+        self, heads: CompressedHeads, sinks: Float32Array, pools: PoolsOf[Float32Array] | None, layer: int, number: int
+    ) -> NativeCompressedCore:
+        return NativeCompressedCore(heads, sinks, pools, layer, number)
 
     def beams(self, heads: Heads, capacity: int, num_beams: int, bias: Float32Array | None) -> HostBeams:
         return HostBeams(heads, capacity, num_beams, bias)

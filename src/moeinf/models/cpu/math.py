@@ -52,6 +52,9 @@ class NumpyMath:
     def clip(self, x: Float32Array, low: float, high: float) -> Float32Array:
         return np.clip(x, np.float32(low), np.float32(high))
 
+    def integers(self, x: Float32Array) -> np.ndarray:
+        return x.astype(np.int64)
+
     def where(self, condition: np.ndarray, x: Float32Array, y: Float32Array | float) -> Float32Array:
         return np.where(condition, x, np.float32(y) if isinstance(y, float) else y)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -31,15 +32,18 @@ class NativeWeights:
     def linear(self, name: str, bias: str | None = None) -> Linear:
         return Linear(self.kernels, self.tensors[name], None if bias is None else self.vector(bias))
 
-    def stacked(self, name: str, rows: Sequence[int]) -> list[_native.Matrix]:
-        """The matrices that lie one behind the other in one tensor, as views of it; rows: of each."""
-        tensor, found, at = self.tensors[name], list[_native.Matrix](), 0
+    def linears(self, name: str, rows: Sequence[int]) -> list[Linear]:
+        """Of the matrices that lie one behind the other in one tensor, as views of it; rows: of each."""
+        tensor, found, at = self.tensors[name], list[Linear](), 0
         row_bytes = len(tensor.data) // tensor.shape[0]
         for count in rows:
             data = tensor.data[at * row_bytes : (at + count) * row_bytes]
-            found.append(_native.Matrix(data, tensor.format, count, tensor.shape[1], tensor.scale))
+            found.append(Linear(self.kernels, replace(tensor, data=data, shape=(count, tensor.shape[1]))))
             at += count
         return found
+
+    def stacked(self, name: str, rows: Sequence[int]) -> list[_native.Matrix]:
+        return [linear.native for linear in self.linears(name, rows)]
 
     def norm(self, config: NormConfig | None) -> Callable[[Float32Array], Float32Array]:
         if config is None:

@@ -12,6 +12,7 @@ from moeinf.gpu.program import DecodeProgram
 from moeinf.models.gpu.attention import DeviceAttention
 from moeinf.models.gpu.beams import DeviceBeams, past_shape
 from moeinf.models.gpu.block_sparse import DeviceBlockSparse
+from moeinf.models.gpu.compressed import DeviceCompressedCore
 from moeinf.models.gpu.indexed import DeviceIndexedCore
 from moeinf.models.gpu.latent import DeviceLatentCore
 from moeinf.models.gpu.rotary import DevicePositions, DeviceRotary
@@ -22,12 +23,14 @@ from moeinf.models.layers.attention_config import (
     AttentionConfig,
     AttentionSite,
     BlockIndex,
+    CompressedHeads,
     Heads,
     IndexHeads,
     LatentHeads,
     NormConfig,
 )
 from moeinf.models.layers.kv_cache import Cache
+from moeinf.models.layers.protocol import PoolsOf
 from moeinf.models.layers.recurrent.channel_delta import ChannelDeltaRule
 from moeinf.models.layers.recurrent.delta_config import DeltaConfig
 from moeinf.models.layers.recurrent.delta_net import DeltaNet
@@ -90,6 +93,11 @@ class DeviceLayers:
         matrix = self.weights.matrix(keys_values)
         assert matrix.format in _TORCH_DTYPES, "the plan leaves out of `matrices` what is multiplied by head"
         return matrix.data.view(_TORCH_DTYPES[matrix.format]).view(heads.num_heads, -1, matrix.cols)
+
+    def compressed_core(
+        self, heads: CompressedHeads, sinks: Tensor, pools: PoolsOf[Tensor] | None, layer: int, number: int
+    ) -> DeviceCompressedCore:
+        return DeviceCompressedCore(heads, sinks, pools, layer, number)
 
     def beams(self, heads: Heads, capacity: int, num_beams: int, bias: Tensor | None) -> DeviceBeams:
         shape, kind = past_shape(heads, capacity, num_beams), self.weights.device.kind

@@ -46,6 +46,9 @@ class TorchMath:
     def clip(self, x: Tensor, low: float, high: float) -> Tensor:
         return torch.clamp(x, low, high)
 
+    def integers(self, x: Tensor) -> Tensor:
+        return x.long()
+
     def where(self, condition: Tensor, x: Tensor, y: Tensor | float) -> Tensor:
         return torch.where(condition, x, y)
 

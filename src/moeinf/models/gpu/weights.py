@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -63,6 +64,18 @@ class DeviceWeights:
     def linear(self, name: str, bias: str | None = None) -> Callable[[Tensor], Tensor]:
         matrix, added = self.matrix(name), None if bias is None else self.vector(bias)
         return lambda x: self.product(x.contiguous(), matrix, added)
+
+    def linears(self, name: str, rows: Sequence[int]) -> list[Callable[[Tensor], Tensor]]:
+        whole, found, at = self.matrix(name), list[Callable[[Tensor], Tensor]](), 0
+        row_bytes = len(whole.data) // whole.rows
+        for count in rows:
+            data = whole.data[at * row_bytes : (at + count) * row_bytes]
+            found.append(partial(self._times, DeviceMatrix(data, whole.format, count, whole.cols)))
+            at += count
+        return found
+
+    def _times(self, matrix: DeviceMatrix, x: Tensor) -> Tensor:
+        return self.product(x.contiguous(), matrix)
 
     def norm(self, config: NormConfig | None) -> Callable[[Tensor], Tensor]:
         if config is None:

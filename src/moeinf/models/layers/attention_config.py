@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -135,6 +136,34 @@ class IndexHeads:
     head_dim: int
     top_k: int  # positions that a token attends to
     interleaved: bool  # how the pairs lie that positions rotate, at the beginning of a head
+
+
+@dataclass(frozen=True, slots=True)
+class CompressedHeads:
+    """The heads of attention to a window of tokens and to entries that stand for several each (compressed.py)."""
+
+    num_heads: int
+    head_dim: int
+    rope: Rope  # of the end of each query and row
+    window: int  # tokens that a token sees, itself among them
+    rate: int = 0  # tokens that an entry stands for; 0: there are none
+    overlapping: bool = False  # an entry is made of the tokens before those, too
+    index: IndexHeads | None = None  # by which entries are chosen; None: all are seen
+
+    @property
+    def scale(self) -> float:
+        """Of the scores."""
+        return 1 / math.sqrt(self.head_dim)
+
+    @property
+    def members(self) -> int:
+        """Tokens that an entry is made of."""
+        return 2 * self.rate if self.overlapping else self.rate
+
+    @property
+    def entry_dim(self) -> int:
+        """Of an entry, and of its index key behind it."""
+        return self.head_dim + (0 if self.index is None else self.index.head_dim)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ class BlockNames:
     bias: str = "gate.e_score_correction_bias"
     shared: str = "shared_experts."
     experts: tuple[str, str, str] = MLP_NAMES  # gate, up and down of one expert
+    in_shared: tuple[str, str, str] = MLP_NAMES  # of the shared experts
     dense: tuple[str, str, str] = MLP_NAMES  # of the MLP of a layer without experts
     behind: str | None = None  # behind the layer's prefix: an RMS norm of what the block adds
     behind_dense: str | None = None  # the same of a dense layer
@@ -49,6 +50,7 @@ class DeepseekMoe:
     corrected: bool = True  # the choice, but not the weights, is by scores + e_score_correction_bias
     num_future_layers: int = 0  # behind the last, which predict further tokens (MTP): kept, not computed
     names: BlockNames = BlockNames()
+    shared_limit: float = 0.0  # of what their activation is given; 0: there is none
     shared_size: int = 0  # of the shared experts' MLP, where it is no multiple of an expert's
 
     @staticmethod
@@ -112,7 +114,7 @@ class DeepseekMoe:
                 shapes[prefix + self.names.bias] = (experts,)
             if self.num_shared_experts:
                 shared = self.shared_size or self.num_shared_experts * self.moe_intermediate_size
-                shapes |= mlp_shapes(hidden, shared, prefix + self.names.shared)
+                shapes |= mlp_shapes(hidden, shared, prefix + self.names.shared, self.names.in_shared)
         return shapes
 
     def experts(self, decoder: DecoderConfig) -> GatedExperts:
@@ -141,11 +143,17 @@ class DeepseekMoe:
                     else DenseBlock(weights, prefix, norm, behind)
                 )
                 continue
-            shared = SharedExpert(weights, prefix + self.names.shared) if self.num_shared_experts else None
             gate = router(weights, self, prefix, norm)
+            shared, replaces = self._shared(weights, prefix), decoder.replaces
             moe_layer = self.moe_layers.index(i)
-            blocks.append(MoeBlock(moe_layer, gate, experts, profiler, shared=shared, behind=behind))
+            blocks.append(MoeBlock(moe_layer, gate, experts, profiler, shared=shared, behind=behind, replaces=replaces))
         return blocks
+
+    def _shared(self, weights: Weights, block: str) -> SharedExpert | None:
+        if not self.num_shared_experts:
+            return None
+        prefix = block + self.names.shared
+        return SharedExpert(weights, prefix, names=self.names.in_shared, limit=self.shared_limit)
 
     def _behind(self, layer: int) -> str | None:
         return self.names.behind if layer in self.moe_layers else self.names.behind_dense

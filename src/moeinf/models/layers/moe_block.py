@@ -78,20 +78,29 @@ class MoeBlock:
 class SharedExpert:
     """down(silu(gate(x)) * up(x)), times sigmoid(w x) where it has a gate of its own.
 
-    Its weights lie with the dense ones, and never move.
+    With a limit, gate(x) is at most that and up(x) between it and its negative. Its weights lie with the dense ones,
+    and never move.
     """
 
     def __init__(
-        self, weights: Weights, prefix: str, own_gate: str | None = None, names: tuple[str, str, str] = MLP_NAMES
+        self,
+        weights: Weights,
+        prefix: str,
+        own_gate: str | None = None,
+        names: tuple[str, str, str] = MLP_NAMES,
+        limit: float = 0.0,
     ) -> None:
         """prefix: of gate, up and down, under `names`; own_gate: name of w [1, hidden]."""
-        self._math = weights.math
+        self._math, self._limit = weights.math, limit
         self._gate, self._up, self._down = (weights.linear(f"{prefix}{name}.weight") for name in names)
         self._own_gate = None if own_gate is None else weights.linear(own_gate)
 
     def __call__(self, hidden: Hidden) -> Hidden:
         """hidden [tokens, hidden] -> what the tokens are given."""
-        out = self._down(self._math.silu(self._gate(hidden)) * self._up(hidden))
+        gate, up, limit = self._gate(hidden), self._up(hidden), self._limit
+        if limit:
+            gate, up = self._math.clip(gate, -float("inf"), limit), self._math.clip(up, -limit, limit)
+        out = self._down(self._math.silu(gate) * up)
         return out if self._own_gate is None else out * self._math.sigmoid(self._own_gate(hidden))
 
 

@@ -15,6 +15,7 @@ from moeinf.models.layers.attention_config import (
     AttentionConfig,
     AttentionSite,
     BlockIndex,
+    CompressedHeads,
     Heads,
     IndexHeads,
     LatentHeads,
@@ -143,6 +144,36 @@ class IndexedCoreOf(LatentCoreOf[A, P_contra], Protocol[A, P_contra]):
         ...
 
 
+class PoolsOf(Protocol[A]):
+    def entries(self, raw: A, windows: A) -> Sequence[A]:
+        """What entries are made of and the numbers of their windows (compressed.py) -> entries, and index keys."""
+        ...
+
+
+class CompressedCoreOf(Protocol[A, P_contra]):
+    """Attention of all heads to the rows of a window and to entries, and what a layer keeps of both (compressed.py)."""
+
+    def new_state(self, capacity: int) -> LayerState:
+        """Of the last tokens."""
+        ...
+
+    def new_entries(self, capacity: int) -> LayerState: ...
+
+    def store(self, rows: A, raw: A | None, cache: Cache, positions: P_contra) -> None:
+        """rows [tokens, head_dim], not rotated yet; raw: what entries are made of, where there are any."""
+        ...
+
+    def choose(self, queries: A, weights: A, cache: Cache, positions: P_contra, at: int) -> object:
+        """As IndexedCore.choose; what is chosen are entries."""
+        ...
+
+    def attend(self, queries: A, chosen: object, cache: Cache, positions: P_contra, at: int) -> A:
+        """queries [tokens, heads, head_dim], not rotated yet -> the same of outputs, rotated back.
+
+        They are those of the tokens from `at` of the pass, whose rows have been stored."""
+        ...
+
+
 class BeamsOf(LayerState, Protocol[A, P_contra]):
     """Keys and values of one decoder layer, float32: of the source, one for all beams, and of what each has decoded.
 
@@ -185,6 +216,10 @@ class WeightsOf(Protocol[A, R_co]):
 
     def linear(self, name: str, bias: str | None = None) -> Callable[[A], A]:
         """x [tokens, cols] -> x w^T + bias, [tokens, rows]."""
+        ...
+
+    def linears(self, name: str, rows: Sequence[int]) -> Sequence[Callable[[A], A]]:
+        """The same of the matrices that lie one behind the other in one tensor; rows: of each."""
         ...
 
     def norm(self, config: NormConfig | None) -> Callable[[A], A]:
@@ -244,6 +279,13 @@ class LayersOf(Protocol[A, P, R_co]):
         """keeps_keys: whether the layer has index keys of its own, as one does that chooses."""
         ...
 
+    def compressed_core(
+        self, heads: CompressedHeads, sinks: A, pools: PoolsOf[A] | None, layer: int, number: int
+    ) -> CompressedCoreOf[A, P]:
+        """sinks [heads]: a further score of each head, whose weight goes nowhere; pools: where there are entries;
+        number: of the state in the cache that keeps these."""
+        ...
+
     def beams(self, heads: Heads, capacity: int, num_beams: int, bias: A | None) -> BeamsOf[A, P]:
         """With room for so many tokens of so many beams; bias [heads, capacity]: added to the scores of what a beam has
         decoded, by how many positions back that lies."""
@@ -298,6 +340,7 @@ Attention = AttentionOf[Array, Positions]
 Block = BlockOf[Array]
 Router = RouterOf[Array, object]
 LatentCore = LatentCoreOf[Array, Positions]
+CompressedCore = CompressedCoreOf[Array, Positions]
 IndexedCore = IndexedCoreOf[Array, Positions]
 Beams = BeamsOf[Array, Positions]
 Weights = WeightsOf[Array, object]

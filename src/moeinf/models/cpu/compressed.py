@@ -1,0 +1,130 @@
+"""Attention to a window and to entries (layers/latent/compressed.py) on the CPU, in numpy.
+
+Each token is scored and attends on its own, over what it sees: so it does not depend on the tokens of its call.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from moeinf.models.cpu.attention import Angles
+from moeinf.models.cpu.indexed import best, scores_of, turned_in_front
+from moeinf.models.cpu.math import NumpyMath
+from moeinf.models.layers.attention_config import CompressedHeads
+from moeinf.models.layers.kv_cache import Cache
+from moeinf.models.layers.latent.compressed import entry_share, kept_shapes
+from moeinf.models.layers.protocol import PoolsOf
+from moeinf.models.layers.recurrent.state import RecurrentState
+from moeinf.types import ByteArray, Float32Array, IntArray
+
+
+class EntryState:
+    """Entries with their index keys, in float32; each token has an equal share of the entry that stands for it."""
+
+    rewinds = True
+    planes = 1
+
+    def __init__(self, heads: CompressedHeads, capacity: int) -> None:
+        share, count = entry_share(heads), -(-capacity // heads.rate)
+        self.row_bytes = 4 * share
+        self._shares: Float32Array = np.empty((count * heads.rate, share), np.float32)
+        whole = self._shares.reshape(count, heads.rate * share)
+        self.entries, self.keys = whole[:, : heads.head_dim], whole[:, heads.head_dim : heads.entry_dim]
+
+    def truncate(self, length: int) -> None:
+        pass  # what does not lie wholly within the cache's length is never read
+
+    def save_rows(self, start: int, into: ByteArray) -> None:
+        into[0] = self._shares[start : start + into.shape[1]].view(np.uint8)
+
+    def load_rows(self, start: int, rows: ByteArray) -> None:
+        self._shares[start : start + rows.shape[1]].view(np.uint8)[...] = rows[0]
+
+
+class NativeCompressedCore:
+    """moeinf.models.layers.protocol.CompressedCore."""
+
+    def __init__(
+        self, heads: CompressedHeads, sinks: Float32Array, pools: PoolsOf[Float32Array] | None, layer: int, number: int
+    ) -> None:
+        self._heads, self._sinks, self._pools, self._layer, self._number = heads, sinks[:, None], pools, layer, number
+        self._rows: Float32Array = np.empty((0, heads.head_dim), np.float32)  # of the pass and the window before it
+
+    def new_state(self, capacity: int) -> RecurrentState[Float32Array]:
+        return RecurrentState(NumpyMath(), *kept_shapes(self._heads))
+
+    def new_entries(self, capacity: int) -> EntryState:
+        return EntryState(self._heads, capacity)
+
+    def store(self, rows: Float32Array, raw: Float32Array | None, cache: Cache, positions: Angles) -> None:
+        state: RecurrentState[Float32Array] = cache.states[self._layer]
+        self._rows = np.concatenate([state.conv, turned_at_end(rows[:, None], *positions)[:, 0]])
+        state.new_conv[...] = self._rows[len(rows) :]
+        if raw is not None:
+            joined = np.concatenate([state.heads, raw])
+            state.new_heads[...] = joined[len(raw) :]
+            self._store_entries(joined, len(raw), cache)
+
+    def _store_entries(self, raw: Float32Array, tokens: int, cache: Cache) -> None:
+        h, state = self._heads, cache.states[self._number]
+        first, last = cache.length // h.rate, (cache.length + tokens) // h.rate
+        if first == last:
+            return
+        assert self._pools is not None and isinstance(state, EntryState)
+        start = (first + 1) * h.rate - 1 - cache.length  # of the first window, or of the one before it
+        needed = raw[start : start + (last - first - 1) * h.rate + h.members]
+        tables = h.rope.within(cache.capacity).tables(first * h.rate, (last - first) * h.rate)
+        angles = [table[:: h.rate] for table in tables]
+        made = self._pools.entries(needed, np.arange(first, last, dtype=np.float32))
+        for into, entries in zip((state.entries, state.keys), made, strict=False):  # keys: where there is an indexer
+            into[first:last] = turned_at_end(entries[:, None], *angles)[:, 0]
+
+    def choose(
+        self, queries: Float32Array, weights: Float32Array, cache: Cache, positions: Angles, at: int
+    ) -> list[IntArray | None]:
+        """The entries of each token; None: all that are behind it."""
+        h, state, tokens = self._heads, cache.states[self._number], len(queries)
+        assert h.index is not None
+        by_head = queries.reshape(tokens, h.index.num_heads, -1)
+        turned = turned_at_end(by_head, *(table[at : at + tokens] for table in positions))
+        chosen = list[IntArray | None]()
+        for i, seen in enumerate(self._seen(cache.length + at, tokens)):
+            if seen <= h.index.top_k:
+                chosen.append(None)
+            else:
+                chosen.append(best(scores_of(turned[i], weights[i], state.keys[:seen]), h.index.top_k))
+        return chosen
+
+    def attend(self, queries: Float32Array, chosen: object, cache: Cache, positions: Angles, at: int) -> Float32Array:
+        h, tokens, start = self._heads, len(queries), cache.length + at
+        cos, sin = (table[at : at + tokens] for table in positions)
+        turned, out = turned_at_end(queries, cos, sin), np.empty_like(queries)
+        for i, seen in enumerate(self._seen(start, tokens)):
+            rows = self._rows[at + i + max(h.window - 1 - start - i, 0) : at + i + h.window]
+            if seen:
+                entries = cache.states[self._number].entries
+                picked = chosen[i] if isinstance(chosen, list) else None
+                rows = np.concatenate([rows, entries[:seen] if picked is None else entries[picked]])
+            out[i] = self._mixed(turned[i], rows)
+        return turned_at_end(out, cos, -sin)
+
+    def _mixed(self, queries: Float32Array, rows: Float32Array) -> Float32Array:
+        """queries [heads, head_dim] over what one token sees, [n, head_dim]."""
+        scores = queries @ rows.T * np.float32(self._heads.scale)
+        most = np.maximum(scores.max(1, keepdims=True), self._sinks)
+        shares = np.exp(scores - most)
+        mixed: Float32Array = shares @ rows / (shares.sum(1, keepdims=True) + np.exp(self._sinks - most))
+        return mixed
+
+    def _seen(self, start: int, tokens: int) -> list[int]:
+        """How many entries lie wholly behind the end of each of the tokens from position `start`."""
+        rate = self._heads.rate
+        return [(start + i + 1) // rate if rate else 0 for i in range(tokens)]
+
+
+def turned_at_end(x: Float32Array, cos: Float32Array, sin: Float32Array) -> Float32Array:
+    """x [tokens, heads, head_dim], rotated at the ends of heads in neighbouring pairs; cos, sin [tokens, pairs]."""
+    size = 2 * cos.shape[1]
+    out: Float32Array = x.copy()
+    out[..., -size:] = turned_in_front(x[..., -size:], cos, sin, interleaved=True)
+    return out

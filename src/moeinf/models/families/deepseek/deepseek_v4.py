@@ -1,0 +1,324 @@
+"""DeepSeek-V4: hyper-connections, attention to a window and to compressed tokens, first experts by a table of tokens.
+
+Tensors have the names of the published checkpoints; transformers saves those outside of layers under others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from moeinf.errors import CheckpointError
+from moeinf.models.family import DecoderFamily
+from moeinf.models.fields import MOST_LAYERS, Fields
+from moeinf.models.layers.array_math import Array, Hidden
+from moeinf.models.layers.attention_config import CompressedHeads, IndexHeads, NormConfig, Shapes
+from moeinf.models.layers.decoder import Decoder, DecoderConfig, LayerNorms, parse_decoder
+from moeinf.models.layers.deepseek_moe import BlockNames, DeepseekMoe, SigmoidRouter
+from moeinf.models.layers.latent.compressed import (
+    MATRICES,
+    CompressedAttention,
+    CompressedConfig,
+    compressed_shapes,
+    compressed_workspace,
+)
+from moeinf.models.layers.protocol import Attention, Experts, Layers, Router, Weights
+from moeinf.models.layers.rope import Rope, of_kind, rope_fields, rope_of
+from moeinf.models.layers.streams.hash_table import HashColumns
+from moeinf.models.layers.streams.hyper import StreamedAttention, streamed
+from moeinf.models.layers.streams.mixed_residual import (
+    MixedResidual,
+    MixedStreams,
+    mixed_residual_shapes,
+    mixed_streams_workspace,
+)
+from moeinf.models.layers.streams.ngram_layer import Given
+from moeinf.models.layers.streams.spread import NoColumns, StreamsStem
+from moeinf.types import ExpertForm, Profiler, TensorPlan, Workspace
+
+_WINDOW, _SPARSE, _HEAVY = "sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"
+_RATES = {_SPARSE: 4, _HEAVY: 128}  # tokens that an entry stands for, where config.json does not say
+_OLD_RATES = {_SPARSE: "compress_rate_csa", _HEAVY: "compress_rate_hca"}
+_NAMES = BlockNames(block="ffn.", bias="gate.bias", experts=("w1", "w3", "w2"), in_shared=("w1", "w3", "w2"))
+_TABLE = "gate.tid2eid"
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    decoder: DecoderConfig
+    attention: CompressedConfig
+    blocks: DeepseekMoe
+    streams: MixedStreams
+    hashed: tuple[int, ...]  # layers whose experts are looked up by token
+    limit: float  # of what the experts' activation is given
+
+    @staticmethod
+    def parse(f: Fields) -> Config:
+        for name, *allowed in (
+            ("scoring_func", "sqrtsoftplus"),
+            ("topk_method", "noaux_tc"),
+            ("norm_topk_prob", True),
+            ("n_shared_experts", 1),
+            ("num_key_value_heads", 1),
+            ("attention_bias", False),
+            ("mlp_bias", False),
+            ("intermediate_size", f.get("moe_intermediate_size")),  # transformers' other name for it
+        ):
+            f.only(name, *allowed, None)
+        head_dim, context = f.count("head_dim", 512), f.count("max_position_embeddings")
+        main, compressed = _ropes(f, head_dim, context)
+        decoder = parse_decoder(f, norm_eps=1e-6, theta=1e4, rope=main, num_kv_heads=1, head_dim=head_dim)
+        num_layers, hidden, norm_eps = decoder.num_layers, decoder.attention.hidden_size, decoder.attention.norm_eps
+        attention = _attention(f, decoder, main, compressed)
+        of_entries = replace(decoder.attention, rope=compressed)
+        decoder = replace(
+            decoder,
+            special=dict.fromkeys(attention.with_entries, of_entries),
+            norms=LayerNorms(attention="attn_norm", block="ffn_norm"),
+            prefix="",
+            embedding_name="embed",
+            replaces=True,
+        )
+        blocks = DeepseekMoe.parse(
+            f.replaced(intermediate_size=None, n_shared_experts=1, routed_scaling_factor=_scaling(f)),
+            num_layers,
+            normalise=True,
+            corrected=True,
+            num_future_layers=1,
+            moe_layers=range(num_layers),
+        )
+        limit = f.number("swiglu_limit", 10.0)
+        streams = MixedStreams(
+            f.count("hc_mult", 4, minimum=2, maximum=64),
+            hidden,
+            norm_eps,
+            f.number("hc_eps", 1e-6),
+            f.count("hc_sinkhorn_iters", 20, maximum=1000),
+        )
+        blocks = replace(blocks, names=_NAMES, shared_limit=limit)
+        return Config(decoder, attention, blocks, streams, _hashed(f, num_layers), limit)
+
+
+def _scaling(f: Fields) -> float:
+    return f.number("routed_scaling_factor", 1.5)
+
+
+def _attention(f: Fields, decoder: DecoderConfig, main: Rope, compressed: Rope) -> CompressedConfig:
+    a, kinds, rates = decoder.attention, _kinds(f, decoder.num_layers), _rates(f)
+    index = IndexHeads(
+        f.count("index_n_heads", 64), f.count("index_head_dim", 128), f.count("index_topk", 512), interleaved=True
+    )
+    groups = f.count("o_groups", 8)
+    if a.num_heads % groups:
+        raise CheckpointError(f"{f.where}: {a.num_heads} heads are no whole number of {groups} groups (o_groups)")
+    if index.head_dim < compressed.rotary_dim:
+        raise CheckpointError(
+            f"{f.where}: index_head_dim {index.head_dim} is below the {compressed.rotary_dim} numbers that are rotated"
+        )
+    window = f.count("sliding_window", 128)
+    of_kind = {
+        _WINDOW: CompressedHeads(a.num_heads, a.head_dim, main, window),
+        _SPARSE: CompressedHeads(a.num_heads, a.head_dim, compressed, window, rates[_SPARSE], True, index),
+        _HEAVY: CompressedHeads(a.num_heads, a.head_dim, compressed, window, rates[_HEAVY]),
+    }
+    return CompressedConfig(
+        a.hidden_size,
+        tuple(of_kind[kind] for kind in kinds),
+        f.count("q_lora_rank", 1024),
+        groups,
+        f.count("o_lora_rank", 1024),
+        a.norm_eps,
+    )
+
+
+def _kinds(f: Fields, num_layers: int) -> tuple[str, ...]:
+    """Of each layer: layer_types, or compress_ratios of the published checkpoints, which may count MTP layers, too."""
+    kinds = f.kinds("layer_types", num_layers, _WINDOW, _SPARSE, _HEAVY)
+    if kinds is not None:
+        return kinds
+    ratios = f.get("compress_ratios")
+    if ratios is None:
+        return (_HEAVY,) * min(num_layers, 2) + tuple(_SPARSE if i % 2 else _HEAVY for i in range(num_layers - 2))
+    by_ratio = {0: _WINDOW} | {rate: kind for kind, rate in _RATES.items()}
+    if not isinstance(ratios, list) or len(ratios) < num_layers or any(each not in by_ratio for each in ratios):
+        raise CheckpointError(f"{f.where}: compress_ratios must be 0, 4 or 128 for each of {num_layers} layers")
+    return tuple(by_ratio[ratio] for ratio in ratios[:num_layers])
+
+
+def _rates(f: Fields) -> dict[str, int]:
+    given = f.within("compress_rates")
+    given.refuse_others(*_RATES)
+    rates = {kind: given.count(kind, rate) for kind, rate in _RATES.items()} if given.names else dict(_RATES)
+    return {kind: f.count(_OLD_RATES[kind], rate, maximum=1 << 16) for kind, rate in rates.items()}
+
+
+def _hashed(f: Fields, num_layers: int) -> tuple[int, ...]:
+    kinds = f.kinds("mlp_layer_types", num_layers, "hash_moe", "moe")
+    if kinds is None:
+        return tuple(range(min(num_layers, f.count("num_hash_layers", 3, minimum=0, maximum=MOST_LAYERS))))
+    return tuple(i for i, kind in enumerate(kinds) if kind == "hash_moe")
+
+
+def _ropes(f: Fields, head_dim: int, context: int) -> tuple[Rope, Rope]:
+    """Of layers with a window alone, and of those with entries, which have another theta, and yarn where config.json
+    says so; yarn of a config that has one object for both multiplies neither queries nor keys."""
+    r = rope_fields(f)
+    if r.get("main") is not None or r.get("compress") is not None:
+        r.refuse_others("main", "compress")
+        found = [of_kind(f, kind) for kind in ("main", "compress")]
+        factors = [rope_fields(each).number("partial_rotary_factor", 1.0) for each in found]
+    else:
+        f.present("compress_rope_theta")
+        factor = _partial(f, head_dim)
+        r.only("partial_rotary_factor", factor, None)
+        r.only("rope_theta", f.get("rope_theta"), None)
+        kind = r.get("rope_type") or r.get("type") or "default"
+        values = {name: r.get(name) for name in r.names if name not in ("type", "partial_rotary_factor")}
+        values |= {"rope_type": kind, "rope_theta": f.number("compress_rope_theta")}
+        if kind == "yarn":
+            values["attention_factor"] = r.number("attention_factor", 1.0)
+        kept = "rope_scaling" if f.get("rope_scaling") else "rope_parameters"
+        plain = f.replaced(rope_parameters={"rope_theta": f.number("rope_theta", 1e4)}, rope_scaling=None)
+        found, factors = (
+            [plain, f.replaced(**{"rope_parameters": None, "rope_scaling": None, kept: values})],
+            [factor] * 2,
+        )
+    for each in found:
+        rope_fields(each).only("rope_type", "default", "yarn", None)
+        rope_fields(each).only("truncate", True, None)  # which transformers looks for in another place
+    sizes = [int(head_dim * factor) for factor in factors]
+    if any(not 2 <= size <= head_dim or size % 2 for size in sizes):
+        raise CheckpointError(f"{f.where}: partial_rotary_factor of heads of {head_dim} gives {sizes}, no even numbers")
+    main, compressed = (
+        rope_of(each, size, 1e4, context, interleaved=True) for each, size in zip(found, sizes, strict=True)
+    )
+    return main, compressed
+
+
+def _partial(f: Fields, head_dim: int) -> float:
+    if f.get("partial_rotary_factor") is None and f.get("qk_rope_head_dim") is not None:
+        return f.count("qk_rope_head_dim", minimum=2) / head_dim
+    return f.number("partial_rotary_factor", 64 / 512)
+
+
+class LearnedRouter(SigmoidRouter):
+    """The same with scores sqrt(softplus(w x))."""
+
+    def _scores(self, logits: Array) -> Array:
+        return self._math.softplus(logits) ** 0.5
+
+
+class HashRouter:
+    """The experts that a table has of the token, weighted by their scores."""
+
+    def __init__(self, weights: Weights, config: DeepseekMoe, block: str, norm: NormConfig, given: Given, table: int):
+        """given: what the host has looked up, of all tables; table: the number of this layer's."""
+        self._math, self._routing, self._scaling = weights.math, weights.routing, config.scaling
+        self._norm, self._gate = weights.norm(norm), weights.linear(block + config.names.gate)
+        self._given, top_k = given, config.moe.top_k
+        self._columns = slice(table * top_k, (table + 1) * top_k)
+
+    def __call__(self, x: Hidden) -> tuple[Hidden, object]:
+        math, hidden = self._math, self._norm(x)
+        ids = math.integers(self._given.rows[0][:, self._columns])
+        weights = math.take(math.softplus(self._gate(hidden)) ** 0.5, ids)
+        weights = weights / (math.sum(weights, -1, True) + SigmoidRouter.added)
+        return hidden, self._routing(ids, weights * self._scaling)
+
+
+class Family(DecoderFamily):
+    name = "deepseek_v4"
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        c = self._config = Config.parse(Fields(config))
+        self.decoder, self.moe, self.num_shared_experts = c.decoder, c.blocks.moe, c.blocks.num_shared_experts
+
+    def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
+        c, weights, given = self._config, layers.weights, Given()
+        d = c.decoder
+
+        def router(weights: Weights, blocks: DeepseekMoe, block: str, norm: NormConfig) -> Router:
+            if block + _TABLE in self._tables:
+                return HashRouter(weights, blocks, block, norm, given, self._tables.index(block + _TABLE))
+            return LearnedRouter(weights, blocks, block, norm)
+
+        blocks = c.blocks.blocks(d, layers, experts, profiler, router)
+        attention, entries = list[Attention](), list[CompressedAttention]()
+        for i in range(d.num_layers):
+            layer = CompressedAttention(layers, c.attention, d.attention_site(i, "attn"), d.num_layers + len(entries))
+            entries += [layer] if c.attention.heads[i].rate else []
+            attention.append(StreamedAttention(MixedResidual(weights, c.streams, f"layers.{i}.hc_attn_"), layer))
+            blocks[i] = streamed(MixedResidual(weights, c.streams, f"layers.{i}.hc_ffn_"), blocks[i])
+        last = MixedResidual(weights, c.streams, "hc_head_", writes=False)
+        columns = HashColumns(layers, self._tables) if self._tables else NoColumns()
+        more = [layer.new_entries for layer in entries]
+        stem = StreamsStem(layers, d, c.streams.count, lambda x: last.read(x)[0], columns, given, more)
+        return Decoder(d, layers, blocks, experts, profiler, attention, stem)
+
+    @property
+    def _tables(self) -> list[str]:
+        return [f"layers.{i}.{_NAMES.block}{_TABLE}" for i in self._config.hashed]
+
+    # ---- the tensors of a checkpoint
+
+    def attention_shapes(self) -> Shapes:
+        c, shapes = self._config, Shapes()
+        for i in range(c.decoder.num_layers):
+            shapes |= compressed_shapes(c.attention, c.decoder.attention_site(i, "attn"))
+            for part in ("attn", "ffn"):
+                shapes |= mixed_residual_shapes(c.streams, f"layers.{i}.hc_{part}_")
+        return shapes | mixed_residual_shapes(c.streams, "hc_head_", writes=False)
+
+    def block_shapes(self) -> Shapes:
+        shapes = self._config.blocks.shapes(self.decoder)
+        for i in self._config.hashed:
+            del shapes[f"layers.{i}.{_NAMES.block}{_NAMES.bias}"]
+        return shapes
+
+    @cached_property
+    def dense(self) -> Shapes:
+        return super().dense | dict.fromkeys(self._tables, (self.decoder.vocab_size, self.moe.top_k))
+
+    @cached_property
+    def tensors(self) -> TensorPlan:
+        c = self._config
+        plan = self.gated_experts(c.blocks.experts(self.decoder))
+        shared = tuple(f".{_NAMES.shared}{name}.weight" for name in _NAMES.in_shared)
+        return replace(
+            plan,
+            matrices=frozenset(name for name in plan.dense if name.endswith((*MATRICES, *shared))),
+            lookups=plan.lookups | set(self._tables),
+            form=ExpertForm("silu_clamped", limit=c.limit),
+            whole={table: self.moe.experts_of(layer) for layer, table in zip(c.hashed, self._tables, strict=True)},
+            ahead=(r"mtp\..*",),
+            renamed={
+                r"^(layers\..*)\.scale$": r"\1.weight_scale",
+                r"^model\.embed_tokens\.": "embed.",
+                r"^model\.hc_head\.hc_": "hc_head_",
+                r"^model\.(.*\.attn)\.norm\.": r"\1.kv_norm.",
+                r"^model\.": "",
+                r"^head\.": "lm_head.",
+            },
+        )
+
+    # ---- what follows from them
+
+    @property
+    def attention_workspace(self) -> Workspace:
+        c = self._config
+        found = compressed_workspace(c.attention) | mixed_streams_workspace(c.streams)
+        beside = c.streams.width + 2 * c.streams.hidden_size + len(c.hashed) * c.blocks.moe.top_k
+        return replace(found, token=found.token + beside)
+
+    @property
+    def cache_numbers(self) -> int:
+        return 0
+
+    @property
+    def cache_bytes(self) -> int:
+        return self._config.attention.token_bytes
+
+    @property
+    def state_bytes(self) -> int:
+        return self._config.attention.state_bytes

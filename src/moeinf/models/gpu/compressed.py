@@ -1,0 +1,162 @@
+"""Attention to a window and to entries (layers/latent/compressed.py) on a GPU.
+
+A single token, which is captured, makes the entry of its window each time, which counts when the window is whole, and
+looks at all entries of the cache: those that are not behind it have no weight.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from moeinf.models.gpu.indexed import turned_in_front
+from moeinf.models.gpu.math import TorchMath
+from moeinf.models.gpu.rotary import DevicePositions, positions_of
+from moeinf.models.gpu.row_copies import bytes_of_host, bytes_to_host
+from moeinf.models.layers.attention_config import CompressedHeads
+from moeinf.models.layers.kv_cache import Cache
+from moeinf.models.layers.latent.compressed import FIXED, entry_share, kept_shapes
+from moeinf.models.layers.protocol import PoolsOf
+from moeinf.models.layers.recurrent.state import RecurrentState
+from moeinf.types import ByteArray
+
+
+class DeviceEntryState:
+    """Entries with their index keys, in float32; each token has an equal share of the entry that stands for it."""
+
+    rewinds = True
+    planes = 1
+
+    def __init__(self, device: torch.device, heads: CompressedHeads, capacity: int) -> None:
+        share, count = entry_share(heads), -(-capacity // heads.rate)
+        self.row_bytes = 4 * share
+        self._shares = torch.zeros((1, count * heads.rate, share), device=device)
+        whole = self._shares.view(count, heads.rate * share)
+        self.entries, self.keys = whole[:, : heads.head_dim], whole[:, heads.head_dim : heads.entry_dim]
+
+    def truncate(self, length: int) -> None:
+        pass  # what does not lie wholly within the cache's length is never read
+
+    def save_rows(self, start: int, into: ByteArray) -> None:
+        into[...] = bytes_to_host(self._shares[:, start : start + into.shape[1]])
+
+    def load_rows(self, start: int, rows: ByteArray) -> None:
+        bytes_of_host(rows, self._shares[:, start : start + rows.shape[1]])
+
+
+class DeviceCompressedCore:
+    """moeinf.models.layers.protocol.CompressedCore."""
+
+    def __init__(
+        self, heads: CompressedHeads, sinks: Tensor, pools: PoolsOf[Tensor] | None, layer: int, number: int
+    ) -> None:
+        self._heads, self._sinks, self._pools, self._layer, self._number = heads, sinks, pools, layer, number
+        self._rows = torch.empty((0, heads.head_dim), device=sinks.device)  # of the pass and the window before it
+
+    def new_state(self, capacity: int) -> RecurrentState[Tensor]:
+        return RecurrentState(TorchMath(self._sinks.device), *kept_shapes(self._heads))
+
+    def new_entries(self, capacity: int) -> DeviceEntryState:
+        return DeviceEntryState(self._sinks.device, self._heads, capacity)
+
+    def store(self, rows: Tensor, raw: Tensor | None, cache: Cache, positions: DevicePositions) -> None:
+        state: RecurrentState[Tensor] = cache.states[self._layer]
+        where = positions_of(positions, 0, len(rows))
+        self._rows = torch.cat([state.conv, _turned(rows[:, None], positions, where)[:, 0]])
+        state.new_conv[...] = self._rows[len(rows) :]
+        if raw is not None:
+            joined = torch.cat([state.heads, raw])
+            state.new_heads[...] = joined[len(raw) :]
+            self._store_entries(joined, len(raw), cache, positions)
+
+    def _store_entries(self, raw: Tensor, tokens: int, cache: Cache, positions: DevicePositions) -> None:
+        h, state = self._heads, cache.states[self._number]
+        assert self._pools is not None and isinstance(state, DeviceEntryState)
+        if tokens == 1:
+            needed, windows = raw, positions.position.long() // h.rate
+        else:
+            first, last = positions.start // h.rate, (positions.start + tokens) // h.rate
+            if first == last:
+                return
+            start = (first + 1) * h.rate - 1 - positions.start  # of the first window, or of the one before it
+            needed = raw[start : start + (last - first - 1) * h.rate + h.members]
+            windows = torch.arange(first, last, device=raw.device)
+        made = self._pools.entries(needed, windows)
+        for into, entries in zip((state.entries, state.keys), made, strict=False):  # keys: where there is an indexer
+            into.index_copy_(0, windows, _turned(entries[:, None], positions, windows * h.rate)[:, 0])
+
+    def choose(
+        self, queries: Tensor, weights: Tensor, cache: Cache, positions: DevicePositions, at: int
+    ) -> Tensor | None:
+        """The entries of each token, best first, [tokens, top_k]; None: all that are behind it."""
+        h, state, tokens = self._heads, cache.states[self._number], len(queries)
+        assert h.index is not None
+        count = self._count(tokens, cache, positions, at)
+        if count <= h.index.top_k:
+            return None
+        where = positions_of(positions, at, tokens)
+        by_head = _turned(queries.view(tokens, h.index.num_heads, -1), positions, where)
+        size, chosen = max(1, FIXED // (4 * h.index.num_heads * count)), []
+        for i in range(0, tokens, size):
+            products = torch.relu(by_head[i : i + size] @ state.keys[:count].T)  # [tokens, num_heads, count]
+            scores = torch.bmm(weights[i : i + size, None], products)[:, 0]
+            scores = torch.where(
+                self._is_seen(torch.arange(count, device=where.device), where[i : i + size]), scores, -torch.inf
+            )
+            chosen.append(torch.sort(scores, dim=-1, descending=True, stable=True).indices[:, : h.index.top_k])
+        return torch.cat(chosen)
+
+    def attend(self, queries: Tensor, chosen: object, cache: Cache, positions: DevicePositions, at: int) -> Tensor:
+        h, where = self._heads, positions_of(positions, at, len(queries))
+        count = self._count(len(queries), cache, positions, at) if h.rate else 0
+        picked = chosen.shape[1] if isinstance(chosen, Tensor) else 0
+        turned = _turned(queries, positions, where)
+        size = max(1, FIXED // (2 * (h.window + picked) * h.head_dim + 4 * (h.window + count) * h.num_heads))
+        out = [
+            self._mixed(turned[i : i + size], where[i : i + size], at + i, self._entries(chosen, i, size, count, cache))
+            for i in range(0, len(queries), size)
+        ]
+        return _turned(torch.cat(out), positions, where, back=True)
+
+    def _entries(self, chosen: object, at: int, size: int, count: int, cache: Cache) -> tuple[Tensor, Tensor] | None:
+        """The numbers of entries and the entries, [1 or tokens, n] and [1 or tokens, n, head_dim], of some tokens."""
+        if not count:
+            return None
+        entries = cache.states[self._number].entries
+        if isinstance(chosen, Tensor):
+            numbers = chosen[at : at + size]
+            return numbers, entries.index_select(0, numbers.flatten()).view(*numbers.shape, -1)
+        return torch.arange(count, device=entries.device)[None], entries[None, :count]
+
+    def _mixed(self, queries: Tensor, where: Tensor, at: int, entries: tuple[Tensor, Tensor] | None) -> Tensor:
+        """queries [tokens, heads, head_dim] of the tokens from `at` of the pass."""
+        h, tokens = self._heads, len(queries)
+        rows = self._rows[at : at + tokens + h.window - 1].unfold(0, h.window, 1).transpose(1, 2)
+        places = where[:, None] - torch.arange(h.window - 1, -1, -1, device=where.device)
+        scores = [torch.where(places[:, None] >= 0, queries @ rows.transpose(1, 2) * h.scale, -torch.inf)]
+        if entries is not None:
+            numbers, rest = entries
+            seen = self._is_seen(numbers, where)[:, None]
+            scores.append(torch.where(seen, queries @ rest.transpose(1, 2) * h.scale, -torch.inf))
+        scores.append(self._sinks.view(1, -1, 1).expand(tokens, -1, 1))
+        shares = torch.softmax(torch.cat(scores, -1), -1)
+        mixed = shares[..., : h.window] @ rows
+        return mixed if entries is None else mixed + shares[..., h.window : -1] @ entries[1]
+
+    def _is_seen(self, numbers: Tensor, where: Tensor) -> Tensor:
+        """[tokens, n]: whether entries lie wholly behind the ends of the tokens at these positions."""
+        return (numbers + 1) * self._heads.rate <= where[:, None] + 1
+
+    def _count(self, tokens: int, cache: Cache, positions: DevicePositions, at: int) -> int:
+        """The entries that tokens of a pass look at."""
+        if len(self._rows) == self._heads.window:  # a single token
+            return len(cache.states[self._number].entries)
+        return (positions.start + at + tokens) // self._heads.rate
+
+
+def _turned(x: Tensor, positions: DevicePositions, where: Tensor, *, back: bool = False) -> Tensor:
+    """x [tokens, heads, head_dim], rotated at the ends of heads in neighbouring pairs."""
+    cos, sin = (table.index_select(0, where)[:, None] for table in (positions.cos, positions.sin))
+    size = 2 * cos.shape[-1]
+    end = turned_in_front(x[..., -size:], cos, -sin if back else sin, interleaved=True)
+    return torch.cat([x[..., :-size], end], -1)
