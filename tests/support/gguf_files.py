@@ -18,36 +18,41 @@ from gguf import quants
 from torch import Tensor
 
 from moeinf.types import Format
-from tests.support import hybrid_gguf
+from tests.support import hybrid_gguf, recorded_gguf
 from tests.support.blocks import even_blocks
+from tests.support.converter.published import ARCHITECTURES as RECORDED_ARCHITECTURES
 
 Floats = npt.NDArray[np.float32]
 Blocks = npt.NDArray[Any]
 Stored = Callable[[Blocks, gguf.GGMLQuantizationType], tuple[Blocks, gguf.GGMLQuantizationType]]
 Kinds = Callable[[str], str]  # of a tensor's name in the file: its ggml type, such as "Q8_0"
-ARCHITECTURES = {
-    "mixtral": "llama",
-    "qwen2_moe": "qwen2moe",
-    "qwen3_moe": "qwen3moe",
-    "qwen3_next": "qwen3next",
-    "qwen3_5_moe": "qwen35moe",
-    "deepseek_v2": "deepseek2",
-    "deepseek_v3": "deepseek2",
-    "glm4_moe": "glm4moe",
-    "gpt_oss": "gpt-oss",
-    "granitemoe": "granitemoe",
-    "olmoe": "olmoe",
-    "phimoe": "phimoe",
-    "arctic": "arctic",
-    "qwen3_vl_moe": "qwen3vlmoe",
-    "dots1": "dots1",
-    "minimax_m2": "minimax-m2",
-    "ernie4_5_moe": "ernie4_5-moe",
-    "exaone_moe": "exaone-moe",
-    "gemma4": "gemma4",
-} | hybrid_gguf.ARCHITECTURES
+ARCHITECTURES = (
+    {
+        "mixtral": "llama",
+        "qwen2_moe": "qwen2moe",
+        "qwen3_moe": "qwen3moe",
+        "qwen3_next": "qwen3next",
+        "qwen3_5_moe": "qwen35moe",
+        "deepseek_v2": "deepseek2",
+        "deepseek_v3": "deepseek2",
+        "glm4_moe": "glm4moe",
+        "gpt_oss": "gpt-oss",
+        "granitemoe": "granitemoe",
+        "olmoe": "olmoe",
+        "phimoe": "phimoe",
+        "arctic": "arctic",
+        "qwen3_vl_moe": "qwen3vlmoe",
+        "dots1": "dots1",
+        "minimax_m2": "minimax-m2",
+        "ernie4_5_moe": "ernie4_5-moe",
+        "exaone_moe": "exaone-moe",
+        "gemma4": "gemma4",
+    }
+    | hybrid_gguf.ARCHITECTURES
+    | RECORDED_ARCHITECTURES
+)
 _ALWAYS_F32 = re.compile(
-    r"norm|ffn_gate_inp|\.bias$|ssm_(a$|d$|conv1d|norm)|shortconv\.conv|sinks|rope_|exp_probs_b"
+    r"norm|ffn_gate_inp|indexer\.proj|\.bias$|ssm_(a$|d$|conv1d|norm)|shortconv\.conv|sinks|rope_|exp_probs_b"
     r"|_exps\.scale$|layer_output_scale"
 )
 
@@ -129,6 +134,8 @@ def _add(writer: gguf.GGUFWriter, name: str, value: Any) -> None:
 def model_metadata(model_type: str, c: Mapping[str, Any]) -> dict[str, Any]:
     if model_type == "gemma4":
         return _gemma(c)
+    if model_type in RECORDED_ARCHITECTURES:
+        return recorded_gguf.metadata(model_type, c)
     latent = model_type.startswith("deepseek")
     rope = c.get("rope_parameters") or c.get("rope_scaling") or {}
     head_dim = c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]
@@ -356,16 +363,11 @@ def converted(
     model_type: str, c: Mapping[str, Any], tensors: Mapping[str, Tensor], *, fused: bool = False
 ) -> dict[str, Floats]:
     """The tensors of a file in float32, by their names in it."""
-    architecture = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture_of(model_type, c))
-    kept = dict(gguf.TensorNameMap.block_mappings_cfg)  # the package changes it for all architectures that follow
-    names = gguf.get_tensor_name_map(architecture, hybrid_gguf.num_layers(c))
-    gguf.TensorNameMap.block_mappings_cfg = kept
     found: dict[str, Floats] = {}
+    name_of = _names(model_type, c)
     for source, tensor in _gathered(tensors).items():
         for name, values in _changed(model_type, c, source, tensor.float()):
-            mapped = name if name.startswith("blk.") else names.get_name(name, try_suffixes=(".weight", ".bias"))
-            assert mapped is not None, f"{name} of {model_type} has no name in a GGUF file"
-            found[mapped] = values.numpy()
+            found[name if name.startswith("blk.") else name_of(name)] = values.numpy()
     if model_type == "phimoe":
         for length in ("short", "long"):
             found[f"rope_factors_{length}.weight"] = np.array(c["rope_parameters"][f"{length}_factor"], np.float32)
@@ -376,6 +378,23 @@ def converted(
         gate, up = found.pop(name), found.pop(name.replace("gate", "up"))
         found[name.replace("gate", "gate_up")] = np.concatenate([gate, up], axis=1)
     return found
+
+
+def _names(model_type: str, c: Mapping[str, Any]) -> Callable[[str], str]:
+    """What a file calls a tensor of a checkpoint."""
+    if model_type in RECORDED_ARCHITECTURES:
+        return lambda name: recorded_gguf.name_of(model_type, name)
+    architecture = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture_of(model_type, c))
+    kept = dict(gguf.TensorNameMap.block_mappings_cfg)  # the package changes it for all architectures that follow
+    names = gguf.get_tensor_name_map(architecture, hybrid_gguf.num_layers(c))
+    gguf.TensorNameMap.block_mappings_cfg = kept
+
+    def name_of(name: str) -> str:
+        mapped = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert mapped is not None, f"{name} of {model_type} has no name in a GGUF file"
+        return str(mapped)
+
+    return name_of
 
 
 def _gathered(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -396,6 +415,9 @@ def _changed(model_type: str, c: Mapping[str, Any], name: str, tensor: Tensor) -
     heads, kv_heads = c["num_attention_heads"], c["num_key_value_heads"]
     if model_type in hybrid_gguf.ARCHITECTURES:
         yield from hybrid_gguf.changed(model_type, c, name, tensor)
+        return
+    if model_type in RECORDED_ARCHITECTURES:
+        yield from recorded_gguf.changed(model_type, c, name, tensor)
         return
     name = name.replace("model.language_model.", "model.")
     if model_type in ("mixtral", "granitemoe", "arctic") and re.search(r"\.[qk]_proj\.", name):

@@ -6,16 +6,18 @@ from collections.abc import Callable
 
 from moeinf.errors import UnsupportedModelError
 from moeinf.gguf.common import (
-    SIGMOID,
     Config,
+    dense_layers_of,
     expert_width,
     experts_of,
     granite_multipliers,
+    grouped_routing,
     head_dim_of,
     num_layers_of,
     plain_heads,
     positions_of,
     refuse_unless,
+    refuse_unless_sigmoid,
     shared_width,
 )
 from moeinf.gguf.metadata import Metadata, numbers_of
@@ -31,11 +33,6 @@ def _mixtral(m: Metadata) -> Config:
     }
 
 
-def _dense_layers(m: Metadata) -> list[int]:
-    """The layers that have a plain block instead of experts."""
-    return [i for i in range(num_layers_of(m)) if m.tensor(f"blk.{i}.ffn_gate_inp.weight") is None]
-
-
 def _qwen(m: Metadata, model_type: str, *, normalised: bool) -> Config:
     m.count("expert_shared_feed_forward_length", 0), m.count("expert_shared_count", 0)
     refuse_unless(m, m.number("expert_weights_scale", 1.0) in (0.0, 1.0), "expert_weights_scale")
@@ -46,7 +43,7 @@ def _qwen(m: Metadata, model_type: str, *, normalised: bool) -> Config:
         "norm_topk_prob": m.flag("expert_weights_norm", normalised),
         "moe_intermediate_size": expert_width(m),
         "intermediate_size": m.count("feed_forward_length", 0),
-        "mlp_only_layers": _dense_layers(m),
+        "mlp_only_layers": dense_layers_of(m),
     }
 
 
@@ -100,50 +97,13 @@ def _qwen3_5_moe(m: Metadata) -> Config:
     return found
 
 
-def _grouped(m: Metadata) -> Config:
-    """The routing of DeepSeek's blocks, which GLM-4.5 has too."""
-    m.count("expert_shared_feed_forward_length", 0)
-    return {
-        "n_routed_experts": experts_of(m),
-        "n_shared_experts": m.count("expert_shared_count", 0),
-        "n_group": m.count("expert_group_count", 1) or 1,
-        "topk_group": m.count("expert_group_used_count", 1) or 1,
-        "routed_scaling_factor": m.number("expert_weights_scale", 1.0) or 1.0,
-        "norm_topk_prob": m.flag("expert_weights_norm", False),
-        "first_k_dense_replace": m.count("leading_dense_block_count", 0),
-        "moe_intermediate_size": expert_width(m),
-        "intermediate_size": m.count("feed_forward_length"),
-        "num_nextn_predict_layers": m.count("nextn_predict_layers", 0),
-    }
-
-
-def _deepseek(m: Metadata) -> Config:
-    corrected = m.has_in_a_layer("exp_probs_b.bias")
-    gating = m.count("expert_gating_func", 0) or (SIGMOID if corrected else 1)
-    refuse_unless(m, gating == (SIGMOID if corrected else 1), "expert_gating_func")
-    rotated, rank = m.count("rope.dimension_count"), m.count("attention.kv_lora_rank")
-    # "mla": of a head as published. Files from before have these under the plain names.
-    plain_key, plain_value = m.count("attention.key_length"), m.count("attention.value_length")
-    found = _grouped(m) | {
-        "num_key_value_heads": m.count("attention.head_count"),
-        "q_lora_rank": m.count("attention.q_lora_rank", 0) or None,
-        "kv_lora_rank": rank,
-        "qk_rope_head_dim": rotated,
-        "qk_nope_head_dim": m.count("attention.key_length_mla", plain_key) - rotated,
-        "v_head_dim": m.count("attention.value_length_mla", plain_value),
-        "attention_bias": m.has_in_a_layer("attn_kv_a_mqa.bias"),
-    }
-    if corrected:
-        return found | {"model_type": "deepseek_v3", "scoring_func": "sigmoid", "topk_method": "noaux_tc"}
-    groups = "group_limited_greedy" if found["n_group"] > 1 else "greedy"
-    return found | {"model_type": "deepseek_v2", "scoring_func": "softmax", "topk_method": groups}
-
-
 def _glm4_moe(m: Metadata) -> Config:
-    _sigmoid(m)
+    refuse_unless_sigmoid(m)
     found = plain_heads(m)
     found.setdefault("partial_rotary_factor", 1.0)
-    return found | _grouped(m) | {"model_type": "glm4_moe", "use_qk_norm": m.has_in_a_layer("attn_q_norm.weight")}
+    return (
+        found | grouped_routing(m) | {"model_type": "glm4_moe", "use_qk_norm": m.has_in_a_layer("attn_q_norm.weight")}
+    )
 
 
 def _gpt_oss(m: Metadata) -> Config:
@@ -164,13 +124,12 @@ def _gpt_oss(m: Metadata) -> Config:
 
 
 def _granite_moe(m: Metadata) -> Config:
-    if m.has_in_a_layer("ffn_up_shexp.weight"):
-        raise UnsupportedModelError(f"{m.where}: Granite with shared experts (granitemoeshared) is not supported")
-    m.count("expert_shared_feed_forward_length", 0)
+    shared = shared_width(m)
     return (
         plain_heads(m)
         | granite_multipliers(m)
         | {"model_type": "granitemoe", "num_local_experts": experts_of(m), "intermediate_size": expert_width(m)}
+        | ({"model_type": "granitemoeshared", "shared_intermediate_size": shared} if shared else {})
     )
 
 
@@ -212,17 +171,13 @@ def _qwen3_vl_moe(m: Metadata) -> Config:
     return plain_heads(m) | _qwen(m, "qwen3_vl_moe", normalised=True)
 
 
-def _sigmoid(m: Metadata) -> None:
-    refuse_unless(m, m.count("expert_gating_func", SIGMOID) in (0, SIGMOID), "expert_gating_func")
-
-
 def _dots1(m: Metadata) -> Config:
-    _sigmoid(m)
-    return plain_heads(m) | _grouped(m) | {"model_type": "dots1", "sliding_window": None}
+    refuse_unless_sigmoid(m)
+    return plain_heads(m) | grouped_routing(m) | {"model_type": "dots1", "sliding_window": None}
 
 
 def _minimax_m2(m: Metadata) -> Config:
-    _sigmoid(m)
+    refuse_unless_sigmoid(m)
     head_dim = head_dim_of(m)
     return {
         "model_type": "minimax_m2",
@@ -235,7 +190,7 @@ def _minimax_m2(m: Metadata) -> Config:
 
 def _ernie4_5_moe(m: Metadata) -> Config:
     m.count("expert_shared_feed_forward_length", 0)
-    sparse = [i for i in range(num_layers_of(m)) if i not in _dense_layers(m)]
+    sparse = [i for i in range(num_layers_of(m)) if i not in dense_layers_of(m)]
     return plain_heads(m) | {
         "model_type": "ernie4_5_moe",
         "moe_num_experts": experts_of(m),
@@ -249,9 +204,9 @@ def _ernie4_5_moe(m: Metadata) -> Config:
 
 
 def _exaone_moe(m: Metadata) -> Config:
-    _sigmoid(m)
-    layers, dense = range(num_layers_of(m)), _dense_layers(m)
-    found = _grouped(m)
+    refuse_unless_sigmoid(m)
+    layers, dense = range(num_layers_of(m)), dense_layers_of(m)
+    found = grouped_routing(m)
     experts, shared = found.pop("n_routed_experts"), found.pop("n_shared_experts")
     slides = m.values("attention.sliding_window_pattern") or [(i + 1) % 4 != 0 for i in layers]
     return (
@@ -321,7 +276,6 @@ ARCHITECTURES: dict[str, Callable[[Metadata], Config]] = {
     "qwen3vlmoe": _qwen3_vl_moe,
     "qwen3next": _qwen3_next,
     "qwen35moe": _qwen3_5_moe,
-    "deepseek2": _deepseek,
     "glm4moe": _glm4_moe,
     "dots1": _dots1,
     "minimax-m2": _minimax_m2,

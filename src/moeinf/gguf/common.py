@@ -51,8 +51,15 @@ def experts_of(m: Metadata) -> int | list[int]:
     return rows if differ else max(rows)
 
 
+def dense_layers_of(m: Metadata) -> list[int]:
+    """The layers that have a plain block instead of experts."""
+    return [i for i in range(num_layers_of(m)) if m.tensor(f"blk.{i}.ffn_gate_inp.weight") is None]
+
+
 def head_dim_of(m: Metadata) -> int:
-    default = m.count("embedding_length") // max(1, m.count("attention.head_count"))
+    default = 0
+    if "attention.key_length" not in m or "attention.value_length" not in m:
+        default = m.count("embedding_length") // max(1, m.count("attention.head_count"))
     key, value = (m.count(f"attention.{name}_length", default) for name in ("key", "value"))
     if key != value:
         raise UnsupportedModelError(f"{m.where}: keys of {key} and values of {value} numbers are not supported")
@@ -95,6 +102,29 @@ def refuse_unless(m: Metadata, sound: bool, name: str) -> None:
         raise UnsupportedModelError(f"{m.where}: {m.architecture}.{name} = {m.get(name)!r:.50} is not supported")
 
 
+def refuse_unless_sigmoid(m: Metadata) -> None:
+    refuse_unless(m, m.count("expert_gating_func", SIGMOID) in (0, SIGMOID), "expert_gating_func")
+
+
+def grouped_routing(m: Metadata) -> Config:
+    """The routing of DeepSeek's blocks, which others have too."""
+    m.count("expert_shared_feed_forward_length", 0), m.count("leading_dense_block_count", 0)
+    dense = dense_layers_of(m)
+    width = expert_width(m)
+    return {
+        "n_routed_experts": experts_of(m),
+        "n_shared_experts": m.count("expert_shared_count", 0),
+        "n_group": m.count("expert_group_count", 1) or 1,
+        "topk_group": m.count("expert_group_used_count", 1) or 1,
+        "routed_scaling_factor": m.number("expert_weights_scale", 1.0) or 1.0,
+        "norm_topk_prob": m.flag("expert_weights_norm", False),
+        "first_k_dense_replace": next(i for i in range(len(dense) + 1) if i not in dense),
+        "moe_intermediate_size": width,
+        "intermediate_size": m.count("feed_forward_length", width),
+        "num_nextn_predict_layers": m.count("nextn_predict_layers", 0),
+    }
+
+
 def granite_multipliers(m: Metadata) -> Config:
     return {
         "embedding_multiplier": m.number("embedding_scale", 1.0),
@@ -108,7 +138,7 @@ def kv_heads_of(m: Metadata) -> int:
     """A list has one for each layer, and 0 for those without attention."""
     said = m.values("attention.head_count_kv")
     if said is None:
-        return m.count("attention.head_count_kv", m.count("attention.head_count"))
+        return m.count("attention.head_count_kv" if "attention.head_count_kv" in m else "attention.head_count")
     found = {count for count in said if count}
     if len(found) != 1 or type(count := found.pop()) is not int:
         raise UnsupportedModelError(

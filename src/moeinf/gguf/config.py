@@ -7,9 +7,12 @@ from moeinf.gguf.architectures import ARCHITECTURES
 from moeinf.gguf.common import Config, has_experts, kv_heads_of, num_layers_of, positions_of
 from moeinf.gguf.header import Gguf
 from moeinf.gguf.hybrids import HYBRIDS
+from moeinf.gguf.latent import LATENT
 from moeinf.gguf.metadata import Metadata
+from moeinf.gguf.windows import WINDOWED
 
-_HEADS_BY_LAYER = {"gemma4"}  # architectures that tell themselves how many key/value heads there are
+# Architectures that tell themselves how many heads there are, and how many of keys and values.
+_HEADS_BY_LAYER, _KEYS_BY_LAYER = {"laguna"}, {"gemma4", "mimo2"}
 
 
 def config_of(gguf: Gguf) -> Config:
@@ -22,7 +25,7 @@ def config_of(gguf: Gguf) -> Config:
     if kind != "model":
         raise UnsupportedModelError(f"{gguf.where} is no model but of type {kind!r:.50}; name the model's own file")
     m = Metadata(gguf)
-    architectures = ARCHITECTURES | HYBRIDS
+    architectures = ARCHITECTURES | HYBRIDS | LATENT | WINDOWED
     make = architectures.get(m.architecture)
     if make is None or not has_experts(m):
         fault = "is not a Mixture-of-Experts model" if make is not None else "is not one that moeinf runs from a GGUF"
@@ -34,15 +37,14 @@ def config_of(gguf: Gguf) -> Config:
 
 
 def _common(m: Metadata) -> Config:
-    heads = m.count("attention.head_count")
     if not m.flag("attention.causal", True):
         raise UnsupportedModelError(f"{m.where}: attention in both directions (attention.causal) is not supported")
     found = {
         "vocab_size": m.rows("token_embd.weight"),
         "hidden_size": m.count("embedding_length"),
         "num_hidden_layers": num_layers_of(m),
-        "num_attention_heads": heads,
-        "num_key_value_heads": None if m.architecture in _HEADS_BY_LAYER else kv_heads_of(m),
+        "num_attention_heads": None if m.architecture in _HEADS_BY_LAYER else m.count("attention.head_count"),
+        "num_key_value_heads": None if m.architecture in _KEYS_BY_LAYER else kv_heads_of(m),
         "max_position_embeddings": m.count("context_length"),
         "rms_norm_eps": m.number("attention.layer_norm_rms_epsilon"),
         "hidden_act": "silu",

@@ -103,6 +103,20 @@ _KIMI = (
     ),
     _bytes(words=False),
 )
+_AFMOE_ASIAN = (
+    "一-鿿㐀-䶿豈-\ufaff\u3040-ゟ゠-ヿ･-ﾟ⼀-\u2fdf\u0e00-\u0e7f\u0e80-\u0eff\u1780-\u17ff\u1000-\u109f"
+    "\uaa60-\uaa7f\ua9e0-\ua9ff가-\ud7af\u1100-\u11ff"
+)
+_AFMOE = (  # numbers in threes from their end
+    _split(r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"),
+    _split(f"[{_AFMOE_ASIAN}]+"),
+    *_DEEPSEEK_3[2:],
+)
+_LING = (
+    _split(r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"),
+    _bytes(words=False),
+)
+_LAGUNA = (_split(r"[^\n]+|[\n]+"), *_words(r"\p{N}"))
 _LLAMA_3 = PreTokenizer(_words(r"\p{N}{1,3}"), whole_words=True, begins=True)
 _O200K = PreTokenizer(_cased(f"{_SUFFIX}?", r"\p{N}{1,3}"))
 _CL100K = PreTokenizer(_words(r"\p{N}{1,3}"))
@@ -112,6 +126,7 @@ _DIGITS_APART = PreTokenizer((_DIGITS, *_GPT_2))
 OF_ARCHITECTURES: Mapping[tuple[str, str], PreTokenizer] = {
     ("granitemoe", "refact"): PreTokenizer(_GPT_2),
     ("granitemoe", "starcoder"): PreTokenizer(_GPT_2),
+    ("granite_swa", "refact"): PreTokenizer(_GPT_2),
 }
 PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     "qwen2": PreTokenizer(_words(r"\p{N}"), composes=True),
@@ -125,14 +140,24 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     "glm4": PreTokenizer(_words(r"\p{N}{1,3}"), whole_words=True),
     "gpt-4o": _O200K,
     "llama4": _O200K,
+    "minimax-m2": _O200K,
     "tekken": PreTokenizer(_cased("", r"\p{N}"), whole_words=True, begins=True),
     "deepseek-llm": PreTokenizer(_DEEPSEEK),
     "deepseek-coder": PreTokenizer(_DEEPSEEK_CODER),
     "deepseek-v3": PreTokenizer(_DEEPSEEK_3),
+    "hunyuan-dense": PreTokenizer(_DEEPSEEK_3),
+    "joyai-llm": PreTokenizer(_DEEPSEEK_3),
     "kimi-k2": PreTokenizer(_KIMI),
+    "hunyuan": PreTokenizer(_words(r"\p{N}"), composes=True),
+    "solar-open": PreTokenizer(_words(r"\p{N}")),
+    "laguna": PreTokenizer(_LAGUNA),
+    "afmoe": PreTokenizer(_AFMOE),
+    "bailingmoe": PreTokenizer(_LING),
+    "bailingmoe2": PreTokenizer(_LING),
     "gpt-2": PreTokenizer(_GPT_2),
     "phi-2": PreTokenizer(_GPT_2),
     "olmo": PreTokenizer(_GPT_2, composes=True),
     "starcoder": _DIGITS_APART,
     "refact": _DIGITS_APART,
+    "mellum2": _DIGITS_APART,
 }

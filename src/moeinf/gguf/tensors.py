@@ -13,6 +13,7 @@ from moeinf.gguf.undo import (
     Columns,
     JoinLatentHeads,
     Kind,
+    Log,
     LogOfNegative,
     Reshape,
     Rows,
@@ -70,9 +71,9 @@ _OUTER = {
     "lm_head.weight": ("output.weight",),
     "lm_head.bias": ("output.bias",),
 }
-_ROUTERS = r"(mlp|block_sparse_moe|mixer|feed_forward)\.(gate|router|router\.layer)"
+_ROUTERS = r"(mlp|block_sparse_moe|mixer|feed_forward)\.(gate|router|router\.layer|router\.gate|gate\.wg)"
 _ATTENTION = r"(?:self_attn|attention|mixer)\."
-_MAMBA = r"(?:mamba|mixer|linear_attn)\."
+_MAMBA = r"(?:mamba|mixer|linear_attn|self_attn|attention)\."
 _OF_GEMMA = (
     (r"(pre|post)_feedforward_layernorm_([12])\.weight", (r"\1_ffw_norm_\2.weight",)),
     (r"pre_feedforward_layernorm\.weight", ("ffn_norm.weight",)),
@@ -81,25 +82,43 @@ _OF_GEMMA = (
     (r"router\.scale", ("ffn_gate_inp.scale",)),
     (r"layer_scalar", ("layer_output_scale.weight",)),
 )
-_ROUTING_BIASES = r"(mlp|block_sparse_moe|mixer|feed_forward)\.(gate\.|moe_statics\.)?(e_score_correction|expert)_bias"
+_OF_INDEXERS = (
+    (r"self_attn\.indexer\.wk\.weight", ("indexer.attn_k.weight",)),
+    (r"self_attn\.indexer\.wq_b\.weight", ("indexer.attn_q_b.weight",)),
+    (r"self_attn\.indexer\.weights_proj\.weight", ("indexer.proj.weight",)),
+    (r"self_attn\.indexer\.k_norm\.(weight|bias)", (r"indexer.k_norm.\1",)),
+)
+_OF_KDA = (
+    (_ATTENTION + r"([qkv])_conv1d\.weight", (r"ssm_conv1d_\1.weight",)),
+    (_ATTENTION + r"([fg]_[ab])_proj\.weight", (r"ssm_\1.weight",)),
+    (r"attention\.([fg])_proj\.weight", (r"ssm_\1_a.weight", "attn_gate.weight")),
+    (_ATTENTION + r"b_proj\.weight", ("ssm_beta.weight",)),
+    (_ATTENTION + r"o_norm\.weight", ("ssm_norm.weight",)),
+)
+_ROUTING_BIASES = (
+    r"(mlp|block_sparse_moe|mixer|feed_forward)\.(gate\.|moe_statics\.|experts\.)?(e_score_correction|expert)_bias"
+)
 _OF_LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"(?:input_layernorm|operator_norm|norm)\.(weight|bias)", (r"attn_norm.\1",)),
     (r"residual_layernorm\.weight", ("ffn_norm.weight",)),  # of Arctic, whose experts have a norm of their own
     (r"post_attention_layernorm\.(weight|bias)", (r"ffn_norm_exps.\1", r"post_attention_norm.\1", r"ffn_norm.\1")),
-    (r"(?:pre_ff_layernorm|ffn_norm)\.weight", ("ffn_norm.weight",)),
+    (r"(?:pre_ff_layernorm|pre_mlp_layernorm|ffn_norm)\.weight", ("ffn_norm.weight",)),
+    (r"post_mlp_layernorm\.weight", ("post_ffw_norm.weight",)),
     (_ATTENTION + r"([qkv])_proj\.(weight|bias)", (r"attn_\1.\2",)),
     (_ATTENTION + r"query_key_value\.weight", ("attn_qkv.weight",)),
     (r"(?:(?:self_attn|mixer)\.o_proj|self_attn\.out_proj|attention\.dense)\.(weight|bias)", (r"attn_output.\1",)),
+    (r"self_attn\.(?:gate_proj|g_proj)\.weight", ("attn_gate.weight",)),
     (r"self_attn\.([qk])_(?:norm|layernorm)\.weight", (r"attn_\1_norm.weight",)),
-    (r"attention\.([qk])(?:uery|ey)_layernorm\.weight", (r"attn_\1_norm.weight",)),
-    (r"self_attn\.sinks", ("attn_sinks.weight",)),
-    (r"self_attn\.(q_a|q_b|kv_b)_proj\.(weight|bias)", (r"attn_\1.\2",)),
-    (r"self_attn\.kv_a_proj_with_mqa\.(weight|bias)", (r"attn_kv_a_mqa.\1",)),
-    (r"self_attn\.(q_a|kv_a)_layernorm\.weight", (r"attn_\1_norm.weight",)),
+    (_ATTENTION + r"([qk])(?:uery|ey)_layernorm\.weight", (r"attn_\1_norm.weight",)),
+    (r"self_attn\.(?:sinks|attention_sink_bias)", ("attn_sinks.weight",)),
+    (_ATTENTION + r"(q_a|q_b|kv_b)_proj\.(weight|bias)", (r"attn_\1.\2",)),
+    (_ATTENTION + r"kv_a_proj_with_mqa\.(weight|bias)", (r"attn_kv_a_mqa.\1",)),
+    (_ATTENTION + r"(q_a|kv_a)_layernorm\.weight", (r"attn_\1_norm.weight",)),
     (_ROUTERS + r"\.(weight|bias)", (r"ffn_gate_inp.\3",)),
     (_ROUTING_BIASES, ("exp_probs_b.bias", "exp_probs_b")),
     (r"mlp\.shared_expert_gate\.weight", ("ffn_gate_inp_shexp.weight",)),
-    (r"(?:mlp|mixer)\.shared_experts?\.(gate|up|down)_proj\.weight", (r"ffn_\1_shexp.weight",)),
+    (r"(?:mlp|mixer|feed_forward)\.shared_(?:experts?|mlp)\.(gate|up|down)_proj\.weight", (r"ffn_\1_shexp.weight",)),
+    (r"shared_mlp\.input_linear\.weight", ("ffn_up_shexp.weight",)),
     (r"shared_mlp\.output_linear\.weight", ("ffn_down_shexp.weight",)),
     (r"(?:mlp|mixer|feed_forward)\.(gate|up|down)_proj\.weight", (r"ffn_\1.weight",)),
     (r"mixer\.fc1_latent_proj\.weight", ("ffn_latent_down.weight",)),
@@ -125,11 +144,13 @@ _OF_LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"mamba\.x_proj\.weight", ("ssm_x.weight",)),
     (r"mamba\.dt_proj\.(weight|bias)", (r"ssm_dt.\1",)),
     (r"mamba\.(dt|b|c)_layernorm\.weight", (r"ssm_\1_norm.weight",)),
+    *_OF_INDEXERS,
+    *_OF_KDA,
     *_OF_GEMMA,
 )
 _LAYER = re.compile(r"(?:model\.(?:language_model\.)?|backbone\.)layers\.(\d+)\.(.*)")
 # Whose converter puts the two halves of each head between each other.
-_ROTATED = {"llama", "granitemoe", "arctic", "granitehybrid", "nemotron_h_moe", "bailingmoe"}
+_ROTATED = {"llama", "granitemoe", "arctic", "granitehybrid", "granite_swa", "nemotron_h_moe", "bailingmoe"}
 _PLUS_ONE = {"qwen3next", "qwen35moe"}  # whose norms are stored with one added
 
 
@@ -215,10 +236,10 @@ class _Dense:
             names = _OUTER[re.sub(r"^(?:model\.(?:language_model\.)?|backbone\.)", "", name)]
             return self._checked(name, (_find(self._gguf, list(names)),), shape, self._norm(name))
         number, rest = layer[1], layer[2]
-        if rest == "self_attn.kv_b_proj.weight" and f"blk.{number}.attn_k_b.weight" in self._gguf.tensors:
+        if rest.endswith(".kv_b_proj.weight") and f"blk.{number}.attn_k_b.weight" in self._gguf.tensors:
             halves = tuple(_find(self._gguf, [f"blk.{number}.attn_{half}_b.weight"]) for half in "kv")
             return self._checked(name, halves, shape, (JoinLatentHeads(),))
-        if rest == "shared_mlp.input_linear.weight":
+        if rest == "shared_mlp.input_linear.weight" and f"blk.{number}.ffn_gate_shexp.weight" in self._gguf.tensors:
             halves = tuple(_find(self._gguf, [f"blk.{number}.ffn_{half}_shexp.weight"]) for half in ("gate", "up"))
             return self._checked(name, halves, shape, (Stack(),))
         for pattern, templates in _OF_LAYERS:
@@ -255,8 +276,8 @@ class _Dense:
         if rest.startswith("linear_attn."):
             return self._delta(rest.removeprefix("linear_attn."), tensor, shape)
         if rest.endswith(".A_log"):
-            return (LogOfNegative(), Reshape(shape))
-        if re.fullmatch(_MAMBA + r"(D|norm\.weight|conv1d\.weight)|conv\.conv\.weight", rest):
+            return (Log() if self._architecture == "bailingmoe3" else LogOfNegative(), Reshape(shape))
+        if re.fullmatch(_MAMBA + r"(D|norm\.weight|[qkv]?_?conv1d\.weight)|conv\.conv\.weight", rest):
             return (Reshape(shape),)
         if re.fullmatch(_ATTENTION + r"[qk]_proj\.(weight|bias)", rest) and self._architecture in _ROTATED:
             return self._halves(rest, tensor)

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from moeinf._native import dequantise
 from moeinf.errors import StoreError
@@ -165,6 +166,17 @@ class Subtract:
 
 
 @dataclass(frozen=True, slots=True)
+class Log:
+    """exp(x) was stored instead of x."""
+
+    def becomes(self, kinds: Sequence[Kind]) -> Kind | None:
+        return kinds[0] if kinds[0].format == "f32" else None
+
+    def apply(self, sources: Sequence[Stored]) -> ByteArray:
+        return _log(sources[0].data.view(np.float32))
+
+
+@dataclass(frozen=True, slots=True)
 class LogOfNegative:
     """-exp(x) was stored instead of x."""
 
@@ -172,10 +184,13 @@ class LogOfNegative:
         return kinds[0] if kinds[0].format == "f32" else None
 
     def apply(self, sources: Sequence[Stored]) -> ByteArray:
-        values = -sources[0].data.view(np.float32).astype(np.float64)
-        with np.errstate(all="ignore"):  # what is no number is found where weights are looked at
-            raw: ByteArray = np.log(values).astype(np.float32).view(np.uint8)
-        return raw
+        return _log(-sources[0].data.view(np.float32))
+
+
+def _log(values: npt.NDArray[np.float32]) -> ByteArray:
+    with np.errstate(all="ignore"):  # what is no number is found where weights are looked at
+        raw: ByteArray = np.log(values.astype(np.float64)).astype(np.float32).view(np.uint8)
+    return raw
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +225,7 @@ class Widen:
 
 
 Undo = tuple[Step, ...]  # in this order; the first takes all sources, each of the others what the one before made
-_KINDS = (Reshape, Rows, Columns, TakeRows, Stack, Subtract, LogOfNegative, JoinLatentHeads, Widen)
+_KINDS = (Reshape, Rows, Columns, TakeRows, Stack, Subtract, Log, LogOfNegative, JoinLatentHeads, Widen)
 _STEPS: Mapping[str, type[Any]] = {each.__name__: each for each in _KINDS}
 
 

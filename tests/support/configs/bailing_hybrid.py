@@ -7,7 +7,7 @@ LING = COMMON | {
     "pad_token_id": 0,
     "num_key_value_heads": 4,
     "num_hidden_layers": 4,
-    "layer_group_size": 3,
+    "layer_group_size": 2,
     "head_dim": 16,
     "kv_lora_rank": 32,
     "qk_nope_head_dim": 16,

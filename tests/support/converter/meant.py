@@ -6,21 +6,32 @@ import math
 from typing import Any
 
 # What no file says: the value that every published checkpoint has is taken.
-UNSAID: dict[str, dict[str, Any]] = {"gpt_oss": {"swiglu_limit": 7.0}, "phimoe": {"router_jitter_noise": 0.01}}
+UNSAID: dict[str, dict[str, Any]] = {
+    "gpt_oss": {"swiglu_limit": 7.0},
+    "phimoe": {"router_jitter_noise": 0.01},
+    "afmoe": {"global_attn_every_n_layers": 4, "mup_enabled": True},
+    "llama4": {"attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1, "no_rope_layer_interval": 4},
+    "mimo_v2_flash": {"routed_scaling_factor": 1.0},
+}
 
 
 def meant(config: dict[str, Any]) -> dict[str, Any]:
     """The config as a file can tell it."""
-    config = config | UNSAID.get(config["model_type"], {})
+    unsaid = UNSAID.get(config["model_type"], {})
+    config = config | ({"text_config": config["text_config"] | unsaid} if "text_config" in config else unsaid)
     config.pop("vision_config", None)  # what sees pictures has a file of its own
     if config["model_type"] in ("granitemoehybrid", "nemotron_h"):
         config |= {"max_position_embeddings": 1 << 20}  # the converter's, where nothing is rotated
-    if config["model_type"] == "nemotron_h" and "mlp" not in config["layers_block_type"]:
+    no_plain_layers = config["model_type"] == "nemotron_h" and "mlp" not in config["layers_block_type"]
+    if no_plain_layers or config["model_type"] == "solar_open":
         config |= {"intermediate_size": config["moe_intermediate_size"]}  # of layers that there are none of
     for name in ("rope_scaling", "rope_parameters"):
         rope = dict(config.get(name) or {})
         if "mscale_all_dim" in rope:
-            config |= {name: rope | {"mscale": rope["mscale_all_dim"]}}
+            rope |= {"mscale": rope["mscale_all_dim"]}
+            config |= {name: rope}
+        if "llama_4_scaling_beta" in rope:
+            config |= {name: rope | {"llama_4_scaling_beta": 0.1}}
         if "short_mscale" in rope:
             trained, longest = rope["original_max_position_embeddings"], config["max_position_embeddings"]
             factor = math.sqrt(1 + math.log(longest / trained) / math.log(trained))

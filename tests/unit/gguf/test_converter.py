@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from moeinf.gguf.header import read_gguf
-from tests.support.converter.record import NAMES, checkpoint, recorded, summary
+from tests.support.converter.record import NAMES, checkpoint, summary
+from tests.support.converter.recorded import recorded
 from tests.support.gguf_files import write_gguf
 
 

@@ -1,0 +1,148 @@
+"""What files say of architectures with latent attention: DeepSeek's, and those made after them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from moeinf.errors import UnsupportedModelError
+from moeinf.gguf.common import (
+    SIGMOID,
+    Config,
+    dense_layers_of,
+    grouped_routing,
+    num_layers_of,
+    positions_of,
+    refuse_unless,
+    refuse_unless_sigmoid,
+)
+from moeinf.gguf.metadata import Metadata
+
+
+def _attention(m: Metadata) -> Config:
+    # "mla": of a head as published. Files from before have these under the plain names.
+    plain_key, plain_value = m.count("attention.key_length"), m.count("attention.value_length", 0)
+    rotated = m.count("rope.dimension_count")
+    return {
+        "num_key_value_heads": m.count("attention.head_count"),
+        "q_lora_rank": m.count("attention.q_lora_rank", 0) or None,
+        "kv_lora_rank": m.count("attention.kv_lora_rank"),
+        "qk_rope_head_dim": rotated,
+        "qk_nope_head_dim": m.count("attention.key_length_mla", plain_key) - rotated,
+        "v_head_dim": m.count("attention.value_length_mla", plain_value),
+        "attention_bias": m.has_in_a_layer("attn_kv_a_mqa.bias"),
+    }
+
+
+def _deepseek(m: Metadata) -> Config:
+    corrected = m.has_in_a_layer("exp_probs_b.bias")
+    gating = m.count("expert_gating_func", 0) or (SIGMOID if corrected else 1)
+    refuse_unless(m, gating == (SIGMOID if corrected else 1), "expert_gating_func")
+    found = _attention(m) | grouped_routing(m)
+    if corrected:
+        return found | {"model_type": "deepseek_v3", "scoring_func": "sigmoid", "topk_method": "noaux_tc"}
+    groups = "group_limited_greedy" if found["n_group"] > 1 else "greedy"
+    return found | {"model_type": "deepseek_v2", "scoring_func": "softmax", "topk_method": groups}
+
+
+def _indexed(m: Metadata) -> Config:
+    refuse_unless_sigmoid(m)
+    dense = dense_layers_of(m)
+    found = {
+        "model_type": "deepseek_v32",
+        "mlp_layer_types": ["dense" if i in dense else "sparse" for i in range(num_layers_of(m))],
+        "index_n_heads": m.count("attention.indexer.head_count"),
+        "index_head_dim": m.count("attention.indexer.key_length"),
+        "index_topk": m.count("attention.indexer.top_k"),
+    }
+    return _attention(m) | grouped_routing(m) | found
+
+
+def _glm_dsa(m: Metadata) -> Config:
+    m.values("attention.indexer.types")  # which layers have one is seen in the tensors
+    layers = range(num_layers_of(m))
+    own = [m.tensor(f"blk.{i}.indexer.attn_k.weight") is not None for i in layers]
+    kinds = ["full" if each else "shared" for each in own]
+    return _indexed(m) | {"model_type": "glm_moe_dsa", "indexer_types": kinds}
+
+
+def _mistral4(m: Metadata) -> Config:
+    refuse_unless(m, m.count("expert_gating_func", 1) in (0, 1), "expert_gating_func")
+    positions = positions_of(m)
+    rope = positions.get("rope_scaling", {"rope_type": "default"}) | {"rope_theta": positions["rope_theta"]}
+    beta = m.number("attention.temperature_scale", 0.1)  # as published: the converter leaves it out
+    trained = {"original_max_position_embeddings": m.count("context_length")} if beta else {}
+    return (
+        _attention(m)
+        | grouped_routing(m)
+        | {
+            "model_type": "mistral4",
+            "rope_theta": None,
+            "rope_scaling": None,
+            "rope_parameters": trained | rope | {"llama_4_scaling_beta": beta},
+        }
+    )
+
+
+def _linear_layers(m: Metadata) -> list[int]:
+    """Those with a recurrence instead of attention."""
+    return [i for i in range(num_layers_of(m)) if m.tensor(f"blk.{i}.ssm_beta.weight") is not None]
+
+
+def _linear_heads(m: Metadata) -> int:
+    layers = _linear_layers(m)
+    if not layers:
+        raise UnsupportedModelError(
+            f"{m.where} has no layer with linear attention (ssm_beta), which {m.architecture} needs"
+        )
+    return m.rows(f"blk.{layers[0]}.ssm_beta.weight")
+
+
+def _delta_attention(m: Metadata) -> Config:
+    """Latent attention in some layers, KDA in the others."""
+    m.values("attention.head_count_kv")  # 0 of layers with KDA
+    found = _attention(m) | grouped_routing(m) | {"norm_topk_prob": m.flag("expert_weights_norm", True)}
+    refuse_unless_sigmoid(m)
+    return found | {"num_experts": found.pop("n_routed_experts")}
+
+
+def _kimi_linear(m: Metadata) -> Config:
+    linear = _linear_layers(m)
+    dense = dense_layers_of(m)
+    return _delta_attention(m) | {
+        "model_type": "kimi_linear",
+        "mlp_layer_types": ["dense" if i in dense else "sparse" for i in range(num_layers_of(m))],
+        "linear_attn_config": {
+            "kda_layers": [i + 1 for i in linear],
+            "full_attn_layers": [i + 1 for i in range(num_layers_of(m)) if i not in linear],
+            "num_heads": _linear_heads(m),
+            "head_dim": m.count("kda.head_dim"),
+            "short_conv_kernel_size": m.count("ssm.conv_kernel"),
+        },
+    }
+
+
+def _ling(m: Metadata) -> Config:
+    refuse_unless(m, m.flag("kda.safe_gate", True), "kda.safe_gate")
+    for name in ("swiglu_clamp_exp", "swiglu_clamp_shexp"):
+        clamped = any(m.values(name) or [m.number(name, 0.0)])
+        refuse_unless(m, not clamped, name)
+    linear = _linear_layers(m)
+    return _delta_attention(m) | {
+        "model_type": "bailing_hybrid",
+        "layer_types": ["linear_attention" if i in linear else "full_attention" for i in range(num_layers_of(m))],
+        "linear_num_heads": _linear_heads(m),
+        "head_dim": m.count("kda.head_dim"),
+        "short_conv_kernel_size": m.count("ssm.conv_kernel"),
+        "kda_safe_gate": True,
+        "kda_lower_bound": m.number("kda.gate_lower_bound"),
+    }
+
+
+LATENT: dict[str, Callable[[Metadata], Config]] = {
+    "deepseek2": _deepseek,
+    "deepseek32": _indexed,
+    "glm-dsa": _glm_dsa,
+    "mistral4": _mistral4,
+    "kimi-linear": _kimi_linear,
+    "bailingmoe3": _ling,
+}

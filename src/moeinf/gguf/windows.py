@@ -1,0 +1,234 @@
+"""What files say of architectures whose layers differ in windows, positions or heads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from moeinf.gguf.common import (
+    Config,
+    dense_layers_of,
+    expert_width,
+    experts_of,
+    granite_multipliers,
+    grouped_routing,
+    head_dim_of,
+    num_layers_of,
+    plain_heads,
+    positions_of,
+    refuse_unless,
+    refuse_unless_sigmoid,
+    shared_width,
+)
+from moeinf.gguf.metadata import Metadata
+
+_LLAMA4_CHUNK = 8192  # of attention, and of the sharpening of queries: what no file says, and every checkpoint has
+
+
+def _kinds(m: Metadata, whole: Callable[[int], bool], windowed: str = "sliding_attention") -> list[str]:
+    """Of each layer; whole: where the file has no pattern, the layers that see all tokens."""
+    pattern = m.values("attention.sliding_window_pattern")
+    layers = range(num_layers_of(m))
+    slides = [not whole(i) for i in layers] if pattern is None else [bool(each) for each in pattern]
+    return [windowed if slides[i] else "full_attention" for i in layers]
+
+
+def _mlps(m: Metadata) -> list[str]:
+    dense = dense_layers_of(m)
+    return ["dense" if i in dense else "sparse" for i in range(num_layers_of(m))]
+
+
+def _ropes(m: Metadata, rotated: int, rotated_sliding: int, head_dim: int) -> Config:
+    """Positions of each kind of layer: those with a window have plain ones of their own base."""
+    whole = positions_of(m)
+    theta = whole["rope_theta"]
+    full = {"rope_type": "default"} | whole.get("rope_scaling", {}) | {"rope_theta": theta}
+    sliding = {"rope_type": "default", "rope_theta": m.number("rope.freq_base_swa", theta)}
+    shares = {"partial_rotary_factor": rotated / head_dim}, {"partial_rotary_factor": rotated_sliding / head_dim}
+    return {
+        "rope_theta": None,
+        "rope_scaling": None,
+        "rope_parameters": {"full_attention": full | shares[0], "sliding_attention": sliding | shares[1]},
+    }
+
+
+def _afmoe(m: Metadata) -> Config:
+    refuse_unless_sigmoid(m)
+    refuse_unless(m, m.flag("expert_weights_norm", True), "expert_weights_norm")
+    found = grouped_routing(m)
+    return plain_heads(m) | {
+        "model_type": "afmoe",
+        "num_experts": found["n_routed_experts"],
+        "num_shared_experts": found["n_shared_experts"],
+        "num_dense_layers": found["first_k_dense_replace"],
+        "route_scale": found["routed_scaling_factor"],
+        "moe_intermediate_size": found["moe_intermediate_size"],
+        "intermediate_size": found["intermediate_size"],
+        "sliding_window": m.count("attention.sliding_window"),
+        "layer_types": _kinds(m, lambda i: (i + 1) % 4 == 0),
+        "mup_enabled": True,
+    }
+
+
+def _hy_v3(m: Metadata) -> Config:
+    refuse_unless_sigmoid(m)
+    refuse_unless(m, m.flag("expert_weights_norm", True), "expert_weights_norm")
+    width = expert_width(m)
+    m.count("expert_shared_feed_forward_length", 0)
+    refuse_unless(m, shared_width(m) % width == 0, "expert_shared_feed_forward_length")
+    return plain_heads(m) | {
+        "model_type": "hy_v3",
+        "num_experts": experts_of(m),
+        "num_shared_experts": shared_width(m) // width,
+        "moe_intermediate_size": width,
+        "intermediate_size": m.count("feed_forward_length"),
+        "router_scaling_factor": m.number("expert_weights_scale", 1.0) or 1.0,
+        "mlp_layer_types": _mlps(m),
+        "num_nextn_predict_layers": m.count("nextn_predict_layers", 0),
+    }
+
+
+def _hunyuan(m: Metadata) -> Config:
+    width = expert_width(m)
+    m.count("expert_shared_feed_forward_length", width)
+    refuse_unless(m, shared_width(m) == width, "expert_shared_feed_forward_length")
+    refuse_unless(m, m.count("expert_shared_count", 1) == 1, "expert_shared_count")
+    return plain_heads(m) | {
+        "model_type": "hunyuan_v1_moe",
+        "num_experts": experts_of(m),
+        "moe_topk": m.count("expert_used_count"),
+        "intermediate_size": width,
+    }
+
+
+def _llama4(m: Metadata) -> Config:
+    refuse_unless(m, m.count("attention.sliding_window", _LLAMA4_CHUNK) == _LLAMA4_CHUNK, "attention.sliding_window")
+    m.count("interleave_moe_layer_step", 1)
+    dense = dense_layers_of(m)
+    head_dim = head_dim_of(m)
+    refuse_unless(m, m.count("rope.dimension_count", head_dim) == head_dim, "rope.dimension_count")
+    experts, width = experts_of(m), expert_width(m)
+    return {
+        "model_type": "llama4",
+        "head_dim": head_dim,
+        "num_local_experts": experts,
+        "moe_layers": [i for i in range(num_layers_of(m)) if i not in dense],
+        "intermediate_size": width,
+        "intermediate_size_mlp": m.count("feed_forward_length", width),
+        "use_qk_norm": experts != 128,  # Maverick's queries and keys are not normed, which no tensor tells
+        "attention_chunk_size": _LLAMA4_CHUNK,
+        "floor_scale": _LLAMA4_CHUNK,
+        "attn_scale": 0.1,
+        "no_rope_layer_interval": 4,
+    }
+
+
+def _laguna(m: Metadata) -> Config:
+    refuse_unless_sigmoid(m)
+    refuse_unless(m, m.flag("expert_weights_norm", True), "expert_weights_norm")
+    refuse_unless(m, m.count("expert_shared_count", 1) == 1, "expert_shared_count")
+    m.count("leading_dense_block_count", 0), m.count("expert_shared_feed_forward_length", 0)
+    layers, head_dim = range(num_layers_of(m)), head_dim_of(m)
+    heads = m.values("attention.head_count") or [m.count("attention.head_count")] * len(layers)
+    rotated = m.count("rope.dimension_count", head_dim)
+    of_heads = m.rows("blk.0.attn_gate.weight") == heads[0]
+    window = m.count("attention.sliding_window", 0)
+    return _ropes(m, rotated, m.count("rope.dimension_count_swa", rotated), head_dim) | {
+        "model_type": "laguna",
+        "head_dim": head_dim,
+        "gating": "per-head" if of_heads else "per-element",
+        "num_attention_heads": heads[0],
+        "num_attention_heads_per_layer": heads[: len(layers)],
+        "layer_types": _kinds(m, lambda i: i % 4 == 0 or not window),
+        "sliding_window": window or 512,
+        "mlp_layer_types": _mlps(m),
+        "num_experts": experts_of(m),
+        "moe_intermediate_size": expert_width(m),
+        "intermediate_size": m.count("feed_forward_length"),
+        "shared_expert_intermediate_size": shared_width(m),
+        "moe_routed_scaling_factor": m.number("expert_weights_scale", 1.0) or 1.0,
+    }
+
+
+def _mellum(m: Metadata) -> Config:
+    refuse_unless(m, m.count("expert_gating_func", 1) in (0, 1), "expert_gating_func")
+    head_dim, window = head_dim_of(m), m.count("attention.sliding_window", 0)
+    rotated = m.count("rope.dimension_count", head_dim)
+    return _ropes(m, rotated, m.count("rope.dimension_count_swa", rotated), head_dim) | {
+        "model_type": "mellum",
+        "head_dim": head_dim,
+        "num_experts": experts_of(m),
+        "norm_topk_prob": m.flag("expert_weights_norm", True),
+        "moe_intermediate_size": expert_width(m),
+        "intermediate_size": m.count("feed_forward_length", 0) or expert_width(m),
+        "sliding_window": window or None,
+        "layer_types": _kinds(m, lambda i: (i + 1) % 4 == 0 or not window),
+        "mlp_layer_types": _mlps(m),
+    }
+
+
+def _mimo2(m: Metadata) -> Config:
+    refuse_unless_sigmoid(m)
+    refuse_unless(m, m.flag("expert_weights_norm", True), "expert_weights_norm")
+    layers, heads = range(num_layers_of(m)), m.values("attention.head_count_kv") or []
+    kinds = _kinds(m, lambda i: i == 0 or (i + 1) % 6 == 0)
+    whole = next((heads[i] for i in layers if i < len(heads) and kinds[i] == "full_attention"), None)
+    own = next((heads[i] for i in layers if i < len(heads) and kinds[i] != "full_attention"), None)
+    number = whole if whole is not None else (own or 0) // 2
+    refuse_unless(m, bool(number) and own in (None, 2 * number), "attention.head_count_kv")
+    key = m.count("attention.key_length")
+    rotated = m.count("rope.dimension_count", key)
+    found = grouped_routing(m) | {"norm_topk_prob": True}
+    shared = found.pop("n_shared_experts")
+    refuse_unless(m, not shared, "expert_shared_count")
+    scale = m.number("attention.value_scale", 1.0)
+    return (
+        _ropes(m, rotated, m.count("rope.dimension_count_swa", rotated), key)
+        | found
+        | {
+            "model_type": "mimo_v2_flash",
+            "head_dim": key,
+            "v_head_dim": m.count("attention.value_length", key),
+            "num_key_value_heads": number,
+            "sliding_window": m.count("attention.sliding_window"),
+            "layer_types": kinds,
+            "mlp_layer_types": _mlps(m),
+            "attention_value_scale": scale,
+        }
+    )
+
+
+def _granite_swa(m: Metadata) -> Config:
+    m.count("expert_shared_feed_forward_length", 0)
+    rotated = m.values("attention.rope_pattern")
+    theta = m.number("rope.freq_base", 1e4)
+    return (
+        plain_heads(m)
+        | granite_multipliers(m)
+        | {
+            "model_type": "granitemoe_swa",
+            "num_local_experts": experts_of(m),
+            "intermediate_size": expert_width(m),
+            "shared_intermediate_size": _granite_shared(m),
+            "sliding_window": m.count("attention.sliding_window"),
+            "layer_types": _kinds(m, lambda i: i % 4 == 0),
+        }
+        | ({} if rotated is None else {"layer_rope_theta": [theta if each else 0 for each in rotated]})
+    )
+
+
+def _granite_shared(m: Metadata) -> int:
+    """Its file has gate and up in one matrix, by up's name."""
+    rows = shared_width(m)
+    return rows if m.has_in_a_layer("ffn_gate_shexp.weight") else rows // 2
+
+
+WINDOWED: dict[str, Callable[[Metadata], Config]] = {
+    "afmoe": _afmoe,
+    "hy_v3": _hy_v3,
+    "hunyuan-moe": _hunyuan,
+    "llama4": _llama4,
+    "laguna": _laguna,
+    "mellum": _mellum,
+    "mimo2": _mimo2,
+    "granite_swa": _granite_swa,
+}

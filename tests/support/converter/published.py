@@ -1,0 +1,81 @@
+"""Configs and names of tensors as published checkpoints have them, which are all that the converter knows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+ARCHITECTURES = {  # of families whose files are written with the metadata of the record
+    "afmoe": "afmoe",
+    "bailing_hybrid": "bailingmoe3",
+    "deepseek_v32": "deepseek32",
+    "glm4_moe_lite": "deepseek2",
+    "glm_moe_dsa": "glm-dsa",
+    "granitemoe_swa": "granite_swa",
+    "granitemoeshared": "granitemoe",
+    "hunyuan_v1_moe": "hunyuan-moe",
+    "hy_v3": "hy_v3",
+    "kimi_linear": "kimi-linear",
+    "laguna": "laguna",
+    "llama4": "llama4",
+    "mellum": "mellum",
+    "mimo_v2_flash": "mimo2",
+    "mistral4": "mistral4",
+    "solar_open": "glm4moe",
+}
+
+
+def as_published(config: dict[str, Any]) -> dict[str, Any]:
+    own: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+        "bailing_hybrid": _ling,
+        "hunyuan_v1_moe": _hunyuan,
+        "kimi_linear": lambda c: c | {"moe_router_activation_func": "sigmoid"},
+        "mimo_v2_flash": _mimo,
+        "solar_open": lambda c: c | {"partial_rotary_factor": 1.0},
+    }
+    return own.get(config["model_type"], dict)(config)
+
+
+def _hunyuan(c: dict[str, Any]) -> dict[str, Any]:
+    layers = c["num_hidden_layers"]
+    listed = {"moe_intermediate_size": c["intermediate_size"], "moe_topk": c["moe_topk"], "num_shared_expert": 1}
+    return c | {name: [value] * layers for name, value in listed.items()}
+
+
+def _ling(c: dict[str, Any]) -> dict[str, Any]:
+    return c | {
+        "model_type": "bailing_moe_v3",  # as of MiMo
+        "no_kda_lora": True,
+        "kda_safe_gate": True,
+        "kda_lower_bound": -5.0,
+        "short_conv_kernel_size": 4,
+        "gated_attention_proj_granularity_type": "head_wise",
+        "moe_shared_expert_intermediate_size": c["moe_intermediate_size"],
+        "score_function": "sigmoid",
+    }
+
+
+def _mimo(c: dict[str, Any]) -> dict[str, Any]:
+    return c | {
+        "model_type": "mimo_v2",  # which transformers does not know: it would put fields in other places
+        "rope_theta": 5e6,
+        "swa_rope_theta": 1e4,
+        "partial_rotary_factor": 0.334,
+        "layernorm_epsilon": 1e-5,
+        "attention_value_scale": c.get("attention_value_scale", 0.707),
+        "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc",
+        "hybrid_layer_pattern": [int(kind == "sliding_attention") for kind in c["layer_types"]],
+        "swa_num_attention_heads": c["num_attention_heads"],
+        "swa_num_key_value_heads": 2 * c["num_key_value_heads"],
+        "swa_head_dim": c["head_dim"],
+        "swa_v_head_dim": c["v_head_dim"],
+    }
+
+
+def published_name(config: dict[str, Any], name: str) -> str:
+    """Of a tensor, of which the plan has another name."""
+    if config["model_type"] == "kimi_linear":
+        return re.sub(r"\.mlp\.(gate|experts|shared_experts)\.", r".block_sparse_moe.\1.", name)
+    return name

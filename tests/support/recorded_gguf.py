@@ -1,0 +1,119 @@
+"""What llama.cpp's converter makes of families whose metadata are taken from the record of its files.
+
+Part of gguf_files.py: the tensors are made here, and the record holds them to the converter's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any
+
+import gguf
+import torch
+from torch import Tensor
+
+from tests.support.converter.meant import meant
+from tests.support.converter.published import ARCHITECTURES, published_name
+from tests.support.converter.recorded import recorded
+from tests.support.tiny_models import all_configs
+
+Config = Mapping[str, Any]
+_OF_GRANITE = {
+    "block_sparse_moe.router.weight": "ffn_gate_inp.weight",
+    "block_sparse_moe.experts.gate_up_proj": "ffn_gate_up_exps.weight",
+    "block_sparse_moe.experts.down_proj": "ffn_down_exps.weight",
+    "shared_mlp.input_linear.weight": "ffn_up_shexp.weight",
+    "shared_mlp.output_linear.weight": "ffn_down_shexp.weight",
+}
+
+
+def metadata(model_type: str, c: Config) -> dict[str, Any]:
+    """By the fields' names without the architecture."""
+    found = recorded()[model_type]["metadata"]
+    said = {name.removeprefix(f"{ARCHITECTURES[model_type]}."): value for name, value in found.items()}
+    known = all_configs()[model_type]
+    inner = [each.get("text_config") or each for each in (known, meant(known))]
+    assert dict(c) in inner, f"no file of such a {model_type} is recorded"
+    return said
+
+
+@cache
+def _names() -> Mapping[str, tuple[str, ...]]:
+    """What a file may call a tensor, by the names that checkpoints give to it; layers are {bid}."""
+    found: dict[str, tuple[str, ...]] = {}
+    for table in (gguf.TensorNameMap.mappings_cfg, gguf.TensorNameMap.block_mappings_cfg):
+        for tensor, sources in table.items():
+            for source in sources:
+                found[source] = (*found.get(source, ()), gguf.TENSOR_NAMES[tensor])
+    return found
+
+
+def name_of(model_type: str, name: str) -> str:
+    """Of a tensor of a checkpoint, what its file calls it: of several, the one that the record has."""
+    if name.startswith("blk."):
+        return name
+    bare, dot, end = name.rpartition(".")
+    if end not in ("weight", "bias"):
+        bare, dot, end = name, "", ""
+    layer = re.search(r"layers\.(\d+)\.", bare)
+    number = layer[1] if layer else ""
+    candidates = _names()[re.sub(r"layers\.\d+\.", "layers.{bid}.", bare)]
+    made = {f"{each.format(bid=number)}{dot}{end}" for each in candidates}
+    found = made & recorded()[model_type]["tensors"].keys()
+    assert len(found) == 1, f"{name} of {model_type} is one of {made}, of which {found} are recorded"
+    return str(found.pop())
+
+
+def changed(model_type: str, c: Config, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """What the converter does before it asks for a tensor's name."""
+    name = published_name(
+        {"model_type": model_type}, re.sub(r"model\.language_model\.|language_model\.model\.", "model.", name)
+    )
+    if model_type == "bailing_hybrid":
+        name = name.replace(".attention.dense.", ".attention.o_proj.").replace(".attention.", ".self_attn.")
+    block, _, rest = name.removeprefix("model.layers.").partition(".")
+    if model_type.startswith("granitemoe") and re.search(r"\.[qk]_proj\.", name):
+        heads = c["num_attention_heads" if ".q_proj." in name else "num_key_value_heads"]
+        halves = tensor.view(heads, 2, tensor.shape[0] // heads // 2, -1)
+        yield name, halves.transpose(1, 2).reshape(tensor.shape)
+    elif model_type == "granitemoeshared" and "input_linear" in name:
+        kind = "shexp" if "shared_mlp" in name else "exps"
+        gate, up = tensor.chunk(2, -2)
+        yield f"blk.{block}.ffn_gate_{kind}.weight", gate.contiguous()
+        yield f"blk.{block}.ffn_up_{kind}.weight", up.contiguous()
+    elif model_type == "granitemoeshared" and "output_linear" in name:
+        yield f"blk.{block}.ffn_down_{'shexp' if 'shared_mlp' in name else 'exps'}.weight", tensor
+    elif model_type == "granitemoe_swa" and rest in _OF_GRANITE:
+        yield f"blk.{block}.{_OF_GRANITE[rest]}", tensor
+    elif name.endswith("kv_b_proj.weight"):
+        both = tensor.view(c["num_attention_heads"], c["qk_nope_head_dim"] + c["v_head_dim"], -1)
+        keys, values = both.split([c["qk_nope_head_dim"], c["v_head_dim"]], 1)
+        yield f"blk.{block}.attn_k_b.weight", keys.transpose(1, 2).contiguous()
+        yield f"blk.{block}.attn_v_b.weight", values.contiguous()
+    elif model_type == "llama4" and "experts." in rest and "shared" not in rest:
+        turned = tensor.transpose(1, 2)
+        parts = dict(zip(("gate", "up"), turned.chunk(2, 1), strict=True)) if "gate_up" in rest else {"down": turned}
+        for part, values in parts.items():
+            yield f"blk.{block}.ffn_{part}_exps.weight", values.contiguous()
+    elif rest == "self_attn.f_proj.weight":
+        yield f"blk.{block}.ssm_f_a.weight", tensor
+    elif rest == "self_attn.g_proj.weight":
+        latent = model_type == "laguna" or tensor.shape[0] == c["num_attention_heads"]
+        yield f"blk.{block}.{'attn_gate' if latent else 'ssm_g_a'}.weight", tensor
+    elif "_conv1d." in name:
+        yield name, tensor.reshape(1, -1, 1, tensor.shape[-1])
+    elif name.endswith("A_log"):
+        yield name, torch.exp(tensor).reshape(-1, 1) if model_type == "bailing_hybrid" else -torch.exp(tensor)
+    elif name.endswith(("expert_bias", "e_score_correction_bias")):
+        yield f"blk.{block}.exp_probs_b{'' if model_type == 'hy_v3' else '.bias'}", tensor
+    elif name.endswith(("sinks", "attention_sink_bias")):
+        yield f"blk.{block}.attn_sinks.weight", tensor
+    elif name.endswith(".post_attention_layernorm.weight"):
+        behind = model_type in ("afmoe", "solar_open")
+        yield f"blk.{block}.{'post_attention_norm' if behind else 'ffn_norm'}.weight", tensor
+    elif model_type == "mistral4" and name.endswith(("gate_up_proj", "down_proj")):
+        yield f"{name}.weight", tensor
+    else:
+        yield name.replace(".dt_bias", ".dt_proj.bias"), tensor
