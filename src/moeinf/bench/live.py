@@ -72,7 +72,7 @@ def run_bench(
     """
     text = workload.text()
     recorded = checked_routing(stored, config, workload)
-    gpu = find_cuda(config.where, report)
+    gpu = find_cuda(config.devices[0], report)
     link, gather, memory, opened = 0.0, 0.0, 0.0, None
     if gpu and recorded:
         raise UsageError("--routing is for the CPU: on a GPU, kernels route; add --device cpu")

@@ -20,8 +20,10 @@ class RuntimeConfig:
 
     device: str = option(
         "auto",
-        "Where to compute: cpu, cuda, cuda:1, or auto: a GPU, unless the CPU is faster. [default: {default}]",
-        metavar="NAME",
+        "Where to compute: cpu, cuda, cuda:1, or auto: a GPU, unless the CPU is faster. Cards given as cuda:0,cuda:1 "
+        "share the experts, and the first has all else. [default: {default}]",
+        metavar="NAME,...",
+        flags=("--device", "--devices"),
         ollama="num_gpu",  # with other values: see ollama_value
     )
     vram: Size | None = option(
@@ -182,6 +184,11 @@ class RuntimeConfig:
         """The device as the others leave it: workers share the work of the CPU."""
         return "cpu" if self.workers else self.device
 
+    @property
+    def devices(self) -> list[str]:
+        """`where` by parts: the device that computes, and further cards that own some of the experts."""
+        return self.where.split(",")
+
     def given(self) -> dict[str, str]:
         """The options that differ from their defaults, as text."""
         names = [each.name for each in options(RuntimeConfig) if getattr(self, each.name) != each.default]
@@ -220,8 +227,11 @@ def _check(config: RuntimeConfig) -> None:
         if value is not None and not low <= value <= (high or value):
             allowed = f"at least {low}" if high is None else f"from {low} to {high}"
             raise UsageError(f"{option_of(RuntimeConfig, name).flag} must be {allowed}, not {value}")
-    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", config.device):
-        raise UsageError(f"unknown device {config.device!r}; known: auto, cpu, cuda, cuda:0 and so on")
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?|cuda:\d+(,cuda:\d+)+", config.device):
+        raise UsageError(
+            f"unknown device {config.device!r}; known: auto, cpu, cuda, cuda:0 and so on, and several as cuda:0,cuda:1"
+        )
+    _check_devices(config)
     if config.prefix_disk not in (None, Bytes(0)) and config.prefix_memory == Bytes(0):
         raise UsageError("--prefix-disk is filled through memory, and --prefix-memory 0 leaves none; give some")
     if config.trace_limit is not None and not config.trace:
@@ -232,6 +242,14 @@ def _check(config: RuntimeConfig) -> None:
         raise UsageError(f"--workers share the work of the CPU, and --device {config.device} is a GPU; leave one out")
     if config.device == "cpu" and (said := gpu_option(config)):
         raise UsageError(f"{said} is for a GPU, and --device cpu uses none; leave one of them out")
+
+
+def _check_devices(config: RuntimeConfig) -> None:
+    names = config.device.split(",")
+    if len(names) > len({name.partition(":")[2].lstrip("0") for name in names}):
+        raise UsageError(f"--devices {config.device} names a card twice; leave it out")
+    if len(names) > 1 and config.cpu_experts:
+        raise UsageError("--cpu-experts is for a single GPU; leave it out, or name one device")
 
 
 def _check_type(asked: Option, value: object) -> None:

@@ -20,7 +20,7 @@ from moeinf.models.layers.encoder_decoder import EncoderDecoder
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.runtime.cache.tier import ExpertTier
 from moeinf.runtime.experts import Observer
-from moeinf.runtime.io.protocol import DiskReader
+from moeinf.runtime.io.protocol import ReadFacts
 from moeinf.sampling.beam_search import EncoderDecoderModel
 from moeinf.store.checksums import sums_of
 from moeinf.store.files import errors_named, parse_json_object, read_small
@@ -38,13 +38,15 @@ class ModelRunner(EncoderDecoderModel, Protocol):
     """
 
     tier: ExpertTier  # of the device that computes
-    reader: DiskReader
     observers: list[Observer]
     network: Decoder | EncoderDecoder
     cache: Cache
 
     @property
     def plan(self) -> MemoryPlan: ...
+
+    @property
+    def reader(self) -> ReadFacts: ...
 
     @property
     def arithmetic(self) -> str:
@@ -75,9 +77,9 @@ def put_together(context: BuildContext, gpu: OpenGpu | None, look: Callable[[], 
     if gpu is not None:
         from moeinf.engine.gpu import GpuRunner
 
-        _refuse_states(context.host.config)
-        return GpuRunner(context, gpu)
-    found = find_cuda(context.host.config.where, context.reporting.notify)
+        _refuse_states(config)
+        return GpuRunner(context, gpu, _other_cards(context))
+    found = find_cuda(config.devices[0], context.reporting.notify)
     if found is not None:
         runner = _on_gpu(context, found, look)
         if runner is not None:
@@ -105,7 +107,7 @@ def _on_gpu(context: BuildContext, found: Gpu, look: Callable[[], Machine]) -> M
         context = context.on(look())  # torch and the driver's context have taken their part by now
         reason = reason_for_cpu(context, gpu) if auto else None
         if reason is None:
-            return GpuRunner(context, gpu)
+            return GpuRunner(context, gpu, _other_cards(context))
     except (DeviceError, OutOfMemoryError) as error:
         if not auto:
             raise
@@ -114,6 +116,23 @@ def _on_gpu(context: BuildContext, found: Gpu, look: Callable[[], Machine]) -> M
         gpu.close()
     context.reporting.notify(f"running on the CPU: {reason}")
     return None
+
+
+def _other_cards(context: BuildContext) -> list[OpenGpu]:
+    """Opens the cards that are named behind the first. Raises DeviceError."""
+    from moeinf.gpu.open_gpu import open_gpu
+
+    opened: list[OpenGpu] = []
+    try:
+        for name in context.host.config.devices[1:]:
+            found = find_cuda(name, context.reporting.notify)
+            assert found is not None, "only auto and cpu mean none"
+            opened.append(open_gpu(found))
+    except BaseException:
+        for card in opened:
+            card.close()
+        raise
+    return opened
 
 
 def _refuse_states(config: RuntimeConfig) -> None:

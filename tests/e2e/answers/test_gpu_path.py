@@ -544,7 +544,7 @@ def test_a_closed_model_holds_nothing_of_the_device(demo: StoredModel, host: int
     assert answer_tokens(model)
     run: Any = model.runner
     held = [weakref.ref(thing) for thing in (run, run.network, run.cache, run._table, run._gpu.ops.matrices)]
-    held += [weakref.ref(tensor) for tensor in run._arena._segments]
+    held += [weakref.ref(tensor) for tensor in run._cards[0].arena._segments]
     assert all(ref() is not None for ref in held)
     del run
     gc.disable()

@@ -340,7 +340,8 @@ def test_every_option_about_memory_and_sampling_has_the_variable_of_its_flags_na
     from typer.main import get_command
 
     command_of_run = get_command(cli.app).commands["run"]  # type: ignore[attr-defined]
-    flags = {max(param.opts, key=len) for param in command_of_run.params if param.opts[0].startswith("-")}
+    options = [param.opts for param in command_of_run.params if param.opts[0].startswith("-")]
+    flags = {next(name for name in names if name.startswith("--")) for names in options}
     variables = {f"MOEINF_{flag[2:].replace('-', '_').upper()}" for flag in flags}
     for name in variables:
         monkeypatch.setenv(name, "1")

@@ -52,8 +52,9 @@ class ExpertCache:
         policy: KeepScores,
         slices: int = 1,
         exists: BoolArray | None = None,
+        stats: CacheStats | None = None,
     ) -> None:
-        """stride_bytes: from one slot to the next.
+        """stride_bytes: from one slot to the next. stats: where it counts, beside others.
 
         slices: of an expert. Where there are several, shape and policy are those of slices (slices.py), every key is a
         slice's, and exists says by key which there are.
@@ -64,7 +65,7 @@ class ExpertCache:
         self.stride_bytes = stride_bytes
         self.table = SlotTable(shape, slots.offset_bytes, stride_bytes, slots.num_slots, exists)
         self._total = self.table.total_experts
-        self.stats = CacheStats()
+        self.stats = stats or CacheStats()
         self.pinned: set[int] = set()  # for others to read
         self.reserved: set[int] = set()  # for others to read
         self._unused: set[int] = set()  # prefetched, and not used so far

@@ -91,6 +91,11 @@ class Visit:
         """Whether nothing of the visit waits for a slot that another expert of it has to leave first."""
         return not self._pending
 
+    @property
+    def any_ready(self) -> bool:
+        """Whether `arrivals` has something to yield at once."""
+        return bool(self._ready)
+
     def arrivals(self) -> Iterator[tuple[IntArray, IntArray]]:
         """Yields (experts, offsets of their blocks), batch by batch: residents first, then what has landed.
 

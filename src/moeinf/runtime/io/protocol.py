@@ -18,7 +18,21 @@ class ReadDone(NamedTuple):
 OnWait = Callable[[float, str], None]  # seconds that a read has been waited for, its file; may raise to end the wait
 
 
-class Reader(Protocol):
+class ReadFacts(Protocol):
+    """What a reader tells of itself."""
+
+    @property
+    def backend(self) -> str: ...  # "io_uring" | "threads" | "pure"
+
+    @property
+    def notice(self) -> str: ...  # one line when O_DIRECT or io_uring was refused, else ""
+
+    def bytes_read(self) -> int: ...
+
+    def busy_seconds(self) -> float: ...
+
+
+class Reader(ReadFacts, Protocol):
     """Reads byte ranges of files into the arena: the native engine, or the one in Python.
 
     Keys are the caller's (layer * num_experts + expert). Requests of priority inf are demand: they overtake every
@@ -26,12 +40,6 @@ class Reader(Protocol):
     waits, at most `prefetch_depth` segments of them in flight. Called from one thread at a time; no call but `wait_any`
     and `close` blocks.
     """
-
-    @property
-    def backend(self) -> str: ...  # "io_uring" | "threads" | "pure"
-
-    @property
-    def notice(self) -> str: ...  # one line when O_DIRECT or io_uring was refused, else ""
 
     def submit(
         self,
@@ -50,10 +58,6 @@ class Reader(Protocol):
     def wait_any(self, keys: IntArray) -> IntArray: ...
 
     def poll(self) -> ReadDone: ...
-
-    def bytes_read(self) -> int: ...
-
-    def busy_seconds(self) -> float: ...
 
     def close(self) -> bool: ...  # whether all reads have ended: a disk that hangs is not waited for
 

@@ -67,7 +67,8 @@ def runtime_config(given: Mapping[str, object]) -> RuntimeConfig:
         raise UsageError(f"unknown --policy {config.policy!r}; known: {', '.join((*POLICIES, TUNED))}")
     if config.predictor:
         check_predictor(config.predictor)
-    check_cuda(config.device)
+    for name in config.devices:
+        check_cuda(name)
     return config
 
 

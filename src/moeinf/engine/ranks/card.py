@@ -1,0 +1,250 @@
+"""The experts of a model on one GPU: slots in its memory, behind them slots in host memory, and the disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from moeinf._native import Arena
+from moeinf.distributed.ownership import Capacity, owners, shares
+from moeinf.engine.build_context import BuildContext, policy_of, prefetcher_of
+from moeinf.engine.memory_plan import (
+    CONTEXT_BYTES,
+    PINNED_PERCENT,
+    RING_BYTES,
+    SPARE_HOST_SLOTS,
+    DevicePlan,
+    plan_device_memory,
+)
+from moeinf.engine.placed.device_form import ExpertConversion
+from moeinf.engine.placed.experts import placed_reads
+from moeinf.gpu.arena import DeviceArena
+from moeinf.gpu.matrix import expert_parts_of
+from moeinf.gpu.open_gpu import OpenGpu
+from moeinf.gpu.program import DecodeProgram
+from moeinf.hardware import usable_cores
+from moeinf.runtime.cache.cache import ExpertCache
+from moeinf.runtime.cache.idle import IdleWindow
+from moeinf.runtime.cache.loader import Loader
+from moeinf.runtime.cache.read_errors import ReadErrors
+from moeinf.runtime.cache.stats import CacheStats
+from moeinf.runtime.cache.table import BoolArray, SlotRegion, SlotTable
+from moeinf.runtime.cache.tier import ExpertTier
+from moeinf.runtime.experts import Observer
+from moeinf.runtime.gpu.converted_reads import ConvertedReads
+from moeinf.runtime.gpu.copies import Copies
+from moeinf.runtime.gpu.device_slots import DeviceCompute, DeviceSlots
+from moeinf.runtime.gpu.divided_experts import FirstTier
+from moeinf.runtime.gpu.host_link import HostLink
+from moeinf.runtime.gpu.host_slots import HostSlots
+from moeinf.runtime.io.protocol import Reader, ReadFacts
+from moeinf.runtime.io.reader import open_reader
+from moeinf.runtime.policy.protocol import DevicePolicy
+from moeinf.text.quantities import size_text
+from moeinf.types import ExpertLayout, MoeShape
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A card, how its memory is divided, and by key which experts it owns; None for all."""
+
+    gpu: OpenGpu
+    plan: DevicePlan
+    mine: BoolArray | None = None
+
+
+def shared_out(first: Part, context: BuildContext, others: Sequence[OpenGpu]) -> list[Part]:
+    """Shares the experts out among `first`, whose plan is made as if it were alone, and further cards.
+
+    Cards own as many experts as they have slots for, and even shares of the rest. What host memory has room for is
+    shared as the experts are: none of them is there twice. Raises OutOfMemoryError.
+    """
+    footprint, host, plan, moe = context.device_footprint, context.host, first.plan, context.manifest.moe
+    beside = replace(
+        footprint, dense_bytes=0, info=replace(footprint.info, kv_bytes_per_token=0, state_bytes=0)
+    )  # the first card's alone
+    asked = replace(host.config, context=plan.context, prefill_chunk=plan.prefill_chunk)
+    plans = [plan]
+    for gpu in others:
+        plans.append(plan_device_memory(beside, asked, host.machine, gpu.free_bytes, gpu.total_bytes, gpu.has_display))
+    owner = owners(moe.num_keys, shares(moe.total_experts, [Capacity(each.num_slots, 1.0) for each in plans]))
+    exists = SlotTable(moe, 0, 1, 0).exists
+    parts = []
+    for number, (gpu, each) in enumerate(zip((first.gpu, *others), plans, strict=True)):
+        mine = (owner == number) & exists
+        parts.append(Part(gpu, _share_of(each, plan, moe, int(np.count_nonzero(mine))), mine))
+    return parts
+
+
+def _share_of(plan: DevicePlan, first: DevicePlan, moe: MoeShape, num_owned: int) -> DevicePlan:
+    """A card's plan with slots for the experts that it owns, and its share of the first one's slots in host memory."""
+    num_slots = min(plan.num_slots, max(num_owned, moe.top_k))
+    least = min(moe.top_k + SPARE_HOST_SLOTS, moe.total_experts)
+    host_slots, pinned_slots = (
+        max(least, slots * num_owned // moe.total_experts) for slots in (first.host_slots, first.pinned_slots)
+    )
+    if num_slots >= num_owned:
+        host_slots = min(host_slots, max(2 * moe.top_k, RING_BYTES // plan.slot_bytes))
+    return replace(plan, num_slots=num_slots, host_slots=host_slots, pinned_slots=min(host_slots, pinned_slots))
+
+
+class ExpertCard:
+    """Slots of a card, filled with the experts that it owns: all of them, but where cards share them."""
+
+    def __init__(self, context: BuildContext, part: Part, layouts: Sequence[ExpertLayout], stats: CacheStats) -> None:
+        """Takes host memory, and opens the files. Raises StoreError. stats: where it counts, beside other cards."""
+        self.gpu, self.plan = part.gpu, part.plan
+        self._context, self._layouts, self._stats, moe = context, layouts, stats, context.manifest.moe
+        self._shares = part.mine is not None
+        self.mine: BoolArray = np.ones(moe.num_keys, np.bool_) if part.mine is None else part.mine
+        self.num_owned = int(np.count_nonzero(self.mine)) if self._shares else moe.total_experts
+        self.gpu.device.limit(self.plan.limit_bytes - CONTEXT_BYTES)
+        self.program = DecodeProgram(self.gpu.device)
+        self.host = Arena(self.plan.host_bytes)
+        weights = context.weights
+        self.reader = open_reader(
+            weights.stored.shard_paths,
+            weights.stored.shard_sizes,
+            self.host,
+            context.host.config,
+            weights.expert_sums,
+            context.on_wait,
+        )
+
+    @property
+    def fits(self) -> bool:
+        """Whether the plan has a slot for every expert that the card owns."""
+        return self.plan.num_slots >= self.num_owned
+
+    def assemble(self, observers: list[Observer], others: Sequence[ExpertTier] = ()) -> None:
+        """Opens the slots, whose policy and predictor join the observers. others: what `tier` tells of as well."""
+        context, gpu, plan = self._context, self.gpu, self.plan
+        self.arena = DeviceArena(gpu.device, plan.slot_bytes, gpu.segment_bytes)
+        self.policy = policy_of(context, plan.num_slots)
+        self.slots = self._open_slots(self.policy, others)
+        self.tier = self.slots.tier
+        if not self.fits:
+            observers.append(self.policy)
+        self.prefetcher = prefetcher_of(context, self.tier, self.link, observers, plan.slot_bytes, fits=self.fits)
+        form = context.weights.family.tensors.form
+        parts = [expert_parts_of(layout, form) for layout in self._layouts]
+        self.compute = DeviceCompute(gpu.device, gpu.ops, self.program, parts)
+
+    def _open_slots(self, policy: DevicePolicy, others: Sequence[ExpertTier]) -> DeviceSlots:
+        """Opens device slots over host slots over the disk. Nothing keeps `self`: the tier outlives a closed model."""
+        context, plan, gpu = self._context, self.plan, self.gpu
+        stored, manifest, device = context.weights.stored, context.manifest, gpu.device
+        shape, stride_bytes, memory = manifest.moe, plan.slot_bytes, self.host.array()
+        own_files = manifest.in_place is None
+        errors = ReadErrors(stored.shard_paths if own_files else (), shape.num_experts, stored.name, stored.remedy)
+        copies = Copies(gpu.copier, stride_bytes, shape.num_keys, device)
+        cache = ExpertCache(shape, stride_bytes, SlotRegion(None, 0, plan.num_slots), policy, stats=self._stats)
+        disk: Reader = self.reader
+        if (placed := placed_reads(manifest, self.reader)) is not None:
+            conversion, num_threads = ExpertConversion(manifest, self._layouts), context.host.config.threads
+            slots = memory, stride_bytes
+            disk = ConvertedReads(self.reader, placed, slots, conversion, num_threads or usable_cores())
+        host = HostSlots(cache, SlotRegion(memory, 0, plan.host_slots), disk, gpu.copier, errors)
+        self.link = HostLink(host, copies, self.arena.addresses)
+        idle = IdleWindow(lag_s=copies.lag_s)
+        tier = FirstTier(cache, Loader(cache, self.link), errors, context.observation.profiler, idle)
+        tier.others = others
+        if self._shares:
+            host.cache.only(self.mine)
+            tier.only(self.mine)
+        return DeviceSlots(tier, self.arena, copies, host)
+
+    def take_slots(self) -> None:
+        """Takes the slots, after all else that needs the device's memory. If the plan was wrong, there are fewer."""
+        self.arena.take(self.plan.num_slots)
+        left = self.arena.num_slots
+        if left < self._context.manifest.moe.top_k:
+            raise torch.OutOfMemoryError(f"{left} experts fit")
+        if left < self.plan.num_slots:
+            self.tier.shrink(left)
+            self._context.reporting.notify(
+                f"the GPU's memory holds {left} experts, not {self.plan.num_slots} as planned"
+            )
+
+    def fill(self, progress: Callable[[int, int], None]) -> None:
+        """Pins the host's slots, and reads every expert of the card where the device, or the host, has slots for all.
+
+        The slots are pinned last: a system that refuses to pin more has then given what else a run needs.
+        """
+        report, owned = self._context.reporting, self.num_owned
+        fits = self.arena.num_slots >= owned
+        if self.plan.host_slots >= owned and not fits:  # memory is pinned sooner when it is there
+            self.slots.host.load_all(progress)
+        wanted = self.plan.pinned_bytes
+        pinned = self.slots.host.pin(wanted, lambda done: report.pin_progress(done, wanted))
+        if pinned < self.plan.host_bytes:
+            why = f"at most {PINNED_PERCENT} % of memory is" if pinned == wanted else "the system refuses more"
+            report.notify(
+                f"{size_text(pinned)} of the {size_text(self.plan.host_bytes)} of experts in memory are "
+                f"pinned, {why}: the rest goes to the GPU through a small buffer, which is slower"
+            )
+        if fits and self._context.host.preload:
+            self.tier.load_all(progress)
+
+    def shrink(self, left: int) -> None:
+        """Gives up all slots but the lowest `left`; nothing that was submitted uses the others after this."""
+        self.program.reset()
+        self.tier.shrink(left)
+        self.slots.copies.order_compute()  # copies into what is given up may be under way
+        self.gpu.device.synchronise()
+        self.arena.shrink()
+        self.gpu.device.release_unused()
+
+    @property
+    def used_bytes(self) -> int:
+        """Of the card's memory, as planned but for slots that it does not have."""
+        return self.plan.total_bytes - (self.plan.num_slots - self.arena.num_slots) * self.plan.slot_bytes
+
+    def experts_text(self, total_experts: int) -> str:
+        """What the card holds of the model's experts, and what lies behind it."""
+        slots, owned, plan = self.arena.num_slots, self.num_owned, self.plan
+        whose = f"{owned} of {total_experts}" if self._shares else str(total_experts)
+        rest = ""
+        if slots < owned:
+            rest = f" · RAM: experts {min(plan.host_slots, owned)}/{owned} ({size_text(plan.host_bytes)})"
+            rest += " · rest on disk" if plan.host_slots < owned else ""
+        return f"experts {min(slots, owned)}/{whose} ({size_text(slots * plan.slot_bytes)}){rest}"
+
+    def describe(self, total_experts: int) -> str:
+        """A further card's part of the line about memory."""
+        return (
+            f"{self.gpu.name}, VRAM {size_text(self.used_bytes)} of {size_text(self.plan.limit_bytes)}: "
+            f"{self.experts_text(total_experts)}"
+        )
+
+    def close(self) -> bool:
+        """Ends reads and copies, and gives back the slots; returns whether all reads have ended."""
+        with suppress(RuntimeError):  # of a GPU that is lost
+            self.gpu.device.synchronise()  # after an interrupt, kernels may still read pinned memory
+        self.program.reset()
+        ended = self.link.close() if hasattr(self, "link") else self.reader.close()
+        if hasattr(self, "arena"):
+            self.arena.release()
+        return ended
+
+
+class _Readers:
+    """moeinf.runtime.io.protocol.ReadFacts of several cards, which read the same files."""
+
+    def __init__(self, readers: Sequence[ReadFacts]) -> None:
+        self._readers = readers
+        self.backend, self.notice = readers[0].backend, readers[0].notice
+
+    def bytes_read(self) -> int:
+        return sum(reader.bytes_read() for reader in self._readers)
+
+    def busy_seconds(self) -> float:
+        return max(reader.busy_seconds() for reader in self._readers)
+
+
+def readers_of(cards: Sequence[ExpertCard]) -> ReadFacts:
+    return cards[0].reader if len(cards) == 1 else _Readers([card.reader for card in cards])

@@ -1,0 +1,124 @@
+"""Several cards in one machine: each has experts of its own, and the answer is that of one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from moeinf.engine.build_context import Reporting
+from moeinf.engine.model import Model
+from moeinf.errors import DeviceError
+from moeinf.gpu.cuda import Gpu
+from moeinf.gpu.open_gpu import OpenGpu
+from moeinf.store.library import StoredModel
+from tests.support.gpu.emulated_gpu import emulated, in_fours, opened
+
+PROMPT = "Once upon a time, in a village by the sea, there was a fisherman who said:"
+
+
+@contextmanager
+def on_cards(stored: StoredModel, count: int, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Iterator[Model]:
+    """The model on so many emulated cards."""
+    monkeypatch.setattr(
+        "moeinf.engine.opening.find_cuda", lambda name, notice: Gpu(int(name[5:]), name, (9, 0), 0, 0, 0)
+    )
+    monkeypatch.setattr("moeinf.gpu.open_gpu.open_gpu", lambda gpu: in_fours(stored))
+    names = ",".join(f"cuda:{number}" for number in range(count))
+    with opened(stored, in_fours(stored), device=names, **options) as model:
+        yield model
+
+
+def answer(model: Model) -> list[int]:
+    result = model.generate(PROMPT, model.params(temperature=0.0, num_predict=12, stop=()))
+    for cache, count in (
+        (result.stats.prefill_cache, result.stats.prompt_tokens),
+        (result.stats.decode_cache, len(result.stats.token_s)),
+    ):
+        assert cache.activations == count * model.manifest.moe.num_layers * model.manifest.moe.top_k
+    model.tier.check_integrity()
+    return result.token_ids
+
+
+def answer_tokens(model: Model) -> list[int]:
+    """Where the prompt is not computed again, so that counts say less."""
+    return model.generate(PROMPT, model.params(temperature=0.0, num_predict=12, stop=())).token_ids
+
+
+@pytest.fixture(scope="module")
+def wanted(demo: StoredModel) -> list[int]:
+    with opened(demo) as model:
+        return answer(model)
+
+
+@pytest.mark.parametrize(
+    ("count", "options"),
+    [
+        (2, {}),  # all experts on the cards
+        (2, {"host": 20, "expert_cache": "30%"}),
+        (2, {"host": 20, "expert_cache": "30%", "prefetch": False, "prefill_chunk": 1}),
+        (2, {"host": 6, "expert_cache": "8%", "policy": "lru", "predictor": "popularity"}),
+        (3, {"expert_cache": "20%"}),
+    ],
+    ids=str,
+)
+def test_tokens_are_those_of_one_card(
+    count: int, options: dict[str, Any], demo: StoredModel, wanted: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with on_cards(demo, count, monkeypatch, **options) as model:
+        assert answer(model) == wanted
+        assert answer_tokens(model) == wanted  # a step is recorded now, and repeated
+
+
+def test_the_line_about_memory_names_the_share_of_each_card_and_hits_are_those_of_all(
+    demo: StoredModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    total = demo.manifest.moe.total_experts
+    with on_cards(demo, 2, monkeypatch) as model:
+        owned = [int(of) for of in re.findall(rf"experts \d+/(\d+) of {total}", model.describe())]
+        assert len(owned) == 2 and sum(owned) == total and min(owned) > total // 4
+        assert model.tier.num_experts == total
+        answer(model)
+        assert model.last is not None and model.last.stats.decode_cache.hit_rate == 1
+        assert (model.tier.states() == model.tier.states()[0, 0]).all()
+
+
+def test_when_device_memory_runs_out_every_card_gives_slots_up_and_the_text_is_the_same(
+    demo: StoredModel, wanted: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notices: list[str] = []
+    reporting = Reporting(notices.append)
+    with on_cards(demo, 2, monkeypatch, reporting=reporting, expert_cache="40%") as model:
+        run, failed = model.runner.network.forward, list[bool]()
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            if not failed:
+                failed.append(True)
+                raise torch.OutOfMemoryError
+            return run(*args, **kwargs)
+
+        monkeypatch.setattr(model.runner.network, "forward", forward)
+        assert answer_tokens(model) == wanted
+    assert any("ran out" in notice for notice in notices)
+
+
+def test_a_card_that_does_not_exist_is_refused_in_one_line_and_the_others_are_closed(
+    demo: StoredModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[OpenGpu] = []
+
+    def find(name: str, notice: Any) -> Gpu | None:
+        if name == "cuda:2":
+            raise DeviceError("there is no GPU 2")
+        return Gpu(int(name[5:]), name, (9, 0), 0, 0, 0)
+
+    monkeypatch.setattr("moeinf.engine.opening.find_cuda", find)
+    monkeypatch.setattr("moeinf.gpu.open_gpu.open_gpu", lambda gpu: emulated())
+    monkeypatch.setattr(OpenGpu, "close", lambda self: closed.append(self))
+    with pytest.raises(DeviceError, match="no GPU 2"), opened(demo, device="cuda:0,cuda:1,cuda:2"):
+        pass
+    assert len(closed) == 1
