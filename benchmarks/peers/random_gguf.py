@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -82,7 +84,7 @@ def type_of(name: str, layer: int, recipe: str) -> str:
 
 
 def write(config: dict[str, Any], out: Path, recipe: str, seed: int) -> None:
-    writer, blocks = gguf.GGUFWriter(out, ARCHITECTURES[config["model_type"]], use_temp_file=True), Blocks(seed)
+    writer, blocks = gguf.GGUFWriter(out, ARCHITECTURES[config["model_type"]]), Blocks(seed)
     write_header(writer, config)
     rng = np.random.default_rng(seed + 1)
     hidden, experts = config["hidden_size"], config.get("num_experts") or config["num_local_experts"]
@@ -92,16 +94,27 @@ def write(config: dict[str, Any], out: Path, recipe: str, seed: int) -> None:
     norms = {"attn_norm": hidden, "ffn_norm": hidden}
     if config["model_type"] == "qwen3_moe":
         norms |= {"attn_q_norm": head_dim, "attn_k_norm": head_dim}
+    drawers: list[Callable[[], npt.NDArray[Any]]] = []  # in the order of the tensors: no two need to be held at once
 
     def matrix(name: str, rows: int, cols: int, layer: int = -1, count: int = 0) -> None:
         kind = type_of(name, layer, recipe)
-        drawn = blocks.draw(kind, rows * max(count, 1), cols)
-        shape = (count, rows, drawn.shape[-1]) if count else drawn.shape
+        weights, num_bytes = FORMAT_BLOCKS[_format(kind)]
+        shape = (*((count,) if count else ()), rows, cols // weights * num_bytes)
         full = f"blk.{layer}.{name}.weight" if layer >= 0 else f"{name}.weight"
-        writer.add_tensor(full, drawn.reshape(shape), raw_dtype=gguf.GGMLQuantizationType[kind])
+        raw = gguf.GGMLQuantizationType[kind]
+        writer.add_tensor_info(full, shape, np.dtype(np.uint8), math.prod(shape), raw_dtype=raw)
+        drawers.append(lambda: blocks.draw(kind, rows * max(count, 1), cols).reshape(shape))
+
+    def floats(name: str, draw: Callable[[], npt.NDArray[np.float32]], *shape: int) -> None:
+        writer.add_tensor_info(name, shape, np.dtype(np.float32), 4 * math.prod(shape))
+        drawers.append(draw)
 
     def ones(name: str, size: int) -> None:
-        writer.add_tensor(name, np.ones(size, np.float32))
+        floats(name, lambda: np.ones(size, np.float32), size)
+
+    def router() -> npt.NDArray[np.float32]:
+        drawn: npt.NDArray[np.float32] = rng.standard_normal((experts, hidden), np.float32) * np.float32(hidden**-0.5)
+        return drawn
 
     matrix("token_embd", config["vocab_size"], hidden)
     matrix("output", config["vocab_size"], hidden)
@@ -113,14 +126,15 @@ def write(config: dict[str, Any], out: Path, recipe: str, seed: int) -> None:
         matrix("attn_k", kv_heads * head_dim, hidden, layer)
         matrix("attn_v", kv_heads * head_dim, hidden, layer)
         matrix("attn_output", hidden, heads * head_dim, layer)
-        router = rng.standard_normal((experts, hidden), np.float32) * hidden**-0.5
-        writer.add_tensor(f"blk.{layer}.ffn_gate_inp.weight", router)
+        floats(f"blk.{layer}.ffn_gate_inp.weight", router, experts, hidden)
         matrix("ffn_gate_exps", inner, hidden, layer, experts)
         matrix("ffn_up_exps", inner, hidden, layer, experts)
         matrix("ffn_down_exps", hidden, inner, layer, experts)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
+    writer.write_ti_data_to_file()
+    for draw in drawers:
+        writer.write_tensor_data(draw())
     writer.close()
 
 
