@@ -1,13 +1,16 @@
 // What an eviction policy learns, for Python.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <utility>
 #include <vector>
 
 #include "arrays.h"
 #include "bindings.h"
+#include "moeinf/policy/prefetch_rank.h"
 #include "moeinf/policy/tuned_use.h"
 #include "moeinf/policy/use_model.h"
 
@@ -59,9 +62,27 @@ nb::ndarray<nb::numpy, const float, nb::ndim<2>> rows(moeinf::UseEvidence& evide
   return {evidence.rows(), {moeinf::UseEvidence::kRows, columns}, nb::find(evidence)};
 }
 
+using Likelihood = nb::ndarray<const double, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using States = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+nb::tuple ranked(const Likelihood& likelihood, std::int64_t num_layers, double eps, const States& states,
+                 std::uint8_t absent, std::int64_t first_key, double at_least, std::int64_t count) {
+  require(first_key >= 0 && likelihood.size() + static_cast<std::size_t>(first_key) <= states.size(),
+          "the likelihoods are of more layers than there are");
+  moeinf::RankedPrefetches ranked = moeinf::rank_prefetches(
+      likelihood.data(), static_cast<std::int64_t>(likelihood.shape(0)),
+      static_cast<std::int64_t>(likelihood.shape(1)), num_layers, eps, states.data(), absent, first_key,
+      at_least, static_cast<std::size_t>(std::max<std::int64_t>(0, count)));
+  return nb::make_tuple(std::move(ranked.keys), std::move(ranked.priorities));
+}
+
 }  // namespace
 
 void moeinf::bind_policy(nb::module_& m) {
+  m.def("rank_prefetches", &ranked, nb::arg("likelihood"), nb::kw_only(), nb::arg("num_layers"),
+        nb::arg("eps"), nb::arg("states").noconvert(), nb::arg("absent"), nb::arg("first_key"),
+        nb::arg("at_least"), nb::arg("count"),
+        "Absent experts of the layers ahead, likeliest first: keys and priorities.");
   nb::class_<UseModel>(m, "UseModel")
       .def(nb::init<std::int64_t, std::int64_t, std::int64_t>(), nb::arg("num_layers"),
            nb::arg("num_experts"), nb::arg("top_k"))

@@ -82,6 +82,24 @@ def lowest(scores: FloatArray, states: npt.NDArray[np.uint8], state: int, held: 
     Smallest first, of equals the lowest; fewer where there are fewer. Scores are finite. ValueError for other lengths.
     """
 
+def rank_prefetches(
+    likelihood: FloatArray,
+    *,
+    num_layers: int,
+    eps: float,
+    states: npt.NDArray[np.uint8],
+    absent: int,
+    first_key: int,
+    at_least: float,
+    count: int,
+) -> tuple[list[int], list[float]]:
+    """Returns the keys and priorities of up to `count` experts to be read ahead, highest priority first.
+
+    likelihood [n, E] is of the n layers behind one, whose keys begin at first_key; its priority is that of
+    moeinf.runtime.policy.priority.prefetch_priority. Only experts whose state by key is `absent` count, and priorities
+    above at_least. Of equals the lowest key comes first. ValueError for more layers than states.
+    """
+
 class NativeReader:
     """moeinf.runtime.io.protocol.Reader over io_uring or a pool of threads.
 

@@ -12,7 +12,7 @@ from moeinf.runtime.cache.idle import IdleWindow
 from moeinf.runtime.cache.tier import ExpertTier
 from moeinf.runtime.cache.visit import Visit
 from moeinf.runtime.policy.predictors import look_ahead_of, maps_of
-from moeinf.runtime.policy.priority import layer_proximity, prefetch_priority, select_prefetches
+from moeinf.runtime.policy.priority import layer_proximity, prefetch_priority
 from moeinf.runtime.policy.protocol import Predictor
 from moeinf.runtime.prefetch_trial import PrefetchTrial
 from moeinf.types import Float32Array, FloatArray, IntArray, MoeShape
@@ -152,17 +152,17 @@ class Prefetcher:
         budget = min(math.ceil(window) - len(queued), prefetches.room)
         if not len(queued) and budget <= 0:
             return
-        first_key = (layer + 1) * self._num_experts
-        priorities = prefetch_priority(likelihood, self._proximity)
         if len(queued):
-            seen = queued[queued < first_key + likelihood.size]
-            prefetches.reprioritise(seen, priorities.ravel()[seen - first_key])
-        known = prefetches.known(layer + 1, len(likelihood))
-        if chosen := select_prefetches(priorities, known, budget, LEAST):
-            keys, flat = [first_key + place for place in chosen], priorities.ravel()
-            surest_first = [flat.item(place) for place in chosen]  # lists: of so few, arrays take longer
-            if worth := self._admission.choose(keys, surest_first, len(queued), window):
-                self._submit([keys[at] for at in worth], [surest_first[at] for at in worth])
+            self._reprioritise(layer, likelihood, queued)
+        keys, surest_first = prefetches.likeliest(layer, likelihood, LEAST, budget)
+        if keys and (worth := self._admission.choose(keys, surest_first, len(queued), window)):
+            self._submit([keys[at] for at in worth], [surest_first[at] for at in worth])
+
+    def _reprioritise(self, layer: int, likelihood: FloatArray, queued: IntArray) -> None:
+        first_key = (layer + 1) * self._num_experts
+        seen = queued[queued < first_key + likelihood.size]
+        priorities = prefetch_priority(likelihood, self._proximity).ravel()
+        self._prefetches.reprioritise(seen, priorities[seen - first_key])
 
     def _submit(self, keys: list[int], priorities: list[float]) -> None:
         clock = self._clock

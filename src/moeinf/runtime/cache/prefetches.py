@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from moeinf._native import rank_prefetches
 from moeinf.runtime.cache.cache import ExpertCache
 from moeinf.runtime.cache.loader import Loader
-from moeinf.runtime.cache.table import LOADING, BoolArray
+from moeinf.runtime.cache.table import ABSENT, LOADING, BoolArray
+from moeinf.runtime.policy.priority import EPS
 from moeinf.types import FloatArray, IntArray
 
 _NO_KEYS = np.empty(0, np.int64)
@@ -22,6 +24,25 @@ class Prefetches:
     def known(self, first_layer: int, num_layers: int = 1) -> BoolArray:
         """Returns [num_layers, experts] whether there is nothing to read: as ExpertCache.known."""
         return self._cache.known(first_layer, num_layers)
+
+    def likeliest(
+        self, layer: int, likelihood: FloatArray, at_least: float, count: int
+    ) -> tuple[list[int], list[float]]:
+        """Returns the keys and priorities of up to `count` absent experts behind `layer`, highest priority first.
+
+        likelihood [n, experts] is of the n layers behind it. Only priorities above at_least count.
+        """
+        shape = self._cache.shape
+        return rank_prefetches(
+            likelihood,
+            num_layers=shape.num_layers,
+            eps=EPS,
+            states=self._cache.table.state,
+            absent=ABSENT,
+            first_key=(layer + 1) * shape.num_experts,
+            at_least=at_least,
+            count=count,
+        )
 
     @property
     def room(self) -> int:

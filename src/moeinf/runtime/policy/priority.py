@@ -1,11 +1,10 @@
-"""In which order experts are prefetched, and which of them under a budget."""
+"""In which order experts are prefetched."""
 
 from __future__ import annotations
 
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from moeinf.types import FloatArray
 
@@ -25,22 +24,3 @@ def prefetch_priority(likelihood: FloatArray, proximity: FloatArray, eps: float 
     so that it is applied once.
     """
     return (likelihood + eps) * proximity[: len(likelihood), None]
-
-
-def select_prefetches(
-    priorities: FloatArray, resident: npt.NDArray[np.bool_], budget: int, at_least: float = 0.0
-) -> list[int]:
-    """At most `budget` experts that are not `resident` [n, E] (nor in flight), highest priority first.
-
-    Returned are their indices in priorities.ravel(). Only priorities above `at_least` (>= 0) count. Ties go to the
-    lower layer, then to the lower expert.
-    """
-    wanted = np.where(resident, 0.0, priorities).ravel()
-    chosen: list[int] = []
-    while len(chosen) < min(budget, len(wanted)):  # a few times argmax beats any sort, and is stable
-        best = int(wanted.argmax())
-        if wanted[best] <= at_least:
-            break
-        wanted[best] = 0.0
-        chosen.append(best)
-    return chosen

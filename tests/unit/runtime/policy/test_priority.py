@@ -1,4 +1,4 @@
-"""Prefetch priority, and the choice under a budget."""
+"""Prefetch priority, and the choice under a budget, held to its formula and a stable sort."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moeinf.runtime.policy.priority import layer_proximity, prefetch_priority, select_prefetches
+from moeinf._native import rank_prefetches
+from moeinf.runtime.policy.priority import EPS, layer_proximity, prefetch_priority
+from moeinf.types import FloatArray
+
+ABSENT, RESIDENT = 0, 2
+LAYERS, EXPERTS = 5, 3
 
 
 def test_priority_is_the_papers_formula() -> None:
@@ -22,29 +27,49 @@ def test_of_equal_likelihoods_the_nearer_layer_comes_first() -> None:
     assert priority[0, 0] > priority[1, 0] > priority[2, 0] > 0
 
 
+def ranked(
+    likelihood: FloatArray, states: np.ndarray, at_least: float = 0.0, count: int = 99, first_key: int = 0
+) -> tuple[list[int], list[float]]:
+    return rank_prefetches(
+        likelihood, num_layers=LAYERS, eps=EPS, states=states, absent=ABSENT, first_key=first_key, at_least=at_least,
+        count=count
+    )  # fmt: skip
+
+
 def test_nothing_is_left_to_prefetch_after_the_last_layer() -> None:
-    priorities = prefetch_priority(np.ones((0, 2)), layer_proximity(3))
-    assert select_prefetches(priorities, priorities > 0, budget=2) == []
+    states = np.full(LAYERS * EXPERTS, ABSENT, np.uint8)
+    assert ranked(np.ones((0, EXPERTS)), states, first_key=LAYERS * EXPERTS) == ([], [])
 
 
-def test_resident_experts_and_low_priorities_are_not_chosen() -> None:
-    priorities = np.array([[0.9, 0.3], [0.5, 0.7]])
-    resident = np.array([[True, False], [False, False]])
-    assert select_prefetches(priorities, resident, budget=4, at_least=0.4) == [3, 2]
+def test_residents_and_low_priorities_are_not_chosen() -> None:
+    likelihood = np.array([[0.9, 0.3, 0.0], [0.5, 0.9, 0.7]])
+    states = np.array([RESIDENT, ABSENT, ABSENT, ABSENT, RESIDENT, ABSENT], np.uint8)
+    assert ranked(likelihood, states, at_least=0.25)[0] == [5, 3]
 
 
-def test_a_budget_below_one_chooses_nothing() -> None:
-    everything = np.ones((2, 2))
-    assert select_prefetches(everything, everything < 0, budget=0) == []
-    assert select_prefetches(everything, everything < 0, budget=-3) == []
+@pytest.mark.parametrize("count", [0, -3])
+def test_a_budget_below_one_chooses_nothing(count: int) -> None:
+    states = np.full(2 * EXPERTS, ABSENT, np.uint8)
+    assert ranked(np.ones((2, EXPERTS)), states, count=count) == ([], [])
+
+
+def test_likelihoods_of_more_layers_than_there_are_are_refused() -> None:
+    with pytest.raises(ValueError, match="more layers"):
+        ranked(np.ones((2, EXPERTS)), np.zeros(2 * EXPERTS, np.uint8), first_key=1)
 
 
 @given(
     st.lists(st.tuples(st.sampled_from([0.0, 0.25, 0.5, 1.0]), st.booleans()), min_size=6, max_size=6),
     st.integers(0, 8),
+    st.sampled_from([0.0, 0.2, 0.6]),
 )
-def test_the_choice_is_a_stable_sort_cut_at_the_budget(cells: list[tuple[float, bool]], budget: int) -> None:
-    priorities = np.array([priority for priority, _ in cells]).reshape(2, 3)
-    resident = np.array([there for _, there in cells]).reshape(2, 3)
-    wanted = [(-priority, at) for at, (priority, there) in enumerate(cells) if priority > 0 and not there]
-    assert select_prefetches(priorities, resident, budget) == [at for _, at in sorted(wanted)][:budget]
+def test_the_choice_is_a_stable_sort_cut_at_the_budget(
+    cells: list[tuple[float, bool]], budget: int, at_least: float
+) -> None:
+    likelihood = np.array([likely for likely, _ in cells]).reshape(2, EXPERTS)
+    states = np.array([RESIDENT] * EXPERTS + [RESIDENT if there else ABSENT for _, there in cells], np.uint8)
+    priorities = prefetch_priority(likelihood, layer_proximity(LAYERS)).ravel().tolist()
+    wanted = sorted((-each, at) for at, each in enumerate(priorities) if each > at_least and not cells[at][1])[:budget]
+    keys, found = ranked(likelihood, states, at_least, budget, first_key=EXPERTS)
+    assert keys == [EXPERTS + at for _, at in wanted]
+    assert found == [-each for each, _ in wanted], "the priorities are bit for bit the formula's"
