@@ -22,6 +22,8 @@ DEMAND: Final = np.inf
 LOAD_BYTES_AHEAD: Final = 256 << 20  # queued while slots are loaded in order: keeps the disk busy, the queue short
 FILL_BYTES_AHEAD: Final = 64 << 20  # queued while nobody waits: a request that comes waits for what has begun of it
 
+_NO_KEYS: Final[IntArray] = np.empty(0, np.int64)
+
 
 class Loader:
     """Reads experts into the slots of a cache. Keys are layer * num_experts + expert. Used from one thread."""
@@ -62,6 +64,8 @@ class Loader:
 
     def poll(self) -> IntArray:
         """Collects what has ended; returns the keys that failed, whose slots are free again."""
+        if not self._cache.table.num_loading:
+            return _NO_KEYS
         done, failed = self.reader.poll()
         if len(done):
             self._cache.table.land(done)

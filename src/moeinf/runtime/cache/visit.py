@@ -47,6 +47,7 @@ class Visit:
 
     __slots__ = (
         "_ahead",
+        "_experts",
         "_open",
         "_order",
         "_parts",
@@ -72,6 +73,7 @@ class Visit:
         self._pending: list[int] = []  # without a slot so far
         self._ahead: list[int] = []  # of the next layer, to be read into the slots that demand leaves
         self._order: SliceOrder | None = None  # of experts that are cut
+        self._experts: IntArray | None = None  # where all of them were there from the beginning
         try:
             self._begin(experts, counts)
         except BaseException:
@@ -105,6 +107,12 @@ class Visit:
         """
         cache = self._parts.cache
         first_key, offset_of = self.layer * cache.shape.num_experts, cache.table.offset_of
+        if self._experts is not None and not self._ahead:
+            yield self._experts, offset_of.take(self._experts + first_key)
+            if self._open:
+                self._ready = []
+                cache.unpin(self.keys)
+            return
         while self._ready or self._waiting or self._pending:
             if not self._ready:
                 self._wait()
@@ -160,6 +168,8 @@ class Visit:
             parts.prefetches.drop(unneeded)
         if self._pending:
             self._queue_demand()
+        elif self._ready and not self._waiting and self._order is None:
+            self._experts = experts
 
     def _refill(self) -> None:
         """Gives slots that have become free, or may, to what waits for them: demand first."""

@@ -32,9 +32,12 @@ class LookAheadPredictor:
         What the router is sure of comes true more often than its last choice, so an expert is as likely as its weight.
         """
         self._likelihood[self._expected_layer] = 0.0
-        self._expected_layer = layer
-        scale = self._shape.top_k / weights.sum()  # the row sums to top_k, as probabilities of use do
-        self._likelihood[layer] = np.bincount(ids.ravel(), weights.ravel() * scale, self._shape.num_experts)
+        self._expected_layer, row = layer, self._likelihood[layer]
+        scale = self._shape.top_k / float(weights.sum())  # the row sums to top_k, as probabilities of use do
+        if len(ids) == 1:
+            row[ids[0]] = weights[0] * scale  # those of a token are distinct
+        else:
+            row[:] = np.bincount(ids.ravel(), weights.ravel() * scale, self._shape.num_experts)
 
     def predict(self, layer: int) -> FloatArray | None:
         """Likelihoods up to the layer expected, all in its row; None if the model's guess was for no later layer."""
