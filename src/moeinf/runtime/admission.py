@@ -41,7 +41,7 @@ class Admission:
         place: how many reads are queued before them. window: how many the link has time for until the next visit.
         """
         waiting, seen, used = self._waiting, self._seen, self._used
-        demand, regret, host = self._demand, REGRET * self._missed, self._host
+        demand, regret, host = self._demand, self.regret, self._host
         chosen: list[int] = []
         for index, (key, priority) in enumerate(zip(keys, priorities, strict=True)):
             bucket = bucket_of(priority)
@@ -50,6 +50,11 @@ class Admission:
                 chosen.append(index)
                 place += 1
         return chosen
+
+    @property
+    def regret(self) -> float:
+        """How likely what a prefetch evicts has to be read again, if the prefetch itself is not used."""
+        return REGRET * self._missed
 
     def submitted(self, reads: float, count: int) -> None:
         """Asking for `count` reads took the host as long as the link takes for so many."""

@@ -66,6 +66,8 @@ class Prefetcher:
         self._maps = maps_of(predictor)
         self._attention: IdleWindow | None = None  # from a state to the visit of its layer, once there was one
         self._trial, self._last_layer = trial, shape.num_layers - 1
+        self._host_s = 0.0  # that single tokens' guesses, choice and submission have taken of the host
+        self._guess_began_s: float | None = None
 
     @property
     def _on(self) -> bool:
@@ -74,8 +76,10 @@ class Prefetcher:
 
     @property
     def wants_expectations(self) -> bool:
-        """Whether the model is to guess at the routing of the next layer, for the running token."""
-        return self._look_ahead is not None and self._on
+        """Whether the model is to guess at the routing of the next layer, for the running token; it does so then."""
+        wanted = self._look_ahead is not None and self._on
+        self._guess_began_s = self._clock() if wanted else None
+        return wanted
 
     @property
     def wants_states(self) -> bool:
@@ -91,14 +95,18 @@ class Prefetcher:
         if not math.isfinite(weights.sum()):
             return False
         self._look_ahead.expect(layer, ids, weights)
+        if self._guess_began_s is not None:
+            self._host_s += self._clock() - self._guess_began_s
         return True
 
     def before_attention(self, layer: int, state: Float32Array) -> None:
         """Takes the state [tokens, hidden] in front of a layer's attention, as unit_state makes it; between visits."""
         assert self._maps is not None
+        began_s = self._clock()
         self._maps.see(layer, state)
         if len(state) == 1:
             self.before_routing(layer)
+            self._host_s += self._clock() - began_s
 
     def before_routing(self, layer: int) -> None:
         """Re-scores `layer` and those behind it by what a state has told, and reads while its attention runs."""
@@ -116,6 +124,7 @@ class Prefetcher:
                 return
             if self._attention is not None:
                 self._attention.visit_begins()
+        began_s = self._clock()
         likelihood = self._predict(visit.layer)
         if likelihood is None or not len(likelihood):
             return
@@ -123,6 +132,7 @@ class Prefetcher:
             self._read_ahead(visit, likelihood)
         else:
             self._fetch_likely(visit.layer, likelihood, self._idle.seconds)
+            self._host_s += self._clock() - began_s
 
     def _predict(self, layer: int) -> FloatArray | None:
         likelihood = self._predictor.predict(layer)
@@ -131,10 +141,10 @@ class Prefetcher:
     def _goes_with(self, trial: PrefetchTrial, layer: int) -> bool:
         """Whether the running token, which has come to `layer`, goes with prefetch."""
         if layer == self._encoder_layers:
-            trial.first_layer()
+            trial.first_layer(self._stats, self._host_s)
         going = trial.on
         if layer == self._last_layer:
-            trial.last_layer(self._stats.demand_reads + self._stats.prefetches)
+            trial.last_layer(self._stats, self._host_s, self._admission.regret, full=self._prefetches.slots_are_full)
         return going
 
     def experts_within(self, seconds: float) -> float:

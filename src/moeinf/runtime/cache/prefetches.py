@@ -49,6 +49,11 @@ class Prefetches:
         """How many more experts may be kept for layers to come, so that demand always finds slots."""
         return (self._cache.table.num_slots - self._cache.shape.top_k) // 2 - len(self._cache.reserved)
 
+    @property
+    def slots_are_full(self) -> bool:
+        """Whether no slot is empty: every read takes the place of another expert."""
+        return not self._cache.table.num_free
+
     def queued(self) -> IntArray:
         """Returns the keys of the prefetches that have not landed, ascending."""
         reserved = self._cache.reserved
