@@ -262,7 +262,7 @@ TEST(experts_of_every_form_equal_plain_double_arithmetic) {
                         {true, false, Activation::kGelu},
                         {false, true, Activation::kGelu},
                         {true, true, Activation::kSwigluClamped, 1.5f},
-                        {false, true, Activation::kSiluClamped, 0.5f}};
+                        {true, false, Activation::kSiluClamped, 0.5f}};
   const Layer layer(Format::kF32);
   for (const char* isa : {"", "generic"}) {
     Kernels kernels(2, isa);
