@@ -3,10 +3,13 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <utility>
 
 #include "arrays.h"
 #include "bindings.h"
@@ -23,6 +26,7 @@ using moeinf::ConstRows;
 using moeinf::Kernels;
 using moeinf::require;
 using moeinf::Rows;
+using OptionalVector = std::optional<moeinf::Vector>;
 
 bool has_shape(const ConstRows& array, std::int64_t rows, std::int64_t cols) {
   return static_cast<std::int64_t>(array.shape(0)) == rows &&
@@ -34,19 +38,22 @@ class LatentLayer {
  public:
   LatentLayer(nb::object kernels, nb::object keys_values, std::int64_t num_heads,
               std::int64_t qk_nope_head_dim, std::int64_t value_dim, std::int64_t rotary_dim,
-              bool interleaved, double scale)
+              bool interleaved, double scale, OptionalVector sinks)
       : kernels_object_(kernels),
         matrix_object_(keys_values),
         kernels_(nb::cast<Kernels*>(kernels)),
         keys_values_(nb::cast<const BoundMatrix&>(keys_values).view()),
         shape_{num_heads,      keys_values_.cols, qk_nope_head_dim,         value_dim,
-               rotary_dim / 2, interleaved,       static_cast<float>(scale)} {
+               rotary_dim / 2, interleaved,       static_cast<float>(scale)},
+        sinks_(std::move(sinks)) {
     require(moeinf::block_weights(keys_values_.format) == 1,
             "what is multiplied by head is f32, f16 or bf16");
     require(num_heads > 0 && qk_nope_head_dim > 0 && value_dim > 0 &&
                 keys_values_.rows == num_heads * (qk_nope_head_dim + value_dim),
             "the rows of the matrix are not those of so many heads");
     require(rotary_dim > 0 && rotary_dim % 2 == 0, "rotary_dim is odd or not positive");
+    require(!sinks_ || static_cast<std::int64_t>(sinks_->shape(0)) == num_heads, "each head has one sink");
+    if (sinks_) shape_.sinks = sinks_->data();
   }
 
   void store(ConstRows rows, Bytes cache, const std::string& format, std::int64_t length, ConstRows cos,
@@ -101,6 +108,7 @@ class LatentLayer {
   Kernels* kernels_;
   moeinf::Matrix keys_values_;
   moeinf::LatentShape shape_;
+  OptionalVector sinks_;
 };
 
 }  // namespace
@@ -108,10 +116,10 @@ class LatentLayer {
 void moeinf::bind_latent(nb::module_& m) {
   nb::class_<LatentLayer>(m, "LatentLayer", "The core of multi-head latent attention of one layer.")
       .def(nb::init<nb::object, nb::object, std::int64_t, std::int64_t, std::int64_t, std::int64_t, bool,
-                    double>(),
+                    double, OptionalVector>(),
            nb::arg("kernels"), nb::arg("keys_values"), nb::kw_only(), nb::arg("num_heads"),
            nb::arg("qk_nope_head_dim"), nb::arg("value_dim"), nb::arg("rotary_dim"), nb::arg("interleaved"),
-           nb::arg("scale"))
+           nb::arg("scale"), nb::arg("sinks").noconvert() = nb::none())
       .def("store", &LatentLayer::store, nb::arg("rows").noconvert(), nb::arg("cache").noconvert(),
            nb::arg("format"), nb::arg("length"), nb::arg("cos").noconvert(), nb::arg("sin").noconvert(),
            "Writes rows [tokens, rank + rotary_dim], their ends rotated, behind `length` others.")

@@ -319,8 +319,10 @@ class LatentLayer:
         rotary_dim: int,
         interleaved: bool,
         scale: float,
+        sinks: npt.NDArray[np.float32] | None = None,
     ) -> None:
         """keys_values [heads * (qk_nope_head_dim + value_dim), rank], not quantised: for each head W_UK, then W_UV.
+        sinks [heads]: a further score of each, whose weight goes nowhere.
 
         ValueError for sizes that do not fit together.
         """

@@ -43,7 +43,6 @@ REFUSED: Final = {
     "glm4v_moe_text": _part_of("glm4v_moe"),
     "glm5_next": f"sparse attention with an indexer of pooled keys, {_HYPER}, {_CLAMPED}",
     "glm5_next_text": _part_of("glm5_next"),
-    "hy_v4": f"{_INDEXER}, {_HYPER}",
     "inkling2": f"{_CONVOLUTIONS}, {_OF_SPEECH}",
     "inkling2_text": _part_of("inkling2"),
     "inkling_mm_model": f"{_CONVOLUTIONS}, {_OF_SPEECH}",

@@ -101,6 +101,14 @@ FAMILIES = (
         "looked up by token; clamped SwiGLU; the layers that predict further tokens are kept, and not run",
     ),
     FamilyEntry(
+        "hy_v4",
+        "deepseek",
+        ("Hy4-preview",),
+        "GLM-5's attention with a sink for each head and a gate for each number; hyper-connections of several streams; "
+        "clamped SwiGLU; the layers that predict further tokens are kept, and not run",
+        notes=("other engines rotate neighbouring pairs; here, as in transformers, positions rotate halves",),
+    ),
+    FamilyEntry(
         "glm4_moe",
         "glm",
         ("GLM-4.5", "GLM-4.5-Air", "GLM-4.6"),

@@ -149,7 +149,9 @@ class HeadsOfTokens {
     std::int64_t end = 0;  // of the rows that some query sees
     for (std::int64_t p = 0; p < queries; ++p) {
       end = std::max(end, rows_seen(first + p));
-      states[p] = {-std::numeric_limits<float>::infinity(), 0.0f};
+      states[p] = s_.sinks != nullptr && run == 0
+                      ? SoftmaxState{s_.sinks[first_head_ + (first + p) / tokens_], 1.0f}
+                      : SoftmaxState{-std::numeric_limits<float>::infinity(), 0.0f};
     }
     std::fill(sums, sums + queries * s_.rank, 0.0f);
     end = std::min(end, (run + 1) * run_rows_);

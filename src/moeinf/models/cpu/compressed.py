@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from moeinf.models.cpu.attention import Angles
-from moeinf.models.cpu.indexed import best, scores_of, turned_in_front
+from moeinf.models.cpu.indexed import best, scores_of, turned_at_end
 from moeinf.models.cpu.math import NumpyMath
 from moeinf.models.layers.attention_config import CompressedHeads
 from moeinf.models.layers.kv_cache import Cache
@@ -58,7 +58,7 @@ class NativeCompressedCore:
 
     def store(self, rows: Float32Array, raw: Float32Array | None, cache: Cache, positions: Angles) -> None:
         state: RecurrentState[Float32Array] = cache.states[self._layer]
-        self._rows = np.concatenate([state.conv, turned_at_end(rows[:, None], *positions)[:, 0]])
+        self._rows = np.concatenate([state.conv, turned_at_end(rows[:, None], *positions, interleaved=True)[:, 0]])
         state.new_conv[...] = self._rows[len(rows) :]
         if raw is not None:
             joined = np.concatenate([state.heads, raw])
@@ -77,7 +77,7 @@ class NativeCompressedCore:
         angles = [table[:: h.rate] for table in tables]
         made = self._pools.entries(needed, np.arange(first, last, dtype=np.float32))
         for into, entries in zip((state.entries, state.keys), made, strict=False):  # keys: where there is an indexer
-            into[first:last] = turned_at_end(entries[:, None], *angles)[:, 0]
+            into[first:last] = turned_at_end(entries[:, None], *angles, interleaved=True)[:, 0]
 
     def choose(
         self, queries: Float32Array, weights: Float32Array, cache: Cache, positions: Angles, at: int
@@ -86,7 +86,7 @@ class NativeCompressedCore:
         h, state, tokens = self._heads, cache.states[self._number], len(queries)
         assert h.index is not None
         by_head = queries.reshape(tokens, h.index.num_heads, -1)
-        turned = turned_at_end(by_head, *(table[at : at + tokens] for table in positions))
+        turned = turned_at_end(by_head, *(table[at : at + tokens] for table in positions), interleaved=True)
         chosen = list[IntArray | None]()
         for i, seen in enumerate(self._seen(cache.length + at, tokens)):
             if seen <= h.index.top_k:
@@ -98,7 +98,7 @@ class NativeCompressedCore:
     def attend(self, queries: Float32Array, chosen: object, cache: Cache, positions: Angles, at: int) -> Float32Array:
         h, tokens, start = self._heads, len(queries), cache.length + at
         cos, sin = (table[at : at + tokens] for table in positions)
-        turned, out = turned_at_end(queries, cos, sin), np.empty_like(queries)
+        turned, out = turned_at_end(queries, cos, sin, interleaved=True), np.empty_like(queries)
         for i, seen in enumerate(self._seen(start, tokens)):
             rows = self._rows[at + i + max(h.window - 1 - start - i, 0) : at + i + h.window]
             if seen:
@@ -106,7 +106,7 @@ class NativeCompressedCore:
                 picked = chosen[i] if isinstance(chosen, list) else None
                 rows = np.concatenate([rows, entries[:seen] if picked is None else entries[picked]])
             out[i] = self._mixed(turned[i], rows)
-        return turned_at_end(out, cos, -sin)
+        return turned_at_end(out, cos, -sin, interleaved=True)
 
     def _mixed(self, queries: Float32Array, rows: Float32Array) -> Float32Array:
         """queries [heads, head_dim] over what one token sees, [n, head_dim]."""
@@ -120,11 +120,3 @@ class NativeCompressedCore:
         """How many entries lie wholly behind the end of each of the tokens from position `start`."""
         rate = self._heads.rate
         return [(start + i + 1) // rate if rate else 0 for i in range(tokens)]
-
-
-def turned_at_end(x: Float32Array, cos: Float32Array, sin: Float32Array) -> Float32Array:
-    """x [tokens, heads, head_dim], rotated at the ends of heads in neighbouring pairs; cos, sin [tokens, pairs]."""
-    size = 2 * cos.shape[1]
-    out: Float32Array = x.copy()
-    out[..., -size:] = turned_in_front(x[..., -size:], cos, sin, interleaved=True)
-    return out

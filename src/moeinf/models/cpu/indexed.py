@@ -94,8 +94,9 @@ class NativeIndexedCore(NativeLatentCore):
         return min(max(self._index.top_k - first, 0), tokens)
 
     def _rotated(self, x: Float32Array, cos: Float32Array, sin: Float32Array) -> Float32Array:
-        """x [tokens, heads, head_dim], rotated at the beginnings of heads."""
-        return turned_in_front(x, cos, sin, interleaved=self._index.interleaved)
+        """x [tokens, heads, head_dim], rotated where heads are."""
+        turned = turned_at_end if self._index.at_end else turned_in_front
+        return turned(x, cos, sin, interleaved=self._index.interleaved)
 
 
 def turned_in_front(
@@ -108,6 +109,14 @@ def turned_in_front(
     pairs = (slice(0, None, 2), slice(1, None, 2)) if interleaved else (slice(size // 2), slice(size // 2, None))
     left, right = (front[..., each] for each in pairs)
     into[..., pairs[0]], into[..., pairs[1]] = left * cos - right * sin, right * cos + left * sin
+    return out
+
+
+def turned_at_end(x: Float32Array, cos: Float32Array, sin: Float32Array, *, interleaved: bool) -> Float32Array:
+    """The same at the ends of heads."""
+    size = 2 * cos.shape[1]
+    out: Float32Array = x.copy()
+    out[..., -size:] = turned_in_front(x[..., -size:], cos, sin, interleaved=interleaved)
     return out
 
 

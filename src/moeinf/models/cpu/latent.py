@@ -6,9 +6,9 @@ import numpy as np
 
 import moeinf._native as _native
 from moeinf.models.cpu.attention import Angles
+from moeinf.models.cpu.weights import NativeWeights
 from moeinf.models.layers.attention_config import LatentHeads
 from moeinf.models.layers.kv_cache import Cache
-from moeinf.models.layers.weights import StoredTensor
 from moeinf.types import ByteArray, Float32Array, KVFormat, format_bytes
 
 _TOKENS = 128  # whose queries exist at once
@@ -38,16 +38,17 @@ class NativeLatentCore:
     """moeinf.models.layers.protocol.LatentCore, over the weights as they are stored."""
 
     def __init__(
-        self, kernels: _native.Kernels, keys_values: StoredTensor, kept: KVFormat, heads: LatentHeads, layer: int
+        self, weights: NativeWeights, keys_values: str, kept: KVFormat, heads: LatentHeads, layer: int
     ) -> None:
-        (rows, rank), rope, nope_dim = keys_values.shape, heads.rope, heads.qk_nope_head_dim
+        tensor = weights.tensors[keys_values]
+        (rows, rank), rope, nope_dim = tensor.shape, heads.rope, heads.qk_nope_head_dim
         self._kept, self._layer, self._width = kept, layer, rank + rope.rotary_dim
         self._sharpening = heads.sharpening
         value_dim = rows // heads.num_heads - nope_dim
         self._num_values = heads.num_heads * value_dim
-        matrix = _native.Matrix(keys_values.data, keys_values.format, rows, rank)
+        matrix = _native.Matrix(tensor.data, tensor.format, rows, rank)
         self._native = _native.LatentLayer(
-            kernels,
+            weights.kernels,
             matrix,
             num_heads=heads.num_heads,
             qk_nope_head_dim=nope_dim,
@@ -55,6 +56,7 @@ class NativeLatentCore:
             rotary_dim=rope.rotary_dim,
             interleaved=rope.interleaved,
             scale=heads.scale,
+            sinks=None if heads.sinks is None else weights.vector(heads.sinks),
         )
 
     def new_state(self, capacity: int) -> LatentState:

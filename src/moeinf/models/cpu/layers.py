@@ -68,15 +68,13 @@ class NativeLayers:
         return NativeAttention(self.weights, self._kept, config, site)
 
     def latent_core(self, keys_values: str, heads: LatentHeads, layer: int) -> NativeLatentCore:
-        matrix = self.weights.tensors[keys_values]
-        return NativeLatentCore(self.weights.kernels, matrix, self._kept, heads, layer)
+        return NativeLatentCore(self.weights, keys_values, self._kept, heads, layer)
 
     def indexed_core(
         self, keys_values: str, heads: LatentHeads, index: IndexHeads, layer: int, *, keeps_keys: bool
     ) -> NativeIndexedCore:
-        matrix = self.weights.tensors[keys_values]
         return NativeIndexedCore(
-            self.weights.kernels, matrix, self._kept, heads, layer, index=index, keeps_keys=keeps_keys
+            self.weights, keys_values, self._kept, heads, layer, index=index, keeps_keys=keeps_keys
         )
 
     def compressed_core(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from moeinf.models.gpu.indexed import turned_in_front
+from moeinf.models.gpu.indexed import turned_at_end
 from moeinf.models.gpu.math import TorchMath
 from moeinf.models.gpu.rotary import DevicePositions, positions_of
 from moeinf.models.gpu.row_copies import bytes_of_host, bytes_to_host
@@ -157,6 +157,4 @@ class DeviceCompressedCore:
 def _turned(x: Tensor, positions: DevicePositions, where: Tensor, *, back: bool = False) -> Tensor:
     """x [tokens, heads, head_dim], rotated at the ends of heads in neighbouring pairs."""
     cos, sin = (table.index_select(0, where)[:, None] for table in (positions.cos, positions.sin))
-    size = 2 * cos.shape[-1]
-    end = turned_in_front(x[..., -size:], cos, -sin if back else sin, interleaved=True)
-    return torch.cat([x[..., :-size], end], -1)
+    return turned_at_end(x, cos, -sin if back else sin, interleaved=True)

@@ -94,9 +94,10 @@ class DeviceIndexedCore(DeviceLatentCore):
         return torch.cat(out)
 
     def _turned(self, x: Tensor, positions: DevicePositions, where: Tensor) -> Tensor:
-        """x [tokens, heads, head_dim], rotated at the beginnings of heads."""
+        """x [tokens, heads, head_dim], rotated where heads are."""
         cos, sin = (table.index_select(0, where)[:, None] for table in (positions.cos, positions.sin))
-        return turned_in_front(x, cos, sin, interleaved=self._index.interleaved)
+        turned = turned_at_end if self._index.at_end else turned_in_front
+        return turned(x, cos, sin, interleaved=self._index.interleaved)
 
 
 def turned_in_front(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> Tensor:
@@ -110,3 +111,10 @@ def turned_in_front(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = 
         left, right = front.chunk(2, -1)
         turned = torch.cat([left * cos - right * sin, right * cos + left * sin], -1)
     return torch.cat([turned, rest], -1)
+
+
+def turned_at_end(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
+    """The same at the ends of heads."""
+    size = 2 * cos.shape[-1]
+    end = turned_in_front(x[..., -size:], cos, sin, interleaved=interleaved)
+    return torch.cat([x[..., :-size], end], -1)

@@ -39,15 +39,22 @@ class DeviceLatentCore:
     """moeinf.models.layers.protocol.LatentCore. Positions are read on the device, so that a step can be captured."""
 
     def __init__(
-        self, vectors: VectorOps, keys_values: Tensor, dtype: torch.dtype, heads: LatentHeads, layer: int
+        self,
+        vectors: VectorOps,
+        keys_values: Tensor,
+        sinks: Tensor | None,
+        dtype: torch.dtype,
+        heads: LatentHeads,
+        layer: int,
     ) -> None:
-        """keys_values [heads, nope_dim + value_dim, rank] in f32, f16 or bf16, which is what products are made in."""
+        """keys_values [heads, nope_dim + value_dim, rank] in f32, f16 or bf16, which is what products are made in;
+        sinks [heads]: what `heads` names."""
         self._vectors, self._dtype, self._layer = vectors, dtype, layer
         nope_dim = heads.qk_nope_head_dim
         self._into = keys_values[:, :nope_dim]  # W_UK
         self._out_of = keys_values[:, nope_dim:].transpose(1, 2)  # W_UV
         self._num_heads, self._nope_dim, self._rank = len(keys_values), nope_dim, keys_values.shape[2]
-        self._rope, self._scale, self._sharpening = heads.rope, heads.scale, heads.sharpening
+        self._rope, self._form, self._sharpening = heads.rope, AttentionForm(heads.scale, sinks=sinks), heads.sharpening
 
     def new_state(self, capacity: int) -> DeviceLatentState:
         return DeviceLatentState(*self.state_of(capacity))
@@ -87,7 +94,7 @@ class DeviceLatentCore:
         inside = torch.cat([_by_head(plain, self._into), end], -1)
         rotated = self._rotated(inside, positions, positions_of(positions, at, tokens)).reshape(tokens, -1)
         out = torch.empty_like(rotated)
-        self._vectors.attend(rotated, rows, position, start, AttentionForm(self._scale), out)
+        self._vectors.attend(rotated, rows, position, start, self._form, out)
         mixed = out.view(tokens, heads, -1)[..., : self._rank]
         return _by_head(mixed, self._out_of).reshape(tokens, -1)
 

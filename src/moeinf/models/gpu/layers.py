@@ -9,6 +9,7 @@ from torch import Tensor
 
 from moeinf.gpu.matrix import MAX_ROWS, DeviceRouting
 from moeinf.gpu.program import DecodeProgram
+from moeinf.gpu.vector_ops import VectorOps
 from moeinf.models.gpu.attention import DeviceAttention
 from moeinf.models.gpu.beams import DeviceBeams, past_shape
 from moeinf.models.gpu.block_sparse import DeviceBlockSparse
@@ -79,20 +80,19 @@ class DeviceLayers:
         return DeviceAttention(self.weights, self._dtype, config, site)
 
     def latent_core(self, keys_values: str, heads: LatentHeads, layer: int) -> DeviceLatentCore:
-        return DeviceLatentCore(self.weights.ops.vectors, self._by_head(keys_values, heads), self._dtype, heads, layer)
+        return DeviceLatentCore(*self._latent(keys_values, heads), self._dtype, heads, layer)
 
     def indexed_core(
         self, keys_values: str, heads: LatentHeads, index: IndexHeads, layer: int, *, keeps_keys: bool
     ) -> DeviceIndexedCore:
-        weights = self._by_head(keys_values, heads)
-        return DeviceIndexedCore(
-            self.weights.ops.vectors, weights, self._dtype, heads, layer, index=index, keeps_keys=keeps_keys
-        )
+        latent = self._latent(keys_values, heads)
+        return DeviceIndexedCore(*latent, self._dtype, heads, layer, index=index, keeps_keys=keeps_keys)
 
-    def _by_head(self, keys_values: str, heads: LatentHeads) -> Tensor:
+    def _latent(self, keys_values: str, heads: LatentHeads) -> tuple[VectorOps, Tensor, Tensor | None]:
         matrix = self.weights.matrix(keys_values)
         assert matrix.format in _TORCH_DTYPES, "the plan leaves out of `matrices` what is multiplied by head"
-        return matrix.data.view(_TORCH_DTYPES[matrix.format]).view(heads.num_heads, -1, matrix.cols)
+        by_head = matrix.data.view(_TORCH_DTYPES[matrix.format]).view(heads.num_heads, -1, matrix.cols)
+        return self.weights.ops.vectors, by_head, None if heads.sinks is None else self.weights.vector(heads.sinks)
 
     def compressed_core(
         self, heads: CompressedHeads, sinks: Tensor, pools: PoolsOf[Tensor] | None, layer: int, number: int

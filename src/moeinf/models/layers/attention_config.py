@@ -126,6 +126,7 @@ class LatentHeads:
     rope: Rope  # of the part that is rotated
     scale: float  # of the scores
     sharpening: Sharpening | None = None  # of the queries
+    sinks: str | None = None  # tensor with a further score of each head, whose weight goes nowhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +136,8 @@ class IndexHeads:
     num_heads: int
     head_dim: int
     top_k: int  # positions that a token attends to
-    interleaved: bool  # how the pairs lie that positions rotate, at the beginning of a head
+    interleaved: bool  # how the pairs lie that positions rotate
+    at_end: bool = False  # whether these lie at the end of a head, and not at its beginning
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ class DeepseekMoe:
     corrected: bool = True  # the choice, but not the weights, is by scores + e_score_correction_bias
     num_future_layers: int = 0  # behind the last, which predict further tokens (MTP): kept, not computed
     names: BlockNames = BlockNames()
-    shared_limit: float = 0.0  # of what their activation is given; 0: there is none
+    shared_limit: float = 0.0  # of what their activation is given, and that of dense MLPs; 0: there is none
     shared_size: int = 0  # of the shared experts' MLP, where it is no multiple of an expert's
 
     @staticmethod
@@ -137,17 +137,27 @@ class DeepseekMoe:
             prefix, name = layer + self.names.block, self._behind(i)
             behind = None if name is None else weights.norm(replace(norm, name=f"{layer}{name}.weight"))
             if i not in self.moe_layers:
-                blocks.append(
-                    layers.gated_mlp(prefix, norm, self.names.dense)
-                    if behind is None
-                    else DenseBlock(weights, prefix, norm, behind)
-                )
+                blocks.append(self._dense(decoder, layers, prefix, norm, behind))
                 continue
             gate = router(weights, self, prefix, norm)
             shared, replaces = self._shared(weights, prefix), decoder.replaces
             moe_layer = self.moe_layers.index(i)
             blocks.append(MoeBlock(moe_layer, gate, experts, profiler, shared=shared, behind=behind, replaces=replaces))
         return blocks
+
+    def _dense(
+        self,
+        decoder: DecoderConfig,
+        layers: Layers,
+        block: str,
+        norm: NormConfig,
+        behind: Callable[[Hidden], Hidden] | None,
+    ) -> Block:
+        if behind is None and not decoder.replaces and not self.shared_limit:
+            return layers.gated_mlp(block, norm, self.names.dense)
+        weights = layers.weights
+        mlp = SharedExpert(weights, block, names=self.names.dense, limit=self.shared_limit)
+        return DenseBlock(weights.norm(norm), mlp, behind or weights.norm(None), replaces=decoder.replaces)
 
     def _shared(self, weights: Weights, block: str) -> SharedExpert | None:
         if not self.num_shared_experts:

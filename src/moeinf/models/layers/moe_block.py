@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from moeinf.models.layers.array_math import Hidden
-from moeinf.models.layers.attention_config import MLP_NAMES, NormConfig
+from moeinf.models.layers.attention_config import MLP_NAMES
 from moeinf.models.layers.protocol import Experts, Router, Weights
 from moeinf.types import Profiler
 
@@ -105,13 +105,21 @@ class SharedExpert:
 
 
 class DenseBlock:
-    """x += behind(mlp(norm(x)))."""
+    """x += behind(mlp(norm(x))); or, where it replaces its input, x = that."""
 
-    def __init__(self, weights: Weights, prefix: str, norm: NormConfig, behind: Callable[[Hidden], Hidden]) -> None:
-        self._norm, self._mlp, self._behind = weights.norm(norm), SharedExpert(weights, prefix), behind
+    def __init__(
+        self,
+        norm: Callable[[Hidden], Hidden],
+        mlp: Callable[[Hidden], Hidden],
+        behind: Callable[[Hidden], Hidden],
+        *,
+        replaces: bool = False,
+    ) -> None:
+        self._norm, self._mlp, self._behind, self._replaces = norm, mlp, behind, replaces
 
     def add_to(self, x: Hidden) -> None:
-        x += self._behind(self._mlp(self._norm(x)))
+        out = self._behind(self._mlp(self._norm(x)))
+        x[...] = out if self._replaces else x + out
 
 
 class SquaredReluMLP:

@@ -17,6 +17,7 @@ struct LatentShape {
   std::int64_t rotary_pairs;      // > 0; of a head's query, and of the key that all heads share
   bool interleaved;               // pairs are (2 i, 2 i + 1), not (i, i + rotary_pairs)
   float scale;                    // of the scores
+  const float* sinks = nullptr;   // [num_heads]: a further score of each head, whose weight goes nowhere
 
   std::int64_t query_dim() const { return qk_nope_head_dim + 2 * rotary_pairs; }
   std::int64_t width() const { return rank + 2 * rotary_pairs; }  // of a row

@@ -5,6 +5,7 @@ Tensors have the names of the published checkpoints; transformers saves those ou
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -16,6 +17,7 @@ from moeinf.models.layers.array_math import Array, Hidden
 from moeinf.models.layers.attention_config import CompressedHeads, IndexHeads, NormConfig, Shapes
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, LayerNorms, parse_decoder
 from moeinf.models.layers.deepseek_moe import BlockNames, DeepseekMoe, SigmoidRouter
+from moeinf.models.layers.kv_cache import LayerState
 from moeinf.models.layers.latent.compressed import (
     MATRICES,
     CompressedAttention,
@@ -23,24 +25,26 @@ from moeinf.models.layers.latent.compressed import (
     compressed_shapes,
     compressed_workspace,
 )
-from moeinf.models.layers.protocol import Attention, Experts, Layers, Router, Weights
+from moeinf.models.layers.protocol import Experts, Layers, Router, Weights
 from moeinf.models.layers.rope import Rope, of_kind, rope_fields, rope_of
 from moeinf.models.layers.streams.hash_table import HashColumns
-from moeinf.models.layers.streams.hyper import StreamedAttention, streamed
-from moeinf.models.layers.streams.mixed_residual import (
-    MixedResidual,
-    MixedStreams,
-    mixed_residual_shapes,
-    mixed_streams_workspace,
+from moeinf.models.layers.streams.mixed_decoder import (
+    Beside,
+    StreamNames,
+    mixed_decoder,
+    mixed_decoder_shapes,
+    with_streams,
 )
+from moeinf.models.layers.streams.mixed_residual import MixedStreams
 from moeinf.models.layers.streams.ngram_layer import Given
-from moeinf.models.layers.streams.spread import NoColumns, StreamsStem
+from moeinf.models.layers.streams.spread import NoColumns
 from moeinf.types import ExpertForm, Profiler, TensorPlan, Workspace
 
 _WINDOW, _SPARSE, _HEAVY = "sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"
 _RATES = {_SPARSE: 4, _HEAVY: 128}  # tokens that an entry stands for, where config.json does not say
 _OLD_RATES = {_SPARSE: "compress_rate_csa", _HEAVY: "compress_rate_hca"}
 _NAMES = BlockNames(block="ffn.", bias="gate.bias", experts=("w1", "w3", "w2"), in_shared=("w1", "w3", "w2"))
+_STREAMS = StreamNames("hc_attn_", "hc_ffn_", "hc_head_")
 _TABLE = "gate.tid2eid"
 
 
@@ -235,7 +239,7 @@ class Family(DecoderFamily):
         self.decoder, self.moe, self.num_shared_experts = c.decoder, c.blocks.moe, c.blocks.num_shared_experts
 
     def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
-        c, weights, given = self._config, layers.weights, Given()
+        c, given = self._config, Given()
         d = c.decoder
 
         def router(weights: Weights, blocks: DeepseekMoe, block: str, norm: NormConfig) -> Router:
@@ -244,17 +248,14 @@ class Family(DecoderFamily):
             return LearnedRouter(weights, blocks, block, norm)
 
         blocks = c.blocks.blocks(d, layers, experts, profiler, router)
-        attention, entries = list[Attention](), list[CompressedAttention]()
+        attention, states = list[CompressedAttention](), list[Callable[[int], LayerState]]()
         for i in range(d.num_layers):
-            layer = CompressedAttention(layers, c.attention, d.attention_site(i, "attn"), d.num_layers + len(entries))
-            entries += [layer] if c.attention.heads[i].rate else []
-            attention.append(StreamedAttention(MixedResidual(weights, c.streams, f"layers.{i}.hc_attn_"), layer))
-            blocks[i] = streamed(MixedResidual(weights, c.streams, f"layers.{i}.hc_ffn_"), blocks[i])
-        last = MixedResidual(weights, c.streams, "hc_head_", writes=False)
+            number = d.num_layers + len(states)
+            attention.append(CompressedAttention(layers, c.attention, d.attention_site(i, "attn"), number))
+            states += [attention[-1].new_entries] if c.attention.heads[i].rate else []
         columns = HashColumns(layers, self._tables) if self._tables else NoColumns()
-        more = [layer.new_entries for layer in entries]
-        stem = StreamsStem(layers, d, c.streams.count, lambda x: last.read(x)[0], columns, given, more)
-        return Decoder(d, layers, blocks, experts, profiler, attention, stem)
+        beside = Beside(columns, given, states)
+        return mixed_decoder(d, c.streams, _STREAMS, layers, attention, blocks, experts, profiler, beside)
 
     @property
     def _tables(self) -> list[str]:
@@ -266,9 +267,7 @@ class Family(DecoderFamily):
         c, shapes = self._config, Shapes()
         for i in range(c.decoder.num_layers):
             shapes |= compressed_shapes(c.attention, c.decoder.attention_site(i, "attn"))
-            for part in ("attn", "ffn"):
-                shapes |= mixed_residual_shapes(c.streams, f"layers.{i}.hc_{part}_")
-        return shapes | mixed_residual_shapes(c.streams, "hc_head_", writes=False)
+        return shapes | mixed_decoder_shapes(c.decoder, c.streams, _STREAMS)
 
     def block_shapes(self) -> Shapes:
         shapes = self._config.blocks.shapes(self.decoder)
@@ -307,9 +306,8 @@ class Family(DecoderFamily):
     @property
     def attention_workspace(self) -> Workspace:
         c = self._config
-        found = compressed_workspace(c.attention) | mixed_streams_workspace(c.streams)
-        beside = c.streams.width + 2 * c.streams.hidden_size + len(c.hashed) * c.blocks.moe.top_k
-        return replace(found, token=found.token + beside)
+        found = with_streams(compressed_workspace(c.attention), c.streams)
+        return replace(found, token=found.token + len(c.hashed) * c.blocks.moe.top_k)
 
     @property
     def cache_numbers(self) -> int:

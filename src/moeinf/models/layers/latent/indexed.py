@@ -23,13 +23,12 @@ from moeinf.models.layers.latent.mla import INSIDE, LatentAttention, LatentConfi
 from moeinf.models.layers.protocol import IndexedCore, Layers, Positions
 from moeinf.types import TensorPlan, Workspace
 
-_KEY_EPS = 1e-6  # of the norm of keys, in the published code
-
 
 @dataclass(frozen=True, slots=True)
 class IndexConfig:
     heads: IndexHeads
     choosing: tuple[bool, ...]  # layers with an indexer; others attend to what the last of these has chosen
+    key_eps: float = 1e-6  # of the norm of keys; the published code of most leaves it at this
 
     @staticmethod
     def parse(f: Fields, latent: LatentConfig, choosing: tuple[bool, ...], *, interleaved: bool) -> IndexConfig:
@@ -101,6 +100,7 @@ class IndexedLatentAttention(LatentAttention):
     ) -> None:
         """norm: the one in front, of a family that has its own."""
         self._index, self._shared, self._chooses = index.heads, shared, index.choosing[layer]
+        self._replaces = decoder.replaces
         super().__init__(layers, decoder, c, layer)
         self._norm = norm or self._norm
         weights, prefix = layers.weights, f"{decoder.prefix}layers.{layer}.self_attn.indexer."
@@ -108,7 +108,7 @@ class IndexedLatentAttention(LatentAttention):
             self._index_queries, self._index_keys, self._index_weights = (
                 weights.linear(f"{prefix}{name}.weight") for name in ("wq_b", "wk", "weights_proj")
             )
-            self._key_norm = weights.norm(NormConfig(f"{prefix}k_norm.weight", _KEY_EPS, "layer"))
+            self._key_norm = weights.norm(NormConfig(f"{prefix}k_norm.weight", index.key_eps, "layer"))
 
     def make_core(self, layers: Layers, keys_values: str, heads: LatentHeads, layer: int) -> IndexedCore:
         self._indexed = layers.indexed_core(keys_values, heads, self._index, layer, keeps_keys=self._chooses)
@@ -133,4 +133,5 @@ class IndexedLatentAttention(LatentAttention):
                 self._shared.parts[at] = core.choose(queries, weights, cache, positions, at)
             chosen = self._shared.parts[at]
             mixed = core.attend_to(expanded, chosen, cache, positions, at)
-            x[at : at + size] += self._output(self._gated(mixed, gates))
+            out = self._output(self._gated(mixed, gates))
+            x[at : at + size] = out if self._replaces else x[at : at + size] + out

@@ -39,6 +39,8 @@ class LatentConfig:
     value_dim: int
     biased: bool
     head_gates: bool = False  # sigmoid(g_proj x), one number a head, multiplies the heads' outputs
+    value_gates: str | None = None  # what makes the same of each number of the heads' outputs
+    sinks: str | None = None  # a further score of each head, whose weight goes nowhere
     query_gates: bool = False  # q_b_proj makes of [norm(compressed), compressed] each head's query, and then gates
     module: str = "self_attn"  # what the tensors of a layer have in their names
     output: str = "o_proj"  # what the projection of all heads' outputs is called
@@ -88,6 +90,10 @@ def latent_shapes(decoder: DecoderConfig, c: LatentConfig) -> Shapes:
     }
     if c.head_gates:
         one["g_proj.weight"] = (heads, hidden)
+    if c.value_gates is not None:
+        one[f"{c.value_gates}.weight"] = (heads * c.value_dim, hidden)
+    if c.sinks is not None:
+        one[c.sinks] = (heads,)
     queries = heads * (c.qk_nope_head_dim + c.rotary_dim)
     if c.query_rank is None:
         one["q_proj.weight"] = (queries, hidden)
@@ -108,6 +114,7 @@ def latent_shapes(decoder: DecoderConfig, c: LatentConfig) -> Shapes:
 def latent_workspace(decoder: DecoderConfig, c: LatentConfig) -> Workspace:
     """Input and output, rows, queries and mixtures of a pass; what is taken into the latents' space is bounded."""
     row, head = c.rank + c.rotary_dim, c.qk_nope_head_dim + c.rotary_dim + 2 * c.value_dim
+    head += 0 if c.value_gates is None else 2 * c.value_dim
     return Workspace(
         token=2 * decoder.attention.hidden_size + 3 * row + c.num_heads * head,
         fixed=INSIDE,
@@ -147,10 +154,12 @@ class LatentAttention:
             self._expanded = linear("q_b_proj")
         self._rows = linear("kv_a_proj_with_mqa")
         self._latent_norm = weights.norm(NormConfig(f"{prefix}kv_a_layernorm.weight", LATENT_EPS))
-        heads = LatentHeads(c.num_heads, c.qk_nope_head_dim, a.rope, a.scale, a.sharpening)
+        sinks = None if c.sinks is None else prefix + c.sinks
+        heads = LatentHeads(c.num_heads, c.qk_nope_head_dim, a.rope, a.scale, a.sharpening, sinks)
         self._core = self.make_core(layers, f"{prefix}kv_b_proj.weight", heads, layer)
         self._output = linear(c.output)
-        self._gates = linear("g_proj") if c.head_gates else None
+        gates = "g_proj" if c.head_gates else c.value_gates
+        self._gates = None if gates is None else linear(gates)
 
     def make_core(self, layers: Layers, keys_values: str, heads: LatentHeads, layer: int) -> LatentCore:
         return layers.latent_core(keys_values, heads, layer)
@@ -175,7 +184,7 @@ class LatentAttention:
             both = self._expanded(self._math.concatenate([compressed, raw], 1)).reshape(tokens, c.num_heads, -1)
             own = c.qk_nope_head_dim + c.rotary_dim
             return compressed, both[:, :, :own].reshape(tokens, c.num_heads * own), both[:, :, own:]
-        gates = None if self._gates is None else self._gates(hidden)[:, :, None]
+        gates = None if self._gates is None else self._gates(hidden).reshape(tokens, c.num_heads, -1)
         return compressed, self._expanded(compressed), gates
 
     def _gated(self, mixed: Hidden, gates: Hidden | None) -> Hidden:

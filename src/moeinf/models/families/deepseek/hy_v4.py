@@ -1,0 +1,100 @@
+"""Hunyuan 4: GLM-5's attention with gates and sinks, between hyper-connections that mix no streams (HYV4ForCausalLM).
+
+Tensors have the names of the published checkpoints, of which transformers saves some under others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from moeinf.models.families.deepseek import deepseek_v32
+from moeinf.models.fields import Fields
+from moeinf.models.layers.attention_config import Shapes
+from moeinf.models.layers.decoder import Decoder
+from moeinf.models.layers.deepseek_moe import DeepseekMoe, sparse_layers
+from moeinf.models.layers.latent.indexed import IndexConfig, Selection
+from moeinf.models.layers.latent.mla import parse_latent
+from moeinf.models.layers.protocol import Experts, Layers
+from moeinf.models.layers.streams.mixed_decoder import StreamNames, mixed_decoder, mixed_decoder_shapes, with_streams
+from moeinf.models.layers.streams.mixed_residual import MixedStreams
+from moeinf.types import ExpertForm, Profiler, TensorPlan, Workspace
+
+_STREAMS = StreamNames("hc_attn_layer.hc_pre.hc_", "hc_mlp_layer.hc_pre.hc_", "hc_head.hc_head_")
+
+
+@dataclass(frozen=True, slots=True)
+class Config(deepseek_v32.Config):
+    streams: MixedStreams
+    limit: float  # of what the activation of the routed experts is given
+
+
+def _parse(f: Fields) -> Config:
+    for name, *allowed in (
+        ("scoring_func", "sigmoid"),
+        ("gated_mla", True),
+        ("gating_type", "elementwise"),
+        ("learnable_sink", True),
+        ("enable_ihc", True),
+    ):
+        f.only(name, *allowed, None)
+    f.present("routed_scaling_factor", "swiglu_limit")
+    decoder, latent = parse_latent(f, interleaved=False, norm_eps=1e-5)
+    num_layers, a = decoder.num_layers, decoder.attention
+    f.kinds("layer_types", num_layers, "indexed_attention", "deepseek_sparse_attention")
+    latent = replace(latent, value_gates="linear_gate", sinks="learnable_sink_param")
+    index = IndexConfig.parse(f, latent, _choosing(f, num_layers), interleaved=False)
+    index = replace(index, heads=replace(index.heads, at_end=True), key_eps=a.norm_eps)
+    layers = sparse_layers(f, num_layers, first_dense=1)
+    blocks = DeepseekMoe.parse(f, num_layers, normalise=True, corrected=True, moe_layers=layers)
+    eps = f.number("hc_eps", 1e-6)
+    streams = MixedStreams(
+        f.count("hc_mult", 4, minimum=2, maximum=64),
+        a.hidden_size,
+        a.norm_eps,
+        eps,
+        magnitude=f.number("hc_magnitude", 2.0),
+        after_eps=eps,
+    )
+    return Config(replace(decoder, replaces=True), latent, blocks, index, streams, f.number("swiglu_limit"))
+
+
+def _choosing(f: Fields, num_layers: int) -> tuple[bool, ...]:
+    kinds = f.kinds("indexer_types", num_layers, "full", "shared")
+    if kinds is None:
+        return tuple(i == 0 or i % 4 == 1 for i in range(num_layers))
+    return tuple(kind == "full" for kind in kinds)
+
+
+class Family(deepseek_v32.Family):
+    name = "hy_v4"
+    parse = staticmethod(_parse)
+    _config: Config
+
+    def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
+        c, selection = self._config, Selection()
+        blocks = c.blocks.blocks(c.decoder, layers, experts, profiler, self.router)
+        attention = [self.layer(layers, i, selection) for i in range(c.decoder.num_layers)]
+        return mixed_decoder(c.decoder, c.streams, _STREAMS, layers, attention, blocks, experts, profiler)
+
+    def attention_shapes(self) -> Shapes:
+        return super().attention_shapes() | mixed_decoder_shapes(self.decoder, self._config.streams, _STREAMS)
+
+    @cached_property
+    def tensors(self) -> TensorPlan:
+        plan = super().tensors
+        return replace(
+            plan,
+            form=ExpertForm("silu_clamped", limit=self._config.limit),
+            matrices=plan.matrices | {name for name in plan.dense if name.endswith(".linear_gate.weight")},
+            ahead=(r"model\.mtp_layers\..*",),
+            renamed={
+                r"\.hc_pre\.(hc_(attn|mlp)_layer)\.": r".\1.hc_pre.",
+                r"\.hc_pre\.hc_head\.": ".hc_head.",
+                r"(\.mlp\.|\.shared_experts\.)linear_gate\.": r"\1gate_proj.",
+            },
+        )
+
+    @property
+    def attention_workspace(self) -> Workspace:
+        return with_streams(super().attention_workspace, self._config.streams)
