@@ -15,7 +15,7 @@ import time
 
 import numpy as np
 
-from moeinf.distributed.frames import ReplyForm, Request, RequestForm
+from moeinf.distributed.frames import ReplyForm, Request, RequestForm, Uses
 from moeinf.distributed.meeting import Facts, Listener, Offer
 from moeinf.distributed.peer import Connection, PeerAddress
 from moeinf.distributed.serving import WorkerServer
@@ -31,8 +31,8 @@ class NoExperts:
     def only(self, mine: BoolArray) -> None:
         pass
 
-    def run(self, request: Request, rows: Float32Array) -> None:
-        pass
+    def run(self, request: Request, rows: Float32Array) -> Uses:
+        return Uses()
 
     def end(self) -> None:
         os._exit(0)

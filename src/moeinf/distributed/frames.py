@@ -14,7 +14,7 @@ from moeinf.types import ByteArray, Float32Array, IntArray, Routing
 
 HEAD_BYTES: Final = 64
 _HEAD: Final = struct.Struct("=10i")
-_VERDICT: Final = struct.Struct("=2i")
+_VERDICT: Final = struct.Struct("=5i")
 _MOST_KEPT: Final = 8
 _KIND, _LAYER, _TOKENS, _PASS_TOKENS, _NUM_ROWS, _REST_BYTES, _GUESS_LAYER, _GUESS_TOKENS, _TOP_K, _GUESSES = range(10)
 
@@ -138,8 +138,19 @@ class RequestForm:
         return self._rest[:num_bytes]
 
 
+class Uses(NamedTuple):
+    """Activations that a reply stands for, as CacheStats counts them."""
+
+    hits: int = 0
+    misses: int = 0
+    late_hits: int = 0  # of the misses
+
+
+_NONE: Final = Uses()
+
+
 class ReplyForm:
-    """A reply: whether it went well, and the rows, or why it did not."""
+    """A reply: whether it went well, what was in memory, and the rows, or why it did not."""
 
     def __init__(self, hidden_size: int) -> None:
         self._hidden_size = hidden_size
@@ -156,20 +167,24 @@ class ReplyForm:
         rows: Float32Array = frame[HEAD_BYTES:].view(np.float32).reshape(-1, self._hidden_size)
         return rows
 
-    def say(self, frame: ByteArray, fault: str = "") -> None:
+    def say(self, frame: ByteArray, fault: str = "", uses: Uses = _NONE) -> None:
         """Writes how it went; a fault overwrites the rows, as far as it fits there."""
         text = fault.encode()[: len(frame) - HEAD_BYTES]
-        _VERDICT.pack_into(frame.data, 0, 1 if fault else 0, len(text))
+        _VERDICT.pack_into(frame.data, 0, 1 if fault else 0, len(text), *uses)
         if text:
             frame[HEAD_BYTES : HEAD_BYTES + len(text)] = np.frombuffer(text, np.uint8)
 
     def fault(self, frame: ByteArray) -> str:
         """ "" where it went well."""
-        failed, length = _VERDICT.unpack_from(frame.data)
+        failed, length, *_ = _VERDICT.unpack_from(frame.data)
         if not failed:
             return ""
         text = frame[HEAD_BYTES : HEAD_BYTES + length].tobytes()
         return text.decode("utf-8", "replace") or "it failed"
+
+    def uses(self, frame: ByteArray) -> Uses:
+        _, _, *counts = _VERDICT.unpack_from(frame.data)
+        return Uses(*counts)
 
 
 def _shape(array: IntArray) -> tuple[int, int]:

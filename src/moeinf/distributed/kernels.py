@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 
 from moeinf._native import Kernels
-from moeinf.distributed.frames import Request
+from moeinf.distributed.frames import Request, Uses
 from moeinf.distributed.group import LostError
 from moeinf.distributed.star import HERE, Star
 from moeinf.runtime.cache.table import BoolArray
@@ -76,9 +76,11 @@ class JoiningKernel:
         while self._elsewhere:
             rank, experts, counts = self._elsewhere[-1]
             try:
-                rows = self.star.connection(rank).collect()
+                connection = self.star.connection(rank)
+                rows = connection.collect()
                 self._profiler.lap("workers")
                 self._kernel.put(experts, rows)
+                self._count(connection.uses)
             except LostError as error:
                 self.star.lose(rank, error)
                 self._compute_here(experts, counts)
@@ -113,6 +115,13 @@ class JoiningKernel:
             else:
                 if rank in wanted:
                     self._asked.append(rank)
+
+    def _count(self, uses: Uses) -> None:
+        """Hits are those of all ranks, so that activations are those of the model; reads are this machine's."""
+        stats = self._tier.stats
+        stats.hits += uses.hits
+        stats.misses += uses.misses
+        stats.late_hits += uses.late_hits
 
     def _compute_here(self, experts: IntArray, counts: IntArray) -> None:
         """What a lost worker was to compute."""

@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from moeinf.distributed.frames import Kind, ReplyForm, Request, RequestForm, order
+from moeinf.distributed.frames import Kind, ReplyForm, Request, RequestForm, Uses, order
 from moeinf.distributed.group import Group, LostError, Transfer
 from moeinf.distributed.meeting import Facts, Offer, call
 from moeinf.errors import WorkerError
@@ -42,6 +42,7 @@ class Connection:
         self._form, self._replies = RequestForm(top_k, hidden_size), ReplyForm(hidden_size)
         self._frame: ByteArray = np.zeros(self._form.frame_bytes, np.uint8)
         self._sent: list[Transfer] = []
+        self.uses = Uses()  # of the last reply
         self._asked: tuple[Transfer, ByteArray] | None = None
         self._heard_s, self._over = time.monotonic(), threading.Event()
         threading.Thread(target=self._keep_pinging, name="ping", daemon=True).start()
@@ -72,12 +73,13 @@ class Connection:
         self._send(self._form.pack(request, self._frame))
 
     def collect(self) -> Float32Array:
-        """The rows of the reply, good until the next `ask`. Raises LostError."""
+        """The rows of the reply, good until the next `ask`; `uses` tells of it then. Raises LostError."""
         assert self._asked is not None
         (receipt, frame), self._asked = self._asked, None
         receipt.wait(REPLY_S)
         if fault := self._replies.fault(frame):
             raise LostError(fault)
+        self.uses = self._replies.uses(frame)
         return self._replies.rows(frame)
 
     @property

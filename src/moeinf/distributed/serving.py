@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from moeinf.distributed.frames import Kind, ReplyForm, Request, RequestForm, kind_of
+from moeinf.distributed.frames import Kind, ReplyForm, Request, RequestForm, Uses, kind_of
 from moeinf.distributed.group import Group, LostError, Transfer
 from moeinf.distributed.meeting import Facts, Listener, Offer
 from moeinf.errors import MoeinfError, WorkerError
@@ -28,8 +28,8 @@ class ServedExperts(Protocol):
         """mine [layers * experts]: which experts are this rank's from now on. Returns when they may be asked for."""
         ...
 
-    def run(self, request: Request, rows: Float32Array) -> None:
-        """Fills rows [request.num_rows, H]. Raises MoeinfError."""
+    def run(self, request: Request, rows: Float32Array) -> Uses:
+        """Fills rows [request.num_rows, H]; returns how many of them found their expert there. Raises MoeinfError."""
         ...
 
     def end(self) -> None:
@@ -157,14 +157,14 @@ class Session:
             sent.wait(SILENT_S)  # its memory is written anew
         frame = self._replies.frame(request.num_rows)
         try:
-            self._experts.run(request, self._replies.rows(frame))
+            uses = self._experts.run(request, self._replies.rows(frame))
         except MoeinfError as error:
             if request.num_rows:
                 self._reply(frame, str(error))
             return
         if request.num_rows:
-            self._reply(frame)
+            self._reply(frame, uses=uses)
 
-    def _reply(self, frame: ByteArray, fault: str = "") -> None:
-        self._replies.say(frame, fault)
+    def _reply(self, frame: ByteArray, fault: str = "", uses: Uses | None = None) -> None:
+        self._replies.say(frame, fault, uses or Uses())
         self._sent = self._group.send(frame)

@@ -116,7 +116,8 @@ class StreamedExperts:
             self._witness.routed(layer, ids, routing.weights)
         with self._tier.lock:
             if self._tier.all_resident:
-                offsets = self._tier.hits(layer, experts, ids.size)
+                num_here = len(experts) if len(ids) == 1 else int(counts.sum())  # other ranks may have some
+                offsets = self._tier.hits(layer, experts, num_here)
                 profiler.lap("policy")
                 kernel.compute(experts, offsets)
             else:

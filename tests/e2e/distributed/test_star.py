@@ -86,6 +86,10 @@ def test_tokens_are_the_same_for_every_number_of_ranks(
         counts = owned(model)
         assert min(counts) > 0 and sum(counts) == demo.manifest.moe.total_experts
         assert all(each.address in model.describe() for each in started)
+        assert model.last is not None
+        stats, moe = model.last.stats, demo.manifest.moe
+        for cache, count in ((stats.prefill_cache, stats.prompt_tokens), (stats.decode_cache, len(stats.token_s))):
+            assert cache.activations == count * moe.num_layers * moe.top_k  # those of all ranks
     with opened(demo, prefetch=False, prefill_chunk=3, **workers.options(*started)) as model:
         assert tokens(model) == oracle  # they serve the next rank 0, which does otherwise
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moeinf.distributed.frames import HEAD_BYTES, Kind, ReplyForm, Request, RequestForm, kind_of, order
+from moeinf.distributed.frames import HEAD_BYTES, Kind, ReplyForm, Request, RequestForm, Uses, kind_of, order
 from moeinf.types import Routing
 
 TOP_K, HIDDEN = 3, 20
@@ -58,8 +58,8 @@ def test_a_reply_has_rows_or_a_fault() -> None:
     form = ReplyForm(HIDDEN)
     frame = form.frame(4)
     form.rows(frame)[:] = wanted = np.arange(4 * HIDDEN, dtype=np.float32).reshape(4, HIDDEN)
-    form.say(frame)
-    assert form.fault(frame) == "" and np.array_equal(form.rows(frame), wanted)
+    form.say(frame, uses=Uses(3, 2, 1))
+    assert form.uses(frame) == Uses(3, 2, 1) and form.fault(frame) == "" and np.array_equal(form.rows(frame), wanted)
     form.say(frame, "the disk is gone")
     assert form.fault(frame) == "the disk is gone"
     form.say(frame, "é" * 4 * HIDDEN * 4)

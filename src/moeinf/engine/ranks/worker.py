@@ -8,7 +8,7 @@ import numpy as np
 
 from moeinf._native import Arena, ExpertKernel
 from moeinf.config import RuntimeConfig
-from moeinf.distributed.frames import ReplyForm, Request, RequestForm
+from moeinf.distributed.frames import ReplyForm, Request, RequestForm, Uses
 from moeinf.distributed.kernels import PartKernel
 from moeinf.distributed.meeting import Facts, Offer
 from moeinf.engine.build_context import BuildContext, Host, Observation, Reporting, policy_of, prefetcher_of
@@ -91,8 +91,14 @@ class WorkerExperts:
         if self.tier.has_room_for_all:
             self.tier.load_all(lambda done, total: None)
 
-    def run(self, request: Request, rows: Float32Array) -> None:
+    def run(self, request: Request, rows: Float32Array) -> Uses:
         """Raises ExpertReadError."""
+        stats = self.tier.stats
+        hits, misses, late_hits = stats.hits, stats.misses, stats.late_hits
+        self._run(request, rows)
+        return Uses(stats.hits - hits, stats.misses - misses, stats.late_hits - late_hits)
+
+    def _run(self, request: Request, rows: Float32Array) -> None:
         self.kernels.begin_pass(request.pass_tokens)
         experts = self._experts
         if request.guess is not None and experts.wants_expectations:
