@@ -32,8 +32,9 @@ class Kind(IntEnum):
 class Request:
     """What rank 0 asks of a worker: to compute its experts of a layer, and what the next layer may need.
 
-    ids [tokens, top_k] and hidden [tokens, H] of the tokens that use an expert of the worker. num_rows: of the reply,
-    one for each token and expert, those of the lowest expert first, each expert's in the order of the tokens.
+    ids [tokens, top_k] and hidden [tokens, width] of the tokens that use an expert of the worker; width: what experts
+    are given, the hidden size or less. num_rows: of the reply, one for each token and expert, those of the lowest
+    expert first, each expert's in the order of the tokens.
     """
 
     layer: int
@@ -51,19 +52,19 @@ class _Shapes(NamedTuple):
     ids: tuple[int, int]
     guess: tuple[int, int]
 
-    def num_bytes(self, hidden_size: int) -> int:
-        return 4 * (self.ids[0] * (self.ids[1] + hidden_size) + 2 * self.guess[0] * self.guess[1])
+    def num_bytes(self, width: int) -> int:
+        return 4 * (self.ids[0] * (self.ids[1] + width) + 2 * self.guess[0] * self.guess[1])
 
-    def parts(self, room: ByteArray, hidden_size: int) -> _Parts:
+    def parts(self, room: ByteArray, width: int) -> _Parts:
         """Ids, the guess's ids and weights, and hidden, as parts of the room."""
-        numbers, ends = room[: self.num_bytes(hidden_size)].view(np.int32), [self.ids[0] * self.ids[1]]
+        numbers, ends = room[: self.num_bytes(width)].view(np.int32), [self.ids[0] * self.ids[1]]
         for _ in range(2):
             ends.append(ends[-1] + self.guess[0] * self.guess[1])
         return (
             numbers[: ends[0]].reshape(self.ids),
             numbers[ends[0] : ends[1]].reshape(self.guess),
             numbers[ends[1] : ends[2]].view(np.float32).reshape(self.guess),
-            numbers[ends[2] :].view(np.float32).reshape(self.ids[0], hidden_size),
+            numbers[ends[2] :].view(np.float32).reshape(self.ids[0], width),
         )
 
 
@@ -73,10 +74,10 @@ _Parts = tuple[Ids, Ids, Float32Array, Float32Array]
 class RequestForm:
     """Packs requests of one model, and reads them. A token's fits the frame."""
 
-    def __init__(self, top_k: int, hidden_size: int) -> None:
-        self._hidden_size = hidden_size
+    def __init__(self, top_k: int, width: int) -> None:
+        self._width = width
         one = 1, top_k
-        self.frame_bytes: Final = HEAD_BYTES + _round_up(_Shapes(one, one).num_bytes(hidden_size))
+        self.frame_bytes: Final = HEAD_BYTES + _round_up(_Shapes(one, one).num_bytes(width))
         self._rest: ByteArray = np.empty(0, np.uint8)
         self._room_bytes = self.frame_bytes - HEAD_BYTES
         self._kept: dict[tuple[_Shapes, int], tuple[ByteArray, _Parts]] = {}
@@ -84,7 +85,7 @@ class RequestForm:
     def pack(self, request: Request, frame: ByteArray) -> ByteArray | None:
         """Fills the frame; returns what is to be sent behind it, which is good until the next call."""
         shapes = _Shapes(_shape(request.ids), (0, 0) if request.guess is None else _shape(request.guess.ids))
-        num_bytes, rest = shapes.num_bytes(self._hidden_size), None
+        num_bytes, rest = shapes.num_bytes(self._width), None
         if num_bytes > self._room_bytes:
             rest = self._rest_of(num_bytes)
         head = (
@@ -124,12 +125,12 @@ class RequestForm:
     def _parts(self, shapes: _Shapes, frame: ByteArray, rest: ByteArray | None) -> _Parts:
         """The places of a request's parts. Those in a frame are kept, as the next token has the same."""
         if rest is not None:
-            return shapes.parts(rest, self._hidden_size)
+            return shapes.parts(rest, self._width)
         kept = self._kept.get((shapes, id(frame)))
         if kept is None or kept[0] is not frame:
             if len(self._kept) >= _MOST_KEPT:
                 self._kept.clear()
-            kept = self._kept[shapes, id(frame)] = frame, shapes.parts(frame[HEAD_BYTES:], self._hidden_size)
+            kept = self._kept[shapes, id(frame)] = frame, shapes.parts(frame[HEAD_BYTES:], self._width)
         return kept[1]
 
     def _rest_of(self, num_bytes: int) -> ByteArray:
@@ -152,19 +153,19 @@ _NONE: Final = Uses()
 class ReplyForm:
     """A reply: whether it went well, what was in memory, and the rows, or why it did not."""
 
-    def __init__(self, hidden_size: int) -> None:
-        self._hidden_size = hidden_size
+    def __init__(self, width: int) -> None:
+        self._width = width
         self._memory: ByteArray = np.empty(0, np.uint8)
 
     def frame(self, num_rows: int) -> ByteArray:
         """A frame for so many rows, good until the next call."""
-        num_bytes = HEAD_BYTES + 4 * num_rows * self._hidden_size
+        num_bytes = HEAD_BYTES + 4 * num_rows * self._width
         if len(self._memory) < num_bytes:
             self._memory = np.zeros(_round_up(num_bytes), np.uint8)
         return self._memory[:num_bytes]
 
     def rows(self, frame: ByteArray) -> Float32Array:
-        rows: Float32Array = frame[HEAD_BYTES:].view(np.float32).reshape(-1, self._hidden_size)
+        rows: Float32Array = frame[HEAD_BYTES:].view(np.float32).reshape(-1, self._width)
         return rows
 
     def say(self, frame: ByteArray, fault: str = "", uses: Uses = _NONE) -> None:

@@ -35,11 +35,11 @@ class PeerAddress:
 class Connection:
     """The way to a worker that is there, until it is lost. Used by one thread at a time, but `watch` and `end`."""
 
-    def __init__(self, address: PeerAddress, key: bytes, facts: Facts, top_k: int, hidden_size: int) -> None:
+    def __init__(self, address: PeerAddress, key: bytes, facts: Facts, top_k: int, width: int) -> None:
         """Raises WorkerError where the worker refuses, LostError where nothing answers."""
         self.offer: Offer
         self.offer, self._group, self._ping = call(address.host, address.port, key, facts)
-        self._form, self._replies = RequestForm(top_k, hidden_size), ReplyForm(hidden_size)
+        self._form, self._replies = RequestForm(top_k, width), ReplyForm(width)
         self._frame: ByteArray = np.zeros(self._form.frame_bytes, np.uint8)
         self._sent: list[Transfer] = []
         self.uses = Uses()  # of the last reply

@@ -14,9 +14,11 @@ import numpy as np
 
 from moeinf.config import RuntimeConfig
 from moeinf.engine.build_context import BuildContext, Weights
+from moeinf.engine.footprint import expert_parts
 from moeinf.errors import UsageError
 from moeinf.runtime.cache.tier import ExpertTier
 from moeinf.runtime.io.protocol import DiskReader
+from moeinf.store.manifest import Manifest
 from moeinf.version import __version__
 
 if TYPE_CHECKING:  # loads torch, which a run on one machine does without
@@ -45,11 +47,11 @@ def join(context: BuildContext, tier: ExpertTier, reader: DiskReader, kernel: Ro
     from moeinf.distributed.star import Star
     from moeinf.distributed.transfer import send_model
 
-    config, kernels, info = context.host.config, context.host.kernels, context.manifest.info
+    config, kernels, width = context.host.config, context.host.kernels, expert_width(context.manifest)
     key, facts = read_key("--worker-key-file", config.worker_key_file), facts_of(context.weights, kernels.isa)
 
     def connect(address: PeerAddress) -> Connection:
-        connection = Connection(address, key, facts, context.manifest.moe.top_k, info.hidden_size)
+        connection = Connection(address, key, facts, context.manifest.moe.top_k, width)
         if not connection.offer.lacks_model:
             return connection
         context.reporting.notify(f"worker {address} has no such model: it is sent there")
@@ -93,6 +95,12 @@ def require_torch(option: str) -> None:
         raise UsageError(f"{option} needs torch: pip install 'moeinf[distributed]'") from None
     if not torch.distributed.is_gloo_available():
         raise UsageError(f"{option} needs a torch that was built with gloo; pip install 'moeinf[distributed]'")
+
+
+def expert_width(manifest: Manifest) -> int:
+    """How many numbers of a token an expert is given, and gives: the model's hidden size, or fewer."""
+    _, _, width, _ = expert_parts(manifest.layout)["up"]
+    return width
 
 
 def facts_of(weights: Weights, isa: str) -> Facts:

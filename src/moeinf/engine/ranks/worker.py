@@ -16,7 +16,7 @@ from moeinf.engine.footprint import footprint_of
 from moeinf.engine.memory_plan import MemoryPlan, plan_memory, reserve_bytes
 from moeinf.engine.opening import open_kernels, read_weights
 from moeinf.engine.placed.experts import parts_of_layers, placed_reads
-from moeinf.engine.ranks.star import capacity_of, facts_of
+from moeinf.engine.ranks.star import capacity_of, expert_width, facts_of
 from moeinf.hardware import Machine, machine
 from moeinf.runtime.cache.cache import ExpertCache
 from moeinf.runtime.cache.loader import Loader
@@ -48,7 +48,7 @@ class WorkerExperts:
         self.kernels = open_kernels(config.threads or here.cores, config.isa)
         self.facts: Facts = facts_of(weights, self.kernels.isa)
         self.plan = _plan(manifest, config, here)
-        self._shape, self._hidden_size = manifest.moe, manifest.info.hidden_size
+        self._shape, self._width = manifest.moe, expert_width(manifest)
         observation = Observation(ActivationCollection(manifest.moe), Profiler())
         context = BuildContext(weights, Host(here, config, self.kernels), observation, reporting)
         arena = Arena(self.plan.cache_bytes)
@@ -81,7 +81,7 @@ class WorkerExperts:
 
     def forms(self) -> tuple[RequestForm, ReplyForm]:
         """How requests to this model, and replies, look."""
-        return RequestForm(self._shape.top_k, self._hidden_size), ReplyForm(self._hidden_size)
+        return RequestForm(self._shape.top_k, self._width), ReplyForm(self._width)
 
     def only(self, mine: BoolArray) -> None:
         """mine by key, perhaps with more behind: which experts are this rank's. Reads them where all have room."""
