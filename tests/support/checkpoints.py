@@ -50,11 +50,17 @@ NUM_SHARDS = 4
 
 
 def random_tensors(config: Mapping[str, Any] = CONFIG, seed: int = 0, layout: int = 0) -> dict[str, Tensor]:
-    """Everything that the config implies, in bf16; layout: of the plan's, the first has tensors for each expert."""
+    """Everything that the config implies, in bf16; layout: of the plan's, the first has tensors for each expert.
+
+    Tables of experts have numbers of them.
+    """
     plan = family_of(dict(config)).tensors
     shapes = dict(plan.dense) | {name: shape for name, (shape, _) in plan.experts[layout].items()}
     generator = torch.Generator().manual_seed(seed)
-    return {name: torch.randn(shape, generator=generator).to(torch.bfloat16) for name, shape in shapes.items()}
+    tensors = {name: torch.randn(shape, generator=generator).to(torch.bfloat16) for name, shape in shapes.items()}
+    for name, count in plan.whole.items():
+        tensors[name] = torch.randint(0, count, shapes[name], generator=generator).to(torch.bfloat16)
+    return tensors
 
 
 def fused(tensors: Mapping[str, Tensor], config: Mapping[str, Any] = CONFIG) -> dict[str, Tensor]:
