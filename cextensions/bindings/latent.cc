@@ -51,7 +51,7 @@ class LatentLayer {
     require(num_heads > 0 && qk_nope_head_dim > 0 && value_dim > 0 &&
                 keys_values_.rows == num_heads * (qk_nope_head_dim + value_dim),
             "the rows of the matrix are not those of so many heads");
-    require(rotary_dim > 0 && rotary_dim % 2 == 0, "rotary_dim is odd or not positive");
+    require(rotary_dim >= 0 && rotary_dim % 2 == 0, "rotary_dim is odd or negative");
     require(!sinks_ || static_cast<std::int64_t>(sinks_->shape(0)) == num_heads, "each head has one sink");
     if (sinks_) shape_.sinks = sinks_->data();
   }

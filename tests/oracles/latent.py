@@ -8,10 +8,16 @@ Angles = tuple[np.ndarray, np.ndarray]  # cos and sin [tokens, rotary_dim / 2]
 
 
 def latent_attention(
-    queries: np.ndarray, rows: np.ndarray, keys_values: np.ndarray, angles: Angles, scale: float, interleaved: bool
+    queries: np.ndarray,
+    rows: np.ndarray,
+    keys_values: np.ndarray,
+    angles: Angles,
+    scale: float,
+    interleaved: bool,
+    sinks: np.ndarray | None = None,
 ) -> np.ndarray:
     """queries [n, heads, plain + rotary] of the last n tokens, rows [tokens, rank + rotary], both not turned yet;
-    keys_values [heads, plain + value, rank] -> [n, heads, value]."""
+    keys_values [heads, plain + value, rank]; sinks [heads]: of a further score each -> [n, heads, value]."""
     queries, rows, keys_values = queries.astype(np.float64), rows.astype(np.float64), keys_values.astype(np.float64)
     first, rank = len(rows) - len(queries), keys_values.shape[2]
     plain = queries.shape[2] - (rows.shape[1] - rank)
@@ -22,9 +28,11 @@ def latent_attention(
     scores = np.einsum("nhk,hsk->nhs", queries[..., :plain], made[..., :plain])
     scores += np.einsum("nhp,sp->nhs", asked, shared.conj()).real
     scores = np.where(np.tri(len(queries), len(rows), first, bool)[:, None], scores * scale, -np.inf)
+    others = np.full(scores.shape[:2], -np.inf) if sinks is None else np.broadcast_to(sinks, scores.shape[:2])
+    scores = np.concatenate([scores, others[..., None]], -1)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     weights /= weights.sum(-1, keepdims=True)
-    mixed: np.ndarray = np.einsum("nhs,hsv->nhv", weights, made[..., plain:])
+    mixed: np.ndarray = np.einsum("nhs,hsv->nhv", weights[..., :-1], made[..., plain:])
     return mixed
 
 

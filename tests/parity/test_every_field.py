@@ -241,6 +241,7 @@ TOO_LARGE = {("qwen4_exp", "ngram_vocab_size_base")}
 
 # What transformers calls the configuration of a family's language model, where it is not the family's own name.
 KNOWN_AS = {
+    "glm5_next": "glm5_next_text",
     "gemma4": "gemma4_text",
     "llama4": "llama4_text",
     "qwen3_5_moe": "qwen3_5_moe_text",

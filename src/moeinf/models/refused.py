@@ -41,7 +41,6 @@ REFUSED: Final = {
     "ernie4_5_vl_moe": f"experts of two sizes in one layer, {_OF_IMAGES}",
     "ernie4_5_vl_moe_text": _part_of("ernie4_5_vl_moe"),
     "glm4v_moe_text": _part_of("glm4v_moe"),
-    "glm5_next": f"sparse attention with an indexer of pooled keys, {_HYPER}, {_CLAMPED}",
     "glm5_next_text": _part_of("glm5_next"),
     "inkling2": f"{_CONVOLUTIONS}, {_OF_SPEECH}",
     "inkling2_text": _part_of("inkling2"),

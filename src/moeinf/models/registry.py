@@ -96,17 +96,18 @@ FAMILIES = (
         "deepseek_v4",
         "deepseek",
         ("DeepSeek-V4-Flash", "DeepSeek-V4-Pro"),
-        "hyper-connections of several streams, mixed by matrices that are doubly stochastic; attention to a window and "
-        "to entries that stand for 4 tokens, which an indexer chooses, or for 128; the experts of the first layers are "
-        "looked up by token; clamped SwiGLU; the layers that predict further tokens are kept, and not run",
+        "streams mixed by doubly stochastic matrices; attention to a window and to entries that stand for 4 tokens, "
+        "chosen by an indexer, or for 128; first experts by a table of tokens; clamped SwiGLU; MTP is kept, not run",
     ),
     FamilyEntry(
         "hy_v4",
         "deepseek",
         ("Hy4-preview",),
-        "GLM-5's attention with a sink for each head and a gate for each number; hyper-connections of several streams; "
-        "clamped SwiGLU; the layers that predict further tokens are kept, and not run",
+        "GLM-5's attention with sinks and gates; hyper-connections; clamped SwiGLU; MTP is kept, not run",
         notes=("other engines rotate neighbouring pairs; here, as in transformers, positions rotate halves",),
+    ),
+    FamilyEntry(
+        "glm5_next", "deepseek", ("GLM-5.3-Flash",), "Kimi Linear's layers, DeepSeek-V4's streams; an indexer of pools"
     ),
     FamilyEntry(
         "glm4_moe",

@@ -34,6 +34,7 @@ def latent_layer(
     sizes: tuple[int, int, int, int],
     interleaved: bool = False,
     scale: float = 1.0,
+    sinks: Float32Array | None = None,
 ) -> _native.LatentLayer:
     heads, plain, value, rotary = sizes
     return _native.LatentLayer(
@@ -45,6 +46,7 @@ def latent_layer(
         rotary_dim=rotary,
         interleaved=interleaved,
         scale=scale,
+        sinks=sinks,
     )
 
 
@@ -71,6 +73,7 @@ class Case:
         self.rows = rng.standard_normal((tokens, self.width), np.float32)
         self.queries = 3 * rng.standard_normal((tokens, heads, plain + rotary), np.float32)
         self.angles = plain_rope(rotary, 1e4, interleaved).tables(0, tokens)
+        self.sinks: Float32Array | None = None
 
     def attended(
         self, kernels: _native.Kernels, passes: list[int], last: int, kept: KVFormat | None = None
@@ -78,7 +81,7 @@ class Case:
         """What the last tokens give [last, heads * value], the tokens taken in passes of such sizes."""
         heads, plain, value, rotary = self.sizes
         matrix = _native.Matrix(self.data, self.kind, heads * (plain + value), self.width - rotary)
-        layer = latent_layer(kernels, matrix, self.sizes, self.interleaved, self.scale)
+        layer = latent_layer(kernels, matrix, self.sizes, self.interleaved, self.scale, self.sinks)
         kept = kept or self.kind
         cache = np.full(format_bytes(kept, (self.tokens, self.width)), 0xFF, np.uint8)  # NaN where not written
         outs, length = [], 0
@@ -95,7 +98,7 @@ class Case:
 
     def expected(self, last: int) -> np.ndarray:
         twin = latent_attention(
-            self.queries[-last:], self.rows, self.keys_values, self.angles, self.scale, self.interleaved
+            self.queries[-last:], self.rows, self.keys_values, self.angles, self.scale, self.interleaved, self.sinks
         )
         return twin.reshape(last, -1)
 
@@ -112,7 +115,7 @@ def assert_near(found: Float32Array, expected: np.ndarray, kind: Kind) -> None:
 @pytest.mark.parametrize("kind", TOLERANCE)
 @pytest.mark.parametrize("heads, rank, plain, value, rotary, interleaved", [
     (1, 1, 1, 1, 2, False), (3, 37, 5, 9, 6, True), (5, 70, 33, 20, 10, False), (33, 16, 3, 2, 4, True),
-    (40, 130, 16, 7, 64, False),
+    (40, 130, 16, 7, 64, False), (3, 20, 5, 9, 0, True),
 ])  # fmt: skip
 def test_attention_of_odd_sizes_equals_its_twin(
     kernels: _native.Kernels, kind: Kind, heads: int, rank: int, plain: int, value: int, rotary: int, interleaved: bool
@@ -182,6 +185,13 @@ def test_a_token_with_longer_runs_than_the_one_before_it_is_near_its_twin(kernel
     assert_near(case.attended(kernels, [8190, 5], 5), case.expected(5), "f32")
 
 
+@pytest.mark.parametrize("passes", [[40], [1] * 40, [1200, 100], [1290, 9, 1]], ids=str)
+def test_sinks_take_their_share_once(kernels: _native.Kernels, passes: list[int]) -> None:
+    case = Case(3, 24, 4, 5, 4, sum(passes))
+    case.sinks = np.array([-2, 5, 9], np.float32)
+    assert_near(case.attended(kernels, passes, 40), case.expected(40), "f32")
+
+
 def test_scores_far_apart_neither_overflow_nor_lose_the_largest(kernels: _native.Kernels) -> None:
     case = Case(4, 32, 8, 8, 8, 300)
     case.queries *= 1000
@@ -191,7 +201,7 @@ def test_scores_far_apart_neither_overflow_nor_lose_the_largest(kernels: _native
 def test_sizes_that_do_not_fit_are_refused() -> None:
     kernels, case = _native.Kernels(1), Case(2, 16, 4, 4, 4, 3)
     matrix = _native.Matrix(case.data, "f32", 16, 16)
-    for heads, plain, value, rotary in ((3, 4, 4, 4), (2, 4, 3, 4), (2, 0, 8, 4), (2, 4, 4, 3), (2, 4, 4, 0)):
+    for heads, plain, value, rotary in ((3, 4, 4, 4), (2, 4, 3, 4), (2, 0, 8, 4), (2, 4, 4, 3), (2, 4, 4, -2)):
         with pytest.raises(ValueError, match=r"rows|rotary_dim"):
             latent_layer(kernels, matrix, (heads, plain, value, rotary))
     quantised = _native.Matrix(np.zeros(16 * 34, np.uint8), "q8_0", 16, 32)

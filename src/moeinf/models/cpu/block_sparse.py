@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from moeinf.models.cpu.attention import Angles, KVState, NativeAttention
-from moeinf.models.cpu.indexed import best, turned_in_front
+from moeinf.models.cpu.indexed import positions_of_best, turned_in_front
 from moeinf.models.cpu.weights import NativeWeights
 from moeinf.models.layers.attention_config import AttentionConfig, AttentionSite, BlockIndex
 from moeinf.models.layers.block_sparse import index_names, index_norms
@@ -94,11 +94,9 @@ class NativeBlockSparse(NativeAttention):
         """queries [tokens, heads, head_dim] -> each token's positions, ascending and with -1 behind, [tokens, most]."""
         index = self._index
         chosen: IntArray = np.full((len(queries), index.most), -1, np.int64)
-        inside = np.arange(index.block)
         for token, heads in enumerate(queries):
-            whole = (start + token + 1) // index.block
-            scores = np.maximum(state.blocks[:whole] @ heads.T, 0).sum(1)
-            blocks = (best(scores, index.num_blocks)[:, None] * index.block + inside).reshape(-1)
-            rest = np.arange(whole * index.block, start + token + 1)
-            chosen[token, : len(blocks) + len(rest)] = np.concatenate([blocks, rest])
+            end = start + token + 1
+            scores = np.maximum(state.blocks[: end // index.block] @ heads.T, 0).sum(1)
+            positions = positions_of_best(scores, index.num_blocks, index.block, end)
+            chosen[token, : len(positions)] = positions
         return chosen

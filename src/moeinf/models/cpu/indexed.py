@@ -78,14 +78,14 @@ class NativeIndexedCore(NativeLatentCore):
     def attend_to(
         self, queries: Float32Array, chosen: object, cache: Cache, positions: Angles, at: int
     ) -> Float32Array:
-        assert isinstance(chosen, np.ndarray)
+        assert isinstance(chosen, np.ndarray | list)
         state: IndexedState = cache.states[self._layer]
         dense = len(queries) - len(chosen)
         out = [self.attend(queries[:dense], cache, positions, at)] if dense else []
         for row, token in enumerate(range(dense, len(queries))):
             rows = state.latents[chosen[row]].reshape(-1)
             query = self.sharpened(queries[token : token + 1], cache.length + at + token)
-            out.append(self._attended(query, rows, self._index.top_k - 1, positions, at + token))
+            out.append(self._attended(query, rows, len(chosen[row]) - 1, positions, at + token))
         mixed: Float32Array = np.concatenate(out)
         return mixed
 
@@ -128,6 +128,15 @@ def scores_of(heads: Float32Array, weights: Float32Array, keys: Float32Array) ->
         np.maximum(products, 0, out=products)
         scores[start : start + _BLOCK] = weights @ products
     return scores
+
+
+def positions_of_best(scores: Float32Array, count: int, block: int, end: int) -> IntArray:
+    """The positions of the best blocks, ascending, and of what lies behind the last whole one before `end`.
+
+    scores: of each whole block, of which there are more than `count`."""
+    blocks = best(scores, count)[:, None] * block + np.arange(block)
+    found: IntArray = np.concatenate([blocks.reshape(-1), np.arange(len(scores) * block, end)])
+    return found
 
 
 def best(scores: Float32Array, count: int) -> IntArray:

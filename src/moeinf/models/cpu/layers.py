@@ -15,6 +15,7 @@ from moeinf.models.cpu.delta import NativeChannelDelta, NativeDeltaNet
 from moeinf.models.cpu.indexed import NativeIndexedCore
 from moeinf.models.cpu.latent import NativeLatentCore
 from moeinf.models.cpu.mamba import NativeMamba2
+from moeinf.models.cpu.pooled import NativePooledCore
 from moeinf.models.cpu.weights import NativeWeights
 from moeinf.models.layers.attention_config import (
     MLP_NAMES,
@@ -71,11 +72,19 @@ class NativeLayers:
         return NativeLatentCore(self.weights, keys_values, self._kept, heads, layer)
 
     def indexed_core(
-        self, keys_values: str, heads: LatentHeads, index: IndexHeads, layer: int, *, keeps_keys: bool
+        self,
+        keys_values: str,
+        heads: LatentHeads,
+        index: IndexHeads,
+        layer: int,
+        *,
+        keeps_keys: bool,
+        pooled: Callable[[Float32Array], Float32Array] | None = None,
     ) -> NativeIndexedCore:
-        return NativeIndexedCore(
-            self.weights, keys_values, self._kept, heads, layer, index=index, keeps_keys=keeps_keys
-        )
+        latent = (self.weights, keys_values, self._kept, heads, layer)
+        if pooled is not None:
+            return NativePooledCore(*latent, index=index, pooled=pooled)
+        return NativeIndexedCore(*latent, index=index, keeps_keys=keeps_keys)
 
     def compressed_core(
         self, heads: CompressedHeads, sinks: Float32Array, pools: PoolsOf[Float32Array] | None, layer: int, number: int

@@ -106,21 +106,12 @@ class DeviceBlockSparse(DeviceAttention):
         if self._config.rope is not None:
             cos, sin = (table.index_select(0, where)[:, None] for table in (positions.cos, positions.sin))
             queries = turned_in_front(queries, cos, sin)
-        numbers = torch.arange(len(blocks), device=where.device)
         size = max(1, _NUMBERS // (index.num_heads * len(blocks)))
         best = []
         for i in range(0, tokens, size):
             scores = torch.relu(queries[i : i + size] @ blocks.T).sum(1)
-            whole = (numbers + 1) * index.block <= where[i : i + size, None] + 1
-            scores = torch.where(whole, scores, -torch.inf)
-            order = torch.sort(scores, dim=-1, descending=True, stable=True)
-            kept = order.indices[:, : index.num_blocks]
-            best.append(torch.where(order.values[:, : index.num_blocks] > -torch.inf, kept, capacity))
-        inside = torch.arange(index.block, device=where.device)
-        of_blocks = (torch.cat(best)[..., None] * index.block + inside).reshape(tokens, -1)
-        rest = ((where + 1) // index.block * index.block)[:, None] + inside[:-1]
-        # What is not seen lies behind the token's position: so does a block that is not whole, as its number is large.
-        return torch.sort(torch.cat([of_blocks, rest], 1), dim=-1).values
+            best.append(best_blocks(scores, where[i : i + size], index.num_blocks, index.block, capacity))
+        return positions_of_blocks(torch.cat(best), where, index.block)
 
     def _blocks(self, state: DeviceBlockKVState, positions: DevicePositions) -> Tensor:
         """The keys of all blocks of the cache, [blocks, head_dim]; those that are not whole yet have no meaning."""
@@ -131,3 +122,21 @@ class DeviceBlockSparse(DeviceAttention):
             return keys[:, 0]
         cos, sin = (table[: count * size : size, None] for table in (positions.cos, positions.sin))
         return turned_in_front(keys, cos, sin)[:, 0]
+
+
+def best_blocks(scores: Tensor, where: Tensor, count: int, block: int, capacity: int) -> Tensor:
+    """Scores of all blocks of the cache [tokens, blocks] to tokens at these positions -> the numbers of the best of
+    those that are whole, [tokens, count]; in place of others `capacity`."""
+    whole = (torch.arange(scores.shape[1], device=where.device) + 1) * block <= where[:, None] + 1
+    order = torch.sort(torch.where(whole, scores, -torch.inf), dim=-1, descending=True, stable=True)
+    return torch.where(order.values[:, :count] > -torch.inf, order.indices[:, :count], capacity)
+
+
+def positions_of_blocks(best: Tensor, where: Tensor, block: int) -> Tensor:
+    """The positions of these blocks, and of what lies behind the last whole one, in their order: [tokens, most].
+
+    What a token does not see lies behind its position: so does a block that is not whole, as its number is large."""
+    inside = torch.arange(block, device=where.device)
+    of_blocks = (best[..., None] * block + inside).reshape(len(best), -1)
+    rest = ((where + 1) // block * block)[:, None] + inside[:-1]
+    return torch.sort(torch.cat([of_blocks, rest], 1), dim=-1).values

@@ -15,7 +15,7 @@ from moeinf.models.layers.attention_config import IndexHeads
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.types import ByteArray
 
-_NUMBERS = 1 << 22  # of scores that exist at once: 16 MiB
+NUMBERS = 1 << 22  # of scores that exist at once: 16 MiB
 
 
 class DeviceIndexedState(DeviceLatentState):
@@ -66,7 +66,7 @@ class DeviceIndexedCore(DeviceLatentCore):
         where = positions_of(positions, at, tokens)
         heads = self._turned(queries.view(tokens, self._index.num_heads, -1), positions, where)
         numbers = torch.arange(cache.capacity, device=queries.device)
-        size = max(1, _NUMBERS // (self._index.num_heads * cache.capacity))
+        size = max(1, NUMBERS // (self._index.num_heads * cache.capacity))
         chosen = []
         for i in range(0, tokens, size):
             products = torch.relu(heads[i : i + size] @ state.keys.T)  # [tokens, num_heads, capacity]

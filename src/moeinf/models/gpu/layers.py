@@ -16,6 +16,7 @@ from moeinf.models.gpu.block_sparse import DeviceBlockSparse
 from moeinf.models.gpu.compressed import DeviceCompressedCore
 from moeinf.models.gpu.indexed import DeviceIndexedCore
 from moeinf.models.gpu.latent import DeviceLatentCore
+from moeinf.models.gpu.pooled import DevicePooledCore
 from moeinf.models.gpu.rotary import DevicePositions, DeviceRotary
 from moeinf.models.gpu.staging import Staging
 from moeinf.models.gpu.weights import DeviceWeights
@@ -83,10 +84,19 @@ class DeviceLayers:
         return DeviceLatentCore(*self._latent(keys_values, heads), self._dtype, heads, layer)
 
     def indexed_core(
-        self, keys_values: str, heads: LatentHeads, index: IndexHeads, layer: int, *, keeps_keys: bool
+        self,
+        keys_values: str,
+        heads: LatentHeads,
+        index: IndexHeads,
+        layer: int,
+        *,
+        keeps_keys: bool,
+        pooled: Callable[[Tensor], Tensor] | None = None,
     ) -> DeviceIndexedCore:
-        latent = self._latent(keys_values, heads)
-        return DeviceIndexedCore(*latent, self._dtype, heads, layer, index=index, keeps_keys=keeps_keys)
+        latent = (*self._latent(keys_values, heads), self._dtype, heads, layer)
+        if pooled is not None:
+            return DevicePooledCore(*latent, index=index, pooled=pooled)
+        return DeviceIndexedCore(*latent, index=index, keeps_keys=keeps_keys)
 
     def _latent(self, keys_values: str, heads: LatentHeads) -> tuple[VectorOps, Tensor, Tensor | None]:
         matrix = self.weights.matrix(keys_values)

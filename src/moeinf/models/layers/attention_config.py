@@ -135,9 +135,20 @@ class IndexHeads:
 
     num_heads: int
     head_dim: int
-    top_k: int  # positions that a token attends to
+    top_k: int  # positions that a token attends to; of pools, without those behind the last whole one
     interleaved: bool  # how the pairs lie that positions rotate
     at_end: bool = False  # whether these lie at the end of a head, and not at its beginning
+    pool: int = 0  # tokens that have one key and are chosen together, where these are more than one
+
+    @property
+    def kept(self) -> int:
+        """Numbers of a token that keys are made of."""
+        return 2 * self.head_dim if self.pool else self.head_dim
+
+    @property
+    def most(self) -> int:
+        """Positions that a token attends to at most."""
+        return self.top_k + max(self.pool - 1, 0)
 
 
 @dataclass(frozen=True, slots=True)

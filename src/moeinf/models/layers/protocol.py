@@ -130,7 +130,7 @@ class IndexedCoreOf(LatentCoreOf[A, P_contra], Protocol[A, P_contra]):
     """The same, but that each token attends to a few positions which are chosen by index keys (indexed.py)."""
 
     def store_keys(self, keys: A, cache: Cache, positions: P_contra) -> None:
-        """keys [tokens, head_dim]: rotated at their beginnings, and stored behind those seen."""
+        """keys [tokens, head_dim]: rotated, and stored behind those seen; or what keys of pools are made of."""
         ...
 
     def choose(self, queries: A, weights: A, cache: Cache, positions: P_contra, at: int) -> object:
@@ -274,9 +274,17 @@ class LayersOf(Protocol[A, P, R_co]):
         ...
 
     def indexed_core(
-        self, keys_values: str, heads: LatentHeads, index: IndexHeads, layer: int, *, keeps_keys: bool
+        self,
+        keys_values: str,
+        heads: LatentHeads,
+        index: IndexHeads,
+        layer: int,
+        *,
+        keeps_keys: bool,
+        pooled: Callable[[A], A] | None = None,
     ) -> IndexedCoreOf[A, P]:
-        """keeps_keys: whether the layer has index keys of its own, as one does that chooses."""
+        """keeps_keys: whether the layer has index keys of its own, as one does that chooses. pooled: makes one key of
+        those that are stored of a pool, [pools, tokens of one, kept] -> [pools, head_dim]."""
         ...
 
     def compressed_core(

@@ -14,7 +14,7 @@ struct LatentShape {
   std::int64_t num_heads, rank;   // rank: of a latent
   std::int64_t qk_nope_head_dim;  // of the part of a head's query that is not rotated
   std::int64_t value_dim;         // of what a head gives
-  std::int64_t rotary_pairs;      // > 0; of a head's query, and of the key that all heads share
+  std::int64_t rotary_pairs;      // of a head's query, and of the key that all heads share; may be 0
   bool interleaved;               // pairs are (2 i, 2 i + 1), not (i, i + rotary_pairs)
   float scale;                    // of the scores
   const float* sinks = nullptr;   // [num_heads]: a further score of each head, whose weight goes nowhere

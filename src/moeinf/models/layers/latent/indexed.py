@@ -47,7 +47,8 @@ class IndexConfig:
     @property
     def token_bytes(self) -> int:
         """What the index keys of a token take, float32 in every type of cache."""
-        return 4 * self.heads.head_dim * sum(self.choosing)
+        key = self.heads.kept + (-(-self.heads.head_dim // self.heads.pool) if self.heads.pool else 0)
+        return 4 * key * sum(self.choosing)
 
 
 def index_shapes(decoder: DecoderConfig, latent: LatentConfig, c: IndexConfig) -> Shapes:
@@ -111,8 +112,19 @@ class IndexedLatentAttention(LatentAttention):
             self._key_norm = weights.norm(NormConfig(f"{prefix}k_norm.weight", index.key_eps, "layer"))
 
     def make_core(self, layers: Layers, keys_values: str, heads: LatentHeads, layer: int) -> IndexedCore:
-        self._indexed = layers.indexed_core(keys_values, heads, self._index, layer, keeps_keys=self._chooses)
+        self._indexed = layers.indexed_core(
+            keys_values, heads, self._index, layer, keeps_keys=self._chooses, pooled=self.pooling
+        )
         return self._indexed
+
+    @property
+    def pooling(self) -> Callable[[Hidden], Hidden] | None:
+        """What makes the keys of pools, as Layers.indexed_core takes it."""
+        return None
+
+    def keys(self, hidden: Hidden) -> Hidden:
+        """What the core is given of tokens."""
+        return self._key_norm(self._index_keys(hidden))
 
     def new_state(self, capacity: int) -> LayerState:
         return self._indexed.new_state(capacity)
@@ -121,7 +133,7 @@ class IndexedLatentAttention(LatentAttention):
         core, tokens, hidden = self._indexed, len(x), self._norm(x)
         self._store(hidden, cache, positions)
         if self._chooses:
-            core.store_keys(self._key_norm(self._index_keys(hidden)), cache, positions)
+            core.store_keys(self.keys(hidden), cache, positions)
             self._shared.parts.clear()
         size = core.at_once(tokens)
         scale = (self._index.num_heads * self._index.head_dim) ** -0.5
@@ -135,3 +147,35 @@ class IndexedLatentAttention(LatentAttention):
             mixed = core.attend_to(expanded, chosen, cache, positions, at)
             out = self._output(self._gated(mixed, gates))
             x[at : at + size] = out if self._replaces else x[at : at + size] + out
+
+
+class PooledLatentAttention(IndexedLatentAttention):
+    """The same where neighbouring positions have one key, a mixture of theirs by number, and are chosen together."""
+
+    def __init__(self, layers: Layers, decoder: DecoderConfig, c: LatentConfig, index: IndexConfig, layer: int) -> None:
+        weights, prefix = layers.weights, f"{decoder.prefix}layers.{layer}.self_attn.indexer.index_kpool_compress_"
+        self._pool_gates, self._pool_bias = weights.linear(f"{prefix}gate"), weights.vector(f"{prefix}ape")
+        self._pool_bias = self._pool_bias.reshape(index.heads.pool, -1)
+        super().__init__(layers, decoder, c, index, layer, Selection())
+
+    def keys(self, hidden: Hidden) -> Hidden:
+        return self._math.concatenate([super().keys(hidden), self._pool_gates(hidden)], 1)
+
+    @property
+    def pooling(self) -> Callable[[Hidden], Hidden]:
+        return self._pooled
+
+    def _pooled(self, kept: Hidden) -> Hidden:
+        """[pools, tokens, keys and gates] -> [pools, head_dim]."""
+        math, size = self._math, self._index.head_dim
+        gates = kept[:, :, size:] + self._pool_bias
+        shares = math.exp(gates - math.max(gates, 1, True))
+        return math.sum(kept[:, :, :size] * shares, 1, False) / math.sum(shares, 1, False)
+
+
+def pool_shapes(decoder: DecoderConfig, c: IndexConfig) -> Shapes:
+    """Names and shapes of what pools need besides, of all layers that choose."""
+    hidden, size = decoder.attention.hidden_size, c.heads.head_dim
+    prefixes = [f"{decoder.prefix}layers.{i}.self_attn.indexer." for i, own in enumerate(c.choosing) if own]
+    shapes: Shapes = {f"{prefix}index_kpool_compress_ape": (c.heads.pool, size) for prefix in prefixes}
+    return shapes | {f"{prefix}index_kpool_compress_gate": (size, hidden) for prefix in prefixes}

@@ -15,13 +15,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from moeinf.models.fields import Fields
 from moeinf.models.layers.array_math import Hidden
 from moeinf.models.layers.attention_config import LatentHeads, NormConfig, Shapes
 from moeinf.models.layers.decoder import DecoderConfig, parse_decoder
 from moeinf.models.layers.kv_cache import Cache, LayerState
 from moeinf.models.layers.protocol import LatentCore, Layers, Positions
-from moeinf.models.layers.rope import mscale, rope_fields, rope_of
+from moeinf.models.layers.rope import Rope, mscale, rope_fields, rope_of
 from moeinf.types import LatentSizes, TensorPlan, Workspace
 
 LATENT_EPS = 1e-6  # of the norms of latents: the published code leaves them at their default, whatever rms_norm_eps is
@@ -43,22 +45,32 @@ class LatentConfig:
     sinks: str | None = None  # a further score of each head, whose weight goes nowhere
     query_gates: bool = False  # q_b_proj makes of [norm(compressed), compressed] each head's query, and then gates
     module: str = "self_attn"  # what the tensors of a layer have in their names
+    eps: float = LATENT_EPS  # of the norms of latents
     output: str = "o_proj"  # what the projection of all heads' outputs is called
 
 
 def parse_latent(
-    f: Fields, *, interleaved: bool, norm_eps: float = 1e-6, also: tuple[str, ...] = (), partial: float = 1.0
+    f: Fields,
+    *,
+    interleaved: bool,
+    norm_eps: float = 1e-6,
+    also: tuple[str, ...] = (),
+    partial: float = 1.0,
+    rotated: bool = True,
 ) -> tuple[DecoderConfig, LatentConfig]:
     """interleaved: how the family's rotary pairs lie; norm_eps: its default; also: as `rope_of` takes it; partial: what
-    partial_rotary_factor may say of heads whose last part is rotated.
+    partial_rotary_factor may say of heads whose last part is rotated. rotated: False where no part is.
 
     The decoder's attention is what the rows are attended to with.
     """
-    rotary_dim, context_length = f.count("qk_rope_head_dim", minimum=2), f.count("max_position_embeddings")
+    rotary_dim = f.count("qk_rope_head_dim", minimum=2) if rotated else f.count("qk_rope_head_dim", 0, 0, 0)
+    context_length = f.count("max_position_embeddings")
     rank, nope_dim = f.count("kv_lora_rank"), f.count("qk_nope_head_dim")
     f.only("partial_rotary_factor", 1.0, None)
     rope_fields(f).only("partial_rotary_factor", partial, None)
-    rope = rope_of(f, rotary_dim, 1e4, context_length, interleaved=interleaved, also=also)
+    rope = Rope(np.zeros(0, np.float32), interleaved=interleaved)
+    if rotated:
+        rope = rope_of(f, rotary_dim, 1e4, context_length, interleaved=interleaved, also=also)
     # yarn sharpens the scores besides (published code: softmax_scale * mscale * mscale)
     sharpened, r = (nope_dim + rotary_dim) ** -0.5, rope_fields(f)
     if r.get("mscale_all_dim"):
@@ -150,10 +162,10 @@ class LatentAttention:
             self._expanded = linear("q_proj")
         else:
             self._into = linear("q_a_proj")
-            self._query_norm = weights.norm(NormConfig(f"{prefix}q_a_layernorm.weight", LATENT_EPS))
+            self._query_norm = weights.norm(NormConfig(f"{prefix}q_a_layernorm.weight", c.eps))
             self._expanded = linear("q_b_proj")
         self._rows = linear("kv_a_proj_with_mqa")
-        self._latent_norm = weights.norm(NormConfig(f"{prefix}kv_a_layernorm.weight", LATENT_EPS))
+        self._latent_norm = weights.norm(NormConfig(f"{prefix}kv_a_layernorm.weight", c.eps))
         sinks = None if c.sinks is None else prefix + c.sinks
         heads = LatentHeads(c.num_heads, c.qk_nope_head_dim, a.rope, a.scale, a.sharpening, sinks)
         self._core = self.make_core(layers, f"{prefix}kv_b_proj.weight", heads, layer)

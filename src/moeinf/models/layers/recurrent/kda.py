@@ -31,6 +31,7 @@ class KdaConfig:
     norm_eps: float
     whole: bool = False  # decays and gates are projected at once (f_proj, g_proj), not through head_dim numbers
     lower_bound: float | None = None  # of the logarithms of decays, which are then lower_bound sigmoid(e^A_log step)
+    flat_decays: bool = False  # A_log is [heads], as it is where decays are projected at once
     output: str = "o_proj"  # what the projection of all heads' outputs is called
 
     @staticmethod
@@ -61,7 +62,7 @@ def kda_shapes(c: KdaConfig, prefix: str) -> Shapes:
         shapes |= {f"{prefix}{n}_a_proj.weight": (c.head_dim, c.hidden_size) for n in "fg"}
         shapes |= {f"{prefix}{n}_b_proj.weight": (c.width, c.head_dim) for n in "fg"}
     return shapes | {
-        f"{prefix}A_log": (c.num_heads,) if c.whole else (1, 1, c.num_heads, 1),
+        f"{prefix}A_log": (c.num_heads,) if c.whole or c.flat_decays else (1, 1, c.num_heads, 1),
         f"{prefix}dt_bias": (c.width,),
         f"{prefix}b_proj.weight": (c.num_heads, c.hidden_size),
         f"{prefix}o_norm.weight": (c.head_dim,),
@@ -90,7 +91,7 @@ class Kda(Generic[A]):
         self._step = weights.vector(f"{prefix}dt_bias")
         self._head_norm = weights.norm(NormConfig(f"{prefix}o_norm.weight", c.norm_eps))
         self._output = weights.linear(f"{prefix}{c.output}.weight")
-        self._rule = layers.channel_delta()
+        self._rule, self._replaces = layers.channel_delta(), site.replaces
 
     def new_state(self, capacity: int) -> RecurrentState[A]:
         c = self._config
@@ -117,7 +118,8 @@ class Kda(Generic[A]):
         rate = math.sigmoid(self._rate(hidden))
         out = self._rule(self._unit(q) * c.head_dim**-0.5, self._unit(k), v, decay, rate, heads, state.new_heads)
         gated = self._head_norm(out.reshape(-1, c.head_dim)) * math.sigmoid(gate.reshape(-1, c.head_dim))
-        x += self._output(gated.reshape(tokens, c.width))
+        out = self._output(gated.reshape(tokens, c.width))
+        x[...] = out if self._replaces else x + out
 
     def _decays(self, steps: A) -> A:
         """[tokens, heads, head_dim] -> the logarithms of decays."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from moeinf.models.layers.array_math import Hidden
 from moeinf.models.layers.attention_config import Shapes
 from moeinf.models.layers.decoder import Decoder, DecoderConfig
 from moeinf.models.layers.kv_cache import LayerState
@@ -27,7 +28,7 @@ class StreamNames:
 
     attention: str  # behind the prefix of a layer
     block: str
-    head: str  # behind that of the decoder
+    head: str | None  # behind that of the decoder; None: the mean of the streams leaves them
 
     def of_layer(self, decoder: DecoderConfig, layer: int) -> tuple[str, str]:
         prefix = f"{decoder.prefix}layers.{layer}."
@@ -61,13 +62,17 @@ def mixed_decoder(
         in_front, behind = names.of_layer(d, i)
         connected.append(StreamedAttention(MixedResidual(weights, c, in_front), layer))
         parts.append(streamed(MixedResidual(weights, c, behind), block))
-    last = MixedResidual(weights, c, d.prefix + names.head, writes=False)
-    stem = StreamsStem(layers, d, c.count, lambda x: last.read(x)[0], beside.columns, beside.given, beside.states)
+    last = None if names.head is None else MixedResidual(weights, c, d.prefix + names.head, writes=False)
+
+    def mixed(x: Hidden) -> Hidden:
+        return stem.state(x) if last is None else last.read(x)[0]
+
+    stem = StreamsStem(layers, d, c.count, mixed, beside.columns, beside.given, beside.states)
     return Decoder(d, layers, parts, experts, profiler, connected, stem)
 
 
 def mixed_decoder_shapes(d: DecoderConfig, c: MixedStreams, names: StreamNames) -> Shapes:
-    shapes = mixed_residual_shapes(c, d.prefix + names.head, writes=False)
+    shapes = Shapes() if names.head is None else mixed_residual_shapes(c, d.prefix + names.head, writes=False)
     for i in range(d.num_layers):
         for name in names.of_layer(d, i):
             shapes |= mixed_residual_shapes(c, name)

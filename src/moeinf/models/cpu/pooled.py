@@ -1,0 +1,66 @@
+"""Latent attention to pools of positions, which are chosen by index keys (layers/latent/indexed.py), on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from moeinf.models.cpu.attention import Angles
+from moeinf.models.cpu.indexed import IndexedState, NativeIndexedCore, positions_of_best, scores_of
+from moeinf.models.layers.attention_config import IndexHeads
+from moeinf.models.layers.kv_cache import Cache
+from moeinf.types import Float32Array, IntArray
+
+
+class PooledState(IndexedState):
+    """`keys` has what the keys of pools are made of; these are made anew where tokens were forgotten."""
+
+    def __init__(self, index: IndexHeads, *latent: Any) -> None:
+        """latent: as LatentState takes them."""
+        super().__init__(index.kept, *latent)
+        self.pools: Float32Array = np.empty((len(self.keys) // index.pool, index.head_dim), np.float32)
+        self.num_pools, self._pool = 0, index.pool  # num_pools: whose keys are made
+
+    def truncate(self, length: int) -> None:
+        self.num_pools = min(self.num_pools, length // self._pool)
+
+
+class NativePooledCore(NativeIndexedCore):
+    """moeinf.models.layers.protocol.IndexedCore; positions rotate neither keys nor queries."""
+
+    def __init__(self, *latent: Any, index: IndexHeads, pooled: Callable[[Float32Array], Float32Array]) -> None:
+        """latent: as NativeLatentCore takes them."""
+        super().__init__(*latent, index=index, keeps_keys=True)
+        self._pooled = pooled
+
+    def new_state(self, capacity: int) -> PooledState:
+        return PooledState(self._index, *self.state_of(capacity))
+
+    def store_keys(self, keys: Float32Array, cache: Cache, positions: Angles) -> None:
+        state: PooledState = cache.states[self._layer]
+        state.truncate(cache.length)  # a pass may have been given up
+        end, size = cache.length + len(keys), self._index.pool
+        state.keys[cache.length : end] = keys
+        first, last = state.num_pools, end // size
+        if first < last:
+            tokens = state.keys[first * size : last * size].reshape(last - first, size, -1)
+            state.pools[first:last] = self._pooled(tokens)
+            state.num_pools = last
+
+    def choose(  # type: ignore[override]
+        self, queries: Float32Array, weights: Float32Array, cache: Cache, positions: Angles, at: int
+    ) -> list[IntArray]:
+        """The positions of each token that does not see all, ascending."""
+        state, index, tokens = cache.states[self._layer], self._index, len(queries)
+        first, heads = cache.length + at, queries.reshape(tokens, index.num_heads, -1)
+        chosen = []
+        for token in range(self._seeing_all(tokens, first), tokens):
+            end = first + token + 1
+            scores = scores_of(heads[token], weights[token], state.pools[: end // index.pool])
+            chosen.append(positions_of_best(scores, index.top_k // index.pool, index.pool, end))
+        return chosen
+
+    def _seeing_all(self, tokens: int, first: int) -> int:
+        return min(max(self._index.top_k + self._index.pool - 1 - first, 0), tokens)

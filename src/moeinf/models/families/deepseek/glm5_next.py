@@ -1,0 +1,156 @@
+"""GLM-5.3-Flash, the language model of it: Kimi Linear's layers with an indexer, between DeepSeek-V4's streams.
+
+Neither kind of layer has positions; the indexer chooses pools of tokens. Checkpoints hold a model of images beside it
+(`model.visual.*`), which is left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from moeinf.errors import CheckpointError
+from moeinf.models.families.deepseek import kimi_linear
+from moeinf.models.fields import Fields
+from moeinf.models.layers.attention_config import Shapes
+from moeinf.models.layers.decoder import Decoder
+from moeinf.models.layers.deepseek_moe import DeepseekMoe, sparse_layers
+from moeinf.models.layers.latent.indexed import (
+    IndexConfig,
+    PooledLatentAttention,
+    index_matrices,
+    index_shapes,
+    index_workspace,
+    pool_shapes,
+)
+from moeinf.models.layers.latent.mla import parse_latent
+from moeinf.models.layers.protocol import Attention, Experts, Layers
+from moeinf.models.layers.recurrent.kda import Kda, KdaConfig
+from moeinf.models.layers.streams.mixed_decoder import StreamNames, mixed_decoder, mixed_decoder_shapes, with_streams
+from moeinf.models.layers.streams.mixed_residual import MixedStreams
+from moeinf.models.text_part import VISION, text_part, tied_as_said_outside
+from moeinf.types import ExpertForm, Profiler, TensorPlan, Workspace
+
+_LINEAR = "linear_attention"
+_STREAMS = StreamNames("hc_attn_", "hc_ffn_", None)
+_OWN = {  # what linear_attn_config of published checkpoints calls these fields
+    "head_dim": "linear_head_dim",
+    "num_heads": "linear_num_heads",
+    "short_conv_kernel_size": "linear_conv_kernel_dim",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Config(kimi_linear.Config):
+    index: IndexConfig
+    streams: MixedStreams
+    limit: float  # of what the activation of all MLPs is given
+
+
+def _parse(f: Fields) -> Config:
+    for name, *allowed in (
+        ("index_kpool_always_select_tail", True),
+        ("index_topk_pattern", None),
+        ("index_topk_freq", 1, 0),
+        ("scoring_func", "sigmoid"),
+        ("topk_method", "noaux_tc"),
+        ("num_key_value_heads", f.get("num_attention_heads")),
+    ):
+        f.only(name, *allowed, None)
+    f.present("q_lora_rank", "routed_scaling_factor", "swiglu_limit")
+    plain = f.replaced(rope_scaling=None, rope_parameters=None)
+    decoder, latent = parse_latent(plain, interleaved=True, norm_eps=1e-5, rotated=False)
+    num_layers, a = decoder.num_layers, decoder.attention
+    kinds = f.kinds("layer_types", num_layers, _LINEAR, "indexed_attention", "full_attention")
+    kinds = kinds or tuple("indexed_attention" if i % 4 == 3 else _LINEAR for i in range(num_layers))
+    linear = frozenset(i for i, kind in enumerate(kinds) if kind == _LINEAR)
+    f.kinds("indexer_types", num_layers, "full")
+    layers = sparse_layers(f, num_layers, first_dense=min(3, num_layers))
+    blocks = DeepseekMoe.parse(f, num_layers, normalise=True, corrected=True, num_future_layers=1, moe_layers=layers)
+    limit = f.number("swiglu_limit")
+    streams = MixedStreams(
+        f.count("hc_mult", 4, minimum=2, maximum=64),
+        a.hidden_size,
+        a.norm_eps,
+        f.number("hc_eps", 1e-6),
+        f.count("hc_sinkhorn_iters", 20, maximum=1000),
+    )
+    return Config(
+        replace(decoder, replaces=True),
+        replace(latent, eps=a.norm_eps),
+        replace(blocks, shared_limit=limit),
+        _kda(f, a.hidden_size, a.norm_eps),
+        linear,
+        _index(f, latent, tuple(i not in linear for i in range(num_layers))),
+        streams,
+        limit,
+    )
+
+
+def _kda(f: Fields, hidden_size: int, norm_eps: float) -> KdaConfig:
+    own = f.within("linear_attn_config")
+    own.refuse_others(*_OWN, "gate_lower_bound", "safe_gate", "kda_layers", "full_attn_layers")
+    own.only("safe_gate", True, None)
+    f = f.replaced(**{name: own.get(theirs) for theirs, name in _OWN.items() if own.get(theirs) is not None})
+    f.present("linear_num_heads", "linear_head_dim")
+    bound = own.get("gate_lower_bound") if "gate_lower_bound" in own else f.get("linear_lower_bound")
+    if "gate_lower_bound" not in own and "linear_lower_bound" not in f:
+        raise CheckpointError(f"{f.where}: linear_lower_bound is missing")
+    if bound is None and own.names:
+        bound = -5.0
+    if bound is not None:
+        number = -bound if isinstance(bound, int | float) and not isinstance(bound, bool) else bound
+        bound = -Fields({"linear_lower_bound": number}, f"{f.where}, less than 0").number("linear_lower_bound")
+    return replace(KdaConfig.parse(f, hidden_size, norm_eps), lower_bound=bound, flat_decays=True)
+
+
+def _index(f: Fields, latent: Any, choosing: tuple[bool, ...]) -> IndexConfig:
+    pool = f.count("index_kpool", 16, minimum=2, maximum=1 << 16)
+    index = IndexConfig.parse(f, latent, (True,), interleaved=True)
+    if index.heads.top_k % pool:
+        raise CheckpointError(f"{f.where}: index_topk {index.heads.top_k} is no multiple of index_kpool {pool}")
+    return replace(index, heads=replace(index.heads, pool=pool), choosing=choosing)
+
+
+class Family(kimi_linear.Family):
+    name = "glm5_next"
+    _config: Config
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        text = text_part(config)
+        tied_as_said_outside(config)
+        c = _parse(text.fields)
+        self._take(replace(c, decoder=replace(c.decoder, prefix=text.prefix)))
+
+    def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
+        c, attention = self._config, list[Attention]()
+        for i in range(c.decoder.num_layers):
+            attention.append(
+                Kda(layers, c.kda, c.decoder.attention_site(i))
+                if i in c.linear_layers
+                else PooledLatentAttention(layers, c.decoder, c.latent, c.index, i)
+            )
+        blocks = c.blocks.blocks(c.decoder, layers, experts, profiler, self.router)
+        return mixed_decoder(c.decoder, c.streams, _STREAMS, layers, attention, blocks, experts, profiler)
+
+    def attention_shapes(self) -> Shapes:
+        c = self._config
+        shapes = super().attention_shapes() | index_shapes(c.decoder, c.latent, c.index)
+        return shapes | pool_shapes(c.decoder, c.index) | mixed_decoder_shapes(c.decoder, c.streams, _STREAMS)
+
+    @cached_property
+    def tensors(self) -> TensorPlan:
+        plan = index_matrices(super().tensors)
+        return replace(
+            plan, form=ExpertForm("silu_clamped", limit=self._config.limit), ignored=(*plan.ignored, VISION), renamed={}
+        )
+
+    @property
+    def attention_workspace(self) -> Workspace:
+        c = self._config
+        return with_streams(super().attention_workspace | index_workspace(c.index), c.streams)
+
+    @property
+    def cache_bytes(self) -> int:
+        return self._config.index.token_bytes

@@ -1,0 +1,70 @@
+"""Latent attention to pools of positions, which are chosen by index keys (layers/latent/indexed.py), on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moeinf.gpu.vector_ops import KeyValues
+from moeinf.models.gpu.block_sparse import best_blocks, positions_of_blocks
+from moeinf.models.gpu.indexed import NUMBERS, DeviceIndexedCore, DeviceIndexedState
+from moeinf.models.gpu.rotary import DevicePositions, positions_of
+from moeinf.models.layers.attention_config import IndexHeads
+from moeinf.models.layers.kv_cache import Cache
+
+
+class DevicePooledCore(DeviceIndexedCore):
+    """moeinf.models.layers.protocol.IndexedCore; positions rotate neither keys nor queries.
+
+    A single token, which is captured, chooses among all pools of the cache, whose keys are made anew for that, and
+    attends to as many positions as any token may, of which what it does not see comes last.
+    """
+
+    def __init__(self, *latent: Any, index: IndexHeads, pooled: Callable[[Tensor], Tensor]) -> None:
+        """latent: as DeviceLatentCore takes them."""
+        super().__init__(*latent, index=index, keeps_keys=True)
+        self._pooled = pooled
+
+    def new_state(self, capacity: int) -> DeviceIndexedState:
+        return DeviceIndexedState(self._index.kept, *self.state_of(capacity))
+
+    def store_keys(self, keys: Tensor, cache: Cache, positions: DevicePositions) -> None:
+        cache.states[self._layer].keys.index_copy_(0, positions_of(positions, 0, len(keys)), keys)
+
+    def choose(
+        self, queries: Tensor, weights: Tensor, cache: Cache, positions: DevicePositions, at: int
+    ) -> Tensor | None:
+        """The positions of each token in their order, [tokens, most]; None where no token of the cache sees more."""
+        index, tokens, capacity = self._index, len(queries), cache.capacity
+        if capacity <= index.most:
+            return None
+        where, count = positions_of(positions, at, tokens), capacity // index.pool
+        kept = cache.states[self._layer].keys[: count * index.pool]
+        pools = self._pooled(kept.view(count, index.pool, -1))
+        heads = queries.view(tokens, index.num_heads, -1)
+        size, best = max(1, NUMBERS // (index.num_heads * count)), []
+        for i in range(0, tokens, size):
+            products = torch.relu(heads[i : i + size] @ pools.T)
+            scores = torch.bmm(weights[i : i + size, None], products)[:, 0]
+            chosen = best_blocks(scores, where[i : i + size], index.top_k // index.pool, index.pool, capacity)
+            best.append(chosen)
+        return positions_of_blocks(torch.cat(best), where, index.pool)
+
+    def attend_to(self, queries: Tensor, chosen: object, cache: Cache, positions: DevicePositions, at: int) -> Tensor:
+        if chosen is None:
+            return self.attend(queries, cache, positions, at)
+        assert isinstance(chosen, Tensor)
+        tokens, most = len(queries), self._index.most
+        dense = 0 if tokens == 1 else min(max(most - positions.start - at, 0), tokens)
+        out = [self.attend(queries[:dense], cache, positions, at)] if dense else []
+        kept = cache.states[self._layer].rows
+        for token in range(dense, tokens):
+            seen = chosen[token] <= positions.position + at + token
+            picked = kept.index_select(1, torch.where(seen, chosen[token], 0))
+            last = (seen.sum(0, keepdim=True) - 1).to(torch.int32)
+            query, rows = queries[token : token + 1], KeyValues(picked, picked)
+            out.append(self._mixed(query, rows, last, most - 1, positions, at + token))
+        return torch.cat(out)
