@@ -14,6 +14,7 @@ _TEXT: dict[str, Any] = {
     "pad_token_id": 0,
     "layer_types": ["linear_attention", "indexed_attention", "linear_attention", "indexed_attention"],
     "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+    "indexer_types": ["full", "full", "full", "full"],
     "q_lora_rank": 24,
     "kv_lora_rank": 32,
     "qk_nope_head_dim": 16,

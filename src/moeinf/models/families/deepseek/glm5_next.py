@@ -55,9 +55,11 @@ def _parse(f: Fields) -> Config:
         ("index_topk_freq", 1, 0),
         ("scoring_func", "sigmoid"),
         ("topk_method", "noaux_tc"),
-        ("num_key_value_heads", f.get("num_attention_heads")),
     ):
         f.only(name, *allowed, None)
+    heads = [f.get(name) for name in ("num_attention_heads", "num_key_value_heads")]
+    if heads[1] not in (heads[0], None):
+        raise CheckpointError(f"{f.where}: num_attention_heads and num_key_value_heads are {heads}; must be the same")
     f.present("q_lora_rank", "routed_scaling_factor", "swiglu_limit")
     plain = f.replaced(rope_scaling=None, rope_parameters=None)
     decoder, latent = parse_latent(plain, interleaved=True, norm_eps=1e-5, rotated=False)
