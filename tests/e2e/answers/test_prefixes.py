@@ -28,7 +28,7 @@ from tests.support.tiny_models import all_configs
 
 STORY = "Once upon a time, in a village by the sea, there was a fisherman who said to his wife: " * 3
 OTHER = "The quick brown fox jumps over the lazy dog, and the dog sleeps in the sun all day long. " * 3
-FAMILIES = ["qwen3_moe", "deepseek_v2", "qwen3_next", "qwen3_5_moe", "qwen4_exp", "gpt_oss", "deepseek_v4"]
+FAMILIES = ["qwen3_moe", "deepseek_v2", "qwen3_next", "qwen3_5_moe", "qwen4_exp", "gpt_oss", "deepseek_v4", "glm5_next"]
 ON = Machine(1 << 36, "test", 1)
 
 

@@ -14,6 +14,7 @@ from tests.support.true_configs import PUBLISHED
     ("name", "billions", "active", "context"),
     [
         ("deepseek-v4-flash", 284, 14, 1_048_576),
+        ("deepseek-v4-pro", 1573, 50, 1_048_576),
         ("jamba-v0.1", 52, 12, 262_144),
         ("kimi-k2", 1026, 33, 131_072),
         ("kimi-k2.5", 1026, 33, 262_144),

@@ -11,7 +11,7 @@ from moeinf.models.cpu.attention import Angles
 from moeinf.models.cpu.indexed import IndexedState, NativeIndexedCore, positions_of_best, scores_of
 from moeinf.models.layers.attention_config import IndexHeads
 from moeinf.models.layers.kv_cache import Cache
-from moeinf.types import Float32Array, IntArray
+from moeinf.types import ByteArray, Float32Array, IntArray
 
 
 class PooledState(IndexedState):
@@ -25,6 +25,10 @@ class PooledState(IndexedState):
 
     def truncate(self, length: int) -> None:
         self.num_pools = min(self.num_pools, length // self._pool)
+
+    def load_rows(self, start: int, rows: ByteArray) -> None:
+        super().load_rows(start, rows)
+        self.truncate(start)
 
 
 class NativePooledCore(NativeIndexedCore):
