@@ -78,9 +78,10 @@ moeinf::Activation activation_named(const std::string& name) {
   if (name == "relu2") return moeinf::Activation::kSquaredRelu;
   if (name == "swiglu_clamped") return moeinf::Activation::kSwigluClamped;
   if (name == "silu_clamped") return moeinf::Activation::kSiluClamped;
+  if (name == "clamped_silu") return moeinf::Activation::kClampedSilu;
   throw std::invalid_argument("activation is '" + name +
-                              "'; it is 'silu', 'gelu', 'gelu_tanh', 'relu', 'relu2', 'swiglu_clamped' or "
-                              "'silu_clamped'");
+                              "'; it is 'silu', 'gelu', 'gelu_tanh', 'relu', 'relu2', 'swiglu_clamped', "
+                              "'silu_clamped' or 'clamped_silu'");
 }
 
 moeinf::ExpertPart part_of(const Part& part) {
@@ -103,7 +104,8 @@ moeinf::ExpertPart part_of(const Part& part) {
 // Holds the memory and the kernels that it works with.
 class BoundExpertKernel {
  public:
-  // form: None, or an object with the attributes of moeinf.types.ExpertForm.
+  // form: None, or an object with the attributes of moeinf.types.ExpertForm, or one for each layer, which
+  // have the same parts.
   BoundExpertKernel(nb::object kernels, BoundMatrix::Memory memory,
                     const std::vector<std::vector<Parts>>& layers, nb::object form)
       : kernels_(kernels),
@@ -207,15 +209,25 @@ class BoundExpertKernel {
 
   static moeinf::ExpertKernel make(Kernels& kernels, const BoundMatrix::Memory& memory,
                                    const std::vector<std::vector<Parts>>& layers, const nb::object& form) {
+    std::vector<nb::object> given;
+    if (nb::isinstance<nb::sequence>(form)) {
+      for (const nb::handle each : form) given.push_back(nb::borrow(each));
+    } else {
+      given.push_back(form);
+    }
+    if (given.empty()) throw std::invalid_argument("experts have one form, or one for each layer");
     std::vector<std::vector<moeinf::ExpertSlice>> found;
-    for (const std::vector<Parts>& slices : layers) found.push_back(named_slices(slices, form));
-    if (form.is_none()) return {kernels, memory.data(), memory.shape(0), found};
-    return {kernels,
-            memory.data(),
-            memory.shape(0),
-            found,
-            activation_named(nb::cast<std::string>(form.attr("activation"))),
-            nb::cast<float>(form.attr("limit"))};
+    for (const std::vector<Parts>& slices : layers) found.push_back(named_slices(slices, given[0]));
+    std::vector<moeinf::ExpertForm> forms;
+    for (const nb::object& each : given) {
+      if (each.is_none()) {
+        forms.push_back({});
+      } else {
+        forms.push_back({activation_named(nb::cast<std::string>(each.attr("activation"))),
+                         nb::cast<float>(each.attr("limit"))});
+      }
+    }
+    return {kernels, memory.data(), memory.shape(0), found, forms};
   }
 
   nb::object kernels_;

@@ -579,8 +579,9 @@ class ExpertKernel:
     factors of the weights of each expert. Or a list for each layer of its experts' slices, each of which lies in one
     block: parts of some rows, all of gate and up with their biases before those of down. Slice s of expert e is then
     e * slices + s for compute, slices being the most that any layer has, and follows slice s - 1 of the same expert.
-    ValueError where they do not fit together. form: None is the plain one. What finish adds depends neither on how
-    the experts were spread over compute calls nor on their order.
+    ValueError where they do not fit together. form: None is the plain one; or a list of one for each layer, which have
+    the same parts. What finish adds depends neither on how the experts were spread over compute calls nor on their
+    order.
     """
 
     def __init__(
@@ -588,7 +589,7 @@ class ExpertKernel:
         kernels: Kernels,
         memory: npt.NDArray[np.uint8],
         parts: _ExpertParts | Sequence[_ExpertParts] | Sequence[Sequence[_ExpertParts]],
-        form: ExpertForm | None = None,
+        form: ExpertForm | Sequence[ExpertForm] | None = None,
     ) -> None: ...
     def begin(
         self, hidden: npt.NDArray[np.float32], ids: IntArray, weights: npt.NDArray[np.float32], layer: int = 0

@@ -167,7 +167,7 @@ class SumRun:
         return -(-self.num_bytes // self.unit_bytes)
 
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "swiglu_clamped", "silu_clamped"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "swiglu_clamped", "silu_clamped", "clamped_silu"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ class ExpertForm:
 
     biased: parts `gate_bias`, `up_bias` and `down_bias` are added to the products. relu2: the square of relu.
     swiglu_clamped (gpt-oss): with g = min(gate, limit) and u = clip(up, -limit, limit): (u + 1) * g * sigmoid(1.702 g).
-    silu_clamped (DeepSeek-V4): u * silu(g), of the same g and u.
+    silu_clamped (DeepSeek-V4): u * silu(g), of the same g and u. clamped_silu (Step 3.5): u * min(silu(gate), limit).
     """
 
     activation: Activation = "silu"
@@ -287,6 +287,7 @@ class TensorPlan:
     head:    (source name, stored name) of the matrix that makes logits; the source is the embedding where they are
              tied. A quantised head is stored under the stored name, beside an embedding that stays as it is.
     form:    what an expert computes with its parts.
+    layer_forms: the same of MoE layers that clamp otherwise.
     scales:  MXFP4 sources of experts, as gpt-oss is shipped: name of the blocks (uint8, [..., cols / 32, 16]: the shape
              that `experts` has of them) -> name of their scales (uint8, [..., cols / 32]), which no layout names. Their
              pieces count weights, as if the source were [..., cols]; every part of theirs has rows of whole blocks.
@@ -311,6 +312,14 @@ class TensorPlan:
     ahead: tuple[str, ...] = ()
     whole: Mapping[str, int] = field(default_factory=dict)
     vision: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    layer_forms: Mapping[int, ExpertForm] = field(default_factory=dict)
+
+    @property
+    def forms(self) -> list[ExpertForm]:
+        """Of each MoE layer, or one that all have."""
+        if not self.layer_forms:
+            return [self.form]
+        return [self.layer_forms.get(layer, self.form) for layer in range(self.moe.num_layers)]
 
 
 @dataclass(frozen=True, slots=True)

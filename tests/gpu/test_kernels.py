@@ -125,6 +125,7 @@ FORMS = [
     ExpertForm("relu2", gated=False),
     ExpertForm("gelu"),
     ExpertForm("silu_clamped", limit=0.5),
+    ExpertForm("clamped_silu", limit=0.5),
 ]
 
 

@@ -66,6 +66,8 @@ def expert_output(x: Tensor, weights: Mapping[str, Tensor], form: ExpertForm) ->
         return product("down", (up + 1) * gate * torch.sigmoid(1.702 * gate))
     if form.activation == "silu_clamped":
         return product("down", up.clamp(-form.limit, form.limit) * torch.nn.functional.silu(gate.clamp(max=form.limit)))
+    if form.activation == "clamped_silu":
+        return product("down", up.clamp(-form.limit, form.limit) * torch.nn.functional.silu(gate).clamp(max=form.limit))
     return product("down", _ACTIVATIONS[form.activation](gate) * up)
 
 

@@ -155,6 +155,9 @@ def activated(form: ExpertForm, gate: Tensor | None, up: Tensor) -> Tensor:
     if form.activation == "silu_clamped":  # modeling_deepseek_v4.py, DeepseekV4Experts
         assert gate is not None, "it has a gate"
         return F.silu(gate.clamp(max=form.limit)) * up.clamp(-form.limit, form.limit)
+    if form.activation == "clamped_silu":  # modeling_step3p7.py, Step3p7Experts
+        assert gate is not None, "it has a gate"
+        return F.silu(gate).clamp(max=form.limit) * up.clamp(-form.limit, form.limit)
     functions: Mapping[str, Callable[[Tensor], Tensor]] = {
         "silu": F.silu,
         "gelu": F.gelu,

@@ -100,7 +100,9 @@ struct Layer {
     if (form.gated) chosen.gate = parts[0];
     if (form.gated && form.biased) chosen.gate_bias = bias_parts[0];
     if (form.biased) chosen.up_bias = bias_parts[1], chosen.down_bias = bias_parts[2];
-    return {kernels, memory.data(), memory.size(), {chosen}, form.activation, form.limit};
+    const std::vector<moeinf::ExpertForm> forms = {{form.activation, form.limit}};
+    const std::vector<moeinf::ExpertParts> layers = {chosen};
+    return {kernels, memory.data(), memory.size(), layers, forms};
   }
 
   // The same cut after these rows of gate and up, and of down. A slice begins where its rows lie in the
@@ -128,7 +130,9 @@ struct Layer {
       if (form.biased) slices.back().down_bias = rows_of(bias_parts[2], first, last);
       first = last;
     }
-    return {kernels, memory.data(), memory.size(), {slices}, form.activation, form.limit};
+    const std::vector<moeinf::ExpertForm> forms = {{form.activation, form.limit}};
+    const std::vector<std::vector<moeinf::ExpertSlice>> layers = {slices};
+    return {kernels, memory.data(), memory.size(), layers, forms};
   }
 
   Bytes memory;
@@ -177,6 +181,10 @@ double activated(const Form& form, double gate, double up) {
   if (form.activation == Activation::kSiluClamped) {
     const double g = std::min<double>(gate, form.limit), u = std::clamp<double>(up, -form.limit, form.limit);
     return g / (1 + std::exp(-g)) * u;
+  }
+  if (form.activation == Activation::kClampedSilu) {
+    const double g = std::min<double>(gate / (1 + std::exp(-gate)), form.limit);
+    return g * std::clamp<double>(up, -form.limit, form.limit);
   }
   const double a = form.gated ? gate : up;
   const double value = form.activation == Activation::kSilu   ? a / (1 + std::exp(-a))
@@ -262,7 +270,8 @@ TEST(experts_of_every_form_equal_plain_double_arithmetic) {
                         {true, false, Activation::kGelu},
                         {false, true, Activation::kGelu},
                         {true, true, Activation::kSwigluClamped, 1.5f},
-                        {true, false, Activation::kSiluClamped, 0.5f}};
+                        {true, false, Activation::kSiluClamped, 0.5f},
+                        {true, false, Activation::kClampedSilu, 0.5f}};
   const Layer layer(Format::kF32);
   for (const char* isa : {"", "generic"}) {
     Kernels kernels(2, isa);
@@ -466,8 +475,9 @@ TEST(parts_that_do_not_fit_together_are_refused) {
   CHECK(refused_bias({Format::kBF16, 64, 1, 0}));
   CHECK(refused_bias({Format::kQ8_0, 32, 1, 0}));
   CHECK(throws<std::invalid_argument>([&] {  // a limit without a gate
-    ExpertKernel kernel(kernels, nullptr, 0, {moeinf::ExpertParts{{}, gate, down, {}, {}, {}}},
-                        Activation::kSwigluClamped, 7);
+    const std::vector<moeinf::ExpertParts> layers = {{{}, gate, down, {}, {}, {}}};
+    const std::vector<moeinf::ExpertForm> forms = {{Activation::kSwigluClamped, 7}};
+    ExpertKernel kernel(kernels, nullptr, 0, layers, forms);
   }));
 }
 

@@ -114,7 +114,7 @@ class CpuRunner:
             slices=slots.cache.slices,
         )
         self.observers = [*watch.observers, *advisers]
-        kernel = ExpertKernel(host.kernels, memory, slots.parts, weights.family.tensors.form)
+        kernel = ExpertKernel(host.kernels, memory, slots.parts, weights.family.tensors.forms)
         if host.config.workers:
             self._joining = join(context, self.tier, self.reader, kernel)
         computes = self._joining or kernel

@@ -115,8 +115,8 @@ class GpuRunner:
         cpu = None
         if context.host.config.cpu_experts and not first.fits:
             on_cpu = [expert_parts(layout) for layout in layouts]
-            form = context.weights.family.tensors.form
-            kernel = ExpertKernel(context.host.kernels, first.host.array(), on_cpu, form)
+            forms = context.weights.family.tensors.forms
+            kernel = ExpertKernel(context.host.kernels, first.host.array(), on_cpu, forms)
             _, _, width, _ = on_cpu[0]["up"]  # what experts are given: of the model's width, or narrower
             share = CpuShare(self._notify)
             cpu = CpuExperts(first.gpu.device, first.slots.host, first.gpu.copier, kernel, share, width)

@@ -43,6 +43,8 @@ def _activated(gate, up, ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, GATED: t
         return (tl.minimum(tl.maximum(up, -LIMIT), LIMIT) + 1.0) * gate / (1.0 + tl.exp(-1.702 * gate))
     elif ACTIVATION == "silu_clamped":
         return _function(tl.minimum(gate, LIMIT), "silu") * tl.minimum(tl.maximum(up, -LIMIT), LIMIT)
+    elif ACTIVATION == "clamped_silu":
+        return tl.minimum(_function(gate, "silu"), LIMIT) * tl.minimum(tl.maximum(up, -LIMIT), LIMIT)
     elif GATED:
         return _function(gate, ACTIVATION) * up
     else:

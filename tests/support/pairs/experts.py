@@ -66,5 +66,5 @@ def resident_experts(plan: TensorPlan, tensors: dict[str, Tensor], kernels: Kern
     for part_name, part in plan.parts.items():
         parts[part_name] = ("f32", part[0], math.prod(part[1:]), size)
         size += math.prod(part) * 4
-    kernel = ExpertKernel(kernels, memory.view(torch.uint8).numpy(), parts, plan.form)
+    kernel = ExpertKernel(kernels, memory.view(torch.uint8).numpy(), parts, plan.forms)
     return ResidentExperts(kernel, lambda layer, expert: (layer * plan.moe.num_experts + expert) * size)

@@ -27,7 +27,7 @@ class ExpertsOnTheDevice:
     wants_states = False
 
     def __init__(self, plan: TensorPlan, tensors: dict[str, Tensor], program: DecodeProgram) -> None:
-        self._program, self._form = program, plan.form
+        self._program, self._form, self._forms = program, plan.form, plan.forms
         self._parts: dict[tuple[int, int, str], Tensor] = {}
         for name, (_, pieces) in layout_in(plan, tensors).items():
             for piece in pieces:
@@ -41,7 +41,9 @@ class ExpertsOnTheDevice:
         for token, (ids, weights) in enumerate(zip(routing.ids.tolist(), routing.weights, strict=True)):
             for expert, weight in zip(ids, weights, strict=True):
                 gate = self._product(layer, expert, "gate", hidden[token]) if self._form.gated else None
-                act = activated(self._form, gate, self._product(layer, expert, "up", hidden[token]))
+                act = activated(
+                    self._forms[layer % len(self._forms)], gate, self._product(layer, expert, "up", hidden[token])
+                )
                 out[token] += weight * self._product(layer, expert, "down", act)
 
     def _product(self, layer: int, expert: int, part: str, x: Tensor) -> Tensor:

@@ -162,6 +162,7 @@ EXPERT_FORMS: list[tuple[ExpertForm, Format]] = [
     (ExpertForm("relu", gated=False, biased=True), "f32"), (ExpertForm("relu", biased=True), "f16"),
     (ExpertForm("relu2", gated=False), "f32"), (ExpertForm("silu", biased=True), "bf16"), (ExpertForm("gelu"), "f32"),
     (ExpertForm("gelu_tanh"), "f32"), (ExpertForm("silu_clamped", limit=2.0), "f32"),
+    (ExpertForm("clamped_silu", limit=2.0), "f32"),
 ]  # fmt: skip
 
 
@@ -227,7 +228,7 @@ class Experts:
             f, other = self._activated(g), u if self.form.gated else torch.ones(1)
             if self.form.activation == "swiglu_clamped":
                 other = u.clip(-self.form.limit, self.form.limit) + 1
-            elif self.form.activation == "silu_clamped":
+            elif self.form.activation in ("silu_clamped", "clamped_silu"):
                 other = u.clip(-self.form.limit, self.form.limit)
             ups.append((f * other, 1.15 * g_size * other.abs() + f.abs() * u_size))
             downs.append(self._product(expert, "down", act[pair]))
@@ -257,6 +258,8 @@ class Experts:
             case "silu_clamped":
                 g = torch.where(g > self.form.limit, self.form.limit, g)
                 return g / (1 + torch.exp(-g))
+            case "clamped_silu":
+                return (g / (1 + torch.exp(-g))).clip(max=self.form.limit)
 
 
 @pytest.mark.parametrize("formats", EXPERT_FORMATS, ids="-".join)

@@ -95,9 +95,13 @@ class Step:
         kernel: _native.ExpertKernel | ReferenceExpertKernel,
         layer: Layer,
         split: Sequence[Sequence[int]] | None = None,
+        number: int = 0,
     ) -> Float32Array:
-        """split: positions among the experts routed to, for each call of compute; None: all in one."""
-        experts, _ = kernel.begin(self.hidden, self.ids, self.weights)
+        """split: positions among the experts routed to, for each call of compute; None: all in one.
+
+        number: of the layer, where each has its own parts or form.
+        """
+        experts, _ = kernel.begin(self.hidden, self.ids, self.weights, number)
         for positions in split or [range(len(experts))]:
             chosen = experts[list(positions)]
             kernel.compute(chosen, layer.offsets[chosen])
@@ -220,6 +224,7 @@ FORMS = (
     ExpertForm("gelu", gated=False, biased=True),
     ExpertForm("gelu_tanh"),
     ExpertForm("silu_clamped", limit=0.5),
+    ExpertForm("clamped_silu", limit=0.5),
     ExpertForm("relu"),
     ExpertForm("relu", gated=False),
     ExpertForm("relu", gated=False, biased=True),
@@ -227,6 +232,16 @@ FORMS = (
     ExpertForm("swiglu_clamped", limit=0.7),
     ExpertForm("swiglu_clamped", biased=True, limit=1.5),
 )
+
+
+def test_layers_may_have_forms_of_their_own(kernels: _native.Kernels) -> None:
+    forms, layer, step = [ExpertForm(), ExpertForm("clamped_silu", limit=0.2)], Layer(("f32", "f32", "f32")), Step(3)
+    several = _native.ExpertKernel(kernels, layer.memory, layer.parts, forms)
+    for number, form in enumerate(forms):
+        alone = _native.ExpertKernel(kernels, layer.memory, layer.parts, form)
+        assert np.array_equal(step.run(several, layer, number=number), step.run(alone, layer))
+    with pytest.raises(ValueError, match="one form, or one for each layer"):
+        _native.ExpertKernel(kernels, layer.memory, [layer.parts] * 3, forms)
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)

@@ -26,6 +26,7 @@ enum class Activation : int {
   kSquaredRelu,
   kSwigluClamped,  // g sigmoid(1.702 g) (u + 1), with g = min(a, limit) and u = clip(up, -limit, limit)
   kSiluClamped,    // g sigmoid(g) u, of the same g and u
+  kClampedSilu,    // min(a sigmoid(a), limit) u, of the same u
 };
 
 constexpr int kMaxDotRows = 8;  // activations that dot_rows takes at once
@@ -107,7 +108,7 @@ struct Ops {
                        std::int64_t x_stride, std::int64_t num_x, float* y, std::int64_t y_stride);
 
   // out (may be gate) = act(gate) * up, or act(gate) where up is null (not for kSwigluClamped and
-  // kSiluClamped, which alone have a limit).
+  // kSiluClamped and kClampedSilu, which alone have a limit).
   void (*activate)(Activation act, float limit, const float* gate, const float* up, float* out,
                    std::int64_t count);
   // sum += x, which is f32, f16 or bf16.

@@ -68,7 +68,8 @@ Slice placed(const ExpertSlice& slice, std::int64_t act_row, std::int64_t down_r
 
 }  // namespace
 
-ExpertLayer layer_of(const std::vector<ExpertSlice>& slices, Activation activation, float limit) {
+ExpertLayer layer_of(const std::vector<ExpertSlice>& slices, ExpertForm form) {
+  const auto [activation, limit] = form;
   ExpertSlice all;
   for (const ExpertSlice& slice : slices) {
     for (const auto part : {&ExpertSlice::gate, &ExpertSlice::up, &ExpertSlice::down, &ExpertSlice::gate_bias,
@@ -83,10 +84,11 @@ ExpertLayer layer_of(const std::vector<ExpertSlice>& slices, Activation activati
   require_bias(all.gate_bias, "gate_bias", all.gate ? rows : 0);
   require_bias(all.up_bias, "up_bias", rows);
   require_bias(all.down_bias, "down_bias", cols);
-  const bool clamped = activation == Activation::kSwigluClamped || activation == Activation::kSiluClamped;
+  const bool clamped = activation == Activation::kSwigluClamped || activation == Activation::kSiluClamped ||
+                       activation == Activation::kClampedSilu;
   if (clamped && !(all.gate && limit > 0))
     throw std::invalid_argument("an activation that is clamped needs a gate, and a limit above 0");
-  ExpertLayer layer{all.gate ? *all.gate : *all.up, all.gate ? all.up : std::nullopt, *all.down, {}};
+  ExpertLayer layer{all.gate ? *all.gate : *all.up, all.gate ? all.up : std::nullopt, *all.down, form, {}};
   std::int64_t act_row = 0, down_row = 0;
   for (const ExpertSlice& slice : slices) {
     require_slice(slice, all);

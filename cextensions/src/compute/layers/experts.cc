@@ -31,12 +31,15 @@ std::vector<std::vector<ExpertSlice>> in_one_slice(const std::vector<ExpertParts
 }  // namespace
 
 ExpertKernel::ExpertKernel(Kernels& kernels, const unsigned char* memory, std::size_t num_bytes,
-                           const std::vector<std::vector<ExpertSlice>>& layers, Activation activation,
-                           float limit)
-    : kernels_(kernels), memory_(memory), num_bytes_(num_bytes), activation_(activation), limit_(limit) {
+                           const std::vector<std::vector<ExpertSlice>>& layers,
+                           const std::vector<ExpertForm>& forms)
+    : kernels_(kernels), memory_(memory), num_bytes_(num_bytes) {
   if (layers.empty()) throw std::invalid_argument("experts have parts");
-  for (const std::vector<ExpertSlice>& slices : layers) {
-    layers_.push_back(layer_of(slices, activation, limit));
+  if (forms.empty() || (forms.size() > 1 && layers.size() > 1 && forms.size() != layers.size()))
+    throw std::invalid_argument("experts have one form, or one for each layer");
+  for (std::size_t i = 0; i < std::max(layers.size(), forms.size()); ++i) {
+    const std::vector<ExpertSlice>& slices = layers[layers.size() > 1 ? i : 0];
+    layers_.push_back(layer_of(slices, forms[forms.size() > 1 ? i : 0]));
     if (layers_.back().gate.cols != hidden_size())
       throw std::invalid_argument("the experts of all layers have one hidden size");
     most_slices_ = std::max(most_slices_, static_cast<std::int64_t>(slices.size()));
@@ -45,8 +48,8 @@ ExpertKernel::ExpertKernel(Kernels& kernels, const unsigned char* memory, std::s
 }
 
 ExpertKernel::ExpertKernel(Kernels& kernels, const unsigned char* memory, std::size_t num_bytes,
-                           const std::vector<ExpertParts>& layers, Activation activation, float limit)
-    : ExpertKernel(kernels, memory, num_bytes, in_one_slice(layers), activation, limit) {}
+                           const std::vector<ExpertParts>& layers, const std::vector<ExpertForm>& forms)
+    : ExpertKernel(kernels, memory, num_bytes, in_one_slice(layers), forms) {}
 
 void ExpertKernel::begin(const float* hidden, std::int64_t num_tokens, const std::int64_t* ids,
                          const float* weights, std::int64_t top_k, std::int64_t layer) {
@@ -329,7 +332,8 @@ void ExpertKernel::run_act_task(std::int64_t task, int thread) {
     multiply(*job, *slice.up, slice.up_bias, first, last, input(*slice.up, job->group), thread, up, num_rows);
   for (std::int64_t i = 0; i < groups_.counts[job->group]; ++i) {
     float* row = out + i * all_rows;
-    kernels_.ops().activate(activation_, limit_, row, slice.up ? up + i * num_rows : nullptr, row, num_rows);
+    const auto [activation, limit] = layer_->form;
+    kernels_.ops().activate(activation, limit, row, slice.up ? up + i * num_rows : nullptr, row, num_rows);
   }
   if (tasks_left_[job->first_job].fetch_sub(1) == 1) finish_act(*job);
 }

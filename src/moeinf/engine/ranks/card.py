@@ -130,8 +130,8 @@ class ExpertCard:
         if not self.fits:
             observers.append(self.policy)
         self.prefetcher = prefetcher_of(context, self.tier, self.link, observers, plan.slot_bytes, fits=self.fits)
-        form = context.weights.family.tensors.form
-        parts = [expert_parts_of(layout, form) for layout in self._layouts]
+        forms = context.weights.family.tensors.forms
+        parts = [expert_parts_of(layout, forms[i % len(forms)]) for i, layout in enumerate(self._layouts)]
         self.compute = DeviceCompute(gpu.device, gpu.ops, self.program, parts)
 
     def _open_slots(self, policy: DevicePolicy, others: Sequence[ExpertTier]) -> DeviceSlots:

@@ -116,7 +116,7 @@ def experts_digest(weights: Weights) -> str:
     if weights.manifest.in_place is not None:
         files = [(each.num_bytes, each.header_sha256) for each in weights.manifest.in_place.files]
         told["in_place"] = [files, whole["in_place"]["experts"]]
-    text = json.dumps([told, repr(weights.family.tensors.form)], sort_keys=True)
+    text = json.dumps([told, repr(weights.family.tensors.forms)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 

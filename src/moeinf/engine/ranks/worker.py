@@ -72,7 +72,7 @@ class WorkerExperts:
         self.offer = Offer(capacity.num_slots, capacity.bytes_per_s)
         advisers: list[Observer] = [policy]
         self._prefetcher = prefetcher_of(context, self.tier, self._reader, advisers, stride, fits=False, on_cpu=True)
-        native = ExpertKernel(self.kernels, memory, parts_of_layers(manifest), weights.family.tensors.form)
+        native = ExpertKernel(self.kernels, memory, parts_of_layers(manifest), weights.family.tensors.forms)
         self._kernel = PartKernel(native, self.tier)
         self._experts = StreamedExperts(self.tier, self._kernel, (), advisers, self._prefetcher, stored.name)
         reserve = reserve_bytes(self.plan, context.host.machine)

@@ -36,6 +36,11 @@ struct ExpertSlice {
   std::optional<ExpertPart> gate, up, down, gate_bias, up_bias, down_bias;
 };
 
+struct ExpertForm {
+  Activation activation = Activation::kSilu;
+  float limit = 0;  // of activations that are clamped
+};
+
 // The experts of a layer as they are computed. A whole expert is one slice.
 struct ExpertLayer {
   struct Slice {
@@ -48,12 +53,13 @@ struct ExpertLayer {
   ExpertPart gate;  // these three have the rows of the expert, and no place
   std::optional<ExpertPart> up;
   ExpertPart down;
+  ExpertForm form;
   std::vector<Slice> slices;
 };
 
 // Throws std::invalid_argument for slices that do not make up an expert, in this order: all rows of gate and
-// up, then those of down. limit: of activations that are clamped, which need a gate.
-ExpertLayer layer_of(const std::vector<ExpertSlice>& slices, Activation activation, float limit);
+// up, then those of down. A form that is clamped needs a gate.
+ExpertLayer layer_of(const std::vector<ExpertSlice>& slices, ExpertForm form);
 ExpertSlice whole(const ExpertParts& parts);
 
 // Where a part of an expert begins in its block.

@@ -24,15 +24,14 @@ namespace moeinf {
 // Those of an expert are computed in their order, and those of one expert before those of the next.
 class ExpertKernel {
  public:
-  // layers: the experts of all layers, or of each. limit: of activations that are clamped, which need a gate.
+  // layers: the experts of all layers, or of each; forms: what those of all compute, or of each.
   // Throws std::invalid_argument for shapes that do not fit together, or columns that are no whole number of
   // blocks.
   ExpertKernel(Kernels& kernels, const unsigned char* memory, std::size_t num_bytes,
-               const std::vector<ExpertParts>& layers, Activation activation = Activation::kSilu,
-               float limit = 0);
+               const std::vector<ExpertParts>& layers, const std::vector<ExpertForm>& forms = {{}});
   ExpertKernel(Kernels& kernels, const unsigned char* memory, std::size_t num_bytes,
-               const std::vector<std::vector<ExpertSlice>>& layers, Activation activation = Activation::kSilu,
-               float limit = 0);
+               const std::vector<std::vector<ExpertSlice>>& layers,
+               const std::vector<ExpertForm>& forms = {{}});
 
   std::int64_t hidden_size() const { return layers_[0].gate.cols; }  // that of every layer
   std::int64_t num_tokens() const { return num_tokens_; }            // of the last begin
@@ -108,8 +107,6 @@ class ExpertKernel {
   std::vector<ExpertLayer> layers_;
   std::int64_t most_slices_ = 1;
   const ExpertLayer* layer_ = nullptr;  // that runs
-  Activation activation_;
-  float limit_;
 
   std::int64_t num_tokens_ = 0, top_k_ = 0;
   std::vector<float> weights_;  // [num_tokens, top_k]
