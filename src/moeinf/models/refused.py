@@ -12,8 +12,6 @@ _HYPER: Final = "hyper-connections whose mixtures are doubly stochastic (mHC)"
 _CLAMPED: Final = "experts whose gates are clamped"
 _MAMBA: Final = "Mamba-2 layers"
 _CONVOLUTIONS: Final = "short convolutions"
-_TWO_ROPES: Final = "positions of their own for each kind of layer"
-_GATE_OF_A_HEAD: Final = "one gate for each head"
 _OF_IMAGES: Final = "a reader of the language model of a checkpoint that also sees images"
 _OF_SPEECH: Final = "a reader of the language model of a checkpoint that also hears and speaks"
 _NO_LANGUAGE: Final = "nothing: it generates no text"
@@ -63,8 +61,6 @@ REFUSED: Final = {
     "qwen3_omni_moe_text": _part_of("qwen3_omni_moe"),
     "qwen3_omni_moe_thinker": _part_of("qwen3_omni_moe"),
     "qwen3_vl_moe_text": _part_of("qwen3_vl_moe"),
-    "step3p5": f"{_TWO_ROPES}, {_GATE_OF_A_HEAD}, experts that are clamped in some layers",
-    "step3p7": f"{_TWO_ROPES}, {_GATE_OF_A_HEAD}, experts that are clamped in some layers, {_OF_IMAGES}",
     "unlimited_ocr": f"{_OF_IMAGES}, DeepSeek-V2's blocks under common attention",
     "unlimited_ocr_text": _part_of("unlimited_ocr"),
     "vitpose": _NO_LANGUAGE,

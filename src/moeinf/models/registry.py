@@ -222,6 +222,15 @@ FAMILIES = (
         notes=("the cache has room for values as wide as keys",),
     ),
     FamilyEntry(
+        "step3p7",
+        "glm",
+        ("Step-3.5-Flash", "Step-3.7-Flash"),
+        "sigmoid routing with a correction bias, a shared expert; sigmoid gates of heads; layers with a window have "
+        "more heads and positions of their own; the SwiGLU of some layers is clamped; the language model of "
+        "checkpoints that also see images; layers that predict further tokens are kept, and not run",
+        also=("step3p5",),
+    ),
+    FamilyEntry(
         "laguna",
         "glm",
         ("Laguna-XS.2",),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -51,6 +51,7 @@ class DeepseekMoe:
     num_future_layers: int = 0  # behind the last, which predict further tokens (MTP): kept, not computed
     names: BlockNames = BlockNames()
     shared_limit: float = 0.0  # of what their activation is given, and that of dense MLPs; 0: there is none
+    shared_limits: Mapping[int, float] = field(default_factory=dict)  # by decoder layer: of silu(gate) and up instead
     shared_size: int = 0  # of the shared experts' MLP, where it is no multiple of an expert's
 
     @staticmethod
@@ -140,7 +141,7 @@ class DeepseekMoe:
                 blocks.append(self._dense(decoder, layers, prefix, norm, behind))
                 continue
             gate = router(weights, self, prefix, norm)
-            shared, replaces = self._shared(weights, prefix), decoder.replaces
+            shared, replaces = self._shared(weights, prefix, i), decoder.replaces
             moe_layer = self.moe_layers.index(i)
             blocks.append(MoeBlock(moe_layer, gate, experts, profiler, shared=shared, behind=behind, replaces=replaces))
         return blocks
@@ -159,11 +160,12 @@ class DeepseekMoe:
         mlp = SharedExpert(weights, block, names=self.names.dense, limit=self.shared_limit)
         return DenseBlock(weights.norm(norm), mlp, behind or weights.norm(None), replaces=decoder.replaces)
 
-    def _shared(self, weights: Weights, block: str) -> SharedExpert | None:
+    def _shared(self, weights: Weights, block: str, layer: int) -> SharedExpert | None:
         if not self.num_shared_experts:
             return None
         prefix = block + self.names.shared
-        return SharedExpert(weights, prefix, names=self.names.in_shared, limit=self.shared_limit)
+        limit, after = self.shared_limit, self.shared_limits.get(layer, 0.0)
+        return SharedExpert(weights, prefix, names=self.names.in_shared, limit=after or limit, clamps_silu=after > 0)
 
     def _behind(self, layer: int) -> str | None:
         return self.names.behind if layer in self.moe_layers else self.names.behind_dense

@@ -78,8 +78,8 @@ class MoeBlock:
 class SharedExpert:
     """down(silu(gate(x)) * up(x)), times sigmoid(w x) where it has a gate of its own.
 
-    With a limit, gate(x) is at most that and up(x) between it and its negative. Its weights lie with the dense ones,
-    and never move.
+    With a limit, gate(x) is at most that, or with clamps_silu silu(gate(x)), and up(x) between it and its negative. Its
+    weights lie with the dense ones, and never move.
     """
 
     def __init__(
@@ -89,18 +89,24 @@ class SharedExpert:
         own_gate: str | None = None,
         names: tuple[str, str, str] = MLP_NAMES,
         limit: float = 0.0,
+        clamps_silu: bool = False,
     ) -> None:
         """prefix: of gate, up and down, under `names`; own_gate: name of w [1, hidden]."""
-        self._math, self._limit = weights.math, limit
+        self._math, self._limit, self._clamps_silu = weights.math, limit, clamps_silu
         self._gate, self._up, self._down = (weights.linear(f"{prefix}{name}.weight") for name in names)
         self._own_gate = None if own_gate is None else weights.linear(own_gate)
 
     def __call__(self, hidden: Hidden) -> Hidden:
         """hidden [tokens, hidden] -> what the tokens are given."""
-        gate, up, limit = self._gate(hidden), self._up(hidden), self._limit
+        gate, up, limit, math = self._gate(hidden), self._up(hidden), self._limit, self._math
         if limit:
-            gate, up = self._math.clip(gate, -float("inf"), limit), self._math.clip(up, -limit, limit)
-        out = self._down(self._math.silu(gate) * up)
+            up = math.clip(up, -limit, limit)
+        if limit and not self._clamps_silu:
+            gate = math.clip(gate, -float("inf"), limit)
+        gate = math.silu(gate)
+        if self._clamps_silu:
+            gate = math.clip(gate, -float("inf"), limit)
+        out = self._down(gate * up)
         return out if self._own_gate is None else out * self._math.sigmoid(self._own_gate(hidden))
 
 
