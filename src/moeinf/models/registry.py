@@ -222,6 +222,13 @@ FAMILIES = (
         notes=("the cache has room for values as wide as keys",),
     ),
     FamilyEntry(
+        "cohere2_moe",
+        "mixtral",
+        ("North-Mini-Code-1.0",),
+        "attention and experts side by side on one norm, layer norms without a bias; layers that see all tokens have "
+        "no positions, the others have a window",
+    ),
+    FamilyEntry(
         "step3p7",
         "glm",
         ("Step-3.5-Flash", "Step-3.7-Flash"),

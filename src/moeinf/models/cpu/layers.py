@@ -146,7 +146,9 @@ class SoftmaxRouter:
     def __init__(
         self, weights: NativeWeights, gate: str, norm: NormConfig | None, top_k: int, *, normalise: bool
     ) -> None:
-        assert norm is None or norm.kind != "layer", "no family has a layer norm in front of this router"
+        assert norm is None or norm.kind not in ("layer", "centred"), (
+            "no family has a layer norm in front of this router"
+        )
         norm_weight = None if norm is None else weights.norm_vectors(norm.name, norm.kind)[0]
         matrix, eps = weights.linear(gate).native, 0.0 if norm is None else norm.eps
         self._native = _native.RouterLayer(weights.kernels, matrix, norm_weight, eps, top_k, normalise)

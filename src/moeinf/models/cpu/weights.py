@@ -55,6 +55,8 @@ class NativeWeights:
         weight = self.vector(name)
         if kind == "layer":
             return weight, self.vector(name.removesuffix("weight") + "bias")
+        if kind == "centred":
+            return weight, np.zeros_like(weight)
         return (weight + 1 if kind == "rms+1" else weight), None
 
     def routing(self, ids: np.ndarray, weights: Float32Array) -> Routing:

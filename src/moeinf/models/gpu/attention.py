@@ -47,7 +47,7 @@ class DeviceAttention:
     def __init__(
         self, weights: DeviceWeights, dtype: torch.dtype, config: AttentionConfig, site: AttentionSite
     ) -> None:
-        assert config.norm != "layer" or config.qk_norm == "none", "no family has layer norms of heads"
+        assert config.norm not in ("layer", "centred") or config.qk_norm == "none", "no family has layer norms of heads"
         c = self._config = config
         self._weights, self._dtype, self._layer, self._residual = weights, dtype, site.layer, site.residual
         self._replaces = site.replaces

@@ -81,8 +81,9 @@ class DeviceWeights:
         if config is None:
             return lambda x: x
         weight, eps = self.norm_weight(config.name, config.kind), config.eps
-        if config.kind == "layer":
-            bias = self.vector(config.name.removesuffix("weight") + "bias")
+        if config.kind in ("layer", "centred"):
+            biased = config.kind == "layer"
+            bias = self.vector(config.name.removesuffix("weight") + "bias") if biased else None
             return lambda x: torch.nn.functional.layer_norm(x, (x.shape[-1],), weight, bias, eps)
         return lambda x: self.normed(x.contiguous().view(-1, x.shape[-1]), weight, eps).view(x.shape)
 

@@ -16,7 +16,7 @@ MAX_HEAD_DIM = 576  # what the native attention has room for
 
 Shapes = dict[str, tuple[int, ...]]
 MLP_NAMES = ("gate_proj", "up_proj", "down_proj")  # what most families call the matrices of a gated MLP
-NormKind = Literal["rms", "rms+1", "layer"]
+NormKind = Literal["rms", "rms+1", "layer", "centred"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class NormConfig:
     """A norm over the last dimension.
 
     "rms": x / rms(x) * weight; "rms+1": the same, of a weight that is stored less one; "layer": (x - mean) / std *
-    weight + bias, the bias under the weight's name.
+    weight + bias, the bias under the weight's name; "centred": the same without a bias.
     """
 
     name: str  # of its weight
