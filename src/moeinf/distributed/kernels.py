@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -34,7 +35,16 @@ class JoiningKernel:
     layer are read and computed here before the sum.
     """
 
-    def __init__(self, kernel: RowKernel, kernels: Kernels, star: Star, tier: ExpertTier) -> None:
+    def __init__(
+        self,
+        kernel: RowKernel,
+        kernels: Kernels,
+        star: Star,
+        tier: ExpertTier,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        """check raises where the answer is to end, before what a lost worker owes is computed here."""
+        self._check = check
         self._kernel, self._kernels, self.star, self._tier = kernel, kernels, star, tier
         self._profiler = tier.profiler
         self._guess: tuple[int, Routing] | None = None
@@ -83,6 +93,7 @@ class JoiningKernel:
                 self._count(connection.uses)
             except LostError as error:
                 self.star.lose(rank, error)
+                self._check()
                 self._compute_here(experts, counts)
             self._elsewhere.pop()
         self._asked.clear()

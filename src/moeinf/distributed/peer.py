@@ -20,6 +20,8 @@ REPLY_S: Final = 60.0  # the longest that a layer of a worker may take; then it 
 PING_S: Final = 1.0  # from one to the next
 FIRST_RETRY_S: Final = 2.0  # until a lost worker is called again; doubled each time
 LAST_RETRY_S: Final = 60.0
+STOP_S: Final = 0.75  # for a reply to an answer that is to end; then its worker counts as lost
+SETTLE_S: Final = 0.1  # for a thread that has been told to end
 SILENT_S: Final = 5.0  # without a ping that came through: the worker's process stands still, or the network is gone
 
 
@@ -35,8 +37,19 @@ class PeerAddress:
 class Connection:
     """The way to a worker that is there, until it is lost. Used by one thread at a time, but `watch` and `end`."""
 
-    def __init__(self, address: PeerAddress, key: bytes, facts: Facts, top_k: int, width: int) -> None:
-        """Raises WorkerError where the worker refuses, LostError where nothing answers."""
+    def __init__(
+        self,
+        address: PeerAddress,
+        key: bytes,
+        facts: Facts,
+        top_k: int,
+        width: int,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """should_stop: whether the answer is to end that a reply is awaited for; from any thread.
+
+        Raises WorkerError where the worker refuses, LostError where nothing answers.
+        """
         self.offer: Offer
         self.offer, self._group, self._ping = call(address.host, address.port, key, facts)
         self._form, self._replies = RequestForm(top_k, width), ReplyForm(width)
@@ -44,9 +57,14 @@ class Connection:
         self._sent: list[Transfer] = []
         self.uses = Uses()  # of the last reply
         self._asked: tuple[Transfer, ByteArray] | None = None
+        self._should_stop, self._awaits, self._given_up = should_stop, False, False
         self._heard_s, self._over = time.monotonic(), threading.Event()
-        threading.Thread(target=self._keep_pinging, name="ping", daemon=True).start()
-        threading.Thread(target=self._watch, name="watch", daemon=True).start()
+        self._threads = [
+            threading.Thread(target=self._keep_pinging, name="ping", daemon=True),
+            threading.Thread(target=self._watch, name="watch", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
 
     @property
     def group(self) -> Group:
@@ -76,7 +94,15 @@ class Connection:
         """The rows of the reply, good until the next `ask`; `uses` tells of it then. Raises LostError."""
         assert self._asked is not None
         (receipt, frame), self._asked = self._asked, None
-        receipt.wait(REPLY_S)
+        self._awaits = True
+        try:
+            receipt.wait(REPLY_S)
+        except LostError:
+            if self._given_up:
+                raise LostError("it had not replied when the answer was to end") from None
+            raise
+        finally:
+            self._awaits = False
         if fault := self._replies.fault(frame):
             raise LostError(fault)
         self.uses = self._replies.uses(frame)
@@ -93,6 +119,14 @@ class Connection:
             self._over.set()
             self._group.break_off()
 
+    def settle(self) -> None:
+        """Waits for its threads once it has ended, but for a ping that nobody takes.
+
+        torch ends the process where a thread gives back what is torch's after the interpreter has ended.
+        """
+        for thread in self._threads:
+            thread.join(SETTLE_S)
+
     def leave(self) -> None:
         """Tells the worker that rank 0 has no more to ask."""
         try:
@@ -104,6 +138,7 @@ class Connection:
         except LostError:
             pass
         self.end()
+        self.settle()
 
     def _expect(self, num_rows: int) -> None:
         frame = self._replies.frame(num_rows)
@@ -123,8 +158,14 @@ class Connection:
             self._heard_s = time.monotonic()
 
     def _watch(self) -> None:
+        """A wait for a reply cannot be interrupted: what ends it is the end of the connection."""
+        going_on_s = time.monotonic()  # when it was last seen that nobody waits for an answer that is to end
         while not self._over.wait(PING_S / 4):
-            if time.monotonic() - self._heard_s > SILENT_S:
+            now_s = time.monotonic()
+            if not (self._awaits and self._should_stop()):
+                going_on_s = now_s
+            self._given_up = now_s - going_on_s > STOP_S
+            if self._given_up or now_s - self._heard_s > SILENT_S:
                 self.end()
 
 
@@ -149,6 +190,7 @@ class Peer:
         """The connection is of no use any more; it is made anew, for the same experts."""
         if self.connection is not None:
             self.connection.end()
+            self.connection.settle()
             self.connection = None
         self._calling = threading.Thread(target=self._call_again, args=(keys, num_keys), name="rejoin", daemon=True)
         self._calling.start()
@@ -166,6 +208,8 @@ class Peer:
             if connection is not None:
                 connection.leave()
         self.connection = self._returned = None
+        if self._calling is not None:
+            self._calling.join(PING_S)
 
     def _call_again(self, keys: IntArray, num_keys: int) -> None:
         wait_s = FIRST_RETRY_S

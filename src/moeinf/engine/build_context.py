@@ -117,6 +117,7 @@ class BuildContext:
     tuned: TunedNetwork | None = None  # what the policy "tuned" goes by, the default where there is one
     predictor: str = DEFAULT_PREDICTOR
     maps: StateMaps | None = None  # what the predictor goes by, if it is "tuned"
+    should_stop: Callable[[], bool] = lambda: False  # whether the answer that is being made is to end; any thread
 
     @property
     def manifest(self) -> Manifest:

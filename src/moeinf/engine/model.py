@@ -120,6 +120,7 @@ class Model:
                 tuned,
                 self.predictor,
                 maps,
+                lambda: disk_wait.should_stop(),
             )
             runner = put_together(context, gpu, look)
         except BaseException:

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -101,6 +102,19 @@ def test_a_second_ctrl_c_later_only_asks_again() -> None:
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
         assert interrupt.wanted
+
+
+def test_another_thread_sees_ctrl_c_while_the_main_thread_handles_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Interrupt, "_handle", lambda *_: None)  # as long as it waits in another language
+    seen: list[bool] = []
+    with Interrupt() as interrupt:
+        for send in (False, True):
+            if send:
+                os.kill(os.getpid(), signal.SIGINT)
+            thread = threading.Thread(target=lambda: seen.append(interrupt.wanted))
+            thread.start()
+            thread.join()
+        assert seen == [False, True] and interrupt.wanted
 
 
 def test_an_interrupted_answer_stays_in_the_history_so_that_turns_alternate() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +18,7 @@ from moeinf.config.pull_options import PullOptions
 from moeinf.distributed import peer
 from moeinf.distributed.frames import Request
 from moeinf.engine.build_context import Reporting
+from moeinf.engine.completion import Hooks
 from moeinf.engine.cpu import CpuRunner
 from moeinf.engine.model import Model
 from moeinf.engine.ranks import star
@@ -223,6 +226,36 @@ def test_a_worker_that_is_late_is_not_waited_for(
         assert owned(model)[1] == 0 and "it does not answer" in notices[0]
         monkeypatch.setattr(peer, "REPLY_S", 60.0)
         late.signal(signal.SIGCONT)  # what it sends now is of no request any more
+        until(model, before)
+        assert tokens(model) == oracle
+
+
+@pytest.mark.usefixtures("hasty")
+def test_an_answer_that_is_to_end_waits_for_no_worker(
+    workers: Workers, demo: StoredModel, oracle: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer, "SILENT_S", 60.0)
+    monkeypatch.setattr(peer, "REPLY_S", 10.0)
+    monkeypatch.setattr(peer, "STOP_S", 0.1)
+    late, notices, ending = workers.start(demo, expert_cache="40%"), list[str](), threading.Event()
+    calls = itertools.count()
+
+    def should_stop() -> bool:
+        """In the eighth layer the worker stands still; it is while rank 0 waits that the answer is to end."""
+        if threading.current_thread() is threading.main_thread():
+            if next(calls) == 8:
+                late.signal(signal.SIGSTOP)
+        elif next(calls) > 8:
+            ending.set()
+        return ending.is_set()
+
+    with opened(demo, notices, **workers.options(late)) as model:
+        before = owned(model)
+        params = model.params(temperature=0.0, num_predict=NUM_TOKENS, stop=())
+        model.generate(PROMPT, params, hooks=Hooks(should_stop))
+        assert model.last is not None and model.last.finish_reason == "interrupted"
+        assert "it had not replied when the answer was to end" in notices[0]
+        late.signal(signal.SIGCONT)
         until(model, before)
         assert tokens(model) == oracle
 

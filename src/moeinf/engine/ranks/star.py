@@ -18,6 +18,7 @@ from moeinf.engine.footprint import expert_parts
 from moeinf.errors import UsageError
 from moeinf.runtime.cache.tier import ExpertTier
 from moeinf.runtime.io.protocol import DiskReader
+from moeinf.sampling.loop import Interrupted
 from moeinf.store.manifest import Manifest
 from moeinf.version import __version__
 
@@ -51,7 +52,7 @@ def join(context: BuildContext, tier: ExpertTier, reader: DiskReader, kernel: Ro
     key, facts = read_key("--worker-key-file", config.worker_key_file), facts_of(context.weights, kernels.isa)
 
     def connect(address: PeerAddress) -> Connection:
-        connection = Connection(address, key, facts, context.manifest.moe.top_k, width)
+        connection = Connection(address, key, facts, context.manifest.moe.top_k, width, context.should_stop)
         if not connection.offer.lacks_model:
             return connection
         context.reporting.notify(f"worker {address} has no such model: it is sent there")
@@ -62,7 +63,12 @@ def join(context: BuildContext, tier: ExpertTier, reader: DiskReader, kernel: Ro
     peers = [Peer(address, connect) for address in addresses_of(config.workers)]
     here = capacity_of(tier, reader, context.manifest.layout.stride_bytes)
     star = Star(peers, here, context.moe, tier, context.reporting.notify)
-    return JoiningKernel(kernel, kernels, star, tier)
+
+    def check() -> None:
+        if context.should_stop():
+            raise Interrupted
+
+    return JoiningKernel(kernel, kernels, star, tier, check)
 
 
 def shared(streamed: StreamedExperts, joining: JoiningKernel, config: RuntimeConfig) -> SharedExperts:
