@@ -19,10 +19,9 @@ from moeinf.models.fields import Fields, routed_shape
 from moeinf.models.layers.array_math import Hidden
 from moeinf.models.layers.attention_config import NormConfig, Shapes, mlp_shapes
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, parse_decoder
-from moeinf.models.layers.kv_cache import Cache, LayerState
-from moeinf.models.layers.moe_block import MoeBlock, SharedExpert
+from moeinf.models.layers.moe_block import Looked, MoeBlock, SharedExpert
 from moeinf.models.layers.moe_plan import GatedExperts
-from moeinf.models.layers.protocol import Attention, Block, Experts, Layers, Positions, Router, Weights
+from moeinf.models.layers.protocol import Attention, Block, Experts, Layers, Router, Weights
 from moeinf.types import MoeShape, Profiler, TensorPlan
 
 NAMES = ("w1", "w3", "w2")  # of gate, up and down
@@ -66,10 +65,10 @@ class ParallelBlock(MoeBlock):
     ) -> None:
         super().__init__(moe_layer, router, experts, profiler)
         self._mlp = mlp
-        self.attention = RoutedAhead(self, attention)
+        self.attention = Looked(self, attention)
         self.routed: tuple[Hidden, object] | None = None
 
-    def route(self, x: Hidden) -> None:
+    def look(self, x: Hidden) -> None:
         self.routed = self.router(x)
         self._profiler.lap("router")
 
@@ -78,20 +77,6 @@ class ParallelBlock(MoeBlock):
         hidden, routing = self.routed
         self._mlp.add_to(x)
         self._experts.run(self.moe_layer, hidden, routing, x)
-
-
-class RoutedAhead:
-    """The attention of a ParallelBlock's layer."""
-
-    def __init__(self, block: ParallelBlock, attention: Attention) -> None:
-        self._block, self._attention = block, attention
-
-    def new_state(self, capacity: int) -> LayerState:
-        return self._attention.new_state(capacity)
-
-    def add_to(self, x: Hidden, cache: Cache, positions: Positions) -> None:
-        self._block.route(x)
-        self._attention.add_to(x, cache, positions)
 
 
 class DenseBlock:

@@ -13,10 +13,9 @@ from moeinf.models.layers.array_math import Hidden
 from moeinf.models.layers.attention_config import NormConfig
 from moeinf.models.layers.decoder import Decoder, LayerNorms, parse_decoder
 from moeinf.models.layers.deepseek_moe import DeepseekMoe
-from moeinf.models.layers.moe_block import SharedExpert
+from moeinf.models.layers.moe_block import Beside, Looked, Routed, SharedExpert, SideBySide
 from moeinf.models.layers.protocol import Attention, Block, Experts, Layers, Weights
 from moeinf.models.layers.rope import rope_fields, rope_of
-from moeinf.models.layers.side_by_side import Beside, Routed, SideBySide
 from moeinf.types import Profiler
 
 _NORMS = LayerNorms(block=None)
@@ -129,6 +128,6 @@ class Family(glm4_moe.Family):
                 block = Routed(moe_layer, router, experts, profiler, None if shared is None else shared, share)
             else:
                 block = Beside(weights.norm(norm), SharedExpert(weights, prefix))
-            attentions.append(block.attention(layers.attention(d.attention_of(i), site)))
+            attentions.append(Looked(block, layers.attention(d.attention_of(i), site)))
             blocks.append(block)
         return Decoder(d, layers, blocks, experts, profiler, attentions)
