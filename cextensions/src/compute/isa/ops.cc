@@ -24,6 +24,7 @@ namespace {
 #include "dot_float.inc"
 #include "records.inc"
 #include "dot_blocks.inc"
+#include "ahead.inc"
 #include "int8_tiles.inc"
 #include "exponentials.inc"
 #include "elementwise.inc"

@@ -20,6 +20,7 @@ namespace {
 #include "sums.inc"
 #include "dot_rows.inc"
 #include "records.inc"
+#include "ahead.inc"
 #include "int8_tiles.inc"
 #include "groups/rows.inc"
 #include "groups/linear.inc"
