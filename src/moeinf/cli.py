@@ -180,11 +180,20 @@ def show(
     ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print metadata and tensors as well.")] = False,
     json: AsJson = False,
+    devices: Annotated[
+        str, typer.Option(metavar="NAME,...", help="Print the share of each of these cards: opens the model there.")
+    ] = "",
+    workers: Annotated[
+        str, typer.Option(metavar="HOST:PORT,...", help="Print the share of each rank: opens the model on all of them.")
+    ] = "",
+    worker_key_file: Annotated[str, typer.Option(metavar="PATH", help="File with the key of the workers.")] = "",
 ) -> None:
     """Show what a stored model is, and the memory it needs."""
     from moeinf.engine.stored.facts import licence_text, template_text
     from moeinf.engine.stored.preset import preset_of
     from moeinf.terminal.arguments.modelfile import own_modelfile
+    from moeinf.terminal.arguments.values import runtime_config
+    from moeinf.terminal.opening import shares_text
     from moeinf.terminal.stored.find import find_stored
     from moeinf.terminal.stored.show import parameters_text, show_json, show_lines
 
@@ -197,11 +206,20 @@ def show(
         "--plan": plan,
         "--json": json,
         "--verbose": verbose,
+        "--devices": bool(devices),
+        "--workers": bool(workers),
     }
     chosen = [flag for flag, wanted in flags.items() if wanted]
     if len(chosen) > 1:
         raise UsageError(f"only one of {', '.join(flags)} at a time, not {' and '.join(chosen)}")
+    if devices and "," not in devices:
+        raise UsageError(f"--devices {devices} is one card, which has all experts; name several, or leave it out")
     stored = find_stored(model)
+    if devices or workers or worker_key_file:
+        given = {"device": devices, "workers": workers, "worker_key_file": worker_key_file}
+        return print_harmless(
+            shares_text(stored, runtime_config({key: value for key, value in given.items() if value}))
+        )
     texts: dict[str, Callable[[StoredModel], str]] = {
         "--license": licence_text,
         "--template": template_text,

@@ -80,6 +80,15 @@ def load(stored: StoredModel, config: RuntimeConfig, notices: Notices, *, quiet:
     return model
 
 
+def shares_text(stored: StoredModel, config: RuntimeConfig) -> str:
+    """What each rank or card has of the model, one a line. Opens it on all of them, and closes it."""
+    from moeinf.engine.build_context import Reporting
+    from moeinf.engine.model import Model
+
+    with Model(stored, preset_of(stored).configured(config), Reporting(say), preload=False) as model:
+        return "\n".join(model.runner.describe(model.manifest.moe.total_experts).split(" · "))
+
+
 def check_template(stored: StoredModel, chat: ChatOptions) -> None:
     """Raises UsageError, before anything is loaded, for what the model's chat template would ignore."""
     if chat.think or chat.variables:

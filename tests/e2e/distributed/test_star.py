@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import signal
 import threading
 import time
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from moeinf.cli import run_command
 from moeinf.config import RuntimeConfig
 from moeinf.config.pull_options import PullOptions
 from moeinf.distributed import peer
@@ -95,6 +97,19 @@ def test_tokens_are_the_same_for_every_number_of_ranks(
             assert cache.activations == count * moe.num_layers * moe.top_k  # those of all ranks
     with opened(demo, prefetch=False, prefill_chunk=3, **workers.options(*started)) as model:
         assert tokens(model) == oracle  # they serve the next rank 0, which does otherwise
+
+
+def test_show_names_the_share_of_each_rank(
+    workers: Workers, demo: StoredModel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MOEINF_HOME", str(demo.path.parents[1]))
+    monkeypatch.setenv("MOEINF_EXPERT_CACHE", "30%")
+    address = workers.start(demo, expert_cache="30%").address
+    assert run_command(["show", "demo", "--workers", address, "--worker-key-file", str(workers.key_file)]) == 0
+    shares = re.search(rf"^rank 0 owns (\d+) experts, {address} (\d+)$", capsys.readouterr().out, re.MULTILINE)
+    assert shares and sum(map(int, shares.groups())) == demo.manifest.moe.total_experts
+    assert run_command(["show", "demo", "--devices", "cuda:0"]) == 2
+    assert "is one card, which has all experts" in capsys.readouterr().err
 
 
 def logits(model: Model, num_rows: int = 12) -> Float32Array:
