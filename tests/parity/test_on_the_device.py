@@ -89,7 +89,7 @@ def test_a_pass_has_no_tensor_of_the_host(name: str) -> None:
     device: Any = FakeDevice()
     experts: Any = Experts()
     weights = {
-        name: StoredTensor(tensor.view(-1).view(torch.uint8).numpy(), "bf16", tuple(tensor.shape))
+        name: StoredTensor(tensor.bfloat16().view(-1).view(torch.uint8).numpy(), "bf16", tuple(tensor.shape))
         for name, tensor in random_tensors(config, layout=-1).items()
     }
     on_device = DeviceWeights(device, Ops(kernels, kernels), weights, weights)

@@ -37,7 +37,7 @@ from moeinf.store.checksums import sums_of
 from moeinf.store.dense_sums import DenseSums
 from moeinf.store.library import StoredModel
 from moeinf.types import Profiler
-from tests.support.checkpoints import random_tensors, write_checkpoint
+from tests.support.checkpoints import random_tensors, scaled, write_checkpoint
 from tests.support.gpu.emulated_gpu import emulated
 from tests.support.tiny_models import all_configs, text_of
 from tests.support.true_configs import DISTINCT, published
@@ -55,7 +55,7 @@ def stored_with(config: dict[str, Any], folder: Path, quant: str | None = None) 
     config = {name: value for name, value in config.items() if name != "quantization_config"}
     inside = text_of(config)
     inside["max_position_embeddings"] = max(CONTEXT, inside["max_position_embeddings"])
-    weights = {name: tensor * 0.02 for name, tensor in random_tensors(config, layout=-1).items()}
+    weights = scaled(random_tensors(config, layout=-1), 0.02)
     source = write_checkpoint(folder / "source", weights, config | {"torch_dtype": "bfloat16"})
     return pull(str(source), PullOptions(quant=quant), home=folder / "home")
 

@@ -59,8 +59,13 @@ def random_tensors(config: Mapping[str, Any] = CONFIG, seed: int = 0, layout: in
     generator = torch.Generator().manual_seed(seed)
     tensors = {name: torch.randn(shape, generator=generator).to(torch.bfloat16) for name, shape in shapes.items()}
     for name, count in plan.whole.items():
-        tensors[name] = torch.randint(0, count, shapes[name], generator=generator).to(torch.bfloat16)
+        tensors[name] = torch.randint(0, count, shapes[name], generator=generator)
     return tensors
+
+
+def scaled(tensors: Mapping[str, Tensor], factor: float) -> Checkpoint:
+    """All numbers but whole ones, which name something."""
+    return {name: tensor * factor if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
 
 
 def fused(tensors: Mapping[str, Tensor], config: Mapping[str, Any] = CONFIG) -> dict[str, Tensor]:

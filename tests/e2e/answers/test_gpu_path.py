@@ -45,7 +45,7 @@ from moeinf.terminal.stats import stats_lines
 from moeinf.types import IntArray
 from tests.oracles.torch_matrix import TorchMatrixOps
 from tests.oracles.torch_vector import TorchVectorOps
-from tests.support.checkpoints import CONFIG, random_tensors, write_checkpoint
+from tests.support.checkpoints import CONFIG, random_tensors, scaled, write_checkpoint
 from tests.support.emulated_device import EmulatedDevice, recorded
 from tests.support.fake_device import LateCopier
 from tests.support.gpu.emulated_gpu import emulated, in_fours, interpreted, opened
@@ -207,7 +207,8 @@ FAMILIES = {config["model_type"]: config for config in reversed(all_configs().va
 
 def in_family(config: dict[str, Any], demo: StoredModel, folder: Path) -> StoredModel:
     """A random checkpoint in float32."""
-    weights = {name: tensor.float() * 0.2 for name, tensor in random_tensors(config, layout=-1).items()}
+    made = random_tensors(config, layout=-1)
+    weights = scaled({name: t.float() if t.is_floating_point() else t for name, t in made.items()}, 0.2)
     source = write_checkpoint(folder / "source", weights, config | {"torch_dtype": "float32"})
     shutil.copy(demo.path / "tokenizer.json", source)
     return pull(str(source), home=folder / "home")

@@ -22,7 +22,7 @@ from moeinf.hardware import Machine
 from moeinf.pull.pull import pull
 from moeinf.store.library import Library, StoredModel
 from moeinf.types import Float32Array
-from tests.support.checkpoints import random_tensors, write_checkpoint
+from tests.support.checkpoints import random_tensors, scaled, write_checkpoint
 from tests.support.gpu.emulated_gpu import emulated
 from tests.support.tiny_models import all_configs
 
@@ -53,7 +53,7 @@ def answered(model: Model, prompt: Sequence[int], max_tokens: int = 1) -> tuple[
 
 
 def random_model(config: dict[str, Any], folder: Path) -> StoredModel:
-    weights = {name: tensor * 0.1 for name, tensor in random_tensors(config, layout=-1).items()}
+    weights = scaled(random_tensors(config, layout=-1), 0.1)
     source = write_checkpoint(folder / "source", weights, config | {"torch_dtype": "bfloat16"})
     return pull(str(source), PullOptions(), home=folder / "home")
 

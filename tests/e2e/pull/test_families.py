@@ -27,7 +27,15 @@ from moeinf.store.dense_sums import DenseSums
 from moeinf.store.library import StoredModel
 from moeinf.store.verify import verify
 from moeinf.types import Float32Array, Profiler
-from tests.support.checkpoints import Checkpoint, in_fp8, in_mxfp4, random_tensors, write_checkpoint, write_tokenizer
+from tests.support.checkpoints import (
+    Checkpoint,
+    in_fp8,
+    in_mxfp4,
+    random_tensors,
+    scaled,
+    write_checkpoint,
+    write_tokenizer,
+)
 from tests.support.configs.nllb_moe import SEQ2SEQ_CONFIGS
 from tests.support.configs.qwen3_5_moe import QWEN3_5
 from tests.support.configs.qwen3_vl_moe import QWEN3_VL
@@ -146,7 +154,7 @@ UNPUBLISHED = {name: config for name, config in all_configs().items() if config[
 def test_families_whose_config_is_not_at_hand_run_from_every_layout_that_they_know(name: str, tmp_path: Path) -> None:
     config = UNPUBLISHED[name]
     for layout in range(len(family_of(config).tensors.experts)):
-        tensors = {key: tensor * 0.05 for key, tensor in random_tensors(config, layout=layout).items()}
+        tensors = scaled(random_tensors(config, layout=layout), 0.05)
         checkpoint = write_checkpoint(tmp_path / f"c{layout}", tensors, config)
         for quant in (None, "q8_0")[: 2 - min(layout, 1)]:
             stored = pull(str(checkpoint), PullOptions(quant=quant), home=tmp_path / "home")

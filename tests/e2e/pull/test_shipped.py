@@ -341,3 +341,6 @@ def test_deepseek_v4_is_read_as_published(tmp_path: Path) -> None:
     wrong = write_checkpoint(tmp_path / "wrong", shipped | {TABLE: table}, config)
     with pytest.raises(CheckpointError, match=f"{TABLE}': has numbers from 0 to 8, and must be below 8"):
         pull(str(wrong), home=tmp_path / "home")
+    wrong = write_checkpoint(tmp_path / "floats", shipped | {TABLE: shipped[TABLE].float()}, config)
+    with pytest.raises(UnsupportedModelError, match=f"{TABLE}' has dtype F32, must be I64 or I32"):
+        pull(str(wrong), home=tmp_path / "home")

@@ -124,6 +124,10 @@ class Tensors:
 
     def check_readable(self, name: str) -> None:
         """Raises UnsupportedModelError for a tensor of a type that is not converted."""
+        if name in self._whole and not self.values_of(name):
+            shard, entry = self._found[name]
+            known = " or ".join(INTEGERS)
+            raise UnsupportedModelError(f"{shard}: tensor {name!r} has dtype {entry.dtype}, must be {known}")
         if self.format(name) is None:
             shard, entry = self._found[name]
             raise UnsupportedModelError(
