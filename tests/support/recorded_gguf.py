@@ -100,8 +100,19 @@ def changed(model_type: str, c: Config, name: str, tensor: Tensor) -> Iterator[t
     elif rest == "self_attn.f_proj.weight":
         yield f"blk.{block}.ssm_f_a.weight", tensor
     elif rest == "self_attn.g_proj.weight":
-        latent = model_type == "laguna" or tensor.shape[0] == c["num_attention_heads"]
+        latent = model_type in ("laguna", "step3p7") or tensor.shape[0] == c["num_attention_heads"]
         yield f"blk.{block}.{'attn_gate' if latent else 'ssm_g_a'}.weight", tensor
+    elif model_type == "step3p7" and name.endswith("norm.weight") and name != "model.norm.weight":
+        kinds = {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
+        attention = {f"self_attn.{each}_norm": f"attn_{each}_norm" for each in "qk"}
+        yield f"blk.{block}.{(kinds | attention)[rest.removesuffix('.weight')]}.weight", tensor + 1
+    elif model_type == "step3p7" and name == "model.norm.weight":
+        yield name, tensor + 1
+    elif model_type == "step3p7" and re.match(r"(moe|share_expert)\.", rest):
+        end = rest.split(".", 1)[1]
+        made = {"gate.weight": "ffn_gate_inp.weight", "router_bias": "exp_probs_b.bias"}.get(end)
+        kind = "exps" if rest.startswith("moe.") else "shexp"
+        yield f"blk.{block}.{made or end.replace('_proj', '_' + kind).join(('ffn_', ''))}", tensor
     elif "_conv1d." in name:
         yield name, tensor.reshape(1, -1, 1, tensor.shape[-1])
     elif name.endswith("A_log"):

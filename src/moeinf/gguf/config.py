@@ -12,7 +12,7 @@ from moeinf.gguf.metadata import Metadata
 from moeinf.gguf.windows import WINDOWED
 
 # Architectures that tell themselves how many heads there are, and how many of keys and values.
-_HEADS_BY_LAYER, _KEYS_BY_LAYER = {"laguna"}, {"gemma4", "mimo2"}
+_HEADS_BY_LAYER, _KEYS_BY_LAYER = {"laguna", "step35"}, {"gemma4", "mimo2", "step35"}
 
 
 def config_of(gguf: Gguf) -> Config:

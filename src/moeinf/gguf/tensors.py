@@ -71,7 +71,7 @@ _OUTER = {
     "lm_head.weight": ("output.weight",),
     "lm_head.bias": ("output.bias",),
 }
-_ROUTERS = r"(mlp|block_sparse_moe|mixer|feed_forward)\.(gate|router|router\.layer|router\.gate|gate\.wg)"
+_ROUTERS = r"(mlp|moe|block_sparse_moe|mixer|feed_forward)\.(gate|router|router\.layer|router\.gate|gate\.wg)"
 _ATTENTION = r"(?:self_attn|attention|mixer)\."
 _MAMBA = r"(?:mamba|mixer|linear_attn|self_attn|attention)\."
 _OF_GEMMA = (
@@ -115,6 +115,8 @@ _OF_LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (_ATTENTION + r"kv_a_proj_with_mqa\.(weight|bias)", (r"attn_kv_a_mqa.\1",)),
     (_ATTENTION + r"(q_a|kv_a)_layernorm\.weight", (r"attn_\1_norm.weight",)),
     (_ROUTERS + r"\.(weight|bias)", (r"ffn_gate_inp.\3",)),
+    (r"moe\.router_bias", ("exp_probs_b.bias",)),
+    (r"share_expert\.(gate|up|down)_proj\.weight", (r"ffn_\1_shexp.weight",)),
     (_ROUTING_BIASES, ("exp_probs_b.bias", "exp_probs_b")),
     (r"mlp\.shared_expert_gate\.weight", ("ffn_gate_inp_shexp.weight",)),
     (r"(?:mlp|mixer|feed_forward)\.shared_(?:experts?|mlp)\.(gate|up|down)_proj\.weight", (r"ffn_\1_shexp.weight",)),
@@ -151,7 +153,7 @@ _OF_LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
 _LAYER = re.compile(r"(?:model\.(?:language_model\.)?|backbone\.)layers\.(\d+)\.(.*)")
 # Whose converter puts the two halves of each head between each other.
 _ROTATED = {"llama", "granitemoe", "arctic", "granitehybrid", "granite_swa", "nemotron_h_moe", "bailingmoe"}
-_PLUS_ONE = {"qwen3next", "qwen35moe"}  # whose norms are stored with one added
+_PLUS_ONE = {"qwen3next", "qwen35moe", "step35"}  # whose norms are stored with one added
 
 
 def places_of(gguf: Gguf, plan: TensorPlan) -> Placement:

@@ -19,7 +19,7 @@ from moeinf.gguf.common import (
     refuse_unless_sigmoid,
     shared_width,
 )
-from moeinf.gguf.metadata import Metadata
+from moeinf.gguf.metadata import Metadata, shortest
 
 _LLAMA4_CHUNK = 8192  # of attention, and of the sharpening of queries: what no file says, and every checkpoint has
 
@@ -197,6 +197,55 @@ def _mimo2(m: Metadata) -> Config:
     )
 
 
+def _step(m: Metadata) -> Config:
+    refuse_unless_sigmoid(m)
+    refuse_unless(m, m.flag("expert_weights_norm", True), "expert_weights_norm")
+    m.count("leading_dense_block_count", 0), m.count("moe_every_n_layers", 1)
+    m.count("expert_shared_feed_forward_length", 0)
+    layers, head_dim, kinds = range(num_layers_of(m)), head_dim_of(m), _kinds(m, lambda i: i % 4 == 0)
+    heads = m.values("attention.head_count") or [m.count("attention.head_count")] * len(layers)
+    keys = m.values("attention.head_count_kv") or [m.count("attention.head_count_kv")] * len(layers)
+    refuse_unless(m, len(set(keys[: len(layers)])) == 1, "attention.head_count_kv")
+    of_kind = {kind: {heads[i] for i in layers if kinds[i] == kind} for kind in kinds}
+    refuse_unless(m, all(len(found) == 1 for found in of_kind.values()), "attention.head_count")
+    whole, sliding = (min(of_kind.get(kind, of_kind[kinds[0]])) for kind in ("full_attention", "sliding_attention"))
+    limits = {
+        "swiglu_limits": _limits(m, "swiglu_clamp_exp", len(layers)),
+        "swiglu_limits_shared": _limits(m, "swiglu_clamp_shexp", len(layers)),
+    }
+    found = _ropes(m, head_dim // 2, head_dim, head_dim)  # in layers that see all tokens half of a head, by llama.cpp
+    rope = found["rope_parameters"]["full_attention"]
+    for name in ("short_factor", "long_factor"):  # the file has as many as whole heads would need
+        if name in rope:
+            rope[name] = rope[name][: head_dim // 4]
+    return (
+        found
+        | limits
+        | {
+            "model_type": "step3p7",
+            "head_dim": head_dim,
+            "num_attention_heads": whole,
+            "num_sliding_attention_heads": sliding,
+            "num_key_value_heads": keys[0],
+            "layer_types": kinds,
+            "mlp_layer_types": _mlps(m),
+            "sliding_window": m.count("attention.sliding_window"),
+            "n_routed_experts": experts_of(m),
+            "moe_intermediate_size": expert_width(m),
+            "intermediate_size": m.count("feed_forward_length"),
+            "share_expert_dim": shared_width(m),
+            "moe_router_scaling_factor": m.number("expert_weights_scale", 1.0) or 1.0,
+        }
+    )
+
+
+def _limits(m: Metadata, name: str, num_layers: int) -> list[float]:
+    """Of each layer; 0 is none."""
+    values = m.values(name) or [m.number(name, 0.0)] * num_layers
+    refuse_unless(m, len(values) >= num_layers and all(type(each) in (int, float) for each in values), name)
+    return [shortest(float(each)) for each in values[:num_layers]]
+
+
 def _granite_swa(m: Metadata) -> Config:
     m.count("expert_shared_feed_forward_length", 0)
     rotated = m.values("attention.rope_pattern")
@@ -230,5 +279,6 @@ WINDOWED: dict[str, Callable[[Metadata], Config]] = {
     "laguna": _laguna,
     "mellum": _mellum,
     "mimo2": _mimo2,
+    "step35": _step,
     "granite_swa": _granite_swa,
 }

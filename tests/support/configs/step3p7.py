@@ -21,18 +21,18 @@ _TEXT: dict[str, Any] = {name: value for name, value in COMMON.items() if name !
     "swiglu_limits": [None, 0.0, 0.3],
     "swiglu_limits_shared": [None, 0.0, 0.2],
     "rope_parameters": {
-        "full_attention": {
-            "rope_type": "llama3",
-            "rope_theta": 1000.0,
-            "partial_rotary_factor": 0.5,
-            "factor": 2.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 32.0,
-            "original_max_position_embeddings": 64,
-        },
+        "full_attention": {"rope_type": "default", "rope_theta": 1000.0, "partial_rotary_factor": 0.5},
         "sliding_attention": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 1.0},
     },
 }
+LLAMA3: dict[str, Any] = {
+    "rope_type": "llama3",
+    "factor": 2.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 32.0,
+    "original_max_position_embeddings": 64,
+}
+_WHOLE: dict[str, Any] = _TEXT["rope_parameters"]["full_attention"]
 STEP: dict[str, Any] = {"model_type": "step3p7", "text_config": _TEXT}
 CONFIGS: dict[str, dict[str, Any]] = {
     "step3p7": STEP,
@@ -44,7 +44,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "swiglu_limits": None,
             "swiglu_limits_shared": None,
             "query_pre_attn_scalar": 20,
-            "layer_types": ["sliding_attention"] * 3,
+            "layer_types": ["full_attention"] * 3,
+            "rope_parameters": {"full_attention": _WHOLE | LLAMA3},
             "mlp_layer_types": ["sparse"] * 3,
         }
     },

@@ -23,6 +23,7 @@ ARCHITECTURES = {  # of families whose files are written with the metadata of th
     "mimo_v2_flash": "mimo2",
     "mistral4": "mistral4",
     "solar_open": "glm4moe",
+    "step3p7": "step35",
 }
 
 
@@ -33,6 +34,7 @@ def as_published(config: dict[str, Any]) -> dict[str, Any]:
         "kimi_linear": lambda c: c | {"moe_router_activation_func": "sigmoid"},
         "mimo_v2_flash": _mimo,
         "solar_open": lambda c: c | {"partial_rotary_factor": 1.0},
+        "step3p7": _step,
     }
     return own.get(config["model_type"], dict)(config)
 
@@ -71,6 +73,27 @@ def _mimo(c: dict[str, Any]) -> dict[str, Any]:
         "swa_num_key_value_heads": 2 * c["num_key_value_heads"],
         "swa_head_dim": c["head_dim"],
         "swa_v_head_dim": c["v_head_dim"],
+    }
+
+
+def _step(c: dict[str, Any]) -> dict[str, Any]:
+    t = c["text_config"]
+    slides = [kind == "sliding_attention" for kind in t["layer_types"]]
+    ropes = [t["rope_parameters"][kind] for kind in t["layer_types"]]
+    text = {name: value for name, value in t.items() if name not in ("rope_parameters", "mlp_layer_types")}
+    return text | {
+        "model_type": "step3",  # as of MiMo
+        "num_attention_groups": t["num_key_value_heads"],
+        "moe_num_experts": t["n_routed_experts"],
+        "moe_top_k": t["num_experts_per_tok"],
+        "moe_layers_enum": ",".join(str(i) for i, kind in enumerate(t["mlp_layer_types"]) if kind == "sparse"),
+        "attention_other_setting": {"num_attention_heads": t["num_sliding_attention_heads"]},
+        "rope_theta": [each["rope_theta"] for each in ropes],
+        "rope_scaling": {
+            name: value for name, value in ropes[0].items() if name not in ("rope_theta", "partial_rotary_factor")
+        },
+        "partial_rotary_factors": [1.0 if each else 0.5 for each in slides],
+        "norm_expert_weight": True,
     }
 
 

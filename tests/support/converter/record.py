@@ -100,6 +100,7 @@ _HF = {
     "mimo_v2_flash": "MiMoV2FlashForCausalLM",
     "mistral4": "Mistral3ForConditionalGeneration",
     "solar_open": "SolarOpenForCausalLM",
+    "step3p7": "Step3p5ForCausalLM",
 }
 
 

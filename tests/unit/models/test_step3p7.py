@@ -9,14 +9,17 @@ import pytest
 
 from moeinf.errors import CheckpointError
 from moeinf.models.family import DecoderFamily, family_of
-from tests.support.configs.step3p7 import STEP
+from tests.support.configs.step3p7 import LLAMA3, STEP
 
 _SAID = STEP["text_config"]
 _ELSEWHERE = (
     *("num_key_value_heads", "n_routed_experts", "num_experts_per_tok", "max_position_embeddings"),
     *("mlp_layer_types", "num_sliding_attention_heads", "rope_parameters"),
 )
-_WHOLE = _SAID["rope_parameters"]["full_attention"]
+_ROPES = _SAID["rope_parameters"]
+SAVED = STEP | {
+    "text_config": _SAID | {"rope_parameters": _ROPES | {"full_attention": _ROPES["full_attention"] | LLAMA3}}
+}
 PUBLISHED: dict[str, Any] = {name: value for name, value in _SAID.items() if name not in _ELSEWHERE} | {
     "model_type": "step3p5",
     "num_attention_groups": 2,
@@ -35,16 +38,14 @@ PUBLISHED: dict[str, Any] = {name: value for name, value in _SAID.items() if nam
     "swiglu_limits_shared": [*_SAID["swiglu_limits_shared"], 0.0],
     "rope_theta": [1000.0, 100.0, 100.0, 100.0],
     "partial_rotary_factors": [0.5, 1.0, 1.0, 1.0],
-    "rope_scaling": {
-        name: value for name, value in _WHOLE.items() if name not in ("rope_theta", "partial_rotary_factor")
-    },
+    "rope_scaling": LLAMA3,
     "yarn_only_types": ["full_attention"],
     "num_nextn_predict_layers": 1,
 }
 
 
 def test_a_published_config_means_what_transformers_saves() -> None:
-    published, saved = family_of(copy.deepcopy(PUBLISHED)), family_of(copy.deepcopy(STEP))
+    published, saved = family_of(copy.deepcopy(PUBLISHED)), family_of(copy.deepcopy(SAVED))
     assert isinstance(published, DecoderFamily) and isinstance(saved, DecoderFamily)
     assert repr(published.decoder) == repr(saved.decoder)
     assert (published.moe, published.tensors.dense) == (saved.moe, saved.tensors.dense)
