@@ -39,7 +39,10 @@ from tests.support.tiny_models import all_configs
 
 IDS = [5, 17, 3, 41, 41, 2, 60, 9, 33, 14]
 CONVERTED = [format.upper() for format in QUANTISED if format not in DEVICE_FORMATS]
-FAMILIES = {all_configs()[name]["model_type"]: name for name in reversed(NAMES)}  # the first of each
+WIDENED = ("laguna", "step3p7")  # whose gates of heads, a few rows, are computed in f32 from blocks of any type
+FAMILIES = {  # the first config of each
+    all_configs()[name]["model_type"]: name for name in reversed(NAMES) if name not in WIDENED
+}
 
 
 @pytest.fixture(autouse=True)
