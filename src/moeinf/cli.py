@@ -193,7 +193,6 @@ def show(
     from moeinf.engine.stored.preset import preset_of
     from moeinf.terminal.arguments.modelfile import own_modelfile
     from moeinf.terminal.arguments.values import runtime_config
-    from moeinf.terminal.opening import shares_text
     from moeinf.terminal.stored.find import find_stored
     from moeinf.terminal.stored.show import parameters_text, show_json, show_lines
 
@@ -216,6 +215,8 @@ def show(
         raise UsageError(f"--devices {devices} is one card, which has all experts; name several, or leave it out")
     stored = find_stored(model)
     if devices or workers or worker_key_file:
+        from moeinf.terminal.opening import shares_text  # opens the model, and imports all that runs one
+
         given = {"device": devices, "workers": workers, "worker_key_file": worker_key_file}
         return print_harmless(
             shares_text(stored, runtime_config({key: value for key, value in given.items() if value}))
