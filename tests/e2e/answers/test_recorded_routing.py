@@ -97,6 +97,7 @@ def test_guesses_are_those_of_the_trace(demo: StoredModel, monkeypatch: pytest.M
     shape = demo.manifest.moe
     trace = drawn_trace(shape, len(PROMPT) + len(DECODED), guesses=True)
     told: dict[int, list[IntArray]] = {layer: [] for layer in range(1, shape.num_layers)}
+    monkeypatch.setattr(Prefetcher, "wants_expectations", True)  # of tokens, too, that go without prefetch
     monkeypatch.setattr(Prefetcher, "expect", lambda self, layer, ids, weights: told[layer].append(ids.copy()))
     recorded = RecordedRouting(trace, guesses_of(trace, None))
     with Model(demo, RuntimeConfig.of(**CONFIG, predictor="look-ahead"), recorded=recorded) as model:
