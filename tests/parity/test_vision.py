@@ -51,7 +51,7 @@ def test_logits_with_pictures_are_those_of_the_reference(pair: SeeingPair) -> No
     ):
         theirs = pair.theirs(**pair.their_inputs(prompt)).logits[0]
         assert theirs.std() > 0.1, "the comparison means something"
-        assert (pair.logits(prompt) - theirs).abs().max() < 3e-5 * theirs.abs().max()
+        assert (pair.logits(prompt) - theirs).abs().max() < 1e-4 * theirs.abs().max()
 
 
 @torch.inference_mode()
