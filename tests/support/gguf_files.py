@@ -124,6 +124,9 @@ def _blocks(values: Floats, kind: gguf.GGMLQuantizationType) -> Blocks:
 
 
 def _add(writer: gguf.GGUFWriter, name: str, value: Any) -> None:
+    if isinstance(value, list) and any(type(number) is int and number >> 31 for number in value):
+        writer.add_key_value(name, value, gguf.GGUFValueType.ARRAY, sub_type=gguf.GGUFValueType.UINT64)
+        return
     add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
     add.get(type(value), writer.add_array)(name, value)
 
@@ -398,16 +401,18 @@ def _names(model_type: str, c: Mapping[str, Any]) -> Callable[[str], str]:
 
 
 def _gathered(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """With one tensor for all experts of a layer where each had its own."""
+    """With one tensor for all experts of a layer where each had its own, and one for all parts of a table."""
     found: dict[str, Tensor] = {}
     apart: dict[str, dict[int, Tensor]] = {}
     for name, tensor in tensors.items():
-        expert = re.fullmatch(r"(.*\.experts)\.(\d+)\.(.*)", name)
-        if expert is None:
+        part = re.fullmatch(r"(.*\.experts\.|.*\.ngram_embedding\.shard_)(\d+)\.(.*)", name)
+        if part is None:
             found[name] = tensor
         else:
-            apart.setdefault(f"{expert[1]}.{expert[3]}", {})[int(expert[2])] = tensor
-    return found | {name: torch.stack([each[i] for i in range(len(each))]) for name, each in apart.items()}
+            apart.setdefault(f"{re.sub('shard_$', '', part[1])}{part[3]}", {})[int(part[2])] = tensor
+    for name, each in apart.items():
+        found[name] = (torch.stack if "experts" in name else torch.cat)([each[i] for i in range(len(each))])
+    return found
 
 
 def _changed(model_type: str, c: Mapping[str, Any], name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
@@ -416,7 +421,7 @@ def _changed(model_type: str, c: Mapping[str, Any], name: str, tensor: Tensor) -
     if model_type in hybrid_gguf.ARCHITECTURES:
         yield from hybrid_gguf.changed(model_type, c, name, tensor)
         return
-    if model_type in RECORDED_ARCHITECTURES:
+    if model_type in RECORDED_ARCHITECTURES and model_type != "qwen4_exp":
         yield from recorded_gguf.changed(model_type, c, name, tensor)
         return
     name = name.replace("model.language_model.", "model.")
@@ -452,7 +457,10 @@ def _changed(model_type: str, c: Mapping[str, Any], name: str, tensor: Tensor) -
         yield from _gpt_oss(name, tensor)
     elif model_type == "gpt_oss" and name.endswith("sinks"):
         yield f"{name}.weight", tensor
-    elif model_type in ("qwen3_next", "qwen3_5_moe"):
+    elif name.endswith("index_qk_proj.weight"):
+        yield name.replace("qk_proj", "q_proj"), tensor[: -c["indexer_head_dim"]]
+        yield name.replace("qk_proj", "k_proj"), tensor[-c["indexer_head_dim"] :]
+    elif model_type in ("qwen3_next", "qwen3_5_moe", "qwen4_exp"):
         yield from _delta_net(model_type, c, name, tensor)
     else:
         yield name, tensor
@@ -479,7 +487,7 @@ def _delta_net(model_type: str, c: Mapping[str, Any], name: str, tensor: Tensor)
         yield name.replace("qkvz", "qkv"), torch.cat([q, k, v])
         yield name.replace("qkvz", "z"), z
         return
-    if model_type == "qwen3_5_moe" and "linear_attn." in name:
+    if model_type != "qwen3_next" and "linear_attn." in name:
         before = 2 * keys * key_dim if "in_proj_qkv" in name or "conv1d" in name else 0
         size = 1 if re.search(r"in_proj_[ab]\.|A_log|dt_bias", name) else value_dim
         if name.endswith("out_proj.weight"):
@@ -491,7 +499,7 @@ def _delta_net(model_type: str, c: Mapping[str, Any], name: str, tensor: Tensor)
         tensor = -torch.exp(tensor)
     elif "conv1d" in name:
         tensor = tensor.squeeze()
-    elif name.endswith("norm.weight") and "linear_attn" not in name:
+    elif re.search(r"norm(_key|_query|_conv)?\.weight$", name) and "linear_attn" not in name:
         tensor = tensor + 1
     yield name.replace(".dt_bias", ".dt_proj.bias"), tensor.contiguous()
 

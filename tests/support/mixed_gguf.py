@@ -36,16 +36,17 @@ def by_turns(types: Sequence[str]) -> Kinds:
     """These for the parts of experts, layer by layer; and for dense tensors but what host memory looks up or widens.
 
     Every other dense tensor is of q8_0: the type that most have says how keys and values are kept. The gate of a shared
-    expert has the type of its other half: some families have both in one matrix, which mixed types would widen.
+    expert has the type of its other half, and keys of an indexer that of its queries: some families have both in one
+    matrix, which mixed types would widen.
     """
     halves: dict[str, str] = {}
     experts = itertools.cycle(types)
     dense = itertools.cycle(chain.from_iterable(("Q8_0", each) for each in types))
 
     def kind(name: str) -> str:
-        if re.search(r"token_embd|attn_(k|v|kv)_b|ssm_", name):
+        if re.search(r"token_embd|attn_(k|v|kv)_b|ssm_|hc_\w+_inject|ple_conv1d", name):
             return "BF16"
-        half = re.fullmatch(r"(.*)ffn_(?:gate|up)_shexp\.weight", name)
+        half = re.fullmatch(r"(.*(?:ffn|indexer))[._](?:gate_shexp|up_shexp|[qk]_proj)\.weight", name)
         if half is not None:
             return halves.setdefault(half[1], next(dense))
         return next(experts if "exps" in name else dense)

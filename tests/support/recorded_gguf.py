@@ -27,6 +27,25 @@ _OF_GRANITE = {
     "shared_mlp.input_linear.weight": "ffn_up_shexp.weight",
     "shared_mlp.output_linear.weight": "ffn_down_shexp.weight",
 }
+_MIXERS = {
+    "attn_hyper_connection": "blk.{bid}.hc_attn",
+    "mlp_hyper_connection": "blk.{bid}.hc_ffn",
+    "hyper_connection_mixer": "output_hc",
+}
+_MIXED = {
+    "hc_norm": "norm",
+    "input_mix_weight_down": "down",
+    "input_mix_weight_up": "up",
+    "block_inject_weight": "inject",
+}
+_OF_QWEN4 = {  # which the gguf package that is released does not know
+    **{f"{mixer}.{ours}": f"{theirs}_{end}" for mixer, theirs in _MIXERS.items() for ours, end in _MIXED.items()},
+    **{f"self_attn.indexer.{each}_layernorm": f"blk.{{bid}}.indexer.{each}_norm" for each in "qk"},
+    **{f"self_attn.indexer.index_{each}_proj": f"blk.{{bid}}.indexer.{each}_proj" for each in "qk"},
+    **{f"ple.{each}_proj": f"blk.{{bid}}.ple_{each}" for each in ("key", "value")},
+    **{f"ple.{each}": f"blk.{{bid}}.ple_{each}" for each in ("norm_key", "norm_query", "norm_conv", "conv1d")},
+    "ple.ple_embedding.ngram_embedding": "per_layer_token_embd",
+}
 
 
 def metadata(model_type: str, c: Config) -> dict[str, Any]:
@@ -47,6 +66,8 @@ def _names() -> Mapping[str, tuple[str, ...]]:
         for tensor, sources in table.items():
             for source in sources:
                 found[source] = (*found.get(source, ()), gguf.TENSOR_NAMES[tensor])
+    for source, theirs in _OF_QWEN4.items():
+        found["model.layers.{bid}." * ("mixer" not in source) + "model." * ("mixer" in source) + source] = (theirs,)
     return found
 
 

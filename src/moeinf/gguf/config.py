@@ -31,7 +31,7 @@ def config_of(gguf: Gguf) -> Config:
         fault = "is not a Mixture-of-Experts model" if make is not None else "is not one that moeinf runs from a GGUF"
         known = ", ".join(sorted(architectures))
         raise UnsupportedModelError(f"{gguf.where}: {m.architecture!r:.50} {fault} (those are {known}, with experts)")
-    config = _common(m) | make(m) | _ids(gguf)
+    config = _common(m) | _ids(gguf) | make(m)
     m.refuse_others()
     return config
 

@@ -68,6 +68,9 @@ _OUTER = {
     "norm_f.weight": ("output_norm.weight",),
     "final_layernorm.weight": ("output_norm.weight",),
     "embedding_norm.weight": ("token_embd_norm.weight", "output_norm.weight"),
+    "hyper_connection_mixer.hc_norm.weight": ("output_hc_norm.weight",),
+    "hyper_connection_mixer.input_mix_weight_down.weight": ("output_hc_down.weight",),
+    "hyper_connection_mixer.input_mix_weight_up.weight": ("output_hc_up.weight",),
     "lm_head.weight": ("output.weight",),
     "lm_head.bias": ("output.bias",),
 }
@@ -87,6 +90,17 @@ _OF_INDEXERS = (
     (r"self_attn\.indexer\.wq_b\.weight", ("indexer.attn_q_b.weight",)),
     (r"self_attn\.indexer\.weights_proj\.weight", ("indexer.proj.weight",)),
     (r"self_attn\.indexer\.k_norm\.(weight|bias)", (r"indexer.k_norm.\1",)),
+    (r"self_attn\.indexer\.([qk])_layernorm\.weight", (r"indexer.\1_norm.weight",)),
+)
+_OF_STREAMS = (
+    (r"attn_hyper_connection\.hc_norm\.weight", ("hc_attn_norm.weight",)),
+    (r"attn_hyper_connection\.input_mix_weight_(down|up)\.weight", (r"hc_attn_\1.weight",)),
+    (r"attn_hyper_connection\.block_inject_weight\.weight", ("hc_attn_inject.weight",)),
+    (r"mlp_hyper_connection\.hc_norm\.weight", ("hc_ffn_norm.weight",)),
+    (r"mlp_hyper_connection\.input_mix_weight_(down|up)\.weight", (r"hc_ffn_\1.weight",)),
+    (r"mlp_hyper_connection\.block_inject_weight\.weight", ("hc_ffn_inject.weight",)),
+    (r"ple\.(key|value)_proj\.weight", (r"ple_\1.weight",)),
+    (r"ple\.(norm_key|norm_query|norm_conv|conv1d)\.weight", (r"ple_\1.weight",)),
 )
 _OF_KDA = (
     (_ATTENTION + r"([qkv])_conv1d\.weight", (r"ssm_conv1d_\1.weight",)),
@@ -148,12 +162,13 @@ _OF_LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"mamba\.(dt|b|c)_layernorm\.weight", (r"ssm_\1_norm.weight",)),
     *_OF_INDEXERS,
     *_OF_KDA,
+    *_OF_STREAMS,
     *_OF_GEMMA,
 )
 _LAYER = re.compile(r"(?:model\.(?:language_model\.)?|backbone\.)layers\.(\d+)\.(.*)")
 # Whose converter puts the two halves of each head between each other.
 _ROTATED = {"llama", "granitemoe", "arctic", "granitehybrid", "granite_swa", "nemotron_h_moe", "bailingmoe"}
-_PLUS_ONE = {"qwen3next", "qwen35moe", "step35"}  # whose norms are stored with one added
+_PLUS_ONE = {"qwen3next", "qwen35moe", "qwen4exp", "step35"}  # whose norms are stored with one added
 
 
 def places_of(gguf: Gguf, plan: TensorPlan) -> Placement:
@@ -244,6 +259,11 @@ class _Dense:
         if rest == "shared_mlp.input_linear.weight" and f"blk.{number}.ffn_gate_shexp.weight" in self._gguf.tensors:
             halves = tuple(_find(self._gguf, [f"blk.{number}.ffn_{half}_shexp.weight"]) for half in ("gate", "up"))
             return self._checked(name, halves, shape, (Stack(),))
+        if rest == "self_attn.indexer.index_qk_proj.weight":
+            halves = tuple(_find(self._gguf, [f"blk.{number}.indexer.{half}_proj.weight"]) for half in "qk")
+            return self._checked(name, halves, shape, (Stack(),))
+        if rest.startswith("ple.ple_embedding."):  # of which there is one, as it lies
+            return self._checked(name, (_find(self._gguf, ["per_layer_token_embd.weight"]),), shape, ())
         for pattern, templates in _OF_LAYERS:
             found = re.fullmatch(pattern, rest)
             if found is not None:
@@ -271,15 +291,15 @@ class _Dense:
         return DenseSource(tensors, shape, undo, scale)
 
     def _norm(self, rest: str) -> Undo:
-        plus_one = self._architecture in _PLUS_ONE and rest.endswith("norm.weight") and "linear_attn" not in rest
-        return (Subtract(1.0),) if plus_one else ()
+        plus_one = re.search(r"norm(_key|_query|_conv)?\.weight$", rest) and "linear_attn" not in rest
+        return (Subtract(1.0),) if plus_one and self._architecture in _PLUS_ONE else ()
 
     def _undo(self, rest: str, tensor: GgufTensor, shape: tuple[int, ...]) -> Undo:
         if rest.startswith("linear_attn."):
             return self._delta(rest.removeprefix("linear_attn."), tensor, shape)
         if rest.endswith(".A_log"):
             return (Log() if self._architecture == "bailingmoe3" else LogOfNegative(), Reshape(shape))
-        if re.fullmatch(_MAMBA + r"(D|norm\.weight|[qkv]?_?conv1d\.weight)|conv\.conv\.weight", rest):
+        if re.fullmatch(_MAMBA + r"(D|norm\.weight|[qkv]?_?conv1d\.weight)|(conv\.conv|ple\.conv1d)\.weight", rest):
             return (Reshape(shape),)
         if re.fullmatch(_ATTENTION + r"[qk]_proj\.(weight|bias)", rest) and self._architecture in _ROTATED:
             return self._halves(rest, tensor)
@@ -303,7 +323,7 @@ class _Dense:
             apart = Rows(0, (keys, 2, each), (1, 0, 2))  # of each key's head the rates, then the decays
             return (apart, TakeRows(values if rest == "in_proj_a.weight" else 0, values))
         turned: Undo = ()
-        if self._architecture == "qwen35moe" and each > 1:
+        if self._architecture in ("qwen35moe", "qwen4exp") and each > 1:
             heads, in_turn = (each, keys), (1, 0)
             if rest in ("in_proj_b.weight", "in_proj_a.weight", "A_log", "dt_bias"):
                 turned = (Rows(0, heads, in_turn),)

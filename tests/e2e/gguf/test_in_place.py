@@ -13,7 +13,11 @@ import pytest
 from moeinf.config import RuntimeConfig
 from moeinf.config.pull_options import PullOptions
 from moeinf.engine.model import Model
+from moeinf.engine.placed.dense import PlacedSizes
 from moeinf.errors import CheckpointError, ExpertReadError, StoreError
+from moeinf.gguf.config import config_of
+from moeinf.gguf.header import read_gguf
+from moeinf.models.family import family_of
 from moeinf.pull.events import SilentProgress
 from moeinf.pull.pull import ensure, plan_pull, pull
 from moeinf.runtime.policy.eviction import POLICIES
@@ -37,6 +41,7 @@ RECOMPUTED = (
     "jamba",
     "kimi_linear",
     "bailing_hybrid",
+    "qwen4_exp",
 )
 
 
@@ -76,6 +81,16 @@ def test_every_family_computes_what_its_checkpoint_does(name: str, tmp_path: Pat
     assert {path.name for path in stored.path.iterdir()} >= {"config.json", "manifest.json", "tokenizer.json"}
     assert stored.manifest.in_place is not None
     assert sum(path.stat().st_size for path in stored.path.iterdir()) < len(before)
+
+
+def test_a_table_of_n_grams_stays_in_the_file(tmp_path: Path) -> None:
+    config, tensors = checkpoint("qwen4_exp")
+    [file] = write_gguf(tmp_path / "model.gguf", config, tensors)
+    stored = ensure(str(file), home=tmp_path / "home")
+    assert stored.manifest.in_place is not None
+    sizes = PlacedSizes(stored.manifest.in_place, family_of(config_of(read_gguf(file))).tensors, stored.path)
+    [table] = [name for name in sizes.recipes if ".ngram_embedding." in name]
+    assert sizes.recipes[table].kind.shape == (432, 12) and table in sizes.mapped and table not in sizes.kinds
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -16,7 +16,7 @@ _TEXT: dict[str, Any] = {
     "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 40,
     "head_dim": 32,
-    "layer_types": ["linear_attention", "indexed_attention", "linear_attention", "full_attention"],
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],  # as published
     "linear_conv_kernel_dim": 4,
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 24,
@@ -32,14 +32,16 @@ _TEXT: dict[str, Any] = {
     },
     "hc_count": 3,
     "hc_lowrank": 24,
-    "ple_layer_ids": [1, 3],
+    "output_gate_type": "sigmoid",
+    "ple_layer_ids": [1],
     "ple_embed_dim": 48,
+    "ple_conv_kernel_size": 4,
     "ngram_size": 3,
     "heads_per_ngram": 2,
     "ngram_vocab_size_base": 101,
     "make_ngram_vocab_size_divisible_by": 16,
     "split_ngram_parts": 3,
-    "indexer_n_heads": 16,  # few would leave blocks that are worth nothing, of which it is open which are chosen
+    "indexer_n_heads": 24,  # few would leave blocks that are worth nothing, of which it is open which are chosen
     "indexer_kv_heads": 1,
     "indexer_head_dim": 32,
     "indexer_budget": 12,
@@ -49,12 +51,13 @@ _TEXT: dict[str, Any] = {
 QWEN4: dict[str, Any] = {"model_type": "qwen4_exp", "text_config": _TEXT, "vision_config": _VISION, **_IDS}
 CONFIGS: dict[str, dict[str, Any]] = {
     "qwen4_exp": QWEN4,
-    "qwen4_exp language model alone, sigmoid gates, no n-grams": {
+    "qwen4_exp language model alone, two tables of n-grams": {
         "model_type": "qwen4_exp",
         **_TEXT,
+        "layer_types": ["linear_attention", "indexed_attention", "linear_attention", "full_attention"],
         "tie_word_embeddings": True,
-        "output_gate_type": "sigmoid",
-        "ple_layer_ids": None,
+        "output_gate_type": None,
+        "ple_layer_ids": [1, 3],
         "norm_topk_prob": False,
         "attention_bias": True,
     },

@@ -6,6 +6,11 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
+from moeinf.models.family import family_of
+from moeinf.models.layers.streams.ngrams import NgramConfig
+
 ARCHITECTURES = {  # of families whose files are written with the metadata of the record
     "afmoe": "afmoe",
     "bailing_hybrid": "bailingmoe3",
@@ -22,6 +27,7 @@ ARCHITECTURES = {  # of families whose files are written with the metadata of th
     "mellum": "mellum",
     "mimo_v2_flash": "mimo2",
     "mistral4": "mistral4",
+    "qwen4_exp": "qwen4exp",
     "solar_open": "glm4moe",
     "step3p7": "step35",
 }
@@ -33,6 +39,7 @@ def as_published(config: dict[str, Any]) -> dict[str, Any]:
         "hunyuan_v1_moe": _hunyuan,
         "kimi_linear": lambda c: c | {"moe_router_activation_func": "sigmoid"},
         "mimo_v2_flash": _mimo,
+        "qwen4_exp": lambda c: c | {"model_type": "qwen4"},  # as of MiMo
         "solar_open": lambda c: c | {"partial_rotary_factor": 1.0},
         "step3p7": _step,
     }
@@ -102,3 +109,15 @@ def published_name(config: dict[str, Any], name: str) -> str:
     if config["model_type"] == "kimi_linear":
         return re.sub(r"\.mlp\.(gate|experts|shared_experts)\.", r".block_sparse_moe.\1.", name)
     return name
+
+
+def hashes(config: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """What a checkpoint of Qwen3.8 also has, though it follows from the config: the numbers that hash n-grams."""
+    if config["model_type"] != "qwen4_exp":
+        return {}
+    ngrams: NgramConfig = vars(family_of(config))["_config"].ngrams
+    (primes,), (multipliers,) = ngrams.primes, ngrams.multipliers
+    offsets = [sum(primes[:head]) for head in range(len(primes))]
+    prefix = f"model.language_model.layers.{ngrams.layers[0]}.ple.ple_embedding."
+    named = {"layer_multipliers": multipliers, "ngram_heads_vocab_sizes": primes, "ngram_heads_offsets": offsets}
+    return {prefix + name: torch.tensor(numbers) for name, numbers in named.items()}

@@ -24,7 +24,7 @@ from torch import Tensor
 from moeinf.gguf.header import Gguf, read_gguf
 from moeinf.models.family import family_of
 from tests.support import hybrid_gguf
-from tests.support.converter.published import ARCHITECTURES, as_published, published_name
+from tests.support.converter.published import ARCHITECTURES, as_published, hashes, published_name
 from tests.support.converter.recorded import RECORDED
 from tests.support.tiny_models import all_configs
 
@@ -99,6 +99,7 @@ _HF = {
     "mellum": "MellumForCausalLM",
     "mimo_v2_flash": "MiMoV2FlashForCausalLM",
     "mistral4": "Mistral3ForConditionalGeneration",
+    "qwen4_exp": "Qwen4ExpForConditionalGeneration",
     "solar_open": "SolarOpenForCausalLM",
     "step3p7": "Step3p5ForCausalLM",
 }
@@ -163,7 +164,7 @@ def _convert(name: str, folder: Path) -> dict[str, Any]:
     hf = config.get("architectures", [_HF[config["model_type"]]])[0]
     said = hybrid_gguf.as_published(as_published(config)) | {"architectures": [hf]}
     (folder / "config.json").write_text(json.dumps(said))
-    tensors = {published_name(config, source): tensor for source, tensor in tensors.items()}
+    tensors = {published_name(config, source): tensor for source, tensor in (tensors | hashes(config)).items()}
     safetensors.torch.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     vocabulary = {str(number): number for number in range(97)}  # which some classes count
     (folder / "tokenizer.json").write_text(json.dumps({"added_tokens": [], "model": {"vocab": vocabulary}}))

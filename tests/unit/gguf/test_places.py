@@ -32,7 +32,6 @@ TYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
 
 READ_AS = {"glm4_moe_lite": "deepseek_v3", "solar_open": "glm4_moe"}  # the family of the file's architecture
-STORED_AS = ("stacked", "fused_name", "prefix", "num_future_layers")  # how tensors are named and stored
 
 
 def facts(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -45,6 +44,8 @@ def facts(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
                 "prefix",
                 "num_future_layers",
                 "expert_factors",
+                "parts",
+                "padded_to",
             ):  # how tensors are named and stored
                 yield from facts(getattr(value, field.name), f"{path}.{field.name}")
     elif isinstance(value, Mapping):
@@ -96,6 +97,8 @@ def test_the_config_is_that_of_the_checkpoint(name: str, tmp_path: Path) -> None
 
 def wanted_dense(c: Converted, name: str) -> Tensor:
     """The checkpoint's tensor. Projections may lie apart in a file, also if a checkpoint stacks them."""
+    if ".ngram_embedding." in name:  # in a checkpoint in parts
+        return torch.cat([tensor for source, tensor in c.tensors.items() if ".ngram_embedding." in source])
     if name not in c.tensors and "text_config" in c.config:
         return c.tensors[name.replace("model.", "model.language_model.", 1)]
     if name in c.tensors:
@@ -242,6 +245,10 @@ def refused(folder: Path, name: str, metadata: Mapping[str, Any], *words: str) -
         ("deepseek_v3", {"deepseek2.expert_gating_func": 1}, ("expert_gating_func",)),
         ("qwen3_next", {"qwen3next.ssm.time_step_rank": 0}, ("ssm.",)),
         ("qwen3_next", {"qwen3next.ssm.inner_size": 7}, ("ssm.inner_size 7",)),
+        ("qwen4_exp", {"qwen4exp.attention.compress_ratios": [0] * 4}, ("compress_ratios [0, 0, 0, 0]",)),
+        ("qwen4_exp", {"qwen4exp.ple.layers": [0, 2]}, ("ple is not of one layer",)),
+        ("qwen4_exp", {"qwen4exp.ple.head_offsets": [0, 1, 2, 3]}, ("one behind the other",)),
+        ("qwen4_exp", {"qwen4exp.ple.layer_multipliers": [1, 3]}, ("layer_multipliers", "lists of 3")),
     ],
 )
 def test_what_metadata_mean_otherwise_is_refused_by_name(

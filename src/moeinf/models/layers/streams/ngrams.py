@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from math import isqrt
 
 import numpy as np
@@ -34,13 +33,12 @@ class NgramConfig:
     size: int  # tokens of the longest n-gram
     heads: int  # of each order
     embed_dim: int  # numbers that all heads of a token give together
-    least_rows: int  # of a head's table: it has the next prime
     padded_to: int  # a table of all heads has a multiple of so many rows
     parts: int  # tensors that a table is cut into
-    seed: int
-    vocab_size: int
     end_id: int  # of a text
     layers: tuple[int, ...]  # decoder layers that have a table
+    primes: tuple[tuple[int, ...], ...]  # rows of each head's table, by layer
+    multipliers: tuple[tuple[int, ...], ...]  # of the last tokens' ids, by layer
 
     @staticmethod
     def parse(f: Fields, hidden_size: int, vocab_size: int, num_layers: int) -> NgramConfig | None:
@@ -52,25 +50,24 @@ class NgramConfig:
             raise CheckpointError(f"{f.where}: ple_layer_ids are {layers}; layers are counted from 1 to {num_layers}")
         ends = f.get("eos_token_id")
         end = Fields({"eos_token_id": ends[0] if isinstance(ends, list) and ends else ends}, f.where)
+        size = f.count("ngram_size", 3, minimum=2, maximum=64)
+        heads = f.count("heads_per_ngram", 8, maximum=1024)
         config = NgramConfig(
-            f.count("ngram_size", 3, minimum=2, maximum=64),
-            f.count("heads_per_ngram", 8, maximum=1024),
+            size,
+            heads,
             f.count("ple_embed_dim", hidden_size),
-            f.count("ngram_vocab_size_base", 20_000_000, minimum=2),
             f.count("make_ngram_vocab_size_divisible_by", 128),
             f.count("split_ngram_parts", 512, maximum=1 << 16),
-            f.count("seed", 1234, minimum=0),
-            vocab_size,
             end.count("eos_token_id", minimum=0),
             tuple(layer - 1 for layer in layers),
+            _primes(f, len(layers), (size - 1) * heads),
+            _multipliers(f, len(layers), size, vocab_size),
         )
         if config.embed_dim % config.all_heads:
             raise CheckpointError(
                 f"{f.where}: ple_embed_dim {config.embed_dim} is no multiple of {config.all_heads} heads "
                 "(ngram_size, heads_per_ngram)"
             )
-        if config.least_rows * config.all_heads * len(layers) > _MOST_ROWS:
-            raise CheckpointError(f"{f.where}: ngram_vocab_size_base {config.least_rows} is beyond what moeinf takes")
         return config
 
     @property
@@ -82,12 +79,6 @@ class NgramConfig:
     def row(self) -> int:
         """Numbers of a row of the tables."""
         return self.embed_dim // self.all_heads
-
-    @cached_property
-    def primes(self) -> list[list[int]]:
-        """Rows of each head's table, by layer."""
-        found = _primes_from(self.least_rows)
-        return [[next(found) for _ in range(self.all_heads)] for _ in self.layers]
 
     def part_rows(self, table: int) -> list[int]:
         """Rows of the tensors that a layer's table is cut into."""
@@ -112,7 +103,7 @@ class NgramTable:
         primes = np.array(config.primes[table], np.int64)
         self._primes = primes.reshape(config.size - 1, config.heads)
         self._offsets = (np.cumsum(primes) - primes).reshape(self._primes.shape)
-        self._multipliers = _multipliers(config, table)
+        self._multipliers = np.array(config.multipliers[table], np.int64)
         self._part_rows = config.part_rows(table)[0]
 
     def rows_of(self, ids: IntArray) -> IntArray:
@@ -168,10 +159,41 @@ class LastTokens:
         self.ids = kept.copy().view(np.int64)
 
 
-def _multipliers(config: NgramConfig, table: int) -> IntArray:
-    half = max(1, ((1 << 63) - 1) // max(config.vocab_size, 1) // 2)
-    seed = config.seed + _SEEDS_APART * table
-    return np.array([2 * (_mixed(seed + _GAMMA * (i + 1)) % half) + 1 for i in range(config.size)], np.int64)
+def _primes(f: Fields, tables: int, heads: int) -> tuple[tuple[int, ...], ...]:
+    given = _given(f, "ngram_heads_vocab_sizes", tables, heads, _MOST_ROWS)
+    if given is not None:
+        return given
+    least = f.count("ngram_vocab_size_base", 20_000_000, minimum=2)
+    if least * heads * tables > _MOST_ROWS:
+        raise CheckpointError(f"{f.where}: ngram_vocab_size_base {least} is beyond what moeinf takes")
+    found = _primes_from(least)
+    return tuple(tuple(next(found) for _ in range(heads)) for _ in range(tables))
+
+
+def _multipliers(f: Fields, tables: int, size: int, vocab_size: int) -> tuple[tuple[int, ...], ...]:
+    largest = ((1 << 63) - 1) // vocab_size  # whose products with an id stay whole numbers of 64 bits
+    seed, half = f.count("seed", 1234, minimum=0), max(1, largest // 2)
+    given = _given(f, "layer_multipliers", tables, size, largest)
+    if given is not None:
+        return given
+    return tuple(
+        tuple(2 * (_mixed(seed + _SEEDS_APART * table + _GAMMA * (i + 1)) % half) + 1 for i in range(size))
+        for table in range(tables)
+    )
+
+
+def _given(f: Fields, name: str, tables: int, length: int, largest: int) -> tuple[tuple[int, ...], ...] | None:
+    """A list of numbers for each table, as GGUF files have them; None where config.json leaves them to follow."""
+    value = f.get(name)
+    if value is None:
+        return None
+    lists = value if isinstance(value, list) else []
+    sound = len(lists) == tables and all(isinstance(each, list) and len(each) == length for each in lists)
+    if not sound or not all(type(number) is int and 0 < number <= largest for each in lists for number in each):
+        raise CheckpointError(
+            f"{f.where}: {name} is {value!r:.100}; must be {tables} lists of {length} whole numbers from 1 to {largest}"
+        )
+    return tuple(tuple(each) for each in lists)
 
 
 def _mixed(value: int) -> int:
