@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
@@ -23,11 +24,14 @@ COMMON: dict[str, Any] = {
 
 
 def all_configs(attribute: str = "CONFIGS") -> dict[str, dict[str, Any]]:
-    """By a name that tells what is switched on. Those of encoder-decoder models are in SEQ2SEQ_CONFIGS."""
+    """By a name that tells what is switched on, for the caller to change.
+
+    Those of encoder-decoder models are in SEQ2SEQ_CONFIGS.
+    """
     found: dict[str, dict[str, Any]] = {}
     for path in sorted((Path(__file__).parent / "configs").glob("[a-z]*.py")):
         found |= getattr(import_module(f"tests.support.configs.{path.stem}"), attribute, {})
-    return found
+    return copy.deepcopy(found)
 
 
 def transformers_model(config: dict[str, Any], auto_class: str = "AutoModelForCausalLM") -> Any:
