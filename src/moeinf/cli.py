@@ -192,7 +192,6 @@ def show(
     from moeinf.engine.stored.facts import licence_text, template_text
     from moeinf.engine.stored.preset import preset_of
     from moeinf.terminal.arguments.modelfile import own_modelfile
-    from moeinf.terminal.arguments.values import runtime_config
     from moeinf.terminal.stored.find import find_stored
     from moeinf.terminal.stored.show import parameters_text, show_json, show_lines
 
@@ -211,16 +210,9 @@ def show(
     chosen = [flag for flag, wanted in flags.items() if wanted]
     if len(chosen) > 1:
         raise UsageError(f"only one of {', '.join(flags)} at a time, not {' and '.join(chosen)}")
-    if devices and "," not in devices:
-        raise UsageError(f"--devices {devices} is one card, which has all experts; name several, or leave it out")
     stored = find_stored(model)
     if devices or workers or worker_key_file:
-        from moeinf.terminal.opening import shares_text  # opens the model, and imports all that runs one
-
-        given = {"device": devices, "workers": workers, "worker_key_file": worker_key_file}
-        return print_harmless(
-            shares_text(stored, runtime_config({key: value for key, value in given.items() if value}))
-        )
+        return print_harmless(_shares(stored, devices, workers, worker_key_file))
     texts: dict[str, Callable[[StoredModel], str]] = {
         "--license": licence_text,
         "--template": template_text,
@@ -232,6 +224,17 @@ def show(
     }
     text = texts.get(chosen[0]) if chosen else None
     print_harmless(text(stored) if text else "\n".join(show_lines(stored, verbose=verbose)))
+
+
+def _shares(stored: StoredModel, devices: str, workers: str, worker_key_file: str) -> str:
+    """What each card or rank has of the model, one a line; opens it on all of them."""
+    from moeinf.terminal.arguments.values import runtime_config
+    from moeinf.terminal.opening import shares_text
+
+    if devices and "," not in devices:
+        raise UsageError(f"--devices {devices} is one card, which has all experts; name several, or leave it out")
+    given = {"device": devices, "workers": workers, "worker_key_file": worker_key_file}
+    return shares_text(stored, runtime_config({key: value for key, value in given.items() if value}))
 
 
 @with_flags()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-PAIRS: Final = (True, False, False, True)  # of tokens: neither kind always follows the other
+TURNS: Final = (True, False, False, True)  # of tokens: neither kind always follows the other
 TOKENS: Final = 24  # until the verdict
 TRIMMED: Final = 8  # the slowest and the fastest of so many are left out, as other programs make single tokens wait
 
@@ -39,7 +39,7 @@ class Opening:
     def next_kind(self) -> bool | None:
         """Whether the next token goes with prefetch; None: there were enough."""
         seen = sum(map(len, self._costs.values()))
-        return PAIRS[seen % len(PAIRS)] if seen < TOKENS else None
+        return TURNS[seen % len(TURNS)] if seen < TOKENS else None
 
     def count(self, on: bool, cost: TokenCost) -> None:
         """Takes what a token of the kind next_kind has cost."""

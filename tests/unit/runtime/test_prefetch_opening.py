@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from moeinf.runtime.prefetch_opening import PAIRS, TOKENS, Opening, TokenCost, trimmed_mean
+from moeinf.runtime.prefetch_opening import TOKENS, TURNS, Opening, TokenCost, trimmed_mean
 
 NO_REGRET = 0.0
 
@@ -22,7 +22,7 @@ def test_each_kind_has_half_of_the_tokens_and_none_always_comes_second() -> None
         kinds.append(on)
         made.count(on, TokenCost(0.0, 0.0, 0, 0))
     assert len(kinds) == TOKENS and sum(kinds) == TOKENS // 2
-    assert tuple(kinds[: len(PAIRS)]) == PAIRS and PAIRS[0] != PAIRS[2]
+    assert tuple(kinds[: len(TURNS)]) == TURNS and TURNS[0] != TURNS[2]
 
 
 def test_what_is_waited_less_counts_against_what_the_host_takes() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from moeinf.runtime.cache.stats import CacheStats
 from moeinf.runtime.prefetch import Prefetcher
-from moeinf.runtime.prefetch_opening import PAIRS, TOKENS
+from moeinf.runtime.prefetch_opening import TOKENS, TURNS
 from moeinf.runtime.prefetch_trial import (
     FIRST_PERIOD,
     LONGEST_HALF,
@@ -82,7 +82,7 @@ def test_the_opening_goes_by_turns_and_its_verdict_serves_until_the_first_trial(
 ) -> None:
     machine = Machine()
     assert machine.run(1, seconds) == [False], "what goes before was decided before the slots were full"
-    assert machine.run(TOKENS, seconds) == [PAIRS[at % len(PAIRS)] for at in range(TOKENS)]
+    assert machine.run(TOKENS, seconds) == [TURNS[at % len(TURNS)] for at in range(TOKENS)]
     assert machine.run(FIRST_PERIOD, seconds) == [seconds is faster_with] * FIRST_PERIOD
     assert machine.run(TRIAL, seconds) == [on for on in PATTERN for _ in range(BLOCK)]
 

@@ -180,7 +180,7 @@ class Routed:
         router: Router,
         experts: Experts,
         profiler: Profiler,
-        shared: Callable[[Hidden], Hidden] | None,
+        shared: Callable[[Hidden], Hidden] | None = None,
         share: float = 1.0,
     ) -> None:
         self.moe_layer, self.router = moe_layer, router

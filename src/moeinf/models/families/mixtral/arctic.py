@@ -19,7 +19,7 @@ from moeinf.models.fields import Fields, routed_shape
 from moeinf.models.layers.array_math import Hidden
 from moeinf.models.layers.attention_config import NormConfig, Shapes, mlp_shapes
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, parse_decoder
-from moeinf.models.layers.moe_block import Looked, MoeBlock, SharedExpert
+from moeinf.models.layers.moe_block import Looked, MoeBlock, PlainBlock, Routed, SharedExpert
 from moeinf.models.layers.moe_plan import GatedExperts
 from moeinf.models.layers.protocol import Attention, Block, Experts, Layers, Router, Weights
 from moeinf.types import MoeShape, Profiler, TensorPlan
@@ -51,42 +51,20 @@ class Config:
         return Config(decoder, moe, moe_layers, f.count("intermediate_size"), parallel)
 
 
-class ParallelBlock(MoeBlock):
+class ParallelBlock(Routed):
     """Experts whose tokens are routed before attention, on x as it was; behind attention comes the dense MLP."""
 
-    def __init__(
-        self,
-        moe_layer: int,
-        router: Router,
-        experts: Experts,
-        profiler: Profiler,
-        mlp: DenseBlock,
-        attention: Attention,
-    ) -> None:
+    def __init__(self, moe_layer: int, router: Router, experts: Experts, profiler: Profiler, mlp: PlainBlock) -> None:
         super().__init__(moe_layer, router, experts, profiler)
         self._mlp = mlp
-        self.attention = Looked(self, attention)
-        self.routed: tuple[Hidden, object] | None = None
-
-    def look(self, x: Hidden) -> None:
-        self.routed = self.router(x)
-        self._profiler.lap("router")
 
     def add_to(self, x: Hidden) -> None:
-        assert self.routed is not None, "attention comes first"
-        hidden, routing = self.routed
         self._mlp.add_to(x)
-        self._experts.run(self.moe_layer, hidden, routing, x)
+        super().add_to(x)
 
 
-class DenseBlock:
-    """x += mlp(norm(x))."""
-
-    def __init__(self, weights: Weights, prefix: str, norm: NormConfig) -> None:
-        self._norm, self._mlp = weights.norm(norm), SharedExpert(weights, prefix, names=NAMES)
-
-    def add_to(self, x: Hidden) -> None:
-        x += self._mlp(self._norm(x))
+def _dense(weights: Weights, prefix: str, norm: NormConfig) -> PlainBlock:
+    return PlainBlock(weights.norm(norm), SharedExpert(weights, prefix, names=NAMES))
 
 
 class Family(DecoderFamily):
@@ -102,16 +80,16 @@ class Family(DecoderFamily):
             prefix, norm = f"model.layers.{i}.block_sparse_moe.", c.decoder.block_norm(i)
             attention: Attention = layers.attention(c.decoder.attention, c.decoder.attention_site(i))
             if i not in c.moe_layers:
-                blocks.append(DenseBlock(layers.weights, f"{prefix}mlp.", norm))
+                blocks.append(_dense(layers.weights, f"{prefix}mlp.", norm))
             else:
                 normalise, moe_layer = c.moe.top_k > 1, c.moe_layers.index(i)
                 router = layers.softmax_router(f"{prefix}gate.weight", norm, c.moe.top_k, normalise=normalise)
                 if c.parallel:
                     residual_norm = replace(norm, name=f"model.layers.{i}.residual_layernorm.weight")
-                    mlp = DenseBlock(layers.weights, f"model.layers.{i}.residual_mlp.", residual_norm)
-                    block = ParallelBlock(moe_layer, router, experts, profiler, mlp, attention)
+                    mlp = _dense(layers.weights, f"model.layers.{i}.residual_mlp.", residual_norm)
+                    block = ParallelBlock(moe_layer, router, experts, profiler, mlp)
                     blocks.append(block)
-                    attention = block.attention
+                    attention = Looked(block, attention)
                 else:
                     blocks.append(MoeBlock(moe_layer, router, experts, profiler))
             attentions.append(attention)
