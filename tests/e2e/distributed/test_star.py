@@ -252,16 +252,17 @@ def test_an_answer_that_is_to_end_waits_for_no_worker(
     monkeypatch.setattr(peer, "SILENT_S", 60.0)
     monkeypatch.setattr(peer, "REPLY_S", 10.0)
     monkeypatch.setattr(peer, "STOP_S", 0.1)
-    late, notices, ending = workers.start(demo, expert_cache="40%"), list[str](), threading.Event()
-    calls = itertools.count()
+    late, notices, calls = workers.start(demo, expert_cache="40%"), list[str](), itertools.count()
+    standing, ending = threading.Event(), threading.Event()
 
     def should_stop() -> bool:
         """In the eighth layer the worker stands still; it is while rank 0 waits that the answer is to end."""
-        if threading.current_thread() is threading.main_thread():
-            if next(calls) == 8:
-                late.signal(signal.SIGSTOP)
-        elif next(calls) > 8:
-            ending.set()
+        if threading.current_thread() is not threading.main_thread():
+            if standing.is_set():
+                ending.set()
+        elif next(calls) == 8:
+            late.signal(signal.SIGSTOP)
+            standing.set()
         return ending.is_set()
 
     with opened(demo, notices, **workers.options(late)) as model:
