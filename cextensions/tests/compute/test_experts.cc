@@ -315,7 +315,7 @@ TEST(experts_in_slices_give_the_bits_of_whole_ones_however_calls_are_cut) {
   for (const Format format : {Format::kF32, Format::kQ8_0}) {
     const Layer layer(format);
     for (const Form& form : forms) {
-      for (const int num_threads : {1, 3}) {
+      for (const int num_threads : {1, 2}) {
         Kernels kernels(num_threads, "");
         ExpertKernel whole = layer.kernel(kernels, form);
         ExpertKernel cut = layer.cut(kernels, form, {40, 73, 96}, {1, 64});
@@ -323,6 +323,7 @@ TEST(experts_in_slices_give_the_bits_of_whole_ones_however_calls_are_cut) {
           const Step step(num_tokens);
           const Floats expected_out = run(whole, step);
           for (const std::size_t at_once : {1, 2, 3, 7, 100}) {
+            if (num_tokens > 33 && at_once < 7) continue;  // would take a minute under the thread sanitizer
             step.begin(cut);
             Ids ids, offsets;
             for (auto e = cut.experts().rbegin(); e != cut.experts().rend(); ++e) {
