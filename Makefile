@@ -9,7 +9,7 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 RUNS := $(VENV)/.runs
 READY := $(VENV)/.ready
 
-.PHONY: demo test fuzz lab lint native-test gpu-test gpu-compile ranks-test clean
+.PHONY: demo test fuzz lab lint native-test native-address native-thread gpu-test gpu-compile ranks-test clean
 
 demo: $(RUNS)
 	$(BIN)/moeinf run demo --expert-cache 33% --num-predict 64 --seed 7 --verbose "$(PROMPT)"
@@ -19,7 +19,7 @@ demo: $(RUNS)
 # modules are kept, whatever the environment says: each of hundreds of commands that tests start would compile its own.
 test: export PYTHONDONTWRITEBYTECODE :=
 test: $(READY)
-	$(MAKE) --jobs $(JOBS) --output-sync=target lint native-test
+	$(MAKE) --jobs $(JOBS) --output-sync=target lint native-address native-thread
 	$(BIN)/python -m pytest tests --numprocesses $$(($(JOBS) + 2)) --dist loadfile --no-loadscope-reorder
 
 # A long run of what `make test` has a short one of: other files and bits each time, unless FUZZ_SEED says which. Each
@@ -45,8 +45,10 @@ lint: $(READY)
 	$(BIN)/clang-format --dry-run -Werror $(NATIVE_SOURCES)
 	$(BIN)/mypy
 
-native-test: $(READY)
-	PATH="$(CURDIR)/$(BIN):$$PATH" cextensions/tests/run.sh
+native-test: native-address native-thread
+
+native-address native-thread: native-%: $(READY)
+	PATH="$(CURDIR)/$(BIN):$$PATH" cextensions/tests/run.sh $*
 
 # What only a GPU can show, in the environment at hand: torch for CUDA brings its own Triton.
 gpu-test:
