@@ -28,7 +28,7 @@ from moeinf.gpu.arena import DeviceArena
 from moeinf.gpu.matrix import DeviceRouting, expert_parts_of
 from moeinf.gpu.program import DecodeProgram
 from moeinf.runtime.cache.cache import ExpertCache
-from moeinf.runtime.cache.idle import IdleWindow
+from moeinf._native import IdleWindow
 from moeinf.runtime.cache.loader import Loader
 from moeinf.runtime.cache.read_errors import ReadErrors
 from moeinf.runtime.cache.table import SlotRegion

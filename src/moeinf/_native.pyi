@@ -1,13 +1,18 @@
 """The native read engine: memory for experts, and reads into it in the background."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from moeinf.runtime.io.protocol import OnWait, ReadDone
+from moeinf.errors import ExpertReadError
+from moeinf.runtime.cache.cache import KeepScores
+from moeinf.runtime.cache.stats import CacheStats
+from moeinf.runtime.io.pages import PagesAhead
+from moeinf.runtime.io.protocol import OnWait, ReadDone, Reader
 from moeinf.types import (
     AttentionSizes,
     DeltaSizes,
@@ -19,6 +24,7 @@ from moeinf.types import (
     LatentSizes,
     MambaSizes,
     PassShape,
+    Profiler,
     SumArray,
 )
 
@@ -193,6 +199,269 @@ class NativeReader:
         """
 
 _Bytes = npt.NDArray[np.uint8] | bytes | bytearray | memoryview  # of contiguous uint8
+
+class SlotTable:
+    """Equal slots in an arena; writes into `states` and `offsets`, by key, which its owner reads and keeps.
+
+    At first every state is ABSENT or NO_EXPERT (moeinf.runtime.cache.table).
+    """
+
+    def __init__(
+        self, first_offset: int, stride_bytes: int, num_slots: int, states: npt.NDArray[np.uint8], offsets: IntArray
+    ) -> None:
+        """ValueError for arrays of two lengths, or slots of no size."""
+
+    @property
+    def num_slots(self) -> int: ...
+    @property
+    def num_free(self) -> int: ...
+    @property
+    def num_resident(self) -> int: ...
+    @property
+    def num_loading(self) -> int: ...
+    @property
+    def total_experts(self) -> int: ...
+    @property
+    def all_resident(self) -> bool:
+        """Whether every expert is there: then nothing can be missing."""
+
+    @property
+    def end_offset(self) -> int:
+        """Where the last slot ends, in bytes of the arena."""
+
+    def free_offsets(self) -> list[int]: ...
+    def assign(self, keys: Sequence[int]) -> list[int]:
+        """Gives free slots to absent experts, which are loading from now on; returns their offsets.
+
+        ValueError where there are not enough, or an expert is not absent: nothing has changed then.
+        """
+
+    def land(self, keys: Sequence[int]) -> None:
+        """Notes that the blocks of these experts have come, so that they may be computed."""
+
+    def loading(self) -> list[int]:
+        """Returns the keys of the experts that are on their way, ascending."""
+
+    def limit(self, num_slots: int) -> None:
+        """Drops all slots but the lowest `num_slots`, which must be free, or adds slots behind the last.
+
+        New slots are the last to be assigned.
+        """
+
+    def count(self) -> None:
+        """Counts the experts anew: the states of others than loading and resident ones have been changed."""
+
+class ExpertCache:
+    """What holds experts in the slots of a table, and what leaves for another: moeinf.runtime.cache.cache."""
+
+    def __init__(
+        self, table: SlotTable, num_layers: int, num_experts: int, policy: KeepScores, stats: CacheStats
+    ) -> None: ...
+    @property
+    def layer(self) -> int:
+        """The one that runs."""
+
+    @property
+    def num_pinned(self) -> int: ...
+    @property
+    def num_reserved(self) -> int: ...
+    def pinned(self) -> list[int]: ...
+    def reserved(self) -> list[int]: ...
+    def unused(self) -> list[int]:
+        """Returns the keys that were prefetched, and not used so far; ascending, as the two above."""
+
+    def by_state(self, keys: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
+        """Splits the keys into those that are absent, loading and resident, each in their order.
+
+        Those that no expert has are left out.
+        """
+
+    def begin_layer(
+        self, layer: int, keys: Sequence[int], counts: IntArray, *, many: bool
+    ) -> tuple[list[int], list[int], list[int]]:
+        """Says that `layer` needs the experts `keys`, each for as many activations as `counts` says; counts hits.
+
+        An expert in slices has a count for all of them, and is a hit where all are resident.
+
+        Returns those that are absent, loading and resident. The last two are pinned. many: tokens, at once.
+        """
+
+    def end_reservations(self) -> list[int]:
+        """Keeps nothing for the running layer any longer; returns the experts on their way that nobody needs now.
+
+        Of a model that several machines share, a layer that has none of this one's experts does not run here: nothing
+        is kept for those either that lie between the running layer and the one before.
+        """
+
+    def share(self, shared: bool) -> None:
+        """Says whether other machines have some of the experts."""
+
+    def pin(self, keys: Sequence[int]) -> None:
+        """Keeps these experts until they are unpinned."""
+
+    def unpin(self, keys: Sequence[int]) -> None: ...
+    def reserve(self, keys: Sequence[int], *, prefetched: bool) -> None:
+        """Keeps these experts until their layer has run. prefetched: they are being read for that alone."""
+
+    def let_go(self) -> None:
+        """Gives up all pins and reservations. The next `end_reservations` tells which reads go on for nobody."""
+
+    def make_room(self, wanted: int, *, also_held: Sequence[int] = (), at_any_cost: bool = False) -> int:
+        """Evicts what the policy values least until `wanted` slots are free; returns how many of them are.
+
+        Neither what is pinned or reserved leaves, nor what is `also_held`. at_any_cost: where that leaves not a single
+        slot free, reserved experts leave too.
+
+        A pass of many tokens takes nearly every expert of its layer through the slots once. For that it may use as many
+        slots as a layer has experts, at most half of all: in simulation fewer let the disk wait, and more cost reads,
+        as the others keep what the policy values most for the layers to come and for decode.
+        """
+
+    def release(self, keys: Sequence[int]) -> int:
+        """Takes their slots from these experts; returns how many of them were prefetched in vain."""
+
+    def take_over(self, numbers: IntArray) -> None:
+        """Goes on with what somebody else has brought into the slots: by key the number of a slot, or NO_SLOT.
+
+        All of them are resident. ValueError for a slot that there is not, or that two experts lie in.
+        """
+
+class ExpertReads:
+    """What brings the blocks of experts into slots, for a Loader."""
+
+class PythonReads(ExpertReads):
+    """Over any Reader; submit(keys, slots, priorities) says to it where experts lie: moeinf.runtime.io.places."""
+
+    def __init__(
+        self,
+        reader: Reader,
+        submit: Callable[[IntArray, IntArray, FloatArray], None],
+        pages: PagesAhead | None,
+        stride_bytes: int,
+    ) -> None: ...
+
+class FileReads(ExpertReads):
+    """Over the native reader, without Python in between; arrays as in moeinf.runtime.io.places.ExpertPlaces."""
+
+    def __init__(
+        self,
+        reader: NativeReader,
+        files: IntArray,
+        starts: IntArray,
+        steps: IntArray,
+        num_bytes: IntArray,
+        regions: IntArray,
+        *,
+        num_experts: int,
+        slices: int,
+        pages: PagesAhead | None,
+        stride_bytes: int,
+    ) -> None:
+        """ValueError for arrays of different shapes."""
+
+class Loader:
+    """Reads that fill the slots of a cache, from absent to resident: moeinf.runtime.cache.loader."""
+
+    def __init__(self, cache: ExpertCache, reads: ExpertReads, slices: int) -> None: ...
+    def submit(self, keys: Sequence[int], priorities: Sequence[float]) -> None:
+        """Queues reads of absent experts. There must be as many free slots."""
+
+    def demand(self, keys: Sequence[int]) -> None:
+        """Does as submit for what a layer waits for; pins and counts it."""
+
+    def prefetch(self, keys: IntArray, priorities: FloatArray) -> int:
+        """Queues reads of absent experts behind all demand, and keeps their slots until their layer has run.
+
+        Returns how many of them, the first ones, have found a slot.
+        """
+
+    def reprioritise(self, keys: IntArray, priorities: FloatArray) -> None:
+        """Gives new priorities to reads that are still queued."""
+
+    def cancel(self, keys: Sequence[int]) -> int:
+        """Drops reads of which nothing was issued; returns how many of them were prefetches.
+
+        The slots of what is dropped are free again.
+        """
+
+    def drop(self, keys: Sequence[int]) -> None:
+        """Cancels prefetches that nobody needs, as far as they have not begun."""
+
+    def poll(self) -> list[int]:
+        """Collects what has ended; returns the keys that failed, whose slots are free again.
+
+        With them go the slots of the same experts' other slices: of an expert that is damaged nobody knows which slice
+        it is, so that all are to be read again.
+        """
+
+    def wait(self, keys: Sequence[int]) -> list[int]:
+        """Blocks until one of the keys or more has landed, and returns them.
+
+        Raises ReadFailure; the slot of its key is free again, as after poll.
+        """
+
+class IdleWindow:
+    """How long a link idles between two visits: the time that prefetches may fill.
+
+    It is the smoothed time between the last demand read of a visit, or another moment, and the beginning of the next.
+    """
+
+    seconds: float
+
+    def __init__(
+        self, clock: Callable[[], float] | None = None, lag_s: Callable[[], float] | None = None, seconds: float = 0.0
+    ) -> None:
+        """clock: time.perf_counter where there is none.
+
+        lag_s(): for how long what has landed is still under way, where a reader says that it landed before.
+        seconds: what is taken for the window until visits tell.
+        """
+
+    @property
+    def clock(self) -> Callable[[], float]: ...
+    def visit_begins(self) -> None: ...
+    def demand_ends(self) -> None:
+        """The last expert that the visit was waiting for has landed."""
+
+class TokenVisits:
+    """What the visits of one tier work with; explain makes the error that a user sees of a failure."""
+
+    def __init__(
+        self,
+        cache: ExpertCache,
+        loader: Loader,
+        idle: IdleWindow,
+        profiler: Profiler,
+        explain: Callable[[ReadFailure], ExpertReadError],
+    ) -> None: ...
+
+class TokenVisit:
+    """moeinf.runtime.cache.visit.Visit of a single token and whole experts.
+
+    ValueError for a layer or an expert that there is not.
+    """
+
+    def __init__(self, visits: TokenVisits, layer: int, experts: IntArray) -> None: ...
+    @property
+    def layer(self) -> int: ...
+    @property
+    def num_tokens(self) -> int:
+        """One."""
+
+    @property
+    def keys(self) -> list[int]: ...
+    @property
+    def num_absent(self) -> int: ...
+    @property
+    def all_have_slots(self) -> bool: ...
+    @property
+    def any_ready(self) -> bool: ...
+    def arrivals(self) -> Iterator[tuple[IntArray, IntArray]]: ...
+    def close(self) -> None: ...
+    def __enter__(self) -> TokenVisit: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
 
 def quantise(format: str, source: _Bytes, source_dtype: str, rows: int, cols: int, out: _Bytes) -> None:
     """Rounds [rows, cols] of bf16, f16 or f32 into blocks, in `out`; without the GIL, in this thread, deterministic.

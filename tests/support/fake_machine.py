@@ -7,8 +7,8 @@ from itertools import chain
 
 import numpy as np
 
+from moeinf._native import IdleWindow
 from moeinf.runtime.cache.cache import ExpertCache
-from moeinf.runtime.cache.idle import IdleWindow
 from moeinf.runtime.cache.loader import Loader
 from moeinf.runtime.cache.table import SlotRegion
 from moeinf.runtime.cache.tier import ExpertTier

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from moeinf._native import ReadFailure
+from moeinf._native import IdleWindow, ReadFailure
 from moeinf.runtime.cache.cache import ExpertCache
-from moeinf.runtime.cache.idle import IdleWindow
 from moeinf.runtime.cache.loader import LOAD_BYTES_AHEAD, Loader
 from moeinf.runtime.cache.read_errors import ReadErrors
 from moeinf.runtime.cache.slices import SliceScores, shape_of_slices

@@ -11,11 +11,11 @@
 
 namespace moeinf {
 
-// Indices of the `wanted` smallest scores where `states` is `state`, but for those `held`, smallest first; of
-// equals the lowest. Fewer where there are fewer. No score is infinite or NaN.
-inline std::vector<std::int64_t> lowest(const double* scores, const std::uint8_t* states, std::size_t count,
-                                        std::uint8_t state, const std::vector<std::int64_t>& held,
-                                        std::size_t wanted) {
+// Indices of the `wanted` smallest scores where `states` is `state`, but for those that are held, smallest
+// first; of equals the lowest. Fewer where there are fewer. No score is infinite or NaN. is_held(index).
+template <typename Held>
+std::vector<std::int64_t> lowest(const double* scores, const std::uint8_t* states, std::size_t count,
+                                 std::uint8_t state, const Held& is_held, std::size_t wanted) {
   std::vector<std::pair<double, std::int64_t>> found;  // a heap, the largest first
   double border =
       wanted == 0 ? -std::numeric_limits<double>::infinity() : std::numeric_limits<double>::infinity();
@@ -24,7 +24,7 @@ inline std::vector<std::int64_t> lowest(const double* scores, const std::uint8_t
     if (!(there & static_cast<unsigned>(scores[i] < border)))
       continue;  // one branch, which is rarely not taken
     const auto index = static_cast<std::int64_t>(i);
-    if (std::find(held.begin(), held.end(), index) != held.end()) continue;
+    if (is_held(index)) continue;
     if (found.size() == wanted) {
       std::pop_heap(found.begin(), found.end());
       found.pop_back();

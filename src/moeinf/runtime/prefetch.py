@@ -7,10 +7,10 @@ from typing import Final, Protocol
 
 import numpy as np
 
+from moeinf._native import IdleWindow
 from moeinf.runtime.admission import LEAST, Admission
-from moeinf.runtime.cache.idle import IdleWindow
 from moeinf.runtime.cache.tier import ExpertTier
-from moeinf.runtime.cache.visit import Visit
+from moeinf.runtime.cache.visit import AnyVisit, Visit
 from moeinf.runtime.policy.predictors import look_ahead_of, maps_of
 from moeinf.runtime.policy.priority import layer_proximity, prefetch_priority
 from moeinf.runtime.policy.protocol import Predictor
@@ -116,7 +116,7 @@ class Prefetcher:
         if likelihood is not None:
             self._fetch_likely(layer - 1, likelihood[: len(self._proximity)], attention.seconds)
 
-    def after_routing(self, visit: Visit) -> None:
+    def after_routing(self, visit: AnyVisit) -> None:
         """Call when a visit has begun, so that its demand is queued: prefetches come behind it."""
         if visit.num_tokens == 1:
             self._admission.learn(visit.layer, visit.keys, visit.num_absent)
@@ -128,7 +128,7 @@ class Prefetcher:
         likelihood = self._predict(visit.layer)
         if likelihood is None or not len(likelihood):
             return
-        if visit.num_tokens > 1:
+        if isinstance(visit, Visit) and visit.num_tokens > 1:
             self._read_ahead(visit, likelihood)
         else:
             self._fetch_likely(visit.layer, likelihood, self._idle.seconds)

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from moeinf._native import IdleWindow
 from moeinf.bench.simulation.link import Clock, SimulatedLink
 from moeinf.bench.simulation.replay import replay
 from moeinf.bench.simulation.run import UNTIMED, Timing
 from moeinf.config import RuntimeConfig
 from moeinf.engine.completion import GenerationStats
 from moeinf.engine.model import Model
-from moeinf.runtime.cache.idle import IdleWindow
 from moeinf.runtime.cache.stats import CacheStats
 from moeinf.runtime.experts import StreamedExperts
 from moeinf.runtime.io.protocol import ReadDone

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from moeinf._native import IdleWindow
 from moeinf.runtime.admission import HOST_SMOOTHING
-from moeinf.runtime.cache.idle import IdleWindow
-from moeinf.runtime.cache.visit import Visit
+from moeinf.runtime.cache.visit import AnyVisit
 from moeinf.runtime.io.protocol import ReadDone
 from moeinf.runtime.policy.lookahead import LookAheadPredictor
 from moeinf.runtime.policy.state_maps import MapPredictor
@@ -51,7 +51,7 @@ def likelihood(**rows: dict[int, float]) -> FloatArray:
     return matrix
 
 
-def begun(tier: Tier, layer: int, tokens: int) -> Visit:
+def begun(tier: Tier, layer: int, tokens: int) -> AnyVisit:
     """A visit of a layer that misses nothing."""
     return tier.visit(layer, np.empty(0, np.int64), np.empty(0, np.int64), tokens)
 

@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-import numpy as np
-
+from moeinf._native import IdleWindow
 from moeinf.bench.simulation.link import Clock, SimulatedLink
 from moeinf.errors import UsageError
 from moeinf.runtime.cache.cache import ExpertCache
-from moeinf.runtime.cache.idle import IdleWindow
 from moeinf.runtime.cache.loader import Loader
 from moeinf.runtime.cache.read_errors import ReadErrors
 from moeinf.runtime.cache.stats import CacheStats
@@ -101,8 +99,8 @@ class SimulatedRun:
 
     def load(self, keys: IntArray) -> None:
         """Fills empty slots, before the first visit, with these experts; it takes no time, and is not counted."""
-        self._cache.table.assign(keys)
-        self._cache.table.land(keys)
+        self._cache.table.assign(keys.tolist())
+        self._cache.table.land(keys.tolist())
 
     def only(self, mine: BoolArray) -> None:
         """Says by key which experts may come here; others are another machine's. Before the first visit."""
@@ -144,9 +142,8 @@ class SimulatedRun:
         absent, _, _ = cache.begin_layer(layer, keys, counts, many=False)
         if absent:
             cache.make_room(len(absent))
-            missing = np.array(absent)
-            cache.table.assign(missing)
-            cache.table.land(missing)
+            cache.table.assign(absent)
+            cache.table.land(absent)
             cache.stats.demand_reads += len(absent)
             cache.stats.demand_bytes += len(absent)
-        cache.pinned.clear()
+        cache.unpin(keys)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from moeinf._native import Arena
+from moeinf._native import Arena, IdleWindow
 from moeinf.distributed.ownership import Capacity, owners, shares
 from moeinf.engine.build_context import BuildContext, policy_of, prefetcher_of
 from moeinf.engine.memory_plan import (
@@ -28,11 +28,10 @@ from moeinf.gpu.open_gpu import OpenGpu
 from moeinf.gpu.program import DecodeProgram
 from moeinf.hardware import usable_cores
 from moeinf.runtime.cache.cache import ExpertCache
-from moeinf.runtime.cache.idle import IdleWindow
 from moeinf.runtime.cache.loader import Loader
 from moeinf.runtime.cache.read_errors import ReadErrors
 from moeinf.runtime.cache.stats import CacheStats
-from moeinf.runtime.cache.table import BoolArray, SlotRegion, SlotTable
+from moeinf.runtime.cache.table import BoolArray, SlotRegion, exists_by_key
 from moeinf.runtime.cache.tier import ExpertTier
 from moeinf.runtime.experts import Observer
 from moeinf.runtime.gpu.converted_reads import ConvertedReads
@@ -72,7 +71,7 @@ def shared_out(first: Part, context: BuildContext, others: Sequence[OpenGpu]) ->
     for gpu in others:
         plans.append(plan_device_memory(beside, asked, host.machine, gpu.free_bytes, gpu.total_bytes, gpu.has_display))
     owner = owners(moe.num_keys, shares(moe.total_experts, [Capacity(each.num_slots, 1.0) for each in plans]))
-    exists = SlotTable(moe, 0, 1, 0).exists
+    exists = exists_by_key(moe)
     parts = []
     for number, (gpu, each) in enumerate(zip((first.gpu, *others), plans, strict=True)):
         mine = (owner == number) & exists

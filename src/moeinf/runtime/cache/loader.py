@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -9,23 +10,21 @@ from typing import Final
 
 import numpy as np
 
+from moeinf import _native
 from moeinf._native import ReadFailure
 from moeinf.runtime.cache.cache import ExpertCache
-from moeinf.runtime.cache.slices import keys_of_slices
-from moeinf.runtime.cache.table import ABSENT, LOADING, RESIDENT
+from moeinf.runtime.cache.table import ABSENT, LOADING
 from moeinf.runtime.io.pages import PagesAhead
-from moeinf.runtime.io.places import PlacedReads
+from moeinf.runtime.io.places import BlockReads, PlacedReads, expert_reads
 from moeinf.runtime.io.protocol import Reader
-from moeinf.types import ByteArray, FloatArray, IntArray
+from moeinf.types import ByteArray, IntArray
 
-DEMAND: Final = np.inf
+DEMAND: Final = math.inf
 LOAD_BYTES_AHEAD: Final = 256 << 20  # queued while slots are loaded in order: keeps the disk busy, the queue short
 FILL_BYTES_AHEAD: Final = 64 << 20  # queued while nobody waits: a request that comes waits for what has begun of it
 
-_NO_KEYS: Final[IntArray] = np.empty(0, np.int64)
 
-
-class Loader:
+class Loader(_native.Loader):
     """Reads experts into the slots of a cache. Keys are layer * num_experts + expert. Used from one thread."""
 
     def __init__(
@@ -41,57 +40,11 @@ class Loader:
         placed: how experts are read that do not lie in files of the store's own, block behind block, a file a layer.
         load_bytes_ahead: how many bytes are queued while the slots are filled in order.
         """
-        self.reader = reader
-        self._cache = cache
-        keys = np.arange(cache.shape.num_keys)
-        self._file_of: IntArray = keys // cache.shape.num_experts
-        self._offset_in_file: IntArray = keys % cache.shape.num_experts * cache.stride_bytes
         self._pages = None if memory is None else PagesAhead(memory)
+        reads = placed or BlockReads(reader, cache.shape, cache.stride_bytes)
+        super().__init__(cache, expert_reads(reader, reads, self._pages, cache.stride_bytes), cache.slices)
+        self._cache = cache
         self._load_bytes_ahead = load_bytes_ahead
-        self._placed = placed
-
-    def submit(self, keys: IntArray, priorities: FloatArray) -> None:
-        """Queues reads of absent experts. There must be as many free slots."""
-        cache = self._cache
-        offsets = cache.table.assign(keys)
-        if self._pages is not None and not self._pages.all_taken:
-            self._pages.reach(int(offsets.max()) + cache.stride_bytes)
-        if self._placed is not None:
-            self._placed.submit(keys, offsets, priorities)
-            return
-        files, starts = self._file_of[keys], self._offset_in_file[keys]
-        self.reader.submit(keys, files, starts, offsets, cache.stride_bytes, priorities)
-
-    def poll(self) -> IntArray:
-        """Collects what has ended; returns the keys that failed, whose slots are free again."""
-        if not self._cache.table.num_loading:
-            return _NO_KEYS
-        done, failed = self.reader.poll()
-        if len(done):
-            self._cache.table.land(done)
-        if len(failed):
-            self._release_failed(failed.tolist())
-        return failed
-
-    def wait(self, keys: IntArray) -> IntArray:
-        """Blocks until one of the keys or more has landed, and returns them.
-
-        Raises ReadFailure; the slot of its key is free again.
-        """
-        try:
-            landed = self.reader.wait_any(keys)
-        except ReadFailure as failure:
-            self._release_failed([failure.key])
-            raise
-        self._cache.table.land(landed)
-        return landed
-
-    def cancel(self, keys: IntArray) -> int:
-        """Drops reads of which nothing was issued; returns how many of them were prefetches.
-
-        The slots of what is dropped are free again.
-        """
-        return self._cache.release(self.reader.cancel(keys).tolist())
 
     def load_next(self, progress: Callable[[int, int], None]) -> bool:
         """Reads some of the absent experts, in the order of the files; returns False once the slots are full.
@@ -108,8 +61,8 @@ class Loader:
         room = min(at_once, num_experts - table.num_resident) - len(coming)
         more = np.flatnonzero(table.state == ABSENT)[: max(0, room)]
         if len(more):
-            self.submit(more, np.full(len(more), DEMAND))
-        self.wait(np.concatenate((coming, more)))
+            self.submit(more.tolist(), [DEMAND] * len(more))
+        self.wait(coming.tolist() + more.tolist())
         return True
 
     def fill_next(self, keys: IntArray) -> bool:
@@ -122,17 +75,17 @@ class Loader:
         coming, absent = int((state == LOADING).sum()), keys[state == ABSENT]
         at_once = max(2, FILL_BYTES_AHEAD // self._cache.stride_bytes)
         more = absent[: max(0, min(at_once - coming, table.num_free))]
-        if len(failed) or not coming + len(more):
+        if failed or not coming + len(more):
             return False
         if len(more):
-            self.submit(more, np.zeros(len(more)))
+            self.submit(more.tolist(), [0.0] * len(more))
         return True
 
     def drain(self, keys: IntArray) -> None:
         """Drops reads of `keys`, or waits for them: afterwards none of them is on its way."""
         while len(coming := self._still_coming(keys)):
             with suppress(ReadFailure):  # nobody needs it
-                self.wait(coming)
+                self.wait(coming.tolist())
 
     def drains_within(self, seconds: float, keys: IntArray) -> bool:
         """Does as `drain`, but gives up on a disk that does not answer; returns whether none is on its way any more."""
@@ -156,21 +109,10 @@ class Loader:
         """About how much of the host's memory the slots will still take as they are filled."""
         return 0 if self._pages is None else self._pages.untaken_bytes
 
-    def _release_failed(self, keys: list[int]) -> None:
-        """Frees the slots of reads that have failed; with them those of the same experts' other slices.
-
-        Of an expert that is damaged nobody knows which slice it is, so that all are to be read again.
-        """
-        table, slices = self._cache.table, self._cache.slices
-        self._cache.release(keys)
-        if slices > 1:
-            every = keys_of_slices(np.unique(np.array(keys) // slices), slices)
-            self._cache.release(every[table.state[every] == RESIDENT].tolist())
-
     def _still_coming(self, keys: IntArray) -> IntArray:
         """Drops reads of `keys` that have not begun; returns the keys of those that have, and have not ended."""
         state = self._cache.table.state
         self.poll()
-        self.cancel(keys[state[keys] == LOADING])
+        self.cancel(keys[state[keys] == LOADING].tolist())
         coming: IntArray = keys[state[keys] == LOADING]
         return coming

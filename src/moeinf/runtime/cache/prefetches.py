@@ -47,7 +47,7 @@ class Prefetches:
     @property
     def room(self) -> int:
         """How many more experts may be kept for layers to come, so that demand always finds slots."""
-        return (self._cache.table.num_slots - self._cache.shape.top_k) // 2 - len(self._cache.reserved)
+        return (self._cache.table.num_slots - self._cache.shape.top_k) // 2 - self._cache.num_reserved
 
     @property
     def slots_are_full(self) -> bool:
@@ -56,33 +56,22 @@ class Prefetches:
 
     def queued(self) -> IntArray:
         """Returns the keys of the prefetches that have not landed, ascending."""
-        reserved = self._cache.reserved
-        return np.array(self._cache.table.by_state(sorted(reserved))[LOADING], np.int64) if reserved else _NO_KEYS
+        if not self._cache.num_reserved:
+            return _NO_KEYS
+        return np.array(self._cache.by_state(self._cache.reserved())[LOADING], np.int64)
 
     def submit(self, keys: IntArray, priorities: FloatArray) -> int:
         """Queues reads of absent experts behind all demand, and keeps their slots until their layer has run.
 
         Returns how many of them, the first ones, have found a slot.
         """
-        cache = self._cache
-        count = cache.make_room(len(keys))
-        if count:
-            keys = keys[:count]
-            self._loader.submit(keys, priorities[:count])
-            cache.reserve(keys.tolist(), prefetched=True)
-            cache.stats.prefetches += count
-            cache.stats.prefetch_bytes += count * cache.stride_bytes
-        return count
+        return self._loader.prefetch(keys, priorities)
 
     def reprioritise(self, keys: IntArray, priorities: FloatArray) -> None:
         """Gives new priorities to prefetches that are still queued."""
-        self._loader.reader.reprioritise(keys, priorities)
+        self._loader.reprioritise(keys, priorities)
 
     def keep(self, resident: list[int]) -> None:
         """Keeps residents for a layer to come, as far as no more than half of the slots is kept."""
-        room = self._cache.table.num_slots // 2 - len(self._cache.reserved)
+        room = self._cache.table.num_slots // 2 - self._cache.num_reserved
         self._cache.reserve(resident[: max(0, room)], prefetched=False)
-
-    def drop(self, keys: list[int]) -> None:
-        """Cancels reads on their way that nobody needs, as far as they have not begun."""
-        self._cache.stats.prefetch_bytes -= self._loader.cancel(np.array(keys)) * self._cache.stride_bytes

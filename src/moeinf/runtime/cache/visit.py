@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 
-from moeinf._native import ReadFailure
+from moeinf._native import IdleWindow, ReadFailure, TokenVisit
 from moeinf.errors import ExpertReadError
 from moeinf.runtime.cache.cache import ExpertCache
-from moeinf.runtime.cache.idle import IdleWindow
 from moeinf.runtime.cache.loader import DEMAND, Loader
 from moeinf.runtime.cache.prefetches import Prefetches
 from moeinf.runtime.cache.slices import SliceOrder, keys_of_slices
 from moeinf.types import IntArray, Profiler
+
+AnyVisit: TypeAlias = "Visit | TokenVisit"  # a native one of a single token and whole experts
 
 BATCH_EXPERTS: Final = 16  # of one compute call while others wait for the slots that it frees
 BATCH_SLICES: Final = 4  # the same where experts are cut
@@ -132,7 +133,7 @@ class Visit:
         What is there stays for it, up to half of the slots; what is absent is read into every slot that this visit's
         demand leaves, now and after each batch.
         """
-        self._ahead, _, resident = self._parts.cache.table.by_state(keys.tolist())
+        self._ahead, _, resident = self._parts.cache.by_state(keys.tolist())
         self._parts.prefetches.keep(resident)
         self._refill()
 
@@ -140,7 +141,7 @@ class Visit:
         """Ends the visit; a second call does nothing. Reads of a visit that is given up land as usual."""
         if self._open:
             self._open = False
-            if self._pending or self._parts.cache.pinned:
+            if self._pending or self._parts.cache.num_pinned:
                 self._parts.cache.let_go()
                 self._ready, self._waiting, self._pending, self._ahead = [], [], [], []
 
@@ -165,7 +166,7 @@ class Visit:
         if self._waiting:
             parts.prefetches.reprioritise(np.array(self._waiting), np.full(len(self._waiting), DEMAND))
         if unneeded := cache.end_reservations():
-            parts.prefetches.drop(unneeded)
+            parts.loader.drop(unneeded)
         if self._pending:
             self._queue_demand()
         elif self._ready and not self._waiting and self._order is None:
@@ -195,11 +196,8 @@ class Visit:
             return
         chosen = pending[:count]
         del pending[:count]
-        self._parts.loader.submit(np.array(chosen), np.full(count, DEMAND))
-        cache.pin(chosen)
+        self._parts.loader.demand(chosen)
         self._waiting += chosen
-        cache.stats.demand_reads += count
-        cache.stats.demand_bytes += count * cache.stride_bytes
 
     def _next_batch(self) -> list[int]:
         most = BATCH_EXPERTS if self._order is None else BATCH_SLICES
@@ -215,7 +213,7 @@ class Visit:
         assert wanted, "demand has no slot and nothing is on its way"
         arrived: set[int] = set()
         try:
-            arrived.update(parts.loader.wait(np.array(wanted)).tolist())
+            arrived.update(parts.loader.wait(wanted))
         except ReadFailure as failure:
             if self._waiting:
                 raise parts.explain(failure) from failure

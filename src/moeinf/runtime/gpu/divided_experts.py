@@ -143,7 +143,8 @@ class _Share:
         """Queues reads and copies of what is missing, and computes what is there."""
         card, owned = self._card, self._mine[experts]
         with card.compute.device.computing():
-            visit = stack.enter_context(card.tier.visit(self._layer, experts[owned], counts[owned], len(self._ids)))
+            visit = card.tier.visit(self._layer, experts[owned], counts[owned], len(self._ids))
+            stack.enter_context(visit)
             self._arrivals = visit.arrivals()
             if visit.any_ready:
                 self._compute(*next(self._arrivals))

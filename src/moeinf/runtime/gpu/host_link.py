@@ -43,7 +43,7 @@ class HostLink:
 
     def __init__(self, host: HostSlots, copies: Copies, device_addresses: Callable[[IntArray], IntArray]) -> None:
         """device_addresses(offsets): where on the device the slots of the device tier lie."""
-        disk = host.loader.reader
+        disk = host.disk
         self.backend, self.notice = disk.backend, disk.notice
         self._host = host
         self._cache, self._table, self._loader = host.cache, host.cache.table, host.loader
@@ -88,7 +88,7 @@ class HostLink:
         cancelled = np.array([key for key in keys.tolist() if self._requests.pop(key, None)], np.int64)
         reading = cancelled[self._table.state[cancelled] == LOADING]
         if len(reading):
-            self._loader.cancel(reading)
+            self._loader.cancel(reading.tolist())
         return cancelled
 
     def wait_any(self, keys: IntArray) -> IntArray:
@@ -139,7 +139,7 @@ class HostLink:
             return
         requests = self._requests
         in_order = sorted(requests, key=lambda key: -requests[key].priority)  # stable
-        missing, _, held = self._table.by_state(in_order)
+        missing, _, held = self._cache.by_state(in_order)
         demand = [key for key in held if requests[key].priority == DEMAND]
         self._copy_requested(demand, demand=True)
         if len(held) > len(demand):
@@ -156,7 +156,7 @@ class HostLink:
 
     def _tell_disk(self, keys: Sequence[int]) -> None:
         """Passes the priorities that the device gives these requests on to the disk, for those that are being read."""
-        reading = self._table.by_state(keys)[LOADING] if self._table.num_loading else []
+        reading = self._cache.by_state(list(keys))[LOADING] if self._table.num_loading else []
         if reading:
             self._disk.reprioritise(np.array(reading), np.array([self._requests[key].priority for key in reading]))
 
@@ -182,12 +182,12 @@ class HostLink:
             held = [*requests, *self._copies.under_way()]
         count = self._cache.make_room(wanted, also_held=held)
         if count:
-            keys = np.array(absent[:count])
-            self._loader.submit(keys, np.array([requests[key].priority for key in absent[:count]]))
+            keys = list(absent[:count])
+            self._loader.submit(keys, [requests[key].priority for key in keys])
 
     def _poll_disk(self) -> None:
         if self._table.num_loading:
-            for key in self._loader.poll().tolist():
+            for key in self._loader.poll():
                 self._note_failure(key)
 
     def _note_failure(self, key: int) -> None:
@@ -208,8 +208,8 @@ class HostLink:
         if not reading and self._copies.any_under_way:
             self._copies.wait()  # then a host slot is free, or a prefetch has its turn
             return
-        others = np.array(reading) if reading else np.flatnonzero(states == LOADING)
-        assert len(others), "every host slot is held, and nothing is on its way"
+        others = reading or self._table.loading()
+        assert others, "every host slot is held, and nothing is on its way"
         try:
             self._loader.wait(others)
         except ReadFailure as failure:

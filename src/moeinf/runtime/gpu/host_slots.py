@@ -26,7 +26,7 @@ class HostSlots:
         assert slots.memory is not None
         self.cache = ExpertCache(above.shape, above.stride_bytes, slots, ScoresBelow(above))
         self.loader = Loader(self.cache, disk, slots.memory)
-        self._disk = disk
+        self.disk = disk
         self._copier = copier
         self._errors = errors
         self._memory = slots.memory
@@ -43,11 +43,11 @@ class HostSlots:
         except ReadFailure as failure:
             raise self._errors.explain(failure) from failure
         finally:
-            self._loading_busy_s = self._disk.busy_seconds()
+            self._loading_busy_s = self.disk.busy_seconds()
 
     def busy_seconds(self) -> float:
         """How long the disk was busy with what the device asked for."""
-        return self._disk.busy_seconds() - self._loading_busy_s
+        return self.disk.busy_seconds() - self._loading_busy_s
 
     def addresses(self, keys: IntArray) -> IntArray:
         """Returns where the blocks of experts lie; they must have slots."""

@@ -1,0 +1,67 @@
+// moeinf._native.SlotTable and ExpertCache: the cache of experts with the arrays, policy and counters of
+// Python.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <cstdint>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include "moeinf/cache/expert_cache.h"
+#include "moeinf/cache/slot_table.h"
+
+namespace moeinf {
+
+template <typename T>
+using Written = nanobind::ndarray<T, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
+using WrittenStates = Written<std::uint8_t>;
+using WrittenOffsets = Written<std::int64_t>;
+
+// The table with the arrays that it writes into.
+class BoundSlotTable {
+ public:
+  BoundSlotTable(std::int64_t first_offset, std::int64_t stride_bytes, std::int64_t num_slots,
+                 WrittenStates states, WrittenOffsets offsets)
+      : states_(std::move(states)),
+        offsets_(std::move(offsets)),
+        table_(first_offset, stride_bytes, num_slots, states_.data(), offsets_.data(), states_.shape(0)) {
+    if (states_.shape(0) != offsets_.shape(0))
+      throw std::invalid_argument("states and offsets differ in length");
+  }
+
+  SlotTable& core() { return table_; }
+
+ private:
+  WrittenStates states_;
+  WrittenOffsets offsets_;
+  SlotTable table_;
+};
+
+// The cache with the policy that scores for it, and the counters that it counts into.
+class BoundExpertCache {
+ public:
+  // policy: has keep_scores(layer), a float64 a key. stats: moeinf.runtime.cache.stats.CacheStats.
+  BoundExpertCache(BoundSlotTable& table, std::int64_t num_layers, std::int64_t num_experts,
+                   nanobind::object policy, nanobind::object stats);
+  BoundExpertCache(const BoundExpertCache&) = delete;  // the core holds on to this
+
+  ExpertCache& core() { return cache_; }
+  const nanobind::object& stats() const { return stats_; }
+  // Adds to the counters what was counted since the last call.
+  void flush();
+
+ private:
+  using Scores = nanobind::ndarray<const double, nanobind::c_contig, nanobind::device::cpu>;
+
+  const double* scores(std::int64_t layer);
+  void add(const char* name, std::int64_t count);
+
+  nanobind::object policy_, stats_;
+  Scores last_;  // keeps the scores where they are until the next
+  ExpertCache cache_;
+};
+
+}  // namespace moeinf

@@ -1,0 +1,177 @@
+#include "moeinf/cache/expert_cache.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <utility>
+
+#include "moeinf/lowest.h"
+
+namespace moeinf {
+
+ExpertCache::ExpertCache(SlotTable& table, std::int64_t num_layers, std::int64_t num_experts, Scores scores)
+    : table_(table),
+      num_layers_(num_layers),
+      num_experts_(num_experts),
+      scores_(std::move(scores)),
+      pinned_(table_.num_keys()),
+      reserved_(table_.num_keys()),
+      unused_(table_.num_keys()),
+      ran_(num_layers - 1) {
+  if (num_layers < 1 || num_experts < 1 ||
+      static_cast<std::size_t>(num_layers * num_experts) != table_.num_keys())
+    throw std::invalid_argument("there are other keys than layers times experts");
+}
+
+ExpertCache::Groups ExpertCache::by_state(const Keys& keys) const {
+  Groups groups;
+  for (const std::int64_t key : keys) {
+    switch (table_.state(key)) {
+      case kAbsent:
+        groups.absent.push_back(key);
+        break;
+      case kLoading:
+        groups.loading.push_back(key);
+        break;
+      case kResident:
+        groups.resident.push_back(key);
+        break;
+      default:
+        break;
+    }
+  }
+  return groups;
+}
+
+ExpertCache::Groups ExpertCache::begin_layer(std::int64_t layer, const Keys& keys,
+                                             const std::vector<std::int64_t>& counts, bool many) {
+  Groups groups = by_state(keys);
+  const std::size_t slices = counts.empty() ? 1 : std::max<std::size_t>(1, keys.size() / counts.size());
+  for (std::size_t i = 0; i < counts.size(); ++i) {
+    bool whole = true, coming = true;
+    for (std::size_t j = i * slices; j < (i + 1) * slices; ++j) {
+      whole &= table_.state(keys[j]) == kResident;
+      coming &= table_.state(keys[j]) != kAbsent;
+    }
+    (whole ? counts_.hits : counts_.misses) += counts[i];
+    if (coming && !whole) counts_.late_hits += counts[i];
+  }
+  begin(layer, groups, keys, many);
+  return groups;
+}
+
+ExpertCache::Groups ExpertCache::begin_token(std::int64_t layer, const Keys& keys) {
+  Groups groups = by_state(keys);
+  counts_.hits += static_cast<std::int64_t>(groups.resident.size());
+  counts_.misses += static_cast<std::int64_t>(groups.loading.size() + groups.absent.size());
+  counts_.late_hits += static_cast<std::int64_t>(groups.loading.size());
+  begin(layer, groups, keys, false);
+  return groups;
+}
+
+void ExpertCache::begin(std::int64_t layer, const Groups& groups, const Keys& keys, bool many) {
+  before_ = std::exchange(ran_, layer);
+  layer_ = layer;
+  many_ = many;
+  if (!unused_.empty())
+    for (const std::int64_t key : keys) counts_.prefetches_used += unused_.erase(key);
+  pin(groups.loading);
+  pin(groups.resident);
+}
+
+Keys ExpertCache::end_reservations() {
+  const std::int64_t first = shared_ ? before_ + 1 : layer_;
+  const auto behind = [this, first](std::int64_t layer) {
+    return ((layer - first) % num_layers_ + num_layers_) % num_layers_;
+  };
+  const std::int64_t passed = behind(layer_);
+  Keys ended;
+  for (const std::int64_t key : reserved_.members())
+    if (behind(key / num_experts_) <= passed) ended.push_back(key);
+  if (!strays_ && ended.empty()) return {};
+  strays_ = false;
+  for (const std::int64_t key : ended) reserved_.erase(key);
+  Keys unneeded;
+  for (const std::int64_t key : table_.loading())
+    if (!pinned_.has(key) && !reserved_.has(key)) unneeded.push_back(key);
+  return unneeded;
+}
+
+void ExpertCache::pin(const Keys& keys) {
+  for (const std::int64_t key : keys) pinned_.insert(key);
+}
+
+void ExpertCache::unpin(const Keys& keys) {
+  for (const std::int64_t key : keys) pinned_.erase(key);
+}
+
+void ExpertCache::reserve(const Keys& keys, bool prefetched) {
+  for (const std::int64_t key : keys) {
+    reserved_.insert(key);
+    if (prefetched) unused_.insert(key);
+  }
+}
+
+void ExpertCache::let_go() {
+  pinned_.clear();
+  reserved_.clear();
+  strays_ = true;
+}
+
+std::int64_t ExpertCache::make_room(std::int64_t wanted, const Keys& also_held, bool at_any_cost) {
+  std::int64_t missing = wanted - table_.num_free();
+  if (missing > 0) {
+    missing -= evict(missing, also_held);
+    if (missing > 0 && at_any_cost && table_.num_free() == 0) evict_reserved(missing);
+  }
+  return std::min(wanted, table_.num_free());
+}
+
+std::int64_t ExpertCache::release(const Keys& keys) {
+  table_.free(keys);
+  std::int64_t wasted = 0;
+  for (const std::int64_t key : keys) {
+    pinned_.erase(key);
+    reserved_.erase(key);
+    wasted += unused_.erase(key);
+  }
+  counts_.prefetches_wasted += wasted;
+  return wasted;
+}
+
+void ExpertCache::renumber(const std::int64_t* numbers) {
+  table_.renumber(numbers);
+  for (KeySet* held : {&pinned_, &reserved_, &unused_}) {
+    const Keys members = held->members();
+    for (const std::int64_t key : members)
+      if (table_.state(key) == kAbsent) held->erase(key);
+  }
+}
+
+CacheCounts ExpertCache::take_counts() { return std::exchange(counts_, {}); }
+
+std::int64_t ExpertCache::evict(std::int64_t wanted, const Keys& also_held) {
+  const auto is_held = [this, &also_held](std::int64_t key) {
+    return pinned_.has(key) || reserved_.has(key) ||
+           std::find(also_held.begin(), also_held.end(), key) != also_held.end();
+  };
+  if (many_) {
+    const std::int64_t slots = table_.num_slots();
+    std::int64_t evictable = 0;
+    for (std::size_t key = 0; key < table_.num_keys(); ++key)
+      evictable += table_.states()[key] == kResident && !is_held(static_cast<std::int64_t>(key));
+    wanted = std::min(wanted, evictable - std::max(slots / 2, slots - num_experts_));
+  }
+  if (wanted <= 0) return 0;
+  const Keys victims = lowest(scores(), table_.states(), table_.num_keys(), kResident, is_held,
+                              static_cast<std::size_t>(wanted));
+  release(victims);
+  return static_cast<std::int64_t>(victims.size());
+}
+
+void ExpertCache::evict_reserved(std::int64_t wanted) {
+  const auto is_held = [this](std::int64_t key) { return pinned_.has(key) || !reserved_.has(key); };
+  release(lowest(scores(), table_.states(), table_.num_keys(), kResident, is_held,
+                 static_cast<std::size_t>(wanted)));
+}
+
+}  // namespace moeinf

@@ -1,0 +1,211 @@
+#include <algorithm>
+#include <cstdint>
+#include <random>
+#include <stdexcept>
+#include <vector>
+
+#include "check.h"
+#include "moeinf/cache/expert_cache.h"
+#include "moeinf/cache/loader.h"
+#include "moeinf/cache/slot_table.h"
+#include "moeinf/cache/token_visit.h"
+
+using moeinf::ExpertCache;
+using moeinf::ExpertReads;
+using moeinf::Keys;
+using moeinf::Loader;
+using moeinf::SlotTable;
+using moeinf::TokenVisit;
+
+namespace {
+
+constexpr std::int64_t kLayers = 3, kExperts = 8, kTopK = 3, kStride = 4096, kStart = 512;
+constexpr std::int64_t kKeys = kLayers * kExperts;
+
+// Reads that end in an order of their own; what has begun cannot be cancelled. Reads of one key fail.
+class RandomReads final : public ExpertReads {
+ public:
+  RandomReads(unsigned seed, std::int64_t bad_key) : random_(seed), bad_key_(bad_key) {}
+
+  void submit(const Keys& keys, const std::vector<std::int64_t>& offsets,
+              const std::vector<double>& priorities) override {
+    CHECK(keys.size() == offsets.size() && keys.size() == priorities.size());
+    for (const std::int64_t key : keys) {
+      CHECK(std::find(queued_.begin(), queued_.end(), key) == queued_.end());
+      queued_.push_back(key);
+    }
+  }
+  void reprioritise(const Keys&, const std::vector<double>&) override {}
+  Keys cancel(const Keys& keys) override {
+    Keys cancelled;
+    for (const std::int64_t key : keys)
+      if (random_() % 2 == 0) cancelled.push_back(key);
+    for (const std::int64_t key : cancelled) drop(key);
+    return cancelled;
+  }
+  Polled poll() override {
+    Polled polled;
+    const Keys queued = queued_;
+    for (const std::int64_t key : queued) {
+      if (random_() % 3 != 0) continue;
+      drop(key);
+      (key == bad_key_ ? polled.failed : polled.done).push_back(key);
+    }
+    return polled;
+  }
+  Waited wait_any(const Keys& keys) override {
+    CHECK(!keys.empty());
+    const std::int64_t key = keys[random_() % keys.size()];
+    drop(key);
+    Waited waited;
+    if (key == bad_key_) {
+      waited.failed = key;
+      waited.error = std::make_exception_ptr(std::runtime_error("unreadable"));
+    } else {
+      waited.landed = {key};
+    }
+    return waited;
+  }
+
+ private:
+  void drop(std::int64_t key) {
+    const auto at = std::find(queued_.begin(), queued_.end(), key);
+    CHECK(at != queued_.end());
+    queued_.erase(at);
+  }
+
+  std::mt19937 random_;
+  std::int64_t bad_key_;
+  Keys queued_;
+};
+
+// A cache of so many slots whose scores change from layer to layer.
+struct Machine {
+  Machine(std::int64_t num_slots, unsigned seed, std::int64_t bad_key)
+      : table(kStart, kStride, num_slots, states.data(), offsets.data(), states.size()),
+        cache(table, kLayers, kExperts,
+              [this](std::int64_t layer) {
+                for (std::size_t key = 0; key < scores.size(); ++key)
+                  scores[key] = static_cast<double>((key * 7 + static_cast<std::size_t>(layer) * 5) % 11);
+                return scores.data();
+              }),
+        reads(seed, bad_key),
+        loader(cache, reads, 1) {}
+
+  void check() const {
+    std::vector<std::int64_t> used = table.free_offsets();
+    for (std::int64_t key = 0; key < kKeys; ++key) {
+      const bool held = table.state(key) == moeinf::kLoading || table.state(key) == moeinf::kResident;
+      CHECK(held == (table.offset(key) != SlotTable::kNoSlot));
+      if (held) used.push_back(table.offset(key));
+    }
+    std::sort(used.begin(), used.end());
+    CHECK(static_cast<std::int64_t>(used.size()) == table.num_slots());
+    for (std::size_t slot = 0; slot < used.size(); ++slot)
+      CHECK(used[slot] == kStart + static_cast<std::int64_t>(slot) * kStride);
+  }
+
+  std::vector<std::uint8_t> states = std::vector<std::uint8_t>(kKeys, moeinf::kAbsent);
+  std::vector<std::int64_t> offsets = std::vector<std::int64_t>(kKeys);
+  std::vector<double> scores = std::vector<double>(kKeys);
+  SlotTable table;
+  ExpertCache cache;
+  RandomReads reads;
+  Loader loader;
+};
+
+// Takes a visit to its end; whether a read of it failed.
+bool computed(Machine& machine, std::int64_t layer, const Keys& experts) {
+  TokenVisit visit(machine.cache, machine.loader, layer, experts.data(), experts.size());
+  Keys seen;
+  while (true) {
+    const Keys batch = visit.next_batch();
+    for (const std::int64_t key : batch) {
+      CHECK(machine.table.state(key) == moeinf::kResident && machine.cache.pinned().has(key));
+      seen.push_back(key - layer * kExperts);
+    }
+    if (!batch.empty()) continue;
+    if (visit.has_ended()) break;
+    if (visit.wait()) {
+      visit.close();
+      return false;
+    }
+  }
+  visit.close();
+  std::sort(seen.begin(), seen.end());
+  CHECK(seen == experts);
+  return true;
+}
+
+}  // namespace
+
+TEST(every_expert_of_a_token_is_computed_once_however_few_slots_there_are) {
+  for (unsigned seed = 0; seed < 60; ++seed) {
+    const std::int64_t bad_key = seed % 3 == 0 ? static_cast<std::int64_t>(seed) % kKeys : -1;
+    Machine machine(1 + seed % 12, seed, bad_key);
+    std::mt19937 random(seed);
+    std::int64_t activations = 0;
+    for (int token = 0; token < 20; ++token) {
+      for (std::int64_t layer = 0; layer < kLayers; ++layer) {
+        Keys experts(kExperts);
+        for (std::size_t i = 0; i < experts.size(); ++i) experts[i] = static_cast<std::int64_t>(i);
+        std::shuffle(experts.begin(), experts.end(), random);
+        experts.resize(kTopK);
+        std::sort(experts.begin(), experts.end());
+        activations += kTopK;
+        const bool bad =
+            std::find(experts.begin(), experts.end(), bad_key - layer * kExperts) != experts.end();
+        CHECK(computed(machine, layer, experts) != bad);
+        CHECK(machine.cache.pinned().empty());
+        machine.check();
+        const std::int64_t next = (layer + 1) % kLayers * kExperts;
+        Keys ahead;
+        for (std::int64_t key = next; key < next + 2; ++key)
+          if (machine.table.state(key) == moeinf::kAbsent) ahead.push_back(key);
+        if (machine.table.num_slots() >= 2 * kTopK)
+          machine.loader.prefetch(ahead, std::vector<double>(ahead.size(), 0.5));
+        machine.check();
+      }
+    }
+    const moeinf::CacheCounts counts = machine.cache.take_counts();
+    CHECK(counts.hits + counts.misses == activations && counts.late_hits <= counts.misses);
+    CHECK(counts.prefetches_used + counts.prefetches_wasted <= counts.prefetches);
+  }
+}
+
+TEST(a_visit_of_what_there_is_not_is_refused) {
+  Machine machine(4, 1, -1);
+  const std::int64_t below = -1, above = kExperts, first = 0;
+  const auto visit = [&machine](std::int64_t layer, const std::int64_t* expert) {
+    return [&machine, layer, expert] { TokenVisit(machine.cache, machine.loader, layer, expert, 1); };
+  };
+  CHECK(throws<std::invalid_argument>(visit(0, &below)));
+  CHECK(throws<std::invalid_argument>(visit(0, &above)));
+  CHECK(throws<std::invalid_argument>(visit(kLayers, &first)));
+  CHECK(throws<std::invalid_argument>(visit(-1, &first)));
+  CHECK(throws<std::invalid_argument>([&machine] { machine.table.assign({0, 1, 2, 3, 4}); }));
+  CHECK(throws<std::out_of_range>([&machine] { machine.table.assign({kKeys}); }));
+  CHECK(throws<std::invalid_argument>([&machine] { machine.table.free({0}); }));
+  machine.check();
+}
+
+TEST(slots_that_somebody_else_filled_are_taken_over_or_refused) {
+  Machine machine(4, 1, -1);
+  std::vector<std::int64_t> numbers(kKeys, SlotTable::kNoSlot);
+  numbers[3] = 2;
+  numbers[20] = 0;
+  machine.cache.renumber(numbers.data());
+  machine.check();
+  CHECK(machine.table.num_resident() == 2 && machine.table.offset(3) == kStart + 2 * kStride);
+  numbers[4] = 2;
+  CHECK(throws<std::invalid_argument>([&] { machine.cache.renumber(numbers.data()); }));
+  numbers[4] = 4;
+  CHECK(throws<std::invalid_argument>([&] { machine.cache.renumber(numbers.data()); }));
+  machine.check();
+  machine.cache.release({3});
+  machine.table.limit(2);
+  machine.check();
+  machine.table.limit(5);
+  machine.check();
+  CHECK(machine.table.num_free() == 4);
+}
