@@ -24,11 +24,11 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import numpy as np
 import torch
 
+from moeinf._native import IdleWindow
 from moeinf.gpu.arena import DeviceArena
 from moeinf.gpu.matrix import DeviceRouting, expert_parts_of
 from moeinf.gpu.program import DecodeProgram
 from moeinf.runtime.cache.cache import ExpertCache
-from moeinf._native import IdleWindow
 from moeinf.runtime.cache.loader import Loader
 from moeinf.runtime.cache.read_errors import ReadErrors
 from moeinf.runtime.cache.table import SlotRegion

@@ -9,6 +9,7 @@
 
 #include "bindings.h"
 #include "expert_cache.h"
+#include "next_use_scores.h"
 
 namespace nb = nanobind;
 using moeinf::BoundExpertCache;
@@ -117,10 +118,12 @@ void bind_expert_cache(nb::module_& m) {
 moeinf::BoundExpertCache::BoundExpertCache(BoundSlotTable& table, std::int64_t num_layers,
                                            std::int64_t num_experts, nb::object policy, nb::object stats)
     : policy_(std::move(policy)),
+      native_(nb::cast<BoundNextUseScores*>(nb::getattr(policy_, "native", nb::none()))),
       stats_(std::move(stats)),
       cache_(table.core(), num_layers, num_experts, [this](std::int64_t layer) { return scores(layer); }) {}
 
 const double* moeinf::BoundExpertCache::scores(std::int64_t layer) {
+  if (native_ != nullptr) return native_->core().keep_scores(layer);
   last_ = nb::cast<Scores>(policy_.attr("keep_scores")(layer));
   if (last_.size() != cache_.table().num_keys()) throw std::invalid_argument("scores are one a key");
   return last_.data();

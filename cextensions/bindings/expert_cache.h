@@ -12,6 +12,7 @@
 
 #include "moeinf/cache/expert_cache.h"
 #include "moeinf/cache/slot_table.h"
+#include "next_use_scores.h"
 
 namespace moeinf {
 
@@ -43,7 +44,8 @@ class BoundSlotTable {
 // The cache with the policy that scores for it, and the counters that it counts into.
 class BoundExpertCache {
  public:
-  // policy: has keep_scores(layer), a float64 a key. stats: moeinf.runtime.cache.stats.CacheStats.
+  // policy: has keep_scores(layer), a float64 a key; as `native`, where it has it, NextUseScores of the same.
+  // stats: moeinf.runtime.cache.stats.CacheStats.
   BoundExpertCache(BoundSlotTable& table, std::int64_t num_layers, std::int64_t num_experts,
                    nanobind::object policy, nanobind::object stats);
   BoundExpertCache(const BoundExpertCache&) = delete;  // the core holds on to this
@@ -59,7 +61,9 @@ class BoundExpertCache {
   const double* scores(std::int64_t layer);
   void add(const char* name, std::int64_t count);
 
-  nanobind::object policy_, stats_;
+  nanobind::object policy_;
+  BoundNextUseScores* native_;  // of the policy, or null
+  nanobind::object stats_;
   Scores last_;  // keeps the scores where they are until the next
   ExpertCache cache_;
 };

@@ -13,6 +13,7 @@
 #include "moeinf/policy/prefetch_rank.h"
 #include "moeinf/policy/tuned_use.h"
 #include "moeinf/policy/use_model.h"
+#include "next_use_scores.h"
 
 namespace nb = nanobind;
 
@@ -33,11 +34,16 @@ void observe(Model& model, std::int64_t layer, const Ids& ids) {
   model.observe(layer, ids.data(), static_cast<std::int64_t>(ids.shape(0)));
 }
 
+// The array keeps its owner alive.
 template <typename Model>
-Table table(Model& model, const double* data) {
+Table table(const Model& model, const double* data, const nb::handle& owner) {
   const auto rows = static_cast<std::size_t>(model.num_layers());
   const auto columns = static_cast<std::size_t>(model.num_experts());
-  return Table(data, {rows, columns}, nb::find(model));  // the array keeps the model alive
+  return Table(data, {rows, columns}, owner);
+}
+template <typename Model>
+Table table(Model& model, const double* data) {
+  return table(model, data, nb::find(model));
 }
 
 using Weights = nb::ndarray<const float, nb::c_contig, nb::device::cpu>;
@@ -60,6 +66,15 @@ void make_tuned(moeinf::TunedUse* made, std::int64_t num_layers, std::int64_t nu
 nb::ndarray<nb::numpy, const float, nb::ndim<2>> rows(moeinf::UseEvidence& evidence) {
   const auto columns = static_cast<std::size_t>(evidence.num_experts());
   return {evidence.rows(), {moeinf::UseEvidence::kRows, columns}, nb::find(evidence)};
+}
+
+void make_next_use(moeinf::BoundNextUseScores* made, const moeinf::UseTable& no_use,
+                   const moeinf::UseTable& wait, std::int64_t encoder_layers, std::int64_t next_source) {
+  require(no_use.shape(0) == wait.shape(0) && no_use.shape(1) == wait.shape(1) && no_use.shape(0) > 0,
+          "no_use and wait are [layers, experts]");
+  require(encoder_layers >= 0 && encoder_layers <= static_cast<std::int64_t>(wait.shape(0)),
+          "the encoder has no so many layers");
+  new (made) moeinf::BoundNextUseScores(no_use, wait, encoder_layers, next_source);
 }
 
 using Likelihood = nb::ndarray<const double, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
@@ -90,6 +105,19 @@ void moeinf::bind_policy(nb::module_& m) {
       .def_prop_ro("no_use", [](UseModel& model) { return table(model, model.no_use()); })
       .def_prop_ro("wait", [](UseModel& model) { return table(model, model.wait()); })
       .def_static("num_bytes", &UseModel::num_bytes, nb::arg("num_layers"), nb::arg("num_experts"));
+  nb::class_<BoundNextUseScores>(m, "NextUseScores")
+      .def("__init__", &make_next_use, nb::arg("no_use").noconvert(), nb::arg("wait").noconvert(),
+           nb::kw_only(), nb::arg("encoder_layers"), nb::arg("next_source"))
+      .def(
+          "observed",
+          [](BoundNextUseScores& scores, std::int64_t num_tokens) { scores.core().observed(num_tokens); },
+          nb::arg("num_tokens"))
+      .def(
+          "keep_scores",
+          [](BoundNextUseScores& scores, std::int64_t layer) {
+            return table(scores.core(), scores.core().keep_scores(layer), nb::find(scores));
+          },
+          nb::arg("layer"));
   nb::class_<UseEvidence>(m, "UseEvidence")
       .def(nb::init<std::int64_t, std::int64_t, std::int64_t>(), nb::arg("num_layers"),
            nb::arg("num_experts"), nb::arg("top_k"))

@@ -932,6 +932,21 @@ class UseModel:
     def num_bytes(num_layers: int, num_experts: int) -> int:
         """What such a model keeps in memory, but for a few KB."""
 
+class NextUseScores:
+    """The scores of moeinf.runtime.policy.eviction.NextUse, by the tables of a UseModel or TunedUse, which it keeps.
+
+    ValueError for tables of two shapes, a layer that there is not, or an encoder of too many.
+    """
+
+    def __init__(self, no_use: FloatArray, wait: FloatArray, *, encoder_layers: int, next_source: int) -> None:
+        """encoder_layers: how many, the first ones, only a source visits. next_source: steps until the next one."""
+
+    def observed(self, num_tokens: int) -> None:
+        """Says that the routing which was learned last is of so many tokens."""
+
+    def keep_scores(self, layer: int) -> FloatArray:
+        """[num_layers, num_experts] while `layer` runs: a view that is read-only, until the next call."""
+
 class UseEvidence:
     """What is learned of a model's routing while it runs, as the inputs of the network of `moeinf tune`.
 

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from moeinf._native import UseModel, lowest
+from moeinf._native import NextUseScores, UseModel, lowest
 from moeinf.errors import UsageError
 from moeinf.runtime.policy.counting import DecayedFrequency, LastButOne, LeastFrequentlyUsed, LeastRecentlyUsed
 from moeinf.runtime.policy.eamc import NUM_MATCHES, ActivationCollection, Match, normalise_rows
@@ -123,43 +123,29 @@ class NextUse:
 
     def __init__(self, shape: MoeShape, encoder_layers: int = 0, tuned: TunedNetwork | None = None) -> None:
         """encoder_layers: how many layers, the first ones, only a source visits. tuned: in place of UseModel."""
-        layers = shape.num_layers
         self.name = DEFAULT if tuned is None else TUNED
-        self._encoder_layers = encoder_layers
-        self.step = max(1, layers - encoder_layers)
-        self._use = UseModel(layers, shape.num_experts, shape.top_k) if tuned is None else tuned.use()
-        self._no_use, self._wait = self._use.no_use, self._use.wait
-        self._missed_visits: FloatArray = self._wait * -self.step  # -(1 - p) / rate * L
-        ahead = np.arange(layers) - np.arange(layers)[:, None]
-        self._until_source = np.where(np.arange(layers) < encoder_layers, self.NEXT_SOURCE * self.step, 0.0)[:, None]
-        again = np.where(np.arange(layers) < encoder_layers, self.NEXT_SOURCE * self.step, ahead + self.step)
-        self._until_visit = np.where(ahead > 0, ahead, again)[:, :, None].astype(np.float64)  # [running, layer, 1]
-        self._scores: FloatArray = np.zeros_like(self._missed_visits)
-        self._num_tokens = 1
-        self._scored_layer = -1  # of what _scores holds; -1 after an observation
+        self.step = max(1, shape.num_layers - encoder_layers)
+        self._use = UseModel(shape.num_layers, shape.num_experts, shape.top_k) if tuned is None else tuned.use()
+        self.native = NextUseScores(
+            self._use.no_use, self._use.wait, encoder_layers=encoder_layers, next_source=self.NEXT_SOURCE
+        )  # of the same scores: a cache asks it alone
+        until_source = np.where(np.arange(shape.num_layers) < encoder_layers, self.NEXT_SOURCE * self.step, 0.0)
+        self._until_source: FloatArray = until_source[:, None]
 
     def begin(self, phase: Phase) -> None:
         pass
 
     def observe(self, layer: int, ids: IntArray) -> None:
         self._use.observe(layer, ids)
-        np.multiply(self._wait[layer], -self.step, out=self._missed_visits[layer])
-        self._num_tokens = len(ids)
-        self._scored_layer = -1
+        self.native.observed(len(ids))
 
     def keep_scores(self, layer: int) -> FloatArray:
-        if layer != self._scored_layer:
-            np.subtract(self._missed_visits, self._until_visit[layer], out=self._scores)
-            if self._num_tokens > 1:
-                left = slice(layer + 1, self._encoder_layers if layer < self._encoder_layers else None)
-                self._scores[left] = self._missed_visits[left] * self._no_use[left] ** (self._num_tokens - 1)
-                self._scores[left] -= self._until_visit[layer, left]
-            self._scored_layer = layer
-        return self._scores
+        return self.native.keep_scores(layer)
 
     def token_scores(self) -> TokenScores:
         """The device does not learn what the token's experts do to their probability: it takes them to be likely."""
-        return TokenScores(self._missed_visits - self._until_source, (1 - 1 / self.USED_PROBABILITY) * self.step)
+        scores: FloatArray = self._use.wait * -self.step - self._until_source
+        return TokenScores(scores, (1 - 1 / self.USED_PROBABILITY) * self.step)
 
 
 def make_policy(

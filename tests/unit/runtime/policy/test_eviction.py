@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moeinf._native import lowest
+from moeinf._native import NextUseScores, lowest
 from moeinf.errors import UsageError
 from moeinf.runtime.policy.eamc import ActivationCollection
 from moeinf.runtime.policy.eviction import POLICIES, NextUse, choose_victims, make_policy
@@ -181,6 +181,28 @@ def test_next_use_expects_a_layer_of_the_encoder_with_the_next_source_only(token
     scored.observe(0, source)
     scores = scored.keep_scores(0)
     assert scores[1, 1] > scores[2, 1] > scores[3, 1] > scores[0, 1]
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 999), encoder_layers=st.integers(0, 3), tokens=st.integers(1, 4))
+def test_next_use_is_what_its_formula_says(seed: int, encoder_layers: int, tokens: int) -> None:
+    rng = np.random.default_rng(seed)
+    no_use, wait = rng.random((4, 5)), 10 * rng.random((4, 5))
+    scores = NextUseScores(no_use, wait, encoder_layers=encoder_layers, next_source=1000)
+    scores.observed(tokens)
+    step = max(1, 4 - encoder_layers)
+    for running in range(4):
+        found = scores.keep_scores(running)
+        for layer in range(4):
+            comes_again = 1000 * step if layer < encoder_layers else layer - running + step
+            until = layer - running if layer > running else comes_again
+            pass_has = encoder_layers if running < encoder_layers else 4
+            misses = no_use[layer] ** (tokens - 1) if running < layer < pass_has else 1.0
+            np.testing.assert_allclose(found[layer], -until - wait[layer] * step * misses, rtol=1e-12)
+    with pytest.raises(ValueError):
+        scores.keep_scores(4)
+    with pytest.raises(ValueError):
+        NextUseScores(no_use, wait[:3], encoder_layers=0, next_source=1)
 
 
 def test_next_use_counts_the_tokens_of_a_source_in_the_encoder_alone() -> None:
