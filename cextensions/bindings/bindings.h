@@ -18,5 +18,6 @@ void bind_cuda(nanobind::module_& m);
 void bind_reader(nanobind::module_& m);
 void bind_cache(nanobind::module_& m);
 void bind_loads(nanobind::module_& m);
+void bind_visits(nanobind::module_& m);
 
 }  // namespace moeinf

@@ -103,6 +103,7 @@ NB_MODULE(_native, m) {
   moeinf::bind_reader(m);
   moeinf::bind_cache(m);
   moeinf::bind_loads(m);
+  moeinf::bind_visits(m);
   moeinf::bind_checksums(m);
   moeinf::bind_formats(m);
   moeinf::bind_kernels(m);

@@ -8,7 +8,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "bindings.h"
+#include "../bindings.h"
 #include "moeinf/io/crc32c.h"
 
 namespace nb = nanobind;

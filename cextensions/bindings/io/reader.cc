@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "bindings.h"
+#include "../bindings.h"
 #include "moeinf/errors.h"
 #include "native_reader.h"
 

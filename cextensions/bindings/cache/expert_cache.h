@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
+#include "../next_use_scores.h"
 #include "moeinf/cache/expert_cache.h"
 #include "moeinf/cache/slot_table.h"
-#include "next_use_scores.h"
 
 namespace moeinf {
 

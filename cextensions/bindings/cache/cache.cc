@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "bindings.h"
+#include "../bindings.h"
+#include "../next_use_scores.h"
 #include "expert_cache.h"
-#include "next_use_scores.h"
 
 namespace nb = nanobind;
 using moeinf::BoundExpertCache;
