@@ -193,7 +193,7 @@ def until(model: Model, wanted: list[int]) -> None:
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks that are lost are noticed, and called again, at once."""
-    monkeypatch.setattr(peer, "SILENT_S", 0.6)
+    monkeypatch.setattr(peer, "SILENT_S", 2.0)
     monkeypatch.setattr(peer, "PING_S", 0.1)
     monkeypatch.setattr(peer, "FIRST_RETRY_S", 0.1)
     monkeypatch.setattr(peer, "LAST_RETRY_S", 0.2)
