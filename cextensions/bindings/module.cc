@@ -113,5 +113,6 @@ NB_MODULE(_native, m) {
   moeinf::bind_delta(m);
   moeinf::bind_mamba(m);
   moeinf::bind_policy(m);
+  moeinf::bind_sampling(m);
   moeinf::bind_cuda(m);
 }

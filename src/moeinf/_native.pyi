@@ -88,6 +88,16 @@ def lowest(scores: FloatArray, states: npt.NDArray[np.uint8], state: int, held: 
     Smallest first, of equals the lowest; fewer where there are fewer. Scores are finite. ValueError for other lengths.
     """
 
+def draw_token(scores: Float32Array, temperature: float, top_p: float, min_p: float, uniform: float) -> int:
+    """The index of one of the scores [n >= 1], without a sort of them all.
+
+    A score's weight is e^(score - best score). top_p: the largest pass (of equals the first), until their weights
+    reach this share of all, at least one; 1: all do. min_p: those pass whose weight is at least this share of the
+    best one's. Of those that pass, `uniform`, in [0, 1), falls on one where they share that range, in order, by
+    e^((score - best score) / temperature). Weights are float32, so borders are off by 1e-6 of the whole at most.
+    ValueError: no scores, or a temperature that is not above 0.
+    """
+
 def rank_prefetches(
     likelihood: FloatArray,
     *,

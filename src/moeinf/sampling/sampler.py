@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from moeinf import _native
 from moeinf.errors import NotFiniteError
 from moeinf.sampling.constraint import Constraint
 from moeinf.sampling.params import SamplingParams
-from moeinf.sampling.ranking import draw, largest, truncated
+from moeinf.sampling.ranking import largest
 from moeinf.types import Float32Array
 
 
@@ -51,10 +52,7 @@ class Sampler:
         if params.top_k and params.top_k < len(logits):
             ids = largest(logits, params.top_k)
             scores = logits[ids]
-        kept = truncated(scores, params.top_p, params.min_p)
-        if kept is not None:
-            ids, scores = kept if ids is None else ids[kept], scores[kept]
-        drawn = draw(scores, params.temperature, self._random.random())
+        drawn = _native.draw_token(scores, params.temperature, params.top_p, params.min_p, self._random.random())
         return drawn if ids is None else int(ids[drawn])
 
     def _adjusted(self, logits: Float32Array, history: Sequence[int]) -> Float32Array:

@@ -83,6 +83,8 @@ struct ScanTask {
   float* out;                               // [tokens, value_dim]
 };
 
+constexpr int kScoreFloors = 4;  // that one pass over scores takes at once
+
 struct Ops {
   const char*
       name;  // "generic", "avx2", "avxvnni", "avx512", "avx512bf16", "neon", "neon_dotprod", "neon_i8mm"
@@ -142,6 +144,17 @@ struct Ops {
   void (*attend)(const AttendTask& task, SoftmaxState* states, float* sums);
   void (*run_delta)(const DeltaTask& task);
   void (*run_scan)(const ScanTask& task);
+
+  // Of the scores [count >= 1] of a vocabulary, for the choice of a token; equal in all builds.
+  // The largest of them; weights = e^(factor (score - largest)), factor > 0, but 0 below e^-80.
+  float (*largest_score)(const float* scores, std::int64_t count);
+  void (*weigh_scores)(const float* scores, std::int64_t count, float largest, float factor, float* weights);
+  // sums[k] = the weights of all scores that are at least floors[k], k < num_floors <= kScoreFloors.
+  void (*sum_from)(const float* scores, const float* weights, std::int64_t count, const float* floors,
+                   int num_floors, double* sums);
+  // Indices of the scores in [low, high), ascending, to found [count]; returns how many.
+  std::int64_t (*scores_between)(const float* scores, std::int64_t count, float low, float high,
+                                 std::int32_t* found);
 };
 
 std::size_t matmul_scratch_bytes(std::int64_t cols);

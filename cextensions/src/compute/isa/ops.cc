@@ -34,6 +34,7 @@ namespace {
 #include "weighted_sum.inc"
 #include "attend.inc"
 #include "delta_loops.inc"
+#include "vocabulary.inc"
 // clang-format on
 
 void dot_rows(const Matrix& w, std::int64_t first, std::int64_t last, const void* x, int num_x, float* y,
@@ -126,10 +127,30 @@ void weighted_sum(const Matrix& w, std::int64_t first, std::int64_t last, const 
 
 namespace isa {
 
-const Ops MOEINF_ISA = {
-    NAME_OF(MOEINF_ISA), prepare,     dot_rows,  matmul_rows, weighted_sum, activate, add_stored, add_scaled,
-    add_product,         sigmoid_mul, rms_norm,  layer_norm,  rotate,       store_kv, widen_kv,   softmax,
-    online_softmax,      attend,      run_delta, run_scan};
+const Ops MOEINF_ISA = {NAME_OF(MOEINF_ISA),
+                        prepare,
+                        dot_rows,
+                        matmul_rows,
+                        weighted_sum,
+                        activate,
+                        add_stored,
+                        add_scaled,
+                        add_product,
+                        sigmoid_mul,
+                        rms_norm,
+                        layer_norm,
+                        rotate,
+                        store_kv,
+                        widen_kv,
+                        softmax,
+                        online_softmax,
+                        attend,
+                        run_delta,
+                        run_scan,
+                        largest_score,
+                        weigh_scores,
+                        sum_from,
+                        scores_between};
 
 }  // namespace isa
 }  // namespace moeinf

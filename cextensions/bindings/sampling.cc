@@ -1,0 +1,30 @@
+// The draw of a token, for Python.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <cstdint>
+
+#include "arrays.h"
+#include "bindings.h"
+#include "moeinf/sampling/draw.h"
+
+namespace nb = nanobind;
+
+namespace moeinf {
+
+void bind_sampling(nb::module_& m) {
+  using Scores = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+  m.def(
+      "draw_token",
+      [](const Scores& scores, double temperature, float top_p, float min_p, double uniform) {
+        require(scores.shape(0) > 0, "there are no scores");
+        require(temperature > 0, "the temperature is not above 0");
+        static const Ops& ops = ops_for("");
+        return draw_token(ops, scores.data(), static_cast<std::int64_t>(scores.shape(0)),
+                          {static_cast<float>(temperature), top_p, min_p, uniform});
+      },
+      nb::arg("scores").noconvert(), nb::arg("temperature"), nb::arg("top_p"), nb::arg("min_p"),
+      nb::arg("uniform"), "The index of the score that `uniform`, in [0, 1), falls on.");
+}
+
+}  // namespace moeinf
