@@ -211,15 +211,25 @@ class NativeReader:
 _Bytes = npt.NDArray[np.uint8] | bytes | bytearray | memoryview  # of contiguous uint8
 
 class SlotTable:
-    """Equal slots in an arena; writes into `states` and `offsets`, by key, which its owner reads and keeps.
+    """Slots in an arena; writes into `states` and `offsets`, by key, which its owner reads and keeps.
 
-    At first every state is ABSENT or NO_EXPERT (moeinf.runtime.cache.table).
+    An expert has slots of one class, which are of one size. At first every
+    state is ABSENT or NO_EXPERT (moeinf.runtime.cache.table).
     """
 
     def __init__(
-        self, first_offset: int, stride_bytes: int, num_slots: int, states: npt.NDArray[np.uint8], offsets: IntArray
+        self,
+        first_offset: int,
+        class_bytes: Sequence[int],
+        of_slots: npt.NDArray[np.uint8],
+        of_keys: npt.NDArray[np.uint8],
+        states: npt.NDArray[np.uint8],
+        offsets: IntArray,
     ) -> None:
-        """ValueError for arrays of two lengths, or slots of no size."""
+        """of_slots: the class of each slot that there may be, in their order; of_keys: of the slots of each expert.
+
+        ValueError for arrays of two lengths, slots of no size, or unknown classes.
+        """
 
     @property
     def num_slots(self) -> int: ...
@@ -239,6 +249,12 @@ class SlotTable:
     def end_offset(self) -> int:
         """Where the last slot ends, in bytes of the arena."""
 
+    @property
+    def num_classes(self) -> int: ...
+    def slots_by_class(self) -> list[int]:
+        """Returns how many slots each class has."""
+
+    def free_by_class(self) -> list[int]: ...
     def free_offsets(self) -> list[int]: ...
     def assign(self, keys: Sequence[int]) -> list[int]:
         """Gives free slots to absent experts, which are loading from now on; returns their offsets.
@@ -255,7 +271,7 @@ class SlotTable:
     def limit(self, num_slots: int) -> None:
         """Drops all slots but the lowest `num_slots`, which must be free, or adds slots behind the last.
 
-        New slots are the last to be assigned.
+        New slots are the last to be assigned. ValueError for more than there were at first.
         """
 
     def count(self) -> None:
@@ -319,11 +335,12 @@ class ExpertCache:
     def make_room(self, wanted: int, *, also_held: Sequence[int] = (), at_any_cost: bool = False) -> int:
         """Evicts what the policy values least until `wanted` slots are free; returns how many of them are.
 
-        Neither what is pinned or reserved leaves, nor what is `also_held`. at_any_cost: where that leaves not a single
-        slot free, reserved experts leave too.
+        Slots of the class count that experts of the running layer have, and only experts in these leave. Neither what
+        is pinned or reserved leaves, nor what is `also_held`. at_any_cost: where that leaves not a single slot free,
+        reserved experts leave too.
 
         A pass of many tokens takes nearly every expert of its layer through the slots once. For that it may use as many
-        slots as a layer has experts, at most half of all: in simulation fewer let the disk wait, and more cost reads,
+        slots as a layer has experts, at most half of these: in simulation fewer let the disk wait, and more cost reads,
         as the others keep what the policy values most for the layers to come and for decode.
         """
 
@@ -382,7 +399,7 @@ class Loader:
     def prefetch(self, keys: IntArray, priorities: FloatArray) -> int:
         """Queues reads of absent experts behind all demand, and keeps their slots until their layer has run.
 
-        Returns how many of them, the first ones, have found a slot.
+        Returns how many of them, the first ones of each class of slots, have found a slot.
         """
 
     def reprioritise(self, keys: IntArray, priorities: FloatArray) -> None:

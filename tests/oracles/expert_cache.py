@@ -13,8 +13,16 @@ from moeinf.types import FloatArray, MoeShape
 class PlainCache:
     """See moeinf._native.SlotTable and ExpertCache, whose calls it has. Slots are numbered from 0; whole experts."""
 
-    def __init__(self, shape: MoeShape, num_slots: int, scores: Callable[[int], FloatArray]) -> None:
-        """scores(layer): by key, while that layer runs."""
+    def __init__(
+        self,
+        shape: MoeShape,
+        num_slots: int,
+        scores: Callable[[int], FloatArray],
+        class_of_slots: Sequence[int],
+        class_of_layers: Sequence[int],
+    ) -> None:
+        """scores(layer): by key, while that layer runs. The experts of a layer have slots of its class alone."""
+        self.class_of_slots, self.class_of_layers = class_of_slots[:num_slots], class_of_layers
         self.shape, self.num_slots, self.scores = shape, num_slots, scores
         self.slot_of: dict[int, int] = {}
         self.free = list(range(num_slots))[::-1]
@@ -30,8 +38,25 @@ class PlainCache:
     def loading(self) -> list[int]:
         return sorted(self.slot_of.keys() - self.resident)
 
+    def class_of(self, key: int) -> int:
+        return self.class_of_layers[key // self.shape.num_experts]
+
+    def free_of(self, size_class: int) -> list[int]:
+        return [slot for slot in self.free if self.class_of_slots[slot] == size_class]
+
+    def with_slots(self, keys: Sequence[int]) -> list[int]:
+        """Those of these experts that free slots suffice for, the first ones of each class."""
+        left = [len(self.free_of(each)) for each in range(max(self.class_of_layers) + 1)]
+        chosen = []
+        for key in keys:
+            left[self.class_of(key)] -= 1
+            chosen += [key] * (left[self.class_of(key)] >= 0)
+        return chosen
+
     def assign(self, keys: Sequence[int]) -> list[int]:
-        self.slot_of |= {key: self.free.pop() for key in keys}
+        for key in keys:
+            self.slot_of[key] = self.free_of(self.class_of(key))[-1]
+            self.free.remove(self.slot_of[key])
         return [self.slot_of[key] for key in keys]
 
     def land(self, keys: Sequence[int]) -> None:
@@ -78,16 +103,19 @@ class PlainCache:
         self.pinned, self.reserved, self.strays = set(), set(), True
 
     def make_room(self, wanted: int, also_held: Collection[int], at_any_cost: bool) -> int:
-        held = self.pinned | self.reserved | set(also_held)
-        missing = wanted - len(self.free)
+        of_layer = self.class_of_layers[self.layer]
+        others = {key for key in self.resident if self.class_of(key) != of_layer}
+        held = self.pinned | self.reserved | set(also_held) | others
+        missing = wanted - len(self.free_of(of_layer))
         if self.many:
-            kept = max(self.num_slots // 2, self.num_slots - self.shape.num_experts)
+            num_slots = list(self.class_of_slots).count(of_layer)
+            kept = max(num_slots // 2, num_slots - self.shape.num_experts)
             self._evict(min(missing, len(self.resident - held) - kept), held)
         else:
             self._evict(missing, held)
-        if at_any_cost and not self.free:
-            self._evict(wanted, self.pinned | (self.resident - self.reserved))
-        return min(wanted, len(self.free))
+        if at_any_cost and not self.free_of(of_layer):
+            self._evict(wanted, self.pinned | (self.resident - self.reserved) | others)
+        return min(wanted, len(self.free_of(of_layer)))
 
     def release(self, keys: Sequence[int]) -> int:
         wasted = len(self.unused & set(keys))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from moeinf._native import IdleWindow, ReadFailure
 from moeinf.runtime.cache.cache import ExpertCache
 from moeinf.runtime.cache.loader import LOAD_BYTES_AHEAD, Loader
 from moeinf.runtime.cache.read_errors import ReadErrors
+from moeinf.runtime.cache.sizes import SlotSizes, slot_sizes
 from moeinf.runtime.cache.slices import SliceScores, shape_of_slices
 from moeinf.runtime.cache.table import SlotRegion
 from moeinf.runtime.cache.tier import DRAIN_S, ExpertTier
@@ -222,6 +224,11 @@ def errors_of(shape: MoeShape, slices: int = 1) -> ReadErrors:
     return ReadErrors(shards, shape.num_experts, slices=slices)
 
 
+def sizes_of(large: Collection[int]) -> SlotSizes:
+    """Of slots, those for the experts of these layers being twice as large as the others."""
+    return slot_sizes([LAYOUT.stride_bytes * (1 + (layer in large)) for layer in range(SHAPE.num_layers)], SHAPE)
+
+
 def make_tier(
     num_slots: int,
     policy: str = "lru",
@@ -232,16 +239,19 @@ def make_tier(
     load_bytes_ahead: int = LOAD_BYTES_AHEAD,
     drain_s: float = DRAIN_S,
     slices: tuple[int, ...] = (),
+    sizes: SlotSizes | None = None,
 ) -> tuple[Tier, FakeReader, EvictionPolicy]:
     """idle_s: the window that is measured between visits, on a clock that stands still while one of them begins.
 
     slices: how many an expert of each layer is cut into; a slot then holds one of them.
+    sizes: of slots, none of which is smaller than the others are without.
     """
-    memory = np.full(SLOTS_START + num_slots * LAYOUT.stride_bytes, 0xA5, np.uint8)
+    num_bytes = num_slots * LAYOUT.stride_bytes if sizes is None else sizes.num_bytes(num_slots)
+    memory = np.full(SLOTS_START + num_bytes, 0xA5, np.uint8)
     most = max(slices, default=1)
     reader = FakeReader(memory, seed, failing, most)
     chosen = make_policy(policy, SHAPE, ActivationCollection(SHAPE), num_slots)
-    region = SlotRegion(memory, SLOTS_START, num_slots)
+    region = SlotRegion(memory, SLOTS_START, num_slots, sizes)
     if slices:
         exists = np.arange(most) < np.repeat(slices, SHAPE.num_experts)[:, None]
         shape, scores = shape_of_slices(SHAPE, most), SliceScores(chosen, most)

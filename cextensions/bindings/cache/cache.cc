@@ -16,6 +16,7 @@ using moeinf::BoundExpertCache;
 using moeinf::BoundSlotTable;
 using moeinf::ExpertCache;
 using moeinf::Keys;
+using moeinf::SlotTable;
 
 namespace {
 
@@ -36,7 +37,8 @@ nb::tuple begin_layer(BoundExpertCache& cache, std::int64_t layer, const Keys& k
 
 std::int64_t make_room(BoundExpertCache& cache, std::int64_t wanted, const Keys& also_held,
                        bool at_any_cost) {
-  const std::int64_t count = cache.core().make_room(wanted, also_held, at_any_cost);
+  const std::int64_t count =
+      cache.core().make_room(cache.core().class_of_layer(), wanted, also_held, at_any_cost);
   cache.flush();
   return count;
 }
@@ -52,12 +54,19 @@ void take_over(BoundExpertCache& cache, const Numbers& numbers) {
   cache.core().renumber(numbers.data());
 }
 
+std::vector<std::int64_t> by_class(const SlotTable& table,
+                                   std::int64_t (SlotTable::*count)(std::size_t) const) {
+  std::vector<std::int64_t> counts;
+  for (std::size_t each = 0; each < table.num_classes(); ++each) counts.push_back((table.*count)(each));
+  return counts;
+}
+
 void bind_table(nb::module_& m) {
   nb::class_<BoundSlotTable>(m, "SlotTable")
-      .def(
-          nb::init<std::int64_t, std::int64_t, std::int64_t, moeinf::WrittenStates, moeinf::WrittenOffsets>(),
-          nb::arg("first_offset"), nb::arg("stride_bytes"), nb::arg("num_slots"),
-          nb::arg("states").noconvert(), nb::arg("offsets").noconvert())
+      .def(nb::init<std::int64_t, std::vector<std::int64_t>, const moeinf::SizeClasses&,
+                    const moeinf::SizeClasses&, moeinf::WrittenStates, moeinf::WrittenOffsets>(),
+           nb::arg("first_offset"), nb::arg("class_bytes"), nb::arg("of_slots"), nb::arg("of_keys"),
+           nb::arg("states").noconvert(), nb::arg("offsets").noconvert())
       .def_prop_ro("num_slots", [](BoundSlotTable& table) { return table.core().num_slots(); })
       .def_prop_ro("num_free", [](BoundSlotTable& table) { return table.core().num_free(); })
       .def_prop_ro("num_resident", [](BoundSlotTable& table) { return table.core().num_resident(); })
@@ -65,6 +74,10 @@ void bind_table(nb::module_& m) {
       .def_prop_ro("total_experts", [](BoundSlotTable& table) { return table.core().total_experts(); })
       .def_prop_ro("all_resident", [](BoundSlotTable& table) { return table.core().all_resident(); })
       .def_prop_ro("end_offset", [](BoundSlotTable& table) { return table.core().end_offset(); })
+      .def_prop_ro("num_classes", [](BoundSlotTable& table) { return table.core().num_classes(); })
+      .def("slots_by_class",
+           [](BoundSlotTable& table) { return by_class(table.core(), &SlotTable::slots_of); })
+      .def("free_by_class", [](BoundSlotTable& table) { return by_class(table.core(), &SlotTable::free_of); })
       .def("free_offsets", [](BoundSlotTable& table) { return table.core().free_offsets(); })
       .def(
           "assign", [](BoundSlotTable& table, const Keys& keys) { return table.core().assign(keys); },

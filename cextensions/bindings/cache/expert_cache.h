@@ -21,14 +21,19 @@ using Written = nanobind::ndarray<T, nanobind::ndim<1>, nanobind::c_contig, nano
 using WrittenStates = Written<std::uint8_t>;
 using WrittenOffsets = Written<std::int64_t>;
 
+using SizeClasses =
+    nanobind::ndarray<const std::uint8_t, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
+
 // The table with the arrays that it writes into.
 class BoundSlotTable {
  public:
-  BoundSlotTable(std::int64_t first_offset, std::int64_t stride_bytes, std::int64_t num_slots,
-                 WrittenStates states, WrittenOffsets offsets)
+  BoundSlotTable(std::int64_t first_offset, std::vector<std::int64_t> class_bytes,
+                 const SizeClasses& of_slots, const SizeClasses& of_keys, WrittenStates states,
+                 WrittenOffsets offsets)
       : states_(std::move(states)),
         offsets_(std::move(offsets)),
-        table_(first_offset, stride_bytes, num_slots, states_.data(), offsets_.data(), states_.shape(0)) {
+        table_(first_offset, {std::move(class_bytes), copied(of_slots), copied(of_keys)}, states_.data(),
+               offsets_.data(), states_.shape(0)) {
     if (states_.shape(0) != offsets_.shape(0))
       throw std::invalid_argument("states and offsets differ in length");
   }
@@ -36,6 +41,10 @@ class BoundSlotTable {
   SlotTable& core() { return table_; }
 
  private:
+  static std::vector<std::uint8_t> copied(const SizeClasses& classes) {
+    return {classes.data(), classes.data() + classes.shape(0)};
+  }
+
   WrittenStates states_;
   WrittenOffsets offsets_;
   SlotTable table_;

@@ -117,13 +117,14 @@ void ExpertCache::let_go() {
   strays_ = true;
 }
 
-std::int64_t ExpertCache::make_room(std::int64_t wanted, const Keys& also_held, bool at_any_cost) {
-  std::int64_t missing = wanted - table_.num_free();
+std::int64_t ExpertCache::make_room(std::size_t size_class, std::int64_t wanted, const Keys& also_held,
+                                    bool at_any_cost) {
+  std::int64_t missing = wanted - table_.free_of(size_class);
   if (missing > 0) {
-    missing -= evict(missing, also_held);
-    if (missing > 0 && at_any_cost && table_.num_free() == 0) evict_reserved(missing);
+    missing -= evict(size_class, missing, also_held);
+    if (missing > 0 && at_any_cost && table_.free_of(size_class) == 0) evict_reserved(size_class, missing);
   }
-  return std::min(wanted, table_.num_free());
+  return std::min(wanted, table_.free_of(size_class));
 }
 
 std::int64_t ExpertCache::release(const Keys& keys) {
@@ -149,13 +150,13 @@ void ExpertCache::renumber(const std::int64_t* numbers) {
 
 CacheCounts ExpertCache::take_counts() { return std::exchange(counts_, {}); }
 
-std::int64_t ExpertCache::evict(std::int64_t wanted, const Keys& also_held) {
-  const auto is_held = [this, &also_held](std::int64_t key) {
-    return pinned_.has(key) || reserved_.has(key) ||
+std::int64_t ExpertCache::evict(std::size_t size_class, std::int64_t wanted, const Keys& also_held) {
+  const auto is_held = [this, size_class, &also_held](std::int64_t key) {
+    return pinned_.has(key) || reserved_.has(key) || table_.class_of(key) != size_class ||
            std::find(also_held.begin(), also_held.end(), key) != also_held.end();
   };
   if (many_) {
-    const std::int64_t slots = table_.num_slots();
+    const std::int64_t slots = table_.slots_of(size_class);
     std::int64_t evictable = 0;
     for (std::size_t key = 0; key < table_.num_keys(); ++key)
       evictable += table_.states()[key] == kResident && !is_held(static_cast<std::int64_t>(key));
@@ -168,8 +169,10 @@ std::int64_t ExpertCache::evict(std::int64_t wanted, const Keys& also_held) {
   return static_cast<std::int64_t>(victims.size());
 }
 
-void ExpertCache::evict_reserved(std::int64_t wanted) {
-  const auto is_held = [this](std::int64_t key) { return pinned_.has(key) || !reserved_.has(key); };
+void ExpertCache::evict_reserved(std::size_t size_class, std::int64_t wanted) {
+  const auto is_held = [this, size_class](std::int64_t key) {
+    return pinned_.has(key) || !reserved_.has(key) || table_.class_of(key) != size_class;
+  };
   release(lowest(scores(), table_.states(), table_.num_keys(), kResident, is_held,
                  static_cast<std::size_t>(wanted)));
 }

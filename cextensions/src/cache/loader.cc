@@ -1,6 +1,7 @@
 #include "moeinf/cache/loader.h"
 
 #include <algorithm>
+#include <iterator>
 
 namespace moeinf {
 
@@ -11,25 +12,44 @@ void Loader::submit(const Keys& keys, const std::vector<double>& priorities) {
 void Loader::demand(const Keys& keys) {
   submit(keys, std::vector<double>(keys.size(), kDemand));
   cache_.pin(keys);
-  const auto count = static_cast<std::int64_t>(keys.size());
-  cache_.counts().demand_reads += count;
-  cache_.counts().demand_bytes += count * cache_.table().stride_bytes();
+  cache_.counts().demand_reads += static_cast<std::int64_t>(keys.size());
+  cache_.counts().demand_bytes += slot_bytes(keys);
 }
 
-std::int64_t Loader::prefetch(Keys keys, std::vector<double> priorities) {
-  const std::int64_t count = cache_.make_room(static_cast<std::int64_t>(keys.size()));
-  if (count <= 0) return 0;
-  keys.resize(static_cast<std::size_t>(count));
-  priorities.resize(static_cast<std::size_t>(count));
-  submit(keys, priorities);
-  cache_.reserve(keys, true);
-  cache_.counts().prefetches += count;
-  cache_.counts().prefetch_bytes += count * cache_.table().stride_bytes();
-  return count;
+std::int64_t Loader::prefetch(const Keys& keys, const std::vector<double>& priorities) {
+  const SlotTable& table = cache_.table();
+  std::vector<std::int64_t> room(table.num_classes(), 0);
+  for (const std::int64_t key : keys) ++room[table.class_of(key)];
+  for (std::size_t each = 0; each < room.size(); ++each)
+    if (room[each] > 0) room[each] = cache_.make_room(each, room[each]);
+  Keys chosen;
+  std::vector<double> theirs;
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    if (--room[table.class_of(keys[i])] < 0) continue;
+    chosen.push_back(keys[i]);
+    theirs.push_back(priorities[i]);
+  }
+  if (chosen.empty()) return 0;
+  submit(chosen, theirs);
+  cache_.reserve(chosen, true);
+  cache_.counts().prefetches += static_cast<std::int64_t>(chosen.size());
+  cache_.counts().prefetch_bytes += slot_bytes(chosen);
+  return static_cast<std::int64_t>(chosen.size());
 }
 
 void Loader::drop(const Keys& keys) {
-  cache_.counts().prefetch_bytes -= cancel(keys) * cache_.table().stride_bytes();
+  const Keys cancelled = reads_.cancel(keys);
+  Keys prefetched;
+  std::copy_if(cancelled.begin(), cancelled.end(), std::back_inserter(prefetched),
+               [this](std::int64_t key) { return cache_.unused().has(key); });
+  cache_.release(cancelled);
+  cache_.counts().prefetch_bytes -= slot_bytes(prefetched);
+}
+
+std::int64_t Loader::slot_bytes(const Keys& keys) const {
+  std::int64_t num_bytes = 0;
+  for (const std::int64_t key : keys) num_bytes += cache_.table().slot_bytes(key);
+  return num_bytes;
 }
 
 Keys Loader::poll() {

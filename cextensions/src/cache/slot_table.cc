@@ -3,22 +3,53 @@
 #include <algorithm>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace moeinf {
 
-SlotTable::SlotTable(std::int64_t first_offset, std::int64_t stride_bytes, std::int64_t num_slots,
-                     std::uint8_t* states, std::int64_t* offsets, std::size_t num_keys)
-    : first_offset_(first_offset),
-      stride_bytes_(stride_bytes),
-      num_slots_(num_slots),
+SlotTable::SlotTable(std::int64_t first_offset, SlotClasses classes, std::uint8_t* states,
+                     std::int64_t* offsets, std::size_t num_keys)
+    : classes_(std::move(classes)),
+      begins_(1, first_offset),
+      slots_of_(classes_.bytes.size(), 0),
+      num_slots_(static_cast<std::int64_t>(classes_.of_slots.size())),
       state_(states),
       offset_of_(offsets),
-      num_keys_(num_keys) {
-  if (stride_bytes < 1 || num_slots < 0) throw std::invalid_argument("slots have no such size or number");
+      num_keys_(num_keys),
+      free_(classes_.bytes.size()) {
+  const auto& [bytes, of_slots, of_keys] = classes_;
+  const auto is_none = [this](std::uint8_t size_class) { return size_class >= classes_.bytes.size(); };
+  if (bytes.empty() || *std::min_element(bytes.begin(), bytes.end()) < 1)
+    throw std::invalid_argument("slots have no such size");
+  if (std::any_of(of_slots.begin(), of_slots.end(), is_none) ||
+      std::any_of(of_keys.begin(), of_keys.end(), is_none) ||
+      (of_keys.size() != num_keys && !(of_keys.empty() && bytes.size() == 1)))
+    throw std::invalid_argument("slots or experts have no such class");
+  for (const std::uint8_t size_class : of_slots) {
+    begins_.push_back(begins_.back() + bytes[size_class]);
+    ++slots_of_[size_class];
+  }
   std::fill_n(offsets, num_keys, kNoSlot);
   count();
+  free_all_but(std::vector<bool>(of_slots.size(), false));
+}
+
+void SlotTable::free_all_but(const std::vector<bool>& taken) {
+  for (std::vector<std::int64_t>& offsets : free_) offsets.clear();
   // The lowest is taken first: slots that are filled once lie in order.
-  for (std::int64_t slot = num_slots; slot-- > 0;) free_.push_back(first_offset + slot * stride_bytes);
+  num_free_ = 0;
+  for (auto slot = static_cast<std::size_t>(num_slots_); slot-- > 0;) {
+    if (taken[slot]) continue;
+    free_[classes_.of_slots[slot]].push_back(begins_[slot]);
+    ++num_free_;
+  }
+}
+
+std::vector<std::int64_t> SlotTable::free_offsets() const {
+  std::vector<std::int64_t> all;
+  for (const std::vector<std::int64_t>& offsets : free_)
+    all.insert(all.end(), offsets.begin(), offsets.end());
+  return all;
 }
 
 void SlotTable::count() {
@@ -32,20 +63,22 @@ std::size_t SlotTable::at(std::int64_t key) const {
 }
 
 std::vector<std::int64_t> SlotTable::assign(const Keys& keys) {
-  if (static_cast<std::int64_t>(keys.size()) > num_free())
-    throw std::invalid_argument("too few slots are free");
-  std::vector<std::int64_t> offsets;
+  std::vector<std::int64_t> offsets, wanted(num_classes(), 0);
   offsets.reserve(keys.size());
   for (const std::int64_t key : keys) {
     if (state_[at(key)] != kAbsent)
       throw std::invalid_argument("expert " + std::to_string(key) + " is not absent");
+    if (++wanted[class_of(key)] > free_of(class_of(key)))
+      throw std::invalid_argument("too few slots are free");
   }
   for (const std::int64_t key : keys) {
-    offsets.push_back(free_.back());
-    free_.pop_back();
+    std::vector<std::int64_t>& free = free_[class_of(key)];
+    offsets.push_back(free.back());
+    free.pop_back();
     state_[at(key)] = kLoading;
     offset_of_[at(key)] = offsets.back();
   }
+  num_free_ -= static_cast<std::int64_t>(keys.size());
   return offsets;
 }
 
@@ -60,44 +93,51 @@ void SlotTable::free(const Keys& keys) {
     if (offset_of_[place] == kNoSlot)
       throw std::invalid_argument("expert " + std::to_string(key) + " has no slot");
     num_resident_ -= state_[place] == kResident;
-    free_.push_back(offset_of_[place]);
+    free_[class_of(key)].push_back(offset_of_[place]);
+    ++num_free_;
     state_[place] = kAbsent;
     offset_of_[place] = kNoSlot;
   }
 }
 
 void SlotTable::limit(std::int64_t num_slots) {
-  const std::int64_t old_slots = num_slots_;
-  num_slots_ = num_slots;
-  const std::int64_t end = end_offset();
-  free_.erase(
-      std::remove_if(free_.begin(), free_.end(), [end](std::int64_t offset) { return offset >= end; }),
-      free_.end());
-  std::vector<std::int64_t> more;
+  if (num_slots < 0 || static_cast<std::size_t>(num_slots) > classes_.of_slots.size())
+    throw std::invalid_argument("there are not so many slots");
+  const std::int64_t old_slots = std::exchange(num_slots_, num_slots);
+  const auto is_beyond = [end = end_offset()](std::int64_t offset) { return offset >= end; };
+  std::vector<std::vector<std::int64_t>> more(num_classes());
   for (std::int64_t slot = num_slots; slot-- > old_slots;)
-    more.push_back(first_offset_ + slot * stride_bytes_);
-  free_.insert(free_.begin(), more.begin(), more.end());
+    more[classes_.of_slots[static_cast<std::size_t>(slot)]].push_back(
+        begins_[static_cast<std::size_t>(slot)]);
+  num_free_ = 0;
+  for (std::size_t each = 0; each < num_classes(); ++each) {
+    std::vector<std::int64_t>& free = free_[each];
+    free.erase(std::remove_if(free.begin(), free.end(), is_beyond), free.end());
+    free.insert(free.begin(), more[each].begin(), more[each].end());
+    num_free_ += free_of(each);
+    slots_of_[each] = std::count(classes_.of_slots.begin(), classes_.of_slots.begin() + num_slots,
+                                 static_cast<std::uint8_t>(each));
+  }
 }
 
 void SlotTable::renumber(const std::int64_t* numbers) {
   std::vector<bool> taken(static_cast<std::size_t>(num_slots_), false);
   for (std::size_t key = 0; key < num_keys_; ++key) {
     if (numbers[key] == kNoSlot) continue;
-    if (numbers[key] < 0 || numbers[key] >= num_slots_ || taken[static_cast<std::size_t>(numbers[key])])
-      throw std::invalid_argument("two experts lie in one slot, or one where there is none");
-    taken[static_cast<std::size_t>(numbers[key])] = true;
+    const auto number = static_cast<std::size_t>(numbers[key]);
+    if (numbers[key] < 0 || number >= taken.size() || taken[number] ||
+        classes_.of_slots[number] != class_of(static_cast<std::int64_t>(key)))
+      throw std::invalid_argument("two experts lie in one slot, or one where there is none for it");
+    taken[number] = true;
   }
   num_resident_ = 0;
   for (std::size_t key = 0; key < num_keys_; ++key) {
     const bool here = numbers[key] != kNoSlot;
     if (here || state_[key] != kNoExpert) state_[key] = here ? kResident : kAbsent;
-    offset_of_[key] = here ? first_offset_ + numbers[key] * stride_bytes_ : kNoSlot;
+    offset_of_[key] = here ? begins_[static_cast<std::size_t>(numbers[key])] : kNoSlot;
     num_resident_ += here;
   }
-  free_.clear();
-  for (std::int64_t slot = num_slots_; slot-- > 0;) {
-    if (!taken[static_cast<std::size_t>(slot)]) free_.push_back(first_offset_ + slot * stride_bytes_);
-  }
+  free_all_but(taken);
 }
 
 Keys SlotTable::loading() const {

@@ -205,7 +205,8 @@ TEST(slots_that_somebody_else_filled_are_taken_over_or_refused) {
   machine.cache.release({3});
   machine.table.limit(2);
   machine.check();
-  machine.table.limit(5);
+  machine.table.limit(4);
+  CHECK(throws<std::invalid_argument>([&] { machine.table.limit(5); }));
   machine.check();
-  CHECK(machine.table.num_free() == 4);
+  CHECK(machine.table.num_free() == 3);
 }

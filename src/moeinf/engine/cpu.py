@@ -101,7 +101,7 @@ class CpuRunner:
         self.tier = ExpertTier(slots.cache, loader, errors, profiler)
         reserve, slot_bytes = reserve_bytes(self.plan, host.machine), slots.cache.stride_bytes
         least_slots = shape.top_k * manifest.layout.stride_bytes // slot_bytes
-        self._watch = MemoryWatch(self.tier, least_slots, slot_bytes, reserve, context.reporting.notify)
+        self._watch = MemoryWatch(self.tier, least_slots, reserve, context.reporting.notify)
         advisers: list[Observer] = [policy]
         prefetcher = prefetcher_of(
             context,

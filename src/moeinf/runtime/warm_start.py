@@ -16,9 +16,8 @@ class WarmStart:
 
     def __init__(self, tier: ExpertTier, collection: ActivationCollection) -> None:
         self._stopped = threading.Event()
-        keys = most_used(collection)[: tier.num_slots]
         self._thread = threading.Thread(
-            target=tier.fill, args=(keys, self._stopped.is_set), name="warm start", daemon=True
+            target=tier.fill, args=(most_used(collection), self._stopped.is_set), name="warm start", daemon=True
         )
         self._thread.start()
 

@@ -44,8 +44,8 @@ class Loader {
   // Queues reads of what a layer waits for, and pins it.
   void demand(const Keys& keys);
   // Queues reads of absent experts behind all demand, and keeps their slots until their layer has run.
-  // Returns how many of them, the first ones, have found a slot.
-  std::int64_t prefetch(Keys keys, std::vector<double> priorities);
+  // Returns how many of them, the first ones of each class of slots, have found a slot.
+  std::int64_t prefetch(const Keys& keys, const std::vector<double>& priorities);
   void reprioritise(const Keys& keys, const std::vector<double>& priorities) {
     reads_.reprioritise(keys, priorities);
   }
@@ -63,6 +63,7 @@ class Loader {
   // Frees the slots of reads that have failed; with them those of the same experts' other slices. Of an
   // expert that is damaged nobody knows which slice it is, so that all are to be read again.
   void release_failed(const Keys& keys);
+  std::int64_t slot_bytes(const Keys& keys) const;  // of the slots of these experts together
 
   ExpertCache& cache_;
   ExpertReads& reads_;

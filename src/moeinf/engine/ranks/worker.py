@@ -76,7 +76,7 @@ class WorkerExperts:
         self._kernel = PartKernel(native, self.tier)
         self._experts = StreamedExperts(self.tier, self._kernel, (), advisers, self._prefetcher, stored.name)
         reserve = reserve_bytes(self.plan, context.host.machine)
-        self._watch = MemoryWatch(self.tier, self._shape.top_k, stride, reserve, context.reporting.notify)
+        self._watch = MemoryWatch(self.tier, self._shape.top_k, reserve, context.reporting.notify)
         self._watch.start()
 
     def forms(self) -> tuple[RequestForm, ReplyForm]:

@@ -50,7 +50,7 @@ class ExpertCache(_native.ExpertCache):
         exists: BoolArray | None = None,
         stats: CacheStats | None = None,
     ) -> None:
-        """stride_bytes: from one slot to the next. stats: where it counts, beside others.
+        """stride_bytes: of a slot, the largest if they differ. stats: where it counts, beside others.
 
         slices: of an expert. Where there are several, shape and policy are those of slices (slices.py), every key is a
         slice's, and exists says by key which there are.
@@ -59,7 +59,7 @@ class ExpertCache(_native.ExpertCache):
         self.shape = shape
         self.slices = slices
         self.stride_bytes = stride_bytes
-        self.table = SlotTable(shape, slots.offset_bytes, stride_bytes, slots.num_slots, exists)
+        self.table = SlotTable(shape, slots, stride_bytes, exists)
         self.stats = stats or CacheStats()
         super().__init__(self.table, shape.num_layers, shape.num_experts, policy, self.stats)
         self._total = self.table.total_experts

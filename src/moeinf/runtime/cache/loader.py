@@ -13,7 +13,7 @@ import numpy as np
 from moeinf import _native
 from moeinf._native import ReadFailure
 from moeinf.runtime.cache.cache import ExpertCache
-from moeinf.runtime.cache.table import ABSENT, LOADING
+from moeinf.runtime.cache.table import ABSENT, LOADING, NO_EXPERT, RESIDENT
 from moeinf.runtime.io.pages import PagesAhead
 from moeinf.runtime.io.places import BlockReads, PlacedReads, expert_reads
 from moeinf.runtime.io.protocol import Reader
@@ -53,13 +53,14 @@ class Loader(_native.Loader):
         """
         table, stride_bytes = self._cache.table, self._cache.stride_bytes
         num_experts = min(table.num_slots, table.total_experts)
-        progress(table.num_resident * stride_bytes, num_experts * stride_bytes)
+        total_bytes = min(table.num_bytes, table.bytes_for(table.state != NO_EXPERT))
+        progress(table.bytes_for(table.state == RESIDENT), total_bytes)
         if table.num_resident >= num_experts:
             return False
         coming = np.flatnonzero(table.state == LOADING)
         at_once = max(2, self._load_bytes_ahead // stride_bytes)
         room = min(at_once, num_experts - table.num_resident) - len(coming)
-        more = np.flatnonzero(table.state == ABSENT)[: max(0, room)]
+        more = table.first_with_slots(np.flatnonzero(table.state == ABSENT))[: max(0, room)]
         if len(more):
             self.submit(more.tolist(), [DEMAND] * len(more))
         self.wait(coming.tolist() + more.tolist())
@@ -72,9 +73,9 @@ class Loader(_native.Loader):
         """
         failed, table = self.poll(), self._cache.table
         state = table.state[keys]
-        coming, absent = int((state == LOADING).sum()), keys[state == ABSENT]
+        coming, absent = int((state == LOADING).sum()), table.first_with_slots(keys[state == ABSENT])
         at_once = max(2, FILL_BYTES_AHEAD // self._cache.stride_bytes)
-        more = absent[: max(0, min(at_once - coming, table.num_free))]
+        more = absent[: max(0, at_once - coming)]
         if failed or not coming + len(more):
             return False
         if len(more):

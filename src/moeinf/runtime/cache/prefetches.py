@@ -33,7 +33,7 @@ class Prefetches:
         likelihood [n, experts] is of the n layers behind it. Only priorities above at_least count.
         """
         shape = self._cache.shape
-        return rank_prefetches(
+        ranked = rank_prefetches(
             likelihood,
             num_layers=shape.num_layers,
             eps=EPS,
@@ -43,11 +43,12 @@ class Prefetches:
             at_least=at_least,
             count=count,
         )
+        return ranked if len(room := self._room_by_class()) == 1 else self._within(room, *ranked)
 
     @property
     def room(self) -> int:
         """How many more experts may be kept for layers to come, so that demand always finds slots."""
-        return (self._cache.table.num_slots - self._cache.shape.top_k) // 2 - self._cache.num_reserved
+        return sum(self._room_by_class())
 
     @property
     def slots_are_full(self) -> bool:
@@ -63,7 +64,7 @@ class Prefetches:
     def submit(self, keys: IntArray, priorities: FloatArray) -> int:
         """Queues reads of absent experts behind all demand, and keeps their slots until their layer has run.
 
-        Returns how many of them, the first ones, have found a slot.
+        Returns how many of them have found a slot; of one layer's, the first ones.
         """
         return self._loader.prefetch(keys, priorities)
 
@@ -72,6 +73,28 @@ class Prefetches:
         self._loader.reprioritise(keys, priorities)
 
     def keep(self, resident: list[int]) -> None:
-        """Keeps residents for a layer to come, as far as no more than half of the slots is kept."""
-        room = self._cache.table.num_slots // 2 - self._cache.num_reserved
-        self._cache.reserve(resident[: max(0, room)], prefetched=False)
+        """Keeps residents of a layer to come, as far as no more than half of the slots of their size is kept."""
+        if resident:
+            [which] = self._cache.table.classes_of(resident[:1])
+            room = self._cache.table.slots_by_class()[which] // 2 - self._reserved_by_class()[which]
+            self._cache.reserve(resident[: max(0, room)], prefetched=False)
+
+    def _reserved_by_class(self) -> list[int]:
+        table = self._cache.table
+        if table.num_classes == 1:
+            return [self._cache.num_reserved]
+        counts: list[int] = np.bincount(table.classes_of(self._cache.reserved()), minlength=table.num_classes).tolist()
+        return counts
+
+    def _room_by_class(self) -> list[int]:
+        slots, top_k = self._cache.table.slots_by_class(), self._cache.shape.top_k
+        return [(count - top_k) // 2 - kept for count, kept in zip(slots, self._reserved_by_class(), strict=True)]
+
+    def _within(self, room: list[int], keys: list[int], priorities: list[float]) -> tuple[list[int], list[float]]:
+        """Those for which there is room among the slots of their size."""
+        chosen = []
+        for place, which in enumerate(self._cache.table.classes_of(keys).tolist()):
+            room[which] -= 1
+            if room[which] >= 0:
+                chosen.append(place)
+        return [keys[place] for place in chosen], [priorities[place] for place in chosen]

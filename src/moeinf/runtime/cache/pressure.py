@@ -29,7 +29,6 @@ class MemoryWatch:
         self,
         tier: ExpertTier,
         least_slots: int,
-        slot_bytes: int,
         reserve_bytes: int,
         notice: Callable[[str], None],
         memory: Callable[[], MemoryState] = memory_now,
@@ -39,7 +38,6 @@ class MemoryWatch:
         self.spare: Callable[[int], int] = lambda num_bytes: 0  # of what goes before experts do: see `look`
         self._tier = tier
         self._least_slots = least_slots
-        self._slot_bytes = slot_bytes
         self._reserve_bytes = reserve_bytes
         self._notice, self._said = notice, False
         self._memory = memory
@@ -79,8 +77,8 @@ class MemoryWatch:
         short = left_bytes < wanted_bytes
         if short or tier.num_slots == tier.most_slots:
             left_bytes += self.spare(wanted_bytes - left_bytes)
-        before, more = tier.num_slots, (left_bytes - wanted_bytes) // self._slot_bytes
-        num_slots = max(self._least_slots, min(tier.most_slots, before + more))
+        before = tier.num_slots
+        num_slots = max(self._least_slots, tier.slots_in(tier.num_bytes + left_bytes - wanted_bytes))
         if num_slots != before and tier.resize(num_slots) and num_slots < before and not self._said:
             self._notice(
                 f"the {state.limited_by} ran short of memory: {100 * (before - num_slots) // before} % of the experts "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -9,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moeinf import _native
+from moeinf.runtime.cache.sizes import SlotSizes
 from moeinf.types import ByteArray, IntArray, MoeShape
 
 ABSENT: Final = 0
@@ -24,12 +26,14 @@ BoolArray = npt.NDArray[np.bool_]
 class SlotRegion:
     """The part of an arena that holds slots: `num_slots` of them, each of an expert's stride, from offset_bytes on.
 
+    sizes: where the experts of layers differ in size, those of the slots.
     memory: the arena, where it is the host's; None for a device's, of which only the reader knows the addresses.
     """
 
     memory: ByteArray | None
     offset_bytes: int
     num_slots: int
+    sizes: SlotSizes | None = None
 
 
 def exists_by_key(shape: MoeShape) -> BoolArray:
@@ -40,20 +44,27 @@ def exists_by_key(shape: MoeShape) -> BoolArray:
 
 
 class SlotTable(_native.SlotTable):
-    """Equal slots in an arena, each known by its offset in bytes; experts by key (layer * num_experts + expert).
+    """Slots in an arena, each known by its offset in bytes; experts by key (layer * num_experts + expert).
 
-    An expert that is LOADING or RESIDENT has a slot. The arrays are indexed by key; others read them and never write.
+    All have one size, or are of classes (SlotSizes), each for the experts of some layers. An expert that is LOADING or
+    RESIDENT has a slot. The arrays are indexed by key; others read them and never write.
     """
 
-    def __init__(
-        self, shape: MoeShape, first_offset: int, stride_bytes: int, num_slots: int, exists: BoolArray | None = None
-    ) -> None:
-        """exists: by key, where shape.counts does not tell."""
+    def __init__(self, shape: MoeShape, slots: SlotRegion, stride_bytes: int, exists: BoolArray | None = None) -> None:
+        """stride_bytes: of a slot, where all have one size. exists: by key, where shape.counts does not tell."""
         self.exists: BoolArray = exists_by_key(shape) if exists is None else exists
         self.state: npt.NDArray[np.uint8] = np.where(self.exists, ABSENT, NO_EXPERT).astype(np.uint8)
         self.offset_of: IntArray = np.full(shape.num_keys, NO_SLOT, np.int64)
-        super().__init__(first_offset, stride_bytes, num_slots, self.state, self.offset_of)
-        self._first_offset, self._stride_bytes = first_offset, stride_bytes
+        class_bytes: tuple[int, ...] = (stride_bytes,)
+        of_slots, self._class_of = np.zeros(slots.num_slots, np.uint8), np.zeros(shape.num_keys, np.uint8)
+        if slots.sizes is not None:
+            class_bytes = slots.sizes.class_bytes
+            of_slots = slots.sizes.order[: slots.num_slots].astype(np.uint8)
+            self._class_of = np.repeat(slots.sizes.of_layers, shape.num_experts).astype(np.uint8)
+        super().__init__(slots.offset_bytes, list(class_bytes), of_slots, self._class_of, self.state, self.offset_of)
+        self._of_slots, sizes = of_slots, np.array(class_bytes, np.int64)
+        self._begins: IntArray = slots.offset_bytes + np.concatenate([[0], np.cumsum(sizes[of_slots])])
+        self._slot_bytes: IntArray = sizes[self._class_of]  # by key
 
     def only(self, mine: BoolArray) -> None:
         """Says by key which experts may have slots here, others being as if there were none; those must have none."""
@@ -64,7 +75,7 @@ class SlotTable(_native.SlotTable):
 
     def beyond(self, num_slots: int) -> IntArray:
         """Returns the keys of the experts in other slots than the lowest `num_slots`."""
-        return np.flatnonzero(self.offset_of >= self._first_offset + num_slots * self._stride_bytes)
+        return np.flatnonzero(self.offset_of >= self._begins[num_slots])
 
     def held(self) -> IntArray:
         """Returns the keys of the experts that have a slot, ascending."""
@@ -72,15 +83,42 @@ class SlotTable(_native.SlotTable):
 
     def numbers(self) -> IntArray:
         """Returns by key the number of the slot of each expert that has one, else NO_SLOT."""
-        numbers = (self.offset_of - self._first_offset) // self._stride_bytes
-        return np.where(self.offset_of == NO_SLOT, NO_SLOT, numbers)
+        return np.where(self.offset_of == NO_SLOT, NO_SLOT, np.searchsorted(self._begins, self.offset_of))
+
+    @property
+    def num_bytes(self) -> int:
+        """All slots together."""
+        return self.end_offset - int(self._begins[0])
+
+    def slots_in(self, num_bytes: int) -> int:
+        """How many of the lowest slots, of all that there may be, fit into so much memory."""
+        return int(np.searchsorted(self._begins - self._begins[0], num_bytes, side="right")) - 1
+
+    def bytes_for(self, keys: IntArray | BoolArray) -> int:
+        """The slots of these experts together."""
+        return int(self._slot_bytes[keys].sum())
+
+    def classes_of(self, keys: Sequence[int] | IntArray) -> IntArray:
+        """The class of slot that each of these experts may have."""
+        return self._class_of[keys].astype(np.int64)
+
+    def first_with_slots(self, keys: IntArray) -> IntArray:
+        """Returns those of these experts that free slots suffice for, the first ones of each class."""
+        free = self.free_by_class()
+        if len(free) == 1:
+            return keys[: free[0]]
+        classes, fits = self.classes_of(keys), np.zeros(len(keys), np.bool_)
+        for each, count in enumerate(free):
+            fits[np.flatnonzero(classes == each)[:count]] = True
+        return keys[fits]
 
     def check_integrity(self) -> None:
         """Asserts what always holds."""
         held = self.held()
         offsets = self.offset_of[held].tolist() + self.free_offsets()
-        every = range(self._first_offset, self.end_offset, self._stride_bytes)
-        assert sorted(offsets) == list(every), "a slot is lost, or holds two experts"
+        every = self._begins[: self.num_slots].tolist()
+        assert sorted(offsets) == every, "a slot is lost, or holds two experts"
+        assert (self._of_slots[self.numbers()[held]] == self._class_of[held]).all(), "a slot is of another size"
         assert (np.flatnonzero(self.offset_of != NO_SLOT) == held).all(), "an expert has a slot and no state"
         assert self.num_resident == np.count_nonzero(self.state == RESIDENT), "residents are miscounted"
         assert self.all_resident == (self.num_resident == self.total_experts)

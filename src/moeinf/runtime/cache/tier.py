@@ -43,7 +43,7 @@ class Lease:
 
 
 class ExpertTier:
-    """Experts of all layers in equal slots of one memory, the host's or a device's. Used from one thread.
+    """Experts of all layers in slots of one memory, the host's or a device's. Used from one thread.
 
     Where the cache has experts in slices, `shape`, slots and keys are those of slices, but for what says otherwise.
 
@@ -117,7 +117,11 @@ class ExpertTier:
     @property
     def num_bytes(self) -> int:
         """All slots together."""
-        return self._table.num_slots * self._cache.stride_bytes
+        return self._table.num_bytes
+
+    def slots_in(self, num_bytes: int) -> int:
+        """How many slots, of all that there may be, fit into so much memory."""
+        return self._table.slots_in(num_bytes)
 
     @property
     def num_experts(self) -> int:
@@ -169,8 +173,9 @@ class ExpertTier:
             fewer = self.num_slots - num_slots
             if fewer > 0 and not self._loader.drains_within(self._drain_s, self._table.beyond(num_slots)):
                 return False
-            self.stats.given_back_bytes += max(0, fewer) * self._cache.stride_bytes
+            before = self._table.num_bytes
             self._set_slots(num_slots)
+            self.stats.given_back_bytes += max(0, before - self._table.num_bytes)
             return True
 
     def shrink(self, num_slots: int) -> None:

@@ -40,7 +40,7 @@ policy = make_policy("lru", shape, ActivationCollection(shape), 40)
 cache = ExpertCache(shape, 4 * MIB, SlotRegion(arena.array(), 0, 40), policy)
 loader = Loader(cache, reader, arena.array())
 tier = ExpertTier(cache, loader, ReadErrors([path], shape.num_experts), Profiler())
-watch = MemoryWatch(tier, shape.top_k, 4 * MIB, 40 * MIB, print, memory_now)
+watch = MemoryWatch(tier, shape.top_k, 40 * MIB, print, memory_now)
 tier.load_all(lambda done, total: None)
 taken = []
 for _ in range(20):

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from moeinf._native import TokenVisit
 from moeinf.errors import ExpertReadError
 from moeinf.runtime.cache.cache import ExpertCache
+from moeinf.runtime.cache.sizes import SlotSizes, equal_slots, slot_sizes
 from moeinf.runtime.cache.table import SlotRegion
 from moeinf.runtime.cache.visit import AnyVisit, Visit
 from moeinf.runtime.policy.eviction import POLICIES
 from moeinf.types import FloatArray, MoeShape
 from tests.oracles.expert_cache import PlainCache
-from tests.support.fake_reader import SHAPE, Tier, make_tier
+from tests.support.fake_reader import SHAPE, Tier, make_tier, sizes_of
 
 STRIDE, START = 4096, 8192
 UNEVEN = MoeShape(num_layers=3, num_experts=7, top_k=2, counts=(7, 4, 6))
@@ -54,7 +55,7 @@ def random_step(rng: np.random.Generator, plain: PlainCache) -> Callable[[Any], 
         lambda cache: cache.end_reservations(),
         lambda cache: cache.reserve(some, prefetched),
         lambda cache: cache.make_room(wanted, also, cost),
-        lambda cache: cache.assign(absent[: min(wanted, len(plain.free))]),
+        lambda cache: cache.assign(plain.with_slots(absent)[:wanted]),
         lambda cache: cache.land(loading[:wanted]),
         lambda cache: cache.release(some[:1]),
         lambda cache: cache.let_go(),
@@ -65,8 +66,9 @@ def random_step(rng: np.random.Generator, plain: PlainCache) -> Callable[[Any], 
 class Fast:
     """The native cache with its table, called as the plain one is."""
 
-    def __init__(self, num_slots: int, policy: Fixed) -> None:
-        self.cache = ExpertCache(UNEVEN, STRIDE, SlotRegion(None, START, num_slots), policy)
+    def __init__(self, num_slots: int, policy: Fixed, sizes: SlotSizes | None = None) -> None:
+        self.cache = ExpertCache(UNEVEN, STRIDE, SlotRegion(None, START, num_slots, sizes), policy)
+        self.begins = (sizes or equal_slots(STRIDE, UNEVEN)).begins + START
 
     def begin_layer(self, layer: int, keys: list[int], counts: np.ndarray, many: bool) -> object:
         return self.cache.begin_layer(layer, keys, counts, many=many)
@@ -78,7 +80,7 @@ class Fast:
         self.cache.reserve(keys, prefetched=prefetched)
 
     def assign(self, keys: list[int]) -> list[int]:
-        return [(offset - START) // STRIDE for offset in self.cache.table.assign(keys)]
+        return [int(np.searchsorted(self.begins, offset)) for offset in self.cache.table.assign(keys)]
 
     def land(self, keys: list[int]) -> None:
         self.cache.table.land(keys)
@@ -88,12 +90,19 @@ class Fast:
 
 
 @settings(max_examples=150, deadline=None)
-@given(num_slots=st.integers(1, 14), seed=st.integers(0, 2**32 - 1), shared=st.booleans())
-def test_the_native_cache_decides_as_its_plain_twin(num_slots: int, seed: int, shared: bool) -> None:
+@given(
+    num_slots=st.integers(1, 14),
+    seed=st.integers(0, 2**32 - 1),
+    shared=st.booleans(),
+    pages=st.lists(st.integers(1, 3), min_size=3, max_size=3),
+)
+def test_the_native_cache_decides_as_its_plain_twin(num_slots: int, seed: int, shared: bool, pages: list[int]) -> None:
     rng, policy = np.random.default_rng(seed), Fixed(seed)
+    sizes = slot_sizes([STRIDE * count for count in pages], UNEVEN)
+    of_slots, of_layers = sizes.order.tolist(), sizes.of_layers.tolist()
     fast, plain = (
-        Fast(num_slots, policy),
-        PlainCache(UNEVEN, num_slots, lambda layer: policy.keep_scores(layer).ravel()),
+        Fast(num_slots, policy, sizes),
+        PlainCache(UNEVEN, num_slots, lambda layer: policy.keep_scores(layer).ravel(), of_slots, of_layers),
     )
     fast.cache.share(shared)
     plain.shared = shared
@@ -103,7 +112,9 @@ def test_the_native_cache_decides_as_its_plain_twin(num_slots: int, seed: int, s
         table = fast.cache.table
         assert (table.state == plain.states()).all()
         assert fast.assign([]) == []
-        assert {key: (int(table.offset_of[key]) - START) // STRIDE for key in table.held().tolist()} == plain.slot_of
+        numbers = table.numbers()
+        assert {key: int(numbers[key]) for key in table.held().tolist()} == plain.slot_of
+        assert (fast.begins[numbers] == table.offset_of)[table.held()].all()
         held = (set(fast.cache.pinned()), set(fast.cache.reserved()), set(fast.cache.unused()))
         assert held == (plain.pinned, plain.reserved, plain.unused)
         assert fast.cache.stats == plain.stats
@@ -164,12 +175,15 @@ def run_visits(
     policy=st.sampled_from(POLICIES),
     seed=st.integers(0, 999),
     failing=st.frozensets(st.integers(0, SHAPE.total_experts - 1), max_size=2),
+    large=st.frozensets(st.integers(0, SHAPE.num_layers - 1)),
 )
 def test_the_native_visit_goes_as_the_one_of_any_number_of_tokens(
-    num_slots: int, policy: str, seed: int, failing: frozenset[int]
+    num_slots: int, policy: str, seed: int, failing: frozenset[int], large: frozenset[int]
 ) -> None:
     once = np.ones(SHAPE.top_k, np.int64)
-    fast, slow = (make_tier(num_slots, policy, seed, failing, idle_s=0.01) for _ in range(2))
+    sizes = sizes_of(large)
+    num_slots = num_slots if len(sizes.class_bytes) == 1 else max(num_slots, sizes.least_slots)
+    fast, slow = (make_tier(num_slots, policy, seed, failing, idle_s=0.01, sizes=sizes) for _ in range(2))
 
     def native(layer: int, experts: np.ndarray) -> AnyVisit:
         opened = fast[0].visit(layer, experts, once, 1)

@@ -39,7 +39,7 @@ class Host:
         return MemoryState(int(self.slots * STRIDE), "control group /a", self.stall_s)
 
     def watch(self, tier: Tier) -> MemoryWatch:
-        return MemoryWatch(tier, TOP_K, STRIDE, RESERVE, self.notices.append, self.state, lambda: self.clock.now)
+        return MemoryWatch(tier, TOP_K, RESERVE, self.notices.append, self.state, lambda: self.clock.now)
 
     def look(self, watch: MemoryWatch, slots: float) -> bool:
         self.slots = slots
