@@ -99,8 +99,8 @@ class CpuRunner:
         )
         loader = Loader(slots.cache, self.reader, memory, placed=slots.reads)
         self.tier = ExpertTier(slots.cache, loader, errors, profiler)
-        reserve, slot_bytes = reserve_bytes(self.plan, host.machine), slots.cache.stride_bytes
-        least_slots = shape.top_k * manifest.layout.stride_bytes // slot_bytes
+        reserve, slot_bytes, sizes = reserve_bytes(self.plan, host.machine), slots.cache.stride_bytes, self.plan.sizes
+        least_slots = shape.top_k * manifest.layout.stride_bytes // slot_bytes if sizes is None else sizes.least_slots
         self._watch = MemoryWatch(self.tier, least_slots, reserve, context.reporting.notify)
         advisers: list[Observer] = [policy]
         prefetcher = prefetcher_of(
@@ -108,7 +108,7 @@ class CpuRunner:
             self.tier,
             self.reader,
             advisers,
-            slot_bytes,
+            slot_bytes if sizes is None else sizes.mean_bytes,
             fits=False,  # it need not stay so
             on_cpu=True,
             slices=slots.cache.slices,
@@ -133,9 +133,9 @@ class CpuRunner:
         manifest, shape, cut = context.manifest, context.moe, self.plan.slices
         slices = context.footprint.slices
         if cut is None or slices is None:
-            region, reads = SlotRegion(memory, 0, self.plan.num_slots), placed_reads(manifest, self.reader)
+            region = SlotRegion(memory, 0, self.plan.num_slots, self.plan.sizes)
             cache = ExpertCache(shape, manifest.layout.stride_bytes, region, policy)
-            return _Slots(cache, reads, parts_of_layers(manifest))
+            return _Slots(cache, placed_reads(manifest, self.reader), parts_of_layers(manifest))
         cache = ExpertCache(
             shape_of_slices(shape, cut.of_expert),
             cut.slot_bytes,

@@ -10,6 +10,7 @@ import moeinf._native as _native
 from moeinf.config import RuntimeConfig
 from moeinf.engine.placed.slices import ExpertSlices, slices_of
 from moeinf.errors import UsageError
+from moeinf.runtime.cache.sizes import SlotSizes, slot_sizes
 from moeinf.store.manifest import Manifest
 from moeinf.types import (
     DTYPE_BYTES,
@@ -54,6 +55,7 @@ class Footprint:
     tower_bytes: int = 0  # of the vision tower while it runs, where pictures may come
     whole_tokens: int = 0  # of the largest picture, where a pass must not cut one apart
     slices: ExpertSlices | None = None  # of experts, where these are large
+    sizes: SlotSizes | None = None  # of slots, where experts of layers differ by more than a tenth
 
 
 def footprint_of(
@@ -82,7 +84,15 @@ def footprint_of(
         text_bytes,
         apart_bytes=apart_bytes,
         slices=slices_of(manifest),
+        sizes=slot_sizes_of(manifest),
     )
+
+
+def slot_sizes_of(manifest: Manifest) -> SlotSizes | None:
+    """The sizes of slots on a CPU; None where one is enough for all experts."""
+    layers = range(manifest.moe.num_layers)
+    sizes = slot_sizes([manifest.layout_of(layer).stride_bytes for layer in layers], manifest.moe)
+    return sizes if len(sizes.class_bytes) > 1 else None
 
 
 def kept_format(info: ModelInfo, config: RuntimeConfig) -> KVFormat:

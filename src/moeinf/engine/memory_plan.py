@@ -9,9 +9,11 @@ from moeinf.config import DEFAULT_CONTEXT, RuntimeConfig, gpu_option
 from moeinf.config.size import Bytes, Share
 from moeinf.engine.footprint import Footprint, activation_bytes, device_activation_bytes, kept_as_asked, sequence_bytes
 from moeinf.engine.placed.slices import SliceSlots
+from moeinf.engine.placed.slots import wanted_sizes, wanted_slices, wanted_slots
 from moeinf.errors import OutOfMemoryError, UsageError
 from moeinf.hardware import Machine
-from moeinf.text.quantities import at_least_text, binary_size_text, size_text
+from moeinf.runtime.cache.sizes import SlotSizes, equal_slots
+from moeinf.text.quantities import size_text
 from moeinf.types import KVFormat, ModelInfo, MoeShape
 
 MIN_CHUNK = 64  # what the prefill chunk is never shortened below for want of memory
@@ -51,16 +53,19 @@ class MemoryPlan:
     context: int  # tokens
     prefill_chunk: int  # tokens
     num_slots: int
-    slot_bytes: int
+    slot_bytes: int  # of the largest
     prefix_bytes: int = field(default=0, kw_only=True)  # of host memory, for the beginnings of earlier prompts
     program_bytes: int = field(default=0, kw_only=True)  # of host memory, for what this process is still to touch
     kept: KVFormat | None = field(default=None, kw_only=True)  # of keys and values; None: as the checkpoint's numbers
     slices: SliceSlots | None = field(default=None, kw_only=True)  # in place of slots of experts
+    sizes: SlotSizes | None = field(default=None, kw_only=True)  # of the slots; None: all have one
 
     @property
     def cache_bytes(self) -> int:
         """Of num_slots experts; where these are cut into slices, also of a part of another."""
-        return self.num_slots * self.slot_bytes if self.slices is None else self.slices.num_bytes
+        if self.slices is not None:
+            return self.slices.num_bytes
+        return self.num_slots * self.slot_bytes if self.sizes is None else self.sizes.num_bytes(self.num_slots)
 
     @property
     def total_bytes(self) -> int:
@@ -134,9 +139,11 @@ def plan_memory(footprint: Footprint, config: RuntimeConfig, machine: Machine) -
             break
     free = min(free, max(0, room) // 2)
     prefix_bytes = _prefix_bytes(footprint, config, machine, room - free - token_bytes)
-    num_slots = _wanted_slots(moe, stride, config, room - free - prefix_bytes)
-    slices = _wanted_slices(footprint, config, num_slots, room - free - prefix_bytes)
-    plan = replace(fixed, num_slots=num_slots, prefix_bytes=prefix_bytes, kept=footprint.kept, slices=slices)
+    sizes = wanted_sizes(footprint, config, room - free - prefix_bytes)
+    num_slots = wanted_slots(sizes or equal_slots(stride, moe), config, room - free - prefix_bytes)
+    slices = wanted_slices(footprint, config, num_slots, room - free - prefix_bytes)
+    plan = replace(fixed, num_slots=num_slots, prefix_bytes=prefix_bytes, kept=footprint.kept)
+    plan = replace(plan, slices=slices, sizes=sizes)
     if plan.total_bytes + plan.program_bytes > machine.available_bytes:
         raise _shortfall(plan, machine)
     return plan
@@ -237,7 +244,7 @@ def plan_device_memory(
         if slots_room >= moe.top_k * stride or config.context is not None or context <= MIN_CONTEXT:
             break
         context = max(MIN_CONTEXT, context // 2)
-    num_slots = _wanted_slots(moe, stride, config, slots_room)
+    num_slots = wanted_slots(equal_slots(stride, moe), config, slots_room)
     prefix_bytes = _device_prefix_bytes(footprint, config, machine)
     machine = replace(machine, available_bytes=machine.available_bytes - prefix_bytes)
     plan = DevicePlan(
@@ -360,28 +367,6 @@ def wanted_context(info: ModelInfo, config: RuntimeConfig) -> int:
     if config.context > info.context_length:
         raise UsageError(f"context {config.context} is beyond the model's {info.context_length} tokens")
     return config.context
-
-
-def _wanted_slots(moe: MoeShape, stride: int, config: RuntimeConfig, room: int) -> int:
-    if config.expert_cache is None:
-        return max(moe.top_k, min(moe.total_experts, room // stride))
-    asked = config.expert_cache.of(moe.total_experts * stride)
-    slots = min(moe.total_experts, asked // stride)
-    if slots < moe.top_k:
-        raise UsageError(
-            f"--expert-cache {config.expert_cache} holds {slots} experts of {binary_size_text(stride)}; "
-            f"a token needs {moe.top_k} at once: give at least {at_least_text(moe.top_k * stride)}"
-        )
-    return slots
-
-
-def _wanted_slices(footprint: Footprint, config: RuntimeConfig, num_slots: int, room: int) -> SliceSlots | None:
-    """Slots of slices in the memory of so many large experts and what is left; other machines share out whole ones."""
-    slices, stride, total = footprint.slices, footprint.layout.stride_bytes, footprint.moe.total_experts
-    if slices is None or num_slots == total or config.workers:
-        return None
-    room = room if config.expert_cache is None else config.expert_cache.of(total * stride)
-    return slices.slots_in(max(num_slots * stride, min(room, total * stride - slices.slot_bytes)))
 
 
 def _shortfall(plan: MemoryPlan, machine: Machine) -> OutOfMemoryError:

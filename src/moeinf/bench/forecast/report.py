@@ -94,12 +94,24 @@ def memory_rows(forecast: Forecast) -> list[tuple[str, str]]:
         ("activations", f"{size_text(plan.activation_bytes)} for {plan.prefill_chunk} tokens of a prompt at once"),
         (
             "experts",
-            f"{size_text(plan.cache_bytes)}: {plan.num_slots} of {forecast.moe.total_experts}, "
-            f"{binary_size_text(plan.slot_bytes)} each",
+            f"{size_text(plan.cache_bytes)}: {plan.num_slots} of {forecast.moe.total_experts}, {_slots_text(forecast)}",
         ),
         ("program", size_text(plan.program_bytes + PROCESS_BYTES)),
     ]
     return [*rows, ("prefixes", size_text(plan.prefix_bytes))] if plan.prefix_bytes else rows
+
+
+def _slots_text(forecast: Forecast) -> str:
+    """The sizes of the slots, and what memory was too short for."""
+    sizes, wanted = forecast.plan.sizes, forecast.outline.footprint.sizes
+    if sizes is None:
+        text = f"{binary_size_text(forecast.plan.slot_bytes)} each"
+    else:
+        text = "in slots of " + " or ".join(binary_size_text(num_bytes) for num_bytes in sizes.class_bytes)
+    count = 1 if sizes is None else len(sizes.class_bytes)
+    if wanted is None or count == len(wanted.class_bytes) or forecast.plan.slices is not None:
+        return text
+    return f"{text} ({count} of {len(wanted.class_bytes)} sizes: more would leave some layers fewer experts)"
 
 
 def process_bytes(forecast: Forecast) -> int:

@@ -76,7 +76,7 @@ def device_footprint(footprint: Footprint, manifest: Manifest, dense: HeldDense)
         format_bytes(_form(format, scaled=name in scales), shape) - format_bytes(format, shape)
         for name, (format, shape) in dense.kinds.items()
     )
-    return replace(footprint, layout=device_layouts(manifest)[0], layers=(), dense_bytes=dense_bytes)
+    return replace(footprint, layout=device_layouts(manifest)[0], layers=(), sizes=None, dense_bytes=dense_bytes)
 
 
 def conversion_notice(footprint: Footprint, manifest: Manifest, dense: DenseFile | PlacedDense) -> str:

@@ -139,7 +139,7 @@ class WorkerExperts:
 
 
 def _plan(manifest: Manifest, config: RuntimeConfig, here: Machine) -> MemoryPlan:
-    """As for a whole model, without dense weights, keys and values; of whole experts, as these are shared out."""
+    """As for a whole model, without dense weights, keys and values; equal slots, since whole experts are shared out."""
     footprint = footprint_of(manifest, 0, Workspace(), 1)
     info = replace(footprint.info, kv_bytes_per_token=0, state_bytes=0)
-    return plan_memory(replace(footprint, info=info, slices=None), config, here)
+    return plan_memory(replace(footprint, info=info, slices=None, sizes=None), config, here)

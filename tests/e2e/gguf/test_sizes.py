@@ -1,0 +1,76 @@
+"""A GGUF file of mixed types has slots of several sizes: the bits of equal ones, whatever the cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from moeinf.config import RuntimeConfig
+from moeinf.engine import footprint
+from moeinf.engine.model import Model
+from moeinf.runtime.policy.eviction import POLICIES
+from moeinf.store.library import StoredModel
+from tests.support.mixed_gguf import wide_model, without_vocabulary
+
+IDS = [5, 17, 3, 41, 41, 2, 60, 9, 33, 14]
+TYPES = ("Q4_K", "Q4_K", "Q8_0", "Q2_K", "Q3_K", "Q2_K", "BF16", "Q6_K", "Q8_0")  # a layer's gate, up and down
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> StoredModel:
+    with pytest.MonkeyPatch.context() as patch:
+        without_vocabulary(patch)
+        return wide_model(tmp_path_factory.mktemp("sizes"), TYPES)
+
+
+def seen(stored: StoredModel, num_sizes: int, **options: Any) -> np.ndarray:
+    """The logits of a prompt, and of tokens behind it, while slots are given back and taken again."""
+    with Model(stored, RuntimeConfig.of(context=64, threads=1, device="cpu", **options)) as model:
+        sizes = model.plan.sizes
+        assert (1 if sizes is None else len(sizes.class_bytes)) == num_sizes
+        assert model.tier.num_bytes == model.plan.cache_bytes
+        network: Any = model.runner.network
+        found = [network.forward(IDS[:-4], model.runner.cache, last_only=False)]
+        least = stored.manifest.moe.top_k if sizes is None else sizes.least_slots
+        for token, slots in zip(
+            IDS[-4:], (least, model.tier.most_slots, least + 1, model.tier.most_slots), strict=True
+        ):
+            found.append(model.runner.forward([token], lambda: None))
+            model.tier.check_integrity()
+            assert model.tier.resize(min(slots, model.tier.most_slots))
+        stats = model.tier.stats
+        assert stats.hits + stats.misses == len(IDS) * stored.manifest.moe.num_layers * stored.manifest.moe.top_k
+    return np.concatenate(found)
+
+
+@pytest.fixture(scope="module")
+def all_resident(stored: StoredModel) -> np.ndarray:
+    return seen(stored, 3, expert_cache="100%")
+
+
+@pytest.mark.parametrize(
+    ("num_sizes", "options"),
+    [
+        (3, {"expert_cache": "50%"}),
+        (3, {"expert_cache": "60%", "prefetch": False}),
+        (3, {"expert_cache": "50%", "reader": "pure"}),
+        (3, {"expert_cache": "50%", "prefill_chunk": 1}),
+        *((3, {"expert_cache": "55%", "policy": policy}) for policy in POLICIES),
+        (1, {"expert_cache": "20%"}),
+    ],
+    ids=str,
+)
+def test_slots_of_several_sizes_give_the_bits_of_all_resident(
+    stored: StoredModel, all_resident: np.ndarray, num_sizes: int, options: dict[str, Any]
+) -> None:
+    assert np.array_equal(seen(stored, num_sizes, **options), all_resident)
+
+
+@pytest.mark.parametrize("share", ["50%", "100%"])
+def test_equal_slots_give_the_same(
+    stored: StoredModel, all_resident: np.ndarray, share: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(footprint, "slot_sizes_of", lambda manifest: None)
+    assert np.array_equal(seen(stored, 1, expert_cache=share), all_resident)
