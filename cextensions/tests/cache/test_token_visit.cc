@@ -14,6 +14,7 @@ using moeinf::ExpertCache;
 using moeinf::ExpertReads;
 using moeinf::Keys;
 using moeinf::Loader;
+using moeinf::SlotClasses;
 using moeinf::SlotTable;
 using moeinf::TokenVisit;
 
@@ -79,10 +80,21 @@ class RandomReads final : public ExpertReads {
   Keys queued_;
 };
 
+// Equal slots, or by turns of two sizes, the larger one for the experts of the second layer.
+SlotClasses classes_of(std::size_t num_slots, bool two_sizes) {
+  SlotClasses classes{{kStride}, std::vector<std::uint8_t>(num_slots, 0), {}};
+  if (!two_sizes) return classes;
+  classes.bytes = {kStride, 3 * kStride};
+  for (std::size_t slot = 0; slot < num_slots; ++slot) classes.of_slots[slot] = slot % 2;
+  for (std::int64_t key = 0; key < kKeys; ++key) classes.of_keys.push_back(key / kExperts == 1);
+  return classes;
+}
+
 // A cache of so many slots whose scores change from layer to layer.
 struct Machine {
-  Machine(std::int64_t num_slots, unsigned seed, std::int64_t bad_key)
-      : table(kStart, kStride, num_slots, states.data(), offsets.data(), states.size()),
+  Machine(std::size_t num_slots, unsigned seed, std::int64_t bad_key, bool two_sizes = false)
+      : classes(classes_of(num_slots, two_sizes)),
+        table(kStart, classes, states.data(), offsets.data(), states.size()),
         cache(table, kLayers, kExperts,
               [this](std::int64_t layer) {
                 for (std::size_t key = 0; key < scores.size(); ++key)
@@ -93,18 +105,27 @@ struct Machine {
         loader(cache, reads, 1) {}
 
   void check() const {
-    std::vector<std::int64_t> used = table.free_offsets();
+    std::vector<std::int64_t> used = table.free_offsets(), of_class(classes.bytes.size(), 0);
+    for (std::size_t each = 0; each < of_class.size(); ++each) of_class[each] = table.free_of(each);
     for (std::int64_t key = 0; key < kKeys; ++key) {
       const bool held = table.state(key) == moeinf::kLoading || table.state(key) == moeinf::kResident;
       CHECK(held == (table.offset(key) != SlotTable::kNoSlot));
-      if (held) used.push_back(table.offset(key));
+      if (!held) continue;
+      used.push_back(table.offset(key));
+      ++of_class[table.class_of(key)];
     }
     std::sort(used.begin(), used.end());
     CHECK(static_cast<std::int64_t>(used.size()) == table.num_slots());
-    for (std::size_t slot = 0; slot < used.size(); ++slot)
-      CHECK(used[slot] == kStart + static_cast<std::int64_t>(slot) * kStride);
+    std::int64_t begin = kStart;
+    for (std::size_t slot = 0; slot < used.size(); ++slot) {
+      CHECK(used[slot] == begin);
+      begin += classes.bytes[classes.of_slots[slot]];
+    }
+    CHECK(table.end_offset() == begin);
+    for (std::size_t each = 0; each < of_class.size(); ++each) CHECK(of_class[each] == table.slots_of(each));
   }
 
+  SlotClasses classes;
   std::vector<std::uint8_t> states = std::vector<std::uint8_t>(kKeys, moeinf::kAbsent);
   std::vector<std::int64_t> offsets = std::vector<std::int64_t>(kKeys);
   std::vector<double> scores = std::vector<double>(kKeys);
@@ -142,7 +163,8 @@ bool computed(Machine& machine, std::int64_t layer, const Keys& experts) {
 TEST(every_expert_of_a_token_is_computed_once_however_few_slots_there_are) {
   for (unsigned seed = 0; seed < 60; ++seed) {
     const std::int64_t bad_key = seed % 3 == 0 ? static_cast<std::int64_t>(seed) % kKeys : -1;
-    Machine machine(1 + seed % 12, seed, bad_key);
+    const bool two_sizes = seed % 2 == 1;
+    Machine machine((two_sizes ? 2 : 1) + seed % 12, seed, bad_key, two_sizes);
     std::mt19937 random(seed);
     std::int64_t activations = 0;
     for (int token = 0; token < 20; ++token) {
@@ -160,7 +182,7 @@ TEST(every_expert_of_a_token_is_computed_once_however_few_slots_there_are) {
         machine.check();
         const std::int64_t next = (layer + 1) % kLayers * kExperts;
         Keys ahead;
-        for (std::int64_t key = next; key < next + 2; ++key)
+        for (const std::int64_t key : {next, next + 1, (next + kExperts) % kKeys})
           if (machine.table.state(key) == moeinf::kAbsent) ahead.push_back(key);
         if (machine.table.num_slots() >= 2 * kTopK)
           machine.loader.prefetch(ahead, std::vector<double>(ahead.size(), 0.5));
@@ -170,6 +192,39 @@ TEST(every_expert_of_a_token_is_computed_once_however_few_slots_there_are) {
     const moeinf::CacheCounts counts = machine.cache.take_counts();
     CHECK(counts.hits + counts.misses == activations && counts.late_hits <= counts.misses);
     CHECK(counts.prefetches_used + counts.prefetches_wasted <= counts.prefetches);
+  }
+}
+
+TEST(slots_of_each_size_go_and_come_again) {
+  Machine machine(8, 1, -1, true);
+  const Keys small = {0, 1, 2, 3}, large = {kExperts, kExperts + 1};
+  machine.table.assign(small);
+  CHECK(throws<std::invalid_argument>([&machine] { machine.table.assign({4}); }));
+  machine.table.assign(large);
+  machine.table.land(small);
+  machine.table.land(large);
+  machine.check();
+  CHECK(machine.table.slot_bytes(kExperts) == 3 * kStride &&
+        machine.table.offset(kExperts) == kStart + kStride);
+  machine.cache.begin_token(0, {});
+  CHECK(machine.cache.make_room(1, 4) == 4 && machine.cache.make_room(0, 1) == 1);
+  CHECK(machine.table.num_resident() == 3);
+  machine.cache.release({1, 2, 3});
+  machine.table.limit(3);
+  machine.check();
+  CHECK(machine.table.slots_of(0) == 2 && machine.table.slots_of(1) == 1);
+  machine.table.limit(8);
+  machine.check();
+  const SlotClasses known = machine.classes;
+  for (int fault = 0; fault < 4; ++fault) {
+    SlotClasses wrong = known;
+    if (fault == 0) wrong.bytes = {0, kStride};
+    if (fault == 1) wrong.of_slots[0] = 2;
+    if (fault == 2) wrong.of_keys[0] = 2;
+    if (fault == 3) wrong.of_keys.clear();
+    CHECK(throws<std::invalid_argument>([&] {
+      SlotTable(kStart, wrong, machine.states.data(), machine.offsets.data(), machine.states.size());
+    }));
   }
 }
 

@@ -33,11 +33,6 @@ class SlotTable {
   // states are kAbsent or kNoExpert.
   SlotTable(std::int64_t first_offset, SlotClasses classes, std::uint8_t* states, std::int64_t* offsets,
             std::size_t num_keys);
-  // Equal slots.
-  SlotTable(std::int64_t first_offset, std::int64_t slot_bytes, std::size_t num_slots, std::uint8_t* states,
-            std::int64_t* offsets, std::size_t num_keys)
-      : SlotTable(first_offset, {{slot_bytes}, std::vector<std::uint8_t>(num_slots, 0), {}}, states, offsets,
-                  num_keys) {}
 
   std::size_t num_keys() const { return num_keys_; }
   const std::uint8_t* states() const { return state_; }
