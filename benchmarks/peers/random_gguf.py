@@ -6,9 +6,10 @@ Models of qwen3_moe and mixtral are known.
     python benchmarks/peers/random_gguf.py CONFIG_JSON OUT.gguf Q4_K_M --layers 4 --vocab 32000
 
 A type is that of all matrices, with Q6_K for attention's values and the head; Q4_K_M has the mixture of llama.cpp's
-quantiser: Q6_K for every other layer's values and down projections. Blocks are drawn from a pool whose scales give
-weights the spread of a trained matrix, so that activations neither die nor explode. The tokenizer is the embedded
-model's, so that real text gives varied routing.
+quantiser: Q6_K for every other layer's values and down projections; BY_LAYER has it but for experts, whose bits differ
+by layer: the first has Q4_K with Q6_K for down, the second Q3_K with Q4_K, all others Q2_K with Q3_K. Blocks are drawn
+from a pool whose scales give weights the spread of a trained matrix, so that activations neither die nor explode. The
+tokenizer is the embedded model's, so that real text gives varied routing.
 """
 
 from __future__ import annotations
@@ -77,7 +78,10 @@ def _format(kind: str) -> Format:
 
 def type_of(name: str, layer: int, recipe: str) -> str:
     """The type of a matrix in a file that is named after `recipe`."""
-    if recipe != "Q4_K_M":
+    if recipe == "BY_LAYER" and name.endswith("_exps"):
+        inner, down = (("Q4_K", "Q6_K"), ("Q3_K", "Q4_K"), ("Q2_K", "Q3_K"))[min(layer, 2)]
+        return down if name == "ffn_down_exps" else inner
+    if recipe not in ("Q4_K_M", "BY_LAYER"):
         return "Q6_K" if name in ("attn_v", "output") else recipe
     mixed = name in ("attn_v", "ffn_down_exps") and layer % 2 == 0
     return "Q6_K" if mixed or name == "output" else "Q4_K"
@@ -142,7 +146,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config", type=Path, help="config.json of a qwen3_moe or mixtral model")
     parser.add_argument("out", type=Path)
-    parser.add_argument("recipe", help="Q4_K_M, or a type of ggml: Q6_K, IQ3_S, ...")
+    parser.add_argument("recipe", help="Q4_K_M, BY_LAYER, or a type of ggml: Q6_K, IQ3_S, ...")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--vocab", type=int, default=32000)
     parser.add_argument("--seed", type=int, default=1)
