@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
 import pytest
 
+from moeinf.bench.forecast.forecast import forecast
+from moeinf.bench.forecast.report import memory_rows
 from moeinf.config import RuntimeConfig
 from moeinf.engine import footprint
 from moeinf.engine.model import Model
+from moeinf.engine.stored.outline import outline_of
 from moeinf.runtime.policy.eviction import POLICIES
 from moeinf.store.library import StoredModel
+from tests.support.footprints import on
 from tests.support.mixed_gguf import wide_model, without_vocabulary
+from tests.support.rates import PLAIN
 
 IDS = [5, 17, 3, 41, 41, 2, 60, 9, 33, 14]
 TYPES = ("Q4_K", "Q4_K", "Q8_0", "Q2_K", "Q3_K", "Q2_K", "BF16", "Q6_K", "Q8_0")  # a layer's gate, up and down
@@ -66,6 +72,15 @@ def test_slots_of_several_sizes_give_the_bits_of_all_resident(
     stored: StoredModel, all_resident: np.ndarray, num_sizes: int, options: dict[str, Any]
 ) -> None:
     assert np.array_equal(seen(stored, num_sizes, **options), all_resident)
+
+
+def test_a_plan_says_which_sizes_slots_have_and_what_memory_was_too_short_for(stored: StoredModel) -> None:
+    rows = []
+    for share in ("50%", "20%"):
+        config = RuntimeConfig.of(expert_cache=share, device="cpu")
+        rows.append(dict(memory_rows(forecast(outline_of(stored), config, on(4000), lambda: PLAIN, {})))["experts"])
+    assert re.search(r"\d+ of 24, in slots of [\d.]+ KiB or [\d.]+ KiB or [\d.]+ KiB$", rows[0]), rows[0]
+    assert rows[1].endswith("each (1 of 3 sizes: more would leave some layers fewer experts)"), rows[1]
 
 
 @pytest.mark.parametrize("share", ["50%", "100%"])
