@@ -20,6 +20,7 @@ class Prefetches:
     def __init__(self, cache: ExpertCache, loader: Loader) -> None:
         self._cache = cache
         self._loader = loader
+        self._one_size = cache.table.num_classes == 1  # whose room costs less to tell: it is asked at every layer
 
     def known(self, first_layer: int, num_layers: int = 1) -> BoolArray:
         """Returns [num_layers, experts] whether there is nothing to read: as ExpertCache.known."""
@@ -43,12 +44,14 @@ class Prefetches:
             at_least=at_least,
             count=count,
         )
-        return ranked if len(room := self._room_by_class()) == 1 else self._within(room, *ranked)
+        return ranked if self._one_size else self._within(self._room_by_class(), *ranked)
 
     @property
     def room(self) -> int:
         """How many more experts may be kept for layers to come, so that demand always finds slots."""
-        return sum(self._room_by_class())
+        if self._one_size:
+            return (self._cache.table.num_slots - self._cache.shape.top_k) // 2 - self._cache.num_reserved
+        return sum(max(0, room) for room in self._room_by_class())
 
     @property
     def slots_are_full(self) -> bool:
@@ -81,7 +84,7 @@ class Prefetches:
 
     def _reserved_by_class(self) -> list[int]:
         table = self._cache.table
-        if table.num_classes == 1:
+        if self._one_size:
             return [self._cache.num_reserved]
         counts: list[int] = np.bincount(table.classes_of(self._cache.reserved()), minlength=table.num_classes).tolist()
         return counts
