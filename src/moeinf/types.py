@@ -118,7 +118,7 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class ExpertLayout:
-    """The block of one expert. All experts of a model share it, so a tier of whole experts has equal slots."""
+    """The block of one expert. All experts of a layer share it, and mostly those of all layers: see SlotSizes."""
 
     tensors: tuple[TensorSpec, ...]
     block_bytes: int  # end of the last tensor
