@@ -68,6 +68,11 @@ class MemoryPlan:
         return self.num_slots * self.slot_bytes if self.sizes is None else self.sizes.num_bytes(self.num_slots)
 
     @property
+    def held_experts(self) -> float:
+        """How many experts the slots hold; not a whole number where these are cut into slices."""
+        return self.num_slots if self.slices is None else self.slices.num_slots / self.slices.of_expert
+
+    @property
     def total_bytes(self) -> int:
         """Of the memory of the device that computes."""
         return self.dense_bytes + self.kv_bytes + self.activation_bytes + self.cache_bytes + self.prefix_bytes

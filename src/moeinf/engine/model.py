@@ -330,7 +330,7 @@ class Model:
         if self.config.workers:
             return  # it holds a part of them, and is asked for that part alone
         if not isinstance(self.plan, DevicePlan) and self.plan.num_slots < self.manifest.moe.total_experts:
-            record_hits(self._stored, self.plan.num_slots, decoded)
+            record_hits(self._stored, round(self.plan.held_experts), decoded)
 
     def __enter__(self) -> Model:
         return self

@@ -34,7 +34,7 @@ class Forecast:
 
     @property
     def resident_share(self) -> float:
-        return self.plan.num_slots / self.moe.total_experts
+        return self.plan.held_experts / self.moe.total_experts
 
 
 def forecast(
@@ -54,7 +54,7 @@ def forecast(
     prompt = min(PROMPT_TOKENS, plan.context)
     stride = footprint.layout.stride_bytes
     rates = known_rates()
-    hits = expected_hits(manifest.moe, manifest.info.architecture, plan.num_slots, record, stride)
+    hits = expected_hits(manifest.moe, manifest.info.architecture, plan.held_experts, record, stride)
     return Forecast(
         outline,
         plan,

@@ -24,10 +24,13 @@ class ExpectedHits:
 
 
 def expected_hits(
-    moe: MoeShape, architecture: str, num_slots: int, record: Mapping[int, HitCount], expert_bytes: int
+    moe: MoeShape, architecture: str, held_experts: float, record: Mapping[int, HitCount], expert_bytes: int
 ) -> ExpectedHits:
-    """record: of earlier runs (engine/stored/hit_record.py), which counts more than what other models did."""
-    share = num_slots / moe.total_experts
+    """held_experts: how many are resident.
+
+    record: of earlier runs (engine/stored/hit_record.py), which counts more than what other models did.
+    """
+    share = held_experts / moe.total_experts
     if share >= 1:
         return ExpectedHits(1.0, 0.0, "all experts are resident")
     known = {slots: each for slots, each in record.items() if each.activations >= LEAST_ACTIVATIONS}

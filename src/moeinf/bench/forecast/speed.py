@@ -16,6 +16,7 @@ from moeinf.types import AttentionSizes, DeltaSizes, LatentSizes, LayerSizes, Ma
 # a few experts of the next layer at a time, a prompt for nearly all of them.
 HIDDEN_OF_TOKEN: Final = 0.5
 HIDDEN_OF_PROMPT: Final = 0.75  # where the slots hold a layer's experts; with fewer, less is read ahead
+HIDDEN_OF_SLICES: Final = 0.7  # of large experts, whose rows are computed as they land
 PROMPT_TOKENS: Final = 512  # of the prompt that is forecast, or of a shorter context
 
 
@@ -48,14 +49,15 @@ def decode_step(outline: Outline, plan: MemoryPlan, rates: Rates, hits: Expected
     compute = token_weights_s(outline, rates.experts, rates.linear) + layer_s * info.num_layers
     compute += cached / rates.memory if rates.memory else 0.0
     read_bytes = hits.read_share * moe.top_k * sum(outline.manifest.layout_of(n).stride_bytes for n in _layers(outline))
-    return Step(1, compute, read_bytes, read_bytes / _disk(outline, rates), HIDDEN_OF_TOKEN)
+    hidden = HIDDEN_OF_TOKEN if plan.slices is None else HIDDEN_OF_SLICES
+    return Step(1, compute, read_bytes, read_bytes / _disk(outline, rates), hidden)
 
 
 def prefill(outline: Outline, plan: MemoryPlan, rates: Rates, num_tokens: int) -> Step:
     """A prompt that nothing is known of yet: its chunks, each through every layer and nearly every expert."""
     info, moe = outline.manifest.info, outline.manifest.moe
     compute, read_bytes, left = 0.0, 0.0, num_tokens
-    missing = 1 - plan.num_slots / moe.total_experts
+    missing = 1 - plan.held_experts / moe.total_experts
     while left:
         chunk = min(left, plan.prefill_chunk)
         left -= chunk
@@ -67,6 +69,7 @@ def prefill(outline: Outline, plan: MemoryPlan, rates: Rates, num_tokens: int) -
             read_bytes += used * missing * outline.manifest.layout_of(layer).stride_bytes
         compute += product_s(dense_weights(outline), rates.linear, chunk) + rates.layer_s * info.num_layers
     hidden = HIDDEN_OF_PROMPT * min(1.0, plan.num_slots / moe.num_experts)
+    hidden = hidden if plan.slices is None else HIDDEN_OF_SLICES
     compute += product_s(head_weights(outline), rates.linear, 1) + _attention_s(outline, rates, num_tokens)
     return Step(num_tokens, compute, read_bytes, read_bytes / _disk(outline, rates), hidden)
 

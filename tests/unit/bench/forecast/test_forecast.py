@@ -10,11 +10,12 @@ import pytest
 from moeinf.bench.forecast.checkup import check_rates
 from moeinf.bench.forecast.forecast import forecast
 from moeinf.bench.forecast.rates import Rates
-from moeinf.bench.forecast.speed import Step
+from moeinf.bench.forecast.speed import Step, prefill
 from moeinf.bench.forecast.subject import Subject, forecast_of, stored_subject, subject_of
 from moeinf.bench.forecast.weights import dense_weights, expert_weights, head_weights
 from moeinf.config import RuntimeConfig
 from moeinf.engine.model import Model
+from moeinf.engine.placed.slices import SliceSlots
 from moeinf.engine.stored.hit_record import load_hits
 from moeinf.engine.stored.outline import outline_of
 from moeinf.errors import OutOfMemoryError, UsageError
@@ -82,6 +83,17 @@ def test_more_memory_and_a_faster_machine_are_never_slower(demo: StoredModel) ->
     few: dict[str, object] = {"expert_cache": "10%"}
     faster = replace(PLAIN, disk={size: 10 * rate for size, rate in PLAIN.disk.items()})
     assert all(a > b for a, b in zip(rates_of(few, faster), rates_of(few), strict=True))
+
+
+def test_slices_count_for_the_part_of_experts_that_they_hold(demo: StoredModel) -> None:
+    outline = outline_of(demo)
+    whole = forecast(outline, RuntimeConfig.of(**CPU, expert_cache="10%"), PLENTY, lambda: PLAIN, {})
+    slots, stride = whole.plan.num_slots, whole.plan.slot_bytes
+    sliced = replace(whole, plan=replace(whole.plan, slices=SliceSlots(4, stride // 4, 4 * slots + 2)))
+    total = outline.manifest.moe.total_experts
+    assert sliced.resident_share == (slots + 0.5) / total > whole.resident_share == slots / total
+    read = prefill(outline, sliced.plan, PLAIN, 64).read_bytes / prefill(outline, whole.plan, PLAIN, 64).read_bytes
+    assert read == pytest.approx((total - slots - 0.5) / (total - slots))
 
 
 def test_the_longer_of_reading_and_computing_is_never_hidden() -> None:
