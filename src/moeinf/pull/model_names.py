@@ -214,7 +214,7 @@ def _aliases(home: Path) -> dict[str, Origin]:
     found = {
         name: Origin("embedded", alias["name"], "", name)
         if alias["kind"] == "embedded"
-        else Origin("hub", alias["repo"], "", name)
+        else Origin("hub", alias["repo"], alias.get("revision", ""), name)
         for name, alias in built_in.items()
     }
     return found | _own_aliases(home / ALIAS_FILE)

@@ -315,10 +315,10 @@ def test_a_stored_name_wins_over_an_alias_and_a_path_over_a_stored_name(
         ("https://hf.co/org/repo/", "org/repo", "", "repo"),
         ("hf://org/repo@abc", "org/repo", "abc", "repo"),
         ("org/Repo@main", "org/Repo", "main", "repo"),
-        ("mixtral", "mistralai/Mixtral-8x7B-Instruct-v0.1", "", "mixtral"),
-        ("Mixtral:8x22b", "mistralai/Mixtral-8x22B-Instruct-v0.1", "", "mixtral:8x22b"),
-        ("qwen3:30b-a3b", "Qwen/Qwen3-30B-A3B", "", "qwen3:30b-a3b"),
-        ("olmoe:latest", "allenai/OLMoE-1B-7B-0125-Instruct", "", "olmoe:latest"),
+        ("mixtral", "mistralai/Mixtral-8x7B-Instruct-v0.1", "41bd4c9e7e4fb318ca40e721131d4933966c2cc1", "mixtral"),
+        ("NLLB-moe", "facebook/nllb-moe-54b", "", "nllb-moe"),
+        ("qwen3:30b-a3b", "Qwen/Qwen3-30B-A3B", "ad44e777bcd18fa416d9da3bd8f70d33ebb85d39", "qwen3:30b-a3b"),
+        ("deepseek-v2:latest", "deepseek-ai/DeepSeek-V2-Chat-0628", "", "deepseek-v2:latest"),
     ],
 )
 def test_references_to_the_hub(reference: str, location: str, revision: str, name: str, tmp_path: Path) -> None:
