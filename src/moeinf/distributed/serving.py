@@ -102,7 +102,7 @@ class WorkerServer:
                     if once:
                         return
         except Exception as error:  # the thread that called run raises it
-            self._fault = error
+            self._fault, self._group = error, None
 
 
 class Session:
