@@ -15,24 +15,28 @@ import time
 
 import numpy as np
 
-from moeinf.distributed.frames import ReplyForm, Request, RequestForm, Uses
+from moeinf.distributed.frames import ReplyForm, Request, RequestForm, no_numbers
 from moeinf.distributed.meeting import Facts, Listener, Offer
 from moeinf.distributed.peer import Connection, PeerAddress
 from moeinf.distributed.serving import WorkerServer
 from moeinf.runtime.cache.table import BoolArray
-from moeinf.types import Float32Array, Routing
+from moeinf.types import Float32Array, MoeShape, Routing
 
 KEY, FACTS, NUM_KEYS = b"a key of sixteen bytes", Facts("", "", ""), 1024
+NO_NUMBERS = tuple(no_numbers().tolist())
 
 
 class NoExperts:
     """moeinf.distributed.serving.ServedExperts that answers at once."""
 
-    def only(self, mine: BoolArray) -> None:
+    def only(self, mine: BoolArray, top_k: int) -> None:
         pass
 
-    def run(self, request: Request, rows: Float32Array) -> Uses:
-        return Uses()
+    def run(self, request: Request, rows: Float32Array) -> None:
+        pass
+
+    def counted(self) -> tuple[float, ...]:
+        return NO_NUMBERS
 
     def end(self) -> None:
         os._exit(0)
@@ -52,7 +56,7 @@ def main() -> None:
         sys.exit()
     port = int(os.read(reading, 16))
     connection = Connection(PeerAddress("127.0.0.1", port), KEY, FACTS, given.top_k, given.hidden)
-    connection.own(np.arange(0, NUM_KEYS, 2), NUM_KEYS)
+    connection.own(np.arange(0, NUM_KEYS, 2), MoeShape(NUM_KEYS // 128, 128, given.top_k))
     rng = np.random.default_rng(0)
     ids = rng.integers(0, 128, (given.tokens, given.top_k))
     hidden = rng.standard_normal((given.tokens, given.hidden)).astype(np.float32)

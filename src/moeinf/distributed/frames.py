@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import IntEnum
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from moeinf.types import ByteArray, Float32Array, IntArray, Routing
+from moeinf.runtime.cache.stats import CacheStats
+from moeinf.runtime.io.protocol import ReadFacts
+from moeinf.types import ByteArray, Float32Array, FloatArray, IntArray, Routing
 
 HEAD_BYTES: Final = 64
+REPLY_HEAD_BYTES: Final = 128
 _HEAD: Final = struct.Struct("=10i")
-_VERDICT: Final = struct.Struct("=5i")
+_VERDICT: Final = struct.Struct("=2i")
+_STATS: Final = tuple(field.name for field in fields(CacheStats))
+_OF_STATS: Final = attrgetter(*_STATS)
+_COUNTS: Final = struct.Struct(f"={len(_STATS) + 2}d")
+_COUNTS_AT: Final = _VERDICT.size
+STALL: Final = _STATS.index("stall_s")  # its place among the numbers of a reply
 _MOST_KEPT: Final = 8
 _KIND, _LAYER, _TOKENS, _PASS_TOKENS, _NUM_ROWS, _REST_BYTES, _GUESS_LAYER, _GUESS_TOKENS, _TOP_K, _GUESSES = range(10)
 
@@ -24,7 +33,7 @@ Ids = npt.NDArray[np.int32]
 
 class Kind(IntEnum):
     RUN = 1  # compute the experts that are yours
-    OWN = 2  # these experts are yours
+    OWN = 2  # these experts are yours, of so many that each token is routed to
     LEAVE = 3  # rank 0 has ended
 
 
@@ -139,19 +148,33 @@ class RequestForm:
         return self._rest[:num_bytes]
 
 
-class Uses(NamedTuple):
-    """Activations that a reply stands for, as CacheStats counts them."""
+class Counts(NamedTuple):
+    """What a rank has counted: its cache, and what its reader has read, in so many seconds."""
 
-    hits: int = 0
-    misses: int = 0
-    late_hits: int = 0  # of the misses
+    cache: CacheStats
+    read_bytes: int
+    busy_s: float
 
 
-_NONE: Final = Uses()
+def numbers_of(stats: CacheStats, reader: ReadFacts) -> tuple[float, ...]:
+    """What a rank has counted so far, as a reply has it: a number for each thing, which can be added up."""
+    return (*_OF_STATS(stats), reader.bytes_read(), reader.busy_seconds())
+
+
+def counts_of(numbers: FloatArray) -> Counts:
+    """What `numbers_of` such numbers are, or sums and differences of them."""
+    *of_cache, read_bytes, busy_s = numbers.tolist()
+    stats = {name: value if name == "stall_s" else int(value) for name, value in zip(_STATS, of_cache, strict=True)}
+    return Counts(CacheStats(**stats), int(read_bytes), busy_s)
+
+
+def no_numbers() -> FloatArray:
+    """Those of a rank that has counted nothing."""
+    return np.zeros(len(_STATS) + 2)
 
 
 class ReplyForm:
-    """A reply: whether it went well, what was in memory, and the rows, or why it did not."""
+    """A reply: whether it went well, what the rank has counted so far, and the rows, or why it did not."""
 
     def __init__(self, width: int) -> None:
         self._width = width
@@ -159,33 +182,34 @@ class ReplyForm:
 
     def frame(self, num_rows: int) -> ByteArray:
         """A frame for so many rows, good until the next call."""
-        num_bytes = HEAD_BYTES + 4 * num_rows * self._width
+        num_bytes = REPLY_HEAD_BYTES + 4 * num_rows * self._width
         if len(self._memory) < num_bytes:
             self._memory = np.zeros(_round_up(num_bytes), np.uint8)
         return self._memory[:num_bytes]
 
     def rows(self, frame: ByteArray) -> Float32Array:
-        rows: Float32Array = frame[HEAD_BYTES:].view(np.float32).reshape(-1, self._width)
+        rows: Float32Array = frame[REPLY_HEAD_BYTES:].view(np.float32).reshape(-1, self._width)
         return rows
 
-    def say(self, frame: ByteArray, fault: str = "", uses: Uses = _NONE) -> None:
-        """Writes how it went; a fault overwrites the rows, as far as it fits there."""
-        text = fault.encode()[: len(frame) - HEAD_BYTES]
-        _VERDICT.pack_into(frame.data, 0, 1 if fault else 0, len(text), *uses)
+    def say(self, frame: ByteArray, numbers: tuple[float, ...], fault: str = "") -> None:
+        """Writes how it went, and `numbers_of` what was counted; a fault overwrites the rows, as far as it fits."""
+        text = fault.encode()[: len(frame) - REPLY_HEAD_BYTES]
+        _VERDICT.pack_into(frame.data, 0, 1 if fault else 0, len(text))
+        _COUNTS.pack_into(frame.data, _COUNTS_AT, *numbers)
         if text:
-            frame[HEAD_BYTES : HEAD_BYTES + len(text)] = np.frombuffer(text, np.uint8)
+            frame[REPLY_HEAD_BYTES : REPLY_HEAD_BYTES + len(text)] = np.frombuffer(text, np.uint8)
 
     def fault(self, frame: ByteArray) -> str:
         """ "" where it went well."""
-        failed, length, *_ = _VERDICT.unpack_from(frame.data)
+        failed, length = _VERDICT.unpack_from(frame.data)
         if not failed:
             return ""
-        text = frame[HEAD_BYTES : HEAD_BYTES + length].tobytes()
+        text = frame[REPLY_HEAD_BYTES : REPLY_HEAD_BYTES + length].tobytes()
         return text.decode("utf-8", "replace") or "it failed"
 
-    def uses(self, frame: ByteArray) -> Uses:
-        _, _, *counts = _VERDICT.unpack_from(frame.data)
-        return Uses(*counts)
+    def numbers(self, frame: ByteArray) -> FloatArray:
+        """Those that `say` was given."""
+        return np.array(_COUNTS.unpack_from(frame.data, _COUNTS_AT))
 
 
 def _shape(array: IntArray) -> tuple[int, int]:
@@ -198,11 +222,17 @@ def kind_of(frame: ByteArray) -> int:
     return kind
 
 
-def order(kind: Kind, frame: ByteArray, rest_bytes: int = 0) -> None:
-    """Makes the frame one of another kind than RUN, with so many bytes behind it."""
+def top_k_of(frame: ByteArray) -> int:
+    """To how many experts a token is routed, as an order says."""
+    top_k: int = _HEAD.unpack_from(frame.data)[_TOP_K]
+    return top_k
+
+
+def order(kind: Kind, frame: ByteArray, rest_bytes: int = 0, top_k: int = 0) -> None:
+    """Makes the frame one of another kind than RUN, with so many bytes behind it; top_k: of what is to come."""
     head = frame[:HEAD_BYTES].view(np.int32)
     head[:] = 0
-    head[_KIND], head[_REST_BYTES] = kind, rest_bytes
+    head[_KIND], head[_REST_BYTES], head[_TOP_K] = kind, rest_bytes, top_k
 
 
 def _round_up(num_bytes: int) -> int:

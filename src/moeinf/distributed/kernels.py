@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from moeinf._native import Kernels
-from moeinf.distributed.frames import Request, Uses
+from moeinf.distributed.frames import Request
 from moeinf.distributed.group import LostError
 from moeinf.distributed.star import HERE, Star
 from moeinf.runtime.cache.table import BoolArray
@@ -47,6 +47,7 @@ class JoiningKernel:
         self._check = check
         self._kernel, self._kernels, self.star, self._tier = kernel, kernels, star, tier
         self._profiler = tier.profiler
+        self.stall_s = 0.0  # for which a layer waited here while a worker waited for its disk
         self._guess: tuple[int, Routing] | None = None
         self._asked: list[int] = []  # ranks whose rows are awaited
         self._elsewhere: list[tuple[int, IntArray, IntArray]] = []  # those, their experts and the tokens of each
@@ -88,9 +89,9 @@ class JoiningKernel:
             try:
                 connection = self.star.connection(rank)
                 rows = connection.collect()
-                self._profiler.lap("workers")
+                waited_s = self._profiler.lap("workers")
+                self.stall_s += min(waited_s, connection.stalled_s)
                 self._kernel.put(experts, rows)
-                self._count(connection.uses)
             except LostError as error:
                 self.star.lose(rank, error)
                 self._check()
@@ -126,13 +127,6 @@ class JoiningKernel:
             else:
                 if rank in wanted:
                     self._asked.append(rank)
-
-    def _count(self, uses: Uses) -> None:
-        """Hits are those of all ranks, so that activations are those of the model; reads are this machine's."""
-        stats = self._tier.stats
-        stats.hits += uses.hits
-        stats.misses += uses.misses
-        stats.late_hits += uses.late_hits
 
     def _compute_here(self, experts: IntArray, counts: IntArray) -> None:
         """What a lost worker was to compute."""

@@ -10,11 +10,11 @@ from typing import Final
 
 import numpy as np
 
-from moeinf.distributed.frames import Kind, ReplyForm, Request, RequestForm, Uses, order
+from moeinf.distributed.frames import STALL, Kind, ReplyForm, Request, RequestForm, no_numbers, order
 from moeinf.distributed.group import Group, LostError, Transfer
 from moeinf.distributed.meeting import Facts, Offer, call
 from moeinf.errors import WorkerError
-from moeinf.types import ByteArray, Float32Array, IntArray
+from moeinf.types import ByteArray, Float32Array, FloatArray, IntArray, MoeShape
 
 REPLY_S: Final = 60.0  # the longest that a layer of a worker may take; then it counts as lost
 PING_S: Final = 1.0  # from one to the next
@@ -55,7 +55,8 @@ class Connection:
         self._form, self._replies = RequestForm(top_k, width), ReplyForm(width)
         self._frame: ByteArray = np.zeros(self._form.frame_bytes, np.uint8)
         self._sent: list[Transfer] = []
-        self.uses = Uses()  # of the last reply
+        self._before, self._counted = no_numbers(), no_numbers()  # when it began to serve, and now
+        self.stalled_s = 0.0  # for which the last reply waited for the worker's disk
         self._asked: tuple[Transfer, ByteArray] | None = None
         self._should_stop, self._awaits, self._given_up = should_stop, False, False
         self._heard_s, self._over = time.monotonic(), threading.Event()
@@ -71,15 +72,19 @@ class Connection:
         """For what is not asked by layers."""
         return self._group
 
-    def own(self, keys: IntArray, num_keys: int) -> None:
-        """Tells the worker which experts are its own from now on, and waits until it is ready. Raises LostError."""
-        mine = np.zeros(num_keys, np.bool_)
+    def own(self, keys: IntArray, shape: MoeShape) -> None:
+        """Tells the worker which experts are its own from now on, and waits until it is ready. Raises LostError.
+
+        shape: that of the routing, which may be of fewer experts a token than the model's.
+        """
+        mine = np.zeros(shape.num_keys, np.bool_)
         mine[keys] = True
         bits = np.packbits(mine)
-        order(Kind.OWN, self._frame, len(bits))
+        order(Kind.OWN, self._frame, len(bits), shape.top_k)
         self._expect(0)
         self._send(bits)
         self.collect()
+        self._before = self._counted
 
     def ask(self, request: Request) -> None:
         """Sends a request; `collect` brings the reply where it has rows. Raises LostError."""
@@ -91,7 +96,7 @@ class Connection:
         self._send(self._form.pack(request, self._frame))
 
     def collect(self) -> Float32Array:
-        """The rows of the reply, good until the next `ask`; `uses` tells of it then. Raises LostError."""
+        """The rows of the reply, good until the next `ask`. Raises LostError."""
         assert self._asked is not None
         (receipt, frame), self._asked = self._asked, None
         self._awaits = True
@@ -105,8 +110,15 @@ class Connection:
             self._awaits = False
         if fault := self._replies.fault(frame):
             raise LostError(fault)
-        self.uses = self._replies.uses(frame)
+        before, self._counted = self._counted, self._replies.numbers(frame)
+        self.stalled_s = float(self._counted[STALL] - before[STALL])
         return self._replies.rows(frame)
+
+    @property
+    def counted(self) -> FloatArray:
+        """What the worker has counted for this rank 0 by its last reply, as frames.numbers_of says it."""
+        numbers: FloatArray = self._counted - self._before
+        return numbers
 
     @property
     def is_asked(self) -> bool:
@@ -176,6 +188,7 @@ class Peer:
         self.address = address
         self.connection: Connection | None = None
         self.num_owned = 0
+        self._counted_before = no_numbers()  # by connections that have ended
         self._connect = connect
         self._returned: Connection | None = None
         self._calling: threading.Thread | None = None
@@ -186,13 +199,20 @@ class Peer:
         self.connection = self._connect(self.address)
         return self.connection
 
-    def drop(self, keys: IntArray, num_keys: int) -> None:
+    @property
+    def counted(self) -> FloatArray:
+        """What the worker has counted for this rank 0, as frames.numbers_of says it. From any thread."""
+        connection, before = self.connection, self._counted_before
+        return before if connection is None else before + connection.counted
+
+    def drop(self, keys: IntArray, shape: MoeShape) -> None:
         """The connection is of no use any more; it is made anew, for the same experts."""
         if self.connection is not None:
+            self._counted_before = self.counted
             self.connection.end()
             self.connection.settle()
             self.connection = None
-        self._calling = threading.Thread(target=self._call_again, args=(keys, num_keys), name="rejoin", daemon=True)
+        self._calling = threading.Thread(target=self._call_again, args=(keys, shape), name="rejoin", daemon=True)
         self._calling.start()
 
     def returned(self) -> bool:
@@ -207,17 +227,17 @@ class Peer:
         for connection in (self.connection, self._returned):
             if connection is not None:
                 connection.leave()
-        self.connection = self._returned = None
+        self._counted_before, self.connection, self._returned = self.counted, None, None
         if self._calling is not None:
             self._calling.join(PING_S)
 
-    def _call_again(self, keys: IntArray, num_keys: int) -> None:
+    def _call_again(self, keys: IntArray, shape: MoeShape) -> None:
         wait_s = FIRST_RETRY_S
         while not self._closed.wait(wait_s):
             wait_s = min(2 * wait_s, LAST_RETRY_S)
             try:
                 connection = self._connect(self.address)
-                connection.own(keys, num_keys)
+                connection.own(keys, shape)
             except (WorkerError, LostError):
                 continue
             self._returned = connection

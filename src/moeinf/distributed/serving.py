@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from moeinf.distributed.frames import Kind, ReplyForm, Request, RequestForm, Uses, kind_of
+from moeinf.distributed.frames import Kind, ReplyForm, Request, RequestForm, kind_of, top_k_of
 from moeinf.distributed.group import Group, LostError, Transfer
 from moeinf.distributed.meeting import Facts, Listener, Offer
 from moeinf.errors import MoeinfError, WorkerError
@@ -24,12 +24,19 @@ _TICK_S: Final = 0.2
 class ServedExperts(Protocol):
     """What a worker computes with."""
 
-    def only(self, mine: BoolArray) -> None:
-        """mine [layers * experts]: which experts are this rank's from now on. Returns when they may be asked for."""
+    def only(self, mine: BoolArray, top_k: int) -> None:
+        """mine [layers * experts]: which experts are this rank's from now on. Returns when they may be asked for.
+
+        top_k: to how many of all experts each token will be routed.
+        """
         ...
 
-    def run(self, request: Request, rows: Float32Array) -> Uses:
-        """Fills rows [request.num_rows, H]; returns how many of them found their expert there. Raises MoeinfError."""
+    def run(self, request: Request, rows: Float32Array) -> None:
+        """Fills rows [request.num_rows, H]. Raises MoeinfError."""
+        ...
+
+    def counted(self) -> tuple[float, ...]:
+        """What was counted so far, since it was opened: frames.numbers_of."""
         ...
 
     def end(self) -> None:
@@ -127,7 +134,7 @@ class Session:
                     return "it has no more to ask"
                 rest = self._rest(self._form.rest_bytes(frame))
                 if kind == Kind.OWN:
-                    self._own(rest)
+                    self._own(rest, top_k_of(frame))
                 else:
                     self._run(self._form.unpack(frame, rest))
         except LostError as error:
@@ -143,10 +150,10 @@ class Session:
         self._group.receive(rest, tag=1).wait(SILENT_S)
         return rest
 
-    def _own(self, bits: ByteArray | None) -> None:
+    def _own(self, bits: ByteArray | None, top_k: int) -> None:
         assert bits is not None
         try:
-            self._experts.only(np.unpackbits(bits).astype(np.bool_))
+            self._experts.only(np.unpackbits(bits).astype(np.bool_), top_k)
         except MoeinfError as error:
             return self._reply(self._replies.frame(0), str(error))
         self._reply(self._replies.frame(0))
@@ -157,14 +164,14 @@ class Session:
             sent.wait(SILENT_S)  # its memory is written anew
         frame = self._replies.frame(request.num_rows)
         try:
-            uses = self._experts.run(request, self._replies.rows(frame))
+            self._experts.run(request, self._replies.rows(frame))
         except MoeinfError as error:
             if request.num_rows:
                 self._reply(frame, str(error))
             return
         if request.num_rows:
-            self._reply(frame, uses=uses)
+            self._reply(frame)
 
-    def _reply(self, frame: ByteArray, fault: str = "", uses: Uses | None = None) -> None:
-        self._replies.say(frame, fault, uses or Uses())
+    def _reply(self, frame: ByteArray, fault: str = "") -> None:
+        self._replies.say(frame, self._experts.counted(), fault)
         self._sent = self._group.send(frame)

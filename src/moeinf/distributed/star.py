@@ -7,6 +7,7 @@ from typing import Final
 
 import numpy as np
 
+from moeinf.distributed.frames import Counts, counts_of, no_numbers
 from moeinf.distributed.group import LostError
 from moeinf.distributed.ownership import Capacity, owners, shares
 from moeinf.distributed.peer import Connection, Peer
@@ -24,6 +25,8 @@ class Star:
         self, peers: Sequence[Peer], here: Capacity, shape: MoeShape, tier: ExpertTier, notify: Callable[[str], None]
     ) -> None:
         """Calls all workers, and shares the experts out. The tier then holds this machine's alone.
+
+        shape: that of the routing.
 
         Raises WorkerError, which names the worker, where one does not answer or refuses.
         """
@@ -54,7 +57,7 @@ class Star:
             peer.num_owned = len(keys)
             try:
                 assert peer.connection is not None
-                peer.connection.own(keys, self.shape.num_keys)
+                peer.connection.own(keys, self.shape)
             except LostError as error:
                 raise WorkerError(f"worker {peer.address}: {error}") from error
         self._settle()
@@ -90,7 +93,7 @@ class Star:
         peer, keys = self.peers[rank - 1], np.flatnonzero(self._plan == rank)
         self.owner[keys] = HERE
         self._settle()
-        peer.drop(keys, self.shape.num_keys)
+        peer.drop(keys, self.shape)
         self._notify(
             f"worker {peer.address} is lost ({reason}): its {len(keys)} experts are read here until it is back"
         )
@@ -104,6 +107,17 @@ class Star:
         parts = [f"rank 0 owns {len(self.owned_here())} experts"]
         parts += [f"{peer.address} {peer.num_owned}" for peer in self.peers]
         return ", ".join(parts)
+
+    def counted(self) -> Counts:
+        """What all workers have counted for this rank 0, by their last replies. From any thread.
+
+        Reads take as long as those of the worker that reads most, as all read at once; how long compute waited for an
+        expert is for rank 0 to tell.
+        """
+        each = [peer.counted for peer in self.peers]
+        counts = counts_of(sum(each, no_numbers()))
+        counts.cache.stall_s = 0.0
+        return counts._replace(busy_s=max(float(numbers[-1]) for numbers in each))
 
     def close(self) -> None:
         for peer in self.peers:

@@ -118,6 +118,7 @@ class BuildContext:
     predictor: str = DEFAULT_PREDICTOR
     maps: StateMaps | None = None  # what the predictor goes by, if it is "tuned"
     should_stop: Callable[[], bool] = lambda: False  # whether the answer that is being made is to end; any thread
+    top_k: int | None = None  # experts of a token, where rank 0 says it to a worker
 
     @property
     def manifest(self) -> Manifest:
@@ -126,8 +127,8 @@ class BuildContext:
     @property
     def moe(self) -> MoeShape:
         """The shape that policies and predictors see: a trace may route to fewer experts a token than the model."""
-        shape = self.manifest.moe
-        return shape if self.recorded is None else replace(shape, top_k=self.recorded.top_k)
+        top_k = self.top_k if self.recorded is None else self.recorded.top_k
+        return self.manifest.moe if top_k is None else replace(self.manifest.moe, top_k=top_k)
 
     def on(self, machine: Machine) -> BuildContext:
         """The same on a machine whose memory is used otherwise."""

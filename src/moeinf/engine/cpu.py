@@ -18,7 +18,7 @@ from moeinf.engine.placed.experts import (
     sliced_reads,
     slices_that_exist,
 )
-from moeinf.engine.ranks.star import join, shared
+from moeinf.engine.ranks.star import RankReaders, join, shared
 from moeinf.models.cpu.layers import NativeLayers
 from moeinf.models.layers.encoder_decoder import EncoderDecoder, SourceCache
 from moeinf.models.layers.weights import StoredTensor, with_scales
@@ -27,10 +27,12 @@ from moeinf.runtime.cache.loader import Loader
 from moeinf.runtime.cache.pressure import MemoryWatch
 from moeinf.runtime.cache.read_errors import ReadErrors
 from moeinf.runtime.cache.slices import SliceScores, shape_of_slices
+from moeinf.runtime.cache.stats import CacheStats
 from moeinf.runtime.cache.table import SlotRegion
 from moeinf.runtime.cache.tier import ExpertTier
 from moeinf.runtime.experts import Observer, StreamedExperts
 from moeinf.runtime.io.places import PlacedReads
+from moeinf.runtime.io.protocol import ReadFacts
 from moeinf.runtime.io.reader import open_reader
 from moeinf.runtime.policy.protocol import DevicePolicy
 from moeinf.text.quantities import size_text
@@ -68,7 +70,7 @@ class CpuRunner:
         total = dense.memory_bytes + (self.plan.cache_bytes if fits else 0)
         tensors = dense.read(host.config, lambda done, _: report.progress(done, total), context.on_wait)
         arena = Arena(self.plan.cache_bytes)
-        self.reader = open_reader(
+        self._reader = open_reader(
             weights.stored.shard_paths,
             weights.stored.shard_sizes,
             arena,
@@ -76,8 +78,8 @@ class CpuRunner:
             weights.expert_sums,
             context.on_wait,
         )
-        if self.reader.notice:
-            report.notify(self.reader.notice)
+        if self._reader.notice:
+            report.notify(self._reader.notice)
         try:
             self._assemble(context, arena, tensors)
             self._watch.start()
@@ -97,7 +99,7 @@ class CpuRunner:
         errors = ReadErrors(
             stored.shard_paths if own_files else (), shape.num_experts, stored.name, stored.remedy, slots.cache.slices
         )
-        loader = Loader(slots.cache, self.reader, memory, placed=slots.reads)
+        loader = Loader(slots.cache, self._reader, memory, placed=slots.reads)
         self.tier = ExpertTier(slots.cache, loader, errors, profiler)
         reserve, slot_bytes, sizes = reserve_bytes(self.plan, host.machine), slots.cache.stride_bytes, self.plan.sizes
         least_slots = shape.top_k * manifest.layout.stride_bytes // slot_bytes if sizes is None else sizes.least_slots
@@ -106,7 +108,7 @@ class CpuRunner:
         prefetcher = prefetcher_of(
             context,
             self.tier,
-            self.reader,
+            self._reader,
             advisers,
             slot_bytes if sizes is None else sizes.mean_bytes,
             fits=False,  # it need not stay so
@@ -116,7 +118,7 @@ class CpuRunner:
         self.observers = [*watch.observers, *advisers]
         kernel = ExpertKernel(host.kernels, memory, slots.parts, weights.family.tensors.forms)
         if host.config.workers:
-            self._joining = join(context, self.tier, self.reader, kernel)
+            self._joining = join(context, self.tier, self._reader, kernel)
         computes = self._joining or kernel
         streamed = StreamedExperts(
             self.tier, computes, watch.observers, advisers, prefetcher, stored.name, watch.witness
@@ -134,8 +136,9 @@ class CpuRunner:
         slices = context.footprint.slices
         if cut is None or slices is None:
             region = SlotRegion(memory, 0, self.plan.num_slots, self.plan.sizes)
+            reads = placed_reads(manifest, self._reader)
             cache = ExpertCache(shape, manifest.layout.stride_bytes, region, policy)
-            return _Slots(cache, placed_reads(manifest, self.reader), parts_of_layers(manifest))
+            return _Slots(cache, reads, parts_of_layers(manifest))
         cache = ExpertCache(
             shape_of_slices(shape, cut.of_expert),
             cut.slot_bytes,
@@ -144,7 +147,7 @@ class CpuRunner:
             cut.of_expert,
             slices_that_exist(manifest, slices),
         )
-        return _Slots(cache, sliced_reads(manifest, slices, self.reader), parts_of_slices(manifest, slices))
+        return _Slots(cache, sliced_reads(manifest, slices, self._reader), parts_of_slices(manifest, slices))
 
     def forward(
         self, token_ids: Sequence[int], between_layers: Callable[[], None] | None = None, *, of_tokens: int = 0
@@ -179,6 +182,20 @@ class CpuRunner:
         """The ranks that compute together, where there are others."""
         return None if self._joining is None else self._joining.star
 
+    @property
+    def reader(self) -> ReadFacts:
+        """What it tells is of all ranks."""
+        return self._reader if self._joining is None else RankReaders(self._reader, self._joining.star)
+
+    @property
+    def stats(self) -> CacheStats:
+        """What the caches of all ranks have counted, as a copy."""
+        counted, joining = self.tier.stats.snapshot(), self._joining
+        if joining is None:
+            return counted
+        counted.stall_s += joining.stall_s
+        return counted.plus(joining.star.counted().cache)
+
     def spare_first(self, spare: Callable[[int], int]) -> None:
         """What gives memory back before experts do: see MemoryWatch.look."""
         self._watch.spare = spare
@@ -191,4 +208,4 @@ class CpuRunner:
             self._watch.close()
         if self._joining is not None:
             self._joining.star.close()
-        return self.reader.close()
+        return self._reader.close()

@@ -210,6 +210,11 @@ class GpuRunner:
         return explain(error) or error
 
     @property
+    def stats(self) -> CacheStats:
+        """Those of all cards."""
+        return self.tier.stats.snapshot()
+
+    @property
     def arithmetic(self) -> str:
         return f"gpu {self._gpu.name}, {self.plan.prefill_chunk} tokens at once"
 

@@ -58,7 +58,7 @@ if TYPE_CHECKING:  # loads torch, which a run on the CPU does without
 class Model:
     """A stored model, ready to generate. One request at a time, from one thread. Close it, or use `with`.
 
-    Other threads may look on: at `activity` (None but for a server), `bytes_read`, `plan`, `tier.states`, `tier.stats`.
+    Other threads may look on: at `activity` (None but for a server), `bytes_read`, `plan`, `stats`, `tier.states`.
     """
 
     def __init__(
@@ -187,8 +187,13 @@ class Model:
         return self.generator.runner
 
     def bytes_read(self) -> int:
-        """Bytes of experts that were read from the disk so far. Raises StoreError once the model is closed."""
+        """Bytes of experts that all ranks have read so far. Raises StoreError once the model is closed."""
         return self.runner.reader.bytes_read()
+
+    @property
+    def stats(self) -> CacheStats:
+        """What the caches of all ranks have counted so far. Raises StoreError once the model is closed."""
+        return self.runner.stats
 
     @property
     def last(self) -> Completion | None:

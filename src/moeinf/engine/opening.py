@@ -18,6 +18,7 @@ from moeinf.models.family import family_of
 from moeinf.models.layers.decoder import Decoder
 from moeinf.models.layers.encoder_decoder import EncoderDecoder
 from moeinf.models.layers.kv_cache import Cache
+from moeinf.runtime.cache.stats import CacheStats
 from moeinf.runtime.cache.tier import ExpertTier
 from moeinf.runtime.experts import Observer
 from moeinf.runtime.io.protocol import ReadFacts
@@ -47,6 +48,11 @@ class ModelRunner(EncoderDecoderModel, Protocol):
 
     @property
     def reader(self) -> ReadFacts: ...
+
+    @property
+    def stats(self) -> CacheStats:
+        """What the caches of experts have counted, those of other ranks too, as a copy. From any thread."""
+        ...
 
     @property
     def arithmetic(self) -> str:

@@ -23,7 +23,7 @@ class RequestMonitor:
         self._runner, self._profiler, self._hooks, self._trace = runner, profiler, hooks, trace
         self._prompt_is_read = False
         self._started_s = time.perf_counter()
-        self._cache_before = runner.tier.stats.snapshot()
+        self._cache_before = runner.stats
         self._prefill: CacheStats | None = None
         self._laps_before: dict[str, float] = {}
 
@@ -38,8 +38,8 @@ class RequestMonitor:
             self._trace.begin(phase)
         self._profiler.restart()
         if phase == "decode" and self._prefill is None:
-            self._prefill = self._runner.tier.stats.since(self._cache_before)
-            self._cache_before = self._runner.tier.stats.snapshot()
+            self._prefill = self._runner.stats.since(self._cache_before)
+            self._cache_before = self._runner.stats
             self._laps_before = self._profiler.snapshot()
 
     def prefilled(self, done: int, total: int) -> None:
@@ -50,7 +50,7 @@ class RequestMonitor:
 
     def end(self, stats: GenerationStats) -> None:
         """Writes what was counted into the stats of the request."""
-        last = self._runner.tier.stats.since(self._cache_before)
+        last = self._runner.stats.since(self._cache_before)
         if self._prefill is None:
             stats.prefill_cache = last
         else:

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,9 @@ from moeinf.errors import UsageError, WorkerError
 from moeinf.pull.pull import pull
 from moeinf.store.library import Library, StoredModel
 from moeinf.store.verify import verify
+from moeinf.traces.guesses import DrawnGuesses, LookAheadQuality
+from moeinf.traces.replayed import RecordedRouting
+from moeinf.traces.trace import Trace
 from moeinf.types import Float32Array
 from tests.support.checkpoints import in_mxfp4, random_tensors, write_checkpoint
 from tests.support.ranks.workers import Workers
@@ -61,9 +65,12 @@ def oracle(demo: StoredModel) -> list[int]:
         return tokens(model)
 
 
-def opened(stored: StoredModel, notices: list[str] | None = None, **options: Any) -> Model:
+def opened(
+    stored: StoredModel, notices: list[str] | None = None, recorded: RecordedRouting | None = None, **options: Any
+) -> Model:
     told = [] if notices is None else notices
-    return Model(stored, RuntimeConfig.of(**{"threads": 1, "expert_cache": "30%"} | options), Reporting(told.append))
+    config = RuntimeConfig.of(**{"threads": 1, "expert_cache": "30%"} | options)
+    return Model(stored, config, Reporting(told.append), recorded=recorded)
 
 
 def tokens(model: Model, num_tokens: int = NUM_TOKENS) -> list[int]:
@@ -95,6 +102,10 @@ def test_tokens_are_the_same_for_every_number_of_ranks(
         stats, moe = model.last.stats, demo.manifest.moe
         for cache, count in ((stats.prefill_cache, stats.prompt_tokens), (stats.decode_cache, len(stats.token_s))):
             assert cache.activations == count * moe.num_layers * moe.top_k  # those of all ranks
+            assert cache.demand_bytes == cache.demand_reads * demo.manifest.layout.stride_bytes
+        here, counted = model.tier.stats, model.stats
+        assert counted.activations > here.activations and counted.stall_s >= here.stall_s
+        assert model.bytes_read() >= counted.demand_bytes
     with opened(demo, prefetch=False, prefill_chunk=3, **workers.options(*started)) as model:
         assert tokens(model) == oracle  # they serve the next rank 0, which does otherwise
 
@@ -122,6 +133,43 @@ def logits(model: Model, num_rows: int = 12) -> Float32Array:
     ]
     rows += [runner.network.forward([token], runner.cache) for token in ids[num_rows:]]
     return np.concatenate(rows)
+
+
+@pytest.mark.parametrize("fewer", [0, 1])
+def test_routing_of_a_trace_goes_to_all_ranks(workers: Workers, demo: StoredModel, fewer: int) -> None:
+    """It may be of fewer experts a token than the model's: policies of workers are told."""
+    shape = replace(demo.manifest.moe, top_k=demo.manifest.moe.top_k - fewer)
+    rng = np.random.default_rng(3)
+    ids = np.argsort(rng.random((20, shape.num_layers, shape.num_experts)), axis=2)[:, :, : shape.top_k]
+    trace = Trace("drawn", shape, ids, np.array([0, 20]), weights=rng.random(ids.shape, np.float32))
+    guesses = DrawnGuesses(trace, LookAheadQuality(0.8, 0.8), seed=4)
+
+    def found(**options: Any) -> Float32Array:
+        with opened(demo, recorded=RecordedRouting(trace, guesses), **options) as model:
+            rows = logits(model)
+            assert model.stats.activations == 20 * shape.num_layers * shape.top_k
+            return rows
+
+    worker = workers.start(demo, expert_cache="30%")
+    assert np.array_equal(found(**workers.options(worker)), found())
+    with opened(demo, **workers.options(worker)) as model:  # the worker goes on with the model's own
+        assert tokens(model)
+
+
+def test_what_a_lost_worker_has_counted_is_kept(workers: Workers, demo: StoredModel) -> None:
+    worker = workers.start(demo, expert_cache="30%")
+    with opened(demo, **workers.options(worker)) as model:
+        tokens(model)
+        before = model.stats
+        worker.signal(signal.SIGKILL)
+        tokens(model)
+        assert owned(model)[1] == 0
+        later = model.stats.since(before)
+        moe, last = demo.manifest.moe, model.last
+        assert last is not None
+        asked = last.stats.prompt_tokens + len(last.stats.token_s)
+        assert later.activations <= asked * moe.num_layers * moe.top_k
+        assert later.demand_reads > 0 and model.stats.demand_bytes > model.tier.stats.demand_bytes
 
 
 def test_ranks_answer_about_pictures_as_one_machine_does(workers: Workers, tmp_path: Path) -> None:

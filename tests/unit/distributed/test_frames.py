@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import numpy as np
 import pytest
 
-from moeinf.distributed.frames import HEAD_BYTES, Kind, ReplyForm, Request, RequestForm, Uses, kind_of, order
+from moeinf.distributed.frames import (
+    REPLY_HEAD_BYTES,
+    Counts,
+    Kind,
+    ReplyForm,
+    Request,
+    RequestForm,
+    counts_of,
+    kind_of,
+    no_numbers,
+    numbers_of,
+    order,
+    top_k_of,
+)
+from moeinf.runtime.cache.stats import CacheStats
 from moeinf.types import Routing
 
 TOP_K, HIDDEN = 3, 20
@@ -54,23 +70,45 @@ def test_a_token_with_its_guess_fits_the_frame() -> None:
     assert form.pack(request(2), frame) is not None
 
 
+class Read:
+    """moeinf.runtime.io.protocol.ReadFacts of a reader that has read something."""
+
+    backend, notice = "pure", ""
+
+    def bytes_read(self) -> int:
+        return 1 << 40
+
+    def busy_seconds(self) -> float:
+        return 0.75
+
+
+def test_what_was_counted_comes_out_as_it_went_in() -> None:
+    stats = CacheStats(**{field.name: number for number, field in enumerate(fields(CacheStats), start=2**33)})
+    stats.stall_s = 1.5
+    form = ReplyForm(HIDDEN)
+    form.say(frame := form.frame(1), numbers_of(stats, Read()))
+    assert counts_of(form.numbers(frame)) == Counts(stats, 1 << 40, 0.75)
+    assert counts_of(form.numbers(frame) - form.numbers(frame)) == Counts(CacheStats(), 0, 0.0)
+
+
 def test_a_reply_has_rows_or_a_fault() -> None:
     form = ReplyForm(HIDDEN)
     frame = form.frame(4)
     form.rows(frame)[:] = wanted = np.arange(4 * HIDDEN, dtype=np.float32).reshape(4, HIDDEN)
-    form.say(frame, uses=Uses(3, 2, 1))
-    assert form.uses(frame) == Uses(3, 2, 1) and form.fault(frame) == "" and np.array_equal(form.rows(frame), wanted)
-    form.say(frame, "the disk is gone")
+    numbers = tuple(no_numbers().tolist())
+    form.say(frame, numbers)
+    assert form.fault(frame) == "" and np.array_equal(form.rows(frame), wanted)
+    form.say(frame, numbers, "the disk is gone")
     assert form.fault(frame) == "the disk is gone"
-    form.say(frame, "é" * 4 * HIDDEN * 4)
+    form.say(frame, numbers, "é" * 4 * HIDDEN * 4)
     assert set(form.fault(frame).rstrip("�")) == {"é"}
     empty = form.frame(0)
-    form.say(empty, "no room for a reason")
-    assert len(empty) == HEAD_BYTES and form.fault(empty) == "it failed"
+    form.say(empty, numbers, "no room for a reason")
+    assert len(empty) == REPLY_HEAD_BYTES and form.fault(empty) == "it failed"
 
 
 def test_an_order_is_no_request() -> None:
     form = RequestForm(TOP_K, HIDDEN)
     form.pack(request(1), frame := np.zeros(form.frame_bytes, np.uint8))
-    order(Kind.OWN, frame, 96)
-    assert kind_of(frame) == Kind.OWN and form.rest_bytes(frame) == 96
+    order(Kind.OWN, frame, 96, 2)
+    assert kind_of(frame) == Kind.OWN and top_k_of(frame) == 2 and form.rest_bytes(frame) == 96

@@ -17,7 +17,7 @@ from moeinf.engine.build_context import BuildContext, Weights
 from moeinf.engine.footprint import expert_parts
 from moeinf.errors import UsageError
 from moeinf.runtime.cache.tier import ExpertTier
-from moeinf.runtime.io.protocol import DiskReader
+from moeinf.runtime.io.protocol import DiskReader, ReadFacts
 from moeinf.sampling.loop import Interrupted
 from moeinf.store.manifest import Manifest
 from moeinf.version import __version__
@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # loads torch, which a run on one machine does without
     from moeinf.distributed.meeting import Facts
     from moeinf.distributed.ownership import Capacity
     from moeinf.distributed.peer import Connection, PeerAddress
+    from moeinf.distributed.star import Star
     from moeinf.runtime.experts import StreamedExperts
 
 _SAMPLE_BYTES: Final = 64 << 20  # read to learn the disk's rate
@@ -76,6 +77,21 @@ def shared(streamed: StreamedExperts, joining: JoiningKernel, config: RuntimeCon
     from moeinf.distributed.experts import SharedExperts
 
     return SharedExperts(streamed, joining, guesses=config.prefetch and joining.star.reads_elsewhere)
+
+
+class RankReaders:
+    """moeinf.runtime.io.protocol.ReadFacts of all ranks, whose disks read side by side."""
+
+    def __init__(self, here: ReadFacts, star: Star) -> None:
+        self._here, self._star = here, star
+        self.backend, self.notice = here.backend, here.notice
+
+    def bytes_read(self) -> int:
+        return self._here.bytes_read() + self._star.counted().read_bytes
+
+    def busy_seconds(self) -> float:
+        """Of the rank that reads most."""
+        return max(self._here.busy_seconds(), self._star.counted().busy_s)
 
 
 def _when_open(connect: Callable[[], Connection]) -> Connection:

@@ -8,7 +8,7 @@ import numpy as np
 
 from moeinf._native import Arena, ExpertKernel
 from moeinf.config import RuntimeConfig
-from moeinf.distributed.frames import ReplyForm, Request, RequestForm, Uses
+from moeinf.distributed.frames import ReplyForm, Request, RequestForm, numbers_of
 from moeinf.distributed.kernels import PartKernel
 from moeinf.distributed.meeting import Facts, Offer
 from moeinf.engine.build_context import BuildContext, Host, Observation, Reporting, policy_of, prefetcher_of
@@ -50,26 +50,28 @@ class WorkerExperts:
         self.plan = _plan(manifest, config, here)
         self._shape, self._width = manifest.moe, expert_width(manifest)
         observation = Observation(ActivationCollection(manifest.moe), Profiler())
-        context = BuildContext(weights, Host(here, config, self.kernels), observation, reporting)
-        arena = Arena(self.plan.cache_bytes)
-        self._reader = open_reader(stored.shard_paths, stored.shard_sizes, arena, config, weights.expert_sums)
+        self._context = BuildContext(weights, Host(here, config, self.kernels), observation, reporting)
+        self._arena = Arena(self.plan.cache_bytes)
+        self._reader = open_reader(stored.shard_paths, stored.shard_sizes, self._arena, config, weights.expert_sums)
         try:
-            self._assemble(context, arena)
+            self._assemble(self._shape.top_k)
+            capacity = capacity_of(self.tier, self._reader, manifest.layout.stride_bytes)
+            self.offer = Offer(capacity.num_slots, capacity.bytes_per_s)
         except BaseException:
             self._reader.close()
             raise
 
-    def _assemble(self, context: BuildContext, arena: Arena) -> None:
+    def _assemble(self, top_k: int) -> None:
+        """Puts empty slots together with policy and predictor of tokens with so many experts."""
+        self._top_k, context = top_k, replace(self._context, top_k=top_k)
         weights, manifest, stored = context.weights, context.manifest, context.weights.stored
-        memory, stride = arena.array(), manifest.layout.stride_bytes
+        memory, stride = self._arena.array(), manifest.layout.stride_bytes
         policy = policy_of(context, self.plan.num_slots)
         cache = ExpertCache(self._shape, stride, SlotRegion(memory, 0, self.plan.num_slots), policy)
         shards = stored.shard_paths if manifest.in_place is None else ()
         errors = ReadErrors(shards, self._shape.num_experts, stored.name, stored.remedy)
         loader = Loader(cache, self._reader, memory, placed=placed_reads(manifest, self._reader))
         self.tier = ExpertTier(cache, loader, errors, context.observation.profiler)
-        capacity = capacity_of(self.tier, self._reader, stride)
-        self.offer = Offer(capacity.num_slots, capacity.bytes_per_s)
         advisers: list[Observer] = [policy]
         self._prefetcher = prefetcher_of(context, self.tier, self._reader, advisers, stride, fits=False, on_cpu=True)
         native = ExpertKernel(self.kernels, memory, parts_of_layers(manifest), weights.family.tensors.forms)
@@ -83,22 +85,26 @@ class WorkerExperts:
         """How requests to this model, and replies, look."""
         return RequestForm(self._shape.top_k, self._width), ReplyForm(self._width)
 
-    def only(self, mine: BoolArray) -> None:
-        """mine by key, perhaps with more behind: which experts are this rank's. Reads them where all have room."""
+    def only(self, mine: BoolArray, top_k: int) -> None:
+        """mine by key, perhaps with more behind: which experts are this rank's. Reads them where all have room.
+
+        top_k: of the routing to come, which policy and predictor are made for.
+        """
         mine = mine[: self._shape.num_keys]
+        if top_k != self._top_k:
+            self._watch.close()
+            self.tier.only(np.zeros_like(mine))  # waits for what is on its way into the slots
+            self._assemble(top_k)
         self.tier.only(mine)
         self._kernel.only(mine.reshape(self._shape.num_layers, -1))
         if self.tier.has_room_for_all:
             self.tier.load_all(lambda done, total: None)
 
-    def run(self, request: Request, rows: Float32Array) -> Uses:
-        """Raises ExpertReadError."""
-        stats = self.tier.stats
-        hits, misses, late_hits = stats.hits, stats.misses, stats.late_hits
-        self._run(request, rows)
-        return Uses(stats.hits - hits, stats.misses - misses, stats.late_hits - late_hits)
+    def counted(self) -> tuple[float, ...]:
+        return numbers_of(self.tier.stats, self._reader)
 
-    def _run(self, request: Request, rows: Float32Array) -> None:
+    def run(self, request: Request, rows: Float32Array) -> None:
+        """Raises ExpertReadError."""
         self.kernels.begin_pass(request.pass_tokens)
         experts = self._experts
         if request.guess is not None and experts.wants_expectations:

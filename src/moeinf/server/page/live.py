@@ -142,7 +142,7 @@ class Watch:
             self._clock(),
             tier.states(),
             activity.last_use(),
-            tier.stats.snapshot(),
+            model.stats,
             model.bytes_read(),
             activity.decoded_tokens,
         )
