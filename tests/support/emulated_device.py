@@ -7,9 +7,9 @@ waiting) is refused here too.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -72,14 +72,23 @@ class EmulatedDevice:
 
     kind = torch.device("cpu")
     stream = 7
+    current: ClassVar[EmulatedDevice | None] = None  # where a kernel that is launched now would run
 
     def __init__(self, memory_bytes: int = 1 << 40) -> None:
         self.memory_bytes = memory_bytes
         self.recording: Recording | None = None
         self.num_captures = 0
 
-    def computing(self) -> AbstractContextManager[None]:
-        return nullcontext()
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        before, EmulatedDevice.current = EmulatedDevice.current, self
+        try:
+            yield
+        finally:
+            EmulatedDevice.current = before
+
+    def make_current(self) -> None:
+        EmulatedDevice.current = self
 
     def begin_program(self) -> None:
         assert self.recording is None, "a capture is under way"
@@ -130,6 +139,7 @@ class RecordedCalls:
         method = getattr(self._kernels, name)
 
         def call(*args: Any, **kwargs: Any) -> Any:
+            assert EmulatedDevice.current in (None, self._device), "a kernel of one card is launched on another"
             recording = self._device.recording
             if recording is None:
                 return method(*args, **kwargs)

@@ -56,7 +56,7 @@ COLUMNS: Mapping[str, str] = {
     "total_s": "time of all requests",
     "bytes_per_token": "bytes of experts that were read for a token",
     "read_gb_per_s": "rate of the reader while it reads, prefill and decode together",
-    "disk_share": "read_gb_per_s as a share of disk_gb_per_s; 0 on a GPU; with workers of all their disks, and perhaps above 1",
+    "disk_share": "read_gb_per_s, of all ranks, as a share of disk_gb_per_s, which is rank 0's; 0 on a GPU",
     "missed_gb_per_s": "bytes of experts that were read, over the whole time",
     "link_share": "missed_gb_per_s as a share of link_gb_per_s",
     "weights_gb_per_s": "bytes of weights that decoding used, over its time",

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import TypeVar
 
 from moeinf._native import ExpertKernel
 from moeinf.engine.build_context import BuildContext
 from moeinf.engine.footprint import expert_parts
-from moeinf.engine.memory_plan import DevicePlan, plan_device_memory, prefixes_text, sequence_text
+from moeinf.engine.memory_plan import DevicePlan, prefixes_text
 from moeinf.engine.placed.device_form import conversion_notice, device_layouts, for_device
-from moeinf.engine.ranks.card import ExpertCard, Part, readers_of, shared_out
+from moeinf.engine.ranks.card import ExpertCard, parts_of, readers_of
 from moeinf.errors import OutOfMemoryError
 from moeinf.gpu.cuda import explain, is_out_of_memory
 from moeinf.gpu.open_gpu import OpenGpu
 from moeinf.models.gpu.layers import DeviceLayers
 from moeinf.models.gpu.weights import DeviceWeights
+from moeinf.models.layers.decoder import Decoder
 from moeinf.models.layers.encoder_decoder import EncoderDecoder, SourceCache
+from moeinf.models.layers.weights import TensorBytes
 from moeinf.runtime.cache.stats import CacheStats
 from moeinf.runtime.experts import Observer
 from moeinf.runtime.gpu.cpu_experts import CpuExperts
@@ -33,7 +36,10 @@ T = TypeVar("T")
 
 
 class GpuRunner:
-    """moeinf.engine.opening.ModelRunner on a GPU, or on several: the first has all but experts of the others."""
+    """moeinf.engine.opening.ModelRunner on a GPU, or on several: the first has all but experts of the others.
+
+    Where it does not hold the dense layers, each card has some of them.
+    """
 
     def __init__(self, context: BuildContext, gpu: OpenGpu, others: Sequence[OpenGpu] = ()) -> None:
         """Takes the dense weights to the device, then fills host or device memory where that holds every expert.
@@ -42,14 +48,10 @@ class GpuRunner:
         damaged store, DeviceError.
         """
         self._context, self._gpu, self._notify = context, gpu, context.reporting.notify
-        host, weights, footprint = context.host, context.weights, context.device_footprint
-        self.plan: DevicePlan = plan_device_memory(
-            footprint, host.config, host.machine, gpu.free_bytes, gpu.total_bytes, gpu.has_display
-        )
+        weights, footprint = context.weights, context.device_footprint
         self._cards: list[ExpertCard] = []
-        first = Part(gpu, self.plan)
-        parts = shared_out(first, context, others) if others else [first]
-        self.plan = parts[0].plan
+        parts = parts_of(context, gpu, others)
+        self.plan: DevicePlan = parts[0].plan
         if notice := conversion_notice(footprint, weights.manifest, weights.dense):
             self._notify(notice)
         layouts, stats = device_layouts(weights.manifest), CacheStats()
@@ -88,14 +90,11 @@ class GpuRunner:
         )
         self._experts = experts = self._open_experts(context, layouts)
         with weights.dense.streamed(config, self._progress(0), context.on_wait) as tensors:
-            on_device = DeviceWeights(
-                first.gpu.device,
-                first.gpu.ops,
-                for_device(tensors, context.manifest.scales.dense),
-                weights.dense.lookups(),
-            )
-            layers = DeviceLayers(on_device, info.dtype, plan.context, first.program)
+            given = for_device(tensors, context.manifest.scales.dense)
+            layers = self._layers_of(context, first, given)
             self.network = weights.family.build(layers, experts, context.observation.profiler)
+            if first.stage is not None:
+                self._divide(context, self.network, experts, given)
         self.cache = self.network.new_cache(plan.context, context.num_beams)
         layers.staging.take(
             plan.context if weights.family.workspace.source else plan.prefill_chunk,
@@ -106,6 +105,32 @@ class GpuRunner:
             with card.gpu.device.computing():
                 card.take_slots()
                 card.fill(self._progress(plan.dense_bytes))
+
+    def _layers_of(self, context: BuildContext, card: ExpertCard, tensors: Mapping[str, TensorBytes]) -> DeviceLayers:
+        """Layers on a card. Where it has not all of them, no step is recorded, as that would be of one card."""
+        lookups, stage = context.weights.dense.lookups(), card.stage
+        elsewhere = stage.lacks if stage is not None else (lambda name: False)
+        weights = DeviceWeights(card.gpu.device, card.gpu.ops, tensors, lookups, elsewhere)
+        program = card.program if stage is None else None
+        return DeviceLayers(weights, context.manifest.info.dtype, self.plan.context, program)
+
+    def _divide(
+        self,
+        context: BuildContext,
+        network: Decoder | EncoderDecoder,
+        experts: DeviceExperts | DividedExperts,
+        tensors: Mapping[str, TensorBytes],
+    ) -> None:
+        """Has each further card compute its layers, in a network of its own without memory for those of the others."""
+        assert isinstance(network, Decoder) and isinstance(experts, DividedExperts), "others are refused before"
+        family, profiler, others = context.weights.family, context.observation.profiler, list[tuple[Decoder, range]]()
+        for number, card in enumerate(self._cards[1:], start=1):
+            with card.gpu.device.computing():
+                layers = self._layers_of(context, card, tensors)
+                other = family.build(layers, experts.of_card(number), profiler)
+            assert isinstance(other, Decoder) and card.stage is not None
+            others.append((other, card.stage.layers))
+        network.divide(others)
 
     def _open_experts(self, context: BuildContext, layouts: Sequence[ExpertLayout]) -> DeviceExperts | DividedExperts:
         first, observation, name = self._cards[0], context.observation, context.weights.stored.name
@@ -154,7 +179,9 @@ class GpuRunner:
 
     def _in_memory(self, step: Callable[[], T]) -> T:
         """Returns what a step gives. Where memory runs out, the step is repeated with fewer slots."""
-        with self._gpu.device.computing():
+        with ExitStack() as stack:
+            for card in reversed(self._cards):  # each on a stream of its own; the first begins
+                stack.enter_context(card.gpu.device.computing())
             while True:
                 try:
                     with self._experts.step():
@@ -223,8 +250,7 @@ class GpuRunner:
         others = "".join(f" · {card.describe(total_experts)}" for card in self._cards[1:])
         return (
             f"{self._gpu.name}, VRAM {size_text(first.used_bytes)} of {size_text(plan.limit_bytes)}: "
-            f"dense {size_text(plan.dense_bytes)}, KV {sequence_text(plan)}, "
-            f"{first.experts_text(total_experts)}{others}{prefixes_text(plan)}"
+            f"{first.layers_text()}{first.experts_text(total_experts)}{others}{prefixes_text(plan)}"
         )
 
     def peak_device_bytes(self) -> int:

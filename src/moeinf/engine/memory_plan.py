@@ -231,12 +231,7 @@ def plan_device_memory(
     info, moe, stride = footprint.info, footprint.moe, footprint.layout.stride_bytes
     if config.kv_cache != "auto":
         raise UsageError(f"--kv-cache {config.kv_cache} is for the CPU; leave it out, or run with --device cpu")
-    left = 0
-    if has_display and config.vram is None:
-        left = max(DISPLAY_LEFT_BYTES, device_total_bytes * DISPLAY_LEFT_PERCENT // 100)
-    limit = config.vram.of(device_total_bytes) if config.vram is not None else device_total_bytes
-    limit = min(limit, device_total_bytes - left)
-    available = max(0, min(device_free_bytes - left, limit - CONTEXT_BYTES))
+    limit, available = device_room(config, device_free_bytes, device_total_bytes, has_display)
     context = wanted_context(info, config)
     while True:
         kv_bytes = sequence_bytes(info, context)
@@ -267,6 +262,16 @@ def plan_device_memory(
     if plan.total_bytes + DEVICE_OVERHEAD_BYTES > available:
         raise _device_shortfall(plan, available, config)
     return plan
+
+
+def device_room(config: RuntimeConfig, free_bytes: int, total_bytes: int, has_display: bool) -> tuple[int, int]:
+    """What may be used of a card, and what of that may still be allocated; arguments as for plan_device_memory."""
+    left = 0
+    if has_display and config.vram is None:
+        left = max(DISPLAY_LEFT_BYTES, total_bytes * DISPLAY_LEFT_PERCENT // 100)
+    limit = config.vram.of(total_bytes) if config.vram is not None else total_bytes
+    limit = min(limit, total_bytes - left)
+    return limit, max(0, min(free_bytes - left, limit - CONTEXT_BYTES))
 
 
 def _device_prefix_bytes(footprint: Footprint, config: RuntimeConfig, machine: Machine) -> int:

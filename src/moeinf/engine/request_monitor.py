@@ -38,8 +38,8 @@ class RequestMonitor:
             self._trace.begin(phase)
         self._profiler.restart()
         if phase == "decode" and self._prefill is None:
-            self._prefill = self._runner.stats.since(self._cache_before)
-            self._cache_before = self._runner.stats
+            counted = self._runner.stats
+            self._prefill, self._cache_before = counted.since(self._cache_before), counted
             self._laps_before = self._profiler.snapshot()
 
     def prefilled(self, done: int, total: int) -> None:

@@ -36,6 +36,10 @@ class Device(Protocol):
         """Inside, torch submits to the compute stream, behind what the caller submitted before."""
         ...
 
+    def make_current(self) -> None:
+        """Kernels run here from now on, where several devices compute by turns; until the end of `computing`."""
+        ...
+
     def begin_program(self) -> None:
         """The captures from here on belong together: replayed in their order, they share memory."""
         ...
@@ -102,6 +106,9 @@ class CudaDevice:
         self._stream.wait_stream(torch.cuda.current_stream(self.kind))  # a state may have been cleared there
         with torch.cuda.stream(self._stream):
             yield
+
+    def make_current(self) -> None:
+        torch.cuda.set_device(self.kind)
 
     def begin_program(self) -> None:
         # While a capture is under way, torch neither uses nor frees what it holds in reserve.

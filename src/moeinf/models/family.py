@@ -75,6 +75,8 @@ class DecoderFamily(Family):
     decoder: DecoderConfig
     moe: MoeShape
     num_shared_experts: int = 0
+    divisible: ClassVar[bool] = True  # whether layers in a row may be on a device of their own: all that they share is
+    # the hidden state, and the first number in the name of a tensor is its layer's
 
     def build(self, layers: LayersOf[A, P, R], experts: ExpertsOf[A, R], profiler: Profiler) -> Decoder:
         """The model that runs, made of the layers of one device."""

@@ -5,16 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from moeinf.engine.build_context import Reporting
+from moeinf.engine.memory_plan import DEVICE_OVERHEAD_BYTES as OVERHEAD
 from moeinf.engine.model import Model
-from moeinf.errors import DeviceError
+from moeinf.errors import DeviceError, OutOfMemoryError
 from moeinf.gpu.cuda import Gpu
 from moeinf.gpu.open_gpu import OpenGpu
+from moeinf.models.family import DecoderFamily
 from moeinf.store.library import StoredModel
 from tests.support.gpu.emulated_gpu import emulated, in_fours, opened
 
@@ -22,15 +25,24 @@ PROMPT = "Once upon a time, in a village by the sea, there was a fisherman who s
 
 
 @contextmanager
-def on_cards(stored: StoredModel, count: int, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Iterator[Model]:
-    """The model on so many emulated cards."""
+def on_cards(
+    stored: StoredModel, count: int, monkeypatch: pytest.MonkeyPatch, memory: int = 1 << 40, **options: Any
+) -> Iterator[Model]:
+    """The model on so many emulated cards, with so many bytes free on each."""
     monkeypatch.setattr(
         "moeinf.engine.opening.find_cuda", lambda name, notice: Gpu(int(name[5:]), name, (9, 0), 0, 0, 0)
     )
-    monkeypatch.setattr("moeinf.gpu.open_gpu.open_gpu", lambda gpu: in_fours(stored))
+    monkeypatch.setattr("moeinf.gpu.open_gpu.open_gpu", lambda gpu: replace(in_fours(stored), free_bytes=memory))
     names = ",".join(f"cuda:{number}" for number in range(count))
-    with opened(stored, in_fours(stored), device=names, **options) as model:
+    with opened(stored, replace(in_fours(stored), free_bytes=memory), device=names, **options) as model:
         yield model
+
+
+def too_little(stored: StoredModel, **options: Any) -> int:
+    """A byte less than one card has to have for all dense layers, and for the experts of a token."""
+    with opened(stored, **options) as model:
+        plan, top_k = model.plan, stored.manifest.moe.top_k
+        return plan.dense_bytes + plan.kv_bytes + plan.activation_bytes + top_k * plan.slot_bytes + OVERHEAD - 1
 
 
 def answer(model: Model) -> list[int]:
@@ -72,6 +84,53 @@ def test_tokens_are_those_of_one_card(
     with on_cards(demo, count, monkeypatch, **options) as model:
         assert answer(model) == wanted
         assert answer_tokens(model) == wanted  # a step is recorded now, and repeated
+
+
+CONTEXT: dict[str, Any] = {"context": 256}  # as it was asked for, it is not shortened
+
+
+@pytest.mark.parametrize(
+    ("count", "options"),
+    [(2, {"predictor": "look-ahead"}), (2, {"host": 20, "prefetch": False}), (3, {"host": 20, "prefill_chunk": 5})],
+    ids=str,
+)
+def test_layers_that_one_card_does_not_hold_are_divided(
+    count: int, options: dict[str, Any], demo: StoredModel, wanted: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, options = too_little(demo, **CONTEXT, **options), CONTEXT | options
+    with (
+        pytest.raises(OutOfMemoryError, match="not enough memory on the GPU"),
+        opened(demo, replace(in_fours(demo), free_bytes=memory), **options),
+    ):
+        pass
+    with on_cards(demo, count, monkeypatch, memory, **options) as model:
+        found = re.findall(r"dense [\d.]+ .B of layers (\d+)-(\d+), KV [\d.]+ .B for 256", model.describe())
+        assert len(found) == count
+        layers = [layer for first, last in found for layer in range(int(first), int(last) + 1)]
+        assert layers == list(range(demo.manifest.info.num_layers))
+        assert answer(model) == wanted
+        assert answer_tokens(model) == wanted
+
+
+def test_layers_are_divided_for_a_context_that_one_card_has_no_room_for(
+    demo: StoredModel, wanted: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = too_little(demo)
+    with on_cards(demo, 2, monkeypatch, memory) as model:
+        assert model.plan.context == demo.manifest.info.context_length and "of layers 0-" in model.describe()
+        assert answer(model) == wanted
+
+
+def test_layers_that_share_more_than_a_hidden_state_stay_on_one_card(
+    demo: StoredModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = too_little(demo, **CONTEXT)
+    monkeypatch.setattr(DecoderFamily, "divisible", False)
+    refusal = pytest.raises(OutOfMemoryError, match="are not divided among cards: name the one with most memory first")
+    with refusal, on_cards(demo, 2, monkeypatch, memory, **CONTEXT):
+        pass
+    with on_cards(demo, 2, monkeypatch, too_little(demo)) as model:
+        assert "of layers" not in model.describe()  # the context is shorter instead
 
 
 def test_the_line_about_memory_names_the_share_of_each_card_and_hits_are_those_of_all(

@@ -58,5 +58,5 @@ def opened(
         return made if host is None else replace(made, host_slots=host, pinned_slots=pinned or host)
 
     config = RuntimeConfig.of(**{"prefill_chunk": 16, "threads": 1} | options)
-    with patch("moeinf.engine.gpu.plan_device_memory", plan):
+    with patch("moeinf.engine.ranks.card.plan_device_memory", plan):
         return Model(stored, config, reporting, on=Machine(1 << 40, "test", 2), gpu=gpu or emulated())

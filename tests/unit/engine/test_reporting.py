@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -38,8 +37,22 @@ class Observer:
         self.phases.append(phase)
 
 
+class Runner:
+    """Of moeinf.engine.opening.ModelRunner what a monitor looks at."""
+
+    def __init__(self, stats: CacheStats, observer: Observer) -> None:
+        self._stats, self.observers = stats, [observer]
+
+    @property
+    def stats(self) -> CacheStats:
+        return self._stats.snapshot()
+
+    def peak_device_bytes(self) -> int:
+        return 3
+
+
 def monitor(hooks: Hooks, stats: CacheStats, observer: Observer) -> RequestMonitor:
-    runner: Any = SimpleNamespace(observers=[observer], tier=SimpleNamespace(stats=stats), peak_device_bytes=lambda: 3)
+    runner: Any = Runner(stats, observer)
     return RequestMonitor(runner, Profiler(), hooks)
 
 

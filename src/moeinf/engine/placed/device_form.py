@@ -71,12 +71,17 @@ def device_layouts(manifest: Manifest) -> tuple[ExpertLayout, ...]:
 
 def device_footprint(footprint: Footprint, manifest: Manifest, dense: HeldDense) -> Footprint:
     """Returns the sizes of a model of which `footprint` are those on a CPU."""
-    scales = manifest.scales.dense
-    dense_bytes = footprint.dense_bytes + sum(
-        format_bytes(_form(format, scaled=name in scales), shape) - format_bytes(format, shape)
-        for name, (format, shape) in dense.kinds.items()
-    )
+    stored_bytes = sum(format_bytes(format, shape) for format, shape in dense.kinds.values())
+    dense_bytes = footprint.dense_bytes - stored_bytes + sum(device_bytes(manifest, dense).values())
     return replace(footprint, layout=device_layouts(manifest)[0], layers=(), sizes=None, dense_bytes=dense_bytes)
+
+
+def device_bytes(manifest: Manifest, dense: HeldDense) -> dict[str, int]:
+    """What each dense tensor takes of a GPU's memory."""
+    scales = manifest.scales.dense
+    return {
+        name: format_bytes(_form(format, scaled=name in scales), shape) for name, (format, shape) in dense.kinds.items()
+    }
 
 
 def conversion_notice(footprint: Footprint, manifest: Manifest, dense: DenseFile | PlacedDense) -> str:

@@ -19,14 +19,19 @@ from moeinf.engine.memory_plan import (
     SPARE_HOST_SLOTS,
     DevicePlan,
     plan_device_memory,
+    sequence_text,
+    wanted_context,
 )
 from moeinf.engine.placed.device_form import ExpertConversion
 from moeinf.engine.placed.experts import placed_reads
+from moeinf.engine.ranks.stages import Stage, stages_of
+from moeinf.errors import OutOfMemoryError
 from moeinf.gpu.arena import DeviceArena
 from moeinf.gpu.matrix import expert_parts_of
 from moeinf.gpu.open_gpu import OpenGpu
 from moeinf.gpu.program import DecodeProgram
 from moeinf.hardware import usable_cores
+from moeinf.models.family import DecoderFamily
 from moeinf.runtime.cache.cache import ExpertCache
 from moeinf.runtime.cache.loader import Loader
 from moeinf.runtime.cache.read_errors import ReadErrors
@@ -49,33 +54,62 @@ from moeinf.types import ExpertLayout, MoeShape
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A card, how its memory is divided, and by key which experts it owns; None for all."""
+    """A card, how its memory is divided, by key which experts it owns (None for all), and the layers that it computes,
+    where not all are the first card's."""
 
     gpu: OpenGpu
     plan: DevicePlan
     mine: BoolArray | None = None
+    stage: Stage | None = None
 
 
-def shared_out(first: Part, context: BuildContext, others: Sequence[OpenGpu]) -> list[Part]:
-    """Shares the experts out among `first`, whose plan is made as if it were alone, and further cards.
+def parts_of(context: BuildContext, gpu: OpenGpu, others: Sequence[OpenGpu]) -> list[Part]:
+    """Divides the memory of a card and, if there are others, shares the experts out among all.
+
+    Layers are divided as well where the first card does not hold their dense weights, with keys and values of a context
+    as it was asked for. Raises OutOfMemoryError.
+    """
+    if not others:
+        host, footprint = context.host, context.device_footprint
+        sizes = gpu.free_bytes, gpu.total_bytes, gpu.has_display
+        return [Part(gpu, plan_device_memory(footprint, host.config, host.machine, *sizes))]
+    gpus, family = [gpu, *others], context.weights.family
+    divisible = isinstance(family, DecoderFamily) and family.divisible
+    try:
+        whole = shared_out(context, gpus)
+    except OutOfMemoryError as error:
+        if divisible:
+            return shared_out(context, gpus, divided=True)
+        raise OutOfMemoryError(
+            f"{error}; the layers of {family.name} are not divided among cards: name the one with most memory first"
+        ) from error
+    if divisible and whole[0].plan.context < wanted_context(context.manifest.info, context.host.config):
+        with suppress(OutOfMemoryError):  # a shorter context is then all that there is room for
+            return shared_out(context, gpus, divided=True)
+    return whole
+
+
+def shared_out(context: BuildContext, gpus: Sequence[OpenGpu], divided: bool = False) -> list[Part]:
+    """Shares the experts out among cards, of which the first has all layers; divided: each has some of them.
 
     Cards own as many experts as they have slots for, and even shares of the rest. What host memory has room for is
     shared as the experts are: none of them is there twice. Raises OutOfMemoryError.
     """
-    footprint, host, plan, moe = context.device_footprint, context.host, first.plan, context.manifest.moe
-    beside = replace(
-        footprint, dense_bytes=0, info=replace(footprint.info, kv_bytes_per_token=0, state_bytes=0)
-    )  # the first card's alone
-    asked = replace(host.config, context=plan.context, prefill_chunk=plan.prefill_chunk)
-    plans = [plan]
-    for gpu in others:
-        plans.append(plan_device_memory(beside, asked, host.machine, gpu.free_bytes, gpu.total_bytes, gpu.has_display))
+    footprint, host, moe = context.device_footprint, context.host, context.manifest.moe
+    beside = replace(footprint, dense_bytes=0, info=replace(footprint.info, kv_bytes_per_token=0, state_bytes=0))
+    stages: list[Stage | None] = [*stages_of(context, gpus)] if divided else [None] * len(gpus)
+    sizes = [footprint, *[beside] * (len(gpus) - 1)]
+    config, plans = host.config, list[DevicePlan]()
+    for gpu, stage, size in zip(gpus, stages, sizes, strict=True):
+        size = size if stage is None else stage.footprint
+        plans.append(plan_device_memory(size, config, host.machine, gpu.free_bytes, gpu.total_bytes, gpu.has_display))
+        config = replace(config, context=plans[0].context, prefill_chunk=plans[0].prefill_chunk)
     owner = owners(moe.num_keys, shares(moe.total_experts, [Capacity(each.num_slots, 1.0) for each in plans]))
     exists = exists_by_key(moe)
     parts = []
-    for number, (gpu, each) in enumerate(zip((first.gpu, *others), plans, strict=True)):
+    for number, (gpu, each, stage) in enumerate(zip(gpus, plans, stages, strict=True)):
         mine = (owner == number) & exists
-        parts.append(Part(gpu, _share_of(each, plan, moe, int(np.count_nonzero(mine))), mine))
+        parts.append(Part(gpu, _share_of(each, plans[0], moe, int(np.count_nonzero(mine))), mine, stage))
     return parts
 
 
@@ -96,7 +130,7 @@ class ExpertCard:
 
     def __init__(self, context: BuildContext, part: Part, layouts: Sequence[ExpertLayout], stats: CacheStats) -> None:
         """Takes host memory, and opens the files. Raises StoreError. stats: where it counts, beside other cards."""
-        self.gpu, self.plan = part.gpu, part.plan
+        self.gpu, self.plan, self.stage = part.gpu, part.plan, part.stage
         self._context, self._layouts, self._stats, moe = context, layouts, stats, context.manifest.moe
         self._shares = part.mine is not None
         self.mine: BoolArray = np.ones(moe.num_keys, np.bool_) if part.mine is None else part.mine
@@ -217,8 +251,16 @@ class ExpertCard:
         """A further card's part of the line about memory."""
         return (
             f"{self.gpu.name}, VRAM {size_text(self.used_bytes)} of {size_text(self.plan.limit_bytes)}: "
-            f"{self.experts_text(total_experts)}"
+            f"{self.layers_text()}{self.experts_text(total_experts)}"
         )
+
+    def layers_text(self) -> str:
+        """What the card holds of the dense layers, and for them."""
+        plan, stage = self.plan, self.stage
+        if not plan.dense_bytes:
+            return ""
+        which = "" if stage is None else f" of {stage.text()}"
+        return f"dense {size_text(plan.dense_bytes)}{which}, KV {sequence_text(plan)}, "
 
     def close(self) -> bool:
         """Ends reads and copies, and gives back the slots; returns whether all reads have ended."""

@@ -48,8 +48,8 @@ _TORCH_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloa
 class DeviceLayers:
     """moeinf.models.layers.protocol.Layers over the kernels of a device. Embeddings are looked up in host memory."""
 
-    def __init__(self, weights: DeviceWeights, dtype: DType, context: int, program: DecodeProgram) -> None:
-        """dtype: of keys and values; context: tokens of a sequence at most."""
+    def __init__(self, weights: DeviceWeights, dtype: DType, context: int, program: DecodeProgram | None) -> None:
+        """dtype: of keys and values; context: tokens of a sequence at most; program: None where no step is recorded."""
         self.weights = weights
         self.staging = Staging(weights.device)
         self._dtype, self._context, self._program = _TORCH_DTYPES[dtype], context, program
@@ -140,11 +140,15 @@ class DeviceLayers:
         last_norm, product = self.weights.norm(norm), self.weights.linear(matrix, bias)
         return lambda x: product(last_norm(x)) * scale if scale != 1.0 else product(last_norm(x))
 
+    def carried(self, x: Tensor) -> Tensor:
+        self.weights.device.make_current()
+        return x.to(self.weights.device.kind, non_blocking=True)  # torch orders the streams of both devices
+
     def run_or_replay(
         self, compute: Callable[[Tensor, DevicePositions], Tensor], x: Tensor, positions: DevicePositions, cache: Cache
     ) -> Float32Array:
         """Waits for the device; a decode step, of one token of each beam, becomes a captured program."""
-        if len(x) > min(cache.beams, MAX_ROWS):
+        if self._program is None or len(x) > min(cache.beams, MAX_ROWS):
             return self.staging.to_host(compute(x, positions))
         if self._input is None or self._input.shape != x.shape:
             self._input = torch.empty_like(x)

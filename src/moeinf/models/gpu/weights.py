@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -16,15 +18,25 @@ from moeinf.models.layers.attention_config import NormConfig, NormKind
 from moeinf.models.layers.weights import Embedding, StoredTensor, TensorBytes, in_memory, vector
 from moeinf.types import DEVICE_FORMATS
 
+_NOWHERE: Final = torch.device("meta")
+
 
 class DeviceWeights:
     """The dense weights by name. A tensor is copied to the device, piece by piece, when a layer asks for it."""
 
     def __init__(
-        self, device: Device, ops: Ops, tensors: Mapping[str, TensorBytes], lookups: Mapping[str, StoredTensor]
+        self,
+        device: Device,
+        ops: Ops,
+        tensors: Mapping[str, TensorBytes],
+        lookups: Mapping[str, StoredTensor],
+        elsewhere: Callable[[str], bool] = lambda name: False,
     ) -> None:
-        """tensors: those that the device computes with; lookups: embeddings by row, which stay in host memory."""
-        self.device, self.ops = device, ops
+        """tensors: those that the device computes with; lookups: embeddings by row, which stay in host memory.
+
+        elsewhere: says of a name whether another device has it. What is made of it here has a shape, and no memory.
+        """
+        self.device, self.ops, self._elsewhere = device, ops, elsewhere
         self.math = TorchMath(device.kind)
         self._tensors, self._lookups = tensors, lookups
 
@@ -42,9 +54,11 @@ class DeviceWeights:
         """Matrices of one format as one, row below row."""
         tensors = [self._tensors[name] for name in names]
         assert all(tensor.format in DEVICE_FORMATS for tensor in tensors), "others are converted on their way here"
-        data = torch.empty(sum(t.num_bytes for t in tensors), dtype=torch.uint8, device=self.device.kind)
+        elsewhere = self._elsewhere(names[0])
+        kind = _NOWHERE if elsewhere else self.device.kind
+        data = torch.empty(sum(t.num_bytes for t in tensors), dtype=torch.uint8, device=kind)
         at = 0
-        for tensor in tensors:
+        for tensor in () if elsewhere else tensors:
             for piece in tensor.pieces():
                 data[at : at + len(piece)].copy_(torch.from_numpy(piece))  # which waits: the piece is overwritten next
                 at += len(piece)
@@ -55,6 +69,8 @@ class DeviceWeights:
 
     def vector(self, name: str) -> Tensor:
         """A norm or a bias, f32."""
+        if self._elsewhere(name):
+            return torch.empty(math.prod(self._tensors[name].shape), device=_NOWHERE)
         return torch.from_numpy(vector(in_memory(self._tensors[name]))).to(self.device.kind)
 
     def norm_weight(self, name: str, kind: NormKind) -> Tensor:

@@ -170,10 +170,20 @@ class Decoder:
         self._experts = experts
         self._profiler = profiler
         self._stem = stem or PlainStem(self._embedding)
+        self._stages: list[tuple[Decoder, range]] = [(self, range(len(blocks)))]
+
+    def divide(self, others: Sequence[tuple[Decoder, range]]) -> None:
+        """Leaves layers to decoders of the same model, each on a device of its own: the last ones, a range each.
+
+        What is in front of the layers and behind them stays here. Only of a decoder whose layers share nothing but the
+        hidden state.
+        """
+        assert isinstance(self._stem, PlainStem)
+        self._stages = [(self, range(others[0][1].start)), *others]
 
     def new_cache(self, capacity: int, num_beams: int = 1) -> Cache:
         assert num_beams == 1, "only the answers to a source are searched for"
-        states = [attention.new_state(capacity) for attention in self._attention]
+        states = [decoder._attention[i].new_state(capacity) for decoder, layers in self._stages for i in layers]
         return Cache([*states, *self._stem.new_states(capacity)], capacity)
 
     @property
@@ -204,16 +214,13 @@ class Decoder:
         def compute(x: Hidden, positions: Positions) -> Hidden:
             kinds = [positions, *others]
             x = self._stem.begin(x)
-            for layer, (attention, block) in enumerate(zip(self._attention, self._blocks, strict=True)):
-                if between_layers is not None:
-                    between_layers()
-                if self._experts.wants_states and isinstance(block, RoutedBlock):
-                    self._experts.before_attention(block.moe_layer, self._stem.state(x))
-                attention.add_to(x, cache, kinds[self._rotary_of[layer]])
-                self._profiler.lap("attention")
-                self._look_ahead(layer, x)
-                block.add_to(x)
-                self._profiler.lap("experts")
+            for decoder, layers in self._stages:
+                if decoder is not self:
+                    x = decoder._layers.carried(x)
+                    kinds = [rotary(cache.length, len(ids), cache) for rotary in decoder._rotaries]
+                decoder._run(layers, x, kinds, cache, between_layers)
+            if len(self._stages) > 1:
+                x = self._layers.carried(x)
             logits = self._head(self._stem.end(x[-1:] if last_only else x))
             cache.commit()
             cap, math = self.config.logits_cap, self._layers.weights.math
@@ -232,9 +239,31 @@ class Decoder:
         self._profiler.lap("head")
         return logits
 
+    def _run(
+        self,
+        layers: range,
+        x: Hidden,
+        kinds: Sequence[Positions],
+        cache: Cache,
+        between_layers: Callable[[], None] | None,
+    ) -> None:
+        """Runs some of the layers, which change x."""
+        for layer in layers:
+            attention, block = self._attention[layer], self._blocks[layer]
+            if between_layers is not None:
+                between_layers()
+            if self._experts.wants_states and isinstance(block, RoutedBlock):
+                self._experts.before_attention(block.moe_layer, self._stem.state(x))
+            attention.add_to(x, cache, kinds[self._rotary_of[layer]])
+            self._profiler.lap("attention")
+            if layer + 1 < layers.stop:
+                self._look_ahead(layer, x)
+            block.add_to(x)
+            self._profiler.lap("experts")
+
     def _look_ahead(self, layer: int, x: Hidden) -> None:
         """Guesses the next layer's routing by its own router on the state before this layer's experts."""
-        if not self._experts.wants_expectations or layer + 1 == len(self._blocks):
+        if not self._experts.wants_expectations:
             return
         block = self._blocks[layer + 1]
         if isinstance(block, RoutedBlock):

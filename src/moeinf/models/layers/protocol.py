@@ -333,6 +333,10 @@ class LayersOf(Protocol[A, P, R_co]):
         """The norm at the end and the matrix that makes logits, which are multiplied by `scale`."""
         ...
 
+    def carried(self, x: A) -> A:
+        """x, on the device of these layers, which computes from here on; of a model whose layers are on several."""
+        ...
+
     def run_or_replay(self, compute: Callable[[A, P], A], x: A, positions: P, cache: Cache) -> Float32Array:
         """compute(x, positions), the layers of one pass over a cache, as logits in host memory.
 

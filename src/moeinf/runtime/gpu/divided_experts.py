@@ -45,7 +45,8 @@ class DividedExperts:
     """moeinf.models.layers.protocol.Experts on several cards, the first of which computes the dense layers.
 
     The host learns the routing, has every card compute what it holds, and then what comes as it comes. The output of
-    each expert goes to the first card, which sums in the order of the routing: the result is that of one card.
+    each expert goes to the card that computes the layer, which sums in the order of the routing: the result is that of
+    one card. `of_card` is for the layers of a further card.
     """
 
     def __init__(
@@ -75,15 +76,21 @@ class DividedExperts:
         """Around a step of the model, as DeviceExperts.step: here no visit outlives `run`."""
         return nullcontext()
 
-    def run(self, layer: int, hidden: Tensor, routing: DeviceRouting, out: Tensor) -> None:
-        """out += the experts' weighted sum; hidden, out f32 [tokens, H] on the first card; routing.ids int32.
+    def of_card(self, number: int) -> ExpertsOfCard:
+        """The same for layers of which a further card has the dense weights."""
+        return ExpertsOfCard(self, number)
+
+    def run(self, layer: int, hidden: Tensor, routing: DeviceRouting, out: Tensor, home: int = 0) -> None:
+        """out += the experts' weighted sum; hidden, out f32 [tokens, H] on the card `home`; routing.ids int32.
 
         Raises ExpertReadError, NotFiniteError.
         """
         guess, self._guess = self._guess, None
-        self._first.compute.program.outside(lambda: self._run(layer, hidden, routing, guess, out))
+        self._first.compute.program.outside(lambda: self._run(layer, hidden, routing, guess, out, home))
 
-    def _run(self, layer: int, hidden: Tensor, routing: DeviceRouting, guess: Guess | None, out: Tensor) -> None:
+    def _run(
+        self, layer: int, hidden: Tensor, routing: DeviceRouting, guess: Guess | None, out: Tensor, home: int
+    ) -> None:
         self._profiler.lap("dispatch")
         ids = routing.ids.cpu().numpy().astype(np.int64)  # waits
         self._tell(layer, ids, routing)
@@ -95,15 +102,16 @@ class DividedExperts:
         experts, counts = experts[order], counts[order]
         with ExitStack() as stack:
             shares = [_Share(card, layer, hidden, ids) for card in self._cards]
-            for share in reversed(shares):  # the first has most to do besides
+            at_home = shares.pop(home)
+            for share in (*shares, at_home):  # which has most to do besides
                 share.begin(stack, experts, counts)
             self._profiler.lap("policy")
-            for share in shares:
+            for share in (at_home, *shares):
                 share.finish()
-            for share in shares[1:]:
-                share.bring(shares[0].outputs)
+            for share in shares:
+                share.bring(at_home.outputs)
             self._profiler.lap("dispatch")
-        self._first.compute.ops.vectors.combine(shares[0].outputs, routing.weights, out)
+        self._cards[home].compute.ops.vectors.combine(at_home.outputs, routing.weights, out)
 
     def _tell(self, layer: int, ids: IntArray, routing: DeviceRouting) -> None:
         """Tells who watches the routing, once it is sound. Raises NotFiniteError."""
@@ -120,6 +128,26 @@ class DividedExperts:
         told = [card.prefetcher.expect(guess.layer, ids, weights) for card in self._cards if card.prefetcher]
         if any(told) and self._witness is not None:
             self._witness.expect(guess.layer, ids, weights)
+
+
+class ExpertsOfCard:
+    """moeinf.models.layers.protocol.Experts of the layers of one card."""
+
+    def __init__(self, experts: DividedExperts, number: int) -> None:
+        self._experts, self._number = experts, number
+        self.expect = experts.expect
+        self.before_attention = experts.before_attention
+
+    @property
+    def wants_expectations(self) -> bool:
+        return self._experts.wants_expectations
+
+    @property
+    def wants_states(self) -> bool:
+        return self._experts.wants_states
+
+    def run(self, layer: int, hidden: Tensor, routing: DeviceRouting, out: Tensor) -> None:
+        self._experts.run(layer, hidden, routing, out, self._number)
 
 
 class _Share:
@@ -158,7 +186,7 @@ class _Share:
                 self._compute(landed, offsets)
 
     def bring(self, outputs: Tensor) -> None:
-        """Copies the rows of this card to their places in those of the first one."""
+        """Copies the rows of this card to their places in those of the layer's."""
         pairs = np.flatnonzero(self._mine[self._ids.ravel()])
         if not len(pairs):
             return

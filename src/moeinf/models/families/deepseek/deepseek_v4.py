@@ -233,6 +233,7 @@ class HashRouter:
 
 class Family(DecoderFamily):
     name = "deepseek_v4"
+    divisible = False
 
     def __init__(self, config: dict[str, Any]) -> None:
         c = self._config = Config.parse(Fields(config))

@@ -117,6 +117,7 @@ def _index(f: Fields, latent: Any, choosing: tuple[bool, ...]) -> IndexConfig:
 
 class Family(kimi_linear.Family):
     name = "glm5_next"
+    divisible = False
     _config: Config
 
     def __init__(self, config: dict[str, Any]) -> None:

@@ -68,6 +68,7 @@ def _choosing(f: Fields, num_layers: int) -> tuple[bool, ...]:
 
 class Family(deepseek_v32.Family):
     name = "hy_v4"
+    divisible = False
     parse = staticmethod(_parse)
     _config: Config
 

@@ -32,4 +32,5 @@ def _choosing(f: Fields) -> tuple[bool, ...]:
 
 class Family(deepseek_v32.Family):
     name = "glm_moe_dsa"
+    divisible = False
     parse = staticmethod(_parse)

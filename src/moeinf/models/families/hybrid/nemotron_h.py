@@ -134,6 +134,7 @@ def _with_layers(f: Fields, count: int) -> Fields:
 
 class Family(DecoderFamily):
     name = "nemotron_h"
+    divisible = False
     num_shared_experts = 1
 
     def __init__(self, config: dict[str, Any]) -> None:

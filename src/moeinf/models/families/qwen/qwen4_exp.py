@@ -101,6 +101,7 @@ def _linear_layers(f: Fields, num_layers: int) -> frozenset[int]:
 
 class Family(DecoderFamily):
     name = "qwen4_exp"
+    divisible = False
 
     def __init__(self, config: dict[str, Any]) -> None:
         text = text_part(config)
