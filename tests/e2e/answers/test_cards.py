@@ -121,6 +121,12 @@ def test_layers_are_divided_for_a_context_that_one_card_has_no_room_for(
         assert answer(model) == wanted
 
 
+def test_a_card_that_does_not_hold_its_layers_is_named(demo: StoredModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    named = pytest.raises(OutOfMemoryError, match="card 1 of 2, for layers 0-0: not enough memory on the GPU")
+    with named, on_cards(demo, 2, monkeypatch, OVERHEAD + (1 << 20), **CONTEXT):
+        pass
+
+
 def test_layers_that_share_more_than_a_hidden_state_stay_on_one_card(
     demo: StoredModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

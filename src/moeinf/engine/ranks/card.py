@@ -102,7 +102,12 @@ def shared_out(context: BuildContext, gpus: Sequence[OpenGpu], divided: bool = F
     config, plans = host.config, list[DevicePlan]()
     for gpu, stage, size in zip(gpus, stages, sizes, strict=True):
         size = size if stage is None else stage.footprint
-        plans.append(plan_device_memory(size, config, host.machine, gpu.free_bytes, gpu.total_bytes, gpu.has_display))
+        room = gpu.free_bytes, gpu.total_bytes, gpu.has_display
+        try:
+            plans.append(plan_device_memory(size, config, host.machine, *room))
+        except OutOfMemoryError as error:
+            which = f"card {len(plans) + 1} of {len(gpus)}" + ("" if stage is None else f", for {stage.text()}")
+            raise OutOfMemoryError(f"{which}: {error}") from error
         config = replace(config, context=plans[0].context, prefill_chunk=plans[0].prefill_chunk)
     owner = owners(moe.num_keys, shares(moe.total_experts, [Capacity(each.num_slots, 1.0) for each in plans]))
     exists = exists_by_key(moe)

@@ -58,7 +58,7 @@ def stages_of(context: BuildContext, gpus: Sequence[OpenGpu]) -> list[Stage]:
         for gpu in gpus
     ]
     kept = sequence_bytes(info, wanted_context(info, config)) / num_layers
-    starts = _starts([each + kept for each in dense], outside, rooms)
+    starts = first_layers([each + kept for each in dense], outside, rooms)
     stages = []
     for start, stop in zip(starts, [*starts[1:], num_layers], strict=True):
         part = replace(
@@ -71,7 +71,7 @@ def stages_of(context: BuildContext, gpus: Sequence[OpenGpu]) -> list[Stage]:
     return stages
 
 
-def _starts(costs: Sequence[float], outside: float, rooms: Sequence[int]) -> list[int]:
+def first_layers(costs: Sequence[float], outside: float, rooms: Sequence[int]) -> list[int]:
     """The first layer of each card, so that its layers take about as large a share of all as its room is of all room.
 
     costs: of each layer; outside: of what the first card has besides.
