@@ -44,7 +44,6 @@ REFUSED: Final = {
     "inkling_mm_model": f"{_CONVOLUTIONS}, {_OF_SPEECH}",
     "inkling_text": _part_of("inkling_mm_model"),
     "jetmoe": "experts that are heads of attention",
-    "kolibri1": "routing by logits with a correction bias, and norms under names of its own",
     "longcat_flash": "experts that do nothing, and layers of two attentions with experts beside both",
     "minimax": "linear attention with a decay for each head (lightning attention)",
     "minimax_m3_vl": f"{_INDEXER}, {_OF_IMAGES}",

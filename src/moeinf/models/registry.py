@@ -406,6 +406,13 @@ FAMILIES = (
         "sixth layer; layers that predict further tokens are kept, and not run",
     ),
     FamilyEntry(
+        "kolibri1",
+        "glm",
+        ("Kolibri-1",),
+        "sigmoid routing, where logits and a correction bias choose; norms on both sides, a shared expert; every fifth "
+        "layer sees all tokens and has no positions, the others have a window",
+    ),
+    FamilyEntry(
         "mellum", "qwen", ("Mellum2-12B-A2.5B",), "Qwen3-MoE, whose layers with a window have positions of their own"
     ),
 )

@@ -70,6 +70,12 @@ def rope_fields(f: Fields) -> Fields:
     return f.within(name)
 
 
+def whole_heads(f: Fields) -> None:
+    """Refuses positions of a part of each head, where transformers ignores partial_rotary_factor."""
+    for fields in (f, rope_fields(f)):
+        fields.only("partial_rotary_factor", 1.0, None)
+
+
 def partial_rotary(f: Fields, head_dim: int, default: float = 1.0) -> int:
     """How many of a head's dimensions are rotated: partial_rotary_factor, from either place where it is kept."""
     factor = rope_fields(f).number("partial_rotary_factor", f.number("partial_rotary_factor", default))

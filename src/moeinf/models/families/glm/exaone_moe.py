@@ -20,7 +20,7 @@ def _parse(f: Fields) -> Config:
     f.only("topk_method", "noaux_tc", None)
     f.only("attention_bias", False, None)
     f.present("num_experts", "sliding_window", "num_shared_experts", "routed_scaling_factor")
-    decoder = _windowed(f, parse_decoder(f, norm_eps=1e-5, theta=1e4, qk_norm="head"))
+    decoder = windowed(f, parse_decoder(f, norm_eps=1e-5, theta=1e4, qk_norm="head"))
     first = f.count("first_k_dense_replace", 1, minimum=0, maximum=decoder.num_layers - 1)
     blocks = DeepseekMoe.parse(
         f,
@@ -33,7 +33,7 @@ def _parse(f: Fields) -> Config:
     return Config(decoder, replace(blocks, names=BlockNames(bias="e_score_correction_bias")))
 
 
-def _windowed(f: Fields, decoder: DecoderConfig) -> DecoderConfig:
+def windowed(f: Fields, decoder: DecoderConfig) -> DecoderConfig:
     window, layers = f.count("sliding_window", 0) or None, range(decoder.num_layers)
     kinds = f.kinds("layer_types", len(layers), "sliding_attention", "full_attention")
     if kinds is None:

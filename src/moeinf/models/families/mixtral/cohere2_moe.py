@@ -15,7 +15,7 @@ from moeinf.models.layers.decoder import Decoder, LayerNorms, parse_decoder
 from moeinf.models.layers.deepseek_moe import DeepseekMoe
 from moeinf.models.layers.moe_block import Beside, Looked, Routed, SharedExpert, SideBySide
 from moeinf.models.layers.protocol import Attention, Block, Experts, Layers, Weights
-from moeinf.models.layers.rope import rope_fields, rope_of
+from moeinf.models.layers.rope import rope_of, whole_heads
 from moeinf.types import Profiler
 
 _NORMS = LayerNorms(block=None)
@@ -32,8 +32,7 @@ def _parse(f: Fields) -> Config:
     f.only("shared_expert_combination_strategy", "average", "sum", None)
     f.only("expert_selection_fn", "softmax", "sigmoid", None)
     f.only("rope_scaling", None)
-    for fields in (f, rope_fields(f)):
-        fields.only("partial_rotary_factor", 1.0, None)
+    whole_heads(f)
     num_layers = f.count("num_hidden_layers", maximum=MOST_LAYERS)
     first = f.count("first_k_dense_replace", 0, minimum=0)
     kinds = f.kinds("layer_types", num_layers, "sliding_attention", "full_attention") or tuple(
