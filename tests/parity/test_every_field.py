@@ -236,6 +236,7 @@ NOT_COMPUTED = {
     ("mellum", "mtp_mlp_layer_types"): "it is no part of the model",
     ("step3p7", "mtp_layer_types"): "it is no part of the model",
     ("step3p7", "mtp_mlp_layer_types"): "it is no part of the model",
+    ("ernie4_5_vl_moe", "head_dim"): "its sections of mrope are those of its heads",
     ("glm4v_moe", "head_dim"): "its sections of mrope are those of its heads",
     ("nllb-moe", "per_layer_config"): "transformers knows layers of their own in decoders alone",
     ("switch_transformers", "per_layer_config"): "transformers knows layers of their own in decoders alone",
@@ -247,6 +248,7 @@ TOO_LARGE = {("qwen4_exp", "ngram_vocab_size_base")}
 # What transformers calls the configuration of a family's language model, where it is not the family's own name.
 KNOWN_AS = {
     "glm5_next": "glm5_next_text",
+    "ernie4_5_vl_moe": "ernie4_5_vl_moe_text",
     "gemma4": "gemma4_text",
     "llama4": "llama4_text",
     "step3p7": "step3p5",

@@ -19,8 +19,11 @@ _COUNTS = (
 
 
 def routers_of(plan: TensorPlan) -> dict[str, int]:
-    """The names of a decoder's routers, and the decoder layer of each."""
-    found = ((_ROUTER.fullmatch(name), name) for name, shape in plan.dense.items() if len(shape) == 2)
+    """The names of a decoder's routers, and the decoder layer of each. Their rows are experts, where not transposed."""
+    rows = plan.moe.counts or (plan.moe.num_experts,)
+    found = (
+        (_ROUTER.fullmatch(name), name) for name, shape in plan.dense.items() if len(shape) == 2 and shape[0] in rows
+    )
     return {name: int(layer[1]) for layer, name in found if layer is not None}
 
 

@@ -35,7 +35,6 @@ REFUSED: Final = {
     "dots3_note": f"{_INDEXER}, {_OF_SPEECH}",
     "dots3_note_text": _part_of("dots3_note"),
     "dots3_note_vision_encoder": _NO_LANGUAGE,
-    "ernie4_5_vl_moe": f"experts of two sizes in one layer, {_OF_IMAGES}",
     "ernie4_5_vl_moe_text": _part_of("ernie4_5_vl_moe"),
     "glm4v_moe_text": _part_of("glm4v_moe"),
     "glm5_next_text": _part_of("glm5_next"),

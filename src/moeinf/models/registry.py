@@ -406,6 +406,13 @@ FAMILIES = (
         "sixth layer; layers that predict further tokens are kept, and not run",
     ),
     FamilyEntry(
+        "ernie4_5_vl_moe",
+        "glm",
+        ("ERNIE-4.5-VL-28B-A3B", "ERNIE-4.5-VL-424B-A47B"),
+        "the language model of checkpoints that also see images: ERNIE 4.5's; experts for images, which no text is "
+        "routed to, are left out",
+    ),
+    FamilyEntry(
         "kolibri1",
         "glm",
         ("Kolibri-1",),

@@ -10,7 +10,7 @@ import numpy as np
 import moeinf._native as _native
 from moeinf.models.cpu.math import NumpyMath
 from moeinf.models.layers.attention_config import NormConfig, NormKind
-from moeinf.models.layers.weights import StoredTensor, vector
+from moeinf.models.layers.weights import StoredTensor, transposed, vector
 from moeinf.types import Float32Array, Routing
 
 
@@ -31,6 +31,9 @@ class NativeWeights:
 
     def linear(self, name: str, bias: str | None = None) -> Linear:
         return Linear(self.kernels, self.tensors[name], None if bias is None else self.vector(bias))
+
+    def transposed(self, name: str) -> Linear:
+        return Linear(self.kernels, transposed(self.tensors[name]))
 
     def linears(self, name: str, rows: Sequence[int]) -> list[Linear]:
         """Of the matrices that lie one behind the other in one tensor, as views of it; rows: of each."""

@@ -15,7 +15,7 @@ from moeinf.gpu.matrix import DeviceMatrix, DeviceRouting
 from moeinf.gpu.ops import Ops
 from moeinf.models.gpu.math import TorchMath
 from moeinf.models.layers.attention_config import NormConfig, NormKind
-from moeinf.models.layers.weights import Embedding, StoredTensor, TensorBytes, in_memory, vector
+from moeinf.models.layers.weights import Embedding, StoredTensor, TensorBytes, in_memory, transposed, vector
 from moeinf.types import DEVICE_FORMATS
 
 _NOWHERE: Final = torch.device("meta")
@@ -52,7 +52,9 @@ class DeviceWeights:
 
     def stacked(self, names: Sequence[str]) -> DeviceMatrix:
         """Matrices of one format as one, row below row."""
-        tensors = [self._tensors[name] for name in names]
+        return self._matrix([self._tensors[name] for name in names])
+
+    def _matrix(self, tensors: Sequence[TensorBytes]) -> DeviceMatrix:
         assert all(tensor.format in DEVICE_FORMATS for tensor in tensors), "others are converted on their way here"
         elsewhere = self._elsewhere(names[0])
         kind = _NOWHERE if elsewhere else self.device.kind
@@ -80,6 +82,9 @@ class DeviceWeights:
     def linear(self, name: str, bias: str | None = None) -> Callable[[Tensor], Tensor]:
         matrix, added = self.matrix(name), None if bias is None else self.vector(bias)
         return lambda x: self.product(x.contiguous(), matrix, added)
+
+    def transposed(self, name: str) -> Callable[[Tensor], Tensor]:
+        return partial(self._times, self._matrix([transposed(in_memory(self._tensors[name]))]))
 
     def linears(self, name: str, rows: Sequence[int]) -> list[Callable[[Tensor], Tensor]]:
         whole, found, at = self.matrix(name), list[Callable[[Tensor], Tensor]](), 0

@@ -224,9 +224,12 @@ class SigmoidRouter:
 
     def __init__(self, weights: Weights, config: DeepseekMoe, block: str, norm: NormConfig) -> None:
         self._config, self._math, self._routing = config, weights.math, weights.routing
-        self._norm, self._gate = weights.norm(norm), weights.linear(block + config.names.gate)
+        self._norm, self._gate = weights.norm(norm), self._gate_of(weights, block + config.names.gate)
         self._bias = weights.vector(block + config.names.bias) if config.corrected else None
         self._groups = Groups(weights.math, config)
+
+    def _gate_of(self, weights: Weights, name: str) -> Callable[[Hidden], Hidden]:
+        return weights.linear(name)
 
     def __call__(self, x: Hidden) -> tuple[Hidden, object]:
         c, math = self._config, self._math

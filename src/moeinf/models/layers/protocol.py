@@ -218,6 +218,10 @@ class WeightsOf(Protocol[A, R_co]):
         """x [tokens, cols] -> x w^T + bias, [tokens, rows]."""
         ...
 
+    def transposed(self, name: str) -> Callable[[A], A]:
+        """x [tokens, rows] -> x w, [tokens, cols], of a matrix that is not quantised."""
+        ...
+
     def linears(self, name: str, rows: Sequence[int]) -> Sequence[Callable[[A], A]]:
         """The same of the matrices that lie one behind the other in one tensor; rows: of each."""
         ...

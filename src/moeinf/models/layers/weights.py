@@ -86,6 +86,13 @@ class Embedding:
         return out
 
 
+def transposed(tensor: StoredTensor) -> StoredTensor:
+    """A copy of a matrix whose columns are its rows. It is not quantised."""
+    rows, cols = tensor.shape
+    numbers = tensor.data.reshape(rows, cols, -1)
+    return replace(tensor, data=np.ascontiguousarray(numbers.swapaxes(0, 1)).reshape(-1), shape=(cols, rows))
+
+
 def vector(tensor: StoredTensor) -> Float32Array:
     """A norm or a bias, in float32."""
     out = np.empty(math.prod(tensor.shape), np.float32)

@@ -8,7 +8,7 @@ from functools import cached_property
 from moeinf.errors import CheckpointError
 from moeinf.models.families.glm import glm4_moe
 from moeinf.models.families.glm.glm4_moe import Config
-from moeinf.models.fields import Fields, routed_shape
+from moeinf.models.fields import MOST_LAYERS, Fields, routed_shape
 from moeinf.models.layers.array_math import Array
 from moeinf.models.layers.attention_config import Shapes
 from moeinf.models.layers.decoder import parse_decoder
@@ -21,6 +21,11 @@ _MTP = r"model\.mtp_.*"  # further layers that guess tokens ahead: kept, and not
 
 
 def _parse(f: Fields) -> Config:
+    return parse_with(f, _moe_layers(f, f.count("num_hidden_layers", maximum=MOST_LAYERS)))
+
+
+def parse_with(f: Fields, layers: tuple[int, ...]) -> Config:
+    """layers: those with experts."""
     f.only("use_bias", False, None)
     f.only("attention_bias", False, None)
     f.only("moe_gate", "topk", None)
@@ -32,7 +37,6 @@ def _parse(f: Fields) -> Config:
     context_length = f.count("max_position_embeddings")
     rope = rope_of(f, partial_rotary(f, head_dim), 5e5, context_length, interleaved=True)
     decoder = parse_decoder(f, norm_eps=1e-5, theta=5e5, rope=rope)
-    layers = _moe_layers(f, decoder.num_layers)
     top_k = f.count_of("moe_k", "num_experts_per_tok")
     f.present("moe_num_shared_experts")
     blocks = DeepseekMoe(
