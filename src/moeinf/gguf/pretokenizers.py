@@ -116,6 +116,14 @@ _LING = (
     _split(r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"),
     _bytes(words=False),
 )
+_EXAONE = (  # a piece has several words, up to a mark that is neither a letter nor a space
+    _split(
+        rf"{_SUFFIX}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]?"
+        r"|\s*[\r\n]|\s+(?!\S)|\s+"
+    ),
+    _bytes(words=False),
+)
+_COHERE = (_split(r"\d{1,3}(?=(?:\d{3})*\b)"), *_cased(f"{_SUFFIX}?", r"\p{N}{1,3}"))  # threes from their end
 _LAGUNA = (_split(r"[^\n]+|[\n]+"), *_words(r"\p{N}"))
 _LLAMA_3 = PreTokenizer(_words(r"\p{N}{1,3}"), whole_words=True, begins=True)
 _O200K = PreTokenizer(_cased(f"{_SUFFIX}?", r"\p{N}{1,3}"))
@@ -152,6 +160,8 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     "solar-open": PreTokenizer(_words(r"\p{N}")),
     "laguna": PreTokenizer(_LAGUNA),
     "afmoe": PreTokenizer(_AFMOE),
+    "exaone-moe": PreTokenizer(_EXAONE),
+    "cohere2moe": PreTokenizer(_COHERE),
     "bailingmoe": PreTokenizer(_LING),
     "bailingmoe2": PreTokenizer(_LING),
     "gpt-2": PreTokenizer(_GPT_2),

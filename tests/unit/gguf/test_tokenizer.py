@@ -97,6 +97,8 @@ CUTS = {
     "deepseek-v3": "I|'LL| don|'t| |123|45| nai\u0308ve| \xc9Cole|_Ab| |\u5317\u4eac|kana| x|.\r\n\n| | y",
     "afmoe": "I|'LL| don|'t| |12|345| nai\u0308ve| \xc9Cole|_Ab| |\u5317\u4eac|kana| x|.\r\n\n| | y",
     "bailingmoe2": "I|'LL| don|'t| |1|2|3|4|5| nai|\u0308ve| \xc9Cole|_Ab| \u5317\u4eackana| x|.\r\n\n| | y",
+    "exaone-moe": "I|'LL| don|'t| |1|2|3|4|5| nai\u0308ve \xc9Cole|_Ab \u5317\u4eackana x|.\r|\n\n| | y",
+    "cohere2moe": "I'LL| don't| |12|345| nai\u0308ve| \xc9Cole|_Ab| \u5317\u4eackana| x|.\r\n\n| | y",
     "laguna": "I|'LL| don|'t| |1|2|3|4|5| nai|\u0308ve| \xc9Cole|_Ab| \u5317\u4eackana| x|.\r|\n\n| | y",
     "kimi-k2": "I'LL| don't| |123|45| nai\u0308ve| \xc9Cole|_Ab| |\u5317\u4eac|kana| x|.\r\n\n| | y",
     "gpt-2": "I|'|LL| don|'t| 12345| nai|\u0308|ve| \xc9Cole|_|Ab| \u5317\u4eackana| x|.|\r\n\n | y",
