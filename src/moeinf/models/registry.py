@@ -406,6 +406,13 @@ FAMILIES = (
         "sixth layer; layers that predict further tokens are kept, and not run",
     ),
     FamilyEntry(
+        "longcat_flash",
+        "deepseek",
+        ("LongCat-Flash-Chat", "LongCat-Flash-Thinking"),
+        "layers of two latent attentions and two MLPs; experts beside the second of both; of those that a token is "
+        "routed to some give it back unchanged, and take no memory",
+    ),
+    FamilyEntry(
         "ernie4_5_vl_moe",
         "glm",
         ("ERNIE-4.5-VL-28B-A3B", "ERNIE-4.5-VL-424B-A47B"),

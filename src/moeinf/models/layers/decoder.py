@@ -47,9 +47,11 @@ class DecoderConfig:
     head_bias: bool = False
     norms: LayerNorms = LayerNorms()
     prefix: str = "model."  # of every tensor name but the head's
+    layers_name: str = "layers"
     embedding_name: str = "embed_tokens"
     last_norm: str | None = "norm"
     head_prefix: str = ""
+    halves: bool = False  # layers 2 i and 2 i + 1 are stored as halves of layer i, whose modules are lists of two
     replaces: bool = False  # what layers would add takes the place of their input, as hyper-connections want it
 
     @property
@@ -78,18 +80,22 @@ class DecoderConfig:
         kinds = map(self.attention_of, range(self.num_layers))
         return sum(2 * each.num_kv_heads * each.head_dim for each in kinds)
 
+    def module(self, layer: int, name: str) -> str:
+        """What the tensors of a module of a layer begin with, but for the dot."""
+        layers = f"{self.prefix}{self.layers_name}"
+        return f"{layers}.{layer // 2}.{name}.{layer % 2}" if self.halves else f"{layers}.{layer}.{name}"
+
     def attention_site(self, layer: int, module: str = "self_attn") -> AttentionSite:
-        prefix = f"{self.prefix}layers.{layer}."
         front, behind = (
-            None if name is None else f"{prefix}{name}.weight"
+            None if name is None else f"{self.module(layer, name)}.weight"
             for name in (self.norms.attention, self.norms.behind_attention)
         )
-        return AttentionSite(layer, f"{prefix}{module}.", front, self.residual, behind, self.replaces)
+        return AttentionSite(layer, f"{self.module(layer, module)}.", front, self.residual, behind, self.replaces)
 
     def block_norm(self, layer: int) -> NormConfig:
         """The norm in front of a layer's block."""
-        name = f"{self.prefix}layers.{layer}.{self.norms.block}.weight"
-        return NormConfig(name, self.attention.norm_eps, self.attention.norm)
+        name = self.module(layer, f"{self.norms.block}")
+        return NormConfig(f"{name}.weight", self.attention.norm_eps, self.attention.norm)
 
 
 def parse_decoder(
@@ -285,7 +291,7 @@ def outer_shapes(config: DecoderConfig) -> Shapes:
     of_layer = [n for n in (config.norms.attention, config.norms.behind_attention, config.norms.block) if n is not None]
     norms = [
         *(f"{config.prefix}{name}" for name in (config.last_norm,) if name is not None),
-        *(f"{config.prefix}layers.{i}.{n}" for i in range(config.num_layers) for n in of_layer),
+        *(config.module(i, n) for i in range(config.num_layers) for n in of_layer),
     ]
     shapes: Shapes = {config.embedding: (config.vocab_size, hidden)}
     shapes |= {f"{norm}.weight": (hidden,) for norm in norms}

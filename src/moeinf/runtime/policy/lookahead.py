@@ -33,9 +33,10 @@ class LookAheadPredictor:
         """
         self._likelihood[self._expected_layer] = 0.0
         self._expected_layer, row = layer, self._likelihood[layer]
-        scale = self._shape.top_k / float(weights.sum())  # the row sums to top_k, as probabilities of use do
+        total = float(weights.sum())  # 0 where tokens use no expert
+        scale = self._shape.top_k / total if total else 0.0  # the row sums to top_k, as probabilities of use do
         if len(ids) == 1:
-            row[ids[0]] = weights[0] * scale  # those of a token are distinct
+            np.add.at(row, ids[0], weights[0] * scale)  # a token may name an expert again, with a weight of 0
         else:
             row[:] = np.bincount(ids.ravel(), weights.ravel() * scale, self._shape.num_experts)
 

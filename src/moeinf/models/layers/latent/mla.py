@@ -46,6 +46,7 @@ class LatentConfig:
     query_gates: bool = False  # q_b_proj makes of [norm(compressed), compressed] each head's query, and then gates
     module: str = "self_attn"  # what the tensors of a layer have in their names
     eps: float = LATENT_EPS  # of the norms of latents
+    latent_scale: float = 1.0  # multiplies latents behind their norm
     output: str = "o_proj"  # what the projection of all heads' outputs is called
 
 
@@ -57,9 +58,10 @@ def parse_latent(
     also: tuple[str, ...] = (),
     partial: float = 1.0,
     rotated: bool = True,
+    theta: float = 1e4,
 ) -> tuple[DecoderConfig, LatentConfig]:
-    """interleaved: how the family's rotary pairs lie; norm_eps: its default; also: as `rope_of` takes it; partial: what
-    partial_rotary_factor may say of heads whose last part is rotated. rotated: False where no part is.
+    """interleaved: how the family's rotary pairs lie; norm_eps, theta: its defaults; also: as `rope_of` takes it;
+    partial: what partial_rotary_factor may say of heads whose last part is rotated. rotated: False where no part is.
 
     The decoder's attention is what the rows are attended to with.
     """
@@ -70,7 +72,7 @@ def parse_latent(
     rope_fields(f).only("partial_rotary_factor", partial, None)
     rope = Rope(np.zeros(0, np.float32), interleaved=interleaved)
     if rotated:
-        rope = rope_of(f, rotary_dim, 1e4, context_length, interleaved=interleaved, also=also)
+        rope = rope_of(f, rotary_dim, theta, context_length, interleaved=interleaved, also=also)
     # yarn sharpens the scores besides (published code: softmax_scale * mscale * mscale)
     sharpened, r = (nope_dim + rotary_dim) ** -0.5, rope_fields(f)
     if r.get("mscale_all_dim"):
@@ -208,6 +210,7 @@ class LatentAttention:
     def _store(self, hidden: Hidden, cache: Cache, positions: Positions) -> None:
         rows, rank = self._rows(hidden), self._config.rank
         latents = self._latent_norm(rows[:, :rank])
+        latents = latents if self._config.latent_scale == 1.0 else latents * self._config.latent_scale
         self._core.store(self._math.concatenate([latents, rows[:, rank:]], 1), cache, positions)
 
 
@@ -216,4 +219,4 @@ def _unchanged(hidden: Hidden) -> Hidden:
 
 
 def _prefix(decoder: DecoderConfig, c: LatentConfig, layer: int) -> str:
-    return f"{decoder.prefix}layers.{layer}.{c.module}."
+    return f"{decoder.module(layer, c.module)}."

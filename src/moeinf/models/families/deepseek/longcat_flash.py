@@ -1,0 +1,152 @@
+"""LongCat-Flash: layers of two latent attentions and two MLPs, with experts beside the second half (arXiv 2509.01322).
+
+Each half is a decoder layer here. The first half routes its tokens, and the second adds what experts gave. Some of the
+experts that a token may be routed to give it back as it was: they have no weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from moeinf.models.families.deepseek import deepseek_v2
+from moeinf.models.fields import MOST_LAYERS, Fields, routed_shape
+from moeinf.models.layers.array_math import Hidden
+from moeinf.models.layers.attention_config import MLP_NAMES, NormConfig, Shapes, mlp_shapes
+from moeinf.models.layers.decoder import Decoder, DecoderConfig
+from moeinf.models.layers.deepseek_moe import DeepseekMoe
+from moeinf.models.layers.latent.mla import LatentAttention, latent_matrices, parse_latent
+from moeinf.models.layers.moe_block import SharedExpert
+from moeinf.models.layers.moe_plan import GatedExperts
+from moeinf.models.layers.protocol import Block, Experts, Layers
+from moeinf.types import Profiler, TensorPlan
+
+_MTP = r"model\.mtp\..*"  # further layers that guess tokens ahead: kept, and not used
+
+
+@dataclass(frozen=True, slots=True)
+class Config(deepseek_v2.Config):
+    zero_experts: int  # that give back what they are given
+
+
+def _parse(f: Fields) -> Config:
+    f.only("router_bias", False, None)
+    f.only("zero_expert_type", "identity", None)
+    f.present("q_lora_rank", "zero_expert_num", "routed_scaling_factor")
+    num_layers = f.count("num_layers", maximum=MOST_LAYERS // 2)
+    f.only("num_hidden_layers", 2 * num_layers, None)
+    rotated, plain = f.count("qk_rope_head_dim"), f.count("qk_nope_head_dim")
+    f.only("qk_head_dim", plain + rotated, None)
+    f.only("head_dim", rotated, None)  # transformers' other name for it
+    inner = f.replaced(num_hidden_layers=2 * num_layers)
+    decoder, latent = parse_latent(inner, interleaved=True, norm_eps=1e-5, theta=1e7)
+    a = decoder.attention
+    assert a.scale is not None
+    attention = replace(a, scale=a.scale * (a.hidden_size / f.count("q_lora_rank")) ** 0.5)
+    blocks = DeepseekMoe(
+        routed_shape(
+            f, ("n_routed_experts", "num_local_experts"), f.count_of("moe_topk", "num_experts_per_tok"), num_layers
+        ),
+        tuple(range(0, 2 * num_layers, 2)),
+        f.count_of("ffn_hidden_size", "intermediate_size"),
+        f.count_of("expert_ffn_hidden_size", "moe_intermediate_size"),
+        0,
+        scaling=f.number("routed_scaling_factor"),
+        normalise=False,
+    )
+    return Config(
+        replace(decoder, attention=attention, halves=True),
+        replace(latent, latent_scale=(a.hidden_size / latent.rank) ** 0.5),
+        blocks,
+        f.count("zero_expert_num", 0, minimum=0),
+    )
+
+
+class FirstHalf:
+    """x += mlp(norm(x)), and of the same norm(x) what the experts give, which `given` keeps for the second half.
+
+    Softmax over all experts; chosen is by score + bias, weighted by the scores. Where a token is routed to an expert
+    that gives it back, one of its other experts stands in the routing with a weight of 0, so that none is read for it.
+    """
+
+    def __init__(
+        self, c: Config, moe_layer: int, layers: Layers, experts: Experts, profiler: Profiler, norm: NormConfig
+    ) -> None:
+        weights, prefix = layers.weights, _block(c.decoder, moe_layer)
+        self.moe_layer, self.given = moe_layer, weights.math.zeros((1,))
+        moe, self._scaling = c.blocks.moe, c.blocks.scaling
+        self._top_k, self._last = moe.top_k, moe.experts_of(moe_layer) - 1
+        self._weights, self._experts, self._profiler = weights, experts, profiler
+        self._norm, self._gate = weights.norm(norm), weights.linear(f"{prefix}router.classifier.weight")
+        self._bias = weights.vector(f"{prefix}router.e_score_correction_bias")
+        self._mlp = SharedExpert(weights, f"{c.decoder.module(2 * moe_layer, 'mlps')}.")
+
+    def router(self, x: Hidden) -> tuple[Hidden, object]:
+        hidden, routing, _ = self._routed(x)
+        return hidden, routing
+
+    def add_to(self, x: Hidden) -> None:
+        hidden, routing, share = self._routed(x)
+        self._profiler.lap("router")
+        self.given = hidden * share
+        self._experts.run(self.moe_layer, hidden, routing, self.given)
+        x += self._mlp(hidden)
+
+    def _routed(self, x: Hidden) -> tuple[Hidden, object, Hidden]:
+        """norm(x), the routing, and how much of it each token is given back, [tokens, 1]."""
+        math, hidden = self._weights.math, self._norm(x)
+        scores = math.softmax(self._gate(hidden))
+        ids = math.top_k(scores + self._bias, self._top_k)
+        weights, computes = math.take(scores, ids) * self._scaling, ids <= self._last
+        other = math.max(ids * computes, -1, True)
+        routing = self._weights.routing(math.where(computes, ids, other), math.where(computes, weights, 0.0))
+        return hidden, routing, math.sum(math.where(computes, weights * 0, weights), -1, True)
+
+
+class SecondHalf:
+    """x += mlp(norm(x)) + what the experts of the first half gave."""
+
+    def __init__(self, first: FirstHalf, mlp: Block) -> None:
+        self._first, self._mlp = first, mlp
+
+    def add_to(self, x: Hidden) -> None:
+        self._mlp.add_to(x)
+        x += self._first.given
+
+
+class Family(deepseek_v2.Family):
+    name = "longcat_flash"
+    parse = staticmethod(_parse)
+    _config: Config
+
+    def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
+        c, d, blocks = self._config, self.decoder, list[Block]()
+        for layer in range(self.moe.num_layers):
+            first = FirstHalf(c, layer, layers, experts, profiler, d.block_norm(2 * layer))
+            mlp = layers.gated_mlp(f"{d.module(2 * layer + 1, 'mlps')}.", d.block_norm(2 * layer + 1))
+            blocks += [first, SecondHalf(first, mlp)]
+        attention = [LatentAttention(layers, d, c.latent, i) for i in range(d.num_layers)]
+        return Decoder(d, layers, blocks, experts, profiler, attention)
+
+    def block_shapes(self) -> Shapes:
+        c, d, shapes = self._config, self.decoder, Shapes()
+        for i in range(d.num_layers):
+            shapes |= mlp_shapes(d.attention.hidden_size, c.blocks.intermediate_size, f"{d.module(i, 'mlps')}.")
+        for layer in range(self.moe.num_layers):
+            router, chosen = f"{_block(d, layer)}router.", self.moe.experts_of(layer) + c.zero_experts
+            shapes[f"{router}classifier.weight"] = (chosen, d.attention.hidden_size)
+            shapes[f"{router}e_score_correction_bias"] = (chosen,)
+        return shapes
+
+    @cached_property
+    def tensors(self) -> TensorPlan:
+        c, d = self._config, self.decoder
+        blocks = [_block(d, layer) for layer in range(self.moe.num_layers)]
+        plan = latent_matrices(self.gated_experts(GatedExperts(blocks, c.blocks.moe_intermediate_size, MLP_NAMES)))
+        numbers = "|".join(str(self.moe.num_experts + i) for i in range(c.zero_experts))
+        zero = rf".*\.mlp\.experts\.({numbers})\..*"  # transformers saves them, though it computes nothing with them
+        return replace(plan, ignored=(*plan.ignored, zero), ahead=(_MTP,))
+
+
+def _block(decoder: DecoderConfig, layer: int) -> str:
+    return f"{decoder.prefix}layers.{layer}.mlp."
