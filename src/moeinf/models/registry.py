@@ -420,6 +420,14 @@ FAMILIES = (
         "routed to, are left out",
     ),
     FamilyEntry(
+        "sarvam_moe",
+        "glm",
+        ("sarvam-30b",),
+        "Ling's second generation with whole heads turned: queries, keys and values in one matrix, sigmoid routing "
+        "with a correction bias",
+    ),
+    FamilyEntry("sarvam_mla", "deepseek", ("sarvam-105b",), "DeepSeek-V3, whose queries are not compressed"),
+    FamilyEntry(
         "kolibri1",
         "glm",
         ("Kolibri-1",),

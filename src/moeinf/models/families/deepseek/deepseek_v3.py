@@ -9,7 +9,7 @@ from moeinf.models.layers.deepseek_moe import DeepseekMoe, MakeRouter, SigmoidRo
 from moeinf.models.layers.latent.mla import parse_latent
 
 
-def _parse(f: Fields) -> Config:
+def parse(f: Fields) -> Config:
     f.only("scoring_func", "sigmoid", None)
     f.only("topk_method", "noaux_tc", None)
     f.present("n_group", "routed_scaling_factor")
@@ -20,7 +20,7 @@ def _parse(f: Fields) -> Config:
 
 class Family(deepseek_v2.Family):
     name = "deepseek_v3"
-    parse = staticmethod(_parse)
+    parse = staticmethod(parse)
 
     @property
     def router(self) -> MakeRouter:

@@ -93,7 +93,10 @@ class Family(DecoderFamily):
     name = "bailing_moe"
 
     def __init__(self, config: dict[str, Any]) -> None:
-        self._config = c = Config.parse(Fields(config))  # fused_projections: moeinf's own, of a GGUF file
+        self._take(Config.parse(Fields(config)))  # fused_projections: moeinf's own, of a GGUF file
+
+    def _take(self, c: Config) -> None:
+        self._config = c
         self.decoder, self.moe, self.num_shared_experts = c.decoder, c.blocks.moe, c.blocks.num_shared_experts
 
     def assemble(self, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:

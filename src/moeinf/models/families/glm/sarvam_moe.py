@@ -1,0 +1,51 @@
+"""Sarvam 30B: the blocks and names of Ling's second generation, with whole heads turned (SarvamMoE)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from moeinf.models.families.glm import bailing_moe
+from moeinf.models.families.glm.bailing_moe import Config
+from moeinf.models.fields import Fields
+from moeinf.models.layers.decoder import parse_decoder
+from moeinf.models.layers.deepseek_moe import BlockNames, DeepseekMoe
+
+_SHARED = ("n_shared_experts", "num_shared_experts")  # as transformers saves it, and as published
+
+
+def _parse(f: Fields) -> Config:
+    for name, *allowed in (
+        ("use_qkv_bias", False),
+        ("attention_bias", False),
+        ("use_bias", False),
+        ("score_function", "sigmoid"),
+        ("moe_router_enable_expert_bias", True),
+        ("moe_shared_expert_intermediate_size", f.get("moe_intermediate_size")),
+        ("norm_head", False),
+        ("router_dtype", "fp32"),
+    ):
+        f.only(name, *allowed, None)
+    f.present("head_dim", "n_group", "routed_scaling_factor")
+    decoder = parse_decoder(
+        f,
+        norm_eps=1e-6,
+        theta=8e6,
+        bias=False,
+        output_bias=False,
+        fused_name="query_key_value",
+        output_name="dense",
+        qk_norm="head" if f.flag("use_qk_norm", True) else "none",
+        head_norms=("query_layernorm", "key_layernorm"),
+    )
+    shared = f.replaced(n_shared_experts=f.count_of(*_SHARED))
+    blocks = DeepseekMoe.parse(shared, decoder.num_layers, normalise=True, corrected=True, shared=_SHARED[0])
+    names = BlockNames(bias="gate.expert_bias")
+    return Config(replace(decoder, embedding_name="word_embeddings"), replace(blocks, names=names), second=True)
+
+
+class Family(bailing_moe.Family):
+    name = "sarvam_moe"
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self._take(_parse(Fields(config)))
