@@ -26,7 +26,6 @@ REFUSED: Final = {
     "aria": f"{_OF_IMAGES}, whose shared experts have an MLP of their own form",
     "aria_text": _part_of("aria"),
     "beam": f"{_QUERIES_BY_POSITION}, gates of attention with a bias for each head",
-    "dbrx": "queries, keys and values in one matrix, and experts in one tensor of all rows",
     "deepseek_ocr2": f"{_OF_IMAGES}, DeepSeek-V2's blocks under common attention",
     "deepseek_ocr2_text": _part_of("deepseek_ocr2"),
     "diffusion_gemma": "generation of text by diffusion",

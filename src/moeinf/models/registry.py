@@ -428,6 +428,14 @@ FAMILIES = (
     ),
     FamilyEntry("sarvam_mla", "deepseek", ("sarvam-105b",), "DeepSeek-V3, whose queries are not compressed"),
     FamilyEntry(
+        "dbrx",
+        "mixtral",
+        ("dbrx-instruct", "dbrx-base"),
+        "queries, keys and values in one matrix, clipped; layer norms without a bias; softmax routing; one matrix has "
+        "the rows of all experts",
+        notes=("transformers ignores rope_theta of attn_config where rope_parameters are missing; here it counts",),
+    ),
+    FamilyEntry(
         "kolibri1",
         "glm",
         ("Kolibri-1",),
