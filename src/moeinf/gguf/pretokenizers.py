@@ -118,8 +118,8 @@ _LING = (
 )
 _EXAONE = (  # a piece has several words, up to a mark that is neither a letter nor a space
     _split(
-        rf"{_SUFFIX}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]?"
-        r"|\s*[\r\n]|\s+(?!\S)|\s+"
+        rf"{_SUFFIX}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
+        r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
     ),
     _bytes(words=False),
 )
